@@ -82,6 +82,7 @@
 #include "pipeline/layers.h"
 #include "pipeline/schedule_check.h"
 #include "pipeline/simulate.h"
+#include "tensor/batch_invariant.h"
 #include "tensor/device_memory.h"
 #include "tensor/graph.h"
 #include "tensor/memory.h"

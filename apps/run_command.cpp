@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <filesystem>
 #include <iostream>
@@ -16,6 +15,7 @@
 #include "dist/launcher/scratch.h"
 #include "tensor/at_end.h"
 #include "tensor/check.h"
+#include "tensor/classic_text.h"
 #include "tensor/environment.h"
 #include "train/cli.h"
 
@@ -57,11 +57,9 @@ constexpr const char* idle_settings[] = {"read_timeout",        "last_call_timeo
                                          "store_type",          "use_agent_store"};
 
 int parsed_number(const std::string& text, const char* option, const char* expected) {
-  int n = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  LOCKSTEP_CHECK(error == std::errc() && end == text.data() + text.size(), "[run] expected ", option, " to be ",
-                 expected, ", got '", text, "'");
-  return n;
+  const auto n = lockstep::read_number<int>(text);
+  LOCKSTEP_CHECK(n, "[run] expected ", option, " to be ", expected, ", got '", text, "'");
+  return *n;
 }
 
 std::vector<int> numbers(const std::string& text, const char* option) {

@@ -80,4 +80,9 @@ Variable Autocast::high(const Variable& x) {
   return enabled() && x.defined() && (x.dtype() == f16 || x.dtype() == bf16) ? x.to(f32) : x;
 }
 
+std::array<Variable, 3> Autocast::of_norm(const Variable& x, const Variable& weight, const Variable& bias) {
+  if (weight.defined() && weight.dtype() == x.dtype()) return {x, weight, bias};
+  return {high(x), high(weight), high(bias)};
+}
+
 }  // namespace lockstep

@@ -1,6 +1,8 @@
 #pragma once
 // Autocast: inside the scope matrix products, convolutions and attention run in bf16 or f16; softmax, norms and losses
-// in f32; other operations promote to the wider operand. Outside a scope nothing is ever promoted.
+// in f32; other operations promote to the wider operand. Outside a scope nothing is ever promoted. A norm whose weight
+// has 16 bits keeps a 16-bit input, so a model with 16-bit parameters needs no casts.
+#include <array>
 #include <initializer_list>
 #include <optional>
 
@@ -23,6 +25,8 @@ class Autocast {
   static Variable low(const Variable& x);
   /// x in f32, for operations that need it. Returns x outside a scope, and unless it is f16 or bf16.
   static Variable high(const Variable& x);
+  /// The operands of a norm: each in f32, as by high(), unless x and weight have the same dtype.
+  static std::array<Variable, 3> of_norm(const Variable& x, const Variable& weight, const Variable& bias);
   /// True when operands of these dtypes are promoted to wider(a, b): inside a scope, when both are floating.
   static bool promotes(DType a, DType b) { return enabled() && is_floating(a) && is_floating(b); }
   /// The wider of two floating dtypes; f32 for f16 with bf16.

@@ -1,6 +1,7 @@
 // The output projection of a language model and its loss, one chunk of rows at a time. The logits of 1024 tokens and
 // 50,257 words take 196 MiB, and their gradient as much. Here only the logits of one chunk exist; what remains are the
-// gradients of x and of the weight, which the product over all rows would produce too.
+// gradients of x and of the weight, which the product over all rows would produce too. Rows of logits are padded
+// (tensor/padded.h), and nothing reads or writes the padding. A GPU has room for all rows in one chunk, most often.
 //
 // For each chunk: logits = x w^T, the loss of each row, the gradient of the logits in place, and from it the gradient
 // of x's rows and a summand of the weight's gradient. The forward pass thus computes gradients for an upstream gradient
@@ -17,7 +18,9 @@
 #include "autograd/loss_common.h"
 #include "autograd/recorded.h"
 #include "autograd/tape.h"
+#include "tensor/device_memory.h"
 #include "tensor/flops.h"
+#include "tensor/padded.h"
 #include "tensor/quantized.h"
 
 namespace lockstep {
@@ -29,8 +32,8 @@ constexpr const char* const by_rows_name = "linear_cross_entropy";
 // operations per row and weight element, must outweigh that: chunks of 256 to 352 rows take 3 to 9 % longer than all
 // rows at once, chunks of 512 do not.
 constexpr int64_t chunk_logits = int64_t(24) << 20, least_rows = 512, multiple_of_rows = 16;
-// Factor of the chunk size on devices: with 512 rows, reading and writing the weight's f32 gradient is the bound.
-constexpr int64_t by_device = 4;
+// Of a device's memory, which unlike its free memory is the same in each run: chunks decide the bits of gradients.
+constexpr int64_t part_for_logits = 16;
 constexpr double f16_seed = 4096;  // gradient scale: 1 / 50257 is not a normal number of f16
 
 struct ByRows {
@@ -48,7 +51,7 @@ struct ByRows {
     const int64_t rows = x.size(0), classes = weight.size(0), step = std::min(rows, rows_at_once);
     if (rows == 0 && grad_w.defined()) grad_w.fill_(0);
     if (rows == 0) return;
-    const Tensor room = empty({step, classes}, {x.dtype(), x.device()}), columns = weight.t();
+    const Tensor room = empty_padded({step, classes}, {x.dtype(), x.device()}), columns = weight.t();
     for (int64_t row = 0; row < rows; row += step) {
       const int64_t count = std::min(step, rows - row);
       const auto of = [&](const Tensor& whole) { return whole.narrow(0, row, count); };
@@ -102,9 +105,14 @@ void check_by_rows(const Variable& x, const Variable& weight, const Tensor& targ
 
 }  // namespace
 
-int64_t linear_cross_entropy_rows(int64_t classes, Device device) {
-  const int64_t rows =
-      (device.is_cpu() ? 1 : by_device) * std::max(least_rows, chunk_logits / std::max<int64_t>(classes, 1));
+int64_t linear_cross_entropy_rows(int64_t classes, Device device, DType dtype) {
+  int64_t logits = chunk_logits;
+  if (!device.is_cpu()) {
+    const int64_t memory = memory_size(device);
+    logits = (memory > 0 ? memory : INT64_MAX) / part_for_logits / size_of(dtype);
+    classes = padded_columns(classes);
+  }
+  const int64_t rows = std::max(least_rows, logits / std::max<int64_t>(classes, 1));
   return rows / multiple_of_rows * multiple_of_rows;
 }
 
@@ -121,7 +129,8 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
              .index = target.reshape({rows}).contiguous(),
              .class_weight = options.weight.defined() ? options.weight.to(low_weight.dtype()).contiguous() : Tensor(),
              .args = {options.ignore_index, options.label_smoothing}};
-  job.rows_at_once = rows_at_once > 0 ? rows_at_once : linear_cross_entropy_rows(classes, x.device());
+  job.rows_at_once =
+      rows_at_once > 0 ? rows_at_once : linear_cross_entropy_rows(classes, x.device(), low_weight.dtype());
   if (rows_at_once == 0 && rows > job.rows_at_once) {  // chunks of about equal size
     const int64_t chunks = (rows + job.rows_at_once - 1) / job.rows_at_once, even = (rows + chunks - 1) / chunks;
     job.rows_at_once = (even + multiple_of_rows - 1) / multiple_of_rows * multiple_of_rows;

@@ -66,6 +66,8 @@ inline Tensor argmin(const Variable& x, std::optional<int64_t> dim = {}, bool ke
 /// activation(x w^T + bias) in one kernel call: x (..., in), w (out, in), bias (out) or undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {},
                 Activation activation = Activation::none);
+/// linear(x, w) with padded rows (tensor/padded.h), for the scores of a vocabulary.
+Variable linear_padded(const Variable& x, const Variable& w);
 /// residual + linear(x, w, bias). When residual has the shape, dtype and device of the result, it is one product: the
 /// residual is added to its f32 sums before they are rounded. The gradient of residual is the incoming one.
 Variable linear_add(const Variable& residual, const Variable& x, const Variable& w, const Variable& bias = {});
@@ -158,8 +160,9 @@ Variable cross_entropy(const Variable& logits, const Variable& target, const Cro
 /// again. Sums are f32 for 16-bit inputs and rounded once. See linear_cross_entropy.cpp.
 Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& target,
                               const CrossEntropyOptions& options = {}, int64_t rows_at_once = 0);
-/// Default chunk size, in rows, for this number of classes.
-int64_t linear_cross_entropy_rows(int64_t classes, Device device = cpu);
+/// Default chunk size in rows. On the CPU 24 M logits, which costs no time. On a GPU as many as fit in a sixteenth of
+/// its memory, most often all, as each chunk reads and writes the weight's gradient again. At least 512.
+int64_t linear_cross_entropy_rows(int64_t classes, Device device = cpu, DType dtype = f32);
 /// Negative log-likelihood: -weight * log_probabilities at the target class. Shapes as for cross_entropy().
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});
 /// (x - target)^2. Shapes must agree.

@@ -7,6 +7,7 @@
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
 #include "autograd/tape.h"
+#include "tensor/padded.h"
 
 namespace lockstep {
 
@@ -115,7 +116,7 @@ Variable cross_entropy_indices(const Variable& logits, const Tensor& target, con
                     // The logits are often the largest tensor of a model: their gradient overwrites them when nobody
                     // else holds them.
                     const Tensor x = back.retains() ? logits.get(name) : logits.take(name);
-                    const bool in_place = !back.retains() && x.is_exclusive() && x.is_contiguous();
+                    const bool in_place = !back.retains() && x.is_exclusive() && has_whole_rows(x);
                     back.give(0,
                               cross_entropy_rows_grad(grad, x, lse, index.get(name), weight.get(name), args, in_place));
                   }

@@ -9,6 +9,7 @@
 #include "autograd/unary_grad.h"
 #include "tensor/einsum.h"
 #include "tensor/flops.h"
+#include "tensor/padded.h"
 #include "tensor/quantized.h"
 
 namespace lockstep {
@@ -152,6 +153,15 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
   return record(
       "activation", {&product}, out,
       UnaryGrad{"linear", ops[int(activation)], {}, read, reads_pre ? functor::Reads::input : functor::Reads::output});
+}
+
+Variable linear_padded(const Variable& x, const Variable& w) {
+  if (Autocast::enabled()) {
+    const Variable low_x = Autocast::low(x), low_w = Autocast::low(w);
+    if (low_x.impl() != x.impl() || low_w.impl() != w.impl()) return linear_padded(low_x, low_w);
+  }
+  Tensor out = linear_padded(x.tensor(), w.tensor());
+  return needs_grad({&x, &w}) ? record_linear(x, w, {}, {}, std::move(out)) : Variable(std::move(out));
 }
 
 Variable linear_add(const Variable& residual, const Variable& x, const Variable& w, const Variable& bias) {

@@ -256,17 +256,17 @@ Variable record_norm(const Variable& x, const Variable& weight, const Variable& 
 
 Variable layer_norm(const Variable& input, const Shape& normalized, const Variable& scale, const Variable& shift,
                     double eps) {
-  const Variable x = Autocast::high(input), weight = Autocast::high(scale), bias = Autocast::high(shift);
+  const auto [x, weight, bias] = Autocast::of_norm(input, scale, shift);
   NormResult result = layer_norm(x.tensor(), normalized, tensor_or_none(weight), tensor_or_none(bias), eps);
   if (!needs_grad({&x, &weight, &bias})) return std::move(result.out);
   return record_norm(x, weight, bias, std::move(result), normalized, {.eps = eps});
 }
 
 Variable rms_norm(const Variable& input, const Variable& scale, double eps) {
-  const Variable x = Autocast::high(input), weight = Autocast::high(scale);
+  const auto [x, weight, none] = Autocast::of_norm(input, scale, {});
   NormResult result = rms_norm(x.tensor(), tensor_or_none(weight), eps);
   if (!needs_grad({&x, &weight})) return std::move(result.out);
-  return record_norm(x, weight, {}, std::move(result), {x.size(-1)}, {.centered = false, .eps = eps});
+  return record_norm(x, weight, none, std::move(result), {x.size(-1)}, {.centered = false, .eps = eps});
 }
 
 SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& normalized, const Variable& weight,
@@ -278,8 +278,8 @@ SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& no
     return !y.defined() || (y.dtype() == x.dtype() && y.device() == x.device());
   };
   const bool drops = training && args.p > 0,
-             short_norm = Autocast::enabled() && (x.dtype() == f16 || x.dtype() == bf16);
-  if (short_norm || !alike(residual) || !alike(weight) || !alike(bias) || residual.shape() != x.shape() ||
+             widens = Autocast::enabled() && (x.dtype() == f16 || x.dtype() == bf16) && !weight.defined();
+  if (widens || !alike(residual) || !alike(weight) || !alike(bias) || residual.shape() != x.shape() ||
       (drops && part.count > 1)) {
     const Variable sum = add_dropout(residual, x, args.p, training, part);
     return {sum, args.centered ? layer_norm(sum, normalized, weight, bias, args.eps) : rms_norm(sum, weight, args.eps)};
@@ -331,7 +331,7 @@ Variable group_norm(const Variable& input, int64_t groups, const Variable& scale
 
 Variable batch_norm(const Variable& input, const Variable& scale, const Variable& shift, const Tensor& running_mean,
                     const Tensor& running_var, bool training, double momentum, double eps) {
-  const Variable x = Autocast::high(input), weight = Autocast::high(scale), bias = Autocast::high(shift);
+  const auto [x, weight, bias] = Autocast::of_norm(input, scale, shift);
   NormResult result = batch_norm(x.tensor(), tensor_or_none(weight), tensor_or_none(bias), running_mean, running_var,
                                  training, momentum, eps);
   if (!needs_grad({&x, &weight, &bias})) return std::move(result.out);

@@ -40,7 +40,8 @@ void AddedTokens::finish(const std::string& where) {
     const std::string& text = tokens_[i].text;
     LOCKSTEP_CHECK(!text.empty() && text.size() <= most_bytes, where, ": expected added tokens of 1 to ", most_bytes,
                    " bytes, got ", text.size());
-    LOCKSTEP_CHECK(i == 0 || text != tokens_[i - 1].text, where, ": added token \"", text, "\" appears twice");
+    LOCKSTEP_CHECK(i == 0 || text != tokens_[i - 1].text, where, ": added token \"", text,
+                   "\" appears twice; keep one of them");
     ends_[uint8_t(text.back())] = true;
   }
   make_nodes(where);

@@ -57,7 +57,8 @@ class Source {
         return done;  // truncated
       } else {
         LOCKSTEP_CHECK(status == Z_OK, origin_,
-                       ": gzip data is corrupt: ", stream_.msg ? stream_.msg : "unknown reason");
+                       ": gzip data is corrupt: ", stream_.msg ? stream_.msg : "unknown reason",
+                       "; fetch the file again");
       }
     }
     return done;

@@ -27,7 +27,8 @@ std::vector<ZipMember> npz_members(Bytes file, const std::string& where) {
   for (const ZipMember& member : members) {
     LOCKSTEP_CHECK(member.name.ends_with(".npy"), where, ": expected members named NAME.npy, got \"",
                    shown(member.name), "\"");
-    LOCKSTEP_CHECK(names.insert(member.name).second, where, ": member \"", shown(member.name), "\" appears twice");
+    LOCKSTEP_CHECK(names.insert(member.name).second, where, ": member \"", shown(member.name),
+                   "\" appears twice; write the file again");
   }
   return members;
 }

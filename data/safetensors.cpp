@@ -55,7 +55,7 @@ class HeaderReader final : public JsonEvents {
     if (depth() != 2 || in_array_) refuse("expected ", wanted(), ", got a string");
     if (in_metadata_) {
       if (!header.metadata.emplace(key_, std::move(value)).second)
-        refuse("__metadata__: key \"", key_, "\" appears twice");
+        refuse("__metadata__: key \"", key_, "\" appears twice; write the file again");
       return true;
     }
     if (field_ != 1) refuse("expected ", wanted(), ", got a string");
@@ -140,7 +140,7 @@ SafeTensorsHeader parse_header(std::string_view text, int64_t data_bytes, const 
   const auto order = sorted_by_name(entries);
   for (size_t i = 1; i < order.size(); ++i)
     LOCKSTEP_CHECK(entries[order[i - 1]].name != entries[order[i]].name, origin, ": tensor \"", entries[order[i]].name,
-                   "\" appears twice");
+                   "\" appears twice; write the file again");
   // There may be no gaps, overlaps or unclaimed bytes: nothing can hide in the file, and no byte belongs to two
   // tensors.
   std::stable_sort(entries.begin(), entries.end(),

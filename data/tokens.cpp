@@ -134,7 +134,7 @@ Tokens read_tokens(const std::string& path, const Tokenizer& tokenizer, const st
   LOCKSTEP_CHECK(size >= kHeaderBytes && text(0, 8) == kTokensMagic, where,
                  ": expected a .tokens file written by `gpt tokenize`");
   LOCKSTEP_CHECK(little(all, size_t(kCrcAt), 4) == crc_of(all.first(size_t(kCrcAt))), where,
-                 ": the header is damaged: its checksum does not match");
+                 ": the header is damaged: its checksum does not match; write the file again");
   const uint64_t version = little(all, 8, 4), bytes = little(all, 12, 4), vocabulary = little(all, 16, 8);
   LOCKSTEP_CHECK(version == 1 && (bytes == 2 || bytes == 4), where,
                  ": expected version 1, tokens of 2 or 4 bytes, got ", version, " and ", bytes);

@@ -158,7 +158,8 @@ int64_t ZipReader::inflate_some(std::byte* out, int64_t room) {
   rest_ = rest_.subspan(in - stream_->avail_in);
   ended_ = status == Z_STREAM_END;
   LOCKSTEP_CHECK(ended_ || status == Z_OK || status == Z_BUF_ERROR, origin_,
-                 ": deflated data are corrupt: ", stream_->msg ? stream_->msg : "unknown reason");
+                 ": deflated data are corrupt: ", stream_->msg ? stream_->msg : "unknown reason",
+                 "; write the file again");
   return most - stream_->avail_out;
 }
 

@@ -1,6 +1,8 @@
 // error.cpp: names of faults. See error.h.
 #include "dist/error.h"
 
+#include "tensor/classic_text.h"
+
 namespace lockstep::dist {
 
 std::string_view name_of(Fault fault) {
@@ -16,6 +18,16 @@ std::string_view name_of(Fault fault) {
     case Fault::refused: return "refused";
   }
   return "?";
+}
+
+int64_t added(const std::string& key, const std::string& before, int64_t delta, int rank) {
+  const auto number = read_number<int64_t>(before);
+  int64_t sum = 0;
+  if (!number || __builtin_add_overflow(*number, delta, &sum))
+    throw DistError(
+        Fault::refused, rank,
+        str("[store] expected a number in key '", key, "' to add ", delta, " to, got '", before.substr(0, 40), "'"));
+  return sum;
 }
 
 }  // namespace lockstep::dist

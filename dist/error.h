@@ -31,4 +31,8 @@ class DistError : public Error {
   int rank;  ///< the rank at fault; -1 when there is no single one
 };
 
+/// The new value of a counter in the store: the number in `before`, the present value of `key`, plus `delta`. Throws
+/// DistError (refused, `rank`) if `before` is not a number or the sum does not fit into i64.
+int64_t added(const std::string& key, const std::string& before, int64_t delta, int rank);
+
 }  // namespace lockstep::dist

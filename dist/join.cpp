@@ -8,12 +8,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <sstream>
 #include <thread>
 
 #include "dist/auth.h"
+#include "tensor/classic_text.h"
 #include "tensor/printable.h"
 
 namespace lockstep::dist {
@@ -206,8 +206,7 @@ void read_published(Rendezvous& place) {
       std::getline(lines, end);
   const bool whole = head == "lockstep rendezvous 1" && host.starts_with("host=") && port.starts_with("port=") &&
                      token.starts_with("token=") && end == "end";
-  int number = 0;
-  if (whole) std::from_chars(port.data() + 5, port.data() + port.size(), number);
+  const int number = whole ? read_number<int>(port.substr(5)).value_or(0) : 0;
   LOCKSTEP_CHECK(whole && number >= 1 && number <= 65535, "[rendezvous] expected ", place.file,
                  " to be written by rank 0 of a job, got something else: name another file, or remove it");
   place.address = host.substr(5);

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <charconv>
 #include <condition_variable>
 #include <map>
 #include <mutex>
@@ -81,13 +80,7 @@ class LocalControl final : public Control {
 
   int64_t add(const std::string& key, int64_t delta) override {
     const std::lock_guard lock(job_->mutex);
-    const std::string before = job_->values.contains(key) ? job_->values[key] : "0";
-    int64_t value = 0;
-    const auto [end, code] = std::from_chars(before.data(), before.data() + before.size(), value);
-    if (code != std::errc() || end != before.data() + before.size() || __builtin_add_overflow(value, delta, &value))
-      throw DistError(
-          Fault::refused, place_.rank,
-          str("[store] expected a number in key '", key, "' to add ", delta, " to, got '", before.substr(0, 40), "'"));
+    const int64_t value = added(key, job_->values.contains(key) ? job_->values[key] : "0", delta, place_.rank);
     job_->values[key] = std::to_string(value);
     job_->changed.notify_all();
     return value;

@@ -14,7 +14,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -233,9 +232,8 @@ std::string address_on(const std::string& interface) {
     const std::string host = interface.substr(0, slash), size = interface.substr(slash + 1);
     if (::inet_pton(AF_INET, host.c_str(), raw) == 1) net.assign(reinterpret_cast<char*>(raw), 4);
     else if (::inet_pton(AF_INET6, host.c_str(), raw) == 1) net.assign(reinterpret_cast<char*>(raw), 16);
-    const auto [end, code] = std::from_chars(size.data(), size.data() + size.size(), bits);
-    LOCKSTEP_CHECK(!net.empty() && code == std::errc() && end == size.data() + size.size() && bits >= 0 &&
-                       bits <= int(net.size()) * 8,
+    bits = read_number<int>(size).value_or(-1);
+    LOCKSTEP_CHECK(!net.empty() && bits >= 0 && bits <= int(net.size()) * 8,
                    "[rendezvous] expected an interface or a subnet such as eth0, 10.0.0.0/8 or fd00::/8, got '",
                    interface, "'");
   }

@@ -1,13 +1,13 @@
 // rendezvous.cpp: finds a rank's job in a launcher's environment (Lockstep, torchrun, Open MPI, SLURM) or in a URL. See
 // Rendezvous in control.h.
 #include <algorithm>
-#include <charconv>
 #include <cstdlib>
 #include <map>
 #include <optional>
 
 #include "dist/control.h"
 #include "dist/net.h"
+#include "tensor/classic_text.h"
 #include "tensor/environment.h"
 
 namespace lockstep::dist {
@@ -20,11 +20,10 @@ std::optional<std::string> variable(const char* name) {
 }
 
 int integer(const std::string& name, const std::string& text, int64_t low, int64_t high) {
-  int64_t value = 0;
-  const auto [end, code] = std::from_chars(text.data(), text.data() + text.size(), value);
-  LOCKSTEP_CHECK(code == std::errc() && end == text.data() + text.size() && value >= low && value <= high,
-                 "[init] expected ", name, " to be an integer from ", low, " to ", high, ", got '", text, "'");
-  return int(value);
+  const auto value = read_number<int64_t>(text);
+  LOCKSTEP_CHECK(value && *value >= low && *value <= high, "[init] expected ", name, " to be an integer from ", low,
+                 " to ", high, ", got '", text, "'");
+  return int(*value);
 }
 
 // The first host of a SLURM node list: "node[03-07,9],other" gives "node03".

@@ -1,6 +1,5 @@
 // store_requests.cpp: the requests of ranks: keys, counters, barriers, reports, leaving. See store.h.
 #include <algorithm>
-#include <charconv>
 
 #include "dist/store.h"
 
@@ -64,15 +63,10 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
       const std::string key = in.text(key_limit);
       const int64_t delta = in.i64();
       in.end();
-      const std::string before = values_.contains(key) ? values_[key] : "0";
-      int64_t value = 0;
-      const auto [end, code] = std::from_chars(before.data(), before.data() + before.size(), value);
-      if (code != std::errc() || end != before.data() + before.size() || __builtin_add_overflow(value, delta, &value))
-        return send_error(connection, frame.request,
-                          {Fault::refused, rank,
-                           str("[store] expected a number in key '", key, "' to add ", delta, " to, got '",
-                               before.substr(0, 40), "'")});
-      const std::string text = std::to_string(value);
+      std::string text;
+      try {
+        text = std::to_string(added(key, values_.contains(key) ? values_[key] : "0", delta, rank));
+      } catch (const DistError& error) { return send_error(connection, frame.request, error); }
       if (put(connection, frame.request, key, text)) send(connection, Kind::reply, frame.request, text);
       return;
     }

@@ -24,8 +24,7 @@ void EngineBase::Impl::watch() {
     }));
   }
   module_hooks.push_back(model.before_forward([this](nn::Module&, const std::vector<Variable>&) { before_forward(); }));
-  module_hooks.push_back(
-      model.after_forward([this](nn::Module&, const std::vector<Variable>&, const Variable&) { after_forward(); }));
+  module_hooks.push_back(model.after_forward_all([this](auto&&...) { after_forward(); }, false));
   model_calls = model.calls();
 }
 

@@ -56,17 +56,22 @@ Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipel
   LOCKSTEP_CHECK(sample.inputs.size() == 1, "[train_batch] expected one input of the model, got ", sample.inputs.size(),
                  "; a model of several is trained by backward() and step()");
   if (!measure && !whole.loss_fn) {
-    const auto of = model.layers().loss;
+    const nn::LayerList list = model.layers();
+    const auto of = list.loss;
     LOCKSTEP_CHECK(of, "[train_batch] expected a loss_fn: ", model.kind(),
                    " names no loss in layers(); give PipelineModule::loss_fn");
     whole.loss_fn = [of](const pipeline::Values& out, const std::vector<Tensor>& targets) {
       return of(out.at(0), targets);
     };
+    if (!whole.forward) loss_of_input = list.loss_of_input;
   }
-  const Variable out = whole.forward ? whole.forward(sample.inputs[0]) : model.call(sample.inputs[0]);
-  // The mean over no targets would be NaN.
-  const Variable value =
-      of_none ? mul_scalar(sum(out.to(f32)), 0) : (measure ? *measure : whole.loss_fn)({out}, sample.targets);
+  Variable value;
+  if (loss_of_input && !measure && !of_none) value = loss_of_input(sample.inputs[0], sample.targets);
+  if (!value.defined()) {
+    const Variable out = whole.forward ? whole.forward(sample.inputs[0]) : model.call(sample.inputs[0]);
+    // The mean over no targets would be NaN.
+    value = of_none ? mul_scalar(sum(out.to(f32)), 0) : (measure ? *measure : whole.loss_fn)({out}, sample.targets);
+  }
   const Variable own = measure || !NoGrad::grad_enabled() ? Variable() : nn::own_loss(model);
   return own.defined() ? add(value, own.to(value.dtype())) : value;
 }

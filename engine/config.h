@@ -52,7 +52,7 @@ struct NamedConfig {
 /// f16 training with loss scaling.
 struct Fp16Config {
   bool enabled = false;
-  bool auto_cast = false;  ///< true: cast floating inputs of forward to f16
+  bool auto_cast = false;  ///< true: cast floating inputs of forward to f16; model and loss run under Autocast
   double loss_scale = 0;   ///< fixed loss scale; 0: dynamic
   /// Exponent of the first dynamic scale; steps without overflow until it doubles; overflows until it halves.
   int64_t initial_scale_power = 16, loss_scale_window = 1000, hysteresis = 2;
@@ -63,7 +63,7 @@ struct Fp16Config {
 /// bf16 training with f32 master weights.
 struct Bf16Config {
   bool enabled = false;
-  bool auto_cast = false;           ///< true: cast floating inputs of forward to bf16
+  bool auto_cast = false;           ///< as in Fp16Config
   bool check_grad_overflow = true;  ///< skip steps with NaN or infinity in the gradients
 };
 

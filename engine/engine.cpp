@@ -118,6 +118,8 @@ struct EngineBase::Impl::Agreed {
                      "model have no scales; use ranks instead of --parallel dp: lockstep run -n N, or --ranks N");
       if (!config.bf16.enabled) module.autocast = bf16;
     }
+    const bool casts = (config.fp16.enabled && config.fp16.auto_cast) || (config.bf16.enabled && config.bf16.auto_cast);
+    if (casts && !module.autocast) module.autocast = parameter_dtype(config);
     config = resolve(std::move(config), plan.dp);
     LOCKSTEP_CHECK(!args.grad_scaler || !config.fp16.enabled,
                    "[initialize] expected fp16.enabled or a grad_scaler, got both");

@@ -14,6 +14,7 @@
 #include "engine/part.h"
 #include "engine/reports.h"
 #include "engine/step_graphs.h"
+#include "nn/layer_list.h"
 #include "parallel/activation_checkpoints.h"
 #include "tensor/clock.h"
 
@@ -150,11 +151,12 @@ struct EngineBase::Impl {
   dist::ProcessGroup& world;  // all ranks
   Config config;              // the configuration after resolve()
   const parallel::Plan plan;
-  const std::unique_ptr<parallel::Mesh> own_mesh;  // made when the model is cut and no mesh was given
-  const std::unique_ptr<Part> part;                // this rank's part of a model that is cut; null otherwise
-  PipelineModule whole;                            // the model and its loss, if not cut
-  nn::Module& model;                               // the module that is trained
-  dist::ProcessGroup* group = nullptr;             // the ranks that sum gradients; the engine's replicas
+  const std::unique_ptr<parallel::Mesh> own_mesh;        // made when the model is cut and no mesh was given
+  const std::unique_ptr<Part> part;                      // this rank's part of a model that is cut; null otherwise
+  PipelineModule whole;                                  // the model and its loss, if not cut
+  decltype(nn::LayerList::loss_of_input) loss_of_input;  // the model's; empty if it has none or the loss is another
+  nn::Module& model;                                     // the module that is trained
+  dist::ProcessGroup* group = nullptr;                   // the ranks that sum gradients; the engine's replicas
   // Number of neighbouring ranks in `group` that share each micro-batch.
   int sharing = 1;
   // The ranks that share a micro-batch with this one; null if sharing is 1.

@@ -295,7 +295,7 @@ WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Nu
       if (is_new) place->second = zeros(held.shape, {.dtype = held.dtype});
       LOCKSTEP_CHECK(place->second.dtype() == held.dtype && place->second.shape() == held.shape, "[gather] ", held.name,
                      " is ", held.dtype, " ", held.shape, " at one rank and ", place->second.dtype(), " ",
-                     place->second.shape(), " at another");
+                     place->second.shape(), " at another; build the same model on all ranks");
       auto* const first = static_cast<std::byte*>(place->second.raw_data()) + held.begin * size_of(held.dtype);
       std::memcpy(first, at, size_t(bytes_of(held)));
       at += bytes_of(held);

@@ -40,14 +40,14 @@ std::vector<Extension> best_extensions(GPT& model, std::vector<Beam>& beams, con
     tokens.push_back(b.tokens.empty() ? std::span<const int64_t>(prompt) : std::span(b.tokens).last(1));
     caches.push_back(&b.caches);
   }
-  const Tensor scores = model.next_scores(tokens, caches).tensor().to(cpu).to(f32).contiguous();
+  const Tensor scores = scores_on_host(model.next_scores(tokens, caches).tensor());
   const auto vocab = size_t(scores.size(1));
   const auto better = [](const Extension& a, const Extension& b) {
     return a.sum != b.sum ? a.sum > b.sum : a.beam != b.beam ? a.beam < b.beam : a.token < b.token;
   };
   std::vector<Extension> best;
   for (size_t i = 0; i < beams.size(); ++i) {
-    const std::vector<double> own = log_probabilities({scores.data<float>() + i * vocab, vocab});
+    const std::vector<double> own = log_probabilities(row_of(scores, i));
     const std::vector<float> rounded(own.begin(), own.end());
     const std::vector<double> processed = process_logits(rounded, prompt, beams[i].tokens, g);
     for (size_t id = 0; id < vocab; ++id) {

@@ -128,7 +128,8 @@ void check_held(const std::string& where, const Held& held, double layers,
                 const std::function<std::shared_ptr<Module>()>& make) {
   const auto refuse_unless = [&](bool fits, const std::string& got) {
     LOCKSTEP_CHECK(fits, where, ": the weights beside it (", held.tensors, " tensors, ", held.bytes,
-                   " bytes) are too few for a model of ", got);
+                   " bytes) are too few for a model of ", got,
+                   "; fetch all files of the model, or mend its configuration");
   };
   refuse_unless(layers <= double(held.tensors), str(layers, " layers"));
   if (!make) return;

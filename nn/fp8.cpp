@@ -41,7 +41,8 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
   }
   const Fp8Format forward = Fp8Format::e4m3, backward = o_.hybrid ? Fp8Format::e5m2 : Fp8Format::e4m3;
   const auto made = [&](double value) { return full({size(), 3}, value, {.device = device}); };
-  scale_ = made(1), scale_inv_ = made(1), amax_ = made(0);
+  scale_ = made(1), amax_ = made(0);
+  scale_inv_ = full({size(), 3, 4}, 1, {.device = device});  // at multiples of 16 bytes, as cuBLASLt wants them
   history_ = zeros({size(), 3, o_.amax_history_len}, {.device = device});
   largest_ = made(std::ldexp(largest_fp8(forward), int(-o_.margin)));
   largest_.narrow(1, 2, 1).fill_(std::ldexp(largest_fp8(backward), int(-o_.margin)));
@@ -49,10 +50,9 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
     const std::shared_ptr<Fp8Scales>& scales = linears_[size_t(i)].second;
     for (int64_t role = 0; role < 3; ++role) {
       const auto one = [&](const Tensor& of) { return of[i].narrow(0, role, 1); };
-      scales->of[size_t(role)] = {.format = role == 2 ? backward : forward,
-                                  .scale = one(scale_),
-                                  .scale_inv = one(scale_inv_),
-                                  .amax = one(amax_)};
+      const Tensor inverse = scale_inv_[i][role].narrow(0, 0, 1);
+      scales->of[size_t(role)] = {
+          .format = role == 2 ? backward : forward, .scale = one(scale_), .scale_inv = inverse, .amax = one(amax_)};
     }
   }
 }
@@ -72,7 +72,7 @@ void Fp8Scaling::update(const std::function<void(const Tensor& amax)>& maximum) 
 }
 
 void Fp8Scaling::loaded() {
-  if (!linears_.empty()) scale_inv_.copy_(div(ones_like(scale_), scale_));
+  if (!linears_.empty()) scale_inv_.select(2, 0).copy_(div(ones_like(scale_), scale_));
 }
 
 std::vector<Fp8Scaling::Piece> Fp8Scaling::state() const {

@@ -60,7 +60,7 @@ class Fp8Scaling {
   Fp8Options o_;
   std::vector<std::pair<std::string, std::shared_ptr<Fp8Scales>>> linears_;
   std::vector<std::string> others_;
-  Tensor scale_, scale_inv_, amax_, history_, largest_;  // (Linears, 3); history_ (Linears, 3, steps)
+  Tensor scale_, scale_inv_, amax_, history_, largest_;  // (Linears, 3); scale_inv_ (.., 4), history_ (.., steps)
 };
 
 }  // namespace lockstep::nn

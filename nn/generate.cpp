@@ -68,12 +68,11 @@ void step(GPT& model, std::vector<Running*>& running, const Generation& g, uint6
   std::vector<std::span<const int64_t>> tokens;
   std::vector<std::vector<KvCache>*> caches;
   for (Running* r : running) tokens.push_back(r->next), caches.push_back(&r->caches);
-  const Tensor scores = model.next_scores(tokens, caches).tensor().to(cpu).to(f32).contiguous();
-  const auto vocab = size_t(scores.size(1));
+  const Tensor scores = scores_on_host(model.next_scores(tokens, caches).tensor());
   std::vector<Running*> left;
   for (size_t i = 0; i < running.size(); ++i) {
     Running& r = *running[i];
-    const std::span<const float> logits(scores.data<float>() + i * vocab, vocab);
+    const std::span<const float> logits = row_of(scores, i);
     const std::vector<double> processed = process_logits(logits, r.prompt, r.made.tokens, g);
     const uint64_t place = r.prompt.size() + r.made.tokens.size();
     const int64_t token = next_token(processed, g, draw(seed, r.number, place));

@@ -50,6 +50,9 @@ class LayerList {
   /// The model's loss as a function of the last layer's output, if the model has its own; else the trainer supplies
   /// one.
   std::function<Variable(const Variable& output, const std::vector<Tensor>& targets)> loss;
+  /// The same loss from the model's input, for a model that computes it without its whole output, if it has such a way.
+  /// Undefined while a hook looks at the output.
+  std::function<Variable(const Variable& input, const std::vector<Tensor>& targets)> loss_of_input;
 };
 
 }  // namespace lockstep::nn

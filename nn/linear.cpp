@@ -140,10 +140,16 @@ Head::Head(const Options& o) {
   init::normal(weight, 0, 0.02);
 }
 
+Variable Head::scores(const Variable& x) {
+  const Variable w = quantized ? quantized->handle() : weight;
+  if (product) return product(x, w, {}, Activation::none);
+  return x.device().is_cpu() ? linear(x, w) : linear_padded(x, w);
+}
+
 Variable Head::forward(const Variable& x, const Tensor& targets) {
   const bool replaced = quantized || product || entropy || gather;
-  const int64_t most = rows_at_once > 0 ? rows_at_once : linear_cross_entropy_rows(weight.size(0), x.device());
-  if (replaced || targets.numel() <= most) return loss(scores(x), targets);
+  const int64_t most = rows_at_once > 0 ? rows_at_once : linear_cross_entropy_rows(weight.size(0));
+  if (replaced || (x.device().is_cpu() && targets.numel() <= most)) return loss(scores(x), targets);
   return linear_cross_entropy(x, weight, targets, {}, rows_at_once);
 }
 

@@ -164,14 +164,12 @@ struct Head : Layer<Head> {
   /// Uses the table of `tied` as its weight.
   explicit Head(const Embedding& tied) : weight(tied.weight) {}
   Variable forward(const Variable& x) { return gather ? gather(scores(x)) : scores(x); }
-  /// Mean cross entropy of the scores with targets i64 (...). Long inputs are processed in chunks of rows, so that the
-  /// scores never exist as a whole (linear_cross_entropy()).
+  /// Mean cross entropy of the scores with targets i64 (...). On a GPU, and for long inputs on the CPU, the forward
+  /// computes the gradients, too, in chunks of rows if memory is short (linear_cross_entropy()).
   Variable forward(const Variable& x, const Tensor& targets);
-  /// forward() in two steps, scores and loss. Under tensor parallelism these are the scores of this rank's rows.
-  Variable scores(const Variable& x) {
-    const Variable w = quantized ? quantized->handle() : weight;
-    return product ? product(x, w, {}, Activation::none) : linear(x, w);
-  }
+  /// forward() in two steps, scores and loss. Under tensor parallelism these are the scores of this rank's rows. On a
+  /// GPU their rows lie apart (tensor/padded.h).
+  Variable scores(const Variable& x);
   /// Mean cross entropy of `scores`.
   Variable loss(const Variable& scores, const Tensor& targets) {
     return entropy ? entropy(scores, targets) : cross_entropy(scores.view({-1, weight.size(0)}), targets.reshape({-1}));
@@ -181,7 +179,7 @@ struct Head : Layer<Head> {
   std::string options() const override;
 
   Variable weight;
-  int64_t rows_at_once = 0;  ///< rows of scores that a loss holds at once; 0: linear_cross_entropy_rows(), about 96 MiB
+  int64_t rows_at_once = 0;  ///< rows of scores that a loss holds at once; 0: linear_cross_entropy_rows()
   std::shared_ptr<QuantizedWeight> quantized;  ///< quantised copy of a tied table
   /// If set, replaces linear(); `gather` then assembles the scores of all ranks, and `entropy` replaces
   /// cross_entropy().

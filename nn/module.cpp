@@ -56,6 +56,10 @@ Fields& Fields::operator()(const std::string& name, Tensor& buffer) {
   if (buffer.defined()) entries.push_back({.name = name, .buffer = &buffer});
   return *this;
 }
+Fields& Fields::statistic(const std::string& name, Tensor& buffer) {
+  if (buffer.defined()) entries.push_back({.name = name, .buffer = &buffer, .is_statistic = true});
+  return *this;
+}
 Fields& Fields::operator()(const std::string& name, Module& module, const Cut& cut) {
   entries.push_back({.name = name, .module = &module, .cut = cut});
   return *this;
@@ -197,7 +201,8 @@ Module& Module::to(DType dtype) {
     else p.variable.set_tensor(p.variable.tensor().to(dtype));
   }
   walk(*this, "", [&](const std::string&, Fields::Entry& entry) {
-    if (entry.buffer && is_floating(entry.buffer->dtype())) *entry.buffer = entry.buffer->to(dtype);
+    if (!entry.buffer || !is_floating(entry.buffer->dtype())) return;
+    *entry.buffer = entry.buffer->to(entry.is_statistic && size_of(dtype) < 4 ? f32 : dtype);
   });
   return *this;
 }

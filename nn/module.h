@@ -37,6 +37,8 @@ class Fields {
   Fields& operator()(const std::string& name, Variable& parameter, const Cut& cut = {});
   Fields& operator()(const std::string& name, Tensor& buffer);
   Fields& operator()(const std::string& name, Module& module, const Cut& cut = {});
+  /// Adds a buffer of sums over many batches, which Module::to(dtype) never rounds to 16 bits.
+  Fields& statistic(const std::string& name, Tensor& buffer);
   /// Adds a parameter that Module::to(dtype) leaves in its own dtype.
   Fields& fixed(const std::string& name, Variable& parameter);
 
@@ -47,8 +49,9 @@ class Fields {
     Tensor* buffer = nullptr;
     Module* module = nullptr;
     Cut cut = {};
-    bool is_table = false;     ///< true: the parameter has one row per token (embedding or output head); set by Module
-    bool keeps_dtype = false;  ///< true: to(dtype) leaves the parameter's dtype alone; set by fixed()
+    bool is_table = false;      ///< true: the parameter has one row per token (embedding or output head); set by Module
+    bool keeps_dtype = false;   ///< true: to(dtype) leaves the parameter's dtype alone; set by fixed()
+    bool is_statistic = false;  ///< true: to(dtype) keeps the buffer at f32 or wider; set by statistic()
   };
   std::vector<Entry> entries;
 };
@@ -143,7 +146,8 @@ class Module {
   LoadReport load_state(const State& state, bool strict = true);
 
   /// Converts or moves all parameters and buffers in place. Variables keep their identity, so existing optimizers stay
-  /// valid. Integer buffers keep their dtype. Error for a dtype that is not floating.
+  /// valid. Integer buffers keep their dtype, and running statistics (Fields::statistic) stay f32 or wider. Error for a
+  /// dtype that is not floating.
   Module& to(DType dtype);
   Module& to(Device device);
   /// Sets training mode for this module and all below it (Dropout, BatchNorm).

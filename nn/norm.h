@@ -87,8 +87,9 @@ struct GroupNorm : Layer<GroupNorm> {
 /// Base of norms per channel: weight and bias (with affine) and running statistics (with track), each of `channels`.
 template <class Derived> struct ChannelNorm : Layer<Derived> {
   void fields(Fields& f) override {
-    f("weight", weight)("bias", bias)("running_mean", running_mean)("running_var", running_var)("num_batches_tracked",
-                                                                                                num_batches_tracked);
+    f("weight", weight)("bias", bias);
+    f.statistic("running_mean", running_mean).statistic("running_var", running_var);
+    f("num_batches_tracked", num_batches_tracked);
   }
   Variable weight, bias;
   Tensor running_mean, running_var, num_batches_tracked;

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "tensor/check.h"
+#include "tensor/padded.h"
 #include "tensor/random.h"
 
 namespace lockstep::nn {
@@ -348,6 +349,17 @@ int64_t next_token(std::span<const double> scores, const Generation& g, double u
 double draw(uint64_t seed, uint64_t sequence, uint64_t position) {
   const auto words = philox({seed, sequence}, position);
   return double((uint64_t(words[0]) << 32 | words[1]) >> 11) * 0x1p-53;
+}
+
+Tensor scores_on_host(const Tensor& scores) {
+  if (!is_padded(scores)) return scores.to(cpu).to(f32).contiguous();
+  const int64_t rows = scores.size(0), step = row_step(scores);
+  const Tensor with_padding = scores.as_strided({rows, step}, {step, 1}, scores.offset());
+  return with_padding.to(cpu).narrow(1, 0, scores.size(1)).to(f32);
+}
+
+std::span<const float> row_of(const Tensor& scores, size_t row) {
+  return {scores.data<float>() + int64_t(row) * row_step(scores), size_t(scores.size(1))};
 }
 
 std::vector<double> log_probabilities(std::span<const float> logits) {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "tensor/dtype.h"
+#include "tensor/tensor.h"
 
 namespace lockstep::nn {
 
@@ -79,6 +79,11 @@ int64_t next_token(std::span<const double> scores, const Generation& generation,
 double draw(uint64_t seed, uint64_t sequence, uint64_t position);
 /// The id of the highest score; ties go to the lowest id.
 int64_t likeliest(std::span<const double> scores);
+/// Scores (rows, vocabulary) from any device in host memory, in f32. Padded rows (tensor/padded.h) come with their
+/// padding, so nothing is packed before.
+Tensor scores_on_host(const Tensor& scores);
+/// One row of scores_on_host().
+std::span<const float> row_of(const Tensor& scores, size_t row);
 /// log(softmax(logits)) in f64. Error if a logit is NaN.
 std::vector<double> log_probabilities(std::span<const float> logits);
 

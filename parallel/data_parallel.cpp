@@ -9,6 +9,7 @@
 #include "autograd/tape.h"
 #include "dist/shard.h"
 #include "nn/named_fields.h"
+#include "tensor/batch_invariant.h"
 #include "tensor/clock.h"
 #include "tensor/random_scope.h"
 #include "tensor/threads.h"
@@ -109,7 +110,8 @@ std::vector<Variable> replicate(const Variable& x, size_t count, Reduce reduce,
 
 /// Thread-local modes that a replica's thread inherits from the caller.
 struct Modes {
-  bool grad = NoGrad::grad_enabled(), anomaly = AnomalyMode::enabled(), autocast = Autocast::enabled();
+  bool grad = NoGrad::grad_enabled(), anomaly = AnomalyMode::enabled(), autocast = Autocast::enabled(),
+       invariant = BatchInvariant::is_on();
   DType autocast_dtype = Autocast::dtype();
   Memory memory = MemoryScope::current();
   RandomState random = random_state();
@@ -209,6 +211,7 @@ void Replicas::run(const Cut& cut, const std::function<void(size_t)>& call) {
       others.emplace_back([&, i] {
         const NoGrad grad(modes.grad);
         const Autocast autocast(modes.autocast_dtype, modes.autocast);
+        const BatchInvariant invariant(modes.invariant);
         const MemoryScope memory(modes.memory);
         std::optional<AnomalyMode> anomaly;
         if (modes.anomaly) anomaly.emplace();

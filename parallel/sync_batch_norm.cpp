@@ -71,7 +71,7 @@ Variable sync_batch_norm(const Variable& input, const Variable& scale, const Var
   LOCKSTEP_CHECK(group, "[sync_batch_norm] expected a process group, got none");
   LOCKSTEP_CHECK(input.dim() >= 2, "[sync_batch_norm] expected x (N, C, ...), got ", input.shape());
   if (group->size() == 1) return batch_norm(input, scale, shift, running_mean, running_var, true, momentum, eps);
-  const Variable x = Autocast::high(input), weight = Autocast::high(scale), bias = Autocast::high(shift);
+  const auto [x, weight, bias] = Autocast::of_norm(input, scale, shift);
   const Moments moments = moments_of_all(x.tensor(), *group);
   const double count = moments.count;
   LOCKSTEP_CHECK(count > 1, "[sync_batch_norm] expected more than one value per channel over all ranks, got ", count,

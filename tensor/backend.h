@@ -22,11 +22,12 @@ inline constexpr int keys_at_once = 128;
 /// the failed call. `device` is an index among the devices of this type.
 struct Backend {
   const Kernels* kernels;
-  const Solvers* solvers;      ///< see solvers.h; nullptr: matrices are decomposed on the CPU
-  int (*device_count)();       ///< number of usable devices
-  std::string (*why_none)();   ///< the reason for the user when device_count() is 0
-  std::string (*describe)();   ///< several lines for `lockstep env`
-  void (*select)(int device);  ///< makes this device the target of what this thread does next
+  const Solvers* solvers;               ///< see solvers.h; nullptr: matrices are decomposed on the CPU
+  int (*device_count)();                ///< number of usable devices
+  std::string (*why_none)();            ///< the reason for the user when device_count() is 0
+  std::string (*describe)();            ///< several lines for `lockstep env`
+  bool (*multiplies_bf16)(int device);  ///< true if the device has tensor cores for bf16
+  void (*select)(int device);           ///< makes this device the target of what this thread does next
   /// Stream-ordered memory: usable at once on the thread's current stream, and freed in the order of that stream. A
   /// user on another stream keeps the memory until the first stream has waited for an event of the other.
   void* (*allocate)(size_t bytes, int device);
@@ -35,6 +36,7 @@ struct Backend {
   /// Takes over memory that deallocate() would free, if a graph was begun after its allocation (when
   /// Graph::recordings() was `born`), because that graph may use it. Returns false if there is no such graph.
   bool (*keep_for_graphs)(void* data, int device, void* stream, uint32_t born) noexcept;
+  size_t (*memory_size)(int device);   ///< bytes of the device's memory; 0: unknown
   size_t (*cached_bytes)(int device);  ///< bytes in the pool that no storage uses
   void (*release_cached)(int device);  ///< returns them to the driver
   /// Copies bytes between contiguous memory, at least one side on this type of device, in the order of the current
@@ -88,5 +90,10 @@ struct Backend {
 const Backend* backend(Device::Type type);
 /// The backend of a device; nullptr for the CPU.
 inline const Backend* backend(Device device) { return device.is_cpu() ? nullptr : backend(device.type); }
+/// True for a CUDA device with tensor cores for bf16: compute capability 8.0 or newer.
+inline bool multiplies_bf16(Device device) {
+  const Backend* const there = backend(device);
+  return there && there->multiplies_bf16(device.index);
+}
 
 }  // namespace lockstep

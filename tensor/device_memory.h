@@ -18,5 +18,7 @@ void reset_peak_device_memory(Device device);
 void set_memory_limit(Device device, int64_t bytes);
 /// The limit in bytes; 0: none.
 int64_t memory_limit(Device device);
+/// All memory of a GPU in bytes, or its limit if that is less; of a CPU device the limit. 0: unknown.
+int64_t memory_size(Device device);
 
 }  // namespace lockstep

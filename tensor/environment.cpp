@@ -92,11 +92,9 @@ const std::vector<EnvironmentVariable>& environment_variables() {
       {"LOCKSTEP_CPU_DEVICES", Kind::whole, "1", "number of virtual CPU devices (cpu:0, cpu:1, ...) in a process", 1,
        64},
       {"LOCKSTEP_CUDNN", Kind::word, "1",
-       "convolutions and attention on CUDA devices. 0: built-in kernels; 1: cuDNN where it supports the case; log: "
+       "convolutions on CUDA devices. 0: built-in kernels; 1: cuDNN where it supports the case; log: "
        "like 1, and prints each choice",
        0, 0, Words({"0", "1", "log"})},
-      {"LOCKSTEP_CUDNN_WORKSPACE", Kind::whole, "1024",
-       "MiB of attention scores in cuDNN's backward; larger batches are processed in parts", 1, 1 << 20},
       {"LOCKSTEP_DESCRIBE", Kind::text, "",
        "file to which a program writes a description of its training instead of running it. `lockstep plan` and "
        "`simulate` set it"},

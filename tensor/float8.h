@@ -1,7 +1,7 @@
 #pragma once
 // 8-bit floats as storage, rounded to nearest even: the codes of CUDA's __nv_fp8_e4m3 and __nv_fp8_e5m2, and of
 // PyTorch's float8_e4m3fn and float8_e5m2. Values beyond the range, infinities included, saturate to the largest
-// number; NaN stays NaN.
+// number. NaN of either sign becomes 0x7f, as on GPUs, whose arithmetic drops the sign of NaN.
 //
 //   format   exponent   mantissa   largest               subnormals
 //   e4m3     4 bits     3 bits     448, no infinity      multiples of 2^-9 below 2^-6
@@ -31,9 +31,8 @@ template <Fp8Format format> LOCKSTEP_HD inline uint8_t encode_fp8(float value) {
   const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(steps)) - steps;
   const uint32_t rounded = magnitude + ((1u << (shift - 1)) - 1) + (magnitude >> shift & 1u);
   const uint32_t normal = (rounded >> shift) - (uint32_t(127 - bias) << mantissa);
-  uint32_t code = magnitude < first_normal ? small : normal < largest ? normal : largest;
-  code = magnitude > 0x7f800000u ? nan : code;
-  return uint8_t(bits >> 24 & 0x80u) | uint8_t(code);
+  const uint32_t code = magnitude < first_normal ? small : normal < largest ? normal : largest;
+  return uint8_t(magnitude > 0x7f800000u ? nan : (bits >> 24 & 0x80u) | code);
 }
 
 /// The value of a code; exact.

@@ -84,6 +84,14 @@ struct Capturing {
 
 bool Graph::is_capturing() { return current; }
 bool Graph::is_recording() { return current && current->random; }
+void Graph::check_recording(Device device) {
+  if (!is_recording() || device == current->device) [[likely]]
+    return;
+  fail(device.is_cpu()
+           ? "[Graph] CPU operations are not replayed: while a graph is captured, all tensors must be on its device"
+           : str("[Graph] expected work on ", current->device, ", whose graph this thread records, got some on ",
+                 device, ": record a graph for each device"));
+}
 uint32_t Graph::recordings() { return begun.load(std::memory_order_acquire); }
 
 std::optional<PhiloxKey> recorded_random_key(Device device, const RandomState& now) {

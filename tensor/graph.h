@@ -57,6 +57,8 @@ class Graph {
   static bool is_capturing();
   /// True while this thread records on another device than the CPU; work on the host is then not replayed.
   static bool is_recording();
+  /// Error if this thread records a graph of another device than this one, whose work would not be replayed.
+  static void check_recording(Device device);
   /// Number of recordings begun in this process. Memory that is older than a recording is kept for it when freed.
   static uint32_t recordings();
 

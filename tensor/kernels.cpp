@@ -8,9 +8,7 @@ namespace lockstep {
 
 const Kernels& table(Device device) {
   if (device.is_cpu()) [[likely]] {
-    LOCKSTEP_CHECK(
-        !Graph::is_recording(),
-        "[Graph] CPU operations are not replayed: while a graph is captured, all tensors must be on its device");
+    Graph::check_recording(device);
     return cpu_kernels;
   }
   const Backend* other = backend(device);

@@ -187,16 +187,11 @@ LOCKSTEP_HD inline float sin_near(float x, int32_t quarter) {
   return quarter == 0 && x == 0.f ? x : signed_y;
 }
 
-#if defined(__CUDA_ARCH__)
-/// Sine, in radians.
-__device__ inline float sin(float x) { return ::sinf(x); }
-/// Cosine, in radians.
-__device__ inline float cos(float x) { return ::cosf(x); }
-#else
-// CPU kernels first check whether a run of elements has a large one, see functors.h.
-inline float sin(float x) { return sin_near(x, 0); }
-inline float cos(float x) { return sin_near(x, 1); }
-#endif
+/// Sine, in radians, for |x| < trig_limit. CPU kernels first check whether a run of elements has a larger one
+/// (functors.h); kernels of CUDA have their own (cuda/trigonometry.h).
+LOCKSTEP_HD inline float sin(float x) { return sin_near(x, 0); }
+/// Cosine.
+LOCKSTEP_HD inline float cos(float x) { return sin_near(x, 1); }
 LOCKSTEP_HD inline double sin(double x) { return std::sin(x); }
 LOCKSTEP_HD inline double cos(double x) { return std::cos(x); }
 

@@ -346,6 +346,11 @@ void set_memory_limit(Device device, int64_t bytes) {
   has_limits = std::any_of(std::begin(limits), std::end(limits), [](const auto& limit) { return limit.load() > 0; });
 }
 int64_t memory_limit(Device device) { return limit_of(device); }
+int64_t memory_size(Device device) {
+  const Backend* const other = backend(device);
+  const int64_t limit = memory_limit(device), all = other ? int64_t(other->memory_size(device.index)) : 0;
+  return limit > 0 && all > 0 ? std::min(limit, all) : std::max(limit, all);
+}
 
 namespace {
 void check_limit(size_t bytes, Device device) {

@@ -146,8 +146,8 @@ struct MatmulRowSums {
 };
 /// a b and sum(a, {1}) for matrices, in one pass where the kernel can: gradients of a linear layer's weight and bias.
 MatmulRowSums matmul_row_sums(const Tensor& a, const Tensor& b);
-/// out = a b, or out += a b if `adds`. Matrices; out is (M, N), contiguous, and shares no storage with a and b. For
-/// 16-bit a and b, out may be f32, which avoids all rounding to 16 bits. Not counted by MacCounter (flops.h).
+/// out = a b, or out += a b if `adds`. Matrices; rows of out (M, N) may lie apart, and it shares no storage with a, b.
+/// For 16-bit a and b, out may be f32, which avoids all rounding to 16 bits. Not counted by MacCounter (flops.h).
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds = false);
 /// activation(x). X is Tensor or Variable.
 template <class X> X activated(const X& x, Activation activation) {
@@ -164,7 +164,8 @@ template <class X> X activated(const X& x, Activation activation) {
 /// before the activation.
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias = {}, Activation activation = Activation::none,
               Tensor* pre = nullptr);
-/// residual + x w^T + bias; residual has the shape of the result. CUDA, and the CPU in 16 bits, round only once.
+/// residual + x w^T + bias; residual has the shape of the result. The CPU in 16 bits rounds once, and so does CUDA
+/// without a bias. With one, cuBLASLt may round before it adds that, too.
 Tensor linear_add(const Tensor& residual, const Tensor& x, const Tensor& w, const Tensor& bias = {});
 /// linear() into existing contiguous memory with the same number of elements; `pre` may be undefined.
 void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
@@ -227,7 +228,7 @@ struct CrossEntropyRows {
 CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight = {},
                                     const CrossEntropyArgs& args = {});
 /// cross_entropy_rows() into `loss` (rows); overwrites `logits` with their gradient for grad_loss (rows), so that each
-/// row is read only once. logits and loss must be contiguous.
+/// row is read only once. loss and each row of logits must be contiguous.
 void cross_entropy_rows_into(const Tensor& loss, const Tensor& grad_loss, const Tensor& logits, const Tensor& target,
                              const Tensor& weight, const CrossEntropyArgs& args);
 /// Gradient of the logits from the saved lse. Overwrites `logits` if `in_place`, else returns a new tensor.

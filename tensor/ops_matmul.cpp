@@ -7,6 +7,7 @@
 #include "tensor/flops.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
+#include "tensor/padded.h"
 #include "tensor/quantized.h"
 
 namespace lockstep {
@@ -154,10 +155,10 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds)
   const bool is_short = a.dtype() == f16 || a.dtype() == bf16, widens = is_short && out.dtype() == f32;
   LOCKSTEP_CHECK(out.dtype() == a.dtype() || widens, "[matmul_into] expected a result in ", a.dtype(),
                  is_short ? " or f32" : "", ", got ", out.dtype());
-  LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) && out.is_contiguous() &&
+  LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) && has_whole_rows(out) &&
                      out.shape() == Shape({a.size(0), b.size(1)}),
-                 "[matmul_into] expected matrices (M, K) and (K, N) and a contiguous (M, N), got ", a.shape(), ", ",
-                 b.shape(), " and ", out.shape());
+                 "[matmul_into] expected matrices (M, K) and (K, N) and an (M, N) of contiguous rows, got ", a.shape(),
+                 ", ", b.shape(), " and ", out.shape(), " with strides ", out.strides());
   const KernelScope scope("matmul");
   Tensor none, to = out;
   out.storage()->bump_version("matmul_into");
@@ -206,6 +207,18 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, Activation a
   const Tensor out = empty(shape, like);
   run_linear(out, x, w, bias, activation, pre ? *pre : Tensor());
   return out;
+}
+
+Tensor linear_padded(const Tensor& x, const Tensor& w) {
+  if (quantized_of(w)) return linear(x, w);
+  check_linear(x, w, {});
+  Shape shape = x.shape();
+  shape[x.dim() - 1] = w.size(0);
+  const Tensor rows = as_matrix(x);
+  // A matrix, because a view of a single row would forget the padding.
+  Tensor none, out = empty_padded({rows.size(0), w.size(0)}, {.dtype = x.dtype(), .device = x.device()});
+  run(rows, w.t(), none, none, {}, none, out);
+  return out.view(shape);
 }
 
 Tensor linear_add(const Tensor& residual, const Tensor& x, const Tensor& w, const Tensor& bias) {

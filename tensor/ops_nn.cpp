@@ -2,6 +2,7 @@
 // as rows. (Convolution and pooling are in ops_conv.cpp, attention in ops_attention.cpp.)
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
+#include "tensor/padded.h"
 
 namespace lockstep {
 namespace {
@@ -118,6 +119,9 @@ void check_rows(const char* op, const Tensor& logits, const Tensor& target, cons
                  "] expected neither weights nor label_smoothing for a shard of the classes, got label_smoothing ",
                  args.label_smoothing);
 }
+
+/// x as kernels of cross entropy take it; its rows may lie apart.
+Tensor with_whole_rows(const Tensor& x) { return has_whole_rows(x) ? x : x.contiguous(); }
 
 void check_targets(const char* op, const Tensor& target, int64_t classes, const CrossEntropyArgs& args) {
   if (!target.device().is_cpu()) return;  // reading them would stall the device
@@ -267,7 +271,7 @@ CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, 
   CrossEntropyRows result{statistics(logits, logits.shape()[0]), statistics(logits, logits.shape()[0])};
   Tensor none;
   LOCKSTEP_KERNEL(logits.device(), cross_entropy)
-  (logits.contiguous(), t, contiguous_or_undefined(weight), args, none, result.loss, result.lse, none);
+  (with_whole_rows(logits), t, contiguous_or_undefined(weight), args, none, result.loss, result.lse, none);
   return result;
 }
 
@@ -277,9 +281,9 @@ void cross_entropy_rows_into(const Tensor& loss, const Tensor& grad_loss, const 
   check_rows(op, logits, target, weight, args);
   check_statistics(op, "loss", loss, logits, logits.shape()[0]);
   check_statistics(op, "grad_loss", grad_loss, logits, logits.shape()[0]);
-  LOCKSTEP_CHECK(!args.elsewhere && logits.is_contiguous() && loss.is_contiguous(),
+  LOCKSTEP_CHECK(!args.elsewhere && has_whole_rows(logits) && loss.is_contiguous(),
                  "[cross_entropy] expected no classes on other shards (only the gradient supports them), and "
-                 "contiguous logits and losses to write into");
+                 "contiguous losses and rows of logits to write into");
   const Tensor t = target.contiguous();
   check_targets(op, t, logits.shape()[1], args);
   Tensor losses = loss, lse = statistics(logits, logits.shape()[0]), grad = logits;
@@ -293,13 +297,15 @@ Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, co
   check_rows("cross_entropy_grad", logits, target, weight, args);
   check_statistics("cross_entropy_grad", "grad_loss", grad_loss, logits, logits.shape()[0]);
   check_statistics("cross_entropy_grad", "lse", lse, logits, logits.shape()[0]);
-  LOCKSTEP_CHECK(!in_place || logits.is_contiguous(),
-                 "[cross_entropy_grad] expected contiguous logits to write into, got strides ", logits.strides());
+  LOCKSTEP_CHECK(!in_place || has_whole_rows(logits),
+                 "[cross_entropy_grad] expected contiguous rows of logits to write into, got strides ",
+                 logits.strides());
   const Tensor t = target.contiguous();
   check_targets("cross_entropy_grad", t, logits.shape()[1], args);
-  Tensor grad = in_place ? logits : empty_like(logits);
+  const Tensor x = with_whole_rows(logits);
+  Tensor grad = in_place ? x : is_padded(x) ? empty_padded(x.shape(), {x.dtype(), x.device()}) : empty_like(x);
   LOCKSTEP_KERNEL(logits.device(), cross_entropy_grad)
-  (grad_loss.contiguous(), logits.contiguous(), lse.contiguous(), t, contiguous_or_undefined(weight), args, grad);
+  (grad_loss.contiguous(), x, lse.contiguous(), t, contiguous_or_undefined(weight), args, grad);
   if (in_place) logits.storage()->bump_version("cross_entropy_rows_grad");
   return grad;
 }

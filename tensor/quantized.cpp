@@ -3,6 +3,7 @@
 
 #include <string_view>
 
+#include "tensor/batch_invariant.h"
 #include "tensor/cpu/quantized.h"
 #include "tensor/flops.h"
 #include "tensor/memory.h"
@@ -13,6 +14,7 @@ namespace {
 
 // the `whose` of a handle's storage
 constexpr const char* in_codes = "a quantised weight, whose codes are used instead";
+constexpr int64_t most_coded_rows = 32;  // rows that a device multiplies by codes; more are worth decoding the weight
 constexpr int64_t most_inputs = 133000;  // sums of this many products up to 127 * 127 fit 32 bits
 
 int64_t groups_of(int64_t in) { return (in + quant_group - 1) / quant_group; }
@@ -33,6 +35,20 @@ void check_codes(const char* op, const Quantized& w) {
                  "[", op, "] expected ", name_of(w.format), " scales of dtype ", by_row ? "f32" : "f16 or f32",
                  " and shape ", scales, ", got ", w.scales.dtype(), " and ", w.scales.shape());
   check_same_device(op, w.codes, w.scales);
+}
+
+/// linear() of checked arguments by ordinary products with the decoded weight. A part of the weight at a time, which
+/// stays in the device's cache until it is multiplied, and bounds the memory.
+void multiply_decoded(const Tensor& x, const Quantized& w, const Tensor& bias, Activation activation, Tensor& out) {
+  constexpr int64_t most_bytes = int64_t(64) << 20, unit = 64;  // outputs of a part: a multiple of the unit
+  const int64_t whole = most_bytes / (w.in * size_of(x.dtype())) / unit * unit;
+  for (int64_t o = 0, n; o < w.out; o += n) {
+    n = std::min(w.out - o, std::max(whole, unit));
+    const Quantized part{w.format, w.codes.narrow(0, o, n), w.scales.narrow(0, o, n), n, w.in};
+    const Tensor weight = dequantize(part, x.dtype()), shift = bias.defined() ? bias.narrow(0, o, n) : bias;
+    if (n == w.out) return linear_into(out, x, weight, shift, activation, {});
+    out.narrow(1, o, n).copy_(linear(x, weight, shift, activation));
+  }
 }
 
 }  // namespace
@@ -62,11 +78,9 @@ Quantized quantize(const Tensor& w, QuantFormat format) {
 
 Tensor dequantize(const Quantized& w, DType dtype) {
   check_codes("dequantize", w);
-  Quantized here = w;
-  here.codes = w.codes.to(cpu), here.scales = w.scales.to(cpu);
-  Tensor out = empty({w.out, w.in}, {.device = cpu});
-  on_cpu::read_codes(here, out);
-  return out.to(dtype).to(w.codes.device());
+  Tensor out = empty({w.out, w.in}, {.dtype = dtype == f16 || dtype == bf16 ? dtype : f32, .device = w.codes.device()});
+  LOCKSTEP_KERNEL(w.codes.device(), read_quantized)(w, out);
+  return out.to(dtype);
 }
 
 Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const QuantMatmulArgs& args) {
@@ -88,10 +102,16 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const Qua
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.out;
   const int64_t rows = x.numel() / w.in;
-  Tensor out = empty({rows, w.out}, {.device = x.device()});
-  MacCounter::add(out.numel() * w.in);
-  LOCKSTEP_KERNEL(x.device(), matmul_quantized)
-  (x.reshape({rows, w.in}).to(f32).contiguous(), w, bias.defined() ? bias.to(f32).contiguous() : bias, args, out);
+  const DType computed = x.dtype() == f64 ? f32 : x.dtype();
+  const Tensor from = x.reshape({rows, w.in}).to(computed).contiguous(),
+               shift = bias.defined() ? bias.to(computed).contiguous() : bias;
+  Tensor out = empty({rows, w.out}, {.dtype = computed, .device = x.device()});
+  if (!x.device().is_cpu() && !args.dynamic && rows > most_coded_rows && !BatchInvariant::is_on()) {
+    multiply_decoded(from, w, shift, args.activation, out);
+  } else {
+    MacCounter::add(out.numel() * w.in);
+    LOCKSTEP_KERNEL(x.device(), matmul_quantized)(from, w, shift, args, out);
+  }
   return out.to(x.dtype()).view(shape);
 }
 

@@ -132,7 +132,7 @@ with tempfile.TemporaryDirectory() as folder:
         (["--eval-batches", "0x10"], ["--eval-batches: expected a whole number"]),
         (["--seed", -1], ["--seed: expected a whole number from 0"]),
         (["--threads", 0], ["--threads: expected a whole number from 1 to 4096, got '0'"]),
-        (["--precision", "f8"], ["--precision", "f8 not in {f32, tf32, bf16, f16, fp8}"]),
+        (["--precision", "f8"], ["--precision", "f8 not in {auto, f32, tf32, bf16, f16, fp8}"]),
         (["--parallel", "zero"], ["--parallel", "zero not in"]),
         (["--init", d, "--model", "gpt:2x128x4"], ["--init excludes --model"]),
         (["--steps", 3], ["--steps: At Most 1 required but received 2"]),

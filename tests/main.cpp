@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <clocale>
 #include <cstdio>
@@ -34,13 +35,22 @@ std::map<std::string, std::string> descriptors() {
   return open;
 }
 
+/// What the CUDA driver keeps open until the process ends: its devices and, beside them, sockets, pipes and eventfds.
+bool is_drivers(const std::map<std::string, std::string>& open, const std::string& what) {
+  const auto is_device = [](const std::string& x) { return x.find("/dev/nvidia") != x.npos; };
+  const bool may_be = what.starts_with("socket:") || what.starts_with("pipe:") || what == "anon_inode:[eventfd]";
+  return is_device(what) ||
+         (may_be && std::any_of(open.begin(), open.end(), [&](const auto& other) { return is_device(other.second); }));
+}
+
 std::string left_behind(const std::map<std::string, std::string>& before, const fs::path& folder) {
   std::string left;
   if (const pid_t child = waitpid(-1, nullptr, WNOHANG); child >= 0)
     left +=
         child ? "a process that was not waited for, " + std::to_string(child) + "\n" : "a process that still runs\n";
-  for (const auto& [number, what] : descriptors())
-    if (!before.count(number)) left += "descriptor " + number + ", " + what + "\n";
+  const auto open = descriptors();
+  for (const auto& [number, what] : open)
+    if (!before.count(number) && !is_drivers(open, what)) left += "descriptor " + number + ", " + what + "\n";
   std::ifstream maps("/proc/self/maps");
   for (std::string line; std::getline(maps, line);)
     if (line.find("/memfd:lockstep") != line.npos) left += "shared memory " + line + "\n";

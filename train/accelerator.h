@@ -33,7 +33,7 @@ namespace lockstep::train {
 
 /// Options of an Accelerator, by accelerate's names.
 struct AcceleratorOptions {
-  /// "fp16", "bf16" or "fp8": autocast. If deepspeed_config says "auto" for that dtype, parameters have it, too.
+  /// "no"; "bf16", "fp8": bf16 parameters; "fp16": autocast, parameters too if fp16.enabled is "auto" in the file.
   std::string mixed_precision = "no";
   int64_t gradient_accumulation_steps = 1;    ///< above 1, deepspeed_config must have the same value or "auto"
   bool split_batches = false;                 ///< true: a loader's batch_size is the total of all ranks

@@ -41,7 +41,7 @@ struct TrainingArguments {
   /// true: resume from the last checkpoint; a text: from the checkpoint in this folder.
   std::variant<bool, std::string> resume_from_checkpoint = false;
   uint64_t seed = 42;
-  bool fp16 = false, bf16 = false;  ///< true: autocast to this dtype; if the deepspeed file says "auto", parameters too
+  bool fp16 = false, bf16 = false;  ///< fp16: autocast; bf16: parameters in bf16, with f32 master weights
   bool dataloader_drop_last = false;
   std::string deepspeed = {};  ///< configuration: a file or JSON text
 

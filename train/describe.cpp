@@ -52,8 +52,10 @@ void describe(Job& job, const Description& about) {
     const nn::LayerList list = model.layers();
     data::ToDevice to_device(job.device());
     const Example batch = to_device(about.batch(*resolved.train_micro_batch_size_per_gpu));
-    std::optional<Autocast> low;
-    if (const auto dtype = job.autocast()) low.emplace(*dtype);
+    const DType parameters = engine::parameter_dtype(resolved);
+    std::optional<Autocast> low;  // as the engine computes
+    if (parameters != f32) model.to(parameters), low.emplace(parameters);
+    else if (const auto dtype = job.autocast()) low.emplace(*dtype);
     job.team().wait();  // start together: ranks on one host share its cores, as in training
     engine::measure(shape, model, list, batch.input, [&](const Variable& output) {
       return about.loss ? about.loss(output, batch.target) : list.loss ? list.loss(output, {batch.target}) : Variable();

@@ -2,8 +2,10 @@
 #include "train/job.h"
 
 #include <algorithm>
+#include <iostream>
 
 #include "engine/engine.h"
+#include "tensor/backend.h"
 #include "tensor/check.h"
 #include "tensor/environment.h"
 #include "tensor/ops.h"
@@ -66,6 +68,7 @@ Job::Job(const Options& options, const Team& team)
   if (!team.group() && !dist::is_initialized()) dist::init(dist::Rendezvous{}), world_.made = true;
   dist::ProcessGroup& world = team.group() ? *team.group() : dist::world();
   mesh_ = std::make_unique<parallel::Mesh>(as_usage([&] { return plan_of(options, json_, world.size()); }), world);
+  if (options.precision == "auto") choose_precision();
   set_float32_matmul_precision(options.precision == "tf32" ? MatmulPrecision::tf32 : MatmulPrecision::full);
 }
 
@@ -88,30 +91,48 @@ std::string Job::origin() const {
   return options_.config.empty() || options_.config.find('{') != options_.config.npos ? "the options" : options_.config;
 }
 
-std::string Job::precision() const {
+/// bf16 if all ranks have devices for it, unless the file names a precision.
+void Job::choose_precision() {
+  options_.precision = "f32";
+  for (const char* key : {"fp16.enabled", "bf16.enabled", "bfloat16.enabled", "fp8.enabled"})
+    if (is_said(json_, key)) return;
+  if (device_.is_cpu()) return;
+  std::vector<double> without{multiplies_bf16(device_) ? 0. : 1.};
+  team_.sum(without, "devices without bf16");
+  if (without[0] > 0) return;
+  options_.precision = "bf16", by_device_ = true;
+}
+
+void Job::print_precision() const {
+  if (!by_device_ || !talks()) return;
+  std::cout << "precision bf16 (default on this card; --precision f32 is the way back)" << std::endl;
+}
+
+std::string Job::half() const {
   const std::string& asked = options_.precision;
-  const bool parameters = (asked == "f16" && is_auto(json_, "fp16.enabled")) ||
-                          (asked == "bf16" && (is_auto(json_, "bf16.enabled") || is_auto(json_, "bfloat16.enabled")));
-  return parameters ? "f32" : asked;
+  if (asked == "bf16" || asked == "fp8") return find_at(json_, "bfloat16") ? "bfloat16" : "bf16";
+  return asked == "f16" && is_auto(json_, "fp16.enabled") ? "fp16" : "";
 }
 
 std::optional<DType> Job::autocast() const {
-  const std::string asked = precision();
-  return asked == "f16" ? std::optional(f16) : asked == "bf16" || asked == "fp8" ? std::optional(bf16) : std::nullopt;
+  return options_.precision == "f16" && half().empty() ? std::optional(f16) : std::nullopt;
 }
 
 engine::Config Job::config(const Json& own, const AutoValues& values) const {
   return as_usage([&] {
-    engine::Config c = engine::config_from_json(config_json(own, values).dump(), origin());
-    const bool asked = precision() != "f32";
-    const std::pair<const char*, bool> wrong[] = {
-        {"fp16", c.fp16.enabled && asked},
-        {"bf16", c.bf16.enabled && asked},
-        {"fp8", c.fp8.enabled && options_.is_given("precision") && options_.precision != "fp8"}};
-    for (const auto& [key, is_wrong] : wrong)
-      LOCKSTEP_CHECK(!is_wrong, options_.name_of("--precision " + options_.precision),
+    const Json json = config_json(own, values);
+    const std::string asked = options_.precision;
+    const bool is_given = options_.is_given("precision"), other = asked == "tf32" || (asked == "f32" && is_given);
+    const std::pair<const char*, bool> wrong[] = {{"fp16", other || (asked != "f32" && half() != "fp16")},
+                                                  {"bf16", other || asked == "f16"},
+                                                  {"bfloat16", other || asked == "f16"},
+                                                  {"fp8", is_given && asked != "fp8"}};
+    for (const auto& [key, is_wrong] : wrong) {
+      const Json* const enabled = find_at(json, str(key, ".enabled"));
+      LOCKSTEP_CHECK(!is_wrong || !enabled || !(*enabled == Json(true)), options_.name_of("--precision " + asked),
                      " contradicts the configuration, where ", key, ".enabled is true; leave one of them out");
-    return c;
+    }
+    return engine::config_from_json(json.dump(), origin());
   });
 }
 
@@ -141,6 +162,11 @@ Json Job::config_json(const Json& own, const AutoValues& values) const {
       put_argument("train_batch_size (calculated)", true, "train_batch_size", micro * accumulation * plan().dp);
     put("seed", "seed", int64_t(o.seed));
     if (o.precision == "fp8") put("precision", "fp8.enabled", true);
+    if (const std::string section = half(); section.starts_with("b")) {
+      put_argument(o.name_of("--precision " + o.precision), o.precision == "bf16", (section + ".enabled").c_str(),
+                   true);
+      if (!is_said(json, section + ".auto_cast")) put_at(json, section + ".auto_cast", true);
+    }
     put("plan", "zero_optimization.stage", std::max(plan().zero, 0));
     if (const std::string& offload = o.parallel.offload; offload != "none") {
       for (const char* what : {"optimizer", "param"}) {
@@ -153,8 +179,7 @@ Json Job::config_json(const Json& own, const AutoValues& values) const {
     }
     for (const auto& [key, value] : own.as_object())
       if (!find_at(json, key)) put_at(json, key, value);
-    const std::string half = precision() == o.precision ? "" : o.precision == "f16" ? "fp16" : "bf16";
-    fill_auto(json, values, own, plan().dp, half, o.name_of("--steps"), problems);
+    fill_auto(json, values, own, plan().dp, half(), o.name_of("--steps"), problems);
     for (const auto& [key, value] : own.as_object())
       if (!is_said(json, key)) put_at(json, key, value);
     problems.fail_if_any(origin());
@@ -171,6 +196,7 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
   LOCKSTEP_CHECK(job.autocast() != f16 || options.grad_scaler, "[prepare] expected a grad_scaler with ",
                  job.options().name_of("--precision f16"),
                  ", got none: small gradients would be lost; set fp16.enabled, or use bf16");
+  job.print_precision();
   model.to(job.device());
   values.model = &model;
   values.optimizer = [&optimizer] { return &optimizer; };

@@ -31,7 +31,7 @@ class Job {
   /// Collective. Error for a plan that does not fit the ranks or contradicts other options.
   Job(const Options& options, const Team& team);
   Job(const Job&) = delete;
-  const Options& options() const { return options_; }
+  const Options& options() const { return options_; }  ///< with "auto" of --precision replaced
   const Team& team() const { return team_; }
   Device device() const { return device_; }
   /// The devices of --parallel dp:N, starting with the first.
@@ -47,16 +47,20 @@ class Job {
   engine::Config config(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
   /// The configuration of config() as JSON, before it is parsed.
   data::Json config_json(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
-  /// The autocast dtype of --precision: f16, bf16, or none. Also none if fp16.enabled or bf16.enabled is "auto" in the
-  /// file: then the parameters have that dtype.
+  /// The autocast dtype of --precision: f16 or none. bf16 and fp8 give the parameters 16 bits instead (bf16.enabled),
+  /// and so does f16 if fp16.enabled is "auto" in the file.
   std::optional<DType> autocast() const;
+  /// Prints the precision if the card decided it.
+  void print_precision() const;
   /// The file merged with --set, unchanged otherwise.
   const data::Json& file() const { return json_; }
   std::string origin() const;  ///< the file's name for messages, or "the options"
 
  private:
-  std::string precision() const;  // "f32" if the file's "auto" takes --precision
+  void choose_precision();   // replaces "auto"
+  std::string half() const;  // the file's section that gives the parameters 16 bits: "fp16", "bf16", or ""
   Options options_;
+  bool by_device_ = false;  // true: the device decided the precision
   const Team& team_;
   Device device_;
   data::Json json_;

@@ -61,11 +61,13 @@ struct CommonOptions {
 
 /// Options of programs that train with a Trainer.
 struct Options : CommonOptions {
-  std::string config;                      ///< the engine's configuration: a file or JSON text
-  std::vector<std::string> set;            ///< keys of the configuration, "zero_optimization.stage=2"
-  std::string plan;                        ///< how ranks share the work: "dp2+pp2+tp2+zero1"
-  bool no_graph = false;                   ///< CUDA: true: run steps directly instead of recording and replaying graphs
-  std::string precision = "f32";           ///< or tf32 (on devices that have it), bf16, f16 (autocast), fp8
+  std::string config;            ///< the engine's configuration: a file or JSON text
+  std::vector<std::string> set;  ///< keys of the configuration, "zero_optimization.stage=2"
+  std::string plan;              ///< how ranks share the work: "dp2+pp2+tp2+zero1"
+  bool no_graph = false;         ///< CUDA: true: run steps directly instead of recording and replaying graphs
+  /// "f32", "tf32" (on devices that have it), "bf16" (parameters, with f32 master weights), "f16" (autocast), "fp8" (as
+  /// bf16, with Linears in 8 bits); "auto": bf16 on devices with tensor cores for it, else f32.
+  std::string precision = "auto";
   int64_t batch = 16;                      ///< samples of a micro-batch
   int64_t epochs = 1, steps = 0;           ///< passes over the data; or a number of steps
   int64_t eval_every = 0, save_every = 0;  ///< in steps; 0: at the end of each epoch, or of the run
@@ -157,9 +159,10 @@ template <class App> void add_options(App& app, Options& o, bool devices = false
   add("--save-every", o.save_every, "steps between checkpoints (0: at the end of each epoch)", whole(0, most_steps))
       ->capture_default_str();
   add("--precision", o.precision,
-      "f32; tf32 on devices that have it; bf16 or f16: matrix products in it (autocast); fp8: as bf16, with Linears in "
-      "8 bits",
-      one_of({"f32", "tf32", "bf16", "f16", "fp8"}));
+      "f32; tf32 on devices that have it; bf16: parameters and activations, with f32 master weights; f16: matrix "
+      "products (autocast); fp8: as bf16, with Linears in 8 bits; auto: bf16 on CUDA devices from compute capability "
+      "8.0 on, else f32",
+      one_of({"auto", "f32", "tf32", "bf16", "f16", "fp8"}));
   add("--no-graph", o.no_graph, "on CUDA: run steps directly instead of recording and replaying graphs (same bits)");
   engine("--config", o.config,
          "DeepSpeed's configuration file for the engine (lockstep config says what a file means)");

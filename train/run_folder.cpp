@@ -82,6 +82,10 @@ void Trainer::Impl::open() {
         std::cerr << "note: train_batch_size was " << micro->dump() << " and is now "
                   << *engine->config().train_batch_size
                   << ": the micro-batches change, so results will not be bit-identical to an uninterrupted run\n";
+      const Json *const precision = saved.find("precision"), asked(job.options().precision);
+      if (there && precision && team.leads() && *precision != asked)
+        std::cerr << "note: the precision was " << precision->dump() << " and is now " << asked.dump()
+                  << ": results will differ from an uninterrupted run; --precision chooses\n";
       const Json *const products = saved.find("bf16_products"), now(std::string(name_of(bf16_products())));
       if (there && products && team.leads() && *products != now)
         std::cerr << "note: products of bf16 were " << products->dump() << " and are now " << now.dump()
@@ -196,7 +200,7 @@ void Trainer::Impl::write_bits(double loss) {
   // True: all ranks have equal parameters. With 0/1 Adam they differ between exchanges.
   const bool together = !sender || sender->is_synchronized();
   const engine::Config& c = engine->config();
-  const DType products = c.fp16.enabled ? f16 : c.bf16.enabled ? bf16 : job.autocast().value_or(f32);
+  const DType products = c.fp16.enabled ? f16 : c.bf16.enabled || c.fp8.enabled ? bf16 : job.autocast().value_or(f32);
   write_trace_line(bits, step, loss, products, names,
                    together ? merge_hashes(job.team(), names, hashes, step) : hashes);
 }
@@ -222,20 +226,23 @@ nn::Held held_by(const std::string& folder) {
 
 void load_model(nn::Module& model, const std::string& folder, bool average) {
   LOCKSTEP_CHECK(!folder.empty(), "[load_model] expected a folder, got an empty name");
-  const std::string of_average = "optimizer.ema.";
+  const std::string of_average = "optimizer.ema.", of_master = "optimizer.master.";
   const checkpoints::Info checkpoint = checkpoint_of(folder), *const found = &checkpoint;
   bool has_average = false;
   std::vector<checkpoints::Piece> wanted;
+  std::vector<std::string> skip{"optimizer."};
   for (const auto& [name, tensor] : model.state()) {
     // False for buffers and frozen parameters.
     const bool averaged = average && found->tensors.count(of_average + name);
     has_average |= averaged;
-    wanted.push_back(checkpoints::whole((averaged ? of_average : "model.") + name, tensor));
+    // The f32 values of parameters that were trained in 16 bits.
+    const bool wide = !averaged && size_of(tensor.dtype()) >= 4 && found->tensors.count(of_master + name);
+    if (wide) skip.push_back("model." + name);
+    wanted.push_back(checkpoints::whole((averaged ? of_average : wide ? of_master : "model.") + name, tensor));
   }
   LOCKSTEP_CHECK(has_average || !average, folder,
                  ": --ema: this run has no averaged parameters; train with --set ema.decay=0.999");
-  const std::vector<std::string> skip =
-      average ? std::vector<std::string>{"optimizer.", "model."} : std::vector<std::string>{"optimizer."};
+  if (average) skip.push_back("model.");
   checkpoints::load(found->path, wanted, nullptr, {.convert = true, .skip = skip});
 }
 

@@ -28,17 +28,18 @@ void score_group(nn::GPT& model, std::span<const ToScore> group, std::vector<Sco
     for (int64_t t = group[i].from; t < length; ++t) rows.push_back(first + t - 1);
     first += length - 1;
   }
-  const Tensor scores = model.scores_behind(rows, tokens, given).tensor().to(cpu).to(f32).contiguous();
+  const Tensor scores = nn::scores_on_host(model.scores_behind(rows, tokens, given).tensor());
   const auto vocab = size_t(scores.size(1));
-  const float* row = scores.data<float>();
+  size_t at = 0;
   for (const ToScore& s : group) {
     Scored& sum = out.emplace_back();
-    for (int64_t t = s.from; t < int64_t(s.ids.size()); ++t, row += vocab) {
-      const std::vector<double> logprobs = nn::log_probabilities({row, vocab});
+    for (int64_t t = s.from; t < int64_t(s.ids.size()); ++t) {
+      const std::span<const float> row = nn::row_of(scores, at++);
+      const std::vector<double> logprobs = nn::log_probabilities(row);
       const int64_t id = s.ids[size_t(t)];
-      LOCKSTEP_CHECK(id >= 0 && id < int64_t(vocab), "[score] token ", id, " is not in the vocabulary of ", vocab);
+      LOCKSTEP_CHECK(id >= 0 && id < int64_t(vocab), "[score] expected tokens from 0 to ", vocab - 1, ", got ", id);
       sum.logprob += logprobs[size_t(id)];
-      sum.greedy &= std::max_element(row, row + vocab) - row == id;
+      sum.greedy &= std::max_element(row.begin(), row.end()) - row.begin() == id;
       ++sum.tokens;
     }
   }

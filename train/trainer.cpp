@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <iostream>
+#include <map>
 #include <optional>
 
 #include "data/files.h"
@@ -207,6 +208,7 @@ pipeline::Sample Trainer::Impl::sample(const Example& whole) {
 }
 
 void Trainer::Impl::fit() {
+  job.print_precision();
   open();
   if (job.talks()) {
     std::cout << (!o.on_start && job.plan().pp * job.plan().tp == 1
@@ -340,6 +342,13 @@ const Json::Array& Trainer::log_history() const {
 }
 int64_t Trainer::step() const { return impl_->step; }
 engine::EngineBase& Trainer::engine() { return *impl_->engine; }
-nn::State Trainer::whole_model() { return impl_->engine->whole_state().model; }
+nn::State Trainer::whole_model() {
+  engine::EngineBase::WholeState state = impl_->engine->whole_state();
+  std::map<std::string, Tensor> of_optimizer(state.optimizer.tensors.begin(), state.optimizer.tensors.end());
+  for (auto& [name, tensor] : state.model)
+    if (const auto master = of_optimizer.find("state." + name + ".master"); master != of_optimizer.end())
+      tensor = master->second;
+  return std::move(state.model);
+}
 
 }  // namespace lockstep::train

@@ -110,7 +110,7 @@ class Trainer {
   const data::Json::Array& log_history() const;
   int64_t step() const;          ///< steps done
   engine::EngineBase& engine();  ///< the engine, for everything else
-  /// The tensors of the whole model, on rank 0. Collective.
+  /// The tensors of the whole model, on rank 0; f32 master weights in place of 16-bit parameters. Collective.
   nn::State whole_model();
 
  private:

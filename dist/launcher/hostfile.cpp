@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -23,12 +22,8 @@ std::string_view trim(std::string_view text) {
   return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-/// A non-negative decimal number; -1 for any other text.
-int number(std::string_view text) {
-  int n = -1;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  return error == std::errc() && end == text.data() + text.size() && !text.empty() && text[0] != '-' ? n : -1;
-}
+/// A non-negative decimal number; below 0 for any other text.
+int number(std::string_view text) { return read_number<int>(text).value_or(-1); }
 
 /// Error unless the name is safe as an argument of ssh: it must not look like an option. USER@ may precede it.
 void check_host(const std::string& name, const std::string& where) {
@@ -67,7 +62,7 @@ std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& ho
       LOCKSTEP_CHECK(std::count(host->slots.begin(), host->slots.end(), slot), "[run] ", option, " names slot ", slot,
                      " of host '", name, "', which has slots 0 to ", host->slots.size() - 1);
       LOCKSTEP_CHECK(!std::count(slots.begin(), slots.end(), slot), "[run] ", option, " names slot ", slot,
-                     " of host '", name, "' twice");
+                     " of host '", name, "' twice; name it once");
       slots.push_back(slot);
     }
     std::sort(slots.begin(), slots.end());

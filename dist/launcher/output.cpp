@@ -7,12 +7,12 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <climits>
 #include <csignal>
 #include <cstring>
 
 #include "tensor/check.h"
+#include "tensor/classic_text.h"
 #include "tensor/output_file.h"
 
 namespace lockstep::dist {
@@ -21,10 +21,7 @@ namespace {
 constexpr size_t kept = 4096;     // bytes kept of the end of each stream
 constexpr double last_words = 2;  // seconds that drain() waits for a slow reader after hurry()
 
-bool whole_number(std::string_view text, int& n) {
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-  return error == std::errc() && end == text.data() + text.size() && n >= 0;
-}
+bool whole_number(std::string_view text, int& n) { return (n = read_number<int>(text).value_or(-1)) >= 0; }
 
 }  // namespace
 
@@ -48,7 +45,8 @@ Streams Streams::parse(const std::string& text, int ranks, const char* option) {
       wrong(text);
     LOCKSTEP_CHECK(rank < ranks, "[run] ", option, " names local rank ", rank, "; there are ranks 0 to ", ranks - 1,
                    " here");
-    LOCKSTEP_CHECK(streams.some_.emplace(rank, value).second, "[run] ", option, " names local rank ", rank, " twice");
+    LOCKSTEP_CHECK(streams.some_.emplace(rank, value).second, "[run] ", option, " names local rank ", rank,
+                   " twice; name it once");
     at = end + 1;
   }
   return streams;

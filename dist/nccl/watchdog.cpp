@@ -194,7 +194,12 @@ void Watchdog::loop() {
     lock.unlock();
     {
       const Deadman::Step step(deadman_, abort_limit_, "the watchdog of NCCL");
-      over = look(works, comms);
+      try {
+        over = look(works, comms);
+      } catch (...) {  // every call on a device fails once one of its kernels has
+        if (!given_up_) give_up(std::current_exception());
+        over = works;  // nobody can learn any more whether they are done
+      }
       works.clear();
     }
     lock.lock();
@@ -289,9 +294,8 @@ void Watchdog::give_up(std::exception_ptr error) {
   }
   // Abort all at once: a communicator in a graph ends only when the graph is destroyed, which requires that no other
   // communicator in it still waits.
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;
   for (const auto& comm : comms) threads.emplace_back([this, comm, waits = pthread_self()] { abort(*comm, waits); });
-  for (std::thread& thread : threads) thread.join();
 }
 
 void Watchdog::abort(Communicator& comm, pthread_t waits) {

@@ -10,7 +10,8 @@
 // Communicators are non-blocking, since blocking ones cannot be aborted. While one is aborted, no other thread may be
 // inside NCCL with it, so every call on it is made under its mutex. On an error, a timeout, or a failure of another
 // rank, the watchdog writes the flight record, marks the device's results as untrusted, and aborts all communicators of
-// this rank. If that hangs too, the process ends (deadman.h).
+// this rank. If that hangs too, the process ends (deadman.h). An error of the device itself, found when the watchdog
+// asks whether a call is done, fails the job in the same way.
 #include <nccl.h>
 
 #include <atomic>

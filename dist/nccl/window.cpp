@@ -44,8 +44,10 @@ void Communicator::free_forgotten() {
     all.swap(forgotten_);
   }
   if (all.empty()) return;
-  backend(device_)->select(device_.index);
-  cudaDeviceSynchronize();  // not under the mutex, which the watchdog may need
+  try {
+    backend(device_)->select(device_.index);
+  } catch (const Error&) { return; }  // the device has failed, and its memory goes with the process
+  cudaDeviceSynchronize();            // not under the mutex, which the watchdog may need
   const std::lock_guard lock(mutex_);
   for (const auto& [data, window] : all) {
     if (std::erase(windows_, window) > 0) close_window(comm_, window);

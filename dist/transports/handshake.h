@@ -6,7 +6,6 @@
 //   reply    proof (32)                                                listener ──▶ caller; then the stream begins
 //
 // Numbers in brackets are bytes. The listener is a Door (tcp.h); the caller is the rank that connects to it.
-#include <charconv>
 #include <cstdint>
 #include <cstring>
 #include <string>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "dist/auth.h"
+#include "tensor/classic_text.h"
 
 namespace lockstep::dist::handshake {
 
@@ -83,9 +83,8 @@ inline Purpose parse_purpose(std::string_view text) {
     begin = end + 1;
   }
   const auto number = [](std::string_view digits) {
-    size_t value = 0;
-    const auto [end, code] = std::from_chars(digits.data(), digits.data() + digits.size(), value);
-    return code == std::errc() && end == digits.data() + digits.size() && value <= 64 ? value : 0;
+    const size_t value = read_number<size_t>(digits).value_or(0);
+    return value <= 64 ? value : 0;
   };
   if (lines.size() != 4) return purpose;
   purpose.job = lines[0];

@@ -126,8 +126,8 @@ FifoMapping::FifoMapping(int fd, size_t offset, size_t capacity) : bytes_(FifoCo
     if (p == MAP_FAILED) {
       const int error = errno;
       if (address_) munmap(address_, bytes_);
-      fail(str("[transport] expected to map ", bytes,
-               " bytes of memory shared with another rank, got: ", reason(error)));
+      fail(str("[transport] expected to map ", bytes, " bytes of memory shared with another rank, got: ", reason(error),
+               "; free memory, or raise the limit of address space (ulimit -v)"));
     }
     return static_cast<std::byte*>(p);
   };

@@ -2,8 +2,9 @@
 #include "engine/checkpoint/folder.h"
 
 #include <algorithm>
-#include <charconv>
 #include <filesystem>
+
+#include "tensor/classic_text.h"
 
 namespace lockstep::checkpoints {
 namespace {
@@ -26,9 +27,8 @@ std::optional<Found> parse_folder(const std::string& name) {
   const size_t mark = name.find('~');
   Found found{name, name.substr(0, mark), 1};
   if (mark != name.npos) {
-    const char* end = name.data() + name.size();
-    const auto [at, error] = std::from_chars(name.data() + mark + 1, end, found.number);
-    if (error != std::errc() || at != end || found.number < 2) return std::nullopt;
+    found.number = read_number<int64_t>(name.substr(mark + 1)).value_or(0);
+    if (found.number < 2) return std::nullopt;
   }
   if (!is_plain_name(found.tag) || found.tag.find(temporary) != found.tag.npos) return std::nullopt;
   return found;

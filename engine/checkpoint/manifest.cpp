@@ -205,7 +205,7 @@ Manifest parse_manifest(std::string_view text, const std::string& origin) {
   const std::string_view said = text.substr(first_key.size(), hash_digits);
   const std::string found = hash_of(data::as_bytes(text.substr(body)));
   LOCKSTEP_CHECK(found == said, origin, ": the manifest is damaged: its first line says BLAKE2b ", said,
-                 ", the rest has ", found);
+                 ", the rest has ", found, "; copy the checkpoint again, or load another one");
 
   const Json json = data::parse_json(text, origin, limits);
   const Json* format = json.find("format");

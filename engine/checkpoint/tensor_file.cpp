@@ -103,7 +103,8 @@ void verify_file(const std::string& folder, const Manifest& manifest, const std:
     return;
   }
   for (const auto& [other, other_sum] : manifest.files)
-    LOCKSTEP_CHECK(other_sum.hash != hash, path, ": holds the content of ", other, "; were files swapped?");
+    LOCKSTEP_CHECK(other_sum.hash != hash, path, ": holds the content of ", other,
+                   "; were files swapped? Swap them back, or load another checkpoint");
   const std::string differ = str("expected BLAKE2b ", sum.hash, ", got ", hash);
   LOCKSTEP_CHECK(header_error.empty(), header_error, "; ", differ);
   fail(str(path, ": its content has changed since it was saved: ", differ,

@@ -141,7 +141,7 @@ std::shared_ptr<Answer> Batcher::submit(Asked asked) {
   auto r = std::make_unique<Running>(
       Running{.asked = std::move(asked), .answer = answer, .seed = seed, .text = std::move(text)});
   const std::lock_guard lock(mutex_);
-  LOCKSTEP_CHECK(!stop_, "[serve] the server is shutting down");
+  LOCKSTEP_CHECK(!stop_, "[serve] the server is shutting down; send the request again once it has restarted");
   ++figures_.requests;
   if (nothing) {
     answer->end(Answer::Reason::length);
@@ -169,7 +169,7 @@ void Batcher::run() {
       more = step();
     } catch (const std::exception& error) { drop_all(error.what()); }
   }
-  drop_all("[serve] the server is shutting down");
+  drop_all("[serve] the server is shutting down; send the request again once it has restarted");
 }
 
 /// Adds new requests, ends cancelled ones, and computes a step. Returns false when the batcher ends.
@@ -237,18 +237,17 @@ void Batcher::compute(const Step& step) {
   if (wanted.empty()) wanted.push_back(0);  // the model returns at least one row
   Tensor scores;
   try {
-    scores = model_.scores_behind(wanted, tokens, given).tensor().to(cpu).to(f32).contiguous();
+    scores = nn::scores_on_host(model_.scores_behind(wanted, tokens, given).tensor());
   } catch (const std::exception& error) {
     if (step.work.size() == 1) return drop(step.work[0].number, Answer::Reason::caller, error.what());
     for (const Work& w : step.work) compute({.work = {w}});  // run them one by one: only the sequence at fault ends
     return;
   }
-  const auto vocab = size_t(scores.size(1));
   done(state_, step);
   std::vector<Chosen> chosen(whose.size());
   on_cpu::parallel_for(int64_t(whose.size()), 1, [&](int64_t begin, int64_t end) {
     for (auto i = size_t(begin); i < size_t(end); ++i)
-      chosen[i] = choose(*whose[i].first, whose[i].second, {scores.data<float>() + i * vocab, vocab});
+      chosen[i] = choose(*whose[i].first, whose[i].second, nn::row_of(scores, i));
   });
   for (size_t i = 0; i < whose.size(); ++i) {
     try {

@@ -91,7 +91,8 @@ int64_t add(State& state, std::vector<int64_t> prompt, int64_t most, bool whole_
   LOCKSTEP_CHECK(!prompt.empty() && most >= int64_t(prompt.size()), "[schedule] expected a prompt of 1 to ", most,
                  " tokens, got ", prompt.size());
   LOCKSTEP_CHECK(state.blocks.of(most) <= state.blocks.count(), "[schedule] ", most, " tokens need ",
-                 state.blocks.of(most), " blocks, there are ", state.blocks.count());
+                 state.blocks.of(most), " blocks, there are ", state.blocks.count(),
+                 "; ask for fewer tokens, or give the cache more blocks");
   state.waiting.push_back(
       {.number = state.arrived, .tokens = std::move(prompt), .most = most, .whole_prompt = whole_prompt});
   return state.arrived++;

@@ -6,6 +6,7 @@
 
 #include "autograd/checkpoint.h"
 #include "nn/init.h"
+#include "tensor/batch_invariant.h"
 
 namespace lockstep::nn {
 
@@ -92,6 +93,9 @@ LayerList GPT::layers() {
   list.loss = [this](const Variable& scores, const std::vector<Tensor>& targets) {
     return head.loss(scores, targets.at(0));
   };
+  list.loss_of_input = [this](const Variable& tokens, const std::vector<Tensor>& targets) {
+    return is_watched() || head.is_watched() ? Variable() : (*this)(tokens.tensor(), targets.at(0));
+  };
   return list;
 }
 
@@ -122,7 +126,10 @@ Variable GPT::stream(const Tensor& tokens) {
   return x;
 }
 
-Variable GPT::forward(const Tensor& tokens) { return head(norm(stream(tokens))); }
+Variable GPT::forward(const Tensor& tokens) {
+  const BatchInvariant scope(BatchInvariant::is_on() || (!is_training() && !NoGrad::grad_enabled()));
+  return head(norm(stream(tokens)));
+}
 Variable GPT::forward(const Tensor& tokens, const Tensor& targets) { return head(norm(stream(tokens)), targets); }
 
 Variable GPT::loss(const Tensor& tokens, const Tensor& targets) { return (*this)(tokens, targets); }
@@ -145,6 +152,7 @@ Variable GPT::next_scores(const std::vector<std::span<const int64_t>>& tokens,
 Variable GPT::scores_behind(const std::vector<int64_t>& wanted, const std::vector<std::span<const int64_t>>& tokens,
                             const std::vector<std::vector<KvCache>*>& caches) {
   const NoGrad no_grad;
+  const BatchInvariant scope;
   const Device device = tokens_table.weight.device();
   std::vector<Variable> rows;
   for (size_t i = 0; i < tokens.size(); ++i)

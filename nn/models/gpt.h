@@ -30,7 +30,8 @@ struct GPT : Layer<GPT> {
   /// Initialises as GPT-2: weights N(0, 0.02^2), those that write to the residual stream N(0, 0.02^2 / (2 layers)),
   /// biases 0. Error for sizes that are not positive.
   explicit GPT(const Options& options);
-  /// tokens i64 (B, T), T <= context; returns logits (B, T, vocab).
+  /// tokens i64 (B, T), T <= context; returns logits (B, T, vocab). In eval mode without gradients each token has the
+  /// logits of next_scores(), bit for bit (tensor/batch_invariant.h).
   Variable forward(const Tensor& tokens);
   /// loss(tokens, targets).
   Variable forward(const Tensor& tokens, const Tensor& targets);

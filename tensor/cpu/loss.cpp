@@ -1,10 +1,11 @@
-// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary. Each row is read from memory once: the
-// maximum and the sum of exponentials are updated block by block while the block is in cache (online softmax, Milakov
-// and Gimelshein, 2018). The softmax itself exists only in the gradient.
+// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary; rows may lie apart (padded.h). Each row is
+// read from memory once: the maximum and the sum of exponentials are updated block by block while the block is in cache
+// (online softmax, Milakov and Gimelshein, 2018). The softmax itself exists only in the gradient.
 //
 //   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])        s: label smoothing, t: target
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/rows.h"
+#include "tensor/padded.h"
 
 namespace lockstep {
 namespace {
@@ -126,7 +127,8 @@ void on_cpu::cross_entropy(const Tensor& logits, const Tensor& target, const Ten
                            Tensor& grad) {
   for_floats("cross_entropy", logits, [&]<class T> {
     using A = Acc<T>;
-    const int64_t rows = logits.size(0), n = logits.size(1);
+    const int64_t rows = logits.size(0), n = logits.size(1), step = row_step(logits),
+                  grad_step = grad.defined() ? row_step(grad) : 0;
     const Weights<A> weights(weight, n);
     const T* const x = logits.data<T>();
     const int64_t* const t = target.data<int64_t>();
@@ -135,8 +137,8 @@ void on_cpu::cross_entropy(const Tensor& logits, const Tensor& target, const Ten
     T* const out = grad.defined() ? grad.data<T>() : nullptr;
     parallel_for(rows, row_grain(n), [&](int64_t first, int64_t last) {
       for (int64_t r = first; r < last; ++r) {
-        losses[r] = loss_of<T>(x + r * n, n, t[r], weights, args, sums[r]);
-        if (out) grad_of<T>(upstream[r], x + r * n, sums[r], n, t[r], weights, args, out + r * n);
+        losses[r] = loss_of<T>(x + r * step, n, t[r], weights, args, sums[r]);
+        if (out) grad_of<T>(upstream[r], x + r * step, sums[r], n, t[r], weights, args, out + r * grad_step);
       }
     });
   });
@@ -146,7 +148,7 @@ void on_cpu::cross_entropy_grad(const Tensor& grad_loss, const Tensor& logits, c
                                 const Tensor& weight, const CrossEntropyArgs& args, Tensor& grad) {
   for_floats("cross_entropy_grad", logits, [&]<class T> {
     using A = Acc<T>;
-    const int64_t rows = logits.size(0), n = logits.size(1);
+    const int64_t rows = logits.size(0), n = logits.size(1), step = row_step(logits), grad_step = row_step(grad);
     const Weights<A> weights(weight, n);
     const T* const x = logits.data<T>();
     T* const out = grad.data<T>();
@@ -154,7 +156,7 @@ void on_cpu::cross_entropy_grad(const Tensor& grad_loss, const Tensor& logits, c
     const int64_t* const t = target.data<int64_t>();
     parallel_for(rows, row_grain(n), [&](int64_t first, int64_t last) {
       for (int64_t r = first; r < last; ++r)
-        grad_of<T>(upstream[r], x + r * n, sums[r], n, t[r], weights, args, out + r * n);
+        grad_of<T>(upstream[r], x + r * step, sums[r], n, t[r], weights, args, out + r * grad_step);
     });
   });
 }

@@ -146,6 +146,7 @@ template <class T, class In, class Out = In> struct Products {
   UnaryGrad unary = {};
   Tensor wide = {};
   int64_t m = out.size(-2), n = out.size(-1), k = a.size(-1), count = out.numel() / (m * n);
+  int64_t ld = m > 1 ? out.strides()[out.dim() - 2] : n;  // more than n for padded rows, which are no batch
   T alpha = T(args.alpha), beta = T(added.defined() ? 0 : args.beta);
 
   MatrixView<In> view(const Tensor& x, int64_t index) const {
@@ -161,14 +162,14 @@ template <class T, class In, class Out = In> struct Products {
             args.activation,
             pre.defined() ? pre.data<Out>() + index * m * n : nullptr,
             out.data<Out>() + index * m * n,
-            n,
+            ld,
             unary,
             added.defined() ? added.data<Out>() + index * m * n : nullptr};
   }
 
   void one(int64_t index, T* scratch) const {
     const Epilogue<T, Out> after = epilogue(index);
-    gemm<T, In>(m, n, k, alpha, view(a, index), view(b, index), beta, product(index), n,
+    gemm<T, In>(m, n, k, alpha, view(a, index), view(b, index), beta, product(index), wide.defined() ? n : ld,
                 after.empty() ? Finish<T>() : Finish<T>(std::cref(after)), scratch);
   }
 

@@ -238,21 +238,23 @@ bool make_codes(const Tensor& w, Quantized& to) {
   return finite;
 }
 
-void read_codes(const Quantized& w, Tensor& to) {
+void read_quantized(const Quantized& w, Tensor& out) {
   const CodedMatrix matrix(w);
-  parallel_for(w.out, std::max<int64_t>(1, fork_codes / w.in), [&](int64_t first, int64_t last) {
-    for (int64_t o = first; o < last; ++o) {
-      const uint8_t* const codes = matrix.row(o);
-      float* const line = to.data<float>() + o * w.in;
-      for (int64_t j = 0; j < w.in; ++j) {
-        const int64_t g = j / quant_group, i = j % quant_group;
-        const int64_t at = w.format == QuantFormat::row8 ? o : o * matrix.groups + g;
-        const float scale = matrix.wide ? w.scales.data<float>()[at] : float(w.scales.data<Half>()[at]);
-        const int code = w.format == QuantFormat::group4 ? ((codes[g * 16 + i % 16] >> (i / 16 * 4)) & 15) - 8
-                                                         : int(int8_t(codes[j]));
-        line[j] = float(code) * scale;
+  dispatch<float, Half, BFloat16>(out.dtype(), "read_quantized", [&]<class T> {
+    parallel_for(w.out, std::max<int64_t>(1, fork_codes / w.in), [&](int64_t first, int64_t last) {
+      for (int64_t o = first; o < last; ++o) {
+        const uint8_t* const codes = matrix.row(o);
+        T* const line = out.data<T>() + o * w.in;
+        for (int64_t j = 0; j < w.in; ++j) {
+          const int64_t g = j / quant_group, i = j % quant_group;
+          const int64_t at = w.format == QuantFormat::row8 ? o : o * matrix.groups + g;
+          const float scale = matrix.wide ? w.scales.data<float>()[at] : float(w.scales.data<Half>()[at]);
+          const int code = w.format == QuantFormat::group4 ? ((codes[g * 16 + i % 16] >> (i / 16 * 4)) & 15) - 8
+                                                           : int(int8_t(codes[j]));
+          line[j] = T(float(code) * scale);
+        }
       }
-    }
+    });
   });
 }
 
@@ -292,9 +294,12 @@ CodedRows code_rows(const Tensor& x, const QuantMatmulArgs& args) {
 void matmul_quantized(const Tensor& x, const Quantized& w, const Tensor& bias, const QuantMatmulArgs& args,
                       Tensor& out) {
   if (out.numel() == 0) return;
-  const float* const shift = bias.defined() ? bias.data<float>() : nullptr;
-  if (args.dynamic) dynamic(x, w, shift, args, out);
-  else floating(x, w, shift, args.activation, out);
+  const Tensor from = x.to(f32), shift = bias.defined() ? bias.to(f32) : bias;
+  Tensor to = out.dtype() == f32 ? out : empty(out.shape(), {.device = cpu});
+  const float* const added = shift.defined() ? shift.data<float>() : nullptr;
+  if (args.dynamic) dynamic(from, w, added, args, to);
+  else floating(from, w, added, args.activation, to);
+  if (out.dtype() != f32) out.copy_(to);
 }
 
 }  // namespace lockstep::on_cpu

@@ -16,8 +16,6 @@ void use_quantized_path(const std::string& name);
 /// Computes the codes and scales of w; w and the scales are f32 and contiguous. The scale of a group is rounded to f16
 /// where that costs little precision. False if a number is not finite, or would not be after decoding.
 bool make_codes(const Tensor& w, Quantized& to);
-/// Decodes w to `to`, in f32.
-void read_codes(const Quantized& w, Tensor& to);
 
 /// A quantized activation: row8 codes of the values below the threshold in each row.
 struct CodedRows {

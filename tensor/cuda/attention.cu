@@ -12,7 +12,6 @@
 // multiprocessor. If the head is wider than a block's output (256; f64: 64), it is split into slices, and each slice
 // computes the scores again.
 #include "tensor/cuda/attention_tile.h"
-#include "tensor/cuda/cudnn.h"
 
 namespace lockstep::on_cuda {
 namespace {
@@ -108,7 +107,6 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 
 void attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionArgs& args,
                Tensor& out, Tensor& lse) {
-  if (cuda::cudnn_attention(q, k, v, mask, args, out, lse)) return;
   const AttentionPlan plan(q, k, mask, args);
   if (attention_mma(plan, q, k, v, out, lse)) return;
   if (size_of(q.dtype()) == 2) {

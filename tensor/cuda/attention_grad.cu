@@ -11,7 +11,6 @@
 // computes each sum, in a fixed order, without atomics. Compute bound: 14 B H T S D operations (half of that when
 // causal) on the f32 units.
 #include "tensor/cuda/attention_tile.h"
-#include "tensor/cuda/cudnn.h"
 
 namespace lockstep::on_cuda {
 namespace {
@@ -189,7 +188,6 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 void attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                     const Tensor& out, const Tensor& lse, const AttentionArgs& args, Tensor& grad_q, Tensor& grad_k,
                     Tensor& grad_v) {
-  if (cuda::cudnn_attention_grad(grad, q, k, v, mask, out, lse, args, grad_q, grad_k, grad_v)) return;
   if (size_of(q.dtype()) == 2 && !fits_mma({&q, &k, &v, &grad, &grad_q, &grad_k, &grad_v})) {
     const auto like = [](const Tensor& x) { return empty(x.shape(), {f32, x.device()}); };
     Tensor wide_q = like(grad_q), wide_k = like(grad_k), wide_v = like(grad_v);

@@ -40,7 +40,9 @@ struct Softmax {
     for (int r = 0; r < 2; ++r) {
       most[r] = warp_max<4>(most[r]);
       base[r] = most[r] == -infinity<float> ? 0.f : most[r] * factor;  // all keys masked so far: 0, not NaN
-      shrink[r] = exp2_of(top[r] * factor - base[r]);
+      // Exactly 1 where the maximum stays, though the compiler may fuse product and difference. So a tile that a query
+      // does not see changes nothing, wherever its block ends.
+      shrink[r] = top[r] == most[r] ? 1.f : exp2_of(top[r] * factor - base[r]);
       top[r] = most[r];
       total[r] *= shrink[r];
     }

@@ -2,6 +2,7 @@
 #include "tensor/backend.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
@@ -74,10 +75,18 @@ std::string describe() {
   for (int i = 0; i < device_count(); ++i) {
     cudaDeviceProp p{};
     check("device", cudaGetDeviceProperties(&p, i));
-    text += str("cuda:", i, " ", p.name, ", compute capability ", p.major, ".", p.minor, ", ", p.multiProcessorCount,
-                " multiprocessors, ", p.totalGlobalMem >> 20, " MiB\n");
+    text +=
+        str("cuda:", i, " ", p.name, ", compute capability ", p.major, ".", p.minor, ", ", p.multiProcessorCount,
+            " multiprocessors, ", p.totalGlobalMem >> 20, " MiB",
+            has_code_for(i) ? "" : str("; this build has no code for it (-Dgpu_arch=", p.major, p.minor, ")"), "\n");
   }
   return text;
+}
+
+bool multiplies_bf16(int device) {
+  cudaDeviceProp p{};
+  check("device", cudaGetDeviceProperties(&p, device));
+  return p.major >= 8;
 }
 
 // The pool never returns memory to the driver by itself: that would happen at every synchronisation and cost too much.
@@ -129,6 +138,12 @@ size_t pool_attribute(int device, cudaMemPoolAttr what) {
   check("memory", cudaMemPoolGetAttribute(pool_of(device), what, &value));
   return size_t(value);
 }
+size_t memory_size(int device) {
+  select_device(device);
+  size_t available = 0, total = 0;
+  check("memory", cudaMemGetInfo(&available, &total));
+  return total;
+}
 size_t cached_bytes(int device) {
   return pool_attribute(device, cudaMemPoolAttrReservedMemCurrent) -
          pool_attribute(device, cudaMemPoolAttrUsedMemCurrent);
@@ -137,6 +152,26 @@ void release_cached(int device) {
   select_device(device);
   check("memory", cudaDeviceSynchronize());
   check("memory", cudaMemPoolTrimTo(pool_of(device), 0));
+}
+
+// Lets kernels and copies of `device` reach the memory of `peer`, where the machine can: what is in its pool, and what
+// graphs have allocated. Otherwise a copy goes through the host's memory.
+void let_reach(int device, int peer) {
+  static std::array<std::atomic<uint64_t>, most_devices> done{};
+  const uint64_t bit = uint64_t(1) << peer;
+  if (done[size_t(device)].fetch_or(bit) & bit) [[likely]]
+    return;
+  int can = 0;
+  check("copy", cudaDeviceCanAccessPeer(&can, device, peer));
+  if (!can) return;
+  cudaMemAccessDesc access{};
+  access.location = {cudaMemLocationTypeDevice, device};
+  access.flags = cudaMemAccessFlagsProtReadWrite;
+  check("copy", cudaMemPoolSetAccess(pool_of(peer), &access, 1));
+  const OnDevice here(device);
+  const cudaError_t code = cudaDeviceEnablePeerAccess(peer, 0);
+  if (code == cudaErrorPeerAccessAlreadyEnabled) cudaGetLastError();  // by NCCL, say
+  else check("copy", code);
 }
 
 // A copy between devices, ordered on both streams: `from` is written and freed in the order of its device's stream,
@@ -152,6 +187,8 @@ void copy_to_peer(void* to, int to_device, const void* from, int from_device, si
     cudaEventDestroy(event);  // takes effect when the event is no longer needed
     check("copy", waits);
   };
+  let_reach(to_device, from_device);
+  let_reach(from_device, to_device);
   pass(from_device, to_device);
   check("copy", cudaMemcpyPeerAsync(to, to_device, from, from_device, bytes, stream_of(to_device)));
   pass(to_device, from_device);
@@ -282,10 +319,12 @@ const Backend cuda_backend{
     .device_count = cuda::device_count,
     .why_none = cuda::why_none,
     .describe = cuda::describe,
+    .multiplies_bf16 = cuda::multiplies_bf16,
     .select = cuda::select_device,
     .allocate = cuda::allocate,
     .deallocate = cuda::deallocate,
     .keep_for_graphs = cuda::keep_for_graphs,
+    .memory_size = cuda::memory_size,
     .cached_bytes = cuda::cached_bytes,
     .release_cached = cuda::release_cached,
     .copy_bytes = cuda::copy_bytes,

@@ -7,8 +7,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
+#include <span>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "tensor/check.h"
 #include "tensor/cuda/runtime.h"
@@ -84,48 +86,104 @@ inline MatrixLayout layout(cudaDataType_t type, int64_t rows, int64_t columns, i
   return result;
 }
 
-/// A product with its descriptors and the algorithm that computes it.
-struct Product {
-  Description description;
-  MatrixLayout a, b, c;
+/// An answer of cuBLASLt: an algorithm, and the bytes of workspace that it needs.
+struct Algorithm {
   cublasLtMatmulAlgo_t algorithm;
   size_t workspace = 0;
 };
 
-/// Asks cuBLASLt for an algorithm. The arguments are the alignments, in bytes, of the library's A, B, C and D. False if
-/// the library does not support the product.
-inline bool choose_algorithm(Product& plan, int64_t align_a, int64_t align_b, int64_t align_c, int64_t align_d) {
+/// A product with its descriptors.
+struct Product {
+  Description description;
+  MatrixLayout a, b, c;
+  int64_t align[4] = {256, 256, 256, 256};  ///< in bytes, of the library's A, B, C and D
+  std::vector<Algorithm> algorithms;        ///< that compute it, the best first
+  const Algorithm& best() const { return algorithms.front(); }
+};
+
+/// The most workspace that a product may take, in bytes: NVIDIA's recommendation.
+inline size_t most_workspace() { return cuda::limits().major >= 9 ? 32 << 20 : 4 << 20; }
+
+/// In how many parts the algorithm sums; 1: in one sequence.
+inline int32_t parts_of_sum(const cublasLtMatmulAlgo_t& algorithm) {
+  int32_t parts = 0;
+  size_t written = 0;
+  check_blas("cublasLtMatmulAlgoConfigGetAttribute",
+             cublasLtMatmulAlgoConfigGetAttribute(&algorithm, CUBLASLT_ALGO_CONFIG_SPLITK_NUM, &parts, sizeof parts,
+                                                  &written));
+  return std::max(parts, 1);
+}
+
+/// Asks cuBLASLt for algorithms, and keeps those of its candidates that it says will run; none if it does not support
+/// the product. `in_parts`: a sum may be cut into parts, which are added in f32 in a fixed order.
+inline std::vector<Algorithm> choose_algorithms(const Product& plan, bool in_parts = true) {
   cublasLtMatmulPreference_t made = nullptr;
   check_blas("cublasLtMatmulPreferenceCreate", cublasLtMatmulPreferenceCreate(&made));
   const Preference preference(made);
-  const size_t workspace = cuda::limits().major >= 9 ? 32 << 20 : 4 << 20;  // NVIDIA's recommendation
-  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace);
-  set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, uint32_t(align_a));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, uint32_t(align_b));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, uint32_t(align_c));
-  set(preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, uint32_t(align_d));
-  cublasLtMatmulHeuristicResult_t found{};
+  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most_workspace());
+  set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
+      uint32_t(in_parts ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE));
+  constexpr cublasLtMatmulPreferenceAttributes_t alignments[] = {
+      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+      CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+  for (int i = 0; i < 4; ++i) set(preference, alignments[i], uint32_t(plan.align[i]));
+  std::array<cublasLtMatmulHeuristicResult_t, 8> found{};
   int count = 0;
   const cublasStatus_t status =
       cublasLtMatmulAlgoGetHeuristic(handle(), plan.description.get(), plan.a.get(), plan.b.get(), plan.c.get(),
-                                     plan.c.get(), preference.get(), 1, &found, &count);
-  if (status == CUBLAS_STATUS_NOT_SUPPORTED || (status == CUBLAS_STATUS_SUCCESS && count == 0)) return false;
+                                     plan.c.get(), preference.get(), int(found.size()), found.data(), &count);
+  if (status == CUBLAS_STATUS_NOT_SUPPORTED) return {};
   check_blas("cublasLtMatmulAlgoGetHeuristic", status);
-  plan.algorithm = found.algo;
-  plan.workspace = found.workspaceSize;
-  return true;
+  std::vector<Algorithm> usable;
+  for (const auto& candidate : std::span(found).first(size_t(count)))
+    if (candidate.state == CUBLAS_STATUS_SUCCESS && (in_parts || parts_of_sum(candidate.algo) == 1))
+      usable.push_back({candidate.algo, candidate.workspaceSize});
+  return usable;
 }
 
-/// The plan for a problem, made on first use and kept in `plans`; nullptr if the library does not support the problem.
-/// A running plan holds pointers, so each thread has its own plans.
-template <class Problem, class Make>
-const Product* plan_for(std::map<Problem, std::optional<Product>>& plans, const Problem& problem, const Make& make) {
-  const auto known = plans.find(problem);
-  if (known != plans.end()) return known->second ? &*known->second : nullptr;
-  if (plans.size() >= 1024) plans.clear();  // most likely shapes that never recur
-  const auto& added = plans.emplace(problem, make(problem)).first->second;
-  return added ? &*added : nullptr;
+/// The algorithm with the workspace that it needs for this product; none if it cannot compute it.
+inline std::vector<Algorithm> check_algorithm(const Product& plan, const cublasLtMatmulAlgo_t& algorithm) {
+  cublasLtMatmulHeuristicResult_t found{};
+  const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle(), plan.description.get(), plan.a.get(), plan.b.get(),
+                                                        plan.c.get(), plan.c.get(), &algorithm, &found);
+  if (status != CUBLAS_STATUS_SUCCESS || found.workspaceSize > most_workspace()) return {};
+  return {{algorithm, found.workspaceSize}};
+}
+
+/// The library's answers, one for each problem, for all threads of the process.
+template <class Problem> class Answers {
+ public:
+  /// The algorithms for a problem. `ask` finds them on first use; other threads wait for it.
+  template <class Ask> std::vector<Algorithm> get(const Problem& problem, const Ask& ask) {
+    const std::lock_guard lock(mutex_);
+    if (const auto known = answers_.find(problem); known != answers_.end()) return known->second;
+    if (answers_.size() >= 4096) answers_.clear();  // most likely shapes that never recur
+    return answers_.emplace(problem, ask()).first->second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<Problem, std::vector<Algorithm>> answers_;
+};
+
+/// The plan for a problem; nullptr if there is no algorithm. `describe(problem)` makes its descriptors, once for each
+/// thread, because a running plan holds pointers; `ask(plan)` its algorithms, once for the process.
+template <class Problem, class Describe, class Ask>
+const Product* plan_for(const Problem& problem, const Describe& describe, const Ask& ask) {
+  static Answers<Problem>& answers = *new Answers<Problem>;  // leaked: outlives all threads
+  thread_local std::map<Problem, Product> plans;
+  auto known = plans.find(problem);
+  if (known == plans.end()) {
+    if (plans.size() >= 1024) plans.clear();
+    Product plan = describe(problem);
+    plan.algorithms = answers.get(problem, [&] { return ask(plan); });
+    known = plans.emplace(problem, std::move(plan)).first;
+  }
+  return known->second.algorithms.empty() ? nullptr : &known->second;
+}
+/// The plan with the algorithms that cuBLASLt chooses for this very problem.
+template <class Problem, class Describe> const Product* plan_for(const Problem& problem, const Describe& describe) {
+  return plan_for(problem, describe, [](const Product& plan) { return choose_algorithms(plan); });
 }
 
 }  // namespace lockstep::on_cuda::blas

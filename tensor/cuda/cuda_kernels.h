@@ -21,7 +21,7 @@ namespace lockstep::on_cuda {
   /* matmul.cpp */ \
   X(matmul) X(matmul_unary_grad) X(matmul_row_sums) \
   /* quantized.cu */ \
-  X(matmul_quantized) \
+  X(matmul_quantized) X(read_quantized) \
   /* fp8.cu, matmul_fp8.cpp */ \
   X(cast_fp8) X(read_fp8) X(matmul_fp8) \
   /* conv.cu, pool.cu */ \

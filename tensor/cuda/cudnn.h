@@ -1,5 +1,5 @@
 #pragma once
-// Convolution and attention by cuDNN, if the build has it and LOCKSTEP_CUDNN is not 0. Internal.
+// Convolution by cuDNN, if the build has it and LOCKSTEP_CUDNN is not 0. Internal.
 #include <string>
 
 #include "tensor/kernels.h"
@@ -11,12 +11,6 @@ namespace lockstep::cuda {
 bool cudnn_conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, const Tensor& out);
 bool cudnn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, const Tensor& grad_x);
 bool cudnn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, const Tensor& grad_w);
-/// Attention in f16 or bf16, without mask, dropout and block layout. Results as for convolutions.
-bool cudnn_attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask, const AttentionArgs& args,
-                     const Tensor& out, const Tensor& lse);
-bool cudnn_attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
-                          const Tensor& out, const Tensor& lse, const AttentionArgs& args, const Tensor& grad_q,
-                          const Tensor& grad_k, const Tensor& grad_v);
 /// The version of cuDNN, such as "9.19.0"; empty in a build without cuDNN.
 std::string cudnn_version();
 

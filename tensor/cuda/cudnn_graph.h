@@ -1,8 +1,7 @@
 #pragma once
 // cuDNN's backend API: descriptors; the choice of an execution plan among the engines that cuDNN's heuristics propose
-// for a graph of operations; and convolutions, which are graphs of one operation (cudnn_attention_graph.h has the
-// graphs of attention). No tensors and no CUDA runtime here, so that a test can ask cuDNN without a device
-// (tests/cudnn/). Internal.
+// for a graph of operations; and convolutions, which are graphs of one operation. No tensors and no CUDA runtime here,
+// so that a test can ask cuDNN without a device (tests/cudnn/). Internal.
 #include <cudnn_graph.h>
 
 #include <array>

@@ -4,7 +4,7 @@
 #include <string>
 
 #include "tensor/check.h"
-#include "tensor/cuda/cudnn_attention_graph.h"
+#include "tensor/cuda/cudnn_graph.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/graph.h"
 
@@ -21,7 +21,6 @@ struct KeptPlan {
 struct CudnnSession {
   cudnnHandle_t handle = nullptr;
   std::map<ConvProblem, KeptPlan> convolutions;
-  std::map<AttentionProblem, KeptPlan> attentions;
 };
 
 /// True unless LOCKSTEP_CUDNN is 0.
@@ -37,7 +36,6 @@ void log_choice(const char* op, const std::string& problem, const EnginePlan& pl
 
 /// A problem in words, for messages.
 std::string text_of(const ConvProblem& problem);
-std::string text_of(const AttentionProblem& problem);
 
 /// The cached plan, or a new one made by `plan` and cached. nullptr if cuDNN does not support the problem, or if it is
 /// new while a graph is recorded.

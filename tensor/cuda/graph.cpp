@@ -163,7 +163,7 @@ void begin_capture(int device) {
 bool is_recording() { return bool(recording); }
 
 void abandon_capture(int device) noexcept {
-  cudaSetDevice(device);
+  const OnDevice here(device);
   cudaError_t code;
   const auto [graph, arena] = stop(code);
   if (graph) cudaGraphDestroy(graph);
@@ -197,9 +197,7 @@ void launch_graph(void* graph, int device) {
 
 void free_graph(void* graph, int device) noexcept {
   const std::unique_ptr<Captured> captured(static_cast<Captured*>(graph));
-  int before = 0;
-  cudaGetDevice(&before);
-  cudaSetDevice(device);
+  const OnDevice here(device);
   cudaDeviceSynchronize();  // a replay may still run
   cudaGraphExecDestroy(captured->graph);
   {
@@ -208,7 +206,6 @@ void free_graph(void* graph, int device) noexcept {
     forget_unused(captured->arena);
   }
   captured->arena.reset();
-  cudaSetDevice(before);
 }
 
 void* allocate_captured(size_t bytes, int device) {
@@ -253,11 +250,8 @@ void hold_for_graphs(const std::shared_ptr<void>& owner, int device, uint32_t bo
 }
 
 void free_in_order(void* data, int device, void* stream) noexcept {
-  int before = 0;
-  cudaGetDevice(&before);
-  if (before != device) cudaSetDevice(device);
+  const OnDevice here(device);
   cudaFreeAsync(data, static_cast<cudaStream_t>(stream));
-  if (before != device) cudaSetDevice(before);
 }
 
 }  // namespace lockstep::cuda

@@ -7,6 +7,7 @@
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/report.h"
 #include "tensor/cuda/warp.h"
+#include "tensor/padded.h"
 
 namespace lockstep::on_cuda {
 namespace {
@@ -123,12 +124,12 @@ __device__ void grad_of(Row<T, threads, V, held>& row, const Targets<T>& to, int
 template <class T, int threads, int V, bool held, bool with_grad>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     loss_kernel(const T* x, Targets<T> to, const Compute<T>* grad_loss, Compute<T>* loss, Compute<T>* lse, T* out,
-                int64_t rows, int64_t n) {
+                int64_t rows, int64_t n, int64_t step, int64_t out_step) {
   for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
-    Row<T, threads, V, held> row(x + r * n, n);
+    Row<T, threads, V, held> row(x + r * step, n);
     const Compute<T> l = loss_of(row, to, r, loss);
     if (threadIdx.x == 0) lse[r] = l;
-    if constexpr (with_grad) grad_of(row, to, r, grad_loss[r], l, out + r * n);
+    if constexpr (with_grad) grad_of(row, to, r, grad_loss[r], l, out + r * out_step);
   }
 }
 
@@ -136,11 +137,16 @@ __global__ void __launch_bounds__(threads == warp ? 128 : threads)
 template <class T, int threads, int V, bool held>
 __global__ void __launch_bounds__(threads == warp ? 128 : threads)
     loss_grad_kernel(const Compute<T>* grad_loss, const T* x, const Compute<T>* lse, Targets<T> to, T* out,
-                     int64_t rows, int64_t n) {
+                     int64_t rows, int64_t n, int64_t step, int64_t out_step) {
   for (int64_t r = RowBlocks<threads>::first(); r < rows; r += RowBlocks<threads>::step()) {
-    Row<T, threads, V, held> row(x + r * n, n);
-    grad_of(row, to, r, grad_loss[r], lse[r], out + r * n);
+    Row<T, threads, V, held> row(x + r * step, n);
+    grad_of(row, to, r, grad_loss[r], lse[r], out + r * out_step);
   }
+}
+
+/// Where the second row begins: rows are aligned if the first two are.
+const void* second_row(const Tensor& x) {
+  return static_cast<const char*>(x.raw_data()) + row_step(x) * size_of(x.dtype());
 }
 
 /// Calls fn(targets), after summing the class weights if label smoothing needs it.
@@ -167,12 +173,15 @@ void cross_entropy(const Tensor& logits, const Tensor& target, const Tensor& wei
     using A = Compute<T>;
     with_targets<T>("cross_entropy", target, weight, args, n, [&](const Targets<T>& to) {
       T* const out = data_or_null<T>(grad);
-      with_row_shape<T>(n, {logits.raw_data(), to.weight, out}, [&]<int threads, int V, bool held> {
-        using Blocks = RowBlocks<threads>;
-        cuda::launch({"cross_entropy", Blocks::grid(rows), Blocks::block()},
-                     out ? loss_kernel<T, threads, V, held, true> : loss_kernel<T, threads, V, held, false>,
-                     logits.data<T>(), to, data_or_null<A>(grad_loss), loss.data<A>(), lse.data<A>(), out, rows, n);
-      });
+      with_row_shape<T>(n, {logits.raw_data(), second_row(logits), to.weight, out, out ? second_row(grad) : nullptr},
+                        [&]<int threads, int V, bool held> {
+                          using Blocks = RowBlocks<threads>;
+                          cuda::launch(
+                              {"cross_entropy", Blocks::grid(rows), Blocks::block()},
+                              out ? loss_kernel<T, threads, V, held, true> : loss_kernel<T, threads, V, held, false>,
+                              logits.data<T>(), to, data_or_null<A>(grad_loss), loss.data<A>(), lse.data<A>(), out,
+                              rows, n, row_step(logits), out ? row_step(grad) : 0);
+                        });
     });
   });
 }
@@ -183,11 +192,13 @@ void cross_entropy_grad(const Tensor& grad_loss, const Tensor& logits, const Ten
   for_floats("cross_entropy_grad", logits, [&]<class T> {
     using A = Compute<T>;
     with_targets<T>("cross_entropy_grad", target, weight, args, n, [&](const Targets<T>& to) {
-      with_row_shape<T>(n, {logits.raw_data(), grad.raw_data(), to.weight}, [&]<int threads, int V, bool held> {
-        using Blocks = RowBlocks<threads>;
-        cuda::launch({"cross_entropy_grad", Blocks::grid(rows), Blocks::block()}, loss_grad_kernel<T, threads, V, held>,
-                     grad_loss.data<A>(), logits.data<T>(), lse.data<A>(), to, grad.data<T>(), rows, n);
-      });
+      with_row_shape<T>(n, {logits.raw_data(), second_row(logits), grad.raw_data(), second_row(grad), to.weight},
+                        [&]<int threads, int V, bool held> {
+                          using Blocks = RowBlocks<threads>;
+                          cuda::launch({"cross_entropy_grad", Blocks::grid(rows), Blocks::block()},
+                                       loss_grad_kernel<T, threads, V, held>, grad_loss.data<A>(), logits.data<T>(),
+                                       lse.data<A>(), to, grad.data<T>(), rows, n, row_step(logits), row_step(grad));
+                        });
     });
   });
 }

@@ -2,20 +2,24 @@
 // the operands swap places and nothing is copied. Bound by 2 M N K operations at the tensor cores' rate (f16, bf16,
 // tf32) or, for thin products such as decoding, by reading the larger operand.
 //
-// cuBLASLt is asked once per shape for an algorithm, and the answer is kept. It may sum in pieces, but always in f32
-// and in a fixed order, so the same product gives the same bits. Operations after the product are fused if the library
-// has them: bias, relu, gelu_tanh with the value before it, the derivative of gelu_tanh, and the sums of a's rows,
-// which are a bias's gradient. The rest runs afterwards as our pointwise kernel or a reduction.
+// cuBLASLt is asked once per shape for an algorithm, and the process keeps the answer. It may sum in parts, but always
+// in f32 and in a fixed order, so the same product gives the same bits. Operations after the product are fused if the
+// library has them: bias, relu, gelu_tanh with the value before it, the derivative of gelu_tanh, and the sums of a's
+// rows, which are a bias's gradient. The rest runs afterwards as our pointwise kernel or a reduction.
+//
+// In a BatchInvariant scope the algorithm is that of one number of rows, for any number of rows, and it sums in one
+// sequence. So a row's bits depend on n, k, dtypes and epilogue alone.
 #include <algorithm>
-#include <map>
-#include <optional>
+#include <array>
 #include <vector>
 
+#include "tensor/batch_invariant.h"
 #include "tensor/check.h"
 #include "tensor/cuda/cublaslt.h"
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/ops.h"
+#include "tensor/padded.h"
 
 namespace lockstep::on_cuda {
 
@@ -57,7 +61,7 @@ std::vector<BatchDim> batch_dims(const Tensor& a, const Tensor& b, const Tensor&
 /// Everything that the choice of an algorithm depends on; the key of the plans.
 struct Problem {
   int64_t device, dtype, result, tf32, m, n, k;
-  int64_t lead_a, lead_b, transposed_a, transposed_b;
+  int64_t lead_a, lead_b, lead_out, transposed_a, transposed_b;
   int64_t batch, stride_a, stride_b;
   int64_t align_a, align_b, align_c, align_d, align_bias, align_pre;
   int64_t epilogue, adds;  // adds: beta != 0
@@ -69,8 +73,8 @@ constexpr uint32_t aux_bit = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GEL
 bool has_pre(int64_t epilogue) { return epilogue & aux_bit; }
 bool has_bias(int64_t epilogue) { return epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB); }
 
-/// Makes the plan; nullopt if the library does not support the product.
-std::optional<Product> make_plan(const Problem& p) {
+/// Makes the descriptors of a product.
+Product describe(const Problem& p) {
   const DType dtype = DType(p.dtype);
   const cudaDataType_t type = type_of(dtype), result = type_of(DType(p.result));
   const cublasComputeType_t compute = dtype == f64 ? CUBLAS_COMPUTE_64F
@@ -97,10 +101,25 @@ std::optional<Product> make_plan(const Problem& p) {
                           : layout(type, p.n, p.k, p.lead_b, p.batch, p.stride_b);
   plan.b = p.transposed_a ? layout(type, p.m, p.k, p.lead_a, p.batch, p.stride_a)
                           : layout(type, p.k, p.m, p.lead_a, p.batch, p.stride_a);
-  plan.c = layout(result, p.n, p.m, p.n, p.batch, p.m * p.n);
-
-  if (!choose_algorithm(plan, p.align_b, p.align_a, p.align_c, p.align_d)) return std::nullopt;
+  plan.c = layout(result, p.n, p.m, p.lead_out, p.batch, p.m * p.n);
+  std::ranges::copy(std::array{p.align_b, p.align_a, p.align_c, p.align_d}, plan.align);
   return plan;
+}
+
+/// The number of rows for which the algorithm of batch-invariant products is chosen: about the largest at which an H200
+/// multiplies a tile no slower than it reads the weights (165 with tensor cores, 28 in f32), so few rows cost nothing.
+int64_t usual_rows(const Problem& p) { return p.tf32 || size_of(DType(p.dtype)) == 2 ? 128 : 32; }
+
+/// The plan of a batch-invariant product of one matrix; nullptr if the algorithm does not take this number of rows.
+/// `supported` becomes false if there is no algorithm at all.
+const Product* invariant_plan(const Problem& p, bool& supported) {
+  Problem usual = p;
+  usual.m = usual_rows(p);
+  const Product* const chosen =
+      plan_for(usual, describe, [](const Product& plan) { return choose_algorithms(plan, false); });
+  supported = chosen;
+  if (!chosen || p == usual) return chosen;
+  return plan_for(p, describe, [&](const Product& plan) { return check_algorithm(plan, chosen->best().algorithm); });
 }
 
 /// Operations that the library fuses with the product.
@@ -120,54 +139,66 @@ struct Fused {
   }
 };
 
-/// out = fused(alpha * a b + beta * c). False, having written nothing, if the library does not support it.
-bool product(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bias, const MatmulArgs& args,
-             const Fused& fused, const Tensor& pre, const Tensor& out) {
-  const Tensor& from = args.beta != 0 ? c : out;  // the library needs an address even if beta is 0
-  const int64_t width = size_of(a.dtype()), m = out.size(-2), n = out.size(-1);
-  const std::vector<BatchDim> dims = batch_dims(a, b, out);
+/// The operands of a product: out = fused(alpha * a b + beta * c).
+struct Operands {
+  const Tensor &a, &b, &c, &bias;
+  const MatmulArgs& args;
+  Fused fused;
+  const Tensor &pre, &out;
+
+  int64_t rows() const { return out.size(-2); }
+  int64_t columns() const { return out.size(-1); }
+  /// The tensor at the library's C, which needs an address even if beta is 0.
+  const Tensor& added() const { return args.beta != 0 ? c : out; }
+};
+
+uint64_t address(const Tensor& x) { return reinterpret_cast<uint64_t>(x.raw_data()); }
+
+/// The problem for the library; `dims` are those of the batch.
+Problem problem_of(const Operands& o, const std::vector<BatchDim>& dims) {
+  const int64_t width = size_of(o.a.dtype()), m = o.rows(), n = o.columns();
   LOCKSTEP_CHECK(dims[0].size <= INT32_MAX, "[matmul] expected at most ", INT32_MAX,
                  " matrices in a batch on cuda, got ", dims[0].size);
-  const Operand left = operand(a), right = operand(b);
-  const auto address = [](const Tensor& x) { return reinterpret_cast<uint64_t>(x.raw_data()); };
-  uint64_t places_a = address(a), places_b = address(b);
+  const Operand left = operand(o.a), right = operand(o.b);
+  uint64_t places_a = address(o.a), places_b = address(o.b);
   for (const BatchDim& d : dims) places_a |= uint64_t(d.a * width), places_b |= uint64_t(d.b * width);
-  const bool strided = out.numel() > m * n;
+  const bool strided = o.out.numel() > m * n;
   const auto of_result = [&](const Tensor& x) {
     return x.defined() ? alignment(address(x) | (strided ? uint64_t(m * n * size_of(x.dtype())) : 0)) : 256;
   };
-  const Problem problem{cuda::current_device(),
-                        int64_t(a.dtype()),
-                        int64_t(out.dtype()),
-                        a.dtype() == f32 && float32_matmul_precision() == MatmulPrecision::tf32,
-                        m,
-                        n,
-                        a.size(-1),
-                        left.lead,
-                        right.lead,
-                        left.transposed,
-                        right.transposed,
-                        dims[0].size,
-                        dims[0].a,
-                        dims[0].b,
-                        alignment(places_a),
-                        alignment(places_b),
-                        of_result(from),
-                        of_result(out),
-                        has_bias(fused.epilogue()) ? alignment(address(bias)) : 256,
-                        of_result(pre),
-                        fused.epilogue(),
-                        args.beta != 0};
-  if (has_pre(problem.epilogue) && (n % 8 != 0 || problem.align_pre < 16)) return false;  // required by the library
-  thread_local std::map<Problem, std::optional<Product>> plans;
-  const Product* plan = plan_for(plans, problem, make_plan);
-  if (!plan) return false;
+  return {cuda::current_device(),
+          int64_t(o.a.dtype()),
+          int64_t(o.out.dtype()),
+          o.a.dtype() == f32 && float32_matmul_precision() == MatmulPrecision::tf32,
+          m,
+          n,
+          o.a.size(-1),
+          left.lead,
+          right.lead,
+          std::max(o.out.strides()[o.out.dim() - 2], n),  // more than n for padded rows, which are no batch
+          left.transposed,
+          right.transposed,
+          dims[0].size,
+          dims[0].a,
+          dims[0].b,
+          alignment(places_a),
+          alignment(places_b),
+          of_result(o.added()),
+          of_result(o.out),
+          has_bias(o.fused.epilogue()) ? alignment(address(o.bias)) : 256,
+          of_result(o.pre),
+          o.fused.epilogue(),
+          o.args.beta != 0};
+}
 
-  const cuda::Scratch workspace(plan->workspace);
-  const float alpha32 = float(args.alpha), beta32 = float(args.beta);
+/// Computes the product by the plan, one batch of the library after the other.
+void run(const Product& plan, const Operands& o, const std::vector<BatchDim>& dims) {
+  const Algorithm& best = plan.best();
+  const cuda::Scratch workspace(best.workspace);
+  const float alpha32 = float(o.args.alpha), beta32 = float(o.args.beta);
   const void *alpha = &alpha32, *beta = &beta32;
-  if (out.dtype() == f64) alpha = &args.alpha, beta = &args.beta;
-  const int64_t matrices = out.numel() / (m * n);
+  if (o.out.dtype() == f64) alpha = &o.args.alpha, beta = &o.args.beta;
+  const int64_t each = o.rows() * o.columns(), matrices = o.out.numel() / each;
   for (int64_t first = 0; first < matrices; first += dims[0].size) {
     int64_t at_a = 0, at_b = 0, index = first / dims[0].size;
     for (size_t d = 1; d < dims.size(); index /= dims[d++].size)
@@ -175,17 +206,89 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bi
     const auto place = [&](const Tensor& x, int64_t elements) {
       return static_cast<char*>(x.raw_data()) + elements * size_of(x.dtype());
     };
-    if (has_bias(problem.epilogue))
-      set(plan->description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.raw_data()));
-    if (has_pre(problem.epilogue))
-      set(plan->description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(place(pre, first * m * n)));
-    check_blas(
-        "cublasLtMatmul",
-        cublasLtMatmul(handle(), plan->description.get(), alpha, place(b, at_b), plan->a.get(), place(a, at_a),
-                       plan->b.get(), beta, place(from, first * m * n), plan->c.get(), place(out, first * m * n),
-                       plan->c.get(), &plan->algorithm, workspace.as<void>(), plan->workspace, cuda::current_stream()));
+    if (has_bias(o.fused.epilogue()))
+      set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(o.bias.raw_data()));
+    if (has_pre(o.fused.epilogue()))
+      set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(place(o.pre, first * each)));
+    check_blas("cublasLtMatmul", cublasLtMatmul(handle(), plan.description.get(), alpha, place(o.b, at_b), plan.a.get(),
+                                                place(o.a, at_a), plan.b.get(), beta, place(o.added(), first * each),
+                                                plan.c.get(), place(o.out, first * each), plan.c.get(), &best.algorithm,
+                                                workspace.as<void>(), best.workspace, cuda::current_stream()));
   }
+}
+
+/// The alignment that rows of `n` elements have in any memory of ours; kernels gain nothing from more than 16 bytes.
+int64_t usual_alignment(int64_t n, DType dtype) {
+  return std::min<int64_t>(16, alignment(uint64_t(n * size_of(dtype))));
+}
+
+/// Copies x unless its rows are whole and lie one after the other, at a usual address.
+Tensor usual(const Tensor& x) {
+  const bool fits = x.is_contiguous() && address(x) % uint64_t(usual_alignment(x.size(-1), x.dtype())) == 0;
+  return fits ? x : x.clone();
+}
+
+/// product() in a BatchInvariant scope: what the algorithm depends on has nothing of the number of rows, nor of where
+/// they lie. Numbers of rows that the algorithm does not take are computed in parts of usual_rows().
+bool invariant_product(const Operands& o) {
+  if (o.fused.keeps_pre) return false;  // the memory's alignment would matter
+  const bool adds = o.args.beta != 0;
+  if (o.out.dim() > 2) {  // the number of matrices must not matter either
+    bool supported = true;
+    for (int64_t i = 0; supported && i < o.out.size(0); ++i) {
+      const Tensor a = o.a[i], b = o.b[i], c = adds ? o.c[i] : o.c, out = o.out[i];
+      supported = invariant_product({a, b, c, o.bias, o.args, o.fused, o.pre, out});
+    }
+    return supported;
+  }
+  const auto has_padding = [&](const Tensor& x) {  // also of a single row
+    return !adds && has_whole_rows(x) && row_step(x) == padded_columns(x.size(1)) && address(x) % 16 == 0;
+  };
+  const Tensor a = usual(o.a), c = adds ? usual(o.c) : o.c, out = has_padding(o.out) ? o.out : usual(o.out);
+  const Operands plain{a, o.b, c, o.bias, o.args, o.fused, o.pre, out};
+  const std::vector<BatchDim> dims = batch_dims(a, o.b, out);
+  Problem problem = problem_of(plain, dims);
+  problem.lead_a = problem.k, problem.transposed_a = 0;
+  problem.align_a = usual_alignment(problem.k, a.dtype());
+  problem.lead_out = row_step(out);
+  problem.align_c = problem.align_d = usual_alignment(problem.lead_out, out.dtype());
+  bool supported = true;
+  if (const Product* const plan = invariant_plan(problem, supported)) {
+    run(*plan, plain, dims);
+  } else if (!supported) {
+    return false;
+  } else {
+    const int64_t each = usual_rows(problem);
+    for (int64_t first = 0; first < problem.m; first += each) {
+      const int64_t rows = std::min(each, problem.m - first);
+      const auto part = [&](const Tensor& x) {
+        const Tensor some = x.narrow(0, first, rows);
+        return rows == each ? some : cat({some, zeros({each - rows, x.size(1)}, {x.dtype(), x.device()})}, 0);
+      };
+      const Tensor a_part = part(a), c_part = adds ? part(c) : c,
+                   out_part = rows == each       ? out.narrow(0, first, rows)
+                              : has_padding(out) ? empty_padded({each, problem.n}, {out.dtype(), out.device()})
+                                                 : empty({each, problem.n}, {out.dtype(), out.device()});
+      invariant_product({a_part, o.b, c_part, o.bias, o.args, o.fused, o.pre, out_part});
+      if (rows < each) out.narrow(0, first, rows).copy_(out_part.narrow(0, 0, rows));
+    }
+  }
+  if (out.storage() != o.out.storage()) Tensor(o.out).copy_(out);
   return true;
+}
+
+/// out = fused(alpha * a b + beta * c). False, having written nothing, if the library does not support it.
+bool product(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bias, const MatmulArgs& args,
+             const Fused& fused, const Tensor& pre, const Tensor& out) {
+  const Operands operands{a, b, c, bias, args, fused, pre, out};
+  if (BatchInvariant::is_on() && !fused.row_sums && !fused.gelu_grad) return invariant_product(operands);
+  const std::vector<BatchDim> dims = batch_dims(a, b, out);
+  const Problem problem = problem_of(operands, dims);
+  // required by the library
+  if (has_pre(problem.epilogue) && (problem.n % 8 != 0 || problem.align_pre < 16)) return false;
+  const Product* const plan = plan_for(problem, describe);
+  if (plan) run(*plan, operands, dims);
+  return plan;
 }
 
 void pointwise_into(PointwiseOp op, const std::vector<const Tensor*>& in, Tensor& out, double p = 0) {

@@ -1,7 +1,8 @@
 // Products of 8-bit floats by cuBLASLt: out = a b^T + bias, with a scale for each operand that is read on the device.
 // The library is column-major: out^T = b a^T, where its A is our b, transposed, and its B is our a, not transposed.
 // This is the only form that Hopper supports. "Fast accumulation" is off, so partial sums are moved to f32 in time.
-#include <optional>
+#include <algorithm>
+#include <array>
 #include <tuple>
 
 #include "tensor/cuda/cublaslt.h"
@@ -23,7 +24,15 @@ struct Fp8Problem {
   auto operator<=>(const Fp8Problem&) const = default;
 };
 
-std::optional<Product> make_fp8_plan(const Fp8Problem& p) {
+/// What the library is told of a scale's address: a multiple of 16 bytes. It refuses a call whose scales lie elsewhere.
+constexpr uintptr_t scale_place = 16;
+/// The scale at such an address; nn::Fp8Scaling makes its scales so.
+Tensor placed(const Tensor& scale) {
+  return reinterpret_cast<uintptr_t>(scale.raw_data()) % scale_place == 0 ? scale : scale.clone();
+}
+
+/// Makes the descriptors of a product.
+Product describe_fp8(const Fp8Problem& p) {
   const auto type = [](bool is_e5m2) { return is_e5m2 ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3; };
   Product plan;
   cublasLtMatmulDesc_t made = nullptr;
@@ -36,7 +45,7 @@ std::optional<Product> make_fp8_plan(const Fp8Problem& p) {
       uint32_t(p.align_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT));
   // Here the library reads only the alignment of the addresses.
   for (const auto scale : {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER})
-    set(plan.description, scale, reinterpret_cast<const void*>(uintptr_t(256)));
+    set(plan.description, scale, reinterpret_cast<const void*>(scale_place));
   if (p.align_bias) {
     set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, int32_t(type_of(DType(p.result))));
     set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const void*>(p.align_bias));
@@ -44,7 +53,7 @@ std::optional<Product> make_fp8_plan(const Fp8Problem& p) {
   plan.a = layout(type(p.b_is_e5m2), p.k, p.n, p.k);
   plan.b = layout(type(p.a_is_e5m2), p.k, p.m, p.k);
   plan.c = layout(type_of(DType(p.result)), p.n, p.m, p.n);
-  if (!choose_algorithm(plan, p.align_b, p.align_a, p.align_out, p.align_out)) return std::nullopt;
+  std::ranges::copy(std::array{p.align_b, p.align_a, p.align_out, p.align_out}, plan.align);
   return plan;
 }
 
@@ -71,18 +80,25 @@ bool matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias, Tens
                            align(out),
                            fuses ? align(bias) : 0};
   if (problem.align_a < 16 || problem.align_b < 16 || problem.align_out < 16) return false;
-  thread_local std::map<Fp8Problem, std::optional<Product>> plans;
-  const Product* const plan = plan_for(plans, problem, make_fp8_plan);
+  const Product* const plan = plan_for(problem, describe_fp8);
   if (!plan) return false;
-  set(plan->description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(b.scale_inv.raw_data()));
-  set(plan->description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(a.scale_inv.raw_data()));
+  const Tensor scale_a = placed(a.scale_inv), scale_b = placed(b.scale_inv);
+  set(plan->description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(scale_b.raw_data()));
+  set(plan->description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(scale_a.raw_data()));
   if (fuses) set(plan->description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.raw_data()));
-  const cuda::Scratch workspace(plan->workspace);
-  const float alpha = 1, beta = 0;
-  check_blas("cublasLtMatmul", cublasLtMatmul(handle(), plan->description.get(), &alpha, b.codes.raw_data(),
-                                              plan->a.get(), a.codes.raw_data(), plan->b.get(), &beta, out.raw_data(),
-                                              plan->c.get(), out.raw_data(), plan->c.get(), &plan->algorithm,
-                                              workspace.as<void>(), plan->workspace, cuda::current_stream()));
+  const auto runs = [&](const Algorithm& with) {
+    const cuda::Scratch workspace(with.workspace);
+    const float alpha = 1, beta = 0;
+    const cublasStatus_t status =
+        cublasLtMatmul(handle(), plan->description.get(), &alpha, b.codes.raw_data(), plan->a.get(), a.codes.raw_data(),
+                       plan->b.get(), &beta, out.raw_data(), plan->c.get(), out.raw_data(), plan->c.get(),
+                       &with.algorithm, workspace.as<void>(), with.workspace, cuda::current_stream());
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return false;
+    check_blas("cublasLtMatmul", status);
+    return true;
+  };
+  // The library has refused in the call what its heuristic proposed; another algorithm may do.
+  if (std::none_of(plan->algorithms.begin(), plan->algorithms.end(), runs)) return false;
   if (bias.defined() && !fuses) {
     const Tensor* const in[] = {&out, &bias};
     LOCKSTEP_KERNEL(out.device(), pointwise)(PointwiseOp::add, PointwisePart::value, {}, in, 2, out);

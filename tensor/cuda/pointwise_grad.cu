@@ -1,6 +1,7 @@
 // Derivatives of pointwise operations with one operand.
 #include "tensor/cuda/pointwise.h"
 #include "tensor/cuda/pointwise_table.h"
+#include "tensor/cuda/trigonometry.h"
 
 namespace lockstep::on_cuda {
 namespace {
@@ -8,14 +9,16 @@ namespace {
 template <class F, class C> struct Grad {
   functor::Params<C> a;
   __device__ C operator()(C g) const { return F::grad(g, C(0), a); }
-  __device__ C operator()(C g, C kept) const {
-#if !defined(__CUDACC__)
-    if constexpr (has_large_arguments<F, C>) {
-      if (F::is_large(kept)) return C(F::large_grad(g, kept));
-    }
-#endif
-    return F::grad(g, kept, a);
-  }
+  __device__ C operator()(C g, C kept) const { return F::grad(g, kept, a); }
+};
+
+template <> struct Grad<functor::Sin, float> {
+  functor::Params<float> a;
+  __device__ float operator()(float g, float x) const { return g * sine(x, 1); }
+};
+template <> struct Grad<functor::Cos, float> {
+  functor::Params<float> a;
+  __device__ float operator()(float g, float x) const { return -g * sine(x, 0); }
 };
 
 template <class C> struct Grad<functor::PowScalar, C> {

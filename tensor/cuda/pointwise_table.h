@@ -41,10 +41,4 @@ template <PointwiseKind kind, class Fn> constexpr void each_type(Fn add) {
 /// The scalar arguments of an operation in the type that it computes in.
 template <class C> functor::Params<C> params_of(const PointwiseArgs& args) { return {args.p.to<C>(), args.q.to<C>()}; }
 
-/// CUDA's sin and cos take any argument; our CPU versions leave large ones to std.
-template <class F, class C>
-concept has_large_arguments = std::is_same_v<C, float> && requires {
-  F::large_value(0.0);
-};
-
 }  // namespace lockstep::on_cuda

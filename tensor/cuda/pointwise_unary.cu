@@ -1,20 +1,23 @@
 // Values of pointwise operations with one operand.
 #include "tensor/cuda/pointwise.h"
 #include "tensor/cuda/pointwise_table.h"
+#include "tensor/cuda/trigonometry.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
 template <class F, class C> struct Value {
   functor::Params<C> a;
-  __device__ C operator()(C x) const {
-#if !defined(__CUDACC__)
-    if constexpr (has_large_arguments<F, C>) {
-      if (F::is_large(x)) return C(F::large_value(x));
-    }
-#endif
-    return F::value(x, a);
-  }
+  __device__ C operator()(C x) const { return F::value(x, a); }
+};
+
+template <> struct Value<functor::Sin, float> {
+  functor::Params<float> a;
+  __device__ float operator()(float x) const { return sine(x, 0); }
+};
+template <> struct Value<functor::Cos, float> {
+  functor::Params<float> a;
+  __device__ float operator()(float x) const { return sine(x, 1); }
 };
 
 // Common exponents are exact and fast.

@@ -10,6 +10,11 @@
 
 #include "tensor/backend.h"
 #include "tensor/cuda/streams.h"
+#include "tensor/graph.h"
+
+namespace lockstep::on_cuda {
+const void* some_kernel();  // step_numbers.cu
+}
 
 namespace lockstep::cuda {
 namespace {
@@ -35,14 +40,16 @@ DeviceState& state_of(int device) {
     check("device", cudaGetDeviceProperties(&properties, device));
     state.limits = {properties.multiProcessorCount, int(properties.sharedMemPerBlockOptin), properties.major,
                     properties.minor};
-    int before = 0;  // the caller may have selected another device
-    check("device", cudaGetDevice(&before));
-    check("device", cudaSetDevice(device));
+    const int version = properties.major * 10 + properties.minor;
+    LOCKSTEP_CHECK(has_code_for(device), "[device] cuda:", device, " (", properties.name, ") has compute capability ",
+                   properties.major, ".", properties.minor,
+                   ", for which this build has no code: build it with -Dgpu_arch=", version,
+                   ", or use another device (`lockstep env` lists them)");
+    const OnDevice here(device);
     check("device", cudaStreamCreateWithFlags(&state.stream, cudaStreamNonBlocking));
     void* pinned = nullptr;
     check("device", cudaMallocHost(&pinned, sizeof(Report)));
     state.report = new (pinned) Report;
-    check("device", cudaSetDevice(before));
   });
   return state;
 }
@@ -100,9 +107,19 @@ void fail_launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStrea
 void select_device(int device) {
   if (device == selected_device) [[likely]]
     return;
+  Graph::check_recording({Device::Type::cuda, int16_t(device)});
   check("device", cudaSetDevice(device));
-  selected_device = device;
+  selected_device = -1;  // unless the device turns out to be usable
   state_of(device);
+  selected_device = device;
+}
+
+bool has_code_for(int device) {
+  const OnDevice here(device);
+  cudaFuncAttributes attributes{};
+  const cudaError_t code = cudaFuncGetAttributes(&attributes, on_cuda::some_kernel());
+  if (code != cudaSuccess) cudaGetLastError();
+  return code != cudaErrorNoKernelImageForDevice && code != cudaErrorInvalidDeviceFunction;
 }
 
 int current_device() { return selected_device < 0 ? 0 : selected_device; }

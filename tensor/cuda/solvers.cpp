@@ -277,11 +277,12 @@ void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>
   const int n = int(work.size(1)), m = int(work.size(2));
   const bool jacobi = is_batch(work, most_by_jacobi);  // returns all columns of `left`, and V instead of V^T
   Tensor left, right;
-  if (vectors) left = made(a, {count, jacobi ? m : kept, m}), right = made(a, {count, n, n});
+  // gesvdjBatched writes both even if no vectors are asked for.
+  if (vectors || jacobi) left = made(a, {count, jacobi ? m : kept, m}), right = made(a, {count, n, n});
   typed(a, [&]<class T> {
-    T *const l = vectors ? left.data<T>() : nullptr, *const r = vectors ? right.data<T>() : nullptr;
     int size = 0;
     if (jacobi) {
+      T *const l = left.data<T>(), *const r = right.data<T>();
       const auto mode = vectors ? CUSOLVER_EIG_MODE_VECTOR : CUSOLVER_EIG_MODE_NOVECTOR;
       SOLVER(gesvdjBatched_bufferSize, on->solver, mode, m, n, work.data<T>(), m, s.data<T>(), l, m, r, n, &size,
              on->svd, int(count));

@@ -6,8 +6,27 @@ namespace lockstep::cuda {
 
 /// Devices that this process can address.
 inline constexpr int most_devices = 64;
-/// Makes `device` this thread's current device.
+/// Makes `device` this thread's current device. All work on a device begins with this call. Error while the thread
+/// records a graph of another device, and for a device that this build has no code for.
 void select_device(int device);
+/// Makes `device` current for CUDA while it lives, and then the one before. Unlike select_device() it throws nothing:
+/// for destructors, and for what has to be done after an error.
+class OnDevice {
+ public:
+  explicit OnDevice(int device) noexcept : device_(device) {
+    cudaGetDevice(&before_);
+    if (before_ != device_) cudaSetDevice(device_);
+  }
+  ~OnDevice() {
+    if (before_ != device_) cudaSetDevice(before_);
+  }
+  OnDevice(const OnDevice&) = delete;
+
+ private:
+  int device_, before_ = 0;
+};
+/// True if this build has code that the device can run.
+bool has_code_for(int device);
 /// The stream that this thread uses on `device`.
 cudaStream_t stream_of(int device);
 /// Throws the reason given to distrust(), if any; else throws, once, the range error that kernels reported on `device`.

@@ -114,6 +114,32 @@ TEST_CASE("linear_cross_entropy: one input without a gradient, more dims, and a 
   }
 }
 
+TEST_CASE(
+    "linear_cross_entropy, linear_padded: vocabularies whose rows of logits are padded, and one that needs none") {
+  for (const int64_t classes : {1, 63, 64, 65, 32003, 50257, 128256}) {
+    CAPTURE(classes);
+    const HeadCase c = head_case(5, 3, classes);
+    const auto expected = three(whole(c.target, {}), c, 0.3);
+    const auto check = [&](const std::vector<Tensor>& got) {
+      for (size_t i = 0; i < 3; ++i) CHECK(apart(got[i], expected[i]) <= 1e-12);
+    };
+    check(three(by_rows(c.target, {}, 2), c, 0.3));
+    check(three([&](auto& x, auto& w) { return cross_entropy(linear_padded(x, w), c.target); }, c, 0.3));
+    Variable scores;  // kept, so that the gradient is made in other memory
+    check(three([&](auto& x, auto& w) { return cross_entropy(scores = linear_padded(x, w), c.target); }, c, 0.3));
+    CHECK(scores.shape() == Shape{5, classes});
+    CHECK(apart(scores.tensor(), linear(c.x, c.weight).tensor()) <= 1e-14);
+  }
+  const HeadCase c = head_case(3, 2, 5);
+  const auto product = [](const std::vector<Variable>& in) { return linear_padded(in[0].view({1, 3, 2}), in[1]); };
+  CHECK(gradcheck(product, {c.x, c.weight}) == "");
+  CHECK(gradgradcheck(product, {c.x, c.weight}) == "");
+  const HeadCase low = head_case(3, 2, 5, f32);
+  const Autocast autocast(bf16);
+  CHECK(linear_padded(low.x, low.weight).dtype() == bf16);
+  CHECK(apart(linear_padded(low.x, low.weight).tensor(), linear(low.x, low.weight).tensor()) <= 1e-2);
+}
+
 TEST_CASE("linear_cross_entropy: derivatives, and theirs") {
   for (const Reduction reduction : {Reduction::mean, Reduction::sum, Reduction::none}) {
     HeadCase c = head_case(5, 3, 4);
@@ -267,5 +293,5 @@ TEST_CASE("matmul_into: writes and adds, and sums 16 bits in f32") {
                    matmul_into(empty({17, 40}, {.dtype = bf16}), a, b.t());
                  }),
                  "expected a result in f32"));
-  CHECK(contains(message([&] { matmul_into(empty({40, 17}), a, b.t()); }), "a contiguous (M, N), got"));
+  CHECK(contains(message([&] { matmul_into(empty({40, 17}), a, b.t()); }), "an (M, N) of contiguous rows, got"));
 }

@@ -12,6 +12,7 @@
 #include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"
+#include "tests/tolerances.h"
 #if defined(SIMT_CPU)
 #include <simt_cpu.h>
 #endif
@@ -36,10 +37,8 @@ inline Tensor random_integers(const Shape& shape, int64_t end, uint32_t seed = 1
   return Tensor::from(values, shape).to(cpu);
 }
 
-/// About one unit in the last place of values around 1, plus the error of sums.
-inline double tolerance(DType dtype) {
-  return dtype == f64 ? 1e-12 : dtype == f32 ? 2e-5 : dtype == f16 ? 2e-3 : 1.6e-2;
-}
+/// The tolerance for kernels that have no row of their own.
+inline double tolerance(DType dtype) { return tolerance(Near::kernel, dtype); }
 
 /// A copy of x on a device with the same strides; undefined if x is.
 inline Tensor like_on(const Tensor& x, Device device) {

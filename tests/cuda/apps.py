@@ -52,7 +52,7 @@ with tempfile.TemporaryDirectory() as folder:
     r = run("mlp", "train", "--device", "gpu", "--steps", 1)
     check("no such type", r.returncode == 2 and "expected cpu, cpu:N, cuda or cuda:N" in r.stderr, r.stderr)
 
-    tiny = ["--samples", 64, "--batch", 16, "--steps", 3, "--json"]
+    tiny = ["--samples", 64, "--batch", 16, "--steps", 3, "--precision", "f32", "--json"]
     for app in ("mlp", "cnn"):
         here, there = (run(app, "train", *tiny, "--device", device, "--out", d / f"{app}-{device}") for device in ("cpu", "cuda"))
         both = here.returncode == there.returncode == 0
@@ -66,7 +66,8 @@ with tempfile.TemporaryDirectory() as folder:
     devices = "cpu", "cuda"
     text = d / "text.txt"
     text.write_text("the quick brown fox jumps over the lazy dog. " * 40)
-    tiny = ["--text", text, "--model", "gpt:1x32x2", "--context", 16, "--batch", 2, "--warmup", 2, "--validation", 0.1, "--eval-every", 100, "--json"]
+    by_device = ["--text", text, "--model", "gpt:1x32x2", "--context", 16, "--batch", 2, "--warmup", 2, "--validation", 0.1, "--eval-every", 100]
+    tiny = [*by_device, "--precision", "f32", "--json"]
     for name, more in (("plain", []), ("dropout", ["--dropout", 0.1]), ("recompute", RECOMPUTE), ("accumulate", ["--accumulate", 2])):
         here, there = (run("gpt", "train", *tiny, *more, "--steps", 5, "--device", device, "--out", d / f"gpt-{name}-{device}") for device in ("cpu", "cuda"))
         both = here.returncode == there.returncode == 0
@@ -74,8 +75,18 @@ with tempfile.TemporaryDirectory() as folder:
     here, there = (run("gpt", "train", *tiny, "--steps", 5, "--device", device, "--parallel", "dp", LOCKSTEP_CPU_DEVICES="2") for device in devices)
     check("gpt: all devices of one process", here.returncode == there.returncode == 0 and abs(result(here)["val_loss"] - result(there)["val_loss"]) < 1e-4, here.stderr + there.stderr)
     for precision in ("tf32", "bf16", "f16"):
-        r = run("gpt", "train", *tiny, "--precision", precision, "--steps", 5, "--device", "cuda", "--out", d / f"gpt-{precision}")
+        r = run("gpt", "train", *by_device, "--json", "--precision", precision, "--steps", 5, "--device", "cuda", "--out", d / f"gpt-{precision}")
         check(f"gpt in {precision}", r.returncode == 0 and close(losses(d / f"gpt-{precision}"), losses(d / "gpt-plain-cpu"), 0.05), r.stderr)
+    r = run("gpt", "train", *by_device, "--steps", 5, "--device", "cuda", "--out", d / "gpt-default")
+    check("gpt: bf16 is the default, and the first line says so", r.returncode == 0 and r.stdout.startswith("precision bf16 (default on this card; --precision f32 is the way back)\n")
+          and losses(d / "gpt-default") == losses(d / "gpt-bf16"), r.stdout + r.stderr)
+    r = run("gpt", "train", *by_device, "--precision", "f32", "--steps", 5, "--device", "cuda", "--out", d / "gpt-default", "--resume")
+    check("gpt: a run goes on in f32, and says that it was in bf16", r.returncode == 0 and 'the precision was "bf16" and is now "f32"' in r.stderr and "default" not in r.stdout, r.stdout + r.stderr)
+    if simulated:
+        r = run("gpt", "train", *by_device, "--steps", 5, "--device", "cuda", "--out", d / "gpt-old", LOCKSTEP_FAKE_CUDA_CAPABILITY="75")
+        check("gpt: f32 is the default where a device has no bf16", r.returncode == 0 and "precision" not in r.stdout and close(losses(d / "gpt-old"), losses(d / "gpt-plain-cpu")), r.stdout + r.stderr)
+    r = run("gpt", "train", *by_device, "--json", "--precision", "bf16", "--steps", 5, "--device", "cuda", "--parallel", "dp")
+    check("gpt: all devices of one process, in bf16", r.returncode == 0 and result(r)["val_loss"] < 6, r.stdout + r.stderr)
     whole = run("gpt", "train", *tiny, "--steps", 4, "--device", "cuda", "--dropout", 0.1, "--out", d / "whole")
     part = run("gpt", "train", *tiny, "--steps", 4, "--device", "cuda", "--dropout", 0.1, "--save-every", 2, "--out", d / "part")
     check("gpt: two runs end with the same bits", saved(d / "whole") == saved(d / "part") != [], whole.stderr + part.stderr)

@@ -109,7 +109,7 @@ struct Call {
         [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
           kernels.attention_grad(in[0], in[1], in[2], in[3], in[4], in[5], in[6], args, to[0], to[1], to[2]);
         },
-        tolerance(q.dtype()) * 3);
+        tolerance(Near::attention, q.dtype()));
   }
   /// Output, lse and the gradients, computed on the device.
   Arguments on_device() const {
@@ -142,7 +142,7 @@ TEST_CASE("cuda: attention on Hopper's tensor cores, and on older ones") {
       const Arguments other = call.on_device();
       bool differs = false;
       for (size_t i = 0; i < own.size(); ++i) {
-        check_close(own[i], other[i].to(cpu), tolerance(dtype) * 3, str(call.what, ", result ", i));
+        check_close(own[i], other[i].to(cpu), tolerance(Near::attention, dtype), str(call.what, ", result ", i));
         differs |= bytes_of(own[i]) != bytes_of(other[i]);
       }
 #if defined(SIMT_CPU)
@@ -219,7 +219,7 @@ TEST_CASE("cuda: attention and its gradient with a layout of blocks") {
             kernels.attention_grad(in[0], in[1], in[2], in[3], {}, in[4], in[5], args_on(in[0].device()), to[0], to[1],
                                    to[2]);
           },
-          tolerance(dtype) * 3);
+          tolerance(Near::attention, dtype));
     }
   }
 }

@@ -1,14 +1,23 @@
 // The CUDA backend: memory, copies, streams and events. Runs on the simulated device and on a GPU.
 #include <doctest/doctest.h>
 
+#include <cstdlib>
+
+#include "tensor/backend.h"
+#include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"
 #include "tests/messages.h"
+#if defined(SIMT_CPU)
+#include <cuda_runtime_api.h>
+
+#include "tests/cudasim/fake.h"
+#endif
 
 using namespace lockstep;
 
 namespace {
-const Device cuda0{Device::Type::cuda, 0};
+const Device cuda0{Device::Type::cuda, 0}, cuda1{Device::Type::cuda, 1};
 }
 
 TEST_CASE("cuda: tensors go to the device and come back, of every dtype and any strides") {
@@ -48,6 +57,25 @@ TEST_CASE("cuda: a stream waits for an event of another") {
   CHECK(equal(pinned, full({1000}, 1)));
 }
 
+#if defined(SIMT_CPU)
+TEST_CASE("cuda: copies between devices go past the host where the machine can") {
+  int can = 0;  // LOCKSTEP_FAKE_CUDA_PEERS=0: it cannot
+  REQUIRE(cudaDeviceCanAccessPeer(&can, 0, 1) == cudaSuccess);
+  const Tensor x = arange(1000).to(f32).to(cuda0), landed = empty({1000}, {.dtype = f32, .device = cuda1});
+  Graph graph(cuda0);
+  Tensor recorded;  // memory of a graph comes from another allocator than that of other tensors
+  graph.record([&] { recorded = x + x; });
+  graph.replay();
+  fake::take_to_host();
+  const Tensor there = x.to(cuda1), back = there.to(cuda0);
+  copy_async(x, landed);
+  const Tensor of_graph = recorded.to(cuda1);
+  CHECK(fake::take_to_host().copies == (can ? 0 : 4));
+  for (const Tensor& y : {there, back, landed}) CHECK(equal(y.to(cpu), x.to(cpu)));
+  CHECK(equal(of_graph.to(cpu), (x + x).to(cpu)));
+}
+#endif
+
 TEST_CASE("cuda: the ledger counts the device's memory") {
   const int64_t before = memory_report(cuda0).total.current, on_cpu = memory_report().total.current;
   {
@@ -58,6 +86,11 @@ TEST_CASE("cuda: the ledger counts the device's memory") {
   CHECK(memory_report(cuda0).total.current == before);
 }
 
+TEST_CASE("cuda: tensor cores for bf16 are known by compute capability") {
+  CHECK(multiplies_bf16(cuda0));
+  CHECK(!multiplies_bf16(cpu));
+}
+
 TEST_CASE("cuda: errors name the device, the operation and what would help") {
   CHECK(contains(message([] {
                    empty({1}, {.device = {Device::Type::cuda, 63}});
@@ -66,3 +99,25 @@ TEST_CASE("cuda: errors name the device, the operation and what would help") {
   const Tensor x = full({2}, 1, {.device = cuda0});
   CHECK(contains(message([&] { copy_async(x, empty({2}, {.dtype = f64, .device = cpu})); }), "one shape and dtype"));
 }
+
+#if defined(SIMT_CPU)
+TEST_CASE("cuda: a card that is older than the build's code says so, at first use and in `lockstep env`") {
+  const char* const oldest = std::getenv("LOCKSTEP_FAKE_CUDA_CODE");
+  const std::string env = backend(cuda0)->describe();
+  if (!oldest) {
+    CHECK(!contains(env, "no code"));
+    return;
+  }
+  CHECK_MESSAGE(contains(env,
+                         "cuda:0 simulated, compute capability 9.0, 4 multiprocessors, 2048 MiB; this build has no "
+                         "code for it (-Dgpu_arch=90)"),
+                env);
+  for (int i = 0; i < 2; ++i) {
+    const std::string text = message([] { full({2}, 1, {.device = cuda0}); });
+    CHECK_MESSAGE(contains(text,
+                           "[device] cuda:0 (simulated) has compute capability 9.0, for which this build has no "
+                           "code: build it with -Dgpu_arch=90"),
+                  text);
+  }
+}
+#endif

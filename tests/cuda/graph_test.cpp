@@ -2,11 +2,13 @@
 // recorded is rejected.
 #include <doctest/doctest.h>
 
+#include <functional>
 #include <optional>
 
 #include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
+#include "tensor/step_batch.h"
 #include "tensor/stream.h"
 #include "tests/messages.h"
 
@@ -73,6 +75,40 @@ TEST_CASE("graph: the memory that it made stays as long as the graph or a tensor
   CHECK(y.to_vector<float>()[999] == 2);
   y = Tensor();
   CHECK(memory_report(cuda0).total.current == before);
+}
+
+TEST_CASE("graph: work on another device than the recorded one is refused, and the thread finds its devices again") {
+  const Device cuda1{Device::Type::cuda, 1};
+  const TensorOptions elsewhere{.dtype = f32, .device = cuda1};
+  const Tensor x = full({4}, 1, there), y = full({4}, 2, elsewhere), landed = empty({4}, elsewhere);
+  synchronize(cuda1);
+  const std::pair<std::string, std::function<void()>> rows[] = {
+      {"a kernel", [&] { y.fill_(3); }},
+      {"a new tensor", [&] { full({2}, 1, elsewhere); }},
+      {"a product",
+       [&] {
+         matmul(y.view({1, 4}), y.view({4, 1}));
+       }},
+      {"a copy to it", [&] { landed.copy_(x); }},
+      {"a copy from it", [&] { x.copy_(landed); }},
+      {"an asynchronous copy", [&] { copy_async(x, landed); }},
+      {"memory", [&] { empty({2}, elsewhere); }},
+      {"an optimizer's numbers", [&] { StepBatch(cuda1).set({}); }},
+  };
+  for (const auto& [name, body] : rows) {
+    CAPTURE(name);
+    Graph graph(cuda0);
+    const std::string text = message([&] { graph.record(body); });
+    CHECK_MESSAGE(
+        contains(text, "[Graph] expected work on cuda:0, whose graph this thread records, got some on cuda:1"), text);
+    CHECK(!graph.is_captured());
+  }
+  // A failed recording leaves the thread on the device that it selected last.
+  Graph graph(cuda0);
+  CHECK(message([&] { graph.record([&] { synchronize(cuda1); }); }) != "(no error)");
+  y.fill_(5);
+  CHECK(y.to_vector<float>()[3] == 5);
+  CHECK(x.to_vector<float>()[3] == 1);
 }
 
 TEST_CASE("graph: other streams may take part") {

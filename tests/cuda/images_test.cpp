@@ -45,7 +45,7 @@ TEST_CASE("cuda: convolution and its gradients") {
         const Tensor x = images(xs, dtype, 1, last), w = random_tensor(ws, dtype, 2),
                      bias = random_tensor({ws[0]}, dtype, 3), g = images(ys, dtype, 4, last);
         const std::string what = str("conv2d ", dtype, " ", xs, " ", ws, last ? " channels last" : "");
-        const double bound = tolerance(dtype) * 3;
+        const double bound = tolerance(Near::image, dtype);
         for (const bool biased : {true, false})
           against_cpu(
               what, {x, w, biased ? bias : Tensor()}, {g},

@@ -113,23 +113,6 @@ TEST_CASE("launches: a dry run counts as many kernels as the emulator") {
   }
 }
 
-#if defined(LOCKSTEP_WITH_CUDNN)
-TEST_CASE("launches: attention of whole 128 tokens is cuDNN's, on the packed projection and on shared heads") {
-  for (const nn::GPT::Options& model : {nn::GPT::Options{}, llama()}) {
-    nn::GPT::Options o = sized(model, 2);
-    o.context = 128;
-    for (const DType dtype : {f16, bf16}) {
-      const Launches by_cudnn = launches_of_step(o, dtype);
-      INFO(text_of(by_cudnn));
-      CHECK(by_cudnn.count("cudnn") == 1);
-      if (by_cudnn.count("cudnn")) CHECK(by_cudnn.at("cudnn") == 2 * o.layers);
-      CHECK(by_cudnn.count("attention") + by_cudnn.count("attention_grad") == 0);
-    }
-    CHECK(launches_of_step(o, f32).count("cudnn") == 0);
-  }
-}
-#endif
-
 TEST_CASE("traffic: bytes that a block reads and writes beside products and attention") {
   // The least traffic of a block, in activations of (batch, context, width):
   //   each half, forward: reads its residual sum and writes its norm: 2 + 2; with dropout it reads both summands and

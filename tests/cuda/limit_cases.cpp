@@ -4,6 +4,7 @@
 #include "tensor/fp8.h"
 #include "tensor/quantized.h"
 #include "tensor/step_batch.h"
+#include "tests/tolerances.h"
 
 namespace lockstep::testing {
 namespace {
@@ -180,7 +181,7 @@ void add_layers(std::vector<LimitCase>& cases) {
          return T{norm.out, norm.mean, norm.rstd};
        },
        0,
-       1e-2},
+       tolerance(Near::chain, f16)},
       {"RMS norm", {x, weight}, [](T in) { return T{rms_norm(in[0], in[1]).out}; }},
       {"sum and layer norm",
        {x, x, weight, weight},
@@ -189,7 +190,7 @@ void add_layers(std::vector<LimitCase>& cases) {
          return T{made.sum, made.norm.out};
        },
        0,
-       1e-2},
+       tolerance(Near::chain, f16)},
       {"batch norm by running statistics",
        {{{8, 125}}, {{8}, f32, 0, true}, {{8}, f32, 5, true}},
        [](T in) { return T{batch_norm(in[0], {}, {}, in[1], in[2] * in[2] + 1, false).out}; }},
@@ -200,7 +201,7 @@ void add_layers(std::vector<LimitCase>& cases) {
          return T{norm.out.view({-1, 256}), norm.mean, norm.rstd};
        },
        0,
-       1e-2},
+       tolerance(Near::chain, f16)},
       {"gradient of batch norm",
        {image, image, {{}, f32}, {{}, f32}},
        [](T in) {
@@ -210,7 +211,7 @@ void add_layers(std::vector<LimitCase>& cases) {
          return T{grad.x.view({-1, 256})};
        },
        0,
-       1e-2},
+       tolerance(Near::chain, f16)},
       {"rotary",
        {{{3, 6, 64}}, {{6, 32}, f16, 0, true}, {{6, 32}, f16, 0, true}},
        [](T in) { return T{rotary(in[0], in[1], in[2])}; }},
@@ -233,7 +234,7 @@ void add_layers(std::vector<LimitCase>& cases) {
          return T{conv2d(in[0], cat({in[1], in[1]}), {}, {.padding = {1, 1}, .groups = 2})};
        },
        0,
-       1e-2,
+       tolerance(Near::chain, f16),
        [](int64_t row, int64_t rows) {  // all rows of one group, then all rows of the other
          return std::vector<double>{.5 * double(row) / double(rows), .5 + .5 * double(row) / double(rows)};
        }},
@@ -243,14 +244,14 @@ void add_layers(std::vector<LimitCase>& cases) {
          return T{conv2d(in[1].view({1, 1, 16, 16}), in[0], in[2], {.padding = {1, 1}}).view({-1, 16, 16})};
        },
        256,
-       1e-2},
+       tolerance(Near::chain, f16)},
       {"conv2d's input",
        {{{3, 8, 8}}, {{3, 4, 3, 3}, f16, 0, true}},
        [](T in) {
          return T{conv2d_grad_input(in[0], in[1], {in[0].size(0), 4, 8, 8}, {.padding = {1, 1}})};
        },
        256,
-       1e-2},
+       tolerance(Near::chain, f16)},
       {"conv2d's weight and bias",
        {image, image},
        [](T in) {
@@ -261,7 +262,7 @@ void add_layers(std::vector<LimitCase>& cases) {
          return T{grad.weight, grad.bias};
        },
        0,
-       1e-2},
+       tolerance(Near::chain, f16)},
       {"max pool", {{{2, 8, 16}}}, [](T in) { return both(max_pool2d(in[0], {})); }},
       {"gradient of max pool",
        {{{1, 2, 16}}, {{1, 1, 8}}},
@@ -292,7 +293,7 @@ void add_layers(std::vector<LimitCase>& cases) {
                        return T{grad.q, grad.k, grad.v};
                      },
                      0,
-                     1e-2});
+                     tolerance(Near::chain, f16)});
   }
   // The gradients of weight and bias sum over all rows, which 512 blocks share in a strided loop.
   cases.push_back({.name = "gradient of layer norm",
@@ -301,7 +302,7 @@ void add_layers(std::vector<LimitCase>& cases) {
                        [](T in) {
                          return T{layer_norm_grad(in[0], in[1], {{}, in[2], in[3]}, {1 << 18}, {}, false).x};
                        },
-                   .bound = 1e-2,
+                   .bound = tolerance(Near::chain, f16),
                    .places = [](int64_t, int64_t) { return std::vector<double>(); },
                    .slow = true});
 }
@@ -347,15 +348,28 @@ void add_others(std::vector<LimitCase>& cases) {
   const LimitInput x{{1024}, f32}, weight{{4, 1024}, f32, 0, true};
   cases.push_back({.name = "quantized linear",
                    .inputs = {x, weight},
-                   .run = [](T in) { return T{linear(in[0], quantize(in[1], QuantFormat::group4))}; },
-                   .bound = 1e-3,
-                   .places = by_turns(4)});
+                   .run =
+                       [](T in) {  // the kernel for few rows, which linear() does not call for so many
+                         const Quantized w = quantize(in[1], QuantFormat::group4);
+                         Tensor out = empty({in[0].size(0), w.out}, {.device = in[0].device()});
+                         table(in[0].device()).matmul_quantized(in[0], w, {}, {}, out);
+                         return T{out};
+                       },
+                   .bound = tolerance(Near::quantised, f32),
+                   .places = by_turns(8)});
   cases.push_back(
       {.name = "dynamic quantized linear",
        .inputs = {x, weight},
        .run = [](T in) { return T{linear(in[0], quantize(in[1], QuantFormat::row8), {}, {.dynamic = true})}; },
-       .bound = 1e-3,
-       .places = by_turns(1)});
+       .bound = tolerance(Near::quantised, f32),
+       .places = by_turns(8)});
+  cases.push_back({.name = "numbers of codes",
+                   .inputs = {{{1024}, i8}, {{}, f32}},
+                   .run =
+                       [](T in) {
+                         return T{dequantize(Quantized{QuantFormat::row8, in[0], in[1], in[0].size(0), 1024})};
+                       },
+                   .bound = 0});
   cases.push_back({.name = "quantized linear to many",
                    .inputs = {{{1024}, i8}, {{}, f32}, {{2, 1024}, f32, 0, true}},
                    .run =
@@ -363,7 +377,7 @@ void add_others(std::vector<LimitCase>& cases) {
                          const int64_t n = in[0].size(0);
                          return T{linear(in[2], Quantized{QuantFormat::row8, in[0], in[1], n, 1024}).t()};
                        },
-                   .bound = 1e-3});
+                   .bound = tolerance(Near::quantised, f32)});
   for (const bool turned : {false, true})
     cases.push_back(
         {.name = turned ? "codes of fp8, turned" : "codes of fp8",

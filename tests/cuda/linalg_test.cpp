@@ -49,7 +49,8 @@ TEST_CASE("cuda linalg: as on the CPU") {
       const auto expected = decomposed(a, b), got = decomposed(a.to(cuda0), b.to(cuda0));
       for (size_t i = 0; i < expected.size(); ++i) {
         CHECK(got[i].device() == cuda0);
-        check_close(got[i], expected[i], 500 * testing::tolerance(dtype), str("result ", i, " of ", shape));
+        check_close(got[i], expected[i], testing::tolerance(testing::Near::decomposition, dtype),
+                    str("result ", i, " of ", shape));
       }
     }
 }

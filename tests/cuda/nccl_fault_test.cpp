@@ -13,6 +13,7 @@
 #include "tensor/ops.h"
 #include "tests/cuda/nccl_util.h"
 #include "tests/cudasim/fake.h"
+#include "tests/temp_dir.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -132,6 +133,35 @@ TEST_CASE(
     CHECK(contains(text.str(), "(all_reduce f32 x 8, tag w7) failed"));
   }
   std::filesystem::remove_all(folder);
+}
+
+TEST_CASE(
+    "nccl 51: a kernel that faults while a collective runs fails the job, with a record and advice, over processes") {
+  const TempDir folder;
+  const Setting flight("LOCKSTEP_FLIGHT_DIR", folder.str().c_str());
+  const std::string text = message([&] {
+    spawn(2,
+          [](int rank) {
+            fake::set_policy(fake::Policy::lazy);  // the kernel runs, and faults, when the watchdog asks
+            warm_up(rank);
+            world().barrier();
+            if (rank == 1) until_failed();  // never makes the call, so that rank 0's watchdog asks whether it is done
+            const Tensor x = ones_on(rank);
+            Work work = world().all_reduce(x, {.tag = "w8", .async = true});
+            fake::fail_run(1);
+            ones_on(rank).fill_(2);
+            until_failed();
+          },
+          {.kind = SpawnOptions::Kind::processes, .timeout = Seconds(20), .heartbeat = Seconds(0.2)});
+  });
+  CAPTURE(text);
+  CHECK(contains(text, "[rank 0] [event] cuda: cudaErrorIllegalAddress"));  // found by the watchdog
+  CHECK(contains(text, "restart it from its last checkpoint"));
+  for (const char* name : {"/flight-0.json", "/flight-1.json"}) {
+    std::stringstream said;
+    said << std::ifstream(folder.str() + name).rdbuf();
+    CHECK_MESSAGE(contains(said.str(), "cudaErrorIllegalAddress"), name);
+  }
 }
 
 TEST_CASE("nccl 51: a call that others do not make ends at its deadline, whoever waits for it") {

@@ -73,14 +73,12 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
         for (int i = 0; i < row.inputs; ++i) in.push_back(values({n}, dtype, uint32_t(i + 1), row.positive));
         const Tensor out = empty({n}, {row.types == "compare" ? boolean : dtype, cpu});
         const std::string what = str(row.name, " ", dtype, " (", n, ")");
-        // The f32 functions use the same polynomials on both sides; only fused multiply-adds differ.
-        const double bound = tolerance(dtype) * (dtype == f32 ? 0.2 : 1);
         against_cpu(
             what, in, {out},
             [&](const Kernels& k, const Arguments& a, Arguments& to) {
               run_kernel(k, row.op, PointwisePart::value, args, a, to[0]);
             },
-            is_floating(dtype) ? bound : 0);
+            is_floating(dtype) ? tolerance(Near::pointwise, dtype) : 0);
         if (!is_floating(dtype)) continue;
         for (const auto part : {PointwisePart::grad0, PointwisePart::grad1}) {
           if (part == PointwisePart::grad0 ? !row.grad0 : !row.grad1) continue;
@@ -89,7 +87,7 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
           against_cpu(
               what + " grad", with_grad, {out},
               [&](const Kernels& k, const Arguments& a, Arguments& to) { run_kernel(k, row.op, part, args, a, to[0]); },
-              bound * 4);
+              tolerance(Near::derivative, dtype));
           if (part == PointwisePart::grad0 || row.name == "add" || row.name == "sub") continue;
           against_cpu(
               what + " both, over the gradient", with_grad, {out, out},
@@ -97,7 +95,7 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
                 k.copy(a[0], to[0]);
                 k.pointwise_grads(row.op, to[0], a[1], a[2], to[0], to[1]);
               },
-              bound * 4);
+              tolerance(Near::derivative, dtype));
         }
       }
     }
@@ -123,6 +121,39 @@ TEST_CASE("cuda: powers that are shortened, and large angles") {
                 [&](const Kernels& k, const Arguments& a, Arguments& to) {
                   run_kernel(k, op, PointwisePart::grad0, {}, a, to[0]);
                 });
+  }
+}
+
+TEST_CASE("cuda: sin and cos of any f32 are within one unit in the last place") {
+  std::vector<float> angles;  // of every exponent, and those nearest to multiples of pi / 2
+  for (int64_t bits = 0; bits < 0x7f800000; bits += 7919) angles.push_back(std::bit_cast<float>(int32_t(bits)));
+  for (double turns = 1; turns < 2e38; turns = std::floor(turns * 1.01 + 1))
+    angles.push_back(float(turns * 1.5707963267948966));
+  const int64_t n = int64_t(angles.size());
+  const Tensor x = cat({Tensor::from(angles, {n}), neg(Tensor::from(angles, {n}))}).to(cuda0), one = ones_like(x);
+  struct Row {
+    const char* name;
+    PointwiseOp op;
+    PointwisePart part;
+    double (*exact)(double);
+  };
+  for (const Row& row :
+       {Row{"sin", PointwiseOp::sin, PointwisePart::value, std::sin},
+        Row{"cos", PointwiseOp::cos, PointwisePart::value, std::cos},
+        Row{"gradient of sin", PointwiseOp::sin, PointwisePart::grad0, std::cos},
+        Row{"gradient of cos", PointwiseOp::cos, PointwisePart::grad0, [](double a) { return -std::sin(a); }}}) {
+    CAPTURE(std::string(row.name));
+    Tensor out = empty_like(x);
+    run_kernel(table(cuda0), row.op, row.part, {}, row.part == PointwisePart::value ? Arguments{x} : Arguments{one, x},
+               out);
+    const auto in = x.to_vector<float>(), got = out.to_vector<float>();
+    double worst = 0;
+    for (size_t i = 0; i < in.size(); ++i) {
+      const double exact = row.exact(double(in[i]));
+      const double unit = std::max(std::ldexp(1.0, exact == 0 ? -149 : std::ilogb(exact) - 23), 0x1p-149);
+      worst = std::max(worst, std::abs(double(got[i]) - exact) / unit);
+    }
+    CHECK(worst <= 0.95);
   }
 }
 

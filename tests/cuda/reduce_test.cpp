@@ -109,7 +109,7 @@ TEST_CASE("cuda: reductions of infinities and NaN") {
   against_cpu(
       "sum of squares in f64", {large}, {empty({1}, {f64, cpu})},
       [](const Kernels& k, const Arguments& a, Arguments& to) { k.reduce(ReduceOp::sum_squares, a[0], 1, 0, to[0]); },
-      1e-12);
+      tolerance(f64));
 }
 
 TEST_CASE("cuda: arg max and arg min, first place on ties, NaN wins") {
@@ -156,9 +156,7 @@ TEST_CASE("cuda: running sums and products") {
                 [&](const Kernels& k, const Arguments& a, Arguments& to) {
                   k.cumulative(product, a[0], dim, reverse, to[0]);
                 },
-                dtype == i64   ? 0
-                : dtype == f32 ? 1e-6
-                               : tolerance(dtype));
+                dtype == i64 ? 0 : tolerance(Near::cumulative, dtype));
         }
       }
     }

@@ -19,8 +19,7 @@ std::string named(const char* op, DType dtype, int64_t rows, int64_t n) {
   return str(op, " ", dtype, " (", rows, ", ", n, ")");
 }
 
-/// The error of an f32 result grows with the length of the row; in 16 bits the rounding of the result dominates.
-double bound_of(DType dtype, int64_t n) { return tolerance(dtype) * (dtype == f32 && n > 1000 ? 4 : 1); }
+double bound_of(DType dtype, int64_t n) { return tolerance(n > 1000 ? Near::long_row : Near::kernel, dtype); }
 
 }  // namespace
 
@@ -177,7 +176,7 @@ TEST_CASE("cuda: layer norm around a large mean") {
       [&](const Kernels& k, const Arguments& in, Arguments& to) {
         k.layer_norm(in[0], {}, {}, 0, to[0], to[1], to[2]);
       },
-      1e-4);
+      tolerance(Near::large_mean, f32));
 }
 
 TEST_CASE("cuda: batch norm and its gradient in both layouts") {
@@ -214,7 +213,7 @@ TEST_CASE("cuda: batch norm and its gradient in both layouts") {
               [&](const Kernels& k, const Arguments& in, Arguments& to) {
                 k.batch_norm_grad(in[0], in[1], in[2], in[3], in[4], training, to[0], to[1], to[2]);
               },
-              tolerance(dtype) * 4);
+              tolerance(Near::batch_norm, dtype));
         }
       }
     }
@@ -260,7 +259,7 @@ TEST_CASE("cuda: cross entropy and its gradient, also in place") {
                   Tensor none;
                   k.cross_entropy(in[0], in[1], in[2], args, none, to[0], to[1], none);
                 },
-                dtype == f64 ? 1e-11 : 5e-5);
+                tolerance(Near::loss, dtype));
             Tensor loss = statistics(rows, dtype), lse = statistics(rows, dtype), none;
             table(cpu).cross_entropy(x, target, w, args, none, loss, lse, none);
             const Tensor upstream = random_tensor({rows}, loss.dtype(), 5);

@@ -6,7 +6,9 @@
 #include <tuple>
 
 #include "nn/linear.h"
+#include "nn/lora.h"
 #include "nn/norm.h"
+#include "nn/quantize.h"
 #include "tests/cuda/graph_training.h"
 
 using namespace lockstep;
@@ -39,8 +41,16 @@ TEST_CASE("step graphs: the bits of steps run one by one, with dropout, in every
   recomputed.checkpoint_blocks = true;
   nn::GPT::Options still = Plan().model;
   still.dropout = 0;
+  const auto on_codes = [](nn::GPT& m) {
+    nn::quantize(m, {.format = QuantFormat::group4});
+    nn::add_lora(m, {.r = 2});
+  };
+  nn::GPT::Options longer = Plan().model;
+  longer.context = 24;
   const Row rows[] = {
       {"plain", {}},
+      {"adapters beside codes", {.prepare = on_codes}},
+      {"adapters beside codes, of many rows", {.model = longer, .lengths = {24}, .prepare = on_codes}},
       {"no dropout", {.model = still}},
       {"clipped", {.clipping = 0.3}},
       {"accumulation", {.accumulation = 3}},
@@ -72,6 +82,23 @@ TEST_CASE("step graphs: the bits of steps run one by one, with dropout, in every
     CHECK(r.losses.front() != r.losses.back());
   }
 }
+
+#if defined(SIMT_CPU)
+TEST_CASE("step: the head makes loss and gradient together, but scores for a hook that looks at them") {
+  const Result together = train({}, false);
+  CHECK(together.launches.at("cross_entropy") == 1);
+  CHECK(together.launches.count("cross_entropy_grad") == 0);
+  Shape seen;
+  const Plan watched{.prepare = [&](nn::GPT& m) {
+    m.head.after_forward([&](auto&&, auto&&, const Variable& y) { seen = y.shape(); });
+  }};
+  const Result apart = train(watched, false);
+  CHECK(seen == Shape{2, 8, 17});
+  CHECK(apart.launches.at("cross_entropy_grad") == 1);
+  for (size_t i = 0; i < together.losses.size(); ++i)
+    CHECK(together.losses[i] == doctest::Approx(apart.losses[i]).epsilon(1e-5));
+}
+#endif
 
 TEST_CASE("step graphs: two shapes, also if the rope table grows, and the limit of shapes") {
   Plan plan{.steps = 12, .lengths = {4, 4, 4, 8, 4, 8}};

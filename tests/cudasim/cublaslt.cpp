@@ -1,5 +1,7 @@
-// A fake of cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column-major, summed in f64, with the argument checks
-// that its documentation lists.
+// A fake of cuBLASLt: D = epilogue(alpha op(A) op(B) + beta C), column-major, with the argument checks that its
+// documentation lists, and with what an H200 showed besides: an algorithm serves only what its heuristic was asked for;
+// 8-bit products are summed in few bits; a 16-bit result is rounded before its bias and its activation, too; gelu is
+// not exact. The order of the other sums is in cublaslt_order.h.
 #include <cublasLt.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
@@ -11,12 +13,21 @@
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
+#include <map>
+#include <mutex>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "tests/cudasim/cublaslt_fp8.h"
+#include "tests/cudasim/cublaslt_order.h"
+#include "tests/cudasim/fake.h"
 #include "tests/cudasim/runtime.h"
 
 struct cublasLtContext {};
+
+int64_t fake::refused_algorithms = 0, fake::unusable_candidates = 0;
 
 namespace {
 
@@ -32,7 +43,7 @@ struct Description {
   void* aux = nullptr;
   int64_t aux_lead = 0, aux_stride = 0;
   const void *scale_a = nullptr, *scale_b = nullptr;  // scales of 8-bit floats; null: 1
-  int8_t fast = 0;                                    // fast accumulation of 8-bit floats: accepted, but sums are exact
+  int8_t fast = 0;                                    // fast accumulation of 8-bit floats: accepted, without effect
 };
 struct Layout {
   cudaDataType_t type;
@@ -45,10 +56,15 @@ struct Preference {
   uint64_t workspace = 0;
   uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_MASK, alignment[4] = {256, 256, 256, 256};
 };
-/// Our encoding of an algorithm, in the opaque words of cublasLtMatmulAlgo_t.
+
+/// Our encoding of an algorithm, in the opaque words of cublasLtMatmulAlgo_t, with what the heuristic was asked for.
 struct Algorithm {
   uint64_t workspace;
-  uint32_t alignment[4];
+  uint64_t question;      // a hash of the types, the epilogue and which pointers are set; not of the sizes
+  uint16_t alignment[8];  // of A, B, C, D, the bias, AUX and both scales, at most 256
+  fake::Order order;
+  uint32_t number;    // its place in the heuristic's answer
+  uint32_t unusable;  // 1: the heuristic's answer said that it cannot run
 };
 
 Description& at(cublasLtMatmulDesc_t d) { return *reinterpret_cast<Description*>(d); }
@@ -92,7 +108,11 @@ double rounded(double value, cublasComputeType_t compute) {
   return std::bit_cast<float>((bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu);
 }
 
-double gelu(double x) { return 0.5 * x * (1 + std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x))); }
+/// gelu with a tanh of 17 bits.
+double gelu(double x) {
+  const double t = std::tanh(0.7978845608028654 * (x + 0.044715 * x * x * x));
+  return 0.5 * x * (1 + std::rint(t * 0x1p17) * 0x1p-17);
+}
 double gelu_grad(double x) {
   const double u = 0.7978845608028654 * (x + 0.044715 * x * x * x), t = std::tanh(u);
   return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
@@ -134,6 +154,8 @@ cublasStatus_t check_fp8(const Problem& p) {
   if (fake::settings().capability < 89 || !is_fp8(p.a.type) || !is_fp8(p.b.type)) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (p.a.type == CUDA_R_8F_E5M2 && p.b.type == CUDA_R_8F_E5M2) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (p.d.compute != CUBLAS_COMPUTE_32F || p.d.scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
+  for (const void* scale : {p.d.scale_a, p.d.scale_b})
+    if (reinterpret_cast<uintptr_t>(scale) % 16 != 0) return CUBLAS_STATUS_NOT_SUPPORTED;
   if (!p.d.transposed_a || p.d.transposed_b) return CUBLAS_STATUS_NOT_SUPPORTED;
   const cudaDataType_t out = p.out.type;
   if (p.c.type != out || (out != CUDA_R_32F && out != CUDA_R_16F && out != CUDA_R_16BF))
@@ -195,6 +217,31 @@ cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLa
   return CUBLAS_STATUS_SUCCESS;
 }
 
+bool has_bias(const Description& d) { return d.epilogue & (bias_bit | bgrad_bit | bgrada_bit | bgradb_bit); }
+/// The algorithm for a question, or for a call: they must have the same `question`, and a call at least the alignment.
+Algorithm asked(const Problem& p, const std::array<uint64_t, 4>& places) {
+  const void* const bias = has_bias(p.d) ? p.d.bias : nullptr;
+  const void* const aux = p.d.epilogue & aux_bit ? p.d.aux : nullptr;
+  Algorithm made{};
+  made.question = 14695981039346656037u;
+  const auto add = [&](auto... values) {
+    ((made.question = (made.question ^ uint64_t(values)) * 1099511628211u), ...);
+  };
+  add(p.d.compute, p.d.scale, p.d.transposed_a, p.d.transposed_b, p.d.epilogue, bias ? p.d.bias_type : -1, p.d.fast);
+  for (const Layout* l : {&p.a, &p.b, &p.c, &p.out}) add(l->type, l->order, l->batch > 1);
+  for (const void* optional : {bias, aux, p.d.scale_a, p.d.scale_b}) add(optional != nullptr);
+  const auto place = [](const void* x) { return uint64_t(reinterpret_cast<uintptr_t>(x)); };
+  const uint64_t all[] = {places[0],   places[1],  places[2],          places[3],
+                          place(bias), place(aux), place(p.d.scale_a), place(p.d.scale_b)};
+  for (size_t i = 0; i < 8; ++i) made.alignment[i] = uint16_t((all[i] | 256) & (~(all[i] | 256) + 1));
+  return made;
+}
+/// True if the algorithm may compute this call.
+bool serves(const Algorithm& algorithm, const Algorithm& call) {
+  return algorithm.question == call.question &&
+         std::equal(call.alignment, call.alignment + 8, algorithm.alignment, std::greater_equal<>());
+}
+
 /// True if the whole matrix lies in one allocation; the real library would read on into the next one.
 bool fits(const Layout& l, const void* data) {
   const int64_t batches = int64_t(l.batch - 1) * l.stride;
@@ -203,12 +250,29 @@ bool fits(const Layout& l, const void* data) {
   return fake::is_inside(first, size_t(elements) * size_of(l.type));
 }
 
-/// Computes one product of the batch; sums run over k in order.
-void multiply(const Problem& p, double alpha, const void* a, const void* b, double beta, const void* c, void* out,
-              int64_t batch) {
+std::mutex alignments_mutex;
+std::map<int64_t, int64_t> alignments;  // number of products, for fake::take_alignments()
+
+/// Counts a product. `pointers` are A, B, C and D; C counts if it is read.
+void note_alignment(const Problem& p, const void* const* pointers, bool reads_c) {
+  const Layout* const layouts[] = {&p.a, &p.b, &p.c, &p.out};
+  uint64_t places = 16;
+  for (size_t i = 0; i < 4; ++i) {
+    if (i == 2 && !reads_c) continue;
+    const Layout& l = *layouts[i];
+    places |= reinterpret_cast<uintptr_t>(pointers[i]);
+    places |= uint64_t(l.lead) * size_of(l.type);
+    if (l.batch > 1) places |= uint64_t(l.stride) * size_of(l.type);
+  }
+  const std::lock_guard lock(alignments_mutex);
+  ++alignments[int64_t(places & -places)];
+}
+
+/// Computes one product of the batch; sums run over k in the order of the algorithm.
+void multiply(const Problem& p, const Algorithm& algorithm, double alpha, const void* a, const void* b, double beta,
+              const void* c, void* out, int64_t batch) {
   const auto [m, n, k] = std::tuple(p.m, p.n, p.k);
-  std::vector<double> left(size_t(m * k)), sum(static_cast<size_t>(m)),
-      bias_grad(p.d.epilogue & (bgrad_bit | bgrada_bit) ? size_t(m) : 0);
+  std::vector<double> left(size_t(m * k)), bias_grad(p.d.epilogue & (bgrad_bit | bgrada_bit) ? size_t(m) : 0);
   for (int64_t q = 0; q < k; ++q)
     for (int64_t i = 0; i < m; ++i)
       left[size_t(q * m + i)] =
@@ -217,22 +281,30 @@ void multiply(const Problem& p, double alpha, const void* a, const void* b, doub
   for (const void* scale : {p.d.scale_a, p.d.scale_b})
     if (scale) alpha *= *static_cast<const float*>(scale);
   const cudaDataType_t type = p.out.type, bias_type = p.d.bias_type < 0 ? type : cudaDataType_t(p.d.bias_type);
+  const auto kept = [&](double value) {  // rounded to a result of 16 bits
+    char place[8];
+    if (size_of(type) > 2) return value;
+    put(place, type, 0, value);
+    return get(place, type, 0);
+  };
   auto* bits = static_cast<unsigned char*>(p.d.aux);
   for (int64_t j = 0; j < n; ++j) {
-    std::fill(sum.begin(), sum.end(), 0.0);
+    fake::FewBits short_sum(m);
+    fake::Sums sum(algorithm.order, m, k, p.d.scale == CUDA_R_64F);
     double column = 0;
     for (int64_t q = 0; q < k; ++q) {
       const double right =
           rounded(get(b, p.b.type, p.d.transposed_b ? j + q * p.b.lead : q + j * p.b.lead), p.d.compute);
       column += right;
-      const double* row = left.data() + q * m;
-      for (int64_t i = 0; i < m; ++i) sum[size_t(i)] += row[i] * right;
+      if (is_fp8(p.a.type)) short_sum.add(left.data() + q * m, right);
+      else sum.add(left.data() + q * m, right);
     }
+    short_sum.end();
     if (e & bgradb_bit) put(p.d.bias, bias_type, j, column);
     for (int64_t i = 0; i < m; ++i) {
-      double value = alpha * sum[size_t(i)];
-      if (beta != 0) value += beta * get(c, p.c.type, i + j * p.c.lead);  // C is not read if beta is 0
-      if (e & bias_bit) value += get(p.d.bias, bias_type, i);             // one bias per row of D
+      double value = alpha * (is_fp8(p.a.type) ? short_sum[i] : sum[i]);
+      if (beta != 0) value += beta * get(c, p.c.type, i + j * p.c.lead);    // C is not read if beta is 0
+      if (e & bias_bit) value = kept(value) + get(p.d.bias, bias_type, i);  // one bias per row of D
       const int64_t place_of_aux = batch * p.d.aux_stride + i + j * p.d.aux_lead;
       if (e & drelu_bit) {
         value = bits[place_of_aux / 8] >> place_of_aux % 8 & 1 ? value : 0;
@@ -242,10 +314,10 @@ void multiply(const Problem& p, double alpha, const void* a, const void* b, doub
         if (e & aux_bit)
           bits[place_of_aux / 8] =
               (unsigned char)((bits[place_of_aux / 8] & ~(1 << place_of_aux % 8)) | (value > 0) << place_of_aux % 8);
-        value = value < 0 ? 0 : value;  // NaN passes through
+        value = value < 0 ? 0 : value;  // NaN passes
       } else if (e & gelu_bit) {
         if (e & aux_bit) put(p.d.aux, type, place_of_aux, value);
-        value = gelu(value);
+        value = gelu(kept(value));
       }
       if (e & bgrad_bit) bias_grad[size_t(i)] += value;
       put(out, type, i + j * p.out.lead, value);
@@ -258,6 +330,11 @@ void multiply(const Problem& p, double alpha, const void* a, const void* b, doub
 }
 
 }  // namespace
+
+std::map<int64_t, int64_t> fake::take_alignments() {
+  const std::lock_guard lock(alignments_mutex);
+  return std::exchange(alignments, {});
+}
 
 extern "C" {
 
@@ -362,16 +439,24 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   if (!preference || wanted < 1) return CUBLAS_STATUS_INVALID_VALUE;
   Problem p;
   if (const cublasStatus_t status = make_problem(p, d, a, b, c, out); status != CUBLAS_STATUS_SUCCESS) return status;
-  Algorithm algorithm{};
-  // some products need no workspace
-  if (p.m * p.n > 4096) algorithm.workspace = std::min<uint64_t>(4096, at(preference).workspace);
-  std::memcpy(algorithm.alignment, at(preference).alignment, sizeof algorithm.alignment);
-  std::memset(found, 0, sizeof *found);
-  static_assert(sizeof algorithm <= sizeof found->algo);
-  std::memcpy(&found->algo, &algorithm, sizeof algorithm);
-  found->workspaceSize = algorithm.workspace;
-  found->state = CUBLAS_STATUS_SUCCESS;
-  *count = 1;
+  fake::note_question();
+  const auto& [workspace, reduction, alignment] = at(preference);
+  const Algorithm question = asked(p, {alignment[0], alignment[1], alignment[2], alignment[3]});
+  for (; *count < std::min(wanted, 3); ++*count) {
+    Algorithm algorithm = question;
+    algorithm.number = uint32_t(*count);
+    algorithm.order = fake::order_of(*count, p.m, p.n, p.k, reduction);
+    algorithm.unusable = *count < fake::unusable_candidates;
+    // some products need no workspace
+    if (p.m * p.n > 4096) algorithm.workspace = std::min<uint64_t>(4096, workspace);
+    if (algorithm.order.parts > 1) algorithm.workspace = std::min<uint64_t>(uint64_t(16 * p.m * p.n), workspace);
+    cublasLtMatmulHeuristicResult_t& answer = found[*count];
+    answer = {};
+    static_assert(sizeof algorithm <= sizeof answer.algo);
+    std::memcpy(&answer.algo, &algorithm, sizeof algorithm);
+    answer.workspaceSize = algorithm.workspace;
+    answer.state = algorithm.unusable ? CUBLAS_STATUS_NOT_SUPPORTED : CUBLAS_STATUS_SUCCESS;
+  }
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -385,16 +470,21 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
   if (const cublasStatus_t status = make_problem(p, d, layout_a, layout_b, layout_c, layout_out);
       status != CUBLAS_STATUS_SUCCESS)
     return status;
+  const auto place_of = [](const void* x) { return uint64_t(reinterpret_cast<uintptr_t>(x)); };
   Algorithm algorithm{};
-  if (algo) std::memcpy(&algorithm, algo, sizeof algorithm);
-  if (workspace_bytes < algorithm.workspace ||
-      (algorithm.workspace > 0 && reinterpret_cast<uintptr_t>(workspace) % 256 != 0))
+  if (algo) {
+    std::memcpy(&algorithm, algo, sizeof algorithm);
+    if (is_fp8(p.a.type) && algorithm.number < fake::refused_algorithms) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (!serves(algorithm, asked(p, {place_of(a), place_of(b), place_of(c), place_of(out)})))
+      return CUBLAS_STATUS_NOT_SUPPORTED;
+  }
+  if (algorithm.unusable || !fake::takes_rows(p.n)) return CUBLAS_STATUS_NOT_SUPPORTED;
+  if (workspace_bytes < algorithm.workspace || (algorithm.workspace > 0 && place_of(workspace) % 256 != 0))
     return CUBLAS_STATUS_INVALID_VALUE;
   const void* pointers[] = {a, b, c, out};
   for (int i = 0; i < 4; ++i) {
-    const size_t least = is_fp8(p.a.type) ? 16 : size_of(i < 2 ? p.a.type : p.out.type),
-                 needed = std::max<size_t>(algorithm.alignment[i], least);
-    if (device_of(pointers[i]) != fake::current_device() || reinterpret_cast<uintptr_t>(pointers[i]) % needed != 0)
+    const size_t least = is_fp8(p.a.type) ? 16 : size_of(i < 2 ? p.a.type : p.out.type);
+    if (device_of(pointers[i]) != fake::current_device() || place_of(pointers[i]) % least != 0)
       return CUBLAS_STATUS_INVALID_VALUE;
     const bool is_read = i != 2 || get(beta, p.d.scale, 0) != 0;
     if (is_read && !fits(*std::array{&p.a, &p.b, &p.c, &p.out}[size_t(i)], pointers[i])) {
@@ -403,34 +493,53 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
       return CUBLAS_STATUS_EXECUTION_FAILED;
     }
   }
-  const bool with_bias = p.d.epilogue & (bias_bit | bgrad_bit | bgrada_bit | bgradb_bit);
   for (const void* scale : {p.d.scale_a, p.d.scale_b})
     if (scale && !fake::is_inside(scale, sizeof(float))) return CUBLAS_STATUS_INVALID_VALUE;
-  for (const void* optional :
-       std::initializer_list<const void*>{p.d.epilogue & aux_bit ? p.d.aux : nullptr, with_bias ? p.d.bias : nullptr,
-                                          p.d.scale_a, p.d.scale_b, algorithm.workspace > 0 ? workspace : nullptr})
+  for (const void* optional : std::initializer_list<const void*>{
+           p.d.epilogue & aux_bit ? p.d.aux : nullptr, has_bias(p.d) ? p.d.bias : nullptr, p.d.scale_a, p.d.scale_b,
+           algorithm.workspace > 0 ? workspace : nullptr})
     if (optional && device_of(optional) < 0) return CUBLAS_STATUS_INVALID_VALUE;
   if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
   const double first = get(alpha, p.d.scale, 0), second = get(beta, p.d.scale, 0);  // read by the call, on the host
+  note_alignment(p, pointers, second != 0);
   fake::note_launch("matmul");
   fake::enqueue(stream, [=] {
     if (algorithm.workspace > 0) std::memset(workspace, 0xff, algorithm.workspace);
     for (int64_t i = 0; i < p.out.batch; ++i)
-      multiply(p, first, place(a, p.a.type, i * p.a.stride), place(b, p.b.type, i * p.b.stride), second,
+      multiply(p, algorithm, first, place(a, p.a.type, i * p.a.stride), place(b, p.b.type, i * p.b.stride), second,
                place(c, p.c.type, i * p.c.stride), place(out, p.out.type, i * p.out.stride), i);
   });
   return CUBLAS_STATUS_SUCCESS;
 }
 
-// The stand-in has one algorithm, whose settings are all 0.
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algorithm,
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t out,
+                                       const cublasLtMatmulAlgo_t* algo, cublasLtMatmulHeuristicResult_t* result) {
+  if (!algo || !result) return CUBLAS_STATUS_INVALID_VALUE;
+  Problem p;
+  if (const cublasStatus_t status = make_problem(p, d, a, b, c, out); status != CUBLAS_STATUS_SUCCESS) return status;
+  Algorithm algorithm;
+  std::memcpy(&algorithm, algo, sizeof algorithm);
+  if (algorithm.unusable || !fake::takes_rows(p.n) || algorithm.question != asked(p, {}).question)
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+  result->workspaceSize = algorithm.workspace;
+  result->state = CUBLAS_STATUS_SUCCESS;
+  return CUBLAS_STATUS_SUCCESS;
+}
+// The id is the algorithm's place in the heuristic's answer; settings other than it and split-K are 0.
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
                                                     cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
                                                     size_t bytes, size_t* written) {
   const bool is_short =
       attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
-  if (!algorithm || !value || bytes != (is_short ? sizeof(uint16_t) : sizeof(uint32_t)))
+  if (!algo || !value || bytes != (is_short ? sizeof(uint16_t) : sizeof(uint32_t)))
     return CUBLAS_STATUS_INVALID_VALUE;
-  std::memset(value, 0, bytes);
+  Algorithm algorithm;
+  std::memcpy(&algorithm, algo, sizeof algorithm);
+  const uint32_t set = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM ? uint32_t(algorithm.order.parts)
+                       : attribute == CUBLASLT_ALGO_CONFIG_ID       ? algorithm.number
+                                                                    : 0;
+  std::memcpy(value, &set, bytes);
   if (written) *written = bytes;
   return CUBLAS_STATUS_SUCCESS;
 }

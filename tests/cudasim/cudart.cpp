@@ -36,7 +36,9 @@ bool is_pinned(const void* p) { return pinned_part(p, 1) == Pinned::all; }
 /// True if host memory may be copied as a whole: not if it starts in pinned memory and ends outside.
 bool is_one_kind(const void* host, size_t bytes) { return pinned_part(host, bytes) != Pinned::part; }
 
-std::atomic<bool> may_reach[most_devices][most_devices];  // [device][peer]
+// Who may access what, as [device][peer]: memory of cudaMalloc(), and memory of the peer's pool.
+std::atomic<bool> may_reach[most_devices][most_devices], may_reach_pool[most_devices][most_devices];
+bool can_reach(int device, int peer) { return exists(device) && exists(peer) && device != peer && settings().peers; }
 
 double now() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
@@ -81,7 +83,9 @@ cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, 
   if ((!to_device && !is_one_kind(to, bytes)) || (!from_device && !is_one_kind(from, bytes)))
     return cudaErrorInvalidValue;
   note_launch("memcpy");
-  if (from_device && !to_device) note_copy_to_host(bytes);
+  // Devices without access to each other's memory copy through the host's.
+  const bool direct = to_device && from_device && (reaches(device_of(to), from) || reaches(device_of(from), to));
+  if (from_device && !direct) note_copy_to_host(bytes);
   CUstream_st* s = find_stream(stream);
   if (!from_device && !is_pinned(from) && !s->capture) {
     enqueue(stream, [=, staged = std::make_shared<std::vector<char>>(static_cast<const char*>(from),
@@ -108,7 +112,11 @@ Pinned pinned_part(const void* p, size_t bytes) {
   const auto& [start, size] = *std::prev(next);
   return begin >= start + size ? Pinned::none : begin + bytes > start + size ? Pinned::part : Pinned::all;
 }
-bool reaches(int device, int peer) { return device >= 0 && may_reach[device][peer]; }
+bool reaches(int device, const void* p) {
+  const int owner = device_of(p);
+  return device >= 0 && owner >= 0 &&
+         (owner == device || (is_pooled(p) ? may_reach_pool[device][owner] : may_reach[device][owner]));
+}
 }  // namespace fake
 
 extern "C" {
@@ -123,7 +131,7 @@ cudaError_t cudaSetDevice(int device) {
   if (settings().driver != cudaSuccess) return result(settings().driver);
   if (!exists(device)) return result(cudaErrorInvalidDevice);
   select_device(device);
-  return cudaSuccess;
+  return result(sticky());
 }
 cudaError_t cudaGetDevice(int* device) {
   *device = current_device();
@@ -151,6 +159,9 @@ cudaError_t cudaPeekAtLastError() { return sticky() != cudaSuccess ? sticky() : 
   X(cudaErrorLaunchTimeout, "the launch timed out and was terminated")                                             \
   X(cudaErrorLaunchFailure, "unspecified launch failure")                                                          \
   X(cudaErrorECCUncorrectable, "uncorrectable ECC error encountered")                                              \
+  X(cudaErrorNoKernelImageForDevice, "no kernel image is available for execution on the device")                   \
+  X(cudaErrorPeerAccessUnsupported, "peer access is not supported between these two devices")                      \
+  X(cudaErrorPeerAccessAlreadyEnabled, "peer access is already enabled")                                           \
   X(cudaErrorNotSupported, "operation not supported")                                                              \
   X(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing")                         \
   X(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture")                  \
@@ -229,13 +240,22 @@ cudaError_t cudaDeviceGetPCIBusId(char* id, int length, int device) {
                                                                                          : cudaErrorInvalidValue);
 }
 cudaError_t cudaDeviceCanAccessPeer(int* can, int device, int peer) {
-  *can = exists(device) && exists(peer) && device != peer;
+  if (!exists(device) || !exists(peer)) return result(cudaErrorInvalidDevice);
+  *can = can_reach(device, peer);
   return cudaSuccess;
 }
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned) {
   if (!exists(peer) || peer == current_device()) return result(cudaErrorInvalidDevice);
+  if (!can_reach(current_device(), peer)) return result(cudaErrorPeerAccessUnsupported);
   const bool had = may_reach[current_device()][peer].exchange(true);
   return result(had ? cudaErrorPeerAccessAlreadyEnabled : cudaSuccess);
+}
+cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* kernel) {
+  if (!kernel) return result(cudaErrorInvalidDeviceFunction);
+  if (settings().capability < settings().code) return result(cudaErrorNoKernelImageForDevice);
+  *attributes = {};
+  attributes->ptxVersion = attributes->binaryVersion = settings().code;
+  return cudaSuccess;
 }
 cudaError_t cudaFuncSetAttribute(const void* kernel, cudaFuncAttribute attribute, int value) {
   const bool good = attribute == cudaFuncAttributeMaxDynamicSharedMemorySize && value >= 0 &&
@@ -281,6 +301,16 @@ static int device_of_pool(cudaMemPool_t pool) { return int(reinterpret_cast<int*
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
   if (!exists(device)) return result(cudaErrorInvalidDevice);
   *pool = reinterpret_cast<cudaMemPool_t>(&default_pools[device]);
+  return cudaSuccess;
+}
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* list, size_t count) {
+  const int owner = device_of_pool(pool);
+  for (size_t i = 0; i < count; ++i) {
+    const int device = list[i].location.id;
+    if (list[i].location.type != cudaMemLocationTypeDevice) return result(cudaErrorInvalidValue);
+    if (!can_reach(device, owner)) return result(cudaErrorInvalidDevice);
+    may_reach_pool[device][owner] = list[i].flags == cudaMemAccessFlagsProtReadWrite;
+  }
   return cudaSuccess;
 }
 cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t, cudaMemPoolAttr, void*) { return cudaSuccess; }

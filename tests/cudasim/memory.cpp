@@ -1,6 +1,9 @@
 // Memory of the fake devices: inaccessible to the host, each allocation followed by a guard page, filled with NaN when
 // its lifetime starts and ends. Freed pages are reused, the oldest first.
+#include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -161,6 +164,11 @@ void open_arena(DeviceMemory& m) {
   }
   m.base = m.end = static_cast<unsigned char*>(p);
   take_faults();
+  // What a driver keeps open until the process ends: its devices, and an eventfd, a pipe and a socket beside them.
+  int pair[2];
+  if (memfd_create("/dev/nvidiactl", MFD_CLOEXEC) < 0 || eventfd(0, EFD_CLOEXEC) < 0 || pipe2(pair, O_CLOEXEC) != 0 ||
+      socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0)
+    std::perror("the fake driver's descriptors");
 }
 
 Slot* new_slot(DeviceMemory& m, size_t room) {
@@ -319,6 +327,11 @@ bool is_inside(const void* p, size_t bytes) {
   if (!slot || slot->retired) return false;
   const auto* at = static_cast<const unsigned char*>(p);
   return at >= slot->data && at + bytes <= slot->data + slot->bytes;
+}
+
+bool is_pooled(const void* p) {
+  const Slot* slot = live_slot(p);
+  return slot && slot->pooled;
 }
 
 Usage usage(int device) {

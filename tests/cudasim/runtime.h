@@ -42,6 +42,8 @@ struct Settings {
   Policy policy = Policy::lazy;
   uint64_t seed = 1;
   int devices = 2, capability = 90;
+  int code = 75;                    ///< the oldest compute capability that the build has code for
+  bool peers = true;                ///< devices can be given access to each other's memory
   size_t memory = size_t(2) << 30;  ///< bytes per device
   cudaError_t driver = cudaSuccess;
   int driver_version = CUDART_VERSION;  ///< 0: no driver
@@ -81,8 +83,10 @@ bool is_inside(const void* p, size_t bytes);
 enum class Pinned { none, part, all };
 /// Tells how much of the range is pinned.
 Pinned pinned_part(const void* p, size_t bytes);
-/// True if `device` was given access to the memory of `peer`.
-bool reaches(int device, int peer);
+/// True if `device` can access the memory at `p`: its own, or another device's that it was given access to.
+bool reaches(int device, const void* p);
+/// True if the memory at `p` came from a pool.
+bool is_pooled(const void* p);
 /// Bytes of a device: allocated, allocated from the pool, and cached by the pool.
 struct Usage {
   size_t used = 0, pool_used = 0, pool_cached = 0;

@@ -180,13 +180,19 @@ bool is_upper(cublasFillMode_t fill) { return fill == CUBLAS_FILL_MODE_UPPER; }
                                                 int* info, gesvdjInfo_t params, int batch) {                           \
     const bool vectors = mode == CUSOLVER_EIG_MODE_VECTOR;                                                             \
     const bool valid = params && m >= n && m <= 32 && is_matrix(a, m, n, lead, batch) && is_array(s, n * batch) &&     \
-                       is_enough(work, size, need(m, n, batch)) && is_array(info, batch) &&                            \
-                       (!vectors || (is_matrix(u, m, m, lead_u, batch) && is_matrix(v, n, n, lead_v, batch)));         \
+                       is_enough(work, size, need(m, n, batch)) && is_array(info, batch);                              \
+    /* As on an H200, u and v are written even if no vectors are asked for. */                                         \
+    const bool held = is_matrix(u, m, m, lead_u, batch) && is_matrix(v, n, n, lead_v, batch);                          \
     return solver(run(h, valid, [=] {                                                                                  \
+      if (!held) return fail_device(cudaErrorIllegalAddress, "gesvdjBatched: no memory for u and v");                  \
       spoil(work, size);                                                                                               \
-      for (int64_t i = 0; i < batch; ++i)                                                                              \
-        singular_values(a + i * lead * n, m, n, lead, s + i * n, vectors ? u + i * lead_u * m : nullptr, lead_u, m,    \
-                        vectors ? v + i * lead_v * n : nullptr, lead_v, false, info + i);                              \
+      for (int64_t i = 0; i < batch; ++i) {                                                                            \
+        T *const left = u + i * lead_u * m, *const right = v + i * lead_v * n;                                         \
+        for (int j = 0; j < m; ++j) spoil(left + j * lead_u, m);                                                       \
+        for (int j = 0; j < n; ++j) spoil(right + j * lead_v, n);                                                      \
+        singular_values(a + i * lead * n, m, n, lead, s + i * n, vectors ? left : nullptr, lead_u, m, right, lead_v,   \
+                        false, info + i);                                                                              \
+      }                                                                                                                \
     }));                                                                                                               \
   }                                                                                                                    \
   cublasStatus_t cublas##S##getrfBatched(cublasHandle_t h, int n, T* const a[], int lead, int* pivots, int* info,      \

@@ -158,6 +158,8 @@ Settings& settings() {
     s.seed = uint64_t(number("LOCKSTEP_FAKE_CUDA_SEED", 1));
     s.devices = std::min(int(number("LOCKSTEP_FAKE_CUDA_DEVICES", 2)), most_devices);
     s.capability = int(number("LOCKSTEP_FAKE_CUDA_CAPABILITY", 90));
+    s.code = int(number("LOCKSTEP_FAKE_CUDA_CODE", 75));
+    s.peers = number("LOCKSTEP_FAKE_CUDA_PEERS", 1) != 0;
     s.memory = size_t(number("LOCKSTEP_FAKE_CUDA_MEMORY", 2048)) << 20;
     s.driver_version =
         std::getenv("LOCKSTEP_FAKE_CUDA_NO_DRIVER") ? 0 : int(number("LOCKSTEP_FAKE_CUDA_DRIVER", CUDART_VERSION));
@@ -339,7 +341,7 @@ namespace simt {
 int launch_device() { return fake::current_device(); }
 bool is_argument(const char* op, int device, size_t number, const void* p) {
   const int of = p ? fake::device_of(p) : device;
-  if (of == device || (of >= 0 ? fake::reaches(device, of) : fake::pinned_part(p, 1) == fake::Pinned::all)) return true;
+  if (of == device || (of >= 0 ? fake::reaches(device, p) : fake::pinned_part(p, 1) == fake::Pinned::all)) return true;
   fake::fail_device(cudaErrorIllegalAddress,
                     std::string(op) + ": argument " + std::to_string(number) + " points to memory of " +
                         (of < 0 ? "the host, which is not pinned" : "another device, without access to it"));
@@ -349,6 +351,7 @@ bool is_argument(const char* op, int device, size_t number, const void* p) {
 cudaError_t enqueue_kernel(const char* op, cudaStream_t stream, std::function<void()> run) {
   if (const cudaError_t code = fake::step(); code != cudaSuccess) return code;
   if (!fake::find_stream(stream)) return cudaErrorInvalidResourceHandle;
+  if (fake::settings().capability < fake::settings().code) return cudaErrorNoKernelImageForDevice;
   if (fake::find_stream(stream)->device != fake::current_device()) return cudaErrorInvalidResourceHandle;
   if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return code;
   fake::note_launch(op);

@@ -1,5 +1,5 @@
-// The plans that the real cuDNN chooses for our convolutions and attention on an H200, without such a device: given a
-// description of a device, cuDNN answers what it would run there. Nothing is computed.
+// The plans that the real cuDNN chooses for our convolutions on an H200, without such a device. cuDNN gets a
+// description of a device, and answers what it would run there. Nothing is computed.
 //
 //   cudnn_plans [--update]   compares with tests/golden/cudnn_plans.txt, or writes it
 //
@@ -7,7 +7,6 @@
 //
 // For each shape, layout, dtype and direction it checks that the plan's engine claims to be deterministic and as exact
 // as requested, that a second plan is identical to the letter, and that cuDNN has a plan where the golden file says so.
-// A plan of attention takes seconds, because its kernels are compiled: only some of them are requested twice.
 #include <cstdio>
 #include <cstring>
 
@@ -17,13 +16,11 @@ int main() { std::puts("skipped: this build has no cuDNN (9.8 or newer; meson's 
 
 #else
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <fstream>
 #include <iterator>
 
-#include "tensor/cuda/cudnn_attention_graph.h"
+#include "tensor/cuda/cudnn_graph.h"
 
 using namespace lockstep;
 using namespace lockstep::cuda;
@@ -99,8 +96,8 @@ void expect(bool condition, const std::string& what) {
 
 /// All that cuDNN says of a plan: engine, knobs, tensors, and the kernels that it compiled. Their launch parameters are
 /// left out, because padding in them is not initialized.
-std::string json_of(EnginePlan& plan, size_t most = 1 << 16) {
-  std::string text(most, '\0');
+std::string json_of(EnginePlan& plan) {
+  std::string text(1 << 16, '\0');
   text.resize(size_t(plan.plan.get(CUDNN_ATTR_EXECUTION_PLAN_JSON_REPRESENTATION, CUDNN_TYPE_CHAR, int64_t(text.size()),
                                    text.data())));
   const std::string key = "\"rawData\":\"";
@@ -151,72 +148,6 @@ char check_plan(const ConvProblem& p, const PlanTarget& target, const std::strin
   return tensor_cores ? 'T' : '+';
 }
 
-/// Operand layouts of attention; packed: q, k and v are slices of (batch, tokens, q, k and v heads, width).
-struct AttentionCase {
-  const char* name;
-  int64_t batch, heads, groups, queries, keys, width;
-  bool causal, packed;
-  DType dtype = bf16;
-  bool again = false;  // true: request the plan twice and compare
-  int64_t window = 0;
-};
-constexpr AttentionCase attention_cases[] = {
-    {"GPT-2, heads of 64", 16, 12, 12, 1024, 1024, 64, true, true, bf16, true},
-    {"the same in f16", 16, 12, 12, 1024, 1024, 64, true, true, f16},
-    {"Llama 1B, 32 heads of 64 over 8", 4, 32, 8, 4096, 4096, 64, true, false},
-    {"Llama 8B, 32 heads of 128 over 8", 1, 32, 8, 8192, 8192, 128, true, true, bf16, true},
-    {"heads of 96", 2, 16, 16, 2048, 2048, 96, true, true},
-    {"heads of 256", 2, 8, 1, 2048, 2048, 256, true, false},
-    {"every key", 8, 12, 12, 1024, 1024, 64, false, true},
-    {"every key of others, 1,024 by 4,096", 4, 16, 16, 1024, 4096, 64, false, false},
-    {"131,072 tokens", 1, 32, 8, 131072, 131072, 128, true, false},
-    {"Mistral 7B, a window of 4,096", 1, 32, 8, 8192, 8192, 128, true, true, bf16, false, 4096},
-    {"heads of 65", 2, 4, 4, 1024, 1024, 65, true, false},
-};
-
-AttentionProblem problem(const AttentionCase& t, bool backward) {
-  const auto dense = [&](int64_t heads, int64_t tokens) {
-    return AttentionProblem::Strides{tokens * heads * t.width, t.width, heads * t.width};
-  };
-  const auto cut = [&](int64_t heads, int64_t tokens) {
-    const int64_t all = t.heads + 2 * t.groups;
-    return t.packed ? AttentionProblem::Strides{tokens * all * t.width, t.width, all * t.width} : dense(heads, tokens);
-  };
-  const auto q = cut(t.heads, t.queries), k = cut(t.groups, t.keys), out = dense(t.heads, t.queries);
-  AttentionProblem made{backward,  t.dtype, t.causal, t.window, t.batch, t.heads, t.groups,
-                        t.queries, t.keys,  t.width,  q,        k,       k,       out};
-  if (backward) made.grad = out, made.grad_q = q, made.grad_k = made.grad_v = k;
-  return made;
-}
-
-/// Checks a plan and returns its description.
-std::string check_attention(const AttentionCase& t, bool backward, const PlanTarget& target) {
-  const std::string what = str(t.name, backward ? ", backward" : ", forward");
-  constexpr int64_t scores = int64_t(1) << 30;  // attention's default workspace limit
-  AttentionProblem p = problem(t, backward);
-  if (backward) p = part_of(p, scores);
-  const int64_t limit = workspace_limit(p, scores);
-  EnginePlan plan = plan_attention(p, target, limit);
-  if (t.again) {
-    EnginePlan again = plan_attention(p, target, limit);
-    const std::string json = json_of(plan, 1 << 24);
-    expect(json.find("\"cubin\"") != std::string::npos && json == json_of(again, 1 << 24) &&
-               plan.workspace == again.workspace,
-           what + ": another plan when asked again");
-  }
-  if (!plan.supported()) {
-    expect(plan.refusal.find("CUDNN_STATUS") != std::string::npos ||
-               plan.refusal.find("engines") != std::string::npos || plan.refusal.find("MiB") != std::string::npos,
-           what + ": refused without a reason");
-    return "-";
-  }
-  expect(has_note(plan, CUDNN_NUMERICAL_NOTE_TENSOR_CORE), what + ": not on tensor cores");
-  expect(!has_note(plan, CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC), what + ": not the same bits each time");
-  expect(!has_note(plan, CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION), what + ": sums in less than f32");
-  return str("engine ", plan.engine, ", ", plan.workspace >> 20, " MiB",
-             p.batch == t.batch && p.groups == t.groups ? "" : str(", parts of ", p.batch, " x ", p.heads, " heads"));
-}
-
 std::string read(const char* path) {
   std::ifstream file(path);
   return {std::istreambuf_iterator<char>(file), {}};
@@ -251,20 +182,6 @@ int main(int argc, char** argv) {
       table += '\n';
     }
   }
-  // Engines of attention compile their kernels and need a driver to load them: the stub will do, while a real driver
-  // would need a device. It is loaded only now, because with a driver convolution engines would compile, too; without
-  // one, cuDNN skips those engines, and precompiled ones answer within milliseconds.
-  const bool has_driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD) != nullptr;
-  if (has_driver) {
-    std::puts("skipped: attention, as this process has a driver already");
-  } else {
-    expect(dlopen(LOCKSTEP_DRIVER, RTLD_NOW | RTLD_GLOBAL) != nullptr, str("no driver in name: ", LOCKSTEP_DRIVER));
-    table += "# attention: forward; backward. Engine and workspace on tensor cores, - our kernel\n";
-    for (const AttentionCase& t : attention_cases) {
-      const std::string forward = check_attention(t, false, target), backward = check_attention(t, true, target);
-      table += str(t.name, t.dtype == f16 ? ", f16: " : ", bf16: ", forward, "; ", backward, "\n");
-    }
-  }
   ConvProblem wrong = problem(cases[0], precisions[0], ConvDirection::forward, Layout::row_major);
   ++wrong.y.size[2];
   expect(plan_convolution(wrong, target, 0).refusal.find("CUDNN_STATUS_BAD_PARAM") != std::string::npos,
@@ -278,8 +195,7 @@ int main(int argc, char** argv) {
     std::printf("The golden file is of %s; what this version says is not compared:\n%s",
                 golden.substr(2, golden.find(" on") - 2).c_str(), table.c_str());
   } else {
-    expect(has_driver ? golden.starts_with(table) : table == golden,
-           str("differs from ", LOCKSTEP_PLANS, "; if this is intended: --update\n", table));
+    expect(table == golden, str("differs from ", LOCKSTEP_PLANS, "; if this is intended: --update\n", table));
   }
   std::printf("%d passed, %d failed\n", passed, failed);
   return failed > 0;

@@ -483,7 +483,7 @@ TEST_CASE("rendezvous: over a file, whatever lies there from earlier runs") {
     CHECK(!std::filesystem::exists(path));  // the file is removed
   };
   const auto leave_behind = [&](int port, const std::string& token) {
-    std::ofstream(path) << "lockstep rendezvous 1\nhost=127.0.0.1\nport=" << port << "\ntoken=" << token << "\nend\n";
+    std::ofstream(path) << str("lockstep rendezvous 1\nhost=127.0.0.1\nport=", port, "\ntoken=", token, "\nend\n");
     ::chmod(path.c_str(), 0600);
   };
   for (const int world : {1, 2, 4}) run(world);

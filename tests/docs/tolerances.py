@@ -33,6 +33,9 @@ ROWS = [
     ("train.md", "own compression error | within 20 % in f32, NUMBER in 16 bits", "tests/train/plans_test.cpp", "? 0.2 : 1e-4 : NUMBER;"),
     ("train.md", "of NUMBER steps with Transformers' Trainer", "tests/train/arguments_test.cpp", "the curve of NUMBER steps of Transformers' Trainer"),
     ("train.md", "steps with Transformers' Trainer, to NUMBER.", "tests/train/arguments_test.cpp", "std::abs(curve[i] - theirs[i]) <= NUMBER *"),
+    # a device's results
+    ("mixed-precision.md", "Tests allow NUMBER of it", "tests/tolerances.h", "{Near::product_fp8, 0, NUMBER,"),
+    ("cuda.md", "Its gelu is an approximation, within NUMBER of ours in f32", "tests/tolerances.h", "{Near::product_gelu, 1e-13, NUMBER,"),
     # others
     ("sparse-attention.md", "outputs and gradients agree to NUMBER in every mode", "tests/nn/sparse_test.cpp", "largest(a[i], b[i]) <= NUMBER * reach"),
     ("quantisation.md", "and outputs are within NUMBER.", "tests/nn/quantize_test.cpp", 'at("weight_only")) <= NUMBER)'),

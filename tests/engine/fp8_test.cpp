@@ -173,6 +173,8 @@ TEST_CASE("fp8: the chosen layers, when they cast, and the recorded amax") {
     nn::Fp8Scaling fp8(model);
     CHECK(contains(message([&] { nn::Fp8Scaling again(model); }), "one is in fp8 already"));
     CHECK(fp8.text() == "fp8: 1 Linear (e4m3, gradients e5m2)");
+    for (const Fp8Scales::Of& of : model.one.fp8.lock()->of)  // places that cuBLASLt takes
+      CHECK(reinterpret_cast<uintptr_t>(of.scale_inv.raw_data()) % 16 == 0);
     CHECK(is_fp8(in(bf16, x), plain));
     CHECK(in(bf16, x).dtype() == bf16);
     CHECK_FALSE(is_fp8(in(bf16, Variable(x.tensor().narrow(0, 0, 15))), Variable(plain.tensor().narrow(0, 0, 15))));

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <optional>
 
+#include "autograd/autocast.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
 #include "tests/messages.h"
@@ -79,6 +80,42 @@ TEST_CASE("to() keeps the identity of parameters, so an optimizer made before st
   optimizer.step();
   CHECK(!equal(before, net.head.weight.tensor()));
   CHECK(contains(message([&] { net.to(i64); }), "expected a floating dtype"));
+}
+
+TEST_CASE("to() leaves running statistics in f32 where parameters get 16 bits") {
+  for (const DType dtype : {bf16, f16, f32, f64}) {
+    BatchNorm1d norm({.channels = 2});
+    norm.to(dtype);
+    const DType expected = size_of(dtype) == 2 ? f32 : dtype;
+    CHECK(norm.weight.dtype() == dtype);
+    CHECK(norm.running_mean.dtype() == expected);
+    CHECK(norm.running_var.dtype() == expected);
+    CHECK(norm.num_batches_tracked.dtype() == i64);
+    // A momentum of 1/1000 moves a mean by less than bf16 can show.
+    norm.o.momentum = 1e-3;
+    norm.running_mean.fill_(1);
+    norm(full({4, 2}, 2, {.dtype = dtype}));
+    CHECK(norm.running_mean.to(f64).to_vector<double>()[0] == doctest::Approx(1.001).epsilon(1e-6));
+  }
+}
+
+TEST_CASE("under Autocast a norm keeps 16 bits if its weight has them") {
+  const Autocast scope(bf16);
+  for (const DType dtype : {f32, bf16}) {
+    LayerNorm layer({.shape = {4}}), bare({.shape = {4}, .affine = false});
+    RMSNorm rms({.size = 4});
+    Norm norm({.size = 4});
+    BatchNorm1d batch({.channels = 4});
+    Dropout none({.p = 0});
+    for (Module* m : std::initializer_list<Module*>{&layer, &rms, &norm, &batch}) m->to(dtype);
+    const Variable x = randn({3, 4}, {.dtype = bf16});
+    for (const Variable& y : {layer(x), rms(x), norm(x), batch(x), norm.of_sum(x, x, none).norm})
+      CHECK(y.dtype() == dtype);
+    CHECK(norm.of_sum(x, x, none).sum.dtype() == bf16);
+    CHECK(bare(x).dtype() == f32);
+    // An input in f32 is not rounded.
+    for (const Variable& y : {layer(x.to(f32)), rms(x.to(f32)), batch(x.to(f32))}) CHECK(y.dtype() == f32);
+  }
 }
 
 TEST_CASE("train, eval, freeze and zero_grad reach every module") {

@@ -101,7 +101,10 @@ TEST_CASE("matmul: vectors and batches follow NumPy") {
   }
 }
 
-TEST_CASE("matmul: the bits do not depend on threads, on batching or on layout of the batch") {
+// Which bits a product has beside others is promised by our kernels for the CPU: cuBLASLt chooses its algorithm by the
+// whole shape. On a device the cases "on the CPU" test the CPU again.
+
+TEST_CASE("matmul: the bits do not depend on threads or, on the CPU, on batching") {
   struct Row {
     Shape a, b;
   };
@@ -115,11 +118,12 @@ TEST_CASE("matmul: the bits do not depend on threads, on batching or on layout o
     CAPTURE(r.a);
     const Tensor a = rand(r.a), b = rand(r.b);
     check_threads([&] { return std::vector{matmul(a, b)}; }, {2, 3, 5});
-    if (a.dim() == 3) CHECK(equal(matmul(a, b)[3].clone(), matmul(a[3], b[3])));
+    if (a.dim() == 3 && default_device().is_cpu()) CHECK(equal(matmul(a, b)[3].clone(), matmul(a[3], b[3])));
   }
 }
 
-TEST_CASE("matmul: an element has the same bits beside any other rows and columns, and in any layout") {
+TEST_CASE("matmul on the CPU: an element has the same bits beside any other rows and columns, and in any layout") {
+  const OnCpu on_cpu;
   const Tensor a = rand({1030, 1100}), b = rand({1100, 1600}), whole = matmul(a, b);
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{2, 2}, {3, 1600}, {1030, 5}, {15, 33}, {512, 1599}}) {
     CAPTURE(rows);
@@ -134,7 +138,8 @@ TEST_CASE("matmul: an element has the same bits beside any other rows and column
               small.slice(0, 4, 8).slice(1, 8, 14).clone()));
 }
 
-TEST_CASE("matmul: few rows, and few columns, have the bits of the same rows of a larger product") {
+TEST_CASE("matmul on the CPU: few rows, and few columns, have the bits of the same rows of a larger product") {
+  const OnCpu on_cpu;
   const auto check = [](const DType dtype) {
     for (const int64_t k : {0, 1, 5, 31, 257, 513, 1031})
       for (const int64_t n : {1, 3, 33, 67}) {
@@ -166,7 +171,8 @@ TEST_CASE("matmul: few rows, and few columns, have the bits of the same rows of 
   }
 }
 
-TEST_CASE("matmul: long dot products have the bits of a larger product") {
+TEST_CASE("matmul on the CPU: long dot products have the bits of a larger product") {
+  const OnCpu on_cpu;
   for (const DType dtype : {f32, f64, bf16})
     for (const int64_t k : {4096, 5003, 9000}) {
       const Tensor a = rand({20, k}).to(dtype), b = rand({30, k}).to(dtype), whole = matmul(a, b.t());
@@ -179,7 +185,8 @@ TEST_CASE("matmul: long dot products have the bits of a larger product") {
     }
 }
 
-TEST_CASE("matmul: few rows scaled and added have the bits of a larger product too") {
+TEST_CASE("matmul on the CPU: few rows scaled and added have the bits of a larger product too") {
+  const OnCpu on_cpu;
   for (const int64_t k : {3, 40, 600, 1031})
     for (const auto& [beta, alpha] : {std::pair{0.7, 1.3}, {1.0, 0.3}, {-0.3, 1.0}}) {
       const Tensor a = rand({40, k}), b = rand({k, 70}), c = rand({40, 70}), whole = addmm(c, a, b, beta, alpha);
@@ -196,7 +203,8 @@ TEST_CASE("matmul: few rows scaled and added have the bits of a larger product t
     }
 }
 
-TEST_CASE("matmul: 16-bit operands are computed in f32, and the result is rounded once") {
+TEST_CASE("matmul on the CPU: 16-bit operands are computed in f32, and the result is rounded once") {
+  const OnCpu on_cpu;
   const Bf16 portable(Bf16Products::portable);
   for (DType dtype : {f16, bf16})
     for (int layout = 0; layout < 4; ++layout) {
@@ -257,15 +265,15 @@ TEST_CASE("linear: bf16 with bias and activation is the product in f32, then the
                      bias = rand({n}).to(bf16), product = add(matmul(x.to(f32), w.to(f32).t()), bias.to(f32));
         Tensor pre;
         const Tensor out = linear(x, w, bias, activation, &pre);
-        check_close(pre, product.to_vector<double>(), 8e-3);
+        check_close(pre, product.to_vector<double>(), tolerance_of(bf16));
         check_close(out, (activation == Activation::none ? product : gelu(product, Gelu::tanh)).to_vector<double>(),
-                    8e-3);
+                    tolerance_of(bf16));
         for (const int threads : {1, 2, 3}) {
           const Threads some(threads);
           const Tensor again = linear(x, w, bias, activation);
           // cuBLASLt uses another epilogue if pre is requested
           if (default_device().is_cpu()) CHECK(equal(again, out));
-          else check_close(again, out.to_vector<double>(), 8e-3);
+          else check_close(again, out.to_vector<double>(), tolerance_of(bf16));
         }
         // products added to c have the same bits, as c is 0
         const Tensor none = zeros({m, n}).to(bf16);

@@ -15,6 +15,10 @@ enum class Fp8 {
   no_scale,        // the scale of one operand is missing
   scale,           // the scale instead of its inverse
   host_scale,      // the scale is in host memory
+  scale_place,     // the scale is at no multiple of 16 bytes
+  asked_early,     // the algorithm is asked for before the scales are set
+  asked_other,     // asked for with another way of adding
+  asked_aligned,   // asked for with more alignment than the codes have
   weights_e5m2,    // weights in e5m2, which has fewer bits
   weights_type,    // e4m3 codes declared as e5m2
   both_e5m2,       // a combination that is not supported
@@ -65,9 +69,11 @@ template <Fp8 mistake> bool fp8_product(bool bug) {
   w[9] = 0.271875f, w_read[9] = 0.28125f;  // 1.0875 lies between 1 and 1.125
   const __nv_fp8_interpretation_t e4m3 = __NV_E4M3, e5m2 = __NV_E5M2;
   const bool short_weights = is(Fp8::weights_e5m2) || is(Fp8::both_e5m2);
-  const Array from_x(x), from_w(w), scales(std::vector<float>{inverse, inverse, scale}), maxima(std::vector<float>(2)),
-      x_memory(size_t(m * k / 4 + 4)), w_memory(size_t(n * k / 4 + 4)), y(size_t(m * n));
-  auto* const x_codes = reinterpret_cast<uint8_t*>(static_cast<float*>(x_memory)) + (is(Fp8::unaligned) ? 8 : 0);
+  std::vector<float> places(12, scale);  // one for each 16 bytes
+  places[0] = places[4] = places[5] = inverse;
+  const Array from_x(x), from_w(w), scales(places), maxima(std::vector<float>(2)), x_memory(size_t(m * k / 4 + 8)),
+      w_memory(size_t(n * k / 4 + 4)), y(size_t(m * n));
+  auto* const x_codes = reinterpret_cast<uint8_t*>(static_cast<float*>(x_memory)) + (is(Fp8::unaligned) ? 8 : 16);
   auto* const w_codes = reinterpret_cast<uint8_t*>(static_cast<float*>(w_memory));
   int* const amax = whole(maxima);
   const Fp8 how = bug ? mistake : Fp8::right;
@@ -83,13 +89,17 @@ template <Fp8 mistake> bool fp8_product(bool bug) {
   const int32_t transposed = is(Fp8::turned) ? CUBLAS_OP_N : CUBLAS_OP_T;
   const float one = 1, zero = 0;
   int count = 0;
-  const float *of_w = static_cast<float*>(scales) + (is(Fp8::scale) ? 2 : 0), *of_x = static_cast<float*>(scales) + 1;
+  const float *of_w = static_cast<float*>(scales) + (is(Fp8::scale) ? 8 : 0),
+              *of_x = static_cast<float*>(scales) + (is(Fp8::scale_place) ? 5 : 4);
   if (is(Fp8::host_scale)) of_w = &inverse;
   cublasLtCreate(&handle);
   cublasLtMatmulDescCreate(&d, CUBLAS_COMPUTE_32F, CUDA_R_32F);
   cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof transposed);
-  if (!is(Fp8::no_scale)) cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_w, sizeof of_w);
-  cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_x, sizeof of_x);
+  const auto set_scales = [&] {
+    if (!is(Fp8::no_scale)) cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &of_w, sizeof of_w);
+    cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &of_x, sizeof of_x);
+  };
+  if (!is(Fp8::asked_early)) set_scales();
   const cudaDataType_t w_type = short_weights || is(Fp8::weights_type) ? CUDA_R_8F_E5M2 : CUDA_R_8F_E4M3;
   if (is(Fp8::turned)) cublasLtMatrixLayoutCreate(&a, w_type, uint64_t(n), uint64_t(k), n);
   else cublasLtMatrixLayoutCreate(&a, w_type, uint64_t(k), uint64_t(n), k);
@@ -97,10 +107,13 @@ template <Fp8 mistake> bool fp8_product(bool bug) {
   cublasLtMatrixLayoutCreate(&out, CUDA_R_32F, uint64_t(n), uint64_t(m), n);
   cublasLtMatmulPreferenceCreate(&preference);
   for (const auto least : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES}) {
-    const uint32_t bytes = is(Fp8::unaligned) ? 8 : 16;
+    const uint32_t bytes = is(Fp8::unaligned) ? 8 : is(Fp8::asked_aligned) ? 256 : 16;
     cublasLtMatmulPreferenceSetAttribute(preference, least, &bytes, sizeof bytes);
   }
+  const int8_t fast = 1;
   cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d, a, b, out, out, preference, 1, &found, &count);
+  if (is(Fp8::asked_early)) set_scales();
+  if (is(Fp8::asked_other)) cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
   if (status == CUBLAS_STATUS_SUCCESS)
     status = cublasLtMatmul(handle, d, &one, w_codes, a, x_codes, b, &zero, y, out, y, out, &found.algo, nullptr, 0,
                             nullptr);
@@ -127,6 +140,10 @@ std::vector<Case> fp8_cases() {
       {"scale of 8-bit floats forgotten", fp8_product<Fp8::no_scale>, every},
       {"scale in place of its inverse", fp8_product<Fp8::scale>, every},
       {"scale on the host", fp8_product<Fp8::host_scale>, every},
+      {"scale at no multiple of 16 bytes", fp8_product<Fp8::scale_place>, every},
+      {"an algorithm asked for without scales", fp8_product<Fp8::asked_early>, every},
+      {"an algorithm asked for with another way of adding", fp8_product<Fp8::asked_other>, every},
+      {"an algorithm asked for with more alignment", fp8_product<Fp8::asked_aligned>, every},
       {"weights in e5m2", fp8_product<Fp8::weights_e5m2>, every},
       {"codes of the other format", fp8_product<Fp8::weights_type>, every},
       {"both in e5m2", fp8_product<Fp8::both_e5m2>, every},

@@ -174,7 +174,8 @@ enum class Product {
   transposition,
   batch,
   own_memory,
-  short_residual
+  short_residual,
+  epilogue  // another than the algorithm was asked for; here it changes nothing
 };
 template <Product mistake> bool product(bool bug) {
   constexpr int64_t rows = 6, columns = 4, inner = 4, x_lead = 6, y_lead = 7;
@@ -207,6 +208,8 @@ template <Product mistake> bool product(bool bug) {
   }
   cublasLtMatmulPreferenceCreate(&preference);
   cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d, a, b, out, out, preference, 1, &found, &count);
+  const uint32_t relu = CUBLASLT_EPILOGUE_RELU;
+  if (is(Product::epilogue)) cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_EPILOGUE, &relu, sizeof relu);
   // the default preference promises an alignment of 256 bytes
   const float* from = x + (is(Product::alignment) ? 1 : 0);
   if (status == CUBLAS_STATUS_SUCCESS)
@@ -256,6 +259,7 @@ std::vector<Case> host_cases() {
       {"batches taken for dense", product<Product::batch>, every},
       {"sum with the result's own memory", product<Product::own_memory>, every},
       {"residual shorter than the result", product<Product::short_residual>, every},
+      {"an algorithm asked for with another epilogue", product<Product::epilogue>, every},
   };
 }
 

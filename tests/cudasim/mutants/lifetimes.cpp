@@ -227,6 +227,33 @@ template <Host mistake> bool host_memory(bool bug) {
   return good && sum_of(out.get()) == 0;
 }
 
+/// Access to a device's memory is not access to its pool.
+bool reads_another_pool(bool bug) {
+  const Array out(n);
+  float* elsewhere = nullptr;
+  cudaStream_t stream = nullptr;
+  cudaSetDevice(1);
+  cudaStreamCreate(&stream);
+  cudaMallocAsync(reinterpret_cast<void**>(&elsewhere), bytes, stream);
+  cudaMemsetAsync(elsewhere, 0, bytes, stream);
+  cudaStreamSynchronize(stream);
+  cudaSetDevice(0);
+  cudaDeviceEnablePeerAccess(1, 0);
+  if (!bug) {
+    cudaMemPool_t pool = nullptr;
+    cudaDeviceGetDefaultMemPool(&pool, 1);
+    cudaMemAccessDesc access{};
+    access.location = {cudaMemLocationTypeDevice, 0};
+    access.flags = cudaMemAccessFlagsProtReadWrite;
+    cudaMemPoolSetAccess(pool, &access, 1);
+  }
+  const bool good = start_scale(nullptr, elsewhere, out, 1);
+  cudaStreamSynchronize(nullptr);
+  cudaFreeAsync(elsewhere, stream);
+  cudaStreamDestroy(stream);
+  return good && sum_of(out.get()) == 0;
+}
+
 // --- double frees ---
 
 enum class Twice { right, inside, owners, pinned, event, stream, graph };
@@ -334,6 +361,7 @@ std::vector<Case> lifetime_cases() {
       {"copy of the wrong kind", host_memory<Host::kind>, every},
       {"host memory set by the device", host_memory<Host::set>, every},
       {"kernel reads another device's memory", host_memory<Host::other_device>, every},
+      {"kernel reads another device's pool", reads_another_pool, every},
       {"freed from its middle", given_back<Twice::inside>, every},
       {"freed by two owners", given_back<Twice::owners>, every},
       {"pinned memory freed twice", given_back<Twice::pinned>, every},

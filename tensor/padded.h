@@ -1,0 +1,41 @@
+#pragma once
+// Matrices whose rows begin 64 elements, or a multiple of that, apart. A vocabulary of 50,257 words would otherwise
+// begin most rows of its scores at odd addresses, which products on a GPU read and write element by element.
+//
+//   memory of scores (rows, 50257):
+//     row 0 │ 50,257 scores │ 47 unused │ row 1 │ 50,257 scores │ 47 unused │ ...
+#include <algorithm>
+
+#include "tensor/ops.h"
+
+namespace lockstep {
+
+/// The distance between rows of `columns` elements in empty_padded(): the next multiple of 64.
+constexpr int64_t padded_columns(int64_t columns) { return (columns + 63) / 64 * 64; }
+
+/// Uninitialised memory with padded rows: the first shape.back() columns of a row-major (..., padded_columns()).
+inline Tensor empty_padded(const Shape& shape, TensorOptions options = {}) {
+  LOCKSTEP_CHECK(shape.rank() > 0, "[empty_padded] expected at least 1 dim, got a scalar");
+  Shape whole = shape;
+  whole[shape.rank() - 1] = padded_columns(shape.back());
+  return empty(whole, options).narrow(-1, 0, shape.back());
+}
+
+/// True for a matrix whose rows are contiguous, each anywhere behind the one before.
+inline bool has_whole_rows(const Tensor& x) {
+  return x.dim() == 2 && (x.is_contiguous() || (x.strides()[1] == 1 && x.strides()[0] >= x.shape()[1]));
+}
+/// The distance between the rows of such a matrix, in elements.
+inline int64_t row_step(const Tensor& x) { return std::max(x.strides()[0], x.shape()[1]); }
+
+/// True for a view of empty_padded(), or of some of its rows, that has padding to skip.
+inline bool is_padded(const Tensor& x) {
+  if (x.is_contiguous() || !has_whole_rows(x)) return false;
+  const int64_t step = row_step(x), end = x.offset() + x.shape()[0] * step;
+  return step == padded_columns(x.shape()[1]) && x.offset() % step == 0 &&
+         end * size_of(x.dtype()) <= x.storage()->bytes();
+}
+/// x w^T with padded rows; of a quantised w without.
+Tensor linear_padded(const Tensor& x, const Tensor& w);
+
+}  // namespace lockstep

@@ -1,0 +1,195 @@
+// Inference on the device: a row has the same bits beside any other rows, a text the same tokens in any batch, and
+// cuBLASLt is asked for each shape once, whatever the number of threads.
+#include <doctest/doctest.h>
+
+#include <thread>
+
+#include "nn/generate.h"
+#include "parallel/data_parallel.h"
+#include "tensor/batch_invariant.h"
+#include "tensor/random.h"
+#include "tensor/stream.h"
+#if defined(SIMT_CPU)
+#include "tests/cudasim/fake.h"
+#endif
+
+using namespace lockstep;
+using namespace lockstep::nn;
+
+namespace {
+
+const Device cuda0{Device::Type::cuda, 0};
+
+/// Random numbers around 0 on the device.
+Tensor noise(const Shape& shape, DType dtype, uint64_t seed) {
+  manual_seed(seed);
+  return randn(shape, {.device = cpu}).to(dtype).to(cuda0);
+}
+
+std::vector<int64_t> some_ids(int64_t count, uint64_t seed) {
+  manual_seed(seed);
+  return randint(0, 61, {count}, {.device = cpu}).to_vector<int64_t>();
+}
+
+/// Two layers with large weights, so that logits are far apart; heads of 64 are those of Hopper's attention.
+GPT small_gpt(DType dtype, int64_t head_size, int64_t window) {
+  manual_seed(3);
+  GPT model({.vocab = 61,
+             .context = 240,
+             .layers = 2,
+             .width = 2 * head_size,
+             .heads = 2,
+             .kv_heads = 1,
+             .norm = Norm::rms,
+             .feed_forward = FeedForward::swiglu,
+             .rope = Rope{},
+             .window = window});
+  for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape(), {.device = cpu}));
+  model.eval();
+  model.to(dtype).to(cuda0);
+  return model;
+}
+
+/// Logits of all positions when the prompt is fed to the cache in pieces.
+Tensor in_pieces(GPT& model, const std::vector<int64_t>& ids, const std::vector<size_t>& pieces) {
+  std::vector<KvCache> cache(model.blocks.size());
+  std::vector<Tensor> rows;
+  size_t at = 0;
+  for (const size_t piece : pieces) {
+    std::vector<int64_t> places;
+    for (size_t i = 0; i < piece; ++i) places.push_back(int64_t(i));
+    rows.push_back(model.scores_behind(places, {std::span(ids).subspan(at, piece)}, {&cache}).tensor());
+    at += piece;
+  }
+  REQUIRE(at == ids.size());
+  return cat(rows, 0);
+}
+
+/// A product of x (rows, in), with a result (rows, out).
+struct Product {
+  DType dtype;
+  int64_t in, out;
+  bool with_bias;
+  Activation activation;
+  bool adds;
+  int64_t most_rows;  ///< that the library's algorithms take; simulated only
+  Tensor w = noise({out, in}, dtype, 2), b = with_bias ? noise({out}, dtype, 3) : Tensor();
+
+  Tensor of(const Tensor& x) const {
+    return adds ? linear_add(noise({400, out}, dtype, 4).narrow(0, 0, x.size(0)), x, w, b)
+                : linear(x, w, b, activation);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("batch-invariant products: a row has the same bits beside any other rows, wherever it lies") {
+  [[maybe_unused]] int64_t differs = 0;
+  for (const DType dtype : {f32, f64, f16, bf16})
+    for (const Product& p : {Product{dtype, 320, 48, false, Activation::none, false, INT64_MAX},
+                             {dtype, 288, 48, true, Activation::gelu_tanh, false, 200},
+                             {dtype, 64, 7, true, Activation::silu, false, 128},
+                             {dtype, 33, 48, true, Activation::none, true, 128},
+                             {dtype, 512, 1, false, Activation::relu, false, INT64_MAX}}) {
+      CAPTURE(dtype);
+      CAPTURE(p.in);
+      CAPTURE(p.out);
+      const Tensor x = noise({400, p.in}, dtype, 1);
+      const BatchInvariant scope;
+      const Tensor whole = p.of(x);
+#if defined(SIMT_CPU)
+      fake::limit_rows_of_algorithms(p.most_rows);  // beyond them the product is made in parts
+#endif
+      for (const int64_t rows : {1, 2, 3, 16, 17, 64, 65, 127, 128, 129, 300}) {
+        CAPTURE(rows);
+        const Tensor some = x.narrow(0, 0, rows), part = whole.narrow(0, 0, rows).clone();
+        CHECK(equal(p.of(some), part));
+        CHECK(equal(p.of(some.t().clone().t()), part));  // columns of x lie one after the other
+        const Tensor moved = noise({rows * p.in + 1}, dtype, 9).narrow(0, 1, rows * p.in).view({rows, p.in});
+        moved.copy_(some);
+        CHECK(equal(p.of(moved), part));  // at an odd address
+        const BatchInvariant off(false);
+        if (rows <= p.most_rows) differs += !equal(p.of(some), part);
+      }
+#if defined(SIMT_CPU)
+      fake::limit_rows_of_algorithms(INT64_MAX);
+#endif
+      const Tensor many = x.narrow(0, 0, 12).view({3, 4, p.in}), right = noise({3, p.in, 5}, dtype, 5),
+                   all = matmul(many, right);
+      for (int64_t i = 0; i < 3; ++i)
+        CHECK(equal(matmul(many[i].narrow(0, 1, 2), right[i]), all[i].narrow(0, 1, 2).clone()));
+    }
+#if defined(SIMT_CPU)
+  CHECK(differs > 0);  // the library's free choice does not keep the promise
+#endif
+}
+
+TEST_CASE("generate: a text has the same logits and tokens in any batch, and however its prompt is cut") {
+  struct Row {
+    DType dtype;
+    int64_t head_size, window;
+  };
+  for (const Row& r : {Row{f32, 24, 0}, {bf16, 64, 0}, {f16, 64, 0}, {bf16, 40, 0}, {bf16, 64, 70}, {f32, 24, 70}}) {
+    CAPTURE(r.dtype);
+    CAPTURE(r.head_size);
+    CAPTURE(r.window);
+    GPT model = small_gpt(r.dtype, r.head_size, r.window);
+    const std::vector<int64_t> ids = some_ids(210, 1);
+    const NoGrad no_grad;
+    const Tensor whole = model(Tensor::from(ids, {1, 210}).to(cuda0)).tensor()[0].clone();
+    CHECK(equal(in_pieces(model, ids, {210}), whole));
+    CHECK(equal(in_pieces(model, ids, {128, 1, 63, 16, 1, 1}), whole));  // 128: the size of a tile of keys
+    CHECK(equal(in_pieces(model, ids, {1, 190, 2, 1, 1, 15}), whole));
+    const Tensor both = model(Tensor::from(ids, {1, 210}).expand({2, 210}).contiguous().to(cuda0)).tensor();
+    CHECK(equal(both[1].clone(), whole));
+
+    const std::vector<std::vector<int64_t>> prompts{some_ids(130, 2), some_ids(3, 3), some_ids(64, 4), some_ids(1, 5)};
+    const Generation g{.max_new_tokens = 5, .do_sample = true, .seed = 7, .logprobs = true};
+    const std::vector<Generated> together = generate(model, prompts, g);
+    const Generated alone = generate(model, prompts[0], g);
+    CHECK(alone.tokens == together[0].tokens);
+    CHECK(alone.logprobs == together[0].logprobs);
+  }
+}
+
+#if defined(SIMT_CPU)
+TEST_CASE("plans: cuBLASLt is asked once for each shape, though every forward has new threads") {
+  Sequential net(Linear({.in = 24, .out = 40}), GELU(), Linear({.in = 40, .out = 8}));
+  const std::vector<Device> devices{cuda0, {Device::Type::cuda, 1}};
+  net.to(cuda0);
+  const auto make = [] { return Sequential(Linear({.in = 24, .out = 40}), GELU(), Linear({.in = 40, .out = 8})); };
+  parallel::DataParallel<Sequential> model(net, make, {.devices = devices});
+  const auto step = [&] {
+    sum(model(Variable(noise({10, 24}, f32, 1)))).backward();
+    for (const Device& device : devices) synchronize(device);
+  };
+  fake::take_heuristic_calls();
+  step();
+  const int64_t asked = fake::take_heuristic_calls();
+  CHECK(asked >= 2 * 5);  // on each device two products forward, and three backward
+  for (int i = 0; i < 3; ++i) step();
+  CHECK(fake::take_heuristic_calls() == 0);
+
+  const Tensor x = noise({11, 24}, f32, 1), w = noise({13, 24}, f32, 2);
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 8; ++i) threads.emplace_back([&] { linear(x, w); });
+  for (std::thread& thread : threads) thread.join();
+  synchronize(cuda0);
+  CHECK(fake::take_heuristic_calls() == 1);
+
+  const BatchInvariant scope;  // one question for all numbers of rows
+  for (int64_t rows = 1; rows < 40; rows += 3) linear(noise({rows, 24}, f32, 1), w);
+  CHECK(fake::take_heuristic_calls() == 1);
+}
+
+TEST_CASE("plans: of cuBLASLt's candidates the first that can run is taken") {
+  const Tensor x = noise({9, 40}, f32, 1), w = noise({11, 40}, f32, 2);
+  for (const int64_t unusable : {0, 1, 2}) {
+    fake::unusable_candidates = unusable;
+    const int64_t rows = 9 - unusable;  // a shape of its own, that nobody has asked for
+    const Tensor there = linear(x.narrow(0, 0, rows), w);
+    fake::unusable_candidates = 0;
+    CHECK(allclose(there.to(cpu), linear(x.narrow(0, 0, rows).to(cpu), w.to(cpu)), 1e-5, 1e-5));
+  }
+}
+#endif
