@@ -36,15 +36,14 @@ const Card& card_of(const std::string& name) {
 
 const std::vector<std::string>& sources() {
   static const std::vector<std::string> all = {
-      "measured on an H200, 27 November 2026, commit f7cfeb5: each kernel of a step of GPT-2 124M, 16 x 1,024 tokens "
-      "in\n"
-      "      bf16, and bench_cuda. The same parts of the peaks are assumed for other cards",
-      "measured there for causal heads of 64 and 1,024 tokens, by cuDNN; a step with our wgmma took as long, and one\n"
-      "      without wgmma 1.13 times as long. Other heads and lengths in the proportions of an H100 (Shah et al.,\n"
-      "      FlashAttention-3, 2024, figures 5 and 6), up to 0.65. A100: 0.5, 0.45 backward, after Dao, 2023",
-      "not measured: the kernel is newer, and should reach the 0.80 of the bandwidth that copies reached there",
+      "measured on one H200, 27 November 2026, commit f7cfeb5: each kernel of a step of GPT-2 124M with 16 x 1,024\n"
+      "      tokens in bf16, by a profiler, and bench_cuda. The same parts of the peaks are assumed for other cards",
+      "measured there for causal heads of 64 and 1,024 tokens, by cuDNN's kernels; a step took as long with our\n"
+      "      wgmma, and 1.13 times as long without. Other heads and lengths in the proportions of an H100 (Shah\n"
+      "      et al., FlashAttention-3, 2024, figures 5 and 6), up to 0.65. A100: 0.5, 0.45 backward, after Dao, 2023",
+      "not measured: rewritten since, and expected to reach what copies reached there (\"before\": what was measured)",
       "measured there by bench_cuda: f32 products 0.76. Attention in f32: half of the peak, a calculation",
-      "A100, not measured: products of 16 bits at 0.70",
+      "not measured: products of 16 bits on an A100",
   };
   return all;
 }
@@ -52,46 +51,46 @@ const std::vector<std::string>& sources() {
 namespace {
 
 constexpr double of_copies = 0.80;
-// cuBLASLt's products in 16 bits, by what is fused. A sum over many rows is split into parts, which a second kernel
-// adds up.
-constexpr Efficiency product_short{0.78, of_copies, 1, 6e-6}, product_gelu{0.53, of_copies, 1, 6e-6},
-    product_gelu_grad{0.49, of_copies, 1, 6e-6}, product_a100{0.70, of_copies, 5, 6e-6},
+// cuBLASLt's products in 16 bits, by what is fused: nothing or a bias; gelu, whose input is also written; gelu's
+// derivative.
+constexpr double start_seconds = 6e-6;
+constexpr Efficiency product_short{0.78, of_copies, 1, start_seconds}, product_gelu{0.53, of_copies, 1, start_seconds},
+    product_gelu_grad{0.49, of_copies, 1, start_seconds}, product_a100{0.70, of_copies, 5, start_seconds},
     product_f32{0.76, of_copies, 4}, attention_f32{0.50, of_copies, 4}, by_memory{1, of_copies, 1};
+// A sum over many rows is split into parts, which another kernel adds up.
 constexpr double split_seconds = 12e-6;
+// The gradient of a bias beside its weight's: another kernel reads the gradient of the output once more.
+constexpr double of_bias_grads = 0.49;
 
-/// What kernels bound by memory reached on that day, as a part of the bandwidth, with the launches that belong to them.
-/// The ones that are newer reach of_copies, which nobody has measured.
+/// What kernels bound by memory reached when they were measured, their small second kernels included.
 struct Measured {
   const char* name;
   double part;
-  bool is_newer;
+  bool is_rewritten = true;  // since then
 };
 constexpr Measured measured_parts[] = {
-    {"layer_norm", 0.37, true},
-    {"rms_norm", 0.37, true},
-    {"add_norm", 0.37, true},
-    {"layer_norm_grad", 0.26, true},
-    {"rms_norm_grad", 0.26, true},
-    {"add_norm_grad", 0.33, true},
-    {"cross_entropy", 0.34, true},
-    {"cross_entropy_grad", 0.55, true},
-    {"softmax", 0.44, true},
-    {"embedding_grad", 0.0047, true},
-    {"index_add", 0.0047, true},
-    {"rotary", 0.14, true},
-    {"rotary_packed", 0.14, true},
-    {"reduce", 0.51, true},
-    {"adam", 0.73, true},
-    {"square_sums", 0.30, true},
+    {"layer_norm", 0.37},
+    {"rms_norm", 0.37},
+    {"add_norm", 0.37},
+    {"layer_norm_grad", 0.26},
+    {"rms_norm_grad", 0.26},
+    {"add_norm_grad", 0.33},
+    {"cross_entropy", 0.326},
+    {"cross_entropy_grad", 0.54},
+    {"softmax", 0.44},
+    {"embedding_grad", 0.0049},
+    {"index_add", 0.0049},
+    {"rotary", 0.14},
+    {"rotary_packed", 0.14},
+    {"reduce", 0.51},
+    {"adam", 0.73},
+    {"square_sums", 0.30},
     {"pointwise_grads", 0.63, false},
 };
-// The gradient of a bias beside its weight's: reads the gradient of the output once more.
-constexpr double of_bias_grads = 0.49;
 
-Efficiency by_memory_of(const std::string& name, Code code) {
+Efficiency by_memory_of(const std::string& name) {
   for (const Measured& m : measured_parts)
-    if (m.name == name)
-      return code == Code::measured || !m.is_newer ? Efficiency{1, m.part, 1} : Efficiency{1, of_copies, 3};
+    if (m.name == name) return m.is_rewritten ? Efficiency{1, of_copies, 3, 0, m.part} : Efficiency{1, m.part, 1};
   return by_memory;
 }
 
@@ -218,8 +217,8 @@ double bytes_of_picked(const DryKernel& k, const Operand& table, double rows) {
   return double(k.bytes()) - double(table.bytes()) + rows;
 }
 
-KernelCost other_cost(const DryKernel& k, Code code) {
-  KernelCost cost{.kind = k.name, .bytes = double(k.bytes()), .efficiency = by_memory_of(k.name, code)};
+KernelCost other_cost(const DryKernel& k) {
+  KernelCost cost{.kind = k.name, .bytes = double(k.bytes()), .efficiency = by_memory_of(k.name)};
   const std::string& name = k.name;
   if (name == "reduce") {
     cost.launches = launches_of_reduce(k);
@@ -256,18 +255,18 @@ std::string line(const std::string& kind, int64_t calls, int64_t launches, doubl
 
 }  // namespace
 
-KernelCost cost_of(const DryKernel& kernel, const Card& card, Code code) {
+KernelCost cost_of(const DryKernel& kernel, const Card& card) {
   KernelCost cost = is_product(kernel.name)           ? product_cost(kernel, card)
                     : kernel.name == "attention"      ? attention_cost(kernel, false, card)
                     : kernel.name == "attention_grad" ? attention_cost(kernel, true, card)
-                                                      : other_cost(kernel, code);
+                                                      : other_cost(kernel);
   if (cost.bytes == 0) cost.launches = 0;  // nothing to do
   return cost;
 }
 
 int64_t launches_of(const std::vector<DryKernel>& kernels) {
   int64_t all = 0;
-  for (const DryKernel& k : kernels) all += cost_of(k).launches;
+  for (const DryKernel& k : with_joined_steps(kernels)) all += cost_of(k).launches;
   return all;
 }
 
@@ -302,7 +301,7 @@ DryStep dry_step(const nn::GPT::Options& o, int64_t batch, DType dtype, bool opt
     adam.zero_grad();
     step.host = steady_seconds() - begin;
   }
-  step.kernels = with_joined_steps(dry.take());
+  step.kernels = dry.take();
   return step;
 }
 
@@ -317,16 +316,11 @@ std::array<double, 3> times_of(const KernelCost& cost, const Card& card) {
 
 }  // namespace
 
-double seconds_of(const KernelCost& cost, const Card& card) {
-  const auto times = times_of(cost, card);
-  return *std::max_element(times.begin(), times.end());
-}
-
 Roofline roofline(const DryStep& step, const Card& card) {
   Roofline all;
   std::map<std::string, RooflineRow> rows;
   std::map<std::string, std::array<double, 3>> parts;  // seconds bound by operations, memory and launches
-  for (const DryKernel& k : step.kernels) {
+  for (const DryKernel& k : with_joined_steps(step.kernels)) {
     const KernelCost cost = cost_of(k, card);
     if (cost.launches == 0) continue;
     const auto times = times_of(cost, card);
@@ -364,9 +358,15 @@ std::string text_of(const Roofline& found, const DryStep& step, const Card& card
     const Efficiency& e = row.cost.efficiency;
     const std::string bound = row.bound;
     calls += row.calls;
-    text += line(
-        row.cost.kind, row.calls, row.cost.launches, row.cost.flops, row.cost.bytes, row.seconds, bound,
-        bound == "launches" ? "" : fmt::format("{:.2f} [{}]", bound == "operations" ? e.flops : e.bandwidth, e.source));
+    const double peak = bound == "memory"   ? card.bandwidth
+                        : row.cost.is_short ? card.flops16
+                                            : card.flops32,
+                 part = (bound == "memory" ? row.cost.bytes : row.cost.flops) / row.seconds / peak;
+    std::string reached;
+    if (bound != "launches") reached = fmt::format("{:.2f} [{}]", part, e.source);
+    if (bound == "memory" && e.before > 0) reached += fmt::format(", {:.2g} before", e.before);
+    text +=
+        line(row.cost.kind, row.calls, row.cost.launches, row.cost.flops, row.cost.bytes, row.seconds, bound, reached);
   }
   text += line("together", calls, found.launches, found.flops, found.bytes, found.seconds, "", "");
   text += fmt::format("\nspeed  {:.0f} tokens/s, {:.2f} ms a step\n", found.tokens, found.seconds * 1e3);

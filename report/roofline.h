@@ -1,10 +1,10 @@
 #pragma once
 // Predicts the time of a training step on a GPU that is not there. The kernels come from a dry run of the real step
-// (tensor/dry_run.h); bytes and operations of each are divided by published speeds.
+// (tensor/dry_run.h); bytes and operations of each are divided by the speeds that such kernels reached.
 //
 //   time of a kernel = max(operations / (peak * efficiency) + start, bytes / (bandwidth * efficiency), least_seconds)
 //
-// Efficiencies come from a step of GPT-2 124M whose kernels an H200 timed one by one, where one did.
+// Most efficiencies come from a step of GPT-2 124M whose kernels were timed one by one on an H200.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -26,16 +26,13 @@ const std::vector<Card>& cards();
 /// Finds a GPU by name. Error listing the known ones if there is none.
 const Card& card_of(const std::string& name);
 
-/// Whose speed is meant: the kernels that were measured, or today's. Some of today's are newer than the measurement, and
-/// are expected to reach the part of the bandwidth that copies reached then.
-enum class Code { today, measured };
-
 /// The fraction of peak that a kind of kernel reaches. source: where it was measured, an index of sources() from 1;
-/// start: seconds before full speed, in which tiles arrive and the last ones end.
+/// start: seconds before full speed, in which tiles arrive and the last ones end; before: the part of the bandwidth that
+/// was measured of a kernel that has been rewritten since, or 0.
 struct Efficiency {
   double flops = 1, bandwidth = 1;
   int source = 0;
-  double start = 0;
+  double start = 0, before = 0;
 };
 /// Descriptions of the measurements.
 const std::vector<std::string>& sources();
@@ -49,10 +46,8 @@ struct KernelCost {
   bool is_short = false;  ///< true for 16-bit operands
   Efficiency efficiency = {};
 };
-/// The cost of a kernel. Efficiencies depend on the card and the code.
-KernelCost cost_of(const DryKernel& kernel, const Card& card = cards()[0], Code code = Code::today);
-/// The time of a kernel that is launched at least once.
-double seconds_of(const KernelCost& cost, const Card& card);
+/// The cost of a kernel. Efficiencies depend on the card.
+KernelCost cost_of(const DryKernel& kernel, const Card& card = cards()[0]);
 /// Kernels and copies that the CUDA backend launches for these. test_launches compares it with the emulator's count.
 int64_t launches_of(const std::vector<DryKernel>& kernels);
 
@@ -63,8 +58,8 @@ struct DryStep {
   double model_flops = 0;  ///< products and attention: three times those of the forward
   double host = 0;         ///< seconds that this machine took to issue the kernels
 };
-/// Dry run of a step, with clipping, with `batch` sequences of o.context tokens. Parameters, activations and gradients are in `dtype`,
-/// with f32 master weights if it has 16 bits. The model takes no memory. optimizer: include AdamW's step.
+/// Dry run of a step with `batch` sequences of o.context tokens. Parameters, activations and gradients are in `dtype`,
+/// with f32 master weights if it has 16 bits. The model takes no memory. optimizer: include clipping and AdamW's step.
 DryStep dry_step(const nn::GPT::Options& o, int64_t batch, DType dtype, bool optimizer = true);
 
 /// All kernels of one kind.
