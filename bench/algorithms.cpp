@@ -1,5 +1,5 @@
-// bench_algorithms: times the algorithms that cuBLASLt proposes for each product of a GPT-2's training step in bf16, and
-// prints the fastest ones as rows of a table for the source.
+// bench_algorithms: times the algorithms that cuBLASLt proposes for each product of a GPT-2's training step in bf16.
+// Prints the fastest ones as rows of a table for the source.
 //
 //   bench_algorithms [--device cuda:0] [--tokens 16384] [--width 768] [--vocab 50304] [--algorithms 16]
 //

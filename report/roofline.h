@@ -27,8 +27,8 @@ const std::vector<Card>& cards();
 const Card& card_of(const std::string& name);
 
 /// The fraction of peak that a kind of kernel reaches. source: where it was measured, an index of sources() from 1;
-/// start: seconds before full speed, in which tiles arrive and the last ones end; before: the part of the bandwidth that
-/// was measured of a kernel that has been rewritten since, or 0.
+/// start: seconds before full speed, in which tiles arrive and the last ones end; before: what was measured of a kernel
+/// that has been rewritten since, a part of the bandwidth, or 0.
 struct Efficiency {
   double flops = 1, bandwidth = 1;
   int source = 0;

@@ -103,7 +103,7 @@ TEST_CASE("roofline: a faster card is not slower, and a step of GPT-2 is what it
 }
 
 TEST_CASE("roofline: the kernels that an H200 timed in a step of GPT-2 have the times that it measured") {
-  // One whole step on 27 November 2026, commit f7cfeb5: parameters in bf16, 16 x 1,024 tokens, vocabulary 50304; 31.0 ms.
+  // One whole step on 27 November 2026, commit f7cfeb5: parameters in bf16, 16 x 1,024 tokens, vocabulary 50304.
   struct Row {
     std::vector<std::string> kinds;
     double ms;
