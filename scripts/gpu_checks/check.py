@@ -32,6 +32,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 BIN = HERE / "bin"
 PARTS = ["cases", "nccl", "algorithms", "speed"]
 AT_ONCE = 14
+SECONDS = 480  # for everything; each command's limit is for this, and grows and shrinks with --seconds
 SHARE = 0.52  # of the time is for the checks that run together, if others follow
 FAMILIES = {"attention": "*attention*", "norms": "*norm*", "losses": "*cross entropy*", "products": "cuda matmul*", "indices": "*by index*,*gather*", "pointwise": "*pointwise op*", "steps": "cuda: a step over all*"}
 TOOLS = {"memcheck": FAMILIES, "racecheck": ["norms", "losses", "attention"], "initcheck": ["norms", "losses", "attention"], "synccheck": ["norms", "losses", "attention"]}
@@ -51,6 +52,7 @@ class Skipped(NotRun):
 class Checks:
     def __init__(self, out, seconds):
         self.out, self.end, self.began = out, time.monotonic() + seconds, time.monotonic()
+        self.scale = max(seconds / SECONDS, 0.05)
         self.counts = collections.Counter()
         self.rows, self.failures, self.pages = [], [], []
         self.env = dict(os.environ)
@@ -60,7 +62,7 @@ class Checks:
 
     def run(self, command, limit, plain=False, **variables):
         """Runs a command to its end or its limit; plain: without our libraries."""
-        limit = min(limit, self.left())
+        own, limit = limit * self.scale, min(limit * self.scale, self.left())
         if limit <= 0:
             raise NotRun("no time left")
         begin, env = time.monotonic(), {**(os.environ if plain else self.env), **variables}
@@ -73,6 +75,8 @@ class Checks:
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)
             text, code = child.communicate()[0], "timeout"
+            if limit < own:
+                raise NotRun(f"no time left: stopped after {limit:.1f} s")
             text += f"\nstopped after {limit:.0f} s".encode()
         return Done(code, text.decode(errors="replace"), time.monotonic() - begin)
 
@@ -161,7 +165,10 @@ def tool(name):
 
 def why_no_device(checks):
     """Empty, or the reason why programs have no device."""
-    done = checks.run([BIN / "lockstep", "env"], 60)
+    try:
+        done = checks.run([BIN / "lockstep", "env"], 60)
+    except NotRun as why:
+        return str(why)
     said = re.search(r"no device: (.*)", done.text)
     if said:
         return said[1]
@@ -557,6 +564,15 @@ def say_not_run(checks, part, why):
     print(f"not run  {part}: {len(names)} checks: {why}", flush=True)
 
 
+def fact(checks, command):
+    """A command's output, or nothing if it fails."""
+    try:
+        done = checks.run(command, 30)
+    except NotRun:
+        return ""
+    return done.text if done.code == 0 else ""
+
+
 def write_report(checks, facts):
     text = "# Lockstep on a card\n\n" + "".join(f"- {fact}\n" for fact in facts) + "\n"
     last = f"{checks.counts['passed']} passed, {checks.counts['failed']} failed, {checks.counts['not run']} not run"
@@ -573,7 +589,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", action="append", choices=PARTS, help="make only these checks; may be repeated")
     parser.add_argument("--out", default="report", help="folder of the report")
-    parser.add_argument("--seconds", type=float, default=480, help="time for everything")
+    parser.add_argument("--seconds", type=float, default=SECONDS, help="time for everything")
     o = parser.parse_args()
     out = pathlib.Path(o.out).resolve()
     out.mkdir(parents=True, exist_ok=True)
@@ -585,13 +601,12 @@ def main():
     checks.env["LOCKSTEP_GOLDEN_DIR"] = str(HERE / "golden")
     why = "this machine lacks " + ", ".join(missing) if missing else why_no_device(checks)
     facts = [f"built from {checks.info['commit']}", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())]
-    card = checks.run(["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv,noheader"], 30, plain=True)
-    facts.append(card.text.strip().replace("\n", "; ") if card.code == 0 else "no nvidia-smi")
+    facts.append(fact(checks, ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv,noheader"]).strip().replace("\n", "; ") or "no nvidia-smi")
     if why:
         for part in wanted:
             say_not_run(checks, part, why)
     else:
-        facts += [line.strip() for line in checks.run([BIN / "lockstep", "env"], 60).text.splitlines() if re.match(r"\s*(cuda|cudnn|nccl|cublas)", line, re.I)]
+        facts += [line.strip() for line in fact(checks, [BIN / "lockstep", "env"]).splitlines() if re.match(r"\s*(cuda|cudnn|nccl|cublas)", line, re.I)]
         together = [part for part in wanted if part in ("cases", "nccl")]
         if together:
             if len(together) < len(wanted):
