@@ -42,10 +42,11 @@ fi
 ninja -C "$build" "${programs[@]}"
 
 # Copies what the archive holds. A program's libraries are those of this system, but for glibc's, which every system has and which must fit
-# its kernel, and for the driver's and CUDA's, which are large.
+# its kernel, and for the driver's and CUDA's, which are large. The compiler's have a folder of their own: a machine may have newer ones,
+# which its profilers need.
 folder=$build/bundle/gpu-checks
 rm -rf "$build/bundle"
-mkdir -p "$folder"/{bin,lib,bench}
+mkdir -p "$folder"/{bin,lib/compiler,bench}
 for program in "${programs[@]}"; do
   strip -o "$folder/bin/${program##*/}" "$build/$program"
   ldd "$build/$program" | awk '/=> \//{print $1, $3}'
@@ -59,6 +60,7 @@ outside=()
 while read -r name path; do
   case $name in
     libc.so.* | libm.so.* | libdl.so.* | librt.so.* | libpthread.so.* | ld-linux* | libresolv.so.*) ;;
+    libstdc++.so.* | libgcc_s.so.*) strip -o "$folder/lib/compiler/$name" "$path" ;;
     libcudart.so.*) strip -o "$folder/lib/$name" "$path" ;;
     libcu* | libnv* | libnccl*) outside+=("$name") ;;
     *) strip -o "$folder/lib/$name" "$path" ;;

@@ -37,8 +37,13 @@ def train():
     assert "--text" not in args or os.path.exists(value("--text")), args
     ms = fake.get("ms", 25)
     print(json.dumps({"loss": 2.5, "val_loss": 2.0 + fake.get(precision, 0), "test_accuracy": 0.97, "seconds": 1 + steps * ms / 1e3, "peak_memory_mib": 2048, "graphs": graphs}))
+has_compiler = "gpu-checks/lib/compiler" in os.environ.get("LD_LIBRARY_PATH", "")
+if name in ("ncu", "nsys", "compute-sanitizer"):
+    assert has_compiler == ("old_compiler" in fake)
 if name == "lockstep" and args[0] == "env":
     print("cpu: 2 cores\ncuda: runtime 13.0\n" + (f"no device: {fake['no_device']}" if "no_device" in fake else "cuda:0 H200, compute capability 9.0"))
+elif name == "lockstep" and args[0] == "--version":
+    sys.exit("old_compiler" in fake and not has_compiler)
 elif name == "lockstep" and args[0] == "roofline":
     print(json.dumps({"seconds": 0.0255, "launches": 290}))
 elif name == "lockstep" and args[0] == "run":
@@ -94,7 +99,7 @@ elif name == "strip":
     shutil.copy(args[2], args[1])
 elif name == "ldd":
     lib = fake["libraries"]
-    print(f"\tlinux-vdso.so.1 (0x1)\n\tlibfmt.so.9 => {lib}/libfmt.so.9 (0x1)\n\tlibcudart.so.13 => {lib}/libcudart.so.13 (0x1)\n\tlibcublasLt.so.13 => {lib}/libcublasLt.so.13 (0x1)\n\tlibc.so.6 => {lib}/libc.so.6 (0x1)")
+    print(f"\tlinux-vdso.so.1 (0x1)\n\tlibstdc++.so.6 => {lib}/libstdc++.so.6 (0x1)\n\tlibfmt.so.9 => {lib}/libfmt.so.9 (0x1)\n\tlibcudart.so.13 => {lib}/libcudart.so.13 (0x1)\n\tlibcublasLt.so.13 => {lib}/libcublasLt.so.13 (0x1)\n\tlibc.so.6 => {lib}/libc.so.6 (0x1)")
 else:
     sys.exit(f"no stand-in for {name}")
 '''
@@ -183,6 +188,8 @@ def runs(d):
     check("without PyTorch its checks are skipped", r.returncode == 0 and "| skipped |" in report and "no PyTorch that sees the card" in report and "3 skipped" in report, report)
     r, report = run(archive, toolkit, "--only", "speed", no_counters=1)
     check("without counters a trace gives the step", r.returncode == 0 and "2 kernels, 0.01 ms" in report and "softmax_kernel<1>" in report, report)
+    r, report = run(archive, toolkit, "--only", "speed", old_compiler=1)
+    check("a machine whose C++ library is too old takes the archive's", r.returncode == 0, report)
     r, report = run(archive, toolkit, no_device="no NVIDIA driver is installed")
     lines = [line for line in report.splitlines() if "no NVIDIA driver is installed" in line]
     check("without a driver each part says so", r.returncode == 1 and len(lines) == 4 and counts(r)[:2] == (0, 0) and counts(r)[2] > 40, report)
@@ -196,7 +203,7 @@ def bundle(d):
     tools, libraries = d / "tools", d / "libraries"
     for name in ("meson", "ninja", "strip", "ldd"):
         write(tools / name, STAND_IN, True)
-    for name in ("libfmt.so.9", "libcudart.so.13", "libcublasLt.so.13", "libc.so.6"):
+    for name in ("libfmt.so.9", "libstdc++.so.6", "libcudart.so.13", "libcublasLt.so.13", "libc.so.6"):
         write(libraries / name, name)
     digits = d / "digits"
     write(digits / "train", "1")
@@ -215,7 +222,7 @@ def bundle(d):
     subprocess.run([sys.executable, "-c", "import sys, tarfile; tarfile.open(sys.argv[1]).extractall(sys.argv[2])", d / "a.tar.xz", d / "there"], check=True)
     there = d / "there/gpu-checks"
     info = json.loads((there / "info.json").read_text())
-    check("libraries: ours go along, glibc's and CUDA's do not", sorted(p.name for p in (there / "lib").iterdir()) == ["libcudart.so.13", "libfmt.so.9"] and info["libraries"] == ["libcublasLt.so.13"], str(info))
+    check("libraries: ours go along, glibc's and CUDA's do not", sorted(str(p.relative_to(there / "lib")) for p in (there / "lib").rglob("*.so*")) == ["compiler/libstdc++.so.6", "libcudart.so.13", "libfmt.so.9"] and info["libraries"] == ["libcublasLt.so.13"], str(info))
     check("what the CPU reached", info["expected"]["gpt"]["val_loss"] == 2 and info["expected"]["cnn"]["test_accuracy"] == 0.97 and info["training"]["cnn"]["data"] == "@/digits", str(info))
     check("golden values, text and digits", all((there / name).exists() for name in ("golden/ops.safetensors", "text.txt", "digits/train", "tokenizer/vocab.json", "check.py", "bench/cuda_gpt.py", "bench/cuda_compare.py")))
     check("programs of all suites", all((there / "bin" / name).exists() for name in info["suites"] + ["gpt", "cnn", "lockstep", "golden", "bench_cuda", "bench_algorithms"]))

@@ -152,6 +152,14 @@ def find_libraries(wanted, folders):
     return found, missing
 
 
+def take_libraries(checks, folders):
+    """Lets programs find the archive's libraries and the folders' after them: the compiler's only if they do not start with the machine's."""
+    for ours in ([HERE / "lib"], [HERE / "lib", HERE / "lib/compiler"]):
+        checks.env["LD_LIBRARY_PATH"] = ":".join([*map(str, ours), *folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+        if checks.run([BIN / "lockstep", "--version"], 60).code == 0:
+            return
+
+
 def tool(name):
     """A program of CUDA's toolkit."""
     places = [shutil.which(name), *(f"{r}/{name}" for r in sorted(glob.glob("/usr/local/cuda*/bin") + glob.glob("/opt/nvidia/nsight-*/*") + glob.glob("/opt/nvidia/nsight-systems/*/bin"), reverse=True))]
@@ -597,7 +605,7 @@ def main():
     checks = Checks(out, o.seconds)
     checks.info = json.loads((HERE / "info.json").read_text())
     folders, missing = find_libraries(checks.info["libraries"], library_folders())
-    checks.env["LD_LIBRARY_PATH"] = ":".join([str(HERE / "lib"), *folders, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])])
+    take_libraries(checks, folders)
     checks.env["LOCKSTEP_GOLDEN_DIR"] = str(HERE / "golden")
     why = "this machine lacks " + ", ".join(missing) if missing else why_no_device(checks)
     facts = [f"built from {checks.info['commit']}", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())]
