@@ -245,7 +245,7 @@ def names():
         check(f"suite {suite}", f"'{suite}'" in build or f"'{suite[5:]}': {{" in build)
     known = (ROOT / "docs/options.md").read_text()
     known = known[known.index("## cnn train"):]
-    for option in {*re.findall(r'"(--[a-z][a-z-]+)"', text)} - {"--only", "--out", "--seconds", "--tool", "--error-exitcode", "--print-limit", "--metrics", "--clock-control", "--csv", "--trace", "--sample", "--cpuctxsw",
+    for option in {*re.findall(r'"(--[a-z][a-z-]+)"', text)} - {"--only", "--out", "--version", "--seconds", "--tool", "--error-exitcode", "--print-limit", "--metrics", "--clock-control", "--csv", "--trace", "--sample", "--cpuctxsw",
                                                                      "--force-overwrite", "--report", "--format"}:
         check(f"option {option}", re.search(rf"^  {option}\b", known, re.M) or f'"{option}"' in (ROOT / "bench/cuda_gpt.py").read_text(), option)
     spec = importlib.util.spec_from_file_location("check", CHECK)
