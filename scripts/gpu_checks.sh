@@ -31,7 +31,7 @@ while [[ $# -gt 0 ]]; do
   esac
   shift 2
 done
-archive=${archive:-$PWD/$build/gpu-checks.tar.xz}
+archive=${archive:-$(realpath -m "$build")/gpu-checks.tar.xz}
 
 suites=(test_cuda test_cuda_steps test_tensor test_autograd test_nn test_optim)
 programs=(apps/gpt apps/cnn apps/lockstep bench/bench_cuda bench/bench_algorithms tests/golden "${suites[@]/#/tests/}")
