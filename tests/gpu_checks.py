@@ -193,9 +193,11 @@ def runs(d):
     r, report = run(archive, toolkit, no_device="no NVIDIA driver is installed")
     lines = [line for line in report.splitlines() if "no NVIDIA driver is installed" in line]
     check("without a driver each part says so", r.returncode == 1 and len(lines) == 4 and counts(r)[:2] == (0, 0) and counts(r)[2] > 40, report)
+    r, report = run(archive, toolkit, no_device="no NVIDIA driver is installed", cases=[])
+    check("programs that do not start fail without a driver, too", counts(r)[1] == 1 and "| cases | its programs start | failed |" in report, report)
     (toolkit / "lib64/libcuOne.so.13").unlink()
-    r, report = run(archive, toolkit, "--only", "nccl")
-    check("a missing library is named", r.returncode == 1 and "this machine lacks libcuOne.so.13" in report, report)
+    r, report = run(archive, toolkit, cases=[])
+    check("a missing library is named, and no program blamed", r.returncode == 1 and report.count("this machine lacks libcuOne.so.13") == 4 and counts(r)[1] == 0, report)
 
 
 def bundle(d):
