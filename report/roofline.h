@@ -1,8 +1,10 @@
 #pragma once
 // Predicts the time of a training step on a GPU that is not there. The kernels come from a dry run of the real step
-// (tensor/dry_run.h); bytes and operations of each are divided by published speeds.
+// (tensor/dry_run.h); bytes and operations of each are divided by the speeds that such kernels reached.
 //
-//   time of a kernel = max(operations / (peak * efficiency), bytes / (bandwidth * efficiency), least_seconds)
+//   time of a kernel = max(operations / (peak * efficiency) + start, bytes / (bandwidth * efficiency), least_seconds)
+//
+// Most efficiencies come from a step of GPT-2 124M whose kernels were timed one by one on an H200.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,14 +26,16 @@ const std::vector<Card>& cards();
 /// Finds a GPU by name. Error listing the known ones if there is none.
 const Card& card_of(const std::string& name);
 
-/// The fraction of peak that a kind of kernel reaches. source: where it was measured, an index of sources() from 1.
+/// The fraction of peak that a kind of kernel reaches. source: where it was measured, an index of sources() from 1;
+/// start: seconds before full speed, in which tiles arrive and the last ones end; before: what was measured of a kernel
+/// that has been rewritten since, a part of the bandwidth, or 0.
 struct Efficiency {
   double flops = 1, bandwidth = 1;
   int source = 0;
+  double start = 0, before = 0;
 };
 /// Descriptions of the measurements.
 const std::vector<std::string>& sources();
-inline constexpr int memory_source = 3;  ///< index into sources() of the measurement for kernels bound by memory
 
 /// The cost of one kernel of the dry run on the CUDA backend.
 struct KernelCost {
@@ -55,7 +59,7 @@ struct DryStep {
   double host = 0;         ///< seconds that this machine took to issue the kernels
 };
 /// Dry run of a step with `batch` sequences of o.context tokens. Parameters, activations and gradients are in `dtype`,
-/// with f32 master weights if it has 16 bits. The model takes no memory. optimizer: include AdamW's step.
+/// with f32 master weights if it has 16 bits. The model takes no memory. optimizer: include clipping and AdamW's step.
 DryStep dry_step(const nn::GPT::Options& o, int64_t batch, DType dtype, bool optimizer = true);
 
 /// All kernels of one kind.
@@ -81,8 +85,8 @@ Roofline roofline(const DryStep& step, const Card& card);
 std::string text_of(const Roofline& found, const DryStep& step, const Card& card, const std::string& model,
                     const std::string& precision);
 
-/// Assumed: host seconds for a kernel launch in the driver and for a graph launch, and the minimum time of a kernel on
-/// the GPU.
-inline constexpr double launch_seconds = 5e-6, graph_seconds = 10e-6, least_seconds = 2e-6;
+/// Assumed: host seconds for a kernel launch in the driver and for a graph launch. Measured: the time of the shortest
+/// kernels on the GPU.
+inline constexpr double launch_seconds = 5e-6, graph_seconds = 10e-6, least_seconds = 2.3e-6;
 
 }  // namespace lockstep::report

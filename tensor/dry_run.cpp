@@ -14,6 +14,7 @@
 #include "tensor/fp8.h"
 #include "tensor/kernels.h"
 #include "tensor/quantized.h"
+#include "tensor/step_batch.h"
 
 namespace lockstep {
 
@@ -155,8 +156,18 @@ const Backend noted_backend{
     .launch_graph = [](void*, int) { no_graph(); },
     .set_keys = [](RecordedKey*, const RecordedKey*, int, int) { no_graph(); },
     .free_graph = [](void*, int) noexcept {},
-    .store = [](void*, const void*, size_t bytes) { note_bytes("numbers", int64_t(bytes)); },
-    .square_sums = [](const void*, int, int64_t chunks, void*, double*) { note_bytes("square_sums", 8 * chunks); },
+    .store =
+        [](void* to, const void* from, size_t bytes) {
+          std::memcpy(to, from, bytes);  // for square_sums
+          note_bytes("numbers", int64_t(bytes));
+        },
+    .square_sums =
+        [](const void* pieces, int count, int64_t chunks, void*, double*) {
+          const auto* all = static_cast<const SquarePiece*>(pieces);
+          int64_t bytes = 8 * chunks;
+          for (int i = 0; i < count; ++i) bytes += all[i].n * size_of(all[i].dtype);
+          note_bytes("square_sums", bytes);
+        },
     .add_sums = [](const void*, int64_t count, const double*, double*) { note_bytes("add_sums", 8 * count); },
     .take_norm = [](const void*, int64_t count, const double*, double*, void*) { note_bytes("take_norm", 8 * count); },
     .find_nonfinite =

@@ -19,8 +19,8 @@ using Kind = EnvironmentVariable::Kind;
 using Words = std::vector<std::string>;
 
 // Variables of tests, which no program reads: those of the fake CUDA runtime and of test suites.
-constexpr std::string_view of_tests[] = {"LOCKSTEP_TEST_",      "LOCKSTEP_FAKE_", "LOCKSTEP_SOAK_",
-                                         "LOCKSTEP_GOLDEN_DIR", "LOCKSTEP_DEPS",  "LOCKSTEP_INTEROP_CHILD"};
+constexpr std::string_view of_tests[] = {"LOCKSTEP_TEST_", "LOCKSTEP_FAKE_", "LOCKSTEP_SOAK_", "LOCKSTEP_GOLDEN_DIR",
+                                         "LOCKSTEP_INTEROP_CHILD"};
 
 const EnvironmentVariable* find(std::string_view name) {
   for (const EnvironmentVariable& v : environment_variables())

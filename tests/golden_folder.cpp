@@ -1,4 +1,9 @@
 // The path of tests/golden. See golden_folder.h.
 #include "tests/golden_folder.h"
 
-const char* const golden_folder = LOCKSTEP_GOLDEN;
+#include <cstdlib>
+
+const char* golden_folder() {
+  const char* set = std::getenv("LOCKSTEP_GOLDEN_DIR");
+  return set ? set : LOCKSTEP_GOLDEN_FOLDER;
+}

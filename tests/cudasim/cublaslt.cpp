@@ -526,14 +526,21 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d,
   result->state = CUBLAS_STATUS_SUCCESS;
   return CUBLAS_STATUS_SUCCESS;
 }
+// The id is the algorithm's place in the heuristic's answer; settings other than it and split-K are 0.
 cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
                                                     cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
                                                     size_t bytes, size_t* written) {
+  const bool is_short =
+      attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+  if (!algo || !value || bytes != (is_short ? sizeof(uint16_t) : sizeof(uint32_t)))
+    return CUBLAS_STATUS_INVALID_VALUE;
   Algorithm algorithm;
   std::memcpy(&algorithm, algo, sizeof algorithm);
-  if (attribute != CUBLASLT_ALGO_CONFIG_SPLITK_NUM || bytes != sizeof algorithm.order.parts)
-    return CUBLAS_STATUS_INVALID_VALUE;
-  std::memcpy(value, &algorithm.order.parts, *written = sizeof algorithm.order.parts);
+  const uint32_t set = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM ? uint32_t(algorithm.order.parts)
+                       : attribute == CUBLASLT_ALGO_CONFIG_ID       ? algorithm.number
+                                                                    : 0;
+  std::memcpy(value, &set, bytes);
+  if (written) *written = bytes;
   return CUBLAS_STATUS_SUCCESS;
 }
 

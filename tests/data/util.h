@@ -10,7 +10,7 @@
 #include "tests/temp_dir.h"
 
 /// The path of tests/golden/NAME; the folder is a define of the build.
-inline std::string golden(const std::string& name) { return (std::filesystem::path(golden_folder) / name).string(); }
+inline std::string golden(const std::string& name) { return (std::filesystem::path(golden_folder()) / name).string(); }
 
 using testing::TempDir;
 

@@ -82,7 +82,7 @@ TEST_CASE("the picture of a schedule") {
 }
 
 TEST_CASE("the pictures in the documents are those that `lockstep schedule --svg` draws") {
-  const auto folder = std::filesystem::path(golden_folder).parent_path().parent_path() / "docs" / "images";
+  const auto folder = std::filesystem::path(golden_folder()).parent_path().parent_path() / "docs" / "images";
   struct Row {
     const char* file;
     Algorithm algorithm;

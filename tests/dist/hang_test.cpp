@@ -82,7 +82,7 @@ struct Row {
 
 /// The cells of the row of the page whose first cell begins with `what`.
 std::vector<std::string> cells_of(const std::string& what) {
-  std::ifstream page(std::string(golden_folder) + "/../../docs/debugging-a-hang.md");
+  std::ifstream page(std::string(golden_folder()) + "/../../docs/debugging-a-hang.md");
   for (std::string line; std::getline(page, line);) {
     if (line.rfind("| " + what, 0) != 0) continue;
     std::vector<std::string> cells;

@@ -41,7 +41,7 @@ Tensors trained(const Config& config, int ranks) {
 }  // namespace
 
 TEST_CASE("8 bits: values, scales and codes are bitsandbytes'; a second moment above 0 stays above") {
-  const auto golden = data::SafeTensors::open(std::string(golden_folder) + "/inference/block_codes.safetensors");
+  const auto golden = data::SafeTensors::open(std::string(golden_folder()) + "/inference/block_codes.safetensors");
   for (const bool is_signed : {true, false}) {
     const std::string name = is_signed ? "signed" : "unsigned";
     const auto& map = code_map(is_signed);

@@ -16,7 +16,7 @@ using namespace testing;
 
 namespace {
 
-data::SafeTensors golden() { return data::SafeTensors::open(std::string(golden_folder) + "/fp8.safetensors"); }
+data::SafeTensors golden() { return data::SafeTensors::open(std::string(golden_folder()) + "/fp8.safetensors"); }
 
 /// A model of one Linear(32, 16).
 struct OneLinear : nn::Layer<OneLinear> {

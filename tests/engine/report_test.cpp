@@ -47,7 +47,7 @@ Config f16_config(double init_power, int64_t window, int64_t hysteresis, double 
 }  // namespace
 
 TEST_CASE("engine: DeepSpeed's loss scales, step by step, overflowing at one rank only") {
-  const auto file = data::SafeTensors::open(std::string(golden_folder) + "/schedules.safetensors");
+  const auto file = data::SafeTensors::open(std::string(golden_folder()) + "/schedules.safetensors");
   const Json cases = data::parse_json(file.metadata().at("cases"), "cases");
   int seen = 0;
   for (const Json& c : cases.as_array()) {
@@ -129,7 +129,7 @@ TEST_CASE("engine: a static loss scale stays, and skips") {
 }
 
 TEST_CASE("engine: schedules by name, against PyTorch's and DeepSpeed's own") {
-  const auto file = data::SafeTensors::open(std::string(golden_folder) + "/schedules.safetensors");
+  const auto file = data::SafeTensors::open(std::string(golden_folder()) + "/schedules.safetensors");
   const Json cases = data::parse_json(file.metadata().at("cases"), "cases");
   int seen = 0;
   for (const Json& c : cases.as_array()) {

@@ -57,7 +57,7 @@ TEST_CASE("sparse_attention: the layouts and the results of DeepSpeed's own clas
        R"({"mode": "bslongformer", "attention": "unidirectional", "global_block_indices": [1], "global_block_end_indices": [3]})",
        21, 21},
   };
-  const auto file = data::SafeTensors::open(std::string(golden_folder) + "/inference/sparse.safetensors");
+  const auto file = data::SafeTensors::open(std::string(golden_folder()) + "/inference/sparse.safetensors");
   for (const Row& row : rows) {
     CAPTURE(std::string(row.name));
     const auto tensor = [&](const char* what) { return file.tensor(str(row.name, "/", what)); };

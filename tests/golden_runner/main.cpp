@@ -1,7 +1,6 @@
-// Runs every case of every golden file in golden_folder_DIR (default: tests/golden of the repository that was built).
+// Runs every case of every golden file in LOCKSTEP_GOLDEN_DIR (default: tests/golden of the repository that was built).
 #include <algorithm>
 #include <cmath>
-#include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <iostream>
@@ -216,8 +215,7 @@ std::pair<int, int> run_file(const fs::path& path) {
 int main() {
   if (!use_test_device()) return 2;
   try {
-    const char* set = std::getenv("golden_folder_DIR");
-    const std::string folder = set ? set : golden_folder;
+    const std::string folder = golden_folder();
     std::vector<std::filesystem::path> paths;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
       if (entry.path().extension() == ".safetensors") paths.push_back(entry.path());
@@ -230,7 +228,7 @@ int main() {
       failed += f;
     }
     if (passed + failed == 0) {
-      std::cerr << "no golden cases in " << folder << "; set golden_folder_DIR to a folder of .safetensors files\n";
+      std::cerr << "no golden cases in " << folder << "; set LOCKSTEP_GOLDEN_DIR to a folder of .safetensors files\n";
       return 2;
     }
     std::cout << passed << " passed, " << failed << " failed\n";

@@ -25,7 +25,7 @@ using inference::init_inference;
 
 namespace {
 
-const std::string golden = std::string(golden_folder) + "/inference";
+const std::string golden = std::string(golden_folder()) + "/inference";
 using Ids = std::vector<int64_t>;
 
 double difference(const Tensor& a, const Tensor& b) {

@@ -19,7 +19,7 @@ using data::Json;
 
 namespace {
 
-const std::string adapters = std::string(golden_folder) + "/lora";
+const std::string adapters = std::string(golden_folder()) + "/lora";
 
 double off_by(const Tensor& a, const Tensor& b) {
   REQUIRE(a.shape() == b.shape());

@@ -38,7 +38,7 @@ TEST_CASE("pretrained: layer_types of every family") {
 }
 
 TEST_CASE("pretrained: every key that Transformers writes is used, or without effect, or refused") {
-  const Json families = data::read_json(std::string(golden_folder) + "/transformers_keys.json");
+  const Json families = data::read_json(std::string(golden_folder()) + "/transformers_keys.json");
   CHECK(families.as_object().size() == 4);
   for (const auto& [type, config] : families.as_object()) {
     const nn::GPT::Options wanted = nn::options_from_config(config, "config.json");
@@ -118,10 +118,10 @@ TEST_CASE("pretrained: other files of a folder are copied to folders made from i
     CHECK(data::read_json(saved / "config.json").at("eos_token_id") == ends);
   }
   // its config.json has dropout rates, summary_... and other keys
-  const auto gpt2 = nn::from_pretrained(std::string(golden_folder) + "/hf_gpt2_odd");
+  const auto gpt2 = nn::from_pretrained(std::string(golden_folder()) + "/hf_gpt2_odd");
   const TempDir at;
   nn::save_pretrained(*gpt2, at.str());
-  const Json before = data::read_json(std::string(golden_folder) + "/hf_gpt2_odd/config.json"),
+  const Json before = data::read_json(std::string(golden_folder()) + "/hf_gpt2_odd/config.json"),
              after = data::read_json(at / "config.json");
   for (const auto& [key, value] : before.as_object())
     if (nn::is_without_effect(key))

@@ -49,7 +49,7 @@ Tensor in_pieces(GPT& model, const std::vector<int64_t>& ids, size_t piece, std:
 }  // namespace
 
 TEST_CASE("distribution: Transformers' probabilities") {
-  std::ifstream in(std::string(golden_folder) + "/inference/sampling.json");
+  std::ifstream in(std::string(golden_folder()) + "/inference/sampling.json");
   const auto golden = nlohmann::json::parse(in);
   const auto logits = golden["logits"].get<std::vector<float>>();
   const auto seen = golden["seen"].get<std::vector<int64_t>>();

@@ -20,7 +20,7 @@ using lockstep::data::SafeTensors;
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
 /// The folder of golden Hugging Face folders.
-inline const std::string golden = std::string(golden_folder) + "/inference";
+inline const std::string golden = std::string(golden_folder()) + "/inference";
 
 /// True if both modules have the same state: names, dtypes and bits.
 inline bool same(lockstep::nn::Module& a, lockstep::nn::Module& b) {

@@ -83,7 +83,7 @@ struct Path {
 }  // namespace
 
 TEST_CASE("quantised: codes, sums and outputs equal the golden file") {
-  const auto file = SafeTensors::open(std::string(golden_folder) + "/inference/quant.safetensors");
+  const auto file = SafeTensors::open(std::string(golden_folder()) + "/inference/quant.safetensors");
   const auto at = [&](const char* name) { return file.tensor(name); };
   const Tensor x = at("x"), w = at("w"), b = at("b");
   const Quantized row8 = quantize(w, QuantFormat::row8), group8 = quantize(w, QuantFormat::group8),
@@ -380,7 +380,7 @@ TEST_CASE("quantize: codes saved to a file load into a model with floating-point
 }
 
 TEST_CASE("from_pretrained: in 8 and 4 bits, with the bits of a model that is quantised later") {
-  const std::string folder = std::string(golden_folder) + "/inference/llama_main";
+  const std::string folder = std::string(golden_folder()) + "/inference/llama_main";
   for (const bool eight : {true, false}) {
     const auto read = nn::from_pretrained(folder, {.load_in_8bit = eight, .load_in_4bit = !eight});
     const auto later = nn::from_pretrained(folder);

@@ -282,7 +282,7 @@ TEST_CASE("pipeline schedules: the grid and the picture") {
 }
 
 TEST_CASE("the pictures in docs/pipeline.md are those that `lockstep schedule --svg` draws") {
-  const auto folder = std::filesystem::path(golden_folder).parent_path().parent_path() / "docs" / "images";
+  const auto folder = std::filesystem::path(golden_folder()).parent_path().parent_path() / "docs" / "images";
   struct Row {
     const char* file;
     Request request;

@@ -261,7 +261,7 @@ TEST_CASE("arguments: notes and errors have their names, and a run that is done 
 }
 
 TEST_CASE("arguments: the curve of 20 steps of Transformers' Trainer, with the loss by tokens, for any ranks") {
-  const std::string folder = std::string(golden_folder) + "/inference/";
+  const std::string folder = std::string(golden_folder()) + "/inference/";
   const auto golden = data::SafeTensors::open(folder + "trainer_llama.safetensors");
   const auto numbers = [&](const char* name) { return golden.tensor(name).to_vector<double>(); };
   const Tensor ids = golden.tensor("ids"), labels = golden.tensor("labels");  // samples have 11 to 4 labels

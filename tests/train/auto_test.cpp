@@ -106,7 +106,7 @@ TEST_CASE("auto: configuration files of every documented kind load, filled in, t
     INFO(row.file);
     files.insert(row.file);
     train::Options o = one_rank();
-    o.config = std::string(golden_folder) + "/configs/" + row.file + ".config";
+    o.config = std::string(golden_folder()) + "/configs/" + row.file + ".config";
     o.set = row.set, o.precision = row.precision;
     o.batch = 4;
     o.epochs = 2;

@@ -44,7 +44,7 @@ nn::GPT::Options sizes_of_llama() {
 
 /// The bytes of this repository's license, as tokens.
 Tensor license_tokens() {
-  const std::string all = data::read_file(std::string(golden_folder) + "/../../LICENSE", INT64_MAX);
+  const std::string all = data::read_file(std::string(golden_folder()) + "/../../LICENSE", INT64_MAX);
   std::vector<int64_t> ids;
   for (const char c : all) ids.push_back(static_cast<unsigned char>(c));
   return Tensor::from(ids, {int64_t(ids.size())});

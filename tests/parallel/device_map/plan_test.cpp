@@ -296,7 +296,7 @@ TEST_CASE("device map: pictures, and the one in docs/device-map.md") {
   }
   nn::GPT gpt({.vocab = 65, .context = 32, .layers = 6, .width = 24, .heads = 2});
   const Placement plan = infer(gpt, "auto", {.max_memory = {{"cpu:0", "64KiB"}, {"cpu:1", "40KiB"}, {"cpu", "30KiB"}}});
-  std::ifstream in(std::filesystem::path(golden_folder).parent_path().parent_path() / "docs/images/device_map.svg",
+  std::ifstream in(std::filesystem::path(golden_folder()).parent_path().parent_path() / "docs/images/device_map.svg",
                    std::ios::binary);
   std::stringstream text;
   text << in.rdbuf();

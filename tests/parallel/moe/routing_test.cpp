@@ -125,7 +125,7 @@ TEST_CASE("rows are sorted by expert, and the right ones are dropped") {
 
 TEST_CASE("the picture in docs/moe.md is the one that is drawn") {
   const auto file =
-      std::filesystem::path(golden_folder).parent_path().parent_path() / "docs" / "images" / "experts.svg";
+      std::filesystem::path(golden_folder()).parent_path().parent_path() / "docs" / "images" / "experts.svg";
   std::ifstream in(file, std::ios::binary);
   std::stringstream text;
   text << in.rdbuf();

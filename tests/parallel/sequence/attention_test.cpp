@@ -256,7 +256,7 @@ TEST_CASE("the plan: every token once, every score that is seen once, zigzag kee
 
 TEST_CASE("the picture in docs/sequence-parallel.md is the one that is drawn") {
   const auto file =
-      std::filesystem::path(golden_folder).parent_path().parent_path() / "docs" / "images" / "ring_attention.svg";
+      std::filesystem::path(golden_folder()).parent_path().parent_path() / "docs" / "images" / "ring_attention.svg";
   std::ifstream in(file, std::ios::binary);
   std::stringstream text;
   text << in.rdbuf();
