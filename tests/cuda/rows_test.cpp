@@ -11,8 +11,8 @@ namespace {
 struct Rows {
   int64_t rows, n;
 };
-constexpr Rows row_shapes[] = {{0, 8},    {1, 1},    {3, 2},    {5, 31},   {7, 33},   {130, 64},
-                               {3, 1000}, {2, 4099}, {2, 8192}, {1, 9001}, {2, 60000}};
+constexpr Rows row_shapes[] = {{0, 8},    {1, 1},    {3, 2},    {5, 31},   {7, 33},
+                               {130, 64}, {3, 1000}, {2, 4099}, {2, 8192}, {1, 9001}};
 constexpr DType floats[] = {f32, f64, f16, bf16};
 
 Tensor statistics(int64_t n, DType dtype) { return empty({n}, {dtype == f64 ? f64 : f32, cpu}); }
