@@ -74,7 +74,7 @@ template <class Op, class A, int parts> struct Sums {
 // --- along a reduced dim ---
 
 template <class Op, class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, sizeof(typename Op::template Lane<T>) == 8 ? 1 : 4)
     fold_rows_kernel(const T* x, Reduction plan, Total<typename Op::template Lane<T>>* partial, Finish finish) {
   using A = typename Op::template Lane<T>;
   using Sum = Total<A>;
