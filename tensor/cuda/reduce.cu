@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(most_threads<typename Op::template Lane<T>>, 1
 
 // --- joining the totals of chunks ---
 
-// `across` threads take neighbouring outputs, and the others further slices of their chunks. Slices are joined pairwise.
+// `across` threads take neighbouring outputs, the others further slices of their chunks. Slices are joined pairwise.
 template <class Op, class Sum>
 __global__ void __launch_bounds__(threads)
     join_kernel(const Sum* partial, int64_t outputs, int64_t chunks, int across, Finish finish) {
