@@ -1,9 +1,9 @@
 // Adding rows by index: the gradient of an embedding, and index_add. No atomics: positions are sorted by the place they
-// add to (merge_sort.h, stable), so the rows of one place are a run. Runs are cut into parts of 32 rows (kernel_args.h).
-// A warp adds the rows of a part; a second kernel adds the parts of a long run in order. So one frequent index does not
-// keep a single warp busy, and the order of a sum follows from its own rows alone. Memory bound: each row is read once,
-// 16 bytes for each lane and four rows in flight; a run of several parts also writes and reads a sum for each part. A
-// wrong index is reported (report.h) and skipped.
+// add to (merge_sort.h, stable), so the rows of one place are a run. Runs are cut into parts of 32 rows
+// (kernel_args.h). A warp adds the rows of a part; a second kernel adds the parts of a long run in order. So one
+// frequent index does not keep a single warp busy, and the order of a sum follows from its own rows alone. Memory
+// bound: each row is read once, 16 bytes for each lane and four rows in flight; a run of several parts also writes and
+// reads a sum for each part. A wrong index is reported (report.h) and skipped.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/lines.h"
 #include "tensor/cuda/merge_sort.h"

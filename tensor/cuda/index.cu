@@ -1,7 +1,7 @@
 // Moving elements by index. Sums of elements (scatter_add) are made in the order of the indices, without atomics:
-// positions are sorted by the place they add to (merge_sort.h, stable), then one thread adds everything that goes to one
-// element. If several elements are written to one place, the last one stays; it is found by an integer maximum. Memory
-// bound. A wrong index is reported (report.h) and skipped. Sums of rows are in add_rows.cu.
+// positions are sorted by the place they add to (merge_sort.h, stable), then one thread adds everything that goes to
+// one element. If several elements are written to one place, the last one stays; it is found by an integer maximum.
+// Memory bound. A wrong index is reported (report.h) and skipped. Sums of rows are in add_rows.cu.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/lines.h"
 #include "tensor/cuda/merge_sort.h"

@@ -74,7 +74,7 @@ template <class Op, class A, int parts> struct Sums {
 // --- along a reduced dim ---
 
 template <class Op, class T>
-__global__ void __launch_bounds__(threads)
+__global__ void __launch_bounds__(threads, sizeof(typename Op::template Lane<T>) == 8 ? 1 : 4)
     fold_rows_kernel(const T* x, Reduction plan, Total<typename Op::template Lane<T>>* partial, Finish finish) {
   using A = typename Op::template Lane<T>;
   using Sum = Total<A>;
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(most_threads<typename Op::template Lane<T>>, 1
 
 // --- joining the totals of chunks ---
 
-// `across` threads take neighbouring outputs, and the others further slices of their chunks. Slices are joined pairwise.
+// `across` threads take neighbouring outputs, the others further slices of their chunks. Slices are joined pairwise.
 template <class Op, class Sum>
 __global__ void __launch_bounds__(threads)
     join_kernel(const Sum* partial, int64_t outputs, int64_t chunks, int across, Finish finish) {

@@ -21,8 +21,8 @@ struct ReduceShape {
     return p;
   }
 
-  /// Along a reduced dim: `items` vectors for each output. Several times as many chunks as a device runs at once, so few
-  /// of its multiprocessors idle at the end.
+  /// Along a reduced dim: `items` vectors for each output. Several times as many chunks as a device runs at once, so
+  /// few of its multiprocessors idle at the end.
   static ReduceShape of_rows(int64_t outputs, int64_t items) {
     ReduceShape shape;
     shape.across = items > 128 ? shape.block : power_of_two_from((items + 1) / 2, 32);

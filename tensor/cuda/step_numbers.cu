@@ -1,7 +1,7 @@
 // The kernels of an optimizer step besides the updates (tensor/step_batch.h): storing numbers from the host, and the
 // norm of all gradients, which are checked for infinities and NaN in the same pass. Memory bound: every gradient is
-// read once, 16 bytes at a time, all loads of a thread's part of a chunk in flight. The order of every sum depends on the
-// sizes alone.
+// read once, 16 bytes at a time, with all loads of a thread's part of a chunk in flight. The order of every sum depends
+// on the sizes alone.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/step_pieces.h"
 #include "tensor/cuda/vector.h"
