@@ -38,7 +38,7 @@ std::vector<DryKernel> kernels_as_typed() {
       const nn::BuildEmpty scope;
       model = std::make_shared<nn::GPT>(gpt2());
     }
-    const data::TokenBatches batches(zeros({4096}, {.dtype = i64}), 5);
+    const data::TokenBatches batches(zeros({4096}, {.dtype = i64, .device = cpu}), 5);
     train::Trainer trainer(job, *model,
                            {.batches = [&](int64_t step, int64_t micro,
                                            int64_t n) { return batches.sample(step, micro, n, gpt2().context); },
