@@ -532,8 +532,7 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* 
                                                     size_t bytes, size_t* written) {
   const bool is_short =
       attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
-  if (!algo || !value || bytes != (is_short ? sizeof(uint16_t) : sizeof(uint32_t)))
-    return CUBLAS_STATUS_INVALID_VALUE;
+  if (!algo || !value || bytes != (is_short ? sizeof(uint16_t) : sizeof(uint32_t))) return CUBLAS_STATUS_INVALID_VALUE;
   Algorithm algorithm;
   std::memcpy(&algorithm, algo, sizeof algorithm);
   const uint32_t set = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM ? uint32_t(algorithm.order.parts)
