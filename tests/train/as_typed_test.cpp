@@ -84,8 +84,9 @@ TEST_CASE("as typed: lockstep roofline shows the kernels of a training step") {
   count(kernels_as_typed(), 1);
   count(report::dry_step(gpt2(), 16, bf16).kernels, -1);
   // The training also brings tokens and targets to the card, and reads the loss and the gradients' norm.
-  const std::map<std::string, int64_t> expected{
-      {"copy from host", 2}, {"copy to host", 2}, {"fill", 1}, {"take_norm", -1}};
-  std::erase_if(launches, [](const auto& one) { return one.second == 0; });
-  CHECK(launches == expected);
+  launches.erase("numbers");  // a table of addresses is stored again if they change, which the system decides here
+  std::string found;
+  for (const auto& [name, n] : launches)
+    if (n != 0) found += name + " " + std::to_string(n) + ", ";
+  CHECK(found == "copy from host 2, copy to host 2, fill 1, take_norm -1, ");
 }
