@@ -1,4 +1,4 @@
-// Image classifiers: see classifier.h.
+// The program of mlp and cnn: options, data, training and evaluation of an image classifier. See classifier.h.
 #include "apps/classifier.h"
 
 #include <CLI/CLI.hpp>
@@ -24,7 +24,7 @@ struct ClassifierOptions : train::Options {
   int64_t samples = 8000;
   int workers = 1;
   train::OptimizerOptions optimizer;
-  std::string run;  // argument of eval
+  std::string run;  // the run's folder, argument of eval
 };
 
 data::TensorDataset load_split(const ClassifierOptions& o, bool train) {

@@ -13,22 +13,22 @@
 
 namespace apps {
 
-/// Removes the program and its arguments from the command line's words and returns them; empty if there are none. For
-/// `run` the program starts at the first word that is not an option, or after --; underscores in the options before it
-/// become dashes. For `verify`, `plan` and `simulate` it starts after --.
+/// Removes the program and its arguments from the command line's words and returns them (empty: no program). For `run`
+/// the program starts at the first word that is not an option, or after --, and underscores in the names of run's own
+/// options become dashes. For `verify`, `plan` and `simulate` the program starts after --.
 std::vector<std::string> take_program(const CLI::App& app, std::vector<std::string>& words);
 
 /// A program and its arguments. Commands keep a reference to it; it is filled when the command line has been read.
 using Program = std::vector<std::string>;
 
-/// Error if one of these options was given: its name, followed by `why`.
+/// Error if one of these options was given. The Error's text is the option's name, followed by `why`.
 void refuse_given(const CLI::App& command, const std::vector<std::string>& options, const std::string& why);
 
-// Programs that commands start (program.cpp), and models: described by a program, or a GPT of given sizes.
+// Functions in program.cpp: they start a user's program, or find the model that a program or a name describes.
 
-/// Runs a command with its output in a file of `folder`, and ends it if this process ends. Error if it takes longer
-/// than `timeout` seconds or fails; the Error names `who`, the exit code (128 + signal) and the last lines of the
-/// output.
+/// Runs a command with its output in a file of `folder`, and ends it if this process ends. Error if the command takes
+/// longer than `timeout` seconds, or fails. The Error of a failed command has `who`, the exit code (128 + signal) and
+/// the last lines of the output.
 void run_command(const std::string& who, const std::vector<std::string>& command,
                  const std::vector<std::pair<std::string, std::string>>& environment,
                  const std::filesystem::path& folder, double timeout);
@@ -40,7 +40,7 @@ struct ModelAsked {
   lockstep::engine::ExpertShape experts = {};
   const Program& program;  ///< the program and its arguments; empty: the model is given by name
 };
-/// The shape of that model.
+/// The shape of the model that a ModelAsked asks about.
 struct ModelFound {
   lockstep::engine::ModelShape shape;
   lockstep::data::Json config = {};  ///< the program's configuration, or null
@@ -48,11 +48,11 @@ struct ModelFound {
 };
 /// Error if an option that describes a model by name was given together with a program.
 void refuse_beside_program(const CLI::App& command, const std::vector<std::string>& options, const ModelAsked& asked);
-/// Finds the shape of the model. A program times its layers on `ranks` ranks at once. Error if both or neither of name
-/// and program are given, or the program does not describe its model.
+/// Finds the shape of a model. A program is started to describe its model, and times the layers on `ranks` ranks at
+/// once. Error unless exactly one of name and program is given, or if the program does not describe its model.
 ModelFound find_model(const ModelAsked& asked, int ranks = 1);
 
-// Collectives, as `schedule` and `simulate` take them (schedule.cpp).
+// Options that describe a collective, for `schedule` and `simulate` (schedule.cpp).
 
 /// The collective that the user asked about.
 struct CollectiveAsked {
@@ -68,7 +68,7 @@ struct Collective {
   lockstep::dist::Algorithm algorithm;
   lockstep::dist::Request request;
 };
-/// Parses the request. The algorithm may be "ring", or "ring_all_reduce" to name the collective, too. Error for
+/// Parses the options. The algorithm may be "ring", or "ring_all_reduce" to name the collective, too. Error for
 /// anything invalid.
 Collective understand(const CollectiveAsked& asked);
 

@@ -36,8 +36,8 @@ struct FinetuneOptions {
   Options engine;  // options that run_clm.py lacks: plan, ranks, device ...
 };
 
-/// Cuts tokens into blocks of `block`; the rest is dropped. Inputs are all but the last token of a block, targets all
-/// but the first.
+/// Cuts tokens into blocks of `block` tokens and drops the rest. Inputs are all but the last token of a block, targets
+/// all but the first.
 data::DatasetPtr<data::Example> blocks_of(const data::Tokens& tokens, int64_t block, const std::string& name) {
   const int64_t blocks = tokens.size() / block;
   LOCKSTEP_CHECK(blocks >= 1, name, ": expected a text of at least --block_size ", block, " tokens, got ",
@@ -220,7 +220,7 @@ void add_command(CLI::App& app) {
   });
 }
 
-/// The arguments of `finetune` with normalized names and flags; those of other commands unchanged.
+/// Returns the arguments, with normalized names and flags if the command is `finetune`, else unchanged.
 std::vector<std::string> words_of(int argc, char** argv) {
   std::vector<std::string> words(argv, argv + argc);
   if (argc < 2 || words[1] != "finetune") return words;

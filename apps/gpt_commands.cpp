@@ -1,6 +1,6 @@
 // Commands of gpt other than training: `load` prints where a model's parameters are placed; `eval` and `score` measure
 // how likely a model finds a text or continuations of contexts; `tokenize` writes the tokens of a text of any size to a
-// file, which the other commands read faster.
+// file, which other commands read faster than the text.
 #include "apps/gpt_commands.h"
 
 #include <fmt/format.h>

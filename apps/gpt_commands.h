@@ -19,21 +19,21 @@ void add_eval_command(CLI::App& app);
 void add_score_command(CLI::App& app);
 /// `gpt tokenize`: writes the tokens of a text to a file.
 void add_tokenize_command(CLI::App& app);
-/// Loads the tokens of a text or of a .tokens file; path "": of the sources of this repository. folder: the folder of
-/// the tokenizer; "": bytes are the tokens.
+/// Loads the tokens of the text or .tokens file `path`; path "": the text is this repository's sources. folder: the
+/// folder of the tokenizer; "": bytes are the tokens.
 lockstep::data::Tokens load_tokens(const std::string& path, const lockstep::data::Tokenizer& tokenizer,
                                    const std::string& folder);
-/// Error if a token has no row in a model of `vocab` tokens: the tokenizer may have more ids. `path` is the text's
-/// name.
+/// Error if a token's id is `vocab` or more: a model of `vocab` tokens has no row for it in the embedding table. `path`
+/// is the text's name.
 void check_rows(const lockstep::data::Tokens& tokens, const lockstep::data::Tokenizer& tokenizer, int64_t vocab,
                 const std::string& path);
 
-/// `gpt finetune`, with the options of Hugging Face's run_clm.py. Adds the command to a program and normalizes its
-/// command line: "--train-file" becomes "--train_file", and "--fp16 True" becomes "--fp16=True". Must outlive the
-/// parsing.
+/// `gpt finetune`, with the options of Hugging Face's run_clm.py. Adds the command to a program and normalizes the
+/// command line: "--train-file" becomes "--train_file", and "--fp16 True" becomes "--fp16=True". A Finetune must live
+/// until the command line is parsed.
 class Finetune {
-  /// Adds the command and copies the arguments.
  public:
+  /// Adds the command and copies the arguments.
   Finetune(CLI::App& app, int argc, char** argv);
   int argc() const { return int(pointers_.size()); }  ///< number of normalized arguments
   char** argv() { return pointers_.data(); }          ///< the normalized arguments

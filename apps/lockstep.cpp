@@ -29,7 +29,8 @@ namespace {
 
 using lockstep::data::Json;
 
-/// The rest of the first line that starts with `key` ("": any line), without white space and colon in front.
+/// Returns the rest of a file's first line that starts with `key` ("": any line), without white space and colon in
+/// front.
 std::string line_of(const char* file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {

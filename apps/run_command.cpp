@@ -39,7 +39,7 @@ struct Options {
 
 constexpr const char* default_hostfile = "/job/hostfile";
 
-// Options of other launchers that are refused, as their promise cannot be kept here.
+// Options of other launchers that are refused because `run` cannot do what they ask for, and the reasons.
 constexpr std::pair<const char*, const char*> refused[] = {
     {"-m,--module",
      "there are no Python modules to run; for one, start Python itself: lockstep run -n 4 -- python3 -m MODULE"},

@@ -22,7 +22,7 @@ using namespace lockstep::train;
 
 namespace {
 
-/// The host of each rank. "2,2": ranks of each host; "512x8": 512 hosts of 8.
+/// Returns the number of each rank's host. "2,2": 2 hosts of 2 ranks; "512x8": 512 hosts of 8 ranks; "": no hosts.
 std::vector<int> parse_hosts(const std::string& text, int ranks) {
   std::vector<int> hosts;
   if (text.empty()) return hosts;

@@ -26,7 +26,7 @@ using data::Json;
 
 namespace {
 
-/// Adds an option whose value is a number with one of the units.
+/// Adds an option whose value is a number with one of `units`.
 CLI::Option* add_quantity(CLI::App& command, const std::string& option, auto& to, const Units& units,
                           const std::string& what) {
   return command.add_option_function<std::string>(
@@ -65,8 +65,8 @@ dist::Network network_of(const NetworkAsked& o, bool has_hosts) {
           dist::Link{o.host_latency.value_or(o.between.latency), o.host_bandwidth.value_or(o.between.bandwidth)}};
 }
 
-/// The predicted cost of an algorithm. Values are null without a formula, or if there are too many transfers to
-/// simulate (unless the user asked for this one).
+/// The predicted cost of an algorithm. formula and formula_seconds are null without a formula, and the simulated values
+/// are null if there are too many transfers to simulate, unless the user asked for this algorithm (`asked`).
 Json row_of(dist::Algorithm algorithm, const dist::Request& request, int64_t bytes, const dist::Network& network,
             bool asked) {
   Json row = Json::Object{{"algorithm", std::string(name_of(algorithm))}};
@@ -243,7 +243,7 @@ void print(const report::StepPrediction& p, const StepAsked& o) {
 }
 
 /// Fills in the seconds of the job's layers, and the network unless it was given. Returns the bytes/s of the optimizer.
-/// here: ranks that measure at once.
+/// here: number of ranks that measure at once.
 double find_costs(StepAsked& o, int here) {
   report::TrainingJob& job = o.job;
   const bool alone = job.plan.ranks() == 1 || o.network_given;

@@ -1,4 +1,4 @@
-// The source folder and commit of this build: see source_folder.h.
+// Defines the source folder and commit of this build. See source_folder.h.
 #include "apps/source_folder.h"
 
 #include "apps/version.h"

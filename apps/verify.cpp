@@ -34,8 +34,8 @@ struct Variant {
   int ranks = 1;
   int64_t accumulate = 1;
   std::optional<parallel::Plan> parts;  ///< for plans such as "dp2+pp2" (gpt train --plan)
-  /// True if the plan has tensor, context or expert parallelism. These sum in another order, so only losses are
-  /// compared with other plans.
+  /// True if the plan has tensor, context or expert parallelism. Such plans sum in another order, so only their losses
+  /// are compared with other plans.
   bool is_close_only() const { return parts && parts->tp * parts->cp * parts->ep > 1; }
   int64_t micro_batches() const { return int64_t(parts ? parts->dp : ranks) * accumulate; }
   std::string text() const {
@@ -200,7 +200,7 @@ std::string loss_difference(const Json& a, const Json& b, double tolerance, doub
   return fmt::format("step {}, the loss: {} and {}, {:.1e} apart", a.at("step").dump(), x, y, part);
 }
 
-/// Describes how the bits of a step differ; "" if they do not.
+/// Describes how the bits of a step differ; "" if the bits are equal.
 std::string bit_difference(const Json& a, const Json& b) {
   if (a == b) return "";
   const std::string step = a.at("step").dump();
@@ -230,8 +230,8 @@ std::string difference_of(const Trace& a, const Trace& b, bool by_loss, double t
   return "";
 }
 
-/// Parses plans separated by commas. Error listing what exists for an unknown strategy or option, an invalid size, or
-/// plans with different numbers of micro-batches per step.
+/// Parses plans separated by commas. Error for an unknown strategy or option (listing the known ones), an invalid size,
+/// or plans with different numbers of micro-batches per step.
 std::vector<Variant> parse_plans(const std::string& text) {
   LOCKSTEP_CHECK(!text.empty(), "--plans: expected at least one plan such as ddp:2x4");
   std::vector<Variant> plans;
@@ -242,7 +242,7 @@ std::vector<Variant> parse_plans(const std::string& text) {
     plans.push_back(parse_plan(item));
     item.clear();
   }
-  if (!item.empty()) parse_plan(item);             // raises the Error
+  if (!item.empty()) parse_plan(item);             // an incomplete plan: raises the Error
   const int64_t count = plans[0].micro_batches();  // pp, tp and cp ranks share micro-batches
   for (const Variant& plan : plans) {
     LOCKSTEP_CHECK(plan.micro_batches() == count,
@@ -252,7 +252,8 @@ std::vector<Variant> parse_plans(const std::string& text) {
   return plans;
 }
 
-/// Combines every plan with each value of "OPTION=VALUE,VALUE,...". Plans that lack the option stay as they are.
+/// Combines every plan with each value of "OPTION=VALUE,VALUE,...". Plans that do not take the option, or that set it
+/// already, stay as they are.
 std::vector<Variant> vary(const std::vector<Variant>& plans, const std::vector<std::string>& variations) {
   std::vector<Variant> all = plans;
   for (const std::string& variation : variations) {
@@ -274,7 +275,7 @@ std::vector<Variant> vary(const std::vector<Variant>& plans, const std::vector<s
   return all;
 }
 
-/// True if all plans gave the same bits.
+/// Trains by all plans and compares each with the first. Returns true if there are several plans and none differs.
 bool verify(const VerifyOptions& o) {
   const std::vector<Variant> plans = as_usage([&] { return vary(parse_plans(o.plans), o.vary); });
   as_usage([&] {

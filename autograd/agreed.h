@@ -12,7 +12,7 @@ namespace lockstep {
 /// Averages a number over some ranks; called by all of them. `what` names the number in error messages.
 using MeanOverRanks = std::function<double(double value, const char* what)>;
 
-/// While it lives, agreed() uses this mean for these parameters. Created by whatever reduces gradients over ranks.
+/// While a SharedParameters lives, agreed() uses its mean for its parameters. DDP and ZeRO create them.
 class SharedParameters {
  public:
   /// Registers `mean` for `parameters`.
@@ -27,8 +27,8 @@ class SharedParameters {
 /// The mean registered for a parameter, or null.
 std::shared_ptr<const MeanOverRanks> mean_over_ranks(const Variable& parameter);
 
-/// `value` averaged over the ranks that share any of the parameters (DistributedDataParallel, ZeRO); all of them must
-/// call. Returns `value` itself when no parameter is shared.
+/// `value` averaged over the ranks that share any of the parameters (DistributedDataParallel, ZeRO). All these ranks
+/// must call agreed(). Returns `value` itself when no parameter is shared.
 double agreed(const std::vector<Variable>& parameters, double value, const char* what);
 
 }  // namespace lockstep

@@ -25,8 +25,8 @@ struct Autocast::State {
 
 namespace {
 
-/// While recording, a cast needs its node, so that the weight gets a gradient. The node is gone after a backward pass,
-/// and was never made while recording was off.
+/// True if a cached cast may be used again. While recording, the cast needs a node with its edge, so that the weight
+/// gets a gradient. A backward pass takes the edge away, and a cast that was made while recording was off has no node.
 bool is_usable(const Variable& cast) {
   if (!NoGrad::grad_enabled()) return true;
   return cast.requires_grad() && cast.impl()->node->inputs()[0].node;

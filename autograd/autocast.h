@@ -20,10 +20,10 @@ class Autocast {
 
   static bool enabled();  ///< True inside an enabled scope.
   static DType dtype();   ///< Dtype of the innermost scope; bf16 without one.
-  /// x in dtype(), for operations that run in 16 bits. Returns x outside a scope, and for f64, integers and quantized
-  /// weights.
+  /// x in dtype(), for operations that run in 16 bits. Returns x itself outside a scope, and for f64, integers and
+  /// quantized weights.
   static Variable low(const Variable& x);
-  /// x in f32, for operations that need it. Returns x outside a scope, and unless it is f16 or bf16.
+  /// x in f32, for operations that need it. Returns x itself outside a scope, and if x is not f16 or bf16.
   static Variable high(const Variable& x);
   /// The operands of a norm: each in f32, as by high(), unless x and weight have the same dtype.
   static std::array<Variable, 3> of_norm(const Variable& x, const Variable& weight, const Variable& bias);
@@ -31,8 +31,8 @@ class Autocast {
   static bool promotes(DType a, DType b) { return enabled() && is_floating(a) && is_floating(b); }
   /// The wider of two floating dtypes; f32 for f16 with bf16.
   static DType wider(DType a, DType b);
-  /// The dtype to promote these operands to; empty outside a scope, when one is not floating, or when all have one
-  /// dtype.
+  /// The dtype to promote these operands to; empty outside a scope, when an operand is not floating, or when all
+  /// operands have the same dtype.
   static std::optional<DType> common(std::initializer_list<const Variable*> operands);
 
  private:

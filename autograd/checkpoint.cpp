@@ -48,8 +48,8 @@ struct Outside {
   Saved tensor;
 };
 
-/// Makes an outside variable a new leaf while it lives, so that the second backward stops there. The new leaf has none
-/// of the variable's own hooks, which must run only once.
+/// While a Lent lives, an outside variable is a new leaf, so that the second backward stops there. The new leaf has
+/// none of the variable's own hooks, which must run only once.
 class Lent {
  public:
   explicit Lent(const Outside& outside)

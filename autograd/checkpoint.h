@@ -19,13 +19,14 @@ class CheckpointKeeper {
   /// Takes input number i. The returned function restores it, once per backward; destroying the function frees what it
   /// holds. An empty function: the checkpoint keeps the input itself.
   virtual std::function<Tensor()> keep(const Tensor& input, size_t i) = 0;
-  /// Called around the forward, and around the second run with its backward. end() is called after exceptions too.
+  /// begin(false) and end(false) enclose the forward. begin(true) and end(true) enclose the second run with its
+  /// backward. end() is called after exceptions, too.
   virtual void begin(bool /*backward*/) {}
   virtual void end(bool /*backward*/) noexcept {}
 };
 
-/// True while this thread is in the second run of a checkpoint or in its backward. fn must not change other state
-/// (counters, members) then.
+/// True while this thread is in the second run of a checkpoint or in its backward. fn must then leave state alone that
+/// is not in tensors (counters, members), because the checkpoint cannot restore it.
 bool is_recomputing();
 
 /// fn(inputs) without saving its intermediate results. Parameters and other variables that fn reads are detected. Error

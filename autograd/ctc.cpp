@@ -24,11 +24,11 @@ struct CtcSequence {
   std::vector<int64_t> labels;  ///< labels, with a blank before, between and after them
 
   double at(int64_t t, size_t s) const { return x[t * stride + labels[s]]; }
-  /// True if labels[s] may directly follow labels[s - 2]: it is no blank, and differs from it.
+  /// True if labels[s] may directly follow labels[s - 2]: if labels[s] is no blank and differs from labels[s - 2].
   bool skips(size_t s) const { return s >= 2 && labels[s] != blank && labels[s] != labels[s - 2]; }
 
-  /// For each step and label, the log-probability of all paths from the beginning to there; with `back`, from there to
-  /// the end.
+  /// For each step and label, the log-probability of all paths from the beginning to this label at this step. With
+  /// `back`: of all paths from this label at this step to the end.
   std::vector<double> sums(bool back) const {
     const size_t count = labels.size();
     std::vector<double> all(size_t(steps) * count, impossible);
@@ -49,7 +49,7 @@ struct CtcSequence {
     return all;
   }
 
-  /// Returns the loss. With `slopes`, also adds its derivative to them, in x's layout.
+  /// Returns the loss. If `slopes` is not null, also adds the loss's derivative to it, in x's layout.
   double loss(double* slopes) const {
     const size_t count = labels.size();
     if (steps == 0) return count == 1 ? 0 : INFINITY;

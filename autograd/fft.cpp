@@ -1,6 +1,6 @@
-// Fourier transforms are linear, so the derivative of each is its adjoint, which is another transform. For complex
-// transforms it is the opposite direction with the same scale. A bin of a half spectrum also stands for its conjugate,
-// except the first one and, for an even length, the last.
+// Derivatives of Fourier transforms. A transform is linear, so its derivative is its adjoint, which is another
+// transform. The adjoint of a complex transform is the opposite direction with the same scale. A bin of a half spectrum
+// also stands for the bin's conjugate, except the first bin and, for an even length, the last bin.
 #include "autograd/fft.h"
 
 #include <cmath>

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-inline constexpr int64_t fp8_multiple = 16;  ///< sizes must be multiples of it, as cuBLASLt requires
+inline constexpr int64_t fp8_multiple = 16;  ///< sizes must be multiples of 16, as cuBLASLt requires
 
 /// The three tensors that a linear map casts, each with its own scale.
 enum class Fp8Role : uint8_t { input, weight, gradient };
@@ -21,17 +21,17 @@ struct Fp8Scales {
     Fp8Format format;
     /// f32 of one element; constant between a forward and its backward. scale_inv is 1 / scale.
     Tensor scale, scale_inv;
-    Tensor amax;  ///< becomes max(amax, largest |x| of the cast); undefined: not recorded
+    Tensor amax;  ///< each cast raises amax to at least the largest |x| cast; undefined: not recorded
   };
   std::array<Of, 3> of;
   bool notes = true;  ///< true: the forward pass records amax, too; the backward pass always does
   const Of& operator[](Fp8Role role) const { return of[size_t(role)]; }  ///< Entry of a role.
 };
 
-/// While it lives, linear() of variables in this thread is linear_fp8() where the sizes allow it.
+/// While an Fp8Scope lives, linear() of variables in this thread runs linear_fp8() where the sizes allow it.
 class Fp8Scope {
  public:
-  /// Null turns it off inside an outer scope.
+  /// A scope with these scales. Null turns fp8 off inside an outer scope.
   explicit Fp8Scope(const Fp8Scales* scales) : previous_(current_) { current_ = scales; }
   ~Fp8Scope() { current_ = previous_; }
   Fp8Scope(const Fp8Scope&) = delete;
@@ -55,7 +55,7 @@ struct Fp8Ranks {
 };
 
 /// activation(x w^T + bias) for x (..., in) and w (out, in). The dtypes of x and w may differ; the result has x's
-/// dtype, or Autocast's. The gradient treats casts as the identity: they equal the gradients of the product of the cast
+/// dtype, or Autocast's. Backward treats casts as the identity: it gives the gradients of the product of the cast
 /// tensors. w's gradient has w's dtype. No second derivative.
 Variable linear_fp8(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
                     const Fp8Scales& scales, const Fp8Ranks& ranks = {});

@@ -18,8 +18,8 @@ struct Call {
     for (const Variable& x : given) {
       LOCKSTEP_CHECK(x.defined() && is_floating(x.dtype()), "[", op, "] expected floating inputs, got ",
                      x.defined() ? str(x.dtype()) : "an undefined one");
-      // A new variable, because fn may also read the caller's directly. With create_graph it stays on the caller's
-      // graph.
+      // A new variable, because fn may also read the caller's variable directly. With create_graph the new variable
+      // stays on the caller's graph.
       inputs.push_back(keep && x.requires_grad() ? x.view(x.shape()) : Variable(x.tensor(), true));
     }
     output = fn(inputs);

@@ -30,10 +30,10 @@ struct ValueAndProducts {
   Variable value;
   std::vector<Variable> products;
 };
-/// The output, and v times the Jacobian for each input. v has the output's shape; optional (1) for one element.
+/// The output, and v times the Jacobian for each input. v has the output's shape; undefined: 1, for one element.
 ValueAndProducts vjp(const Differentiable& fn, const Inputs& inputs, const Variable& v = {},
                      const FunctionalOptions& options = {});
-/// The output, and the Jacobian times v: one variable of the output's shape. v has one vector per input, of its shape.
+/// The output, and the Jacobian times v: one variable of the output's shape. v[i] has the shape of inputs[i].
 ValueAndProducts jvp(const Differentiable& fn, const Inputs& inputs, const Inputs& v,
                      const FunctionalOptions& options = {});
 /// The value of a function with one element, and the Hessian times v, for each input.

@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-/// Collects the variables requiring grad that operations read while recording is off. They come from outside, since no
-/// result requires grad then. Activation checkpointing finds its parameters this way. While recording is on it collects
-/// leaves only.
+/// Collects the variables that operations read and that require grad. While recording is off, no result requires grad,
+/// so all of them were made before. While recording is on, only leaves are collected. Activation checkpointing finds
+/// the parameters of a function this way.
 class LeafCollector {
  public:
   /// Starts collecting in this thread; an inner collector replaces an outer one.

@@ -19,7 +19,7 @@ struct Exact {
 
 template <class V> V flipped(const V& x) { return x.transpose(-2, -1); }
 
-// Derivative of the inverse; y is the inverse.
+// Gradient of a matrix, from the gradient g of its inverse y.
 template <class V> V inverse_grad(const V& g, const V& y) { return neg(matmul(flipped(y), matmul(g, flipped(y)))); }
 
 // Gradient of a in a x = b, computed from the gradient of b.
@@ -34,7 +34,7 @@ template <class V> V cholesky_grad(const V& g, const V& l) {
   return add(s, flipped(s)) * 0.5;
 }
 
-// Square or tall matrices, with square r. Either gradient may be undefined.
+// Gradient of a square or tall matrix q r, with square r. grad_q or grad_r may be undefined.
 template <class V> V tall_qr_grad(const V& grad_q, const V& grad_r, const V& q, const V& r) {
   V m;
   if (grad_r.defined()) m = matmul(r, flipped(grad_r));
@@ -47,7 +47,7 @@ template <class V> V tall_qr_grad(const V& grad_q, const V& grad_r, const V& q, 
   return solve_triangular(flipped(r), inner, false, false);
 }
 
-// Wide matrices: the first columns are decomposed; the other columns of r are q^T times the other columns of a.
+// Gradient of a wide matrix a = q r. The first m columns of a determine q; the rest of r is q^T times the rest of a.
 template <class V> V wide_qr_grad(const V& grad_q, const V& grad_r, const V& a, const V& q, const V& r) {
   const int64_t m = q.size(-1), n = r.size(-1);
   if (!grad_r.defined()) {
@@ -100,7 +100,7 @@ template <class V> V eigh_grad(const V& grad_values, const V& grad_vectors, cons
   return add(whole, flipped(whole)) * 0.5;
 }
 
-// Golub and Pereyra, 1973; p is the pseudoinverse.
+// Gradient of a, from the gradient g of its pseudoinverse p (Golub and Pereyra, 1973).
 template <class V> V pinv_grad(const V& g, const V& a, const V& p) {
   const V gt = flipped(g), pt = flipped(p);
   const V first = neg(matmul(pt, matmul(g, pt)));
@@ -109,7 +109,7 @@ template <class V> V pinv_grad(const V& g, const V& a, const V& p) {
   return add(first, add(from_rows, from_columns));
 }
 
-// The upper right block of exp((a^T g) (0 a^T)) is the gradient (Mathias, 1996).
+// Gradient of a: the upper right block of exp((a^T g) (0 a^T)) (Mathias, 1996).
 template <class V> V matrix_exp_grad(const V& g, const V& a) {
   const int64_t n = a.size(-1);
   const V at = flipped(a);

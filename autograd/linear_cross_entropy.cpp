@@ -32,7 +32,8 @@ constexpr const char* const by_rows_name = "linear_cross_entropy";
 // operations per row and weight element, must outweigh that: chunks of 256 to 352 rows take 3 to 9 % longer than all
 // rows at once, chunks of 512 do not.
 constexpr int64_t chunk_logits = int64_t(24) << 20, least_rows = 512, multiple_of_rows = 16;
-// Of a device's memory, which unlike its free memory is the same in each run: chunks decide the bits of gradients.
+// A chunk's logits may take 1/16 of a GPU's total memory. The free memory would differ from run to run, and with it the
+// size of the chunks and the bits of the gradients.
 constexpr int64_t part_for_logits = 16;
 constexpr double f16_seed = 4096;  // gradient scale: 1 / 50257 is not a normal number of f16
 

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// Error unless all are floating and have the shape and dtype of the first. Under Autocast dtypes may differ.
+/// Error unless all parts are floating and have the first part's shape and dtype. Under Autocast dtypes may differ.
 inline void check_alike(const char* op, std::initializer_list<std::pair<const char*, const Variable&>> parts) {
   const auto& [name, first] = *parts.begin();
   for (const auto& [other, x] : parts) {
@@ -34,7 +34,7 @@ inline void check_broadcasts(const char* op, const Tensor& weight, const Shape& 
                  "] expected a weight that broadcasts to ", shape, ", got ", weight.shape());
 }
 
-/// Error if `good` is false anywhere; it names the first such value. Checks on the CPU only.
+/// Error if `good` is false anywhere; the message gives the first such element of `values`. Checks on the CPU only.
 inline void check_values(const char* op, const char* expected, const Tensor& values, const Tensor& good) {
   if (!values.device().is_cpu() || values.numel() == 0 || all(good).item<bool>()) return;
   const auto is_good = good.to(i64).to_vector<int64_t>();

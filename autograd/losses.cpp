@@ -1,4 +1,4 @@
-// Losses of numbers and of signs. See losses.h.
+// Losses for regression, for probabilities, and for targets of 1 and -1. See losses.h.
 #include "autograd/losses.h"
 
 #include <cmath>

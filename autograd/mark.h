@@ -1,10 +1,10 @@
 #pragma once
-// A node that records no operation.
+// Mark: a node that records no operation, only a position in the order of recording.
 #include "autograd/tape.h"
 
 namespace lockstep {
 
-/// Takes the next number: operations recorded later have higher ones.
+/// A Mark's number() is above the numbers of all operations recorded before it, and below those recorded later.
 struct Mark final : Node {
   Mark() : Node("mark", 0, 0) {}
   void run(Backward&) override {}

@@ -1,5 +1,5 @@
 #pragma once
-// Differentiable operations: those of tensor/ops.h with the same names, shapes and errors, on Variables. Results
+// Differentiable operations on Variables: those of tensor/ops.h, with the same names, shapes and errors. Results
 // without a derivative (comparisons, argmax, indices) are Tensors. Under Autocast matrix operations run in 16 bits.
 #include <string>
 #include <vector>
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// --- every LOCKSTEP_OPERATION of operations.def; its comment is there ---
+// --- every LOCKSTEP_OPERATION of operations.def, which holds the comments ---
 #define Value Variable
 #define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
 #include "tensor/operations.def"
@@ -68,8 +68,8 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias = {},
                 Activation activation = Activation::none);
 /// linear(x, w) with padded rows (tensor/padded.h), for the scores of a vocabulary.
 Variable linear_padded(const Variable& x, const Variable& w);
-/// residual + linear(x, w, bias). When residual has the shape, dtype and device of the result, it is one product: the
-/// residual is added to its f32 sums before they are rounded. The gradient of residual is the incoming one.
+/// residual + linear(x, w, bias). If residual has the shape, dtype and device of the result, one product computes the
+/// whole (rounding: see tensor/ops.h). The gradient of residual is the incoming gradient.
 Variable linear_add(const Variable& residual, const Variable& x, const Variable& w, const Variable& bias = {});
 
 // --- layers (ops_nn.cpp) ---
@@ -89,8 +89,8 @@ Variable group_norm(const Variable& x, int64_t groups, const Variable& weight = 
 Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
                     const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
 /// Zeroes elements with probability p and scales the others by 1 / (1 - p); the identity when not training. Drawn with
-/// a key of the generator (tensor/random.h). `part`: x is one part of a larger tensor, and drops the elements that the
-/// whole tensor would drop there.
+/// a key of the generator (tensor/random.h). `part`: x is this part of a larger tensor, and loses the same elements as
+/// in a dropout of the whole tensor.
 Variable dropout(const Variable& x, double p, bool training = true, const PartOf& part = {});
 /// Dropout with the random numbers of `key`.
 Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part = {});
@@ -103,8 +103,9 @@ struct SumAndNorm {
   /// Calls fn for both variables.
   void each_variable(auto&& fn) { fn(sum), fn(norm); }
 };
-/// sum = add_dropout(residual, x, args.p, training, part), and its layer_norm() or rms_norm(), with the same bits. On
-/// CUDA one kernel forward and one backward; the backward one adds the gradient that reaches the sum from elsewhere.
+/// sum = add_dropout(residual, x, args.p, training, part), and norm = layer_norm() or rms_norm() of sum, with the bits
+/// of these functions. On CUDA one kernel computes both results and one kernel the gradients; the latter also adds the
+/// gradient that sum gets from its other consumers.
 SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& normalized, const Variable& weight,
                     const Variable& bias, const AddNormArgs& args, bool training = true, const PartOf& part = {});
 /// softmax(q k^T scale + mask) v without the (T, S) matrix, forward or backward. See tensor/ops.h.
@@ -129,10 +130,10 @@ struct RecurrentWeights {
 };
 /// The results of recurrent().
 struct RecurrentResult {
-  Variable out, h, c;  ///< all states (rows, P); last states (B, P); last cells of an LSTM (B, H)
+  Variable out, h, c;  ///< out: h of every step (rows, P); h: last states (B, P); c: last cells of an LSTM (B, H)
 };
 /// One recurrent layer over a sequence. x (rows, in) holds the rows of all steps in order (RecurrentArgs); h (B, P) and
-/// c (B, H) are the first states. On the CPU it is one node, with one product for the inputs of all steps; on other
+/// c (B, H) are the initial states. On the CPU it is one node, with one product for the inputs of all steps; on other
 /// devices it is composed of other operations.
 RecurrentResult recurrent(const RecurrentArgs& args, const Variable& x, const Variable& h, const Variable& c,
                           const RecurrentWeights& weights);
@@ -160,8 +161,9 @@ Variable cross_entropy(const Variable& logits, const Variable& target, const Cro
 /// again. Sums are f32 for 16-bit inputs and rounded once. See linear_cross_entropy.cpp.
 Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& target,
                               const CrossEntropyOptions& options = {}, int64_t rows_at_once = 0);
-/// Default chunk size in rows. On the CPU 24 M logits, which costs no time. On a GPU as many as fit in a sixteenth of
-/// its memory, most often all, as each chunk reads and writes the weight's gradient again. At least 512.
+/// Default of rows_at_once. On the CPU: the rows of 24 M logits; larger chunks would not be faster. On a GPU: the rows
+/// whose logits fill a sixteenth of the memory, most often all, because each chunk reads and writes the weight's
+/// gradient again. At least 512.
 int64_t linear_cross_entropy_rows(int64_t classes, Device device = cpu, DType dtype = f32);
 /// Negative log-likelihood: -weight * log_probabilities at the target class. Shapes as for cross_entropy().
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});
@@ -179,7 +181,8 @@ Variable bce_with_logits(const Variable& x, const Variable& target, const Tensor
                          const Tensor& pos_weight = {}, Reduction reduction = Reduction::mean);
 /// Reduction of kl_div(); batchmean divides the sum by the size of dim 0.
 enum class KlReduction { none, mean, sum, batchmean };
-/// Kullback-Leibler divergence target * (log target - x), where x holds log-probabilities. log_target: so does target.
+/// Kullback-Leibler divergence target * (log target - x), where x holds log-probabilities. log_target: true if target
+/// holds log-probabilities, too.
 Variable kl_div(const Variable& x, const Variable& target, KlReduction reduction = KlReduction::mean,
                 bool log_target = false);
 

@@ -7,8 +7,8 @@
 namespace lockstep {
 namespace {
 
-/// For gradients that are mostly zeros: `add_to(whole)` adds the nonzero part, to the gradient collected so far if
-/// there is one.
+/// Gives a gradient that is mostly zeros. `add_to(whole)` adds the nonzero part to `whole`: the gradient collected so
+/// far, or zeros.
 template <class Fn> void give_places(const Backward& back, const Shape& shape, Fn add_to) {
   const Tensor sum = back.partial(0);
   const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
@@ -137,7 +137,7 @@ Variable stack(const std::vector<Variable>& variables, int64_t dim) {
 
 Variable pad(const Variable& x, const std::vector<int64_t>& pad_, Scalar value) {
   return on_tape("pad", {&x}, pad(x.tensor(), pad_, value), [amounts = pad_](auto& back) {
-    std::vector<int64_t> opposite;  // removes what was padded, puts zeros where it was cropped
+    std::vector<int64_t> opposite;  // removes what pad() added, and puts zeros where pad() cropped
     for (int64_t amount : amounts) opposite.push_back(-amount);
     back.give(0, pad(back.grad(), opposite, 0));
   });
@@ -158,7 +158,7 @@ Variable roll(const Variable& x, const Dims& shifts, const Dims& dims) {
 
 Variable repeat(const Variable& x, const Dims& repeats) {
   return on_tape("repeat", {&x}, repeat(x.tensor(), repeats), [shape = x.shape(), repeats](auto& back) {
-    // Dim by dim: (before, copies, size, after) summed over the copies.
+    // For each dim, views the gradient as (before, copies, size, after) and sums over the copies.
     auto grad = back.grad();
     for (int d = 0; d < repeats.rank(); ++d) {
       if (repeats[d] == 1) continue;

@@ -15,8 +15,8 @@
 namespace lockstep {
 namespace {
 
-/// Gradients of a b for matrices and batches. `single`: b was one matrix for a whole batch, so its gradient is summed
-/// over the batch, by one product.
+/// Gradients of a (left) and b (right) in a b, for matrices and batches. `single`: b was one matrix for a whole batch,
+/// so the gradient of b is summed over the batch, by one product.
 template <class T> T left_grad(const T& g, const T& b) { return matmul(g, b.transpose(-2, -1)); }
 template <class T> T right_grad(const T& g, const T& a, bool single) {
   if (single && a.dim() > 2 && a.dim() == g.dim()) return matmul(as_matrix(a).t(), as_matrix(g));
@@ -138,16 +138,16 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
   const Tensor no_bias;
   const Tensor& b = bias.defined() ? bias.tensor() : no_bias;
   if (!needs_grad({&x, &w, &bias})) return linear(x.tensor(), w.tensor(), b, activation);
-  // The derivative of relu reads the output, which the next layer keeps anyway; the others read the value before the
-  // activation.
+  // The derivative of relu reads the output, which the next layer keeps anyway. The derivatives of the other
+  // activations read the value before the activation.
   const bool reads_pre = activation != Activation::none && activation != Activation::relu;
   Tensor pre;
   const Tensor out = linear(x.tensor(), w.tensor(), b, activation, reads_pre ? &pre : nullptr),
                &read = reads_pre ? pre : out;
   const Variable product = record_linear(x, w, bias, {}, read);
   if (activation == Activation::none) return product;
-  // A separate node, although one kernel computed both: a split backward must apply the activation's derivative only
-  // once.
+  // The activation gets its own node, although one kernel computed product and activation: a split backward must apply
+  // the activation's derivative only once.
   constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf,
                                  PointwiseOp::silu};
   return record(

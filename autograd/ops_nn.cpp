@@ -112,7 +112,7 @@ Variable conv_transpose2d(const Variable& input, const Variable& weight, const V
 }
 
 namespace {
-/// `out` is the adjoint of a linear operation, applied to `grad`: its derivative is the operation itself.
+/// Records `out`: the adjoint of a linear operation, applied to `grad`. `operation` is the adjoint's derivative.
 template <class Fn> Variable transposed(const char* name, const Variable& grad, Tensor out, Fn operation) {
   if (!needs_grad({&grad})) return out;
   return record(name, {&grad}, std::move(out),
@@ -190,8 +190,8 @@ Variable log_softmax(const Variable& input, int64_t dim) {
 }
 
 namespace {
-/// Gives the gradients of normalised(x) * weight + bias. `channels`: the shape in which weight meets x; empty: weight's
-/// own.
+/// Gives the gradients of normalised(x) * weight + bias. `channels`: the shape to which weight is reshaped before the
+/// product; empty: no reshape.
 template <class Fn>
 void give_norm(const RecordedBackward& back, const Saved& x, const Saved& weight, bool has_bias, Fn normalised,
                const Shape& channels = {}) {
@@ -208,8 +208,9 @@ void give_norm(const RecordedBackward& back, const Saved& x, const Saved& weight
 
 namespace {
 
-/// The gradient of the branch with dropout, which the norm's kernel computed along with its own (add_norm). The node of
-/// the sum takes `value` if its own gradient still is `of`, at this version.
+/// `value` is the gradient of add_norm()'s x, the operand with dropout. The backward kernel of the norm computes it
+/// together with the gradient `of` of the sum. The node of the sum uses `value` only if its incoming gradient still is
+/// `of`, at this version.
 struct Dropped {
   Tensor of, value;
   uint32_t version = 0;
@@ -288,7 +289,7 @@ SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& no
   how.p = drops ? args.p : 0;
   if (drops) how.key = next_random_key(x.device());
   AddNorm made = add_norm(residual.tensor(), x.tensor(), normalized, tensor_or_none(weight), tensor_or_none(bias), how);
-  // Two nodes, although one kernel computed both: the sum has other consumers.
+  // Sum and norm each get a node, although one kernel computed both, because the sum has other consumers.
   const auto dropped = drops ? std::make_shared<Dropped>() : nullptr;
   Variable sum = made.sum;
   if (needs_grad({&residual, &x}))

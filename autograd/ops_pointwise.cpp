@@ -1,5 +1,5 @@
 // Derivatives of the pointwise operations. All rows of pointwise.def share two closures, one for unary and one for
-// binary operations. They save only what the functor's derivative reads (tensor/functors.h), and let the kernel
+// binary operations. The closures save only what the functor's derivative reads (tensor/functors.h), and let the kernel
 // overwrite the incoming gradient when nobody else holds it.
 #include "autograd/autocast.h"
 #include "autograd/complex.h"
@@ -37,7 +37,7 @@ void check_not_complex(const char* name, const Variable& x) {
                  "; use the out-of-place operation");
 }
 
-/// Before an in-place operation: the copy of x that its derivative will read.
+/// The copy of x that the derivative of an in-place operation will read; taken before the operation.
 Saved before_write(const Unary& info, const Variable& x) {
   check_not_complex(info.name, x);
   check_in_place(info.name, x);

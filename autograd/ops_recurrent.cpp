@@ -1,5 +1,5 @@
-// Recurrent layers: a whole sequence as one node, whose weight gradients take one product over all steps; and the same
-// composed of other operations, for devices without the kernel and for second derivatives.
+// Recurrent layers: a whole sequence as one node, whose weight gradients take one product over all steps. Also the same
+// layers composed of other operations, for devices without the kernel and for second derivatives.
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
@@ -46,8 +46,8 @@ void check_arguments(const RecurrentArgs& args, const Variable& x, const Variabl
 
 Tensor plain(const Variable& v) { return v.defined() ? v.tensor() : Tensor(); }
 
-/// The bias of the input product: the sum of both, except the hidden bias of a GRU's candidate, which the hidden
-/// product adds.
+/// The bias of the input product: input bias + hidden bias, but without the hidden bias of a GRU's candidate, which the
+/// hidden product adds.
 Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden) {
   if (!input.defined() || !hidden.defined())
     LOCKSTEP_CHECK(!input.defined() && !hidden.defined(), "[recurrent] expected both biases or none");
@@ -63,7 +63,7 @@ Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden
 Tensor states_before(const RecurrentArgs& args, const Tensor& first, const Tensor& out) {
   const Tensor before = empty_like(out);
   const int64_t steps = int64_t(args.batch.size());
-  // the previous step: `there` states, at row `from` of out
+  // the previous step has `there` states, from row `from` of `out` on
   int64_t at = args.reverse ? out.size(0) : 0, from = 0, there = 0;
   for (int64_t i = 0; i < steps; ++i) {
     const int64_t n = args.batch[size_t(args.reverse ? steps - 1 - i : i)];
@@ -112,7 +112,7 @@ RecurrentResult composed(const RecurrentArgs& args, const Variable& x, const Var
   return {cat(out, 0), h, lstm ? c : Variable()};
 }
 
-/// Data of a fused pass that its derivative reads.
+/// The data of a fused forward that the derivative reads.
 struct RecurrentPass {
   RecurrentArgs args;
   Saved x, h, c, input, hidden, input_bias, hidden_bias, project, out;

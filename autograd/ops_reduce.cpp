@@ -31,8 +31,8 @@ template <class T> T put_back(const T& grad, const Shape& shape, const Dims& dim
   return grad.reshape(kept_shape(shape, dims));
 }
 
-/// For each element of a row, the product of all others: the product of those before it times the product of those
-/// after it. There is no division, so zeros are exact.
+/// For each element of a row, the product of all other elements: the product of the elements before times the product
+/// of the elements after. There is no division, so zeros are exact.
 template <class T> T products_of_others(const T& rows) {
   const int64_t n = rows.size(1);
   const T one = ones({rows.size(0), 1}, {rows.dtype(), rows.device()});

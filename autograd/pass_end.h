@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// after_backward(ended). If the pass fails, or `ended` throws, `abandoned` is called instead.
+/// Calls `ended` at the end of the running backward pass. If the pass fails, or `ended` throws, calls `abandoned`.
 template <class Ended, class Abandoned> void after_backward(Ended ended, Abandoned abandoned) {
   struct End {
     End(Ended e, Abandoned a) : ended(std::move(e)), abandoned(std::move(a)) {}

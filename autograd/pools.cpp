@@ -59,8 +59,8 @@ Dims known_sizes(const char* op, const Variable& x, const Dims& sizes) {
   return known;
 }
 
-/// For each of `out` windows over a dim of size `in`, the indices in it. Windows shorter than `longest` repeat their
-/// last index.
+/// For each of `out` windows over a dim of size `in`, the indices in the window. Sets `longest` to the length of the
+/// longest window; shorter windows repeat their last index.
 Tensor window_numbers(int64_t in, int64_t out, int64_t& longest) {
   longest = 1;
   const auto first = [&](int64_t i) { return i * in / out; };

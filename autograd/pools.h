@@ -1,5 +1,5 @@
 #pragma once
-// Pooling beyond max_pool2d, avg_pool2d and adaptive_avg_pool2d, composed of these: for signals (N, C, L), images (N,
+// More pooling, composed of max_pool2d, avg_pool2d and adaptive_avg_pool2d: for signals (N, C, L), images (N,
 // C, H, W) and volumes (N, C, D, H, W). Options have one value per dim after C. Meaning as in torch.nn.functional.
 #include "autograd/ops.h"
 
@@ -13,7 +13,7 @@ VariableIndices max_pool_indices(const Variable& x, const PoolArgs& args);
 Variable avg_pool(const Variable& x, const PoolArgs& args);
 /// Mean over windows that divide each dim into `sizes` parts; -1 keeps the size of x.
 Variable adaptive_avg_pool(const Variable& x, const Dims& sizes);
-/// Maximum over such windows, with positions as in max_pool_indices().
+/// Maximum over the windows of adaptive_avg_pool(), with positions as in max_pool_indices().
 VariableIndices adaptive_max_pool(const Variable& x, const Dims& sizes);
 /// (sum of x^p)^(1/p) over each window; p > 0. Error if there is padding.
 Variable lp_pool(const Variable& x, double p, const PoolArgs& args);

@@ -84,7 +84,7 @@ std::vector<Variable> tape::attach(Ref<Node> node, const std::vector<Variable>& 
 }
 
 Variable as_view(const Variable& base, Variable result) {
-  // The base may be a parameter of a model that several threads use at once.
+  // Atomic, because the base may be a parameter of a model that several threads use at once.
   std::atomic_ref(base.impl()->is_aliased).store(true, std::memory_order_relaxed);
   result.impl()->is_aliased = true;
   return result;

@@ -10,8 +10,8 @@ namespace lockstep {
 
 class RecordedPass;
 /// Stands in for Backward if the derivative itself is recorded (create_graph): all values are variables on the tape. A
-/// closure that takes `auto& back` serves both classes. One that takes Backward& has no second derivative; asking for
-/// it is an Error that names its operation.
+/// closure that takes `auto& back` serves both classes. A closure that takes Backward& has no second derivative: a pass
+/// with create_graph then throws an Error that names the operation.
 class RecordedBackward {
  public:
   /// Type of gradients; Tensor in Backward.
@@ -22,12 +22,12 @@ class RecordedBackward {
       : pass_(pass), node_(node), grads_(grads) {}
   bool retains() const { return true; }                          ///< The graph is always kept.
   Variable& grad(int i = 0) const { return grads_[size_t(i)]; }  ///< Gradient of output i; undefined if none arrived.
-  bool needs(int i) const;                               ///< True when the gradient of input i leads to a wanted one.
-  void give(int i, const Variable& grad) const;          ///< Adds a gradient of input i, summed to its shape.
+  bool needs(int i) const;                               ///< True when a wanted gradient depends on that of input i.
+  void give(int i, const Variable& grad) const;          ///< Adds a gradient of input i, summed to the input's shape.
   Variable input(int i, const Saved& saved) const;       ///< The saved input i, on the tape.
   Variable output(const Saved& saved, int i = 0) const;  ///< The saved output i, on the tape.
   /// For kernels whose derivative cannot be recorded: `composed` computes the operation from other operations.
-  /// Differentiates it at the inputs in `saved` and gives their gradients.
+  /// through() differentiates `composed` at the inputs in `saved` and gives the gradients of these inputs.
   void through(const std::vector<const Saved*>& saved,
                const std::function<Variable(const std::vector<Variable>&)>& composed) const;
   /// through() for an operation with several results.
@@ -57,16 +57,15 @@ Variable on_tape(const char* name, std::initializer_list<const Variable*> inputs
   return record(name, inputs, std::move(out), std::move(derivative));
 }
 
-/// Hands the pass a gradient that was computed with Variables. In a pass that is not recorded they are not on the tape,
-/// so only the tensor is passed.
+/// Gives the pass a gradient that was computed with Variables. A pass that is not recorded gets only the tensor.
 inline void give_value(const Backward& back, int i, const Variable& grad) { back.give(i, grad.tensor()); }
 inline void give_value(const RecordedBackward& back, int i, const Variable& grad) { back.give(i, grad); }
 
-/// True when x may be overwritten: nobody else holds it.
+/// True when x may be overwritten: a contiguous tensor that nobody else holds.
 inline bool is_free(const Tensor& x) { return x.is_exclusive() && x.is_contiguous(); }
 inline bool is_free(const Variable&) { return false; }
 
-// Operations that overwrite their first operand, which the caller must own. For variables: the ordinary operation.
+// These operations overwrite their first operand, which the caller must own. On variables they do not overwrite.
 inline Tensor mul_over(const Tensor& x, const Tensor& y) { return mul_(x, y); }
 inline Variable mul_over(const Variable& x, const Variable& y) { return mul(x, y); }
 inline Tensor scale_over(const Tensor& x, Scalar factor) { return mul_scalar_(x, factor); }     ///< x * factor

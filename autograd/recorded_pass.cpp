@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// A variable for `tensor` that is this node output.
+/// A variable with the value `tensor` that is on the tape as the node output `place`.
 Variable at_place(const Tensor& tensor, const Edge& place) {
   Variable result(tensor);
   if (!place.node) return result;
@@ -101,7 +101,7 @@ void RecordedBackward::through_all(
     wanted.push_back(inputs[i]);
     places.push_back(int(i));
   }
-  // Perhaps only some results received gradients, and some do not depend on a wanted input.
+  // Skips results that received no gradient and results that require none.
   std::vector<Variable> results, starts;
   const std::vector<Variable> made = composed(inputs);
   for (size_t i = 0; i < made.size(); ++i)

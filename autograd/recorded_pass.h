@@ -15,15 +15,15 @@ namespace lockstep {
 /// nothing.
 class RecordedPass {
  public:
-  /// `wanted`: the node outputs whose gradients are returned; nodes that do not lead to one are skipped. Null: all
-  /// leaves.
+  /// A pass from `roots`. `wanted`: the node outputs whose gradients run() returns; nodes that depend on none of them
+  /// are skipped. Null: run() adds the gradients of all leaves to their .grad.
   RecordedPass(const std::vector<Edge>& roots, const std::vector<Edge>* wanted);
 
-  /// Adds to the gradient that waits at this output.
+  /// Adds `grad` to the gradient collected so far for this node output.
   void give(const Edge& edge, const Variable& grad);
-  /// True when a gradient given there leads to a wanted one.
+  /// True when a wanted gradient depends on the gradient of this node output.
   bool leads(const Edge& edge) const { return !wanted_ || useful_.count(edge.node.get()); }
-  /// True when this thread is inside such a pass. ZeRO 3 asks, because it keeps parameters elsewhere.
+  /// True when this thread is inside a RecordedPass. ZeRO 3 then throws an Error, because it frees parameters.
   static bool running();
   /// Runs the pass. Returns the wanted gradients, undefined where none arrived.
   std::vector<Variable> run();
@@ -46,7 +46,7 @@ class RecordedPass {
 /// Variable::backward() with create_graph.
 void backward_recorded(const Variable& root, const Tensor& gradient);
 
-/// Sums x to a shape that broadcasts to x's.
+/// Sums x to `shape`, which must broadcast to the shape of x.
 Variable sum_to(const Variable& x, const Shape& shape);
 
 }  // namespace lockstep

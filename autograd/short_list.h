@@ -15,7 +15,7 @@ template <class T, int N> class ShortList {
   int size() const { return size_; }           ///< number of elements
   T& operator[](int i) { return begin()[i]; }  ///< element i; no check of the range
   const T& operator[](int i) const { return begin()[i]; }
-  /// First element, and one past the last.
+  /// begin(): the first element; end(): one past the last element.
   T* begin() { return more_ ? more_.get() : first_; }
   T* end() { return begin() + size_; }
   const T* begin() const { return more_ ? more_.get() : first_; }  ///< first element

@@ -19,14 +19,14 @@ struct Join final : Node {
   }
   void run(Backward& backward) override {
     for (size_t i = 0; i < grads.size(); ++i)
-      // keeps gradients whose edges are cut for a later pass
+      // a gradient whose edge is cut stays in `grads` for a later pass
       if (backward.needs(int(i))) backward.give(int(i), std::move(grads[i]));
   }
   void release_saved() override { grads.clear(); }
   std::vector<Tensor> grads;
 };
 
-/// A Join on the gradients' device: on another one, a captured graph would not contain it.
+/// The result of a new Join, on the gradients' device: on another device, it would be missing in a captured graph.
 Variable start_of(std::vector<std::pair<Edge, Tensor>> list) {
   const Device device = list.empty() ? default_device() : list[0].second.device();
   return tape::attach(Ref<Node>(new Join(std::move(list))), {}, zeros({}, {.device = device}));
@@ -52,7 +52,7 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
   LOCKSTEP_CHECK(
       root.requires_grad(),
       "[SplitBackward] this value does not require grad; was it computed in a NoGrad scope, or from data only?");
-  // Cuts the edges to all other leaves, and records the gradients that arrive at the nodes that had them.
+  // Finds the nodes with edges to other leaves. Cuts these edges, and keeps the gradients that arrive at the nodes.
   std::vector<Node*> stack{root.impl()->node.get()};
   std::unordered_set<const Node*> seen(stack.begin(), stack.end());
   std::vector<Node*> nodes;
@@ -115,7 +115,7 @@ void SplitBackward::finish_but(const std::vector<Variable>& leaves) {
   std::unordered_set<const Node*> later;
   for (const Variable& leaf : leaves) later.insert(leaf.impl()->node.get());
   std::vector<Part> now = std::exchange(rest_, {}), left;
-  // a part that waits makes its other leaves wait: each leaf gets its gradients in one pass
+  // if a part waits, all its leaves wait, because each leaf must get all its gradients in one pass
   for (bool grows = true; grows;) {
     grows = false;
     for (Part& part : now) {

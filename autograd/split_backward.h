@@ -15,12 +15,12 @@ namespace lockstep {
 /// One split backward pass; runs its first part when constructed.
 class SplitBackward {
  public:
-  /// Accumulates into .grad of the leaves `first`, which `root`, of one element, depends on. Error unless all are
-  /// leaves that require grad.
+  /// Runs backward from `root`, which has one element, to the leaves `first`, and adds to their .grad. Error unless all
+  /// of `first` are leaves that require grad.
   SplitBackward(const Variable& root, const std::vector<Variable>& first);
-  /// Accumulates into .grad of all other leaves. `before`: gradients from elsewhere, added to each leaf first.
+  /// Adds to the .grad of all other leaves. `before`: gradients of leaves from elsewhere, which are added first.
   void finish(std::vector<std::pair<Variable, Tensor>> before = {});
-  /// finish() for all other leaves; the parts that involve `leaves` stay for a later finish().
+  /// finish() for all leaves but `leaves` and those that share an operation with them, which wait for a later finish().
   void finish_but(const std::vector<Variable>& leaves);
 
  private:
@@ -37,8 +37,8 @@ class SplitBackward {
 /// Roots that do not require grad and undefined gradients are skipped.
 Variable joined(const std::vector<Variable>& roots, std::vector<Tensor> grads);
 
-/// Gradients of `output` times `gradient` with respect to `inputs`, off the tape; undefined where it does not depend on
-/// an input.
+/// Gradients of `output` times `gradient` with respect to `inputs`, off the tape; undefined for an input that `output`
+/// does not depend on.
 std::vector<Tensor> gradients(const Variable& output, const std::vector<Variable>& inputs, const Tensor& gradient = {},
                               bool retain_graph = false);
 

@@ -1,6 +1,6 @@
 #pragma once
-// Symbols: variables and constants that a functor's derivative (tensor/functors.h) accepts in place of numbers. Each
-// derivative is written once, for kernels and for the tape, where it can be differentiated again.
+// Symbols: variables and constants that a functor's derivative (tensor/functors.h) accepts in place of numbers. So each
+// derivative is written only once: kernels call it with numbers, and the tape calls it with symbols, which it records.
 #include <optional>
 
 #include "autograd/variable.h"
@@ -8,7 +8,7 @@
 
 namespace lockstep::symbolic {
 
-/// Result of a comparison: per element, or of two constants.
+/// Result of a comparison: a bool for each element, or a single bool for two constants.
 struct Mask {
   Tensor elements;
   bool constant = false;
@@ -29,29 +29,29 @@ class Symbol {
   double constant_ = 0;
 };
 
-/// Arithmetic. With two constants the result is a constant.
+/// Sum. For all arithmetic operators: if all operands are constants, the result is a constant.
 Symbol operator+(const Symbol& a, const Symbol& b);
 Symbol operator-(const Symbol& a, const Symbol& b);  ///< difference
 Symbol operator*(const Symbol& a, const Symbol& b);  ///< product
 Symbol operator/(const Symbol& a, const Symbol& b);  ///< quotient
 Symbol operator-(const Symbol& x);                   ///< negation
 
-/// Comparisons, elementwise.
+/// Comparison, elementwise.
 Mask operator<(const Symbol& a, const Symbol& b);
 Mask operator<=(const Symbol& a, const Symbol& b);                  ///< elementwise
 Mask operator>(const Symbol& a, const Symbol& b);                   ///< elementwise
 Mask operator>=(const Symbol& a, const Symbol& b);                  ///< elementwise
 Mask operator==(const Symbol& a, const Symbol& b);                  ///< elementwise
-Mask operator&(const Mask& a, const Mask& b);                       ///< both
+Mask operator&(const Mask& a, const Mask& b);                       ///< true where both masks are
 Symbol select(const Mask& mask, const Symbol& a, const Symbol& b);  ///< a where the mask holds, else b
 
-/// Functions of variables; a constant is not allowed except as the exponent or base of power().
+/// Cosine. This function and those below take variables; only power() also allows a constant, as base or exponent.
 Symbol cos(const Symbol& x);
 Symbol erf(const Symbol& x);                            ///< error function
 Symbol floor_divide(const Symbol& a, const Symbol& b);  ///< floor(a / b)
 Symbol exp(const Symbol& x);                            ///< e^x
-/// e^x with x clamped to [-87, 87]: the branch that select() discards must stay finite, because 0 times infinity is
-/// NaN.
+/// e^x with x clamped to [-87, 87]. For branches of select(): the derivative of a discarded branch is multiplied by a
+/// gradient of 0, so it must stay finite, because 0 times infinity is NaN.
 Symbol exp_normal(const Symbol& x);
 Symbol sigmoid(const Symbol& x);                  ///< 1 / (1 + e^-x)
 Symbol sin(const Symbol& x);                      ///< sine

@@ -76,7 +76,7 @@ class Pass {
     if (node->pass_ == id_) return;
     LOCKSTEP_CHECK(!node->released_, "[backward] the graph of '", node->name(),
                    "' was freed by an earlier backward; pass retain_graph = true to the first one");
-    // Checkpointing runs a pass inside a pass: the outer one may still be counting this leaf.
+    // Checkpointing runs a pass inside a pass: the outer pass may still be counting this leaf.
     if (node->is_leaf()) {
       Node::Output& output = node->outputs_[0];
       if (node->uses_ > 0) borrowed_.push_back({Ref<Node>(node), node->pass_, node->uses_, std::move(output.grad)});
@@ -101,8 +101,8 @@ class Pass {
     }
   }
 
-  /// After an error: drops the gradients that wait in the graph. All are reachable from nodes that were ready or
-  /// running.
+  /// After an error: drops the gradients that wait in the graph. All these gradients are reachable from nodes that
+  /// were ready or running.
   void abandon() {
     for (const auto* list : {&running_, &ready_})
       for (const Ref<Node>& node : *list) stack_.push_back(node.get());
@@ -169,14 +169,14 @@ class Pass {
   bool retain_graph_;
   std::vector<Wanted>* wanted_;
   std::vector<Ref<Node>> ready_;
-  std::vector<Ref<Node>> running_;  // a node, and perhaps the leaf that it has just completed
+  std::vector<Ref<Node>> running_;  // the running node, and perhaps a leaf whose gradient it has completed
   std::vector<Node*> stack_;
   std::vector<Borrowed> borrowed_;
 };
 
 namespace {
 
-/// Runs a pass. The outermost one then calls the after_backward() callbacks.
+/// Runs a pass. The outermost pass of a thread then calls the after_backward() callbacks.
 template <class Fn> void with_callbacks(const char* op, Fn pass) {
   const trace::Scope scope(op, trace::Category::backward);
   std::vector<std::function<void()>> callbacks;

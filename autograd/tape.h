@@ -33,21 +33,21 @@ class Backward {
  public:
   using Value = Tensor;  ///< type of gradients; Variable in RecordedBackward
   static constexpr bool is_recorded = false;
-  /// `folds`: fold() may be used in this step.
+  /// The pass as the derivative of `node` sees it. `retains`: see retains(). `folds`: true if fold() may be used.
   Backward(Node& node, bool retains, bool folds) : node_(node), retains_(retains), folds_(folds) {}
   bool retains() const { return retains_; }  ///< true: the graph is kept, saved tensors must stay as they are
-  /// Gradient of output i; undefined if none arrived (only possible with several outputs). The derivative may move it
-  /// away, or overwrite it when it is_exclusive().
+  /// Gradient of output i; undefined if none arrived (only possible with several outputs). The derivative may move this
+  /// tensor away, or overwrite it when Tensor::is_exclusive() is true.
   Tensor& grad(int i = 0) const;
   bool needs(int i) const;  ///< true when input i requires a gradient
-  /// Adds a gradient of input i. Its shape is the input's or one that the input was broadcast to; the latter is summed.
+  /// Adds `grad` to the gradient of input i. A `grad` of a shape that the input was broadcast to is summed first.
   void give(int i, Tensor grad) const;
-  /// The gradient collected so far for input i when it may be added to in place, else undefined (always so in
-  /// AnomalyMode, which checks every part). For gradients that are mostly zeros (embedding), and kernels that can
+  /// The gradient collected so far for input i if the derivative may add to it in place, else undefined. Undefined in
+  /// AnomalyMode, which checks every part. For gradients that are mostly zeros (embedding), and for kernels that can
   /// accumulate.
   Tensor partial(int i) const;
-  /// The derivative of the unary operation that computed input i, when this node is its only consumer and no hook reads
-  /// its gradient; else null. The caller must then apply it to the gradient before give().
+  /// The derivative of the unary operation that computed input i, if this node is its only consumer and no hook reads
+  /// its gradient; else null. A caller that gets a derivative must apply it to the gradient before give().
   const UnaryGrad* fold(int i) const;
   const Tensor& input(int i, const Saved& saved) const;       ///< the saved input i; Error if changed in place
   const Tensor& output(const Saved& saved, int i = 0) const;  ///< the saved output i; Error if changed in place
@@ -74,12 +74,12 @@ class Node {
     void run_hooks();         ///< lets each hook see and replace `grad`
   };
 
-  Node(const char* name, int inputs, int outputs);  ///< takes the next number
+  Node(const char* name, int inputs, int outputs);  ///< assigns the next number()
   virtual ~Node() = default;
   Node(const Node&) = delete;
 
   virtual void run(Backward& backward) = 0;      ///< computes the gradients of the inputs
-  virtual void run(RecordedBackward& backward);  ///< computes them on the tape; Error if not supported
+  virtual void run(RecordedBackward& backward);  ///< computes these gradients on the tape; Error if not supported
   virtual void release_saved() = 0;              ///< frees the saved tensors
   /// The derivative of a unary operation, for a consumer that fuses it into its own kernel (Backward::fold); or null.
   virtual const UnaryGrad* unary() const { return nullptr; }
@@ -143,7 +143,7 @@ class Saved {
   Saved(const Variable& variable) : Saved(variable.defined() ? variable.tensor() : Tensor()) {}  // NOLINT
   const Tensor& get(const char* reader = "backward") const;  ///< `reader` is named in the Error
   bool defined() const { return tensor_.defined(); }         ///< false if nothing was saved
-  Tensor take(const char* reader = "backward");  ///< get(), and drops it here: the reader may reuse the memory
+  Tensor take(const char* reader = "backward");  ///< get(), and drops this handle: the reader may reuse the memory
 
  private:
   Tensor tensor_;
@@ -156,7 +156,7 @@ bool needs_grad(const std::vector<Variable>& inputs);
 
 namespace tape {
 
-/// Connects a node to its inputs and returns its results. `tensors` are the outputs; inputs may be undefined.
+/// Connects a node to its inputs, which may be undefined. Returns the node's results, with `output` as their value.
 Variable attach(Ref<Node> node, std::initializer_list<const Variable*> inputs, Tensor output);
 std::vector<Variable> attach(Ref<Node> node, const std::vector<Variable>& inputs, std::vector<Tensor> outputs);
 
@@ -182,7 +182,7 @@ template <class Fn> class Function final : public Node {
 
 }  // namespace tape
 
-/// Records one operation: `derivative(Backward&)` is a closure over what it saved. Call only when needs_grad(inputs):
+/// Records one operation with its derivative, a closure over saved tensors. Call record() only if needs_grad(inputs):
 ///   Variable mul(const Variable& a, const Variable& b) {
 ///     Tensor out = mul(a.tensor(), b.tensor());
 ///     if (!needs_grad({&a, &b})) return out;
@@ -205,11 +205,11 @@ std::vector<Variable> record(const char* name, const std::vector<Variable>& inpu
                       std::move(outputs));
 }
 
-/// Error unless `root` requires grad and `gradient`, if given, has its shape, dtype and device. For backward() and
-/// grad().
+/// Checks the arguments of backward() and grad(): `root` must require grad, and `gradient` must have root's shape,
+/// dtype and device. `gradient` may be undefined if `root` is real and has one element.
 void check_start(const char* op, const Variable& root, const Tensor& gradient);
 
-/// Marks a result as sharing its input's storage (view operations), so that neither may be changed in place.
+/// Marks `result` as a view that shares the storage of `base`, so that neither may be changed in place. Returns result.
 Variable as_view(const Variable& base, Variable result);
 
 /// Error if `variable` must not be changed in place: a leaf that requires grad, or a variable that has or is a view.

@@ -21,7 +21,8 @@ using LeafHook = std::function<void(Tensor& grad)>;
 
 /// Options of Variable::backward().
 struct BackwardOptions {
-  /// d loss / d this variable, with the shape and dtype of the variable. Optional (1) when it has one element.
+  /// The incoming gradient, d loss / d this variable, with the variable's shape and dtype. May be undefined, which
+  /// stands for 1, if the variable is real and has one element.
   Tensor gradient;
   /// Keeps the graph for another backward pass instead of freeing it node by node.
   bool retain_graph = false;
@@ -52,8 +53,8 @@ class Variable {
   /// or device change. Error unless this is a leaf.
   void set_tensor(Tensor tensor);
 
-  bool requires_grad() const;  ///< True when backward passes compute a gradient for it.
-  /// Sets requires_grad(). Error unless this is a leaf, and, to turn it on, of floating or complex dtype.
+  bool requires_grad() const;  ///< True when backward passes compute this variable's gradient.
+  /// Sets requires_grad(). Error for a non-leaf, and if `wanted` and the dtype is neither floating nor complex.
   Variable& requires_grad_(bool wanted = true);
   bool is_leaf() const;  ///< True unless a recorded operation computed it.
   /// A variable on the same storage that is not on the tape.
@@ -65,23 +66,23 @@ class Variable {
   /// grad() with a check for its consumers: an Error that names `op` when somebody assigned a .grad whose shape, dtype
   /// or device differ from this variable's.
   const Tensor& checked_grad(const char* op) const;
-  /// Makes backward keep the gradient of a non-leaf in grad(). Error unless it requires grad.
+  /// Makes backward keep the gradient of a non-leaf in grad(). Error unless the variable requires grad.
   void retain_grad();
   /// Drops the gradient and the recorded gradient; the memory returns to the allocator.
   void clear_grad();
 
-  /// Runs the backward pass from here and accumulates d this / d leaf into the .grad of every leaf. `gradient` is
-  /// optional when this has one element. Frees the graph on the way unless `retain_graph` is set.
+  /// Runs the backward pass from this variable, and adds the gradient of every leaf to the leaf's .grad. `gradient`:
+  /// see BackwardOptions. Frees the graph on the way unless `retain_graph` is set.
   void backward(const Tensor& gradient = {}, bool retain_graph = false) const;
   void backward(const BackwardOptions& options) const;
-  /// The .grad of backward({.create_graph = true}), on the tape, so it can be differentiated again. It references this
-  /// leaf and the leaf references it: clear_grad() breaks the cycle.
+  /// The .grad of backward({.create_graph = true}), on the tape, so it can be differentiated again. This leaf and the
+  /// recorded gradient hold references to each other; clear_grad() breaks the cycle.
   Variable recorded_grad() const;
 
   /// Calls `hook` once per backward pass, with the complete gradient of this variable. Returns an id for remove_hook().
   int on_grad(GradHook hook);
-  /// Calls `hook` at the time of on_grad(), but without the gradient. The consumer of this variable may then fuse the
-  /// derivative of the producer into its own (Backward::fold).
+  /// Calls `hook` when on_grad() would, but without the gradient. So an operation that reads this variable may still
+  /// fuse the derivative of the operation that made the variable into its own (Backward::fold). Returns an id.
   int before_backward(std::function<void()> hook);
   /// Calls `hook` when the .grad of this leaf is complete in a pass. Returns an id for remove_hook().
   int on_grad_complete(LeafHook hook);
@@ -156,10 +157,10 @@ struct Variable::Impl {
 /// Prints the tensor, then "requires grad" or the name of the operation that computed it.
 std::ostream& operator<<(std::ostream& out, const Variable& variable);
 
-/// While it lives, operations of this thread are not recorded. (With `enabled` they are: see EnableGrad.)
+/// While a NoGrad lives, this thread records no operations. (With `enabled` = true it records: see EnableGrad.)
 class NoGrad {
  public:
-  /// Sets recording for this thread until the destructor restores it.
+  /// Turns recording in this thread on or off. The destructor restores the previous state.
   explicit NoGrad(bool enabled = false) : previous_(set(enabled)) {}
   ~NoGrad() { set(previous_); }
   NoGrad(const NoGrad&) = delete;
@@ -176,8 +177,8 @@ class EnableGrad : NoGrad {
   EnableGrad() : NoGrad(true) {}
 };
 
-/// While it lives, every recorded result and every gradient is searched for NaN. The first operation that produces one
-/// is named in an Error. Slow; for debugging. Applies to this thread.
+/// While an AnomalyMode lives, every recorded result and every gradient of this thread is searched for NaN. An Error
+/// names the first operation that produces a NaN. Slow; for debugging.
 class AnomalyMode {
  public:
   /// Begins a scope; scopes nest.
@@ -191,7 +192,8 @@ class AnomalyMode {
 
 /// Options of grad().
 struct GradOptions {
-  /// One per output, with its shape; optional (1) for outputs of one element. Empty: all omitted.
+  /// The incoming gradient of each output, with the output's shape. Undefined: 1, for a real output of one element. An
+  /// empty list: all undefined.
   std::vector<Variable> grad_outputs;
   /// Keeps the graph for another pass.
   bool retain_graph = false;

@@ -15,7 +15,7 @@ template <class Fn> Variable viewed(const char* name, const Variable& x, Tensor 
   return shares ? as_view(x, std::move(result)) : result;
 }
 
-/// `region` selects the elements of the view from a tensor of the input's shape.
+/// Gives the gradient of a view. `region` selects the elements of the view from a tensor of the input's shape.
 template <class Fn> void give_region(const Backward& back, const Shape& shape, Fn region) {
   const Tensor& grad = back.grad();
   if (const Tensor sum = back.partial(0); sum.defined()) {
@@ -27,7 +27,7 @@ template <class Fn> void give_region(const Backward& back, const Shape& shape, F
   back.give(0, whole);
 }
 
-/// A tensor that is `grad` in the region and 0 elsewhere. Its derivative is the view.
+/// A variable that is `grad` in the region and 0 elsewhere. Its derivative by `grad` is the view of the region.
 template <class Fn> Variable in_region(const Variable& grad, const Shape& shape, Fn region) {
   const Tensor whole = zeros(shape, {grad.dtype(), grad.device()});
   region(whole).copy_(grad.tensor());

@@ -1,10 +1,10 @@
 // bench_algorithms: times the algorithms that cuBLASLt proposes for each product of a GPT-2's training step in bf16.
-// Prints the fastest ones as rows of a table for the source.
+// Prints the fastest algorithm's settings as a row of a C++ table.
 //
 //   bench_algorithms [--device cuda:0] [--tokens 16384] [--width 768] [--vocab 50257] [--algorithms 16]
 //
 // Prints a JSON object per product, and one for the step. The heuristic's own choice is the first proposal. Products of
-// the head are timed a second time with a round vocabulary, which does not count in the step.
+// the head are also timed with the vocabulary rounded up. These times do not count in the step's sum.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -28,7 +28,8 @@ struct Options {
   bool json = false, ordinary = false;
 };
 
-/// busbw / algbw as in nccl-tests: bytes sent over a link by an optimal algorithm, per byte of the buffer; n ranks.
+/// Returns busbw / algbw as in nccl-tests: the bytes that an optimal algorithm on n ranks sends over a link, per byte
+/// of the buffer.
 double bus_factor(const std::string& op, int n) {
   if (op == "all_reduce") return 2.0 * (n - 1) / n;
   if (op == "broadcast" || op == "reduce") return 1;

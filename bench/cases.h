@@ -10,7 +10,7 @@ struct Cost {
   double flops = 0, bytes = 0;
 };
 
-/// Registers a case. `make` builds the inputs when the case first runs, and returns the function to time.
+/// Registers a case. `make` is called when the case first runs: it builds the inputs and returns the function to time.
 void add_case(const std::string& name, Cost cost, std::function<std::function<void()>()> make);
 
 /// main() of a benchmark program. `bench` is the program's name in its lines, `key` the name of the field with the case

@@ -1,6 +1,6 @@
 #pragma once
-// The machine's matrix-product ceiling: the speed of oneDNN's sgemm, measured between the steps that are compared with
-// it.
+// The machine's matrix-product ceiling: the speed of oneDNN's sgemm, measured between the training steps whose speed is
+// compared with the ceiling.
 #include <cstdint>
 #include <map>
 #include <tuple>
@@ -19,9 +19,9 @@ struct GemmShape {
 /// Measures products of several shapes in turn, so that slow phases of the machine affect all of them.
 class GemmCeiling {
  public:
-  /// Measures squares of 1024, 1536 and 2048, and these shapes of a model.
+  /// Chooses the shapes: square products of sizes 1024, 1536 and 2048, and `shapes`, those of a model.
   explicit GemmCeiling(const std::vector<GemmShape>& shapes);
-  /// One round over all shapes. Error in a build without oneDNN.
+  /// Measures each shape once. Error in a build without oneDNN.
   void measure();
   /// GFLOP/s of the fastest shape, by the median over rounds.
   double median() const;

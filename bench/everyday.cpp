@@ -1,6 +1,6 @@
 // Operations of everyday programs other than transformers: recurrent layers, upsampling, Fourier transforms,
-// decompositions, a step of a DCGAN, loading pictures. Prints a JSON line with the median time of each; everyday.py
-// does the same in PyTorch.
+// decompositions, a step of a DCGAN, loading pictures. Prints a JSON line with the median time of each operation.
+// everyday.py does the same in PyTorch.
 //
 //   bench_everyday --only fft --jpegs FOLDER      (everyday.py --make FOLDER writes pictures)
 #include <fmt/core.h>

@@ -25,7 +25,7 @@ std::pair<Tensor, Tensor> tokens(int64_t step, int64_t batch, int64_t length, in
   return {Tensor::from(x, {batch, length}), Tensor::from(y, {batch, length})};
 }
 
-/// The peer's name of a parameter: blocks.0.attention.in_proj.weight is blocks.0.qkv.weight there.
+/// Returns the name of a parameter in the peer's gpt.py: blocks.0.qkv.weight for blocks.0.attention.in_proj.weight.
 std::string peer_name(std::string name) {
   const std::pair<std::string, std::string> renamed[] = {
       {"tokens.", "wte."}, {"positions.", "wpe."},         {"norm1.", "ln1."},

@@ -1,5 +1,6 @@
 #pragma once
-// The models of the peer scripts (gpt.py, mlp.py, cnn.py), with the same shapes, batches, data and optimizers.
+// The models of the PyTorch scripts that we compare with (the peer scripts gpt.py, mlp.py and cnn.py; see RESULTS.md),
+// with the same shapes, batches, data and optimizers.
 #include <functional>
 #include <memory>
 #include <string>
@@ -22,12 +23,12 @@ struct Job {
   std::function<std::pair<lockstep::Tensor, lockstep::Tensor>(int64_t step)> batch;  ///< gpt: tokens and targets
   int64_t items = 0;                                                                 ///< tokens or samples per step
   const char* unit = "samples";
-  double flops = 0;               ///< per step: matrix products, convolutions and attention
+  double flops = 0;               ///< operations per step in products, convolutions and attention
   std::vector<GemmShape> shapes;  ///< matrix products of a step
 };
 
-/// Makes gpt-tiny, gpt-small, gpt-124M, mlp, lenet or resnet. batch 0: the peer's. `weights`, for gpt models: a
-/// safetensors file of initial weights, written by the peer's gpt.py --save.
+/// Makes gpt-tiny, gpt-small, gpt-124M, mlp, lenet or resnet. batch 0: the peer script's batch size. `weights`, for gpt
+/// models: a safetensors file of initial weights, written by the peer's gpt.py --save.
 Job make_job(const std::string& name, int64_t batch, int64_t steps, const std::string& weights);
 
 }  // namespace bench

@@ -1,4 +1,4 @@
-// The counterpart of bench_collectives in MPI: in-place MPI_Allreduce of f32, timed in the same way; JSON lines.
+// The counterpart of bench_collectives in MPI: in-place MPI_Allreduce of f32, timed in the same way. Prints JSON lines.
 //   mpirun -n 2 build/bench/mpi_allreduce --min 1024 --max 67108864 --seconds 0.5
 #include <mpi.h>
 

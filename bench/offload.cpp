@@ -59,8 +59,8 @@ void plain(const zero::SwapFile& file, const Tensor& memory, int64_t block, int 
   for (auto& thread : threads) thread.join();
 }
 
-/// Compares, alternately, our FileQueue, plain requests one by one, and as many concurrent plain requests as the queue
-/// has.
+/// Times, alternately, our FileQueue, plain requests one at a time, and plain requests from queue_depth * thread_count
+/// threads.
 void files(const Options& o) {
   const zero::SwapFile file(o.folder, "a benchmark", o.mib << 20, true);
   zero::FileQueue queue(o.aio);

@@ -40,7 +40,7 @@ void both(const std::string& name, bench::Cost cost, std::function<Inputs()> inp
   });
 }
 
-/// Adds both cases, forward as `name` and forward and backward as `name_fb` (the peer names them differently).
+/// Adds two cases under ops.py's names: forward as `name`, and forward and backward as `name_fb`.
 void each(const std::string& name, const std::string& name_fb, bench::Cost cost, std::function<Inputs()> inputs,
           Op op) {
   forward(name, cost, inputs, op);

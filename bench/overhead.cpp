@@ -1,4 +1,4 @@
-// Overhead of tiny operations: the cases of the peer program overhead.cpp, on one thread.
+// Overhead of tiny operations on one thread, in the cases of the program overhead.cpp that we compare with.
 #include "autograd/ops.h"
 #include "bench/cases.h"
 #include "tensor/random.h"

@@ -1,5 +1,5 @@
-// The bubble of a pipeline that really computes: measured, and by the formula for equal stages. Needs a free core per
-// stage and a quiet machine.
+// Measures the bubble of a pipeline that really computes, and compares it with the formula for equal stages. Needs a
+// free core per stage and a quiet machine.
 //
 //   build/bench/bench_pipeline --stages 2 --micro-batches 2,4,8,16
 #include <fmt/format.h>

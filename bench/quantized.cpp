@@ -1,8 +1,8 @@
-// Speed-up by quantised weights: milliseconds per token of a GPT-2 (124M), and for a prompt, floating and in every
-// format, alternating within one process. Prints a JSON line each, with the ratio to f32.
+// Speed-up by quantised weights: milliseconds of a GPT-2 (124M) per generated token and for a prompt, in f32 and in
+// every quantised format, alternating within one process. Prints a JSON line per format, with the ratios to f32.
 //
 //   bench_quantized --turns 5 --threads 2
-//   bench_quantized --only group8,head --turns 1    one case, for a script that alternates with another program
+//   bench_quantized --only group8,head --turns 1    one format, for a script that alternates programs
 #include <fmt/core.h>
 #include <CLI/CLI.hpp>
 

@@ -1,7 +1,7 @@
-// Training steps of the peer scripts' models. Prints a JSON line: time of a step and its parts, memory, first losses
-// and, with --gemm, the share of the machine's matrix-product ceiling that the step reaches.
+// Times training steps of the models in models.h. Prints a JSON line: time of a step and its parts, memory, first
+// losses and, with --gemm, the share of the machine's matrix-product ceiling that the step reaches.
 //   bench_train gpt-small --steps 12 --gemm
-//   lockstep run -n 2 -- bench_train gpt-small --steps 12       DDP; items are those of all ranks
+//   lockstep run -n 2 -- bench_train gpt-small --steps 12       DDP; counts the tokens of all ranks
 //   lockstep run -n 2 -- bench_train gpt-small --steps 12 --zero 3 --offload cpu
 //   lockstep run -n 2 -- bench_train gpt-small --steps 6 --pipeline 2 --micro-batches 8
 #include <sys/resource.h>
@@ -128,7 +128,7 @@ zero::ZeroOptions zero_options(const Options& o) {
   return z;
 }
 
-/// `world`: the ranks of a job; null without a launcher.
+/// Trains the model, and prints the figures. `world`: the ranks of a job; null without a launcher.
 void run(const Options& o, dist::ProcessGroup* world) {
   LOCKSTEP_CHECK(world || o.zero < 0,
                  "[bench_train] expected ranks with --zero, as lockstep run -n 2 -- bench_train ... starts them");
@@ -136,7 +136,7 @@ void run(const Options& o, dist::ProcessGroup* world) {
                  "[bench_train] expected a gpt model with --pipeline, and as many ranks as stages");
   LOCKSTEP_CHECK(!world || (o.steps > 0 && !o.gemm),
                  "[bench_train] expected --steps and no --gemm with ranks: all must run the same steps");
-  constexpr int64_t warmup = 2, prepared = 64;  // batches that gpt models draw in advance and then reuse
+  constexpr int64_t warmup = 2, prepared = 64;  // prepared: batches that gpt models draw in advance and reuse
   manual_seed(1234);
   const double base = rss_now();
   const int64_t micro_batches = o.pipeline > 0 ? o.micro_batches : 1,

@@ -1,4 +1,4 @@
-// Added tokens: see added_tokens.h.
+// Finds added tokens in a text by an Aho-Corasick automaton. See added_tokens.h.
 #include "data/added_tokens.h"
 
 #include <algorithm>

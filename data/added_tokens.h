@@ -23,7 +23,7 @@ class AddedTokens {
  public:
   static constexpr size_t most_bytes = 4096;  ///< limit for one token
   static constexpr size_t most_nodes =
-      4 << 20;  ///< limit for all: their bytes, a suffix that tokens share counted once
+      4 << 20;  ///< limit for all tokens together: their bytes, with a suffix that tokens share counted once
 
   /// Adds a token. Call finish() after the last one.
   void add(AddedToken token) { tokens_.push_back(std::move(token)); }
@@ -33,7 +33,7 @@ class AddedTokens {
   /// parse_special, special tokens are plain text.
   void cut(std::string_view text, bool parse_special,
            const std::function<void(std::string_view piece, int32_t id)>& fn) const;
-  /// True if some token contains white space or swallows the white space behind it.
+  /// True if some token contains a space or a newline, or swallows the white space behind it.
   bool takes_spaces() const;
 
  private:

@@ -1,4 +1,4 @@
-// Byte-pair encoding: see bpe.h. bpe_tables.cpp builds the tables, tokenizer_json.cpp reads the files.
+// Encodes text by byte-pair encoding: see bpe.h. bpe_tables.cpp builds the tables, tokenizer_json.cpp reads the files.
 #include "data/bpe.h"
 
 #include "data/nfc.h"

@@ -36,8 +36,8 @@ class BpeTokenizer : public Tokenizer {
   static BpeTokenizer from_tokenizer_json(const std::string& path);
   /// Makes a tokenizer from a parsed tokenizer.json. Errors begin with `where`.
   static BpeTokenizer from_json(const Json& file, const std::string& where);
-  /// Applies bos_token, eos_token, add_bos_token and add_eos_token of a tokenizer_config.json. Error if a token
-  /// is not in the vocabulary; it begins with `where`.
+  /// Applies bos_token, eos_token, add_bos_token and add_eos_token of a tokenizer_config.json. Error, with `where`,
+  /// if a token is not in the vocabulary.
   void configure(const Json& tokenizer_config, const std::string& where);
 
   int64_t vocab_size() const override { return int64_t(tokens_.size()); }
@@ -48,7 +48,7 @@ class BpeTokenizer : public Tokenizer {
   size_t last_cut(std::string_view text) const override;
   std::optional<int32_t> bos() const override { return bos_; }
   std::optional<int32_t> eos() const override { return eos_; }
-  /// The id of a special token such as <|endoftext|>. Error if there is none of this name; it lists the known ones.
+  /// The id of an added token such as <|endoftext|>. For an unknown token, the Error lists known ones.
   int32_t special(const std::string& token) const;
 
  protected:
@@ -73,7 +73,7 @@ class BpeTokenizer : public Tokenizer {
     Prepend prepend = Prepend::never;
     bool byte_fallback = false, fuse_unknown = false;
     int32_t unknown = -1;
-    // Replaced in each token before byte tokens are decoded and leading spaces are stripped.
+    // decode_to replaces decode_from in each token, before byte tokens are decoded and leading spaces are stripped.
     std::string decode_from, decode_to;
     bool decode_bytes = false;
     int strip = 0;

@@ -135,8 +135,8 @@ void BpeTokenizer::add_token(AddedToken token, bool normalized, const std::strin
   added_.emplace(name, int32_t(id));
   if (!normalized) return cut_first_.add(std::move(token));
   token.text = normalize(name);
-  // A token that is in the vocabulary too decodes as it does there: in the byte alphabet "é" may be part of another
-  // character.
+  // An added token that is also in the vocabulary keeps the vocabulary's bytes: in the byte alphabet "é" may be part
+  // of another character.
   if (!there || !rules_.byte_level) tokens_[size_t(id)] = token.text;
   cut_normalized_.add(std::move(token));
 }

@@ -1,4 +1,4 @@
-// CIFAR-10: see cifar.h.
+// Reads CIFAR-10's binary files. See cifar.h.
 #include "data/cifar.h"
 
 #include <filesystem>

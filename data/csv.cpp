@@ -1,4 +1,4 @@
-// CSV: see csv.h.
+// Reads CSV files. See csv.h.
 #include "data/csv.h"
 
 #include <algorithm>

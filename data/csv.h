@@ -23,7 +23,7 @@ struct CsvOptions {
 struct Csv {
   std::vector<std::string> columns;  ///< names of the columns; empty without a header
   Tensor values;                     ///< (rows, columns), on the CPU
-  /// A view of one column (rows). Error if there is none of this name; the Error lists all names.
+  /// A view of one column (rows). Error, with the names of the first columns, if there is none of this name.
   Tensor column(std::string_view name) const;
 };
 

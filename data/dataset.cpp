@@ -1,4 +1,4 @@
-// Datasets: see dataset.h.
+// Collating, row selection, TensorDataset and random_split(). See dataset.h.
 #include "data/dataset.h"
 
 #include <cstring>

@@ -1,5 +1,5 @@
 #pragma once
-// Datasets: size() samples, read by get(i). A dataset is a value: a subset or a loader keeps a copy of its source.
+// Datasets: get(i) reads one of size() samples. A dataset is a value: a subset or a loader keeps a copy of its source.
 #include <concepts>
 #include <memory>
 #include <optional>
@@ -12,12 +12,12 @@
 
 namespace lockstep::data {
 
-/// The usual sample, and a batch of such samples: auto& [x, y] = batch.
+/// The type of a sample in most datasets, and also of a batch of such samples: auto& [x, y] = batch.
 struct Example {
   Tensor input, target;
 };
 
-/// size() of an endless dataset, such as a stream. Its reader needs a sampler that defines an epoch.
+/// size() of an endless dataset, such as a stream. A DataLoader over it needs a sampler that defines an epoch.
 inline constexpr int64_t endless_samples = int64_t(1) << 62;
 
 /// Base of all datasets. S is the type of a sample.
@@ -44,14 +44,14 @@ template <IsDataset D> DatasetPtr<typename D::Sample> share(const D& dataset) {
   return std::make_shared<const D>(dataset);
 }
 
-/// Error if the index is out of range; it names the dataset and its size.
+/// Raises an Error, with the dataset's name and size, if the index is out of range.
 void check_index(const char* dataset, int64_t index, int64_t size);
 
 /// Copies the rows `indices` of dim 0 into a new tensor.
 Tensor take_rows(const Tensor& x, std::span<const int64_t> indices);
 
-// Collates samples into a batch: tensors of equal shape are stacked along a new dim 0. Error if a sample
-// differs from the first in shape or dtype; it names the sample.
+// Collates samples into a batch: tensors of equal shape are stacked along a new dim 0. Error, with the number of the
+// sample, if a sample differs from the first in shape or dtype.
 Tensor collate(const std::vector<Tensor>& samples);
 Example collate(const std::vector<Example>& samples);
 std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples);

@@ -5,8 +5,8 @@
 
 namespace lockstep::data {
 
-/// Sample i is an image f32 (1, 28, 28) in [0, 1] of the digit i % 10, with that digit as an i64 scalar. It depends
-/// only on (seed, i): use another seed for a test set.
+/// Sample i is an image f32 (1, 28, 28) in [0, 1] of the digit i % 10, with that digit as an i64 scalar. A sample
+/// depends only on (seed, i): use another seed for a test set.
 class SyntheticDigits : public Dataset<Example> {
  public:
   /// n samples.

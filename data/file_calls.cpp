@@ -1,4 +1,4 @@
-// File operations with errors: see file_calls.h.
+// Makes the system calls, retries them, and turns failures into Errors. See file_calls.h.
 #include "data/file_calls.h"
 
 #include <fcntl.h>

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 
 FileCalls* calls_of_tests = nullptr;
 
-/// "NAME.tmp-HOST-"; the process id and a counter follow.
+/// Returns "NAME.tmp-HOST-". The process id and a counter follow in a temporary file's name.
 std::string temporary_prefix(const fs::path& target) {
   char host[256] = "host";
   ::gethostname(host, sizeof host - 1);

@@ -50,7 +50,7 @@ auto parse_file(const std::string& path, const auto& parse, const auto&... optio
   file->check();
   return result;
 }
-/// check() of every mapped file. Call it after reading from tensors that may lie in a mapped file.
+/// Calls check() for every mapped file. Needed after reading from tensors that may lie in a mapped file.
 void check_mapped_files();
 
 /// The content of a file. Error if it is larger than `max_bytes` or shrinks meanwhile.

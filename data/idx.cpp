@@ -1,4 +1,4 @@
-// IDX: see idx.h.
+// Reads IDX files and MNIST. See idx.h.
 #include "data/idx.h"
 
 #include <zlib.h>

@@ -1,4 +1,4 @@
-// Images and labels from bytes: see images.h.
+// Converts the bytes of image datasets to tensors. See images.h.
 #include "data/images.h"
 
 #include "tensor/ops.h"

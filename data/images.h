@@ -6,9 +6,9 @@
 
 namespace lockstep::data {
 
-/// u8 to f32 in [0, 1], same shape.
+/// Converts u8 pixels to f32 in [0, 1], in the same shape.
 Tensor images_from_bytes(const Tensor& bytes);
-/// u8 to i64. Error if a label is not below `classes`; it names `origin`.
+/// Converts u8 labels to i64. Error, with `origin`, if a label is not below `classes`.
 Tensor labels_from_bytes(const Tensor& bytes, int classes, const std::string& origin);
 
 }  // namespace lockstep::data

@@ -1,4 +1,4 @@
-// JSON values: see json.h.
+// Parses JSON text, and writes JSON values as text. See json.h.
 #include "data/json.h"
 
 #include <algorithm>
@@ -46,7 +46,7 @@ class Builder final : public JsonEvents {
   struct Open {
     Json value;
     std::string key;                       // key of the member being read
-    std::unordered_set<std::string> keys;  // all so far, to find duplicates
+    std::unordered_set<std::string> keys;  // all keys so far, to find duplicates
   };
 
   bool put(Json value) {

@@ -1,6 +1,6 @@
 #pragma once
 // Internal to data/*.cpp: drives nlohmann's event (SAX) parser, so that nesting, duplicate keys and limits are checked
-// during parsing and Errors name the place. The parser keeps its stack on the heap: deep nesting cannot overflow ours.
+// during parsing and Errors name the place. The parser's stack is on the heap, so deep nesting is safe.
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -49,7 +49,7 @@ inline std::string shortened(const std::string& text) {
   return text.size() <= 300 ? text : text.substr(0, 200) + "..." + text.substr(text.size() - 60);
 }
 
-/// Base of an event handler: nesting limit, syntax errors, and events that are Errors unless a format overrides them.
+/// Base class of event handlers: checks the nesting limit and raises Errors that name the place in the text.
 class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   /// Parses `text`; Errors begin with `origin` and count lines from `line`.

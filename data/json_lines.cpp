@@ -1,4 +1,4 @@
-// JSON Lines: see json_lines.h.
+// Reads JSON Lines files. See json_lines.h.
 #include "data/json_lines.h"
 
 #include "data/json_events.h"

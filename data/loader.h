@@ -36,13 +36,13 @@ template <class S, class B = S> struct LoaderOptions {
 struct LoaderState {
   uint64_t seed = 0;
   int64_t epoch = 0;
-  int64_t samples = 0;  ///< given out in this epoch, on all ranks; stays valid for another world or batch size
+  int64_t samples = 0;  ///< given out in this epoch, on all ranks; to be loaded, a multiple of batch_size * world
   int64_t dataset_size = 0;
   friend bool operator==(const LoaderState&, const LoaderState&) = default;
 };
 
-/// Counts loops over loaders that this thread has started and not finished. A reader sets `least` to `now`; `least`
-/// then tracks the minimum of `now` since.
+/// `now` counts the loops over loaders that this thread has started and not finished. `least` is the minimum of `now`
+/// since a user of the counter last set `least` to `now`.
 struct LoopDepth {
   int64_t now = 0, least = 0;
 };
@@ -187,8 +187,8 @@ template <class S = Example, class B = S> class DataLoader {
   const DatasetPtr<S>& dataset() const { return dataset_; }       ///< the source of samples
   const Options& options() const { return options_; }             ///< the constructor's options, with collate filled in
   uint64_t seed() const { return progress_->seed(); }             ///< the seed in use
-  /// A loader with the same samples, seed and options, except that `sampler` decides which samples come in which order,
-  /// in batches of batch_size: no shuffle, no drop_last.
+  /// Returns a loader over the same dataset with the same seed and options, but with this sampler, batch size and
+  /// world, and without shuffle and drop_last.
   DataLoader dealt(Sampler sampler, int64_t batch_size, int64_t world) const {
     Options o = options_;
     if (default_collate_) o.collate = nullptr;
@@ -197,10 +197,10 @@ template <class S = Example, class B = S> class DataLoader {
     o.seed = seed();
     return DataLoader(dataset_, std::move(o));
   }
-  /// Counts the batches that the loop has received, not prefetched ones: a resumed run neither skips nor repeats
-  /// samples.
+  /// The position after the batches that the loop has received. Prefetched batches do not count, so a resumed run
+  /// neither skips nor repeats samples.
   LoaderState state() const { return progress_->state(); }
-  /// The next loop resumes at this state. Error if it belongs to a dataset of another size.
+  /// Makes the next loop resume at this state. Error if the state belongs to a dataset of another size.
   void load_state(const LoaderState& state) { progress_->load_state(state); }
 
  private:

@@ -1,4 +1,4 @@
-// Byte-pair merges: see merges.h.
+// Applies the merges of byte-pair encoding to a word. See merges.h.
 #include "data/merges.h"
 
 #include <algorithm>

@@ -36,7 +36,7 @@ const Decomposition* find_in(const auto& table, uint32_t code) {
   return found != std::end(table) && found->whole == code ? found : nullptr;
 }
 
-/// One decomposition step. False if the character has none. second is 0 if there is only one part.
+/// Decomposes a character by one step. False if it has no decomposition. second is 0 if there is only one part.
 bool take_apart(uint32_t code, uint32_t& first, uint32_t& second) {
   if (code >= kHangul && code < kHangul + kLeads * kVowels * kTails) {
     const uint32_t index = code - kHangul, tail = index % kTails;

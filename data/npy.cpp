@@ -1,5 +1,6 @@
-// .npy: see npy.h. The file consists of "\x93NUMPY", the version (2 bytes), the header's length (2 bytes in version 1,
-// else 4), the header, {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }, and the elements.
+// Reads and writes .npy files: see npy.h. A file consists of "\x93NUMPY", the version (2 bytes), the header's length
+// (2 bytes in version 1, else 4), the header, {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }, and the
+// elements.
 #include "data/npy.h"
 
 #include <algorithm>

@@ -23,7 +23,7 @@ void save_npy(const std::string& path, const Tensor& tensor);
 
 /// Names of the arrays in a .npz file, in file order: member a.npy is "a".
 std::vector<std::string> npz_names(const std::string& path);
-/// Reads one array. Error if there is none of this name; the Error lists all names.
+/// Reads one array. Error if there is none of this name; the Error lists the first names.
 Tensor read_npz(const std::string& path, const std::string& name);
 /// Reads all arrays, with their names. Members may be stored or deflated; each CRC is checked.
 std::vector<std::pair<std::string, Tensor>> read_npz(const std::string& path);

@@ -1,4 +1,4 @@
-// .npz files, NumPy's zip archives of arrays: see npy.h.
+// Reads and writes .npz files, NumPy's zip archives of arrays. See npy.h.
 #include <set>
 
 #include "data/file_calls.h"

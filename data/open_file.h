@@ -20,7 +20,7 @@ namespace lockstep::data {
                             : ""));
 }
 
-/// Closes its file descriptor.
+/// Owns a file descriptor: the destructor closes it.
 struct Descriptor {
   int fd = -1;
   ~Descriptor() {
@@ -34,7 +34,7 @@ struct OpenFile : Descriptor {
   int64_t changed_at = 0;  ///< modification time, nanoseconds
 };
 
-/// Appends up to `count` bytes that come next in the file. False at its end.
+/// Appends the file's next bytes to `text`, at most `count`. False at the end of the file.
 inline bool append_next(const OpenFile& file, std::string& text, size_t count, const std::string& path) {
   const size_t before = text.size();
   text.resize(before + count);
@@ -46,7 +46,7 @@ inline bool append_next(const OpenFile& file, std::string& text, size_t count, c
   return got > 0;
 }
 
-/// Opens for reading. Error unless it is a regular file of at most `max_bytes`.
+/// Opens a file for reading. Error unless it is a regular file of at most `max_bytes`.
 void open_regular(OpenFile& file, const std::string& path, int64_t max_bytes);
 
 }  // namespace lockstep::data

@@ -27,7 +27,7 @@ namespace lockstep::data {
 /// Options of a Prefetcher.
 struct PrefetchOptions {
   int workers = 1;       ///< number of threads
-  int64_t ahead = 2;     ///< items in front of the reader, finished or in progress
+  int64_t ahead = 2;     ///< most items in front of the reader, finished or in progress
   bool in_order = true;  ///< true: items come in order; false: as soon as they are ready
   double timeout = 0;    ///< seconds that the reader waits for an item; 0: no limit
 };
@@ -35,7 +35,7 @@ struct PrefetchOptions {
 /// Makes items on worker threads, ahead of next().
 template <class Item> class Prefetcher {
  public:
-  /// Makes item `job`, on any thread. It stores the index of the current sample in `at`, for error messages.
+  /// A function that makes item `job`, on any thread, and stores the current sample's index in `at`, for Errors.
   using Make = std::function<Item(int64_t job, std::atomic<int64_t>& at)>;
 
   /// Makes jobs first .. last-1.
@@ -139,7 +139,7 @@ template <class Item> class Prefetcher {
     state_->changed.notify_all();
   }
 
-  /// Raises the timeout Error. A stuck worker cannot be joined, so it is detached; it owns what it uses.
+  /// Raises the timeout Error. Detaches the workers: a stuck one cannot be joined. A worker owns what it uses.
   [[noreturn]] void fail_late(std::unique_lock<std::mutex>& lock) {
     std::string busy;
     for (size_t worker = 0; worker < state_->at.size(); ++worker)

@@ -1,4 +1,4 @@
-// safetensors: see safetensors.h.
+// Reads and writes safetensors files. See safetensors.h.
 #include "data/safetensors.h"
 
 #include <cstring>

@@ -45,8 +45,8 @@ class SafeTensors {
   const Metadata& metadata() const { return header_.metadata; }                     ///< strings by key
   std::vector<std::string> names() const;                                           ///< in the order of their data
   bool contains(const std::string& name) const { return find(name) != nullptr; }    ///< true if there is such a tensor
-  /// The tensor, without a copy unless its address in the file is unaligned for its dtype. Error if there is
-  /// none of this name; it lists the names.
+  /// The tensor of this name or entry: a view of the file, or a copy if the tensor's address in the file is unaligned
+  /// for its dtype. An Error for an unknown name shows the first names.
   Tensor tensor(const std::string& name) const;
   Tensor tensor(const SafeTensorsEntry& entry) const;
 

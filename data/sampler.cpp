@@ -1,4 +1,4 @@
-// Samplers: see sampler.h.
+// Permutations, and the order of samples in each sampler. See sampler.h.
 #include "data/sampler.h"
 
 #include <numeric>

@@ -77,7 +77,7 @@ class DistributedSampler {
 struct MicroBatchOptions {
   int64_t samples = 0;        ///< size of the dataset
   int64_t micro_batch = 1;    ///< samples of a micro-batch; give the DataLoader the same batch_size
-  int64_t micro_batches = 1;  ///< per step, on all ranks; a multiple of world
+  int64_t micro_batches = 1;  ///< micro-batches of a step, on all ranks; a multiple of world
   int64_t world = 1, rank = 0;
   bool shuffle = true;
   uint64_t seed = 0;

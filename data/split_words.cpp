@@ -1,4 +1,4 @@
-// Pre-tokenization: see split_words.h.
+// Cuts text into words by the rules of the known regular expressions. See split_words.h.
 #include "data/split_words.h"
 
 #include "data/unicode.h"

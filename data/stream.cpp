@@ -17,8 +17,8 @@
 
 namespace lockstep::data {
 
-/// A position of a lane: `first` records come before it; then the round, the index among the round's shards, and the
-/// byte offset in that shard.
+/// A position in a lane: the number of records before it (first), the round, the index among the lane's shards in that
+/// round, and the byte offset in that shard.
 struct RecordStream::Place {
   int64_t first = 0, round = 0, shard = 0, offset = 0;
 };
@@ -105,7 +105,7 @@ std::shared_ptr<MappedFile> RecordStream::open(int64_t shard) const {
   return file;
 }
 
-/// Reads the records from `place` on, up to the end of the round and at most options.block of them.
+/// Reads the records from `place` on, to the end of the round, but at most options.block (if 1: kUnshuffledBlock).
 RecordStream::Block RecordStream::read_block(int64_t lane, const Place& place) const {
   Block block{.place = place, .next = place};
   Place& at = block.next;
@@ -191,7 +191,7 @@ Json RecordStream::places(int64_t index) const {
   Json::Array all;
   for (const auto& lane : lanes_) {
     const std::lock_guard lock(lane->mutex);
-    // Records that this lane has given out by then; possibly up to one run fewer.
+    // The number of records that this lane has given out before record `index`, or up to one run fewer.
     const int64_t before = index / (options_.run * options_.lanes) * options_.run;
     const Place& p = std::prev(lane->places.upper_bound(before))->second;
     all.push_back(Json::Array{p.first, p.round, p.shard, p.offset});

@@ -45,8 +45,8 @@ struct StreamSampling {
   int64_t world = 1, rank = 0;
   bool interleaved = false;
 };
-/// Epoch e is the records from e * samples to (e + 1) * samples - 1. For a DataLoader, whose state then also resumes
-/// the stream.
+/// Makes a sampler for a DataLoader: epoch e is the records from e * samples to (e + 1) * samples - 1. The loader's
+/// state then also resumes the stream.
 Sampler stream_sampler(const StreamSampling& options);
 
 /// A piece of a shard, and its position. `bytes` is valid while the record lives.
@@ -61,23 +61,23 @@ struct Record {
 /// How a shard is cut into records.
 struct RecordRule {
   int64_t bytes = 0;           ///< size of a record, if all are equal; 0: records are lines
-  int64_t start = 0, end = 0;  ///< for equal records: bytes of a shard before the first, and behind the last
-  int64_t stride = 0;          ///< for equal records: distance between the starts of consecutive ones
+  int64_t start = 0, end = 0;  ///< for equal records: bytes of a shard before the first record, and behind the last
+  int64_t stride = 0;          ///< for equal records: bytes from the start of one record to the start of the next
 };
 
 /// Gives access to the unparsed records by number. Thread-safe.
 class RecordStream {
  public:
-  /// Error if there is no shard or one is not a file. Shards must not change.
+  /// Error if there is no shard, or a shard is not a file. Shards must not change.
   RecordStream(std::vector<std::string> shards, RecordRule rule, StreamOptions options);
   ~RecordStream();
   /// Record number `index`.
   Record get(int64_t index) const;
   const StreamOptions& options() const { return options_; }  ///< the constructor's options
-  /// For each lane, the last known position before record `index` (the number given out on all ranks). A resumed run
-  /// starts there instead of searching.
+  /// For each lane, the last known position at or before record `index` (the number of records given out on all ranks).
+  /// A run that loads the places starts there instead of searching from the first record.
   Json places(int64_t index) const;
-  /// Error if the places belong to other shards or options. Places that are missing are searched for.
+  /// Loads the result of places(). Error if the places belong to other shards or options (`run` may differ).
   void load_places(const Json& places);
 
  private:
@@ -95,7 +95,8 @@ class RecordStream {
   std::vector<std::unique_ptr<Lane>> lanes_;
 };
 
-/// A stream as an endless dataset. A DataLoader needs stream_sampler(); Trainer::batches can take micro_batch().
+/// A stream as an endless dataset. Read it with a DataLoader and stream_sampler(), or with micro_batch(), as in
+/// Trainer::batches.
 template <class S = Example> class StreamingDataset : public Dataset<S> {
  public:
   /// Makes a sample from a record. May draw random numbers; under a DataLoader they depend only on (seed, epoch,
@@ -143,9 +144,9 @@ StreamingDataset<S> stream_json_lines(std::vector<std::string> shards, StreamOpt
     return parse(parse_json(record.bytes, where, python_json), where);
   });
 }
-/// A stream of windows of .tokens files, one behind another: `context` tokens, and the same window moved on by one as
-/// the target. A rest at the end of a shard is not used. Error unless all shards are of this tokenizer
-/// (data::tokenizer_identity()).
+/// A stream of consecutive windows of .tokens files. A sample is a window of `context` tokens, with the window moved on
+/// by one token as the target. Tokens at the end of a shard that fill no window are not used. Error unless all shards
+/// are of this tokenizer. identity: from tokenizer_identity().
 StreamingDataset<Example> stream_tokens(std::vector<std::string> shards, int64_t context, const Tokenizer& tokenizer,
                                         const std::string& identity, StreamOptions options = {});
 

@@ -1,4 +1,4 @@
-// Text for language models: see text.h.
+// Datasets and random windows of text for language models. See text.h.
 #include "data/text.h"
 
 #include <algorithm>

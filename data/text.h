@@ -13,16 +13,16 @@ Tensor read_bytes(const std::string& path, int64_t max_bytes = int64_t(1) << 32)
 /// Options of TextDataset.
 struct TextOptions {
   int64_t context = 256;  ///< tokens of a sample
-  /// Distance between the starts of samples. Set it to `context` for evaluation, so that each token counts once.
+  /// Tokens between the starts of samples. Set it to `context` for evaluation, so that each token counts once.
   int64_t stride = 1;
 };
 
-/// With a = i * stride, sample i is (tokens[a .. a+T-1], tokens[a+1 .. a+T]) as i64, each of T = context tokens.
+/// Sample i is (tokens[a .. a+T-1], tokens[a+1 .. a+T]) as i64, with a = i * stride and T = context.
 class TextDataset : public Dataset<Example> {
  public:
   /// Error unless there are more tokens than `context`.
   TextDataset(Tokens tokens, TextOptions options = {});
-  /// tokens: 1-d; u8, i32 or i64.
+  /// Takes the tokens of a 1-d tensor: u8, i32 or i64.
   TextDataset(const Tensor& tokens, TextOptions options = {}) : TextDataset(Tokens(tokens, "TextDataset"), options) {}
   int64_t size() const override { return (tokens_.size() - options_.context - 1) / options_.stride + 1; }
   Example get(int64_t index) const override;
@@ -33,7 +33,7 @@ class TextDataset : public Dataset<Example> {
   TextOptions options_;
 };
 
-/// Splits tokens for training and validation: the last fraction `part` (0: none) is for validation. Error if either is
+/// Splits tokens for training and validation: the last fraction `part` (0: none) is for validation. Error if a part is
 /// too short for a sample of `context` tokens; `name` is the text's name in the Error.
 std::pair<Tokens, Tokens> split_text(const Tokens& tokens, double part, int64_t context, const std::string& name);
 /// The sources and docs of this repository as one text, in a fixed order. The repository is `folder`, the current

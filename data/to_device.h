@@ -1,6 +1,6 @@
 #pragma once
-// Copies batches to a device through reused pinned memory, so that the program can make the next batch while this one
-// is copied.
+// Copies batches to a device through reused pinned memory, so that the program can make the next batch during
+// the copy.
 #include <vector>
 
 #include "data/dataset.h"
@@ -11,10 +11,10 @@ namespace lockstep::data {
 /// Copies tensors to one device asynchronously.
 class ToDevice {
  public:
-  /// At most `slots` copies are in flight; the next one waits for the oldest.
+  /// At most `slots` copies are in flight: a further copy waits for the oldest.
   explicit ToDevice(Device device, int slots = 4);
-  /// A copy of x on the device, ordered by its current stream; x may be changed at once. Returns x itself if it is
-  /// already there or the device is the CPU.
+  /// Returns a copy of x on the device, ordered by the device's current stream, or x itself if x is already there. x
+  /// may be changed right after the call.
   Tensor operator()(const Tensor& x);
   Example operator()(const Example& batch) { return {(*this)(batch.input), (*this)(batch.target)}; }
   Device device() const { return device_; }  ///< the destination

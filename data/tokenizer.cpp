@@ -1,4 +1,4 @@
-// Tokenizers: see tokenizer.h. bpe.cpp has BpeTokenizer, tokenizer_files.cpp the loading.
+// Decoding, and the byte tokenizer. See tokenizer.h. bpe.cpp has BpeTokenizer, tokenizer_files.cpp the loading.
 #include "data/tokenizer.h"
 
 #include <array>

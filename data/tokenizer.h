@@ -23,8 +23,8 @@ struct EncodeOptions {
 class Tokenizer {
  public:
   /// Loads a folder with tokenizer.json, or with vocab.json and merges.txt. Also reads added tokens from
-  /// tokenizer_config.json and added_tokens.json. The files determine the kind of tokenizer. Error if a
-  /// file asks for something unsupported; it names the feature.
+  /// tokenizer_config.json and added_tokens.json. The files determine the kind of tokenizer. An
+  /// unsupported feature in a file is an Error that names the feature.
   static std::unique_ptr<Tokenizer> from_folder(const std::string& folder);
   virtual ~Tokenizer() = default;
   virtual int64_t vocab_size() const = 0;                                        ///< largest id + 1
@@ -45,8 +45,8 @@ class Tokenizer {
   /// the ids of the whole text (without special tokens around them). 0 if none is known or the tokenizer needs the
   /// whole text.
   virtual size_t last_cut(std::string_view) const { return 0; }
-  /// The ids of a training text as an i32 tensor, for TextDataset and TokenBatches. Special tokens that appear in it
-  /// become their ids; none is added.
+  /// The ids of a training text as an i32 tensor, for TextDataset and TokenBatches. Special tokens that are written in
+  /// the text become their ids. No special token is added.
   Tensor encode_tensor(std::string_view text) const;
 
  protected:
@@ -56,15 +56,15 @@ class Tokenizer {
 };
 
 /// Decodes ids one at a time. The texts from push() and flush(), joined, equal decode() of all ids. The tokenizer must
-/// outlive it.
+/// outlive the Decoder.
 class Decoder {
  public:
-  /// skip_special: leave special tokens out of the text.
+  /// Decodes ids of `tokenizer`. skip_special: true leaves special tokens out of the text.
   explicit Decoder(const Tokenizer& tokenizer, bool skip_special = true);
   /// The characters completed by this id; "" if there are none. Bytes that can no longer become a character give
   /// U+FFFD.
   std::string push(int32_t id);
-  /// The rest at the end: U+FFFD for an incomplete character.
+  /// Ends the text. Returns U+FFFD if the last character is incomplete, else "".
   std::string flush();
 
  private:

@@ -1,4 +1,4 @@
-// Token lists and .tokens files: see tokens.h.
+// Token lists, and the reading and writing of .tokens files. See tokens.h.
 #include "data/tokens.h"
 
 #include <zlib.h>
@@ -38,8 +38,8 @@ std::string header_of(int bytes, int64_t vocabulary, const std::string& identity
   return header;
 }
 
-/// Calls each(piece) for the pieces of a file, cut where the tokenizer allows it; once, with the whole text, if it does
-/// not.
+/// Calls each(piece) for the pieces of a file, cut where the tokenizer allows cuts. If the tokenizer allows none, calls
+/// each() once, with the whole text.
 void cut_text(const std::string& path, const Tokenizer& tokenizer, int64_t piece,
               const std::function<void(std::string_view)>& each) {
   OpenFile file;

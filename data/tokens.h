@@ -23,7 +23,7 @@ inline constexpr int64_t tokens_header_bytes = 512, tokens_end_bytes = 16;  ///<
 class Tokens {
  public:
   Tokens() = default;
-  /// From a CPU tensor of 1 dim: u8, i32 or i64. Errors begin with [op].
+  /// Takes the tokens of a CPU tensor of 1 dim: u8, i32 or i64. Errors begin with [op].
   Tokens(const Tensor& tokens, const char* op = "tokens");
   int64_t size() const { return size_; }  ///< number of tokens
   /// Size of a stored token in bytes.
@@ -48,10 +48,10 @@ class Tokens {
 
 /// True if the file begins like a .tokens file.
 bool is_token_file(const std::string& path);
-/// Maps a .tokens file. Error if it is incomplete or of another tokenizer: identity is data::tokenizer_identity().
+/// Maps a .tokens file. Error if it is incomplete or of another tokenizer. identity: from tokenizer_identity().
 Tokens read_tokens(const std::string& path, const Tokenizer& tokenizer, const std::string& identity);
 
-/// Counts of tokenize_file(): its progress, and its result.
+/// Numbers of tokens and of bytes of text: the progress of tokenize_file(), and the result.
 struct Tokenized {
   int64_t tokens = 0, bytes = 0;
 };

@@ -1,4 +1,4 @@
-// UTF-8 and character classes: see unicode.h.
+// Decodes and encodes UTF-8, and finds character classes. See unicode.h.
 #include "data/unicode.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// WAV: see wav.h.
+// Reads and writes WAV files. See wav.h.
 #include "data/wav.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Options with several values in one string: see words.h.
+// Parses options with several values in one string. See words.h.
 #include "data/words.h"
 
 #include <algorithm>

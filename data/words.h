@@ -9,8 +9,8 @@
 namespace lockstep::data {
 
 /// Returns the first word, and an object of the KEY=VALUE pairs after it. A value is JSON if it parses, else a string.
-/// Error for a word without "=", a repeated key, or a key that is not in `known`; it begins with `origin` and suggests
-/// the nearest key.
+/// Error for a word without "=", a repeated key, or a key that is not in `known`. The Error begins with `origin`, and
+/// for an unknown key suggests the nearest one.
 std::pair<std::string, Json> parse_words(const std::string& text, const std::vector<std::string>& known,
                                          const std::string& origin);
 

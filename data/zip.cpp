@@ -1,4 +1,4 @@
-// zip: see zip.h.
+// Reads and writes zip files. See zip.h.
 #include "data/zip.h"
 
 #include <zlib.h>

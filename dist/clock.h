@@ -11,17 +11,17 @@
 
 namespace lockstep::dist {
 
-/// Offset of rank 0's monotonic clock from this machine's, and its error bound: rank 0's time is ours + offset_ns,
-/// within ± error_ns.
+/// Offset of rank 0's monotonic clock from this machine's clock, with an error bound: rank 0's time is this machine's
+/// time + offset_ns, within ± error_ns.
 struct ClockOffset {
   int64_t offset_ns = 0, error_ns = 0;
 };
-/// Collective. Each rank asks rank 0 for its time `rounds` times and keeps the reply with the shortest round trip. Rank
-/// 0 read its clock somewhere within the round trip, so the estimate (its midpoint) is wrong by at most half of it
-/// (Cristian, 1989).
+/// Collective. Measures the offset: each rank asks rank 0 for the time `rounds` times and keeps the reply with the
+/// shortest round trip. The estimate assumes that rank 0 read its clock in the middle of this round trip, so the error
+/// is at most half of the round trip (Cristian, 1989).
 ClockOffset measure_clock(ProcessGroup& group, int rounds = 16);
-/// Like measure_clock(), but exactly 0 for a rank on rank 0's host, which shares its clock, unless the measurement
-/// contradicts that (time namespaces).
+/// Like measure_clock(), but returns exactly 0 for a rank on rank 0's host, since ranks of one host share a clock. If
+/// the measurement contradicts that (time namespaces), returns the measured offset.
 ClockOffset clock_of(ProcessGroup& group);
 
 /// Collective. Starts tracing on every rank, with the clock offsets; see trace::start(). Ranks that are threads write

@@ -67,9 +67,9 @@ struct Activity {
   int waits_for = -1;         ///< world rank that the current call waits for; -1 if none
   /// Point to point: number of the awaited message, counted per peer and direction; 0 in a collective.
   uint64_t messages = 0;
-  bool is_send = false;  ///< if `messages` > 0, true: this rank waits to send; false: to receive
-  /// Messages started so far, as (world rank, count): sends to that rank, and receives from it. Empty if not counted;
-  /// then a cycle of waits counts as a deadlock once nothing in it has moved for three heartbeats.
+  bool is_send = false;  ///< used if `messages` > 0; true: this rank waits to send, false: it waits to receive
+  /// Messages started so far, as (world rank, count): sends to that rank, and receives from that rank. Empty if not
+  /// counted. Then a cycle of waits counts as a deadlock once nothing in it has moved for three heartbeats.
   std::vector<std::pair<int, uint64_t>> sent_to, taken_from;
 };
 
@@ -86,7 +86,7 @@ class Control {
   virtual const Rendezvous& place() const = 0;
   /// Address under which other hosts reach this rank.
   virtual const std::string& own_address() const = 0;
-  /// Name of this rank's host, equal to that of all ranks it can share memory with (boot id, namespaces, user).
+  /// Name of this rank's host. Ranks that can share memory have the same name (TCP: boot id, namespaces, user).
   virtual const std::string& host() const = 0;
 
   // The store: keys and values
@@ -99,8 +99,8 @@ class Control {
   /// Adds to a counter, which starts at 0, and returns the new value. Over TCP: DistError refused when the key holds no
   /// number.
   virtual int64_t add(const std::string& key, int64_t delta) = 0;
-  /// Waits until `world_ranks` have all called it with this name. DistError timeout: "waited 3 s; missing ranks: 2 (of
-  /// 0-2)".
+  /// Waits until all `world_ranks` have called barrier() with `name`. DistError timeout: "waited 3 s; missing ranks: 2
+  /// (of 0-2)".
   virtual void barrier(const std::string& name, const std::vector<int>& world_ranks, Seconds timeout) = 0;
 
   // Failures
@@ -108,24 +108,24 @@ class Control {
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   /// Throws the failure that every rank raises. Call it only when failed().
   [[noreturn]] virtual void raise() const = 0;
-  /// Reports to all ranks that this rank failed, or which failure it detected. The first report wins;
-  /// returns the failure of the first report.
+  /// Reports a failure of this rank, or one that this rank detected, to all ranks. The first report of the job wins.
+  /// Returns the failure that was reported first.
   virtual DistError report(Fault fault, int rank, const std::string& message) = 0;
 
   // The current call of this rank; sent with the heartbeat
   virtual void begin(const Activity& activity) = 0;  ///< enters a collective
-  /// Reports that the call waits for `peer`. Called after renewal() without progress, and again as long as there is
-  /// none: a wait that is not renewed for two heartbeats no longer counts. `messages`: see Activity; 0 in collectives
-  /// of a whole group.
+  /// Reports that the call waits for `peer`. Called after renewal() without progress (MPI: a heartbeat), and again
+  /// until there is progress: a wait not reported for two heartbeats no longer counts. `messages`: see Activity; 0 in
+  /// collectives of a whole group.
   virtual void waits(int peer, uint64_t messages, bool is_send) = 0;
   /// Interval at which a wait is reported again.
   Seconds renewal() const { return std::min(place().heartbeat, Seconds(0.25)); }
-  virtual void end() = 0;  ///< the collective is done
+  virtual void end() = 0;  ///< leaves the collective
   /// Sets the training step, which errors and flight records name.
   virtual void set_step(uint64_t step) { step_ = step; }
   /// The step set last.
   uint64_t step() const { return step_; }
-  /// One sentence about the state of each rank, for a timeout: asks the store.
+  /// A phrase about the state of each of these ranks, for the message of a timeout. Over TCP: asks the store.
   virtual std::string explain(const std::vector<int>& world_ranks) = 0;
   /// Leaves the job: other ranks must not wait for this one any more. Waits until rank 0 has acknowledged. Idempotent.
   virtual void leave() = 0;

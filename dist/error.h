@@ -17,7 +17,7 @@ enum class Fault {
   deadlock,     ///< ranks wait for each other in a cycle
   timeout,      ///< a call took longer than its timeout; no other failure is known
   protocol,     ///< malformed, damaged or truncated bytes
-  refused,      ///< rendezvous rejected the rank: token, job, world size, duplicate rank, version
+  refused,      ///< rendezvous rejected the rank: wrong token, job, world size or version, or a duplicate rank
 };
 /// "rank failed", "timeout", ... for messages.
 std::string_view name_of(Fault fault);
@@ -31,7 +31,7 @@ class DistError : public Error {
   int rank;  ///< the rank at fault; -1 when there is no single one
 };
 
-/// The new value of a counter in the store: the number in `before`, the present value of `key`, plus `delta`. Throws
+/// The new value of the counter `key` in the store: the number in its present text, `before`, plus `delta`. Throws
 /// DistError (refused, `rank`) if `before` is not a number or the sum does not fit into i64.
 int64_t added(const std::string& key, const std::string& before, int64_t delta, int rank);
 

@@ -12,7 +12,7 @@
 namespace lockstep::dist {
 namespace {
 
-// Reused from call to call, so that a small collective allocates nothing.
+// Memory that is reused from call to call, so that a small collective allocates nothing.
 struct Workspace {
   std::vector<size_t> done;  // bytes done of each item
   CallMemory memory;

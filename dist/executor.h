@@ -38,12 +38,12 @@ struct Execution {
   ReduceOp op = ReduceOp::sum;
   /// Memory of a chunk in slot 0. The executor provides the memory of other slots.
   std::function<std::span<std::byte>(int32_t chunk)> memory;
-  /// Bytes of a chunk, also of one without memory on this rank (gather through a tree).
+  /// Bytes of a chunk, even if the chunk has no memory on this rank (as in a gather through a tree).
   std::function<size_t(int32_t chunk)> chunk_bytes;
-  /// Set when the call may work on tensors in shared memory; equal on all ranks except for the placement.
+  /// Set, on all ranks alike, when the call may work on tensors in shared memory; null otherwise.
   const InPlace* in_place = nullptr;
-  Header header;               ///< sent once to each peer that receives data, checked once from each sender
-  Control* control = nullptr;  ///< failures of other ranks end the wait; may be null in tests
+  Header header;               ///< sent once to each peer that receives data; each sender's header must match it
+  Control* control = nullptr;  ///< tells of failures of other ranks, which end the wait; may be null in tests
   Seconds timeout{600};
   const std::string* describe = nullptr;  ///< description of the call, for messages
   const std::string* group = nullptr;     ///< name of the group, for messages
@@ -58,8 +58,8 @@ struct Moved {
   int64_t sent = 0, received = 0, messages = 0, in_place = 0;
 };
 
-/// Returns when this rank's part is done: its results are complete and its memory may be reused. Throws a DistError
-/// that it has reported to the other ranks.
+/// Executes the call. Returns when this rank's part is done: its results are complete and its memory may be reused. On
+/// failure, reports a DistError to the other ranks and throws the failure of the job.
 Moved execute(const Execution& execution);
 
 /// After a peer closed its channel: waits until the control plane knows the cause (the peer died, threw, or left), for

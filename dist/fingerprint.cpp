@@ -142,9 +142,9 @@ void check_same(const Header& mine, const Header& theirs, const std::string& gro
                         mine.sequence, " (", describe(mine), "): rank ", mine.rank, " expects ", mine.payload,
                         " bytes from rank ", theirs.rank, ", which sends ", theirs.payload));
   }
-  // If both calls have the same number, print it once; otherwise print the number of each side.
   const bool unnamed =
       is_default(mine) && is_default(theirs) && mine.algorithm != theirs.algorithm && mine.count == theirs.count;
+  // If both calls have the same number, print it once; otherwise print the number of each side.
   const auto side = [&](const Header& h) {
     const char* where = mine.on_device == theirs.on_device ? "" : h.on_device ? " on a device" : " on the CPU";
     return str("rank ", h.rank, " calls ", describe(h), where,

@@ -8,13 +8,13 @@
 
 namespace lockstep::dist {
 
-/// The first 128 bytes of every stream that a collective sends to a peer: little-endian, with a crc32c over the rest.
+/// The first 128 bytes of every stream that a collective sends to a peer: little-endian, with a crc32c of the header.
 /// Ranks (`rank`, `root`) are world ranks, so that error messages name the same rank in every group.
 struct Header {
   static constexpr uint32_t magic_value = 0x4b534c31;  // "1LSK"
   uint32_t magic = magic_value;
   uint16_t protocol = 1;
-  uint8_t kind = 0;  ///< Collective; a send matches a receive
+  uint8_t kind = 0;  ///< a Collective; the kinds of both sides are equal, or send and receive
   uint8_t dtype = 0;
   uint64_t job = 0;       ///< hash of the job's name and the group's id
   uint64_t sequence = 0;  ///< number of the call in its group; send and receive: of the message, per peer and direction
@@ -24,7 +24,7 @@ struct Header {
   uint32_t rank = 0;      ///< world rank of the sender
   uint8_t op = 0;         ///< ReduceOp
   uint8_t algorithm = 0;
-  int16_t root = 0;  ///< or the peer of a send or receive
+  int16_t root = 0;  ///< world rank of the root, or of the other side of a send or receive
   /// 1: a crc32c follows the payload (LOCKSTEP_COMM_CHECKSUM=1); messages: the low half of their crc32c.
   uint16_t payload_crc = 0;
   uint8_t on_device = 0;   ///< 1: the tensor is on a device, and NCCL may move it from there

@@ -42,7 +42,7 @@ struct InPlace {
   const Share* share = nullptr;  ///< this rank's share of the work
   int64_t count = 0;             ///< elements of the whole tensor
   std::byte* whole = nullptr;    ///< this rank's tensor of `count` elements
-  std::byte* part = nullptr;     ///< reduce_scatter: where the result goes; initially this rank's own term
+  std::byte* part = nullptr;     ///< reduce_scatter: memory of the result; holds this rank's own term at the start
   Placement placement;           ///< where `whole` lies in shared memory
 
   size_t bytes() const { return size_t(count * size_of(dtype)); }  ///< bytes of the whole tensor

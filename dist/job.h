@@ -30,7 +30,7 @@ struct Job {
   void write_flight(const std::string& why) const noexcept;
   /// The host number (from 0) of each world rank, for hierarchical schedules. Fetched from the store once.
   const std::vector<int>& hosts();
-  /// Keeps an engine that still has work until the job ends.
+  /// Keeps an engine alive until the job ends, since calls of the engine are still running.
   void keep(std::shared_ptr<void> engine);
   /// Destroys the kept engines, then leaves the job unless it has failed.
   void finish();
@@ -42,7 +42,7 @@ struct Job {
   bool checksum = false;                    ///< true: LOCKSTEP_COMM_CHECKSUM asks for a crc32c on all data
   std::string backend = "auto";             ///< the `backend` that init() was given
   std::atomic<bool> told_sharing{false};    ///< true once the notice that ranks share a device was printed
-  /// Shared by the engines for devices, created by the first of them (nccl/watchdog.h).
+  /// The watchdog of the engines for devices. The first of these engines creates it (nccl/watchdog.h).
   std::shared_ptr<void> watchdog;
 
  private:
@@ -62,7 +62,7 @@ struct World {
 std::shared_ptr<Control> make_control(const Rendezvous& rendezvous);
 /// Registers the function that creates a world of backend mpi (use_mpi()).
 void set_mpi(World (*make)());
-/// Error unless `backend` is auto, native, or nccl where this build has it.
+/// Error unless `backend` is auto or native, or nccl in a build with NCCL. `op`: the caller's name, for the message.
 void check_backend(const char* op, const std::string& backend);
 /// The world group on top of a joined job, with NCCL for tensors on devices if the build has it and `backend` is not
 /// native.

@@ -22,9 +22,9 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::chrono::seconds handshake_time{5};
-// Then retry: during a flood of connections the next attempt may get through earlier.
+// Limit for the store's first message. Then retry: during a flood of connections the next attempt may succeed earlier.
 constexpr std::chrono::seconds first_word_time{1};
-constexpr std::chrono::seconds silent_time{20};  // limit over all silent attempts
+constexpr std::chrono::seconds silent_time{20};  // limit for a series of attempts without a first message
 
 bool contains(std::string_view text, std::string_view part) { return text.find(part) != text.npos; }
 
@@ -85,7 +85,7 @@ struct Dialog {
   throw DistError(Fault::refused, 0, str("[rendezvous] refused by ", where, ": ", why));
 }
 
-// Both sides prove that they know the token.
+// Authenticates the connection: both sides prove that they know the token.
 void shake_hands(Dialog& dialog, const Rendezvous& place, const std::string& where, Clock::time_point deadline) {
   const auto limit = std::min(deadline, Clock::now() + handshake_time);
   const auto next = [&](Kind expected) {
@@ -127,7 +127,7 @@ void shake_hands(Dialog& dialog, const Rendezvous& place, const std::string& whe
   }
 }
 
-// One attempt. Throws TryAgain for temporary failures.
+// Makes one attempt to join. Throws TryAgain for temporary failures.
 Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point deadline) {
   std::string problems;
   Dialog dialog;

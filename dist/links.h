@@ -46,8 +46,8 @@ size_t send_rest(Channel& channel, const void* from, size_t bytes, size_t& done,
 /// Receives what has arrived of the `bytes - done` remaining bytes; adds the amount to `done` and returns it.
 size_t receive_rest(Channel& channel, void* to, size_t bytes, size_t& done);
 
-/// Called when the peer has gone: looks at the bytes left in the channel. If they are the header of another call than
-/// `mine`, the cause is a disagreement: DistError mismatch. `awaited`: a header is expected next.
+/// Called when the peer has gone: looks at the bytes left in the channel. Throws DistError mismatch if these bytes are
+/// the header of a call that disagrees with `mine`. `awaited`: true if the peer's header is still missing.
 void check_what_is_left(Channel& channel, const Header& mine, const std::string& group, bool awaited);
 
 /// One direction of the traffic with a peer.
@@ -69,15 +69,15 @@ struct PeerLink {
   Placement placement;  // the peer's placement
   uint32_t their_crc = 0;
 
-  // A stream opens with its header, followed by a placement if header.in_place is set. send_opening() and
-  // receive_opening() return the bytes moved.
+  // The opening of a stream is its header, followed by a placement if header.in_place is set.
+  /// True once this rank's header and placement have been sent.
   bool is_sent_open() const { return out.header_done >= opening_bytes(out.header); }
   /// True once the header and the placement have arrived.
   bool is_received_open() const { return in.header_done >= opening_bytes(theirs); }
-  /// Sends as much as fits of the opening. `more`: payload follows at once.
+  /// Sends as much as fits of the opening; returns the bytes sent. `more`: payload follows at once.
   size_t send_opening(bool more);
-  /// Receives the opening. DistError when the header is damaged or belongs to another call than in.header. `group`: its
-  /// name, for messages.
+  /// Receives what has arrived of the opening; returns the bytes received. DistError when the header is damaged or
+  /// belongs to another call than in.header. `group`: the group's name, for messages.
   size_t receive_opening(const std::string& group);
 
  private:

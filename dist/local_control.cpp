@@ -19,8 +19,8 @@ using Clock = std::chrono::steady_clock;
 
 class LocalControl;
 
-// State shared by all ranks. Failures are found by Roster, as in the store, except for silent ranks: a process stops as
-// a whole.
+// State shared by all ranks. A Roster finds failures, as in the store. It finds no silent ranks here: if the process
+// stops, all ranks stop.
 struct LocalJob {
   LocalJob(int ranks, double heartbeat) : roster(ranks, heartbeat), doing(size_t(ranks)), controls(size_t(ranks)) {}
   double now() const { return Seconds(Clock::now() - start).count(); }

@@ -1,6 +1,6 @@
 #pragma once
-// Point-to-point messages with several peers at once. Each is a header and its data. Between two ranks, messages arrive
-// in the order in which they were sent. A barrier is made of messages without data.
+// Point-to-point messages with several peers at once. A message is a header and data. Between two ranks, messages
+// arrive in the order in which they were sent. A barrier is made of messages without data.
 #include <atomic>
 #include <functional>
 #include <span>
@@ -29,7 +29,7 @@ struct Mail {
   bool checksum = false;
   const Activity* activity = nullptr;          ///< reported to the control plane again when a reported wait is over
   std::function<void()> slow;                  ///< called once, when nothing moved for 50 ms
-  std::function<std::string()> late;           ///< text of the timeout error; empty: the default with explain()
+  std::function<std::string()> late;           ///< returns the text of the timeout error; empty: a default text
   const std::atomic<bool>* awaited = nullptr;  ///< the wait is reported only while this is true; null: always
 };
 

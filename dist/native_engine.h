@@ -1,6 +1,6 @@
 #pragma once
 // The engine that runs a group's calls. Asynchronous calls that still run keep the engine alive after its group is
-// destroyed. The NCCL engine derives from it (nccl/engine.h).
+// destroyed. The NCCL engine derives from this engine (nccl/engine.h).
 #include <map>
 #include <memory>
 #include <optional>
@@ -57,7 +57,7 @@ struct NativeEngine : Membership {
   const Prepared& plan(const Call& call);
   // Runs a call of a group of one rank: copies input to output.
   void alone(const Call& call);
-  // Gather and scatter through other ranks: gets the element count from the root, which alone knows it.
+  // Gets the element count of a gather or scatter from the root. The other ranks do not know the count.
   void learn_count(Call& call, uint64_t sequence);
   void barrier(const Call& call, uint64_t sequence);
   void disseminate(const Mail& mail, const Call& call, uint64_t sequence);

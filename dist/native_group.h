@@ -1,7 +1,7 @@
 #pragma once
 // The native process group: collectives are schedules (schedule.h), executed over channels (transport.h). The default
-// is `direct`, which moves as few bytes as a ring and adds in the order of summation_tree.h. make_nccl_group() returns
-// a derived group that moves tensors on devices by NCCL.
+// algorithm (but for very small tensors) is `direct`, which moves as few bytes as a ring and adds in the order of
+// summation_tree.h. make_nccl_group() returns a derived group that moves tensors on devices by NCCL.
 #include "dist/job.h"
 #include "dist/process_group.h"
 
@@ -32,7 +32,7 @@ class NativeGroup : public ProcessGroup {
 extern const bool with_nccl;
 /// For `lockstep env`: "2.28.9, with windows" (nccl/window.h), or a note that there is no NCCL.
 std::string describe_nccl();
-/// A group that moves tensors on devices by NCCL. Tensors on the CPU go as in a NativeGroup; both kinds of call share
+/// A group that moves tensors on devices by NCCL, and tensors on the CPU like a NativeGroup. Calls of both kinds share
 /// one order. CUDA is not touched before the first call with a tensor on a device. Null in a build without NCCL.
 std::shared_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Job> job, Membership member);
 

@@ -78,10 +78,10 @@ void prepare(int fd);
 /// Error naming the limit if errno `problem` means that descriptors ran out; else returns.
 void check_descriptors(int problem, const std::string& what);
 
-/// Address of this machine on an interface ("eth0") or in a subnet ("10.0.0.0/8", "fd00::/8"). Error listing the
-/// available ones.
+/// Address of this machine on an interface ("eth0") or in a subnet ("10.0.0.0/8", "fd00::/8"). If there is none: Error
+/// listing the interfaces and addresses of this machine.
 std::string address_on(const std::string& interface);
-/// Equal for two ranks that can share memory: boot id, network and pid namespaces, user.
+/// A text that is equal for ranks that can share memory: boot id, network and pid namespaces, user.
 std::string host_identity();
 /// The host's name, for messages.
 std::string host_name();

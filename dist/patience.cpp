@@ -55,7 +55,7 @@ void await_cause(Control& control, int rank) {
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(4 * heartbeat + Seconds(1));
   auto told = Clock::time_point();
   while (!control.failed() && Clock::now() < until) {
-    // Asks: the store reports a rank that has left to the ranks that wait for it.
+    // Report a wait for this rank: if the rank has left, the store then fails the job for that reason.
     if (Clock::now() - told >= Seconds(0.05)) {
       control.waits(rank, 0, false);
       told = Clock::now();

@@ -38,7 +38,7 @@ class Patience {
     bool is_send = false;
     std::string text;
   };
-  /// Called when nothing moved. `rounds`: how many times in a row before.
+  /// Waits a little because nothing moved. `rounds`: number of calls in a row before this one.
   void wait(int rounds);
   /// The first rank that this one waits for, preferring ranks that have not sent anything yet.
   Whom whom() const;

@@ -35,7 +35,7 @@ class Work {
   /// tensors on a device, it only orders work queued later on this thread's current stream after the collective; the
   /// host does not wait for the device.
   void wait();
-  /// wait(), and then waits until the device has finished too.
+  /// Like wait(), but then also waits on the host until the device has finished.
   void synchronize();
   /// Sets a function that the first wait() calls when the collective is done; called at once for a default Work.
   void then(std::function<void()> finish);
@@ -56,9 +56,9 @@ struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;
   std::string_view tag = {};  ///< name of the data, part of the fingerprint: detects ranks that swap two collectives
   bool async = false;         ///< true: run on the group's own thread, in the order of the calls
-  /// Send and receive: the rank counts as waiting only while this is true. A receive that is posted ahead, while its
-  /// rank still computes, then does not look like a deadlock. On a device, the tensor belongs to the caller alone after
-  /// Work::wait(), which must be called with the stream on which the tensor was made.
+  /// Send and receive: if set, the rank counts as waiting only while *awaited is true. So a receive that is posted
+  /// while the rank still computes does not look like a deadlock. On a device, the tensor belongs to the caller alone
+  /// after Work::wait(); while wait() is called, the stream on which the tensor was made must be current.
   std::shared_ptr<const std::atomic<bool>> awaited = {};
 };
 
@@ -88,7 +88,7 @@ struct Call {
   Tensor output;  ///< result; the same tensor as `input` when in place
   ReduceOp op = ReduceOp::sum;
   Algorithm algorithm = Algorithm::automatic;
-  int root = 0;        ///< or the peer of a send or receive
+  int root = 0;        ///< the root, or the peer of a send or receive
   int world_root = 0;  ///< world rank of `root`, for messages and fingerprints
   int64_t count = 0;   ///< elements of the whole tensor; -1 in gather and scatter where only the root knows it
   DType dtype = f32;
@@ -167,27 +167,27 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   Work receive(const Tensor& data, int peer, const CollectiveOptions& o = {});
   /// Sends and receives concurrently, so that neighbours may swap data without a deadlock.
   Work exchange(std::vector<PointToPoint> batch, const CollectiveOptions& o = {});
-  /// Waits until all ranks have called it. Throws a DistError that names the missing ranks after `timeout` (0: that of
-  /// the job).
+  /// Waits until all ranks have called barrier(). After `timeout` (0: the job's timeout), throws a DistError that names
+  /// the missing ranks.
   void barrier(Seconds timeout = Seconds{0}, std::string_view tag = {});
 
   /// The calls of this group that this thread has recorded into a graph (tensor/graph.h) since the last call of this
   /// function, in order. The caller must make sure that all ranks record the same calls: they are not compared while
   /// recording.
   virtual std::vector<std::string> take_recorded() { return {}; }
-  /// Launches a graph that repeats these calls. All ranks must call it; it is one call of the group, compared, watched
-  /// and timed out like any other. Returns like Work::wait(). traffic() counts the collectives inside. For a graph with
-  /// collectives of several groups, `launch` calls replay() of the next group.
+  /// Launches, by `launch`, a graph that repeats `calls`. All ranks must call replay(). A replay is one call of the
+  /// group: compared, watched and timed out like any other. Returns like Work::wait(). traffic() counts the collectives
+  /// inside. For a graph with collectives of several groups, `launch` calls replay() of the next group.
   virtual void replay(const std::vector<std::string>& calls, const std::function<void()>& launch);
 
   /// A new, uninitialised tensor in memory shared by the ranks. all_reduce, reduce_scatter and all_gather (their
   /// `whole`) and broadcast work on such tensors directly, without copies between ranks, if all ranks of the group are
-  /// on one host and every rank (broadcast: the root) passes such a tensor or a slice of one. Elsewhere it is an
-  /// ordinary tensor. Results are the same either way. Ranks need not create them at the same time. Each one uses a
-  /// file descriptor and page-backed memory, so it is meant for long-lived tensors.
+  /// on one host and every rank (broadcast: the root) passes such a tensor or a slice of one. If this rank shares
+  /// memory with no other rank, the result is an ordinary tensor. Collectives give the same results either way. Ranks
+  /// need not create such tensors at the same time. Each uses a file descriptor and whole pages, so create only a few.
   ///
-  /// On a device with NCCL it is a symmetric window (nccl/window.h): all ranks must create it at the same point with
-  /// one size, and pass the same slice of it to the same collectives.
+  /// On a device with NCCL the memory is a symmetric window (nccl/window.h): all ranks must create the window at the
+  /// same point with one size, and pass the same slice of the window to the same collectives.
   virtual Tensor shared_empty(const Shape& shape, DType dtype = f32, Device device = cpu);
 
   /// Creates a group of some ranks of this one. All ranks of this group must call it, in the same order. nullptr on

@@ -9,7 +9,7 @@
 namespace lockstep::dist {
 namespace {
 
-// The last uses of a place. Earlier ones are implied, since these depend on them.
+// The last uses of a place. Earlier uses need no entry, since the last ones depend on them.
 struct History {
   int64_t writer = -1;            // the last writer
   std::vector<uint32_t> readers;  // readers since the last write

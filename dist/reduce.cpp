@@ -20,8 +20,8 @@ template <class T> void store(std::byte* p, int64_t i, T value) {
   std::memcpy(p + i * int64_t(sizeof(T)), &value, sizeof(T));
 }
 
-// Operations on a number or a vector. Min and max propagate NaN: if a is NaN, a != a selects a; if b is NaN, a < b is
-// false and selects b.
+// Operations on a number or a vector. Min and max propagate NaN: if a is NaN, a != a selects a; if only b is NaN, both
+// comparisons are false, which selects b.
 struct Sum {
   template <class V> static V apply(V a, V b) { return a + b; }
 };

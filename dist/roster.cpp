@@ -161,8 +161,8 @@ bool Roster::waits(const Seat& seat, double now) const {
          now - seat.renewed <= 2 * heartbeat_;
 }
 
-// Ranks that left without starting the collective that `rank` is in, and the rank that it waits for, if that one has
-// left without sending what is needed.
+// Ranks that left without completing the collective that `rank` is in, and the rank that `rank` waits for, if that rank
+// has left without doing its part of the wait.
 std::vector<int> Roster::left_behind(int rank) const {
   const Activity& a = seats_[size_t(rank)].activity;
   std::vector<int> out;
@@ -203,8 +203,8 @@ std::optional<DistError> Roster::silent(double now) const {
 }
 
 // Finds deadlocks: follows the waits from every rank, and looks for a cycle in which nothing has moved for three
-// heartbeats. It counts if it consists of messages, or of different calls in one group, such as a broadcast from rank 0
-// and one from rank 1. Within one and the same collective, all ranks just wait for the slowest one.
+// heartbeats. A cycle counts if it consists of messages, or of different calls in one group, such as a broadcast from
+// rank 0 and one from rank 1. Within one and the same collective, all ranks just wait for the slowest one.
 std::optional<DistError> Roster::circle(double now) const {
   const auto next = [&](int rank) {
     const Seat& seat = seats_[size_t(rank)];

@@ -31,17 +31,17 @@ class Roster {
   /// The reason why this member cannot join, or nothing. `host`: the member of rank 0's process, which the others must
   /// agree with.
   std::optional<std::string> objection(const Member& host, const Member& member) const;
-  /// A rank has joined.
+  /// Records that a rank has joined.
   void sit(const Member& member, double now);
-  /// A rank's connection was lost before the job has begun; the rank may join again.
+  /// Records that a rank's connection was lost before the job had begun. The rank may join again.
   void stand_up(int rank) { seats_[size_t(rank)].state = State::empty; }
 
-  void heard(int rank, double now) { seats_[size_t(rank)].heard = now; }  ///< a rank sent something
-  /// A rank reported its activity. `renewed`: it is an explicit report of a wait, not only a heartbeat.
+  void heard(int rank, double now) { seats_[size_t(rank)].heard = now; }  ///< records that a rank sent something
+  /// Records a rank's activity. `renewed`: true for an explicit report of a wait, false for a heartbeat.
   void doing(int rank, const Activity& activity, bool renewed, double now);
-  /// A rank has left. `completed`: its number of completed collectives, by group.
+  /// Records that a rank has left. `completed`: the rank's number of completed collectives, by group.
   void left(int rank, const std::map<std::string, uint64_t>& completed, double now);
-  void begin(double now);  ///< all ranks have joined: silence counts from now on
+  void begin(double now);  ///< called when all ranks have joined: silence counts from now on
 
   bool complete() const { return missing().empty(); }  ///< true once all ranks have joined
   /// True if the rank has left the job.
@@ -62,7 +62,7 @@ class Roster {
   DistError gone_from(const std::string& what, int who, const std::vector<int>& ranks) const;
   /// The first failure found, if any: a silent rank, a wait for a rank that has left, or a deadlock.
   std::optional<DistError> judge(double now) const;
-  /// One sentence about the state of these ranks.
+  /// The state of these ranks, in a phrase for each.
   std::string explain(const std::vector<int>& ranks) const;
   std::string who(int rank) const;  ///< "rank 1 (pid 1234 on host)"
 

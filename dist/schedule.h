@@ -33,7 +33,7 @@ enum class Collective : uint8_t {
   batch,
   replay
 };
-/// Number of collectives with schedules: the first ones of Collective.
+/// Number of collectives that have schedules. These are the first enumerators of Collective.
 inline constexpr int scheduled_collectives = 8;
 /// Algorithms of collectives (schedules/algorithms.def); `automatic` lets the engine choose.
 enum class Algorithm : uint8_t {
@@ -54,8 +54,8 @@ std::string describe_replay(int64_t collectives);  ///< "replay of 2 collectives
 std::string_view name_of(Algorithm algorithm);
 /// The collective of this name. Error if the name is unknown; it lists the known names and suggests the nearest one.
 Collective parse_collective(std::string_view name);
-/// The algorithm of this name. Error if the name is unknown, as in parse_collective(). `what`: what the name was given
-/// for, for the Error.
+/// The algorithm of this name. Error if the name is unknown, as in parse_collective(). `what`: names the option or
+/// variable in the Error.
 Algorithm parse_algorithm(std::string_view name, const char* what = "algorithm");
 
 /// A chunk in the user's buffer (slot 0) or in a scratch copy (slot 1, 2, ...).

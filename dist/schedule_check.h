@@ -24,16 +24,16 @@ struct Check {
   std::vector<bool> in_tree_order;  ///< reductions: true for a chunk that is added in the order of summation_tree.h
 
   bool right() const { return errors.empty(); }  ///< true if no errors were found
-  bool all_in_tree_order() const;                ///< true for a reduction with all chunks added in that order
+  bool all_in_tree_order() const;                ///< true for a reduction if `in_tree_order` is true for all chunks
   /// The order in which a chunk's terms are added: "((0+1)+(2+3))". Empty unless the collective is a reduction.
   std::string order(int64_t chunk) const;
 
-  // Values are numbered: a term is rank * chunks + chunk; computed values start at `computed_from`, by index in
-  // `nodes`.
+  // Values are numbered. The term of a rank in a chunk has the number rank * chunks + chunk. The computed value
+  // nodes[i] has the number computed_from + i.
   struct Node {
     int64_t left, right;
     int32_t lowest;
-    /// A sum; if right is -1, `left` divided by the number of ranks. lowest: the lowest rank among its terms.
+    /// The sum of the values left and right; if right is -1: left / ranks. lowest: the lowest rank among the terms.
   };
   std::vector<Node> nodes;
   std::vector<int64_t> results;  ///< reductions: value of each chunk at the end

@@ -28,13 +28,13 @@ static_assert(sizeof(Placement) == 24);
 /// A tensor in a segment of its own, uninitialised; an ordinary tensor if it has no elements. Memory statistics count
 /// it like any other tensor. Error when the memory cannot be allocated.
 Tensor shared_tensor(const Shape& shape, DType dtype);
-/// The placement of these bytes; false unless they lie completely within one segment of this process.
+/// The placement of these bytes; converts to false unless all of them lie within one segment of this process.
 Placement placement_of(std::span<const std::byte> bytes);
 
 /// The mapped segments of one process (which may be this one).
 class PeerSegments {
  public:
-  /// `peer`: its world rank, for messages.
+  /// `peer`: the world rank of process `pid`, for messages.
   PeerSegments(int64_t pid, int peer) : pid_(pid), peer_(peer) {}
   /// The bytes at a placement. Maps the segment on first use, and unmaps segments that their owner has released. Error
   /// when the memory cannot be shared; DistError protocol when the segment is too short.

@@ -31,9 +31,9 @@ void check_simulation(Algorithm algorithm, const Request& request, int64_t eleme
   check_request(algorithm, request);
 }
 
-/// A schedule in which all ranks do the same, as rounds: in each one, every rank sends a message and receives one (if
-/// it has a partner). The first chunks are the largest (shard_range()). The ranks that move them never wait for others,
-/// so the sum of their rounds is the time of the whole.
+/// A schedule in which all ranks do the same, as rounds: in each round, every rank sends a message and receives one (if
+/// it has a partner). The first chunks are the largest (shard_range()). The ranks that move these chunks never wait for
+/// others, so the sum of their rounds is the time of the schedule.
 struct Rounds {
   struct Alike {
     int64_t count;           // number of equal rounds
@@ -118,7 +118,7 @@ std::optional<Rounds> rounds_of(Algorithm algorithm, const Request& r, int64_t e
   }
 }
 
-/// Counts the bytes that each rank sends and receives in those rounds.
+/// Counts the bytes that each rank sends and receives in the rounds of rounds_of().
 void count_bytes(Algorithm algorithm, const Request& r, int64_t elements, int64_t element_size, Simulation& result) {
   const int64_t n = r.ranks, all = elements * element_size, p = int64_t(std::bit_floor(unsigned(n))),
                 k = std::max<int64_t>(ranks_of_host(r), 1);

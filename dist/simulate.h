@@ -35,11 +35,11 @@ struct Simulation {
 /// cut by shard_range(). Transfers start in the order of the list, as soon as their data and both ports are available.
 /// Additions take no time. Transfers are not cut into segments; the executor does cut them, so its chains are faster.
 ///
-/// If all ranks do the same, rounds are counted instead of transfers, for any number of ranks; other schedules are an
-/// Error if they would take more than 1 GB of memory. Both ways give the same result, except if chunks differ by an
-/// element and the number of ranks is no power of two (a ring: if its links differ). In that case rounds are used only
-/// when transfers would take too much memory, and the predicted time may be too long by one element per chunk
-/// (halving_doubling: by one chunk).
+/// If all ranks do the same, rounds are counted instead of transfers, for any number of ranks. Other schedules are an
+/// Error if they would take more than 1 GB of memory. Rounds are exact if the chunks have one size or the number of
+/// ranks is a power of two. Exceptions: a ring needs chunks of one size or equal links, and halving_doubling a power of
+/// two. Inexact rounds are used only when transfers would take too much memory; the predicted time may then be too long
+/// by one element per chunk (halving_doubling: by one chunk).
 Simulation simulate(Algorithm algorithm, const Request& request, int64_t elements, int64_t element_size,
                     const Network& network);
 /// True if simulate() accepts this schedule.
@@ -53,13 +53,13 @@ Simulation simulate_transfers(Algorithm algorithm, const Request& request, int64
 std::optional<Simulation> simulate_rounds(Algorithm algorithm, const Request& request, int64_t elements,
                                           int64_t element_size, const Network& network);
 
-/// The textbook cost on one kind of link: a·latency + b·S/bandwidth. Nothing if there is no simple formula (mostly for
-/// numbers of ranks that are not powers of two).
+/// The textbook cost on one kind of link: a·latency + b·S/bandwidth.
 struct Formula {
   std::string text;  ///< "2(n-1)·α + 2(n-1)/n·S/β"
   double seconds = 0;
 };
-/// The cost of moving `bytes` bytes over `link`.
+/// The cost of a schedule for `bytes` bytes of data over `link`. Nothing if there is no simple formula (mostly for
+/// numbers of ranks that are not powers of two).
 std::optional<Formula> formula(Algorithm algorithm, const Request& request, int64_t bytes, const Link& link);
 
 }  // namespace lockstep::dist

@@ -23,7 +23,7 @@ namespace lockstep::dist {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto grace = std::chrono::seconds(2);       // for the other ranks to learn the cause and end by themselves
+constexpr auto grace = std::chrono::seconds(2);       // time for the others to learn the cause and end by themselves
 constexpr auto after_term = std::chrono::seconds(5);  // time from SIGTERM to SIGKILL
 
 void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions& options) {
@@ -73,7 +73,7 @@ struct Child {
                             int out, pid_t parent) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);  // the parent had ended before prctl()
-  // The parent's handlers act on the parent's state.
+  // Reset the handlers: those of the parent act on the parent's state.
   for (const int ending : {SIGTERM, SIGINT}) signal(ending, SIG_DFL);
   set_threads(1);  // libgomp's threads do not survive a fork, but libgomp does not notice
   omp_set_num_threads(1);

@@ -109,7 +109,7 @@ void Store::serve() {
         if (polled[i + 2].revents & ~POLLOUT) read(*order[i]);
       }
     };
-    attend(true);  // ranks first
+    attend(true);  // first the connections of ranks
     turn();
     attend(false);
     if (polled[1].revents) accept_some();
@@ -334,7 +334,7 @@ bool Store::may_stop() {
   const auto now = Clock::now();
   const bool someone = std::any_of(connections_.begin(), connections_.end(),
                                    [](const Connection& c) { return c.state == State::seated; });
-  if (!begun_ && !failure_) return true;  // rank 0 itself gave up
+  if (!begun_ && !failure_) return true;  // rank 0 itself gave up before the job began
   if (failure_ || roster_.all_left()) return !someone || now - *finishing_ > last_words_time;
   if (now - *finishing_ > place_.timeout) {
     std::vector<int> others;

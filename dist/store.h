@@ -27,10 +27,10 @@ class Store {
   /// Calls finish().
   ~Store();
   Store(const Store&) = delete;
-  int port() const { return port_; }                       ///< the port it listens on
-  const std::string& address() const { return address_; }  ///< the address it listens on
-  /// Called when rank 0 is done. Returns when no rank needs the store any more: all ranks have left, or have closed
-  /// their connections after a failure (waits at most 2 s for that). After `timeout`, ranks that have not left get an
+  int port() const { return port_; }                       ///< the port that the store listens on
+  const std::string& address() const { return address_; }  ///< the address that the store listens on
+  /// Ends the store when rank 0 is done. Waits until no rank needs the store any more: all ranks have left, or have
+  /// closed their connections after a failure (at most 2 s). After Rendezvous::timeout, ranks that have not left get an
   /// error.
   void finish();
 

@@ -18,8 +18,8 @@
 
 namespace lockstep::dist {
 
-/// The position at which [begin, end), of more than one leaf, is split: the left part is the largest power of two below
-/// the size.
+/// The position at which the leaves [begin, end), two or more, are split. The left part's number of leaves is
+/// the largest power of two below end - begin.
 inline int64_t tree_split(int64_t begin, int64_t end) {
   return begin + int64_t(std::bit_floor(uint64_t(end - begin - 1)));
 }

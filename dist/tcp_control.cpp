@@ -14,7 +14,7 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr Seconds answer_time{5};  // added to three heartbeats, after which a store that does not answer is silent
+constexpr Seconds answer_time{5};  // the store has this time and three heartbeats, besides a request's timeout
 
 }  // namespace
 

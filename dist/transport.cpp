@@ -110,8 +110,8 @@ class NativeTransport final : public Transport {
     } else if (by_tcp_) {
       poll_sockets();
     } else {
-      // The longer the wait, the longer the sleep, which delays its end by about 1 %: each check costs some
-      // microseconds of a core on which others compute.
+      // The longer the wait has lasted, the longer the sleep; this delays the end of the wait by about 1 %. Each check
+      // costs some microseconds of a core on which others compute.
       sleep_for_us(std::clamp((rounds - yields) / 2, 50, 500));
     }
   }

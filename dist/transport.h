@@ -21,8 +21,8 @@ struct Descriptor {
   bool for_writing = false;
 };
 
-/// Both directions between this rank and one peer: two ordered byte streams. Throws DistError when the peer closed it
-/// (rank_failed) or violates the protocol (protocol).
+/// Both directions between this rank and one peer: two ordered byte streams. Throws DistError when the peer closed the
+/// channel (rank_failed) or violates the protocol (protocol).
 class Channel {
  public:
   virtual ~Channel() = default;
@@ -65,7 +65,7 @@ class Transport {
 /// Creates the transport of a group. Threads of one process share memory directly, processes of one host share an
 /// unnamed file in memory, hosts communicate by TCP; Rendezvous::transport forces one of them (threads, shm, tcp).
 /// `group` must be unique in the job: its ranks publish their addresses in the store under this name. Collective, but
-/// does not wait.
+/// does not wait for the other ranks.
 std::unique_ptr<Transport> make_transport(Control& control, const std::string& group, int rank,
                                           const std::vector<int>& world_ranks);
 

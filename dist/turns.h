@@ -23,13 +23,13 @@ inline bool is_message(Collective c) {
 /// The queue of calls of one group.
 class Turns {
  public:
-  /// `move(call, number)` does the work and throws on failure. `number` counts the group's collectives; 0 for messages,
-  /// for which `move` must call begin_messages().
+  /// The function that does the work of a call, and throws on failure. The number counts the group's collectives. For
+  /// messages the number is 0, and the function must call begin_messages().
   using Move = std::function<void(Call&, uint64_t)>;
   /// `group` must outlive this object.
   Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move);
 
-  /// Runs a call, now or (async) on the group's thread. After a failure, throws it for every further call.
+  /// Runs a call, now or (async) on the group's thread. Once a call has failed, every further call throws that failure.
   Work run(Call call, bool async);
   /// Runs `fn` between two calls, not as a call of the group. Error while a call is queued.
   void aside(const std::function<void()>& fn);
@@ -71,7 +71,7 @@ class Turns {
   uint64_t sequence_ = 0;                  // collectives so far
   std::mutex failure_mutex_;
   std::exception_ptr failure_;  // set once the group has failed
-  // Used by the running call: on the caller's thread while nothing is queued, else on the worker's.
+  // Number of the last completed collective. Set by the running call, on the caller's thread or the worker's.
   uint64_t completed_ = 0;
   Worker worker_;  // last: its thread ends before the members it uses
 };

@@ -105,15 +105,15 @@ class Fields {
   /// DistError protocol unless finite and not negative.
   double seconds();
   std::string text(size_t limit);  ///< DistError protocol when longer than `limit`
-  /// Raw bytes of a fixed number.
+  /// The next `size` bytes.
   template <size_t size> std::array<uint8_t, size> bytes() {
     std::array<uint8_t, size> out;
     const auto from = take(size);
     for (size_t i = 0; i < size; ++i) out[i] = uint8_t(from[i]);
     return out;
   }
-  /// A number of entries of at least `bytes_each` bytes. DistError protocol when the rest of the body is too short for
-  /// them.
+  /// Reads a number of entries. DistError protocol when the rest of the body is too short for so many entries of at
+  /// least `bytes_each` bytes.
   uint32_t count(size_t bytes_each);
   void end() const;  ///< DistError protocol when bytes are left over
 
@@ -131,7 +131,7 @@ class FrameReader {
  public:
   /// `limit`: the longest accepted body.
   explicit FrameReader(size_t limit) : limit_(limit) {}
-  void set_limit(size_t limit) { limit_ = limit; }                          ///< for the frames that follow
+  void set_limit(size_t limit) { limit_ = limit; }                          ///< changes it for the frames that follow
   void push(const char* data, size_t size) { buffer_.append(data, size); }  ///< appends received bytes
   /// The next complete frame, if any. DistError protocol: wrong magic, unknown kind, or a body above the limit.
   std::optional<Frame> next();

@@ -28,7 +28,7 @@ class Parameter {
 
 /// Base class. Parameters are checked by the constructor and values by log_prob(), on the CPU only: on a device the
 /// check would have to wait for the kernels. batch_shape() is the broadcast shape of the parameters, event_shape() the
-/// shape of one value: () unless stated otherwise. Meaning as in torch.distributions.
+/// shape of one value: () unless stated otherwise. All functions mean the same as in torch.distributions.
 class Distribution {
  public:
   virtual ~Distribution() = default;
@@ -52,7 +52,7 @@ class Distribution {
 
  protected:
   Distribution(const Shape& batch, const Shape& event) : batch_(batch), event_(event) {}
-  /// Samples; `shape` is the whole shape of the result.
+  /// Draws samples; `shape` is the whole shape of the result.
   virtual Variable draw(const Shape& shape) const = 0;
   /// The value in the dtype of `like`. Error if its shape does not fit the event and batch shapes, or if `good` is
   /// false.
@@ -67,13 +67,13 @@ class Distribution {
 
 /// Converts parameters to variables of one floating dtype, device and shape. Error if dtypes or devices differ.
 std::vector<Variable> broadcast(const char* name, std::initializer_list<Parameter> parameters);
-/// Error if `good` is false anywhere; it names the first such value.
+/// Error, with the first bad value, if `good` is false anywhere.
 void check_parameter(const char* name, const char* expected, const Variable& values, const Tensor& good);
 Tensor above(const Tensor& x, double low);     ///< x > low
 Tensor at_least(const Tensor& x, double low);  ///< x >= low
 Tensor is_finite(const Tensor& x);             ///< true unless NaN
 TensorOptions options_of(const Variable& x);   ///< dtype and device of x
-/// 16-bit floats as f32: samples, and sums over classes, are computed in f32 or f64 and rounded once.
+/// Converts 16-bit floats to f32: samples, and sums over classes, are computed in f32 or f64 and rounded once.
 Variable wide(const Variable& x);
 /// x log y, and 0 where x is 0, also for y <= 0.
 Variable x_log_y(const Variable& x, const Variable& y);

@@ -16,7 +16,7 @@ namespace {
 
 Tensor are(const Variable& x, double value) { return eq(x.tensor(), full({}, value, options_of(x))); }
 
-/// y with `x` where the mask is true; both broadcast.
+/// Returns y, with `x` where the mask is true. y and the mask are broadcast.
 Variable put(const Variable& y, const Tensor& mask, double x) {
   const Shape shape = broadcast_shapes("kl_divergence", y.shape(), mask.shape());
   return masked_fill(y.expand(shape), mask.expand(shape), x);

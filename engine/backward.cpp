@@ -69,8 +69,8 @@ void EngineBase::Impl::after_forward() {
   if (profiler && profiler->is_running()) profiler->stop(spent);
 }
 
-/// Starts the random stream of a micro-batch whose data have drawn `drawn` numbers. Ranks that share a micro-batch hold
-/// different tokens and get different streams.
+/// Starts the random stream of a micro-batch after the `drawn` random calls that drawing the data has made. Ranks that
+/// share a micro-batch hold different tokens and get different streams.
 void EngineBase::Impl::begin_random(int64_t micro_batch, uint64_t drawn) {
   set_random_step(uint64_t(global_steps), uint64_t(micro_batch * sharing + group->rank() % sharing));
   RandomState random = random_state();
@@ -84,7 +84,7 @@ void EngineBase::Impl::gradient_arrives() {
   LOCKSTEP_CHECK(!failed,
                  "[engine] expected zero_grad() after a backward that ended with an exception, got another backward");
   const bool needs_scale = own_factor() != 1;
-  // A backward without the loss scale, or a second one, has already written gradients: they cannot be used.
+  // A backward without the loss scale, or a second backward, has already written gradients that cannot be used.
   if ((needs_scale && !scaled) || (config.managed_gradient_accumulation && pending > 0)) failed = true;
   LOCKSTEP_CHECK(!needs_scale || scaled,
                  "[engine] expected a loss that was multiplied by the loss scale, got a plain loss.backward(); call "
@@ -97,7 +97,7 @@ void EngineBase::Impl::gradient_arrives() {
   if (!scaled) backward_start = steady_seconds();
   if (zero && config.managed_gradient_accumulation && zero->stage() < 2 && !is_boundary()) local.emplace(*zero);
   const auto ended = [this] {
-    // Without ZeRO's own callback, which comes next and waits for reductions.
+    // This time excludes ZeRO's own callback, which comes next and waits for reductions.
     const double spent = milliseconds_since(backward_start);
     times.inner += spent;
     times.backward += spent;
@@ -116,9 +116,9 @@ void EngineBase::Impl::gradient_arrives() {
 }
 
 double EngineBase::Impl::own_factor() const {
-  // Divisions before the sum: by the number of micro-batches of a step, which is the same for any split into ranks and
-  // accumulation (always with a loss scale, as a sum of many scaled gradients would overflow f16), and by
-  // gradient_predivide_factor, which the step multiplies back.
+  // Two divisions come before the sum. `ahead` is the number of micro-batches of a step, the same for any split into
+  // ranks and accumulation; with a loss scale it is needed, because a sum of many scaled gradients could overflow f16.
+  // The step multiplies gradient_predivide_factor back.
   const double ahead = scaler || config.prescale_gradients ? double(accumulation * group->size()) : 1;
   if (grad_scaler) return grad_scaler->scale_value() / config.gradient_predivide_factor;
   return loss_scale() / ahead / config.gradient_predivide_factor;

@@ -1,4 +1,4 @@
-// Whole steps in one call, and evaluation. A model that is not cut runs its micro-batches one by one; for one that is
+// Whole steps in one call, and evaluation. A model that is not cut runs its micro-batches one by one. If the model is
 // cut, this rank runs its part of a schedule:
 //
 //   train_batch ─▶ schedule: sums over this replica's micro-batches ─▶ ZeRO among the replicas of this part
@@ -82,8 +82,8 @@ Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::L
   return tokens > 0 ? mul_scalar(size_of(mean.dtype()) < 4 ? mean.to(f32) : mean, double(tokens)) : mean;
 }
 
-/// Draws the micro-batches of the coming step for a graph, but stops where drawing the next one would overwrite the
-/// last. A stage in the middle of the pipeline draws no data, only the numbers.
+/// Draws the micro-batches of the coming step for a graph, but stops where the next draw would overwrite the data
+/// already drawn. A stage in the middle of the pipeline draws no data, and sets only the micro-batches' numbers.
 std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data) const {
   std::vector<MicroBatch> ahead;
   if (!graphs.may_draw()) return ahead;
@@ -105,7 +105,7 @@ void EngineBase::Impl::train_whole(const pipeline::Data& data, std::vector<Micro
   auto next = ahead.begin();
   do {
     const MicroBatch one = next == ahead.end() ? draw(data, micro_batch()) : std::move(*next++);
-    begin_random(one.number, one.calls);  // the forward continues the stream after the numbers that the data have drawn
+    begin_random(one.number, one.calls);  // the forward continues the random stream where the drawing of the data ended
     drawn = true;
     Variable loss;
     {
@@ -136,7 +136,7 @@ std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int
     const std::vector<double> numbers = found.to_vector<double>();
     for (size_t v = 0; v < numbers.size(); ++v) all[size_t(i) * numbers.size() + v] = numbers[v] / sharing;
   }
-  return sum_of_ranks(all, "evaluation");  // nonzero on one rank only (with cp, on cp ranks): exact
+  return sum_of_ranks(all, "evaluation");  // exact: a value is nonzero on one rank only (with cp, on cp ranks)
 }
 
 // --- a model that is cut ---

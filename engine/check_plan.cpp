@@ -46,8 +46,8 @@ void add_one_bit_reasons(std::vector<std::string>& reasons, const Config& c, con
     refuse(value.has_value(), str("in the parameters' type, ", key, " is ", value.value_or(""), "; leave it out"));
 }
 
-/// Optimizers whose rule or state is not elementwise (whole matrices, rows and columns, 8-bit state), and rules that
-/// need the loss.
+/// Adds the reasons against optimizers whose rule or state is not elementwise (whole matrices, rows and columns, 8-bit
+/// state), and against rules that need the loss.
 void add_state_reasons(std::vector<std::string>& reasons, const Config& c, const parallel::Plan& plan,
                        const std::string& name) {
   if (lower(name).ends_with("adafactor") && c.zero_optimization.offload_optimizer.device == zero::Offload::nvme)

@@ -12,18 +12,18 @@ namespace lockstep::engine {
 /// if it can. optimizer: name of the program's own optimizer, if any.
 std::vector<std::string> reasons_against(const Config& config, const parallel::Plan& plan,
                                          const parallel::PlanSizes& sizes, const std::string& optimizer = "");
-/// Error if the configuration cannot run under this plan; it names all reasons, and the nearest plan on the same number
-/// of ranks that works.
+/// Checks that the configuration can run under this plan. The Error names all reasons why not, and the nearest plan on
+/// the same number of ranks that works.
 void check_plan(const Config& config, const parallel::Plan& plan, const parallel::PlanSizes& sizes,
                 const std::string& optimizer = "");
 
 /// True for optimizers that exchange gradients between ranks themselves. Accepts the library's "OneBitAdam" and the
 /// file's "onebitadam".
 bool is_one_bit(const std::string& optimizer);
-/// The subset of reasons_against() that concerns the optimizer; needs no sizes.
+/// The reasons of reasons_against() that concern the optimizer; they do not depend on sizes.
 std::vector<std::string> optimizer_reasons(const Config& config, const parallel::Plan& plan,
                                            const std::string& optimizer = "");
-/// Keys of the config that a 1-bit optimizer ignores.
+/// A warning for each key in the file that a 1-bit optimizer ignores; empty for other optimizers.
 std::vector<std::string> one_bit_warnings(const Config& config, const std::string& optimizer = "");
 
 }  // namespace lockstep::engine

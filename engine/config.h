@@ -54,7 +54,8 @@ struct Fp16Config {
   bool enabled = false;
   bool auto_cast = false;  ///< true: cast floating inputs of forward to f16; model and loss run under Autocast
   double loss_scale = 0;   ///< fixed loss scale; 0: dynamic
-  /// Exponent of the first dynamic scale; steps without overflow until it doubles; overflows until it halves.
+  /// A dynamic scale begins at 2^initial_scale_power. It doubles after loss_scale_window steps without overflow, and
+  /// halves after `hysteresis` overflows.
   int64_t initial_scale_power = 16, loss_scale_window = 1000, hysteresis = 2;
   bool consecutive_hysteresis = false;  ///< true: a step without overflow resets the count of overflows
   double min_loss_scale = 1;            ///< overflow at this scale is an Error
@@ -70,8 +71,8 @@ struct Bf16Config {
 /// Linear layers in 8-bit floats (nn/fp8.h); everything else in bf16.
 struct Fp8Config {
   bool enabled = false;
-  std::string format = "hybrid";  ///< e4m3 forward, e5m2 gradients; "e4m3": both in e4m3
-  /// Powers of two below the format's maximum that scales leave free; steps whose maxima determine a scale.
+  std::string format = "hybrid";  ///< "hybrid": e4m3 in forward, e5m2 for gradients; "e4m3": e4m3 for both
+  /// margin: scales are divided by 2^margin. amax_history_len: number of steps whose maxima determine a scale.
   int64_t margin = 0, amax_history_len = 1024;
   std::string amax_compute_algo = "max";  ///< scale from the history: "max" or "most_recent"
 };
@@ -136,7 +137,7 @@ struct EmaConfig {
 
 /// Options of save_checkpoint().
 struct CheckpointConfig {
-  int64_t keep = 0;                     ///< number of checkpoints kept, the newest; 0: all
+  int64_t keep = 0;                     ///< number of newest checkpoints to keep; 0: all
   std::string tag_validation = "warn";  ///< when ranks save under different tags: "ignore", "warn" or "fail"
   CheckpointWriterConfig writer;
 };
@@ -150,7 +151,8 @@ struct TensorParallelConfig {
 };
 /// Options of context parallelism.
 struct ContextParallelConfig {
-  /// Ring attention on tokens in zigzag order; "ring-contiguous"; "ulysses": all-to-all between heads and tokens.
+  /// "ring": ring attention on tokens in zigzag order; "ring-contiguous": the same on tokens in their own order;
+  /// "ulysses": all-to-all between heads and tokens.
   std::string attention = "ring";
 };
 
@@ -163,7 +165,7 @@ struct PipelineConfig {
   int64_t chunks = 0;                          ///< chunks of layers per stage; 0: the schedule's default
 };
 
-/// Dtypes of sums.
+/// The dtype in which gradients are summed.
 struct DataTypesConfig {
   std::optional<std::string> grad_accum_dtype;  ///< "fp32", "fp16", "bf16"; default: dtype of the parameters
 };
@@ -171,16 +173,16 @@ struct DataTypesConfig {
 /// The whole configuration. Construct it directly, or read it from a file with read_config().
 struct Config {
   // train_batch_size = train_micro_batch_size_per_gpu * gradient_accumulation_steps * data-parallel ranks; resolve()
-  // fills in missing ones.
+  // fills in the sizes that are missing.
   std::optional<int64_t> train_batch_size, train_micro_batch_size_per_gpu, gradient_accumulation_steps;
-  /// False: the caller calls step() at boundaries only, and decides when these are.
+  /// False: the caller decides when a step is complete, and calls step() only then.
   bool managed_gradient_accumulation = true;
 
   NamedConfig optimizer, scheduler;
   EmaConfig ema;
   double gradient_clipping = 1;          ///< maximal norm of the gradients; 0: no clipping
-  bool prescale_gradients = false;       ///< true: divide by ranks x accumulation before the sum, not after it
-  double gradient_predivide_factor = 1;  ///< divide by this before the sum, and by the rest after it
+  bool prescale_gradients = false;       ///< true: divide gradients by ranks x accumulation before the sum, not after
+  double gradient_predivide_factor = 1;  ///< divide gradients by this before the sum, and by the rest after it
   /// Dtype for sending gradients: "fp32", "fp16", "bf16"; default: dtype of the parameters.
   std::optional<std::string> communication_data_type;
 
@@ -214,12 +216,12 @@ struct Config {
   bool has(std::string_view path) const { return given.count(std::string(path)) != 0; }
 };
 
-/// Reads a file by its name, JSON text (begins with '{'), or base64 of it (URL-safe or not), as DeepSpeed does. JSON
-/// may have comments and trailing commas. One Error lists all problems.
+/// Reads a configuration from a file's name, JSON text (begins with '{'), or base64 of JSON text (URL-safe or not), as
+/// DeepSpeed does. JSON may have comments and trailing commas. One Error lists all problems.
 Config read_config(const std::string& source);
 /// Reads JSON text; `origin` names it in messages.
 Config config_from_json(std::string_view text, const std::string& origin = "config");
-/// The JSON of the same source, for config_from_json(); its keys are not checked yet.
+/// The JSON of a source of read_config(), for config_from_json(). The keys are not checked yet.
 data::Json read_config_json(const std::string& source);
 
 /// The config for training on `dp_world` data-parallel ranks: fills in batch sizes, checks ranges and combinations of
@@ -237,7 +239,7 @@ std::string config_reference();
 // The config's settings as objects of the library.
 /// Options of ZeRO.
 zero::ZeroOptions zero_options(const Config& config);
-/// nullopt when the config asks for none. Error for a wrong block.
+/// Options of sparse attention; nullopt without it. Error if the config's "sparse_attention" is wrong.
 std::optional<nn::SparsityConfig> sparse_attention(const Config& config);
 /// Dtype of the parameters: f32, or the 16-bit dtype of fp16 or bf16.
 DType parameter_dtype(const Config& config);

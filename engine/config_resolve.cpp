@@ -216,7 +216,7 @@ zero::ZeroOptions zero_options(const Config& config) {
                       .reduce_bucket_size = std::max<int64_t>(1, z.reduce_bucket_size),
                       .reduce_scatter = z.reduce_scatter,
                       .ignore_unused_parameters = z.ignore_unused_parameters};
-  // Gradients are summed in the dtype in which they are sent, over micro-batches as over ranks.
+  // Gradients are summed in the dtype in which they are sent, both over micro-batches and over ranks.
   if (const auto& name =
           config.communication_data_type ? config.communication_data_type : config.data_types.grad_accum_dtype)
     o.communication_data_type = dtype_of(*name);

@@ -31,8 +31,8 @@ struct Count {
 struct Pair {
   double *first, *second;
 };
-/// Address of a value in a Config, or in the options of an optimizer or a schedule. Its type determines the key's type;
-/// null is accepted for optional values.
+/// Address of a value in a Config, or in the options of an optimizer or a schedule. The address's type determines the
+/// key's type; null is accepted for optional values.
 using Slot = std::variant<bool*, int*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*,
                           std::optional<double>*, std::optional<std::string>*, std::vector<std::string>*,
                           std::vector<int64_t>*, std::optional<std::vector<int64_t>>*, data::Json*, optim::PerGroup*,
@@ -69,8 +69,8 @@ struct Key {
   Range range;
   std::string theirs;  ///< DeepSpeed's default, if ours differs
   std::string doc;     ///< effect of the key, or why it has none, or what to write instead
-  bool automatic;      ///< true: the value may be "auto", and is then chosen here
-  std::string wants;   ///< expected(), for keys that work
+  bool automatic;      ///< true: the value may be "auto", and the library then chooses it
+  std::string wants;   ///< the text of expected(), for keys that work
 };
 
 /// Makes the row of a key that works; its default is read from `defaults`.
@@ -105,7 +105,7 @@ std::optional<Line> line_of(const Key& key, const void* config, const std::set<s
 std::string aligned(const std::vector<Line>& lines);
 /// The keys that work as a Markdown table, for docs/config.md.
 std::string table_of(const std::vector<Key>& keys);
-/// The keys that the table of markdown leaves out, as Markdown lists.
+/// The keys that table_of() leaves out, as Markdown lists.
 std::string lists_of(const std::vector<Key>& keys);
 /// The value at a dotted path; creates missing objects on the way.
 data::Json& at_path(data::Json& root, const std::string& path);
@@ -131,11 +131,11 @@ std::string shown(const data::Json& value);
 std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range);
 /// Adds a problem for each value that is out of range; only a program can have set such values.
 void check_ranges(const std::vector<Key>& keys, void* config, std::vector<std::string>& problems);
-/// Throws "config.json: 2 problems\n  ...\n  ..." as an Error if there are any.
+/// Throws "config.json: 2 problems\n  ...\n  ..." as an Error if there are problems.
 void fail_if_any(const std::string& origin, const std::vector<std::string>& problems);
 
 /// Adds problems of values out of range, of params, and of keys that contradict each other. Adds warnings to the
-/// config, once.
+/// config, each once.
 void check_values(Config& config, std::vector<std::string>& problems);
 
 /// A parameter of an optimizer or a schedule (params.h).

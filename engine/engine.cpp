@@ -125,7 +125,7 @@ struct EngineBase::Impl::Agreed {
                    "[initialize] expected fp16.enabled or a grad_scaler, got both");
     sparse = set_sparse_attention(module, config);  // before the model is cut
   }
-  /// optimizer: name of the program's own optimizer, or "".
+  /// Error if the config cannot run under the plan. optimizer: name of the program's own optimizer, or "".
   void check(const std::string& optimizer) const {
     check_plan(config, plan, {.ranks = world->size(), .layers = layers}, optimizer);
   }

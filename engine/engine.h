@@ -74,15 +74,15 @@ bool is_launched();
 /// Joins the job that the environment describes, once. Without a launcher the process runs alone, and says so.
 dist::ProcessGroup& init_distributed();
 
-/// An object of the caller, which must outlive the use of the engine (they may be destroyed in any order), or a
-/// function that makes one on every rank.
+/// An object of the caller, or a function that makes the object on every rank. The caller's object must outlive the use
+/// of the engine, but the object and the engine may be destroyed in any order.
 template <class T, class From> struct GivenOrMade {
-  /// Makes the object from what it works on.
+  /// Makes the object for `from`: an optimizer for a module, or a schedule for an optimizer.
   using Make = std::function<std::unique_ptr<T>(From& from)>;
   GivenOrMade() = default;
   GivenOrMade(T* own) : given(own) {}  // NOLINT: implicit on purpose
   template <class F> GivenOrMade(F fn) requires std::is_invocable_v<F&, From&> : make(std::move(fn)) {}  // NOLINT
-  /// True if neither was given.
+  /// True if neither an object nor a function was given.
   bool is_none() const { return !given && !make; }
 
   T* given = nullptr;
@@ -100,7 +100,7 @@ struct PipelineModule {
   std::string partition_method = {};  ///< how layers are divided into stages; empty: pipeline.partition of the config
   /// Default: pipeline.activation_checkpoint_interval of the config.
   std::optional<int> activation_checkpoint_interval = {};
-  /// The first layer of each virtual stage, then the number of layers; overrides partition_method.
+  /// Index of the first layer of each virtual stage, then the number of layers; overrides partition_method.
   std::vector<int> bounds = {};
   std::optional<pipeline::Schedule> schedule = {};  ///< a schedule of your own; overrides pipeline.schedule
   std::optional<DType> autocast = {};               ///< f16 or bf16: forwards and losses run under Autocast
@@ -120,11 +120,11 @@ struct InitializeArgs {
   GivenOrMade<optim::Optimizer, nn::Module> optimizer = {};
   /// The data set of training_dataloader() and of train_batch() without data.
   data::DatasetPtr<data::Example> training_data = nullptr;
-  /// For `optimizer`; replaces the config's scheduler.
+  /// The schedule of the optimizer's learning rate; replaces the config's scheduler.
   GivenOrMade<optim::Schedule, optim::Optimizer> lr_scheduler = {};
   /// The configuration: a file, JSON text, or a Config.
   ConfigSource config = {};
-  const Arguments* args = nullptr;      ///< arguments; deepspeed_config of these is read if `config` is not given
+  const Arguments* args = nullptr;      ///< command line; args->deepspeed_config is read if `config` is not given
   dist::ProcessGroup* group = nullptr;  ///< all ranks of the job; default: dist::world()
   /// Replaces `group` by a mesh of ranks, which must outlive the use of the engine. Ranks along cp share each sample,
   /// ranks along ep hold different experts (moe::Layer on mesh->ep()). Default: replicas x stages over all ranks.
@@ -133,7 +133,7 @@ struct InitializeArgs {
   /// Called on rank 0 with messages for people; default: lines on stderr.
   std::function<void(const std::string&)> log = {};
   std::optional<DType> autocast = {};        ///< f16 or bf16: engine(x) runs under Autocast
-  optim::GradScaler* grad_scaler = nullptr;  ///< scales the loss when fp16 does not (autocast)
+  optim::GradScaler* grad_scaler = nullptr;  ///< scales the loss under autocast, without fp16.enabled
   /// On a CUDA device, train_batch() captures a step as a graph when its shapes occur for the second time, and replays
   /// it from then on (docs/cuda.md). The results are bit-identical.
   bool graphs = true;
@@ -172,10 +172,10 @@ class EngineBase {
   /// Builds the engine. Collective. Error on all ranks when the configuration cannot run under the plan (check_plan.h).
   EngineBase(PipelineModule module, InitializeArgs args);
   EngineBase(EngineBase&&) noexcept;
-  ~EngineBase();  ///< close(), ignoring errors
+  ~EngineBase();  ///< calls close(), and ignores its errors
 
   /// One step: gradient_accumulation_steps micro-batches on each replica, and the update. Returns the mean loss of all
-  /// of them. `metric`: see step(). Collective.
+  /// micro-batches. `metric`: see step(). Collective.
   double train_batch(const pipeline::Data& data, std::optional<double> metric = {});
   /// One step with the next micro-batches of training_data: an Example's input goes to the model, its target to the
   /// loss.
@@ -183,14 +183,14 @@ class EngineBase {
   /// The mean loss over `micro_batches` micro-batches of each replica (0: gradient_accumulation_steps), of any size,
   /// without gradients. With PipelineModule::tokens it is the mean over all their targets. Collective.
   double eval_batch(const pipeline::Data& data, int micro_batches = 0);
-  /// `measure` (default: the loss) of each micro-batch, `values` numbers each, in the order of the micro-batches; the
-  /// same on all ranks. Collective.
+  /// Computes `measure` (default: the loss) for each micro-batch, as `values` numbers. Returns all numbers in the order
+  /// of the micro-batches, the same on all ranks. Collective.
   std::vector<double> eval_batches(const pipeline::Data& data, int micro_batches, const pipeline::Loss& measure = {},
                                    int values = 1);
 
   // For training loops of one's own, with a model that is not cut.
-  /// Runs backward from the mean loss of a micro-batch (of this rank's part of it). The gradients of a step are
-  /// averaged over all micro-batches of all ranks.
+  /// Runs backward from the mean loss of a micro-batch, or of this rank's part if ranks share micro-batches. The
+  /// gradients of a step are averaged over all micro-batches of all ranks.
   void backward(const Variable& loss);
   /// Runs backward from a loss that is the sum over `tokens` tokens. The step's gradient is that of the mean over all
   /// tokens, even if micro-batches and ranks have different numbers of tokens.
@@ -200,31 +200,32 @@ class EngineBase {
 
   /// Call it after every backward. At a boundary (the last micro-batch of a step) it clips, updates, and sets the next
   /// learning rate; otherwise it does nothing. With managed_gradient_accumulation false, call it at boundaries only.
-  /// `metric` is for ReduceLROnPlateau, which takes the mean over ranks: all ranks pass one, or none does.
+  /// `metric` is for ReduceLROnPlateau, which takes the mean over ranks: pass it on all ranks, or on none.
   void step(std::optional<double> metric = {});
   bool wants_metric() const;  ///< true if a scheduler needs `metric`
   /// True if the next step() updates the parameters.
   bool is_gradient_accumulation_boundary() const;
-  /// Drops the gradients accumulated since the last boundary.
+  /// Drops the gradients that the current step has accumulated so far.
   void zero_grad();
 
-  /// While a NoSync lives, backward sums gradients on this rank only (ZeRO stages 0 and 1). Accumulation does so by
-  /// itself.
+  /// While a NoSync lives, backward sums gradients on this rank only (ZeRO stages 0 and 1). Gradient accumulation does
+  /// not need it: before the last micro-batch of a step, the engine does the same by itself.
   using NoSync = While<EngineBase, &EngineBase::enter_no_sync, &EngineBase::leave_no_sync>;
-  /// Starts such a scope.
+  /// Returns a NoSync of this engine.
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
 
   /// Switches the model to training or evaluation mode.
   void train(bool training = true);
   void eval() { train(false); }  ///< train(false)
-  /// Broadcasts the buffers of replica 0, such as batch norm's statistics, which are also those that a checkpoint
-  /// saves. eval_batch() and eval_batches() start with it; call it on all ranks before an evaluation loop of your own.
+  /// Broadcasts the buffers of replica 0, such as batch norm's statistics. Checkpoints also save those of replica 0.
+  /// eval_batch() and eval_batches() call it first; call it on all ranks before an evaluation loop of your own.
   void sync_buffers();
 
-  /// Saves at a boundary. Collective. Tensors are stored by name, so any number of ranks and any ZeRO stage can load
-  /// them. Also saved: counters, schedules, loss scale, random state and the position in training_data.
+  /// Saves a checkpoint; call it between steps. Collective. Tensors are stored by name, so any number of ranks and any
+  /// ZeRO stage can load them. Also saved: counters, schedules, loss scale, random state and the position in
+  /// training_data.
   void save_checkpoint(const std::string& dir, const SaveArgs& args = {});
-  /// Returns nullopt, with a warning, when `dir` holds no checkpoint. Collective.
+  /// Loads a checkpoint. Returns nullopt, with a warning, when `dir` holds no checkpoint. Collective.
   std::optional<Loaded> load_checkpoint(const std::string& dir, const LoadArgs& args = {});
   /// Rank 0 writes the whole model in its dtype as one safetensors file. Returns false, with a warning, at ZeRO stage 3
   /// without stage3_gather_16bit_weights_on_model_save. Collective.
@@ -261,14 +262,14 @@ class EngineBase {
   double loss_scale() const;  ///< current loss scale; 1 without fp16
   /// Mean loss over all micro-batches (or tokens) of the last step, on all ranks; NaN if unknown.
   double train_loss() const;
-  double get_global_grad_norm() const;  ///< norm before clipping in the last step; NaN if that was skipped
+  double get_global_grad_norm() const;  ///< norm before clipping in the last step; NaN if the step was skipped
   std::vector<double> get_lr() const;   ///< learning rate of each parameter group
   /// Sets the learning rate of all parameter groups.
   void set_lr(double lr);
-  /// Replaces gradient_clipping from the next boundary on.
+  /// Replaces gradient_clipping from the next update on.
   void set_gradient_clipping(double max_norm);
-  /// Number of this rank's next micro-batch among the step's train_batch_size / train_micro_batch_size_per_gpu; the
-  /// same on ranks that share sequences.
+  /// Index of this rank's next micro-batch among the train_batch_size / train_micro_batch_size_per_gpu micro-batches of
+  /// the step. Ranks that share sequences have the same index.
   int64_t micro_batch() const;
 
   /// The module that this rank trains: the model, or its part of a model that is cut.
@@ -288,7 +289,7 @@ class EngineBase {
   optim::Schedule* lr_scheduler() const;  ///< null without one
   Loader* training_dataloader() const;    ///< null without training_data
   zero::Zero& zero() const;               ///< Error if the optimizer is a 1-bit one, which runs without ZeRO
-  /// Null with other optimizers. Call its synchronize() before evaluating with 0/1 Adam.
+  /// The 1-bit optimizer; null with other optimizers. With 0/1 Adam, call its synchronize() before evaluating.
   onebit::Optimizer* onebit() const;
 
   /// The table of comms_logger, with the time that ranks waited for each other. Collective.

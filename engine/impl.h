@@ -77,12 +77,12 @@ struct EngineBase::Impl {
   /// Runs a micro-batch's backward from `root`, which is its loss `value` times the factor.
   void pass(const Variable& root, const Tensor& value, int64_t tokens);
   void run_scaled(const Variable& loss);  // runs the backward of a loss that is already scaled
-  void set_factor(double factor);         // Error unless it is that of the step's other losses
+  void set_factor(double factor);         // sets `factor`; Error if other losses of the step had another
   double own_factor() const;              // factor that this engine applies to a loss
   /// True if the next step() updates the parameters.
   bool is_boundary() const { return !config.managed_gradient_accumulation || (micro_steps + 1) % accumulation == 0; }
   int64_t micro_batch(int64_t ahead = 0) const;  // number of the next micro-batch, or of the one `ahead` later
-  /// Starts the random stream of a micro-batch, of which its data have used `drawn` numbers.
+  /// Starts the random stream of a micro-batch after the `drawn` random calls that drawing the data has made.
   void begin_random(int64_t micro_batch, uint64_t drawn = 0);
   template <class T> T cast(const T& input) const {  // casts to the parameters' dtype if auto_cast is on
     return auto_cast && is_other_dtype(input) ? input.to(dtype) : input;
@@ -98,9 +98,9 @@ struct EngineBase::Impl {
   /// The data of a micro-batch; calls: number of random calls made while it was drawn.
   pipeline::Sample sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* calls = nullptr) const;
   MicroBatch draw(const pipeline::Data& data, int64_t number) const;  // sample() with its number of tokens
-  /// Forward and loss (or `measure`) of a micro-batch; of_none: it has no targets, and the loss is 0.
+  /// Forward and loss (or `measure`) of a micro-batch. of_none: the micro-batch has no targets, and the loss is 0.
   Variable mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none);
-  /// mean_loss(), times `tokens` if that is known.
+  /// mean_loss(), times `tokens` if their number is known.
   Variable run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens = -1);
   std::vector<MicroBatch> draw_ahead(const pipeline::Data& data) const;  // micro-batches of the coming step
   /// A whole step of a model that is not cut.
@@ -154,7 +154,7 @@ struct EngineBase::Impl {
   const std::unique_ptr<parallel::Mesh> own_mesh;        // made when the model is cut and no mesh was given
   const std::unique_ptr<Part> part;                      // this rank's part of a model that is cut; null otherwise
   PipelineModule whole;                                  // the model and its loss, if not cut
-  decltype(nn::LayerList::loss_of_input) loss_of_input;  // the model's; empty if it has none or the loss is another
+  decltype(nn::LayerList::loss_of_input) loss_of_input;  // of the model's layers(); empty if another loss is used
   nn::Module& model;                                     // the module that is trained
   dist::ProcessGroup* group = nullptr;                   // the ranks that sum gradients; the engine's replicas
   // Number of neighbouring ranks in `group` that share each micro-batch.
@@ -190,14 +190,14 @@ struct EngineBase::Impl {
   int64_t loops = 0;    // depth of loops over DataLoaders in which the step began
   bool said_unfilled = false;
   int no_sync_depth = 0;
-  std::optional<zero::Zero::NoSync> local;         // while this backward sums on this rank only
-  std::optional<zero::Zero::NoSync> caller_local;  // while a no_sync() of the caller lives
+  std::optional<zero::Zero::NoSync> local;         // set while the current backward sums on this rank only
+  std::optional<zero::Zero::NoSync> caller_local;  // set while a no_sync() of the caller lives
 
   int64_t micro_steps = 0, global_steps = 0, skipped_steps = 0, global_samples = 0;
   double loss = NAN, norm = NAN;
   double tokens = 0;  // tokens of the step on all ranks; 0 if losses are means
 
-  Breakdown times, shown_times;  // times: since the last boundary; shown_times: since the last printed line
+  Breakdown times, shown_times;  // times: of the current step; shown_times: since the last printed line
   int64_t timed_steps = 0;
   double forward_start = 0, backward_start = 0;  // by steady_seconds()
   int64_t forward_traced = 0;                    // by trace::now()

@@ -1,6 +1,6 @@
 #pragma once
 // The shapes of a model's parameters and its list of layers, from which `lockstep plan` and `lockstep simulate` compute
-// costs. Taken from the model itself, which may be built empty; a model with values can also be measured.
+// costs. The shapes come from the model itself, which may be built empty. A model with values can also be measured.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -14,7 +14,7 @@
 namespace lockstep::engine {
 
 /// Parameters are in the order of named_parameters(). A "token" is an element of a sample; for a model without tokens,
-/// the sample itself (context 1).
+/// it is the sample itself (context 1).
 struct ModelShape {
   /// One parameter.
   struct Parameter {
@@ -26,34 +26,34 @@ struct ModelShape {
     bool is_table = false;                             ///< true for a table of token embeddings
     bool trains = true;                                ///< true: trained; false: frozen
     int64_t numel() const { return numel_of(shape); }  ///< elements of the whole parameter
-    /// The slice of it that the first of `ranks` tensor-parallel ranks holds.
+    /// The slice of this parameter that the first of `ranks` tensor-parallel ranks holds.
     Parameter sliced(int ranks) const;
   };
   /// One layer of nn::Module::layers().
   struct Layer {
     std::string kind;
-    /// Indices of the model's parameters: used, and used as factors of matrix products.
+    /// Indices of the parameters that the layer uses, and of those that are factors of matrix products.
     std::vector<int64_t> parameters, multiplied;
-    double beside = 0;  ///< FLOPs per token besides those products
+    double beside = 0;  ///< FLOPs per token besides the products with `multiplied`
     /// All-reduces of activations with tensor parallelism, in forward and in backward.
     int64_t reduces = 0, reduces_back = 0;
     bool repeats = false, has_experts = false;
-    double out = 0;        ///< elements per token of its output
+    double out = 0;        ///< elements per token of the layer's output
     double measured = -1;  ///< FLOPs of a token's forward, if counted; -1: computed from parameters and `beside`
     double forward = 0, backward = 0;  ///< seconds per sample; 0: not measured
   };
   std::string name, unit = "tokens";
   std::vector<Parameter> parameters;
   std::vector<Layer> list;
-  int64_t layers = 0;  ///< layers of the list that mix tokens (attention)
+  int64_t layers = 0;  ///< number of layers in `list` that mix tokens (attention)
   /// Smallest number of (key/value) heads of any attention, which tensor-parallel ranks must divide; 0: none.
   int64_t heads = 0;
   int64_t width = 0;  ///< largest number of elements per token between layers
   int64_t context = 1, vocab = 0;
-  int64_t experts = 0, top_k = 0;  ///< experts of an MoE layer, and how many take a token
+  int64_t experts = 0, top_k = 0;  ///< experts of an MoE layer, and number of experts for each token
   /// Elements of all parameters.
   int64_t numel() const;
-  /// Greatest common divisor of the dims that tensor parallelism cuts, besides heads; 0: none.
+  /// Greatest common divisor of all sizes that tensor parallelism cuts, except in tables; 0: none.
   int64_t columns() const;
   int64_t trained() const;  ///< elements of parameters that are not frozen
   /// FLOPs of one token's forward in a layer, on one of `ranks` tensor-parallel ranks.
@@ -74,7 +74,7 @@ LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& 
 
 /// The shape of a model whose layers pass on `width` elements per token, for samples of `context` tokens.
 ModelShape shape_of(nn::Module& model, int64_t width, int64_t context, int64_t vocab);
-/// Replaces the MLP of every `every`-th block by experts, as moe::add_experts() does.
+/// Experts that replace the MLP of every `every`-th block, as moe::add_experts() adds them.
 struct ExpertShape {
   int64_t experts = 0, top_k = 1, every = 2;
 };

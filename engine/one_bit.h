@@ -41,7 +41,7 @@ class OneBit {
   void discard() {
     if (sum_) sum_->discard();
   }
-  /// See zero::Zero::step(). Collective.
+  /// Runs the optimizer's step, and drops the gradients; see zero::Zero::step(). Collective.
   zero::StepReport step(const zero::StepOptions& options);
 
   // Checkpoints use the names of ZeRO. The compression errors of each rank are two extra tensors, which only the same
@@ -55,7 +55,7 @@ class OneBit {
   std::vector<zero::StatePiece> state_to_load(const checkpoints::Info& saved, bool with_optimizer);
   /// Takes over the tensors of state_to_load(), and the counters.
   void load_state(const std::map<std::string, double>& numbers);
-  /// To be called after parameters were overwritten.
+  /// Marks all parameters as changed. Call it after a checkpoint has overwritten them.
   void loaded();
 
   /// Bytes of optimizer state per parameter, including compression errors.
@@ -71,10 +71,10 @@ class OneBit {
   onebit::Optimizer& optimizer_;
   dist::ProcessGroup& group_;
   Options options_;
-  std::vector<nn::NamedParameter> trained_, untrained_;  // requires_grad when this was made
+  std::vector<nn::NamedParameter> trained_, untrained_;  // by requires_grad at construction
   std::optional<parallel::GradientAccumulator> sum_;
   parallel::FrozenSince frozen_;
-  std::map<std::string, Tensor> loading_;  // by name in the checkpoint
+  std::map<std::string, Tensor> loading_;  // tensors of state_to_load(), by name in the checkpoint
 };
 
 }  // namespace lockstep::engine

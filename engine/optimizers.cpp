@@ -22,7 +22,7 @@ std::vector<Variable> variables(const NamedParameters& parameters) {
   return all;
 }
 
-/// The usual case: one class with its own options.
+/// Makes the type of an optimizer that is one class with its own options.
 template <class Class, class O>
 NamedType plain(const char* name, const char* doc, const O& defaults,
                 void (*fields)(Params& p, std::type_identity_t<O>& o)) {
@@ -156,13 +156,13 @@ template <class Class, class O> NamedType eight_bit(const char* name, const char
           }};
 }
 
-/// The options that PyTorch's variants of Adam share.
+/// Adds the options that PyTorch's variants of Adam share.
 template <class O> Params& name_adam(Params& p, O& o) {
   p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps);
   return p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
 }
 
-/// The options that the 1-bit variants of Adam share.
+/// Adds the options that the 1-bit variants of Adam share.
 template <class O> Params& one_bit_adam(Params& p, O& o) {
   p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps)("bias_correction", &o.bias_correction);
   return p("weight_decay", &o.weight_decay, least(0))("precondition", &o.precondition);

@@ -12,25 +12,25 @@
 
 namespace lockstep::engine {
 
-/// The params of one optimizer or schedule. A type calls it once per option, in order; the fields hold the defaults,
-/// and the file's values afterwards.
+/// The params of one optimizer or schedule. A type makes one call per option, with a field that holds the default. The
+/// call replaces the default by the file's value, if the file has one.
 class Params {
  public:
   /// where: prefix of messages, such as "optimizer.params"
   Params(std::string where, std::string type, const data::Json& given)
       : given(given), type(std::move(type)), where_(std::move(where)) {}
 
-  /// An optional option.
+  /// Adds an option that the file may leave out.
   Params& operator()(const char* name, const Slot& field, const Range& range = {}) {
     return add_field(name, field, range, false);
   }
-  /// An option that the file must set.
+  /// Adds an option that the file must set.
   Params& required(const char* name, const Slot& field, const Range& range = {}) {
     return add_field(name, field, range, true);
   }
-  /// An option that is accepted without effect.
+  /// Adds an option that is accepted without effect.
   Params& without_effect(const char* name, const data::Json& fallback, const char* why);
-  /// An option that is accepted only at its default.
+  /// Adds an option that is accepted only at its default.
   Params& fixed(const char* name, const data::Json& only, const char* why);
   /// Ends the list: other names in the file become problems, and so does the Error of `together`, which checks
   /// combinations of options.
@@ -43,7 +43,7 @@ class Params {
 
  private:
   Params& add_field(const char* name, const Slot& field, const Range& range, bool required);
-  /// option: with its default. take: returns the value in effect, or nullopt if it rejects the file's value.
+  /// Adds an option. option: holds the default. take: returns the value in effect; nullopt rejects the file's value.
   Params& add(ParamInfo option, const std::string& wants, bool required,
               const std::function<std::optional<data::Json>(const data::Json&)>& take);
   std::string where_;
@@ -55,7 +55,7 @@ using Optimizers = std::vector<std::unique_ptr<optim::Optimizer>>;
 using MakeOptimizers = std::function<Optimizers(const NamedParameters& parameters, dist::ProcessGroup* group)>;
 /// Creates the schedule of a type.
 using MakeSchedule = optim::MakeSchedule;
-/// Either of them.
+/// Creates the optimizers or the schedule of a type.
 using Make = std::variant<MakeOptimizers, MakeSchedule>;
 
 /// An optimizer or a schedule by its name in the file, ignoring case.

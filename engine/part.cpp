@@ -183,8 +183,8 @@ void Part::agree(zero::StepReport& report) {
   report.first_nonfinite = dist::broadcast_text(report.first_nonfinite, int(part), model);
 }
 
-/// Sums over tensor-parallel ranks, then over stages. Without tensor parallelism, the result has the bits of one
-/// process.
+/// Sums the squares over tensor-parallel ranks, then over stages. Without tensor parallelism, the norm is bit-identical
+/// to that of a single process.
 double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
   std::vector<std::pair<std::string, double>> squares =
       nothing ? std::vector<std::pair<std::string, double>>{} : squares_;
@@ -238,7 +238,7 @@ void Part::prepare_capture() {
   for (dist::ProcessGroup* group : {&mesh->tp(), &stages}) group->all_reduce(word, {.tag = "before a graph"});
 }
 
-/// Two rows per stage: sums over all tensor-parallel ranks for sliced parameters, and this rank's own for the others.
+/// Gathers two rows of squares per stage: for sliced parameters, sums over tensor-parallel ranks; for others, own sums.
 Tensor Part::captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) {
   const int64_t count = own.numel() - 1, row = places_ + 1;
   Tensor all = zeros({1, 2, row}, {.dtype = f64, .device = own.device()});

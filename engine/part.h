@@ -47,7 +47,7 @@ struct Part : zero::OtherParts {
   nn::Module& model();
   /// Removes and returns the gradients that the schedule has left, so that one backward on the tape can produce them.
   std::pair<std::vector<Variable>, std::vector<Tensor>> take_gradients();
-  /// True if this part saves the piece in checkpoints; several parts have a tied parameter, but one saves it.
+  /// True if this part saves the piece in checkpoints. Several parts may hold a tied parameter, but only one saves it.
   bool leads(const std::string& piece) const;
   /// A piece of this part as pieces of whole tensors.
   std::vector<checkpoints::Piece> whole_pieces(const checkpoints::Piece& piece) const;

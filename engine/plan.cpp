@@ -111,7 +111,7 @@ void add_bytes(Forecast& plan, const zero::ZeroOptions& o, int sharing) {
   }
 }
 
-/// A reduce-scatter or all-gather sends (N-1)/N of the data per rank, an all-reduce twice as much.
+/// Adds the bytes sent per rank: a reduce-scatter or all-gather sends (N-1)/N of the data, an all-reduce twice as much.
 void add_traffic(Forecast& plan, const zero::ZeroOptions& o) {
   const double width = double(size_of(plan.parameter_dtype)), gradient_width = double(size_of(plan.gradient_dtype));
   const double passes = double(*plan.config.gradient_accumulation_steps);
@@ -228,8 +228,8 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
     part.list.clear();
     part.layers = 0;
     p.flops.push_back(0);
-    // Elements per token: activations sent, gradients sent, and sums over tensor-parallel ranks. exchanges: layers with
-    // experts.
+    // Elements per token: activations sent, gradients sent, and sums over tensor-parallel ranks. exchanges: number of
+    // layers with experts.
     double activations = 0, gradients = 0, reduces = 0, exchanges = 0;
     std::set<size_t> has;
     for (int chunk = 0; chunk < schedule.request.chunks; ++chunk) {
@@ -341,7 +341,7 @@ PredictedTime predict(const PlanForecast& p, const Speeds& speeds) {
   PredictedTime t;
   const Config& c = p.config;
   const double tokens = double(*c.train_batch_size) * double(p.model.context), own = tokens / (p.plan.dp * p.plan.cp);
-  // Compute time of a rank if stages were equal; communication of replicas; other communication that is not hidden.
+  // Seconds: computation if stages were equal, communication between replicas, all communication but what slices hide.
   double even = 0, copies = 0, waits = 0;
   for (size_t s = 0; s < p.stages.size(); ++s) {
     const Forecast& stage = p.stages[s];

@@ -34,7 +34,7 @@ struct Forecast {
   std::vector<zero::PlannedUnit> units;
   std::vector<RankBytes> bytes;  ///< bytes of each rank
   zero::ModelState formula;      ///< bytes per rank by the ZeRO paper's formula, without padding
-  int64_t padding = 0;           ///< elements, over all units
+  int64_t padding = 0;           ///< elements of padding, over all units
   /// Stage 3: elements gathered at a time, besides persistent parameters and prefetched ones.
   int64_t largest_module = 0;
   double gradient_traffic = 0, parameter_traffic = 0;  ///< bytes that a rank sends per step
@@ -59,16 +59,16 @@ struct PlanForecast {
   ModelShape model;
   pipeline::Schedule schedule;
   std::vector<int> bounds;  ///< the first layer of each virtual stage, then the number of layers
-  /// For each stage, the forecast among its replicas and context-parallel ranks; with tensor parallelism for the first
-  /// slice, which is the largest.
+  /// For each stage, the forecast among its replicas and context-parallel ranks. With tensor parallelism, it is the
+  /// forecast of the first slice, which is the largest.
   std::vector<Forecast> stages;
   std::vector<double> flops;  ///< FLOPs of a token's forward on a rank of each stage
-  /// Bytes that such a rank sends per step: to other stages, to other tensor-parallel ranks, to ranks that share its
+  /// Bytes that a rank of each stage sends per step: to other stages, to tensor-parallel ranks, to ranks that share its
   /// sequences (ring attention, parallel/sequence/attention.h), and to ranks with other experts (tokens spread evenly).
   std::vector<double> stage_traffic, slice_traffic, context_traffic, expert_traffic;
-  /// Idle fraction of all ranks' time: simulated with these stages, and by the formula for equal stages.
+  /// Idle fraction of all ranks' time. bubble: simulated with these stages. formula: by the formula for equal stages.
   double bubble = 0, formula = 0;
-  /// Bytes that a rank of the stage sends to its replicas per step.
+  /// Bytes that a rank of the stage sends to other replicas per step.
   double copy_traffic(size_t stage) const { return stages[stage].gradient_traffic + stages[stage].parameter_traffic; }
 };
 

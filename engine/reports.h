@@ -82,7 +82,7 @@ class FlopsProfiler {
   ~FlopsProfiler();
   FlopsProfiler(const FlopsProfiler&) = delete;
 
-  void start();                    ///< profile the coming forward
+  void start();                    ///< profiles the coming forward
   void stop(double milliseconds);  ///< ends the profiled forward, which took this long
   /// Notes the time of the first backward after the profiled forward.
   void backward(double milliseconds) {

@@ -109,7 +109,7 @@ checkpoints::Contents EngineBase::Impl::contents(const SaveArgs& args) {
   c.numbers["engine.global_samples"] = global_samples;
   const RandomState random = random_state();
   c.numbers["random.seed"] = int64_t(random.seed);
-  c.numbers["random.step"] = global_steps;  // where the next micro-batch starts; positions within a step differ by rank
+  c.numbers["random.step"] = global_steps;  // the next micro-batch starts there; positions within a step differ by rank
   if (loader && (!part || part->has_data)) {
     const data::LoaderState at = loader->state();
     c.numbers["data.seed"] = int64_t(at.seed);
@@ -235,7 +235,7 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     else
       for (checkpoints::Piece& one : part->whole_pieces(piece)) wanted.push_back(std::move(one));
   }
-  std::vector<std::pair<Tensor, Tensor>> buffers;  // (buffer, contiguous copy) for buffers of another layout
+  std::vector<std::pair<Tensor, Tensor>> buffers;  // (buffer, contiguous copy) for buffers that are not contiguous
   for (const auto& b : model.named_buffers()) {
     const Tensor here = b.tensor.contiguous();
     if (here.storage() != b.tensor.storage()) buffers.emplace_back(b.tensor, here);

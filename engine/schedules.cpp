@@ -24,7 +24,7 @@ std::unique_ptr<optim::Optimizer> trial_optimizer(const data::Json& params) {
   return std::make_unique<optim::AdamW>(all);
 }
 
-/// A type from a schedule's class and the options that a file may set.
+/// Makes the type of a schedule from its class and the options that a file may set.
 template <class Class>
 NamedType schedule(const char* name, const char* doc, void (*fields)(Params& p, typename Class::Options& o)) {
   return {name, doc, [=](Params& p) -> Make {

@@ -94,7 +94,7 @@ bool EngineBase::Impl::wants_metric() const {
                      [](const optim::Schedule* s) { return dynamic_cast<const optim::ReduceLROnPlateau*>(s); });
 }
 
-/// ZeRO divides by the number of ranks; the rest of the divisor is grad_scale.
+/// The options of the coming update. ZeRO divides by the number of ranks; grad_scale is the rest of the divisor.
 zero::StepOptions EngineBase::Impl::step_options() {
   const double share = tokens > 0 ? group->size() / tokens : 1 / double(accumulation);
   return {.grad_scale = share * loss_scale() / factor.value_or(1),
@@ -104,7 +104,7 @@ zero::StepOptions EngineBase::Impl::step_options() {
           .others = part.get()};
 }
 
-/// run: does the update, and with a graph everything before it.
+/// Ends a step. run: does the update; if the step is a graph replay, also everything before the update.
 void EngineBase::Impl::end_step(double start, std::optional<double> metric,
                                 const std::function<zero::StepReport(const zero::StepOptions&)>& run) {
   const double scale_before = loss_scale();

@@ -32,8 +32,8 @@ pipeline::Sample like(const pipeline::Sample& sample) {
   return made;
 }
 
-/// Shapes of a step, and the positions in the random streams that a recording repeats: those of all micro-batches after
-/// the first, and with pipeline stages, which start all streams at 0, of the first too.
+/// Shapes of a step, and the numbers of random calls made while drawing its data, which a recording repeats. The first
+/// micro-batch's number is included only with pipeline stages, which start all streams at 0.
 std::string shapes_of(const std::vector<MicroBatch>& step, bool in_stages) {
   std::string key = step[0].tokens > 0 ? "sum" : "mean";
   for (const MicroBatch& one : step) {
@@ -103,7 +103,7 @@ const std::string& StepGraphs::why_never() {
   return *never_;
 }
 
-/// A hook that a replay would not call.
+/// The reason against a graph if there are hooks that a replay would not call, or gradients already; otherwise "".
 std::string StepGraphs::who_listens(const Model& model) const {
   for (const auto& [name, module] : model.modules) {
     const int own = m_.zero->hooks_on(*module) + (module == &m_.model ? int(m_.module_hooks.size()) : 0);
@@ -193,7 +193,7 @@ std::vector<StepVote> StepGraphs::ask(const StepVote& mine, dist::ProcessGroup& 
   return votes;
 }
 
-/// The reason of the first rank that cannot; "" if all can.
+/// The reason of the first rank that has a reason against a graph; "" if no rank has one.
 std::string StepGraphs::agreed_reason(const std::string& mine, const std::vector<StepVote>& votes) {
   const auto first = std::find_if(votes.begin(), votes.end(), [](const StepVote& vote) { return vote.reason != 0; });
   if (first == votes.end()) return "";

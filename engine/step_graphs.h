@@ -11,9 +11,10 @@
 // the host (a branch on a member, a probability of dropout) are taken once per recording.
 //
 // With several ranks, all do the same in each step: run it normally, record it, or replay what they recorded together.
-// Before a step, they exchange whether they can, the shapes of their data, and the state of their model; a recording is
-// looked up by the shapes of all ranks. After a recording, they exchange whether it succeeded, and the ranks of each
-// group compare its collectives. With pipeline stages or tensor parallelism, a whole schedule is recorded.
+// Before a step, they exchange whether a graph is possible, the shapes of their data, and the state of their model. The
+// shapes of all ranks are the key of a recording. After a recording, they exchange whether it succeeded, and the ranks
+// of each group compare the recorded collectives. With pipeline stages or tensor parallelism, a whole schedule is
+// recorded.
 #include <map>
 #include <optional>
 #include <set>
@@ -49,7 +50,7 @@ struct StepVote {
 /// Decides for each step whether it runs normally, is recorded or replayed.
 class StepGraphs {
  public:
-  static constexpr size_t most = 4;  ///< recorded shapes; each keeps the memory of a forward and backward
+  static constexpr size_t most = 4;  ///< most recordings; each keeps the memory of a forward and backward
   StepGraphs(EngineBase::Impl& engine, bool wanted) : m_(engine), wanted_(wanted) {}
 
   /// Ranks that hold different parts of a model agree on whether steps are recorded. Collective.

@@ -16,7 +16,7 @@
 namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
-/// Scores of the next character (T, B, vocab) for characters (T, B), and the LSTM's last states.
+/// forward() takes characters (T, B); returns scores of the next characters (T, B, vocab), and the last LSTM states.
 struct CharLstm : ls::nn::Layer<CharLstm> {
   CharLstm(int64_t vocab, int64_t width, int64_t layers)
       : table({.num = vocab, .dim = width}),
@@ -54,7 +54,7 @@ int main(int argc, char** argv) {
     const int64_t column = (bytes.numel() - 1) / batch, pieces = column / length;
     LOCKSTEP_CHECK(pieces > 0, "[char_lstm] expected a text of more than ", batch * length, " characters, got ",
                    bytes.numel());
-    // The text as `batch` columns side by side, and the same shifted by one character.
+    // The text from character `first` on, cut into `batch` columns side by side.
     const auto columns = [&](int64_t first) {
       return bytes.narrow(0, first, batch * column).view({batch, column}).t().contiguous();
     };

@@ -1,5 +1,5 @@
 // nn.DataParallel: one process, several devices. Each forward splits the batch, copies the model to every device and
-// gathers the outputs on the first one; backward sums the gradients there. The devices may be virtual:
+// gathers the outputs on the first device. Backward sums the gradients on that device. The devices may be virtual:
 //   LOCKSTEP_CPU_DEVICES=2 data_parallel
 #include <lockstep.h>
 
@@ -47,7 +47,7 @@ int main() {
   for (auto& [x, y] : loader) {
     const ls::Variable output = parallel(x.to(device));
     std::cout << "Outside: input size " << x.shape() << " output size " << output.shape() << "\n";
-    const ls::Variable loss = ls::mse_loss(output, y.to(device));  // shapes must agree: a target (64, 5) is an error
+    const ls::Variable loss = ls::mse_loss(output, y.to(device));  // shapes must agree: a target (30, 5) is an error
     optimizer.zero_grad();
     loss.backward();   // sums the replicas' gradients on the first device; no averaging is needed
     optimizer.step();  // the next forward copies the new parameters

@@ -1,6 +1,6 @@
 // Model parallelism by a device map: a GPT from a file is spread over devices, host memory and disk, and is never whole
 // in one place.
-//   LOCKSTEP_CPU_DEVICES=2 device_map                                               half of it on each device
+//   LOCKSTEP_CPU_DEVICES=2 device_map                                               half the model on each device
 //   LOCKSTEP_CPU_DEVICES=2 device_map sequential cpu:0=64KiB cpu:1=40KiB cpu=30KiB  limits; the rest stays on disk
 //   ... --svg FILE                                                                  draws the map
 #include <lockstep.h>
@@ -38,7 +38,7 @@ int main(int argc, char** argv) try {
 
   std::optional<ls::nn::GPT> model;
   {
-    const ls::nn::BuildEmpty scope;  // parameters without memory; they are read from the file
+    const ls::nn::BuildEmpty scope;  // makes parameters without memory; dispatch() reads them
     model.emplace(shape);
   }
   const ls::device_map::Placement plan = ls::device_map::infer(*model, mode, options);

@@ -37,7 +37,7 @@ int main() {
     try {
       ls::mse_loss(outputs, labels);
       if (devices.size() > 1) return 1;
-    } catch (const ls::Error& error) {  // the target must be on the output's device
+    } catch (const ls::Error& error) {  // expected: the target must be on the output's device
       if (step == 0) std::cout << error.what() << "\n";
     }
     const ls::Variable loss = ls::mse_loss(outputs, labels.to(outputs.device()));

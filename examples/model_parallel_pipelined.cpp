@@ -1,5 +1,5 @@
-// Model parallelism by hand, with the batch in splits: while the second device works on one split, the first works on
-// the next.
+// Model parallelism by hand, with the batch cut into splits: while the second device works on a split, the first device
+// works on the next split.
 //   LOCKSTEP_CPU_DEVICES=2 model_parallel_pipelined
 // GPU operations are asynchronous, so one thread keeps two GPUs busy; virtual CPU devices take turns. For ranks,
 // schedules and larger models see docs/pipeline.md.
@@ -20,7 +20,7 @@ struct ToyModel : ls::nn::Layer<ToyModel> {
   }
   ls::Variable forward(const ls::Variable& x) {
     std::vector<ls::Variable> outputs;
-    ls::Variable before;  // the split that has left the first device
+    ls::Variable before;  // the first device's output for the previous split
     for (int64_t at = 0; at < x.size(0); at += split_size) {
       const ls::Variable split = x.narrow(0, at, std::min(split_size, x.size(0) - at));
       if (before.defined()) outputs.push_back(net2(before));

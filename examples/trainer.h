@@ -7,7 +7,7 @@
 #include "dist/process_group.h"
 #include "parallel/ddp.h"
 
-/// 20 random numbers in, one out. Every rank creates the same data and reads its own part.
+/// Samples of 20 random numbers, with a random target. Every rank creates the same data and reads its own part.
 struct MyTrainDataset : lockstep::data::Dataset<lockstep::data::Example> {
   explicit MyTrainDataset(int64_t size) : inputs(lockstep::rand({size, 20})), targets(lockstep::rand({size, 1})) {}
   int64_t size() const override { return inputs.size(0); }
@@ -63,7 +63,7 @@ class Trainer {
   int rank_;
 };
 
-/// The program of one rank.
+/// Runs the training of one rank.
 inline void train_rank(int64_t max_epochs, int64_t batch_size) {
   namespace ls = lockstep;
   const ls::dist::ProcessGroup& world = ls::dist::world();

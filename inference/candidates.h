@@ -11,8 +11,8 @@ namespace lockstep::inference {
 /// beams or log probabilities.
 bool only_the_likeliest(const nn::Generation& generation);
 
-/// While this object lives, `head` returns the top k logits over all ranks; all other entries are -infinity. It falls
-/// back to the whole logits when the k-th score is tied, or when a score is NaN.
+/// While this object lives, `head` returns the top k logits over all ranks; all other entries are -infinity. `head`
+/// returns all logits if the k-th score is tied, if a score is not finite, or if candidates would not save bytes.
 class CandidateScope {
  public:
   CandidateScope(nn::Head& head, int64_t vocab, const nn::Generation& generation, dist::ProcessGroup& group);

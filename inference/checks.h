@@ -7,7 +7,7 @@
 
 namespace lockstep::inference {
 
-/// Checks experts, context, and features that are not built.
+/// Checks the experts that the configuration expects, and its numbers of tokens against the model's context.
 void check_model(const Config& config, nn::GPT& model);
 /// Checks that injection_policy names the layers whose outputs the model sums over ranks.
 void check_policy(const Config& config, nn::GPT& model);

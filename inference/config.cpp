@@ -78,7 +78,7 @@ void check_dtype(std::optional<std::string>& dtype, std::vector<std::string>& pr
   problems.push_back(str("dtype: '", *dtype, "' is not a dtype; known: ", known));
 }
 
-/// Error if two keys with the same meaning have different values.
+/// Adds a problem if two keys with the same meaning have different values.
 void check_same(const char* a, const std::string& one, const char* b, const std::string& other,
                 std::vector<std::string>& problems) {
   if (!one.empty() && !other.empty() && one != other)

@@ -30,7 +30,7 @@ struct MoeConfig {
   bool enabled = true;                     ///< true: use ep_size ranks; false: ep_size counts as 1
   int64_t ep_size = 1;                     ///< ranks that share the experts of a layer
   std::vector<int64_t> num_experts = {1};  ///< if given, must match the model
-  std::string type = "standard";           ///< or "residual"; if given, must match the model
+  std::string type = "standard";           ///< "standard" or "residual"; if given, must match the model
 };
 
 /// Quantization of weights.
@@ -94,7 +94,7 @@ struct Config {
   std::string save_path() const;  ///< folder for the converted model; "": none
 };
 
-/// Reads a file by its name, JSON text or base64 of it, as engine::read_config(). One Error lists all problems.
+/// Reads a configuration from a file, JSON text or base64, as engine::read_config() does. One Error lists all problems.
 Config read_config(const std::string& source);
 /// Checks a configuration that a program has filled in, as read_config() does.
 Config checked(Config config);
@@ -105,7 +105,7 @@ data::Json to_json(const Config& config);  ///< nested objects, which read_confi
 /// The text of docs/inference-config.md.
 std::string config_reference();
 
-/// The source of a configuration: a file, JSON text, base64 of it, or a Config; none means the defaults.
+/// The source of a configuration: a file, JSON text, base64 of JSON text, or a Config; none means the defaults.
 struct ConfigSource : engine::SourceOf<Config> {
   using SourceOf::SourceOf;
   /// The checked configuration.

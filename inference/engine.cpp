@@ -147,8 +147,8 @@ void InferenceEngine::Impl::say(const std::string& text) const {
   else std::cerr << text << "\n";
 }
 
-/// Forms groups: neighbouring ranks share layers, groups of those share experts, and further ranks run models of their
-/// own.
+/// Forms groups: tp_size neighbouring ranks share layers, and ep_size neighbouring tp groups share experts. Further
+/// ranks run models of their own.
 void InferenceEngine::Impl::join(const InitArgs& args) {
   if (dist::is_initialized()) world = &dist::world();
   else if (engine::is_launched()) world = &engine::init_distributed();

@@ -32,7 +32,7 @@ class InferenceEngine {
   Variable operator()(const Tensor& tokens);
   /// Mean cross entropy of targets i64 (B, T).
   Variable loss(const Tensor& tokens, const Tensor& targets);
-  /// nn::generate(). `emit` is called on every rank; if it returns false on one, the sequence ends on all.
+  /// Runs nn::generate(). `emit` is called on every rank; if it returns false on one rank, the sequence ends on all.
   std::vector<nn::Generated> generate(std::span<const std::vector<int64_t>> prompts,
                                       const nn::Generation& generation = {},
                                       const std::function<bool(size_t sequence, int64_t token)>& emit = {});
@@ -45,7 +45,7 @@ class InferenceEngine {
   const Config& config() const;
   /// Starts to time each run of the model: operator(), loss(), and each step of generate().
   void profile_model_time();
-  /// Seconds of the runs since the last call.
+  /// Seconds of each run since the last call of model_times().
   std::vector<double> model_times();
   /// Releases memory and groups; later calls are Errors. A model that was cut remains cut and must not be run.
   void destroy();

@@ -103,7 +103,7 @@ struct CELU : Layer<CELU> {
   double alpha;
 };
 
-/// x, or weight x where x <= 0, with a learned weight: one for all, or one per channel in dim 1 (He et al., 2015).
+/// x, or weight x where x <= 0, with learned weights: a single weight, or one per channel in dim 1 (He et al., 2015).
 struct PReLU : Layer<PReLU> {
   /// channels: number of weights, 1 or the size of dim 1; init: their start value.
   struct Options {
@@ -195,7 +195,7 @@ struct Softplus : Layer<Softplus> {
 
 /// exp(x) / sum of exp(x) along dim.
 struct Softmax : Layer<Softmax> {
-  /// dim: along which the outputs add up to 1.
+  /// dim: the dim along which the outputs add up to 1.
   struct Options {
     int64_t dim = -1;
   };
@@ -269,7 +269,7 @@ struct ChannelDropout : Layer<ChannelDropout> {
   Variable forward(const Variable& x);
   std::string options() const override { return str("p ", p); }
   double p;
-  Dims allowed_ranks;  ///< accepted x.dim(); the last one is with a batch
+  Dims allowed_ranks;  ///< accepted values of x.dim(); the last one includes the batch dim
 
  protected:
   ChannelDropout(const char* kind, const Options& o, const Dims& ranks);
@@ -324,7 +324,7 @@ struct Flatten : Layer<Flatten> {
 // Losses as layers. The functions in autograd/ops.h compute the same.
 /// Mean of (x - target)^2.
 struct MSELoss : Layer<MSELoss> {
-  /// A scalar; both of the same shape.
+  /// Returns a scalar. x and target must have the same shape.
   Variable forward(const Variable& x, const Variable& target) { return mse_loss(x, target); }
 };
 /// Mean of |x - target|.

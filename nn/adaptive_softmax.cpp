@@ -1,4 +1,4 @@
-// AdaptiveLogSoftmaxWithLoss. See adaptive_softmax.h.
+// AdaptiveLogSoftmaxWithLoss: softmax over clusters of classes. See adaptive_softmax.h.
 #include "nn/adaptive_softmax.h"
 
 #include <cmath>

@@ -126,7 +126,7 @@ Variable MultiHeadAttention::turned(Variable all, const RopeTable::Angles& angle
   return rotary_packed(std::move(all), o.heads + o.kv_heads, o.heads + 2 * o.kv_heads, angles.cosine, angles.sine);
 }
 
-/// (B, H, T, D) to (B, T, H * D).
+/// Joins the heads: (B, H, T, D) to (B, T, H * D).
 Variable MultiHeadAttention::joined(const Variable& heads) {
   return heads.transpose(1, 2).reshape({heads.size(0), heads.size(2), o.heads * o.head_size});
 }

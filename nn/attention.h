@@ -22,8 +22,8 @@ struct KvCache {
   /// Appends k and v (B, kv heads, T, head size). Growing doubles the room, but never beyond max(`most`, tokens
   /// needed).
   void append(const Tensor& k, const Tensor& v, int64_t most);
-  /// The filled part of `of` (keys or values) in dtype `as`, without its first `first` tokens (with a table a multiple
-  /// of the block size).
+  /// The filled part of `of` (keys or values) in dtype `as`, without its first `first` tokens. With a table, `first`
+  /// must be a multiple of the block size.
   Tensor filled(const Tensor& of, DType as, int64_t first = 0) const;
 };
 
@@ -36,7 +36,7 @@ struct KvRows {
 /// This rank's part of a sequence that several ranks share (parallel/sequence/context_parallel.h).
 struct SequencePart {
   int ranks = 1;
-  /// Positions in the whole sequence, i64, of this rank's tokens when it holds `tokens` of them.
+  /// The positions (i64) of this rank's tokens in the whole sequence, if the rank holds `tokens` tokens.
   std::function<Tensor(int64_t tokens)> positions;
   /// Replaces attention(): q (B, H, T, D) and k, v (B, G, T, D) of this rank's tokens, attending to the whole sequence.
   std::function<Variable(const Variable& q, const Variable& k, const Variable& v, const AttentionArgs& args)> attend;
@@ -51,7 +51,7 @@ struct AttentionMasks {
   /// True if there is any mask.
   bool any() const { return mask.defined() || padding.defined() || causal; }
 };
-/// Attention weights that a call returns. They require the whole T x S matrix in memory.
+/// Attention weights that a call returns. mean and of_heads need memory for the whole T x S matrix.
 enum class AttentionWeights { none, mean, of_heads };
 /// Result of the torch.nn form of forward().
 struct AttentionOutput {
@@ -67,7 +67,7 @@ struct AttentionOutput {
 /// x (B, T, embed) gives (B, T, embed) (Vaswani et al., 2017). The rows of in_proj are queries, keys, values, in this
 /// order.
 struct MultiHeadAttention : Layer<MultiHeadAttention> {
-  /// Error unless kv_heads divides heads, and heads divides embed or head_size is set.
+  /// Error unless kv_heads divides heads. Error if heads does not divide embed and head_size is 0.
   struct Options {
     int64_t embed, heads;
     int64_t kv_heads = 0;  ///< fewer than heads: grouped-query attention (Ainslie et al., 2023); 0: same as heads
@@ -79,7 +79,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     int64_t max_context = 2048;            ///< upper bound of T with rope or a cache
     int64_t head_size = 0;                 ///< 0: embed / heads
     bool out_bias = true;
-    /// Set by sliced() on a tensor-parallel rank: its first head, and the number of heads of the model.
+    /// Set by sliced() on a tensor-parallel rank: the rank's first head, and the number of heads of the model.
     int64_t first_head = 0, all_heads = 0;
     std::optional<SparsityConfig> sparse = {};  ///< attend only to the blocks of this layout
     bool cross = false;                         ///< true: keys and values come from another sequence than queries
@@ -98,7 +98,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   AttentionOutput forward(const Variable& query, const Variable& key, const Variable& value,
                           const AttentionMasks& masks = {}, AttentionWeights wanted = AttentionWeights::none);
   using Layer::operator();
-  /// The same function, with a parameter type that allows masks in braces.
+  /// The same call, with masks in braces.
   AttentionOutput operator()(const Variable& query, const Variable& key, const Variable& value,
                              const AttentionMasks& masks, AttentionWeights wanted = AttentionWeights::none) {
     return Layer::operator()(query, key, value, masks, wanted);

@@ -22,7 +22,7 @@ struct Extension {
   double sum, logprob;  // logprob: from the model, before process_logits()
 };
 
-/// Gives each child its parent's caches. All children of a parent but the first get copies, as they append to them.
+/// Gives each child its parent's caches. The first child of a parent takes the caches; the others get copies.
 void inherit(std::vector<Beam>& children, const std::vector<size_t>& parents, std::vector<Beam>& old) {
   for (size_t i = 0; i < children.size(); ++i) {
     children[i].caches = old[parents[i]].caches;

@@ -12,7 +12,7 @@ namespace {
 thread_local int scopes = 0;
 constexpr const char* built_empty = "a model that was built empty";
 
-/// The initialisation of an empty parameter. Owned by its empty storage; released when that is filled.
+/// The initialisation of an empty parameter. The parameter's empty storage owns it, and drops it when filled.
 struct Origin {
   struct Step {
     RandomState random;

@@ -36,14 +36,14 @@ class BuildEmpty {
 bool is_built_empty(const Variable& parameter);
 /// The start values, as a new tensor in the parameter's dtype and on its device. Error unless is_built_empty().
 Tensor start_of(const Variable& parameter);
-/// Allocates and initialises a parameter; one that has values keeps them.
+/// Allocates and initialises a parameter; a parameter that has values keeps them.
 void fill(const Variable& parameter);
 void fill(Module& model);  ///< fills all parameters
-/// The parameter starts with the result of `make`, which has its shape and any floating dtype. The result may be a view
-/// of a mapped file: whoever needs only a slice reads only that slice. A parameter that has values is overwritten at
-/// once. `what` describes the source, for origin_of().
+/// Makes the parameter start with the result of `make`, a tensor of the parameter's shape and any floating dtype. The
+/// result may be a view of a mapped file: a rank that needs only a slice then reads only that slice. A parameter that
+/// has values is overwritten at once. `what` describes the source, for origin_of().
 void start_with(const Variable& parameter, const std::string& what, std::function<Tensor()> make);
-/// Describes the start values; equal texts mean equal values. Ranks compare it when each makes its own values.
+/// Describes the start values; equal texts mean equal values. Ranks that make their own values compare these texts.
 std::string origin_of(const Variable& parameter);
 /// Changes shape, dtype and device of a parameter that is still empty; `change` maps the former start values to the new
 /// ones.
@@ -54,15 +54,15 @@ void change_start(const Variable& parameter, const Shape& shape, TensorOptions o
 struct Held {
   int64_t tensors = 0, bytes = 0;
 };
-/// Guards against a config.json that asks for absurd sizes: Error if files of this content cannot hold a model of
-/// `layers` layers (experts count as layers), or the model that `make` gives. The model is made empty and draws no
-/// random numbers, so no memory is allocated before the check.
+/// Guards against a config.json that asks for absurd sizes: Error if files with these tensors and bytes cannot hold a
+/// model of `layers` layers (experts count as layers), or the model that `make` returns. `make` runs under BuildEmpty,
+/// so it allocates no memory for values. The random generator is left unchanged. `where` names the file in errors.
 void check_held(const std::string& where, const Held& held, double layers,
                 const std::function<std::shared_ptr<Module>()>& make = {});
 
 namespace init {
-/// Runs `fill` on w's tensor; if w was built empty, when it is filled. draws: number of random keys that `fill` takes.
-/// adds: `fill` modifies the values of earlier initialisers instead of replacing them.
+/// Runs `fill` on w's tensor: at once, or, if w was built empty, when w is filled. draws: number of random keys that
+/// `fill` takes. adds: true if `fill` modifies the values of earlier initialisers instead of replacing them.
 void apply(const Variable& w, std::function<void(const Tensor&)> fill, int draws = 0, bool adds = false);
 }  // namespace init
 

@@ -24,7 +24,7 @@ bool same_values(const Variable& a, const Variable& b) {
 
 }  // namespace
 
-/// (B, T, heads * D) to (B, heads, T, D).
+/// Splits features into heads: (B, T, heads * D) to (B, heads, T, D).
 Variable MultiHeadAttention::by_head(const Variable& all, int64_t heads) const {
   return all.reshape({all.size(0), all.size(1), heads, o.head_size}).transpose(1, 2);
 }

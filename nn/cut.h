@@ -1,12 +1,12 @@
 #pragma once
-// How ranks may shard a field of a module (tensor and sequence parallelism). fields() states it where it names the
-// field:
+// How ranks may shard a field of a module (tensor and sequence parallelism). fields() states the cut where it names
+// the field:
 //
 //   f("up", up, cut::columns)("down", down, cut::rows);                                   // an MLP
 //   f("in_proj", in_proj, cut::heads(heads, kv_heads))("out_proj", out_proj, cut::rows);  // attention: by whole heads
 //   f("norm", norm, cut::tokens);                                                         // shards the sequence
 //
-// nn/ itself does not use it. Code that shards a model (parallel/tensor/), or estimates the cost of doing so, reads it.
+// nn/ itself does not use cuts. They are for code that shards a model (parallel/tensor/) or estimates what it costs.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,7 +24,7 @@ struct Cut {
     columns,     ///< the outputs of a Linear (column parallel)
     rows,        ///< the inputs of a Linear (row parallel); the ranks' outputs are summed
     vocabulary,  ///< rows of a table: Embedding, Head
-    features,    ///< computes each feature (last dim) separately; after columns it gets a rank's features
+    features,    ///< computes each feature (last dim) separately; after columns, x has a rank's features
     tokens,      ///< computes each token separately; may run on a part of the sequence (dim -2)
     experts,     ///< one of several experts, which are divided among ranks
   };

@@ -20,7 +20,7 @@ struct Linear;
 
 /// The options of Transformer Engine's DelayedScaling.
 struct Fp8Options {
-  /// Amax that determines the scale: the maximum of the history, or the last step's.
+  /// The amax that determines the scale: the maximum of the history, or the amax of the last step.
   enum class Amax { max, most_recent };
   /// True: gradients in e5m2 (wider range), all other operands in e4m3; false: all in e4m3.
   bool hybrid = true;
@@ -29,11 +29,11 @@ struct Fp8Options {
   Amax amax_compute_algo = Amax::max;
 };
 
-/// Puts Linears into fp8 while it exists, and updates their scales.
+/// While an Fp8Scaling exists, its Linears multiply in fp8. update() updates the scales of these Linears.
 class Fp8Scaling {
  public:
-  /// Takes the Linears below `model` whose input and output sizes are multiples of 16; the others keep their dtype.
-  /// Error if one of them is in fp8 already, or if they are on different devices.
+  /// Puts into fp8 the Linears below `model` whose input and output sizes are multiples of 16. Other Linears keep their
+  /// dtype. Error if a chosen Linear is in fp8 already, or if the chosen Linears are on different devices.
   explicit Fp8Scaling(Module& model, const Fp8Options& options = {});
   Fp8Scaling(const Fp8Scaling&) = delete;
 
@@ -45,7 +45,7 @@ class Fp8Scaling {
   /// The state of one Linear in a checkpoint; its tensors may be read and written.
   struct Piece {
     std::string name;       ///< the Linear's name
-    Tensor scale, history;  ///< (3): input, weight, gradient; (3, amax_history_len), newest first
+    Tensor scale, history;  ///< scale (3): input, weight, gradient; history (3, amax_history_len), newest first
   };
   /// One piece per Linear in fp8.
   std::vector<Piece> state() const;

@@ -8,15 +8,15 @@ namespace lockstep::nn {
 /// The continuation of a prompt.
 struct Generated {
   std::vector<int64_t> tokens;   ///< new tokens, including an end token
-  std::vector<double> logprobs;  ///< natural logarithms, one per token, if requested
+  std::vector<double> logprobs;  ///< natural log of each token's probability, if requested
   /// Cause of the end: max_new_tokens, an end token, a stop string, a full context, or `emit`.
   enum class Reason { length, eos, stop, context, caller } reason = Reason::length;
   double score = 0;  ///< score of the beam, if beam search was used
 };
 
-/// Continues every prompt, num_return_sequences times each; results are in this order. `emit` is called for each new
-/// token of each sequence (with beams, at the end) and ends the sequence by returning false. The tokens of a sequence
-/// do not depend on the other sequences or on the number of threads.
+/// Continues every prompt, num_return_sequences times each; results are in the order of the prompts. `emit` is called
+/// for each new token of each sequence (with beams, at the end) and ends the sequence by returning false. The tokens of
+/// a sequence do not depend on the other sequences or on the number of threads.
 std::vector<Generated> generate(GPT& model, std::span<const std::vector<int64_t>> prompts,
                                 const Generation& generation = {},
                                 const std::function<bool(size_t sequence, int64_t token)>& emit = {});

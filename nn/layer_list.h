@@ -47,11 +47,11 @@ class LayerList {
   LayerList&& repeated() &&;
 
   std::vector<Item> items;
-  /// The model's loss as a function of the last layer's output, if the model has its own; else the trainer supplies
-  /// one.
+  /// The model's own loss as a function of the last layer's output. Empty if the model has none: then the trainer
+  /// supplies a loss.
   std::function<Variable(const Variable& output, const std::vector<Tensor>& targets)> loss;
-  /// The same loss from the model's input, for a model that computes it without its whole output, if it has such a way.
-  /// Undefined while a hook looks at the output.
+  /// The same loss as a function of the model's input, for models that can compute it without all of their output at
+  /// once; empty in other models. Returns an undefined variable while a hook reads the output.
   std::function<Variable(const Variable& input, const std::vector<Tensor>& targets)> loss_of_input;
 };
 

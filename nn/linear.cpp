@@ -51,7 +51,7 @@ Embedding::Embedding(const Options& o) : padding_index(o.padding_index) {
 
 std::string Embedding::options() const { return str("num ", weight.size(0), ", dim ", weight.size(1)); }
 
-/// Maxima: gathers all bags padded to the longest one, with -infinity in the padding. An empty bag gives 0 without
+/// The maxima of all bags. Gathers the bags, padded with -infinity to the longest one. An empty bag gives 0 without
 /// gradient. `values` are the indices on the host, or empty if there is no padding_index.
 Variable EmbeddingBag::largest(const Tensor& index, const std::vector<int64_t>& values,
                                const std::vector<int64_t>& starts) {

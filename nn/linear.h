@@ -53,9 +53,9 @@ struct Linear : Layer<Linear> {
       std::function<Variable(const Variable& x, const Variable& weight, const Variable& bias, Activation activation)>;
   Variable weight, bias;  ///< weight: in a quantised layer a placeholder (tensor/quantized.h)
   std::shared_ptr<QuantizedWeight> quantized;
-  /// If set, replaces linear(); tensor parallelism (parallel/tensor/) installs one that works on shards.
+  /// If set, replaces linear(); tensor parallelism (parallel/tensor/) sets a product that works on shards.
   Product product;
-  /// If set, its output for x is added before the activation (nn/lora.h).
+  /// If set, the adapter's output for x is added before the activation (nn/lora.h).
   std::shared_ptr<Module> adapter;
   std::weak_ptr<Fp8Scales> fp8;  ///< the layer multiplies in fp8 while these scales exist (nn/fp8.h)
 
@@ -153,8 +153,8 @@ struct EmbeddingBag : Layer<EmbeddingBag> {
   Variable largest(const Tensor& index, const std::vector<int64_t>& values, const std::vector<int64_t>& starts);
 };
 
-/// Output layer: scores of x (..., dim) against the rows of a table, (..., num). The table is its own, (num, dim),
-/// which starts N(0, 0.02), or is tied to an Embedding's (Press and Wolf, 2017).
+/// Output layer: scores of x (..., dim) against the rows of a table, (..., num). The table (num, dim) belongs to the
+/// head and starts N(0, 0.02^2), or the head shares the table of an Embedding (Press and Wolf, 2017).
 struct Head : Layer<Head> {
   struct Options {
     int64_t num, dim;
@@ -167,10 +167,10 @@ struct Head : Layer<Head> {
   /// Mean cross entropy of the scores with targets i64 (...). On a GPU, and for long inputs on the CPU, the forward
   /// computes the gradients, too, in chunks of rows if memory is short (linear_cross_entropy()).
   Variable forward(const Variable& x, const Tensor& targets);
-  /// forward() in two steps, scores and loss. Under tensor parallelism these are the scores of this rank's rows. On a
-  /// GPU their rows lie apart (tensor/padded.h).
+  /// The scores; loss() computes the loss from them. Under tensor parallelism: the scores against this rank's rows of
+  /// the table. On a GPU each row of scores may have padding behind it (tensor/padded.h).
   Variable scores(const Variable& x);
-  /// Mean cross entropy of `scores`.
+  /// Mean cross entropy of scores().
   Variable loss(const Variable& scores, const Tensor& targets) {
     return entropy ? entropy(scores, targets) : cross_entropy(scores.view({-1, weight.size(0)}), targets.reshape({-1}));
   }

@@ -7,8 +7,8 @@
 //   ...
 //   lora.merge();                                                 // now a plain model with other weights
 //
-// An adapter is a module below its Linear and appears in its fields(), so checkpoints, DDP, ZeRO, pipelines and tensor
-// parallelism find it. Adapter files: nn/hugging_face/adapter.h.
+// An adapter is a module below its Linear and appears in the Linear's fields(), so checkpoints, DDP, ZeRO, pipelines
+// and tensor parallelism find it. Adapter files: nn/hugging_face/adapter.h.
 #include <memory>
 #include <string>
 #include <vector>
@@ -37,9 +37,9 @@ struct LoraPart {
   int64_t row = 0, rows = 0;
 };
 
-/// The adapter of one Linear. Its parts share one A of shape (parts * r, in), that is, one product.
+/// The adapter of one Linear. The parts share one A of shape (parts * r, in), so one product with A serves all parts.
 struct LowRank : Layer<LowRank> {
-  /// For a Linear (out, in) with this cut.
+  /// An adapter for a Linear whose weight is (out, in) and whose cut is `cut`.
   LowRank(const LoraOptions& options, int64_t in, int64_t out, std::vector<LoraPart> parts, const Cut& cut);
   /// x (..., in) gives the amount to add, (..., out); outputs outside the parts get 0.
   Variable forward(const Variable& x);
@@ -67,7 +67,7 @@ class Lora {
   };
   /// The options of add_lora().
   const LoraOptions& options() const { return options_; }
-  /// In the order of the model's fields().
+  /// All adapters, in the order of the model's fields().
   const std::vector<Adapter>& adapters() const { return adapters_; }
   /// Adds scale B A to the weights and removes the adapters, which leaves a plain model. Error for weights that are
   /// quantised, sharded (ZeRO 3, tensor parallelism) or built empty.

@@ -98,11 +98,11 @@ class Module {
   /// Parameters of child modules that forward() reads directly (a tied table) rather than by calling the child. ZeRO 3
   /// gathers them for the whole call.
   virtual std::vector<Variable> reads() { return {}; }
-  /// Called once after the module was sharded: its input is part `index` of `count`, along features (dim -1) or along
-  /// the sequence (dim -2).
+  /// Called once after the module was sharded: the module's input is part `index` of `count`, along features (dim -1)
+  /// or along the sequence (dim -2).
   virtual void sliced(const PartOf&) {}
-  /// Context parallelism: from now on the input holds this rank's part of the sequence; null ends it. Returns the
-  /// number of heads that attend across tokens, 0 for a module without attention.
+  /// Context parallelism: from now on the input holds this rank's part of the sequence; null: the whole sequence.
+  /// Returns the number of heads that attend across tokens, 0 for a module without attention.
   virtual int64_t share_sequence(const std::shared_ptr<SequencePart>&) { return 0; }
   /// This module as a list of layers (nn/layer_list.h), for pipelines. Default: a single layer that runs call().
   virtual LayerList layers();
@@ -128,12 +128,12 @@ class Module {
   virtual Variable call(const Variable& x);
 
   std::vector<Variable> parameters();  ///< every parameter once, shared ones too
-  /// With dotted names; a shared parameter appears once, under its first name.
+  /// All parameters with dotted names; a shared parameter appears once, under its first name.
   std::vector<NamedParameter> named_parameters();
-  /// With dotted names, in the order of fields().
+  /// All buffers with dotted names, in the order of fields().
   std::vector<NamedBuffer> named_buffers();
   std::vector<std::pair<std::string, Module*>> named_modules();  ///< depth first; the module itself comes first, as ""
-  /// The direct children only.
+  /// Only the direct children, with their names.
   std::vector<std::pair<std::string, Module*>> children();
   /// Number of parameter elements; shared parameters count once.
   int64_t parameter_count();
@@ -142,7 +142,8 @@ class Module {
   State state();
   /// Copies values by name into the module's parameters and buffers. Names, shapes and kinds of dtype (floating or not)
   /// are checked first: an Error lists all missing and unexpected names and all wrong shapes, and nothing is changed.
-  /// Not strict: missing and unexpected names are returned instead. A shared parameter may come under any of its names.
+  /// With strict = false, missing and unexpected names are returned instead. A shared parameter may come under any of
+  /// its names.
   LoadReport load_state(const State& state, bool strict = true);
 
   /// Converts or moves all parameters and buffers in place. Variables keep their identity, so existing optimizers stay
@@ -176,8 +177,8 @@ class Module {
   /// all, and returns the results (activation checkpointing).
   using CallHook =
       std::function<Variables(const Variables& inputs, const std::function<Variables(const Variables&)>& run)>;
-  /// Installs the hook; an empty one removes it. Error if there is one already, and for calls with other arguments
-  /// while gradients are recorded.
+  /// Installs `hook`; an empty hook removes the installed one. Error if one is installed already. While gradients are
+  /// recorded, a call with arguments or results that are not variables is then an Error, too.
   void wrap_call(CallHook hook);
   /// Adds a hook; returns its id for remove_hook(). Hooks run in the order in which they were added.
   int before_forward(ForwardHook hook);

@@ -37,7 +37,7 @@ int check_weight(const char* layer, const Variable& weight, int64_t dim) {
   return normalize_dim(layer, dim, weight.dim());
 }
 
-/// The values of a weight; the start values if it was built empty and has none yet.
+/// The values of a weight; the start values if it was built empty and has no values yet.
 Tensor values_of(const Variable& weight) { return is_built_empty(weight) ? start_of(weight) : weight.tensor(); }
 
 }  // namespace

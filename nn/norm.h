@@ -42,7 +42,7 @@ struct RMSNorm : Layer<RMSNorm> {
   Variable weight;
 };
 
-/// LayerNorm or RMSNorm over the last dim, for models in which this is an option.
+/// LayerNorm or RMSNorm over the last dim, for models with an option that selects one of them.
 struct Norm : Layer<Norm> {
   /// LayerNorm or RMSNorm.
   enum Kind { layer, rms };
@@ -123,7 +123,7 @@ struct BatchNorm : ChannelNorm<BatchNorm> {
 
   Options o;
   /// If set, replaces batch_norm() in training: (x, weight, bias, running_mean, running_var, momentum, eps).
-  /// parallel/sync_batch_norm.h installs one that computes the statistics over all ranks.
+  /// parallel/sync_batch_norm.h installs a function that computes the statistics over all ranks.
   std::function<Variable(const Variable&, const Variable&, const Variable&, const Tensor&, const Tensor&, double,
                          double)>
       over_batch;
@@ -183,13 +183,13 @@ struct LocalResponseNorm : Layer<LocalResponseNorm> {
   Options o;
 };
 
-/// weight = g v / |v|; norms are taken over all dims except `dim`, or over all dims if it is -1 (Salimans and Kingma,
-/// 2016). g and v are saved under the names of PyTorch's parametrizations.weight_norm.
+/// weight = g v / |v|; norms are taken over all dims except `dim`, or over all dims if `dim` is -1 (Salimans and
+/// Kingma, 2016). g and v are saved under the names of PyTorch's parametrizations.weight_norm.
 struct WeightNorm : Module {
   struct Options {
     int64_t dim = 0;
   };
-  /// v starts as `weight`, g as its norms. Error for a weight of less than 2 dims.
+  /// v starts as `weight`, g as the norms of v. Error for a weight of less than 2 dims.
   WeightNorm(Variable weight, const Options& o);
   /// The weight of this call.
   Variable weight(bool training) const;

@@ -33,11 +33,11 @@ concept NamesVariables = requires(T& value) {
 /// True if a result of type T consists of a fixed number of variables. Only such calls can be wrapped
 /// (Module::wrap_call()).
 template <class T> inline constexpr bool is_variables = std::is_same_v<T, Variable> || NamesVariables<T>;
-/// A tuple: if all elements do.
+/// For a tuple: true if is_variables is true for all elements.
 template <class... T> inline constexpr bool is_variables<std::tuple<T...>> = (is_variables<T> && ...);
-/// A pair: if both elements do.
+/// For a pair: true if is_variables is true for both elements.
 template <class A, class B> inline constexpr bool is_variables<std::pair<A, B>> = is_variables<A>&& is_variables<B>;
-/// An array: if its elements do.
+/// For an array: true if is_variables is true for its elements.
 template <class T, size_t n> inline constexpr bool is_variables<std::array<T, n>> = is_variables<T>;
 
 /// Calls fn(Variable&) for each variable of a result, in order; does nothing for a result without variables.

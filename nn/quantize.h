@@ -38,10 +38,10 @@ struct QuantizeReport {
   std::string text() const;
 };
 /// Quantises the model in place; call it before optimizers and tensor parallelism exist. A model that was built empty
-/// is processed one weight at a time, and its other parameters stay empty. Error if there is nothing to quantise or a
-/// weight is quantised, sharded or not here; then nothing is changed.
+/// is processed one weight at a time, and its other parameters stay empty. Error, with nothing changed, if there is
+/// nothing to quantise, or if a weight is already quantised, sharded or on another rank.
 QuantizeReport quantize(Module& model, const QuantizeOptions& options = {});
-/// True if some weight below is quantised.
+/// True if some weight of the model is quantised.
 bool is_quantized(Module& model);
 
 /// Loads a state that may hold quantised weights ("x.weight.codes", "x.weight.scales") into a model whose weights may

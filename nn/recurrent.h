@@ -48,7 +48,7 @@ struct RecurrentOutput {
   /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output), fn(h); }
 };
-/// Result of LSTM; as RecurrentOutput, and c (D layers, B, hidden).
+/// Result of LSTM. output and h: as in RecurrentOutput; c: last cells (D layers, B, hidden).
 struct LstmOutput {
   Variable output, h, c;
   /// Calls fn for each variable; see nn/outputs.h.
@@ -69,7 +69,7 @@ struct PackedLstmOutput {
   void each_variable(const auto& fn) { fn(output.data), fn(h), fn(c); }
 };
 
-/// Options of GRU; RNN and LSTM have the same and one more.
+/// Options of GRU. RNN and LSTM have the same options and one more each.
 struct RecurrentOptions {
   int64_t input, hidden, layers = 1;
   bool bias = true, batch_first = false;
@@ -221,7 +221,7 @@ struct LSTMCell : RecurrentCellLayer<LSTMCell> {
     void each_variable(const auto& fn) { fn(h), fn(c); }
   };
   explicit LSTMCell(const Options& o) : RecurrentCellLayer("LSTMCell", o, RecurrentCell::lstm) {}
-  /// x and h as in the other cells; h and c both, or neither.
+  /// Returns the next state. x and h: as in the other cells. Give both h and c, or neither.
   State forward(const Variable& x, const Variable& h = {}, const Variable& c = {}) {
     const LstmOutput next = step(x, h, c);
     return {next.h, next.c};

@@ -42,16 +42,16 @@ double rope_attention_factor(const Rope& rope);
 /// Cosines and sines that all layers of a model share. They are computed on demand; thread-safe.
 class RopeTable {
  public:
-  /// For heads of this size; `context` replaces an original_context of 0. Error for invalid options.
+  /// A table for heads of head_size features. `context` replaces an original_context of 0. Error for invalid options.
   RopeTable(const Rope& rope, int64_t head_size, int64_t context);
 
   /// Cosines and sines of some positions.
   struct Angles {
     Tensor cosine, sine;  ///< (T, D / 2), for rotary_packed(); D is the number of rotated features
   };
-  /// For positions first to first + tokens - 1, in a sequence of that length.
+  /// The angles of positions first to first + tokens - 1, in a sequence of first + tokens tokens.
   Angles at(int64_t first, int64_t tokens, DType dtype, Device device);
-  /// For the given positions, i64, in a sequence of `length` tokens.
+  /// The angles of the given positions, i64, in a sequence of `length` tokens.
   Angles at(const Tensor& positions, int64_t length, DType dtype, Device device);
   /// The options, with an original_context of 0 replaced.
   const Rope& rope() const { return rope_; }

@@ -55,7 +55,7 @@ void check_numbers(const Generation& g) {
     LOCKSTEP_CHECK(r.has(r.of(g)), "[generate] ", wrong_option(r.name, r.of(g)));
 }
 
-/// exp(x) for x <= 0, accurate to an ulp or two; 0 below 2^-1000. Branch-free, so that loops vectorise.
+/// exp(x) for x <= 0, accurate to an ulp or two; 0 for x < -690. Branch-free, so that loops vectorise.
 inline double exp_below_zero(double x) {
   // x = n ln 2 + r, |r| <= ln 2 / 2; adding 1.5 * 2^52 leaves n in the low bits of t
   const double t = std::max(x, -690.0) * 1.4426950408889634 + 6755399441055744.0, n = t - 6755399441055744.0,
@@ -152,7 +152,7 @@ class Weights {
     for (size_t b = 0; b < filled; before += sums_[b++]) {
       if (b + 1 < filled && !enough((before + sums_[b]) * (1 + 1e-12))) continue;
       std::vector<int64_t> ids;
-      // A superset of the bucket by a single comparison, which rejects nearly all ids.
+      // A single comparison selects a superset of the bucket. It rejects nearly all ids.
       const bool rest = b + 1 == sums_.size();
       const double middle = (double(b) + 0.5) / (scale_ * 64), reach = rest ? -never : 0.51 / (scale_ * 64);
       for (size_t i = 0; i < scores_.size(); ++i)
@@ -193,7 +193,7 @@ void forbid_repeats(std::span<const int64_t> prompt, std::span<const int64_t> an
       score_of(all[i + head]) = never;
 }
 
-/// Logits as doubles, with infinity replaced by the largest f32, so that options can be applied to it.
+/// Logits as doubles, with infinity replaced by the largest f32, so that options can be applied to all logits.
 std::vector<double> numbers_of(std::span<const float> logits) {
   constexpr float most = std::numeric_limits<float>::max();
   std::vector<double> s(logits.size());

@@ -26,7 +26,7 @@ struct Generation {
   /// True: stop as soon as num_beams beams have ended; false: when no running beam can still improve the result.
   bool early_stopping = false;
   std::vector<int64_t> eos_token_id;
-  std::vector<std::string> stop;             ///< end where one of these appears; needs `text`
+  std::vector<std::string> stop;             ///< the answer ends where one of them appears; needs `text`
   std::function<std::string(int64_t)> text;  ///< bytes of a token
   bool logprobs = false;                     ///< true: record each token's log probability under the model
   std::optional<DType> cache_dtype;          ///< dtype of cached keys and values; f16 and bf16 halve the memory
@@ -40,9 +40,9 @@ struct Generation {
   std::vector<int64_t> suppress_tokens;                ///< tokens that are never chosen
   double temperature = 1;                              ///< divides the logits; below 1e-5 decoding is greedy
   int64_t top_k = 50;                                  ///< keep the k most likely, and ties with the last; 0: all
-  /// Keep the most likely tokens whose probabilities add up to this (Holtzman et al., 2020), at least one.
+  /// Keep the most likely tokens until their probabilities add up to top_p (Holtzman et al., 2020), at least one token.
   double top_p = 1;
-  double min_p = 0;  ///< keep tokens that are at least this fraction as likely as the most likely one
+  double min_p = 0;  ///< keep tokens with at least min_p times the probability of the most likely token
 
   /// True if no random numbers are drawn.
   bool greedy() const { return !do_sample || temperature < 1e-5; }
@@ -52,10 +52,10 @@ struct Generation {
   void check(int64_t vocab) const;
 };
 
-/// Checks one number of Generation; also used by programs and servers when they read it. Returns "" or an explanation
-/// such as "expected top_p in (0, 1], got 2".
+/// Checks one numeric option of Generation; programs and servers use it for the options that they read. Returns "" or
+/// an explanation such as "expected top_p in (0, 1], got 2".
 std::string wrong_option(std::string_view name, double value);
-/// Upper bound of an option, as in wrong_option().
+/// The largest value of an option that wrong_option() accepts.
 double most_of_option(std::string_view name);
 
 /// A token and its probability after filtering.
@@ -65,8 +65,8 @@ struct Candidate {
 };
 
 /// The scores after logit_bias, penalties, n-grams, min_new_tokens and suppress_tokens, given the tokens so far. An
-/// infinite logit counts as the largest f32, so it is drawn unless there are several. Error if a logit is NaN, or for
-/// an id without a logit.
+/// infinite logit counts as the largest f32, so its token is drawn unless several logits are infinite. Error if a logit
+/// is NaN, or for an id without a logit.
 std::vector<double> process_logits(std::span<const float> logits, std::span<const int64_t> prompt,
                                    std::span<const int64_t> answer, const Generation& generation);
 /// The scores filtered by temperature, top_k, top_p and min_p: most likely first, ties by lower id. Error if no token
@@ -79,8 +79,8 @@ int64_t next_token(std::span<const double> scores, const Generation& generation,
 double draw(uint64_t seed, uint64_t sequence, uint64_t position);
 /// The id of the highest score; ties go to the lowest id.
 int64_t likeliest(std::span<const double> scores);
-/// Scores (rows, vocabulary) from any device in host memory, in f32. Padded rows (tensor/padded.h) come with their
-/// padding, so nothing is packed before.
+/// Returns scores (rows, vocabulary), which may be on any device, in host memory and in f32. Padded rows
+/// (tensor/padded.h) are copied with their padding, so they need not be packed first.
 Tensor scores_on_host(const Tensor& scores);
 /// One row of scores_on_host().
 std::span<const float> row_of(const Tensor& scores, size_t row);

@@ -1,4 +1,4 @@
-// Bilinear, CosineSimilarity and PairwiseDistance. See similarity.h.
+// Layers with two inputs: Bilinear, CosineSimilarity and PairwiseDistance. See similarity.h.
 #include "nn/similarity.h"
 
 #include <cmath>

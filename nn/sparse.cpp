@@ -1,4 +1,4 @@
-// Block-sparse attention layouts. See sparse.h.
+// Layouts of block-sparse attention: the blocks that each row of blocks attends to. See sparse.h.
 #include "nn/sparse.h"
 
 #include <algorithm>
@@ -58,7 +58,7 @@ class Row {
     const int64_t half = c_.num_sliding_window_blocks / 2;
     add(row_ - half, row_ + half + 1);
   }
-  /// Global columns, seen by all rows; with `rows` the rows of the same blocks also see all columns.
+  /// Adds the global columns [begin, end), which all rows see. With `rows`, rows [begin, end) also see all columns.
   void global(int64_t begin, int64_t end, bool rows) {
     add(begin, end);
     if (rows && row_ >= begin && row_ < end) add(0, blocks_);

@@ -13,8 +13,8 @@ namespace lockstep::nn {
 
 class Module;
 
-/// DeepSpeed's options. Sizes are in blocks. All modes read block, different_layout_per_head and unidirectional; the
-/// comments name the modes that read each other field.
+/// DeepSpeed's options. Sizes are in blocks. All modes read block, different_layout_per_head and unidirectional. The
+/// comment of each other field names the modes that read the field.
 struct SparsityConfig {
   /// Patterns; local is a sliding window only.
   enum class Mode { dense, fixed, variable, bigbird, bslongformer, local };
@@ -23,15 +23,15 @@ struct SparsityConfig {
   /// True: each head draws its own random blocks and pattern; false: all heads share them.
   bool different_layout_per_head = false;
   std::optional<bool> unidirectional;  ///< default: true in a causal model; false if there is no model
-  /// fixed (Child et al., 2019): windows of this many blocks. The last num_global_blocks of each window (with other
-  /// patterns, earlier ones) are seen by all rows.
+  /// fixed (Child et al., 2019): windows of this many blocks. All rows see the last num_global_blocks of each window
+  /// (some heads: earlier blocks of the window; see num_different_global_patterns).
   int64_t num_local_blocks = 4;
-  int64_t num_global_blocks = 1;  ///< fixed: see above; bigbird: the first blocks of the sequence
+  int64_t num_global_blocks = 1;  ///< fixed: see above; bigbird: number of first blocks that are global
   /// fixed: heads rotate through this many choices of global blocks.
   int64_t num_different_global_patterns = 1;
   /// fixed, variable: global blocks also attend to all blocks; bidirectional only.
   bool horizontal_global_attention = false;
-  int64_t num_random_blocks = 0;                    ///< variable, bigbird (Zaheer et al., 2020): per row
+  int64_t num_random_blocks = 0;                    ///< variable, bigbird (Zaheer et al., 2020): random blocks per row
   std::vector<int64_t> local_window_blocks = {4};   ///< variable: window sizes; the last one repeats
   std::vector<int64_t> global_block_indices = {0};  ///< variable, bslongformer (Beltagy et al., 2020)
   /// variable, bslongformer: end of each global range; default: ranges of one block.
@@ -48,16 +48,17 @@ std::optional<SparsityConfig::Mode> mode_of(std::string_view name);
 /// Error for values out of range or combinations that contradict each other.
 void check_sparsity(const SparsityConfig& config);
 /// The attended blocks, for ceil(tokens / block) rows and columns; the last block may be short. Unidirectional layouts
-/// end at the diagonal; within its blocks attention is causal by token. The result is on the default device.
+/// end at the diagonal; within the blocks on the diagonal, attention is causal by token. The result is on the default
+/// device.
 BlockLayout make_layout(const SparsityConfig& config, int64_t heads, int64_t tokens);
 /// The layout as a mask per token: bool (layout.heads, tokens, tokens), true where a block is attended to.
 Tensor mask_of(const BlockLayout& layout, int64_t tokens);
 
 /// Result of set_sparse_attention().
 struct SparseCount {
-  int64_t set = 0, all = 0;  ///< numbers of MultiHeadAttention layers: changed ones, and all
+  int64_t set = 0, all = 0;  ///< set: number of MultiHeadAttention layers that were changed; all: number of all
 };
-/// Makes every MultiHeadAttention that is still dense sparse. Layers are numbered consecutively from config.layer.
+/// Gives a sparse layout to every MultiHeadAttention without one. Layers are numbered consecutively from config.layer.
 SparseCount set_sparse_attention(Module& model, SparsityConfig config);
 
 }  // namespace lockstep::nn

@@ -1,4 +1,4 @@
-// TextStream. See text_stream.h.
+// TextStream: UTF-8 characters and stop strings in a stream of bytes. See text_stream.h.
 #include "nn/text_stream.h"
 
 #include <algorithm>

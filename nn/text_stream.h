@@ -9,9 +9,9 @@ namespace lockstep::nn {
 /// until more bytes arrive. Invalid UTF-8 becomes U+FFFD.
 class TextStream {
  public:
-  /// Stop strings end the stream.
+  /// A stream that ends where one of the strings `stop` appears.
   explicit TextStream(std::vector<std::string> stop = {}) : stop_(std::move(stop)) {}
-  /// Adds bytes; returns the text that can be shown now. After a stop string it returns "".
+  /// Adds bytes; returns the text that can be shown now. After a stop string, returns "".
   std::string push(const std::string& bytes);
   /// Returns the bytes held back; call it at the end.
   std::string flush();

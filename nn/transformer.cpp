@@ -1,4 +1,4 @@
-// The transformers of torch.nn. See transformer.h.
+// The transformers of torch.nn: construction and forward. See transformer.h.
 #include "nn/transformer.h"
 
 #include <cmath>
@@ -40,7 +40,7 @@ struct Batched {
   }
   Variable in(const Variable& x) const { return single ? x.unsqueeze(0) : turned ? x.transpose(0, 1) : x; }
   Variable out(const Variable& x) const { return single ? x.squeeze(0) : turned ? x.transpose(0, 1) : x; }
-  /// The padding mask of a single sequence may be (S).
+  /// Gives the padding mask (S) of a single sequence a batch dim: (1, S).
   AttentionMasks in(AttentionMasks masks) const {
     if (single && masks.padding.defined() && masks.padding.dim() == 1) masks.padding = masks.padding.unsqueeze(0);
     return masks;

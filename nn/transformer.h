@@ -1,5 +1,5 @@
 #pragma once
-// The transformers of torch.nn: encoder and decoder layers, stacks of them, and the whole (Vaswani et al., 2017).
+// The transformers of torch.nn: encoder and decoder layers, stacks of layers, the whole model (Vaswani et al., 2017).
 // Parameter names, defaults and masks are PyTorch's. For decoder-only models use nn/models/block.h. Each layer has a
 // second operator() so that masks can be written in braces.
 //
@@ -31,7 +31,7 @@ struct TransformerEncoderLayer : Layer<TransformerEncoderLayer> {
   explicit TransformerEncoderLayer(const Options& options);
   Variable forward(const Variable& x, const AttentionMasks& masks = {});
   using Layer::operator();
-  /// Same; allows masks in braces.
+  /// The same call, with masks in braces.
   Variable operator()(const Variable& x, const AttentionMasks& masks) { return Layer::operator()(x, masks); }
   void fields(Fields& f) override {
     f("self_attn", self_attn)("linear1", linear1, cut::columns)("dropout", dropout, cut::features)(
@@ -61,7 +61,7 @@ struct TransformerDecoderLayer : Layer<TransformerDecoderLayer> {
   explicit TransformerDecoderLayer(const Options& options);
   Variable forward(const Variable& x, const Variable& memory, const DecoderMasks& masks = {});
   using Layer::operator();
-  /// Same; allows masks in braces.
+  /// The same call, with masks in braces.
   Variable operator()(const Variable& x, const Variable& memory, const DecoderMasks& masks) {
     return Layer::operator()(x, memory, masks);
   }
@@ -86,8 +86,8 @@ struct TransformerStackOptions {
   int64_t layers;
   bool norm = false;
 };
-/// Layers in sequence, optionally followed by a norm. Unlike in PyTorch, where layers start as copies of one, each is
-/// initialised separately.
+/// Layers in sequence, optionally followed by a norm. Each layer is initialised separately. In PyTorch, layers start as
+/// copies of one layer.
 template <class Derived, class L> struct TransformerStack : Layer<Derived> {
   using Options = TransformerStackOptions;
   explicit TransformerStack(const Options& o) {
@@ -109,7 +109,7 @@ struct TransformerEncoder : TransformerStack<TransformerEncoder, TransformerEnco
   using TransformerStack::TransformerStack;
   Variable forward(Variable x, const AttentionMasks& masks = {});
   using Layer::operator();
-  /// Same; allows masks in braces.
+  /// The same call, with masks in braces.
   Variable operator()(const Variable& x, const AttentionMasks& masks) { return Layer::operator()(x, masks); }
   LayerList layers() override;
 };
@@ -119,7 +119,7 @@ struct TransformerDecoder : TransformerStack<TransformerDecoder, TransformerDeco
   using TransformerStack::TransformerStack;
   Variable forward(Variable x, const Variable& memory, const DecoderMasks& masks = {});
   using Layer::operator();
-  /// Same; allows masks in braces.
+  /// The same call, with masks in braces.
   Variable operator()(const Variable& x, const Variable& memory, const DecoderMasks& masks) {
     return Layer::operator()(x, memory, masks);
   }
@@ -146,7 +146,7 @@ struct Transformer : Layer<Transformer> {
   explicit Transformer(const Options& o);
   Variable forward(const Variable& source, const Variable& target, const Masks& masks = {});
   using Layer::operator();
-  /// Same; allows masks in braces.
+  /// The same call, with masks in braces.
   Variable operator()(const Variable& source, const Variable& target, const Masks& masks) {
     return Layer::operator()(source, target, masks);
   }

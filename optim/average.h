@@ -16,14 +16,14 @@ class WeightAverage {
   explicit WeightAverage(std::vector<Variable> parameters, double decay = 0);
   /// Adds the current parameters to the average. Error while swapped.
   void update();
-  /// Exchanges averages and parameters, for an evaluation; a second call undoes it. Error before the first update().
-  /// The averages of 16-bit parameters keep their f32 bits. update() and load_state() must not be called in between.
+  /// Exchanges averages and parameters, for an evaluation; a second call exchanges them back. Error before the first
+  /// update(). The averages of 16-bit parameters keep their f32 bits. Do not call update() or load_state() in between.
   void swap();
   int64_t updates() const { return updates_; }                       ///< number of updates
   const std::vector<Tensor>& averages() const { return averages_; }  ///< one average per parameter, in the same order
-  /// Averages and number of updates; the tensors share memory.
+  /// Averages and number of updates; the tensors share memory with this object.
   OptimizerState state() const;
-  /// Error for another number of averages or another shape, with nothing changed.
+  /// Loads what state() returned. Error, with nothing changed, for another number of averages or another shape.
   void load_state(const OptimizerState& state);
 
  private:

@@ -10,17 +10,17 @@ namespace lockstep::optim {
 /// are skipped.
 double grad_norm(const std::vector<Variable>& parameters, double norm_type = 2);
 
-/// Norm of one gradient from the f64 sum of its squares; rounded to f32 unless the gradient is f64. This makes it
-/// independent of how the squares were added up (whole parameter, shards, stages). The total norm is the root of the
+/// Norm of one gradient from the f64 sum of its squares; rounded to f32 unless the gradient is f64. So the norm
+/// is independent of how the squares were added up (whole parameter, shards, stages). The total norm is the root of the
 /// sum of the squared norms, in the model's order.
 double norm_of_squares(double sum, DType dtype);
 
-/// Clips to a norm that is known already: scales all gradients by max_norm / (norm + 1e-6) if that is below 1. Returns
-/// `norm`.
+/// Clips to a norm that is known already: scales all gradients by max_norm / (norm + 1e-6) if this factor is below 1.
+/// Returns `norm`.
 double clip_to_norm(const std::vector<Variable>& parameters, double norm, double max_norm);
 
-/// Scales all gradients by max_norm / (norm + 1e-6) if that is below 1; returns the norm before. A norm that is
-/// infinite or NaN makes the gradients 0 or NaN, as in PyTorch: check the result, or set error_if_nonfinite.
+/// Scales all gradients by max_norm / (norm + 1e-6) if this factor is below 1. Returns the norm before clipping. A norm
+/// that is infinite or NaN makes the gradients 0 or NaN, as in PyTorch: check the result, or set error_if_nonfinite.
 double clip_grad_norm(const std::vector<Variable>& parameters, double max_norm, double norm_type = 2,
                       bool error_if_nonfinite = false);
 

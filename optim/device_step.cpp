@@ -110,7 +110,7 @@ void Optimizer::step_on_device(const std::vector<Taking>& all, const ClippedStep
         "another kind");
     const std::vector<ParameterState*> counted = at.counted;
     collect(at, all, clips ? 1 : request.grad_scale, false);
-    for (ParameterState* state : at.counted) --state->step;  // replays count instead
+    for (ParameterState* state : at.counted) --state->step;  // the replays count as steps, the capture does not
     at.counted = counted;
     at.batch.check_recordable(name());
     at.recorded = all, at.clips = clips, at.has_norm = has_norm, at.is_new = true;
@@ -215,7 +215,7 @@ StepOutcome Optimizer::last_step() {
   return last_;
 }
 
-/// Captured steps refer to tensors of a state that is about to be replaced.
+/// Forgets captured steps: they refer to tensors of a state that is about to be replaced.
 void Optimizer::forget_recorded() {
   settle();
   for (auto& [device, at] : on_device_) at->recorded.clear(), at->counted.clear();

@@ -166,7 +166,7 @@ double LBFGS::step(const std::function<Variable()>& loss) {
 }
 
 /// Finds a point with sufficient decrease (Armijo) and small slope (curvature condition): extends the interval until it
-/// brackets one, then narrows it.
+/// brackets such a point, then narrows it.
 LBFGS::Point LBFGS::line_search(const std::function<Point(double)>& evaluate_at, const Tensor& direction, Point start,
                                 double at) const {
   constexpr double armijo = 1e-4, curvature = 0.9;

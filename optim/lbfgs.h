@@ -14,7 +14,7 @@ struct LBFGSOptions {
   double lr = 1, max_iter = 20;
   double max_eval = 0;  ///< evaluations per step; 0: max_iter * 5 / 4
   double tolerance_grad = 1e-7, tolerance_change = 1e-9, history_size = 100;
-  /// Search for the strong Wolfe conditions (PyTorch's "strong_wolfe"); else steps of length lr.
+  /// True: search for a step that meets the strong Wolfe conditions ("strong_wolfe"); false: steps of length lr.
   bool line_search = false;
   /// Names and ranges of the options.
   std::vector<OptionRange> table();
@@ -28,15 +28,15 @@ class LBFGS : public OptimizerOf<LBFGSOptions> {
   const char* name() const override { return "LBFGS"; }
   bool is_elementwise() const override { return false; }
 
-  /// Runs up to max_iter iterations and returns the initial loss. loss() computes the loss; gradients are cleared
-  /// before and computed after it. Under DistributedDataParallel all ranks must call it; the mean of their losses is
-  /// minimised.
+  /// Runs up to max_iter iterations and returns the initial loss. loss() computes the loss; step() clears the
+  /// gradients before each call of loss(), and computes them after it. Under DistributedDataParallel all ranks must
+  /// call step(), which minimises the mean of their losses.
   double step(const std::function<Variable()>& loss);
   int64_t evaluations() const { return evaluations_; }  ///< evaluations of the loss so far
   OptimizerState state() const override;
   void load_state(const OptimizerState& state) override;
 
-  /// Error: L-BFGS needs the loss, and cannot update single parameters (ZeRO).
+  /// step(grad_scale) and update() raise an Error: L-BFGS needs the loss, and all parameters at once.
   void step(double grad_scale) override;
   void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
               double grad_scale) override;
@@ -56,7 +56,7 @@ class LBFGS : public OptimizerOf<LBFGSOptions> {
 
   std::vector<Tensor> changes_, steps_;  // changes of gradient and parameters, newest last
   Tensor direction_, grad_;              // direction and gradient of the last iteration
-  double scale_ = 1, at_ = 0;  // initial inverse Hessian (a multiple of the identity); length of the last step
+  double scale_ = 1, at_ = 0;            // scale_ * identity: the initial inverse Hessian; at_: length of the last step
   int64_t iterations_ = 0, evaluations_ = 0;
   std::vector<bool> trained_;  // which parameters were trainable in the last step; empty before the first
 };

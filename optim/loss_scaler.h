@@ -32,15 +32,15 @@ class GradScaler {
   bool step(Optimizer& optimizer);
   /// Adjusts the scale after a step. Error if no optimizer was unscaled or stepped since the last call.
   void update();
-  /// update() after a step that another object (zero::Zero) made or skipped.
+  /// Adjusts the scale after a step that another object (zero::Zero) made or skipped.
   void update(bool found_overflow);
   double scale_value() const { return scale_; }        ///< current scale
-  int64_t growth_tracker() const { return tracker_; }  ///< steps without overflow since the last change
+  int64_t growth_tracker() const { return tracker_; }  ///< steps without overflow since the scale's last change
   /// True if any optimizer's gradients overflowed since the last update().
   bool found_overflow() const;
   /// Scale and growth tracker.
   std::map<std::string, double> state() const;
-  /// Error for a missing entry.
+  /// Loads what state() returned. Error for a missing entry.
   void load_state(const std::map<std::string, double>& state);
 
  private:
@@ -51,8 +51,8 @@ class GradScaler {
   std::set<const Optimizer*> stepped_;
 };
 
-/// DeepSpeed's dynamic loss scale: divided by scale_factor after `hysteresis` overflows, multiplied by it after
-/// scale_window steps without overflow.
+/// DeepSpeed's dynamic loss scale: divided by scale_factor after `hysteresis` overflows, multiplied by
+/// scale_factor after scale_window steps without overflow.
 class DynamicLossScaler {
  public:
   struct Options {
@@ -74,7 +74,7 @@ class DynamicLossScaler {
   void update(bool overflow);
   /// Scale and counters.
   std::map<std::string, double> state() const;
-  /// Error for a missing entry.
+  /// Loads what state() returned. Error for a missing entry.
   void load_state(const std::map<std::string, double>& state);
 
  private:

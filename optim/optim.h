@@ -67,7 +67,7 @@ struct AdagradOptions {
   /// Names and ranges of the options.
   std::vector<OptionRange> table();
 };
-/// Divides by the root of the sum of all squared gradients (Duchi et al., 2011).
+/// Divides the gradient by the root of the sum of all squared gradients (Duchi et al., 2011).
 class Adagrad : public OptimizerOf<AdagradOptions> {
   LOCKSTEP_OPTIMIZER(Adagrad);
   bool is_one_kernel() const override { return true; }
@@ -80,13 +80,13 @@ struct RMSpropOptions {
   /// Names and ranges of the options.
   std::vector<OptionRange> table();
 };
-/// Divides by the root of an average of squared gradients (Tieleman and Hinton, 2012).
+/// Divides the gradient by the root of an average of squared gradients (Tieleman and Hinton, 2012).
 class RMSprop : public OptimizerOf<RMSpropOptions> {
   LOCKSTEP_OPTIMIZER(RMSprop);
   bool is_one_kernel() const override { return true; }
 };
 
-/// beta1: for the step; beta2: decay of the momentum.
+/// beta1: weight of the momentum in a step's direction; beta2: decay of the momentum.
 struct LionOptions {
   double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
   bool maximize = false;
@@ -212,8 +212,8 @@ class AdamWScheduleFree : public OptimizerOf<AdamWScheduleFreeOptions> {
 };
 
 /// Adam with 8-bit moments (tensor/block_codes.h; Dettmers et al., 2022): 2.03 bytes per element instead of 8.
-/// Parameters with fewer than min_8bit_size elements have f32 moments. So should embedding tables, most of whose rows
-/// usually get no gradient: put them into a group with min_8bit_size = INT64_MAX.
+/// Parameters with fewer than min_8bit_size elements have f32 moments. Give f32 moments to embedding tables, too, as
+/// most of their rows usually get no gradient: put them into a group with min_8bit_size = INT64_MAX.
 struct Adam8bitOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   int64_t min_8bit_size = 4096;
@@ -276,7 +276,7 @@ class LAMB : public OptimizerOf<LAMBOptions> {
   bool is_elementwise() const override { return false; }
 };
 
-/// LAMB's update of one parameter; returns its trust ratio.
+/// Makes LAMB's update of one parameter. Returns the trust ratio.
 double lamb_update(const LAMBOptions& o, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
                    double grad_scale);
 

@@ -95,7 +95,7 @@ void Optimizer::written(const Variable& parameter) {
   states_[parameter.impl().get()].seen = parameter.tensor().storage()->version();
 }
 
-/// First all stamps, then all versions: several parameters may share a storage.
+/// Stamps all storages first, then notes their versions: several parameters may share a storage.
 void Optimizer::written(const std::vector<Taking>& all) {
   for (const Taking& t : all) stamp(*t.parameter->tensor().storage(), name());
   for (const Taking& t : all) states_[t.parameter->impl().get()].seen = t.parameter->tensor().storage()->version();

@@ -32,11 +32,11 @@ struct OptimizerState {
   std::map<std::string, double> numbers;
 };
 
-/// Counts a write with a version number that no other storage has. Whoever remembers the number can detect later
-/// writes, and a replaced storage.
+/// Records a write: gives the storage a version number that no other storage has. Code that remembers the number can
+/// detect later writes, and a replaced storage.
 void stamp(Storage& storage, const char* writer);
-/// Updates a wider copy after its parameter was written by someone else. Elements that still equal the rounded copy
-/// keep the copy's extra bits.
+/// Updates a copy of higher precision after other code has written the parameter. Elements of the copy that round to
+/// the parameter's elements stay as they are, with their extra bits.
 void follow(const Tensor& copy, const Tensor& parameter);
 
 /// True for state tensors with one number per block of elements (Optimizer::block()).
@@ -45,12 +45,12 @@ inline bool is_per_block(const std::string& name) { return name.ends_with("_absm
 /// Preprocessing of gradients in clipped_step().
 struct ClippedStep {
   double grad_scale = 1;        ///< factor on the gradients: 1 / loss scale
-  double max_norm = 0;          ///< clips to this norm; infinity: only compute the norm; 0: do not
+  double max_norm = 0;          ///< clips to this norm; infinity: only computes the norm; 0: does not clip
   bool skip_nonfinite = false;  ///< true: skip the step if a gradient is NaN or infinite
 };
 /// Result of clipped_step().
 struct StepOutcome {
-  double norm = NAN;  ///< before clipping, of scaled gradients; NaN: not computed
+  double norm = NAN;  ///< norm after scaling and before clipping; NaN: not computed
   bool skipped = false;
 };
 
@@ -65,28 +65,29 @@ class Optimizer {
   /// CUDA device, rules with is_one_kernel() update all parameters of a dtype in one launch, and the step may be
   /// captured in a Graph: see before_replay().
   virtual void step(double grad_scale = 1);
-  /// Same bits as unscale_(), clip_grad_norm() and step(). On a CUDA device the gradients are not modified and the host
-  /// does not wait.
+  /// Makes a step with scaled and clipped gradients: same bits as unscale_(), clip_grad_norm() and step(). On a CUDA
+  /// device the gradients are not modified and the host does not wait.
   void clipped_step(const ClippedStep& request);
   /// Result of the last clipped_step(), or of its last replay. Waits for the device.
   StepOutcome last_step();
-  /// Call it before each replay of a graph that captured step() or clipped_step(): counts the step, and copies the
-  /// current options (learning rate, ...) and `request` to where the graph reads them. Does nothing on the CPU, where a
-  /// replay calls the function again.
+  /// Counts the step, and copies the current options (learning rate, ...) and `request` to where the graph reads them.
+  /// To be called before each replay of a graph that captured step() or clipped_step(). Does nothing on the CPU, where
+  /// a replay calls the function again.
   void before_replay(const ClippedStep& request = {});
   /// Drops all gradients, or fills them with zeros if `keep` is set.
   void zero_grad(bool keep = false);
 
-  /// The rule for one contiguous f32 or f64 tensor, in the parameter's shape. `low`, if defined, gets a rounded copy.
+  /// Applies the rule to one contiguous f32 or f64 tensor, in the parameter's shape. `low`, if defined, gets a rounded
+  /// copy of the result.
   virtual void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
                       double grad_scale) = 0;
-  /// update(), then the moving average if there is one. All code that steps calls this.
+  /// Calls update(), then updates the moving average if there is one. All code that makes steps calls advance().
   void advance(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale);
   /// Keeps an exponential moving average of the parameters (or their f32 copies) in the state, as "ema": after every
   /// step average += (1 - decay) (parameter - average), starting from the parameters after the next step. 0: none.
   /// Error for rules that keep an average of their own, unless decay is 0.
   void keep_average(double decay);
-  /// True if there is an average.
+  /// True if the state contains an average of the parameters.
   virtual bool keeps_average() const { return average_decay_ > 0; }
   /// True if update() is a single device kernel, which a StepBatch (tensor/step_batch.h) can collect.
   virtual bool is_one_kernel() const { return false; }
@@ -114,7 +115,7 @@ class Optimizer {
 
   // Options of a group by name ("lr", "momentum", "beta1", ...); schedules set them.
   double get(int group, const std::string& option) const;
-  /// Error for an unknown option, or a learning rate that is negative, NaN or infinite.
+  /// Sets an option. Error for an unknown option, or a learning rate that is negative, NaN or infinite.
   void set(int group, const std::string& option, double value);
   /// Learning rate of a group.
   double lr(int group = 0) const { return get(group, "lr"); }
@@ -131,7 +132,7 @@ class Optimizer {
   void name_parameters(const std::vector<std::pair<std::string, Variable>>& names);
   /// The state; its tensors share memory with the optimizer.
   virtual OptimizerState state() const;
-  /// Error for an entry that is unknown or has the wrong shape, with nothing changed.
+  /// Loads what state() returned. Error, with nothing changed, for an entry that is unknown or has the wrong shape.
   virtual void load_state(const OptimizerState& state);
 
  protected:
@@ -142,12 +143,12 @@ class Optimizer {
   /// Addresses of a group's options by name.
   virtual std::map<std::string, double*> options(int group) = 0;
 
-  /// The arguments of update(): for a 16-bit parameter its master copy, and `low` is the parameter.
+  /// The arguments of update(). For a 16-bit parameter, `parameter` is the f32 master copy and `low` the parameter.
   struct Prepared {
     Tensor parameter, grad, low;
     ParameterState& state;
   };
-  /// any_gradient: leave a 16-bit gradient as it is.
+  /// Prepares the arguments for a parameter. any_gradient: true keeps a 16-bit gradient; false converts it to f32.
   Prepared prepare(Variable& parameter, bool any_gradient = false);
   /// Call it after a rule has written to a parameter, so that later writes by others are detected.
   void written(const Variable& parameter);
@@ -211,8 +212,8 @@ template <class Options> std::vector<OptionRange> adam_table(Options& o, std::ve
   return lion_table(o, more);
 }
 
-/// Adds groups with typed options. Options has `std::vector<OptionRange> table()` and, for conditions between options,
-/// `void check(const char* op) const`.
+/// An optimizer whose groups have typed options. Options has `std::vector<OptionRange> table()` and, for conditions
+/// between options, `void check(const char* op) const`.
 template <class Options, class Base = Optimizer> class OptimizerOf : public Base {
  public:
   /// Parameters and their options.

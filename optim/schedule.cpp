@@ -31,7 +31,7 @@ double warmup(Warmup kind, int64_t t, int64_t steps) {
   return kind == Warmup::log ? std::log(double(t + 1)) / std::log(double(steps)) : double(t) / double(steps);
 }
 
-/// DeepSpeed's schedules stay at their first value for two steps.
+/// The step for the formulas at step t: DeepSpeed's schedules stay at their first value for two steps.
 int64_t deepspeed_step(int64_t t) { return std::max<int64_t>(t - 1, 0); }
 
 }  // namespace

@@ -3,8 +3,8 @@
 // construction (step 0) and at every step(); call step() once after each optimizer step.
 //
 // A rate is a closed formula of the step and the base rate, Optimizer::initial_lr(). If another schedule or set_lr()
-// has changed the rate, it is multiplied by the formula's ratio to the previous step instead, as in PyTorch's
-// recursions.
+// has changed the rate, step() multiplies the changed rate by formula(t) / formula(t - 1) instead, as PyTorch's
+// recursions do. See the constructor of Schedule for exceptions.
 #include <functional>
 #include <map>
 #include <optional>
@@ -30,12 +30,12 @@ class PerGroup {
 /// Base class. Subclasses give the rate of a group at any step.
 class Schedule {
  public:
-  /// floor: the part of the rate above it is proportional to the base rate, which defines the ratio for rates changed
-  /// by others; nullopt: the schedule overwrites such rates.
+  /// floor: if other code has changed the rate, a step multiplies (changed rate - floor) by the same factor as
+  /// (formula - floor). nullopt: a step overwrites the changed rate.
   explicit Schedule(Optimizer& optimizer, std::optional<PerGroup> floor = {});
   virtual ~Schedule() = default;
 
-  /// Enters the next step. ReduceLROnPlateau needs the metric; the others ignore it.
+  /// Enters the next step. ReduceLROnPlateau needs the metric; all other schedules ignore the metric.
   virtual void step();
   virtual void step(double metric);
   /// Sets the rates (and momenta) of step t, overwriting changes by others, and continues from there.
@@ -51,13 +51,13 @@ class Schedule {
  protected:
   /// Sets the rates of step_, and the momenta if they follow the schedule.
   virtual void apply();
-  /// Base rate of a group, also of one that was added later.
+  /// Base rate of a group, even of a group that was added later.
   double base(int g) const { return g < int(base_.size()) ? base_[size_t(g)] : optimizer_.initial_lr(g); }
   void check_groups(const char* name, const char* option, const PerGroup& values) const;
 
   Optimizer& optimizer_;
   int64_t step_ = 0;
-  std::optional<int64_t> from_ = -1;  // step of the current rates; -1: base rates; none: set by enter()
+  std::optional<int64_t> from_ = -1;  // step that set the current rates; -1: base rates; none: apply() overwrites them
   std::string momentum_;              // option that follows the schedule ("momentum" or "beta1"), if any
 
  private:
@@ -195,7 +195,8 @@ class PolynomialLR : public Schedule {
   Options o_;
 };
 
-/// PyTorch's OneCycleLR (Smith, 2018): up to max_lr, then down far below the initial rate; momentum mirrors it.
+/// PyTorch's OneCycleLR (Smith, 2018): the rate goes up to max_lr, then down far below its first value. Momentum falls
+/// while the rate rises.
 class OneCycleLR : public Schedule {
  public:
   struct Options {
@@ -208,7 +209,7 @@ class OneCycleLR : public Schedule {
     bool three_phase = false;
   };
   OneCycleLR(Optimizer& optimizer, Options options);
-  void step() override;  ///< Error after total_steps calls; the last one leaves the rate as it is
+  void step() override;  ///< Error after total_steps calls; the last call leaves the rate as it is
 
  private:
   double value(int group, int64_t t) const override;
@@ -222,8 +223,9 @@ class OneCycleLR : public Schedule {
   std::vector<Phase> phases_;
 };
 
-/// PyTorch's CyclicLR (Smith, 2017): triangles between base_lr and max_lr; momentum mirrors them. mode: "triangular"
-/// has constant height, "triangular2" halves it each cycle, "exp_range" multiplies it by gamma ^ t.
+/// PyTorch's CyclicLR (Smith, 2017): triangles between base_lr and max_lr. Momentum falls while the rate rises. mode:
+/// "triangular" has constant height, "triangular2" halves the height each cycle, "exp_range" multiplies the height by
+/// gamma ^ t.
 class CyclicLR : public Schedule {
  public:
   struct Options {
@@ -349,7 +351,8 @@ class LRRangeTest : public Schedule {
   Options o_;
 };
 
-/// DeepSpeed's OneCycle: a triangle between cycle_min_lr and cycle_max_lr, then decay; momentum mirrors it.
+/// DeepSpeed's OneCycle: a triangle between cycle_min_lr and cycle_max_lr, then decay. Momentum falls while the
+/// rate rises.
 class OneCycle : public Schedule {
  public:
   struct Options {

@@ -20,7 +20,7 @@ template <class Class> MakeSchedule scheduled(typename Class::Options options) {
 /// ReduceLROnPlateau.
 class ScheduleList : public Schedule {
  public:
-  /// name: for errors.
+  /// Makes the schedules. name: of the class, for errors.
   ScheduleList(const char* name, Optimizer& optimizer, const std::vector<MakeSchedule>& schedules,
                std::optional<PerGroup> floor = {});
   void load_state(const std::map<std::string, double>& state) override;
@@ -39,7 +39,7 @@ class ChainedScheduler : public ScheduleList {
   double value(int group, int64_t t) const override;
 };
 
-/// One schedule after another; each begins with its step 0 at its milestone.
+/// Runs one schedule after another. Each later schedule begins at a milestone, with its own step 0.
 class SequentialLR : public ScheduleList {
  public:
   /// Error unless milestones increase and are one fewer than schedules.

@@ -22,8 +22,8 @@ class Buffer : public std::enable_shared_from_this<Buffer> {
  public:
   explicit Buffer(int64_t slots) : used_(size_t(slots)) {}
 
-  /// A free slot as a flat tensor; it is returned when the handle is dropped. Errors: no slot is free, or a tensor of
-  /// another size.
+  /// Returns a free slot as a flat tensor; dropping the handle frees the slot. Errors: no slot is free; slots in use
+  /// are smaller, or of another dtype or device.
   std::shared_ptr<Tensor> take(int64_t numel, DType dtype, Device device, Memory category) {
     const std::lock_guard lock(mutex_);
     const bool is_free = std::find(used_.begin(), used_.end(), true) == used_.end();

@@ -18,40 +18,40 @@
 
 namespace lockstep::parallel {
 
-/// Options of ActivationCheckpoints, with DeepSpeed's names where it has them.
+/// Options of ActivationCheckpoints, named as in DeepSpeed if DeepSpeed has the same option.
 struct CheckpointOptions {
   /// true: each rank of `group` keeps only a shard of every input; the shards are all-gathered before the second run.
   bool partition_activations = false;
   bool cpu_checkpointing = false;  ///< true: keep inputs in host memory (Memory::offload)
   /// true: keep inputs in one preallocated buffer. As in DeepSpeed, this needs partition_activations.
   bool contiguous_memory_optimization = false;
-  int64_t number_checkpoints = 0;                ///< inputs that the buffer has room for
+  int64_t number_checkpoints = 0;                ///< checkpoints whose inputs fit into the buffer
   bool synchronize_checkpoint_boundary = false;  ///< synchronise the device before and after each run
   bool profile = false;                          ///< measure the time of both runs, see report()
   int64_t every = 1;                             ///< wrap_blocks() checkpoints the first of every `every` blocks
-  /// For wrap_blocks(): variables that a block's forward leaves behind for the loss, besides its output
-  /// (moe::Layer::aux_loss).
+  /// For wrap_blocks(): returns the variables that a block's forward sets for the loss in addition to the block's
+  /// output, such as moe::Layer::aux_loss.
   std::function<std::vector<Variable*>(nn::Module& block)> beside = {};
   dist::ProcessGroup* group = nullptr;  ///< ranks that have the same inputs (model parallelism)
 };
 
-/// Checkpoints calls. Copies share their state, and may be used from several threads.
+/// Runs functions and blocks as checkpoints. Copies of this object share its state; several threads may use them.
 class ActivationCheckpoints {
  public:
   using Options = CheckpointOptions;
   /// Error if contiguous_memory_optimization is set without partition_activations or number_checkpoints.
   explicit ActivationCheckpoints(const Options& options = {});
 
-  /// Runs fn(inputs) as checkpoint() in autograd/checkpoint.h. With partition_activations the backward is collective
+  /// Runs fn(inputs) like checkpoint() of autograd/checkpoint.h. With partition_activations the backward is collective
   /// over `group`. `name` is the row in report().
   Variable operator()(const std::function<Variable(const std::vector<Variable>&)>& fn,
                       const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
   /// Runs fn(inputs) as a checkpoint, for a function that returns several variables.
   std::vector<Variable> many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn,
                              const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
-  /// Checkpoints all later calls of the first of every `every` blocks. Blocks are the elements of the outermost
-  /// ModuleLists below `module`, or without one the layers of the outermost Sequential. Returns their names; Error if
-  /// there are none. The modules must not move in memory.
+  /// Checkpoints all later calls of every `every`-th block, from the first on. Blocks are the elements of the outermost
+  /// ModuleLists below `module`, or without one the layers of the outermost Sequential. Returns the names of the
+  /// checkpointed blocks; Error if there are none. The modules must not move in memory.
   std::vector<std::string> wrap_blocks(nn::Module& module);
   /// Undoes wrap_blocks() for the models that still exist.
   void unwrap_blocks();

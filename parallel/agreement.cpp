@@ -54,7 +54,7 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
     }
     LOCKSTEP_CHECK(differ.empty(), "[", op, "] expected the same model and options on all ranks; line ", i + 1,
                    " is the first that differs: rank ", group.world_rank(0), " has ", line(0), ", ", differ);
-    // The hashes differ, although all lines are equal.
+    // All lines are equal, although the hashes differ.
     LOCKSTEP_CHECK(i < models[0].size(), "[", op,
                    "] expected the same model and options on all ranks, got some that differ");
   }
@@ -79,7 +79,7 @@ void FrozenSince::agree(const char* op, const std::vector<std::string>& names, d
   last_ = names;
   if (group.size() == 1) return;
   const std::string all = names.empty() ? "none" : list_names(names, names.size());
-  group.barrier(dist::Seconds{0}, str(op, " frozen: ", all));  // fails: others are elsewhere or use another tag
+  group.barrier(dist::Seconds{0}, str(op, " frozen: ", all));  // fails if a rank has another list or is elsewhere
 }
 
 std::vector<bool> used_by_any(const std::vector<bool>& mine, dist::ProcessGroup& group) {

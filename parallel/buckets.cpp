@@ -154,7 +154,7 @@ GradientAccumulator::GradientAccumulator(const std::vector<Variable>& parameters
   for (const std::vector<size_t>& members : plan_buckets(trained, cap, cap)) {
     std::vector<Variable> bucket;
     for (const size_t i : members) bucket.push_back(trained[i]);
-    // True on the CPU. Device memory would be shared collectively; this constructor is not collective.
+    // Share memory between processes only on the CPU: for devices that is collective, which this constructor is not.
     const bool is_here = bucket[0].device().is_cpu();
     buckets_.emplace_back(std::move(bucket), is_here ? group : nullptr);
   }

@@ -1,5 +1,5 @@
 #pragma once
-// Flat memory for gradients, summed over micro-batches in the order of the one tree (dist/summation_tree.h).
+// Flat memory for gradients, which are summed over micro-batches in the fixed tree order of dist/summation_tree.h.
 //
 //   one unit:   │ head.bias │ head.weight        │ hidden.bias │     a flat tensor; each .grad is copied to its place
 //
@@ -34,8 +34,8 @@ class FlatGradients {
     TensorOptions options = {};
   };
   FlatGradients() = default;  ///< an object without parameters
-  /// group: the ranks over which these gradients are summed; the memory is then shared between processes where
-  /// possible. Without a layout the parameters lie one after another.
+  /// group: the ranks over which these gradients are summed; if it is given, the memory is shared between processes
+  /// where possible. Without a layout the parameters lie one after another.
   explicit FlatGradients(std::vector<Variable> parameters, dist::ProcessGroup* group = nullptr,
                          std::optional<Offsets> layout = {});
 
@@ -46,26 +46,26 @@ class FlatGradients {
   /// Parameter i's part of a flat tensor, in the parameter's shape.
   Tensor view(const Tensor& flat, size_t i) const;
 
-  /// Avoids a copy, called before own_memory(): if parameter i is the only one, no other rank takes part, and its
-  /// gradient is dense and held by nobody else, own_memory() will return the gradient's own memory.
+  /// Avoids a copy if it is called before own_memory(): own_memory() then returns the memory of parameter i's gradient,
+  /// if parameter i is the only one, no other rank takes part, and the gradient is dense and held by nobody else.
   void offer(size_t i);
-  /// Memory for one micro-batch: the offered gradient if there is one; for the first micro-batch a buffer that is kept,
-  /// in which the tree makes its sums; else fresh memory.
+  /// Returns memory for one micro-batch: the offered gradient if there is one; else, for the first micro-batch, a
+  /// buffer that is kept between steps, in which the tree makes its sums; else fresh memory.
   Tensor own_memory();
   /// Begins a micro-batch in `memory`, of numel() elements, and zeroes the gaps.
   void open(Tensor memory);
   bool is_open() const { return flat_.defined(); }  ///< true if a micro-batch has begun and is not folded yet
   /// The flat tensor of the current micro-batch.
   const Tensor& flat() const { return flat_; }
-  /// Moves .grad of parameter i into the flat tensor (opened in own_memory() if necessary) and makes .grad a view of
-  /// it. Without a gradient, or with `skip`, writes zeros, leaves .grad alone and returns false.
+  /// Copies .grad of parameter i into the flat tensor (opened in own_memory() if necessary), makes .grad a view of the
+  /// copy, and returns true. Without a gradient, or with `skip`, writes zeros, leaves .grad alone and returns false.
   bool take(size_t i, bool skip = false);
-  /// Ends a micro-batch of which every part was taken: its flat tensor becomes the next leaf of the tree.
+  /// Ends a micro-batch after take() of every parameter: its flat tensor becomes the next leaf of the tree.
   void fold();
-  /// Returns the sum over all folded micro-batches and the current one, and gives it away: nothing is kept.
+  /// Returns the sum over all folded micro-batches and the current one, and forgets all of them.
   Tensor sum();
 
-  /// Forgets everything collected, or the part of one parameter.
+  /// Forgets everything collected, or only what parameter i has in the folded micro-batches.
   void discard();
   void discard(size_t i);
 
@@ -81,14 +81,14 @@ class FlatGradients {
 };
 
 /// Groups parameters into units of total size at most `cap`; the first unit of each kind holds at most `first_cap` (0:
-/// `cap`). A parameter larger than that gets a unit of its own. All parameters of a unit are of one kind. Returns lists
-/// of indices: inside a list in the order given, the lists in the order in which they fill up.
+/// `cap`). A parameter larger than `cap` gets a unit of its own. All parameters of a unit are of one kind. Returns the
+/// indices of each unit's parameters, in rising order; the units come in the order in which they fill up.
 std::vector<std::vector<size_t>> plan_units(const std::vector<int64_t>& sizes, const std::vector<std::string>& kinds,
                                             int64_t cap, int64_t first_cap = 0);
-/// plan_units() with sizes in bytes; parameters of one dtype and device share a bucket.
+/// Calls plan_units() with sizes in bytes. The parameters of a bucket have one dtype and device.
 std::vector<std::vector<size_t>> plan_buckets(const std::vector<Variable>& parameters, int64_t cap, int64_t first_cap);
 
-/// Sums gradients over micro-batches in tree order, without hooks: backward leaves .grad as usual, add() collects it.
+/// Sums gradients over micro-batches in tree order, without hooks: backward sets .grad as usual, and add() collects it.
 /// For programs without DDP (bit-identical to DDP on 1, 2, 4, ... ranks), for pipelines, and for code that must not
 /// reduce during backward.
 ///
@@ -102,9 +102,9 @@ class GradientAccumulator {
   /// Takes the gradients of one micro-batch. A missing gradient counts as zero. Error for a parameter that was frozen
   /// in the constructor and requires grad now.
   void add();
-  /// Puts the sum into .grad of every parameter that had a gradient in some micro-batch; with `agree`, in a micro-batch
+  /// Puts the sum into .grad of every parameter that had a gradient in some micro-batch of this rank, or, with `agree`,
   /// of any rank of that group. Error if there was no add() since the last finish(). While a graph is recorded, the
-  /// parameters with a gradient must be those of the previous sum.
+  /// parameters with a gradient must be the same as in the previous sum.
   void finish(dist::ProcessGroup* agree = nullptr);
   /// Forgets what was added since finish().
   void discard();

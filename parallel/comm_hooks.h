@@ -1,5 +1,5 @@
 #pragma once
-// Communication hooks for DDP: they send something smaller than a bucket's gradients.
+// Communication hooks for DDP. In place of a bucket's gradients they send fewer bytes.
 //
 //   DistributedDataParallel ddp(model, {.hook = parallel::bf16_compress_hook()});
 //
@@ -40,8 +40,8 @@ class PowerSgd {
   /// Error for options out of range.
   explicit PowerSgd(const Options& options = {});
   CommHook hook() const;  ///< the hook to give to DDP; it shares this object's state
-  /// This rank's error for a parameter: it is added to the parameter's next gradient. Undefined if nothing was
-  /// compressed.
+  /// Returns this rank's approximation error for a parameter, which is added to the parameter's next gradient.
+  /// Undefined if nothing was compressed.
   Tensor error(const std::string& parameter) const;
 
  private:
@@ -64,7 +64,7 @@ class PostLocalSgd {
   /// Error for options out of range.
   explicit PostLocalSgd(const Options& options = {});
   CommHook hook() const;  ///< the hook to give to DDP
-  /// Averages the parameters over `group` if an averaging is due at this step; then returns true. Collective.
+  /// Counts a step. If an averaging is due, averages the parameters over `group` and returns true. Collective.
   bool step(nn::Module& module, dist::ProcessGroup& group);
 
  private:

@@ -24,7 +24,7 @@ std::string describe(const NamedField& field) {
   return field.parameter ? str("parameter ", field.name, " ", field.parameter->shape()) : str("buffer ", field.name);
 }
 
-/// Copies x to devices 0 .. count-1, on the route that `reduce` gives. Copy [0] stays undefined.
+/// Copies x to devices 1 .. count-1, on the route that `reduce` gives. Element [0] of the result stays undefined.
 std::vector<Tensor> spread(const Tensor& x, size_t count, Reduce reduce, Traffic& traffic) {
   std::vector<Tensor> copies(count);
   const Tensor on_host = reduce == Reduce::cpu ? traffic.copy(x, 0, traffic.host(), Load::parameters) : Tensor();
@@ -77,8 +77,8 @@ Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
   return whole;
 }
 
-/// Copies of x on devices 0 .. count-1, as one operation. Its derivative adds the copies' gradients. [0] is x itself:
-/// its gradient is on the first device already, and the gradients of the copies are added to it in place.
+/// Copies x to devices 1 .. count-1, as one operation, whose derivative adds the copies' gradients. Result [0] is x
+/// itself: the gradient of x is on the first device already, and the gradients of the copies are added to it in place.
 std::vector<Variable> replicate(const Variable& x, size_t count, Reduce reduce,
                                 const std::shared_ptr<Traffic>& traffic) {
   std::vector<Tensor> tensors = spread(x.tensor(), count, reduce, *traffic);

@@ -1,7 +1,7 @@
 #pragma once
 // DataParallel: one process, several devices. Every forward cuts the batch, copies the parameters to each device, runs
 // the replicas in threads and joins the outputs on the first device; backward sums the gradients there. Devices may be
-// virtual CPU devices (cpu:0 .. cpu:k), so it runs anywhere.
+// virtual CPU devices (cpu:0 .. cpu:k), so DataParallel runs on any machine.
 //
 //              cut          replicas               join         backward, by Reduce:
 //   batch ──┬────► cpu:0 ── the module ──► y0 ──┬──► y          root  all gradients go to cpu:0, which adds them
@@ -37,7 +37,7 @@ enum class Reduce { root, cpu, ring };
 
 /// Options of DataParallel.
 struct DataParallelOptions {
-  std::vector<Device> devices;   ///< devices to use; empty: all of the module's type
+  std::vector<Device> devices;   ///< devices to use; empty: all devices of the module's type
   std::optional<Device> output;  ///< device of the joined outputs; default: devices[0]
   int64_t dim = 0;               ///< batch dimension of inputs and outputs
   Reduce reduce = Reduce::root;  ///< how parameters and gradients are moved
@@ -58,7 +58,7 @@ class Replicas {
   /// module is not on devices[0]; a replica has a different structure.
   void update(size_t count);
   /// Runs call(i) for every piece of the cut, each in its own thread with the caller's modes (recording, autocast,
-  /// anomaly, random state). Rethrows the first exception, with its replica's device in front.
+  /// anomaly, random state). Rethrows the first exception; its message begins with the replica and the device.
   void run(const Cut& cut, const std::function<void(size_t)>& call);
   Traffic& traffic() const { return *traffic_; }
 
@@ -84,8 +84,8 @@ template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
  public:
   using Options = DataParallelOptions;
   /// `make` returns another module of the same structure, which becomes a replica; its values do not matter. `module`
-  /// must outlive this object, and be on devices[0] when it is called. Error for a device that does not exist or is
-  /// named twice.
+  /// must outlive this object, and be on devices[0] when forward() is called. Error for a device that does not exist or
+  /// is named twice.
   template <class Make>
   requires std::same_as<std::invoke_result_t<Make>, M> DataParallel(M& module, const Make& make, Options options = {})
       : module_(&module),
@@ -94,7 +94,7 @@ template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
       : DataParallel(
             module, [] { return M(); }, std::move(options)) {}
 
-  /// Runs the replicas on the pieces of `args` and joins what they return.
+  /// Runs the replicas on the pieces of `args` and joins their outputs.
   template <class... Args>
   requires requires(M& m, Args&... args) { m.forward(std::declval<detail::Part<Args>>()...); }
   auto forward(Args&&... args) {

@@ -1,5 +1,5 @@
-// DDP as a policy of the reducer (reducer.h draws a backward pass). A unit is a bucket, and every rank ends with its
-// mean.
+// DDP as a policy of the reducer (reducer.h draws a backward pass). A unit is a bucket, and every rank ends with the
+// mean of the bucket over the ranks.
 //
 //   4 ranks, one bucket       backward            all_reduce (mean)       .grad
 //   rank r                    g g g g   (own)     G G G G  = Σ g / 4      views of the bucket

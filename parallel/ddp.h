@@ -39,8 +39,8 @@ using CommHook = std::function<std::function<void()>(Bucket& bucket, dist::Proce
 /// Options of DistributedDataParallel. They must be the same on all ranks.
 struct DdpOptions {
   double bucket_mib = 25;  ///< capacity of a bucket; with this default the first bucket gets 1 MiB, as in PyTorch
-  bool overlap = true;     ///< true: reduce while backward runs; false: all buckets at its end. Same bits.
-  bool find_unused_parameters = false;  ///< true: gradients that a forward's graph does not reach count as zero
+  bool overlap = true;     ///< true: reduce while backward runs; false: when it ends. Same results.
+  bool find_unused_parameters = false;  ///< true: parameters that a forward's graph does not reach count as zero
   bool static_graph = false;            ///< true: the first backward records which parameters are used, and how often
   bool broadcast_buffers = true;        ///< true: broadcast rank 0's buffers before every forward
   bool init_sync = true;                ///< true: the constructor broadcasts rank 0's parameters and buffers
@@ -70,9 +70,9 @@ class DistributedDataParallel final : Reducer::Policy {
   /// Runs the module on `x` through call().
   Variable operator()(const Variable& x);
 
-  /// Gradient accumulation. While a NoSync lives, backward only collects this rank's gradients; the first backward
-  /// after it reduces the sum of all of them, added in tree order. Until then .grad is a placeholder without memory:
-  /// reading it (or an optimizer step) is an Error, clearing it (zero_grad) discards what was collected.
+  /// Gradient accumulation. While a NoSync lives, backward only collects this rank's gradients. The first backward
+  /// after it reduces the sum of all collected gradients, added in tree order. Until then .grad is a placeholder
+  /// without memory: reading it (or an optimizer step) is an Error, clearing it (zero_grad) discards the gradients.
   using NoSync =
       While<DistributedDataParallel, &DistributedDataParallel::enter_no_sync, &DistributedDataParallel::leave_no_sync>;
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }  ///< begins the scope
@@ -104,7 +104,7 @@ class DistributedDataParallel final : Reducer::Policy {
   /// The module's state with "module." before every name, as PyTorch saves it. load_state() takes names with and
   /// without that prefix.
   nn::State state();
-  /// See nn::Module::load_state(); strict: missing or unexpected names are an Error.
+  /// Loads a state like nn::Module::load_state(). strict: missing or unexpected names are an Error.
   nn::LoadReport load_state(const nn::State& state, bool strict = true);
 
  private:
@@ -127,7 +127,7 @@ class DistributedDataParallel final : Reducer::Policy {
   void pass_begins() override;
 
   // ddp_graph.cpp: finds the parameters that get gradients, for find_unused_parameters and static_graph
-  bool saw_forward_ = false;         // true: a forward ran through call(), and not all of their backwards have ended
+  bool saw_forward_ = false;         // true: forwards ran through call(), and not all of their backwards have ended
   int forwards_ = 0;                 // forwards whose backward has not begun
   std::vector<bool> reachable_;      // true for the parameters that the last forward's output depends on
   bool counted_ = false;             // static_graph: true once expected_ is known
@@ -148,7 +148,7 @@ class DistributedDataParallel final : Reducer::Policy {
   };
   std::optional<JoinState> join_;
   bool answering_ = false;  // true if this rank has no data left and only takes part in the other ranks' collectives
-  /// The ranks tell each other which collective comes next. Returns that phase and the ranks that have data.
+  /// The result of agree(), which asks all ranks for the next phase: that phase, and the ranks that have data.
   struct Agreed {
     std::vector<int> active;
     Phase phase;

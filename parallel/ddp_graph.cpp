@@ -1,6 +1,6 @@
-// Decides which parameters get a gradient in a backward pass. By default every parameter must get one, exactly once per
-// step; a missing one is an Error. find_unused_parameters walks the graph of the forward's output. static_graph counts
-// the gradients in the first pass and expects the same counts in every later one.
+// Decides which parameters get a gradient in a backward pass. By default every parameter must get a gradient in each
+// step, and at most one per pass (Error otherwise). find_unused_parameters walks the graph of the forward's output.
+// static_graph counts the gradients in the first pass and expects the same counts in every later pass.
 #include <algorithm>
 #include <limits>
 #include <unordered_map>
@@ -98,8 +98,8 @@ void Ddp::check_pass() {
                               "(requires_grad_(false))"));
 }
 
-/// A parameter that no rank used keeps an undefined gradient, so that the optimizer leaves it alone (no weight decay,
-/// no momentum).
+/// Returns true for each parameter that any rank used. The gradients of the others stay undefined, so that the
+/// optimizer leaves these parameters alone (no weight decay, no momentum).
 std::vector<bool> Ddp::agree_on_used() {
   const bool all = !options_.find_unused_parameters && !options_.static_graph;
   if (options_.static_graph && !used_anywhere_.empty()) return used_anywhere_;

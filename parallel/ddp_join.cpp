@@ -49,13 +49,13 @@ void Ddp::shadow_until_all_ended() {
     else receive_buffers(agreed.active[0]);
   }
   reducer_->forget();
-  // Ranks that ended early took fewer steps, so all ranks get the parameters of one that took the most. Every rank
-  // knows whether there is such a rank.
+  // Ranks that ended early took fewer steps, so all ranks get the parameters of a rank that took the most.
+  // join_->active tells every rank whether some rank ended early.
   if (join_->active > 0 && join_->active < group_.size()) broadcast_module(module_, group_, join_->authority);
 }
 
-/// Runs the collectives of a backward on a rank without data. It contributes only what it collected earlier in
-/// no_sync().
+/// Runs the collectives of a backward on a rank without data. The rank contributes only the gradients that it collected
+/// earlier in no_sync().
 void Ddp::shadow_backward() {
   const NoGrad no_grad;
   for (Reducer::Parameter& p : reducer_->parameters)

@@ -24,7 +24,7 @@ constexpr Axis axes[] = {{"dp", &Plan::dp, 1},
                          {"ep", &Plan::ep, 1.1}};
 constexpr int most = 1 << 20;
 
-/// "dp2" -> "dp" and 2; nothing unless it is letters followed by a number.
+/// Splits "dp2" into "dp" and 2. Returns nullopt unless `text` is letters followed by a number.
 std::optional<std::pair<std::string, int>> word_of(std::string_view text) {
   constexpr const char* figures = "0123456789";
   const size_t letters = std::min(text.find_first_of(figures), text.size());
@@ -34,7 +34,7 @@ std::optional<std::pair<std::string, int>> word_of(std::string_view text) {
   return std::pair(std::string(text.substr(0, letters)), std::stoi(std::string(digits)));
 }
 
-/// Distance between two plans: first the number of axes that change, then by how much. dp is the cheapest to change.
+/// Distance between two plans: first the number of axes that change, then the size of the changes. dp counts least.
 std::pair<int, double> distance(const Plan& from, const Plan& to) {
   int changes = from.zero != to.zero;
   double steps = from.zero == to.zero ? 0 : 1;
@@ -183,7 +183,7 @@ void check_plan(const Plan& plan, const PlanSizes& sizes) {
   std::string text;
   for (const std::string& reason : reasons) text += (text.empty() ? "" : "; ") + reason;
   const auto near = nearest_plan(plan, sizes);
-  // The caller may know little of the model, and nothing of the configuration: engine::check_plan() does.
+  // `sizes` may lack sizes of the model, and says nothing about the configuration; engine::check_plan() knows both.
   fail(str("[plan] ", to_string(plan), " is invalid: ", text,
            near ? ". The nearest plan that works: " + to_string(*near) + " (if model and configuration allow it)"
                 : ". No plan works on these ranks"));

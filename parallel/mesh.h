@@ -54,22 +54,22 @@ struct PlanSizes {
   int64_t layers = 0;                                     ///< layers that the pipeline distributes over stages
   int64_t chunks = 1;                                     ///< chunks of layers per stage (interleaved schedules)
   int64_t heads = 0, kv_heads = 0, width = 0, inner = 0;  ///< sizes that tp must divide
-  int64_t vocab = 0;              ///< size of the vocabulary, at least tp; need not be divisible
-  int64_t context = 0;            ///< tokens of a sample, which cp divides
+  int64_t vocab = 0;              ///< size of the vocabulary, at least tp; tp need not divide it
+  int64_t context = 0;            ///< tokens of a sample, which cp must divide
   int64_t context_parts = 1;      ///< pieces of a sequence on each cp rank (zigzag: 2)
   bool context_by_heads = false;  ///< true: cp ranks also share the heads of each tp slice (Ulysses)
-  int64_t experts = 0;            ///< experts, which ep divides
-  int64_t micro_batches = 0;      ///< micro-batches of a step, over all replicas
+  int64_t experts = 0;            ///< experts, which ep must divide
+  int64_t micro_batches = 0;      ///< micro-batches of a step in all replicas, which dp must divide
 };
 /// The reasons why the plan is invalid; empty if it is valid.
 std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& sizes);
-/// The nearest valid plan on the same number of ranks: it changes the fewest axes, and those by the smallest factors.
-/// Returns the plan itself if it is valid, null if no plan is. An axis whose sizes are unknown keeps its value or
-/// becomes 1. `also` adds a condition.
+/// Finds the nearest valid plan on the same number of ranks: it changes the fewest axes, and those by the smallest
+/// factors. Returns `plan` itself if it is valid, null if no plan is valid. An axis whose sizes are unknown keeps its
+/// value or becomes 1. `also` is a condition that the result must meet too.
 std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes,
                                    const std::function<bool(const Plan&)>& also = {});
-/// Error if the plan is invalid; it names all reasons and the nearest plan that fits the sizes that are known. A model
-/// and a configuration may need another plan: engine::check_plan() looks at both.
+/// Error if the plan is invalid, with all reasons and the nearest plan that fits the known sizes. The model and the
+/// configuration may rule out that plan too: engine::check_plan() checks them as well.
 void check_plan(const Plan& plan, const PlanSizes& sizes);
 
 /// The process groups of this rank under a plan. The constructor creates them, collectively.
@@ -84,10 +84,10 @@ class Mesh {
   dist::ProcessGroup& pp() const { return axes_.group("pp"); }  ///< the stages of one replica
   dist::ProcessGroup& cp() const { return axes_.group("cp"); }  ///< the ranks that share a sequence
   dist::ProcessGroup& tp() const { return axes_.group("tp"); }  ///< the slices of one stage
-  /// dp and cp together: all ranks with the same parameters. Gradients are summed over it.
+  /// dp and cp together: all ranks with the same parameters. Gradients are summed over this group.
   dist::ProcessGroup& copies() const { return *copies_; }
   dist::ProcessGroup& ep() const { return *ep_; }  ///< ranks of dp() that share the experts
-  /// The ranks of copies() that have the same experts: their gradients are summed over it.
+  /// The ranks of copies() that have the same experts. Gradients of experts are summed over this group.
   dist::ProcessGroup& edp() const { return *edp_; }
   dist::ProcessGroup& model() const { return *model_; }  ///< all ranks of one replica
 

@@ -76,8 +76,8 @@ Tensor Reducer::placeholder(const Parameter& p) const {
                 p.variable.dtype());
 }
 
-/// The tape is about to add a gradient to .grad (inside autograd's grad() it will not). It must not add to the
-/// placeholder, nor to a view of a unit whose reduction is running: arrived() refuses that gradient.
+/// Called when the tape is about to add a gradient to .grad (in autograd's grad() it does not add). Clears .grad if it
+/// is the placeholder, or a view of a unit whose reduction is running; arrived() refuses a gradient of such a unit.
 void Reducer::before_add(size_t i) {
   if (paused_) return;
   Parameter& p = parameters[i];
@@ -204,7 +204,7 @@ void Reducer::take(size_t i) {
   else p.variable.clear_grad();
 }
 
-/// All gradients of this micro-batch have arrived.
+/// Completes a unit's flat memory for this micro-batch; in a pass without reduction, makes it a leaf of the tree.
 void Reducer::settle(size_t u) {
   Unit& unit = units[u];
   unit.settled = true;
@@ -269,7 +269,7 @@ void Reducer::agree_on_order() {
   if (order != before) policy_.ordered({order.begin(), order.end()});
 }
 
-/// A pass was ended by an exception: the gradients of this step are unusable.
+/// Called when an exception ended a pass: discards the gradients of this step, which are unusable.
 void Reducer::abandon() noexcept {
   in_pass_ = false;
   for (Parameter& p : parameters)

@@ -41,11 +41,11 @@ class Reducer {
     std::string name;
     Variable variable;
     bool spread = false;                ///< true for an expert: other ranks have a different parameter at this index
-    size_t unit = SIZE_MAX, place = 0;  ///< unit: SIZE_MAX if it was frozen when the reducer was made
+    size_t unit = SIZE_MAX, place = 0;  ///< unit (SIZE_MAX: frozen when the reducer was made), and index in the unit
     int expected = 1;                   ///< gradients expected in this pass
     int seen = 0;                       ///< gradients that have arrived in this pass
-    bool used = false;                  ///< true once it has got a gradient in a micro-batch of this step
-    bool held = false;                  ///< true while the reducer holds its gradients; then .grad is the placeholder
+    bool used = false;                  ///< true once the parameter has got a gradient in this step
+    bool held = false;                  ///< true while the reducer holds the gradients; .grad is then the placeholder
     bool stashed = false;               ///< true: the placeholder was removed, because a gradient is about to be added
     int hooks[2] = {0, 0};
     /// True if the parameter requires grad now.
@@ -79,17 +79,17 @@ class Reducer {
     virtual ~Policy() = default;
     /// Returns the flat memory for the gradients of the next micro-batch.
     virtual Tensor memory(size_t unit) = 0;
-    /// All gradients of a micro-batch are in `flat`.
+    /// Called when all of the unit's gradients of a micro-batch are in `flat`.
     virtual void filled(size_t /*unit*/, const Tensor& /*flat*/) {}
     /// Starts the reduction of `sum`, this rank's sum over micro-batches. Returns a function that waits for the result.
     virtual std::function<void()> start(size_t unit, const Tensor& sum) = 0;
-    /// All units have been reduced.
+    /// Called when all units have been reduced.
     virtual void finished() {}
-    /// A pass begins. May change the number of gradients that parameters expect.
+    /// Called when a pass begins. May change the number of gradients that parameters expect.
     virtual void pass_begins() {}
-    /// No further gradient of this unit will arrive in this pass.
+    /// Called when no further gradient of this unit will arrive in this pass.
     virtual void complete(size_t /*unit*/) {}
-    /// Backward has ended: checks that every expected gradient arrived.
+    /// Called when backward has ended: checks that every expected gradient arrived.
     virtual void check_pass() {}
     /// Called when the pass is over, normally or by an exception.
     virtual void pass_ended() {}
@@ -97,7 +97,8 @@ class Reducer {
     virtual void forgotten() {}
     /// Explains why one gradient more than expected arrived; the reducer makes an Error of it.
     virtual std::string unexpected(const Parameter& p);
-    /// Called after the first reduction, with the order in which gradients arrived on rank 0; the same on all ranks.
+    /// Called after the first reduction with the order in which gradients arrived on rank 0, the same on all ranks. Not
+    /// called if that is the order of the reductions already.
     virtual void ordered(const std::vector<size_t>& parameters) = 0;
   };
 
@@ -106,9 +107,9 @@ class Reducer {
   ~Reducer();
   Reducer(const Reducer&) = delete;
 
-  /// Makes these the units; they are reduced in this order.
+  /// Sets the units. They are reduced in the order of this list.
   void cut(std::vector<Unit> units);
-  /// Reorders the reductions: units in the order in which they become complete if gradients arrive in this order.
+  /// Sorts the reductions by the time at which units become complete, if gradients arrive in the order of `parameters`.
   void reorder(const std::vector<size_t>& parameters);
 
   // A pass begins by itself with the first gradient. A rank that will get no gradient calls begin_pass() so that it
@@ -118,15 +119,15 @@ class Reducer {
   bool in_pass() const { return in_pass_; }     ///< true while a backward is running
   bool is_syncing() const { return syncing_; }  ///< true if the current pass ends with a reduction
 
-  /// no_sync scopes may nest: a pass that begins inside one only collects.
+  /// Begins a no_sync scope. Scopes may nest. A pass that begins inside a scope only collects gradients.
   void enter_no_sync() { ++no_sync_; }
   /// Ends a no_sync scope.
   void leave_no_sync() { --no_sync_; }
   bool in_no_sync() const { return no_sync_ > 0; }  ///< true inside a no_sync scope
   void pause(bool wanted) { paused_ = wanted; }  ///< true: from now on gradients stay in .grad, ignored by the reducer
   bool is_paused() const { return paused_; }     ///< true while pause(true) is in force
-  /// Finds out whether .grad was cleared (zero_grad()) since the last micro-batch, and then discards what was
-  /// collected.
+  /// Discards collected gradients if .grad was cleared (zero_grad()) since the last micro-batch. Error if only some
+  /// were cleared, unless Rules::shows is true.
   void notice_cleared();
   /// Discards all collected gradients and waits for reductions that are running.
   void forget();

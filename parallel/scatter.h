@@ -1,7 +1,7 @@
 #pragma once
-// How DataParallel cuts inputs over devices and joins outputs. Variables and tensors are cut along the batch dimension;
-// vectors, maps, pairs, tuples and optionals are searched for them; shared(x) goes whole to every device; anything else
-// is passed to all replicas as it is.
+// How DataParallel cuts inputs over devices and joins outputs. Variables and tensors are cut along the batch dimension,
+// also inside vectors, maps, pairs, tuples and optionals. shared(x) goes whole to every device. Anything else is passed
+// to all replicas as it is.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -17,8 +17,8 @@
 
 namespace lockstep::parallel {
 
-/// Sizes of the pieces that torch.chunk makes of n: ceil(n / k) each, the last one smaller, possibly fewer than k
-/// pieces. 10 in 3 gives 4, 4, 2; 5 in 4 gives 2, 2, 1. Error if n < 1 or k < 1.
+/// Sizes of the pieces into which torch.chunk cuts n: ceil(n / k) each, the last may be smaller, and there may be fewer
+/// than k pieces. n = 10, k = 3 gives 4, 4, 2; n = 5, k = 4 gives 2, 2, 1. Error if n < 1 or k < 1.
 std::vector<int64_t> chunk_sizes(int64_t n, int64_t k);
 
 /// Wraps an input of DataParallel that every replica gets whole (a mask, a table). Made by shared().
@@ -36,8 +36,8 @@ struct DeviceTraffic {
   std::string device;           ///< "cpu:1"; the last one is "host", which also stands for devices outside the list
   Moved parameters, gradients;  ///< traffic of parameters and buffers; traffic of their gradients
   Moved batch;                  ///< traffic of inputs, outputs, and the gradients of both
-  int64_t samples = 0;          ///< samples that its replica was given
-  double seconds = 0;           ///< seconds spent in its replica's forwards
+  int64_t samples = 0;          ///< samples that the device's replica was given
+  double seconds = 0;           ///< seconds spent in the forwards of that replica
   int64_t sent() const { return parameters.sent + gradients.sent + batch.sent; }  ///< all bytes sent
   /// All bytes received.
   int64_t received() const { return parameters.received + gradients.received + batch.received; }
@@ -61,8 +61,8 @@ class Traffic {
   size_t place_of(Device device) const;
   Device device(size_t place) const { return place < devices_.size() ? devices_[place] : cpu; }
 
-  /// A copy of x at place `to`, counted in the traffic. The host and cpu:0 are the same device, but a copy between them
-  /// is made, too.
+  /// Copies x from place `from` to place `to`, and counts the bytes. Copies even if both places are the same device, as
+  /// the host and cpu:0 are.
   Tensor copy(const Tensor& x, size_t from, size_t to, Load load);
   /// Copies x to device `to` as an operation on the tape; returns x itself if it is on that device.
   static Variable move(const std::shared_ptr<Traffic>& traffic, const Variable& x, Device to, Load load);
@@ -86,7 +86,7 @@ struct Cut {
   int64_t batch = -1;          ///< number of samples, known after measure()
   std::vector<int64_t> sizes;  ///< samples of each device in use, known after finish()
 
-  /// Notes the batch size of an input. Error if it differs from that of the inputs before.
+  /// Notes the batch size of an input. Error if it differs from the batch size of the inputs before.
   void measure(const Tensor& x);
   /// Fixes `sizes`. Error if no input had a batch dimension.
   void finish();
@@ -114,11 +114,11 @@ template <class T> inline constexpr bool holds_tensors = HoldsTensors<std::remov
 
 // --- one traversal for measuring and cutting inputs and joining outputs ---
 
-/// Error unless `alike`: the replicas' outputs cannot be joined.
+/// Error if `alike` is false: the replicas' outputs differ in structure and cannot be joined. what: what was expected.
 void expect_alike(bool alike, const char* what);
 
-/// Traverses values of one type in parallel; they must have the same structure. Calls fn(places) for every tensor and
-/// every value that holds no tensor; `places` has one pointer per value.
+/// Traverses several values of one type side by side; they must have the same structure. Calls fn(places) for every
+/// tensor and every part that holds no tensor; `places` has one pointer per value.
 template <class T, class Fn> void walk(const std::vector<T*>& values, const Fn& fn) {
   T& first = *values[0];
   const auto inside = [&](const auto& part_of) {
@@ -160,7 +160,7 @@ template <class T> void measure(Cut& cut, const T& x) {
   });
 }
 
-/// A cut input: replica i is called with [i].
+/// An input that was cut. Replica i is called with element [i].
 template <class T> struct Parts {
   std::vector<T> parts;
   const T& operator[](size_t i) const { return parts[i]; }

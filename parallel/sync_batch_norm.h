@@ -14,16 +14,16 @@
 
 namespace lockstep::parallel {
 
-/// batch_norm() in training mode with the statistics of all ranks of `group`. x (N, C, ...); the running statistics are
-/// updated unless undefined. Error if there is only one value per channel over all ranks. Collective, and so is its
-/// backward.
+/// Normalises x (N, C, ...) like batch_norm() in training mode, with the statistics of all ranks of `group`. Updates
+/// the running statistics unless they are undefined. Error if there is only one value per channel over all ranks.
+/// Collective, and so is the backward.
 Variable sync_batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
                          const Tensor& running_var, double momentum, double eps,
                          std::shared_ptr<dist::ProcessGroup> group);
 
-/// Synchronises every BatchNorm in `module` over the ranks of `group` (default: the world). Creates a group of its own
-/// for that, because its collectives run in between DDP's; hence collective. Returns the number of layers; parameters,
-/// buffers and names do not change. Undo with over_batch = nullptr in each layer.
+/// Synchronises every BatchNorm in `module` over the ranks of `group` (default: the world). Collective: it creates a
+/// new group of these ranks, because the layers' collectives run in between DDP's. Returns the number of layers.
+/// Parameters, buffers and names do not change. To undo it, set over_batch = nullptr in each layer.
 int convert_sync_batch_norm(nn::Module& module, dist::ProcessGroup* group = nullptr);
 
 }  // namespace lockstep::parallel

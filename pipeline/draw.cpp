@@ -98,7 +98,7 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   };
   key(What::forward, "forward", 84);
   if (whole) key(What::backward, "backward", 92);
-  const std::string part = whole ? "" : "backward: ";  // beside "backward", the short name fits into narrow pictures
+  const std::string part = whole ? "" : "backward: ";  // no prefix beside the key "backward", to save room
   if (split) key(What::backward_input, part + "input gradient", whole ? 124 : 176);
   if (split) key(What::backward_weight, part + "weight gradient", 0);
   return out + svg::end;

@@ -97,7 +97,7 @@ void Engine::forward(const Action& a) {
   }
 }
 
-/// The first and the last stage both ask for it, and draw the same random numbers for it.
+/// Returns the data of a micro-batch. The first and last stage both call it; Data draws the same numbers on both.
 const Engine::Held& Engine::sample(int64_t micro_batch) {
   const auto found = samples_.find(micro_batch);
   if (found != samples_.end()) return found->second;
@@ -156,8 +156,8 @@ void Engine::backward(const Action& a) {
   if (whole) collect(a);
 }
 
-// Tied gradients from later stages may arrive long after the rest, because their stage also postpones weight gradients.
-// This stage therefore stores its own gradients until they arrive, instead of blocking.
+// Tied gradients from a later stage may arrive long after the rest, because that stage also postpones weight gradients.
+// This stage therefore stores its own gradients until the tied gradients arrive, instead of blocking.
 void Engine::backward_weight(const Action& a) {
   std::vector<Variable> tied;
   for (const Tie& tie : ties_) tied.insert(tied.end(), tie.parameters.begin(), tie.parameters.end());
@@ -168,7 +168,7 @@ void Engine::backward_weight(const Action& a) {
     now.gradients.emplace_back(p, p.grad());
     p.clear_grad();
   }
-  constexpr size_t most_late = 2;  // each holds the gradients of a chunk
+  constexpr size_t most_late = 2;  // each Late holds the gradients of a chunk
   collect_late(most_late);
 }
 

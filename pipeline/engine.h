@@ -8,13 +8,13 @@
 //   optimizer.zero_grad();
 //
 // Ranks form a mesh (parallel/mesh.h): replicas of the pipeline (dp), stages (pp), context-parallel ranks (cp) and
-// tensor-parallel ranks (tp). A step has micro_batches x dp micro-batches; replica d runs d·micro_batches and the
-// following ones. Context-parallel ranks run the same micro-batches, each on its part of the tokens: Data cuts the
-// sequences, and attention layers of parallel/sequence/ exchange keys and values.
+// tensor-parallel ranks (tp). A step has micro_batches x dp micro-batches; replica d runs the `micro_batches` ones from
+// number d·micro_batches on. Context-parallel ranks run the same micro-batches, each on its part of the tokens: Data
+// cuts the sequences, and attention layers of parallel/sequence/ exchange keys and values.
 //
-// Reproducibility: gradients are summed in the fixed order of dist/summation_tree.h. With powers of two, parameters are
-// therefore bit-identical to those of one process that accumulates the same micro-batches, for any schedule, split and
-// number of stages.
+// Reproducibility: gradients are summed in the fixed order of dist/summation_tree.h. With one replica, or if dp and
+// micro_batches are powers of two, parameters are therefore bit-identical to those of one process that accumulates the
+// same micro-batches, for any schedule, split and number of stages.
 #include <deque>
 #include <functional>
 #include <map>
@@ -47,7 +47,7 @@ struct Sample {
 /// that hold the first or the last layer; random numbers drawn in it are the same on both. nullopt means that the data
 /// has ended, which raises an Error on all ranks.
 using Data = std::function<std::optional<Sample>(int64_t micro_batch)>;
-/// The mean loss of a micro-batch, one floating number.
+/// Computes the mean loss of a micro-batch, one floating-point number.
 using Loss = std::function<Variable(const Values& outputs, const std::vector<Tensor>& targets)>;
 
 /// Options of Engine.
@@ -60,7 +60,7 @@ struct EngineOptions {
   SplitBy split = {};
   /// Overrides `split`: the first layer of each virtual stage, then the number of layers.
   std::vector<int> bounds = {};
-  int checkpoint_interval = 0;          ///< recompute groups of so many layers in backward; 0: none
+  int checkpoint_interval = 0;          ///< layers that are recomputed together in backward; 0: none
   bool dynamic_shapes = false;          ///< true: send shapes with every micro-batch; false: only once
   std::optional<Schedule> custom = {};  ///< a schedule of your own, checked before training starts
   /// Default: a mesh of replicas x stages over all ranks. With tensor parallelism, `make` of each LayerSpec returns the
@@ -81,9 +81,9 @@ struct RankTime {
 class Engine {
  public:
   using Options = EngineOptions;
-  /// Collective over `world` (default: dist::world(); without one, a single rank trains alone). Error on all ranks:
-  /// fewer layers than virtual stages, a number of ranks that `stages` does not divide, an impossible or wrong
-  /// schedule, or layers or options that differ between ranks.
+  /// Builds this rank's layers and links. Collective over `world` (default: dist::world(); if that is not initialised,
+  /// a single rank trains alone). Errors, on all ranks: fewer layers than virtual stages; a number of ranks that
+  /// `stages` does not divide; an impossible or wrong schedule; layers or options that differ between ranks.
   Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::ProcessGroup* world = nullptr);
   Engine(const Engine&) = delete;
   ~Engine();
@@ -93,21 +93,21 @@ class Engine {
   /// Forward and backward of all micro-batches. Returns the mean loss, the same on all ranks. Error when a parameter
   /// still has a .grad from an earlier step. `scale` transforms the loss before backward (loss scaling).
   double train_batch(const Data& data, const std::function<Variable(const Variable&)>& scale = {});
-  /// The two halves of train_batch(). forward_backward() may be recorded in a Graph (tensor/graph.h) after one step has
-  /// run normally. It returns the loss of each micro-batch, undefined on ranks that do not compute it; mean_loss()
-  /// averages these losses over all ranks.
+  /// The first half of train_batch(), which may be recorded in a Graph (tensor/graph.h) after one step has run
+  /// normally. Returns the loss of each micro-batch, undefined on ranks that do not compute it. The second half,
+  /// mean_loss(), averages these losses over all ranks.
   std::vector<Tensor> forward_backward(const Data& data, const std::function<Variable(const Variable&)>& scale = {});
   /// Averages the losses that forward_backward() returned, over all ranks. Collective.
   double mean_loss(const std::vector<Tensor>& losses);
   /// Multiplies the gradients of all stages by max_norm / (norm + 1e-6) if that is below 1. Returns the norm before
   /// clipping. Collective. Error if the plan has tensor parallelism or `reduce` is false.
   double clip_grad_norm(double max_norm);
-  /// Euclidean norm of the gradients of all stages, from this rank's sums of squares by parameter name. A tied
-  /// parameter counts once. Sums follow the order of the model, so the result is bit-identical to that of one process.
-  /// Collective.
+  /// Euclidean norm of the gradients of all stages. squares: the sum of squares of each of this rank's gradients, by
+  /// parameter name. A tied parameter counts once. Sums follow the order of the model, so the result is bit-identical
+  /// to that of one process. Collective.
   double norm(const std::vector<std::pair<std::string, double>>& squares) const;
-  /// The loss of each of `micro_batches` micro-batches per pipeline, without gradients and in eval mode. Shapes may
-  /// differ between micro-batches. `measure` replaces the loss and returns `values` numbers for each micro-batch.
+  /// Returns the losses of `micro_batches` micro-batches per pipeline, without gradients and in eval mode. Shapes may
+  /// differ between micro-batches. `measure` replaces the loss, and returns `values` numbers for each micro-batch.
   std::vector<double> eval_batch(const Data& data, int micro_batches, const Loss& measure = {}, int values = 1);
   /// Sets the number of the next train_batch(), which seeds dropout and appears in messages; each step increments it.
   void set_step(uint64_t step) { step_ = step; }
@@ -124,10 +124,10 @@ class Engine {
   const std::vector<RankTime>& times() const { return times_; }
   /// Idle fraction of all ranks in the last train_batch(): the "bubble" of simulate() and of the papers' formulas.
   double bubble() const;
-  /// True if this stage sums the gradient of the parameter and counts it in the norm: for a tied parameter, the first
-  /// stage that uses it.
+  /// True if this stage sums the gradient of the parameter and counts it in the norm. For a tied parameter, only the
+  /// first stage that uses the parameter does so.
   bool leads(const std::string& parameter) const;
-  /// The (layer, index) position of a parameter in norm()'s sum; nullopt on stages that do not lead it.
+  /// The (layer, index) position of a parameter in norm()'s sum; nullopt on stages for which leads() is false.
   std::optional<std::pair<int, int>> place_in_norm(const std::string& parameter) const;
   /// This rank's process groups for messages and ties, in an order that all ranks share. The mesh's groups are not
   /// included.
@@ -141,19 +141,19 @@ class Engine {
     Values inputs, outputs;         // inputs: leaves; outputs: activations for the next stage, or the loss
     std::vector<Tensor> gradients;  // gradients of the outputs
     std::optional<SplitBackward> split;
-    uint64_t random_call = 0;  // calls drawn from the random stream: before the forward, later after it
+    uint64_t random_call = 0;  // random calls made before the forward; later, including those of the forward
   };
   enum class Road : uint8_t { activation, gradient, tied };
   /// A parameter group shared by several virtual stages (LayerSpec::ties). Its gradients travel from the last stage to
   /// the first, which sums them.
   struct Tie {
     std::string key;
-    std::vector<int> stages;                    // rising
+    std::vector<int> stages;                    // virtual stages that use the group, rising
     std::vector<Variable> parameters;           // empty when this rank uses none
-    std::shared_ptr<dist::ProcessGroup> ranks;  // ranks that use it; null for a single rank, and on other ranks
-    // Gradients for a chunk of this rank that it has not used yet, by the sending stage and micro-batch.
+    std::shared_ptr<dist::ProcessGroup> ranks;  // ranks that use the group; null if only one does, and on other ranks
+    // Gradients for a chunk of this rank that the chunk has not used yet, by the sending stage and micro-batch.
     std::map<std::pair<int, int64_t>, std::vector<Tensor>> waiting;
-    int before(int stage) const;  // the previous stage that uses it; -1 for none
+    int before(int stage) const;  // the previous stage that uses the group; -1 for none
     int after(int stage) const;
   };
   /// Gradients of a micro-batch that still wait for the tied gradients of a later stage.
@@ -170,8 +170,8 @@ class Engine {
   /// A micro-batch's data, kept until both ends of the pipeline have used it.
   struct Held {
     Sample sample;
-    int left = 1;              // ends that have not used it yet
-    uint64_t random_call = 0;  // random calls made while it was drawn
+    int left = 1;              // ends on this rank that have not used the sample yet
+    uint64_t random_call = 0;  // random calls that Data made while it drew the sample
   };
   /// Position of a parameter in the whole model.
   struct Place {
@@ -195,7 +195,7 @@ class Engine {
   void backward_weight(const Action& a);
   const Held& sample(int64_t micro_batch);
   template <class Fn> auto together(const Fn& fn);
-  /// Adds the seconds of its lifetime to `to`.
+  /// Returns an object that adds the seconds of its lifetime to `to`.
   static auto stopwatch(double& to) {
     return AtEnd([&to, start = steady_seconds()] { to += steady_seconds() - start; });
   }
@@ -250,9 +250,9 @@ class Engine {
   std::vector<Tie> ties_;
   std::vector<std::optional<parallel::GradientAccumulator>> sums_;  // by chunk; nullopt: nothing to train
   std::map<int, Shapes> shapes_sent_;                               // shapes sent in training, by virtual stage
-  // By the virtual stage that sends, and micro-batch (-1: all of training).
+  // Shapes received, by the virtual stage that sends, and micro-batch (-1: all of training).
   std::map<std::pair<int, int>, Shapes> shapes_known_;
-  // By the sending rank: messages whose receive is not posted yet, and messages whose receive is posted.
+  // By road and sending rank: messages whose receive is not posted yet, and messages whose receive is posted.
   std::map<std::pair<Road, int>, std::deque<Message>> expected_, posted_;
 
   /// The current train_batch() or eval_batch().

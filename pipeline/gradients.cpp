@@ -98,8 +98,8 @@ void Engine::reduce() {
   }
 }
 
-/// Unfreezes, for the step, the parameters that were frozen after the engine was made, and returns them. The messages
-/// between stages therefore do not change.
+/// Unfreezes, for the step, the parameters that were frozen after the engine was made, and returns them. The stages
+/// therefore exchange the same messages as before.
 std::vector<Variable> Engine::train_frozen() {
   std::vector<std::string> names;
   std::vector<Variable> frozen;

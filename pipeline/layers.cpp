@@ -35,7 +35,7 @@ const void* key_of(const nn::LayerList::Field& field) {
 ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) {
   LOCKSTEP_CHECK(model, "[pipeline] expected a model, got none");
   const auto whole = std::make_shared<WholeModel>(WholeModel{.model = model});
-  std::map<const void*, Part> parts;  // shared modules and parameters go by their first name
+  std::map<const void*, Part> parts;  // shared modules and parameters have their first name
   for (auto& [name, module] : model->named_modules()) parts.emplace(module, Part{name, *module});
   for (auto& p : model->named_parameters()) {
     parts.emplace(p.variable.impl().get(), Part{p.name, p.variable, p.is_table});

@@ -25,8 +25,8 @@
 
 namespace lockstep::pipeline {
 
-/// Sent ahead of the data: shapes, dtypes, which tensors need a gradient, and how many random numbers the micro-batch
-/// has drawn so far (the next stage continues from there).
+/// A description that is sent ahead of the data: shapes, dtypes, which tensors need a gradient, and how many random
+/// calls the micro-batch has made so far (the next stage continues from there).
 struct Shapes {
   /// One tensor.
   struct One {
@@ -43,9 +43,9 @@ struct Shapes {
   static constexpr size_t most_tensors = 16;  ///< most tensors in a message
   /// Describes `values`. Error for more than most_tensors.
   static Shapes of(const Values& values, uint64_t random_call);
-  /// Received tensors as leaves of the next stage's tape.
+  /// Makes the received tensors leaves of the next stage's tape.
   Values leaves(const std::vector<Tensor>& tensors) const;
-  /// For messages: "f32 [4, 8], f32 [4] without gradient after 3 random calls".
+  /// Text for error messages: "f32 [4, 8], f32 [4] without gradient after 3 random calls".
   std::string text() const;
 };
 
@@ -64,10 +64,10 @@ class Link {
   void send(const std::vector<Tensor>& tensors, const std::string& tag, const Shapes* shapes = nullptr);
   /// Waits for the shapes of the next message.
   Shapes receive_shapes(const std::string& tag);
-  /// post() starts to receive tensors of these shapes. arrive() waits for the oldest posted receive; with NCCL, the
-  /// current stream waits instead of the host.
+  /// Starts to receive a message of tensors of these shapes.
   void post(const std::vector<Shapes::One>& tensors, const std::string& tag);
-  /// The tensors of the oldest posted message, on device().
+  /// Waits for the oldest posted message, and returns its tensors on device(). With NCCL, the current stream waits
+  /// instead of the host.
   std::vector<Tensor> arrive();
   /// True if arrive() would return at once.
   bool has_come() const;
@@ -83,8 +83,8 @@ class Link {
   dist::ProcessGroup& group() const { return *group_; }
   /// True if the stream, not the host, waits for messages.
   bool on_streams() const { return on_streams_; }
-  /// Seconds that the stream has waited in arrive() since the last call, if on_streams(). All of that work must be
-  /// complete.
+  /// Seconds that the stream has waited in arrive() since the last call, if on_streams(). The stream must have finished
+  /// these waits.
   double take_waited();
 
  private:

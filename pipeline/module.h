@@ -38,8 +38,8 @@ struct LayerSpec {
   Make make = {};           ///< builds the module; empty for a function without parameters
   Forward forward = {};     ///< computes the outputs; empty: module.call() on the only input
   int64_t parameters = -1;  ///< number of parameters; -1: every rank builds the layer once to count them, and drops it
-  /// Prefix of its parameters' names, such as "blocks.3"; "" for none. Not given: the layer's number, or "tied.KEY" for
-  /// a tied layer.
+  /// Prefix of the layer's parameter names, such as "blocks.3"; "" for none. Default: the layer's number, or "tied.KEY"
+  /// for a tied layer.
   std::optional<std::string> name = {};
   std::shared_ptr<const WholeModel> whole = {};  ///< the model that this layer was cut from, if any
   /// Layers with the same ties share one module. For a layer cut from a model: names of the parameters that it shares
@@ -72,16 +72,16 @@ LayerSpec layer(std::string kind, LayerSpec::Forward forward);
 LayerSpec layer(std::string kind, std::function<Variable(const Variable&)> forward);
 
 /// The layers of one rank. Parameter names begin with LayerSpec::name, or else with the layer's number in the whole
-/// model: "3.weight". A tied layer goes by the name of its first use, or "tied.KEY.weight". The names of all ranks
-/// together are the names of the whole model.
+/// model: "3.weight". A tied layer has the name of the first layer with that tie, or else "tied.KEY". The names of all
+/// ranks together are the names of the whole model.
 class StageModule : public nn::Module {
  public:
   /// The layers [begin, end) of one virtual stage.
   struct Chunk {
     int begin = 0, end = 0;
   };
-  /// Builds the layers of these chunks. Initial values depend only on the seed and on the layer's number (tied layers:
-  /// the number of the first), not on the split. checkpoint_interval: see forward(); 0 for none. Error when two layers
+  /// Builds the layers of these chunks. Initial values depend only on the seed and on the layer's number (if tied: on
+  /// the number of the first such layer), not on the split. checkpoint_interval: see forward(). Error when two layers
   /// have the same name, or when a layer has neither a module nor a function.
   StageModule(const std::vector<LayerSpec>& layers, std::vector<Chunk> chunks, int checkpoint_interval);
 
@@ -92,9 +92,9 @@ class StageModule : public nn::Module {
   struct Numbered {
     std::string name;
     Variable variable;
-    int layer = 0, place = 0;  ///< first layer that uses it, and its index there: an order that all ranks share
-    std::string tie = {};      ///< key of the tie; empty when no other layer uses it
-    int user = 0;              ///< first layer of this rank that uses it
+    int layer = 0, place = 0;  ///< first layer that uses the parameter, and the index there; the same on all ranks
+    std::string tie = {};      ///< key of the tie; empty when no other layer uses the parameter
+    int user = 0;              ///< first layer of this rank that uses the parameter
   };
   /// All parameters of this rank, each once.
   std::vector<Numbered> numbered_parameters();

@@ -122,7 +122,7 @@ Formula formula(const Request& request, const Costs& costs) {
   return rules_of(request.kind).bubble(checked(request), costs);
 }
 
-/// Micro-batches run in groups, one per rank, that pass all chunks in turn.
+/// Micro-batches run in groups of as many as there are ranks. Each group passes the first chunks, then the second, ...
 std::vector<std::vector<Action>> forwards_of(const Schedule& s, int micro_batches) {
   std::vector<std::vector<Action>> all;
   for (int rank = 0; rank < s.request.stages; ++rank) {

@@ -33,7 +33,7 @@ std::vector<std::string> names_of_kinds();
 std::string_view name_of(Kind kind);  ///< "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe-v"
 /// True for the name of a kind.
 bool is_kind(std::string_view name);
-Kind parse_kind(std::string_view name);  ///< Error if unknown; it lists the known names and the nearest
+Kind parse_kind(std::string_view name);  ///< Error for an unknown name; it lists the known names and the nearest
 
 /// A computation, or one end of a transfer.
 enum class What : uint8_t {
@@ -46,7 +46,7 @@ enum class What : uint8_t {
   send_gradient,
   receive_gradient
 };
-/// "forward", "sending the activation", ...
+/// A name for messages: "forward", "sending the activation", ...
 std::string_view name_of(What what);
 /// True for computations, false for transfers.
 inline bool is_compute(What what) { return what <= What::backward_weight; }
@@ -57,7 +57,7 @@ inline bool is_send(What what) { return what == What::send_activation || what ==
 struct Action {
   What what = What::forward;
   int32_t micro_batch = 0;
-  int32_t chunk = 0;  ///< chunk of this rank; for a transfer, the one that produces or consumes the tensor
+  int32_t chunk = 0;  ///< chunk of this rank; for a transfer, the chunk that produces or consumes the tensor
   friend bool operator==(const Action&, const Action&) = default;
 };
 std::string to_string(const Action& action);  ///< "forward of micro-batch 3, chunk 1"
@@ -81,7 +81,7 @@ struct Schedule {
   };
   /// Number of virtual stages, p·v.
   int virtual_stages() const { return request.stages * request.chunks; }
-  int virtual_stage(int rank, int chunk) const;  ///< round robin, or in a V for dualpipe-v
+  int virtual_stage(int rank, int chunk) const;  ///< chunk·p + rank; for dualpipe-v in a V, so 2p-1-rank for chunk 1
   /// The inverse of virtual_stage().
   Position place(int virtual_stage) const;
   /// True if the virtual stage exists and another rank holds it.
@@ -91,10 +91,10 @@ struct Schedule {
 };
 
 int chunks_of(const Request& request);  ///< chunks per rank, with the default filled in
-/// The reason why no schedule exists for these numbers, with the nearest alternative: "interleaved: expected ..., got
-/// ...; use ...". Empty if the schedule exists.
+/// The reason why no schedule exists for this request, with the nearest alternative: "interleaved: expected ..., got
+/// ...; use ...". Empty if a schedule exists.
 std::string refusal_of(const Request& request);
-/// The schedule for these numbers. Error if none exists; its text is refusal_of(). Pure: depends only on its argument.
+/// Makes the schedule for this request. Error with the text of refusal_of() if none exists. A pure function.
 Schedule make_schedule(const Request& request);
 
 /// The forwards of `micro_batches` micro-batches on the same stages, with their transfers: for evaluation.

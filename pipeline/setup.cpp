@@ -153,7 +153,7 @@ void Engine::agree() const {
   parallel::check_agreement("pipeline", lines, *world_);
 }
 
-/// Tied gradients travel from the last stage that uses them to the first, through the stages between.
+/// Returns the pairs of stages between which tied gradients travel: from each stage of a tie to the one before.
 Ties Engine::tie_pairs() const {
   Ties pairs;
   for (const Tie& tie : ties_)
@@ -161,7 +161,7 @@ Ties Engine::tie_pairs() const {
   return pairs;
 }
 
-// One link per pair of ranks and direction that exchange activations, gradients or tied gradients.
+// Makes a link for each pair of ranks and direction that exchange activations, gradients or tied gradients.
 void Engine::make_links() {
   std::set<std::tuple<Road, int, int>> wanted;
   for (int stage = 0; stage + 1 < virtual_stages_; ++stage) {

@@ -14,8 +14,8 @@ enum Event : int { forward_done, input_done, weight_done, activation_sent, gradi
 
 constexpr double never = std::numeric_limits<double>::infinity();
 
-/// Index of the whole backward that is paired with the forward at index `at`: only transfers may stand between them. 0
-/// if there is none. The last rank's first backward is never paired, since the other ranks' backwards wait for it.
+/// Index of the whole backward that is paired with the forward at index `at`; 0 if there is none. Only transfers may
+/// stand between the two. The last rank's first backward is never paired, since the other ranks' backwards wait for it.
 size_t other_of_pair(const Schedule& s, size_t rank, size_t at) {
   const auto& list = s.ranks[rank];
   if (list[at].what != What::forward) return 0;
@@ -26,7 +26,7 @@ size_t other_of_pair(const Schedule& s, size_t rank, size_t at) {
   return is_pair ? next : 0;
 }
 
-/// Moves the receives of each pair before it, and the sends after it.
+/// Moves the receives of each pair before the pair, and the sends after the pair.
 Schedule pair_up(Schedule s) {
   const auto turn = [](const Action& a) { return is_send(a.what) ? 2 : is_compute(a.what) ? 1 : 0; };
   for (size_t rank = 0; rank < s.ranks.size(); ++rank) {

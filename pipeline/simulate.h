@@ -43,12 +43,12 @@ struct Simulation {
   std::vector<Stuck> stuck;
 };
 
-/// Pairs of virtual stages (from, to) that share a weight: `to` adds its gradient to that of `from`, so the weight
-/// gradient of `to` waits for that of `from`.
+/// Pairs of virtual stages (from, to) that share a weight: `to` adds its gradient to the gradient of `from`, so the
+/// weight gradient of `to` waits for the weight gradient of `from`.
 using Ties = std::vector<std::pair<int, int>>;
 
-/// Runs the lists in order, as ranks do: receives block, sends do not. The lists may be wrong in any way. Error for
-/// costs that are negative or not finite.
+/// Runs the lists in order, as ranks do: receives block, sends do not. The lists may contain any error. Error for costs
+/// that are negative or not finite.
 Simulation simulate(const Schedule& schedule, const Costs& costs = {}, const Ties& ties = {});
 
 /// Idle fraction by the papers' formulas, without latency, from a rank's forward F, input gradient I and weight

@@ -93,7 +93,7 @@ std::vector<int> balance(const std::vector<double>& weights, const Schedule& sch
     better = false;
     for (int i = 1; i < parts; ++i)
       for (int j = i; j < parts; ++j)
-        for (const int by : {-1, 1}) {  // by -1: part i - 1 gives a layer to part j; by 1: the other way round
+        for (const int by : {-1, 1}) {  // by -1: part i - 1 gives a layer to part j; by 1: part j to part i - 1
           const size_t giver = size_t(by > 0 ? j : i - 1);
           if (best[giver + 1] - best[giver] == 1 || tries == 0) continue;
           --tries;

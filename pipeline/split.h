@@ -29,9 +29,9 @@ std::string to_string(const SplitBy& by);
 /// parts + 1 rising numbers: where each part begins, and the end. Error for fewer weights than parts, and for weights
 /// that are negative or not finite.
 std::vector<int> balance(const std::vector<double>& weights, int parts);
-/// Cuts the weights into the virtual stages of `schedule`. With several chunks per rank, a local search starts from the
-/// cut above or its mirror image, and moves boundaries by one layer as long as that shortens the simulated step, for a
-/// second or two.
+/// Cuts the weights into the virtual stages of `schedule`. With several chunks per rank, a local search begins with the
+/// faster of two cuts: balance(weights, parts), and the mirror image of the cut of the reversed weights. It moves
+/// boundaries by one layer as long as that shortens the simulated step, for at most a second or two.
 std::vector<int> balance(const std::vector<double>& weights, const Schedule& schedule);
 
 /// The weight of each layer under `by`, from the layers' kinds and numbers of parameters. Error when no kind matches

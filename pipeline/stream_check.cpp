@@ -22,12 +22,12 @@ struct Move {
   int message;
 };
 
-// The messages of one virtual stage in one way, one for each micro-batch.
+// The messages of one kind that a virtual stage sends, one for each micro-batch.
 struct Sent {
   Way way;
   int stage;              // the sending virtual stage
   int from, to;           // ranks
-  int link = -1, stream;  // link: defines the order of messages; stream: both ranks enqueue the messages on it
+  int link = -1, stream;  // link: has the order of the messages; stream: on which both ranks enqueue them
 };
 
 // All messages of a schedule, numbered slot · m + micro-batch.
@@ -90,7 +90,7 @@ class Traffic {
 };
 
 /// The moves of the engine (transfers.cpp): a rank that wants a message also takes the earlier messages of its link,
-/// and posts the receive of the next one ahead. Shapes are known, as after the first step.
+/// and posts the receive of the next message ahead. Shapes are known, as after the first step.
 std::vector<Move> Traffic::moves_of(int rank) const {
   std::vector<Move> moves;
   std::vector<size_t> posted(links_.size()), taken(links_.size());  // positions in each link's order

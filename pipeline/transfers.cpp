@@ -48,8 +48,8 @@ void Engine::receive_gradient(const Action& a) {
   flight(a).gradients = fetch({Road::gradient, schedule_.virtual_stage(rank_, a.chunk) + 1, a.micro_batch});
 }
 
-/// Posts the next receive of a link, in the order of the sender. Returns false if it cannot: before a stage's first
-/// message its shapes are unknown, and only `must` waits for them.
+/// Posts the next receive of a link, in the order of the sender. Returns false if there is none, or if its shapes are
+/// unknown. With `must`, waits for unknown shapes of an activation, which the sender sends ahead of it.
 bool Engine::post(Road road, int from_rank, bool must) {
   auto& queue = expected_[{road, from_rank}];
   if (queue.empty()) return false;
@@ -140,7 +140,7 @@ std::vector<double> Engine::gather_losses() {
       all[size_t(number(micro_batch)) * numbers.size() + i] = numbers[i] / plan_.cp;
   }
   losses_.clear();
-  if (took_) {  // use the device's seconds: the host ran ahead of it
+  if (took_) {  // use the device's seconds: the host ran ahead of the device
     took_->second.synchronize();
     ran_ = took_->second.milliseconds_since(took_->first) / 1000;
     waited_ = 0;

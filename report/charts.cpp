@@ -1,4 +1,4 @@
-// The charts of the report page: see page.h.
+// Draws the charts of the report page. See page.h.
 #include "report/page.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// The report page: see page.h. charts.cpp draws the charts.
+// Writes the report page: see page.h. charts.cpp draws the charts.
 #include "report/page.h"
 
 #include <algorithm>

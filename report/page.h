@@ -25,7 +25,7 @@ std::string loss_chart(const Analysis& analysis);
 std::string timeline_chart(const Analysis& analysis, size_t shown);
 /// One bar per rank, split by Part.
 std::string split_chart(const Analysis& analysis, size_t shown);
-/// One bar per category for the measured memory, with a frame for the formula.
+/// One bar per category for the measured memory, with a frame for the memory that the formula gives.
 std::string memory_chart(const Analysis& analysis);
 std::string_view color_of(Part part);  ///< the CSS class for a part's color
 

@@ -1,4 +1,4 @@
-// Predicted times of kernels on a GPU: see roofline.h.
+// Predicts the times of kernels on a GPU. See roofline.h.
 #include "report/roofline.h"
 
 #include <fmt/format.h>
@@ -52,22 +52,22 @@ const std::vector<std::string>& sources() {
 namespace {
 
 constexpr double of_copies = 0.80;
-// cuBLASLt's products in 16 bits, by what is fused: nothing or a bias; gelu, whose input is also written; gelu's
-// derivative.
+// 16-bit products by cuBLASLt: product_short fuses nothing or a bias, product_gelu fuses gelu and also writes gelu's
+// input, product_gelu_grad fuses gelu's derivative.
 constexpr double start_seconds = 6e-6;
 constexpr Efficiency product_short{0.78, of_copies, 1, start_seconds}, product_gelu{0.53, of_copies, 1, start_seconds},
     product_gelu_grad{0.49, of_copies, 1, start_seconds}, product_a100{0.70, of_copies, 5, start_seconds},
     product_f32{0.76, of_copies, 4}, attention_f32{0.50, of_copies, 4}, by_memory{1, of_copies, 1};
-// A sum over many rows is split into parts, which another kernel adds up.
+// Added time of a product with a long inner dim: its sums are split into parts, which another kernel adds up.
 constexpr double split_seconds = 12e-6;
-// The gradient of a bias beside its weight's: another kernel reads the gradient of the output once more.
+// Fraction of the bandwidth for a bias gradient beside the weight's: a second kernel reads the output's gradient again.
 constexpr double of_bias_grads = 0.49;
 
-/// What kernels bound by memory reached when they were measured, their small second kernels included.
+/// The fraction of the bandwidth (part) that a memory-bound kernel reached when measured, with its small second kernel.
 struct Measured {
   const char* name;
   double part;
-  bool is_rewritten = true;  // since then
+  bool is_rewritten = true;  // true: the kernel was rewritten after the measurement
 };
 constexpr Measured measured_parts[] = {
     {"layer_norm", 0.37},
@@ -156,7 +156,7 @@ Efficiency attention_efficiency(const DryKernel& k, bool backward, const Card& c
   if (!card.has_wgmma) return {backward ? 0.45 : 0.50, of_copies, 2};
   const int64_t width = q.shape[3];
   const bool on_wgmma = (width == 64 || width == 128) && k.dropout == 0 && k.window == 0;
-  // What was measured, against those figures.
+  // Measured speed relative to these figures.
   const double measured = !on_wgmma ? backward ? 0.65 : 0.72 : backward ? 0.87 : 1.16;
   return {std::min(0.65, (on_wgmma ? flash_3 : flash_2)[width > 64].part(keys.shape[2], k.causal, backward) * measured),
           of_copies, 2};
@@ -217,7 +217,7 @@ KernelCost other_cost(const DryKernel& k) {
   if (name == "reduce") {
     cost.launches = launches_of_reduce(k);
   } else if (name == "layer_norm_grad" || name == "rms_norm_grad" || name == "add_norm_grad") {
-    cost.launches = 2;  // plus the sums over rows for the gradients of weight and bias
+    cost.launches = 2;  // the second sums over rows, for the gradients of weight and bias
   } else if (name == "embedding" || name == "index_select") {
     cost.bytes = bytes_of_picked(k, k.operand(0), double(k.operands.back().bytes()));
   } else if (name == "embedding_grad" || name == "index_add") {
@@ -228,7 +228,7 @@ KernelCost other_cost(const DryKernel& k) {
     for (int64_t run = sort_tile; run < index.elements; run *= 2) ++cost.launches;  // merge passes of the sort
     cost.bytes = double(grad.bytes()) + 2 * 4. * double(grad.elements) / double(rows_of_part) + double(index.bytes()) +
                  16. * double(cost.launches * index.elements);
-    cost.launches += 1 + (index.elements > rows_of_part);  // sums of parts, and of runs of several
+    cost.launches += 1 + (index.elements > rows_of_part);  // one kernel sums parts, another adds the parts of a run
   } else if (is_step(name) || name == "unscale") {
     cost.kind = "optimizer";
     for (const Operand& o : k.operands)  // operands updated in place are read, too; the 16-bit copy is only written

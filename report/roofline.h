@@ -1,6 +1,6 @@
 #pragma once
 // Predicts the time of a training step on a GPU that is not there. The kernels come from a dry run of the real step
-// (tensor/dry_run.h); bytes and operations of each are divided by the speeds that such kernels reached.
+// (tensor/dry_run.h); the bytes and operations of a kernel are divided by the speeds that such kernels reached.
 //
 //   time of a kernel = max(operations / (peak * efficiency) + start, bytes / (bandwidth * efficiency), least_seconds)
 //
@@ -26,9 +26,10 @@ const std::vector<Card>& cards();
 /// Finds a GPU by name. Error listing the known ones if there is none.
 const Card& card_of(const std::string& name);
 
-/// The fraction of peak that a kind of kernel reaches. source: where it was measured, an index of sources() from 1;
-/// start: seconds before full speed, in which tiles arrive and the last ones end; before: what was measured of a kernel
-/// that has been rewritten since, a part of the bandwidth, or 0.
+/// The fractions of a card's peak FLOP/s (flops) and bandwidth that a kind of kernel reaches. source: the entry of
+/// sources() that says where they were measured, counted from 1. start: seconds in which a kernel is below full speed,
+/// while its first tiles arrive and its last ones end. before: the fraction of the bandwidth that was measured before
+/// the kernel was rewritten; 0: not rewritten.
 struct Efficiency {
   double flops = 1, bandwidth = 1;
   int source = 0;
@@ -48,14 +49,15 @@ struct KernelCost {
 };
 /// The cost of a kernel. Efficiencies depend on the card.
 KernelCost cost_of(const DryKernel& kernel, const Card& card = cards()[0]);
-/// Kernels and copies that the CUDA backend launches for these. test_launches compares it with the emulator's count.
+/// Number of kernels and copies that the CUDA backend launches for `kernels`. test_launches compares it with the
+/// emulator's count.
 int64_t launches_of(const std::vector<DryKernel>& kernels);
 
 /// The kernels of a training step: forward, backward, AdamW.
 struct DryStep {
   std::vector<DryKernel> kernels;
   int64_t tokens = 0, parameters = 0;
-  double model_flops = 0;  ///< products and attention: three times those of the forward
+  double model_flops = 0;  ///< FLOPs of products and attention: three times those of the forward
   double host = 0;         ///< seconds that this machine took to issue the kernels
 };
 /// Dry run of a step with `batch` sequences of o.context tokens. Parameters, activations and gradients are in `dtype`,
@@ -85,8 +87,8 @@ Roofline roofline(const DryStep& step, const Card& card);
 std::string text_of(const Roofline& found, const DryStep& step, const Card& card, const std::string& model,
                     const std::string& precision);
 
-/// Assumed: host seconds for a kernel launch in the driver and for a graph launch. Measured: the time of the shortest
-/// kernels on the GPU.
+/// launch_seconds, graph_seconds: assumed host time of a kernel launch in the driver, and of a graph launch.
+/// least_seconds: measured time of the shortest kernels on the GPU.
 inline constexpr double launch_seconds = 5e-6, graph_seconds = 10e-6, least_seconds = 2.3e-6;
 
 }  // namespace lockstep::report

@@ -1,4 +1,4 @@
-// Figures of a run: see run.h.
+// Reads the files of a run and computes the report's figures. See run.h.
 #include "report/run.h"
 
 #include <algorithm>
@@ -126,7 +126,7 @@ void add_loss(const RunFiles& run, Analysis& a) {
   if (run.traces.empty()) return;
   const std::vector<Sample>& curve = run.traces[0].samples("loss");
   if (curve.size() <= a.loss.size()) return;
-  a.loss.clear();  // the trace has every step; metrics of mlp and cnn only every epoch
+  a.loss.clear();  // the trace has every step; mlp and cnn write metrics only once per epoch
   const auto steps = steps_of(run.traces[0]);
   size_t i = 0;
   for (const Sample& sample : curve) {
@@ -271,7 +271,7 @@ std::vector<Interval> flatten(const std::vector<const Event*>& events, double be
   };
   std::vector<const Event*> open;
   double now = begin;
-  const auto advance = [&](double to) {  // adds what runs until then
+  const auto advance = [&](double to) {  // gives the time up to `to` to the innermost open event
     if (to > now)
       add(open.empty() ? Part::other : part_of(*open.back()), now, to, open.empty() ? "" : open.back()->name);
     now = std::max(now, to);

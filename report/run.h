@@ -50,7 +50,7 @@ struct PipelineFigures {
   int stages = 1, micro_batches = 1, chunks = 1, copies = 1;
   double measured = 0;                        ///< measured idle part: the median over the batches
   double expected = 0;                        ///< idle part by the formula, with the measured costs
-  double simulated = 0;                       ///< idle part by simulating the schedule, if it is one of ours
+  double simulated = 0;                       ///< idle part by simulating the schedule, if Lockstep has it
   double forward = 0, input = 0, weight = 0;  ///< seconds per micro-batch on a rank, mean
 };
 
@@ -83,7 +83,7 @@ struct Analysis {
   std::map<int, std::array<double, parts>> split;  ///< seconds per step by rank, mean without the first step
   std::optional<PipelineFigures> pipeline;
   std::vector<Traffic> traffic;  ///< sorted by bytes sent, most first
-  double sent = 0;               ///< bytes per rank and step
+  double sent = 0;               ///< bytes sent per rank and step
   std::optional<Formula> sent_formula;
   std::vector<MemoryRow> memory;
   std::vector<std::pair<std::string, RankTrace::Total>> operations;  ///< over all ranks, longest first
@@ -100,7 +100,7 @@ std::vector<std::array<double, parts>> steps_by_part(const RankTrace& trace);
 /// Turns nested events of the main thread in a step, sorted by begin, into intervals without overlap: an inner event
 /// takes its time from the outer one.
 std::vector<Interval> flatten(const std::vector<const Event*>& events, double begin, double end);
-/// Idle time and costs of a pipeline; none without a traced one.
+/// Idle time and costs of a traced pipeline; none if the traces have no pipeline.
 std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces);
 
 }  // namespace lockstep::report

@@ -29,7 +29,7 @@ double seconds_of(int times, const std::function<void()>& call) {
   return median(std::move(all));
 }
 
-/// Least-squares fit of seconds over bytes, with a latency of at least 0. messages: number of latencies in each time.
+/// Least-squares fit of seconds over bytes, with a latency of at least 0. messages: latencies in each time.
 dist::Link fit(const std::vector<std::pair<double, double>>& points, double messages) {
   double n = 0, x = 0, y = 0, xx = 0, xy = 0;
   for (const auto& [bytes, seconds] : points) {
@@ -37,7 +37,7 @@ dist::Link fit(const std::vector<std::pair<double, double>>& points, double mess
     n += w, x += w * bytes, y += w * seconds, xx += w * bytes * bytes, xy += w * bytes * seconds;
   }
   double slope = (n * xy - x * y) / std::max(n * xx - x * x, 1e-300);
-  // Otherwise noise hides the cost of bytes: attribute all of the time to them.
+  // If noise hides the cost of bytes, attribute all of the time to bytes.
   if (!(slope > 0)) slope = xy / xx;
   const double start = (y - slope * x) / n;
   LOCKSTEP_CHECK(

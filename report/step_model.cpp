@@ -1,4 +1,4 @@
-// The time of a training step: see step_model.h.
+// Predicts the time of a training step. See step_model.h.
 #include "report/step_model.h"
 
 #include <algorithm>
@@ -25,8 +25,8 @@ struct Layer {
   }
 };
 
-/// The layers of the model, for one micro-batch. sum(n): seconds to sum 1/n of its activations over tensor-parallel
-/// ranks.
+/// The layers of the model, for one micro-batch. sum(n): seconds to sum 1/n of the micro-batch's activations over
+/// tensor-parallel ranks.
 std::vector<Layer> layers_of(const TrainingJob& job, const std::function<double(int64_t)>& sum) {
   const ModelShape& m = job.model;
   const int64_t chunks =

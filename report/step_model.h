@@ -50,7 +50,7 @@ double measure_memory(int ranks);
 /// sizes.
 dist::Link measure_link(int ranks);
 /// Sets the layers' seconds from a traced run, by FLOPs: `traced` is the model of that run, `batch` the samples of its
-/// micro-batches. Returns the same as measure_memory(). Error if there are no such traces.
+/// micro-batches. Returns bytes/s, as measure_memory() does. Error without traces of steps.
 double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_t batch, engine::ModelShape& model);
 /// Latency and bandwidth from the all-reduces in traces. Error for fewer than two sizes.
 dist::Link link_of_traces(const std::vector<RankTrace>& traces);

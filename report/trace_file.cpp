@@ -1,4 +1,4 @@
-// Trace files: see trace_file.h.
+// Reads and merges trace files. See trace_file.h.
 #include "report/trace_file.h"
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 #pragma once
-// Reads traces (trace/trace.h): for the report, for the costs of a simulation, and to merge those of all ranks.
+// Reads traces (trace/trace.h) for the report and for the costs of a simulation, and merges the traces of all ranks.
 #include <algorithm>
 #include <map>
 #include <string>
@@ -24,7 +24,7 @@ struct Event {
   double end() const { return begin + seconds; }                          ///< seconds on rank 0's clock
   double number(const char* key) const { return number_of(args, key); }   ///< an argument; 0 if it is missing
   std::string text(const char* key) const { return text_of(args, key); }  ///< an argument; "" if it is missing
-  /// An argument clamped to 0 .. most; untrusted.
+  /// An argument as an integer, clamped to 0 .. most, as a file may contain any number.
   int64_t whole(const char* key, int64_t most = 1'000'000'000'000) const;
 };
 
@@ -34,7 +34,7 @@ struct Sample {
   data::Json values;
 };
 
-/// How far a rank's clock was behind that of rank 0 at the start and at the end of its trace; linear in between.
+/// The time by which a rank's clock was behind rank 0's at the start and the end of the rank's trace; linear between.
 struct ClockDrift {
   int64_t first_ns = 0, last_ns = 0;
   double last_at = 0;                               ///< seconds; the time of last_ns
@@ -68,12 +68,12 @@ struct RankTrace {
 /// Reads a trace. An incomplete last line is left out. Error if Lockstep did not write the file.
 RankTrace read_trace(const std::string& path);
 
-/// The traces in a folder, or else in one of its subfolders. Empty if there are none.
+/// The paths of the traces in a folder, or else in its first subfolder that has traces. Empty if there are none.
 std::vector<std::string> find_traces(const std::string& folder);
-/// Reads those of the newest run, by rank. `warnings` gets traces of other runs, which are left out, and missing ranks.
+/// Reads the newest run's traces, by rank. `warnings` gets traces of other runs, which are left out, and missing ranks.
 std::vector<RankTrace> read_traces(const std::string& folder, std::vector<std::string>& warnings);
 
-/// Merges the traces of all ranks into one file, with clock drift corrected. Memory use does not grow with the files.
+/// Merges the newest run's traces into one file, with clock drift corrected. Memory use does not grow with the files.
 /// Returns the ranks. Error if there are no traces.
 std::vector<int> merge_traces(const std::string& folder, const std::string& out, std::vector<std::string>& warnings);
 

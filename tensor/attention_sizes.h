@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// q (batch, heads, queries, width), k and v (batch, groups, keys, width), and the options of AttentionArgs.
+/// Sizes of q (batch, heads, queries, width), k and v (batch, groups, keys, width), and the options of AttentionArgs.
 struct AttentionSizes {
   int64_t batch, heads, groups, queries, keys, width;
   double scale;

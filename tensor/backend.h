@@ -15,7 +15,7 @@ struct Kernels;
 struct Solvers;
 struct RecordedKey;
 class Tensor;
-/// Number of keys that one call of set_keys() writes: they are a kernel's arguments.
+/// Most keys that one call of set_keys() writes: the keys are passed as a kernel's arguments.
 inline constexpr int keys_at_once = 128;
 
 /// Streams and events are the device's own handles. Every function that is not noexcept may throw an Error that names
@@ -29,7 +29,7 @@ struct Backend {
   bool (*multiplies_bf16)(int device);  ///< true if the device has tensor cores for bf16
   void (*select)(int device);           ///< makes this device the target of what this thread does next
   /// Stream-ordered memory: usable at once on the thread's current stream, and freed in the order of that stream. A
-  /// user on another stream keeps the memory until the first stream has waited for an event of the other.
+  /// user on another stream must keep the memory until the thread's stream has waited for an event of the other one.
   void* (*allocate)(size_t bytes, int device);
   /// Frees memory of allocate(); `stream` is the stream of its allocation.
   void (*deallocate)(void* data, size_t bytes, int device, void* stream) noexcept;
@@ -38,7 +38,7 @@ struct Backend {
   bool (*keep_for_graphs)(void* data, int device, void* stream, uint32_t born) noexcept;
   size_t (*memory_size)(int device);   ///< bytes of the device's memory; 0: unknown
   size_t (*cached_bytes)(int device);  ///< bytes in the pool that no storage uses
-  void (*release_cached)(int device);  ///< returns them to the driver
+  void (*release_cached)(int device);  ///< returns these bytes to the driver
   /// Copies bytes between contiguous memory, at least one side on this type of device, in the order of the current
   /// stream. With `wait`, host memory may be reused on return; otherwise when the copy is done.
   void (*copy_bytes)(void* to, Device to_device, const void* from, Device from_device, size_t bytes, bool wait);
@@ -66,7 +66,7 @@ struct Backend {
   void (*begin_capture)(int device);              ///< begins recording
   void* (*end_capture)(int device);               ///< ends recording; returns the graph
   void (*abandon_capture)(int device) noexcept;   ///< ends a recording that failed
-  void (*launch_graph)(void* graph, int device);  ///< on this thread's current stream
+  void (*launch_graph)(void* graph, int device);  ///< runs the graph on this thread's current stream
   /// Writes up to keys_at_once keys into device memory, in the order of this thread's current stream.
   void (*set_keys)(RecordedKey* to, const RecordedKey* keys, int count, int device);
   void (*free_graph)(void* graph, int device) noexcept;  ///< frees the graph, and the memory kept for it
@@ -74,13 +74,13 @@ struct Backend {
   // Parts of an optimizer step besides its update rule (see step_batch.h), on this thread's current device and stream.
   /// Copies `bytes` (a multiple of 8) from the host to the device; `from` may be reused on return.
   void (*store)(void* to, const void* from, size_t bytes);
-  /// Sum of squares of each chunk.
+  /// Computes the sum of squares of each chunk of the SquarePieces.
   void (*square_sums)(const void* pieces, int count, int64_t chunks, void* numbers, double* sums);
-  /// Adds the chunks' sums of each tensor.
+  /// Adds up the chunk sums of each tensor (NormPiece).
   void (*add_sums)(const void* pieces, int64_t count, const double* sums, double* totals);
-  /// Norm of all, and the clip factor.
+  /// Computes the norm of all tensors, the clip factor, and the decision to skip the step.
   void (*take_norm)(const void* pieces, int64_t count, const double* sums, double* squares, void* numbers);
-  /// Find_nonfinite() of contiguous x; see nonfinite.h.
+  /// Does find_nonfinite() for contiguous x; see nonfinite.h.
   void (*find_nonfinite)(const std::vector<Tensor>& x, int32_t* found);
   /// keep_for_graphs() for memory of another owner: graphs that may use it keep the owner alive.
   void (*hold_for_graphs)(const std::shared_ptr<void>& owner, int device, uint32_t born) noexcept;

@@ -1,12 +1,12 @@
 #pragma once
-// Products whose rows do not depend on each other's number, for inference. See docs/generation.md.
+// Matrix products in which a row's result does not depend on the number of rows, for inference. See docs/generation.md.
 #include <utility>
 
 namespace lockstep {
 
-/// While it lives, matrix products of this thread give each row of the left operand the bits that it has beside any
-/// other rows. The CPU's products always do. On CUDA devices one algorithm serves every number of rows, and none cuts
-/// the sums; without the scope cuBLASLt chooses for each number of rows, which is faster and has other bits.
+/// While it lives, matrix products of this thread compute each row of the left operand with the same bits, however many
+/// other rows there are. Products on the CPU always do so. On CUDA devices one algorithm without split-K then serves
+/// every number of rows. Without the scope cuBLASLt chooses an algorithm for each number of rows: faster, other bits.
 class BatchInvariant {
  public:
   explicit BatchInvariant(bool enabled = true) : before_(std::exchange(current_, enabled)) {}

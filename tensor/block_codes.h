@@ -29,16 +29,15 @@ struct BlockCodes {
 };
 /// Number of blocks of a tensor.
 inline int64_t code_blocks(int64_t numel) { return (numel + code_block - 1) / code_block; }
-/// Encodes f32 values. Without sign, a value above 0 never becomes 0, because it would be a divisor.
+/// Encodes f32 values. Unsigned values above 0 never become 0, because optimizers divide by them.
 void encode_blocks(const Tensor& from, const BlockCodes& to);
 /// The f32 values of the codes.
 Tensor decode_blocks(const BlockCodes& from);
 
-/// The kernels adam and lion with moments in blocks, in one pass: decode, update in f32, encode. CPU only, f32
-/// parameters.
+/// The kernel adam with moments in blocks, in one pass: decode, update in f32, encode. CPU only, f32 parameters.
 void adam_8bit(Tensor& p, const Tensor& grad, const BlockCodes& m, const BlockCodes& v, Tensor& low,
                const AdamArgs& args);
-/// The kernel lion with momentum in blocks.
+/// The kernel lion with momentum in blocks, like adam_8bit().
 void lion_8bit(Tensor& p, const Tensor& grad, const BlockCodes& m, Tensor& low, const LionArgs& args);
 
 }  // namespace lockstep

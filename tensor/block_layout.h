@@ -18,7 +18,7 @@ struct BlockLayout {
   Tensor row_start;    ///< i32 (heads, blocks + 1): begin and end of each row in `columns`
   Tensor columns;      ///< i32: the attended blocks of each row, in ascending order
 
-  /// A layout from the attended blocks of each row, ascending; heads * blocks rows, head by head. Error otherwise.
+  /// A layout from heads * blocks rows, head by head. Error unless each row lists its attended blocks ascending.
   static BlockLayout of_rows(int64_t block, int64_t heads, const std::vector<std::vector<int32_t>>& rows);
   /// A copy on another device.
   BlockLayout to(Device device) const { return {block, blocks, heads, row_start.to(device), columns.to(device)}; }
@@ -42,8 +42,8 @@ struct BlockRows {
     columns = static_cast<const int32_t*>(layout->columns.raw_data());
   }
 
-  /// The keys that queries of block `row` attend to among `first` ... first + count - 1, count <= 64: bit k is key
-  /// first + k.
+  /// A bit mask of the keys that queries of block `row` attend to, among keys first ... first + count - 1. Bit k stands
+  /// for key first + k; count <= 64.
   LOCKSTEP_HD uint64_t attended(int64_t head, int64_t row, int64_t first, int64_t count) const {
     const int32_t* const ends = row_start + (shared ? 0 : head * (blocks + 1)) + row;
     int32_t at = ends[0], end = ends[1];

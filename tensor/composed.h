@@ -7,15 +7,15 @@
 
 namespace lockstep {
 
-/// The value of a quantile that falls between two elements: interpolated linearly, the lower or the higher one, the
-/// nearest (a half: the one with even index), or the mean of the two.
+/// The value of a quantile that falls between two elements: `linear` interpolates, `midpoint` takes their mean, the
+/// others take the lower, the higher or the nearest element (halfway: the element with the even index).
 enum class Interpolation { linear, lower, higher, nearest, midpoint };
 
 #define Value Tensor
 #define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
 #include "tensor/composed.def"
 #undef Value
-/// Median along a dim and its index: the lower middle one of an even number. NaN, if there is one.
+/// Median along a dim and its index; for an even number of elements, the lower middle element. NaN if any is NaN.
 ValuesIndices median(const Tensor& x, int64_t dim, bool keepdim = false);
 /// The k-th smallest element along a dim, k from 1, and its index. NaN counts as largest.
 ValuesIndices kthvalue(const Tensor& x, int64_t k, int64_t dim = -1, bool keepdim = false);

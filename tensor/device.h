@@ -22,7 +22,7 @@ inline constexpr Device cpu{};
 
 /// The device of new tensors by default: the CPU until set_default_device(), which applies to all threads.
 Device default_device();
-/// Error when the device does not exist.
+/// Sets the default device for all threads. Error when the device does not exist.
 void set_default_device(Device device);
 
 /// Parses "cpu", "cpu:2", "cuda", "cuda:0". The Error names the expected forms; existence is checked on first use.
@@ -35,7 +35,7 @@ std::vector<Device> all_devices(Device::Type type = Device::Type::cpu);
 /// Divides the CPU into `n` virtual devices, 1 to 64. They share memory and cores, but an operation on tensors of two
 /// devices is an Error, and only .to(device) moves data between them, so multi-GPU programs can be tested without GPUs.
 void set_virtual_devices(int n);
-/// Error unless the device exists; it lists the devices, or says why there are none.
+/// Error unless the device exists; the Error lists the devices, or says why there are none.
 void check_device(const char* op, Device device);
 
 /// Prints "cpu:0".

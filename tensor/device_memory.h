@@ -1,5 +1,5 @@
 #pragma once
-// Memory by device, counting each virtual CPU device on its own, and limits: to try a model for several small devices
+// Reports and limits the memory of one device, also of one virtual CPU device: to try a model for several small devices
 // on one machine.
 #include <cstdint>
 
@@ -13,12 +13,12 @@ MemoryReport device_memory(Device device);
 /// Sets the peaks of device_memory() to the current values.
 void reset_peak_device_memory(Device device);
 
-/// Limits the bytes on a device: an allocation beyond is an Error. 0: no limit. Memory::offload does not count. Threads
+/// Limits the bytes on a device: exceeding the limit is an Error. 0: no limit. Memory::offload does not count. Threads
 /// that allocate at the same moment may exceed the limit together.
 void set_memory_limit(Device device, int64_t bytes);
 /// The limit in bytes; 0: none.
 int64_t memory_limit(Device device);
-/// All memory of a GPU in bytes, or its limit if that is less; of a CPU device the limit. 0: unknown.
+/// Bytes that a device can hold: a GPU's memory, or its limit if that is less; a CPU device's limit. 0: unknown.
 int64_t memory_size(Device device);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// A backend and a table of kernels that only take notes. See dry_run.h.
+// A backend and a table of kernels that only note their calls. See dry_run.h.
 #include "tensor/dry_run.h"
 
 #include <sys/mman.h>
@@ -55,7 +55,7 @@ void see(DryKernel& kernel, const MatmulArgs& args) {
 }
 template <class T> void see(DryKernel&, const T&) {}
 
-/// The function of an entry that takes notes; one instance per `id`, because several entries share a signature.
+/// The name of entry `id`; Noted<id>::call notes its calls. One instance per `id`: several entries share a signature.
 template <int id> inline const char* entry_name = "";
 template <int id, class Fn> struct Noted;
 template <int id, class Result, class... Args> struct Noted<id, Result (*)(Args...)> {
@@ -158,7 +158,7 @@ const Backend noted_backend{
     .free_graph = [](void*, int) noexcept {},
     .store =
         [](void* to, const void* from, size_t bytes) {
-          std::memcpy(to, from, bytes);  // for square_sums
+          std::memcpy(to, from, bytes);  // square_sums reads them there
           note_bytes("numbers", int64_t(bytes));
         },
     .square_sums =

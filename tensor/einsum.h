@@ -12,8 +12,8 @@ struct SpelledOut {
   std::string equation;       ///< the equation, with letters in place of ...
   std::vector<Shape> shapes;  ///< shapes to which the operands must first be expanded
 };
-/// Gives the dims of an ellipsis letters of their own, aligned from the right; they broadcast. Without -> they come
-/// first in the output. Error for a malformed equation or sizes that do not broadcast.
+/// Gives the dims of an ellipsis letters of their own, aligned from the right; these dims broadcast. Without -> they
+/// come first in the output. Error for a malformed equation or sizes that do not broadcast.
 SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shapes);
 
 /// Result of without_ellipsis().

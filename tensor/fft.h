@@ -6,8 +6,8 @@
 
 namespace lockstep::fft {
 
-/// Which transform is scaled, n elements: `backward` divides the inverse by n, `ortho` both by sqrt(n), `forward` the
-/// forward transform by n.
+/// Scaling of transforms of n elements: `backward` divides the inverse transform by n, `ortho` divides both transforms
+/// by sqrt(n), `forward` divides the forward transform by n.
 enum class Norm { backward, ortho, forward };
 
 #define Value Tensor
@@ -20,7 +20,7 @@ Tensor fftfreq(int64_t n, double d = 1, TensorOptions options = {});
 /// Frequencies of the bins of rfft(): 0, 1, ..., n / 2 over n d.
 Tensor rfftfreq(int64_t n, double d = 1, TensorOptions options = {});
 
-namespace detail {  // along one dim; x has the transform's length already (complex_to_real: half of it)
+namespace detail {  // along one dim; x has the transform's length already (complex_to_real: n / 2 + 1)
 Tensor complex_to_complex(const Tensor& x, int64_t dim, bool inverse, double scale);
 Tensor real_to_complex(const Tensor& x, int64_t dim, double scale);
 Tensor complex_to_real(const Tensor& x, int64_t n, int64_t dim, double scale);

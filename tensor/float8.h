@@ -16,7 +16,7 @@
 
 namespace lockstep {
 
-/// The largest finite number.
+/// The largest finite number of a format.
 constexpr float largest_fp8(Fp8Format format) { return format == Fp8Format::e4m3 ? 448.f : 57344.f; }
 
 /// The code nearest to a value.

@@ -25,7 +25,7 @@ struct Costly {
 };
 
 // Derivatives use only functions that exist both for numbers and for symbols on the tape (autograd/symbol.h), so that
-// they can be differentiated again. Argument-dependent lookup finds the right one: hence no math:: in front.
+// they can be differentiated again. Argument-dependent lookup finds the right function: hence no math:: in front.
 using math::cos, math::erf, math::exp, math::exp_coarse, math::exp_normal, math::expm1, math::log, math::log1p;
 using math::floor_divide, math::log2, math::minus, math::plus, math::sigmoid, math::sin, math::tanh, math::times;
 /// condition ? a : b; both are evaluated.
@@ -200,9 +200,9 @@ struct Softplus : Costly {  // p: beta, q: threshold
 };
 
 // --- activations ---
-/// The derivative times g of an activation that is constant 0 far below and 1 far above: 0 for x < low, g for x > high,
-/// `inside` between, which may be NaN outside. The selection comes last on purpose: if x were clipped first, compilers
-/// would treat it as a constant there and still compute g's product, and denormal results are slow.
+/// g times a derivative that is 0 far below and 1 far above: 0 for x < low, g for x > high, `inside` between. `inside`
+/// may be NaN for other x. The selection comes last on purpose: if x were clipped first, compilers would treat it as a
+/// constant there and still compute g's product, and denormal results are slow.
 template <class T> LOCKSTEP_HD T settled(T x, T low, T high, T g, T inside) {
   return select(x > high, g, select(x < low, T(0), inside));
 }
@@ -237,7 +237,7 @@ struct Mish : Costly {  // x tanh(softplus(x)); with e = e^x and n = e (e + 2) t
     return settled(input, T(-85), T(20), g, g * (t + input * ((T(1) + t) * (T(2) * d)) * (e / (T(1) + e))));
   }
 };
-/// The share of a normal distribution below x.
+/// Phi(x), the standard normal distribution function.
 template <class T> LOCKSTEP_HD T normal_cdf(T x) { return T(0.5) * (T(1) + erf(x * T(0.70710678118654752440))); }
 struct GeluErf : Costly {
   LOCKSTEP_VALUE { return x * normal_cdf(x); }

@@ -44,8 +44,8 @@ class Graph {
   /// Error nothing is recorded. A recorded optimizer step needs Optimizer::before_replay() before each replay.
   ///
   /// Random numbers. A replay draws from the generator as `body` itself would, with the same bits, and leaves it in the
-  /// same state. `body` may go on to other micro-batches of the step (set_random_step), which are counted from the
-  /// first. Recording draws no numbers.
+  /// same state. `body` may go on to other micro-batches of the step (set_random_step); a replay counts them from the
+  /// micro-batch at its start. Recording draws no numbers.
   void capture(const std::function<void()>& body);
   /// The second half of capture(), for a caller that has already run `body` (perhaps with other values).
   void record(const std::function<void()>& body);
@@ -57,9 +57,10 @@ class Graph {
   static bool is_capturing();
   /// True while this thread records on another device than the CPU; work on the host is then not replayed.
   static bool is_recording();
-  /// Error if this thread records a graph of another device than this one, whose work would not be replayed.
+  /// Error if this thread records a graph of another device than `device`: work on `device` would not be replayed.
   static void check_recording(Device device);
-  /// Number of recordings begun in this process. Memory that is older than a recording is kept for it when freed.
+  /// Number of recordings begun in this process. Freed memory is kept for the graphs whose recording began after its
+  /// allocation.
   static uint32_t recordings();
 
   /// Random numbers of the recording, see graph.cpp.

@@ -8,7 +8,7 @@
 namespace lockstep {
 
 /// While it lives, saves the old bytes of every storage that operations of this thread overwrite, at the first write.
-/// Storages allocated meanwhile are no state. Storage::bump_version() reports writes; writes through data() go unseen.
+/// Storages allocated meanwhile are not saved. Storage::bump_version() reports writes; writes through data() go unseen.
 class Journal {
  public:
   Journal();

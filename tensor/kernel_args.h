@@ -36,9 +36,9 @@ struct PointwiseArgs {
 /// Reductions of Kernels::reduce.
 enum class ReduceOp : uint8_t { sum, mean, prod, max, min, any, all, sum_squares, logsumexp, var };
 
-/// Rows that add to one place (the gradient of an embedding, index_add) are cut into parts of so many, in the order of
-/// the indices. The rows of a part are added in order, the first part onto what was there, the others from 0; then the
-/// parts in order. CPU and CUDA do the same, so they get the same bits.
+/// Rows per part where many rows are added to one place (the gradient of an embedding, index_add). The rows, in the
+/// order of the indices, are cut into parts. Each part is summed in order, the first onto the old value, the others
+/// from 0; then the parts' sums are added in order. CPU and CUDA both sum this way, so they get the same bits.
 inline constexpr int64_t rows_of_part = 32;
 
 /// Activation that is fused into a matrix product.
@@ -58,11 +58,11 @@ enum class Fp8Format : uint8_t { e4m3, e5m2 };
 
 /// How x multiplies a quantized weight. By default x stays as it is, and codes become the weight's values. dynamic (for
 /// row8): each row of x is quantized to 8 bits too, and the product is one of integers, except that elements of x with
-/// a magnitude of at least `threshold` keep their values (LLM.int8(); 0: none do).
+/// a magnitude of at least `threshold` keep their values (LLM.int8(); threshold 0: no elements do).
 struct QuantMatmulArgs {
   bool dynamic = false;
   double threshold = 0;
-  /// A column kept by one row is kept by all, as in bitsandbytes: rows then depend on each other.
+  /// true: if one row of x keeps its value in a column, all rows do, as in bitsandbytes; rows then affect each other.
   bool whole_columns = false;
   Activation activation = Activation::none;
 };
@@ -119,7 +119,7 @@ struct AttentionArgs {
   /// Probability of dropping an attention weight; weight (b, h, i, j) is drawn from `key` by its flat index.
   double dropout = 0;
   PhiloxKey key;
-  /// These heads are heads first_head ... of all_heads, for dropout's index and for the layout; 0: these are all heads.
+  /// Number of the call's first head, and of all heads, for dropout's index and the layout. all_heads 0: those of q.
   int64_t first_head = 0, all_heads = 0;
   std::shared_ptr<const BlockLayout> layout = {};  ///< the blocks of scores to compute; null: all
 };

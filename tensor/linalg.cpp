@@ -26,7 +26,7 @@ Shape with(Shape shape, std::initializer_list<int64_t> more) {
 const Solvers cpu_solvers{on_cpu::lu_solve, on_cpu::lu_determinant, on_cpu::cholesky,        on_cpu::qr,
                           on_cpu::svd,      on_cpu::eigh,           on_cpu::solve_triangular};
 
-/// The device and functions that decompose a tensor: its own device, or the CPU if that has no solvers.
+/// The device and functions that decompose a tensor: its own device, or the CPU if its device has no solvers.
 struct Place {
   Device device;
   const Solvers& solvers;

@@ -9,7 +9,7 @@
 
 namespace lockstep::linalg {
 
-/// Results of qr(): q and r with min(m, n) or with m columns of q, or r alone.
+/// Results of qr(): r, and q with min(m, n) columns (reduced) or with m columns (complete), or r alone (r).
 enum class QrMode { reduced, complete, r };
 
 /// Result of inv_ex().
@@ -17,15 +17,15 @@ template <class Value> struct InverseOf {
   Value inverse;
   Tensor info;  ///< i64, (...): position (from 1) of a pivot that is 0, or 0 for none
 };
-/// a = q r.
+/// Result of qr(): a = q r.
 template <class Value> struct QrOf { Value q, r; };
-/// a = u diag(s) vh.
+/// Result of svd(): a = u diag(s) vh.
 template <class Value> struct SvdOf { Value u, s, vh; };
-/// Eigenvalues (..., n) and eigenvectors (..., n, n) as columns.
+/// Result of eigh(): eigenvalues (..., n) and eigenvectors (..., n, n) as columns.
 template <class Value> struct EighOf { Value values, vectors; };
-/// det(a) = sign exp(logabsdet), each (...).
+/// Result of slogdet(): det(a) = sign exp(logabsdet), each (...).
 template <class Value> struct SlogdetOf {
-  Value sign, logabsdet;  ///< 0 and -inf for a singular matrix; sign has no gradient
+  Value sign, logabsdet;  ///< sign 0 and logabsdet -inf for a singular matrix; sign has no gradient
 };
 /// Result of lstsq().
 template <class Value> struct LstsqOf {

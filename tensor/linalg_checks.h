@@ -11,7 +11,7 @@ inline Shape front_dims(const Shape& shape, int count = 1) { return Shape(shape.
 void check_matrices(const char* op, const Tensor& a);
 /// Error unless a is (..., n, n) in f32 or f64.
 void check_square(const char* op, const Tensor& a);
-/// Error if the info (of inv_ex()) of a matrix is not 0; it names the first such matrix.
+/// Error if `info` (of inv_ex()) is not 0 for a matrix; the Error names the first such matrix.
 void check_regular(const char* op, const Tensor& info);
 
 /// solve() for matrices, from the left.

@@ -187,8 +187,8 @@ LOCKSTEP_HD inline float sin_near(float x, int32_t quarter) {
   return quarter == 0 && x == 0.f ? x : signed_y;
 }
 
-/// Sine, in radians, for |x| < trig_limit. CPU kernels first check whether a run of elements has a larger one
-/// (functors.h); kernels of CUDA have their own (cuda/trigonometry.h).
+/// Sine, in radians, for |x| < trig_limit. CPU kernels first check whether a run of elements has a larger x
+/// (functors.h); CUDA kernels use the sine of cuda/trigonometry.h.
 LOCKSTEP_HD inline float sin(float x) { return sin_near(x, 0); }
 /// Cosine.
 LOCKSTEP_HD inline float cos(float x) { return sin_near(x, 1); }

@@ -71,7 +71,7 @@ void deallocate_small(void* data, size_t bytes) noexcept;
 /// Adds `bytes` (may be negative) to a category of the ledger.
 void book_memory(Memory category, int64_t bytes, Device device = cpu) noexcept;
 
-/// Makes the n-th allocation from now throw (0: none). For tests of out-of-memory paths.
+/// Makes the n-th allocation from now throw an Error; 0: no allocation. For tests of out-of-memory paths.
 void fail_allocation_after(int64_t n);
 
 }  // namespace lockstep

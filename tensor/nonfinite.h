@@ -7,8 +7,8 @@
 
 namespace lockstep {
 
-/// Sets found[i] (i32) to 1 if x[i] has an infinite or NaN element, else leaves it. All x floating, on the device of
-/// `found`.
+/// Sets found[i] (i32) to 1 if x[i] has an infinite or NaN element, else leaves found[i] as it is. All x are floating,
+/// on the device of `found`.
 void find_nonfinite(const std::vector<Tensor>& x, const Tensor& found);
 
 }  // namespace lockstep

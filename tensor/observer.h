@@ -1,6 +1,6 @@
 #pragma once
-// Observer of kernel calls: set by trace/ while it writes a trace. Without one a kernel call costs one relaxed load
-// more.
+// Observer of kernel calls: set by trace/ while it writes a trace. Without an observer, each kernel call costs one more
+// relaxed load.
 #include <atomic>
 #include <cstdint>
 

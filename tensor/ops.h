@@ -39,9 +39,9 @@ Tensor randn(const Shape& shape, TensorOptions options = {});       ///< standar
 Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions options = {.dtype = i64});
 Tensor randperm(int64_t n);  ///< a permutation of 0 .. n - 1: i64, drawn on the CPU, then moved to the default device
 Tensor bernoulli(const Shape& shape, double p, TensorOptions options = {});  ///< 1 with probability p, else 0
-/// Fills x with uniform numbers in [low, high). Floating dtypes only, also normal_().
+/// Fills x, which has a floating dtype, with random numbers that are uniform in [low, high).
 const Tensor& uniform_(const Tensor& x, double low, double high);
-/// Fills x with normal numbers.
+/// Fills x, which has a floating dtype, with normally distributed random numbers.
 const Tensor& normal_(const Tensor& x, double mean, double deviation);
 
 // --- all rows LOCKSTEP_OPERATION of operations.def ---
@@ -71,7 +71,7 @@ Tensor mul_to(const Tensor& a, const Tensor& b, DType dtype);
 Tensor isnan(const Tensor& x);     ///< bool: true where x is NaN
 Tensor isfinite(const Tensor& x);  ///< bool: true where x is neither NaN nor infinite
 /// One derivative of a pointwise operation, for autograd: grad times d out / d operand. `part` chooses the operand. May
-/// overwrite `grad` when it is exclusive. See PointwisePart for a and b.
+/// overwrite `grad` if grad.is_exclusive(). See PointwisePart for a and b.
 Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor& grad,
                       const Tensor& a, const Tensor& b);
 /// The gradients of both operands of a binary operation.
@@ -79,7 +79,7 @@ struct PointwiseGrads {
   Tensor a, b;
 };
 /// Both gradients of a binary operation in one pass, for operations whose two derivatives each read an operand. The
-/// first may reuse the storage of `grad` when it is exclusive.
+/// gradient of a may be written into the storage of `grad` if grad.is_exclusive().
 PointwiseGrads pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor& a, const Tensor& b);
 
 /// Form of gelu(): exact by erf, or the tanh approximation (Hendrycks and Gimpel, 2016).
@@ -102,20 +102,20 @@ Tensor all(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 struct ValuesIndices {
   Tensor values, indices;
 };
-/// Largest value along a dim and its index: the first of equal ones; NaN wins. Error for an empty dim.
+/// Largest value along a dim and its index (the first of equal values); NaN counts as largest. Error for an empty dim.
 ValuesIndices max(const Tensor& x, int64_t dim, bool keepdim = false);
-/// Smallest value along a dim and its index, like max().
+/// Smallest value along a dim and its index, like max(), but NaN counts as smallest.
 ValuesIndices min(const Tensor& x, int64_t dim, bool keepdim = false);
-/// Index of the largest value, i64: along dim, or without one in the flattened tensor. First of equal ones; NaN wins.
+/// Index of the largest value, i64, as in max(): along dim, or in the flattened tensor if no dim is given.
 Tensor argmax(const Tensor& x, std::optional<int64_t> dim = {}, bool keepdim = false);
-/// Index of the smallest value, like argmax().
+/// Index of the smallest value, i64, as in min(): along dim, or in the flattened tensor if no dim is given.
 Tensor argmin(const Tensor& x, std::optional<int64_t> dim = {}, bool keepdim = false);
 ValuesIndices sort(const Tensor& x, int64_t dim = -1, bool descending = false);  ///< stable; NaN counts as largest
-/// The k largest (or smallest), sorted.
+/// The k largest (or smallest) elements along a dim, sorted, and their indices.
 ValuesIndices topk(const Tensor& x, int64_t k, int64_t dim = -1, bool largest = true);
 bool all_finite(const Tensor& x);  ///< true if no element is NaN or infinite; waits for the device
-/// Multiplies all tensors by `factor` in place, the contiguous ones in one kernel call. False if an element was
-/// infinite or NaN before. All floating, on one device.
+/// Multiplies all tensors by `factor` in place, the contiguous ones in one kernel call. Returns false if an element was
+/// infinite or NaN before. The tensors are floating, on one device.
 bool unscale_(const std::vector<Tensor>& tensors, double factor);
 /// Sums x down to `shape`, which must broadcast to x's shape: the gradient of a broadcast.
 Tensor sum_to(const Tensor& x, const Shape& shape);
@@ -129,15 +129,15 @@ bool equal(const Tensor& a, const Tensor& b);
 template <class T> T as_matrix(const T& x) {
   return x.dim() == 2 ? x : x.reshape({numel_of(Shape(x.shape().begin(), x.shape().end() - 1)), x.shape().back()});
 }
-/// How f32 matrix products are computed on devices with a faster way: `full` exactly in f32; `tf32` with operands
-/// rounded to 10 bits of mantissa (NVIDIA TensorFloat-32).
+/// Precision of f32 matrix products on CUDA devices: `full` multiplies in f32; `tf32` is faster, and rounds operands to
+/// 10 bits of mantissa (NVIDIA TensorFloat-32).
 enum class MatmulPrecision : uint8_t { full, tf32 };
-/// For all threads; the default is `full`. The CPU always computes in full f32.
+/// Sets the precision for all threads; the default is `full`. The CPU always computes in full f32.
 void set_float32_matmul_precision(MatmulPrecision precision);
 MatmulPrecision float32_matmul_precision();  ///< the precision that is set
 /// pointwise_grad(op, grad0, args, matmul(a, b), kept, {}) for matrices, fused into the product where the kernel can.
-/// The CPU gives the bits of the two steps. On CUDA gelu_tanh follows the formula of cuBLASLt, and 16-bit results are
-/// rounded once instead of twice. For autograd.
+/// The CPU gives the bits of the two separate operations. On CUDA gelu_tanh follows the formula of cuBLASLt, and 16-bit
+/// results are rounded once instead of twice. For autograd.
 Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args,
                          const Tensor& kept);
 /// Result of matmul_row_sums().
@@ -146,7 +146,7 @@ struct MatmulRowSums {
 };
 /// a b and sum(a, {1}) for matrices, in one pass where the kernel can: gradients of a linear layer's weight and bias.
 MatmulRowSums matmul_row_sums(const Tensor& a, const Tensor& b);
-/// out = a b, or out += a b if `adds`. Matrices; rows of out (M, N) may lie apart, and it shares no storage with a, b.
+/// out = a b, or out += a b if `adds`, for matrices. out may have gaps between rows; it shares no storage with a and b.
 /// For 16-bit a and b, out may be f32, which avoids all rounding to 16 bits. Not counted by MacCounter (flops.h).
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds = false);
 /// activation(x). X is Tensor or Variable.
@@ -164,8 +164,8 @@ template <class X> X activated(const X& x, Activation activation) {
 /// before the activation.
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias = {}, Activation activation = Activation::none,
               Tensor* pre = nullptr);
-/// residual + x w^T + bias; residual has the shape of the result. The CPU in 16 bits rounds once, and so does CUDA
-/// without a bias. With one, cuBLASLt may round before it adds that, too.
+/// residual + x w^T + bias; residual has the shape of the result. 16-bit results are rounded once on the CPU, and on
+/// CUDA if there is no bias. With a bias, CUDA may also round before it adds the bias.
 Tensor linear_add(const Tensor& residual, const Tensor& x, const Tensor& w, const Tensor& bias = {});
 /// linear() into existing contiguous memory with the same number of elements; `pre` may be undefined.
 void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
@@ -175,7 +175,7 @@ void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tens
 // Functions named *_grad are for autograd: `grad` is the gradient of the output.
 /// Gradient of conv2d() with respect to its input.
 Tensor conv2d_grad_input(const Tensor& grad, const Tensor& w, const Shape& input_shape, const ConvArgs& args);
-/// `bias` is undefined when it was not asked for.
+/// Result of conv2d_grad_weight(); `bias` is undefined unless with_bias is true.
 struct WeightBiasGrad {
   Tensor weight, bias;
 };
@@ -184,7 +184,7 @@ WeightBiasGrad conv2d_grad_weight(const Tensor& grad, const Tensor& x, const Sha
                                   bool with_bias);
 /// x (N, C, H, W) -> maxima and their positions h * W + w (i32), both (N, C, P, Q).
 ValuesIndices max_pool2d(const Tensor& x, const PoolArgs& args);
-/// Adds each gradient at the position of its maximum; zeros elsewhere.
+/// Gradient of max_pool2d(): adds each output's gradient at the position of its maximum; zeros elsewhere.
 Tensor max_pool2d_grad(const Tensor& grad, const Tensor& indices, const Shape& input_shape);
 /// Gradient of avg_pool2d().
 Tensor avg_pool2d_grad(const Tensor& grad, const Shape& input_shape, const PoolArgs& args);
@@ -192,8 +192,8 @@ Tensor avg_pool2d_grad(const Tensor& grad, const Shape& input_shape, const PoolA
 Tensor adaptive_avg_pool2d_grad(const Tensor& grad, const Shape& input_shape);
 /// Gradient of softmax() (or log_softmax() if `log`) along dim, from its output y.
 Tensor softmax_grad(bool log, const Tensor& grad, const Tensor& y, int64_t dim);
-/// A norm's output, with the statistics that its gradient needs, f32 (f64 for f64). rstd = 1 / sqrt(var + eps); RMS
-/// norm has no mean.
+/// A norm's output, and the statistics that its gradient needs, in f32 (f64 for an f64 input). rstd is
+/// 1 / sqrt(var + eps). RMS norm leaves `mean` undefined.
 struct NormResult {
   Tensor out, mean, rstd;
 };
@@ -212,8 +212,8 @@ NormResult rms_norm(const Tensor& x, const Tensor& weight, double eps = 1e-6);
 /// Gradient of rms_norm(), from its rstd.
 NormGrad rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight);
 /// Batch norm (Ioffe and Szegedy, 2015) of x (N, C, ...); out keeps a channels-last layout. training: normalises by the
-/// batch's statistics, and moves running_mean and running_var (unbiased) towards them by `momentum` if they are
-/// defined. Otherwise normalises by the running statistics.
+/// batch's statistics; running_mean and running_var, if defined, move by `momentum` towards the batch's mean and
+/// unbiased variance. Otherwise normalises by the running statistics.
 NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, const Tensor& running_mean,
                       const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
 /// Gradient of batch_norm(); `saved` is its result.
@@ -227,8 +227,9 @@ struct CrossEntropyRows {
 /// target is args.ignore_index have loss 0. Error for a target outside the classes.
 CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight = {},
                                     const CrossEntropyArgs& args = {});
-/// cross_entropy_rows() into `loss` (rows); overwrites `logits` with their gradient for grad_loss (rows), so that each
-/// row is read only once. loss and each row of logits must be contiguous.
+/// Writes the losses of cross_entropy_rows() into `loss` (rows) and overwrites `logits` with their gradient, where
+/// grad_loss (rows) is the gradient of the losses. So each row is read only once. loss and each row of logits must be
+/// contiguous.
 void cross_entropy_rows_into(const Tensor& loss, const Tensor& grad_loss, const Tensor& logits, const Tensor& target,
                              const Tensor& weight, const CrossEntropyArgs& args);
 /// Gradient of the logits from the saved lse. Overwrites `logits` if `in_place`, else returns a new tensor.
@@ -263,7 +264,7 @@ struct AddNormGrad {
 /// contiguous; it is overwritten with the total gradient and returned as norm.x.
 AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& sum, const NormResult& saved,
                           const Shape& normalized, const Tensor& weight, bool with_bias, const AddNormArgs& args);
-/// lse: log-sum-exp of each query's scores, (B, H, T), f32 (f64 for f64).
+/// Result of attention(). lse: log-sum-exp of each query's scores, (B, H, T), f32 (f64 for f64).
 struct AttentionResult {
   Tensor out, lse;
 };
@@ -271,7 +272,7 @@ struct AttentionResult {
 /// divides H (grouped-query attention). out is (B, H, T, D), laid out as (B, T, H, D), so that merging heads is a view.
 /// mask: bool (true = attend) or floating (added), broadcastable to (B, H, T, S). causal: query i attends to keys
 /// j <= i + S - T, with a window only to j > i + S - T - window (as in Mistral, Transformers and FlashAttention).
-/// scale 0 means 1/sqrt(D). args.layout covers all S keys; the queries are its last T rows. A query that attends to no
+/// scale 0 means 1/sqrt(D). args.layout is for S tokens; the T queries are the last of them. A query that attends to no
 /// key gives zeros and lse -inf.
 AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {},
                           AttentionArgs args = {.scale = 0});

@@ -28,8 +28,8 @@ void check_layout(const char* op, const BlockLayout& layout, const Tensor& q, co
                  layout.row_start.shape(), " and ", layout.columns.dtype());
 }
 
-/// Checks shared by forward and backward. Returns args with the scale filled in, and without a window that hides
-/// nothing.
+/// Checks shared by forward and backward. Returns args with the scale filled in, and with window 0 if the window hides
+/// no key.
 AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                               AttentionArgs args) {
   check_floating(op, q);

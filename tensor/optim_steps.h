@@ -62,7 +62,7 @@ template <class A, bool amsgrad> struct Adam {
   }
 };
 
-/// SGD; `moving`: with momentum, one state.
+/// SGD. State: momentum, if `moving`.
 template <class A, bool moving> struct Sgd {
   static constexpr int states = moving;
   Gradient<A> gradient;

@@ -1,6 +1,6 @@
 #pragma once
-// Matrices whose rows begin 64 elements, or a multiple of that, apart. A vocabulary of 50,257 words would otherwise
-// begin most rows of its scores at odd addresses, which products on a GPU read and write element by element.
+// Matrices whose rows begin a multiple of 64 elements apart. With a vocabulary of 50,257 words, most rows of scores
+// would otherwise begin at odd addresses, where products on a GPU read and write one element at a time.
 //
 //   memory of scores (rows, 50257):
 //     row 0 │ 50,257 scores │ 47 unused │ row 1 │ 50,257 scores │ 47 unused │ ...
@@ -21,11 +21,11 @@ inline Tensor empty_padded(const Shape& shape, TensorOptions options = {}) {
   return empty(whole, options).narrow(-1, 0, shape.back());
 }
 
-/// True for a matrix whose rows are contiguous, each anywhere behind the one before.
+/// True for a matrix whose rows are contiguous; there may be gaps between rows.
 inline bool has_whole_rows(const Tensor& x) {
   return x.dim() == 2 && (x.is_contiguous() || (x.strides()[1] == 1 && x.strides()[0] >= x.shape()[1]));
 }
-/// The distance between the rows of such a matrix, in elements.
+/// The distance between the rows of a matrix with has_whole_rows(), in elements.
 inline int64_t row_step(const Tensor& x) { return std::max(x.strides()[0], x.shape()[1]); }
 
 /// True for a view of empty_padded(), or of some of its rows, that has padding to skip.
@@ -35,7 +35,7 @@ inline bool is_padded(const Tensor& x) {
   return step == padded_columns(x.shape()[1]) && x.offset() % step == 0 &&
          end * size_of(x.dtype()) <= x.storage()->bytes();
 }
-/// x w^T with padded rows; of a quantised w without.
+/// x w^T in memory with padded rows; without padding if w is quantized.
 Tensor linear_padded(const Tensor& x, const Tensor& w);
 
 }  // namespace lockstep

@@ -1,5 +1,5 @@
 #pragma once
-// Quantities with units, as text for people, and parsed from it.
+// Formats quantities with units as text for people, and parses such text.
 #include <cstdint>
 #include <optional>
 #include <string>

@@ -6,7 +6,7 @@
 //   group8   32 numbers of a row  -127 .. 127     max|w| / 127
 //   group4   32 numbers of a row  -7 .. 7         max|w| / 7; two codes per byte
 //
-// Group scales are f16, unless f16 would round one of the weight's scales by more than 1/512 of it; then all are f32.
+// Group scales are f16, unless f16 would change a scale of the weight by more than 1/512; then all its scales are f32.
 // (f16 loses digits below 1e-5, is 0 below 6e-8 and infinite above 65504.)
 //
 // A quantized weight is passed to linear() and matmul(x, w) of Tensor and Variable as a handle: a tensor of its shape
@@ -36,7 +36,7 @@ struct Quantized {
 /// Quantizes w (out, in) in f32, f64, f16 or bf16 to the nearest codes (ties to even). Error for infinite or NaN
 /// weights.
 Quantized quantize(const Tensor& w, QuantFormat format);
-/// code * scale as a matrix (out, in), rounded once.
+/// code * scale as a matrix (out, in), rounded to f32 and then to dtype.
 Tensor dequantize(const Quantized& w, DType dtype = f32);
 /// activation(x w^T + bias) for x (..., in), computed in f32; f16 and bf16 results are rounded once.
 Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias = {}, const QuantMatmulArgs& args = {});

@@ -19,8 +19,8 @@ struct RecordedKey {
 struct PhiloxKey {
   uint64_t seed = 0;
   uint64_t stream = 0;
-  /// In recorded work: address of the key that will be there at the replay; `seed` is mixed into it by xor. Device
-  /// kernels call known().
+  /// In recorded work: address of the key that each replay writes; known() combines the seed there with `seed` by xor.
+  /// Device kernels call known().
   const RecordedKey* recorded = nullptr;
 
   /// The key itself, read from `recorded` if there is one.
@@ -55,9 +55,9 @@ struct RandomState {
 };
 
 /// Seeds this thread's generator; threads with one seed draw the same numbers (dist::spawn() gives each rank the
-/// caller's seed). A thread that never calls it uses the seed set last by any thread, with a stream of its own,
-/// numbered in the order in which such threads first draw. For reproducible results seed each thread, e.g. with
-/// manual_seed(seed + i).
+/// caller's seed). A thread that never calls this uses the seed set last by any thread, with a stream of its own;
+/// such streams are numbered in the order in which the threads first draw. For reproducible results seed each thread,
+/// e.g. with manual_seed(seed + i).
 void manual_seed(uint64_t seed);
 /// Enters a training step and micro-batch; the call counter restarts at 0.
 void set_random_step(uint64_t step, uint64_t micro_batch = 0);
@@ -69,7 +69,7 @@ void set_random_state(const RandomState& state);
 /// graph is recorded, a key for its device refers to the replay's key; a key for the host is an Error, because it would
 /// be the same in every replay.
 PhiloxKey next_random_key(Device device = cpu);
-/// The key of call number state.call.
+/// The key that a generator in this state gives to its next random operation.
 PhiloxKey key_of_call(const RandomState& state);
 
 }  // namespace lockstep

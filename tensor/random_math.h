@@ -60,15 +60,15 @@ LOCKSTEP_HD inline double log_unit(double x) {
   return e * 0.6931471805599453 + (2 * s + s * tail);
 }
 
-/// Sine and cosine of 2 pi t for t in [0, 1), by Taylor polynomials on an eighth of a turn.
+/// Sine and cosine of an angle.
 template <class T> struct Turn { T sine, cosine; };
-/// Sine and cosine after `quarter` further quarter turns.
+/// Sine and cosine of an angle plus `quarter` quarter turns, from the sine s and cosine c of the angle.
 template <class T> LOCKSTEP_HD inline Turn<T> turned(int32_t quarter, T s, T c) {
   const bool swap = quarter & 1;
   const T a = swap ? c : s, b = swap ? s : c;
   return {quarter & 2 ? -a : a, (quarter + 1) & 2 ? -b : b};
 }
-/// Sine and cosine of 2 pi t.
+/// Sine and cosine of 2 pi t for t in [0, 1), by Taylor polynomials on an eighth of a turn.
 LOCKSTEP_HD inline Turn<float> turn(float t) {
   const int32_t quarter = int32_t(t * 4 + 0.5f);
   const float x = (t - float(quarter) * 0.25f) * 6.28318531f, x2 = x * x;
@@ -85,17 +85,17 @@ LOCKSTEP_HD inline Turn<double> turn(double t) {
   return turned(quarter, x * s, c);
 }
 
-/// Box-Muller transform: two normal numbers from two uniform ones, u in (0, 1] and t in [0, 1).
+/// Two normally distributed numbers.
 template <class T> struct Pair { T first, second; };
-/// The transform itself.
+/// Box-Muller transform: two normal numbers from two uniform numbers, u in (0, 1] and t in [0, 1).
 template <class T> LOCKSTEP_HD inline Pair<T> normals(T u, T t, T mean, T deviation) {
   const T square = T(-2) * log_unit(u);
   const T radius = std::sqrt(square > T(0) ? square : T(0));
   const Turn<T> angle = turn(t);
   return {mean + deviation * (radius * angle.cosine), mean + deviation * (radius * angle.sine)};
 }
-/// f32: uses all 32 bits of the first word plus a half, so that the tail reaches 6.7 standard deviations and the
-/// logarithm never sees 0.
+/// Two normal numbers from random words. f32 uses all 32 bits of the first word plus a half, so that the tail reaches
+/// 6.7 standard deviations and the logarithm never sees 0.
 LOCKSTEP_HD inline Pair<float> normals_of(uint32_t a, uint32_t b, float mean, float deviation) {
   return normals((float(a) + 0.5f) * 0x1p-32f, unit(b), mean, deviation);
 }

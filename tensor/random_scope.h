@@ -17,7 +17,7 @@ class RandomScope {
   const RandomState before_ = random_state();
 };
 
-/// 0, 1, ... since this thread's manual_seed(): a number for code that keeps its own stream under the seed.
+/// Counts this thread's calls since manual_seed(): 0, 1, ... For code that needs a random stream of its own.
 uint64_t next_stream();
 
 }  // namespace lockstep

@@ -1,6 +1,6 @@
 #pragma once
 // Resampling of dims to other sizes: the weights of each output (ResampleAxis), and the operation along the last dims
-// of a tensor. Its gradient is resampling with the transposed weights.
+// of a tensor. The gradient of resampling is resampling with the transposed weights.
 #include <vector>
 
 #include "tensor/ops.h"
@@ -10,8 +10,9 @@ namespace lockstep {
 /// Interpolation, with PyTorch's names: cubic is bicubic, area averages the covered inputs.
 enum class Resampling { nearest, nearest_exact, linear, cubic, area };
 
-/// PyTorch's weights. scale: out / in if the caller gave one, 0: computed from the sizes. align_corners: the outermost
-/// elements keep their places (linear, cubic). antialias: when shrinking, averages over all covered inputs.
+/// The weights by which PyTorch resamples `in` to `out` elements. scale: the factor that the caller gave for out / in;
+/// 0: computed from the sizes. align_corners: the outermost elements keep their places (linear, cubic). antialias: when
+/// shrinking, averages over all covered inputs.
 ResampleAxis resample_axis(int64_t in, int64_t out, Resampling how, double scale = 0, bool align_corners = false,
                            bool antialias = false);
 /// The axis with transposed weights, for the gradient.

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// Logarithms of gamma variates of rate 1, f64, because the variates themselves may underflow. shape: f32 or f64, > 0.
+/// Logarithms (f64) of gamma variates of rate 1; the variates themselves may underflow. shape: f32 or f64, > 0.
 Tensor log_gamma_sample(const Tensor& shape);
 /// d sample / d shape, f64, by implicit reparameterisation (Figurnov et al., 2018): at constant cumulative probability.
 /// sample: the result of log_gamma_sample().

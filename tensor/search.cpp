@@ -158,7 +158,7 @@ Unique moved_to(Device device, const Unique& made) {
   return {made.values.to(device), made.inverse.to(device), made.counts.to(device)};
 }
 
-/// Distinct elements of a flat list that is sorted (with the sorting `order`) or in x's own order (undefined); x: the
+/// Distinct elements of a flat list that is sorted by `order`, or in x's own order if `order` is undefined. x: the
 /// original tensor.
 Unique unique_in(const char* op, const Tensor& list, const Tensor& order, const Tensor& x) {
   Unique made;

@@ -16,7 +16,7 @@ class Dims {
   static constexpr int max_rank = 8;  ///< most dims of a tensor
 
   Dims() = default;
-  /// Error for more than max_rank values, like all of these.
+  /// Error for more than max_rank values, as in the other constructors.
   Dims(std::initializer_list<int64_t> values) : Dims(values.begin(), values.end()) {}
   Dims(const std::vector<int64_t>& values) : Dims(values.data(), values.data() + values.size()) {}
   Dims(const int64_t* first, const int64_t* last) {
@@ -36,7 +36,7 @@ class Dims {
   bool empty() const { return rank_ == 0; }               ///< true for a scalar
   int64_t operator[](int i) const { return values_[i]; }  ///< no check of the range
   int64_t& operator[](int i) { return values_[i]; }
-  int64_t back() const { return values_[rank_ - 1]; }  ///< the last one; undefined when empty
+  int64_t back() const { return values_[rank_ - 1]; }  ///< the last value; undefined when empty
   // Iterators over the values.
   const int64_t* begin() const { return values_; }
   const int64_t* end() const { return values_ + rank_; }
@@ -50,7 +50,7 @@ class Dims {
     for (int i = rank_++; i > at; --i) values_[i] = values_[i - 1];
     values_[at] = value;
   }
-  /// Removes position `at`.
+  /// Removes the value at position `at`.
   void erase(int at) {
     for (int i = at; i + 1 < rank_; ++i) values_[i] = values_[i + 1];
     --rank_;
@@ -86,10 +86,10 @@ Strides contiguous_strides(const Shape& shape);
 /// Error unless all sizes are >= 0 and their product fits in 63 bits; `op` names the caller.
 void check_shape(const char* op, const Shape& shape);
 
-/// The shape to which both broadcast (NumPy's rule). Error if there is none; it names both shapes.
+/// The shape to which a and b broadcast (NumPy's rule). If there is none, throws an Error that names both shapes.
 Shape broadcast_shapes(const char* op, const Shape& a, const Shape& b);
 
-/// Maps dim -rank .. rank-1 to 0 .. rank-1. Error for other dims; it names the range. A scalar accepts 0 and -1.
+/// Maps dim -rank .. rank-1 to 0 .. rank-1. The Error for other dims names the range. A scalar accepts 0 and -1.
 int normalize_dim(const char* op, int64_t dim, int rank);
 
 }  // namespace lockstep

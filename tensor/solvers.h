@@ -4,9 +4,9 @@
 // checks and allocates.
 //
 // Tensors are on one device, (batch, rows, columns), not empty, f32 or f64. Results are contiguous. Inputs are
-// contiguous on the CPU and have any strides on other devices. The output `bad` has a number for each matrix: 0 if it
-// succeeded, else another, which the function explains (positions count from 1). A function that has it waits for the
-// device, as it is on the host.
+// contiguous on the CPU and have any strides on other devices. The output `bad` has a number for each matrix: 0 for
+// success, else the number that the function's comment explains (positions count from 1). Functions with `bad` wait for
+// the device, because `bad` is on the host.
 #include <vector>
 
 #include "tensor/tensor.h"
@@ -19,10 +19,10 @@ struct Solvers {
   void (*lu_solve)(const Tensor& a, const Tensor& b, Tensor& x, std::vector<int64_t>& bad);
   /// Determinant, its sign, log of its magnitude.
   void (*lu_determinant)(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs);
-  /// Lower factor; bad: order of the first minor not positive.
+  /// Lower Cholesky factor; bad: order of the first leading minor that is not positive.
   void (*cholesky)(const Tensor& a, Tensor& out, std::vector<int64_t>& bad);
   void (*qr)(const Tensor& a, Tensor& q, Tensor& r);  ///< q may be undefined
-  /// Singular values, and vectors if u and vh are defined; bad: matrices that are not finite or did not converge.
+  /// Singular values, and vectors if u and vh are defined; bad: not 0 if not finite or not converged.
   void (*svd)(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad);
   /// Eigenvalues of symmetric matrices from the lower triangle, and vectors if `vectors` is defined; bad: as for svd.
   void (*eigh)(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>& bad);

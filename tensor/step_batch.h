@@ -2,7 +2,7 @@
 // An optimizer step over many tensors of a device, in few launches: the updates are collected first, then run by one
 // kernel for each (rule, dtype of the parameter, dtype of the gradient). Their numbers (learning rate, step, ...) lie
 // in device memory, and a small kernel writes them there, so that a recorded step (graph.h) can be replayed with
-// another learning rate. The device itself may decide whether the step is made (no NaN found) and by what gradients are
+// another learning rate. The device itself may decide whether the step is made (no NaN found) and how gradients are
 // scaled.
 //
 //   batch.clear();
@@ -48,7 +48,7 @@ struct StepPiece {
   uint8_t unused[2] = {};  // explicit padding, because the bytes are compared
 };
 
-/// Options of an update rule, shared by tensors that have been updated equally often. step counts this one.
+/// Options of an update rule, shared by tensors that have been updated equally often. step: updates, this one included.
 struct StepSlot {
   int64_t step = 0;
   alignas(8) std::byte args[112] = {};
@@ -93,7 +93,7 @@ class StepBatch {
   static StepBatch* collecting();
   /// Runs one rule over a table of StepPieces in device memory.
   using Launch = void (*)(const std::byte* table, int pieces, int64_t chunks, const std::byte* numbers);
-  /// Selects the slot for these options. True if only options are collected, so that add() must not follow.
+  /// Selects the slot for these options. True if the Scope collects options only: do not call add() then.
   template <class Args> bool add_numbers(const Args& args);
   /// Adds a tensor; keeps its gradient alive until launch().
   void add(Launch launch, StepPiece piece, Tensor gradient);
@@ -103,7 +103,7 @@ class StepBatch {
   /// Writes control and options to the device. keeps_skipped: leaves the device's count of skipped steps.
   void set(const StepControl& control, bool keeps_skipped = false);
   /// Error when the collected step cannot be recorded: each key must have one slot, and an earlier set() must have
-  /// allocated enough memory for them.
+  /// allocated enough memory for the slots.
   void check_recordable(const char* op) const;
 
   /// A tensor for add_squares(): the sum of squares of its chunk i goes to sums[at + i].
@@ -111,7 +111,7 @@ class StepBatch {
     Tensor x;  // contiguous, floating
     int64_t at = 0;
   };
-  /// Sums squares by chunk, scaled as the control says, and sets control.found.
+  /// Sums the squares of each chunk, after scaling by control.scale; sets control.found if an element is not finite.
   void add_squares(const std::vector<Squares>& all, const Tensor& sums);
   /// totals[i] = the sum of tensor i's chunk sums, in order; `totals` may be longer.
   void add_up(const std::vector<NormPiece>& all, const Tensor& sums, const Tensor& totals);
@@ -147,7 +147,7 @@ class StepBatch {
   const Device device_;
   std::vector<Job> jobs_;
   std::vector<Slot> slots_;
-  std::vector<Tensor> gradients_;  // keeps them alive until they are read
+  std::vector<Tensor> gradients_;  // keeps the gradients alive until they are read
   Tensor numbers_;                 // the control, then the slots
   Table squares_, tensors_, norms_;
   int key_ = 0, slot_ = 0;

@@ -96,7 +96,7 @@ void Storage::swap_bytes(Storage& other) {
 
 void Storage::destroy() {
   empty();
-  if (release_) release_();  // adopted, with 0 bytes
+  if (release_) release_();  // adopted without bytes, which empty() does not release
   this->~Storage();
   deallocate_small(this, sizeof(Storage));
 }

@@ -81,8 +81,8 @@ class Storage {
   /// Number of in-place writes. Autograd remembers the version of a saved tensor and raises an Error if it has changed.
   uint32_t version() const { return version_; }
   const char* last_writer() const { return last_writer_; }  ///< the operation of the last write
-  /// Counts an in-place write; `writer` names the operation in that Error. Call it before the write, because a Journal
-  /// (tensor/journal.h) copies the old bytes.
+  /// Counts an in-place write by operation `writer`, which autograd's Error names. Call this before the write, because
+  /// a Journal (tensor/journal.h) copies the old bytes.
   void bump_version(const char* writer) {
     if (journal_) [[unlikely]]
       note_write();

@@ -41,7 +41,7 @@ class StreamScope {
 /// A point in a stream that other streams and the host can wait for.
 class Event {
  public:
-  /// timed: for milliseconds_since().
+  /// timed: true if milliseconds_since() will be called with this event.
   explicit Event(Device device, bool timed = false);
   Event(Event&& other) noexcept;
   Event& operator=(Event&& other) noexcept;
@@ -49,7 +49,7 @@ class Event {
 
   /// Marks the point that this thread's current stream on the event's device has reached.
   void record();
-  /// Work that this thread puts on its current stream after this call runs after the event.
+  /// Makes work that this thread puts on its current stream after this call run after the event.
   void wait() const;
   /// True if the point has been reached.
   bool done() const;
@@ -67,7 +67,8 @@ class Event {
 void synchronize(Device device);
 
 /// Marks the device's results as invalid from now on, because a collective was aborted midway: whoever waits for the
-/// device or copies from it to the host gets `why` as an Error, until a call with an empty `why`. From any thread.
+/// device or copies from it to the host gets `why` as an Error. A call with an empty `why` ends this. Any thread may
+/// call it.
 void distrust(Device device, const std::string& why);
 
 /// An uninitialised CPU tensor in memory pinned for `device`, so that copies to and from that type of device are fast

@@ -145,8 +145,8 @@ template <class T> T item_of(const Tensor& tensor) {
   return value;
 }
 
-// Copies between any two devices. Data that crosses is contiguous on both sides, and is converted on the source's
-// device.
+// Copies between any two devices. Data is converted on the source's device, and is contiguous on both sides when it
+// moves to another device.
 void copy_between(const Tensor& source, Tensor& out) {
   const Device from = source.device(), to = out.device();
   if (from.type == to.type && (from.is_cpu() || from == to)) return LOCKSTEP_KERNEL(to, copy)(source, out);

@@ -33,7 +33,7 @@ class Tensor {
   template <class T> static Tensor from(std::initializer_list<T> values, const Shape& shape) {
     return from(std::span<const T>(values.begin(), values.size()), shape);
   }
-  /// A vector of the values.
+  /// A tensor of one dim with these values.
   template <class T> static Tensor from(std::initializer_list<T> values) {
     return from(values, Shape{int64_t(values.size())});
   }
@@ -124,7 +124,7 @@ class Tensor {
   double item_double() const;
   int64_t item_integer() const;
   std::complex<double> item_complex() const;
-  /// Another view of this storage; the caller knows that it fits.
+  /// Another view of this storage, without a check: the caller knows that the view lies inside the storage.
   Tensor with(int64_t offset, const Shape& shape, const Strides& strides) const;
 
   Ref<Storage> storage_;

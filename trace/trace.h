@@ -7,7 +7,7 @@
 //   trace::counter("queue", {{"batches", 3}});
 //   trace::stop();
 //
-// While no trace is written, a scope costs one relaxed load. Records are written as they end, so memory does not grow.
+// While no trace is written, a scope costs one relaxed load. A record is written when it ends: memory does not grow.
 // The file of a killed process lacks at most its last second: Chrome's format needs no end.
 #include <array>
 #include <atomic>
@@ -55,13 +55,13 @@ struct Arg {
   std::variant<int64_t, double, std::string_view> value;
 };
 using Args = std::initializer_list<Arg>;  ///< values attached to a record
-inline constexpr size_t most_args = 6;    ///< further ones are dropped
+inline constexpr size_t most_args = 6;    ///< most values of a record; further values are dropped
 
 /// A row for work that does not belong to one thread, such as the collectives of a group. Shown once something is
 /// recorded on it.
 class Row {
  public:
-  /// `rank`: rank of the job, needed in processes that run several.
+  /// `rank`: the rank that the row belongs to, needed in processes that run several ranks.
   explicit Row(std::string name, int rank = -1);
   const std::string& name() const { return name_; }  ///< label of the row
   int rank() const { return rank_; }                 ///< -1 if not given
@@ -84,8 +84,9 @@ struct Options {
   int64_t limit_bytes = int64_t(1) << 30;  ///< file size after which recording ends, with a warning
 };
 
-/// Starts the trace of a rank and makes this thread its main one. `path`: a folder, created if needed, for rank-N.json;
-/// with one rank also a file name ending in .json. Error if it cannot be written, or if the rank already has a trace.
+/// Starts the trace of a rank, with this thread as the main thread. `path`: a folder for rank-N.json, created if
+/// needed; with one rank also a file name ending in .json. Error if the file cannot be written, or if the rank already
+/// has a trace.
 void start(const std::string& path, const Options& options = {});
 /// Ends the trace of this thread's rank, if there is one. Write errors were reported when they occurred.
 void stop();
@@ -147,14 +148,14 @@ void record(std::string_view name, Category category, int64_t begun_ns, int64_t 
 void counter(std::string_view name, Args values);
 /// Records an event at this moment.
 void instant(std::string_view name, Args args = {});
-/// Facts about the run that readers of traces look up: `name` is the key (e.g. "settings"), `json` an object.
+/// Records facts about the run that readers of traces look up: `name` is the key (e.g. "settings"), `json` an object.
 void note(std::string_view name, std::string_view json);
-/// Points of the memory ledger's curves: bytes allocated, and their peak, per category.
+/// Records a point of each curve of the memory ledger: bytes allocated, and their peak, per category.
 void memory(Device device = cpu);
 /// Writes all buffers to the files.
 void flush();
 
-/// The rank that this thread works for. -1: not set; then the only rank of the process.
+/// The rank that this thread works for. -1: not set; its records go to the process's trace if there is only one.
 int rank_of_thread();
 /// For threads started by a rank: pass rank_of_thread() of the starting thread. Threads with the same name share a row
 /// and must not run at the same time. With the name "" each thread has its own row.

@@ -1,4 +1,4 @@
-// Accelerator: see accelerator.h.
+// Accelerator: deals batches to ranks, builds the engine, saves and loads state. See accelerator.h.
 #include "train/accelerator.h"
 
 #include <algorithm>

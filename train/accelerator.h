@@ -11,8 +11,8 @@
 //     optimizer.zero_grad();
 //   }
 //
-// All work is done by one engine (engine/engine.h). For a given global batch, bits and learning rates are the same on
-// any power of two of ranks. A schedule advances once per optimizer step.
+// One engine (engine/engine.h) does all the work. For a given global batch, the parameters' bits and the learning rates
+// are the same on 1, 2, 4, 8, ... ranks. A schedule advances once per optimizer step.
 #include <concepts>
 #include <functional>
 #include <iostream>
@@ -33,11 +33,11 @@ namespace lockstep::train {
 
 /// Options of an Accelerator, by accelerate's names.
 struct AcceleratorOptions {
-  /// "no"; "bf16", "fp8": bf16 parameters; "fp16": autocast, parameters too if fp16.enabled is "auto" in the file.
+  /// "no": f32; "bf16", "fp8": bf16 parameters; "fp16": autocast (f16 parameters if the file has fp16.enabled "auto").
   std::string mixed_precision = "no";
   int64_t gradient_accumulation_steps = 1;    ///< above 1, deepspeed_config must have the same value or "auto"
   bool split_batches = false;                 ///< true: a loader's batch_size is the total of all ranks
-  bool even_batches = true;                   ///< false is an Error: ranks would wait for each other's batches
+  bool even_batches = true;                   ///< must be true: ranks with fewer batches would block the others
   bool step_scheduler_with_optimizer = true;  ///< true: schedules advance only with updates; false: every step() counts
   std::string deepspeed_config = {};          ///< file or JSON text; "auto" values are filled in
   double warmup_steps = 0;                    ///< below 1: a fraction of total_steps
@@ -58,8 +58,8 @@ struct Dealing {
   bool drop_last = false;
   std::function<Rule()> rule;  ///< called at the start of each loop
 
-  std::vector<int64_t> deal(int64_t epoch);  ///< indices of this rank; starts a loop
-  /// For batch number `batch` of the loop: samples on each rank, without padding at the end of the epoch.
+  std::vector<int64_t> deal(int64_t epoch);  ///< starts a loop; returns the indices of this rank's samples
+  /// Returns how many samples each rank has in batch number `batch` of the loop, without padding at the epoch's end.
   std::vector<int64_t> real(int64_t batch) const;
 
  private:
@@ -80,20 +80,20 @@ struct State {
   Job& job() { return *job_; }                         ///< the job that this process belongs to
   int world() { return job_->mesh().world().size(); }  ///< number of ranks
   bool leads() { return job_->team().leads(); }        ///< true on rank 0
-  engine::EngineBase& trained(const char* call);       ///< the engine; Error in the name of `call` if there is none
+  engine::EngineBase& trained(const char* call);       ///< the engine; if there is none, an Error that names `call`
   /// Optimizer steps that were not skipped.
   int64_t updates() { return engine ? engine->global_steps() - engine->skipped_steps() : 0; }
 
   void note_loader(int64_t batch_size);    ///< the first loader sets the micro-batch size
   void note_schedule();                    ///< Error if the file has a schedule, too
   void join(optim::Optimizer& optimizer);  ///< builds the engine for the optimizer's model
-  /// How a loader's batches are dealt to ranks.
+  /// Makes the Dealing of a loader. Collective: Error if the ranks' orders of the samples differ.
   std::shared_ptr<Dealing> deal(const data::Sampler& order, int64_t batch_size, bool drop_last);
-  void step();                                      ///< an optimizer.step() of the user's loop
+  void step();                                      ///< does an optimizer.step() of the user's loop
   void zero_grad();                                 ///< drops gradients that no step() consumed
-  void save(const std::string& folder);             ///< collective
-  void load(const std::string& folder);             ///< collective
-  void turn_to(const std::shared_ptr<Loop>& loop);  ///< `loop` received the most recent batch
+  void save(const std::string& folder);             ///< saves a checkpoint; collective
+  void load(const std::string& folder);             ///< loads a checkpoint; collective
+  void turn_to(const std::shared_ptr<Loop>& loop);  ///< notes that `loop` received the most recent batch
   Loop running_loop() const;                        ///< the loop of the most recent batch; Error if there was none
 
   struct Model {  ///< a prepared model
@@ -106,10 +106,10 @@ struct State {
     std::function<data::Json()> state;               ///< returns the object's state, to save it
     std::function<void(const data::Json&)> load;     ///< restores the object's state
     const void* of = nullptr;                        ///< the object: preparing it again replaces its entry
-    std::optional<std::weak_ptr<void>> loader = {};  ///< for a loader: the entry goes when the loader does
+    std::optional<std::weak_ptr<void>> loader = {};  ///< set in a loader's entry, which is dropped with the loader
   };
   void keep(Kept one);  ///< adds or replaces an entry
-  /// Adds a loader. access: loads a state if given one, and returns the current state.
+  /// Adds a loader's entry. access: loads `to_load` unless null, returns the state. shuffled: null, or its Dealing.
   void keep_loader(std::function<data::LoaderState(const data::LoaderState* to_load)> access,
                    std::shared_ptr<void> loader, Dealing* shuffled);
   const AcceleratorOptions options;
@@ -129,7 +129,7 @@ struct State {
   int64_t micro_batch = 0;                 ///< samples per rank, from the first loader
   double clipping = 0;                     ///< gradient clipping norm of the configuration
   std::vector<std::weak_ptr<Loop>> loops;  ///< running loops; the last one received the last batch
-  std::optional<Loop> last_loop;           ///< a copy of that loop, which may have ended
+  std::optional<Loop> last_loop;           ///< the Loop of the last batch, kept as that loop may have ended
   bool pending = false, holding = false;   ///< pending: gradients wait for a step; holding: inside accumulate()
 };
 using Shared = std::shared_ptr<State>;  ///< lives until the last prepared object is gone
@@ -141,8 +141,8 @@ template <class M> struct Holder {  ///< a model and its engine, once its optimi
 
 template <class T> struct LoaderOf : std::false_type {};  ///< a true_type if T is a DataLoader
 template <class S, class B> struct LoaderOf<data::DataLoader<S, B>> : std::true_type {
-  using Sample = S;  ///< of this DataLoader
-  using Batch = B;   ///< of this DataLoader
+  using Sample = S;  ///< type of the DataLoader's samples
+  using Batch = B;   ///< type of the DataLoader's batches
 };
 [[noreturn]] void refuse_thing(bool prepared);  ///< throws the Error for an argument that prepare() rejects
 
@@ -161,7 +161,7 @@ template <class M> class PreparedModel {
       return Out((*holder_->model)(std::forward<Args>(args)...));
     else return Out(holder_->model->call(std::forward<Args>(args)...));
   }
-  /// Training: true: training mode, with dropout; false: evaluation mode.
+  /// Sets training mode, in which dropout is active, if `training` is true, else evaluation mode.
   void train(bool training = true) { unwrap().train(training); }
   void eval() { train(false); }                  ///< evaluation mode
   M& unwrap() const { return *holder_->model; }  ///< the user's model
@@ -176,7 +176,7 @@ class PreparedOptimizer {
  public:
   PreparedOptimizer(accelerated::Shared state, optim::Optimizer& optimizer)
       : state_(std::move(state)), optimizer_(&optimizer) {}
-  /// At the end of an accumulated batch: reduces gradients over ranks, clips and updates. Otherwise only counts.
+  /// Counts a batch. After the last batch to accumulate, also reduces gradients over ranks, clips them and updates.
   void step() { state_->step(); }
   /// Drops gradients that no step() consumed. step() clears gradients by itself.
   void zero_grad() { state_->zero_grad(); }
@@ -196,7 +196,7 @@ class PreparedSchedule {
   void step() {  ///< advances if an update happened
     if (is_due()) schedule_->step();
   }
-  void step(double metric);                                        ///< the same, with the mean of `metric` over ranks
+  void step(double metric);                                        ///< step() with the mean of `metric` over ranks
   double lr(int group = 0) const { return schedule_->lr(group); }  ///< learning rate
   int64_t last_step() const { return schedule_->last_step(); }     ///< steps taken
 
@@ -272,24 +272,24 @@ template <class T> struct Skipped { T* thing; };
 /// Prepares models, optimizers, loaders and schedules for training on all ranks. See the top of this file.
 class Accelerator {
  public:
-  /// Joins the job described by the environment, unless the process already has; without one, trains alone.
+  /// Joins the job that the environment describes, unless the process has joined it. Without a job, trains alone.
   explicit Accelerator(AcceleratorOptions options = {});
   /// Uses a program's job. The program's command line then sets precision, accumulation and configuration.
   explicit Accelerator(Job& job, AcceleratorOptions options = {});
 
-  /// Collective. Takes a model, its optimizer, loaders and schedules, and returns prepared ones in the same order (a
-  /// single one not as a tuple). The arguments must exist while they are used; they may be destroyed before or after
-  /// the Accelerator. The first loader is the training data: its batch_size is per rank. In eval() loops are dealt in
-  /// sample order. Error for a loader that is already sharded, or anything else.
+  /// Collective. Takes a model, its optimizer, loaders and schedules. Returns the prepared objects in the same order
+  /// (several as a tuple). The arguments must exist while the prepared objects are used; the Accelerator itself may be
+  /// destroyed earlier. The first loader is the training data: its batch_size is per rank. In eval mode, rank r of N
+  /// gets every N-th batch, from batch r on. Error for a sharded loader, and for an argument of another kind.
   template <class... T> decltype(auto) prepare(T&&... things) {
     (note(things), ...);
     (join(things), ...);
     if constexpr (sizeof...(T) == 1) return made(things...);
     else return std::tuple<decltype(made(things))...>{made(things)...};
   }
-  template <class T> static Skipped<T> skip(T& thing) { return {&thing}; }  ///< exempts an argument of prepare()
+  template <class T> static Skipped<T> skip(T& thing) { return {&thing}; }  ///< prepare(skip(thing)) returns `thing`
 
-  /// While the result lives, the loop's batch is one of gradient_accumulation_steps that make an optimizer step.
+  /// If an optimizer step accumulates several batches, hold the result during each iteration: backward() requires it.
   template <class M> [[nodiscard]] auto accumulate(const PreparedModel<M>&) {
     state_->holding = true;
     return AtEnd([state = state_] { state->holding = false; });
@@ -297,15 +297,15 @@ class Accelerator {
   /// Backpropagates a mean loss, times the loss scale (fp16). Without loss scaling, loss.backward() does the same.
   void backward(const Variable& loss);
   bool sync_gradients() const;  ///< true if the next optimizer.step() updates the parameters
-  /// Limits the global gradient norm in the next step. Returns the norm of the last step: that of the next one is known
-  /// only in step(), once all ranks have reduced their gradients.
+  /// Limits the global gradient norm in the next step. Returns the norm of the last step, because the norm of the next
+  /// step is known only in step(), once all ranks have reduced their gradients.
   template <class M> double clip_grad_norm_(const PreparedModel<M>&, double max_norm) { return clip(max_norm); }
 
   /// Collective: concatenates all ranks' tensors along dim 0, on every rank.
   Tensor gather(const Tensor& tensor) const;
   /// gather() without the padding samples in the last batch of the innermost running loop.
   Tensor gather_for_metrics(const Tensor& tensor) const;
-  /// Collective: the "sum" or "mean" over ranks, on every rank.
+  /// Collective: returns the "sum" or "mean" over ranks, on every rank.
   Tensor reduce(const Tensor& tensor, const std::string& reduction = "sum") const;
   /// Collective: pads the tensor with `pad_index` along `dim` to the largest size on any rank.
   Tensor pad_across_processes(const Tensor& tensor, int64_t dim = 0, Scalar pad_index = 0,
@@ -327,9 +327,9 @@ class Accelerator {
   /// Collective, between steps: saves model, optimizer, loss scale, random numbers, schedules, positions of the loaders
   /// that exist, and registered objects.
   void save_state(const std::string& folder) { state_->save(folder); }
-  /// Collective. The number of ranks may differ from that of the save; loaders may be prepared after loading.
+  /// Collective: loads what save_state() saved, on any number of ranks. Loaders may also be prepared after loading.
   void load_state(const std::string& folder) { state_->load(folder); }
-  /// Saves `object` in checkpoints, through its Json state() and load_state(Json). The main process's state counts.
+  /// Saves `object` in checkpoints, through its Json state() and load_state(Json). Rank 0's state is stored.
   template <class T> void register_for_checkpointing(T& object) {
     state_->keep({[&object] { return data::Json(object.state()); },
                   [&object](const data::Json& json) { object.load_state(json); }, &object});

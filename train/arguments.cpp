@@ -1,4 +1,4 @@
-// Hugging Face's TrainingArguments: see arguments.h.
+// TrainingArguments: checks Hugging Face's arguments and translates them for a Trainer. See arguments.h.
 #include "train/arguments.h"
 
 #include <algorithm>

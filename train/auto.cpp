@@ -1,4 +1,4 @@
-// "auto" in configuration files: see auto.h.
+// Replaces "auto" in configuration files: the table of keys and their values. See auto.h.
 #include "train/auto.h"
 
 #include <algorithm>
@@ -66,8 +66,8 @@ void AutoProblems::fail_if_any(const std::string& origin) const {
 
 namespace {
 
-/// A row of the table: a key, the name of the argument, and the value for "auto". A null value is unknown, for the
-/// reason `unknown`. must_agree: a value in the file must equal this one.
+/// A row of the table: a key, the name of the argument, and a function that returns the value for "auto". It returns
+/// null if nobody knows the value; `unknown` is then the reason. must_agree: a value in the file must equal the row's.
 struct AutoRow {
   std::string key, argument;
   std::function<Json()> value;

@@ -1,4 +1,4 @@
-// Evaluation with averaged parameters: see averaged.h.
+// Swaps the averaged parameters in for an evaluation, and back. See averaged.h.
 #include "train/averaged.h"
 
 #include <exception>
@@ -9,7 +9,7 @@ Averaged::Averaged(zero::Zero& zero) : zero_(zero), exceptions_(std::uncaught_ex
   const std::string of_model = "model.", of_average = "optimizer.ema.";
   std::map<std::string, zero::StatePiece> parts;  // by parameter name; parameters come before averages
   std::vector<Tensor> averages;
-  for (const zero::StatePiece& piece : zero.state(true, false)) {  // the pieces that a load would fill
+  for (const zero::StatePiece& piece : zero.state(true, false)) {  // the pieces that loading a checkpoint fills
     if (piece.name.starts_with(of_model)) parts.emplace(piece.name.substr(of_model.size()), piece);
     if (!piece.name.starts_with(of_average)) continue;
     const zero::StatePiece& part = parts.at(piece.name.substr(of_average.size()));

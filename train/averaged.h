@@ -6,9 +6,9 @@
 
 namespace lockstep::train {
 
-/// While an Averaged lives, the parameters have the averages kept by their optimizers (optim::Optimizer::keep_average),
-/// under every plan and ZeRO stage. Afterwards they are restored bit for bit. Use it between steps; construction and
-/// destruction are collective.
+/// While an Averaged lives, the parameters have the averaged values that their optimizers keep
+/// (optim::Optimizer::keep_average), under every plan and ZeRO stage. The destructor restores the old values bit for
+/// bit. Use an Averaged between steps. Construction and destruction are collective.
 class Averaged {
  public:
   explicit Averaged(zero::Zero& zero);

@@ -1,4 +1,4 @@
-// --trace-bits: see bits.h.
+// --trace-bits: hashes parameters, merges the ranks' hashes, and writes them. See bits.h.
 #include "train/bits.h"
 
 #include <fmt/format.h>

@@ -1,4 +1,4 @@
-// Command lines of programs: see cli.h.
+// Runs a program's command line: prepares the process, parses, and turns errors into exit codes. See cli.h.
 #include "train/cli.h"
 
 #include <fcntl.h>
@@ -47,8 +47,8 @@ std::string suggestion_for(CLI::App& app, std::string word) {
   return suggestion(word, known);
 }
 
-/// Opens /dev/null in place of missing descriptors 0, 1 and 2. Otherwise the next file that is opened would get their
-/// number, and be sent the standard output.
+/// Opens /dev/null in place of missing descriptors 0, 1 and 2. Otherwise the next file that is opened could get the
+/// number 1, and standard output would go into this file.
 void open_standard_streams() {
   for (const int fd : {0, 1, 2})
     if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) std::_Exit(1);

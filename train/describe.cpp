@@ -1,4 +1,4 @@
-// The answer to lockstep plan and simulate: see describe.h.
+// Describes what a program trains, for `lockstep plan` and `lockstep simulate`. See describe.h.
 #include "train/describe.h"
 
 #include <algorithm>
@@ -17,7 +17,7 @@ using data::Example, data::Json;
 
 namespace {
 
-/// The optimizer as a configuration would name it; an empty object for a type that configurations do not know.
+/// Returns the optimizer as a configuration names it, or an empty object for a type that configurations do not know.
 Json named(const optim::Optimizer& optimizer) {
   Json found(Json::Object{});
   for (const auto& type : engine::optimizer_types()) {

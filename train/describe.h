@@ -1,14 +1,14 @@
 #pragma once
 // Describes a program's model and configuration, without training, for `lockstep plan -- PROGRAM` and `lockstep
-// simulate -- PROGRAM`. They set LOCKSTEP_DESCRIBE to the file for the answer.
+// simulate -- PROGRAM`. These commands set LOCKSTEP_DESCRIBE to the file for the answer.
 #include "optim/optimizer.h"
 #include "tensor/check.h"
 #include "train/job.h"
 
 namespace lockstep::train {
 
-/// Thrown to end a rank once describe() has described its run. start() catches it; in a program without start() it ends
-/// the program like any Error.
+/// Thrown to end a rank once describe() has described its run. start() catches it. A program without start() ends as
+/// after any Error.
 struct Described : Error {
   Described() : Error("the program was asked to describe what it trains, and did") {}
 };

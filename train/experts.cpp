@@ -1,4 +1,4 @@
-// Mixture-of-experts models: see experts.h.
+// Mixture-of-experts models: reads --experts, adds experts, and counts their tokens. See experts.h.
 #include "train/experts.h"
 
 #include <algorithm>

@@ -9,18 +9,18 @@
 
 namespace lockstep::train {
 
-/// Experts that replace the MLP in the last of every `every` blocks.
+/// Experts that replace the MLP in the last block of each group of `every` blocks.
 struct Experts {
   moe::Options options{.width = 0, .experts = 0};  ///< experts = 0: none
   int64_t every = 2;
   /// Replaces the MLPs. ranks: the expert-parallel group.
   void add_to(nn::Module& model, std::shared_ptr<dist::ProcessGroup> ranks = nullptr) const;
 };
-/// Parses "8,top_k=2,every=2,drop_tokens=false": the number of experts, and keys of moe::Options. "" means none. Error
-/// listing the known keys for an unknown one.
+/// Parses "8,top_k=2,every=2,drop_tokens=false": the number of experts, and keys of moe::Options. "" means no experts.
+/// Error for an unknown key.
 Experts read_experts(const std::string& text);
-/// Adds experts to a model before training, dealt to the job's expert-parallel ranks. Error for an incompatible plan or
-/// strategy.
+/// Adds the experts that `text` (--experts) describes to a model, before training, and divides them among the job's
+/// expert-parallel ranks. Error for an incompatible plan or strategy.
 void add_experts(nn::Module& model, const std::string& text, const Job& job);
 /// Help text of --experts.
 inline constexpr const char* experts_help =
@@ -31,7 +31,7 @@ inline constexpr const char* experts_help =
 /// Counts what this rank's experts did in the forward passes of a step.
 class ExpertCounts {
  public:
-  /// counts: false on ranks that must not count, because tensor-parallel ranks have the same experts.
+  /// counts: false on all but one of the tensor-parallel ranks, which have the same experts.
   ExpertCounts(nn::Module& model, bool counts);
   ~ExpertCounts();
   ExpertCounts(const ExpertCounts&) = delete;

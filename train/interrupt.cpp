@@ -1,4 +1,4 @@
-// Ctrl-C and SIGTERM: see interrupt.h.
+// Handles Ctrl-C and SIGTERM as requests to stop. See interrupt.h.
 #include "train/interrupt.h"
 
 #include <cerrno>
@@ -21,8 +21,8 @@ void on_signal(int signal) {
 
 }  // namespace
 
-// Handlers run on an alternate stack. On the stack of a thread inside oneDNN's sgemm (2.6.3) they corrupted the heap in
-// one of twenty runs that were stopped by Ctrl-C, as if its kernels kept data below the stack pointer.
+// Handlers run on an alternate stack. On the stack of a thread inside oneDNN's sgemm (2.6.3), handlers corrupted the
+// heap in one of twenty runs that were stopped by Ctrl-C, as if oneDNN's kernels kept data below the stack pointer.
 Interrupt::Interrupt() : stack_(1 << 16) {
   const stack_t own{.ss_sp = stack_.data(), .ss_flags = 0, .ss_size = stack_.size()};
   LOCKSTEP_CHECK(sigaltstack(&own, &before_) == 0, "expected a stack for signals, got: ", std::strerror(errno));

@@ -91,7 +91,7 @@ std::string Job::origin() const {
   return options_.config.empty() || options_.config.find('{') != options_.config.npos ? "the options" : options_.config;
 }
 
-/// bf16 if all ranks have devices for it, unless the file names a precision.
+/// Replaces "auto": bf16 if all ranks' devices have tensor cores for bf16 and the file names no precision, else f32.
 void Job::choose_precision() {
   options_.precision = "f32";
   for (const char* key : {"fp16.enabled", "bf16.enabled", "bfloat16.enabled", "fp8.enabled"})

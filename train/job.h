@@ -42,17 +42,17 @@ class Job {
   /// True if this rank prints.
   bool talks() const { return team_.leads() && !options_.json; }
   /// The engine's configuration. The file (--config) and --set have priority over the other options, which fill in
-  /// missing keys. `own` has the program's defaults for keys set by neither; they and `values` also replace "auto". One
-  /// Error lists all contradictions.
+  /// missing keys. `own` has the program's defaults for keys that are still missing. `own` and `values` also replace
+  /// "auto". One Error lists all contradictions.
   engine::Config config(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
   /// The configuration of config() as JSON, before it is parsed.
   data::Json config_json(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
   /// The autocast dtype of --precision: f16 or none. bf16 and fp8 give the parameters 16 bits instead (bf16.enabled),
   /// and so does f16 if fp16.enabled is "auto" in the file.
   std::optional<DType> autocast() const;
-  /// Prints the precision if the card decided it.
+  /// Prints the precision if the device decided it.
   void print_precision() const;
-  /// The file merged with --set, unchanged otherwise.
+  /// The configuration file merged with --set, unchanged otherwise.
   const data::Json& file() const { return json_; }
   std::string origin() const;  ///< the file's name for messages, or "the options"
 
@@ -81,7 +81,7 @@ int run(CLI::App& app, int argc, char** argv, Options& options, const Body& body
 /// The core of run(), for subcommands: runs `body` on every rank. `identity` must be equal on all ranks.
 void start(const Options& options, const std::string& identity, const Body& body);
 
-/// If `lockstep plan` or `simulate` started this program only to ask what it trains, answers and throws.
+/// If `lockstep plan` or `simulate` started this program only to ask what it trains, answers and throws Described.
 void describe_if_asked(Job& job, nn::Module& model, const optim::Optimizer& optimizer,
                        const data::DatasetPtr<data::Example>& data, const data::Json& own = data::Json::Object(),
                        const AutoValues& values = {});
@@ -91,7 +91,7 @@ struct PrepareOptions {
   data::Json config = data::Json::Object();  ///< the program's defaults for the engine's configuration
   optim::GradScaler* grad_scaler = nullptr;  ///< required for --precision f16; must outlive the engine
 };
-/// The engine's arguments, with "auto" filled in from this model, optimizer, data and schedule. values: further values.
+/// Returns the engine's arguments, with "auto" filled in from the model, the optimizer, the data and `values`.
 engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimizer& optimizer,
                                     data::DatasetPtr<data::Example> data, optim::Schedule* schedule,
                                     const PrepareOptions& options = {}, AutoValues values = {});
@@ -104,7 +104,7 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
 ///   }
 ///
 /// The arguments must outlive the result. Error for a plan with pipeline or tensor parallelism, which needs a Trainer,
-/// and for a file whose optimizer values differ from the optimizer's ("auto" takes them).
+/// and for a file whose optimizer values differ from the optimizer's ("auto" in the file takes the optimizer's values).
 template <class M>
 engine::Initialized<M> prepare(Job& job, M& model, optim::Optimizer& optimizer,
                                data::DatasetPtr<data::Example> data = nullptr, optim::Schedule* schedule = nullptr,

@@ -1,4 +1,4 @@
-// Language models of runs: see language.h.
+// Language models: facts for a run's folder, loading, generation, loss of a text. See language.h.
 #include "train/language.h"
 
 #include <unistd.h>
@@ -281,12 +281,12 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
   LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a prompt that is a text, got --ids");
   generation.text = [&](int64_t id) { return std::string(tokenizer->token_bytes(int32_t(id))); };
   if (tokenizer) generation.suppress_tokens = tokenizer->unknown(m.model->o.vocab);
-  // Larger ids can occur if a small model comes with a large model's folder.
+  // Ids beyond the vocabulary can occur if a small model comes with a large model's folder.
   for (const int64_t id : m.ends)
     if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);
   std::string made;
   const bool on_terminal = shown == &std::cout && isatty(STDOUT_FILENO) == 1;
-  bool begun = false;  // true once the prompt is printed, which waits for the first new text, in case of an Error
+  bool begun = false;  // true once the prompt is printed: only with the first new text, as an Error may come before
   nn::TextStream stream(generation.stop);
   const auto show = [&](const std::string& text) {
     made += text;

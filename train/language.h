@@ -1,5 +1,5 @@
 #pragma once
-// Language models: the facts about GPT and tokenizer that a run's folder keeps, and loading such a model for use.
+// Language models: the facts about model and tokenizer that a run's config.json keeps; loading a model and using it.
 #include <functional>
 #include <iosfwd>
 #include <memory>
@@ -17,7 +17,7 @@ class App;
 
 namespace lockstep::train {
 
-/// The facts, for TrainerOptions::facts. tokenizer: its folder, or "" for bytes.
+/// Returns the facts, for TrainerOptions::facts. tokenizer: its folder; "": bytes. experts: text of --experts.
 data::Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::string& experts = "",
                     const Start& start = {});
 
@@ -25,7 +25,7 @@ data::Json facts_of(const nn::GPT& model, const std::string& tokenizer, const st
 struct LanguageModel {
   std::unique_ptr<nn::GPT> model;
   std::string folder;                                       ///< the tokenizer's folder; "": bytes
-  std::string identity;                                     ///< the tokenizer used in training; "": unknown
+  std::string identity;                                     ///< tokenizer_identity() in training; "": unknown
   std::vector<int64_t> ends;                                ///< end-of-text tokens, from the folder
   std::shared_ptr<inference::InferenceEngine> engine = {};  ///< set if there is an inference configuration
   bool leads = true;                                        ///< true: this rank prints
@@ -52,26 +52,27 @@ struct TextLoss {
   double loss = 0;
   int64_t tokens = 0;
 };
-/// Computes it, `batch` windows of the model's context at a time. Error for less than 2 tokens.
+/// Computes the loss of a text, `batch` windows of the model's context at a time. Error for less than 2 tokens.
 TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch);
 
-/// Continues a prompt, which is text, or ids such as "5,17,3" if by_ids. Returns the new text (or ids), and writes it
-/// to `shown` as it is generated, unless that is null. Text comes in whole characters, with U+FFFD for invalid UTF-8;
-/// it ends before a stop string and leaves out the end-of-text token (ids include it).
+/// Continues a prompt: a text or, with by_ids, token ids such as "5,17,3". Returns the new text (or ids). If `shown` is
+/// not null, also writes the prompt's text and the new text (or ids) to `shown` during generation. Text comes in whole
+/// characters, with U+FFFD for invalid UTF-8. Text ends before a stop string. Ids include the end-of-text token, text
+/// does not.
 std::string continue_prompt(const LanguageModel& model, const std::string& prompt, bool by_ids,
                             nn::Generation generation, std::ostream* shown);
-/// Sampling at temperature 0.8 from the 50 likeliest tokens, 300 tokens; the window slides when the context is full.
+/// Returns options to sample 300 tokens at temperature 0.8 from the 50 likeliest. The window slides when it is full.
 nn::Generation drawn_text();
 /// Adds --tokens, --temperature, --top-k, --beams, --stop and other options of nn::Generation.
 void add_generation_options(CLI::App& app, nn::Generation& generation);
 /// Parses "5,17,3". Error naming the option for anything else.
 std::vector<int64_t> whole_numbers(const std::string& option, const std::string& list);
 
-/// The folder of the tokenizer, or "" for bytes: `given`, else that of `model`. A resumed run uses its own copy if
-/// neither has a tokenizer any more.
+/// Returns the folder of the tokenizer: `given`, else `model` if it has a tokenizer, else "" for bytes. A resumed run
+/// uses the copy in its own folder if the folder found so has no tokenizer.
 std::string tokenizer_of(const CommonOptions& run, const std::string& given, const std::string& model);
-/// Copies the tokenizer and its generation_config.json into the run's folder `out`. Prints a note if `given` has no
-/// tokenizer.
+/// Copies the tokenizer and its generation_config.json into the run's folder `out`. Prints a note if the option `given`
+/// is set and `tokenizer` is another folder.
 void keep_tokenizer(const std::string& tokenizer, const std::string& given, const std::string& out);
 
 }  // namespace lockstep::train

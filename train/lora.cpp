@@ -1,4 +1,4 @@
-// Adapters and starting points of language models: see lora.h.
+// The starting point of a training: reads --init, loads the model, and exports the trained model or its adapters.
 #include "train/lora.h"
 
 #include <filesystem>

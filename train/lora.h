@@ -17,7 +17,7 @@ struct Start {
   std::string quantize = {};                 ///< name of nn::quantize_options() for the frozen weights; "": none
 };
 /// Parses "FOLDER" or "FOLDER,lora=8,alpha=16,targets=q_proj+v_proj": the rank of the adapters, keys of
-/// nn::LoraOptions, and quantize. Error beginning with the option and listing the known keys for anything else.
+/// nn::LoraOptions, and quantize. Error for an unknown key or a wrong value.
 Start read_start(const std::string& text, const std::string& option = "--init");
 /// Help text of --init.
 inline constexpr const char* start_help =
@@ -31,14 +31,14 @@ std::unique_ptr<nn::GPT> from_start(const Start& start);
 inline constexpr const char* quantize_help =
     "weights in 8 or 4 bits: group8, group4, row8, dynamic or llm_int8; group8,head: the head as well";
 
-/// The options as in a run's config.json.
+/// Returns the options in the form that a run's config.json has.
 data::Json facts_of(const nn::LoraOptions& options);
-/// From that form. Errors begin with `where`.
+/// Reads options in the form that facts_of() returns. Errors begin with `where`.
 nn::LoraOptions lora_options(const data::Json& facts, const std::string& where);
 
 class Job;
-/// Checks, before training, that export_model() can write to the folder, and warns of settings that its files cannot
-/// hold.
+/// Checks, before training, that export_model() can write to the folder. Warns of settings that Hugging Face's format
+/// cannot store.
 void prepare_export(const Job& job, const std::string& folder);
 /// Writes a trained model, or its adapters, and the tokenizer as a Hugging Face folder. state: tensors of the whole
 /// model.

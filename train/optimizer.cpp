@@ -1,4 +1,4 @@
-// --lr and --optimizer: see optimizer.h.
+// --lr and --optimizer: adds and checks these options, and makes the optimizer. See optimizer.h.
 #include "train/optimizer.h"
 
 #include <algorithm>

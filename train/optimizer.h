@@ -1,5 +1,5 @@
 #pragma once
-// Command-line options for the optimizer, for configurations that name none.
+// Command-line options for the optimizer, used if the configuration names no optimizer.
 #include <CLI/CLI.hpp>
 #include <memory>
 #include <string>
@@ -23,8 +23,8 @@ struct OptimizerOptions {
 void add_optimizer_options(CLI::App& app, OptimizerOptions& options, bool schedule = false);
 /// Error for a 1-bit optimizer without ranks that train together.
 void check_optimizer(const OptimizerOptions& options, const Options& all);
-/// Error if an option was given for something that the configuration sets: the optimizer, or the schedule (options
-/// `of_schedule`).
+/// Error if an option was given for something that the configuration sets: --lr or --optimizer for the optimizer, an
+/// option in `of_schedule` for the schedule.
 void check_configured(const Job& job, const std::vector<const char*>& of_schedule = {});
 
 /// Parameters with a common weight decay.

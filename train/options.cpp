@@ -1,4 +1,4 @@
-// Command-line options of training programs: see options.h.
+// Command-line options of training programs: checks, and what takes effect at the start. See options.h.
 #include "train/options.h"
 
 #include <algorithm>

@@ -18,16 +18,16 @@
 
 namespace lockstep::train {
 
-/// A check of an option's text, before any rank starts: returns "" or what was expected. (CLI11's own checks accept
-/// numbers beyond 64 bits, and NaN.)
+/// A check of an option's text, before any rank starts: returns "" if the text is valid, else an error message.
+/// (CLI11's own checks accept numbers beyond 64 bits, and NaN.)
 using OptionCheck = std::function<std::string(const std::string&)>;
-/// An integer from `least` to `most`.
+/// Returns a check that the text is an integer from `least` to `most`.
 OptionCheck whole(int64_t least, int64_t most);
-/// A number from `least` to `most`.
+/// Returns a check that the text is a number from `least` to `most`.
 OptionCheck number(double least, double most);
-/// One of these words.
+/// Returns a check that the text is one of these words.
 OptionCheck one_of(std::vector<std::string> words);
-OptionCheck strategy(bool devices);  ///< checks a value of --parallel. devices: true: dp is allowed
+OptionCheck strategy(bool devices);  ///< returns a check of --parallel. devices: allow dp
 inline constexpr int64_t most_steps = 1'000'000'000'000, most_size = 1 << 20;  ///< limits of options
 
 /// Options for training on several ranks.
@@ -38,8 +38,8 @@ struct ParallelOptions {
   int64_t accumulate = 1;         ///< micro-batches per step on each rank
   std::string offload = "none";   ///< for ZeRO: cpu, or nvme:FOLDER
   std::string trace_bits;         ///< file for a line of hashes per step, for `lockstep verify`
-  std::string trace;              ///< folder for the timelines, or file for that of one rank
-  std::string identity;           ///< must be equal on all ranks: this build and the options
+  std::string trace;              ///< folder for the ranks' timelines; of one rank also a file
+  std::string identity;           ///< text about build and options, which must be equal on all ranks
   void read_strategy(const std::string& text);  ///< parses "ddp", "dp:2"
 };
 
@@ -66,10 +66,10 @@ struct Options : CommonOptions {
   std::string plan;              ///< how ranks share the work: "dp2+pp2+tp2+zero1"
   bool no_graph = false;         ///< CUDA: true: run steps directly instead of recording and replaying graphs
   /// "f32", "tf32" (on devices that have it), "bf16" (parameters, with f32 master weights), "f16" (autocast), "fp8" (as
-  /// bf16, with Linears in 8 bits); "auto": bf16 on devices with tensor cores for it, else f32.
+  /// bf16, with Linears in 8 bits); "auto": bf16 on CUDA devices with tensor cores for bf16, else f32.
   std::string precision = "auto";
   int64_t batch = 16;                      ///< samples of a micro-batch
-  int64_t epochs = 1, steps = 0;           ///< passes over the data; or a number of steps
+  int64_t epochs = 1, steps = 0;           ///< passes over the data; steps of the run, 0: of all epochs
   int64_t eval_every = 0, save_every = 0;  ///< in steps; 0: at the end of each epoch, or of the run
   std::vector<std::string> given;          ///< options that are on the command line, without "--"
   /// True if the option is on the command line.
@@ -79,8 +79,8 @@ struct Options : CommonOptions {
 /// Sets `resume` if a launcher has restarted the process, so that a restarted run continues from its checkpoint.
 void go_on_after_restart(CommonOptions& options);
 
-/// Adds options to a group of a command's help ("": the first one). A bool becomes a flag. Defaults other than 0 and ""
-/// are shown.
+/// Adds options to a group of a command's help ("": the first group). A bool becomes a flag. The help shows defaults
+/// other than 0 and "".
 template <class App> class OptionGroup {
  public:
   explicit OptionGroup(App& app, std::string group = "") : app_(app), group_(std::move(group)) {}
@@ -130,7 +130,7 @@ template <class App> void add_parallel_options(App& app, ParallelOptions& o, boo
   add("--trace-bits", o.trace_bits, "file for hashes of all parameters after every step (see lockstep verify)");
 }
 
-/// Adds the common options; those of training only if `training`.
+/// Adds the common options. training: true: also the options for training; false: also --ema.
 template <class App> void add_common_options(App& app, CommonOptions& o, bool training, bool devices = true) {
   const OptionGroup add(app);
   add("--seed", o.seed, "seed of everything random", whole(0, INT64_MAX));
@@ -178,7 +178,7 @@ template <class App> void add_options(App& app, Options& o, bool devices = false
   });
 }
 
-/// Applies threads and seed. UsageError if options contradict each other.
+/// Applies threads and seed. UsageError for an invalid --out or --device, and for --resume without --out.
 void apply_common_options(const CommonOptions& options);
 
 }  // namespace lockstep::train

@@ -1,4 +1,4 @@
-// The progress line: see progress.h.
+// Draws the progress line. See progress.h.
 #include "train/progress.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,7 @@ std::string clock_text(double seconds) {
 }  // namespace
 
 Progress::Progress(int64_t first_step, int64_t last_step, std::string unit, double per_step, bool silent)
-    // Under `lockstep run` stderr is a pipe. LOCKSTEP_TERMINAL tells rank 0 that its other end is a terminal.
+    // Under `lockstep run` stderr is a pipe. LOCKSTEP_TERMINAL tells rank 0 that the launcher's stderr is a terminal.
     : visible_(!silent && (isatty(STDERR_FILENO) != 0 || environment_flag("LOCKSTEP_TERMINAL"))),
       first_(first_step),
       last_(last_step),

@@ -9,7 +9,7 @@ namespace lockstep::train {
 /// Shows the progress of a run, and measures its time.
 class Progress {
  public:
-  /// `unit` is counted per second ("tokens", "samples"); a step handles `per_step` of them. `silent`: measure only.
+  /// Speed is counted in `unit` ("tokens", "samples") per second. A step has `per_step` units. `silent`: measure only.
   Progress(int64_t first_step, int64_t last_step, std::string unit, double per_step, bool silent = false);
   ~Progress();
   /// Shows the step (counted from 1) and `text` ("loss 2.31"), at most ten times per second.

@@ -20,7 +20,7 @@ namespace lockstep::train {
 
 namespace {
 
-/// Keeps the lines up to step `last`. Later ones are written again, and a killed process may have left half a line.
+/// Keeps a file's lines up to step `last`. Later lines are written again; a killed process may have left half a line.
 void cut_back(const std::string& path, int64_t last) {
   if (!std::filesystem::exists(path)) return;
   std::istringstream in(data::read_file(path, INT64_MAX));
@@ -35,7 +35,7 @@ void cut_back(const std::string& path, int64_t last) {
 }  // namespace
 
 /// Locks the folder: one job at a time may train in it. (The checkpoint folder has its own lock, which detects stale
-/// ones.)
+/// locks.)
 void Trainer::Impl::lock_folder() {
   if (!writes() || lock || !std::filesystem::exists(job.options().out)) return;
   // With `state` the run's folder is also the checkpoint folder, which has its own lock: lock .run instead.
@@ -197,7 +197,7 @@ void Trainer::Impl::write_bits(double loss) {
     if (!sender && !engine->in_parts()) whole.emplace(engine->zero(), engine->module().parameters());
     for (const auto& p : engine->module().named_parameters()) put(p.name, p.variable.tensor());
   }
-  // True: all ranks have equal parameters. With 0/1 Adam they differ between exchanges.
+  // True: all ranks have equal parameters. With 0/1 Adam the ranks' parameters differ between exchanges.
   const bool together = !sender || sender->is_synchronized();
   const engine::Config& c = engine->config();
   const DType products = c.fp16.enabled ? f16 : c.bf16.enabled || c.fp8.enabled ? bf16 : job.autocast().value_or(f32);
@@ -232,10 +232,10 @@ void load_model(nn::Module& model, const std::string& folder, bool average) {
   std::vector<checkpoints::Piece> wanted;
   std::vector<std::string> skip{"optimizer."};
   for (const auto& [name, tensor] : model.state()) {
-    // False for buffers and frozen parameters.
+    // False for buffers and frozen parameters, which have no average.
     const bool averaged = average && found->tensors.count(of_average + name);
     has_average |= averaged;
-    // The f32 values of parameters that were trained in 16 bits.
+    // True: load the f32 master weights of a parameter that was trained in 16 bits.
     const bool wide = !averaged && size_of(tensor.dtype()) >= 4 && found->tensors.count(of_master + name);
     if (wide) skip.push_back("model." + name);
     wanted.push_back(checkpoints::whole((averaged ? of_average : wide ? of_master : "model.") + name, tensor));

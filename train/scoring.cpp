@@ -1,4 +1,4 @@
-// Scoring texts: see scoring.h.
+// Scores texts token by token: log-likelihoods, and the loss over overlapping windows. See scoring.h.
 #include "train/scoring.h"
 
 #include <algorithm>

@@ -20,16 +20,16 @@ struct Scored {
   bool greedy = true;  ///< true if every token is the most likely one (of equals, the lowest id)
   int64_t tokens = 0;
 };
-/// Scores sequences, several per forward pass. The score of one does not depend on the others.
+/// Scores sequences, several per forward pass. The score of a sequence does not depend on the other sequences.
 std::vector<Scored> score(nn::GPT& model, std::span<const ToScore> all);
 
 /// The loss of a text.
 struct StridedLoss {
   double nats = 0, bits_per_byte = 0;  ///< nats: mean per token
-  int64_t tokens = 0, bytes = 0;       ///< counted tokens: all but the first
+  int64_t tokens = 0, bytes = 0;       ///< number and bytes of the scored tokens (all but the first)
 };
 /// Scores windows of the model's context that start every `stride` tokens. Each window after the first counts only the
-/// tokens not yet counted, so they have at least context - stride tokens before them.
+/// tokens not yet counted, so each counted token has at least context - stride tokens before it.
 StridedLoss loss_in_strides(nn::GPT& model, const data::Tokenizer& tokenizer, const std::vector<int64_t>& ids,
                             int64_t stride);
 /// Splits into context and continuation as lm-evaluation-harness does: white space at the end of the context belongs to

@@ -22,7 +22,7 @@ struct Stopped {
   int signal;
 };
 
-/// The group of ranks, as one of them sees it.
+/// The group of ranks, seen from one rank.
 class Team {
  public:
   /// group: nullptr for one process alone. threads: the ranks are threads of this process.
@@ -30,13 +30,14 @@ class Team {
       : group_(group), threads_(threads), leads_(!group || group->rank() == 0) {}
   int rank() const { return group_ ? group_->rank() : 0; }  ///< 0 if alone
   int size() const { return group_ ? group_->size() : 1; }  ///< 1 if alone
-  /// Rank among those of this machine.
+  /// This rank's number among the ranks of this machine.
   int local_rank() const;
   /// True on rank 0, which prints and writes the files of a run.
   bool leads() const { return leads_; }
   /// True on the one rank of a process that may change process-wide state (signals).
   bool owns_process() const { return !threads_ || leads(); }
-  /// Notes, on all ranks, that a signal ends this run before its last step. The process then exits with 128 + signal.
+  /// Notes that a signal ends this run before its last step (call it on all ranks). The process then exits with 128 +
+  /// signal.
   void note_stop(int signal) const { stopped_by_ = signal; }
   int stopped_by() const { return stopped_by_; }  ///< the signal, or 0
   /// nullptr if this process trains alone.
@@ -71,7 +72,7 @@ std::string build_id();
 void check_alone(const std::string& command);
 /// "rank 1: " in a job of several ranks, for messages; else "".
 std::string rank_prefix();
-/// Writes the error to LOCKSTEP_ERROR_FILE, if set, where the launcher looks for it.
+/// Writes the error to the file that LOCKSTEP_ERROR_FILE names, if it is set. The launcher reads this file.
 void write_error_file(const std::string& message) noexcept;
 
 /// The device of this rank. With "cuda" the ranks of one machine take its devices in turn. Error, with the reason, if

@@ -1,4 +1,4 @@
-// --trace: see tracing.h.
+// --trace: starts and stops the trace of a training run. See tracing.h.
 #include "train/tracing.h"
 
 #include <utility>

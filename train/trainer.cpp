@@ -64,7 +64,7 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   parameters = model->parameter_count();
   for (const auto& p : model->named_parameters()) {
     names.push_back(p.name);
-    // Expert-parallel ranks hold as many each.
+    // Each expert-parallel rank has experts of its own, as many as this one.
     if (spread.count(p.name)) parameters += (job.plan().ep - 1) * p.variable.numel();
   }
   model->to(job.device());

@@ -6,7 +6,7 @@
 //   trainer.fit();
 //
 // A step is one call of the engine (engine/engine.h) under every plan. For pipeline and tensor parallelism the model's
-// fields() and layers() define how it is split. A run's folder (--out) has config.json, metrics.jsonl (one line per
+// fields() and layers() define the split. A run's folder (--out) has config.json, metrics.jsonl (one line per
 // step) and checkpoints/ (engine/checkpoint/checkpoint.h), from which any other plan can resume.
 #include <functional>
 #include <memory>
@@ -49,14 +49,15 @@ struct TrainerOptions {
   std::vector<std::pair<std::string, Measure>> metrics = {};
   /// Metrics from all predictions and targets at once: {{"accuracy", ...}}. Called on every rank.
   std::function<std::vector<std::pair<std::string, double>>(const Predictions&)> compute_metrics = {};
-  /// The number of targets that `loss` averages over in a micro-batch, or -1. With it, a step's loss is the mean over
-  /// the targets of all micro-batches. Under plans that split the model, all targets must count.
+  /// The number of targets that `loss` averages over in a micro-batch, or -1. With `tokens`, a step's loss is the mean
+  /// over the targets of all micro-batches. Under plans that split the model, all targets must count.
   std::function<int64_t(const Tensor& target)> tokens = {};
   std::string evaluated = "val";  ///< prefix of the metrics' names: "val_loss", "val_accuracy"
-  int64_t evaluate_batch = 256;   ///< in samples; with `batches`: the micro-batch size is used
-  /// Used if the configuration names no optimizer. Default: AdamW.
+  int64_t evaluate_batch = 256;   ///< samples per batch of evaluation; with `batches`: the micro-batch size is used
+  /// Makes the optimizer, unless the configuration names one. Default: AdamW.
   std::function<std::unique_ptr<optim::Optimizer>(nn::Module&)> optimizer = {};
-  /// Used unless the configuration names a schedule. steps: length of the run. Default: none.
+  /// Makes the schedule of a run of `steps` steps, unless the configuration names a schedule, or (without `arguments`)
+  /// an optimizer. Default: no schedule.
   std::function<std::unique_ptr<optim::Schedule>(optim::Optimizer&, int64_t steps)> schedule = {};
   /// For a schedule in the file whose warmup_num_steps is "auto". Below 1: a fraction of all steps.
   double warmup_steps = 0;
@@ -65,10 +66,10 @@ struct TrainerOptions {
   data::Json config = data::Json::Object();
   data::Json facts = data::Json::Object();  ///< for config.json; must be the same when the run is resumed
   data::Json notes = data::Json::Object();  ///< further content of config.json
-  std::string unit = "samples";             ///< what is counted; a sample has `per_sample` of them
+  std::string unit = "samples";             ///< what speed is counted in; a sample has `per_sample` units
   double per_sample = 1;
-  /// Keep the best checkpoint in best/, by "val_loss" or "ema_val_loss" (averaged parameters): the least, or with
-  /// "-val_accuracy" the greatest value.
+  /// The metric by which the best checkpoint is kept in best/: "val_loss" keeps the least value, "-val_accuracy" the
+  /// greatest, and "ema_val_loss" the least value with averaged parameters. "": no checkpoint is kept there.
   std::string best = {};
   bool load_best = false;  ///< true: end with the model in best/
   /// Lays out the folder like Hugging Face's Trainer: checkpoints are checkpoint-N in the folder itself, each with a
@@ -91,7 +92,7 @@ struct TrainerOptions {
 /// Trains and evaluates one model.
 class Trainer {
  public:
-  /// Collective. Sets the model up under the job's plan; from here on it may be split over ranks.
+  /// Collective. Sets the model up under the job's plan. From then on the model may be split over ranks.
   Trainer(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);
   template <class M>
   Trainer(Job& job, M& model, TrainerOptions options)
@@ -99,14 +100,15 @@ class Trainer {
   ~Trainer();
 
   /// Resumes from the run's checkpoint (--resume), trains, evaluates, saves, and prints the closing line. A signal ends
-  /// it after the current step, with a checkpoint.
+  /// training after the current step, with a checkpoint.
   void fit();
-  /// Means over `evaluate` (or `most` batches of it): {"val_loss", ...}, in the order of the metrics, the same on all
-  /// ranks. With ema.decay those of the averaged parameters follow: {"ema_val_loss", ...}. Collective.
+  /// Returns means over the evaluation data (`most` batches of it; 0: all): {"val_loss", ...}, in the order of the
+  /// metrics, the same on all ranks. With ema.decay, the averaged parameters' means follow: {"ema_val_loss", ...}.
+  /// Collective.
   std::vector<std::pair<std::string, double>> evaluate(int64_t most = 0);
-  /// The model's outputs for these samples, their loss and metrics, on all ranks. Collective.
+  /// Returns the model's outputs for the samples, the loss and the metrics, on all ranks. Collective.
   Predictions predict(const data::Dataset<data::Example>& samples);
-  /// The log: an entry for every logging_steps, evaluation and run. Error unless TrainerOptions::state is set.
+  /// The log: an entry per logging_steps steps, per evaluation and per run. Error without TrainerOptions::state.
   const data::Json::Array& log_history() const;
   int64_t step() const;          ///< steps done
   engine::EngineBase& engine();  ///< the engine, for everything else
@@ -122,10 +124,11 @@ class Trainer {
 std::vector<double> means_of(const data::Dataset<data::Example>& samples, int64_t batch, Device device,
                              const std::function<std::vector<Variable>(const data::Example& batch)>& measures);
 
-/// The size of the last checkpoint of a run, or in a folder of checkpoints. Error if there is none.
+/// Counts the tensors and bytes of the last checkpoint in a run's folder or a folder of checkpoints. Error if there is
+/// none.
 nn::Held held_by(const std::string& folder);
-/// Loads parameters and buffers from the last checkpoint of a run, or in a folder of checkpoints, into a model of one
-/// process. average: the parameters averaged by ema.decay; Error if the run kept none.
+/// Loads parameters and buffers from the last checkpoint in a run's folder or a folder of checkpoints, into a model of
+/// one process. average: loads the parameters averaged by ema.decay; Error if the run kept no averages.
 void load_model(nn::Module& model, const std::string& folder, bool average = false);
 
 }  // namespace lockstep::train

@@ -1,4 +1,4 @@
-// Values that a Trainer knows for "auto" in a configuration file.
+// The values that a Trainer knows for "auto" in a configuration file, such as the number of steps.
 #include <cmath>
 
 #include "train/trainer_impl.h"

@@ -51,8 +51,8 @@ Measure Trainer::Impl::loss_measure() const {
   return [of = model->layers().loss](const Variable& out, const Tensor& target) { return of(out, {target}); };
 }
 
-/// Deals `most` batches of `samples` (0: all) to the replicas. With keeps_outputs the model's outputs travel with each
-/// batch's figures, so that every rank gets all of them.
+/// Deals `most` batches of `samples` (0: all) to the replicas, and averages their figures. With keeps_outputs the
+/// model's outputs travel with each batch's figures, so that every rank gets all outputs.
 Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_t most, const std::string& prefix,
                                    bool keeps_outputs) {
   const int64_t size = samples.size(),
@@ -66,7 +66,7 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
     return indices;
   };
   const auto data = [&](int64_t i) -> std::optional<pipeline::Sample> {
-    // A replica with fewer batches repeats the last one, which is not counted.
+    // A replica with fewer batches computes the last batch again, without counting it.
     return sample(batch_of(samples, indices_of(std::min(i, needed - 1))));
   };
   std::vector<int64_t> shape;  // shape of the model's output for a whole batch
@@ -104,7 +104,7 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
   const std::vector<double> found = engine->eval_batches(data, int(each), all, int(n));
   Predictions p;
   for (size_t v = 0; v < figures; ++v) {
-    // Figure 1 is the number of targets, the weight of the loss. If it is negative, batches are weighted by samples.
+    // Figure 1 is the weight of the loss: the batch's number of targets. If negative, its number of samples is used.
     if (v == 1) continue;
     double sum = 0, weight = 0;
     for (int64_t i = 0; i < needed; ++i) {

@@ -14,20 +14,20 @@ namespace lockstep::train {
 
 using data::Example, data::Json;
 
-/// Collates these samples.
+/// Collates the samples with these indices into a batch.
 Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>& indices);
 
 /// State and parts of a Trainer.
 struct Trainer::Impl {
   Impl(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);  ///< sets up everything; collective
-  AutoValues values();                                                        ///< values for "auto"
+  AutoValues values();                                                        ///< returns the values for "auto"
   /// Steps of an epoch; 0 if data has no epochs.
   int64_t steps_in_epoch(int64_t train_batch) const;
   int64_t steps_of(int64_t train_batch) const;  ///< steps of the whole run
   /// Checks the model's sizes against the plan.
   void check(const engine::Config& config);
-  void make_engine(engine::Config config);  ///< splits the model
-  /// Describes the run for `lockstep plan`, and ends.
+  void make_engine(engine::Config config);  ///< splits the model and makes its engine
+  /// Describes the run for `lockstep plan`, and throws Described.
   [[noreturn]] void describe_it(const Json& own);
   void open();  ///< checks, resumes, then opens the run's files
   /// Locks the run's folder, so that only one job uses it.
@@ -41,15 +41,15 @@ struct Trainer::Impl {
   pipeline::Sample sample(const Example& whole);                       ///< this rank's part of a sample, on its device
   std::vector<std::pair<std::string, double>> evaluate(int64_t most);  ///< includes averaged parameters
   std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // evaluates with the current parameters
-  /// Means over `most` batches (0: all), named with `prefix`. keeps_outputs: also the model's outputs.
+  /// Returns means over `most` batches (0: all), named with `prefix`. keeps_outputs: also the model's outputs.
   Predictions measure(const data::Dataset<Example>& samples, int64_t most, const std::string& prefix,
                       bool keeps_outputs);
-  Measure loss_measure() const;  ///< the loss, given or the model's
+  Measure loss_measure() const;  ///< the loss that was given, or else the model's
   void keep_best();              ///< remembers the best checkpoint
   void write_state();            ///< writes trainer_state.json
   /// Micro-batches of a step on all replicas.
   int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }
-  /// A file in the run's folder.
+  /// The path of a file in the run's folder. Error without --out.
   std::string path(const std::string& name) const {
     LOCKSTEP_CHECK(has_folder(), "[Trainer] ", name, ": expected a folder (", called("--out"), "), got none");
     return job.options().out + "/" + name;
@@ -82,7 +82,7 @@ struct Trainer::Impl {
   std::optional<checkpoints::FolderLock> lock;  // lock on the run's folder; rank 0 only
   OutputFile metrics, bits;
   std::optional<double> best;
-  int64_t worse = 0;                                 // evaluations since `best`
+  int64_t worse = 0;                                 // evaluations since the one that gave `best`
   std::vector<std::pair<std::string, double>> last;  // results of the last evaluation
   int64_t looked = -1;                               // step of the last evaluation
   double shown_loss = NAN;

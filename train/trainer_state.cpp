@@ -1,4 +1,4 @@
-// trainer_state.json: see trainer_state.h.
+// The log and progress in trainer_state.json: recorded, written and loaded. See trainer_state.h.
 #include "train/trainer_state.h"
 
 #include <algorithm>
@@ -83,7 +83,7 @@ void TrainerState::load(const Json& saved) {
   step_ = saved.at("global_step", where).as_int(where + "global_step");
   log_ = saved.at("log_history", where).as_array(where + "log_history");
   const Json* logged = saved.find("last_logged");
-  // The setting may have changed since.
+  // Use the saved logging_steps, because the setting may have changed since.
   const int64_t every = saved.at("logging_steps", where).as_int(where + "logging_steps");
   logged_ = logged ? logged->as_int(where + "last_logged") : step_ / every * every;
   const auto number = [&](const char* key) {  // NaN was saved as null

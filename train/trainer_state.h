@@ -21,13 +21,13 @@ class TrainerState {
     double num_train_epochs = 0;
     int64_t max_steps = 0, steps_of_epoch = 0;
     double samples_of_step = 0;
-    /// A number of steps; below 1 it is a fraction of max_steps.
+    /// Returns `given` as a number of steps. A `given` below 1 is a fraction of max_steps.
     int64_t whole(double given) const { return int64_t(given < 1 ? std::ceil(given * double(max_steps)) : given); }
   };
   using Values = std::vector<std::pair<std::string, double>>;  ///< {"eval_loss", ...}
 
   TrainerState() = default;
-  /// For a run with these settings.
+  /// Begins the state of a run with these settings.
   explicit TrainerState(const Options& options) : o_(options) {}
 
   /// Records a step. Every logging_steps the mean loss goes into the log.
@@ -37,7 +37,7 @@ class TrainerState {
   /// Records the best model so far and its checkpoint.
   void best(double metric, const std::string& folder);
   const std::string& best_folder() const { return best_folder_; }  ///< "" if there is none
-  void forget_best() { best_.reset(), best_folder_.clear(); }      ///< called if the best checkpoint is gone
+  void forget_best() { best_.reset(), best_folder_.clear(); }      ///< for a best checkpoint that is gone
   /// Logs the closing entry. first: the step that this process started from.
   void end(double seconds, int64_t first);
 
@@ -54,7 +54,7 @@ class TrainerState {
   Options o_;
   data::Json::Array log_;
   int64_t step_ = 0, logged_ = 0;
-  double sum_ = 0, total_ = 0;  // losses since the last log entry; losses in entries
+  double sum_ = 0, total_ = 0;  // sum_: of losses since the last log entry; total_: of the losses before
   std::optional<double> best_;
   int64_t best_step_ = 0;
   std::string best_folder_;

@@ -36,7 +36,7 @@ struct FileQueue::Transfer::State {
   std::string error;  // error text of the first request that failed
 };
 
-/// A piece of a transfer. After a partial result it is queued again, with `done` bytes behind it.
+/// A piece of a transfer, of which `done` bytes are transferred. After a partial result it is queued again.
 struct FileQueue::Request {
   std::shared_ptr<Transfer::State> of;
   int64_t offset = 0;
@@ -134,7 +134,7 @@ FileBuffer::~FileBuffer() {
   }
 }
 
-/// result: number of bytes, or a negative errno.
+/// Ends a request, or queues it again if bytes are left. result: number of bytes transferred, or a negative errno.
 void FileQueue::finish(Request request, int64_t result) {
   if (requests_until_failure.load(std::memory_order_relaxed) > 0 && requests_until_failure.fetch_sub(1) == 1)
     result = -failure.load();

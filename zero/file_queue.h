@@ -1,7 +1,7 @@
 #pragma once
-// Asynchronous reads and writes of files. A transfer of any size is split into requests of block_size bytes; worker
-// threads keep queue_depth requests in flight, by io_uring, or where that is missing or forbidden by pread and pwrite
-// in as many threads (at most 64).
+// Asynchronous reads and writes of files. A transfer of any size is split into requests of block_size bytes. Each of
+// thread_count worker threads keeps queue_depth requests in flight by io_uring. If io_uring is missing or forbidden,
+// thread_count * queue_depth threads (at most 64) call pread and pwrite.
 #include <condition_variable>
 #include <cstddef>
 #include <deque>
@@ -27,8 +27,8 @@ class FileQueue {
   /// A read or write that was started. Copies stand for the same transfer.
   class Transfer {
    public:
-    /// Blocks until the transfer is done: the bytes are in memory, or handed to the disk. Error if the transfer failed;
-    /// it names the file, the offset, and the bytes expected and transferred.
+    /// Blocks until the transfer is done: the bytes are in memory, or handed to the disk. Error if the transfer failed,
+    /// with the file, the offset, and the bytes expected and transferred.
     void wait();
     explicit operator bool() const { return state_ != nullptr; }  ///< false if default-made or waited for
 
@@ -79,7 +79,7 @@ struct FileBuffer {
   std::vector<FileQueue::Transfer> transfers;
 };
 
-/// For tests of failing disks: the n-th request from now fails with this errno, or if that is 0 ends short.
+/// For tests of failing disks: makes the n-th request from now fail with the errno `error`, or end short if that is 0.
 void fail_request_after(int64_t n, int error);
 
 }  // namespace lockstep::zero

@@ -13,8 +13,8 @@ void Gather::keep_shard(size_t u) {
 }
 
 /// True if the unit's gather has been started, so that the unit will be whole. A gather of a recording that failed
-/// never ran: then this releases the unit and returns false. A gather made before the current recording began would be
-/// missing in its replays: Error.
+/// never ran: then is_whole() releases the unit and returns false. A gather made before the current recording began
+/// would be missing in the replays: Error.
 bool Gather::is_whole(size_t u) {
   const State& state = states[u];
   if (!state.gathered || state.recorded == Graph::is_recording()) return state.gathered;
@@ -119,7 +119,7 @@ void Gather::end_trace() {
   if (trace_) trace_->recorded = std::move(trace_->now);
   trace_ = nullptr;
   for (const size_t u : store.read())
-    if (!states[u].gathered) store.give_back(u);  // read in vain; a step may change the file
+    if (!states[u].gathered) store.give_back(u);  // not needed, and a step may change the file
 }
 
 bool Gather::is_worth_keeping(size_t u, const Trace& backward) const {

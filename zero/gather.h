@@ -25,10 +25,10 @@ class Gather {
   /// State of a unit.
   struct State {
     bool gathered = false;     ///< true: the unit's memory exists, and is filled once `fetch` is done
-    bool recorded = false;     ///< true: gathered inside a recording, so by each replay and not now
+    bool recorded = false;     ///< true: gathered in the recording of a graph, so by each replay, not now
     dist::Work fetch;          ///< the running all-gather
     uint32_t version = 0;      ///< version of the unit's storage when it was gathered
-    int active = 0, pins = 0;  ///< running forwards, and gathered() scopes, that need it
+    int active = 0, pins = 0;  ///< running forwards, and gathered() scopes, that need the unit
     uint64_t needed_from = 0;  ///< in backward: the tape's number before the first node of the call that needs it
   };
   explicit Gather(Stage& stage) : store(stage), states(stage.units.size()), s_(stage) {}  ///< for the units of a stage
@@ -46,8 +46,8 @@ class Gather {
   /// Begins to record a trace, and to follow the previous one.
   void start_trace(Trace& trace);
   void end_trace();  ///< stores the recorded trace
-  /// Asked after a forward: true if the unit will be needed again within max_reuse_distance, in the rest of this
-  /// forward or in the backward that follows.
+  /// True if a unit whose module has run will be needed again within max_reuse_distance, in the rest of this forward or
+  /// in the backward that follows.
   bool is_worth_keeping(size_t unit, const Trace& backward) const;
 
   ShardStore store;           ///< the parameter shards

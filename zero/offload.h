@@ -6,7 +6,7 @@
 //   cpu    host memory, Memory::offload                       host memory, Memory::offload
 //   nvme   a file, and buffer_count tiles in host memory      a file, and buffer_count shards in host memory
 //
-// Options have DeepSpeed's names. Sizes count elements unless they are said to be bytes. Results are bit-identical for
+// Options have DeepSpeed's names. Sizes are in elements unless their comment says bytes. Results are bit-identical for
 // every choice.
 #include <cstdint>
 #include <string>

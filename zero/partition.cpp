@@ -20,7 +20,7 @@ bool place(Layout& layout, int64_t shard) {
     int64_t start = round_up(end, alignment);
     const int64_t cut = (start / shard + 1) * shard;  // the first cut after its start
     if (start + n > cut) {
-      // Move the start so that the cut falls on a block boundary of the parameter, perhaps its very first element.
+      // Move the start so that the cut falls on a block boundary of the parameter, or on the parameter's first element.
       start = cut - (cut - start) / norm_block * norm_block;
       if (start + n > cut + shard && shard % norm_block != 0) return false;  // later cuts would miss block boundaries
     }

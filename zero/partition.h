@@ -1,7 +1,7 @@
 #pragma once
-// Which rank owns which part of which parameter: the one question of ZeRO (Rajbhandari et al., ZeRO: memory
-// optimizations toward training trillion parameter models, SC 2020, arXiv:1910.02054). Pure functions of sizes, the
-// same on every rank.
+// Decides which rank owns which part of which parameter (Rajbhandari et al., ZeRO: memory optimizations toward training
+// trillion parameter models, SC 2020, arXiv:1910.02054). All functions are pure: from the same sizes every rank
+// computes the same.
 //
 // Parameters that are communicated together form a *unit*. They lie one after another in flat memory, the *whole*,
 // which is cut into one *shard* per rank, all of the same length. Three parameters a, b and c on 4 ranks:
@@ -26,11 +26,11 @@
 namespace lockstep::zero {
 
 inline constexpr int64_t norm_block = 4096;  ///< elements of a parameter whose squares are summed as one block
-inline constexpr int64_t alignment = 16;     ///< parameters and shards start at multiples of it
+inline constexpr int64_t alignment = 16;     ///< parameters and shards start at multiples of this many elements
 
 inline int64_t norm_blocks(int64_t numel) { return (numel + norm_block - 1) / norm_block; }  ///< blocks of a parameter
 
-/// Layout of a unit: where its parameters lie in the whole, and how that is cut.
+/// Layout of a unit: where its parameters lie in the whole, and how the whole is cut.
 struct Layout {
   int world = 1;
   int owner = -1;                ///< the rank that has the whole unit; -1: every rank has a shard
@@ -64,14 +64,13 @@ Layout lay_out_at(std::vector<int64_t> sizes, int world, int owner);
 /// An owner for each parameter: in order of decreasing size, each goes to the rank with the fewest elements so far.
 std::vector<int> assign_owners(const std::vector<int64_t>& sizes, int world);
 
-/// Bytes of model state on each rank by the paper's formulas, without padding. psi: number of parameters; bytes: of a
-/// parameter and of a gradient (2 for f16 and bf16); k: bytes per parameter that the optimizer keeps (12 for Adam with
-/// master weights).
+/// Bytes of model state on each rank by the paper's formulas, without padding.
 struct ModelState {
   double parameters = 0, gradients = 0, optimizer = 0;
   double total() const { return parameters + gradients + optimizer; }  ///< bytes of all three
 };
-/// Computes them for a stage 0 to 3.
+/// Evaluates these formulas for a stage 0 to 3. psi: number of parameters; bytes: bytes of a parameter, and of a
+/// gradient (2 for f16 and bf16); k: bytes per parameter that the optimizer keeps (12 for Adam with master weights).
 ModelState model_state(int stage, double psi, int world, double bytes = 2, double k = 12);
 
 }  // namespace lockstep::zero

@@ -5,8 +5,8 @@
 //
 // If units are cut, NCCL sums the squares over ranks: each block lies on one rank and is zero on the others, so any
 // order gives the bits of the host's sum. One more element counts the ranks that found non-finite values. The sum over
-// ranks does not show whose gradient that was; own_bad_ does, as in a step that is not recorded. Other parts of the
-// model add their sums, one number per parameter, in between (OtherParts).
+// ranks does not show which rank's gradient that was; own_bad_ does, as in a step that is not recorded. Other parts of
+// the model add their sums, one number per parameter, before the norm is computed (OtherParts).
 #include <cmath>
 
 #include "tensor/ops.h"
@@ -29,7 +29,7 @@ void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
       "[zero] expected all graphs to capture steps of the same parameters, got a step of others; let every graph give "
       "gradients to the same ones");
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
-  const AtEnd uncounted([&] {  // undo the count: the recording is no step, replays are
+  const AtEnd uncounted([&] {  // undo the count: only replays are steps, the recording is not
     for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps -= used[i];
   });
   optimizer_->collect_numbers(used);

@@ -53,7 +53,7 @@ ShardStore::Slot* ShardStore::slot_of(size_t u) const {
 
 Tensor ShardStore::get(size_t u, const std::function<void(size_t)>& gathered) {
   if (!is_in_file(u)) return tensors_[u];
-  if (!can_get(u)) {  // free the oldest slot: its unit was gathered, or read ahead without need
+  if (!can_get(u)) {  // free the oldest slot: its unit is being gathered, or was read ahead without need
     const size_t oldest = std::min_element(slots_.begin(), slots_.end(), [](const Slot& a, const Slot& b) {
                             return a.since < b.since;
                           })->unit;

@@ -12,19 +12,20 @@ namespace lockstep::zero {
 /// Parameter shards of this rank, by unit.
 class ShardStore {
  public:
-  /// Decides which units lie in the file: those that do not fit into offload_param.max_in_cpu. Collective errors.
+  /// Decides which units lie in the file: all after the first ones, which fit into offload_param.max_in_cpu. An Error
+  /// on one rank becomes an Error on all ranks.
   explicit ShardStore(const Stage& stage);
   bool is_in_file(size_t unit) const { return offsets_[unit] >= 0; }  ///< true if the unit's shard lies in the file
   int64_t offset(size_t unit) const { return offsets_[unit]; }        ///< offset of the shard in the file, in bytes
-  const SwapFile& file() const { return *file_; }                     ///< only if a shard lies in it
+  const SwapFile& file() const { return *file_; }                     ///< the file, if a shard lies in it
   void put(size_t unit, const Tensor& shard);                         ///< stores a shard
   /// This rank's shard of a unit, flat. Writing to it changes the store.
   Tensor live(size_t unit) const;
 
-  // Shards to be gathered. A shard in the file is read into a slot, ahead of time if one is free, and keeps it until
-  // give_back(). No decision depends on timing, so all ranks gather in the same order.
-  /// The shard of a unit, for a gather; waits for the file if necessary. If all slots are taken, the oldest is freed
-  /// after gathered(u), which must wait for the gather of its unit u.
+  // Shards to be gathered. A shard in the file is read into a slot, ahead of time if a slot is free, and keeps the slot
+  // until give_back(). No decision depends on timing, so all ranks gather in the same order.
+  /// Returns the shard of a unit, for a gather; waits for the file if necessary. If all slots are taken, frees the
+  /// oldest slot, after a call of gathered(u), which must wait for the gather of that slot's unit u.
   Tensor get(size_t unit, const std::function<void(size_t)>& gathered);
   void give_back(size_t unit);                            ///< frees the slot of a unit, if it has one
   void read_ahead(size_t unit);                           ///< starts to read a shard; needs room()

@@ -11,7 +11,7 @@
 //   file      │ exp_avg of unit 0 │ exp_avg_sq of unit 0 │ master of unit 0 │ exp_avg of unit 1 │ ...
 //
 // A region holds one number for each element of the unit's shard, padding included, so a tile is one run of bytes in
-// each.
+// each region.
 #include "zero/sharded_optimizer.h"
 
 #include <algorithm>
@@ -38,10 +38,10 @@ struct ShardedOptimizer::Tile {
   // A range of a unit's shard, and its bytes in files.
   size_t unit = 0;
   dist::Range range;                  // elements of the shard
-  std::vector<Extent> extents;        // where its parts lie in files
-  int64_t bytes = 0;                  // size of its buffer
-  std::map<std::string, int64_t> at;  // offset of each state tensor in its buffer
-  int64_t shard_at = -1;              // offset of the parameters in its buffer; -1: they are in memory
+  std::vector<Extent> extents;        // where the tile's parts lie in files
+  int64_t bytes = 0;                  // size of the tile's buffer
+  std::map<std::string, int64_t> at;  // offset of each state tensor in the buffer
+  int64_t shard_at = -1;              // offset of the parameters in the buffer; -1: they are in memory
 
   Tensor view(const Tensor& buffer, int64_t where, dist::Range part, DType dtype) const {
     return Tensor(buffer.storage(), where / size_of(dtype) + part.begin - range.begin, {part.size()}, {1}, dtype);
@@ -127,8 +127,8 @@ int64_t ShardedOptimizer::plan_regions(size_t u, int64_t end) {
   return end;
 }
 
-/// Names and dtypes of the state that the optimizer keeps for a parameter. Only the rule knows, so it is run on a
-/// tensor of one element.
+/// Names and dtypes of the state that the optimizer keeps for a parameter. Only the optimizer's rule knows them, so the
+/// rule is run on a tensor of one element.
 std::map<std::string, DType> ShardedOptimizer::keys_of(const Parameter& p) const {
   const bool wide = size_of(p.variable.dtype()) >= 4;
   const TensorOptions like{.dtype = wide ? p.variable.dtype() : f32, .device = cpu};
@@ -260,8 +260,8 @@ void ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
   }
 }
 
-/// optim::Optimizer::step() for the elements `part` of a piece. 16-bit parameters are updated in an f32 master copy and
-/// then rounded from it.
+/// Does the work of optim::Optimizer::step() for the elements `part` of a piece. 16-bit parameters are updated in an
+/// f32 master copy, which is then rounded.
 void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const Tensor& gradient, const Tile& tile,
                               const Tensor& buffer, bool collects) {
   const Parameter& p = s_.parameters[piece.parameter];

@@ -1,6 +1,6 @@
 #pragma once
-// The optimizer over shards: each rank updates the elements that it owns, tile by tile. Its state is kept where
-// offload_optimizer says.
+// The optimizer over shards: each rank updates the elements that it owns, tile by tile. The optimizer's state is kept
+// where the option offload_optimizer says.
 #include <map>
 #include <optional>
 #include <string>
@@ -16,15 +16,15 @@ class ShardedOptimizer {
  public:
   /// Splits pieces in two at the boundary given by offload_optimizer.ratio, and creates the file if there is one.
   explicit ShardedOptimizer(Stage& stage);
-  /// Updates the parameters with used[i]; others stay as they are. Gradients are multiplied by `scale` and `clip`.
+  /// Updates the parameters for which used[i] is true. Gradients are multiplied by `scale` and `clip`.
   void update(const std::vector<bool>& used, double scale, double clip);
-  /// Collects the numbers of such an update (learning rates, step counts) in the stage's batch, for a recorded step.
-  /// Error if some parameter cannot be updated by the batch's kernels.
+  /// Collects the numbers that update() needs (learning rates, step counts) in Stage::batch, for a recorded step. Error
+  /// if some parameter cannot be updated by the batch's kernels.
   void collect_numbers(const std::vector<bool>& used);
 
   /// The optimizer's state of a piece by name, flat; writes to it change the state. Empty before the first step.
   std::map<std::string, Tensor> kept(Unit& unit, Piece& piece);
-  /// The state that kept() returns; created first, as zeros, if there is none.
+  /// Returns the state like kept(), but creates it first, as zeros, if there is none.
   std::map<std::string, Tensor> make_kept(Unit& unit, Piece& piece);
   /// Updates the master copy of a 16-bit parameter that was written to since the last step.
   void follow_writes(Unit& unit, Piece& piece);
@@ -36,8 +36,8 @@ class ShardedOptimizer {
   std::map<std::string, DType> keys_of(const Parameter& p) const;
   void find_homes();
   int64_t plan_regions(size_t u, int64_t end);
-  /// True if a 16-bit parameter was written to since its master copy was made. In stage 3 only gathered() can write,
-  /// and updates the master copy itself.
+  /// True if a 16-bit parameter was written to since its master copy was made. False for units that stage 3 cuts: only
+  /// gathered() can write to them, and it updates the master copy itself.
   bool is_behind(const Unit& unit, const Piece& piece) const {
     if ((store_ && !unit.persistent) || size_of(unit.dtype) != 2) return false;
     const Parameter& p = s_.parameters[piece.parameter];

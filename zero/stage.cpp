@@ -62,14 +62,14 @@ void Stage::listen() {
         parallel::FlatGradients::Offsets{unit.layout.offsets, unit.layout.whole(), {unit.gradient_dtype, device}});
   }
   reducer_->cut(std::move(reduced));
-  // On devices this memory is allocated collectively.
+  // On devices this memory is allocated collectively, so all ranks must do it here.
   for (size_t u = 0; u < units.size(); ++u)
     if (options.stage < 2 && units[u].trains && units[u].group->size() > 1 && !device.is_cpu())
       reducer_->units[u].gradients.own_memory();
 }
 
-/// The flat tensor for a unit's gradients, the same in every step. If it still holds the result of the last reduction,
-/// because no step() followed, that result is copied away.
+/// Returns the flat tensor for a unit's gradients, the same in every step. If this tensor still holds the result of the
+/// last reduction, because no step() followed, that result is copied away.
 Tensor Stage::memory(size_t u) {
   if (units[u].part.defined()) units[u].reduced.add(std::exchange(units[u].part, {}).clone());
   return reducer_->units[u].gradients.own_memory();

@@ -31,14 +31,14 @@ class ShardStore;
 struct Parameter {
   std::string name;
   Variable variable;
-  optim::Optimizer* optimizer = nullptr;  ///< optimizer that updates it; null: frozen
+  optim::Optimizer* optimizer = nullptr;  ///< optimizer that updates the parameter; null: frozen
   int group = 0;                          ///< parameter group of the optimizer
-  dist::ProcessGroup* ranks = nullptr;    ///< the ranks that have it
-  size_t unit = SIZE_MAX, place = 0;      ///< unit: SIZE_MAX if frozen and below stage 3; place: index in it
+  dist::ProcessGroup* ranks = nullptr;    ///< the ranks that have the parameter
+  size_t unit = SIZE_MAX, place = 0;      ///< unit: SIZE_MAX if frozen and below stage 3; place: index in the unit
   int64_t steps = 0;                      ///< updates so far
-  int64_t first_block = 0;                ///< index of its first block among the norm blocks of all parameters
-  uint32_t seen = 0;                      ///< version that its master copy has seen (optim::ParameterState::seen)
-  bool trains() const { return optimizer != nullptr; }  ///< true if an optimizer updates it
+  int64_t first_block = 0;                ///< index of the first block among the norm blocks of all parameters
+  uint32_t seen = 0;                      ///< version that the master copy has seen (optim::ParameterState::seen)
+  bool trains() const { return optimizer != nullptr; }  ///< true if an optimizer updates the parameter
 };
 
 /// The part of a parameter that this rank owns; two pieces if offload_optimizer.ratio cuts it.
@@ -51,24 +51,24 @@ struct Piece {
   std::vector<std::string> keys = {};        ///< nvme: names of the state's tensors
   bool started = false;                      ///< true once the state exists
   std::map<std::string, Tensor> state = {};  ///< by name, flat, range.size() elements; "master" for 16-bit parameters
-  // Names in `state` created by the current step: for its later tiles they count as missing.
+  // Names in `state` that the current step has created: for later tiles of the same step they count as missing.
   std::set<std::string> fresh = {};
 };
 
 /// Parameters that are communicated together, with this rank's part of them.
 struct Unit : PlannedUnit {
-  std::string tag;                      ///< tag of its collectives; ranks that disagree get an Error
-  dist::ProcessGroup* group = nullptr;  ///< the ranks that have its parameters
-  /// True: an optimizer updates its parameters; frozen ones have their own units.
+  std::string tag;                      ///< tag of the unit's collectives; ranks that disagree get an Error
+  dist::ProcessGroup* group = nullptr;  ///< the ranks that have the unit's parameters
+  /// True: an optimizer updates the unit's parameters; false: all are frozen.
   bool trains = true;
-  int64_t first = 0;                        ///< index of its first parameter among those of all units
-  DType dtype = f32, gradient_dtype = f32;  ///< gradient_dtype: in which gradients are summed
+  int64_t first = 0;                        ///< index of the first parameter among those of all units
+  DType dtype = f32, gradient_dtype = f32;  ///< dtype of the parameters; dtype in which gradients are summed
   std::vector<Piece> pieces;                ///< this rank's pieces of trained parameters
 
   Tensor weights;         ///< from stage 1 on: the flat memory of the unit; its parameters are views
   Tensor part;            ///< sum over ranks of the gradients that this rank owns, from the last reduction
-  dist::TreeSum reduced;  ///< sums of the reductions before it
-  dist::Work published;   ///< sharing of the updated parameters
+  dist::TreeSum reduced;  ///< sums of the earlier reductions
+  dist::Work published;   ///< the running exchange of updated parameters
 };
 
 /// The range of the optimizer's state tensor `key` that belongs to elements of a parameter: the same elements; one
@@ -91,7 +91,7 @@ struct CapturedStep {
   bool has_norm = false;
 };
 
-/// A stage as the reducer's policy; Zero's calls end here.
+/// A stage of ZeRO, as a policy of the reducer. The functions of Zero call those of this class.
 class Stage : public parallel::Reducer::Policy {
  public:
   /// Checks the options and the optimizers' parameters; build() must follow.
@@ -128,7 +128,7 @@ class Stage : public parallel::Reducer::Policy {
   bool is_spread(const Parameter& p) const { return p.ranks != &group; }
   /// Throws an Error with this message on all ranks.
   [[noreturn]] void fail_everywhere(const std::string& message) const { parallel::fail_everywhere(group, message); }
-  /// Calls fn; an Error, such as that of a full disk, becomes one on all ranks.
+  /// Calls fn. An Error on one rank, such as that of a full disk, becomes an Error on all ranks.
   template <class Fn> auto on_files(Fn&& fn) const {
     std::string message;
     try {
@@ -145,9 +145,9 @@ class Stage : public parallel::Reducer::Policy {
   StepReport after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
   const std::shared_ptr<const CapturedStep>& captured() const { return captured_; }  ///< the step captured last
   void forget() { reducer_->forget(); }                                              ///< discards all gradients
-  /// Begins the scope; Error from stage 2 on.
+  /// Begins a no_sync scope; Error from stage 2 on.
   virtual void enter_no_sync() { reducer_->enter_no_sync(); }
-  void leave_no_sync() { reducer_->leave_no_sync(); }  ///< ends the scope
+  void leave_no_sync() { reducer_->leave_no_sync(); }  ///< ends a no_sync scope
   void pause(bool wanted);                             ///< true: begins a Zero::Pause
 
   /// Stage 3: keeps a unit whole until unpin(), see Gather. Other stages have nothing to do.
@@ -169,16 +169,16 @@ class Stage : public parallel::Reducer::Policy {
   // For ShardedOptimizer
   virtual const ShardStore* store() const { return nullptr; }  ///< stage 3: the parameter shards
   virtual Tensor weight(Unit& unit, const Piece& piece);       ///< the parameter's elements of a piece, flat
-  // Scaled gradients of n elements of the shard, in f32 or f64.
+  // Scaled gradients of n elements of the shard, from element `at` on, in f32 (f64 for f64 parameters).
   Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale) const;
   virtual void publish(Unit&) {}  ///< starts to share an updated unit
-  void see();                     ///< master copies have seen all writes to parameters up to now
+  void see();                     ///< notes that master copies include all writes to parameters up to now
 
  protected:
   // Steps of build() that differ between stages
   virtual void prepare() {}                    ///< called when the units are planned
   virtual void place(Unit& unit);              ///< moves the parameters of a unit to their memory
-  static Tensor value_of(const Parameter& p);  ///< the whole tensor, also if it was built empty
+  static Tensor value_of(const Parameter& p);  ///< the whole tensor, even of a parameter that was built empty
   // The reducer's policy; in stage 0 all_reduce. The function that start() returns leaves the sum over ranks in
   // unit.part.
   Tensor memory(size_t unit) override;
@@ -231,8 +231,8 @@ class Stage1 : public Stage {
 
  protected:
   void place(Unit& unit) override;
-  void move_into_weights(Unit& unit);  ///< parameters become views of unit.weights, with their values
-  /// Starts to reduce the gradients `whole` of a unit to their owners; `part` receives this rank's.
+  void move_into_weights(Unit& unit);  ///< makes the parameters views of unit.weights, with the same values
+  /// Starts to reduce the gradients `whole` of a unit to their owners; `part` receives this rank's shard of the sum.
   dist::Work reduce_to_owners(const Unit& unit, const Tensor& whole, const Tensor& part);
   std::function<void()> start(size_t unit, const Tensor& sum) override;
 };

@@ -24,7 +24,7 @@
 
 namespace lockstep::zero {
 
-/// Parameters become views of one flat tensor, so that all_gather writes directly into them.
+/// Makes the parameters of a unit views of one flat tensor, so that all_gather writes directly into them.
 void Stage1::place(Unit& unit) {
   {
     const MemoryScope scope(Memory::parameter);
@@ -54,7 +54,7 @@ dist::Work Stage1::reduce_to_owners(const Unit& unit, const Tensor& whole, const
   return work;
 }
 
-/// The sum of this rank's shard stays where the shard lies in the unit's memory.
+/// Reduces a unit's gradients to their owners; this rank's sum stays where its shard lies in the unit's memory.
 std::function<void()> Stage1::start(size_t u, const Tensor& sum) {
   Unit& unit = units[u];
   unit.part = sum.narrow(0, shard(unit).begin, shard(unit).size());

@@ -12,7 +12,7 @@
 // Micro-batches. DDP and stage 1 sum a rank's micro-batches before they meet those of other ranks. Here no rank has
 // memory for such a sum: every micro-batch is reduced over the ranks by itself, and the owner sums the results. To get
 // the same bits, ranks take other micro-batches. With two ranks and four micro-batches, rank 0 takes 0 and 2, rank 1
-// takes 1 and 3, so that every reduction makes a whole subtree of the one tree (dist/summation_tree.h):
+// takes 1 and 3, so that every reduction makes a whole subtree of the fixed tree (dist/summation_tree.h):
 //
 //   ((g0 + g1) + (g2 + g3))        g0 + g1 and g2 + g3: reductions over the ranks;  the + between them: at the owner
 //
@@ -37,7 +37,7 @@ void Stage2::enter_no_sync() {
            "every backward reduces, and step() uses the sum of all since the last step"));
 }
 
-/// The next buffer of the pool. If all are being reduced, waits for the one that started first.
+/// Returns the next buffer of the pool. If all buffers are being reduced, waits for the reduction that started first.
 Tensor Stage2::memory(size_t u) {
   if (units[u].part.defined()) units[u].reduced.add(std::exchange(units[u].part, {}));
   if (pool_.empty()) {
@@ -55,14 +55,14 @@ Tensor Stage2::memory(size_t u) {
   return Tensor(next.bytes.storage(), next.bytes.offset(), {units[u].layout.whole()}, {1}, units[u].gradient_dtype);
 }
 
-/// Turns restart, so that all ranks use the same buffer for a unit even if one rank could not finish a pass.
+/// Restarts the turns of the buffers, so that all ranks use the same buffer for a unit, even after an unfinished pass.
 void Stage2::forgotten() {
   Stage1::forgotten();
   for (Lent& lent : pool_) lent.unit = SIZE_MAX, lent.since = 0;
   turns_ = 0;
 }
 
-/// The shard gets memory of its own, because the buffer is needed for the next unit.
+/// Reduces a unit's gradients; this rank's sum gets memory of its own, because the buffer is needed for the next unit.
 std::function<void()> Stage2::start(size_t u, const Tensor& sum) {
   Unit& unit = units[u];
   {

@@ -43,7 +43,7 @@ struct Caller {
 // A forward that is running.
 struct Call {
   size_t caller = 0;
-  uint64_t mark = 0;  // the tape's number before its first node
+  uint64_t mark = 0;  // the tape's number before the call's first node
 };
 
 class Stage3 final : public Stage2 {
@@ -168,7 +168,7 @@ void Stage3::publish(Unit& unit) {
 // --- forward ---
 
 void Stage3::enter(size_t c) {
-  // A call of this module on the stack was left by an exception.
+  // If a call of this module is still on the stack, an exception has ended it.
   for (size_t k = 0; k < calls_.size(); ++k)
     if (calls_[k].caller == c) pop(k);
   const bool grad = NoGrad::grad_enabled();
@@ -225,7 +225,7 @@ void Stage3::release_needed_from(uint64_t number) {
 }
 
 /// Called when the gradient of a call's output is complete, so that the call's nodes run next. Nodes run in descending
-/// order of their numbers: calls that began after this output have finished.
+/// order of their numbers, so the backwards of calls that began after this output have finished.
 void Stage3::before_backward(size_t c, uint64_t number, uint64_t mark) {
   LOCKSTEP_CHECK(!RecordedPass::running(),
                  "[zero] stage 3 frees parameters before a recorded derivative (create_graph) can read them; use stage "

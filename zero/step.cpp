@@ -107,7 +107,7 @@ StepReport Stage::step(const StepOptions& o) {
   return report;
 }
 
-/// Stamps parameters with new versions, by which later writes of others are noticed.
+/// Gives the parameters new versions, by which later writes from outside the step are noticed.
 void Stage::written() {
   for (const Parameter& p : parameters)
     if (p.trains()) optim::stamp(*p.variable.tensor().storage(), p.optimizer->name());
@@ -124,7 +124,8 @@ void Stage::check_unpinned() const {
                    parameters[units[u].parameters[0]].name, "; end that scope first");
 }
 
-/// A parameter that no rank used is not updated (no weight decay, no momentum), like one without .grad.
+/// Returns true for each parameter that any rank used. The others are not updated (no weight decay, no momentum), like
+/// parameters without .grad in a plain optimizer.
 std::vector<bool> Stage::agree_on_used() {
   std::vector<bool> used(parameters.size());
   std::vector<std::string> unused;
@@ -158,8 +159,9 @@ std::vector<bool> Stage::agree_on_used() {
   return used;
 }
 
-/// The key parameter * ranks + rank of the first NaN or infinity in this rank's own gradients. Keys of non-finite sums
-/// (in this rank's shards) are larger than all of those. The host reads both in one transfer.
+/// Returns the smallest key of a gradient with NaN or infinity. The keys of this rank's own gradients are parameter *
+/// ranks + rank. The keys of the sums in this rank's shards are larger than all of those. The host reads both kinds of
+/// flags in one transfer.
 int64_t Stage::first_bad(bool looks_at_sums) const {
   std::vector<int64_t> numbers;
   std::vector<Tensor> sums, found;
@@ -186,8 +188,8 @@ int64_t Stage::first_bad(bool looks_at_sums) const {
   return first;
 }
 
-/// Returns false if the step must be skipped. Non-finite values are looked for in each rank's own gradients, as
-/// collected, and then, in case only a sum overflowed, in the owner's shard.
+/// Returns false if the step must be skipped. Looks for non-finite values in each rank's own gradients, as collected,
+/// and then, in case only a sum overflowed, in the owner's shard.
 bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport& report) {
   const int64_t count = int64_t(parameters.size());
   const bool known = squares.defined() && has_all_squares() && all_finite(squares);
@@ -218,8 +220,8 @@ Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
 /// parameters: only one of these ranks counts them.
 bool Stage::has_all_squares() const { return options.spread.names.empty() || is_cut(); }
 
-/// Sum of squares of each block that this rank owns; zero for all other blocks. Copied to the CPU, unless the step is
-/// being recorded; then it has one more element.
+/// Returns the sum of squares of each block that this rank owns, and zero for all other blocks, on the CPU. While the
+/// step is being recorded, the result stays on the device and has one more element.
 Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
   const bool records = Graph::is_capturing();
   const Tensor squares = zeros({norm_blocks_of_all + records}, {.dtype = f64, .device = device});

@@ -20,7 +20,7 @@ namespace {
 
 std::string reason(int error) { return std::strerror(error); }
 
-/// O_TMPFILE needs no name. On file systems without it the file gets a name and is unlinked at once.
+/// Opens a new file without a name (O_TMPFILE). On file systems without O_TMPFILE it has a name, unlinked at once.
 int open_nameless(const std::string& folder, int flags) {
   const int fd = open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC | O_EXCL | flags, 0600);
   if (fd >= 0 || (errno != EOPNOTSUPP && errno != EISDIR && errno != ENOENT)) return fd;

@@ -17,7 +17,7 @@ namespace lockstep::zero {
 struct Extent {
   const SwapFile* file = nullptr;
   int64_t offset = 0, at = 0, bytes = 0;
-  bool reads = true;  ///< true: read the bytes from the file; false: they are not needed
+  bool reads = true;  ///< true: read the bytes from the file; false: write them only
 };
 
 /// A ring of buffers for tiles.
@@ -25,8 +25,8 @@ class TileRing {
  public:
   /// Options of the ring.
   struct Options {
-    int count = 4;                                            ///< buffers  ///<
-    int64_t bytes = 0;                                        ///< size of a buffer: of the largest tile
+    int count = 4;                                            ///< number of buffers
+    int64_t bytes = 0;                                        ///< bytes of a buffer: those of the largest tile
     bool pin = true, read_ahead = true, write_behind = true;  ///< lock buffers in memory; overlap reads; overlap writes
   };
   TileRing(FileQueue& queue, const Options& options);  ///< `queue` must outlive the ring

@@ -70,7 +70,8 @@ class Planner {
     }
   }
 
-  /// A tied parameter belongs to the first module that has it, which is the one in its name.
+  /// Makes the units of a module and of those below it. A tied parameter belongs to the module in its name, the first
+  /// that has it.
   void claim(const std::string& module) {
     const std::string below = module.empty() ? "" : module + ".";
     int64_t numel = 0;

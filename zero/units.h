@@ -10,11 +10,11 @@ namespace lockstep::zero {
 
 /// A parameter as the planner sees it.
 struct PlannedParameter {
-  std::string name;         ///< all but its last component name the module
+  std::string name;         ///< "h.0.mlp.up.weight"; without the last component, the module's name
   int64_t numel = 0;        ///< elements
   std::string kind = {};    ///< dtype, trained or frozen; a unit has parameters of one kind
-  int ranks = 1;            ///< number of ranks that have it
-  bool trains = true;       ///< true if an optimizer updates it
+  int ranks = 1;            ///< number of ranks that have the parameter
+  bool trains = true;       ///< true if an optimizer updates the parameter
   bool elementwise = true;  ///< false: the optimizer's rule needs the whole parameter, so one rank owns it
 };
 

@@ -46,25 +46,25 @@ struct CapturedStep;
 /// How step() handles NaN and infinity in a gradient of any rank. All ranks do the same.
 enum class NonFinite {
   propagate,  ///< do not check: NaN and infinity reach the parameters
-  skip,       ///< no rank changes anything; the report says so. For loss scaling.
+  skip,       ///< no rank changes anything, and StepReport::skipped is true; for loss scaling
   error,      ///< an Error on all ranks that names the first such parameter and the rank
 };
 
 /// Parameters and buffers that are not on every rank: experts. If one rank has some, every other rank has equally many
 /// of the same shapes under other names. Their state and gradients are sharded and summed over `group`, the ranks that
-/// have the same ones. Gradients are still divided by the number of all ranks (an expert sees tokens of several), and
-/// norms cover all experts.
+/// have the same experts. Gradients are still divided by the number of all ranks, since an expert sees tokens of
+/// several ranks. Norms cover all experts.
 struct Spread {
   std::set<std::string> names;          ///< names on this rank
   dist::ProcessGroup* group = nullptr;  ///< a subgroup of ZeRO's group
 };
 
-/// Options of Zero, with DeepSpeed's names where it has them. Sizes count elements. They must be the same on all ranks.
+/// Options of Zero, named as in DeepSpeed if it has the same option; the same on all ranks. Sizes are in elements.
 struct ZeroOptions {
   int stage = 1;                           ///< 0 to 3
-  bool overlap_comm = true;                ///< true: overlap communication with computation. Same bits.
+  bool overlap_comm = true;                ///< true: overlap communication with computation. Same results.
   int64_t reduce_bucket_size = 6'500'000;  ///< size of a unit, parameters communicated together (25 MiB in f32)
-  /// True: reduce-scatter; false: all-reduce, twice the bytes. Same bits.
+  /// True: reduce gradients by reduce-scatter; false: by all-reduce, which sends twice the bytes. Same results.
   bool reduce_scatter = true;
   bool ignore_unused_parameters = false;         ///< true: skip parameters without gradient; false: Error
   std::optional<DType> communication_data_type;  ///< dtype in which gradients are reduced; default: the parameters'
@@ -79,7 +79,7 @@ struct ZeroOptions {
   int64_t prefetch_bucket_size = 5'000'000;         ///< elements to prefetch; 0: no prefetch
   int64_t param_persistence_threshold = 1000;       ///< smaller parameters are persistent: whole on every rank
   int64_t model_persistence_threshold = INT64_MAX;  ///< upper bound of all persistent parameters together
-  int64_t max_live_parameters = 1'000'000'000;      ///< nothing is prefetched beyond this
+  int64_t max_live_parameters = 1'000'000'000;      ///< elements of gathered units, beyond which nothing is prefetched
   int64_t max_reuse_distance = 0;  ///< keep a unit whole if no more elements are gathered before its next use; 0: never
   int64_t module_size = 0;         ///< modules of at most this size are gathered together with all modules below them
   OffloadParam offload_param;      ///< offload of parameter shards
@@ -92,22 +92,23 @@ struct StepReport;
 class OtherParts {
  public:
   virtual ~OtherParts() = default;
-  /// Combines reports: afterwards it says what any part found (skipped, first_nonfinite, rank).
+  /// Combines the parts' reports: afterwards `report` says what any part found (skipped, first_nonfinite, rank).
   virtual void agree(StepReport& report) = 0;
   /// The norm of all gradients of the model. squares: the sum of squares of each gradient of this part, by name.
   virtual double norm(const std::vector<std::pair<std::string, double>>& squares) = 0;
   /// norm() and agree() for a captured step, on the device. own: f64, the sums of squares of this part's trained
-  /// parameters in the order of named_parameters(), then the number of non-finite values; the number for all parts
-  /// replaces this number. Returns the sums of all parts; `pieces` receives where each lies, in the order of the norm.
+  /// parameters in the order of named_parameters(), then the number of ranks that found non-finite values, which
+  /// becomes the number in all parts. Returns the sums of squares of all parts; `pieces` receives the place of each,
+  /// in the order in which the norm adds them.
   virtual Tensor captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) = 0;
 };
 
 /// Options of one step.
 struct StepOptions {
-  double grad_scale = 1;   ///< factor for the gradients, applied in f32; they are also divided by the number of ranks
+  double grad_scale = 1;   ///< factor for the gradients, in f32; step() also divides them by the number of ranks
   double max_norm = 0;     ///< clip all gradients to this norm; 0: no clipping
   bool want_norm = false;  ///< true: compute the norm even without clipping
-  optim::DynamicLossScaler* scaler = nullptr;  ///< gradients are divided by its scale; it learns of the outcome
+  optim::DynamicLossScaler* scaler = nullptr;  ///< gradients are divided by its scale; step() tells it the outcome
   OtherParts* others = nullptr;                ///< the other parts of the model; null: there are none
 };
 
@@ -116,7 +117,7 @@ struct StepReport {
   bool skipped = false;         ///< true: NonFinite::skip found a non-finite gradient, and nothing was changed
   double norm = NAN;            ///< norm of all gradients before clipping; NaN if it was not computed
   std::string first_nonfinite;  ///< the first parameter with a NaN or infinity in its gradient
-  int rank = -1;                ///< the rank where it was found
+  int rank = -1;                ///< the rank where this gradient was found
 };
 
 /// A part of a tensor that checkpoints store whole: elements `range` of the flattened tensor `name`.
@@ -124,7 +125,7 @@ struct StatePiece {
   std::string name;   ///< "model.h.0.weight", "optimizer.exp_avg.h.0.weight"
   Shape shape;        ///< shape of the whole tensor
   dist::Range range;  ///< the piece's elements of the whole tensor
-  Tensor tensor;      ///< live: to be read, or overwritten by a load
+  Tensor tensor;      ///< shares the state's memory: read it, or write into it to load
 };
 
 /// ZeRO for a module and its optimizers.
@@ -152,11 +153,11 @@ class Zero {
   /// The index, among a step's micro-batches 0 .. ranks * accumulation - 1, of this rank's i-th micro-batch. Stages 0
   /// and 1 sum a rank's micro-batches (in no_sync(), all but the last) before the exchange, so neighbours belong to one
   /// rank. Stages 2 and 3 exchange each micro-batch, so neighbours belong to neighbouring ranks. Either way the sum has
-  /// the order of the one tree (dist/summation_tree.h), and DDP's bits. Error unless 0 <= i < accumulation.
+  /// the fixed tree order of dist/summation_tree.h, and DDP's bits. Error unless 0 <= i < accumulation.
   int64_t micro_batch(int64_t i, int64_t accumulation) const;
 
   /// While a NoSync lives, backward sums gradients on this rank only; the first backward after it reduces the sum of
-  /// all. For stages 0 and 1: in stages 2 and 3 no rank keeps whole gradients (Error).
+  /// all backwards. Only for stages 0 and 1 (else Error): in stages 2 and 3 no rank keeps whole gradients.
   using NoSync = While<Zero, &Zero::enter_no_sync, &Zero::leave_no_sync>;
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }  ///< begins the scope
 
@@ -165,8 +166,8 @@ class Zero {
   using Pause = While<Zero, &Zero::enter_pause, &Zero::leave_pause>;
 
   /// Updates this rank's shard with the gradients of all backwards since the last step, and shares the result.
-  /// Collective. Until then .grad is a placeholder without memory: reading it is an Error, clearing it discards what
-  /// was collected.
+  /// Collective. Before step() .grad is a placeholder without memory: reading it is an Error, clearing it discards the
+  /// collected gradients.
   StepReport step(const StepOptions& options = {});
   /// Support for graphs: step() may be captured in a Graph on CUDA devices (Error if offload or spread parameters are
   /// used). before_replay() is called before each replay: it counts the step and writes its numbers (learning rates,
@@ -221,7 +222,7 @@ class Zero {
   std::vector<StatePiece> state(bool to_load = false, bool make = true);
   /// Step counts and options by name: "optimizer.step.h.0.weight", "optimizer.group.0.lr".
   std::map<std::string, double> numbers() const;
-  /// Sets them. Error if one is missing; then nothing is changed.
+  /// Sets the values that numbers() returned. If one is missing, throws an Error and changes nothing.
   void load_numbers(const std::map<std::string, double>& numbers);
   /// Completes a load: shares the parameters written to pieces, and updates f32 master copies of 16-bit parameters
   /// unless they were loaded too. masters = false leaves master copies alone, for callers that restore the parameters

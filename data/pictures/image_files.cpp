@@ -23,7 +23,7 @@ int channels_of(ImageMode mode, int own) {
 
 uint8_t gray_of(const uint8_t* p) { return uint8_t((19595u * p[0] + 38470u * p[1] + 7471u * p[2] + 0x8000u) >> 16); }
 
-/// Interleaved rows to planes (channels, height, width), converted to `mode`.
+/// Converts interleaved rows to planes (channels, height, width) with the channels of `mode`.
 Tensor planes_of(const Pixels& from, ImageMode mode) {
   const int own = from.channels, wanted = channels_of(mode, own);
   const int64_t n = from.height * from.width;

@@ -1,4 +1,4 @@
-// Images in class folders: see image_folder.h.
+// Lists and reads the images of class folders. See image_folder.h.
 #include "data/pictures/image_folder.h"
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 #pragma once
-// Internal to data/pictures: image decoders and encoders behind the same few calls. The C libraries leave errors by
-// longjmp(), so each stage is a function of its own in which nothing has a destructor.
+// Internal to data/pictures: image decoders and encoders behind the same few calls. The C libraries report errors
+// by longjmp(), so each stage is a function of its own in which nothing has a destructor.
 #include <cstdint>
 #include <string>
 #include <vector>

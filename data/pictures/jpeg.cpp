@@ -1,4 +1,4 @@
-// JPEG by libjpeg-turbo (ITU-T T.81): see image_pixels.h and image_files.h.
+// Decodes and encodes JPEG (ITU-T T.81) by libjpeg-turbo. See image_pixels.h and image_files.h.
 #include <csetjmp>
 #include <cstdio>
 // jpeglib.h needs FILE and size_t first.

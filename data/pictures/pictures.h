@@ -6,7 +6,7 @@
 
 namespace lockstep::data {
 
-/// A contiguous copy or view of x. Error unless x is an image (see above); it begins with [op].
+/// Returns x, or a contiguous copy of x. Error, beginning with [op], unless x is an image (see above).
 Tensor picture(const char* op, const Tensor& x);
 
 /// Bilinear resize with antialiasing when shrinking (a triangle filter over all covered pixels). u8 uses fixed-point
@@ -29,7 +29,8 @@ Tensor affine(const Tensor& x, const AffineMap& map, bool bilinear = false, doub
 /// Rotates counter-clockwise about the center.
 Tensor rotate(const Tensor& x, double degrees, bool bilinear = false, double fill = 0);
 
-/// To gray: 0.2989 red + 0.587 green + 0.114 blue. This and the following color operations take 1 or 3 channels.
+/// Converts to gray: 0.2989 red + 0.587 green + 0.114 blue. grayscale(), autocontrast() and adjust_...() take images of
+/// 1 or 3 channels.
 Tensor grayscale(const Tensor& x, int64_t channels = 1);
 /// factor * x, clamped. 0 is black, 1 is x.
 Tensor adjust_brightness(const Tensor& x, double factor);

@@ -1,4 +1,4 @@
-// PNG by libpng (ISO/IEC 15948): see image_pixels.h and image_files.h.
+// Decodes and encodes PNG (ISO/IEC 15948) by libpng. See image_pixels.h and image_files.h.
 #include <png.h>
 
 #include <csetjmp>

@@ -88,7 +88,7 @@ template <class T> void along_columns(const T* in, int64_t width, const Taps& ta
   }
 }
 
-/// One channel; 0 outside. Each lookup adds the weight of the pixels that lie inside to `there`.
+/// One channel of an image; pixels outside are 0. A lookup adds to `there` the weights of its pixels that lie inside.
 template <class T> struct Plane {
   const T* p;
   int64_t height, width;
@@ -189,7 +189,7 @@ Tensor affine(const Tensor& x, const AffineMap& m, bool bilinear, double fill) {
           const double fy = std::clamp(m.d * u + m.e * v + m.f + middle_y - 0.5, -far, far);
           double there = 0;
           double value = bilinear ? plane.bilinear(fy, fx, there) : plane.nearest(fy, fx, there);
-          // `value` is weighted by coverage already: it counts twice, as in torchvision.
+          // `value` already contains the factor `there`: the coverage counts twice, as in torchvision.
           value = there * value + (1 - there) * fill;
           if constexpr (std::is_same_v<T, uint8_t>) *to++ = uint8_t(std::clamp(std::nearbyint(value), 0.0, 255.0));
           else *to++ = float(value);

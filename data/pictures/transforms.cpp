@@ -26,11 +26,11 @@ void check_range(const char* op, const char* what, const Range& range) {
                  " range with 0 < low <= high, got ", range.low, " to ", range.high);
 }
 
-/// Uniform, with 53 bits: comparing with p = 0 or p = 1 is exact.
+/// Draws a uniform number in [low, high) with 53 bits: comparing with p = 0 or p = 1 is exact.
 double drawn(Draws& draws, double low, double high) {
   return low + (high - low) * double(draws.next() >> 11) * 0x1p-53;
 }
-/// Two sides of a random rectangle: its area is a random part of `area`, its aspect ratio is log-uniform.
+/// Draws the sides of a rectangle: its area is a random part of `area`, its aspect ratio is log-uniform.
 std::pair<int64_t, int64_t> drawn_sides(Draws& draws, double area, const Range& scale, const Range& ratio) {
   const double part = area * drawn(draws, scale.low, scale.high);
   const double r = std::exp(drawn(draws, std::log(ratio.low), std::log(ratio.high)));

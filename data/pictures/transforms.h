@@ -6,7 +6,7 @@
 //
 // Transforms draw from the thread's generator. Under a DataLoader, numbers drawn in Dataset::get() depend only on
 // (seed, epoch, sample index): they are the same for any number of workers, and after a resume. Each transform takes
-// one random key (tensor/random.h) however many numbers it draws, so it never changes what the next one draws.
+// one random key (tensor/random.h), so the number of its draws never changes what the next transform draws.
 //
 // operator() of each transform takes an image (channels, height, width) and returns the changed one. Error for invalid
 // options or an unsupported dtype or shape.

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr int default_port = 29500;  // used with several nodes, because they cannot agree on a free port
 constexpr double greeting_time = 30;
-// Longest pause between two attempts; after an attempt that ran longer, the pause starts over.
+// Longest pause between two attempts, in seconds. After an attempt that ran longer than this, the pauses start over.
 constexpr double longest_pause = 60;
 
 /// A job name that differs from those of other runs of the same user.
@@ -305,7 +305,7 @@ int launch(LaunchOptions o) {
   } else if (several && !o.agent) {
     if (o.job.empty()) o.job = "lockstep";
   } else if (!o.agent) {
-    o.token.clear();  // a new one for each attempt
+    o.token.clear();  // each attempt gets a new token
   }
   if (o.address.empty()) o.address = "127.0.0.1";
   if (several && o.port == 0) o.port = default_port;

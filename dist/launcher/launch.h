@@ -36,7 +36,7 @@ struct LaunchOptions {
   int max_restarts = 0;
   double restart_pause = 1;  ///< seconds before the first restart; doubled for each further one, up to a minute
 
-  std::string token;        ///< several nodes without hosts: the same secret on all of them
+  std::string token;        ///< for several nodes without `hosts`: a secret, the same on all nodes
   std::vector<Host> hosts;  ///< if not empty, ranks are started on these hosts through ssh
   bool force_ssh = false;   ///< true: use ssh even for a single host that is this machine
   int ssh_port = 0;
@@ -54,8 +54,8 @@ struct LaunchOptions {
   Supervision times;
 
   bool agent = false;    ///< true: another launcher started this one, and sends token and variables through stdin
-  int attempt = 0;       ///< attempt number of the launcher above
-  Environment exported;  ///< variables that the launcher above asks to set
+  int attempt = 0;       ///< agent: attempt number of the launcher that started this one
+  Environment exported;  ///< agent: variables that the launcher that started this one asks to set
 };
 
 /// Runs the job to its end and returns the exit code: 0, that of the first failed rank, or 128 + signal. Error when the
@@ -112,8 +112,8 @@ void read_greeting(LaunchOptions& options, double seconds);
 /// Quotes a word for a POSIX shell, if needed.
 std::string shell_quote(const std::string& text);
 
-/// The member that failed first. That is not always the one that ended first: the first may still be writing its error
-/// file while others already end with the error that it reported to them.
+/// Index of the member that failed first, which is not always the member that ended first: while the failed member
+/// still writes its error file, others may already end with the error that was reported to them.
 int find_cause(const LaunchOptions& options, const Attempt& attempt, const Outcome& outcome);
 /// The report of a failed attempt, for the user. Error files are looked up in attempt.folder.
 std::string describe_failure(const LaunchOptions& options, const Attempt& attempt, const std::vector<Launched>& members,

@@ -46,7 +46,7 @@ class Console {
   /// The descriptor to poll for writing; -1 when everything is written.
   int pending() const { return queue_.empty() ? -1 : queue_.front().fd; }
   bool full() const { return bytes_ > (size_t(1) << 20); }  ///< true if more than 1 MiB is queued
-  /// The job is about to end: from now on, output of ranks is dropped while full(), in case nobody reads it.
+  /// Call when the job is about to end: from then on, output of ranks is dropped while full(), in case nobody reads it.
   void hurry() { hurries_ = true; }
   bool loses() const { return hurries_ && full(); }  ///< true while output is dropped
   /// Writes as much as possible without blocking.
@@ -73,7 +73,7 @@ class Console {
   int open_fd_ = 2;
 };
 
-/// Forwards one stream of a process: to the console by lines, to a file unchanged; keeps its end for the report.
+/// Forwards one stream of a process: to the console by lines, to a file unchanged. Keeps the last lines for the report.
 class Relay {
  public:
   static constexpr size_t longest_line = size_t(1) << 20;  ///< longer lines are split

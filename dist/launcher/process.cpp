@@ -125,7 +125,7 @@ Started start(const Process& process) {
     execve(arguments[0], arguments.data(), environment.data());
     give_up(4);
   }
-  setpgid(s.pid, s.pid);  // also here: parent and child race for it
+  setpgid(s.pid, s.pid);  // the child calls it too: the group must exist whichever of the two runs first
   report_end.close();
   Failure failure;
   ssize_t got;

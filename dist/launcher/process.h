@@ -45,7 +45,7 @@ struct Child {
 };
 /// All children that are not zombies.
 std::vector<Child> children();
-/// Kills and reaps all children and their descendants; gives up after `seconds`. Returns those that were still running.
+/// Kills and reaps all children and their descendants; gives up after `seconds`. Returns the processes that it killed.
 std::vector<Child> kill_children(double seconds);
 
 /// The name of a signal, such as "SIGKILL".

@@ -96,7 +96,7 @@ class Supervisor {
     give_up_at_ = monotonic_seconds() + last_wait;
   }
 
-  // `told`: by a launcher above, which has already printed a message.
+  // Passes a signal on to the members; a second one kills them. `told`: a launcher above has already printed a message.
   void interrupt(int signal, bool told = false) {
     if (outcome_.interrupted || signal == parent_died) {
       if (signal != parent_died && give_up_at_ == never && !told)
@@ -259,7 +259,7 @@ class Supervisor {
     }
   }
 
-  // A training program that a signal reaches on one rank stops on all ranks: the others are about to end too.
+  // Called when a member's exit code names a signal: training then stops on all ranks. Gives the others time to end.
   void ends_by_itself(const Running& r) {
     if (outcome_.interrupted) return;
     outcome_.interrupted = r.ended.stop_signal();

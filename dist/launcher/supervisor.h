@@ -18,10 +18,10 @@ struct Launched {
   std::string prefix;
   bool show_output = true, show_error = true;
   std::string output_file, error_file;  ///< files for stdout and stderr; empty: no file
-  /// A launcher on another host, behind ssh: signals are sent as lines to its input, and it prints `remote_hello` once
-  /// it is up.
+  /// True for a launcher on another host, started through ssh. The supervisor sends signals as lines to the launcher's
+  /// input, and the launcher prints `remote_hello` once it is up.
   bool remote = false;
-  std::string greeting;  ///< written to its input first
+  std::string greeting;  ///< the first text that is written to the process's stdin
 };
 
 /// Time limits and event sources of a supervisor.
@@ -31,7 +31,7 @@ struct Supervision {
   double grace = 30;    ///< seconds to end cleanly after a signal
   double connect = 60;  ///< seconds for a remote launcher to answer
   int signals = -1;     ///< a signalfd
-  int control = -1;     ///< pipe with lines "signal N" from a launcher above; its end means that this launcher is gone
+  int control = -1;     ///< pipe with lines "signal N" from the launcher that started this one; ends when that one ends
 };
 
 /// The end of one member.
@@ -42,10 +42,10 @@ struct Ended {
   bool stopped = false;                        ///< true if the supervisor ended it: not a failure of its own
   bool unreachable = false;                    ///< true for a remote launcher that never answered
   bool chatters = false;                       ///< true for a remote launcher that printed too much before its hello
-  std::string last_lines;                      ///< the end of its stderr
+  std::string last_lines;                      ///< the end of the member's stderr
   int code() const;                            ///< exit code, or 128 + signal
   bool failed() const { return status != 0; }  ///< true if the process ended with an error, or did not end
-  int stop_signal() const;  ///< SIGINT or SIGTERM if its exit code says that this signal asked it to end; else 0
+  int stop_signal() const;  ///< SIGINT or SIGTERM if the exit code says that this signal asked for the end; else 0
 };
 
 /// The result of supervise().

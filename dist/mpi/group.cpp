@@ -31,7 +31,7 @@ void check(int code, const char* what) {
   throw DistError(Fault::rank_failed, -1, str("[mpi] ", what, " failed: ", std::string(text, size_t(length))));
 }
 
-// MPI calls our arithmetic, so that f16, bf16, bool and NaN behave the same in every engine.
+// The reduction that MPI calls uses our arithmetic, so that f16, bf16, bool and NaN behave the same in every engine.
 template <int dtype, int op> void reduce(void* source, void* target, int* count, MPI_Datatype*) {
   reduce_into(DType(dtype), ReduceOp(op), static_cast<std::byte*>(target), static_cast<const std::byte*>(source),
               *count);
@@ -102,8 +102,8 @@ class MpiGroup final : public ProcessGroup {
   std::shared_ptr<Engine> engine_;
 };
 
-// MPI waits without a limit; this polls with a timeout. After a failure, memory that MPI may still write into is kept
-// until the process ends.
+// Waits for requests by polling with a timeout, since MPI itself waits without a limit. After a failure, memory that
+// MPI may still write into is kept until the process ends.
 void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call, int peer, uint64_t count,
                             bool is_send) {
   static auto* kept = new std::vector<std::pair<Call, std::vector<MPI_Request>>>;
@@ -234,7 +234,7 @@ void MpiGroup::Engine::collective(const Call& call) {
       break;
     default: return;
   }
-  Call kept = call;  // keeps its tensors and ours alive after a failed wait
+  Call kept = call;  // keeps the call's tensors and `scratch` alive after a failed wait
   kept.batch.push_back({true, scratch, 0, {}, 0});
   wait({request}, kept, (rank + 1) % n);
   if (call.collective == Collective::reduce_scatter && scratch.defined() && own > 0)
@@ -242,7 +242,7 @@ void MpiGroup::Engine::collective(const Call& call) {
   if (is_reduction(call.collective) && call.op == ReduceOp::mean) divide(call.dtype, output, result, n);
 }
 
-// A message is a header and, if both sides agree, the data. All headers of a batch are sent first.
+// Moves messages. A message is a header and, if both sides agree, the data. All headers of a batch are sent first.
 void MpiGroup::Engine::messages(const Call& call) {
   auto batch = std::make_unique<std::vector<Message>>(turns.begin_messages(call));
   auto theirs = std::make_unique<std::vector<Header>>(batch->size());

@@ -3,8 +3,8 @@
 // failures, flight records) is Lockstep's own; MPI carries headers and data.
 namespace lockstep::dist {
 
-/// Registers backend mpi with init(). Programs that link lockstep_mpi call it first. Then init() under mpirun uses MPI,
-/// unless MASTER_ADDR is set (as by `lockstep run`). MPI also distributes the address of rank 0's store.
+/// Registers backend mpi. Programs that link lockstep_mpi call use_mpi() before init(). Then init() under mpirun uses
+/// MPI, unless MASTER_ADDR is set (as by `lockstep run`). MPI also distributes the address of rank 0's store.
 void use_mpi();
 
 }  // namespace lockstep::dist

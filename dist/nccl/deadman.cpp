@@ -17,7 +17,7 @@ namespace {
 
 std::atomic<bool> shown{false};
 
-// Runs in the hanging thread.
+// Prints the stack of the hanging thread: a signal handler, which runs in that thread.
 void show_stack(int) {
   void* frames[64];
   backtrace_symbols_fd(frames, backtrace(frames, 64), STDERR_FILENO);

@@ -20,12 +20,12 @@ namespace lockstep::dist {
 /// Watches steps with a time limit, on a thread of its own.
 class Deadman {
  public:
-  /// `last_words`: called with the printed text before the process ends.
+  /// Starts the thread. `last_words`: called with the printed text before the process ends.
   explicit Deadman(std::function<void(const std::string&)> last_words);
   ~Deadman();
   Deadman(const Deadman&) = delete;
 
-  static constexpr int exit_code = 70;  ///< exit code of a process that it ends
+  static constexpr int exit_code = 70;  ///< exit code of a process that a Deadman ends
 
  private:
   struct Armed {
@@ -36,11 +36,11 @@ class Deadman {
   };
 
  public:
-  /// A step that must end within its limit; it ends with the object. `waits`: the thread that waits for this step, if
-  /// another one.
+  /// A step that must end within its time limit. The step begins with the construction of the object and ends with its
+  /// destruction.
   class Step {
    public:
-    /// `what`: name of the step, for the message.
+    /// Begins a step. `what`: name of the step, for the message. `waits`: the thread that waits for the step to end.
     Step(Deadman& deadman, Seconds limit, std::string what, pthread_t waits = pthread_self());
     ~Step();
     Step(const Step&) = delete;

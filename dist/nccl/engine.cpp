@@ -76,8 +76,8 @@ std::shared_ptr<DeviceWork> NcclEngine::begin(const Call& call) {
   return std::make_shared<NcclWork>(*job->control, call, *device_);
 }
 
-/// Creates the communicator of all ranks, or of this rank and a peer, unless it exists. All its ranks call this at the
-/// same point.
+/// Creates the communicator of all ranks, or of this rank and a peer, unless it exists. All ranks of the communicator
+/// call connect() at the same point.
 NcclEngine::Link& NcclEngine::connect(int peer, const Call& call) {
   if (const auto found = links_.find(peer); found != links_.end()) return found->second;
   Control& control = *job->control;

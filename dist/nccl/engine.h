@@ -27,7 +27,7 @@
 
 namespace lockstep::dist {
 
-/// Calls that are compared: the first ones, then every so many.
+/// Ranks compare the first `compared_first` calls of a group, then every `compared_every`-th call.
 constexpr uint64_t compared_first = 100, compared_every = 64;
 
 /// Bytes of a tensor's elements.
@@ -75,7 +75,7 @@ class NcclEngine final : public NativeEngine {
   static constexpr int everybody = -1;
   struct Link {
     std::shared_ptr<Communicator> comm;  // NCCL's communicator; null: ranks share a device
-    std::optional<Stream> stream;        // own stream of a pair in a larger group; none: use the group's
+    std::optional<Stream> stream;        // own stream of a pair in a larger group; none: use the group's stream
   };
 
   void check(const Call& call);

@@ -29,7 +29,7 @@ void NcclEngine::device_messages(Call& call) {
     if (!more.empty()) NativeEngine::exchange(call, more);
   };
 
-  // Tensors on the CPU, and the headers of messages that may go by NCCL.
+  // `first`: messages with tensors on the CPU, and headers of messages that may go by NCCL. by_host, by_nccl: indices.
   std::vector<Message> first;
   std::vector<size_t> by_host, by_nccl;
   for (size_t i = 0; i < batch.size(); ++i) {

@@ -33,7 +33,7 @@ std::string text_of(const Call& call, const std::vector<PointToPoint>& messages)
 class RecordedWork final : public DeviceWork {
  public:
   RecordedWork(Call call, Device device) : call_(std::move(call)), ready_(device), end_(device) { ready_.record(); }
-  /// Waits, so that memory freed after this call was forgotten is reused only after the collective.
+  /// Makes the stream wait, so that memory freed after the end of this object is reused only after the collective.
   ~RecordedWork() override {
     try {
       if (!joined_) wait();

@@ -25,8 +25,8 @@ void pause(int round) {
   else std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-// Ranks of this process that use each device. They share its default stream: if one rank made that stream wait, all
-// ranks would wait, possibly for each other. So with several ranks they wait on the host.
+// Number of ranks of this process that use each device. These ranks share the device's default stream: if one rank made
+// that stream wait, all ranks would wait, possibly for each other. So several ranks wait on the host.
 std::array<std::atomic<int>, 64> users{};
 
 }  // namespace
@@ -59,8 +59,8 @@ void NcclWork::wait() {
   if (control_.failed()) control_.raise();
   if (begun_ && users[size_t(device_.index)] > 1) synchronize();
   else if (begun_) end_.wait();
-  // Release the tensors: a received one now belongs to the caller alone. The caller's stream orders its release after
-  // this call, and backward adds to a gradient in place only if nobody else holds it.
+  // Release the tensors, so that a received tensor belongs to the caller alone: backward adds to a gradient in place
+  // only if nobody else holds it. On the caller's stream, the release comes after this call.
   if (call_.awaited) call_.input = call_.output = Tensor();
 }
 
@@ -196,7 +196,7 @@ void Watchdog::loop() {
       const Deadman::Step step(deadman_, abort_limit_, "the watchdog of NCCL");
       try {
         over = look(works, comms);
-      } catch (...) {  // every call on a device fails once one of its kernels has
+      } catch (...) {  // once a kernel has failed, every later call on its device fails
         if (!given_up_) give_up(std::current_exception());
         over = works;  // nobody can learn any more whether they are done
       }
@@ -269,8 +269,8 @@ void Watchdog::look_at_late(NcclWork& work) {
     if (other.get() == &work) told_ = other;
 }
 
-/// The error for a result code of NCCL. If it may be a consequence of another rank's end, it is rank_failed, which is
-/// replaced by that cause once the control plane knows it.
+/// The error for a result code of NCCL. If another rank's end may be the cause, the error is a DistError rank_failed,
+/// for which Job::fail() waits until the control plane knows the cause.
 std::exception_ptr Watchdog::error_of(ncclResult_t code, const Communicator& comm, const std::string& where) {
   std::string text = str("[nccl] ", where, " failed in ", comm.name_, ": ", ncclGetErrorString(code));
   if (const char* more = ncclGetLastError(nullptr); more && *more) text += str(": ", more);
@@ -281,7 +281,7 @@ std::exception_ptr Watchdog::error_of(ncclResult_t code, const Communicator& com
 
 // Ends the job's NCCL calls. The other ranks give up too when they learn of the failure.
 void Watchdog::give_up(std::exception_ptr error) {
-  const std::string why = job_.fail(error).what();  // or the earlier failure; writes the flight record
+  const std::string why = job_.fail(error).what();  // `error`, or an earlier failure; writes the flight record
   given_up_ = Clock::now();
   std::vector<std::shared_ptr<Communicator>> comms;
   {

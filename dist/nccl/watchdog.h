@@ -10,8 +10,8 @@
 // Communicators are non-blocking, since blocking ones cannot be aborted. While one is aborted, no other thread may be
 // inside NCCL with it, so every call on it is made under its mutex. On an error, a timeout, or a failure of another
 // rank, the watchdog writes the flight record, marks the device's results as untrusted, and aborts all communicators of
-// this rank. If that hangs too, the process ends (deadman.h). An error of the device itself, found when the watchdog
-// asks whether a call is done, fails the job in the same way.
+// this rank. If an abort hangs, the process ends (deadman.h). An error of the device itself, found when the
+// watchdog asks whether a call is done, fails the job in the same way.
 #include <nccl.h>
 
 #include <atomic>
@@ -40,20 +40,20 @@ void check_nccl(ncclResult_t code, const char* what, ncclComm_t comm);
 /// An NCCL communicator of this rank.
 class Communicator {
  public:
-  /// Returns at once; see Watchdog::settle().
+  /// Starts to create the communicator and returns at once. Watchdog::settle() waits until it can be used.
   Communicator(const ncclUniqueId& id, int size, int rank, Device device, std::string name,
                std::vector<int> world_ranks);
   Communicator(const Communicator&) = delete;
 
-  const std::string& name() const { return name_; }  ///< for messages
-  Device device() const { return device_; }          ///< the device that it moves tensors of
+  const std::string& name() const { return name_; }  ///< name of the communicator, for messages
+  Device device() const { return device_; }          ///< the device whose tensors it moves
   std::mutex& mutex() { return mutex_; }             ///< held during every NCCL call
-  /// Call with the mutex held. Null after an abort.
+  /// NCCL's handle; null after an abort. Call with the mutex held.
   ncclComm_t handle() const { return comm_; }
   // Call with the mutex held; see window.h.
   /// Registers an open window, to be closed with the communicator.
   void keep(void* window) { windows_.push_back(window); }
-  /// Registers memory whose window can be closed and freed later.
+  /// Registers memory that free_forgotten() frees later, after closing its window.
   void forget(void* data, void* window) { forgotten_.emplace_back(data, window); }
   void close_windows();  ///< closes all windows
   /// Call without the mutex. Waits for the device, then closes and frees forgotten windows.
@@ -117,8 +117,8 @@ class Watchdog {
            const std::function<void()>& calls);
   /// Waits until NCCL has finished the last operation on the communicator. Throws DistError.
   void settle(Communicator& comm, Seconds timeout, const std::string& what);
-  /// Supervises a call from now on. `complete`: everything was queued, else an error came in between. `what`: its name
-  /// in messages. `neighbour`: a world rank that it depends on.
+  /// Supervises a call from now on. `complete`: false if an error came before the whole call was queued. `what`: the
+  /// call's name in messages. `neighbour`: a world rank that the call depends on.
   void watch(const std::shared_ptr<NcclWork>& work, bool complete, const std::string& what, const Call& call,
              Turns& turns, int neighbour);
   /// True if no call of these turns is running.

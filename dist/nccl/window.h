@@ -20,8 +20,8 @@ class Window {
  public:
   /// Allocates the memory; not collective.
   Window(std::shared_ptr<Communicator> comm, int64_t bytes);
-  /// The memory may still be in use, and the thread that drops the last reference must not wait (it may be the
-  /// watchdog). So the memory is freed when the next window is made, or with the communicator.
+  /// Lets the communicator free the memory when the next window is made, or at the communicator's end. The memory may
+  /// still be in use, and the thread that drops the last reference must not wait (this may be the watchdog).
   ~Window();
   Window(const Window&) = delete;
   void* data() const { return data_; }  ///< the memory of the window
@@ -33,7 +33,7 @@ class Window {
  private:
   const std::shared_ptr<Communicator> comm_;
   const size_t bytes_;
-  // A null handle: NCCL does not support windows here and treats it as ordinary memory.
+  // If `handle_` is null after open(), NCCL does not support windows here and treats the memory as ordinary memory.
   void *data_ = nullptr, *handle_ = nullptr;
 };
 

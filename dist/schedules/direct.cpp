@@ -25,9 +25,9 @@
 namespace lockstep::dist {
 namespace {
 
-/// The treatment of a term on its arrival at an owner: its slot, and the number of partial sums that can be joined
-/// afterwards, from that slot downwards. Tree positions are xor distances from the owner; positions of n and more are
-/// empty. A subtree with a single term needs no slot of its own.
+/// How an owner treats a term that arrives: the slot that takes the term, and the number of partial sums that can then
+/// be joined, from that slot downwards. A rank's tree position is its number xor the owner's; positions of ranks >= n
+/// are empty. A subtree with a single term needs no slot of its own.
 struct Arrival {
   int slot = 0;
   Action action = Action::reduce;

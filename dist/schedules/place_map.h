@@ -41,7 +41,7 @@ template <class T> class FlatMap {
   size_t used_ = 0;
 };
 
-/// Slot 0 is stored in a table, ordered by (chunk - rank), when there are no more chunks than ranks. Most algorithms
+/// Slot 0 is stored in a table, ordered by (chunk - rank), when there is one chunk or one per rank. Most algorithms
 /// walk along the rows of this table (ring neighbours, owners). All other places are hashed: scratch copies, n·n
 /// chunks, and everything if few places are used (`sparse`). References are valid until the next call.
 template <class T> class PlaceMap {

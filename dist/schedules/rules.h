@@ -26,7 +26,7 @@ struct Rules {
   std::optional<Costs> (*costs)(const Request& request) = [](const Request&) { return std::optional<Costs>(); };
 };
 
-/// Costs of n - 1 messages in a row, `times` over; each carries one rank's share of the data.
+/// Costs of `times` * (n - 1) messages in a row. Each message carries 1/n of the data.
 inline Costs shares(const Request& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1) / n, times == 1 ? "(n-1)·α + (n-1)/n·S/β" : "2(n-1)·α + 2(n-1)/n·S/β"};

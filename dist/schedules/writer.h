@@ -19,7 +19,7 @@ class StepWriter {
   void reduce(int from, int to, int32_t chunk) { move(Action::reduce, from, {chunk, 0}, to, {chunk, 0}); }
   /// Divides a chunk by the number of ranks, in slot 0.
   void scale(int rank, int32_t chunk) { move(Action::scale, rank, {chunk, 0}, rank, {chunk, 0}); }
-  /// Any transfer, in the current step.
+  /// Emits any transfer, in the current step.
   void move(Action action, int from, Place source, int to, Place target) {
     emit_({step_, from, to, source, target, action});
     used_ = true;
@@ -74,7 +74,7 @@ void share_from_owners(StepWriter& w, const Teams& teams, int skip = -1);
 /// A parent and child of a tree.
 struct Edge {
   const Team& team;
-  int child, parent;  ///< ranks of the two
+  int child, parent;  ///< ranks of the child and of the parent
   int begin, end;     ///< positions of the child's subtree
 };
 /// Emits the transfers of one edge.

@@ -19,7 +19,7 @@ namespace lockstep::dist::handshake {
 
 /// The first bytes of a hello.
 inline constexpr std::string_view magic = "LSKDATA1";
-/// Bytes of a hello, bytes of an answer without its purpose, and the longest purpose.
+/// Sizes in bytes: of a hello, of an answer without its purpose (fixed_bytes), and of the longest purpose.
 inline constexpr size_t hello_bytes = 8 + sizeof(Nonce), fixed_bytes = sizeof(Nonce) + sizeof(Proof) + 2,
                         longest_purpose = 2048;
 /// Result of wanted() for an invalid answer.
@@ -56,7 +56,7 @@ struct Answer {
   }
 };
 
-/// Bytes of an answer that are still missing; too_long when its length is invalid.
+/// Number of bytes of an answer that are missing after `heard`; too_long when the answer's length is invalid.
 inline size_t wanted(std::string_view heard) {
   if (heard.size() < fixed_bytes) return fixed_bytes - heard.size();
   const size_t length = uint8_t(heard[fixed_bytes - 2]) | size_t(uint8_t(heard[fixed_bytes - 1])) << 8;

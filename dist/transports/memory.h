@@ -55,10 +55,10 @@ class Inbox {
   ~Inbox();
   Inbox(const Inbox&) = delete;
 
-  const InboxAddress& address() const { return address_; }  ///< address at which other ranks find it
+  const InboxAddress& address() const { return address_; }  ///< address at which other ranks find this inbox
   /// The ring from `sender`, mapped at the first call.
   void* fifo(int sender);
-  /// The owner stops reading; senders notice when they find no more room.
+  /// Called when the owner stops reading. Senders notice it when they find no more room.
   void abandon() noexcept;
   /// Offset of a sender's ring in the file.
   static size_t offset_of_fifo(int sender, size_t capacity) {
@@ -75,9 +75,9 @@ class Inbox {
 /// A random text that identifies this process.
 const std::string& process_nonce();
 
-/// One side of a pair: reads from a ring of its own inbox, and writes to one of the peer's. `mapped`: use a separate
-/// mapping even if the peer is a thread of this process. Attaches to the peer's inbox at the first send: Error when
-/// memory cannot be shared, DistError when the peer is gone.
+/// Makes this rank's side of a channel, which reads from a ring of inbox `mine` and writes to a ring of the peer's
+/// inbox. `mapped`: use a separate mapping even if the peer is a thread of this process. Attaches to the peer's inbox
+/// at the first send: Error when memory cannot be shared, DistError when the peer is gone.
 std::unique_ptr<Channel> make_memory_channel(std::shared_ptr<Inbox> mine, int rank, int peer, int peer_world_rank,
                                              const InboxAddress& theirs, bool mapped);
 

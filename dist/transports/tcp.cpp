@@ -102,7 +102,7 @@ class TcpChannel final : public Channel {
     return !fds_.empty();
   }
 
-  /// Reads what has arrived, at most `bytes`, in stream order; returns its size.
+  /// Reads what has arrived, at most `bytes`, in stream order; returns the number of bytes read.
   size_t read(std::byte* target, size_t bytes) {
     size_t done = 0;
     while (done < bytes && !ended_) {
@@ -123,7 +123,7 @@ class TcpChannel final : public Channel {
         received_ += size_t(got);
         done += size_t(got);
       }
-      // Nothing more for now: saves the call that would say so.
+      // The socket is empty now: skip the recv() that would only report this.
       if (got > 0 && fds_.size() == 1 && size_t(got) < n) break;
     }
     return done;
@@ -146,10 +146,10 @@ class TcpChannel final : public Channel {
   bool ended_ = false;
 };
 
-/// The peer closed the connection during the handshake. A door flooded by unauthenticated connections drops the oldest
-/// ones, and may drop a rank before it has read its message.
+/// Thrown when the peer closed the connection during the handshake. A door that is flooded by unauthenticated
+/// connections drops the oldest ones, and may drop a rank's connection before reading that rank's message.
 struct HungUp {};
-constexpr std::chrono::seconds hello_within{2}, calling_time{10};  // limits of one attempt, and of all
+constexpr std::chrono::seconds hello_within{2}, calling_time{10};  // limits for a hello, and for all attempts
 
 /// The caller's end of the handshake: blocking reads and writes with a deadline, which also check for failures of other
 /// ranks.
@@ -195,7 +195,7 @@ class Caller {
       if (::poll(&entry, 1, 20) > 0) return;
       if (Clock::now() < deadline_) continue;
       if (!answered_) throw HungUp();
-      // Or it has admitted the connection, but is slow to answer.
+      // The peer may also have admitted the connection, and only be slow to answer.
       refused("it does not answer, or does not speak Lockstep's protocol");
     }
   }
@@ -208,7 +208,7 @@ class Caller {
   bool answered_ = false;
 };
 
-/// Both sides prove that they know the job's token.
+/// Carries out the handshake: both sides prove that they know the job's token. Returns the connection.
 Fd introduce(Control& control, Caller caller, const handshake::Purpose& purpose) {
   const std::string hello = caller.read(handshake::hello_bytes);
   if (!hello.starts_with(handshake::magic)) caller.refused("it does not speak Lockstep's protocol");

@@ -34,8 +34,8 @@ class Door {
   ~Door();
   Door(const Door&) = delete;
 
-  const std::string& host() const { return host_; }  ///< the address it listens on
-  int port() const { return port_; }                 ///< the port it listens on
+  const std::string& host() const { return host_; }  ///< the address that the door listens on
+  int port() const { return port_; }                 ///< the port that the door listens on
   /// The connections for this purpose, by stripe, once all of them have arrived; empty before.
   std::vector<Fd> claim(const std::string& purpose);
 
@@ -64,8 +64,8 @@ struct DoorAddress {
   int port = 0;
 };
 
-/// The lower rank connects to the door of `peer`; the higher one waits, without blocking, for that connection.
-/// DistError when the peer is unreachable, or another program answers.
+/// Makes the channel to a peer. The lower of the two world ranks connects to the peer's door; the higher one takes this
+/// connection later, without blocking. DistError when the peer is unreachable, or another program answers.
 std::unique_ptr<Channel> make_tcp_channel(Control& control, std::shared_ptr<Door> door, const std::string& group,
                                           int world_rank, int peer_world_rank, const DoorAddress& theirs);
 

@@ -26,8 +26,8 @@ class FileCalls;
 
 namespace lockstep::checkpoints {
 
-/// Elements [begin, end) of a tensor in row-major order. `tensor` holds exactly these, contiguous and in any shape,
-/// either to be saved or to be filled.
+/// Elements [begin, end) of a tensor in row-major order. `tensor` holds exactly these elements, contiguous and in any
+/// shape; save() reads it, and load() fills it.
 struct Piece {
   std::string name;  ///< "model.h.0.attn.weight", "optimizer.exp_avg.h.0.attn.weight"; must not contain '['
   Shape shape;       ///< shape of the whole tensor
@@ -59,7 +59,7 @@ enum class TagValidation { fail, warn, ignore };
 /// Options of a Saver.
 struct SaveOptions {
   bool async = false;  ///< true: save() returns after the tensors are copied, and a thread writes them
-  int keep = 0;        ///< number of checkpoints kept, the newest; 0: all
+  int keep = 0;        ///< number of newest checkpoints to keep; 0: all
   bool latest = true;  ///< true: load() loads this checkpoint by default
   /// Reaction to different tags; unless it is `fail`, rank 0's tag is used.
   TagValidation tag_validation = TagValidation::fail;
@@ -70,8 +70,8 @@ struct SaveOptions {
   std::function<void(const std::string&)> warn = {};  ///< called from any thread; default: a line on stderr
 };
 
-/// Saves checkpoints into one folder, which is locked against other jobs (DIR/lock). All ranks of `group` construct one
-/// and call save() together; nullptr: a single process.
+/// Saves checkpoints into one folder, which is locked against other jobs (DIR/lock). All ranks of `group` construct a
+/// Saver and call save() together. Without a group, a single process saves.
 class Saver {
  public:
   /// Opens no file yet; see save().
@@ -80,10 +80,10 @@ class Saver {
   ~Saver();
   Saver(const Saver&) = delete;
 
-  /// Writes and commits DIR/TAG. Afterwards the checkpoint is complete even after a power cut, and `latest` names it.
-  /// An Error, which all ranks raise, leaves earlier checkpoints intact, and training may continue; a DistError ends
-  /// the job as usual. With `async`, only immediate errors are raised here; later ones are raised by wait(), or by the
-  /// next save().
+  /// Writes and commits DIR/TAG. Afterwards the checkpoint is complete even after a power cut, and `latest` names it
+  /// (unless SaveOptions::latest is false). An Error, which all ranks raise, leaves earlier checkpoints intact, and
+  /// training may continue; a DistError ends the job as usual. With `async`, save() raises only immediate errors;
+  /// wait() or the next save() raises later ones.
   void save(const std::string& tag, const Contents& contents);
   /// Waits for pending writes; raises their error.
   void wait();
@@ -115,10 +115,10 @@ struct LoadOptions {
 /// The file that contains elements [begin, end) of a logical tensor.
 struct Part {
   std::string file;
-  std::string name;  ///< name in that file
+  std::string name;  ///< name of the part in that file
   int64_t begin = 0;
   int64_t end = 0;
-  uint32_t crc = 0;  ///< crc32c of its bytes; finds the damaged tensor when the file's hash differs
+  uint32_t crc = 0;  ///< crc32c of the part's bytes; finds the damaged tensor when the file's hash differs
 };
 /// A tensor as it is stored in a checkpoint, possibly split over files.
 struct LogicalTensor {
@@ -156,19 +156,19 @@ struct Loaded : Info {
 };
 
 /// Fills the tensors of `wanted`, which may be any ranges. DIR is a checkpoint or a folder of checkpoints; returns
-/// nullopt, with a warning, if it holds none. An Error, which all ranks raise before anything is loaded, lists all
+/// nullopt, with a warning, if DIR holds none. An Error, which all ranks raise before anything is loaded, lists all
 /// missing, unexpected and differently shaped tensors, or the damaged files. If `latest` is missing or dangling, the
 /// newest complete checkpoint is used, with a warning. Collective over `group`.
 std::optional<Loaded> load(const std::string& dir, const std::vector<Piece>& wanted,
                            dist::ProcessGroup* group = nullptr, const LoadOptions& options = {});
 
-/// The checkpoint that load() would use with these options, without its tensors, so that a caller can first allocate
-/// tensors (an optimizer's state). Then load(info->path, ...) loads it. Collective.
+/// Finds the checkpoint that load() would use with these options, and returns its manifest. A caller can then allocate
+/// the tensors to fill (an optimizer's state, for example), and call load(info->path, ...). Collective.
 std::optional<Info> inspect(const std::string& dir, dist::ProcessGroup* group = nullptr,
                             const LoadOptions& options = {});
 
 /// An integer of a Loaded's numbers. Error if it is missing or of another kind.
 int64_t integer(const Numbers& numbers, const std::string& name);
-double number(const Numbers& numbers, const std::string& name);  ///< integers too
+double number(const Numbers& numbers, const std::string& name);  ///< a number; may be an integer
 
 }  // namespace lockstep::checkpoints

@@ -1,5 +1,5 @@
 #pragma once
-// Communication of ranks during a save or load: short texts.
+// The ranks that save or load a checkpoint together, and the exchange of short texts between them.
 #include <functional>
 #include <string>
 #include <vector>
@@ -37,13 +37,13 @@ std::string error_of(const std::function<void()>& fn);
 
 /// A bulletin board in the job's store, usable from any thread: a rank pins a text under a key (`place`), and others
 /// wait for the text.
-/// Places are reused in every round, so that the number of saves does not matter.
+/// Each save is a round. The texts of a round replace those of earlier rounds, so that the store does not grow.
 class Board {
  public:
   Board(const Ranks& ranks, const std::string& id) : ranks_(ranks), prefix_("checkpoint/" + id + "/") {}
-  void next_round() { ++round_; }                               ///< rounds separate the texts of successive saves
+  void next_round() { ++round_; }                               ///< makes read() ignore texts of earlier rounds
   void pin(const std::string& place, const std::string& text);  ///< publishes a text
-  /// Waits for the text under a key. Error after `timeout`; it names `who`.
+  /// Waits for the text that this round has under a key. After `timeout`, an Error names `who`.
   std::string read(const std::string& place, dist::Seconds timeout, const std::string& who);
 
  private:

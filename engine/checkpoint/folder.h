@@ -19,17 +19,17 @@ namespace lockstep::checkpoints {
 /// Error unless `tag` is a valid tag: letters, digits, '.', '_' and '-'.
 void check_tag(const std::string& tag);
 
-/// A folder's name, parsed.
+/// The name of a checkpoint's folder, parsed.
 struct Found {
   std::string folder;  ///< name of the folder
   std::string tag;
-  int64_t number = 1;  ///< counts the checkpoints saved under this tag
+  int64_t number = 1;  ///< 2 in "step-200~2": counts the checkpoints saved under this tag
 };
 /// Parses a folder's name; nullopt when it is not the name of a checkpoint.
 std::optional<Found> parse_folder(const std::string& name);
 /// The checkpoints in a folder, sorted by tag and number. A manifest must exist, but is not read.
 std::vector<Found> list_checkpoints(const std::string& dir);
-/// The folder's name for the next checkpoint of this tag.
+/// The name of the folder for the next checkpoint with this tag.
 std::string next_folder(const std::string& dir, const std::string& tag);
 bool is_temporary(const std::string& name);                                  ///< true for step-300.tmp-ID
 std::string temporary_name(const std::string& name, const std::string& id);  ///< step-300.tmp-ID
@@ -38,7 +38,7 @@ std::string temporary_name(const std::string& name, const std::string& id);  ///
 std::string read_latest(const std::string& dir);
 /// The text of a checkpoint's manifest.
 std::string read_manifest_text(const std::string& folder);
-Manifest read_manifest(const std::string& folder);  ///< reads and parses it
+Manifest read_manifest(const std::string& folder);  ///< reads and parses a checkpoint's manifest
 /// Error that names the file if it is missing or has a different size.
 void check_size(const std::string& path, const FileSum& sum);
 

@@ -13,7 +13,7 @@ class Hash {
  public:
   Hash();
   void update(data::Bytes bytes);  ///< appends bytes
-  /// 64 hexadecimal digits. May be called once.
+  /// Returns the hash as 64 hexadecimal digits. May be called once.
   std::string hex();
 
  private:

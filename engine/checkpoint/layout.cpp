@@ -164,7 +164,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
                    target, "\"");
 
   // 2. Check that tensors are complete, and each element exists once.
-  std::map<std::vector<int>, int64_t> shared, done;  // bytes that exactly these ranks hold
+  std::map<std::vector<int>, int64_t> shared, done;  // bytes that exactly these ranks hold; bytes divided so far
   for (auto& [name, ranges] : all) {
     int64_t reached = 0;
     const int64_t numel = numel_of(ranges.first->shape);

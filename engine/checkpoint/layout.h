@@ -1,6 +1,6 @@
 #pragma once
-// Decides which rank writes which bytes, from the offers of all ranks. A pure function: every rank computes the same
-// result without further communication.
+// Decides which rank writes which bytes, from the offers of all ranks. make_layout() is a pure function: every rank
+// computes the same result without further communication.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -19,7 +19,7 @@ Offer offer_of(const Contents& contents);
 std::string to_text(const Offer& offer);
 Offer parse_offer(std::string_view text, const std::string& origin);  ///< the inverse of to_text()
 
-/// The problem of a piece, or "".
+/// Checks a piece; returns its first problem, or "".
 std::string check_piece(const Piece& piece);
 
 /// The result of make_layout().
@@ -39,10 +39,11 @@ struct Assignment {
   Manifest manifest;                       ///< the manifest, with tensors, aliases and numbers only
   std::vector<std::vector<Write>> writes;  ///< by rank, in the order of tensors and parts
 };
-/// "rank-00000.safetensors"
+/// Name of the file that a rank writes: "rank-00000.safetensors".
 std::string file_of_rank(int rank);
-/// of_rank: index of each rank's offer, as ranks with equal offers share one. Error names the tensor, the ranks and the
-/// problem: different shapes, gaps, overlaps, or different numbers.
+/// Assigns every element to one rank that holds it. of_rank: for each rank, the index of its offer; ranks with equal
+/// offers share one. The Error names the tensor, the ranks and the problem: different shapes, gaps, overlaps, or
+/// different numbers.
 Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_t>& of_rank);
 
 }  // namespace lockstep::checkpoints

@@ -153,7 +153,7 @@ class Loading {
     return loaded;
   }
 
-  /// Verifies every file that any rank needs: one rank hashes all bytes, and each rank that needs it checks the header.
+  /// Verifies every file that any rank needs: one rank hashes it, and each rank that needs the file checks its header.
   std::string verify(const Info& source) {
     Lines damage;
     open_.clear();
@@ -192,8 +192,8 @@ class Loading {
   const std::vector<Piece> wanted_;
   const Ranks ranks_;
   const LoadOptions options_;
-  std::set<std::string> files_, own_files_;        // needed by any rank; needed by this one
-  std::map<std::string, data::SafeTensors> open_;  // own_files_
+  std::set<std::string> files_, own_files_;        // needed by any rank; needed by this rank
+  std::map<std::string, data::SafeTensors> open_;  // the files in own_files_
 };
 
 const data::Json& get(const Numbers& numbers, const std::string& name, bool (data::Json::*is)() const,

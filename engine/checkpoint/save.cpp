@@ -1,6 +1,6 @@
 // Saves a checkpoint in two phases. First, every rank writes its own file into TAG.tmp-ID/ and flushes it. Then rank 0
-// writes the manifest, renames the folder, and updates `latest`. Earlier checkpoints are not touched before that first
-// rename.
+// writes the manifest, renames the folder, and updates `latest`. Earlier checkpoints are not touched before the folder
+// is renamed.
 //
 //   all     meet, exchange their contents, compute the layout       (in the thread that calls save())
 //   rank 0  lock, remove leftovers of killed saves, make folder     (from here on in another thread, if async)
@@ -143,7 +143,7 @@ struct Saver::State {
                                           [this](const std::string& what) { ranks.warn(what); });
       kept.clear();
       for (const Found& found : list_checkpoints(dir)) {
-        int64_t sequence = 0;  // stays 0 if the checkpoint is damaged, which is then removed first
+        int64_t sequence = 0;  // stays 0 if the checkpoint is damaged; prune() removes it first
         try {
           sequence = read_manifest(path_of(found.folder)).sequence;
         } catch (const Error& error) { ranks.warn(error.what()); }

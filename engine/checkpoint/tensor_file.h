@@ -17,7 +17,7 @@ class TensorFile {
   /// Writes the header. Sorts `entries` (name, dtype, shape) into the order in which append() must be called.
   TensorFile(data::NewFile& file, const std::string& path, std::vector<data::SafeTensorsEntry>& entries,
              const data::Metadata& metadata);
-  void append(const Tensor& tensor);  ///< must be contiguous and on the CPU
+  void append(const Tensor& tensor);  ///< appends a tensor that is contiguous and on the CPU
   /// Size and hash, once everything is appended.
   FileSum sum() { return {file_.size(), hash_.hex()}; }
   /// crc32c of the bytes appended since the last call.
@@ -32,8 +32,8 @@ class TensorFile {
 
 /// Opens a file and compares its size, header and metadata with the manifest. Error names the file and the difference.
 data::SafeTensors open_part(const std::string& folder, const Manifest& manifest, const std::string& file);
-/// open_part(), and verifies every byte. The Error also names the damaged tensors, or the other file whose content it
-/// is.
+/// Does the checks of open_part(), and verifies every byte. The Error also names the damaged tensors or, if files were
+/// swapped, the file that the content belongs to.
 void verify_file(const std::string& folder, const Manifest& manifest, const std::string& file);
 
 }  // namespace lockstep::checkpoints

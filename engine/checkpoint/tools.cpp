@@ -67,7 +67,7 @@ std::string merge_checkpoint(Opened& checkpoint, const std::string& out,
   const Manifest& m = checkpoint.manifest;
   LOCKSTEP_CHECK(!fs::exists(out) || !fs::equivalent(out, fs::path(checkpoint.folder).parent_path()), op,
                  "expected another folder to merge into than that of the checkpoint, got ", out);
-  // Each part is a piece that refers to the mapped file; consecutive ones are written as one.
+  // Each part is a piece that refers to the mapped file; consecutive pieces become one part.
   for (const auto& [name, sum] : m.files) verify_file(checkpoint.folder, m, name);
   Contents contents{.aliases = m.aliases, .numbers = m.numbers, .client_state = m.client_state, .plan = m.plan};
   for (const auto& [name, tensor] : m.tensors)

@@ -21,8 +21,8 @@ struct Opened {
 Opened open_checkpoint(const std::string& dir, const std::string& tag,
                        const std::function<void(const std::string&)>& warn);
 
-/// All problems of a checkpoint: missing, damaged, swapped and foreign files, and files that the manifest does not
-/// list.
+/// All problems of a checkpoint: files that are missing, damaged, swapped or of another checkpoint, and files that the
+/// manifest does not list.
 std::vector<std::string> verify_checkpoint(const Opened& checkpoint);
 
 /// Saves the checkpoint into OUT, another folder of checkpoints, as a single file. Returns the new checkpoint's folder.

@@ -4,8 +4,8 @@
 //   accelerate                                        one process
 //   lockstep run -n 4 -- accelerate --accumulate 1    four processes, same losses: 4 ranks x 1 batch per step
 //
-// The guide asks whether every card loads all of the data. Here prepare() divides a DataLoader among the ranks, and
-// rejects any other source of data with an error.
+// Each rank loads only its own batches: prepare() divides a DataLoader among the ranks, and rejects any other source of
+// data with an error.
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>

@@ -3,7 +3,7 @@
 //
 //   lockstep run -n 2 -- guide_a_deepspeed --deepspeed --deepspeed_config deepspeed_config.json
 //
-// Images are smaller and fewer than in the script (a million of 512 x 512), so that it finishes soon.
+// Images are smaller and fewer than in the Python script (a million of 512 x 512), so that the program finishes soon.
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>

@@ -12,7 +12,7 @@ namespace ls = lockstep;
 int run(const std::string& folder, const ls::nn::PretrainedOptions& options, const std::string& mode) {
   std::unique_ptr<ls::nn::GPT> model;
   {
-    const ls::nn::BuildEmpty scope;  // parameters without memory: each is read on its device
+    const ls::nn::BuildEmpty scope;  // makes parameters without memory; dispatch() reads them
     model = ls::nn::from_pretrained(folder, options);
   }
   const auto dispatched = ls::device_map::dispatch(*model, ls::device_map::infer(*model, mode));

@@ -3,9 +3,9 @@
 //
 //   lockstep run -n 2 -- pipeline --deepspeed_config pipeline_config.json
 //
-// Differences from the Python script, which passes the parameters of the uncut model to the optimizer (here the engine
-// makes the optimizer from each rank's parameters), does not set the number of stages, and calls
-// train_micro_batch_size_per_gpu "micro_batch_size".
+// The Python script differs in three ways: it passes the parameters of the uncut model to the optimizer (here the
+// engine makes the optimizer from each rank's parameters), it does not set the number of stages, and it writes
+// "micro_batch_size" for train_micro_batch_size_per_gpu.
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>

@@ -2,9 +2,9 @@
 //
 //   lockstep run -n 4 -- train --deepspeed_config ds_config.json
 //
-// Differences from the Python script: its own DataLoader gives every rank the same samples (here the engine makes one
-// that distributes micro-batches over ranks), and it calls save_checkpoint() only at local_rank 0, where it would wait
-// for the other ranks forever.
+// The Python script differs in two ways: its DataLoader gives every rank the same samples (here the engine makes a
+// loader that distributes micro-batches over ranks), and it calls save_checkpoint() only at local_rank 0, which would
+// wait for the other ranks forever.
 #include <lockstep.h>
 
 #include <CLI/CLI.hpp>

@@ -1,4 +1,4 @@
-// A character model with a custom layer: block i mixes each character with the one 2^i before it.
+// A character model with a custom layer: layer i mixes each character with the character 2^i places before.
 //   build/characters --steps 300
 //   lockstep run -n 2 -- build/characters --steps 300 --plan pp2
 #include <lockstep.h>
@@ -8,8 +8,8 @@ using ls::Variable, ls::Tensor;
 
 constexpr int64_t vocab = 128, context = 32, width = 96;
 
-/// x + out(sigmoid(gate(m)) * value(m)), where m mixes norm(x) with x from `distance` tokens before, by a learned
-/// share.
+/// x + out(sigmoid(gate(m)) * value(m)), where m mixes norm(x) with the x of `distance` tokens before, in learned
+/// proportions.
 struct Mixer : ls::nn::Layer<Mixer> {
   explicit Mixer(int64_t distance) : distance(distance) {}
   Variable forward(const Variable& x) {

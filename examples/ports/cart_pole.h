@@ -6,10 +6,10 @@
 
 namespace ports {
 
-/// Cart and pole of Barto, Sutton and Anderson (1983). state: position, velocity, angle, angular velocity.
+/// The cart and pole of Barto, Sutton and Anderson (1983). state: position, velocity, angle, angular velocity.
 struct CartPole {
   std::array<double, 4> state;
-  /// Pushes to the left (0) or right (1) for 0.02 s; false if the pole has fallen or the cart has left the track.
+  /// Pushes to the left (0) or right (1) for 0.02 s. Returns false if the pole fell or the cart left the track.
   bool step(int64_t action) {
     auto& [x, v, angle, w] = state;
     const double force = action ? 10 : -10, sine = std::sin(angle), cosine = std::cos(angle);

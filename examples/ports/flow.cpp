@@ -8,7 +8,7 @@
 namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
-/// Affine coupling: scales and shifts one coordinate depending on the other; the next layer swaps their roles.
+/// Affine coupling: scales and shifts one coordinate depending on the other. The next layer swaps the two coordinates.
 struct Coupling : ls::nn::Layer<Coupling> {
   explicit Coupling(int64_t seen) : seen(seen) {}
   /// Transformed points, and the logarithm of the scale.
@@ -33,7 +33,7 @@ struct Flow : ls::nn::Layer<Flow> {
   explicit Flow(int64_t depth) {
     for (int64_t i = 0; i < depth; ++i) layers.emplace_back(i % 2);
   }
-  /// Log density at points (B, 2): (B, 1).
+  /// x: points (B, 2); returns the log density at the points (B, 1).
   Variable forward(Variable x) {
     Variable grown(ls::zeros({x.size(0), 1}));
     for (auto& layer : layers.items) {

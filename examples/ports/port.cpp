@@ -14,7 +14,7 @@ using ls::Tensor;
 
 namespace {
 
-/// Pseudo-random number i of series `key`, in [0, 1).
+/// Returns pseudo-random number i of series `key`, in [0, 1).
 double number(double key, int64_t i) {
   const double x = std::sin(double(i) * 12.9898 + key * 78.233 + 1) * 43758.5453;
   return x - std::floor(x);
@@ -31,7 +31,7 @@ template <class Fn> Tensor filled(const ls::Shape& shape, const Fn& fn) {
 void Run::start(ls::nn::Module& model) const {
   if (!golden) return;
   for (auto& [name, parameter, is_table, keeps_dtype] : model.named_parameters()) {
-    if (parameter.dim() < 2 && name.ends_with("weight")) continue;  // weight of a norm: keep the ones
+    if (parameter.dim() < 2 && name.ends_with("weight")) continue;  // weight of a norm: stays 1
     double key = 0;
     for (size_t i = 0; i < name.size(); ++i) key += double(name[i]) * double(i + 1);
     const double fan = parameter.dim() < 2 ? 100 : double(parameter.numel() / parameter.size(0));

@@ -1,7 +1,7 @@
 #pragma once
 // Shared by the programs in this folder: options, random numbers, drawn digits, the training loop. With --golden,
 // initial parameters and random numbers come from formulas. The same programs in PyTorch (tests/interop/ports.py) use
-// them too, so the losses can be compared.
+// the same formulas, so the losses can be compared.
 #include <lockstep.h>
 
 #include <functional>
@@ -19,27 +19,27 @@ struct Options {
 /// One run of a program.
 class Run : public Options {
  public:
-  /// Starts with these options.
+  /// Makes a run with these options.
   explicit Run(const Options& options) : Options(options) {}
   bool golden = false;
   std::string model;  ///< one of the names passed to run(), chosen by --model
 
-  /// Sets the initial parameters of a model: by formulas with --golden, else as they are.
+  /// With --golden, sets the initial parameters of a model by formulas. Without --golden, leaves them as they are.
   void start(lockstep::nn::Module& model) const;
-  lockstep::Tensor uniform(const lockstep::Shape& shape);  ///< in [0, 1)
-  /// From N(0, 1).
+  lockstep::Tensor uniform(const lockstep::Shape& shape);  ///< random numbers in [0, 1)
+  /// Random numbers from N(0, 1).
   lockstep::Tensor normal(const lockstep::Shape& shape);
-  /// Drawn digits (count, 1, 28, 28) in [0, 1], and their labels i64 (count).
+  /// Pictures of digits (count, 1, 28, 28) in [0, 1], and their labels i64 (count).
   struct Digits {
     lockstep::Tensor images, labels;
   };
-  /// The next `count` digits; with --golden random numbers.
+  /// Returns the next `count` digits; with --golden, the pictures are random numbers.
   Digits digits(int64_t count);
 
   /// Begins a step; false after the last one.
   bool next() { return step_++ < steps; }
   int64_t step() const { return step_; }  ///< counted from 1
-  /// Prints the loss of a step, about ten times per run; with --golden at every step.
+  /// Notes the loss of a step. Prints about ten losses per run; with --golden all.
   void report(double loss);
   void report(const lockstep::Variable& loss) { report(loss.item()); }
 
@@ -48,7 +48,7 @@ class Run : public Options {
                  const std::vector<std::string>&);
   int64_t step_ = 0, drawn_ = 0, seen_ = 0;
   double sum_ = 0;
-  int64_t counted_ = 0;  ///< steps in sum_: the last tenth
+  int64_t counted_ = 0;  ///< steps whose losses are in sum_: the last tenth of the run
 };
 
 /// Parses the options, runs the program, and prints the mean loss of the last tenth of its steps; returns the exit

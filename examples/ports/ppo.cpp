@@ -24,7 +24,7 @@ struct ActorCritic : ls::nn::Layer<ActorCritic> {
   ls::nn::Linear fc1{{.in = 4, .out = 64}}, policy{{.in = 64, .out = 2}}, value{{.in = 64, .out = 1}};
 };
 
-/// A rollout of `horizon` actions, across episodes.
+/// A rollout of `horizon` actions, across episodes. lost: the number of episodes that ended.
 struct Played {
   Tensor states, actions, log_probabilities, advantages, returns;
   int64_t lost = 0;
@@ -48,7 +48,7 @@ Played play(ActorCritic& model, ports::CartPole& pole, ports::Run& run) {
     if (lost[i])
       for (size_t d = 0; d < 4; ++d) pole.state[d] = 0.1 * double(drawn[5 * i + 1 + d]) - 0.05;
   }
-  // Generalised advantage estimation (Schulman et al., 2015); every action has reward 1, a lost pole has value 0.
+  // Generalised advantage estimation (Schulman et al., 2015); every action has reward 1, a fallen pole has value 0.
   double after = 0;
   for (size_t i = size_t(horizon); i-- > 0;) {
     const double goes_on = lost[i] ? 0 : 1;

@@ -19,7 +19,7 @@ struct Placer : ls::nn::Layer<Placer> {
   ls::nn::Linear head{{.in = 16 * 49, .out = 16}};
 };
 
-/// For each sample, the index of the next one (cyclically) with the same label, or with a different one.
+/// For each sample, the index of the next sample (cyclically) whose label is the same (`same`) or different.
 Tensor partners(const Tensor& labels, bool same) {
   const auto all = labels.to_vector<int64_t>();
   std::vector<int64_t> found(all.size());

@@ -6,7 +6,7 @@ namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
 struct Upscaler : ls::nn::Layer<Upscaler> {
-  /// (B, 1, H, W); returns (B, 1, 2 H, 2 W).
+  /// images (B, 1, H, W); returns enlarged images (B, 1, 2 H, 2 W).
   Variable forward(const Variable& x) { return shuffle(conv3(ls::relu(conv2(ls::relu(conv1(x)))))); }
   void fields(ls::nn::Fields& f) override { f("conv1", conv1)("conv2", conv2)("conv3", conv3); }
 

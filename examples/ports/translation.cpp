@@ -9,7 +9,7 @@ using ls::Tensor, ls::Variable;
 constexpr int64_t words = 12, length = 8, width = 48;
 
 struct Translator : ls::nn::Layer<Translator> {
-  /// source (B, T), and before (B, T), the target shifted by one; returns scores (B, T, words) of the target.
+  /// source (B, T); before (B, T): the target shifted by one word; returns scores (B, T, words) of the target.
   Variable forward(const Tensor& source, const Tensor& before) {
     const auto [read, last] = encoder(source_table(source));
     const Variable said = decoder(target_table(before), last).output;

@@ -13,8 +13,8 @@ constexpr const char* vocabulary[] = {"the", ".",    "old",  "young", "tall",  "
                                       "dog", "bird", "fish", "sees",  "hears", "likes", "knows"};
 constexpr int64_t words = std::size(vocabulary);
 
-/// Sentences like "the old cat sees the dog .", three per column: i64 (length + 1, batch). The subject determines the
-/// object.
+/// Makes sentences like "the old cat sees the dog .", three per column: i64 (length + 1, batch). The subject determines
+/// the object.
 Tensor text(ports::Run& run, int64_t batch) {
   const Tensor drawn = (run.uniform({3, sentences, batch}) * 4.0).to(ls::i64);
   const Tensor adjective = drawn[0], subject = drawn[1], verb = drawn[2];
@@ -37,7 +37,7 @@ struct WordModel : ls::nn::Layer<WordModel> {
       transformer.emplace(ls::nn::TransformerEncoder::Options{
           .layer = {.width = width, .heads = 4, .inner = 64, .dropout = 0}, .layers = 2});
   }
-  /// Scores (T, B, words) of the word after each word of (T, B).
+  /// said: words (T, B); returns scores (T, B, words) of the word after each word.
   Variable forward(const Tensor& said, State& state) {
     const Variable x = table(said);
     if (lstm) {

@@ -28,16 +28,16 @@ class Blocks {
   /// Removes one user. The contents remain cached until the block is taken.
   void release(int32_t block);
   /// The cached blocks that hold the beginning of `tokens`, in whole blocks and at most `most`; adds a user to each.
-  /// Found by hash, and compared token by token.
+  /// They are found by hash, and compared token by token.
   std::vector<int32_t> share(std::span<const int64_t> tokens, int64_t most);
   /// Caches `block`, which now holds `tokens`, as the successor of block `before` (-1: none). Returns the block to use
-  /// from now on: if another block holds the same contents, that one, and `block` is released.
+  /// from now on. If another block already holds the same contents, that block is returned, and `block` is released.
   int32_t keep(int32_t block, int32_t before, std::span<const int64_t> tokens);
 
  private:
   struct Block {
     int64_t users = 0;
-    // Unique number of the contents, and that of the preceding block; 0: none.
+    // Unique numbers: of the block's contents, and of the preceding block's contents; 0: none.
     uint64_t content = 0, before = 0;
     uint64_t hash = 0, freed = 0;
     std::vector<int64_t> tokens;

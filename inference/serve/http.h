@@ -19,14 +19,14 @@ struct HttpLimits {
   static constexpr int reading = 32 << 20;  ///< bytes of all incomplete requests
   static constexpr int bodies = 32 << 20;   ///< bytes of all requests that are being answered
   static constexpr int connections = 4096, answers = 64;  ///< most connections, and most answers, at a time
-  /// Milliseconds from the first to the last byte of a request, and before the first byte.
+  /// Milliseconds. request: from the first to the last byte of a request. idle: before the first byte.
   static constexpr int request = 10'000, idle = 30'000;
   static constexpr int write = 10'000;  ///< ms for a client to accept 256 KiB of its answer
-  /// Milliseconds for reading the rest of a refused request, and for finishing answers when the server ends.
+  /// Milliseconds. linger: to read the rest of a refused request. end: to finish answers when the server ends.
   static constexpr int linger = 2'000, end = 2'000;
 };
 
-/// Names and values, in order.
+/// Names and values of headers, in order.
 using HttpHeaders = std::vector<std::pair<std::string, std::string>>;
 
 /// A received request.

@@ -260,8 +260,8 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     --server_.answers, server_.bodies -= *held_;
     held_.reset();
   }
-  /// Detects a client that has closed its socket. A client that has only shut down its sending side looks the same;
-  /// sending the first bytes of the answer tells the two apart, because a closed socket reports an error.
+  /// Detects a client that has closed its socket. A client that has only shut down its sending side looks the same.
+  /// Sending the first bytes of the answer shows the difference, because a closed socket reports an error.
   void look_at_client() {
     pollfd wanted{socket_.native_handle(), POLLRDHUP, 0};
     if (poll(&wanted, 1, 0) <= 0) return;

@@ -39,7 +39,7 @@ struct State {
   explicit State(int64_t blocks_, const Limits& limits_ = {}, int64_t block_tokens = 32);
   Limits limits;
   Blocks blocks;
-  /// Attention window, if every layer has one; 0: a token sees all earlier ones.
+  /// Attention window in tokens, if every layer has one; 0: a token sees all earlier tokens.
   int64_t window = 0;
   std::vector<Sequence> running, waiting;   ///< sorted by number
   int64_t arrived = 0;                      ///< numbers assigned so far

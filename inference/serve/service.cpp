@@ -13,7 +13,7 @@ using data::Json;
 
 namespace {
 
-// Most prompt tokens of a request, in which every answer has its own prompt.
+// Most prompt tokens of a request. A prompt with n answers counts n times.
 constexpr int64_t most_prompt_tokens = 1 << 18;
 
 /// Number of characters in UTF-8 text.
@@ -60,7 +60,7 @@ struct Reply::One {
     int64_t offset;  // where its text begins in the answer, in characters
   };
   std::vector<Placed> tokens;
-  /// Number of tokens that can be sent: their text was sent, or will never be.
+  /// Number of tokens that can be sent: their text has begun to arrive in `text`, or the answer has ended.
   size_t ready() const {
     const int64_t end = shown + characters_of(text);
     const auto shows = [&](const Placed& t) { return ended || t.offset < end; };

@@ -21,7 +21,7 @@ class Service {
  public:
   /// `model` and `tokenizer` must outlive the service.
   Service(nn::GPT& model, const data::Tokenizer& tokenizer, const ServiceOptions& options);
-  /// Starts to answer a request. Error: BadRequest.
+  /// Starts to answer a request. BadRequest if the request is invalid.
   std::unique_ptr<Reply> answer(Endpoint endpoint, std::string_view body);
   /// The list of models, which has one entry.
   data::Json models() const;
@@ -49,7 +49,7 @@ class Reply {
   ~Reply();
   /// True if the client wants the answer in pieces.
   bool streams() const { return request_.stream; }
-  /// The results of at most `milliseconds`, as objects to be sent one by one; see ended(). Error if the model failed.
+  /// Waits at most `milliseconds`, and returns new results as objects to be sent one by one. Error if the model failed.
   std::vector<data::Json> pieces(int milliseconds);
   /// True if no more pieces will follow.
   bool ended() const;

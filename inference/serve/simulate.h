@@ -35,7 +35,7 @@ struct Simulated {
   };
   std::vector<Slot> slots;
   std::vector<Request> requests;
-  /// Tokens generated; rows computed; tokens found in shared blocks; times a sequence yielded.
+  /// Tokens generated, rows computed, tokens found in shared blocks, and number of times a sequence yielded.
   int64_t tokens = 0, rows = 0, shared_tokens = 0, put_back = 0;
   Limits limits;
   int64_t block_count = 0;
@@ -43,11 +43,11 @@ struct Simulated {
 /// Runs the schedule on these requests, from the empty `state`.
 Simulated simulate(const std::vector<Arrival>& arrivals, State state, const StepCosts& costs = {});
 
-/// A row per request, a column per step. A number: prompt tokens computed; "#": a token of the answer; ".": waiting;
-/// "x": yielded.
+/// Draws a row per request and a column per step. A number: prompt tokens computed; "#": a token of the answer;
+/// ".": waiting; "x": yielded.
 std::string draw_grid(const Simulated& run);
-/// Time goes right, requests go down; below them are the rows of each step and the blocks in use. Error for too many
-/// requests or steps to be legible.
+/// Draws an SVG picture. Time goes right, requests go down; below them are the rows of each step and the blocks in use.
+/// Error for too many requests or steps to be legible.
 std::string draw_svg(const Simulated& run);
 
 }  // namespace lockstep::serve

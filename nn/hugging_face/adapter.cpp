@@ -37,7 +37,7 @@ bool ends_as_any(const std::string& name, const std::vector<std::string>& wanted
   return std::any_of(wanted.begin(), wanted.end(), [&](const std::string& w) { return name.ends_with(w); });
 }
 
-/// A Linear by Hugging Face's naming; it may be a range of rows of one of ours.
+/// A Linear by Hugging Face's naming, such as q_proj; it may be a range of rows of a Linear of the GPT.
 struct TheirLinear {
   std::string target;  ///< the Linear's name for add_lora()
   int64_t in = 0, out = 0;
@@ -70,7 +70,7 @@ bool says_nothing(const Json& value) {
   return value.is_null() || value == Json(false) || value == Json(Json::Object{}) || value == Json(Json::Array{});
 }
 
-/// r, alpha, dropout and rslora. Error for options that are not supported.
+/// Reads r, alpha, dropout and rslora. Error for options that are not supported.
 LoraOptions options_of_adapter(const Json& config, const std::string& path) {
   LOCKSTEP_CHECK(config.is_object(), path, ": expected an object, got ", config.kind());
   static const std::set<std::string> read = {
@@ -135,7 +135,7 @@ std::string theirs_of(const LoraPart& part, const Lora::Adapter& adapter, const 
           is_gpt2(model.o) ? "GPT-2, whose c_attn is not split; use in_proj" : "Llama; use q_proj, k_proj and v_proj"));
 }
 
-/// The targets as "q_proj" if that selects exactly these, else as full names.
+/// The targets by their last names, e.g. "q_proj", if these select exactly the targets; else by full names.
 Json shortest(const std::set<std::string>& names, const std::map<std::string, TheirLinear>& linears) {
   std::set<std::string> all;
   for (const std::string& name : names) {

@@ -12,7 +12,7 @@ namespace lockstep::nn {
 /// Reads values of a JSON object. A key that is missing or null gives the default. Errors name file and key.
 class ConfigReader {
  public:
-  /// where: the file, and the object's place in it, for errors.
+  /// A reader of `object`. where: the file and the object's place in the file, for errors.
   ConfigReader(const data::Json& object, std::string where) : object_(&object), where_(std::move(where)) {}
   /// The value of `key`, or null.
   const data::Json* find(const char* key) const {
@@ -21,13 +21,13 @@ class ConfigReader {
   }
   /// True if the key is present and null.
   bool says_null(const char* key) const { return object_->find(key) && object_->find(key)->is_null(); }
-  /// An integer. Error outside [least, most].
+  /// The integer under `key`. Error outside [least, most].
   int64_t whole(const char* key, int64_t otherwise, int64_t least = 1, int64_t most = int64_t(1) << 24) const;
-  /// A finite number. Error below `least`.
+  /// The finite number under `key`. Error below `least`.
   double number(const char* key, double otherwise, double least = -INFINITY) const;
-  /// A boolean.
+  /// The boolean under `key`.
   bool flag(const char* key, bool otherwise) const;
-  /// A string.
+  /// The string under `key`.
   std::string word(const char* key, const std::string& otherwise) const;
   /// File and place of the object, for errors.
   const std::string& where() const { return where_; }

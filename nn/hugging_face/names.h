@@ -10,7 +10,7 @@ namespace lockstep::nn {
 /// A tensor in a file that holds a parameter, or some rows of one.
 struct PretrainedPiece {
   std::string name;
-  int64_t row = 0, rows = -1;  ///< range of our parameter; rows -1: all
+  int64_t row = 0, rows = -1;  ///< the rows of the parameter in this piece; rows -1: all
   bool transposed = false;     ///< true: the file stores the transpose (in, out), as GPT-2's Conv1D does
 };
 /// The tensors that hold a parameter. For "blocks.0.attention.in_proj.weight" of a Llama: q_proj, k_proj and v_proj.

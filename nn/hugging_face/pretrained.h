@@ -24,7 +24,7 @@ struct FolderNotes {
   data::Json config;      ///< config.json; an empty object if there is none
   data::Json generation;  ///< generation_config.json, plus token ids that only config.json has
 };
-/// Reads both files.
+/// Reads config.json and generation_config.json of a folder.
 FolderNotes folder_notes(const std::string& folder);
 /// Ids of end tokens, from generation_config.json, else config.json. Empty if the folder states none or is "".
 std::vector<int64_t> eos_tokens(const std::string& folder);
@@ -38,7 +38,7 @@ struct PretrainedOptions {
   bool load_in_4bit = false;  ///< format group4
 };
 /// Loads the model of a folder. All names, shapes and options are checked before anything is allocated. Under a
-/// BuildEmpty scope the model stays empty, and whoever fills a part of it reads only that part of the files.
+/// BuildEmpty scope the model stays empty, and filling a part of it later reads only that part of the files.
 std::unique_ptr<GPT> from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
 /// Loads the weights of a folder into an existing, unsharded model: parameters with values are overwritten at once,
 /// empty ones start with the file's values. Error, with nothing changed, if the options differ.

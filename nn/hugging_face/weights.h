@@ -13,7 +13,7 @@ namespace lockstep::nn {
 /// Opened files, and the tensors in them by name. Names are compared without the prefix.
 class Weights {
  public:
-  /// Opens and checks all files of a folder. prefix: may be missing from names in the files.
+  /// Opens and checks all files of a folder. prefix: names in the files may begin with this text or lack it.
   static Weights open(const std::string& folder, const std::string& prefix);
   /// Opens and checks the given files.
   static Weights of_files(const std::vector<std::string>& paths, const std::string& prefix);

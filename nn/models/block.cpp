@@ -1,4 +1,4 @@
-// TransformerBlock. See block.h.
+// TransformerBlock: construction, forward with caches, layers for pipelines. See block.h.
 #include "nn/models/block.h"
 
 namespace lockstep::nn {

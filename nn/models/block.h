@@ -8,11 +8,11 @@ namespace lockstep::nn {
 
 /// y = x + attention(norm(x)), then y + mlp(norm(y)), the pre-norm block (Radford et al., 2019).
 struct TransformerBlock : Layer<TransformerBlock> {
-  /// Options of the same names as in GPT::Options.
+  /// Options. Names that GPT::Options has, too, have the same meaning.
   struct Options {
     int64_t width, heads, kv_heads = 0, head_size = 0, inner = 0;  ///< inner 0: 4 width
     bool causal = true;
-    /// bias: false turns off the other three and the bias of LayerNorm, too.
+    /// bias: false turns off attention_bias, attention_out_bias, mlp_bias and the bias of LayerNorm, too.
     bool bias = true, attention_bias = true, attention_out_bias = true, mlp_bias = true;
     double dropout = 0, norm_eps = 1e-5;
     Norm::Kind norm = Norm::layer;
@@ -27,7 +27,7 @@ struct TransformerBlock : Layer<TransformerBlock> {
     const auto [sum, normed] = norm2.of_sum(x, attention(norm1(x)), dropout);
     return with_fed_forward(sum, normed);
   }
-  /// With caches, for generation; see MultiHeadAttention.
+  /// forward() with caches, for generation; see MultiHeadAttention.
   Variable forward(const Variable& x, const std::vector<KvRows>& rows);
   /// Two layers: the attention half and the feed-forward half.
   LayerList layers() override;

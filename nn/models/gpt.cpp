@@ -99,7 +99,7 @@ LayerList GPT::layers() {
   return list;
 }
 
-/// Adds learned positions, if there are any: from `position` on, or the positions that `part` gives. Then dropout.
+/// Adds learned positions, if any: from `position` on, or the positions that `part` gives. Then applies dropout.
 Variable GPT::placed(const Variable& x, int64_t position) {
   const int64_t tokens = x.size(1), end = part ? tokens * part->ranks : position + tokens;
   LOCKSTEP_CHECK(end <= o.context, "[GPT] expected at most ", o.context, " tokens (context), got ", end,

@@ -13,13 +13,14 @@ struct GPT : Layer<GPT> {
   /// The defaults make a small GPT-2.
   struct Options {
     int64_t vocab = 256, context = 128, layers = 4, width = 128, heads = 4, inner = 0;  ///< inner 0: 4 width
-    int64_t kv_heads = 0, head_size = 0;                                                ///< 0: heads; 0: width / heads
+    /// kv_heads 0: as many as heads; head_size 0: width / heads.
+    int64_t kv_heads = 0, head_size = 0;
     double dropout = 0, norm_eps = 1e-5;
     Norm::Kind norm = Norm::layer;
     nn::FeedForward feed_forward = nn::FeedForward::gelu;
     Gelu gelu = Gelu::tanh;
     std::optional<Rope> rope = {};  ///< rotary positions instead of learned ones
-    /// bias false: no biases at all; true: norms have one, and the flags below decide for the other layers.
+    /// bias false: no biases at all; true: norms have a bias, and the flags below decide for the other layers.
     bool tied = true, bias = true;
     bool attention_bias = true, attention_out_bias = true, mlp_bias = true;
     /// Sliding window of attention, in blocks window_from and later; 0: a token sees all before it (Mistral, Qwen 2).
@@ -45,12 +46,12 @@ struct GPT : Layer<GPT> {
   /// padding.
   Variable next_scores(const std::vector<std::span<const int64_t>>& tokens,
                        const std::vector<std::vector<KvCache>*>& caches);
-  /// next_scores() with logits (rows, vocab) after other tokens: `rows` are indices into all new tokens of all
-  /// sequences.
+  /// Like next_scores(), but returns the logits (rows, vocab) after chosen tokens: `rows` are indices into the new
+  /// tokens of all sequences, one sequence after the other.
   Variable scores_behind(const std::vector<int64_t>& rows, const std::vector<std::span<const int64_t>>& tokens,
                          const std::vector<std::vector<KvCache>*>& caches);
   void fields(Fields& f) override;
-  /// Token embedding, positions, the halves of each block, norm, head.
+  /// The layers: token embedding, positions, the two halves of each block, norm, head.
   LayerList layers() override;
   std::string options() const override;
   int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override { return part = of, 0; }

@@ -23,8 +23,8 @@ constexpr const char* not_loaded = "a device map";
 /// A tensor that is on the main device only while its part runs.
 struct Visitor {
   Tensor there;       // copy on the main device; its storage is empty between runs
-  Tensor host;        // the values in host memory, or
-  std::string saved;  // the name of the values in the file
+  Tensor host;        // for a part in host memory: the values
+  std::string saved;  // for a part on disk: the name of the values in the file
 };
 
 }  // namespace
@@ -188,7 +188,8 @@ std::shared_ptr<void> Dispatched::Impl::load(size_t part) {
   return all;
 }
 
-/// around: the caller's device. chained: the output goes straight to the next module, and is not moved back.
+/// Makes a module and those below it run on their devices. around: the caller's device. chained: the output goes
+/// straight to the next module, and is not moved back to the caller's device.
 void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Device around, bool chained) {
   std::vector<size_t> below;
   std::optional<size_t> own;  // the part of this very module
@@ -197,9 +198,9 @@ void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Devic
     below.push_back(i);
     if (plan.parts[i].name == name) own = i;
   }
-  if (below.empty()) return;  // no part: the module runs on the device of its input
+  if (below.empty()) return;  // no part below: the module runs on its input's device
   const std::optional<Device> output = chained ? std::nullopt : std::optional(around);
-  const auto run = [&](Device device, std::optional<size_t> read = {}) {  // read: the part that it loads
+  const auto run = [&](Device device, std::optional<size_t> read = {}) {  // read: the part to load
     nn::Module::RunOn how{.device = device, .output = name.empty() ? std::optional(device) : output, .hold = {}};
     if (read && !plan.places[*read].is_device()) how.hold = [this, part = *read] { return load(part); };
     module.run_on(std::move(how));

@@ -7,8 +7,8 @@
 //   const NoGrad no_grad;
 //   const Variable logits = model(tokens);   // on the device of the model's own tensors, else the main one
 //
-// Models that lie on devices only can be trained. Parts in host memory or on disk are for inference: their weights are
-// gone when backward needs them (Error).
+// A model that lies entirely on devices can be trained. Parts in host memory or on disk are for inference: their
+// weights are gone when backward needs them (Error).
 #include <memory>
 #include <string>
 
@@ -18,9 +18,9 @@ namespace lockstep::device_map {
 
 /// Options of dispatch().
 struct DispatchOptions {
-  /// A safetensors file with all of the model's parameters and buffers by name; their values are taken from it.
+  /// A safetensors file from which all of the model's parameters and buffers take their values, by name.
   std::string weights = {};
-  /// Without such a file: a folder for a temporary file with the tensors placed on disk. It is unlinked at once.
+  /// If `weights` is empty: a folder for a temporary file of the tensors placed on disk. The file is unlinked at once.
   std::string offload_folder = {};
 };
 
@@ -32,9 +32,9 @@ class Dispatched {
   ~Dispatched();
 
   const Placement& plan() const;  ///< the plan that was given to dispatch()
-  /// Loads the part named `module`, or, if there is none, the tensors that this module reads itself. They stay loaded
-  /// while the result lives: for calls other than operator(), such as nn::generate(). Null for a part on a device.
-  /// Error for an unknown name.
+  /// Loads the part named `module`, which stays loaded while the result lives: for calls other than operator(), such as
+  /// nn::generate(). Null for a part on a device, and for a module without a part of its own (only its children have
+  /// parts). Error for an unknown name.
   [[nodiscard]] std::shared_ptr<void> hold(const std::string& module = "");
   int64_t loads() const;         ///< number of times a part was loaded from host memory or disk
   int64_t bytes_loaded() const;  ///< bytes loaded so far

@@ -33,7 +33,7 @@ std::vector<Shelf> shelves_of(nn::Module& model, const Options& options) {
       int64_t left = unlimited;
       if (const int64_t limit = memory_limit(device); limit > 0) {
         left = limit - device_memory(device).total.current;
-        std::set<const void*> seen;  // tensors of the model on this device free their memory, because they move
+        std::set<const void*> seen;  // the model's tensors on this device free their memory: they will move
         for (const NamedField& field : nn::named_fields(model))
           if (seen.insert(field.key()).second && field.tensor().device() == device &&
               !field.tensor().storage()->is_empty())
@@ -55,8 +55,8 @@ std::vector<Shelf> shelves_of(nn::Module& model, const Options& options) {
   return all;
 }
 
-/// Places groups of parts in order: each at the place of the one before if it fits, else at the next place that has
-/// room.
+/// Places groups of parts in order: each group at the place of the previous group if it fits there, else at the next
+/// place that has room.
 struct Filler {
   explicit Filler(const std::vector<Part>& parts) : parts(parts) {
     for (const Part& p : parts) {
@@ -65,7 +65,7 @@ struct Filler {
       total += p.bytes;
     }
   }
-  /// The index of each part's place; nothing if a group fits nowhere, which is then `stuck`.
+  /// Returns the index of each part's place; nullopt if some group fits nowhere, and `stuck` is then that group.
   std::optional<std::vector<size_t>> operator()(const std::vector<int64_t>& limits) {
     std::map<size_t, size_t> place;
     size_t at = 0;
@@ -90,7 +90,7 @@ struct Filler {
   size_t stuck = 0;
 };
 
-/// The smallest bound in [low, high] for which `fits` holds, by bisection; it holds for `high`.
+/// Returns the smallest bound in [low, high] for which `fits` is true, by bisection; fits(high) must be true.
 int64_t least(int64_t low, int64_t high, const std::function<bool(int64_t)>& fits) {
   while (low < high) {
     const int64_t middle = low + (high - low) / 2;
@@ -181,8 +181,8 @@ Placement infer(nn::Module& model, const std::string& mode, const Options& optio
   int64_t room = 0;
   if (mode == "sequential") at = fill(on_devices);
   else if (const auto even = balance(fill, on_devices, mode == "balanced_low_0")) at = fill(*even);
-  // The model does not fit on the devices: the main device keeps room for the parts placed elsewhere. The room grows
-  // until it is enough for all of them.
+  // The model does not fit on the devices: the main device keeps room to run any part from host memory or disk. The
+  // room grows until it is enough.
   while (!at) {
     LOCKSTEP_CHECK(room <= limits[0], "[device_map] limits are too small: ", shelves[0].place.name, " may hold ",
                    limits[0], " bytes, and the largest part that has to come there to run needs ", room, ", ",

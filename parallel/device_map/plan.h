@@ -27,14 +27,15 @@ struct Location {
   Location(std::string name);                                         // NOLINT
   Location(Device device);                                            // NOLINT
   bool is_device() const { return name != "cpu" && name != "disk"; }  ///< false for host memory and disk
-  Device device() const;                                              ///< Error for host memory and disk
+  Device device() const;                                              ///< the device; Error for host memory and disk
   std::string name;
   friend bool operator==(const Location&, const Location&) = default;
   /// Order: GPUs, virtual CPU devices, host memory, disk.
   friend bool operator<(const Location& a, const Location& b);
 };
 
-/// Places by name of a module or parameter; the longest name that is a prefix counts. "" is the whole model.
+/// Places by name of a module or parameter. For each parameter the longest name that contains it counts; "" is the
+/// whole model.
 using Map = std::map<std::string, Location>;
 
 /// A number of bytes: 500000000, "10GiB", "500 MB", "1.5e9". Error for other texts.
@@ -48,7 +49,7 @@ struct Bytes {
 /// Options of infer().
 struct Options {
   /// Bytes of weights that each place may hold. Empty: all devices, up to the limit of set_memory_limit(), then host
-  /// memory. Otherwise the places named, and then disk; {"disk", 0} excludes it.
+  /// memory. Not empty: the places named here, and then the disk; {"disk", 0} excludes the disk.
   std::map<std::string, Bytes> max_memory = {};
   /// kind() of modules that must stay in one piece.
   std::vector<std::string> no_split_module_classes = {"TransformerBlock"};
@@ -60,7 +61,7 @@ struct Part {
   nn::Module* module = nullptr;
   /// True: only the tensors that the module reads itself; false: also those of its children.
   bool own = false;
-  std::vector<std::string> tensors;  ///< names of its parameters and buffers
+  std::vector<std::string> tensors;  ///< names of the part's parameters and buffers
   int64_t bytes = 0;                 ///< bytes of weights; a tensor shared by several parts counts only in the first
   int64_t bytes_there = 0;           ///< bytes of weights; a shared tensor counts in each part
   size_t group = 0;                  ///< parts of one group share parameters
@@ -72,12 +73,12 @@ struct Placement {
   std::vector<Location> places;         ///< place of each part
   std::map<std::string, int64_t> held;  ///< bytes of weights at each place that has some
   Device main = cpu;                    ///< the device on which parts from host memory and disk run
-  /// Bytes kept free on `main` for these parts: the most that is loaded at a time.
+  /// Bytes kept free on `main` for parts from host memory and disk: the most that is loaded at a time.
   int64_t reserved = 0;
   /// Bytes that a place needs: its weights, and what is kept free.
   int64_t needed(const Location& place) const;
-  /// The plan as a short map: a module whose parts are all at one place stands for them. infer(model, map) restores the
-  /// plan.
+  /// The plan as a short map: a module whose parts all have the same place has one entry. infer(model, map) restores
+  /// the plan.
   Map map() const;
   /// A table with a line per part, and the bytes at each place.
   std::string text() const;
@@ -88,8 +89,8 @@ std::string draw_svg(const Placement& plan);
 
 /// Makes a plan. mode: auto or balanced (devices hold about equally much), balanced_low_0 (the first device holds as
 /// little as possible), sequential (each device is filled before the next). Devices are used first, then host memory,
-/// then disk; if something is placed there, the main device keeps room for the largest part. Error if the limits are
-/// too small, with the missing bytes.
+/// then disk. If parts are placed in host memory or on disk, the main device keeps room for the largest of these parts.
+/// Error if the limits are too small, with the missing bytes.
 Placement infer(nn::Module& model, const std::string& mode = "auto", const Options& options = {});
 /// A plan from a map made by hand. Errors: the model has no module or parameter of a name; a parameter has no place; a
 /// part would be split; a limit in options.max_memory is exceeded.

@@ -6,9 +6,9 @@
 //   expert data groups    a b c d   a b c d      sum the gradients of an expert: a = ranks 0 and 4, b = 1 and 5, ...
 //   data group            all ranks              sums the gradients of all other parameters
 //
-// The loss is the mean over all ranks, and an expert sees the tokens of its whole expert group. Its gradients are
-// therefore summed over the expert data group, but divided by the number of all ranks: zero::ZeroOptions::spread does
-// that in every stage. The groups are parallel::Mesh::ep() and edp().
+// The loss is the mean over all ranks, and an expert sees the tokens of its whole expert group. An expert's gradients
+// are therefore summed over the expert data group, but divided by the number of all ranks: zero::ZeroOptions::spread
+// does that in every stage. The groups are parallel::Mesh::ep() and edp().
 #include <memory>
 #include <set>
 #include <string>
@@ -19,7 +19,8 @@ namespace lockstep::moe {
 
 /// Names of the parameters and buffers of experts that are not on every rank.
 std::set<std::string> expert_names(nn::Module& model);
-/// The number of ranks that share a model's experts; 1 if every rank has all of them. Error if its layers differ.
+/// The number of ranks that share a model's experts; 1 if every rank has all experts. Error if the number differs
+/// between the model's moe::Layers.
 int expert_ranks(nn::Module& model);
 
 /// Replaces the MLP (nn::Module::feed_forward_place()) of every `every`-th block by a moe::Layer of experts with the

@@ -25,9 +25,9 @@ namespace lockstep::moe {
 /// (DeepSpeed's use_rts); probability keeps the most probable ones. automatic, as in DeepSpeed: random for k = 1,
 /// position for k = 2, probability for more.
 enum class Drop { automatic, position, random, probability };
-/// Weights of the experts' outputs: probability over all experts; normalized, the same divided by the sum over the
-/// experts that took the token; softmax_of_chosen, a softmax over the k chosen logits (Mixtral). automatic, as in
-/// DeepSpeed: probability for k = 1, normalized for more.
+/// Weights of the experts' outputs. probability: the softmax over all experts; normalized: probability, divided by its
+/// sum over the experts that took the token; softmax_of_chosen: a softmax over the k chosen logits (Mixtral).
+/// automatic, as in DeepSpeed: probability for k = 1, normalized for more.
 enum class Weights { automatic, probability, normalized, softmax_of_chosen };
 /// Noise of the gate while training. jitter: multiplies the gate's input by U(0.99, 1.01) (Switch). rsample: adds
 /// Gumbel noise to the logits that choose the experts.
@@ -50,8 +50,8 @@ struct Options {
   Noise noise = Noise::none;
   /// true, for k = 2, while training: draw the second expert (Gumbel noise); false: take the second best.
   bool second_expert_sampling = true;
-  /// Residual MoE (Rajbhandari et al., 2022): an Mlp for every token beside the experts, mixed in by a learned softmax
-  /// of two.
+  /// true: Residual MoE (Rajbhandari et al., 2022): every token also passes an Mlp, and the results of the Mlp and of
+  /// the experts are added with two weights from a learned softmax.
   bool use_residual = false;
   /// Coefficient of the load balancing loss E Σ_e f_e p_e: f_e is the fraction of tokens that chose expert e, p_e its
   /// mean probability (Switch, eq. 4 to 6).
@@ -62,11 +62,11 @@ struct Options {
 
 /// A mixture-of-experts layer: the gate and this rank's experts.
 struct Layer : nn::Layer<Layer> {
-  /// `group`: the ranks that share the experts, E/P each, in order; null: all experts are here. An expert's initial
-  /// values do not depend on the rank that holds it. Errors: P does not divide the experts; other options out of range.
+  /// `group`: the P ranks that share the E experts, E/P each, in order; null: this rank has all experts. An expert's
+  /// initial values do not depend on the rank that holds it. Errors: P does not divide E; other options out of range.
   explicit Layer(const Options& options, std::shared_ptr<dist::ProcessGroup> group = nullptr);
-  /// x (..., width) with any number of tokens, also none; returns the same shape. Collective, and so is its backward:
-  /// all ranks of the group must call it equally often.
+  /// Applies the layer to x (..., width) with any number of tokens, even none. Returns the same shape. Forward and
+  /// backward are collective: all ranks of the group must call forward() equally often.
   Variable forward(const Variable& x);
   void fields(nn::Fields& f) override;
   std::string options() const override;

@@ -41,7 +41,7 @@ Routing route(const std::vector<int64_t>& choices, int64_t top_k, int64_t expert
         std::stable_sort(list.begin(), list.end(),
                          [&](int64_t a, int64_t b) { return priority[size_t(a)] > priority[size_t(b)]; });
       list.resize(size_t(capacity));
-      std::sort(list.begin(), list.end(), [top_k](int64_t a, int64_t b) {  // sorted by choice, then by token, as before
+      std::sort(list.begin(), list.end(), [top_k](int64_t a, int64_t b) {  // order: by choice, then by token
         return std::pair(a % top_k, a / top_k) < std::pair(b % top_k, b / top_k);
       });
     }

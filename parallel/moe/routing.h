@@ -14,7 +14,7 @@ namespace lockstep::moe {
 
 /// The rows that experts process, sorted by expert.
 struct Routing {
-  /// The token of each row. Rows of one expert: first choices before second ones, and tokens in order.
+  /// The token of each row. An expert's rows are sorted by choice (first choices first), then by token.
   std::vector<int64_t> token;
   std::vector<int64_t> choice;  ///< token * top_k + number of the choice, for each row
   std::vector<int64_t> rows;    ///< rows of each expert
@@ -26,9 +26,9 @@ struct Routing {
 /// min_capacity).
 int64_t capacity(int64_t tokens, int64_t experts, int64_t top_k, double factor, int64_t min_capacity);
 
-/// choices[token * top_k + i] is the expert of a token's choice i. capacity < 0: nothing is dropped. If an expert is
-/// chosen more often than that, the choices of the highest `priority` (one number per choice) stay; without priorities
-/// the first ones. Error for an expert out of range.
+/// Assigns tokens to experts: choices[token * top_k + i] is the expert of a token's choice i. If an expert is chosen
+/// more than `capacity` times, the choices of the highest `priority` (one number per choice) stay; without priorities
+/// the first ones. capacity < 0: nothing is dropped. Error for an expert out of range.
 Routing route(const std::vector<int64_t>& choices, int64_t top_k, int64_t experts, int64_t capacity,
               const std::vector<double>& priority = {});
 

@@ -14,7 +14,7 @@ namespace {
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// A message holds the signs of a chunk, then its scales, which need not be aligned.
+// Reads scale i of a message, which holds the signs of a chunk, and then its scales, not aligned.
 float read_scale(const uint8_t* message, int64_t chunk, size_t i) {
   float scale;
   std::memcpy(&scale, message + chunk / 8 + i * sizeof scale, sizeof scale);

@@ -63,7 +63,7 @@ class CompressedAllReduce {
     int64_t from;  // first element in the tensor
     int64_t at;    // first element in the chunk
     int64_t count;
-    size_t scale;  // index of its scale in the chunk
+    size_t scale;  // index of the piece's scale among the chunk's scales
   };
   struct Chunk {
     std::vector<Piece> pieces;

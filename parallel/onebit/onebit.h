@@ -30,8 +30,8 @@ struct OneBitAdamOptions {
   /// true: apply Adam's bias correction. After the freeze, the correction of the second moment is frozen too. false:
   /// apply none, as in DeepSpeed.
   bool bias_correction = true;
-  /// true: send m / (sqrt(v) + eps), bounded: its elements are of similar size. false: send m, as in the paper, which
-  /// needs a v that is nowhere tiny.
+  /// true: send the bounded quotient m / (sqrt(v) + eps), whose elements are of similar size. false: send m, as in the
+  /// paper; this works only if v is nowhere tiny.
   bool precondition = true;
   std::vector<optim::OptionRange> table();                      ///< names and ranges of the options
   void check(const char* op) const;                             ///< Error for options out of range
@@ -56,13 +56,13 @@ struct OneBitLambOptions {
   bool precondition = true;                 ///< see OneBitAdamOptions::precondition
   std::vector<optim::OptionRange> table();  ///< names and ranges of the options
   void check(const char* op) const;         ///< Error for options out of range
-  // One scale for a chunk: the scaling coefficients make tensors alike.
+  // One scale per chunk is enough: the scaling coefficients bring all tensors to the same size.
   static constexpr CompressedAllReduce::Options compression{.scale_per_tensor = false};
 };
 /// 1-bit LAMB (Li et al., arXiv:2104.06069). The first freeze_step steps are LAMB's. Then momenta are averaged with one
-/// bit per element, each tensor multiplied by a scaling coefficient that brings all to the same size. LAMB's
-/// coefficient becomes its frozen mean times a factor: how far the second moment, estimated from the change of the
-/// momentum, has fallen below the frozen one.
+/// bit per element; scaling coefficients bring all tensors to the same size. In place of LAMB's coefficient it uses the
+/// coefficient's mean at the freeze times a factor. The factor measures how far the current second moment, estimated
+/// from changes of the momentum, has fallen below the frozen second moment.
 class OneBitLamb : public optim::OptimizerOf<OneBitLambOptions, Optimizer> {
   LOCKSTEP_ONEBIT_OPTIMIZER(OneBitLamb);
 
@@ -76,10 +76,10 @@ struct ZeroOneAdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   /// Last step that may change the second moment. Gradients are exchanged until then; local steps begin after it.
   double var_freeze_step = 100000;
-  /// Changes of the second moment after which the interval between them doubles.
+  /// Number of changes of the second moment after which the interval between two changes doubles.
   double var_update_scaler = 16;
   double local_step_scaler = 32678;         ///< steps after which the number of local steps between exchanges doubles
-  double local_step_clipper = 16;           ///< upper bound of that number
+  double local_step_clipper = 16;           ///< upper bound of the number of local steps between exchanges
   bool bias_correction = true;              ///< see OneBitAdamOptions::bias_correction
   bool precondition = true;                 ///< see OneBitAdamOptions::precondition; applies to gradients too
   std::vector<optim::OptionRange> table();  ///< names and ranges of the options
@@ -108,10 +108,10 @@ class ZeroOneAdam : public optim::OptimizerOf<ZeroOneAdamOptions, Optimizer> {
   void exchange();
   void advance(int64_t step);
 
-  // Intervals between changes of the second moment and between exchanges; both follow from the number of steps.
+  // Intervals between changes of the second moment and between exchanges, and counters. All follow from steps().
   int64_t variance_interval_ = 1, variance_count_ = 0, variance_updates_ = 0, local_interval_ = 1, local_count_ = 0;
   int64_t local_steps_ = 0;    // local steps since the ranks last exchanged
-  std::vector<double> rates_;  // for each group, the learning rates summed over those steps
+  std::vector<double> rates_;  // for each group, the learning rates summed over these local steps
 };
 
 /// Options of OneBitSGD.

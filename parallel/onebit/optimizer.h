@@ -27,7 +27,7 @@ namespace lockstep::onebit {
 /// Options of one step.
 struct StepOptions {
   double grad_scale = 1;  ///< factor for the gradients: 1 / micro-batches, 1 / loss scale
-  /// Clip to this norm; 0: no clipping. In exact steps it applies to the mean gradient, else to the norm of StepReport.
+  /// Clip gradients to this norm; 0: no clipping. The norm that is compared with it is StepReport::norm.
   double max_norm = 0;
   bool skip_nonfinite = false;  ///< if any rank has NaN or infinity in a gradient, no rank changes anything
   bool want_norm = false;       ///< compute the norm even without max_norm and skip_nonfinite
@@ -37,9 +37,9 @@ struct StepOptions {
 struct StepReport {
   bool compressed = false;  ///< true for a compressed step
   bool skipped = false;     ///< true if a gradient was not finite: nothing was changed
-  /// Norm before clipping, if it was computed. In exact steps that of the mean gradient. In compressed steps no rank
-  /// knows the mean gradient: it is the root mean square of the ranks' own norms, an upper bound. All ranks clip by the
-  /// same factor.
+  /// Norm before clipping, if it was computed. In exact steps: the norm of the mean gradient. In compressed steps no
+  /// rank knows the mean gradient; `norm` is then the root mean square of the norms of the ranks' own gradients, an
+  /// upper bound. All ranks clip by the same factor.
   double norm = NAN;
 };
 
@@ -48,7 +48,7 @@ struct Volume {
   int64_t exact_steps = 0, exact_bytes = 0, compressed_steps = 0, compressed_bytes = 0;
 };
 
-/// Errors of compression on this rank, flat: as a worker, and as the server of a chunk (compressed.h).
+/// Compression errors of this rank, flat: `worker` as a worker, `server` as the server of a chunk (compressed.h).
 struct Errors {
   Tensor worker, server;
 };
@@ -56,8 +56,8 @@ struct Errors {
 /// An optimizer that communicates. Subclasses define exact and compressed steps.
 class Optimizer : public optim::Optimizer {
  public:
-  /// Collective. Errors: a trained parameter has no gradient; its gradients were already reduced by DDP; inside a graph
-  /// capture.
+  /// Updates all trained parameters. Collective. Errors: a trained parameter has no gradient; DDP has already reduced
+  /// the gradients; the call is inside a graph capture.
   StepReport step(const StepOptions& options);
   void step(double grad_scale = 1) override { step(StepOptions{.grad_scale = grad_scale}); }
   bool communicates() const override { return true; }
@@ -76,8 +76,8 @@ class Optimizer : public optim::Optimizer {
   int64_t steps() const { return steps_; }          ///< steps that were not skipped
   const Volume& volume() const { return volume_; }  ///< communication so far
 
-  /// Errors of compression restart at zero, as in DeepSpeed. They differ between ranks: restore them with
-  /// load_errors().
+  /// Loads a state. Compression errors are not part of it, since they differ between ranks: they restart at zero, as in
+  /// DeepSpeed, unless load_errors() restores them.
   void load_state(const optim::OptimizerState& state) override;
   /// This rank's compression errors, not copied. Undefined before the first compressed exchange, and in a group of one.
   Errors errors() const;
@@ -90,21 +90,22 @@ class Optimizer : public optim::Optimizer {
  protected:
   /// group: null means dist::world().
   Optimizer(dist::ProcessGroup* group, const CompressedAllReduce::Options& options);
-  /// Collective; the last call of a constructor. Error unless all ranks have the same parameters and options; then
-  /// broadcasts rank 0's values.
+  /// Must be the last call of a constructor. Collective. Broadcasts rank 0's values; Error unless all ranks have the
+  /// same parameters and options.
   void start();
 
-  /// A parameter during a step. `parameter` is the f32 master copy of a 16-bit parameter, which is then `low`.
+  /// A parameter during a step. `parameter`: its values in f32; for a 16-bit parameter, `parameter` is the f32 master
+  /// copy, and `low` is the 16-bit tensor.
   struct Slot {
     int group = 0;
     Variable variable;
     Tensor parameter, low, mask;
-    Tensor sent;  ///< all_reduce() replaces it by its mean
+    Tensor sent;  ///< the tensor to exchange; all_reduce() replaces its values by their mean over ranks
     optim::ParameterState* state = nullptr;
     Tensor& tensor(const char* name) { return state->zeros(name, parameter); }
   };
-  /// Slots of all trained parameters, in order. fn is called for each slot with its gradient, in the precision of
-  /// slot.parameter, which it may keep.
+  /// Returns the slots of all trained parameters, in order. With fn, counts a step of each parameter and calls fn with
+  /// each slot and its gradient, in the precision of slot.parameter; fn may keep and change the gradient.
   std::vector<Slot> slots(const std::function<void(Slot& slot, const Tensor& grad)>& fn = {});
   /// To be called after a parameter was changed: updates its 16-bit copy and its version.
   void changed(Slot& slot);
@@ -118,11 +119,11 @@ class Optimizer : public optim::Optimizer {
   /// arbitrary. frozen: the second moment no longer changes.
   void apply_masks(Slot& slot, const Tensor& momentum, bool frozen);
 
-  /// An option that counts steps, and so must have the same value in all groups (Error otherwise).
+  /// Returns the value of an option that counts steps. Error unless it has the same value in all groups.
   int64_t common(const char* option) const;
   /// True if step number `step`, counted from 1, averages gradients exactly. Default: up to freeze_step.
   virtual bool is_exact(int64_t step) const { return step <= common("freeze_step"); }
-  /// Calls update() for one parameter.
+  /// Calls update() for one parameter, and then changed().
   void update_exactly(Slot& slot, const Tensor& grad, double grad_scale);
   /// An exact step; gradients hold the mean over ranks. Default: update_exactly() for each parameter.
   virtual void exact_step(int64_t step, double grad_scale);

@@ -7,17 +7,17 @@
 
 namespace lockstep::onebit {
 
-/// error += x (null: nothing). Returns the sum from which scale_of() computes the scale: Σ error² or Σ |error|.
+/// error += x (x null: adds nothing). Returns the sum from which scale_of() computes the scale: Σ error² or Σ |error|.
 double add_error(const float* x, float* error, int64_t n, Scale scale);
-/// The scale of n elements from that sum.
+/// Returns the scale of n elements from the sum that add_error() returned.
 float scale_of(double sum, int64_t n, Scale scale);
 
 /// Writes the signs of `value` to `bits`, and leaves the error in `value`: value -= ±scale. Unused bits of the last
 /// byte are 0.
 void take_signs(float* value, float scale, int64_t n, uint8_t* bits);
-/// out = ±scale
+/// out = ±scale, with the signs in `bits`
 void put_signs(const uint8_t* bits, float scale, int64_t n, float* out);
-/// out += ±scale
+/// out += ±scale, with the signs in `bits`
 void add_signs(const uint8_t* bits, float scale, int64_t n, float* out);
 
 }  // namespace lockstep::onebit

@@ -29,7 +29,7 @@ bool ZeroOneAdam::is_exact(int64_t step) const {
   return step <= common("var_freeze_step") && step % variance_interval_ == 0;
 }
 
-/// v changes only in exact steps, so its bias correction counts those.
+/// sqrt(v) + eps. v changes only in exact steps, so its bias correction counts only exact steps.
 Tensor ZeroOneAdam::denominator_of(Slot& slot) const {
   return denominator(options_[size_t(slot.group)], slot.tensor("exp_avg_sq"), variance_updates_);
 }
@@ -88,7 +88,8 @@ void ZeroOneAdam::gradient_step(int64_t step, double grad_scale) {
   }
 }
 
-/// The next exchange recomputes parameters from those of the last exchange, so writes in between would be lost.
+/// Error if a parameter was written to since the last exchange: the next exchange would lose the change, because it
+/// starts from the parameters of the last exchange.
 void ZeroOneAdam::check_unwritten() {
   if (local_steps_ == 0) return;
   for (const Slot& slot : slots()) {

@@ -36,8 +36,8 @@
 namespace lockstep::sequence {
 
 /// Ulysses attention of q (B, H, T/P, D) with k and v (B, G, T/P, D), this rank's tokens in contiguous order. Error
-/// unless P divides H; if there are fewer key heads than ranks, they are sent to every rank that reads them. With
-/// dropout, ranks in the same random state use the mask of a single process. Collective, and so is the backward.
+/// unless P divides H. If P does not divide G, a key head is sent to every rank that reads it. With dropout, ranks in
+/// the same random state use the mask of a single process. Collective, and so is the backward.
 Variable ulysses_attention(const Variable& q, const Variable& k, const Variable& v, AttentionArgs args,
                            const std::shared_ptr<dist::ProcessGroup>& group);
 

@@ -3,11 +3,11 @@
 //
 //   sequence::share_sequences(model, group, {.kind = sequence::Kind::ring});
 //   const auto mine = [&](const Tensor& x) { return sequence::slice(x, 1, ranks, rank, Order::zigzag); };  // (B, T/P)
-//   model.loss(mine(tokens), mine(labels)).backward();          // mean over this rank's tokens; all have as many
+//   model.loss(mine(tokens), mine(labels)).backward();          // mean over this rank's tokens, T/P on every rank
 //
-// Gradients are then averaged over all ranks (DDP over data x context: parallel::Mesh::copies()). Tokens meet only in
-// attention; all other layers work on a part unchanged. Megatron's sequence parallelism (parallel/tensor/) is
-// different: it cuts the activations between tensor-parallel layers.
+// Gradients are then averaged over all ranks (DDP over data x context: parallel::Mesh::copies()). Only attention mixes
+// tokens; all other layers work on a part unchanged. Megatron's sequence parallelism (parallel/tensor/) is different:
+// it cuts the activations between tensor-parallel layers.
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -29,13 +29,13 @@ struct ContextOptions {
   Order order_or_default() const { return order.value_or(kind == Kind::ring ? Order::zigzag : Order::contiguous); }
 };
 
-/// From now on attention modules below `model` take parts of sequences (nn::Module::share_sequence()), also in pipeline
-/// stages; cut inputs by slice() of plan.h. Returns the state that they share. Errors: no module attends to other
-/// tokens; Ulysses cannot divide the heads of one.
+/// Makes the attention modules below `model` take parts of sequences (nn::Module::share_sequence()), also in pipeline
+/// stages; cut inputs by slice() of plan.h. Returns the state that the modules share. Errors: the model has no
+/// attention module; Ulysses cannot divide the heads of a module.
 std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group,
                                                   ContextOptions options = {});
-/// The modules take whole sequences again, each rank its own, for evaluation or generation. A `part` returned by
-/// share_sequences() turns sharing on again.
+/// Makes the modules take whole sequences again, each rank its own, for evaluation or generation. With the `part` that
+/// share_sequences() returned, turns sharing on again instead.
 void take_sequences(nn::Module& model, const std::shared_ptr<nn::SequencePart>& part = nullptr);
 
 }  // namespace lockstep::sequence

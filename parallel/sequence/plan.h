@@ -1,6 +1,6 @@
 #pragma once
-// Which rank holds which tokens of a shared sequence, and which scores a rank computes in each step of ring attention.
-// P ranks share T tokens, T/P each.
+// Decides which rank holds which tokens of a shared sequence, and which scores a rank computes in each step of ring
+// attention. P ranks share T tokens, T/P each.
 //
 //                          owner of each part         causal attention
 //   contiguous, 4 ranks    0 0 1 1 2 2 3 3            rank 0 sees one block of keys, rank 3 sees four
@@ -25,8 +25,8 @@ Tensor slice(const Tensor& x, int64_t dim, int ranks, int rank, Order order);
 /// The whole tensor from parts[r] of each rank r.
 Tensor join(const std::vector<Tensor>& parts, int64_t dim, Order order);
 
-/// The scores of one step: `queries` rows of a rank's queries from `query` on, and `keys` rows of the keys that it
-/// holds in that step from `key` on.
+/// The block of scores that a rank computes in one step: rows query .. query + queries - 1 of its queries, with rows
+/// key .. key + keys - 1 of the keys that the rank holds in that step.
 struct Piece {
   int64_t query = 0, queries = 0, key = 0, keys = 0;
   bool causal = false;  ///< true: row i sees keys j <= i; false: every key
@@ -34,9 +34,10 @@ struct Piece {
 };
 /// The rank whose keys and values `rank` holds in `step`, 0 .. ranks - 1. Blocks move from each rank to the next.
 inline int owner(int ranks, int rank, int step) { return (rank - step + ranks) % ranks; }
-/// The scores to compute in a step; nothing if no query of the rank sees any of these keys. `tokens`: per rank.
+/// The scores to compute in a step; nullopt if no query of the rank sees a key that the rank holds in that step.
+/// `tokens`: tokens per rank.
 std::optional<Piece> piece(int64_t tokens, int ranks, int rank, int step, Order order, bool causal);
-/// Number of scores of a step, out of tokens² per block; 0 for none.
+/// Number of scores in a piece, at most tokens² (tokens per rank); 0 for nullopt.
 double scores(const std::optional<Piece>& piece);
 
 /// A picture (SVG) of the steps of causal ring attention in both orders: a row per rank, a box per block of scores,

@@ -5,7 +5,7 @@
 namespace lockstep::sequence {
 namespace {
 
-/// 16-bit values are accumulated in f32.
+/// The dtype in which values are accumulated: f32 for 16-bit values, else their own.
 DType wide(DType dtype) { return size_of(dtype) == 2 ? f32 : dtype; }
 
 struct Ring {

@@ -5,8 +5,8 @@
 namespace lockstep::sequence {
 namespace {
 
-/// Exchanges (B, heads, T/P, D) of this rank's tokens for (B, heads/P, T, D) of its heads (to_heads), or back; several
-/// tensors in one all-to-all.
+/// Exchanges (B, heads, T/P, D), all heads of this rank's tokens, for (B, heads/P, T, D), all tokens of this rank's
+/// heads; without to_heads the other way round. Exchanges several tensors in one all-to-all.
 std::vector<Tensor> turn(const std::vector<Tensor>& parts, bool to_heads, dist::ProcessGroup& group) {
   const int64_t ranks = group.size();
   const int cut = to_heads ? 1 : 2, joined = to_heads ? 2 : 1;  // the dim that is cut, and the dim that is joined
@@ -60,8 +60,9 @@ std::vector<Variable> turn(const std::vector<Variable>& parts, bool to_heads,
       });
 }
 
-/// Key heads such that each rank's share is what its queries read. If the ranks do not divide the heads of x, each is
-/// repeated: once per rank that reads it if its number divides the ranks, else once per query head.
+/// Repeats the key heads of x, so that each rank's share is the heads that its queries read. If the ranks divide the
+/// number of key heads, none is repeated. If that number divides the ranks, each is repeated once per rank that reads
+/// it. Otherwise each is repeated once per query head.
 Variable spread(const Variable& x, int64_t heads, int64_t ranks) {
   const int64_t groups = x.size(1), wanted = groups % ranks == 0 ? groups : ranks % groups == 0 ? ranks : heads;
   if (wanted == groups) return x;

@@ -120,7 +120,8 @@ class Application {
     return suggestion(pattern, known) + "; its modules are " + list_names(all, 12);
   }
 
-  /// A rule may name a single parameter only if its kind is features: its slice then needs no communication.
+  /// The first rule that matches the name, or null. For a parameter only rules of kind features count: slices of this
+  /// kind need no communication.
   const Rule* rule_for(const std::string& name, bool is_module = true) {
     const Rule* first = nullptr;
     for (size_t i = 0; i < used_.size(); ++i) {
@@ -210,7 +211,7 @@ class Application {
     };
   }
 
-  /// run() will set `hook` of the module `name` to fn. Error if it is set already.
+  /// Plans that run() sets `hook` of the module `name` to fn. Error if the hook is set already.
   template <class Hook, class Fn> void replace(const std::string& name, Hook& hook, const Fn& fn) {
     LOCKSTEP_CHECK(!hook, "[tensor_parallel] ", quoted(name),
                    " is sharded already; apply tensor parallelism to a model once");

@@ -19,28 +19,28 @@
 
 namespace lockstep::tensor_parallel {
 
-/// Says how a module is cut, for models whose fields() do not, or in place of what they say.
+/// Says how a module is cut, for a model whose fields() do not say it, or to override them.
 struct Rule {
-  /// A module's name or its last components ("mlp.up"); * matches any characters. cut::features also takes names of
-  /// parameters. The first rule that matches a name counts.
+  /// A module's name or its last components ("mlp.up"); * matches any characters. With cut::features it may also be the
+  /// name of a parameter. The first rule that matches a name counts.
   std::string pattern;
   nn::Cut cut;
 };
 
 /// Options of apply(); the same on all ranks.
 struct Options {
-  /// true: sequence parallelism: layers without cut weights work on parts of the sequence (Korthikanti et al., 2022).
+  /// true: sequence parallelism (Korthikanti et al., 2022): layers without cut weights work on parts of the sequence.
   bool sequence = false;
-  /// With `sequence`: all-reduce the gradients of parameters that see only a part of the sequence as they arrive;
-  /// false: the caller does it, see partial().
+  /// With `sequence`, for parameters that see only a part of the sequence. true: all-reduce their gradients as soon as
+  /// these arrive; false: the caller does that, see partial().
   bool sum = true;
   bool overlap = true;  ///< overlap communication with products; see ColumnOptions, also for `chunks`
   int64_t chunks = 0;
   std::vector<Rule> rules = {};  ///< checked before what the model's fields() say
 };
 
-/// The result of apply(): the parameters that are cut, and the norm of a model in slices. Module and group must outlive
-/// it.
+/// The result of apply(): lists the parameters that are cut, and computes the norm of a model in slices. Module and
+/// group must outlive it.
 class TensorParallel {
  public:
   /// A parameter that is cut, and how.
@@ -60,7 +60,7 @@ class TensorParallel {
   /// Norm of the gradients of the whole model: the slices of all ranks, and whole parameters once. Bit-identical on all
   /// ranks. Collective.
   double grad_norm() const;
-  /// optim::clip_grad_norm() with that norm. Collective.
+  /// Clips like optim::clip_grad_norm(), by the norm that grad_norm() returns. Collective.
   double clip_grad_norm(double max_norm) const;
 
  private:
@@ -71,9 +71,10 @@ class TensorParallel {
   std::vector<std::string> partial_;
 };
 
-/// Collective, and to be called before anything else holds the parameters' tensors (an optimizer's state, DDP, ZeRO).
-/// Broadcasts rank 0's values and cuts them; of a model built empty (nn/build_empty.h) fill() makes slices. A parameter
-/// shared by several modules is cut if all of them ask for the same cut.
+/// Cuts a model over the ranks of `group`. Collective. Must be called before anything else holds the parameters'
+/// tensors (an optimizer's state, DDP, ZeRO). Broadcasts rank 0's values and keeps this rank's slices. If the model was
+/// built empty (nn/build_empty.h), fill() makes the slices later. A parameter shared by several modules is cut if all
+/// of these modules ask for the same cut.
 ///
 /// Errors, on all ranks and before anything is changed: nothing in the model is cut; a pattern matches nothing; a
 /// module or parameter cannot be cut that way, or would be cut twice; the ranks do not divide the heads or widths.

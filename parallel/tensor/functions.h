@@ -24,25 +24,25 @@ constexpr int64_t along_sequence = -2;  ///< the dim of tokens in (..., tokens, 
 
 Variable copy_to(const Variable& x, dist::ProcessGroup& group);  ///< f: identity forward, all-reduce of the gradient
 Variable reduce_from(const Variable& x, dist::ProcessGroup& group);  ///< g: all-reduce forward, identity backward
-// `dim` counts from the end if negative. scatter_to and reduce_scatter: Error unless the ranks divide the size of
-// `dim`.
+// scatter_to returns this rank's part along `dim`. In these four functions a negative `dim` counts from the end.
+// scatter_to and reduce_scatter: Error unless the ranks divide the size of `dim`.
 Variable scatter_to(const Variable& x, int64_t dim, dist::ProcessGroup& group);
-/// Joins the ranks' parts along `dim`.
+/// Joins the ranks' parts along `dim`; backward takes this rank's part of the gradient.
 Variable gather_from(const Variable& x, int64_t dim, dist::ProcessGroup& group);
-/// Joins the ranks' parts along `dim`.
+/// Joins the ranks' parts along `dim`; backward reduce-scatters the gradient.
 Variable all_gather(const Variable& x, int64_t dim, dist::ProcessGroup& group);
-/// This rank's part along `dim` of the sum of x over the ranks.
+/// Sums x over the ranks, and returns this rank's part of the sum along `dim`.
 Variable reduce_scatter(const Variable& x, int64_t dim, dist::ProcessGroup& group);
 
-/// A collective along any dim that has been started; wait() finishes it, so that other work can overlap with it.
+/// A collective, along any dim, that has been started. Other work can overlap with it until wait() finishes it.
 class Pending {
  public:
   /// Sums x over the ranks, in place or into `into`. Without `background` the sum is complete when this returns.
   static Pending all_reduce(const Tensor& x, dist::ProcessGroup& group, bool background = true);
   static Pending all_reduce(const Tensor& into, const Tensor& x, dist::ProcessGroup& group);
-  /// Concatenates the ranks' x along `dim`; into `into`, a contiguous tensor, if it is given.
+  /// Concatenates the ranks' x along `dim`, into the contiguous tensor `into` if it is given.
   static Pending all_gather(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into = {});
-  /// This rank's part along `dim` of the sum over the ranks. Error unless the ranks divide the size of `dim`.
+  /// Sums x over the ranks, and keeps this rank's part along `dim`. Error unless the ranks divide the size of `dim`.
   static Pending reduce_scatter(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into = {},
                                 bool background = true);
   /// Joins several collectives that fill `result` together.

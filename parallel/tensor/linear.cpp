@@ -207,7 +207,7 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
         }
         const Tensor g = as_matrix(back.grad());
         std::optional<Pending> grad_x;
-        if (back.needs(0)) {  // the sum overlaps with computing the weight's gradient, else with the other chunks
+        if (back.needs(0)) {  // the sum overlaps with the weight's gradient if there is one, else with other chunks
           const Chunks chunks(shape, options.sequence, back.needs(1) ? 1 : asked, g.device(), group);
           const Tensor weight = in_numbers(w.get(name), g.dtype());
           grad_x = sum_of_products(g, chunks, group, options.overlap,

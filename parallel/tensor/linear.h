@@ -13,8 +13,9 @@
 //   g ─────┤ forward: all-reduce of z_r
 //          z = Σ_r z_r + b
 //
-// With `sequence` x and z are parts of the sequence (dim -2): f is an all-gather and g a reduce-scatter. They move the
-// same bytes, and the layers between two such pairs (norms, dropout, residuals) compute and keep only parts.
+// With `sequence` x and z are parts of the sequence (dim -2): f is an all-gather and g a reduce-scatter. Together these
+// two move the bytes of one all-reduce. Backward also gathers x once more, because each rank keeps only its part. The
+// layers between two such pairs (norms, dropout, residuals) compute and keep only parts.
 #include "autograd/ops.h"
 #include "parallel/tensor/functions.h"
 
@@ -28,8 +29,8 @@ struct ColumnOptions {
   bool overlap = true;  ///< overlap communication with products
   int64_t chunks = 0;   ///< chunks of rows for the overlap (overlap.h); 0: automatic
 };
-/// activation(x wᵀ + bias) with this rank's rows of w and bias: this rank's columns of the output. Collective, and so
-/// is the backward. Error for shapes that do not fit.
+/// Returns activation(x wᵀ + bias) with this rank's rows of w and bias, which is this rank's columns of the output.
+/// Collective, and so is the backward. Error for shapes that do not fit.
 Variable column_linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
                        const ColumnOptions& options, dist::ProcessGroup& group);
 
@@ -40,8 +41,8 @@ struct RowOptions {
   bool overlap = true;            ///< true: overlap communication with products
   int64_t chunks = 0;             ///< chunks to overlap; see ColumnOptions
 };
-/// activation(x wᵀ + bias) with this rank's columns of w: the whole output, summed over the ranks. `bias` is whole and
-/// added once, after the sum; its gradient is the same on all ranks. Collective, and so is the backward.
+/// Returns activation(Σ x wᵀ + bias): the sum over the ranks of the products with each rank's columns of w. `bias` is
+/// whole and added once, after the sum; its gradient is the same on all ranks. Collective, and so is the backward.
 Variable row_linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
                     const RowOptions& options, dist::ProcessGroup& group);
 

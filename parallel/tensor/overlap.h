@@ -7,9 +7,9 @@
 //   column_linear with `sequence`: gather, then product    gather 0  │ gather 1  │ gather 2  │
 //                                                                    │ product 0 │ product 1 │ product 2
 //
-// On a device only streams wait, never the host. A chunk holds whole sequences; of a single sequence it holds some
-// tokens of every rank's part. On the CPU results are bit-identical to those of one product. On a device they may not
-// be, since there a product's bits can depend on the number of rows, and a sum's on the position in memory.
+// On a device only streams wait, never the host. A chunk holds whole sequences; if there is only one sequence, a chunk
+// holds some tokens of every rank's part. On the CPU results are bit-identical to those of one product. On a device
+// they may differ: a product's bits can depend on the number of rows, and a sum's bits on the position in memory.
 #include <functional>
 
 #include "parallel/tensor/functions.h"
@@ -22,10 +22,10 @@ int64_t automatic_chunks(int64_t rows);
 /// How the rows of a tensor are divided into chunks.
 class Chunks {
  public:
-  /// whole: the shape (..., width); with `sequence` (..., T, width), of which every rank has T / n tokens. asked: the
-  /// number of chunks; 0 means automatic_chunks() on a device and 1 on the CPU. There are fewer if there are not enough
-  /// sequences (or tokens), or if a chunk's rows would not be a multiple of `multiple`. Error unless the ranks divide
-  /// T.
+  /// Divides a tensor of the shape `whole`: (..., width), or with `sequence` (..., T, width), of which each of n ranks
+  /// has T / n tokens. asked: the number of chunks; 0: automatic_chunks() on a device, 1 on the CPU. There are fewer
+  /// chunks if there are not enough sequences (or tokens), or if a chunk's rows would not be a multiple of `multiple`.
+  /// Error unless n divides T.
   Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group,
          int64_t multiple = 1);
   int64_t count() const { return count_; }  ///< number of chunks
@@ -47,12 +47,13 @@ class Chunks {
 
   Shape whole_;
   bool sequence_, apart_ = false;
-  int64_t ranks_, outer_, tokens_;  // sequences, and tokens of each in one part; without `sequence`: rows, and 1
+  // outer_: number of sequences, tokens_: tokens of each in one rank's part; without `sequence`: number of rows, and 1
+  int64_t ranks_, outer_, tokens_;
   int64_t count_ = 1;
 };
 
-/// The sum over the ranks of product(x): the whole, or with `sequence` this rank's part. `product` maps rows of x to as
-/// many rows of the result. With one chunk and without `background` the sum is complete when this returns.
+/// Sums product(x) over the ranks. The result is the whole sum, or with `sequence` this rank's part. `product` maps
+/// rows of x to as many rows of the result. With one chunk and without `background` the sum is complete on return.
 Pending sum_of_products(const Tensor& x, const Chunks& chunks, dist::ProcessGroup& group, bool background,
                         const std::function<Tensor(const Tensor& rows)>& product);
 

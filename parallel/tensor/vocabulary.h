@@ -1,6 +1,6 @@
 #pragma once
 // A vocabulary cut over the ranks: each rank holds some rows of the table, and looks up and scores only those. Any size
-// works: dist::shard_range() cuts the rows without padding, which a softmax could choose, and a rank may have none.
+// works: dist::shard_range() cuts the rows without padding rows (a softmax could choose them); a rank may have no rows.
 //
 //   tokens 0 1 2 3 4 on 2 ranks:  rank 0 has 0 1 2, rank 1 has 3 4
 //
@@ -13,8 +13,8 @@
 
 namespace lockstep::tensor_parallel {
 
-/// Rows `index` of a table of `vocab` rows, of which `w` holds this rank's. Error for an index outside [0, vocab)
-/// (checked on the CPU). Collective.
+/// Looks up the rows `index` of a table of `vocab` rows; `w` holds this rank's rows of the table. Error for an index
+/// outside [0, vocab) (checked on the CPU). Collective.
 Variable vocab_parallel_embedding(const Variable& w, const Tensor& index, int64_t vocab, dist::ProcessGroup& group);
 
 /// Options of vocab_parallel_cross_entropy().

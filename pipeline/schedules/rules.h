@@ -14,19 +14,19 @@ struct Rules {
   std::vector<Action> (*computations)(const Request& request, int rank);
   /// Idle fraction of all ranks' time.
   Formula (*bubble)(const Request& request, const Costs& costs);
-  /// The reason why these numbers of stages, micro-batches and chunks are not possible: "expected ..., got ...; use
-  /// ..."; empty if they are. Null: all are.
+  /// Returns the reason why these numbers of stages, micro-batches and chunks are not possible ("expected ..., got ...;
+  /// use ..."), or an empty text if they are possible. Null function: all numbers are possible.
   std::string (*refusal)(const Request& request) = nullptr;
-  int chunks = 1;           ///< default number per rank
+  int chunks = 1;           ///< default number of chunks per rank
   bool any_chunks = false;  ///< true if other numbers than the default are allowed
   bool is_v = false;        ///< true: second chunks are in reverse order, so the first rank holds both ends
 };
 
-/// The bubble of 1F1B, and of schedules that idle as long.
+/// The bubble of 1F1B, and of schedules whose ranks are idle as long as in 1F1B.
 inline Formula bubble_of_1f1b(const Request& r, const Costs&) {
   return {"(p-1)/(m+p-1)", double(r.stages - 1) / (r.micro_batches + r.stages - 1)};
 }
-/// The bubble when each rank is idle for `one` besides the work of its micro-batches.
+/// The bubble when each rank is idle for the time `one` in addition to the work of its micro-batches.
 inline Formula idle(const char* text, double one, const Request& r, const Costs& c) {
   const double all = one + r.micro_batches * (c.forward + c.input + c.weight);
   return {text, all > 0 ? one / all : 0};

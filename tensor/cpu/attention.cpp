@@ -116,7 +116,8 @@ template <class T> struct Forward {
     return std::is_same_v<T, A> && table.empty() && plan.width == width && at.rows <= group_rows;
   }
 
-  /// `attended`: for each row of the block, one bit per key of the tile; null without a layout.
+  /// Updates the group of rows from row i of the block on with the tile of `keys` keys at j0. `attended`: for each row
+  /// of the block, one bit per key of the tile; null without a layout.
   void group(const Block<A>& block, const RowBlock& at, int64_t i, int64_t j0, int64_t keys,
              const uint64_t* attended) const {
     const int64_t rows = std::min<int64_t>(group_rows, at.rows - i), first = at.i0 + i;

@@ -8,7 +8,7 @@
 // query tiles that see it, so the sums of grad_k and grad_v stay in one tile. The unit's q, grad and sums of grad_q are
 // packed once, into scratch of their size. The summation order depends on the shape alone, and on the layout if there
 // is one: tiles of queries, or groups of them, that attend to nothing in a key tile are skipped as in attention.cpp,
-// and so are queries whose window begins after it.
+// and so are queries whose window begins after the key tile.
 #include "tensor/cpu/attention_tile.h"
 
 namespace lockstep::on_cpu {

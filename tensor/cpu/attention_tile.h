@@ -43,7 +43,7 @@ struct AttentionPlan : AttentionSizes {
   Dims mask_strides;
   double dropout = 0;
 
-  /// `mask_tensor` may be undefined.
+  /// The sizes of attention of q and k with a mask; `mask_tensor` may be undefined.
   AttentionPlan(const Tensor& q, const Tensor& k, const Tensor& mask_tensor, const AttentionArgs& args)
       : AttentionSizes(of(q, k, args)), dropout(args.dropout) {
     if (!mask_tensor.defined()) return;
@@ -130,7 +130,7 @@ void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A
       const A factor = left == Left::plain ? a[i * lda + p] : a[p * lda + i];
 #pragma GCC unroll 4
       for (int j = 0; j < vectors; ++j) {
-        /// else g++ may split the only chain of additions
+        // without this, g++ may split the only chain of additions
         if constexpr (rows * vectors == 1) keep_in_register(sum[i][j]);
         sum[i][j] += factor * line[j];
       }
@@ -200,7 +200,7 @@ template <class A> void hide(uint64_t attended, A* scores) {
 /// heads.
 template <class A>
 void dropout_row(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, A* factors) {
-  constexpr int counters = int(tile_keys) / 4 + 8;  // one more counter than a tile holds, in whole vectors
+  constexpr int counters = int(tile_keys) / 4 + 8;  // a tile's 64 numbers may need 17; in whole vectors
   const uint64_t place = uint64_t(((b * plan.all_heads + plan.first_head + h) * plan.queries + i) * plan.keys + j0);
   alignas(64) uint64_t words[4][counters];
   // philox() for many counters side by side. With 64-bit words GCC vectorises the products.

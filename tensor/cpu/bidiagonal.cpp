@@ -1,6 +1,6 @@
 // Golub and Kahan's implicit QR, with Demmel and Kahan's sweep without shift (1990) where a shift would cost small
 // values their digits. The matrix is f64 for every dtype. Vectors are rotated by a whole sweep at a time, a few rows of
-// all columns at once, so that the column between two rotations stays in registers.
+// all columns at once, so that the column that two successive rotations share stays in registers.
 #include "tensor/cpu/bidiagonal.h"
 
 #include <algorithm>
@@ -32,7 +32,7 @@ struct Sweep {
   std::vector<Turn> left, right;  // rotations for u and for v
 };
 
-/// Rotates `lanes` vectors of rows, in all columns. The column between two rotations stays in registers.
+/// Rotates `lanes` vectors of rows, in all columns. The column that two successive rotations share stays in registers.
 template <class T, int lanes> void turn_rows(Lanes<T>* at, const std::vector<Turn>& turns) {
   Lanes<T> kept[lanes];
 #pragma GCC unroll 4
@@ -186,7 +186,7 @@ template <class T, class Before> void sort_values(std::vector<double>& d, Column
   }
 }
 
-/// Numbers above the diagonal that are smaller than this count as 0. In f32 they are below the rounding; in f64 the
+/// The bound up to which numbers above the diagonal count as 0. In f32 such numbers are below the rounding; in f64 the
 /// iteration cannot make them smaller between two equal values. NaN if an entry is not finite.
 template <class T> double negligible_of(const std::vector<double>& d, const std::vector<double>& e) {
   double norm = 0;
@@ -195,8 +195,8 @@ template <class T> double negligible_of(const std::vector<double>& d, const std:
   return norm * (sizeof(T) == 4 ? 0x1p-28 : 0x1p-50);
 }
 
-/// Runs sweep(low, high) on parts of the matrix until e is 0, and rotates `vectors` along. False if it did not
-/// converge.
+/// Runs sweep(low, high) on parts of the matrix until e is 0, and rotates `vectors` along. Returns false if the
+/// iteration did not converge.
 template <class T, class Fn>
 bool iterate(size_t size, const std::vector<double>& e, double negligible, Turned<T>& vectors, Fn sweep) {
   if (std::isnan(negligible)) return false;

@@ -75,8 +75,8 @@ struct Primitive {
   Desc x, w, y, scratch;
 };
 
-/// The descriptor of the kernel that oneDNN selects for `arguments`. Derivatives also pass the forward one. oneDNN 2
-/// expects an operation descriptor, oneDNN 3 its parts.
+/// The descriptor of the kernel that oneDNN selects for `arguments`. Derivatives also pass the forward descriptor.
+/// oneDNN 2 expects an operation descriptor, oneDNN 3 its parts.
 template <class Convolution, class... Forward>
 auto choose(const auto& arguments, const dnnl::primitive_attr& attributes, const Forward&... forward) {
   const auto make = [&](const auto&... parts) {
@@ -123,7 +123,8 @@ Primitive make_plan(const Problem& t) {
           pd.scratchpad_desc()};
 }
 
-/// Plans are cached, the 256 most recently used, because making one takes as long as a small convolution.
+/// Returns the plan for a problem. The 256 most recently used plans are cached, because making a plan takes as long as
+/// a small convolution.
 std::shared_ptr<const Primitive> plan_for(const Problem& problem) {
   using Key = std::array<int64_t, 19>;
   struct Cache {

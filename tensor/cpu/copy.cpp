@@ -141,7 +141,7 @@ void transpose_block(const T* from, int64_t from_stride, T* to, int64_t to_strid
   }
 }
 
-// The last dim has stride 1 in the output, dim `across` has stride 1 in the source.
+// Copies if the last dim has stride 1 in the output and dim `across` has stride 1 in the source.
 template <class T> void copy_transposed(const CopyLoop& original, int across, const T* from, T* to) {
   // Moves `across` next to the last dim; the order of the outer dims does not matter.
   CopyLoop plan;
@@ -199,7 +199,7 @@ template <class From, class To> void copy_plan(const CopyLoop& plan, const From*
   });
 }
 
-// Same dtype: only the width of an element matters.
+// Copies between equal dtypes: only the width of an element matters.
 void copy_same(const CopyLoop& plan, int64_t width, const void* from, void* to) {
   const auto as = [&]<class T>(T) { copy_plan(plan, static_cast<const T*>(from), static_cast<T*>(to)); };
   switch (width) {

@@ -1,4 +1,4 @@
-// Fourier transforms of any length. Each lane of a vector register holds a number of another sequence, so all
+// Fourier transforms of any length. Each lane of a vector register holds a number of a different sequence, so all
 // arithmetic is vector code whatever the length.
 //
 //   Columns      lengths made of small primes: Stockham's form of Cooley and Tukey's algorithm ("An algorithm for the
@@ -190,7 +190,7 @@ template <class T> class Rows {
     });
   }
 
-  /// Long rows whose length has large prime factors: Bluestein's convolution, with the length of inner_.
+  /// Transforms long rows whose length has large prime factors, by Bluestein's convolution with the length of inner_.
   void convolve(const Number* x, Number* y, int64_t rows, bool inverse, T scale) const {
     const int64_t m = inner_->n_, n = n_;
     std::vector<Number> w_of(static_cast<size_t>(n)), a(static_cast<size_t>(m)), b(a), spectrum(a);

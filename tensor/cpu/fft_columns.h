@@ -120,7 +120,7 @@ template <class T> struct Pass {
   /// Runs the pass; calls the version for the last pass if m is 1.
   template <int r> void run(const Lanes<T>* x, Lanes<T>* y) const { m == 1 ? run<r, true>(x, y) : run<r, false>(x, y); }
 
-  /// Writes the pass over x to y.
+  /// Runs the pass on x and writes the result to y.
   void operator()(const Lanes<T>* x, Lanes<T>* y) const {
     switch (radix) {
       case 2: return run<2>(x, y);
@@ -184,7 +184,7 @@ template <class T> class Columns {
       spectrum_.emplace_back(T(spectrum[k].re[0] / double(m_)), T(spectrum[k].im[0] / double(m_)));
   }
 
-  /// Numbers that each of the two buffers of run() must hold.
+  /// The number of elements that each of the two buffers of run() must hold.
   int64_t room() const { return m_; }
 
   /// Transforms x, with y as scratch. Returns the buffer that holds the result.

@@ -29,8 +29,9 @@ constexpr int64_t columns_limit = 1536;             // columns of packed b, unle
 constexpr int64_t fork_work = 1 << 18;              // multiplications that justify a thread
 constexpr int64_t fork_reads = 1 << 15;             // numbers read from memory that justify a thread
 
-/// A few hundred multiplications: no packing, no padding. Several sums side by side: for one sum alone, g++ with the
-/// tuning of some processors rounds the products before it adds them, and the bits would differ from a tile's.
+/// Computes a product of at most 256 multiplications (is_tiny()) without packing or padding. Several sums run side by
+/// side: for one sum alone, g++ with the tuning of some processors rounds the products before it adds them, and the
+/// bits would differ from a tile's.
 template <class T, class In>
 void tiny_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c,
                int64_t ldc) {

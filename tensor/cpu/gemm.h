@@ -5,7 +5,7 @@
 
 namespace lockstep::on_cpu {
 
-/// Element (i, j) is data[i * row + j * col]. Fast if one of the strides is 1.
+/// A view of a matrix: element (i, j) is data[i * row + j * col]. Fast if one of the strides is 1.
 template <class T> struct MatrixView {
   const T* data;
   int64_t row, col;

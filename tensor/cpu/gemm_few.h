@@ -35,7 +35,7 @@ template <class T, class In> struct FewRows {
   /// True if b can be read without packing.
   static bool reads(const MatrixView<In>& b) { return b.row == 1 || b.col == 1; }
 
-  /// Columns [j0, j1) of all rows. The next few_rows rows follow while the columns of b are in cache.
+  /// Computes columns [j0, j1) of all rows. The next few_rows rows follow while the columns of b are in cache.
   void operator()(int64_t rows, int64_t j0, int64_t j1) const {
     if (rows > few_rows) {
       FewRows rest = *this;
@@ -66,7 +66,7 @@ template <class T, class In> struct FewRows {
     for (; j < j1; j += w) lines<rows, 1>(j, int(std::min<int64_t>(w, j1 - j)));
   }
 
-  /// Columns [j, j + count), each contiguous in memory.
+  /// Computes columns [j, j + count) of c, when the columns of b are contiguous.
   template <int rows> void squares(int64_t j, int count) const {
     Vector<T> total[rows][1];
     const In* const first = b.data + j * b.col;
@@ -95,8 +95,8 @@ template <class T, class In> struct FewRows {
     put<rows, 1>(total, j, count);
   }
 
-  /// One column, when there are too few for a vector. Blocks of k are summed side by side, so that they need not wait
-  /// for each other.
+  /// Computes one column, when there are too few for a vector. Blocks of k are summed side by side, so that their sums
+  /// need not wait for each other.
   template <int rows> void dots(int64_t j) const {
     constexpr int wide = 8;
     for (int i = 0; i < rows; ++i) {
@@ -125,7 +125,7 @@ template <class T, class In> struct FewRows {
     }
   }
 
-  /// A square in which only the numbers [p, end) of each line are used, or which has only `count` lines.
+  /// Adds the products of a square of which only `count` lines, and of each line only numbers [p, end), are used.
   template <int rows> void part(const In* from, int count, int64_t p, int64_t end, Vector<T>* sum) const {
     const int64_t start = std::max<int64_t>(0, std::min(p, k - w));  // a whole square can be read from here
     Vector<T> square[w];
@@ -139,7 +139,7 @@ template <class T, class In> struct FewRows {
       }
   }
 
-  /// Columns [j, j + count), when the rows of b are contiguous.
+  /// Computes columns [j, j + count) of c, when the rows of b are contiguous.
   template <int rows, int vectors> void lines(int64_t j, int count) const {
     Vector<T> total[rows][vectors];
     const In* from = b.data + j * b.col;

@@ -8,8 +8,9 @@
 //             added first. Each product and each sum is rounded once, and results below 2^-126 are 0
 //   few rows  the same chains, with the columns read in place
 //
-// These functions are compiled for such a processor whatever the library is built for, and called only on one. The
-// functions that they call are not compiled for it, so everything is written in intrinsics.
+// These functions are compiled for processors with AVX512-BF16, whatever the library is built for, and called only on
+// such processors. Functions that they call would not be compiled for these processors, so everything is written in
+// intrinsics.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -187,7 +188,7 @@ struct FewPairs {
   /// True if b can be read without packing.
   static bool reads(const MatrixView<BFloat16>& b) { return b.row == 1 || b.col == 1; }
 
-  /// Columns [j0, j1) of `rows` rows. The next rows follow while the columns are in cache.
+  /// Computes columns [j0, j1) of `rows` rows. The next rows follow while the columns are in cache.
   void operator()(int64_t rows, int64_t j0, int64_t j1) const {
     using Run = void (FewPairs::*)(int64_t, int64_t) const;
     static constexpr auto table = []<int... n>(std::integer_sequence<int, n...>) {
@@ -203,7 +204,7 @@ struct FewPairs {
   }
 
  private:
-  /// Columns [j, j + count) of the first `rows` rows; count <= pair_columns.
+  /// Computes columns [j, j + count) of the first `rows` rows; count <= pair_columns.
   template <int rows> [[LOCKSTEP_FOR_PAIRS]] void columns(int64_t j, int64_t count) const {
     const int64_t pairs = (k + 1) / 2;
     __m512 total[rows][2];

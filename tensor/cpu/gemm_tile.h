@@ -18,7 +18,8 @@
 
 namespace lockstep::on_cpu {
 
-// The tile, a row of b and one number of a fill the registers. pack() needs tile_rows <= lanes or a multiple of them.
+// Vectors in a row of a tile. The tile, a row of b and one number of a fill the registers. pack() needs tile_rows to be
+// at most `lanes`, or a multiple of it.
 template <class T> inline constexpr int tile_vectors = lanes<T> >= (vector_registers < 32 ? 6 : 14) ? 2 : 3;
 /// Rows of a tile.
 template <class T>
@@ -95,7 +96,7 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
 template <class T> inline constexpr bool reads_rows = tile_rows<T> <= 8;
 
 /// alpha * sum + beta * old; old is ignored if beta is 0. alpha * sum is rounded before the addition: otherwise the
-/// compiler would fuse one of the two products with it, and not the same one everywhere.
+/// compiler would fuse one of the two products with the addition, and not the same product everywhere.
 template <class T, class V> [[gnu::always_inline]] inline V add_scaled(V sum, T alpha, T beta, V old) {
   V v = alpha * sum;
   keep_in_register(v), keep_in_register(beta);

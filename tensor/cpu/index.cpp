@@ -54,9 +54,9 @@ template <class T> void select_rows(const T* x, const Split& split, const int64_
   });
 }
 
-// out[o, index[i], :] += x[o, i, :], except rows with index `skip`. Rows of out are visited one after the other, each
-// with all that is added to it: in parts of rows_of_part rows, as on CUDA. A thread takes a range of columns. f16 and
-// bf16 are summed in f32 and rounded once.
+// out[o, index[i], :] += x[o, i, :], except rows with index `skip`. Rows of out are visited one after the other, and
+// all rows of x that belong to one are added in parts of rows_of_part rows, as on CUDA. Threads share o or, if there is
+// only one o, the columns. f16 and bf16 are summed in f32 and rounded once.
 template <class T>
 void add_rows(const T* x, const Split& split, const int64_t* index, int64_t count, int64_t skip, T* out) {
   using Sum = std::conditional_t<is_half<T>, float, T>;

@@ -1,8 +1,8 @@
 #pragma once
-// Vectors of 64 bytes for kernels that walk along rows. They use GCC's vector extension where that is one register
-// (AVX-512), where the compiler is good at larger ones (clang), or where it compiles four times as fast (sanitizers);
-// else several registers (split_vector.h). f16 and bf16 are loaded into f32 lanes and rounded once when stored. The end
-// of a row runs through the same code, with a neutral value in the missing lanes.
+// Vectors of 64 bytes for kernels that walk along rows. They use GCC's vector extension where 64 bytes are one register
+// (AVX-512), where the compiler handles larger vectors well (clang), or where this compiles four times as fast
+// (sanitizers). Elsewhere a vector is several registers (split_vector.h). f16 and bf16 are loaded into f32 lanes and
+// rounded once when stored. The end of a row runs through the same code, with a neutral value in the missing lanes.
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
 #endif
@@ -54,7 +54,8 @@ using ShortWords = uint16_t __attribute__((vector_size(32)));  // sixteen f16 or
 }
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-// The processor's conversions, with NaN corrected: decoding would make it quiet, and encoding would keep its payload.
+// The processor's conversions, with NaN corrected: by themselves, decoding makes a signalling NaN quiet, and encoding
+// keeps the payload of a NaN.
 [[gnu::always_inline]] inline Lanes<float> decode(ShortWords bits, Half) {
   const __mmask16 signalling = _mm256_cmplt_epu16_mask(__m256i((bits & 0x7fffu) - 0x7c01u), _mm256_set1_epi16(0x1ff));
   const __m512i f = _mm512_castps_si512(_mm512_maskz_cvtph_ps(0xffff, __m256i(bits)));
@@ -217,7 +218,7 @@ template <class A> [[gnu::always_inline]] inline Lanes<A> sqrt_lanes(Lanes<A> v)
   return choose(x < -87.33654f, splat(0.f), p * power);
 }
 
-/// f64 is used in gradient checks, where the library's exp is fast enough.
+/// exp(x) of each lane. f64 is used in gradient checks, where the C library's exp is fast enough.
 [[gnu::always_inline]] inline Lanes<double> exp_lanes(Lanes<double> x) {
   double lanes[lane_count<double>];
   copy_out(x, lanes);

@@ -3,14 +3,14 @@
 // checks and allocates. Tensors are on the CPU, contiguous (batch, rows, columns), f32 or f64. Threads share the
 // matrices of a batch, and each matrix is computed by one thread: results do not depend on the number of threads.
 //
-// `bad` receives a number for each matrix of the batch: 0 on success, else the position (from 1) of the problem.
+// `bad` receives a number for each matrix of the batch: 0 on success, else at least 1, as each function explains.
 #include <vector>
 
 #include "tensor/tensor.h"
 
 namespace lockstep::on_cpu {
 
-/// x = a^-1 b by LU with partial pivoting. bad: the first pivot that is 0 (x is then infinite or NaN).
+/// x = a^-1 b by LU with partial pivoting. bad: the number of the first pivot that is 0 (x is then infinite or NaN).
 void lu_solve(const Tensor& a, const Tensor& b, Tensor& x, std::vector<int64_t>& bad);
 /// The determinant, its sign, and the logarithm of its absolute value, each (batch).
 void lu_determinant(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs);
@@ -24,7 +24,7 @@ void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>
 /// Eigenvalues (batch, n) of symmetric matrices in ascending order, and eigenvectors as columns (or undefined). Reads
 /// the lower triangle. bad: as for svd().
 void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>& bad);
-/// x = a^-1 b for triangular a; reads only that triangle (with `unit` not the diagonal, which counts as 1).
+/// x = a^-1 b for triangular a; reads only that triangle. With `unit`, the diagonal is not read and counts as 1.
 void solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool unit, Tensor& x);
 /// e^a by the Padé approximant of degree 13, scaling and squaring (Higham, 2005).
 void matrix_exp(const Tensor& a, Tensor& out);

@@ -54,7 +54,8 @@ template <class T, class Out> struct Epilogue {
 
   bool empty() const { return !rounds && !bias && !before && activation == Activation::none && !unary.run && !added; }
 
-  /// `piece` is a part of `before` if that is wanted, else of `out`; if results are rounded, it is memory of its own.
+  /// Applies the operations to a piece of the product. The piece lies in `before` if that is wanted, else in `out`; if
+  /// results are rounded, it lies in separate memory.
   void operator()(int64_t i0, int64_t j0, int64_t rows, int64_t n, T* piece, int64_t piece_ld) const {
     for (int64_t i = 0; i < rows; ++i, piece += piece_ld) {
       const int64_t at = (i0 + i) * ld + j0;
@@ -85,7 +86,7 @@ template <class T, class Out> struct Epilogue {
     for (int64_t j = 0; j < n; j += 64 / int64_t(sizeof(X))) __builtin_prefetch(p + j, 0, 2);
   }
 
-  /// (piece + shift) + more.
+  /// piece = (piece + shift) + more.
   static void add_row(T* piece, const T* shift, const Out* more, int64_t n) {
     const auto add = [&](int64_t j, auto count) {
       const Lanes<T> x = load(piece + j, count);
@@ -146,7 +147,7 @@ template <class T, class In, class Out = In> struct Products {
   UnaryGrad unary = {};
   Tensor wide = {};
   int64_t m = out.size(-2), n = out.size(-1), k = a.size(-1), count = out.numel() / (m * n);
-  int64_t ld = m > 1 ? out.strides()[out.dim() - 2] : n;  // more than n for padded rows, which are no batch
+  int64_t ld = m > 1 ? out.strides()[out.dim() - 2] : n;  // more than n if rows are padded (never in a batch)
   T alpha = T(args.alpha), beta = T(added.defined() ? 0 : args.beta);
 
   MatrixView<In> view(const Tensor& x, int64_t index) const {

@@ -62,7 +62,7 @@ template <class T> void softmax_grad_row(bool log, const T* g, const T* y, int64
 // --- layer norm (centered) and RMS norm (not centered; 16-bit values are rounded before and after the weight, as in
 // Llama) ---
 
-// the mean is mean + rest: one A is not precise enough
+// The mean of a row is mean + rest: one A is not precise enough.
 template <class A> struct RowStatistics { A mean, rest, rstd; };
 
 template <bool centered, class T> RowStatistics<Acc<T>> row_statistics(const T* x, int64_t n, double eps) {
@@ -135,7 +135,7 @@ void norm_rows_grad(const Tensor& grad, const Tensor& x, const Tensor* mean, con
   const A* means = centered ? mean->data<A>() : nullptr;
   const A* rstds = rstd.data<A>();
   parallel_for(blocks, std::max<int64_t>(1, row_grain(n) / row_block), [&](int64_t first, int64_t last) {
-    // added in a separate loop: within one the compiler might not round in between
+    // `add` is added in a separate loop: in a single loop the compiler might not round dx before the addition.
     std::vector<T> made(plus ? size_t(n) : 0);
     for (int64_t r = first * row_block; r < std::min(last * row_block, rows); ++r) {
       const T *row = source + r * n, *from = g + r * n;

@@ -23,8 +23,8 @@ using namespace on_cpu;
 
 struct CodeMap {
   std::array<float, 256> values, middles;  // the numbers of the codes; midpoints between adjacent ones
-  /// For the upper 16 bits of a number: how many midpoints lie below all numbers that begin with them. At most one more
-  /// midpoint lies among these numbers, because the map is coarser than the 128 parts of a power of two.
+  /// below[key] is the number of midpoints below all floats whose upper 16 bits are `key`. At most one more midpoint
+  /// lies among these floats, because the map is coarser than the 128 parts of a power of two.
   std::array<uint8_t, (1 << 16) + 3> below;
   explicit CodeMap(bool is_signed) {
     size_t n = 0;
@@ -60,7 +60,7 @@ const CodeMap& map_of(bool is_signed) {
 
 #ifdef __AVX512F__
 
-// The forms with a mask: those without have an uninitialised operand, which makes GCC 12 warn.
+// The intrinsics here have a mask: those without a mask have an uninitialised operand, which makes GCC 12 warn.
 constexpr __mmask16 every = 0xffff;
 __m512 gathered(__m512i at, const float* from) {
   return _mm512_mask_i32gather_ps(_mm512_setzero_ps(), every, at, from, 4);

@@ -267,7 +267,7 @@ void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DTyp
   if (!operand.direct) operand.convert = input ? loader(dtype) : storer(dtype);
 }
 
-// Plans a walk over operands that are not all contiguous, of one shape and of the compute type.
+// Plans a walk if not every operand is `direct`.
 [[gnu::noinline]] void prepare(PointwiseLoop& plan, const Tensor* const* in, Ref<Storage>* copies) {
   const int count = plan.inputs;
   const Tensor& out = *in[count];

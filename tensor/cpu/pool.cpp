@@ -37,7 +37,7 @@ struct Units {
   }
 };
 
-/// The larger value wins, and NaN wins over all. An equal one does not, so the first position stays.
+/// The larger value wins, and NaN wins over all. An equal value does not, so the first position stays.
 template <class T> inline void take_larger(T value, int32_t place, T& best, int32_t& at) {
   const bool wins = (value > best) | (value != value);
   best = wins ? value : best;

@@ -31,19 +31,19 @@ inline constexpr int64_t depth_of_tiles = 512;  ///< k in one block of many()
 /// largest numbers of rows and of outputs that few() computes together
 inline constexpr int most_rows = 6, most_columns = 4;
 
-/// A set of kernels. out (rows x columns [o0, o1) of w) is at out + r * ld + o. x has rows of 32 * groups numbers,
-/// with zeros after `in`.
+/// A set of kernels. They compute outputs o0 to o1 - 1 of each row r of x: output o is out[r * ld + o]. x has rows of
+/// 32 * groups numbers, with zeros after `in`.
 struct QuantizedKernels {
   const char* name;  ///< the name that quantized_paths() lists
   bool (*works)();   ///< true if this processor can run it
-  /// At most most_rows rows; reads the codes in place. scratch: (most_columns + 1) * groups numbers.
+  /// Computes at most most_rows rows; reads the codes in place. scratch: (most_columns + 1) * groups numbers.
   void (*few)(const CodedMatrix& w, int64_t o0, int64_t o1, const float* x, int64_t rows, float* out, int64_t ld,
               float* scratch);
-  /// Any number of rows; o1 - o0 <= panel_columns. scratch: many_scratch(w).
+  /// Computes any number of rows; o1 - o0 <= panel_columns. scratch: many_scratch(w).
   void (*many)(const CodedMatrix& w, int64_t o0, int64_t o1, const float* x, int64_t rows, float* out, int64_t ld,
                float* scratch);
-  /// Sums of products of codes, in integers; columns [o0, o1) begin at out. Rows of x are x_row apart and readable up
-  /// to a multiple of 64.
+  /// Computes sums of products of codes, in integers. Here output o is out[r * ld + o - o0]. Rows of x are x_row apart
+  /// and readable up to a multiple of 64.
   void (*dots)(const CodedMatrix& w, int64_t o0, int64_t o1, const int8_t* x, int64_t x_row, int64_t rows, int32_t* out,
                int64_t ld);
 };

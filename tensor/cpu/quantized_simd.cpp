@@ -79,7 +79,8 @@ template <int n> LOCKSTEP_INLINE void sums(const F* v, float* y) {
 
 #include "tensor/cpu/quantized_kernels.inc"
 
-/// vpdpbusd multiplies unsigned by signed bytes: adds 128 to x, and subtracts 128 times the sum of w at the end.
+/// Dot products of codes. vpdpbusd multiplies unsigned by signed bytes: 128 is added to x, and 128 times the sum of w
+/// is subtracted at the end.
 template <int rows, int cols>
 LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x, int64_t x_row, int32_t* out,
                                int64_t ld) {
@@ -176,7 +177,7 @@ template <int n> LOCKSTEP_INLINE void sums(const F* v, float* y) {
 
 #include "tensor/cpu/quantized_kernels.inc"
 
-/// Multiplies as 16-bit integers, because vpmaddubsw would saturate.
+/// Dot products of codes, multiplied as 16-bit integers, because vpmaddubsw would saturate.
 template <int rows, int cols>
 LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x, int64_t x_row, int32_t* out,
                                int64_t ld) {

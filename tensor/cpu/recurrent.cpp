@@ -97,7 +97,7 @@ template <class T, class Fn> void each_tile(int64_t rows, int64_t n, int64_t wor
                });
 }
 
-/// Calls fn(r, rows, is in [0, split)) for the parts of a tile before and after `split`.
+/// Calls fn(first row, rows, before) for the part of a tile before row `split` (before = true) and the part after.
 template <class Fn> void in_two(int64_t r, int64_t rows, int64_t split, const Fn& fn) {
   const int64_t left = std::clamp<int64_t>(split - r, 0, rows);
   if (left > 0) fn(r, left, true);

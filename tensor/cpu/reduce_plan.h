@@ -1,6 +1,7 @@
 #pragma once
-// The order in which a reduction visits a tensor. Its dims are split into a nest of kept dims and one of reduced dims,
-// each sorted by stride and simplified. The lanes of the vectors lie along the better of the two innermost dims.
+// The order in which a reduction visits a tensor. The tensor's dims are split into a loop nest over kept dims and a
+// loop nest over reduced dims, each sorted by stride and simplified. The lanes of the vectors lie along the better of
+// the two innermost dims.
 #include "tensor/tensor.h"
 
 namespace lockstep::on_cpu {

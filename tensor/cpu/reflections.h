@@ -1,8 +1,8 @@
 #pragma once
 // Decompositions by Householder reflections, panel by panel: to a triangle (QR), a bidiagonal matrix (singular values)
 // and a tridiagonal one (eigenvalues); bidiagonal.cpp continues from there. Used by cpu/linalg.cpp, the only file that
-// includes Eigen. Written with few kinds of products, as each costs the compiler a second; Eigen's own decompositions
-// cost it a minute.
+// includes Eigen. The code uses few kinds of products, because each takes a second to compile; Eigen's own
+// decompositions take a minute.
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
@@ -29,7 +29,7 @@ template <class T> void subtract(Part<T> c, const Reading<T>& a, const Reading<T
 
 /// The Householder reflection 1 - tau x x^T, x[0] = 1, that maps a vector to (beta, 0, ...), with LAPACK's sign.
 template <class T> struct Reflection { T beta, tau; };
-/// Replaces the vector x by the x of its reflection.
+/// Replaces a vector by the x of the reflection that maps it to (beta, 0, ...), and returns beta and tau.
 template <class T> Reflection<T> reflect(Column<T>& x) {
   const T first = x(0), rest = x.size() > 1 ? x.tail(x.size() - 1).squaredNorm() : T(0);
   x(0) = 1;
@@ -54,7 +54,7 @@ template <class T> T bring_to_one(Dense<T>& a) {
 /// Columns of a panel.
 constexpr int64_t panel = 32;
 
-/// A bidiagonal matrix with the diagonal d and the numbers e above it; u and v are reflections whose products U and V
+/// A bidiagonal matrix B with the diagonal d and the numbers e above it; u and v are reflections whose products U and V
 /// satisfy a = U B V^T.
 template <class T> struct Bidiagonal {
   Column<T> d, e, tau_u, tau_v;
@@ -126,7 +126,7 @@ template <class T> void turn(Part<T> c, const Dense<T>& v, const Dense<T>& vt, c
   subtract<T>(c, v, scaled);
 }
 
-/// Multiplies c by the product of the reflections, panel by panel. is_identity: c is the identity before.
+/// Multiplies c by the product of the reflections, panel by panel. is_identity: c begins as the identity.
 template <class T> void multiply_by(const Dense<T>& reflections, const Column<T>& tau, bool is_identity, Dense<T>& c) {
   const int64_t m = reflections.rows(), n = reflections.cols();
   for (int64_t k = (n - 1) / panel * panel; k >= 0; k -= panel) {
@@ -228,8 +228,8 @@ template <class T> struct Tridiagonal {
   }
 };
 
-/// The eigenvalues of a symmetric matrix, which is overwritten, and its eigenvectors if wanted. False if it did not
-/// converge.
+/// The eigenvalues of a symmetric matrix, which is overwritten, and its eigenvectors if wanted. Returns false if the
+/// iteration did not converge.
 template <class T> bool decompose_symmetric(Dense<T>& a, bool vectors, Column<T>& values, Dense<T>& q) {
   const T scale = bring_to_one<T>(a);
   const Tridiagonal<T> made(a);
@@ -246,7 +246,7 @@ template <class T> bool decompose_symmetric(Dense<T>& a, bool vectors, Column<T>
   return true;
 }
 
-/// u diag(s) v^T = a; a is overwritten. u and v stay empty without `vectors`. False if it did not converge.
+/// u diag(s) v^T = a; a is overwritten. u and v stay empty without `vectors`. False: the iteration did not converge.
 template <class T> bool decompose(Dense<T>& a, bool vectors, bool full, Column<T>& s, Dense<T>& u, Dense<T>& v) {
   const T scale = bring_to_one<T>(a);
   const Bidiagonal<T> made(a);

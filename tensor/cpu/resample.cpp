@@ -1,6 +1,6 @@
-// Resampling of planes: each output is a weighted sum of its neighbours, along rows and along columns, one line of the
-// result after another. If the number of lines grows, lines of x are stretched first and kept while they are in use;
-// else lines of x are summed first. Each line of the result is computed separately, so threads share the lines.
+// Resampling of planes: each output is a weighted sum of the inputs around it, along rows and along columns, one line
+// of the result after another. If the number of lines grows, lines of x are stretched first and kept while they are in
+// use; else lines of x are summed first. Each line of the result is computed separately, so threads share the lines.
 #include <algorithm>
 #include <utility>
 #include <vector>

@@ -30,7 +30,8 @@ class Tries {
 
 double above_zero(uint32_t low, uint32_t high) { return 1 - unit(low, high); }  // (0, 1]
 
-/// Marsaglia and Tsang, 2000. Shapes below 1: a variate of shape + 1, times u^(1 / shape).
+/// Draws the logarithm of a gamma variate (Marsaglia and Tsang, 2000). For shapes below 1 that is a variate of
+/// shape + 1, times u^(1 / shape).
 double draw_log_gamma(double shape, Tries tries) {
   if (!(shape > 0)) return std::numeric_limits<double>::quiet_NaN();
   if (std::isinf(shape)) return shape;

@@ -41,7 +41,7 @@ struct Part {
   int rows = 0;
   bool is_first = false, is_last = false;
 };
-/// Called by a warp: the part that starts at `at`. The lanes look at 32 keys at a time.
+/// Called by a warp: returns the part that starts at `at`. The lanes look at 32 keys at a time.
 template <class K> __device__ Part part_at(const Entries<K>& sorted, int64_t at, int64_t count) {
   const int lane = threadIdx.x % 32;
   const K key = sorted.key[at];
@@ -59,8 +59,8 @@ template <class K> __device__ Part part_at(const Entries<K>& sorted, int64_t at,
   return {rows, is_first, !has_key(at + rows_of_part)};
 }
 
-/// Where the sums of a part are kept until the parts of its run are added. Fewer than rows_of_part positions can hold
-/// the start of the last part of one run and of the first part of the next, so these two have separate slots.
+/// The slot that keeps the sums of a part until the parts of its run are added. Fewer than rows_of_part positions can
+/// hold the start of the last part of one run and of the first part of the next, so these two have separate slots.
 __device__ inline int64_t slot_of(int64_t at, bool is_first) { return at / rows_of_part * 2 + is_first; }
 
 /// V neighbouring columns of the rows (o, :); a lane handles one strip of each row.
@@ -78,8 +78,8 @@ template <int V> struct Strip {
   }
 };
 
-/// out[o, index[i], :] += x[o, i, :]. A warp adds the rows of a part, 32 V columns of them. The sums of a run of one
-/// part go to `out`, others to `partial`, in Carried<T>.
+/// out[o, index[i], :] += x[o, i, :]. A warp adds the rows of a part, 32 V columns of them. If a run has only one part,
+/// the sums go to `out`; else the sums of each part go to `partial`, in Carried<T>.
 template <int V, class T, class K>
 __global__ void __launch_bounds__(threads)
     add_parts_kernel(const T* x, Lines lines, int64_t count, int64_t groups, Entries<K> sorted, T* out,
@@ -128,8 +128,8 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// Adds the parts of each run of several parts, in order. A warp looks for the run that begins among rows_of_part
-/// positions: there is at most one.
+/// Adds the parts of each run of several parts, in order. A warp looks at rows_of_part positions: at most one run of
+/// several parts begins there.
 template <int V, class T, class K>
 __global__ void __launch_bounds__(threads) join_parts_kernel(const Carried<T>* partial, Lines lines, int64_t count,
                                                              int64_t groups, Entries<K> sorted, T* out, Access access) {

@@ -15,7 +15,7 @@
 namespace lockstep::on_cuda {
 namespace {
 
-/// delta, with one warp for each row of (B, H, T). Also clears the counters of the next kernel.
+/// Computes delta, with one warp for each row of (B, H, T). Also clears the counters of the next kernel.
 template <class T>
 __global__ void __launch_bounds__(128)
     delta_kernel(Heads<const T> grad, Heads<const T> out, int64_t rows, int64_t heads, int64_t queries, int64_t width,

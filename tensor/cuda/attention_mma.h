@@ -4,8 +4,8 @@
 //
 // A warp owns 16 rows (queries in the forward pass, keys in the backward pass). Scores come out of mma() in the layout
 // (mma.h) that, rounded and packed, is the left operand of the next product, so weights never leave registers. The next
-// tile is copied to shared memory while this one is multiplied. Bound by tensor cores and by shared memory, which feeds
-// them with about two reads of 512 bytes for three mma.
+// tile is copied to shared memory while this one is multiplied. The kernels are bound by tensor cores and by shared
+// memory: about two reads of 512 bytes for three mma.
 #include "tensor/cuda/attention_tile.h"
 #include "tensor/cuda/mma.h"
 
@@ -14,13 +14,14 @@ namespace lockstep::on_cuda {
 /// The position of a lane: its group g and place t (mma.h), and the first row of its warp in the block's tile.
 struct Lane {
   int g = int(threadIdx.x % warp) / 4, t = int(threadIdx.x % warp) % 4, row = int(threadIdx.x / warp) * 16;
-  /// Row of element e of a c in the block's tile; its column in product number n.
+  /// row_of(e): the row of element e of an accumulator c (mma.h) in the block's tile. column_of(n, e): the column of
+  /// element e in product number n.
   __device__ int row_of(int e) const { return row + g + e / 2 * 8; }
   __device__ int column_of(int n, int e) const { return 8 * n + 2 * t + e % 2; }
 };
 
-/// Maps element e of a lane, counted through its products, to the query and key of that score. Products are queries by
-/// keys or, if turned, keys by queries. Not a lambda, because nvcc 13.0 fails to compile one here.
+/// Maps a score of a lane to its query and key; e counts the elements of all products of the lane. Products are queries
+/// by keys or, if `turned`, keys by queries. Not a lambda, because nvcc 13.0 fails to compile one here.
 struct Scores {
   Lane lane;
   int64_t i0, j0;
@@ -31,7 +32,7 @@ struct Scores {
   }
 };
 
-/// Rounds and packs two c that are neighbours in n into a left operand.
+/// Rounds two accumulators c of neighbouring columns and packs them into a left operand.
 template <class T> __device__ inline void as_left(const float (&low)[4], const float (&high)[4], uint32_t (&a)[4]) {
   a[0] = pack<T>(low[0], low[1]);
   a[1] = pack<T>(low[2], low[3]);

@@ -119,8 +119,9 @@ struct AttentionPlan : AttentionSizes {
     const uint32_t low = place & 1 ? words[1] : words[0], high = place & 1 ? words[3] : words[2];
     return (place & 2 ? high : low) >= threshold;
   }
-  /// keeps() for n <= 32 places as bits; at(e) returns the QueryKey of bit e. All ones without dropout. Kept as a
-  /// rolled loop, apart from the loops that use the bits: unrolled, the Philox rounds would make up most of a kernel.
+  /// Calls keeps() for n <= 32 places and returns the answers as bits; at(e) returns the QueryKey of bit e. All ones
+  /// without dropout. This is a rolled loop, apart from the loops that use the bits: unrolled, the Philox rounds would
+  /// make up most of a kernel.
   template <int n, class At> __device__ uint32_t kept_of(int64_t b, int64_t h, At&& at) const {
     static_assert(n <= 32);
     if (threshold == 0) return ~0u;
@@ -174,9 +175,9 @@ void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Ten
                         Tensor& grad_k, Tensor& grad_v);
 /// The number of counters that attention_grad_mma() needs: a ticket, and turns for each tile of queries (turns.h).
 int64_t counters_of_grad(const AttentionPlan& plan);
-/// True if Hopper's tensor cores (attention_wgmma.cu) can do it: the tensors fit mma, the device has compute capability
-/// 9.0, heads have 64 or 128 elements, the plan has no mask, dropout, layout or window and a positive scale, TMA
-/// accepts the tensors, and LOCKSTEP_WGMMA is not 0.
+/// True if attention_wgmma.cu can compute attention of these tensors on Hopper's tensor cores: the tensors fit mma, the
+/// device has compute capability 9.0, heads have 64 or 128 elements, the plan has no mask, dropout, layout or window
+/// and a positive scale, TMA accepts the tensors, and LOCKSTEP_WGMMA is not 0.
 bool fits_wgmma(const AttentionPlan& plan, std::initializer_list<const Tensor*> tensors);
 /// Attention forward and backward on Hopper's tensor cores, for problems that fit.
 void attention_wgmma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
@@ -290,8 +291,8 @@ template <class Fn> void with_layout(const AttentionPlan& plan, Fn&& fn) {
   else fn.template operator()<false>();
 }
 
-/// Calls fn.template operator()<chunks>(slices). A block computes `chunks` tiles of the width of its results; `slices`
-/// such blocks cover the whole width.
+/// Calls fn.template operator()<chunks>(slices). The width of the results is cut into tiles: a block computes `chunks`
+/// of them, and `slices` blocks cover the whole width.
 template <class A, int most, class Fn> void with_chunks(int64_t width, Fn&& fn) {
   const int64_t tiles = std::max<int64_t>(1, (width + Tile<A>::size - 1) / Tile<A>::size);
   if (tiles == 1) return fn.template operator()<1>(int64_t(1));

@@ -17,7 +17,7 @@ __device__ inline float exp2_of(float x) {
 #endif
 }
 
-/// The accumulator of a wgmma product as an array of the c of mma.h, each of 8 columns.
+/// Returns the accumulator of a wgmma product as an array of accumulators c (mma.h), each of 8 columns.
 template <int count> __device__ inline float (&in_fours(float (&sum)[count]))[count / 4][4] {
   return reinterpret_cast<float(&)[count / 4][4]>(sum);
 }

@@ -89,7 +89,8 @@ bool multiplies_bf16(int device) {
   return p.major >= 8;
 }
 
-// The pool never returns memory to the driver by itself: that would happen at every synchronisation and cost too much.
+// The device's memory pool. keep_memory() stops it from returning memory to the driver by itself, which would happen at
+// every synchronisation and cost too much.
 cudaMemPool_t pool_of(int device) {
   cudaMemPool_t pool = nullptr;
   check("memory", cudaDeviceGetDefaultMemPool(&pool, device));
@@ -154,8 +155,8 @@ void release_cached(int device) {
   check("memory", cudaMemPoolTrimTo(pool_of(device), 0));
 }
 
-// Lets kernels and copies of `device` reach the memory of `peer`, where the machine can: what is in its pool, and what
-// graphs have allocated. Otherwise a copy goes through the host's memory.
+// Lets kernels and copies of `device` reach the memory of `peer`, if the machine can: the memory of its pool and the
+// memory that graphs have allocated. Otherwise a copy goes through the host's memory.
 void let_reach(int device, int peer) {
   static std::array<std::atomic<uint64_t>, most_devices> done{};
   const uint64_t bit = uint64_t(1) << peer;

@@ -18,9 +18,10 @@ void set_keys(RecordedKey* to, const RecordedKey* keys, int count, int device);
 /// True while this thread records a graph.
 bool is_recording();
 
-/// Memory for the graph that this thread records; nullptr if it records none.
+/// Allocates memory for the graph that this thread records. Returns nullptr if the thread records no graph.
 void* allocate_captured(size_t bytes, int device);
-/// True if the memory belongs to a graph or was freed while recording; the graph keeps it in both cases.
+/// Gives freed memory to the graph that it belongs to or, while this thread records, to the recorded graph. Returns
+/// false if there is no such graph: then the caller must free the memory.
 bool deallocate_captured(void* data, int device, void* stream) noexcept;
 // Entries of Backend.
 bool keep_for_graphs(void* data, int device, void* stream, uint32_t born) noexcept;

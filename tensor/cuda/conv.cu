@@ -48,9 +48,9 @@ struct Sizes : ConvSizes {
   }
 };
 
-// A Problem defines one row of the table above. along(d) decodes an index of the depth, column(j) a column; both are
-// called once for several elements. a(group, m, d, along) is an element of the left operand, b(group, along, column)
-// one of the right operand; put(piece, group, m, j, column, sum) stores a result.
+// A Problem defines one row of the table at the top of this file. along(d) decodes an index of the depth, column(j) a
+// column; both are called once for several elements. a(group, m, d, along) is an element of the left operand,
+// b(group, along, column) one of the right operand; put(piece, group, m, j, column, sum) stores a result.
 
 /// (image, row, column) or (channel, r, s).
 struct Triple {

@@ -18,7 +18,7 @@
 
 namespace lockstep::on_cuda::blas {
 
-/// A deleter for handles of cuBLASLt; Owned is a unique_ptr with it.
+/// Deletes a handle of cuBLASLt. Owned is a unique_ptr with this deleter.
 template <class Handle, auto destroy> struct Destroy {
   void operator()(Handle handle) const { destroy(handle); }
 };
@@ -104,7 +104,7 @@ struct Product {
 /// The most workspace that a product may take, in bytes: NVIDIA's recommendation.
 inline size_t most_workspace() { return cuda::limits().major >= 9 ? 32 << 20 : 4 << 20; }
 
-/// In how many parts the algorithm sums; 1: in one sequence.
+/// The number of parts into which the algorithm cuts each sum; 1: it sums in one sequence.
 inline int32_t parts_of_sum(const cublasLtMatmulAlgo_t& algorithm) {
   int32_t parts = 0;
   size_t written = 0;
@@ -114,8 +114,8 @@ inline int32_t parts_of_sum(const cublasLtMatmulAlgo_t& algorithm) {
   return std::max(parts, 1);
 }
 
-/// Asks cuBLASLt for algorithms, and keeps those of its candidates that it says will run; none if it does not support
-/// the product. `in_parts`: a sum may be cut into parts, which are added in f32 in a fixed order.
+/// Returns the algorithms that cuBLASLt proposes for the product and says will run; none if it does not support the
+/// product. `in_parts`: a sum may be cut into parts, which are added in f32 in a fixed order.
 inline std::vector<Algorithm> choose_algorithms(const Product& plan, bool in_parts = true) {
   cublasLtMatmulPreference_t made = nullptr;
   check_blas("cublasLtMatmulPreferenceCreate", cublasLtMatmulPreferenceCreate(&made));
@@ -141,7 +141,7 @@ inline std::vector<Algorithm> choose_algorithms(const Product& plan, bool in_par
   return usable;
 }
 
-/// The algorithm with the workspace that it needs for this product; none if it cannot compute it.
+/// Returns the algorithm with the workspace that this product needs; nothing if the algorithm cannot compute it.
 inline std::vector<Algorithm> check_algorithm(const Product& plan, const cublasLtMatmulAlgo_t& algorithm) {
   cublasLtMatmulHeuristicResult_t found{};
   const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle(), plan.description.get(), plan.a.get(), plan.b.get(),
@@ -150,10 +150,10 @@ inline std::vector<Algorithm> check_algorithm(const Product& plan, const cublasL
   return {{algorithm, found.workspaceSize}};
 }
 
-/// The library's answers, one for each problem, for all threads of the process.
+/// Caches the library's algorithms for each problem, for all threads of the process.
 template <class Problem> class Answers {
  public:
-  /// The algorithms for a problem. `ask` finds them on first use; other threads wait for it.
+  /// The algorithms for a problem. `ask` finds them on first use; meanwhile other threads wait.
   template <class Ask> std::vector<Algorithm> get(const Problem& problem, const Ask& ask) {
     const std::lock_guard lock(mutex_);
     if (const auto known = answers_.find(problem); known != answers_.end()) return known->second;
@@ -166,8 +166,9 @@ template <class Problem> class Answers {
   std::map<Problem, std::vector<Algorithm>> answers_;
 };
 
-/// The plan for a problem; nullptr if there is no algorithm. `describe(problem)` makes its descriptors, once for each
-/// thread, because a running plan holds pointers; `ask(plan)` its algorithms, once for the process.
+/// Returns the plan for a problem; nullptr if there is no algorithm. `describe(problem)` makes its descriptors once for
+/// each thread: threads cannot share them, because a running plan holds pointers. `ask(plan)` finds its algorithms once
+/// for the process.
 template <class Problem, class Describe, class Ask>
 const Product* plan_for(const Problem& problem, const Describe& describe, const Ask& ask) {
   static Answers<Problem>& answers = *new Answers<Problem>;  // leaked: outlives all threads

@@ -1,5 +1,5 @@
-// Convolutions by cuDNN: which calls go there. Handles and cached plans are in cudnn_session.cpp, graphs and the choice
-// of plans in cudnn_graph.cpp.
+// Convolutions by cuDNN: decides which calls cuDNN computes, and makes them. Handles and cached plans are in
+// cudnn_session.cpp, graphs and the choice of plans in cudnn_graph.cpp.
 #include "tensor/cuda/cudnn.h"
 
 #if defined(LOCKSTEP_WITH_CUDNN)
@@ -24,7 +24,7 @@ ConvProblem::Operand operand(const Tensor& x) {
   return made;
 }
 
-/// True for both image layouts.
+/// True if x is stored in one of the two image layouts (tensor/layout.h).
 bool is_images(const Tensor& x) { return x.is_contiguous() || is_channels_last(x); }
 
 /// Runs a convolution with the images x and y; false if cuDNN does not support it.

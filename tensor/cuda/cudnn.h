@@ -6,8 +6,9 @@
 
 namespace lockstep::cuda {
 
-/// The entries of Kernels of these names (grad_weight without the bias). False if cuDNN does not support the call:
-/// nothing was written, and our own kernel has to do it. Throws if cuDNN accepted the call and failed.
+/// Compute conv2d, conv2d_grad_input and conv2d_grad_weight of Kernels (the last without the bias) by cuDNN. Return
+/// false if cuDNN does not support the call: then nothing was written, and our own kernel must compute the result.
+/// Throw if cuDNN accepted the call and failed.
 bool cudnn_conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, const Tensor& out);
 bool cudnn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArgs& args, const Tensor& grad_x);
 bool cudnn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, const Tensor& grad_w);

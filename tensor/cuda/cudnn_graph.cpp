@@ -198,7 +198,7 @@ constexpr Names names[] = {
      CUDNN_ATTR_OPERATION_CONVOLUTION_BWD_FILTER_BETA},
 };
 
-/// The number of groups is not passed: cuDNN infers it from the channels of x and w.
+/// The graph of a convolution. The number of groups is not passed: cuDNN infers it from the channels of x and w.
 Descriptor convolution_graph(const ConvProblem& p, const PlanTarget& target) {
   Descriptor convolution(CUDNN_BACKEND_CONVOLUTION_DESCRIPTOR);
   convolution.set(CUDNN_ATTR_CONVOLUTION_SPATIAL_DIMS, CUDNN_TYPE_INT64, int64_t(2))

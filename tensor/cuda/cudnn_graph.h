@@ -29,7 +29,7 @@ class Descriptor {
   Descriptor& set(cudnnBackendAttributeName_t name, cudnnBackendAttributeType_t type, const T& value) {
     return set(name, type, 1, &value);
   }
-  /// Sets an attribute to other descriptors; takes over their failure.
+  /// Sets an attribute to other descriptors. If one of those has failed, this descriptor takes over its failure.
   Descriptor& set(cudnnBackendAttributeName_t name, std::span<const Descriptor* const> others);
   Descriptor& set(cudnnBackendAttributeName_t name, const Descriptor& other) {
     const Descriptor* const one = &other;
@@ -43,7 +43,7 @@ class Descriptor {
   /// Executes a plan; this descriptor is its variant pack (the tensors' addresses).
   Descriptor& execute(cudnnHandle_t handle, const Descriptor& plan);
 
-  /// The descriptor; then its first failure and an explanation.
+  /// get() returns the handle for cuDNN; status() and ok() tell the first failure, and why() explains it.
   cudnnBackendDescriptor_t get() const { return handle_.get(); }
   cudnnStatus_t status() const { return status_; }
   bool ok() const { return status_ == CUDNN_STATUS_SUCCESS; }
@@ -114,7 +114,7 @@ struct ConvProblem {
   auto operator<=>(const ConvProblem&) const = default;
 };
 
-/// The largest workspace that we accept: room for the operands in another layout, with channels rounded up.
+/// The largest workspace in bytes that we accept: room for the operands in another layout, with channels rounded up.
 int64_t workspace_limit(const ConvProblem& problem);
 /// Chooses a plan for a convolution; its products are exact unless the problem allows tf32 or has 16 bits.
 EnginePlan plan_convolution(const ConvProblem& problem, const PlanTarget& target, int64_t most_workspace);

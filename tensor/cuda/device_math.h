@@ -1,5 +1,5 @@
 #pragma once
-// Which elementary functions a kernel uses: the width of its result decides.
+// Elementary functions (exp, tanh, ...) for kernels. The width of a kernel's result decides which functions it uses.
 //
 //   16 bits     the special function unit: 2^x and 1 / x in one instruction each, with a relative error of 2^-22
 //               (subnormals become 0). The functions here stay within 2^-16, where half a unit in the last place is
@@ -61,7 +61,7 @@ template <class T> class RowExp {
   __device__ A operator()(A v) const { return exp_of(v - base_); }
   /// The factor from e^(v - old) to e^(v - base).
   __device__ A from(A old) const { return exp_of(old - base_); }
-  /// What sums of e^(v - base) must be multiplied by.
+  /// The factor by which sums of e^(v - base) must be multiplied.
   __device__ A correction() const { return A(1); }
 
  private:
@@ -69,7 +69,7 @@ template <class T> class RowExp {
 };
 
 /// 16 bits: one fused multiply-add and one ex2, as 2^(log2_e v - log2_e base). The second product is rounded, which
-/// correction() undoes for a whole row. Beyond 2^30 neighbours in 16 bits are so far apart that any factor will do.
+/// correction() undoes for a whole row. Beyond 2^30, neighbours in 16 bits are so far apart that any factor will do.
 template <class T>
 requires(is_half<T>) class RowExp<T> {
  public:
@@ -121,7 +121,7 @@ __device__ inline FastFloat tanh(FastFloat x) {
   return FastFloat(s < 0.1f ? near : 1.f - 2.f * fast_reciprocal(e + 1.f));
 }
 /// The share of a normal distribution below -|x|, as t p(t) e^(-x^2/2) with t = 1 / (1 + 0.31 |x|); a minimax fit made
-/// for this file. Nothing cancels, so the relative error is the same far out.
+/// for this file. Nothing cancels, so the relative error stays small for large |x|.
 __device__ inline float fast_normal_tail(float x) {
   const float t = fast_reciprocal(1.f + 0.31f * std::fabs(x));
   const float p = math::polynomial(t, -7.39279042e-2f, 1.80446937e-1f, 1.57483339e-2f, 1.33427972e-1f, 1.20441706e-1f,

@@ -4,7 +4,8 @@
 
 namespace lockstep::on_cuda {
 
-/// What exponentials of a row with this maximum are taken relative to: 0 if all are -inf, which avoids NaN.
+/// The number that is subtracted before exponentials of a row are taken: the row's maximum `most`, or 0 if all elements
+/// are -inf, which avoids NaN.
 template <class A> __device__ inline A base_of(A most) { return most == -infinity<A> ? A(0) : most; }
 
 /// Reads the row: its largest value, and the sum of exp(value - largest).
@@ -32,7 +33,7 @@ template <class Row> __device__ void sum_of_exp(Row& row, typename Row::A& large
     const RowExp<T> e(base_of(largest));
     row.each([&](int64_t, int, typename Row::Kept kept) { add(e, kept[0]); });
     sum = row.sum(part) * e.correction();
-  } else {  // both in one walk (Milakov and Gimelshein, 2018); a larger maximum is rare, after some vectors
+  } else {  // both in one walk (Milakov and Gimelshein, 2018); after some vectors, a larger maximum is rare
     RowExp<T> e(A(0));
     row.read([&](int64_t, int, typename Row::In in, typename Row::Kept kept) {
       const A top = raise(kept[0] = in[0]);

@@ -112,7 +112,7 @@ void forget_unused(const std::shared_ptr<Arena>& arena) {
   pieces().count = int64_t(pieces().owner.size());
 }
 
-/// The opaque graph of Backend.
+/// A captured graph, which Backend (tensor/backend.h) passes as void*.
 struct Captured {
   cudaGraphExec_t graph = nullptr;
   std::shared_ptr<Arena> arena;
@@ -147,7 +147,7 @@ std::vector<std::shared_ptr<Arena>> arenas_that_read(int device, uint32_t born) 
 
 void begin_capture(int device) {
   select_device(device);
-  // Memory that the warm-up run left in the pool would be held twice.
+  // Releases the memory that the warm-up run left in the pool: the graph allocates its own.
   check("Graph", cudaDeviceSynchronize());
   cudaMemPool_t pool = nullptr;
   check("Graph", cudaDeviceGetDefaultMemPool(&pool, device));

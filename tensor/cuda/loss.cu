@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(Row::threads, loss_blocks<Row>())
   }
 }
 
-/// The multiple of elements at which the rows of both tensors begin.
+/// The greatest common divisor of both tensors' distances between rows, in elements.
 int64_t common_step(const Tensor& a, const Tensor& b) { return std::gcd(row_step(a), row_step(b)); }
 
 /// Calls fn(targets), after summing the class weights if label smoothing needs it.

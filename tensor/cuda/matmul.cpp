@@ -2,13 +2,13 @@
 // the operands swap places and nothing is copied. Bound by 2 M N K operations at the tensor cores' rate (f16, bf16,
 // tf32) or, for thin products such as decoding, by reading the larger operand.
 //
-// cuBLASLt is asked once per shape for an algorithm, and the process keeps the answer. It may sum in parts, but always
-// in f32 and in a fixed order, so the same product gives the same bits. Operations after the product are fused if the
-// library has them: bias, relu, gelu_tanh with the value before it, the derivative of gelu_tanh, and the sums of a's
-// rows, which are a bias's gradient. The rest runs afterwards as our pointwise kernel or a reduction.
+// cuBLASLt is asked once per shape for an algorithm, and the process keeps the answer. The algorithm may sum in parts,
+// but always in f32 and in a fixed order, so the same product gives the same bits. Operations after the product are
+// fused if the library has them: bias, relu, gelu_tanh with the value before it, the derivative of gelu_tanh, and the
+// sums of a's rows, which are a bias's gradient. The rest runs afterwards as our pointwise kernel or a reduction.
 //
-// In a BatchInvariant scope the algorithm is that of one number of rows, for any number of rows, and it sums in one
-// sequence. So a row's bits depend on n, k, dtypes and epilogue alone.
+// In a BatchInvariant scope, the algorithm chosen for one fixed number of rows serves every number of rows, and it sums
+// in one sequence. So a row's bits depend on n, k, dtypes and epilogue alone.
 #include <algorithm>
 #include <array>
 #include <vector>
@@ -175,7 +175,7 @@ Problem problem_of(const Operands& o, const std::vector<BatchDim>& dims) {
           o.a.size(-1),
           left.lead,
           right.lead,
-          std::max(o.out.strides()[o.out.dim() - 2], n),  // more than n for padded rows, which are no batch
+          std::max(o.out.strides()[o.out.dim() - 2], n),  // more than n if rows are padded (never in a batch)
           left.transposed,
           right.transposed,
           dims[0].size,
@@ -222,14 +222,14 @@ int64_t usual_alignment(int64_t n, DType dtype) {
   return std::min<int64_t>(16, alignment(uint64_t(n * size_of(dtype))));
 }
 
-/// Copies x unless its rows are whole and lie one after the other, at a usual address.
+/// Returns x if it is contiguous and begins at an address with usual_alignment(), else a copy.
 Tensor usual(const Tensor& x) {
   const bool fits = x.is_contiguous() && address(x) % uint64_t(usual_alignment(x.size(-1), x.dtype())) == 0;
   return fits ? x : x.clone();
 }
 
-/// product() in a BatchInvariant scope: what the algorithm depends on has nothing of the number of rows, nor of where
-/// they lie. Numbers of rows that the algorithm does not take are computed in parts of usual_rows().
+/// product() in a BatchInvariant scope: the algorithm depends neither on the number of rows nor on their addresses.
+/// Numbers of rows that the algorithm does not take are computed in parts of usual_rows().
 bool invariant_product(const Operands& o) {
   if (o.fused.keeps_pre) return false;  // the memory's alignment would matter
   const bool adds = o.args.beta != 0;

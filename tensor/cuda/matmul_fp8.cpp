@@ -24,9 +24,9 @@ struct Fp8Problem {
   auto operator<=>(const Fp8Problem&) const = default;
 };
 
-/// What the library is told of a scale's address: a multiple of 16 bytes. It refuses a call whose scales lie elsewhere.
+/// The library is told that scales lie at multiples of 16 bytes, and refuses a call whose scales do not.
 constexpr uintptr_t scale_place = 16;
-/// The scale at such an address; nn::Fp8Scaling makes its scales so.
+/// Returns the scale, or a copy at such an address; the scales of nn::Fp8Scaling need no copy.
 Tensor placed(const Tensor& scale) {
   return reinterpret_cast<uintptr_t>(scale.raw_data()) % scale_place == 0 ? scale : scale.clone();
 }
@@ -97,7 +97,7 @@ bool matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias, Tens
     check_blas("cublasLtMatmul", status);
     return true;
   };
-  // The library has refused in the call what its heuristic proposed; another algorithm may do.
+  // The library may refuse an algorithm that its heuristic has proposed; then the next one is tried.
   if (std::none_of(plan->algorithms.begin(), plan->algorithms.end(), runs)) return false;
   if (bias.defined() && !fuses) {
     const Tensor* const in[] = {&out, &bias};

@@ -2,7 +2,7 @@
 // Merge sort of lines of entries (key, place) by key and, for equal keys, by place, so the sort is stable and the
 // result independent of thread timing. A block sorts each tile in shared memory (bitonic sort). Then sorted runs are
 // merged in pairs; each thread finds the start of its piece by bisection. Memory bound: one pass over keys and places
-// per doubling.
+// each time that the length of the runs doubles.
 #include "tensor/cuda/simt.h"
 
 namespace lockstep::on_cuda {
@@ -10,7 +10,7 @@ namespace lockstep::on_cuda {
 /// Threads of a block, and the entries that it sorts.
 inline constexpr int sort_threads = 256, sort_tile = 1024;
 
-/// Keys, and the index in its line from which each came.
+/// Keys and, for each key, its index in the unsorted line (place).
 template <class K> struct Entries {
   K* key;
   uint32_t* place;
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(sort_threads)
   }
 }
 
-/// Calls fn with a key type wide enough for places below n, leaving ~0 free.
+/// Calls fn with a 0 of the key type: an unsigned type that holds all places below n and leaves ~0 free.
 template <class Fn> void dispatch_key(int64_t n, Fn&& fn) {
   n < int64_t(UINT32_MAX) ? fn(uint32_t(0)) : fn(uint64_t(0));
 }

@@ -8,7 +8,7 @@
 //   c   one f32 each                                    c[0] (g, 2t)       c[1] (g, 2t + 1)
 //                                                       c[2] (g + 8, 2t)   c[3] (g + 8, 2t + 1)
 //
-// Two c that are neighbours in n, rounded and packed, form an a.
+// Two c of neighbouring columns, rounded and packed, form an a.
 #include "tensor/cuda/warp.h"
 
 namespace lockstep::on_cuda {
@@ -135,7 +135,8 @@ template <int depth> struct RowTile {
   __device__ void left_turned(int row, int column, uint32_t (&a)[4]) const {
     load_matrices<true>(place(row, column, false), a[0], a[1], a[2], a[3]);
   }
-  /// Loads the same part as two operands b, columns 0 to 7 and 8 to 15; right_turned() loads from its transpose.
+  /// Loads the 16 x 16 part that starts at (row, column) as two operands b, its columns 0 to 7 and 8 to 15;
+  /// right_turned() does so with the transpose.
   __device__ void right(int row, int column, uint32_t (&b)[2][2]) const {
     load_matrices<true>(place(row, column, true), b[0][0], b[0][1], b[1][0], b[1][1]);
   }

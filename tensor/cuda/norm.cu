@@ -2,9 +2,9 @@
 // reads and writes each element once, backward reads x and the gradient once and writes once. Variances are taken
 // around the mean in a second walk, never as E[x^2] - E[x]^2.
 //
-// A norm of a sum has the bits of the sum followed by the norm, forward and backward. So all of them are one kernel
-// with one walk, and every product and sum says how it rounds: the compiler would fuse multiplications and additions in
-// one instance and not in another. The length of a row alone decides on the walk.
+// A fused norm (of a sum) has the same bits as the sum followed by the norm, forward and backward. So norms and
+// fused norms share one kernel with one walk, and every product and sum says how it rounds: the compiler would fuse
+// multiplications and additions in one instance and not in another. The length of a row alone decides on the walk.
 //
 // Gradients of weight and bias: each block adds up the rows that it walks along, which depend only on the shape, and
 // every thread keeps to its own columns; then a second kernel adds the blocks' sums in order.
@@ -52,12 +52,12 @@ template <class T> struct Drops {
   }
 };
 
-/// The rows to normalise: those of a tensor.
+/// The input of a norm: the rows of x.
 template <class T> struct Plain {
   static constexpr int inputs = 1;
   const T* __restrict__ x;
 };
-/// Or add + dropout(x), which is also written to `sum`.
+/// The input of a fused norm: the rows of add + dropout(x), which are also written to `sum`.
 template <class T> struct Summed {
   static constexpr int inputs = 2;
   const T* __restrict__ x, * __restrict__ add;
@@ -156,13 +156,13 @@ __global__ void __launch_bounds__(Row::threads, norm_blocks<Row, From>())
   }
 }
 
-/// The gradients to compute from: dx of a norm goes to grad_x.
+/// The output of the gradient of a norm: grad_x = dx.
 template <class T> struct PlainGrad {
   static constexpr int inputs = 2;
   T* __restrict__ grad_x;
 };
-/// Or of a fused norm: grad_x = dx + add (add may be grad_x itself; the sum is of rounded numbers), and dropped =
-/// dropout of grad_x. add and dropped may be null.
+/// The output of the gradient of a fused norm: grad_x = dx + add (add may be grad_x itself; the sum is of rounded
+/// numbers), and dropped = dropout of grad_x. add and dropped may be null.
 template <class T> struct SummedGrad {
   static constexpr int inputs = 3;
   const T* add;
@@ -170,13 +170,13 @@ template <class T> struct SummedGrad {
   Drops<T> drops;
 };
 
-/// Where a thread's sums of column i and its neighbours stand among the 2 * size of a block: element e of the k-th
-/// vector of thread t. Neighbouring threads stand side by side, 16 bytes each.
+/// The layout of the 2 * size() sums of columns that a block keeps: of(k, e, t) is the place of element e of the k-th
+/// vector of thread t. The sums of neighbouring threads lie side by side, 16 bytes each.
 template <class A, int V> struct SumPlaces {
   static constexpr int W = V < int(16 / sizeof(A)) ? V : int(16 / sizeof(A));
   int threads;
 
-  /// Sums of one kind that all threads keep for rows of so many columns.
+  /// The number of sums of one kind (g y or g) that all threads keep for rows of `columns` columns.
   LOCKSTEP_HD int64_t size(int64_t columns) const {
     const int64_t vectors = (columns + V - 1) / V;
     return (vectors + threads - 1) / threads * threads * V;
@@ -385,14 +385,15 @@ __global__ void __launch_bounds__(512)
   if (to) to[column] = T(Compute<T>(sum));
 }
 
-/// x, or a copy if its rows could be read in words of 16 bytes but x begins between two: how a sum rounds must not
-/// depend on where a tensor lies.
+/// Returns x, or a copy if its rows could be read in words of 16 bytes but its address is not a multiple of 16: how a
+/// sum rounds must not depend on the address of a tensor.
 Tensor aligned(const Tensor& x) {
   if (!x.defined() || x.size(-1) * size_of(x.dtype()) % 16 != 0) return x;
   return reinterpret_cast<uintptr_t>(x.raw_data()) % 16 == 0 ? x : x.clone();
 }
 
-/// `places`: the tensors that are read or written by rows, which decide on alignment.
+/// Launches norm_kernel(). `places`: the addresses of the tensors that are read or written by rows; with_rows() checks
+/// their alignment.
 template <bool centered, class T, class From>
 void norm(const char* op, const From& from, Pointers places, const Tensor& weight, const Tensor& bias, double eps,
           Tensor& out, Tensor* mean, Tensor& rstd) {

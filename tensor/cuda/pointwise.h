@@ -1,7 +1,8 @@
 #pragma once
 // out = fn(in...) elementwise, for operands of any strides. All pointwise kernels, copies, conversions and fills are
 // instances of this kernel. Memory bound: a thread takes 16 bytes of each operand, whose offset follows from the index
-// of the vector in the merged dims. If an operand is not contiguous along the innermost dim, all go element by element.
+// of the vector in the merged dims. If an operand is not contiguous along the innermost dim, all operands are accessed
+// element by element.
 #include <utility>
 
 #include "tensor/cuda/nest.h"
@@ -20,17 +21,17 @@ template <class T> using Computed = typename ComputedAs<T>::type;
 template <int N> struct Walk {
   Nest<N> nest;                    // the innermost dim counts vectors
   int64_t vectors = 0, inner = 1;  // vectors in total; elements of the innermost dim
-  // True if each operand can be read in whole vectors: the elements of a vector are contiguous and aligned or, in an
-  // input,\nall the same (broadcast) element.
+  // The strides of the operands along the innermost dim, in elements.
   int64_t stride[N];
-  // Neighbours are contiguous and aligned; in an input they may also be one broadcast element.
+  // True if all operands can be accessed in whole vectors: the elements of a vector are contiguous and aligned or, in
+  // an input, all the same (broadcast) element.
   bool in_runs = true;
 };
 
 /// Threads of a block of these kernels.
 constexpr int pointwise_threads = 256;
 
-/// A thread handles one vector of the walk per step.
+/// out = fn(in...) elementwise. A thread handles one vector of the walk per step.
 template <class Fn, class Out, class... In>
 __global__ void __launch_bounds__(pointwise_threads)
     pointwise_kernel(Fn fn, Walk<sizeof...(In) + 1> walk, Out* out, const In*... in) {

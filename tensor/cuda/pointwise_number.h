@@ -15,11 +15,11 @@ inline constexpr bool is_fast =
                            functor::GeluErf, functor::GeluTanh, functor::SiluMul>;
 template <class F, class T> using Number = std::conditional_t<is_fast<F, T>, FastFloat, Computed<T>>;
 
-/// The number in a FastFloat; other numbers as they are.
+/// Returns the float in a FastFloat, and any other number unchanged.
 template <class C> __device__ inline C plain(C x) { return x; }
 __device__ inline float plain(FastFloat x) { return x.value; }
 
-/// params_of() for Number<F, T>.
+/// The result of params_of(), converted to Number<F, T>.
 template <class F, class T> functor::Params<Number<F, T>> params_for(const PointwiseArgs& args) {
   const auto wide = params_of<Computed<T>>(args);
   return {Number<F, T>(wide.p), Number<F, T>(wide.q)};

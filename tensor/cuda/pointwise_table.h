@@ -11,7 +11,8 @@ namespace lockstep::on_cuda {
 
 /// Runs one operation on one dtype.
 using PointwiseFn = void (*)(const PointwiseArgs& args, const Tensor* const* in, Tensor& out);
-/// Number of dtypes, and the kernels of one operation by dtype; null if the operation does not support the dtype.
+/// `dtypes` is the number of dtypes. A PointwiseRow has the kernels of one operation by dtype (null: not supported),
+/// and a PointwiseTable has the rows of all operations.
 inline constexpr int dtypes = 9;
 using PointwiseRow = std::array<PointwiseFn, dtypes>;
 using PointwiseTable = std::array<PointwiseRow, size_t(PointwiseOp::count)>;
@@ -20,7 +21,8 @@ using PointwiseTable = std::array<PointwiseRow, size_t(PointwiseOp::count)>;
 using PointwisePairFn = void (*)(const Tensor& grad, const Tensor& a, const Tensor& b, Tensor& grad_a, Tensor& grad_b);
 extern const std::array<std::array<PointwisePairFn, dtypes>, size_t(PointwiseOp::count)> binary_grads;
 
-/// where, addcmul and lerp are in binary_values.
+/// Values and derivatives of operations with one operand (unary) and two (binary; grads0 by the first, grads1 by the
+/// second). binary_values also has where, addcmul and lerp.
 extern const PointwiseTable unary_values, unary_grads, binary_values, binary_grads0, binary_grads1;
 
 /// The kinds of types in pointwise.def.

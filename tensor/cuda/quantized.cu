@@ -59,7 +59,7 @@ template <class T> struct Rows {
 struct alignas(16) Codes {
   uint32_t words[4];
 };
-/// Codes in 16 bytes.
+/// The number of codes in 16 bytes.
 template <bool four> inline constexpr int codes_at_once = four ? 32 : 16;
 
 /// The codes of row o from number k on, with zeros past the end of the row.
@@ -77,8 +77,8 @@ __device__ inline float scale_at(const CardCodes& w, int64_t o, int64_t k) {
   const int64_t at = w.by_row ? o : o * w.groups + k / quant_group;
   return w.wide ? static_cast<const float*>(w.scales)[at] : float(static_cast<const Half*>(w.scales)[at]);
 }
-/// Byte i of a word as the code that it holds; of group4 the upper half of the byte if `high`. The sum of a small
-/// integer and 2^23 is a float with these bits, which is cheaper than a conversion.
+/// The code in byte i of a word, as a float; of group4, the code in the upper half of the byte if `high`. For a small
+/// integer n, 0x4b000000 | n has the bits of 2^23 + n as a float: cheaper than a conversion.
 template <bool four> __device__ inline float number_of(uint32_t word, int i, bool high) {
   const uint32_t biased = four ? word >> (i * 8 + (high ? 4 : 0)) & 15 : (word >> (i * 8) & 255) ^ 128;
   return __uint_as_float(0x4b000000u | biased) - (8388608.f + (four ? 8 : 128));
@@ -98,7 +98,7 @@ template <class T> __device__ inline float finished(float y, const T* bias, int6
   return y;
 }
 
-/// The outputs [o0, o0 + outs) of rows [r0, r0 + most) of a warp: lane i writes the i-th of these numbers.
+/// Writes the outputs [o0, o0 + outs) of rows [r0, r0 + most) of a warp: lane i writes the i-th of these numbers.
 template <int outs, int most, class T>
 __device__ inline void write(float mine, int64_t o0, int64_t r0, const CardCodes& w, const T* bias,
                              Activation activation, int64_t rows, T* out) {

@@ -89,7 +89,7 @@ template <class T, class C> __global__ void __launch_bounds__(threads) iota_kern
     out[i] = convert<T>(start + C(i) * step);
 }
 
-/// Element i is kept if its word is at least `least`. If `add` is not null, it is added after the result is rounded.
+/// Dropout: element i is kept if its word is at least `least`. If not null, `add` is added to the rounded result.
 template <class T>
 __global__ void __launch_bounds__(threads)
     dropout_kernel(const T* x, const T* add, T* out, int64_t n, PhiloxKey given, uint32_t least, Compute<T> scale,
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// Draws a part of a tensor: an element gets the word of its index in the whole tensor.
+/// Dropout of a part of a tensor: an element gets the word of its index in the whole tensor.
 template <class T>
 __global__ void __launch_bounds__(threads)
     dropout_part_kernel(const T* x, const T* add, T* out, int64_t n, PhiloxKey given, Region place, uint32_t least,
@@ -191,7 +191,8 @@ __global__ void set_keys_kernel(RecordedKey* to, KeyBlock from, int count) {
 
 }  // namespace
 
-/// The keys are kernel parameters, so no host memory has to stay valid until the kernel runs.
+/// Stores keys at `to` on the device. They are kernel parameters, so no host memory must stay valid until the kernel
+/// runs.
 void set_keys(RecordedKey* to, const RecordedKey* keys, int count, int device) {
   select_device(device);
   KeyBlock block{};

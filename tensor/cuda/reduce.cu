@@ -50,7 +50,7 @@ __device__ inline double center_of(const Reduction& plan, int64_t output) {
   return plan.finite_centers && !std::isfinite(c) ? 0 : c;
 }
 
-/// Partial sums of one output: run_vectors steps in the narrow type are then added to the wide type.
+/// Partial sums of one output: after run_vectors steps, the narrow sums are added to the wide sums.
 template <class Op, class A, int parts> struct Sums {
   A narrow[parts];
   Total<A> wide[parts];
@@ -224,7 +224,8 @@ __global__ void __launch_bounds__(most_threads<typename Op::template Lane<T>>, 1
 
 // --- joining the totals of chunks ---
 
-// `across` threads take neighbouring outputs, the others further slices of their chunks. Slices are joined pairwise.
+// A block joins the chunks of `across` neighbouring outputs: each thread joins a slice of the chunks of one output,
+// then the slices are joined pairwise.
 template <class Op, class Sum>
 __global__ void __launch_bounds__(threads)
     join_kernel(const Sum* partial, int64_t outputs, int64_t chunks, int across, Finish finish) {

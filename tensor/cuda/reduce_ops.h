@@ -23,7 +23,7 @@ template <class A, class T> __device__ inline A widen(T x) { return A(Same<T>(x)
 /// Positive infinity.
 template <class A> inline constexpr A infinite = std::numeric_limits<A>::infinity();
 
-/// Stores a total: to which memory, in which dtype, by which formula.
+/// Stores a total. The members tell the memory, the dtype and the formula.
 struct Finish {
   enum class How : uint8_t { plain, divide, add_log } how = How::plain;
   double divisor = 1;

@@ -12,7 +12,7 @@ struct ReduceShape {
   int block = 256, across = 1;
   int64_t chunks = 1;
 
-  /// The most totals of a block of columns; they meet in shared memory.
+  /// The most totals that a block keeps in shared memory when it reduces columns.
   static constexpr int most_totals = 2048;
   /// The smallest power of two that is at least n, but at most `most`.
   static int power_of_two_from(int64_t n, int most) {
@@ -21,8 +21,8 @@ struct ReduceShape {
     return p;
   }
 
-  /// Along a reduced dim: `items` vectors for each output. Several times as many chunks as a device runs at once, so
-  /// few of its multiprocessors idle at the end.
+  /// The shape for vectors that lie along a reduced dim, `items` of them for each output. There are several times as
+  /// many chunks as a device runs at once, so few of its multiprocessors idle at the end.
   static ReduceShape of_rows(int64_t outputs, int64_t items) {
     ReduceShape shape;
     shape.across = items > 128 ? shape.block : power_of_two_from((items + 1) / 2, 32);
@@ -30,8 +30,8 @@ struct ReduceShape {
     return shape;
   }
 
-  /// Along a kept dim: `outer` times `items` rows of `lanes` columns; a thread takes V columns of `bytes` each. `most`
-  /// is the largest block.
+  /// The shape for vectors that lie along a kept dim: `outer` times `items` rows of `lanes` columns. A thread takes V
+  /// columns, with elements of `bytes` bytes. `most` is the largest block.
   static ReduceShape of_columns(int64_t outer, int64_t items, int64_t lanes, int V, int64_t bytes, int most) {
     constexpr int64_t enough_items = 8;                      // for a thread
     constexpr int64_t enough_blocks = 64, just_enough = 40;  // to be bound by memory without chunks

@@ -7,8 +7,8 @@
 
 namespace lockstep::cuda {
 
-/// Passed to a kernel by value. `if (!good(index[i], i)) ...` reports an index outside [0, limit); the kernel must then
-/// skip that element and access no memory with the index.
+/// A check of indices, passed to a kernel by value. `if (!good(index[i], i)) ...` reports an index outside [0, limit);
+/// the kernel must then skip that element and access no memory with the index.
 struct RangeCheck {
   Report* report;
   const char* op;  ///< op, what and place_name: string constants on the host; the report returns their addresses

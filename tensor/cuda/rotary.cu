@@ -18,7 +18,7 @@ struct Heads {
   int64_t x_stride = 0, out_stride = 0;
 };
 
-/// A thread rotates V pairs of each of its heads. `rows` gives the offsets of the first of them in x, out and the
+/// A thread rotates V pairs of each of its heads. `rows` gives the offsets of the first head's row in x, out and the
 /// tables, in the order of x's memory. out may be x.
 template <class T, class Table, int V>
 __global__ void __launch_bounds__(threads)

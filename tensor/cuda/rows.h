@@ -1,7 +1,7 @@
 #pragma once
 // The two engines of kernels that work along rows (norms, softmax, loss). Threads share a row by vectors of V elements:
-// thread t of `threads` owns vectors t, t + threads, ... It alone reads them, keeps them and writes what becomes of
-// them, so a row needs no barrier except for its sums. The order of every sum depends only on the row's length.
+// thread t of `threads` owns vectors t, t + threads, ... Only this thread reads and keeps them and writes the results
+// for them, so a row needs no barrier except for its sums. The order of every sum depends only on the row's length.
 //
 //   WarpRow   up to 1,024 columns: a warp keeps a row in registers. In 16 bits, or if only one tensor is read, it reads
 //             its next row before it writes this one
@@ -22,7 +22,7 @@
 namespace lockstep::on_cuda {
 
 /// The most columns that a warp keeps in registers.
-// Depends on the kept rows too, but not on the inputs: a fused kernel takes the engine of the separate one.
+// Depends on the kept rows too, but not on the inputs: a fused kernel uses the same engine as the separate kernel.
 template <class T, int kept>
 inline constexpr int warp_columns = sizeof(T) == 8               ? 256
                                     : sizeof(T) == 4 && kept > 1 ? 512
@@ -82,7 +82,7 @@ template <class T, int V> __device__ inline void forget(Vector<T, V>& x) {
 #endif
 }
 
-/// The inputs that read() passes on. The engines keep a third one themselves, for each().
+/// The number of inputs that read() passes to fn. The engines keep a third input themselves, for each().
 constexpr int passed_on(int inputs) { return inputs < 2 ? inputs : 2; }
 
 /// A row in the registers of a warp. `inputs` rows are read, `kept` rows are kept.
@@ -108,7 +108,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class W
   /// The number of the row, and where it starts in a tensor of the same shape and stride.
   __device__ int64_t number() const { return r_; }
   __device__ int64_t start() const { return r_ * size_.stride; }
-  /// The thread's number within the row, and that of the one which owns column i.
+  /// The thread's number within the row, and the number of the thread that owns column i.
   __device__ int thread() const { return int(threadIdx.x); }
   __device__ int owner(int64_t i) const { return int(i / V % warp); }
 
@@ -150,7 +150,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class W
     });
   }
 
-  /// Sums over the row's threads; every thread gets them.
+  /// Sums and the maximum over the row's threads; every thread gets the results.
   __device__ A sum(A x) { return warp_sum(x); }
   __device__ void sum(A& x, A& y) { x = warp_sum(x), y = warp_sum(y); }
   __device__ A max(A x) { return warp_max(x); }
@@ -188,11 +188,11 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   using A = Compute<T>;
   static constexpr int V = V_, kept = kept_;
   static constexpr bool in_registers = false, ragged = ragged_;
-  static constexpr int threads = 512;  ///< the most of a block
+  static constexpr int threads = 512;  ///< of the largest block
   using In = const Vector<T, V> (&)[passed_on(inputs)];
   using Kept = Vector<T, V> (&)[kept];
 
-  /// again[s]: where the part of kept row s is read again that shared memory has no room for.
+  /// If shared memory has no room for all of kept row s, the rest is read again from again[s].
   __device__ BlockRow(const RowSize& size, const T* const (&from)[inputs], void* shared, const T* const (&again)[kept],
                       T beyond = T(0.f))
       : size_(size), beyond_(beyond), r_(blockIdx.x), held_(static_cast<Vector<T, V>*>(shared)) {
@@ -243,7 +243,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
         use(vector, k + f, now);
       }
     }
-    if constexpr (ragged) {  // the vector that the row ends within; in the loop it would take registers from all
+    if constexpr (ragged) {  // the row ends within this vector; in the loop it would take registers from all vectors
       if (size_.columns == whole * V || threadIdx.x != whole % step) return;
       Vector<T, V> now[inputs];
 #pragma unroll
@@ -361,7 +361,7 @@ void with_rows(int64_t n, int64_t stride, Pointers pointers, Fn&& fn) {
   constexpr int wide = int(16 / sizeof(T));
   bool aligned = stride % wide == 0;
   for (const void* p : pointers) aligned &= reinterpret_cast<uintptr_t>(p) % 16 == 0;
-  // Without alignment, a block with a thread for each element.
+  // Without alignment, a block reads and writes single elements (V = 1).
   if (!aligned) return fn.template operator()<BlockRow<T, 1, inputs, kept>>();
   if (n <= warp_columns<T, kept>) return fn.template operator()<WarpRow<T, wide, inputs, kept, ragged>>();
   fn.template operator()<BlockRow<T, wide, inputs, kept, ragged>>();

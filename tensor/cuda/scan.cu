@@ -17,7 +17,7 @@ constexpr int64_t wanted = 1 << 17;  // threads that fill a large device
 struct Chunks {
   int64_t count = 1, length = 1;
 };
-// `sharers` threads work on a chunk, which has at least `least` elements.
+// Cuts lines of n elements into at most ceil(n / least) chunks; `sharers` threads work on a chunk.
 Chunks cut(const Lines& lines, int64_t sharers, int64_t least) {
   Chunks chunks;
   chunks.count = std::clamp<int64_t>(wanted / (lines.count() * sharers), 1,

@@ -1,6 +1,6 @@
 // Softmax and its gradient along rows (rows, C), on the engines of rows.h. Memory bound: a row is read once and written
-// once. Exponentials are computed twice, because that costs less than keeping them: by device_math.h, for the width of
-// the result.
+// once. Exponentials are computed twice, because that costs less than keeping them. device_math.h has the functions for
+// each width of the result.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/exp_sum.h"
 

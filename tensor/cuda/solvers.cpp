@@ -206,7 +206,7 @@ void lu_determinant(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs)
 
 void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad) {
   const Lease on;
-  // Read column-major, the lower triangle is the upper one. U of A = U^T U is, read row-major, the lower factor.
+  // cuSOLVER is column-major: our lower triangle is its upper one, and its U of A = U^T U is our lower factor.
   const int64_t count = a.size(0);
   const int n = int(a.size(1));
   const Tensor work = a.clone(), info = integers(a, {count});
@@ -277,7 +277,7 @@ void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>
   const int n = int(work.size(1)), m = int(work.size(2));
   const bool jacobi = is_batch(work, most_by_jacobi);  // returns all columns of `left`, and V instead of V^T
   Tensor left, right;
-  // gesvdjBatched writes both even if no vectors are asked for.
+  // gesvdjBatched writes `left` and `right` even if no vectors are asked for.
   if (vectors || jacobi) left = made(a, {count, jacobi ? m : kept, m}), right = made(a, {count, n, n});
   typed(a, [&]<class T> {
     int size = 0;

@@ -1,4 +1,4 @@
-// Sort and top k along a dim, by merge_sort.h. A small top k keeps the best of each tile, then the best of those.
+// Sort and top k along a dim, by merge_sort.h. For a small k, top k keeps each tile's best k, then the best of those.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/element.h"
 #include "tensor/cuda/lines.h"

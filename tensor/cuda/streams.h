@@ -9,8 +9,8 @@ inline constexpr int most_devices = 64;
 /// Makes `device` this thread's current device. All work on a device begins with this call. Error while the thread
 /// records a graph of another device, and for a device that this build has no code for.
 void select_device(int device);
-/// Makes `device` current for CUDA while it lives, and then the one before. Unlike select_device() it throws nothing:
-/// for destructors, and for what has to be done after an error.
+/// Makes `device` CUDA's current device during its lifetime, and the previous device afterwards. Unlike select_device()
+/// it throws nothing: for destructors, and for work that has to be done after an error.
 class OnDevice {
  public:
   explicit OnDevice(int device) noexcept : device_(device) {

@@ -1,5 +1,5 @@
-// The driver encodes TMA descriptors. Its function is looked up at run time: a program linked to libcuda would not
-// start on a machine without a driver.
+// The driver encodes TMA descriptors. The address of its function is looked up at run time: a program linked to libcuda
+// would not start on a machine without a driver.
 #include "tensor/cuda/tile_map.h"
 
 #include <cuda_runtime_api.h>

@@ -6,8 +6,9 @@
 
 namespace lockstep::on_cuda {
 
-/// Describes a (B, heads, tokens, D) tensor of 16-bit numbers and its boxes: some tokens by 64 elements, in the
-/// 128-byte swizzle. Kernels take it as a `const __grid_constant__` parameter, because TMA needs its address.
+/// Describes a (B, heads, tokens, D) tensor of 16-bit numbers and its boxes (the tiles that TMA copies): some tokens by
+/// 64 elements, in the 128-byte swizzle. Kernels take it as a `const __grid_constant__` parameter, because TMA needs
+/// its address.
 struct TileMap {
   CUtensorMap map;
 };

@@ -59,7 +59,7 @@ class Arrivals {
     }
     __syncthreads();
   }
-  /// Bytes of all copies of this round; elements outside the tensor count too.
+  /// Announces the bytes of all copies of this round; elements outside the tensor count too.
   __device__ void expect([[maybe_unused]] int bytes) const {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier_)), "r"(bytes)

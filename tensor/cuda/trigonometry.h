@@ -1,6 +1,6 @@
 #pragma once
-// Sine and cosine in f32 for kernels: for any argument within 0.95 units in the last place, where CUDA's own are within
-// 2. Large arguments are reduced with integers (Payne and Hanek), others in f64.
+// Sine and cosine in f32 for kernels: errors of at most 0.95 units in the last place for any argument; CUDA's own
+// functions have up to 2. Large arguments are reduced with integers (Payne and Hanek), others in f64.
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -17,17 +17,17 @@ struct Angle {
   int32_t quarter;
 };
 
-/// Bit `at` of 2 / pi (bit 0 is the first behind the point, those before it are 0) and the 31 behind it.
+/// Returns the 32 bits of 2 / pi from bit `at` on. Bit 0 is the first behind the binary point; bits before it are 0.
 LOCKSTEP_HD inline uint32_t bits_of_two_over_pi(int32_t at) {
   constexpr uint32_t words[] = {0, 0xa2f9836e, 0x4e441529, 0xfc2757d1, 0xf534ddc0, 0xdb629599, 0x3c439041, 0xfe5163ab};
   const int32_t word = (at + 32) / 32, shift = (at + 32) % 32;
   return uint32_t((uint64_t(words[word]) << 32 | words[word + 1]) >> (32 - shift));
 }
 
-/// Reduces |x| >= 2^16, which must be finite.
+/// Reduces a finite x with |x| >= 2^16 to an Angle.
 LOCKSTEP_HD inline Angle reduce_large(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
-  // |x| = m 2^e. Bits of 2 / pi that give multiples of 4 turns are left out, and behind the 96 used ones the rest.
+  // |x| = m 2^e. Of 2 / pi, 96 bits are used: bits before give multiples of 4 quarter turns, later bits are too small.
   const uint64_t m = (bits & 0x7fffffu) | 0x800000u;
   const int32_t first = int32_t(bits >> 23 & 0xffu) - 150 - 2;
   const uint64_t turns = (m * bits_of_two_over_pi(first) << 32) + m * bits_of_two_over_pi(first + 32) +

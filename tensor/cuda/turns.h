@@ -2,8 +2,8 @@
 // Blocks that add to one place in a fixed order: each waits for its turn.
 //
 // The hardware starts blocks in an unspecified order, as soon as there is room, and a waiting block keeps its room. To
-// avoid deadlock, a block may wait only for blocks that started before it. So its work, and with it its turns, follow
-// from a ticket drawn at the start, not from blockIdx.
+// avoid deadlock, a block may wait only for blocks that started before it. So the work of a block, and with it the
+// turns, follows from a ticket that the block draws at the start, not from blockIdx.
 #include "tensor/cuda/warp.h"
 
 namespace lockstep::on_cuda {

@@ -15,7 +15,7 @@ template <class T> bool is_aligned(const T* p, int v) {
   return reinterpret_cast<uintptr_t>(p) % (size_t(v) * sizeof(T)) == 0;
 }
 
-/// V consecutive aligned elements; if `once`, V copies of *p.
+/// Loads V consecutive aligned elements; if `once`, returns V copies of *p.
 template <int V, class T> __device__ inline Vector<T, V> load_run(const T* p, bool once) {
   Vector<T, V> x;
   if (!once) {

@@ -1,6 +1,6 @@
 #pragma once
 // Collective operations of threads: sums and maxima over a warp or a block, in a fixed order, so that every thread and
-// every run gets the same bits. Also vectors of elements in the type that they are computed in.
+// every run gets the same bits. Also loads and stores of vectors that convert to and from the type of the computation.
 #include <cmath>
 #include <limits>
 
@@ -15,7 +15,7 @@ inline constexpr unsigned whole_warp = 0xffffffffu;
 /// Positive infinity.
 template <class A> inline constexpr A infinity = std::numeric_limits<A>::infinity();
 
-/// b if either is NaN.
+/// The larger of a and b; b if either is NaN.
 template <class A> __device__ inline A larger_of(A a, A b) { return a > b ? a : b; }
 
 /// Sum and maximum over `width` neighbouring lanes (a power of two). Every lane of the warp calls it and gets the

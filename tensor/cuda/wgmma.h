@@ -5,8 +5,8 @@
 //   c (64 x n) (+)= a (64 x 16) b (16 x n)
 //
 // Warp w of the group holds rows 16 w to 16 w + 15 of c, and of a if a is in registers, in the layout of mma.h:
-// c[4 j + e] is element e of the c of columns 8 j to 8 j + 7. b is in shared memory, and so may be a; a descriptor
-// gives its layout there.
+// c[4 j + e] is element e of the c of columns 8 j to 8 j + 7. b is in shared memory, and a may be there too; an operand
+// in shared memory has a descriptor, which gives its layout.
 //
 // One batch of products:
 //
@@ -42,7 +42,8 @@ template <class T, int n> __device__ inline void hold(T (&x)[n]) {
   for (int i = 0; i < n; ++i) hold(x[i]);
 }
 
-/// The three steps around a batch of products; see above. wait() leaves at most `left` groups unfinished.
+/// fence(), commit() and wait() surround a batch of products, as shown at the top of this file. wait() leaves at most
+/// `left` groups unfinished.
 template <class... Arrays> __device__ inline void fence(Arrays&... registers) {
   (hold(registers), ...);
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -90,7 +91,8 @@ template <class T> __device__ inline void store_shared(T* to, T value) {
 #define LOCKSTEP_F16(c, i) LOCKSTEP_F4(c, i), LOCKSTEP_F4(c, i + 4), LOCKSTEP_F4(c, i + 8), LOCKSTEP_F4(c, i + 12)
 #define LOCKSTEP_F32(c) LOCKSTEP_F16(c, 0), LOCKSTEP_F16(c, 16)
 #define LOCKSTEP_F64(c) LOCKSTEP_F16(c, 0), LOCKSTEP_F16(c, 16), LOCKSTEP_F16(c, 32), LOCKSTEP_F16(c, 48)
-// One wgmma.mma_async with f32 sums; `operands` follow c. _SHARED takes a by its descriptor, _REGISTERS in registers.
+// One wgmma.mma_async with f32 sums; `operands` follow c. _SHARED takes operand a by its descriptor, _REGISTERS takes
+// it in registers.
 #define LOCKSTEP_WGMMA(columns, type, list, adds, operands, outputs, ...)                                             \
   asm volatile("{.reg .pred p; setp.ne.b32 p, " adds ", 0; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type \
                "." type " " list operands ";}"                                                                        \
