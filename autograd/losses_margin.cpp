@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-/// Checks x and its target, whose values must be in [lowest, C). Returns x (N, C) or (C) as (N, C).
+/// Checks the target: i64 of this shape, with values in [lowest, C). Returns x as (N, C); x is (N, C) or (C).
 Variable class_rows(const char* op, const Variable& x, const Tensor& target, const Shape& shape, int64_t lowest) {
   const int64_t classes = x.size(-1);
   LOCKSTEP_CHECK(target.dtype() == i64 && target.shape() == shape, "[", op, "] expected a target of i64 ", shape,

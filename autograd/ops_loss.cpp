@@ -199,8 +199,8 @@ Variable mse_loss(const Variable& input, const Variable& aim, Reduction reductio
                            [difference = std::move(difference), count](auto& back) mutable {
                              const auto scale = mul_scalar(back.grad(), 2 / count);
                              if constexpr (is_recorded<decltype(back)>) {
-                               // The gradient depends on the difference only: any two values with this difference
-                               // serve.
+                               // x and target are not saved, only their difference, on which the gradient depends.
+                               // So the difference and 0 stand in for them.
                                const Variable from = back.input(0, difference);
                                const Variable grad = mul(sub(from, back.input(1, zeros_like(difference))), scale);
                                back.give(1, neg(grad));

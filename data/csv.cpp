@@ -137,7 +137,7 @@ Csv parse_csv(std::string_view text, const std::string& origin, const CsvOptions
   const std::string start = "[csv] " + origin;
   const char d = options.delimiter;
   LOCKSTEP_CHECK(d != '"' && d != '\n' && d != '\r' && d != '\0', start,
-                 ": expected a delimiter other than a quote or the end of a line, got byte ", int(uint8_t(d)));
+                 ": expected a delimiter other than a quote, the end of a line or 0, got byte ", int(uint8_t(d)));
   LOCKSTEP_CHECK(options.dtype == f32 || options.dtype == f64 || options.dtype == i64, start,
                  ": expected dtype f32, f64 or i64, got ", options.dtype);
   LOCKSTEP_CHECK(!options.empty_is_nan || options.dtype != i64, start,

@@ -161,7 +161,7 @@ class Engine {
     Action action;
     std::vector<std::pair<Variable, Tensor>> gradients;
   };
-  /// A message over a link, by the virtual stage that sends it.
+  /// Identifies a message between ranks. stage: the virtual stage that sends it; tie: index in ties_, for Road::tied.
   struct Message {
     Road road;
     int stage, micro_batch, tie = 0;

@@ -34,8 +34,8 @@ std::vector<int> balance(const std::vector<double>& weights, int parts);
 /// boundaries by one layer as long as that shortens the simulated step, for at most a second or two.
 std::vector<int> balance(const std::vector<double>& weights, const Schedule& schedule);
 
-/// The weight of each layer under `by`, from the layers' kinds and numbers of parameters. Error when no kind matches
-/// the pattern, or when the number of times is not the number of layers.
+/// The weight of each layer under `by`, from the layers' kinds and numbers of parameters. Error if no kind matches
+/// by.pattern, or if by.seconds does not have one entry for each layer.
 std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>& kinds,
                                const std::vector<double>& parameters);
 

@@ -15,9 +15,10 @@ enum class Norm { backward, ortho, forward };
 #include "tensor/fft.def"
 #undef Value
 
-/// Frequencies of the bins of fft() for n samples with spacing d, in cycles per unit of d: 0, 1, ..., -2, -1 over n d.
+/// Frequencies of the bins of fft() for n samples with spacing d, in cycles per unit of d: each of
+/// 0, 1, ..., -2, -1 divided by n d.
 Tensor fftfreq(int64_t n, double d = 1, TensorOptions options = {});
-/// Frequencies of the bins of rfft(): 0, 1, ..., n / 2 over n d.
+/// Frequencies of the bins of rfft(): each of 0, 1, ..., n / 2 divided by n d.
 Tensor rfftfreq(int64_t n, double d = 1, TensorOptions options = {});
 
 namespace detail {  // along one dim; x has the transform's length already (complex_to_real: n / 2 + 1)

@@ -37,7 +37,8 @@ void score_group(nn::GPT& model, std::span<const ToScore> group, std::vector<Sco
       const std::span<const float> row = nn::row_of(scores, at++);
       const std::vector<double> logprobs = nn::log_probabilities(row);
       const int64_t id = s.ids[size_t(t)];
-      LOCKSTEP_CHECK(id >= 0 && id < int64_t(vocab), "[score] expected tokens from 0 to ", vocab - 1, ", got ", id);
+      LOCKSTEP_CHECK(id >= 0 && id < int64_t(vocab), "[score] expected tokens from 0 to ", vocab - 1, ", got ", id,
+                     "; use the tokenizer that the model was trained with");
       sum.logprob += logprobs[size_t(id)];
       sum.greedy &= std::max_element(row.begin(), row.end()) - row.begin() == id;
       ++sum.tokens;
@@ -94,7 +95,8 @@ ToScore to_score(const data::Tokenizer& tokenizer, std::string context, std::str
     if (begins && (all.empty() || all[0] != *begins)) all.insert(all.begin(), *begins);
     from = begins ? 1 : 0;
   }
-  LOCKSTEP_CHECK(from >= 1, "[score] expected a context: this tokenizer has no token that begins a text");
+  LOCKSTEP_CHECK(from >= 1,
+                 "[score] expected a context of more than white space: this tokenizer has no token that begins a text");
   LOCKSTEP_CHECK(from < int64_t(all.size()), "[score] expected a continuation of at least one token");
   const int64_t cut = std::max<int64_t>(0, int64_t(all.size()) - most);
   LOCKSTEP_CHECK(cut < from, "[score] expected a continuation of at most ", most - 1, " tokens, got ",

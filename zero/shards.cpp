@@ -88,7 +88,7 @@ void Stage::check_spread() const {
   for (const auto& b : module.named_buffers()) known += spread.names.count(b.name);
   LOCKSTEP_CHECK(known == spread.names.size(),
                  "[zero] expected spread.names to name parameters and buffers of the module, got ", spread.names.size(),
-                 " names, of which it has ", known);
+                 " names, of which it has ", known, "; give named_parameters()' and named_buffers()' names");
 }
 
 /// Checks that all ranks have the same model and options, and broadcasts rank 0's values.

@@ -160,7 +160,7 @@ class Application {
     return layer;
   }
 
-  /// Notes the slice of one parameter under the cut of its field.
+  /// Records in slices_ how one parameter is sliced by `how`, the cut of its field; nothing if `how` leaves it whole.
   void slice(const nn::Cut& how, const std::string& name, const Variable& parameter) {
     const int dim = dim_of(how, parameter.shape());
     if (dim < 0) return;

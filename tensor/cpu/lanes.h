@@ -54,8 +54,8 @@ using ShortWords = uint16_t __attribute__((vector_size(32)));  // sixteen f16 or
 }
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-// The processor's conversions, with NaN corrected: by themselves, decoding makes a signalling NaN quiet, and encoding
-// keeps the payload of a NaN.
+// The processor's conversion instructions, and what they do otherwise with NaN: decoding makes a signalling NaN quiet,
+// encoding keeps the payload of a NaN.
 [[gnu::always_inline]] inline Lanes<float> decode(ShortWords bits, Half) {
   const __mmask16 signalling = _mm256_cmplt_epu16_mask(__m256i((bits & 0x7fffu) - 0x7c01u), _mm256_set1_epi16(0x1ff));
   const __m512i f = _mm512_castps_si512(_mm512_maskz_cvtph_ps(0xffff, __m256i(bits)));

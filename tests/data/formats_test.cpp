@@ -102,7 +102,7 @@ TEST_CASE("csv 42: what is refused, with its line") {
       {"a,b\n1,2", {.columns = {"c"}}, ":1: expected one of the columns a, b, got \"c\""},
       {"a,a\n1,2", {.columns = {"a"}}, ":1: expected one column \"a\", got several"},
       {"1,2", {.header = false, .columns = {"a"}}, ": expected a header to find columns by name"},
-      {"1", {.delimiter = '"'}, ": expected a delimiter other than a quote or the end of a line, got byte 34"},
+      {"1", {.delimiter = '"'}, ": expected a delimiter other than a quote, the end of a line or 0, got byte 34"},
       {"1", {.dtype = i32}, ": expected dtype f32, f64 or i64, got i32"},
       {"1", {.empty_is_nan = true, .dtype = i64}, ": expected f32 or f64 with empty_is_nan"},
   };

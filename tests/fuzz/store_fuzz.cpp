@@ -32,13 +32,21 @@ std::string messages(std::string_view data) {
   return out + encode(Kind::leave, last_request, bye.u32(0).body);
 }
 
+/// Waits for `events`. Aborts after 5 s: the store does not answer. libFuzzer's timer interrupts calls.
+void wait_for(int fd, short events) {
+  pollfd entry{fd, events, 0};
+  int ready;
+  do ready = ::poll(&entry, 1, 5000);
+  while (ready < 0 && errno == EINTR);
+  if (ready != 1) std::abort();
+}
+
 /// Reads until the store confirms that this rank has left, or reports that the job has failed.
 void listen(int fd, FrameReader in) {
   for (char buffer[4096];;) {
     while (const auto frame = in.next())
       if (frame->request == last_request || frame->kind == Kind::failure) return;
-    pollfd entry{fd, POLLIN, 0};
-    if (::poll(&entry, 1, 5000) != 1) std::abort();  // the store does not answer
+    wait_for(fd, POLLIN);
     const ssize_t got = ::recv(fd, buffer, sizeof buffer, 0);
     if (got <= 0) return;
     in.push(buffer, size_t(got));
@@ -58,8 +66,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const linger at_once{1, 0};  // resets on close, so that no port stays in TIME_WAIT
   ::setsockopt(seat.fd.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
   for (size_t sent = 0; sent < all.size();) {
-    pollfd entry{seat.fd.get(), POLLOUT, 0};
-    if (::poll(&entry, 1, 5000) != 1) std::abort();
+    wait_for(seat.fd.get(), POLLOUT);
     const ssize_t n = ::send(seat.fd.get(), all.data() + sent, all.size() - sent, MSG_NOSIGNAL);
     if (n > 0) sent += size_t(n);
     else if (errno != EAGAIN && errno != EINTR) break;  // the store closed the connection
