@@ -73,8 +73,8 @@ struct AttentionPlan : AttentionSizes {
   __device__ bool sees(int64_t i, int64_t j) const { return uint64_t(i + keys - queries - j) <= reach; }
 
   /// Block-sparse layouts only. Finds which of the keys j0 to j0 + count - 1 each of the `n` queries from i0 on of head
-  /// h attends to. words[r] holds bits for query i0 + r and the first 64 keys, words[n + r] for the next 64. False if no
-  /// query attends to any of the keys. Contains barriers; all threads of the block get the same result. Kernels are
+  /// h attends to. words[r] holds bits for query i0 + r and the first 64 keys, words[n + r] for the next 64. False if
+  /// no query attends to any of the keys. Contains barriers; all threads of the block get the same result. Kernels are
   /// compiled with and without this call (with_layout()), because the call costs registers.
   __device__ bool attended(int64_t h, int64_t i0, int n, int64_t j0, int count, uint64_t* words) const {
     __syncthreads();  // the previous words have been read
