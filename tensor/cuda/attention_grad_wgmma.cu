@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
       const float lse = saved[0][column];
       // infinite: the query sees no key
       const float base = lse == -infinity<float> ? infinity<float> : lse * 1.44269504f;
-      score[e] = column >= hidden[e / 2 % 2] ? exp2_of(score[e] * factor - base) : 0.f;
+      score[e] = column >= hidden[e / 2 % 2] ? fast_exp2(score[e] * factor - base) : 0.f;
     }
     as_left<T>(score, weights);
     fence(sum_v, weights);

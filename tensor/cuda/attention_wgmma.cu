@@ -42,13 +42,13 @@ struct Softmax {
       base[r] = most[r] == -infinity<float> ? 0.f : most[r] * factor;  // all keys masked so far: 0, not NaN
       // Exactly 1 where the maximum stays, though the compiler may fuse product and difference. So a tile that a query
       // does not see changes nothing, wherever its block ends.
-      shrink[r] = top[r] == most[r] ? 1.f : exp2_of(top[r] * factor - base[r]);
+      shrink[r] = top[r] == most[r] ? 1.f : fast_exp2(top[r] * factor - base[r]);
       top[r] = most[r];
       total[r] *= shrink[r];
     }
 #pragma unroll
     for (int e = 0; e < count; ++e) {
-      score[e] = exp2_of(score[e] * factor - base[e / 2 % 2]);
+      score[e] = fast_exp2(score[e] * factor - base[e / 2 % 2]);
       total[e / 2 % 2] += score[e];
     }
   }

@@ -2,20 +2,10 @@
 // Shared by attention forward and backward on Hopper's tensor cores. See wgmma.h for the products, attention_mma.h for
 // the elements that a lane holds.
 #include "tensor/cuda/attention_mma.h"
+#include "tensor/cuda/device_math.h"
 #include "tensor/cuda/wgmma.h"
 
 namespace lockstep::on_cuda {
-
-/// 2^x to two units in the last place, in one instruction; results below 2^-126 are 0.
-__device__ inline float exp2_of(float x) {
-#if defined(__CUDA_ARCH__)
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return std::exp2(x);
-#endif
-}
 
 /// Returns the accumulator of a wgmma product as an array of accumulators c (mma.h), each of 8 columns.
 template <int count> __device__ inline float (&in_fours(float (&sum)[count]))[count / 4][4] {
