@@ -33,7 +33,7 @@ int64_t bytes_of_files(const checkpoints::Manifest& m) {
 struct Asked {
   std::string dir, tag, out, dtype = "f32", prefix = "model.";
   bool json = false, hugging_face = false;
-  /// The folder of the checkpoints: a run's folder has them in checkpoints/.
+  /// The folder that holds the checkpoints: the subfolder checkpoints/ of a run's folder, or `dir` itself.
   std::string folder() const {
     return std::filesystem::is_directory(dir + "/checkpoints") ? dir + "/checkpoints" : dir;
   }

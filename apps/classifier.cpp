@@ -1,4 +1,4 @@
-// The program of mlp and cnn: options, data, training and evaluation of an image classifier. See classifier.h.
+// The code that the programs mlp and cnn share: options, data, training and evaluation. See classifier.h.
 #include "apps/classifier.h"
 
 #include <CLI/CLI.hpp>

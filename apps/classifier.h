@@ -1,5 +1,5 @@
 #pragma once
-// The common program of mlp and cnn: trains and evaluates an image classifier.
+// The code that the programs mlp and cnn share: trains and evaluates an image classifier.
 #include <functional>
 #include <memory>
 #include <string>

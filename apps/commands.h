@@ -13,12 +13,12 @@
 
 namespace apps {
 
-/// Removes the program and its arguments from the command line's words and returns them (empty: no program). For `run`
-/// the program starts at the first word that is not an option, or after --, and underscores in the names of run's own
-/// options become dashes. For `verify`, `plan` and `simulate` the program starts after --.
+/// Removes the user's program and its arguments from the words of a command line, and returns them. For `run`, the
+/// program starts at the first word that is not an option, or after --. Underscores in the names of run's own options
+/// become dashes. For `verify`, `plan` and `simulate`, the program starts after --.
 std::vector<std::string> take_program(const CLI::App& app, std::vector<std::string>& words);
 
-/// A program and its arguments. Commands keep a reference to it; it is filled when the command line has been read.
+/// A user's program and its arguments. Commands keep a reference to the list, which is filled later, by take_program().
 using Program = std::vector<std::string>;
 
 /// Error if one of these options was given. The Error's text is the option's name, followed by `why`.
@@ -26,21 +26,21 @@ void refuse_given(const CLI::App& command, const std::vector<std::string>& optio
 
 // Functions in program.cpp: they start a user's program, or find the model that a program or a name describes.
 
-/// Runs a command with its output in a file of `folder`, and ends it if this process ends. Error if the command takes
-/// longer than `timeout` seconds, or fails. The Error of a failed command has `who`, the exit code (128 + signal) and
-/// the last lines of the output.
+/// Runs a command, with its output in a file of `folder`. The command ends when this process ends. Error if the command
+/// fails, or takes longer than `timeout` seconds. The Error of a failed command begins with `who` and has the exit code
+/// (128 + signal) and the last lines of the output.
 void run_command(const std::string& who, const std::vector<std::string>& command,
                  const std::vector<std::pair<std::string, std::string>>& environment,
                  const std::filesystem::path& folder, double timeout);
 
-/// The model that the user asked about.
+/// The model that a command line names: by --model, or by a program that trains the model.
 struct ModelAsked {
   std::string name;  ///< gpt:LAYERSxWIDTHxHEADS
   int64_t vocab = 50257, context = 1024;
   lockstep::engine::ExpertShape experts = {};
   const Program& program;  ///< the program and its arguments; empty: the model is given by name
 };
-/// The shape of the model that a ModelAsked asks about.
+/// The result of find_model(): the model's shape and, if a program trains the model, the program's settings.
 struct ModelFound {
   lockstep::engine::ModelShape shape;
   lockstep::data::Json config = {};  ///< the program's configuration, or null
@@ -48,19 +48,19 @@ struct ModelFound {
 };
 /// Error if an option that describes a model by name was given together with a program.
 void refuse_beside_program(const CLI::App& command, const std::vector<std::string>& options, const ModelAsked& asked);
-/// Finds the shape of a model. A program is started to describe its model, and times the layers on `ranks` ranks at
-/// once. Error unless exactly one of name and program is given, or if the program does not describe its model.
+/// Finds the shape of a model. Starts the program, if one is given, to describe its model and to time the layers on
+/// `ranks` ranks at once. Error unless either a name or a program is given, or if the program describes no model.
 ModelFound find_model(const ModelAsked& asked, int ranks = 1);
 
 // Options that describe a collective, for `schedule` and `simulate` (schedule.cpp).
 
-/// The collective that the user asked about.
+/// The options of a command line that describe a collective.
 struct CollectiveAsked {
   std::string algorithm, collective, hosts;
   int ranks = 4, root = 0;
   bool mean = false;
 };
-/// Adds --ranks, --collective, --root, --hosts and the algorithm.
+/// Adds an argument for the algorithm, and the options --ranks, --collective, --root and --hosts.
 void add_collective_options(CLI::App& command, CollectiveAsked& asked, bool needs_algorithm);
 
 /// A parsed CollectiveAsked.

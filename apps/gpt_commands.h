@@ -19,8 +19,8 @@ void add_eval_command(CLI::App& app);
 void add_score_command(CLI::App& app);
 /// `gpt tokenize`: writes the tokens of a text to a file.
 void add_tokenize_command(CLI::App& app);
-/// Loads the tokens of the text or .tokens file `path`; path "": the text is this repository's sources. folder: the
-/// folder of the tokenizer; "": bytes are the tokens.
+/// Loads the tokens of a text or .tokens file. An empty `path` stands for a text of this repository's sources. `folder`
+/// is the folder that the tokenizer was loaded from, or empty for a tokenizer of bytes.
 lockstep::data::Tokens load_tokens(const std::string& path, const lockstep::data::Tokenizer& tokenizer,
                                    const std::string& folder);
 /// Error if a token's id is `vocab` or more: a model of `vocab` tokens has no row for it in the embedding table. `path`

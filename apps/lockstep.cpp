@@ -29,8 +29,8 @@ namespace {
 
 using lockstep::data::Json;
 
-/// Returns the rest of a file's first line that starts with `key` ("": any line), without white space and colon in
-/// front.
+/// Finds the first line of a file that starts with `key`. Returns the text behind the key and a colon, or "". An empty
+/// key finds the first line.
 std::string line_of(const char* file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -89,7 +89,7 @@ std::string onednn_instructions() {
 }
 #endif
 
-/// The CPU, then the lines in which each backend describes its devices.
+/// A list of "cpu", and of the lines in which the CUDA backend describes its devices.
 Json devices() {
   Json::Array all{Json("cpu")};
   const lockstep::Backend* cuda = lockstep::backend(lockstep::Device::Type::cuda);

@@ -1,4 +1,4 @@
-// `lockstep config` and `lockstep plan`: what a configuration means, and what a training will cost, before it starts.
+// `lockstep config` explains a configuration. `lockstep plan` predicts the memory, traffic and time of a training.
 #include <fmt/format.h>
 
 #include <algorithm>

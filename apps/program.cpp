@@ -1,4 +1,4 @@
-// Programs that commands run: found on the command line, started, watched, and asked what they train.
+// Finds the program on the command line of a command, starts it, watches it, and asks it which model it trains.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
@@ -77,7 +77,7 @@ void run_command(const std::string& who, const std::vector<std::string>& command
   for (const std::string& arg : command) argv.push_back(const_cast<char*>(arg.c_str()));
   argv.push_back(nullptr);
   const int out = open(output.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
-  LOCKSTEP_CHECK(out >= 0, output.string(), ": cannot be written");
+  LOCKSTEP_CHECK(out >= 0, output.string(), ": cannot be written; free space in the folder for temporary files");
   const pid_t parent = getpid(), child = fork();
   if (child == 0) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);
@@ -90,7 +90,8 @@ void run_command(const std::string& who, const std::vector<std::string>& command
     _exit(127);
   }
   close(out);
-  LOCKSTEP_CHECK(child > 0, "no process can be started: ", strerror(errno));
+  LOCKSTEP_CHECK(child > 0, "no process can be started: ", strerror(errno),
+                 "; end other processes, or raise the limit (ulimit -u)");
   const dist::Fd ended(int(syscall(SYS_pidfd_open, child, 0)));
   const double start = dist::monotonic_seconds();
   bool told = false, late = false;
@@ -104,7 +105,7 @@ void run_command(const std::string& who, const std::vector<std::string>& command
     poll(&entry, 1, 200);
   }
   LOCKSTEP_CHECK(!late, "the run took longer than --timeout ", timeout, " s; give a longer one");
-  LOCKSTEP_CHECK(!Interrupt::requested(), "interrupted");
+  LOCKSTEP_CHECK(!Interrupt::requested(), "interrupted; run the command again");
   const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
   LOCKSTEP_CHECK(code == 0, who, " failed with exit code ", code, "; its last lines:\n", last_lines(output, 20));
 }
@@ -138,7 +139,8 @@ ModelFound find_model(const ModelAsked& asked, int ranks) {
     if (!std::filesystem::exists(file)) throw;
   }
   LOCKSTEP_CHECK(std::filesystem::exists(file), name,
-                 " succeeded but did not describe what it trains; programs with a train::Trainer or train::prepare do");
+                 " succeeded but did not describe what it trains; programs with a train::Trainer or train::prepare do, "
+                 "so train with one of these");
   const data::Json answer = data::read_json(file.string());
   return {.shape = engine::model_shape_from(answer.at("model", name), name),
           .config = answer.at("config", name),

@@ -120,10 +120,11 @@ std::string write_pid_file() {
   if (!file && errno == EEXIST && lstat(path.c_str(), &there) == 0 && S_ISREG(there.st_mode) &&
       there.st_uid == geteuid() && unlink(path.c_str()) == 0)
     file = make();
-  LOCKSTEP_CHECK(file, "[run] --save-pid cannot make ", path, ": ", std::strerror(errno));
+  LOCKSTEP_CHECK(file, "[run] --save-pid cannot make ", path, ": ", std::strerror(errno),
+                 "; check the folder, or leave out --save-pid");
   const std::string text = std::to_string(getpid()) + "\n";
   LOCKSTEP_CHECK(write(file.get(), text.data(), text.size()) == ssize_t(text.size()), "[run] --save-pid cannot write ",
-                 path);
+                 path, "; free space there, or leave out --save-pid");
   std::cerr << "lockstep run: pid " << getpid() << " is in " << path << "\n";
   return path;
 }
@@ -163,7 +164,8 @@ void read_options(Options& o, const Program& program) {
   if (l.token.empty()) l.token = lockstep::environment("LOCKSTEP_TOKEN").value_or("");
 
   l.nodes = o.nodes.empty() ? 1 : nodes_of(o.nodes);
-  LOCKSTEP_CHECK(!o.standalone || l.nodes == 1, "[run] --standalone is for one node, got --nnodes ", o.nodes);
+  LOCKSTEP_CHECK(!o.standalone || l.nodes == 1, "[run] --standalone is for one node, got --nnodes ", o.nodes,
+                 "; leave out one of the two");
   if (o.standalone && !o.endpoint.empty()) notice("--standalone: --rdzv-endpoint has no effect");
   else if (!o.endpoint.empty()) set_endpoint(o.endpoint, l.address, l.port);
 
@@ -181,7 +183,7 @@ void read_options(Options& o, const Program& program) {
   std::istringstream ssh_arguments(o.ssh_arguments);
   for (std::string word; ssh_arguments >> word;) l.ssh_arguments.push_back(word);
 
-  // The hosts: from a hostfile, or this machine, then filtered.
+  // Find the hosts: those of a hostfile, or this machine. Then apply the filters and limits of the options.
   std::error_code none;
   const bool filtered = !o.include.empty() || !o.exclude.empty(), limited = o.num_nodes > 0 || o.num_ranks > 0;
   LOCKSTEP_CHECK(!filtered || !limited,
@@ -219,7 +221,8 @@ void read_options(Options& o, const Program& program) {
       if (chosen) l.devices = fmt::format("{}", fmt::join(hosts[size_t(l.node)].slots, ","));
     } else {
       LOCKSTEP_CHECK(o.node < 0,
-                     "[run] --node-rank is for one launcher a node; a hostfile has its own order (or: --no-ssh)");
+                     "[run] --node-rank is for one launcher a node; a hostfile has its own order (or: --no-ssh); leave "
+                     "it out");
       l.hosts = hosts, l.nodes = 1;
       if (chosen) l.devices = fmt::format("{}", fmt::join(hosts[0].slots, ","));
     }

@@ -38,22 +38,23 @@ std::vector<int> parse_hosts(const std::string& text, int ranks) {
     const int count = several ? number(words[0]) : 1, each = number(several ? part.substr(words[0].size() + 1) : part);
     for (int i = 0; i < count; ++i) {
       LOCKSTEP_CHECK(hosts.size() + size_t(each) <= size_t(ranks), "--hosts ", text, " has more than the ", ranks,
-                     " ranks of --ranks");
+                     " ranks of --ranks; make the numbers equal");
       hosts.insert(hosts.end(), size_t(each), host++);
     }
   }
-  LOCKSTEP_CHECK(int(hosts.size()) == ranks, "--hosts ", text, " has ", hosts.size(), " ranks, --ranks has ", ranks);
+  LOCKSTEP_CHECK(int(hosts.size()) == ranks, "--hosts ", text, " has ", hosts.size(), " ranks, --ranks has ", ranks,
+                 "; make the numbers equal");
   return hosts;
 }
 
 constexpr int max_printed = 128;       // ranks of a collective
 constexpr int64_t most_columns = 220;  // width of a pipeline's grid
 
-/// Prints the result of the check. Error if the schedule is wrong.
+/// Prints the result of checking a schedule: its errors, or the text `right`. Error if there are errors.
 void print_verdict(const std::vector<std::string>& errors, const std::string& svg, const char* right) {
   if (!svg.empty()) fmt::print("picture           {}\n", svg);
   for (const std::string& error : errors) fmt::print("wrong             {}\n", error);
-  LOCKSTEP_CHECK(errors.empty(), "the schedule is wrong");
+  LOCKSTEP_CHECK(errors.empty(), "the schedule is wrong; this is a bug in Lockstep, please report it");
   fmt::print("checked           right: {}\n", right);
 }
 
@@ -92,7 +93,7 @@ void print_collective(const CollectiveAsked& asked, const std::string& svg) {
                                                  : "every chunk is where it belongs");
 }
 
-/// Prints the steps of causal ring attention, for both orders of the tokens.
+/// Prints the steps of causal ring attention: for tokens in contiguous order, and in zigzag order.
 void print_ring_attention(int ranks, const std::string& svg) {
   using namespace sequence;
   if (!svg.empty()) {
@@ -150,7 +151,8 @@ void print_pipeline(const std::string& name, const PipelineAsked& o, const std::
   const pipeline::Kind kind = pipeline::parse_kind(name);
   LOCKSTEP_CHECK(o.stages > 0 && o.micro_batches > 0, name,
                  " needs --stages and --micro-batches, such as --stages 4 --micro-batches 8");
-  LOCKSTEP_CHECK(!o.paired || kind == pipeline::Kind::dualpipe_v, "--paired is for dualpipe-v, got ", name);
+  LOCKSTEP_CHECK(!o.paired || kind == pipeline::Kind::dualpipe_v, "--paired is for dualpipe-v, got ", name,
+                 "; leave it out");
   LOCKSTEP_CHECK(!o.paired || svg.empty(),
                  "--paired is for the time; the picture shows computations one after another, leave out --svg");
   LOCKSTEP_CHECK(int64_t(o.stages) * o.micro_batches <= 1 << 22, "expected --stages x --micro-batches of at most ",
@@ -192,7 +194,7 @@ void print_pipeline(const std::string& name, const PipelineAsked& o, const std::
   print_verdict(check.errors, svg, "every forward and backward once, in a possible order, no deadlock");
 }
 
-/// A simulated run of `gpt serve`, without a model.
+/// Options of a simulated run of `gpt serve`, which needs no model.
 struct ServingAsked {
   std::string requests;
   int64_t blocks = 64, rows = 512, sequences = 64;

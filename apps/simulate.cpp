@@ -60,13 +60,14 @@ struct NetworkAsked {
 
 dist::Network network_of(const NetworkAsked& o, bool has_hosts) {
   if (!o.host_latency && !o.host_bandwidth) return {o.between, {}};
-  LOCKSTEP_CHECK(has_hosts, "--host-latency and --host-bandwidth are for --hosts: say which ranks share one");
+  LOCKSTEP_CHECK(has_hosts,
+                 "--host-latency and --host-bandwidth are for --hosts: say which ranks share one, such as --hosts 4,4");
   return {o.between,
           dist::Link{o.host_latency.value_or(o.between.latency), o.host_bandwidth.value_or(o.between.bandwidth)}};
 }
 
-/// The predicted cost of an algorithm. formula and formula_seconds are null without a formula, and the simulated values
-/// are null if there are too many transfers to simulate, unless the user asked for this algorithm (`asked`).
+/// The predicted cost of an algorithm. The fields formula and formula_seconds are null if the algorithm has no formula.
+/// The simulated fields are null if there are too many transfers to simulate; asked = true simulates all the same.
 Json row_of(dist::Algorithm algorithm, const dist::Request& request, int64_t bytes, const dist::Network& network,
             bool asked) {
   Json row = Json::Object{{"algorithm", std::string(name_of(algorithm))}};
@@ -96,7 +97,7 @@ void print_simulation(CollectiveAsked asked, double size, const dist::Network& n
   std::optional<Json> of_asked;
   for (const dist::Algorithm a : dist::all_algorithms()) {
     const bool is_asked = !all && a == algorithm;
-    // On one host, hierarchical is the same as direct.
+    // On one host, the hierarchical algorithm does the same as the direct one.
     const bool pointless = a == dist::Algorithm::hierarchical && request.hosts.empty();
     if (!is_asked && (pointless || !has_schedule(a, request.collective))) continue;
     rows.push_back(row_of(a, request, bytes, network, is_asked));
@@ -242,8 +243,8 @@ void print(const report::StepPrediction& p, const StepAsked& o) {
       bytes_text(double(p.memory.optimizer)), bytes_text(double(p.memory.buffers)));
 }
 
-/// Fills in the seconds of the job's layers, and the network unless it was given. Returns the bytes/s of the optimizer.
-/// here: number of ranks that measure at once.
+/// Fills in the seconds of the job's layers and, if no option gave it, the network. Returns the memory bandwidth of the
+/// optimizer step in bytes/s. `here` ranks measure at once on this machine.
 double find_costs(StepAsked& o, int here) {
   report::TrainingJob& job = o.job;
   const bool alone = job.plan.ranks() == 1 || o.network_given;
@@ -254,8 +255,8 @@ double find_costs(StepAsked& o, int here) {
     return o.memory;
   }
   LOCKSTEP_CHECK(!o.model.program.empty() || !nn::gpt_options(o.model.name).rope,
-                 "--measure by the name of a model is of GPT-2's layers; of ", o.model.name,
-                 " give the program: -- gpt train --model ", o.model.name);
+                 "--measure with --model times GPT-2's layers only; for ", o.model.name,
+                 " give the program instead: -- gpt train --model ", o.model.name);
   if (o.measure == "here") {
     if (o.model.program.empty()) report::measure_gpt(job.model, job.micro_batch, here);
     if (!alone) o.cluster.network = {report::measure_link(std::max(2, here)), {}};

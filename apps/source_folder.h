@@ -1,6 +1,6 @@
 #pragma once
-// The source folder and commit of this build. Only source_folder.cpp contains them, so that a compiler cache also
-// serves clones in other folders.
+// The source folder and commit of this build. Only source_folder.cpp defines them: all other object files are the same
+// in every clone, and a compiler cache can serve them.
 namespace apps {
 
 /// The root of the repository that the programs were built from.

@@ -25,7 +25,7 @@ struct SparseAsked {
   bool bidirectional = false;
 };
 
-/// Column indices in a row of blocks.
+/// The columns of the blocks that a row of blocks attends to, in one head.
 std::vector<int64_t> columns_of(const BlockLayout& layout, int64_t head, int64_t row) {
   const int32_t* const ends = layout.row_start.data<int32_t>() + head * (layout.blocks + 1) + row;
   const int32_t* const columns = layout.columns.data<int32_t>();

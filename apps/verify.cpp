@@ -26,10 +26,10 @@ using namespace lockstep::train;
 using data::Json;
 namespace fs = std::filesystem;
 
-/// A way to compute the same list of micro-batches: STRATEGY[@OPTION=VALUE,...]:RANKSxACCUMULATION.
+/// A training plan: STRATEGY[@OPTION=VALUE,...]:RANKSxACCUMULATION. All plans compute the same micro-batches.
 struct Variant {
   std::string strategy;  ///< "ddp", "zero0" to "zero3", "zero1-cpu", "zero3-nvme", ..., "none", "dp2+pp2+tp2+zero1"
-  /// bucket=MIB, overlap=on|off, transport=auto|threads|shm|tcp
+  /// Pairs of option and value: bucket=MIB, overlap=on|off, transport=auto|threads|shm|tcp.
   std::vector<std::pair<std::string, std::string>> options;
   int ranks = 1;
   int64_t accumulate = 1;
@@ -121,7 +121,7 @@ Variant parse_plan(const std::string& text) {
     plan.options.push_back(key_value(item, where));
     check_option(plan.options.back().first, plan.options.back().second, where);
     LOCKSTEP_CHECK(!plan.parts || plan.options.back().first == "transport", where,
-                   ": plans of axes take the option transport only, got ", plan.options.back().first);
+                   ": plans of axes take the option transport only, got ", plan.options.back().first, "; leave it out");
   }
   return plan;
 }

@@ -1,4 +1,4 @@
-// The table of parameters that ranks share, and the mean that they agree on. See agreed.h.
+// The table of parameters that several ranks share, and agreed(). See agreed.h.
 #include "autograd/agreed.h"
 
 #include <mutex>

@@ -1,6 +1,6 @@
 #pragma once
-// Decisions about parameters that several ranks hold copies of. A line search or a plateau must reach the same result
-// on all of them, so no rank decides by its own number alone.
+// Decisions about parameters of which several ranks hold copies. A line search or ReduceLROnPlateau must decide the
+// same on every rank. Therefore the ranks average the numbers that they decide by.
 #include <functional>
 #include <memory>
 #include <vector>
@@ -9,10 +9,10 @@
 
 namespace lockstep {
 
-/// Averages a number over some ranks; called by all of them. `what` names the number in error messages.
+/// Averages a number over some ranks. All these ranks must call it. `what` names the number in errors.
 using MeanOverRanks = std::function<double(double value, const char* what)>;
 
-/// While a SharedParameters lives, agreed() uses its mean for its parameters. DDP and ZeRO create them.
+/// Registers parameters that several ranks share, and the mean over these ranks for agreed(). DDP and ZeRO use this.
 class SharedParameters {
  public:
   /// Registers `mean` for `parameters`.

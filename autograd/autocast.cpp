@@ -10,7 +10,7 @@
 namespace lockstep {
 
 struct Autocast::State {
-  /// A weight and its cast. Holding the weight keeps the map's key valid.
+  /// A weight and its cast. The weight's address is the key of the map, so the weight must be held.
   struct Cast {
     Variable weight, low;
     Ref<Storage> storage;
@@ -25,8 +25,8 @@ struct Autocast::State {
 
 namespace {
 
-/// True if a cached cast may be used again. While recording, the cast needs a node with its edge, so that the weight
-/// gets a gradient. A backward pass takes the edge away, and a cast that was made while recording was off has no node.
+/// True if a cached cast may be used again. While recording, the cast's node must point to the weight's node, so that
+/// the weight gets a gradient. A backward pass drops that pointer, and a cast made under NoGrad has no node.
 bool is_usable(const Variable& cast) {
   if (!NoGrad::grad_enabled()) return true;
   return cast.requires_grad() && cast.impl()->node->inputs()[0].node;

@@ -40,9 +40,9 @@ class Autocast {
   State* previous_;
 };
 
-/// For functions composed of several operations, or with a composed derivative: computes 16-bit floats in f32 and
-/// rounds the result once, so that no intermediate value overflows, underflows or is rounded. Under autocast the result
-/// stays f32.
+/// Helper of functions that are composed of several operations, or whose derivative is. It converts 16-bit inputs to
+/// f32 and rounds the result once, so that no intermediate value overflows, underflows or is rounded. Under autocast
+/// the result stays f32.
 class Wide {
  public:
   /// `x` decides the dtype of the result.

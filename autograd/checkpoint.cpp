@@ -41,15 +41,15 @@ void check_own_tape(const std::vector<Variable>& outputs, uint64_t first_number)
   }
 }
 
-/// A variable that fn read without receiving it as an input: a parameter, or an output of the outer tape (a replica's
-/// parameters are copies). For such an output, `tensor` is the value that it had.
+/// A variable that fn read without receiving it as an input: a parameter, or the result of an operation recorded before
+/// the checkpoint. For such a result, `tensor` is the value that the first run of fn read.
 struct Outside {
   Variable variable;
   Saved tensor;
 };
 
-/// While a Lent lives, an outside variable is a new leaf, so that the second backward stops there. The new leaf has
-/// none of the variable's own hooks, which must run only once.
+/// Makes an outside variable a new leaf until the Lent is destroyed: the backward of the second run stops at a leaf.
+/// The new leaf has none of the variable's own hooks, because those must run only once.
 class Lent {
  public:
   explicit Lent(const Outside& outside)
@@ -86,14 +86,14 @@ class Lent {
   bool is_leaf_ = false;
 };
 
-/// An input, saved by the checkpoint or kept elsewhere by the keeper.
+/// An input of fn: saved here, or kept elsewhere by the CheckpointKeeper.
 struct Kept {
   Saved saved;
   std::function<Tensor()> elsewhere;
   Tensor get() const { return elsewhere ? elsewhere() : saved.get("checkpoint"); }
 };
 
-/// Calls begin() and end() of a keeper, if there is one.
+/// Calls begin() and end() of the CheckpointKeeper, if there is one.
 class Around {
  public:
   Around(CheckpointKeeper* keeper, bool backward) : keeper_(keeper), backward_(backward) {
@@ -109,7 +109,7 @@ class Around {
   bool backward_;
 };
 
-/// The record of the first run; its call operator is the derivative.
+/// Holds the data that backward needs to run fn a second time. The call operator is the checkpoint's derivative.
 struct Recipe {
   Piece fn;
   std::shared_ptr<CheckpointKeeper> keeper;
@@ -206,7 +206,7 @@ std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variabl
   for (const Variable& result : results) {
     LOCKSTEP_CHECK(result.defined(), "[checkpoint] expected fn to return a defined variable");
     const bool recorded =
-        // an outside variable that fn returns is passed through
+        // a result that requires grad was made outside fn: it is returned unchanged
         is_floating(result.dtype()) && !result.requires_grad();
     recipe.outputs.push_back({result.shape(), result.dtype(), recorded});
     if (recorded) tensors.push_back(result.tensor());

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// The rows of composed.def; their comments are there.
+/// Declares the functions of composed.def on Variable. composed.def describes them.
 #define Value Variable
 #define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
 #include "tensor/composed.def"

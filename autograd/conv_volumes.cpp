@@ -1,5 +1,5 @@
-// Convolutions of volumes: the depth taps of an output become channels of an image, so one convolution of images does
-// the rest. The transposed convolution computes such channels and adds them up at their depths.
+// Convolutions of volumes, by convolutions of images. conv3d joins the slices along the depth that one output reads to
+// the channels of an image. conv_transpose3d computes an image for each depth of the kernel and adds the images up.
 #include "autograd/conv_volumes.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ void check_volumes(const char* op, const char* weight, const Variable& x, const 
   check_triple(op, "dilation", args.dilation, 1);
 }
 
-/// The options of height and width.
+/// The options of a convolution along height and width, without those along the depth.
 ConvArgs behind_depth(const ConvArgs& a) {
   return {.stride = {a.stride[1], a.stride[2]},
           .padding = {a.padding[1], a.padding[2]},

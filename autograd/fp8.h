@@ -36,8 +36,8 @@ class Fp8Scope {
   ~Fp8Scope() { current_ = previous_; }
   Fp8Scope(const Fp8Scope&) = delete;
   static const Fp8Scales* current() { return current_; }  ///< Scales of the innermost scope, or null.
-  /// The innermost scales if they apply to x w^T, else null: the product must run in 16 bits (x has 16 bits, or
-  /// Autocast is on) and the numbers of rows, inputs and outputs are multiples of fp8_multiple.
+  /// The scales of the innermost scope, or null if x w^T must not run in fp8. It may if x has 16 bits or Autocast is
+  /// on, and if the numbers of rows, inputs and outputs are multiples of fp8_multiple.
   static const Fp8Scales* for_product(const Variable& x, const Variable& w);
 
  private:
@@ -47,7 +47,7 @@ class Fp8Scope {
 
 /// Communication of a product that several ranks share.
 struct Fp8Ranks {
-  /// The gathered x, used in place of x; optional.
+  /// x gathered from the ranks, used in place of x; optional.
   Tensor whole;
   /// Starts the sum of x's gradient over the ranks and returns a function that waits for it. Runs while the gradient of
   /// the weight is computed. Optional.

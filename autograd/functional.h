@@ -30,7 +30,7 @@ struct ValueAndProducts {
   Variable value;
   std::vector<Variable> products;
 };
-/// The output, and v times the Jacobian for each input. v has the output's shape; undefined: 1, for one element.
+/// The output, and for each input v times the Jacobian. v has the output's shape. An output of one element needs no v.
 ValueAndProducts vjp(const Differentiable& fn, const Inputs& inputs, const Variable& v = {},
                      const FunctionalOptions& options = {});
 /// The output, and the Jacobian times v: one variable of the output's shape. v[i] has the shape of inputs[i].

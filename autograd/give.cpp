@@ -1,4 +1,4 @@
-// The interface between a derivative and the pass (Backward), and how a leaf accumulates its gradient.
+// Backward, through which a derivative receives and returns gradients. Also adds the gradient of a leaf to its .grad.
 #include <algorithm>
 
 #include "autograd/tape.h"
@@ -31,7 +31,8 @@ void Backward::give(int i, Tensor grad) const {
   if (!edge.node || !grad.defined()) return;
   Node::Output& target = edge.node->outputs()[edge.output];
   LOCKSTEP_CHECK(grad.dtype() == target.dtype, "[backward] expected the gradient of '", node_.name(),
-                 "' towards input ", i, " to be ", target.dtype, ", got ", grad.dtype());
+                 "' towards input ", i, " to be ", target.dtype, ", got ", grad.dtype(),
+                 "; convert it with .to(dtype) in the derivative");
   if (!(grad.shape() == target.shape)) grad = sum_to(grad, target.shape);
   if (AnomalyMode::enabled()) AnomalyMode::check(grad, "gradient", node_.name());
   accumulate(target.grad, std::move(grad));

@@ -1,5 +1,5 @@
-// Sampling of images and volumes at given positions. The channels of a pixel are one row of a table; every position
-// gathers one row per corner around it. A last row of zeros stands for pixels outside.
+// Sampling of images and volumes at given positions. The input becomes a table with the channels of one pixel per row.
+// Every position gathers the rows of the pixels around it. A last row of zeros stands for pixels outside.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -58,7 +58,7 @@ struct GridSampler {
     for (size_t d = 0; d < at.size(); ++d) {
       const Tensor& t = at[d];
       const double last = double(sizes[d] - 1);
-      // True for NaN too.
+      // NaN fails both comparisons and counts as outside.
       const Tensor out = logical_not(logical_and(ge(t, number_like(0, t)), le(t, number_like(last, t))));
       const Tensor whole = masked_fill(t, out, 0).to(i64);
       index = d == 0 ? whole : add(mul_scalar(index, sizes[d]), whole);

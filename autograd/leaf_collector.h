@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-/// Collects the variables that operations read and that require grad. While recording is off, no result requires grad,
-/// so all of them were made before. While recording is on, only leaves are collected. Activation checkpointing finds
-/// the parameters of a function this way.
+/// Collects the variables that operations read and that require grad. While recording is off, no new result requires
+/// grad: all collected variables were made earlier. While recording is on, only leaves are collected. Activation
+/// checkpointing finds the parameters of a function this way.
 class LeafCollector {
  public:
   /// Starts collecting in this thread; an inner collector replaces an outer one.

@@ -109,7 +109,7 @@ template <class V> V pinv_grad(const V& g, const V& a, const V& p) {
   return add(first, add(from_rows, from_columns));
 }
 
-// Gradient of a: the upper right block of exp((a^T g) (0 a^T)) (Mathias, 1996).
+// Gradient of a: the upper right block of the exponential of the block matrix [[a^T, g], [0, a^T]] (Mathias, 1996).
 template <class V> V matrix_exp_grad(const V& g, const V& a) {
   const int64_t n = a.size(-1);
   const V at = flipped(a);

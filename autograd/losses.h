@@ -68,8 +68,8 @@ struct MultiMarginOptions {
 /// scalar.
 Variable multi_margin_loss(const Variable& x, const Tensor& target, const MultiMarginOptions& options = {},
                            Reduction reduction = Reduction::mean);
-/// max(0, 1 - x[own] + x[other]) summed over all pairs of an own and another class, divided by C. target: i64 of x's
-/// shape; each row lists its own classes and then -1. Needs memory for N C^2 numbers.
+/// Sum of max(0, 1 - x[own] + x[other]) over all pairs of a target class `own` and another class, divided by C. target:
+/// i64 of x's shape; each row lists its target classes and then -1. Needs memory for N C^2 numbers.
 Variable multilabel_margin_loss(const Variable& x, const Tensor& target, Reduction reduction = Reduction::mean);
 /// Mean over the classes of bce_with_logits(). x (..., C) holds logits, target numbers in [0, 1]; weight broadcasts to
 /// x.

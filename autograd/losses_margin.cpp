@@ -58,7 +58,7 @@ Variable multilabel_margin_loss(const Variable& input, const Tensor& target, Red
   const Wide wide(input);
   const Variable x = class_rows(op, wide(input), target, input.shape(), -1);
   const int64_t rows = x.size(0), classes = x.size(1);
-  // The entries of a list count until the first -1. A class is own if a counting entry names it.
+  // A row lists its target classes until the first -1. `counts` marks these entries, `own` marks the classes.
   const Tensor list = target.reshape({rows, classes}), zero = constant(0, list);
   const Tensor counts = eq(cumsum(lt(list, zero).to(i64), 1), zero), none = logical_not(counts);
   const Tensor places = masked_fill(list, none, 0);

@@ -62,9 +62,9 @@ Node::Node(LeafTag, const Tensor& tensor) : number_(0), name_("leaf"), outputs_(
 }
 
 void Node::destroy(Node* node) {
-  // Destroying a node releases the nodes of its inputs, which leads back here: queue them instead of recursing. The
-  // queue links the nodes themselves, so it still works for static variables destroyed after this thread's
-  // thread_locals.
+  // Destroying a node releases the nodes of its inputs, which may then be destroyed, too. They are queued, because
+  // recursion would be too deep. The links of the queue are in the nodes: a container could already be gone when a
+  // static variable is destroyed at the end of the program.
   thread_local Node* dying = nullptr;
   thread_local bool draining = false;
   node->next_dying_ = std::exchange(dying, node);

@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// --- every LOCKSTEP_OPERATION of operations.def, which holds the comments ---
+// --- the operations of tensor/operations.def, which also describes them ---
 #define Value Variable
 #define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
 #include "tensor/operations.def"
@@ -66,10 +66,10 @@ inline Tensor argmin(const Variable& x, std::optional<int64_t> dim = {}, bool ke
 /// activation(x w^T + bias) in one kernel call: x (..., in), w (out, in), bias (out) or undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {},
                 Activation activation = Activation::none);
-/// linear(x, w) with padded rows (tensor/padded.h), for the scores of a vocabulary.
+/// linear(x, w) with padded rows in the result (tensor/padded.h): for the logits of a language model.
 Variable linear_padded(const Variable& x, const Variable& w);
-/// residual + linear(x, w, bias). If residual has the shape, dtype and device of the result, one product computes the
-/// whole (rounding: see tensor/ops.h). The gradient of residual is the incoming gradient.
+/// residual + linear(x, w, bias). If residual has the shape, dtype and device of the result, one matrix product
+/// computes the sum and rounds as linear_add() in tensor/ops.h. The gradient of residual is the incoming gradient.
 Variable linear_add(const Variable& residual, const Variable& x, const Variable& w, const Variable& bias = {});
 
 // --- layers (ops_nn.cpp) ---
@@ -117,7 +117,7 @@ Variable attention_packed(const Variable& qkv, int64_t heads, AttentionArgs args
                           int64_t kv_heads = 0);
 /// Rotary position embedding: rotates pairs of features of x by the angles of cosine and sine; see tensor/ops.h.
 Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, bool inverse = false);
-/// rotary() on packed projections; see tensor/ops.h. Writes over x if the caller moved its only handle in.
+/// rotary() of the first `turned` of `heads` packed heads (tensor/ops.h). Overwrites x if nobody else holds it.
 Variable rotary_packed(Variable x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine,
                        bool inverse = false);
 /// Rows `index` of weight (V, C). Row padding_index gets no gradient; -1: none.
@@ -161,9 +161,9 @@ Variable cross_entropy(const Variable& logits, const Variable& target, const Cro
 /// again. Sums are f32 for 16-bit inputs and rounded once. See linear_cross_entropy.cpp.
 Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& target,
                               const CrossEntropyOptions& options = {}, int64_t rows_at_once = 0);
-/// Default of rows_at_once. On the CPU: the rows of 24 M logits; larger chunks would not be faster. On a GPU: the rows
-/// whose logits fill a sixteenth of the memory, most often all, because each chunk reads and writes the weight's
-/// gradient again. At least 512.
+/// Default of rows_at_once, at least 512. On the CPU: rows with 24 M logits together; larger chunks would not be
+/// faster. On a GPU: rows whose logits fill a sixteenth of the memory, which most often is all rows. Few chunks are
+/// good, because each chunk reads and writes the weight's gradient once more.
 int64_t linear_cross_entropy_rows(int64_t classes, Device device = cpu, DType dtype = f32);
 /// Negative log-likelihood: -weight * log_probabilities at the target class. Shapes as for cross_entropy().
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});
@@ -187,7 +187,7 @@ Variable kl_div(const Variable& x, const Variable& target, KlReduction reduction
                 bool log_target = false);
 
 // --- indexing and joining (ops_index.cpp) ---
-// These overloads keep a braced list of tensors off the tape.
+// These overloads take a braced list of Tensors. They return a Tensor, and record nothing.
 /// Joins tensors along an existing dim.
 inline Tensor cat(std::initializer_list<Tensor> tensors, int64_t dim = 0) {
   return cat(std::vector<Tensor>(tensors), dim);

@@ -74,7 +74,7 @@ Variable attention_packed(const Variable& projections, int64_t heads, AttentionA
                  "[attention_packed] expected qkv (B, T, C) with C a multiple of ", all, " heads, got ", qkv.shape());
   if (args.dropout > 0) args.key = next_random_key(qkv.device());
   const int64_t batch = qkv.size(0), tokens = qkv.size(1), width = qkv.size(2) / all;
-  // (B, T, H + 2 G, D): each of q, k, v is a view (B, H or G, T, D).
+  // With H = heads and G = groups, the view is (B, T, H + 2 G, D). Its parts q, k and v become (B, H or G, T, D).
   const auto part = [=](const auto& packed, int i) {
     const int64_t first = i == 0 ? 0 : heads + (i - 1) * groups;
     return packed.view({batch, tokens, all, width}).narrow(2, first, i == 0 ? heads : groups).transpose(1, 2);
@@ -115,8 +115,8 @@ Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, boo
 Variable rotary_packed(Variable x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine,
                        bool inverse) {
   const bool gives = x.defined() && !x.impl()->is_shared() && !(x.is_leaf() && x.requires_grad());
-  // Tensor(...) makes both branches non-const. With a const branch, clang would copy into the parameter and so share
-  // the storage.
+  // Tensor(...) makes both branches non-const. With a const branch, clang would copy the tensor into the parameter
+  // instead of moving it. The copy would share the storage, and the kernel could not overwrite the tensor.
   Tensor out =
       rotary_packed(gives ? std::move(x.impl()->tensor) : Tensor(x.tensor()), turned, heads, cosine, sine, inverse);
   if (!needs_grad({&x})) return out;

@@ -16,7 +16,7 @@ template <class Fn> void give_places(const Backward& back, const Shape& shape, F
   if (!sum.defined()) back.give(0, whole);
 }
 
-/// Gives the gradient on the tape. `index`, along `dim`, has the gradient's shape.
+/// Gives the gradient on the tape: zeros, plus the incoming gradient at the positions `index` along `dim`.
 void give_places(const RecordedBackward& back, const Shape& shape, int64_t dim, const Tensor& index) {
   const Variable& grad = back.grad();
   back.give(0, scatter_add(Variable(zeros(shape, {grad.dtype(), grad.device()})), dim, index, grad));

@@ -250,7 +250,8 @@ Variable bce_with_logits(const Variable& input, const Variable& aim, const Tenso
     LOCKSTEP_CHECK(!tensor->defined() || broadcast_shapes("bce_with_logits", tensor->shape(), x.shape()) == x.shape(),
                    "[bce_with_logits] expected weights that broadcast to ", x.shape(), ", got ", tensor->shape());
   }
-  // -t p log s(x) - (1 - t) log s(-x), with log s(-x) = log s(x) - x: (1 - t) x - (1 + (p - 1) t) log s(x).
+  // With target t, pos_weight p and sigmoid s, the loss is -t p log s(x) - (1 - t) log s(-x).
+  // Because log s(-x) = log s(x) - x, the loss equals (1 - t) x - (1 + (p - 1) t) log s(x).
   const Variable log_s = log_sigmoid(x);
   const Variable plain = mul(rsub_scalar(target, 1), x);
   Variable losses = pos_weight.defined()

@@ -61,7 +61,7 @@ struct BinaryGrad {
   Binary info;
   Saved a, b;
 
-  /// Gradient of a or b. Overwrites `grad` if possible; the caller holds a second handle while `grad` is still needed.
+  /// Gradient of a or b. Overwrites the incoming gradient, unless the caller holds a second handle to read it later.
   template <class Back> auto part(Back& back, PointwisePart part, int reads) const {
     const typename Back::Value& grad = back.grad();
     const bool first = part == PointwisePart::grad0;

@@ -31,14 +31,15 @@ void check_arguments(const RecurrentArgs& args, const Variable& x, const Variabl
   }
   LOCKSTEP_CHECK(rows == x.size(0), "[recurrent] expected ", rows, " rows, the sum of the batch sizes, got ",
                  x.shape());
-  LOCKSTEP_CHECK(w.hidden.defined() && w.hidden.dim() == 2, "[recurrent] expected hidden weights (G H, P)");
+  LOCKSTEP_CHECK(w.hidden.defined() && w.hidden.dim() == 2,
+                 "[recurrent] expected hidden weights (G H, P) for G gates, H cells and P states");
   const bool lstm = args.cell == RecurrentCell::lstm;
   const int64_t all = w.hidden.size(0), hidden = all / gates_of(args.cell), fed = w.hidden.size(1);
   check_weight("hidden weights", w.hidden, {hidden * gates_of(args.cell), w.project.defined() ? fed : hidden}, x);
   check_weight("input weights", w.input, {all, x.size(1)}, x);
   if (w.input_bias.defined()) check_weight("an input bias", w.input_bias, {all}, x);
   if (w.hidden_bias.defined()) check_weight("a hidden bias", w.hidden_bias, {all}, x);
-  LOCKSTEP_CHECK(lstm || !w.project.defined(), "[recurrent] expected projections of an LSTM only");
+  LOCKSTEP_CHECK(lstm || !w.project.defined(), "[recurrent] expected projections of an LSTM only; leave them out");
   if (w.project.defined()) check_weight("a projection", w.project, {fed, hidden}, x);
   check_weight("first states h", h, {args.batch[0], fed}, x);
   if (lstm) check_weight("first states c", c, {args.batch[0], hidden}, x);
@@ -118,7 +119,7 @@ struct RecurrentPass {
   Saved x, h, c, input, hidden, input_bias, hidden_bias, project, out;
   Tensor gates, fresh, cells;
 
-  /// For a second derivative: the sequence again, composed step by step.
+  /// For a second derivative: composes the sequence of other operations, step by step, and differentiates these.
   void operator()(RecordedBackward& back) const {
     back.through_all({&x, &h, &c, &input, &hidden, &input_bias, &hidden_bias, &project},
                      [&](const std::vector<Variable>& v) {

@@ -108,8 +108,8 @@ Variable cumsum_from_end(const Variable& x, int64_t dim) {
   return x.dim() == 0 ? x : flip(cumsum(flip(x, {dim}), dim), {dim});
 }
 
-/// With r_k = g_k + x_{k+1} r_{k+1}, the gradient of x_k is r_k times the product of the elements before k. No
-/// division.
+/// Let g be the incoming gradient and r_k = g_k + x_{k+1} r_{k+1}. The gradient of x_k is r_k times the product of the
+/// elements before k. There is no division, so zeros are exact.
 template <class T> T cumprod_grad(const T& grad, const T& x, int64_t dim) {
   if (x.dim() == 0 || x.numel() == 0) return grad;
   const int64_t n = x.size(dim);

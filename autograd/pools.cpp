@@ -38,7 +38,7 @@ PoolArgs two_of(const PoolArgs& a, int first, int second) {
           .count_include_pad = a.count_include_pad};
 }
 
-/// Applies pool(images, first dim of the options, second) to all dims of x; -1 is a dim that is not pooled.
+/// Pools all dims of x. pool(images, i, j) pools the height by option i and the width by option j; -1: not at all.
 template <class V, class Pool> V over_planes(const V& x, int dims, const Pool& pool) {
   if (dims == 1) return pool(x.unsqueeze(2), -1, 0).squeeze(2);
   if (dims == 2) return pool(x, 0, 1);
@@ -97,7 +97,7 @@ VariableIndices max_pool_indices(const Variable& x, const PoolArgs& args) {
     const int64_t p = flat.values.size(2), q = flat.values.size(3);
     const ValuesIndices deep = max_pool2d(flat.values.reshape({n, c, d, p * q}), two_of(args, 0, -1));
     const int64_t e = deep.values.size(2);
-    // depth * (p q) + position in the pooled plane
+    // an index of the second pooling is depth * (p * q) + position in the plane that the first pooling returned
     const Tensor of_deep = deep.indices.to(i64).reshape({n, c, e * p * q});
     const Tensor in_plane = gather(flat.indices.to(i64).reshape({n, c, d * p * q}), 2, of_deep);
     places = add(mul_scalar(floor_divide(of_deep, p * q), plane), in_plane).reshape({n, c, e, p, q});

@@ -75,7 +75,7 @@ inline Tensor neg_over(const Tensor& x) { return is_free(x) ? neg_(x) : neg(x); 
 inline Variable neg_over(const Variable& x) { return neg(x); }  ///< -x
 inline Tensor exp_over(const Tensor& x) { return exp_(x); }     ///< e^x
 inline Variable exp_over(const Variable& x) { return exp(x); }  ///< e^x
-/// masked_fill().
+/// masked_fill(x, mask, value). Overwrites x if x is a Tensor.
 inline Tensor fill_over(const Tensor& x, const Tensor& mask, Scalar value) { return masked_fill_(x, mask, value); }
 inline Variable fill_over(const Variable& x, const Tensor& mask, Scalar value) { return masked_fill(x, mask, value); }
 

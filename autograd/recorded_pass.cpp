@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// A variable with the value `tensor` that is on the tape as the node output `place`.
+/// A variable with the value `tensor`. On the tape, it is the output of the node that `place` names.
 Variable at_place(const Tensor& tensor, const Edge& place) {
   Variable result(tensor);
   if (!place.node) return result;
@@ -73,7 +73,8 @@ void RecordedBackward::give(int i, const Variable& grad) const {
   const Edge& edge = node_->inputs()[i];
   const Node::Output& target = edge.node->outputs()[edge.output];
   LOCKSTEP_CHECK(grad.dtype() == target.dtype, "[backward] expected the gradient of '", node_->name(),
-                 "' towards input ", i, " to be ", target.dtype, ", got ", grad.dtype());
+                 "' towards input ", i, " to be ", target.dtype, ", got ", grad.dtype(),
+                 "; convert it with .to(dtype) in the derivative");
   pass_.give(edge, sum_to(grad, target.shape));
 }
 
@@ -245,7 +246,8 @@ std::vector<Variable> grad(const std::vector<Variable>& outputs, const std::vect
 }
 
 Variable Variable::recorded_grad() const {
-  LOCKSTEP_CHECK(is_leaf(), "[recorded_grad] expected a leaf, got the output of '", impl_->node->name(), "'");
+  LOCKSTEP_CHECK(is_leaf(), "[recorded_grad] expected a leaf, got the output of '", impl_->node->name(),
+                 "'; use grad() with create_graph");
   return impl_->node ? static_cast<Leaf&>(*impl_->node).recorded_grad : Variable();
 }
 

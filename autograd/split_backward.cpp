@@ -1,4 +1,4 @@
-// The backward pass in two parts, and joined roots. See split_backward.h.
+// The backward pass in two parts, and joined(). See split_backward.h.
 #include "autograd/split_backward.h"
 
 #include <algorithm>
@@ -19,14 +19,14 @@ struct Join final : Node {
   }
   void run(Backward& backward) override {
     for (size_t i = 0; i < grads.size(); ++i)
-      // a gradient whose edge is cut stays in `grads` for a later pass
+      // if SplitBackward has cut the edge to an input, the gradient stays in `grads` for a later pass
       if (backward.needs(int(i))) backward.give(int(i), std::move(grads[i]));
   }
   void release_saved() override { grads.clear(); }
   std::vector<Tensor> grads;
 };
 
-/// The result of a new Join, on the gradients' device: on another device, it would be missing in a captured graph.
+/// The result of a new Join, on the gradients' device. A captured CUDA graph would miss a result on another device.
 Variable start_of(std::vector<std::pair<Edge, Tensor>> list) {
   const Device device = list.empty() ? default_device() : list[0].second.device();
   return tape::attach(Ref<Node>(new Join(std::move(list))), {}, zeros({}, {.device = device}));
@@ -46,7 +46,8 @@ Variable joined(const std::vector<Variable>& roots, std::vector<Tensor> grads) {
 SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& first) {
   std::unordered_set<const Node*> at_once;
   for (const Variable& leaf : first) {
-    LOCKSTEP_CHECK(leaf.is_leaf() && leaf.requires_grad(), "[SplitBackward] expected leaves that require grad");
+    LOCKSTEP_CHECK(leaf.is_leaf() && leaf.requires_grad(),
+                   "[SplitBackward] expected leaves that require grad; leave out the others");
     at_once.insert(leaf.impl()->node.get());
   }
   LOCKSTEP_CHECK(

@@ -18,7 +18,7 @@ class SplitBackward {
   /// Runs backward from `root`, which has one element, to the leaves `first`, and adds to their .grad. Error unless all
   /// of `first` are leaves that require grad.
   SplitBackward(const Variable& root, const std::vector<Variable>& first);
-  /// Adds to the .grad of all other leaves. `before`: gradients of leaves from elsewhere, which are added first.
+  /// Adds to the .grad of all other leaves. `before`: further gradients of leaves, which are added to .grad first.
   void finish(std::vector<std::pair<Variable, Tensor>> before = {});
   /// finish() for all leaves but `leaves` and those that share an operation with them, which wait for a later finish().
   void finish_but(const std::vector<Variable>& leaves);

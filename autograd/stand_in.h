@@ -1,6 +1,6 @@
 #pragma once
-// For values that temporarily replace the values of leaves, such as an average of weights (optim::WeightAverage):
-// buffers that belong to the replacing values, such as running statistics made with them (nn::update_bn).
+// Other values may temporarily replace those of leaves: optim::WeightAverage puts averaged weights in place. Buffers,
+// such as the running statistics of batch norm, must then be replaced too. stand_in() lists the buffers.
 #include <map>
 #include <memory>
 #include <utility>
@@ -10,10 +10,10 @@
 
 namespace lockstep {
 
-/// Pairs of a buffer and its other value. The buffer and the other value are swapped whenever the leaves' values are.
+/// Pairs of a buffer and its other value. When the values of the leaves are replaced or restored, each pair is swapped.
 using OtherValues = std::vector<std::pair<Tensor, Tensor>>;
-/// The list of buffers that belong to the values that replace this leaf's values, in this thread. Expired while the
-/// leaf has its own values. The owner of the list must also hold the leaf, because the leaf's address is the key.
+/// The list of buffers that must be swapped together with this leaf's value, in this thread. Expired while the leaf has
+/// its own value. The owner of the list must also hold the leaf, because the leaf's address is the key.
 inline std::weak_ptr<OtherValues>& stand_in(const Variable& leaf) {
   thread_local std::map<const void*, std::weak_ptr<OtherValues>> all;
   return all[leaf.impl().get()];

@@ -131,7 +131,8 @@ Variable pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs&
   case PointwiseOp::name:                      \
     return part == PointwisePart::grad0 ? functor::functor_::grad0(g, x, y) : functor::functor_::grad1(g, x, y);
 #include "tensor/pointwise.def"
-      default: fail(str("[backward] operation ", int(op), " has no derivative"));
+      default:
+        fail(str("[backward] operation ", int(op), " has no derivative; this is a bug in Lockstep, please report it"));
     }
   }();
   if (!result.variable()) return Variable(zeros_like(grad.tensor()));

@@ -34,7 +34,7 @@ class Pass {
       : id_(next_pass.fetch_add(1)), retain_graph_(retain_graph), wanted_(wanted) {}
   ~Pass() {
     abandon();
-    // Restores leaves that an outer pass is still counting.
+    // Give the leaves back to the outer pass in which this pass runs.
     for (Borrowed& b : borrowed_) {
       b.node->pass_ = b.pass;
       b.node->uses_ = b.uses;
@@ -152,7 +152,7 @@ class Pass {
     running_.pop_back();
   }
 
-  /// True if an input's gradient is wanted: folding the input's derivative would change that gradient.
+  /// True if grad() asks for the gradient of an input. Folding the input's derivative would change that gradient.
   bool reads_wanted(const Node& node) const {
     for (size_t i = 0; wanted_ && i < wanted_->size(); ++i)
       for (const Edge& edge : node.inputs_)
@@ -227,7 +227,8 @@ std::vector<Tensor> gradients(const Variable& output, const std::vector<Variable
 }
 
 void after_backward(std::function<void()> callback) {
-  LOCKSTEP_CHECK(end_callbacks, "[after_backward] expected a backward pass to be running in this thread");
+  LOCKSTEP_CHECK(end_callbacks,
+                 "[after_backward] expected a backward pass to be running in this thread; call it in a hook");
   end_callbacks->push_back(std::move(callback));
 }
 

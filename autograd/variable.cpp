@@ -39,7 +39,8 @@ const Tensor& Variable::tensor() const {
 }
 
 void Variable::set_tensor(Tensor tensor) {
-  LOCKSTEP_CHECK(is_leaf(), "[set_tensor] expected a leaf, got the output of '", impl_->node->name(), "'");
+  LOCKSTEP_CHECK(is_leaf(), "[set_tensor] expected a leaf, got the output of '", impl_->node->name(),
+                 "'; call it on a parameter, or on detach()");
   LOCKSTEP_CHECK(tensor.defined(), "[set_tensor] expected a defined tensor, got an undefined one");
   if (impl_->node) {
     Leaf& leaf = leaf_of(*impl_);
@@ -64,7 +65,7 @@ Variable& Variable::requires_grad_(bool wanted) {
   LOCKSTEP_CHECK(is_leaf(), "[requires_grad_] expected a leaf, got the output of '", impl_->node->name(),
                  "'; use detach()");
   LOCKSTEP_CHECK(!wanted || is_floating(dtype()) || is_complex(dtype()),
-                 "[requires_grad_] expected a floating or complex dtype, got ", dtype());
+                 "[requires_grad_] expected a floating or complex dtype, got ", dtype(), "; convert with .to(f32)");
   if (wanted && !impl_->node) impl_->node = Ref<Node>(new Leaf(impl_->tensor));
   impl_->requires_grad = wanted;
   return *this;
@@ -84,7 +85,7 @@ Tensor& Variable::grad() const {
 }
 
 void Variable::retain_grad() {
-  LOCKSTEP_CHECK(requires_grad(), "[retain_grad] expected a variable that requires grad");
+  LOCKSTEP_CHECK(requires_grad(), "[retain_grad] expected a variable that requires grad; call requires_grad_() first");
   if (is_leaf() || impl_->retained_grad) return;
   impl_->retained_grad = std::make_shared<Tensor>();
   on_grad([kept = std::weak_ptr<Tensor>(impl_->retained_grad)](const Tensor& grad) {
@@ -114,7 +115,7 @@ int Node::Output::add_hook(Hook hook) {
 }
 
 void Node::Output::run_hooks() {
-  // By index and with copies, because a hook may add or remove hooks.
+  // Iterate by index and copy each hook, because a hook may add or remove hooks.
   for (size_t i = 0; i < hooks->size(); ++i) {
     const GradHook hook = (*hooks)[i].call;
     Tensor changed = hook(grad);
@@ -126,12 +127,13 @@ void Node::Output::run_hooks() {
 }
 
 int Variable::on_grad(GradHook hook) {
-  LOCKSTEP_CHECK(requires_grad(), "[on_grad] expected a variable that requires grad");
+  LOCKSTEP_CHECK(requires_grad(), "[on_grad] expected a variable that requires grad; call requires_grad_() first");
   return impl_->node->outputs()[impl_->output].add_hook({next_hook_id++, std::move(hook)});
 }
 
 int Variable::before_backward(std::function<void()> hook) {
-  LOCKSTEP_CHECK(requires_grad(), "[before_backward] expected a variable that requires grad");
+  LOCKSTEP_CHECK(requires_grad(),
+                 "[before_backward] expected a variable that requires grad; call requires_grad_() first");
   return impl_->node->outputs()[impl_->output].add_hook({next_hook_id++,
                                                          [fn = std::move(hook)](const Tensor&) {
                                                            fn();
@@ -141,7 +143,8 @@ int Variable::before_backward(std::function<void()> hook) {
 }
 
 int Variable::on_grad_complete(LeafHook hook) {
-  LOCKSTEP_CHECK(requires_grad() && is_leaf(), "[on_grad_complete] expected a leaf that requires grad");
+  LOCKSTEP_CHECK(requires_grad() && is_leaf(),
+                 "[on_grad_complete] expected a leaf that requires grad; use on_grad() for other variables");
   auto& hooks = leaf_of(*impl_).on_complete;
   hooks.emplace_back(next_hook_id++, std::move(hook));
   return hooks.back().first;
@@ -186,7 +189,7 @@ void AnomalyMode::check(const Tensor& tensor, const char* what, const char* name
   if (is_complex(tensor.dtype())) return check(view_as_real(tensor), what, name);
   if (!is_floating(tensor.dtype()) || all_finite(tensor)) return;
   LOCKSTEP_CHECK(!any(isnan(tensor)).item<bool>(), "[anomaly] '", name, "' produced the first NaN, in its ", what,
-                 " of shape ", tensor.shape());
+                 " of shape ", tensor.shape(), "; check the values that it reads");
 }
 
 }  // namespace lockstep

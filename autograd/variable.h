@@ -81,7 +81,7 @@ class Variable {
 
   /// Calls `hook` once per backward pass, with the complete gradient of this variable. Returns an id for remove_hook().
   int on_grad(GradHook hook);
-  /// Calls `hook` when on_grad() would, but without the gradient. So an operation that reads this variable may still
+  /// Calls `hook` when on_grad() would, but without the gradient. Unlike on_grad(), this does not forbid a consumer to
   /// fuse the derivative of the operation that made the variable into its own (Backward::fold). Returns an id.
   int before_backward(std::function<void()> hook);
   /// Calls `hook` when the .grad of this leaf is complete in a pass. Returns an id for remove_hook().

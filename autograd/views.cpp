@@ -52,7 +52,7 @@ Variable same(const char* name, const Variable& x, Tensor out) {
   return viewed(name, x, std::move(out), [](auto& back) { back.give(0, std::move(back.grad())); });
 }
 
-/// All parts of one dim as one operation: the gradient is assembled part by part, without adding padded tensors.
+/// Records the split of one dim as one operation. Its gradient joins those of the parts, without adding padded tensors.
 std::vector<Variable> parts(const Variable& x, std::vector<Tensor> tensors, int64_t dim) {
   std::vector<Variable> results;
   if (!needs_grad({&x})) {

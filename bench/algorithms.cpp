@@ -3,8 +3,8 @@
 //
 //   bench_algorithms [--device cuda:0] [--tokens 16384] [--width 768] [--vocab 50257] [--algorithms 16]
 //
-// Prints a JSON object per product, and one for the step. The heuristic's own choice is the first proposal. Products of
-// the head are also timed with the vocabulary rounded up. These times do not count in the step's sum.
+// Prints a JSON object per product, and one for the step. cuBLASLt's own choice is the first proposal. The products of
+// the output layer are also timed with the vocabulary rounded up, which does not count in the step's sum.
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -16,9 +16,10 @@ void product([[maybe_unused]] const GemmShape& s, [[maybe_unused]] const float* 
              [[maybe_unused]] float* c) {
 #ifdef LOCKSTEP_WITH_ONEDNN
   const auto status = dnnl_sgemm('N', 'N', s.m, s.n, s.k, 1, a, s.k, b, s.n, 0, c, s.n);
-  LOCKSTEP_CHECK(status == dnnl_success, "[ceiling] expected oneDNN's sgemm to succeed, got status ", int(status));
+  LOCKSTEP_CHECK(status == dnnl_success, "[ceiling] expected oneDNN's sgemm to succeed, got status ", int(status),
+                 "; use another version of oneDNN");
 #else
-  LOCKSTEP_CHECK(false, "[ceiling] expected a build with oneDNN, got one without (-Donednn=enabled)");
+  LOCKSTEP_CHECK(false, "[ceiling] expected a build with oneDNN, got one without; build with -Donednn=enabled");
 #endif
 }
 

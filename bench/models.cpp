@@ -10,8 +10,8 @@ using namespace lockstep;
 
 namespace {
 
-/// Synthetic tokens, equal in every language (batch() in gptmodel.py): a row counts up with a stride from a 64-bit LCG,
-/// so there is something to learn.
+/// Synthetic tokens, the same as those of batch() in gptmodel.py. Every row counts up with a random stride, so a model
+/// can learn to continue it. The random numbers are from a 64-bit LCG.
 std::pair<Tensor, Tensor> tokens(int64_t step, int64_t batch, int64_t length, int64_t vocab) {
   std::vector<int64_t> x, y;
   for (int64_t row = 0; row < batch; ++row) {
@@ -25,7 +25,7 @@ std::pair<Tensor, Tensor> tokens(int64_t step, int64_t batch, int64_t length, in
   return {Tensor::from(x, {batch, length}), Tensor::from(y, {batch, length})};
 }
 
-/// Returns the name of a parameter in the peer's gpt.py: blocks.0.qkv.weight for blocks.0.attention.in_proj.weight.
+/// The name of a parameter in the PyTorch script gpt.py: blocks.0.qkv.weight for blocks.0.attention.in_proj.weight.
 std::string peer_name(std::string name) {
   const std::pair<std::string, std::string> renamed[] = {
       {"tokens.", "wte."}, {"positions.", "wpe."},         {"norm1.", "ln1."},
@@ -64,8 +64,8 @@ Job make_gpt(const nn::GPT::Options& o, int64_t batch, int64_t steps, const std:
   };
   job.items = batch * o.context;
   job.unit = "tokens";
-  // 6 per weight of a matrix product and token; 12 L T^2 C per sequence for the two products of attention, of which a
-  // causal mask leaves half.
+  // Matrix products take 6 operations per weight and token. Attention takes 12 * layers * context^2 * width per
+  // sequence, of which a causal mask leaves half.
   const double matrices = double(o.layers) * 12 * o.width * o.width + double(o.vocab) * o.width;
   job.flops = 6 * matrices * double(job.items) + 12. * double(o.layers * o.context * o.context * o.width * batch) / 2;
   for (const auto& [n, k] : {std::pair{3 * o.width, o.width},

@@ -16,7 +16,7 @@ namespace bench {
 /// A model to train, with its data.
 struct Job {
   std::shared_ptr<lockstep::nn::Module> model;
-  /// The peer's optimizer for the model.
+  /// Makes the optimizer that the PyTorch script uses for the model.
   std::function<std::unique_ptr<lockstep::optim::Optimizer>(lockstep::nn::Module&)> make_optimizer;
   std::function<lockstep::Variable(int64_t step)> loss;  ///< forward and loss on the batch of a step
   std::function<void()> infer;                           ///< forward only, without recording
@@ -27,8 +27,8 @@ struct Job {
   std::vector<GemmShape> shapes;  ///< matrix products of a step
 };
 
-/// Makes gpt-tiny, gpt-small, gpt-124M, mlp, lenet or resnet. batch 0: the peer script's batch size. `weights`, for gpt
-/// models: a safetensors file of initial weights, written by the peer's gpt.py --save.
+/// Makes gpt-tiny, gpt-small, gpt-124M, mlp, lenet or resnet. batch 0: the PyTorch script's batch size. `weights`, for
+/// gpt models: a safetensors file of initial weights, written by gpt.py --save.
 Job make_job(const std::string& name, int64_t batch, int64_t steps, const std::string& weights);
 
 }  // namespace bench

@@ -52,7 +52,8 @@ void plain(const zero::SwapFile& file, const Tensor& memory, int64_t block, int 
         auto* const data = static_cast<std::byte*>(memory.raw_data()) + at % memory.numel();
         const auto n = size_t(std::min(block, file.bytes() - at));
         const ssize_t done = writes ? pwrite(file.descriptor(), data, n, at) : pread(file.descriptor(), data, n, at);
-        LOCKSTEP_CHECK(done == ssize_t(n), "the disk gave ", done, " of ", n, " bytes: ", std::strerror(errno));
+        LOCKSTEP_CHECK(done == ssize_t(n), "the disk gave ", done, " of ", n, " bytes: ", std::strerror(errno),
+                       "; free space, or use another disk");
       }
     });
   }

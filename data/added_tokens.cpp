@@ -67,7 +67,7 @@ void AddedTokens::make_nodes(const std::string& where) {
   nodes_.assign(1, {});
   for (size_t begin = 0, end = 1, depth = 0; begin < end; begin = end, end = nodes_.size(), ++depth) {
     LOCKSTEP_CHECK(end <= most_nodes, where, ": expected added tokens of at most ", most_nodes,
-                   " bytes together, with endings that they share counted once");
+                   " bytes together, with endings that they share counted once; leave some out");
     for (size_t at = begin; at < end; ++at) {
       auto [first, last] = ranges[at];
       if (first < last && tokens_[order[first]].text.size() == depth) nodes_[at].token = int32_t(order[first++]);
@@ -119,7 +119,8 @@ void AddedTokens::cut(std::string_view text, bool parse_special,
     const AddedToken* const token = found->token;
     size_t start = found->start, stop = next = start + token->text.size();
     if (token->special && !parse_special) continue;
-    // Added tokens may themselves be white space: `done` and `spaces_end` keep the scan linear.
+    // A token may take the white space beside it, and may itself be white space. No space is scanned twice, thanks to
+    // `done` and `spaces_end`, so the time is linear.
     if (token->left && done < start) start = spaces_before(text, start, done);
     if (token->right) stop = spaces_end = stop < spaces_end ? spaces_end : spaces_after(text, stop);
     if (done < start) fn(text.substr(done, start - done), -1);

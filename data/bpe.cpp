@@ -37,8 +37,8 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, EncodeOptions o
   return out;
 }
 
-/// A cut is safe before a space or newline that follows a letter or number: every supported expression ends a word
-/// there, and none looks further back.
+/// A text may be cut before a space or newline that follows a letter or number. Every supported regular expression ends
+/// a word there, and none looks further back.
 size_t BpeTokenizer::last_cut(std::string_view text) const {
   if (!rules_.words || !rules_.byte_level || cut_first_.takes_spaces() || cut_normalized_.takes_spaces()) return 0;
   for (const Normalizer& step : rules_.normalizers)
@@ -63,7 +63,7 @@ std::string BpeTokenizer::normalize(std::string_view text) const {
     else result = replaced(result, step.text, step.by);
     LOCKSTEP_CHECK(result.size() <= most_growth * text.size() + (1 << 20),
                    "[tokenizer] expected a normalised text of at most ", most_growth, " times the bytes of the text, ",
-                   text.size(), ", got ", result.size());
+                   text.size(), ", got ", result.size(), "; check the normalizer in tokenizer.json");
   }
   return result;
 }
@@ -159,7 +159,7 @@ void BpeTokenizer::merge(std::span<int32_t> ids, Work& work) const {
 std::string_view BpeTokenizer::token_bytes(int32_t id) const {
   LOCKSTEP_CHECK(id >= 0 && size_t(id) < tokens_.size(), "[tokenizer] expected ids from 0 to ",
                  int64_t(tokens_.size()) - 1, ", got ", id);
-  LOCKSTEP_CHECK(knows(id), "[tokenizer] the vocabulary has no token with id ", id);
+  LOCKSTEP_CHECK(knows(id), "[tokenizer] the vocabulary has no token with id ", id, "; use ids that encode() returned");
   return tokens_[size_t(id)];
 }
 

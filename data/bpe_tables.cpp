@@ -79,7 +79,7 @@ void BpeTokenizer::set_token(int64_t id, std::string text, const std::string& wh
     special_.resize(size_t(id) + 1);
     ends_.resize(size_t(id) + 1);
   }
-  LOCKSTEP_CHECK(!known_[size_t(id)], where, ": id ", id, " is used twice");
+  LOCKSTEP_CHECK(!known_[size_t(id)], where, ": id ", id, " is used twice; give each token its own");
   ends_[size_t(id)] = ends_of(text);
   tokens_[size_t(id)] = std::move(text);
   known_[size_t(id)] = true;
@@ -90,7 +90,7 @@ void BpeTokenizer::add_vocab(const Json& vocab, const std::string& where) {
   for (const auto& [token, value] : vocab.as_object(where)) {
     const std::string place = str(where, ": \"", token, "\"");
     const int64_t id = value.as_int(place);
-    // Special tokens may be in the vocabulary too. If they are not in the byte alphabet, they keep their text.
+    // A special token may be in the vocabulary, too. If its characters do not stand for bytes, it keeps its text.
     const bool plain = spell(token, text);
     set_token(id, plain ? text : token, place);
     if (plain) ids_.emplace(text, int32_t(id));
@@ -111,12 +111,12 @@ void BpeTokenizer::add_merge(const std::string& first, const std::string& second
                  rules_.byte_level ? " of GPT-2's byte alphabet" : "", ", got \"", first, "\" and \"", second, "\"");
   const auto found = [&](const std::string& text, const std::string& name) {
     const auto place = ids_.find(text);
-    LOCKSTEP_CHECK(place != ids_.end(), where, ": token \"", name, "\" is not in the vocabulary");
+    LOCKSTEP_CHECK(place != ids_.end(), where, ": token \"", name, "\" is not in the vocabulary; add it there");
     return place->second;
   };
   const int32_t left = found(a, first), right = found(b, second);
   LOCKSTEP_CHECK(merges_.add(left, right, found(a + b, first + second)), where, ": the pair \"", first, " ", second,
-                 "\" appears twice");
+                 "\" appears twice; keep one of them");
   joined_.add(ends_of(a).last, ends_of(b).first, 1);
 }
 
@@ -126,17 +126,17 @@ void BpeTokenizer::add_token(AddedToken token, bool normalized, const std::strin
   LOCKSTEP_CHECK(!name.empty(), where, ": expected a token, got an empty one");
   const std::optional<int32_t> there = id_of(name);
   LOCKSTEP_CHECK(!there || *there == id, where, ": token \"", name, "\" has id ", id, " here, and ", *there,
-                 " in the vocabulary or before");
+                 " in the vocabulary or before; give it one id");
   if (!there && id >= 0 && size_t(id) < known_.size() && known_[size_t(id)])
     LOCKSTEP_CHECK(tokens_[size_t(id)] == name, where, ": id ", id, " is used twice, for \"", tokens_[size_t(id)],
-                   "\" and \"", name, "\"");
+                   "\" and \"", name, "\"; give each its own");
   else if (!there) set_token(id, name, where);
   special_[size_t(id)] = special_[size_t(id)] || token.special;
   added_.emplace(name, int32_t(id));
   if (!normalized) return cut_first_.add(std::move(token));
   token.text = normalize(name);
-  // An added token that is also in the vocabulary keeps the vocabulary's bytes: in the byte alphabet "é" may be part
-  // of another character.
+  // An added token that is also in the vocabulary keeps the vocabulary's bytes: byte-level files write every byte as a
+  // character, so "é" may stand for a byte of another character.
   if (!there || !rules_.byte_level) tokens_[size_t(id)] = token.text;
   cut_normalized_.add(std::move(token));
 }

@@ -26,10 +26,10 @@ template <class Part> Tensor collate_part(const auto& samples, Part part) {
 
 void check_index(const char* dataset, int64_t index, int64_t size) {
   LOCKSTEP_CHECK(index >= 0 && index < size, "[", dataset, "] index ", index, " is outside the dataset of ", size,
-                 " samples");
+                 " samples; use an index from 0 to one below that");
 }
 
-// Single-threaded on purpose: loader threads call it, and should not each start a team of threads.
+// Single-threaded on purpose: loader threads call this function, and each would start a team of threads.
 Tensor take_rows(const Tensor& x, std::span<const int64_t> indices) {
   LOCKSTEP_CHECK(x.defined() && x.dim() >= 1 && x.device().is_cpu(),
                  "[take_rows] expected a tensor on the cpu with at least 1 dim, got ",

@@ -61,7 +61,8 @@ void Files::write(int fd, Bytes bytes, int64_t offset, const std::string& path) 
     const int64_t written =
         attempt([&] { return calls_.write(fd, bytes.data(), std::min(bytes.size(), most_at_once), offset); });
     if (written < 0) fail_system("write", path);
-    LOCKSTEP_CHECK(written > 0, "[file] cannot write ", path, ": the system wrote 0 of ", bytes.size(), " bytes");
+    LOCKSTEP_CHECK(written > 0, "[file] cannot write ", path, ": the system wrote 0 of ", bytes.size(),
+                   " bytes; check the disk");
     bytes = bytes.subspan(size_t(written));
     offset += written;
   }

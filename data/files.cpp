@@ -33,7 +33,7 @@ std::string read_file(const std::string& path, int64_t max_bytes) {
   std::string text;
   while (int64_t(text.size()) < file.size)
     LOCKSTEP_CHECK(append_next(file, text, size_t(file.size) - text.size(), path), "[file] expected ", file.size,
-                   " bytes, got ", text.size(), " (the file shrank while it was read): ", path);
+                   " bytes, got ", text.size(), " (the file shrank while it was read): ", path, "; read it again");
   return text;
 }
 
@@ -75,7 +75,7 @@ void write_atomically(const std::string& path, const std::function<void(NewFile&
   try {
     files.sync_folder(folder.string());
   } catch (const Error& error) {
-    fail(str(error.what(), "; the new file is in place, but a power cut may bring the old one back"));
+    fail(str(error.what(), "; the new file is in place, but a power cut may bring the old one back; save again"));
   }
 }
 

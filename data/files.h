@@ -43,7 +43,7 @@ class MappedFile {
   int fd_ = -1;
   Range* range_ = nullptr;
 };
-/// parse(bytes, path, options...) of a whole file. Error if the file changed while it was parsed.
+/// Returns parse(bytes, path, options...) for the bytes of a file. Error if the file changed while it was parsed.
 auto parse_file(const std::string& path, const auto& parse, const auto&... options) {
   const auto file = MappedFile::open(path);
   auto result = parse(file->bytes(), path, options...);

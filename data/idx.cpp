@@ -19,7 +19,7 @@ class Source {
  public:
   Source(Bytes file, const std::string& origin) : rest_(file), origin_(origin) {
     zipped_ = file.size() >= 2 && file[0] == std::byte{0x1f} && file[1] == std::byte{0x8b};
-    if (zipped_) LOCKSTEP_CHECK(inflateInit2(&stream_, 15 + 16) == Z_OK, origin_, ": zlib cannot start");
+    if (zipped_) LOCKSTEP_CHECK(inflateInit2(&stream_, 15 + 16) == Z_OK, origin_, ": zlib cannot start; free memory");
   }
   ~Source() {
     if (zipped_) inflateEnd(&stream_);
@@ -52,7 +52,7 @@ class Source {
       if (status == Z_STREAM_END) {
         ended_ = true;
         LOCKSTEP_CHECK(rest_.empty(), origin_, ": expected the end of the file after its gzip data, got ", rest_.size(),
-                       " more bytes");
+                       " more bytes; fetch the file again");
       } else if (status == Z_BUF_ERROR || (status == Z_OK && in == 0 && stream_.avail_out == room)) {
         return done;  // truncated
       } else {
@@ -69,8 +69,9 @@ class Source {
     std::byte more;
     const int64_t got = read(&more, 1);
     LOCKSTEP_CHECK(got == 0, origin_, ": expected ", size, " bytes as the header says, got more",
-                   zipped_ ? "" : str(": ", size + 1 + int64_t(rest_.size())));
-    LOCKSTEP_CHECK(!zipped_ || ended_, origin_, ": expected gzip's checksum at the end, got a truncated file");
+                   zipped_ ? "" : str(": ", size + 1 + int64_t(rest_.size())), "; fetch the file again");
+    LOCKSTEP_CHECK(!zipped_ || ended_, origin_,
+                   ": expected gzip's checksum at the end, got a truncated file; fetch it again");
   }
 
  private:
@@ -96,13 +97,14 @@ Tensor parse_idx(Bytes file, const std::string& origin, int64_t max_bytes) {
   const std::string where = "[idx] " + origin;
   Source source(file, where);
   std::byte magic[4];
-  LOCKSTEP_CHECK(source.read(magic, 4) == 4, where, ": expected a header, got fewer than 4 bytes");
+  LOCKSTEP_CHECK(source.read(magic, 4) == 4, where, ": expected a header, got fewer than 4 bytes; fetch it again");
   const int code = int(magic[2]), rank = int(magic[3]);
   const auto kind = std::find_if(std::begin(kinds), std::end(kinds), [&](Kind k) { return k.code == code; });
   LOCKSTEP_CHECK(magic[0] == std::byte{0} && magic[1] == std::byte{0}, where,
-                 ": expected a file that starts with 0 0, got ", int(magic[0]), " ", int(magic[1]));
+                 ": expected a file that starts with 0 0, got ", int(magic[0]), " ", int(magic[1]),
+                 "; is it an IDX file?");
   LOCKSTEP_CHECK(kind != std::end(kinds), where,
-                 ": expected dtype 8 (u8), 9 (i8), 12 (i32), 13 (f32) or 14 (f64), got ", code);
+                 ": expected dtype 8 (u8), 9 (i8), 12 (i32), 13 (f32) or 14 (f64), got ", code, "; is it an IDX file?");
   LOCKSTEP_CHECK(rank >= 1 && rank <= Dims::max_rank, where, ": expected 1 to ", Dims::max_rank, " dims, got ", rank);
 
   Shape shape;
@@ -110,12 +112,13 @@ Tensor parse_idx(Bytes file, const std::string& origin, int64_t max_bytes) {
   bool fits = true;
   for (int i = 0; i < rank; ++i) {
     std::byte size[4];
-    LOCKSTEP_CHECK(source.read(size, 4) == 4, where, ": expected a header with ", rank, " sizes, got ", i);
+    LOCKSTEP_CHECK(source.read(size, 4) == 4, where, ": expected a header with ", rank, " sizes, got ", i,
+                   " (is the file truncated?)");
     shape.push_back(int64_t(size[0]) << 24 | int64_t(size[1]) << 16 | int64_t(size[2]) << 8 | int64_t(size[3]));
     fits = !__builtin_mul_overflow(bytes, shape.back(), &bytes) && fits;
   }
   LOCKSTEP_CHECK(fits && bytes <= max_bytes, where, ": expected at most ", max_bytes, " bytes of elements, got shape ",
-                 shape);
+                 shape, "; raise max_bytes of read_idx()");
   LOCKSTEP_CHECK(bytes <= source.most(), where, ": expected ", bytes, " bytes for shape ", shape, ", got at most ",
                  source.most(), " (is the file truncated?)");
 
@@ -147,7 +150,7 @@ TensorDataset load_mnist(const std::string& folder, bool train) {
   LOCKSTEP_CHECK(labels.dtype() == u8 && labels.dim() == 1, "[mnist] ", label_path, ": expected u8 labels (N), got ",
                  labels.dtype(), labels.shape());
   LOCKSTEP_CHECK(images.size(0) == labels.size(0), "[mnist] ", label_path, ": expected ", images.size(0),
-                 " labels, one for each image, got ", labels.size(0));
+                 " labels, one for each image, got ", labels.size(0), "; take both files from one dataset");
   return {images_from_bytes(images).unsqueeze(1), labels_from_bytes(labels, 10, label_path)};
 }
 

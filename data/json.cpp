@@ -232,7 +232,7 @@ Json parse_json_line(std::string_view text, std::string_view origin, int64_t lin
 
 Json parse_json(std::string_view text, std::string_view origin, JsonLimits limits) {
   LOCKSTEP_CHECK(int64_t(text.size()) <= limits.bytes, origin, ": expected at most ", limits.bytes,
-                 " bytes of JSON, got ", text.size());
+                 " bytes of JSON, got ", text.size(), "; split it, or raise JsonLimits::bytes");
   return parse_json_line(text, origin, 1, limits);
 }
 

@@ -77,8 +77,8 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
   void run() {
     // nlohmann's parser takes a zero byte for the end of the text and would ignore the rest.
     if (const size_t zero = text_.find('\0'); zero != text_.npos)
-      lockstep::fail(str(place_of(text_, zero, origin_, line_), ": unexpected zero byte"));
-    // nlohmann's message for this differs between versions.
+      lockstep::fail(str(place_of(text_, zero, origin_, line_), ": unexpected zero byte; remove it"));
+    // The message of nlohmann's parser for an empty text differs between versions.
     if (text_.empty()) refuse("syntax error: expected JSON, got nothing");
     const ClassicLocale classic;
     nlohmann::json::sax_parse(TrackedChar{text_.data(), &furthest_},

@@ -18,7 +18,7 @@ JsonLines::~JsonLines() = default;
 std::optional<Json> JsonLines::next() {
   const auto check_size = [&](size_t bytes, int64_t line) {
     LOCKSTEP_CHECK(int64_t(bytes) <= limits_.bytes, path_, ":", line, ": expected a line of at most ", limits_.bytes,
-                   " bytes, got more");
+                   " bytes, got more; split it, or raise JsonLimits::bytes");
   };
   while (true) {
     size_t end = buffer_.find('\n', at_);

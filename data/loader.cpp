@@ -88,14 +88,14 @@ LoaderState LoaderProgress::state() const {
 void LoaderProgress::load_state(const LoaderState& state) {
   LOCKSTEP_CHECK(in_order_, "[DataLoader] expected in_order for a state to resume, got in_order = false");
   LOCKSTEP_CHECK(state.dataset_size == dataset_size_, "[DataLoader] expected the state of a dataset of ", dataset_size_,
-                 " samples, got one of ", state.dataset_size);
+                 " samples, got one of ", state.dataset_size, "; resume with the dataset of that run");
   LOCKSTEP_CHECK(state.epoch >= 0 && state.samples >= 0, "[DataLoader] expected epoch and samples >= 0, got ",
                  state.epoch, " and ", state.samples);
   const int64_t step = batch_size_ * world_;
   const bool at_end = state.samples / step >= batches_;
   LOCKSTEP_CHECK(at_end || state.samples % step == 0,
                  "[DataLoader] expected a state at a multiple of batch_size x world = ", step, " samples, got ",
-                 state.samples);
+                 state.samples, "; resume with the batch_size and world of that run");
   set_epoch(state.epoch);
   seed_ = state.seed;
   position_ = std::min(state.samples / step, batches_);

@@ -110,7 +110,9 @@ template <class S = Example, class B = S> class DataLoader {
       if (!options_.collate)
         options_.collate = [](std::vector<S> samples) { return data::collate(samples); }, default_collate_ = true;
     }
-    LOCKSTEP_CHECK(options_.collate, "[DataLoader] expected a collate function: samples of this type have none");
+    LOCKSTEP_CHECK(
+        options_.collate,
+        "[DataLoader] expected a collate function: samples of this type have none; set LoaderOptions::collate");
   }
 
   /// One pass over the batches of an epoch. Destroying it stops and joins its threads.
@@ -255,7 +257,8 @@ template <class S, class B = S> class RepeatingLoader {
     if (iterator_) ++*iterator_;
     // A state saved at the end of an epoch gives one empty loop. Two in a row mean an epoch without batches.
     for (int tries = 0; !iterator_ || *iterator_ == std::default_sentinel; ++tries) {
-      LOCKSTEP_CHECK(tries < 2, "[RepeatingLoader] expected batches in epoch ", loader_->epoch(), ", got none");
+      LOCKSTEP_CHECK(tries < 2, "[RepeatingLoader] expected batches in epoch ", loader_->epoch(),
+                     ", got none; check the sampler");
       iterator_.emplace(loader_->begin());
     }
     return **iterator_;

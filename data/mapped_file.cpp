@@ -53,7 +53,7 @@ void open_regular(OpenFile& file, const std::string& path, int64_t max_bytes) {
   LOCKSTEP_CHECK(S_ISREG(info.st_mode), "[file] expected a regular file, got ",
                  S_ISDIR(info.st_mode) ? "a folder: " : "a device or pipe: ", path);
   LOCKSTEP_CHECK(info.st_size <= max_bytes, "[file] expected at most ", max_bytes, " bytes, got ", info.st_size, ": ",
-                 path);
+                 path, "; use a smaller file");
   file.size = info.st_size;
   file.changed_at = nanoseconds(info.st_mtim);
 }
@@ -85,7 +85,8 @@ void MappedFile::Range::add(MappedFile* file) {
     ::sigemptyset(&action.sa_mask);
     return ::sigaction(SIGBUS, &action, &previous_action) == 0;
   }();
-  LOCKSTEP_CHECK(handled, "[file] cannot handle SIGBUS: ", std::strerror(errno));
+  LOCKSTEP_CHECK(handled, "[file] cannot handle SIGBUS: ", std::strerror(errno),
+                 "; this is a bug in Lockstep, please report it");
   const std::lock_guard lock(mutex);
   Range* free = first.load();
   while (free && free->file) free = free->next;
@@ -137,7 +138,8 @@ void MappedFile::check() const {
                  size_, " bytes, now it has ", info.st_size, "; start again with the new file");
   LOCKSTEP_CHECK(nanoseconds(info.st_mtim) == changed_at_, "[file] expected ", path_,
                  " to stay as it is while it is in use, but it was written to; start again with the new file");
-  LOCKSTEP_CHECK(!range_->lost, "[file] cannot read all of ", path_, ": the system reported a disk error");
+  LOCKSTEP_CHECK(!range_->lost, "[file] cannot read all of ", path_,
+                 ": the system reported a disk error; check the disk");
 }
 
 void check_mapped_files() {

@@ -96,7 +96,8 @@ bool Merges::add(int32_t left, int32_t right, int32_t merged) {
 // first and last position.
 size_t Merges::apply(std::span<int32_t> ids) const {
   const int64_t n = int64_t(ids.size());
-  LOCKSTEP_CHECK(n < INT32_MAX, "[tokenizer] expected a word of less than 2^31 characters, got ", n);
+  LOCKSTEP_CHECK(n < INT32_MAX, "[tokenizer] expected a word of less than 2^31 characters, got ", n,
+                 "; split the text");
   std::vector<int32_t> lengths(ids.size(), 1);
   Places places;
   const auto propose = [&](int64_t left, int64_t right) {

@@ -79,7 +79,8 @@ class NpyHeaderReader {
 
  private:
   [[noreturn]] void refuse(const std::string& wanted, const std::string& got) const {
-    fail(str(where_, ": expected ", wanted, " at byte ", at_, " of the header, got ", got));
+    fail(str(where_, ": expected ", wanted, " at byte ", at_, " of the header, got ", got,
+             "; save it again as an array of numbers"));
   }
   std::string found() const {
     if (at_ >= text_.size()) return "its end";
@@ -163,21 +164,21 @@ class NpyHeaderReader {
 Tensor read_npy_array(int64_t size, const std::function<void(std::byte* out, int64_t count)>& read,
                       const std::string& where) {
   std::byte start[12];
-  LOCKSTEP_CHECK(size >= 10, where, ": expected a header, got ", size, " bytes");
+  LOCKSTEP_CHECK(size >= 10, where, ": expected a header, got ", size, " bytes (is the file truncated?)");
   read(start, 8);
   LOCKSTEP_CHECK(std::memcmp(start, npy_magic.data(), npy_magic.size()) == 0, where,
                  ": expected a file that starts with \\x93NUMPY, got ",
-                 start[0] == std::byte{'P'} ? "a zip file: .npz?" : "another");
+                 start[0] == std::byte{'P'} ? "a zip file: .npz?" : "another; save it with numpy.save()");
   const int major = int(start[6]), minor = int(start[7]), width = major == 1 ? 2 : 4;
   LOCKSTEP_CHECK(major >= 1 && major <= 3 && minor == 0, where, ": expected version 1.0, 2.0 or 3.0, got ", major, ".",
-                 minor);
-  LOCKSTEP_CHECK(size >= 8 + width, where, ": expected a header, got ", size, " bytes");
+                 minor, "; save it again with numpy.save()");
+  LOCKSTEP_CHECK(size >= 8 + width, where, ": expected a header, got ", size, " bytes (is the file truncated?)");
   read(start + 8, width);
   const int64_t length = int64_t(little(Bytes(start), 8, width)), begin = 8 + width + length;
   LOCKSTEP_CHECK(begin <= size, where, ": expected a header of ", length, " bytes, got ", size - 8 - width,
                  " (is the file truncated?)");
   LOCKSTEP_CHECK(length <= npy_max_header, where, ": expected a header of at most ", npy_max_header, " bytes, got ",
-                 length);
+                 length, "; save it again with numpy.save()");
   std::string text(size_t(length), '\0');
   read(reinterpret_cast<std::byte*>(text.data()), length);
   const NpyHeader header = NpyHeaderReader(text, where).run();
@@ -186,9 +187,9 @@ Tensor read_npy_array(int64_t size, const std::function<void(std::byte* out, int
   int64_t bytes = item;
   bool fits = true;
   for (const int64_t n : header.shape) fits = !__builtin_mul_overflow(bytes, n, &bytes) && fits;
-  LOCKSTEP_CHECK(fits, where, ": shape ", header.shape, " has more elements than 63 bits can count");
+  LOCKSTEP_CHECK(fits, where, ": shape ", header.shape, " has more elements than 63 bits can count; save it again");
   LOCKSTEP_CHECK(bytes == size - begin, where, ": expected ", bytes, " bytes for ", header.dtype, header.shape,
-                 ", got ", size - begin, bytes > size - begin ? " (is the file truncated?)" : "");
+                 ", got ", size - begin, bytes > size - begin ? " (is the file truncated?)" : "; save it again");
   Shape shape = header.shape;
   if (header.fortran) std::reverse(shape.begin(), shape.end());
   Tensor out = empty(shape, {.dtype = header.dtype, .device = cpu});
@@ -200,7 +201,8 @@ Tensor read_npy_array(int64_t size, const std::function<void(std::byte* out, int
       for (auto* at = data; at < data + bytes; at += number) std::reverse(at, at + number);
     if (header.dtype == boolean)
       for (int64_t i = 0; i < bytes; ++i)
-        LOCKSTEP_CHECK(uint8_t(data[i]) <= 1, where, ": expected bools of 0 or 1, got ", int(data[i]), " at ", i);
+        LOCKSTEP_CHECK(uint8_t(data[i]) <= 1, where, ": expected bools of 0 or 1, got ", int(data[i]), " at ", i,
+                       "; save it again");
   }
   if (!header.fortran) return out;
   Dims reversed;

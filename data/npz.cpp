@@ -26,7 +26,7 @@ std::vector<ZipMember> npz_members(Bytes file, const std::string& where) {
   std::set<std::string_view> names;
   for (const ZipMember& member : members) {
     LOCKSTEP_CHECK(member.name.ends_with(".npy"), where, ": expected members named NAME.npy, got \"",
-                   shown(member.name), "\"");
+                   shown(member.name), "\"; save it with numpy.savez()");
     LOCKSTEP_CHECK(names.insert(member.name).second, where, ": member \"", shown(member.name),
                    "\" appears twice; write the file again");
   }
@@ -78,7 +78,8 @@ void save_npz(const std::string& path, const NamedTensors& tensors, bool compres
   for (const auto& [name, tensor] : tensors) {
     LOCKSTEP_CHECK(names.insert(name).second, where, ": the name \"", name,
                    "\" appears twice; give each array its own");
-    LOCKSTEP_CHECK(name.size() <= 65531, where, ": expected names of at most 65531 bytes, got ", name.size());
+    LOCKSTEP_CHECK(name.size() <= 65531, where, ": expected names of at most 65531 bytes, got ", name.size(),
+                   "; shorten it");
     starts.push_back(npy_start(tensor, str(where, ": \"", name, "\"")));
   }
   write_atomically(path, [&](NewFile& file) {

@@ -17,7 +17,7 @@ namespace lockstep::data {
   fail(str("[file] cannot ", what, " ", path, ": ", std::strerror(error),
            error == ENOSPC  ? " (free space, then save again)"
            : error == ELOOP ? " (a symbolic link is not followed: remove it)"
-                            : ""));
+                            : "; check the path, its permissions and the disk"));
 }
 
 /// Owns a file descriptor: the destructor closes it.

@@ -139,7 +139,7 @@ template <class Item> class Prefetcher {
     state_->changed.notify_all();
   }
 
-  /// Raises the timeout Error. Detaches the workers: a stuck one cannot be joined. A worker owns what it uses.
+  /// Raises the timeout Error. Detaches the workers, because a stuck worker cannot be joined.
   [[noreturn]] void fail_late(std::unique_lock<std::mutex>& lock) {
     std::string busy;
     for (size_t worker = 0; worker < state_->at.size(); ++worker)

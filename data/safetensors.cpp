@@ -82,7 +82,7 @@ class HeaderReader final : public JsonEvents {
     if (!in_array_) refuse("expected ", wanted(), ", got a number");
     SafeTensorsEntry& entry = header.entries.back();
     if (value > uint64_t(INT64_MAX)) refuse("tensor \"", entry.name, "\": ", value, " does not fit in 63 bits");
-    // offset and bytes hold begin and end until check_size().
+    // Until check_size(), entry.offset holds the first number of data_offsets, and entry.bytes the second.
     if (field_ == 4) (count_ == 0 ? entry.offset : entry.bytes) = int64_t(value);
     else if (count_ == Dims::max_rank)
       refuse("tensor \"", entry.name, "\": expected at most ", Dims::max_rank, " dims");
@@ -133,7 +133,8 @@ std::vector<uint32_t> sorted_by_name(const std::vector<SafeTensorsEntry>& entrie
 
 /// Parses the JSON header and checks it against the number of data bytes. Offsets count from the start of the data.
 SafeTensorsHeader parse_header(std::string_view text, int64_t data_bytes, const std::string& origin) {
-  LOCKSTEP_CHECK(!text.empty() && text[0] == '{', origin, ": expected a header that starts with '{'");
+  LOCKSTEP_CHECK(!text.empty() && text[0] == '{', origin,
+                 ": expected a header that starts with '{'; is it a safetensors file?");
   HeaderReader reader(text, origin);
   reader.run();
   auto& entries = reader.header.entries;
@@ -148,12 +149,14 @@ SafeTensorsHeader parse_header(std::string_view text, int64_t data_bytes, const 
   int64_t end = 0;
   for (const auto& entry : entries) {
     LOCKSTEP_CHECK(entry.offset == end, origin, ": tensor \"", entry.name, "\": expected data at offset ", end,
-                   ", got ", entry.offset, entry.offset < end ? " (tensors overlap)" : " (a gap)");
+                   ", got ", entry.offset, entry.offset < end ? " (tensors overlap)" : " (a gap)",
+                   "; write the file again");
     LOCKSTEP_CHECK(entry.bytes <= data_bytes - end, origin, ": tensor \"", entry.name, "\": expected at least ", end,
                    " + ", entry.bytes, " bytes of data, got ", data_bytes, " (is the file truncated?)");
     end += entry.bytes;
   }
-  LOCKSTEP_CHECK(end == data_bytes, origin, ": expected ", end, " bytes of data, got ", data_bytes);
+  LOCKSTEP_CHECK(end == data_bytes, origin, ": expected ", end, " bytes of data, got ", data_bytes,
+                 "; write the file again");
   return std::move(reader.header);
 }
 
@@ -161,13 +164,13 @@ SafeTensorsHeader parse_header(std::string_view text, int64_t data_bytes, const 
 
 SafeTensorsHeader parse_safetensors(Bytes file, const std::string& origin) {
   const std::string where = "[safetensors] " + origin;
-  LOCKSTEP_CHECK(file.size() >= 8, where, ": expected at least 8 bytes, got ", file.size());
+  LOCKSTEP_CHECK(file.size() >= 8, where, ": expected at least 8 bytes, got ", file.size(), " (is it truncated?)");
   uint64_t length;
   std::memcpy(&length, file.data(), 8);
   LOCKSTEP_CHECK(length <= uint64_t(max_header), where, ": expected a header of at most ", max_header, " bytes, got ",
                  length, " (is this a safetensors file?)");
   LOCKSTEP_CHECK(length <= file.size() - 8, where, ": expected a header of ", length, " bytes, got a file of ",
-                 file.size(), " bytes");
+                 file.size(), " bytes (is the file truncated?)");
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, length);
   const int64_t start = int64_t(8 + length);
   SafeTensorsHeader header = parse_header(text, int64_t(file.size()) - start, where);
@@ -212,7 +215,7 @@ Tensor SafeTensors::tensor(const SafeTensorsEntry& entry) const {
   if (entry.dtype == boolean)
     for (int64_t i = 0; i < entry.bytes; ++i)
       LOCKSTEP_CHECK(uint8_t(data[i]) <= 1, "[safetensors] ", path_, ": tensor \"", entry.name,
-                     "\": expected 0 or 1, got ", int(data[i]), " at ", i);
+                     "\": expected 0 or 1, got ", int(data[i]), " at ", i, "; write the file again");
   Ref<Storage> storage;
   if (reinterpret_cast<uintptr_t>(data) % size_t(size_of(entry.dtype)) == 0 && entry.bytes > 0) {
     storage = Storage::adopt(data, entry.bytes, cpu, [keep = file_] {});
@@ -251,7 +254,7 @@ std::string safetensors_start(std::vector<SafeTensorsEntry>& entries, const Meta
   std::string header = Json(std::move(members)).dump();
   header.append((8 - header.size() % 8) % 8, ' ');
   LOCKSTEP_CHECK(int64_t(header.size()) <= max_header, origin, ": expected a header of at most ", max_header,
-                 " bytes, got ", header.size());
+                 " bytes, got ", header.size(), "; save fewer tensors in a file, or shorten the metadata");
   parse_header(header, end, origin);  // refuse what could not be loaded: duplicate or non-UTF-8 names
 
   const uint64_t length = header.size();

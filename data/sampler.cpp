@@ -53,7 +53,7 @@ DistributedSampler::DistributedSampler(int64_t n, int64_t world, int64_t rank, D
                  "[DistributedSampler] expected pad = false (every sample once) or drop_last, got both");
   if (!options.pad) size_ = (n - rank + world - 1) / world;
   else if (options.drop_last)
-    // PyTorch's rule, ceil((n - world) / world) if n is not a multiple of world, gives the same.
+    // PyTorch rounds (n - world) / world up if n is not a multiple of world. The result is the same.
     size_ = n / world;
   else size_ = (n + world - 1) / world;
   if (size_ < 0) size_ = 0;

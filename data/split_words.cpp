@@ -38,8 +38,8 @@ size_t run_end(std::string_view text, size_t at, CharClass wanted, size_t& last)
   return at;
 }
 
-/// End of 's, 't, 're, ... at text[at], or `at` if there is none. With any_case, U+017F (long s) counts as s: its upper
-/// case is S.
+/// End of an English ending such as 's, 't or 're at text[at], or `at` if there is none. With any_case, U+017F (long s)
+/// counts as s, because its upper case is S.
 size_t ending_at(std::string_view text, size_t at, bool any_case) {
   if (text[at] != '\'') return at;
   constexpr std::string_view long_s = "'\u017f";

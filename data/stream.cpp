@@ -17,13 +17,13 @@
 
 namespace lockstep::data {
 
-/// A position in a lane: the number of records before it (first), the round, the index among the lane's shards in that
-/// round, and the byte offset in that shard.
+/// A position in a lane, which reads its shards round after round: the number of records before it (first), the round,
+/// the index among the lane's shards in that round, and the byte offset in that shard.
 struct RecordStream::Place {
   int64_t first = 0, round = 0, shard = 0, offset = 0;
 };
 
-/// Consecutive records of a lane, and the order in which they are given out.
+/// Consecutive records of a lane (shards that are read one after the other), and the order in which it returns them.
 struct RecordStream::Block {
   struct Part {
     size_t file;
@@ -101,11 +101,12 @@ std::shared_ptr<MappedFile> RecordStream::open(int64_t shard) const {
   auto file = MappedFile::open(shards_[size_t(shard)]);
   LOCKSTEP_CHECK(file->size() == sizes_[size_t(shard)], "[stream] ", shards_[size_t(shard)], ": expected ",
                  sizes_[size_t(shard)], " bytes as when it was opened, got ", file->size(),
-                 ": shards must stay as they are while they are read");
+                 ": shards must stay as they are while they are read; start again");
   return file;
 }
 
-/// Reads the records from `place` on, to the end of the round, but at most options.block (if 1: kUnshuffledBlock).
+/// Reads records of a lane, from `place` to the end of the lane's round, but at most options.block. A block of 1, which
+/// means no shuffle, reads at most kUnshuffledBlock records.
 RecordStream::Block RecordStream::read_block(int64_t lane, const Place& place) const {
   Block block{.place = place, .next = place};
   Place& at = block.next;
@@ -117,7 +118,7 @@ RecordStream::Block RecordStream::read_block(int64_t lane, const Place& place) c
       own = shards_of(lane, ++at.round);
       if (!block.parts.empty()) break;
       LOCKSTEP_CHECK(++empty <= kMostEmptyRounds, "[stream] expected shards with records, found none in ",
-                     shards_[size_t(own[0])], " and the others of lane ", lane);
+                     shards_[size_t(own[0])], " and the others of lane ", lane, "; give files that are not empty");
       block.place = at;  // no records in between
     }
     const int64_t shard = own[size_t(at.shard)];
@@ -191,7 +192,7 @@ Json RecordStream::places(int64_t index) const {
   Json::Array all;
   for (const auto& lane : lanes_) {
     const std::lock_guard lock(lane->mutex);
-    // The number of records that this lane has given out before record `index`, or up to one run fewer.
+    // This lane has returned at least `before` records in front of record `index`, and at most one run more.
     const int64_t before = index / (options_.run * options_.lanes) * options_.run;
     const Place& p = std::prev(lane->places.upper_bound(before))->second;
     all.push_back(Json::Array{p.first, p.round, p.shard, p.offset});
@@ -203,18 +204,20 @@ void RecordStream::load_places(const Json& places) {
   const std::string where = "[stream] places";
   const Json& of = places.at("of", where);
   LOCKSTEP_CHECK(of == identity(), where, ": expected the places of a stream with the same shards and options, ",
-                 identity().dump(), ", got ", of.dump());
+                 identity().dump(), ", got ", of.dump(), "; resume with the shards and options of that run");
   const auto& all = places.at("lanes", where).as_array(where);
-  LOCKSTEP_CHECK(all.size() == lanes_.size(), where, ": expected ", lanes_.size(), " lanes, got ", all.size());
+  LOCKSTEP_CHECK(all.size() == lanes_.size(), where, ": expected ", lanes_.size(), " lanes, got ", all.size(),
+                 "; load what places() returned");
   std::vector<Place> loaded;
   for (size_t i = 0; i < all.size(); ++i) {
     const auto& n = all[i].as_array(where);
-    LOCKSTEP_CHECK(n.size() == 4, where, ": expected 4 numbers for lane ", i, ", got ", n.size());
+    LOCKSTEP_CHECK(n.size() == 4, where, ": expected 4 numbers for lane ", i, ", got ", n.size(), "; use places()");
     const Place p{n[0].as_int(where), n[1].as_int(where), n[2].as_int(where), n[3].as_int(where)};
     const auto own = p.round >= 0 ? shards_of(int64_t(i), p.round) : std::vector<int64_t>();
     const bool fits = p.first >= 0 && p.round >= 0 && p.shard >= 0 && p.shard <= int64_t(own.size()) && p.offset >= 0 &&
                       p.offset <= (p.shard < int64_t(own.size()) ? sizes_[size_t(own[size_t(p.shard)])] : 0);
-    LOCKSTEP_CHECK(fits, where, ": expected a place in the shards for lane ", i, ", got ", all[i].dump());
+    LOCKSTEP_CHECK(fits, where, ": expected a place in the shards for lane ", i, ", got ", all[i].dump(),
+                   "; load what places() returned");
     loaded.push_back(p);
   }
   for (size_t i = 0; i < loaded.size(); ++i) {

@@ -23,9 +23,9 @@ struct TokenizerFolder {
   std::string beside = {};  // " id token" of each token defined outside tokenizer.json
 };
 
-/// Merges the tokens of all files with the precedence of Transformers: first added_tokens_decoder, then tokenizer.json.
-/// Folders without added_tokens_decoder are from before Transformers 4.34; there added_tokens.json and
-/// special_tokens_map.json count. Last come special tokens that only the vocabulary contains.
+/// Merges the tokens of all files in the order of Transformers: first added_tokens_decoder, then tokenizer.json. A
+/// folder from before Transformers 4.34 has added_tokens.json and special_tokens_map.json in place of
+/// added_tokens_decoder. Special tokens that only the vocabulary contains come last.
 TokenizerFolder read_tokenizer(const std::string& folder) {
   std::string where;
   const auto read = [&](const char* name) {
@@ -44,7 +44,7 @@ TokenizerFolder read_tokenizer(const std::string& folder) {
   const auto add = [&](Json token, const std::string& name, const Json& id) {
     const auto [at, fresh] = ids.emplace(name, id);
     LOCKSTEP_CHECK(at->second == id, where, ": token \"", name, "\" has id ", id.dump(), " here, and ",
-                   at->second.dump(), " before");
+                   at->second.dump(), " before; give it one id");
     token["content"] = name, token["id"] = id;
     if (fresh) all.push_back(std::move(token));
   };

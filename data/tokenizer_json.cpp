@@ -24,7 +24,7 @@ void expect_neutral(const Json& settings, std::initializer_list<const char*> key
                    " is not supported; expected it unset");
 }
 
-/// The parts of a Sequence, flattened; a single part as a list of one; nothing for null.
+/// The parts of a Sequence and of the Sequences in it. Any other value gives a list of that value; null gives none.
 std::vector<const Json*> parts_of(const Json* value, const char* list, const std::string& where) {
   std::vector<const Json*> parts;
   if (!value || value->is_null()) return parts;
@@ -38,14 +38,15 @@ std::vector<const Json*> parts_of(const Json* value, const char* list, const std
 const std::string& string_of(const Json& part, const std::string& where) {
   const Json& pattern = part.at("pattern", where);
   LOCKSTEP_CHECK(pattern.find("String") && !pattern.find("String")->as_string(where).empty(), where,
-                 ": expected a pattern of String, got ", pattern.dump().substr(0, 200));
+                 ": expected a pattern of String, got ", pattern.dump().substr(0, 200), "; use another tokenizer");
   return pattern.find("String")->as_string();
 }
 
 /// The replacement text of a Replace step.
 const std::string& content_of(const Json& part, const std::string& where) {
   const std::string& content = part.at("content", where).as_string(where + ".content");
-  LOCKSTEP_CHECK(content.size() <= 64, where, ": expected content of at most 64 bytes, got ", content.size());
+  LOCKSTEP_CHECK(content.size() <= 64, where, ": expected content of at most 64 bytes, got ", content.size(),
+                 "; shorten it");
   return content;
 }
 
@@ -80,7 +81,7 @@ struct RulesReader {
       else if (part.type == "Replace")
         rules.normalizers.push_back(
             {Kind::replace, string_of(part.json, part.where), content_of(part.json, part.where)});
-      else fail(str(part.where, " is not supported (NFC, Prepend and Replace are)"));
+      else fail(str(part.where, " is not supported (NFC, Prepend and Replace are); use another tokenizer"));
     }
   }
 
@@ -94,10 +95,10 @@ struct RulesReader {
       if (part.type == "ByteLevel") byte_level(part);
       else if (part.type == "Split") expression(part);
       else if (part.type == "Metaspace") metaspace(part);
-      else fail(str(part.where, " is not supported (ByteLevel, Split before it, and Metaspace are)"));
+      else fail(str(part.where, " is not supported (ByteLevel, Split before it, and Metaspace are); use another"));
     }
     LOCKSTEP_CHECK(rules.byte_level || !rules.words, where,
-                   ": pre_tokenizer: Split is supported before ByteLevel only");
+                   ": pre_tokenizer: Split is supported before ByteLevel only; use another tokenizer");
   }
 
   void byte_level(const Part& part) {
@@ -112,13 +113,13 @@ struct RulesReader {
   void expression(const Part& part) {
     const Json* regex = part.json.at("pattern", part.where).find("Regex");
     LOCKSTEP_CHECK(regex && !rules.words, part.where, ": expected a single Split, with a Regex pattern, got ",
-                   part.json.dump().substr(0, 400));
+                   part.json.dump().substr(0, 400), "; use another tokenizer");
     rules.words = word_pattern(regex->as_string(part.where));
     LOCKSTEP_CHECK(rules.words, part.where, ": expected the regular expression of GPT-2, Llama 3 or Qwen 2, got ",
-                   regex->as_string().substr(0, 1000));
+                   regex->as_string().substr(0, 1000), "; use another tokenizer");
     const Json& behavior = part.json.at("behavior", part.where);
     LOCKSTEP_CHECK(behavior == Json("Isolated"), part.where, ": behavior ", behavior.dump(),
-                   " is not supported (Isolated is)");
+                   " is not supported (Isolated is); use another tokenizer");
     expect_neutral(part.json, {"invert"}, part.where);
   }
 
@@ -126,7 +127,7 @@ struct RulesReader {
     rules.metaspace = true;
     rules.space = part.json.at("replacement", part.where).as_string(part.where + ".replacement");
     LOCKSTEP_CHECK(!rules.space.empty() && size_t(decode_utf8(rules.space, 0).bytes) == rules.space.size(), part.where,
-                   ": expected one character as replacement, got \"", rules.space, "\"");
+                   ": expected one character as replacement, got \"", rules.space, "\"; use another tokenizer");
     const Json *scheme = part.json.find("prepend_scheme"), *old = part.json.find("add_prefix_space"),
                *split = part.json.find("split");
     // Older files have add_prefix_space instead of prepend_scheme.
@@ -134,7 +135,7 @@ struct RulesReader {
     if (scheme) name = scheme->as_string(part.where + ".prepend_scheme");
     using Prepend = BpeTokenizer::Prepend;
     LOCKSTEP_CHECK(name == "first" || name == "always" || name == "never", part.where, ": prepend_scheme ", name,
-                   " is not supported (first, always and never are)");
+                   " is not supported (first, always and never are); use another tokenizer");
     rules.prepend = name == "first" ? Prepend::first : name == "always" ? Prepend::always : Prepend::never;
     rules.split = !split || split->as_bool(part.where + ".split");
   }
@@ -143,7 +144,7 @@ struct RulesReader {
     const std::vector<Part> all = parts("decoder", "decoders");
     if (rules.byte_level) {
       for (const Part& part : all)
-        LOCKSTEP_CHECK(part.type == "ByteLevel", part.where, " is not supported after ByteLevel tokens");
+        LOCKSTEP_CHECK(part.type == "ByteLevel", part.where, " is not supported after ByteLevel tokens; leave it out");
       return;
     }
     const std::vector<std::string> order{"Replace", "ByteFallback", "Fuse", "Strip"};
@@ -151,7 +152,7 @@ struct RulesReader {
     bool fused = false;
     for (const Part& part : all) {
       const auto found = std::find(order.begin(), order.end(), part.type);
-      LOCKSTEP_CHECK(found != order.end(), part.where, " is not supported (Replace, ByteFallback, Fuse and Strip are)");
+      LOCKSTEP_CHECK(found != order.end(), part.where, " is not supported; use Replace, ByteFallback, Fuse or Strip");
       const size_t place = size_t(found - order.begin());
       LOCKSTEP_CHECK(place >= next, part.where,
                      ": expected Replace, ByteFallback, Fuse, Strip in this order, once each");
@@ -170,31 +171,33 @@ struct RulesReader {
       }
     }
     LOCKSTEP_CHECK(fused, where, ": decoder: expected Replace, ByteFallback, Fuse, Strip, got ",
-                   file.find("decoder") ? file.find("decoder")->dump().substr(0, 200) : "none");
+                   file.find("decoder") ? file.find("decoder")->dump().substr(0, 200) : "none",
+                   "; use another tokenizer");
   }
 
   /// Reads the post_processor. Call it after all tokens are known.
   void template_processing(const Tokenizer& tokens) {
     for (const Part& part : parts("post_processor", "processors")) {
       if (part.type == "ByteLevel") continue;  // affects offsets only
-      LOCKSTEP_CHECK(part.type == "TemplateProcessing", part.where, " is not supported (TemplateProcessing is)");
+      LOCKSTEP_CHECK(part.type == "TemplateProcessing", part.where,
+                     " is not supported (TemplateProcessing is); use another tokenizer");
       std::vector<int32_t> before;
       int texts = 0;
       for (const Json& item : part.json.at("single", part.where).as_array(part.where + ".single")) {
         const Json* special = item.find("SpecialToken");
         texts += item.find("Sequence") != nullptr;
         LOCKSTEP_CHECK(special || item.find("Sequence"), part.where, ": expected SpecialToken or Sequence, got ",
-                       item.dump().substr(0, 200));
+                       item.dump().substr(0, 200), "; use another tokenizer");
         if (!special) continue;
         const std::string& name = special->at("id", part.where).as_string(part.where);
         const Json& token = part.json.at("special_tokens", part.where).at(name, part.where + ".special_tokens");
         for (const Json& value : token.at("ids", part.where).as_array(part.where)) {
           const int64_t id = value.as_int(part.where);
-          LOCKSTEP_CHECK(tokens.knows(id), part.where, ": id ", id, " of ", name, " is not in the vocabulary");
+          LOCKSTEP_CHECK(tokens.knows(id), part.where, ": id ", id, " of ", name, " is not in the vocabulary; add it");
           (texts == 0 ? before : rules.after).push_back(int32_t(id));
         }
       }
-      LOCKSTEP_CHECK(texts == 1, part.where, ": expected one Sequence in single, got ", texts);
+      LOCKSTEP_CHECK(texts == 1, part.where, ": expected one Sequence in single, got ", texts, "; keep one");
       rules.before.insert(rules.before.begin(), before.begin(), before.end());
     }
   }
@@ -210,7 +213,7 @@ BpeTokenizer BpeTokenizer::from_json(const Json& file, const std::string& where)
   const std::string of_model = where + ": model";
   if (const Json* type = model.find("type"))
     LOCKSTEP_CHECK(type->as_string(of_model + ".type") == "BPE", of_model, ".type: expected BPE, got ",
-                   type->as_string());
+                   type->as_string(), "; use another tokenizer");
   expect_neutral(model, {"dropout", "continuing_subword_prefix", "end_of_word_suffix"}, of_model);
   Rules& rules = result.rules_;
   RulesReader reader{rules, file, where};
@@ -238,11 +241,11 @@ BpeTokenizer BpeTokenizer::from_json(const Json& file, const std::string& where)
   if (has_value(model.find("unk_token"))) {
     const std::string& name = model.find("unk_token")->as_string(of_model + ".unk_token");
     const std::optional<int32_t> id = result.id_of(name);
-    LOCKSTEP_CHECK(id, of_model, ".unk_token: \"", name, "\" is not in the vocabulary");
+    LOCKSTEP_CHECK(id, of_model, ".unk_token: \"", name, "\" is not in the vocabulary; add it there");
     rules.unknown = *id;
   }
   reader.template_processing(result);
-  // Defaults, by name, for folders without tokenizer_config.json.
+  // Default bos and eos: the token put in front of texts, or a usual name. tokenizer_config.json may replace them.
   if (!rules.before.empty()) result.bos_ = rules.before[0];
   for (const char* name : {"<s>", "<|endoftext|>"})
     if (!result.bos_) result.bos_ = result.id_of(name);
@@ -260,7 +263,7 @@ void BpeTokenizer::configure(const Json& config, const std::string& where) {
     const std::string& name =
         value->is_object() ? value->at("content", place).as_string(place) : value->as_string(place);
     const std::optional<int32_t> id = id_of(name);
-    LOCKSTEP_CHECK(id, place, ": \"", name, "\" is not in the vocabulary");
+    LOCKSTEP_CHECK(id, place, ": \"", name, "\" is not in the vocabulary; add it there, or name another");
     return id;
   };
   if (config.find("bos_token")) bos_ = token("bos_token");

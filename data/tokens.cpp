@@ -28,7 +28,7 @@ uint32_t crc_of(Bytes bytes, uint32_t start = 0) {
 std::string header_of(int bytes, int64_t vocabulary, const std::string& identity) {
   LOCKSTEP_CHECK(int64_t(identity.size()) <= kCrcAt - kIdentityAt,
                  "[tokens] expected a tokenizer's identity of at most ", kCrcAt - kIdentityAt, " bytes, got ",
-                 identity.size());
+                 identity.size(), "; pass the result of tokenizer_identity()");
   std::string header(kTokensMagic);
   append_little(header, 1, 4), append_little(header, uint64_t(bytes), 4),
       append_little(header, uint64_t(vocabulary), 8);
@@ -137,7 +137,8 @@ Tokens read_tokens(const std::string& path, const Tokenizer& tokenizer, const st
                  ": the header is damaged: its checksum does not match; write the file again");
   const uint64_t version = little(all, 8, 4), bytes = little(all, 12, 4), vocabulary = little(all, 16, 8);
   LOCKSTEP_CHECK(version == 1 && (bytes == 2 || bytes == 4), where,
-                 ": expected version 1, tokens of 2 or 4 bytes, got ", version, " and ", bytes);
+                 ": expected version 1, tokens of 2 or 4 bytes, got ", version, " and ", bytes,
+                 "; write the file again with `gpt tokenize`");
   const std::string_view made_by = text(kIdentityAt, kCrcAt - kIdentityAt);
   const std::string made = std::string(made_by.substr(0, made_by.find('\0')));
   const int64_t rest = size - kHeaderBytes - kEndBytes;

@@ -38,30 +38,33 @@ struct WavLayout {
 };
 
 WavLayout parse_layout(Bytes chunk, const std::string& where) {
-  LOCKSTEP_CHECK(chunk.size() >= 16, where, ": expected 16 bytes or more in \"fmt \", got ", chunk.size());
+  LOCKSTEP_CHECK(chunk.size() >= 16, where, ": expected 16 bytes or more in \"fmt \", got ", chunk.size(),
+                 "; write the file again");
   WavLayout layout{int(little(chunk, 0, 2)), int(little(chunk, 2, 2)), int(little(chunk, 14, 2)),
                    int64_t(little(chunk, 4, 4))};
   if (layout.format == wav_extensible) {
-    LOCKSTEP_CHECK(chunk.size() >= 40, where, ": expected 40 bytes in \"fmt \" of format 65534, got ", chunk.size());
+    LOCKSTEP_CHECK(chunk.size() >= 40, where, ": expected 40 bytes in \"fmt \" of format 65534, got ", chunk.size(),
+                   "; write the file again");
     LOCKSTEP_CHECK(text_at(chunk, 26, wav_guid.size()) == wav_guid, where,
-                   ": expected a Microsoft sub-format in \"fmt \", got another");
+                   ": expected a Microsoft sub-format in \"fmt \", got another; convert it to 16-bit PCM");
     layout.format = int(little(chunk, 24, 2));
   }
   const int bits = layout.bits, block = int(little(chunk, 12, 2));
   LOCKSTEP_CHECK(layout.format == wav_pcm || layout.format == wav_float, where,
-                 ": expected format 1 (PCM) or 3 (float), got ", layout.format, codec_name(layout.format));
+                 ": expected format 1 (PCM) or 3 (float), got ", layout.format, codec_name(layout.format),
+                 "; convert it to 16-bit PCM");
   if (layout.format == wav_pcm)
     LOCKSTEP_CHECK(bits == 8 || bits == 16 || bits == 24 || bits == 32, where,
-                   ": expected 8, 16, 24 or 32 bits of PCM, got ", bits);
-  else LOCKSTEP_CHECK(bits == 32 || bits == 64, where, ": expected floats of 32 or 64 bits, got ", bits);
-  LOCKSTEP_CHECK(layout.channels >= 1, where, ": expected 1 channel or more, got 0");
-  LOCKSTEP_CHECK(layout.rate >= 1, where, ": expected 1 frame a second or more, got 0");
+                   ": expected 8, 16, 24 or 32 bits of PCM, got ", bits, "; convert it to 16-bit PCM");
+  else LOCKSTEP_CHECK(bits == 32 || bits == 64, where, ": expected floats of 32 or 64 bits, got ", bits, "; use 32");
+  LOCKSTEP_CHECK(layout.channels >= 1, where, ": expected 1 channel or more, got 0; write the file again");
+  LOCKSTEP_CHECK(layout.rate >= 1, where, ": expected 1 frame a second or more, got 0; write the file again");
   LOCKSTEP_CHECK(block == layout.channels * bits / 8, where, ": expected frames of ", layout.channels * bits / 8,
-                 " bytes (", layout.channels, " x ", bits, " bits), got ", block);
+                 " bytes (", layout.channels, " x ", bits, " bits), got ", block, "; write the file again");
   return layout;
 }
 
-/// Converts interleaved samples to (channels, frames).
+/// Converts interleaved samples to (channels, frames). value() makes a number from the bits of a sample.
 void take_samples(Bytes data, int size, int64_t channels, float* out, auto value) {
   const int64_t frames = int64_t(data.size()) / size / channels;
   for (int64_t frame = 0, at = 0; frame < frames; ++frame)
@@ -73,10 +76,10 @@ void take_samples(Bytes data, int size, int64_t channels, float* out, auto value
 
 Wav parse_wav(Bytes file, const std::string& origin) {
   const std::string where = "[wav] " + origin;
-  LOCKSTEP_CHECK(file.size() >= 12, where, ": expected a header of 12 bytes, got ", file.size(), " bytes");
+  LOCKSTEP_CHECK(file.size() >= 12, where, ": expected a header of 12 bytes, got ", file.size(), " bytes (truncated?)");
   LOCKSTEP_CHECK(text_at(file, 0, 4) == "RIFF" && text_at(file, 8, 4) == "WAVE", where,
                  ": expected a file that starts with RIFF, its size and WAVE, got ",
-                 text_at(file, 0, 4) == "RF64" ? "RF64, which is not supported" : "another");
+                 text_at(file, 0, 4) == "RF64" ? "RF64, which is not supported" : "another", "; convert it");
   // A file written to a pipe has unknown sizes (0 or all bits set). Its data then reach to the end of the file.
   const auto unknown = [](uint64_t size) { return size == 0 || size == 0xffffffff; };
   const bool is_stream = unknown(little(file, 4, 4));
@@ -85,7 +88,7 @@ Wav parse_wav(Bytes file, const std::string& origin) {
                  " (is the file truncated?)");
   WavLayout layout;
   for (uint64_t at = 12; at < riff;) {
-    LOCKSTEP_CHECK(riff - at >= 8, where, ": expected a chunk at byte ", at, ", got ", riff - at, " bytes");
+    LOCKSTEP_CHECK(riff - at >= 8, where, ": expected a chunk at byte ", at, ", got ", riff - at, " bytes (cut off?)");
     const std::string_view name = text_at(file, at, 4);
     uint64_t size = little(file, at + 4, 4);
     at += 8;
@@ -97,10 +100,10 @@ Wav parse_wav(Bytes file, const std::string& origin) {
     at += size + size % 2;
     if (name == "fmt ") layout = parse_layout(chunk, where);
     if (name != "data") continue;
-    LOCKSTEP_CHECK(layout.format, where, ": expected \"fmt \" before \"data\", found none");
+    LOCKSTEP_CHECK(layout.format, where, ": expected \"fmt \" before \"data\", found none; write the file again");
     const int bytes = layout.bits / 8, frame = bytes * layout.channels;
     LOCKSTEP_CHECK(size % uint64_t(frame) == 0, where, ": expected frames of ", frame, " bytes, got ", size,
-                   " bytes, which is ", size % uint64_t(frame), " too many");
+                   " bytes, which is ", size % uint64_t(frame), " too many; write the file again");
     Tensor samples = empty({layout.channels, int64_t(size) / frame}, {.device = cpu});
     float* out = size ? samples.data<float>() : nullptr;
     const auto read = [&](auto value) { take_samples(chunk, bytes, layout.channels, out, value); };
@@ -110,7 +113,7 @@ Wav parse_wav(Bytes file, const std::string& origin) {
     else read([&](uint64_t v) { return float(int32_t(uint32_t(v) << (32 - layout.bits))) * 0x1p-31f; });
     return {samples, layout.rate, layout.bits, layout.format == wav_float};
   }
-  fail(str(where, ": expected a chunk \"data\", found none"));
+  fail(str(where, ": expected a chunk \"data\", found none; write the file again"));
 }
 
 Wav read_wav(const std::string& path) { return parse_file(path, parse_wav); }

@@ -46,14 +46,14 @@ Directory find_directory(Bytes file, const std::string& origin) {
     const uint64_t at = little(file, end - locator_size + 8, 8);
     LOCKSTEP_CHECK(
         at <= end - locator_size && end - locator_size - at >= end64_size && little(file, at, 4) == end64_mark, origin,
-        ": expected the 64-bit end of a directory at byte ", at, ", found none");
+        ": expected the 64-bit end of a directory at byte ", at, ", found none; write the file again");
     found = {little(file, at + 32, 8), little(file, at + 48, 8), little(file, at + 40, 8), at};
     disks = little(file, at + 16, 4) | little(file, at + 20, 4);
   }
-  LOCKSTEP_CHECK(disks == 0, origin, ": expected a zip file in one part, got a part of several");
+  LOCKSTEP_CHECK(disks == 0, origin, ": expected a zip file in one part, got a part of several; join the parts");
   LOCKSTEP_CHECK(found.offset <= found.end && found.size == found.end - found.offset, origin,
                  ": expected a directory that ends at byte ", found.end, ", got ", found.size, " bytes at ",
-                 found.offset);
+                 found.offset, "; write the file again");
   return found;
 }
 
@@ -72,20 +72,20 @@ void take_64_bits(Bytes extra, const std::vector<uint64_t*>& values, const std::
     }
     at += 4 + size;
   }
-  fail(str(where, ": expected ", missing, " 64-bit sizes, found none"));
+  fail(str(where, ": expected ", missing, " 64-bit sizes, found none; write the file again"));
 }
 
 /// Checks the member's local header and sets the offset of its data.
 void find_data(Bytes file, ZipMember& member, uint64_t end, const std::string& where) {
   const uint64_t at = uint64_t(member.offset);
   LOCKSTEP_CHECK(at <= end && end - at >= member_size && little(file, at, 4) == member_mark, where,
-                 ": expected its header at byte ", at, ", found none");
+                 ": expected its header at byte ", at, ", found none; write the file again");
   const uint64_t name = little(file, at + 26, 2), before = member_size + name + little(file, at + 28, 2);
   LOCKSTEP_CHECK(before <= end - at && name == member.name.size() &&
                      std::memcmp(&file[at + member_size], member.name.data(), name) == 0,
-                 where, ": expected a header of that name at byte ", at, ", got another");
+                 where, ": expected a header of that name at byte ", at, ", got another; write the file again");
   LOCKSTEP_CHECK(uint64_t(member.packed) <= end - at - before, where, ": expected ", member.packed, " bytes at ",
-                 at + before, ", where the directory leaves ", end - at - before);
+                 at + before, ", where the directory leaves ", end - at - before, "; write the file again");
   member.data = int64_t(at + before);
 }
 
@@ -98,37 +98,38 @@ std::vector<ZipMember> zip_members(Bytes file, const std::string& origin) {
   while (at < directory.end) {
     const std::string nth = str(origin, ": entry ", members.size(), " of the directory");
     LOCKSTEP_CHECK(directory.end - at >= entry_size && little(file, at, 4) == entry_mark, nth,
-                   ": expected an entry at byte ", at, ", found none");
+                   ": expected an entry at byte ", at, ", found none; write the file again");
     const uint64_t name = little(file, at + 28, 2), extra = little(file, at + 30, 2),
                    size = entry_size + name + extra + little(file, at + 32, 2);
-    LOCKSTEP_CHECK(size <= directory.end - at, nth, ": expected at most ", directory.end - at, " bytes, got ", size);
+    LOCKSTEP_CHECK(size <= directory.end - at, nth, ": expected at most ", directory.end - at, " bytes, got ", size,
+                   "; write the file again");
     ZipMember& member = members.emplace_back();
     if (name) member.name.assign(reinterpret_cast<const char*>(&file[at + entry_size]), name);
     const std::string where = str(origin, ": member \"", shown(member.name), "\"");
     member.method = int(little(file, at + 10, 2));
     member.crc = uint32_t(little(file, at + 16, 4));
-    LOCKSTEP_CHECK((little(file, at + 8, 2) & 1) == 0, where, ": expected plain data, got encrypted data");
+    LOCKSTEP_CHECK((little(file, at + 8, 2) & 1) == 0, where, ": expected plain data, got encrypted data; decrypt it");
     LOCKSTEP_CHECK(member.method == 0 || member.method == 8, where,
-                   ": expected method 0 (stored) or 8 (deflated), got ", member.method);
+                   ": expected method 0 (stored) or 8 (deflated), got ", member.method, "; write it by one of these");
     uint64_t packed = little(file, at + 20, 4), bytes = little(file, at + 24, 4), offset = little(file, at + 42, 4);
     take_64_bits(file.subspan(at + entry_size + name, extra), {&bytes, &packed, &offset}, where);
     LOCKSTEP_CHECK(std::max({packed, bytes, offset}) <= uint64_t(INT64_MAX), where, ": expected sizes of 63 bits, got ",
-                   std::max({packed, bytes, offset}));
+                   std::max({packed, bytes, offset}), "; write the file again");
     member.packed = int64_t(packed), member.bytes = int64_t(bytes), member.offset = int64_t(offset);
     find_data(file, member, directory.offset, where);
     // Deflate makes at most 1032 bytes from one, so a small file cannot demand a huge allocation.
     LOCKSTEP_CHECK(member.method ? member.bytes / 1032 <= member.packed + 16 : member.bytes == member.packed, where,
-                   ": expected sizes that match, got ", packed, " bytes in the file for ", bytes);
+                   ": expected sizes that match, got ", packed, " bytes in the file for ", bytes, "; write it again");
     at += size;
   }
   LOCKSTEP_CHECK(members.size() == directory.members, origin, ": expected ", directory.members,
-                 " members as the directory says, got ", members.size());
+                 " members as the directory says, got ", members.size(), "; write the file again");
   std::vector<const ZipMember*> order;
   for (const ZipMember& member : members) order.push_back(&member);
   std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
   for (size_t i = 1; i < order.size(); ++i)
     LOCKSTEP_CHECK(order[i - 1]->data + order[i - 1]->packed <= order[i]->offset, origin, ": members \"",
-                   shown(order[i - 1]->name), "\" and \"", shown(order[i]->name), "\" overlap");
+                   shown(order[i - 1]->name), "\" and \"", shown(order[i]->name), "\" overlap; write the file again");
   return members;
 }
 
@@ -140,7 +141,7 @@ ZipReader::ZipReader(Bytes file, const ZipMember& member, const std::string& ori
       wanted_crc_(member.crc) {
   if (member.method == 0) return;
   auto stream = std::make_unique<z_stream>();
-  LOCKSTEP_CHECK(inflateInit2(stream.get(), -15) == Z_OK, origin_, ": zlib cannot start");
+  LOCKSTEP_CHECK(inflateInit2(stream.get(), -15) == Z_OK, origin_, ": zlib cannot start; free memory");
   stream_ = std::move(stream);
 }
 
@@ -165,7 +166,8 @@ int64_t ZipReader::inflate_some(std::byte* out, int64_t room) {
 
 void ZipReader::read(std::byte* out, int64_t count) {
   if (!stream_ && count > 0) {
-    LOCKSTEP_CHECK(count <= int64_t(rest_.size()), origin_, ": expected ", done_ + count, " bytes, got ", bytes_);
+    LOCKSTEP_CHECK(count <= int64_t(rest_.size()), origin_, ": expected ", done_ + count, " bytes, got ", bytes_,
+                   "; write the file again");
     std::memcpy(out, rest_.data(), size_t(count));
     rest_ = rest_.subspan(size_t(count));
   }
@@ -174,7 +176,7 @@ void ZipReader::read(std::byte* out, int64_t count) {
     const int64_t some = ended_ ? 0 : inflate_some(out + done, count - done);
     done += some;
     LOCKSTEP_CHECK(some > 0 || rest_.size() < before, origin_, ": expected ", bytes_, " bytes, deflated, got ",
-                   done_ + done);
+                   done_ + done, "; write the file again");
   }
   if (count > 0) crc_ = uint32_t(crc32_z(crc_, reinterpret_cast<const Bytef*>(out), size_t(count)));
   done_ += count;
@@ -189,9 +191,10 @@ void ZipReader::finish() {
     if (rest == 0 && !ended_ && rest_.size() == before) break;
   }
   LOCKSTEP_CHECK(rest == 0 && rest_.empty() && (!stream_ || ended_), origin_, ": expected ", done_,
-                 " bytes and the end of its data there, got ", rest || !rest_.empty() ? "more" : "no end");
+                 " bytes and the end of its data there, got ", rest || !rest_.empty() ? "more" : "no end",
+                 "; write the file again");
   LOCKSTEP_CHECK(crc_ == wanted_crc_, origin_, ": expected the CRC-32 ", wanted_crc_, " stored in the file, got ", crc_,
-                 " of its data (they are damaged)");
+                 " of its data (they are damaged); write the file again");
 }
 
 void ZipWriter::add(const std::string& name, const std::vector<Bytes>& chunks) {
@@ -206,7 +209,7 @@ void ZipWriter::add(const std::string& name, const std::vector<Bytes>& chunks) {
   if (deflate_) {
     z_stream stream{};
     LOCKSTEP_CHECK(deflateInit2(&stream, Z_DEFAULT_COMPRESSION, Z_DEFLATED, -15, 8, Z_DEFAULT_STRATEGY) == Z_OK,
-                   "[zip] zlib cannot start");
+                   "[zip] zlib cannot start; free memory");
     const auto feed = [&](Bytes in, int flush) {
       stream.next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(in.data()));
       stream.avail_in = uInt(in.size());

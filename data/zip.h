@@ -64,7 +64,7 @@ class ZipWriter {
   std::vector<ZipMember> members_;
 };
 
-/// The zip directory of these members; `start`: its offset in the file.
+/// Returns the bytes of the directory that lists these members. `start`: offset of the directory in the file.
 std::string zip_directory(const std::vector<ZipMember>& members, int64_t start);
 
 }  // namespace lockstep::data

@@ -10,7 +10,8 @@ namespace {
 
 void require_sodium() {
   LOCKSTEP_CHECK(sodium_init() >= 0,
-                 "[auth] expected libsodium to start, got an error: the system has no source of random numbers");
+                 "[auth] expected libsodium to start, got an error: the system has no source of random numbers; "
+                 "make /dev/urandom readable");
 }
 
 }  // namespace
@@ -36,7 +37,7 @@ Proof prove(std::string_view token, std::string_view role, const Nonce& challeng
   static_assert(sizeof(Proof) == crypto_auth_hmacsha256_BYTES);
   crypto_auth_hmacsha256_state state;
   const auto bytes = [](std::string_view text) { return reinterpret_cast<const unsigned char*>(text.data()); };
-  // A length prefix, so that different fields never give the same bytes.
+  // Hash the length of `role` first: without it, another role and challenge could give the same sequence of bytes.
   const uint8_t role_size = uint8_t(role.size());
   crypto_auth_hmacsha256_init(&state, bytes(token), token.size());
   crypto_auth_hmacsha256_update(&state, &role_size, 1);

@@ -26,14 +26,15 @@ void CallMemory::measure(const Execution& call) {
     length_[p] = call.chunk_bytes(place.chunk);
     longest = std::max(longest, length_[p]);
     LOCKSTEP_CHECK(length_[p] % element == 0, "[", what(call), "] expected whole elements of ", element,
-                   " bytes, got a chunk of ", length_[p], " bytes");
+                   " bytes, got a chunk of ", length_[p], " bytes; this is a bug in Lockstep, please report it");
     if (place.slot > 0) {
       scratch_bytes_ += aligned(length_[p]);
       continue;
     }
     const auto memory = call.memory(place.chunk);
     LOCKSTEP_CHECK(memory.size() == length_[p], "[", what(call), "] expected ", length_[p],
-                   " bytes of memory for chunk ", place.chunk, ", got ", memory.size());
+                   " bytes of memory for chunk ", place.chunk, ", got ", memory.size(),
+                   "; this is a bug in Lockstep, please report it");
     memory_[p] = memory.data();
   }
   size.resize(items);
@@ -43,7 +44,7 @@ void CallMemory::measure(const Execution& call) {
     if (item.target < 0) continue;
     LOCKSTEP_CHECK(item.source < 0 || length_[size_t(item.target)] == size[i], "[", what(call),
                    "] expected chunks of one length in a transfer, got ", size[i], " and ",
-                   length_[size_t(item.target)], " bytes");
+                   length_[size_t(item.target)], " bytes; this is a bug in Lockstep, please report it");
     size[i] = length_[size_t(item.target)];
   }
 }

@@ -13,11 +13,11 @@ struct CallMemory {
   std::vector<std::byte*> source, target;  // address of each item; null for the remote side
   size_t longest = 0;                      // bytes of the longest chunk
 
-  /// Queries the call for the memory and length of every place. Error when source and target of a transfer differ in
-  /// length.
+  /// Asks the call for the address and length of every chunk that this rank's transfers read or write. Error when the
+  /// source and the target of a transfer differ in length.
   void measure(const Execution& call);
-  /// Assigns scratch copies and fills `source` and `target`. The returned tensor owns large scratch memory; keep it
-  /// alive as long as the addresses are used.
+  /// Assigns memory to the scratch copies of chunks, and fills `source` and `target`. The returned tensor owns large
+  /// scratch memory: keep it alive as long as the addresses are used.
   Tensor lay_out(const Program& program);
 
  private:

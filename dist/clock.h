@@ -24,8 +24,8 @@ ClockOffset measure_clock(ProcessGroup& group, int rounds = 16);
 /// the measurement contradicts that (time namespaces), returns the measured offset.
 ClockOffset clock_of(ProcessGroup& group);
 
-/// Collective. Starts tracing on every rank, with the clock offsets; see trace::start(). Ranks that are threads write
-/// one file each too.
+/// Collective. Starts tracing on every rank, with the clock offsets; see trace::start(). If ranks are threads, each
+/// thread writes its own file.
 void start_trace(const std::string& folder, ProcessGroup& group, int64_t limit_bytes = int64_t(1) << 30);
 /// Collective. Measures the clocks again, to record their drift, and ends the trace. After a failure of the job, call
 /// trace::stop() instead.

@@ -51,7 +51,7 @@ std::shared_ptr<Control> Control::join(const Rendezvous& rendezvous) {
   LOCKSTEP_CHECK(place.rank >= 0 && place.rank < place.world_size, "[rendezvous] expected a rank from 0 to ",
                  place.world_size - 1, " (world size ", place.world_size, "), got ", place.rank);
   LOCKSTEP_CHECK(place.timeout.count() > 0 && place.timeout.count() <= 1e8,
-                 "[rendezvous] expected a timeout of 0 to 1e8 s, got ", place.timeout.count());
+                 "[rendezvous] expected a timeout above 0 s and up to 1e8 s, got ", place.timeout.count());
   LOCKSTEP_CHECK(place.heartbeat.count() >= 0.01 && place.heartbeat.count() <= 3600,
                  "[rendezvous] expected a heartbeat of 0.01 to 3600 s, got ", place.heartbeat.count());
   LOCKSTEP_CHECK(place.port >= 0 && place.port <= 65535, "[rendezvous] expected a port from 0 to 65535, got ",
@@ -62,7 +62,7 @@ std::shared_ptr<Control> Control::join(const Rendezvous& rendezvous) {
   LOCKSTEP_CHECK(place.job.size() <= key_limit, "[rendezvous] expected a job name of at most ", key_limit,
                  " bytes, got one of ", place.job.size());
   LOCKSTEP_CHECK(place.identity.size() <= value_limit, "[rendezvous] expected an identity of at most ", value_limit,
-                 " bytes, got ", place.identity.size());
+                 " bytes, got ", place.identity.size(), "; shorten the command line, which is a part of it");
   const auto deadline = Clock::now() + std::chrono::duration_cast<Clock::duration>(place.timeout);
   const Nonce random = random_nonce();
   // LOCKSTEP_BF16_PRODUCTS changes the bits of bf16 results, so ranks must agree on it.

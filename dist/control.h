@@ -68,8 +68,8 @@ struct Activity {
   /// Point to point: number of the awaited message, counted per peer and direction; 0 in a collective.
   uint64_t messages = 0;
   bool is_send = false;  ///< used if `messages` > 0; true: this rank waits to send, false: it waits to receive
-  /// Messages started so far, as (world rank, count): sends to that rank, and receives from that rank. Empty if not
-  /// counted. Then a cycle of waits counts as a deadlock once nothing in it has moved for three heartbeats.
+  /// Numbers of messages started so far, as pairs (world rank, count): sent_to counts sends to that rank, taken_from
+  /// receives from that rank. Empty if messages are not counted.
   std::vector<std::pair<int, uint64_t>> sent_to, taken_from;
 };
 
@@ -114,11 +114,11 @@ class Control {
 
   // The current call of this rank; sent with the heartbeat
   virtual void begin(const Activity& activity) = 0;  ///< enters a collective
-  /// Reports that the call waits for `peer`. Called after renewal() without progress (MPI: a heartbeat), and again
-  /// until there is progress: a wait not reported for two heartbeats no longer counts. `messages`: see Activity; 0 in
-  /// collectives of a whole group.
+  /// Reports that the current call waits for rank `peer`. A call without progress reports its wait every renewal()
+  /// seconds (MPI: every heartbeat), since a wait not reported for two heartbeats no longer counts. `messages`: see
+  /// Activity::messages.
   virtual void waits(int peer, uint64_t messages, bool is_send) = 0;
-  /// Interval at which a wait is reported again.
+  /// Interval in seconds at which a call that still waits calls waits() again.
   Seconds renewal() const { return std::min(place().heartbeat, Seconds(0.25)); }
   virtual void end() = 0;  ///< leaves the collective
   /// Sets the training step, which errors and flight records name.

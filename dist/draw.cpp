@@ -26,7 +26,7 @@ std::string join(const std::vector<int32_t>& chunks) {
   return text;
 }
 
-/// Transfers of one step between the same ranks and slots, drawn as one.
+/// Transfers of one step that differ only in their chunk. The table prints them as one message.
 struct Message {
   Transfer first;
   std::vector<int32_t> chunks;
@@ -107,13 +107,13 @@ namespace {
 constexpr const char *ink = "#24292f", *faint = "#d8dee4";
 constexpr double page = 1120, left = 58, gap = 48;
 
-/// The contents of a place at some time, and the action that has just changed it.
+/// The square that shows one chunk on one rank: the number of terms summed in it, and the step's action on it.
 struct Square {
   int terms = 0;
   bool added = false, arrived = false, divided = false;
 };
 
-/// A picture under construction: the layout, and the contents of all places.
+/// Builds the SVG picture of a schedule: computes the layout, and follows the contents of all chunks step by step.
 class Picture {
  public:
   Picture(Algorithm algorithm, const Request& request)
@@ -178,7 +178,7 @@ class Picture {
   static std::string box(double px, double py, double w, double h) {
     return format("M%.5g %.5gh%.4gv%.4gh-%.4gz", px, py, w, h, w);
   }
-  /// Draws the data of all ranks at one time.
+  /// Draws the squares of all ranks as they are after a step, in one column.
   void state(double top, int column, const std::string& name) {
     text(left + column * (block_ + gap) + block_ / 2, top + 14, name, 11.5, "#57606a", "middle");
     const int all = is_reduction(r_.collective) ? r_.ranks : 1;
@@ -221,7 +221,7 @@ class Picture {
         arrow(left + column * (block_ + gap) + block_, middle(t.from, from.slot),
               left + (column + 1) * (block_ + gap) - 3, middle(t.to, to.slot), color(chunk));
       }
-      // A scratch copy is free again once it was added to its sibling.
+      // A local addition uses up its source: the scratch copy is empty from now on.
       if (t.from == t.to && t.action == Action::reduce)
         for (const int32_t chunk : m.chunks) square(t.from, {chunk, t.source.slot}) = {};
     }

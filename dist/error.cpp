@@ -24,9 +24,9 @@ int64_t added(const std::string& key, const std::string& before, int64_t delta, 
   const auto number = read_number<int64_t>(before);
   int64_t sum = 0;
   if (!number || __builtin_add_overflow(*number, delta, &sum))
-    throw DistError(
-        Fault::refused, rank,
-        str("[store] expected a number in key '", key, "' to add ", delta, " to, got '", before.substr(0, 40), "'"));
+    throw DistError(Fault::refused, rank,
+                    str("[store] expected a number in key '", key, "' to add ", delta, " to, got '",
+                        before.substr(0, 40), "'; count in another key"));
   return sum;
 }
 

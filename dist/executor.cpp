@@ -53,7 +53,7 @@ class Executor {
     return moved_;
   }
 
-  /// Called after a peer has gone: DistError mismatch when one of the peers has made another call.
+  /// Called after a peer closed its channel. Throws DistError mismatch if the peer had made a different call.
   void check_peers() const {
     for (const PeerLink& link : w_.links)
       check_what_is_left(*link.channel, link.in.header, e_.group ? *e_.group : "",
@@ -66,7 +66,8 @@ class Executor {
     w_.done.assign(program_.items.size(), 0);
     max_blocks_ = int64_t((w_.memory.longest + block_bytes - 1) / block_bytes);
     LOCKSTEP_CHECK(program_.peers.empty() || e_.transport, "[", what(e_),
-                   "] expected a transport to reach other ranks, got none");
+                   "] expected a transport to reach other ranks, ",
+                   "got none; this is a bug in Lockstep, please report it");
     w_.links.resize(program_.peers.size());
     bool near = e_.in_place && !e_.checksum;  // true: in-place is possible; a checksum needs the channels
     for (size_t p = 0; p < program_.peers.size(); ++p) {
@@ -104,14 +105,14 @@ class Executor {
     stream.has_block = stream.cursor.find(program_.items, w_.memory.size, max_blocks_);
   }
 
-  /// The number of bytes of an item that may be done now, at most `end`.
+  /// The number of bytes of a transfer, at most `end`, for which all transfers that it depends on are done.
   size_t limit(uint32_t index, size_t end) const {
     const Program::Item& item = program_.items[index];
     for (const uint32_t d : program_.needs(item)) end = std::min(end, w_.done[d]);
     return item.action == Action::copy ? end : end - end % element_;
   }
 
-  /// Counts n bytes of the current item as done; moves on at the end of the block.
+  /// Counts n more bytes of the current transfer as done. At the end of its block, moves to the stream's next block.
   void advance(Stream& stream, uint32_t index, size_t n) {
     w_.done[index] += n;
     if (w_.done[index] == block_end(stream, index)) {
@@ -190,7 +191,7 @@ class Executor {
       if (link.their_crc != in.crc) {
         throw DistError(Fault::protocol, link.world_rank,
                         str("[", what(e_), "] damaged data from rank ", link.world_rank,
-                            ": its checksum does not match. The link, or its memory, corrupts data"));
+                            ": its checksum does not match. The link, or its memory, corrupts data: test both"));
       }
     }
     in.finished = true;
@@ -239,7 +240,8 @@ bool checksum_wanted() {
 
 Moved execute(const Execution& execution) {
   static thread_local Workspace workspace;
-  LOCKSTEP_CHECK(execution.program, "[execute] expected a program, got none");
+  LOCKSTEP_CHECK(execution.program, "[execute] expected a program, got none",
+                 "; this is a bug in Lockstep, please report it");
   std::optional<Executor> executor;
   try {
     executor.emplace(execution, *execution.program, workspace);

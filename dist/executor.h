@@ -36,9 +36,9 @@ struct Execution {
   Transport* transport = nullptr;    ///< may be null if there is only one rank
   DType dtype = f32;
   ReduceOp op = ReduceOp::sum;
-  /// Memory of a chunk in slot 0. The executor provides the memory of other slots.
+  /// Returns a chunk of the caller's tensor. The executor itself allocates the scratch copies of chunks.
   std::function<std::span<std::byte>(int32_t chunk)> memory;
-  /// Bytes of a chunk, even if the chunk has no memory on this rank (as in a gather through a tree).
+  /// Returns the size of a chunk in bytes, even if the caller has no memory for it (as in a gather through a tree).
   std::function<size_t(int32_t chunk)> chunk_bytes;
   /// Set, on all ranks alike, when the call may work on tensors in shared memory; null otherwise.
   const InPlace* in_place = nullptr;

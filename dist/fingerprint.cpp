@@ -18,14 +18,14 @@ bool same_kind(const Header& a, const Header& b) {
   return is_message(x) ? is_message(y) && x != y : x == y;
 }
 
-// True if two sides make the same call. Roots of messages differ by design: each one names the other side.
+// True if two ranks make the same call. `root` is not compared for send and receive: there it names the other rank.
 bool same_call(const Header& a, const Header& b) {
   return a.job == b.job && a.sequence == b.sequence && same_kind(a, b) && a.count == b.count && a.dtype == b.dtype &&
          a.op == b.op && a.tag == b.tag && a.algorithm == b.algorithm && a.on_device == b.on_device &&
          (is_message(Collective(a.kind)) || a.root == b.root);
 }
 
-// True for the algorithms that `automatic` may choose, which error texts leave out.
+// True for `automatic` and the algorithms that it may choose. describe() leaves the names of these out.
 bool is_default(const Header& h) {
   return h.algorithm == uint8_t(Algorithm::automatic) || h.algorithm == uint8_t(Algorithm::direct) ||
          h.algorithm == uint8_t(Algorithm::one_shot);
@@ -96,7 +96,8 @@ void check_sealed(const Header& header, int peer) {
   const auto refuse = [&](const std::string& what) {
     throw DistError(Fault::protocol, peer,
                     str("[collective] damaged header from rank ", peer, ": ", what,
-                        "; expected the header of a collective of this job. The link, or its memory, corrupts data"));
+                        "; expected the header of a collective of this job. ",
+                        "The link, or its memory, corrupts data: test both"));
   };
   if (header.magic != Header::magic_value) refuse(str("magic number is ", header.magic, ", not ", Header::magic_value));
   if (header.crc != crc32c(&header, offsetof(Header, crc))) refuse("its checksum does not match");
@@ -137,10 +138,11 @@ void check_same(const Header& mine, const Header& theirs, const std::string& gro
                         "; expected ranks that make the same groups in the same order"));
   }
   if (same_call(mine, theirs)) {
-    throw DistError(Fault::mismatch, -1,
-                    str("[", name_of(Collective(mine.kind)), "] ranks disagree in group ", group, ", call ",
-                        mine.sequence, " (", describe(mine), "): rank ", mine.rank, " expects ", mine.payload,
-                        " bytes from rank ", theirs.rank, ", which sends ", theirs.payload));
+    throw DistError(
+        Fault::mismatch, -1,
+        str("[", name_of(Collective(mine.kind)), "] ranks disagree in group ", group, ", call ", mine.sequence, " (",
+            describe(mine), "): rank ", mine.rank, " expects ", mine.payload, " bytes from rank ", theirs.rank,
+            ", which sends ", theirs.payload, "; pass tensors of matching sizes"));
   }
   const bool unnamed =
       is_default(mine) && is_default(theirs) && mine.algorithm != theirs.algorithm && mine.count == theirs.count;
@@ -154,7 +156,7 @@ void check_same(const Header& mine, const Header& theirs, const std::string& gro
   const std::string call = mine.sequence == theirs.sequence ? str(", call ", mine.sequence) : std::string();
   throw DistError(Fault::mismatch, -1,
                   str("[", name_of(Collective(mine.kind)), "] ranks disagree in group ", group, call, ": ", side(first),
-                      "; ", side(second)));
+                      "; ", side(second), "; all ranks must make the same calls in the same order"));
 }
 
 }  // namespace lockstep::dist

@@ -25,7 +25,8 @@ struct Header {
   uint8_t op = 0;         ///< ReduceOp
   uint8_t algorithm = 0;
   int16_t root = 0;  ///< world rank of the root, or of the other side of a send or receive
-  /// 1: a crc32c follows the payload (LOCKSTEP_COMM_CHECKSUM=1); messages: the low half of their crc32c.
+  /// Set with LOCKSTEP_COMM_CHECKSUM=1. Collectives: 1, and a crc32c follows the payload. Messages: the crc32c's low 16
+  /// bits.
   uint16_t payload_crc = 0;
   uint8_t on_device = 0;   ///< 1: the tensor is on a device, and NCCL may move it from there
   uint8_t in_place = 0;    ///< 1: a Placement follows; the payload only if some tensor is not in shared memory

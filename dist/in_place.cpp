@@ -14,7 +14,7 @@ namespace {
 
 constexpr int64_t block_bytes = 16 << 10;  // bytes of a tensor's block: those of a few ranks fit into the L2 cache
 
-/// Does this rank's share. `wholes`: the needed tensors, by rank.
+/// Executes the transfers of call.share. `wholes`: for each rank, the address of its tensor; null if not needed.
 void work(const InPlace& call, std::span<std::byte* const> wholes) {
   const Share& share = *call.share;
   const int64_t size = size_of(call.dtype);
@@ -23,7 +23,7 @@ void work(const InPlace& call, std::span<std::byte* const> wholes) {
     const int32_t chunk = share.transfers[first].target.chunk;
     while (last < share.transfers.size() && share.transfers[last].target.chunk == chunk) ++last;
     const Range range = shard_range(call.count, share.chunks, chunk);
-    // A single copy gains nothing from blocks.
+    // Blocks keep the data in the cache from one transfer to the next. A single transfer gains nothing from blocks.
     const int64_t all = range.size() * size, longest = last - first == 1 ? all : block_bytes;
     for (int64_t at = 0; at < all; at += longest) {
       const int64_t bytes = std::min(longest, all - at);
@@ -91,7 +91,7 @@ std::optional<Moved> run_in_place(const Execution& e, const Program& program, st
       wholes[size_t(link.rank)] = link.channel->reach(link.placement, call.bytes());
   work(call, wholes);
 
-  // No rank returns before all ranks have finished with its tensor.
+  // All ranks send each other a mark: no rank may return while another one still reads or writes its tensor.
   Moved moved_by{.in_place = 1};
   const auto mark = uint32_t(e.header.sequence);
   for (PeerLink& link : links) {
@@ -112,9 +112,9 @@ std::optional<Moved> run_in_place(const Execution& e, const Program& program, st
         moved += receive_rest(*link.channel, &link.their_crc, sizeof mark, link.in.trailer_done);
         link.in.finished = link.in.trailer_done == sizeof mark;
         if (link.in.finished && link.their_crc != mark) {
-          throw DistError(
-              Fault::protocol, link.world_rank,
-              str("[", what(e), "] expected the mark ", mark, " of rank ", link.world_rank, ", got ", link.their_crc));
+          throw DistError(Fault::protocol, link.world_rank,
+                          str("[", what(e), "] expected the mark ", mark, " of rank ", link.world_rank, ", got ",
+                              link.their_crc, "; this is a bug in Lockstep, please report it"));
         }
       }
       open |= !link.out.finished || !link.in.finished;

@@ -30,7 +30,7 @@ struct Share {
   std::vector<Transfer> transfers;
   int32_t slots = 0;  ///< scratch copies needed
 };
-/// The share of `rank`, from the schedule `in_place`.
+/// Returns the part of the work that `rank` does in the schedule `in_place`.
 Share share_in_place(const Request& request, int rank);
 
 /// The parameters of a call that may run in place.

@@ -33,7 +33,7 @@ void check_first() {
 ProcessGroup& adopt(World made) {
   static const int registered = std::atexit([] { shutdown(); });
   LOCKSTEP_CHECK(registered == 0,
-                 "[init] expected to be able to register the end of the job, got an error of atexit()");
+                 "[init] expected to be able to register the end of the job, got an error of atexit(); free memory");
   OfProcess& mine = of_process();
   const std::lock_guard lock(mine.mutex);
   return *mine.world.emplace(std::move(made)).group;
@@ -123,7 +123,9 @@ ProcessGroup& world() { return *the_world().group; }
 void set_step(uint64_t step) { the_world().job->control->set_step(step); }
 
 void shutdown() {
-  LOCKSTEP_CHECK(!thread_world, "[shutdown] expected a rank that is a process; spawn() ends those that are threads");
+  LOCKSTEP_CHECK(!thread_world,
+                 "[shutdown] expected a rank that is a process; spawn() ends those that are threads; "
+                 "leave the call out");
   World world;
   {
     OfProcess& mine = of_process();

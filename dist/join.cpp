@@ -22,7 +22,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::chrono::seconds handshake_time{5};
-// Limit for the store's first message. Then retry: during a flood of connections the next attempt may succeed earlier.
+// Limit for the store's first message. After it, the rank connects again: while the store is flooded with connections,
+// a new attempt may be served earlier.
 constexpr std::chrono::seconds first_word_time{1};
 constexpr std::chrono::seconds silent_time{20};  // limit for a series of attempts without a first message
 
@@ -65,7 +66,7 @@ struct Dialog {
         ::poll(&entry, 1, 100);
         if (Clock::now() >= deadline) throw TryAgain{"it does not read what is sent"};
       } else if (errno != EINTR) {
-        // A closed socket may still hold an unread reply: "refused".
+        // The store has closed the connection. Its reply ("refused") may still be unread, so go on to read().
         return;
       }
     }
@@ -156,7 +157,7 @@ Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point de
   join.text(member.job);
   dialog.write(Kind::join, join.seconds(patience).text(member.identity).body, deadline);
   for (;;) {
-    // Rank 0 knows this deadline and names the missing ranks; if it does not, this rank times out a little later.
+    // Wait 2 s longer than the deadline: rank 0 knows the deadline too, and its error names the missing ranks.
     const auto frame = dialog.read(deadline + std::chrono::seconds(2));
     if (!frame)
       throw DistError(
@@ -184,7 +185,7 @@ std::string contents(const Rendezvous& place) {
   return str("lockstep rendezvous 1\nhost=", place.address, "\nport=", place.port, "\ntoken=", place.token, "\nend\n");
 }
 
-// Fills in the values that rank 0 wrote; TryAgain while there is no file.
+// Reads address, port and token, which rank 0 wrote into the file. Throws TryAgain while the file does not exist.
 void read_published(Rendezvous& place) {
   const Fd fd(::open(place.file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   if (!fd) check_descriptors(errno, "opening " + place.file);

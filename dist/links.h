@@ -17,14 +17,15 @@ namespace lockstep::dist {
 /// Size of a block: a multiple of every element size. All ranks must use the same value, since it orders the streams.
 inline constexpr size_t block_bytes = 64 << 10;
 
-/// Walks the transfers of one stream in wave order.
+/// Walks through the blocks of a stream's transfers in the order of waves: wave = block + step (executor.h).
 struct Cursor {
   std::span<const uint32_t> list;
   size_t low = 0, at = 0;  // list[low ..] may still have blocks; list[at] is next in this wave
   int64_t wave = 0;
   size_t block = 0;  // the current block of list[at]
 
-  /// Moves to the first block from (wave, at) on; returns false at the end. `max_blocks`: blocks of the longest chunk.
+  /// Moves to the next block, starting at transfer list[at] of the current wave. Returns false when no block is left.
+  /// `max_blocks`: number of blocks of the longest chunk.
   bool find(const std::vector<Program::Item>& items, const std::vector<size_t>& size, int64_t max_blocks) {
     for (;;) {
       while (low < list.size() && wave - items[list[low]].step >= max_blocks) ++low;
@@ -69,8 +70,8 @@ struct PeerLink {
   Placement placement;  // the peer's placement
   uint32_t their_crc = 0;
 
-  // The opening of a stream is its header, followed by a placement if header.in_place is set.
-  /// True once this rank's header and placement have been sent.
+  // "Opening": the header of a stream, and the placement that follows if header.in_place is set.
+  /// True once this rank has sent its header and placement.
   bool is_sent_open() const { return out.header_done >= opening_bytes(out.header); }
   /// True once the header and the placement have arrived.
   bool is_received_open() const { return in.header_done >= opening_bytes(theirs); }

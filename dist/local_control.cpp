@@ -24,7 +24,7 @@ class LocalControl;
 struct LocalJob {
   LocalJob(int ranks, double heartbeat) : roster(ranks, heartbeat), doing(size_t(ranks)), controls(size_t(ranks)) {}
   double now() const { return Seconds(Clock::now() - start).count(); }
-  /// Passes the activities of all ranks to the roster. begin() and end() only store them, to be cheap.
+  /// Passes the activities of all ranks, which begin() and end() have only stored in `doing`, to the roster.
   void look() {
     for (size_t r = 0; r < doing.size(); ++r) {
       roster.heard(int(r), now());
@@ -68,7 +68,7 @@ class LocalControl final : public Control {
     if (!there)
       throw DistError(Fault::timeout, -1,
                       str("[store] waited ", timeout.count(), " s for the key \"", key,
-                          "\", which no rank has set; one must call set(), or this one wait longer"));
+                          "\", which no rank has set; call set() on some rank, or get() with a longer timeout"));
     return job_->values[key];
   }
 
@@ -88,7 +88,7 @@ class LocalControl final : public Control {
 
   void barrier(const std::string& name, const std::vector<int>& world_ranks, Seconds timeout) override {
     std::unique_lock lock(job_->mutex);
-    // A name may be reused: ranks meet by name and round, and a rank is in one round at a time.
+    // Barriers may share a name, so the key also holds the number of barriers of this name that this rank has passed.
     std::set<int>& here = job_->barriers[str(name, '\n', rounds_[name]++)];
     here.insert(place_.rank);
     job_->changed.notify_all();
@@ -103,9 +103,9 @@ class LocalControl final : public Control {
       std::vector<int> missing;
       for (const int r : world_ranks)
         if (!here.contains(r)) missing.push_back(r);
-      throw DistError(
-          Fault::timeout, -1,
-          str("[barrier] waited ", timeout.count(), " s at barrier '", name, "'; missing ranks: ", text_of(missing)));
+      throw DistError(Fault::timeout, -1,
+                      str("[barrier] waited ", timeout.count(), " s at barrier '", name,
+                          "'; missing ranks: ", text_of(missing), "; call barrier() on them too"));
     }
     if (!all()) throw fail(job_->roster.gone_from("barrier '" + name + "'", place_.rank, gone()));
   }
@@ -118,8 +118,8 @@ class LocalControl final : public Control {
   DistError report(Fault fault, int rank, const std::string& message) override {
     std::unique_lock lock(job_->mutex);
     if ((fault == Fault::rank_failed || fault == Fault::rank_silent) && rank >= 0 && rank != place_.rank) {
-      // A report about another rank: that rank has left, or its own exception will soon reach guard() and explain the
-      // cause.
+      // Another rank seems to have failed. Wait a little for its own report, which explains the cause better. It may
+      // also have left the job.
       job_->changed.wait_for(lock, std::min(place_.heartbeat, Seconds(0.3)), [&] { return job_->failure.has_value(); });
       job_->look();
       if (!job_->failure && job_->roster.has_left(rank)) return fail(job_->roster.gone(place_.rank, rank));
@@ -177,7 +177,7 @@ class LocalControl final : public Control {
   }
 
  private:
-  // Waits with a deadline; throws the failure of the job.
+  // Waits until ready() is true. Returns false at the timeout, and throws if the job has failed.
   template <class Ready> bool wait(std::unique_lock<std::mutex>& lock, Seconds timeout, Ready ready) {
     const auto limit = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(timeout, Seconds(1e8)));
     const bool done = job_->changed.wait_until(lock, limit, [&] { return job_->failure || ready(); });

@@ -43,7 +43,7 @@ Mesh::Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes) :
       groups_.push_back(alone);
       continue;
     }
-    // The colour is the first rank along this axis.
+    // Ranks on one line along this axis form a group: all pass the same colour, the rank at the line's coordinate 0.
     groups_.push_back(world.split(world.rank() - coordinates_[i] * stride, coordinates_[i], axes_[i].first));
   }
 }

@@ -45,7 +45,7 @@ size_t receive_some(MessageStream& s, const Mail& mail) {
       s.theirs.payload_crc != uint16_t(crc32c(m.data.data(), m.data.size()))) {
     throw DistError(Fault::protocol, peer,
                     str("[receive] data of ", describe(s.theirs), " came damaged from rank ", peer,
-                        ": checksum differs (LOCKSTEP_COMM_CHECKSUM must be set on all ranks)"));
+                        ": checksum differs (LOCKSTEP_COMM_CHECKSUM must be set on all ranks); else test the network"));
   }
   return moved;
 }
@@ -129,7 +129,8 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
           Fault::timeout, -1,
           mail.late ? mail.late()
                     : str("[", name_of(Collective(m.header.kind)), "] waited ", mail.timeout.count(), " s in group ",
-                          mail.group, " for ", describe(m.header), "; ", mail.control.explain(mail.world_ranks)));
+                          mail.group, " for ", describe(m.header), "; ", mail.control.explain(mail.world_ranks),
+                          "; see the output of the late ranks, or raise the timeout"));
     }
   }
   return moved;

@@ -19,7 +19,7 @@ struct Message {
   Header header;  ///< the header to send, or the one expected from the peer
 };
 
-/// The context in which messages are moved.
+/// The group, timeout and callbacks of one call of move_messages().
 struct Mail {
   Transport& transport;
   Control& control;

@@ -35,7 +35,7 @@ struct NativeEngine : Membership {
 
   /// True if no call is queued or running.
   virtual bool idle() const { return turns.idle(); }
-  /// Runs a call whose turn it is (turns.h).
+  /// Runs a call. Turns (turns.h) calls this for one call of the group after another.
   virtual void move(Call& call, uint64_t sequence);
   /// The algorithm for a call: the caller's, that of LOCKSTEP_ALGORITHM, or one_shot for small tensors and direct for
   /// others. Error when the caller's choice has no schedule for the collective.

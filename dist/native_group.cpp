@@ -90,7 +90,8 @@ void NativeEngine::learn_count(Call& call, uint64_t sequence) {
     throw DistError(Fault::mismatch, -1,
                     str("[", name_of(call.collective), "] ranks disagree in group ", name, ", call ", sequence, " (",
                         call.describe(), "): rank ", call.world_root, " has ", call.count, " elements, ", expected,
-                        " of them for rank ", world_ranks[size_t(rank)], ", which has a part of ", part.numel()));
+                        " of them for rank ", world_ranks[size_t(rank)], ", which has a part of ", part.numel(),
+                        "; make both sizes equal"));
   }
 }
 
@@ -156,7 +157,7 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
   const Tensor& mine = call.collective == Collective::gather ? call.input : call.output;
   const int64_t part_bytes = one_sided ? mine.defined() ? mine.numel() * size : own.size() * size : 0;
   const auto chunk_bytes = [&](int32_t chunk) {
-    // The count is unknown in a direct gather or scatter, which touches only this rank's own chunk here.
+    // count < 0: in a direct gather or scatter this rank does not know the total count. It needs only its own chunk.
     if (count < 0) return chunk == rank ? size_t(part_bytes) : 0;
     return size_t(shard_range(count, plan.chunks, chunk).size() * size);
   };

@@ -112,14 +112,14 @@ std::vector<SocketAddress> resolve(const std::string& host, int port) {
   const int code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
   if (code == EAI_SYSTEM) check_descriptors(errno, "looking up " + host);
   LOCKSTEP_CHECK(code == 0, "[rendezvous] expected the name or address of a host, got '", host,
-                 "': ", ::gai_strerror(code));
+                 "': ", ::gai_strerror(code), "; check the spelling");
   const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(list, &::freeaddrinfo);
   std::vector<SocketAddress> out;
   for (const addrinfo* entry = list; entry; entry = entry->ai_next)
     if (entry->ai_family == AF_INET || entry->ai_family == AF_INET6)
       out.push_back(from(entry->ai_addr, entry->ai_addrlen));
   LOCKSTEP_CHECK(!out.empty(), "[rendezvous] expected a host with an IPv4 or IPv6 address, got '", host,
-                 "' without one");
+                 "' without one; name another host");
   return out;
 }
 
@@ -152,7 +152,8 @@ void prepare(int fd) {
 Fd listen_at(const SocketAddress& address) {
   Fd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!fd) check_descriptors(errno, "listening at " + address.text());
-  LOCKSTEP_CHECK(fd, "[rendezvous] cannot make a socket for ", address.text(), ": ", std::strerror(errno));
+  LOCKSTEP_CHECK(fd, "[rendezvous] cannot make a socket for ", address.text(), ": ", std::strerror(errno),
+                 "; choose another MASTER_ADDR");
   const int on = 1;
   // Allow a port whose last connections have just ended.
   ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
@@ -221,7 +222,7 @@ std::string address_on(const std::string& interface) {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) {
     check_descriptors(errno, "listing network interfaces");
-    fail(str("[rendezvous] cannot list network interfaces: ", std::strerror(errno)));
+    fail(str("[rendezvous] cannot list network interfaces: ", std::strerror(errno), "; unset LOCKSTEP_INTERFACE"));
   }
   const std::unique_ptr<ifaddrs, decltype(&::freeifaddrs)> owner(list, &::freeifaddrs);
 

@@ -27,7 +27,8 @@ void Patience::wait(int rounds) {
     throw DistError(
         Fault::timeout, -1,
         str("[", what(e_), "] not done after ", e_.timeout.count(), " s; ", whom().text,
-            e_.control ? "; " + e_.control->explain({e_.world_ranks.begin(), e_.world_ranks.end()}) : std::string()));
+            e_.control ? "; " + e_.control->explain({e_.world_ranks.begin(), e_.world_ranks.end()}) : std::string(),
+            "; see the output of the late ranks, or raise the timeout"));
   }
 }
 
@@ -55,7 +56,7 @@ void await_cause(Control& control, int rank) {
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(4 * heartbeat + Seconds(1));
   auto told = Clock::time_point();
   while (!control.failed() && Clock::now() < until) {
-    // Report a wait for this rank: if the rank has left, the store then fails the job for that reason.
+    // Report that this rank waits for `rank`: if `rank` has left the job, the store fails the job for that reason.
     if (Clock::now() - told >= Seconds(0.05)) {
       control.waits(rank, 0, false);
       told = Clock::now();

@@ -38,9 +38,9 @@ class Patience {
     bool is_send = false;
     std::string text;
   };
-  /// Waits a little because nothing moved. `rounds`: number of calls in a row before this one.
+  /// Waits a little because no data moved. `rounds`: how many times in a row it has been called before.
   void wait(int rounds);
-  /// The first rank that this one waits for, preferring ranks that have not sent anything yet.
+  /// Returns a rank that this rank waits for, if possible one that has not sent anything yet.
   Whom whom() const;
   void tell() const;  ///< reports whom() to the control plane
 

@@ -9,7 +9,7 @@
 namespace lockstep::dist {
 namespace {
 
-// "[all_reduce] "
+// The start of an error message: "[all_reduce] ".
 std::string at(Collective collective) { return str("[", name_of(collective), "] "); }
 
 void check_tensor(Collective c, const char* role, const Tensor& t) {
@@ -82,7 +82,7 @@ std::string Call::describe() const {
     }
     return text;
   }
-  // Only the root knows the count.
+  // Leave out the element count of a gather or scatter: only the root knows it.
   const bool one_sided = collective == Collective::gather || collective == Collective::scatter;
   text += ' ';
   text += lockstep::name_of(dtype);

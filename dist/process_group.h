@@ -56,9 +56,9 @@ struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;
   std::string_view tag = {};  ///< name of the data, part of the fingerprint: detects ranks that swap two collectives
   bool async = false;         ///< true: run on the group's own thread, in the order of the calls
-  /// Send and receive: if set, the rank counts as waiting only while *awaited is true. So a receive that is posted
-  /// while the rank still computes does not look like a deadlock. On a device, the tensor belongs to the caller alone
-  /// after Work::wait(); while wait() is called, the stream on which the tensor was made must be current.
+  /// Send and receive: if set, the rank counts as waiting only while *awaited is true. Then a receive that is posted
+  /// while the rank still computes does not look like a deadlock. On a device, Work::wait() releases the group's
+  /// reference to the tensor; the stream on which the tensor was made must then be current.
   std::shared_ptr<const std::atomic<bool>> awaited = {};
 };
 
@@ -175,16 +175,16 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// function, in order. The caller must make sure that all ranks record the same calls: they are not compared while
   /// recording.
   virtual std::vector<std::string> take_recorded() { return {}; }
-  /// Launches, by `launch`, a graph that repeats `calls`. All ranks must call replay(). A replay is one call of the
-  /// group: compared, watched and timed out like any other. Returns like Work::wait(). traffic() counts the collectives
-  /// inside. For a graph with collectives of several groups, `launch` calls replay() of the next group.
+  /// Launches a graph that repeats `calls`, by calling `launch`. All ranks must call replay(). A replay counts as one
+  /// call of the group, with the usual checks and timeout. It returns like Work::wait(). traffic() counts the
+  /// collectives in the graph. For a graph with collectives of several groups, `launch` calls replay() of the next one.
   virtual void replay(const std::vector<std::string>& calls, const std::function<void()>& launch);
 
-  /// A new, uninitialised tensor in memory shared by the ranks. all_reduce, reduce_scatter and all_gather (their
-  /// `whole`) and broadcast work on such tensors directly, without copies between ranks, if all ranks of the group are
-  /// on one host and every rank (broadcast: the root) passes such a tensor or a slice of one. If this rank shares
-  /// memory with no other rank, the result is an ordinary tensor. Collectives give the same results either way. Ranks
-  /// need not create such tensors at the same time. Each uses a file descriptor and whole pages, so create only a few.
+  /// A new, uninitialised tensor in memory shared by the ranks. all_reduce, broadcast, reduce_scatter and all_gather
+  /// work on such tensors directly, without copies between ranks, if all ranks of the group are on one host and every
+  /// rank (broadcast: the root) passes one, or a slice of one, as `data` or `whole`. If this rank shares memory with no
+  /// other rank, the result is an ordinary tensor. Collectives give the same results either way. Ranks need not create
+  /// such tensors at the same time. Each tensor uses a file descriptor and whole pages, so create only a few.
   ///
   /// On a device with NCCL the memory is a symmetric window (nccl/window.h): all ranks must create the window at the
   /// same point with one size, and pass the same slice of the window to the same collectives.

@@ -9,7 +9,8 @@
 namespace lockstep::dist {
 namespace {
 
-// The last uses of a place. Earlier uses need no entry, since the last ones depend on them.
+// The last transfers that wrote or read a place (a chunk, or a scratch copy). A later transfer need only wait for
+// these, since they wait for the earlier ones.
 struct History {
   int64_t writer = -1;            // the last writer
   std::vector<uint32_t> readers;  // readers since the last write
@@ -23,8 +24,8 @@ Program::Program(std::span<const Transfer> list, int my_rank, int rank_count) : 
   std::vector<History> history;
   const auto number_of = [&](const Place& place) {
     LOCKSTEP_CHECK(place.chunk >= 0 && place.slot >= 0,
-                   "[execute] expected a chunk and a slot of at least 0, got chunk ", place.chunk, " slot ",
-                   place.slot);
+                   "[execute] expected a chunk and a slot of at least 0, got chunk ", place.chunk, " slot ", place.slot,
+                   "; this is a bug in Lockstep, please report it");
     const auto [it, fresh] = place_numbers.try_emplace({place.chunk, place.slot}, int32_t(places.size()));
     if (fresh) {
       places.push_back(place);
@@ -37,16 +38,17 @@ Program::Program(std::span<const Transfer> list, int my_rank, int rank_count) : 
     const Transfer& t = list[index];
     const int peer = t.from == rank ? t.to : t.from;
     LOCKSTEP_CHECK(t.from == rank || t.to == rank, "[execute] expected transfers of rank ", rank,
-                   " only, got one from rank ", t.from, " to ", t.to);
+                   " only, got one from rank ", t.from, " to ", t.to, "; this is a bug in Lockstep, please report it");
     LOCKSTEP_CHECK(peer >= 0 && peer < ranks, "[execute] expected ranks from 0 to ", ranks - 1,
-                   ", got a transfer with rank ", peer);
+                   ", got a transfer with rank ", peer, "; this is a bug in Lockstep, please report it");
     LOCKSTEP_CHECK(items.empty() || t.step >= items.back().step, "[execute] expected ascending steps, got step ",
-                   t.step, " after step ", items.back().step);
-    LOCKSTEP_CHECK(t.action != Action::scale || (t.from == t.to && t.source == t.target),
-                   "[execute] expected scale to work on one place, got two");
+                   t.step, " after step ", items.back().step, "; this is a bug in Lockstep, please report it");
+    LOCKSTEP_CHECK(
+        t.action != Action::scale || (t.from == t.to && t.source == t.target),
+        "[execute] expected scale to work on one place, got two; this is a bug in Lockstep, please report it");
     LOCKSTEP_CHECK(t.from != t.to || t.action == Action::scale || !(t.source == t.target),
                    "[execute] expected two places, got a local transfer from chunk ", t.source.chunk, " slot ",
-                   t.source.slot, " to itself");
+                   t.source.slot, " to itself; this is a bug in Lockstep, please report it");
     Item item{.step = t.step, .action = t.action};
     if (t.from == rank) item.source = number_of(t.source);
     if (t.to == rank) item.target = number_of(t.target);
@@ -62,7 +64,8 @@ Program::Program(std::span<const Transfer> list, int my_rank, int rank_count) : 
     const auto wait_for = [&](uint32_t earlier, const Place& place) {
       LOCKSTEP_CHECK(items[earlier].step < t.step,
                      "[execute] expected a place to be used in one way in a step, got chunk ", place.chunk, " slot ",
-                     place.slot, " read and written, or written twice, in step ", t.step);
+                     place.slot, " read and written, or written twice, in step ", t.step,
+                     "; this is a bug in Lockstep, please report it");
       dependencies.push_back(earlier);
     };
     if (item.source >= 0) {

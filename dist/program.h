@@ -1,7 +1,7 @@
 #pragma once
-// One rank's program, prepared for the executor: its transfers by peer, its places, and for each transfer the transfers
-// of earlier steps that it depends on. A program depends on the schedule and the rank only, so it is built once and
-// used for every call.
+// One rank's program, prepared for the executor: its transfers by peer, the places (chunks and scratch copies) that
+// they use, and for each transfer the transfers of earlier steps that it depends on. A program depends on the schedule
+// and the rank only, so it is built once and used for every call.
 #include <cstdint>
 #include <span>
 #include <vector>

@@ -54,7 +54,7 @@ std::optional<int> tasks_of(const std::string& list, int64_t node) {
 
 constexpr int most_ranks = 65536;
 
-// The variables of one launcher.
+// Names of the environment variables in which a launcher passes ranks and sizes.
 struct Dialect {
   const char *rank, *world, *local_rank, *local_world;
 };
@@ -75,7 +75,8 @@ void read_settings(Rendezvous& place) {
 
 using Given = std::map<std::string, std::string>;
 
-// Reads ranks and sizes from the URL, else from the environment. Returns the dialect that the environment uses.
+// Reads ranks and sizes from the URL (`given`), else from the environment. Returns the variables of the launcher whose
+// environment this is.
 const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std::string>& unset) {
   const Dialect* speaks = &ours;
   for (const Dialect& dialect : dialects)

@@ -152,7 +152,7 @@ DistError Roster::gone(int who, int rank) const {
 DistError Roster::gone_from(const std::string& what, int who, const std::vector<int>& ranks) const {
   return {Fault::rank_left, ranks.front(),
           str("rank ", who, " waits at ", what, "; ", named(ranks), ranks.size() == 1 ? " has left" : " have left",
-              " the group in step ", seats_[size_t(ranks.front())].activity.step)};
+              " the group in step ", seats_[size_t(ranks.front())].activity.step, "; all its ranks must call it")};
 }
 
 // True if this rank waits for another one and has confirmed it within the last two heartbeats.
@@ -161,8 +161,8 @@ bool Roster::waits(const Seat& seat, double now) const {
          now - seat.renewed <= 2 * heartbeat_;
 }
 
-// Ranks that left without completing the collective that `rank` is in, and the rank that `rank` waits for, if that rank
-// has left without doing its part of the wait.
+// Returns the ranks that have left the job although `rank` needs them: they did not complete the collective that `rank`
+// is in, or did not send or receive the message that `rank` waits for.
 std::vector<int> Roster::left_behind(int rank) const {
   const Activity& a = seats_[size_t(rank)].activity;
   std::vector<int> out;
@@ -176,7 +176,7 @@ std::vector<int> Roster::left_behind(int rank) const {
   return out;
 }
 
-// True if `peer` has not done its part of the wait of rank `waiter`, as far as counts are known.
+// True if the counts that `peer` reported show that it has not done the call or message that `waiter` waits for.
 bool Roster::is_real(int waiter, const Seat& peer) const {
   const Activity& a = seats_[size_t(waiter)].activity;
   if (a.messages == 0) {
@@ -243,8 +243,8 @@ std::optional<DistError> Roster::judge(double now) const {
     const Seat& seat = seats_[size_t(rank)];
     if (!waits(seat, now)) continue;
     const std::vector<int> ranks = left_behind(rank);
-    // A rank that never started this call has sent nothing for it, so wait only briefly, in case other ranks are about
-    // to leave too. Otherwise its last data may still be on the way.
+    // Data of a rank that has left may still be on the way: wait for a heartbeat. But a rank that never started this
+    // call has sent none: wait only 0.1 s, in case more ranks are about to leave.
     const bool settled = std::any_of(ranks.begin(), ranks.end(), [&](int other) {
       const bool never_came = seat.activity.messages == 0 && is_real(rank, seats_[size_t(other)]);
       const double since =

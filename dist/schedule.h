@@ -97,11 +97,11 @@ bool has_schedule(Algorithm algorithm, Collective collective);
 int64_t chunk_count(Algorithm algorithm, const Request& request);
 bool is_reduction(Collective collective);  ///< true for all_reduce, reduce_scatter, reduce
 bool has_root(Collective collective);      ///< true for broadcast, reduce, gather, scatter
-/// True if the ranks' terms are added in the order of summation_tree.h: always for `direct`, for other algorithms in
-/// some shapes. All such schedules give the same bits.
+/// True if the ranks' terms are added in the order of summation_tree.h. For `direct` this is always so, for other
+/// algorithms it depends on the request. All such schedules give the same bits.
 bool adds_in_tree_order(Algorithm algorithm, const Request& request);
 
-/// Receives the transfers of a schedule.
+/// A function that visit_schedule() calls with each transfer.
 using Emit = std::function<void(const Transfer&)>;
 /// Emits the schedule's transfers by ascending step. Error when there is no schedule. Depends on its arguments only.
 void visit_schedule(Algorithm algorithm, const Request& request, const Emit& emit);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr size_t max_errors = 8;
 
-/// A place during the symbolic run.
+/// The symbolic contents of a place (a chunk, or a scratch copy of it), and the last transfers that used the place.
 struct Cell {
   int64_t value = -1;                // -1: not written yet
   int32_t read = -1, written = -1;   // last step that read or wrote it
@@ -130,7 +130,7 @@ class Checker {
   }
   /// Puts the side with the lowest rank first: a + b and b + a have the same bits.
   int64_t sum(int64_t a, int64_t b) { return lowest(a) <= lowest(b) ? node(a, b, lowest(a)) : node(b, a, lowest(b)); }
-  /// True if two values are the same sum in the same order. `known` contains no term twice.
+  /// True if two values are the same sum in the same order. `known` must contain no term twice.
   bool same(int64_t known, int64_t other) const {
     std::vector<std::pair<int64_t, int64_t>> stack{{known, other}};
     while (!stack.empty()) {

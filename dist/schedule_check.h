@@ -45,9 +45,9 @@ Check check_schedule(Algorithm algorithm, const Request& request);
 /// Runs any list of transfers on symbols; the list may be wrong in any way.
 Check check_transfers(std::span<const Transfer> transfers, const Request& request, int64_t chunks);
 
-/// True if `rank` holds `chunk` (in slot 0) when the collective starts.
+/// True if `rank` holds `chunk` in its own buffer (slot 0) when the collective starts.
 bool starts_with(const Request& request, int rank, int64_t chunk);
-/// True if `rank` must hold `chunk` (in slot 0) at the end.
+/// True if `rank` must hold `chunk` in its own buffer (slot 0) at the end.
 bool ends_with(const Request& request, int rank, int64_t chunk);
 
 }  // namespace lockstep::dist

@@ -75,13 +75,14 @@ void give_back(const std::byte* data) {
 }
 
 Segment make_segment(size_t bytes) {
-  LOCKSTEP_CHECK(sodium_init() >= 0, "[shared_empty] expected libsodium to start, got an error");
+  LOCKSTEP_CHECK(sodium_init() >= 0,
+                 "[shared_empty] expected libsodium to start, got an error; make /dev/urandom readable");
   Segment s{.serial = 0,
             .fd = memfd_create("lockstep-tensor", MFD_CLOEXEC | MFD_ALLOW_SEALING),
             .base = nullptr,
             .bytes = bytes};
   LOCKSTEP_CHECK(s.fd >= 0, "[shared_empty] expected a file in memory for ", bytes, " bytes, got: ", reason(errno),
-                 errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+                 errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "; free memory");
   randombytes_buf(&s.serial, sizeof s.serial);
   // Seal the size: a peer must never access a page that was truncated away (SIGBUS).
   const bool made = ftruncate(s.fd, off_t(page + bytes)) == 0 &&
@@ -90,7 +91,8 @@ Segment make_segment(size_t bytes) {
   if (!made) {
     const int error = errno;
     close(s.fd);
-    fail(str("[shared_empty] expected ", bytes, " bytes of memory to share with other ranks, got: ", reason(error)));
+    fail(str("[shared_empty] expected ", bytes, " bytes of memory to share with other ranks, got: ", reason(error),
+             "; free memory, or use smaller tensors"));
   }
   auto* control = reinterpret_cast<ControlPage*>(s.base);
   control->magic = magic_value;
@@ -150,7 +152,8 @@ std::byte* PeerSegments::reach(const Placement& placement, size_t bytes) {
     const std::string path = str("/proc/", pid_, "/fd/", placement.fd);
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
     LOCKSTEP_CHECK(fd >= 0, "[transport] expected to share a tensor's memory with rank ", peer_, " through ", path,
-                   ", got: ", reason(errno), errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+                   ", got: ", reason(errno),
+                   errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "; start all ranks as one user");
     const struct Close {
       int fd;
       ~Close() { close(fd); }
@@ -165,7 +168,7 @@ std::byte* PeerSegments::reach(const Placement& placement, size_t bytes) {
                    "have done the call");
     std::byte* const base = map_file(fd, size_t(status.st_size));
     LOCKSTEP_CHECK(base, "[transport] expected to map ", status.st_size, " bytes that rank ", peer_,
-                   " shares, got: ", reason(errno));
+                   " shares, got: ", reason(errno), "; free memory, or raise the limit of address space (ulimit -v)");
     mapped_.push_back(std::make_shared<Mapped>(placement.serial, base, size_t(status.st_size) - page));
     found = std::prev(mapped_.end());
   }
@@ -173,7 +176,7 @@ std::byte* PeerSegments::reach(const Placement& placement, size_t bytes) {
   if (placement.offset > segment.bytes || bytes > segment.bytes - placement.offset) {
     throw DistError(Fault::protocol, peer_,
                     str("[transport] expected ", bytes, " bytes at offset ", placement.offset, " of a tensor of rank ",
-                        peer_, ", which has ", segment.bytes));
+                        peer_, ", which has ", segment.bytes, "; this is a bug in Lockstep, please report it"));
   }
   return segment.base + page + placement.offset;
 }

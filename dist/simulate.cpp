@@ -26,8 +26,9 @@ void check_simulation(Algorithm algorithm, const Request& request, int64_t eleme
                       const Network& network) {
   check_link(network.between, "between hosts");
   if (network.within) check_link(*network.within, "within a host");
-  LOCKSTEP_CHECK(elements >= 0 && element_size > 0, "[simulate] expected 0 elements of 1 byte or more, got ", elements,
-                 " of ", element_size);
+  LOCKSTEP_CHECK(elements >= 0 && element_size > 0,
+                 "[simulate] expected 0 elements or more, of 1 byte or more each, got ", elements, " of ",
+                 element_size);
   check_request(algorithm, request);
 }
 
@@ -180,7 +181,8 @@ Simulation by_rounds(const Rounds& rounds, Algorithm algorithm, const Request& r
 
 constexpr int64_t most_memory = 1'000'000'000;  // keeps the whole process below 1 GiB
 
-/// True for gathers and scatters, which use few of their n·n places, except by the ring, which forwards everything.
+/// True if the algorithm uses few of the n·n chunks that n ranks could hold. This holds for gather and scatter, except
+/// with `ring`, which forwards every chunk through other ranks.
 bool touches_few_places(Algorithm algorithm, const Request& r) {
   return algorithm != Algorithm::ring && (r.collective == Collective::gather || r.collective == Collective::scatter);
 }

@@ -31,7 +31,7 @@ struct Simulation {
   std::vector<int64_t> received;
 };
 
-/// Runs a schedule in the model. The data has `elements` elements of `element_size` bytes (all_to_all: at each rank),
+/// Simulates a schedule on a network. The data has `elements` elements of `element_size` bytes (all_to_all: per rank),
 /// cut by shard_range(). Transfers start in the order of the list, as soon as their data and both ports are available.
 /// Additions take no time. Transfers are not cut into segments; the executor does cut them, so its chains are faster.
 ///

@@ -130,7 +130,7 @@ class Children {
   void start(const Rendezvous& place, const std::string& backend, const std::function<void(int)>& fn) {
     int ends[2];
     LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, "[spawn] expected to make a pipe for rank ", place.rank,
-                   ", got: ", std::strerror(errno));
+                   ", got: ", std::strerror(errno), "; raise the limit of open files (ulimit -n)");
     const pid_t parent = getpid();
     const pid_t pid = fork();
     if (pid == 0) {
@@ -244,7 +244,9 @@ void spawn_processes(int n, const std::function<void(int)>& fn, const SpawnOptio
 
 void spawn(int n, const std::function<void(int rank)>& fn, const SpawnOptions& options) {
   LOCKSTEP_CHECK(n >= 1 && n <= 4096, "[spawn] expected 1 to 4096 ranks, got ", n);
-  LOCKSTEP_CHECK(!is_initialized(), "[spawn] expected a process without a world, got one inside a job already");
+  LOCKSTEP_CHECK(!is_initialized(),
+                 "[spawn] expected a process without a world, got one inside a job already; "
+                 "call shutdown() first");
   LOCKSTEP_CHECK(options.timeout.count() > 0 && options.heartbeat.count() > 0,
                  "[spawn] expected a timeout and a heartbeat above 0 s, got ", options.timeout.count(), " and ",
                  options.heartbeat.count());

@@ -16,8 +16,8 @@
 namespace lockstep::dist {
 namespace {
 
-// Limit of unauthenticated connections. Even during a flood, a rank answers before so many others have connected after
-// it.
+// Limit of unauthenticated connections; the oldest is dropped when one more connects. A rank proves itself long before
+// that many other connections arrive, even during a flood.
 constexpr int64_t most_strangers = 256;
 constexpr int most_accepts = 64;                  // accepted in a row, before existing connections are served
 constexpr size_t most_unsent = size_t(64) << 20;  // bytes queued for one rank before it counts as not reading
@@ -51,7 +51,7 @@ Store::Store(const Rendezvous& rendezvous, const Member& host)
   }
   const SocketAddress at = local_address(listener_.get());
   LOCKSTEP_CHECK(at.length > 0, "[rendezvous] expected a listening socket in `listener`, got descriptor ",
-                 place_.listener);
+                 place_.listener, "; pass one of open_listener()");
   LOCKSTEP_CHECK(
       at.is_loopback() || !place_.token.empty(), "[rendezvous] expected a token to listen at ", at.text(),
       ", got none: anybody who can reach that address could join. ",
@@ -61,7 +61,7 @@ Store::Store(const Rendezvous& rendezvous, const Member& host)
   strangers_ = room_for_strangers(place_.world_size);
   wake_ = Fd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!wake_) check_descriptors(errno, "starting the store");
-  LOCKSTEP_CHECK(wake_, "[control] cannot make an eventfd: ", std::strerror(errno));
+  LOCKSTEP_CHECK(wake_, "[control] cannot make an eventfd: ", std::strerror(errno), "; free memory");
   started_ = last_turn_ = next_heartbeat_ = accept_again_ = Clock::now();
   rendezvous_waited_ = place_.timeout;
   rendezvous_deadline_ = started_ + std::chrono::duration_cast<Clock::duration>(place_.timeout);
@@ -127,7 +127,7 @@ void Store::serve() {
   }
 }
 
-// Does the work that is due by time.
+// Checks deadlines and silent ranks, and sends heartbeats when they are due.
 void Store::turn() {
   const auto now = Clock::now();
   const double passed = Seconds(now - last_turn_).count();
@@ -215,7 +215,8 @@ void Store::read(Connection& connection) {
         connection.dead = true;
       }
     } catch (const std::exception& error) {  // out of memory
-      if (connection.rank >= 0) fail({Fault::rank_failed, 0, str("the store (rank 0) failed: ", error.what())});
+      if (connection.rank >= 0)
+        fail({Fault::rank_failed, 0, str("the store (rank 0) failed: ", error.what(), "; free memory there")});
       connection.dead = true;
     }
   }
@@ -245,7 +246,7 @@ void Store::send(Connection& connection, Kind kind, uint32_t request, const std:
   }
 }
 
-// Called when a connection was lost.
+// Handles the loss of a rank's connection. Before the job has begun, the rank may join again. Later, the job fails.
 void Store::lost(Connection& connection) {
   const int rank = connection.rank;
   if (rank < 0 || connection.state != State::seated || roster_.has_left(rank)) return;
@@ -276,7 +277,7 @@ void Store::check_deadlines() {
   if (!begun_ && !failure_ && now >= rendezvous_deadline_)
     fail({Fault::timeout, -1,
           str("[rendezvous] waited ", text_of(rendezvous_waited_), "; missing ranks: ", text_of(roster_.missing()),
-              " (of ", text_of(roster_.everybody()), ")")});
+              " (of ", text_of(roster_.everybody()), "); start them, or see their output")});
   for (auto it = waiters_.begin(); it != waiters_.end();) {
     if (now < it->deadline) {
       ++it;
@@ -342,7 +343,7 @@ bool Store::may_stop() {
       if (!roster_.has_left(rank)) others.push_back(rank);
     fail({Fault::rank_left, 0,
           str("rank 0, which hosts the store, has left and waited ", text_of(place_.timeout), " for ", named(others),
-              " to leave as well")});
+              " to leave as well; see their output")});
     finishing_ = now;
   }
   return false;

@@ -6,7 +6,8 @@
 namespace lockstep::dist {
 
 void Store::handle_stranger(Connection& connection, const Frame& frame) {
-  if (frame.kind != Kind::hello) throw DistError(Fault::protocol, -1, "expected a hello");
+  if (frame.kind != Kind::hello)
+    throw DistError(Fault::protocol, -1, "expected the greeting of a rank; use one build on all ranks");
   Fields in(frame.body);
   const uint32_t protocol = in.u32();
   const Nonce number = in.bytes<32>();
@@ -30,7 +31,8 @@ void Store::handle_stranger(Connection& connection, const Frame& frame) {
 }
 
 void Store::handle_join(Connection& connection, const Frame& frame) {
-  if (frame.kind != Kind::join) throw DistError(Fault::protocol, -1, "expected a join");
+  if (frame.kind != Kind::join)
+    throw DistError(Fault::protocol, -1, "expected the description of a rank; use one build on all ranks");
   Fields in(frame.body);
   Member member;
   member.rank = int(in.u32());

@@ -102,12 +102,15 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
       }
       return;
     }
-    default: throw DistError(Fault::protocol, rank, str("expected a request, got a message of kind ", int(frame.kind)));
+    default:
+      throw DistError(
+          Fault::protocol, rank,
+          str("expected a request, got a message of kind ", int(frame.kind), "; use one build on all ranks"));
   }
 }
 
-// Stores a value and answers the ranks that wait for it. Returns false when the store is full; then the sender has been
-// told.
+// Stores a value, and answers the ranks that wait for its key. When the store is full, sends an error to `connection`
+// and returns false.
 bool Store::put(Connection& connection, uint32_t request, const std::string& key, const std::string& value) {
   const auto found = values_.find(key);
   const size_t now = key.size() + value.size(), before = found == values_.end() ? 0 : key.size() + found->second.size();
@@ -140,15 +143,17 @@ void Store::handle_barrier(Connection& connection, const Frame& frame) {
   in.end();
   for (const int rank : ranks)
     if (rank < 0 || rank >= roster_.size())
-      throw DistError(Fault::protocol, connection.rank,
-                      str("expected ranks below ", roster_.size(), " at a barrier, got ", rank));
+      throw DistError(
+          Fault::protocol, connection.rank,
+          str("expected ranks below ", roster_.size(), " at a barrier, got ", rank, "; use one build on all ranks"));
   if (waiters_.size() >= most_waiters)
     return send_error(connection, frame.request, {Fault::refused, connection.rank, too_many_waiters()});
   for (const Waiter& waiter : waiters_) {
     if (waiter.ranks.empty() || waiter.key != name || waiter.ranks == ranks) continue;
-    return fail({Fault::mismatch, -1,
-                 str("ranks disagree on who meets at barrier '", name, "': rank ", waiter.connection->rank, " expects ",
-                     named(waiter.ranks), ", rank ", connection.rank, " expects ", named(ranks))});
+    return fail(
+        {Fault::mismatch, -1,
+         str("ranks disagree on who meets at barrier '", name, "': rank ", waiter.connection->rank, " expects ",
+             named(waiter.ranks), ", rank ", connection.rank, " expects ", named(ranks), "; pass the same ranks")});
   }
   std::vector<int> left;
   std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(left), [&](int rank) { return roster_.has_left(rank); });

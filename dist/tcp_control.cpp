@@ -28,7 +28,7 @@ TcpControl::TcpControl(Rendezvous place, Seat seat, std::unique_ptr<Store> store
   own_address_ = place_.interface.empty() ? local_address(fd_.get()).host() : address_on(place_.interface);
   wake_ = Fd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!wake_) check_descriptors(errno, "joining");
-  LOCKSTEP_CHECK(wake_, "[control] cannot make an eventfd: ", std::strerror(errno));
+  LOCKSTEP_CHECK(wake_, "[control] cannot make an eventfd: ", std::strerror(errno), "; free memory");
   calls_.resize(1);
   try {
     thread_ = std::make_unique<std::thread>([this] { run(); });
@@ -66,20 +66,20 @@ void TcpControl::close() {
 
 void TcpControl::check_key(const std::string& key) const {
   LOCKSTEP_CHECK(key.size() <= key_limit, "[store] expected a key of at most ", key_limit, " bytes, got one of ",
-                 key.size());
+                 key.size(), "; shorten it");
 }
 
-// Sends a request and waits for the reply, a failure, or the deadline. The store keeps to `timeout`; this rank waits
-// longer.
+// Sends a request and returns the reply. Throws if the job has failed, or if the store does not answer in time. The
+// store must answer within `timeout`; this rank waits a little longer.
 Frame TcpControl::request(Kind kind, const std::string& body, Seconds timeout) {
   LOCKSTEP_CHECK(maker_.is_here(), "[control] expected a call of the process that joined the job, got one of a child ",
-                 "that it forked: the connection is the parent's");
+                 "that it forked: the connection is the parent's; use spawn()");
   // Send the current activity first: error messages of other ranks quote it if this rank is missing or dies now.
   const std::string doing =
       kind == Kind::barrier || kind == Kind::explain ? encode(Kind::heartbeat, 0, activity_body()) : "";
   std::unique_lock lock(mutex_);
   if (failure_) throw DistError(*failure_);
-  LOCKSTEP_CHECK(!left_, "[control] expected a rank that is in the job, got a call after leave()");
+  LOCKSTEP_CHECK(!left_, "[control] expected a rank that is in the job, got a call after leave(); call it earlier");
   const uint32_t number = ++requests_;
   Reply reply;
   waiting_[number] = &reply;
@@ -362,7 +362,8 @@ void TcpControl::take(const Frame& frame) {
     return;
   }
   if (frame.kind != Kind::reply && frame.kind != Kind::no_reply && frame.kind != Kind::error)
-    throw DistError(Fault::protocol, 0, str("expected an answer, got a message of kind ", int(frame.kind)));
+    throw DistError(Fault::protocol, 0,
+                    str("expected an answer, got a message of kind ", int(frame.kind), "; use one build on all ranks"));
   const std::lock_guard lock(mutex_);
   const auto found = waiting_.find(frame.request);
   if (found == waiting_.end()) return;  // the caller of request() no longer waits

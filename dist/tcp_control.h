@@ -45,7 +45,7 @@ class TcpControl final : public Control {
     bool done = false;
     Frame frame;
   };
-  /// A collective of one thread. A rank may be in several at once, in groups with threads of their own.
+  /// The collective that a thread is in. A rank may be in several at once, as each group may have its own thread.
   struct Call {
     std::thread::id thread;
     Activity activity;

@@ -53,7 +53,8 @@ struct Whereabouts {
         w.inbox.capacity == 0 || (w.inbox.capacity >= 4096 && (w.inbox.capacity & (w.inbox.capacity - 1)) == 0);
     if (!in || !valid)
       throw DistError(Fault::protocol, rank,
-                      str("[transport] expected the address of rank ", rank, " in the store, got \"", text, "\""));
+                      str("[transport] expected the address of rank ", rank, " in the store, got \"", text,
+                          "\"; use one build on all ranks"));
     return w;
   }
 };

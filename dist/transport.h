@@ -32,7 +32,7 @@ class Channel {
   /// Received bytes that can be read in place. At least min(128, bytes not yet consumed) of them are contiguous.
   virtual std::span<const std::byte> arrived() = 0;
   virtual void consume(size_t bytes) = 0;  ///< frees `bytes` from the front of arrived()
-  /// True if nothing follows the bytes that have arrived. Asked when they end in the middle of an element.
+  /// True if the peer sends nothing after the bytes that have arrived. Called if these end in the middle of an element.
   virtual bool ended() = 0;
   /// Moves up to `bytes` of the received bytes into `target` (TCP reads directly into it); returns their number.
   virtual size_t receive(std::byte* target, size_t bytes) {
@@ -55,7 +55,7 @@ class Channel {
 class Transport {
  public:
   virtual ~Transport() = default;
-  /// The channel to a rank of the group, not this one. Connects on first use; both sides must ask for it.
+  /// The channel to another rank of the group. Connects on first use; both ranks must call channel() for each other.
   virtual Channel& channel(int peer) = 0;
   /// Called by a waiting executor; `rounds` is the number of times in a row that nothing moved. Spins first, then
   /// yields, then sleeps (memory) or polls the sockets (TCP), so that a long wait leaves the core to others.

@@ -130,7 +130,7 @@ std::vector<Message> Turns::begin_messages(const Call& call) {
   };
   if (call.collective != Collective::batch) add(call.collective == Collective::send, call.input, call.root, call.tag);
   for (const PointToPoint& p : call.batch) add(p.is_send, p.tensor, p.peer, p.tag.empty() ? call.tag : p.tag);
-  // With `awaited`, other groups may move messages between the same ranks, so the counts are left out.
+  // Calls with `awaited` do not report counts, since other groups may move messages between the same ranks meanwhile.
   for (size_t r = 0; !call.awaited && r < sent_.size(); ++r) {
     if (sent_[r]) activity.sent_to.emplace_back(group_.world_ranks[r], sent_[r]);
     if (received_[r]) activity.taken_from.emplace_back(group_.world_ranks[r], received_[r]);

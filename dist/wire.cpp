@@ -12,7 +12,9 @@ namespace {
 constexpr size_t name_limit = 1024;        // longest name of a group or description of a collective
 constexpr size_t message_limit = 1 << 16;  // longest text of a failure
 
-[[noreturn]] void damaged(const std::string& what) { throw DistError(Fault::protocol, -1, "[wire] " + what); }
+[[noreturn]] void damaged(const std::string& what) {
+  throw DistError(Fault::protocol, -1, "[wire] " + what + "; use one build on all ranks");
+}
 
 uint32_t load_u32(const char* from) {
   uint32_t value = 0;

@@ -20,7 +20,7 @@ class DeviceWork {
   virtual void synchronize() = 0;  ///< returns when the device has finished the work
 };
 
-/// The shared state of a call's handles.
+/// The state that all Work handles of one call share.
 struct Work::State {
   std::mutex mutex;
   std::condition_variable changed;

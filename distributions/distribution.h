@@ -54,8 +54,8 @@ class Distribution {
   Distribution(const Shape& batch, const Shape& event) : batch_(batch), event_(event) {}
   /// Draws samples; `shape` is the whole shape of the result.
   virtual Variable draw(const Shape& shape) const = 0;
-  /// The value in the dtype of `like`. Error if its shape does not fit the event and batch shapes, or if `good` is
-  /// false.
+  /// Converts a value to the dtype of `like`. Error if its shape does not fit the event and batch shapes, or if good()
+  /// is false for an element. The Error names the allowed values, `support`.
   Variable checked(const Variable& value, const Variable& like, const char* support,
                    const std::function<Tensor(const Tensor&)>& good) const;
 

@@ -1,6 +1,6 @@
-// Forward and backward of a model that is not cut.
+// Forward and backward of a model of which this rank holds every layer (no pipeline or tensor parallelism).
 //
-//   forward    the first of a micro-batch: starts the random stream at (step, micro-batch)
+//   forward    the first one of a micro-batch starts the random stream at (step, micro-batch)
 //   backward   loss x factor ─▶ tape ─▶ first gradient: decides whether to sum on this rank only (ZeRO stages 0 and 1,
 //                                        before the last micro-batch) or over ranks
 //
@@ -35,7 +35,7 @@ int64_t EngineBase::Impl::micro_batch(int64_t ahead) const {
   return are_interleaved() ? i * replicas() + replica : replica * accumulation + i;
 }
 
-/// Warns about a step that continues in another loop over a DataLoader: the last step of training will not be complete.
+/// Warns if a loop over a DataLoader has ended in the middle of a step. The next loop then completes the step.
 void EngineBase::Impl::notice_end_of_loop() {
   data::LoopDepth& depth = data::loop_depth();
   if (micros.empty()) loops = depth.least = depth.now;
@@ -69,8 +69,8 @@ void EngineBase::Impl::after_forward() {
   if (profiler && profiler->is_running()) profiler->stop(spent);
 }
 
-/// Starts the random stream of a micro-batch after the `drawn` random calls that drawing the data has made. Ranks that
-/// share a micro-batch hold different tokens and get different streams.
+/// Starts the random stream of a micro-batch, after the `drawn` random calls that loading its data has made. Ranks that
+/// share a micro-batch hold different tokens of it, so each gets a stream of its own.
 void EngineBase::Impl::begin_random(int64_t micro_batch, uint64_t drawn) {
   set_random_step(uint64_t(global_steps), uint64_t(micro_batch * sharing + group->rank() % sharing));
   RandomState random = random_state();
@@ -116,9 +116,9 @@ void EngineBase::Impl::gradient_arrives() {
 }
 
 double EngineBase::Impl::own_factor() const {
-  // Two divisions come before the sum. `ahead` is the number of micro-batches of a step, the same for any split into
-  // ranks and accumulation; with a loss scale it is needed, because a sum of many scaled gradients could overflow f16.
-  // The step multiplies gradient_predivide_factor back.
+  // Divide the loss before gradients are summed over micro-batches and ranks. `ahead` is the number of micro-batches of
+  // a step on all ranks: without it, a sum of many gradients with a loss scale could overflow f16. step() multiplies
+  // gradient_predivide_factor back.
   const double ahead = scaler || config.prescale_gradients ? double(accumulation * group->size()) : 1;
   if (grad_scaler) return grad_scaler->scale_value() / config.gradient_predivide_factor;
   return loss_scale() / ahead / config.gradient_predivide_factor;
@@ -160,14 +160,15 @@ void EngineBase::Impl::backward(const Variable& loss_, int64_t tokens_) {
   pass(*factor == 1 ? loss_ : times_factor(loss_, *factor), loss_.tensor(), tokens_);
 }
 
-/// Runs the backward of a micro-batch from `root`, which is its loss `value` times the factor.
+/// Runs the backward of a micro-batch. `value`: its loss; `root`: the loss times the factor, where backward starts.
 void EngineBase::Impl::pass(const Variable& root, const Tensor& value, int64_t tokens_) {
   const int before = pending;
   const double inner = times.inner;
   run_scaled(root);
   LOCKSTEP_CHECK(
       pending == before + 1,
-      "[backward] expected a loss that depends on the model's parameters, got one that does not: no gradient came");
+      "[backward] expected a loss that depends on the model's parameters, got one that does not: no gradient came; "
+      "compute the loss from the model's output");
   micros.back() = {value, tokens_};
   const double spent = milliseconds_since(backward_start), waited = spent - (times.inner - inner);
   times.backward += waited;
@@ -197,9 +198,9 @@ void EngineBase::backward(const Variable& loss_sum, int64_t tokens) {
 
 Variable EngineBase::scale(const Variable& loss) { return engine::scale(loss, {this}); }
 Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines) {
-  LOCKSTEP_CHECK(!engines.empty(), "[scale] expected at least one engine");
+  LOCKSTEP_CHECK(!engines.empty(), "[scale] expected at least one engine, got none");
   LOCKSTEP_CHECK(loss.defined() && loss.numel() == 1, "[scale] expected a loss of one element, got ",
-                 loss.defined() ? str(loss.shape()) : "none");
+                 loss.defined() ? str(loss.shape()) : "none", "; take its mean");
   double least = std::numeric_limits<double>::infinity();
   for (const EngineBase* engine : engines) {
     engine->impl_->check_open("scale");

@@ -1,5 +1,5 @@
-// Whole steps in one call, and evaluation. A model that is not cut runs its micro-batches one by one. If the model is
-// cut, this rank runs its part of a schedule:
+// train_batch() and evaluation. If this rank holds every layer, the micro-batches run one by one. If the model is split
+// by pipeline or tensor parallelism, this rank runs its part of a pipeline schedule:
 //
 //   train_batch ─▶ schedule: sums over this replica's micro-batches ─▶ ZeRO among the replicas of this part
 //               ─▶ overflow? norm? combined over all stages and slices (part.cpp)
@@ -28,7 +28,7 @@ pipeline::Data EngineBase::Impl::with_cast(const pipeline::Data& data) const {
   };
 }
 
-// --- a model that is not cut ---
+// --- this rank holds every layer of the model ---
 
 /// Draws the data of a micro-batch with a random stream of its own.
 pipeline::Sample EngineBase::Impl::sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* calls) const {
@@ -48,8 +48,8 @@ MicroBatch EngineBase::Impl::draw(const pipeline::Data& data, int64_t number) co
   return one;
 }
 
-/// The loss of a micro-batch plus the model's own losses, or `measure` instead of both. of_none: the micro-batch has no
-/// targets, and its loss is 0.
+/// The loss of a micro-batch plus the losses that modules add themselves. If `measure` is not null, it replaces both.
+/// of_none: the micro-batch has no targets, so its loss is 0.
 Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none) {
   std::optional<Autocast> precise;
   if (whole.autocast) precise.emplace(*whole.autocast);
@@ -76,14 +76,15 @@ Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipel
   return own.defined() ? add(value, own.to(value.dtype())) : value;
 }
 
-/// mean_loss() as a sum over `tokens` targets if their number is known.
+/// The loss of a micro-batch: the sum over its `tokens` targets if their number is known, else mean_loss().
 Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens) {
   const Variable mean = mean_loss(sample, measure, tokens == 0);
   return tokens > 0 ? mul_scalar(size_of(mean.dtype()) < 4 ? mean.to(f32) : mean, double(tokens)) : mean;
 }
 
-/// Draws the micro-batches of the coming step for a graph, but stops where the next draw would overwrite the data
-/// already drawn. A stage in the middle of the pipeline draws no data, and sets only the micro-batches' numbers.
+/// Loads the data of the coming step's micro-batches in advance, for a step that runs as a graph. Stops before a call
+/// of `data` that would overwrite data already loaded. Pipeline stages without data set only the numbers of these
+/// micro-batches.
 std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data) const {
   std::vector<MicroBatch> ahead;
   if (!graphs.may_draw()) return ahead;
@@ -93,7 +94,7 @@ std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data)
       ahead.push_back(!part || part->has_data ? draw(data, number) : MicroBatch{.number = number});
     } while (int64_t(ahead.size()) < accumulation && ahead.back().keep());
   } catch (const std::exception& error) {
-    // The other ranks wait for data: end them too.
+    // Other pipeline stages wait for this rank's data: report the error to all ranks, so that they end too.
     if (part && world.size() > 1) parallel::fail_everywhere(world, error.what());
     throw;
   }
@@ -139,7 +140,7 @@ std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int
   return sum_of_ranks(all, "evaluation");  // exact: a value is nonzero on one rank only (with cp, on cp ranks)
 }
 
-// --- a model that is cut ---
+// --- the model is split by pipeline or tensor parallelism ---
 
 void EngineBase::Impl::train_part(const pipeline::Data& data, const std::vector<MicroBatch>& ahead,
                                   std::optional<double> metric) {

@@ -158,7 +158,7 @@ void check_plan(const Config& c, const parallel::Plan& plan, const parallel::Pla
   fail(str("[plan] ", to_string(plan), " does not work with ", c.origin, ": ",
            fmt::format("{}", fmt::join(reasons, "; ")),
            near ? ". The nearest plan that works: " + to_string(*near)
-                : ". No plan on these ranks works with this configuration"));
+                : ". No plan on these ranks works with this configuration; change the keys named"));
 }
 
 }  // namespace lockstep::engine

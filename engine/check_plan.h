@@ -17,8 +17,8 @@ std::vector<std::string> reasons_against(const Config& config, const parallel::P
 void check_plan(const Config& config, const parallel::Plan& plan, const parallel::PlanSizes& sizes,
                 const std::string& optimizer = "");
 
-/// True for optimizers that exchange gradients between ranks themselves. Accepts the library's "OneBitAdam" and the
-/// file's "onebitadam".
+/// True for optimizers that exchange gradients between ranks themselves. `optimizer` may be a class's name, such as
+/// "OneBitAdam", or a name in a configuration file, such as "onebitadam".
 bool is_one_bit(const std::string& optimizer);
 /// The reasons of reasons_against() that concern the optimizer; they do not depend on sizes.
 std::vector<std::string> optimizer_reasons(const Config& config, const parallel::Plan& plan,

@@ -74,7 +74,7 @@ CommsLogger::CommsLogger(const CommsLoggerConfig& config, dist::ProcessGroup& gr
   state_->ranks = group.size();
   state_->log = std::move(log);
   dist::World* const world = dist::current_world();
-  LOCKSTEP_CHECK(world, "[comms_logger] expected a group of this process's world, got none");
+  LOCKSTEP_CHECK(world, "[comms_logger] expected a group of this process's world, got none; call dist::init() first");
   world->job->flight.listen([state = state_](const dist::Flight::Entry& entry) { state->note(entry); });
 }
 

@@ -17,7 +17,7 @@ using data::Json;
 
 namespace {
 
-// --- a file, JSON text or base64, to strict JSON ---
+// --- converts a file, JSON text or base64 to strict JSON ---
 
 constexpr int64_t most_bytes = 1 << 20;
 

@@ -142,8 +142,8 @@ struct CheckpointConfig {
   CheckpointWriterConfig writer;
 };
 
-/// Options of tensor parallelism. sequence_parallel: true: between the matrices of a layer, each rank holds a part of
-/// the sequence.
+/// Options of tensor parallelism. With sequence_parallel, each rank holds only a part of the sequence between the
+/// matrix products of a layer.
 struct TensorParallelConfig {
   bool sequence_parallel = false;
   /// Chunks of rows in which communication overlaps with matrix products; 0: automatic, 1: no overlap.

@@ -15,7 +15,7 @@ using data::Json;
 
 namespace {
 
-// --- types of slots: to JSON, from JSON (false if the type or range is wrong), and in words ---
+// --- for each type of value: to() makes JSON, put() reads JSON (false: wrong type or range), wants() describes it ---
 
 template <class T> Json sample(const Range& range) {
   if constexpr (std::is_same_v<T, Json>) return range.anything ? Json() : Json::Object();

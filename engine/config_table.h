@@ -60,7 +60,7 @@ inline Range positive() { return {.least = 0, .above = true}; }                 
 /// One of the words in `list`.
 inline Range words(std::vector<std::string> list) { return {.words = std::move(list)}; }
 
-/// A row of the table.
+/// A config key: a row of the table in config_keys.inc.
 struct Key {
   std::string path;
   Status status;
@@ -73,18 +73,18 @@ struct Key {
   std::string wants;   ///< the text of expected(), for keys that work
 };
 
-/// Makes the row of a key that works; its default is read from `defaults`.
+/// Makes the row of a key that has an effect. `defaults`: a config that holds the default values.
 Key working_key(const char* path, Slot (*slot)(void*), void* defaults, const Range& range, const char* theirs,
                 const char* doc, bool automatic = false);
-/// Makes the row of any other key; its default is JSON text.
+/// Makes the row of a key that has no effect of its own. `fallback`: its default as JSON text.
 Key other_key(const char* path, Status status, const std::string& fallback, const Range& range, const char* doc);
 
-/// The rows of config_keys.inc.
+/// All keys of the configuration file, as config_keys.inc lists them.
 const std::vector<Key>& config_keys();
-/// The row of a dotted path; nullptr when there is none.
+/// The key with this dotted path ("zero_optimization.stage"); nullptr if it is unknown.
 const Key* find_key(const std::vector<Key>& keys, std::string_view path);
 
-/// Information about a file besides its values; refers to members of the config.
+/// Facts that read_keys() records besides the values: keys that the file sets, values without effect, and warnings.
 struct Said {
   std::set<std::string>& given;
   std::map<std::string, data::Json>& inert;
@@ -98,25 +98,25 @@ void read_keys(const data::Json& object, const std::vector<Key>& keys, void* con
 struct Line {
   std::string key, value, mark;
 };
-/// The line of a key; nullopt for keys that are not printed.
+/// Returns the line that shows a key and its value; nullopt for keys that are not printed.
 std::optional<Line> line_of(const Key& key, const void* config, const std::set<std::string>& given,
                             const std::map<std::string, data::Json>& inert);
 /// The lines as text in aligned columns.
 std::string aligned(const std::vector<Line>& lines);
-/// The keys that work as a Markdown table, for docs/config.md.
+/// Returns a Markdown table of the keys that have an effect, for docs/config.md.
 std::string table_of(const std::vector<Key>& keys);
-/// The keys that table_of() leaves out, as Markdown lists.
+/// Returns Markdown lists of the keys that have no effect of their own, which table_of() leaves out.
 std::string lists_of(const std::vector<Key>& keys);
 /// The value at a dotted path; creates missing objects on the way.
 data::Json& at_path(data::Json& root, const std::string& path);
-/// A config as nested objects: values of keys that work, and the file's values of keys without effect.
+/// Returns a config as nested JSON objects. `inert`: values that the file gives to keys without effect.
 data::Json json_of(const std::vector<Key>& keys, const void* config, const std::map<std::string, data::Json>& inert);
 
-/// The value in a slot as JSON.
+/// Returns the value at the address `slot` as JSON.
 data::Json json_of(const Slot& slot);
 /// The value of a key in `config` as JSON.
 data::Json value_of(const Key& key, const void* config);
-/// Stores a value of the file in a slot. Returns false if the value has a wrong type or is out of range.
+/// Stores a value of the file at the address `slot`. Returns false if its type is wrong or it is out of range.
 bool assign(const Slot& slot, const data::Json& value, const Range& range);
 /// Describes what assign() accepts: "an integer >= 1", "true or false", "cpu or nvme".
 std::string expected(const Slot& slot, const Range& range);
@@ -124,18 +124,18 @@ std::string expected(const data::Json& fallback, const Range& range);
 std::string expected(const Key& key);
 /// The text in lower case (ASCII).
 std::string lower(std::string text);
-/// A value of the file for messages: short, on one line.
+/// Returns a value of the file as a short text on one line, for messages.
 std::string shown(const data::Json& value);
 /// The value converted to the type of `fallback`, or nullopt if that is impossible. Numbers such as 1e9 count as
 /// integers; words compare without case.
 std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range);
-/// Adds a problem for each value that is out of range; only a program can have set such values.
+/// Adds a problem for each value out of range. These are values that a program has set: read_keys() checks a file's.
 void check_ranges(const std::vector<Key>& keys, void* config, std::vector<std::string>& problems);
 /// Throws "config.json: 2 problems\n  ...\n  ..." as an Error if there are problems.
 void fail_if_any(const std::string& origin, const std::vector<std::string>& problems);
 
-/// Adds problems of values out of range, of params, and of keys that contradict each other. Adds warnings to the
-/// config, each once.
+/// Checks a whole config: ranges, the params of optimizer and scheduler, and combinations of keys. Adds to `problems`,
+/// and to the config's warnings, each warning once.
 void check_values(Config& config, std::vector<std::string>& problems);
 
 /// A parameter of an optimizer or a schedule (params.h).
@@ -145,9 +145,10 @@ struct ParamInfo {
   bool given = false;
   std::string doc;  ///< reason, if it has no effect
 };
-/// Tables of named types.
+/// The two parts of a config that name a type and its params: "optimizer" and "scheduler".
 enum class Kind { optimizer, schedule };
-/// The parameters of the type with the values of `config`; adds problems and warnings.
+/// Returns all parameters of the optimizer or schedule config.type, with the values that config.params sets. Adds
+/// problems and warnings.
 std::vector<ParamInfo> check_params(Kind kind, const NamedConfig& config, std::vector<std::string>& problems,
                                     std::vector<std::string>& warnings);
 

@@ -73,7 +73,7 @@ int stages_of(const PipelineModule& module, const Config& c, const parallel::Mes
   return stages;
 }
 
-/// The plan of the mesh, or replicas x stages over all ranks.
+/// Returns the plan of the mesh. Without a mesh: pipeline stages times as many replicas as the ranks allow.
 parallel::Plan plan_of(const PipelineModule& module, const Config& config, const InitializeArgs& args, int ranks) {
   const int stages = stages_of(module, config, args.mesh);
   parallel::Plan plan = args.mesh ? args.mesh->plan() : parallel::Plan{.dp = std::max(1, ranks / stages), .pp = stages};
@@ -88,7 +88,7 @@ bool is_cut(const PipelineModule& module, const parallel::Plan& plan, const Init
 
 }  // namespace
 
-/// Everything that is decided before a rank builds anything.
+/// The settings that are computed and checked before this rank builds its part of the model: config, world and plan.
 struct EngineBase::Impl::Agreed {
   Agreed(PipelineModule& module, const InitializeArgs& args) : config(read(args)) {
     LOCKSTEP_CHECK(!module.model || module.layers.empty(),
@@ -179,7 +179,7 @@ EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const Initi
   if (const auto options = loss_scaler_options(config)) scaler.emplace(*options);
 }
 
-/// Uses the program's optimizer, or makes the config's.
+/// Uses the optimizer that the program passed, or makes those that the config names.
 void EngineBase::Impl::choose_optimizers(const InitializeArgs& args) {
   if (args.optimizer.given) optimizers.push_back(args.optimizer.given);
   if (args.optimizer.is_none()) {
@@ -203,7 +203,7 @@ void EngineBase::Impl::choose_optimizers(const InitializeArgs& args) {
         config.origin + " is not");
 }
 
-/// Uses the program's schedule, or makes the config's; one per optimizer, or none.
+/// Uses the learning rate schedule that the program passed, or makes the one that the config names for each optimizer.
 void EngineBase::Impl::choose_schedules(const InitializeArgs& args) {
   const bool own = !args.lr_scheduler.is_none();
   if (own && !config.scheduler.type.empty())
@@ -257,7 +257,7 @@ void EngineBase::Impl::start(const InitializeArgs& args) {
   group->control().set_step(1);
 }
 
-/// The experts that only some ranks hold.
+/// Returns the names of the experts on this rank, with the group of the ranks that hold the same experts.
 zero::Spread EngineBase::Impl::spread_experts(const parallel::Mesh* mesh) {
   const std::set<std::string> names = moe::expert_names(model);
   if (names.empty()) return {};
@@ -288,7 +288,7 @@ void EngineBase::Impl::make_loader(const InitializeArgs& args) {
 }
 
 void EngineBase::Impl::check_open(const char* call) const {
-  LOCKSTEP_CHECK(!closed, "[", call, "] expected an engine that is open, got one after close()");
+  LOCKSTEP_CHECK(!closed, "[", call, "] expected an engine that is open, got one after close(); make a new one");
   LOCKSTEP_CHECK(!failed, "[", call,
                  "] expected zero_grad() after a backward that ended with an exception: its gradients are incomplete");
 }
@@ -323,7 +323,7 @@ EngineBase::~EngineBase() = default;
 
 bool EngineBase::is_gradient_accumulation_boundary() const { return impl_->is_boundary(); }
 void EngineBase::zero_grad() {
-  LOCKSTEP_CHECK(!impl_->closed, "[zero_grad] expected an engine that is open, got one after close()");
+  LOCKSTEP_CHECK(!impl_->closed, "[zero_grad] expected an engine that is open, got one after close(); make a new one");
   impl_->forget();
 }
 

@@ -7,8 +7,8 @@
 //     engine.step();                                           // updates every gradient_accumulation_steps calls
 //   }
 //
-// A whole step in one call works under every plan. With pipeline stages (pp) or tensor parallelism (tp), each rank
-// holds its part of the model: a model is cut at its layers(), and from a list of layers each rank builds only its own.
+// train_batch() runs a whole step, under every plan. With pipeline stages (pp) or tensor parallelism (tp), each rank
+// holds only its part of the model: the stages divide layers() of a model, or a list of layers that they build.
 //
 //   auto engine = engine::initialize(net, {.config = "ds_config.json", .mesh = &mesh});
 //   const double loss = engine.train_batch(data);              // all micro-batches, clip, update, next learning rate
@@ -52,7 +52,7 @@ using Loader = data::DataLoader<data::Example>;
 /// The source of the engine's configuration.
 struct ConfigSource : SourceOf<Config> {
   using SourceOf::SourceOf;
-  /// The struct, or what read_config() makes of the text.
+  /// Returns the given Config, or the result of read_config() for the given text.
   Config read() const { return config ? *config : read_config(text); }
 };
 
@@ -71,13 +71,14 @@ template <class App> void add_config_arguments(App& app, Arguments& arguments) {
 
 /// True if a launcher (ours, torchrun, mpirun, srun) started this process as a rank.
 bool is_launched();
-/// Joins the job that the environment describes, once. Without a launcher the process runs alone, and says so.
+/// Joins the job that the environment variables describe; later calls return the same group. Without a launcher, the
+/// process becomes the only rank of its job, and a note on stderr says that it trains alone.
 dist::ProcessGroup& init_distributed();
 
-/// An object of the caller, or a function that makes the object on every rank. The caller's object must outlive the use
-/// of the engine, but the object and the engine may be destroyed in any order.
+/// Either a pointer to a T that the caller owns, or a function that every rank calls to make its T. The caller's T must
+/// exist while the engine is used. It may be destroyed before or after the engine.
 template <class T, class From> struct GivenOrMade {
-  /// Makes the object for `from`: an optimizer for a module, or a schedule for an optimizer.
+  /// The function that makes the T: an optimizer from a module, or a schedule from an optimizer.
   using Make = std::function<std::unique_ptr<T>(From& from)>;
   GivenOrMade() = default;
   GivenOrMade(T* own) : given(own) {}  // NOLINT: implicit on purpose
@@ -91,32 +92,32 @@ template <class T, class From> struct GivenOrMade {
 
 /// A model or a list of layers, and how it is distributed over pipeline stages.
 struct PipelineModule {
-  /// A model that is cut at its layers(); its own loss is the default of loss_fn.
+  /// A model. Pipeline stages divide its layers(). If loss_fn is empty, the loss of layers() is used.
   std::shared_ptr<nn::Module> model = {};
   std::vector<pipeline::LayerSpec> layers = {};  ///< list of layers, given instead of a model
   /// The mean loss of a micro-batch from outputs and targets.
   pipeline::Loss loss_fn = {};
   int num_stages = 0;                 ///< number of pipeline stages; 0: pipeline.stages of the config
   std::string partition_method = {};  ///< how layers are divided into stages; empty: pipeline.partition of the config
-  /// Default: pipeline.activation_checkpoint_interval of the config.
+  /// Number of layers between activation checkpoints. Default: pipeline.activation_checkpoint_interval of the config.
   std::optional<int> activation_checkpoint_interval = {};
-  /// Index of the first layer of each virtual stage, then the number of layers; overrides partition_method.
+  /// Index of the first layer of each virtual stage, and at the end the number of layers. Overrides partition_method.
   std::vector<int> bounds = {};
   std::optional<pipeline::Schedule> schedule = {};  ///< a schedule of your own; overrides pipeline.schedule
   std::optional<DType> autocast = {};               ///< f16 or bf16: forwards and losses run under Autocast
-  /// true, for pipeline stages of a model: repeated layers store only their input and run again in backward.
+  /// True: activation checkpointing. In pipeline stages of `model`, repeated layers store only their input and rerun.
   bool recompute = false;
-  /// Replaces the model's own forward (by DataParallel, for example) when the model is not cut.
+  /// Replaces the model's own forward, by DataParallel for example. Not with pipeline stages or tensor parallelism.
   std::function<Variable(const Tensor& input)> forward = {};
-  /// The number of targets that the loss of a micro-batch is averaged over, for a model that is not cut. Loss and
-  /// gradient of a step are then means over the targets of all micro-batches, which may have different numbers of them.
+  /// Counts the targets over which the loss of a micro-batch is a mean. Loss and gradient of a step are then means over
+  /// all targets of all micro-batches. Not with pipeline stages or tensor parallelism.
   std::function<int64_t(const std::vector<Tensor>& targets)> tokens = {};
 };
 
 /// Arguments of initialize().
 struct InitializeArgs {
-  /// Replaces the config's optimizer. A function gets the module that this rank trains (the model or its stage);
-  /// parameters have their names in the whole model.
+  /// Replaces the config's optimizer. A function gets the module that this rank trains: the model, or its pipeline
+  /// stage. The stage's parameters have the same names as in the whole model.
   GivenOrMade<optim::Optimizer, nn::Module> optimizer = {};
   /// The data set of training_dataloader() and of train_batch() without data.
   data::DatasetPtr<data::Example> training_data = nullptr;
@@ -126,11 +127,11 @@ struct InitializeArgs {
   ConfigSource config = {};
   const Arguments* args = nullptr;      ///< command line; args->deepspeed_config is read if `config` is not given
   dist::ProcessGroup* group = nullptr;  ///< all ranks of the job; default: dist::world()
-  /// Replaces `group` by a mesh of ranks, which must outlive the use of the engine. Ranks along cp share each sample,
-  /// ranks along ep hold different experts (moe::Layer on mesh->ep()). Default: replicas x stages over all ranks.
+  /// Replaces `group` by a mesh of ranks, which must exist while the engine is used. Context-parallel ranks (cp) share
+  /// each sample. Expert-parallel ranks (ep) hold different experts of a moe::Layer. Default: replicas x stages.
   const parallel::Mesh* mesh = nullptr;
   int loader_workers = 0;  ///< threads that assemble batches of training_data
-  /// Called on rank 0 with messages for people; default: lines on stderr.
+  /// Called on rank 0 with each message (notes, warnings, progress). Default: prints the message as a line on stderr.
   std::function<void(const std::string&)> log = {};
   std::optional<DType> autocast = {};        ///< f16 or bf16: engine(x) runs under Autocast
   optim::GradScaler* grad_scaler = nullptr;  ///< scales the loss under autocast, without fp16.enabled
@@ -180,22 +181,23 @@ class EngineBase {
   /// One step with the next micro-batches of training_data: an Example's input goes to the model, its target to the
   /// loss.
   double train_batch(std::optional<double> metric = {});
-  /// The mean loss over `micro_batches` micro-batches of each replica (0: gradient_accumulation_steps), of any size,
-  /// without gradients. With PipelineModule::tokens it is the mean over all their targets. Collective.
+  /// Evaluates `micro_batches` micro-batches on each replica (0: gradient_accumulation_steps), and returns their mean
+  /// loss. Micro-batches may have any size. With PipelineModule::tokens, returns the mean over all targets. Collective.
   double eval_batch(const pipeline::Data& data, int micro_batches = 0);
-  /// Computes `measure` (default: the loss) for each micro-batch, as `values` numbers. Returns all numbers in the order
-  /// of the micro-batches, the same on all ranks. Collective.
+  /// Computes `measure` (default: the loss), a tensor of `values` numbers, for each micro-batch. All ranks return the
+  /// numbers of all micro-batches, in the order of the micro-batches. Collective.
   std::vector<double> eval_batches(const pipeline::Data& data, int micro_batches, const pipeline::Loss& measure = {},
                                    int values = 1);
 
-  // For training loops of one's own, with a model that is not cut.
+  // For training loops of your own, without pipeline stages and tensor parallelism.
   /// Runs backward from the mean loss of a micro-batch, or of this rank's part if ranks share micro-batches. The
   /// gradients of a step are averaged over all micro-batches of all ranks.
   void backward(const Variable& loss);
-  /// Runs backward from a loss that is the sum over `tokens` tokens. The step's gradient is that of the mean over all
-  /// tokens, even if micro-batches and ranks have different numbers of tokens.
+  /// Runs backward from a loss that is a sum over `tokens` tokens. The step then follows the gradient of the mean loss
+  /// over all tokens, even if micro-batches and ranks have different numbers of tokens.
   void backward(const Variable& loss_sum, int64_t tokens);
-  /// The loss times the factor that the engine expects (loss scale, averaging), for a loss.backward() by the caller.
+  /// Returns the loss times the engine's factor (loss scale, averaging). Call backward() on the result, instead of
+  /// engine.backward(loss).
   Variable scale(const Variable& loss);
 
   /// Call it after every backward. At a boundary (the last micro-batch of a step) it clips, updates, and sets the next
@@ -233,16 +235,16 @@ class EngineBase {
   /// Waits for a checkpoint that is being written.
   void wait_for_checkpoint();
 
-  /// The whole model and optimizer state as a single process would have them, gathered on rank 0. Collective. Needs
-  /// memory for all of it; use save_checkpoint() for large models.
+  /// The state of the whole model and of its optimizer, as a single process would have it.
   struct WholeState {
     nn::State model;
     optim::OptimizerState optimizer;
   };
-  /// Gathers the whole state; empty on the other ranks.
+  /// Returns the whole state on rank 0, and an empty one on the other ranks. Collective. Rank 0 needs memory for the
+  /// whole state; for large models, use save_checkpoint().
   WholeState whole_state();
 
-  // The configuration in effect
+  // The configuration in effect, after all defaults and "auto" values are filled in.
   const Config& config() const;
   /// Samples per step, over all ranks.
   int64_t train_batch_size() const;
@@ -272,14 +274,14 @@ class EngineBase {
   /// the step. Ranks that share sequences have the same index.
   int64_t micro_batch() const;
 
-  /// The module that this rank trains: the model, or its part of a model that is cut.
+  /// The module that this rank trains: the model, or this rank's part of it (pipeline stage, tensor-parallel slice).
   nn::Module& module() const;
-  /// True if the model is cut by pipeline stages or tensor parallelism.
+  /// True if each rank holds only a part of the model, by pipeline stages or tensor parallelism.
   bool in_parts() const;
-  /// For people: how many steps of train_batch() were graph replays, or why none was.
+  /// Returns a text that says how many steps of train_batch() were graph replays, or why none was.
   std::string graphs() const;
   pipeline::Engine& pipeline() const;  ///< Error when the model is not cut
-  /// The resolved plan of the ranks.
+  /// How the ranks are divided into replicas, pipeline stages, tensor-parallel ranks and so on.
   const parallel::Plan& plan() const;
   dist::ProcessGroup& group() const;  ///< ranks that sum gradients: replicas, and ranks that share samples
   /// Number of this rank among all ranks of the job.
@@ -292,7 +294,8 @@ class EngineBase {
   /// The 1-bit optimizer; null with other optimizers. With 0/1 Adam, call its synchronize() before evaluating.
   onebit::Optimizer* onebit() const;
 
-  /// The table of comms_logger, with the time that ranks waited for each other. Collective.
+  /// Returns comms_logger's table of collectives. show_straggler: adds the time that this rank waited for others.
+  /// Collective.
   std::string comms_summary(bool show_straggler = true);
   /// Finishes pending writes. Only the destructor may be called afterwards.
   void close();
@@ -372,7 +375,7 @@ template <class M> Engine<M> initialize(M& model, optim::Optimizer& optimizer, C
   return Engine<M>(model, {.optimizer = &optimizer, .config = std::move(config)});
 }
 
-/// Builds an engine for a list of layers, or for a model that the engine keeps.
+/// Builds an engine for a list of layers, or for a model that the engine owns together with the caller.
 inline EngineBase initialize(PipelineModule module, InitializeArgs args) {
   return EngineBase(std::move(module), std::move(args));
 }

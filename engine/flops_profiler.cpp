@@ -57,7 +57,7 @@ void FlopsProfiler::enter(size_t row) {
 
 void FlopsProfiler::leave(size_t row) {
   if (!running_) return;
-  // Modules whose forward does not return one Variable have no end hook: end them with the module above.
+  // Modules whose forward does not return one Variable have no end hook: end them together with their parent.
   while (!open_.empty()) {
     const Open ended = open_.back();
     open_.pop_back();

@@ -23,15 +23,16 @@ namespace lockstep::engine {
 /// Milliseconds since `start`, a time of steady_seconds().
 inline double milliseconds_since(double start) { return 1e3 * (steady_seconds() - start); }
 
-/// Milliseconds spent in parts of steps. backward = inner (the tape) + reduce (then waiting for reduced gradients).
+/// Milliseconds spent in each phase of a step. The backward consists of `inner`, in which the tape runs, and `reduce`,
+/// in which the rank waits for reduced gradients.
 struct Breakdown {
   double forward = 0, backward = 0, inner = 0, reduce = 0, step = 0;
 };
 
-/// loss * factor; in f32 if the loss has 16 bits.
+/// Returns loss * factor, computed in f32 if the loss has a 16-bit dtype.
 Variable times_factor(const Variable& loss, double factor);
 
-/// One backward of the current step.
+/// Loss and token count of one micro-batch whose backward has run in the current step.
 struct Micro {
   Tensor loss;          // undefined if the caller ran backward
   int64_t tokens = -1;  // tokens that the loss is a sum over; -1: the loss is a mean
@@ -40,7 +41,8 @@ struct Micro {
 /// The state and the parts of an engine. Functions are grouped by the file that defines them.
 struct EngineBase::Impl {
   struct Agreed;
-  /// Checks the configuration and the plan (Agreed); the other constructor then builds everything.
+  /// Checks the configuration and the plan, and stores both in an Agreed. Then calls the constructor below, which
+  /// builds everything.
   Impl(PipelineModule module, const InitializeArgs& args);
   Impl(const Agreed& agreed, PipelineModule& module, const InitializeArgs& args);
   ~Impl() { close(); }
@@ -74,7 +76,7 @@ struct EngineBase::Impl {
   void gradient_arrives();                              // called at the first gradient of a backward
   void check_backward(int64_t tokens) const;            // Error when a backward is not expected
   void backward(const Variable& loss, int64_t tokens);  // scales the loss, then calls pass()
-  /// Runs a micro-batch's backward from `root`, which is its loss `value` times the factor.
+  /// Runs the backward of a micro-batch from `root`, the scaled loss. value: the loss without the scaling.
   void pass(const Variable& root, const Tensor& value, int64_t tokens);
   void run_scaled(const Variable& loss);  // runs the backward of a loss that is already scaled
   void set_factor(double factor);         // sets `factor`; Error if other losses of the step had another
@@ -82,7 +84,8 @@ struct EngineBase::Impl {
   /// True if the next step() updates the parameters.
   bool is_boundary() const { return !config.managed_gradient_accumulation || (micro_steps + 1) % accumulation == 0; }
   int64_t micro_batch(int64_t ahead = 0) const;  // number of the next micro-batch, or of the one `ahead` later
-  /// Starts the random stream of a micro-batch after the `drawn` random calls that drawing the data has made.
+  /// Starts the random stream of a micro-batch, behind the first `drawn` random calls. Loading the micro-batch's data
+  /// has made these calls already.
   void begin_random(int64_t micro_batch, uint64_t drawn = 0);
   template <class T> T cast(const T& input) const {  // casts to the parameters' dtype if auto_cast is on
     return auto_cast && is_other_dtype(input) ? input.to(dtype) : input;
@@ -95,23 +98,23 @@ struct EngineBase::Impl {
 
   // batch.cpp: whole steps and evaluation
   pipeline::Data with_cast(const pipeline::Data& data) const;  // casts the inputs of each sample
-  /// The data of a micro-batch; calls: number of random calls made while it was drawn.
+  /// Returns the data of a micro-batch. calls: if not null, receives the number of random calls that `data` made.
   pipeline::Sample sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* calls = nullptr) const;
   MicroBatch draw(const pipeline::Data& data, int64_t number) const;  // sample() with its number of tokens
   /// Forward and loss (or `measure`) of a micro-batch. of_none: the micro-batch has no targets, and the loss is 0.
   Variable mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none);
-  /// mean_loss(), times `tokens` if their number is known.
+  /// Returns mean_loss(), multiplied by `tokens` if `tokens` > 0.
   Variable run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens = -1);
   std::vector<MicroBatch> draw_ahead(const pipeline::Data& data) const;  // micro-batches of the coming step
-  /// A whole step of a model that is not cut.
+  /// Runs a step without pipeline stages and tensor parallelism.
   void train_whole(const pipeline::Data& data, std::vector<MicroBatch> ahead, std::optional<double> metric);
-  /// A whole step of a model that is cut.
+  /// Runs a step with pipeline stages or tensor parallelism.
   void train_part(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, std::optional<double> metric);
   /// Transforms a loss before backward.
   using Scale = std::function<Variable(const Variable&)>;
-  /// Forward and backward of all micro-batches of a model that is cut.
+  /// Runs forward and backward of all micro-batches with pipeline stages or tensor parallelism.
   void run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, const Scale& scale);
-  /// eval_batches() of a model that is not cut.
+  /// eval_batches() without pipeline stages and tensor parallelism.
   std::vector<double> eval_whole(const pipeline::Data& data, int micro_batches, const pipeline::Loss* measure,
                                  int values);
 
@@ -123,7 +126,7 @@ struct EngineBase::Impl {
   void end_step(double start, std::optional<double> metric,
                 const std::function<zero::StepReport(const zero::StepOptions&)>& run);
   void gather_losses();  // loss and number of tokens of the step, over all ranks
-  /// The elementwise sum over the group.
+  /// Returns the elementwise sum of the ranks' vectors `mine`.
   std::vector<double> sum_of_ranks(const std::vector<double>& mine, const char* tag) const;
   void update_fp8();                                                  // scales of the next step
   void report(const zero::StepReport& done, double scale_before);     // prints, and writes to monitors
@@ -133,12 +136,12 @@ struct EngineBase::Impl {
 
   // save.cpp: checkpoints
   checkpoints::Contents contents(const SaveArgs& args);
-  /// Pieces of the model and optimizer that this rank saves.
+  /// Returns the tensors of model and optimizer that this rank saves, except those named in `without`.
   std::vector<checkpoints::Piece> pieces(const std::set<std::string>& without);
   /// False if this rank has no parameters to save.
   bool has_state() const { return !part || !part->nothing; }
   std::vector<checkpoints::Piece> fp8_pieces() const;  // scales and histories of fp8
-  /// Adds the fp8 scales to the wanted pieces. Returns false if the checkpoint has no fp8 scales.
+  /// Adds the fp8 scales to the tensors to be loaded. Returns false if the checkpoint has no fp8 scales.
   bool want_fp8(const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted);
   checkpoints::Numbers own_numbers() const;                                  // numbers of the optimizer
   std::optional<Loaded> load(const std::string& dir, const LoadArgs& args);  // EngineBase::load_checkpoint()

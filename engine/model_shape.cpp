@@ -63,7 +63,7 @@ double ModelShape::flops(const Layer& layer, int ranks) const {
 LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& layer, int ranks,
                               const LayerSeconds& own, int64_t chunks, const std::function<double(int64_t part)>& sum) {
   const double all = model.flops(layer, ranks);
-  // Fraction of the layer's FLOPs in each product that is cut along `dim`.
+  // Fraction of the layer's FLOPs in products with weights that are sharded along `dim`, per all-reduce (of `sums`).
   const auto share = [&](int64_t dim, int64_t sums) {
     double products = 0;
     for (const int64_t i : layer.multiplied) {
@@ -89,7 +89,7 @@ namespace {
 
 using CutKind = nn::Cut::Kind;
 
-/// Walks the fields of a module, with the cuts that apply to them.
+/// Walks the fields of a module and applies each field's rule for tensor parallelism (nn::Cut) to its parameters.
 struct Asking {
   ModelShape& m;
   std::map<const void*, size_t> places;  // index of each parameter
@@ -100,8 +100,8 @@ struct Asking {
     module.fields(f);
     int64_t next = 0;  // number of the next expert
     for (const auto& entry : f.entries) {
-      // Cuts by columns and rows apply to a Linear's own parameters; modules inside it (adapters) define their own
-      // cuts.
+      // Sharding by columns or rows applies to the parameters of a Linear itself. Modules inside the Linear, such as
+      // adapters, state their own rule.
       const bool own = above.kind == CutKind::columns || above.kind == CutKind::rows;
       const bool open = above.kind == CutKind::none || above.kind == CutKind::tokens || (own && entry.module);
       const nn::Cut& cut = open ? entry.cut : above;
@@ -126,8 +126,8 @@ struct Asking {
 
   void layer(ModelShape::Layer& l, nn::Module& module, const nn::Cut& cut) {
     l.beside += module.flops_beside(m.context);
-    // Column-parallel layers and heads sum input gradients in backward; row-parallel layers and lookups sum outputs in
-    // forward.
+    // Column-parallel Linears and output heads all-reduce their input's gradient in backward. Row-parallel Linears and
+    // embeddings all-reduce their output in forward.
     const bool is_table = cut.kind == CutKind::vocabulary, picks = module.table() == nn::Module::Table::picked;
     l.reduces_back += cut.kind == CutKind::columns || (is_table && !picks);
     l.reduces += cut.kind == CutKind::rows || (is_table && picks);

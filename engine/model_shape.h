@@ -13,8 +13,8 @@
 
 namespace lockstep::engine {
 
-/// Parameters are in the order of named_parameters(). A "token" is an element of a sample; for a model without tokens,
-/// it is the sample itself (context 1).
+/// The shape of a model, with parameters in the order of named_parameters(). In a model without tokens, each sample
+/// counts as one token, and the context is 1.
 struct ModelShape {
   /// One parameter.
   struct Parameter {
@@ -32,10 +32,10 @@ struct ModelShape {
   /// One layer of nn::Module::layers().
   struct Layer {
     std::string kind;
-    /// Indices of the parameters that the layer uses, and of those that are factors of matrix products.
+    /// parameters: indices of the parameters that the layer uses. multiplied: those of them that matrix products use.
     std::vector<int64_t> parameters, multiplied;
     double beside = 0;  ///< FLOPs per token besides the products with `multiplied`
-    /// All-reduces of activations with tensor parallelism, in forward and in backward.
+    /// Numbers of all-reduces of activations with tensor parallelism. reduces: in forward. reduces_back: in backward.
     int64_t reduces = 0, reduces_back = 0;
     bool repeats = false, has_experts = false;
     double out = 0;        ///< elements per token of the layer's output
@@ -46,14 +46,15 @@ struct ModelShape {
   std::vector<Parameter> parameters;
   std::vector<Layer> list;
   int64_t layers = 0;  ///< number of layers in `list` that mix tokens (attention)
-  /// Smallest number of (key/value) heads of any attention, which tensor-parallel ranks must divide; 0: none.
+  /// Smallest number of (key/value) heads of any attention layer; tensor-parallel ranks must divide it. 0: none.
   int64_t heads = 0;
   int64_t width = 0;  ///< largest number of elements per token between layers
   int64_t context = 1, vocab = 0;
   int64_t experts = 0, top_k = 0;  ///< experts of an MoE layer, and number of experts for each token
   /// Elements of all parameters.
   int64_t numel() const;
-  /// Greatest common divisor of all sizes that tensor parallelism cuts, except in tables; 0: none.
+  /// Greatest common divisor of all sizes that tensor parallelism divides among ranks, except those of token tables.
+  /// 0: there are none.
   int64_t columns() const;
   int64_t trained() const;  ///< elements of parameters that are not frozen
   /// FLOPs of one token's forward in a layer, on one of `ranks` tensor-parallel ranks.
@@ -66,9 +67,9 @@ struct ModelShape {
 struct LayerSeconds {
   double forward = 0, backward = 0;
 };
-/// Time that each of `ranks` tensor-parallel ranks waits for sums of activations in a layer whose own computation takes
-/// `own`. In forward, a sum overlaps with the product of the next chunk of rows; in backward, with the gradient of the
-/// weight (parallel/tensor/overlap.h). sum(n): seconds for the sum of one n-th of the rows.
+/// Time that each of `ranks` tensor-parallel ranks waits for all-reduces of activations in a layer. own: the layer's
+/// computing time. In forward, rows are split into `chunks`, and an all-reduce overlaps with the next chunk's product.
+/// In backward, it overlaps with the gradient of the weight. sum(n): seconds to all-reduce 1/n of the rows.
 LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& layer, int ranks,
                               const LayerSeconds& own, int64_t chunks, const std::function<double(int64_t part)>& sum);
 
@@ -93,7 +94,7 @@ void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, co
 
 /// The shape as JSON, to be stored in a file.
 data::Json to_json(const ModelShape& shape);
-/// The inverse; Error that names `origin` when the JSON is not a model shape.
+/// The inverse of to_json(). Error if the JSON is not a model shape. origin: name of the JSON in the message.
 ModelShape model_shape_from(const data::Json& json, const std::string& origin);
 
 }  // namespace lockstep::engine

@@ -45,7 +45,8 @@ std::string folder_of(const MonitorConfig& config) {
   const std::filesystem::path folder = std::filesystem::path(config.output_path) / config.job_name;
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  LOCKSTEP_CHECK(!error, "[monitor] ", folder.string(), ": cannot make this folder: ", error.message());
+  LOCKSTEP_CHECK(!error, "[monitor] ", folder.string(), ": cannot make this folder: ", error.message(),
+                 "; check the path and its permissions");
   return folder.string();
 }
 

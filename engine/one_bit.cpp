@@ -60,8 +60,9 @@ int64_t OneBit::first_nonfinite() const {
   return none;
 }
 
-/// Names the first parameter, in the order of the model, with a nonfinite gradient on any rank; if only the sum over
-/// ranks overflows, the first one in the sum.
+/// Writes the name of the first parameter with a nonfinite gradient on any rank, and that rank, into `report`. If all
+/// ranks' gradients are finite, reports the first parameter whose sum over ranks is not. mine: index of this rank's
+/// first nonfinite gradient, or `none`.
 void OneBit::name_nonfinite(int64_t mine, zero::StepReport& report) const {
   const int64_t count = int64_t(trained_.size()), ranks = group_.size();
   if (mine == none) {
@@ -86,7 +87,7 @@ zero::StepReport OneBit::step(const zero::StepOptions& o) {
   frozen_.agree("engine", frozen, group_);
   if (sum_) sum_->finish();
   const bool check = options_.nonfinite != zero::NonFinite::propagate;
-  // Checked before the step, which may replace gradients by their mean over ranks.
+  // Look for nonfinite gradients before the step, because the step may replace gradients by their mean over ranks.
   const int64_t bad = check ? first_nonfinite() : none;
   const onebit::StepReport done =
       optimizer_.step({.grad_scale = o.scaler ? o.grad_scale / o.scaler->scale() : o.grad_scale,

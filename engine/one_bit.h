@@ -44,16 +44,17 @@ class OneBit {
   /// Runs the optimizer's step, and drops the gradients; see zero::Zero::step(). Collective.
   zero::StepReport step(const zero::StepOptions& options);
 
-  // Checkpoints use the names of ZeRO. The compression errors of each rank are two extra tensors, which only the same
-  // number of ranks can load.
+  // Tensors in a checkpoint have the same names as with ZeRO. In addition, there are two tensors of compression errors,
+  // with names that begin with `owed`. Only the same number of ranks can load them.
   static constexpr const char* owed = "optimizer.onebit.";
   /// The tensors that this rank saves. Collective: with 0/1 Adam, the ranks first synchronize.
   std::vector<zero::StatePiece> state();
   /// The optimizer's counters.
   std::map<std::string, double> numbers() const;
-  /// The tensors that a checkpoint fills; load_state() then takes them over.
+  /// Returns the tensors into which the caller loads a checkpoint. Then call load_state(), which puts their values into
+  /// the optimizer.
   std::vector<zero::StatePiece> state_to_load(const checkpoints::Info& saved, bool with_optimizer);
-  /// Takes over the tensors of state_to_load(), and the counters.
+  /// Puts the tensors of state_to_load() and the counters `numbers` into the optimizer.
   void load_state(const std::map<std::string, double>& numbers);
   /// Marks all parameters as changed. Call it after a checkpoint has overwritten them.
   void loaded();

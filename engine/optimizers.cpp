@@ -1,5 +1,5 @@
-// Optimizers by DeepSpeed's names and with its defaults, so that options left out of a file have the same effect as
-// there.
+// Optimizers with the names and defaults of DeepSpeed: an option that is missing in a file has the same value as in
+// DeepSpeed.
 #include <limits>
 
 #include "engine/params.h"
@@ -22,7 +22,7 @@ std::vector<Variable> variables(const NamedParameters& parameters) {
   return all;
 }
 
-/// Makes the type of an optimizer that is one class with its own options.
+/// Makes the NamedType of an optimizer that is a single class. fields: adds the options that a file may set.
 template <class Class, class O>
 NamedType plain(const char* name, const char* doc, const O& defaults,
                 void (*fields)(Params& p, std::type_identity_t<O>& o)) {
@@ -89,8 +89,8 @@ Make adam(Params& p) {
 
 // --- Muon for matrices, AdamW for the rest ---
 
-/// True for matrices that are not token embeddings or heads: those have a row for each token, and are trained by AdamW.
-/// If the module does not mark its table, the parameter's name decides, as in DeepSpeed.
+/// True if Muon trains the parameter: for all matrices except token embeddings and output heads. A matrix counts as one
+/// of those if its module says so (is_table) or, as in DeepSpeed, if its name contains "embed" or "head.".
 bool is_for_muon(const nn::NamedParameter& p) {
   const auto called = [&](const char* name) { return p.name.find(name) != p.name.npos; };
   return p.variable.dim() == 2 && !p.is_table && !called("embed") && !called("head.");
@@ -123,7 +123,7 @@ Make muon(Params& p) {
     Optimizers made;
     if (!matrices.empty()) add<optim::Muon>(made, std::move(matrices), matrix);
     if (!rest.empty()) add_adam(made, other, std::move(rest));
-    LOCKSTEP_CHECK(!made.empty(), "[Muon] expected at least one parameter, got none");
+    LOCKSTEP_CHECK(!made.empty(), "[Muon] expected at least one parameter, got none; pass those that require grad");
     return made;
   };
 }

@@ -77,7 +77,7 @@ const std::vector<NamedType>& list_of(Kind kind) {
 }
 std::string section_of(Kind kind) { return kind == Kind::optimizer ? "optimizer" : "scheduler"; }
 
-/// The type with this name, ignoring case. Error lists all types.
+/// Returns the type with this name, ignoring case. The Error for an unknown name lists all types.
 const NamedType& find_type(Kind kind, const std::string& name) {
   std::vector<std::string> known;
   for (const NamedType& type : list_of(kind)) {

@@ -12,8 +12,8 @@
 
 namespace lockstep::engine {
 
-/// The params of one optimizer or schedule. A type makes one call per option, with a field that holds the default. The
-/// call replaces the default by the file's value, if the file has one.
+/// Reads the params of one optimizer or schedule. Call the object once for each option, with a field that holds the
+/// default. The call overwrites the field with the file's value, if the file has one.
 class Params {
  public:
   /// where: prefix of messages, such as "optimizer.params"
@@ -32,8 +32,8 @@ class Params {
   Params& without_effect(const char* name, const data::Json& fallback, const char* why);
   /// Adds an option that is accepted only at its default.
   Params& fixed(const char* name, const data::Json& only, const char* why);
-  /// Ends the list: other names in the file become problems, and so does the Error of `together`, which checks
-  /// combinations of options.
+  /// Call it after the last option. Names in the file that are no option become problems. together: checks combinations
+  /// of options; its Error becomes a problem, too.
   void check(const std::function<void()>& together);
 
   const data::Json& given;  ///< the file's params
@@ -43,22 +43,23 @@ class Params {
 
  private:
   Params& add_field(const char* name, const Slot& field, const Range& range, bool required);
-  /// Adds an option. option: holds the default. take: returns the value in effect; nullopt rejects the file's value.
+  /// Adds an option. option: its name and default. wants: describes valid values in messages. take: checks the file's
+  /// value, and returns the value in effect, or nullopt if it is invalid.
   Params& add(ParamInfo option, const std::string& wants, bool required,
               const std::function<std::optional<data::Json>(const data::Json&)>& take);
   std::string where_;
 };
 
-/// The result of creating an optimizer: several for Muon.
+/// The optimizers that one type of the file creates: up to two for Muon, one for other types.
 using Optimizers = std::vector<std::unique_ptr<optim::Optimizer>>;
-/// Creates the optimizers of a type; 1-bit ones are collective over `group`.
+/// A function that creates the optimizers of a type. For 1-bit optimizers, all ranks of `group` must call it together.
 using MakeOptimizers = std::function<Optimizers(const NamedParameters& parameters, dist::ProcessGroup* group)>;
-/// Creates the schedule of a type.
+/// A function that creates the schedule of a type.
 using MakeSchedule = optim::MakeSchedule;
-/// Creates the optimizers or the schedule of a type.
+/// A function that creates the optimizers or the schedule of a type.
 using Make = std::variant<MakeOptimizers, MakeSchedule>;
 
-/// An optimizer or a schedule by its name in the file, ignoring case.
+/// A type of optimizer or schedule, which a file selects by `name`, ignoring case.
 struct NamedType {
   std::string name, doc;
   std::function<Make(Params& params)> read;  ///< the result must not be called if there are problems

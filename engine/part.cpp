@@ -1,4 +1,4 @@
-// A rank's part of a model that is cut. See part.h.
+// A rank's part of a model under pipeline or tensor parallelism. See part.h.
 #include "engine/part.h"
 
 #include <algorithm>
@@ -20,7 +20,7 @@ using checkpoints::Piece;
 
 namespace {
 
-/// The dummy module of a stage without parameters, with which it takes part in every step.
+/// A module with one dummy parameter. A stage without parameters trains this module, so that it can run every step.
 struct Nothing : nn::Module {
   Variable none = parameter({1}, 0);
   void fields(nn::Fields& f) override { f("none", none); }
@@ -104,7 +104,7 @@ std::pair<std::vector<Variable>, std::vector<Tensor>> Part::take_gradients() {
   return {std::move(parameters), std::move(gradients)};
 }
 
-// --- names ---
+// --- names of tensors in checkpoints and in optimizer states ---
 
 std::string parameter_of(const std::string& saved) {
   const size_t dot = saved.find('.');
@@ -122,7 +122,7 @@ std::string state_name(const std::string& saved) {
   return "state." + parameter_of(saved) + "." + saved.substr(10, saved.find('.', 10) - 10);
 }
 
-// --- slices ---
+// --- tensor-parallel slices as ranges of the whole tensor ---
 
 std::vector<Piece> of_whole(const Piece& piece, const Shape& whole, int64_t dim,
                             const std::vector<dist::Range>& ranges) {
@@ -166,7 +166,7 @@ std::vector<Piece> Part::whole_pieces(const Piece& piece) const {
   return of_whole(piece, cut.whole, cut.dim, tensor_parallel::ranges(cut, mesh->plan().tp, mesh->at().tp));
 }
 
-// --- a step ---
+// --- agreement of the ranks in a step: overflow, gradient norm ---
 
 void Part::agree(zero::StepReport& report) {
   dist::ProcessGroup& model = mesh->model();
@@ -183,8 +183,8 @@ void Part::agree(zero::StepReport& report) {
   report.first_nonfinite = dist::broadcast_text(report.first_nonfinite, int(part), model);
 }
 
-/// Sums the squares over tensor-parallel ranks, then over stages. Without tensor parallelism, the norm is bit-identical
-/// to that of a single process.
+/// Returns the gradient norm over all parts, from each parameter's sum of squares: sums these over tensor-parallel
+/// ranks, then over stages. Without tensor parallelism, the norm is bit-identical to that of a single process.
 double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
   std::vector<std::pair<std::string, double>> squares =
       nothing ? std::vector<std::pair<std::string, double>>{} : squares_;
@@ -238,7 +238,8 @@ void Part::prepare_capture() {
   for (dist::ProcessGroup* group : {&mesh->tp(), &stages}) group->all_reduce(word, {.tag = "before a graph"});
 }
 
-/// Gathers two rows of squares per stage: for sliced parameters, sums over tensor-parallel ranks; for others, own sums.
+/// Gathers the sums of squares of all parameters, in two rows for each stage. Row 0 is summed over tensor-parallel
+/// ranks, for sliced parameters. Row 1 has this rank's own sums, for all other parameters.
 Tensor Part::captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) {
   const int64_t count = own.numel() - 1, row = places_ + 1;
   Tensor all = zeros({1, 2, row}, {.dtype = f64, .device = own.device()});
@@ -257,7 +258,7 @@ Tensor Part::captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) {
   return all.view({all.numel()});
 }
 
-// --- whole tensors on one rank ---
+// --- gathering of whole tensors on rank 0 ---
 
 WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Numbers& numbers,
                            dist::ProcessGroup& group) {

@@ -18,19 +18,20 @@ namespace lockstep::engine {
 
 // Names in a checkpoint are "model.NAME", "optimizer.KEY.NAME" (for tensors and "step") and "optimizer.group.0.lr";
 // names in an optimizer's state are "state.NAME.KEY" and "group.0.lr".
-/// The parameter that a name in a checkpoint belongs to.
+/// Returns the parameter's name, NAME, in a name of a checkpoint.
 std::string parameter_of(const std::string& saved);
-/// The checkpoint's name for a name in the optimizer's state.
+/// Converts a name of an optimizer's state to the name in a checkpoint.
 std::string saved_name(const std::string& of_state);
 /// The inverse of saved_name().
 std::string state_name(const std::string& saved);
 
-/// Splits a piece of a tensor-parallel slice into pieces of the whole tensor; the slice consists of `ranges` of
-/// elements along `dim`. The new pieces share the memory of `piece`.
+/// Converts a contiguous piece of a tensor-parallel slice to contiguous pieces of the whole tensor (of shape `whole`).
+/// ranges: the indices along `dim` that form the slice. The results share the memory of `piece`.
 std::vector<checkpoints::Piece> of_whole(const checkpoints::Piece& piece, const Shape& whole, int64_t dim,
                                          const std::vector<dist::Range>& ranges);
 
-/// The part of one rank, with what ZeRO must know about the other parts.
+/// This rank's part of a model under pipeline or tensor parallelism. As zero::OtherParts, it lets ZeRO compute a
+/// gradient norm and detect overflows over all parts.
 struct Part : zero::OtherParts {
   /// Builds this rank's layers. Collective.
   Part(PipelineModule module, const Config& config, const parallel::Mesh& mesh, const InitializeArgs& args);
@@ -38,18 +39,20 @@ struct Part : zero::OtherParts {
   void agree(zero::StepReport& report) override;
   double norm(const std::vector<std::pair<std::string, double>>& squares) override;
   Tensor captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) override;
-  /// Prepares a step for capture in a graph: stages exchange the positions of their norms in the sum, and connections
-  /// for sums are opened. Collective.
+  /// Prepares the capture of a step as a graph. The stages tell each other in which order to add the squares of their
+  /// gradients. A first all-reduce opens the connections that the capture uses. Collective.
   void prepare_capture();
-  /// Process groups of a step besides the replicas of this part, in an order that all ranks share.
+  /// The process groups whose collectives a step calls, except the group of replicas. Same order on all ranks.
   std::vector<dist::ProcessGroup*> groups() const;
   /// The module that the engine trains.
   nn::Module& model();
-  /// Removes and returns the gradients that the schedule has left, so that one backward on the tape can produce them.
+  /// Removes the gradients that the pipeline schedule has computed from their parameters. Returns the parameters and
+  /// their gradients.
   std::pair<std::vector<Variable>, std::vector<Tensor>> take_gradients();
-  /// True if this part saves the piece in checkpoints. Several parts may hold a tied parameter, but only one saves it.
+  /// True if this part saves the tensor named `piece` in checkpoints. Several parts may hold a tied parameter, but only
+  /// one of them saves it.
   bool leads(const std::string& piece) const;
-  /// A piece of this part as pieces of whole tensors.
+  /// Converts a piece of this rank's tensor, which may be a tensor-parallel slice, to pieces of the whole tensor.
   std::vector<checkpoints::Piece> whole_pieces(const checkpoints::Piece& piece) const;
 
   const parallel::Mesh* mesh;

@@ -47,7 +47,7 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
   const size_t count = model.parameters.size();
   for (size_t i = 0; i < count; ++i)
     if (model.parameters[i].trains) add(model.parameters[i], i);
-  // All frozen: make_optimizers() still needs a parameter to tell the optimizer's name.
+  // If all parameters are frozen, add a dummy, because make_optimizers() needs a parameter to make an optimizer.
   if (tiny.empty()) add({.name = "none"}, count);
   asked.bytes.resize(count + 1), asked.elementwise.resize(count + 1, true);
   for (const auto& o : make_optimizers(config, tiny)) {
@@ -76,7 +76,7 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
 
 void add_bytes(Forecast& plan, const zero::ZeroOptions& o, int sharing) {
   const int64_t width = size_of(plan.parameter_dtype), gradient_width = size_of(plan.gradient_dtype);
-  // `largest` is for the gradients of a unit; `beside` counts frozen parameters that belong to no unit.
+  // largest: bytes of the largest unit's gradients. beside: number of frozen elements that belong to no unit.
   int64_t largest = 0, beside = plan.model.numel() - plan.model.trained();
   for (const zero::PlannedUnit& u : plan.units) {
     if (plan.trains(u)) largest = std::max(largest, u.layout.whole() * gradient_width);
@@ -117,7 +117,7 @@ void add_traffic(Forecast& plan, const zero::ZeroOptions& o) {
   const double passes = double(*plan.config.gradient_accumulation_steps);
   for (const zero::PlannedUnit& u : plan.units) {
     const double n = double(u.layout.whole()) * double(u.ranks - 1) / double(u.ranks);
-    // From stage 2 on, every micro-batch is reduced.
+    // times: reductions of gradients per step. ZeRO 2 and 3 reduce after every micro-batch. An all-reduce counts twice.
     const double times =
         (o.stage >= 2 ? passes : 1) * (o.stage == 0 || (!o.reduce_scatter && u.layout.owner < 0) ? 2 : 1);
     if (plan.trains(u)) plan.gradient_traffic += n * gradient_width * times;
@@ -228,8 +228,8 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
     part.list.clear();
     part.layers = 0;
     p.flops.push_back(0);
-    // Elements per token: activations sent, gradients sent, and sums over tensor-parallel ranks. exchanges: number of
-    // layers with experts.
+    // activations, gradients: elements per token that the rank sends to other stages. reduces: elements per token that
+    // tensor-parallel ranks all-reduce. exchanges: number of layers with experts.
     double activations = 0, gradients = 0, reduces = 0, exchanges = 0;
     std::set<size_t> has;
     for (int chunk = 0; chunk < schedule.request.chunks; ++chunk) {
@@ -274,13 +274,14 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
                                   ? 0
                                   : m * (reduces * 2 * others * element +
                                          (rank == schedule.place(last).rank ? 2 * tokens * 4 * (plan.tp - 1) : 0)));
-    // Keys and values travel around the ring in the forward, again if activations are recomputed, and in the backward
-    // together with their gradients, which have at least 32 bits.
+    // Keys and values travel around the ring of context-parallel ranks in the forward, again in a recomputation, and in
+    // the backward. The backward also sends the gradients of keys and values, in at least 32 bits.
     const double rounds = passes(c) - 1, keys = 2 * bytes / plan.tp,
                  wide = std::max(4., double(size_of(own.parameter_dtype))) / double(size_of(own.parameter_dtype));
     p.context_traffic.push_back(
         plan.cp == 1 ? 0 : m * double(part.layers) * keys * (rounds * (plan.cp - 1) + plan.cp * wide));
-    // Rows travel to their experts and back, also in the backward; their numbers are exchanged first (docs/moe.md).
+    // Each token's row travels to its top_k experts and back, in every forward and backward. Before a forward,
+    // ranks tell each other how many rows each expert gets (docs/moe.md).
     const double forwards = rounds - 1, away = double(plan.ep - 1) / plan.ep;
     p.expert_traffic.push_back(m * exchanges * away *
                                (rounds * 2 * bytes * double(model.top_k) + forwards * 8 * double(model.experts)));
@@ -341,14 +342,15 @@ PredictedTime predict(const PlanForecast& p, const Speeds& speeds) {
   PredictedTime t;
   const Config& c = p.config;
   const double tokens = double(*c.train_batch_size) * double(p.model.context), own = tokens / (p.plan.dp * p.plan.cp);
-  // Seconds: computation if stages were equal, communication between replicas, all communication but what slices hide.
+  // All in seconds. even: mean computing time of a stage. copies: communication between replicas. waits: all
+  // communication except all-reduces of tensor parallelism that overlap with computation.
   double even = 0, copies = 0, waits = 0;
   for (size_t s = 0; s < p.stages.size(); ++s) {
     const Forecast& stage = p.stages[s];
     const double compute = passes(c) * p.flops[s] * own / speeds.flops;
     t.compute = std::max(t.compute, compute), even += compute / double(p.stages.size());
     copies = std::max(copies, p.copy_traffic(s) / speeds.bandwidth);
-    // Traffic between stages overlaps with computation.
+    // Traffic between pipeline stages is left out, because it overlaps with computation.
     const double sent =
         (p.copy_traffic(s) + p.slice_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) / speeds.bandwidth;
     t.communication = std::max(t.communication, sent);
@@ -361,10 +363,10 @@ PredictedTime predict(const PlanForecast& p, const Speeds& speeds) {
   return t;
 }
 
-// --- time ---
+// --- speeds of this machine ---
 
 Speeds measure_speeds(DType dtype) {
-  /// work / (best time of a call within a third of a second).
+  /// Calls `call` for a third of a second, and returns `work` divided by the shortest time of a call.
   const auto best = [&](double work, auto&& call) {
     double least = INFINITY;
     call();

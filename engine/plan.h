@@ -35,14 +35,15 @@ struct Forecast {
   std::vector<RankBytes> bytes;  ///< bytes of each rank
   zero::ModelState formula;      ///< bytes per rank by the ZeRO paper's formula, without padding
   int64_t padding = 0;           ///< elements of padding, over all units
-  /// Stage 3: elements gathered at a time, besides persistent parameters and prefetched ones.
+  /// ZeRO 3: most parameter elements that are gathered at a time, not counting persistent and prefetched parameters.
   int64_t largest_module = 0;
   double gradient_traffic = 0, parameter_traffic = 0;  ///< bytes that a rank sends per step
   /// True if the unit's parameters are not frozen.
   bool trains(const zero::PlannedUnit& unit) const { return model.parameters[unit.parameters[0]].trains; }
   /// The rank with the most bytes.
   const RankBytes& fullest() const;
-  /// Bytes that the fullest rank's optimizer reads and writes: its state both ways, parameters and gradients one way.
+  /// Bytes that the fullest rank's optimizer moves in a step: it reads and writes its state, reads gradients, and
+  /// writes parameters.
   double optimizer_traffic() const;
 };
 
@@ -72,9 +73,9 @@ struct PlanForecast {
   double copy_traffic(size_t stage) const { return stages[stage].gradient_traffic + stages[stage].parameter_traffic; }
 };
 
-/// Forecast of a plan. Error if the plan does not work; it names the reason and the nearest plan that works. The ZeRO
-/// stage is the plan's, or else the config's. seconds: time of each layer, which replaces pipeline.partition when
-/// stages are cut.
+/// Forecast of a plan. Error if the plan does not work, with the reason and the nearest plan that works. The ZeRO stage
+/// is the plan's, or the config's if the plan has none. seconds: time of each layer. If given, stages are balanced by
+/// these times instead of by pipeline.partition.
 PlanForecast plan_parts(const Config& config, const ModelShape& model, const parallel::Plan& plan,
                         const std::vector<double>& seconds = {});
 
@@ -84,8 +85,8 @@ struct Speeds {
   double bandwidth = 0;  ///< bytes per second that a rank sends
   double memory = 0;     ///< bytes per second that the optimizer reads and writes
 };
-/// Measures the speeds here, in about a second: by a matrix product in `dtype`, and by a copy, which is how ranks of
-/// one machine send.
+/// Measures the speeds of this machine, in about a second: flops by a matrix product in `dtype`, bandwidth by a copy
+/// (as ranks of one machine send by copying), memory by scaling a tensor in place.
 Speeds measure_speeds(DType dtype);
 
 /// Predicted seconds of a step, and its parts.

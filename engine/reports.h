@@ -53,7 +53,7 @@ class CommsLogger {
   /// this rank's time minus the shortest time of any rank), if all ranks made the same calls. Collective.
   std::string summary(bool show_straggler);
 
-  /// busbw / algbw of a collective on so many ranks.
+  /// The ratio busbw / algbw of a collective on `ranks` ranks.
   static double bus_factor(const std::string& collective, int ranks);
 
  private:
@@ -77,14 +77,14 @@ struct ModuleProfile {
 /// backward counts as two forwards.
 class FlopsProfiler {
  public:
-  /// Profiles `model`; start() chooses the forward.
+  /// A profiler of `model`. Call start() before the forward that it shall profile.
   FlopsProfiler(nn::Module& model, FlopsProfilerConfig config);
   ~FlopsProfiler();
   FlopsProfiler(const FlopsProfiler&) = delete;
 
   void start();                    ///< profiles the coming forward
   void stop(double milliseconds);  ///< ends the profiled forward, which took this long
-  /// Notes the time of the first backward after the profiled forward.
+  /// Records the time of the first backward after the profiled forward. Later calls have no effect.
   void backward(double milliseconds) {
     if (is_done() && backward_ < 0) backward_ = milliseconds;
   }
@@ -92,9 +92,9 @@ class FlopsProfiler {
   bool is_running() const { return running_; }
   /// True after stop().
   bool is_done() const { return done_; }
-  /// A row per module.
+  /// The statistics of each module.
   const std::vector<ModuleProfile>& modules() const { return rows_; }
-  /// The printed report; also needs the time of a step.
+  /// Returns the report as text. step_milliseconds: time of a whole step.
   std::string report(double step_milliseconds) const;
 
  private:

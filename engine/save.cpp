@@ -1,6 +1,6 @@
-// Saves an engine's state as a checkpoint, and loads it.
+// Saves an engine's state as a checkpoint, and loads it. A checkpoint contains, by name:
 //
-//   pieces     model.NAME, optimizer.KEY.NAME      as ZeRO partitions them
+//   tensors    model.NAME, optimizer.KEY.NAME      each rank saves the shards that it owns by ZeRO
 //   numbers    engine.*, schedule*.*, scaler.*, random.*, data.*, optimizer.*
 #include <algorithm>
 #include <cmath>
@@ -19,7 +19,7 @@ using checkpoints::integer;
 
 namespace {
 
-/// Other names of tied parameters, each with the name that is saved.
+/// Maps each further name of a tied parameter to its first name, under which the parameter is saved.
 std::map<std::string, std::string> tied_names(nn::Module& model) {
   std::map<std::string, std::string> aliases;
   std::map<const void*, std::string> first;
@@ -68,15 +68,15 @@ std::vector<checkpoints::Piece> EngineBase::Impl::pieces(const std::set<std::str
     else
       for (checkpoints::Piece& one : part->whole_pieces(as_piece(piece))) all.push_back(std::move(one));
   }
-  // Buffers of replica 0: replicas may differ, as batch norm's statistics depend on each one's micro-batches.
+  // Only replica 0 saves buffers. Buffers of replicas may differ: batch norm's statistics depend on the micro-batches.
   if (group->rank() == 0)
     for (const auto& b : model.named_buffers())
       all.push_back(checkpoints::whole("model." + b.name, b.tensor.contiguous()));
   return all;
 }
 
-/// "optimizer.fp8_scale.NAME" and "optimizer.fp8_amax_history.NAME" of each Linear; programs that load only the model
-/// skip them by their prefix.
+/// Returns "optimizer.fp8_scale.NAME" and "optimizer.fp8_amax_history.NAME" of each Linear. Programs that load only the
+/// model skip all tensors with the prefix "optimizer.".
 std::vector<checkpoints::Piece> EngineBase::Impl::fp8_pieces() const {
   std::vector<checkpoints::Piece> all;
   if (!fp8) return all;
@@ -115,7 +115,7 @@ checkpoints::Contents EngineBase::Impl::contents(const SaveArgs& args) {
     c.numbers["data.seed"] = int64_t(at.seed);
     c.numbers["data.epoch"] = at.epoch;
     const int64_t unused = int64_t(micros.size()) * replicas() * *config.train_micro_batch_size_per_gpu;
-    // The loader restarts at the first sample of an incomplete step.
+    // Do not count the samples of an incomplete step: after loading, the data loader starts with them again.
     c.numbers["data.samples"] = std::max<int64_t>(at.samples - unused, 0);
     c.numbers["data.dataset_size"] = at.dataset_size;
   }
@@ -129,7 +129,8 @@ void EngineBase::save_checkpoint(const std::string& dir, const SaveArgs& args) {
   Impl& m = *impl_;
   m.check_open("save_checkpoint");
   LOCKSTEP_CHECK(!dir.empty(), "[save_checkpoint] expected a folder, got an empty name");
-  LOCKSTEP_CHECK(m.pending == 0, "[save_checkpoint] expected a call after step(), got one after a backward()");
+  LOCKSTEP_CHECK(m.pending == 0,
+                 "[save_checkpoint] expected a call after step(), got one after a backward(); call step() first");
   if (!m.micros.empty())
     m.say(str("warning: save_checkpoint() after ", m.micros.size(), " of the ", m.accumulation,
               " micro-batches of a step: the checkpoint is of the step before, without their gradients"));
@@ -167,7 +168,7 @@ bool EngineBase::save_16bit_model(const std::string& dir, const std::string& nam
   std::vector<std::pair<std::string, Tensor>> tensors;
   for (auto& [key, tensor] : gather_pieces(own, {}, m.world).tensors)
     tensors.emplace_back(parameter_of(key), std::move(tensor));
-  // All ranks learn the result; otherwise some would assume that the file exists.
+  // Rank 0 writes the file and broadcasts its error text, so that every rank raises the Error if writing failed.
   const checkpoints::Ranks ranks{&m.world};
   const std::string error = ranks.broadcast(checkpoints::error_of([&] {
                                               if (!ranks.leads()) return;
@@ -175,7 +176,8 @@ bool EngineBase::save_16bit_model(const std::string& dir, const std::string& nam
                                               data::save_safetensors(dir + "/" + name, tensors);
                                             }),
                                             "save_16bit_model");
-  LOCKSTEP_CHECK(error.empty(), "[save_16bit_model] ", dir, "/", name, " was not saved: ", error);
+  LOCKSTEP_CHECK(error.empty(), "[save_16bit_model] ", dir, "/", name, " was not saved: ", error,
+                 "; check the path and the free space");
   return true;
 }
 
@@ -219,11 +221,11 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     checkpoints::Piece piece = as_piece(own);
     const bool is_model = own.name.starts_with("model.");
     if (!with_optimizer && !is_model) continue;
-    // Saved with exclude_frozen_parameters: keep the model's own value of the frozen parameter.
+    // A checkpoint saved with exclude_frozen_parameters lacks frozen parameters: keep the model's value.
     if (frozen.count(own.name) && !has(own.name)) continue;
     // A checkpoint of an f32 model has no master weights: load them from the parameters themselves.
     if (own.name.starts_with(master) && !has(own.name)) piece.name = "model." + own.name.substr(master.size());
-    // The checkpoint has no average, because it was enabled later: start it from the parameters.
+    // A checkpoint saved without weight averaging has no averages: load them from the parameters.
     if (own.name.starts_with(average) && !has(own.name)) {
       const std::string name = own.name.substr(average.size());
       piece.name = has(master + name) ? master + name : "model." + name;
@@ -264,7 +266,7 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   return found;
 }
 
-/// Adds the fp8 scales to the wanted pieces. Returns false if the checkpoint has no fp8 scales.
+/// Adds the fp8 scales to the tensors to be loaded. Returns false if the checkpoint has no fp8 scales.
 bool EngineBase::Impl::want_fp8(const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted) {
   const auto first = info.tensors.lower_bound("optimizer.fp8_");
   if (first == info.tensors.end() || !first->first.starts_with("optimizer.fp8_")) {

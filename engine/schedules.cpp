@@ -24,7 +24,7 @@ std::unique_ptr<optim::Optimizer> trial_optimizer(const data::Json& params) {
   return std::make_unique<optim::AdamW>(all);
 }
 
-/// Makes the type of a schedule from its class and the options that a file may set.
+/// Makes the NamedType of a schedule. fields: adds the options that a file may set.
 template <class Class>
 NamedType schedule(const char* name, const char* doc, void (*fields)(Params& p, typename Class::Options& o)) {
   return {name, doc, [=](Params& p) -> Make {
@@ -48,7 +48,7 @@ NamedType schedule(const char* name, const char* doc, void (*fields)(Params& p, 
           }};
 }
 
-/// A schedule made of others: "schedulers" is a list of {"type", "params"}.
+/// Makes a SequentialLR or ChainedScheduler from the schedules that the param "schedulers" lists as {"type", "params"}.
 Make list_schedule(Params& p) {
   const bool follows = p.type == "SequentialLR";
   data::Json list = data::Json::Array();

@@ -26,7 +26,7 @@ struct SparseKey {
   const char* doc;
 };
 
-/// All keys, with slots in `c`.
+/// Returns all keys of "sparse_attention". Each key's slot points to the field of `c` that holds its value.
 std::vector<SparseKey> sparse_keys(SparsityConfig& c) {
   std::vector<SparseKey> keys;
   const auto add = [&](const char* name, std::vector<Mode> modes, std::optional<Slot> slot, int64_t least,
@@ -62,7 +62,7 @@ std::vector<std::string> names_of(const std::vector<Mode>& modes) {
   return names;
 }
 
-/// Stores a value in its field; returns "", or what was expected.
+/// Stores the value of a key in its field of `to`. Returns "", or a description of valid values if `value` is invalid.
 std::string put_value(const SparseKey& key, const Json& value, SparsityConfig& to) {
   const Range range = between(double(key.least), 1 << 30);
   if (key.slot) return assign(*key.slot, value, range) ? "" : expected(*key.slot, range);
@@ -155,7 +155,7 @@ std::string set_sparse_attention(PipelineModule& module, const Config& config) {
   if (module.model) count = nn::set_sparse_attention(*module.model, sparse);
   for (pipeline::LayerSpec& layer : module.layers) {
     if (!layer.make) continue;
-    // Layers are built only to count their attentions, which are numbered over the whole list.
+    // Build the layer once to count its attention layers: their numbers continue from layer to layer of the list.
     const nn::BuildEmpty scope;
     const nn::SparseCount here = nn::set_sparse_attention(*layer.make(), sparse);
     if (here.all == 0) continue;

@@ -9,12 +9,13 @@
 
 namespace lockstep::engine {
 
-/// Reads the block; nullopt for false or null. Errors in the block are added to `problems`.
+/// Reads the "sparse_attention" block. Returns nullopt if it is false or null. Adds errors in it to `problems`.
 std::optional<nn::SparsityConfig> read_sparse_attention(const data::Json& block, std::vector<std::string>& problems);
-/// The section of docs/config.md: each key with the modes that it belongs to, and its default.
+/// Returns the section of docs/config.md about the block: each key, the modes that use it, and its default.
 std::string sparse_attention_reference();
-/// Sets the config's sparsity in every attention of the model (or of its layers, when they are built) that has none of
-/// its own. Returns a message about the change; "" when the config asks for none. Error for a model without attention.
+/// Sets the config's sparsity in every attention layer that has none of its own. In a list of layers, this happens when
+/// a layer is built. Returns a message about the change, or "" if the config has no sparsity. Error for a model without
+/// attention.
 std::string set_sparse_attention(PipelineModule& module, const Config& config);
 
 }  // namespace lockstep::engine

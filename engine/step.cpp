@@ -1,4 +1,4 @@
-// The work at a boundary:
+// step() after the last micro-batch of a step:
 //
 //   losses and tokens of all ranks ─▶ ZeRO's step: unscale, check overflow, clip, update ─▶ next learning rate
 //   ─▶ counters, printed line, monitors
@@ -68,15 +68,17 @@ void EngineBase::Impl::gather_losses() {
   LOCKSTEP_CHECK(!(sums && means),
                  "[step] expected all ranks with backward(loss), or all with backward(loss_sum, tokens); got both");
   LOCKSTEP_CHECK(!sums || tokens > 0,
-                 "[step] expected at least one token in the micro-batches of a step, got 0 at all ranks");
+                 "[step] expected at least one token in the micro-batches of a step, got 0 at all ranks; "
+                 "skip that step");
   loss /= sums ? tokens : double(shares);
 }
 
 void EngineBase::Impl::step(std::optional<double> metric) {
   check_open("step");
   LOCKSTEP_CHECK(no_sync_depth == 0,
-                 "[step] expected to be called outside of no_sync(): the last micro-batch's backward must reduce");
-  LOCKSTEP_CHECK(pending > 0, "[step] expected a backward() since the last step(), got none");
+                 "[step] expected to be called outside of no_sync(): the last micro-batch's backward must reduce; end "
+                 "no_sync() before that backward");
+  LOCKSTEP_CHECK(pending > 0, "[step] expected a backward() since the last step(), got none; call backward()");
   const bool boundary = is_boundary();
   LOCKSTEP_CHECK(!boundary || !wants_metric() || metric,
                  "[step] expected step(metric) at a boundary: ReduceLROnPlateau needs a metric");
@@ -94,7 +96,7 @@ bool EngineBase::Impl::wants_metric() const {
                      [](const optim::Schedule* s) { return dynamic_cast<const optim::ReduceLROnPlateau*>(s); });
 }
 
-/// The options of the coming update. ZeRO divides by the number of ranks; grad_scale is the rest of the divisor.
+/// Returns the options of the coming update. ZeRO multiplies gradients by grad_scale / (ranks x loss scale).
 zero::StepOptions EngineBase::Impl::step_options() {
   const double share = tokens > 0 ? group->size() / tokens : 1 / double(accumulation);
   return {.grad_scale = share * loss_scale() / factor.value_or(1),
@@ -104,7 +106,8 @@ zero::StepOptions EngineBase::Impl::step_options() {
           .others = part.get()};
 }
 
-/// Ends a step. run: does the update; if the step is a graph replay, also everything before the update.
+/// Ends a step: calls `run`, then advances schedules and counters. run: updates the parameters; in a graph replay, it
+/// also runs forward and backward.
 void EngineBase::Impl::end_step(double start, std::optional<double> metric,
                                 const std::function<zero::StepReport(const zero::StepOptions&)>& run) {
   const double scale_before = loss_scale();
@@ -196,7 +199,7 @@ void EngineBase::Impl::report(const zero::StepReport& done, double scale_before)
   times = {};
 }
 
-/// The ledger's bytes by category, next to the formula of ZeRO's paper.
+/// Returns a table of the bytes in use for parameters, gradients and so on, next to the formula of ZeRO's paper.
 std::string EngineBase::Impl::memory_text() {
   const int64_t psi = model.parameter_count();
   std::set<std::string> kinds;  // kinds of optimizer state

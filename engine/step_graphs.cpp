@@ -32,8 +32,8 @@ pipeline::Sample like(const pipeline::Sample& sample) {
   return made;
 }
 
-/// Shapes of a step, and the numbers of random calls made while drawing its data, which a recording repeats. The first
-/// micro-batch's number is included only with pipeline stages, which start all streams at 0.
+/// Returns a text that steps have in common if one recording fits them: data shapes and numbers of random calls made
+/// while drawing the data. The first micro-batch's number of calls counts only with pipeline stages.
 std::string shapes_of(const std::vector<MicroBatch>& step, bool in_stages) {
   std::string key = step[0].tokens > 0 ? "sum" : "mean";
   for (const MicroBatch& one : step) {
@@ -50,7 +50,7 @@ int64_t hash_of(std::string_view text) {
 
 Variable in_f32(const Variable& x) { return size_of(x.dtype()) < 4 ? x.to(f32) : x; }
 
-/// x times a number in device memory, bit-identical to mul_scalar.
+/// Returns x times `number`, a tensor of one element. Bit-identical to mul_scalar() with the same number.
 Variable times(const Variable& x, const Tensor& number) {
   const Variable wide = in_f32(x);
   return mul(wide, number.to(wide.dtype()));
@@ -97,13 +97,14 @@ void StepGraphs::agree() {
   if (m_.part) never_ = agreed_reason(reason_against_all());
 }
 
-/// The reason why no step of this engine is recorded, determined once; "" if there is none.
+/// Returns the reason why this engine can record no step at all, or "" if it can. Computed at the first call.
 const std::string& StepGraphs::why_never() {
   if (!never_) never_ = reason_against_all();
   return *never_;
 }
 
-/// The reason against a graph if there are hooks that a replay would not call, or gradients already; otherwise "".
+/// Returns a reason against a graph if the model has hooks, which a replay would not call, or if a parameter has a
+/// gradient already. Returns "" otherwise.
 std::string StepGraphs::who_listens(const Model& model) const {
   for (const auto& [name, module] : model.modules) {
     const int own = m_.zero->hooks_on(*module) + (module == &m_.model ? int(m_.module_hooks.size()) : 0);
@@ -114,7 +115,7 @@ std::string StepGraphs::who_listens(const Model& model) const {
     if (!p.variable.requires_grad()) continue;
     auto* const leaf = static_cast<Leaf*>(p.variable.impl()->node.get());
     const auto& hooks = leaf->outputs()[0].hooks;
-    // ZeRO adds one hook of each kind, the engine one.
+    // Without hooks of the user there are one gradient hook, of ZeRO, and two completion hooks, of ZeRO and the engine.
     if ((hooks ? hooks->size() : 0) != 1 || leaf->on_complete.size() != 2)
       return str("the gradient of ", p.name, " has hooks");
     if (leaf->grad.defined()) return str("there is a gradient of ", p.name, " already");
@@ -314,7 +315,7 @@ bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
   return true;
 }
 
-/// A step of train_batch() that reads data and numbers from device memory.
+/// Runs a step of train_batch() that reads its data, loss factor and token counts from the tensors in `made`.
 void StepGraphs::step_on(Recorded& made, const std::vector<MicroBatch>& step) {
   m_.tokens = 0;
   if (m_.part) {

@@ -34,8 +34,8 @@ struct MicroBatch {
   uint64_t calls = 0;   // random calls made while its data were drawn
   int64_t tokens = -1;  // tokens that the loss is a sum over; -1: the loss is a mean
 
-  /// Copies the data if drawing the next micro-batch may overwrite them. Returns false if a copy is needed, but would
-  /// have other strides.
+  /// Copies each tensor whose memory is shared, because drawing the next micro-batch may overwrite it. Returns false if
+  /// such a tensor is not contiguous, since a copy would have other strides.
   bool keep();
 };
 
@@ -63,7 +63,7 @@ class StepGraphs {
   /// Collective.
   bool run(const std::vector<MicroBatch>& step, std::optional<double> metric);
   void drop() { recorded_.clear(); }  ///< forgets all recordings
-  /// For people: "2 shapes recorded, 198 of 200 steps replayed", or the reason why none is.
+  /// Returns a text: "2 shapes recorded, 198 of 200 steps replayed", or the reason why no step is replayed.
   std::string status();
 
  private:
@@ -72,7 +72,7 @@ class StepGraphs {
     int moves = 0;                     // number of times `models` has changed
     bool refused = false;
     std::vector<std::vector<std::string>> calls = {};  // collectives recorded, for each of groups()
-    // Inputs of the recording. They are allocated before it, because memory allocated in it may be reused within it.
+    // Inputs of the recording, allocated before it starts: memory allocated during a recording may be reused within it.
     std::vector<pipeline::Sample> samples = {};
     Tensor factor = {};               // one element: the loss factor
     std::vector<Tensor> tokens = {};  // one element for each micro-batch: its number of tokens
@@ -80,18 +80,18 @@ class StepGraphs {
     zero::Zero::Captured update = {};
     std::optional<Graph> graph = {};
   };
-  /// The parts of a model; gathered once per step.
+  /// Lists of a model's parameters, buffers and modules, made once per step.
   struct Model {
     explicit Model(nn::Module& module)
         : parameters(module.named_parameters()), buffers(module.named_buffers()), modules(module.named_modules()) {}
     std::vector<nn::NamedParameter> parameters;
     std::vector<nn::NamedBuffer> buffers;
     std::vector<std::pair<std::string, nn::Module*>> modules;
-    /// Hash of what a recording relies on: addresses of parameters and buffers, which parameters are trained, and
-    /// modes.
+    /// Hash of everything that must not change between a recording and its replay: addresses of parameters and buffers,
+    /// which parameters are trained, and which modules are in training mode.
     int64_t state() const;
   };
-  // The functions below that return a text return the reason why there can be no graph, or "".
+  // The functions below that return a string return the reason why a step cannot be a graph, or "" if it can.
   bool is_shared() const;
   std::vector<dist::ProcessGroup*> groups() const;
   std::string reason_against_all() const;

@@ -53,8 +53,8 @@ int main(int argc, char** argv) {
     const Tensor bytes = ls::data::read_bytes(path).to(ls::i64);
     const int64_t column = (bytes.numel() - 1) / batch, pieces = column / length;
     LOCKSTEP_CHECK(pieces > 0, "[char_lstm] expected a text of more than ", batch * length, " characters, got ",
-                   bytes.numel());
-    // The text from character `first` on, cut into `batch` columns side by side.
+                   bytes.numel(), "; give a longer text");
+    // Splits the text from character `first` on into `batch` pieces of equal length, the columns of the result.
     const auto columns = [&](int64_t first) {
       return bytes.narrow(0, first, batch * column).view({batch, column}).t().contiguous();
     };

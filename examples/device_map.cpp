@@ -51,7 +51,8 @@ int main(int argc, char** argv) try {
     std::cout << i++ << ",\t" << p.name << "\t" << p.variable.device() << "\t" << p.variable.dtype() << "\n";
 
   const ls::NoGrad no_grad;
-  // generate() does not go through operator(), so load the model's own tensors here.
+  // Calls of a layer bring the layer's tensors to its device. generate() does not call the model itself, so bring the
+  // tensors that belong to the model itself here.
   const auto own = dispatched.hold();
   ls::manual_seed(2);
   const ls::nn::Generated said =

@@ -51,7 +51,7 @@ void check_model(const Config& config, nn::GPT& model) {
   for (const moe::Layer* layer : layers)
     LOCKSTEP_CHECK(!config.has("moe.type") || (config.moe.type == "residual") == layer->o.use_residual,
                    "[init_inference] moe.type: the model's experts are ",
-                   layer->o.use_residual ? "residual" : "standard", ", got ", config.moe.type);
+                   layer->o.use_residual ? "residual" : "standard", ", got ", config.moe.type, "; leave it out");
   LOCKSTEP_CHECK(!config.max_out_tokens || *config.max_out_tokens <= model.o.context,
                  "[init_inference] max_out_tokens: expected at most the model's context ", model.o.context, ", got ",
                  config.max_out_tokens.value_or(0));
@@ -81,7 +81,8 @@ void check_policy(const Config& config, nn::GPT& model) {
     return name == end || name.ends_with("." + end);
   };
   for (const auto& [kind, names] : config.injection_policy.as_object()) {
-    LOCKSTEP_CHECK(std::count(kinds.begin(), kinds.end(), kind), "[init_inference] injection_policy: no module is a '",
+    LOCKSTEP_CHECK(std::count(kinds.begin(), kinds.end(), kind),
+                   "[init_inference] injection_policy: expected classes of this model's layers, but no module is a '",
                    kind, "'", suggestion(kind, kinds));
     for (const Json& name : names.is_string() ? Json::Array{names} : names.as_array()) {
       const std::string& end = name.as_string();

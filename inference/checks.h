@@ -7,12 +7,13 @@
 
 namespace lockstep::inference {
 
-/// Checks the experts that the configuration expects, and its numbers of tokens against the model's context.
+/// Checks that the model has the experts that the configuration expects, and that max_out_tokens and min_out_tokens do
+/// not exceed the model's context.
 void check_model(const Config& config, nn::GPT& model);
 /// Checks that injection_policy names the layers whose outputs the model sums over ranks.
 void check_policy(const Config& config, nn::GPT& model);
-/// The quantization of a model for dtype int8 and `quant`: the coarsest format with at least q_groups scales per
-/// matrix.
+/// Returns how to quantize the model if the configuration's dtype is int8: the coarsest format that has at least
+/// quant.weight.q_groups scales per matrix.
 nn::QuantizeOptions quantize_options(const Config& config, nn::GPT& model);
 /// Checks that the cache of config.min_out_tokens tokens fits into free memory. Call it once the ranks share the model.
 void check_memory(const Config& config, nn::GPT& model);

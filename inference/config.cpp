@@ -40,8 +40,8 @@ const std::vector<Key>& table() {
   return keys;
 }
 
-/// Converts other forms that DeepSpeed accepts to the table's: "moe": true, a single number of experts, and "quant":
-/// [true, 8].
+/// Converts short forms that DeepSpeed accepts to full ones: "moe": true becomes an object, a single number of experts
+/// becomes a list, and "quant": [true, 8] becomes an object.
 Json usual_form(const Json& file) {
   Json::Object members = file.as_object();
   for (auto& [name, value] : members) {

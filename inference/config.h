@@ -51,7 +51,7 @@ struct QuantConfig {
   QuantSwitch activation{.enabled = false}, qkv;
 };
 
-/// The object "checkpoint_config", which may hold the keys `checkpoint`, save_mp_checkpoint_path and base_dir instead.
+/// The object "checkpoint_config". Its keys may also be given at the top level (checkpoint_dir as `checkpoint`).
 struct CheckpointConfig {
   std::string checkpoint_dir, save_mp_checkpoint_path, base_dir;
 };

@@ -61,10 +61,11 @@ struct InferenceEngine::Impl {
 
 namespace {
 
-/// A shared pointer to a group that others own.
+/// Returns a pointer to `group` that does not own it.
 Group same(dist::ProcessGroup& group) { return {std::shared_ptr<void>(), &group}; }
 
-/// The ranks with the same color, in order; null if that is only this rank.
+/// Splits `world`: returns the group of all ranks with this `color`, in order of rank. size: number of these ranks. For
+/// size 1, returns null.
 Group part_of(dist::ProcessGroup& world, int size, int color, const char* name) {
   return size == 1 ? nullptr : size == world.size() ? same(world) : world.split(color, world.rank(), name);
 }
@@ -147,8 +148,8 @@ void InferenceEngine::Impl::say(const std::string& text) const {
   else std::cerr << text << "\n";
 }
 
-/// Forms groups: tp_size neighbouring ranks share layers, and ep_size neighbouring tp groups share experts. Further
-/// ranks run models of their own.
+/// Forms groups: tp_size neighbouring ranks share layers, and ep_size neighbouring tp groups share experts. If there
+/// are more ranks, each further set of tp_size x ep_size ranks runs its own copy of the model.
 void InferenceEngine::Impl::join(const InitArgs& args) {
   if (dist::is_initialized()) world = &dist::world();
   else if (engine::is_launched()) world = &engine::init_distributed();
@@ -181,7 +182,7 @@ void InferenceEngine::Impl::share_experts() {
     }
     const int64_t ranks = ep->size(), n = layer->o.experts;
     LOCKSTEP_CHECK(there == 1 || there == ranks, "[init_inference] moe.ep_size: the model's experts are shared by ",
-                   there, " ranks, got ", ranks);
+                   there, " ranks, got ", ranks, "; write ", there);
     LOCKSTEP_CHECK(n % ranks == 0, "[init_inference] moe.ep_size: expected ranks that divide ", n, " experts, got ",
                    ranks);
     if (there > 1) continue;
@@ -191,7 +192,7 @@ void InferenceEngine::Impl::share_experts() {
   }
 }
 
-/// Loads this rank's parameters on the device where they run.
+/// Loads this rank's parameters onto their device. With ZeRO-Inference, blocks stay in host memory or in files.
 void InferenceEngine::Impl::place() {
   const zero::OffloadParam& offload = config.zero.offload_param;
   const bool moves = !config.keep_module_on_host && device().is_cpu() && !default_device().is_cpu();
@@ -301,7 +302,7 @@ const Config& InferenceEngine::config() const { return open("config").config; }
 void InferenceEngine::profile_model_time() {
   Impl& m = open("profile_model_time");
   if (m.begins != 0) return;
-  // Each step looks up the tokens of all sequences first.
+  // Every run of the model begins with the token table and ends with the head: measure the time between the two.
   m.begins = m.model->tokens_table.before_forward([&m](auto&&...) {
     if (!m.begun) m.begun = Impl::Clock::now();
   });

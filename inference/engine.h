@@ -47,7 +47,8 @@ class InferenceEngine {
   void profile_model_time();
   /// Seconds of each run since the last call of model_times().
   std::vector<double> model_times();
-  /// Releases memory and groups; later calls are Errors. A model that was cut remains cut and must not be run.
+  /// Releases memory and process groups. Later calls are Errors. If ranks have shared the model, each keeps only its
+  /// shard of the weights, so the model must not be used any more.
   void destroy();
 
   struct Impl;
@@ -65,8 +66,8 @@ struct InitArgs {
   std::string tokenizer = {};  ///< folder with a tokenizer to copy to save_mp_checkpoint_path; "": none
   std::function<void(const std::string&)> log = {};  ///< called on rank 0 with messages; default: lines on stderr
 };
-/// Prepares `model` in place: eval mode, dtype, quantization, cutting. Collective. `model` must outlive the engine.
-/// With several ranks, rank 0's values are used.
+/// Prepares `model` in place: sets eval mode and dtype, quantizes it, and shards it over the ranks. Collective. `model`
+/// must outlive the engine. With several ranks, rank 0's values are used.
 InferenceEngine init_inference(nn::GPT& model, const ConfigSource& config = {}, const InitArgs& args = {});
 /// Loads the model and the tokenizer of a Hugging Face folder; each rank reads only its part. Collective.
 InferenceEngine init_inference(const std::string& folder, const ConfigSource& config = {}, const InitArgs& args = {});

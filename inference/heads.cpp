@@ -19,13 +19,15 @@ std::vector<int64_t> counted_up(int64_t count, int64_t all) {
 
 int64_t up_to(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
-/// Appends the indices of all elements of `heads`, each of `size` elements, from offset `begin` on.
+/// Appends the indices of the elements of each head in `heads`. Head h has the `size` elements from begin + h size on.
+/// For head -1, appends -1 `size` times.
 void add_places(std::vector<int64_t>& to, const std::vector<int64_t>& heads, int64_t size, int64_t begin) {
   for (const int64_t head : heads)
     for (int64_t i = 0; i < size; ++i) to.push_back(head < 0 ? -1 : begin + head * size + i);
 }
 
-/// Calls fn(first index, first original index or -1, length) for each run of consecutive indices.
+/// Divides `from` into runs of consecutive indices or of -1. Calls fn(position in `from`, first value, length) for each
+/// run.
 template <class Fn> void each_run(const std::vector<int64_t>& from, const Fn& fn) {
   for (size_t i = 0, end; i < from.size(); i = end) {
     for (end = i + 1; end < from.size() && from[end] == (from[i] < 0 ? -1 : from[i] + int64_t(end - i));) ++end;
@@ -108,7 +110,7 @@ std::vector<Widened> fit_to_ranks(nn::Module& model, int ranks) {
       o.heads = heads, o.kv_heads = kv_heads;
     }
     const nn::Module::FeedForward place = module.feed_forward_place();
-    // The ranks divide the hidden units, or the layer has experts, which are not cut.
+    // Nothing to pad if the number of ranks divides `inner`, or if the layer has experts, which are not sharded.
     if (!place.mlp || *place.other || place.mlp->o.inner % ranks == 0) return;
     nn::Mlp& mlp = *place.mlp;
     const std::vector<int64_t> units = counted_up(mlp.o.inner, up_to(mlp.o.inner, ranks));

@@ -1,5 +1,6 @@
 #pragma once
 // Pads models whose heads or widths the number of ranks does not divide. The padded model computes the same function.
+// Examples ("|" separates ranks):
 //
 //   3 heads, 2 ranks             0 1 | 2 -        a head of zeros; its columns of out_proj are zeros, too
 //   4 heads, 1 kv head, 2 ranks  0 1 | 2 3        kv head 0 on both ranks
@@ -24,7 +25,7 @@ struct Widened {
   int dim = 0;
   std::vector<int64_t> from;
   Tensor widened(const Tensor& tensor) const;  ///< `tensor` padded
-  /// The inverse of widened().
+  /// Removes the padding from `tensor`.
   Tensor narrowed(const Tensor& tensor) const;
 };
 /// Pads a model before tensor parallelism over `ranks`; returns the enlarged parameters. Parameters that were built

@@ -30,7 +30,7 @@ void together(dist::ProcessGroup* group, const char* what, const std::function<v
   LOCKSTEP_CHECK(error.empty(), error);
 }
 
-/// Loads a checkpoint of ours, tensor by tensor; the hashes of its files are checked once.
+/// Makes the model's parameters start with a Lockstep checkpoint. Rank 0 checks the hashes of the files once.
 void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGroup* group,
                       const std::function<void(const std::string&)>& warn) {
   const std::string below = fs::exists(folder + "/checkpoints") ? folder + "/checkpoints" : folder;
@@ -39,7 +39,8 @@ void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGr
                  ": expected model.safetensors (Hugging Face's), or checkpoints; it holds neither");
   together(group, "hashes of a checkpoint", [&] {
     const auto problems = checkpoints::verify_checkpoint(checkpoints::open_checkpoint(info->path, "", warn));
-    LOCKSTEP_CHECK(problems.empty(), "[init_inference] checkpoint: ", problems.empty() ? "" : problems[0]);
+    LOCKSTEP_CHECK(problems.empty(), "[init_inference] checkpoint: ", problems.empty() ? "" : problems[0],
+                   "; copy the checkpoint again");
   });
   std::vector<std::string> missing;
   const auto named = model.named_parameters();
@@ -48,7 +49,8 @@ void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGr
     if (found == info->tensors.end()) missing.push_back(p.name);
     else
       LOCKSTEP_CHECK(found->second.shape == p.variable.shape(), "[init_inference] checkpoint: ", info->path,
-                     ": expected model.", p.name, " of shape ", p.variable.shape(), ", got ", found->second.shape);
+                     ": expected model.", p.name, " of shape ", p.variable.shape(), ", got ", found->second.shape,
+                     "; give a checkpoint of this model");
   }
   LOCKSTEP_CHECK(missing.empty(), "[init_inference] checkpoint: ", info->path,
                  ": missing parameters: ", list_names(missing, 5), "; give a checkpoint of this model");
@@ -65,7 +67,8 @@ void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGr
   }
 }
 
-/// Loads files with our names, with or without the prefix "model.". Returns false if the files have other names.
+/// Makes the model load safetensors files that use Lockstep's names, with or without the prefix "model.". Returns false
+/// if the files use other names, such as Hugging Face's.
 bool start_with_ours(nn::GPT& model, const std::vector<std::string>& paths) {
   std::vector<std::shared_ptr<const data::SafeTensors>> files;
   std::map<std::string, size_t> place;
@@ -84,7 +87,7 @@ bool start_with_ours(nn::GPT& model, const std::vector<std::string>& paths) {
                    " ...), there is none; name all files, or build the model with their sizes");
     const Shape shape = files[place[name]]->tensor(name).shape();
     LOCKSTEP_CHECK(shape == p.variable.shape(), "[init_inference] checkpoint: ", paths[0], ": expected ", name,
-                   " of shape ", p.variable.shape(), ", got ", shape);
+                   " of shape ", p.variable.shape(), ", got ", shape, "; give weights of this model");
   }
   for (const nn::NamedParameter& p : named) {
     const std::string name = prefix + p.name;
@@ -109,7 +112,7 @@ bool load_codes(nn::GPT& model, const std::string& path) {
 void start_with_checkpoint(nn::GPT& model, const std::vector<std::string>& files, dist::ProcessGroup* group,
                            const std::function<void(const std::string&)>& warn) {
   for (const std::string& file : files) {
-    LOCKSTEP_CHECK(fs::exists(file), "[init_inference] checkpoint: ", file, ": no such file or folder");
+    LOCKSTEP_CHECK(fs::exists(file), "[init_inference] checkpoint: ", file, ": no such file or folder; check the path");
     LOCKSTEP_CHECK(fs::is_directory(file) ? files.size() == 1 : file.ends_with(".safetensors"),
                    "[init_inference] checkpoint: expected one folder, or safetensors files, got ", file);
   }

@@ -10,21 +10,21 @@
 
 namespace lockstep::inference {
 
-/// Loads the weights of a model that is not cut: from a Hugging Face folder, a folder of checkpoints (any plan;
-/// "model.NAME"), or safetensors files with our names or Hugging Face's. Empty parameters are loaded when they are
-/// filled. `group`: ranks that call it together; null: a single process.
+/// Loads the weights of an unsharded model: from a Hugging Face folder, from a folder of Lockstep checkpoints, or from
+/// safetensors files with the names of Lockstep or Hugging Face. Parameters that were built empty are loaded when they
+/// are filled. group: the ranks that call it together; null: a single process.
 void start_with_checkpoint(nn::GPT& model, const std::vector<std::string>& files, dist::ProcessGroup* group,
                            const std::function<void(const std::string&)>& warn);
 
-/// Saves a model as a folder that loads with any number of ranks: in Hugging Face's format, or as a checkpoint if it
-/// has experts. state: whole tensors of the parameters; experts only of this rank. tokenizer: folder whose files are
-/// copied, or "".
+/// Saves a model in a folder that any number of ranks can load: in Hugging Face's format, or as a checkpoint if the
+/// model has experts. state: the parameters as whole tensors, and this rank's experts. tokenizer: folder of tokenizer
+/// files to copy; "": none.
 void save_model(const nn::GPT::Options& options, const nn::State& state, bool has_experts, const std::string& folder,
                 const std::string& tokenizer, dist::ProcessGroup* group);
 
 /// File name of quantized weights.
 inline constexpr const char* codes_file = "quantized.safetensors";
-/// Saves a quantized model: its codes and a config.json.
+/// Saves a quantized model: the codes of its weights (codes_file), and a config.json.
 void save_codes(nn::GPT& model, const nn::State& state, const std::string& folder, dist::ProcessGroup* group);
 /// Number and bytes of the tensors in a safetensors file.
 nn::Held held_in(const std::string& file);

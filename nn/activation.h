@@ -274,17 +274,17 @@ struct ChannelDropout : Layer<ChannelDropout> {
  protected:
   ChannelDropout(const char* kind, const Options& o, const Dims& ranks);
 };
-/// Input (N, C, L) or (C, L).
+/// ChannelDropout for inputs (N, C, L) or (C, L).
 struct Dropout1d : ChannelDropout {
   /// Error unless p is in [0, 1].
   explicit Dropout1d(const Options& o = {}) : ChannelDropout("Dropout1d", o, {2, 3}) {}
 };
-/// Input (N, C, H, W).
+/// ChannelDropout for inputs (N, C, H, W).
 struct Dropout2d : ChannelDropout {
   /// Error unless p is in [0, 1].
   explicit Dropout2d(const Options& o = {}) : ChannelDropout("Dropout2d", o, {4}) {}
 };
-/// Input (N, C, D, H, W) or (C, D, H, W).
+/// ChannelDropout for inputs (N, C, D, H, W) or (C, D, H, W).
 struct Dropout3d : ChannelDropout {
   /// Error unless p is in [0, 1].
   explicit Dropout3d(const Options& o = {}) : ChannelDropout("Dropout3d", o, {4, 5}) {}

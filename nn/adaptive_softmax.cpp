@@ -14,7 +14,7 @@ AdaptiveLogSoftmaxWithLoss::Options checked_cutoffs(AdaptiveLogSoftmaxWithLoss::
                    o.classes - 1, ", got ", cut, last ? str(" after ", last) : "");
     last = cut;
   }
-  LOCKSTEP_CHECK(!o.cutoffs.empty(), "[AdaptiveLogSoftmaxWithLoss] expected at least one cutoff");
+  LOCKSTEP_CHECK(!o.cutoffs.empty(), "[AdaptiveLogSoftmaxWithLoss] expected at least one cutoff, got none");
   LOCKSTEP_CHECK(o.in > 0 && o.div_value > 0, "[AdaptiveLogSoftmaxWithLoss] expected in and div_value > 0, got ", o.in,
                  " and ", o.div_value);
   o.cutoffs.push_back(o.classes);

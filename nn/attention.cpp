@@ -111,7 +111,7 @@ MultiHeadAttention::Heads MultiHeadAttention::split(const Variable& all) const {
   return {by_head(parts[0], o.heads), by_head(parts[1], o.kv_heads), by_head(parts[2], o.kv_heads)};
 }
 
-/// Applies rotary positions, starting at `position`, to queries and keys; without rope returns its argument.
+/// Rotates the queries and keys in `all` by their positions, which start at `position`. Without rope, returns `all`.
 Variable MultiHeadAttention::placed(Variable all, int64_t position) {
   if (!o.rope) return all;
   const int64_t tokens = all.size(1), end = part ? tokens * part->ranks : position + tokens;
@@ -177,16 +177,17 @@ void MultiHeadAttention::check_cached(int64_t end) const {
   LOCKSTEP_CHECK(!part, "[MultiHeadAttention] a KV cache needs whole sequences; disable context parallelism first");
   LOCKSTEP_CHECK(o.causal, "[MultiHeadAttention] a KV cache needs causal attention; set Options::causal");
   LOCKSTEP_CHECK(end <= o.max_context, "[MultiHeadAttention] expected at most ", o.max_context,
-                 " tokens (max_context), got ", end);
+                 " tokens (max_context), got ", end, "; raise max_context");
 }
 
-/// with_cache() for paged caches: all sequences in one kernel.
+/// Does the same as with_cache() for several sequences with paged caches, in one kernel.
 Variable MultiHeadAttention::in_blocks(Variable projected, const std::vector<KvRows>& rows) {
   std::vector<int64_t> positions;
   int64_t longest = 0;
   for (const KvRows& r : rows) {
     LOCKSTEP_CHECK(r.cache->table && r.cache->keys.raw_data() == rows[0].cache->keys.raw_data(),
-                   "[MultiHeadAttention] expected caches in blocks of one memory");
+                   "[MultiHeadAttention] expected caches in blocks of one memory; give all caches a table of blocks in "
+                   "the same keys and values");
     for (int64_t t = 0; t < r.tokens; ++t) positions.push_back(r.cache->length + t);
     longest = std::max(longest, r.cache->length + r.tokens);
   }

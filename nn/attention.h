@@ -89,7 +89,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   explicit MultiHeadAttention(const Options& options);
   /// Self-attention. mask: see attention() in tensor/ops.h.
   Variable forward(const Variable& x, const Tensor& mask = {}) { return out_proj(attended(x, mask)); }
-  /// residual + forward(x); fused into out_proj if adds().
+  /// Returns residual + forward(x). If adds() is true, out_proj adds the residual within its matrix product.
   Variable forward(const Variable& x, const Variable& residual) { return out_proj(attended(x, Tensor()), residual); }
   /// True if out_proj can add the residual in its product (Linear::adds()).
   bool adds() const { return out_proj.adds() && !is_watched(); }

@@ -63,7 +63,7 @@ bool is_built_empty(const Variable& parameter) { return origin(parameter); }
 Tensor start_of(const Variable& parameter) {
   const Origin* const of = origin(parameter);
   LOCKSTEP_CHECK(of, "[start_of] expected a parameter that was built empty, got one of shape ", parameter.shape(),
-                 " that was not, or has values");
+                 " that was not, or has values; read its tensor()");
   const NoGrad no_grad;
   Tensor made = of->make ? of->make() : empty(of->shape, of->options);
   if (!of->make) run(*of, made);
@@ -108,7 +108,7 @@ void change_start(const Variable& parameter, const Shape& shape, TensorOptions o
                   std::function<Tensor(const Tensor&)> change) {
   const Origin* const of = origin(parameter);
   LOCKSTEP_CHECK(of, "[change_start] expected a parameter that was built empty, got one of shape ", parameter.shape(),
-                 " that was not, or has values");
+                 " that was not, or has values; call it before fill()");
   const auto changed = std::make_shared<Origin>(*of);
   if (change) changed->changes.push_back(std::move(change));
   Variable(parameter).set_tensor(reserved(shape, options, changed));
@@ -148,7 +148,8 @@ void apply(const Variable& w, std::function<void(const Tensor&)> fill, int draws
   Origin* const of = origin(w);
   if (!of) return fill(w.tensor());
   LOCKSTEP_CHECK(!adds || !of->make,
-                 "[init] expected a parameter with its own initial values, got one that starts with ", of->what);
+                 "[init] expected a parameter with its own initial values, got one that starts with ", of->what,
+                 "; fill() it first");
   if (!adds) of->steps.clear(), of->make = nullptr;
   of->steps.push_back({random_state(), std::move(fill)});
   for (int i = 0; i < draws; ++i) next_random_key();

@@ -40,7 +40,7 @@ namespace convs {
 Shape shape_of(const std::string& layer, int64_t in, int64_t out, int64_t groups, const Dims& kernel, bool transposed);
 /// Initialises weight and bias as PyTorch does: U(-b, b) with b = 1 / sqrt(fan in).
 void start(const Variable& weight, const Variable& bias);
-/// Text for options().
+/// Returns the text of a layer's options() from its weight's shape and its arguments.
 std::string text(const Shape& weight, const ConvArgs& args, bool transposed);
 
 /// Base of Conv and ConvTranspose.

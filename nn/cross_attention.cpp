@@ -14,7 +14,7 @@ Tensor added_mask(const Tensor& shown, DType dtype) {
   return masked_fill(zeros(shown.shape(), {.dtype = dtype, .device = shown.device()}), logical_not(shown), -INFINITY);
 }
 
-/// True for the same variable, or for the same tensor in two variables that need no gradient.
+/// True if a and b are the same variable, or if they hold the same tensor and need no gradient.
 bool same_values(const Variable& a, const Variable& b) {
   if (a.impl() == b.impl()) return true;
   const Tensor &s = a.tensor(), &t = b.tensor();
@@ -43,8 +43,8 @@ Variable MultiHeadAttention::projected(const Variable& x, int64_t first, int64_t
   return in_proj.product ? in_proj.product(x, weight, bias, Activation::none) : linear(x, weight, bias);
 }
 
-/// Combines all masks into one for attention(). Undefined without a mask; causal masking of a square matrix is left to
-/// attention() itself.
+/// Combines all masks into one for attention(). Returns an undefined tensor if there is none. A causal mask of a square
+/// matrix is not included, because attention() applies it itself.
 Tensor MultiHeadAttention::seen(const AttentionMasks& masks, int64_t batch, int64_t queries, int64_t keys,
                                 const Variable& like) const {
   const char* const op = "[MultiHeadAttention] ";

@@ -33,7 +33,7 @@ std::vector<int64_t> blocks_of(const Cut& cut, int64_t size, const std::string& 
   for (const Cut::Block& block : cut.blocks) units += block.count;
   const int64_t parts = units > 0 ? units : int64_t(cut.blocks.size());
   LOCKSTEP_CHECK(size % parts == 0, "[cut] ", field, ": expected outputs divisible by ", parts,
-                 units > 0 ? " units" : " parts", ", got ", size);
+                 units > 0 ? " units" : " parts", ", got ", size, "; change the size, or the cut in fields()");
   std::vector<int64_t> blocks;
   for (const Cut::Block& block : cut.blocks) blocks.push_back(units > 0 ? block.count * (size / units) : size / parts);
   return blocks;

@@ -28,8 +28,8 @@ struct Cut {
     tokens,      ///< computes each token separately; may run on a part of the sequence (dim -2)
     experts,     ///< one of several experts, which are divided among ranks
   };
-  /// A group of outputs that is divided separately (queries, keys, values). It consists of `count` units of equal size;
-  /// with count 0 in all blocks, the blocks have equal length.
+  /// A block of a Linear's outputs that is divided among ranks by itself: the queries, the keys, or the values. It has
+  /// `count` units (heads) of equal size. If count is 0 in all blocks, the blocks have equal length.
   struct Block {
     std::string unit;
     int64_t count = 0;
@@ -37,33 +37,34 @@ struct Cut {
   };
   Kind kind = Kind::none;
   std::vector<Block> blocks = {};  ///< columns only; empty: a single block
-  /// from_whole: the input arrives unsharded (rows, tokens); to_whole: the output is gathered (columns, tokens).
+  /// from_whole: the field's input arrives unsharded (for kinds rows and tokens). to_whole: ranks gather the field's
+  /// output (for kinds columns and tokens).
   bool from_whole = false, to_whole = false;
   friend bool operator==(const Cut&, const Cut&) = default;
 };
 /// Text for messages: "columns of 8 heads and 2 kv_heads and 2 kv_heads", "rows from whole".
 std::string to_string(const Cut& cut);
-/// Dim along which a parameter of a field with this cut is sharded; -1: it is replicated.
+/// Returns the dim along which ranks shard a parameter of a field with this cut; -1: every rank holds all of it.
 int dim_of(const Cut& cut, const Shape& parameter);
 /// Sizes of the blocks that divide `size` outputs. Error, which names `field`, if `size` is not divisible.
 std::vector<int64_t> blocks_of(const Cut& cut, int64_t size, const std::string& field);
 
 namespace cut {
-/// Cuts without options, by kind.
+/// The ways to shard a field that need no further options.
 inline const Cut whole{Cut::Kind::whole}, columns{Cut::Kind::columns}, rows{Cut::Kind::rows},
     rows_of_vocabulary{Cut::Kind::vocabulary}, features{Cut::Kind::features}, tokens{Cut::Kind::tokens},
     experts{Cut::Kind::experts};
-/// The in_proj of attention: queries, keys and values, each divided by whole heads.
+/// How to shard in_proj of attention: ranks get whole heads of the queries, of the keys and of the values.
 inline Cut heads(int64_t heads, int64_t kv_heads) {
   return {Cut::Kind::columns, {{"heads", heads}, {"kv_heads", kv_heads}, {"kv_heads", kv_heads}}};
 }
-/// `n` Linears of equal size packed into one.
+/// How to shard a Linear that consists of `n` column-parallel Linears of equal size: each of them by itself.
 inline Cut packed_columns(int64_t n) {
   return {Cut::Kind::columns, std::vector<Cut::Block>(size_t(n), {"parts of the outputs", 0})};
 }
-/// `cut` with an unsharded input.
+/// Returns `cut` for a field whose input arrives unsharded.
 inline Cut from_whole(Cut cut) { return cut.from_whole = true, cut; }
-/// `cut` with a gathered output.
+/// Returns `cut` for a field whose output the ranks gather.
 inline Cut to_whole(Cut cut) { return cut.to_whole = true, cut; }
 }  // namespace cut
 

@@ -50,8 +50,8 @@ class LayerList {
   /// The model's own loss as a function of the last layer's output. Empty if the model has none: then the trainer
   /// supplies a loss.
   std::function<Variable(const Variable& output, const std::vector<Tensor>& targets)> loss;
-  /// The same loss as a function of the model's input, for models that can compute it without all of their output at
-  /// once; empty in other models. Returns an undefined variable while a hook reads the output.
+  /// The model's own loss as a function of its input, for models that can compute the loss without holding their whole
+  /// output in memory. Empty in other models. Returns an undefined variable while a hook reads the output.
   std::function<Variable(const Variable& input, const std::vector<Tensor>& targets)> loss_of_input;
 };
 

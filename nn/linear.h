@@ -17,7 +17,7 @@ struct QuantizedWeight {
   Quantized here() const;
   /// The placeholder that is passed to linear() as the weight (tensor/quantized.h).
   Variable handle() const;
-  /// The two parameters, under the names that files use.
+  /// Lists codes and scales under the names that they have in files.
   void fields(Fields& f) { f.fixed("weight.codes", codes).fixed("weight.scales", scales); }
 };
 
@@ -48,7 +48,7 @@ struct Linear : Layer<Linear> {
   }
   std::string options() const override;
 
-  /// Signature of a replacement for linear().
+  /// A function that replaces linear(), the matrix product of the layer.
   using Product =
       std::function<Variable(const Variable& x, const Variable& weight, const Variable& bias, Activation activation)>;
   Variable weight, bias;  ///< weight: in a quantised layer a placeholder (tensor/quantized.h)
@@ -181,8 +181,8 @@ struct Head : Layer<Head> {
   Variable weight;
   int64_t rows_at_once = 0;  ///< rows of scores that a loss holds at once; 0: linear_cross_entropy_rows()
   std::shared_ptr<QuantizedWeight> quantized;  ///< quantised copy of a tied table
-  /// If set, replaces linear(); `gather` then assembles the scores of all ranks, and `entropy` replaces
-  /// cross_entropy().
+  /// Set by tensor parallelism, together with the two functions below. Replaces linear(), to compute only the scores of
+  /// this rank's rows of the table. entropy: replaces cross_entropy() for such scores.
   Linear::Product product;
   std::function<Variable(const Variable& scores)> gather;  ///< assembles the scores of all ranks; see product
   std::function<Variable(const Variable& scores, const Tensor& targets)> entropy;  ///< see product

@@ -31,7 +31,7 @@ struct LoraOptions {
   friend bool operator==(const LoraOptions&, const LoraOptions&) = default;
 };
 
-/// A range of a Linear's outputs with its own B.
+/// A range of a Linear's outputs that an adapter changes. Each range has its own matrix B.
 struct LoraPart {
   std::string target;  ///< full name of the target: "blocks.0.attention.q_proj"
   int64_t row = 0, rows = 0;
@@ -39,7 +39,7 @@ struct LoraPart {
 
 /// The adapter of one Linear. The parts share one A of shape (parts * r, in), so one product with A serves all parts.
 struct LowRank : Layer<LowRank> {
-  /// An adapter for a Linear whose weight is (out, in) and whose cut is `cut`.
+  /// Makes an adapter for a Linear with weight (out, in). cut: how tensor parallelism shards the Linear (nn/cut.h).
   LowRank(const LoraOptions& options, int64_t in, int64_t out, std::vector<LoraPart> parts, const Cut& cut);
   /// x (..., in) gives the amount to add, (..., out); outputs outside the parts get 0.
   Variable forward(const Variable& x);

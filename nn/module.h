@@ -210,7 +210,7 @@ class Module {
   class Calls {
    public:
     Calls() = default;
-    /// Module::remove_hook() of the called module.
+    /// Removes a hook of the module that this handle refers to.
     void remove_hook(int id) const;
     void unwrap() const;    ///< same as wrap_call({})
     void run_here() const;  ///< same as run_on({})
@@ -262,7 +262,8 @@ class Module {
     if (hooks_->run_on && hooks_->run_on->output && x.defined()) x = x.to(*hooks_->run_on->output);
   }
   void end_call(const Variables& inputs, const Variables& outputs);
-  /// The whole call for forward(Variable) -> Variable, the usual signature; compiled once instead of once per layer.
+  /// Runs a whole call with hooks, for layers whose forward() takes and returns one Variable. No template, so that
+  /// it is compiled once instead of once for each layer.
   Variable call_hooked(const Variable& x, Variable (*forward)(Module&, const Variable&));
 
  private:
@@ -327,7 +328,8 @@ template <class Derived> class Layer : public Module {
     }
     return false;
   }
-  /// A call through CallHook: arguments and results as lists of variables, then back to forward()'s result type.
+  /// Runs a call through the CallHook: passes the arguments as a list of variables, and converts the list of results
+  /// to forward()'s result type.
   template <size_t... i> auto wrapped(const Variables& inputs, std::index_sequence<i...>) {
     decltype(self().forward(inputs[i]...)) result;
     const Variables made = hooks_->around(inputs, [this](const Variables& in) {

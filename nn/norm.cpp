@@ -100,8 +100,8 @@ Variable InstanceNorm::forward(const Variable& x) {
   Dims places;
   int64_t values = 1;
   for (int d = 2; d < rank; ++d) places.push_back(d), values *= samples.size(d);
-  LOCKSTEP_CHECK(values > 1, "[", kind(), "] expected more than 1 value per channel to normalise over, got ",
-                 x.shape());
+  LOCKSTEP_CHECK(values > 1, "[", kind(), "] expected more than 1 value per channel to normalise over, got ", x.shape(),
+                 "; give larger spatial sizes");
   if (o.track) {
     const Tensor wide = x.dtype() == f64 ? samples.tensor() : samples.tensor().to(f32);
     const auto move = [&](const Tensor& running, const Tensor& now) {
@@ -157,7 +157,7 @@ void SpectralNorm::fields(Fields& f) {
 Variable SpectralNorm::weight(bool training) {
   const Variable m = as_matrix(original, int(o.dim));
   if (training) power_steps(m.tensor(), u, v, o.iterations, o.eps);
-  // Copies, because u and v may change before backward.
+  // Copy u and v, because they may change before backward.
   const Tensor left = u.to(m.dtype()).clone(), right = v.to(m.dtype()).clone();
   return original / sum(Variable(left) * matmul(m, Variable(right)));
 }
@@ -166,7 +166,7 @@ void update_bn(Module& model, const std::function<void()>& pass) {
   std::vector<std::pair<Module*, bool>> modes;
   std::vector<std::pair<BatchNorm*, std::optional<double>>> momenta;
   const auto restore = [&] {
-    // train() also sets the modules below; these follow in the list and then get their own mode.
+    // train() also sets the modules below `module`. They follow in the list, so each gets its own mode after that.
     for (const auto& [module, training] : modes) module->train(training);
     for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
   };

@@ -84,7 +84,8 @@ struct GroupNorm : Layer<GroupNorm> {
   Variable weight, bias;
 };
 
-/// Base of norms per channel: weight and bias (with affine) and running statistics (with track), each of `channels`.
+/// Base of BatchNorm and InstanceNorm, which normalise each channel by itself. Option affine: a weight and a bias per
+/// channel. Option track: a running mean and a running variance per channel.
 template <class Derived> struct ChannelNorm : Layer<Derived> {
   void fields(Fields& f) override {
     f("weight", weight)("bias", bias);
@@ -129,11 +130,11 @@ struct BatchNorm : ChannelNorm<BatchNorm> {
       over_batch;
   Dims allowed_ranks{2, 3, 4};
 };
-/// Input (N, C) or (N, C, L).
+/// BatchNorm of inputs (N, C) or (N, C, L).
 struct BatchNorm1d : BatchNorm {
   explicit BatchNorm1d(const Options& o) : BatchNorm(o) { allowed_ranks = {2, 3}; }
 };
-/// Input (N, C, H, W).
+/// BatchNorm of inputs (N, C, H, W).
 struct BatchNorm2d : BatchNorm {
   explicit BatchNorm2d(const Options& o) : BatchNorm(o) { allowed_ranks = {4}; }
 };
@@ -156,15 +157,15 @@ struct InstanceNorm : ChannelNorm<InstanceNorm> {
  protected:
   InstanceNorm(const Options& options, int rank) : ChannelNorm("InstanceNorm", options), o(options), rank(rank) {}
 };
-/// Input (N, C, L) or (C, L).
+/// InstanceNorm of inputs (N, C, L) or (C, L).
 struct InstanceNorm1d : InstanceNorm {
   explicit InstanceNorm1d(const Options& o) : InstanceNorm(o, 3) {}
 };
-/// Input (N, C, H, W) or (C, H, W).
+/// InstanceNorm of inputs (N, C, H, W) or (C, H, W).
 struct InstanceNorm2d : InstanceNorm {
   explicit InstanceNorm2d(const Options& o) : InstanceNorm(o, 4) {}
 };
-/// Input (N, C, D, H, W) or (C, D, H, W).
+/// InstanceNorm of inputs (N, C, D, H, W) or (C, D, H, W).
 struct InstanceNorm3d : InstanceNorm {
   explicit InstanceNorm3d(const Options& o) : InstanceNorm(o, 5) {}
 };

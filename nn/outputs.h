@@ -1,6 +1,6 @@
 #pragma once
-// Result types of forward() other than one variable: pairs, tuples, arrays of fixed length, and structs that list their
-// variables,
+// Result types that forward() may have besides Variable: pairs, tuples, arrays of fixed length, and structs that list
+// their variables in each_variable():
 //
 //   struct Result {
 //     Variable output, state;

@@ -9,7 +9,7 @@
 namespace lockstep::nn {
 
 namespace pools {
-/// Arguments of the pooling functions from the layers' options.
+/// Converts options of a pooling layer to the arguments of the pooling functions.
 template <class Size>
 PoolArgs args_of(const Size& kernel, const std::optional<Size>& stride, const Size& padding, const Size& dilation,
                  bool ceil_mode) {
@@ -19,7 +19,7 @@ PoolArgs args_of(const Size& kernel, const std::optional<Size>& stride, const Si
           .dilation = dims_of(dilation),
           .ceil_mode = ceil_mode};
 }
-/// Text for options().
+/// Returns the text of a pooling layer's options().
 inline std::string text_of(const PoolArgs& args) { return str("kernel ", args.kernel, ", stride ", args.stride); }
 }  // namespace pools
 
@@ -119,7 +119,7 @@ using AdaptiveMaxPool2d = AdaptiveMaxPool<2>;  ///< input (N, C, H, W)
 using AdaptiveMaxPool3d = AdaptiveMaxPool<3>;  ///< input (N, C, D, H, W)
 
 /// Inverse of a MaxPool with the same options: puts x at the positions of the maxima, and zeros elsewhere. sizes:
-/// spatial sizes of the result, needed if several input sizes would have been pooled to x's.
+/// spatial sizes of the result. Give them if MaxPool maps inputs of several sizes to the size of x.
 template <int n> struct MaxUnpool : Layer<MaxUnpool<n>> {
   struct Options {
     pools::Size<n> kernel = 2;

@@ -124,7 +124,7 @@ QuantizeReport quantize(Module& model, const QuantizeOptions& o) {
     LOCKSTEP_CHECK(!*place.product, "[quantize] ", place.name,
                    " is sharded already; quantise before tensor parallelism");
     LOCKSTEP_CHECK(!w.tensor().storage()->is_empty() || is_built_empty(w), "[quantize] ", place.name,
-                   ": expected a whole weight; it is sharded by ZeRO or not on this rank");
+                   ": expected a whole weight; it is sharded by ZeRO or not on this rank, so quantise before that");
     LOCKSTEP_CHECK(w.dim() == 2 && w.numel() > 0, "[quantize] ", place.name, ": expected a weight (out, in), got ",
                    w.shape());
   }
@@ -171,7 +171,8 @@ void load_quantized(Module& model, const State& state, const std::map<std::strin
       if (word == "dynamic") how.dynamic = true;
       else if (word.starts_with("threshold=")) {
         const auto threshold = read_number<double>(std::string_view(word).substr(10));
-        LOCKSTEP_CHECK(threshold, "[load_quantized] expected a number in ", metadata_key, ", got '", word, "'");
+        LOCKSTEP_CHECK(threshold, "[load_quantized] expected a number in ", metadata_key, ", got '", word,
+                       "'; save it with quantized_metadata()");
         how.threshold = *threshold;
       } else quantize_options(word);  // raises unless it is a format
     }

@@ -14,7 +14,7 @@
 
 namespace lockstep::nn {
 
-/// Format, and which weights to quantise.
+/// Options of quantize(): the format, and which weights to quantise.
 struct QuantizeOptions {
   QuantFormat format = QuantFormat::group8;
   bool dynamic = false;  ///< true: quantise activations to 8 bits, too; row8 only
@@ -34,7 +34,7 @@ struct QuantizeReport {
   int64_t layers = 0, bytes_before = 0, bytes_after = 0;  ///< bytes of all parameters
   std::map<std::string, double> relative_error;           ///< per weight: |w - dequantised| / |w|, Euclidean norms
   std::vector<std::string> notes;                         ///< one note for each copy of a tied head
-  /// A summary in one line, and a line for each note.
+  /// Returns a summary in one line, and a line for each of `notes`.
   std::string text() const;
 };
 /// Quantises the model in place; call it before optimizers and tensor parallelism exist. A model that was built empty

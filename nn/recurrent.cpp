@@ -81,7 +81,9 @@ PackedSequence pack_padded_sequence(const Variable& input, const std::vector<int
 
 PaddedSequence pad_packed_sequence(const PackedSequence& sequence, const PadOptions& options) {
   const Variable& data = sequence.data;
-  LOCKSTEP_CHECK(data.defined() && !sequence.batch_sizes.empty(), "[pad_packed_sequence] expected a packed sequence");
+  LOCKSTEP_CHECK(data.defined() && !sequence.batch_sizes.empty(),
+                 "[pad_packed_sequence] expected a packed sequence, got an empty one; "
+                 "make it with pack_padded_sequence()");
   const int64_t batch = sequence.batch_sizes[0], longest = int64_t(sequence.batch_sizes.size()),
                 steps = options.total_length ? options.total_length : longest;
   LOCKSTEP_CHECK(steps >= longest, "[pad_packed_sequence] expected a total_length from ", longest,
@@ -115,7 +117,7 @@ PaddedSequence pad_packed_sequence(const PackedSequence& sequence, const PadOpti
   return padded;
 }
 
-// --- layers ---
+// --- layers: RNN, LSTM, GRU ---
 
 Recurrence::Recurrence(const char* name, const RecurrentOptions& options, RecurrentCell kind, int64_t proj_size,
                        Make make)
@@ -242,7 +244,7 @@ PackedLstmOutput LSTM::forward(const PackedSequence& x, const Variable& h, const
 
 GRU::GRU(const Options& o) : PlainRecurrentLayer("GRU", o, RecurrentCell::gru) {}
 
-// --- cells ---
+// --- single-step cells: RNNCell, LSTMCell, GRUCell ---
 
 RecurrentStep::RecurrentStep(const char* name, int64_t in, int64_t out, bool bias, RecurrentCell kind, Make make)
     : input(in), hidden(out), cell(kind), name_(name) {

@@ -130,7 +130,7 @@ template <class Derived> struct PlainRecurrentLayer : RecurrentLayer<Derived> {
   using RecurrentLayer<Derived>::RecurrentLayer;
 };
 
-/// h' = tanh(W x + b + V h + d), or relu in place of tanh (Elman, 1990).
+/// Elman network (1990): next h = tanh(weight_ih x + bias_ih + weight_hh h + bias_hh), or with relu in place of tanh.
 struct RNN : PlainRecurrentLayer<RNN> {
   struct Options {
     int64_t input, hidden, layers = 1;
@@ -142,8 +142,8 @@ struct RNN : PlainRecurrentLayer<RNN> {
   explicit RNN(const Options& options);
 };
 
-/// Long short-term memory (Hochreiter and Schmidhuber, 1997); gates in the order i, f, g, o. With proj_size, h is
-/// projected to that size by weight_hr_l0 (Sak et al., 2014).
+/// Long short-term memory (Hochreiter and Schmidhuber, 1997), with PyTorch's order of gates, i, f, g, o. If proj_size
+/// is not 0, weight_hr_l0 projects h to that size (Sak et al., 2014).
 struct LSTM : RecurrentLayer<LSTM> {
   struct Options {
     int64_t input, hidden, layers = 1;
@@ -158,13 +158,14 @@ struct LSTM : RecurrentLayer<LSTM> {
   PackedLstmOutput forward(const PackedSequence& x, const Variable& h = {}, const Variable& c = {});
 };
 
-/// Gated recurrent unit (Cho et al., 2014); gates in the order r, z, n.
+/// Gated recurrent unit (Cho et al., 2014), with the gates in PyTorch's order r, z, n.
 struct GRU : PlainRecurrentLayer<GRU> {
   using Options = RecurrentOptions;
   explicit GRU(const Options& options);
 };
 
-/// One step of one layer, the base of the cells: weight_ih (G H, in), weight_hh (G H, H), bias_ih and bias_hh (G H).
+/// One step of one layer, the base of the cells. Parameters: weight_ih (G H, in), weight_hh (G H, H), bias_ih and
+/// bias_hh (G H), with G gates and hidden size H.
 class RecurrentStep {
  public:
   int64_t input, hidden;

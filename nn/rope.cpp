@@ -14,7 +14,8 @@ constexpr double pi = std::numbers::pi;
 
 int64_t turned_of(const Rope& rope, int64_t head_size) { return int64_t(double(head_size) * rope.partial); }
 
-/// The index i, as a real number, whose angle makes `turns` rotations within the original context.
+/// Returns the index i, as a real number, of the pair of features that makes `turns` full rotations within the original
+/// context. d: number of rotated features.
 double index_of_turns(const Rope& rope, double turns, int64_t d) {
   return double(d) * std::log(double(rope.original_context) / (turns * 2 * pi)) / (2 * std::log(rope.base));
 }

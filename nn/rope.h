@@ -1,7 +1,7 @@
 #pragma once
 // Rotary position embeddings (Su et al., 2021), and the methods that stretch them to longer sequences than a model was
-// trained on. At position p, each pair of features (x_i, x_{i + D/2}) is rotated by the angle p f_i, with
-// f_i = base^(-2i / D).
+// trained on. For a token at position p, each pair (x_i, x_{i + D/2}) of a head's D rotated features is rotated by the
+// angle p f_i, with the frequency f_i = base^(-2i / D).
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -36,7 +36,7 @@ struct Rope {
 
 /// The frequencies f_i, in f64, for sequences of `context` tokens (Transformers' inv_freq).
 std::vector<double> rope_frequencies(const Rope& rope, int64_t head_size, int64_t context);
-/// Factor on cosine and sine (yarn); 1 for the other methods.
+/// Factor by which yarn multiplies cosines and sines; 1 for the other methods.
 double rope_attention_factor(const Rope& rope);
 
 /// Cosines and sines that all layers of a model share. They are computed on demand; thread-safe.

@@ -20,7 +20,7 @@ constexpr double never = -std::numeric_limits<double>::infinity(), highest_score
 
 template <auto member> double number_of(const Generation& g) { return double(g.*member); }
 
-// Within these ranges no sum or quotient of scores overflows.
+// Ranges of numeric options. Within them, no sum or quotient of scores overflows.
 constexpr double many = double(int64_t(1) << 31);
 constexpr struct OptionRange {
   const char* name;
@@ -57,7 +57,7 @@ void check_numbers(const Generation& g) {
 
 /// exp(x) for x <= 0, accurate to an ulp or two; 0 for x < -690. Branch-free, so that loops vectorise.
 inline double exp_below_zero(double x) {
-  // x = n ln 2 + r, |r| <= ln 2 / 2; adding 1.5 * 2^52 leaves n in the low bits of t
+  // Split x into n ln 2 + r with |r| <= ln 2 / 2. Adding 1.5 * 2^52 rounds to an integer: n is in the low bits of t.
   const double t = std::max(x, -690.0) * 1.4426950408889634 + 6755399441055744.0, n = t - 6755399441055744.0,
                r = (std::max(x, -690.0) - n * 0.6931471803691238) - n * 1.9082149292705877e-10;
   double p = 1.6059043836821613e-10;  // 1 / 13!
@@ -71,8 +71,8 @@ inline double exp_below_zero(double x) {
 
 constexpr int buckets = 4096;
 
-/// Bucket of a score that is `below` buckets under the highest. Far scores share the last bucket; NaN goes to the
-/// first.
+/// Returns the bucket of a score. below: the score's distance from the highest score, in buckets. The last bucket also
+/// holds all scores beyond it, the first bucket also holds NaN.
 int32_t bucket_of(double below) { return int32_t(std::max(0.0, std::min(below, buckets - 1.0))); }
 
 /// Ids in descending order of score, produced on demand: scores are distributed to buckets by distance from the
@@ -98,7 +98,7 @@ class Ranked {
     const size_t begin = order_.size();
     const int from = next_;
     for (size_t found = begin; next_ < buckets && found < count;) found += size_t(counts_[size_t(next_++)]);
-    // Exact bucket limits are decided by bucket() only; this cheap comparison skips most ids.
+    // This cheap comparison skips most ids. For the others, bucket() decides whether they are in the wanted buckets.
     const double behind = next_ < buckets ? (next_ + 1) / scale_ : -never;
     for (size_t i = 0; i < scores_.size(); ++i)
       if (top_ - scores_[i] < behind) [[unlikely]] {
@@ -122,7 +122,7 @@ class Ranked {
 /// and a single bucket is sorted.
 class Weights {
  public:
-  /// Weights below `least` are left out.
+  /// Sums the weights of all scores. kept() and at() leave out weights below `least`.
   Weights(std::span<const double> scores, double top, double temperature, double least)
       : scores_(scores), top_(top), scale_(1 / temperature), least_(least) {
     constexpr size_t block = 256;
@@ -141,8 +141,8 @@ class Weights {
   double whole() const { return whole_; }
   double kept() const { return whole_ - left_out_; }
 
-  /// The first id at which the cumulative weight reaches (`passes`: exceeds) `wanted`, else the last id; and that
-  /// cumulative weight.
+  /// Returns the first id at which the cumulative weight reaches `wanted` (exceeds it if `passes` is true), or the last
+  /// id if none does. Also returns the cumulative weight at that id.
   std::pair<int64_t, double> at(double wanted, bool passes) const {
     const auto enough = [&](double sum) { return passes ? sum > wanted : sum >= wanted; };
     size_t filled = sums_.size();
@@ -152,7 +152,7 @@ class Weights {
     for (size_t b = 0; b < filled; before += sums_[b++]) {
       if (b + 1 < filled && !enough((before + sums_[b]) * (1 + 1e-12))) continue;
       std::vector<int64_t> ids;
-      // A single comparison selects a superset of the bucket. It rejects nearly all ids.
+      // A cheap comparison first: it rejects nearly all ids, but none that are in bucket b.
       const bool rest = b + 1 == sums_.size();
       const double middle = (double(b) + 0.5) / (scale_ * 64), reach = rest ? -never : 0.51 / (scale_ * 64);
       for (size_t i = 0; i < scores_.size(); ++i)

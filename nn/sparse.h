@@ -16,25 +16,25 @@ class Module;
 /// DeepSpeed's options. Sizes are in blocks. All modes read block, different_layout_per_head and unidirectional. The
 /// comment of each other field names the modes that read the field.
 struct SparsityConfig {
-  /// Patterns; local is a sliding window only.
+  /// Patterns of attended blocks. `local` has a sliding window and nothing else.
   enum class Mode { dense, fixed, variable, bigbird, bslongformer, local };
   Mode mode = Mode::fixed;
   int64_t block = 16;  ///< block size in tokens; multiples of 16 are fast
   /// True: each head draws its own random blocks and pattern; false: all heads share them.
   bool different_layout_per_head = false;
   std::optional<bool> unidirectional;  ///< default: true in a causal model; false if there is no model
-  /// fixed (Child et al., 2019): windows of this many blocks. All rows see the last num_global_blocks of each window
-  /// (some heads: earlier blocks of the window; see num_different_global_patterns).
+  /// Mode fixed (Child et al., 2019): number of blocks in a window. All rows attend to the last num_global_blocks of
+  /// each window. With num_different_global_patterns > 1, some heads attend to earlier blocks of the window instead.
   int64_t num_local_blocks = 4;
   int64_t num_global_blocks = 1;  ///< fixed: see above; bigbird: number of first blocks that are global
-  /// fixed: heads rotate through this many choices of global blocks.
+  /// Mode fixed: number of different choices of global blocks, which the heads use in turn.
   int64_t num_different_global_patterns = 1;
-  /// fixed, variable: global blocks also attend to all blocks; bidirectional only.
+  /// Modes fixed and variable: if true, global blocks also attend to all blocks. Only for bidirectional attention.
   bool horizontal_global_attention = false;
   int64_t num_random_blocks = 0;                    ///< variable, bigbird (Zaheer et al., 2020): random blocks per row
   std::vector<int64_t> local_window_blocks = {4};   ///< variable: window sizes; the last one repeats
   std::vector<int64_t> global_block_indices = {0};  ///< variable, bslongformer (Beltagy et al., 2020)
-  /// variable, bslongformer: end of each global range; default: ranges of one block.
+  /// Modes variable and bslongformer: the end of each range of global blocks. Default: each range has one block.
   std::optional<std::vector<int64_t>> global_block_end_indices;
   int64_t num_sliding_window_blocks = 3;  ///< bigbird, bslongformer, local: width of the window around each block
   uint64_t seed = 0;                      ///< random blocks depend on seed, layer and head

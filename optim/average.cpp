@@ -11,10 +11,12 @@ namespace lockstep::optim {
 
 WeightAverage::WeightAverage(std::vector<Variable> parameters, double decay)
     : parameters_(std::move(parameters)), decay_(decay) {
-  LOCKSTEP_CHECK(!parameters_.empty(), "[WeightAverage] expected at least one parameter, got an empty list");
+  LOCKSTEP_CHECK(!parameters_.empty(),
+                 "[WeightAverage] expected at least one parameter, got an empty list; pass net.parameters()");
   LOCKSTEP_CHECK(decay >= 0 && decay < 1, "[WeightAverage] expected decay in [0, 1), got ", decay);
   for (const Variable& p : parameters_) {
-    LOCKSTEP_CHECK(is_floating(p.dtype()), "[WeightAverage] expected floating parameters, got ", p.dtype());
+    LOCKSTEP_CHECK(is_floating(p.dtype()), "[WeightAverage] expected floating parameters, got ", p.dtype(),
+                   "; leave it out");
     averages_.push_back(zeros(p.shape(), {.dtype = p.dtype() == f64 ? f64 : f32, .device = p.tensor().device()}));
   }
 }
@@ -57,13 +59,13 @@ OptimizerState WeightAverage::state() const {
 void WeightAverage::load_state(const OptimizerState& saved) {
   LOCKSTEP_CHECK(saved.numbers.count("updates") && saved.tensors.size() == averages_.size(),
                  "[WeightAverage] expected the number of updates and ", averages_.size(),
-                 " averages in the saved state, got ", saved.tensors.size());
+                 " averages in the saved state, got ", saved.tensors.size(), "; load a state of the same model");
   LOCKSTEP_CHECK(own_.empty(),
                  "[WeightAverage] load_state() while the averages are swapped in; call swap() again first");
   for (size_t i = 0; i < averages_.size(); ++i)
     LOCKSTEP_CHECK(saved.tensors[i].second.shape() == averages_[i].shape(), "[WeightAverage] expected '",
                    saved.tensors[i].first, "' of shape ", averages_[i].shape(), ", got ",
-                   saved.tensors[i].second.shape());
+                   saved.tensors[i].second.shape(), "; load a state of the same model");
   for (size_t i = 0; i < averages_.size(); ++i) averages_[i].copy_(saved.tensors[i].second);
   updates_ = int64_t(saved.numbers.at("updates"));
 }

@@ -1,8 +1,8 @@
 #pragma once
 // Averages of weights that are kept beside the optimizer: stochastic weight averaging (Izmailov et al., 2018) and
-// exponential moving averages. For models with batch norm call nn::update_bn() while the averages are swapped in; the
-// statistics it computes are swapped together with the averages. ZeRO and the programs use Optimizer::keep_average()
-// instead.
+// exponential moving averages. For models with batch norm call nn::update_bn() while the averages are swapped in. The
+// statistics that update_bn() computes are swapped together with the averages. ZeRO and the programs in apps/ use
+// Optimizer::keep_average() instead.
 #include "autograd/stand_in.h"
 #include "optim/schedule.h"
 
@@ -35,7 +35,8 @@ class WeightAverage {
   int64_t updates_ = 0;
 };
 
-/// PyTorch's SWALR: from the rate at construction to swa_lr within anneal_epochs steps, then constant.
+/// PyTorch's SWALR: moves the rate from its value at construction to swa_lr within anneal_epochs steps, and then keeps
+/// swa_lr.
 class SWALR : public Schedule {
  public:
   struct Options {

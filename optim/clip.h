@@ -10,9 +10,9 @@ namespace lockstep::optim {
 /// are skipped.
 double grad_norm(const std::vector<Variable>& parameters, double norm_type = 2);
 
-/// Norm of one gradient from the f64 sum of its squares; rounded to f32 unless the gradient is f64. So the norm
-/// is independent of how the squares were added up (whole parameter, shards, stages). The total norm is the root of the
-/// sum of the squared norms, in the model's order.
+/// Returns the norm of one gradient from the f64 sum of its squares. Rounds the norm to f32 unless the gradient is f64,
+/// so that it does not depend on how the squares were added up (whole parameter, shards, stages). The norm of several
+/// gradients is the root of the sum of their squared norms, added in the model's order.
 double norm_of_squares(double sum, DType dtype);
 
 /// Clips to a norm that is known already: scales all gradients by max_norm / (norm + 1e-6) if this factor is below 1.

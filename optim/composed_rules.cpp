@@ -1,5 +1,5 @@
-// Elementwise rules composed of tensor operations. Apart from the gradient they depend only on the step number, so they
-// run on any shard of a parameter and on any device.
+// Elementwise update rules of optimizers, composed of tensor operations. The update of an element depends only on its
+// own gradient and state and on the step number. A rule therefore runs on any shard of a parameter and on any device.
 #include <algorithm>
 #include <cmath>
 
@@ -10,7 +10,8 @@ namespace lockstep::optim {
 
 namespace {
 
-/// The gradient with weight decay: added to the gradient, or (decoupled) applied to the parameter right away.
+/// Returns the gradient with weight decay added. With `decoupled`, applies the decay to the parameter p right away
+/// instead, and returns the gradient without it.
 template <class Options>
 Tensor decayed(const Options& o, Tensor& p, const Tensor& grad, double grad_scale, bool decoupled = false) {
   const Tensor g = signed_grad(grad, o.maximize, grad_scale);
@@ -158,8 +159,10 @@ void Sophia::update(int group, Tensor& p, const Tensor& grad, ParameterState& st
 void Sophia::update_hessian() {
   const NoGrad no_grad;
   for (int group = 0; group < group_count(); ++group) {
-    LOCKSTEP_CHECK(options_[group].hessian_interval == 0, "[Sophia] update_hessian() expected hessian_interval 0, got ",
-                   options_[group].hessian_interval, ": steps estimate the Hessian from their own gradients then");
+    LOCKSTEP_CHECK(
+        options_[group].hessian_interval == 0, "[Sophia] update_hessian() expected hessian_interval 0, got ",
+        options_[group].hessian_interval,
+        ": steps estimate the Hessian from their own gradients then; set it to 0, or do not call update_hessian()");
     for (Variable p : parameters(group)) {
       if (!p.requires_grad() || !p.grad().defined()) continue;
       const Prepared at = prepare(p);

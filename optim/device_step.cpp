@@ -1,9 +1,10 @@
-// Steps on CUDA devices: one kernel updates all parameters of a device and dtype (tensor/step_batch.h).
+// Steps on CUDA devices: one kernel updates all parameters of a device and dtype (tensor/step_batch.h). The stages of a
+// step, in order:
 //
 //   options (host) ─▶ squares, non-finite flags ─▶ norm, clip, skip ─▶ update of all parameters
 //
 // A graph captures everything but the first stage, which before_replay() runs before each replay. The device counts the
-// steps that it skips; settle() subtracts them from the host's step counts when those are needed.
+// steps that it skips. When the host needs its step counts, settle() subtracts the skipped steps from them.
 #include <algorithm>
 #include <cmath>
 
@@ -49,7 +50,7 @@ StepControl control_of(const ClippedStep& request, bool clips) {
 Optimizer::Optimizer() = default;
 Optimizer::~Optimizer() = default;
 
-/// The parameters that have a gradient.
+/// Returns the parameters that have a gradient, with their groups.
 std::vector<Optimizer::Taking> Optimizer::taking_part() {
   std::vector<Taking> all;
   for (int g = 0; g < group_count(); ++g)
@@ -66,7 +67,8 @@ void Optimizer::check_capture(const std::vector<Taking>& all) const {
                  "clipped_step(), one device; capture forward and backward only and call step() after replay()");
 }
 
-/// Collects the parameters and numbers of a step; launches nothing.
+/// Collects in `at` the parameters and gradients of a step, and the numbers that its kernels read. numbers_only: only
+/// the numbers, such as rates and step counts, which change between replays of a graph.
 void Optimizer::collect(OnDevice& at, const std::vector<Taking>& all, double grad_scale, bool numbers_only) {
   at.batch.clear();
   at.squares.clear(), at.norms.clear(), at.counted.clear();

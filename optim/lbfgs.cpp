@@ -16,7 +16,7 @@ namespace {
 double dot(const Tensor& a, const Tensor& b) { return sum(mul(a, b)).item(); }
 double largest(const Tensor& x) { return amax(abs(x)).item(); }
 
-/// Minimiser, within bounds, of the cubic through two points with given slopes.
+/// Returns the minimiser, in [low, high], of the cubic that has the losses and slopes of the points p and q.
 template <class Point> double least_of_cubic(const Point& p, const Point& q, double low, double high) {
   const Point &a = p.at <= q.at ? p : q, &b = p.at <= q.at ? q : p;
   const double d1 = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.at - b.at), square = d1 * d1 - a.slope * b.slope;
@@ -47,7 +47,7 @@ LBFGS::LBFGS(std::vector<Variable> parameters, const LBFGSOptions& options) {
   for (const Variable& p : parameters)
     LOCKSTEP_CHECK(p.defined() && size_of(p.dtype()) >= 4 && p.dtype() == parameters[0].dtype(),
                    "[LBFGS] expected parameters all of f32 or all of f64, got ",
-                   p.defined() ? str(p.dtype()) : std::string("an undefined one"));
+                   p.defined() ? str(p.dtype()) : std::string("an undefined one"), "; convert them with Module::to()");
   add_group(std::move(parameters), options);
 }
 void LBFGS::step(double) { refuse_step(); }
@@ -233,7 +233,8 @@ void LBFGS::load_state(const OptimizerState& saved) {
   const int64_t size = values().numel();
   for (const auto& [key, tensor] : saved.tensors) {
     LOCKSTEP_CHECK(key.starts_with("lbfgs.") && tensor.shape() == Shape{size}, "[LBFGS] expected '", key, "' of shape ",
-                   Shape{size}, " under lbfgs., got ", tensor.shape());
+                   Shape{size}, " under lbfgs., got ", tensor.shape(),
+                   "; load a state that state() of an LBFGS for the same model returned");
     own[key].push_back(tensor.clone());
   }
   for (const auto& [key, value] : saved.numbers) (key.starts_with("lbfgs.") ? numbers : rest.numbers)[key] = value;

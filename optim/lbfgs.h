@@ -9,7 +9,7 @@
 
 namespace lockstep::optim {
 
-/// PyTorch's options.
+/// Options of LBFGS, as in PyTorch.
 struct LBFGSOptions {
   double lr = 1, max_iter = 20;
   double max_eval = 0;  ///< evaluations per step; 0: max_iter * 5 / 4
@@ -28,9 +28,9 @@ class LBFGS : public OptimizerOf<LBFGSOptions> {
   const char* name() const override { return "LBFGS"; }
   bool is_elementwise() const override { return false; }
 
-  /// Runs up to max_iter iterations and returns the initial loss. loss() computes the loss; step() clears the
-  /// gradients before each call of loss(), and computes them after it. Under DistributedDataParallel all ranks must
-  /// call step(), which minimises the mean of their losses.
+  /// Runs up to max_iter iterations and returns the initial loss. loss() computes the loss. step() clears the
+  /// gradients before each call of loss(), and computes the gradients after the call. Under DistributedDataParallel all
+  /// ranks must call step(), which minimises the mean of their losses.
   double step(const std::function<Variable()>& loss);
   int64_t evaluations() const { return evaluations_; }  ///< evaluations of the loss so far
   OptimizerState state() const override;

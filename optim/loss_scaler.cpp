@@ -74,7 +74,7 @@ bool GradScaler::step(Optimizer& optimizer) {
 void GradScaler::update() {
   if (!o_.enabled) return;
   LOCKSTEP_CHECK(!unscaled_.empty(),
-                 "[GradScaler] update() needs an optimizer that was unscaled or stepped since the last update()");
+                 "[GradScaler] update() needs an optimizer that was unscaled or stepped before; call step() first");
   update(found_overflow());
 }
 

@@ -1,5 +1,5 @@
-// Rules that need the whole parameter: LAMB scales the step by a ratio of norms, Muon orthogonalises it, Adafactor
-// keeps averages of rows and columns.
+// Update rules that need the whole parameter, not a shard: LAMB scales the step by a ratio of norms, Muon
+// orthogonalises it, Adafactor keeps averages of rows and columns.
 #include <algorithm>
 #include <cmath>
 #include <limits>

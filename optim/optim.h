@@ -1,16 +1,16 @@
 #pragma once
 // The optimizers. Formulas are PyTorch's where it has the optimizer; otherwise the papers': Lion (Chen et al., 2023),
 // LAMB (You et al., 2020), Muon (Jordan et al., 2024), Sophia (Liu et al., 2023), schedule-free AdamW (Defazio et al.,
-// 2024). Options have PyTorch's names, and a table() of their numbers with ranges, which check_options() and schedules
-// use. Options are designated initialisers:
+// 2024). Options have PyTorch's names. Their table() lists the numeric options with their ranges, for check_options()
+// and for schedules. Give options by designated initialisers:
 //   optim::AdamW opt(net.parameters(), {.lr = 3e-4, .weight_decay = 0.1});
 //   opt.add_group(net.biases(), {.lr = 3e-4, .weight_decay = 0});
 #include "optim/optimizer.h"
 
 namespace lockstep::optim {
 
-/// Declares the constructors (defined by LOCKSTEP_OPTIMIZER_CONSTRUCTORS) and overrides that every optimizer has;
-/// leaves the class in its public section.
+/// Declares the constructors (defined by LOCKSTEP_OPTIMIZER_CONSTRUCTORS) and overrides that every optimizer has.
+/// After the macro the class is in its public section.
 #define LOCKSTEP_OPTIMIZER(Class)                                                                                      \
  public:                                                                                                               \
   Class(std::vector<Variable> parameters, const Class##Options& options);                                              \
@@ -207,7 +207,7 @@ class AdamWScheduleFree : public OptimizerOf<AdamWScheduleFreeOptions> {
 
  private:
   double newest_weight(int group, int64_t step);
-  // Keyed by group: a step, and the sum of the averaging weights up to it.
+  // For each group: a step, and the sum of the averaging weights up to that step.
   std::map<int, std::pair<int64_t, double>> sums_;
 };
 

@@ -58,9 +58,10 @@ void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty
     for (const Variable& p : group) known.insert(p.impl().get());
   for (const Variable& p : parameters) {
     LOCKSTEP_CHECK(p.defined() && p.is_leaf(), "[", name(), "] expected leaf variables as parameters, got ",
-                   p.defined() ? "the output of an operation" : "an undefined one");
+                   p.defined() ? "the output of an operation" : "an undefined one", "; pass model.parameters()");
     const bool in_codes = p.dtype() == i8 || p.dtype() == u8;  // codes of a quantised weight, which is frozen
-    LOCKSTEP_CHECK(is_floating(p.dtype()) || in_codes, "[", name(), "] expected floating parameters, got ", p.dtype());
+    LOCKSTEP_CHECK(is_floating(p.dtype()) || in_codes, "[", name(), "] expected floating parameters, got ", p.dtype(),
+                   "; leave it out");
     LOCKSTEP_CHECK(known.insert(p.impl().get()).second, "[", name(), "] a parameter of shape ", p.shape(),
                    " was given twice; leave one of them out");
   }
@@ -82,7 +83,8 @@ Optimizer::Prepared Optimizer::prepare(Variable& parameter, bool any_gradient) {
   return {std::move(p), grad.defined() ? grad.contiguous() : grad, std::move(low), state};
 }
 
-/// The f32 master copy of a 16-bit parameter, brought up to date.
+/// Returns the f32 master copy of a 16-bit parameter. Creates it if missing; updates it if other code has written the
+/// parameter.
 Tensor& Optimizer::master_of(const Tensor& parameter, ParameterState& state) {
   Tensor& master = state.tensors["master"];
   if (!master.defined()) master = parameter.to(f32);
@@ -95,7 +97,8 @@ void Optimizer::written(const Variable& parameter) {
   states_[parameter.impl().get()].seen = parameter.tensor().storage()->version();
 }
 
-/// Stamps all storages first, then notes their versions: several parameters may share a storage.
+/// Stamps the storages of all parameters first, and then records their versions, because several parameters may share a
+/// storage.
 void Optimizer::written(const std::vector<Taking>& all) {
   for (const Taking& t : all) stamp(*t.parameter->tensor().storage(), name());
   for (const Taking& t : all) states_[t.parameter->impl().get()].seen = t.parameter->tensor().storage()->version();
@@ -250,7 +253,7 @@ void Optimizer::load_state(const OptimizerState& saved) {
     const Variable& parameter = *owner(key);
     const Shape expected = state_shape(key, parameter.shape());
     LOCKSTEP_CHECK(tensor.shape() == expected, "[", name(), "] expected '", key, "' of shape ", expected, ", got ",
-                   tensor.shape());
+                   tensor.shape(), "; load a state of the same model");
     const MemoryScope scope(Memory::optimizer);
     states[parameter.impl().get()].tensors[key.substr(key.rfind('.') + 1)] = tensor.clone();
   }

@@ -1,7 +1,7 @@
 #pragma once
-// Optimizer: the base class of all optimizers. A rule is a function update(parameter, gradient, state) on one tensor,
-// so master weights, ZeRO and offload can wrap any of them. The base class handles parameters, groups and state by
-// name.
+// Optimizer: the base class of all optimizers. An update rule is a function update(parameter, gradient, state) on one
+// tensor. Master weights, ZeRO and offload can therefore wrap any rule. The base class handles parameters, groups and
+// state by name.
 #include <cmath>
 #include <map>
 #include <memory>
@@ -93,13 +93,13 @@ class Optimizer {
   virtual bool is_one_kernel() const { return false; }
   /// True if steps on a device can be batched and captured.
   bool can_be_collected() const { return is_one_kernel() && average_decay_ == 0; }
-  /// False for rules that need the whole parameter (LAMB, Muon); these cannot run on a shard.
+  /// False for rules that need the whole parameter (LAMB, Muon) and therefore cannot run on a shard.
   virtual bool is_elementwise() const { return true; }
-  /// Number of elements that share a number in is_per_block() tensors; shards must begin at multiples of it.
+  /// Number of elements that share a number in is_per_block() tensors; shards must begin at multiples of block().
   virtual int64_t block() const { return 1; }
-  /// Shape of the state tensor `key`, which may have a prefix, for a parameter of this shape.
+  /// Shape that the state tensor named `key` has for a parameter of this shape. `key` may have a prefix.
   virtual Shape state_shape(const std::string& key, const Shape& parameter) const;
-  /// True if step() itself reduces gradients over ranks (parallel/onebit/); then no wrapper may reduce them first.
+  /// True if step() itself reduces gradients over ranks (parallel/onebit/); no wrapper may then reduce gradients.
   virtual bool communicates() const { return false; }
   /// The class name, for errors.
   virtual const char* name() const = 0;
@@ -150,7 +150,7 @@ class Optimizer {
   };
   /// Prepares the arguments for a parameter. any_gradient: true keeps a 16-bit gradient; false converts it to f32.
   Prepared prepare(Variable& parameter, bool any_gradient = false);
-  /// Call it after a rule has written to a parameter, so that later writes by others are detected.
+  /// Must be called after a rule has written to a parameter, so that later writes by other code are detected.
   void written(const Variable& parameter);
   /// Name of the index-th parameter in errors and states.
   std::string name_of(const Variable& parameter, int index) const;
@@ -227,7 +227,9 @@ template <class Options, class Base = Optimizer> class OptimizerOf : public Base
   }
   /// Adds several groups. Some may be empty, so that a pipeline stage has all groups of the model. Error if all are.
   void add_groups(const std::vector<Group>& groups) {
-    LOCKSTEP_CHECK(!groups.empty(), "[", this->name(), "] expected at least one group of parameters, got none");
+    LOCKSTEP_CHECK(!groups.empty(), "[", this->name(),
+                   "] expected at least one group of parameters, got none; "
+                   "pass one such as {net.parameters(), options}");
     bool any = false;
     for (const Group& g : groups) any |= !g.parameters.empty();
     for (const Group& g : groups) {

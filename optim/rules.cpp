@@ -1,4 +1,4 @@
-// Rules with a fused kernel each: SGD, Adam, AdamW, Adagrad, RMSprop, Lion.
+// The optimizers whose update rule is one fused kernel each: SGD, Adam, AdamW, Adagrad, RMSprop, Lion.
 #include <cmath>
 
 #include "optim/optim.h"

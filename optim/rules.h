@@ -1,5 +1,5 @@
 #pragma once
-// Building blocks of rules, used here and in parallel/onebit/. Internal.
+// Building blocks of the optimizers' update rules, used in optim/ and in parallel/onebit/. Internal.
 #include <cmath>
 #include <map>
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace lockstep::optim {
 
-/// Defines the constructors that LOCKSTEP_OPTIMIZER declares. They are not in the header, so that a program which
-/// includes it does not compile them for every optimizer.
+/// Defines the constructors that LOCKSTEP_OPTIMIZER declares. They are not in optim.h, so that a program which
+/// includes optim.h does not compile the constructors of every optimizer.
 #define LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Class)                                    \
   Class::Class(std::vector<Variable> parameters, const Class##Options& options) { \
     add_group(std::move(parameters), options);                                    \

@@ -31,7 +31,7 @@ double warmup(Warmup kind, int64_t t, int64_t steps) {
   return kind == Warmup::log ? std::log(double(t + 1)) / std::log(double(steps)) : double(t) / double(steps);
 }
 
-/// The step for the formulas at step t: DeepSpeed's schedules stay at their first value for two steps.
+/// Returns the step to use in DeepSpeed's formulas at step t. Its schedules keep their first value for two steps.
 int64_t deepspeed_step(int64_t t) { return std::max<int64_t>(t - 1, 0); }
 
 }  // namespace
@@ -178,7 +178,8 @@ double PolynomialLR::value(int g, int64_t t) const {
   return base(g) * std::pow(1 - double(std::min(t, o_.total_iters)) / double(o_.total_iters), o_.power);
 }
 
-// Phases of OneCycleLR, by indices of rates (0 initial, 1 maximum, 2 final) and of momenta (0 maximum, 1 base).
+// A phase of OneCycleLR: its last step, the rates from and to which it moves (0 initial, 1 maximum, 2 final), and the
+// momenta from and to which it moves (0 maximum, 1 base).
 OneCycleLR::OneCycleLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
   check_groups("OneCycleLR", "max_lr", o_.max_lr);
   check_positive("OneCycleLR", "total_steps", double(o_.total_steps));
@@ -203,7 +204,7 @@ OneCycleLR::OneCycleLR(Optimizer& optimizer, Options options) : Schedule(optimiz
 }
 void OneCycleLR::step() {
   LOCKSTEP_CHECK(step_ < o_.total_steps, "[OneCycleLR] expected at most ", o_.total_steps,
-                 " calls of step() (total_steps), got one more");
+                 " calls of step() (total_steps), got one more; raise total_steps");
   Schedule::step();
 }
 double OneCycleLR::anneal(int64_t t, bool of_momentum, int g) const {

@@ -38,13 +38,13 @@ class Schedule {
   /// Enters the next step. ReduceLROnPlateau needs the metric; all other schedules ignore the metric.
   virtual void step();
   virtual void step(double metric);
-  /// Sets the rates (and momenta) of step t, overwriting changes by others, and continues from there.
+  /// Sets the rates (and momenta) of step t, overwriting changes by other code, and continues from step t.
   void enter(int64_t t);
   /// The rate of a group at step t.
   double at(int group, int64_t t) const { return value(group, t); }
   int64_t last_step() const { return step_; }                      ///< the current step t
   double lr(int group = 0) const { return optimizer_.lr(group); }  ///< current rate
-  /// State by name: step, base rates, and current rates that others have changed.
+  /// State by name: step, base rates, and current rates that other code has changed.
   virtual std::map<std::string, double> state() const;
   virtual void load_state(const std::map<std::string, double>& state);  ///< Error for missing entries
 
@@ -61,7 +61,7 @@ class Schedule {
   std::string momentum_;              // option that follows the schedule ("momentum" or "beta1"), if any
 
  private:
-  /// The rate of `group` at step t, and momentum_'s value.
+  /// value(): the rate of `group` at step t. momentum(): the value at step t of the option that momentum_ names.
   virtual double value(int group, int64_t t) const = 0;
   virtual double momentum(int, int64_t) const { return 0; }
   std::vector<double> base_;  // rates of the groups at construction
@@ -70,7 +70,7 @@ class Schedule {
 
 // --- PyTorch ---
 
-/// base * factor(t)
+/// Rate at step t: base * factor(t), where base is the group's initial rate.
 class LambdaLR : public Schedule {
  public:
   LambdaLR(Optimizer& optimizer, std::function<double(int64_t t)> factor);
@@ -84,7 +84,7 @@ class LambdaLR : public Schedule {
 /// nanoGPT).
 std::function<double(int64_t t)> warmup_cosine(int64_t warmup, int64_t steps, double last);
 
-/// base * gamma ^ floor(t / step_size)
+/// Rate at step t: base * gamma ^ floor(t / step_size), where base is the group's initial rate.
 class StepLR : public Schedule {
  public:
   struct Options {
@@ -98,7 +98,7 @@ class StepLR : public Schedule {
   Options o_;
 };
 
-/// base * gamma ^ (number of milestones reached)
+/// Rate at step t: base * gamma ^ (number of milestones reached), where base is the group's initial rate.
 class MultiStepLR : public Schedule {
  public:
   struct Options {
@@ -112,7 +112,7 @@ class MultiStepLR : public Schedule {
   Options o_;
 };
 
-/// base * gamma ^ t
+/// Rate at step t: base * gamma ^ t, where base is the group's initial rate.
 class ExponentialLR : public Schedule {
  public:
   struct Options {
@@ -125,7 +125,7 @@ class ExponentialLR : public Schedule {
   Options o_;
 };
 
-/// eta_min + (base - eta_min) (1 + cos(pi t / T_max)) / 2
+/// Rate at step t: eta_min + (base - eta_min) (1 + cos(pi t / T_max)) / 2, where base is the group's initial rate.
 class CosineAnnealingLR : public Schedule {
  public:
   struct Options {
@@ -139,7 +139,8 @@ class CosineAnnealingLR : public Schedule {
   Options o_;
 };
 
-/// Cosine from base to eta_min over T_0 steps, then again over T_0 T_mult, ... (SGDR; Loshchilov and Hutter, 2017).
+/// Cosine from the group's initial rate to eta_min over T_0 steps, then again over T_0 T_mult steps, and so on (SGDR;
+/// Loshchilov and Hutter, 2017).
 class CosineAnnealingWarmRestarts : public Schedule {
  public:
   struct Options {
@@ -153,7 +154,7 @@ class CosineAnnealingWarmRestarts : public Schedule {
   Options o_;
 };
 
-/// base * factor, which goes linearly from start_factor to end_factor in total_iters steps.
+/// The group's initial rate times a factor that goes linearly from start_factor to end_factor in total_iters steps.
 class LinearLR : public Schedule {
  public:
   struct Options {
@@ -167,7 +168,7 @@ class LinearLR : public Schedule {
   Options o_;
 };
 
-/// base * factor until total_iters, then base.
+/// The group's initial rate times `factor` until step total_iters, then the initial rate.
 class ConstantLR : public Schedule {
  public:
   struct Options {
@@ -181,7 +182,7 @@ class ConstantLR : public Schedule {
   Options o_;
 };
 
-/// base * (1 - t / total_iters) ^ power
+/// Rate at step t: base * (1 - t / total_iters) ^ power, where base is the group's initial rate.
 class PolynomialLR : public Schedule {
  public:
   struct Options {
@@ -335,7 +336,7 @@ class WarmupCosineLR : public Schedule {
   Options o_;
 };
 
-/// min_lr (1 + step_rate t / step_size), to find a good rate (Smith, 2017).
+/// Rate at step t: min_lr (1 + step_rate t / step_size). Used to find a good rate (Smith, 2017).
 class LRRangeTest : public Schedule {
  public:
   struct Options {

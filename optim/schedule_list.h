@@ -11,16 +11,16 @@ namespace lockstep::optim {
 /// Creates a schedule for an optimizer.
 using MakeSchedule = std::function<std::unique_ptr<Schedule>(Optimizer& optimizer)>;
 
-/// A maker for a schedule of this class and options.
+/// Returns a function that makes a schedule of this class with these options.
 template <class Class> MakeSchedule scheduled(typename Class::Options options) {
   return [options](Optimizer& optimizer) { return std::make_unique<Class>(optimizer, options); };
 }
 
-/// Base of ChainedScheduler and SequentialLR. All parts start from the same base rates. Error for an empty list, or for
-/// ReduceLROnPlateau.
+/// Base of ChainedScheduler and SequentialLR. All schedules of the list start from the same base rates. Error for an
+/// empty list, or for ReduceLROnPlateau.
 class ScheduleList : public Schedule {
  public:
-  /// Makes the schedules. name: of the class, for errors.
+  /// Makes the schedules. `name` is the class name in error messages. `floor`: see Schedule.
   ScheduleList(const char* name, Optimizer& optimizer, const std::vector<MakeSchedule>& schedules,
                std::optional<PerGroup> floor = {});
   void load_state(const std::map<std::string, double>& state) override;
@@ -29,10 +29,11 @@ class ScheduleList : public Schedule {
   std::vector<std::unique_ptr<Schedule>> parts_;
 };
 
-/// base times the product of the parts' factors. Error for schedules that cycle (OneCycleLR, CyclicLR, OneCycle).
+/// Multiplies the base rate by the factors of all schedules of the list. Error for schedules that cycle (OneCycleLR,
+/// CyclicLR, OneCycle).
 class ChainedScheduler : public ScheduleList {
  public:
-  /// The parts all start at step 0.
+  /// All schedules start at step 0.
   ChainedScheduler(Optimizer& optimizer, const std::vector<MakeSchedule>& schedules);
 
  private:

@@ -20,7 +20,7 @@ namespace lockstep::parallel {
 
 /// Options of ActivationCheckpoints, named as in DeepSpeed if DeepSpeed has the same option.
 struct CheckpointOptions {
-  /// true: each rank of `group` keeps only a shard of every input; the shards are all-gathered before the second run.
+  /// true: each rank of `group` keeps only a shard of every input; the shards are all-gathered for the run in backward.
   bool partition_activations = false;
   bool cpu_checkpointing = false;  ///< true: keep inputs in host memory (Memory::offload)
   /// true: keep inputs in one preallocated buffer. As in DeepSpeed, this needs partition_activations.
@@ -50,8 +50,8 @@ class ActivationCheckpoints {
   std::vector<Variable> many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn,
                              const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
   /// Checkpoints all later calls of every `every`-th block, from the first on. Blocks are the elements of the outermost
-  /// ModuleLists below `module`, or without one the layers of the outermost Sequential. Returns the names of the
-  /// checkpointed blocks; Error if there are none. The modules must not move in memory.
+  /// ModuleLists below `module` or, if there is no ModuleList, the layers of the outermost Sequential. Returns the
+  /// names of the checkpointed blocks. Error if there are no blocks. The modules must not move in memory.
   std::vector<std::string> wrap_blocks(nn::Module& module);
   /// Undoes wrap_blocks() for the models that still exist.
   void unwrap_blocks();
@@ -59,7 +59,7 @@ class ActivationCheckpoints {
   /// Options that have no effect here, and the reasons.
   const std::vector<std::string>& notes() const;
 
-  /// Calls of one name, and the milliseconds spent in them.
+  /// The checkpoints of one name: the number of runs, and the milliseconds spent in them.
   struct Times {
     std::string name;
     int64_t forwards = 0, backwards = 0;

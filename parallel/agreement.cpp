@@ -54,9 +54,11 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
     }
     LOCKSTEP_CHECK(differ.empty(), "[", op, "] expected the same model and options on all ranks; line ", i + 1,
                    " is the first that differs: rank ", group.world_rank(0), " has ", line(0), ", ", differ);
-    // All lines are equal, although the hashes differ.
-    LOCKSTEP_CHECK(i < models[0].size(), "[", op,
-                   "] expected the same model and options on all ranks, got some that differ");
+    // No line differs, although the hashes do.
+    LOCKSTEP_CHECK(
+        i < models[0].size(), "[", op,
+        "] expected the same model and options on all ranks, got some that differ in no line; this is a bug in "
+        "Lockstep, please report it");
   }
 }
 

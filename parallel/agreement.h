@@ -27,7 +27,7 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
 /// `group` is null, throws on this rank only.
 [[noreturn]] void fail_unfrozen(const char* op, const std::string& name, dist::ProcessGroup* group);
 
-/// Checks that all ranks freeze the same parameters, of those that were trainable when the model was wrapped.
+/// Checks that all ranks have frozen the same parameters since the model was wrapped.
 class FrozenSince {
  public:
   /// Must be called in every step on all ranks. `names`: the parameters that are frozen now. If ranks disagree, all

@@ -30,7 +30,7 @@ FlatGradients::FlatGradients(std::vector<Variable> parameters, dist::ProcessGrou
     if (layout) break;
     LOCKSTEP_CHECK(p.dtype() == first.dtype() && p.device() == first.device(),
                    "[FlatGradients] expected parameters of ", first.dtype(), " on ", first.device(), ", got ",
-                   p.dtype(), " on ", p.device());
+                   p.dtype(), " on ", p.device(), "; make one FlatGradients for each dtype and device");
     layout_.offsets.push_back(layout_.whole);
     layout_.whole += p.numel();
   }
@@ -86,7 +86,8 @@ bool FlatGradients::take(size_t i, bool skip) {
 }
 
 void FlatGradients::fold() {
-  LOCKSTEP_CHECK(is_open(), "[FlatGradients] expected gradients to fold, got none");
+  LOCKSTEP_CHECK(is_open(),
+                 "[FlatGradients] expected gradients to fold, got none; call take() for every parameter first");
   tree_.add(std::exchange(flat_, {}));
 }
 
@@ -108,7 +109,8 @@ void FlatGradients::discard(size_t i) {
 
 std::vector<std::vector<size_t>> plan_units(const std::vector<int64_t>& sizes, const std::vector<std::string>& kinds,
                                             int64_t cap, int64_t first_cap) {
-  LOCKSTEP_CHECK(cap > 0 && sizes.size() == kinds.size(), "[plan_units] expected a size above 0 for units, got ", cap);
+  LOCKSTEP_CHECK(cap > 0 && sizes.size() == kinds.size(), "[plan_units] expected a size above 0 for units, got ", cap,
+                 "; give such a cap, and one kind for each size");
   struct Open {
     std::vector<size_t> members;
     int64_t size = 0, cap = 0;
@@ -149,12 +151,13 @@ GradientAccumulator::GradientAccumulator(const std::vector<Variable>& parameters
   std::vector<Variable> trained;
   for (const Variable& p : parameters) (p.requires_grad() ? trained : frozen_).push_back(p);
   LOCKSTEP_CHECK(!trained.empty(), "[GradientAccumulator] expected parameters that require grad, got none among ",
-                 parameters.size());
+                 parameters.size(), "; unfreeze the parameters to train");
   constexpr int64_t cap = 25 << 20;  // large enough for collectives, small enough for caches; does not change the bits
   for (const std::vector<size_t>& members : plan_buckets(trained, cap, cap)) {
     std::vector<Variable> bucket;
     for (const size_t i : members) bucket.push_back(trained[i]);
-    // Share memory between processes only on the CPU: for devices that is collective, which this constructor is not.
+    // Processes share memory here only on the CPU. Sharing a device's memory is a collective, and this constructor is
+    // none.
     const bool is_here = bucket[0].device().is_cpu();
     buckets_.emplace_back(std::move(bucket), is_here ? group : nullptr);
   }

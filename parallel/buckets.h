@@ -1,9 +1,9 @@
 #pragma once
 // Flat memory for gradients, which are summed over micro-batches in the fixed tree order of dist/summation_tree.h.
 //
-//   one unit:   │ head.bias │ head.weight        │ hidden.bias │     a flat tensor; each .grad is copied to its place
+//   one bucket: │ head.bias │ head.weight        │ hidden.bias │     a flat tensor; each .grad is copied to its place
 //
-// Memory: 1 + log2(accumulation) copies of the gradients while micro-batches are collected, 1 copy afterwards.
+// Memory: 1 + log2(n) copies of the gradients while the n micro-batches of a step are collected, 1 copy afterwards.
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -34,8 +34,8 @@ class FlatGradients {
     TensorOptions options = {};
   };
   FlatGradients() = default;  ///< an object without parameters
-  /// group: the ranks over which these gradients are summed; if it is given, the memory is shared between processes
-  /// where possible. Without a layout the parameters lie one after another.
+  /// group: the ranks over which the gradients are summed. With a group, processes share the memory where possible.
+  /// Without a layout the parameters lie one after another.
   explicit FlatGradients(std::vector<Variable> parameters, dist::ProcessGroup* group = nullptr,
                          std::optional<Offsets> layout = {});
 
@@ -46,13 +46,13 @@ class FlatGradients {
   /// Parameter i's part of a flat tensor, in the parameter's shape.
   Tensor view(const Tensor& flat, size_t i) const;
 
-  /// Avoids a copy if it is called before own_memory(): own_memory() then returns the memory of parameter i's gradient,
-  /// if parameter i is the only one, no other rank takes part, and the gradient is dense and held by nobody else.
+  /// Lets the next own_memory() return the memory of parameter i's gradient, which saves a copy. Has no effect unless
+  /// parameter i is the only one, no other rank takes part, and the gradient is dense and held by nobody else.
   void offer(size_t i);
-  /// Returns memory for one micro-batch: the offered gradient if there is one; else, for the first micro-batch, a
-  /// buffer that is kept between steps, in which the tree makes its sums; else fresh memory.
+  /// Returns memory for one micro-batch: the gradient given to offer() if there is one. Otherwise the first micro-batch
+  /// gets a buffer that is kept between steps and in which the sum is formed. Later micro-batches get new memory.
   Tensor own_memory();
-  /// Begins a micro-batch in `memory`, of numel() elements, and zeroes the gaps.
+  /// Begins a micro-batch in `memory`, of numel() elements, and zeroes the gaps between parameters.
   void open(Tensor memory);
   bool is_open() const { return flat_.defined(); }  ///< true if a micro-batch has begun and is not folded yet
   /// The flat tensor of the current micro-batch.
@@ -60,7 +60,7 @@ class FlatGradients {
   /// Copies .grad of parameter i into the flat tensor (opened in own_memory() if necessary), makes .grad a view of the
   /// copy, and returns true. Without a gradient, or with `skip`, writes zeros, leaves .grad alone and returns false.
   bool take(size_t i, bool skip = false);
-  /// Ends a micro-batch after take() of every parameter: its flat tensor becomes the next leaf of the tree.
+  /// Ends a micro-batch after take() of every parameter: its flat tensor becomes the next leaf of the summation tree.
   void fold();
   /// Returns the sum over all folded micro-batches and the current one, and forgets all of them.
   Tensor sum();
@@ -103,7 +103,7 @@ class GradientAccumulator {
   /// in the constructor and requires grad now.
   void add();
   /// Puts the sum into .grad of every parameter that had a gradient in some micro-batch of this rank, or, with `agree`,
-  /// of any rank of that group. Error if there was no add() since the last finish(). While a graph is recorded, the
+  /// of any rank of that group. Error if there was no add() since the last finish(). While a Graph is captured, the
   /// parameters with a gradient must be the same as in the previous sum.
   void finish(dist::ProcessGroup* agree = nullptr);
   /// Forgets what was added since finish().

@@ -60,7 +60,7 @@ struct PowerSgd::State {
   int64_t step = -1;
   std::map<std::string, Tensor> errors, q;
 
-  /// True if a gradient of this shape, as a matrix (n, m), shrinks enough.
+  /// True if compression to rank r saves enough: for the gradient as a matrix (n, m), n m >= min_compression r (n + m).
   bool compresses(const Tensor& gradient) const {
     if (gradient.dim() < 2 || gradient.numel() == 0) return false;
     const int64_t n = gradient.size(0), m = gradient.numel() / n, r = rank_of(n, m);
@@ -68,8 +68,8 @@ struct PowerSgd::State {
   }
   int64_t rank_of(int64_t n, int64_t m) const { return std::min({o.rank, n, m}); }
 
-  /// The Q to start from, the same on all ranks: that of the last step, or random numbers seeded by the parameter's
-  /// name.
+  /// Returns the matrix Q (m, r) from which the power iteration starts, the same on all ranks: Q of the last step, or
+  /// random numbers seeded by the parameter's name.
   Tensor start(const std::string& name, int64_t m, int64_t r) {
     Tensor& last = q[name];
     if (o.warm_start && last.defined()) {

@@ -1,5 +1,5 @@
 #pragma once
-// Communication hooks for DDP. In place of a bucket's gradients they send fewer bytes.
+// Communication hooks for DDP that send fewer bytes than the gradients of a bucket have.
 //
 //   DistributedDataParallel ddp(model, {.hook = parallel::bf16_compress_hook()});
 //

@@ -24,7 +24,8 @@ std::string describe(const NamedField& field) {
   return field.parameter ? str("parameter ", field.name, " ", field.parameter->shape()) : str("buffer ", field.name);
 }
 
-/// Copies x to devices 1 .. count-1, on the route that `reduce` gives. Element [0] of the result stays undefined.
+/// Copies x from device 0 to devices 1 .. count-1: directly (root), through the host (cpu), or from each device to the
+/// next (ring). Element [0] of the result stays undefined.
 std::vector<Tensor> spread(const Tensor& x, size_t count, Reduce reduce, Traffic& traffic) {
   std::vector<Tensor> copies(count);
   const Tensor on_host = reduce == Reduce::cpu ? traffic.copy(x, 0, traffic.host(), Load::parameters) : Tensor();
@@ -41,7 +42,7 @@ struct Part {
   Tensor gradient;
 };
 
-/// The sum of a gradient over its parts on all devices, as a new tensor on the first device.
+/// Returns the sum of the gradients that the devices have for one parameter, as a new tensor on the first device.
 Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
   const auto copy = [&](const Tensor& x, size_t from, size_t to) { return traffic.copy(x, from, to, Load::gradients); };
   if (reduce != Reduce::ring) {  // one device (or the host) adds all parts
@@ -53,8 +54,8 @@ Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
     }
     return server == 0 ? sum : copy(sum, server, 0);
   }
-  // Chunk c starts at member c + 1, passes through every other member, is complete at member c, and goes to the first
-  // device.
+  // Reduce::ring: chunk c of the sum starts at member c + 1, passes through every other member, each of which adds its
+  // own part, is complete at member c, and goes to the first device.
   const size_t n = parts.size();
   const Tensor whole = empty(parts[0].gradient.shape(), {parts[0].gradient.dtype(), traffic.device(0)});
   const Tensor flat = whole.view({-1});
@@ -240,11 +241,13 @@ void Replicas::run(const Cut& cut, const std::function<void(size_t)>& call) {
 
 Variable weighted_mean(const Variable& values, const std::vector<int64_t>& samples) {
   LOCKSTEP_CHECK(values.dim() == 1 && values.size(0) == int64_t(samples.size()),
-                 "[weighted_mean] expected one value per piece, ", samples.size(), ", got shape ", values.shape());
+                 "[weighted_mean] expected one value per piece, ", samples.size(), ", got shape ", values.shape(),
+                 "; give chunk_sizes(batch, devices) as samples");
   double sum = 0;
   std::vector<double> weights;
   for (const int64_t n : samples) {
-    LOCKSTEP_CHECK(n > 0, "[weighted_mean] expected pieces of at least one sample, got ", n);
+    LOCKSTEP_CHECK(n > 0, "[weighted_mean] expected pieces of at least one sample, got ", n,
+                   "; give chunk_sizes(batch, devices) as samples");
     sum += double(n);
   }
   for (const int64_t n : samples) weights.push_back(double(n) / sum);

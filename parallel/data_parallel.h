@@ -1,9 +1,9 @@
 #pragma once
-// DataParallel: one process, several devices. Every forward cuts the batch, copies the parameters to each device, runs
-// the replicas in threads and joins the outputs on the first device; backward sums the gradients there. Devices may be
-// virtual CPU devices (cpu:0 .. cpu:k), so DataParallel runs on any machine.
+// DataParallel: one process, several devices. Every forward splits the batch, copies the parameters to each device,
+// runs the replicas in threads and joins the outputs on the first device; backward sums the gradients there. Devices
+// may be virtual CPU devices (cpu:0 .. cpu:k), so DataParallel runs on any machine.
 //
-//              cut          replicas               join         backward, by Reduce:
+//             split         replicas               join         backward, by Reduce:
 //   batch ──┬────► cpu:0 ── the module ──► y0 ──┬──► y          root  all gradients go to cpu:0, which adds them
 //           ├────► cpu:1 ── a replica  ──► y1 ──┤               cpu   all go to the host, which sends the sum to cpu:0
 //           └────► cpu:2 ── a replica  ──► y2 ──┘               ring  each third of the sum goes round all devices
@@ -57,8 +57,9 @@ class Replicas {
   /// Gives replicas 1 .. count-1 the module's parameters (on the tape), buffers, hooks and training flags. Errors: the
   /// module is not on devices[0]; a replica has a different structure.
   void update(size_t count);
-  /// Runs call(i) for every piece of the cut, each in its own thread with the caller's modes (recording, autocast,
-  /// anomaly, random state). Rethrows the first exception; its message begins with the replica and the device.
+  /// Runs call(i) for every replica i that has a part of the batch, each in its own thread with the caller's modes
+  /// (recording, autocast, anomaly, random state). Rethrows the first exception; its message begins with the replica
+  /// and the device.
   void run(const Cut& cut, const std::function<void(size_t)>& call);
   Traffic& traffic() const { return *traffic_; }
 
@@ -74,8 +75,9 @@ class Replicas {
 }  // namespace detail
 
 /// M: a module with forward(). Differences from calling the module directly:
-/// - Inputs are cut and outputs joined by the rules of scatter.h. Scalar outputs become a vector of one value per
-///   piece: reduce it by weighted_mean(), since the last piece may be smaller. A short batch may use fewer devices.
+/// - Inputs are split and outputs joined by the rules of scatter.h. Scalar outputs become a vector of one value per
+///   replica: reduce it by weighted_mean(), since the last replica may get fewer samples. A short batch may use fewer
+///   devices.
 /// - The module itself is replica 0. Changes that the other replicas make to buffers (running means) or plain fields
 ///   are lost.
 /// - Replica i draws random numbers as micro-batch micro_batch * devices + i of the step (tensor/random.h).
@@ -94,7 +96,7 @@ template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
       : DataParallel(
             module, [] { return M(); }, std::move(options)) {}
 
-  /// Runs the replicas on the pieces of `args` and joins their outputs.
+  /// Splits `args` along the batch dimension, runs each replica on its part, and joins the outputs.
   template <class... Args>
   requires requires(M& m, Args&... args) { m.forward(std::declval<detail::Part<Args>>()...); }
   auto forward(Args&&... args) {
@@ -129,8 +131,8 @@ template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
   detail::Replicas replicas_;
 };
 
-/// Mean of one value per piece, weighted by samples per piece (chunk_sizes(batch, devices)): the mean over the whole
-/// batch. Error if the numbers of values and samples differ.
+/// Mean of one value per replica, weighted by the replicas' numbers of samples (chunk_sizes(batch, devices)): the mean
+/// over the whole batch. Error if the numbers of values and samples differ.
 Variable weighted_mean(const Variable& values, const std::vector<int64_t>& samples);
 
 }  // namespace lockstep::parallel

@@ -1,11 +1,11 @@
-// DDP as a policy of the reducer (reducer.h draws a backward pass). A unit is a bucket, and every rank ends with the
-// mean of the bucket over the ranks.
+// DDP as a policy of the reducer (reducer.h draws a backward pass). The unit of reduction is a bucket of gradients. One
+// bucket of four gradients on one of 4 ranks; g is a gradient of this rank, G the mean over the ranks:
 //
-//   4 ranks, one bucket       backward            all_reduce (mean)       .grad
-//   rank r                    g g g g   (own)     G G G G  = Σ g / 4      views of the bucket
+//   after backward      after all_reduce (mean)         .grad
+//   g g g g             G G G G,   G = Σ g / 4          views of the bucket
 //
-// Cost per step: every rank sends and receives 2(N-1)/N times the bytes of the gradients. The first bucket is small, so
-// that communication starts early.
+// Cost per step: each of N ranks sends and receives 2(N-1)/N times the bytes of the gradients. The first bucket is
+// small, so that communication starts early.
 #include "parallel/ddp.h"
 
 #include <algorithm>
@@ -48,8 +48,8 @@ Ddp::DistributedDataParallel(nn::Module& module, Options options, dist::ProcessG
   make_buckets(order);
 }
 
-/// Cuts the parameters into buckets. The first plan takes them in reverse order of fields(); after the first backward,
-/// ordered() passes the order in which gradients arrived on rank 0, so that the first bucket fills early.
+/// Divides the parameters into buckets, in the given order. The constructor gives the reverse order of fields(). After
+/// the first backward, ordered() gives the order in which gradients arrived on rank 0, in which buckets fill earlier.
 void Ddp::make_buckets(const std::vector<size_t>& order) {
   std::vector<Variable> variables;
   for (const size_t i : order) variables.push_back(reducer_->parameters[i].variable);

@@ -18,7 +18,8 @@ using Ddp = DistributedDataParallel;
 /// Marks the parameters that `output` depends on.
 void Ddp::look_at(const Variable& output) {
   saw_forward_ = true;
-  // Backward may start from any of the outputs, so expect every gradient.
+  // After several forwards, backward may start from any of their outputs. Every parameter is then expected to get a
+  // gradient.
   if (++forwards_ > 1) return reachable_.clear();
   std::unordered_map<const Node*, size_t> leaves;
   for (size_t i = 0; i < reducer_->parameters.size(); ++i)
@@ -35,7 +36,8 @@ void Ddp::look_at(const Variable& output) {
       if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
   }
   if (any || output.is_leaf()) return;
-  // No gradient will arrive on this rank, but the other ranks wait for its zeros: begin the pass when backward starts.
+  // No gradient will arrive on this rank, but the other ranks wait for zeros from this rank. This begins the pass when
+  // backward starts.
   Variable(output).before_backward([this, exists = std::weak_ptr<int>(alive_)] {
     if (!exists.expired() && !reducer_->in_pass()) reducer_->begin_pass();
   });
@@ -98,8 +100,8 @@ void Ddp::check_pass() {
                               "(requires_grad_(false))"));
 }
 
-/// Returns true for each parameter that any rank used. The gradients of the others stay undefined, so that the
-/// optimizer leaves these parameters alone (no weight decay, no momentum).
+/// Returns true for each parameter that any rank used. The gradients of all other parameters stay undefined, so that
+/// the optimizer leaves them alone (no weight decay, no momentum).
 std::vector<bool> Ddp::agree_on_used() {
   const bool all = !options_.find_unused_parameters && !options_.static_graph;
   if (options_.static_graph && !used_anywhere_.empty()) return used_anywhere_;

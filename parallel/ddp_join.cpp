@@ -49,7 +49,7 @@ void Ddp::shadow_until_all_ended() {
     else receive_buffers(agreed.active[0]);
   }
   reducer_->forget();
-  // Ranks that ended early took fewer steps, so all ranks get the parameters of a rank that took the most.
+  // Ranks that ended early took fewer steps, so all ranks get the parameters of a rank that took the most steps.
   // join_->active tells every rank whether some rank ended early.
   if (join_->active > 0 && join_->active < group_.size()) broadcast_module(module_, group_, join_->authority);
 }

@@ -1,4 +1,4 @@
-// Parsing and checking plans, the search for the nearest valid one, and the groups of a mesh. See mesh.h.
+// Parses and checks plans, finds the nearest valid plan, and creates the groups of a mesh. See mesh.h.
 #include "parallel/mesh.h"
 
 #include <algorithm>
@@ -183,10 +183,11 @@ void check_plan(const Plan& plan, const PlanSizes& sizes) {
   std::string text;
   for (const std::string& reason : reasons) text += (text.empty() ? "" : "; ") + reason;
   const auto near = nearest_plan(plan, sizes);
-  // `sizes` may lack sizes of the model, and says nothing about the configuration; engine::check_plan() knows both.
+  // The model or the configuration may rule out the nearest plan, too: `sizes` need not have all of the model's sizes,
+  // and says nothing about the configuration. engine::check_plan() knows the model and the configuration.
   fail(str("[plan] ", to_string(plan), " is invalid: ", text,
            near ? ". The nearest plan that works: " + to_string(*near) + " (if model and configuration allow it)"
-                : ". No plan works on these ranks"));
+                : ". No plan works on these ranks; use another number of ranks"));
 }
 
 Mesh::Mesh(const Plan& plan, dist::ProcessGroup& world)

@@ -37,7 +37,7 @@ struct Plan {
 /// Parses "dp2+pp2+tp2+zero1": words in any order, each axis at most once; an axis that is not named has size 1. Error
 /// for unknown words and sizes out of range.
 Plan parse_plan(std::string_view text);
-/// The plan in the order above, without axes of size 1; "dp1" if nothing is left.
+/// Text of a plan as parse_plan() reads it, without axes of size 1; "dp1" if no axis is left.
 std::string to_string(const Plan& plan);
 
 /// Coordinates of a rank on each axis.
@@ -63,7 +63,7 @@ struct PlanSizes {
 };
 /// The reasons why the plan is invalid; empty if it is valid.
 std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& sizes);
-/// Finds the nearest valid plan on the same number of ranks: it changes the fewest axes, and those by the smallest
+/// Finds the nearest valid plan on the same number of ranks, the plan that changes the fewest axes by the smallest
 /// factors. Returns `plan` itself if it is valid, null if no plan is valid. An axis whose sizes are unknown keeps its
 /// value or becomes 1. `also` is a condition that the result must meet too.
 std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes,
@@ -72,7 +72,7 @@ std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes,
 /// configuration may rule out that plan too: engine::check_plan() checks them as well.
 void check_plan(const Plan& plan, const PlanSizes& sizes);
 
-/// The process groups of this rank under a plan. The constructor creates them, collectively.
+/// The process groups that this rank has by a plan. The constructor creates the groups, collectively.
 class Mesh {
  public:
   /// Error if the plan does not fit the number of ranks. `world` must outlive the mesh.

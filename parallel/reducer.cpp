@@ -76,8 +76,9 @@ Tensor Reducer::placeholder(const Parameter& p) const {
                 p.variable.dtype());
 }
 
-/// Called when the tape is about to add a gradient to .grad (in autograd's grad() it does not add). Clears .grad if it
-/// is the placeholder, or a view of a unit whose reduction is running; arrived() refuses a gradient of such a unit.
+/// Called when backward is about to add a gradient to .grad, but not in autograd's grad(), which leaves .grad alone.
+/// Clears .grad if it is the placeholder, or a view of a unit whose reduction is running. In the second case the new
+/// gradient is one too many, and arrived() raises an Error.
 void Reducer::before_add(size_t i) {
   if (paused_) return;
   Parameter& p = parameters[i];
@@ -188,8 +189,8 @@ void Reducer::arrived(size_t i) {
   policy_.complete(p.unit);
 }
 
-/// Copies a gradient into flat memory; zeros if there is none. A gradient that was not cleared since the last step is
-/// included, as with a plain optimizer.
+/// Copies the gradient of parameter i into flat memory, or zeros if there is none. A gradient not cleared since the
+/// last step is included, as with a plain optimizer.
 void Reducer::take(size_t i) {
   Parameter& p = parameters[i];
   FlatGradients& gradients = units[p.unit].gradients;
@@ -204,7 +205,8 @@ void Reducer::take(size_t i) {
   else p.variable.clear_grad();
 }
 
-/// Completes a unit's flat memory for this micro-batch; in a pass without reduction, makes it a leaf of the tree.
+/// Completes a unit's flat memory for this micro-batch. In a pass without reduction, makes this memory a leaf of the
+/// summation tree.
 void Reducer::settle(size_t u) {
   Unit& unit = units[u];
   unit.settled = true;

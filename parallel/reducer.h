@@ -1,7 +1,8 @@
 #pragma once
 // The reducer: the engine under every scheme that reduces gradients during backward (DDP, ZeRO 0 to 3). It listens to
-// gradients as backward produces them, copies them into the flat memory of their unit, sums micro-batches in tree order
-// (dist/summation_tree.h), starts the reduction of complete units in an order that all ranks share, and refuses misuse.
+// gradients as backward produces them, copies them into the flat memory of their unit (a group of parameters), sums
+// micro-batches in tree order (dist/summation_tree.h), and starts the reduction of complete units in an order that all
+// ranks share. Misuse is an Error.
 //
 //   gradient arrives ─▶ copied into its unit's flat memory ─▶ unit complete ─┬─ in no_sync ─▶ a leaf of the tree
 //                                                                            └─ else ─▶ sum of the tree
@@ -73,7 +74,7 @@ class Reducer {
     bool leaves = false;
     const char* emptied = "";  ///< error text for reading a placeholder
   };
-  /// The part that differs between DDP and the ZeRO stages. The reducer calls it; `unit` is an index of `units`.
+  /// Functions that differ between DDP and the ZeRO stages, and that the reducer calls. `unit` is an index of `units`.
   class Policy {
    public:
     virtual ~Policy() = default;
@@ -95,7 +96,7 @@ class Reducer {
     virtual void pass_ended() {}
     /// Called when the collected gradients have been discarded.
     virtual void forgotten() {}
-    /// Explains why one gradient more than expected arrived; the reducer makes an Error of it.
+    /// Returns the text of the Error for a gradient of p that arrived in addition to the expected ones.
     virtual std::string unexpected(const Parameter& p);
     /// Called after the first reduction with the order in which gradients arrived on rank 0, the same on all ranks. Not
     /// called if that is the order of the reductions already.

@@ -1,4 +1,4 @@
-// Cutting, joining and counting for DataParallel. See scatter.h.
+// Splits inputs over devices, joins outputs and counts the bytes moved, for DataParallel. See scatter.h.
 #include "parallel/scatter.h"
 
 #include <fmt/format.h>
@@ -22,7 +22,9 @@ std::vector<int64_t> chunk_sizes(int64_t n, int64_t k) {
 namespace detail {
 
 void expect_alike(bool alike, const char* what) {
-  LOCKSTEP_CHECK(alike, "[DataParallel] expected ", what, " from every replica; some returned something else");
+  LOCKSTEP_CHECK(alike, "[DataParallel] expected ", what,
+                 " from every replica; some returned something else: "
+                 "make forward() return the same structure for every part of the batch");
 }
 
 void Cut::measure(const Tensor& x) {
@@ -93,7 +95,7 @@ Tensor Traffic::copy(const Tensor& x, size_t from, size_t to, Load load) {
 Variable Traffic::move(const std::shared_ptr<Traffic>& traffic, const Variable& x, Device to, Load load) {
   if (x.device() == to) return x;
   const size_t there = traffic->place_of(to), here = traffic->place_of(x.device());
-  // `to` may be outside the list of devices: the bytes are counted for the host, the tensor goes to `to`.
+  // If `to` is not in the list of devices, the bytes are counted for the host. The tensor still goes to `to`.
   const auto carry = [traffic, load](const Tensor& t, size_t a, size_t b, Device device) {
     return traffic->copy(t, a, b, load).to(device);
   };

@@ -1,7 +1,7 @@
 #pragma once
-// How DataParallel cuts inputs over devices and joins outputs. Variables and tensors are cut along the batch dimension,
-// also inside vectors, maps, pairs, tuples and optionals. shared(x) goes whole to every device. Anything else is passed
-// to all replicas as it is.
+// Splits the inputs of DataParallel over devices, and joins outputs. Variables and tensors are split along the batch
+// dimension, also inside vectors, maps, pairs, tuples and optionals. shared(x) goes whole to every device. Anything
+// else is passed to all replicas as it is.
 #include <algorithm>
 #include <atomic>
 #include <map>
@@ -17,8 +17,8 @@
 
 namespace lockstep::parallel {
 
-/// Sizes of the pieces into which torch.chunk cuts n: ceil(n / k) each, the last may be smaller, and there may be fewer
-/// than k pieces. n = 10, k = 3 gives 4, 4, 2; n = 5, k = 4 gives 2, 2, 1. Error if n < 1 or k < 1.
+/// Sizes of the chunks into which torch.chunk divides n: ceil(n / k) each. The last chunk may be smaller, and there may
+/// be fewer than k chunks. n = 10, k = 3 gives 4, 4, 2; n = 5, k = 4 gives 2, 2, 1. Error if n < 1 or k < 1.
 std::vector<int64_t> chunk_sizes(int64_t n, int64_t k);
 
 /// Wraps an input of DataParallel that every replica gets whole (a mask, a table). Made by shared().
@@ -78,7 +78,7 @@ class Traffic {
   std::vector<Row> rows_;
 };
 
-/// How one forward is cut: the devices, the batch dimension, and the counter of bytes.
+/// Divides the batch of one forward over the devices, and refers to the counter of the bytes moved.
 struct Cut {
   std::vector<Device> devices;
   int64_t dim = 0;
@@ -86,13 +86,14 @@ struct Cut {
   int64_t batch = -1;          ///< number of samples, known after measure()
   std::vector<int64_t> sizes;  ///< samples of each device in use, known after finish()
 
-  /// Notes the batch size of an input. Error if it differs from the batch size of the inputs before.
+  /// Records the batch size of an input. Error if it differs from the batch size of the inputs before.
   void measure(const Tensor& x);
-  /// Fixes `sizes`. Error if no input had a batch dimension.
+  /// Computes `sizes` from the batch size. Error if no input had a batch dimension.
   void finish();
   size_t count() const { return sizes.size(); }
 
-  // Undefined variables stay undefined.
+  // pieces(): x divided over the replicas; on(): x on a replica's device; join(): the inverse of pieces(), on the
+  // device `target`. Undefined variables stay undefined.
   std::vector<Variable> pieces(const Variable& x) const;
   Variable on(size_t replica, const Variable& x) const;
   Variable join(const std::vector<Variable>& parts, Device target) const;
@@ -112,13 +113,13 @@ struct HoldsTensors<std::pair<A, B>> : std::bool_constant<HoldsTensors<A>::value
 template <class... Ts> struct HoldsTensors<std::tuple<Ts...>> : std::bool_constant<(HoldsTensors<Ts>::value || ...)> {};
 template <class T> inline constexpr bool holds_tensors = HoldsTensors<std::remove_const_t<T>>::value;
 
-// --- one traversal for measuring and cutting inputs and joining outputs ---
+// --- one traversal for measuring and splitting inputs and joining outputs ---
 
 /// Error if `alike` is false: the replicas' outputs differ in structure and cannot be joined. what: what was expected.
 void expect_alike(bool alike, const char* what);
 
-/// Traverses several values of one type side by side; they must have the same structure. Calls fn(places) for every
-/// tensor and every part that holds no tensor; `places` has one pointer per value.
+/// Traverses several values of one type side by side. The values must have the same structure. Calls fn(places) for
+/// every tensor and every part that holds no tensor; `places` has one pointer per value.
 template <class T, class Fn> void walk(const std::vector<T*>& values, const Fn& fn) {
   T& first = *values[0];
   const auto inside = [&](const auto& part_of) {
@@ -160,7 +161,7 @@ template <class T> void measure(Cut& cut, const T& x) {
   });
 }
 
-/// An input that was cut. Replica i is called with element [i].
+/// An input that was split over the replicas. Replica i is called with element [i].
 template <class T> struct Parts {
   std::vector<T> parts;
   const T& operator[](size_t i) const { return parts[i]; }

@@ -96,15 +96,16 @@ Variable sync_batch_norm(const Variable& input, const Variable& scale, const Var
         const int64_t channels = data.size(1);
         const Tensor& kept = weight.get("sync_batch_norm");
         const Tensor w = kept.defined() ? kept : ones({channels}, {.dtype = data.dtype(), .device = data.device()});
-        // Derivative with constant statistics, dx = dy w rstd, and the two sums that the derivative of the statistics
-        // needs.
+        // grads.x: dx = dy w rstd, as if the statistics were constant. grads.weight, grads.bias: Σ dy x̂ and Σ dy,
+        // which the derivative of the statistics needs; x̂ is the normalised x.
         NormGrad grads = batch_norm_grad(back.grad(), data, result, w, true, false);
         back.give(1, grads.weight);
         back.give(2, grads.bias);
         if (!back.needs(0)) return;
         const Tensor sums = cat({grads.bias.to(f64), grads.weight.to(f64)});
         group->all_reduce(sums, {.tag = "batch norm gradients"});
-        // With the statistics: dx = w rstd (dy - mean(dy) - x̂ mean(dy x̂)) = dy w rstd + (x - mean) a + b
+        // With the derivative of the statistics, and a and b as below:
+        //   dx = w rstd (dy - mean(dy) - x̂ mean(dy x̂)) = dy w rstd + (x - mean) a + b
         const Tensor grad_mean = div_scalar(sums.narrow(0, 0, channels), count),
                      slope = div_scalar(sums.narrow(0, channels, channels), count);
         const Tensor rstd = result.rstd.to(f64), scale = mul(w.to(f64), rstd), a = neg(mul(mul(scale, rstd), slope));

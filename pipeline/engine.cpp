@@ -1,4 +1,4 @@
-// Executes a schedule: one switch over its actions.
+// Executes a schedule: run() is one switch over its actions. The actions of a forward and of a backward, in order:
 //
 //   receive_activation ─▶ forward ─▶ send_activation      sends are queued on the links, and receives are posted ahead,
 //   receive_gradient ─▶ backward ─▶ send_gradient         so messages overlap with computation
@@ -19,7 +19,7 @@ Engine::~Engine() = default;
 Engine::Flight& Engine::flight(const Action& a) { return flights_.at({a.chunk, a.micro_batch}); }
 Link& Engine::link(Road road, int from, int to) { return *links_.at({road, from, to}); }
 
-/// Executes this rank's list; `all` has the lists of every rank.
+/// Executes this rank's list of actions. `all` has the lists of all ranks.
 void Engine::run(const std::vector<std::vector<Action>>& all) {
   expect(all);
   waited_ = ran_ = 0;
@@ -97,7 +97,7 @@ void Engine::forward(const Action& a) {
   }
 }
 
-/// Returns the data of a micro-batch. The first and last stage both call it; Data draws the same numbers on both.
+/// Returns the data of a micro-batch. The first and the last stage call it; Data draws the same random numbers on both.
 const Engine::Held& Engine::sample(int64_t micro_batch) {
   const auto found = samples_.find(micro_batch);
   if (found != samples_.end()) return found->second;
@@ -106,7 +106,7 @@ const Engine::Held& Engine::sample(int64_t micro_batch) {
   std::optional<Sample> next = (*now_.data)(number(micro_batch));
   if (!next)
     fail(str("[pipeline] the data ended before micro-batch ", number(micro_batch), " of step ", step_, ", expected ",
-             int64_t(now_.micro_batches) * plan_.dp, " micro-batches"));
+             int64_t(now_.micro_batches) * plan_.dp, " micro-batches; give more data, or take fewer steps"));
   const int ends = is_first() && is_last() ? 2 : 1;
   return samples_.emplace(micro_batch, Held{std::move(*next), ends, random_state().call}).first->second;
 }

@@ -44,7 +44,7 @@ struct Sample {
   std::vector<Tensor> inputs, targets;
 };
 /// Returns a micro-batch by its number in the step, 0 .. micro_batches x dp - 1, in rising order. Called on the ranks
-/// that hold the first or the last layer; random numbers drawn in it are the same on both. nullopt means that the data
+/// that hold the first or the last layer; on all of them it draws the same random numbers. nullopt means that the data
 /// has ended, which raises an Error on all ranks.
 using Data = std::function<std::optional<Sample>(int64_t micro_batch)>;
 /// Computes the mean loss of a micro-batch, one floating-point number.
@@ -181,14 +181,14 @@ class Engine {
     bool trained = true;  // requires_grad of the parameter when the engine was made
   };
 
-  // setup.cpp
+  // Defined in setup.cpp:
   void agree() const;
   void make_module();
   void make_links();
   void make_ties();
   Ties tie_pairs() const;
 
-  // engine.cpp
+  // Defined in engine.cpp:
   void run(const std::vector<std::vector<Action>>& all);
   void forward(const Action& a);
   void backward(const Action& a);
@@ -202,10 +202,11 @@ class Engine {
   Flight& flight(const Action& a);
   bool remote(int stage) const { return schedule_.is_remote(stage, rank_); }
   int64_t number(int64_t micro_batch) const { return at_.dp * int64_t(now_.micro_batches) + micro_batch; }
-  /// Context-parallel ranks hold different tokens of a micro-batch, and draw different random numbers.
+  /// Returns the number that selects a micro-batch's random numbers. It differs between context-parallel ranks, because
+  /// they hold different tokens.
   uint64_t random_number(int micro_batch) const { return uint64_t(number(micro_batch) * plan_.cp + at_.cp); }
 
-  // transfers.cpp
+  // Defined in transfers.cpp:
   void send_activation(const Action& a);
   void receive_activation(const Action& a);
   void send_gradient(const Action& a);
@@ -220,7 +221,7 @@ class Engine {
   void expect(const std::vector<std::vector<Action>>& all);
   std::vector<double> gather_losses();
 
-  // defined in gradients.cpp
+  // Defined in gradients.cpp:
   std::vector<std::pair<Variable, Tensor>> take_tied(const Action& a);  // gradients from the next stage of each tie
   bool tied_have_come(const Action& a);
   void collect(const Action& a);
@@ -252,7 +253,7 @@ class Engine {
   std::map<int, Shapes> shapes_sent_;                               // shapes sent in training, by virtual stage
   // Shapes received, by the virtual stage that sends, and micro-batch (-1: all of training).
   std::map<std::pair<int, int>, Shapes> shapes_known_;
-  // By road and sending rank: messages whose receive is not posted yet, and messages whose receive is posted.
+  // Messages by kind (Road) and sending rank. expected_: their receive is not posted yet; posted_: it is posted.
   std::map<std::pair<Road, int>, std::deque<Message>> expected_, posted_;
 
   /// The current train_batch() or eval_batch().
@@ -271,7 +272,7 @@ class Engine {
   std::map<int64_t, Held> samples_;
   std::map<int64_t, Tensor> losses_;
   double waited_ = 0, ran_ = 0;  // seconds of the current run: waiting for messages, and in total
-  // start and end of the run on the device, when streams wait for messages
+  // Device events at the start and the end of the run. Set if device streams, not the host, wait for messages.
   std::optional<std::pair<Event, Event>> took_;
   std::vector<RankTime> times_;
 };

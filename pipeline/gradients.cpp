@@ -21,7 +21,8 @@ int Engine::Tie::after(int stage) const {
   return at == stages.end() || at + 1 == stages.end() ? -1 : at[1];
 }
 
-// The tied gradients of a micro-batch, from the next stage that uses each tie; waits for remote ones.
+// Returns the tied gradients of a micro-batch, from the next stage that uses each tie. Waits for gradients from other
+// ranks.
 std::vector<std::pair<Variable, Tensor>> Engine::take_tied(const Action& a) {
   std::vector<std::pair<Variable, Tensor>> before;
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
@@ -38,7 +39,7 @@ std::vector<std::pair<Variable, Tensor>> Engine::take_tied(const Action& a) {
   return before;
 }
 
-// True if take_tied() would not wait.
+// Returns true if take_tied() would return without waiting.
 bool Engine::tied_have_come(const Action& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
   for (size_t t = 0; t < ties_.size(); ++t) {

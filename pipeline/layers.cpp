@@ -1,4 +1,4 @@
-// Cuts a model at its layers() into pipeline layers. See layers.h.
+// Divides a model into pipeline layers, as its layers() say. See layers.h.
 #include "pipeline/layers.h"
 
 #include "autograd/checkpoint.h"

@@ -1,5 +1,5 @@
 #pragma once
-// Turns a model into the list of layers that a pipeline cuts, from the model's own layers().
+// Divides a model, as its own layers() say, into the list of layers that a pipeline distributes over stages.
 #include <memory>
 #include <vector>
 
@@ -15,9 +15,9 @@ struct ModelLayers {
   /// layer as an additional last value. Empty if the model has no loss.
   Loss loss;
 };
-/// Cuts `model`, which every rank holds, into layers; parameters keep their names. An Engine frees the parameters that
-/// its rank does not train. recompute: repeated layers store only their input and run again in backward. Error when
-/// layers() leaves out a parameter, or uses a module that fields() does not name.
+/// Divides `model`, which every rank holds, into layers. Parameters keep their names. An Engine frees the parameters
+/// that its rank does not train. recompute: repeated layers store only their input and run again in backward. Error
+/// when layers() leaves out a parameter, or uses a module that fields() does not name.
 ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute = false);
 
 }  // namespace lockstep::pipeline

@@ -28,7 +28,7 @@ namespace lockstep::pipeline {
 /// A description that is sent ahead of the data: shapes, dtypes, which tensors need a gradient, and how many random
 /// calls the micro-batch has made so far (the next stage continues from there).
 struct Shapes {
-  /// One tensor.
+  /// The description of one tensor.
   struct One {
     DType dtype;
     Shape shape;
@@ -60,7 +60,8 @@ class Link {
   /// by which the host may run ahead of the device; this bounds the memory of messages.
   Link(std::shared_ptr<dist::ProcessGroup> group, Device device, int ahead);
 
-  /// Queues tensors; with `shapes`, sends these first. Keeps the tensors alive until they are sent.
+  /// Queues tensors for sending. If `shapes` is given, sends the shapes first. Keeps the tensors alive until they are
+  /// sent.
   void send(const std::vector<Tensor>& tensors, const std::string& tag, const Shapes* shapes = nullptr);
   /// Waits for the shapes of the next message.
   Shapes receive_shapes(const std::string& tag);

@@ -16,7 +16,8 @@ LayerSpec layer(std::string kind, LayerSpec::Forward forward) {
 
 LayerSpec layer(std::string kind, std::function<Variable(const Variable&)> forward) {
   return layer(kind, [kind, fn = std::move(forward)](nn::Module*, const Values& inputs) {
-    LOCKSTEP_CHECK(inputs.size() == 1, "[", kind, "] expected one tensor, got ", inputs.size());
+    LOCKSTEP_CHECK(inputs.size() == 1, "[", kind, "] expected one tensor, got ", inputs.size(),
+                   "; give layer() a function of Values for several");
     return Values{fn(inputs[0])};
   });
 }
@@ -128,8 +129,8 @@ Values StageModule::forward(size_t chunk, const Values& inputs) {
     for (int i = begin; i < end; ++i) values = run_named(i, values);
     return values;
   }
-  // Tied token embeddings at the beginning are not recomputed: a checkpoint would sum their gradient separately,
-  // instead of adding rows to the existing one, and they store no activations anyway.
+  // Does not recompute tied token embeddings at the beginning. They store no activations, and a checkpoint would sum
+  // their gradient in a tensor of its own, instead of adding rows to the gradient that exists.
   int begins = begin;
   const auto is_data = [&] {
     return std::none_of(values.begin(), values.end(), [](const Variable& v) { return v.requires_grad(); });

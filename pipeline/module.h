@@ -21,7 +21,7 @@ namespace lockstep::pipeline {
 /// Tensors that pass from one layer to the next.
 using nn::Values;
 
-/// A complete model that was cut into layers by layers_of(). Each stage trains some of its modules.
+/// A complete model that layers_of() divided into layers. Each stage trains some of its modules.
 struct WholeModel {
   std::shared_ptr<nn::Module> model;
   std::map<std::string, int> places = {};  ///< position of each parameter in named_parameters()
@@ -42,8 +42,8 @@ struct LayerSpec {
   /// for a tied layer.
   std::optional<std::string> name = {};
   std::shared_ptr<const WholeModel> whole = {};  ///< the model that this layer was cut from, if any
-  /// Layers with the same ties share one module. For a layer cut from a model: names of the parameters that it shares
-  /// with other layers.
+  /// Layers with the same ties share one module. For a layer that layers_of() made from a model: names of the
+  /// parameters that it shares with other layers.
   std::vector<std::string> ties = {};
 
   /// Sets the prefix of the parameters' names.
@@ -106,11 +106,11 @@ class StageModule : public nn::Module {
   void fields(nn::Fields& f) override;
   std::string kind() const override { return "StageModule"; }
 
-  /// The models that layers of the list were cut from.
+  /// The models from which layers_of() made layers of the list.
   std::set<const WholeModel*> models() const;
 
  private:
-  /// train() also switches the models that the layers were cut from.
+  /// train() also switches the models from which layers_of() made the layers.
   void on_train(bool training) override {
     for (const WholeModel* one : models()) one->model->train(training);
   }
@@ -122,9 +122,9 @@ class StageModule : public nn::Module {
   std::map<int, std::unique_ptr<nn::Module>> layers_;  // by first_of()
 };
 
-/// Number of the first layer that shares its module with layer i; i when there is none.
+/// Number of the first layer that shares its module with layer i. It may be i itself.
 int first_of(const std::vector<LayerSpec>& layers, int i);
-/// Builds the module of layer i with the same initial values on every rank; nullptr for a function.
+/// Builds the module of layer i with the same initial values on every rank; nullptr if the layer is a function.
 std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i);
 /// The kind of each layer; builds a layer whose spec does not name its kind.
 std::vector<std::string> kinds_of(const std::vector<LayerSpec>& layers);

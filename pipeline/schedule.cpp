@@ -27,7 +27,7 @@ constexpr std::string_view whats[] = {"forward",
                                       "receiving the gradient"};
 constexpr int most_stages = 4096, most_micro_batches = 1 << 20, most_chunks = 64;
 
-/// Fills in the number of chunks; Error if no schedule exists for these numbers.
+/// Returns the request with the number of chunks filled in. Error if no schedule exists for the request.
 Request checked(Request r) {
   const Rules& rules = rules_of(r.kind);
   const std::string what = str("[schedule] ", name_of(r.kind), ": expected ");

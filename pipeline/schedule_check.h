@@ -19,7 +19,7 @@ struct Check {
   bool right() const { return errors.empty(); }
 };
 
-/// Checks the lists of all ranks, and with ties also that their gradients can be exchanged.
+/// Checks the lists of all ranks. With ties, checks also that the gradients of tied weights can be exchanged.
 Check check_schedule(const Schedule& schedule, const Ties& ties = {});
 
 /// How messages are mapped to device streams (link.h).

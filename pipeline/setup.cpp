@@ -31,7 +31,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
   LOCKSTEP_CHECK(
       !options_.mesh || ((!world_ || &options_.mesh->world() == world_) && options_.mesh->plan().pp == stages),
       "[pipeline] expected the ranks and the ", stages, " stages of the mesh, got a mesh ",
-      to_string(options_.mesh->plan()));
+      to_string(options_.mesh->plan()), "; set stages to the mesh's pp, or to 0, and give the mesh's ranks");
   LOCKSTEP_CHECK(loss_, "[pipeline] expected a loss function, got none");
   LOCKSTEP_CHECK(stages >= 1 && stages <= ranks && ranks % stages == 0, "[pipeline] expected stages that divide the ",
                  ranks, ranks == 1 ? " rank" : " ranks", ", got ", stages,
@@ -71,7 +71,8 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
              " cannot sum the gradients of tied layers micro-batch by micro-batch: ", check.errors[0],
              "; use 1f1b, or untie them"));
   }
-  LOCKSTEP_CHECK(check.right(), "[pipeline] the schedule is wrong: ", check.errors[0]);
+  LOCKSTEP_CHECK(check.right(), "[pipeline] the schedule is wrong: ", check.errors[0],
+                 "; correct EngineOptions::custom, or leave it out and choose a kind of schedule");
   ahead_ = check.ahead;
   if (world_) {
     agree();

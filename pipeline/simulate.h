@@ -9,13 +9,13 @@
 
 namespace lockstep::pipeline {
 
-/// Time, in seconds or any unit, of one micro-batch in all layers of a rank; a chunk takes 1/v of it. A whole backward
-/// takes input + weight.
+/// Time, in seconds or any unit, of one micro-batch in all v chunks of a rank; each chunk takes 1/v of it. A whole
+/// backward takes input + weight.
 struct Costs {
   double forward = 1, input = 1, weight = 1;
   double latency = 0;  ///< duration of a transfer; sending does not occupy the rank
   /// dualpipe-v only. true, as in the paper: a forward and the whole backward after it are one computation, and both
-  /// results are available at its end. false, as in our engine: one runs after the other.
+  /// results are available at its end. false, as in Engine: the backward runs after the forward.
   bool paired = false;
   std::vector<double> weights = {};  ///< relative cost of each virtual stage, 1 being an even share; empty: all equal
 };
@@ -52,7 +52,7 @@ using Ties = std::vector<std::pair<int, int>>;
 Simulation simulate(const Schedule& schedule, const Costs& costs = {}, const Ties& ties = {});
 
 /// Idle fraction by the papers' formulas, without latency, from a rank's forward F, input gradient I and weight
-/// gradient W. It equals simulate()'s bubble under these conditions:
+/// gradient W. It equals simulate()'s bubble under these conditions, for p ranks and m micro-batches:
 ///   gpipe, 1f1b, interleaved    any costs
 ///   zb-h1                       m >= p, W <= I, W <= F
 ///   dualpipe-v                  I+W >= F >= I >= W; paired: F = I >= W

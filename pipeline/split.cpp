@@ -68,7 +68,7 @@ std::vector<int> balance(const std::vector<double>& weights, const Schedule& sch
   std::vector<int> best = balance(weights, parts);
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   if (schedule.request.chunks == 1 || schedule.request.stages == 1 || total == 0) return best;
-  // A few groups of micro-batches are representative of many.
+  // Simulates at most 4 micro-batches for each stage, which is faster and representative of more.
   Request request = schedule.request;
   request.micro_batches = std::min(request.micro_batches, 4 * request.stages);
   const Schedule simulated =
@@ -81,7 +81,7 @@ std::vector<int> balance(const std::vector<double>& weights, const Schedule& sch
           std::accumulate(weights.begin() + bounds[i], weights.begin() + bounds[i + 1], 0.0) * parts / total;
     return simulate(simulated, costs).seconds;
   };
-  // Equally balanced cuts may have their heavier parts first or, after mirroring, last; take the faster one.
+  // Several cuts may be equally balanced. Takes the faster of two: the cut found from the front, and from the back.
   const std::vector<int> mirrored = balance({weights.rbegin(), weights.rend()}, parts);
   std::vector<int> last;
   for (auto bound = mirrored.rbegin(); bound != mirrored.rend(); ++bound) last.push_back(int(weights.size()) - *bound);
@@ -116,7 +116,7 @@ std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>
       return by.seconds;
     case Method::type: break;
   }
-  // std::regex fills a table of the locale while it parses a pattern, and ranks may be threads.
+  // Locks, because std::regex fills a shared table of the locale while it parses a pattern, and ranks may be threads.
   static std::mutex reading;
   const std::lock_guard lock(reading);
   std::regex pattern;
@@ -124,7 +124,7 @@ std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>
     pattern.imbue(std::locale::classic());
     pattern.assign(by.pattern, std::regex::icase);
   } catch (const std::regex_error& e) {
-    fail(str("[split] type:", by.pattern, " is not a regular expression: ", e.what()));
+    fail(str("[split] type:", by.pattern, " is not a regular expression: ", e.what(), "; correct it"));
   }
   std::vector<double> weights;
   std::string known;

@@ -30,7 +30,8 @@ struct Sent {
   int link = -1, stream;  // link: has the order of the messages; stream: on which both ranks enqueue them
 };
 
-// All messages of a schedule, numbered slot · m + micro-batch.
+// All messages of a schedule. The number of a message is i m_ + micro-batch: i is an index of slots_, m_ the number of
+// micro-batches.
 class Traffic {
  public:
   Traffic(const Schedule& s, const Ties& ties, const Streams& streams)
@@ -90,7 +91,8 @@ class Traffic {
 };
 
 /// The moves of the engine (transfers.cpp): a rank that wants a message also takes the earlier messages of its link,
-/// and posts the receive of the next message ahead. Shapes are known, as after the first step.
+/// and posts the receive of the next message ahead. The shapes of activations are known, as they are after the first
+/// step.
 std::vector<Move> Traffic::moves_of(int rank) const {
   std::vector<Move> moves;
   std::vector<size_t> posted(links_.size()), taken(links_.size());  // positions in each link's order
@@ -107,7 +109,7 @@ std::vector<Move> Traffic::moves_of(int rank) const {
       has_come[size_t(next)] = true;
     }
     if (posted[link] > taken[link] || posted[link] == order.size()) return;
-    // A gradient has the shapes of the activation that went the other way.
+    // A gradient's receive is posted only after this rank's forward, whose outputs have the same shapes.
     const Sent& next = slot_of(order[posted[link]]);
     if (next.way != Way::gradient || has_run[size_t(number(size_t(next.stage) - 1, order[posted[link]] % m_))]) post();
   };

@@ -49,7 +49,7 @@ void Engine::receive_gradient(const Action& a) {
 }
 
 /// Posts the next receive of a link, in the order of the sender. Returns false if there is none, or if its shapes are
-/// unknown. With `must`, waits for unknown shapes of an activation, which the sender sends ahead of it.
+/// unknown. With `must`, waits for unknown shapes of an activation, which the sender sends before the activation.
 bool Engine::post(Road road, int from_rank, bool must) {
   auto& queue = expected_[{road, from_rank}];
   if (queue.empty()) return false;
@@ -80,14 +80,14 @@ bool Engine::post(Road road, int from_rank, bool must) {
   return true;
 }
 
-// Waits for a message; earlier messages of its link are stored until they are wanted.
+// Waits for a message. Stores earlier messages of the same link until they are fetched.
 std::vector<Tensor> Engine::fetch(const Message& wanted) {
   const int from_rank = schedule_.place(wanted.stage).rank;
   auto& order = posted_[{wanted.road, from_rank}];
   while (!arrived_.count(wanted)) {
     if (order.empty())
       LOCKSTEP_CHECK(post(wanted.road, from_rank, true), "[pipeline] ", tag(wanted),
-                     " is not expected, or its shapes are unknown");
+                     " is not expected, or its shapes are unknown; this is a bug in Lockstep, please report it");
     const Message next = order.front();
     order.pop_front();
     const auto watch = stopwatch(waited_);
@@ -128,7 +128,7 @@ void Engine::expect(const std::vector<std::vector<Action>>& all) {
 
 // --- at the end of a step ---
 
-/// The losses of all micro-batches, on all ranks; also exchanges the ranks' times.
+/// Returns the losses of all micro-batches, on all ranks. Also exchanges the ranks' times.
 std::vector<double> Engine::gather_losses() {
   const size_t n = size_t(now_.micro_batches) * size_t(plan_.dp) * size_t(now_.values),
                ranks = world_ ? size_t(world_->size()) : 1, me = world_ ? size_t(world_->rank()) : 0;

@@ -63,7 +63,7 @@ constexpr double split_seconds = 12e-6;
 // Fraction of the bandwidth for a bias gradient beside the weight's: a second kernel reads the output's gradient again.
 constexpr double of_bias_grads = 0.49;
 
-/// The fraction of the bandwidth (part) that a memory-bound kernel reached when measured, with its small second kernel.
+/// The measured fraction of the bandwidth (part) of a memory-bound kernel together with its small second kernel.
 struct Measured {
   const char* name;
   double part;
@@ -130,7 +130,7 @@ KernelCost product_cost(const DryKernel& k, const Card& card) {
   return cost;
 }
 
-/// TFLOP/s of an H100 at 512, 1,024 .. 16,384 tokens; from sources()[1].
+/// TFLOP/s of attention on an H100 for sequences of 512, 1,024 .. 16,384 tokens; from sources()[1].
 struct AttentionSpeeds {
   double causal[6], all[6], backward[6];  // speeds with a causal mask; without a mask; of backward without a mask
 
@@ -156,7 +156,7 @@ Efficiency attention_efficiency(const DryKernel& k, bool backward, const Card& c
   if (!card.has_wgmma) return {backward ? 0.45 : 0.50, of_copies, 2};
   const int64_t width = q.shape[3];
   const bool on_wgmma = (width == 64 || width == 128) && k.dropout == 0 && k.window == 0;
-  // Measured speed relative to these figures.
+  // Measured speed, relative to the published speeds in flash_2 and flash_3.
   const double measured = !on_wgmma ? backward ? 0.65 : 0.72 : backward ? 0.87 : 1.16;
   return {std::min(0.65, (on_wgmma ? flash_3 : flash_2)[width > 64].part(keys.shape[2], k.causal, backward) * measured),
           of_copies, 2};
@@ -221,8 +221,9 @@ KernelCost other_cost(const DryKernel& k) {
   } else if (name == "embedding" || name == "index_select") {
     cost.bytes = bytes_of_picked(k, k.operand(0), double(k.operands.back().bytes()));
   } else if (name == "embedding_grad" || name == "index_add") {
-    // Reads the gradient once, and adds rows of one index in parts, whose f32 sums are written and read again. A text's
-    // distinct tokens are few, so their rows of the table do not count. The sort moves 8 bytes an index.
+    // The kernels read the gradient once and add rows of one index in parts, whose f32 sums they write and read again.
+    // The table's rows do not count, as a text has few distinct tokens. A pass of the sort reads and writes 8 bytes an
+    // index.
     const Operand &grad = k.operand(0), &index = k.operand(1);
     constexpr int64_t sort_tile = 1024;
     for (int64_t run = sort_tile; run < index.elements; run *= 2) ++cost.launches;  // merge passes of the sort

@@ -191,7 +191,7 @@ void add_memory(const RunFiles& run, Analysis& a) {
     std::map<std::string, double> here;
     for (const Sample& s : t.samples("memory"))
       for (const auto& [key, value] : s.values.as_object()) here[key] = std::max(here[key], value.as_number());
-    // The noted values miss activations, which come and go in between: use the peaks.
+    // Samples miss memory that comes and goes between them, such as activations. Uses the recorded peaks for these.
     if (const auto& peaks = t.samples("memory, most so far"); !peaks.empty())
       for (const char* key : {"activation", "communication"}) here[key] = number_of(peaks.back().values, key);
     for (const auto& [key, value] : here) most[key] += value;
@@ -351,7 +351,7 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
   f.forward = mean(forward), f.input = mean(input), f.weight = mean(weight);
   if (f.weight == 0) f.input = mean(whole);
   if (pipeline::is_kind(f.schedule) && double(f.stages) * f.micro_batches * f.chunks <= most_slots) {
-    // The trace does not split a whole backward. Two equal parts give the same bubble.
+    // The trace has no times for the two halves of a whole backward. Equal halves give the same bubble.
     const pipeline::Costs costs{.forward = f.forward,
                                 .input = f.weight > 0 ? f.input : f.input / 2,
                                 .weight = f.weight > 0 ? f.weight : f.input / 2};

@@ -21,8 +21,8 @@ struct RunFiles {
   std::vector<std::string> warnings;
   const data::Json* note(const char* name) const;  ///< the note of the first rank that has it, or nullptr
 };
-/// Reads a run's folder. Error listing what is there if it has none of these files. An incomplete last line is left
-/// out, with a warning.
+/// Reads a run's folder. If the folder has no file of a run, the Error lists the files that it has. An incomplete last
+/// line is left out, with a warning.
 RunFiles read_run(const std::string& folder);
 
 /// The activity of a rank's main thread. Parts do not overlap.

@@ -29,7 +29,7 @@ double seconds_of(int times, const std::function<void()>& call) {
   return median(std::move(all));
 }
 
-/// Least-squares fit of seconds over bytes, with a latency of at least 0. messages: latencies in each time.
+/// Least-squares fit of seconds over bytes, with a latency of at least 0. messages: number of latencies in each time.
 dist::Link fit(const std::vector<std::pair<double, double>>& points, double messages) {
   double n = 0, x = 0, y = 0, xx = 0, xy = 0;
   for (const auto& [bytes, seconds] : points) {
@@ -108,8 +108,9 @@ double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_
   const data::Json* how = run.note("parallel");
   LOCKSTEP_CHECK(
       how, "[simulate] ", run.folder,
-      ": expected the traces of a training program without a pipeline, whose settings are in them; found none");
-  // Median over ranks and steps, without waiting.
+      ": expected the traces of a training program without a pipeline, whose settings are in them; found none, "
+      "train with --trace");
+  // Returns the median seconds of one part of a step, over all ranks and steps.
   const auto seconds_in = [&](Part part) {
     std::vector<double> all;
     for (const RankTrace& t : run.traces)
@@ -119,7 +120,7 @@ double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_
   const double forward = seconds_in(Part::forward), backward = seconds_in(Part::backward),
                optimizer = seconds_in(Part::optimizer);
   LOCKSTEP_CHECK(forward > 0 && backward > 0 && optimizer > 0, "[simulate] ", run.folder,
-                 ": expected traces of steps with forward, backward and optimizer, found none");
+                 ": expected traces of steps with forward, backward and optimizer, found none; train with --trace");
   const double tokens = double(batch) * double(traced.context) * number_of(*how, "micro_batches", 1),
                rate = traced.forward_flops() * tokens / forward,
                owned = double(traced.numel()) / (number_of(*how, "zero") > 0 ? number_of(*how, "ranks", 1) : 1);
@@ -128,7 +129,7 @@ double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_
 }
 
 dist::Link link_of_traces(const std::vector<RankTrace>& traces) {
-  // The rank that arrives last sees the collective's own time: take the least over ranks.
+  // The rank that arrives last waits for no other rank, so that the least time over the ranks is the collective's own.
   std::map<std::pair<int, double>, double> least;  // seconds, by number of ranks and bytes
   for (const RankTrace& t : traces) {
     for (const Event& e : t.events) {

@@ -160,7 +160,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
     add("messages", real - ideal, str("activations and their gradients, ", hop, " s each"));
   }
 
-  // The busiest ranks, by engine::plan_parts().
+  // For each figure, the largest of any stage, as engine::plan_parts() computed it.
   double moved = 0;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const engine::Forecast& stage = plan.stages[s];
@@ -177,7 +177,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
       const double whole = traffic / sent / (collective == Collective::all_reduce ? 2 : 1);
       return collective_seconds(collective, l.dp, l.tp, whole, cluster);
     };
-    // Gradients: the last bucket is ready when the backward ends; earlier ones overlap with it.
+    // Gradients: the last bucket is ready when the backward ends; earlier buckets overlap with the backward.
     const double passes = l.zero >= 2 ? m : 1;
     const Collective kind = l.zero <= 0 ? Collective::all_reduce : Collective::reduce_scatter;
     const double one = seconds(kind, p.gradient_bytes / passes);

@@ -62,7 +62,7 @@ bool visit_trace(const std::string& path, const std::function<void(const std::st
   const auto file = data::MappedFile::open(path);
   std::string_view rest(reinterpret_cast<const char*>(file->data()), size_t(file->size()));
   LOCKSTEP_CHECK(rest == "[" || rest.starts_with("[\n"), path,
-                 ": expected a trace that Lockstep wrote, which begins with a line \"[\"");
+                 ": expected a trace that Lockstep wrote, which begins with a line \"[\"; check the path");
   rest.remove_prefix(std::min<size_t>(rest.size(), 2));
   bool whole = false;
   while (!rest.empty()) {
@@ -71,21 +71,21 @@ bool visit_trace(const std::string& path, const std::function<void(const std::st
     if (end == rest.npos && line != "]") break;  // no newline: the line was cut short
     rest.remove_prefix(end == rest.npos ? rest.size() : end + 1);
     LOCKSTEP_CHECK(line.size() < longest_line, path, ": expected lines of less than ", longest_line, " bytes, got ",
-                   line.size());
+                   line.size(), "; is this a trace that Lockstep wrote?");
     if (line == "]") {
       whole = true;
       break;
     }
     const bool is_last = line.ends_with('}');
     LOCKSTEP_CHECK(line.starts_with('{') && (is_last || line.ends_with("},")), path,
-                   ": expected a record on every line, got \"", line.substr(0, 80), "\"");
+                   ": expected a record on every line, got \"", line.substr(0, 80), "\"; trace the run again");
     if (!is_last) line.remove_suffix(1);
     visit(std::string(line));
   }
   return whole;
 }
 
-/// Reads the head and clock of a trace; with `records` everything.
+/// Reads the first record and the clock of a trace; with `records`, reads all records.
 RankTrace read(const std::string& path, bool records) {
   RankTrace t{.path = path};
   bool known = false;
@@ -99,9 +99,10 @@ RankTrace read(const std::string& path, bool records) {
       const Record facts{json.at("args", path), path};
       if (is_head) {
         t.rank = int(facts.whole("rank")), t.ranks = int(facts.whole("ranks")), t.run = facts.whole("run");
-        LOCKSTEP_CHECK(t.ranks >= 1 && t.ranks <= 1 << 20, path, ": expected 1 to ", 1 << 20, " ranks, got ", t.ranks);
+        LOCKSTEP_CHECK(t.ranks >= 1 && t.ranks <= 1 << 20, path, ": expected 1 to ", 1 << 20, " ranks, got ", t.ranks,
+                       "; trace the run again");
         LOCKSTEP_CHECK(t.rank >= 0 && t.rank < t.ranks, path, ": expected a rank from 0 to ", t.ranks - 1, ", got ",
-                       t.rank);
+                       t.rank, "; trace the run again");
         t.drift.first_ns = facts.whole("offset_ns");
         known = true;
       } else {
@@ -113,7 +114,7 @@ RankTrace read(const std::string& path, bool records) {
     Json args = json.find("args") ? std::move(json["args"]) : Json();
     take(t, {json, path}, std::move(args));
   });
-  LOCKSTEP_CHECK(known, path, ": expected a trace that Lockstep wrote, found no record that says so");
+  LOCKSTEP_CHECK(known, path, ": expected a trace that Lockstep wrote, found no record that says so; check the path");
   t.clock_error = double(error) * 1e-9;
   for (Event& e : t.events) e.begin += t.drift.at(e.begin);
   for (auto& [name, samples] : t.counters)
@@ -142,7 +143,7 @@ std::vector<RankTrace> read_heads(const std::string& folder, std::vector<std::st
   std::sort(heads.begin(), heads.end(), [](const RankTrace& a, const RankTrace& b) { return a.rank < b.rank; });
   for (size_t i = 1; i < heads.size(); ++i)
     LOCKSTEP_CHECK(heads[i].rank != heads[i - 1].rank, heads[i].path, " and ", heads[i - 1].path,
-                   ": expected one trace of each rank, got two of rank ", heads[i].rank);
+                   ": expected one trace of each rank, got two of rank ", heads[i].rank, "; delete one of them");
   std::vector<std::string> missing;
   for (int rank = 0, i = 0; !heads.empty() && rank < heads[0].ranks; ++rank) {
     if (i < int(heads.size()) && heads[size_t(i)].rank == rank) ++i;
@@ -231,7 +232,8 @@ std::vector<int> merge_traces(const std::string& folder, const std::string& out_
         if (at == line.npos || !head.drift.any()) return void(text += line);
         const size_t begin = at + 6, end = std::min(line.find_first_of(",}", begin), line.size());
         const auto given = read_number<double>(line.substr(begin, end - begin));
-        LOCKSTEP_CHECK(given, "[trace] ", head.path, ": expected a number after \"ts\":, got ", line.substr(0, 200));
+        LOCKSTEP_CHECK(given, "[trace] ", head.path, ": expected a number after \"ts\":, got ", line.substr(0, 200),
+                       "; trace the run again");
         const double time = *given * 1e-6;
         text += line.substr(0, begin) + format("%.3f", (time + head.drift.at(time)) * 1e6) + line.substr(end);
       });

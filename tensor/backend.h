@@ -1,5 +1,5 @@
 #pragma once
-// Backend: all that a device other than the CPU provides beside its kernels: memory, copies, streams, events and
+// Backend: all that a device other than the CPU provides besides its kernels: memory, copies, streams, events and
 // graphs. One struct of function pointers, filled in tensor/cuda/backend.cpp; a build without CUDA has none.
 #include <cstddef>
 #include <cstdint>
@@ -28,13 +28,14 @@ struct Backend {
   std::string (*describe)();            ///< several lines for `lockstep env`
   bool (*multiplies_bf16)(int device);  ///< true if the device has tensor cores for bf16
   void (*select)(int device);           ///< makes this device the target of what this thread does next
-  /// Stream-ordered memory: usable at once on the thread's current stream, and freed in the order of that stream. A
-  /// user on another stream must keep the memory until the thread's stream has waited for an event of the other one.
+  /// Allocates memory in the order of the thread's current stream, which may use the memory at once. Code that uses the
+  /// memory on another stream must keep it until the first stream has waited for an event of the other stream.
   void* (*allocate)(size_t bytes, int device);
   /// Frees memory of allocate(); `stream` is the stream of its allocation.
   void (*deallocate)(void* data, size_t bytes, int device, void* stream) noexcept;
-  /// Takes over memory that deallocate() would free, if a graph was begun after its allocation (when
-  /// Graph::recordings() was `born`), because that graph may use it. Returns false if there is no such graph.
+  /// Called before deallocate(): keeps the memory if a graph was begun after the memory was allocated, because that
+  /// graph may use it. Returns false if there is no such graph. born: the value of Graph::recordings() at the
+  /// allocation.
   bool (*keep_for_graphs)(void* data, int device, void* stream, uint32_t born) noexcept;
   size_t (*memory_size)(int device);   ///< bytes of the device's memory; 0: unknown
   size_t (*cached_bytes)(int device);  ///< bytes in the pool that no storage uses
@@ -74,7 +75,7 @@ struct Backend {
   // Parts of an optimizer step besides its update rule (see step_batch.h), on this thread's current device and stream.
   /// Copies `bytes` (a multiple of 8) from the host to the device; `from` may be reused on return.
   void (*store)(void* to, const void* from, size_t bytes);
-  /// Computes the sum of squares of each chunk of the SquarePieces.
+  /// Computes the sum of squares of each chunk of the tensors that `pieces` describes (SquarePiece).
   void (*square_sums)(const void* pieces, int count, int64_t chunks, void* numbers, double* sums);
   /// Adds up the chunk sums of each tensor (NormPiece).
   void (*add_sums)(const void* pieces, int64_t count, const double* sums, double* totals);

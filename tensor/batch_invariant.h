@@ -4,9 +4,10 @@
 
 namespace lockstep {
 
-/// While it lives, matrix products of this thread compute each row of the left operand with the same bits, however many
-/// other rows there are. Products on the CPU always do so. On CUDA devices one algorithm without split-K then serves
-/// every number of rows. Without the scope cuBLASLt chooses an algorithm for each number of rows: faster, other bits.
+/// While an object lives, matrix products of this thread compute each row of the left operand with the same bits,
+/// however many other rows there are. Products on the CPU always do so. On CUDA devices one algorithm without split-K
+/// then serves every number of rows. Without such an object, cuBLASLt chooses an algorithm for each number of rows,
+/// which is faster but gives other bits.
 class BatchInvariant {
  public:
   explicit BatchInvariant(bool enabled = true) : before_(std::exchange(current_, enabled)) {}

@@ -8,7 +8,7 @@ namespace lockstep {
 BlockLayout BlockLayout::of_rows(int64_t block, int64_t heads, const std::vector<std::vector<int32_t>>& rows) {
   LOCKSTEP_CHECK(block >= 1 && heads >= 1 && int64_t(rows.size()) % heads == 0,
                  "[BlockLayout] expected rows of whole heads and blocks of 1 token or more, got ", rows.size(),
-                 " rows of ", heads, " heads and ", block, " tokens");
+                 " rows of ", heads, " heads and ", block, " tokens; give as many rows for each head");
   const int64_t blocks = int64_t(rows.size()) / heads;
   std::vector<int32_t> starts, all;
   for (size_t r = 0; r < rows.size(); ++r) {
@@ -19,7 +19,8 @@ BlockLayout BlockLayout::of_rows(int64_t block, int64_t heads, const std::vector
     all.insert(all.end(), rows[r].begin(), rows[r].end());
     if (int64_t(r + 1) % blocks == 0) starts.push_back(int32_t(all.size()));
   }
-  LOCKSTEP_CHECK(all.size() < size_t(1) << 31, "[BlockLayout] expected less than 2^31 blocks, got ", all.size());
+  LOCKSTEP_CHECK(all.size() < size_t(1) << 31, "[BlockLayout] expected less than 2^31 blocks, got ", all.size(),
+                 "; use larger blocks");
   if (blocks == 0) starts.assign(size_t(heads), 0);
   return {block, blocks, heads, Tensor::from(starts, {heads, blocks + 1}), Tensor::from(all, {int64_t(all.size())})};
 }

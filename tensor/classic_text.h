@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// Parses the whole text as a number; a leading + is allowed for floats. Nothing if the text is anything else or T
-/// cannot hold the number.
+/// Parses the whole text as a number; a leading + is allowed for floats. Returns nullopt if the text is not a
+/// number, or if T cannot hold the number.
 template <class T> std::optional<T> read_number(std::string_view text) {
   if (std::is_floating_point_v<T> && text.starts_with('+') && !text.starts_with("+-")) text.remove_prefix(1);
   const char* const end = text.data() + text.size();
@@ -29,8 +29,8 @@ constexpr bool is_digit(char c) { return c >= '0' && c <= '9'; }
 /// True for ASCII letters.
 constexpr bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'); }
 
-/// While it lives, C functions of this thread (strtod, snprintf, localeconv) use the classic locale. For libraries that
-/// call them.
+/// While an object lives, C functions of this thread (strtod, snprintf, localeconv) use the classic locale. For
+/// libraries that call these functions.
 class ClassicLocale {
  public:
   ClassicLocale();

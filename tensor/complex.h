@@ -13,17 +13,17 @@ namespace lockstep {
 #include "tensor/complex.def"
 #undef Value
 
-/// A tensor with all elements `value`. Error unless options.dtype is complex. T is double.
+/// A tensor with all elements `value`. Error unless options.dtype is complex. Defined for T = double.
 template <class T> Tensor full(const Shape& shape, std::complex<T> value, TensorOptions options);
 
 /// True if view_as_complex(x) is possible without a copy; x is f32 or f64.
 bool can_view_as_complex(const Tensor& x);
-/// The real (part = 0) or imaginary (part = 1) parts: a view, of any rank.
+/// The real (part = 0) or imaginary (part = 1) parts: a view, for any number of dims.
 Tensor complex_part(const Tensor& x, int part);
 /// x op= b, for the operations of complex_binary(); `name` names the caller in Errors.
 const Tensor& complex_in_place(const char* name, PointwiseOp op, const Tensor& x, const Tensor& b);
 
-/// True if both are defined and at least one is complex.
+/// True if a and b are defined and at least one of them is complex.
 inline bool any_complex(const Tensor& a, const Tensor& b) {
   return a.defined() && b.defined() && (is_complex(a.dtype()) || is_complex(b.dtype()));
 }

@@ -46,7 +46,7 @@ void set_default_device(Device device) {
 extern const Backend cuda_backend;
 #endif
 
-/// Replaces the backend of this build if set, see dry_run.cpp.
+/// While a DryRun exists (dry_run.cpp), points to its backend, which replaces the CUDA backend. Otherwise null.
 extern std::atomic<const Backend*> cuda_stands_in;
 std::atomic<const Backend*> cuda_stands_in{nullptr};
 
@@ -91,7 +91,7 @@ void check_device(const char* op, Device device) {
   LOCKSTEP_CHECK(device.is_cpu() || other, "[", op, "] this build has no cuda backend, got ", device,
                  " (configure it with -Dcuda=enabled)");
   LOCKSTEP_CHECK(device.is_cpu() || device_count(device.type) > 0, "[", op, "] there is no cuda device, got ", device,
-                 ": ", other->why_none());
+                 ": ", other->why_none(), "; run on cpu, or make a device available");
   std::string known;
   for (const Device& d : all_devices(device.type)) known += str(known.empty() ? "" : ", ", d);
   fail(str("[", op, "] expected one of the devices ", known, ", got ", device,

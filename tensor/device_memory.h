@@ -1,14 +1,14 @@
 #pragma once
-// Reports and limits the memory of one device, also of one virtual CPU device: to try a model for several small devices
-// on one machine.
+// Reports and limits the memory of one device. This works for virtual CPU devices too, so that a model for several
+// small devices can be tried on one machine.
 #include <cstdint>
 
 #include "tensor/memory.h"
 
 namespace lockstep {
 
-/// memory_report() for this device alone: without other virtual devices, and without Memory::offload, which lies in
-/// host memory.
+/// memory_report() for this device alone, without other virtual devices. Memory::offload is left out too, because it
+/// lies in host memory.
 MemoryReport device_memory(Device device);
 /// Sets the peaks of device_memory() to the current values.
 void reset_peak_device_memory(Device device);

@@ -1,4 +1,4 @@
-// A backend and a table of kernels that only note their calls. See dry_run.h.
+// A backend and a table of kernels that record each call instead of running it. See dry_run.h.
 #include "tensor/dry_run.h"
 
 #include <sys/mman.h>
@@ -38,7 +38,7 @@ void add_operand(DryKernel& kernel, const Tensor& x, bool is_written) {
   kernel.operands.push_back({x.shape(), x.dtype(), x.numel() == 0 ? 0 : elements, is_written});
 }
 
-/// Notes one argument of a kernel. A tensor passed by const reference is read, any other is written.
+/// Records one argument of a kernel call. A tensor passed by const reference is read, any other is written.
 void see(DryKernel& kernel, const Tensor& x) { add_operand(kernel, x, false); }
 void see(DryKernel& kernel, Tensor& x) { add_operand(kernel, x, true); }
 void see(DryKernel& kernel, const std::vector<Tensor>& all) {
@@ -55,7 +55,8 @@ void see(DryKernel& kernel, const MatmulArgs& args) {
 }
 template <class T> void see(DryKernel&, const T&) {}
 
-/// The name of entry `id`; Noted<id>::call notes its calls. One instance per `id`: several entries share a signature.
+/// The name of entry `id` of Kernels. Noted<id>::call() stands in for this kernel and records its calls. `id` is needed
+/// because several kernels have the same signature.
 template <int id> inline const char* entry_name = "";
 template <int id, class Fn> struct Noted;
 template <int id, class Result, class... Args> struct Noted<id, Result (*)(Args...)> {
@@ -189,7 +190,7 @@ DryRun::DryRun() {
 }
 
 DryRun::~DryRun() {
-  // A tensor that is still alive would return its addresses to a real backend that does not know them.
+  // While tensors of the dry run exist, its backend stays: the real backend could not free their memory.
   if (held.load() == 0) cuda_stands_in.store(nullptr);
 }
 

@@ -1,7 +1,7 @@
 #pragma once
-// DryRun: what a CUDA device would be asked to do, without a device. The real program runs, but kernels are noted with
-// their operands instead of run. Device memory is address space without pages, so a step of a model of any size takes
-// milliseconds.
+// DryRun records which kernels a program would run on a CUDA device, without a device. The program runs as usual, but
+// each kernel call is recorded with its operands and not run. Device memory is address space without pages, so a step
+// of a model of any size takes milliseconds.
 //
 //   DryRun dry;          // from here on cuda:0 is the dry run, also in builds without CUDA
 //   {
@@ -46,7 +46,7 @@ struct DryKernel {
   }
 };
 
-/// While it lives, cuda:0 notes kernels instead of running them.
+/// While a DryRun exists, cuda:0 records kernels instead of running them.
 class DryRun {
  public:
   DryRun();

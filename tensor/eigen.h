@@ -20,7 +20,7 @@ template <class T> using Map = Eigen::Map<Matrix<T>, Eigen::Unaligned, Eigen::St
 template <class T> Map<T> map(const Tensor& x) {
   LOCKSTEP_CHECK(x.defined() && x.dim() <= 2, "[eigen] expected a tensor of at most 2 dims");
   LOCKSTEP_CHECK(x.dtype() == dtype_of<T> && x.device().is_cpu(), "[eigen] expected ", dtype_of<T>, " on the CPU, got ",
-                 x.dtype(), " on ", x.device());
+                 x.dtype(), " on ", x.device(), "; convert with .to()");
   const bool is_matrix = x.dim() == 2;
   const int64_t rows = x.dim() == 0 ? 1 : x.size(0), columns = is_matrix ? x.size(1) : 1;
   const int64_t down = x.dim() == 0 ? 1 : x.strides()[0], across = is_matrix ? x.strides()[1] : 1;

@@ -54,7 +54,8 @@ SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shap
       if (size != 1) sizes[d] = size;
     }
   }
-  LOCKSTEP_CHECK(sizes.size() <= unused.size(), "[einsum] expected fewer letters in \"", equation, "\"");
+  LOCKSTEP_CHECK(sizes.size() <= unused.size(), "[einsum] expected fewer letters in \"", equation,
+                 "\"; the letters and the dims of ... may be 52 together");
   const std::string names = unused.substr(0, sizes.size());
   std::string once = text.substr(0, arrow);
   std::sort(once.begin(), once.end());

@@ -135,7 +135,8 @@ const std::vector<EnvironmentVariable>& environment_variables() {
 
 std::optional<std::string> environment(const char* name) {
   const EnvironmentVariable* v = find(name);
-  LOCKSTEP_CHECK(v, "[environment] expected a variable listed in tensor/environment.cpp, got ", name);
+  LOCKSTEP_CHECK(v, "[environment] expected a variable listed in tensor/environment.cpp, got ", name,
+                 "; add it to the list there");
   // Check all names here too, since a user's program may never call check_environment() and a typo must not go
   // unnoticed.
   for (char** entry = environ; entry && *entry; ++entry) variable_of(*entry);

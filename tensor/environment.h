@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-/// A row of the list.
+/// The documentation and the allowed values of one environment variable.
 struct EnvironmentVariable {
   /// Type of the value. flag: 0 or 1; whole: an integer; seconds: a number; word: one of `words`.
   enum class Kind { text, flag, whole, seconds, word };
@@ -20,8 +20,8 @@ struct EnvironmentVariable {
 /// All variables.
 const std::vector<EnvironmentVariable>& environment_variables();
 
-/// The value of a variable of the list; nothing if it is unset or empty. Error when the value is not allowed, and when
-/// any LOCKSTEP_* variable of the process is not in the list; it suggests the nearest name.
+/// The value of a variable of the list, or nothing if it is unset or empty. Error if the value is not allowed. Also an
+/// Error if any LOCKSTEP_* variable of the process is not in the list. The message suggests the nearest name.
 std::optional<std::string> environment(const char* name);
 /// environment() as a number.
 std::optional<double> environment_number(const char* name);

@@ -1,4 +1,4 @@
-// Fourier transforms along one dim, by the kernels; fft.inc adds the composed functions. See fft.h.
+// Functions that call the Fourier kernels, along one dim. fft.inc builds the public functions of fft.h from them.
 #include "tensor/fft.h"
 
 #include <cmath>

@@ -26,7 +26,7 @@ template <Fp8Format format> LOCKSTEP_HD inline uint8_t encode_fp8(float value) {
   constexpr int shift = 23 - mantissa;
   constexpr uint32_t first_normal = uint32_t(128 - bias) << 23;
   const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7fffffffu;
-  // A float whose last mantissa bit has the weight of the smallest subnormal: adding it rounds to a multiple of that.
+  // The last mantissa bit of this float is worth the smallest subnormal. So adding it rounds to a multiple of that.
   constexpr uint32_t steps = uint32_t(127 + 24 - bias - mantissa) << 23;
   const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(steps)) - steps;
   const uint32_t rounded = magnitude + ((1u << (shift - 1)) - 1) + (magnitude >> shift & 1u);

@@ -1,8 +1,8 @@
 #pragma once
 // Functors of the pointwise operations (pointwise.def says what each computes): the value, and the derivative times the
 // incoming gradient g. They generate the CPU and CUDA kernels, and `reads` tells autograd what to save. T is float,
-// double, int64_t, int32_t, or uint8_t for bool. Derivatives at kinks follow PyTorch. NaN must pass through every
-// function; this decides the direction of the comparisons.
+// double, int64_t, int32_t, or uint8_t for bool. Derivatives at kinks follow PyTorch. Every function must return NaN
+// for NaN: comparisons with NaN are false, so write them such that false keeps x.
 #include <type_traits>
 
 #include "tensor/math.h"
@@ -200,9 +200,9 @@ struct Softplus : Costly {  // p: beta, q: threshold
 };
 
 // --- activations ---
-/// g times a derivative that is 0 far below and 1 far above: 0 for x < low, g for x > high, `inside` between. `inside`
-/// may be NaN for other x. The selection comes last on purpose: if x were clipped first, compilers would treat it as a
-/// constant there and still compute g's product, and denormal results are slow.
+/// The gradient of an activation whose derivative is 0 for small x and 1 for large x: 0 for x < low, g for x > high,
+/// `inside` between. `inside` may be NaN for other x. Clipping x first instead would be slow: the compiler would still
+/// multiply g by the derivative at the bound, and products with denormal results are slow.
 template <class T> LOCKSTEP_HD T settled(T x, T low, T high, T g, T inside) {
   return select(x > high, g, select(x < low, T(0), inside));
 }
@@ -233,7 +233,7 @@ struct Mish : Costly {  // x tanh(softplus(x)); with e = e^x and n = e (e + 2) t
   }
   LOCKSTEP_GRAD(input) {
     const T e = exp_normal(input), n = e * (e + T(2)), d = T(1) / (n + T(2)), t = n * d;
-    // 1 - t^2 = (1 + t) * 2 d, and the derivative of softplus is e / (1 + e)
+    // The derivative of tanh(softplus(x)) is (1 - t^2) * e / (1 + e), and 1 - t^2 = (1 + t) * 2 d without cancellation.
     return settled(input, T(-85), T(20), g, g * (t + input * ((T(1) + t) * (T(2) * d)) * (e / (T(1) + e))));
   }
 };

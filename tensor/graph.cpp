@@ -1,13 +1,14 @@
 // Graphs: recorded work. See graph.h.
 //
-// Random numbers. A recorded kernel reads its key from a slot of its own in a table in device memory:
+// Random numbers. A recorded kernel reads its key from a table in device memory. This example begins to record at call
+// c of the random generator and replays the graph at call d:
 //
 //   recording   draws at calls c, c+1, c+1 again (second forward of a checkpoint), c+3    table: c+0, c+1, c+3
-//   replay      generator at call d  ─▶  a kernel writes the keys of d+0, d+1, d+3 (its arguments) to the table
-//                                    ─▶  recorded work  ─▶  generator at d+4
+//   replay      a kernel writes the keys of calls d+0, d+1, d+3 (its arguments) to the table
+//               ─▶  recorded work  ─▶  generator at call d+4
 //
-// So each number has the same key as without a graph, even if the generator is seeded or set between replays. Other
-// micro-batches are counted from the one at the start, and their calls from 0.
+// So each number has the same key as without a graph, even if the generator is seeded or set between replays. If the
+// recorded work goes on to other micro-batches, the table holds their numbers relative to the first, with calls from 0.
 #include "tensor/graph.h"
 
 #include <algorithm>
@@ -33,8 +34,8 @@ struct Graph::Random {
   };
   std::map<Draw, size_t> place;
   std::vector<Draw> draws;  // inverse of `place`
-  // The keys are written before a replay, so they need memory that nothing else in the replay uses: memory of a
-  // separate stream.
+  // The keys are written before a replay and read during it, so no other tensor of the graph may use their memory.
+  // Memory of a separate stream is never reused by the graph.
   Stream apart;
   std::vector<Tensor> tables;  // keys_at_once keys each
   Draw end{};                  // state in which a replay leaves the generator
@@ -73,7 +74,7 @@ struct Capture {
 thread_local Capture* current = nullptr;
 std::atomic<uint32_t> begun{0};
 
-/// Sets `current` during a call.
+/// Sets `current` while it exists, during a capture.
 struct Capturing {
   Capturing(Device device, Graph::Random* random) : capture{device, random} { current = &capture; }
   ~Capturing() { current = nullptr; }
@@ -126,7 +127,7 @@ Graph::~Graph() {
 
 void Graph::capture(const std::function<void()>& body) {
   LOCKSTEP_CHECK(body, "[Graph] expected a function to capture, got an empty one");
-  LOCKSTEP_CHECK(!current, "[Graph] expected one capture at a time, got one inside another");
+  LOCKSTEP_CHECK(!current, "[Graph] expected one capture at a time, got one inside another; capture them in turn");
   LOCKSTEP_CHECK(!is_captured(), "[Graph] this graph already holds a recording; create a new Graph");
   if (device_.is_cpu()) {
     const Capturing scope(device_, nullptr);
@@ -139,7 +140,7 @@ void Graph::capture(const std::function<void()>& body) {
 
 void Graph::record(const std::function<void()>& body) {
   LOCKSTEP_CHECK(body, "[Graph] expected a function to record, got an empty one");
-  LOCKSTEP_CHECK(!current, "[Graph] expected one capture at a time, got one inside another");
+  LOCKSTEP_CHECK(!current, "[Graph] expected one capture at a time, got one inside another; capture them in turn");
   LOCKSTEP_CHECK(!is_captured(), "[Graph] this graph already holds a recording; create a new Graph");
   const Backend* b = backend(device_);
   if (!b) {

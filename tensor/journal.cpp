@@ -37,7 +37,7 @@ Rewind::Rewind(const std::vector<Journal::Entry>& entries) : journal_(std::excha
   for (const Journal::Entry& entry : entries) {
     const Ref<Storage>& place = entry.place.storage();
     if (place->is_empty()) continue;
-    // cloned, because another Rewind may need `before`
+    // The old bytes are cloned, because another Rewind may need entry.before again.
     away_.push_back({place, entry.before.clone().storage(), place->version()});
     place->swap_bytes(*away_.back().bytes);
   }

@@ -28,8 +28,8 @@ class Journal {
   const uint64_t number_;  // increases; Storage::made_in_ holds the number of the innermost journal
 };
 
-/// While it lives, the storages in `entries` have their old bytes again, and this thread keeps no journal. The
-/// destructor restores the bytes and versions found at construction.
+/// While it lives, the storages in `entries` have their old bytes again, and no Journal of this thread saves anything.
+/// The destructor restores the bytes and versions that the storages had at construction.
 class Rewind {
  public:
   explicit Rewind(const std::vector<Journal::Entry>& entries);

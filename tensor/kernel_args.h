@@ -23,9 +23,9 @@ enum class PointwiseOp : uint8_t {
   count
 };
 
-/// The function that a pointwise kernel computes: the operation's value, or its derivative towards operand 0 or 1 times
-/// the incoming gradient. The derivative of a unary operation reads (gradient, saved input or output), of a binary one
-/// (gradient, a, b).
+/// The function that a pointwise kernel computes: the value of the operation, or the gradient of operand 0 or 1. For
+/// gradients, a unary operation has the inputs (incoming gradient, saved input or output), and a binary operation
+/// (incoming gradient, a, b).
 enum class PointwisePart : uint8_t { value, grad0, grad1 };
 
 /// Scalar parameters of a pointwise operation, see pointwise.def.
@@ -37,8 +37,8 @@ struct PointwiseArgs {
 enum class ReduceOp : uint8_t { sum, mean, prod, max, min, any, all, sum_squares, logsumexp, var };
 
 /// Rows per part where many rows are added to one place (the gradient of an embedding, index_add). The rows, in the
-/// order of the indices, are cut into parts. Each part is summed in order, the first onto the old value, the others
-/// from 0; then the parts' sums are added in order. CPU and CUDA both sum this way, so they get the same bits.
+/// order of the indices, are divided into parts. Each part is summed in order, the first onto the old value, the others
+/// from 0. Then the sums of the parts are added in order. CPU and CUDA both sum this way, so they get the same bits.
 inline constexpr int64_t rows_of_part = 32;
 
 /// Activation that is fused into a matrix product.
@@ -56,13 +56,14 @@ struct Fp8Matrix;  // tensor/fp8.h
 /// 8-bit floating-point format, see tensor/float8.h.
 enum class Fp8Format : uint8_t { e4m3, e5m2 };
 
-/// How x multiplies a quantized weight. By default x stays as it is, and codes become the weight's values. dynamic (for
-/// row8): each row of x is quantized to 8 bits too, and the product is one of integers, except that elements of x with
-/// a magnitude of at least `threshold` keep their values (LLM.int8(); threshold 0: no elements do).
+/// How x is multiplied by a quantized weight. By default the weight is decoded and x is not quantized. With `dynamic`
+/// (format row8 only), each row of x is quantized to 8 bits too, and codes are multiplied as integers. Elements of x
+/// with a magnitude of at least `threshold` are then not quantized, as in LLM.int8(). Threshold 0: there are none.
 struct QuantMatmulArgs {
   bool dynamic = false;
   double threshold = 0;
-  /// true: if one row of x keeps its value in a column, all rows do, as in bitsandbytes; rows then affect each other.
+  /// If one element of a column of x is unquantized, true makes the whole column unquantized, as in bitsandbytes. The
+  /// result of a row then depends on the other rows.
   bool whole_columns = false;
   Activation activation = Activation::none;
 };
@@ -119,13 +120,14 @@ struct AttentionArgs {
   /// Probability of dropping an attention weight; weight (b, h, i, j) is drawn from `key` by its flat index.
   double dropout = 0;
   PhiloxKey key;
-  /// Number of the call's first head, and of all heads, for dropout's index and the layout. all_heads 0: those of q.
+  /// If q has only some of the model's heads: the index of its first head, and the number of all heads (0: q has all).
+  /// Dropout and the layout depend on them.
   int64_t first_head = 0, all_heads = 0;
   std::shared_ptr<const BlockLayout> layout = {};  ///< the blocks of scores to compute; null: all
 };
 
-/// Positions of a shard's elements in the whole tensor: runs of `run` elements, `stride` apart, from `first` on. run 0:
-/// the tensor is the whole.
+/// Positions of a shard's elements in the whole tensor: runs of `run` elements, `stride` apart, from `first` on. run 0
+/// means that the tensor is not a shard.
 struct Region {
   int64_t first = 0, run = 0, stride = 0;
 };

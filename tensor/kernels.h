@@ -21,8 +21,8 @@ struct Kernels {
 
 extern const Kernels cpu_kernels;
 
-/// The table of a device; also makes it the device of this thread's next kernels. Error when this build does not
-/// support the device, and for the CPU while a graph is recorded.
+/// The table of a device. Also selects the device, so that this thread's next kernels run on it. Error if this build
+/// does not support the device, or if a graph is being recorded and the device is the CPU.
 const Kernels& table(Device device);
 
 /// LOCKSTEP_KERNEL(device, softmax)(...) calls the device's kernel, or throws if the entry is empty. The observer

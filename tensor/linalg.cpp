@@ -1,4 +1,5 @@
-// Linear algebra: batches, checks and calls of the solvers; linalg.inc adds the composed functions. See linalg.h.
+// Linear algebra. The functions here check their arguments, reshape batches and call the solvers. linalg.inc builds
+// the other functions of linalg.h from them.
 #include "tensor/linalg.h"
 
 #include <cmath>
@@ -237,7 +238,8 @@ SlogdetOf<Tensor> slogdet(const Tensor& a) {
 }
 
 Tensor cofactors(const Tensor& a) {
-  // det(u) det(vh) u diag(products of the other singular values) vh: no division, so it works when one of them is 0.
+  // The cofactors are det(u) det(vh) u diag(p) vh, where p[i] is the product of all singular values but s[i]. There is
+  // no division, so this works for singular matrices too.
   const auto [u, s, vh] = svd(a, false);
   const int64_t n = s.size(-1);
   if (n == 0) return zeros_like(a);

@@ -14,9 +14,9 @@ void check_square(const char* op, const Tensor& a);
 /// Error if `info` (of inv_ex()) is not 0 for a matrix; the Error names the first such matrix.
 void check_regular(const char* op, const Tensor& info);
 
-/// solve() for matrices, from the left.
+/// Solves a x = b for matrices b.
 Tensor solve_matrices(const Tensor& a, const Tensor& b);
-/// solve_triangular() for matrices, from the left.
+/// Solves a x = b for matrices b and a triangular a.
 Tensor solve_triangles(const Tensor& a, const Tensor& b, bool upper, bool unit);
 /// 1 for singular values above the tolerance of pinv(), else 0, in s's dtype; `size` is max(m, n).
 Tensor counting(const Tensor& s, std::optional<double> atol, std::optional<double> rtol, int64_t size);

@@ -8,7 +8,8 @@
 
 namespace lockstep {
 
-// Identifies a process among itself and all its descendants by counting fork(), without a system call per question.
+// How many fork() calls lie between the first process and this one. The number differs between a process and all its
+// descendants, so is_here() needs no system call.
 unsigned Maker::forks() noexcept {
   static unsigned count = 0;
   [[maybe_unused]] static const int registered = ::pthread_atfork(nullptr, nullptr, [] { ++count; });

@@ -1,7 +1,7 @@
 #pragma once
 // Ownership across fork(). A forked child has copies of its parent's objects, and so of its connections, files and
 // locks, but not its threads. Code that leaves, closes, removes or waits for such an object first asks a Maker whether
-// this process made the object. A child never destroys an object that only its threads, which it lacks, could end.
+// this process made the object. A child never destroys an object whose destructor waits for threads of the parent.
 #include <atomic>
 #include <memory>
 

@@ -54,7 +54,7 @@ LOCKSTEP_HD inline float expm1_poly(float r) {
 LOCKSTEP_HD inline float exp(float x) {
   const float clipped = x > 89.f ? 89.f : x < -104.f ? -104.f : x;  // keeps NaN
   const ExpParts parts = split_exp(clipped);
-  // Two factors, so that results may be denormal.
+  // Multiplies by 2^n in two factors, because for denormal results 2^n itself is too small for a normal float.
   const int32_t half = parts.n_bits >> 1;
   return (1.f + expm1_poly(parts.r)) * power_of_two(half) * power_of_two(parts.n_bits - half);
 }
@@ -75,7 +75,7 @@ LOCKSTEP_HD inline double exp_coarse(double x) { return std::exp(x); }
 LOCKSTEP_HD inline float expm1(float x) {
   const float clipped = x > 89.f ? 89.f : x < -18.f ? -18.f : x;
   const ExpParts parts = split_exp(clipped);
-  // 2^n p + (2^n - 1), computed at half its size so that n = 128 fits.
+  // The result is 2^n p + (2^n - 1). Half of it is computed first, so that n may be 128, where 2^n would overflow.
   const float scale = power_of_two(parts.n_bits - 1), p = expm1_poly(parts.r);
   const float y = 2.f * (scale * p + (scale - 0.5f));
   return std::copysign(parts.n_bits == 0 ? p : y, x);
@@ -167,7 +167,7 @@ LOCKSTEP_HD inline float erf(float x) {
 }
 LOCKSTEP_HD inline double erf(double x) { return std::erf(x); }
 
-/// Largest magnitude for which the f32 sin and cos reduce their argument here; larger ones need std's reduction.
+/// The f32 sin and cos of this file are valid below this magnitude. Larger arguments need a more precise reduction.
 inline constexpr float trig_limit = 1e6f;
 
 /// sin(x + quarter * pi / 2) for |x| < trig_limit.
@@ -187,8 +187,8 @@ LOCKSTEP_HD inline float sin_near(float x, int32_t quarter) {
   return quarter == 0 && x == 0.f ? x : signed_y;
 }
 
-/// Sine, in radians, for |x| < trig_limit. CPU kernels first check whether a run of elements has a larger x
-/// (functors.h); CUDA kernels use the sine of cuda/trigonometry.h.
+/// Sine of x in radians, for |x| < trig_limit. CPU kernels compute larger elements in another way (Trigonometric in
+/// functors.h). CUDA kernels use sine() of cuda/trigonometry.h instead.
 LOCKSTEP_HD inline float sin(float x) { return sin_near(x, 0); }
 /// Cosine.
 LOCKSTEP_HD inline float cos(float x) { return sin_near(x, 1); }
@@ -217,8 +217,8 @@ template <class T> LOCKSTEP_HD T times(T a, T b) {
   return wrapping(a, b, [](auto x, auto y) { return x * y; });
 }
 
-// Python's // and %: the quotient rounds towards minus infinity, the remainder has the sign of the divisor. Integer
-// division by 0 is refused before and must not trap here; the smallest integer over -1 wraps around.
+// Python's // and %: the quotient rounds towards minus infinity, and the remainder has the sign of the divisor. For an
+// integer division by 0 callers throw an Error; here it must not trap. The smallest integer divided by -1 wraps around.
 
 /// Remainder with the sign of the dividend, as C's %.
 template <class T> LOCKSTEP_HD T left_by(T a, T b) {

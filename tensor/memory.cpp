@@ -1,6 +1,6 @@
-// The caching allocator and the ledger. Small blocks come from lists of the thread (no lock, no atomic), large ones
-// from one list per size class under a mutex. Under AddressSanitizer nothing is cached, so that it detects every use
-// after free.
+// The caching allocator, and the ledger that counts the bytes in use. Small blocks come from lists of the thread (no
+// lock, no atomic), large blocks from one list per size class under a mutex. Under AddressSanitizer nothing is cached,
+// so that it detects every use after free.
 #include "tensor/memory.h"
 
 #include <algorithm>
@@ -50,7 +50,8 @@ Ledger ledgers[most_ledgers];
 Ledger& ledger(Device device) {
   return ledgers[device.is_cpu() ? 0 : 1 + std::min<int>(device.index, most_ledgers - 2)];
 }
-// Virtual CPU devices: all but the first have their own ledger; the first device's use is the CPU's use minus theirs.
+// All virtual CPU devices but the first have their own ledger. The use of the first device is computed: it is that of
+// the whole CPU minus that of the other devices (beyond_first).
 constexpr int most_virtual = 64;
 Ledger virtual_ledgers[most_virtual], beyond_first;
 std::atomic<bool> first_is_watched{false};  // true: the first virtual device's peak is tracked
@@ -129,7 +130,7 @@ class LargeCache {
     const std::lock_guard lock(mutex_);
     void* data = nullptr;
     size_t got = size;
-    // Take a block of the class, or of a larger one within 25 % of the request.
+    // Take a cached block of this size class, or of a larger class up to 125 % of the request.
     for (; !data && got <= bytes + bytes / 4; got = class_size(got + 1)) {
       if ((data = take(got))) break;
     }
@@ -174,9 +175,9 @@ class LargeCache {
   }
 
  private:
-  // Most bytes to cache: at least 256 MiB and half of the live bytes, and enough to return to the peak plus an eighth,
-  // which is what size classes and badly fitting blocks waste. With less, every step would return pages to the system
-  // and fault in new ones.
+  // Most bytes to cache: 256 MiB, or half of the live bytes, or the bytes freed since the peak plus an eighth of the
+  // peak, whichever is most. The eighth is for blocks that are larger than requested. With less, every training step
+  // would return pages to the system and fault in new ones.
   size_t limit() const { return std::max({size_t(256) << 20, live_ / 2, most_live_ + most_live_ / 8 - live_}); }
 
   void* take(size_t size) {
@@ -194,8 +195,8 @@ class LargeCache {
     cached_ += size;
   }
 
-  // Returns blocks until `keep` bytes are left, the least recently used size first: a repeating step needs the others
-  // again.
+  // Returns blocks to the system until `keep` bytes are left. Begins with the least recently used size class, because a
+  // training step will need the recently used sizes again.
   void release_locked(size_t keep) noexcept {
     while (cached_ > keep) {
       int oldest = -1;
@@ -303,7 +304,7 @@ void* allocate_cpu(size_t bytes) {
   maybe_fail(bytes);
   if (bytes <= small_block) return allocate_small(bytes);
   void* data = nullptr;
-  // Larger sizes cannot be rounded up, and AddressSanitizer ends the process above a limit of its own.
+  // Requests above this size fail here: rounding them up would overflow, and AddressSanitizer would end the process.
   if (bytes < size_t(1) << (caching ? 62 : 40)) data = caching ? large_cache().allocate(bytes) : system_allocate(bytes);
   if (!data) fail_allocation(bytes);
   return data;

@@ -16,8 +16,8 @@ enum class Memory : uint8_t { parameter, gradient, optimizer, activation, commun
 inline constexpr int memory_categories = 7;  ///< number of categories
 std::string_view name_of(Memory category);   ///< "parameter", "gradient", ...
 
-/// Books storage that this thread allocates during the scope under `category`. Without a scope the category is `other`,
-/// for activations too.
+/// While a MemoryScope lives, storage that this thread allocates is counted under `category`. Storage allocated outside
+/// of all scopes is counted under `other`, even if it holds activations.
 class MemoryScope {
  public:
   explicit MemoryScope(Memory category);
@@ -52,8 +52,8 @@ void reset_peak_memory(Device device = cpu);
 /// Returns cached blocks to the system.
 void release_cached_memory(Device device = cpu);
 
-/// Low level, for Storage: memory with at least 64-byte alignment. Error "[memory] ..." with the ledger when none is
-/// left. On other devices the memory is ordered by a stream, see Backend::allocate.
+/// Low level, for Storage: allocates memory with at least 64-byte alignment. When no memory is left, throws an Error
+/// that shows the ledger. On devices other than the CPU a stream orders the memory's use, see Backend::allocate.
 void* allocate(size_t bytes, Device device);
 /// Frees memory of allocate(); `stream` is the stream of its allocation.
 void deallocate(void* data, size_t bytes, Device device, void* stream) noexcept;
@@ -61,17 +61,17 @@ void deallocate(void* data, size_t bytes, Device device, void* stream) noexcept;
 void* allocate_cpu(size_t bytes);
 /// deallocate() on the CPU.
 void deallocate_cpu(void* data, size_t bytes) noexcept;
-/// Largest size of a small block. Small blocks are cached per thread; another thread may free them. Storage objects are
+/// Largest size of a small block. Each thread caches small blocks, but any thread may free them. Storage objects are
 /// small blocks.
 inline constexpr size_t small_block = 4096;
-/// A block of at most small_block bytes.
+/// Allocates a block of at most small_block bytes.
 void* allocate_small(size_t bytes);
 /// Frees a block of allocate_small().
 void deallocate_small(void* data, size_t bytes) noexcept;
 /// Adds `bytes` (may be negative) to a category of the ledger.
 void book_memory(Memory category, int64_t bytes, Device device = cpu) noexcept;
 
-/// Makes the n-th allocation from now throw an Error; 0: no allocation. For tests of out-of-memory paths.
+/// Makes the n-th allocation from now throw an Error; 0 cancels this. For tests of out-of-memory paths.
 void fail_allocation_after(int64_t n);
 
 }  // namespace lockstep

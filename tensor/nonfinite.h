@@ -1,6 +1,6 @@
 #pragma once
-// Detection of NaN and infinity with the result left on the device: the host does not wait, and a graph can record it.
-// all_finite() (ops.h) returns the answer to the host.
+// Detects NaN and infinity, and leaves the result on the device: the host does not wait, and a graph can record the
+// search. all_finite() (ops.h) returns the result to the host instead.
 #include <vector>
 
 #include "tensor/tensor.h"

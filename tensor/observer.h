@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Called on the thread that calls the kernel; the device may still work afterwards.
+/// Functions called before and after each kernel call, on the calling thread. A device may work on the kernel longer.
 struct KernelObserver {
   int64_t (*begin)() noexcept;                              ///< returns a time stamp for end()
   void (*end)(const char* kernel, int64_t begun) noexcept;  ///< called after the kernel, also if it throws

@@ -158,7 +158,7 @@ template <class X> X activated(const X& x, Activation activation) {
     case Activation::gelu_erf: return gelu_erf(x);
     case Activation::silu: return silu(x);
   }
-  fail("[activated] expected a known activation");
+  fail("[activated] expected a known activation; use a value of the enum Activation");
 }
 /// activation(x w^T + bias): x (..., in), w (out, in), bias (out) or undefined. `pre`, if given, receives the value
 /// before the activation.
@@ -219,7 +219,7 @@ NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
 /// Gradient of batch_norm(); `saved` is its result.
 NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Tensor& weight,
                          bool with_bias, bool training);
-/// Loss and log-sum-exp of each row, both (rows), f32 (f64 for f64).
+/// Loss and log-sum-exp of each row, both (rows), in f32 (f64 for f64 logits).
 struct CrossEntropyRows {
   Tensor loss, lse;
 };
@@ -228,8 +228,8 @@ struct CrossEntropyRows {
 CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, const Tensor& weight = {},
                                     const CrossEntropyArgs& args = {});
 /// Writes the losses of cross_entropy_rows() into `loss` (rows) and overwrites `logits` with their gradient, where
-/// grad_loss (rows) is the gradient of the losses. So each row is read only once. loss and each row of logits must be
-/// contiguous.
+/// grad_loss (rows) is the gradient of the losses. Computing both in one pass reads each row only once. loss and each
+/// row of logits must be contiguous.
 void cross_entropy_rows_into(const Tensor& loss, const Tensor& grad_loss, const Tensor& logits, const Tensor& target,
                              const Tensor& weight, const CrossEntropyArgs& args);
 /// Gradient of the logits from the saved lse. Overwrites `logits` if `in_place`, else returns a new tensor.
@@ -241,8 +241,8 @@ double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight = {},
 struct PartOf {
   int64_t dim = 0, index = 0, count = 1;
 };
-/// Zeroes elements with probability p and scales the rest by 1 / (1 - p). A shard drops the same elements as the whole
-/// tensor would there.
+/// Zeroes elements with probability p and scales the rest by 1 / (1 - p). If x is a shard (`part`), the zeroed elements
+/// are those that dropout of the full tensor would zero in this shard.
 Tensor dropout(const Tensor& x, double p, PhiloxKey key, const PartOf& part = {});
 /// residual + dropout(x) in one pass, with the rounding of the two steps.
 Tensor add_dropout(const Tensor& residual, const Tensor& x, double p, PhiloxKey key, const PartOf& part = {});
@@ -260,11 +260,11 @@ struct AddNormGrad {
   NormGrad norm;
   Tensor dropped;  ///< the gradient of x, through dropout; undefined for p = 0
 };
-/// Gradient of add_norm(). `add`, if defined, is the gradient that reaches the sum by other paths. It must be
-/// contiguous; it is overwritten with the total gradient and returned as norm.x.
+/// Gradient of add_norm(). `add`, if defined, is the gradient that reaches the sum by other paths. `add` must be
+/// contiguous. Overwrites `add` with the total gradient, and returns it as norm.x.
 AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& sum, const NormResult& saved,
                           const Shape& normalized, const Tensor& weight, bool with_bias, const AddNormArgs& args);
-/// Result of attention(). lse: log-sum-exp of each query's scores, (B, H, T), f32 (f64 for f64).
+/// Result of attention(). lse: log-sum-exp of each query's scores, (B, H, T), in f32 (f64 for f64 inputs).
 struct AttentionResult {
   Tensor out, lse;
 };
@@ -272,8 +272,8 @@ struct AttentionResult {
 /// divides H (grouped-query attention). out is (B, H, T, D), laid out as (B, T, H, D), so that merging heads is a view.
 /// mask: bool (true = attend) or floating (added), broadcastable to (B, H, T, S). causal: query i attends to keys
 /// j <= i + S - T, with a window only to j > i + S - T - window (as in Mistral, Transformers and FlashAttention).
-/// scale 0 means 1/sqrt(D). args.layout is for S tokens; the T queries are the last of them. A query that attends to no
-/// key gives zeros and lse -inf.
+/// scale 0 means 1/sqrt(D). args.layout describes S tokens, and the queries are the last T of these tokens. For a query
+/// that attends to no key, out is 0 and lse is -inf.
 AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {},
                           AttentionArgs args = {.scale = 0});
 /// The mask of causal attention, bool (queries, keys): true where the query attends to the key. window 0: none.

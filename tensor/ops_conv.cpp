@@ -131,7 +131,7 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, co
   }
   check_bias(op, bias, x, shape[1]);
   if (bias.defined() && size_of(x.dtype()) == 2)
-    // so that the sum is rounded once
+    // Add the bias in f32, so that the sum is rounded only once.
     return conv_transpose2d(x.to(f32), w.to(f32), bias.to(f32), args, output_padding).to(x.dtype());
   const Tensor images = as_images(x);
   Tensor out = empty_images(shape, x, is_channels_last(images));
@@ -165,7 +165,7 @@ Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args) {
   return out;
 }
 
-/// The gradient in the layout that the kernel's result will have.
+/// Checks a pooling's gradient, and makes it row-major or channels-last if it is neither.
 Tensor grad_images(const char* op, const Tensor& grad, const Shape& shape) {
   check_images(op, grad);
   LOCKSTEP_CHECK(grad.shape() == shape, "[", op, "] expected a gradient ", shape, ", got ", grad.shape());
@@ -178,7 +178,7 @@ ValuesIndices max_pool2d(const Tensor& x, const PoolArgs& args) {
   check_images("max_pool2d", x);
   const Shape shape = pool_shape("max_pool2d", x.shape(), args);
   LOCKSTEP_CHECK(x.size(2) * x.size(3) <= INT32_MAX, "[max_pool2d] expected planes of fewer than 2^31 elements, got ",
-                 x.shape());
+                 x.shape(), "; use smaller images");
   const Tensor images = as_images(x);
   const bool last = is_channels_last(images);
   ValuesIndices out{empty_images(shape, x, last), {}};
@@ -194,7 +194,7 @@ Tensor max_pool2d_grad(const Tensor& grad, const Tensor& indices, const Shape& i
   LOCKSTEP_CHECK(grad.shape() == indices.shape() && indices.dtype() == i32 && input_shape.rank() == 4 &&
                      grad.size(0) == input_shape[0] && grad.size(1) == input_shape[1],
                  "[max_pool2d_grad] expected a gradient like the i32 indices of an input ", input_shape, ", got ",
-                 grad.shape(), " and ", indices.dtype(), " ", indices.shape());
+                 grad.shape(), " and ", indices.dtype(), " ", indices.shape(), "; pass the indices of max_pool2d()");
   const Tensor places = as_images(indices);
   const bool last = is_channels_last(places);
   Tensor images = grad;

@@ -59,7 +59,7 @@ Tensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
     count = double(n), start = int64_t(a), step = int64_t(b);
     if (n > 0) exact(int64_t(a + (n - 1) * b), options.dtype);  // check the last element
   }
-  LOCKSTEP_CHECK(count < 0x1p62, "[arange] expected fewer than 2^62 elements, got ", count);
+  LOCKSTEP_CHECK(count < 0x1p62, "[arange] expected fewer than 2^62 elements, got ", count, "; use a larger step");
   Tensor out = empty({int64_t(count)}, options);
   LOCKSTEP_KERNEL(options.device, iota)(out, start, step);
   return out;

@@ -9,7 +9,7 @@ namespace {
 TensorOptions options_of(const Tensor& x) { return {.dtype = x.dtype(), .device = x.device()}; }
 
 // Checks that an index is i64, on x's device, with all values in [0, size). Reading values back from another device
-// would stall it; there the kernels check, and the Error comes from the next synchronisation.
+// would stall that device. So its kernels check them, and the Error comes from the next synchronisation.
 void check_index(const char* op, const Tensor& index, int64_t size, const Tensor& x) {
   check_defined(op, index);
   LOCKSTEP_CHECK(index.dtype() == i64, "[", op, "] expected an index of i64, got ", index.dtype(),
@@ -95,7 +95,7 @@ Tensor triangle(const char* op, const Tensor& x, int64_t diagonal, bool upper) {
   return out;
 }
 
-// Mask and value expanded to out's shape by stride 0, as the kernel takes them.
+// out = value where mask is true, else x. Expands all operands to out's shape by stride 0, for the kernel of where().
 void masked_fill_into(const Tensor& x, const Tensor& mask, Scalar value, Tensor& out) {
   const Tensor condition = mask.expand(out.shape()), constant = full({}, value, options_of(x)).expand(out.shape());
   const Tensor source = x.expand(out.shape());
@@ -169,7 +169,7 @@ Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& 
 const Tensor& scatter_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source) {
   check_defined("scatter_add_", x);
   const int d = normalize_dim("scatter_add_", dim, x.dim());
-  LOCKSTEP_CHECK(x.dtype() != boolean, "[scatter_add_] expected a number dtype, got bool");
+  LOCKSTEP_CHECK(x.dtype() != boolean, "[scatter_add_] expected a number dtype, got bool; convert with .to(i32)");
   check_places("scatter_add_", x, d, index);
   check_source("scatter_add_", x, index, source);
   const Tensor from = apart_from_own(source, x);
@@ -199,7 +199,7 @@ Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
 
 const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source) {
   const int d = check_dim("index_add_", x, dim);
-  LOCKSTEP_CHECK(x.dtype() != boolean, "[index_add_] expected a number dtype, got bool");
+  LOCKSTEP_CHECK(x.dtype() != boolean, "[index_add_] expected a number dtype, got bool; convert with .to(i32)");
   check_defined("index_add_", source);
   check_same_dtype("index_add_", x, source);
   check_same_device("index_add_", x, source);

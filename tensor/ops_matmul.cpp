@@ -215,7 +215,7 @@ Tensor linear_padded(const Tensor& x, const Tensor& w) {
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.size(0);
   const Tensor rows = as_matrix(x);
-  // A matrix, because a view of a single row would forget the padding.
+  // Allocate a matrix instead of `shape`. If there is one row, a view of `shape` as a matrix loses the padded stride.
   Tensor none, out = empty_padded({rows.size(0), w.size(0)}, {.dtype = x.dtype(), .device = x.device()});
   run(rows, w.t(), none, none, {}, none, out);
   return out.view(shape);

@@ -117,10 +117,10 @@ void check_rows(const char* op, const Tensor& logits, const Tensor& target, cons
                  "] expected label_smoothing in [0, 1], got ", args.label_smoothing);
   LOCKSTEP_CHECK(!args.elsewhere || (args.label_smoothing == 0 && !weight.defined()), "[", op,
                  "] expected neither weights nor label_smoothing for a shard of the classes, got label_smoothing ",
-                 args.label_smoothing);
+                 args.label_smoothing, "; leave both out");
 }
 
-/// x as kernels of cross entropy take it; its rows may lie apart.
+/// x with contiguous rows, as the kernels of cross entropy need it. Gaps between the rows may stay.
 Tensor with_whole_rows(const Tensor& x) { return has_whole_rows(x) ? x : x.contiguous(); }
 
 void check_targets(const char* op, const Tensor& target, int64_t classes, const CrossEntropyArgs& args) {
@@ -363,7 +363,8 @@ AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalize
   check_optional(op, "weight", weight, x, normalized);
   check_optional(op, "bias", bias, x, normalized);
   LOCKSTEP_CHECK(args.p >= 0 && args.p <= 1, "[add_norm] expected p in [0, 1], got ", args.p);
-  LOCKSTEP_CHECK(args.centered || !bias.defined(), "[add_norm] expected no bias with an RMS norm");
+  LOCKSTEP_CHECK(args.centered || !bias.defined(),
+                 "[add_norm] expected no bias with an RMS norm; pass an undefined bias");
   AddNorm result{empty_like(x), {empty_like(x), args.centered ? statistics(x, rows) : Tensor(), statistics(x, rows)}};
   Tensor sum = as_rows(result.sum, n), out = as_rows(result.norm.out, n);
   LOCKSTEP_KERNEL(x.device(), add_norm)

@@ -46,8 +46,8 @@ void check_pair(const char* name, const Tensor& a, const Tensor& b) {
   check_same_device(name, a, b);
 }
 
-// Scalars of an operation on integers must fit the dtype. u8 results wrap around, so there -3 is allowed for 253; clamp
-// may have an infinite bound.
+// Error if a scalar operand does not fit an integer dtype. Two exceptions: clamp accepts infinite bounds, and other
+// operations on u8 accept negative scalars, because u8 results wrap around (-3 acts like 253).
 void check_parameters(const char* name, PointwiseOp op, DType dtype, const PointwiseArgs& args) {
   constexpr double open = std::numeric_limits<double>::infinity();
   const bool is_clamp = op == PointwiseOp::clamp;
@@ -79,8 +79,8 @@ Tensor result(const Shape& shape, DType dtype, Device device) {
 
 // --- in place ---
 
-// The operand b of an in-place operation on x. b may be x itself; if it overlaps x otherwise, elements would be read
-// after they were written, so it is cloned.
+// Returns b, an operand of an in-place operation on x, or a clone of b if the operation could read elements of b after
+// writing them: b's memory may overlap x's, and b is not the same view as x.
 Tensor apart_from(const Tensor& x, const Tensor& b) {
   if (!(b.storage() == x.storage())) return b;
   if (b.offset() == x.offset() && b.shape() == x.shape() && b.strides() == x.strides()) return b;
@@ -98,7 +98,7 @@ void check_broadcast_to(const char* name, const Tensor& x, const Tensor& b) {
                  b.shape());
 }
 
-// --- the four forms ---
+// --- the four forms of operations: unary and binary, each also in place ---
 
 Tensor unary(const char* name, PointwiseOp op, const Operands& kind, const Tensor& x, const PointwiseArgs& args = {}) {
   check_defined(name, x);
@@ -280,7 +280,7 @@ Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& a
   LOCKSTEP_CHECK(info.form != Form::other && part != PointwisePart::value &&
                      (info.form == Form::binary || part == PointwisePart::grad0),
                  "[pointwise_grad] expected an operation and part with a derivative, got operation ", int(op), " part ",
-                 int(part));
+                 int(part), "; see PointwiseOp and PointwisePart for the numbers");
   check_floating("pointwise_grad", grad);
   // These have the derivative 1.
   if (op == PointwiseOp::add || op == PointwiseOp::add_scalar || op == PointwiseOp::sub_scalar) return grad;
@@ -293,8 +293,8 @@ Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& a
   const bool reads_b = !unary_form && (mask & functor::reads_b);
   if (reads_a) check_pair(info.name, grad, a), check_broadcast_to(info.name, grad, a);
   if (reads_b) check_pair(info.name, grad, b), check_broadcast_to(info.name, grad, b);
-  // An operand that is not read still needs a place in the list. A binary operation's gradient is used twice, so it is
-  // not overwritten.
+  // A binary kernel takes two operands even if it reads only one; pass grad for the other. A binary operation needs
+  // grad for both of its derivatives, so only a unary operation overwrites grad.
   const Tensor &first = reads_a ? a : grad, &second = reads_b ? b : grad;
   const bool reuse = unary_form && grad.is_exclusive() && grad.is_contiguous();
   Tensor out = reuse ? grad : result(grad.shape(), grad.dtype(), grad.device());
@@ -307,7 +307,8 @@ Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& a
 PointwiseGrads pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor& a, const Tensor& b) {
   const GradInfo info = grad_info(op);
   LOCKSTEP_CHECK(info.reads0 != functor::nothing && info.reads1 != functor::nothing,
-                 "[pointwise_grads] expected an operation whose derivatives read an operand, got operation ", int(op));
+                 "[pointwise_grads] expected an operation whose derivatives read an operand, got operation ", int(op),
+                 "; use pointwise_grad() for each operand");
   check_floating("pointwise_grads", grad);
   const int mask = info.reads0 | info.reads1;  // operands that are read; the caller may have released the other one
   const Tensor &first = mask & functor::reads_a ? a : grad, &second = mask & functor::reads_b ? b : grad;

@@ -9,7 +9,7 @@
 
 namespace lockstep::optim_steps {
 
-/// Square root; the CPU's vectors specialise it.
+/// Square root of a number. The CPU's vector types specialise Root.
 template <class V> struct Root {
   LOCKSTEP_HD static V of(V x) { return std::sqrt(x); }
 };
@@ -155,7 +155,7 @@ template <class A> struct Lion {
 };
 
 /// The options with the values that depend on the step number (bias corrections, learning rate decay) recomputed for
-/// `step`. For a device that has skipped some of the steps that the host has counted, see step_batch.h.
+/// `step`. A device needs this if it has skipped some of the steps that the host has counted, see step_batch.h.
 template <class Args> LOCKSTEP_HD inline Args of_step(const Args& args, int64_t /*step*/) { return args; }
 template <> LOCKSTEP_HD inline AdamArgs of_step(const AdamArgs& args, int64_t step) {
   AdamArgs made = args;

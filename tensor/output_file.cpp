@@ -15,9 +15,9 @@
 namespace lockstep {
 namespace {
 
-/// A descriptor of a regular file, or -1 with errno.
+/// Opens a regular file. Returns its descriptor, or -1 with the reason in errno.
 int open_regular_file(const std::string& path, int flags) {
-  // Only the system makes files in these folders, but anybody in /dev/shm.
+  // Users cannot create files in /proc, in /dev/fd or directly in /dev. They can in subfolders such as /dev/shm.
   const bool of_the_system =
       path.starts_with("/proc/") || path.starts_with("/dev/fd/") || (path.starts_with("/dev/") && path.rfind('/') == 4);
   if (of_the_system) return ::open(path.c_str(), flags | O_CLOEXEC, 0666);
@@ -39,13 +39,13 @@ std::string reason() {
 
 int open_output(const std::string& path, int flags, std::string_view prefix) {
   const int fd = open_regular_file(path, O_WRONLY | O_CREAT | O_NOFOLLOW | flags);
-  LOCKSTEP_CHECK(fd >= 0, prefix, path, ": cannot be written: ", reason());
+  LOCKSTEP_CHECK(fd >= 0, prefix, path, ": cannot be written: ", reason(), "; give a path that you may write to");
   return fd;
 }
 
 std::string read_start(const std::string& path, size_t most) {
   const int fd = open_regular_file(path, O_RDONLY);
-  LOCKSTEP_CHECK(fd >= 0, path, ": cannot be read: ", reason());
+  LOCKSTEP_CHECK(fd >= 0, path, ": cannot be read: ", reason(), "; give the path of a file that you may read");
   std::string text;
   ssize_t got = 1;
   while (got > 0 && text.size() < most) {
@@ -57,7 +57,7 @@ std::string read_start(const std::string& path, size_t most) {
   }
   const std::string problem = got < 0 ? reason() : "";
   ::close(fd);
-  LOCKSTEP_CHECK(problem.empty(), path, ": cannot be read: ", problem);
+  LOCKSTEP_CHECK(problem.empty(), path, ": cannot be read: ", problem, "; check the file and its disk");
   return text;
 }
 

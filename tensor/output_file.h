@@ -10,14 +10,14 @@ namespace lockstep {
 /// for symbolic links and for anything but a regular file; its text begins with `prefix`.
 int open_output(const std::string& path, int flags, std::string_view prefix = "");
 
-/// The first `most` bytes of a regular file, or all if it is shorter. Error when it cannot be read.
+/// Returns the first `most` bytes of a regular file, or all bytes of a shorter file. Error when it cannot be read.
 std::string read_start(const std::string& path, size_t most);
 
 /// A file that grows. Unbuffered: when add() returns, the bytes are with the operating system.
 class OutputFile {
  public:
   OutputFile() = default;
-  /// Appends to an existing file, or truncates it if `anew`. Errors of open_output().
+  /// Appends to an existing file, or truncates it if `anew`. Throws the Errors of open_output().
   OutputFile(const std::string& path, bool anew, std::string_view prefix = "");
   OutputFile(OutputFile&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
   OutputFile& operator=(OutputFile&& other) noexcept;

@@ -32,7 +32,7 @@ struct Format {
   }
 };
 
-// The elements to show, row-major: only both ends of dims that are shortened.
+// The elements to print, row-major. In a large tensor, only the first and last `edge` positions of each long dim.
 Tensor shown_part(const Tensor& tensor) {
   if (tensor.numel() <= summarise_above) return tensor;
   Tensor part = tensor;

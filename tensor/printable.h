@@ -1,6 +1,6 @@
 #pragma once
-// Makes text from files and peers safe for terminals: control characters that could move the cursor, change a title or
-// answer for the user are escaped. fail() does this to every Error.
+// Makes text from files and peers safe for terminals: escapes control characters that could move the cursor, change the
+// title or make the terminal send input. fail() does this to every Error.
 #include <cstdint>
 #include <string>
 #include <string_view>

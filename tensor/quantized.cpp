@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-// the `whose` of a handle's storage
+// Describes a handle's missing bytes in the Error of an operation that tries to read them, see Storage::reserve().
 constexpr const char* in_codes = "a quantised weight, whose codes are used instead";
 constexpr int64_t most_coded_rows = 32;  // rows that a device multiplies by codes; for more rows, it decodes the weight
 constexpr int64_t most_inputs = 133000;  // sums of this many products up to 127 * 127 fit 32 bits

@@ -27,7 +27,8 @@ inline constexpr int64_t quant_group = 32;  ///< numbers of a row that share a s
 /// A quantized matrix (out, in).
 struct Quantized {
   QuantFormat format = QuantFormat::group8;
-  /// row8, group8: i8 (out, in). group4: u8 (out, 16 groups); byte i of a group holds code i + 8 and code i + 16 + 8.
+  /// row8, group8: i8 (out, in). group4: u8 (out, 16 groups). Byte i of a group holds code[i] + 8 in its low four bits
+  /// and code[i + 16] + 8 in its high four bits.
   Tensor codes;
   Tensor scales;  ///< row8: f32 (out); otherwise f16 or f32 (out, groups)
   int64_t out = 0, in = 0;

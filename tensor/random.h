@@ -66,8 +66,8 @@ RandomState random_state();
 /// Sets this thread's generator state.
 void set_random_state(const RandomState& state);
 /// The key of the next random operation; advances the call counter. `device` is where the numbers are drawn. While a
-/// graph is recorded, a key for its device refers to the replay's key; a key for the host is an Error, because it would
-/// be the same in every replay.
+/// graph is recorded, a key for the graph's device refers to memory that gets another key in each replay. A key for the
+/// CPU is then an Error, because every replay would draw the same numbers.
 PhiloxKey next_random_key(Device device = cpu);
 /// The key that a generator in this state gives to its next random operation.
 PhiloxKey key_of_call(const RandomState& state);

@@ -26,7 +26,8 @@ Tensor log_gamma_sample(const Tensor& shape) {
 Tensor log_gamma_sample_grad(const Tensor& shape, const Tensor& sample) {
   const Tensor own = parameter_of("log_gamma_sample_grad", shape);
   LOCKSTEP_CHECK(sample.defined() && sample.dtype() == f64 && sample.shape() == shape.shape(),
-                 "[log_gamma_sample_grad] expected an f64 sample of shape ", shape.shape());
+                 "[log_gamma_sample_grad] expected an f64 sample of shape ", shape.shape(),
+                 "; pass the result of log_gamma_sample()");
   Tensor out = empty(own.shape(), {.dtype = f64, .device = cpu});
   LOCKSTEP_KERNEL(cpu, log_gamma_sample_grad)(own, sample.to(cpu).contiguous(), out);
   return out.to(shape.device());

@@ -80,7 +80,8 @@ Tensor bucketize(const Tensor& values, const Tensor& boundaries, bool right) {
 Tensor bincount(const Tensor& x, const Tensor& weights, int64_t minlength) {
   check_defined("bincount", x);
   LOCKSTEP_CHECK(x.dim() == 1 && !is_floating(x.dtype()) && !is_complex(x.dtype()) && x.dtype() != boolean,
-                 "[bincount] expected a list of whole numbers, got ", x.dtype(), " ", x.shape());
+                 "[bincount] expected a list of whole numbers, got ", x.dtype(), " ", x.shape(),
+                 "; use .to(i64).flatten()");
   LOCKSTEP_CHECK(minlength >= 0, "[bincount] expected minlength >= 0, got ", minlength);
   const bool weighted = weights.defined();
   if (weighted) {
@@ -110,7 +111,8 @@ Tensor bincount(const Tensor& x, const Tensor& weights, int64_t minlength) {
 
 Tensor histc(const Tensor& x, int64_t bins, double low, double high) {
   check_defined("histc", x);
-  LOCKSTEP_CHECK(x.dtype() == f32 || x.dtype() == f64, "[histc] expected f32 or f64, got ", x.dtype());
+  LOCKSTEP_CHECK(x.dtype() == f32 || x.dtype() == f64, "[histc] expected f32 or f64, got ", x.dtype(),
+                 "; convert with .to(f32)");
   LOCKSTEP_CHECK(bins >= 1, "[histc] expected bins >= 1, got ", bins);
   LOCKSTEP_CHECK(low <= high, "[histc] expected low <= high, got ", low, " and ", high);
   const Tensor all = at_hand(x), out = zeros({bins}, {.dtype = x.dtype(), .device = cpu});
@@ -140,8 +142,8 @@ Tensor histc(const Tensor& x, int64_t bins, double low, double high) {
 
 namespace {
 
-/// Finds runs of equal items among n items, taken in `order` (null: as they lie); same(i) is true if item i equals the
-/// one before it. `values` holds the start of each run, as an index into the order.
+/// Finds runs of equal neighbours in n items; same(i) is true if items i - 1 and i are equal. In the result, `values`
+/// holds each run's first index, and inverse[order[i]] (inverse[i] if `order` is null) is the run of item i.
 template <class Same> Unique runs_of(int64_t n, const int64_t* order, const Same& same) {
   const Tensor inverse = empty({n}, counted_here());
   std::vector<int64_t> starts, counts;
@@ -158,8 +160,8 @@ Unique moved_to(Device device, const Unique& made) {
   return {made.values.to(device), made.inverse.to(device), made.counts.to(device)};
 }
 
-/// Distinct elements of a flat list that is sorted by `order`, or in x's own order if `order` is undefined. x: the
-/// original tensor.
+/// Distinct elements of `list`, one for each run of equal neighbours. If `order` is defined, the list is sorted, and
+/// order[i] is the position of its element i in the original tensor x. Otherwise the list is x, flattened.
 Unique unique_in(const char* op, const Tensor& list, const Tensor& order, const Tensor& x) {
   Unique made;
   dispatch_all(x.dtype(), op, [&]<class T> {
@@ -281,7 +283,8 @@ std::vector<Tensor> by_dims(const char* op, const Shape& shape, const std::vecto
                      " on, got ", given.shape());
       for (const Tensor& places : nonzero_places(given.to(cpu))) all.push_back(places);
     } else {
-      LOCKSTEP_CHECK(given.dtype() == i64, "[", op, "] expected indices of i64 or bool, got ", given.dtype());
+      LOCKSTEP_CHECK(given.dtype() == i64, "[", op, "] expected indices of i64 or bool, got ", given.dtype(),
+                     "; convert with .to(i64)");
       all.push_back(at_hand(given));
     }
   }
@@ -307,7 +310,7 @@ Tensor wrapped(const char* op, const Tensor& index, int64_t size, int d) {
 
 Tensor indexed_places(const char* op, const Shape& shape, const std::vector<Tensor>& indices) {
   const std::vector<Tensor> all = by_dims(op, shape, indices);
-  // Indices next to each other: their common shape replaces their dims; otherwise it comes first (NumPy's rule).
+  // NumPy's rule: the indices' common shape replaces the indexed dims if these are neighbours, else it comes first.
   Shape common;
   int first = -1, last = -1, count = 0;
   for (int d = 0; d < shape.rank(); ++d)
@@ -315,7 +318,7 @@ Tensor indexed_places(const char* op, const Shape& shape, const std::vector<Tens
       common = count == 0 ? index.shape() : broadcast_shapes(op, common, index.shape());
       first = first < 0 ? d : first, last = d, ++count;
     }
-  // dims of the result in front of the common shape
+  // number of the result's dims in front of the common shape
   const int before = count > 0 && last - first + 1 == count ? first : 0;
   LOCKSTEP_CHECK(common.rank() + shape.rank() - count <= 8, "[", op, "] expected a result of at most 8 dims, got ",
                  common.rank() + shape.rank() - count);

@@ -8,7 +8,7 @@ namespace lockstep {
 
 std::ostream& operator<<(std::ostream& out, const Dims& dims) {
   out << '(';
-  // to_string: a locale must not print 1,234
+  // std::to_string() ignores the stream's locale, which could print 1234 as 1,234.
   for (int i = 0; i < dims.rank(); ++i) out << (i ? ", " : "") << std::to_string(dims[i]);
   return out << ')';
 }

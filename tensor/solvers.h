@@ -15,16 +15,16 @@ namespace lockstep {
 
 /// The functions, documented in cpu/linalg.h.
 struct Solvers {
-  /// X = a^-1 b; bad: first zero pivot.
+  /// x = a^-1 b. bad: the number, from 1, of the first pivot that is 0.
   void (*lu_solve)(const Tensor& a, const Tensor& b, Tensor& x, std::vector<int64_t>& bad);
-  /// Determinant, its sign, log of its magnitude.
+  /// The determinant, its sign, and the logarithm of its absolute value.
   void (*lu_determinant)(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs);
-  /// Lower Cholesky factor; bad: order of the first leading minor that is not positive.
+  /// The lower Cholesky factor. bad: the order of the first leading minor that is not positive.
   void (*cholesky)(const Tensor& a, Tensor& out, std::vector<int64_t>& bad);
   void (*qr)(const Tensor& a, Tensor& q, Tensor& r);  ///< q may be undefined
-  /// Singular values, and vectors if u and vh are defined; bad: not 0 if not finite or not converged.
+  /// Singular values, and vectors if u and vh are defined. bad: not 0 if `a` is not finite or nothing converged.
   void (*svd)(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad);
-  /// Eigenvalues of symmetric matrices from the lower triangle, and vectors if `vectors` is defined; bad: as for svd.
+  /// Eigenvalues of symmetric matrices from the lower triangle, and vectors if `vectors` is defined. bad: as for svd.
   void (*eigh)(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>& bad);
   /// x = a^-1 b for triangular a; unit: the diagonal counts as 1.
   void (*solve_triangular)(const Tensor& a, const Tensor& b, bool upper, bool unit, Tensor& x);

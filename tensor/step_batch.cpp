@@ -53,7 +53,7 @@ void StepBatch::check_recordable(const char* op) const {
   for (const Slot& slot : slots_) keys.insert(slot.key);
   LOCKSTEP_CHECK(keys.size() == slots_.size(), "[", op,
                  "] a step can be captured only if all parameters of a group have been updated equally often and with "
-                 "the same options");
+                 "the same options; put the other parameters into groups of their own");
   LOCKSTEP_CHECK(numbers_.defined() && numbers_.numel() >= bytes(), "[", op,
                  "] run one step with these parameters before capturing one");
 }

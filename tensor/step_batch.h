@@ -73,7 +73,7 @@ struct NormPiece {
 /// The updates of one optimizer step, collected by a Scope and run by launch().
 class StepBatch {
  public:
-  /// Elements per chunk: a block works on one chunk; each chunk has its own sum of squares.
+  /// Elements per chunk. A thread block works on one chunk, and each chunk has its own sum of squares.
   static constexpr int64_t chunk = 4096;
   /// A batch for one device; Error for the CPU.
   explicit StepBatch(Device device);

@@ -45,7 +45,7 @@ class Journal;
 /// The bytes of a tensor, shared by all its views.
 class Storage {
  public:
-  /// Uninitialised bytes on `device`, booked under MemoryScope::current(). Error when there is not enough memory.
+  /// Allocates uninitialised bytes, counted under MemoryScope::current(). Error when there is not enough memory.
   static Ref<Storage> allocate(int64_t bytes, Device device);
   /// Wraps memory of another owner (a mapped file, a vector); `release` runs when the last tensor is gone.
   static Ref<Storage> adopt(void* data, int64_t bytes, Device device, std::function<void()> release);
@@ -74,7 +74,7 @@ class Storage {
   /// Allocates the bytes again (uninitialised) after empty().
   void refill();
   bool is_empty() const { return data_ == nullptr && bytes_ > 0; }  ///< true between empty() and refill()
-  /// The `whose` of the last empty().
+  /// The text `whose` that the last call of empty() was given.
   const char* emptied_of() const { return emptied_of_.c_str(); }
   const std::shared_ptr<void>& origin() const { return origin_; }
 

@@ -26,7 +26,7 @@ class Stream {
   void* handle_ = nullptr;
 };
 
-/// While it lives, operations of this thread on the stream's device go to that stream.
+/// While a StreamScope lives, operations of this thread on the stream's device go to that stream.
 class StreamScope {
  public:
   explicit StreamScope(const Stream& stream);

@@ -30,14 +30,14 @@ bool row_major(const Shape& shape, const Strides& strides, int64_t numel) {
 
 Tensor::Tensor(Ref<Storage> storage, int64_t offset, const Shape& shape, const Strides& strides, DType dtype)
     : storage_(std::move(storage)), offset_(offset), shape_(shape), strides_(strides), dtype_(dtype) {
-  LOCKSTEP_CHECK(storage_, "[tensor] expected a storage, got none");
+  LOCKSTEP_CHECK(storage_, "[tensor] expected a storage, got none; make one with Storage::allocate()");
   check_complex_device("tensor", dtype, storage_->device());
   LOCKSTEP_CHECK(shape.rank() == strides.rank(), "[tensor] expected one stride per dim, got shape ", shape,
                  " and strides ", strides);
   check_shape("tensor", shape);
   numel_ = numel_of(shape);
   contiguous_ = row_major(shape, strides, numel_);
-  // The last element, offset + sum of (size - 1) * stride, must lie inside; computed with checks for overflow.
+  // The last element, at offset + sum of (size - 1) * stride, must lie inside the storage. The sum may overflow.
   int64_t last = offset;
   bool overflow = false;
   for (int i = 0; i < shape.rank(); ++i) {

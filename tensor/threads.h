@@ -24,8 +24,8 @@ inline int get_threads() {
   return limit > 0 && limit < n ? limit : n;
 }
 
-/// While it lives, operations of this thread use at most `n` threads: for replicas and ranks that share the cores of
-/// a process.
+/// While a ThreadLimit lives, operations of this thread use at most `n` threads: for replicas and ranks that share the
+/// cores of a process.
 class ThreadLimit {
  public:
   explicit ThreadLimit(int n) : previous_(detail::thread_limit) { detail::thread_limit = n; }

@@ -22,7 +22,7 @@ class Sink {
   int rank() const { return options_.rank; }  ///< the rank whose trace this is
   /// Row number of a thread or trace::Row. Names the row on its first use.
   int row(uint64_t id, std::string_view name);
-  /// Row of all threads with this name. They run one after another: a data loader starts new threads every epoch.
+  /// Row shared by all threads with this name, such as those that a data loader starts anew in every epoch.
   int named_row(const std::string& name);
   /// Row of a thread without a name.
   int thread_row(uint64_t id);

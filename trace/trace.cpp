@@ -89,7 +89,7 @@ std::string file_of(const std::string& path, const Options& o) {
     std::error_code error;
     std::filesystem::create_directories(path, error);
     LOCKSTEP_CHECK(!error && std::filesystem::is_directory(path), "[trace] cannot create the folder ", path, ": ",
-                   error ? error.message() : "it is a file");
+                   error ? error.message() : "it is a file", "; choose another folder");
     return str(path, "/rank-", o.rank, ".json");
   }
   LOCKSTEP_CHECK(o.ranks == 1, "[trace] expected a folder for the traces of ", o.ranks, " ranks, got the file ", path,

@@ -14,7 +14,7 @@ using data::Json;
 namespace accelerated {
 
 void refuse_thing(bool prepared) {
-  LOCKSTEP_CHECK(!prepared, "[prepare] expected unprepared objects, got one that prepare() returned");
+  LOCKSTEP_CHECK(!prepared, "[prepare] expected unprepared objects, got one that prepare() returned; pass it once");
   fail(
       "[prepare] expected a model, its optimizer, a data::DataLoader or a schedule, got something else: every rank "
       "would read all of it; put it into a DataLoader, or pass acc.skip(it) to leave it unchanged");
@@ -95,7 +95,7 @@ State::State(Job& job, AcceleratorOptions o)
   LOCKSTEP_CHECK(options.mixed_precision == "no" && options.gradient_accumulation_steps == 1 &&
                      options.deepspeed_config.empty() && options.device == "cpu",
                  "[Accelerator] expected precision, accumulation, configuration and device on the command line of the "
-                 "job, got them as options too");
+                 "job, got them as options too; leave them out of AcceleratorOptions");
   check();
 }
 
@@ -116,7 +116,7 @@ engine::EngineBase& State::trained(const char* call) {
 
 void State::note_loader(int64_t batch_size) {
   LOCKSTEP_CHECK(!options.split_batches || batch_size % world() == 0, "[prepare] expected a batch_size that ", world(),
-                 " ranks can split, got ", batch_size);
+                 " ranks can split, got ", batch_size, "; make it a multiple of the number of ranks");
   if (micro_batch == 0) micro_batch = options.split_batches ? batch_size / world() : batch_size;
 }
 
@@ -137,8 +137,9 @@ void State::join(optim::Optimizer& optimizer) {
     for (const Variable& p : model.module->parameters()) held += wanted.count(p.impl().get());
     return held == wanted.size();
   });
-  LOCKSTEP_CHECK(found != models.end(),
-                 "[prepare] expected the model of the optimizer's parameters too, got none that has all of them");
+  LOCKSTEP_CHECK(
+      found != models.end(),
+      "[prepare] expected the model of the optimizer's parameters too, got none that has all of them; pass both");
   AutoValues values{.max_grad_norm = 1};
   if (options.total_steps > 0) values.steps = [n = options.total_steps](int64_t) { return n; };
   if (micro_batch > 0) values.micro_batch = micro_batch;
@@ -257,7 +258,7 @@ void State::load(const std::string& folder) {
                                            [](const Json& one) { return one.find("dataset_size") != nullptr; });
   LOCKSTEP_CHECK(rest_are_loaders,
                  "[load_state] expected as many loaders, schedules and registered objects as were saved, ",
-                 theirs.size(), ", got ", mine);
+                 theirs.size(), ", got ", mine, "; prepare and register the same ones");
   for (size_t i = 0; i < mine; ++i) kept[i].load(theirs[i]);
   unclaimed.assign(theirs.begin() + int64_t(mine), theirs.end());
   if (const Json* numbers = state.find("scaler"); numbers && job().autocast() == f16) {

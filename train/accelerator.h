@@ -33,7 +33,7 @@ namespace lockstep::train {
 
 /// Options of an Accelerator, by accelerate's names.
 struct AcceleratorOptions {
-  /// "no": f32; "bf16", "fp8": bf16 parameters; "fp16": autocast (f16 parameters if the file has fp16.enabled "auto").
+  /// "no": f32; "bf16"/"fp8": bf16 weights; "fp16": autocast (f16 weights if deepspeed_config has fp16.enabled "auto").
   std::string mixed_precision = "no";
   int64_t gradient_accumulation_steps = 1;    ///< above 1, deepspeed_config must have the same value or "auto"
   bool split_batches = false;                 ///< true: a loader's batch_size is the total of all ranks
@@ -109,7 +109,7 @@ struct State {
     std::optional<std::weak_ptr<void>> loader = {};  ///< set in a loader's entry, which is dropped with the loader
   };
   void keep(Kept one);  ///< adds or replaces an entry
-  /// Adds a loader's entry. access: loads `to_load` unless null, returns the state. shuffled: null, or its Dealing.
+  /// Adds a loader's entry. access(s) loads *s unless s is null, and returns the state. shuffled: null if not shuffled.
   void keep_loader(std::function<data::LoaderState(const data::LoaderState* to_load)> access,
                    std::shared_ptr<void> loader, Dealing* shuffled);
   const AcceleratorOptions options;
@@ -154,7 +154,7 @@ template <class M> class PreparedModel {
   PreparedModel(accelerated::Shared state, std::shared_ptr<accelerated::Holder<M>> holder)
       : state_(std::move(state)), holder_(std::move(holder)) {}
   template <class... Args> auto operator()(Args&&... args) {
-    LOCKSTEP_CHECK(holder_->model, "[Accelerator] expected a model, got one after free_memory()");
+    LOCKSTEP_CHECK(holder_->model, "[Accelerator] expected a model, got one after free_memory(); prepare it again");
     using Out = decltype(std::declval<engine::Engine<M>&>()(std::forward<Args>(args)...));
     if (holder_->engine) return Out((*holder_->engine)(std::forward<Args>(args)...));
     if constexpr (requires(M & m) { m(std::forward<Args>(args)...); })
@@ -345,7 +345,7 @@ class Accelerator {
     if constexpr (std::derived_from<T, nn::Module>) {
       auto holder = std::make_shared<accelerated::Holder<T>>(accelerated::Holder<T>{&thing, nullptr});
       for (const auto& model : state_->models)
-        LOCKSTEP_CHECK(model.module != &thing, "[prepare] this model is prepared already");
+        LOCKSTEP_CHECK(model.module != &thing, "[prepare] this model is prepared already; pass it once");
       thing.to(state_->job().device());
       state_->models.push_back({&thing, holder, [h = holder.get()](engine::InitializeArgs args) -> engine::EngineBase* {
                                   h->engine = std::make_unique<engine::Engine<T>>(*h->model, std::move(args));
@@ -373,7 +373,7 @@ class Accelerator {
       for (const auto& model : state_->models)
         if (model.module == &thing)
           return PreparedModel<T>(state_, std::static_pointer_cast<accelerated::Holder<T>>(model.holder));
-      fail("[prepare] expected a model that was noted");
+      fail("[prepare] expected a model of the arguments; this is a bug in Lockstep, please report it");
     } else if constexpr (std::derived_from<T, optim::Optimizer>) {
       return PreparedOptimizer(state_, thing);
     } else if constexpr (std::derived_from<T, optim::Schedule>) {

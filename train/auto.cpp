@@ -26,7 +26,7 @@ void put_at(Json& root, std::string_view path, Json value) {
   for (size_t begin = 0; begin <= path.size();) {
     const size_t dot = std::min(path.find('.', begin), path.size());
     LOCKSTEP_CHECK(at->is_null() || at->is_object(), "--set ", path, ": ", path.substr(0, begin ? begin - 1 : 0),
-                   " is ", at->kind(), ", not an object");
+                   " is ", at->kind(), ", not an object; set that key instead");
     at = &(*at)[path.substr(begin, dot - begin)];
     begin = dot + 1;
   }

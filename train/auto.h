@@ -30,9 +30,9 @@ struct AutoValues {
 /// Collects contradictions and "auto" values that nobody knows, for one Error.
 struct AutoProblems {
   std::vector<std::string> mismatches, unfilled;
-  /// Notes that the file has `file` under `key`, but `argument` is `value`.
+  /// Records a contradiction: the file has the value `file` for `key`, but the argument named `argument` is `value`.
   void differ(const std::string& key, const data::Json& file, const std::string& argument, const data::Json& value);
-  /// Throws one Error that lists everything noted; it begins with `origin`.
+  /// If there are problems, throws one Error that begins with `origin` and lists all of them.
   void fail_if_any(const std::string& origin) const;
 };
 /// Replaces "auto" for the keys in the table. own: the program's defaults for the configuration. half: the 16-bit dtype

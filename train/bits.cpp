@@ -16,7 +16,7 @@ namespace lockstep::train {
 using data::Json;
 
 uint64_t hash_of(const Tensor& tensor) {
-  LOCKSTEP_CHECK(sodium_init() >= 0, "libsodium cannot be initialised");
+  LOCKSTEP_CHECK(sodium_init() >= 0, "libsodium cannot be initialised; install it again");
   const Tensor flat = tensor.to(cpu).contiguous();
   unsigned char digest[crypto_generichash_BYTES_MIN];
   crypto_generichash(digest, sizeof digest, static_cast<const unsigned char*>(flat.raw_data()),
@@ -38,7 +38,8 @@ std::vector<int64_t> merge_hashes(const Team& team, const std::vector<std::strin
       int64_t& hash = merged[size_t(p)];
       if (hash == 0) holder[size_t(p)] = rank;
       LOCKSTEP_CHECK(theirs == 0 || hash == 0 || theirs == hash, "after step ", step, " ranks ", holder[size_t(p)],
-                     " and ", rank, " hold different bits in ", names[size_t(p)]);
+                     " and ", rank, " hold different bits in ", names[size_t(p)],
+                     "; look for a change of parameters that not all ranks make");
       if (theirs != 0) hash = theirs;
     }
   }
@@ -56,7 +57,7 @@ void write_trace_line(OutputFile& out, int64_t step, double loss, DType products
   for (size_t p = 0; p < hashes.size(); ++p)
     tensors.emplace_back(names[p], fmt::format("{:016x}", uint64_t(hashes[p])));
   line["parameters"] = std::move(tensors);
-  LOCKSTEP_CHECK(out.add(line.dump() + "\n"), "--trace-bits: writing failed; is the disk full?");
+  LOCKSTEP_CHECK(out.add(line.dump() + "\n"), "--trace-bits: writing failed; free some disk space");
 }
 
 }  // namespace lockstep::train

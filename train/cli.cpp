@@ -136,16 +136,17 @@ std::string identity_of(const CLI::App& subcommand) {
 }
 
 void write_output(const std::string& path, const std::string& text) {
-  if (!OutputFile(path, true).add(text)) fail(str(path, ": cannot be written: ", std::strerror(errno)));
+  if (!OutputFile(path, true).add(text))
+    fail(str(path, ": cannot be written: ", std::strerror(errno), "; free disk space"));
 }
 
 void prepare_output(const std::string& option, const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
-  LOCKSTEP_CHECK(!error, option, " ", folder, ": cannot make this folder: ", error.message());
+  LOCKSTEP_CHECK(!error, option, " ", folder, ": cannot make this folder: ", error.message(), "; choose another");
   std::string trial = folder + "/.lockstep-XXXXXX";
   const int fd = mkstemp(trial.data());
-  LOCKSTEP_CHECK(fd >= 0, option, " ", folder, ": cannot write there: ", std::strerror(errno));
+  LOCKSTEP_CHECK(fd >= 0, option, " ", folder, ": cannot write there: ", std::strerror(errno), "; choose another");
   close(fd);
   unlink(trial.c_str());
 }

@@ -25,7 +25,8 @@ void on_signal(int signal) {
 // heap in one of twenty runs that were stopped by Ctrl-C, as if oneDNN's kernels kept data below the stack pointer.
 Interrupt::Interrupt() : stack_(1 << 16) {
   const stack_t own{.ss_sp = stack_.data(), .ss_flags = 0, .ss_size = stack_.size()};
-  LOCKSTEP_CHECK(sigaltstack(&own, &before_) == 0, "expected a stack for signals, got: ", std::strerror(errno));
+  LOCKSTEP_CHECK(sigaltstack(&own, &before_) == 0, "expected a stack for signals, got: ", std::strerror(errno),
+                 "; this is a bug in Lockstep, please report it");
   first_signal = 0;
   struct sigaction action {};
   action.sa_handler = on_signal;

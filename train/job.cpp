@@ -247,7 +247,8 @@ void start(const Options& options, const std::string& identity, const Body& body
     } catch (const Described&) { return; }
     LOCKSTEP_CHECK(
         !describes,
-        "the program ended without creating a train::Trainer or calling train::prepare, which describe what it trains");
+        "the program ended without creating a train::Trainer or calling train::prepare, which describe what it trains; "
+        "call one of them before the end");
   });
 }
 

@@ -134,12 +134,13 @@ std::unique_ptr<data::Tokenizer> LanguageModel::tokenizer() const {
   auto loaded = data::load_tokenizer(folder);
   const std::string found = identity.empty() ? "" : data::tokenizer_identity(folder);
   LOCKSTEP_CHECK(identity.empty() || found == identity, "[tokenizer] ", folder,
-                 ": expected the files that the model was trained with (", identity, "), got others (", found, ")");
+                 ": expected the files that the model was trained with (", identity, "), got others (", found,
+                 "); put the original files there");
   return loaded;
 }
 
 LanguageModel load_language_model(const std::string& path, bool average, const std::string& quantize) {
-  LOCKSTEP_CHECK(std::filesystem::exists(path), path, ": no such file or folder");
+  LOCKSTEP_CHECK(std::filesystem::exists(path), path, ": no such file or folder; check the path");
   std::optional<nn::QuantizeOptions> quantization;
   if (!quantize.empty()) quantization = nn::quantize_options(quantize);
   const bool adapter = nn::is_adapter(path);
@@ -148,7 +149,7 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
     const std::string base = adapter ? nn::adapter_base(path) : path, words = data::has_tokenizer(path) ? path : base;
     auto model = nn::from_pretrained(base, {.quantize = quantization});
     if (adapter) nn::load_adapter(*model, path);
-    // True for the --export of a model of bytes.
+    // True for a model of bytes that --export wrote: its folder has no tokenizer.
     const bool of_bytes = !data::has_tokenizer(words) && model->o.vocab == 256;
     return {std::move(model), of_bytes ? "" : words, "", nn::eos_tokens(base)};
   }
@@ -165,7 +166,7 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
   if (const Json* rope = c.find("rope")) each_rope_option(o.rope.emplace(), Reader{*rope, config_path + ": rope"});
   const Json *const experts = c.find("experts"), *const lora = c.find("lora");
   const Experts read = experts ? read_experts(experts->as_string(config_path)) : Experts();
-  // Each expert has its own tensors.
+  // Each expert has its own tensors, so check_held() counts experts as layers.
   const auto layers = double(o.layers),
              experts_of_all = layers / double(std::max<int64_t>(1, read.every)) * double(read.options.experts);
   nn::check_held(config_path, held_by(path), std::max(layers, std::floor(experts_of_all)), [&] {
@@ -177,7 +178,7 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
   auto model = std::make_unique<nn::GPT>(o);
   if (experts) read.add_to(*model);
   const Json* const codes = c.find("quantize");
-  // The checkpoint contains quantized weights.
+  // The checkpoint contains quantized weights, so the model must be quantized before it is loaded.
   if (codes) nn::quantize(*model, nn::quantize_options(codes->as_string(config_path)));
   if (lora) nn::add_lora(*model, lora_options(*lora, config_path + ": lora"));
   if (const Json* settings = c.find("engine")) {
@@ -259,7 +260,7 @@ std::vector<int64_t> whole_numbers(const std::string& option, const std::string&
     LOCKSTEP_CHECK(good, option, ": expected numbers with commas between, got '", word, "'");
     numbers.push_back(std::stoll(word));
   }
-  LOCKSTEP_CHECK(!numbers.empty(), option, ": expected at least one");
+  LOCKSTEP_CHECK(!numbers.empty(), option, ": expected at least one number, such as 5,17,3");
   return numbers;
 }
 

@@ -17,7 +17,8 @@ class App;
 
 namespace lockstep::train {
 
-/// Returns the facts, for TrainerOptions::facts. tokenizer: its folder; "": bytes. experts: text of --experts.
+/// Returns what TrainerOptions::facts should have for this model. tokenizer: folder of the tokenizer, or "" for bytes.
+/// experts: text of --experts. start: value of --init.
 data::Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::string& experts = "",
                     const Start& start = {});
 
@@ -68,11 +69,11 @@ void add_generation_options(CLI::App& app, nn::Generation& generation);
 /// Parses "5,17,3". Error naming the option for anything else.
 std::vector<int64_t> whole_numbers(const std::string& option, const std::string& list);
 
-/// Returns the folder of the tokenizer: `given`, else `model` if it has a tokenizer, else "" for bytes. A resumed run
-/// uses the copy in its own folder if the folder found so has no tokenizer.
+/// Returns the folder of the tokenizer: `given`, else `model` if it has a tokenizer, else "" for bytes. If that folder
+/// has no tokenizer, a resumed run uses the copy in its own folder.
 std::string tokenizer_of(const CommonOptions& run, const std::string& given, const std::string& model);
-/// Copies the tokenizer and its generation_config.json into the run's folder `out`. Prints a note if the option `given`
-/// is set and `tokenizer` is another folder.
+/// Copies the tokenizer and its generation_config.json into the run's folder `out`. Prints a note if the folder `given`
+/// by --tokenizer has no tokenizer, so that `tokenizer`, the run's own copy, is used.
 void keep_tokenizer(const std::string& tokenizer, const std::string& given, const std::string& out);
 
 }  // namespace lockstep::train

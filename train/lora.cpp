@@ -90,7 +90,7 @@ void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::S
   std::optional<nn::BuildEmpty> empty(std::in_place);
   nn::GPT whole(sizes);
   std::optional<nn::Lora> lora;
-  // The state contains quantized weights.
+  // `state` contains quantized weights, so the model must be quantized before load_state().
   if (!start.quantize.empty()) nn::quantize(whole, nn::quantize_options(start.quantize));
   if (start.lora) lora = nn::add_lora(whole, *start.lora);
   empty.reset();

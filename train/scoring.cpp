@@ -21,8 +21,8 @@ void score_group(nn::GPT& model, std::span<const ToScore> group, std::vector<Sco
   for (size_t i = 0; i < group.size(); ++i) {
     const auto length = int64_t(group[i].ids.size());
     LOCKSTEP_CHECK(group[i].from >= 1 && group[i].from < length && length - 1 <= model.o.context,
-                   "[score] expected tokens behind the first, in at most ", model.o.context + 1, ", got those from ",
-                   group[i].from, " on of ", length);
+                   "[score] expected at most ", model.o.context + 1, " tokens, and 1 <= from < their number, got from ",
+                   group[i].from, " and ", length, " tokens");
     given.push_back(&caches[i]);
     tokens.push_back(std::span(group[i].ids).first(size_t(length - 1)));
     for (int64_t t = group[i].from; t < length; ++t) rows.push_back(first + t - 1);

@@ -36,8 +36,8 @@ class Team {
   bool leads() const { return leads_; }
   /// True on the one rank of a process that may change process-wide state (signals).
   bool owns_process() const { return !threads_ || leads(); }
-  /// Notes that a signal ends this run before its last step (call it on all ranks). The process then exits with 128 +
-  /// signal.
+  /// Records that a signal ends this run before its last step. Call note_stop() on all ranks. The process then exits
+  /// with 128 + signal.
   void note_stop(int signal) const { stopped_by_ = signal; }
   int stopped_by() const { return stopped_by_; }  ///< the signal, or 0
   /// nullptr if this process trains alone.

@@ -64,7 +64,7 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   parameters = model->parameter_count();
   for (const auto& p : model->named_parameters()) {
     names.push_back(p.name);
-    // Each expert-parallel rank has experts of its own, as many as this one.
+    // Each expert-parallel rank has as many experts of its own as this rank. Count all of them.
     if (spread.count(p.name)) parameters += (job.plan().ep - 1) * p.variable.numel();
   }
   model->to(job.device());
@@ -145,7 +145,8 @@ void Trainer::Impl::make_engine(engine::Config config) {
     // A split model recomputes its repeated layers itself.
     std::swap(module.recompute, config.activation_checkpointing.enabled);
   LOCKSTEP_CHECK(!o.forward || plan.pp * plan.tp == 1,
-                 "[Trainer] expected a plan that leaves the model whole, as forward runs it, got ", to_string(plan));
+                 "[Trainer] expected a plan that leaves the model whole, as forward runs it, got ", to_string(plan),
+                 "; leave pp and tp out");
   if (o.loss)
     module.loss_fn = [loss = o.loss](const pipeline::Values& out, const std::vector<Tensor>& targets) {
       return loss(out.at(0), targets.at(0));
@@ -276,7 +277,7 @@ void Trainer::Impl::fit() {
       experts->report(line, engine->gradient_accumulation_steps() * job.plan().dp * job.plan().cp, job.team());
     if (o.on_step) o.on_step({.step = step, .loss = loss, .lr = lr, .grad_norm = engine->get_global_grad_norm()}, line);
     if (metrics.is_open()) {
-      LOCKSTEP_CHECK(metrics.add(line.dump() + "\n"), path("metrics.jsonl"), ": writing failed; is the disk full?");
+      LOCKSTEP_CHECK(metrics.add(line.dump() + "\n"), path("metrics.jsonl"), ": writing failed; free some disk space");
     }
     if (due(save_every) && step < steps) save(), saved = true;
     if (ends) {

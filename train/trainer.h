@@ -50,7 +50,7 @@ struct TrainerOptions {
   /// Metrics from all predictions and targets at once: {{"accuracy", ...}}. Called on every rank.
   std::function<std::vector<std::pair<std::string, double>>(const Predictions&)> compute_metrics = {};
   /// The number of targets that `loss` averages over in a micro-batch, or -1. With `tokens`, a step's loss is the mean
-  /// over the targets of all micro-batches. Under plans that split the model, all targets must count.
+  /// over the targets of all micro-batches. Under plans that split the model, no target may be ignored.
   std::function<int64_t(const Tensor& target)> tokens = {};
   std::string evaluated = "val";  ///< prefix of the metrics' names: "val_loss", "val_accuracy"
   int64_t evaluate_batch = 256;   ///< samples per batch of evaluation; with `batches`: the micro-batch size is used

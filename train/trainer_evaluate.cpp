@@ -51,8 +51,8 @@ Measure Trainer::Impl::loss_measure() const {
   return [of = model->layers().loss](const Variable& out, const Tensor& target) { return of(out, {target}); };
 }
 
-/// Deals `most` batches of `samples` (0: all) to the replicas, and averages their figures. With keeps_outputs the
-/// model's outputs travel with each batch's figures, so that every rank gets all outputs.
+/// Distributes `most` batches of `samples` (0: all) over the replicas, and averages their losses and metrics. With
+/// keeps_outputs, every rank also gets the model's outputs for all batches.
 Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_t most, const std::string& prefix,
                                    bool keeps_outputs) {
   const int64_t size = samples.size(),
@@ -159,7 +159,7 @@ bool Trainer::Impl::look(Json& line) {
   if (found == last.end()) {
     std::string known;
     for (const auto& one : last) known += (known.empty() ? "" : ", ") + one.first;
-    fail("[Trainer] best: there is no " + name + " in what is evaluated: " + known);
+    fail("[Trainer] best: there is no metric " + name + "; choose one of those evaluated: " + known);
   }
   // Any number is better than NaN, and NaN is never better.
   const double now = found->second, before = best.value_or(NAN);

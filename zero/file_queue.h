@@ -42,7 +42,7 @@ class FileQueue {
   Transfer read(const SwapFile& file, int64_t offset, std::byte* to, int64_t bytes) {
     return start(file, offset, to, bytes, false);
   }
-  /// Starts a write, under the same conditions.
+  /// Starts a write, under the same conditions as read().
   Transfer write(const SwapFile& file, int64_t offset, const std::byte* from, int64_t bytes) {
     return start(file, offset, const_cast<std::byte*>(from), bytes, true);
   }

@@ -12,14 +12,14 @@ void Gather::keep_shard(size_t u) {
   unit.weights.storage()->empty(unit.tag.c_str());
 }
 
-/// True if the unit's gather has been started, so that the unit will be whole. A gather of a recording that failed
-/// never ran: then is_whole() releases the unit and returns false. A gather made before the current recording began
-/// would be missing in the replays: Error.
+/// True if the unit is gathered, or if its gather is running. If the unit was gathered in a graph recording that has
+/// failed since, no gather has run: releases the unit and returns false. Error if a recording is running and the unit
+/// was gathered before it, because the graph's replays would lack this gather.
 bool Gather::is_whole(size_t u) {
   const State& state = states[u];
   if (!state.gathered || state.recorded == Graph::is_recording()) return state.gathered;
   LOCKSTEP_CHECK(state.recorded, "[zero] expected no gathered parameters when a recording begins, got ",
-                 s_.units[u].tag, "; let each forward have its backward, and end gathered(), before it");
+                 s_.units[u].tag, "; before it, call backward() after each forward, and end gathered() scopes");
   release(u);
   return false;
 }
@@ -40,7 +40,7 @@ void Gather::fetch(size_t u) {
   storage.restore_version(version);  // the same bytes return, so tensors saved by the tape stay valid
 }
 
-/// Waits until the unit is whole.
+/// Waits until the unit is gathered, and frees the buffer that held its shard.
 void Gather::arrive(size_t u) {
   states[u].fetch.wait();
   store.give_back(u);

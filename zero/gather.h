@@ -4,8 +4,8 @@
 //
 //   trace            the order of gathers in the last forward (or backward) that began at the same module; the next
 //                    units are prefetched as long as the current order follows it
-//   persistent       a unit too small to be cut: whole on every rank, as in stage 2
-//   live             gathered, so whole at the moment
+//   persistent       a unit too small to be sharded: every rank has all of it, as in stage 2
+//   live             gathered: all its parameters are in memory at the moment
 //   reuse distance   number of elements of other units that will be gathered before a unit is needed again
 #include <vector>
 
@@ -33,14 +33,14 @@ class Gather {
   };
   explicit Gather(Stage& stage) : store(stage), states(stage.units.size()), s_(stage) {}  ///< for the units of a stage
 
-  /// Moves the shard of a unit that is whole into the store, and empties its memory.
+  /// Copies this rank's shard of a gathered unit into the store, and frees the memory of the unit.
   void keep_shard(size_t unit);
-  /// Makes a unit whole, and prefetches the next units of the trace.
+  /// Gathers a unit unless it is gathered already, and prefetches the next units of the trace.
   void require(size_t unit);
-  /// Frees a unit unless it is pinned or persistent. Error if it was written to while it was whole.
+  /// Frees a unit unless it is pinned or persistent. Error if the unit was written to while it was gathered.
   void release(size_t unit);
   void release_all();       ///< release() for all units
-  void pin(size_t unit);    ///< keeps a unit whole until unpin(); scopes nest
+  void pin(size_t unit);    ///< keeps a unit gathered until unpin(); calls nest
   void unpin(size_t unit);  ///< ends a pin()
 
   /// Begins to record a trace, and to follow the previous one.

@@ -68,7 +68,7 @@ Layout lay_out(std::vector<int64_t> sizes, int world) {
 }
 
 Layout lay_out_at(std::vector<int64_t> sizes, int world, int owner) {
-  LOCKSTEP_CHECK(owner >= 0, "[partition] expected an owner, got ", owner);
+  LOCKSTEP_CHECK(owner >= 0, "[partition] expected a rank as the owner, got ", owner);
   Layout layout = of(std::move(sizes), world, owner);
   for (const int64_t n : layout.sizes) {
     layout.offsets.push_back(round_up(layout.shard, alignment));

@@ -30,7 +30,7 @@ inline constexpr int64_t alignment = 16;     ///< parameters and shards start at
 
 inline int64_t norm_blocks(int64_t numel) { return (numel + norm_block - 1) / norm_block; }  ///< blocks of a parameter
 
-/// Layout of a unit: where its parameters lie in the whole, and how the whole is cut.
+/// Layout of a unit: the places of its parameters in flat memory (the whole), and the shards of this memory.
 struct Layout {
   int world = 1;
   int owner = -1;                ///< the rank that has the whole unit; -1: every rank has a shard
@@ -41,7 +41,7 @@ struct Layout {
   int64_t numel() const;                                               ///< elements of all parameters
   int64_t whole() const { return owner < 0 ? world * shard : shard; }  ///< elements of the whole, with padding
   int64_t padding() const { return whole() - numel(); }                ///< elements of padding
-  /// A rank's range of the whole. Without an owner it is dist::shard_range().
+  /// The range of the unit's flat memory that a rank owns. Without an owner this is dist::shard_range().
   dist::Range range(int rank) const;
   /// The elements of parameter i that a rank owns, counted from the parameter's start; {0, 0} for none.
   dist::Range owned(size_t i, int rank) const;
@@ -56,9 +56,9 @@ struct PlannedUnit {
   int ranks = 1;           ///< number of ranks that have these parameters and sum their gradients
 };
 
-/// The layout of parameters of these sizes, cut into `world` shards.
+/// The layout of parameters of these sizes, divided into `world` shards.
 Layout lay_out(std::vector<int64_t> sizes, int world);
-/// The layout of an uncut unit that belongs to `owner`.
+/// The layout of a unit that is not divided: the rank `owner` has all of it.
 Layout lay_out_at(std::vector<int64_t> sizes, int world, int owner);
 
 /// An owner for each parameter: in order of decreasing size, each goes to the rank with the fewest elements so far.
@@ -69,7 +69,7 @@ struct ModelState {
   double parameters = 0, gradients = 0, optimizer = 0;
   double total() const { return parameters + gradients + optimizer; }  ///< bytes of all three
 };
-/// Evaluates these formulas for a stage 0 to 3. psi: number of parameters; bytes: bytes of a parameter, and of a
+/// Evaluates the paper's formulas for stage 0 to 3. psi: number of parameters; bytes: bytes of a parameter, and of a
 /// gradient (2 for f16 and bf16); k: bytes per parameter that the optimizer keeps (12 for Adam with master weights).
 ModelState model_state(int stage, double psi, int world, double bytes = 2, double k = 12);
 

@@ -3,9 +3,9 @@
 //   before_replay()         replay, after forward and backward                            after_replay()
 //   numbers from host ─▶ │  squares ─▶ norm, clip factor, skip flag ─▶ update  │ ─▶      reads norm and skip flag
 //
-// If units are cut, NCCL sums the squares over ranks: each block lies on one rank and is zero on the others, so any
+// From stage 1 on, NCCL sums the squares over ranks. Each block lies on one rank and is zero on the others, so any
 // order gives the bits of the host's sum. One more element counts the ranks that found non-finite values. The sum over
-// ranks does not show which rank's gradient that was; own_bad_ does, as in a step that is not recorded. Other parts of
+// ranks does not show which rank had such a gradient; the flags own_bad_ do, as in an unrecorded step. Other parts of
 // the model add their sums, one number per parameter, before the norm is computed (OtherParts).
 #include <cmath>
 
@@ -68,7 +68,8 @@ void Stage::before_replay(const StepOptions& o, const std::shared_ptr<const Capt
   const CapturedStep* const step = of ? of.get() : captured_.get();
   LOCKSTEP_CHECK(step, "[zero] before_replay() without a captured step; capture step() in a Graph first");
   const double scale = scale_of(o);
-  LOCKSTEP_CHECK(std::abs(scale) <= 1, "[zero] expected a scale of at most 1 for a captured step, got ", scale);
+  LOCKSTEP_CHECK(std::abs(scale) <= 1, "[zero] expected a scale of at most 1 for a captured step, got ", scale,
+                 "; make this step without the graph");
   LOCKSTEP_CHECK(step->has_norm || o.max_norm == 0, "[zero] the step was captured without max_norm, got max_norm ",
                  o.max_norm, "; capture it with one");
   check_unpinned();

@@ -12,8 +12,8 @@ namespace lockstep::zero {
 /// Parameter shards of this rank, by unit.
 class ShardStore {
  public:
-  /// Decides which units lie in the file: all after the first ones, which fit into offload_param.max_in_cpu. An Error
-  /// on one rank becomes an Error on all ranks.
+  /// Decides which units lie in memory: the first ones, up to offload_param.max_in_cpu elements. The others lie in the
+  /// file. An Error on one rank becomes an Error on all ranks.
   explicit ShardStore(const Stage& stage);
   bool is_in_file(size_t unit) const { return offsets_[unit] >= 0; }  ///< true if the unit's shard lies in the file
   int64_t offset(size_t unit) const { return offsets_[unit]; }        ///< offset of the shard in the file, in bytes
@@ -22,15 +22,15 @@ class ShardStore {
   /// This rank's shard of a unit, flat. Writing to it changes the store.
   Tensor live(size_t unit) const;
 
-  // Shards to be gathered. A shard in the file is read into a slot, ahead of time if a slot is free, and keeps the slot
-  // until give_back(). No decision depends on timing, so all ranks gather in the same order.
-  /// Returns the shard of a unit, for a gather; waits for the file if necessary. If all slots are taken, frees the
-  /// oldest slot, after a call of gathered(u), which must wait for the gather of that slot's unit u.
+  // Shards for gathers. A shard that lies in the file is read into a buffer, its slot: ahead of time if a slot is free.
+  // The shard keeps its slot until give_back(). No decision depends on timing, so all ranks gather in the same order.
+  /// Returns the shard of a unit, for a gather, and waits for the file if necessary. If no slot is free, calls
+  /// gathered(u) for the unit u in the oldest slot, and takes this slot. gathered(u) must wait until u is gathered.
   Tensor get(size_t unit, const std::function<void(size_t)>& gathered);
   void give_back(size_t unit);                            ///< frees the slot of a unit, if it has one
   void read_ahead(size_t unit);                           ///< starts to read a shard; needs room()
   bool room() const { return slot_of(none) != nullptr; }  ///< true if a slot is free
-  /// True if get() would not have to free another unit's slot.
+  /// True if get() finds the shard in memory or in a slot, or finds a free slot.
   bool can_get(size_t unit) const { return !is_in_file(unit) || slot_of(unit) || room(); }
   std::vector<size_t> read() const;  ///< units that have a slot
 

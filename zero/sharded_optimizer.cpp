@@ -71,7 +71,8 @@ ShardedOptimizer::ShardedOptimizer(Stage& stage) : s_(stage), store_(stage.store
   });
 }
 
-/// Chooses the pieces to offload: the first ones, up to the ratio. The piece at the boundary is split at a norm block.
+/// Chooses the pieces whose state is offloaded: the first ones, up to offload_optimizer.ratio of all elements. Splits
+/// the piece at this limit in two, at the boundary of a norm block.
 void ShardedOptimizer::find_homes() {
   const OffloadOptimizer& o = s_.options.offload_optimizer;
   if (o.device == Offload::none) return;
@@ -152,8 +153,8 @@ bool ShardedOptimizer::is_collected(const Unit& unit) const {
                      [&](const Piece& piece) { return s_.parameters[piece.parameter].optimizer->can_be_collected(); });
 }
 
-/// Elements per tile. In a file, tiles begin at multiples of file_block elements, and so of file_block bytes for every
-/// dtype.
+/// Elements per tile. In a file, tiles begin at multiples of file_block elements, so their offsets in bytes are
+/// multiples of file_block for every dtype.
 int64_t ShardedOptimizer::tile_size(const Unit& unit) const {
   if (is_collected(unit)) return std::max<int64_t>(unit.layout.shard, 1);
   for (const Piece& piece : unit.pieces) {
@@ -266,7 +267,7 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, const 
                               const Tensor& buffer, bool collects) {
   const Parameter& p = s_.parameters[piece.parameter];
   const bool is_whole = part.size() == piece.range.size(), in_file = piece.home == Offload::nvme;
-  // This part's values of a state tensor; undefined if there are none yet.
+  // Returns this part's values of the state tensor `key`, or an undefined tensor if there are none yet.
   const auto place = [&](const std::string& key) {
     if (in_file) {
       const auto found = tile.at.find(key);

@@ -36,8 +36,8 @@ class ShardedOptimizer {
   std::map<std::string, DType> keys_of(const Parameter& p) const;
   void find_homes();
   int64_t plan_regions(size_t u, int64_t end);
-  /// True if a 16-bit parameter was written to since its master copy was made. False for units that stage 3 cuts: only
-  /// gathered() can write to them, and it updates the master copy itself.
+  /// True if a 16-bit parameter was written to since its master copy was made. False for units that stage 3 shards:
+  /// only gathered() can write to such units, and gathered() updates the master copy itself.
   bool is_behind(const Unit& unit, const Piece& piece) const {
     if ((store_ && !unit.persistent) || size_of(unit.dtype) != 2) return false;
     const Parameter& p = s_.parameters[piece.parameter];

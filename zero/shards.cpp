@@ -41,7 +41,7 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
     const Device first = parameters[0].variable.device(), here = p.variable.device();
     LOCKSTEP_CHECK(here == first || (here.is_cpu() && first.is_cpu()),
                    "[zero] expected all parameters on one device, got ", parameters[0].name, " on ", first, " and ",
-                   p.name, " on ", here);
+                   p.name, " on ", here, "; move the module with .to(device)");
     if (parameters.size() == 1 && !here.is_cpu()) device = here;
   }
   size_t trained = 0;

@@ -62,7 +62,7 @@ void Stage::listen() {
         parallel::FlatGradients::Offsets{unit.layout.offsets, unit.layout.whole(), {unit.gradient_dtype, device}});
   }
   reducer_->cut(std::move(reduced));
-  // On devices this memory is allocated collectively, so all ranks must do it here.
+  // On devices other than the CPU, all ranks must allocate this memory together. They are together here.
   for (size_t u = 0; u < units.size(); ++u)
     if (options.stage < 2 && units[u].trains && units[u].group->size() > 1 && !device.is_cpu())
       reducer_->units[u].gradients.own_memory();

@@ -41,7 +41,7 @@ struct Parameter {
   bool trains() const { return optimizer != nullptr; }  ///< true if an optimizer updates the parameter
 };
 
-/// The part of a parameter that this rank owns; two pieces if offload_optimizer.ratio cuts it.
+/// The part of a parameter that this rank owns; two pieces if offload_optimizer.ratio splits this part.
 struct Piece {
   size_t parameter = 0;
   dist::Range range;  ///< the parameter's elements in the piece
@@ -51,7 +51,7 @@ struct Piece {
   std::vector<std::string> keys = {};        ///< nvme: names of the state's tensors
   bool started = false;                      ///< true once the state exists
   std::map<std::string, Tensor> state = {};  ///< by name, flat, range.size() elements; "master" for 16-bit parameters
-  // Names in `state` that the current step has created: for later tiles of the same step they count as missing.
+  // Names in `state` that the current step has created. Later tiles of the same step treat them as missing.
   std::set<std::string> fresh = {};
 };
 
@@ -71,8 +71,8 @@ struct Unit : PlannedUnit {
   dist::Work published;   ///< the running exchange of updated parameters
 };
 
-/// The range of the optimizer's state tensor `key` that belongs to elements of a parameter: the same elements; one
-/// number per block for 8-bit state; or all of it, if the rule works on whole parameters.
+/// The range of the optimizer's state tensor `key` that belongs to `elements` of a parameter. A state tensor has one
+/// number per element, or per block in 8-bit state. A rule on whole parameters always needs the whole state tensor.
 inline dist::Range entries(const Parameter& p, const std::string& key, dist::Range elements) {
   if (p.optimizer && !p.optimizer->is_elementwise())
     return {0, elements.size() > 0 ? numel_of(p.optimizer->state_shape(key, p.variable.shape())) : 0};
@@ -80,7 +80,7 @@ inline dist::Range entries(const Parameter& p, const std::string& key, dist::Ran
   return {elements.begin / block, (elements.end + block - 1) / block};
 }
 
-/// A tensor as one dim; it must be contiguous.
+/// Views a contiguous tensor as one dim.
 inline Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()}); }
 
 /// A step() that was captured in a graph.
@@ -118,7 +118,7 @@ class Stage : public parallel::Reducer::Policy {
   size_t index_of(const Variable& variable) const;
   int rank() const { return group.rank(); }          ///< this rank's number in the group
   bool is_cut() const { return options.stage > 0; }  ///< true from stage 1 on: units are cut into a shard per rank
-  /// Index of this rank's shard.
+  /// Index of this rank's shard of a unit; 0 if units are not sharded.
   int shard_number(const Unit& unit) const { return is_cut() ? unit.group->rank() : 0; }
   /// This rank's range of the elements of a unit.
   dist::Range shard(const Unit& unit) const { return unit.layout.range(shard_number(unit)); }
@@ -150,7 +150,7 @@ class Stage : public parallel::Reducer::Policy {
   void leave_no_sync() { reducer_->leave_no_sync(); }  ///< ends a no_sync scope
   void pause(bool wanted);                             ///< true: begins a Zero::Pause
 
-  /// Stage 3: keeps a unit whole until unpin(), see Gather. Other stages have nothing to do.
+  /// Stage 3: keeps a unit gathered until unpin(), see Gather. Other stages have nothing to do.
   virtual void pin(size_t /*unit*/) {}
   virtual void unpin(size_t /*unit*/) {}                           ///< ends a pin()
   virtual bool is_pinned(size_t /*unit*/) const { return false; }  ///< true while a pin() of the unit is in force
@@ -160,7 +160,7 @@ class Stage : public parallel::Reducer::Policy {
   virtual int hooks_on(const nn::Module&) const { return 0; }      ///< see Zero::hooks_on()
   virtual void release() {}                                        ///< see Zero::release()
 
-  // state.cpp
+  // Defined in state.cpp
   std::vector<StatePiece> state(bool to_load, bool make);           ///< see Zero::state()
   std::map<std::string, double> numbers() const;                    ///< see Zero::numbers()
   void load_numbers(const std::map<std::string, double>& numbers);  ///< see Zero::load_numbers()
@@ -179,8 +179,8 @@ class Stage : public parallel::Reducer::Policy {
   virtual void prepare() {}                    ///< called when the units are planned
   virtual void place(Unit& unit);              ///< moves the parameters of a unit to their memory
   static Tensor value_of(const Parameter& p);  ///< the whole tensor, even of a parameter that was built empty
-  // The reducer's policy; in stage 0 all_reduce. The function that start() returns leaves the sum over ranks in
-  // unit.part.
+  // The reducer's policy. start() begins to sum a unit's gradients over ranks, in stage 0 by all_reduce. The function
+  // that start() returns waits until the sum is in unit.part.
   Tensor memory(size_t unit) override;
   std::function<void()> start(size_t unit, const Tensor& sum) override;
   void filled(size_t unit, const Tensor& flat) override;
@@ -191,14 +191,14 @@ class Stage : public parallel::Reducer::Policy {
   std::unique_ptr<ShardedOptimizer> optimizer_;
 
  private:
-  // shards.cpp
+  // Defined in shards.cpp
   void check_spread() const;
   void agree();
   void plan();
 
   void listen();
 
-  // step.cpp
+  // Defined in step.cpp
   void check_unpinned() const;
   void written();
   std::vector<bool> agree_on_used();
@@ -208,11 +208,11 @@ class Stage : public parallel::Reducer::Policy {
   Tensor squares_of_blocks(double scale, const std::vector<bool>& used);
   double norm(const StepOptions& o, const Tensor& squares);
 
-  // recorded_step.cpp
+  // Defined in recorded_step.cpp
   void record(const StepOptions& o, const std::vector<bool>& used);
   std::shared_ptr<const CapturedStep> captured_;  // the step captured last
 
-  // state.cpp
+  // Defined in state.cpp
   Piece all_owned(const Parameter& p) const;  // the part of p that this rank owns
 
   // True for parameters that this rank, or any rank, used in the last unrecorded step.

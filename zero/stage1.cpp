@@ -54,7 +54,7 @@ dist::Work Stage1::reduce_to_owners(const Unit& unit, const Tensor& whole, const
   return work;
 }
 
-/// Reduces a unit's gradients to their owners; this rank's sum stays where its shard lies in the unit's memory.
+/// Reduces a unit's gradients to their owners. The sum for this rank's shard stays at its place in the unit's memory.
 std::function<void()> Stage1::start(size_t u, const Tensor& sum) {
   Unit& unit = units[u];
   unit.part = sum.narrow(0, shard(unit).begin, shard(unit).size());

@@ -55,14 +55,15 @@ Tensor Stage2::memory(size_t u) {
   return Tensor(next.bytes.storage(), next.bytes.offset(), {units[u].layout.whole()}, {1}, units[u].gradient_dtype);
 }
 
-/// Restarts the turns of the buffers, so that all ranks use the same buffer for a unit, even after an unfinished pass.
+/// Makes units use the buffers from the first one on again. All ranks then use the same buffer for a unit, even after a
+/// backward that did not finish.
 void Stage2::forgotten() {
   Stage1::forgotten();
   for (Lent& lent : pool_) lent.unit = SIZE_MAX, lent.since = 0;
   turns_ = 0;
 }
 
-/// Reduces a unit's gradients; this rank's sum gets memory of its own, because the buffer is needed for the next unit.
+/// Reduces a unit's gradients. This rank's sum gets memory of its own, because another unit needs the buffer next.
 std::function<void()> Stage2::start(size_t u, const Tensor& sum) {
   Unit& unit = units[u];
   {

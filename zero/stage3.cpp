@@ -173,7 +173,8 @@ void Stage3::enter(size_t c) {
     if (calls_[k].caller == c) pop(k);
   const bool grad = NoGrad::grad_enabled();
   if (calls_.empty() && !reducer_->in_pass()) gather_->start_trace(callers_[c].traces[grad]);
-  // Checkpointing reruns a forward inside backward: the backward of the part before it is complete.
+  // Checkpointing reruns forwards inside backward, part by part. The backward of the part that was rerun before this
+  // one is complete, so its units can be freed.
   if (calls_.empty() && reducer_->in_pass()) release_needed_from(pass_mark_ + 1);
   calls_.push_back({c, grad ? Mark().number() : 0});
   for (const size_t u : callers_[c].units) ++gather_->states[u].active;
@@ -197,7 +198,7 @@ void Stage3::leave(size_t c, const std::vector<Variable>& outputs) {
   while (depth > 0 && calls_[depth - 1].caller != c) --depth;
   if (depth == 0) return;
   const uint64_t mark = calls_[depth - 1].mark;
-  // Calls above this one returned no variables, so their end went unnoticed.
+  // Also end the calls inside this one that returned no variables, because their own end was not noticed.
   const std::vector<size_t> ended = pop(depth - 1);
   const bool grad = NoGrad::grad_enabled();
   for (const Variable& output : outputs) {

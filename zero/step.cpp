@@ -78,7 +78,7 @@ StepReport Stage::step(const StepOptions& o) {
   const AtEnd forgets([this] { forget(); });
   const std::vector<bool> used = agree_on_used();
   const double scale = scale_of(o);
-  // A device's kernels can apply the scale on the way: with a factor of at most 1 finite gradients stay finite.
+  // On CUDA the kernels that read the gradients can apply a scale of at most 1, which keeps finite gradients finite.
   if (!device.is_cpu() && !batch) batch.emplace(device);
   scaled = !batch || !(std::abs(scale) <= 1);
   for (Unit& unit : units) {
@@ -188,8 +188,8 @@ int64_t Stage::first_bad(bool looks_at_sums) const {
   return first;
 }
 
-/// Returns false if the step must be skipped. Looks for non-finite values in each rank's own gradients, as collected,
-/// and then, in case only a sum overflowed, in the owner's shard.
+/// Returns false if the step must be skipped. Looks for non-finite values in each rank's own gradients, and in the sums
+/// over ranks, which can overflow even if all gradients are finite.
 bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport& report) {
   const int64_t count = int64_t(parameters.size());
   const bool known = squares.defined() && has_all_squares() && all_finite(squares);

@@ -61,7 +61,8 @@ SwapFile::SwapFile(const std::string& folder, std::string what, int64_t bytes, b
     const ssize_t n = pwrite(descriptor(), zeros.raw_data(), size_t(std::min(chunk, bytes_ - at)), at);
     if (n < 0 && errno == EINTR) continue;
     LOCKSTEP_CHECK(n > 0, "[offload] ", what_, ", offset ", at, ": expected to write ", std::min(chunk, bytes_ - at),
-                   " bytes, got: ", n == 0 ? "none written" : reason(errno));
+                   " bytes, got: ", n == 0 ? "none written" : reason(errno),
+                   "; give nvme_path a folder on another disk");
     at += n;
   }
 }
@@ -71,10 +72,10 @@ Tensor SwapFile::map(int64_t offset, int64_t numel, DType dtype) const {
   if (size == 0) return empty({0}, {.dtype = dtype, .device = cpu});
   struct stat now;
   LOCKSTEP_CHECK(fstat(descriptor(), &now) == 0 && now.st_size >= bytes_, "[offload] ", what_, ": expected a file of ",
-                 bytes_, " bytes, got ", now.st_size, "; was it truncated?");
+                 bytes_, " bytes, got ", now.st_size, "; was it truncated? Start again, and leave the file alone");
   void* const data = mmap(nullptr, size_t(length), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor(), begin);
   LOCKSTEP_CHECK(data != MAP_FAILED, "[offload] ", what_, ", offset ", begin, ": expected to map ", length,
-                 " bytes, got: ", reason(errno));
+                 " bytes, got: ", reason(errno), "; free memory, or give nvme_path another folder");
   const MemoryScope scope(Memory::offload);
   Ref<Storage> storage = Storage::adopt(data, length, cpu, [data, length] { munmap(data, size_t(length)); });
   return Tensor(std::move(storage), (offset - begin) / size_of(dtype), {numel}, {1}, dtype);

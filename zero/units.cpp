@@ -70,8 +70,8 @@ class Planner {
     }
   }
 
-  /// Makes the units of a module and of those below it. A tied parameter belongs to the module in its name, the first
-  /// that has it.
+  /// Makes the units of a module and of the modules below it. A tied parameter belongs to the first module that has it,
+  /// which is the module in the parameter's name.
   void claim(const std::string& module) {
     const std::string below = module.empty() ? "" : module + ".";
     int64_t numel = 0;

@@ -97,9 +97,9 @@ class OtherParts {
   /// The norm of all gradients of the model. squares: the sum of squares of each gradient of this part, by name.
   virtual double norm(const std::vector<std::pair<std::string, double>>& squares) = 0;
   /// norm() and agree() for a captured step, on the device. own: f64, the sums of squares of this part's trained
-  /// parameters in the order of named_parameters(), then the number of ranks that found non-finite values, which
-  /// becomes the number in all parts. Returns the sums of squares of all parts; `pieces` receives the place of each,
-  /// in the order in which the norm adds them.
+  /// parameters in the order of named_parameters(), then the number of ranks that found non-finite values. Replaces
+  /// this number by its sum over all parts. Returns the sums of squares of all parts, and stores in `pieces` the place
+  /// of each sum, in the order in which the norm adds them.
   virtual Tensor captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) = 0;
 };
 
@@ -120,7 +120,7 @@ struct StepReport {
   int rank = -1;                ///< the rank where this gradient was found
 };
 
-/// A part of a tensor that checkpoints store whole: elements `range` of the flattened tensor `name`.
+/// A piece of a tensor: elements `range` of the flattened tensor `name`. A checkpoint has all pieces of each tensor.
 struct StatePiece {
   std::string name;   ///< "model.h.0.weight", "optimizer.exp_avg.h.0.weight"
   Shape shape;        ///< shape of the whole tensor
@@ -179,9 +179,9 @@ class Zero {
   /// The outcome of the replay, see Captured.
   StepReport after_replay(const StepOptions& options = {}, const Captured& of = nullptr);
   Captured captured() const;  ///< the step captured last
-  /// Number of hooks that stage 3 has on calls of `module`; a graph repeats their work without calling them.
+  /// Number of hooks that stage 3 has on calls of `module`. A replayed graph repeats the work of hooks, but calls none.
   int hooks_on(const nn::Module& module) const;
-  /// Stage 3: frees parameters that a forward without backward has left whole. To be called before a recording.
+  /// Stage 3: frees parameters that a forward without backward has left gathered. Call this before recording a graph.
   void release();
   /// True if a replay can take these options: the factor for the gradients may be at most 1.
   bool can_replay(const StepOptions& options) const;

@@ -39,7 +39,7 @@ Listed list_folder(const std::string& folder) {
                      "[ImageFolder] expected .png, .jpg and .jpeg, got ", it->path().string(),
                      " (convert it, or move it elsewhere)");
   }
-  LOCKSTEP_CHECK(!error, "[ImageFolder] cannot list ", folder, ": ", error.message());
+  LOCKSTEP_CHECK(!error, "[ImageFolder] cannot list ", folder, ": ", error.message(), "; check its permissions");
   std::sort(listed.folders.begin(), listed.folders.end());
   std::sort(listed.pictures.begin(), listed.pictures.end());
   return listed;

@@ -92,7 +92,7 @@ template <class Info> void listen_to_jpeg(Info& info, JpegErrors* w) {
   info.client_data = w;
 }
 
-// The stages. Each sets the longjmp() target and returns false after an error.
+// The stages of decoding and encoding. Each sets the longjmp() target and returns false after an error.
 
 bool read_jpeg_header(JpegWork* w, const unsigned char* data, unsigned long size) {
   if (setjmp(w->back)) return false;
@@ -171,7 +171,9 @@ std::vector<uint8_t> rgb_of_inks(const std::vector<uint8_t>& inks, bool inverted
 
 Pixels decode_jpeg(Bytes file, const std::string& where, const ImageOptions& options) {
   JpegRead work;
-  const auto check = [&](bool fine) { LOCKSTEP_CHECK(fine, where, ": ", library_message(work.problem)); };
+  const auto check = [&](bool fine) {
+    LOCKSTEP_CHECK(fine, where, ": ", library_message(work.problem), "; save the picture again");
+  };
   check(read_jpeg_header(&work, reinterpret_cast<const unsigned char*>(file.data()), file.size()));
   auto& info = work.info;
   check_pixels(where, info.image_height, info.image_width, options);
@@ -202,7 +204,7 @@ std::string encode_jpeg(const Tensor& image, int quality) {
   std::string out;
   JpegWrite work;
   work.out = &out;
-  LOCKSTEP_CHECK(write_jpeg(&work, pixels, quality), "[encode_jpeg] ", library_message(work.problem));
+  LOCKSTEP_CHECK(write_jpeg(&work, pixels, quality), "[encode_jpeg] ", library_message(work.problem), "; free memory");
   return out;
 }
 

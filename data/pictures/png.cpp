@@ -43,7 +43,7 @@ void write_png(png_structp png, png_bytep from, png_size_t count) {
 }
 void flush_png(png_structp) {}
 
-// The stages. Each sets the longjmp() target and returns false after an error.
+// The stages of decoding and encoding. Each sets the longjmp() target and returns false after an error.
 
 bool read_png_header(PngWork* w) {
   if (setjmp(png_jmpbuf(w->png))) return false;
@@ -92,7 +92,7 @@ template <bool reads> struct PngFile : PngWork {
     const auto create = reads ? png_create_read_struct : png_create_write_struct;
     png = create(PNG_LIBPNG_VER_STRING, static_cast<PngWork*>(this), on_png_error, on_png_warning);
     if (png) info = png_create_info_struct(png);
-    LOCKSTEP_CHECK(info, "[png] libpng cannot start: out of memory");
+    LOCKSTEP_CHECK(info, "[png] libpng cannot start: out of memory; free some");
   }
   ~PngFile() { reads ? png_destroy_read_struct(&png, &info, nullptr) : png_destroy_write_struct(&png, &info); }
   PngFile(const PngFile&) = delete;
@@ -111,11 +111,13 @@ Pixels decode_png(Bytes file, const std::string& where, const ImageOptions& opti
   PngFile<true> work;
   work.at = file.data();
   work.left = file.size();
-  const auto check = [&](bool fine) { LOCKSTEP_CHECK(fine, where, ": ", library_message(work.problem)); };
+  const auto check = [&](bool fine) {
+    LOCKSTEP_CHECK(fine, where, ": ", library_message(work.problem), "; save the picture again");
+  };
   check(read_png_header(&work));
   const int64_t height = work.height, width = work.width;
   check_pixels(where, height, width, options);
-  // Deflate makes at most 1032 bytes from one.
+  // Deflate makes at most 1032 bytes from one byte of the file.
   const int64_t in_file = (work.colour == PNG_COLOR_TYPE_PALETTE      ? 1
                            : work.colour == PNG_COLOR_TYPE_GRAY       ? 1
                            : work.colour == PNG_COLOR_TYPE_GRAY_ALPHA ? 2
@@ -144,7 +146,8 @@ std::string encode_png(const Tensor& image, int compression) {
   constexpr int colours[] = {PNG_COLOR_TYPE_GRAY, PNG_COLOR_TYPE_GRAY_ALPHA, PNG_COLOR_TYPE_RGB,
                              PNG_COLOR_TYPE_RGB_ALPHA};
   work.colour = colours[pixels.channels - 1];
-  LOCKSTEP_CHECK(write_png_rows(&work, rows.data(), compression), "[encode_png] ", library_message(work.problem));
+  LOCKSTEP_CHECK(write_png_rows(&work, rows.data(), compression), "[encode_png] ", library_message(work.problem),
+                 "; free memory");
   return out;
 }
 

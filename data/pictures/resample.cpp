@@ -88,7 +88,8 @@ template <class T> void along_columns(const T* in, int64_t width, const Taps& ta
   }
 }
 
-/// One channel of an image; pixels outside are 0. A lookup adds to `there` the weights of its pixels that lie inside.
+/// One channel of an image. Pixels outside are 0. nearest() and bilinear() also add the weights of the pixels inside
+/// the image to `there`.
 template <class T> struct Plane {
   const T* p;
   int64_t height, width;
@@ -189,7 +190,7 @@ Tensor affine(const Tensor& x, const AffineMap& m, bool bilinear, double fill) {
           const double fy = std::clamp(m.d * u + m.e * v + m.f + middle_y - 0.5, -far, far);
           double there = 0;
           double value = bilinear ? plane.bilinear(fy, fx, there) : plane.nearest(fy, fx, there);
-          // `value` already contains the factor `there`: the coverage counts twice, as in torchvision.
+          // `value` has no share of the pixels outside. Like torchvision, scale it by the share inside once more.
           value = there * value + (1 - there) * fill;
           if constexpr (std::is_same_v<T, uint8_t>) *to++ = uint8_t(std::clamp(std::nearbyint(value), 0.0, 255.0));
           else *to++ = float(value);

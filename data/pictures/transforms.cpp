@@ -41,7 +41,7 @@ std::pair<int64_t, int64_t> drawn_sides(Draws& draws, double area, const Range& 
 
 Compose::Compose(std::vector<Transform> steps) : steps_(std::move(steps)) {
   for (size_t i = 0; i < steps_.size(); ++i)
-    LOCKSTEP_CHECK(steps_[i], "[Compose] expected transforms, got none as number ", i);
+    LOCKSTEP_CHECK(steps_[i], "[Compose] expected transforms, got none as number ", i, "; leave it out");
 }
 
 Tensor Resize::operator()(const Tensor& x) const {

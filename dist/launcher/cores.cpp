@@ -23,7 +23,8 @@ namespace {
 constexpr int most_cores = 65536;
 const std::string sys = "/sys/devices/system/";
 
-/// The first number in a file. For a list such as "4-7,12-15" it serves as the name of the set.
+/// Returns the first number in a file, or `missing`. In a list of cores such as "4-7,12-15" this number identifies the
+/// set of cores.
 int number_in(const std::string& file, int missing) {
   std::ifstream in(file);
   std::string word;
@@ -138,7 +139,7 @@ std::vector<std::vector<int>> deal_cores(Binding binding, int ranks, std::vector
     if (group == groups.end()) group = groups.insert(groups.end(), {key, {}});
     group->second.push_back(core.id);
   }
-  LOCKSTEP_CHECK(!groups.empty(), "[run] expected cores to bind ranks to, got none");
+  LOCKSTEP_CHECK(!groups.empty(), "[run] expected cores to bind ranks to, got none; leave ranks unbound");
   const auto group_of = [&](int rank) { return size_t(rank) * groups.size() / size_t(ranks); };
   for (int rank = 0; rank < ranks; ++rank) {
     const std::vector<int>& group = groups[group_of(rank)].second;

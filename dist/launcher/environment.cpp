@@ -63,7 +63,7 @@ Environment rank_environment(const LaunchOptions& o, const Attempt& attempt, int
 std::string read_token(const std::string& file) {
   struct stat info;
   LOCKSTEP_CHECK(stat(file.c_str(), &info) == 0, "[run] cannot read the token file '", file,
-                 "': ", std::strerror(errno));
+                 "': ", std::strerror(errno), "; check the path");
   LOCKSTEP_CHECK((info.st_mode & 077) == 0, "[run] the token file '", file, "' can be read by others; chmod 600 it");
   std::ifstream in(file);
   std::string token, more;
@@ -92,7 +92,8 @@ Port::Port(const std::string& address, int wanted) {
                                : reinterpret_cast<sockaddr_in*>(&place)->sin_port) = htons(uint16_t(wanted));
   const auto bound = [&] {
     Fd made(socket(place.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    LOCKSTEP_CHECK(made, "[run] cannot make a socket for ", address, ": ", std::strerror(errno));
+    LOCKSTEP_CHECK(made, "[run] cannot make a socket for ", address, ": ", std::strerror(errno),
+                   "; raise the limit of open files (ulimit -n), or give another --master-addr");
     const int on = 1;
     setsockopt(made.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
     if (bind(made.get(), reinterpret_cast<sockaddr*>(&place), size) != 0) made.close();

@@ -54,7 +54,8 @@ int guarded(const std::function<int(int signals)>& body) {
   std::cout.flush(), std::cerr.flush(), std::fflush(nullptr);
   const int self = getpid();
   const int supervisor = fork();
-  LOCKSTEP_CHECK(supervisor >= 0, "[run] cannot start a process: ", std::strerror(errno));
+  LOCKSTEP_CHECK(supervisor >= 0, "[run] cannot start a process: ", std::strerror(errno),
+                 "; free memory, or raise the limit of processes (ulimit -u)");
   if (supervisor == 0) {
     int code = 1;
     try {
@@ -65,7 +66,8 @@ int guarded(const std::function<int(int signals)>& body) {
       for (const int one : {SIGTTOU, SIGTTIN}) signal(one, SIG_IGN);
       sigdelset(&watched, SIGCHLD);
       const Fd signals(signalfd(-1, &watched, SFD_NONBLOCK | SFD_CLOEXEC));
-      LOCKSTEP_CHECK(signals, "[run] cannot watch signals: ", std::strerror(errno));
+      LOCKSTEP_CHECK(signals, "[run] cannot watch signals: ", std::strerror(errno),
+                     "; raise the limit of open files (ulimit -n)");
       code = body(signals.get());
     } catch (const std::exception& error) { std::cerr << "error: " << error.what() << std::endl; }
     std::fflush(nullptr);

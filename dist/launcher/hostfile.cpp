@@ -30,7 +30,7 @@ void check_host(const std::string& name, const std::string& where) {
   const bool plain = std::all_of(name.begin(), name.end(),
                                  [](char c) { return is_letter(c) || is_digit(c) || std::strchr("._:-@", c); });
   LOCKSTEP_CHECK(plain && name[0] != '-' && name.find("@-") == name.npos, "[run] ", where,
-                 ": expected a host's name of letters, digits, '.', '_', ':' and '-', not first, got '", name, "'");
+                 ": expected a host's name of letters, digits, '.', '_', ':' and '-' (not first), got '", name, "'");
 }
 
 std::string names_of(const std::vector<Host>& hosts) {
@@ -101,7 +101,7 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& file)
 
 std::vector<Host> read_hostfile(const std::string& file) {
   std::ifstream in(file);
-  LOCKSTEP_CHECK(in, "[run] cannot read the hostfile '", file, "': ", std::strerror(errno));
+  LOCKSTEP_CHECK(in, "[run] cannot read the hostfile '", file, "': ", std::strerror(errno), "; check the path");
   return parse_hostfile(std::string(std::istreambuf_iterator<char>(in), {}), file);
 }
 
@@ -121,7 +121,8 @@ std::vector<Host> filter_hosts(const std::vector<Host>& hosts, const std::string
     }
     if (!slots.empty()) kept.push_back({host.name, slots});
   }
-  LOCKSTEP_CHECK(!kept.empty(), "[run] --exclude '", exclude, "' leaves no slot on any host (", names_of(hosts), ")");
+  LOCKSTEP_CHECK(!kept.empty(), "[run] --exclude '", exclude, "' leaves no slot on any host (", names_of(hosts),
+                 "); exclude fewer");
   return kept;
 }
 

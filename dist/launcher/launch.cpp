@@ -37,7 +37,7 @@ std::string new_job() {
 
 void check_job(const std::string& job) {
   LOCKSTEP_CHECK(job.find('/') == std::string::npos && job != "." && job != ".." && job.size() < 128,
-                 "[run] expected a short name without / as --rdzv-id, got '", job, "'");
+                 "[run] expected a name of at most 127 characters without / as --rdzv-id, got '", job, "'");
 }
 
 bool has_flight_records(const fs::path& folder) {
@@ -121,7 +121,8 @@ class Launch {
     if (!o_.log_dir.empty()) {
       if (o_.redirects.empty() && o_.tee.empty()) tee_ = Streams(3);
       folder_ = fs::absolute(o_.log_dir) / o_.job;
-      // Several nodes share one folder, and so do the attempts of a run. A separate run gets a folder of its own.
+      // A new run on one node must not write into the folder of an earlier run with the same job name. Nodes of one run
+      // share the folder.
       for (int i = 2; o_.nodes == 1 && !o_.agent && fs::exists(folder_); ++i)
         folder_ = fs::absolute(o_.log_dir) / (o_.job + "-" + std::to_string(i));
       return;
@@ -257,7 +258,7 @@ void check(const LaunchOptions& o) {
                  longest_pause, " seconds, got ", o.restart_pause);
   LOCKSTEP_CHECK(o.port >= 0 && o.port <= 65535, "[run] expected --master-port from 0 (any) to 65535, got ", o.port);
   LOCKSTEP_CHECK(o.ranks_of_nodes.empty() || int(o.ranks_of_nodes.size()) == o.nodes, "[run] expected ", o.nodes,
-                 " numbers of ranks, one a node, got ", o.ranks_of_nodes.size());
+                 " numbers of ranks, one for each node, got ", o.ranks_of_nodes.size());
   for (const int rank : o.shown)
     LOCKSTEP_CHECK(rank >= 0 && (rank < o.ranks || !o.hosts.empty()), "[run] --local-ranks-filter names local rank ",
                    rank, "; there are ranks 0 to ", o.ranks - 1, " here");
@@ -265,7 +266,7 @@ void check(const LaunchOptions& o) {
                  "[run] expected --grace and --stop-timeout of 0 or more seconds, got ", o.times.grace, " and ",
                  o.times.stop);
   for (const auto& [text, option] : {std::pair(&o.redirects, "--redirects"), std::pair(&o.tee, "--tee")}) {
-    // Hosts may have different numbers of ranks.
+    // With --hostfile, each host's launcher checks this: hosts may have different numbers of ranks.
     if (!text->empty() && o.hosts.empty()) Streams::parse(*text, o.ranks, option);
   }
   line_prefix(o.prefix, 0, 0, o.role);

@@ -64,7 +64,7 @@ int launch(LaunchOptions options);
 /// Error when the options contradict each other or are out of range. launch() calls it first.
 void check(const LaunchOptions& options);
 
-// Parts of launch(), for tests and for each other
+// The steps of launch(). They are declared here for tests, and because several source files define them.
 
 /// The parameters of one attempt of a job.
 struct Attempt {

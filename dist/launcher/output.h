@@ -15,7 +15,8 @@ class Streams {
  public:
   /// Selects the same streams for all ranks: 0 (none), 1 (stdout), 2 (stderr) or 3 (both).
   Streams(int all = 0) : all_(all) {}
-  /// Parses "3", or "0:1,1:2" (other ranks 0). Error naming `option` for invalid text and for an unknown rank.
+  /// Parses "3" (all ranks) or a list RANK:VALUE such as "0:1,1:2", in which a missing rank gets 0. Error naming
+  /// `option` for invalid text and for an unknown rank.
   static Streams parse(const std::string& text, int ranks, const char* option);
   bool covers(int local_rank, int stream) const;            ///< true if selected; `stream`: 1 (stdout) or 2 (stderr)
   bool any() const { return all_ != 0 || !some_.empty(); }  ///< false if nothing is selected
@@ -37,9 +38,9 @@ class Console {
   void put(int fd, std::string_view text);
   /// Prints a message of the launcher itself to stderr.
   void say(const std::string& line) { put_line(2, nullptr, "lockstep run: " + line + "\n"); }
-  /// Queues a whole line of `owner`. An unfinished line of another owner is ended first.
+  /// Queues a whole line of the stream `owner`. If another stream has an unfinished line, ends that line first.
   void put_line(int fd, const void* owner, std::string_view text);
-  /// Queues a partial line, which `owner` will continue.
+  /// Queues the beginning of a line, which the stream `owner` will continue.
   void put_part(int fd, const void* owner, std::string_view text);
 
   bool terminal(int fd) const { return terminal_[fd - 1]; }  ///< true if it was a terminal at the start
@@ -54,7 +55,7 @@ class Console {
   /// True after stdout could not be written.
   bool lost() const { return lost_ != 0; }
   std::string why_lost() const;  ///< why stdout could not be written, for the user
-  /// The launcher's exit code after stdout could not be written: as if SIGPIPE had ended it, or 1.
+  /// The launcher's exit code if stdout could not be written: 128 + SIGPIPE if its reader is gone, else 1.
   int lost_code() const;
   /// Waits until everything is written, or descriptor `stop` becomes readable; after hurry() for at most 2 s.
   void drain(int stop);

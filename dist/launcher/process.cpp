@@ -39,7 +39,8 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
   return all;
 }
 
-/// A step that failed in the child, sent to the parent through a pipe; a successful exec closes the pipe.
+/// The child sends this to its parent through a pipe when it cannot start the program: the number of the step that
+/// failed, and errno. If exec succeeds, it closes the pipe, and the parent reads nothing.
 struct Failure {
   int step = 0, error = 0;
 };
@@ -59,15 +60,16 @@ Environment this_environment() {
 }
 
 std::string find_program(const std::string& name) {
-  LOCKSTEP_CHECK(!name.empty(), "[run] expected a program to run, got an empty name");
+  LOCKSTEP_CHECK(!name.empty(), "[run] expected a program to run, got an empty name; give its path");
   const auto usable = [](const std::string& path) {
     struct stat info;
     return stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) && access(path.c_str(), X_OK) == 0;
   };
   if (name.find('/') != std::string::npos) {
     struct stat info;
-    LOCKSTEP_CHECK(stat(name.c_str(), &info) == 0, "[run] cannot run '", name, "': ", std::strerror(errno));
-    LOCKSTEP_CHECK(!S_ISDIR(info.st_mode), "[run] cannot run '", name, "': it is a folder");
+    LOCKSTEP_CHECK(stat(name.c_str(), &info) == 0, "[run] cannot run '", name, "': ", std::strerror(errno),
+                   "; check the path");
+    LOCKSTEP_CHECK(!S_ISDIR(info.st_mode), "[run] cannot run '", name, "': it is a folder; give the path of a program");
     LOCKSTEP_CHECK(usable(name), "[run] cannot run '", name, "': it is not executable (chmod +x)");
     return name;
   }
@@ -105,7 +107,7 @@ Started start(const Process& process) {
 
   s.pid = fork();
   LOCKSTEP_CHECK(s.pid >= 0, "[run] cannot start ", process.name, ": ", std::strerror(errno),
-                 errno == EAGAIN ? "; raise the limit of processes (ulimit -u)" : "");
+                 errno == EAGAIN ? "; raise the limit of processes (ulimit -u)" : "; free memory");
   if (s.pid == 0) {
     const auto give_up = [&](int step) {
       const Failure failure{step, errno};
@@ -135,7 +137,8 @@ Started start(const Process& process) {
     waitpid(s.pid, nullptr, 0);
     fail(str("[run] ", process.name, " could not ", steps[failure.step], ": ", process.argv[0], ": ",
              std::strerror(failure.error),
-             failure.error == ENOEXEC ? "; a script needs a first line such as #!/usr/bin/env python3" : ""));
+             failure.error == ENOEXEC ? "; a script needs a first line such as #!/usr/bin/env python3"
+                                      : "; check the program and its permissions"));
   }
   s.exited = Fd(int(syscall(SYS_pidfd_open, s.pid, 0)));
   if (!s.exited) {

@@ -13,7 +13,7 @@
 namespace lockstep::dist {
 namespace {
 
-// Variables that also matter to a program started by hand on the remote host.
+// Environment variables that are copied to the ranks on other hosts: all names with these prefixes, and these names.
 constexpr const char* exported_prefixes[] = {"LOCKSTEP_", "OMP_",      "GOMP_", "KMP_",   "NCCL_",
                                              "UCX_",      "OMPI_MCA_", "DNNL_", "ONEDNN_"};
 constexpr const char* exported_names[] = {"PATH", "LD_LIBRARY_PATH", "PYTHONPATH", "CUDA_VISIBLE_DEVICES"};
@@ -151,7 +151,7 @@ void read_greeting(LaunchOptions& o, double seconds) {
                "'; is the same version of lockstep on all hosts?"));
     line.clear();
   }
-  fail("[run] --agent: the launcher that started this one sent a greeting of more than 1 MiB");
+  fail("[run] --agent: the launcher that started this one sent a greeting of more than 1 MiB; unset large variables");
 }
 
 }  // namespace lockstep::dist

@@ -41,8 +41,8 @@ std::string error_of(const LaunchOptions& o, const Attempt& attempt, int member)
              : "";
 }
 
-/// The rank that an error message blames, or -1. All ranks raise the first rank's error, as "[rank 2] ..." or "rank 2
-/// (pid ...) ...", possibly with the reporting rank in front: "rank 0: ".
+/// Returns the rank that an error message names as the cause, or -1. The message begins with "[rank 2] ..." or "rank 2
+/// (pid ...) ...". The rank that prints the message may put its own name in front: "rank 0: [rank 2] ...".
 int blamed(std::string message) {
   if (const size_t colon = message.find(": ");
       message.starts_with("rank ") && message.find_first_not_of("0123456789", 5) == colon)

@@ -96,7 +96,8 @@ class Supervisor {
     give_up_at_ = monotonic_seconds() + last_wait;
   }
 
-  // Passes a signal on to the members; a second one kills them. `told`: a launcher above has already printed a message.
+  // Passes a signal on to all processes. A second signal kills them. `told`: the signal came from the launcher that
+  // started this one, and that launcher has already printed a message.
   void interrupt(int signal, bool told = false) {
     if (outcome_.interrupted || signal == parent_died) {
       if (signal != parent_died && give_up_at_ == never && !told)
@@ -203,7 +204,7 @@ class Supervisor {
     const double left = until - monotonic_seconds();
     const int ms = until == never ? -1 : int(std::clamp(left * 1000 + 1, 0.0, 1e6));
     if (poll(fds.data(), fds.size(), ms) < 0) {
-      LOCKSTEP_CHECK(errno == EINTR, "[run] poll failed: ", errno);
+      LOCKSTEP_CHECK(errno == EINTR, "[run] poll failed: ", errno, "; free memory");
       return;
     }
     // Read output first, so that the last words of a dead process are in its report.
@@ -221,10 +222,10 @@ class Supervisor {
     console_.pump();
   }
 
-  // Acts on the events seen by wait(), and on timeouts.
+  // Handles the processes that have ended, and the time limits that have passed.
   void advance() {
-    // Several members may have ended since the last poll. One that was killed by a signal is then the likelier cause:
-    // the others notice its end and exit.
+    // If several processes have ended since the last poll, one that was killed by a signal is the likelier cause of the
+    // failure: the other processes notice its end and exit with an error.
     std::vector<int> failed;
     for (Running* r : ended_) {
       take_end(*r);
@@ -259,7 +260,8 @@ class Supervisor {
     }
   }
 
-  // Called when a member's exit code names a signal: training then stops on all ranks. Gives the others time to end.
+  // Called when a process's exit code says that SIGINT or SIGTERM stopped the job. Gives the other processes
+  // options_.grace seconds to end by themselves.
   void ends_by_itself(const Running& r) {
     if (outcome_.interrupted) return;
     outcome_.interrupted = r.ended.stop_signal();
@@ -290,7 +292,7 @@ class Supervisor {
     for (const Child& child : kill_children(last_wait))
       console_.say("ended a process that a rank had left behind: " + child.name + " (pid " + std::to_string(child.pid) +
                    ")");
-    // All writers are gone; only the contents of the pipes are left.
+    // All processes have ended: read the output that is still in their pipes.
     for (const auto& r : running_) {
       for (const bool error : {false, true}) {
         Fd& from = error ? r->process.error : r->process.output;

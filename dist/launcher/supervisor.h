@@ -34,7 +34,7 @@ struct Supervision {
   int control = -1;     ///< pipe with lines "signal N" from the launcher that started this one; ends when that one ends
 };
 
-/// The end of one member.
+/// Describes how one supervised process ended.
 struct Ended {
   int pid = -1;
   int status = -1;                             ///< status from waitpid(); -1 if the process could not be ended

@@ -28,7 +28,8 @@ void check(int code, const char* what) {
   char text[MPI_MAX_ERROR_STRING] = "";
   int length = 0;
   MPI_Error_string(code, text, &length);
-  throw DistError(Fault::rank_failed, -1, str("[mpi] ", what, " failed: ", std::string(text, size_t(length))));
+  throw DistError(Fault::rank_failed, -1,
+                  str("[mpi] ", what, " failed: ", std::string(text, size_t(length)), "; see mpirun's output"));
 }
 
 // The reduction that MPI calls uses our arithmetic, so that f16, bf16, bool and NaN behave the same in every engine.
@@ -126,7 +127,8 @@ void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call,
       if (now - start > turns.timeout_of(call)) {
         throw DistError(Fault::timeout, -1,
                         str("[", name_of(call.collective), "] waited ", turns.timeout_of(call).count(), " s in group ",
-                            name, " for ", turns.activity.collective, "; ", job->control->explain(world_ranks)));
+                            name, " for ", turns.activity.collective, "; ", job->control->explain(world_ranks),
+                            "; see the output of the late ranks, or raise the timeout"));
       }
     }
   } catch (...) {

@@ -40,7 +40,8 @@ class Deadman {
   /// destruction.
   class Step {
    public:
-    /// Begins a step. `what`: name of the step, for the message. `waits`: the thread that waits for the step to end.
+    /// Begins a step. `what`: name of the step, for the message. `waits`: the thread that needs the step to end. Of the
+    /// steps that one thread needs, the message names the one begun last.
     Step(Deadman& deadman, Seconds limit, std::string what, pthread_t waits = pthread_self());
     ~Step();
     Step(const Step&) = delete;

@@ -18,7 +18,8 @@ namespace {
 std::string place_of(Device device) {
   char bus[64] = "";
   const cudaError_t code = cudaDeviceGetPCIBusId(bus, int(sizeof bus), device.index);
-  LOCKSTEP_CHECK(code == cudaSuccess, "[nccl] cannot read the PCI bus id of ", device, ": ", cudaGetErrorString(code));
+  LOCKSTEP_CHECK(code == cudaSuccess, "[nccl] cannot read the PCI bus id of ", device, ": ", cudaGetErrorString(code),
+                 "; check the driver with nvidia-smi, or use backend native");
   const char* chosen = std::getenv("NCCL_HOSTID");  // the variable that NCCL reads to tell hosts apart
   const std::string host = chosen && *chosen ? chosen : host_identity();
   return host.substr(0, host.find('/')) + " " + bus;
@@ -111,7 +112,7 @@ NcclEngine::Link& NcclEngine::connect(int peer, const Call& call) {
     } else {
       const std::string text = control.get(key + "id", timeout);
       LOCKSTEP_CHECK(text.size() == sizeof id.internal, "[nccl] expected an id of ", sizeof id.internal, " bytes, got ",
-                     text.size());
+                     text.size(), "; this is a bug in Lockstep, please report it");
       std::memcpy(id.internal, text.data(), text.size());
     }
     const int place = int(std::find(members.begin(), members.end(), rank) - members.begin());

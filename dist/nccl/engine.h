@@ -59,14 +59,14 @@ class NcclEngine final : public NativeEngine {
   /// Called on the caller's thread: keeps the call's tensors, and records the point in the caller's stream that the
   /// call must follow. Error: a device other than that of earlier calls, an unsupported algorithm.
   std::shared_ptr<DeviceWork> begin(const Call& call);
-  /// Used instead of begin() and a turn while this thread records a graph: adds the call to the graph (recorded.cpp).
-  /// Error when the ranks have no communicator yet.
+  /// Adds a call to the graph that this thread records, instead of running it (recorded.cpp). Error when the ranks have
+  /// no communicator yet.
   std::shared_ptr<DeviceWork> record(Call call);
   /// See ProcessGroup::take_recorded().
   std::vector<std::string> take_recorded();
   /// True once the communicator of all ranks exists, or ranks were found to share a device.
   bool is_connected() const;
-  /// Memory for collectives of all ranks, which create it together (window.h).
+  /// A new tensor in a symmetric window (window.h). All ranks of the group must create the window together.
   Tensor window(const Shape& shape, DType dtype);
   void move(Call& call, uint64_t sequence) override;
   bool idle() const override { return NativeEngine::idle() && (!watchdog_ || watchdog_->idle(turns)); }
@@ -117,7 +117,7 @@ class NcclEngine final : public NativeEngine {
   mutable std::mutex mutex_;  // protects members that other threads read
   std::optional<Device> device_;
   std::map<int, Link> links_;
-  // Used by the thread whose turn it is
+  // Used only by the thread that runs the group's current call
   std::shared_ptr<Watchdog> watchdog_;
   std::optional<Stream> stream_;
   uint64_t collectives_ = 0;

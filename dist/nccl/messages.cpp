@@ -29,7 +29,8 @@ void NcclEngine::device_messages(Call& call) {
     if (!more.empty()) NativeEngine::exchange(call, more);
   };
 
-  // `first`: messages with tensors on the CPU, and headers of messages that may go by NCCL. by_host, by_nccl: indices.
+  // `first` is exchanged first: messages with CPU tensors, and the headers of messages that may go by NCCL. by_host and
+  // by_nccl are the indices of messages with device tensors.
   std::vector<Message> first;
   std::vector<size_t> by_host, by_nccl;
   for (size_t i = 0; i < batch.size(); ++i) {

@@ -105,8 +105,8 @@ std::vector<std::string> NcclEngine::take_recorded() {
   return all;
 }
 
-/// Launches the graph on the group's stream, after the caller's earlier work. If the graph contains collectives of
-/// several groups, the launch replays the next group.
+/// Runs one replay of a graph on the group's stream, after the caller's earlier work. call.launch() launches the graph,
+/// or calls replay() of the next group if the graph has collectives of several groups.
 void NcclEngine::start_graph(Call& call, uint64_t sequence) {
   if (must_compare(++collectives_)) agree(call, sequence);
   call.launch();

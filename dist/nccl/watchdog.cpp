@@ -33,7 +33,8 @@ std::array<std::atomic<int>, 64> users{};
 
 void check_nccl(ncclResult_t code, const char* what, ncclComm_t comm) {
   if (code == ncclSuccess || code == ncclInProgress) return;
-  fail(str("[nccl] ", what, " failed: ", ncclGetErrorString(code), ": ", ncclGetLastError(comm)));
+  fail(str("[nccl] ", what, " failed: ", ncclGetErrorString(code), ": ", ncclGetLastError(comm),
+           "; NCCL_DEBUG=INFO prints more"));
 }
 
 Communicator::Communicator(const ncclUniqueId& id, int size, int rank, Device device, std::string name,
@@ -59,8 +60,8 @@ void NcclWork::wait() {
   if (control_.failed()) control_.raise();
   if (begun_ && users[size_t(device_.index)] > 1) synchronize();
   else if (begun_) end_.wait();
-  // Release the tensors, so that a received tensor belongs to the caller alone: backward adds to a gradient in place
-  // only if nobody else holds it. On the caller's stream, the release comes after this call.
+  // Release the tensors: backward adds to a received gradient in place only if nobody else holds the tensor. The
+  // memory is freed in the order of the caller's stream, after this call.
   if (call_.awaited) call_.input = call_.output = Tensor();
 }
 
@@ -137,9 +138,10 @@ void Watchdog::settle(Communicator& comm, Seconds timeout, const std::string& wh
     if (state != ncclInProgress) std::rethrow_exception(error_of(state, comm, what));
     if (job_.control->failed()) job_.control->raise();
     if (Clock::now() - start > timeout) {
-      throw DistError(Fault::timeout, -1,
-                      str("[nccl] waited ", text_of(timeout), " in ", comm.name_, " for NCCL to start ", what, "; ",
-                          job_.control->explain(comm.world_ranks_)));
+      throw DistError(
+          Fault::timeout, -1,
+          str("[nccl] waited ", text_of(timeout), " in ", comm.name_, " for NCCL to start ", what, "; ",
+              job_.control->explain(comm.world_ranks_), "; see the output of the late ranks, or raise the timeout"));
     }
     pause(round);
   }
@@ -215,7 +217,7 @@ void Watchdog::loop() {
   }
 }
 
-/// Returns the calls that are over.
+/// Checks all communicators and calls for errors and timeouts. Returns the calls that have ended.
 Watchdog::Works Watchdog::look(const Works& works, const std::vector<std::shared_ptr<Communicator>>& comms) {
   for (const auto& comm : comms) {
     if (given_up_) break;
@@ -231,7 +233,7 @@ Watchdog::Works Watchdog::look(const Works& works, const std::vector<std::shared
   Works over;
   std::vector<Turns*> busy, moved;
   for (const auto& work : works) {
-    // Calls of a group run one after another.
+    // Calls of a group run one after another: skip those behind a call that still runs.
     if (std::find(busy.begin(), busy.end(), work->turns_) != busy.end()) continue;
     if (work->done()) {
       if (work->ticket_ && !given_up_) job_.flight.finish(*work->ticket_);
@@ -257,7 +259,8 @@ void Watchdog::look_at_late(NcclWork& work) {
   if (now - work.started_ > work.timeout_) {
     const std::string text =
         str("[", name_of(work.call_.collective), "] waited ", text_of(work.timeout_), " in group ",
-            work.activity_.group, " for ", work.what_, "; ", job_.control->explain(work.turns_->world_ranks()));
+            work.activity_.group, " for ", work.what_, "; ", job_.control->explain(work.turns_->world_ranks()),
+            "; see the output of the late ranks, or raise the timeout");
     return give_up(std::make_exception_ptr(DistError(Fault::timeout, -1, text)));
   }
   if (now - work.told_ < job_.control->place().heartbeat) return;

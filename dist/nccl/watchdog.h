@@ -73,14 +73,14 @@ class Communicator {
 /// A running call on a device.
 class NcclWork final : public DeviceWork {
  public:
-  /// Records `ready` on the thread's current stream.
+  /// Begins a call: records the event ready() on the thread's current stream.
   NcclWork(Control& control, const Call& call, Device device);
   bool done() const override { return begun_ && end_.done(); }
   void wait() override;
   void synchronize() override;
 
   const Event& ready() const { return ready_; }  ///< recorded when the call's tensors are ready
-  /// Marks the end of the call on the thread's current stream.
+  /// Ends the call: records an event on the thread's current stream. done() is true once the device has reached it.
   void end();
 
  private:
@@ -121,9 +121,10 @@ class Watchdog {
   /// call's name in messages. `neighbour`: a world rank that the call depends on.
   void watch(const std::shared_ptr<NcclWork>& work, bool complete, const std::string& what, const Call& call,
              Turns& turns, int neighbour);
-  /// True if no call of these turns is running.
+  /// True if no call from `turns`, the queue of one group's calls, is running.
   bool idle(const Turns& turns) const;
-  /// Waits until idle(turns), then shuts the communicators down cleanly, or aborts them if that takes too long.
+  /// Waits until no call of the group runs. Then shuts the communicators down cleanly, or aborts them if that takes too
+  /// long.
   void close(const Turns& turns, const std::vector<std::shared_ptr<Communicator>>& comms);
 
  private:

@@ -25,9 +25,9 @@
 namespace lockstep::dist {
 namespace {
 
-/// How an owner treats a term that arrives: the slot that takes the term, and the number of partial sums that can then
-/// be joined, from that slot downwards. A rank's tree position is its number xor the owner's; positions of ranks >= n
-/// are empty. A subtree with a single term needs no slot of its own.
+/// The reaction of a chunk's owner to a term that arrives: it copies or adds the term to `slot`. Then it adds the
+/// highest slot to the one below, `joins` times. Position p of the tree holds the term of rank owner xor p, or is empty
+/// if no rank has this number. A subtree with a single term needs no slot of its own.
 struct Arrival {
   int slot = 0;
   Action action = Action::reduce;
@@ -39,7 +39,7 @@ Arrival arrive(int owner, int s, int n) {
   const auto terms = [n](int position, int level) {
     return std::clamp(n - (position >> level << level), 0, 1 << level);
   };
-  // Among the subtrees of 2^level positions, the peer's one is the sibling of the owner's.
+  // At this level (subtrees of 2^level positions), the subtree with the peer is the sibling of that with the owner.
   int level = std::bit_width(unsigned(s)) - 1;
   if (terms(peer, level) == 1) return {};
   Arrival a{1, Action::copy, 1};

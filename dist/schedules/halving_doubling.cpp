@@ -21,8 +21,8 @@ namespace lockstep::dist {
 static void by_halves(const Request& request, const Emit& emit) {
   const int n = request.ranks, p = int(std::bit_floor(unsigned(n)));
   StepWriter w(emit);
-  // Chunk i is summed at rank i mod p. While distances up to d are still to come, a rank handles the chunks congruent
-  // to it mod 2d.
+  // At distance d, a rank sends its partner, rank xor d, the chunks c with c = partner (mod 2d), and keeps those with
+  // c = rank (mod 2d). In the end, chunk c is summed at rank c mod p, where p is the largest power of two <= n.
   const auto halve = [&] {
     for (int extra = p; extra < n; ++extra)
       for (int32_t c = 0; c < n; ++c) w.reduce(extra, extra - p, c);

@@ -24,7 +24,7 @@
 namespace lockstep::dist {
 namespace {
 
-/// The hosts of the ranks, and the groups that follow from them.
+/// The ranks grouped by host, and the teams (groups that exchange data) that follow from this grouping.
 struct HostGroups {
   std::vector<std::vector<int>> hosts;  // ranks of each host, in order of first appearance
   std::vector<int> host_of, position_of;
@@ -43,7 +43,7 @@ struct HostGroups {
     for (const auto& ranks : hosts) equal &= ranks.size() == hosts[0].size();
   }
 
-  /// The ranks of each host; the member at position l owns the chunks of all ranks at that position.
+  /// One team for each host: its ranks. The rank at position l owns the chunks of the ranks at position l of all hosts.
   Teams within() const {
     Teams teams;
     for (const auto& ranks : hosts) {
@@ -56,7 +56,7 @@ struct HostGroups {
     }
     return teams;
   }
-  /// The ranks of each position; every rank owns its own chunk.
+  /// One team for each position: the ranks that have this position on their hosts. Each rank owns its own chunk.
   Teams between() const {
     Teams teams;
     for (size_t l = 0; l < hosts[0].size(); ++l) {
@@ -69,7 +69,7 @@ struct HostGroups {
     }
     return teams;
   }
-  /// The ranks of each host, as trees; `root` and its host come first.
+  /// One team for each host, to be used as a tree with its first rank as the root. `root` and its host come first.
   Teams trees_within(int root) const {
     Teams teams;
     for (const auto& ranks : hosts) {
@@ -81,7 +81,7 @@ struct HostGroups {
     std::rotate(teams.begin(), teams.begin() + host_of[size_t(root)], teams.end());
     return teams;
   }
-  /// The leaders of the hosts; each owns the chunks of its host's ranks.
+  /// One team of the hosts' leaders (the first rank of each host). A leader owns the chunks of its host's ranks.
   static Teams leaders(const Teams& trees) {
     Team team;
     for (const Team& host : trees) {
@@ -211,7 +211,7 @@ const Rules rules::hierarchical{
     .visit = by_hosts,
     .adds_in_tree_order =
         [](const Request& r) {
-          // Equal hosts of 2^i consecutive ranks each.
+          // Needed: one host, or hosts of 2^i consecutive ranks each (the same i). A reduce also needs root 0.
           if (r.collective == Collective::reduce && r.root != 0) return false;
           const auto size =
               r.hosts.empty() ? std::ptrdiff_t(r.ranks) : std::count(r.hosts.begin(), r.hosts.end(), r.hosts[0]);

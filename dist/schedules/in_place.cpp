@@ -7,7 +7,7 @@
 //   step 1      rank 2's ──▶ + rank 0's                                          ((0+1)+(2+3))
 //   step 2-4    rank 0's ──▶ rank 1's, 2's, 3's
 //
-// reduce_scatter must not change the other ranks' tensors, so there owners read as in `direct`; so does all_gather.
+// reduce_scatter must not change the other ranks' tensors. There, and in all_gather, owners read terms as in `direct`.
 // When run over a network, each arrow is a message.
 //
 // Cost of all_reduce of S bytes: log2(n) + n-1 steps, 2(n-1)/n·S bytes read and written by each rank.
@@ -19,8 +19,8 @@
 namespace lockstep::dist {
 namespace {
 
-/// The rank with the first term among `width` positions from `position` on, where position p of an owner is rank owner
-/// xor p; -1: there is none.
+/// Returns the rank with the first term among the `width` positions from `position` on, or -1 if all are empty.
+/// Position p of an owner's tree holds the term of rank owner xor p, and is empty if owner xor p >= n.
 int first_term(int owner, int position, int width, int n) {
   const auto is_empty = [&] { return ((owner ^ position) & ~(width - 1)) >= n; };
   if (is_empty()) return -1;

@@ -1,5 +1,6 @@
 #pragma once
-// A value for each place, for the checker and the simulator: millions of places, most of them in slot 0.
+// A map from places (a chunk, or a scratch copy of it, on a rank) to values, for the checker and the simulator. There
+// are millions of places. Most are in slot 0, the ranks' own buffers.
 #include <cstdint>
 #include <vector>
 
@@ -8,7 +9,7 @@
 
 namespace lockstep::dist {
 
-/// A hash table with open addressing. Keys: any number but all ones. References are valid until the next call.
+/// A hash table with open addressing. Keys may be any numbers but UINT64_MAX. References are valid until the next call.
 template <class T> class FlatMap {
  public:
   T& operator[](uint64_t key) {
@@ -41,8 +42,8 @@ template <class T> class FlatMap {
   size_t used_ = 0;
 };
 
-/// Slot 0 is stored in a table, ordered by (chunk - rank), when there is one chunk or one per rank. Most algorithms
-/// walk along the rows of this table (ring neighbours, owners). All other places are hashed: scratch copies, n·n
+/// A table holds slot 0 (the ranks' buffers) if there is one chunk, or one for each rank. The table is ordered by
+/// chunk - rank, since most algorithms walk along such rows. All other places are hashed: scratch copies, n·n
 /// chunks, and everything if few places are used (`sparse`). References are valid until the next call.
 template <class T> class PlaceMap {
  public:

@@ -13,11 +13,11 @@ class StepWriter {
  public:
   /// `emit` must outlive this object.
   explicit StepWriter(const Emit& emit) : emit_(emit) {}
-  /// Copies a chunk from rank to rank, in slot 0.
+  /// Copies a chunk from the buffer of rank `from` to the buffer of rank `to` (slot 0 of both).
   void copy(int from, int to, int32_t chunk) { move(Action::copy, from, {chunk, 0}, to, {chunk, 0}); }
-  /// Adds a chunk of rank `from` to that of rank `to`, in slot 0.
+  /// Adds a chunk in the buffer of rank `from` to the same chunk in the buffer of rank `to` (slot 0 of both).
   void reduce(int from, int to, int32_t chunk) { move(Action::reduce, from, {chunk, 0}, to, {chunk, 0}); }
-  /// Divides a chunk by the number of ranks, in slot 0.
+  /// Divides a chunk in the buffer of `rank` (slot 0) by the number of ranks.
   void scale(int rank, int32_t chunk) { move(Action::scale, rank, {chunk, 0}, rank, {chunk, 0}); }
   /// Emits any transfer, in the current step.
   void move(Action action, int from, Place source, int to, Place target) {
@@ -60,7 +60,8 @@ inline Teams one_team(int n) {
 }
 
 // Defined in direct.cpp
-/// Every owner gets the sum of its chunks over its team in slot 0, added in tree order by position in the team's list.
+/// Sums each chunk over the team, into slot 0 (the buffer) of the chunk's owner. Adds in tree order by position in
+/// Team::ranks.
 void sum_at_owners(StepWriter& w, const Teams& teams);
 /// Every owner sends its chunks to the rest of its team, except to rank `skip`.
 void share_from_owners(StepWriter& w, const Teams& teams, int skip = -1);

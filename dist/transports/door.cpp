@@ -46,7 +46,7 @@ Door::Door(Control& control) : host_(control.own_address()), token_(control.plac
   port_ = local_address(listener_.get()).port();
   wake_ = Fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!wake_) check_descriptors(errno, "listening for data connections");
-  LOCKSTEP_CHECK(wake_, "[transport] expected an eventfd, got: ", std::strerror(errno));
+  LOCKSTEP_CHECK(wake_, "[transport] expected an eventfd, got: ", std::strerror(errno), "; free memory");
   thread_ = std::thread([this] { run(); });
 }
 

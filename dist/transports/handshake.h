@@ -56,7 +56,7 @@ struct Answer {
   }
 };
 
-/// Number of bytes of an answer that are missing after `heard`; too_long when the answer's length is invalid.
+/// Number of bytes that are still missing from an answer that begins with `heard`; too_long if its length is invalid.
 inline size_t wanted(std::string_view heard) {
   if (heard.size() < fixed_bytes) return fixed_bytes - heard.size();
   const size_t length = uint8_t(heard[fixed_bytes - 2]) | size_t(uint8_t(heard[fixed_bytes - 1])) << 8;

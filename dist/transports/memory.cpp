@@ -152,11 +152,12 @@ std::shared_ptr<Inbox> Inbox::create(int senders, size_t capacity) {
              .capacity = capacity};
   LOCKSTEP_CHECK(address.fd >= 0,
                  "[transport] expected a file in memory for the inbox of this rank, got: ", reason(errno),
-                 errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "");
+                 errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "; free memory");
   LOCKSTEP_CHECK(ftruncate(address.fd, off_t(offset_of_fifo(senders, capacity))) == 0 &&
                      pwrite(address.fd, address.nonce.data(), address.nonce.size(), 0) == ssize_t(address.nonce.size()),
                  "[transport] expected ", offset_of_fifo(senders, capacity),
-                 " bytes for the inbox of this rank, got: ", reason(errno));
+                 " bytes for the inbox of this rank, got: ", reason(errno),
+                 "; free memory, or choose LOCKSTEP_TRANSPORT=tcp");
   inbox->fifos_.resize(size_t(senders));
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);

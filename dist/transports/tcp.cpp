@@ -146,8 +146,8 @@ class TcpChannel final : public Channel {
   bool ended_ = false;
 };
 
-/// Thrown when the peer closed the connection during the handshake. A door that is flooded by unauthenticated
-/// connections drops the oldest ones, and may drop a rank's connection before reading that rank's message.
+/// Thrown when the peer closed the connection during the handshake; then this rank connects again. A peer that is
+/// flooded by unauthenticated connections drops the oldest ones, and so may drop one that is genuine.
 struct HungUp {};
 constexpr std::chrono::seconds hello_within{2}, calling_time{10};  // limits for a hello, and for all attempts
 
@@ -183,7 +183,8 @@ class Caller {
   }
   [[noreturn]] void refused(const std::string& why) const {
     throw DistError(Fault::refused, peer_,
-                    str("[transport] expected rank ", peer_, " at ", where_, " to accept a data connection: ", why));
+                    str("[transport] expected rank ", peer_, " at ", where_, " to accept a data connection: ", why,
+                        "; see the output of that rank"));
   }
   Fd take() { return std::move(fd_); }
 
@@ -195,7 +196,7 @@ class Caller {
       if (::poll(&entry, 1, 20) > 0) return;
       if (Clock::now() < deadline_) continue;
       if (!answered_) throw HungUp();
-      // The peer may also have admitted the connection, and only be slow to answer.
+      // Do not connect again: the peer may be slow and have accepted this connection already.
       refused("it does not answer, or does not speak Lockstep's protocol");
     }
   }
@@ -217,7 +218,7 @@ Fd introduce(Control& control, Caller caller, const handshake::Purpose& purpose)
   handshake::Answer answer{.number = random_nonce(), .proof = {}, .purpose = purpose.text()};
   LOCKSTEP_CHECK(answer.purpose.size() <= handshake::longest_purpose,
                  "[transport] expected names of job and group of less than 2,000 bytes together, got ",
-                 answer.purpose.size());
+                 answer.purpose.size(), "; shorten them");
   const std::string& token = control.place().token;
   answer.proof = prove(token, "rank", challenge, answer.number, answer.purpose);
   caller.write(answer.text());
@@ -245,7 +246,8 @@ Fd call(Control& control, const SocketAddress& address, int peer, const handshak
           throw DistError(Fault::refused, peer,
                           str("[transport] expected rank ", peer, " at ", address.text(),
                               " to accept a data connection, but it closes it or does not answer: it belongs to "
-                              "another job, has another token, or has too many unauthenticated connections"));
+                              "another job, has another token, or has too many unauthenticated connections; "
+                              "end other jobs, and set one LOCKSTEP_TOKEN on all ranks"));
       }
     } else if (problem == ECONNREFUSED ||
                Clock::now() - start >= std::min<Seconds>(control.place().timeout, Seconds(30))) {
@@ -253,7 +255,7 @@ Fd call(Control& control, const SocketAddress& address, int peer, const handshak
           Fault::rank_failed, peer,
           str("[transport] rank ", peer, " cannot be reached at ", address.text(), ": ", std::strerror(problem),
               problem == ECONNREFUSED
-                  ? ""
+                  ? "; see the output of that rank"
                   : "; is this the right network? LOCKSTEP_INTERFACE names the interface or subnet to use"));
     }
     std::this_thread::sleep_for(pause);

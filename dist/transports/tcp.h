@@ -28,8 +28,8 @@ namespace lockstep::dist {
 /// The listening socket of a rank for data connections.
 class Door {
  public:
-  /// The door of a rank, shared by its groups. Listens on the address under which other hosts reach this rank, at any
-  /// free port. Error when it cannot listen, or others could reach it and there is no token.
+  /// The listening socket of this rank, shared by its groups. Listens on the address under which other hosts reach this
+  /// rank, at any free port. Error when it cannot listen, or others could reach it and there is no token.
   static std::shared_ptr<Door> of(Control& control);
   ~Door();
   Door(const Door&) = delete;
@@ -44,7 +44,7 @@ class Door {
   explicit Door(Control& control);
   void run();
   bool enter(std::vector<Visitor>& visitors);  ///< accepts one connection; false when no more are queued
-  /// Reads from a connection; false when the connection is to be dropped, or was admitted.
+  /// Reads from a connection that has not proved itself yet. Returns false if it was admitted, or is to be dropped.
   bool listen_to(Visitor& visitor);
   void admit(Visitor& visitor, const std::string& purpose, size_t stripe, size_t stripes);
   void turn_away(const Visitor& visitor, const std::string& why);
@@ -58,14 +58,14 @@ class Door {
   std::thread thread_;
 };
 
-/// The address of a rank's door.
+/// The address of the socket on which a rank accepts data connections.
 struct DoorAddress {
   std::string host;
   int port = 0;
 };
 
-/// Makes the channel to a peer. The lower of the two world ranks connects to the peer's door; the higher one takes this
-/// connection later, without blocking. DistError when the peer is unreachable, or another program answers.
+/// Makes the channel to a peer. The lower world rank connects to the listening socket of the higher one, which takes
+/// the connection later, without blocking. DistError when the peer is unreachable, or another program answers.
 std::unique_ptr<Channel> make_tcp_channel(Control& control, std::shared_ptr<Door> door, const std::string& group,
                                           int world_rank, int peer_world_rank, const DoorAddress& theirs);
 

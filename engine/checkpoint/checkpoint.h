@@ -1,6 +1,6 @@
 #pragma once
-// Checkpoints of logical tensors: saved completely or not at all, and loaded by any number of ranks. See
-// docs/checkpoints.md.
+// Checkpoints: saved completely or not at all, and loaded by any number of ranks. They hold logical tensors: whole
+// tensors, however the ranks divide them. See docs/checkpoints.md.
 //
 //   checkpoints::Saver saver("runs/1", group, {.async = true, .keep = 3});
 //   saver.save("step-100", {.pieces = {checkpoints::whole("model.w", w)}, .numbers = {{"step", int64_t(100)}}});
@@ -53,7 +53,7 @@ struct Contents {
   std::string plan;  ///< arrangement of the ranks ("zero3:4x1"), for people; rank 0's is stored
 };
 
-/// Reaction to ranks that give different tags.
+/// The reaction of save() to ranks that pass different tags.
 enum class TagValidation { fail, warn, ignore };
 
 /// Options of a Saver.
@@ -61,7 +61,7 @@ struct SaveOptions {
   bool async = false;  ///< true: save() returns after the tensors are copied, and a thread writes them
   int keep = 0;        ///< number of newest checkpoints to keep; 0: all
   bool latest = true;  ///< true: load() loads this checkpoint by default
-  /// Reaction to different tags; unless it is `fail`, rank 0's tag is used.
+  /// The reaction to ranks that pass different tags to save(). With `warn` and `ignore`, rank 0's tag is used.
   TagValidation tag_validation = TagValidation::fail;
   bool take_over = false;             ///< true: ignore the lock that a job on another host has left
   dist::Seconds timeout{30};          ///< time for all ranks to call save(); then an error names the missing ranks
@@ -167,7 +167,7 @@ std::optional<Loaded> load(const std::string& dir, const std::vector<Piece>& wan
 std::optional<Info> inspect(const std::string& dir, dist::ProcessGroup* group = nullptr,
                             const LoadOptions& options = {});
 
-/// An integer of a Loaded's numbers. Error if it is missing or of another kind.
+/// Returns the integer `name` of a checkpoint's numbers (Manifest::numbers). Error if it is missing or no integer.
 int64_t integer(const Numbers& numbers, const std::string& name);
 double number(const Numbers& numbers, const std::string& name);  ///< a number; may be an integer
 

@@ -60,7 +60,8 @@ std::string Board::read(const std::string& place, dist::Seconds timeout, const s
   for (const double begin = steady_seconds();;) {
     const std::optional<std::string> text = ranks_.group->control().try_get(prefix_ + place);
     if (text && text->starts_with(start)) return text->substr(start.size());
-    LOCKSTEP_CHECK(steady_seconds() - begin < timeout.count(), "waited ", timeout.count(), " s for ", who);
+    LOCKSTEP_CHECK(steady_seconds() - begin < timeout.count(), "waited ", timeout.count(), " s for ", who,
+                   "; see that rank's output, or raise write_timeout");
     std::this_thread::sleep_for(pause);
     pause = std::min(pause * 2, std::chrono::microseconds(50'000));
   }

@@ -43,7 +43,8 @@ class Board {
   Board(const Ranks& ranks, const std::string& id) : ranks_(ranks), prefix_("checkpoint/" + id + "/") {}
   void next_round() { ++round_; }                               ///< makes read() ignore texts of earlier rounds
   void pin(const std::string& place, const std::string& text);  ///< publishes a text
-  /// Waits for the text that this round has under a key. After `timeout`, an Error names `who`.
+  /// Waits until a rank has published a text under the key `place` since the last next_round(), and returns the text.
+  /// After `timeout`, throws an Error that names `who`.
   std::string read(const std::string& place, dist::Seconds timeout, const std::string& who);
 
  private:

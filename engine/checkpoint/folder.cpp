@@ -72,7 +72,7 @@ std::string read_latest(const std::string& dir) {
   std::string name = data::read_file(path, 256);
   if (name.ends_with('\n')) name.pop_back();
   LOCKSTEP_CHECK(parse_folder(name), path, ": expected the name of a checkpoint, got ", name.size(),
-                 " bytes that are not one");
+                 " bytes that are not one; remove this file");
   return name;
 }
 
@@ -87,9 +87,10 @@ Manifest read_manifest(const std::string& folder) {
 void check_size(const std::string& path, const FileSum& sum) {
   std::error_code error;
   const auto size = fs::file_size(path, error);
-  LOCKSTEP_CHECK(!error, path, ": expected a file of ", sum.bytes, " bytes, got: ", error.message());
+  LOCKSTEP_CHECK(!error, path, ": expected a file of ", sum.bytes, " bytes, got: ", error.message(),
+                 "; copy the checkpoint again, or load another one");
   LOCKSTEP_CHECK(int64_t(size) == sum.bytes, path, ": expected ", sum.bytes, " bytes, got ", size,
-                 int64_t(size) < sum.bytes ? " (truncated)" : "");
+                 int64_t(size) < sum.bytes ? " (truncated)" : "", "; copy the checkpoint again, or load another one");
 }
 
 namespace {
@@ -133,7 +134,7 @@ std::string find_checkpoint(const std::string& dir, const std::string& tag, std:
     }
     if (!tags.empty()) tags.pop_back();
     LOCKSTEP_CHECK(!newest.empty(), dir, ": expected a checkpoint of tag ", tag, ", there ",
-                   all.empty() ? "are no checkpoints" : "are" + tags);
+                   all.empty() ? "are no checkpoints; give another folder" : "are" + tags);
     return dir + "/" + newest;
   }
   std::string why;
@@ -150,7 +151,8 @@ std::string find_checkpoint(const std::string& dir, const std::string& tag, std:
   }
   const std::string newest = newest_whole(dir, but);
   LOCKSTEP_CHECK(!newest.empty(), dir, ": expected a complete checkpoint, ",
-                 all.empty() ? "there is none" : str("none of the ", all.size(), " is"), why.empty() ? "" : "; " + why);
+                 all.empty() ? "there is none" : str("none of the ", all.size(), " is"), why.empty() ? "" : "; " + why,
+                 "; give another folder");
   warning = (why.empty() ? "" : why + "; ") + "taking " + dir + "/" + newest + ", the newest complete one";
   return dir + "/" + newest;
 }

@@ -17,7 +17,8 @@ std::string hex_of(const unsigned char* bytes, size_t size) {
 
 void require_sodium() {
   LOCKSTEP_CHECK(sodium_init() >= 0,
-                 "[checkpoint] expected libsodium to start, got an error: the system has no source of random numbers");
+                 "[checkpoint] expected libsodium to start, got an error: the system has no source of random numbers; "
+                 "make /dev/urandom readable");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Combines the offers of all ranks into a layout. See layout.h.
+// Assigns the bytes of a checkpoint to the ranks that write them. See layout.h.
 #include "engine/checkpoint/layout.h"
 
 #include <algorithm>
@@ -27,8 +27,8 @@ struct Ranges {
 
 std::string describe(const Piece& held) { return str(name_of(held.dtype), held.shape); }
 
-/// Cuts `range`, which starts at byte `offset` of all bytes that these ranks share, so that each rank gets an equal
-/// share of all bytes.
+/// Divides `total` bytes, which all these ranks hold, equally among the ranks. Returns each rank's part of `range`, the
+/// elements that begin at byte `offset` of the total.
 std::vector<dist::Range> cut(dist::Range range, int64_t offset, int64_t total, int64_t element, size_t ranks) {
   std::vector<dist::Range> parts(ranks);
   for (size_t i = 0; i < ranks; ++i) {
@@ -69,7 +69,8 @@ std::string check_piece(const Piece& p) {
                    " elements of ", p.shape, ", got [", p.begin, ", ", p.end, ")");
     LOCKSTEP_CHECK(p.tensor.defined(), where, "expected a tensor, got an undefined one");
     LOCKSTEP_CHECK(!p.tensor.storage()->is_empty(), where,
-                   "expected a tensor with memory, got one whose storage was emptied");
+                   "expected a tensor with memory, got one whose storage was emptied; "
+                   "gather the parameter first (Zero::gathered)");
     LOCKSTEP_CHECK(p.tensor.dtype() == p.dtype, where, "expected a tensor of ", name_of(p.dtype), ", got ",
                    name_of(p.tensor.dtype()));
     LOCKSTEP_CHECK(p.tensor.numel() == p.end - p.begin, where, "expected a tensor of the ", p.end - p.begin,
@@ -187,7 +188,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
                    ": no rank has elements [", reached, ", ", numel, "); give all of it");
   }
 
-  // 3. Divide ranges that several ranks hold among them, as if they were one list of bytes.
+  // 3. If several ranks hold the same ranges, divide these ranges equally among the ranks, as one list of bytes.
   layout.writes.resize(of_rank.size());
   for (const auto& [name, ranges] : all) {
     LogicalTensor& tensor = layout.manifest.tensors[name] = {ranges.first->dtype, ranges.first->shape, {}};
@@ -204,8 +205,8 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
         const int rank = held_by[i];
         const auto owner = std::find_if(owners.begin(), owners.end(),
                                         [&](const Owner& o) { return o.offer == of_rank[size_t(rank)]; });
-        // Consecutive ranges on one rank form one part, so a rank that holds all of a tensor in pieces writes it as a
-        // whole.
+        // Consecutive ranges on one rank form one part: a rank that passes all pieces of a tensor writes the tensor as
+        // a whole.
         auto& writes = layout.writes[size_t(rank)];
         if (tensor.parts.empty() || tensor.parts.back().file != file_of_rank(rank)) {
           writes.push_back({name, tensor.parts.size(), {}});

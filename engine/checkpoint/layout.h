@@ -1,6 +1,6 @@
 #pragma once
-// Decides which rank writes which bytes, from the offers of all ranks. make_layout() is a pure function: every rank
-// computes the same result without further communication.
+// Decides which rank writes which bytes of a checkpoint. Each rank tells all others which data it holds (Offer). Then
+// make_layout(), a pure function of all offers, gives the same result on every rank without further communication.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -9,11 +9,11 @@
 
 namespace lockstep::checkpoints {
 
-/// The contents of a rank without their bytes.
+/// The contents that a rank holds and can write, without the data of the tensors.
 struct Offer : Contents {
   std::string error;  ///< reason why this rank cannot take part
 };
-/// Checks the pieces of this rank; the first problem becomes `error`.
+/// Makes this rank's offer. The first problem of a piece becomes Offer::error.
 Offer offer_of(const Contents& contents);
 /// An offer as text, to be sent to other ranks.
 std::string to_text(const Offer& offer);
@@ -41,9 +41,9 @@ struct Assignment {
 };
 /// Name of the file that a rank writes: "rank-00000.safetensors".
 std::string file_of_rank(int rank);
-/// Assigns every element to one rank that holds it. of_rank: for each rank, the index of its offer; ranks with equal
-/// offers share one. The Error names the tensor, the ranks and the problem: different shapes, gaps, overlaps, or
-/// different numbers.
+/// Assigns every element to one of the ranks that hold it. of_rank[r] is the index in `offers` of rank r's offer; ranks
+/// with equal offers share an index. The Error names the tensor, the ranks and the problem: different shapes, gaps,
+/// overlaps, or different numbers.
 Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_t>& of_rank);
 
 }  // namespace lockstep::checkpoints

@@ -48,7 +48,8 @@ class Loading {
       const bool alone = std::filesystem::exists(dir_ + "/" + manifest_name);
       LOCKSTEP_CHECK(options_.fall_back && options_.tag.empty() && !alone, "[checkpoint] ", source->path,
                      " is damaged, nothing was loaded:", damage,
-                     options_.tag.empty() && !alone ? "\nset fall_back to load the previous checkpoint" : "");
+                     options_.tag.empty() && !alone ? "\nset fall_back to load the previous checkpoint"
+                                                    : "\ncopy the checkpoint again, or load another one");
       if (ranks_.leads()) ranks_.warn(str(source->path, " is damaged:", damage));
       damaged.push_back(std::filesystem::path(source->path).filename().string());
     }
@@ -93,7 +94,7 @@ class Loading {
     return Info{parse_manifest(std::string_view(told).substr(end + 1), path + "/" + manifest_name), path};
   }
 
-  /// The problem of a wanted piece, or "".
+  /// Returns the reason why the checkpoint cannot fill a wanted piece, or "".
   std::string mismatch(const Piece& piece, const Manifest& manifest) const {
     if (std::string error = check_piece(piece); !error.empty()) return error;
     const LogicalTensor* tensor = find_tensor(manifest, piece.name);
@@ -106,7 +107,7 @@ class Loading {
     return "";
   }
 
-  /// The lines of all ranks, each with its rank.
+  /// Gathers the text lines of all ranks. Returns each line with the rank that it comes from.
   std::vector<std::pair<int, std::string>> gather(const Lines& mine, const std::string& what) const {
     std::vector<std::pair<int, std::string>> all;
     const std::vector<std::string> texts = ranks_.gather(pack(mine), what);
@@ -149,7 +150,8 @@ class Loading {
       if (options_.strict && !skipped) all.emplace_back(0, str("unexpected: ", name, " ", tensor.dtype, tensor.shape));
     }
     LOCKSTEP_CHECK(all.empty(), "[checkpoint] ", source.path,
-                   " does not fit, nothing was loaded:", listing(all, ranks_.world() > 1));
+                   " does not fit, nothing was loaded:", listing(all, ranks_.world() > 1),
+                   "\nload it into the tensors that were saved, or another checkpoint");
     return loaded;
   }
 
@@ -199,7 +201,8 @@ class Loading {
 const data::Json& get(const Numbers& numbers, const std::string& name, bool (data::Json::*is)() const,
                       const char* kind) {
   const auto found = numbers.find(name);
-  LOCKSTEP_CHECK(found != numbers.end(), "[checkpoint] expected a number \"", name, "\", the checkpoint has none");
+  LOCKSTEP_CHECK(found != numbers.end(), "[checkpoint] expected a number \"", name,
+                 "\", the checkpoint has none; save it too");
   LOCKSTEP_CHECK((found->second.*is)(), "[checkpoint] expected \"", name, "\" to be ", kind, ", got ",
                  text_of(found->second));
   return found->second;

@@ -32,21 +32,22 @@ void add_object(std::string& out, const char* key, const Map& map, const Value& 
   out += "}";
 }
 
-/// Reads the members of an object; unknown ones are Errors.
+/// Reads the members of a JSON object. A key that is not in `keys` is an Error.
 class Reader {
  public:
   Reader(const Json& json, std::string where, std::initializer_list<std::string_view> keys)
       : json_(json), where_(std::move(where)) {
     for (const auto& member : json.as_object(where_))
       LOCKSTEP_CHECK(std::find(keys.begin(), keys.end(), member.first) != keys.end(), where_, ": unknown key \"",
-                     member.first, "\"");
+                     member.first, "\"; use the release that wrote it");
   }
   const Json& at(const char* key) const { return json_.at(key, where_); }
   std::string path(const char* key) const { return where_ + ": " + key; }
   const std::string& text(const char* key) const { return at(key).as_string(path(key)); }
   int64_t integer(const char* key, int64_t least, int64_t most) const {
     const int64_t value = at(key).as_int(path(key));
-    LOCKSTEP_CHECK(value >= least && value <= most, path(key), ": expected ", least, " to ", most, ", got ", value);
+    LOCKSTEP_CHECK(value >= least && value <= most, path(key), ": expected ", least, " to ", most, ", got ", value,
+                   "; use the release that wrote it");
     return value;
   }
   const Json::Object& object(const char* key) const { return at(key).as_object(path(key)); }
@@ -59,23 +60,24 @@ class Reader {
 
 Shape parse_shape(const Json::Array& list, const std::string& where) {
   LOCKSTEP_CHECK(list.size() <= size_t(Dims::max_rank), where, ": expected at most ", Dims::max_rank, " dims, got ",
-                 list.size());
+                 list.size(), "; use the release that wrote it");
   Shape shape;
   for (const Json& size : list) {
     shape.push_back(size.as_int(where));
-    LOCKSTEP_CHECK(shape.back() >= 0, where, ": expected sizes from 0 up, got ", shape.back());
+    LOCKSTEP_CHECK(shape.back() >= 0, where, ": expected sizes from 0 up, got ", shape.back(),
+                   "; use the release that wrote it");
   }
   int64_t bytes = 8;  // size of the largest element type
   for (const int64_t size : shape)
     LOCKSTEP_CHECK(size == 0 || !__builtin_mul_overflow(bytes, size, &bytes), where, ": shape ", shape,
-                   " has more elements than 63 bits can count");
+                   " has more elements than 63 bits can count; use the release that wrote it");
   return shape;
 }
 
 DType dtype_named(const std::string& name, const std::string& where) {
   for (int d = 0; d <= int(boolean); ++d)
     if (name_of(DType(d)) == name) return DType(d);
-  fail(str(where, ": expected the name of a dtype, got \"", name, "\""));
+  fail(str(where, ": expected the name of a dtype, got \"", name, "\"; use the release that wrote it"));
 }
 
 LogicalTensor parse_tensor(const std::string& name, const Json& json, const std::string& where) {
@@ -91,13 +93,14 @@ LogicalTensor parse_tensor(const std::string& name, const Json& json, const std:
     const Part& p = tensor.parts.back();
     LOCKSTEP_CHECK(p.begin == reached && (p.end > p.begin || numel == 0), where,
                    ": expected parts that follow each other from 0 to ", numel, ", got [", p.begin, ", ", p.end,
-                   ") after ", reached);
+                   ") after ", reached, "; use the release that wrote it");
     LOCKSTEP_CHECK(p.name == part_name(name, p.begin, p.end, numel), where, ": expected part [", p.begin, ", ", p.end,
-                   ") to be called \"", part_name(name, p.begin, p.end, numel), "\", got \"", p.name, "\"");
+                   ") to be called \"", part_name(name, p.begin, p.end, numel), "\", got \"", p.name,
+                   "\"; use the release that wrote it");
     reached = p.end;
   }
   LOCKSTEP_CHECK(reached == numel && (numel > 0 || tensor.parts.size() == 1), where, ": expected parts up to element ",
-                 numel, ", got ", tensor.parts.size(), " up to ", reached);
+                 numel, ", got ", tensor.parts.size(), " up to ", reached, "; use the release that wrote it");
   return tensor;
 }
 
@@ -160,7 +163,8 @@ Numbers parse_numbers(const Json& json, const std::string& where) {
   for (const auto& [name, value] : json.as_object(where)) {
     numbers[name] = with_infinities(value);
     LOCKSTEP_CHECK(numbers[name].is_number() || numbers[name].is_string(), where, ": ", name,
-                   ": expected a number, a text, nan, inf or -inf, got ", value.dump());
+                   ": expected a number, a text, nan, inf or -inf, got ", value.dump(),
+                   "; use the release that wrote it");
   }
   return numbers;
 }
@@ -201,7 +205,9 @@ Manifest parse_manifest(std::string_view text, const std::string& origin) {
   const size_t body = first_key.size() + hash_digits + after_hash.size();
   LOCKSTEP_CHECK(text.starts_with(first_key) && text.size() > body &&
                      text.substr(body - after_hash.size(), after_hash.size()) == after_hash,
-                 origin, ": expected the manifest of a checkpoint, which starts with its hash, got something else");
+                 origin,
+                 ": expected the manifest of a checkpoint, which starts with its hash, got something else; copy the "
+                 "checkpoint again, or load another one");
   const std::string_view said = text.substr(first_key.size(), hash_digits);
   const std::string found = hash_of(data::as_bytes(text.substr(body)));
   LOCKSTEP_CHECK(found == said, origin, ": the manifest is damaged: its first line says BLAKE2b ", said,
@@ -210,9 +216,9 @@ Manifest parse_manifest(std::string_view text, const std::string& origin) {
   const Json json = data::parse_json(text, origin, limits);
   const Json* format = json.find("format");
   LOCKSTEP_CHECK(format && *format == Json(format_name), origin, ": expected format \"", format_name, "\", got ",
-                 format ? format->dump() : "none");
+                 format ? format->dump() : "none", "; use the release that wrote it");
   LOCKSTEP_CHECK(json.at("version", origin) == Json(Manifest::version), origin, ": expected version ",
-                 Manifest::version, ", got ", json.at("version").dump(), ": written by another release");
+                 Manifest::version, ", got ", json.at("version").dump(), ": written by another release; use that one");
   const Reader in(json, origin,
                   {"blake2b", "format", "version", "id", "tag", "sequence", "world", "plan", "files", "tensors",
                    "aliases", "numbers", "client_state"});
@@ -220,16 +226,16 @@ Manifest parse_manifest(std::string_view text, const std::string& origin) {
   m.id = in.text("id");
   m.tag = in.text("tag");
   LOCKSTEP_CHECK(is_plain_name(m.tag), in.path("tag"), ": expected letters, digits, '.', '_' and '-', got \"", m.tag,
-                 "\"");
+                 "\"; use the release that wrote it");
   m.sequence = in.integer("sequence", 0, INT64_MAX);
   m.world = int(in.integer("world", 1, 1 << 24));
   m.plan = in.text("plan");
   for (const auto& [name, item] : in.object("files")) {
     const Reader file(item, in.path("files") + ": " + name, {"bytes", "blake2b"});
     LOCKSTEP_CHECK(is_plain_name(name) && name != manifest_name, in.path("files"), ": expected plain names, got \"",
-                   name, "\"");
+                   name, "\"; use the release that wrote it");
     LOCKSTEP_CHECK(is_hash(file.text("blake2b")), file.path("blake2b"), ": expected ", hash_digits,
-                   " hexadecimal digits");
+                   " hexadecimal digits; use the release that wrote it");
     m.files[name] = {file.integer("bytes", 8, INT64_MAX), file.text("blake2b")};
   }
   for (const auto& [name, item] : in.object("tensors")) {
@@ -237,12 +243,13 @@ Manifest parse_manifest(std::string_view text, const std::string& origin) {
     const LogicalTensor& tensor = m.tensors[name] = parse_tensor(name, item, in.path("tensors") + ": " + name);
     for (const Part& part : tensor.parts)
       LOCKSTEP_CHECK(m.files.count(part.file), in.path("tensors"), ": ", name,
-                     ": expected one of the files listed, got \"", part.file, "\"");
+                     ": expected one of the files listed, got \"", part.file, "\"; use the release that wrote it");
   }
   for (const auto& [name, item] : in.object("aliases")) {
     const std::string& target = item.as_string(in.path("aliases"));
     LOCKSTEP_CHECK(m.tensors.count(target) && !m.tensors.count(name), in.path("aliases"),
-                   ": expected another name for a tensor that is there, got \"", name, "\" for \"", target, "\"");
+                   ": expected another name for a tensor that is there, got \"", name, "\" for \"", target,
+                   "\"; use the release that wrote it");
     m.aliases[name] = target;
   }
   m.numbers = parse_numbers(in.at("numbers"), in.path("numbers"));

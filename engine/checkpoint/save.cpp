@@ -117,7 +117,8 @@ struct Saver::State {
     m.world = ranks.world();
     m.plan = contents.plan;
     m.client_state = contents.client_state;
-    // Pieces have the same numbers as in the offer: a wrong piece would have raised an error before.
+    // The layout refers to pieces by their index in the offer. It is their index in `contents` too: offer_of() leaves
+    // out only wrong pieces, for which an error was raised above.
     for (const Assignment::Write& w : job.writes) {
       auto& parts = job.parts.emplace_back();
       for (const Assignment::Chunk& chunk : w.chunks) {
@@ -205,7 +206,8 @@ struct Saver::State {
         const Json json = data::parse_json(text, str("rank ", r));
         m.files[file] = {json.at("bytes").as_int(), json.at("blake2b").as_string()};
         const auto& crcs = json.at("crc32c").as_array();
-        LOCKSTEP_CHECK(crcs.size() == parts[file].size(), "expected ", parts[file].size(), " parts, got ", crcs.size());
+        LOCKSTEP_CHECK(crcs.size() == parts[file].size(), "expected ", parts[file].size(), " parts, got ", crcs.size(),
+                       "; this is a bug in Lockstep, please report it");
         for (size_t i = 0; i < crcs.size(); ++i) parts[file][i]->crc = uint32_t(crcs[i].as_int());
       });
       if (!error.empty()) errors.push_back(ranks.are_one() ? error : str("rank ", r, ": ", error));

@@ -65,8 +65,8 @@ data::SafeTensors open_part(const std::string& folder, const Manifest& manifest,
   data::SafeTensors file = data::SafeTensors::open(path);
   const std::string &id = value_of(file.metadata(), "checkpoint"), &own = value_of(file.metadata(), "file");
   LOCKSTEP_CHECK(id == manifest.id, path, ": expected a file of checkpoint ", manifest.id, " (", manifest.tag,
-                 "), got one of ", id, " (", value_of(file.metadata(), "tag"), ")");
-  LOCKSTEP_CHECK(own == name, path, ": this is ", own, ", under another name");
+                 "), got one of ", id, " (", value_of(file.metadata(), "tag"), "); copy the checkpoint again");
+  LOCKSTEP_CHECK(own == name, path, ": this is ", own, ", under another name; rename it, or load another checkpoint");
   std::map<std::string, const data::SafeTensorsEntry*> entries;
   for (const auto& entry : file.entries()) entries[entry.name] = &entry;
   size_t parts = 0;
@@ -75,14 +75,16 @@ data::SafeTensors open_part(const std::string& folder, const Manifest& manifest,
       if (part.file != name) continue;
       ++parts;
       const auto found = entries.find(part.name);
-      LOCKSTEP_CHECK(found != entries.end(), path, ": expected a tensor \"", part.name, "\", there is none");
+      LOCKSTEP_CHECK(found != entries.end(), path, ": expected a tensor \"", part.name,
+                     "\", there is none; copy the checkpoint again");
       const auto& entry = *found->second;
       LOCKSTEP_CHECK(entry.dtype == tensor.dtype && numel_of(entry.shape) == part.end - part.begin, path, ": \"",
                      part.name, "\": expected ", part.end - part.begin, " elements of ", name_of(tensor.dtype),
-                     ", got ", numel_of(entry.shape), " of ", name_of(entry.dtype));
+                     ", got ", numel_of(entry.shape), " of ", name_of(entry.dtype), "; copy the checkpoint again");
     }
   }
-  LOCKSTEP_CHECK(parts == entries.size(), path, ": expected ", parts, " tensors, got ", entries.size());
+  LOCKSTEP_CHECK(parts == entries.size(), path, ": expected ", parts, " tensors, got ", entries.size(),
+                 "; copy the checkpoint again");
   return file;
 }
 
@@ -107,7 +109,7 @@ void verify_file(const std::string& folder, const Manifest& manifest, const std:
                    "; were files swapped? Swap them back, or load another checkpoint");
   const std::string differ = str("expected BLAKE2b ", sum.hash, ", got ", hash);
   LOCKSTEP_CHECK(header_error.empty(), header_error, "; ", differ);
-  fail(str(path, ": its content has changed since it was saved: ", differ,
+  fail(str(path, ": its content has changed since it was saved: ", differ, "; copy the checkpoint again",
            damaged_tensors(data::SafeTensors::open(path), manifest, name, file->bytes())));
 }
 

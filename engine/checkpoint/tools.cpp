@@ -25,7 +25,8 @@ const data::SafeTensors& file_of(Opened& checkpoint, const std::string& name) {
 /// A whole tensor: a view into its file if it has one part, otherwise assembled in memory.
 Tensor read_tensor(Opened& checkpoint, const std::string& name) {
   const LogicalTensor* tensor = find_tensor(checkpoint.manifest, name);
-  LOCKSTEP_CHECK(tensor, op, checkpoint.folder, ": expected a tensor \"", name, "\", there is none");
+  LOCKSTEP_CHECK(tensor, op, checkpoint.folder, ": expected a tensor \"", name,
+                 "\", there is none; this is a bug in Lockstep, please report it");
   const auto part_of = [&](const Part& part) { return file_of(checkpoint, part.file).tensor(part.name); };
   if (tensor->parts.size() == 1) return part_of(tensor->parts[0]).view(tensor->shape);
   const Tensor all(Storage::allocate(tensor->numel() * size_of(tensor->dtype), cpu), 0, tensor->shape,
@@ -67,7 +68,7 @@ std::string merge_checkpoint(Opened& checkpoint, const std::string& out,
   const Manifest& m = checkpoint.manifest;
   LOCKSTEP_CHECK(!fs::exists(out) || !fs::equivalent(out, fs::path(checkpoint.folder).parent_path()), op,
                  "expected another folder to merge into than that of the checkpoint, got ", out);
-  // Each part is a piece that refers to the mapped file; consecutive pieces become one part.
+  // Pass each stored part as a piece that refers to the mapped file. Saver joins consecutive pieces to one part.
   for (const auto& [name, sum] : m.files) verify_file(checkpoint.folder, m, name);
   Contents contents{.aliases = m.aliases, .numbers = m.numbers, .client_state = m.client_state, .plan = m.plan};
   for (const auto& [name, tensor] : m.tensors)
@@ -100,12 +101,12 @@ int64_t export_checkpoint(Opened& checkpoint, const std::string& path, const Exp
     const auto [there, turned] = renamed(name);
     LOCKSTEP_CHECK(!turned || tensor.shape.rank() == 2, op, "expected ", name, " to be a matrix, got ", tensor.shape);
     LOCKSTEP_CHECK(sources.emplace(there, Source{name, turned}).second, op, "two tensors would be called ", there,
-                   "; the second is ", name);
+                   "; the second is ", name, "; give each a name of its own");
     entries.push_back({there, is_floating(tensor.dtype) ? options.dtype : tensor.dtype,
                        turned ? Shape{tensor.shape[1], tensor.shape[0]} : tensor.shape});
   }
   LOCKSTEP_CHECK(!entries.empty(), op, checkpoint.folder, ": expected tensors whose names begin with \"",
-                 options.prefix, "\", there are none among ", m.tensors.size());
+                 options.prefix, "\", there are none among ", m.tensors.size(), "; give another prefix");
   for (const auto& [name, target] : m.aliases)
     if (name.starts_with(options.prefix) && target.starts_with(options.prefix))
       metadata[renamed(name).first] = renamed(target).first;

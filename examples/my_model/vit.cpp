@@ -22,7 +22,7 @@ struct ViT : ls::nn::Layer<ViT> {
     for (auto& block : blocks.items) x = (*block)(x);
     return scores(x);
   }
-  // How ranks may shard the model: transformer blocks state their own cuts, and a pipeline cuts the list of layers().
+  // Parameters by name. The blocks say themselves how tensor parallelism shards them; pipelines divide layers().
   void fields(ls::nn::Fields& f) override {
     f("project", project)("positions", positions)("blocks", blocks)("norm", norm)("head", head);
   }

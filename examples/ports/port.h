@@ -39,7 +39,7 @@ class Run : public Options {
   /// Begins a step; false after the last one.
   bool next() { return step_++ < steps; }
   int64_t step() const { return step_; }  ///< counted from 1
-  /// Notes the loss of a step. Prints about ten losses per run; with --golden all.
+  /// Records the loss of a step. Prints about ten of a run's losses, or all with --golden.
   void report(double loss);
   void report(const lockstep::Variable& loss) { report(loss.item()); }
 

@@ -48,7 +48,7 @@ Played play(ActorCritic& model, ports::CartPole& pole, ports::Run& run) {
     if (lost[i])
       for (size_t d = 0; d < 4; ++d) pole.state[d] = 0.1 * double(drawn[5 * i + 1 + d]) - 0.05;
   }
-  // Generalised advantage estimation (Schulman et al., 2015); every action has reward 1, a fallen pole has value 0.
+  // Generalised advantage estimation (Schulman et al., 2015). Every action has reward 1. A fallen pole has value 0.
   double after = 0;
   for (size_t i = size_t(horizon); i-- > 0;) {
     const double goes_on = lost[i] ? 0 : 1;

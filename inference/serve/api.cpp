@@ -15,13 +15,13 @@ namespace {
 constexpr int64_t most_answers = 128;
 constexpr size_t longest_stop = 1024;  // limited, because each answer is searched for it
 
-/// Fields that clients often send without asking for anything, and the values that mean this.
+/// Unsupported fields that clients often send, each with the values that ask for nothing and are therefore accepted.
 const char* const no_requests = R"({"tools": [[]], "functions": [[]], "tool_choice": ["none", "auto"], "best_of": [1],
   "function_call": ["none", "auto"], "parallel_tool_calls": [true, false], "tool_calls": [[]], "annotations": [[]],
   "response_format": [{"type": "text"}], "modalities": [["text"]], "logit_bias": [{}], "suffix": [""], "metadata": [{}],
   "store": [false], "service_tier": ["auto", "default"], "include_obfuscation": [false]})";
 
-/// Runs fn; its Errors become BadRequests about this field.
+/// Runs fn, and turns its Errors into BadRequests about the field `param`.
 auto as_request(const std::string& param, const auto& fn) {
   try {
     return fn();
@@ -41,7 +41,7 @@ class Fields {
  public:
   explicit Fields(const Json& json) : json_(json) {}
 
-  /// The value of a field; null if it is missing or null.
+  /// Returns the value of a field, or nullptr if the field is missing or its value is null.
   const Json* find(const std::string& name) {
     known_.push_back(name);
     const Json* value = json_.find(name);
@@ -205,7 +205,7 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
   r.stream = fields.flag("stream");
   if (r.stream && r.echo) throw BadRequest("echo", "echo: not with stream; leave one of them out");
   fields.with("stream_options", [&](const Json& value) {
-    LOCKSTEP_CHECK(r.stream && value.is_object(), "stream_options: expected an object, with stream true");
+    LOCKSTEP_CHECK(r.stream && value.is_object(), "stream_options: expected an object, with stream true; leave it out");
     Fields of_stream(value);
     r.include_usage = of_stream.flag("include_usage");
     of_stream.refuse_others();

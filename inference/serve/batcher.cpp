@@ -41,7 +41,7 @@ std::vector<std::pair<int64_t, double>> highest(const std::vector<double>& of, i
 
 }  // namespace
 
-/// A request, as the batcher's thread sees it.
+/// A request that the batcher's thread works on.
 struct Batcher::Running {
   Asked asked;
   std::shared_ptr<Answer> answer;
@@ -122,7 +122,7 @@ std::shared_ptr<Answer> Batcher::submit(Asked asked) {
   g.check(model_.o.vocab);
   LOCKSTEP_CHECK(g.num_beams == 1 && g.num_return_sequences == 1,
                  "[serve] beams and several answers are not supported; expected num_beams and num_return_sequences 1");
-  LOCKSTEP_CHECK(!asked.prompt.empty(), "[serve] expected a prompt of at least one token");
+  LOCKSTEP_CHECK(!asked.prompt.empty(), "[serve] expected a prompt of at least one token, got an empty one");
   const auto length = int64_t(asked.prompt.size());
   LOCKSTEP_CHECK(length + g.max_new_tokens <= model_.o.context, "[serve] prompt has ", length, " tokens and ",
                  g.max_new_tokens, " more are asked for, the model's context is ", model_.o.context,
@@ -133,7 +133,7 @@ std::shared_ptr<Answer> Batcher::submit(Asked asked) {
                  "; ask for fewer tokens, or start the server with more --blocks");
   for (const int64_t id : asked.prompt)
     LOCKSTEP_CHECK(id >= 0 && id < model_.o.vocab, "[serve] prompt has token ", id, ", the vocabulary has ",
-                   model_.o.vocab);
+                   model_.o.vocab, "; use the model's tokenizer");
   const bool nothing = g.max_new_tokens == 0 && !(asked.prompt_logprobs && length > 1);
   const auto answer = std::make_shared<Answer>();
   const uint64_t seed = g.seed ? *g.seed : g.greedy() ? 0 : std::random_device{}();
@@ -214,7 +214,7 @@ void Batcher::compute(const Step& step) {
   std::vector<std::vector<nn::KvCache>*> given;
   std::vector<std::span<const int64_t>> tokens;
   std::vector<int64_t> wanted;  // rows whose logits are used
-  // For each of these rows: its sequence, and the next token's position.
+  // For each row in `wanted`: the row's sequence, and the position of the token that follows the row's token.
   std::vector<std::pair<Running*, int64_t>> whose;
   int64_t row = 0;
   for (size_t i = 0; i < step.work.size(); ++i) {
@@ -262,8 +262,8 @@ void Batcher::compute(const Step& step) {
   for (const auto& [number, reason] : ended) drop(number, reason);
 }
 
-/// The token at position `place` of a sequence, from the logits of the position before: the prompt's token, or a new
-/// one.
+/// Returns the token at position `place` of a sequence, with its log probability. Within the prompt, that is the
+/// prompt's token; behind it, a new token is sampled. logits: the model's output for the position before.
 Batcher::Chosen Batcher::choose(const Running& r, int64_t place, std::span<const float> logits) {
   Chosen out;
   try {

@@ -1,6 +1,6 @@
 #pragma once
-// The thread that generates for all requests at once: it repeats a step of the schedule, a run of the model, and
-// sampling of a token for each sequence that was computed to its end.
+// The thread that generates for all requests at once. It repeatedly plans a step of the schedule, runs the model, and
+// samples a token for each sequence whose last token the model has just computed.
 #include <atomic>
 #include <condition_variable>
 #include <deque>

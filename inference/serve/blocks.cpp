@@ -24,7 +24,8 @@ Blocks::Blocks(int64_t count, int64_t tokens) : tokens_(tokens) {
   for (int32_t b = 0; b < int32_t(count); ++b) free_.insert(turn(b));
 }
 
-/// Order in which free blocks are taken: uncached ones first, then the least recently used.
+/// Returns a key that sorts free blocks by the order in which take() takes them: blocks without cached contents first,
+/// then the least recently used.
 std::tuple<bool, uint64_t, int32_t> Blocks::turn(int32_t block) const {
   const Block& b = blocks_[size_t(block)];
   return {b.content != 0, b.freed, block};
@@ -47,7 +48,7 @@ void Blocks::use(int32_t block) {
 }
 
 int32_t Blocks::take() {
-  LOCKSTEP_CHECK(!free_.empty(), "[Blocks] none of ", count(), " blocks is free");
+  LOCKSTEP_CHECK(!free_.empty(), "[Blocks] none of ", count(), " blocks is free; release one first");
   const int32_t block = std::get<2>(*free_.begin());
   use(block);
   Block& b = blocks_[size_t(block)];
@@ -62,7 +63,7 @@ int32_t Blocks::take() {
 
 void Blocks::release(int32_t block) {
   Block& b = blocks_.at(size_t(block));
-  LOCKSTEP_CHECK(b.users > 0, "[Blocks] block ", block, " is not in use");
+  LOCKSTEP_CHECK(b.users > 0, "[Blocks] block ", block, " is not in use; release it once per user");
   if (--b.users > 0) return;
   b.freed = ++releases_;
   free_.insert(turn(block));
@@ -84,7 +85,7 @@ std::vector<int32_t> Blocks::share(std::span<const int64_t> tokens, int64_t most
 int32_t Blocks::keep(int32_t block, int32_t before, std::span<const int64_t> tokens) {
   const uint64_t in_front = before < 0 ? 0 : blocks_.at(size_t(before)).content;
   LOCKSTEP_CHECK(int64_t(tokens.size()) == tokens_ && (before < 0 || in_front != 0), "[Blocks] expected ", tokens_,
-                 " tokens behind a block that is known, got ", tokens.size());
+                 " tokens behind a block that is known, got ", tokens.size(), "; keep() the block before first");
   if (const int32_t same = find(in_front, tokens); same >= 0) {
     use(same);
     release(block);

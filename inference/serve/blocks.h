@@ -27,8 +27,8 @@ class Blocks {
   int32_t take();
   /// Removes one user. The contents remain cached until the block is taken.
   void release(int32_t block);
-  /// The cached blocks that hold the beginning of `tokens`, in whole blocks and at most `most`; adds a user to each.
-  /// They are found by hash, and compared token by token.
+  /// Returns the cached blocks that hold the beginning of `tokens`, at most `most` blocks, and adds a user to each.
+  /// Blocks are found by hash, and compared token by token.
   std::vector<int32_t> share(std::span<const int64_t> tokens, int64_t most);
   /// Caches `block`, which now holds `tokens`, as the successor of block `before` (-1: none). Returns the block to use
   /// from now on. If another block already holds the same contents, that block is returned, and `block` is released.
@@ -37,7 +37,7 @@ class Blocks {
  private:
   struct Block {
     int64_t users = 0;
-    // Unique numbers: of the block's contents, and of the preceding block's contents; 0: none.
+    // content: unique number of this block's cached contents. before: that of the block before it. 0: none.
     uint64_t content = 0, before = 0;
     uint64_t hash = 0, freed = 0;
     std::vector<int64_t> tokens;

@@ -21,7 +21,7 @@ struct KnownText {
   const char* system;
 };
 constexpr KnownText known_texts[] = {
-    // As documented by Transformers; variants with and without a blank or a default.
+    // Templates of Transformers' documentation. Some come with and without a blank or a default system message.
     {0x88bf4138d5c826f0u, 196, Kind::chatml, ""},
     {0xbe10679872d5c79au, 198, Kind::chatml, ""},
     {0x773d13e188afc917u, 291, Kind::chatml, ""},

@@ -45,14 +45,14 @@ int HttpServer::listen() {
     if (address.is_v6() && address.to_v6().is_v4_mapped())
       address = asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
     LOCKSTEP_CHECK(!options.loopback_only || address.is_loopback(), "[serve] expected a key to listen at ",
-                   options.host, ", which others can reach: --api-key-file FILE, or LOCKSTEP_API_KEY");
+                   options.host, ", which others can reach: give --api-key-file FILE, or set LOCKSTEP_API_KEY");
     acceptor_.open(place.protocol(), error);
     if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);
     if (!error) acceptor_.bind(place, error);
     if (!error) acceptor_.listen(HttpLimits::connections, error);
   }
   LOCKSTEP_CHECK(!error, "[serve] cannot listen on ", options.host, ":", options.port, " (", error.message(),
-                 "); is the port in use?");
+                 "); choose another port if this one is in use");
   return acceptor_.local_endpoint().port();
 }
 

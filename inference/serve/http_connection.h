@@ -27,7 +27,8 @@ using asio::ip::tcp;
 using Clock = std::chrono::steady_clock;
 using ErrorCode = boost::system::error_code;
 
-/// A body that grows as data arrive. Beast's string_body reserves the memory that the client announces.
+/// A request body whose memory grows as data arrive. (Beast's own string_body would at once reserve as much memory as
+/// the client announces in Content-Length.)
 struct GrowingBody {
   using value_type = std::string;
   struct reader {
@@ -45,7 +46,7 @@ struct GrowingBody {
   };
 };
 
-/// The first bytes of every response.
+/// The first bytes of every response. look_at_client() sends them early, to test whether the client still listens.
 constexpr std::string_view all_begin_so = "HTTP/1.1 ";
 constexpr size_t piece = 4096, most_pending = 256 << 10;
 constexpr auto look_every = std::chrono::milliseconds(50);
@@ -63,7 +64,7 @@ class HttpServer {
   int listen();
   void run();
   void make_room();
-  /// Updates the total bytes of incomplete requests for one connection.
+  /// Updates `reading`, the total bytes of incomplete requests. counted: bytes of a connection so far; now: new number.
   void count(size_t& counted, size_t now) { reading += now - counted, counted = now; }
 
   const HttpOptions& options;
@@ -75,7 +76,7 @@ class HttpServer {
   size_t reading = 0, bodies = 0;  // total bytes: of incomplete requests, and of requests being answered
   int answers = 0;
   std::atomic<bool> ending = false;
-  // Destroyed first, while everything that the threads use still exists.
+  // The last public member, so that it is destroyed before the members above, which its threads use.
   asio::thread_pool threads{HttpLimits::answers};
 
  private:
@@ -254,7 +255,8 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
       });
     });
   }
-  /// Frees this request's share of the limits, when its answer is sent or the client has gone.
+  /// Subtracts this request from the server's numbers of running answers and of body bytes. Called when the answer is
+  /// sent or the client has gone.
   void release() {
     if (!held_) return;
     --server_.answers, server_.bodies -= *held_;

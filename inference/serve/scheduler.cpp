@@ -46,11 +46,12 @@ int64_t plan(State& state, Step& step, size_t i, int64_t rows) {
   return spent + room;
 }
 
-/// Starts the sequence that has waited longest, and returns true, if there are blocks for its tokens and one more.
+/// Starts the sequence that has waited longest if there are free blocks for its tokens and for one new token. Returns
+/// true if it started.
 bool start(State& state, Step& step) {
   Sequence& s = state.waiting.front();
   const auto length = int64_t(s.tokens.size());
-  // The last token is always computed: its logits are needed.
+  // Take shared blocks for all tokens but the last, which must be computed because its logits are needed.
   if (!s.whole_prompt) s.blocks = state.blocks.share(s.tokens, (length - 1) / state.blocks.tokens());
   const int64_t wanted = state.blocks.of(std::min(length + 1, s.most)) - int64_t(s.blocks.size());
   if (state.blocks.free() < wanted) {
@@ -71,14 +72,14 @@ State::State(int64_t blocks_, const Limits& limits_, int64_t block_tokens)
     : limits(limits_), blocks(blocks_, block_tokens) {
   LOCKSTEP_CHECK(limits.sequences > 0 && limits.rows >= limits.sequences,
                  "[schedule] expected a row for each of the sequences that run at a time, got ", limits.rows,
-                 " rows for ", limits.sequences);
+                 " rows for ", limits.sequences, "; raise rows");
 }
 
 Sequence& State::at(int64_t number) {
   for (std::vector<Sequence>* of : {&running, &waiting})
     for (Sequence& s : *of)
       if (s.number == number) return s;
-  fail(str("[schedule] there is no sequence ", number));
+  fail(str("[schedule] there is no sequence ", number, "; use a number that add() returned"));
 }
 
 int64_t Step::rows() const {
@@ -118,7 +119,8 @@ void done(State& state, const Step& step) {
     for (int64_t b = w.first / size; (b + 1) * size <= s.computed; ++b)
       s.blocks[size_t(b)] = state.blocks.keep(s.blocks[size_t(b)], b == 0 ? -1 : s.blocks[size_t(b - 1)],
                                               std::span(s.tokens).subspan(size_t(b * size), size_t(size)));
-    // Keep the last complete block, because the next one is cached as its successor.
+    // Release the blocks that the attention window has passed, but not the last complete block: keep() will need that
+    // block as the predecessor of the next one.
     const int64_t hidden = std::min(before_window(s.computed, state.window), (s.computed / size - 1) * size);
     for (int64_t b = 0; (b + 1) * size <= hidden; ++b)
       if (int32_t& block = s.blocks[size_t(b)]; block >= 0) state.blocks.release(std::exchange(block, -1));

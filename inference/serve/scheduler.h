@@ -49,7 +49,7 @@ struct State {
   Sequence& at(int64_t number);
 };
 
-/// Compute tokens [first, first + count) of a sequence; `last`: a new token is sampled afterwards.
+/// Tells the model to compute tokens [first, first + count) of a sequence. last: a new token is sampled afterwards.
 struct Work {
   int64_t number, first, count;
   bool last;

@@ -106,7 +106,7 @@ class Front {
     if (reply->streams()) return stream(*reply, client, response);
     response = guarded([&] {
       while (!reply->ended() && !client.gone()) {
-        LOCKSTEP_CHECK(!client.ending(), "the server is shutting down");
+        LOCKSTEP_CHECK(!client.ending(), "the server is shutting down; send the request again later");
         reply->pieces(look);
       }
       return client.gone() ? HttpResponse() : json_response(reply->whole());
@@ -149,7 +149,7 @@ class Front {
     client.begin(head);
     try {
       while (!reply.ended()) {
-        LOCKSTEP_CHECK(!client.ending(), "the server is shutting down");
+        LOCKSTEP_CHECK(!client.ending(), "the server is shutting down; send the request again later");
         std::string out;
         for (const Json& piece : reply.pieces(look)) out += event(piece);
         if (client.gone() || !client.write(out)) return;

@@ -21,8 +21,8 @@ int64_t characters_of(std::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (uint8_t(c) & 0xc0) != 0x80; });
 }
 
-/// Number of characters that the decoder adds before a token's own text: an incomplete character becomes U+FFFD, unless
-/// this token continues it.
+/// Number of characters that the decoder outputs before the text of a token with these `bytes`: an incomplete character
+/// of earlier tokens becomes U+FFFD, unless this token continues the character.
 int64_t before_own(data::Decoder decoder, std::string_view bytes) {
   return !bytes.empty() && (uint8_t(bytes[0]) & 0xc0) == 0x80 ? 0 : characters_of(decoder.flush());
 }
@@ -46,7 +46,8 @@ std::string token_name(std::string_view bytes) {
 
 }  // namespace
 
-/// An answer being converted to text. pieces() removes what it returns.
+/// One answer of a reply, while its tokens are converted to text. Reply::pieces() removes the text and tokens that it
+/// returns.
 struct Reply::One {
   int64_t index = 0;
   std::vector<int64_t> prompt;
@@ -60,7 +61,8 @@ struct Reply::One {
     int64_t offset;  // where its text begins in the answer, in characters
   };
   std::vector<Placed> tokens;
-  /// Number of tokens that can be sent: their text has begun to arrive in `text`, or the answer has ended.
+  /// Number of `tokens` that can be sent. A token can be sent once `text` contains at least its first character, or
+  /// once the answer has ended.
   size_t ready() const {
     const int64_t end = shown + characters_of(text);
     const auto shows = [&](const Placed& t) { return ended || t.offset < end; };
@@ -147,7 +149,7 @@ Reply::Reply(Service& service, Endpoint endpoint, Request request)
   g.eos_token_id = service.options_.eos;
   if (chat)
     for (const int64_t end : ends_of(*service.options_.chat, service.tokenizer_)) g.eos_token_id.push_back(end);
-  // A tokenizer may have more ids than the model.
+  // Drop end tokens that the model does not know, because a tokenizer may have more ids than the model.
   std::erase_if(g.eos_token_id, [&](int64_t id) { return id >= service.vocab_; });
   g.suppress_tokens = service.padding_;
   g.text = [&tokenizer = service.tokenizer_](int64_t id) { return std::string(tokenizer.token_bytes(int32_t(id))); };
@@ -193,7 +195,8 @@ Reply::Reply(Service& service, Endpoint endpoint, Request request)
   }
 }
 
-/// Feeds the prompt to the decoder, so that the answer continues its text; with echo, also prepares the prompt's text.
+/// Decodes the prompt, so that the decoder is ready for the answer, which continues the prompt's text. If the request
+/// has echo, puts the prompt's text at the beginning of the answer.
 void Reply::read_prompt(One& one, const std::string* text) const {
   const bool wanted = request_.echo && request_.logprobs >= 0;
   std::string sent;
@@ -202,7 +205,7 @@ void Reply::read_prompt(One& one, const std::string* text) const {
     const std::string_view bytes = service_.tokenizer_.token_bytes(int32_t(id));
     if (wanted) one.prompt_offsets.push_back(characters + before_own(one.decoder, bytes));
     std::string more = one.decoder.push(int32_t(id));
-    // Special tokens decode to nothing, unless they occur in the prompt's text.
+    // The decoder leaves special tokens out. Add the token's text if the prompt's text has it at this place.
     if (text && service_.tokenizer_.is_special(int32_t(id)) &&
         text->substr(std::min(sent.size(), text->size())).starts_with(bytes))
       more = bytes;

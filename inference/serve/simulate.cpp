@@ -99,7 +99,7 @@ Simulated simulate(const std::vector<Arrival>& arrivals, State state, const Step
 
 std::string draw_grid(const Simulated& run) {
   LOCKSTEP_CHECK(run.slots.size() <= most_columns, "[draw] expected ", most_columns, " steps or fewer, got ",
-                 run.slots.size());
+                 run.slots.size(), "; simulate fewer requests");
   std::vector<std::vector<std::string>> cells;
   size_t width = 1;
   for (const Simulated::Slot& slot : run.slots) {
@@ -121,7 +121,7 @@ std::string draw_grid(const Simulated& run) {
 std::string draw_svg(const Simulated& run) {
   LOCKSTEP_CHECK(run.requests.size() <= most_requests_drawn && run.slots.size() <= most_columns, "[draw] expected ",
                  most_requests_drawn, " requests and ", most_columns, " steps or fewer, got ", run.requests.size(),
-                 " and ", run.slots.size());
+                 " and ", run.slots.size(), "; simulate fewer requests");
   constexpr double left = 78, top = 50, line = 24, box = 20, bars = 46;
   const auto requests = double(run.requests.size());
   const double span = run.slots.back().end, width = std::clamp(double(run.slots.size()) * 20, 560., 1600.),

@@ -12,8 +12,8 @@ struct Arrival {
   int64_t answer = 1;  ///< number of tokens, at least 1
   int64_t common = 0;  ///< length of the prefix that the prompt shares with other requests
 };
-/// Parses "0:300+20": at 0 ms a prompt of 300 tokens with an answer of 20; in "0:300+20/256", 256 prompt tokens are
-/// common.
+/// Parses requests. "0:300+20" means: at 0 ms, a prompt of 300 tokens with an answer of 20 tokens. In "0:300+20/256",
+/// the first 256 prompt tokens are a prefix that requests share.
 std::vector<Arrival> parse_arrivals(const std::string& text);
 
 /// The cost of a step in ms: a constant for reading the weights, plus a cost per row.
@@ -35,7 +35,7 @@ struct Simulated {
   };
   std::vector<Slot> slots;
   std::vector<Request> requests;
-  /// Tokens generated, rows computed, tokens found in shared blocks, and number of times a sequence yielded.
+  /// Numbers of tokens generated, rows computed, tokens found in shared blocks, and preemptions (put_back).
   int64_t tokens = 0, rows = 0, shared_tokens = 0, put_back = 0;
   Limits limits;
   int64_t block_count = 0;
@@ -44,7 +44,7 @@ struct Simulated {
 Simulated simulate(const std::vector<Arrival>& arrivals, State state, const StepCosts& costs = {});
 
 /// Draws a row per request and a column per step. A number: prompt tokens computed; "#": a token of the answer;
-/// ".": waiting; "x": yielded.
+/// ".": waiting; "x": preempted.
 std::string draw_grid(const Simulated& run);
 /// Draws an SVG picture. Time goes right, requests go down; below them are the rows of each step and the blocks in use.
 /// Error for too many requests or steps to be legible.

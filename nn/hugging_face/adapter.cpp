@@ -37,7 +37,7 @@ bool ends_as_any(const std::string& name, const std::vector<std::string>& wanted
   return std::any_of(wanted.begin(), wanted.end(), [&](const std::string& w) { return name.ends_with(w); });
 }
 
-/// A Linear by Hugging Face's naming, such as q_proj; it may be a range of rows of a Linear of the GPT.
+/// A Linear that has a name in Hugging Face's models, such as q_proj. In the GPT, it may be only some rows of a Linear.
 struct TheirLinear {
   std::string target;  ///< the Linear's name for add_lora()
   int64_t in = 0, out = 0;
@@ -135,7 +135,8 @@ std::string theirs_of(const LoraPart& part, const Lora::Adapter& adapter, const 
           is_gpt2(model.o) ? "GPT-2, whose c_attn is not split; use in_proj" : "Llama; use q_proj, k_proj and v_proj"));
 }
 
-/// The targets by their last names, e.g. "q_proj", if these select exactly the targets; else by full names.
+/// Returns target_modules of an adapter: the last part of each name in `names`, such as "q_proj", or the full name if
+/// the last part would also select a Linear that is not in `names`.
 Json shortest(const std::set<std::string>& names, const std::map<std::string, TheirLinear>& linears) {
   std::set<std::string> all;
   for (const std::string& name : names) {
@@ -168,7 +169,8 @@ Lora load_adapter(GPT& model, const std::string& folder) {
   const ConfigReader c(config, path);
   const auto linears = linears_of(model);
   const std::set<std::string> meant = meant_by(c, linears);
-  LOCKSTEP_CHECK(std::filesystem::exists(file_path), folder, ": expected ", tensors_file + 1, ", there is none");
+  LOCKSTEP_CHECK(std::filesystem::exists(file_path), folder, ": expected ", tensors_file + 1,
+                 ", there is none; fetch it");
   const auto file = std::make_shared<const data::SafeTensors>(data::SafeTensors::open(file_path));
   std::map<std::string, data::SafeTensorsEntry> left;  // keyed by Hugging Face's names
   for (const auto& entry : file->entries()) {
@@ -179,9 +181,10 @@ Lora load_adapter(GPT& model, const std::string& folder) {
   }
   const auto take = [&](const std::string& name, const Shape& shape) {
     const auto found = left.find(name);
-    LOCKSTEP_CHECK(found != left.end(), file_path, ": expected a tensor '", all_names, name, "', there is none");
+    LOCKSTEP_CHECK(found != left.end(), file_path, ": expected a tensor '", all_names, name,
+                   "', there is none; use the model that the adapter was trained on");
     LOCKSTEP_CHECK(found->second.shape == shape, file_path, ": expected ", all_names, name, " of shape ", shape,
-                   ", got ", found->second.shape);
+                   ", got ", found->second.shape, "; use the model that the adapter was trained on");
     left.erase(found);
   };
   std::map<std::string, std::string> theirs;  // Hugging Face's name of each target

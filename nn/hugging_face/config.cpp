@@ -90,8 +90,8 @@ GPT::Options gpt2_options(const ConfigReader& c) {
           .tied = c.flag("tie_word_embeddings", true)};
 }
 
-/// Sliding windows: Mistral has them in all blocks, Qwen 2 from max_window_layers on; layer_types overrides both (with
-/// it, Transformers takes a Mistral for a Ministral). A window that is not shorter than the context is dropped.
+/// Reads sliding windows. Mistral has them in all blocks, Qwen 2 in the blocks from max_window_layers on. If the config
+/// has layer_types, they decide instead. A window that is not shorter than the context is dropped.
 void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
   const bool mistral = f.type == std::string("mistral"), qwen2 = f.query_bias;
   const Json* const types = c.find("layer_types");
@@ -153,7 +153,7 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
                  .attention_bias = attention_bias,
                  .attention_out_bias = attention_bias && !f.query_bias,
                  .mlp_bias = mlp_bias && !f.query_bias};
-  // dynamic scaling is meant for sequences longer than max_position_embeddings
+  // Extend the context, because dynamic scaling is meant for sequences longer than max_position_embeddings.
   if (rope.scaling == Rope::Scaling::dynamic) o.context = int64_t(double(context) * std::max(rope.factor, 1.));
   read_window(c, f, o);
   try {
@@ -184,15 +184,15 @@ const Family& family_of(const GPT::Options& o) {
       o.norm == Norm::rms && o.feed_forward == nn::FeedForward::swiglu && (in == out || (in && !mlp)),
       "[save_pretrained] expected the options of a GPT-2 (LayerNorm, GELU, a table of positions, biases), or "
       "of a Llama, Mistral or Qwen 2 (RMSNorm, SwiGLU, rotary positions, biases of attention all or none, or "
-      "all but out_proj's alone), got a mix: Transformers has no such model");
+      "all but out_proj's alone), got a mix: Transformers has no such model; use save_safetensors()");
   const bool qwen2 = in && !out, mistral = o.window > 0 && !in && !mlp;
   LOCKSTEP_CHECK(o.window == 0 || qwen2 || mistral,
                  "[save_pretrained] expected an attention window with the options of a Mistral (no biases) or of a "
-                 "Qwen 2, got a mix: Transformers has no such model");
+                 "Qwen 2, got a mix: Transformers has no such model; use save_safetensors()");
   LOCKSTEP_CHECK(qwen2 || mistral || o.width % o.heads == 0, "[save_pretrained] expected a width divisible by ",
-                 o.heads, " heads, got ", o.width, ": Transformers has no such model");
+                 o.heads, " heads, got ", o.width, ": Transformers has no such model; use save_safetensors()");
   LOCKSTEP_CHECK(o.rope->partial == 1, "[save_pretrained] expected rotary positions on all features of a head, got ",
-                 o.rope->partial, " of them: Transformers has no such model");
+                 o.rope->partial, " of them: Transformers has no such model; use save_safetensors()");
   return families[qwen2 ? 2 : mistral ? 1 : 0];
 }
 
@@ -202,7 +202,8 @@ Json gpt2_config(const GPT::Options& o) {
           o.attention_out_bias && o.mlp_bias && (o.kv_heads == 0 || o.kv_heads == o.heads) && o.window == 0 &&
           (o.head_size == 0 || o.head_size * o.heads == o.width),
       "[save_pretrained] expected the options of a GPT-2 (LayerNorm, GELU, all biases, as many key heads as "
-      "heads, a table of positions, no window), or rotary positions, got a mix: Transformers has no such model");
+      "heads, a table of positions, no window), or rotary positions, got a mix: Transformers has no such model; use "
+      "save_safetensors()");
   Json config(Json::Object{});
   config["architectures"] = Json::Array{Json("GPT2LMHeadModel")};
   config["model_type"] = "gpt2";

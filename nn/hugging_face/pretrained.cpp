@@ -79,10 +79,11 @@ void check_weights(const Weights& weights, const GPT::Options& o, const std::vec
     return text + (all.size() > 5 ? str(", ... (", all.size(), ")") : "");
   };
   LOCKSTEP_CHECK(missing.empty(), weights.folder(), ": missing tensors: ", list(missing),
-                 "; is its config.json that of these weights?");
-  LOCKSTEP_CHECK(wrong.empty(), weights.folder(), ": expected ", list(wrong));
+                 "; is its config.json that of these weights? fetch the folder again");
+  LOCKSTEP_CHECK(wrong.empty(), weights.folder(), ": expected ", list(wrong),
+                 "; is its config.json that of these weights? fetch the folder again");
   LOCKSTEP_CHECK(unknown.empty(), weights.folder(), ": unexpected tensors for its config.json: ", list(unknown),
-                 "; is it the config.json of these weights?");
+                 "; is it the config.json of these weights? fetch the folder again");
   if (!o.tied || !weights.contains("lm_head.weight")) return;
   const std::string table = pretrained_pieces(o, "tokens.weight")[0].name;
   const bool same = weights.entry("lm_head.weight").shape == weights.entry(table).shape &&
@@ -201,7 +202,7 @@ void load_pretrained(GPT& model, const std::string& folder) {
       "[load_pretrained] expected floating weights, these are quantised; load into the model before quantize()");
   const GPT::Options there = settled(pretrained_options(folder)), here = settled(model.o);
   LOCKSTEP_CHECK(there == here, folder, ": expected a config.json with the options of this GPT of ", model.options(),
-                 ", got others");
+                 ", got others; build the GPT with pretrained_options() of this folder");
   start_with_weights(model, std::make_shared<const Weights>(Weights::open(folder, pretrained_prefix(there))));
   model.notes = std::make_shared<const FolderNotes>(folder_notes(folder));
 }

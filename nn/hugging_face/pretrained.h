@@ -19,7 +19,7 @@ GPT::Options gpt_options(const std::string& text, const GPT::Options& usual = {}
 GPT::Options pretrained_options(const std::string& folder);
 /// True if the folder contains weights, in one file or in shards.
 bool is_pretrained(const std::string& folder);
-/// Metadata of a folder besides weights and tokenizer; save_pretrained() passes it on.
+/// Metadata of a folder besides weights and tokenizer. A model keeps it for save_pretrained().
 struct FolderNotes {
   data::Json config;      ///< config.json; an empty object if there is none
   data::Json generation;  ///< generation_config.json, plus token ids that only config.json has
@@ -48,8 +48,8 @@ void load_pretrained(GPT& model, const std::vector<std::string>& files);
 
 /// Options of save_pretrained().
 struct SaveOptions {
-  /// Folder whose tokenizer is copied. Its generation_config.json, if any, takes precedence over the model's own notes.
-  /// "": none.
+  /// Folder whose tokenizer files are copied; "": none. If it has a generation_config.json, that is written instead of
+  /// the one of the folder that the model was loaded from.
   std::string tokenizer = {};
   int64_t max_shard_size = 5'000'000'000;  ///< bytes per file; a larger tensor gets its own file
 };

@@ -35,7 +35,7 @@ Rope rope_of(const Json& object, const std::string& where, const ConfigReader& c
   Rope rope{.base = base, .scaling = Scaling(known - std::begin(scaling_names))};
   const double partial = beside("partial_rotary_factor").number("partial_rotary_factor", 1);
   LOCKSTEP_CHECK(partial == 1, where, ": partial_rotary_factor ", partial,
-                 " is not supported: Transformers rotates whole heads of these models");
+                 " is not supported: Transformers rotates whole heads of these models; leave it out");
   if (rope.scaling == Scaling::none) return rope;
   const char* const original = "original_max_position_embeddings";
   if (rope.scaling == Scaling::dynamic) rope.original_context = max_position;

@@ -27,7 +27,7 @@ std::map<std::string, std::string> read_index(const std::string& path) {
                    ": expected names of .safetensors files in this folder, got '", text, "' for ", name);
     files[name] = text;
   }
-  LOCKSTEP_CHECK(!files.empty(), path, ": expected a weight_map with tensors, got an empty one");
+  LOCKSTEP_CHECK(!files.empty(), path, ": expected a weight_map with tensors, got an empty one; fetch it again");
   return files;
 }
 
@@ -39,7 +39,7 @@ void Weights::add(const std::vector<std::string>& paths) {
     for (const data::SafeTensorsEntry& entry : files_.back().entries()) {
       const bool fresh = places_.emplace(bare(entry.name), Place{files_.size() - 1, entry}).second;
       LOCKSTEP_CHECK(fresh, path, ": tensor '", entry.name, "' occurs twice: in another file, or without the prefix \"",
-                     prefix_, "\"");
+                     prefix_, "\"; remove one of the two");
     }
   }
 }
@@ -64,27 +64,30 @@ Weights Weights::open(const std::string& folder, const std::string& prefix) {
     for (const auto& [name, file] : by_name) files.insert(file);
     for (const std::string& file : files) {
       paths.push_back(folder + "/" + file);
-      LOCKSTEP_CHECK(fs::exists(paths.back()), index, ": expected the shard ", file, " beside it, there is none");
+      LOCKSTEP_CHECK(fs::exists(paths.back()), index, ": expected the shard ", file,
+                     " beside it, there is none; fetch it");
     }
   } else {
     LOCKSTEP_CHECK(fs::exists(whole), folder, ": expected ", whole_file, " or ", index_file, ", there is neither",
                    fs::exists(folder + "/pytorch_model.bin") || fs::exists(folder + "/pytorch_model.bin.index.json")
                        ? "; pytorch_model.bin is a pickle, which runs code: save it again with safe_serialization"
-                       : "");
+                       : "; check the path");
     paths.push_back(whole);
   }
   w.add(paths);
   for (const auto& [name, file] : by_name) {
     const auto found = w.places_.find(w.bare(name));
     LOCKSTEP_CHECK(found != w.places_.end() && paths[found->second.file] == folder + "/" + file, index, ": expected '",
-                   name, "' in ", file, ", it is ", found == w.places_.end() ? "not there" : "in another file");
+                   name, "' in ", file, ", it is ", found == w.places_.end() ? "not there" : "in another file",
+                   "; fetch the folder again");
   }
   return w;
 }
 
 const Weights::Place& Weights::place(const std::string& name) const {
   const auto found = places_.find(bare(name));
-  LOCKSTEP_CHECK(found != places_.end(), folder_, ": expected a tensor '", name, "', there is none");
+  LOCKSTEP_CHECK(found != places_.end(), folder_, ": expected a tensor '", name,
+                 "', there is none; fetch all files of the model");
   return found->second;
 }
 

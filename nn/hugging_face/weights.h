@@ -10,7 +10,7 @@
 
 namespace lockstep::nn {
 
-/// Opened files, and the tensors in them by name. Names are compared without the prefix.
+/// Opened safetensors files, and the tensors in them by name. Names with and without the prefix of open() are equal.
 class Weights {
  public:
   /// Opens and checks all files of a folder. prefix: names in the files may begin with this text or lack it.
@@ -21,13 +21,13 @@ class Weights {
   bool contains(const std::string& name) const { return places_.count(bare(name)) > 0; }
   /// Shape and dtype of a tensor. Error if there is none.
   const data::SafeTensorsEntry& entry(const std::string& name) const;
-  /// A view of the mapped file.
+  /// Returns a tensor as a view of the memory-mapped file. Error if there is none.
   Tensor tensor(const std::string& name) const;
   /// All names, as written in the files.
   std::vector<std::string> names() const;
   /// Number and total size of the tensors.
   Held held() const;
-  /// For errors: the folder, or the first file.
+  /// The folder, or the first file if files were given. Used in error messages.
   const std::string& folder() const { return folder_; }
 
  private:

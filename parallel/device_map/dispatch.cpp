@@ -1,4 +1,4 @@
-// Placing tensors, and hooks that load parts and move inputs. See dispatch.h.
+// Places tensors, and sets hooks that load parts of the model and move inputs. See dispatch.h.
 #include "parallel/device_map/dispatch.h"
 
 #include <unistd.h>
@@ -54,7 +54,7 @@ struct Dispatched::Impl {
   int64_t loads = 0, bytes = 0;
 };
 
-/// The values of a tensor: the model's own, or those in the file.
+/// Returns the values of a tensor, from the model or from the file.
 Tensor Dispatched::Impl::source(const NamedField& field) const {
   if (!all_from_file)
     return field.parameter && nn::is_built_empty(*field.parameter) ? nn::start_of(*field.parameter) : field.tensor();
@@ -62,7 +62,7 @@ Tensor Dispatched::Impl::source(const NamedField& field) const {
   return file->tensor(name_in_file(field));
 }
 
-/// The name of a field in the file: a shared parameter may be stored under any of its names.
+/// Returns the name under which the file stores a field. A shared parameter may be stored under any of its names.
 std::string Dispatched::Impl::name_in_file(const NamedField& field) const {
   if (file->contains(field.name)) return field.name;
   for (const auto& [name, other] : fields)
@@ -86,8 +86,8 @@ void Dispatched::Impl::check_file(const std::string& path) const {
     else if (is_floating(tensor.dtype()) != is_floating(field.tensor().dtype()))
       problems += str("\n  ", name, ": expected ", field.tensor().dtype(), ", got ", tensor.dtype());
   }
-  LOCKSTEP_CHECK(problems.empty(), "[device_map] ", path, " does not fit this ", model.kind(), "; nothing was changed",
-                 problems);
+  LOCKSTEP_CHECK(problems.empty(), "[device_map] ", path, " does not fit this ", model.kind(),
+                 "; nothing was changed; give a file of this model's weights", problems);
 }
 
 void Dispatched::Impl::open(const DispatchOptions& options) {
@@ -95,7 +95,7 @@ void Dispatched::Impl::open(const DispatchOptions& options) {
   for (const Part& part : plan.parts) {
     for (const std::string& name : part.tensors)
       LOCKSTEP_CHECK(fields.count(name), "[device_map] expected a plan of this ", model.kind(), ", got one with ", name,
-                     ", which it does not have");
+                     ", which it does not have; make the plan from this model with infer()");
   }
   if (!options.weights.empty()) {
     file = data::SafeTensors::open(options.weights);
@@ -129,7 +129,7 @@ void Dispatched::Impl::open(const DispatchOptions& options) {
   file = data::SafeTensors::open(path.string());  // the bytes stay readable after the file is unlinked
 }
 
-/// Moves the tensors of a part to their place.
+/// Moves the tensors of a part to where the plan places them: a device, host memory or disk.
 void Dispatched::Impl::place(size_t part) {
   const Location& where = plan.places[part];
   for (const std::string& name : plan.parts[part].tensors) {
@@ -164,7 +164,8 @@ std::shared_ptr<void> Dispatched::Impl::load(size_t part) {
                  plan.places[part].name == "disk" ? "on disk" : "in host memory",
                  " and is dropped after it ran, so backward could not read it: run it under NoGrad, or map it to a "
                  "device to train it");
-  // Each tensor has its own handle, since a shared one may be loaded already. The result keeps all of them.
+  // Each tensor has a handle of its own, because another part that shares the tensor may have loaded it already. The
+  // result keeps all handles.
   const auto all = std::make_shared<std::vector<std::shared_ptr<void>>>();
   for (const std::string& name : plan.parts[part].tensors) {
     const NamedField& field = fields.at(name);
@@ -188,7 +189,7 @@ std::shared_ptr<void> Dispatched::Impl::load(size_t part) {
   return all;
 }
 
-/// Makes a module and those below it run on their devices. around: the caller's device. chained: the output goes
+/// Makes a module and its submodules run on their devices. around: the caller's device. chained: the output goes
 /// straight to the next module, and is not moved back to the caller's device.
 void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Device around, bool chained) {
   std::vector<size_t> below;
@@ -256,7 +257,7 @@ Dispatched dispatch(nn::Module& model, const Placement& plan, const DispatchOpti
   auto impl = std::make_unique<Dispatched::Impl>(model, plan);
   impl->open(options);
   const NoGrad no_grad;
-  // Parts that leave the main device are placed first, to make room there for those that stay.
+  // Parts that leave the main device are placed first, to make room there for the parts that stay.
   const auto turn_of = [&](const Location& place) {
     return !place.is_device() ? 0 : place == Location(plan.main) ? 2 : 1;
   };

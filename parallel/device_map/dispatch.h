@@ -25,7 +25,7 @@ struct DispatchOptions {
 };
 
 /// While a Dispatched lives, the model runs as planned. The destructor turns parts in host memory into ordinary
-/// parameters there; parts on disk stay without values.
+/// parameters on the CPU. Parts on disk stay without values.
 class Dispatched {
  public:
   Dispatched(Dispatched&&) noexcept;

@@ -1,4 +1,4 @@
-// Finding the parts of a model. See parts.h.
+// Finds the parts of a model, each of which is placed as one. See parts.h.
 #include "parallel/device_map/parts.h"
 
 #include <algorithm>

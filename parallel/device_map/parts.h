@@ -1,5 +1,6 @@
 #pragma once
-// The division of a model into parts. Internal to device_map/.
+// Divides a model into parts, each of which is placed on one device, in host memory or on disk. Internal to
+// device_map/.
 #include <string>
 #include <vector>
 

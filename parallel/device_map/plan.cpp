@@ -25,7 +25,8 @@ struct Shelf {
   int64_t limit;
 };
 
-/// The places to fill, in order: devices by type and index, host memory, disk.
+/// Returns the places that may hold parts, in the order in which they are filled: devices by type and index, host
+/// memory, disk.
 std::vector<Shelf> shelves_of(nn::Module& model, const Options& options) {
   std::vector<Shelf> all;
   if (options.max_memory.empty()) {
@@ -65,7 +66,7 @@ struct Filler {
       total += p.bytes;
     }
   }
-  /// Returns the index of each part's place; nullopt if some group fits nowhere, and `stuck` is then that group.
+  /// Returns the index of each part's place. If a group of parts fits nowhere, returns nullopt and sets `stuck` to it.
   std::optional<std::vector<size_t>> operator()(const std::vector<int64_t>& limits) {
     std::map<size_t, size_t> place;
     size_t at = 0;
@@ -100,7 +101,8 @@ int64_t least(int64_t low, int64_t high, const std::function<bool(int64_t)>& fit
   return high;
 }
 
-/// Limits under which the devices hold about equally much. Nothing if the model does not fit on the devices alone.
+/// Returns limits under which the devices hold about equally much, or nullopt if the model does not fit on the devices
+/// alone.
 std::optional<std::vector<int64_t>> balance(Filler& fill, const std::vector<int64_t>& limits, bool low_0) {
   if (!fill(limits)) return std::nullopt;
   const auto capped = [&](int64_t first, int64_t rest) {
@@ -140,7 +142,7 @@ Location::Location(Device device) : name(str(device)) {
   if (name == "cpu") name = "cpu:0";
 }
 Device Location::device() const {
-  LOCKSTEP_CHECK(is_device(), "[device_map] expected a device, got ", name);
+  LOCKSTEP_CHECK(is_device(), "[device_map] expected a device, got ", name, "; name one such as cpu:0 or cuda:0");
   return parse_device(name);
 }
 
@@ -181,8 +183,8 @@ Placement infer(nn::Module& model, const std::string& mode, const Options& optio
   int64_t room = 0;
   if (mode == "sequential") at = fill(on_devices);
   else if (const auto even = balance(fill, on_devices, mode == "balanced_low_0")) at = fill(*even);
-  // The model does not fit on the devices: the main device keeps room to run any part from host memory or disk. The
-  // room grows until it is enough.
+  // If the model does not fit on the devices, the main device keeps room free to run any part from host memory or disk.
+  // Every round of this loop raises the room, until it is enough.
   while (!at) {
     LOCKSTEP_CHECK(room <= limits[0], "[device_map] limits are too small: ", shelves[0].place.name, " may hold ",
                    limits[0], " bytes, and the largest part that has to come there to run needs ", room, ", ",
@@ -240,12 +242,12 @@ Placement infer(nn::Module& model, const Map& map, const Options& options) {
                      part.own ? (part.name.empty() ? model.kind() : part.name) + " reads these itself"
                               : part.name + " must not be split",
                      ": expected one place for ", part.tensors[0], " and ", tensor, ", got ", place.name, " and ",
-                     place_of(tensor)->name);
+                     place_of(tensor)->name, "; name the same place for both");
     }
     const auto [tied, is_first] = first.try_emplace(part.group, i);
     LOCKSTEP_CHECK(is_first || places[tied->second] == place, "[device_map] ", parts[tied->second].name, " and ",
                    part.name, " share a parameter: expected one place for both, got ", places[tied->second].name,
-                   " and ", place.name);
+                   " and ", place.name, "; name the same place for both");
     places.push_back(place);
   }
   const Location first_place = *std::min_element(places.begin(), places.end());
@@ -258,7 +260,8 @@ Placement infer(nn::Module& model, const Map& map, const Options& options) {
                    place == Location(plan.main) && plan.reserved > 0
                        ? str(", ", plan.reserved, " of them to run what is elsewhere")
                        : "",
-                   ", max_memory is ", limit.count, ", ", needed - limit.count, " too few");
+                   ", max_memory is ", limit.count, ", ", needed - limit.count,
+                   " too few; raise max_memory, or map some modules elsewhere");
   }
   return plan;
 }

@@ -34,8 +34,8 @@ struct Location {
   friend bool operator<(const Location& a, const Location& b);
 };
 
-/// Places by name of a module or parameter. For each parameter the longest name that contains it counts; "" is the
-/// whole model.
+/// Places by the name of a module or parameter; "" is the whole model. For a parameter, the longest name counts that is
+/// the parameter's own or that of a module which contains it.
 using Map = std::map<std::string, Location>;
 
 /// A number of bytes: 500000000, "10GiB", "500 MB", "1.5e9". Error for other texts.
@@ -55,11 +55,11 @@ struct Options {
   std::vector<std::string> no_split_module_classes = {"TransformerBlock"};
 };
 
-/// A unit of placement.
+/// A part of a model, the unit of placement.
 struct Part {
   std::string name;  ///< name of the module
   nn::Module* module = nullptr;
-  /// True: only the tensors that the module reads itself; false: also those of its children.
+  /// True: only the tensors that the module reads itself; false: also the tensors of its children.
   bool own = false;
   std::vector<std::string> tensors;  ///< names of the part's parameters and buffers
   int64_t bytes = 0;                 ///< bytes of weights; a tensor shared by several parts counts only in the first

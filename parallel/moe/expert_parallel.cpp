@@ -1,4 +1,4 @@
-// Replacing a model's MLPs by experts, and finding them again. See expert_parallel.h.
+// Replaces a model's MLPs by experts, and finds the experts of a model. See expert_parallel.h.
 #include "parallel/moe/expert_parallel.h"
 
 #include <algorithm>
@@ -47,7 +47,8 @@ void add_experts(nn::Module& model, Options options, int64_t every, const std::s
   for (size_t i = size_t(every) - 1; i < places.size(); i += size_t(every)) {
     nn::Mlp& mlp = *places[i].mlp;
     const Variable up = mlp.up.weight;
-    LOCKSTEP_CHECK(up.defined(), "[moe] expected a model without experts, got one whose block ", i, " has some");
+    LOCKSTEP_CHECK(up.defined(), "[moe] expected a model without experts, got one whose block ", i,
+                   " has some; call add_experts() once");
     const nn::Mlp::Options sizes = mlp.o;
     const auto start = [deep](nn::Mlp& mlp) {
       for (const auto& p : mlp.named_parameters()) {

@@ -48,8 +48,8 @@ Tensor exchange(const Tensor& x, const std::vector<int64_t>& to_each, const std:
   return out;
 }
 
-/// Exchanges rows of x (N, C): to_each[r] of them, in order, go to rank r; returns the from_each[r] rows from every
-/// rank r. Differentiable.
+/// Exchanges rows of x (N, C), which are sorted by receiving rank: to_each[r] rows go to rank r. Returns the rows that
+/// arrive, from_each[r] rows from rank r, in order of ranks. Differentiable.
 Variable exchange_rows(const Variable& x, const std::vector<int64_t>& to_each, const std::vector<int64_t>& from_each,
                        const std::shared_ptr<dist::ProcessGroup>& group, const char* tag) {
   Tensor out = exchange(x.tensor(), to_each, from_each, *group, tag);

@@ -1,4 +1,4 @@
-// Sorting choices by expert and dropping those beyond capacity. See routing.h.
+// Sorts the tokens' choices by expert, and drops choices beyond an expert's capacity. See routing.h.
 #include "parallel/moe/routing.h"
 
 #include <algorithm>

@@ -14,7 +14,8 @@ namespace {
 
 int64_t round_up(int64_t n, int64_t multiple) { return (n + multiple - 1) / multiple * multiple; }
 
-// Reads scale i of a message, which holds the signs of a chunk, and then its scales, not aligned.
+// Reads scale i of a message. A message holds the signs of a chunk's elements, one bit each, followed by the chunk's
+// scales, which need not be aligned.
 float read_scale(const uint8_t* message, int64_t chunk, size_t i) {
   float scale;
   std::memcpy(&scale, message + chunk / 8 + i * sizeof scale, sizeof scale);
@@ -27,7 +28,7 @@ CompressedAllReduce::CompressedAllReduce(std::vector<int64_t> sizes, dist::Proce
     : sizes_(std::move(sizes)), group_(group), options_(options) {
   int64_t end = 0;
   for (const int64_t size : sizes_) {
-    LOCKSTEP_CHECK(size >= 0, "[onebit] expected sizes of tensors, got ", size);
+    LOCKSTEP_CHECK(size >= 0, "[onebit] expected sizes of tensors, got ", size, "; give numbers of elements");
     offsets_.push_back(end);
     end += round_up(size, 8);
   }
@@ -58,8 +59,8 @@ CompressedAllReduce::CompressedAllReduce(std::vector<int64_t> sizes, dist::Proce
 }
 
 void CompressedAllReduce::check(const std::vector<Tensor>& tensors) const {
-  LOCKSTEP_CHECK(tensors.size() == sizes_.size(), "[onebit] expected ", sizes_.size(), " tensors, got ",
-                 tensors.size());
+  LOCKSTEP_CHECK(tensors.size() == sizes_.size(), "[onebit] expected ", sizes_.size(), " tensors, got ", tensors.size(),
+                 "; give a tensor for each of the constructor's sizes");
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Tensor& t = tensors[i];
     LOCKSTEP_CHECK(
@@ -69,7 +70,8 @@ void CompressedAllReduce::check(const std::vector<Tensor>& tensors) const {
   }
 }
 
-/// Adds values(piece) to the errors (null: adds nothing), and compresses the sums into `message`.
+/// Adds the values of every piece, values(piece), to the errors, writes signs and scales of the sums to `message`, and
+/// leaves the new errors in `errors`. Adds nothing where values(piece) is null.
 template <class Values>
 void CompressedAllReduce::compress(const Chunk& chunk, float* errors, const Values& values, uint8_t* message) const {
   std::vector<double> sums(chunk.counts.size());

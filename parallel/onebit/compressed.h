@@ -53,11 +53,11 @@ class CompressedAllReduce {
   const Tensor& server_errors() const { return server_error_; }
   /// Bytes that this rank sends in a call.
   int64_t bytes_sent() const { return 2 * (group_.size() - 1) * message_bytes_; }
-  /// Number of elements with padding: a multiple of n lcm(n, 8).
+  /// Number of elements with padding: a multiple of n lcm(n, 8) for n ranks.
   int64_t padded() const { return chunk_ * group_.size(); }
 
  private:
-  /// The part of a tensor that lies in one chunk. It starts at a whole byte of signs.
+  /// The part of a tensor that lies in one chunk. Its signs begin at a whole byte.
   struct Piece {
     size_t tensor;
     int64_t from;  // first element in the tensor

@@ -37,8 +37,8 @@ std::vector<std::string> Optimizer::describe() {
   return lines;
 }
 
-/// Looks for the trained parameters in every step, because parameters may be frozen and groups added. If they changed,
-/// errors of compression restart at zero.
+/// Looks for the trained parameters in every step, because parameters may be frozen and groups added. If the
+/// trained parameters have changed, errors of compression restart at zero.
 void Optimizer::notice_parameters() {
   std::vector<Variable> now;
   std::vector<int> groups;
@@ -51,9 +51,10 @@ void Optimizer::notice_parameters() {
   }
   const auto same = [](const Variable& a, const Variable& b) { return a.impl() == b.impl(); };
   if (!trained_.empty() && std::equal(now.begin(), now.end(), trained_.begin(), trained_.end(), same)) return;
-  LOCKSTEP_CHECK(!now.empty(), "[", name(), "] expected parameters that require grad, got none");
+  LOCKSTEP_CHECK(!now.empty(), "[", name(), "] expected parameters that require grad, got none; unfreeze some");
   for (const Variable& p : now) {
-    LOCKSTEP_CHECK(p.dtype() != f64, "[", name(), "] expected f32, bf16 or f16 parameters, got one of f64 ", p.shape());
+    LOCKSTEP_CHECK(p.dtype() != f64, "[", name(), "] expected f32, bf16 or f16 parameters, got one of f64 ", p.shape(),
+                   "; convert the model to f32");
   }
   parallel::check_agreement(name(), describe(), group_);
   trained_ = std::move(now);

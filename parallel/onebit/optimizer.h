@@ -27,7 +27,7 @@ namespace lockstep::onebit {
 /// Options of one step.
 struct StepOptions {
   double grad_scale = 1;  ///< factor for the gradients: 1 / micro-batches, 1 / loss scale
-  /// Clip gradients to this norm; 0: no clipping. The norm that is compared with it is StepReport::norm.
+  /// Clip gradients to this norm; 0: no clipping. StepReport::norm is the norm that is compared with max_norm.
   double max_norm = 0;
   bool skip_nonfinite = false;  ///< if any rank has NaN or infinity in a gradient, no rank changes anything
   bool want_norm = false;       ///< compute the norm even without max_norm and skip_nonfinite
@@ -43,7 +43,7 @@ struct StepReport {
   double norm = NAN;
 };
 
-/// Steps of both kinds so far, and the bytes that this rank has sent in them.
+/// Numbers of exact and of compressed steps so far, and the bytes that this rank has sent in these steps.
 struct Volume {
   int64_t exact_steps = 0, exact_bytes = 0, compressed_steps = 0, compressed_bytes = 0;
 };
@@ -104,8 +104,8 @@ class Optimizer : public optim::Optimizer {
     optim::ParameterState* state = nullptr;
     Tensor& tensor(const char* name) { return state->zeros(name, parameter); }
   };
-  /// Returns the slots of all trained parameters, in order. With fn, counts a step of each parameter and calls fn with
-  /// each slot and its gradient, in the precision of slot.parameter; fn may keep and change the gradient.
+  /// Returns a Slot for each trained parameter, in order. With fn, counts a step of each parameter, and calls fn with
+  /// the Slot and the gradient, in the precision of Slot::parameter. fn may keep and change the gradient.
   std::vector<Slot> slots(const std::function<void(Slot& slot, const Tensor& grad)>& fn = {});
   /// To be called after a parameter was changed: updates its 16-bit copy and its version.
   void changed(Slot& slot);

@@ -18,7 +18,7 @@ constexpr int64_t block = 4096;       // elements per partial sum, accumulated i
 constexpr int64_t grain = 1 << 14;    // smallest number of elements per thread
 constexpr int w = lane_count<float>;  // lanes of a vector: 16, two bytes of signs
 
-/// 1, 2, 4, ...: bit l in lane l.
+/// Returns the vector 1, 2, 4, ...: in lane l, bit l is set.
 Words bit_of_lane() {
   constexpr auto bits = [] {
     std::array<uint32_t, w> all{};
@@ -34,7 +34,7 @@ Words bit_of_lane() {
   return as<Lanes<float>>(as<Words>(x) & 0x7fffffffu);
 }
 
-/// Bits of the lanes that are >= 0: -0 counts, NaN does not.
+/// Returns a mask in which bit l is set if lane l of x is >= 0. -0 counts as >= 0, NaN does not.
 [[gnu::always_inline]] inline uint32_t signs_of(Lanes<float> x) {
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
   return _mm512_cmp_ps_mask(__m512(x), _mm512_setzero_ps(), _CMP_GE_OQ);
@@ -54,7 +54,7 @@ uint32_t read_bits(const uint8_t* bits, int64_t n) {
   return n > 8 ? uint32_t(bits[0]) | uint32_t(bits[1]) << 8 : bits[0];
 }
 
-/// Calls fn(i, count) for the vectors of [0, n); i is a multiple of a vector, the last vector may be short.
+/// Calls fn(i, count) for every vector of elements i .. i + count - 1 of [0, n). Only the last vector may be short.
 template <class Fn> void for_vectors(int64_t n, Fn&& fn) {
   constexpr Full<float> full;
   parallel_for((n + w - 1) / w, grain / w, [&](int64_t first, int64_t last) {

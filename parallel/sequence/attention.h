@@ -11,9 +11,9 @@
 //   head 1   a a b b    ─ all-to-all ─▶     b b b b
 //
 // Ring attention (Liu et al., 2023): queries stay; blocks of keys and values go round the ring. Each rank sends its
-// current block on while it computes with it, and merges the results by their log-sum-exp, as FlashAttention does.
-// Backward sends keys and values round once more; their gradients follow one hop behind and end on the owner's rank. A
-// rank holds at most two blocks besides its own.
+// current block on while computing with that block, and merges the results by their log-sum-exp, as FlashAttention
+// does. Backward sends keys and values round once more; their gradients follow one hop behind and end on the owner's
+// rank. A rank holds at most two blocks besides its own.
 //
 //   step   rank 0   rank 1   rank 2
 //    0       k0       k1       k2           causal: blocks after all queries of a rank are skipped;

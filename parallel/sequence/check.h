@@ -1,12 +1,12 @@
 #pragma once
-// Checks and random keys shared by both kinds of attention. Internal.
+// Checks and random keys for Ulysses attention and ring attention. Internal.
 
 #include "autograd/autocast.h"
 #include "parallel/sequence/attention.h"
 
 namespace lockstep::sequence {
 
-/// Error unless q, k and v are parts of the same tokens, with heads and dtypes that fit.
+/// Error unless q, k and v are of the same tokens, with numbers of heads and dtypes that fit.
 inline void check_parts(const char* op, const Variable& q, const Variable& k, const Variable& v,
                         const std::shared_ptr<dist::ProcessGroup>& group) {
   LOCKSTEP_CHECK(group, "[", op, "] expected a process group, got none");

@@ -7,8 +7,8 @@
 namespace lockstep::sequence {
 namespace {
 
-/// Positions of this rank's tokens. Those on a device are cached for each sequence length, because a step that is
-/// recorded (tensor/graph.h) cannot copy from the host.
+/// Positions of this rank's tokens. Positions on a device are cached for each sequence length, because a step that is
+/// captured in a graph (tensor/graph.h) cannot copy from the host.
 class Positions {
  public:
   Positions(int ranks, int rank, Order order) : ranks_(ranks), rank_(rank), order_(order) {}

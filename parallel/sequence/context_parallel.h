@@ -1,5 +1,6 @@
 #pragma once
-// Context parallelism: the ranks of a group share each sequence, so that activations take 1/P of the memory.
+// Context parallelism: the P ranks of a group share each sequence of T tokens, so that activations take 1/P of the
+// memory.
 //
 //   sequence::share_sequences(model, group, {.kind = sequence::Kind::ring});
 //   const auto mine = [&](const Tensor& x) { return sequence::slice(x, 1, ranks, rank, Order::zigzag); };  // (B, T/P)
@@ -29,9 +30,9 @@ struct ContextOptions {
   Order order_or_default() const { return order.value_or(kind == Kind::ring ? Order::zigzag : Order::contiguous); }
 };
 
-/// Makes the attention modules below `model` take parts of sequences (nn::Module::share_sequence()), also in pipeline
-/// stages; cut inputs by slice() of plan.h. Returns the state that the modules share. Errors: the model has no
-/// attention module; Ulysses cannot divide the heads of a module.
+/// Makes the attention modules below `model` work on this rank's part of each sequence (nn::Module::share_sequence()),
+/// also in pipeline stages. The caller slices the inputs, by slice() of plan.h. Returns the state that the modules
+/// share. Errors: the model has no attention module; Ulysses cannot divide the heads of a module.
 std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group,
                                                   ContextOptions options = {});
 /// Makes the modules take whole sequences again, each rank its own, for evaluation or generation. With the `part` that

@@ -44,8 +44,8 @@ std::optional<Piece> piece(int64_t tokens, int ranks, int rank, int step, Order 
   const int from = owner(ranks, rank, step);
   if (!causal || from == rank) return Piece{0, tokens, 0, tokens, causal};
   if (order == Order::contiguous) return from < rank ? std::optional(Piece{0, tokens, 0, tokens, false}) : std::nullopt;
-  // Zigzag. Keys of an earlier rank: the first half precedes all queries here, the second half follows all of them.
-  // Keys of a later rank all lie between the two halves here, so that the second half of the queries sees all of them.
+  // Zigzag. Of an earlier rank's keys the first half precedes all queries of this rank, and the second half follows all
+  // of them. A later rank's keys all lie between the two halves of this rank's queries: only the second half sees them.
   const int64_t half = tokens / 2;
   return from < rank ? Piece{0, tokens, 0, half, false} : Piece{half, half, 0, tokens, false};
 }

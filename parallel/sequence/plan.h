@@ -22,7 +22,7 @@ std::string_view name_of(Order order);  ///< "contiguous" or "zigzag"
 Tensor positions(int64_t tokens, int ranks, int rank, Order order);
 /// A rank's part of x along `dim`, a copy.
 Tensor slice(const Tensor& x, int64_t dim, int ranks, int rank, Order order);
-/// The whole tensor from parts[r] of each rank r.
+/// The inverse of slice(): returns the whole tensor from the part parts[r] of each rank r.
 Tensor join(const std::vector<Tensor>& parts, int64_t dim, Order order);
 
 /// The block of scores that a rank computes in one step: rows query .. query + queries - 1 of its queries, with rows

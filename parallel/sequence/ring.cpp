@@ -53,8 +53,8 @@ struct Ring {
     return {out.to(q.dtype()), lse};
   }
 
-  /// Merges the attention over two disjoint sets of keys. exp(lse) is the softmax denominator of each; out and lse are
-  /// updated in place.
+  /// Merges `part`, the attention over further keys, into out and lse, in place. exp(lse) and exp(part.lse) are the
+  /// softmax denominators of the two sets of keys.
   static void merge(const Tensor& out, const Tensor& lse, const AttentionResult& part) {
     const Tensor gap = sub(part.lse, lse);
     out.copy_(add(out, mul(sigmoid(gap).unsqueeze(-1), sub(part.out.to(out.dtype()), out))));

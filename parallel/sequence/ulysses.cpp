@@ -5,8 +5,8 @@
 namespace lockstep::sequence {
 namespace {
 
-/// Exchanges (B, heads, T/P, D), all heads of this rank's tokens, for (B, heads/P, T, D), all tokens of this rank's
-/// heads; without to_heads the other way round. Exchanges several tensors in one all-to-all.
+/// With to_heads, exchanges (B, heads, T/P, D), all heads of this rank's tokens, for (B, heads/P, T, D), all tokens of
+/// this rank's heads. Without to_heads, does the reverse. Exchanges several tensors in one all-to-all.
 std::vector<Tensor> turn(const std::vector<Tensor>& parts, bool to_heads, dist::ProcessGroup& group) {
   const int64_t ranks = group.size();
   const int cut = to_heads ? 1 : 2, joined = to_heads ? 2 : 1;  // the dim that is cut, and the dim that is joined
@@ -60,9 +60,9 @@ std::vector<Variable> turn(const std::vector<Variable>& parts, bool to_heads,
       });
 }
 
-/// Repeats the key heads of x, so that each rank's share is the heads that its queries read. If the ranks divide the
-/// number of key heads, none is repeated. If that number divides the ranks, each is repeated once per rank that reads
-/// it. Otherwise each is repeated once per query head.
+/// Repeats the key heads of x so that each rank's share contains the heads that its queries read. Repeats none if
+/// `ranks` divides the number of key heads. If the number of key heads divides `ranks`, makes one copy of a key head
+/// for each rank that reads it. Otherwise makes one copy for each query head.
 Variable spread(const Variable& x, int64_t heads, int64_t ranks) {
   const int64_t groups = x.size(1), wanted = groups % ranks == 0 ? groups : ranks % groups == 0 ? ranks : heads;
   if (wanted == groups) return x;

@@ -1,4 +1,4 @@
-// Applying tensor parallelism: all cuts are found and checked first, then made. See apply.h.
+// Applies tensor parallelism: finds and checks the slices of all parameters, then makes them. See apply.h.
 #include "parallel/tensor/apply.h"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ bool fits(const std::string& pattern, const std::string& name) {
 
 std::string quoted(const std::string& module) { return module.empty() ? "the module itself" : "\"" + module + "\""; }
 
-/// The whole logits from all ranks' parts, which may differ in size.
+/// Joins the ranks' slices of the logits, which may differ in size.
 Variable gather_logits(const Variable& x, int64_t vocab, dist::ProcessGroup& group) {
   Cut cut{.whole = x.shape(), .dim = x.dim() - 1};
   cut.whole[x.dim() - 1] = vocab;
@@ -73,8 +73,9 @@ class Application {
       LOCKSTEP_CHECK(used_[i], "[tensor_parallel] pattern \"", r.pattern, "\" (", to_string(r.cut),
                      ") matches no module", hint(r.pattern));
     }
-    LOCKSTEP_CHECK(has_any_, "[tensor_parallel] expected a ", module.kind(),
-                   " whose fields() say how they can be cut (nn/cut.h), or rules that do, got none");
+    LOCKSTEP_CHECK(
+        has_any_, "[tensor_parallel] expected a ", module.kind(),
+        " whose fields() say how they can be cut (nn/cut.h), or rules that do, got none; set Options::rules");
     for (const auto& s : slices_) {
       const auto& owners = owners_.at(s.parameter.impl().get());
       LOCKSTEP_CHECK(cut_.at(s.parameter.impl().get()).size() == owners.size(), "[tensor_parallel] ", owners[0],
@@ -106,7 +107,7 @@ class Application {
  private:
   std::string hint(const std::string& pattern) const {
     if (modules_.size() == 1) return "; there are no modules below this one";
-    // known: as many last components of each name as the pattern has; all: whole names
+    // all: the names of all modules. known: the end of each name, with as many components as the pattern has.
     std::vector<std::string> known, all;
     for (size_t i = 1; i < modules_.size(); ++i) {
       const std::string& name = modules_[i].first;
@@ -120,8 +121,8 @@ class Application {
     return suggestion(pattern, known) + "; its modules are " + list_names(all, 12);
   }
 
-  /// The first rule that matches the name, or null. For a parameter only rules of kind features count: slices of this
-  /// kind need no communication.
+  /// Returns the first rule that matches the name, or null. For a parameter only rules with cut::features count,
+  /// because only these slices work without communication in a module.
   const Rule* rule_for(const std::string& name, bool is_module = true) {
     const Rule* first = nullptr;
     for (size_t i = 0; i < used_.size(); ++i) {
@@ -156,11 +157,12 @@ class Application {
   Layer* as(const nn::Cut& cut, const nn::Fields::Entry& entry, const std::string& name, const char* expected) const {
     auto* const layer = dynamic_cast<Layer*>(entry.module);
     LOCKSTEP_CHECK(layer, "[tensor_parallel] ", to_string(cut), " is for ", expected, ", but ", quoted(name), " is a ",
-                   entry.module ? entry.module->kind() : "parameter");
+                   entry.module ? entry.module->kind() : "parameter", "; choose another cut");
     return layer;
   }
 
-  /// Records in slices_ how one parameter is sliced by `how`, the cut of its field; nothing if `how` leaves it whole.
+  /// Records in slices_ that this rank keeps a slice of a parameter, along the dimension that `how` says. Records
+  /// nothing if `how` leaves the parameter whole.
   void slice(const nn::Cut& how, const std::string& name, const Variable& parameter) {
     const int dim = dim_of(how, parameter.shape());
     if (dim < 0) return;
@@ -200,7 +202,7 @@ class Application {
                    " ranks of group ", group_.name(), " divide, got ", size);
   }
 
-  /// A product hook that calls column_linear().
+  /// Returns a function that computes a layer's matrix product by column_linear().
   auto column_product(bool to_whole = false) const {
     return [o = ColumnOptions{.gather_output = to_whole,
                               .sequence = options_.sequence,
@@ -223,11 +225,11 @@ class Application {
     nn::Module* const m = entry.module;
     const bool of_sequence = cut.kind == Kind::tokens;
     LOCKSTEP_CHECK(!cut.from_whole || cut.kind == Kind::rows || of_sequence, "[tensor_parallel] ", quoted(name),
-                   ": from_whole is for rows and tokens, got ", to_string(cut));
+                   ": from_whole is for rows and tokens, got ", to_string(cut), "; leave it out");
     LOCKSTEP_CHECK(!cut.to_whole || cut.kind == Kind::columns || of_sequence, "[tensor_parallel] ", quoted(name),
-                   ": to_whole is for columns and tokens, got ", to_string(cut));
+                   ": to_whole is for columns and tokens, got ", to_string(cut), "; leave it out");
     if (of_sequence) {
-      LOCKSTEP_CHECK(m, "[tensor_parallel] ", name, ": tokens is for modules, got a parameter");
+      LOCKSTEP_CHECK(m, "[tensor_parallel] ", name, ": tokens is for modules, got a parameter; use features");
       return sequence(*m, name, cut.from_whole, cut.to_whole);
     }
     if (!m) slice(cut, name, *entry.parameter);
@@ -270,7 +272,8 @@ class Application {
         }
         auto* const table = as<nn::Embedding>(cut, entry, name, "nn::Embedding and nn::Head");
         LOCKSTEP_CHECK(table->padding_index < 0, "[tensor_parallel] ", quoted(name),
-                       ": expected an embedding without a padding row, got ", table->padding_index);
+                       ": expected an embedding without a padding row, got ", table->padding_index,
+                       "; leave out padding_index");
         replace(name, table->lookup, [vocab = table->weight.size(0), &group = group_](Tensors w, const Tensor& index) {
           return vocab_parallel_embedding(w, index, vocab, group);
         });

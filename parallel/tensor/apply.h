@@ -19,7 +19,7 @@
 
 namespace lockstep::tensor_parallel {
 
-/// Says how a module is cut, for a model whose fields() do not say it, or to override them.
+/// Says how a module is sliced over the ranks, if the model's fields() do not say it, or to override fields().
 struct Rule {
   /// A module's name or its last components ("mlp.up"); * matches any characters. With cut::features it may also be the
   /// name of a parameter. The first rule that matches a name counts.
@@ -29,21 +29,22 @@ struct Rule {
 
 /// Options of apply(); the same on all ranks.
 struct Options {
-  /// true: sequence parallelism (Korthikanti et al., 2022): layers without cut weights work on parts of the sequence.
+  /// true: sequence parallelism (Korthikanti et al., 2022): layers without sliced weights work on parts of the
+  /// sequence.
   bool sequence = false;
   /// With `sequence`, for parameters that see only a part of the sequence. true: all-reduce their gradients as soon as
-  /// these arrive; false: the caller does that, see partial().
+  /// the gradients arrive; false: the caller sums them over the ranks, see partial().
   bool sum = true;
   bool overlap = true;  ///< overlap communication with products; see ColumnOptions, also for `chunks`
   int64_t chunks = 0;
   std::vector<Rule> rules = {};  ///< checked before what the model's fields() say
 };
 
-/// The result of apply(): lists the parameters that are cut, and computes the norm of a model in slices. Module and
-/// group must outlive it.
+/// The result of apply(): lists the parameters that are sliced, and computes the norm of the sliced model. The module
+/// and the group must outlive this object.
 class TensorParallel {
  public:
-  /// A parameter that is cut, and how.
+  /// A parameter of which this rank keeps a slice, and how it is sliced.
   struct Slice {
     std::string name;
     Variable parameter;
@@ -71,13 +72,14 @@ class TensorParallel {
   std::vector<std::string> partial_;
 };
 
-/// Cuts a model over the ranks of `group`. Collective. Must be called before anything else holds the parameters'
+/// Slices a model over the ranks of `group`. Collective. Must be called before anything else holds the parameters'
 /// tensors (an optimizer's state, DDP, ZeRO). Broadcasts rank 0's values and keeps this rank's slices. If the model was
-/// built empty (nn/build_empty.h), fill() makes the slices later. A parameter shared by several modules is cut if all
-/// of these modules ask for the same cut.
+/// built empty (nn/build_empty.h), fill() makes the slices later. A parameter shared by several modules is
+/// sliced if all of these modules ask for the same slices.
 ///
-/// Errors, on all ranks and before anything is changed: nothing in the model is cut; a pattern matches nothing; a
-/// module or parameter cannot be cut that way, or would be cut twice; the ranks do not divide the heads or widths.
+/// Errors, on all ranks and before anything is changed: nothing in the model is sliced; a pattern matches nothing; a
+/// module or parameter cannot be sliced that way, or would be sliced twice; the ranks do not divide the heads or
+/// widths.
 TensorParallel apply(nn::Module& module, dist::ProcessGroup& group, const Options& options = {});
 
 }  // namespace lockstep::tensor_parallel

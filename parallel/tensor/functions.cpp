@@ -9,7 +9,7 @@ namespace {
 
 dist::CollectiveOptions how(bool background = true) { return {.tag = "tensor parallel", .async = background}; }
 
-/// `dim` counted from the front; Error unless the ranks divide its size.
+/// Returns `dim` counted from the front. Error unless the number of ranks divides the size of `dim`.
 int divided_dim(const char* op, const Tensor& x, int64_t dim, const dist::ProcessGroup& group) {
   const int d = normalize_dim(op, dim, x.dim());
   LOCKSTEP_CHECK(x.shape()[d] % group.size() == 0, "[", op, "] expected a size that ", group.size(),
@@ -17,11 +17,11 @@ int divided_dim(const char* op, const Tensor& x, int64_t dim, const dist::Proces
   return d;
 }
 
-/// Number of elements of the dims before d, and of those from d on.
+/// before(): number of elements of the dims before d. from(): number of elements of the dims from d on.
 int64_t before(const Shape& shape, int d) { return numel_of(Shape(shape.begin(), shape.begin() + d)); }
 int64_t from(const Shape& shape, int d) { return numel_of(Shape(shape.begin() + d, shape.end())); }
 
-/// x itself if it may be overwritten, else a copy.
+/// Returns x itself if x may be overwritten, else a copy of x.
 Tensor owned(const Tensor& x) { return x.is_exclusive() && x.is_contiguous() ? x : x.clone(); }
 
 }  // namespace

@@ -3,12 +3,12 @@
 // sequence Korthikanti et al., 2022). Each is the derivative of another:
 //
 //                      forward          backward
-//   copy_to            identity         all-reduce        Megatron's f: before a layer whose weight is cut
-//   reduce_from        all-reduce       identity          Megatron's g: after one
+//   copy_to            identity         all-reduce        Megatron's f: before a layer with a sliced weight
+//   reduce_from        all-reduce       identity          Megatron's g: after such a layer
 //   scatter_to         own part         all-gather        of a value that is the same on all ranks
 //   gather_from        all-gather       own part          if all ranks then compute the same with the whole
-//   all_gather         all-gather       reduce-scatter    parts of a sequence become whole before a cut weight
-//   reduce_scatter     reduce-scatter   all-gather        sums become parts of the sequence after one
+//   all_gather         all-gather       reduce-scatter    joins parts of a sequence before a layer with a sliced weight
+//   reduce_scatter     reduce-scatter   all-gather        makes parts of a sequence from sums after such a layer
 //
 // Collective: all ranks of the group call them with tensors of one shape. The group must outlive the graph. In a group
 // of one rank they are the identity.
@@ -24,8 +24,8 @@ constexpr int64_t along_sequence = -2;  ///< the dim of tokens in (..., tokens, 
 
 Variable copy_to(const Variable& x, dist::ProcessGroup& group);  ///< f: identity forward, all-reduce of the gradient
 Variable reduce_from(const Variable& x, dist::ProcessGroup& group);  ///< g: all-reduce forward, identity backward
-// scatter_to returns this rank's part along `dim`. In these four functions a negative `dim` counts from the end.
-// scatter_to and reduce_scatter: Error unless the ranks divide the size of `dim`.
+// scatter_to() returns this rank's part of x along `dim`. In the four functions from here on, a negative `dim` counts
+// from the end. scatter_to() and reduce_scatter() raise an Error unless the ranks divide the size of `dim`.
 Variable scatter_to(const Variable& x, int64_t dim, dist::ProcessGroup& group);
 /// Joins the ranks' parts along `dim`; backward takes this rank's part of the gradient.
 Variable gather_from(const Variable& x, int64_t dim, dist::ProcessGroup& group);

@@ -22,7 +22,7 @@ void check_input(const char* op, const Variable& x, const Variable& w, bool sequ
                  sequence ? "..., T, " : "..., ", w.size(1), "), got ", x.shape());
 }
 
-/// The weight in floating point: a quantised one is dequantised, because several products will read it.
+/// Returns the weight in floating point. Dequantises a quantised weight once, because several products will read it.
 Tensor in_numbers(const Tensor& w, DType dtype) {
   const QuantizedHandle* const codes = quantized_of(w);
   return codes ? dequantize(codes->weight, dtype) : w;
@@ -92,7 +92,8 @@ Variable row_product(const Variable& input, const Variable& weight, const RowOpt
                 });
 }
 
-/// row_product() in 8-bit floats. x and the weight are cast once, and chunks are rows of x's codes.
+/// row_product() in 8-bit floats. Casts x and the weight once. Each chunk of the product then reads some rows of the
+/// cast x.
 Variable row_product_fp8(const Variable& input, const Variable& weight, const RowOptions& options,
                          dist::ProcessGroup& group, const Fp8Scales& scales) {
   const Variable x = Autocast::low(input);
@@ -114,7 +115,7 @@ Variable row_product_fp8(const Variable& input, const Variable& weight, const Ro
                  return matmul_fp8({rows, of_x.format, of_x.scale_inv}, w8, {}, x.dtype());
                }).wait();
   if (!recorded) return out;
-  // The weight is kept, and cast again in backward, so that ZeRO-3 may free it in between.
+  // Keeps the weight and not its cast: backward casts it again, so that ZeRO-3 may free the weight in between.
   const Saved kept_w = x.requires_grad() ? Saved(weight) : Saved();
   return record("row_linear_fp8", {&x, &weight}, std::move(out),
                 [x8 = Saved(x8.turned), w = kept_w, of_x, of_w, of_g, scale_x = Saved(of_x.scale_inv),

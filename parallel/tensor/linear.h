@@ -1,6 +1,6 @@
 #pragma once
-// Linear maps whose weight is cut over ranks (Shoeybi et al., 2019). A column and a row layer in sequence, as in an MLP
-// or around attention, need one all-reduce forward (g) and one backward (f):
+// Linear maps whose weight is sliced over ranks (Shoeybi et al., 2019). A column and a row layer in sequence, as in an
+// MLP or around attention, need one all-reduce forward (g) and one backward (f):
 //
 //          x, whole on every rank                W1 (hidden, in)         W2 (out, hidden)
 //          │                                     cut by rows             cut by columns

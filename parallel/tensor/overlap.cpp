@@ -8,7 +8,8 @@
 
 namespace lockstep::tensor_parallel {
 
-// 1024 rows still keep a GPU busy. Only the communication of the first or the last chunk is not hidden.
+// Up to 4 chunks, of at least 1024 rows each, which still keep a GPU busy. All communication overlaps with products,
+// but for that of one chunk, the first or the last.
 int64_t automatic_chunks(int64_t rows) { return std::clamp<int64_t>(rows / 1024, 1, 4); }
 
 Chunks::Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group,

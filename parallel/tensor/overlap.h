@@ -19,7 +19,7 @@ namespace lockstep::tensor_parallel {
 /// Number of chunks used on a device if none is asked for: 1 to 4, each with at least 1024 rows if more than 1.
 int64_t automatic_chunks(int64_t rows);
 
-/// How the rows of a tensor are divided into chunks.
+/// Divides the rows of a tensor into chunks.
 class Chunks {
  public:
   /// Divides a tensor of the shape `whole`: (..., width), or with `sequence` (..., T, width), of which each of n ranks
@@ -29,13 +29,13 @@ class Chunks {
   Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group,
          int64_t multiple = 1);
   int64_t count() const { return count_; }  ///< number of chunks
-  /// True if a chunk's rows are not contiguous in the whole, but come from every rank's part.
+  /// True if a chunk's rows are not contiguous in the whole tensor, but come from every rank's part.
   bool apart() const { return apart_; }
-  /// Chunk i of a contiguous tensor that holds the whole, as a view (sequences, tokens, width).
+  /// Chunk i of x, the whole tensor, which is contiguous, as a view (sequences, tokens, width).
   Tensor of_whole(const Tensor& x, int64_t i) const { return cut(x, i, ranks_); }
-  /// Chunk i of this rank's part, as a contiguous view.
+  /// Chunk i of x, this rank's part of the tensor, as a contiguous view.
   Tensor of_part(const Tensor& x, int64_t i) const { return cut(x, i, 1); }
-  /// Shape of the whole, with another width.
+  /// Shape of the whole tensor, with another width.
   Shape whole_shape(int64_t width) const { return shape_of(ranks_, width); }
   /// Shape of this rank's part, with another width.
   Shape part_shape(int64_t width) const { return shape_of(1, width); }
@@ -47,7 +47,7 @@ class Chunks {
 
   Shape whole_;
   bool sequence_, apart_ = false;
-  // outer_: number of sequences, tokens_: tokens of each in one rank's part; without `sequence`: number of rows, and 1
+  // With `sequence`: outer_ sequences, tokens_ tokens of each in one rank's part. Without: outer_ rows, tokens_ = 1.
   int64_t ranks_, outer_, tokens_;
   int64_t count_ = 1;
 };
@@ -58,7 +58,7 @@ Pending sum_of_products(const Tensor& x, const Chunks& chunks, dist::ProcessGrou
                         const std::function<Tensor(const Tensor& rows)>& product);
 
 /// Gathers the ranks' parts chunk by chunk and calls use(rows, i) with each chunk as a matrix. Returns the gathered
-/// whole if `keeps`, else an undefined tensor.
+/// tensor if `keeps`, else an undefined tensor.
 Tensor use_gathered(const Tensor& part, const Chunks& chunks, dist::ProcessGroup& group, bool keeps,
                     const std::function<void(const Tensor& rows, int64_t i)>& use);
 

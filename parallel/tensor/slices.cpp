@@ -1,4 +1,4 @@
-// Cutting and joining tensors. See slices.h.
+// Slices and joins tensors. See slices.h.
 #include "parallel/tensor/slices.h"
 
 #include <numeric>
@@ -55,7 +55,7 @@ Tensor joined(const Tensor& slice, const Cut& cut, dist::ProcessGroup& group) {
   LOCKSTEP_CHECK(slice.shape() == own, "[tensor_parallel] expected a shard of shape ", own, " of ", cut.whole, ", got ",
                  slice.shape());
   if (n == 1) return slice.clone();
-  // All ranks must send the same amount. Rank 0 has the largest slice: smaller ones are padded to its size.
+  // All ranks must send the same amount. Rank 0 has the largest slice. Smaller slices are padded to that size.
   Shape each = slice_shape(cut, n, 0), all = each;
   Tensor mine = slice.contiguous();
   if (!(mine.shape() == each)) {

@@ -1,8 +1,8 @@
 #pragma once
-// How a tensor is cut over the ranks: along one dim, by dist::shard_range(). The dim may hold several blocks, each of
-// which is cut by itself.
+// Slices a tensor over the ranks along one dim, by dist::shard_range(). The dim may consist of several blocks, each of
+// which is sliced by itself. Example, the packed projection of attention on 2 ranks:
 //
-//   a packed projection, 2 ranks                 rank 0          rank 1
+//   whole weight                                 rank 0          rank 1
 //   q q q q │ k k k k │ v v v v                  q q k k v v     q q k k v v          blocks {4, 4, 4}
 #include <vector>
 
@@ -11,7 +11,7 @@
 
 namespace lockstep::tensor_parallel {
 
-/// A cut of one tensor.
+/// Describes how one tensor is sliced over the ranks.
 struct Cut {
   Shape whole;                       ///< shape of the whole tensor
   int64_t dim = 0;                   ///< the dim that is cut
@@ -25,7 +25,7 @@ std::vector<dist::Range> ranges(const Cut& cut, int world, int rank);
 Shape slice_shape(const Cut& cut, int world, int rank);
 /// A copy of a rank's slice. Error unless `whole` has the shape cut.whole.
 Tensor slice_of(const Tensor& whole, const Cut& cut, int world, int rank);
-/// The whole tensor from the ranks' slices, on all ranks. Collective.
+/// Joins the ranks' slices to the whole tensor, on all ranks. Collective.
 Tensor joined(const Tensor& slice, const Cut& cut, dist::ProcessGroup& group);
 
 }  // namespace lockstep::tensor_parallel

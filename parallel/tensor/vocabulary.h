@@ -1,12 +1,13 @@
 #pragma once
-// A vocabulary cut over the ranks: each rank holds some rows of the table, and looks up and scores only those. Any size
-// works: dist::shard_range() cuts the rows without padding rows (a softmax could choose them); a rank may have no rows.
+// A vocabulary sliced over the ranks: each rank holds some rows of the table, and looks up and scores only its rows.
+// Any size works. dist::shard_range() divides the rows without padding rows, which a softmax could choose. A rank may
+// have no rows.
 //
 //   tokens 0 1 2 3 4 on 2 ranks:  rank 0 has 0 1 2, rank 1 has 3 4
 //
 //                                                                                              moved, per rank
 //   embedding       rows on other ranks give zeros; an all-reduce adds up                      B·T·C elements
-//   cross entropy   each rank: log Σ exp of its logits, and the target's logit if it has it;
+//   cross entropy   each rank: log Σ exp of its logits, and the target's logit if it is here;
 //                   an all-gather of these two numbers per token; logits are never sent        2·B·T elements
 #include "autograd/ops.h"
 #include "parallel/tensor/functions.h"

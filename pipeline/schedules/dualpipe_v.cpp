@@ -7,10 +7,11 @@
 //   rank 2       chunk 2 ─▶ ... ─▶ chunk 5
 //   rank 3         chunk 3 ─▶ chunk 4
 //
-// Needs m >= 2p. The schedule has eight phases; a and b are the two chunks, B is a whole backward, I and W its parts.
+// p ranks need m >= 2p micro-batches. The schedule has eight phases. In the code, a and b are the two chunks of a rank,
+// F is a forward, B a whole backward, and I and W are its parts, the gradients of the inputs and of the weights.
 //
-// Cost, with F, I and W of one chunk: each rank is idle for (p-1)(F+I-W), or, when F and B run as one computation of
-// length F&B, for (p-1)(F&B+B-3W). At most 2p+1 chunk activations are kept.
+// Cost, with F, B, I and W as times of one chunk: each rank is idle for (p-1)(F+I-W), or, when F and B run as one
+// computation of length F&B, for (p-1)(F&B+B-3W). At most 2p+1 chunk activations are kept.
 #include "pipeline/schedules/rules.h"
 #include "tensor/check.h"
 
@@ -33,7 +34,7 @@ static std::vector<Action> both_directions(const Request& r, int rank) {
   for (int i = 0; i < 2 * later; ++i) forward(0);                           // Fa
   for (int i = 0; i <= rank; ++i) forward(0), forward(1);                   // Fa Fb
   for (int i = 0; i < later; ++i) backward(1, true), weight(), forward(1);  // Ib Wb Fb
-  // Fa Bb Fb Ba
+  // Fa Bb Fb Ba: forwards and backwards of both chunks in turn
   for (int i = 0; i < r.micro_batches - 2 * p + rank + 1; ++i) forward(0), backward(1), forward(1), backward(0);
   for (int i = 0; i < later; ++i) backward(1), forward(1), backward(0);  // Bb Fb Ba
   const int half = (rank + 1) / 2;

@@ -1,6 +1,7 @@
-// GPipe (Huang et al., 2019): all forwards, then all backwards.
+// GPipe (Huang et al., 2019): all forwards, then all backwards. For p ranks and m micro-batches the bubble is
+// (p-1)/(m+p-1), and every rank keeps m activations.
 //
-//   rank 0   F0 F1 F2 .  .  .  .  .  .  B0 B0 B1 B1 B2 B2        bubble (p-1)/(m+p-1); m activations kept at every rank
+//   rank 0   F0 F1 F2 .  .  .  .  .  .  B0 B0 B1 B1 B2 B2
 //   rank 1   .  F0 F1 F2 .  .  .  B0 B0 B1 B1 B2 B2 .  .
 //   rank 2   .  .  F0 F1 F2 B0 B0 B1 B1 B2 B2 .  .  .  .
 #include "pipeline/schedules/rules.h"

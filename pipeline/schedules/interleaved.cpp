@@ -1,11 +1,12 @@
-// Interleaved 1F1B (Narayanan et al., 2021): rank r holds the chunks r, p+r, 2p+r, ... of the model. Micro-batches run
-// in groups of p: a group passes the first chunk of every rank, then the second, and so on; backwards visit the chunks
-// in reverse.
+// Interleaved 1F1B (Narayanan et al., 2021): rank r of p holds v chunks of the model, r, p+r, 2p+r, ... Micro-batches
+// run in groups of p. A group passes the first chunk of every rank, then the second, and so on. Backwards visit the
+// chunks in reverse.
 //
 //   p = 2, v = 2 (a: first chunk, b: second):      rank 0   F0a F1a F0b F1b F2a .   B0b B0b F3a B1b ...
 //                                                  rank 1   .   F0a F1a F0b B0b B0b F1b B1b B1b F2a ...
 //
-// Cost: bubble (p-1)/(m·v+p-1); v times the messages of 1F1B; min(2(p-r-1) + (v-1)p + 1, m·v) chunk activations kept.
+// Cost for m micro-batches: bubble (p-1)/(m·v+p-1); v times the messages of 1F1B; rank r keeps the activations of
+// min(2(p-r-1) + (v-1)p + 1, m·v) chunks.
 #include "pipeline/schedules/rules.h"
 #include "tensor/check.h"
 

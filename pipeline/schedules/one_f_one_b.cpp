@@ -1,7 +1,7 @@
-// 1F1B (PipeDream-flush; Narayanan et al., 2019): rank s starts with p-s-1 forwards, then alternates one forward and
-// one backward, and ends with the remaining backwards. Picture in schedule.h.
+// 1F1B (PipeDream-flush; Narayanan et al., 2019): rank s of p starts with p-s-1 forwards, then alternates one forward
+// and one backward, and ends with the remaining backwards. Picture in schedule.h.
 //
-// Cost: bubble (p-1)/(m+p-1); min(p-s, m) activations kept at rank s.
+// Cost for m micro-batches: bubble (p-1)/(m+p-1); min(p-s, m) activations kept at rank s.
 #include "pipeline/schedules/rules.h"
 
 namespace lockstep::pipeline {

@@ -1,6 +1,6 @@
 #pragma once
-// The interface of a kind of schedule. Each file of this folder defines one Rules: its name, its lists, its
-// constraints, and the bubble of its paper, against which tests check the lists.
+// The interface of a kind of schedule. Each .cpp file of this folder defines one kind by a Rules: its name, the lists
+// of computations, its constraints, and the paper's formula for the bubble, with which tests compare the lists.
 #include <algorithm>
 
 #include "pipeline/simulate.h"

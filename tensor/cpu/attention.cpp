@@ -46,8 +46,8 @@ template <class A> struct Block {
   }
 };
 
-/// Turns the scores of a group into exp(score - top), where row r sees n[r] keys; updates top and sum. keep[r] receives
-/// the factor for the sums that row r has so far.
+/// Turns the scores of a group of rows into exp(score - maximum). Row r sees its first n[r] keys. Updates each row's
+/// maximum (top) and sum. keep[r] receives exp(old maximum - new maximum), the factor for row r's earlier results.
 template <class A> void soften(A* scores, const int64_t* n, int rows, Lanes<A>& top, Lanes<A>* sum, A* keep) {
   constexpr int w = lane_count<A>, vectors = int(tile_keys) / w, apart = w / 8;
   constexpr Full<A> full;
@@ -63,7 +63,7 @@ template <class A> void soften(A* scores, const int64_t* n, int rows, Lanes<A>& 
     }
   }
   const Lanes<A> highest = max_of<A>(top, max_of_rows<A>(most));
-  // no visible key so far: exp gives zeros, not NaN
+  // A row that has seen no key yet has the maximum -inf. Subtracting 0 instead gives exp(-inf) = 0, not NaN.
   const Lanes<A> base = choose(highest == none, Lanes<A>{}, highest);
   const Lanes<A> shrink = exp_lanes(top - base);
   top = highest;
@@ -99,7 +99,7 @@ template <class T> struct Forward {
             std::min(block_queries, plan.queries - i0)};
   }
 
-  /// Packs the tile of keys at j0 and its values, whose blocks may lie anywhere.
+  /// Packs the tile of keys that begins at key j0, and its values. With a block table, each block may lie anywhere.
   void pack(const Block<A>& block, const RowBlock& at, int64_t j0, int64_t keys) const {
     for (int64_t part = 0; part < tile_keys; part += block_tokens) {
       const int64_t count = std::min(block_tokens, keys - part), j = j0 + part;
@@ -111,13 +111,14 @@ template <class T> struct Forward {
         pack_rows(v.row(b, at.g, t), v.token, count, plan.width, A(1), block.value + part * width);
     }
   }
-  /// True if values are read in place: packing does not pay when a few queries read them once.
+  /// True if values are read in place, without packing: for few queries, which read each value once, packing costs
+  /// more.
   bool in_place(const RowBlock& at) const {
     return std::is_same_v<T, A> && table.empty() && plan.width == width && at.rows <= group_rows;
   }
 
-  /// Updates the group of rows from row i of the block on with the tile of `keys` keys at j0. `attended`: for each row
-  /// of the block, one bit per key of the tile; null without a layout.
+  /// Adds a tile of keys, the `keys` keys from j0 on, to the results of a group of rows, which begins at row i of the
+  /// block. `attended`: for each row of the block, one bit per key of the tile; null without a layout.
   void group(const Block<A>& block, const RowBlock& at, int64_t i, int64_t j0, int64_t keys,
              const uint64_t* attended) const {
     const int64_t rows = std::min<int64_t>(group_rows, at.rows - i), first = at.i0 + i;

@@ -1,14 +1,15 @@
-// Attention backward. The weights are computed again, tile by tile, from q, k and the saved log-sum-exp:
+// Attention backward. The attention weights P are computed again, tile by tile, from q, k and the saved log-sum-exp
+// (lse). out is the output and grad its gradient; dP and dS are the gradients of weights and scores; i is a query:
 //
 //   P = exp(q k^T scale + mask - lse)     dP = grad v^T        delta_i = grad_i . out_i
 //   dS = P (dP - delta)
 //   grad_v += P^T grad     grad_k += dS^T q scale     grad_q += dS k scale
 //
-// A unit is one key head with the query heads that share it. It iterates over the key tiles, and for each over the
-// query tiles that see it, so the sums of grad_k and grad_v stay in one tile. The unit's q, grad and sums of grad_q are
-// packed once, into scratch of their size. The summation order depends on the shape alone, and on the layout if there
-// is one: tiles of queries, or groups of them, that attend to nothing in a key tile are skipped as in attention.cpp,
-// and so are queries whose window begins after the key tile.
+// A unit of work is one key head with the query heads that share it. A unit visits each key tile, and for each key tile
+// the query tiles that see it. The sums of grad_k and grad_v therefore stay in one tile. The unit's q, grad and sums of
+// grad_q are packed once, into scratch of their size. The summation order depends only on the shape, and on the layout
+// if there is one: query tiles, or groups of queries, that attend to nothing in a key tile are skipped as in
+// attention.cpp, and so are queries whose window begins after the key tile.
 #include "tensor/cpu/attention_tile.h"
 
 namespace lockstep::on_cpu {
@@ -33,7 +34,8 @@ template <class A> struct Tiles {
   }
 };
 
-/// Turns the scores and dP of one row, which sees n keys, into P and dS. keep: dropout's factors, or null.
+/// For one row, which sees n keys: turns `weights` from scores into P, the attention weights, and `slopes` from dP into
+/// dS, the gradient of the scores. keep: dropout's factors, or null.
 template <class A> void differentiate(A* weights, A* slopes, int64_t n, A lse, A delta, const A* keep) {
   constexpr int w = lane_count<A>;
   constexpr Full<A> full;
@@ -72,8 +74,9 @@ template <class T> struct Backward {
   Heads<T> grad_q, grad_k, grad_v;
   int64_t width = padded<A>(plan.width), shared = plan.heads / plan.groups;
 
-  /// Computes P and dS of a group of queries from i on for the key tile at j0, and adds to grad_q. `at` is the group's
-  /// first row in the unit, `row` in the tile. `attended`: one bit per key for each row; null without a layout.
+  /// Computes weights P and score gradients dS of a group of queries from query i on, for the key tile at j0, and adds
+  /// to grad_q. The group begins at row `at` of the unit and at row `row` of the query tile. `attended`: one bit per
+  /// key for each row; null without a layout.
   void queries(const Tiles<A>& tile, int64_t b, int64_t h, int64_t i, int64_t at, int64_t row, int64_t rows, int64_t j0,
                const uint64_t* attended) const {
     const int64_t keys = std::min(tile_keys, plan.keys - j0);
@@ -103,8 +106,8 @@ template <class T> struct Backward {
                                     tile.grad_q + at * width, width);
   }
 
-  /// Adds what rows `begin` to `rows` of the query tile at i0 contribute to grad_k and grad_v of a group of keys. `at`
-  /// is the tile's first row in the unit.
+  /// Adds to grad_k and grad_v of a group of keys, from key j of the key tile at j0 on, what rows `begin` to `rows` of
+  /// the query tile at i0 contribute. The query tile begins at row `at` of the unit.
   void keys(const Tiles<A>& tile, int64_t i0, int64_t at, int64_t j0, int64_t j, int64_t begin, int64_t rows) const {
     const int64_t count = std::min<int64_t>(group_rows, std::min(tile_keys, plan.keys - j0) - j);
     const int64_t first = std::max(begin, plan.first_query(j0 + j) - i0);  // earlier rows have weight 0

@@ -18,7 +18,8 @@ namespace lockstep::on_cpu {
 
 inline constexpr int64_t tile_keys = 64;  // keys per tile, and so the row length of every tile of scores
 
-// Registers of a product: its sums, one row of b and one factor take 29 of 32, or 15 of 16.
+// A product a b keeps its sums, one row of b and one factor of a in registers: 6 * 4 + 4 + 1 = 29 of 32 registers, or
+// 6 * 2 + 2 + 1 = 15 of 16.
 inline constexpr int group_rows = 6, group_vectors = vector_registers < 32 ? 2 : 4;
 
 /// A tensor (B, heads, tokens, D) whose last dim has stride 1.
@@ -56,8 +57,8 @@ struct AttentionPlan : AttentionSizes {
                 int64_t window_)
       : AttentionSizes{1, heads_, groups_, queries_, keys_, width_, scale_, true, window_, {}, 0, heads_, {}} {}
 
-  /// For problems with a layout: sets rows[r] to the keys of the tile at j0 that query i0 + r of head h attends to, one
-  /// bit per key. Returns false if there is none.
+  /// For attention with a layout: sets rows[r] to the keys of the tile at j0 that query i0 + r of head h attends to,
+  /// one bit per key. Returns false if no query attends to a key of this tile.
   bool attended(int64_t h, int64_t i0, int64_t count, int64_t j0, uint64_t* rows) const {
     uint64_t any = 0;
     for (int64_t r = 0; r < count;) {
@@ -70,7 +71,7 @@ struct AttentionPlan : AttentionSizes {
   }
 };
 
-/// D rounded up to whole vectors.
+/// `width` (D) rounded up to whole vectors.
 template <class A> int64_t padded(int64_t width) { return round_up(width, lane_count<A>); }
 
 /// Copies rows of D elements, times `factor`, to rows of padded<A>(D) elements with zeros at the end.
@@ -85,8 +86,8 @@ template <class A, class T>
   }
 }
 
-/// Copies `count` keys of D elements, transposed, to D rows of tile_keys elements: out[d][j]. Keys count to most - 1
-/// are zeros.
+/// Copies `count` keys of D elements, transposed, to D rows of tile_keys elements: out[d][j]. Writes zeros for
+/// the keys from `count` to most - 1.
 template <class A, class T>
 void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, A* out, int64_t most = tile_keys) {
   constexpr int w = lanes<A>;
@@ -130,7 +131,7 @@ void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A
       const A factor = left == Left::plain ? a[i * lda + p] : a[p * lda + i];
 #pragma GCC unroll 4
       for (int j = 0; j < vectors; ++j) {
-        // without this, g++ may split the only chain of additions
+        // Keeps a single sum in one register. Without this line g++ may split it into several sums.
         if constexpr (rows * vectors == 1) keep_in_register(sum[i][j]);
         sum[i][j] += factor * line[j];
       }
@@ -147,7 +148,7 @@ void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A
     }
 }
 
-/// Factors of 1 for the rows of c: c keeps its values, and the product is added.
+/// Factors `keep` of 1 for register_product(): the rows of c keep their values, and the product is added.
 template <class A> inline constexpr A keep_all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
 /// register_product() for at most group_rows rows and any number of columns (in whole vectors).
@@ -187,7 +188,7 @@ template <class A> void hide_before(const AttentionPlan& plan, int64_t i, int64_
   if (const int64_t count = plan.first_key(i) - j0; count > 0) std::fill_n(values, std::min(count, tile_keys), hidden);
 }
 
-/// Sets the scores of keys that are not in `attended` to -inf. Such keys come in runs, as the layout has blocks.
+/// Sets the scores of keys that are not in `attended` to -inf, a run of keys at a time.
 template <class A> void hide(uint64_t attended, A* scores) {
   for (uint64_t hidden = ~attended; hidden != 0;) {
     const int from = std::countr_zero(hidden), count = std::countr_one(hidden >> from);
@@ -196,8 +197,8 @@ template <class A> void hide(uint64_t attended, A* scores) {
   }
 }
 
-/// Dropout factors for query i and keys j0, ...: 0 or 1 / (1 - p), drawn by the position in (B, H, T, S) over all
-/// heads.
+/// Computes dropout factors for query i and keys j0, j0 + 1, ...: 0 or 1 / (1 - p). The random number of a score
+/// depends on the score's position in (B, H, T, S), where H is plan.all_heads.
 template <class A>
 void dropout_row(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, A* factors) {
   constexpr int counters = int(tile_keys) / 4 + 8;  // a tile's 64 numbers may need 17; in whole vectors
@@ -241,8 +242,8 @@ template <class A, class T> [[gnu::always_inline]] inline void write_row(const A
   if (d < width) store(out + d, load(in + d, Full<A>()) * factor, int(width - d));
 }
 
-/// a and b each hold n rows in equal parts of their lanes. The result holds all 2 n rows, each as the elementwise
-/// maximum of its two halves.
+/// a and b hold n rows each, and each row takes an equal share of the lanes. The result holds all 2 n rows. A row of
+/// the result is the elementwise maximum of the row's two halves.
 template <class A, int n, int... l> Lanes<A> fold_rows(Lanes<A> a, Lanes<A> b, std::integer_sequence<int, l...>) {
   constexpr int w = lane_count<A>, part = w / (2 * n);  // lane l of the result belongs to row l / part
   const Lanes<A> low = __builtin_shufflevector(a, b, (l / part / n * w + l / part % n * 2 * part + l % part)...);
@@ -304,7 +305,7 @@ template <class A> Lanes<A> lane_numbers() {
 }
 
 /// Runs fn(unit, scratch) for all units, each on the next free thread; scratch holds `count` elements of A. `work`: the
-/// number of multiplications of all units; one thread runs them when it is small.
+/// number of multiplications of all units. If it is small, one thread runs all units.
 template <class A, class Fn> void each_unit(int64_t units, int64_t count, double work, Fn&& fn) {
   if (units == 0) return;
   const int64_t slots = work < 1e5 ? 1 : std::min<int64_t>(units, get_threads());

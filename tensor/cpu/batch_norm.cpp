@@ -1,7 +1,7 @@
 // Batch norm of x (N, C, S): each channel over its images and positions. Two layouts have separate loops: planes (the S
 // positions of a channel are adjacent) and columns (the C channels are adjacent: channels last, and plain (N, C)).
-// Statistics are computed in groups that fit in cache, around the group's own mean, and joined in f64, so x is read
-// from memory once for them.
+// To read x from memory only once, the mean and variance are computed for groups of elements that fit in cache. The
+// results of the groups are then merged in f64.
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/rows.h"
 
@@ -10,7 +10,7 @@ namespace {
 
 using namespace on_cpu;
 
-/// Count, mean and sum of squared deviations, joined as in Chan, Golub & LeVeque 1979.
+/// Count, mean and sum of squared deviations of a group. add() merges two groups as in Chan, Golub & LeVeque 1979.
 struct Moments {
   double count = 0, mean = 0, deviation = 0;
   void add(const Moments& other) {
@@ -29,11 +29,11 @@ struct Geometry {
         plane(x.size(2)),
         image_stride(x.strides()[0]),
         channel_stride(x.strides()[1]),
-        // Contiguous (N, C, 1) is both; columns are faster.
+        // A contiguous (N, C, 1) tensor has both layouts. It counts as columns, because that loop is faster.
         columns(channels > 0 && (channel_stride == 1 || channels == 1) && (plane == 1 || x.strides()[2] == channels)) {}
   int64_t images, channels, plane, image_stride, channel_stride;
   bool columns;
-  /// Number of images whose planes of one channel are summed together, in cache.
+  /// Number of images in a group: their planes of one channel fit in cache together.
   int64_t group() const { return std::max<int64_t>(1, 8192 / std::max<int64_t>(plane, 1)); }
   int64_t rows() const { return images * plane; }
   int64_t blocks() const { return (rows() + row_block - 1) / row_block; }
@@ -146,7 +146,8 @@ void batch_norm_values(const Tensor& x, const Tensor& weight, const Tensor& bias
   });
 }
 
-/// With y = (x - mean) rstd: dw = sum g y, db = sum g, dx = w rstd (g - [training] (db + y dw) / count).
+/// With g the gradient of the output and y = (x - mean) * rstd: grad_weight = sum(g * y), grad_bias = sum(g), and
+/// grad_x = weight * rstd * (g - (grad_bias + y * grad_weight) / count). If not training, grad_x = weight * rstd * g.
 template <class T>
 void batch_norm_grads(const Tensor& grad, const Tensor& x, const Tensor& weight, const Tensor& mean, const Tensor& rstd,
                       bool training, Tensor& grad_x, Tensor& grad_weight, Tensor& grad_bias) {

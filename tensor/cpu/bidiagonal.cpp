@@ -1,6 +1,6 @@
-// Golub and Kahan's implicit QR, with Demmel and Kahan's sweep without shift (1990) where a shift would cost small
-// values their digits. The matrix is f64 for every dtype. Vectors are rotated by a whole sweep at a time, a few rows of
-// all columns at once, so that the column that two successive rotations share stays in registers.
+// Golub and Kahan's implicit QR. Where a shift would make small singular values inaccurate, it uses Demmel and Kahan's
+// sweep without shift (1990). The bidiagonal matrix is f64 for every dtype. The rotations of a whole sweep are applied
+// to a few rows of u and v at a time: two successive rotations share a column, which then stays in registers.
 #include "tensor/cpu/bidiagonal.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 struct Turn {
   double c = 1, s = 0, r = 0;
 };
-/// The rotation with c f + s g = r and c g = s f. Numbers far below the norm of the matrix, about 1, count as 0.
+/// The rotation with c f + s g = r and c g = s f. The matrix has a norm of about 1, so numbers below 1e-150 count as 0.
 Turn turn_of(double f, double g) {
   if (std::fabs(g) < 1e-150) return {1, 0, f};
   if (std::fabs(f) < 1e-150) return {0, 1, g};
@@ -32,7 +32,8 @@ struct Sweep {
   std::vector<Turn> left, right;  // rotations for u and for v
 };
 
-/// Rotates `lanes` vectors of rows, in all columns. The column that two successive rotations share stays in registers.
+/// Applies rotations to the columns of a block. Each column of the block is `lanes` vector registers, one number per
+/// row. Rotation number i changes columns i and i + 1, so column i + 1 stays in registers (`kept`) for the next one.
 template <class T, int lanes> void turn_rows(Lanes<T>* at, const std::vector<Turn>& turns) {
   Lanes<T> kept[lanes];
 #pragma GCC unroll 4
@@ -51,8 +52,8 @@ template <class T, int lanes> void turn_rows(Lanes<T>* at, const std::vector<Tur
   for (int k = 0; k < lanes; ++k) at[k] = kept[k];
 }
 
-/// Vectors to rotate, as blocks of rows. A block holds its part of all columns, so it stays in the cache while several
-/// sweeps pass over it. Threads share the blocks; the arithmetic is the same in every block.
+/// Copies of u and v, as blocks of a few rows and all columns. A block stays in the cache while the rotations of
+/// several sweeps are applied to it. Different threads take different blocks.
 template <class T> class Turned {
  public:
   Turned(Columns<T> u, Columns<T> v, size_t columns) : u_(u), v_(v), columns_(columns) {
@@ -118,13 +119,13 @@ class Iteration {
  public:
   Iteration(std::vector<double>& d, std::vector<double>& e) : d_(d), e_(e) {}
 
-  /// One sweep over the part [low, high], which has no zero above its diagonal.
+  /// One QR sweep over rows and columns low to high, where no number above the diagonal is 0.
   Sweep sweep(int64_t low, int64_t high, double negligible) {
     done_ = {size_t(low), {}, {}};
     const size_t l = size_t(low), h = size_t(high);
     double least = std::fabs(d_[l]);
     for (size_t i = l + 1; i <= h; ++i) least = std::min(least, std::fabs(d_[i]));
-    // A sweep without shift moves a zero on the diagonal to the end, where the number above it becomes 0.
+    // If a number on the diagonal is 0, a sweep without shift makes the last number above the diagonal 0 too.
     const double ratio = least > negligible ? smaller_value(d_[h - 1], e_[h - 1], d_[h]) / std::fabs(d_[l]) : 0;
     if (ratio < 0x1p-26) without_shift(l, h);
     else with_shift(l, h, ratio * std::fabs(d_[l]));
@@ -172,7 +173,7 @@ class Iteration {
   Sweep done_;
 };
 
-/// Sorts the values by before(a, b), and the columns with them.
+/// Sorts the values d by before(a, b) and reorders the columns of u and v in the same way.
 template <class T, class Before> void sort_values(std::vector<double>& d, Columns<T> u, Columns<T> v, Before before) {
   const auto swap_columns = [](Columns<T> x, size_t i, size_t j) {
     if (x.data)
@@ -186,8 +187,8 @@ template <class T, class Before> void sort_values(std::vector<double>& d, Column
   }
 }
 
-/// The bound up to which numbers above the diagonal count as 0. In f32 such numbers are below the rounding; in f64 the
-/// iteration cannot make them smaller between two equal values. NaN if an entry is not finite.
+/// The bound up to which numbers above the diagonal count as 0. For f32 results it is below the rounding error. For f64
+/// it is as small as the iteration can reach between two equal values. NaN if an entry is not finite.
 template <class T> double negligible_of(const std::vector<double>& d, const std::vector<double>& e) {
   double norm = 0;
   for (const auto& list : {d, e})
@@ -195,8 +196,8 @@ template <class T> double negligible_of(const std::vector<double>& d, const std:
   return norm * (sizeof(T) == 4 ? 0x1p-28 : 0x1p-50);
 }
 
-/// Runs sweep(low, high) on parts of the matrix until e is 0, and rotates `vectors` along. Returns false if the
-/// iteration did not converge.
+/// Calls sweep(low, high) for the last block of rows and columns that is not yet diagonal, until all numbers e above
+/// the diagonal count as 0. Applies the rotations to `vectors` too. Returns false if the iteration did not converge.
 template <class T, class Fn>
 bool iterate(size_t size, const std::vector<double>& e, double negligible, Turned<T>& vectors, Fn sweep) {
   if (std::isnan(negligible)) return false;
@@ -220,7 +221,7 @@ bool iterate(size_t size, const std::vector<double>& e, double negligible, Turne
   return true;
 }
 
-/// One sweep over the part [low, high] of a tridiagonal matrix, with Wilkinson's shift.
+/// One QR sweep with Wilkinson's shift over rows and columns low to high of a symmetric tridiagonal matrix.
 Sweep sweep_symmetric(std::vector<double>& d, std::vector<double>& e, int64_t low, int64_t high) {
   Sweep done{size_t(low), {}, {}};
   const size_t l = size_t(low), h = size_t(high);

@@ -6,7 +6,7 @@
 
 namespace lockstep::on_cpu {
 
-/// Columns of `rows` numbers, one after the other; data may be null.
+/// A matrix with `rows` rows whose columns are contiguous in memory. `data` is null if there is none.
 template <class T> struct Columns {
   T* data = nullptr;
   int64_t rows = 0;

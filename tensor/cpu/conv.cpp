@@ -1,9 +1,9 @@
-// Convolution: f32 uses oneDNN if it is available; otherwise, and for f64, a matrix product over unfolded images:
+// Convolution. f32 uses oneDNN if it is available. Otherwise, and for f64, images are unfolded (im2col) and multiplied:
 //
-//   columns (C/g R S  x  P Q): row (c, r, s) is the image shifted so that weight (c, r, s) meets the output below it
-//   out = W columns      d columns = W^T d out, folded back      d W = d out columns^T, summed over images
+//   columns = the unfolded image: one row for each weight (c, r, s), one column for each output position
+//   out = W columns      grad columns = W^T grad out, added back to the image      grad W = grad out columns^T
 //
-// The units of work depend on the shape alone. f16 and bf16 are computed in f32.
+// How the work is divided depends on the shape alone. f16 and bf16 are computed in f32.
 #include "tensor/cpu/conv.h"
 
 #include <algorithm>
@@ -18,7 +18,7 @@
 namespace lockstep::on_cpu {
 namespace {
 
-/// Sizes of one group's part of an image, and how it is unfolded.
+/// The sizes of one group of channels, and the functions that unfold an image (im2col) and fold it back.
 struct Sizes : ConvSizes {
   ConvArgs args;
 
@@ -28,8 +28,8 @@ struct Sizes : ConvSizes {
   int64_t depth() const { return c * r * s; }
   int64_t places() const { return p * q; }
 
-  /// Calls fn(column row, first position, first x element, outputs, x step) for every line of the unfolded image that
-  /// overlaps x: `outputs` adjacent output positions read elements of x that are `x step` apart.
+  /// Calls fn(row, place, from, count, step) for each output line of each row of the unfolded image, if it overlaps x:
+  /// the `count` output positions from `place` on read elements of x that start at `from` and are `step` apart.
   template <class Fn> void each_line(Fn&& fn) const {
     for (int64_t ci = 0, row = 0; ci < c; ++ci)
       for (int64_t ri = 0; ri < r; ++ri)
@@ -58,7 +58,8 @@ struct Sizes : ConvSizes {
   }
 };
 
-/// Runs fn(unit, columns buffer, scratch of an m x n x k product) for all units, with one buffer per thread.
+/// Calls fn(unit, columns, scratch) for all units. `columns` has room for an unfolded image and `scratch` for a matrix
+/// product of size m x n x k. Each thread has its own.
 template <class T, class Fn>
 void with_columns(int64_t units, const Sizes& z, int64_t m, int64_t n, int64_t k, Fn&& fn) {
   const int64_t size = z.depth() * z.places() + gemm_scratch<T>(m, n, k);

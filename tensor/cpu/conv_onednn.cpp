@@ -69,14 +69,14 @@ struct Problem {
   }
 };
 
-/// A primitive and the layouts that it expects. `primitive` is empty if oneDNN has no fast one.
+/// A oneDNN primitive and the layouts that it expects. `primitive` is empty if oneDNN has no fast kernel.
 struct Primitive {
   dnnl::primitive primitive;
   Desc x, w, y, scratch;
 };
 
-/// The descriptor of the kernel that oneDNN selects for `arguments`. Derivatives also pass the forward descriptor.
-/// oneDNN 2 expects an operation descriptor, oneDNN 3 its parts.
+/// The descriptor of the kernel that oneDNN selects for `arguments`. For gradients, `forward` is the descriptor of the
+/// forward convolution. oneDNN 2 takes the arguments as one operation descriptor, oneDNN 3 takes them one by one.
 template <class Convolution, class... Forward>
 auto choose(const auto& arguments, const dnnl::primitive_attr& attributes, const Forward&... forward) {
   const auto make = [&](const auto&... parts) {
@@ -170,7 +170,8 @@ void reorder(dnnl::stream& stream, const memory& from, const memory& to) {
   dnnl::reorder(a, b).execute(stream, a, b);
 }
 
-/// One call: plan 0 is for full chunks, plan 1 for the last one, which may have fewer images.
+/// One convolution, computed in chunks of images. Plan 0 is for full chunks. Plan 1 is for the last chunk, which may
+/// have fewer images.
 class Call {
  public:
   Call(ConvKind kind, const Tensor& x, const Tensor& y, const Shape& weight, bool bias, const ConvArgs& args)
@@ -191,8 +192,8 @@ class Call {
   const Problem& problem() const { return problem_; }
   const Primitive& plan(int64_t chunk) const { return *plans_[chunk == count_ - 1]; }
 
-  /// Runs fn(chunk, stream, memory of x, memory of y, scratch memory) for all chunks. x and y are in the plan's layout:
-  /// inputs are converted before, outputs after.
+  /// Calls fn(chunk, stream, memory of x, memory of y, scratch memory) for all chunks. x and y have the layout that
+  /// oneDNN expects: inputs are converted before the call, outputs after it.
   template <class Fn> void run(bool write_x, bool write_y, Fn&& fn) {
     size_t bytes = 0;
     for (const auto& plan : plans_)
@@ -229,10 +230,11 @@ class Call {
         }
       } catch (const dnnl::error&) { failed = true; }
     });
-    LOCKSTEP_CHECK(!failed, "[conv2d] oneDNN failed for input ", x_.shape(), " and output ", y_.shape());
+    LOCKSTEP_CHECK(!failed, "[conv2d] oneDNN failed for input ", x_.shape(), " and output ", y_.shape(),
+                   "; build with -Donednn=disabled and please report it");
   }
 
-  /// The weights in the layouts of both plans. `keep` holds the converted copies.
+  /// The weights in the layout for full chunks and in that for the last chunk. `keep` holds the converted copies.
   std::array<memory, 2> weights(const Tensor& w, std::array<Tensor, 2>& keep) const {
     std::array<memory, 2> result;
     const SingleThread single;
@@ -297,7 +299,7 @@ bool onednn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArg
 bool onednn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w,
                                Tensor& grad_bias) {
   Call call(ConvKind::grad_weight, x, grad, grad_w.shape(), grad_bias.defined(), args);
-  // Partial sums in different layouts cannot be added; the two plans rarely differ.
+  // The chunks' weight gradients are added, so all must have the same layout. It rarely differs for the last chunk.
   if (!call.usable() || !(call.plan(0).w == call.plan(call.count() - 1).w)) return false;
   const Desc w = call.plan(0).w;
   const int64_t k = grad.size(1), floats = int64_t(whole_lines(w.get_size()) / 4), each = floats + (k + 15) / 16 * 16;

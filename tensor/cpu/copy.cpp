@@ -1,6 +1,6 @@
 // Copies between any strides and dtypes, and filling. A copy is first simplified: dims of size 1 are dropped, dims are
-// sorted by the stride of the output, and dims that are adjacent in memory are merged. Most copies end as one run or
-// one transpose.
+// sorted by the stride of the output, and dims that are adjacent in memory are merged. After this, most copies are a
+// single contiguous run or a single matrix transpose.
 #include <bit>
 #include <cstring>
 #include <tuple>
@@ -54,7 +54,7 @@ CopyLoop make_plan(const Shape& shape, const Strides& from, const Strides& to) {
   return plan;
 }
 
-// Calls fn(offset in from, offset in to) for rows [begin, end) of the dims outside the last `inner`.
+// Calls fn(offset in from, offset in to) for rows [begin, end). A row is one index of all dims but the last `inner`.
 template <class Fn> void for_rows(const CopyLoop& plan, int inner, int64_t begin, int64_t end, Fn&& fn) {
   const int outer = plan.rank - inner;
   int64_t index[Dims::max_rank] = {}, from = 0, to = 0;
@@ -88,8 +88,8 @@ constexpr int widest = 32;
 constexpr int widest = 16;
 #endif
 
-// A square of `side` x `side` elements has one register per row. It is read, transposed and written without a cache in
-// between, so rows that are a power of two apart cause no cache conflicts.
+// A square of `side` x `side` elements with one register per row. It is transposed in registers, not in a buffer, so
+// rows whose distance is a power of two cause no cache conflicts.
 template <class T> struct Square {
   static constexpr int side = std::min<int>(widest / sizeof(T), 16);
   typedef T Row __attribute__((vector_size(side * sizeof(T))));
@@ -141,7 +141,7 @@ void transpose_block(const T* from, int64_t from_stride, T* to, int64_t to_strid
   }
 }
 
-// Copies if the last dim has stride 1 in the output and dim `across` has stride 1 in the source.
+// Copies by transposing squares. The last dim must have stride 1 in `to`, and dim `across` stride 1 in `from`.
 template <class T> void copy_transposed(const CopyLoop& original, int across, const T* from, T* to) {
   // Moves `across` next to the last dim; the order of the outer dims does not matter.
   CopyLoop plan;

@@ -22,7 +22,7 @@ namespace lockstep::on_cpu {
 namespace fourier {
 namespace {
 
-// --- complex numbers in memory to lanes and back; an inverse transform swaps re and im on both ways ---
+// --- loads and stores of complex numbers; an inverse transform swaps re and im (`swap`) in each load and store ---
 
 template <class T, int... l>
 [[gnu::always_inline]] inline Lanes<T> load(const std::complex<T>* x, bool swap, std::integer_sequence<int, l...>) {
@@ -74,7 +74,7 @@ template <class T> struct Buffer {
   Tensor memory;
 };
 
-/// Transforms of rows of n numbers.
+/// Computes the transforms of rows of n contiguous numbers.
 template <class T> class Rows {
   static constexpr int w = lanes<T>;
   using Number = std::complex<T>;
@@ -118,8 +118,8 @@ template <class T> class Rows {
  private:
   static constexpr int64_t shortest_split = 256, longest_column = 1 << 13, longest_twists = 1 << 12;
 
-  /// True if the twiddle factors of all blocks are stored. For long rows only the first block has them; the others
-  /// follow from these.
+  /// True if the twiddle factors of all blocks of columns are stored. For long rows only those of the first block are
+  /// stored, and the factors of another block are computed from them.
   bool has_all_twists() const { return n_ <= longest_twists; }
   int64_t buffer_size() const { return 2 * std::max(first_->room(), second_ ? second_->room() : 0); }
 
@@ -132,7 +132,7 @@ template <class T> class Rows {
         const Number* const from = x + group * w * n;
         Number* const to = y + group * w * n;
         const int64_t count = std::min<int64_t>(w, rows - group * w);
-        // The last block overlaps the one before it, because whole vectors are faster.
+        // The last block overlaps the block before it: this keeps it a whole vector, which is faster to load.
         const int64_t length = std::min<int64_t>(w, n);
         for (int64_t block = 0; block < n; block += w) {
           const int64_t k = std::min(block, n - length);
@@ -153,9 +153,9 @@ template <class T> class Rows {
     });
   }
 
-  /// Transforms one row as a matrix n1 x n2: number j1 n2 + j2 of the input, k1 + n1 k2 of the output. `between` holds
-  /// blocks of w values of k1, each with its numbers in the order of j2. If there are many rows, the caller passes
-  /// scratch in `own`, and a row is not split over threads.
+  /// Transforms one row as a matrix n1 x n2. Input number j1 n2 + j2 is element (j1, j2), and output number k1 + n1 k2
+  /// is element (k1, k2). `between` holds the numbers after the first step: blocks of w values of k1, each in the order
+  /// of j2. If there are many rows, the caller passes scratch in `own`, and a row is not split over threads.
   void run_long(const Number* x, Number* y, Lanes<T>* between, Lanes<T>* own, bool inverse, T scale) const {
     const int64_t n1 = n1_, n2 = n2_, most = own ? n1 + n2 : std::max<int64_t>(1, grain / (w * std::max(n1, n2)));
     parallel_for(ceil_div(n2, w), most, [&](int64_t begin, int64_t end) {
@@ -190,7 +190,7 @@ template <class T> class Rows {
     });
   }
 
-  /// Transforms long rows whose length has large prime factors, by Bluestein's convolution with the length of inner_.
+  /// Transforms long rows whose length has large prime factors, by Bluestein's convolution of length inner_->n_.
   void convolve(const Number* x, Number* y, int64_t rows, bool inverse, T scale) const {
     const int64_t m = inner_->n_, n = n_;
     std::vector<Number> w_of(static_cast<size_t>(n)), a(static_cast<size_t>(m)), b(a), spectrum(a);
@@ -224,8 +224,8 @@ template <class T> class Rows {
   std::vector<Lanes<T>> twists_;
 };
 
-/// Converts the transform z of the h numbers x[2 j] + i x[2 j + 1] to the first half of the transform of x, or back:
-/// calls fn for each pair of bins.
+/// A real sequence x of 2 h numbers is transformed as h complex numbers z[j] = x[2 j] + i x[2 j + 1]. This calls fn for
+/// each pair of bins (k, h - k), to convert the transform of z to the first half of that of x, or back.
 template <class T, class Fn> void for_halves(int64_t rows, int64_t h, Fn&& fn) {
   const Roots roots(2 * h);
   const int64_t pairs = h / 2 + 1;

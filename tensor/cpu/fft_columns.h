@@ -92,8 +92,8 @@ template <int r, class T> [[gnu::always_inline]] inline void butterfly(Lanes<T>*
   }
 }
 
-/// One pass of Stockham's algorithm: r sequences of m items, each of `stride` adjacent numbers, become stride * r
-/// sequences of m numbers.
+/// One pass of Stockham's algorithm with radix r. The input is r * m groups of `stride` adjacent numbers. Groups that
+/// are m apart are combined, and the results are stored side by side: m groups of stride * r numbers.
 template <class T> struct Pass {
   int radix;
   int64_t m, stride;
@@ -150,12 +150,12 @@ inline int64_t smooth_at_least(int64_t n) {
   return n;
 }
 
-/// exp(-pi i k^2 / n).
+/// exp(-pi i k^2 / n), the factors of Bluestein's method.
 inline std::complex<double> chirp(int64_t k, int64_t n) {
   return root_of_unity(int64_t((unsigned __int128)(k)*uint64_t(k) % uint64_t(2 * n)), 2 * n);
 }
 
-/// Transforms of n numbers in each lane.
+/// Computes transforms of length n. Each lane of the vector registers holds a different sequence.
 template <class T> class Columns {
  public:
   /// Computes the tables for n.
@@ -171,7 +171,7 @@ template <class T> class Columns {
       }
     }
     if (m_ == n_) return;
-    // The transform of the conjugate chirp, computed in f64 for every T.
+    // Bluestein's method multiplies by the transform of the conjugate chirp. It is computed in f64 for every T.
     const Columns<double> inner(m_);
     const std::unique_ptr<Lanes<double>[]> x(new Lanes<double>[size_t(m_)]()), y(new Lanes<double>[size_t(m_)]);
     for (int64_t k = 0; k < n_; ++k) {

@@ -1,13 +1,13 @@
-// Matrix product in the classic layers, from the outside in:
+// Matrix product c = a b with the usual blocking for caches. This shows the loops, the outermost first:
 //
-//   columns of b    for some blocks of k: as many as stay in L3. Packed by all threads and read by all
-//   rows of a       for one block of k: a few slivers. Each thread packs those of its own part of c, or reads the rows
-//                   in place
-//   a sliver of a   stays in L1 while it is multiplied by these columns, one tile of c at a time (gemm_tile.h)
+//   columns of b    as many as stay in L3, for some blocks of k. All threads pack them together, and all read them
+//   rows of a       a few slivers (strips of rows as high as a tile), for one block of k. Each thread packs the slivers
+//                   for its own part of c, or reads the rows in place
+//   a sliver of a   stays in L1 while it is multiplied by the columns of b, one tile of c at a time (gemm_tile.h)
 //
-// Packing makes transposed and 16-bit operands free: only the copy differs. The bits do not depend on where a thread's
-// part begins, so the work is divided by the number of threads. Kinds of operands (Numbers, Pairs) differ only in the
-// elements of a sliver and in how many numbers of k an element holds (`together`).
+// Packing costs the same for transposed and 16-bit operands. The bits of c do not depend on where a thread's part
+// begins, so the work is divided by the number of threads. Numbers and Pairs are the two kinds of operands. They differ
+// in the elements of a sliver and in how many numbers along k one element holds (`together`).
 #include "tensor/cpu/gemm.h"
 
 #include <algorithm>
@@ -29,9 +29,9 @@ constexpr int64_t columns_limit = 1536;             // columns of packed b, unle
 constexpr int64_t fork_work = 1 << 18;              // multiplications that justify a thread
 constexpr int64_t fork_reads = 1 << 15;             // numbers read from memory that justify a thread
 
-/// Computes a product of at most 256 multiplications (is_tiny()) without packing or padding. Several sums run side by
-/// side: for one sum alone, g++ with the tuning of some processors rounds the products before it adds them, and the
-/// bits would differ from a tile's.
+/// Computes a product of at most 256 multiplications (is_tiny()) without packing or padding. It keeps 16 sums at once:
+/// for a single sum, g++ for some processors rounds each product before it adds it, and the bits would differ from
+/// those of a larger product.
 template <class T, class In>
 void tiny_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c,
                int64_t ldc) {
@@ -50,7 +50,7 @@ void tiny_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, Matri
     }
 }
 
-/// Slivers of f32 or f64. 16-bit numbers become f32 when they are packed.
+/// Operands whose packed elements are f32 or f64. 16-bit numbers are converted to f32 when they are packed.
 template <class T, class In> struct Numbers {
   using Sum = T;
   using Number = In;
@@ -83,7 +83,7 @@ template <class T, class In> struct Numbers {
 };
 
 #if defined(LOCKSTEP_PAIRS)
-/// Slivers of pairs of bf16.
+/// Operands whose packed elements are pairs of bf16.
 struct Pairs {
   using Sum = float;
   using Number = BFloat16;
@@ -110,7 +110,7 @@ struct Pairs {
 };
 #endif
 
-/// The blocking of a product. Only `depth` affects the bits.
+/// The block sizes of a product and the grid of its threads. Only `depth` affects the bits of the result.
 template <class K> struct Blocking {
   static constexpr int64_t high = K::high, wide = K::wide, size = sizeof(typename K::Packed);
   static constexpr int64_t rows = 8 * high;  // rows of a that a thread packs at a time, at most
@@ -118,7 +118,7 @@ template <class K> struct Blocking {
 
   int64_t depth;            // elements of k in a block; here k is counted in elements of a sliver
   int64_t columns, packed;  // columns of b, and depth of k, that are packed at a time
-  // True if there is no c: each thread keeps a strip of result rows in its own buffer.
+  // True if the caller passed no c. Each thread then keeps a strip of result rows in its own buffer.
   bool strips;
   int64_t down = 1, across = 1;        // the grid of threads
   int64_t b_size, a_size, strip_size;  // buffer sizes, in numbers
@@ -131,8 +131,8 @@ template <class K> struct Blocking {
     packed = std::min(ceil_div(k, depth), std::max<int64_t>(1, limit / (columns * depth))) * depth;
     strips = !with_c && (packed >= k || k * std::min<int64_t>(n, 16 * wide) <= limit);
     if (strips && packed < k) packed = ceil_div(k, depth) * depth, columns = std::min(n, limit / k / wide * wide);
-    // A sliver is packed once for each column of the grid, which takes about as long as a tile: fewer columns are
-    // better if they balance the work as well.
+    // A sliver of a is packed again in each column of the grid, which takes about as long as computing a tile. So among
+    // grids that balance the work equally well, the loop chooses the one with the fewest columns.
     const int64_t threads = std::clamp<int64_t>(m * n * k / fork_work, 1, most_threads);
     int64_t least = std::numeric_limits<int64_t>::max();
     for (int64_t s = 1; s <= threads; ++s) {
@@ -148,7 +148,7 @@ template <class K> struct Blocking {
   int64_t scratch() const { return b_size + down * across * (a_size + strip_size); }
 };
 
-/// One product. The threads that compute its pieces share this object.
+/// One matrix product. The threads that compute parts of the result share this object.
 template <class K> struct Product {
   using T = typename K::Sum;
   using In = typename K::Number;
@@ -161,7 +161,7 @@ template <class K> struct Product {
   T* c;  // the result; null if plan.strips is set
   const Finish<T>& finish;
   Blocking<K> plan;
-  // For each block of k, slivers of `wide` columns; followed by the buffers of each thread.
+  // The packed columns of b (for each block of k, slivers of `wide` columns), then the buffers of the threads.
   Packed* packed_b;
 
   int64_t end() const { return ceil_div(k, together); }  // end of k, in elements of a sliver
@@ -183,7 +183,7 @@ template <class K> struct Product {
       }
   }
 
-  /// The number of numbers in elements [p, p + depth).
+  /// How many numbers along k the packed elements [p, p + depth) hold.
   int64_t numbers(int64_t p, int64_t depth) const { return std::min(k - p * together, depth * together); }
 
   /// Packs rows [p0, p1) of b in columns [j, j + columns).
@@ -200,10 +200,10 @@ template <class K> struct Product {
     });
   }
 
-  /// Adds the product with the packed rows [p0, p1) of b, in its columns j + [x0, x1), to rows [i0, i1) of c.
+  /// Multiplies rows [i0, i1) of a by the packed rows [p0, p1) of b and adds the result to columns j + [x0, x1) of c.
   void multiply(int64_t i0, int64_t i1, int64_t j, int64_t columns, int64_t x0, int64_t x1, int64_t p0, int64_t p1,
                 Packed* packed_a) const {
-    // With contiguous rows of a, one sliver at a time goes from memory to L1.
+    // If the rows of a are contiguous, it packs one sliver at a time, otherwise plan.rows rows at a time.
     const int64_t rows = a.col == 1 ? high : plan.rows, ld = c ? ldc : ceil_div(x1 - x0, wide) * wide;
     const bool in_place = K::in_place(a);
     T* const strip = reinterpret_cast<T*>(packed_a + plan.a_size);
@@ -237,8 +237,8 @@ template <class K> struct Product {
 
 bool is_tiny(int64_t m, int64_t n, int64_t k) { return m * n * k <= 256; }  // true for k = 0
 
-/// A product of m <= unpacked_rows rows, where b is read without packing. `turned`: c is the transpose of the result,
-/// and so are the pieces that `finish` gets. `rows`: room for m x k elements of a.
+/// A product of m <= unpacked_rows rows, where b is read without packing. If `turned` is true, c receives the transpose
+/// of the result, and so does `finish`. `rows` has room for m x k elements of a.
 template <class K, class T = typename K::Sum, class In = typename K::Number>
 void few_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
               bool turned, const Finish<T>& finish, typename K::Packed* rows, bool alone) {
@@ -306,7 +306,8 @@ void run(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<
   Product<K>{m, n, k, ldc, alpha, beta, a, b, c, finish, plan, packed(plan.scratch())}();
 }
 
-/// Calls fn with the kind of operands (Numbers or Pairs) for products of In.
+/// Calls fn with the kind of operands for products of type In: Pairs for bf16 if the processor multiplies pairs of
+/// bf16, otherwise Numbers.
 template <class T, class In> auto with_kind(const auto& fn) {
 #if defined(LOCKSTEP_PAIRS)
   if constexpr (std::is_same_v<In, BFloat16>)

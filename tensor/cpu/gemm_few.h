@@ -1,11 +1,11 @@
 #pragma once
-// The product of a few rows with a matrix, as in generating text token by token. It takes as long as reading the matrix
-// from memory, so the matrix is read once and never packed:
+// The product of a few rows with a matrix b, as in generating text token by token. It takes as long as reading b from
+// memory, so b is read once and never packed. How b is read depends on its layout:
 //
 //   columns of b are contiguous (as in nn::Linear's weights)    squares of b are transposed in registers
-//   rows of b are contiguous                                    they are read in place
+//   rows of b are contiguous                                    the rows are read in place
 //
-// An element is summed in the order of gemm_tile.h: k in blocks, each in order, then block after block.
+// The sum over k has the same order as in gemm_tile.h: each block of k is summed in order, then the blocks are added.
 #include <algorithm>
 #include <array>
 #include <cstring>
@@ -35,7 +35,7 @@ template <class T, class In> struct FewRows {
   /// True if b can be read without packing.
   static bool reads(const MatrixView<In>& b) { return b.row == 1 || b.col == 1; }
 
-  /// Computes columns [j0, j1) of all rows. The next few_rows rows follow while the columns of b are in cache.
+  /// Computes columns [j0, j1) of all rows. It takes few_rows rows at a time while the columns of b are in cache.
   void operator()(int64_t rows, int64_t j0, int64_t j1) const {
     if (rows > few_rows) {
       FewRows rest = *this;
@@ -95,8 +95,8 @@ template <class T, class In> struct FewRows {
     put<rows, 1>(total, j, count);
   }
 
-  /// Computes one column, when there are too few for a vector. Blocks of k are summed side by side, so that their sums
-  /// need not wait for each other.
+  /// Computes one column of c, when there are too few columns for a vector. Several blocks of k are summed at the same
+  /// time, because their sums do not depend on each other.
   template <int rows> void dots(int64_t j) const {
     constexpr int wide = 8;
     for (int i = 0; i < rows; ++i) {
@@ -125,7 +125,7 @@ template <class T, class In> struct FewRows {
     }
   }
 
-  /// Adds the products of a square of which only `count` lines, and of each line only numbers [p, end), are used.
+  /// Adds the products of x with numbers [p, end) of `count` columns of b (`from`), at most a square, to `sum`.
   template <int rows> void part(const In* from, int count, int64_t p, int64_t end, Vector<T>* sum) const {
     const int64_t start = std::max<int64_t>(0, std::min(p, k - w));  // a whole square can be read from here
     Vector<T> square[w];
@@ -167,7 +167,7 @@ template <class T, class In> struct FewRows {
     put<rows, vectors>(total, j, count);
   }
 
-  /// Adds the sum of a block to those before it, or to beta * c.
+  /// Adds alpha times the sum of one block of k to `total`. The first block is added to beta * c.
   [[gnu::always_inline]] void settle(Vector<T> sum, int i, int64_t j, int count, bool first, Vector<T>& total) const {
     if (first && beta != 0) {
       total = Vector<T>{};

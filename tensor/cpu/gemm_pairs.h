@@ -1,16 +1,16 @@
 #pragma once
-// Products of bf16 by the instruction of AVX512-BF16. It multiplies a pair of numbers by a pair and adds both products
-// to an f32 lane: twice the arithmetic of f32 in the same time. Here k is counted in pairs; the rest is as in
-// gemm_tile.h and gemm_few.h:
+// Products of bf16 by the instruction of AVX512-BF16. It multiplies two adjacent numbers of a by two of b and adds both
+// products to an f32 lane: twice the arithmetic of f32 in the same time. The file differs from gemm_tile.h and
+// gemm_few.h in that it counts k in pairs:
 //
-//   packing   lines of pairs become slivers, with a 0 after an odd k
-//   tile      an element is the sum over blocks of k of chains of pairs, in order. Of a pair, the second product is
-//             added first. Each product and each sum is rounded once, and results below 2^-126 are 0
-//   few rows  the same chains, with the columns read in place
+//   packing   copies pairs into slivers, with a 0 after an odd k
+//   tile      sums the pairs of each block of k in order, then the blocks. The second product of a pair is added first.
+//             Each product and each sum is rounded once, and results below 2^-126 are 0
+//   few rows  sums in the same order, but reads b in place
 //
 // These functions are compiled for processors with AVX512-BF16, whatever the library is built for, and called only on
-// such processors. Functions that they call would not be compiled for these processors, so everything is written in
-// intrinsics.
+// such processors. They use intrinsics only, because other functions that they call are not compiled for such
+// processors.
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -35,7 +35,7 @@ namespace lockstep::on_cpu {
 inline constexpr int pair_lanes = 16, pair_rows = 14, pair_columns = 2 * pair_lanes;  ///< sizes of a tile
 inline constexpr int few_pair_rows = 7;  ///< rows that are multiplied at a time by columns read in place
 
-/// The `count` lowest bits set, at most 32.
+/// A mask with the `count` lowest bits set.
 inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std::max<int64_t>(count, 0)) - 1; }
 
 /// sum + a b, for each pair.
@@ -73,8 +73,8 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
   }
 }
 
-/// Reads 16 pairs from each of `lines` lines that are `apart` apart: `numbers` numbers of each, then zeros. Prefetches
-/// `ahead` numbers further on.
+/// Reads 16 pairs from each of `lines` lines that are `apart` numbers apart. Only `numbers` numbers of a line are read,
+/// the rest is 0. Also prefetches the numbers that lie `ahead` numbers further.
 [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline void read_square(const BFloat16* in, int64_t apart, int64_t lines,
                                                                    int64_t numbers, int64_t ahead, __m512i (&r)[16]) {
   const __mmask32 there = low_bits(numbers);
@@ -87,7 +87,8 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
   }
 }
 
-/// Sixteen columns of two rows as pairs; zeros for a missing second row.
+/// Reads 16 columns of two rows and combines the two numbers of each column to a pair. Without `second`, the second
+/// number is 0.
 [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline __m512i read_rows(const BFloat16* in, int64_t row, bool second,
                                                                     __mmask16 columns) {
   const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, in));
@@ -129,7 +130,7 @@ template <int width>
       for (int first = 0; first < width; first += 16) {
         __builtin_prefetch(from + 8 * step + i + first), __builtin_prefetch(from + 9 * step + i + first);
         const int64_t lines = std::min<int64_t>(count - i, width) - first;
-        // no wider than the sliver: the beginning of the next one has been written already
+        // stores no more lanes than the sliver has lines: the memory after them belongs to values already written
         _mm512_mask_storeu_epi32(out + i * depth + p * width + first, __mmask16(low_bits(std::min(16, width - first))),
                                  read_rows(from + i + first, step, 2 * p + 1 < numbers, __mmask16(low_bits(lines))));
       }
@@ -167,7 +168,7 @@ template <int rows>
 
 /// The type of pair_tile().
 using PairTile = void (*)(int64_t, const uint32_t*, const uint32_t*, float, float, float*, int64_t);
-/// pair_tile() for 1 to pair_rows rows.
+/// A table of the functions pair_tile<rows>() for 1 to pair_rows rows.
 inline constexpr auto pair_tiles = []<int... rows>(std::integer_sequence<int, rows...>) {
   return std::array<PairTile, sizeof...(rows)>{&pair_tile<rows + 1>...};
 }
@@ -188,7 +189,7 @@ struct FewPairs {
   /// True if b can be read without packing.
   static bool reads(const MatrixView<BFloat16>& b) { return b.row == 1 || b.col == 1; }
 
-  /// Computes columns [j0, j1) of `rows` rows. The next rows follow while the columns are in cache.
+  /// Computes columns [j0, j1) of `rows` rows, few_pair_rows rows at a time while the columns of b are in cache.
   void operator()(int64_t rows, int64_t j0, int64_t j1) const {
     using Run = void (FewPairs::*)(int64_t, int64_t) const;
     static constexpr auto table = []<int... n>(std::integer_sequence<int, n...>) {
@@ -260,7 +261,7 @@ struct FewPairs {
       }
   }
 
-  /// Adds the products of sixteen pairs of 32 columns.
+  /// Multiplies pairs [p, p + 16) of x by those of columns [j, j + 32) of b and adds the products to `sum`.
   template <int rows>
   [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] void squares(int64_t j, int64_t p, __m512 (&sum)[rows][2]) const {
 #pragma GCC unroll 2
@@ -276,7 +277,7 @@ struct FewPairs {
     }
   }
 
-  /// Adds the products of pairs [p, end), at most sixteen, of `count` columns.
+  /// Multiplies pairs [p, end) of x, at most 16, by those of columns [j, j + count) of b. Adds the products to `sum`.
   template <int rows>
   [[LOCKSTEP_FOR_PAIRS]] void part(int64_t j, int64_t count, int64_t p, int64_t end, __m512 (&sum)[rows][2]) const {
     for (int v = 0; 16 * v < count; ++v) {

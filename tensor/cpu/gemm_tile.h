@@ -1,6 +1,6 @@
 #pragma once
-// The two inner parts of a matrix product: packing lines of an operand into slivers that the innermost loop reads in
-// order, and that loop, which keeps a tile of the result in registers:
+// The two inner parts of a matrix product. pack() copies lines of an operand into slivers, in the order in which the
+// innermost loop reads them. tile() is that loop: it keeps a tile of the result in registers, as this picture shows.
 //
 //                  b sliver   tile_columns = tile_vectors * lanes
 //                  +---------+
@@ -29,8 +29,8 @@ inline constexpr int tile_rows = vector_registers < 32 ? lanes<T> >= 6 ? 6 : 4
 /// Columns of a tile.
 template <class T> inline constexpr int tile_columns = tile_vectors<T>* lanes<T>;
 
-/// Packs a square of a sliver: `count` lines of `columns` numbers each, out[c * width + line]. Writes a whole vector
-/// for each c.
+/// Packs a square of a sliver: number c of line r goes to out[c * width + r], for `count` lines of `columns` numbers.
+/// Writes a whole vector for each c.
 template <int width, class T, class In>
 [[gnu::always_inline]] inline void pack_square(const In* in, int64_t apart, int count, int columns, T* out) {
   Vector<T> square[lanes<T>];
@@ -77,7 +77,7 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
         } else {
           for (int first = 0; first < width; first += w) {
             T part[w];
-            // reads a whole vector if there is one, although a sliver may use less of it
+            // reads a whole vector if as many numbers are left, even if the sliver is narrower
             const int64_t there = count - i - first;
             const Vector<T> v = there >= w ? read<T>(from + i + first, w) : read<T>(from + i + first, int(there));
             std::memcpy(part, &v, sizeof v);
@@ -91,8 +91,8 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
   }
 }
 
-/// True if rows of a matrix may be read in place: a tile then reads few of them, and each passes through L1 along its
-/// own cache lines. More rows that are a power of two apart would compete for the same places of L1.
+/// True if a tile has so few rows that it may read rows of a matrix in place. If a tile had more rows, and the rows
+/// were a power of two apart, they would compete for the same places in the L1 cache.
 template <class T> inline constexpr bool reads_rows = tile_rows<T> <= 8;
 
 /// alpha * sum + beta * old; old is ignored if beta is 0. alpha * sum is rounded before the addition: otherwise the
@@ -145,7 +145,7 @@ void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict
 
 /// The type of tile().
 template <class T> using Tile = void (*)(int64_t, const T*, int64_t, const T*, T, T, T*, int64_t);
-/// tile() for 1 to tile_rows rows; a is a sliver if `packed`.
+/// A table of the functions tile() for 1 to tile_rows rows. Operand a is a sliver if `packed` is true.
 template <class T, bool packed> inline constexpr auto tiles = []<int... rows>(std::integer_sequence<int, rows...>) {
   return std::array<Tile<T>, sizeof...(rows)>{&tile<T, rows + 1, packed>...};
 }

@@ -54,9 +54,9 @@ template <class T> void select_rows(const T* x, const Split& split, const int64_
   });
 }
 
-// out[o, index[i], :] += x[o, i, :], except rows with index `skip`. Rows of out are visited one after the other, and
-// all rows of x that belong to one are added in parts of rows_of_part rows, as on CUDA. Threads share o or, if there is
-// only one o, the columns. f16 and bf16 are summed in f32 and rounded once.
+// out[o, index[i], :] += x[o, i, :], except where index[i] is `skip`. For each row of out, the rows of x with its index
+// are summed in groups of rows_of_part rows, as on CUDA. Threads divide the values of o among them or, if there is only
+// one, the columns. f16 and bf16 are summed in f32 and rounded once.
 template <class T>
 void add_rows(const T* x, const Split& split, const int64_t* index, int64_t count, int64_t skip, T* out) {
   using Sum = std::conditional_t<is_half<T>, float, T>;
@@ -71,7 +71,7 @@ void add_rows(const T* x, const Split& split, const int64_t* index, int64_t coun
     Sum sum[strip], part[strip];
     for (int64_t c = first; c < last; c += strip) {
       const int64_t width = std::min(strip, last - c);
-      // Adds rows begin to end of the order.
+      // Adds the rows order[begin] to order[end - 1] of x to `all`.
       const auto add_to = [&](Sum* all, int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
           const T* q = from + order[i] * inner + c;
@@ -114,8 +114,8 @@ void add_rows_of(const char* op, const Tensor& source, int dim, const Tensor& in
 
 // --- elements ---
 
-// Calls fn(value, offset in a without the dim, offset in b) for every element of `index`. Threads split a dim other
-// than `dim`, so elements that address the same position of a belong to one thread, which visits them in order.
+// Calls fn(value, offset in a, offset in b) for every element of `index`. The offset in a leaves out dim `dim`, because
+// `value` is the index along it. Threads divide another dim, so one thread visits all elements for a position of a.
 template <class Fn> void each_index(const Tensor& index, int dim, const Strides& a, const Strides& b, Fn&& fn) {
   const int rank = index.dim();
   const int64_t* values = index.data<int64_t>();

@@ -1,8 +1,8 @@
 #pragma once
-// Vectors of 64 bytes for kernels that walk along rows. They use GCC's vector extension where 64 bytes are one register
-// (AVX-512), where the compiler handles larger vectors well (clang), or where this compiles four times as fast
-// (sanitizers). Elsewhere a vector is several registers (split_vector.h). f16 and bf16 are loaded into f32 lanes and
-// rounded once when stored. The end of a row runs through the same code, with a neutral value in the missing lanes.
+// Vectors of 64 bytes for kernels that process rows. They are vectors of GCC's extension with AVX-512 (one register),
+// with clang (which compiles larger vectors well) and with sanitizers (where they compile four times as fast).
+// Elsewhere a vector is an array of registers (split_vector.h). f16 and bf16 are loaded into f32 lanes and rounded once
+// when stored. The end of a row uses the same code, with a neutral value in the missing lanes.
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
 #endif
@@ -54,8 +54,8 @@ using ShortWords = uint16_t __attribute__((vector_size(32)));  // sixteen f16 or
 }
 
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
-// The processor's conversion instructions, and what they do otherwise with NaN: decoding makes a signalling NaN quiet,
-// encoding keeps the payload of a NaN.
+// These conversions use the processor's instructions. For NaN they correct the result to that of tensor/half.h: the
+// instruction for decoding makes a signalling NaN quiet, and the one for encoding keeps the payload of a NaN.
 [[gnu::always_inline]] inline Lanes<float> decode(ShortWords bits, Half) {
   const __mmask16 signalling = _mm256_cmplt_epu16_mask(__m256i((bits & 0x7fffu) - 0x7c01u), _mm256_set1_epi16(0x1ff));
   const __m512i f = _mm512_castps_si512(_mm512_maskz_cvtph_ps(0xffff, __m256i(bits)));
@@ -213,7 +213,7 @@ template <class A> [[gnu::always_inline]] inline Lanes<A> sqrt_lanes(Lanes<A> v)
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
   p = p * (r * r) + r + 1.f;
-  // 2^n; wrong for the very low x, for which choose() takes 0 instead.
+  // 2^n. It is wrong for x < -87.33654, where choose() returns 0 instead.
   const Lanes<float> power = as<Lanes<float>>((as<Words>(t) << 23) + 0x3f800000u);
   return choose(x < -87.33654f, splat(0.f), p * power);
 }

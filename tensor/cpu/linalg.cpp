@@ -17,7 +17,7 @@ namespace {
 
 template <class T> using Rows = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-/// Matrix i of a batch, or row i of (batch, n) as a column.
+/// A view of matrix i of a batch. If x has the shape (batch, n), a view of its row i as a column vector.
 template <class T> auto entry(const Tensor& x, int64_t i) {
   const int64_t rows = x.size(1), columns = x.dim() == 3 ? x.size(2) : 1;
   T* const data = rows * columns > 0 ? x.data<T>() + i * rows * columns : nullptr;
@@ -142,7 +142,7 @@ void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>
 
 void solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool unit, Tensor& x) {
   each_entry(a, "solve_triangular", [&]<class T>(int64_t i) {
-    // An upper triangle reversed in rows and columns is a lower one, so only one solver is compiled.
+    // Reversing the rows and columns of an upper triangle makes it a lower triangle, so only one solver is needed.
     Dense<T> l = upper ? Dense<T>(entry<T>(a, i).reverse()) : Dense<T>(entry<T>(a, i));
     Dense<T> y = upper ? Dense<T>(entry<T>(b, i).colwise().reverse()) : Dense<T>(entry<T>(b, i));
     if (unit) l.diagonal().setOnes();

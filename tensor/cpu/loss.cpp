@@ -1,8 +1,8 @@
-// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary; rows may lie apart (padded.h). Each row is
-// read from memory once: the maximum and the sum of exponentials are updated block by block while the block is in cache
-// (online softmax, Milakov and Gimelshein, 2018). The softmax itself exists only in the gradient.
+// Cross entropy over rows of logits x (rows, C). Rows may have padding between them (padded.h). Each row is read from
+// memory once: the maximum and the sum of exponentials are updated block by block while the block is in cache (online
+// softmax, Milakov and Gimelshein, 2018). With label smoothing s, target t, class weights w and lse = log sum exp(x):
 //
-//   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])        s: label smoothing, t: target
+//   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/rows.h"
 #include "tensor/padded.h"
@@ -14,7 +14,8 @@ using namespace on_cpu;
 
 constexpr int64_t block = 4096;  // elements that stay in the L1 cache
 
-/// log sum exp of a row as the two terms maximum and log(sum): their f32 sum would lose digits for large logits.
+/// The log sum exp of a row is max + log_sum. The terms are stored apart, because their sum in f32 would lose digits
+/// for large logits.
 struct RowSum {
   double max, log_sum;
 };
@@ -80,13 +81,14 @@ Acc<T> loss_of(const T* row, int64_t n, int64_t target, const Weights<Acc<T>>& w
   return A(result);
 }
 
-/// dx[c] = softmax(x)[c] * scale - w[c] * spread; `out` may be x. Returns the scale that it used with exp(x - lse).
-/// `whole` is false if x holds only a part of the columns that lse covers.
+/// out[c] = softmax(x)[c] * scale - w[c] * spread, where `out` may be x. The softmax is exp(x - lse), and `scale` may
+/// be corrected for the error of lse. Returns the corrected scale. If x holds only some of the columns of lse, `whole`
+/// is false and nothing is corrected.
 template <class T>
 Acc<T> grad_row(const T* x, Acc<T> lse, Acc<T> scale, const Acc<T>* w, Acc<T> spread, int64_t n, bool whole, T* out) {
   using A = Acc<T>;
-  // lse in f32 has an error of |lse| 2^-24, which shifts every probability by as much. Beyond 16, divide by the sum of
-  // the probabilities.
+  // lse in f32 has an error of |lse| 2^-24, and every probability has the same relative error. If |lse| > 16, the
+  // probabilities are divided by their sum.
   if (whole && std::abs(lse) > A(16)) {
     Lanes<A> sum[4] = {};
     each_vector<A>(n,

@@ -1,7 +1,7 @@
 // Matrix product: out = activation(alpha * a b + beta * c + bias), batched.
 //
-// Large products use all threads for each matrix; small products of a batch use one thread each. The bits are the same.
-// The operations after the product (bias, c in other memory, activation) run piece by piece while it is in cache.
+// Large products use all threads for each matrix. Small products of a batch use one thread each, with the same bits.
+// The operations after the product (bias, c in other memory, activation) run on each part of it while it is in cache.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -41,7 +41,8 @@ struct UnaryGrad {
   }
 };
 
-/// The operations after the product, on pieces of it, in one pass. 16-bit results are rounded here, once.
+/// The operations after a product: adding a bias or a matrix, activation, rounding to 16 bits. Each part of the product
+/// is processed as soon as it is computed.
 template <class T, class Out> struct Epilogue {
   static constexpr bool rounds = !std::is_same_v<T, Out>;
 
@@ -54,8 +55,8 @@ template <class T, class Out> struct Epilogue {
 
   bool empty() const { return !rounds && !bias && !before && activation == Activation::none && !unary.run && !added; }
 
-  /// Applies the operations to a piece of the product. The piece lies in `before` if that is wanted, else in `out`; if
-  /// results are rounded, it lies in separate memory.
+  /// Applies the operations to `piece`, a part of the product. If results are rounded to 16 bits, `piece` is separate
+  /// memory. Otherwise it lies in `before` if the caller wants that, else in `out`.
   void operator()(int64_t i0, int64_t j0, int64_t rows, int64_t n, T* piece, int64_t piece_ld) const {
     for (int64_t i = 0; i < rows; ++i, piece += piece_ld) {
       const int64_t at = (i0 + i) * ld + j0;
@@ -191,7 +192,7 @@ template <class T, class In, class Out = In> struct Products {
   }
 };
 
-/// Products of integers, which wrap around. A row of out is a sum of rows of b, which are contiguous.
+/// Matrix products of integers, with wrap-around on overflow. Each row of out is computed as a sum of rows of b.
 template <class T> void whole_products(const Tensor& a, const Tensor& b, Tensor& out) {
   using U = std::make_unsigned_t<T>;
   const int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);

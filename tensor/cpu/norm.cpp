@@ -40,7 +40,8 @@ template <class T> void softmax_row(bool log, const T* x, int64_t n, T* out) {
   }
 }
 
-/// softmax: dx = y (g - sum g y). log: dx = g - exp(y) sum g.
+/// The gradient of the input from g, the gradient of the output y. For softmax it is y * (g - sum(g * y)), for log
+/// softmax it is g - exp(y) * sum(g).
 template <class T> void softmax_grad_row(bool log, const T* g, const T* y, int64_t n, T* out) {
   using A = Acc<T>;
   Lanes<A> sum[4] = {};
@@ -62,7 +63,7 @@ template <class T> void softmax_grad_row(bool log, const T* g, const T* y, int64
 // --- layer norm (centered) and RMS norm (not centered; 16-bit values are rounded before and after the weight, as in
 // Llama) ---
 
-// The mean of a row is mean + rest: one A is not precise enough.
+// The mean of a row is mean + rest, because a single number of type A is not precise enough.
 template <class A> struct RowStatistics { A mean, rest, rstd; };
 
 template <bool centered, class T> RowStatistics<Acc<T>> row_statistics(const T* x, int64_t n, double eps) {
@@ -119,8 +120,8 @@ void norm_rows(const Tensor& x, const Tensor& weight, const Tensor& bias, double
   });
 }
 
-/// With y = (x - mean) rstd and h = g w: dx = rstd (h - mean(h) - y mean(h y)), dw = sum over rows of g y, db = sum
-/// over rows of g. If `add` is defined, it is added to dx after dx has been rounded.
+/// With g = grad, y = (x - mean) * rstd and h = g * weight: grad_x = rstd * (h - mean(h) - y * mean(h * y)). The sum of
+/// g * y over the rows is grad_weight, that of g is grad_bias. A defined `add` is added to grad_x after rounding.
 template <bool centered, class T>
 void norm_rows_grad(const Tensor& grad, const Tensor& x, const Tensor* mean, const Tensor& rstd, const Tensor& weight,
                     const Tensor& add, Tensor& grad_x, Tensor& grad_weight, Tensor* grad_bias) {
@@ -216,7 +217,8 @@ void on_cpu::rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rs
   });
 }
 
-// One operation after the other: the row is in cache for its norm, and dropout is bound by its random numbers.
+// Runs dropout or the addition first, then the norm. Fusing them would save little: dropout spends its time on random
+// numbers.
 void on_cpu::add_norm(const Tensor& x, const Tensor& add, const Tensor& weight, const Tensor& bias,
                       const AddNormArgs& args, Tensor& sum, Tensor& out, Tensor& mean, Tensor& rstd) {
   const Tensor* const both[] = {&add, &x};

@@ -1,5 +1,5 @@
-// Optimizer steps (tensor/optim_steps.h) on flat tensors, in one pass over memory. Every element runs through the same
-// machine code wherever it lies, so a tensor that is cut into shards gives the same bits.
+// Optimizer steps (tensor/optim_steps.h) on flat tensors, in one pass over memory. The same machine code computes every
+// element, wherever it lies in the tensor, so the shards of a tensor get the same bits as the whole tensor.
 #include <vector>
 
 #include "tensor/cpu/cpu_kernels.h"

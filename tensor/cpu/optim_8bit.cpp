@@ -23,8 +23,8 @@ using namespace on_cpu;
 
 struct CodeMap {
   std::array<float, 256> values, middles;  // the numbers of the codes; midpoints between adjacent ones
-  /// below[key] is the number of midpoints below all floats whose upper 16 bits are `key`. At most one more midpoint
-  /// lies among these floats, because the map is coarser than the 128 parts of a power of two.
+  /// below[key] is the number of midpoints below all floats whose upper 16 bits are `key`. At most one midpoint lies
+  /// among these floats, because each power of two has fewer than 128 midpoints.
   std::array<uint8_t, (1 << 16) + 3> below;
   explicit CodeMap(bool is_signed) {
     size_t n = 0;
@@ -128,7 +128,8 @@ void check_codes(const char* op, const Tensor& like, const BlockCodes& c) {
   LOCKSTEP_CHECK(c.codes.dtype() == u8 && c.codes.numel() == like.numel() && c.absmax.dtype() == f32 &&
                      c.absmax.numel() == code_blocks(like.numel()),
                  "[", op, "] expected ", like.numel(), " codes in u8 and ", code_blocks(like.numel()),
-                 " f32 block maxima, got ", c.codes.numel(), " in ", c.codes.dtype(), " and ", c.absmax.numel());
+                 " f32 block maxima, got ", c.codes.numel(), " in ", c.codes.dtype(), " and ", c.absmax.numel(),
+                 "; create the state for this parameter");
 }
 
 template <int states, class Step>
@@ -137,7 +138,8 @@ void update_coded(const char* op, Tensor& p, const Tensor& grad, const BlockCode
   LOCKSTEP_CHECK(
       p.device().is_cpu(), "[", op,
       "] no cuda kernel for optimizer state in 8 bits; use the optimizer with f32 state, or offload it to cpu");
-  LOCKSTEP_CHECK(p.dtype() == f32, "[", op, "] expected f32 parameters for state in 8 bits, got ", p.dtype());
+  LOCKSTEP_CHECK(p.dtype() == f32, "[", op, "] expected f32 parameters for state in 8 bits, got ", p.dtype(),
+                 "; use the optimizer with f32 state");
   uint8_t* codes[states];
   float* absmax[states];
   const CodeMap* maps[states];

@@ -1,7 +1,7 @@
-// Pointwise operations on the CPU: walks tensors of any strides in blocks, and a block function computes each block.
-// Operands that are contiguous and of the compute type are read in place; others are gathered into a buffer, and
-// results are scattered from one, with a conversion on the way. The end of a run is padded to whole vectors in a
-// buffer.
+// Pointwise operations on the CPU. They walk over tensors of any strides in blocks, and a block function computes each
+// block. Operands that are contiguous and have the compute type are read and written in place. Other inputs are first
+// converted into a contiguous buffer, and other results are converted from a buffer. The last elements, if they do not
+// fill a vector, are padded in a buffer.
 #include <cstring>
 
 #include "tensor/cpu/copy_run.h"
@@ -78,14 +78,14 @@ struct PointwiseLoop {
   Operand& out() { return operand[inputs]; }
 };
 
-// The stride of `tensor` along dim d of the space of `rank` dims that it is broadcast to.
+// The stride of `tensor` along dim d after it has been broadcast to `rank` dims.
 int64_t broadcast_stride(const Tensor& tensor, int d, int rank) {
   const int own = d - (rank - tensor.dim());
   return own < 0 || tensor.shape()[own] == 1 ? 0 : tensor.strides()[own];
 }
 
-// Sets the space: the first result's dims without those of size 1, sorted by its strides, with adjacent dims merged
-// where all operands allow it.
+// Sets the dims of the loop: those of the first result, without dims of size 1, sorted by the strides of that result.
+// Adjacent dims are merged where the strides of all operands allow it.
 void make_space(PointwiseLoop& plan, const Tensor* const* tensors) {
   const Tensor& out = *tensors[plan.inputs];
   const int operands = plan.operands(), dims = out.dim();
@@ -170,7 +170,7 @@ void fill_periodic(const Operand& operand, std::byte* buffer, int64_t n) {
     std::memcpy(buffer + have * operand.computed, buffer, size_t(std::min(have, n - have) * operand.computed));
 }
 
-// Computes elements [begin, end) of the flat space.
+// Computes elements [begin, end), counted over all dims of the loop.
 void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
   alignas(64) Buffer buffers[most_operands];
   bool all_direct = true;
@@ -179,8 +179,8 @@ void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
     all_direct &= operand.direct;
     if (operand.period > 0) fill_periodic(operand, buffers[i], whole(std::min(block, end - begin)) + operand.period);
   }
-  // If nothing but the last elements needs a buffer, one call computes the rest; two results are computed block by
-  // block, so that the operands stay in cache.
+  // If only the last elements need a buffer, one call computes all others. With two results, the loop goes block by
+  // block, so that the operands stay in cache for the second result.
   const int64_t longest =
       all_direct && plan.results == 1 ? std::max(block, (end - begin) / block_step * block_step) : block;
   for (int64_t at = begin; at < end;) {
@@ -255,7 +255,7 @@ bool is_across(const Tensor& tensor, int64_t n) {
   return true;
 }
 
-// Decides how an operand of a planned space is accessed.
+// Decides how the loop accesses an operand: in place, as a repeated run of elements, or through a buffer.
 void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DType dtype) {
   int64_t expected = 1;
   int d = plan.rank - 1;
@@ -267,7 +267,7 @@ void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DTyp
   if (!operand.direct) operand.convert = input ? loader(dtype) : storer(dtype);
 }
 
-// Plans a walk if not every operand is `direct`.
+// Plans the loop if some operand is not `direct`, that is, cannot be read or written in place.
 [[gnu::noinline]] void prepare(PointwiseLoop& plan, const Tensor* const* in, Ref<Storage>* copies) {
   const int count = plan.inputs;
   const Tensor& out = *in[count];
@@ -306,7 +306,7 @@ void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DTyp
   for (int i = 0; i < plan.operands(); ++i) choose_access(plan, plan.operand[i], i < count, in[i]->dtype());
 }
 
-/// Runs the plan. tensors: its inputs, then its results.
+/// Plans and runs the loop. `tensors` holds the inputs, then the results.
 void walk(PointwiseLoop& plan, const Tensor* const* tensors, bool costly) {
   const int64_t n = tensors[plan.inputs]->numel();
   if (n == 0) return;

@@ -11,7 +11,7 @@ namespace {
 
 using functor::Params;
 
-// The kinds of types in pointwise.def.
+// The types that an operation computes in. pointwise.def names the kinds `floats`, `numbers` and `logic`.
 struct Kind {
   bool of_floats, of_integers, of_bool;
 };

@@ -37,14 +37,14 @@ struct Units {
   }
 };
 
-/// The larger value wins, and NaN wins over all. An equal value does not, so the first position stays.
+/// Replaces best and its position `at` if `value` is larger or NaN. If the values are equal, the first position stays.
 template <class T> inline void take_larger(T value, int32_t place, T& best, int32_t& at) {
   const bool wins = (value > best) | (value != value);
   best = wins ? value : best;
   at = wins ? place : at;
 }
 
-/// 2 x 2 windows in planes, side by side: the usual case.
+/// Max pooling of one plane with 2 x 2 windows and a stride of 2, the usual case.
 template <class T>
 void max_pool_2x2(const Units& z, const T* __restrict x, T* __restrict out, int32_t* __restrict indices) {
   for (int64_t p = 0; p < z.p; ++p, x += 2 * z.w, out += z.q, indices += z.q) {

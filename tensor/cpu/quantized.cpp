@@ -1,10 +1,10 @@
 // Products with quantized weights: out = activation(x w^T + bias).
 //
-//   few rows          codes become f32 in registers, on their way from memory
-//   more rows         the weights of 32 outputs become f32 in L2, where all rows are multiplied by them
-//   dynamic           rows of x are quantized too; integer sums are exact in any order
+//   few rows of x     codes are converted to f32 in registers while they are read from memory
+//   more rows         the weights of 32 outputs are converted to f32 in L2, then all rows are multiplied by them
+//   dynamic           rows of x are quantized too, and the products are summed exactly, in integers
 //
-// A row's bits do not depend on how many other rows there are: sums have one order (quantized_kernels.inc).
+// The bits of a row do not depend on how many other rows there are: all ways sum in the order of quantized_kernels.inc.
 #include "tensor/cpu/quantized.h"
 
 #include <algorithm>
@@ -41,7 +41,7 @@ std::atomic<const QuantizedKernels*>& chosen() {
   return kernels;
 }
 
-/// Applies f to rows x n values at `at`, rows ld apart, after adding the bias.
+/// Adds the bias to a matrix of `rows` x n values at `at`, whose rows are ld apart, and applies f to each value.
 template <class F> void map_rows(float* at, int64_t rows, int64_t n, int64_t ld, const float* bias, F f) {
   for (int64_t r = 0; r < rows; ++r, at += ld)
     for (int64_t j = 0; j < n; ++j) at[j] = f(bias ? at[j] + bias[j] : at[j]);
@@ -59,7 +59,7 @@ void finish(Activation activation, float* at, int64_t rows, int64_t n, int64_t l
   }
 }
 
-/// x with its rows padded with zeros to `width` numbers, a whole number of groups.
+/// Returns x with each row padded with zeros to `width` numbers.
 Tensor padded(const Tensor& x, int64_t width) {
   if (x.size(1) == width) return x;
   Tensor wide = zeros({x.size(0), width}, {.device = cpu});
@@ -67,7 +67,7 @@ Tensor padded(const Tensor& x, int64_t width) {
   return wide;
 }
 
-/// Calls fn(o0, o1, scratch) for parts of the outputs on all threads. Parts begin at multiples of `unit`.
+/// Divides the outputs among threads: calls fn(o0, o1, scratch) for ranges [o0, o1) that begin at multiples of `unit`.
 template <class Fn> void each_part(int64_t out, int64_t unit, int64_t work_of_one, int64_t scratch, const Fn& fn) {
   const int64_t units = ceil_div(out, unit), grain = std::max<int64_t>(1, fork_codes / (unit * work_of_one)),
                 parts = std::min<int64_t>(get_threads(), units);
@@ -104,7 +104,7 @@ void floating(const Tensor& rows_in, const Quantized& w, const float* bias, Acti
   });
 }
 
-/// Quantizes one row for code_rows().
+/// Quantizes one row of x, except its columns `kept`.
 void code_row(const float* x, int64_t in, const std::vector<int64_t>& kept, int8_t* codes, float* scale) {
   size_t next = 0;
   float most = 0;
@@ -191,7 +191,7 @@ std::vector<std::string> quantized_paths() {
 void use_quantized_path(const std::string& name) {
   for (const QuantizedKernels* k : all_kernels())
     if (name == k->name) return chosen().store(k);
-  fail(str("[quantized] expected kernels that this processor can run, got '", name, "'",
+  fail(str("[quantized] expected kernels that this processor can run, got '", name, "'; quantized_paths() lists them",
            suggestion(name, quantized_paths())));
 }
 
@@ -215,7 +215,7 @@ bool make_codes(const Tensor& w, Quantized& to) {
           good &= a <= std::numeric_limits<float>::max();
         }
         float scale = most / most_code;
-        // kernels multiply the scale by -8 first
+        // the kernels multiply the scale of 4-bit codes by -8, which must not overflow
         if (!good || (four && !(scale * 8 <= std::numeric_limits<float>::max()))) {
           finite = false;
           continue;

@@ -14,10 +14,10 @@ std::vector<std::string> quantized_paths();
 void use_quantized_path(const std::string& name);
 
 /// Computes the codes and scales of w; w and the scales are f32 and contiguous. The scale of a group is rounded to f16
-/// where that costs little precision. False if a number is not finite, or would not be after decoding.
+/// where that costs little precision. Returns false if a number is not finite or would overflow when it is decoded.
 bool make_codes(const Tensor& w, Quantized& to);
 
-/// A quantized activation: row8 codes of the values below the threshold in each row.
+/// A quantized activation: 8-bit codes with one scale for each row. Numbers of at least a threshold are not quantized.
 struct CodedRows {
   Tensor codes, scales;                    ///< i8 (rows, in rounded up to 64), f32 (rows)
   std::vector<std::vector<int64_t>> kept;  ///< columns of each row that are not quantized; empty: none

@@ -49,7 +49,8 @@ LOCKSTEP_INLINE void widen(const uint16_t* p, int64_t n, float* to) {
     _mm512_mask_storeu_ps(to + i, there, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, p + i)));
   }
 }
-/// Sums of up to sixteen vectors at once: each step adds the halves of two vectors.
+/// y[i] = the sum of the lanes of v[i], for n vectors. Sixteen vectors are summed at once: each step adds the two
+/// halves of two vectors.
 template <int n> LOCKSTEP_INLINE void sums(const F* v, float* y) {
 #pragma GCC unroll 2
   for (int first = 0; first < n; first += 16) {
@@ -150,7 +151,8 @@ LOCKSTEP_INLINE __m128i eight(const uint8_t* p) { return _mm_loadl_epi64(reinter
 LOCKSTEP_INLINE F codes8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(p))), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(p + 8)))};
 }
-/// (code + 8) scale - 8 scale: exact, because scales have 11 bits.
+/// Converts 32 codes of 4 bits to numbers. A stored code is 8 larger, so the number is code * scale - 8 * scale. This
+/// is exact, because a scale has 11 bits.
 LOCKSTEP_INLINE void codes4(const uint8_t* p, float scale, F& low, F& high) {
   const __m256i one = _mm256_cvtepu8_epi32(eight(p)), two = _mm256_cvtepu8_epi32(eight(p + 8)),
                 mask = _mm256_set1_epi32(15);
@@ -286,7 +288,7 @@ void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x, int64_t x_row, 
       const int8_t* const line = reinterpret_cast<const int8_t*>(w.row(o + c));
       int32_t sum = 0;
       for (int64_t k = 0; k < w.in; ++k)
-        // `line` is cast above: bytes cast here are taken as unsigned by g++ 12
+        // `line` has been cast to int8_t above, because with a cast here g++ 12 would read unsigned bytes
         sum += int32_t(x[r * x_row + k]) * line[k];
       out[r * ld + c] = sum;
     }

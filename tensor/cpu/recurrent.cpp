@@ -1,9 +1,9 @@
-// Recurrent layers. The hidden weights are packed once and multiplied by the states of every step. The operations after
-// a product (the gates of a cell, or their gradients) are applied to each tile of it while that is in cache. Each step
-// is one parallel loop over the hidden units (two loops with a projection):
+// Recurrent layers. The hidden weights W are packed once and multiplied by the states h of every step t. Each tile of
+// a product is used at once, while it is in cache. A step is one parallel loop over the hidden units (two loops with a
+// projection), and computes for a tile of units:
 //
-//   forward    step t: tile of h[t-1] W' for each gate, cell          -> h[t], c[t] of these units
-//   backward   step t: tile of d gates[t+1] W, gradient of the cell   -> d gates[t] of these units
+//   forward    the product h[t-1] W^T for each gate, then the gates and the cell    -> h[t], c[t]
+//   backward   the product grad gates[t+1] W, then the gradient of the cell         -> grad gates[t]
 #include <algorithm>
 #include <array>
 #include <optional>
@@ -67,8 +67,8 @@ template <class T> class Slivers {
   Ref<Storage> storage_;
 };
 
-/// The steps in order of computation, and the rows of the step before each: the first `shared` rows of a step continue
-/// the states of the step before; the other rows begin with the initial states.
+/// The time steps in the order of computation. Each row of a step is a sequence of the batch. The first `shared` rows
+/// of a step continue sequences of the step before, and the other rows begin with the initial states.
 struct Steps {
   struct Step {
     // First row and number of rows; first row of the step before, and how many rows continue its sequences.
@@ -110,8 +110,8 @@ template <class T> struct Pass {
   const int64_t hidden, fed, gates = w.size(0) / hidden, all = w.size(0);
   const Steps steps{args};
 
-  /// Computes the cell for one row of a tile: n hidden units. g: their first gate; gates are `hidden` apart. sums: the
-  /// hidden products of the gates.
+  /// Computes the cell for n hidden units of one sequence. `g` holds the input products of the first gate, those of the
+  /// next gate lie `hidden` numbers further, and g receives the gates. sums[k] holds the hidden products of gate k.
   void cell(int64_t n, T* g, const T* const* sums, const T* h_old, const T* c_old, T* fresh, T* c, T* h) const {
     const int64_t H = hidden;
     switch (args.cell) {
@@ -148,8 +148,9 @@ template <class T> struct Pass {
     }
   }
 
-  /// The gradient of cell(). d: the gradient of h; receives the part that reaches the previous h directly, not through
-  /// the hidden product. dc is the same for c. to, to_hidden: the gradients of the gates.
+  /// The gradient of cell(). On entry, d and dc hold the gradients of h and c. They are replaced by the gradients of
+  /// the previous h and c, without the part through the hidden product. `to` receives the gradients of the gates' input
+  /// products, `to_hidden` those of their hidden products.
   void cell_grad(int64_t n, const T* g, const T* h_old, const T* c_old, const T* fresh, const T* c, T* d, T* dc, T* to,
                  T* to_hidden) const {
     const int64_t H = hidden;
@@ -234,7 +235,7 @@ template <class T> struct Pass {
     }
   }
 
-  /// Calls fn(row, column, count, sum) for the pieces of x times b.
+  /// Multiplies x by b and calls fn(row, column, count, sum) for each run of `count` numbers of the product.
   template <class Fn>
   void product(const Slivers<T>& b, int64_t rows, const T* x, int64_t ldx, int64_t columns, const Fn& fn) const {
     each_tile<T>(rows, columns, ldx, [&](int64_t r, int64_t count, int64_t sliver) {
@@ -264,7 +265,7 @@ template <class T> struct Pass {
                   fresh ? fresh + row * hidden + j : nullptr, lstm ? cells + row * hidden + j : nullptr, d,
                   lstm ? dc + r * hidden + j : nullptr, to + row * all + j, to_hidden + row * all + j);
       };
-      // Columns of dh: the gradient from the later step, and that of this step's own output.
+      // For a few columns of dh, adds the gradient from the later step, then that of this step's own output.
       const int64_t rows = std::max(later ? later->rows : 0, s ? s->rows : 0), slivers = weights.count();
       const int64_t work = rows * wide<T> * (later ? all : 1);
       parallel_for(slivers, std::max<int64_t>(1, (1 << 18) / work), [&](int64_t first, int64_t last) {

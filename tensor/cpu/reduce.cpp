@@ -1,10 +1,10 @@
-// Reductions over any dims of a tensor with any strides. The plan (reduce_plan.h) puts the lanes of a vector along one
-// dim:
+// Reductions over any dims of a tensor with any strides. The lanes of a vector register hold neighbours along one dim,
+// which the plan (reduce_plan.h) chooses:
 //
-//   along a reduced dim   a row becomes one number: four vectors run along it and are added in a tree at its end
-//   along a kept dim      a row of outputs is carried down the rows of x (column sums, as for a bias)
+//   a reduced dim   each row becomes one number: four vectors add up the row, then their lanes are added as a tree
+//   a kept dim      a row of outputs is updated with each row of x (column sums, as for the gradient of a bias)
 //
-// f32 sums are kept in f32 over blocks of fixed length; the sums of the blocks are added in f64, one after another.
+// f32 values are summed in f32 over blocks of fixed length. The sums of the blocks are added in f64, one after another.
 // Blocks depend on the shape alone, so the bits do not depend on threads. Variance and logsumexp read x twice.
 #include <atomic>
 #include <cmath>
@@ -24,7 +24,7 @@ namespace {
 constexpr int64_t run_block = 4096;     // elements of a row that are summed in A
 constexpr int64_t column_block = 1024;  // columns of a strip; also the length of a buffer
 
-// --- operations: the type of their lanes, how these take one more vector, and how they are joined ---
+// --- operations: the type of a lane, step() adds an input, and join() combines two partial results ---
 
 template <class T>
 using Same = std::conditional_t<std::is_integral_v<T>, std::conditional_t<sizeof(T) == 8, int64_t, int32_t>, Acc<T>>;
@@ -139,11 +139,11 @@ template <class Op, class A> A join_lanes(const Lanes<A> (&v)[4]) {
   return lanes[0];
 }
 
-// Reduces with the lanes along a reduced dim.
+// Reduces when the lanes of a vector hold neighbours along a reduced dim.
 template <class Op, class A>
 void fold_rows(const ReducePlan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
   const int64_t n = plan.lanes, rows = plan.reduced.count(), outputs = plan.kept.count();
-  // A block is a piece of a long row, or several short rows.
+  // A block is a part of a long row (`pieces` parts per row), or several short rows.
   const int64_t pieces = (n + run_block - 1) / run_block,
                 rows_per_block = pieces > 1 ? 1 : std::max<int64_t>(1, run_block / n);
   const int64_t blocks = pieces > 1 ? rows * pieces : (rows + rows_per_block - 1) / rows_per_block;
@@ -197,12 +197,12 @@ void fold_rows(const ReducePlan& plan, const Source<A>& x, const A* center, Tota
   });
 }
 
-// Reduces with the lanes along a kept dim.
+// Reduces when the lanes of a vector hold neighbours along a kept dim.
 template <class Op, class A>
 void fold_columns(const ReducePlan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
   const int64_t columns = plan.lanes, rows = plan.reduced.count(), outer = plan.kept.count();
   const int64_t strips = (columns + column_block - 1) / column_block, blocks = (rows + row_block - 1) / row_block;
-  // Rows are cut into chunks of whole blocks that give about 128 pieces of work, whatever the number of threads.
+  // Divides the rows into chunks of whole blocks, to get up to about 128 chunks in all, for any number of threads.
   const int64_t wanted = std::max<int64_t>(1, 128 / (outer * strips));
   const int64_t chunk_rows = (blocks + wanted - 1) / wanted * row_block, chunks = (rows + chunk_rows - 1) / chunk_rows;
 

@@ -24,7 +24,7 @@ struct Nest {
       size[at] = size[at - 1], x[at] = x[at - 1], out[at] = out[at - 1];
     size[at] = s, x[at] = x_stride, out[at] = out_stride;
   }
-  // Merges adjacent dims that form one run.
+  // Merges adjacent dims that can be one loop: the outer stride is the inner stride times the inner size.
   void simplify() {
     int last = 0;
     for (int i = 1; i < rank; ++i) {
@@ -39,7 +39,7 @@ struct Nest {
   }
 };
 
-// A position in a nest, as offsets from the first element.
+// A position in a nest of loops: the index of each loop, and the offsets of the element in x and out.
 struct Walk {
   Walk(const Nest& nest, int64_t start) : nest(nest) {
     for (int d = nest.rank - 1; d >= 0; --d) {
@@ -77,7 +77,7 @@ struct ReducePlan {
   }
   plan.kept.simplify();
   plan.reduced.simplify();
-  // The best dim for the lanes has stride 1 and fills a vector; if neither does, the longer dim is taken.
+  // The lanes take the innermost reduced or kept dim: the one with stride 1 and at least 16 elements, else the longer.
   const auto score = [](const Nest& nest) -> int64_t {
     if (nest.rank == 0) return 0;
     const int64_t n = nest.size[nest.rank - 1];

@@ -1,8 +1,8 @@
 #pragma once
-// Decompositions by Householder reflections, panel by panel: to a triangle (QR), a bidiagonal matrix (singular values)
-// and a tridiagonal one (eigenvalues); bidiagonal.cpp continues from there. Used by cpu/linalg.cpp, the only file that
-// includes Eigen. The code uses few kinds of products, because each takes a second to compile; Eigen's own
-// decompositions take a minute.
+// Decompositions by Householder reflections, panel by panel. They reduce a matrix to a triangle (QR), to a bidiagonal
+// matrix (singular values) or to a tridiagonal one (eigenvalues). In the last two cases bidiagonal.cpp computes the
+// values. This header includes Eigen, so only cpu/linalg.cpp may include it. The code uses few kinds of products,
+// because each takes a second to compile. Eigen's own decompositions would take a minute.
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
@@ -54,13 +54,13 @@ template <class T> T bring_to_one(Dense<T>& a) {
 /// Columns of a panel.
 constexpr int64_t panel = 32;
 
-/// A bidiagonal matrix B with the diagonal d and the numbers e above it; u and v are reflections whose products U and V
-/// satisfy a = U B V^T.
+/// The decomposition a = U B V^T. B is bidiagonal, with the diagonal d and the numbers e above the diagonal. U and V
+/// are products of reflections, whose vectors are the columns of u and v.
 template <class T> struct Bidiagonal {
   Column<T> d, e, tau_u, tau_v;
   Dense<T> u, v;  // reflections, one per column
 
-  /// Reduces a, which has at least as many rows as columns and is overwritten.
+  /// Decomposes a, which must have at least as many rows as columns. Overwrites a.
   explicit Bidiagonal(Dense<T>& a) {
     const int64_t m = a.rows(), n = a.cols();
     d.resize(n), e.setZero(n), tau_u.setZero(n), tau_v.setZero(n);
@@ -106,7 +106,8 @@ template <class T> struct Bidiagonal {
   }
 };
 
-/// t such that 1 - v t v^T is the product of a panel's reflections; gram is -v^T v.
+/// Returns the triangle t for which 1 - v t v^T is the product of the reflections 1 - tau x x^T, where the vectors x
+/// are the columns of v.
 template <class T> Dense<T> triangle_of(const Dense<T>& v, const Dense<T>& vt, const Column<T>& tau) {
   const int64_t width = v.cols();
   Dense<T> t = Dense<T>::Zero(width, width), gram = Dense<T>::Zero(width, width);
@@ -148,7 +149,7 @@ template <class T> struct Triangular {
   Dense<T> v;
   Column<T> tau;
 
-  /// Reduces a.
+  /// Decomposes a and replaces it by r.
   explicit Triangular(Dense<T>& a) {
     const int64_t m = a.rows(), n = a.cols(), count = std::min(m, n);
     v.setZero(m, count), tau.setZero(count);
@@ -184,12 +185,12 @@ template <class T> Dense<T> product_below(const Dense<T>& reflections, const Col
   return q;
 }
 
-/// Reduction of a symmetric matrix, given by both triangles, to q T q^T with a tridiagonal T (as LAPACK's latrd).
+/// The decomposition a = q T q^T of a symmetric matrix, with T tridiagonal (as LAPACK's latrd). Reads both triangles.
 template <class T> struct Tridiagonal {
   Column<T> d, e, tau;
   Dense<T> v;  // reflections, one per column
 
-  /// Reduces a, which is overwritten.
+  /// Decomposes a, which is overwritten.
   explicit Tridiagonal(Dense<T>& a) {
     const int64_t n = a.rows();
     d.resize(n), e.setZero(n), tau.setZero(n), v.setZero(n, n);

@@ -17,9 +17,9 @@ inline constexpr int vector_bytes = 16, vector_registers = 32;  ///< NEON
 inline constexpr int vector_bytes = 16, vector_registers = 16;  ///< SSE2, and unknown processors
 #endif
 
-/// Unroll factor of the innermost loop of a product. With 16 registers the loop is bound by its number of instructions,
-/// above all if another thread shares the core. So it is unrolled, which saves instructions for counting, and does not
-/// prefetch, which the processor does by itself as well.
+/// How often the innermost loop of a product is unrolled. With 16 registers its number of instructions limits the
+/// speed, above all if another thread shares the core. Unrolling saves the instructions of the loop counter. For the
+/// same reason the unrolled loop does not prefetch: the processor prefetches by itself.
 inline constexpr int unrolled_depth = vector_registers < 32 ? 8 : 1;
 
 /// The type of a vector register.

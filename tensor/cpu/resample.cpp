@@ -1,6 +1,7 @@
-// Resampling of planes: each output is a weighted sum of the inputs around it, along rows and along columns, one line
-// of the result after another. If the number of lines grows, lines of x are stretched first and kept while they are in
-// use; else lines of x are summed first. Each line of the result is computed separately, so threads share the lines.
+// Resampling of planes (interpolation of images): each output is a weighted sum of the inputs around it, along rows and
+// columns. Each line of the result is computed by itself, so threads divide the lines. If the result has more lines
+// than x, lines of x are resampled along the columns first, and kept while they are used. Otherwise they are summed
+// first.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -68,7 +69,7 @@ void add_places(const T* line, const int32_t* first, const T* w, int64_t n, T* _
   }
 }
 
-/// Stretches a line of x along an axis. The `inner` adjacent numbers of a position have the same weights.
+/// Resamples a line of x along an axis. The `inner` adjacent numbers of a position have the same weights.
 template <class T> void stretch(const T* line, const Axis<T>& axis, int64_t inner, T* out) {
   if (axis.same) return void(std::copy_n(line, axis.out * inner, out));
   if (inner == 1) {
@@ -108,7 +109,7 @@ template <class T> void resample_planes(const Tensor& x, const ResampleArgs& arg
   const bool lines_first = rows.out < rows.in || columns.same;
   parallel_for(x.size(0) * rows.out, std::max<int64_t>(1, grain / std::max(from_line, to_line)),
                [&](int64_t begin, int64_t end) {
-                 // lines_first: the sum of lines; else the stretched lines in use, line y in slot y % taps.
+                 // With lines_first, `held` is the sum of some lines. Else line y, resampled, is in slot y % taps.
                  std::vector<T> held(size_t(lines_first ? from_line : rows.taps * to_line));
                  std::vector<int64_t> holds(size_t(rows.taps), -1);
                  std::vector<const T*> lines;

@@ -11,7 +11,7 @@ namespace lockstep::on_cpu {
 
 inline constexpr int64_t row_block = 64;  // rows per block; a sum over rows adds up each block first
 
-/// Rows that justify a thread.
+/// The least number of rows for which another thread saves time.
 inline int64_t row_grain(int64_t columns) { return std::max<int64_t>(1, grain / std::max<int64_t>(columns, 1)); }
 
 /// Calls fn<T>() with the floating dtype of x.
@@ -19,7 +19,7 @@ template <class Fn> void for_floats(const char* op, const Tensor& x, Fn&& fn) {
   dispatch<float, double, Half, BFloat16>(x.dtype(), op, fn);
 }
 
-/// A short floating tensor (a weight, a bias) in the compute type; n times `missing` if it is undefined.
+/// Converts a weight or bias of n elements to the compute type A. If it is undefined, all n values are `missing`.
 template <class A> std::vector<A> widen(const Tensor& parameter, int64_t n, A missing) {
   std::vector<A> values(size_t(n), missing);
   if (!parameter.defined()) return values;

@@ -13,7 +13,7 @@ using namespace random_math;
 
 namespace {
 
-/// Random words of one element, four at a time: try t of element i has the counter (t, i), of 20 and 44 bits.
+/// Random words for one element, four at a time. Call number t for element i uses the Philox counter i + t * 2^44.
 class Tries {
  public:
   Tries(PhiloxKey key, int64_t element) : key_(key), next_(uint64_t(element)) {}
@@ -30,8 +30,8 @@ class Tries {
 
 double above_zero(uint32_t low, uint32_t high) { return 1 - unit(low, high); }  // (0, 1]
 
-/// Draws the logarithm of a gamma variate (Marsaglia and Tsang, 2000). For shapes below 1 that is a variate of
-/// shape + 1, times u^(1 / shape).
+/// Draws the logarithm of a gamma variate (Marsaglia and Tsang, 2000). For shape < 1 it draws a variate of shape + 1
+/// and multiplies it by u^(1 / shape), with u uniform.
 double draw_log_gamma(double shape, Tries tries) {
   if (!(shape > 0)) return std::numeric_limits<double>::quiet_NaN();
   if (std::isinf(shape)) return shape;
@@ -51,7 +51,7 @@ double draw_log_gamma(double shape, Tries tries) {
   }
 }
 
-/// log k! by Stirling's series, for small k after some explicit factors.
+/// log(k!) by Stirling's series. For k < 9 it takes the series for 9! and subtracts the logarithms of k + 1 to 9.
 double log_factorial(double k) {
   double y = 0, x = k + 1;
   for (; x < 10; ++x) y -= log_unit(x);
@@ -107,8 +107,9 @@ double slope_of_large(double a, double x) {
   return 1 + z / (2 * root) - z * (z2 - 7) / (72 * a * root) + (3 * z2 * z2 + 7 * z2 - 16) / (810 * a * a);
 }
 
-/// d log x / d a at constant P(a, x), the regularised incomplete gamma function: -(dP / da) / (dP / d log x). With
-/// P = F S, or 1 - P = F S, for F = x^a e^-x / Gamma(a) = dP / d log x, the factor F cancels.
+/// The derivative d log x / d a at constant P, where P(a, x) is the regularised incomplete gamma function. It equals
+/// -(dP / da) / F with F = dP / d log x = x^a e^-x / Gamma(a). P or 1 - P is F times a series or continued fraction, so
+/// F cancels.
 double log_gamma_slope(double a, double log_x) {
   if (!(a > 0) || std::isnan(log_x)) return std::numeric_limits<double>::quiet_NaN();
   const double x = std::exp(log_x);

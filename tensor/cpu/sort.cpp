@@ -40,7 +40,8 @@ template <class T> using Compared = std::conditional_t<std::is_integral_v<T>, T,
 // True if a is strictly better than b; NaN is better than any number.
 template <bool largest, class C> bool better(C a, C b) { return (largest ? a > b : a < b) | ((a != a) & (b == b)); }
 
-// The index of the first best value of p[0 .. n). The best of each block is found in lanes; then one block is searched.
+// The index of the first best value of p[0 .. n). Finds the best value of each block with vector code, then searches
+// the best block for its position.
 template <bool largest, class T> int64_t best_of_run(const T* p, int64_t n) {
   using C = Compared<T>;
   constexpr int64_t block = 512;
@@ -71,7 +72,7 @@ template <bool largest, class T> int64_t best_of_run(const T* p, int64_t n) {
   return i;
 }
 
-// Strips of adjacent lines are compared together, along the dim.
+// The best value and its index for each of `width` lines of n values. Line j has the values p[i * inner + j].
 template <bool largest, class T>
 void best_of_columns(const T* p, int64_t n, int64_t inner, int64_t width, T* values, int64_t* indices) {
   using C = Compared<T>;
@@ -135,8 +136,8 @@ template <class K> struct Entry {
   friend bool operator<(const Entry& a, const Entry& b) { return a.key != b.key ? a.key < b.key : a.at < b.at; }
 };
 
-// Sorts entries that are in the order of `at`; stable. Long lines use a radix sort that skips digits that are equal
-// everywhere.
+// Sorts entries by key. Equal keys keep the order of `at`, in which the entries must be given. For 512 entries or more
+// it is a radix sort that skips digits that all keys share.
 template <class K> void sort_entries(Entry<K>* entries, Entry<K>* spare, int64_t n) {
   if (n < 512) return std::sort(entries, entries + n);
   constexpr int digit_bits = 8, digits = sizeof(K) * 8 / digit_bits, buckets = 1 << digit_bits;
@@ -156,8 +157,8 @@ template <class K> void sort_entries(Entry<K>* entries, Entry<K>* spare, int64_t
   if (from != entries) std::copy(from, from + n, entries);
 }
 
-// Writes the k smallest entries of a line to entries[0 .. k), sorted. `flip` inverts the order: the k largest. Blocks
-// without a key below the k-th best so far are skipped, so that most of a long line is only compared.
+// Writes the k smallest entries of a line, sorted, to entries[0 .. k). If all bits of `flip` are set, these are the k
+// largest instead. A block is skipped if none of its keys is below the k-th smallest key so far.
 template <class T>
 void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, SortKey<T> flip,
                     std::vector<Entry<SortKey<T>>>& entries) {
@@ -183,7 +184,7 @@ void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, SortKey<T>
       if (below == 0) continue;
     }
     for (int64_t i = 0; i < length; ++i) {
-      // An equal key comes later, so it loses.
+      // A key equal to the limit is left out: of equal keys, the first ones are selected.
       if (!full || keys[i] < limit) entries.push_back({keys[i], uint32_t(first + i)});
     }
     if (entries.size() >= capacity) cut();

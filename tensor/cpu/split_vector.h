@@ -17,7 +17,7 @@ template <class E, int n> struct SplitVector {
   E operator[](int l) const { return part[l / each][l % each]; }  ///< number l
 };
 
-/// Calls fn(register, registers of the others...) for every part.
+/// Calls fn(first.part[i], others.part[i]...) for every register i and returns the vector of its results.
 template <class R, class Fn, class First, class... Others>
 [[gnu::always_inline]] inline R by_parts(Fn fn, const First& first, const Others&... others) {
   R result;

@@ -20,8 +20,8 @@ namespace on_cpu {
 
 inline constexpr int64_t step_grain = 1 << 14;  // elements that justify a thread
 
-/// Calls fn(p, g, state) on vectors, where state[k] is a vector of the k-th state, and stores p and the states. Neither
-/// inlined nor cloned, so that whole vectors and the padded end run the same instructions.
+/// Calls fn(p, gradient, state) for each vector, where state[k] is a vector of the k-th state. Stores p and the states.
+/// It is neither inlined nor cloned, so that whole vectors and the padded end run the same instructions.
 template <int states, class A, class G, class Fn>
 [[gnu::noinline, gnu::noclone]] void step_vectors(A* p, const G* grad, A* const* state, int64_t vectors, const Fn& fn) {
   constexpr Full<A> full;
@@ -35,7 +35,7 @@ template <int states, class A, class G, class Fn>
   }
 }
 
-/// step_vectors() for the elements [first, last); the end is padded to a vector.
+/// Calls step_vectors() for the elements [first, last). The last ones are padded to a whole vector.
 template <int states, class A, class G, class Fn>
 void step_range(A* p, const G* grad, A* const* state, int64_t first, int64_t last, const Fn& fn) {
   constexpr int w = lane_count<A>;

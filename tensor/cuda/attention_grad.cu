@@ -4,18 +4,19 @@
 //   dS = P (dP - delta)
 //   grad_v += P^T grad     grad_k += dS^T q scale     grad_q += dS k scale
 //
-// This file has f32 and f64; f16 and bf16 use only its delta kernel and continue in attention_grad_mma.cu. Three
-// kernels: delta; then blocks that each own a tile of keys and loop over the queries that see it (over all heads that
-// share the key head, in order), with grad_k and grad_v in registers; then blocks that each own a tile of queries and
-// loop over the keys, with grad_q in registers. This takes seven products of tiles where five would do, but one thread
-// computes each sum, in a fixed order, without atomics. Compute bound: 14 B H T S D operations (half of that when
-// causal) on the f32 units.
+// This file has three kernels for f32 and f64. (f16 and bf16 use only the first; attention_grad_mma.cu has the rest.)
+// The first kernel computes delta. In the second, each block owns a tile of keys and loops over the queries that attend
+// to them, in all heads that share the key head, with grad_k and grad_v in registers. In the third, each block owns a
+// tile of queries and loops over the keys, with grad_q in registers. This takes seven products of tiles where five
+// would do. But one thread computes each sum in a fixed order, without atomics. Compute bound: 14 B H T S D operations
+// (batch, heads, queries, keys, head size; half of that when causal) on the f32 units.
 #include "tensor/cuda/attention_tile.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
-/// Computes delta, with one warp for each row of (B, H, T). Also clears the counters of the next kernel.
+/// Computes delta, the sum of grad * out over each row, with one warp for each row of (B, H, T). Also sets the counters
+/// of the next kernel to 0.
 template <class T>
 __global__ void __launch_bounds__(128)
     delta_kernel(Heads<const T> grad, Heads<const T> out, int64_t rows, int64_t heads, int64_t queries, int64_t width,
@@ -46,8 +47,8 @@ __device__ inline void multiply(const Heads<const T>& a, const T* row_a, int64_t
   }
 }
 
-/// sum[c] += weights times chunk c of the rows of x, from column `slice` on. `there`: the tile already holds x's only
-/// chunk.
+/// sum[c] += weights times chunk c of the rows of x, from column `slice` on. If `there` is true, x has a single chunk
+/// that `tile` already holds.
 template <int chunks, class T, class A>
 __device__ inline void accumulate(const A* weights, const Heads<const T>& x, const T* row, int64_t rows, A scale,
                                   int64_t slice, int64_t width, bool there, A* tile,
@@ -64,7 +65,7 @@ __device__ inline void accumulate(const A* weights, const Heads<const T>& x, con
   }
 }
 
-/// grad_k and grad_v of a tile of keys.
+/// Computes grad_k and grad_v. Each block owns a tile of keys.
 template <class T, int chunks, bool sparse>
 __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
     grad_keys_kernel(GradPlan<T> plan, Heads<T> grad_k, Heads<T> grad_v, int64_t tiles) {
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
   }
 }
 
-/// grad_q of a tile of queries.
+/// Computes grad_q. Each block owns a tile of queries.
 template <class T, int chunks, bool sparse>
 __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
     grad_queries_kernel(GradPlan<T> plan, Heads<T> grad_q, int64_t tiles) {

@@ -1,19 +1,21 @@
 // Attention backward of f16 and bf16 on tensor cores, in one pass: the scores are computed once for all three
 // gradients.
 //
-// A block of eight warps owns 128 keys and walks along the queries that see them (over all heads that share the keys,
-// in order), with grad_k and grad_v in registers. It adds its part of grad_q to f32 sums that all blocks share, when
-// its turn comes, so the order of every sum is fixed. With a causal mask, each tile takes its blocks in these turns:
+// A block of eight warps owns 128 keys and loops over the tiles of queries that attend to them (in all heads that share
+// the keys, in order), with grad_k and grad_v in registers. All blocks add their parts of grad_q to shared sums in f32.
+// The order of these additions is fixed: for each tile of queries, a block waits until its turn. The picture shows the
+// turns with a causal mask, for example that the block of keys 3 is the first to add to tile 3:
 //
 //   queries ->   tile 0   tile 1   tile 2   tile 3
-//   keys 3                                    1       The block of the last keys starts first. At its n-th tile a block
-//   keys 2                           1        2       has turn n, behind a block that was there one tile earlier, so
-//   keys 1                  1        2        3       blocks that start together do not wait. The last block of a tile
-//   keys 0         1        2        3        4       rounds the sum to 16 bits. With a window, blocks whose keys lie
-//                                                     before a tile's window have no turn at that tile.
+//   keys 3                                    1       The block of the last keys starts first. A block has turn n at
+//   keys 2                           1        2       its n-th tile. The block with turn n - 1 got there one tile
+//   keys 1                  1        2        3       earlier, so blocks that start together do not wait. The block
+//   keys 0         1        2        3        4       with the last turn rounds the sum to 16 bits. With a sliding
+//                                                     window, blocks outside the window of a tile have no turn.
 //
-// Five products of tiles: 10 B H T S D operations, half of that when causal. Every 1280 operations read and write 8
-// bytes of a sum, mostly in L2, because blocks that run at the same time work on the same few heads.
+// Five products of tiles: 10 B H T S D operations (batch, heads, queries, keys, head size), half of that when causal.
+// Every 1280 operations read and write 8 bytes of a sum, mostly in L2, because blocks that run at the same time work on
+// the same few heads.
 #include "tensor/cuda/attention_mma.h"
 #include "tensor/cuda/turns.h"
 
@@ -25,7 +27,7 @@ constexpr int grad_step = 32;  // queries that a block processes at a time
 
 /// Memory that all blocks of a backward pass share.
 struct Shared {
-  unsigned *ticket, *turns;  ///< zeros at first; turns: how many blocks have added to a tile of queries, for each warp
+  unsigned *ticket, *turns;  ///< both 0 at first. turns: for each tile of queries and warp, how many blocks have added
   float4* sums;              ///< sums of each tile of queries, in the order in which the warp's lanes hold them
   int key_tiles;
   int64_t query_tiles;
@@ -54,8 +56,8 @@ __global__ void __launch_bounds__(grad_threads)
                 shared_by = plan.heads / plan.groups, width = plan.width;
   const float scale = float(plan.scale);
 
-  // A step is one tile of queries that see these keys, head after head; seek() finds the next step with a query that
-  // attends to one of them. A stage is a buffer for one step: a tile of queries and a tile of their gradients.
+  // A step is one tile of queries of one head. seek() finds the next step in which a query attends to a key of this
+  // block. A stage is a shared-memory buffer for one step: a tile of queries and a tile of their gradients.
   const int of_head = int((last - first + grad_step - 1) / grad_step), steps = of_head * int(shared_by);
   const auto head_of = [&](int step) { return g * shared_by + step / of_head; };
   const auto query_of = [&](int step) { return first + int64_t(step % of_head) * grad_step; };
@@ -166,7 +168,7 @@ void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Ten
                         Tensor& grad_k, Tensor& grad_v) {
   if (fits_wgmma(plan, {&grad, &q, &k, &v}))
     return attention_grad_wgmma(plan, grad, q, k, v, lse, delta, counters, grad_q, grad_k, grad_v);
-  // No block writes the queries that see no key.
+  // No block writes grad_q of a query that attends to no key, so it is set to 0 here.
   if (plan.layout.block > 0 || plan.limit(0) == 0) grad_q.fill_(0);
   with_depth(plan, q, [&]<class T, int depth, bool sparse> {
     using In = Heads<const T>;

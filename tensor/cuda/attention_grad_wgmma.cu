@@ -1,14 +1,15 @@
 // Attention backward of f16 and bf16 on Hopper's tensor cores, for heads of 64 and 128 elements without dropout, masks,
-// windows and layouts: the single pass of attention_grad_mma.cu, with its turns, and products by warpgroups.
+// windows and layouts. The algorithm is that of attention_grad_mma.cu, with products by warpgroups.
 //
-// Two warpgroups own 64 keys each. Scores and slopes have keys as rows, so that, rounded, they are left operands in
-// registers for the products that add to grad_v and grad_k. For grad_q the slopes go through shared memory:
+// Two warpgroups own 64 keys each. Scores and slopes (gradients of the scores) have keys as rows. Rounded to 16 bits,
+// they are left operands in registers of the products for grad_v and grad_k. For grad_q the slopes go through shared
+// memory. This timeline of a step shows which work of the warps overlaps with which products:
 //
 //   tensor cores   | scores | slopes  | grad_v                        | grad_k                         | grad_q |
 //   warps                   | weights | differences, to shared memory | barrier, then this tile's turn |
 //
-// A step takes 128 queries with heads of 64, or 64 queries with heads of 128; a thread holds as many elements of grad_q
-// in both cases.
+// A step takes 128 queries for heads of 64 elements, and 64 queries for heads of 128. In both cases a thread holds the
+// same number of elements of grad_q.
 #include "tensor/cuda/attention_wgmma.h"
 #include "tensor/cuda/turns.h"
 
@@ -24,7 +25,7 @@ template <int depth> struct BackwardTiles {
   static constexpr size_t bytes = most_before_pattern + 2 * Keys::bytes + 4 * Queries::bytes + Slopes::bytes;
 };
 
-/// The inputs: tensors for TMA, and the saved sums of rows.
+/// The inputs: tensors that TMA loads, and for each query the log-sum-exp of its scores and delta (attention_grad.cu).
 struct GradTiles {
   TileMap grad, q, k, v;
   const float *lse, *delta;
@@ -60,8 +61,8 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
             first = int(plan.first_query(j0)) / Z::queries * Z::queries;
   const float scale = float(plan.scale), factor = float(plan.scale * 1.4426950408889634);  // 1 / ln 2
 
-  // A step is one tile of queries that see these keys, head after head; heads are numbered through the batch. A stage,
-  // one of two, is a buffer for one step: a tile of queries and a tile of their gradients.
+  // A step is one tile of queries of one head; heads are numbered through the batch. A stage, one of two, is a
+  // shared-memory buffer for one step: a tile of queries and a tile of their gradients.
   const int groups = int(plan.groups), heads = int(plan.heads), shared_by = heads / groups,
             of_head = (int(plan.queries) - first + Z::queries - 1) / Z::queries, steps = of_head * shared_by;
   const auto head_of = [&](int step) { return unit * shared_by + step / of_head; };
@@ -127,7 +128,7 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
     for (int e = 0; e < count; ++e) {
       const int column = lane.column_of(e / 4, e % 4);
       const float lse = saved[0][column];
-      // infinite: the query sees no key
+      // lse is -infinity if the query attends to no key: its weights are then 0
       const float base = lse == -infinity<float> ? infinity<float> : lse * 1.44269504f;
       score[e] = column >= hidden[e / 2 % 2] ? fast_exp2(score[e] * factor - base) : 0.f;
     }
@@ -154,7 +155,7 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
     commit();
     __syncthreads();  // the slopes are stored
 
-    // A warpgroup computes half of the queries or half of the columns of grad_q.
+    // A warpgroup computes half of grad_q: half of the queries for heads of 64 elements, else half of the columns.
     const int row = depth == 4 ? group * 64 : 0, column = depth == 4 ? 0 : group * 64;
     float sum[32];
     fence(sum);

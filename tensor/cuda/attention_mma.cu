@@ -26,7 +26,8 @@ __global__ void __launch_bounds__(threads, depth <= 4 ? 3 : 2)
                 rows = plan.queries - i0;
   const int64_t end = plan.limit(i0 + (rows < block_rows ? rows : block_rows) - 1);
 
-  // Starts to load the next tile of keys and values from j0 on that these queries attend to, into buffer `number`.
+  // Moves j0 to the next tile of keys that these queries attend to, and starts to load its keys and values into buffer
+  // `number`.
   const auto fetch = [&](int64_t& j0, int number) {
     if (sparse) {
       while (j0 < end && !plan.attended(h, i0, block_rows, j0, forward_keys, seen[number])) j0 += forward_keys;

@@ -2,10 +2,10 @@
 // Shared by attention forward and backward on tensor cores: products of tiles by a warp, for f16 and bf16. Scores,
 // softmax and all sums are f32; weights and their gradients are rounded to 16 bits as factors of the second products.
 //
-// A warp owns 16 rows (queries in the forward pass, keys in the backward pass). Scores come out of mma() in the layout
-// (mma.h) that, rounded and packed, is the left operand of the next product, so weights never leave registers. The next
-// tile is copied to shared memory while this one is multiplied. The kernels are bound by tensor cores and by shared
-// memory: about two reads of 512 bytes for three mma.
+// A warp owns 16 rows (queries in the forward pass, keys in the backward pass). mma() returns scores in a layout
+// (mma.h) that, rounded and packed, is that of the left operand of the next product, so weights stay in registers. The
+// next tile is copied to shared memory while the current tile is multiplied. The kernels are bound by tensor cores and
+// by shared memory, with about two reads of 512 bytes for three mma instructions.
 #include "tensor/cuda/attention_tile.h"
 #include "tensor/cuda/mma.h"
 

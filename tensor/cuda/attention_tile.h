@@ -1,6 +1,6 @@
 #pragma once
-// Shared by attention forward and backward: the problem as pointers and strides, tiles in shared memory and their
-// products, the mask and dropout of a single score. Tiles are f32 or f64, like the tensors.
+// Shared by attention forward and backward: pointers and strides of the tensors, tiles in shared memory and their
+// products, and functions that apply the mask and dropout to a single score. Tiles are f32 or f64, like the tensors.
 //
 // A tile is size x size. Its rows are padded by 16 bytes, so lanes that read 16 bytes of neighbouring rows hit
 // different banks. A block has 16 threads for each 4 rows of a tile: thread (tx, ty) works on rows 4 ty to 4 ty + 3.
@@ -119,9 +119,9 @@ struct AttentionPlan : AttentionSizes {
     const uint32_t low = place & 1 ? words[1] : words[0], high = place & 1 ? words[3] : words[2];
     return (place & 2 ? high : low) >= threshold;
   }
-  /// Calls keeps() for n <= 32 places and returns the answers as bits; at(e) returns the QueryKey of bit e. All ones
-  /// without dropout. This is a rolled loop, apart from the loops that use the bits: unrolled, the Philox rounds would
-  /// make up most of a kernel.
+  /// Calls keeps() for n <= 32 places and returns the answers as bits; at(e) returns the QueryKey of bit e. Without
+  /// dropout, all bits are 1. This loop must not be unrolled, because the Philox rounds would make up most of a kernel.
+  /// So it is separate from the unrolled loops that use the bits.
   template <int n, class At> __device__ uint32_t kept_of(int64_t b, int64_t h, At&& at) const {
     static_assert(n <= 32);
     if (threshold == 0) return ~0u;
@@ -145,9 +145,9 @@ template <class T> struct GradPlan : AttentionPlan {
 
   /// Index of query i in lse and delta.
   __device__ int64_t row(int64_t b, int64_t h, int64_t i) const { return (b * heads + h) * queries + i; }
-  /// From the products q k^T (`score`) and grad v^T (`slope`) of query i and key j: `difference` = dS, and `weight` = P
-  /// times dropout's factor f. Both are 0 if i does not see j. row_lse and row_delta belong to query i; they are read
-  /// only if i is in range.
+  /// Computes `weight`, the attention weight P of query i and key j times dropout's factor f, and `difference`, the
+  /// gradient of the score, from the products q k^T (`score`) and grad v^T (`slope`). Both results are 0 if i does not
+  /// attend to j. row_lse and row_delta are the values of query i. They are read only if i is in range.
   __device__ void differentiate(int64_t b, int64_t h, int64_t i, int64_t j, bool attends, Compute<T> f,
                                 const Compute<T>* row_lse, const Compute<T>* row_delta, Compute<T> score,
                                 Compute<T> slope, Compute<T>& weight, Compute<T>& difference) const {
@@ -163,8 +163,8 @@ template <class T> struct GradPlan : AttentionPlan {
 };
 
 /// True if attention_mma.cu can compute attention of these tensors on tensor cores: f16 or bf16, heads of at most 128
-/// elements, rows aligned in eights, sm_80 or later. Other f16 and bf16 tensors are rare; they are converted and
-/// computed in f32, which halves the number of kernels to compile.
+/// elements, rows aligned in eights, sm_80 or later. Other f16 and bf16 tensors are rare. They are converted to f32, so
+/// that only half as many kernels must be compiled.
 bool fits_mma(std::initializer_list<const Tensor*> tensors);
 /// Attention forward on tensor cores. Returns false, having done nothing, if the tensors do not fit.
 bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
@@ -173,7 +173,8 @@ bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, 
 void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                         Tensor& grad_k, Tensor& grad_v);
-/// The number of counters that attention_grad_mma() needs: a ticket, and turns for each tile of queries (turns.h).
+/// The number of counters that attention_grad_mma() needs: one that numbers the blocks, and one for each warp and tile
+/// of queries that counts the blocks that have added to it (turns.h).
 int64_t counters_of_grad(const AttentionPlan& plan);
 /// True if attention_wgmma.cu can compute attention of these tensors on Hopper's tensor cores: the tensors fit mma, the
 /// device has compute capability 9.0, heads have 64 or 128 elements, the plan has no mask, dropout, layout or window
@@ -291,8 +292,8 @@ template <class Fn> void with_layout(const AttentionPlan& plan, Fn&& fn) {
   else fn.template operator()<false>();
 }
 
-/// Calls fn.template operator()<chunks>(slices). The width of the results is cut into tiles: a block computes `chunks`
-/// of them, and `slices` blocks cover the whole width.
+/// Calls fn.template operator()<chunks>(slices). The columns of the result are divided into tiles: a block computes
+/// `chunks` tiles, and `slices` blocks compute all of them.
 template <class A, int most, class Fn> void with_chunks(int64_t width, Fn&& fn) {
   const int64_t tiles = std::max<int64_t>(1, (width + Tile<A>::size - 1) / Tile<A>::size);
   if (tiles == 1) return fn.template operator()<1>(int64_t(1));

@@ -30,8 +30,8 @@ struct Softmax {
   float top[2] = {-infinity<float>, -infinity<float>};  // maximum of the scores, before scaling
   float total[2] = {};                                  // sum of this lane's weights
 
-  /// Turns scores into weights in place; `shrink` is the factor for the sums so far. `factor` is scale / ln 2,
-  /// positive.
+  /// Replaces scores by weights. Earlier sums must be multiplied by `shrink`, because the maximum may have grown.
+  /// `factor` is scale / ln 2 and positive.
   template <int count> __device__ void update(float (&score)[count], float factor, float (&shrink)[2]) {
     float most[2] = {top[0], top[1]}, base[2];
 #pragma unroll
@@ -40,8 +40,8 @@ struct Softmax {
     for (int r = 0; r < 2; ++r) {
       most[r] = warp_max<4>(most[r]);
       base[r] = most[r] == -infinity<float> ? 0.f : most[r] * factor;  // all keys masked so far: 0, not NaN
-      // Exactly 1 where the maximum stays, though the compiler may fuse product and difference. So a tile that a query
-      // does not see changes nothing, wherever its block ends.
+      // Exactly 1 if the maximum has not changed: the exponential could differ from 1, because the compiler may fuse
+      // product and difference. So a tile to whose keys a query does not attend leaves its results unchanged.
       shrink[r] = top[r] == most[r] ? 1.f : fast_exp2(top[r] * factor - base[r]);
       top[r] = most[r];
       total[r] *= shrink[r];
@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
   // The tiles of step n use buffer n % 2.
   const auto place = [](const Keys& first, int step) { return Keys{first.data + step % 2 * Keys::bytes}; };
   const Arrivals arrivals(barrier);
-  // Round `step` brings the keys of a step and the values of the step before; round 0 brings the queries instead of
-  // values.
+  // Starts to load what step `step` needs: its keys and the values of the step before. Step 0 loads the queries instead
+  // of values, and the last call loads no keys.
   const auto fetch = [&](int step) {
     if (threadIdx.x != 0) return;
     const bool first = step == 0, last = step == steps;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
     else place(all_values, step - 1).fill(arrivals, v, b, g, int64_t(step - 1) * Z::keys);
     if (!last) place(all_keys, step).fill(arrivals, k, b, g, int64_t(step) * Z::keys);
   };
-  // Waits until the round has arrived and all threads are done with the other buffers.
+  // Waits until the tiles of fetch(step) have arrived and all threads have finished with the other buffers.
   const auto arrive = [&](int step) {
     arrivals.wait(step);
     __syncthreads();

@@ -175,8 +175,8 @@ void let_reach(int device, int peer) {
   else check("copy", code);
 }
 
-// A copy between devices, ordered on both streams: `from` is written and freed in the order of its device's stream,
-// `to` is allocated and read in the order of the other device's stream.
+// Copies between devices. The copy waits for earlier work on both devices' streams, and later work on both streams
+// waits for the copy.
 void copy_to_peer(void* to, int to_device, const void* from, int from_device, size_t bytes) {
   const auto pass = [](int before, int after) {  // later work of `after` waits for earlier work of `before`
     cudaEvent_t event = nullptr;
@@ -202,7 +202,7 @@ void copy_bytes(void* to, Device to_device, const void* from, Device from_device
   if (!from_device.is_cpu() && !to_device.is_cpu() && from_device != to_device) {
     return copy_to_peer(to, to_device.index, from, from_device.index, bytes);
   }
-  // A recorded copy would access that host memory in every replay.
+  // Refuses to record a copy from or to host memory, because every replay of the graph would access that memory again.
   if (is_recording() && (from_device.is_cpu() || to_device.is_cpu())) check("copy", cudaErrorStreamCaptureUnsupported);
   const cudaMemcpyKind kind = from_device.is_cpu() ? cudaMemcpyHostToDevice
                               : to_device.is_cpu() ? cudaMemcpyDeviceToHost
@@ -229,7 +229,7 @@ void unpin(void* data) noexcept { cudaFreeHost(data); }
 cudaStream_t as_stream(void* stream) { return static_cast<cudaStream_t>(stream); }
 cudaEvent_t as_event(void* event) { return static_cast<cudaEvent_t>(event); }
 
-// Streams are reused and never destroyed: memory allocated in the order of a stream may be freed much later.
+// Streams are reused and never destroyed, because memory allocated on a stream may be freed on it much later.
 struct StreamPool {
   std::mutex mutex;
   std::vector<cudaStream_t> all, idle;

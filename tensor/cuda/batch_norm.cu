@@ -2,8 +2,8 @@
 // for the result), backward reads the gradient and x twice. There are two layouts: planes (the S elements of a channel
 // are contiguous; `inner` is S) and columns (channels last, or plain (N, C); `inner` is 1).
 //
-// A channel is summed in `parts` pieces, whose number depends only on the shape: one block per piece (planes) or one
-// column of threads per piece (columns). A last kernel joins the pieces in order, in f64.
+// The elements of a channel are divided into `parts` parts, and the number of parts depends only on the shape. A block
+// (planes) or a column of threads (columns) sums one part. A last kernel adds the parts in order, in f64.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
@@ -13,8 +13,8 @@ namespace {
 
 constexpr int threads = 256, lanes = threads / warp;  // columns: a block has 32 channels with 8 threads each
 
-/// Count, mean and sum of squared deviations. Joined as in Chan, Golub & LeVeque (1979), without a difference of large
-/// sums.
+/// Count, mean and sum of squared deviations of some elements. add() merges two groups of elements as in Chan, Golub &
+/// LeVeque (1979), without a difference of large sums.
 template <class A> struct Moments {
   A count, mean, deviation;
 
@@ -51,7 +51,7 @@ template <class A> struct Sums {
   }
 };
 
-/// The layout of x and how its channels are cut into pieces.
+/// The layout of x, and the number of parts into which each channel is divided.
 struct Geometry {
   int64_t images, channels, plane, inner, parts;
   bool columns, narrow;
@@ -64,7 +64,7 @@ struct Geometry {
         // (N, C, 1) in row-major order fits both layouts.
         columns(channels > 0 && (x.strides()[1] == 1 || channels == 1) && (plane == 1 || x.strides()[2] == channels)) {
     inner = columns ? 1 : plane;
-    // Pieces of at least 4096 elements (256 rows in columns), and about 1024 blocks.
+    // Divides channels to get up to about 1024 blocks, but no part has fewer than 4096 elements (columns: 256 rows).
     const int64_t rows = images * plane,
                   wanted = 1024 / std::max<int64_t>(1, columns ? (channels + warp - 1) / warp : channels);
     parts = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows / (columns ? 256 : 4096)));
@@ -79,8 +79,8 @@ struct Geometry {
   }
 };
 
-/// Calls fn(places, n) with the offsets of up to 8 elements of this thread's channel until its piece is done. Returns
-/// the channel, or -1 if there is none. The elements of a channel are numbered over images, then over the plane.
+/// Calls fn(places, n) with the offsets of n <= 8 elements at a time, for all elements of this thread in its part of a
+/// channel. Returns the channel, or -1 if there is none. Elements are numbered over images, then over the plane.
 template <class Fn> __device__ inline int64_t each_place(const Geometry& at, Fn fn) {
   constexpr int most = 8;
   const int64_t rows = at.rows(), begin = rows * blockIdx.y / at.parts, end = rows * (blockIdx.y + 1) / at.parts;
@@ -104,12 +104,12 @@ template <class Fn> __device__ inline int64_t each_place(const Geometry& at, Fn 
   return c;
 }
 
-/// Joins the values of a channel's threads and stores the result at (part, channel).
+/// Adds up the values `mine` of all threads that work on a channel and stores the result in pieces[part, channel].
 template <class S> __device__ inline void store_piece(const Geometry& at, S mine, S* pieces) {
   LOCKSTEP_SHARED(S, shared, [threads]);
   if (!at.columns) {  // one channel per block: join each warp as a tree, then the warps in order
     for (int step = warp / 2; step > 0; step /= 2) {
-      // Lane i takes in lane i + step; the results of the upper lanes are not used.
+      // Lane i adds the value of lane i + step. The results of the upper lanes are not used.
       mine.add(mine.of_lane((threadIdx.x % warp + step) % warp));
     }
   }
@@ -136,7 +136,7 @@ __global__ void __launch_bounds__(threads) moments_kernel(const T* x, Geometry a
   store_piece(at, mine, pieces);
 }
 
-/// Joins the pieces of each channel and stores its statistics.
+/// Merges the moments of the parts of each channel and stores the channel's statistics.
 template <class A>
 __global__ void __launch_bounds__(threads)
     join_moments_kernel(const Moments<A>* pieces, Geometry at, double eps, A* mean, A* rstd, A* var) {
@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(threads)
   });
 }
 
-/// With y = (x - mean) rstd: dw = sum g y, db = sum g.
+/// For each part of a channel, sums the gradient g and g * (x - mean) * rstd: the gradients of bias and weight.
 template <class T>
 __global__ void __launch_bounds__(threads)
     grad_sums_kernel(const T* grad, const T* x, Geometry at, const Compute<T>* mean, const Compute<T>* rstd,
@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(threads)
   store_piece(at, mine, pieces);
 }
 
-/// Joins the pieces of each channel's gradient sums.
+/// Adds the gradient sums of the parts of each channel.
 template <class T>
 __global__ void __launch_bounds__(threads) join_sums_kernel(const Sums<Compute<T>>* pieces, Geometry at,
                                                             Sums<Compute<T>>* sums, T* grad_weight, T* grad_bias) {
@@ -222,7 +222,8 @@ __global__ void __launch_bounds__(threads) join_sums_kernel(const Sums<Compute<T
   if (grad_bias) store(grad_bias + c, A(all.g));
 }
 
-/// dx = w rstd (g - share (db + y dw)); `share` is 1 / count in training, else 0.
+/// grad_x = weight * rstd * (g - share * (grad_bias + y * grad_weight)) with g = grad and y = (x - mean) * rstd.
+/// `share` is 1 / count in training, else 0.
 template <class T, int V>
 __global__ void __launch_bounds__(threads)
     batch_norm_grad_kernel(const T* grad, const T* x, Geometry at, const Compute<T>* mean, const Compute<T>* rstd,
@@ -243,7 +244,8 @@ __global__ void __launch_bounds__(threads)
   });
 }
 
-/// Calls fn.template operator()<V>(grid) for the elementwise kernels; V is 1 if anything is unaligned.
+/// Calls fn.template operator()<V>(grid) for the elementwise kernels. V is the number of elements in 16 bytes, or 1 if
+/// a pointer or the size of a row is not a multiple of 16 bytes.
 template <class T, class Fn> void with_runs(const Geometry& at, std::initializer_list<const void*> pointers, Fn&& fn) {
   constexpr int wide = sizeof(T) == 8 ? 1 : int(16 / sizeof(T));
   bool aligned = (at.columns ? at.channels : at.plane) % wide == 0;

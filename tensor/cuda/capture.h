@@ -1,5 +1,5 @@
 #pragma once
-// CUDA graphs for the backend, and the memory that they keep alive. Internal.
+// Recording and replaying CUDA graphs, and the memory that a graph keeps alive. Internal to the CUDA backend.
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -8,7 +8,7 @@
 
 namespace lockstep::cuda {
 
-// Entries of Backend (tensor/backend.h); set_keys() is in random.cu.
+// Functions of the CUDA Backend; tensor/backend.h documents them. set_keys() is defined in random.cu.
 void begin_capture(int device);
 void* end_capture(int device);
 void abandon_capture(int device) noexcept;
@@ -23,7 +23,7 @@ void* allocate_captured(size_t bytes, int device);
 /// Gives freed memory to the graph that it belongs to or, while this thread records, to the recorded graph. Returns
 /// false if there is no such graph: then the caller must free the memory.
 bool deallocate_captured(void* data, int device, void* stream) noexcept;
-// Entries of Backend.
+// More functions of the CUDA Backend, documented in tensor/backend.h.
 bool keep_for_graphs(void* data, int device, void* stream, uint32_t born) noexcept;
 void hold_for_graphs(const std::shared_ptr<void>& owner, int device, uint32_t born) noexcept;
 void free_in_order(void* data, int device, void* stream) noexcept;

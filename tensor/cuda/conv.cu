@@ -4,9 +4,10 @@
 //                 rows (M)   columns (N)   depth                          sums over
 //   forward       K          images P Q    C R S                          x (gathered) w
 //   grad_input    C          images H W    K R S                          grad (gathered) w; no atomics
-//   grad_weight   K          C R S         images P Q, in fixed pieces    grad, x (gathered); pieces added in order
+//   grad_weight   K          C R S         images P Q, in fixed parts     grad, x (gathered); parts added in order
 //
-// Used if cuDNN (cudnn.h) is not built in, is switched off or refuses: f64, and calls that it has no engine for.
+// These kernels are used if cuDNN (cudnn.h) is not built in or switched off, for f64, and for calls that cuDNN does not
+// support.
 //
 // Compute bound: 2 M N depth operations on the f32 units (f64 units for f64). A block computes 64 x 64 results in steps
 // of 16 along the depth, a thread 4 x 4 of them: 8 reads of shared memory for 16 multiplications.
@@ -48,9 +49,9 @@ struct Sizes : ConvSizes {
   }
 };
 
-// A Problem defines one row of the table at the top of this file. along(d) decodes an index of the depth, column(j) a
-// column; both are called once for several elements. a(group, m, d, along) is an element of the left operand,
-// b(group, along, column) one of the right operand; put(piece, group, m, j, column, sum) stores a result.
+// A Problem defines one row of the table at the top of this file. along(d) and column(j) split an index of the depth or
+// of the columns into a Triple, once for several elements. a(group, m, d, along) returns an element of the left operand
+// and b(group, along, column) one of the right operand. put(piece, group, m, j, column, sum) stores a result.
 
 /// (image, row, column) or (channel, r, s).
 struct Triple {
@@ -147,8 +148,8 @@ template <class T> struct GradWeight {
   }
 };
 
-/// A block computes 64 x 64 results of one group and one piece of the depth; blockIdx.x numbers columns of tiles first,
-/// then rows of tiles, pieces and groups.
+/// A block computes 64 x 64 results of one group, summed over one of `pieces` parts of the depth. blockIdx.x counts
+/// columns of tiles first, then rows of tiles, parts and groups.
 template <class Problem>
 __global__ void __launch_bounds__(threads) product_kernel(Problem problem, int64_t row_tiles, int64_t pieces) {
   using A = typename Problem::A;
@@ -167,7 +168,7 @@ __global__ void __launch_bounds__(threads) product_kernel(Problem problem, int64
   A sum[4][4] = {};
   for (int64_t d0 = begin; d0 < end; d0 += step) {
     __syncthreads();  // the operands of the previous step have been read
-    // Neighbouring lanes are neighbours along the depth of the left operand and along the columns of the right one.
+    // Neighbouring lanes read neighbours along the depth of the left operand and neighbouring columns of the right one.
     const int64_t da = d0 + tx, db = d0 + ty;
     const Triple place_a = da < end ? problem.along(da) : Triple{0, 0, 0},
                  place_b = db < end ? problem.along(db) : Triple{0, 0, 0};
@@ -258,7 +259,8 @@ void conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& arg
   const char* const op = "conv2d_grad_weight";
   const Sizes z(x, grad_w, grad, args);
   const bool by_cudnn = cuda::cudnn_conv2d_grad_weight(grad, x, args, grad_w);
-  // About 512 blocks with at least 256 elements of the depth each; depends only on the shape.
+  // Divides the depth into parts to get up to about 512 blocks, but no part has fewer than 256 elements. The number of
+  // parts depends only on the shape.
   const int64_t blocks = std::max<int64_t>(1, tiles_of(z.k) * tiles_of(z.depth()) * z.groups);
   const int64_t pieces = std::clamp<int64_t>(512 / blocks, 1, std::max<int64_t>(1, z.places() / 256));
   for_floats("conv2d_grad_weight", grad, [&]<class T> {

@@ -20,7 +20,8 @@ struct Moved {
   template <class C> __device__ C operator()(C x) const { return x; }
 };
 
-/// to[.., i, j] = from[.., j, i]: `tall` elements i are contiguous in the source, `wide` elements j in the output.
+/// A transpose to[.., i, j] = from[.., j, i]. Index i has `tall` values and is contiguous in the source. Index j has
+/// `wide` values and is contiguous in the output.
 struct Transpose {
   Nest<2> matrices;
   int64_t tall, wide, from_stride, to_stride;  // from_stride: of j in the source; to_stride: of i in the output
@@ -96,8 +97,8 @@ template <class T> __global__ void __launch_bounds__(256) transpose_kernel(const
   }
 }
 
-/// Detects a transpose: the output's contiguous dimension is strided in the source, while another one is contiguous
-/// there. Fills in `how`, except for the tiles.
+/// True if the copy is a transpose: the output and the source are contiguous along different dimensions. Then fills in
+/// `how`, except for the numbers of tiles and in_vectors.
 bool find_transpose(const Tensor& source, const Tensor& out, Transpose& how) {
   Nest<2> nest;
   for (int d = 0; d < out.dim(); ++d) nest.insert(out.shape()[d], {source.strides()[d], out.strides()[d]}, 1);

@@ -42,7 +42,7 @@ namespace lockstep::on_cuda {
 LOCKSTEP_CUDA_KERNELS(LOCKSTEP_DECLARE)
 #undef LOCKSTEP_DECLARE
 
-// Entries of Backend (tensor/backend.h), which step_numbers.cu defines.
+// Functions of the CUDA Backend that step_numbers.cu defines; tensor/backend.h documents them.
 void store(void* to, const void* from, size_t bytes);
 void square_sums(const void* pieces, int count, int64_t chunks, void* numbers, double* sums);
 void add_sums(const void* pieces, int64_t count, const double* sums, double* totals);

@@ -81,7 +81,7 @@ std::vector<Descriptor> configurations(const Descriptor& graph, const PlanTarget
   return found;
 }
 
-/// Writes the number of a configuration's engine and its notes to `plan`.
+/// Writes the number of the configuration's engine, and the numerical notes of that engine, to `plan`.
 void describe_engine(Descriptor& configuration, EnginePlan& plan) {
   Descriptor engine(CUDNN_BACKEND_ENGINE_DESCRIPTOR);
   cudnnBackendDescriptor_t handle = engine.get();

@@ -1,7 +1,7 @@
 #pragma once
-// cuDNN's backend API: descriptors; the choice of an execution plan among the engines that cuDNN's heuristics propose
-// for a graph of operations; and convolutions, which are graphs of one operation. No tensors and no CUDA runtime here,
-// so that a test can ask cuDNN without a device (tests/cudnn/). Internal.
+// A C++ interface to cuDNN's backend API. It has descriptors, the choice of an execution plan for a graph of operations
+// among the engines that cuDNN's heuristics propose, and convolutions as graphs of one operation. It uses no tensors
+// and no CUDA runtime, so that a test (tests/cudnn/) can choose plans without a device. Internal to the CUDA backend.
 #include <cudnn_graph.h>
 
 #include <array>
@@ -79,12 +79,13 @@ struct EnginePlan {
   bool supported() const { return refusal.empty(); }
 };
 
-/// True if engines with this note are acceptable: they sum products in at least f32 and are deterministic; if `exact`,
-/// they also multiply f32 in f32.
+/// True if engines with this numerical note are acceptable: they sum products in at least f32 and are deterministic.
+/// With `exact`, they must also multiply f32 in f32.
 bool accepts(cudnnBackendNumericalNote_t note, bool exact);
 /// A finalized graph of these operations.
 Descriptor graph_of(std::span<const Descriptor> operations, const PlanTarget& target);
-/// The first plan proposed by the heuristics that we accept, that cuDNN can build, and whose workspace is small enough.
+/// Returns the first proposed plan that cuDNN can build. accepts() must allow its engine, and its workspace may have at
+/// most `most_workspace` bytes.
 EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool exact, int64_t most_workspace);
 /// The address of the tensor with this id.
 struct Placed {
@@ -114,9 +115,10 @@ struct ConvProblem {
   auto operator<=>(const ConvProblem&) const = default;
 };
 
-/// The largest workspace in bytes that we accept: room for the operands in another layout, with channels rounded up.
+/// The largest workspace in bytes that a plan may need: enough for a copy of the operands in another layout, with the
+/// number of channels rounded up.
 int64_t workspace_limit(const ConvProblem& problem);
-/// Chooses a plan for a convolution; its products are exact unless the problem allows tf32 or has 16 bits.
+/// Chooses a plan for a convolution. It multiplies in f32 unless the problem allows tf32 or has a 16-bit dtype.
 EnginePlan plan_convolution(const ConvProblem& problem, const PlanTarget& target, int64_t most_workspace);
 /// Runs the convolution on the stream of the handle; the addresses must be aligned as the problem says.
 Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, const void* x, const void* w, const void* y,

@@ -34,7 +34,7 @@ __device__ inline float fast_exp2(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 #else
-  // The emulator is as rough as the special function unit may be.
+  // On the CPU (simt.h), the lowest bit is cleared, to be as inaccurate as the GPU's special function unit may be.
   return __uint_as_float(__float_as_uint(std::exp2(x < -126.f ? -INFINITY : x)) & ~1u);
 #endif
 }
@@ -52,8 +52,7 @@ __device__ inline float fast_reciprocal(float x) {
 /// log2(e) in f32. The kernels' e^x is 2^(log2_e x).
 inline constexpr float log2_e = 1.44269504f;
 
-/// e^(v - base) of the elements of a row: the same function for all of them, so that v = base gives about 1.
-/// F32 and f64: accurate.
+/// Computes e^(v - base) for the elements v of a row. This version is for f32 and f64 and is accurate.
 template <class T> class RowExp {
  public:
   using A = Compute<T>;
@@ -68,8 +67,9 @@ template <class T> class RowExp {
   A base_;
 };
 
-/// 16 bits: one fused multiply-add and one ex2, as 2^(log2_e v - log2_e base). The second product is rounded, which
-/// correction() undoes for a whole row. Beyond 2^30, neighbours in 16 bits are so far apart that any factor will do.
+/// The version for 16 bits takes one fused multiply-add and one ex2: 2^(log2_e * v - scaled), where `scaled` is the
+/// rounded log2_e * base. correction() undoes this rounding for a whole row. If |base| >= 2^30, log2_e is replaced by
+/// 1: the neighbours of base in 16 bits are so far away that e^(v - base) is 0 or 1 with any factor.
 template <class T>
 requires(is_half<T>) class RowExp<T> {
  public:
@@ -86,7 +86,8 @@ requires(is_half<T>) class RowExp<T> {
   float base_, factor_, scaled_;
 };
 
-/// A float whose functions serve results of 16 bits. The activations of tensor/functors.h take it as their number type.
+/// A float whose functions are only as accurate as results of 16 bits need. The activations of tensor/functors.h take
+/// it as their number type.
 struct FastFloat {
   float value;
 
@@ -98,7 +99,7 @@ struct FastFloat {
   friend __device__ FastFloat operator+(FastFloat a, FastFloat b) { return FastFloat(a.value + b.value); }
   friend __device__ FastFloat operator-(FastFloat a, FastFloat b) { return FastFloat(a.value - b.value); }
   friend __device__ FastFloat operator*(FastFloat a, FastFloat b) { return FastFloat(a.value * b.value); }
-  /// For |b| of 2^-126 to 2^126; beyond, the quotient is infinite or 0.
+  /// Accurate if |b| is between 2^-126 and 2^126. For other b, the quotient is infinite or 0.
   friend __device__ FastFloat operator/(FastFloat a, FastFloat b) {
     return FastFloat(a.value * fast_reciprocal(b.value));
   }
@@ -120,15 +121,15 @@ __device__ inline FastFloat tanh(FastFloat x) {
   const float near = x.value * math::polynomial(s, -5.39682540e-2f, 1.33333333e-1f, -3.33333333e-1f, 1.f);
   return FastFloat(s < 0.1f ? near : 1.f - 2.f * fast_reciprocal(e + 1.f));
 }
-/// The share of a normal distribution below -|x|, as t p(t) e^(-x^2/2) with t = 1 / (1 + 0.31 |x|); a minimax fit made
-/// for this file. Nothing cancels, so the relative error stays small for large |x|.
+/// The probability that a standard normal variable is below -|x|. It is t p(t) e^(-x^2/2) with t = 1 / (1 + 0.31 |x|)
+/// and a polynomial p fitted to it. Nothing cancels, so the relative error stays small for large |x|.
 __device__ inline float fast_normal_tail(float x) {
   const float t = fast_reciprocal(1.f + 0.31f * std::fabs(x));
   const float p = math::polynomial(t, -7.39279042e-2f, 1.80446937e-1f, 1.57483339e-2f, 1.33427972e-1f, 1.20441706e-1f,
                                    1.23860663e-1f);
   return t * p * fast_exp2(-0.5f * log2_e * x * x);
 }
-/// The share of a normal distribution below x.
+/// The probability that a standard normal variable is below x.
 __device__ inline FastFloat normal_cdf(FastFloat x) {
   const float tail = fast_normal_tail(x.value);
   return FastFloat(x.value < 0.f ? tail : 1.f - tail);

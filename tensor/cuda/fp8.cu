@@ -14,8 +14,9 @@ struct alignas(4) Codes {
   uint8_t v[run];
 };
 
-/// A block converts tiles of side x side. A thread handles `run` neighbours in every `high`-th row, then, for the
-/// transpose, in every `high`-th column. `aligned`: all runs are complete and aligned.
+/// Converts x to codes. A block takes tiles of side x side elements. A thread converts `run` neighbours in every
+/// `high`-th row, then writes `run` neighbours in every `high`-th column to the transpose. `aligned` is true if every
+/// run is complete and aligned.
 template <bool is_e5m2, class T, bool aligned>
 __global__ void __launch_bounds__(threads)
     cast_kernel(const T* x, int64_t rows, int64_t columns, int64_t tiles_across, int64_t tiles, const float* scale,

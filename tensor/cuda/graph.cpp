@@ -1,7 +1,7 @@
 // CUDA graphs. A replay uses the addresses of the recording, so a graph owns the memory that was allocated during its
-// recording. Memory freed during the recording is reused only within it, and all of it is released once the graph and
-// the tensors that came out of it are gone. Older memory that is freed during the recording or later (for example a
-// growing table of angles) is kept as long as the graph, because replays may read it.
+// recording. Memory freed during the recording is reused only by the same recording. All memory is released when the
+// graph and the tensors in its memory have been destroyed. Older memory that is freed during the recording or later
+// (for example a growing table of angles) is kept as long as the graph, because replays may read it.
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -21,7 +21,7 @@
 namespace lockstep::cuda {
 namespace {
 
-/// Freed memory that graphs may still read; released with the last of them, while no mutex is held.
+/// Freed memory that graphs may still read. The last of these graphs releases it, while no mutex is held.
 struct Kept {
   Kept(void* data, int device, void* stream) : data(data), device(device), stream(stream) {}
   ~Kept() {
@@ -33,7 +33,7 @@ struct Kept {
   void* stream;
 };
 
-/// The memory of a recording. Pieces are reused but never split: the shapes of a step repeat from layer to layer.
+/// The memory of a recording. Freed blocks are reused but never split, because the layers of a model have equal shapes.
 class Arena {
  public:
   explicit Arena(int device) : device_(device) {}
@@ -63,7 +63,7 @@ class Arena {
     in_use_[data] = stream;
     return data;
   }
-  /// Takes a piece back. While recording, it may be reused on the stream that it was used on.
+  /// Frees a block. During the recording, the block may be reused on the same stream.
   void give_back(void* data) {
     const auto used = in_use_.find(data);
     if (used == in_use_.end()) return;
@@ -92,7 +92,7 @@ class Arena {
   std::vector<std::shared_ptr<void>> older_;
 };
 
-/// The arena of each piece; tensors may be freed by any thread at any time.
+/// Maps each block of memory to its arena. The mutex is needed because any thread may free a tensor at any time.
 struct Pieces {
   std::mutex mutex;
   std::unordered_map<void*, std::shared_ptr<Arena>> owner;
@@ -132,8 +132,8 @@ std::pair<cudaGraph_t, std::shared_ptr<Arena>> stop(cudaError_t& code) {
   return {graph, arena};
 }
 
-/// The arenas whose graphs may read memory that was allocated after `born` recordings. References to the others are
-/// dropped after unlocking.
+/// The arenas whose graphs may read memory that was allocated when Graph::recordings() was `born`. The references to
+/// all other arenas are dropped after the mutex is unlocked.
 std::vector<std::shared_ptr<Arena>> arenas_that_read(int device, uint32_t born) {
   std::vector<std::shared_ptr<Arena>> arenas, others;
   const std::lock_guard lock(pieces().mutex);

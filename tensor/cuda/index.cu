@@ -1,6 +1,6 @@
-// Moving elements by index. Sums of elements (scatter_add) are made in the order of the indices, without atomics:
-// positions are sorted by the place they add to (merge_sort.h, stable), then one thread adds everything that goes to
-// one element. If several elements are written to one place, the last one stays; it is found by an integer maximum.
+// Moving elements by index. scatter_add sums elements in the order of the indices, without atomics: it sorts the source
+// elements by the output element that they add to (merge_sort.h, stable), then one thread computes each output element.
+// If scatter writes several elements to one place, the last one stays. It is found by an integer maximum.
 // Memory bound. A wrong index is reported (report.h) and skipped. Sums of rows are in add_rows.cu.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/lines.h"
@@ -61,8 +61,9 @@ void select_rows(const char* op, const Tensor& x, int dim, const Tensor& index, 
 
 // --- elements ---
 
-/// The axes of a walk over the elements of an index: offsets in the index, in the tensor that is read and in the tensor
-/// that is written, and the position along `dim`. The offset along the indexed dim is left out; it is index * stride.
+/// A loop over the elements of an index computes four numbers for each: the offsets in the index, in the tensor that is
+/// read and in the tensor that is written, and the position along `dim`. The offset along the indexed dim is not
+/// included: the kernel adds the index times the stride.
 enum { in_index, in_source, in_out, along, places };
 /// The loop over the elements of an index, in row-major order.
 struct ElementWalk {
@@ -104,8 +105,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// last[place] = the largest position along `dim` that writes to this place of out; places are counted in row-major
-/// order.
+/// last[k] = the last position along `dim` whose element is written to element k of out, in row-major order.
 __global__ void __launch_bounds__(threads)
     find_last_kernel(ElementWalk walk, const int64_t* index, int* last, cuda::RangeCheck good) {
   for (int64_t i = first_item(); i < walk.count; i += item_step()) {
@@ -129,7 +129,8 @@ __global__ void __launch_bounds__(threads) scatter_kernel(ElementWalk walk, Elem
   }
 }
 
-/// load() for sort_lines(): the elements of an index, keyed by the row-major place they write to.
+/// The load() of sort_lines() for scatter_add: the key of element i of the index is the row-major number of the output
+/// element that it adds to, or ~0 if the index is wrong.
 template <class K> struct ByPlace {
   ElementWalk dense;
   const int64_t* index;
@@ -143,8 +144,8 @@ template <class K> struct ByPlace {
   }
 };
 
-/// Walks along the run of equal keys that starts at `head`: add(load(place)) for each entry, in order. Several loads
-/// are in flight at a time.
+/// Calls add(load(place)) in order for each entry of the run of equal keys that starts at `head`. Several loads are in
+/// flight at a time.
 template <class K, class Load, class Add>
 __device__ void each_of_run(const Entries<K>& sorted, int64_t head, int64_t n, Load load, Add add) {
   constexpr int batch = 4;
@@ -229,7 +230,7 @@ void scatter(bool add, const Tensor& source, int dim, const Tensor& index, Tenso
   const int64_t* values = index.data<int64_t>();
   if (!add) {
     LOCKSTEP_CHECK(size_at(index, dim) < int64_t(1) << 31, "[scatter] expected fewer than 2^31 indices along dim ", dim,
-                   " on cuda, got ", index.shape());
+                   " on cuda, got ", index.shape(), "; scatter them in parts");
     const cuda::Scratch last(size_t(out.numel()) * sizeof(int));
     cuda::check(op, cudaMemsetAsync(last.as<int>(), 0xff, size_t(out.numel()) * sizeof(int), cuda::current_stream()));
     cuda::launch({op, grid_for(dense.count), dim3(threads)}, find_last_kernel, dense, values, last.as<int>(), good);

@@ -1,10 +1,10 @@
-// Cross entropy over rows of logits (rows, C), for any C up to a vocabulary, on the engines of rows.h; the softmax
-// exists only in the gradient. Memory bound: forward reads the logits once, backward reads them once and writes the
-// gradient, and both in one kernel read once and write once. The gradient may overwrite the logits: every thread reads
-// its own elements before it writes them. Rows may lie further apart than their length and end within a vector of
-// 16 bytes, as those of padded logits do; what lies behind a row is neither read nor written.
+// Cross entropy over rows of logits x (rows, C), by WarpRow and BlockRow of rows.h. Memory bound: forward reads the
+// logits once, and backward reads them once and writes the gradient. A kernel for both reads once and writes once. The
+// gradient may overwrite the logits: every thread reads its own elements before it writes them. Rows may have padding
+// between them and may end within a vector of 16 bytes. The padding is neither read nor written. With label smoothing
+// s, target t, class weights w and lse = log sum exp(x):
 //
-//   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])        s: label smoothing, t: target
+//   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])
 #include <numeric>
 
 #include "tensor/cuda/cuda_kernels.h"
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int sum_threads = 512;
 
-/// total = sum of the weights, which label smoothing needs. One block.
+/// Writes the sum of the class weights, which label smoothing needs, to *total. Launched with one block.
 template <class T>
 __global__ void __launch_bounds__(sum_threads) weight_total_kernel(const T* weight, int64_t n, double* total) {
   double sum = 0;
@@ -26,7 +26,7 @@ __global__ void __launch_bounds__(sum_threads) weight_total_kernel(const T* weig
   if (threadIdx.x == 0) *total = sum;
 }
 
-/// The arguments of cross_entropy() that concern all rows.
+/// The options of cross_entropy(), the same for all rows.
 struct Smoothing {
   double part;          // the label smoothing s
   const double* total;  // sum of the class weights; null: C
@@ -34,7 +34,7 @@ struct Smoothing {
   bool elsewhere;       // true: a target of -1 means that the class is on another shard of the vocabulary
 };
 
-/// The targets of all rows and how they count.
+/// The targets of all rows, the class weights and the options.
 template <class T> struct Targets {
   const int64_t* target;
   const T* weight;  // class weights, or null
@@ -52,7 +52,7 @@ __device__ typename Row::A loss_of(Row& row, const Targets<typename Row::T>& to,
   const Smoothing& smoothing = to.smoothing;
   const int64_t r = row.number(), t = to.target[r];
   const bool counts = t != smoothing.ignored, inside = uint64_t(t) < uint64_t(n);
-  // Read by the thread that will write the gradient of the target, as that may overwrite the logit.
+  // The thread that will write the gradient of the target reads its logit now, because the gradient may overwrite it.
   const bool mine = row.thread() == (counts && inside ? row.owner(t) : 0);
   const A logit = mine && counts && inside ? load(x + row.start() + t) : A(0);
   A top, sum;
@@ -85,16 +85,16 @@ __device__ typename Row::A loss_of(Row& row, const Targets<typename Row::T>& to,
   return top + log_sum;
 }
 
-/// dx[c] = softmax(x)[c] scale - w[c] spread, minus `point` at the target, of a row that has been read. l: its
-/// log-sum-exp; made: the row of the gradient.
+/// Writes the gradient of a row that has been read: made[c] = softmax(x)[c] * scale - w[c] * spread, and at the target
+/// also minus `point`. `l` is the log-sum-exp of the row.
 template <class Row>
 __device__ void grad_of(Row& row, const Targets<typename Row::T>& to, const typename Row::T* x, int64_t n,
                         typename Row::A upstream, typename Row::A l, typename Row::T* made) {
   using T = typename Row::T;
   using A = typename Row::A;
   constexpr int V = Row::V;
-  // lse in f32 has an error of |lse| 2^-24, which scales all probabilities. If that is visible in T, divide by the sum
-  // of the probabilities.
+  // lse in f32 has an error of |lse| 2^-24, and all probabilities have the same relative error. If that is more than T
+  // rounds off, the probabilities are divided by their sum.
   constexpr A exact = std::is_same_v<T, BFloat16> ? A(2048) : sizeof(T) == 2 ? A(256) : A(16);
   const Smoothing& smoothing = to.smoothing;
   const T* const weight = to.weight;
@@ -146,7 +146,7 @@ __device__ void grad_of(Row& row, const Targets<typename Row::T>& to, const type
   if (mine) made[t] = at_target;
 }
 
-/// Blocks of a kernel that a multiprocessor holds, which bounds the registers of a thread.
+/// How many blocks of a kernel must fit on a multiprocessor at a time. The compiler limits the registers accordingly.
 template <class Row> constexpr int loss_blocks() {
   if (!Row::in_registers) return sizeof(typename Row::T) == 8 ? 1 : 2;
   return 3;
@@ -156,7 +156,7 @@ template <class Row> __device__ inline Row logits_of(const RowSize& size, const 
   return rows_of<Row, typename Row::T, 1, 1>(size, {x}, {x}, 0, typename Row::T(-infinity<float>));
 }
 
-/// Loss and lse of each row; with_grad: also the gradient, to `out`, which may be x.
+/// Writes the loss and the log-sum-exp of each row. With with_grad, also writes the gradient to `out`, which may be x.
 template <class Row, bool with_grad>
 __global__ void __launch_bounds__(Row::threads, loss_blocks<Row>())
     loss_kernel(const typename Row::T* x, Targets<typename Row::T> to, const typename Row::A* grad_loss,
@@ -170,7 +170,7 @@ __global__ void __launch_bounds__(Row::threads, loss_blocks<Row>())
   }
 }
 
-/// The gradient alone, from a saved lse.
+/// Writes only the gradient. `lse` is the log-sum-exp of each row, saved by loss_kernel().
 template <class Row>
 __global__ void __launch_bounds__(Row::threads, loss_blocks<Row>())
     loss_grad_kernel(const typename Row::A* grad_loss, const typename Row::T* x, const typename Row::A* lse,

@@ -1,6 +1,6 @@
 // Products of 8-bit floats by cuBLASLt: out = a b^T + bias, with a scale for each operand that is read on the device.
-// The library is column-major: out^T = b a^T, where its A is our b, transposed, and its B is our a, not transposed.
-// This is the only form that Hopper supports. "Fast accumulation" is off, so partial sums are moved to f32 in time.
+// The library is column-major and computes out^T = b a^T, so we pass b as its operand A, transposed, and a as its
+// operand B. This is the only form that Hopper supports. "Fast accumulation" is off, for more accurate sums.
 #include <algorithm>
 #include <array>
 #include <tuple>
@@ -24,9 +24,10 @@ struct Fp8Problem {
   auto operator<=>(const Fp8Problem&) const = default;
 };
 
-/// The library is told that scales lie at multiples of 16 bytes, and refuses a call whose scales do not.
+/// The alignment in bytes of the addresses of scales. Plans are made for this alignment, and the library refuses a call
+/// with a scale at another address.
 constexpr uintptr_t scale_place = 16;
-/// Returns the scale, or a copy at such an address; the scales of nn::Fp8Scaling need no copy.
+/// Returns the scale, or a copy if its address is not a multiple of 16. The scales of nn::Fp8Scaling need no copy.
 Tensor placed(const Tensor& scale) {
   return reinterpret_cast<uintptr_t>(scale.raw_data()) % scale_place == 0 ? scale : scale.clone();
 }
@@ -43,7 +44,7 @@ Product describe_fp8(const Fp8Problem& p) {
   set(plan.description, CUBLASLT_MATMUL_DESC_FAST_ACCUM, int8_t(0));
   set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE,
       uint32_t(p.align_bias ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT));
-  // Here the library reads only the alignment of the addresses.
+  // These are not real addresses: here the library looks only at their alignment.
   for (const auto scale : {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER})
     set(plan.description, scale, reinterpret_cast<const void*>(scale_place));
   if (p.align_bias) {

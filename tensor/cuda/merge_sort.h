@@ -1,13 +1,13 @@
 #pragma once
 // Merge sort of lines of entries (key, place) by key and, for equal keys, by place, so the sort is stable and the
 // result independent of thread timing. A block sorts each tile in shared memory (bitonic sort). Then sorted runs are
-// merged in pairs; each thread finds the start of its piece by bisection. Memory bound: one pass over keys and places
-// each time that the length of the runs doubles.
+// merged in pairs. Each thread writes a few entries of the merged run, and finds by bisection from which entries they
+// come. Memory bound: one pass over keys and places each time that the length of the runs doubles.
 #include "tensor/cuda/simt.h"
 
 namespace lockstep::on_cuda {
 
-/// Threads of a block, and the entries that it sorts.
+/// The number of threads in a block, and of entries in the tile that it sorts.
 inline constexpr int sort_threads = 256, sort_tile = 1024;
 
 /// Keys and, for each key, its index in the unsorted line (place).
@@ -50,7 +50,7 @@ template <class K> __device__ inline void sort_shared(K* keys, uint32_t* places,
 }
 
 /// Sorts every tile of every line and writes the first `keep` entries of each tile, one tile after the other.
-/// load(line, i, key, place) returns an entry; out_n is the length of an output line.
+/// load(line, i, key, place) sets key and place to those of entry i. An output line has out_n entries.
 template <class K, class Load>
 __global__ void __launch_bounds__(sort_threads)
     sort_tiles_kernel(Load load, SortLines from, int keep, int64_t out_n, Entries<K> out) {
@@ -76,7 +76,7 @@ __global__ void __launch_bounds__(sort_threads)
   }
 }
 
-/// Merges neighbouring sorted runs of `run` entries in pairs. A thread writes `piece` entries.
+/// Merges neighbouring sorted runs of `run` entries in pairs. Each thread writes `piece` entries of a merged run.
 template <class K>
 __global__ void __launch_bounds__(sort_threads)
     merge_kernel(Entries<K> from, Entries<K> to, SortLines lines, int64_t run) {
@@ -85,8 +85,8 @@ __global__ void __launch_bounds__(sort_threads)
   for (int64_t item = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; item < lines.lines * pieces;
        item += int64_t(gridDim.x) * blockDim.x) {
     const int64_t line = item / pieces, at = (item - line * pieces) * piece, start = line * lines.n;
-    // The two runs, and the offset of this piece in their merged result. A piece never spans two pairs, because `run`
-    // is a multiple of it.
+    // Two runs a and b, and the offset `into` of this thread's entries in their merged run. These entries never belong
+    // to two pairs of runs, because `run` is a multiple of `piece`.
     const int64_t pair = at / (2 * run) * 2 * run, middle = min(pair + run, lines.n),
                   end = min(pair + 2 * run, lines.n), into = at - pair;
     const K *a = from.key + start + pair, *b = from.key + start + middle;
@@ -109,14 +109,15 @@ __global__ void __launch_bounds__(sort_threads)
   }
 }
 
-/// Calls fn with a 0 of the key type: an unsigned type that holds all places below n and leaves ~0 free.
+/// Calls fn(K(0)), where the key type K is uint32_t if it holds all numbers below n and leaves ~0 free, else uint64_t.
 template <class Fn> void dispatch_key(int64_t n, Fn&& fn) {
   n < int64_t(UINT32_MAX) ? fn(uint32_t(0)) : fn(uint64_t(0));
 }
 
 /// Throws unless positions fit the 32 bits of a place.
 inline void check_count(const char* op, int64_t count) {
-  LOCKSTEP_CHECK(count < int64_t(1) << 32, "[", op, "] expected fewer than 2^32 indices on cuda, got ", count);
+  LOCKSTEP_CHECK(count < int64_t(1) << 32, "[", op, "] expected fewer than 2^32 indices on cuda, got ", count,
+                 "; split them over several calls");
 }
 
 /// Two buffers of `count` entries; merge passes alternate between them.

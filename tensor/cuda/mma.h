@@ -122,8 +122,8 @@ template <int depth> struct RowTile {
   static constexpr int line = 8 * depth + 4;  // stride of the rows, in words
   uint32_t* words;
 
-  /// The row that this lane passes to load_matrices(). The four 8 x 8 matrices of a 16 x 16 part are numbered down its
-  /// rows first if `down`, else along them.
+  /// The address that this lane passes to load_matrices() for the 16 x 16 part at (row, column). If `down`, the second
+  /// of its four 8 x 8 matrices is the one below the first, else the one to the right of it.
   __device__ const uint32_t* place(int row, int column, bool down) const {
     const int i = threadIdx.x % warp / 8, far = i / 2 * 8, near = i % 2 * 8;
     return words + (row + (down ? near : far) + int(threadIdx.x % 8)) * line + (column + (down ? far : near)) / 2;

@@ -1,8 +1,8 @@
 #pragma once
 // The loop nest over the elements of N tensors of one shape and any strides, as a kernel needs it: dims of size 1 are
 // dropped, dims are ordered by the strides of one of the tensors, and neighbouring dims that are contiguous in all
-// tensors are merged. A kernel then computes the offsets of an element from its flat index, below 2^31 with
-// multiplications instead of divisions.
+// tensors are merged. A kernel then computes the offsets of an element from its flat index. If all flat indices are
+// below 2^31, it does so with multiplications instead of divisions.
 #include "tensor/cuda/simt.h"
 #include "tensor/tensor.h"
 

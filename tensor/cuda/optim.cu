@@ -24,7 +24,7 @@ __device__ void store_low(void* low, int64_t at, const Vector<A, V>& p, Access a
   store_vector<V>(static_cast<L*>(low) + at, rounded, access, 1, count);
 }
 
-/// Updates elements i to i + count - 1 of a piece. factor(g) converts and scales the gradient.
+/// Updates elements i to i + count - 1 of the tensor that `piece` describes. factor(g) converts and scales a gradient.
 template <class A, class G, class Step, class Factor>
 __device__ void step_vector(const Step& step, const StepPiece& piece, int64_t i, int count, const Factor& factor) {
   constexpr int V = vector_length<A>, states = Step::states;
@@ -60,7 +60,8 @@ __global__ void __launch_bounds__(threads) step_kernel(Step step, StepPiece piec
     step_vector<A, G>(step, piece, i, piece.n - i < V ? int(piece.n - i) : V, [](Compute<G> g) { return A(g); });
 }
 
-/// Updates all pieces, unless control->skip is set. A block rebuilds its Step when the slot (the numbers) changes.
+/// Updates all tensors, unless control->skip is set. Tensors with the same options and step count share a slot. A block
+/// makes a new Step when it comes to a tensor with another slot.
 template <class Step, class Args, class A, class G>
 __global__ void __launch_bounds__(threads) step_all_kernel(const StepPiece* pieces, int count, int64_t chunks,
                                                            const StepControl* control, const StepSlot* slots) {
@@ -111,7 +112,7 @@ void update(const char* op, Tensor& p, const Tensor& grad, std::initializer_list
   piece.n = p.numel();
   if (low.defined()) {
     LOCKSTEP_CHECK(low.dtype() == f16 || low.dtype() == bf16, "[", op, "] expected a copy of f16 or bf16, got ",
-                   low.dtype());
+                   low.dtype(), "; pass the model's copy of the parameter in one of these dtypes");
     piece.low = low.raw_data(), piece.low_type = low.dtype();
   }
   dispatch<float, double>(p.dtype(), op, [&]<class A> {

@@ -34,7 +34,7 @@ void pointwise(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, co
                          : part == PointwisePart::grad0 ? find(unary_grads, binary_grads0)
                                                         : binary_grads1[size_t(op)][dtype];
   LOCKSTEP_CHECK(fn, "[pointwise] no cuda kernel for operation ", int(op), " part ", int(part), " of ",
-                 in[count - 1]->dtype());
+                 in[count - 1]->dtype(), "; convert to another dtype or move the tensors to cpu");
   const Tensor* straight[3];
   Tensor copies[3];
   for (int i = 0; i < count; ++i) {
@@ -50,7 +50,8 @@ void pointwise(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, co
 void pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor& a, const Tensor& b, Tensor& grad_a,
                      Tensor& grad_b) {
   const PointwisePairFn fn = binary_grads[size_t(op)][int(grad.dtype())];
-  LOCKSTEP_CHECK(fn, "[pointwise_grads] no cuda kernel for operation ", int(op), " of ", grad.dtype());
+  LOCKSTEP_CHECK(fn, "[pointwise_grads] no cuda kernel for operation ", int(op), " of ", grad.dtype(),
+                 "; convert to another dtype or move the tensors to cpu");
   const auto straight = [&](const Tensor& x) { return is_across(x, grad_b) ? x.contiguous() : x; };
   fn(straight(grad), straight(a), straight(b), grad_a, grad_b);
 }

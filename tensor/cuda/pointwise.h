@@ -31,7 +31,7 @@ template <int N> struct Walk {
 /// Threads of a block of these kernels.
 constexpr int pointwise_threads = 256;
 
-/// out = fn(in...) elementwise. A thread handles one vector of the walk per step.
+/// out = fn(in...) elementwise. A thread handles one vector of V elements at a time.
 template <class Fn, class Out, class... In>
 __global__ void __launch_bounds__(pointwise_threads)
     pointwise_kernel(Fn fn, Walk<sizeof...(In) + 1> walk, Out* out, const In*... in) {

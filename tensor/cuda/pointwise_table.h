@@ -25,7 +25,7 @@ extern const std::array<std::array<PointwisePairFn, dtypes>, size_t(PointwiseOp:
 /// second). binary_values also has where, addcmul and lerp.
 extern const PointwiseTable unary_values, unary_grads, binary_values, binary_grads0, binary_grads1;
 
-/// The kinds of types in pointwise.def.
+/// The dtypes that an operation supports. pointwise.def names the kinds `floats`, `numbers` and `logic`.
 struct PointwiseKind {
   bool of_floats, of_integers, of_bool;
 };

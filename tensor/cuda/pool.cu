@@ -1,7 +1,7 @@
 // Pooling of images in both layouts (tensor/layout.h). A unit is a plane with one channel (row-major) or an image with
 // all its channels (channels last): element (unit, y, x, c) is at ((unit h + y) w + x) channels + c. Memory bound. A
-// thread computes one element of the result; gradients gather from the windows that cover their pixel, in the order of
-// the windows, so every sum has a fixed order and needs no atomics.
+// thread computes one element of the result. For a gradient, it adds up the windows that cover its pixel, in the order
+// of the windows, so every sum has a fixed order and needs no atomics.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(threads)
         const int64_t column = left + j * columns.dilation;
         if (column < 0 || column >= in.w) continue;
         const A value = load(x + in.at(unit, y, column, c));
-        // The larger value wins, and NaN over all; a tie keeps the first place.
+        // Takes a larger value or NaN. Of equal values the first place stays.
         if (first || value > best || value != value) {
           best = value;
           place = int32_t(y * in.w + column);
@@ -122,16 +122,17 @@ __global__ void __launch_bounds__(threads)
   });
 }
 
-// Backward of max pooling has no PoolArgs, only the chosen places (`indices`). First, over all images, find the range
-// of input rows that the outputs of each row p chose (`reach`; the same for columns). Then invert it (`chosen`): only
-// outputs [begin, end) may have chosen a place in input row y. Reach is stored as {-first, last}, so that it needs only
-// integer maxima, whose order does not matter.
+// Backward of max pooling has no PoolArgs, only the positions of the maxima (`indices`). reach_kernel() first finds,
+// for each output row p, the first and last input row that holds one of its maxima in any image. chosen_kernel() then
+// finds, for each input row y, the range of output rows whose maxima may lie in it. Both do the same for columns.
+// `reach` is stored as {-first, last}, so that integer maxima suffice, whose order does not matter.
 
 __global__ void __launch_bounds__(threads) clear_reach_kernel(int64_t count, int2* reach) {
   each_element(count, [&](int64_t i) { reach[i] = {INT32_MIN, -1}; });
 }
 
-/// Block (p, y) handles row p of `together` units. `reach` has the entries of all output rows, then of all columns.
+/// Block (p, y) looks at output row p of `together` units, from unit y * together on. `reach` has an entry for each
+/// output row, then one for each output column.
 __global__ void __launch_bounds__(threads)
     reach_kernel(const int32_t* indices, Images result, Divider width, int64_t together, int2* reach) {
   const int64_t p = blockIdx.x, first = blockIdx.y * together, wanted = first + together,
@@ -159,7 +160,7 @@ __global__ void __launch_bounds__(threads)
   atomicMax(&reach[p].y, high_row);
 }
 
-/// chosen[y] for all input rows, then for all input columns.
+/// Writes the range of outputs for each input row to `chosen`, then that for each input column.
 __global__ void __launch_bounds__(threads)
     chosen_kernel(const int2* reach, int64_t p, int64_t q, int64_t h, int64_t w, int2* chosen) {
   each_element(h + w, [&](int64_t n) {

@@ -1,8 +1,9 @@
-// Matrix products with quantized weights (tensor/quantized.h), for few rows of x, which are bound by reading the codes
+// Matrix products with quantized weights (tensor/quantized.h) for few rows of x. They take as long as reading the codes
 // from memory. For many rows, linear() decodes the weight with decode_kernel and uses the ordinary product.
 //
-//   a warp        a few outputs for a few rows; lane l reads 16 bytes of codes at l, l + 32, ... of each output's row
-//   each code     is read once for all rows of the warp, and becomes a number in a register
+//   a warp        computes a few outputs for a few rows. Lane l reads the 16-byte words l, l + 32, ... of the codes of
+//                 an output
+//   a code        is read once for all rows of the warp and converted to a number in a register
 //   dynamic       rows of x are quantized first, and codes are multiplied by codes. Numbers of at least the threshold
 //                 get code 0, and the same warp multiplies them unquantized
 //
@@ -77,8 +78,8 @@ __device__ inline float scale_at(const CardCodes& w, int64_t o, int64_t k) {
   const int64_t at = w.by_row ? o : o * w.groups + k / quant_group;
   return w.wide ? static_cast<const float*>(w.scales)[at] : float(static_cast<const Half*>(w.scales)[at]);
 }
-/// The code in byte i of a word, as a float; of group4, the code in the upper half of the byte if `high`. For a small
-/// integer n, 0x4b000000 | n has the bits of 2^23 + n as a float: cheaper than a conversion.
+/// The code in byte i of a word, as a float. With `four`, a byte holds two codes, and `high` selects the upper one. For
+/// a small integer n, 0x4b000000 | n are the bits of the float 2^23 + n, which is cheaper than a conversion.
 template <bool four> __device__ inline float number_of(uint32_t word, int i, bool high) {
   const uint32_t biased = four ? word >> (i * 8 + (high ? 4 : 0)) & 15 : (word >> (i * 8) & 255) ^ 128;
   return __uint_as_float(0x4b000000u | biased) - (8388608.f + (four ? 8 : 128));
@@ -98,7 +99,7 @@ template <class T> __device__ inline float finished(float y, const T* bias, int6
   return y;
 }
 
-/// Writes the outputs [o0, o0 + outs) of rows [r0, r0 + most) of a warp: lane i writes the i-th of these numbers.
+/// Writes the outputs [o0, o0 + outs) of rows [r0, r0 + most). Lane i of the warp holds and writes the i-th of them.
 template <int outs, int most, class T>
 __device__ inline void write(float mine, int64_t o0, int64_t r0, const CardCodes& w, const T* bias,
                              Activation activation, int64_t rows, T* out) {
@@ -297,7 +298,7 @@ __global__ void __launch_bounds__(warps_of_block* warp, most == 1 ? 8 : 3)
   }
 }
 
-/// Calls fn.template operator()<outs, most>() with the shape of a warp's work for this many rows.
+/// Calls fn.template operator()<outs, most>() with how many outputs and rows a warp computes, which depends on `rows`.
 template <class Fn> void with_rows(int64_t rows, Fn&& fn) {
   if (rows == 1) fn.template operator()<2, 1>();
   else if (rows <= 4) fn.template operator()<4, 4>();

@@ -28,7 +28,7 @@ __device__ inline Words words_of(PhiloxKey key, int64_t counter) {
 
 template <class T, int each> Access access_of(const T* p) { return is_aligned(p, each) ? Access::run : Access::apart; }
 
-/// out[i * each ...] = make(words of counter i), `each` elements at a time.
+/// Fills `out`: make() turns the four random words of counter i into elements i * each to i * each + each - 1.
 template <int each, class T, class Make>
 __global__ void __launch_bounds__(threads) fill_kernel(Make make, PhiloxKey given, T* out, int64_t n, Access access) {
   const PhiloxKey key = given.known();
@@ -89,7 +89,7 @@ template <class T, class C> __global__ void __launch_bounds__(threads) iota_kern
     out[i] = convert<T>(start + C(i) * step);
 }
 
-/// Dropout: element i is kept if its word is at least `least`. If not null, `add` is added to the rounded result.
+/// Dropout: element i is kept if its random word is at least `least`. A non-null `add` is added to the rounded result.
 template <class T>
 __global__ void __launch_bounds__(threads)
     dropout_kernel(const T* x, const T* add, T* out, int64_t n, PhiloxKey given, uint32_t least, Compute<T> scale,
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// Dropout of a part of a tensor: an element gets the word of its index in the whole tensor.
+/// Dropout of a part of a tensor. An element gets the random word that belongs to its index in the whole tensor.
 template <class T>
 __global__ void __launch_bounds__(threads)
     dropout_part_kernel(const T* x, const T* add, T* out, int64_t n, PhiloxKey given, Region place, uint32_t least,

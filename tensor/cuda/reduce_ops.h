@@ -23,7 +23,7 @@ template <class A, class T> __device__ inline A widen(T x) { return A(Same<T>(x)
 /// Positive infinity.
 template <class A> inline constexpr A infinite = std::numeric_limits<A>::infinity();
 
-/// Stores a total. The members tell the memory, the dtype and the formula.
+/// Stores a result in `out`, converted to `dtype`: the total itself, total / divisor, or log(total) + most.
 struct Finish {
   enum class How : uint8_t { plain, divide, add_log } how = How::plain;
   double divisor = 1;

@@ -6,8 +6,9 @@
 
 namespace lockstep::on_cuda {
 
-/// The shape of a launch: threads of a block, how many of them are side by side, and chunks of the elements that are
-/// reduced to one output. Several chunks need a second kernel.
+/// The shape of a launch. `block` is the number of threads in a block, `across` how many of them have neighbouring
+/// elements, and `chunks` the number of parts into which the elements of one output are divided. A second kernel adds
+/// up several chunks.
 struct ReduceShape {
   int block = 256, across = 1;
   int64_t chunks = 1;
@@ -21,8 +22,8 @@ struct ReduceShape {
     return p;
   }
 
-  /// The shape for vectors that lie along a reduced dim, `items` of them for each output. There are several times as
-  /// many chunks as a device runs at once, so few of its multiprocessors idle at the end.
+  /// The shape if vectors lie along a reduced dim, `items` vectors for each output. There are several times as many
+  /// chunks as a device runs at once, so few of its multiprocessors idle at the end.
   static ReduceShape of_rows(int64_t outputs, int64_t items) {
     ReduceShape shape;
     shape.across = items > 128 ? shape.block : power_of_two_from((items + 1) / 2, 32);
@@ -30,8 +31,8 @@ struct ReduceShape {
     return shape;
   }
 
-  /// The shape for vectors that lie along a kept dim: `outer` times `items` rows of `lanes` columns. A thread takes V
-  /// columns, with elements of `bytes` bytes. `most` is the largest block.
+  /// The shape if vectors lie along a kept dim: `outer` matrices of `items` rows and `lanes` columns are reduced to one
+  /// row each. A thread takes V columns, with elements of `bytes` bytes. `most` is the largest size of a block.
   static ReduceShape of_columns(int64_t outer, int64_t items, int64_t lanes, int V, int64_t bytes, int most) {
     constexpr int64_t enough_items = 8;                      // for a thread
     constexpr int64_t enough_blocks = 64, just_enough = 40;  // to be bound by memory without chunks
@@ -39,11 +40,12 @@ struct ReduceShape {
     ReduceShape shape;
     int &across = shape.across, &block = shape.block;
     across = power_of_two_from((lanes + V - 1) / V, 32);
-    // Few rows: more columns for a block.
+    // If there are too few rows to occupy a block's threads, a block takes more columns.
     while (across < block && int64_t(across) * V < lanes && items * across < enough_items * block) across *= 2;
     const int64_t most_chunks = std::max<int64_t>(1, items * across / (enough_items * block));
     shape.chunks = std::clamp<int64_t>(1024 / std::max<int64_t>(blocks(across), 1), 1, most_chunks);
-    // Many rows of few columns: if strips of at least a sector of 32 bytes are enough blocks, each takes all rows.
+    // Instead of several chunks, a block can take all rows of fewer columns (at least 32 bytes), if this gives enough
+    // blocks.
     const int narrowest = std::min(across, std::max(1, int(32 / (V * bytes))));
     if (shape.chunks == 1 || blocks(narrowest) < just_enough) return shape;
     shape.chunks = 1;

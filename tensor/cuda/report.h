@@ -1,6 +1,7 @@
 #pragma once
-// Range errors found by kernels, in values that only the device reads: an index or a label outside its range. The first
-// one is stored in host memory that the device can write, and the next synchronisation or copy to the host throws it.
+// Range errors that kernels find: an index or a label outside its range. The host cannot check these values, because
+// they are in device memory. The first error is stored in host memory that the device can write, and the next
+// synchronisation or copy to the host throws it.
 #include <cstdint>
 
 #include "tensor/cuda/simt.h"

@@ -1,6 +1,6 @@
 // Rotary position embedding (Su et al., RoFormer): rotates each pair (x[i], x[i + D/2]) of a token by the angle of its
-// position. Memory bound: reads and writes x once, 16 bytes at a time. A thread turns the same pairs of up to 4 heads,
-// so it reads the tables once for all of them, and has 8 loads of x in flight.
+// position. Memory bound: reads and writes x once, 16 bytes at a time. A thread rotates the same pairs of up to 4
+// heads, so it reads the tables of sines and cosines once for 4 heads, and has 8 loads of x in flight.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
@@ -12,7 +12,7 @@ constexpr int threads = 256;
 
 constexpr int most_heads = 4;
 
-/// The rows of x that a thread turns with the same entries of the tables, and how far apart they are.
+/// The number of heads whose rows a thread rotates by the same angles, and the strides between these rows in x and out.
 struct Heads {
   int count = 1;
   int64_t x_stride = 0, out_stride = 0;
@@ -58,7 +58,8 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// Takes out of `rows` the heads that a thread turns: a divisor of the innermost dim along which the tables repeat.
+/// Chooses how many heads a thread rotates: a divisor, at most 4, of the innermost dim along which the angles do not
+/// change. Divides that dim of `rows` by it.
 Heads take_heads(Nest<3>& rows) {
   Heads heads;
   for (int d = rows.rank - 1; d >= 0; --d) {

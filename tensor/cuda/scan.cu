@@ -1,6 +1,6 @@
-// Arg max, arg min and cumulative sums and products along a dim. If there are few lines, they are cut into chunks,
-// which a second kernel joins in order; the cuts depend only on the shape. One thread handles a line that is short or
-// strided; else a warp or a block shares a line.
+// Arg max, arg min and cumulative sums and products along a dim. If there are few lines, each is divided into chunks,
+// whose results a second kernel combines in order. The chunks depend only on the shape. One thread processes a line
+// that is short or strided. A warp or a block shares any other line.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/element.h"
 #include "tensor/cuda/lines.h"
@@ -13,11 +13,11 @@ constexpr int threads = 256;
 constexpr unsigned whole_warp = 0xffffffffu;
 constexpr int64_t wanted = 1 << 17;  // threads that fill a large device
 
-/// Lines cut into chunks: work item i is chunk i / lines of line i % lines.
+/// Into how many chunks each line is divided, and their length. Work item i is chunk i / lines of line i % lines.
 struct Chunks {
   int64_t count = 1, length = 1;
 };
-// Cuts lines of n elements into at most ceil(n / least) chunks; `sharers` threads work on a chunk.
+// Divides lines of n elements into at most ceil(n / least) chunks. `sharers` threads work on each chunk.
 Chunks cut(const Lines& lines, int64_t sharers, int64_t least) {
   Chunks chunks;
   chunks.count = std::clamp<int64_t>(wanted / (lines.count() * sharers), 1,
@@ -118,10 +118,11 @@ template <bool product, class A> __device__ A joined(A a, A b) {
   else return functor::plus(a, b);
 }
 
-/// Index in the line of the i-th element visited.
+/// The index in the line of the i-th element that a scan visits, which begins at the end if `reverse` is true.
 __device__ inline int64_t visited(const Lines& lines, bool reverse, int64_t i) { return reverse ? lines.n - 1 - i : i; }
 
-/// Exclusive scan over the block: returns the join of the values of all threads before this one; `all` is the total.
+/// Exclusive scan over the block: returns the sum (or product) of the values of all threads before the calling thread.
+/// `all` becomes the sum (or product) over all threads.
 template <bool product, class A> __device__ A scan_block(A value, A& all) {
   LOCKSTEP_SHARED(A, of_warp, [threads / 32]);
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

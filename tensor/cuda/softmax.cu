@@ -1,13 +1,13 @@
-// Softmax and its gradient along rows (rows, C), on the engines of rows.h. Memory bound: a row is read once and written
-// once. Exponentials are computed twice, because that costs less than keeping them. device_math.h has the functions for
-// each width of the result.
+// Softmax and its gradient along rows (rows, C), by WarpRow and BlockRow of rows.h. Memory bound: a row is read once
+// and written once. Exponentials are computed twice, because that costs less than keeping them. device_math.h has the
+// functions for each width of the result.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/exp_sum.h"
 
 namespace lockstep::on_cuda {
 namespace {
 
-/// Blocks of a kernel that a multiprocessor holds, which bounds the registers of a thread.
+/// How many blocks of a kernel must fit on a multiprocessor at a time. The compiler limits the registers accordingly.
 template <class Row> constexpr int softmax_blocks() {
   if (!Row::in_registers) return sizeof(typename Row::T) == 8 ? 1 : 2;
   return 3;
@@ -34,7 +34,8 @@ __global__ void __launch_bounds__(Row::threads, softmax_blocks<Row>())
   }
 }
 
-/// softmax: dx = y (g - sum g y). log_softmax: dx = g - exp(y) sum g.
+/// The gradient of the input from g = grad and the output y. For softmax it is y * (g - sum(g * y)), for log_softmax it
+/// is g - exp(y) * sum(g).
 template <class Row>
 __global__ void __launch_bounds__(Row::threads, softmax_blocks<Row>())
     softmax_grad_kernel(bool log, const typename Row::T* __restrict__ grad, const typename Row::T* __restrict__ y,

@@ -1,7 +1,7 @@
-// Decompositions by cuSOLVER and cuBLAS, in f32 and f64. Both libraries are column-major and work in place. The copy
-// that this requires also transposes, unless a transposition has no effect (a symmetric matrix) or is wanted (a wide
-// matrix for svd). A batch of small matrices is one call if the library has one, else a loop; the choice depends only
-// on shapes. The status of all matrices is read once, at the end.
+// Decompositions by cuSOLVER and cuBLAS, in f32 and f64. Both libraries work in place on column-major matrices, so each
+// function first copies its input and transposes it. It does not transpose a symmetric matrix, or a wide matrix for
+// svd, whose transpose is needed. A batch of small matrices is one call if the library has a batched function, else a
+// loop. The choice depends only on shapes. The status of all matrices is read once, at the end.
 #include <cublas_v2.h>
 #include <cusolverDn.h>
 
@@ -30,17 +30,19 @@ void must(const char* call, cusolverStatus_t status) {
   if (status == CUSOLVER_STATUS_SUCCESS) [[likely]]
     return;
   cuda::check("linalg", cudaPeekAtLastError());  // a CUDA error, if there is one, says more
-  fail(str("[linalg] cuSOLVER's ", call, " failed with status ", int(status)));
+  fail(str("[linalg] cuSOLVER's ", call, " failed with status ", int(status),
+           "; free device memory, or move the matrices to cpu"));
 }
 void must(const char* call, cublasStatus_t status) {
   if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
     return;
   cuda::check("linalg", cudaPeekAtLastError());
-  fail(str("[linalg] cuBLAS's ", call, " failed with status ", int(status)));
+  fail(str("[linalg] cuBLAS's ", call, " failed with status ", int(status),
+           "; free device memory, or move the matrices to cpu"));
 }
 
-/// Handles of the libraries, for one thread at a time and one stream, in whose order they use their internal memory.
-/// They live as long as the process.
+/// The handles of cuSOLVER and cuBLAS. One thread at a time may use them, on one stream, because their internal memory
+/// is reused in the order of that stream. They live as long as the process.
 struct Handles {
   cusolverDnHandle_t solver = nullptr;
   cublasHandle_t blas = nullptr;
@@ -120,7 +122,7 @@ Tensor places(const Tensor& x) {
 }
 template <class T> T** pointers(const Tensor& places) { return reinterpret_cast<T**>(places.raw_data()); }
 
-/// True if the batch is to be one call.
+/// True if the library's batched function shall compute the whole batch in one call.
 bool is_batch(const Tensor& a, int64_t most) { return a.size(0) > 1 && std::max(a.size(1), a.size(2)) <= most; }
 
 template <class T> struct Workspace : cuda::Scratch {
@@ -206,7 +208,8 @@ void lu_determinant(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs)
 
 void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad) {
   const Lease on;
-  // cuSOLVER is column-major: our lower triangle is its upper one, and its U of A = U^T U is our lower factor.
+  // cuSOLVER is column-major, so it sees our lower triangle as an upper one. It computes U with A = U^T U, and in our
+  // row-major order U is the lower factor.
   const int64_t count = a.size(0);
   const int n = int(a.size(1));
   const Tensor work = a.clone(), info = integers(a, {count});

@@ -15,7 +15,8 @@ template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype == boolean ? u8 : dtype, op, fn);
 }
 
-/// load() of entries from a tensor. `flip`, XORed to the keys, reverses the order.
+/// The load() function of merge_sort.h for the first round: an entry is a number of a tensor and its index. `flip` is
+/// XORed with the keys; with all bits set it reverses the order.
 template <class T> struct FromTensor {
   const T* x;
   Lines lines;
@@ -26,7 +27,7 @@ template <class T> struct FromTensor {
   }
 };
 
-/// load() of entries from the previous round.
+/// The load() function of merge_sort.h for later rounds: reads the entries that the previous round has kept.
 template <class K> struct FromEntries {
   Entries<K> from;
   int64_t n;
@@ -36,7 +37,7 @@ template <class K> struct FromEntries {
   }
 };
 
-/// For each line, writes the first out.n of its from_n indices in sorted order, and the values at these indices.
+/// For each line, writes the first out.n of its from_n sorted indices (`place`), and the values of x at these indices.
 template <class T>
 __global__ void take_kernel(const T* x, Lines lines, const uint32_t* place, int64_t from_n, Lines out, T* values,
                             int64_t* indices) {
@@ -86,7 +87,7 @@ void topk(const Tensor& x, int dim, int64_t k, bool largest, Tensor& values, Ten
       const Entries<K> sorted = sort_lines("topk", load, {lines.count(), lines.n}, buffers);
       return take("topk", p, lines, sorted.place, lines.n, best, values, indices);
     }
-    // Entries of a line that remain after a round.
+    // How many of n entries of a line are left after a round, which keeps at most k entries of each tile.
     const auto left_of = [&](int64_t n) { return n / sort_tile * k + std::min(k, n % sort_tile); };
     int64_t n = left_of(lines.n);
     SortBuffers<K> buffers(lines.count() * n);

@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(threads)
   const double scale = control->scale;
   const int32_t rounds = control->rounds;
   bool bad = false;
-  // A block takes neighbouring chunks, and so looks for the piece of the first one only.
+  // A block takes neighbouring chunks, so it must search for the tensor of its first chunk only.
   const int64_t each = (chunks + gridDim.x - 1) / gridDim.x, first = blockIdx.x * each,
                 last = min(chunks, first + each);
   if (first >= last) return;
@@ -95,13 +95,14 @@ __device__ double sum_of(const NormPiece& piece, const double* sums) {
   return sum;
 }
 
-/// totals[i] = the sum of the chunks of tensor i. One block.
+/// totals[i] = the sum of `sums` over the chunks of tensor i. Launched with one block.
 __global__ void __launch_bounds__(threads)
     add_sums_kernel(const NormPiece* pieces, int64_t count, const double* sums, double* totals) {
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) totals[i] = sum_of(pieces[i], sums);
 }
 
-/// The norm of all gradients, the clip factor and the decision to skip. One block; sums in the order of optim/clip.cpp.
+/// Computes the norm of all gradients and the clip factor, and decides whether the step is skipped. Launched with one
+/// block. Sums in the order of optim/clip.cpp.
 __global__ void __launch_bounds__(threads) take_norm_kernel(const NormPiece* pieces, int64_t count, const double* sums,
                                                             double* squares, StepControl* control) {
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {

@@ -1,11 +1,11 @@
 #pragma once
-// How the blocks of a kernel over many tensors find their tensor. Internal.
+// An optimizer kernel processes many tensors in chunks. These functions find the tensor of a chunk. Internal.
 #include "tensor/cuda/element.h"
 #include "tensor/step_batch.h"
 
 namespace lockstep::on_cuda {
 
-/// The piece (of `count`, sorted by first_chunk) that contains the chunk.
+/// Returns the entry of the tensor that contains the chunk. `pieces` has `count` entries, sorted by first_chunk.
 template <class Piece> __device__ inline const Piece& piece_of(const Piece* pieces, int count, int64_t chunk) {
   int low = 0;
   for (int high = count; high - low > 1;) {

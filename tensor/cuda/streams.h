@@ -31,7 +31,7 @@ bool has_code_for(int device);
 cudaStream_t stream_of(int device);
 /// Throws the reason given to distrust(), if any; else throws, once, the range error that kernels reported on `device`.
 void raise_report(int device);
-/// Makes raise_report() throw `why` from now on; nullptr ends that.
+/// Makes raise_report() throw the text `why` on every call. distrust(device, nullptr) ends this.
 void distrust(int device, const char* why);
 /// Sets this thread's stream on `device`; nullptr: the device's default stream.
 void set_stream(int device, cudaStream_t stream);

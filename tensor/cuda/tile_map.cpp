@@ -42,7 +42,7 @@ TileMap map_tiles(const Tensor& x, int rows) {
   constexpr int dims = 4;
   cuuint64_t sizes[dims], strides[dims - 1];  // innermost dimension first
   for (int d = 0; d < dims; ++d) sizes[d] = cuuint64_t(x.shape()[dims - 1 - d]);
-  // TMA checks the strides of dimensions of size 1 too; replace them by a valid one.
+  // TMA checks the strides of dimensions of size 1 too. A tensor may have any stride there, so a valid one is passed.
   for (int d = 1; d < dims; ++d)
     strides[d - 1] = 2 * cuuint64_t(sizes[d] == 1 ? x.shape()[dims - 1] : x.strides()[dims - 1 - d]);
   const cuuint32_t box[dims] = {64, cuuint32_t(rows), 1, 1}, steps[dims] = {1, 1, 1, 1};

@@ -1,9 +1,9 @@
 #pragma once
-// The Tensor Memory Accelerator (TMA; Hopper, sm_90a): one thread requests whole tiles of a tensor, which arrive while
-// all threads go on; a barrier in shared memory (mbarrier) tells when they have arrived. PTX ISA:
+// The Tensor Memory Accelerator (TMA; Hopper, sm_90a). One thread starts copies of whole tiles of a tensor to shared
+// memory, and all threads go on meanwhile. They wait for the tiles at a barrier in shared memory (mbarrier). PTX ISA:
 // "cp.async.bulk.tensor", "mbarrier".
 //
-// Tiles come in rounds:
+// Tiles come in rounds. A kernel does this in each round:
 //
 //   if (threadIdx.x == 0) {      one thread
 //     arrivals.expect(bytes)     of all tiles of the round
@@ -59,7 +59,7 @@ class Arrivals {
     }
     __syncthreads();
   }
-  /// Announces the bytes of all copies of this round; elements outside the tensor count too.
+  /// Tells the barrier how many bytes all copies of this round will write. Elements outside the tensor count too.
   __device__ void expect([[maybe_unused]] int bytes) const {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier_)), "r"(bytes)

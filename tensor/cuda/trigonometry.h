@@ -27,7 +27,8 @@ LOCKSTEP_HD inline uint32_t bits_of_two_over_pi(int32_t at) {
 /// Reduces a finite x with |x| >= 2^16 to an Angle.
 LOCKSTEP_HD inline Angle reduce_large(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x);
-  // |x| = m 2^e. Of 2 / pi, 96 bits are used: bits before give multiples of 4 quarter turns, later bits are too small.
+  // |x| = m 2^e. The product of m with 96 bits of 2 / pi is enough: earlier bits only add multiples of 4 quarter turns,
+  // and later bits are too small.
   const uint64_t m = (bits & 0x7fffffu) | 0x800000u;
   const int32_t first = int32_t(bits >> 23 & 0xffu) - 150 - 2;
   const uint64_t turns = (m * bits_of_two_over_pi(first) << 32) + m * bits_of_two_over_pi(first + 32) +

@@ -1,9 +1,9 @@
 #pragma once
-// Blocks that add to one place in a fixed order: each waits for its turn.
+// Blocks that add to the same memory in a fixed order: each waits until it is its turn.
 //
-// The hardware starts blocks in an unspecified order, as soon as there is room, and a waiting block keeps its room. To
-// avoid deadlock, a block may wait only for blocks that started before it. So the work of a block, and with it the
-// turns, follows from a ticket that the block draws at the start, not from blockIdx.
+// The hardware starts blocks in an unspecified order, and a waiting block occupies its multiprocessor. To avoid a
+// deadlock, a block may wait only for blocks that started before it. So blocks number themselves when they start
+// (take_ticket()), and this number, not blockIdx, decides the work and the turn of a block.
 #include "tensor/cuda/warp.h"
 
 namespace lockstep::on_cuda {
@@ -50,9 +50,9 @@ __device__ inline void pass_turn(unsigned* turn, unsigned number) {
 #endif
 }
 
-/// Called by a warp: adds the partial sums of the `before` warps ahead of it to `sum`; lane values are at
-/// sums[n * stride]. Returns true if no warp follows (`after` is 0), with the total in `sum`; else it stores the
-/// partial sums for the next warp.
+/// Called by a warp with its part of a sum. Waits until the `before` warps ahead have added theirs, and adds their sum
+/// (each lane's values are at sums[n * stride]). If no warp follows (`after` is 0), returns true with the total in
+/// `sum`. Otherwise it stores the sum for the next warp and returns false.
 template <int stride, int count>
 __device__ inline bool add_in_turn(unsigned* turn, float4* sums, int64_t before, int64_t after,
                                    float (&sum)[count][4]) {

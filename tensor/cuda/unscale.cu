@@ -52,7 +52,8 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// Handles the tensors of type T. `found` has one flag per tensor if `apart`, else one for all.
+/// Checks the tensors of type T, and multiplies them by `factor` if `scales`. Sets a flag in `found` to 1 for a tensor
+/// with an infinity or NaN: each tensor has its own flag if `apart`, else all share one.
 template <class T, bool scales>
 void look_through(const char* name, const std::vector<Tensor>& tensors, double factor, int32_t* found, bool apart) {
   List<T> list{};

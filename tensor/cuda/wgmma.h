@@ -2,13 +2,13 @@
 // Hopper's tensor cores (sm_90a only): asynchronous products that the four warps of a warpgroup issue together. f16 or
 // bf16 with f32 sums.
 //
-//   c (64 x n) (+)= a (64 x 16) b (16 x n)
+//   c (64 x n) = or += a (64 x 16) b (16 x n)
 //
-// Warp w of the group holds rows 16 w to 16 w + 15 of c, and of a if a is in registers, in the layout of mma.h:
-// c[4 j + e] is element e of the c of columns 8 j to 8 j + 7. b is in shared memory, and a may be there too; an operand
-// in shared memory has a descriptor, which gives its layout.
+// Warp w of the group holds rows 16 w to 16 w + 15 of c in registers. c[4 j + e] is element e of columns 8 j to 8 j + 7
+// in the layout of c in mma.h. Operand a is in registers too, in the layout of a in mma.h, or in shared memory. Operand
+// b is in shared memory. A descriptor gives the layout of an operand in shared memory.
 //
-// One batch of products:
+// A batch of products takes these calls:
 //
 //   fence(c, a...)           makes earlier writes to these registers visible to the products
 //   multiply_async(...) ...  any number; from here on c and a must not be touched, and c is unspecified
@@ -79,7 +79,8 @@ template <class T> __device__ inline void store_shared(T* to, T value) {
 
 // --- products ---
 
-// PTX names every register: operands are numbered, those of c first. LIST_n lists c, and F_n binds its n registers.
+// PTX code names every register by its operand number, and c has the first n numbers. LIST_n is their list for the PTX
+// code, and F_n binds them to the n elements of c.
 #define LOCKSTEP_LIST_32                                                                                            \
   "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, " \
   "%24, %25, %26, %27, %28, %29, %30, %31}, "
@@ -91,8 +92,8 @@ template <class T> __device__ inline void store_shared(T* to, T value) {
 #define LOCKSTEP_F16(c, i) LOCKSTEP_F4(c, i), LOCKSTEP_F4(c, i + 4), LOCKSTEP_F4(c, i + 8), LOCKSTEP_F4(c, i + 12)
 #define LOCKSTEP_F32(c) LOCKSTEP_F16(c, 0), LOCKSTEP_F16(c, 16)
 #define LOCKSTEP_F64(c) LOCKSTEP_F16(c, 0), LOCKSTEP_F16(c, 16), LOCKSTEP_F16(c, 32), LOCKSTEP_F16(c, 48)
-// One wgmma.mma_async with f32 sums; `operands` follow c. _SHARED takes operand a by its descriptor, _REGISTERS takes
-// it in registers.
+// One wgmma.mma_async instruction with f32 sums. `operands` are the PTX operands after c. LOCKSTEP_WGMMA_SHARED takes a
+// descriptor of operand a, LOCKSTEP_WGMMA_REGISTERS takes a in registers.
 #define LOCKSTEP_WGMMA(columns, type, list, adds, operands, outputs, ...)                                             \
   asm volatile("{.reg .pred p; setp.ne.b32 p, " adds ", 0; wgmma.mma_async.sync.aligned.m64n" columns "k16.f32." type \
                "." type " " list operands ";}"                                                                        \
@@ -113,8 +114,8 @@ template <class T> __device__ inline void store_shared(T* to, T value) {
     LOCKSTEP_WGMMA("128", type, LOCKSTEP_LIST_64, "%69", "{%64, %65, %66, %67}, %68, p, 1, 1, %70", LOCKSTEP_F64(c), \
                    "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds)), "n"(int(b_turned)))
 
-/// c (+)= a b, both operands by their descriptors. `turned`: the operand is contiguous along m or n instead of k.
-/// Without `adds`, c is overwritten.
+/// c += a b, or c = a b without `adds`. Both operands are given by their descriptors. An operand is `turned` if it is
+/// contiguous along m or n instead of k.
 template <class T, bool a_turned, bool b_turned, int count>
 __device__ inline void multiply_async(float (&c)[count], uint64_t a, uint64_t b, bool adds) {
   constexpr int columns = 2 * count;
@@ -184,19 +185,19 @@ template <int size, int depth> struct SwizzledTile {
 #endif
     return uint64_t(at >> 4 & 0x3fff) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 | swizzle_128 << 62;
   }
-  /// Descriptor of the rows from `row` on and columns 16 k to 16 k + 15, if k of the product runs along rows. The
-  /// hardware ignores the leading offset here.
+  /// The descriptor of an operand whose dim k is along the rows of the tile: the rows from `row` on, in columns 16 k to
+  /// 16 k + 15. The hardware ignores the leading offset here.
   __device__ uint64_t along(int row, int k) const {
     return describe(k / 4 * block + row * 128 + k % 4 * 32, 16, pattern);
   }
-  /// Descriptor of rows 16 k to 16 k + 15 and the columns from `column`, a multiple of 64, on, if k of the product runs
-  /// down the rows (`turned`).
+  /// The descriptor of an operand whose dim k is down the columns of the tile (`turned`): rows 16 k to 16 k + 15, in
+  /// the columns from `column`, a multiple of 64, on.
   __device__ uint64_t down(int k, int column = 0) const {
     return describe(column / 64 * block + k * 16 * 128, block, pattern);
   }
 
-  /// Starts copying the rows from `row` on of x[b, h]; x was mapped with boxes of `size` rows. Adds `bytes` to the
-  /// round. One thread calls it.
+  /// Starts copying `size` rows of x[b, h], from `row` on, to the tile. x must be mapped with boxes of `size` rows. One
+  /// thread calls it, and counts `bytes` bytes in round.expect().
   __device__ void fill(const Arrivals& round, const TileMap& x, int64_t b, int64_t h, int64_t row) const {
 #pragma unroll
     for (int n = 0; n < depth / 4; ++n) round.copy(x, data + n * block, b, h, row, 64 * n);

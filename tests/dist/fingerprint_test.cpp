@@ -85,7 +85,7 @@ TEST_CASE("fingerprint: differences are named from both sides") {
     row.change(theirs);
     CHECK(message([&] { check_same(mine, theirs, "world"); }) ==
           str("[all_reduce] ranks disagree in group world, call 9: rank 0 calls all_reduce f32 x 8 sum, tag w1; ",
-              row.expected));
+              row.expected, "; all ranks must make the same calls in the same order"));
     CHECK(contains(message([&] { check_same(theirs, mine, "world"); }),
                    str("call 9: rank 0 calls all_reduce f32 x 8 sum, tag w1; ", row.expected)));
   }

@@ -58,7 +58,7 @@ TEST_CASE("a hostfile has one host a line") {
       {"-oProxyCommand=touch slots=1\n", "f:1: expected a host's name of letters, digits"},
       {"a slots=1\n-v slots=1\n", "f:2: expected a host's name"},
       {"user@-v slots=1\n", "f:1: expected a host's name"},
-      {"a;b slots=1\n", "f:1: expected a host's name of letters, digits, '.', '_', ':' and '-', not first, got 'a;b'"},
+      {"a;b slots=1\n", "f:1: expected a host's name of letters, digits, '.', '_', ':' and '-' (not first), got 'a;b'"},
   };
   for (const auto& row : wrong) {
     CAPTURE(row.text);
