@@ -51,7 +51,8 @@ options_of() {
   echo --components=main,universe --include=apt  # Ubuntu's smallest root does not include apt
   if [[ -r $keys ]]; then return; fi  # Debian 12 does not have Ubuntu's keys, but Debian 13's archive does
   if [[ ! -r $cache/keys$keys ]]; then scripts/unpack_debian.sh trixie "$cache/keys" ubuntu-keyring || return; fi
-  echo "--keyring=$cache/keys$keys"
+  # apt checks signatures as a user who may not be able to enter this home.
+  install -m 644 "$cache/keys$keys" "/tmp/lockstep-${keys##*/}" && echo "--keyring=/tmp/lockstep-${keys##*/}"
 }
 
 smallest_root() {  # system: makes the tar of its root, or says why not
