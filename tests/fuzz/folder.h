@@ -16,7 +16,7 @@ namespace fuzz {
 /// A temporary folder in /dev/shm, removed at the end of the process.
 class Folder {
  public:
-  Folder() : path_("/dev/shm/lockstep-fuzz-XXXXXX") {
+  Folder() : path_("/dev/shm/fuzz-XXXXXX") {
     if (!mkdtemp(path_.data())) std::abort();
     static std::vector<std::string> all;
     if (all.empty())
