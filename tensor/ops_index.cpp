@@ -31,8 +31,8 @@ void check_places(const char* op, const Tensor& x, int d, const Tensor& index) {
   check_defined(op, index);
   bool fits = index.dim() == x.dim();
   for (int i = 0; fits && i < x.dim(); ++i) fits = i == d || index.shape()[i] <= x.shape()[i];
-  LOCKSTEP_CHECK(fits, "[", op, "] expected an index of the rank of ", x.shape(), " and at most its sizes outside dim ",
-                 d, ", got ", index.shape());
+  LOCKSTEP_CHECK(fits, "[", op, "] expected an index with as many dims as ", x.shape(),
+                 " and at most its sizes outside dim ", d, ", got ", index.shape());
   check_index(op, index, size_at(x, d), x);
 }
 
