@@ -63,20 +63,20 @@ struct CollectiveAsked {
 /// Adds an argument for the algorithm, and the options --ranks, --collective, --root and --hosts.
 void add_collective_options(CLI::App& command, CollectiveAsked& asked, bool needs_algorithm);
 
-/// A parsed CollectiveAsked.
+/// The algorithm and the collective that the options of a command line name.
 struct Collective {
   lockstep::dist::Algorithm algorithm;
   lockstep::dist::Request request;
 };
-/// Parses the options. The algorithm may be "ring", or "ring_all_reduce" to name the collective, too. Error for
-/// anything invalid.
+/// Parses the options. Their algorithm is a name such as "ring", or "ring_all_reduce", which also names the collective.
+/// Error for an invalid option.
 Collective understand(const CollectiveAsked& asked);
 
 /// checkpoint: inspects, verifies, merges and exports checkpoints.
 void add_checkpoint_command(CLI::App& app);
-/// config: explains a configuration file.
+/// config: explains the settings in a DeepSpeed configuration file.
 void add_config_command(CLI::App& app);
-/// flight: finds the late rank from the flight records of a failed job.
+/// flight: reads the records of collectives that the ranks of a failed job left, and finds the rank that came too late.
 void add_flight_command(CLI::App& app);
 /// new NAME: creates a project that uses the library.
 void add_new_command(CLI::App& app);

@@ -79,7 +79,7 @@ void write_results(const FinetuneOptions& o, const Json& result) {
     data::write_atomically(o.args.output_dir + "/all_results.json", result.dump(2) + "\n");
 }
 
-/// Runs --do_eval without --do_train.
+/// Evaluates the model without training it: --do_eval was given, but not --do_train.
 void evaluate(const FinetuneOptions& o) {
   apply_common_options(o.engine);
   const LanguageModel m = load_language_model(o.model);
@@ -220,7 +220,7 @@ void add_command(CLI::App& app) {
   });
 }
 
-/// Returns the arguments, with normalized names and flags if the command is `finetune`, else unchanged.
+/// Returns the arguments. For `gpt finetune`, --train-file becomes --train_file, and --fp16 True becomes --fp16=True.
 std::vector<std::string> words_of(int argc, char** argv) {
   std::vector<std::string> words(argv, argv + argc);
   if (argc < 2 || words[1] != "finetune") return words;

@@ -56,7 +56,7 @@ void serve_model(ServeOptions& o, const LanguageModel& m) {
   if (s.name.empty()) s.name = std::filesystem::path(o.model).lexically_normal().filename().string();
   if (s.name.empty()) s.name = std::filesystem::absolute(o.model).parent_path().filename().string();
   s.eos = m.ends;
-  // The model's folder may name end-of-text ids that the model has no row for: drop them.
+  // The model's folder may list end-of-text ids that are not in the model's vocabulary: ignore them.
   std::erase_if(s.eos, [&](int64_t id) { return id >= m.model->o.vocab; });
   if (const auto eos = tokenizer->eos(); s.eos.empty() && eos) s.eos = {*eos};
   if (o.print_steps)

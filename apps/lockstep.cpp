@@ -29,8 +29,8 @@ namespace {
 
 using lockstep::data::Json;
 
-/// Finds the first line of a file that starts with `key`. Returns the text behind the key and a colon, or "". An empty
-/// key finds the first line.
+/// Finds the first line "KEY: TEXT" of a file and returns its text, or "" if there is none. An empty key returns the
+/// file's first line.
 std::string line_of(const char* file, const std::string& key) {
   std::ifstream in(file);
   for (std::string line; std::getline(in, line);) {
@@ -89,7 +89,7 @@ std::string onednn_instructions() {
 }
 #endif
 
-/// A list of "cpu", and of the lines in which the CUDA backend describes its devices.
+/// The devices of this machine: "cpu", then one line per GPU, as the CUDA backend describes it.
 Json devices() {
   Json::Array all{Json("cpu")};
   const lockstep::Backend* cuda = lockstep::backend(lockstep::Device::Type::cuda);

@@ -194,7 +194,7 @@ void print_pipeline(const std::string& name, const PipelineAsked& o, const std::
   print_verdict(check.errors, svg, "every forward and backward once, in a possible order, no deadlock");
 }
 
-/// Options of a simulated run of `gpt serve`, which needs no model.
+/// Options of a simulation of `gpt serve`: it finds which requests each step serves, and runs no model.
 struct ServingAsked {
   std::string requests;
   int64_t blocks = 64, rows = 512, sequences = 64;

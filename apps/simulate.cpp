@@ -243,8 +243,8 @@ void print(const report::StepPrediction& p, const StepAsked& o) {
       bytes_text(double(p.memory.optimizer)), bytes_text(double(p.memory.buffers)));
 }
 
-/// Fills in the seconds of the job's layers and, if no option gave it, the network. Returns the memory bandwidth of the
-/// optimizer step in bytes/s. `here` ranks measure at once on this machine.
+/// Finds the seconds that each layer of the job takes and, unless options describe it, the network. Returns the memory
+/// bandwidth for the optimizer step, in bytes/s. Measurements on this machine run on `here` ranks at the same time.
 double find_costs(StepAsked& o, int here) {
   report::TrainingJob& job = o.job;
   const bool alone = job.plan.ranks() == 1 || o.network_given;

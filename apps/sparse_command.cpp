@@ -25,7 +25,7 @@ struct SparseAsked {
   bool bidirectional = false;
 };
 
-/// The columns of the blocks that a row of blocks attends to, in one head.
+/// The blocks of keys (columns) that one block of queries (`row`) attends to in one head.
 std::vector<int64_t> columns_of(const BlockLayout& layout, int64_t head, int64_t row) {
   const int32_t* const ends = layout.row_start.data<int32_t>() + head * (layout.blocks + 1) + row;
   const int32_t* const columns = layout.columns.data<int32_t>();

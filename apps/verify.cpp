@@ -200,7 +200,7 @@ std::string loss_difference(const Json& a, const Json& b, double tolerance, doub
   return fmt::format("step {}, the loss: {} and {}, {:.1e} apart", a.at("step").dump(), x, y, part);
 }
 
-/// Describes how the bits of a step differ; "" if the bits are equal.
+/// Compares the same step of two runs bit for bit: names the first parameter that differs. Returns "" if all are equal.
 std::string bit_difference(const Json& a, const Json& b) {
   if (a == b) return "";
   const std::string step = a.at("step").dump();
@@ -219,7 +219,7 @@ std::string bit_difference(const Json& a, const Json& b) {
   return fmt::format("step {}, {} ({} of {} parameters)", step, first, different, left.size());
 }
 
-/// Describes the first difference of two runs; "" if there is none.
+/// Describes the first step in which two runs differ, by their losses or by the bits of their parameters; "" if none.
 std::string difference_of(const Trace& a, const Trace& b, bool by_loss, double tolerance, double& most) {
   for (size_t s = 0; s < std::min(a.steps.size(), b.steps.size()); ++s) {
     const std::string found =

@@ -1,4 +1,4 @@
-// The table of parameters that several ranks share, and agreed(). See agreed.h.
+// The table of parameters that several ranks hold copies of. agreed() averages a number over these ranks. See agreed.h.
 #include "autograd/agreed.h"
 
 #include <mutex>

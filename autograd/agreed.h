@@ -12,10 +12,10 @@ namespace lockstep {
 /// Averages a number over some ranks. All these ranks must call it. `what` names the number in errors.
 using MeanOverRanks = std::function<double(double value, const char* what)>;
 
-/// Registers parameters that several ranks share, and the mean over these ranks for agreed(). DDP and ZeRO use this.
+/// Registers parameters that several ranks hold copies of, and a function for agreed() that averages over these ranks.
 class SharedParameters {
  public:
-  /// Registers `mean` for `parameters`.
+  /// Registers `mean` for `parameters`, until this object is destroyed.
   SharedParameters(const std::vector<Variable>& parameters, MeanOverRanks mean);
   ~SharedParameters();
   SharedParameters(const SharedParameters&) = delete;
@@ -27,8 +27,8 @@ class SharedParameters {
 /// The mean registered for a parameter, or null.
 std::shared_ptr<const MeanOverRanks> mean_over_ranks(const Variable& parameter);
 
-/// `value` averaged over the ranks that share any of the parameters (DistributedDataParallel, ZeRO). All these ranks
-/// must call agreed(). Returns `value` itself when no parameter is shared.
+/// Averages `value` over the ranks that hold copies of the parameters (DistributedDataParallel, ZeRO). All these ranks
+/// must call agreed(). Returns `value` itself if no other rank holds copies.
 double agreed(const std::vector<Variable>& parameters, double value, const char* what);
 
 }  // namespace lockstep

@@ -20,12 +20,12 @@ class Autocast {
 
   static bool enabled();  ///< True inside an enabled scope.
   static DType dtype();   ///< Dtype of the innermost scope; bf16 without one.
-  /// x in dtype(), for operations that run in 16 bits. Returns x itself outside a scope, and for f64, integers and
-  /// quantized weights.
+  /// Casts x to the scope's dtype, for operations that run in 16 bits. Returns x itself outside a scope, and if x is
+  /// f64, integer or a quantized weight.
   static Variable low(const Variable& x);
-  /// x in f32, for operations that need it. Returns x itself outside a scope, and if x is not f16 or bf16.
+  /// Casts a 16-bit x to f32, for operations that need f32. Returns x itself outside a scope, and if x has no 16 bits.
   static Variable high(const Variable& x);
-  /// The operands of a norm: each in f32, as by high(), unless x and weight have the same dtype.
+  /// Returns the operands of a norm. If x and weight differ in dtype, 16-bit operands are cast to f32, as by high().
   static std::array<Variable, 3> of_norm(const Variable& x, const Variable& weight, const Variable& bias);
   /// True when operands of these dtypes are promoted to wider(a, b): inside a scope, when both are floating.
   static bool promotes(DType a, DType b) { return enabled() && is_floating(a) && is_floating(b); }
@@ -40,9 +40,9 @@ class Autocast {
   State* previous_;
 };
 
-/// Helper of functions that are composed of several operations, or whose derivative is. It converts 16-bit inputs to
-/// f32 and rounds the result once, so that no intermediate value overflows, underflows or is rounded. Under autocast
-/// the result stays f32.
+/// For functions that consist of several operations, or have such a derivative. Converts 16-bit inputs to f32 at the
+/// start and rounds the result once at the end, so that no value in between overflows, underflows or is rounded. Under
+/// autocast the result stays f32.
 class Wide {
  public:
   /// `x` decides the dtype of the result.

@@ -22,8 +22,8 @@ using Piece = std::function<std::vector<Variable>(const std::vector<Variable>&)>
 
 thread_local bool recomputing = false;
 
-/// Error if the second run read an output of the outer tape that the first run did not read: all nodes of the second
-/// run must be newer than `first_number`.
+/// Checks that the second run of fn recorded all nodes that its outputs depend on: their numbers must be at least
+/// `first_number`. An older node means that this run also read a variable that the first run did not read: Error.
 void check_own_tape(const std::vector<Variable>& outputs, uint64_t first_number) {
   std::vector<Node*> stack;
   for (const Variable& output : outputs)
@@ -48,8 +48,8 @@ struct Outside {
   Saved tensor;
 };
 
-/// Makes an outside variable a new leaf until the Lent is destroyed: the backward of the second run stops at a leaf.
-/// The new leaf has none of the variable's own hooks, because those must run only once.
+/// While a Lent lives, a variable that fn read from outside is a leaf, so that the backward of the second run of fn
+/// stops there. The leaf has none of the variable's own hooks, because those must run only once.
 class Lent {
  public:
   explicit Lent(const Outside& outside)
@@ -86,14 +86,14 @@ class Lent {
   bool is_leaf_ = false;
 };
 
-/// An input of fn: saved here, or kept elsewhere by the CheckpointKeeper.
+/// An input of the checkpointed function fn: held by `saved`, or by a CheckpointKeeper, from which elsewhere() gets it.
 struct Kept {
   Saved saved;
   std::function<Tensor()> elsewhere;
   Tensor get() const { return elsewhere ? elsewhere() : saved.get("checkpoint"); }
 };
 
-/// Calls begin() and end() of the CheckpointKeeper, if there is one.
+/// Calls the CheckpointKeeper's begin() at the start of a scope, and its end() at the end. Without a keeper: nothing.
 class Around {
  public:
   Around(CheckpointKeeper* keeper, bool backward) : keeper_(keeper), backward_(backward) {
@@ -109,7 +109,7 @@ class Around {
   bool backward_;
 };
 
-/// Holds the data that backward needs to run fn a second time. The call operator is the checkpoint's derivative.
+/// The data that backward needs to run the checkpointed function fn again. The call operator is that backward.
 struct Recipe {
   Piece fn;
   std::shared_ptr<CheckpointKeeper> keeper;

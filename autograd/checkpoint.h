@@ -25,12 +25,12 @@ class CheckpointKeeper {
   virtual void end(bool /*backward*/) noexcept {}
 };
 
-/// True while this thread is in the second run of a checkpoint or in its backward. fn must then leave state alone that
-/// is not in tensors (counters, members), because the checkpoint cannot restore it.
+/// True while this thread runs a checkpointed function the second time, or its backward. The function must then not
+/// change state outside tensors, such as a counter or another member: the checkpoint can restore tensors only.
 bool is_recomputing();
 
-/// fn(inputs) without saving its intermediate results. Parameters and other variables that fn reads are detected. Error
-/// in backward when the second run returns another shape or dtype.
+/// Returns fn(inputs) without saving intermediate results: backward runs fn again. Parameters and other variables that
+/// fn reads get their gradients, too. Error in backward if the second run returns another shape or dtype.
 Variable checkpoint(const std::function<Variable(const std::vector<Variable>&)>& fn,
                     const std::vector<Variable>& inputs, std::shared_ptr<CheckpointKeeper> keeper = nullptr);
 Variable checkpoint(const std::function<Variable(const Variable&)>& fn, const Variable& input);

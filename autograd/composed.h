@@ -18,7 +18,7 @@ VariableIndices median(const Variable& x, int64_t dim, bool keepdim = false);
 VariableIndices kthvalue(const Variable& x, int64_t k, int64_t dim = -1, bool keepdim = false);
 /// One grid of coordinates per vector. xy swaps the first two dims, as "xy" indexing in PyTorch.
 std::vector<Variable> meshgrid(const std::vector<Variable>& vectors, bool xy = false);
-/// meshgrid() of a braced list of tensors, off the tape.
+/// meshgrid() of a braced list of tensors. Records nothing, so the result has no gradient.
 inline std::vector<Tensor> meshgrid(std::initializer_list<Tensor> vectors, bool xy = false) {
   return meshgrid(std::vector<Tensor>(vectors), xy);
 }

@@ -1,5 +1,5 @@
-// Convolutions of volumes, by convolutions of images. conv3d joins the slices along the depth that one output reads to
-// the channels of an image. conv_transpose3d computes an image for each depth of the kernel and adds the images up.
+// Convolutions of volumes, by convolutions of images. conv3d makes an image for each output depth: its channels are the
+// channels of all input depths that this output reads. conv_transpose3d sums one image for each depth of the kernel.
 #include "autograd/conv_volumes.h"
 
 #include <algorithm>
@@ -22,7 +22,7 @@ void check_volumes(const char* op, const char* weight, const Variable& x, const 
   check_triple(op, "dilation", args.dilation, 1);
 }
 
-/// The options of a convolution along height and width, without those along the depth.
+/// The options along height and width of a 3-d convolution, for the 2-d convolution that computes it.
 ConvArgs behind_depth(const ConvArgs& a) {
   return {.stride = {a.stride[1], a.stride[2]},
           .padding = {a.padding[1], a.padding[2]},

@@ -11,8 +11,8 @@
 namespace lockstep::fft {
 namespace {
 
-/// Weights for the bins of a half spectrum of n numbers, along `dim` of `rank` dims: 1 for self-conjugate bins, else
-/// `twice`.
+/// Weights for the bins of a half spectrum of n numbers: 1 for self-conjugate bins (the first, and for an even n the
+/// last), else `twice`. The weights lie along `dim`; the result has `rank` dims, so that it broadcasts.
 Tensor half_weights(int64_t n, int64_t dim, int rank, double twice, DType dtype) {
   const Tensor weights = full({n / 2 + 1}, twice, {.dtype = dtype, .device = cpu});
   weights.narrow(0, 0, 1).fill_(1);

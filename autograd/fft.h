@@ -11,11 +11,11 @@ namespace lockstep::fft {
 #undef Value
 
 namespace detail {
-/// One transform along `dim`, scaled by `scale`.
+/// The Fourier transform of complex x along `dim`, or its inverse, times `scale`.
 Variable complex_to_complex(const Variable& x, int64_t dim, bool inverse, double scale);
-/// The first half of the spectrum of real numbers, scaled by `scale`.
+/// The Fourier transform of real x along `dim`, times `scale`: only the first half, since the rest follows by symmetry.
 Variable real_to_complex(const Variable& x, int64_t dim, double scale);
-/// The n real numbers of half a spectrum, scaled by `scale`.
+/// The inverse of real_to_complex(): x is the first half of a spectrum, the result has n real numbers, times `scale`.
 Variable complex_to_real(const Variable& x, int64_t n, int64_t dim, double scale);
 }  // namespace detail
 

@@ -14,12 +14,12 @@ inline constexpr int64_t fp8_multiple = 16;  ///< sizes must be multiples of 16,
 /// The three tensors that a linear map casts, each with its own scale.
 enum class Fp8Role : uint8_t { input, weight, gradient };
 
-/// Scales of one linear map.
+/// The fp8 format and the scale of each of the three tensors of one linear layer.
 struct Fp8Scales {
-  /// Format and scale of one role.
+  /// Format and scale of one of the three tensors.
   struct Of {
     Fp8Format format;
-    /// f32 of one element; constant between a forward and its backward. scale_inv is 1 / scale.
+    /// f32 tensors of one element; they must not change between a forward and its backward. scale_inv is 1 / scale.
     Tensor scale, scale_inv;
     Tensor amax;  ///< each cast raises amax to at least the largest |x| cast; undefined: not recorded
   };
@@ -45,9 +45,9 @@ class Fp8Scope {
   const Fp8Scales* previous_;
 };
 
-/// Communication of a product that several ranks share.
+/// The communication in a product that tensor parallelism spreads over several ranks.
 struct Fp8Ranks {
-  /// x gathered from the ranks, used in place of x; optional.
+  /// The whole input, gathered from all ranks, if x is only this rank's part of it; else undefined.
   Tensor whole;
   /// Starts the sum of x's gradient over the ranks and returns a function that waits for it. Runs while the gradient of
   /// the weight is computed. Optional.

@@ -21,7 +21,7 @@ struct FunctionalOptions {
 /// For each input of shape I and an output of shape O: d output / d input, of shape O + I. One backward pass per
 /// element of the output. Zeros where the output does not depend on an input.
 std::vector<Variable> jacobian(const Differentiable& fn, const Inputs& inputs, const FunctionalOptions& options = {});
-/// Second derivatives of a function with one element: [i][j] has shape I_i + I_j.
+/// Second derivatives of a one-element output. [i][j]: by inputs i and j, with the shape of input i, then that of j.
 std::vector<std::vector<Variable>> hessian(const Differentiable& fn, const Inputs& inputs,
                                            const FunctionalOptions& options = {});
 

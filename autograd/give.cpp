@@ -1,4 +1,4 @@
-// Backward, through which a derivative receives and returns gradients. Also adds the gradient of a leaf to its .grad.
+// Class Backward, from which a derivative reads incoming gradients, and to which it gives gradients of the inputs.
 #include <algorithm>
 
 #include "autograd/tape.h"

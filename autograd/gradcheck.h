@@ -18,8 +18,8 @@ struct GradcheckOptions {
 std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
                       const std::vector<Variable>& inputs, const GradcheckOptions& options = {});
 
-/// gradcheck() of the derivative (create_graph), with respect to the inputs and the incoming gradient. Also checks that
-/// the recorded derivative has the values of the plain one.
+/// Checks second derivatives: gradcheck() of fn's gradient, as a function of the inputs and of the incoming gradient.
+/// Also checks that the first derivative is the same with and without create_graph.
 std::string gradgradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
                           const std::vector<Variable>& inputs, const GradcheckOptions& options = {});
 

@@ -52,7 +52,7 @@ struct GridSampler {
     return clipped(o.padding == GridPadding::border ? at : reflected(at, -half, last + half), 0, last);
   }
 
-  /// Pixels (N * positions, C) at integer positions, given as (N * positions) for each dim; zeros outside.
+  /// The pixels at integer positions: (N * positions, C), zeros outside. `at` has a tensor (N * positions) per dim.
   Variable pixels(const std::vector<Tensor>& at) const {
     Tensor index, outside;
     for (size_t d = 0; d < at.size(); ++d) {

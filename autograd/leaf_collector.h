@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-/// Collects the variables that operations read and that require grad. While recording is off, no new result requires
-/// grad: all collected variables were made earlier. While recording is on, only leaves are collected. Activation
-/// checkpointing finds the parameters of a function this way.
+/// While a LeafCollector lives, it collects the variables that operations read and that require grad. Activation
+/// checkpointing finds the parameters of a function this way. If recording is on, only leaves are collected; if it is
+/// off, also results of operations, which must be from earlier, because no new result requires grad.
 class LeafCollector {
  public:
   /// Starts collecting in this thread; an inner collector replaces an outer one.

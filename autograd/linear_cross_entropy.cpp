@@ -28,9 +28,9 @@ namespace {
 
 constexpr const char* const by_rows_name = "linear_cross_entropy";
 
-// Every chunk packs the weight twice for its matrix products, and reads and writes the weight's gradient once. The
-// products must take longer than that, so a chunk needs many rows: chunks of 256 to 352 rows take 3 to 9 % longer than
-// all rows at once, chunks of 512 rows do not.
+// Besides its products, every chunk costs two copies of the weight (in the order that the products read) and one pass
+// over the weight's gradient. With many rows in a chunk that hardly counts: chunks of 256 to 352 rows take 3 to 9 %
+// longer than all rows at once, chunks of 512 rows do not.
 constexpr int64_t chunk_logits = int64_t(24) << 20, least_rows = 512, multiple_of_rows = 16;
 // A chunk's logits may take 1/16 of a GPU's total memory. A part of the free memory would not be the same in every run,
 // and the bits of the gradients depend on the size of the chunks.

@@ -29,8 +29,8 @@ struct GaussianNllOptions {
   bool full = false;  ///< true: adds the constant 0.5 log(2 pi)
   double eps = 1e-6;  ///< lower bound of the variance; the gradient ignores the bound
 };
-/// Negative log-likelihood of `target` under a normal distribution with mean x. variance >= 0 has x's shape, or x's
-/// shape without the last dim, or size 1 in one dim.
+/// Negative log-likelihood of `target` under a normal distribution with mean x. The variance is >= 0 and has x's shape,
+/// x's shape without the last dim, or x's shape with size 1 in one dim.
 Variable gaussian_nll_loss(const Variable& x, const Variable& target, const Variable& variance,
                            const GaussianNllOptions& options = {}, Reduction reduction = Reduction::mean);
 /// Options of sigmoid_focal_loss().

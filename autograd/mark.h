@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// A Mark's number() is above the numbers of all operations recorded before it, and below those recorded later.
+/// A node that only takes a number: number() is above those of operations recorded earlier and below later ones.
 struct Mark final : Node {
   Mark() : Node("mark", 0, 0) {}
   void run(Backward&) override {}

@@ -10,7 +10,7 @@ namespace {
 
 std::atomic<uint64_t> next_number{1};
 
-// Free lists of this thread, one per multiple of 256 bytes.
+// Each thread keeps freed memory blocks for reuse, in one list per block size: 256, 512, 768 and 1024 bytes.
 constexpr size_t kBlockStep = 256, kBlockClasses = 4, kKeptBlocks = 4096;
 
 struct FreeLists {

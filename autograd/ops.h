@@ -66,10 +66,10 @@ inline Tensor argmin(const Variable& x, std::optional<int64_t> dim = {}, bool ke
 /// activation(x w^T + bias) in one kernel call: x (..., in), w (out, in), bias (out) or undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {},
                 Activation activation = Activation::none);
-/// linear(x, w) with padded rows in the result (tensor/padded.h): for the logits of a language model.
+/// linear(x, w) with unused memory behind each row of the result, so that odd vocabulary sizes are not slow (padded.h).
 Variable linear_padded(const Variable& x, const Variable& w);
-/// residual + linear(x, w, bias). If residual has the shape, dtype and device of the result, one matrix product
-/// computes the sum and rounds as linear_add() in tensor/ops.h. The gradient of residual is the incoming gradient.
+/// residual + linear(x, w, bias). One matrix product computes the whole sum if residual has the shape, dtype and device
+/// of the result. The gradient of residual is the incoming gradient.
 Variable linear_add(const Variable& residual, const Variable& x, const Variable& w, const Variable& bias = {});
 
 // --- layers (ops_nn.cpp) ---
@@ -88,11 +88,11 @@ Variable group_norm(const Variable& x, int64_t groups, const Variable& weight = 
 /// When training, running_mean and running_var (may be undefined) are updated in place. Ioffe and Szegedy, 2015.
 Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
                     const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
-/// Zeroes elements with probability p and scales the others by 1 / (1 - p); the identity when not training. Drawn with
-/// a key of the generator (tensor/random.h). `part`: x is this part of a larger tensor, and loses the same elements as
-/// in a dropout of the whole tensor.
+/// Zeroes elements with probability p and scales the others by 1 / (1 - p). Returns x if not training. Each call draws
+/// other elements, by the generator of this thread. `part`: x is this part of a larger tensor, and loses the same
+/// elements as in a dropout of the whole tensor.
 Variable dropout(const Variable& x, double p, bool training = true, const PartOf& part = {});
-/// Dropout with the random numbers of `key`.
+/// dropout() that draws its random numbers from `key`, so that two calls with one key zero the same elements.
 Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part = {});
 /// residual + dropout(x); one kernel when both have the same shape and dtype.
 Variable add_dropout(const Variable& residual, const Variable& x, double p, bool training = true,
@@ -103,24 +103,24 @@ struct SumAndNorm {
   /// Calls fn for both variables.
   void each_variable(auto&& fn) { fn(sum), fn(norm); }
 };
-/// sum = add_dropout(residual, x, args.p, training, part), and norm = layer_norm() or rms_norm() of sum, with the bits
-/// of these functions. On CUDA one kernel computes both results and one kernel the gradients; the latter also adds the
-/// gradient that sum gets from its other consumers.
+/// Returns sum = add_dropout(residual, x, args.p, training, part) and norm = layer_norm() or rms_norm() of sum, bit for
+/// bit as these functions do. On CUDA one kernel computes both results. Another computes all gradients, and also adds
+/// the gradient that sum gets from other operations that read it.
 SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& normalized, const Variable& weight,
                     const Variable& bias, const AddNormArgs& args, bool training = true, const PartOf& part = {});
-/// softmax(q k^T scale + mask) v without the (T, S) matrix, forward or backward. See tensor/ops.h.
+/// softmax(q k^T scale + mask) v. Never holds the matrix of scores (queries x keys), neither forward nor backward.
 Variable attention(const Variable& q, const Variable& k, const Variable& v, const Tensor& mask = {},
                    AttentionArgs args = {.scale = 0});
-/// attention() on packed projections. qkv (B, T, C) holds `heads` query heads, then kv_heads key heads, then kv_heads
-/// value heads (0: as many as heads). Returns (B, T, heads * D). The gradient is one packed tensor, without copies.
+/// attention() on projections in one tensor. qkv (batch, tokens, features) holds `heads` query heads, then kv_heads key
+/// heads, then kv_heads value heads; kv_heads = 0 means `heads`. Returns (batch, tokens, heads * features of a head).
 Variable attention_packed(const Variable& qkv, int64_t heads, AttentionArgs args = {.scale = 0, .causal = true},
                           int64_t kv_heads = 0);
 /// Rotary position embedding: rotates pairs of features of x by the angles of cosine and sine; see tensor/ops.h.
 Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, bool inverse = false);
-/// rotary() of the first `turned` of `heads` packed heads (tensor/ops.h). Overwrites x if nobody else holds it.
+/// rotary() on the first `turned` heads of x (batch, tokens, heads * features). Overwrites x if nobody else holds it.
 Variable rotary_packed(Variable x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine,
                        bool inverse = false);
-/// Rows `index` of weight (V, C). Row padding_index gets no gradient; -1: none.
+/// Looks up the rows `index` of weight (vocabulary, features). Row padding_index gets no gradient; -1: every row does.
 Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index = -1);
 
 // --- recurrent layers (ops_recurrent.cpp) ---
@@ -128,13 +128,13 @@ Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_
 struct RecurrentWeights {
   Variable input, hidden, input_bias, hidden_bias, project;
 };
-/// The results of recurrent().
+/// The results of recurrent(). H is the hidden size. P is the size of h: H, or the projection's size if there is one.
 struct RecurrentResult {
   Variable out, h, c;  ///< out: h of every step (rows, P); h: last states (B, P); c: last cells of an LSTM (B, H)
 };
-/// One recurrent layer over a sequence. x (rows, in) holds the rows of all steps in order (RecurrentArgs); h (B, P) and
-/// c (B, H) are the initial states. On the CPU it is one node, with one product for the inputs of all steps; on other
-/// devices it is composed of other operations.
+/// One recurrent layer over a batch of sequences. x (rows, in) holds the rows of step 0, then those of step 1, and so
+/// on (RecurrentArgs). h and c are the initial states. On the CPU it is one node, with one matrix product for the
+/// inputs of all steps; on other devices it is composed of other operations.
 RecurrentResult recurrent(const RecurrentArgs& args, const Variable& x, const Variable& h, const Variable& c,
                           const RecurrentWeights& weights);
 
@@ -155,15 +155,15 @@ struct CrossEntropyOptions {
 /// probabilities of the logits' shape. With indices and 16-bit logits the loss is f32, so that loss scaling does not
 /// overflow it.
 Variable cross_entropy(const Variable& logits, const Variable& target, const CrossEntropyOptions& options = {});
-/// cross_entropy(linear(x, weight), target) that holds the logits of only `rows_at_once` rows at a time (0:
-/// linear_cross_entropy_rows()), forward and backward. x (..., C), weight (V, C), target i64 (...). With mean and sum
-/// the forward computes the gradients of x and weight, and backward scales them; with none backward computes the logits
-/// again. Sums are f32 for 16-bit inputs and rounded once. See linear_cross_entropy.cpp.
+/// cross_entropy(linear(x, weight), target), forward and backward, with the logits of only `rows_at_once` rows in
+/// memory at a time (0: linear_cross_entropy_rows() decides). x (..., features), weight (vocabulary, features), target
+/// i64 (...). For reductions mean and sum, forward already computes the gradients of x and weight, and backward scales
+/// them. For none, backward computes the logits again.
 Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& target,
                               const CrossEntropyOptions& options = {}, int64_t rows_at_once = 0);
-/// Default of rows_at_once, at least 512. On the CPU: rows with 24 M logits together; larger chunks would not be
-/// faster. On a GPU: rows whose logits fill a sixteenth of the memory, which most often is all rows. Few chunks are
-/// good, because each chunk reads and writes the weight's gradient once more.
+/// The number of rows that linear_cross_entropy() takes at once by default, at least 512. On the CPU, their logits are
+/// 24 million numbers: larger chunks are not faster. On a GPU, their logits fill a sixteenth of its memory, which most
+/// often has room for all rows. Each chunk reads and writes the weight's gradient once, so few chunks are better.
 int64_t linear_cross_entropy_rows(int64_t classes, Device device = cpu, DType dtype = f32);
 /// Negative log-likelihood: -weight * log_probabilities at the target class. Shapes as for cross_entropy().
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});

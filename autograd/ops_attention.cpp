@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// A floating mask must have q's dtype, which autocast may have changed after the mask was made.
+/// Casts a floating-point mask to the dtype that autocast gave to q, since attention needs both in one dtype.
 Tensor cast_mask(const Tensor& mask, DType dtype) {
   return mask.defined() && Autocast::enabled() && is_floating(mask.dtype()) ? mask.to(dtype) : mask;
 }
@@ -74,7 +74,7 @@ Variable attention_packed(const Variable& projections, int64_t heads, AttentionA
                  "[attention_packed] expected qkv (B, T, C) with C a multiple of ", all, " heads, got ", qkv.shape());
   if (args.dropout > 0) args.key = next_random_key(qkv.device());
   const int64_t batch = qkv.size(0), tokens = qkv.size(1), width = qkv.size(2) / all;
-  // With H = heads and G = groups, the view is (B, T, H + 2 G, D). Its parts q, k and v become (B, H or G, T, D).
+  // part(packed, i) is a view of q, k or v for i = 0, 1, 2, with shape (batch, heads or kv_heads, tokens, width).
   const auto part = [=](const auto& packed, int i) {
     const int64_t first = i == 0 ? 0 : heads + (i - 1) * groups;
     return packed.view({batch, tokens, all, width}).narrow(2, first, i == 0 ? heads : groups).transpose(1, 2);

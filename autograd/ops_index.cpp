@@ -7,8 +7,8 @@
 namespace lockstep {
 namespace {
 
-/// Gives a gradient that is mostly zeros. `add_to(whole)` adds the nonzero part to `whole`: the gradient collected so
-/// far, or zeros.
+/// Adds a gradient that is mostly zeros to the gradient of input 0. `add_to` adds the nonzero part in place: to the sum
+/// of the gradients collected so far, or to a tensor of zeros if there are none.
 template <class Fn> void give_places(const Backward& back, const Shape& shape, Fn add_to) {
   const Tensor sum = back.partial(0);
   const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
@@ -16,13 +16,13 @@ template <class Fn> void give_places(const Backward& back, const Shape& shape, F
   if (!sum.defined()) back.give(0, whole);
 }
 
-/// Gives the gradient on the tape: zeros, plus the incoming gradient at the positions `index` along `dim`.
+/// The same for a recorded backward pass: the gradient is zeros, plus the incoming gradient at `index` along `dim`.
 void give_places(const RecordedBackward& back, const Shape& shape, int64_t dim, const Tensor& index) {
   const Variable& grad = back.grad();
   back.give(0, scatter_add(Variable(zeros(shape, {grad.dtype(), grad.device()})), dim, index, grad));
 }
 
-// Gradient of a source that may be larger than the index: elements that were not read get 0.
+// Gradient of the `source` of scatter(), which may be larger than `index`: elements that were not read get 0.
 template <class T> T gradient_of_source(const T& grad, int64_t dim, const Tensor& index, const Shape& source) {
   const T read = gather(grad, dim, index);
   if (read.shape() == source) return read;
@@ -158,7 +158,7 @@ Variable roll(const Variable& x, const Dims& shifts, const Dims& dims) {
 
 Variable repeat(const Variable& x, const Dims& repeats) {
   return on_tape("repeat", {&x}, repeat(x.tensor(), repeats), [shape = x.shape(), repeats](auto& back) {
-    // For each dim, views the gradient as (before, copies, size, after) and sums over the copies.
+    // For each repeated dim, view the gradient as (dims before, copies, size, dims after) and sum over the copies.
     auto grad = back.grad();
     for (int d = 0; d < repeats.rank(); ++d) {
       if (repeats[d] == 1) continue;

@@ -199,8 +199,8 @@ Variable mse_loss(const Variable& input, const Variable& aim, Reduction reductio
                            [difference = std::move(difference), count](auto& back) mutable {
                              const auto scale = mul_scalar(back.grad(), 2 / count);
                              if constexpr (is_recorded<decltype(back)>) {
-                               // x and target are not saved, only their difference, on which the gradient depends.
-                               // So the difference and 0 stand in for them.
+                               // The gradient depends only on x - target, so only this difference is saved. Use it
+                               // in place of x, and 0 in place of target.
                                const Variable from = back.input(0, difference);
                                const Variable grad = mul(sub(from, back.input(1, zeros_like(difference))), scale);
                                back.give(1, neg(grad));

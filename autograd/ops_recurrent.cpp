@@ -47,8 +47,8 @@ void check_arguments(const RecurrentArgs& args, const Variable& x, const Variabl
 
 Tensor plain(const Variable& v) { return v.defined() ? v.tensor() : Tensor(); }
 
-/// The bias of the input product: input bias + hidden bias, but without the hidden bias of a GRU's candidate, which the
-/// hidden product adds.
+/// The bias that is added to the product of x and the input weight: input bias + hidden bias. For the candidate gate of
+/// a GRU only the input bias: its hidden bias belongs to the product with the hidden weight, which a gate multiplies.
 Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden) {
   if (!input.defined() || !hidden.defined())
     LOCKSTEP_CHECK(!input.defined() && !hidden.defined(), "[recurrent] expected both biases or none");
@@ -60,7 +60,7 @@ Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden
   return sum;
 }
 
-/// For every row, the state before its step.
+/// For every row of `out`, the state that its sequence had before this step. `first` holds the initial states.
 Tensor states_before(const RecurrentArgs& args, const Tensor& first, const Tensor& out) {
   const Tensor before = empty_like(out);
   const int64_t steps = int64_t(args.batch.size());

@@ -31,8 +31,8 @@ template <class T> T put_back(const T& grad, const Shape& shape, const Dims& dim
   return grad.reshape(kept_shape(shape, dims));
 }
 
-/// For each element of a row, the product of all other elements: the product of the elements before times the product
-/// of the elements after. There is no division, so zeros are exact.
+/// For each element of a row, the product of all other elements of the row. It is the product of those before times the
+/// product of those after. Nothing is divided, so a row may have zeros.
 template <class T> T products_of_others(const T& rows) {
   const int64_t n = rows.size(1);
   const T one = ones({rows.size(0), 1}, {rows.dtype(), rows.device()});
@@ -56,7 +56,7 @@ template <class T> T prod_grad(const T& grad, const T& x, const Dims& dims) {
   return mul(others, put_back(grad, x.shape(), dims));
 }
 
-/// grad / out * factor, and 0 where out, a norm or deviation, is 0.
+/// For the derivatives of norms and deviations: grad / out * factor, but 0 where `out` (the norm or deviation) is 0.
 template <class Back>
 auto over_length(Back& back, const Saved& out, const Shape& shape, const Dims& dims, double factor) {
   auto length = put_back<Value<Back>>(back.output(out), shape, dims);
@@ -73,7 +73,7 @@ Variable extreme(const char* name, const Variable& x, const Dims& dims, Tensor o
     const Tensor& values = x.get(name);
     const Shape& shape = values.shape();
     const Tensor at = eq(values, put_back(out.get(name), shape, dims));
-    // In f32, because f16 cannot count all ties.
+    // All elements equal to the maximum or minimum share its gradient. Count them in f32: f16 is exact only up to 2048.
     const Tensor ties = sum(at, dims, true).to(size_of(values.dtype()) == 2 ? f32 : values.dtype());
     const auto share = div(put_back(back.grad(), shape, dims).to(ties.dtype()), ties).to(values.dtype());
     back.give(0, mul(at.to(values.dtype()), share));
@@ -108,8 +108,8 @@ Variable cumsum_from_end(const Variable& x, int64_t dim) {
   return x.dim() == 0 ? x : flip(cumsum(flip(x, {dim}), dim), {dim});
 }
 
-/// Let g be the incoming gradient and r_k = g_k + x_{k+1} r_{k+1}. The gradient of x_k is r_k times the product of the
-/// elements before k. There is no division, so zeros are exact.
+/// The gradient of cumprod. Let g be the incoming gradient and r_k = g_k + x_{k+1} r_{k+1}. The gradient of x_k is r_k
+/// times the product of all x before k. Nothing is divided, so x may have zeros.
 template <class T> T cumprod_grad(const T& grad, const T& x, int64_t dim) {
   if (x.dim() == 0 || x.numel() == 0) return grad;
   const int64_t n = x.size(dim);

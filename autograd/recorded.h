@@ -1,5 +1,5 @@
 #pragma once
-// Derivatives written once for tensors and for variables: RecordedBackward, and helpers that accept both.
+// Lets one closure compute an operation's derivative from tensors, and with create_graph from variables, on the tape.
 #include <type_traits>
 
 #include "autograd/ops.h"
@@ -57,7 +57,7 @@ Variable on_tape(const char* name, std::initializer_list<const Variable*> inputs
   return record(name, inputs, std::move(out), std::move(derivative));
 }
 
-/// Gives the pass a gradient that was computed with Variables. A pass that is not recorded gets only the tensor.
+/// Adds a gradient that was computed with Variables to the gradient of input i. Only a recorded pass keeps its graph.
 inline void give_value(const Backward& back, int i, const Variable& grad) { back.give(i, grad.tensor()); }
 inline void give_value(const RecordedBackward& back, int i, const Variable& grad) { back.give(i, grad); }
 

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// A variable with the value `tensor`. On the tape, it is the output of the node that `place` names.
+/// Makes a variable with the value `tensor` that is, for the tape, the node output to which `place` points.
 Variable at_place(const Tensor& tensor, const Edge& place) {
   Variable result(tensor);
   if (!place.node) return result;
@@ -25,7 +25,7 @@ Variable at_place(const Tensor& tensor, const Edge& place) {
 
 Edge place_of(const Variable& x) { return {x.impl()->node, x.impl()->output}; }
 
-/// An identity node for x: its gradient excludes paths through other inputs that were computed from x.
+/// Makes a variable equal to x for one input of an operation. Its gradient is the gradient by this input alone.
 Variable aliased(const Variable& x) {
   if (!needs_grad({&x})) return x;
   return as_view(x, record("input", {&x}, x.tensor(), [](auto& back) { back.give(0, back.grad()); }));
@@ -114,8 +114,8 @@ void RecordedBackward::through_all(
 
 RecordedPass::RecordedPass(const std::vector<Edge>& roots, const std::vector<Edge>* wanted)
     : wanted_(wanted), found_(wanted ? wanted->size() : 0) {
-  // All reachable nodes. A node is useful if it is wanted or one of its inputs is useful. Inputs have lower numbers
-  // than their node, so one pass by number finds all useful ones.
+  // Find all reachable nodes. A node is useful if its gradient is wanted or one of its inputs is useful. Inputs have
+  // lower numbers than their node, so a loop over the nodes by rising number finds all useful ones.
   std::vector<Node*> nodes, stack;
   std::unordered_set<const Node*> seen;
   const auto visit = [&](Node* node) {

@@ -37,7 +37,7 @@ Dims windows_of(const char* op, const Dims& size, const UnfoldOptions& o) {
   return windows;
 }
 
-/// The positions of all column elements in the padded image: i64 (kernel, windows), flattened.
+/// For each kernel element, then for each window: the position of its pixel in the padded image. One i64 list.
 Tensor window_places(const Dims& size, const Dims& windows, const UnfoldOptions& o, Device device) {
   std::vector<int64_t> places;
   const int64_t width = size[1] + 2 * o.padding[1];

@@ -32,13 +32,13 @@ struct GridSampleOptions {
   GridPadding padding = GridPadding::zeros;
   bool align_corners = false;
 };
-/// Samples x at given positions. grid is (N, P, Q, 2) for images and (N, O, P, Q, 3) for volumes, in [-1, 1], with the
-/// position in the last dim of x first. Returns (N, C, P, Q) or (N, C, O, P, Q).
+/// Samples x at the positions in `grid`: (x, y) in grid (N, P, Q, 2) for images, (x, y, z) in grid (N, O, P, Q, 3) for
+/// volumes. -1 and 1 are the edges of the input. Returns (N, C, P, Q) or (N, C, O, P, Q).
 Variable grid_sample(const Variable& x, const Variable& grid, const GridSampleOptions& options = {});
 /// Sampling grids of the affine maps theta: (N, 2, 3) for a shape (N, C, H, W), (N, 3, 4) for (N, C, D, H, W).
 Variable affine_grid(const Variable& theta, const Shape& shape, bool align_corners = false);
 
-/// Windows of unfold() and fold(), as (height, width).
+/// The windows that unfold() and fold() move over an image. Each option is a pair (height, width).
 struct UnfoldOptions {
   Dims kernel;
   Dims dilation{1, 1}, padding{0, 0}, stride{1, 1};

@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-/// A root that gives every input the gradient stored for it.
+/// A node from which a backward pass starts at several variables at once: it gives each one the gradient stored for it.
 struct Join final : Node {
   explicit Join(std::vector<std::pair<Edge, Tensor>> list) : Node("joined", int(list.size()), 1) {
     for (auto& [edge, grad] : list) {
@@ -19,14 +19,14 @@ struct Join final : Node {
   }
   void run(Backward& backward) override {
     for (size_t i = 0; i < grads.size(); ++i)
-      // if SplitBackward has cut the edge to an input, the gradient stays in `grads` for a later pass
+      // SplitBackward may have removed the edge to an input: then its gradient stays in `grads` for the second part
       if (backward.needs(int(i))) backward.give(int(i), std::move(grads[i]));
   }
   void release_saved() override { grads.clear(); }
   std::vector<Tensor> grads;
 };
 
-/// The result of a new Join, on the gradients' device. A captured CUDA graph would miss a result on another device.
+/// Makes a Join and returns its result: a zero on the gradients' device, since a CUDA graph captures no work elsewhere.
 Variable start_of(std::vector<std::pair<Edge, Tensor>> list) {
   const Device device = list.empty() ? default_device() : list[0].second.device();
   return tape::attach(Ref<Node>(new Join(std::move(list))), {}, zeros({}, {.device = device}));
@@ -53,7 +53,7 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
   LOCKSTEP_CHECK(
       root.requires_grad(),
       "[SplitBackward] this value does not require grad; was it computed in a NoGrad scope, or from data only?");
-  // Finds the nodes with edges to other leaves. Cuts these edges, and keeps the gradients that arrive at the nodes.
+  // Find the nodes with edges to leaves not in `first`. Remove these edges for this pass and keep the nodes' gradients.
   std::vector<Node*> stack{root.impl()->node.get()};
   std::unordered_set<const Node*> seen(stack.begin(), stack.end());
   std::vector<Node*> nodes;
@@ -79,7 +79,7 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
     }
     for (int i = 0; i < node->outputs().size(); ++i) {
       node->outputs()[i].add_hook(
-          // registered last: sees what the other hooks returned
+          // this hook is registered last, so it sees the gradient after all other hooks have changed it
           {-1, [&kept = part.grads[size_t(i)]](const Tensor& grad) {
              kept = grad;
              return Tensor();
@@ -88,7 +88,7 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
   }
   root.backward({}, true);  // finish() needs the saved tensors; nodes not in rest_ are freed with the root
   for (Part& part : rest_) {
-    // these hooks have run
+    // remove the hooks, which have run, and put the edges back
     for (int i = 0; i < part.node->outputs().size(); ++i) part.node->outputs()[i].hooks.reset();
     for (int i = 0; i < part.node->inputs().size(); ++i) part.node->inputs()[i] = std::move(part.edges[size_t(i)]);
   }
@@ -116,7 +116,7 @@ void SplitBackward::finish_but(const std::vector<Variable>& leaves) {
   std::unordered_set<const Node*> later;
   for (const Variable& leaf : leaves) later.insert(leaf.impl()->node.get());
   std::vector<Part> now = std::exchange(rest_, {}), left;
-  // if a part waits, all its leaves wait, because each leaf must get all its gradients in one pass
+  // each leaf must get all its gradients in one pass: if a node is left for later, so are all nodes with a common leaf
   for (bool grows = true; grows;) {
     grows = false;
     for (Part& part : now) {

@@ -18,9 +18,9 @@ class SplitBackward {
   /// Runs backward from `root`, which has one element, to the leaves `first`, and adds to their .grad. Error unless all
   /// of `first` are leaves that require grad.
   SplitBackward(const Variable& root, const std::vector<Variable>& first);
-  /// Adds to the .grad of all other leaves. `before`: further gradients of leaves, which are added to .grad first.
+  /// Runs the second part: adds to the .grad of all leaves not in `first`. `before`: more gradients to add, first.
   void finish(std::vector<std::pair<Variable, Tensor>> before = {});
-  /// finish() for all leaves but `leaves` and those that share an operation with them, which wait for a later finish().
+  /// finish() for all leaves but `leaves` and those that are inputs of the same operation: a later finish() does these.
   void finish_but(const std::vector<Variable>& leaves);
 
  private:
@@ -33,12 +33,12 @@ class SplitBackward {
   std::vector<Part> rest_;
 };
 
-/// Starts several backward passes as one: returns a variable of one element whose backward() gives `grads` to `roots`.
-/// Roots that do not require grad and undefined gradients are skipped.
+/// Joins several backward passes into one. The returned variable has one element; its backward() starts at all `roots`
+/// with the incoming gradients `grads`. Skips roots that do not require grad, and undefined gradients.
 Variable joined(const std::vector<Variable>& roots, std::vector<Tensor> grads);
 
-/// Gradients of `output` times `gradient` with respect to `inputs`, off the tape; undefined for an input that `output`
-/// does not depend on.
+/// Gradients of the sum of output * gradient with respect to `inputs`, not recorded; undefined for an input on which
+/// `output` does not depend.
 std::vector<Tensor> gradients(const Variable& output, const std::vector<Variable>& inputs, const Tensor& gradient = {},
                               bool retain_graph = false);
 

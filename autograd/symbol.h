@@ -65,8 +65,8 @@ Symbol trigamma(const Symbol& x);                 ///< second derivative of log 
 
 namespace lockstep {
 
-/// `grad` times the derivative of a pointwise operation, on the tape. The differentiable version of the function of
-/// tensors with the same name.
+/// `grad` times the derivative of a pointwise operation. Works on variables, so the result can be differentiated again;
+/// the function of the same name for tensors computes the same.
 Variable pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Variable& grad,
                         const Variable& a, const Variable& b);
 

@@ -2,8 +2,8 @@
 //
 // A pass has two loops. count() visits everything reachable from the start and counts how many gradients each node will
 // receive. run() keeps the nodes whose gradients are complete in a heap and takes the one with the highest number (the
-// latest recorded) first. So the order, and with it every sum of gradients, is always the same. Cost: O(nodes log
-// width) time, and memory for the widest front of gradients.
+// latest recorded) first. So the order, and with it every sum of gradients, is always the same. A pass over n nodes
+// takes O(n log w) time if at most w nodes are in the heap at once, and memory for the gradients of these nodes.
 #include "autograd/tape.h"
 
 #include <algorithm>
@@ -34,7 +34,7 @@ class Pass {
       : id_(next_pass.fetch_add(1)), retain_graph_(retain_graph), wanted_(wanted) {}
   ~Pass() {
     abandon();
-    // Give the leaves back to the outer pass in which this pass runs.
+    // If this pass runs inside another (checkpointing), restore the counts and gradients of that pass in shared leaves.
     for (Borrowed& b : borrowed_) {
       b.node->pass_ = b.pass;
       b.node->uses_ = b.uses;
@@ -76,7 +76,7 @@ class Pass {
     if (node->pass_ == id_) return;
     LOCKSTEP_CHECK(!node->released_, "[backward] the graph of '", node->name(),
                    "' was freed by an earlier backward; pass retain_graph = true to the first one");
-    // Checkpointing runs a pass inside a pass: the outer pass may still be counting this leaf.
+    // Checkpointing runs a pass inside a pass. If the outer pass still counts on this leaf, keep its state for later.
     if (node->is_leaf()) {
       Node::Output& output = node->outputs_[0];
       if (node->uses_ > 0) borrowed_.push_back({Ref<Node>(node), node->pass_, node->uses_, std::move(output.grad)});
@@ -152,7 +152,7 @@ class Pass {
     running_.pop_back();
   }
 
-  /// True if grad() asks for the gradient of an input. Folding the input's derivative would change that gradient.
+  /// True if grad() must return the gradient of an input, so that the node must not apply the input's derivative to it.
   bool reads_wanted(const Node& node) const {
     for (size_t i = 0; wanted_ && i < wanted_->size(); ++i)
       for (const Edge& edge : node.inputs_)

@@ -33,18 +33,18 @@ class Backward {
  public:
   using Value = Tensor;  ///< type of gradients; Variable in RecordedBackward
   static constexpr bool is_recorded = false;
-  /// The pass as the derivative of `node` sees it. `retains`: see retains(). `folds`: true if fold() may be used.
+  /// For the derivative of `node`. `retains`: the graph is kept. `folds`: fold() may return a derivative.
   Backward(Node& node, bool retains, bool folds) : node_(node), retains_(retains), folds_(folds) {}
   bool retains() const { return retains_; }  ///< true: the graph is kept, saved tensors must stay as they are
   /// Gradient of output i; undefined if none arrived (only possible with several outputs). The derivative may move this
   /// tensor away, or overwrite it when Tensor::is_exclusive() is true.
   Tensor& grad(int i = 0) const;
   bool needs(int i) const;  ///< true when input i requires a gradient
-  /// Adds `grad` to the gradient of input i. A `grad` of a shape that the input was broadcast to is summed first.
+  /// Adds `grad` to the gradient of input i. If the operation broadcast the input, `grad` is first summed to its shape.
   void give(int i, Tensor grad) const;
-  /// The gradient collected so far for input i if the derivative may add to it in place, else undefined. Undefined in
-  /// AnomalyMode, which checks every part. For gradients that are mostly zeros (embedding), and for kernels that can
-  /// accumulate.
+  /// The gradient that other operations have given to input i so far, for a derivative that adds to it in place (such
+  /// as that of embedding, which is mostly zeros). Undefined if there is none yet, if its memory has gaps, and in
+  /// AnomalyMode, which checks every gradient by itself.
   Tensor partial(int i) const;
   /// The derivative of the unary operation that computed input i, if this node is its only consumer and no hook reads
   /// its gradient; else null. A caller that gets a derivative must apply it to the gradient before give().

@@ -15,9 +15,9 @@ struct UnaryGrad {
   Saved kept;  // the input or the output, whichever the derivative reads; undefined if neither
   functor::Reads reads = functor::Reads::none;
 
-  /// True when a product that computes this node's incoming gradient may apply this derivative too (Backward::fold).
+  /// True if the matrix product that computes the incoming gradient may apply this derivative as well (Backward::fold).
   bool folds() const { return kept.defined(); }
-  /// Gives the gradient of the input.
+  /// Computes the gradient of the operation's input and passes it to `back`.
   template <class Back> void operator()(Back& back) {
     if (reads == functor::Reads::zero) return back.give(0, zeros_like(bare(back.grad())));
     if (op == PointwiseOp::add_scalar || op == PointwiseOp::sub_scalar) return back.give(0, std::move(back.grad()));

@@ -57,14 +57,14 @@ class Variable {
   /// Sets requires_grad(). Error for a non-leaf, and if `wanted` and the dtype is neither floating nor complex.
   Variable& requires_grad_(bool wanted = true);
   bool is_leaf() const;  ///< True unless a recorded operation computed it.
-  /// A variable on the same storage that is not on the tape.
+  /// A variable that shares the tensor but does not require grad.
   Variable detach() const;
 
   /// The gradient accumulated so far; undefined before backward. Error for a non-leaf on which retain_grad() was not
   /// called.
   Tensor& grad() const;
-  /// grad() with a check for its consumers: an Error that names `op` when somebody assigned a .grad whose shape, dtype
-  /// or device differ from this variable's.
+  /// grad(), for code that reads it, such as optimizers. Error, which names `op`, if the program assigned a .grad whose
+  /// shape, dtype or device differ from this variable's.
   const Tensor& checked_grad(const char* op) const;
   /// Makes backward keep the gradient of a non-leaf in grad(). Error unless the variable requires grad.
   void retain_grad();
@@ -81,8 +81,8 @@ class Variable {
 
   /// Calls `hook` once per backward pass, with the complete gradient of this variable. Returns an id for remove_hook().
   int on_grad(GradHook hook);
-  /// Calls `hook` when on_grad() would, but without the gradient. Unlike on_grad(), this does not forbid a consumer to
-  /// fuse the derivative of the operation that made the variable into its own (Backward::fold). Returns an id.
+  /// Calls `hook` when on_grad() would, but without the gradient. So the gradient need not exist in memory: the kernel
+  /// that computes it may apply the next derivative at once (Backward::fold). Returns an id for remove_hook().
   int before_backward(std::function<void()> hook);
   /// Calls `hook` when the .grad of this leaf is complete in a pass. Returns an id for remove_hook().
   int on_grad_complete(LeafHook hook);
@@ -106,7 +106,7 @@ class Variable {
   Variable squeeze() const;                   ///< Drops all dims of size 1.
   Variable squeeze(int64_t dim) const;        ///< Drops `dim` if its size is 1.
   Variable unsqueeze(int64_t dim) const;      ///< Inserts a dim of size 1 at `dim`.
-  /// The diagonal of dim1 and dim2, as the last dim.
+  /// Elements with index[dim2] = index[dim1] + offset. The last dim of the result runs along this diagonal.
   Variable diagonal(int64_t offset = 0, int64_t dim1 = 0, int64_t dim2 = 1) const;
   /// Splits `dim` into at most `chunks` equal parts; the last one may be smaller.
   std::vector<Variable> chunk(int64_t chunks, int64_t dim = 0) const;

@@ -1,5 +1,5 @@
-// Views, copies and casts of variables. The gradient of a view is the inverse view. Elements outside the view get
-// zeros; if the input has already collected a gradient, the view's part is added to that instead.
+// Views, copies and casts of variables. The gradient of a view goes to the elements that the view shows; the others get
+// 0. If the input already has a gradient from another use, the view's gradient is added to that in place.
 #include "autograd/complex.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
@@ -15,7 +15,7 @@ template <class Fn> Variable viewed(const char* name, const Variable& x, Tensor 
   return shares ? as_view(x, std::move(result)) : result;
 }
 
-/// Gives the gradient of a view. `region` selects the elements of the view from a tensor of the input's shape.
+/// Adds a view's gradient to the input's gradient. `region` selects the view's elements from a tensor of input's shape.
 template <class Fn> void give_region(const Backward& back, const Shape& shape, Fn region) {
   const Tensor& grad = back.grad();
   if (const Tensor sum = back.partial(0); sum.defined()) {
@@ -27,7 +27,7 @@ template <class Fn> void give_region(const Backward& back, const Shape& shape, F
   back.give(0, whole);
 }
 
-/// A variable that is `grad` in the region and 0 elsewhere. Its derivative by `grad` is the view of the region.
+/// Makes a variable of `shape` that is `grad` in the elements that `region` selects, and 0 elsewhere. Differentiable.
 template <class Fn> Variable in_region(const Variable& grad, const Shape& shape, Fn region) {
   const Tensor whole = zeros(shape, {grad.dtype(), grad.device()});
   region(whole).copy_(grad.tensor());
@@ -52,7 +52,7 @@ Variable same(const char* name, const Variable& x, Tensor out) {
   return viewed(name, x, std::move(out), [](auto& back) { back.give(0, std::move(back.grad())); });
 }
 
-/// Records the split of one dim as one operation. Its gradient joins those of the parts, without adding padded tensors.
+/// Records a split of `dim` as one operation, whose derivative concatenates the gradients of all parts.
 std::vector<Variable> parts(const Variable& x, std::vector<Tensor> tensors, int64_t dim) {
   std::vector<Variable> results;
   if (!needs_grad({&x})) {
@@ -138,7 +138,7 @@ Variable Variable::diagonal(int64_t offset, int64_t dim1, int64_t dim2) const {
   return part_of("diagonal", *this, [=](const auto& x) { return x.diagonal(offset, dim1, dim2); });
 }
 
-// give() sums the gradient over the expanded dims.
+// Expanded dims need no code in backward: Backward::give() sums the gradient over them.
 Variable Variable::expand(const Shape& shape) const { return same("expand", *this, tensor().expand(shape)); }
 
 std::vector<Variable> Variable::chunk(int64_t chunks, int64_t dim) const {

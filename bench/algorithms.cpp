@@ -71,7 +71,7 @@ std::vector<StepProduct> products(const Options& o) {
 
 constexpr size_t workspace_bytes = 32 << 20;
 
-/// A product's operands on the device, and its descriptors. cuBLASLt is column-major, so plan.a describes b.
+/// A product's operands on the device, and its descriptors. plan.a describes b, since column-major cuBLASLt swaps them.
 struct Prepared {
   Tensor a, b, out, residual = {}, bias = {}, pre = {};
   blas::Product plan = {};

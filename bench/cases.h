@@ -5,7 +5,7 @@
 
 namespace bench {
 
-/// Work of a case, from which its line's rates are computed; 0 omits a rate.
+/// Floating-point operations and bytes of one run of a case. Its report divides them by the time; 0 leaves a rate out.
 struct Cost {
   double flops = 0, bytes = 0;
 };

@@ -1,4 +1,4 @@
-// Overhead of tiny operations on one thread, in the cases of the program overhead.cpp that we compare with.
+// Measures the overhead of tiny operations on one thread. A program for libtorch has the same cases, for comparison.
 #include "autograd/ops.h"
 #include "bench/cases.h"
 #include "tensor/random.h"

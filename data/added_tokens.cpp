@@ -16,7 +16,7 @@ bool space_at(std::string_view text, size_t at, size_t& bytes) {
   return c.valid && class_of(c.code) == CharClass::space;
 }
 
-/// The start of the white space that ends at `end`; at least `least`.
+/// Returns the position at which the white space before `end` begins; not below `least`.
 size_t spaces_before(std::string_view text, size_t end, size_t least) {
   while (end > least) {
     size_t start = end - 1, bytes;
@@ -119,8 +119,8 @@ void AddedTokens::cut(std::string_view text, bool parse_special,
     const AddedToken* const token = found->token;
     size_t start = found->start, stop = next = start + token->text.size();
     if (token->special && !parse_special) continue;
-    // A token may take the white space beside it, and may itself be white space. No space is scanned twice, thanks to
-    // `done` and `spaces_end`, so the time is linear.
+    // A token with the flag left or right also takes the white space on that side. `done` and `spaces_end` prevent that
+    // white space is scanned twice, so the time is linear in the text's length.
     if (token->left && done < start) start = spaces_before(text, start, done);
     if (token->right) stop = spaces_end = stop < spaces_end ? spaces_end : spaces_after(text, stop);
     if (done < start) fn(text.substr(done, start - done), -1);

@@ -27,7 +27,7 @@ class AddedTokens {
 
   /// Adds a token. Call finish() after the last one.
   void add(AddedToken token) { tokens_.push_back(std::move(token)); }
-  /// Builds the automaton. Error, with `where`, for an empty or too long token, or one that was added twice.
+  /// Builds the automaton. Error, beginning with `where`, if a token is empty, too long, or was added twice.
   void finish(const std::string& where);
   /// Calls fn from left to right: fn(piece, -1) for the text between tokens, fn("", id) for a token. Without
   /// parse_special, special tokens are plain text.
@@ -37,7 +37,7 @@ class AddedTokens {
   bool takes_spaces() const;
 
  private:
-  /// An automaton node: a suffix shared by one or more tokens. Each child has one more byte in front.
+  /// A node of the automaton stands for a text with which one or more tokens end. A child has one more byte in front.
   struct Node {
     uint32_t child = 0;    // index of the first child; children are contiguous
     uint32_t shorter = 0;  // suffix link: the longest proper prefix of this node's text that is also a node
@@ -50,7 +50,7 @@ class AddedTokens {
     const AddedToken* token;
   };
   void make_nodes(const std::string& where);
-  /// The node reached from `at` when `byte` is put in front.
+  /// Returns the next node of the automaton after node `at`, when the byte before the current one is `byte`.
   uint32_t step(uint32_t at, uint8_t byte) const;
   /// The longest match at each start, from right to left.
   std::vector<Found> longest_everywhere(std::string_view text) const;

@@ -6,7 +6,7 @@
 
 namespace lockstep::data {
 
-// Factor by which normalization may lengthen a text: a corrupt file must not exhaust memory.
+// The most by which normalization may multiply a text's length. It guards against a corrupt tokenizer.json.
 constexpr size_t most_growth = 64;
 
 /// State of one encode() call. Words repeat often, so their ids are cached.
@@ -37,8 +37,8 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, EncodeOptions o
   return out;
 }
 
-/// A text may be cut before a space or newline that follows a letter or number. Every supported regular expression ends
-/// a word there, and none looks further back.
+/// Finds the last space or newline that follows a letter or number. A word ends before it by every supported regular
+/// expression, whatever comes later, so the two parts can be encoded separately.
 size_t BpeTokenizer::last_cut(std::string_view text) const {
   if (!rules_.words || !rules_.byte_level || cut_first_.takes_spaces() || cut_normalized_.takes_spaces()) return 0;
   for (const Normalizer& step : rules_.normalizers)
@@ -115,7 +115,7 @@ void BpeTokenizer::encode_word(std::string_view word, Work& work) const {
       work.unknown_before = false;
     }
   }
-  // Cut the word between characters that no merge joins. The pieces are short, and repeat often enough to be cached.
+  // Split the word between neighbouring characters that no merge joins. The pieces repeat often; merge() caches them.
   const std::span<int32_t> ids(work.ids);
   for (size_t start = 0, end; start < ids.size(); start = end) {
     end = start + 1;

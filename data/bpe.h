@@ -36,8 +36,8 @@ class BpeTokenizer : public Tokenizer {
   static BpeTokenizer from_tokenizer_json(const std::string& path);
   /// Makes a tokenizer from a parsed tokenizer.json. Errors begin with `where`.
   static BpeTokenizer from_json(const Json& file, const std::string& where);
-  /// Applies bos_token, eos_token, add_bos_token and add_eos_token of a tokenizer_config.json. Error, with `where`,
-  /// if a token is not in the vocabulary.
+  /// Applies bos_token, eos_token, add_bos_token and add_eos_token of a tokenizer_config.json. Error, beginning with
+  /// `where`, if a token is not in the vocabulary.
   void configure(const Json& tokenizer_config, const std::string& where);
 
   int64_t vocab_size() const override { return int64_t(tokens_.size()); }
@@ -115,7 +115,7 @@ class BpeTokenizer : public Tokenizer {
   std::map<std::string, int32_t> added_;  // ids of added tokens by name
   AddedTokens cut_first_, cut_normalized_;
   Merges merges_;
-  // Pairs (last character, first character) across which some merge joins. A word is cut at all other pairs.
+  // Pairs (a, b) such that some merge joins a token that ends with character a to one that begins with b.
   PairMap joined_;
   std::array<int32_t, 256> byte_ids_{};
   std::unordered_map<uint32_t, int32_t> character_ids_;

@@ -56,7 +56,7 @@ void check_mapped_files();
 /// The content of a file. Error if it is larger than `max_bytes` or shrinks meanwhile.
 std::string read_file(const std::string& path, int64_t max_bytes);
 
-/// Removes the temporary files that write_atomically() left for `path` in processes of this machine that have ended.
+/// Removes temporary files beside `path` of processes that ended on this machine while they were in write_atomically().
 void remove_leftovers(const std::string& path);
 
 /// Replaces the content of `path` by the chunks, in order: writes a temporary file beside it, fsyncs it, renames it,

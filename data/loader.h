@@ -41,18 +41,18 @@ struct LoaderState {
   friend bool operator==(const LoaderState&, const LoaderState&) = default;
 };
 
-/// `now` counts the loops over loaders that this thread has started and not finished. `least` is the minimum of `now`
-/// since a user of the counter last set `least` to `now`.
+/// Counts a thread's running loops over DataLoaders. `now`: loops started and not finished. `least`: the minimum of
+/// `now` since someone last set least = now; if it is lower than it was then, a loop has ended in the meantime.
 struct LoopDepth {
   int64_t now = 0, least = 0;
 };
-/// The counter of this thread.
+/// The counts of this thread.
 LoopDepth& loop_depth();
 
 namespace detail {
 
-/// The part of a loader that does not depend on the sample type: options, epochs, positions. Shared by a loader and its
-/// loops.
+/// The part of a DataLoader that does not depend on the sample type: its options, epoch, and position in the epoch. The
+/// loader and the loops over it share one.
 class LoaderProgress {
  public:
   LoaderProgress(int64_t dataset_size, int64_t batch_size, bool shuffle, Sampler sampler, bool drop_last, int workers,
@@ -189,8 +189,8 @@ template <class S = Example, class B = S> class DataLoader {
   const DatasetPtr<S>& dataset() const { return dataset_; }       ///< the source of samples
   const Options& options() const { return options_; }             ///< the constructor's options, with collate filled in
   uint64_t seed() const { return progress_->seed(); }             ///< the seed in use
-  /// Returns a loader over the same dataset with the same seed and options, but with this sampler, batch size and
-  /// world, and without shuffle and drop_last.
+  /// Returns a loader over the same dataset with the same seed and options, but with this sampler, this batch size and
+  /// this number of ranks (world), and with neither shuffle nor drop_last.
   DataLoader dealt(Sampler sampler, int64_t batch_size, int64_t world) const {
     Options o = options_;
     if (default_collate_) o.collate = nullptr;
@@ -255,7 +255,7 @@ template <class S, class B = S> class RepeatingLoader {
   /// The next batch, valid until the next call.
   B& next() {
     if (iterator_) ++*iterator_;
-    // A state saved at the end of an epoch gives one empty loop. Two in a row mean an epoch without batches.
+    // A loop may be empty once: when the loader resumed at the end of an epoch. A second empty loop is an Error.
     for (int tries = 0; !iterator_ || *iterator_ == std::default_sentinel; ++tries) {
       LOCKSTEP_CHECK(tries < 2, "[RepeatingLoader] expected batches in epoch ", loader_->epoch(),
                      ", got none; check the sampler");

@@ -11,9 +11,9 @@
 namespace lockstep::data {
 namespace {
 
-/// A priority queue of pair positions: lowest rank first, then leftmost. For a word of 100 million letters, a single
-/// heap takes minutes. Positions of one rank arrive almost sorted, so the sorted ones go to a list and the rest to a
-/// heap.
+/// A priority queue of positions of pairs to merge: the pair whose merge comes first in the list of merges (rank), then
+/// the leftmost. One heap for all would take minutes for a word of 100 million letters. Positions of one rank arrive
+/// almost sorted, so each rank has a list for those in order and a heap for the rest.
 class Places {
  public:
   void add(int32_t rank, int32_t place) {
@@ -110,7 +110,7 @@ size_t Merges::apply(std::span<int32_t> ids) const {
     __builtin_prefetch(&lengths[size_t(ahead)], 1);
     const Merge& merge = merges_[size_t(rank)];
     const int64_t left = place, right = left + lengths[size_t(left)];
-    // The pair may have changed since it was proposed.
+    // An earlier merge may have changed this pair since it was put into `places`: then skip it.
     if (ids[size_t(left)] != merge.left || right >= n || ids[size_t(right)] != merge.right) continue;
     const int64_t end = right + lengths[size_t(right)];
     ids[size_t(left)] = merge.merged;

@@ -118,7 +118,7 @@ std::string to_nfc(std::string_view text) {
   std::vector<Part> parts;
   for (size_t at = 0; at < text.size();) {
     const Char c = decode_utf8(text, at);
-    // Characters below U+0300 are not marks: everything before is complete.
+    // A character below U+0300 is no combining mark, so no character before it can change any more: write them.
     if (!c.valid || c.code < 0x300) write_composed(parts, out);
     if (!c.valid) out += text[at];
     else append_parts(c.code, parts);

@@ -86,9 +86,9 @@ struct MicroBatchOptions {
   bool drop_last = true;
 };
 
-/// Each step consumes M micro-batches of consecutive samples in the epoch's order. Rank r gets micro-batches r*M/world
-/// to (r+1)*M/world - 1. Micro-batches do not depend on the number of ranks, so results can match bit for bit. A tail
-/// shorter than a step is left out (a different one each epoch) or filled up: see drop_last.
+/// A step takes the next M = micro_batches micro-batches of the epoch, of which rank r gets those from r*M/world to
+/// (r+1)*M/world - 1. A micro-batch's samples do not depend on the number of ranks: results can match bit for bit.
+/// Samples that do not fill the last step are left out (others each epoch), or the step is filled up: see drop_last.
 class MicroBatchSampler {
  public:
   /// Error unless micro_batches is a multiple of world and there are samples for one step.

@@ -56,8 +56,8 @@ size_t ending_at(std::string_view text, size_t at, bool any_case) {
   return at;
 }
 
-/// End of white space: all of it at the end of the text, otherwise all but the last character, which goes to the next
-/// word.
+/// End of the word that consists of the white space at `at`. If text follows, the last white space character belongs to
+/// the next word.
 size_t spaces_end(std::string_view text, size_t at) {
   size_t last = at;
   const size_t end = run_end(text, at, CharClass::space, last);

@@ -17,13 +17,13 @@
 
 namespace lockstep::data {
 
-/// A position in a lane, which reads its shards round after round: the number of records before it (first), the round,
-/// the index among the lane's shards in that round, and the byte offset in that shard.
+/// A position in a lane: a list of files (shards) that are read one after the other, round after round. first: number
+/// of records before the position; shard: index in the lane's list in this round; offset: byte in that shard.
 struct RecordStream::Place {
   int64_t first = 0, round = 0, shard = 0, offset = 0;
 };
 
-/// Consecutive records of a lane (shards that are read one after the other), and the order in which it returns them.
+/// Records that a lane (files read one after the other) has read ahead, and the random order in which it returns them.
 struct RecordStream::Block {
   struct Part {
     size_t file;
@@ -105,8 +105,8 @@ std::shared_ptr<MappedFile> RecordStream::open(int64_t shard) const {
   return file;
 }
 
-/// Reads records of a lane, from `place` to the end of the lane's round, but at most options.block. A block of 1, which
-/// means no shuffle, reads at most kUnshuffledBlock records.
+/// Reads the next records of a lane (a list of files), from `place` on. Stops when all files are read once, or after
+/// options.block records; if that is 1 (no shuffle), after kUnshuffledBlock records.
 RecordStream::Block RecordStream::read_block(int64_t lane, const Place& place) const {
   Block block{.place = place, .next = place};
   Place& at = block.next;
@@ -173,7 +173,7 @@ Record RecordStream::get(int64_t index) const {
   return {{bytes, size_t(part.bytes)}, shards_[size_t(shard)], part.offset, index, file};
 }
 
-/// Identifies the shards and options that places() belong to.
+/// Describes the shards and options, so that load_places() can refuse positions that were saved for others.
 Json RecordStream::identity() const {
   std::string all;
   for (size_t i = 0; i < shards_.size(); ++i)
@@ -192,7 +192,7 @@ Json RecordStream::places(int64_t index) const {
   Json::Array all;
   for (const auto& lane : lanes_) {
     const std::lock_guard lock(lane->mutex);
-    // This lane has returned at least `before` records in front of record `index`, and at most one run more.
+    // When the stream is at record `index`, this lane has returned `before` records, or up to options_.run more.
     const int64_t before = index / (options_.run * options_.lanes) * options_.run;
     const Place& p = std::prev(lane->places.upper_bound(before))->second;
     all.push_back(Json::Array{p.first, p.round, p.shard, p.offset});

@@ -31,7 +31,7 @@ namespace lockstep::data {
 struct StreamOptions {
   int64_t block = 1;            ///< records that are read ahead and shuffled together; 1: no shuffle
   bool shuffle_shards = false;  ///< true: draw a new order of the shards each round
-  /// Shards that are read in turn, at most all. Ranks read least with as many lanes as micro-batches in a step.
+  /// Number of shards read at the same time. With one for each micro-batch of a step, ranks read the fewest files.
   int64_t lanes = 1;
   int64_t run = 1;  ///< consecutive records from one lane: the size of a micro-batch
   uint64_t seed = 0;
@@ -58,14 +58,14 @@ struct Record {
   std::shared_ptr<MappedFile> file;
 };
 
-/// How a shard is cut into records.
+/// Tells how a shard (a file) divides into records.
 struct RecordRule {
   int64_t bytes = 0;           ///< size of a record, if all are equal; 0: records are lines
   int64_t start = 0, end = 0;  ///< for equal records: bytes of a shard before the first record, and behind the last
   int64_t stride = 0;          ///< for equal records: bytes from the start of one record to the start of the next
 };
 
-/// Gives access to the unparsed records by number. Thread-safe.
+/// Reads the stream's records as bytes: get(i) returns record i. Thread-safe.
 class RecordStream {
  public:
   /// Error if there is no shard, or a shard is not a file. Shards must not change.
@@ -74,8 +74,8 @@ class RecordStream {
   /// Record number `index`.
   Record get(int64_t index) const;
   const StreamOptions& options() const { return options_; }  ///< the constructor's options
-  /// For each lane, the last known position at or before record `index` (the number of records given out on all ranks).
-  /// A run that loads the places starts there instead of searching from the first record.
+  /// Returns the last known positions in the files at or before record `index`, where `index` is the number of records
+  /// that all ranks have taken. A resumed run that loads them starts to search there, not at the first record.
   Json places(int64_t index) const;
   /// Loads the result of places(). Error if the places belong to other shards or options (`run` may differ).
   void load_places(const Json& places);

@@ -24,7 +24,7 @@ void expect_neutral(const Json& settings, std::initializer_list<const char*> key
                    " is not supported; expected it unset");
 }
 
-/// The parts of a Sequence and of the Sequences in it. Any other value gives a list of that value; null gives none.
+/// Returns the parts of a Sequence, and of Sequences in it. Another value is returned as the only part; null has none.
 std::vector<const Json*> parts_of(const Json* value, const char* list, const std::string& where) {
   std::vector<const Json*> parts;
   if (!value || value->is_null()) return parts;

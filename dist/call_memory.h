@@ -7,7 +7,7 @@
 
 namespace lockstep::dist {
 
-/// Sizes and addresses of one call's transfers; reused from call to call, so that small calls allocate nothing.
+/// Size, source and target of each transfer of a collective. Calls reuse it, so that small ones allocate nothing.
 struct CallMemory {
   std::vector<size_t> size;                // bytes of each item of the program
   std::vector<std::byte*> source, target;  // address of each item; null for the remote side

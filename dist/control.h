@@ -90,17 +90,17 @@ class Control {
   virtual const std::string& host() const = 0;
 
   // The store: keys and values
-  /// Sets a key. Over TCP: Error when key or value is too long (wire.h), DistError refused when the store is full.
+  /// Sets a key. Over TCP: Error if key or value is too long (wire.h), DistError (refused) if the store is full.
   virtual void set(const std::string& key, const std::string& value) = 0;
-  /// Waits until the key exists and returns its value. DistError timeout naming the key.
+  /// Waits until the key exists and returns its value. Throws DistError (timeout) if it does not exist in time.
   virtual std::string get(const std::string& key, Seconds timeout) = 0;
   /// The value of a key, or nothing if it is not set.
   virtual std::optional<std::string> try_get(const std::string& key) = 0;
-  /// Adds to a counter, which starts at 0, and returns the new value. Over TCP: DistError refused when the key holds no
-  /// number.
+  /// Adds to a counter, which starts at 0, and returns the new value. Over TCP: DistError (refused) if the old value is
+  /// no number.
   virtual int64_t add(const std::string& key, int64_t delta) = 0;
-  /// Waits until all `world_ranks` have called barrier() with `name`. DistError timeout: "waited 3 s; missing ranks: 2
-  /// (of 0-2)".
+  /// Waits until all `world_ranks` have called barrier() with `name`. Throws DistError (timeout) if some do not call it
+  /// in time, and names them: "waited 3 s; missing ranks: 2 (of 0-2)".
   virtual void barrier(const std::string& name, const std::vector<int>& world_ranks, Seconds timeout) = 0;
 
   // Failures
@@ -114,11 +114,11 @@ class Control {
 
   // The current call of this rank; sent with the heartbeat
   virtual void begin(const Activity& activity) = 0;  ///< enters a collective
-  /// Reports that the current call waits for rank `peer`. A call without progress reports its wait every renewal()
-  /// seconds (MPI: every heartbeat), since a wait not reported for two heartbeats no longer counts. `messages`: see
-  /// Activity::messages.
+  /// Reports that the current call waits for rank `peer`; deadlocks are found from these reports. While it waits, the
+  /// call must repeat the report every renewal() seconds (MPI: every heartbeat): a report counts for two heartbeats
+  /// only. `messages`: see Activity::messages.
   virtual void waits(int peer, uint64_t messages, bool is_send) = 0;
-  /// Interval in seconds at which a call that still waits calls waits() again.
+  /// Seconds after which a call that is still waiting must call waits() again.
   Seconds renewal() const { return std::min(place().heartbeat, Seconds(0.25)); }
   virtual void end() = 0;  ///< leaves the collective
   /// Sets the training step, which errors and flight records name.

@@ -31,8 +31,8 @@ class DistError : public Error {
   int rank;  ///< the rank at fault; -1 when there is no single one
 };
 
-/// The new value of the counter `key` in the store: the number in its present text, `before`, plus `delta`. Throws
-/// DistError (refused, `rank`) if `before` is not a number or the sum does not fit into i64.
+/// Adds `delta` to the counter `key` of the store, whose present value is the text `before`. Returns the sum. DistError
+/// (refused), with `rank` as the rank at fault, if `before` is no number or the sum does not fit into i64.
 int64_t added(const std::string& key, const std::string& before, int64_t delta, int rank);
 
 }  // namespace lockstep::dist

@@ -40,7 +40,7 @@ struct Execution {
   std::function<std::span<std::byte>(int32_t chunk)> memory;
   /// Returns the size of a chunk in bytes, even if the caller has no memory for it (as in a gather through a tree).
   std::function<size_t(int32_t chunk)> chunk_bytes;
-  /// Set, on all ranks alike, when the call may work on tensors in shared memory; null otherwise.
+  /// Not null, on all ranks alike, if the call may read and write tensors in shared memory instead of sending them.
   const InPlace* in_place = nullptr;
   Header header;               ///< sent once to each peer that receives data; each sender's header must match it
   Control* control = nullptr;  ///< tells of failures of other ranks, which end the wait; may be null in tests

@@ -25,7 +25,7 @@ bool same_call(const Header& a, const Header& b) {
          (is_message(Collective(a.kind)) || a.root == b.root);
 }
 
-// True for `automatic` and the algorithms that it may choose. describe() leaves the names of these out.
+// True if the algorithm is `automatic`, or one that `automatic` may choose. describe() does not print such names.
 bool is_default(const Header& h) {
   return h.algorithm == uint8_t(Algorithm::automatic) || h.algorithm == uint8_t(Algorithm::direct) ||
          h.algorithm == uint8_t(Algorithm::one_shot);

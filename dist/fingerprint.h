@@ -25,8 +25,8 @@ struct Header {
   uint8_t op = 0;         ///< ReduceOp
   uint8_t algorithm = 0;
   int16_t root = 0;  ///< world rank of the root, or of the other side of a send or receive
-  /// Set with LOCKSTEP_COMM_CHECKSUM=1. Collectives: 1, and a crc32c follows the payload. Messages: the crc32c's low 16
-  /// bits.
+  /// 0 unless LOCKSTEP_COMM_CHECKSUM=1. In a collective, 1: the payload's crc32c follows the payload. In a send or
+  /// receive: the low 16 bits of the payload's crc32c.
   uint16_t payload_crc = 0;
   uint8_t on_device = 0;   ///< 1: the tensor is on a device, and NCCL may move it from there
   uint8_t in_place = 0;    ///< 1: a Placement follows; the payload only if some tensor is not in shared memory
@@ -37,12 +37,12 @@ static_assert(sizeof(Header) == 128);
 
 /// The header of a call, without payload and crc. `rank`: world rank.
 Header header_of(const Call& call, uint64_t job, uint64_t sequence, int rank);
-/// Fills in the crc, after all other fields.
+/// Computes the header's crc. Call it after all other fields are set.
 void seal(Header& header);
-/// DistError protocol for a wrong magic number, version or crc. `peer`: world rank of the sender.
+/// Throws DistError (protocol) if the header has a wrong magic number, version or crc. `peer`: the sender's world rank.
 void check_sealed(const Header& header, int peer);
-/// DistError mismatch naming both sides when the headers belong to different calls or differ in length; DistError
-/// protocol when they belong to different groups.
+/// Throws DistError (mismatch), which describes both calls, if the headers belong to different calls or differ in
+/// length. Throws DistError (protocol) if they belong to different groups.
 void check_same(const Header& mine, const Header& theirs, const std::string& group);
 /// True for the header of a send or a receive.
 inline bool is_message(const Header& header) {

@@ -1,4 +1,5 @@
-// flight.cpp: keeps, writes and explains flight records. See flight.h.
+// flight.cpp: records the last collectives of a rank, writes them to a file, and finds the late ranks in the files of
+// all ranks. See flight.h.
 #include "dist/flight.h"
 
 #include <algorithm>
@@ -26,7 +27,7 @@ int64_t now_ns() {
       .count();
 }
 
-// The record of one rank, with the fields that the verdict needs.
+// The flight record of one rank, as read from its file: the part that is needed to find the late ranks.
 struct Record {
   int rank = 0;
   std::string why;
@@ -74,8 +75,8 @@ Record read_record(const std::filesystem::path& path, int& world) {
   return record;
 }
 
-// Names the ranks that are late in a group, judged by the newest call that some rank is stuck in. Nothing when no rank
-// is stuck in this group.
+// Returns a sentence that names the late ranks of a group: those that have not reached the newest call in which some
+// rank is stuck. Returns nothing when no rank is stuck in this group.
 std::optional<std::string> verdict_of(const std::string& group, const std::vector<Record>& records, bool& root_cause) {
   uint64_t newest = 0;
   for (const Record& r : records)

@@ -1,4 +1,5 @@
-// in_place.cpp: runs a rank's share of an in-place call, in blocks that stay in the cache. See in_place.h.
+// in_place.cpp: runs one rank's part of a collective on tensors in shared memory, block by block, so that the data
+// stays in the cache. See in_place.h.
 #include "dist/in_place.h"
 
 #include <algorithm>
@@ -14,7 +15,7 @@ namespace {
 
 constexpr int64_t block_bytes = 16 << 10;  // bytes of a tensor's block: those of a few ranks fit into the L2 cache
 
-/// Executes the transfers of call.share. `wholes`: for each rank, the address of its tensor; null if not needed.
+/// Executes this rank's transfers, call.share. wholes[r]: the address of rank r's tensor; null if it is not needed.
 void work(const InPlace& call, std::span<std::byte* const> wholes) {
   const Share& share = *call.share;
   const int64_t size = size_of(call.dtype);
@@ -48,8 +49,8 @@ void work(const InPlace& call, std::span<std::byte* const> wholes) {
 }  // namespace
 
 bool can_work_in_place(Collective c, Algorithm algorithm) {
-  // In `direct`, every rank receives a header from every other. In a broadcast by `in_place`, the root receives none
-  // from the ranks that read its tensor.
+  // All ranks must make the same choice between shared memory and messages, so each needs a header from every other.
+  // `direct` sends all of these headers. In a broadcast by `in_place`, the root receives none.
   const bool all_hear =
       algorithm == Algorithm::direct || (algorithm == Algorithm::in_place && c != Collective::broadcast);
   return all_hear && has_schedule(Algorithm::in_place, c);
@@ -91,7 +92,7 @@ std::optional<Moved> run_in_place(const Execution& e, const Program& program, st
       wholes[size_t(link.rank)] = link.channel->reach(link.placement, call.bytes());
   work(call, wholes);
 
-  // All ranks send each other a mark: no rank may return while another one still reads or writes its tensor.
+  // Every rank sends all others a mark: no rank may return while another one still reads or writes its tensor.
   Moved moved_by{.in_place = 1};
   const auto mark = uint32_t(e.header.sequence);
   for (PeerLink& link : links) {

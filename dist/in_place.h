@@ -22,9 +22,9 @@ namespace lockstep::dist {
 /// True if a call with this algorithm may work directly on tensors in shared memory.
 bool can_work_in_place(Collective collective, Algorithm algorithm);
 
-/// One rank's work of the schedule `in_place`, in order. In an all_reduce: everything done with the rank's chunk, in
-/// any rank's tensor. In other collectives: everything written into the rank's own memory. No rank waits for another
-/// one's work.
+/// The part of the schedule `in_place` that one rank executes, in order. In an all_reduce, it is everything done with
+/// the rank's chunk, in any rank's tensor. In other collectives, it is everything written into the rank's own memory.
+/// No rank waits for the work of another one.
 struct Share {
   int64_t chunks = 1;
   std::vector<Transfer> transfers;
@@ -56,9 +56,9 @@ struct Moved;
 struct Program;
 class Patience;
 
-/// Exchanges headers with all ranks. If every tensor involved lies in shared memory, does this rank's share of the work
-/// and waits until no rank needs its tensor any more. Otherwise returns nothing, on all ranks alike, with the headers
-/// already exchanged, so that the caller continues with the payload.
+/// Exchanges headers with all ranks. If every tensor that the call needs lies in shared memory, does this rank's part
+/// of the work, and waits until no rank needs its tensor any more. Otherwise returns nothing, on all ranks alike. The
+/// caller then sends the data as usual, without a second exchange of headers.
 std::optional<Moved> run_in_place(const Execution& call, const Program& program, std::vector<PeerLink>& links,
                                   Patience& patience);
 

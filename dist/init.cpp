@@ -1,4 +1,5 @@
-// init.cpp: the world of this process, or of this thread for ranks that are threads of spawn().
+// init.cpp: init() and shutdown(), and the group of all ranks (the world). Ranks that are threads of spawn() have one
+// world each; otherwise the process has one.
 #include <cstdlib>
 #include <optional>
 

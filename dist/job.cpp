@@ -1,4 +1,4 @@
-// job.cpp: failures, flight records and the end of a job. See job.h.
+// job.cpp: reports failures, writes flight records, and ends the job. See job.h.
 #include "dist/job.h"
 
 #include <algorithm>

@@ -42,7 +42,7 @@ struct Job {
   bool checksum = false;                    ///< true: LOCKSTEP_COMM_CHECKSUM asks for a crc32c on all data
   std::string backend = "auto";             ///< the `backend` that init() was given
   std::atomic<bool> told_sharing{false};    ///< true once the notice that ranks share a device was printed
-  /// The watchdog of the engines for devices. The first of these engines creates it (nccl/watchdog.h).
+  /// Supervises this rank's NCCL calls (nccl/watchdog.h). Created by the first engine that moves tensors by NCCL.
   std::shared_ptr<void> watchdog;
 
  private:
@@ -58,7 +58,7 @@ struct World {
   std::shared_ptr<ProcessGroup> group;
   std::function<void()> after;  ///< finalizes the engine after the job was left (MPI_Finalize)
 };
-/// Joins the job. A world of one rank needs no store and opens no socket.
+/// Connects this rank to its job, and returns the connection. A world of one rank needs no store and opens no socket.
 std::shared_ptr<Control> make_control(const Rendezvous& rendezvous);
 /// Registers the function that creates a world of backend mpi (use_mpi()).
 void set_mpi(World (*make)());

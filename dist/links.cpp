@@ -1,4 +1,5 @@
-// links.cpp: headers and placements at the start of streams. See links.h.
+// links.cpp: sends, receives and checks what comes first in a stream: the header, and the place of a tensor in shared
+// memory. See links.h.
 #include "dist/links.h"
 
 #include <cstddef>

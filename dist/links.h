@@ -14,18 +14,20 @@
 
 namespace lockstep::dist {
 
-/// Size of a block: a multiple of every element size. All ranks must use the same value, since it orders the streams.
+/// Size of a block: a multiple of every element size. It must be equal on all ranks: sender and receiver compute the
+/// order of the blocks from it.
 inline constexpr size_t block_bytes = 64 << 10;
 
-/// Walks through the blocks of a stream's transfers in the order of waves: wave = block + step (executor.h).
+/// Visits the blocks of a stream's transfers, wave by wave. A block's wave is its number within its transfer, plus the
+/// step of the transfer (executor.h).
 struct Cursor {
   std::span<const uint32_t> list;
   size_t low = 0, at = 0;  // list[low ..] may still have blocks; list[at] is next in this wave
   int64_t wave = 0;
   size_t block = 0;  // the current block of list[at]
 
-  /// Moves to the next block, starting at transfer list[at] of the current wave. Returns false when no block is left.
-  /// `max_blocks`: number of blocks of the longest chunk.
+  /// Moves to the next block, beginning with transfer list[at] in the current wave. Returns false when no block is
+  /// left. `max_blocks`: number of blocks of the longest chunk.
   bool find(const std::vector<Program::Item>& items, const std::vector<size_t>& size, int64_t max_blocks) {
     for (;;) {
       while (low < list.size() && wave - items[list[low]].step >= max_blocks) ++low;
@@ -70,7 +72,7 @@ struct PeerLink {
   Placement placement;  // the peer's placement
   uint32_t their_crc = 0;
 
-  // "Opening": the header of a stream, and the placement that follows if header.in_place is set.
+  // The opening of a stream: its header, and after it the tensor's Placement if header.in_place is set.
   /// True once this rank has sent its header and placement.
   bool is_sent_open() const { return out.header_done >= opening_bytes(out.header); }
   /// True once the header and the placement have arrived.

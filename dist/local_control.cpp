@@ -19,12 +19,12 @@ using Clock = std::chrono::steady_clock;
 
 class LocalControl;
 
-// State shared by all ranks. A Roster finds failures, as in the store. It finds no silent ranks here: if the process
-// stops, all ranks stop.
+// State that the ranks, which are threads, share. A Roster detects failures, as it does for processes. It never finds a
+// silent rank here: if the process stops, all ranks stop.
 struct LocalJob {
   LocalJob(int ranks, double heartbeat) : roster(ranks, heartbeat), doing(size_t(ranks)), controls(size_t(ranks)) {}
   double now() const { return Seconds(Clock::now() - start).count(); }
-  /// Passes the activities of all ranks, which begin() and end() have only stored in `doing`, to the roster.
+  /// Tells the roster what each rank does: begin() and end() only store this in `doing`.
   void look() {
     for (size_t r = 0; r < doing.size(); ++r) {
       roster.heard(int(r), now());

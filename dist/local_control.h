@@ -8,7 +8,7 @@
 
 namespace lockstep::dist {
 
-/// The control planes of a job whose ranks are threads of this process, one for each rank. Sets `place.rank`.
+/// Makes a control plane for each rank of a job whose ranks are threads of this process, and sets its place.rank.
 std::vector<std::shared_ptr<Control>> local_controls(int ranks, Rendezvous place);
 
 }  // namespace lockstep::dist

@@ -43,7 +43,8 @@ Mesh::Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes) :
       groups_.push_back(alone);
       continue;
     }
-    // Ranks on one line along this axis form a group: all pass the same colour, the rank at the line's coordinate 0.
+    // Ranks that differ in this coordinate only form a group. To split(), all of them pass the same color: the number
+    // of the rank among them that has coordinate 0.
     groups_.push_back(world.split(world.rank() - coordinates_[i] * stride, coordinates_[i], axes_[i].first));
   }
 }

@@ -1,4 +1,4 @@
-// messages.cpp: the loop that moves messages. See messages.h.
+// messages.cpp: the loop that sends and receives messages. See messages.h.
 #include "dist/messages.h"
 
 #include <algorithm>
@@ -113,7 +113,8 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
       mail.slow();
     }
     if (now - told > mail.control.renewal() && (!mail.awaited || mail.awaited->load())) {
-      // Prefer a receive: a send usually completes when the peer receives it.
+      // Report that this rank waits for one of these messages. Prefer one that it receives, since a send usually
+      // completes when the peer receives it.
       const auto blocked =
           std::min_element(streams.begin(), streams.end(), [](const MessageStream& a, const MessageStream& b) {
             return std::pair(a.done(), a.is_send) < std::pair(b.done(), b.is_send);

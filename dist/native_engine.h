@@ -17,13 +17,13 @@
 
 namespace lockstep::dist {
 
-// One rank's program of a schedule, with its parameters; cached per kind of call.
+// A rank's part of a schedule, ready to be executed. Made once for each kind of call, and kept for later calls.
 struct Prepared {
   std::optional<Program> program;
   int64_t chunks = 1;
   Share in_place;  // this rank's share if the tensors are in shared memory
-  // True if the program uses other ranks' chunks as working memory, so that reduce_scatter and scatter need a copy of
-  // the input.
+  // True if the program overwrites other ranks' chunks of this rank's tensor. So reduce_scatter and scatter work on a
+  // copy of the input.
   bool writes_others = false;
 };
 

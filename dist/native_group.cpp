@@ -39,7 +39,7 @@ Algorithm NativeEngine::choose(const Call& call) const {
     return call.algorithm;
   }
   if (job->forced != Algorithm::automatic && has_schedule(job->forced, call.collective)) return job->forced;
-  // Both algorithms add in the same order, so the choice does not change the bits.
+  // Both algorithms add in the same order, so they give the same bits.
   const int64_t bytes = call.count * size_of(call.dtype);
   const bool small = call.collective == Collective::all_reduce && bytes <= one_shot_bytes &&
                      bytes * int64_t(world_ranks.size() - 1) <= one_shot_sent;
@@ -70,7 +70,8 @@ void NativeEngine::alone(const Call& call) {
     copy_bytes(bytes_of(call.output), bytes_of(call.input), call.count * size_of(call.dtype));
 }
 
-// In a gather or scatter through other ranks, all ranks need the sizes: the root sends the count to them.
+// Sends the element count of a gather or scatter from the root to all ranks. They need it when ranks forward the data
+// of other ranks.
 void NativeEngine::learn_count(Call& call, uint64_t sequence) {
   std::vector<Message> batch;
   const auto tell = [&](bool is_send, int peer) {
@@ -143,7 +144,8 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
   }
   const int64_t block = count / n * size;  // all_to_all: bytes for each pair of ranks
   if (call.collective == Collective::all_to_all) {
-    // In place, received blocks would overwrite blocks that are still to be sent.
+    // If the output is the input, received blocks would overwrite blocks that are still to be sent: copy the input
+    // first.
     if (input == output && count > 0) input = copy_to_scratch();
     copy_bytes(output + rank * block, input + rank * block, block);
   }

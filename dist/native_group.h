@@ -30,7 +30,7 @@ class NativeGroup : public ProcessGroup {
 
 /// True if this build has NCCL.
 extern const bool with_nccl;
-/// For `lockstep env`: "2.28.9, with windows" (nccl/window.h), or a note that there is no NCCL.
+/// NCCL's version for `lockstep env`, such as "2.28.9, with windows" (nccl/window.h), or a note that there is none.
 std::string describe_nccl();
 /// A group that moves tensors on devices by NCCL, and tensors on the CPU like a NativeGroup. Calls of both kinds share
 /// one order. CUDA is not touched before the first call with a tensor on a device. Null in a build without NCCL.

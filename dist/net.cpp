@@ -1,4 +1,4 @@
-// net.cpp: sockets and addresses. See net.h.
+// net.cpp: opens sockets, and finds addresses of hosts. See net.h.
 #include "dist/net.h"
 
 #include <arpa/inet.h>

@@ -33,7 +33,7 @@ void check_pair(Collective c, const Tensor& output, const Tensor& input) {
 
 int64_t size_in_bytes(const Tensor& t) { return t.numel() * size_of(t.dtype()); }
 
-// Error if two tensors share memory, unless `part` starts at `allowed`.
+// Error if `part` and `whole` share memory, unless `part` starts at the address `allowed`.
 void check_overlap(Collective c, const Tensor& part, const Tensor& whole, const std::byte* allowed) {
   const auto* x = static_cast<const std::byte*>(part.raw_data());
   const auto* y = static_cast<const std::byte*>(whole.raw_data());

@@ -35,7 +35,7 @@ class Work {
   /// tensors on a device, it only orders work queued later on this thread's current stream after the collective; the
   /// host does not wait for the device.
   void wait();
-  /// Like wait(), but then also waits on the host until the device has finished.
+  /// Like wait(), but the host waits too, until the device has finished.
   void synchronize();
   /// Sets a function that the first wait() calls when the collective is done; called at once for a default Work.
   void then(std::function<void()> finish);
@@ -56,9 +56,9 @@ struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;
   std::string_view tag = {};  ///< name of the data, part of the fingerprint: detects ranks that swap two collectives
   bool async = false;         ///< true: run on the group's own thread, in the order of the calls
-  /// Send and receive: if set, the rank counts as waiting only while *awaited is true. Then a receive that is posted
-  /// while the rank still computes does not look like a deadlock. On a device, Work::wait() releases the group's
-  /// reference to the tensor; the stream on which the tensor was made must then be current.
+  /// For send and receive: if set, the rank counts as waiting only while *awaited is true. So a receive that is posted
+  /// while the rank still computes does not look like a deadlock. If set for a tensor on a device, Work::wait() also
+  /// releases the group's reference to the tensor; call it while the stream on which the tensor was made is current.
   std::shared_ptr<const std::atomic<bool>> awaited = {};
 };
 
@@ -77,7 +77,7 @@ struct Traffic {
   int64_t received = 0;
   int64_t messages = 0;
   int64_t collectives = 0;
-  /// Collectives done on tensors in shared memory; their bytes count as if they had been sent.
+  /// Number of collectives on tensors in shared memory. Their bytes are counted above as if they had been sent.
   int64_t in_place = 0;
 };
 
@@ -130,14 +130,14 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 
   // Collectives. All tensors of a call must be contiguous, of one dtype and on one device.
   //
-  // With device_engine() "nccl", tensors on a device are moved there, in the order of the thread's current stream; each
-  // rank must use one device for all calls of a group. With "host" they are copied to the host, which waits for the
-  // pending work of the device. While the thread records a graph, calls that NCCL moves are recorded into it, except
-  // the first one between given ranks, which is an Error.
+  // If device_engine() is "nccl", tensors on a device are moved by NCCL, in the order of the current stream; each rank
+  // must use one device for all calls of a group. If it is "host", they are copied to the host, which waits for the
+  // pending work of the device. While the thread records a graph, calls by NCCL become part of the graph. The first
+  // call between given ranks cannot be recorded: it is an Error.
   //
   // Results are bitwise equal on all ranks. A group of one rank copies input to output; in place it does nothing. Error
-  // for invalid arguments, before any data moves. DistError when ranks disagree, fail or do not come; the group is
-  // unusable afterwards.
+  // for invalid arguments, before any data moves. DistError when ranks make different calls, fail, or do not make the
+  // call in time; the group is unusable afterwards.
   /// output = the reduction of all ranks' inputs, by o.op.
   Work all_reduce(const Tensor& data, const CollectiveOptions& o = {}) { return all_reduce(data, data, o); }
   Work all_reduce(const Tensor& output, const Tensor& input, const CollectiveOptions& o);
@@ -145,14 +145,14 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   Work broadcast(const Tensor& data, int root, const CollectiveOptions& o = {});
   /// Reduces to the root. The contents of `data` on other ranks are unspecified afterwards.
   Work reduce(const Tensor& data, int root, const CollectiveOptions& o = {});
-  /// whole = the concatenation of all ranks' parts. `part` has shard_range() of the elements of `whole`; in place if it
-  /// is that slice of `whole`.
+  /// Concatenates all ranks' parts, by rank, into `whole`. Each `part` has the size of the rank's slice of `whole` by
+  /// shard_range(). In place if it is that slice.
   Work all_gather(const Tensor& whole, const Tensor& part, const CollectiveOptions& o = {});
-  /// Reduces `whole` over all ranks. Each rank gets the elements of its shard_range() in `part`.
+  /// Reduces `whole` over all ranks. Each rank gets its slice of the result, by shard_range(), in `part`.
   Work reduce_scatter(const Tensor& part, const Tensor& whole, const CollectiveOptions& o = {});
   /// Collects the parts at the root. `whole` is used at the root only.
   Work gather(const Tensor& whole, const Tensor& part, int root, const CollectiveOptions& o = {});
-  /// Distributes the parts of the root's `whole`.
+  /// Sends each rank its part of the root's `whole`.
   Work scatter(const Tensor& part, const Tensor& whole, int root, const CollectiveOptions& o = {});
   /// Part j of `input` goes to rank j, part i of `output` comes from rank i. The number of elements must be divisible
   /// by size().
@@ -175,16 +175,16 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// function, in order. The caller must make sure that all ranks record the same calls: they are not compared while
   /// recording.
   virtual std::vector<std::string> take_recorded() { return {}; }
-  /// Launches a graph that repeats `calls`, by calling `launch`. All ranks must call replay(). A replay counts as one
-  /// call of the group, with the usual checks and timeout. It returns like Work::wait(). traffic() counts the
-  /// collectives in the graph. For a graph with collectives of several groups, `launch` calls replay() of the next one.
+  /// Runs a graph that repeats `calls`. `launch` must launch the graph or, if the graph has collectives of several
+  /// groups, call replay() of the next group. All ranks must call replay(). It counts as one call of the group, with
+  /// the usual checks and timeout, and returns like Work::wait(). traffic() counts each collective in the graph.
   virtual void replay(const std::vector<std::string>& calls, const std::function<void()>& launch);
 
-  /// A new, uninitialised tensor in memory shared by the ranks. all_reduce, broadcast, reduce_scatter and all_gather
-  /// work on such tensors directly, without copies between ranks, if all ranks of the group are on one host and every
-  /// rank (broadcast: the root) passes one, or a slice of one, as `data` or `whole`. If this rank shares memory with no
-  /// other rank, the result is an ordinary tensor. Collectives give the same results either way. Ranks need not create
-  /// such tensors at the same time. Each tensor uses a file descriptor and whole pages, so create only a few.
+  /// A new, uninitialised tensor in memory that the other ranks of this host can access. all_reduce, broadcast,
+  /// reduce_scatter and all_gather work on such tensors directly, without copies between ranks, if all ranks of the
+  /// group are on one host and each (broadcast: the root) passes such a tensor or a slice of one as `data` or `whole`.
+  /// Otherwise they copy, with the same results. If no other rank can access this rank's memory, the tensor is an
+  /// ordinary one. Ranks may create such tensors at any time. Each uses a file descriptor and whole pages: create few.
   ///
   /// On a device with NCCL the memory is a symmetric window (nccl/window.h): all ranks must create the window at the
   /// same point with one size, and pass the same slice of the window to the same collectives.
@@ -193,7 +193,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// Creates a group of some ranks of this one. All ranks of this group must call it, in the same order. nullptr on
   /// ranks that are not members.
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const std::string& name);
-  /// Ranks with equal colour form a group NAME.COLOUR, ordered by (key, rank). nullptr for a negative colour.
+  /// Splits this group: ranks that pass the same `color` form a group NAME.COLOR, ordered by (key, rank). A rank with a
+  /// negative color gets nullptr. All ranks must call it.
   std::shared_ptr<ProcessGroup> split(int color, int key, const std::string& name);
 
   const Traffic& traffic() const { return *traffic_; }  ///< bytes moved so far
@@ -205,10 +206,10 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   virtual bool moves_device_memory() const { return false; }
   /// Runs a checked call, synchronously or (async) on the group's thread.
   virtual Work run(Call call, bool async) = 0;
-  /// The last step of new_group(), on its members only, after all ranks have agreed on `ranks` (of this group).
+  /// Creates the group for new_group(). Called on its members only, after all ranks have agreed on `ranks`.
   virtual std::shared_ptr<ProcessGroup> make_group(Membership member, const std::vector<int>& ranks) = 0;
 
-  // Shared with calls that outlive the group.
+  // Shared with running calls, which may outlive the group.
   std::shared_ptr<Traffic> traffic_ = std::make_shared<Traffic>();
 
  private:
@@ -246,7 +247,7 @@ class Mesh {
  public:
   /// Collective. Error unless the sizes of the axes multiply to world.size().
   Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes);
-  /// The ranks that differ from this one in `axis` only. Error if there is no such axis; it lists the axes.
+  /// The group of the ranks that differ from this one in `axis` only. An unknown axis is an Error that lists the axes.
   ProcessGroup& group(const std::string& axis) const;
   int coordinate(const std::string& axis) const;  ///< this rank's coordinate along `axis`
   int size(const std::string& axis) const;        ///< number of ranks along `axis`

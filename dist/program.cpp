@@ -1,4 +1,4 @@
-// program.cpp: finds the dependencies between a rank's transfers. See program.h.
+// program.cpp: finds out which transfers of a rank must wait for which earlier ones. See program.h.
 #include "dist/program.h"
 
 #include <algorithm>

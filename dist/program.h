@@ -1,7 +1,7 @@
 #pragma once
-// One rank's program, prepared for the executor: its transfers by peer, the places (chunks and scratch copies) that
-// they use, and for each transfer the transfers of earlier steps that it depends on. A program depends on the schedule
-// and the rank only, so it is built once and used for every call.
+// One rank's part of a schedule, prepared for the executor: its transfers by peer, the places (chunks and scratch
+// copies) that they use, and for each transfer the transfers of earlier steps that it depends on. This depends on the
+// schedule and the rank only, so it is built once and used for every call.
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace lockstep::dist {
 
-/// A rank's program with its dependencies.
+/// A rank's transfers with their dependencies.
 struct Program {
   /// A transfer, as seen from this rank.
   struct Item {
@@ -38,8 +38,8 @@ struct Program {
 
   int rank = 0, ranks = 1;
   std::vector<Item> items;  ///< all items, in the order of the program
-  /// For all items: the indices of the earlier items that they depend on. An item may have moved at most as many bytes
-  /// as each of these.
+  /// For all items: the indices of the earlier items that they depend on. While both run, an item stays behind these:
+  /// it must not have moved more bytes than any of them.
   std::vector<uint32_t> dependencies;
   std::vector<Place> places;
   std::vector<Peer> peers;       ///< sorted by rank

@@ -1,5 +1,5 @@
 #pragma once
-// Arithmetic of collectives on raw memory. Elements need not be aligned (they lie in socket buffers and rings).
+// Arithmetic of collectives on raw memory. Elements need not be aligned (they lie in socket buffers and ring buffers).
 #include <cstddef>
 #include <cstdint>
 
@@ -13,8 +13,8 @@ enum class ReduceOp : uint8_t { sum, mean, product, min, max };
 /// "sum", "mean", "product", "min", "max".
 const char* name_of(ReduceOp op);
 
-/// target[i] = target[i] op source[i]; `mean` adds. f16 and bf16 are computed in f32 and rounded once. min and max
-/// propagate NaN. Error for a mean of bool.
+/// target[i] = target[i] op source[i]. `mean` only adds; call divide() after the last term. f16 and bf16 are computed
+/// in f32 and rounded once. min and max propagate NaN. Error for a mean of bool.
 void reduce_into(DType dtype, ReduceOp op, std::byte* target, const std::byte* source, int64_t count);
 /// target[i] /= divisor; a power of two multiplies by its exact inverse. Error for bool.
 void divide(DType dtype, std::byte* target, int64_t count, int64_t divisor);

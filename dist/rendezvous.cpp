@@ -39,7 +39,7 @@ std::string first_host(const std::string& list) {
          list.substr(close + 1, rest == std::string::npos ? rest : rest - close - 1);
 }
 
-// Entry `node` of a SLURM list of task counts such as "4(x2),3".
+// Number of tasks on host `node`, from a list by SLURM: "4(x2),3" means 4 on hosts 0 and 1, and 3 on host 2.
 std::optional<int> tasks_of(const std::string& list, int64_t node) {
   for (size_t begin = 0; begin < list.size();) {
     const size_t end = std::min(list.find(',', begin), list.size());
@@ -75,8 +75,8 @@ void read_settings(Rendezvous& place) {
 
 using Given = std::map<std::string, std::string>;
 
-// Reads ranks and sizes from the URL (`given`), else from the environment. Returns the variables of the launcher whose
-// environment this is.
+// Stores ranks and sizes in `place`, from the URL's parameters (`given`) or else from the environment. Returns the
+// names of the launcher's variables, and adds those that are needed but not set to `unset`.
 const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std::string>& unset) {
   const Dialect* speaks = &ours;
   for (const Dialect& dialect : dialects)

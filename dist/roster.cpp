@@ -155,7 +155,7 @@ DistError Roster::gone_from(const std::string& what, int who, const std::vector<
               " the group in step ", seats_[size_t(ranks.front())].activity.step, "; all its ranks must call it")};
 }
 
-// True if this rank waits for another one and has confirmed it within the last two heartbeats.
+// True if the rank in this seat waits for another rank, and has reported so within the last two heartbeats.
 bool Roster::waits(const Seat& seat, double now) const {
   return seat.state == State::seated && seat.activity.waiting && seat.activity.waits_for >= 0 &&
          now - seat.renewed <= 2 * heartbeat_;
@@ -176,7 +176,7 @@ std::vector<int> Roster::left_behind(int rank) const {
   return out;
 }
 
-// True if the counts that `peer` reported show that it has not done the call or message that `waiter` waits for.
+// True if `waiter` really waits for `peer`: the counts that `peer` has reported do not include the call or message yet.
 bool Roster::is_real(int waiter, const Seat& peer) const {
   const Activity& a = seats_[size_t(waiter)].activity;
   if (a.messages == 0) {
@@ -214,7 +214,7 @@ std::optional<DistError> Roster::circle(double now) const {
   };
   for (int first = 0; first < size(); ++first) {
     std::vector<int> path{first};
-    // Each cycle is found from its lowest rank.
+    // Follow the waits only from the lowest rank of a cycle, so that each cycle is found once.
     for (int at = next(first); at > first && path.size() <= seats_.size(); at = next(at)) path.push_back(at);
     if (next(path.back()) != first) continue;
     const auto doing = [&](int rank) -> const Activity& { return seats_[size_t(rank)].activity; };

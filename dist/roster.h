@@ -22,14 +22,13 @@ struct Member {
   uint64_t incarnation = 0;  ///< random; identifies a rank that connects again
 };
 
-/// Membership and activity of all ranks.
+/// Records which ranks have joined or left and what each one does, and detects failures.
 class Roster {
  public:
   /// `heartbeat`: interval in seconds, which all limits are derived from.
   Roster(int world_size, double heartbeat) : heartbeat_(heartbeat), seats_(size_t(world_size)) {}
 
-  /// The reason why this member cannot join, or nothing. `host`: the member of rank 0's process, which the others must
-  /// agree with.
+  /// The reason why `member` cannot join, or nothing. `host`: rank 0, with whose settings those of `member` must agree.
   std::optional<std::string> objection(const Member& host, const Member& member) const;
   /// Records that a rank has joined.
   void sit(const Member& member, double now);
@@ -52,13 +51,13 @@ class Roster {
   std::vector<int> missing() const;                ///< ranks that have not joined
   std::vector<int> everybody() const;              ///< 0 .. size() - 1
 
-  /// The failure of a rank whose connection was lost, naming its last known call.
+  /// The error for a rank whose connection was lost. It names the rank's last known call.
   DistError died(int rank) const;
-  /// The failure of rank `who`: its current call needs ranks that have left.
+  /// The error for rank `who`, whose current call needs these ranks, which have left.
   DistError gone(int who, const std::vector<int>& ranks) const;
-  /// The failure of rank `who`, which found that `rank` has left. Names the other ranks that left before that call too.
+  /// The error for rank `who`, which found that `rank` has left. Also names other ranks that left before the same call.
   DistError gone(int who, int rank) const;
-  /// Like gone(), for a named wait such as "barrier 'x'".
+  /// The error for rank `who`, which waits at `what`, such as "barrier 'x'", for ranks that have left.
   DistError gone_from(const std::string& what, int who, const std::vector<int>& ranks) const;
   /// The first failure found, if any: a silent rank, a wait for a rank that has left, or a deadlock.
   std::optional<DistError> judge(double now) const;

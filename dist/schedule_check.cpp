@@ -1,4 +1,4 @@
-// schedule_check.cpp: runs a schedule on symbols. See schedule_check.h.
+// schedule_check.cpp: runs a schedule on symbols instead of numbers, to check its results. See schedule_check.h.
 #include "dist/schedule_check.h"
 
 #include <algorithm>
@@ -128,7 +128,7 @@ class Checker {
     check_.nodes.push_back({left, right, low});
     return check_.computed_from + int64_t(check_.nodes.size()) - 1;
   }
-  /// Puts the side with the lowest rank first: a + b and b + a have the same bits.
+  /// Puts the operand with the lowest rank on the left: a + b and b + a have the same bits, so they become one symbol.
   int64_t sum(int64_t a, int64_t b) { return lowest(a) <= lowest(b) ? node(a, b, lowest(a)) : node(b, a, lowest(b)); }
   /// True if two values are the same sum in the same order. `known` must contain no term twice.
   bool same(int64_t known, int64_t other) const {

@@ -30,10 +30,10 @@ struct Check {
 
   // Values are numbered. The term of a rank in a chunk has the number rank * chunks + chunk. The computed value
   // nodes[i] has the number computed_from + i.
+  /// A computed value: the sum of the values `left` and `right` or, if `right` is -1, `left` / ranks.
   struct Node {
     int64_t left, right;
-    int32_t lowest;
-    /// The sum of the values left and right; if right is -1: left / ranks. lowest: the lowest rank among the terms.
+    int32_t lowest;  ///< the lowest rank among the terms
   };
   std::vector<Node> nodes;
   std::vector<int64_t> results;  ///< reductions: value of each chunk at the end

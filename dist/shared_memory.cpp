@@ -1,4 +1,4 @@
-// shared_memory.cpp: segments: created, found by address, mapped by peers, released. See shared_memory.h.
+// shared_memory.cpp: creates, maps and releases segments of shared memory. See shared_memory.h.
 #include "dist/shared_memory.h"
 
 #include <fcntl.h>
@@ -22,7 +22,7 @@ namespace {
 constexpr uint64_t magic_value = 0x31474553'4b43'4f4c;  // "LOCKSEG1"
 constexpr size_t page = 4096;                           // size of the control page; the tensor's bytes follow
 
-/// The start of a segment's file.
+/// The first page of a segment's file: its identity and state.
 struct ControlPage {
   uint64_t magic, serial;
   std::atomic<uint32_t> released;  ///< the owner has released the bytes

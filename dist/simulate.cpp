@@ -32,9 +32,9 @@ void check_simulation(Algorithm algorithm, const Request& request, int64_t eleme
   check_request(algorithm, request);
 }
 
-/// A schedule in which all ranks do the same, as rounds: in each round, every rank sends a message and receives one (if
-/// it has a partner). The first chunks are the largest (shard_range()). The ranks that move these chunks never wait for
-/// others, so the sum of their rounds is the time of the schedule.
+/// The rounds of a schedule in which all ranks do the same: in each round, every rank sends a message and receives one
+/// (if it has a partner). The first chunks are the largest (shard_range()), and the ranks that move them never wait for
+/// others. So the schedule takes as long as the rounds of these ranks together.
 struct Rounds {
   struct Alike {
     int64_t count;           // number of equal rounds
@@ -67,7 +67,7 @@ std::optional<Rounds> rounds_of(Algorithm algorithm, const Request& r, int64_t e
   const bool all = algorithm == Algorithm::direct && r.collective == Collective::all_to_all;
   if (!sums && !shares && !all) return std::nullopt;
   const int64_t n = r.ranks, p = int64_t(std::bit_floor(unsigned(n))), k = ranks_of_host(r), both = sums + shares;
-  // Rounds of pairwise exchanges; unless `ranks` is a power of two, some ranks have no partner in some rounds.
+  // Number of rounds in which all pairs exchange; unless `ranks` is a power of two, some ranks are idle in some rounds.
   const auto in_pairs = [](int64_t ranks) { return int64_t(std::bit_ceil(unsigned(ranks))) - 1; };
 
   const Link near = network.within.value_or(network.between), far = k == n ? near : network.between;
@@ -119,7 +119,7 @@ std::optional<Rounds> rounds_of(Algorithm algorithm, const Request& r, int64_t e
   }
 }
 
-/// Counts the bytes that each rank sends and receives in the rounds of rounds_of().
+/// Stores the bytes that each rank sends and receives in `result`, for a schedule in which all ranks do the same.
 void count_bytes(Algorithm algorithm, const Request& r, int64_t elements, int64_t element_size, Simulation& result) {
   const int64_t n = r.ranks, all = elements * element_size, p = int64_t(std::bit_floor(unsigned(n))),
                 k = std::max<int64_t>(ranks_of_host(r), 1);

@@ -33,7 +33,7 @@ struct Simulation {
 
 /// Simulates a schedule on a network. The data has `elements` elements of `element_size` bytes (all_to_all: per rank),
 /// cut by shard_range(). Transfers start in the order of the list, as soon as their data and both ports are available.
-/// Additions take no time. Transfers are not cut into segments; the executor does cut them, so its chains are faster.
+/// Additions take no time. Transfers are not cut into blocks; real ones are, so chains of real transfers are faster.
 ///
 /// If all ranks do the same, rounds are counted instead of transfers, for any number of ranks. Other schedules are an
 /// Error if they would take more than 1 GB of memory. Rounds are exact if the chunks have one size or the number of

@@ -1,5 +1,5 @@
 #pragma once
-// The fixed order in which gradients are summed (promise 1: the same bits for any distribution of a batch over ranks).
+// The fixed order in which gradients are summed. It gives the same bits for any distribution of a batch over ranks.
 //
 // The leaves of a binary tree are the micro-batches of a step, 0 .. M-1. A rank holds M / world consecutive leaves; for
 // powers of two they form a complete subtree. The rank sums its subtree by itself, and the exchange (`direct`) adds the

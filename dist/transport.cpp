@@ -16,7 +16,7 @@
 namespace lockstep::dist {
 namespace {
 
-// Size of the rings between ranks of one host: room for a few blocks, but small enough to stay in the cache.
+// Bytes of each ring buffer between ranks of one host: room for a few blocks, but small enough to stay in the cache.
 size_t fifo_capacity(size_t ranks) { return size_t(ranks <= 16 ? 256 : 64) << 10; }
 
 inline void pause() {

@@ -23,20 +23,20 @@ inline bool is_message(Collective c) {
 /// The queue of calls of one group.
 class Turns {
  public:
-  /// The function that does the work of a call, and throws on failure. The number counts the group's collectives. For
-  /// messages the number is 0, and the function must call begin_messages().
+  /// The function that does the work of a call, and throws on failure. The integer is the call's number among the
+  /// group's collectives. For messages it is 0, and the function must call begin_messages().
   using Move = std::function<void(Call&, uint64_t)>;
   /// `group` must outlive this object.
   Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move);
 
   /// Runs a call, now or (async) on the group's thread. Once a call has failed, every further call throws that failure.
   Work run(Call call, bool async);
-  /// Runs `fn` between two calls, not as a call of the group. Error while a call is queued.
+  /// Runs `fn` while no call of the group runs, without counting it as a call. Error while a call is queued.
   void aside(const std::function<void()>& fn);
   bool idle() const { return worker_.idle(); }       ///< true if no call is queued or running
   uint64_t completed() const { return completed_; }  ///< number of the last completed collective
   const std::vector<int>& world_ranks() const { return group_.world_ranks; }  ///< world ranks of the group
-  /// The fingerprint of a call of this rank.
+  /// The header of a call, by which other ranks check that they make the same call.
   Header header(const Call& call, uint64_t number) const {
     return header_of(call, hash_, number, group_.world_ranks[size_t(group_.rank)]);
   }
@@ -47,8 +47,8 @@ class Turns {
     return call.timeout.count() > 0 ? call.timeout : job_.control->place().timeout;
   }
 
-  /// Reports that a call on a device, started with `activity`, takes long and needs world rank `peer`. Does nothing and
-  /// returns false while another call is running.
+  /// Reports to the control plane that a call on a device, started with `activity`, takes long and waits for world rank
+  /// `peer`. Does nothing and returns false while another call is running.
   bool tell_late(Activity activity, int peer);
   bool tell_moved(Activity activity);  ///< reports that the call of tell_late() has finished
   /// Returns when nothing is queued. No other thread may add calls meanwhile.

@@ -102,7 +102,7 @@ class Fields {
   uint32_t u32() { return uint32_t(integer(4)); }  ///< 4 bytes
   uint64_t u64() { return integer(8); }            ///< 8 bytes
   int64_t i64() { return int64_t(integer(8)); }    ///< 8 bytes, two's complement
-  /// DistError protocol unless finite and not negative.
+  /// Reads a duration. DistError protocol unless it is finite and not negative.
   double seconds();
   std::string text(size_t limit);  ///< DistError protocol when longer than `limit`
   /// The next `size` bytes.

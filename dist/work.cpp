@@ -1,4 +1,4 @@
-// work.cpp: handles of calls, and the group's thread. See work.h.
+// work.cpp: Work, the handle of a call, and the thread that runs asynchronous calls of a group. See work.h.
 #include "dist/work.h"
 
 #include <utility>

@@ -47,7 +47,7 @@ class Categorical : public Distribution {
   Variable nothing() const { return full(batch_shape(), NAN, options_of(probs)); }
 };
 
-/// The number of events that occur at rate `rate`. Samples have the dtype of rate.
+/// The number of events in a unit of time, if they occur at rate `rate` on average. Samples have the dtype of rate.
 class Poisson : public Distribution {
  public:
   explicit Poisson(const Parameter& rate);  ///< >= 0

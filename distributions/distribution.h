@@ -12,9 +12,9 @@ namespace lockstep::distributions {
 /// numbers).
 class Parameter {
  public:
-  /// A value on the tape.
+  /// A variable: gradients flow to it.
   Parameter(const Variable& value) : value_(value) {}  // NOLINT: implicit on purpose
-  /// A value off the tape.
+  /// A constant tensor.
   Parameter(const Tensor& value) : value_(value) {}  // NOLINT
   /// A number.
   Parameter(double number) : number_(number) {}     // NOLINT

@@ -1,6 +1,6 @@
 #pragma once
-// All probability distributions. Names, parameters and formulas are as in torch.distributions; parameters may be on
-// the tape.
+// All probability distributions. Names, parameters and formulas are as in torch.distributions; gradients flow to
+// parameters that are Variables.
 #include "distributions/discrete.h"
 #include "distributions/gamma.h"
 #include "distributions/kl_divergence.h"

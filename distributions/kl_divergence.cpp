@@ -104,7 +104,7 @@ Variable divergence(const MultivariateNormal& p, const MultivariateNormal& q) {
          (sum(square(turned), {-2, -1}) + sum(square(off), {-2, -1}) - n) * 0.5;
 }
 
-/// Applies the formula for P and Q if p is a P and q is a Q.
+/// If p is a P and q is a Q, stores their divergence in `out` and returns true.
 template <class P, class Q> bool found(const Distribution& p, const Distribution& q, Variable& out) {
   const P* const a = dynamic_cast<const P*>(&p);
   const Q* const b = dynamic_cast<const Q*>(&q);

@@ -21,7 +21,7 @@ Shape joined(const Shape& batch, std::initializer_list<int64_t> event) {
   return shape;
 }
 
-/// The batch shape of a vector (..., n) and a matrix (..., n, n).
+/// The batch shape of loc (..., n) and tril (..., n, n): the broadcast of their leading dims. Error if they do not fit.
 Shape batch_of_both(const Variable& loc, const Variable& tril) {
   const char* const name = "MultivariateNormal";
   const Shape a = leading(name, loc, 1), b = leading(name, tril, 2);

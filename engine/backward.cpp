@@ -1,8 +1,8 @@
 // Forward and backward of a model of which this rank holds every layer (no pipeline or tensor parallelism).
 //
-//   forward    the first one of a micro-batch starts the random stream at (step, micro-batch)
-//   backward   loss x factor ─▶ tape ─▶ first gradient: decides whether to sum on this rank only (ZeRO stages 0 and 1,
-//                                        before the last micro-batch) or over ranks
+//   forward    the first forward of a micro-batch seeds the random numbers by step and micro-batch
+//   backward   loss x factor ─▶ tape ─▶ first gradient: the engine decides whether to sum on this rank only (ZeRO
+//                                        stages 0 and 1, before the last micro-batch) or over ranks
 //
 // The engine has hooks on the parameters' gradients, so it does not matter who runs the backward:
 // engine.backward(loss), or loss.backward() of a loss that several engines contribute to.
@@ -62,7 +62,7 @@ void EngineBase::Impl::after_forward() {
   timing_forward = false;
   const double spent = milliseconds_since(forward_start);
   times.forward += spent;
-  // train_batch() records its own trace event, including the loss; this one is for other training loops.
+  // In train_batch() (`drawn`), the forward and the loss have one trace event together. Other loops get this event.
   if (const int64_t number = drawn || !trace::on() ? -1 : micro_batch(); number >= 0)
     trace::record(str("forward ", number), trace::Category::forward, forward_traced, trace::now(),
                   {{"micro_batch", number}});
@@ -97,7 +97,7 @@ void EngineBase::Impl::gradient_arrives() {
   if (!scaled) backward_start = steady_seconds();
   if (zero && config.managed_gradient_accumulation && zero->stage() < 2 && !is_boundary()) local.emplace(*zero);
   const auto ended = [this] {
-    // This time excludes ZeRO's own callback, which comes next and waits for reductions.
+    // Take the time now: ZeRO's own callback comes next, and waits for reductions.
     const double spent = milliseconds_since(backward_start);
     times.inner += spent;
     times.backward += spent;

@@ -48,8 +48,8 @@ MicroBatch EngineBase::Impl::draw(const pipeline::Data& data, int64_t number) co
   return one;
 }
 
-/// The loss of a micro-batch plus the losses that modules add themselves. If `measure` is not null, it replaces both.
-/// of_none: the micro-batch has no targets, so its loss is 0.
+/// Runs the model on a micro-batch, and returns its loss plus the losses that modules add themselves. If `measure` is
+/// not null, returns its value instead. of_none: the micro-batch has no targets, so its loss is 0.
 Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none) {
   std::optional<Autocast> precise;
   if (whole.autocast) precise.emplace(*whole.autocast);
@@ -76,15 +76,15 @@ Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipel
   return own.defined() ? add(value, own.to(value.dtype())) : value;
 }
 
-/// The loss of a micro-batch: the sum over its `tokens` targets if their number is known, else mean_loss().
+/// The loss of a micro-batch, summed over its `tokens` targets. If their number is unknown (-1), the mean loss.
 Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens) {
   const Variable mean = mean_loss(sample, measure, tokens == 0);
   return tokens > 0 ? mul_scalar(size_of(mean.dtype()) < 4 ? mean.to(f32) : mean, double(tokens)) : mean;
 }
 
-/// Loads the data of the coming step's micro-batches in advance, for a step that runs as a graph. Stops before a call
-/// of `data` that would overwrite data already loaded. Pipeline stages without data set only the numbers of these
-/// micro-batches.
+/// Loads the data of the coming step's micro-batches in advance, for a step that runs as a graph. Loads fewer of them
+/// if the next call of `data` would overwrite data already loaded. Pipeline stages that need no data set only the
+/// numbers of these micro-batches.
 std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data) const {
   std::vector<MicroBatch> ahead;
   if (!graphs.may_draw()) return ahead;
@@ -152,8 +152,8 @@ void EngineBase::Impl::train_part(const pipeline::Data& data, const std::vector<
   step(metric);
 }
 
-/// Forward and backward of all micro-batches. Their summed gradients then become the gradient of a single backward,
-/// which ZeRO reduces over replicas.
+/// Runs forward and backward of all micro-batches. A single backward on the parameters then adds the summed gradients,
+/// so that ZeRO reduces them over replicas.
 void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead,
                                     const Scale& scale) {
   const double start = steady_seconds();

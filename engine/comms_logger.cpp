@@ -94,7 +94,7 @@ std::string CommsLogger::summary(bool show_straggler) {
     names = names * 1000003 + std::hash<std::string>()(call.first) + uint64_t(call.second) + seconds.size();
     times.insert(times.end(), seconds.begin(), seconds.end());
   }
-  // Did all ranks make the same calls?
+  // If all ranks made the same calls (equal hashes), `least` becomes the shortest time of each call on any rank.
   std::vector<double> least = times;
   const std::vector<int64_t> all = dist::all_gathered<int64_t>({int64_t(names)}, group_, {.tag = "comms_logger calls"});
   const bool same = std::all_of(all.begin(), all.end(), [&](int64_t h) { return h == all[0]; });

@@ -36,7 +36,7 @@ size_t end_of_string(std::string_view text, size_t at) {
   return std::min(at + 1, text.size());
 }
 
-/// Decodes base64 in either alphabet; "" if the text is not base64.
+/// Decodes base64 in the standard or the URL-safe alphabet; "" if the text is not base64.
 std::string from_base64(const std::string& text) {
   for (const int variant : {sodium_base64_VARIANT_ORIGINAL_NO_PADDING, sodium_base64_VARIANT_URLSAFE_NO_PADDING}) {
     const size_t size = std::min(text.find('='), text.size());
@@ -82,7 +82,7 @@ std::string plain_json(std::string_view text, const std::string& origin) {
       size_t end = i;
       while (end < text.size() && is_word(text[end])) ++end;
       const std::string_view word = text.substr(i, end - i);
-      // True for the "e" of 1e9.
+      // The "e" of 1e9 looks like a word here, but belongs to a number.
       const bool inside_number = i > 0 && ((text[i - 1] >= '0' && text[i - 1] <= '9') || text[i - 1] == '.');
       if (!inside_number && word != "true" && word != "false" && word != "null") {
         const char* cure = word == "True"    ? "write true"
@@ -107,7 +107,7 @@ std::string plain_json(std::string_view text, const std::string& origin) {
   return out;
 }
 
-/// The text of a source, and its name for messages.
+/// The JSON text that `source` stands for (a file's name, JSON text or base64 of it), and its name for messages.
 std::pair<std::string, std::string> text_of(const std::string& source) {
   std::error_code error;
   const bool exists = std::filesystem::exists(source, error);  // false for texts that are too long for a name

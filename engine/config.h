@@ -146,7 +146,8 @@ struct CheckpointConfig {
 /// matrix products of a layer.
 struct TensorParallelConfig {
   bool sequence_parallel = false;
-  /// Chunks of rows in which communication overlaps with matrix products; 0: automatic, 1: no overlap.
+  /// Number of chunks that rows are divided into. Communication of one chunk overlaps with the matrix product of the
+  /// next. 0: automatic, 1: no overlap.
   int64_t overlap_chunks = 0;
 };
 /// Options of context parallelism.
@@ -221,7 +222,7 @@ struct Config {
 Config read_config(const std::string& source);
 /// Reads JSON text; `origin` names it in messages.
 Config config_from_json(std::string_view text, const std::string& origin = "config");
-/// The JSON of a source of read_config(), for config_from_json(). The keys are not checked yet.
+/// Returns the JSON that `source` stands for (as in read_config()), without a check of its keys.
 data::Json read_config_json(const std::string& source);
 
 /// The config for training on `dp_world` data-parallel ranks: fills in batch sizes, checks ranges and combinations of
@@ -245,7 +246,7 @@ std::optional<nn::SparsityConfig> sparse_attention(const Config& config);
 DType parameter_dtype(const Config& config);
 /// Options of fp8 training; nullopt without it.
 std::optional<nn::Fp8Options> fp8_options(const Config& config);
-/// Options of the loss scaler; nullopt without fp16. A static scale is a dynamic one with an infinite window.
+/// Options of the loss scaler; nullopt without fp16. A static scale becomes a dynamic one that never grows or shrinks.
 std::optional<optim::DynamicLossScaler::Options> loss_scaler_options(const Config& config);
 
 using NamedParameters = std::vector<nn::NamedParameter>;  // nn::Module::named_parameters()

@@ -37,7 +37,7 @@ std::string cell(std::string text) {
   return text;
 }
 
-/// Prints 500000000 as 5e8.
+/// Prints a value briefly: 500000000 as 5e8.
 std::string brief(const Json& value) {
   if (value == Json("")) return "`\"\"`";
   if (value.is_int() && std::abs(value.as_int()) >= 1'000'000) {

@@ -123,7 +123,7 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
     if (offload.device == Offload::cpu && !offload.nvme_path.empty())
       warnings.push_back(str("zero_optimization.", name, ".nvme_path: ignored, as the device is cpu"));
   };
-  // Below stage 3, parameters are not offloaded, so the other keys of offload_param do not matter.
+  // Below stage 3, offload_param has no effect, so its folder is not checked.
   if (z.stage == 3) check_folder("offload_param", z.offload_param);
   else if (z.offload_param.device != Offload::none)
     warnings.push_back(str("zero_optimization.offload_param: ignored below stage 3, and ", stage));
@@ -207,7 +207,7 @@ Config resolve(Config config, int dp_world) {
   return config;
 }
 
-// --- options of the library ---
+// --- converts the config to options of the library ---
 
 zero::ZeroOptions zero_options(const Config& config) {
   const ZeroConfig& z = config.zero_optimization;
@@ -216,12 +216,12 @@ zero::ZeroOptions zero_options(const Config& config) {
                       .reduce_bucket_size = std::max<int64_t>(1, z.reduce_bucket_size),
                       .reduce_scatter = z.reduce_scatter,
                       .ignore_unused_parameters = z.ignore_unused_parameters};
-  // Gradients are summed in the dtype in which they are sent, both over micro-batches and over ranks.
+  // Gradients are summed, over micro-batches and over ranks, in the dtype in which they are sent. Either key sets it.
   if (const auto& name =
           config.communication_data_type ? config.communication_data_type : config.data_types.grad_accum_dtype)
     o.communication_data_type = dtype_of(*name);
-  // With a loss scale, overflow is expected and the step is skipped; in bf16, check_grad_overflow decides; in f32, it
-  // is an error.
+  // Nonfinite gradients are expected with a loss scale, and the step is skipped. In bf16, check_grad_overflow decides.
+  // In f32, they are an error.
   if (config.fp16.enabled) o.nonfinite = zero::NonFinite::skip;
   else if (config.bf16.enabled)
     o.nonfinite = config.bf16.check_grad_overflow ? zero::NonFinite::skip : zero::NonFinite::propagate;

@@ -23,7 +23,7 @@ enum class Status {
   alias,    ///< equivalent name of another key
 };
 
-/// An integer that is stored as a double.
+/// The address of an integer setting that is stored as a double.
 struct Count {
   double* number;
 };
@@ -31,8 +31,8 @@ struct Count {
 struct Pair {
   double *first, *second;
 };
-/// Address of a value in a Config, or in the options of an optimizer or a schedule. The address's type determines the
-/// key's type; null is accepted for optional values.
+/// The address of a setting in a Config, or in the options of an optimizer or a schedule. The pointer's type tells
+/// which JSON values the key accepts; only an optional accepts null.
 using Slot = std::variant<bool*, int*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*,
                           std::optional<double>*, std::optional<std::string>*, std::vector<std::string>*,
                           std::vector<int64_t>*, std::optional<std::vector<int64_t>>*, data::Json*, optim::PerGroup*,
@@ -131,7 +131,7 @@ std::string shown(const data::Json& value);
 std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range);
 /// Adds a problem for each value out of range. These are values that a program has set: read_keys() checks a file's.
 void check_ranges(const std::vector<Key>& keys, void* config, std::vector<std::string>& problems);
-/// Throws "config.json: 2 problems\n  ...\n  ..." as an Error if there are problems.
+/// If there are problems, throws one Error that lists them: "config.json: 2 problems\n  ...\n  ...".
 void fail_if_any(const std::string& origin, const std::vector<std::string>& problems);
 
 /// Checks a whole config: ranges, the params of optimizer and scheduler, and combinations of keys. Adds to `problems`,

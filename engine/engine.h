@@ -101,11 +101,12 @@ struct PipelineModule {
   std::string partition_method = {};  ///< how layers are divided into stages; empty: pipeline.partition of the config
   /// Number of layers between activation checkpoints. Default: pipeline.activation_checkpoint_interval of the config.
   std::optional<int> activation_checkpoint_interval = {};
-  /// Index of the first layer of each virtual stage, and at the end the number of layers. Overrides partition_method.
+  /// Index of the first layer of each (virtual) stage, then the number of all layers. Overrides partition_method.
   std::vector<int> bounds = {};
   std::optional<pipeline::Schedule> schedule = {};  ///< a schedule of your own; overrides pipeline.schedule
   std::optional<DType> autocast = {};               ///< f16 or bf16: forwards and losses run under Autocast
-  /// True: activation checkpointing. In pipeline stages of `model`, repeated layers store only their input and rerun.
+  /// True: activation checkpointing of `model` in pipeline stages: a repeated layer stores only its input, and runs
+  /// forward again in backward.
   bool recompute = false;
   /// Replaces the model's own forward, by DataParallel for example. Not with pipeline stages or tensor parallelism.
   std::function<Variable(const Tensor& input)> forward = {};
@@ -128,7 +129,8 @@ struct InitializeArgs {
   const Arguments* args = nullptr;      ///< command line; args->deepspeed_config is read if `config` is not given
   dist::ProcessGroup* group = nullptr;  ///< all ranks of the job; default: dist::world()
   /// Replaces `group` by a mesh of ranks, which must exist while the engine is used. Context-parallel ranks (cp) share
-  /// each sample. Expert-parallel ranks (ep) hold different experts of a moe::Layer. Default: replicas x stages.
+  /// each sample. Expert-parallel ranks (ep) hold different experts of a moe::Layer. Null: only replicas and pipeline
+  /// stages.
   const parallel::Mesh* mesh = nullptr;
   int loader_workers = 0;  ///< threads that assemble batches of training_data
   /// Called on rank 0 with each message (notes, warnings, progress). Default: prints the message as a line on stderr.
@@ -325,8 +327,8 @@ class EngineBase {
   friend Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines);
 };
 
-/// Scales one loss of several models by a factor that all of their engines accept. Call backward() on the result, then
-/// step() of each engine. Without loss scaling, a plain loss.backward() works too.
+/// Scales one loss that trains several models, each with its own engine, by the smallest of the engines' factors. Call
+/// backward() on the result, then step() of each engine. Without loss scaling, a plain loss.backward() works too.
 Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines);
 
 /// An engine that is called like its model: engine(x) is model(x), with inputs cast if the config says so.

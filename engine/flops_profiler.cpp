@@ -57,7 +57,7 @@ void FlopsProfiler::enter(size_t row) {
 
 void FlopsProfiler::leave(size_t row) {
   if (!running_) return;
-  // Modules whose forward does not return one Variable have no end hook: end them together with their parent.
+  // A module whose forward does not return one Variable has no hook at its end. It ends together with its parent.
   while (!open_.empty()) {
     const Open ended = open_.back();
     open_.pop_back();

@@ -47,7 +47,7 @@ struct EngineBase::Impl {
   Impl(const Agreed& agreed, PipelineModule& module, const InitializeArgs& args);
   ~Impl() { close(); }
 
-  // engine.cpp: construction
+  // Construction; defined in engine.cpp
   void choose_optimizers(const InitializeArgs& args);       // takes the program's optimizers, or makes the config's
   void choose_schedules(const InitializeArgs& args);        // makes a schedule for each optimizer, or none
   void start(const InitializeArgs& args);                   // hooks, ZeRO, data loader, reports
@@ -68,7 +68,7 @@ struct EngineBase::Impl {
   /// Finishes pending work and removes the hooks; errors are ignored.
   void close() noexcept;
 
-  // backward.cpp: one forward and backward
+  // One forward and backward; defined in backward.cpp
   void watch();                                         // installs the hooks below
   void before_forward();                                // starts the random stream, timing and profiler
   void notice_end_of_loop();                            // warns if a DataLoader's loop has ended within a step
@@ -84,8 +84,8 @@ struct EngineBase::Impl {
   /// True if the next step() updates the parameters.
   bool is_boundary() const { return !config.managed_gradient_accumulation || (micro_steps + 1) % accumulation == 0; }
   int64_t micro_batch(int64_t ahead = 0) const;  // number of the next micro-batch, or of the one `ahead` later
-  /// Starts the random stream of a micro-batch, behind the first `drawn` random calls. Loading the micro-batch's data
-  /// has made these calls already.
+  /// Seeds the random numbers of a micro-batch, and skips the first `drawn` of them: loading the micro-batch's data has
+  /// used these already.
   void begin_random(int64_t micro_batch, uint64_t drawn = 0);
   template <class T> T cast(const T& input) const {  // casts to the parameters' dtype if auto_cast is on
     return auto_cast && is_other_dtype(input) ? input.to(dtype) : input;
@@ -96,21 +96,22 @@ struct EngineBase::Impl {
   }
   void forget();  // drops the gradients and state of the current step
 
-  // batch.cpp: whole steps and evaluation
+  // Whole steps and evaluation; defined in batch.cpp
   pipeline::Data with_cast(const pipeline::Data& data) const;  // casts the inputs of each sample
   /// Returns the data of a micro-batch. calls: if not null, receives the number of random calls that `data` made.
   pipeline::Sample sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* calls = nullptr) const;
   MicroBatch draw(const pipeline::Data& data, int64_t number) const;  // sample() with its number of tokens
-  /// Forward and loss (or `measure`) of a micro-batch. of_none: the micro-batch has no targets, and the loss is 0.
+  /// Runs forward, and returns the loss (or the value of `measure`). of_none: the micro-batch has no targets; its loss
+  /// is 0.
   Variable mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none);
-  /// Returns mean_loss(), multiplied by `tokens` if `tokens` > 0.
+  /// Runs forward, and returns the loss summed over `tokens` targets; if their number is unknown (-1), the mean loss.
   Variable run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens = -1);
   std::vector<MicroBatch> draw_ahead(const pipeline::Data& data) const;  // micro-batches of the coming step
   /// Runs a step without pipeline stages and tensor parallelism.
   void train_whole(const pipeline::Data& data, std::vector<MicroBatch> ahead, std::optional<double> metric);
   /// Runs a step with pipeline stages or tensor parallelism.
   void train_part(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, std::optional<double> metric);
-  /// Transforms a loss before backward.
+  /// A function that multiplies a loss by the engine's factor, before backward.
   using Scale = std::function<Variable(const Variable&)>;
   /// Runs forward and backward of all micro-batches with pipeline stages or tensor parallelism.
   void run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, const Scale& scale);
@@ -118,7 +119,7 @@ struct EngineBase::Impl {
   std::vector<double> eval_whole(const pipeline::Data& data, int micro_batches, const pipeline::Loss* measure,
                                  int values);
 
-  // step.cpp: the update
+  // The update at the end of a step; defined in step.cpp
   void step(std::optional<double> metric);  // EngineBase::step()
   bool wants_metric() const;                // true for ReduceLROnPlateau
   zero::StepOptions step_options();         // scaling and clipping of the coming update
@@ -134,7 +135,7 @@ struct EngineBase::Impl {
   std::vector<double> learning_rates() const;                         // learning rates of all groups of all optimizers
   double loss_scale() const { return scaler ? scaler->scale() : 1; }  // 1 without fp16
 
-  // save.cpp: checkpoints
+  // Checkpoints; defined in save.cpp
   checkpoints::Contents contents(const SaveArgs& args);
   /// Returns the tensors of model and optimizer that this rank saves, except those named in `without`.
   std::vector<checkpoints::Piece> pieces(const std::set<std::string>& without);

@@ -46,7 +46,8 @@ struct ModelShape {
   std::vector<Parameter> parameters;
   std::vector<Layer> list;
   int64_t layers = 0;  ///< number of layers in `list` that mix tokens (attention)
-  /// Smallest number of (key/value) heads of any attention layer; tensor-parallel ranks must divide it. 0: none.
+  /// Smallest number of (key/value) heads of any attention layer. Tensor-parallel ranks must divide it equally. 0:
+  /// none.
   int64_t heads = 0;
   int64_t width = 0;  ///< largest number of elements per token between layers
   int64_t context = 1, vocab = 0;
@@ -68,8 +69,9 @@ struct LayerSeconds {
   double forward = 0, backward = 0;
 };
 /// Time that each of `ranks` tensor-parallel ranks waits for all-reduces of activations in a layer. own: the layer's
-/// computing time. In forward, rows are split into `chunks`, and an all-reduce overlaps with the next chunk's product.
-/// In backward, it overlaps with the gradient of the weight. sum(n): seconds to all-reduce 1/n of the rows.
+/// computing time. In forward, rows are split into `chunks`: the all-reduce of one chunk overlaps with the product of
+/// the next. In backward, an all-reduce overlaps with the product for the weight's gradient. sum(n): the seconds that
+/// an all-reduce of 1/n of the rows takes.
 LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& layer, int ranks,
                               const LayerSeconds& own, int64_t chunks, const std::function<double(int64_t part)>& sum);
 

@@ -60,9 +60,9 @@ int64_t OneBit::first_nonfinite() const {
   return none;
 }
 
-/// Writes the name of the first parameter with a nonfinite gradient on any rank, and that rank, into `report`. If all
-/// ranks' gradients are finite, reports the first parameter whose sum over ranks is not. mine: index of this rank's
-/// first nonfinite gradient, or `none`.
+/// Finds the first parameter with a nonfinite gradient on any rank, and stores its name and that rank in `report`. If
+/// every rank's gradients are finite, takes the first parameter for which their sum over ranks is not. mine: index of
+/// this rank's first nonfinite gradient, or `none`.
 void OneBit::name_nonfinite(int64_t mine, zero::StepReport& report) const {
   const int64_t count = int64_t(trained_.size()), ranks = group_.size();
   if (mine == none) {
@@ -87,7 +87,8 @@ zero::StepReport OneBit::step(const zero::StepOptions& o) {
   frozen_.agree("engine", frozen, group_);
   if (sum_) sum_->finish();
   const bool check = options_.nonfinite != zero::NonFinite::propagate;
-  // Look for nonfinite gradients before the step, because the step may replace gradients by their mean over ranks.
+  // Look for nonfinite gradients before the step: it may replace each rank's gradients by their mean over ranks, which
+  // does not show the rank that they come from.
   const int64_t bad = check ? first_nonfinite() : none;
   const onebit::StepReport done =
       optimizer_.step({.grad_scale = o.scaler ? o.grad_scale / o.scaler->scale() : o.grad_scale,

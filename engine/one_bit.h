@@ -44,8 +44,8 @@ class OneBit {
   /// Runs the optimizer's step, and drops the gradients; see zero::Zero::step(). Collective.
   zero::StepReport step(const zero::StepOptions& options);
 
-  // Tensors in a checkpoint have the same names as with ZeRO. In addition, there are two tensors of compression errors,
-  // with names that begin with `owed`. Only the same number of ranks can load them.
+  // Tensors in a checkpoint have the same names as with ZeRO. Besides, there are two tensors of compression errors,
+  // with names that begin with this text. Only the same number of ranks can load these two.
   static constexpr const char* owed = "optimizer.onebit.";
   /// The tensors that this rank saves. Collective: with 0/1 Adam, the ranks first synchronize.
   std::vector<zero::StatePiece> state();

@@ -22,7 +22,7 @@ std::vector<Variable> variables(const NamedParameters& parameters) {
   return all;
 }
 
-/// Makes the NamedType of an optimizer that is a single class. fields: adds the options that a file may set.
+/// Describes an optimizer that one class implements. fields: a function that adds the options that a file may set.
 template <class Class, class O>
 NamedType plain(const char* name, const char* doc, const O& defaults,
                 void (*fields)(Params& p, std::type_identity_t<O>& o)) {

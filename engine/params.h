@@ -13,7 +13,7 @@
 namespace lockstep::engine {
 
 /// Reads the params of one optimizer or schedule. Call the object once for each option, with a field that holds the
-/// default. The call overwrites the field with the file's value, if the file has one.
+/// option's default. If the file sets the option, the call stores the file's value in the field.
 class Params {
  public:
   /// where: prefix of messages, such as "optimizer.params"
@@ -32,8 +32,8 @@ class Params {
   Params& without_effect(const char* name, const data::Json& fallback, const char* why);
   /// Adds an option that is accepted only at its default.
   Params& fixed(const char* name, const data::Json& only, const char* why);
-  /// Call it after the last option. Names in the file that are no option become problems. together: checks combinations
-  /// of options; its Error becomes a problem, too.
+  /// Call it after the last option. Adds a problem for each name in the file that is not an option. together: checks
+  /// combinations of options; an Error that it throws becomes a problem, too.
   void check(const std::function<void()>& together);
 
   const data::Json& given;  ///< the file's params
@@ -71,7 +71,7 @@ const std::vector<NamedType>& schedule_types();
 /// The params of a type with their defaults.
 std::vector<ParamInfo> defaults_of(const NamedType& type);
 
-/// Reads the type and params that the config names. Error for wrong params.
+/// Returns a function that makes the object that the config describes. Error for an unknown type or wrong params.
 Make read_named(Kind kind, const NamedConfig& config);
 
 }  // namespace lockstep::engine

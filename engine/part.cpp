@@ -20,13 +20,14 @@ using checkpoints::Piece;
 
 namespace {
 
-/// A module with one dummy parameter. A stage without parameters trains this module, so that it can run every step.
+/// A module with one dummy parameter. A pipeline stage without trainable parameters trains this module instead, so that
+/// its rank takes part in every step like the others.
 struct Nothing : nn::Module {
   Variable none = parameter({1}, 0);
   void fields(nn::Fields& f) override { f("none", none); }
 };
 
-/// Runs all layers and the loss under Autocast.
+/// Wraps each layer and the loss of `module`, so that their calls run under Autocast with dtype `to`.
 void cast_all(PipelineModule& module, DType to) {
   const auto precise = [to](const auto& fn) {
     return [to, fn](const auto&... in) {
@@ -166,7 +167,7 @@ std::vector<Piece> Part::whole_pieces(const Piece& piece) const {
   return of_whole(piece, cut.whole, cut.dim, tensor_parallel::ranges(cut, mesh->plan().tp, mesh->at().tp));
 }
 
-// --- agreement of the ranks in a step: overflow, gradient norm ---
+// --- overflow and gradient norm of a step, on which all ranks of a model agree ---
 
 void Part::agree(zero::StepReport& report) {
   dist::ProcessGroup& model = mesh->model();
@@ -183,8 +184,9 @@ void Part::agree(zero::StepReport& report) {
   report.first_nonfinite = dist::broadcast_text(report.first_nonfinite, int(part), model);
 }
 
-/// Returns the gradient norm over all parts, from each parameter's sum of squares: sums these over tensor-parallel
-/// ranks, then over stages. Without tensor parallelism, the norm is bit-identical to that of a single process.
+/// Returns the gradient norm of the whole model from the sums of squares of this rank's gradients: adds those of sliced
+/// parameters over tensor-parallel ranks, then all over pipeline stages. Without tensor parallelism, the norm is
+/// bit-identical to that of a single process.
 double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
   std::vector<std::pair<std::string, double>> squares =
       nothing ? std::vector<std::pair<std::string, double>>{} : squares_;
@@ -238,8 +240,8 @@ void Part::prepare_capture() {
   for (dist::ProcessGroup* group : {&mesh->tp(), &stages}) group->all_reduce(word, {.tag = "before a graph"});
 }
 
-/// Gathers the sums of squares of all parameters, in two rows for each stage. Row 0 is summed over tensor-parallel
-/// ranks, for sliced parameters. Row 1 has this rank's own sums, for all other parameters.
+/// Returns the sums of squares of the gradients of all pipeline stages, two rows for each stage. Row 0 is summed over
+/// tensor-parallel ranks and counts for sliced parameters. Row 1 is not, and counts for all other parameters.
 Tensor Part::captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) {
   const int64_t count = own.numel() - 1, row = places_ + 1;
   Tensor all = zeros({1, 2, row}, {.dtype = f64, .device = own.device()});

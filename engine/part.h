@@ -1,5 +1,5 @@
 #pragma once
-// A rank's part of a model that is cut by pipeline stages or tensor parallelism. Not for users: they see engine.h.
+// A rank's part of a model that is divided by pipeline or tensor parallelism. Internal: programs use engine.h.
 #include <map>
 #include <memory>
 #include <set>
@@ -16,13 +16,13 @@
 
 namespace lockstep::engine {
 
-// Names in a checkpoint are "model.NAME", "optimizer.KEY.NAME" (for tensors and "step") and "optimizer.group.0.lr";
-// names in an optimizer's state are "state.NAME.KEY" and "group.0.lr".
-/// Returns the parameter's name, NAME, in a name of a checkpoint.
+// For a parameter NAME and a state tensor KEY such as exp_avg: a checkpoint has the names "model.NAME",
+// "optimizer.KEY.NAME" and "optimizer.group.0.lr"; an optimizer's state has "state.NAME.KEY" and "group.0.lr".
+/// Extracts the parameter's name from a name in a checkpoint: "w" from "model.w" or "optimizer.exp_avg.w".
 std::string parameter_of(const std::string& saved);
-/// Converts a name of an optimizer's state to the name in a checkpoint.
+/// Converts a name in an optimizer's state to the name in a checkpoint: "state.w.step" to "optimizer.step.w".
 std::string saved_name(const std::string& of_state);
-/// The inverse of saved_name().
+/// Converts a name in a checkpoint to the name in an optimizer's state: "optimizer.step.w" to "state.w.step".
 std::string state_name(const std::string& saved);
 
 /// Converts a contiguous piece of a tensor-parallel slice to contiguous pieces of the whole tensor (of shape `whole`).
@@ -30,8 +30,8 @@ std::string state_name(const std::string& saved);
 std::vector<checkpoints::Piece> of_whole(const checkpoints::Piece& piece, const Shape& whole, int64_t dim,
                                          const std::vector<dist::Range>& ranges);
 
-/// This rank's part of a model under pipeline or tensor parallelism. As zero::OtherParts, it lets ZeRO compute a
-/// gradient norm and detect overflows over all parts.
+/// This rank's part of a model under pipeline or tensor parallelism. Its overrides of zero::OtherParts let ZeRO compute
+/// the gradient norm, and detect overflow, over the parts of all ranks.
 struct Part : zero::OtherParts {
   /// Builds this rank's layers. Collective.
   Part(PipelineModule module, const Config& config, const parallel::Mesh& mesh, const InitializeArgs& args);
@@ -39,15 +39,15 @@ struct Part : zero::OtherParts {
   void agree(zero::StepReport& report) override;
   double norm(const std::vector<std::pair<std::string, double>>& squares) override;
   Tensor captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) override;
-  /// Prepares the capture of a step as a graph. The stages tell each other in which order to add the squares of their
-  /// gradients. A first all-reduce opens the connections that the capture uses. Collective.
+  /// Prepares the capture of a step as a graph. Pipeline stages agree on the order in which the gradient norm adds up
+  /// their parameters. A first all-reduce opens the connections that the captured step will use. Collective.
   void prepare_capture();
   /// The process groups whose collectives a step calls, except the group of replicas. Same order on all ranks.
   std::vector<dist::ProcessGroup*> groups() const;
   /// The module that the engine trains.
   nn::Module& model();
-  /// Removes the gradients that the pipeline schedule has computed from their parameters. Returns the parameters and
-  /// their gradients.
+  /// Returns the parameters that have a gradient from the pipeline schedule, and these gradients. Afterwards the
+  /// parameters have no gradient.
   std::pair<std::vector<Variable>, std::vector<Tensor>> take_gradients();
   /// True if this part saves the tensor named `piece` in checkpoints. Several parts may hold a tied parameter, but only
   /// one of them saves it.
@@ -68,13 +68,13 @@ struct Part : zero::OtherParts {
   int64_t places_ = 0;             // number of norm positions of a stage
 };
 
-/// The result of gather_pieces().
+/// The tensors and numbers of a checkpoint, assembled from all ranks by gather_pieces().
 struct WholeTensors {
   std::map<std::string, Tensor> tensors;
   checkpoints::Numbers numbers;
 };
-/// Assembles whole tensors from the pieces of all ranks, and merges the numbers of all ranks. Only rank 0 of `group`
-/// gets the result; it is empty on other ranks. Collective.
+/// Assembles whole tensors from the pieces of all ranks. Merges the numbers (counters, rates) of all ranks. Only rank 0
+/// of `group` gets the result; it is empty on other ranks. Collective.
 WholeTensors gather_pieces(const std::vector<checkpoints::Piece>& mine, const checkpoints::Numbers& numbers,
                            dist::ProcessGroup& group);
 

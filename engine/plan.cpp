@@ -20,7 +20,7 @@ namespace lockstep::engine {
 
 namespace {
 
-// --- the optimizer, probed with parameters of one element each ---
+// --- memory of the optimizer's state, measured by a step on parameters of one element each ---
 
 struct Asked {
   std::string name;
@@ -161,7 +161,7 @@ Forecast plan(const Config& asked, const ModelShape& model, int ranks, int shari
   return p;
 }
 
-// --- a plan with several axes: plan() for each stage, and then the traffic between ranks of other axes ---
+// --- plans that combine parallelisms: plan() for each pipeline stage, then the traffic of the other parallelisms ---
 
 namespace {
 
@@ -314,7 +314,7 @@ bool overlaps(const PlanForecast& p) {
 
 namespace {
 
-/// Seconds per step in which a rank of the stage computes while sums of activations are in transit.
+/// Seconds per step in which a rank computes while tensor parallelism all-reduces activations in the background.
 double hidden_by_slices(const PlanForecast& p, size_t rank, const Speeds& speeds) {
   const Forecast& stage = p.stages[rank];
   const double tokens = double(*stage.config.train_micro_batch_size_per_gpu) * double(p.model.context) / p.plan.cp;

@@ -1,6 +1,6 @@
 #pragma once
-// Predicts the costs of a configuration before it runs: who owns what, bytes on each rank, traffic and time of a step.
-// Only shapes are needed; nothing of the model's size is allocated, and no rank is started.
+// Predicts the costs of a configuration before it runs: the parameters and bytes on each rank, traffic and time of a
+// step. Only shapes are needed; nothing of the model's size is allocated, and no rank is started.
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -35,7 +35,7 @@ struct Forecast {
   std::vector<RankBytes> bytes;  ///< bytes of each rank
   zero::ModelState formula;      ///< bytes per rank by the ZeRO paper's formula, without padding
   int64_t padding = 0;           ///< elements of padding, over all units
-  /// ZeRO 3: most parameter elements that are gathered at a time, not counting persistent and prefetched parameters.
+  /// With ZeRO 3: the most parameter elements gathered at the same time, except persistent and prefetched ones.
   int64_t largest_module = 0;
   double gradient_traffic = 0, parameter_traffic = 0;  ///< bytes that a rank sends per step
   /// True if the unit's parameters are not frozen.
@@ -47,21 +47,21 @@ struct Forecast {
   double optimizer_traffic() const;
 };
 
-/// Forecast for `ranks` ranks. `config` is not resolved yet; Error if it is not valid. sharing: number of neighbouring
-/// ranks that share samples. expert_parallel: number of neighbouring replicas with different experts; `model` then has
-/// the experts of one rank.
+/// Forecast for `ranks` ranks. Calls resolve() on `config`; Error if it is not valid. sharing: number of neighbouring
+/// ranks that process the same samples (context parallelism). expert_parallel: number of neighbouring replicas that
+/// divide the experts among them; `model` must then have the experts of one rank only.
 Forecast plan(const Config& config, const ModelShape& model, int ranks, int sharing = 1, int expert_parallel = 1);
 
-/// Costs of a plan with several axes (parallel/mesh.h): bytes on the ranks of each stage, traffic of a step along each
-/// axis, and the bubble.
+/// Costs of a plan that may combine parallelisms (parallel/mesh.h): bytes on the ranks of each pipeline stage, traffic
+/// per step of each parallelism, and the pipeline's idle time.
 struct PlanForecast {
   parallel::Plan plan;
   Config config;  ///< the configuration after resolve()
   ModelShape model;
   pipeline::Schedule schedule;
   std::vector<int> bounds;  ///< the first layer of each virtual stage, then the number of layers
-  /// For each stage, the forecast among its replicas and context-parallel ranks. With tensor parallelism, it is the
-  /// forecast of the first slice, which is the largest.
+  /// One forecast for each pipeline stage, for the ranks that hold the same parameters (replicas, context parallelism).
+  /// With tensor parallelism it is for the ranks of the first slice, which is the largest.
   std::vector<Forecast> stages;
   std::vector<double> flops;  ///< FLOPs of a token's forward on a rank of each stage
   /// Bytes that a rank of each stage sends per step: to other stages, to tensor-parallel ranks, to ranks that share its

@@ -40,7 +40,7 @@ std::vector<std::unique_ptr<Monitor>> make_monitors(const Config& config,
 
 /// The comms_logger of DeepSpeed: counts calls, bytes and time of each collective, and computes bandwidths.
 ///   algbw = bytes of the whole tensor / time
-///   busbw = algbw x the fraction that each link must carry at least: all_reduce 2(n-1)/n;
+///   busbw = algbw x the part of these bytes that each of n ranks must send at least: all_reduce 2(n-1)/n;
 ///           reduce_scatter, all_gather, all_to_all (n-1)/n; others 1
 class CommsLogger {
  public:
@@ -73,8 +73,8 @@ struct ModuleProfile {
 
 /// The flops_profiler: parameters, multiply-accumulates (MACs) and time of every module in the forward of one
 /// micro-batch. MACs are counted where matrix products, convolutions and attention are dispatched (tensor/flops.h);
-/// other operations count nothing. One MAC is two FLOPs. Causal attention counts only the pairs that it computes. A
-/// backward counts as two forwards.
+/// other operations count nothing. One MAC is two FLOPs. Causal attention counts only the (query, key) pairs that are
+/// not masked. A backward counts as two forwards.
 class FlopsProfiler {
  public:
   /// A profiler of `model`. Call start() before the forward that it shall profile.

@@ -12,8 +12,8 @@ namespace lockstep::engine {
 
 namespace {
 
-/// A dummy optimizer for trying a schedule before a model exists; it has as many groups as the longest list in the
-/// params.
+/// A dummy optimizer, to construct a schedule for its checks before a model exists. It has one group for each element
+/// of the longest list in the params, because such lists have one value per group.
 std::unique_ptr<optim::Optimizer> trial_optimizer(const data::Json& params) {
   size_t groups = 1;
   for (const auto& [name, value] : params.as_object())
@@ -24,7 +24,7 @@ std::unique_ptr<optim::Optimizer> trial_optimizer(const data::Json& params) {
   return std::make_unique<optim::AdamW>(all);
 }
 
-/// Makes the NamedType of a schedule. fields: adds the options that a file may set.
+/// Describes the schedule Class for configuration files. fields(p, o) reads the params p of a file into the options o.
 template <class Class>
 NamedType schedule(const char* name, const char* doc, void (*fields)(Params& p, typename Class::Options& o)) {
   return {name, doc, [=](Params& p) -> Make {

@@ -13,9 +13,9 @@ namespace lockstep::engine {
 std::optional<nn::SparsityConfig> read_sparse_attention(const data::Json& block, std::vector<std::string>& problems);
 /// Returns the section of docs/config.md about the block: each key, the modes that use it, and its default.
 std::string sparse_attention_reference();
-/// Sets the config's sparsity in every attention layer that has none of its own. In a list of layers, this happens when
-/// a layer is built. Returns a message about the change, or "" if the config has no sparsity. Error for a model without
-/// attention.
+/// Gives the config's sparse layout to every attention layer that has no sparse layout yet. If `module` is a list of
+/// layers that are built later, each gets the layout when it is built. Returns a message about the change, or "" if the
+/// config has no sparse layout. Error for a model without attention.
 std::string set_sparse_attention(PipelineModule& module, const Config& config);
 
 }  // namespace lockstep::engine

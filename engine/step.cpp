@@ -3,8 +3,8 @@
 //   losses and tokens of all ranks ─▶ ZeRO's step: unscale, check overflow, clip, update ─▶ next learning rate
 //   ─▶ counters, printed line, monitors
 //
-// All divisions that backward() has not applied in advance are done in f32, once, after the sum. The bits of a gradient
-// therefore do not depend on how micro-batches are distributed.
+// backward() divides gradients in advance only if a loss scale or prescale_gradients requires it. All other divisions
+// are made once, on the sum, in f32: the bits do not depend on how micro-batches are distributed over ranks.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -138,7 +138,7 @@ void EngineBase::Impl::end_step(double start, std::optional<double> metric,
   report(done, scale_before);
 }
 
-/// Updates the fp8 scales for the next step, from the maxima over all ranks that hold these Linears or slices of them.
+/// Updates the fp8 scales for the next step from the largest magnitudes (amax) of this step over all ranks.
 void EngineBase::Impl::update_fp8() {
   fp8->update([this](const Tensor& amax) {
     const dist::CollectiveOptions how{.op = dist::ReduceOp::max, .tag = "largest numbers of a step"};

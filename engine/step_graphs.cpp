@@ -32,8 +32,8 @@ pipeline::Sample like(const pipeline::Sample& sample) {
   return made;
 }
 
-/// Returns a text that steps have in common if one recording fits them: data shapes and numbers of random calls made
-/// while drawing the data. The first micro-batch's number of calls counts only with pipeline stages.
+/// Returns a key: steps with the same key can replay the same recording. The key has the shapes and dtypes of the data,
+/// and how often drawing each micro-batch called the random generator (for the first one only with pipeline stages).
 std::string shapes_of(const std::vector<MicroBatch>& step, bool in_stages) {
   std::string key = step[0].tokens > 0 ? "sum" : "mean";
   for (const MicroBatch& one : step) {
@@ -69,7 +69,7 @@ bool MicroBatch::keep() {
 
 bool StepGraphs::is_shared() const { return m_.world.size() > 1; }
 
-/// The groups whose collectives a step calls, in an order that all ranks share.
+/// The process groups whose collectives a step calls, in the same order on all ranks.
 std::vector<dist::ProcessGroup*> StepGraphs::groups() const {
   std::vector<dist::ProcessGroup*> all{m_.group};
   if (m_.sharing > 1) all.push_back(m_.sharers);
@@ -115,7 +115,7 @@ std::string StepGraphs::who_listens(const Model& model) const {
     if (!p.variable.requires_grad()) continue;
     auto* const leaf = static_cast<Leaf*>(p.variable.impl()->node.get());
     const auto& hooks = leaf->outputs()[0].hooks;
-    // Without hooks of the user there are one gradient hook, of ZeRO, and two completion hooks, of ZeRO and the engine.
+    // Without the user's hooks, a parameter has one gradient hook (ZeRO's) and two on_complete hooks (ZeRO, engine).
     if ((hooks ? hooks->size() : 0) != 1 || leaf->on_complete.size() != 2)
       return str("the gradient of ", p.name, " has hooks");
     if (leaf->grad.defined()) return str("there is a gradient of ", p.name, " already");

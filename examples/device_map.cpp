@@ -51,8 +51,8 @@ int main(int argc, char** argv) try {
     std::cout << i++ << ",\t" << p.name << "\t" << p.variable.device() << "\t" << p.variable.dtype() << "\n";
 
   const ls::NoGrad no_grad;
-  // Calls of a layer bring the layer's tensors to its device. generate() does not call the model itself, so bring the
-  // tensors that belong to the model itself here.
+  // A call of a layer brings that layer's tensors to its device. generate() calls the layers but not the model, so
+  // bring the tensors here that belong to the model and to none of its layers.
   const auto own = dispatched.hold();
   ls::manual_seed(2);
   const ls::nn::Generated said =

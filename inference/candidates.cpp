@@ -17,7 +17,8 @@ bool only_the_likeliest(const nn::Generation& g) {
 
 namespace {
 
-/// (score, id) pairs of this rank, `count` per row in descending order; NaN if a score of the row is not finite.
+/// Returns (score, id) of this rank's `count` highest scores of each row. The scores are NaN in a row with a score that
+/// is not finite.
 std::vector<double> best_here(const Tensor& scores, int64_t rows, int64_t first, int64_t count) {
   std::vector<double> pairs;
   const int64_t here = rows == 0 ? 0 : scores.numel() / rows, most = std::min(count, here);
@@ -46,7 +47,8 @@ std::vector<double> best_here(const Tensor& scores, int64_t rows, int64_t first,
 
 CandidateScope::CandidateScope(nn::Head& head, int64_t vocab, const nn::Generation& g, dist::ProcessGroup& group)
     : head_(head), whole_(head.gather) {
-  // One candidate more than k shows whether other scores equal the k-th. Greedy search takes the first of equal scores.
+  // Sampling compares one candidate more than k, to see if another score equals the k-th. Greedy search needs only the
+  // first of equal scores.
   const int64_t k = g.greedy() ? 1 : g.top_k, count = g.greedy() ? 1 : k + 1;
   if (count * group.size() * 4 > vocab) return;  // would not send fewer bytes
   head.gather = [whole = whole_, vocab, k, count, greedy = g.greedy(), &group](const Variable& scores) -> Variable {

@@ -81,7 +81,7 @@ struct Config {
   std::map<std::string, data::Json> inert;  ///< values of given keys that have no effect here
   std::vector<std::string> warnings;
 
-  /// True if the file sets the key.
+  /// True if the configuration file sets the key `path`, such as "moe.num_experts".
   bool has(std::string_view path) const { return given.count(std::string(path)) != 0; }
   /// Number of tensor-parallel ranks.
   int tp() const { return tensor_parallel.enabled ? int(tensor_parallel.tp_size) : 1; }

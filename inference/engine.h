@@ -1,6 +1,6 @@
 #pragma once
 // Inference with the interface of DeepSpeed's init_inference(): prepares a model as its configuration says (converted,
-// quantized, cut over ranks, loaded block by block), then computes logits and generates text. See docs/inference.md.
+// quantized, sharded over ranks, loaded block by block), computes logits and generates text. See docs/inference.md.
 //
 //   auto engine = inference::init_inference("folder", R"({"dtype": "bf16", "tensor_parallel": {"tp_size": 2}})");
 //   for (const Tensor& batch : batches) {

@@ -1,4 +1,4 @@
-// Pads attention heads and widths with zeros until the ranks divide them. See heads.h.
+// Pads attention heads and widths with zeros, to multiples of the number of ranks. See heads.h.
 #include "inference/heads.h"
 
 #include <algorithm>
@@ -19,7 +19,7 @@ std::vector<int64_t> counted_up(int64_t count, int64_t all) {
 
 int64_t up_to(int64_t size, int64_t unit) { return (size + unit - 1) / unit * unit; }
 
-/// Appends the indices of the elements of each head in `heads`. Head h has the `size` elements from begin + h size on.
+/// Appends the indices of the elements of each head in `heads`. Head h has `size` elements from begin + h * size on.
 /// For head -1, appends -1 `size` times.
 void add_places(std::vector<int64_t>& to, const std::vector<int64_t>& heads, int64_t size, int64_t begin) {
   for (const int64_t head : heads)

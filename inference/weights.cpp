@@ -30,7 +30,7 @@ void together(dist::ProcessGroup* group, const char* what, const std::function<v
   LOCKSTEP_CHECK(error.empty(), error);
 }
 
-/// Makes the model's parameters start with a Lockstep checkpoint. Rank 0 checks the hashes of the files once.
+/// Gives the model's parameters the values of a Lockstep checkpoint. Rank 0 checks the hashes of its files once.
 void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGroup* group,
                       const std::function<void(const std::string&)>& warn) {
   const std::string below = fs::exists(folder + "/checkpoints") ? folder + "/checkpoints" : folder;
@@ -67,7 +67,7 @@ void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGr
   }
 }
 
-/// Makes the model load safetensors files that use Lockstep's names, with or without the prefix "model.". Returns false
+/// Gives the parameters the values in safetensors files with Lockstep's names, "model.NAME" or "NAME". Returns false
 /// if the files use other names, such as Hugging Face's.
 bool start_with_ours(nn::GPT& model, const std::vector<std::string>& paths) {
   std::vector<std::shared_ptr<const data::SafeTensors>> files;

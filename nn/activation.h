@@ -265,7 +265,7 @@ struct Dropout : Layer<Dropout> {
 struct ChannelDropout : Layer<ChannelDropout> {
   /// The options of Dropout.
   using Options = Dropout::Options;
-  /// Error unless x.dim() is in allowed_ranks.
+  /// Error if x has a number of dims that this kind of dropout does not take.
   Variable forward(const Variable& x);
   std::string options() const override { return str("p ", p); }
   double p;
@@ -335,10 +335,10 @@ struct L1Loss : Layer<L1Loss> {
 struct BCEWithLogitsLoss : Layer<BCEWithLogitsLoss> {
   Variable forward(const Variable& x, const Variable& target) { return bce_with_logits(x, target); }
 };
-/// cross_entropy(): logits (N, C, ...), targets class indices i64 (N, ...) or probabilities.
+/// Cross entropy of logits (N, C, ...) with targets: class indices i64 (N, ...), or probabilities (N, C, ...).
 struct CrossEntropyLoss : Layer<CrossEntropyLoss> {
   explicit CrossEntropyLoss(CrossEntropyOptions options = CrossEntropyOptions()) : o(std::move(options)) {}
-  /// The loss, a scalar unless the options say otherwise.
+  /// The loss: a scalar, or one number per target if o.reduction is none.
   Variable forward(const Variable& logits, const Variable& target) { return cross_entropy(logits, target, o); }
   CrossEntropyOptions o;
 };

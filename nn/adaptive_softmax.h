@@ -22,7 +22,7 @@ struct AdaptiveLogSoftmaxWithLoss : Layer<AdaptiveLogSoftmaxWithLoss> {
     /// Calls fn for each variable; see nn/outputs.h.
     void each_variable(const auto& fn) { fn(output), fn(loss); }
   };
-  /// Error for invalid cutoffs, or a div_value that leaves a cluster without features.
+  /// Error for invalid cutoffs, or for a div_value so large that a cluster's inner size would be 0.
   explicit AdaptiveLogSoftmaxWithLoss(const Options& options);
   /// x (N, in), target i64 (N); or x (in), target (). Clusters without targets get zero gradients.
   Output forward(const Variable& x, const Tensor& target);

@@ -8,10 +8,10 @@
 
 namespace lockstep::nn {
 
-/// Keys and values of the tokens so far, for generation. Without a table: tensors (B, kv heads, room, head size) whose
-/// room starts at 256 tokens and doubles when full. With a table (paged cache): one sequence, whose tokens lie in the
-/// blocks `table` of a shared memory (blocks, kv heads, tokens per block, head size); the owner of the table has
-/// allocated enough blocks.
+/// Keys and values of the tokens so far, for generation. Without a table: tensors (B, kv heads, capacity, head size)
+/// whose capacity starts at 256 tokens and doubles when it is full. With a table (paged cache): one sequence, whose
+/// tokens lie in the blocks `table` of tensors (blocks, kv heads, tokens per block, head size) that several sequences
+/// share; the owner of the table has allocated enough blocks.
 struct KvCache {
   Tensor keys, values;
   int64_t length = 0;
@@ -19,10 +19,10 @@ struct KvCache {
   std::optional<DType> dtype = {};
   const std::vector<int32_t>* table = nullptr;
 
-  /// Appends k and v (B, kv heads, T, head size). Growing doubles the room, but never beyond max(`most`, tokens
-  /// needed).
+  /// Appends k and v (B, kv heads, T, head size). If they do not fit, the capacity doubles, but to at most `most`
+  /// tokens unless more are needed.
   void append(const Tensor& k, const Tensor& v, int64_t most);
-  /// The filled part of `of` (keys or values) in dtype `as`, without its first `first` tokens. With a table, `first`
+  /// Returns the tokens from `first` on of `of` (`keys` or `values`), converted to dtype `as`. With a table, `first`
   /// must be a multiple of the block size.
   Tensor filled(const Tensor& of, DType as, int64_t first = 0) const;
 };
@@ -38,7 +38,8 @@ struct SequencePart {
   int ranks = 1;
   /// The positions (i64) of this rank's tokens in the whole sequence, if the rank holds `tokens` tokens.
   std::function<Tensor(int64_t tokens)> positions;
-  /// Replaces attention(): q (B, H, T, D) and k, v (B, G, T, D) of this rank's tokens, attending to the whole sequence.
+  /// Replaces attention(). q (B, heads, T, D) and k, v (B, kv heads, T, D) belong to this rank's T tokens; each query
+  /// attends to the whole sequence.
   std::function<Variable(const Variable& q, const Variable& k, const Variable& v, const AttentionArgs& args)> attend;
 };
 
@@ -98,7 +99,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   AttentionOutput forward(const Variable& query, const Variable& key, const Variable& value,
                           const AttentionMasks& masks = {}, AttentionWeights wanted = AttentionWeights::none);
   using Layer::operator();
-  /// The same call, with masks in braces.
+  /// The same call, so that masks can be written in braces: attention(q, k, v, {.causal = true}).
   AttentionOutput operator()(const Variable& query, const Variable& key, const Variable& value,
                              const AttentionMasks& masks, AttentionWeights wanted = AttentionWeights::none) {
     return Layer::operator()(query, key, value, masks, wanted);
@@ -135,7 +136,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   struct Heads {
     Variable q, k, v;
   };  // q (B, H, T, D); k and v (B, G, T, D)
-  // Attention output before out_proj, (B, T, H * D).
+  // Attention output before out_proj, (B, T, heads * head size).
   Variable attended(const Variable& x, const Tensor& mask);
   Variable attended(const Variable& x, const std::vector<KvRows>& rows);
   Variable placed(Variable projected, int64_t position);

@@ -43,7 +43,8 @@ void fill(Module& model);  ///< fills all parameters
 /// result may be a view of a mapped file: a rank that needs only a slice then reads only that slice. A parameter that
 /// has values is overwritten at once. `what` describes the source, for origin_of().
 void start_with(const Variable& parameter, const std::string& what, std::function<Tensor()> make);
-/// Describes the start values; equal texts mean equal values. Ranks that make their own values compare these texts.
+/// Describes how the start values are made; equal texts mean equal values. Ranks that each make the values themselves
+/// compare these texts.
 std::string origin_of(const Variable& parameter);
 /// Changes shape, dtype and device of a parameter that is still empty; `change` maps the former start values to the new
 /// ones.

@@ -1,4 +1,4 @@
-// Shared by all convolution layers: weight shapes, initialisation, text. See conv.h.
+// Shared by all convolution layers: weight shapes, initialisation, text of options(). See conv.h.
 #include "nn/conv.h"
 
 #include <cmath>

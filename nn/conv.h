@@ -24,11 +24,11 @@ struct Triple {
 
 /// Helpers of pooling and convolution layers.
 namespace pools {
-/// Type of a size with n spatial dims: int64_t, Pair or Triple.
+/// The type of a kernel size, stride or padding for n spatial dims: int64_t, Pair or Triple.
 template <int n> struct SizeOf { using type = Triple; };  ///< for n = 3
 template <> struct SizeOf<1> { using type = int64_t; };   ///< for n = 1
 template <> struct SizeOf<2> { using type = Pair; };      ///< for n = 2
-/// A size with n spatial dims.
+/// A kernel size, stride or padding for n spatial dims.
 template <int n> using Size = typename SizeOf<n>::type;
 /// A size as one number per spatial dim.
 inline Dims dims_of(int64_t size) { return {size}; }

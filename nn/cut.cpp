@@ -1,4 +1,4 @@
-// Cut: text, dims and block sizes. See cut.h.
+// Functions of a Cut: its text, the dim that it shards, the sizes of its blocks. See cut.h.
 #include "nn/cut.h"
 
 #include <numeric>

@@ -1,6 +1,6 @@
 #pragma once
-// How ranks may shard a field of a module (tensor and sequence parallelism). fields() states the cut where it names
-// the field:
+// A Cut says how ranks may shard a field of a module, i.e. a parameter or child module (tensor and sequence
+// parallelism). A module's fields() passes the Cut together with the field's name:
 //
 //   f("up", up, cut::columns)("down", down, cut::rows);                                   // an MLP
 //   f("in_proj", in_proj, cut::heads(heads, kv_heads))("out_proj", out_proj, cut::rows);  // attention: by whole heads
@@ -46,7 +46,8 @@ struct Cut {
 std::string to_string(const Cut& cut);
 /// Returns the dim along which ranks shard a parameter of a field with this cut; -1: every rank holds all of it.
 int dim_of(const Cut& cut, const Shape& parameter);
-/// Sizes of the blocks that divide `size` outputs. Error, which names `field`, if `size` is not divisible.
+/// Sizes of the cut's blocks (such as queries, keys, values) in a Linear with `size` outputs. Error, which names
+/// `field`, if `size` is not divisible.
 std::vector<int64_t> blocks_of(const Cut& cut, int64_t size, const std::string& field);
 
 namespace cut {

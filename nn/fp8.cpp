@@ -1,4 +1,4 @@
-// Fp8Scaling: delayed scaling of Linears. See fp8.h.
+// Fp8Scaling: puts Linears into fp8, with scales from the maxima of earlier steps. See fp8.h.
 #include "nn/fp8.h"
 
 #include <cmath>

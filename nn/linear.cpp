@@ -1,4 +1,4 @@
-// Linear, Mlp, Embedding, EmbeddingBag and Head. See linear.h.
+// Construction and forward of Linear, Mlp, Embedding, EmbeddingBag and Head. See linear.h.
 #include "nn/linear.h"
 
 #include <algorithm>

@@ -15,7 +15,7 @@ struct QuantizedWeight {
   DType dtype = f32;  ///< dtype of the weight before quantisation
   /// The quantised weight on this rank; under tensor parallelism a slice.
   Quantized here() const;
-  /// The placeholder that is passed to linear() as the weight (tensor/quantized.h).
+  /// A placeholder that stands for the codes when it is passed to linear() as the weight (tensor/quantized.h).
   Variable handle() const;
   /// Lists codes and scales under the names that they have in files.
   void fields(Fields& f) { f.fixed("weight.codes", codes).fixed("weight.scales", scales); }
@@ -167,7 +167,7 @@ struct Head : Layer<Head> {
   /// Mean cross entropy of the scores with targets i64 (...). On a GPU, and for long inputs on the CPU, the forward
   /// computes the gradients, too, in chunks of rows if memory is short (linear_cross_entropy()).
   Variable forward(const Variable& x, const Tensor& targets);
-  /// The scores; loss() computes the loss from them. Under tensor parallelism: the scores against this rank's rows of
+  /// Returns the scores that loss() takes. Under tensor parallelism these are only the scores of this rank's rows of
   /// the table. On a GPU each row of scores may have padding behind it (tensor/padded.h).
   Variable scores(const Variable& x);
   /// Mean cross entropy of scores().
@@ -181,8 +181,8 @@ struct Head : Layer<Head> {
   Variable weight;
   int64_t rows_at_once = 0;  ///< rows of scores that a loss holds at once; 0: linear_cross_entropy_rows()
   std::shared_ptr<QuantizedWeight> quantized;  ///< quantised copy of a tied table
-  /// Set by tensor parallelism, together with the two functions below. Replaces linear(), to compute only the scores of
-  /// this rank's rows of the table. entropy: replaces cross_entropy() for such scores.
+  /// Set by tensor parallelism, together with the two functions below. product replaces linear() and computes only the
+  /// scores of this rank's rows of the table. entropy replaces cross_entropy() for such scores.
   Linear::Product product;
   std::function<Variable(const Variable& scores)> gather;  ///< assembles the scores of all ranks; see product
   std::function<Variable(const Variable& scores, const Tensor& targets)> entropy;  ///< see product

@@ -21,7 +21,7 @@ bool is_meant(const std::string& name, const std::string& target) {
   return name == target || name.ends_with("." + target);
 }
 
-/// A Linear that a target may select.
+/// A Linear of the model, which LoraOptions::targets may select by its name or by the names of its parts.
 struct LoraPlace {
   std::string name;
   Linear* linear;
@@ -62,7 +62,7 @@ void check_lora(const LoraOptions& o) {
   LOCKSTEP_CHECK(o.dropout >= 0 && o.dropout < 1, "[add_lora] expected dropout from 0 to below 1, got ", o.dropout);
 }
 
-/// The parts of a Linear that the options select, ordered by row.
+/// Returns the parts of a Linear (such as the q_proj in in_proj) that get an adapter by o.targets, ordered by row.
 std::vector<LoraPart> meant_parts(const LoraPlace& place, const LoraOptions& o, std::set<std::string>& used) {
   const auto wanted = [&](const std::string& name, bool by_default) {
     if (o.targets.empty()) return by_default;

@@ -18,7 +18,7 @@
 
 namespace lockstep::nn {
 
-/// peft's options of the same names.
+/// Options of add_lora(); names and meanings are those of peft's LoraConfig.
 struct LoraOptions {
   int64_t r = 8;
   double alpha = 8, dropout = 0;  ///< dropout on the input of A
@@ -69,8 +69,8 @@ class Lora {
   const LoraOptions& options() const { return options_; }
   /// All adapters, in the order of the model's fields().
   const std::vector<Adapter>& adapters() const { return adapters_; }
-  /// Adds scale B A to the weights and removes the adapters, which leaves a plain model. Error for weights that are
-  /// quantised, sharded (ZeRO 3, tensor parallelism) or built empty.
+  /// Adds each adapter's scaled product B A to the weight of its Linear and removes the adapter, which leaves a plain
+  /// model. Error for weights that are quantised, sharded (ZeRO 3, tensor parallelism) or built empty.
   void merge();
   /// Undoes merge(), up to rounding.
   void unmerge();

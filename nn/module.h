@@ -98,8 +98,8 @@ class Module {
   /// Parameters of child modules that forward() reads directly (a tied table) rather than by calling the child. ZeRO 3
   /// gathers them for the whole call.
   virtual std::vector<Variable> reads() { return {}; }
-  /// Called once after the module was sharded: the module's input is part `index` of `count`, along features (dim -1)
-  /// or along the sequence (dim -2).
+  /// Called once after the module was sharded. From now on its input is only part `index` of `count` of the whole,
+  /// along features (dim -1) or along the sequence (dim -2).
   virtual void sliced(const PartOf&) {}
   /// Context parallelism: from now on the input holds this rank's part of the sequence; null: the whole sequence.
   /// Returns the number of heads that attend across tokens, 0 for a module without attention.

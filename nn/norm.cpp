@@ -166,7 +166,7 @@ void update_bn(Module& model, const std::function<void()>& pass) {
   std::vector<std::pair<Module*, bool>> modes;
   std::vector<std::pair<BatchNorm*, std::optional<double>>> momenta;
   const auto restore = [&] {
-    // train() also sets the modules below `module`. They follow in the list, so each gets its own mode after that.
+    // train() also sets the modules below `module`. These come later in `modules`, so their own mode overrides it.
     for (const auto& [module, training] : modes) module->train(training);
     for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
   };

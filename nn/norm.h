@@ -56,7 +56,7 @@ struct Norm : Layer<Norm> {
   Variable forward(const Variable& x) {
     return o.kind == layer ? layer_norm(x, {o.size}, weight, bias, o.eps) : rms_norm(x, weight, o.eps);
   }
-  /// The sum dropout.added(residual, x) and its norm, fused into one pass unless one of the two layers has hooks.
+  /// Returns residual + dropout(x) and the norm of this sum, computed in one pass unless one of the layers has hooks.
   SumAndNorm of_sum(const Variable& residual, const Variable& x, Dropout& dropout);
   void fields(Fields& f) override { f("weight", weight)("bias", bias); }
   std::string kind() const override { return o.kind == layer ? "LayerNorm" : "RMSNorm"; }
@@ -192,7 +192,7 @@ struct WeightNorm : Module {
   };
   /// v starts as `weight`, g as the norms of v. Error for a weight of less than 2 dims.
   WeightNorm(Variable weight, const Options& o);
-  /// The weight of this call.
+  /// Computes the weight that the layer uses in one call.
   Variable weight(bool training) const;
   void fields(Fields& f) override;
   Variable g, v;
@@ -210,7 +210,7 @@ struct SpectralNorm : Module {
   };
   /// Starts with 15 power steps. Error for a weight of less than 2 dims, or iterations < 1.
   SpectralNorm(Variable weight, const Options& options);
-  /// The weight of this call; in training updates u and v first.
+  /// Computes the weight that the layer uses in one call; in training updates u and v first.
   Variable weight(bool training);
   void fields(Fields& f) override;
   Options o;
@@ -247,7 +247,7 @@ template <class L, class How> struct Parametrized : Layer<Parametrized<L, How>> 
  protected:
   void on_train(bool training) override { layer.train(training); }
 };
-/// Wraps a layer: Sequential net(weight_norm(Linear({.in = 2, .out = 8})), ReLU());
+/// Wraps a layer in WeightNorm: Sequential net(weight_norm(Linear({.in = 2, .out = 8})), ReLU());
 template <class L> Parametrized<L, WeightNorm> weight_norm(L layer, const WeightNorm::Options& o = {}) {
   return Parametrized<L, WeightNorm>(std::move(layer), o);
 }

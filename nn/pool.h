@@ -94,7 +94,7 @@ template <class Derived, int n> struct AdaptivePool : Layer<Derived> {
   std::string options() const override { return str("output ", output); }
   Dims output;
 };
-/// Mean over windows that divide the input evenly.
+/// Mean of each window. The windows have nearly equal sizes and together cover the input.
 template <int n> struct AdaptiveAvgPool : AdaptivePool<AdaptiveAvgPool<n>, n> {
   using AdaptivePool<AdaptiveAvgPool, n>::AdaptivePool;
   Variable forward(const Variable& x) {
@@ -106,7 +106,7 @@ template <int n> struct AdaptiveAvgPool : AdaptivePool<AdaptiveAvgPool<n>, n> {
 using AdaptiveAvgPool1d = AdaptiveAvgPool<1>;  ///< input (N, C, L)
 using AdaptiveAvgPool2d = AdaptiveAvgPool<2>;  ///< input (N, C, H, W)
 using AdaptiveAvgPool3d = AdaptiveAvgPool<3>;  ///< input (N, C, D, H, W)
-/// Maximum over windows that divide the input evenly.
+/// Maximum of each window. The windows have nearly equal sizes and together cover the input.
 template <int n> struct AdaptiveMaxPool : AdaptivePool<AdaptiveMaxPool<n>, n> {
   using AdaptivePool<AdaptiveMaxPool, n>::AdaptivePool;
   Variable forward(const Variable& x) { return with_indices(x).values; }

@@ -34,7 +34,7 @@ struct QuantizeReport {
   int64_t layers = 0, bytes_before = 0, bytes_after = 0;  ///< bytes of all parameters
   std::map<std::string, double> relative_error;           ///< per weight: |w - dequantised| / |w|, Euclidean norms
   std::vector<std::string> notes;                         ///< one note for each copy of a tied head
-  /// Returns a summary in one line, and a line for each of `notes`.
+  /// Returns a summary: one line with the numbers, then `notes`, one per line.
   std::string text() const;
 };
 /// Quantises the model in place; call it before optimizers and tensor parallelism exist. A model that was built empty

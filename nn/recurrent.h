@@ -48,7 +48,7 @@ struct RecurrentOutput {
   /// Calls fn for each variable; see nn/outputs.h.
   void each_variable(const auto& fn) { fn(output), fn(h); }
 };
-/// Result of LSTM. output and h: as in RecurrentOutput; c: last cells (D layers, B, hidden).
+/// Result of LSTM. output and h: as in RecurrentOutput; c: last cell states (directions * layers, B, hidden).
 struct LstmOutput {
   Variable output, h, c;
   /// Calls fn for each variable; see nn/outputs.h.

@@ -14,7 +14,7 @@ constexpr double pi = std::numbers::pi;
 
 int64_t turned_of(const Rope& rope, int64_t head_size) { return int64_t(double(head_size) * rope.partial); }
 
-/// Returns the index i, as a real number, of the pair of features that makes `turns` full rotations within the original
+/// Returns the index i, not rounded, of the pair of features that rotates `turns` times in the course of the original
 /// context. d: number of rotated features.
 double index_of_turns(const Rope& rope, double turns, int64_t d) {
   return double(d) * std::log(double(rope.original_context) / (turns * 2 * pi)) / (2 * std::log(rope.base));

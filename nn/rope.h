@@ -42,7 +42,8 @@ double rope_attention_factor(const Rope& rope);
 /// Cosines and sines that all layers of a model share. They are computed on demand; thread-safe.
 class RopeTable {
  public:
-  /// A table for heads of head_size features. `context` replaces an original_context of 0. Error for invalid options.
+  /// A table for heads of head_size features. If rope.original_context is 0, it becomes `context`. Error for invalid
+  /// options.
   RopeTable(const Rope& rope, int64_t head_size, int64_t context);
 
   /// Cosines and sines of some positions.
@@ -53,7 +54,7 @@ class RopeTable {
   Angles at(int64_t first, int64_t tokens, DType dtype, Device device);
   /// The angles of the given positions, i64, in a sequence of `length` tokens.
   Angles at(const Tensor& positions, int64_t length, DType dtype, Device device);
-  /// The options, with an original_context of 0 replaced.
+  /// The options; an original_context of 0 was replaced by the constructor's `context`.
   const Rope& rope() const { return rope_; }
 
  private:

@@ -117,9 +117,9 @@ class Ranked {
   int next_ = 0;
 };
 
-/// Cumulative weights without a full sort. A weight is exp(distance from the highest score); weights are summed per
-/// bucket of distances. A position in the order of ids (most likely first, ties by lower id) is found from these sums,
-/// and a single bucket is sorted.
+/// Finds the id at which the cumulative weight, from the most likely id on (ties by lower id), reaches a given value.
+/// weight = exp((score - highest score) / temperature). Instead of sorting all ids, sums the weights of each bucket of
+/// scores: the sums tell which bucket contains the id, and only this bucket is sorted.
 class Weights {
  public:
   /// Sums the weights of all scores. kept() and at() leave out weights below `least`.

@@ -82,7 +82,7 @@ int64_t likeliest(std::span<const double> scores);
 /// Returns scores (rows, vocabulary), which may be on any device, in host memory and in f32. Padded rows
 /// (tensor/padded.h) are copied with their padding, so they need not be packed first.
 Tensor scores_on_host(const Tensor& scores);
-/// One row of scores_on_host().
+/// One row of the scores that scores_on_host() returned, without padding.
 std::span<const float> row_of(const Tensor& scores, size_t row);
 /// log(softmax(logits)) in f64. Error if a logit is NaN.
 std::vector<double> log_probabilities(std::span<const float> logits);

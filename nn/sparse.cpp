@@ -73,7 +73,7 @@ class Row {
     const int64_t local = c_.num_local_blocks, count = c_.num_global_blocks;
     const int64_t first = local - (1 + head_ % c_.num_different_global_patterns) * count;
     add(row_ / local * local, row_ / local * local + local);
-    // In a short last window the global blocks move to the left, so that they fit.
+    // If the last window is short, its global blocks move to the left so that they do not exceed the number of blocks.
     for (int64_t at = 0; at < blocks_; at += local) {
       const int64_t begin =
           at + local <= blocks_ ? at + first : std::max<int64_t>(0, std::min(at + first, blocks_ - count));

@@ -1,4 +1,4 @@
-// WeightAverage and SWALR. See average.h.
+// WeightAverage, which averages weights, and SWALR, its learning rate schedule. See average.h.
 #include "optim/average.h"
 
 #include <algorithm>

@@ -65,7 +65,7 @@ double grad_norm(const std::vector<Variable>& parameters, double norm_type) {
   if (norm_type == 2 && !grads.empty() && !grads[0].device().is_cpu() &&
       std::all_of(grads.begin(), grads.end(), [&](const Tensor& g) { return g.device() == grads[0].device(); }))
     return norm_on_device(grads);
-  // Launch everything before reading, so that the device does not idle in between.
+  // Launch the kernels of all gradients before reading a result, so that the device does not idle in between.
   std::vector<Tensor> parts;
   std::vector<DType> dtypes;
   for (const Tensor& grad : grads) {

@@ -177,7 +177,7 @@ std::vector<OptionRange> AdamWScheduleFreeOptions::table() {
   all[1].low = std::nextafter(0, 1);  // beta1 > 0, as update() divides by it
   return all;
 }
-/// Weight of the newest iterate in the average: its share of the sum of weights up to this step.
+/// Weight of the newest iterate in the average of all iterates: its weight / the sum of all weights up to this step.
 double AdamWScheduleFree::newest_weight(int group, int64_t step) {
   const AdamWScheduleFreeOptions& o = options_[group];
   const auto weight = [&](int64_t k) {

@@ -195,7 +195,7 @@ void Optimizer::before_replay(const ClippedStep& request) {
       "anew");
 }
 
-/// Reads the outcome of steps that the device may have skipped.
+/// Waits for the steps that the device may have skipped, and subtracts the skipped ones from the step counts.
 void Optimizer::settle() {
   for (auto& [device, at] : on_device_) {
     if (!at->may_skip) continue;

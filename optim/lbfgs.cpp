@@ -16,7 +16,7 @@ namespace {
 double dot(const Tensor& a, const Tensor& b) { return sum(mul(a, b)).item(); }
 double largest(const Tensor& x) { return amax(abs(x)).item(); }
 
-/// Returns the minimiser, in [low, high], of the cubic that has the losses and slopes of the points p and q.
+/// Returns the position in [low, high] of the minimum of the cubic that has the losses and slopes of points p and q.
 template <class Point> double least_of_cubic(const Point& p, const Point& q, double low, double high) {
   const Point &a = p.at <= q.at ? p : q, &b = p.at <= q.at ? q : p;
   const double d1 = a.slope + b.slope - 3 * (a.loss - b.loss) / (a.at - b.at), square = d1 * d1 - a.slope * b.slope;

@@ -97,8 +97,8 @@ void Optimizer::written(const Variable& parameter) {
   states_[parameter.impl().get()].seen = parameter.tensor().storage()->version();
 }
 
-/// Stamps the storages of all parameters first, and then records their versions, because several parameters may share a
-/// storage.
+/// Gives new version numbers to the storages of all parameters, and only then records these numbers, because several
+/// parameters may share a storage.
 void Optimizer::written(const std::vector<Taking>& all) {
   for (const Taking& t : all) stamp(*t.parameter->tensor().storage(), name());
   for (const Taking& t : all) states_[t.parameter->impl().get()].seen = t.parameter->tensor().storage()->version();

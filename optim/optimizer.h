@@ -35,8 +35,8 @@ struct OptimizerState {
 /// Records a write: gives the storage a version number that no other storage has. Code that remembers the number can
 /// detect later writes, and a replaced storage.
 void stamp(Storage& storage, const char* writer);
-/// Updates a copy of higher precision after other code has written the parameter. Elements of the copy that round to
-/// the parameter's elements stay as they are, with their extra bits.
+/// Updates `copy`, a parameter's copy in higher precision, after other code has written the parameter. Elements of the
+/// copy that still round to the parameter's elements keep their value with all its bits.
 void follow(const Tensor& copy, const Tensor& parameter);
 
 /// True for state tensors with one number per block of elements (Optimizer::block()).
@@ -72,7 +72,7 @@ class Optimizer {
   StepOutcome last_step();
   /// Counts the step, and copies the current options (learning rate, ...) and `request` to where the graph reads them.
   /// To be called before each replay of a graph that captured step() or clipped_step(). Does nothing on the CPU, where
-  /// a replay calls the function again.
+  /// a replay calls the captured function again.
   void before_replay(const ClippedStep& request = {});
   /// Drops all gradients, or fills them with zeros if `keep` is set.
   void zero_grad(bool keep = false);
@@ -91,13 +91,13 @@ class Optimizer {
   virtual bool keeps_average() const { return average_decay_ > 0; }
   /// True if update() is a single device kernel, which a StepBatch (tensor/step_batch.h) can collect.
   virtual bool is_one_kernel() const { return false; }
-  /// True if steps on a device can be batched and captured.
+  /// True if one kernel can update many parameters on a device, and a graph can capture the step.
   bool can_be_collected() const { return is_one_kernel() && average_decay_ == 0; }
   /// False for rules that need the whole parameter (LAMB, Muon) and therefore cannot run on a shard.
   virtual bool is_elementwise() const { return true; }
   /// Number of elements that share a number in is_per_block() tensors; shards must begin at multiples of block().
   virtual int64_t block() const { return 1; }
-  /// Shape that the state tensor named `key` has for a parameter of this shape. `key` may have a prefix.
+  /// Shape of the state tensor `key` for a parameter of this shape. `key`: "exp_avg" or "state.<parameter>.exp_avg".
   virtual Shape state_shape(const std::string& key, const Shape& parameter) const;
   /// True if step() itself reduces gradients over ranks (parallel/onebit/); no wrapper may then reduce gradients.
   virtual bool communicates() const { return false; }
@@ -130,7 +130,7 @@ class Optimizer {
 
   /// Sets the names that state() uses; the default is 0, 1, ... in order. Error if a parameter has no name.
   void name_parameters(const std::vector<std::pair<std::string, Variable>>& names);
-  /// The state; its tensors share memory with the optimizer.
+  /// The state by parameter name, for saving; its tensors share memory with the optimizer.
   virtual OptimizerState state() const;
   /// Loads what state() returned. Error, with nothing changed, for an entry that is unknown or has the wrong shape.
   virtual void load_state(const OptimizerState& state);
@@ -148,7 +148,7 @@ class Optimizer {
     Tensor parameter, grad, low;
     ParameterState& state;
   };
-  /// Prepares the arguments for a parameter. any_gradient: true keeps a 16-bit gradient; false converts it to f32.
+  /// Prepares update()'s arguments. any_gradient: true keeps a 16-bit gradient; false converts it to f32.
   Prepared prepare(Variable& parameter, bool any_gradient = false);
   /// Must be called after a rule has written to a parameter, so that later writes by other code are detected.
   void written(const Variable& parameter);
@@ -190,7 +190,7 @@ inline constexpr double unchecked = -INFINITY;  ///< `low` of an option without 
 
 /// Error for the first option out of range.
 void check_ranges(const char* op, const std::vector<OptionRange>& table);
-/// check_ranges(), and Options::check() if there is one.
+/// Error for the first option out of range, or for options that Options::check() rejects, if it exists.
 template <class Options> void check_options(const char* op, Options o) {
   check_ranges(op, o.table());
   if constexpr (requires { o.check(op); }) o.check(op);

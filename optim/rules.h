@@ -39,7 +39,8 @@ AdamArgs adam_args(const Options& o, bool decoupled, int64_t step, int64_t updat
   return args;
 }
 
-/// One Adam update; the second moment is updated for the `updates`-th time. decoupled: AdamW's weight decay.
+/// One Adam update of p. updates: number of updates of the second moment, this one included. decoupled: true for
+/// AdamW's weight decay.
 template <class Options>
 void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
                  double grad_scale, int64_t updates) {
@@ -52,13 +53,13 @@ void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad
   LOCKSTEP_KERNEL(p.device(), adam)(p, grad, m, v, v_max, low, args);
 }
 
-/// The gradient to descend: scaled by grad_scale, and negated for maximize.
+/// Returns the gradient times grad_scale, negated if `maximize` is true.
 inline Tensor signed_grad(const Tensor& grad, bool maximize, double grad_scale) {
   const double factor = maximize ? -grad_scale : grad_scale;
   return factor == 1 ? grad : mul_scalar(grad, factor);
 }
 
-/// Rounds p into a 16-bit parameter; fused kernels do this themselves.
+/// Copies p, rounded, into the 16-bit parameter `low` if there is one. Fused kernels do this themselves.
 inline void round_into(Tensor& low, const Tensor& p) {
   if (low.defined()) low.copy_(p);
 }
@@ -97,7 +98,7 @@ void sgd_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState&
   LOCKSTEP_KERNEL(p.device(), sgd)(p, grad, momentum, low, args);
 }
 
-/// Error for nesterov without momentum or with dampening.
+/// Throws an Error if nesterov is set without momentum or with dampening.
 template <class Options> void check_nesterov(const char* op, const Options& o) {
   LOCKSTEP_CHECK(!o.nesterov || (o.momentum > 0 && o.dampening == 0), "[", op,
                  "] nesterov needs momentum > 0 and dampening 0, got ", o.momentum, " and ", o.dampening);

@@ -178,8 +178,6 @@ double PolynomialLR::value(int g, int64_t t) const {
   return base(g) * std::pow(1 - double(std::min(t, o_.total_iters)) / double(o_.total_iters), o_.power);
 }
 
-// A phase of OneCycleLR: its last step, the rates from and to which it moves (0 initial, 1 maximum, 2 final), and the
-// momenta from and to which it moves (0 maximum, 1 base).
 OneCycleLR::OneCycleLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
   check_groups("OneCycleLR", "max_lr", o_.max_lr);
   check_positive("OneCycleLR", "total_steps", double(o_.total_steps));
@@ -188,9 +186,11 @@ OneCycleLR::OneCycleLR(Optimizer& optimizer, Options options) : Schedule(optimiz
   LOCKSTEP_CHECK(o_.anneal_strategy == "cos" || o_.anneal_strategy == "linear",
                  "[OneCycleLR] expected anneal_strategy 'cos' or 'linear', got '", o_.anneal_strategy, "'");
   if (o_.cycle_momentum) momentum_ = momentum_option("OneCycleLR", optimizer);
-  // volatile: the product is rounded before 1 is subtracted (no FMA)
+  // volatile: keeps the compiler from fusing this product with the subtraction of 1 (FMA), so the product is rounded
   const volatile double steps_up = o_.pct_start * double(o_.total_steps);
   const double up = steps_up - 1, last = double(o_.total_steps) - 1;
+  // A phase: its last step; the rate at its begin and at its end (0 initial, 1 maximum, 2 final); the momentum at its
+  // begin and at its end (0 maximum, 1 base).
   if (o_.three_phase) phases_ = {{up, 0, 1, 0, 1}, {2 * steps_up - 2, 1, 0, 1, 0}, {last, 0, 2, 0, 0}};
   else phases_ = {{up, 0, 1, 0, 1}, {last, 1, 2, 1, 0}};
   for (size_t i = 0; i < phases_.size(); ++i) {

@@ -30,8 +30,8 @@ class PerGroup {
 /// Base class. Subclasses give the rate of a group at any step.
 class Schedule {
  public:
-  /// floor: if other code has changed the rate, a step multiplies (changed rate - floor) by the same factor as
-  /// (formula - floor). nullopt: a step overwrites the changed rate.
+  /// floor: tells what a step does to a rate that other code has changed. With a floor, (rate - floor) is multiplied by
+  /// the factor by which the formula's (rate - floor) changes in this step. nullopt: the formula's rate is set.
   explicit Schedule(Optimizer& optimizer, std::optional<PerGroup> floor = {});
   virtual ~Schedule() = default;
 
@@ -51,7 +51,7 @@ class Schedule {
  protected:
   /// Sets the rates of step_, and the momenta if they follow the schedule.
   virtual void apply();
-  /// Base rate of a group, even of a group that was added later.
+  /// Base rate of a group; for a group that was added after construction, the optimizer's initial_lr().
   double base(int g) const { return g < int(base_.size()) ? base_[size_t(g)] : optimizer_.initial_lr(g); }
   void check_groups(const char* name, const char* option, const PerGroup& values) const;
 
@@ -277,12 +277,12 @@ class ReduceLROnPlateau : public Schedule {
 
 // --- DeepSpeed ---
 
-/// Shape of DeepSpeed's warm-up.
+/// Shape of the warm-up in DeepSpeed's schedules.
 enum class Warmup { log, linear };
 /// "log" or "linear"; Error for other names.
 Warmup parse_warmup(const std::string& name);
 
-/// From warmup_min_lr to warmup_max_lr (default: the base rate) in warmup_num_steps steps, then constant.
+/// The rate goes from warmup_min_lr to warmup_max_lr (default: the base rate) in warmup_num_steps steps, then stays.
 class WarmupLR : public Schedule {
  public:
   struct Options {
@@ -299,7 +299,7 @@ class WarmupLR : public Schedule {
   Options o_;
 };
 
-/// WarmupLR, then linear decay to 0 at total_num_steps.
+/// The rate warms up as in WarmupLR, then falls linearly to 0 at step total_num_steps.
 class WarmupDecayLR : public WarmupLR {
  public:
   struct Options {
@@ -318,8 +318,8 @@ class WarmupDecayLR : public WarmupLR {
   int64_t total_;
 };
 
-/// Multiples of the base rate: warm-up from warmup_min_ratio to 1, then cosine down to cos_min_ratio at
-/// total_num_steps.
+/// The base rate times a ratio, which warms up from warmup_min_ratio to 1 and then falls as a cosine to cos_min_ratio
+/// at step total_num_steps.
 class WarmupCosineLR : public Schedule {
  public:
   struct Options {

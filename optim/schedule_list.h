@@ -11,7 +11,7 @@ namespace lockstep::optim {
 /// Creates a schedule for an optimizer.
 using MakeSchedule = std::function<std::unique_ptr<Schedule>(Optimizer& optimizer)>;
 
-/// Returns a function that makes a schedule of this class with these options.
+/// Returns a function that makes a schedule of type Class with `options`.
 template <class Class> MakeSchedule scheduled(typename Class::Options options) {
   return [options](Optimizer& optimizer) { return std::make_unique<Class>(optimizer, options); };
 }
@@ -20,7 +20,7 @@ template <class Class> MakeSchedule scheduled(typename Class::Options options) {
 /// empty list, or for ReduceLROnPlateau.
 class ScheduleList : public Schedule {
  public:
-  /// Makes the schedules. `name` is the class name in error messages. `floor`: see Schedule.
+  /// Makes the schedules. name: the class name in error messages. floor: as in Schedule's constructor.
   ScheduleList(const char* name, Optimizer& optimizer, const std::vector<MakeSchedule>& schedules,
                std::optional<PerGroup> floor = {});
   void load_state(const std::map<std::string, double>& state) override;

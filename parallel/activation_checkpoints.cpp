@@ -199,7 +199,7 @@ std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) 
             for (const Variable* v : beside) before.push_back(*v);
             std::vector<Variable> made = run(in);
             for (size_t i = 0; i < beside.size(); ++i)
-              // Puts back the caller's variables, because backward runs this function a second time.
+              // Puts back the variable's old value, because backward runs this function a second time.
               made.push_back(std::exchange(*beside[i], before[i]));
             return made;
           },

@@ -56,7 +56,7 @@ class ActivationCheckpoints {
   /// Undoes wrap_blocks() for the models that still exist.
   void unwrap_blocks();
 
-  /// Options that have no effect here, and the reasons.
+  /// Options that the caller set but that have no effect, and the reasons.
   const std::vector<std::string>& notes() const;
 
   /// The checkpoints of one name: the number of runs, and the milliseconds spent in them.
@@ -65,8 +65,8 @@ class ActivationCheckpoints {
     int64_t forwards = 0, backwards = 0;
     double forward_ms = 0, backward_ms = 0;
   };
-  /// All calls by name since the last reset_times(), measured with `profile`. The time of a backward includes the
-  /// second forward.
+  /// All calls since the last reset_times(), by name. Empty unless the option `profile` is true. The time of a backward
+  /// includes the second forward.
   std::vector<Times> times() const;
   void reset_times();  ///< starts measuring anew
   /// times() as a table of milliseconds per call.

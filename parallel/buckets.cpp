@@ -156,8 +156,8 @@ GradientAccumulator::GradientAccumulator(const std::vector<Variable>& parameters
   for (const std::vector<size_t>& members : plan_buckets(trained, cap, cap)) {
     std::vector<Variable> bucket;
     for (const size_t i : members) bucket.push_back(trained[i]);
-    // Processes share memory here only on the CPU. Sharing a device's memory is a collective, and this constructor is
-    // none.
+    // Only buckets on the CPU get the group, and with it memory that the processes of a host share. To share a device's
+    // memory is a collective, and this constructor is none.
     const bool is_here = bucket[0].device().is_cpu();
     buckets_.emplace_back(std::move(bucket), is_here ? group : nullptr);
   }

@@ -17,7 +17,7 @@ namespace lockstep::parallel {
 
 /// Copies tensors of one dtype and device into one flat tensor, so that a single collective moves them all.
 struct Packed {
-  /// An empty list leaves `whole` undefined.
+  /// Copies the tensors. With an empty list, `whole` stays undefined.
   explicit Packed(const std::vector<Tensor>& tensors);
   Tensor whole;               ///< the flat tensor
   std::vector<Tensor> parts;  ///< views of `whole`, in the tensors' shapes
@@ -34,8 +34,8 @@ class FlatGradients {
     TensorOptions options = {};
   };
   FlatGradients() = default;  ///< an object without parameters
-  /// group: the ranks over which the gradients are summed. With a group, processes share the memory where possible.
-  /// Without a layout the parameters lie one after another.
+  /// group: the ranks over which the gradients are summed. With a group, own_memory() gives a buffer that the other
+  /// ranks can read (ProcessGroup::shared_empty()). Without a layout the parameters lie one after another.
   explicit FlatGradients(std::vector<Variable> parameters, dist::ProcessGroup* group = nullptr,
                          std::optional<Offsets> layout = {});
 
@@ -102,8 +102,8 @@ class GradientAccumulator {
   /// Takes the gradients of one micro-batch. A missing gradient counts as zero. Error for a parameter that was frozen
   /// in the constructor and requires grad now.
   void add();
-  /// Puts the sum into .grad of every parameter that had a gradient in some micro-batch of this rank, or, with `agree`,
-  /// of any rank of that group. Error if there was no add() since the last finish(). While a Graph is captured, the
+  /// Puts the sum into .grad of every parameter that had a gradient in some micro-batch on this rank or, with `agree`,
+  /// on any rank of that group. Error if there was no add() since the last finish(). While a Graph is captured, the
   /// parameters with a gradient must be the same as in the previous sum.
   void finish(dist::ProcessGroup* agree = nullptr);
   /// Forgets what was added since finish().
@@ -115,7 +115,7 @@ class GradientAccumulator {
   std::vector<bool> agree_on_used(dist::ProcessGroup* agree);
   std::vector<Variable> frozen_;
   std::vector<bool> used_;  // for each parameter of the buckets, in order: true if it got a gradient since finish()
-  // The values of used_ on this rank, and their union over ranks, at the last finish() that no graph recorded.
+  // used_ on this rank, and its union over the ranks, as they were in the last finish() outside a graph's recording.
   std::vector<bool> used_here_, used_anywhere_;
   dist::ProcessGroup* group_;
   int64_t count_ = 0;

@@ -54,8 +54,8 @@ Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
     }
     return server == 0 ? sum : copy(sum, server, 0);
   }
-  // Reduce::ring: chunk c of the sum starts at member c + 1, passes through every other member, each of which adds its
-  // own part, is complete at member c, and goes to the first device.
+  // Reduce::ring: the sum of chunk c starts on the device of part c + 1, and goes round the devices of all other parts,
+  // each of which adds its own part. It is complete on the device of part c, and goes from there to the first device.
   const size_t n = parts.size();
   const Tensor whole = empty(parts[0].gradient.shape(), {parts[0].gradient.dtype(), traffic.device(0)});
   const Tensor flat = whole.view({-1});
@@ -120,7 +120,7 @@ struct Modes {
 
 }  // namespace
 
-/// Error that names the first field in which a replica differs from the module.
+/// Throws an Error if the replica has other fields than the module. The Error names the first difference.
 void Replicas::check_alike(size_t replica) const {
   const std::vector<NamedField> mine = nn::named_fields(module_), theirs = nn::named_fields((*this)[replica]);
   for (size_t j = 0; j < std::max(mine.size(), theirs.size()); ++j) {

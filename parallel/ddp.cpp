@@ -1,4 +1,4 @@
-// DDP as a policy of the reducer (reducer.h draws a backward pass). The unit of reduction is a bucket of gradients. One
+// DistributedDataParallel: tells the Reducer how to reduce gradients, in buckets (reducer.h draws a backward pass). One
 // bucket of four gradients on one of 4 ranks; g is a gradient of this rank, G the mean over the ranks:
 //
 //   after backward      after all_reduce (mean)         .grad
@@ -76,7 +76,7 @@ void Ddp::make_buckets(const std::vector<size_t>& order) {
     units.push_back({.gradients = FlatGradients(std::move(members), &group_), .members = std::move(indices)});
   }
   reducer_->cut(std::move(units));
-  // On devices this memory is allocated collectively, so all ranks must do it here.
+  // On GPUs all ranks must allocate this memory together (it is a collective), so they do it here.
   for (parallel::Reducer::Unit& unit : reducer_->units)
     if (group_.size() > 1 && unit.gradients.size() > 0 && !unit.gradients.parameter(0).device().is_cpu())
       unit.gradients.own_memory();

@@ -48,7 +48,7 @@ struct DdpOptions {
   CommHook hook;                                           ///< communicates a bucket; empty: all_reduce with op mean
 };
 
-/// Wraps a module for data parallel training: a Reducer (reducer.h) with DDP's policy.
+/// Wraps a module for data parallel training. Its Reducer (reducer.h) collects gradients, and calls it to reduce them.
 class DistributedDataParallel final : Reducer::Policy {
   void enter_no_sync() { reducer_->enter_no_sync(); }
   void leave_no_sync() { reducer_->leave_no_sync(); }
@@ -77,8 +77,8 @@ class DistributedDataParallel final : Reducer::Policy {
       While<DistributedDataParallel, &DistributedDataParallel::enter_no_sync, &DistributedDataParallel::leave_no_sync>;
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }  ///< begins the scope
 
-  /// Join context for uneven inputs. While the context lives, a rank that has run out of data keeps taking part in the
-  /// others' collectives, with zeros, inside the destructor. Gradients are divided by the world size, or with
+  /// Join context for uneven inputs. A rank that has run out of data enters the destructor, which takes part in the
+  /// other ranks' collectives with zeros until all have run out. Gradients are divided by the world size, or with
   /// divide_by_active by the number of ranks that still have data. At the end all ranks get the parameters and buffers
   /// of a rank that took the most steps. With throw_on_early_end, every rank throws an Error as soon as one rank has
   /// run out of data.
@@ -93,7 +93,7 @@ class DistributedDataParallel final : Reducer::Policy {
     DistributedDataParallel& ddp_;
     int exceptions_;  // uncaught exceptions when the scope began
   };
-  /// Begins the scope, see Join.
+  /// Returns a Join. While it lives, ranks may have different numbers of inputs.
   [[nodiscard]] Join join(bool divide_by_active = false, bool throw_on_early_end = false) {
     return Join(*this, divide_by_active, throw_on_early_end);
   }
@@ -117,7 +117,7 @@ class DistributedDataParallel final : Reducer::Policy {
   std::vector<Bucket> buckets_;     // one for each unit of the reducer
   std::vector<std::string> tags_;   // tags of the buckets' collectives
 
-  // ddp.cpp: the reducer's policy
+  // Defined in ddp.cpp: the buckets, and the functions that the reducer calls
   void make_buckets(const std::vector<size_t>& order);
   Tensor memory(size_t bucket) override { return reducer_->units[bucket].gradients.own_memory(); }
   std::function<void()> start(size_t bucket, const Tensor& sum) override;
@@ -126,7 +126,7 @@ class DistributedDataParallel final : Reducer::Policy {
   void ordered(const std::vector<size_t>& parameters) override { make_buckets(parameters); }
   void pass_begins() override;
 
-  // ddp_graph.cpp: finds the parameters that get gradients, for find_unused_parameters and static_graph
+  // Used by ddp_graph.cpp to find the parameters that get gradients, for find_unused_parameters and static_graph
   bool saw_forward_ = false;         // true: forwards ran through call(), and not all of their backwards have ended
   int forwards_ = 0;                 // forwards whose backward has not begun
   std::vector<bool> reachable_;      // true for the parameters that the last forward's output depends on
@@ -140,7 +140,7 @@ class DistributedDataParallel final : Reducer::Policy {
   std::string unexpected(const Reducer::Parameter& p) override;
   std::vector<bool> agree_on_used();
 
-  // ddp_join.cpp: uneven inputs
+  // Used by ddp_join.cpp, for ranks with different numbers of inputs (see Join)
   struct JoinState {
     bool divide_by_active = false, throw_on_early_end = false;
     int active = 0;      // number of ranks that still have data
@@ -148,7 +148,7 @@ class DistributedDataParallel final : Reducer::Policy {
   };
   std::optional<JoinState> join_;
   bool answering_ = false;  // true if this rank has no data left and only takes part in the other ranks' collectives
-  /// The result of agree(), which asks all ranks for the next phase: that phase, and the ranks that have data.
+  /// The result of agree(), in which all ranks tell their next phase: the ranks that have data left, and their phase.
   struct Agreed {
     std::vector<int> active;
     Phase phase;

@@ -36,8 +36,8 @@ void Ddp::look_at(const Variable& output) {
       if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
   }
   if (any || output.is_leaf()) return;
-  // No gradient will arrive on this rank, but the other ranks wait for zeros from this rank. This begins the pass when
-  // backward starts.
+  // `output` depends on no parameter, so no gradient will begin the reducer's pass. But the other ranks wait for zeros
+  // from this rank, so this hook begins the pass when backward starts.
   Variable(output).before_backward([this, exists = std::weak_ptr<int>(alive_)] {
     if (!exists.expired() && !reducer_->in_pass()) reducer_->begin_pass();
   });

@@ -78,7 +78,7 @@ Ddp::Join::~Join() noexcept(false) {
   if (std::uncaught_exceptions() == exceptions_) ddp_.shadow_until_all_ended();
 }
 
-// --- buffers (changed by forward), and state by name ---
+// --- the module's buffers, which a forward may change; saving and loading its state ---
 
 void Ddp::sync_buffers() {
   if (options_.broadcast_buffers && !module_buffers().empty())

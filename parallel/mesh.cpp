@@ -34,7 +34,8 @@ std::optional<std::pair<std::string, int>> word_of(std::string_view text) {
   return std::pair(std::string(text.substr(0, letters)), std::stoi(std::string(digits)));
 }
 
-/// Distance between two plans: first the number of axes that change, then the size of the changes. dp counts least.
+/// Distance between two plans: the number of axes that differ and, to compare plans with the same number, how much they
+/// differ (in powers of two; a change of dp weighs least).
 std::pair<int, double> distance(const Plan& from, const Plan& to) {
   int changes = from.zero != to.zero;
   double steps = from.zero == to.zero ? 0 : 1;

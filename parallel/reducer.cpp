@@ -1,4 +1,4 @@
-// The reducer: hooks on the tape, the placeholder in .grad, and the course of one pass. See reducer.h.
+// The reducer: hooks on the tape, the placeholder in .grad, and what happens in one backward pass. See reducer.h.
 #include "parallel/reducer.h"
 
 #include <algorithm>

@@ -70,7 +70,7 @@ class Reducer {
     // true: .grad becomes the reduced gradient, and gradients may be cleared one by one. false: the policy owns the
     // reduced gradients, and .grad is a placeholder.
     bool shows = false;
-    /// True: on one rank a gradient may become the flat memory itself (FlatGradients::offer).
+    /// True: in a group of one rank, a gradient's memory may serve as the flat memory (FlatGradients::offer).
     bool leaves = false;
     const char* emptied = "";  ///< error text for reading a placeholder
   };
@@ -110,7 +110,7 @@ class Reducer {
 
   /// Sets the units. They are reduced in the order of this list.
   void cut(std::vector<Unit> units);
-  /// Sorts the reductions by the time at which units become complete, if gradients arrive in the order of `parameters`.
+  /// Sorts the reductions in the order in which units become complete when gradients arrive in the order `parameters`.
   void reorder(const std::vector<size_t>& parameters);
 
   // A pass begins by itself with the first gradient. A rank that will get no gradient calls begin_pass() so that it

@@ -56,7 +56,7 @@ class Traffic {
  public:
   explicit Traffic(const std::vector<Device>& devices) : devices_(devices), rows_(devices.size() + 1) {}
 
-  /// A place is an index into the devices, or host() for anything else.
+  /// A place is the index of a device in the constructor's list; host() stands for all other devices.
   size_t host() const { return devices_.size(); }
   size_t place_of(Device device) const;
   Device device(size_t place) const { return place < devices_.size() ? devices_[place] : cpu; }
@@ -115,7 +115,7 @@ template <class T> inline constexpr bool holds_tensors = HoldsTensors<std::remov
 
 // --- one traversal for measuring and splitting inputs and joining outputs ---
 
-/// Error if `alike` is false: the replicas' outputs differ in structure and cannot be joined. what: what was expected.
+/// Error if `alike` is false: outputs of replicas that differ in structure cannot be joined. what: what was expected.
 void expect_alike(bool alike, const char* what);
 
 /// Traverses several values of one type side by side. The values must have the same structure. Calls fn(places) for

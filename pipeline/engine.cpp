@@ -89,7 +89,7 @@ void Engine::forward(const Action& a) {
   }
   f.random_call = random_state().call;
   if (!now_.training) f.inputs.clear();
-  // The sample is freed once both ends of the pipeline have used it.
+  // The first and the last stage use the sample. It is freed once those of them that are on this rank have used it.
   if (stage == 0 || last) {
     int& left = samples_.at(a.micro_batch).left;
     left -= (stage == 0) + last;
@@ -156,8 +156,8 @@ void Engine::backward(const Action& a) {
   if (whole) collect(a);
 }
 
-// Tied gradients from a later stage may arrive long after the rest, because that stage also postpones weight gradients.
-// This stage therefore stores its own gradients until the tied gradients arrive, instead of blocking.
+// Computes a micro-batch's weight gradients. Those of tied parameters need gradients from a later stage, which may
+// arrive much later, as that stage postpones them too. This stage stores its gradients until then, instead of blocking.
 void Engine::backward_weight(const Action& a) {
   std::vector<Variable> tied;
   for (const Tie& tie : ties_) tied.insert(tied.end(), tie.parameters.begin(), tie.parameters.end());

@@ -63,8 +63,8 @@ struct EngineOptions {
   int checkpoint_interval = 0;          ///< layers that are recomputed together in backward; 0: none
   bool dynamic_shapes = false;          ///< true: send shapes with every micro-batch; false: only once
   std::optional<Schedule> custom = {};  ///< a schedule of your own, checked before training starts
-  /// Default: a mesh of replicas x stages over all ranks. With tensor parallelism, `make` of each LayerSpec returns the
-  /// sliced layer.
+  /// The mesh of the ranks; null: replicas x stages over all ranks. If the mesh has tensor-parallel ranks, the caller's
+  /// LayerSpec::make must return layers that are sliced already.
   const parallel::Mesh* mesh = nullptr;
   std::optional<DType> dtype = {};  ///< dtype of the parameters; default: as the layers are built
   /// False: .grad is the sum over the micro-batches of this replica only, and the caller (ZeRO) reduces over replicas.
@@ -129,8 +129,8 @@ class Engine {
   bool leads(const std::string& parameter) const;
   /// The (layer, index) position of a parameter in norm()'s sum; nullopt on stages for which leads() is false.
   std::optional<std::pair<int, int>> place_in_norm(const std::string& parameter) const;
-  /// This rank's process groups for messages and ties, in an order that all ranks share. The mesh's groups are not
-  /// included.
+  /// This rank's process groups for messages and for tied parameters, in the same order on all ranks. The mesh's groups
+  /// are not included.
   std::vector<dist::ProcessGroup*> groups() const;
   /// Bytes that this rank has sent to other stages so far.
   int64_t bytes_sent() const;
@@ -151,7 +151,7 @@ class Engine {
     std::vector<int> stages;                    // virtual stages that use the group, rising
     std::vector<Variable> parameters;           // empty when this rank uses none
     std::shared_ptr<dist::ProcessGroup> ranks;  // ranks that use the group; null if only one does, and on other ranks
-    // Gradients for a chunk of this rank that the chunk has not used yet, by the sending stage and micro-batch.
+    // Gradients of the group that have arrived on this rank and are not used yet, by sending stage and micro-batch.
     std::map<std::pair<int, int64_t>, std::vector<Tensor>> waiting;
     int before(int stage) const;  // the previous stage that uses the group; -1 for none
     int after(int stage) const;
@@ -161,16 +161,16 @@ class Engine {
     Action action;
     std::vector<std::pair<Variable, Tensor>> gradients;
   };
-  /// Identifies a message between ranks. stage: the virtual stage that sends it; tie: index in ties_, for Road::tied.
+  /// Identifies a message. stage: the virtual stage that sends it; tie: index in ties_, for tied parameters' gradients.
   struct Message {
     Road road;
     int stage, micro_batch, tie = 0;
     auto operator<=>(const Message&) const = default;
   };
-  /// A micro-batch's data, kept until both ends of the pipeline have used it.
+  /// A micro-batch's data, which the first and the last stage use.
   struct Held {
     Sample sample;
-    int left = 1;              // ends on this rank that have not used the sample yet
+    int left = 1;              // number of these stages that are on this rank and have not used it yet
     uint64_t random_call = 0;  // random calls that Data made while it drew the sample
   };
   /// Position of a parameter in the whole model.
@@ -251,7 +251,7 @@ class Engine {
   std::vector<Tie> ties_;
   std::vector<std::optional<parallel::GradientAccumulator>> sums_;  // by chunk; nullopt: nothing to train
   std::map<int, Shapes> shapes_sent_;                               // shapes sent in training, by virtual stage
-  // Shapes received, by the virtual stage that sends, and micro-batch (-1: all of training).
+  // Shapes received, by the virtual stage that sends and the micro-batch (-1: for all micro-batches of training).
   std::map<std::pair<int, int>, Shapes> shapes_known_;
   // Messages by kind (Road) and sending rank. expected_: their receive is not posted yet; posted_: it is posted.
   std::map<std::pair<Road, int>, std::deque<Message>> expected_, posted_;

@@ -52,12 +52,12 @@ struct Shapes {
 /// The tensors of `values`, without the tape.
 std::vector<Tensor> tensors_of(const Values& values);
 
-/// One end of a link.
+/// A link as one of its two ranks uses it, to send or to receive.
 class Link {
  public:
-  /// `group` consists of the two ranks, sender first. Both ranks construct their ends at the same time and tell each
-  /// other whether they are on a CUDA device; unless both are, messages go through the host. ahead: number of messages
-  /// by which the host may run ahead of the device; this bounds the memory of messages.
+  /// `group` consists of the two ranks, sender first. Both ranks must call this constructor together. Unless both are
+  /// on CUDA devices, messages go through the host. ahead: number of messages by which the host may run ahead of the
+  /// device; this bounds the memory of messages.
   Link(std::shared_ptr<dist::ProcessGroup> group, Device device, int ahead);
 
   /// Queues tensors for sending. If `shapes` is given, sends the shapes first. Keeps the tensors alive until they are

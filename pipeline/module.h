@@ -38,8 +38,8 @@ struct LayerSpec {
   Make make = {};           ///< builds the module; empty for a function without parameters
   Forward forward = {};     ///< computes the outputs; empty: module.call() on the only input
   int64_t parameters = -1;  ///< number of parameters; -1: every rank builds the layer once to count them, and drops it
-  /// Prefix of the layer's parameter names, such as "blocks.3"; "" for none. Default: the layer's number, or "tied.KEY"
-  /// for a tied layer.
+  /// Prefix of the layer's parameter names, such as "blocks.3"; "" for none. Default: the layer's number or, for a
+  /// layer with ties, "tied." and the first of them, such as "tied.table".
   std::optional<std::string> name = {};
   std::shared_ptr<const WholeModel> whole = {};  ///< the model that this layer was cut from, if any
   /// Layers with the same ties share one module. For a layer that layers_of() made from a model: names of the
@@ -71,18 +71,19 @@ template <class L> LayerSpec layer(const typename L::Options& options) {
 LayerSpec layer(std::string kind, LayerSpec::Forward forward);
 LayerSpec layer(std::string kind, std::function<Variable(const Variable&)> forward);
 
-/// The layers of one rank. Parameter names begin with LayerSpec::name, or else with the layer's number in the whole
-/// model: "3.weight". A tied layer has the name of the first layer with that tie, or else "tied.KEY". The names of all
-/// ranks together are the names of the whole model.
+/// The layers of one rank. Parameter names begin with LayerSpec::name. Without a name, they begin with the layer's
+/// number in the whole model ("3.weight") or, if the layer is tied, with "tied." and the tie's key
+/// ("tied.table.weight"). Layers that share a module use the name of the first of them. All ranks' names together are
+/// the whole model's names.
 class StageModule : public nn::Module {
  public:
   /// The layers [begin, end) of one virtual stage.
   struct Chunk {
     int begin = 0, end = 0;
   };
-  /// Builds the layers of these chunks. Initial values depend only on the seed and on the layer's number (if tied: on
-  /// the number of the first such layer), not on the split. checkpoint_interval: see forward(). Error when two layers
-  /// have the same name, or when a layer has neither a module nor a function.
+  /// Builds the layers of these chunks. Initial values depend only on the seed and on the layer's number (for layers
+  /// that share a module: on that of the first), not on the split. checkpoint_interval: see forward(). Error when two
+  /// layers have the same name, or when a layer has neither a module nor a function.
   StageModule(const std::vector<LayerSpec>& layers, std::vector<Chunk> chunks, int checkpoint_interval);
 
   /// Runs a chunk. With a checkpoint interval of n > 0, every group of n layers stores only its input and is recomputed
@@ -106,7 +107,7 @@ class StageModule : public nn::Module {
   void fields(nn::Fields& f) override;
   std::string kind() const override { return "StageModule"; }
 
-  /// The models from which layers_of() made layers of the list.
+  /// The models that layers_of() divided into these layers; empty if no layer comes from layers_of().
   std::set<const WholeModel*> models() const;
 
  private:

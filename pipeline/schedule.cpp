@@ -1,4 +1,4 @@
-// Builds schedules from the rules of their kinds. See schedule.h.
+// Builds a schedule by the rules of its kind, which schedules/KIND.cpp defines. See schedule.h.
 #include "pipeline/schedule.h"
 
 #include <algorithm>

@@ -97,7 +97,8 @@ std::string refusal_of(const Request& request);
 /// Makes the schedule for this request. Error with the text of refusal_of() if none exists. A pure function.
 Schedule make_schedule(const Request& request);
 
-/// The forwards of `micro_batches` micro-batches on the same stages, with their transfers: for evaluation.
+/// Each rank's list of actions for evaluation: only the forwards of `micro_batches` micro-batches and their transfers,
+/// on the stages of `schedule`.
 std::vector<std::vector<Action>> forwards_of(const Schedule& schedule, int micro_batches);
 
 }  // namespace lockstep::pipeline

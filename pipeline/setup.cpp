@@ -154,7 +154,7 @@ void Engine::agree() const {
   parallel::check_agreement("pipeline", lines, *world_);
 }
 
-/// Returns the pairs of stages between which tied gradients travel: from each stage of a tie to the one before.
+/// Returns pairs of stages: one that sends its gradients of tied parameters, and the previous one that uses them.
 Ties Engine::tie_pairs() const {
   Ties pairs;
   for (const Tie& tie : ties_)

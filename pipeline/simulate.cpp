@@ -27,7 +27,7 @@ size_t other_of_pair(const Schedule& s, size_t rank, size_t at) {
   return is_pair ? next : 0;
 }
 
-/// Moves the receives of each pair before the pair, and the sends after the pair.
+/// If a forward and a backward run as one computation, moves their receives before it and their sends after it.
 Schedule pair_up(Schedule s) {
   const auto turn = [](const Action& a) { return is_send(a.what) ? 2 : is_compute(a.what) ? 1 : 0; };
   for (size_t rank = 0; rank < s.ranks.size(); ++rank) {

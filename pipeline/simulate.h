@@ -47,8 +47,8 @@ struct Simulation {
 /// weight gradient of `to` waits for the weight gradient of `from`.
 using Ties = std::vector<std::pair<int, int>>;
 
-/// Runs the lists in order, as ranks do: receives block, sends do not. The lists may contain any error. Error for costs
-/// that are negative or not finite.
+/// Goes through each rank's list of actions in order, as the rank does: receives block, sends do not. The lists may
+/// contain any error, such as a deadlock. Throws an Error for costs that are negative or not finite.
 Simulation simulate(const Schedule& schedule, const Costs& costs = {}, const Ties& ties = {});
 
 /// Idle fraction by the papers' formulas, without latency, from a rank's forward F, input gradient I and weight

@@ -81,7 +81,7 @@ std::vector<int> balance(const std::vector<double>& weights, const Schedule& sch
           std::accumulate(weights.begin() + bounds[i], weights.begin() + bounds[i + 1], 0.0) * parts / total;
     return simulate(simulated, costs).seconds;
   };
-  // Several cuts may be equally balanced. Takes the faster of two: the cut found from the front, and from the back.
+  // Several divisions may be equally balanced. Takes the faster of two: found from the front, and from the back.
   const std::vector<int> mirrored = balance({weights.rbegin(), weights.rend()}, parts);
   std::vector<int> last;
   for (auto bound = mirrored.rbegin(); bound != mirrored.rend(); ++bound) last.push_back(int(weights.size()) - *bound);

@@ -1,5 +1,5 @@
 // Checks messages on device streams for deadlocks. A stream runs one message at a time, in order; a message completes
-// when both ends have reached it.
+// when the sender's and the receiver's stream have both reached it.
 //
 // The check is stricter than the devices: a rank continues only when its inputs have arrived, as if its host waited for
 // every message. Real hosts run ahead and can only enqueue earlier, so a schedule that passes here cannot deadlock.
@@ -90,9 +90,9 @@ class Traffic {
   std::vector<std::vector<Move>> moves_;  // what each rank does, in order
 };
 
-/// The moves of the engine (transfers.cpp): a rank that wants a message also takes the earlier messages of its link,
-/// and posts the receive of the next message ahead. The shapes of activations are known, as they are after the first
-/// step.
+/// The operations on messages that the engine makes on this rank (transfers.cpp). To get a message, it also takes the
+/// earlier messages of the same link, and then posts the receive of the next message ahead. Assumes that the shapes of
+/// activations are known, as they are after the first step.
 std::vector<Move> Traffic::moves_of(int rank) const {
   std::vector<Move> moves;
   std::vector<size_t> posted(links_.size()), taken(links_.size());  // positions in each link's order

@@ -52,18 +52,18 @@ const std::vector<std::string>& sources() {
 namespace {
 
 constexpr double of_copies = 0.80;
-// 16-bit products by cuBLASLt: product_short fuses nothing or a bias, product_gelu fuses gelu and also writes gelu's
-// input, product_gelu_grad fuses gelu's derivative.
+// Efficiencies of 16-bit products by cuBLASLt. product_short: with a fused bias, or with nothing fused; product_gelu:
+// with gelu fused, whose input is also written; product_gelu_grad: with gelu's derivative fused.
 constexpr double start_seconds = 6e-6;
 constexpr Efficiency product_short{0.78, of_copies, 1, start_seconds}, product_gelu{0.53, of_copies, 1, start_seconds},
     product_gelu_grad{0.49, of_copies, 1, start_seconds}, product_a100{0.70, of_copies, 5, start_seconds},
     product_f32{0.76, of_copies, 4}, attention_f32{0.50, of_copies, 4}, by_memory{1, of_copies, 1};
 // Added time of a product with a long inner dim: its sums are split into parts, which another kernel adds up.
 constexpr double split_seconds = 12e-6;
-// Fraction of the bandwidth for a bias gradient beside the weight's: a second kernel reads the output's gradient again.
+// Fraction of the bandwidth that the kernel of a bias gradient reaches. It reads the output's gradient a second time.
 constexpr double of_bias_grads = 0.49;
 
-/// The measured fraction of the bandwidth (part) of a memory-bound kernel together with its small second kernel.
+/// A memory-bound kernel, and the fraction (part) of the bandwidth that it and its small second kernel reached.
 struct Measured {
   const char* name;
   double part;
@@ -134,7 +134,7 @@ KernelCost product_cost(const DryKernel& k, const Card& card) {
 struct AttentionSpeeds {
   double causal[6], all[6], backward[6];  // speeds with a causal mask; without a mask; of backward without a mask
 
-  /// Fraction of the H100's 989 TFLOP/s, interpolated between two lengths on a logarithmic scale.
+  /// Returns the speed as a fraction of the H100's 989 TFLOP/s, interpolated on a logarithmic scale.
   double part(int64_t tokens, bool is_causal, bool is_backward) const {
     const double place = std::clamp(std::log2(double(std::max<int64_t>(tokens, 1)) / 512), 0., 5.);
     const auto low = size_t(place), high = std::min<size_t>(low + 1, 5);
@@ -156,7 +156,7 @@ Efficiency attention_efficiency(const DryKernel& k, bool backward, const Card& c
   if (!card.has_wgmma) return {backward ? 0.45 : 0.50, of_copies, 2};
   const int64_t width = q.shape[3];
   const bool on_wgmma = (width == 64 || width == 128) && k.dropout == 0 && k.window == 0;
-  // Measured speed, relative to the published speeds in flash_2 and flash_3.
+  // Measured speed divided by the published speed, which is in flash_2 or flash_3.
   const double measured = !on_wgmma ? backward ? 0.65 : 0.72 : backward ? 0.87 : 1.16;
   return {std::min(0.65, (on_wgmma ? flash_3 : flash_2)[width > 64].part(keys.shape[2], k.causal, backward) * measured),
           of_copies, 2};
@@ -177,7 +177,7 @@ KernelCost attention_cost(const DryKernel& k, bool backward, const Card& card) {
           .efficiency = attention_efficiency(k, backward, card)};
 }
 
-/// A reduction to few outputs is split into chunks, which a second kernel adds up.
+/// Returns 2 for a reduction to few outputs, which is split into chunks that a second kernel adds up; else 1.
 int64_t launches_of_reduce(const DryKernel& k) {
   const Operand &x = k.operand(0), &out = k.operands.back();
   const int width = int(std::min<int64_t>(8, 16 / size_of(x.dtype)));
@@ -206,7 +206,7 @@ std::vector<DryKernel> with_joined_steps(std::vector<DryKernel> kernels) {
   return all;
 }
 
-/// The bytes of a lookup. They include only the table's rows that the lookup touches, `rows` bytes.
+/// Bytes that a lookup reads and writes. From the table it reads only the rows that it looks up, `rows` bytes.
 double bytes_of_picked(const DryKernel& k, const Operand& table, double rows) {
   return double(k.bytes()) - double(table.bytes()) + rows;
 }
@@ -221,9 +221,9 @@ KernelCost other_cost(const DryKernel& k) {
   } else if (name == "embedding" || name == "index_select") {
     cost.bytes = bytes_of_picked(k, k.operand(0), double(k.operands.back().bytes()));
   } else if (name == "embedding_grad" || name == "index_add") {
-    // The kernels read the gradient once and add rows of one index in parts, whose f32 sums they write and read again.
-    // The table's rows do not count, as a text has few distinct tokens. A pass of the sort reads and writes 8 bytes an
-    // index.
+    // The kernels sort the indices, then read the gradient once. They add the rows of one index in parts, and write and
+    // read the f32 sum of each part. Each pass of the sort reads and writes 8 bytes per index. The table's rows do not
+    // count, as a text has few distinct tokens.
     const Operand &grad = k.operand(0), &index = k.operand(1);
     constexpr int64_t sort_tile = 1024;
     for (int64_t run = sort_tile; run < index.elements; run *= 2) ++cost.launches;  // merge passes of the sort
@@ -302,7 +302,7 @@ DryStep dry_step(const nn::GPT::Options& o, int64_t batch, DType dtype, bool opt
 
 namespace {
 
-/// Seconds of a kernel if bound by operations, by memory and by its launches.
+/// Seconds that a kernel takes if only its operations limit it, if only memory does, and if only its launches do.
 std::array<double, 3> times_of(const KernelCost& cost, const Card& card) {
   const double peak = cost.is_short ? card.flops16 : card.flops32;
   return {cost.flops > 0 ? cost.flops / (peak * cost.efficiency.flops) + cost.efficiency.start : 0,

@@ -35,7 +35,7 @@ struct Efficiency {
   int source = 0;
   double start = 0, before = 0;
 };
-/// Descriptions of the measurements.
+/// Descriptions of the measurements, to which Efficiency::source refers.
 const std::vector<std::string>& sources();
 
 /// The cost of one kernel of the dry run on the CUDA backend.

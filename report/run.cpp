@@ -164,15 +164,15 @@ void add_traffic(const RunFiles& run, Analysis& a) {
     const double n = number_of(*how, "ranks", 1), bytes = number_of(*how, "parameter_bytes"),
                  passes = number_of(*how, "micro_batches", 1);
     const int stage = int(number_of(*how, "zero", -1));
-    // As in `lockstep plan`: from stage 2 on every micro-batch is reduced; in stage 3 parameters are gathered for each
-    // forward and backward.
+    // As in `lockstep plan`: from ZeRO stage 2 on, gradients are reduced after every micro-batch; in stage 3,
+    // parameters are also gathered for each forward and each backward.
     const double times = stage <= 1 ? 2 : stage == 2 ? passes + 1 : 3 * passes;
     const char* text = stage <= 1 ? "2Ψ(n-1)/n" : stage == 2 ? "(A+1)Ψ(n-1)/n" : "3AΨ(n-1)/n";
     if (n > 1)
       a.sent_formula = Formula{times * bytes * (n - 1) / n, str(text, ", Ψ = ", int64_t(bytes), " bytes, n = ", int(n),
                                                                 stage >= 2 ? str(", A = ", int(passes)) : "")};
   } else if (a.pipeline && a.pipeline->copies == 1 && run.settings.find("width")) {
-    // Each micro-batch crosses every stage boundary twice. This is the mean per rank.
+    // A micro-batch crosses every boundary between stages twice: forward and backward. Computes the mean per rank.
     const PipelineFigures& p = *a.pipeline;
     const double one =
         number_of(run.settings, "batch") * number_of(run.settings, "context") * number_of(run.settings, "width") * 4;
@@ -191,7 +191,7 @@ void add_memory(const RunFiles& run, Analysis& a) {
     std::map<std::string, double> here;
     for (const Sample& s : t.samples("memory"))
       for (const auto& [key, value] : s.values.as_object()) here[key] = std::max(here[key], value.as_number());
-    // Samples miss memory that comes and goes between them, such as activations. Uses the recorded peaks for these.
+    // Samples miss memory that is allocated and freed between them. For activations and messages, uses recorded peaks.
     if (const auto& peaks = t.samples("memory, most so far"); !peaks.empty())
       for (const char* key : {"activation", "communication"}) here[key] = number_of(peaks.back().values, key);
     for (const auto& [key, value] : here) most[key] += value;
@@ -306,7 +306,7 @@ std::vector<std::array<double, parts>> steps_by_part(const RankTrace& t) {
 
 std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces) {
   PipelineFigures f;
-  // By replica and number: the n-th train_batch of every rank of a replica is the same batch.
+  // By replica and number of the batch. The n-th train_batch event of every rank of a replica is of the same batch.
   std::map<std::pair<int, size_t>, std::vector<std::pair<const RankTrace*, const Event*>>> batches;
   for (const RankTrace& t : traces) {
     size_t count = 0;

@@ -30,7 +30,7 @@ enum class Part : uint8_t { forward, backward, weights, optimizer, data, communi
 inline constexpr int parts = 7;       ///< number of Parts
 std::string_view name_of(Part part);  ///< "forward", ...
 
-/// A stretch of time in one Part, in seconds.
+/// A stretch of time in which a rank's main thread has one kind of activity (Part), in seconds.
 struct Interval {
   Part part;
   double begin, end;
@@ -93,7 +93,7 @@ struct Analysis {
 /// Computes the figures of a run.
 Analysis analyze(const RunFiles& run);
 
-// Parts of analyze().
+// Functions that analyze() calls.
 double median(std::vector<double> values);  ///< 0 without values
 /// Seconds by Part for each step of a rank. The first step is warm-up and left out if there are more.
 std::vector<std::array<double, parts>> steps_by_part(const RankTrace& trace);

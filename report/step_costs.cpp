@@ -29,7 +29,8 @@ double seconds_of(int times, const std::function<void()>& call) {
   return median(std::move(all));
 }
 
-/// Least-squares fit of seconds over bytes, with a latency of at least 0. messages: number of latencies in each time.
+/// Fits seconds = messages * latency + bytes / bandwidth to the points (bytes, seconds), by least squares. The latency
+/// is at least 0.
 dist::Link fit(const std::vector<std::pair<double, double>>& points, double messages) {
   double n = 0, x = 0, y = 0, xx = 0, xy = 0;
   for (const auto& [bytes, seconds] : points) {
@@ -37,7 +38,7 @@ dist::Link fit(const std::vector<std::pair<double, double>>& points, double mess
     n += w, x += w * bytes, y += w * seconds, xx += w * bytes * bytes, xy += w * bytes * seconds;
   }
   double slope = (n * xy - x * y) / std::max(n * xx - x * x, 1e-300);
-  // If noise hides the cost of bytes, attribute all of the time to bytes.
+  // If noise makes the slope 0 or negative, assumes no latency: all of the time is for the bytes.
   if (!(slope > 0)) slope = xy / xx;
   const double start = (y - slope * x) / n;
   LOCKSTEP_CHECK(
@@ -79,7 +80,7 @@ double measure_memory(int ranks) {
     weight.grad() = ones({n});
     dist::world().barrier();
     const double step = seconds_of(25, [&] { adam.step(); });
-    // Bytes per element as in engine::predict(): two states read and written, plus parameter and gradient.
+    // Bytes per element as in engine::predict(): 2 * 8 to read and write two moments, 8 for parameter and gradient.
     const std::lock_guard lock(mutex);
     least = std::min(least, double(n) * (2 * 8 + 8) / step);
   });

@@ -104,7 +104,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
   const pipeline::Schedule& schedule = plan.schedule;
   const int v = schedule.request.chunks, stages = schedule.virtual_stages();
 
-  // Seconds of a micro-batch: of each virtual stage, of each rank, and of the whole model.
+  // Seconds per micro-batch of each virtual stage (parts), of each rank (ranks), and of the whole model.
   std::vector<Layer> parts(size_t(stages), Layer{}), ranks(size_t(l.pp), Layer{});
   Layer whole;
   for (int s = 0; s < stages; ++s) {
@@ -160,7 +160,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
     add("messages", real - ideal, str("activations and their gradients, ", hop, " s each"));
   }
 
-  // For each figure, the largest of any stage, as engine::plan_parts() computed it.
+  // engine::plan_parts() has computed figures for each stage. Takes for each figure the largest of any stage.
   double moved = 0;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const engine::Forecast& stage = plan.stages[s];

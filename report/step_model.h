@@ -18,7 +18,7 @@
 
 namespace lockstep::report {
 
-/// The machines.
+/// The machines on which the ranks run.
 struct Cluster {
   dist::Network network;  ///< links between hosts, and within a host; `within` unset: like `between`
   int ranks_per_host = 8;
@@ -49,8 +49,8 @@ double measure_memory(int ranks);
 /// Measures latency and bandwidth between ranks on this machine: a line fitted to the times of all-reduces of several
 /// sizes.
 dist::Link measure_link(int ranks);
-/// Sets the layers' seconds from a traced run, by FLOPs: `traced` is the model of that run, `batch` the samples of its
-/// micro-batches. Returns bytes/s, as measure_memory() does. Error without traces of steps.
+/// Sets the layers' seconds from a traced run of the model `traced`, in proportion to FLOPs. batch: samples of a
+/// micro-batch of that run. Returns bytes/s, as measure_memory() does. Error without traces of steps.
 double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_t batch, engine::ModelShape& model);
 /// Latency and bandwidth from the all-reduces in traces. Error for fewer than two sizes.
 dist::Link link_of_traces(const std::vector<RankTrace>& traces);
@@ -78,8 +78,8 @@ struct StepPrediction {
 /// layers, indivisible heads or widths, ...).
 StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster& cluster);
 
-/// Seconds of a collective among `n` ranks at distance `stride`: a ring, or rings within and between hosts if several
-/// of the ranks share a host.
+/// Seconds of a collective among `n` ranks whose numbers are `stride` apart, as a ring or, if several of the ranks
+/// share a host, as rings within and between hosts.
 double collective_seconds(dist::Collective collective, int n, int stride, double bytes, const Cluster& cluster);
 
 }  // namespace lockstep::report

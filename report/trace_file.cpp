@@ -125,7 +125,7 @@ RankTrace read(const std::string& path, bool records) {
   return t;
 }
 
-/// The heads of the newest run's traces, by rank.
+/// Reads the first record and the clock of each trace of the newest run. Returns them by rank.
 std::vector<RankTrace> read_heads(const std::string& folder, std::vector<std::string>& warnings) {
   std::vector<RankTrace> heads;
   fs::file_time_type newest = fs::file_time_type::min();

@@ -15,7 +15,7 @@ struct AttentionSizes {
   int64_t first_head, all_heads;
   BlockRows layout;
 
-  /// The sizes and options of one call.
+  /// Takes the sizes from q and k, and the options from args.
   static AttentionSizes of(const Tensor& q, const Tensor& k, const AttentionArgs& args) {
     const Shape &x = q.shape(), &y = k.shape();
     const int64_t all = args.all_heads > 0 ? args.all_heads : x[1];
@@ -24,15 +24,15 @@ struct AttentionSizes {
             all,  layout};
   }
 
-  /// End of the keys that query i may see by causality: from 0 to keys.
+  /// One past the last key that query i may see by causality; `keys` if attention is not causal.
   LOCKSTEP_HD int64_t limit(int64_t i) const { return within(causal ? i + 1 + keys - queries : keys, keys); }
-  /// First key that query i may see.
+  /// First key that query i may see: 0 without a window.
   LOCKSTEP_HD int64_t first_key(int64_t i) const {
     return within(window > 0 ? i + 1 + keys - queries - window : 0, keys);
   }
   /// First query that may see key j.
   LOCKSTEP_HD int64_t first_query(int64_t j) const { return within(causal ? j - keys + queries : 0, queries); }
-  /// End of the queries that may see key j.
+  /// One past the last query that may see key j.
   LOCKSTEP_HD int64_t end_query(int64_t j) const {
     return within(window > 0 ? j - keys + queries + window : queries, queries);
   }

@@ -81,9 +81,9 @@ struct Backend {
   void (*add_sums)(const void* pieces, int64_t count, const double* sums, double* totals);
   /// Computes the norm of all tensors, the clip factor, and the decision to skip the step.
   void (*take_norm)(const void* pieces, int64_t count, const double* sums, double* squares, void* numbers);
-  /// Does find_nonfinite() for contiguous x; see nonfinite.h.
+  /// Sets found[i] to 1 if x[i] has an infinite or NaN element, else leaves it as it is. x must be contiguous.
   void (*find_nonfinite)(const std::vector<Tensor>& x, int32_t* found);
-  /// keep_for_graphs() for memory of another owner: graphs that may use it keep the owner alive.
+  /// Does the same as keep_for_graphs() for memory that `owner` holds: graphs that may use it keep `owner` alive.
   void (*hold_for_graphs)(const std::shared_ptr<void>& owner, int device, uint32_t born) noexcept;
 };
 

@@ -11,8 +11,8 @@ enum class Bf16Products {
   avx512_bf16,  ///< products of pairs of bf16 by AVX512-BF16
 };
 
-/// Returns the implementation in use: the best that the processor has, or LOCKSTEP_BF16_PRODUCTS. Error when the
-/// variable names instructions that the processor lacks.
+/// Returns the implementation in use. Default: the one that the environment variable LOCKSTEP_BF16_PRODUCTS names, or
+/// else the best that the processor has. Error when the variable names instructions that the processor lacks.
 Bf16Products bf16_products();
 /// Sets the implementation to use. Error when the processor lacks the instructions.
 void set_bf16_products(Bf16Products products);

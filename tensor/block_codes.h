@@ -34,10 +34,10 @@ void encode_blocks(const Tensor& from, const BlockCodes& to);
 /// The f32 values of the codes.
 Tensor decode_blocks(const BlockCodes& from);
 
-/// The kernel adam for moments in 8-bit blocks, in one pass: decode, update in f32, encode. CPU only, f32 parameters.
+/// One Adam step with moments in 8-bit blocks, in one pass: decode, update in f32, encode. CPU only, f32 parameters.
 void adam_8bit(Tensor& p, const Tensor& grad, const BlockCodes& m, const BlockCodes& v, Tensor& low,
                const AdamArgs& args);
-/// The kernel lion for a momentum in 8-bit blocks, like adam_8bit().
+/// One Lion step with the momentum in 8-bit blocks, like adam_8bit().
 void lion_8bit(Tensor& p, const Tensor& grad, const BlockCodes& m, Tensor& low, const LionArgs& args);
 
 }  // namespace lockstep

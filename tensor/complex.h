@@ -13,7 +13,7 @@ namespace lockstep {
 #include "tensor/complex.def"
 #undef Value
 
-/// A tensor with all elements `value`. Error unless options.dtype is complex. Defined for T = double.
+/// A tensor with all elements `value`, which must be std::complex<double>. Error unless options.dtype is complex.
 template <class T> Tensor full(const Shape& shape, std::complex<T> value, TensorOptions options);
 
 /// True if view_as_complex(x) is possible without a copy; x is f32 or f64.

@@ -19,8 +19,9 @@ enum class Interpolation { linear, lower, higher, nearest, midpoint };
 ValuesIndices median(const Tensor& x, int64_t dim, bool keepdim = false);
 /// The k-th smallest element along a dim, k from 1, and its index. NaN counts as largest.
 ValuesIndices kthvalue(const Tensor& x, int64_t k, int64_t dim = -1, bool keepdim = false);
-/// Coordinate grids of vectors (or scalars) of one dtype: for each vector a view in the shape of all their sizes, whose
-/// values vary along that vector's dim only. xy: the first two dims are swapped (NumPy's default).
+/// Coordinate grids of vectors (or scalars) of one dtype. Returns a view of each vector. All views have one shape,
+/// whose dim i has the size of vector i. View i repeats vector i along all other dims. xy: the first two dims are
+/// swapped (NumPy's default).
 std::vector<Tensor> meshgrid(const std::vector<Tensor>& vectors, bool xy = false);
 
 }  // namespace lockstep

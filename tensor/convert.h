@@ -32,11 +32,11 @@ template <class To, class From> LOCKSTEP_HD inline To convert(From value) {
   }
 }
 
-/// dispatch() over all real element types and bool.
+/// Calls fn for the C++ type of `dtype`, which may be any real element type or bool, as dispatch() does.
 template <class Fn> void dispatch_all(DType dtype, const char* op, Fn&& fn) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t, bool>(dtype, op, fn);
 }
-/// dispatch() over all real element types.
+/// Calls fn for the C++ type of `dtype`, which may be any real element type, as dispatch() does.
 template <class Fn> void dispatch_numbers(DType dtype, const char* op, Fn&& fn) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype, op, fn);
 }

@@ -7,14 +7,13 @@
 
 namespace lockstep {
 
-/// memory_report() for this device alone, without other virtual devices. Memory::offload is left out too, because it
-/// lies in host memory.
+/// The memory_report() of this device alone. The category Memory::offload is left out, because it lies in host memory.
 MemoryReport device_memory(Device device);
 /// Sets the peaks of device_memory() to the current values.
 void reset_peak_device_memory(Device device);
 
-/// Limits the bytes on a device: exceeding the limit is an Error. 0: no limit. Memory::offload does not count. Threads
-/// that allocate at the same moment may exceed the limit together.
+/// Limits the bytes of tensors on a device; 0: no limit. An allocation that exceeds the limit is an Error.
+/// Memory::offload does not count. Threads that allocate at the same moment may exceed the limit together.
 void set_memory_limit(Device device, int64_t bytes);
 /// The limit in bytes; 0: none.
 int64_t memory_limit(Device device);

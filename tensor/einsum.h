@@ -1,5 +1,5 @@
 #pragma once
-// The ellipsis of einsum. Internal: for einsum() of Tensor and of Variable.
+// Replaces the ellipsis (...) of an einsum equation by letters. Internal: used by einsum() of Tensor and of Variable.
 #include <string>
 #include <vector>
 
@@ -12,8 +12,9 @@ struct SpelledOut {
   std::string equation;       ///< the equation, with letters in place of ...
   std::vector<Shape> shapes;  ///< shapes to which the operands must first be expanded
 };
-/// Gives the dims of an ellipsis letters of their own, aligned from the right; these dims broadcast. Without -> they
-/// come first in the output. Error for a malformed equation or sizes that do not broadcast.
+/// Replaces the ellipsis by new letters, one for each dim that it stands for. These dims are aligned from the right and
+/// broadcast. In an equation without ->, these dims come first in the output. Error for a malformed equation or sizes
+/// that do not broadcast.
 SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shapes);
 
 /// Result of without_ellipsis().

@@ -9,7 +9,7 @@
 namespace lockstep::fft {
 namespace {
 
-/// Calls the kernel on x as rows along `dim`; the result has `size` elements per row.
+/// Calls the kernel on the rows of x along `dim`. The result has `size` elements along that dim.
 template <class Kernel> Tensor along(const Tensor& x, int64_t dim, int64_t size, DType dtype, Kernel kernel) {
   const Tensor rows = x.transpose(dim, -1).contiguous();
   Shape shape = rows.shape();

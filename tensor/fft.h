@@ -15,10 +15,10 @@ enum class Norm { backward, ortho, forward };
 #include "tensor/fft.def"
 #undef Value
 
-/// Frequencies of the bins of fft() for n samples with spacing d, in cycles per unit of d: each of
-/// 0, 1, ..., -2, -1 divided by n d.
+/// The frequency of each output of fft() in cycles per unit of d, for n samples that are d apart:
+/// [0, 1, ..., -2, -1] / (n d).
 Tensor fftfreq(int64_t n, double d = 1, TensorOptions options = {});
-/// Frequencies of the bins of rfft(): each of 0, 1, ..., n / 2 divided by n d.
+/// The frequency of each output of rfft(): [0, 1, ..., n / 2] / (n d).
 Tensor rfftfreq(int64_t n, double d = 1, TensorOptions options = {});
 
 namespace detail {  // along one dim; x has the transform's length already (complex_to_real: n / 2 + 1)

@@ -26,7 +26,8 @@ template <Fp8Format format> LOCKSTEP_HD inline uint8_t encode_fp8(float value) {
   constexpr int shift = 23 - mantissa;
   constexpr uint32_t first_normal = uint32_t(128 - bias) << 23;
   const uint32_t bits = std::bit_cast<uint32_t>(value), magnitude = bits & 0x7fffffffu;
-  // The last mantissa bit of this float is worth the smallest subnormal. So adding it rounds to a multiple of that.
+  // This float is so large that its last mantissa bit is worth the smallest subnormal of the format. So adding it to a
+  // smaller number rounds that number to a multiple of the subnormal.
   constexpr uint32_t steps = uint32_t(127 + 24 - bias - mantissa) << 23;
   const uint32_t small = std::bit_cast<uint32_t>(std::bit_cast<float>(magnitude) + std::bit_cast<float>(steps)) - steps;
   const uint32_t rounded = magnitude + ((1u << (shift - 1)) - 1) + (magnitude >> shift & 1u);

@@ -1,5 +1,5 @@
 #pragma once
-// Work of matrix products, convolutions and attention, counted in multiply-accumulates where they are dispatched.
+// Counts the multiply-accumulates of matrix products, convolutions and attention when these operations are called.
 #include <algorithm>
 #include <cstdint>
 

@@ -201,7 +201,7 @@ struct Softplus : Costly {  // p: beta, q: threshold
 
 // --- activations ---
 /// The gradient of an activation whose derivative is 0 for small x and 1 for large x: 0 for x < low, g for x > high,
-/// `inside` between. `inside` may be NaN for other x. Clipping x first instead would be slow: the compiler would still
+/// else `inside` (which may be NaN for other x). Clipping x first instead would be slow: the compiler would still
 /// multiply g by the derivative at the bound, and products with denormal results are slow.
 template <class T> LOCKSTEP_HD T settled(T x, T low, T high, T g, T inside) {
   return select(x > high, g, select(x < low, T(0), inside));
@@ -289,7 +289,7 @@ struct PowScalar : Costly {
 #undef LOCKSTEP_VALUE
 #undef LOCKSTEP_GRAD
 
-// --- two operands: grad0 is the derivative towards a, grad1 towards b ---
+// --- two operands: grad0 is the derivative with respect to a, grad1 with respect to b ---
 #define LOCKSTEP_VALUE2 template <class T> LOCKSTEP_HD static T value(T a, T b)
 #define LOCKSTEP_GRAD2(part, kept)          \
   static constexpr int reads_##part = kept; \

@@ -8,7 +8,8 @@
 //               ─▶  recorded work  ─▶  generator at call d+4
 //
 // So each number has the same key as without a graph, even if the generator is seeded or set between replays. If the
-// recorded work goes on to other micro-batches, the table holds their numbers relative to the first, with calls from 0.
+// recorded work goes on to other micro-batches, a draw is stored with its distance from the first micro-batch, and its
+// call counts from 0.
 #include "tensor/graph.h"
 
 #include <algorithm>
@@ -74,7 +75,7 @@ struct Capture {
 thread_local Capture* current = nullptr;
 std::atomic<uint32_t> begun{0};
 
-/// Sets `current` while it exists, during a capture.
+/// Marks this thread as capturing: `current` points to the capture while this object exists.
 struct Capturing {
   Capturing(Device device, Graph::Random* random) : capture{device, random} { current = &capture; }
   ~Capturing() { current = nullptr; }

@@ -63,7 +63,7 @@ class Graph {
   /// allocation.
   static uint32_t recordings();
 
-  /// Random numbers of the recording, see graph.cpp.
+  /// The random numbers that the recorded work draws; graph.cpp explains them.
   struct Random;
 
  private:
@@ -73,7 +73,8 @@ class Graph {
   std::unique_ptr<Random> random_;
 };
 
-/// For next_random_key(): the key of a recorded draw on `device`; none if this thread does not record.
+/// Called by next_random_key(). Records a draw on `device` and returns its key; nothing if this thread records no
+/// graph.
 std::optional<PhiloxKey> recorded_random_key(Device device, const RandomState& now);
 
 }  // namespace lockstep

@@ -143,8 +143,8 @@ struct AddNormArgs {
 struct CrossEntropyArgs {
   int64_t ignore_index = -100;  ///< rows with this target have loss 0 and no gradient
   double label_smoothing = 0;
-  /// For the gradient of a vocabulary-parallel shard: lse covers the classes of all shards, and target -1 (if it is not
-  /// ignore_index) means that the class is on another shard.
+  /// True for the gradient of a shard of the classes (vocabulary parallelism). lse then covers the classes of all
+  /// shards, and target -1 (if it is not ignore_index) means that the class is on another shard.
   bool elsewhere = false;
 };
 

@@ -38,7 +38,7 @@ template <class Value> struct LstsqOf {
 #include "tensor/linalg.def"
 #undef Value
 /// Number of singular values (hermitian: magnitudes of eigenvalues) above max(atol, rtol times the largest), i64 (...).
-/// Defaults as in pinv().
+/// atol and rtol have the same defaults as in pinv().
 Tensor matrix_rank(const Tensor& a, std::optional<double> atol = {}, std::optional<double> rtol = {},
                    bool hermitian = false);
 

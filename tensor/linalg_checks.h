@@ -18,9 +18,9 @@ void check_regular(const char* op, const Tensor& info);
 Tensor solve_matrices(const Tensor& a, const Tensor& b);
 /// Solves a x = b for matrices b and a triangular a.
 Tensor solve_triangles(const Tensor& a, const Tensor& b, bool upper, bool unit);
-/// 1 for singular values above the tolerance of pinv(), else 0, in s's dtype; `size` is max(m, n).
+/// For each singular value in s: 1 if it is above the tolerance of pinv(), else 0. `size` is max(m, n) of the matrices.
 Tensor counting(const Tensor& s, std::optional<double> atol, std::optional<double> rtol, int64_t size);
-/// Number of singular values above the tolerance, i64.
+/// Number of singular values above the tolerance of pinv() for each matrix, i64.
 Tensor rank_of(const Tensor& s, std::optional<double> atol, std::optional<double> rtol, int64_t size);
 
 }  // namespace lockstep::linalg

@@ -67,7 +67,7 @@ LOCKSTEP_HD inline float exp_normal(float x) {
 }
 LOCKSTEP_HD inline double exp_normal(double x) { return std::exp(x); }
 
-/// A cheaper exp for use inside 1 / (1 + e^x): never below 1.2e-38, and infinite from 88.4 up.
+/// A cheaper exp for use inside 1 / (1 + e^x): never below 1.2e-38, and infinite for x from 88.4 on.
 LOCKSTEP_HD inline float exp_coarse(float x) { return exp_normal(x > 89.f ? 89.f : x < -87.3f ? -87.3f : x); }
 LOCKSTEP_HD inline double exp_coarse(double x) { return std::exp(x); }
 
@@ -102,7 +102,8 @@ LOCKSTEP_HD inline float log1p_poly(float f) {
   return (p * f - 0.5f) * (f * f) + f;
 }
 
-/// y for positive finite x; otherwise the special values of log: -infinity at 0, NaN below, x itself for infinity, NaN.
+/// log(x), given y: y is log(x) if x is positive and finite. Otherwise the result is -infinity for 0, NaN for negative
+/// x, and x itself for infinity and NaN.
 LOCKSTEP_HD inline float log_or_special(float x, float y) {
   constexpr float infinity = std::numeric_limits<float>::infinity();
   y = x < infinity ? y : x;  // infinity and NaN stay

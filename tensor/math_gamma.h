@@ -9,7 +9,7 @@
 
 namespace lockstep::math {
 
-/// log |Gamma(x)|.
+/// The natural logarithm of |Gamma(x)|.
 LOCKSTEP_HD inline double lgamma(double x) {
 #if defined(__CUDA_ARCH__)
   return ::lgamma(x);

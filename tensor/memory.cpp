@@ -44,14 +44,14 @@ struct Account {
 struct Ledger {
   Account category[memory_categories], total;
 };
-// One ledger for the CPU, then one for each device of another type.
+// Ledger 0 counts the bytes of the CPU, each further ledger those of one GPU.
 constexpr int most_ledgers = 1 + 64;
 Ledger ledgers[most_ledgers];
 Ledger& ledger(Device device) {
   return ledgers[device.is_cpu() ? 0 : 1 + std::min<int>(device.index, most_ledgers - 2)];
 }
-// All virtual CPU devices but the first have their own ledger. The use of the first device is computed: it is that of
-// the whole CPU minus that of the other devices (beyond_first).
+// The CPU can stand for several virtual devices. All but the first have a ledger of their own. The bytes of the first
+// are computed: those of the whole CPU minus those of all other virtual devices (beyond_first).
 constexpr int most_virtual = 64;
 Ledger virtual_ledgers[most_virtual], beyond_first;
 std::atomic<bool> first_is_watched{false};  // true: the first virtual device's peak is tracked
@@ -304,7 +304,7 @@ void* allocate_cpu(size_t bytes) {
   maybe_fail(bytes);
   if (bytes <= small_block) return allocate_small(bytes);
   void* data = nullptr;
-  // Requests above this size fail here: rounding them up would overflow, and AddressSanitizer would end the process.
+  // Larger requests fail: rounding up their size would overflow, or (without caching) AddressSanitizer would abort.
   if (bytes < size_t(1) << (caching ? 62 : 40)) data = caching ? large_cache().allocate(bytes) : system_allocate(bytes);
   if (!data) fail_allocation(bytes);
   return data;

@@ -1,6 +1,6 @@
 #pragma once
-// Memory: a caching allocator (64-byte aligned; fresh pages cost more than most kernels), and a ledger of the bytes
-// that each category holds now and held at its peak.
+// Memory: an allocator that caches freed blocks, because getting fresh pages from the system takes longer than most
+// kernels; and a ledger of the bytes that each category holds now and held at its peak.
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -29,13 +29,13 @@ class MemoryScope {
   Memory previous_;
 };
 
-/// Use of one category.
+/// Bytes of one category in the ledger.
 struct MemoryUse {
   int64_t current = 0;  ///< bytes held by live storages
   int64_t peak = 0;     ///< maximum since start or reset_peak_memory()
 };
 
-/// Result of memory_report().
+/// Bytes by category and in total, as memory_report() returns them.
 struct MemoryReport {
   std::array<MemoryUse, memory_categories> category;
   MemoryUse total;
@@ -53,13 +53,13 @@ void reset_peak_memory(Device device = cpu);
 void release_cached_memory(Device device = cpu);
 
 /// Low level, for Storage: allocates memory with at least 64-byte alignment. When no memory is left, throws an Error
-/// that shows the ledger. On devices other than the CPU a stream orders the memory's use, see Backend::allocate.
+/// that shows the ledger. On other devices than the CPU, the memory is for work on this thread's current stream.
 void* allocate(size_t bytes, Device device);
-/// Frees memory of allocate(); `stream` is the stream of its allocation.
+/// Frees memory that allocate() returned; `stream`: the current stream at that call.
 void deallocate(void* data, size_t bytes, Device device, void* stream) noexcept;
-/// allocate() on the CPU.
+/// Allocates CPU memory, like allocate().
 void* allocate_cpu(size_t bytes);
-/// deallocate() on the CPU.
+/// Frees memory that allocate_cpu() returned.
 void deallocate_cpu(void* data, size_t bytes) noexcept;
 /// Largest size of a small block. Each thread caches small blocks, but any thread may free them. Storage objects are
 /// small blocks.

@@ -6,7 +6,8 @@
 
 namespace lockstep {
 
-/// Functions called before and after each kernel call, on the calling thread. A device may work on the kernel longer.
+/// Functions called before and after each kernel call, on the calling thread. A GPU may still be running the kernel
+/// when end() is called.
 struct KernelObserver {
   int64_t (*begin)() noexcept;                              ///< returns a time stamp for end()
   void (*end)(const char* kernel, int64_t begun) noexcept;  ///< called after the kernel, also if it throws

@@ -71,14 +71,15 @@ Tensor mul_to(const Tensor& a, const Tensor& b, DType dtype);
 Tensor isnan(const Tensor& x);     ///< bool: true where x is NaN
 Tensor isfinite(const Tensor& x);  ///< bool: true where x is neither NaN nor infinite
 /// One derivative of a pointwise operation, for autograd: grad times d out / d operand. `part` chooses the operand. May
-/// overwrite `grad` if grad.is_exclusive(). See PointwisePart for a and b.
+/// overwrite `grad` if grad.is_exclusive(). a, b: the operands of a binary operation; for a unary one, a is its saved
+/// input or output, and b is undefined.
 Tensor pointwise_grad(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Tensor& grad,
                       const Tensor& a, const Tensor& b);
 /// The gradients of both operands of a binary operation.
 struct PointwiseGrads {
   Tensor a, b;
 };
-/// Both gradients of a binary operation in one pass, for operations whose two derivatives each read an operand. The
+/// Both gradients of a binary operation in one pass. For operations like mul, where each derivative reads a or b. The
 /// gradient of a may be written into the storage of `grad` if grad.is_exclusive().
 PointwiseGrads pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor& a, const Tensor& b);
 
@@ -135,9 +136,9 @@ enum class MatmulPrecision : uint8_t { full, tf32 };
 /// Sets the precision for all threads; the default is `full`. The CPU always computes in full f32.
 void set_float32_matmul_precision(MatmulPrecision precision);
 MatmulPrecision float32_matmul_precision();  ///< the precision that is set
-/// pointwise_grad(op, grad0, args, matmul(a, b), kept, {}) for matrices, fused into the product where the kernel can.
-/// The CPU gives the bits of the two separate operations. On CUDA gelu_tanh follows the formula of cuBLASLt, and 16-bit
-/// results are rounded once instead of twice. For autograd.
+/// For autograd: the product of the matrices a and b times the derivative of the activation `op` at its saved input or
+/// output `kept`; in one kernel where possible. The CPU gives the bits of the two separate operations. On CUDA
+/// gelu_tanh follows the formula of cuBLASLt, and 16-bit results are rounded once instead of twice.
 Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args,
                          const Tensor& kept);
 /// Result of matmul_row_sums().
@@ -167,7 +168,8 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias = {}, Activat
 /// residual + x w^T + bias; residual has the shape of the result. 16-bit results are rounded once on the CPU, and on
 /// CUDA if there is no bias. With a bias, CUDA may also round before it adds the bias.
 Tensor linear_add(const Tensor& residual, const Tensor& x, const Tensor& w, const Tensor& bias = {});
-/// linear() into existing contiguous memory with the same number of elements; `pre` may be undefined.
+/// linear() that writes its result into `out`, and the value before the activation into `pre` (which may be undefined).
+/// Both are contiguous and have as many elements as the result.
 void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
                  const Tensor& pre);
 
@@ -207,9 +209,9 @@ struct NormGrad {
 /// Gradient of layer_norm(); `saved` is its result.
 NormGrad layer_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& saved, const Shape& normalized,
                          const Tensor& weight, bool with_bias);
-/// RMS norm (Zhang and Sennrich, 2019) over the last dim; weight (C) or undefined.
+/// RMS norm (Zhang and Sennrich, 2019) over the last dim of x (..., C); weight (C) or undefined.
 NormResult rms_norm(const Tensor& x, const Tensor& weight, double eps = 1e-6);
-/// Gradient of rms_norm(), from its rstd.
+/// Gradient of rms_norm(). rstd: from the result of rms_norm().
 NormGrad rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, const Tensor& weight);
 /// Batch norm (Ioffe and Szegedy, 2015) of x (N, C, ...); out keeps a channels-last layout. training: normalises by the
 /// batch's statistics; running_mean and running_var, if defined, move by `momentum` towards the batch's mean and
@@ -232,7 +234,8 @@ CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, 
 /// row of logits must be contiguous.
 void cross_entropy_rows_into(const Tensor& loss, const Tensor& grad_loss, const Tensor& logits, const Tensor& target,
                              const Tensor& weight, const CrossEntropyArgs& args);
-/// Gradient of the logits from the saved lse. Overwrites `logits` if `in_place`, else returns a new tensor.
+/// Gradient of cross_entropy_rows() with respect to the logits, from the lse that it returned. Overwrites `logits` if
+/// `in_place`, else returns a new tensor.
 Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, const Tensor& lse, const Tensor& target,
                                const Tensor& weight, const CrossEntropyArgs& args, bool in_place);
 /// The divisor of a mean over the rows: the sum of the weights of all targets that are not ignored.
@@ -244,7 +247,7 @@ struct PartOf {
 /// Zeroes elements with probability p and scales the rest by 1 / (1 - p). If x is a shard (`part`), the zeroed elements
 /// are those that dropout of the full tensor would zero in this shard.
 Tensor dropout(const Tensor& x, double p, PhiloxKey key, const PartOf& part = {});
-/// residual + dropout(x) in one pass, with the rounding of the two steps.
+/// residual + dropout(x) in one pass, with the bits of the two separate steps.
 Tensor add_dropout(const Tensor& residual, const Tensor& x, double p, PhiloxKey key, const PartOf& part = {});
 /// The sum of residual and x, and its norm.
 struct AddNorm {
@@ -271,7 +274,7 @@ struct AttentionResult {
 /// softmax(q k^T scale + mask) v without forming the T x S matrix. q (B, H, T, D), k and v (B, G, S, D), where G
 /// divides H (grouped-query attention). out is (B, H, T, D), laid out as (B, T, H, D), so that merging heads is a view.
 /// mask: bool (true = attend) or floating (added), broadcastable to (B, H, T, S). causal: query i attends to keys
-/// j <= i + S - T, with a window only to j > i + S - T - window (as in Mistral, Transformers and FlashAttention).
+/// j <= i + S - T; a window also requires j > i + S - T - window (as in Mistral, Transformers and FlashAttention).
 /// scale 0 means 1/sqrt(D). args.layout describes S tokens, and the queries are the last T of these tokens. For a query
 /// that attends to no key, out is 0 and lse is -inf.
 AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {},
@@ -301,18 +304,18 @@ Tensor rotary_packed(Tensor x, int64_t turned, int64_t heads, const Tensor& cosi
 
 // --- indexing and joining (ops_index.cpp): index tensors are i64. An index out of range is an Error that names it; on
 // other devices than the CPU the Error comes at the next synchronisation ---
-/// Rows of weight (V, C) at index (...): (..., C).
+/// Looks up rows of weight (V, C): the result is (..., C) for an index of shape (...).
 Tensor embedding(const Tensor& weight, const Tensor& index);
-/// Adds grad (..., C) into grad_weight (V, C) at the rows index (...); skips padding_index.
+/// Adds each row of grad (..., C) to the row of grad_weight (V, C) that index (...) names; skips padding_index.
 const Tensor& embedding_grad_(const Tensor& grad_weight, const Tensor& grad, const Tensor& index,
                               int64_t padding_index = -1);
-/// x[index[i]] += source[i] along dim: index and source have x's rank; source is at least as large as index.
+/// x[index[i]] += source[i] along dim. index and source have as many dims as x; no size of source is below index's.
 const Tensor& scatter_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
 /// Adds slice i of source to slice index[i] of x along dim; index has one dim.
 const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
 /// Writes `value` where mask (bool, broadcast) is true.
 const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, Scalar value);
-/// i64 (..., classes), 1 at the index and 0 elsewhere. classes -1: the largest index + 1 (reads it from the device).
+/// i64 (..., classes): 1 at the index and 0 elsewhere. classes -1: the largest index + 1, which waits for the device.
 Tensor one_hot(const Tensor& index, int64_t classes = -1);
 
 }  // namespace lockstep

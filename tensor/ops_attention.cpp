@@ -72,12 +72,12 @@ Tensor expand_mask(const Tensor& mask, const Tensor& q, const Tensor& k) {
   return mask.defined() ? mask.expand({q.shape()[0], q.shape()[1], q.shape()[2], k.shape()[2]}) : mask;
 }
 
-/// An empty (B, H, T, D), laid out as (B, T, H, D).
+/// An uninitialised tensor of shape (B, H, T, D), a view of memory in the order (B, T, H, D).
 Tensor empty_heads(const Shape& shape, const Tensor& like) {
   return empty({shape[0], shape[2], shape[1], shape[3]}, {like.dtype(), like.device()}).transpose(1, 2);
 }
 
-/// Multiply-accumulates: two products of width D (scores, weighted values) for each pair of a query and a key it sees.
+/// Number of multiply-accumulates in attention: 2 D (scores, weighted values) per pair of a query and a key it sees.
 int64_t macs_of(const Tensor& q, const Tensor& k, const AttentionArgs& args) {
   const int64_t rows = q.shape()[2], keys = k.shape()[2], each = q.shape()[0] * q.shape()[1] * q.shape()[3];
   if (args.layout) return int64_t(2 * attended_pairs(*args.layout, rows, keys, args.causal) * double(each));

@@ -55,7 +55,7 @@ inline bool broadcasts_to(const Shape& from, const Shape& to) {
   return fits;
 }
 
-/// Size of a dim; a scalar has one dim of size 1.
+/// Size of a dim of x; a scalar counts as having one dim of size 1.
 inline int64_t size_at(const Tensor& x, int dim) { return x.dim() == 0 ? 1 : x.shape()[dim]; }
 
 }  // namespace lockstep

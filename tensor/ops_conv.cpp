@@ -144,7 +144,7 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, co
 // --- pooling ---
 namespace {
 
-/// Shape of a pooling's result. ceil_mode rounds up, but no window may start beyond the input and its leading padding.
+/// Shape of a pooling's result. ceil_mode rounds up, but no window may start in the padding behind the input.
 Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args) {
   LOCKSTEP_CHECK(x.rank() == 4, "[", op, "] expected an input (N, C, H, W), got ", x);
   check_pair(op, "kernel", args.kernel, 1);

@@ -85,7 +85,7 @@ Tensor eye(int64_t n, int64_t m, TensorOptions options) {
 
 namespace {
 
-/// True if the value is finite in a floating dtype.
+/// True if the value stays finite when it is converted to this floating dtype.
 bool is_in_range(DType dtype, double value) {
   bool fits = false;
   dispatch<float, double, Half, BFloat16>(dtype, "is_in_range",

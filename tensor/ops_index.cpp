@@ -26,13 +26,13 @@ void check_index(const char* op, const Tensor& index, int64_t size, const Tensor
   fail(str("[", op, "] expected indices in [0, ", size, "), got ", p[at], " at position ", at));
 }
 
-// For gather and scatter: `index` has x's rank and, outside dim d, at most x's sizes.
+// For gather and scatter: Error unless `index` has as many dims as x, and at most x's sizes except along dim d.
 void check_places(const char* op, const Tensor& x, int d, const Tensor& index) {
   check_defined(op, index);
   bool fits = index.dim() == x.dim();
   for (int i = 0; fits && i < x.dim(); ++i) fits = i == d || index.shape()[i] <= x.shape()[i];
-  LOCKSTEP_CHECK(fits, "[", op, "] expected an index of the rank of ", x.shape(), " and at most its sizes outside dim ",
-                 d, ", got ", index.shape());
+  LOCKSTEP_CHECK(fits, "[", op, "] expected an index with as many dims as ", x.shape(),
+                 " and at most its sizes outside dim ", d, ", got ", index.shape());
   check_index(op, index, size_at(x, d), x);
 }
 
@@ -55,7 +55,7 @@ template <class Fn> const Tensor& in_place(const char* op, const Tensor& x, Fn&&
   return x;
 }
 
-// The source, cloned if it shares storage with x, which will be written.
+// Returns `source`, or a clone if it shares storage with x: writing to x would change it.
 Tensor apart_from_own(const Tensor& source, const Tensor& x) {
   return source.storage() == x.storage() ? source.clone() : source;
 }
@@ -173,7 +173,7 @@ const Tensor& scatter_add_(const Tensor& x, int64_t dim, const Tensor& index, co
   check_places("scatter_add_", x, d, index);
   check_source("scatter_add_", x, index, source);
   const Tensor from = apart_from_own(source, x);
-  // Only the part of the source that the index covers.
+  // The source may be larger than the index: take its first elements, as many as the index has along each dim.
   const Tensor part = from.as_strided(index.shape(), from.strides(), from.offset());
   return in_place("scatter_add_", x, [&](Tensor& out) {
     LOCKSTEP_KERNEL(out.device(), scatter)(true, part, d, index, out);

@@ -35,7 +35,7 @@ bool are_matrices(const Tensor& x) {
 
 Tensor as_matrices(const Tensor& x) { return are_matrices(x) ? x : x.clone(); }
 
-/// True if the leading dims and the rows fold into one dim of rows with one stride.
+/// True if x (..., M, K) can be viewed as one tall matrix: its leading dims and M become one dim of rows.
 bool rows_fold(const Tensor& x) {
   for (int d = 0; d + 2 < x.dim(); ++d)
     if (x.strides()[d] != x.strides()[d + 1] * x.shape()[d + 1]) return false;
@@ -70,7 +70,8 @@ void check_linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
   }
 }
 
-/// linear() of checked arguments into memory with the right number of elements; `added`, if defined, is the residual.
+/// linear() that writes into `out`, without checks; `out` has the right number of elements, in any shape. `added`, if
+/// defined, is a residual to add.
 void run_linear(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
                 const Tensor& pre, const Tensor& added = {}) {
   const Tensor rows = as_matrix(x);
@@ -106,7 +107,7 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
   full_a.push_back(m), full_a.push_back(k);
   full_b.push_back(k), full_b.push_back(n);
   Tensor out;
-  // one tall matrix instead of a batch
+  // Multiply one tall matrix instead of a batch of matrices.
   if (right.dim() == 2 && left.dim() > 2 && left.numel() > 0 && rows_fold(left)) {
     const int64_t rows = numel_of(batch) * m;
     out = run(left.view({rows, k}), right, {rows, n}).view(full);
@@ -215,7 +216,8 @@ Tensor linear_padded(const Tensor& x, const Tensor& w) {
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.size(0);
   const Tensor rows = as_matrix(x);
-  // Allocate a matrix instead of `shape`. If there is one row, a view of `shape` as a matrix loses the padded stride.
+  // Allocate a matrix and view it as `shape`, not the other way round: for a single row, such a view would be
+  // contiguous and lose the padded distance between rows.
   Tensor none, out = empty_padded({rows.size(0), w.size(0)}, {.dtype = x.dtype(), .device = x.device()});
   run(rows, w.t(), none, none, {}, none, out);
   return out.view(shape);

@@ -1,7 +1,7 @@
 #pragma once
-// Update rules of the optimizers for one element, or for one vector of lanes on the CPU: PyTorch's formulas in
-// PyTorch's order, one source for all devices. A rule is constructed in the type A of the computation, and called with
-// the parameter p, its gradient g and its states s. Internal.
+// Update rules of the optimizers for one element, or for one SIMD vector of elements on the CPU: PyTorch's formulas in
+// PyTorch's order, one source for all devices. A rule computes in the type A, float or double, and is called with the
+// parameter p, its gradient g and its states s. Internal.
 #include <cmath>
 
 #include "tensor/host_device.h"
@@ -154,8 +154,8 @@ template <class A> struct Lion {
   }
 };
 
-/// The options with the values that depend on the step number (bias corrections, learning rate decay) recomputed for
-/// `step`. A device needs this if it has skipped some of the steps that the host has counted, see step_batch.h.
+/// Returns the options after recomputing the values that depend on the step number (bias corrections, learning rate
+/// decay) for `step`. A device needs this if it has skipped some of the steps that the host has counted.
 template <class Args> LOCKSTEP_HD inline Args of_step(const Args& args, int64_t /*step*/) { return args; }
 template <> LOCKSTEP_HD inline AdamArgs of_step(const AdamArgs& args, int64_t step) {
   AdamArgs made = args;

@@ -13,7 +13,8 @@ namespace lockstep {
 /// The distance between rows of `columns` elements in empty_padded(): the next multiple of 64.
 constexpr int64_t padded_columns(int64_t columns) { return (columns + 63) / 64 * 64; }
 
-/// Uninitialised memory with padded rows: the first shape.back() columns of a row-major (..., padded_columns()).
+/// An uninitialised tensor with padded rows: a view of the first shape.back() columns of a row-major tensor that has
+/// padded_columns() columns.
 inline Tensor empty_padded(const Shape& shape, TensorOptions options = {}) {
   LOCKSTEP_CHECK(shape.rank() > 0, "[empty_padded] expected at least 1 dim, got a scalar");
   Shape whole = shape;
@@ -28,7 +29,7 @@ inline bool has_whole_rows(const Tensor& x) {
 /// The distance between the rows of a matrix with has_whole_rows(), in elements.
 inline int64_t row_step(const Tensor& x) { return std::max(x.strides()[0], x.shape()[1]); }
 
-/// True for a view of empty_padded(), or of some of its rows, that has padding to skip.
+/// True if x is a matrix from empty_padded(), or some rows of one, and has padding between its rows.
 inline bool is_padded(const Tensor& x) {
   if (x.is_contiguous() || !has_whole_rows(x)) return false;
   const int64_t step = row_step(x), end = x.offset() + x.shape()[0] * step;

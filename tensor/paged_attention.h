@@ -18,11 +18,11 @@ struct PagedRows {
 Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values, std::span<const PagedRows> rows,
                        int64_t window = 0);
 
-/// Number of leading tokens that no query from `position` on sees through the window (window 0: none), rounded down so
-/// that leaving them out does not change the bits of attention.
+/// Number of tokens at the start that attention may leave out, because the window hides them from the query at
+/// `position` and all later ones. Rounded down so that the result keeps its bits. 0 if there is no window (window 0).
 int64_t before_window(int64_t position, int64_t window);
 
-/// Keys or values of a sequence as one contiguous tensor, (1, G, length, D).
+/// Copies a sequence's keys or values from their blocks into one contiguous tensor (1, G heads, length, D).
 Tensor gather_blocks(const Tensor& memory, std::span<const int32_t> blocks, int64_t length);
 /// Writes x (1, G, tokens, D) into the blocks as the tokens from `first` on.
 void scatter_blocks(const Tensor& x, Tensor memory, std::span<const int32_t> blocks, int64_t first);

@@ -18,7 +18,7 @@ constexpr bool caching = true;
 
 /// Alignment of all blocks, in bytes.
 constexpr size_t alignment = 64;
-/// Bytes of a huge page, and of a map that several blocks share.
+/// Bytes of a huge page, and of a memory map (mmap) from which several blocks are cut.
 constexpr size_t huge_page = size_t(2) << 20, shared_map = size_t(32) << 20;
 constexpr size_t smallest_map = size_t(32) << 10;  // from here on all class sizes are multiples of a small page
 
@@ -51,8 +51,9 @@ inline std::byte* map_huge(size_t size) noexcept {
 /// True for sizes that system_allocate() gets from mmap.
 inline bool is_mapped(size_t size) { return caching && size >= smallest_map; }
 
-/// Memory from the system. Blocks below shared_map / 2 are cut one after the other from shared maps of huge pages. In a
-/// map of its own a matrix of 1.9 MB, or the last 0.4 MB of one of 2.4 MB, would lie in small pages. Not thread-safe.
+/// Allocates memory from the system. Blocks below shared_map / 2 are cut one after the other from shared maps of huge
+/// pages. If each had a map of its own, the part of it that does not fill a huge page would lie in small pages: all of
+/// 1.9 MB, or the last 0.4 MB of 2.4 MB. Not thread-safe.
 inline void* system_allocate(size_t size) noexcept {
   if (!is_mapped(size)) return std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
   if (size >= shared_map / 2) return map_huge(size);

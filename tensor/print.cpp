@@ -85,7 +85,7 @@ class Printer {
   void print() { print_dim(0); }
 
  private:
-  // Complex numbers as 1.+2.j; real and imaginary parts each have a format of their own.
+  // Formats complex numbers as 1.+2.j. The real parts share one format, the imaginary parts another.
   void set_texts() {
     const DType dtype = real_dtype(tensor_.dtype());
     const std::vector<double> re = complex_part(part_, 0).to_vector<double>(),

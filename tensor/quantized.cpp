@@ -12,7 +12,7 @@
 namespace lockstep {
 namespace {
 
-// Describes a handle's missing bytes in the Error of an operation that tries to read them, see Storage::reserve().
+// Text in the Error of an operation that reads a handle (handle_of()) as if it were an ordinary tensor with memory.
 constexpr const char* in_codes = "a quantised weight, whose codes are used instead";
 constexpr int64_t most_coded_rows = 32;  // rows that a device multiplies by codes; for more rows, it decodes the weight
 constexpr int64_t most_inputs = 133000;  // sums of this many products up to 127 * 127 fit 32 bits
@@ -37,8 +37,8 @@ void check_codes(const char* op, const Quantized& w) {
   check_same_device(op, w.codes, w.scales);
 }
 
-/// linear() of checked arguments by ordinary products with the decoded weight. Decodes one part of the weight at a
-/// time: a part stays in the device's cache until it is multiplied, and needs little memory.
+/// linear() without checks, by ordinary products with the decoded weight. Decodes one part of the weight at a time: it
+/// needs little memory, and stays in the device's cache until it is multiplied.
 void multiply_decoded(const Tensor& x, const Quantized& w, const Tensor& bias, Activation activation, Tensor& out) {
   constexpr int64_t most_bytes = int64_t(64) << 20, unit = 64;  // outputs of a part: a multiple of the unit
   const int64_t whole = most_bytes / (w.in * size_of(x.dtype())) / unit * unit;

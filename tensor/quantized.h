@@ -17,7 +17,7 @@
 
 namespace lockstep {
 
-/// Format of the codes, see above.
+/// Format of codes and scales, see the table at the top of this file.
 enum class QuantFormat : uint8_t { row8, group8, group4 };
 /// "row8", "group8" or "group4".
 std::string_view name_of(QuantFormat format);
@@ -27,8 +27,8 @@ inline constexpr int64_t quant_group = 32;  ///< numbers of a row that share a s
 /// A quantized matrix (out, in).
 struct Quantized {
   QuantFormat format = QuantFormat::group8;
-  /// row8, group8: i8 (out, in). group4: u8 (out, 16 groups). Byte i of a group holds code[i] + 8 in its low four bits
-  /// and code[i + 16] + 8 in its high four bits.
+  /// row8, group8: i8 (out, in). group4: u8 (out, 16 * number of groups). Byte i of a group's 16 bytes holds
+  /// code[i] + 8 in its low four bits and code[i + 16] + 8 in its high four bits.
   Tensor codes;
   Tensor scales;  ///< row8: f32 (out); otherwise f16 or f32 (out, groups)
   int64_t out = 0, in = 0;
@@ -37,19 +37,19 @@ struct Quantized {
 /// Quantizes w (out, in) in f32, f64, f16 or bf16 to the nearest codes (ties to even). Error for infinite or NaN
 /// weights.
 Quantized quantize(const Tensor& w, QuantFormat format);
-/// code * scale as a matrix (out, in), rounded to f32 and then to dtype.
+/// Decodes a matrix (out, in): each element is code * scale, rounded to f32 and then to dtype.
 Tensor dequantize(const Quantized& w, DType dtype = f32);
 /// activation(x w^T + bias) for x (..., in), computed in f32; f16 and bf16 results are rounded once.
 Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias = {}, const QuantMatmulArgs& args = {});
 
-/// The weight and options behind a handle.
+/// The quantized weight that a handle stands for, and the options of its products, see handle_of().
 struct QuantizedHandle {
   Quantized weight;
   QuantMatmulArgs how;
 };
-/// A tensor that stands for the weight: shape (out, in) and the given dtype, without memory.
+/// Makes a handle: a tensor that stands for the weight, with shape (out, in) and the given dtype, but without memory.
 Tensor handle_of(const Quantized& weight, const QuantMatmulArgs& how = {}, DType dtype = f32);
-/// The weight behind a handle; null for every other tensor.
+/// Returns the weight and options that the handle `tensor` stands for; null if the tensor is not a handle.
 const QuantizedHandle* quantized_of(const Tensor& tensor);
 
 }  // namespace lockstep

@@ -19,11 +19,11 @@ struct RecordedKey {
 struct PhiloxKey {
   uint64_t seed = 0;
   uint64_t stream = 0;
-  /// In recorded work: address of the key that each replay writes; known() combines the seed there with `seed` by xor.
-  /// Device kernels call known().
+  /// Set while a graph is recorded: the address in device memory at which each replay writes a new key. Kernels call
+  /// known(), which reads that key and combines its seed with `seed` by xor.
   const RecordedKey* recorded = nullptr;
 
-  /// The key itself, read from `recorded` if there is one.
+  /// The key to draw numbers with: this one, or the one in memory at `recorded` if that is set.
   LOCKSTEP_HD PhiloxKey known() const {
     return recorded ? PhiloxKey{recorded->seed ^ seed, recorded->stream, nullptr} : *this;
   }
@@ -45,7 +45,7 @@ LOCKSTEP_HD inline std::array<uint32_t, 4> philox(PhiloxKey key, uint64_t index)
   return {x0, x1, x2, x3};
 }
 
-/// State of a thread's generator. Saved in checkpoints; replayed by activation checkpointing.
+/// State of a thread's generator. Checkpoints save it. Activation checkpointing sets it back before it recomputes.
 struct RandomState {
   uint64_t seed = 0;
   uint64_t step = 0;

@@ -17,13 +17,13 @@ LOCKSTEP_HD inline double unit(uint32_t low, uint32_t high) {
   return double(int64_t((uint64_t(high) << 32 | low) >> 11)) * 0x1p-53;
 }
 
-/// Maps [0, 1) to [base, base + width). Rounding must not reach the upper end, so results are limited to `most`.
+/// Maps [0, 1) to [base, base + width). Rounding could give the upper end itself, so results are limited to `most`.
 template <class T> LOCKSTEP_HD inline T scaled(T unit, T base, T width, T most) {
   const T value = base + width * unit;
   return value < most ? value : most;
 }
 
-/// The largest T below `high`, or `low` if there is none, in the type of the computation.
+/// The largest T that is below `high` and at least `low`; `low` if there is none. Returned as float for f16 and bf16.
 template <class T> auto most_below(double low, double high) {
   using C = std::conditional_t<is_half<T>, float, T>;
   const C base = C(low), end = C(high);

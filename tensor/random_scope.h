@@ -17,7 +17,8 @@ class RandomScope {
   const RandomState before_ = random_state();
 };
 
-/// Counts this thread's calls since manual_seed(): 0, 1, ... For code that needs a random stream of its own.
+/// Returns 0, 1, 2, ... in successive calls by this thread, from 0 again after manual_seed(). For code that needs the
+/// number of a random stream of its own.
 uint64_t next_stream();
 
 }  // namespace lockstep

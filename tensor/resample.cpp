@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// The input positions that make one output, with their weights.
+/// The positions of the inputs that are summed for one output, and the weight of each.
 using Parts = std::vector<std::pair<int64_t, double>>;
 
 ResampleAxis axis_of(int64_t in, const std::vector<Parts>& all) {

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-/// The parameter on the CPU, contiguous; Error unless it is f32 or f64.
+/// A distribution's parameter x, moved to the CPU and made contiguous. Error unless it is f32 or f64.
 Tensor parameter_of(const char* op, const Tensor& x) {
   check_floating(op, x);
   LOCKSTEP_CHECK(x.dtype() == f32 || x.dtype() == f64, "[", op, "] expected f32 or f64, got ", x.dtype(),

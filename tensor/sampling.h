@@ -7,8 +7,8 @@ namespace lockstep {
 
 /// Logarithms (f64) of gamma variates of rate 1; the variates themselves may underflow. shape: f32 or f64, > 0.
 Tensor log_gamma_sample(const Tensor& shape);
-/// d sample / d shape, f64, by implicit reparameterisation (Figurnov et al., 2018): at constant cumulative probability.
-/// sample: the result of log_gamma_sample().
+/// The derivative of log_gamma_sample() with respect to `shape` (f64), at constant cumulative probability: implicit
+/// reparameterisation (Figurnov et al., 2018). sample: the result of log_gamma_sample().
 Tensor log_gamma_sample_grad(const Tensor& shape, const Tensor& sample);
 /// Poisson counts, in rate's dtype; rate: f32 or f64, >= 0.
 Tensor poisson(const Tensor& rate);

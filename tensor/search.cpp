@@ -21,7 +21,8 @@ template <class T> auto comparable(T value) {
   else return value;
 }
 
-/// The number of elements before `value` in a sorted row of n; NaN is sorted last.
+/// Binary search: the index at which to insert `value` into a sorted row of n elements (NaN is last), after equal
+/// elements if `right`, else before them. If `order` is not null, element i of the sorted row is row[order[i]].
 template <class T>
 int64_t place_in(const T* row, const int64_t* order, int64_t n, decltype(comparable(T())) value, bool right) {
   int64_t first = 0, last = n;
@@ -143,7 +144,8 @@ Tensor histc(const Tensor& x, int64_t bins, double low, double high) {
 namespace {
 
 /// Finds runs of equal neighbours in n items; same(i) is true if items i - 1 and i are equal. In the result, `values`
-/// holds each run's first index, and inverse[order[i]] (inverse[i] if `order` is null) is the run of item i.
+/// holds the first index of each run, and `inverse` the number of each item's run: that of item i is inverse[order[i]],
+/// or inverse[i] if `order` is null.
 template <class Same> Unique runs_of(int64_t n, const int64_t* order, const Same& same) {
   const Tensor inverse = empty({n}, counted_here());
   std::vector<int64_t> starts, counts;
@@ -269,7 +271,8 @@ std::vector<Tensor> nonzero_places(const Tensor& x) {
 
 namespace {
 
-/// One index per dim: masks become lists of positions, one per dim; undefined takes the whole dim.
+/// Returns one index per dim of `shape`. A bool mask over several dims becomes a list of positions for each of them.
+/// An undefined index selects the whole dim, and so do dims without an index.
 std::vector<Tensor> by_dims(const char* op, const Shape& shape, const std::vector<Tensor>& indices) {
   std::vector<Tensor> all;
   for (const Tensor& given : indices) {
@@ -318,7 +321,7 @@ Tensor indexed_places(const char* op, const Shape& shape, const std::vector<Tens
       common = count == 0 ? index.shape() : broadcast_shapes(op, common, index.shape());
       first = first < 0 ? d : first, last = d, ++count;
     }
-  // number of the result's dims in front of the common shape
+  // The number of dims that precede the indices' common shape in the result.
   const int before = count > 0 && last - first + 1 == count ? first : 0;
   LOCKSTEP_CHECK(common.rank() + shape.rank() - count <= 8, "[", op, "] expected a result of at most 8 dims, got ",
                  common.rank() + shape.rank() - count);

@@ -14,10 +14,10 @@ struct SearchOptions {
   bool right = false;  ///< true: insert after equal elements; false: before them
   Tensor sorter = {};  ///< i64, of the sequence's shape: the order that sorts the sequence
 };
-/// Insertion points: for each value, the number of elements of its row of `sequence` that lie before it; i64, of the
-/// values' shape. `sequence` is sorted along its last dim; it has one dim, or the leading dims of `values`.
+/// For each value, the index at which to insert it into a sorted row: i64, of the values' shape. `sequence` is one row
+/// for all values, or has a row (its last dim) for each row of `values`.
 Tensor searchsorted(const Tensor& sequence, const Tensor& values, const SearchOptions& options = {});
-/// searchsorted() in one sorted list (one dim) for all values.
+/// searchsorted() of all values in one sorted list, `boundaries`, which has one dim.
 Tensor bucketize(const Tensor& values, const Tensor& boundaries, bool right = false);
 /// Counts how often 0, 1, 2, ... occur in a list of integers >= 0: i64, at least `minlength` long. With weights: sums
 /// of the weights instead, added in the list's order; f32 for f32 weights, else f64 (i64 for an empty list).
@@ -43,7 +43,7 @@ Unique unique_consecutive(const Tensor& x);
 Unique unique_consecutive(const Tensor& x, int64_t dim);
 /// Positions of the elements that are not 0: i64 (count, dims), in row-major order.
 Tensor nonzero(const Tensor& x);
-/// The columns of nonzero() as one list per dim, for index_put().
+/// The positions that nonzero() returns, as one list of indices for each dim. For index_put().
 std::vector<Tensor> nonzero_places(const Tensor& x);
 
 /// Flat positions of the elements x[indices] in a row-major x of this shape: i64 on the CPU, in the result's shape. For

@@ -37,7 +37,7 @@ class Dims {
   int64_t operator[](int i) const { return values_[i]; }  ///< no check of the range
   int64_t& operator[](int i) { return values_[i]; }
   int64_t back() const { return values_[rank_ - 1]; }  ///< the last value; undefined when empty
-  // Iterators over the values.
+  // Iterators over the sizes or indices in the list.
   const int64_t* begin() const { return values_; }
   const int64_t* end() const { return values_ + rank_; }
   int64_t* begin() { return values_; }

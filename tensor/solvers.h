@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// The functions, documented in cpu/linalg.h.
+/// The functions that decompose matrices on one device. cpu/linalg.h documents them in full.
 struct Solvers {
   /// x = a^-1 b. bad: the number, from 1, of the first pivot that is 0.
   void (*lu_solve)(const Tensor& a, const Tensor& b, Tensor& x, std::vector<int64_t>& bad);
@@ -22,11 +22,13 @@ struct Solvers {
   /// The lower Cholesky factor. bad: the order of the first leading minor that is not positive.
   void (*cholesky)(const Tensor& a, Tensor& out, std::vector<int64_t>& bad);
   void (*qr)(const Tensor& a, Tensor& q, Tensor& r);  ///< q may be undefined
-  /// Singular values, and vectors if u and vh are defined. bad: not 0 if `a` is not finite or nothing converged.
+  /// Singular values, and vectors if u and vh are defined. bad: not 0 if the matrix has NaN or infinity, or if the
+  /// iteration did not converge.
   void (*svd)(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad);
-  /// Eigenvalues of symmetric matrices from the lower triangle, and vectors if `vectors` is defined. bad: as for svd.
+  /// Eigenvalues of symmetric matrices (reads the lower triangle), and vectors if `vectors` is defined. bad: not 0 if
+  /// the matrix has NaN or infinity, or if the iteration did not converge.
   void (*eigh)(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>& bad);
-  /// x = a^-1 b for triangular a; unit: the diagonal counts as 1.
+  /// x = a^-1 b for triangular a. unit: takes every element of a's diagonal as 1.
   void (*solve_triangular)(const Tensor& a, const Tensor& b, bool upper, bool unit, Tensor& x);
 };
 

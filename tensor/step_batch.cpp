@@ -60,14 +60,15 @@ void StepBatch::check_recordable(const char* op) const {
 
 int64_t StepBatch::bytes() const { return int64_t(sizeof(StepControl) + slots_.size() * sizeof(StepSlot)); }
 
-/// Writes host bytes as kernel arguments: the host memory is free at once, and the write can be recorded.
+/// Writes host bytes to device memory. They travel as a kernel's arguments, so the host memory may be reused at once,
+/// and a graph can record the write.
 void StepBatch::write(const Tensor& to, int64_t at, const void* bytes, size_t size) const {
   table(device_);  // makes it the device of this thread's next kernels
   backend(device_)->store(bytes_of(to) + at, bytes, size);
 }
 
-/// The table on the device, written if its contents changed. A recording gets a table of its own that each replay
-/// writes, because work between replays may change the shared one.
+/// Returns the address of the table's bytes on the device, after writing them if they have changed. While a graph is
+/// recorded, uses new memory, which each replay writes again: work between replays may change the shared memory.
 const std::byte* StepBatch::hold(Table& table, const void* bytes, size_t size) {
   const MemoryScope scope(Memory::other);
   const TensorOptions there{.dtype = u8, .device = device_};

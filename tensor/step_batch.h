@@ -48,7 +48,7 @@ struct StepPiece {
   uint8_t unused[2] = {};  // explicit padding, because the bytes are compared
 };
 
-/// Options of an update rule, shared by tensors that have been updated equally often. step: updates, this one included.
+/// Options of an update rule, shared by tensors that have been updated equally often (`step` times, including now).
 struct StepSlot {
   int64_t step = 0;
   alignas(8) std::byte args[112] = {};
@@ -64,7 +64,7 @@ struct SquarePiece {
   uint8_t unused[6] = {};
 };
 
-/// The range of chunk sums that belong to one tensor, for its own norm (optim::norm_of_squares).
+/// The range of one tensor's chunk sums (sums of the squares of 4096 elements), from which its norm is computed.
 struct NormPiece {
   int64_t first, count;
   int64_t is_wide;  // 1: the tensor is f64; 0: f32
@@ -79,9 +79,9 @@ class StepBatch {
   explicit StepBatch(Device device);
   StepBatch(const StepBatch&) = delete;
 
-  /// During a Scope, this thread's adam(), sgd(), rmsprop(), adagrad() and lion() are added to the batch instead of
-  /// run. Calls with equal key, step and options share a StepSlot. numbers_only: collects the options and
-  /// ignores the tensors.
+  /// During a Scope, this thread's calls of adam(), sgd(), rmsprop(), adagrad() and lion() are added to the batch
+  /// instead of run. Calls with equal `key` (the caller's number for a parameter group), step and options share a
+  /// StepSlot. numbers_only: true collects only the options, and no tensors.
   class Scope {
    public:
     Scope(StepBatch& batch, int key, int64_t step, bool numbers_only = false);
@@ -93,17 +93,18 @@ class StepBatch {
   static StepBatch* collecting();
   /// Runs one rule over a table of StepPieces in device memory.
   using Launch = void (*)(const std::byte* table, int pieces, int64_t chunks, const std::byte* numbers);
-  /// Selects the slot for these options. True if the Scope collects options only: do not call add() then.
+  /// Selects the StepSlot for these options. Returns true if the Scope has numbers_only: do not call add() then.
   template <class Args> bool add_numbers(const Args& args);
   /// Adds a tensor; keeps its gradient alive until launch().
   void add(Launch launch, StepPiece piece, Tensor gradient);
 
   /// Drops all collected updates.
   void clear();
-  /// Writes control and options to the device. keeps_skipped: leaves the device's count of skipped steps.
+  /// Writes control and options to the device. keeps_skipped: true does not overwrite the device's count of skipped
+  /// steps.
   void set(const StepControl& control, bool keeps_skipped = false);
-  /// Error when the collected step cannot be recorded: each key must have one slot, and an earlier set() must have
-  /// allocated enough memory for the slots.
+  /// Error when the collected step cannot be recorded: all calls with the same key (see Scope) must share one StepSlot,
+  /// and an earlier set() must have allocated enough memory for the slots.
   void check_recordable(const char* op) const;
 
   /// A tensor for add_squares(): the sum of squares of its chunk i goes to sums[at + i].
@@ -113,7 +114,7 @@ class StepBatch {
   };
   /// Sums the squares of each chunk, after scaling by control.scale; sets control.found if an element is not finite.
   void add_squares(const std::vector<Squares>& all, const Tensor& sums);
-  /// totals[i] = the sum of tensor i's chunk sums, in order; `totals` may be longer.
+  /// totals[i] = the sum of the chunk sums in the range all[i], added in order; `totals` may be longer.
   void add_up(const std::vector<NormPiece>& all, const Tensor& sums, const Tensor& totals);
   /// Computes control.norm, clip and skip from the chunk sums.
   void take_norm(const std::vector<NormPiece>& all, const Tensor& sums);

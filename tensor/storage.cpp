@@ -44,7 +44,7 @@ Ref<Storage> Storage::adopt(void* data, int64_t bytes, Device device, std::funct
   storage->device_ = device;
   storage->born_ = Graph::recordings();
   storage->category_ = MemoryScope::current();
-  // An empty release function still marks the bytes as adopted.
+  // A release_ that is set marks the bytes as adopted. Without a `release`, set a function that does nothing.
   storage->release_ = release ? std::move(release) : [] {};
   book_memory(storage->category_, bytes, device);
   return Ref<Storage>(storage);

@@ -50,8 +50,8 @@ class Storage {
   /// Wraps memory of another owner (a mapped file, a vector); `release` runs when the last tensor is gone.
   static Ref<Storage> adopt(void* data, int64_t bytes, Device device, std::function<void()> release);
 
-  /// A storage that is empty from the start, as after empty(). `origin` is kept until refill(), for the code that knows
-  /// how to fill the bytes.
+  /// A storage that has no bytes yet, as after empty(whose). `origin` is an object of the code that will fill the
+  /// bytes; the storage keeps it until refill().
   static Ref<Storage> reserve(int64_t bytes, Device device, const char* whose, std::shared_ptr<void> origin);
 
   std::byte* data() const { return data_; }
@@ -74,7 +74,7 @@ class Storage {
   /// Allocates the bytes again (uninitialised) after empty().
   void refill();
   bool is_empty() const { return data_ == nullptr && bytes_ > 0; }  ///< true between empty() and refill()
-  /// The text `whose` that the last call of empty() was given.
+  /// The text `whose` that the last call of empty() or reserve() was given.
   const char* emptied_of() const { return emptied_of_.c_str(); }
   const std::shared_ptr<void>& origin() const { return origin_; }
 

@@ -67,8 +67,8 @@ class Event {
 void synchronize(Device device);
 
 /// Marks the device's results as invalid from now on, because a collective was aborted midway: whoever waits for the
-/// device or copies from it to the host gets `why` as an Error. A call with an empty `why` ends this. Any thread may
-/// call it.
+/// device or copies from it to the host gets `why` as an Error. A call with an empty `why` makes results valid again.
+/// Any thread may call this.
 void distrust(Device device, const std::string& why);
 
 /// An uninitialised CPU tensor in memory pinned for `device`, so that copies to and from that type of device are fast

@@ -10,16 +10,16 @@ namespace lockstep {
 /// "; did you mean NAME?" with the known name nearest to `word`; "" if none is near.
 std::string suggestion(std::string_view word, const std::vector<std::string>& known);
 
-/// "a, b or c".
+/// Joins names for a message: "a, b or c".
 std::string listed(const std::vector<std::string>& names);
 
-/// The first `most` names: "a, b and 3 more".
+/// Joins the first `most` names and counts the others: "a, b and 3 more".
 std::string list_names(const std::vector<std::string>& names, size_t most = 20);
 
-/// "1 rank", "2 ranks"; "3 micro-batches".
+/// The number and the noun `what`, in the plural unless n is 1: "1 rank", "2 ranks", "3 micro-batches".
 std::string counted(int64_t n, const std::string& what);
 
-/// The parts between separators: "a,,b" has three parts, "" has one.
+/// Splits a text at each separator: "a,,b" has three parts, "" has one.
 std::vector<std::string> split(std::string_view text, char separator);
 
 }  // namespace lockstep

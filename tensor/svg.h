@@ -12,7 +12,7 @@ std::string escaped(std::string_view text);
 
 namespace svg {
 
-/// Opens a picture with a white background; style: a style sheet element.
+/// Opens a picture with a white background; style: "" or a style sheet, "<style>...</style>".
 std::string begin(double width, double height, const std::string& style = "");
 /// A rectangle. `look`: further attributes, such as fill="...", see attribute().
 std::string rect(double x, double y, double width, double height, const std::string& look);

@@ -124,7 +124,7 @@ class Tensor {
   double item_double() const;
   int64_t item_integer() const;
   std::complex<double> item_complex() const;
-  /// Another view of this storage, without a check: the caller knows that the view lies inside the storage.
+  /// Another view of this tensor's storage, without checks: the caller knows that it lies inside the storage.
   Tensor with(int64_t offset, const Shape& shape, const Strides& strides) const;
 
   Ref<Storage> storage_;

@@ -16,7 +16,7 @@ int container_cores();
 /// Sets the number of threads that operations use (OpenMP). Default: LOCKSTEP_THREADS, else OMP_NUM_THREADS, else the
 /// cores given to the process. Error unless 1 <= n <= 4096.
 void set_threads(int n);
-/// The number of threads that operations of this thread use, after ThreadLimit.
+/// The number of threads that operations of this thread use; a ThreadLimit can lower it.
 inline int get_threads() {
   int n = detail::threads.load(std::memory_order_relaxed);
   if (n <= 0) n = detail::default_threads();

@@ -88,7 +88,7 @@ std::string Sink::time(int64_t ns) const {
   return text;
 }
 
-/// A metadata record.
+/// A metadata record of Chrome's trace format, such as the name of a row.
 std::string Sink::fact(std::string_view name, int row, const std::string& args) const {
   return str("{\"name\":\"", name, "\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":", row, ",\"args\":{", args, "}}");
 }

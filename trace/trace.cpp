@@ -42,7 +42,7 @@ struct Thread {
   int rank = -1;
   std::string name;
   const uint64_t id = next_row.fetch_add(1, std::memory_order_relaxed);
-  // Cache of the sink and row for rank and name; valid while `generation` is current.
+  // The sink and row that belong to this rank and name, cached. Valid while `generation` equals Sinks::generation.
   uint64_t generation = 0;
   SinkPtr sink;
   int row = 0;
@@ -53,7 +53,7 @@ Thread& thread() {
   return mine;
 }
 
-/// The sink of a rank; for rank -1 the sink of the process if it has only one.
+/// The sink that writes the trace of a rank; for rank -1 the sink of the process if it has only one.
 SinkPtr find(int rank) {
   Sinks& s = sinks();
   const std::lock_guard lock(s.mutex);

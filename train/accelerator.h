@@ -47,7 +47,7 @@ struct AcceleratorOptions {
 
 namespace accelerated {
 
-/// Deals a loader's batches to ranks: the engine's micro-batches in training, one batch per rank in evaluation.
+/// Divides a loader's samples among ranks: by the engine's micro-batches in training, by whole batches in evaluation.
 struct Dealing {
   struct Rule {  ///< how a step's micro-batches are dealt
     int64_t accumulation = 1;
@@ -87,7 +87,7 @@ struct State {
   void note_loader(int64_t batch_size);    ///< the first loader sets the micro-batch size
   void note_schedule();                    ///< Error if the file has a schedule, too
   void join(optim::Optimizer& optimizer);  ///< builds the engine for the optimizer's model
-  /// Makes the Dealing of a loader. Collective: Error if the ranks' orders of the samples differ.
+  /// Makes the Dealing that divides a loader's samples among ranks. Collective: Error if ranks order them differently.
   std::shared_ptr<Dealing> deal(const data::Sampler& order, int64_t batch_size, bool drop_last);
   void step();                                      ///< does an optimizer.step() of the user's loop
   void zero_grad();                                 ///< drops gradients that no step() consumed
@@ -109,7 +109,7 @@ struct State {
     std::optional<std::weak_ptr<void>> loader = {};  ///< set in a loader's entry, which is dropped with the loader
   };
   void keep(Kept one);  ///< adds or replaces an entry
-  /// Adds a loader's entry. access(s) loads *s unless s is null, and returns the state. shuffled: null if not shuffled.
+  /// Adds a loader's entry. access(nullptr) returns its state, access(s) sets it. shuffled: its Dealing if it shuffles.
   void keep_loader(std::function<data::LoaderState(const data::LoaderState* to_load)> access,
                    std::shared_ptr<void> loader, Dealing* shuffled);
   const AcceleratorOptions options;
@@ -148,7 +148,7 @@ template <class S, class B> struct LoaderOf<data::DataLoader<S, B>> : std::true_
 
 }  // namespace accelerated
 
-/// A model, to be called. It can be trained once its optimizer is prepared.
+/// A prepared model: call it like the model itself. It can be trained once its optimizer is prepared.
 template <class M> class PreparedModel {
  public:
   PreparedModel(accelerated::Shared state, std::shared_ptr<accelerated::Holder<M>> holder)
@@ -171,7 +171,7 @@ template <class M> class PreparedModel {
   std::shared_ptr<accelerated::Holder<M>> holder_;
 };
 
-/// An optimizer, to be called in every iteration of the loop.
+/// A prepared optimizer: call step() and zero_grad() in every iteration of the loop, also while accumulating.
 class PreparedOptimizer {
  public:
   PreparedOptimizer(accelerated::Shared state, optim::Optimizer& optimizer)
@@ -188,8 +188,8 @@ class PreparedOptimizer {
   optim::Optimizer* optimizer_;
 };
 
-/// A schedule. step() advances it once per optimizer update, not while accumulating or after a skipped step.
-/// step(metric) is collective and uses the mean of the metric over ranks.
+/// A prepared schedule: call step() in every iteration. It advances once per optimizer update, but not while
+/// accumulating or after a skipped step. step(metric) is collective and uses the mean of the metric over ranks.
 class PreparedSchedule {
  public:
   PreparedSchedule(accelerated::Shared state, optim::Schedule& schedule);
@@ -266,7 +266,7 @@ template <class S, class B> class PreparedLoader {
   std::shared_ptr<data::ToDevice> to_device_;
 };
 
-/// An argument that prepare() returns unchanged.
+/// An argument of prepare() made by skip(): prepare() returns the thing as it is.
 template <class T> struct Skipped { T* thing; };
 
 /// Prepares models, optimizers, loaders and schedules for training on all ranks. See the top of this file.
@@ -289,7 +289,7 @@ class Accelerator {
   }
   template <class T> static Skipped<T> skip(T& thing) { return {&thing}; }  ///< prepare(skip(thing)) returns `thing`
 
-  /// If an optimizer step accumulates several batches, hold the result during each iteration: backward() requires it.
+  /// If a step accumulates several batches, keep the result until the iteration ends: backward() throws without it.
   template <class M> [[nodiscard]] auto accumulate(const PreparedModel<M>&) {
     state_->holding = true;
     return AtEnd([state = state_] { state->holding = false; });

@@ -66,8 +66,8 @@ void AutoProblems::fail_if_any(const std::string& origin) const {
 
 namespace {
 
-/// A row of the table: a key, the name of the argument, and a function that returns the value for "auto". It returns
-/// null if nobody knows the value; `unknown` is then the reason. must_agree: a value in the file must equal the row's.
+/// A row of the table: a key, the name of the argument, and value(), which returns the value for "auto". If that is
+/// unknown, value() returns null, and `unknown` is the reason. must_agree: a value in the file must equal value().
 struct AutoRow {
   std::string key, argument;
   std::function<Json()> value;
@@ -134,7 +134,7 @@ std::vector<AutoRow> auto_rows(const Json& json, const AutoValues& v, const Json
     rows.push_back({str(name, ".enabled"), *name == 'f' ? "fp16" : "bf16",
                     [on = half == (*name == 'f' ? "fp16" : "bf16")] { return Json(on); }});
 
-  // A model without a width keeps "auto": the engine then chooses.
+  // If the width of the model is unknown, "auto" stays in the configuration, and the engine chooses the sizes.
   const auto elements = [&v](double squares, int64_t lines) {
     return [&v, squares, lines]() -> Json {
       const double h = double(width_of(v.model));

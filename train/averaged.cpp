@@ -21,7 +21,7 @@ Averaged::Averaged(zero::Zero& zero) : zero_(zero), exceptions_(std::uncaught_ex
 }
 
 Averaged::~Averaged() noexcept(false) {
-  // Not after an exception: put() is collective, and other ranks may not get here.
+  // Restore nothing after an exception: put() is collective, and other ranks may not get here.
   if (std::uncaught_exceptions() == exceptions_) put(own_);
 }
 

@@ -27,12 +27,12 @@ template <class Fn> auto as_usage(const Fn& fn) {
 /// Writes a file that the user asked for. Error (not a UsageError) if that fails.
 void write_output(const std::string& path, const std::string& text);
 
-/// Text that identifies this build and a subcommand's options, for ParallelOptions::identity.
+/// Text that identifies this build and a subcommand's options. Ranks with different texts refuse to train together.
 std::string identity_of(const CLI::App& subcommand);
-/// Prints the closing line: JSON with --json, else "key value" pairs.
+/// Prints a program's results as its last line of output: JSON with --json, else "key value" pairs.
 void print_result(const data::Json& result, bool json);
-/// Creates a folder and tests that it is writable, before the first step: results are written only at the end. `option`
-/// is for the Error.
+/// Creates a folder and tests that it is writable. Call this before the first step, because results are written only at
+/// the end. The Error names `option`.
 void prepare_output(const std::string& option, const std::string& folder);
 
 }  // namespace lockstep::train

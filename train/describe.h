@@ -1,19 +1,19 @@
 #pragma once
 // Describes a program's model and configuration, without training, for `lockstep plan -- PROGRAM` and `lockstep
-// simulate -- PROGRAM`. These commands set LOCKSTEP_DESCRIBE to the file for the answer.
+// simulate -- PROGRAM`. These commands set LOCKSTEP_DESCRIBE to the name of the file to write.
 #include "optim/optimizer.h"
 #include "tensor/check.h"
 #include "train/job.h"
 
 namespace lockstep::train {
 
-/// Thrown to end a rank once describe() has described its run. start() catches it. A program without start() ends as
-/// after any Error.
+/// describe() throws this to end the program when the description is written. start() catches it; a program that does
+/// not use start() ends as after any other Error.
 struct Described : Error {
   Described() : Error("the program was asked to describe what it trains, and did") {}
 };
 
-/// The content of the answer.
+/// The model and settings that describe() writes down.
 struct Description {
   nn::Module& model;
   data::Json own = data::Json::Object();   ///< the program's keys of the configuration

@@ -13,7 +13,7 @@ namespace lockstep::train {
 struct Experts {
   moe::Options options{.width = 0, .experts = 0};  ///< experts = 0: none
   int64_t every = 2;
-  /// Replaces the MLPs. ranks: the expert-parallel group.
+  /// Replaces MLPs of the model by these experts. ranks: the expert-parallel group.
   void add_to(nn::Module& model, std::shared_ptr<dist::ProcessGroup> ranks = nullptr) const;
 };
 /// Parses "8,top_k=2,every=2,drop_tokens=false": the number of experts, and keys of moe::Options. "" means no experts.
@@ -31,13 +31,13 @@ inline constexpr const char* experts_help =
 /// Counts what this rank's experts did in the forward passes of a step.
 class ExpertCounts {
  public:
-  /// counts: false on all but one of the tensor-parallel ranks, which have the same experts.
+  /// counts: true on one tensor-parallel rank, false on the others, because all of them have the same experts.
   ExpertCounts(nn::Module& model, bool counts);
   ~ExpertCounts();
   ExpertCounts(const ExpertCounts&) = delete;
   bool any() const { return experts_ > 0; }  ///< true if the model has experts
-  /// Sums over all ranks and adds aux_loss, dropped and expert_tokens to the step's line. Each layer ran `times` times
-  /// on all ranks together. Collective.
+  /// Sums over all ranks, and adds aux_loss, dropped and expert_tokens to `line`, the step's line of metrics.jsonl.
+  /// times: how often each layer ran in the step, on all ranks together. Collective.
   void report(data::Json& line, int64_t times, const Team& team);
   /// The last step's aux_loss and dropped, and busiest_expert: the largest number of tokens, relative to an even share.
   const data::Json& last() const { return last_; }

@@ -49,7 +49,7 @@ parallel::Plan plan_of(const Options& o, const Json& json, int ranks) {
   agree("zero_optimization.stage", "ZeRO stage", plan.zero, -1);
   LOCKSTEP_CHECK(o.parallel.offload == "none" || plan.zero > 0, "--offload ", o.parallel.offload,
                  " needs ZeRO: --plan zero1, zero2 or zero3");
-  // The program only describes itself: the plan does not matter.
+  // `lockstep plan` and `simulate` only ask the program what it trains: any plan will do.
   if (environment("LOCKSTEP_DESCRIBE")) return {.dp = ranks, .zero = plan.zero};
   agree("pipeline.stages", "stages", plan.pp, 1);
   if (o.plan.find("dp") == o.plan.npos && plan.ranks() > 0 && ranks % plan.ranks() == 0)
@@ -91,7 +91,8 @@ std::string Job::origin() const {
   return options_.config.empty() || options_.config.find('{') != options_.config.npos ? "the options" : options_.config;
 }
 
-/// Replaces "auto": bf16 if all ranks' devices have tensor cores for bf16 and the file names no precision, else f32.
+/// Replaces --precision auto: by bf16 if all ranks' devices have tensor cores for bf16 and the file names no precision,
+/// else by f32.
 void Job::choose_precision() {
   options_.precision = "f32";
   for (const char* key : {"fp16.enabled", "bf16.enabled", "bfloat16.enabled", "fp8.enabled"})

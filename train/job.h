@@ -41,9 +41,9 @@ class Job {
   const parallel::Mesh& mesh() const { return *mesh_; }
   /// True if this rank prints.
   bool talks() const { return team_.leads() && !options_.json; }
-  /// The engine's configuration. The file (--config) and --set have priority over the other options, which fill in
-  /// missing keys. `own` has the program's defaults for keys that are still missing. `own` and `values` also replace
-  /// "auto". One Error lists all contradictions.
+  /// The engine's configuration. Keys that the file (--config) and --set lack come from the other options, then from
+  /// `own`, the program's defaults. "auto" is replaced by a value from `values` or `own`. One Error lists all
+  /// contradictions.
   engine::Config config(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
   /// The configuration of config() as JSON, before it is parsed.
   data::Json config_json(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;

@@ -1,4 +1,4 @@
-// Language models: facts for a run's folder, loading, generation, loss of a text. See language.h.
+// Language models: their description in a run's config.json, loading, generation, loss of a text. See language.h.
 #include "train/language.h"
 
 #include <unistd.h>
@@ -32,7 +32,7 @@ using data::Json;
 
 namespace {
 
-/// Lists all options that change what a GPT computes: fn(key, option, always), with the words of an enumeration as a
+/// Calls fn(key, option, always) for each option that changes what a GPT computes; for an enumeration, its words are a
 /// fourth argument. always: the option is in every run's config.json; otherwise only if it differs from the default.
 template <class Options, class Fn> void each_option(Options&& o, const Fn& fn) {
   fn("vocab", o.vocab, true);
@@ -166,7 +166,7 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
   if (const Json* rope = c.find("rope")) each_rope_option(o.rope.emplace(), Reader{*rope, config_path + ": rope"});
   const Json *const experts = c.find("experts"), *const lora = c.find("lora");
   const Experts read = experts ? read_experts(experts->as_string(config_path)) : Experts();
-  // Each expert has its own tensors, so check_held() counts experts as layers.
+  // check_held() compares the checkpoint with the number of layers. Each expert has tensors of its own, like a layer.
   const auto layers = double(o.layers),
              experts_of_all = layers / double(std::max<int64_t>(1, read.every)) * double(read.options.experts);
   nn::check_held(config_path, held_by(path), std::max(layers, std::floor(experts_of_all)), [&] {
@@ -282,7 +282,7 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
   LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a prompt that is a text, got --ids");
   generation.text = [&](int64_t id) { return std::string(tokenizer->token_bytes(int32_t(id))); };
   if (tokenizer) generation.suppress_tokens = tokenizer->unknown(m.model->o.vocab);
-  // Ids beyond the vocabulary can occur if a small model comes with a large model's folder.
+  // The folder's end-of-text tokens can lie beyond the vocabulary, if a small model uses a large model's tokenizer.
   for (const int64_t id : m.ends)
     if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);
   std::string made;

@@ -17,8 +17,8 @@ class App;
 
 namespace lockstep::train {
 
-/// Returns what TrainerOptions::facts should have for this model. tokenizer: folder of the tokenizer, or "" for bytes.
-/// experts: text of --experts. start: value of --init.
+/// Describes the model for a run's config.json, in the form of TrainerOptions::facts. tokenizer: folder of the
+/// tokenizer, or "" for bytes. experts: text of --experts. start: value of --init.
 data::Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::string& experts = "",
                     const Start& start = {});
 
@@ -43,7 +43,7 @@ LanguageModel load_language_model(const std::string& path, bool average = false,
 struct ModelOptions : CommonOptions {
   std::string model, quantize, config;
 };
-/// Adds the model's folder, --quantize and the common options; with `shared` also --config.
+/// Adds the model's folder, --quantize and the common options to a command; with `shared` also --config.
 void add_model_options(CLI::App& app, ModelOptions& o, bool shared = false);
 /// Loads the model, moves it to its device in eval mode, and runs `body`. `command` is for Errors.
 void use_language_model(const ModelOptions& o, const std::string& command,
@@ -62,7 +62,7 @@ TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch);
 /// does not.
 std::string continue_prompt(const LanguageModel& model, const std::string& prompt, bool by_ids,
                             nn::Generation generation, std::ostream* shown);
-/// Returns options to sample 300 tokens at temperature 0.8 from the 50 likeliest. The window slides when it is full.
+/// Returns options to sample 300 tokens at temperature 0.8 from the 50 likeliest. A full context window slides on.
 nn::Generation drawn_text();
 /// Adds --tokens, --temperature, --top-k, --beams, --stop and other options of nn::Generation.
 void add_generation_options(CLI::App& app, nn::Generation& generation);

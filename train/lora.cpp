@@ -19,7 +19,7 @@ using data::Json;
 
 namespace {
 
-/// Calls fn(key, option) for each option.
+/// Calls fn(key, option) for each option of adapters.
 template <class Options, class Fn> void each_lora_option(Options&& o, const Fn& fn) {
   fn("r", o.r);
   fn("alpha", o.alpha);

@@ -31,7 +31,7 @@ std::unique_ptr<nn::GPT> from_start(const Start& start);
 inline constexpr const char* quantize_help =
     "weights in 8 or 4 bits: group8, group4, row8, dynamic or llm_int8; group8,head: the head as well";
 
-/// Returns the options in the form that a run's config.json has.
+/// Returns the options of adapters in the form that a run's config.json has.
 data::Json facts_of(const nn::LoraOptions& options);
 /// Reads options in the form that facts_of() returns. Errors begin with `where`.
 nn::LoraOptions lora_options(const data::Json& facts, const std::string& where);

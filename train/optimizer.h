@@ -21,10 +21,10 @@ struct OptimizerOptions {
 /// Adds --lr, and --optimizer NAME,weight_decay=W,beta1=B,beta2=B,freeze_step=N. With `schedule`, --lr may be
 /// PEAK:LAST.
 void add_optimizer_options(CLI::App& app, OptimizerOptions& options, bool schedule = false);
-/// Error for a 1-bit optimizer without ranks that train together.
+/// Error for a 1-bit optimizer if only one rank trains: it has nothing to communicate.
 void check_optimizer(const OptimizerOptions& options, const Options& all);
-/// Error if an option was given for something that the configuration sets: --lr or --optimizer for the optimizer, an
-/// option in `of_schedule` for the schedule.
+/// Error if the command line and the configuration both set the optimizer (options --lr and --optimizer) or the
+/// schedule (the options named in `of_schedule`).
 void check_configured(const Job& job, const std::vector<const char*>& of_schedule = {});
 
 /// Parameters with a common weight decay.

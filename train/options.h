@@ -52,9 +52,9 @@ struct CommonOptions {
   int threads = 0;      ///< threads of operations; 0: all cores
   uint64_t seed = 1;
   std::string device = "cpu";  ///< cpu, cuda, cuda:N
-  /// Names of options in Errors, for callers other than a command line: {{"--out", "output_dir"}}.
+  /// Other names for options in Errors, if the caller has no command line: {{"--out", "output_dir"}}.
   std::vector<std::pair<std::string, std::string>> names;
-  /// The name of an option in Errors.
+  /// The name by which Errors call an option: that in `names`, else the option itself.
   std::string name_of(const std::string& option) const;
   ParallelOptions parallel;
 };
@@ -102,7 +102,7 @@ template <class App> class OptionGroup {
       else return to == T() ? option : option->capture_default_str();
     }
   }
-  /// Moves an option to the group.
+  /// Moves an option of CLI11 to this group of the help.
   auto* in_group(auto* option) const { return group_.empty() ? option : option->group(group_); }
 
  private:
@@ -110,7 +110,7 @@ template <class App> class OptionGroup {
   std::string group_;
 };
 
-/// Adds the options of ParallelOptions. devices: allow --parallel dp.
+/// Adds the options of ParallelOptions. devices: true allows --parallel dp.
 template <class App> void add_parallel_options(App& app, ParallelOptions& o, bool devices = true) {
   const OptionGroup add(app, "Parallel");
   add.in_group(app.template add_option_function<std::string>(
@@ -130,7 +130,7 @@ template <class App> void add_parallel_options(App& app, ParallelOptions& o, boo
   add("--trace-bits", o.trace_bits, "file for hashes of all parameters after every step (see lockstep verify)");
 }
 
-/// Adds the common options. training: true: also the options for training; false: also --ema.
+/// Adds the common options. training: true adds those for training, too; false adds --ema. devices: allows dp.
 template <class App> void add_common_options(App& app, CommonOptions& o, bool training, bool devices = true) {
   const OptionGroup add(app);
   add("--seed", o.seed, "seed of everything random", whole(0, INT64_MAX));
@@ -147,7 +147,7 @@ template <class App> void add_common_options(App& app, CommonOptions& o, bool tr
   add_parallel_options(app, o.parallel, devices);
 }
 
-/// Adds all of Options. devices: allow --parallel dp, for programs that set TrainerOptions::forward.
+/// Adds all of Options. devices: true allows --parallel dp, for programs that set TrainerOptions::forward.
 template <class App> void add_options(App& app, Options& o, bool devices = false) {
   add_common_options(app, o, true, devices);
   const OptionGroup add(app), engine(app, "Engine");

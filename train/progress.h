@@ -17,7 +17,7 @@ class Progress {
   /// Erases the line, so that something else can be printed.
   void clear();
   double seconds() const;  ///< seconds since the start
-  /// Units per second since the start.
+  /// Speed since the start, in units (tokens, samples) per second.
   double rate() const;
 
  private:

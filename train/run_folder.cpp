@@ -20,7 +20,8 @@ namespace lockstep::train {
 
 namespace {
 
-/// Keeps a file's lines up to step `last`. Later lines are written again; a killed process may have left half a line.
+/// Removes a file's lines after step `last`: the resumed run writes them again. Also removes half a line at the end,
+/// which a killed process may have left.
 void cut_back(const std::string& path, int64_t last) {
   if (!std::filesystem::exists(path)) return;
   std::istringstream in(data::read_file(path, INT64_MAX));
@@ -38,7 +39,7 @@ void cut_back(const std::string& path, int64_t last) {
 /// locks.)
 void Trainer::Impl::lock_folder() {
   if (!writes() || lock || !std::filesystem::exists(job.options().out)) return;
-  // With `state` the run's folder is also the checkpoint folder, which has its own lock: lock .run instead.
+  // With o.state, the run's folder is also the checkpoint folder, whose lock lies in it. So lock the subfolder .run.
   const std::string folder = o.state ? path(".run") : job.options().out;
   std::filesystem::create_directories(folder);
   lock.emplace(files, folder, false, [](const std::string&) {});

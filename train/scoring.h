@@ -23,7 +23,7 @@ struct Scored {
 /// Scores sequences, several per forward pass. The score of a sequence does not depend on the other sequences.
 std::vector<Scored> score(nn::GPT& model, std::span<const ToScore> all);
 
-/// The loss of a text.
+/// The loss of a text over overlapping windows, see loss_in_strides().
 struct StridedLoss {
   double nats = 0, bits_per_byte = 0;  ///< nats: mean per token
   int64_t tokens = 0, bytes = 0;       ///< number and bytes of the scored tokens (all but the first)

@@ -77,7 +77,7 @@ void Team::check_same(const std::string& what, int64_t elements, uint64_t hash) 
   if (group_) check_same_hashes(what, {elements, int64_t(hash)});
 }
 
-/// Compares the ranks' lists of (number of elements, hash) pairs.
+/// Error unless all ranks have the same list `mine` of (number of elements, hash) pairs.
 void Team::check_same_hashes(const std::string& what, const std::vector<int64_t>& mine) const {
   const std::vector<int64_t> all = dist::all_gathered(mine, *group_, {.tag = "data"});
   for (size_t i = 0, n = mine.size(); i < all.size(); ++i) {

@@ -42,16 +42,16 @@ class Team {
   int stopped_by() const { return stopped_by_; }  ///< the signal, or 0
   /// nullptr if this process trains alone.
   dist::ProcessGroup* group() const { return group_; }
-  /// A barrier.
+  /// Waits until all ranks have made this call (a barrier).
   void wait() const {
     if (group_) group_->barrier();
   }
   /// Collective. Error if ranks have different data: an old copy on one host would otherwise go unnoticed. `what` names
   /// the data.
   void check_same(const std::string& what, const std::vector<const Tensor*>& data) const;
-  /// check_same() for data that is not a tensor, by its hash.
+  /// check_same() for data that are not tensors: compares their number of elements and their hash.
   void check_same(const std::string& what, int64_t elements, uint64_t hash) const;
-  /// Element-wise sum over ranks. Exact if each element is nonzero on at most one rank, so it can also assemble lists.
+  /// Element-wise sum over ranks. If each element is nonzero on at most one rank, this merges their lists exactly.
   void sum(std::vector<double>& values, const char* tag) const;
   /// The values of all ranks, in rank order.
   std::vector<double> gather(const std::vector<double>& values, const char* tag) const;

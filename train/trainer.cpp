@@ -133,7 +133,7 @@ void Trainer::Impl::check(const engine::Config& config) {
                                   .context_by_heads = context.kind == sequence::Kind::ulysses,
                                   .experts = shape.experts * plan.ep};
   if (reasons_against(as_run, plan, sizes).empty()) return;
-  // The plan that the error suggests must suit the program's own optimizer, too.
+  // Pass the name of the program's own optimizer: the plan that the Error suggests must work with it, too.
   check_plan(as_run, plan, sizes, config.optimizer.type.empty() ? o.optimizer(*model)->name() : "");
 }
 
@@ -142,7 +142,7 @@ void Trainer::Impl::make_engine(engine::Config config) {
   engine::PipelineModule module{
       .model = model, .num_stages = plan.pp, .autocast = job.autocast(), .forward = o.forward};
   if (plan.pp * plan.tp > 1)
-    // A split model recomputes its repeated layers itself.
+    // A split model (module.recompute) recomputes its repeated layers itself. The engine must not do it again.
     std::swap(module.recompute, config.activation_checkpointing.enabled);
   LOCKSTEP_CHECK(!o.forward || plan.pp * plan.tp == 1,
                  "[Trainer] expected a plan that leaves the model whole, as forward runs it, got ", to_string(plan),

@@ -25,7 +25,7 @@ namespace lockstep::train {
 
 /// A loss or metric of a micro-batch, computed from the model's output and the target.
 using Measure = std::function<Variable(const Variable& output, const Tensor& target)>;
-/// The figures of a step, for on_step.
+/// Results of one training step, as on_step receives them.
 struct StepInfo {
   int64_t step = 0;  ///< counted from 1
   double loss = 0;   ///< mean over all micro-batches
@@ -49,17 +49,17 @@ struct TrainerOptions {
   std::vector<std::pair<std::string, Measure>> metrics = {};
   /// Metrics from all predictions and targets at once: {{"accuracy", ...}}. Called on every rank.
   std::function<std::vector<std::pair<std::string, double>>(const Predictions&)> compute_metrics = {};
-  /// The number of targets that `loss` averages over in a micro-batch, or -1. With `tokens`, a step's loss is the mean
-  /// over the targets of all micro-batches. Under plans that split the model, no target may be ignored.
+  /// Returns how many targets `loss` averages over in a micro-batch, or -1 if it averages over samples. With `tokens`,
+  /// a step's loss is the mean over all its targets. Under plans that split the model, no target may be ignored.
   std::function<int64_t(const Tensor& target)> tokens = {};
   std::string evaluated = "val";  ///< prefix of the metrics' names: "val_loss", "val_accuracy"
   int64_t evaluate_batch = 256;   ///< samples per batch of evaluation; with `batches`: the micro-batch size is used
   /// Makes the optimizer, unless the configuration names one. Default: AdamW.
   std::function<std::unique_ptr<optim::Optimizer>(nn::Module&)> optimizer = {};
-  /// Makes the schedule of a run of `steps` steps, unless the configuration names a schedule, or (without `arguments`)
-  /// an optimizer. Default: no schedule.
+  /// Makes the schedule of a run of `steps` steps. Not used if the configuration names a schedule, or if it names an
+  /// optimizer and `arguments` is false. Default: no schedule.
   std::function<std::unique_ptr<optim::Schedule>(optim::Optimizer&, int64_t steps)> schedule = {};
-  /// For a schedule in the file whose warmup_num_steps is "auto". Below 1: a fraction of all steps.
+  /// Warmup steps of a schedule in the configuration file, if "auto" there. Below 1: a fraction of all steps.
   double warmup_steps = 0;
   bool arguments = false;  ///< true: Error if the file disagrees with optimizer, steps, warmup or clipping
   /// Defaults for the engine's configuration: {"gradient_clipping", 1}.
@@ -81,11 +81,11 @@ struct TrainerOptions {
   std::function<Variable(const Tensor& input)> forward = {};
   int64_t evaluate_most = 0;  ///< batches per evaluation during training; 0: all
   int workers = 1;            ///< threads that make batches of `data`
-  /// Called when everything is checked and loaded, before the run's folder is changed. Replaces the
-  /// model's summary on the screen.
+  /// Called when everything is checked and loaded, before the run's folder is changed. If set, the summary of the model
+  /// is not printed.
   std::function<void()> on_start = {};
   std::function<void(const StepInfo&, data::Json& line)> on_step = {};  ///< may add to the line of metrics.jsonl
-  /// Called on every rank after training and saving. May add to the closing line.
+  /// Called on every rank after training and saving. May add to `result`, which is printed as the last line.
   std::function<void(data::Json& result)> on_end = {};
 };
 
@@ -99,7 +99,7 @@ class Trainer {
       : Trainer(job, std::shared_ptr<nn::Module>(std::shared_ptr<void>(), &model), std::move(options)) {}
   ~Trainer();
 
-  /// Resumes from the run's checkpoint (--resume), trains, evaluates, saves, and prints the closing line. A signal ends
+  /// Resumes from the run's checkpoint (--resume), trains, evaluates, saves, and prints the results. A signal ends
   /// training after the current step, with a checkpoint.
   void fit();
   /// Returns means over the evaluation data (`most` batches of it; 0: all): {"val_loss", ...}, in the order of the
@@ -120,7 +120,7 @@ class Trainer {
   std::unique_ptr<Impl> impl_;
 };
 
-/// Means over all samples of the values that `measures` returns for a batch. One process, without gradients.
+/// Means over all samples of the values that `measures` returns for a batch. For a single process; without gradients.
 std::vector<double> means_of(const data::Dataset<data::Example>& samples, int64_t batch, Device device,
                              const std::function<std::vector<Variable>(const data::Example& batch)>& measures);
 

@@ -57,7 +57,7 @@ struct Trainer::Impl {
   /// The name by which the program's user knows an option, for Error texts.
   std::string called(const char* option) const { return job.options().name_of(option); }
   bool has_folder() const { return !job.options().out.empty(); }  ///< true if --out was given
-  /// The folder of checkpoints, with the file `latest`.
+  /// The folder with the checkpoints and the file `latest`, which names the last one.
   std::string checkpoint_folder() const { return o.state ? job.options().out : path("checkpoints"); }
   /// Name of the file for the run's configuration.
   std::string config_name() const { return o.state ? "run.json" : "config.json"; }

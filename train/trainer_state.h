@@ -38,13 +38,13 @@ class TrainerState {
   void best(double metric, const std::string& folder);
   const std::string& best_folder() const { return best_folder_; }  ///< "" if there is none
   void forget_best() { best_.reset(), best_folder_.clear(); }      ///< for a best checkpoint that is gone
-  /// Logs the closing entry. first: the step that this process started from.
+  /// Adds the last entry to the log. first: the step that this process started from.
   void end(double seconds, int64_t first);
 
   const data::Json::Array& log() const { return log_; }  ///< all entries
-  /// The content of the file. to_go_on: with the extra fields that load() needs.
+  /// The content of trainer_state.json. to_go_on: true adds the fields that load() needs.
   data::Json json(bool to_go_on = false) const;
-  /// Restores progress and log; the settings stay.
+  /// Restores progress and log from what json(true) returned. The settings stay those of the constructor.
   void load(const data::Json& saved);
 
  private:

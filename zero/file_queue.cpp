@@ -1,4 +1,4 @@
-// io_uring and thread engines of the queue. See file_queue.h.
+// FileQueue: transfers files by io_uring, or by threads that call pread and pwrite. See file_queue.h.
 #include "zero/file_queue.h"
 
 #include <unistd.h>

@@ -27,8 +27,8 @@ class FileQueue {
   /// A read or write that was started. Copies stand for the same transfer.
   class Transfer {
    public:
-    /// Blocks until the transfer is done: the bytes are in memory, or handed to the disk. Error if the transfer failed,
-    /// with the file, the offset, and the bytes expected and transferred.
+    /// Blocks until the transfer is done: the bytes are in memory, or handed to the disk. If it failed, the Error names
+    /// the file, the offset, and the bytes expected and transferred.
     void wait();
     explicit operator bool() const { return state_ != nullptr; }  ///< false if default-made or waited for
 
@@ -37,8 +37,8 @@ class FileQueue {
     struct State;
     std::shared_ptr<State> state_;
   };
-  /// Starts a read. Memory address, offset and size must be multiples of file_block and lie inside the file (Error
-  /// otherwise). The memory must stay untouched until wait() returns.
+  /// Starts a read. Error unless the memory address, offset and size are multiples of file_block, and the bytes lie
+  /// inside the file. The memory must stay untouched until wait() returns.
   Transfer read(const SwapFile& file, int64_t offset, std::byte* to, int64_t bytes) {
     return start(file, offset, to, bytes, false);
   }
@@ -79,7 +79,7 @@ struct FileBuffer {
   std::vector<FileQueue::Transfer> transfers;
 };
 
-/// For tests of failing disks: makes the n-th request from now fail with the errno `error`, or end short if that is 0.
+/// For tests of failing disks: makes the n-th request from now fail with the errno `error`; 0: it transfers no bytes.
 void fail_request_after(int64_t n, int error);
 
 }  // namespace lockstep::zero

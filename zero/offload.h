@@ -14,7 +14,7 @@
 
 namespace lockstep::zero {
 
-/// Places for offloaded state.
+/// Places where state can be kept: none: the computing device; cpu: host memory; nvme: a file.
 enum class Offload : uint8_t { none, cpu, nvme };
 std::string_view name_of(Offload device);  ///< "none", "cpu" or "nvme"
 

@@ -1,4 +1,4 @@
-// Layouts of units, owners, and the paper's memory formulas. See partition.h.
+// Layouts of units, owners, and the memory formulas of the ZeRO paper. See partition.h.
 #include "zero/partition.h"
 
 #include <algorithm>
@@ -11,7 +11,7 @@ namespace {
 
 int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
-/// Places the parameters for shards of this length; returns false if they do not fit.
+/// Places the parameters of a unit into shards of this length. Returns false if they do not fit.
 bool place(Layout& layout, int64_t shard) {
   layout.shard = shard;
   layout.offsets.clear();
@@ -20,7 +20,8 @@ bool place(Layout& layout, int64_t shard) {
     int64_t start = round_up(end, alignment);
     const int64_t cut = (start / shard + 1) * shard;  // the first cut after its start
     if (start + n > cut) {
-      // Move the start so that the cut falls on a block boundary of the parameter, or on the parameter's first element.
+      // The parameter does not fit before the end of this shard (cut). Move its start so that the cut falls between
+      // two of its norm blocks, or before its first element.
       start = cut - (cut - start) / norm_block * norm_block;
       if (start + n > cut + shard && shard % norm_block != 0) return false;  // later cuts would miss block boundaries
     }

@@ -41,7 +41,7 @@ struct Layout {
   int64_t numel() const;                                               ///< elements of all parameters
   int64_t whole() const { return owner < 0 ? world * shard : shard; }  ///< elements of the whole, with padding
   int64_t padding() const { return whole() - numel(); }                ///< elements of padding
-  /// The range of the unit's flat memory that a rank owns. Without an owner this is dist::shard_range().
+  /// The range of the unit's flat memory that a rank owns: its shard, or, if the unit has an owner, all or nothing.
   dist::Range range(int rank) const;
   /// The elements of parameter i that a rank owns, counted from the parameter's start; {0, 0} for none.
   dist::Range owned(size_t i, int rank) const;
@@ -64,13 +64,14 @@ Layout lay_out_at(std::vector<int64_t> sizes, int world, int owner);
 /// An owner for each parameter: in order of decreasing size, each goes to the rank with the fewest elements so far.
 std::vector<int> assign_owners(const std::vector<int64_t>& sizes, int world);
 
-/// Bytes of model state on each rank by the paper's formulas, without padding.
+/// Bytes of model state on each rank by the formulas of the ZeRO paper, without padding.
 struct ModelState {
   double parameters = 0, gradients = 0, optimizer = 0;
   double total() const { return parameters + gradients + optimizer; }  ///< bytes of all three
 };
-/// Evaluates the paper's formulas for stage 0 to 3. psi: number of parameters; bytes: bytes of a parameter, and of a
-/// gradient (2 for f16 and bf16); k: bytes per parameter that the optimizer keeps (12 for Adam with master weights).
+/// Evaluates the formulas of the ZeRO paper for a stage from 0 to 3. psi: number of parameters; bytes: bytes of a
+/// parameter, and of a gradient (2 for f16 and bf16); k: bytes per parameter that the optimizer keeps (12 for Adam with
+/// master weights).
 ModelState model_state(int stage, double psi, int world, double bytes = 2, double k = 12);
 
 }  // namespace lockstep::zero

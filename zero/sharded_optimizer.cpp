@@ -1,10 +1,10 @@
 // The optimizer works tile by tile: sub_group_size elements of a unit's shard at a time, which bounds the memory for
-// f32 gradients and for bytes of files. For rules on whole parameters a tile is the whole unit.
+// f32 gradients and for bytes of files. For optimizers that need whole parameters, a tile is the whole unit.
 //
 //   gradient of a tile in f32 ─▶ clip ─▶ update each piece ─▶ write state and parameters to their place
 //
-// Each element is updated by itself, so tiles do not change results. With files, every unit has one region for each
-// state tensor in this rank's file:
+// Each element is updated by itself, so tiles do not change results. With offload to nvme, this rank's file has one
+// region for each state tensor of each unit:
 //
 //   shards    unit 0  │ a a a b b b b b . │     unit 1  │ c c c c c c . . │
 //
@@ -26,7 +26,7 @@ namespace {
 
 DType state_dtype(const Unit& unit) { return unit.dtype == f64 ? f64 : f32; }
 
-/// Key of the options that apply to a parameter, for StepBatch.
+/// A number that is the same for parameters of one optimizer and group, as the key of a StepBatch::Scope.
 int key_of(const Stage& stage, const Parameter& p) {
   const auto& all = stage.optimizers;
   return int(std::find(all.begin(), all.end(), p.optimizer) - all.begin()) << 16 | p.group;
@@ -35,7 +35,7 @@ int key_of(const Stage& stage, const Parameter& p) {
 }  // namespace
 
 struct ShardedOptimizer::Tile {
-  // A range of a unit's shard, and its bytes in files.
+  // A tile: a range of a unit's shard, and its bytes in files.
   size_t unit = 0;
   dist::Range range;                  // elements of the shard
   std::vector<Extent> extents;        // where the tile's parts lie in files
@@ -72,7 +72,7 @@ ShardedOptimizer::ShardedOptimizer(Stage& stage) : s_(stage), store_(stage.store
 }
 
 /// Chooses the pieces whose state is offloaded: the first ones, up to offload_optimizer.ratio of all elements. Splits
-/// the piece at this limit in two, at the boundary of a norm block.
+/// the piece at this limit in two, between two norm blocks, unless its optimizer needs whole parameters.
 void ShardedOptimizer::find_homes() {
   const OffloadOptimizer& o = s_.options.offload_optimizer;
   if (o.device == Offload::none) return;
@@ -144,7 +144,7 @@ std::map<std::string, DType> ShardedOptimizer::keys_of(const Parameter& p) const
   return keys;
 }
 
-/// True if the unit is updated on a CUDA device by the batch's kernels, together with other units.
+/// True if the unit is updated on a CUDA device by the kernels of StepBatch, which update many tensors at once.
 bool ShardedOptimizer::is_collected(const Unit& unit) const {
   const bool is_double = unit.dtype == f64, of_double = unit.gradient_dtype == f64;
   return !s_.device.is_cpu() && is_double == of_double && s_.options.offload_optimizer.device == Offload::none &&

@@ -14,12 +14,12 @@ namespace lockstep::zero {
 /// Updates this rank's pieces of all parameters.
 class ShardedOptimizer {
  public:
-  /// Splits pieces in two at the boundary given by offload_optimizer.ratio, and creates the file if there is one.
+  /// Divides the pieces into offloaded ones and others, by offload_optimizer.ratio. Creates the file for nvme.
   explicit ShardedOptimizer(Stage& stage);
   /// Updates the parameters for which used[i] is true. Gradients are multiplied by `scale` and `clip`.
   void update(const std::vector<bool>& used, double scale, double clip);
-  /// Collects the numbers that update() needs (learning rates, step counts) in Stage::batch, for a recorded step. Error
-  /// if some parameter cannot be updated by the batch's kernels.
+  /// For a recorded step: collects the numbers that update() needs (learning rates, step counts) in Stage::batch. Error
+  /// if the kernels of StepBatch cannot update some parameter.
   void collect_numbers(const std::vector<bool>& used);
 
   /// The optimizer's state of a piece by name, flat; writes to it change the state. Empty before the first step.

@@ -62,7 +62,7 @@ void Stage::listen() {
         parallel::FlatGradients::Offsets{unit.layout.offsets, unit.layout.whole(), {unit.gradient_dtype, device}});
   }
   reducer_->cut(std::move(reduced));
-  // On devices other than the CPU, all ranks must allocate this memory together. They are together here.
+  // On devices other than the CPU this allocation is collective, so make it here, where all ranks take part.
   for (size_t u = 0; u < units.size(); ++u)
     if (options.stage < 2 && units[u].trains && units[u].group->size() > 1 && !device.is_cpu())
       reducer_->units[u].gradients.own_memory();

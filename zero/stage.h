@@ -46,12 +46,12 @@ struct Piece {
   size_t parameter = 0;
   dist::Range range;  ///< the parameter's elements in the piece
   int64_t at = 0;     ///< first element in the shard
-  // The optimizer's state of the piece, to be read by ShardedOptimizer::kept()
+  // The optimizer's state of the piece: read it through ShardedOptimizer::kept().
   Offload home = Offload::none;              ///< nvme: the state lies in regions of the file
   std::vector<std::string> keys = {};        ///< nvme: names of the state's tensors
   bool started = false;                      ///< true once the state exists
   std::map<std::string, Tensor> state = {};  ///< by name, flat, range.size() elements; "master" for 16-bit parameters
-  // Names in `state` that the current step has created. Later tiles of the same step treat them as missing.
+  // Names in `state` that the current step has created. For its later tiles, too, these tensors do not exist yet.
   std::set<std::string> fresh = {};
 };
 
@@ -72,7 +72,7 @@ struct Unit : PlannedUnit {
 };
 
 /// The range of the optimizer's state tensor `key` that belongs to `elements` of a parameter. A state tensor has one
-/// number per element, or per block in 8-bit state. A rule on whole parameters always needs the whole state tensor.
+/// number per element, or per block in 8-bit state. An optimizer that is not elementwise needs the whole state tensor.
 inline dist::Range entries(const Parameter& p, const std::string& key, dist::Range elements) {
   if (p.optimizer && !p.optimizer->is_elementwise())
     return {0, elements.size() > 0 ? numel_of(p.optimizer->state_shape(key, p.variable.shape())) : 0};
@@ -91,7 +91,8 @@ struct CapturedStep {
   bool has_norm = false;
 };
 
-/// A stage of ZeRO, as a policy of the reducer. The functions of Zero call those of this class.
+/// Base of the stages, and stage 0 itself: does the work behind class Zero. As a Policy, it tells the reducer of
+/// gradients where to store a unit's gradients and how to sum them over ranks.
 class Stage : public parallel::Reducer::Policy {
  public:
   /// Checks the options and the optimizers' parameters; build() must follow.
@@ -122,7 +123,7 @@ class Stage : public parallel::Reducer::Policy {
   int shard_number(const Unit& unit) const { return is_cut() ? unit.group->rank() : 0; }
   /// This rank's range of the elements of a unit.
   dist::Range shard(const Unit& unit) const { return unit.layout.range(shard_number(unit)); }
-  /// Starts to fill unit.weights on all ranks from each rank's `part`.
+  /// Starts to gather the unit's parameters on all ranks, in unit.weights. part: this rank's shard of them.
   dist::Work share(const Unit& unit, const Tensor& part) const;
   /// True for an expert, which only some ranks have.
   bool is_spread(const Parameter& p) const { return p.ranks != &group; }
@@ -139,9 +140,9 @@ class Stage : public parallel::Reducer::Policy {
 
   StepReport step(const StepOptions& o);        ///< see Zero::step()
   double scale_of(const StepOptions& o) const;  ///< factor for the gradients: grad_scale / ranks / loss scale
-  /// See Zero::before_replay().
+  /// Prepares a replay of the captured step `of`, see Zero::before_replay().
   void before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
-  /// See Zero::after_replay().
+  /// Returns the outcome of a replay of `of`, see Zero::after_replay().
   StepReport after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
   const std::shared_ptr<const CapturedStep>& captured() const { return captured_; }  ///< the step captured last
   void forget() { reducer_->forget(); }                                              ///< discards all gradients
@@ -166,10 +167,10 @@ class Stage : public parallel::Reducer::Policy {
   void load_numbers(const std::map<std::string, double>& numbers);  ///< see Zero::load_numbers()
   void loaded(bool masters);                                        ///< see Zero::loaded()
 
-  // For ShardedOptimizer
+  // Functions for ShardedOptimizer
   virtual const ShardStore* store() const { return nullptr; }  ///< stage 3: the parameter shards
   virtual Tensor weight(Unit& unit, const Piece& piece);       ///< the parameter's elements of a piece, flat
-  // Scaled gradients of n elements of the shard, from element `at` on, in f32 (f64 for f64 parameters).
+  // The gradients, times `scale`, of n elements of this rank's shard from element `at` on, in f32 (or f64).
   Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale) const;
   virtual void publish(Unit&) {}  ///< starts to share an updated unit
   void see();                     ///< notes that master copies include all writes to parameters up to now
@@ -179,8 +180,8 @@ class Stage : public parallel::Reducer::Policy {
   virtual void prepare() {}                    ///< called when the units are planned
   virtual void place(Unit& unit);              ///< moves the parameters of a unit to their memory
   static Tensor value_of(const Parameter& p);  ///< the whole tensor, even of a parameter that was built empty
-  // The reducer's policy. start() begins to sum a unit's gradients over ranks, in stage 0 by all_reduce. The function
-  // that start() returns waits until the sum is in unit.part.
+  // Functions that the reducer calls. start() begins to sum a unit's gradients over ranks (in stage 0 by all_reduce).
+  // It returns a function that waits until the sum is in unit.part.
   Tensor memory(size_t unit) override;
   std::function<void()> start(size_t unit, const Tensor& sum) override;
   void filled(size_t unit, const Tensor& flat) override;
@@ -215,7 +216,7 @@ class Stage : public parallel::Reducer::Policy {
   // Defined in state.cpp
   Piece all_owned(const Parameter& p) const;  // the part of p that this rank owns
 
-  // True for parameters that this rank, or any rank, used in the last unrecorded step.
+  // For each parameter: true if this rank, or any rank at all, used it in the last step that was not recorded.
   std::vector<bool> used_here_, used_anywhere_;
   // For each parameter of each unit, on the device: 1 if this rank's own gradients had NaN or infinity since the last
   // step. Undefined: not checked.
@@ -258,8 +259,8 @@ class Stage2 : public Stage1 {
   uint64_t turns_ = 0;
 };
 
-/// Tells the loss scaler the outcome of a step. Error if a gradient was not finite and the rule forbids it. `by` begins
-/// the message: "[zero] ".
+/// Tells the loss scaler the outcome of a step. Error if a gradient was not finite, unless `rule` is NonFinite::skip.
+/// `by` is the beginning of the Error's text: "[zero] ".
 void settle(const StepReport& report, optim::DynamicLossScaler* scaler, NonFinite rule, const char* by, int64_t step);
 
 /// Makes stage 3. Its class is local to stage3.cpp.

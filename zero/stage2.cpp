@@ -55,7 +55,7 @@ Tensor Stage2::memory(size_t u) {
   return Tensor(next.bytes.storage(), next.bytes.offset(), {units[u].layout.whole()}, {1}, units[u].gradient_dtype);
 }
 
-/// Makes units use the buffers from the first one on again. All ranks then use the same buffer for a unit, even after a
+/// Makes the next backward begin with the first buffer. So all ranks use the same buffer for a unit, even after a
 /// backward that did not finish.
 void Stage2::forgotten() {
   Stage1::forgotten();

@@ -168,20 +168,20 @@ void Stage3::publish(Unit& unit) {
 // --- forward ---
 
 void Stage3::enter(size_t c) {
-  // If a call of this module is still on the stack, an exception has ended it.
+  // If an earlier call of this module still counts as running, an exception has ended it: remove it from calls_.
   for (size_t k = 0; k < calls_.size(); ++k)
     if (calls_[k].caller == c) pop(k);
   const bool grad = NoGrad::grad_enabled();
   if (calls_.empty() && !reducer_->in_pass()) gather_->start_trace(callers_[c].traces[grad]);
-  // Checkpointing reruns forwards inside backward, part by part. The backward of the part that was rerun before this
-  // one is complete, so its units can be freed.
+  // With activation checkpointing, backward reruns the forward part by part. When a part begins, the backward of the
+  // part that was rerun before it is complete, so the units of that part can be freed.
   if (calls_.empty() && reducer_->in_pass()) release_needed_from(pass_mark_ + 1);
   calls_.push_back({c, grad ? Mark().number() : 0});
   for (const size_t u : callers_[c].units) ++gather_->states[u].active;
   for (const size_t u : callers_[c].units) gather_->require(u);
 }
 
-/// Ends the calls above `depth`, and returns their units.
+/// Ends the innermost running calls until `depth` calls are left. Returns the units of the ended calls.
 std::vector<size_t> Stage3::pop(size_t depth) {
   std::vector<size_t> ended;
   for (; calls_.size() > depth; calls_.pop_back()) {
@@ -198,7 +198,7 @@ void Stage3::leave(size_t c, const std::vector<Variable>& outputs) {
   while (depth > 0 && calls_[depth - 1].caller != c) --depth;
   if (depth == 0) return;
   const uint64_t mark = calls_[depth - 1].mark;
-  // Also end the calls inside this one that returned no variables, because their own end was not noticed.
+  // End this call, and also calls inside it that returned no variables: leave() was not called for them.
   const std::vector<size_t> ended = pop(depth - 1);
   const bool grad = NoGrad::grad_enabled();
   for (const Variable& output : outputs) {
@@ -225,8 +225,8 @@ void Stage3::release_needed_from(uint64_t number) {
     if (gather_->states[u].needed_from >= number) gather_->release(u);
 }
 
-/// Called when the gradient of a call's output is complete, so that the call's nodes run next. Nodes run in descending
-/// order of their numbers, so the backwards of calls that began after this output have finished.
+/// Called when backward reaches a call: the gradient of its output is complete, and its nodes run next. Nodes run in
+/// descending order of their numbers, so calls that began after this output are through, and their units are freed.
 void Stage3::before_backward(size_t c, uint64_t number, uint64_t mark) {
   LOCKSTEP_CHECK(!RecordedPass::running(),
                  "[zero] stage 3 frees parameters before a recorded derivative (create_graph) can read them; use stage "

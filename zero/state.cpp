@@ -6,7 +6,7 @@
 namespace lockstep::zero {
 namespace {
 
-/// Prefix of the options of an optimizer's groups.
+/// Prefix of an optimizer's names in numbers(): "optimizer." for the first, then "optimizer1.", ...
 std::string prefix_of(size_t optimizer) { return optimizer == 0 ? "optimizer." : str("optimizer", optimizer, "."); }
 
 }  // namespace
@@ -22,7 +22,7 @@ Piece Stage::all_owned(const Parameter& p) const {
 std::vector<StatePiece> Stage::state(bool to_load, bool make) {
   optimizer_->follow_writes();
   std::vector<StatePiece> all;
-  // A tensor that every rank has whole is stored in parts, one shard_range() per rank.
+  // If every rank has the whole tensor (everywhere), each rank stores only one part of it, by shard_range().
   const auto add = [&](const std::string& key, const Parameter& p, dist::Range elements, const Tensor& tensor,
                        bool everywhere) {
     const std::string name = key + "." + p.name;

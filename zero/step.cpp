@@ -107,7 +107,7 @@ StepReport Stage::step(const StepOptions& o) {
   return report;
 }
 
-/// Gives the parameters new versions, by which later writes from outside the step are noticed.
+/// Gives the parameters' storages new versions, so that a later write that is not the step's can be noticed.
 void Stage::written() {
   for (const Parameter& p : parameters)
     if (p.trains()) optim::stamp(*p.variable.tensor().storage(), p.optimizer->name());
@@ -159,9 +159,9 @@ std::vector<bool> Stage::agree_on_used() {
   return used;
 }
 
-/// Returns the smallest key of a gradient with NaN or infinity. The keys of this rank's own gradients are parameter *
-/// ranks + rank. The keys of the sums in this rank's shards are larger than all of those. The host reads both kinds of
-/// flags in one transfer.
+/// Finds the first gradient with NaN or infinity, as a key: the smallest key over all ranks is reported. A gradient of
+/// this rank alone has the key parameter * ranks + rank. If looks_at_sums, also searches the sums over ranks in this
+/// rank's shards, whose keys are larger. The host reads all flags in one transfer.
 int64_t Stage::first_bad(bool looks_at_sums) const {
   std::vector<int64_t> numbers;
   std::vector<Tensor> sums, found;
@@ -207,7 +207,7 @@ bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport
   return !report.skipped;
 }
 
-/// Gradients for n elements of the shard from `at` on, scaled, in f32 (f64 for f64 parameters).
+/// Returns the gradients, times `scale`, of n elements of the shard from `at` on, in f32 (f64 for f64 parameters).
 Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
   const bool in_its_dtype = is_wide(unit.gradient_dtype);
   Tensor part = unit.part.narrow(0, at, n);
@@ -221,7 +221,7 @@ Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
 bool Stage::has_all_squares() const { return options.spread.names.empty() || is_cut(); }
 
 /// Returns the sum of squares of each block that this rank owns, and zero for all other blocks, on the CPU. While the
-/// step is being recorded, the result stays on the device and has one more element.
+/// step is being recorded, the result stays on the device, with one more element, for the count of non-finite ranks.
 Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
   const bool records = Graph::is_capturing();
   const Tensor squares = zeros({norm_blocks_of_all + records}, {.dtype = f64, .device = device});

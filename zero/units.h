@@ -18,9 +18,9 @@ struct PlannedParameter {
   bool elementwise = true;  ///< false: the optimizer's rule needs the whole parameter, so one rank owns it
 };
 
-/// The units in the order in which gradients are expected: backward produces them in the reverse order of forward,
-/// which is roughly the reverse of fields(). In stage 3 every module has units of its own, which include the modules
-/// below it if it has at most module_size parameters; persistent parameters are planned as in stage 2.
+/// Plans the units, in the order in which backward is expected to finish their gradients: roughly the reverse of the
+/// given order. In stage 3 every module has units of its own; those of a module with at most options.module_size
+/// elements include the modules below it. Parameters that stage 3 does not shard are planned as in stage 2.
 std::vector<PlannedUnit> plan_units(const std::vector<PlannedParameter>& parameters, const ZeroOptions& options);
 
 }  // namespace lockstep::zero

@@ -60,7 +60,7 @@ void Zero::register_external(nn::Module& module, const Variable& parameter) {
 
 namespace {
 
-/// Units of these parameters, without duplicates.
+/// The units that contain these parameters, each once.
 std::vector<size_t> units_of(const Stage& stage, const std::vector<size_t>& parameters) {
   std::vector<size_t> units;
   for (const size_t i : parameters)

@@ -96,10 +96,10 @@ class OtherParts {
   virtual void agree(StepReport& report) = 0;
   /// The norm of all gradients of the model. squares: the sum of squares of each gradient of this part, by name.
   virtual double norm(const std::vector<std::pair<std::string, double>>& squares) = 0;
-  /// norm() and agree() for a captured step, on the device. own: f64, the sums of squares of this part's trained
-  /// parameters in the order of named_parameters(), then the number of ranks that found non-finite values. Replaces
-  /// this number by its sum over all parts. Returns the sums of squares of all parts, and stores in `pieces` the place
-  /// of each sum, in the order in which the norm adds them.
+  /// Does the work of norm() and agree() on the device, for a captured step. `own` (f64) has the sum of squares of each
+  /// trained parameter of this part, in the order of named_parameters(), and last the number of ranks that found
+  /// non-finite values; this number is replaced by its sum over all parts. Returns the sums of squares of all parts.
+  /// `pieces` receives the places of these sums in the result, in the order in which the norm adds them.
   virtual Tensor captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) = 0;
 };
 
@@ -150,10 +150,10 @@ class Zero {
   int stage() const;                  ///< 0 to 3
   dist::ProcessGroup& group() const;  ///< the ranks over which state is sharded
 
-  /// The index, among a step's micro-batches 0 .. ranks * accumulation - 1, of this rank's i-th micro-batch. Stages 0
-  /// and 1 sum a rank's micro-batches (in no_sync(), all but the last) before the exchange, so neighbours belong to one
-  /// rank. Stages 2 and 3 exchange each micro-batch, so neighbours belong to neighbouring ranks. Either way the sum has
-  /// the fixed tree order of dist/summation_tree.h, and DDP's bits. Error unless 0 <= i < accumulation.
+  /// Number of this rank's i-th micro-batch among the micro-batches 0 .. ranks * accumulation - 1 of a step. Stages 0
+  /// and 1 sum a rank's micro-batches (in no_sync(), all but the last) before the exchange, so a rank has successive
+  /// numbers. Stages 2 and 3 exchange each micro-batch, so successive ranks have successive numbers. Either way the sum
+  /// follows the fixed tree of dist/summation_tree.h and has DDP's bits. Error unless 0 <= i < accumulation.
   int64_t micro_batch(int64_t i, int64_t accumulation) const;
 
   /// While a NoSync lives, backward sums gradients on this rank only; the first backward after it reduces the sum of
@@ -161,8 +161,8 @@ class Zero {
   using NoSync = While<Zero, &Zero::enter_no_sync, &Zero::leave_no_sync>;
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }  ///< begins the scope
 
-  /// While a Pause lives, ZeRO ignores backward: gradients stay in .grad for code that sums them itself and hands the
-  /// sum over as one backward (a pipeline). Error after a backward without its step, and in stage 3.
+  /// While a Pause lives, ZeRO ignores backward: gradients stay in .grad. A pipeline sums them there, and afterwards
+  /// hands the sum over as if one backward had made it. Error in stage 3, and between a backward and its step().
   using Pause = While<Zero, &Zero::enter_pause, &Zero::leave_pause>;
 
   /// Updates this rank's shard with the gradients of all backwards since the last step, and shares the result.
@@ -174,9 +174,9 @@ class Zero {
   /// scale) where the graph reads them. after_replay() waits, reports like step(), and updates the scaler. Only numbers
   /// in `options` may change between replays. of: the captured() step that is replayed, if there are several graphs.
   using Captured = std::shared_ptr<const CapturedStep>;
-  /// Prepares a replay, see Captured. Error for a scale above 1, see can_replay().
+  /// Prepares a replay, see Captured. Error if can_replay(options) is false.
   void before_replay(const StepOptions& options = {}, const Captured& of = nullptr);
-  /// The outcome of the replay, see Captured.
+  /// Waits for the replay and returns its outcome, see Captured.
   StepReport after_replay(const StepOptions& options = {}, const Captured& of = nullptr);
   Captured captured() const;  ///< the step captured last
   /// Number of hooks that stage 3 has on calls of `module`. A replayed graph repeats the work of hooks, but calls none.
@@ -189,9 +189,9 @@ class Zero {
   void zero_grad();
 
   /// While a Gathered lives, the given parameters (default: all) are whole on every rank, for reading. With a modifier
-  /// rank, that rank may write to them; at the end its values are broadcast, and master copies follow. Spread
-  /// parameters take the values of the first rank that has them, and need modifier rank 0. Collective at both ends.
-  /// Error at the end if parameters were written to without a modifier rank.
+  /// rank, that rank may write to them; at the end its values are broadcast, and master copies are updated. For spread
+  /// parameters (experts) modifier_rank must be 0: the first rank that has them may write. Beginning and end are
+  /// collective. Error at the end if parameters were written to without a modifier rank.
   class Gathered {
    public:
     /// Error for a modifier rank outside the group or a parameter that is not the module's.
@@ -216,17 +216,17 @@ class Zero {
   void register_external(nn::Module& module, const Variable& parameter);
 
   // Checkpoints store pieces of logical tensors, independent of the stage and the number of ranks.
-  /// This rank's pieces: every element of every parameter and of the optimizers' state is stored by one rank. to_load:
-  /// the pieces that this rank needs to load instead; `make` creates optimizer state that does not exist yet. Write
-  /// into the pieces, then call loaded().
+  /// The pieces that this rank stores in a checkpoint: one rank stores each element of parameters and optimizer state.
+  /// to_load = true: the pieces that this rank must load. Write into them, then call loaded(). `make` creates those of
+  /// optimizer state that does not exist yet.
   std::vector<StatePiece> state(bool to_load = false, bool make = true);
   /// Step counts and options by name: "optimizer.step.h.0.weight", "optimizer.group.0.lr".
   std::map<std::string, double> numbers() const;
   /// Sets the values that numbers() returned. If one is missing, throws an Error and changes nothing.
   void load_numbers(const std::map<std::string, double>& numbers);
   /// Completes a load: shares the parameters written to pieces, and updates f32 master copies of 16-bit parameters
-  /// unless they were loaded too. masters = false leaves master copies alone, for callers that restore the parameters
-  /// before the next step. Collective.
+  /// unless they were loaded too. masters = false leaves master copies alone, for a caller that puts the parameters'
+  /// old values back before the next step. Collective.
   void loaded(bool masters = true);
   /// The units, for printing and tests. Their parameters are indices into the module's named_parameters().
   std::vector<PlannedUnit> units() const;

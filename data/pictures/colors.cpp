@@ -210,7 +210,7 @@ Tensor equalize(const Tensor& x) {
     uint8_t* to = out.data<uint8_t>() + c * n;
     std::array<int64_t, 256> count{};
     for (int64_t i = 0; i < n; ++i) ++count[from[i]];
-    // All pixels but those of the brightest level are divided into 255 steps of equally many pixels.
+    // Spread the pixels evenly over 255 levels, `step` pixels for each; do not count those of the brightest level.
     const int64_t step = (n - count[*std::max_element(from, from + n)]) / 255;
     if (step == 0) {
       std::copy_n(from, n, to);

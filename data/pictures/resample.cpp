@@ -88,8 +88,8 @@ template <class T> void along_columns(const T* in, int64_t width, const Taps& ta
   }
 }
 
-/// One channel of an image. Pixels outside are 0. nearest() and bilinear() also add the weights of the pixels inside
-/// the image to `there`.
+/// One channel of an image, with zeros outside. nearest() and bilinear() sample it at a position. They add to `there`
+/// the part of the sample (0 to 1) that comes from pixels inside the image.
 template <class T> struct Plane {
   const T* p;
   int64_t height, width;
@@ -190,7 +190,7 @@ Tensor affine(const Tensor& x, const AffineMap& m, bool bilinear, double fill) {
           const double fy = std::clamp(m.d * u + m.e * v + m.f + middle_y - 0.5, -far, far);
           double there = 0;
           double value = bilinear ? plane.bilinear(fy, fx, there) : plane.nearest(fy, fx, there);
-          // `value` has no share of the pixels outside. Like torchvision, scale it by the share inside once more.
+          // `value` counts pixels outside as 0 already. Nevertheless torchvision multiplies it by `there`: do the same.
           value = there * value + (1 - there) * fill;
           if constexpr (std::is_same_v<T, uint8_t>) *to++ = uint8_t(std::clamp(std::nearbyint(value), 0.0, 255.0));
           else *to++ = float(value);

@@ -81,8 +81,8 @@ struct RandomRotation {
   double fill = 0;
   Tensor operator()(const Tensor& x) const;  ///< the rotated image
 };
-/// Changes brightness, contrast and saturation by random factors in [max(0, 1 - b), 1 + b], and the hue by a turn in
-/// [-hue, hue], in random order. 0 switches a change off.
+/// In random order, multiplies brightness, contrast and saturation by random factors in [max(0, 1 - b), 1 + b], where b
+/// is the field of that name, and shifts the hue by a number in [-hue, hue]. A field of 0 switches its change off.
 struct ColorJitter {
   double brightness = 0, contrast = 0, saturation = 0, hue = 0;
   Tensor operator()(const Tensor& x) const;  ///< the changed image

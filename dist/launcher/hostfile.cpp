@@ -1,4 +1,4 @@
-// hostfile.cpp: parses hostfiles and filters. See hostfile.h.
+// hostfile.cpp: parses hostfiles, and the options that select hosts and slots. See hostfile.h.
 #include "dist/launcher/hostfile.h"
 
 #include <algorithm>
@@ -39,7 +39,7 @@ std::string names_of(const std::vector<Host>& hosts) {
   return all;
 }
 
-/// Parses a filter into a list of slots for each host; an empty list means all slots.
+/// Parses the value of --include or --exclude: the slots of each host that it names. An empty list means all slots.
 std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& hosts, const std::string& text,
                                                      const char* option) {
   std::map<std::string, std::vector<int>> named;

@@ -1,5 +1,6 @@
 #pragma once
-// The hosts of a job, in the format of DeepSpeed's launcher: a file of "host slots=N" lines, and filters.
+// The hosts of a job, in the format of DeepSpeed's launcher: a file of "host slots=N" lines, and options that include
+// or exclude some of the hosts and slots.
 #include <string>
 #include <string_view>
 #include <vector>

@@ -78,7 +78,7 @@ struct Attempt {
 /// Number of ranks on all nodes.
 int world_size(const LaunchOptions& options);
 int first_rank(const LaunchOptions& options);  ///< global rank of this node's first rank
-/// The environment of a local rank: `base`, with the variables of Lockstep, torchrun and DeepSpeed.
+/// The environment of a local rank: `base`, and the variables that Lockstep, torchrun and DeepSpeed set.
 Environment rank_environment(const LaunchOptions& options, const Attempt& attempt, int local_rank,
                              const Environment& base, int threads);
 /// Default of OMP_NUM_THREADS for a rank.
@@ -105,7 +105,7 @@ std::vector<std::string> agent_command(const LaunchOptions& options, const Attem
                                        const std::string& launcher, const std::string& folder);
 /// True if `host` is this machine's name or a loopback address.
 bool is_this_machine(const std::string& host);
-/// The text for the agent's stdin: token, attempt, variables.
+/// The text that the launcher on another host reads from its stdin: token, attempt number, environment variables.
 std::string agent_greeting(const LaunchOptions& options, const Attempt& attempt, const Environment& base);
 /// Reads the text of agent_greeting() from stdin into `options`. Error when it does not arrive within `seconds`.
 void read_greeting(LaunchOptions& options, double seconds);

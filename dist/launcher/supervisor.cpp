@@ -1,4 +1,4 @@
-// supervisor.cpp: the event loop that supervises the members. See supervisor.h.
+// supervisor.cpp: the event loop that supervises the processes of a job. See supervisor.h.
 #include "dist/launcher/supervisor.h"
 
 #include <poll.h>
@@ -81,9 +81,9 @@ class Supervisor {
         [[maybe_unused]] const auto written = write(r->process.input.get(), line.data(), line.size());
         continue;
       }
-      // The leader is not reaped before the end, so its pid has not been reused.
+      // A process group leader that has exited stays a zombie until the end, so no other process has got its pid.
       kill(-r->process.pid, signal);
-      // A stopped process does not handle signals.
+      // A stopped process handles the signal only after SIGCONT.
       if (signal != SIGSTOP && signal != SIGKILL) kill(-r->process.pid, SIGCONT);
     }
   }

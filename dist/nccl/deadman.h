@@ -40,8 +40,8 @@ class Deadman {
   /// destruction.
   class Step {
    public:
-    /// Begins a step. `what`: name of the step, for the message. `waits`: the thread that needs the step to end. Of the
-    /// steps that one thread needs, the message names the one begun last.
+    /// Begins a step. `what`: its name, for the message. `waits`: the thread that is blocked until the step ends. If
+    /// several steps block one thread, the message names the one begun last.
     Step(Deadman& deadman, Seconds limit, std::string what, pthread_t waits = pthread_self());
     ~Step();
     Step(const Step&) = delete;

@@ -166,7 +166,7 @@ Algorithm NcclEngine::algorithm_of(const Call& call) const {
 void NcclEngine::device_collective(Call& call, uint64_t sequence) {
   call.algorithm = algorithm_of(call);  // so that ranks compare the chosen algorithm too
   const auto known = links_.find(everybody);
-  // True: the ranks share a device, so data and headers go through the host.
+  // True if ranks of the group share a device: then data and headers go through the host.
   const bool by_host = known != links_.end() && !known->second.comm;
   if (!by_host && (must_compare(++collectives_) || known == links_.end())) agree(call, sequence);
   if (const Link& link = connect(everybody, call); link.comm) {

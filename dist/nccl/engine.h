@@ -62,7 +62,7 @@ class NcclEngine final : public NativeEngine {
   /// Adds a call to the graph that this thread records, instead of running it (recorded.cpp). Error when the ranks have
   /// no communicator yet.
   std::shared_ptr<DeviceWork> record(Call call);
-  /// See ProcessGroup::take_recorded().
+  /// Returns the calls recorded since its last call, for ProcessGroup::take_recorded().
   std::vector<std::string> take_recorded();
   /// True once the communicator of all ranks exists, or ranks were found to share a device.
   bool is_connected() const;

@@ -72,8 +72,8 @@ void NcclEngine::device_messages(Call& call) {
   for (const auto& [to, here] : arrived) to.copy_(here);
 }
 
-/// Queues the messages on the streams of their pairs, which run concurrently. The messages start after the earlier work
-/// of the group's stream, and later work of that stream waits for them.
+/// Passes the messages to NCCL. Each pair of ranks has a stream of its own; these streams run concurrently. The
+/// messages start after the earlier work of the group's stream, and its later work waits for them.
 void NcclEngine::put_messages(const Call& call, const std::vector<PointToPoint>& messages) {
   std::map<int, Link*> links;
   for (const PointToPoint& p : messages)

@@ -33,7 +33,8 @@ std::string text_of(const Call& call, const std::vector<PointToPoint>& messages)
 class RecordedWork final : public DeviceWork {
  public:
   RecordedWork(Call call, Device device) : call_(std::move(call)), ready_(device), end_(device) { ready_.record(); }
-  /// Makes the stream wait, so that memory freed after the end of this object is reused only after the collective.
+  /// Makes the current stream wait for the collective, unless wait() has done so. So memory that is freed after the end
+  /// of this object is reused only after the collective.
   ~RecordedWork() override {
     try {
       if (!joined_) wait();

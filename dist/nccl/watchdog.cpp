@@ -25,8 +25,8 @@ void pause(int round) {
   else std::this_thread::sleep_for(std::chrono::microseconds(50));
 }
 
-// Number of ranks of this process that use each device. These ranks share the device's default stream: if one rank made
-// that stream wait, all ranks would wait, possibly for each other. So several ranks wait on the host.
+// Number of ranks of this process on each device. Ranks on one device share its default stream: if one rank made that
+// stream wait, all would wait, possibly for each other. So if there are several, they wait on the host.
 std::array<std::atomic<int>, 64> users{};
 
 }  // namespace

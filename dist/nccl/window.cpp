@@ -1,4 +1,4 @@
-// window.cpp: symmetric windows. See window.h.
+// window.cpp: allocates, registers and frees symmetric windows of NCCL. See window.h.
 #include "dist/nccl/window.h"
 
 #include <algorithm>

@@ -25,9 +25,9 @@
 namespace lockstep::dist {
 namespace {
 
-/// The reaction of a chunk's owner to a term that arrives: it copies or adds the term to `slot`. Then it adds the
-/// highest slot to the one below, `joins` times. Position p of the tree holds the term of rank owner xor p, or is empty
-/// if no rank has this number. A subtree with a single term needs no slot of its own.
+/// The reaction of a chunk's owner to the term of another rank: it copies or adds the term to scratch slot `slot`, then
+/// adds the highest slot to the one below it, `joins` times. Position p of the owner's summation tree holds the term of
+/// rank owner xor p, or nothing if there is no such rank. A subtree with a single term needs no slot of its own.
 struct Arrival {
   int slot = 0;
   Action action = Action::reduce;
@@ -39,7 +39,8 @@ Arrival arrive(int owner, int s, int n) {
   const auto terms = [n](int position, int level) {
     return std::clamp(n - (position >> level << level), 0, 1 << level);
   };
-  // At this level (subtrees of 2^level positions), the subtree with the peer is the sibling of that with the owner.
+  // At this level, subtrees have 2^level positions. The subtrees of the peer and of the owner are two halves of a
+  // larger one.
   int level = std::bit_width(unsigned(s)) - 1;
   if (terms(peer, level) == 1) return {};
   Arrival a{1, Action::copy, 1};

@@ -114,8 +114,8 @@ static void by_hosts(const Request& request, const Emit& emit) {
     }
     w.next();
   };
-  // Moves chunks up and down the trees within hosts, and between leaders. A rank that has memory for its own part only
-  // keeps the chunks of other ranks in scratch copies.
+  // Moves chunks up and down the trees within hosts, and between leaders. In gather and scatter a rank has memory for
+  // its own part only, so it keeps the chunks of other ranks in scratch copies.
   const bool whole = request.collective != Collective::gather && request.collective != Collective::scatter;
   const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !whole && rank != root && rank != chunk}; };
   const auto move = [&](int from, int to, int32_t c) { w.move(Action::copy, from, place(from, c), to, place(to, c)); };
@@ -211,7 +211,7 @@ const Rules rules::hierarchical{
     .visit = by_hosts,
     .adds_in_tree_order =
         [](const Request& r) {
-          // Needed: one host, or hosts of 2^i consecutive ranks each (the same i). A reduce also needs root 0.
+          // True for one host, or for hosts of 2^i consecutive ranks each (the same i). A reduce also needs root 0.
           if (r.collective == Collective::reduce && r.root != 0) return false;
           const auto size =
               r.hosts.empty() ? std::ptrdiff_t(r.ranks) : std::count(r.hosts.begin(), r.hosts.end(), r.hosts[0]);

@@ -19,8 +19,8 @@
 namespace lockstep::dist {
 namespace {
 
-/// Returns the rank with the first term among the `width` positions from `position` on, or -1 if all are empty.
-/// Position p of an owner's tree holds the term of rank owner xor p, and is empty if owner xor p >= n.
+/// Returns the rank whose term comes first in the `width` positions from `position` on, or -1 if all are empty. The sum
+/// of a chunk's owner is a tree: its position p holds the term of rank owner xor p, and is empty if owner xor p >= n.
 int first_term(int owner, int position, int width, int n) {
   const auto is_empty = [&] { return ((owner ^ position) & ~(width - 1)) >= n; };
   if (is_empty()) return -1;

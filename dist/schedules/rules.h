@@ -20,18 +20,18 @@ struct Rules {
   bool (*has)(Collective collective) = [](Collective) { return true; };  ///< true for the collectives that it supports
   /// True if an all_reduce, broadcast or reduce moves the data as a whole, instead of in one chunk for each rank.
   bool (*is_whole)(Collective collective) = [](Collective c) { return c != Collective::all_reduce; };
-  /// True if the terms of more than two ranks are added in the order of summation_tree.h.
+  /// True if more than two ranks' terms are added in the order of summation_tree.h; for two, all orders are the same.
   bool (*adds_in_tree_order)(const Request& request) = [](const Request&) { return false; };
   /// The textbook cost; nothing if there is no short formula.
   std::optional<Costs> (*costs)(const Request& request) = [](const Request&) { return std::optional<Costs>(); };
 };
 
-/// Costs of `times` * (n - 1) messages in a row. Each message carries 1/n of the data.
+/// Textbook cost of `times` * (n - 1) messages, one after another, each with 1/n of the data.
 inline Costs shares(const Request& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1) / n, times == 1 ? "(n-1)·α + (n-1)/n·S/β" : "2(n-1)·α + 2(n-1)/n·S/β"};
 }
-/// The costs of shares(), but for messages that carry all the data.
+/// Textbook cost of `times` * (n - 1) messages, one after another, each with all the data.
 inline Costs wholes(const Request& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1), times == 1 ? "(n-1)·α + (n-1)·S/β" : "2(n-1)·α + 2(n-1)·S/β"};

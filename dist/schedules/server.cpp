@@ -25,7 +25,7 @@ static void by_server(const Request& request, const Emit& emit) {
   const auto sum = [&] {
     for (int rank = 0; rank < n; ++rank) {
       if (rank == root) continue;
-      // Terms of ranks below the server are summed in a scratch copy first.
+      // To add in rank order, sum the terms of the ranks before the server in a scratch copy (slot 1) first.
       const bool before = rank < root && root > 1;
       for (int32_t c = 0; c < chunks; ++c)
         w.move(before && rank == 0 ? Action::copy : Action::reduce, rank, {c, 0}, root, {c, before});

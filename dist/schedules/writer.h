@@ -36,7 +36,7 @@ class StepWriter {
   bool used_ = false;
 };
 
-/// Ranks that exchange data among themselves; chunks[i] are owned by ranks[i]. Several teams work side by side.
+/// Ranks that exchange data among themselves. ranks[i] owns the chunks whose numbers are in chunks[i].
 struct Team {
   std::vector<int> ranks;
   std::vector<std::vector<int32_t>> chunks = {};
@@ -60,8 +60,8 @@ inline Teams one_team(int n) {
 }
 
 // Defined in direct.cpp
-/// Sums each chunk over the team, into slot 0 (the buffer) of the chunk's owner. Adds in tree order by position in
-/// Team::ranks.
+/// Sums each chunk over the ranks of its team, into slot 0 (the buffer) of the chunk's owner. Adds in the order of
+/// summation_tree.h, by position in Team::ranks.
 void sum_at_owners(StepWriter& w, const Teams& teams);
 /// Every owner sends its chunks to the rest of its team, except to rank `skip`.
 void share_from_owners(StepWriter& w, const Teams& teams, int skip = -1);

@@ -1,4 +1,4 @@
-// The listening side of data connections: authenticates them, and keeps them until their channel claims them.
+// Accepts and authenticates connections from other ranks, and keeps each until the channel that it belongs to takes it.
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -104,7 +104,7 @@ bool Door::enter(std::vector<Visitor>& visitors) {
     turn_away(visitors.front(), "too many unauthenticated connections");
     visitors.erase(visitors.begin());
   } else if (exhausted) {
-    // Without descriptors the connection stays in the kernel's queue: retry a little later.
+    // This process has no descriptors left. The connection stays in the kernel's queue: retry a little later.
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     return false;
   }

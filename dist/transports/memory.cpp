@@ -1,4 +1,4 @@
-// memory.cpp: channels over rings in memory. See memory.h.
+// memory.cpp: channels over ring buffers in memory. See memory.h.
 #include "dist/transports/memory.h"
 
 #include <fcntl.h>

@@ -1,9 +1,9 @@
 #pragma once
 // Channels over memory, for threads of one process and for processes of one host alike.
 //
-// Every rank of a group owns an inbox: an unnamed file in memory, with a ring (fifo.h) for each rank that may send to
-// it. A sender finds the inbox of a thread by its nonce; for another process it opens /proc/PID/fd/N. A killed process
-// leaves nothing behind: the pages live only as long as they are mapped.
+// Every rank of a group owns an inbox: an unnamed file in memory, with a ring buffer (fifo.h) for each rank that may
+// send to it. A sender finds the inbox of a thread by its nonce; for another process it opens /proc/PID/fd/N. A killed
+// process leaves nothing behind: the pages live only as long as they are mapped.
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -16,7 +16,7 @@
 
 namespace lockstep::dist {
 
-/// A mapping of one ring of a file: its control page, then its data twice.
+/// A mapping of one ring buffer of a file: its control page, then its data twice, so that no block wraps around.
 class FifoMapping {
  public:
   FifoMapping() = default;
@@ -45,7 +45,7 @@ struct InboxAddress {
   size_t capacity = 0;
 };
 
-/// The rings from which a rank receives.
+/// The ring buffers from which a rank receives, one for each sender.
 class Inbox {
  public:
   /// A new inbox with a ring for each of `senders` ranks. Error when memory or descriptors are exhausted.

@@ -17,7 +17,7 @@ constexpr size_t stripe_bytes = 64 << 10;
 constexpr size_t buffer_bytes = 128 << 10;  // for received bytes that are used in place
 constexpr size_t together = 128;            // bytes that arrived() guarantees to be contiguous
 
-/// Number of connections for a pair.
+/// Number of TCP connections between this rank and the peer at `address`.
 size_t streams_to(const SocketAddress& address) {
   const auto text = environment("LOCKSTEP_TCP_STREAMS");
   return text ? size_t(std::stoi(*text)) : address.is_loopback() ? 1 : 4;
@@ -107,7 +107,7 @@ class TcpChannel final : public Channel {
     size_t done = 0;
     while (done < bytes && !ended_) {
       const size_t stripe = received_ / stripe_bytes % fds_.size();
-      // A single connection is not striped.
+      // With several connections, read to the end of a stripe at most. A single connection has no stripes.
       const size_t n =
           fds_.size() == 1 ? bytes - done : std::min(bytes - done, stripe_bytes - received_ % stripe_bytes);
       const ssize_t got = ::recv(fds_[stripe].get(), target + done, n, MSG_DONTWAIT);

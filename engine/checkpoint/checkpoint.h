@@ -76,7 +76,7 @@ class Saver {
  public:
   /// Opens no file yet; see save().
   explicit Saver(const std::string& dir, dist::ProcessGroup* group = nullptr, SaveOptions options = {});
-  /// Waits for pending writes; an error that was not reported yet goes to `warn`.
+  /// Waits for pending writes; an error that was not reported yet goes to SaveOptions::warn.
   ~Saver();
   Saver(const Saver&) = delete;
 

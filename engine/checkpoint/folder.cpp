@@ -1,4 +1,4 @@
-// Names, search and integrity of checkpoint folders. See folder.h.
+// Names, finds and checks the folders of checkpoints. See folder.h.
 #include "engine/checkpoint/folder.h"
 
 #include <algorithm>

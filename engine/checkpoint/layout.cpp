@@ -27,8 +27,8 @@ struct Ranges {
 
 std::string describe(const Piece& held) { return str(name_of(held.dtype), held.shape); }
 
-/// Divides `total` bytes, which all these ranks hold, equally among the ranks. Returns each rank's part of `range`, the
-/// elements that begin at byte `offset` of the total.
+/// Divides `total` bytes, which all these ranks hold, equally among the ranks. `range`: some of the elements in these
+/// bytes, beginning at byte `offset`. Returns the part of `range` that each rank gets.
 std::vector<dist::Range> cut(dist::Range range, int64_t offset, int64_t total, int64_t element, size_t ranks) {
   std::vector<dist::Range> parts(ranks);
   for (size_t i = 0; i < ranks; ++i) {

@@ -10,14 +10,15 @@ namespace lockstep::checkpoints {
 
 /// File name of the manifest.
 constexpr const char* manifest_name = "manifest.json";
-/// A copy of the trainer's client_state for people, next to the manifest.
+/// Name of a file next to the manifest: the trainer's client_state, for people to read.
 constexpr const char* trainer_state_name = "trainer_state.json";
 
 /// The text of manifest.json.
 std::string to_text(const Manifest& manifest);
 /// Parses a manifest and checks its consistency. Error says what is wrong: not a manifest, or a damaged one.
 Manifest parse_manifest(std::string_view text, const std::string& origin);
-/// Prepends the hash to `body`, the text of the object from its first key on. For to_text() and fuzzing.
+/// The text of a manifest: `body` (the JSON from its first key on), and before it a line with its hash. For to_text()
+/// and fuzzing.
 std::string seal_manifest(std::string_view body);
 
 /// Numbers as a JSON object.
@@ -32,7 +33,7 @@ std::string text_of(const data::Json& number);
 
 /// The tensor with this name or alias; nullptr if there is none.
 const LogicalTensor* find_tensor(const Manifest& manifest, const std::string& name);
-/// Name of a part in its file: the tensor's name if the part is whole, otherwise NAME[begin:end].
+/// Name of a part in its file: the tensor's name if the part is the whole tensor, otherwise NAME[begin:end].
 std::string part_name(const std::string& name, int64_t begin, int64_t end, int64_t numel);
 /// Error unless `name` is a valid name of a logical tensor.
 void check_name(const std::string& name, const std::string& where);

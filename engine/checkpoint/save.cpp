@@ -47,7 +47,8 @@ struct Saver::State {
 
   std::string path_of(const std::string& name) const { return dir + "/" + name; }
 
-  /// Error if ranks disagree; `tag` becomes rank 0's.
+  /// Compares the arguments that the ranks passed to save(), as JSON `texts`. Error if they differ, but for different
+  /// tags only with TagValidation::fail. Sets `tag` to rank 0's.
   void agree(const std::vector<std::string>& texts, std::string& tag) {
     Json first;
     for (size_t r = 0; r < texts.size(); ++r) {
@@ -79,7 +80,7 @@ struct Saver::State {
                                  {"keep", options.keep},
                                  {"latest", options.latest},
                                  {"tag_validation", int(options.tag_validation)}});
-    // Usually all ranks have equal contents; then comparing hashes is enough.
+    // Usually all ranks have equal contents, so compare their hashes first; only if these differ, gather the contents.
     std::string text = call.dump() + "\n" + to_text(mine);
     const std::string id = random_id(), hash = hash_of(data::as_bytes(text));
     const std::vector<std::string> heads = ranks.gather(id + hash, "checkpoint save, hash of contents");
@@ -250,7 +251,7 @@ struct Saver::State {
         ++stay;
         continue;
       }
-      // Renamed before any file is removed: a partly removed checkpoint is never listed.
+      // Rename the folder before removing its files, so that a partly removed checkpoint is never listed.
       gone.push_back(path_of(temporary_name(k.folder, id)));
       files.rename(path_of(k.folder), gone.back());
       std::erase_if(kept, [&](const Kept& other) { return other.folder == k.folder; });

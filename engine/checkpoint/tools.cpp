@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* op = "[checkpoint] ";
 
-/// A file of the checkpoint, opened once. Its header is checked, but not its bytes.
+/// Returns the file `name` of the checkpoint, opened at the first call. Checks its header, but not its bytes.
 const data::SafeTensors& file_of(Opened& checkpoint, const std::string& name) {
   const auto found = checkpoint.files.find(name);
   return found != checkpoint.files.end()

@@ -30,7 +30,7 @@ struct Discriminator : ls::nn::Layer<Discriminator> {
   ls::nn::Linear head{{.in = 32 * 49, .out = 1}};
 };
 
-/// Loss of scores (B). real: true if the images are real; false: generated.
+/// Binary cross entropy of the discriminator's scores (B). real: the label, true for real images.
 Variable judged(const Variable& scores, bool real) {
   return ls::bce_with_logits(scores, Variable(ls::full(scores.shape(), real ? 1 : 0)));
 }

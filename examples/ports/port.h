@@ -16,7 +16,7 @@ struct Options {
   double lr = 1e-3;
 };
 
-/// One run of a program.
+/// One run of an example program: its options, data, random numbers and reported losses.
 class Run : public Options {
  public:
   /// Makes a run with these options.

@@ -24,7 +24,7 @@ struct ActorCritic : ls::nn::Layer<ActorCritic> {
   ls::nn::Linear fc1{{.in = 4, .out = 64}}, policy{{.in = 64, .out = 2}}, value{{.in = 64, .out = 1}};
 };
 
-/// A rollout of `horizon` actions, across episodes. lost: the number of episodes that ended.
+/// `horizon` consecutive actions; a new episode starts whenever one ends. lost: the number of episodes that ended.
 struct Played {
   Tensor states, actions, log_probabilities, advantages, returns;
   int64_t lost = 0;

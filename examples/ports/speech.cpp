@@ -19,7 +19,7 @@ struct Listener : ls::nn::Layer<Listener> {
   ls::nn::Linear head{{.in = 96, .out = tones + 1}};
 };
 
-/// Recordings of `words` tones each; a tone lasts 4 to 7 frames, followed by 2 quiet ones.
+/// Recordings of `words` words each. A word is a tone that lasts 4 to 7 frames, followed by 2 quiet frames.
 struct Recordings {
   Variable heard;  ///< (T, B, tones)
   Tensor said;     ///< i64 (B, words), counted from 1

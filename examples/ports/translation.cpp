@@ -1,5 +1,5 @@
-// Translates sequences into others, reversed and with other words, by an encoder and a decoder with attention (Luong et
-// al., 2015).
+// Learns a simple translation, each word replaced by another and the order reversed, with an encoder and a decoder with
+// attention (Luong et al., 2015).
 //   build/examples/translation --steps 300
 #include "examples/ports/port.h"
 

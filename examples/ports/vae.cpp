@@ -6,7 +6,7 @@ namespace ls = lockstep;
 using ls::Tensor, ls::Variable;
 
 struct Vae : ls::nn::Layer<Vae> {
-  /// Scores of the reconstruction, and the posterior's parameters.
+  /// Logits of the reconstructed pixels, and mean and log variance of the latent variables.
   struct Output {
     Variable scores, mean, log_variance;
     void each_variable(const auto& fn) { fn(scores), fn(mean), fn(log_variance); }

@@ -18,7 +18,7 @@ struct Generator : ls::nn::Layer<Generator> {
 };
 
 struct Critic : ls::nn::Layer<Critic> {
-  /// images (B, 1, 28, 28); returns scores (B). No batch norm, because the penalty is per image.
+  /// images (B, 1, 28, 28); returns scores (B). No batch norm: the gradient penalty needs scores of single images.
   Variable forward(const Variable& images) {
     const Variable x = ls::leaky_relu(down2(ls::leaky_relu(down1(images), 0.2)), 0.2);
     return head(x.reshape({x.size(0), -1})).reshape({-1});

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t most_answers = 128;
 constexpr size_t longest_stop = 1024;  // limited, because each answer is searched for it
 
-/// Unsupported fields that clients often send, each with the values that ask for nothing and are therefore accepted.
+/// Unsupported fields that clients often send, each with the values that have no effect and are therefore accepted.
 const char* const no_requests = R"({"tools": [[]], "functions": [[]], "tool_choice": ["none", "auto"], "best_of": [1],
   "function_call": ["none", "auto"], "parallel_tool_calls": [true, false], "tool_calls": [[]], "annotations": [[]],
   "response_format": [{"type": "text"}], "modalities": [["text"]], "logit_bias": [{}], "suffix": [""], "metadata": [{}],
@@ -36,7 +36,7 @@ Json parsed_body(std::string_view body) {
   return json;
 }
 
-/// Fields by name. refuse_others() rejects fields that were not looked up and ask for something.
+/// The fields of a request by name. refuse_others() rejects fields that nobody has read, unless they have no effect.
 class Fields {
  public:
   explicit Fields(const Json& json) : json_(json) {}

@@ -1,4 +1,4 @@
-// Runs the schedule with a model. See batcher.h.
+// The thread that runs the model for all requests together. See batcher.h.
 #include "inference/serve/batcher.h"
 
 #include <algorithm>
@@ -214,7 +214,7 @@ void Batcher::compute(const Step& step) {
   std::vector<std::vector<nn::KvCache>*> given;
   std::vector<std::span<const int64_t>> tokens;
   std::vector<int64_t> wanted;  // rows whose logits are used
-  // For each row in `wanted`: the row's sequence, and the position of the token that follows the row's token.
+  // For each entry of `wanted`: the sequence, and the position of the token that the row's logits predict.
   std::vector<std::pair<Running*, int64_t>> whose;
   int64_t row = 0;
   for (size_t i = 0; i < step.work.size(); ++i) {

@@ -75,7 +75,7 @@ struct Figures {
 /// options, independent of other requests.
 class Batcher {
  public:
-  /// `model` must outlive the batcher, and must not be used otherwise meanwhile.
+  /// `model` must outlive the batcher. While the batcher exists, no other code may use the model.
   explicit Batcher(nn::GPT& model, const BatcherOptions& options = {});
   /// Ends all sequences.
   ~Batcher();

@@ -37,7 +37,8 @@ class Blocks {
  private:
   struct Block {
     int64_t users = 0;
-    // content: unique number of this block's cached contents. before: that of the block before it. 0: none.
+    // content: unique number of this block's cached contents; 0: not cached. before: `content` of the block that
+    // precedes it in the sequence; 0: it is the first.
     uint64_t content = 0, before = 0;
     uint64_t hash = 0, freed = 0;
     std::vector<int64_t> tokens;

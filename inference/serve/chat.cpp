@@ -13,7 +13,7 @@ using Kind = ChatTemplate::Kind;
 
 namespace {
 
-/// Known template texts, by FNV-1a hash and length, after "\n" escapes are replaced and outer blanks are removed.
+/// A known template, recognised by FNV-1a hash and length of its text ("\n" escapes replaced, outer blanks removed).
 struct KnownText {
   uint64_t hash;
   size_t length;
@@ -21,7 +21,7 @@ struct KnownText {
   const char* system;
 };
 constexpr KnownText known_texts[] = {
-    // Templates of Transformers' documentation. Some come with and without a blank or a default system message.
+    // Templates of Transformers' documentation, some in variants: with a blank, or with a default system message.
     {0x88bf4138d5c826f0u, 196, Kind::chatml, ""},
     {0xbe10679872d5c79au, 198, Kind::chatml, ""},
     {0x773d13e188afc917u, 291, Kind::chatml, ""},

@@ -1,8 +1,8 @@
 #pragma once
-// An HTTP/1.1 server for untrusted clients, based on Boost.Beast, which only http.cpp includes; compiled in apps/. A
-// single thread handles all connections, so idle and slow clients occupy no thread; a request is given a thread when it
-// is complete. Received bytes are limited, all waits have timeouts, and when room runs out, the connections that have
-// waited longest are dropped first.
+// An HTTP/1.1 server for untrusted clients, based on Boost.Beast; part of the programs in apps/, not of the library.
+// One thread reads from all connections, so idle and slow clients occupy no thread. A complete request is answered on a
+// thread of a pool. Received bytes are limited and all waits have timeouts. When a limit is reached, the connections
+// that have waited longest are dropped first.
 #include <functional>
 #include <optional>
 #include <string>
@@ -71,7 +71,8 @@ struct HttpOptions {
   HttpHeaders headers = {};   ///< added to every response
   /// Makes the response for an error.
   std::function<HttpResponse(int status, const std::string& message)> error;
-  /// Called with the headers only: returns the response, or nullopt to read the body first. Must be fast.
+  /// Called with the headers only: returns the response, or nullopt to read the body first. Must be fast, because all
+  /// connections wait for it.
   std::function<std::optional<HttpResponse>(const HttpRequest&)> look;
   /// Called with the complete request, on its own thread.
   std::function<void(HttpRequest, HttpClient&)> handle;

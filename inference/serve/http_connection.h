@@ -64,7 +64,7 @@ class HttpServer {
   int listen();
   void run();
   void make_room();
-  /// Updates `reading`, the total bytes of incomplete requests. counted: bytes of a connection so far; now: new number.
+  /// Updates `reading`, the bytes of all incomplete requests, when a connection's change from `counted` to `now`.
   void count(size_t& counted, size_t now) { reading += now - counted, counted = now; }
 
   const HttpOptions& options;
@@ -195,7 +195,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     server_.waiting.erase(std::exchange(number_, 0));
     server_.count(counted_, 0);
   }
-  /// Handles complete headers. Returns false if the response was sent already.
+  /// Called when the headers are complete. Responds at once and returns false if the body is not needed.
   bool look() {
     looked_ = true;
     const auto& message = parser_->get();

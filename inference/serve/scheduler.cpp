@@ -18,7 +18,7 @@ void give_blocks_back(State& state, Sequence& s) {
   s.computed = 0;
 }
 
-/// Preempts the youngest running sequence; returns the rows that it had in this step.
+/// Preempts the youngest running sequence. Returns the number of rows that this frees in the step.
 int64_t put_back_youngest(State& state, Step& step) {
   Sequence s = std::move(state.running.back());
   state.running.pop_back();
@@ -31,8 +31,8 @@ int64_t put_back_youngest(State& state, Step& step) {
   return rows;
 }
 
-/// Plans up to `rows` rows of the i-th running sequence and takes blocks for them, preempting younger sequences if
-/// necessary, or else the sequence itself. Returns the number of rows used, minus those freed by preemption.
+/// Plans up to `rows` rows of the i-th running sequence and takes blocks for them. If blocks run out, preempts younger
+/// sequences, or the sequence itself if there are none. Returns the rows used minus the rows freed by preemption.
 int64_t plan(State& state, Step& step, size_t i, int64_t rows) {
   const int64_t count = std::min(rows, state.running[i].left());
   const int64_t needed = state.blocks.of(state.running[i].computed + count) - int64_t(state.running[i].blocks.size());

@@ -62,7 +62,8 @@ struct Step {
   int64_t rows() const;                    ///< number of tokens computed
 };
 
-/// Adds a sequence; returns its number. Error if it needs more blocks than exist.
+/// Adds a sequence of at most `most` tokens, prompt included; returns its number. whole_prompt: compute every prompt
+/// token, because its scores are needed. Error if the sequence needs more blocks than exist.
 int64_t add(State& state, std::vector<int64_t> prompt, int64_t most, bool whole_prompt = false);
 /// Chooses the next step and takes its blocks. The step is empty if there are no sequences.
 Step next_step(State& state);
@@ -72,7 +73,8 @@ void done(State& state, const Step& step);
 void append(State& state, int64_t number, int64_t token);
 /// Removes a sequence, running or waiting.
 void finish(State& state, int64_t number);
-/// One line: "3 rows: 0 at 41, 2 [0, 2); started 2; put back 5".
+/// One line, e.g. "3 rows: 0 at 41, 2 [0, 2); started 2; put back 5": token 41 of sequence 0, the first two tokens of
+/// sequence 2, which starts, and sequence 5 was preempted.
 std::string to_string(const Step& step);
 
 }  // namespace lockstep::serve

@@ -1,5 +1,5 @@
 #pragma once
-// The HTTP interface of a Service, with access control; compiled in apps/.
+// The HTTP interface of a Service, with access control. Compiled into the programs in apps/, not into the library.
 #include <functional>
 #include <string>
 

@@ -21,8 +21,8 @@ int64_t characters_of(std::string_view text) {
   return std::count_if(text.begin(), text.end(), [](char c) { return (uint8_t(c) & 0xc0) != 0x80; });
 }
 
-/// Number of characters that the decoder outputs before the text of a token with these `bytes`: an incomplete character
-/// of earlier tokens becomes U+FFFD, unless this token continues the character.
+/// Number of characters that the decoder outputs before those of a token with these `bytes`. If earlier tokens end with
+/// an incomplete character that this token does not continue, the decoder outputs U+FFFD for that character.
 int64_t before_own(data::Decoder decoder, std::string_view bytes) {
   return !bytes.empty() && (uint8_t(bytes[0]) & 0xc0) == 0x80 ? 0 : characters_of(decoder.flush());
 }

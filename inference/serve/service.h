@@ -27,7 +27,7 @@ class Service {
   data::Json models() const;
   /// The entry of a model. BadRequest (404) for an unknown id.
   data::Json model(const std::string& id) const;
-  /// The token ids of a text; `body` as for parse_tokenize().
+  /// The token ids of the text in a body of /tokenize: {"prompt": TEXT, "parse_special": true}.
   data::Json tokenize(std::string_view body) const;
   /// Statistics in the text format of Prometheus.
   std::string metrics();

@@ -32,12 +32,13 @@ bool fits_any(const std::string& name, const std::vector<std::string>& wanted) {
                      [&](const std::string& w) { return name == w || name.ends_with("." + w); });
 }
 
-/// True if `name` ends with one of `wanted`. For modules_to_save: like peft, requires no dot before the ending.
+/// True if `name` ends with one of `wanted`, even within a word: "head" matches "lm_head". As peft does for
+/// modules_to_save.
 bool ends_as_any(const std::string& name, const std::vector<std::string>& wanted) {
   return std::any_of(wanted.begin(), wanted.end(), [&](const std::string& w) { return name.ends_with(w); });
 }
 
-/// A Linear that has a name in Hugging Face's models, such as q_proj. In the GPT, it may be only some rows of a Linear.
+/// A Linear of Hugging Face's model, such as q_proj. In the GPT it may be some rows of another Linear (in_proj).
 struct TheirLinear {
   std::string target;  ///< the Linear's name for add_lora()
   int64_t in = 0, out = 0;
@@ -99,7 +100,7 @@ LoraOptions options_of_adapter(const Json& config, const std::string& path) {
           .rslora = c.flag("use_rslora", false)};
 }
 
-/// Hugging Face's names of the Linears that target_modules selects.
+/// Returns Hugging Face's names of the Linears that the key target_modules of the adapter's config selects.
 std::set<std::string> meant_by(const ConfigReader& c, const std::map<std::string, TheirLinear>& linears) {
   const Json* const targets = c.find("target_modules");
   LOCKSTEP_CHECK(targets && (targets->is_array() || *targets == Json("all-linear")), c.where(),
@@ -118,7 +119,7 @@ std::set<std::string> meant_by(const ConfigReader& c, const std::map<std::string
   return meant;
 }
 
-/// A parameter of the base model with its module and its pieces in files.
+/// A parameter of the base model that the adapter replaces, its module, and the tensors of the file that hold it.
 struct TheirParameter {
   std::string module;
   Variable parameter;

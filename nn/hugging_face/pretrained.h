@@ -29,7 +29,7 @@ FolderNotes folder_notes(const std::string& folder);
 /// Ids of end tokens, from generation_config.json, else config.json. Empty if the folder states none or is "".
 std::vector<int64_t> eos_tokens(const std::string& folder);
 
-/// Options of from_pretrained(); at most one way to quantise.
+/// Options of from_pretrained(). Set at most one of quantize, load_in_8bit and load_in_4bit.
 struct PretrainedOptions {
   std::optional<DType> dtype = {};  ///< default: dtype of the token embedding in the file
   /// Quantise each weight while it is read.

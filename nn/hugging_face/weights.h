@@ -10,7 +10,7 @@
 
 namespace lockstep::nn {
 
-/// Opened safetensors files, and the tensors in them by name. Names with and without the prefix of open() are equal.
+/// Opened safetensors files, and the tensors in them by name. The prefix given to open() may be left out of a name.
 class Weights {
  public:
   /// Opens and checks all files of a folder. prefix: names in the files may begin with this text or lack it.
@@ -52,8 +52,8 @@ struct NamedMaker {
   int64_t bytes;
   std::function<Tensor()> make;  ///< called once
 };
-/// Writes model.safetensors or, for more than `most` bytes in total, shards of at most that size and an index. Then
-/// removes stale files of an earlier save.
+/// Writes model.safetensors or, for more than `most` bytes in total, an index and shards of at most `most` bytes. A
+/// larger tensor gets a shard of its own. Then removes the files that an earlier save left.
 void write_weights(const std::string& folder, const std::vector<NamedMaker>& tensors, int64_t most);
 
 }  // namespace lockstep::nn

@@ -99,7 +99,8 @@ LayerList GPT::layers() {
   return list;
 }
 
-/// Adds learned positions, if any: from `position` on, or the positions that `part` gives. Then applies dropout.
+/// Adds learned position embeddings, if the model has any, then applies dropout. x's first token has index `position`;
+/// under context parallelism, `part` gives the positions.
 Variable GPT::placed(const Variable& x, int64_t position) {
   const int64_t tokens = x.size(1), end = part ? tokens * part->ranks : position + tokens;
   LOCKSTEP_CHECK(end <= o.context, "[GPT] expected at most ", o.context, " tokens (context), got ", end,

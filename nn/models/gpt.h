@@ -34,7 +34,7 @@ struct GPT : Layer<GPT> {
   /// tokens i64 (B, T), T <= context; returns logits (B, T, vocab). In eval mode without gradients each token has the
   /// logits of next_scores(), bit for bit (tensor/batch_invariant.h).
   Variable forward(const Tensor& tokens);
-  /// loss(tokens, targets).
+  /// Returns the mean cross entropy of the logits with targets i64 (B, T). loss() is the same, by a call with hooks.
   Variable forward(const Tensor& tokens, const Tensor& targets);
   /// Mean cross entropy with targets i64 (B, T).
   Variable loss(const Tensor& tokens, const Tensor& targets);

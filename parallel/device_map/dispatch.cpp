@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* not_loaded = "a device map";
 
-/// A tensor that is on the main device only while its part runs.
+/// A tensor of a part in host memory or on disk. It is on the main device only while that part runs.
 struct Visitor {
   Tensor there;       // copy on the main device; its storage is empty between runs
   Tensor host;        // for a part in host memory: the values
@@ -164,8 +164,8 @@ std::shared_ptr<void> Dispatched::Impl::load(size_t part) {
                  plan.places[part].name == "disk" ? "on disk" : "in host memory",
                  " and is dropped after it ran, so backward could not read it: run it under NoGrad, or map it to a "
                  "device to train it");
-  // Each tensor has a handle of its own, because another part that shares the tensor may have loaded it already. The
-  // result keeps all handles.
+  // Parts may share a tensor, so each tensor has a handle of its own: when the last owner drops it, the tensor is
+  // unloaded. The result owns the handles of all tensors of this part.
   const auto all = std::make_shared<std::vector<std::shared_ptr<void>>>();
   for (const std::string& name : plan.parts[part].tensors) {
     const NamedField& field = fields.at(name);

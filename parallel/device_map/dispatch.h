@@ -32,9 +32,9 @@ class Dispatched {
   ~Dispatched();
 
   const Placement& plan() const;  ///< the plan that was given to dispatch()
-  /// Loads the part named `module`, which stays loaded while the result lives: for calls other than operator(), such as
-  /// nn::generate(). Null for a part on a device, and for a module without a part of its own (only its children have
-  /// parts). Error for an unknown name.
+  /// Loads the part named `module` for calls other than operator(), such as nn::generate(). It stays loaded while the
+  /// result lives. Returns null if there is nothing to load: the part lies on a device, or only the module's children
+  /// have parts. Error for an unknown name.
   [[nodiscard]] std::shared_ptr<void> hold(const std::string& module = "");
   int64_t loads() const;         ///< number of times a part was loaded from host memory or disk
   int64_t bytes_loaded() const;  ///< bytes loaded so far

@@ -23,8 +23,8 @@ class Finder {
       add(std::move(part));
       return;
     }
-    // The tensors that forward() reads itself: the module's own, and all tensors of those children that hold a variable
-    // named by reads().
+    // A part for the tensors that the module's forward() reads itself: the module's own, and all tensors of every child
+    // that holds one of the variables that reads() returns.
     Part own{.name = name, .module = &module, .own = true};
     std::set<const void*> read;
     for (const Variable& v : module.reads()) read.insert(v.impl().get());

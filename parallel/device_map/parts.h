@@ -16,8 +16,8 @@ inline int64_t bytes_of(const Tensor& tensor) { return tensor.numel() * size_of(
 
 /// All parts of a model, in the order of fields(). Error if it has no tensors.
 std::vector<Part> find_parts(nn::Module& model, const Options& options);
-/// Bytes that the main device must keep free: the largest part in host memory or on disk, and the tensors that the
-/// modules around that part have loaded at the same time.
+/// Bytes that the main device must keep free to run parts from host memory or disk: the most that is loaded at a time,
+/// a part together with the tensors that the modules around it read themselves.
 int64_t reserve_of(const std::vector<Part>& parts, const std::vector<Location>& places);
 /// True if `name` is `prefix` or lies below it.
 inline bool is_below(const std::string& name, const std::string& prefix) {

@@ -101,8 +101,8 @@ int64_t least(int64_t low, int64_t high, const std::function<bool(int64_t)>& fit
   return high;
 }
 
-/// Returns limits under which the devices hold about equally much, or nullopt if the model does not fit on the devices
-/// alone.
+/// Returns limits under which the devices hold about equally much (low_0: the first one as little as possible), or
+/// nullopt if the model does not fit on the devices alone.
 std::optional<std::vector<int64_t>> balance(Filler& fill, const std::vector<int64_t>& limits, bool low_0) {
   if (!fill(limits)) return std::nullopt;
   const auto capped = [&](int64_t first, int64_t rest) {

@@ -34,8 +34,8 @@ struct Location {
   friend bool operator<(const Location& a, const Location& b);
 };
 
-/// Places by the name of a module or parameter; "" is the whole model. For a parameter, the longest name counts that is
-/// the parameter's own or that of a module which contains it.
+/// Maps names of modules and parameters to places; "" is the whole model. A parameter's place is that of its own name
+/// or, if the map does not have it, of the innermost module around it that the map has.
 using Map = std::map<std::string, Location>;
 
 /// A number of bytes: 500000000, "10GiB", "500 MB", "1.5e9". Error for other texts.
@@ -51,7 +51,7 @@ struct Options {
   /// Bytes of weights that each place may hold. Empty: all devices, up to the limit of set_memory_limit(), then host
   /// memory. Not empty: the places named here, and then the disk; {"disk", 0} excludes the disk.
   std::map<std::string, Bytes> max_memory = {};
-  /// kind() of modules that must stay in one piece.
+  /// Class names (Module::kind()) of modules that must stay in one piece.
   std::vector<std::string> no_split_module_classes = {"TransformerBlock"};
 };
 
@@ -75,7 +75,7 @@ struct Placement {
   Device main = cpu;                    ///< the device on which parts from host memory and disk run
   /// Bytes kept free on `main` for parts from host memory and disk: the most that is loaded at a time.
   int64_t reserved = 0;
-  /// Bytes that a place needs: its weights, and what is kept free.
+  /// Bytes that a place needs: its weights and, on `main`, the bytes kept free (`reserved`).
   int64_t needed(const Location& place) const;
   /// The plan as a short map: a module whose parts all have the same place has one entry. infer(model, map) restores
   /// the plan.
@@ -92,7 +92,7 @@ std::string draw_svg(const Placement& plan);
 /// then disk. If parts are placed in host memory or on disk, the main device keeps room for the largest of these parts.
 /// Error if the limits are too small, with the missing bytes.
 Placement infer(nn::Module& model, const std::string& mode = "auto", const Options& options = {});
-/// A plan from a map made by hand. Errors: the model has no module or parameter of a name; a parameter has no place; a
+/// Makes a plan from a map made by hand. Errors: a name in the map is not in the model; a parameter has no place; a
 /// part would be split; a limit in options.max_memory is exceeded.
 Placement infer(nn::Module& model, const Map& map, const Options& options = {});
 

@@ -181,7 +181,7 @@ void Layer::add_losses(const Variable& logits, const Variable& probabilities, co
 Variable Layer::run_experts(const Variable& rows, const std::vector<int64_t>& each) {
   std::vector<Variable> outs;
   int64_t at = 0;
-  // Experts without rows run too: they get gradients of zero, and ZeRO's gathers stay in step on all ranks.
+  // Experts without rows run too: they get gradients of zero, and all ranks make the same all-gathers under ZeRO-3.
   for (size_t i = 0; i < experts.size(); ++i) {
     const Variable out = experts[i]->call(rows.narrow(0, at, each[i]));
     LOCKSTEP_CHECK(out.shape() == Shape({each[i], o.width}), "[moe] expected expert ", first_expert() + int64_t(i),

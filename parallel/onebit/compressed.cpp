@@ -70,8 +70,8 @@ void CompressedAllReduce::check(const std::vector<Tensor>& tensors) const {
   }
 }
 
-/// Adds the values of every piece, values(piece), to the errors, writes signs and scales of the sums to `message`, and
-/// leaves the new errors in `errors`. Adds nothing where values(piece) is null.
+/// Compresses a chunk. Adds each tensor's part of it, values(piece), to the errors (null: adds nothing), writes signs
+/// and scales of the sums to `message`, and leaves the new errors in `errors`.
 template <class Values>
 void CompressedAllReduce::compress(const Chunk& chunk, float* errors, const Values& values, uint8_t* message) const {
   std::vector<double> sums(chunk.counts.size());

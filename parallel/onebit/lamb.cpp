@@ -44,8 +44,8 @@ Tensor OneBitLamb::frozen_denominator(Slot& slot) const {
   return denominator(o, slot.tensor("exp_avg_sq"), int64_t(o.freeze_step));
 }
 
-/// Before the first compressed step: computes the scaling coefficients and the mean LAMB coefficients, and starts the
-/// running second moment from the frozen one.
+/// Called before the first compressed step: computes the scaling coefficients and the mean LAMB coefficients. The
+/// running second moment starts as a copy of the frozen one.
 void OneBitLamb::freeze(std::vector<Slot>& all) {
   std::vector<double> sizes;
   double mean = 0;

@@ -108,7 +108,7 @@ class ZeroOneAdam : public optim::OptimizerOf<ZeroOneAdamOptions, Optimizer> {
   void exchange();
   void advance(int64_t step);
 
-  // Intervals between changes of the second moment and between exchanges, and counters. All follow from steps().
+  // Intervals between changes of the second moment and between exchanges, and counters. load_state() recomputes them.
   int64_t variance_interval_ = 1, variance_count_ = 0, variance_updates_ = 0, local_interval_ = 1, local_count_ = 0;
   int64_t local_steps_ = 0;    // local steps since the ranks last exchanged
   std::vector<double> rates_;  // for each group, the learning rates summed over these local steps

@@ -1,4 +1,4 @@
-// The step that all 1-bit optimizers share, masks, state and errors. See optimizer.h.
+// Shared by all 1-bit optimizers: the step, masks, saved state, and compression errors. See optimizer.h.
 #include "parallel/onebit/optimizer.h"
 
 #include <algorithm>

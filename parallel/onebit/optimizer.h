@@ -7,8 +7,8 @@
 //   opt.step();                                                                      // the same update on all ranks
 //   opt.zero_grad();
 //
-// Exact steps average gradients with the bits of DDP and then run the plain optimizer; compressed steps send one bit
-// per element.
+// Exact steps average gradients, bit-identically to DDP, and then run the plain optimizer. Compressed steps send one
+// bit per element.
 #include <cmath>
 #include <functional>
 #include <map>
@@ -48,7 +48,7 @@ struct Volume {
   int64_t exact_steps = 0, exact_bytes = 0, compressed_steps = 0, compressed_bytes = 0;
 };
 
-/// Compression errors of this rank, flat: `worker` as a worker, `server` as the server of a chunk (compressed.h).
+/// Compression errors of this rank, as flat tensors: of what it sends (worker), of the chunk that it averages (server).
 struct Errors {
   Tensor worker, server;
 };
@@ -104,8 +104,8 @@ class Optimizer : public optim::Optimizer {
     optim::ParameterState* state = nullptr;
     Tensor& tensor(const char* name) { return state->zeros(name, parameter); }
   };
-  /// Returns a Slot for each trained parameter, in order. With fn, counts a step of each parameter, and calls fn with
-  /// the Slot and the gradient, in the precision of Slot::parameter. fn may keep and change the gradient.
+  /// Returns a Slot for each trained parameter. If fn is given, adds 1 to each parameter's number of steps, and calls
+  /// fn with the Slot and the gradient, in the dtype of Slot::parameter. fn may keep and change the gradient.
   std::vector<Slot> slots(const std::function<void(Slot& slot, const Tensor& grad)>& fn = {});
   /// To be called after a parameter was changed: updates its 16-bit copy and its version.
   void changed(Slot& slot);
@@ -115,8 +115,8 @@ class Optimizer : public optim::Optimizer {
   /// Error for a parameter that was added after the second moment was frozen.
   void check_has_variance(const Slot& slot) const;
   /// Sets elements of a compressed momentum (or gradient) to 0 where the user's mask says so, and where the second
-  /// moment is 0: these elements have never had a gradient, one bit cannot express 0, and the quotient would be
-  /// arbitrary. frozen: the second moment no longer changes.
+  /// moment is 0. There the gradient has always been 0, which one bit cannot express, and the optimizer would divide by
+  /// about 0. frozen: the second moment no longer changes.
   void apply_masks(Slot& slot, const Tensor& momentum, bool frozen);
 
   /// Returns the value of an option that counts steps. Error unless it has the same value in all groups.

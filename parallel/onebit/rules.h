@@ -37,9 +37,9 @@ template <class Options> Tensor denominator(const Options& o, const Tensor& v, i
   return add_scalar_(correction == 1 ? sqrt(v) : sqrt_(div_scalar(v, correction)), o.eps);
 }
 
-/// Divides m by `below` in place, and clamps the quotient to the largest that a single gradient can cause in Adam,
-/// times `factor`. In Adam v grows with the gradient. A frozen v does not grow: where v is tiny, an ordinary gradient
-/// would cause a step of any size, even on one rank.
+/// Divides m by `below` in place, and clamps the quotient to `factor` times the largest that one gradient can cause in
+/// Adam. There the second moment v grows with the gradient. A frozen v does not grow: where it is tiny, even an
+/// ordinary gradient would cause a huge step.
 template <class Options>
 void divide_bounded(const Options& o, const Tensor& m, const Tensor& below, double factor = 1) {
   const double most = factor * std::max(1., (1 - o.beta1) / std::sqrt(1 - o.beta2));

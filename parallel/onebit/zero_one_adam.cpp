@@ -55,7 +55,7 @@ void ZeroOneAdam::compressed_step(int64_t step, double grad_scale) {
   advance(step);
 }
 
-/// Updates the intervals after a step.
+/// Called after a step. Doubles the interval between exact steps, or between exchanges, if that is due.
 void ZeroOneAdam::advance(int64_t step) {
   if (step <= common("var_freeze_step")) {
     if (step % variance_interval_ != 0 || ++variance_count_ < common("var_update_scaler")) return;

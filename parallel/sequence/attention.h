@@ -1,8 +1,8 @@
 #pragma once
-// Attention over a sequence that the P ranks of a group share, T/P tokens each. The result equals attention() on the
-// whole sequence.
+// Attention over sequences of T tokens that the P ranks of a group share, T/P tokens each. The result equals that of
+// attention() on the whole sequences.
 //
-// Ulysses (Jacobs et al., 2023): an all-to-all turns T/P tokens of all heads into all T tokens of H/P heads; attention
+// Ulysses (Jacobs et al., 2023): an all-to-all turns T/P tokens of H heads into all T tokens of H/P heads; attention
 // runs as on one rank; a second all-to-all turns the result back. a: data on rank 0, b: data on rank 1.
 //
 //            token                          token
@@ -20,8 +20,8 @@
 //    1       k2       k0       k1           the zigzag order (plan.h) keeps the ranks equally busy
 //    2       k1       k2       k0
 //
-// Bytes that a rank sends, for elements of e bytes, q = B H (T/P) D elements of queries, b = 2 B G (T/P) D of keys and
-// values (G key heads):
+// Bytes that a rank sends for B sequences, H query heads and G key heads of width D, and elements of e bytes. The rank
+// has q = B H (T/P) D elements of queries, and b = 2 B G (T/P) D of keys and values:
 //
 //              forward                   backward
 //   Ulysses    (P-1)/P (2q + b) e        (P-1)/P (2q + b) e
@@ -35,14 +35,15 @@
 
 namespace lockstep::sequence {
 
-/// Ulysses attention of q (B, H, T/P, D) with k and v (B, G, T/P, D), this rank's tokens in contiguous order. Error
-/// unless P divides H. If P does not divide G, a key head is sent to every rank that reads it. With dropout, ranks in
-/// the same random state use the mask of a single process. Collective, and so is the backward.
+/// Ulysses attention of q (B, H, T/P, D) with k and v (B, G, T/P, D): this rank's tokens, in contiguous order, of H
+/// query heads and G key heads. Error unless P, the number of ranks, divides H. If P does not divide G, a key head is
+/// sent to every rank that reads it. With dropout, ranks in the same random state together use the mask that one
+/// process would use. Collective, and so is the backward.
 Variable ulysses_attention(const Variable& q, const Variable& k, const Variable& v, AttentionArgs args,
                            const std::shared_ptr<dist::ProcessGroup>& group);
 
-/// Ring attention on the same shapes, for any H and G that attention() takes. Errors: an attention window shorter than
-/// the sequence; an odd number of tokens per rank in zigzag order.
+/// Ring attention of q (B, H, T/P, D) with k and v (B, G, T/P, D), for any numbers of heads that attention() takes.
+/// Errors: an attention window shorter than the sequence; an odd number of tokens per rank (T/P) in zigzag order.
 Variable ring_attention(const Variable& q, const Variable& k, const Variable& v, AttentionArgs args,
                         const std::shared_ptr<dist::ProcessGroup>& group, Order order = Order::contiguous);
 

@@ -6,7 +6,8 @@
 
 namespace lockstep::sequence {
 
-/// Error unless q, k and v are of the same tokens, with numbers of heads and dtypes that fit.
+/// Error unless there is a group, q, k and v have the same tokens and dtype, and the number of q's heads is a multiple
+/// of the number of k's.
 inline void check_parts(const char* op, const Variable& q, const Variable& k, const Variable& v,
                         const std::shared_ptr<dist::ProcessGroup>& group) {
   LOCKSTEP_CHECK(group, "[", op, "] expected a process group, got none");

@@ -44,8 +44,8 @@ std::optional<Piece> piece(int64_t tokens, int ranks, int rank, int step, Order 
   const int from = owner(ranks, rank, step);
   if (!causal || from == rank) return Piece{0, tokens, 0, tokens, causal};
   if (order == Order::contiguous) return from < rank ? std::optional(Piece{0, tokens, 0, tokens, false}) : std::nullopt;
-  // Zigzag. Of an earlier rank's keys the first half precedes all queries of this rank, and the second half follows all
-  // of them. A later rank's keys all lie between the two halves of this rank's queries: only the second half sees them.
+  // Zigzag: each rank has an early and a late half. An earlier rank's early half precedes all queries of this rank, and
+  // its late half follows them all. A later rank's keys lie between this rank's halves: only the late half sees them.
   const int64_t half = tokens / 2;
   return from < rank ? Piece{0, tokens, 0, half, false} : Piece{half, half, 0, tokens, false};
 }

@@ -17,8 +17,8 @@ namespace lockstep::sequence {
 enum class Order { contiguous, zigzag };
 std::string_view name_of(Order order);  ///< "contiguous" or "zigzag"
 
-/// Positions of a rank's tokens in the sequence, i64, ascending. Error unless `ranks` (zigzag: 2 ranks) divides
-/// `tokens`.
+/// Positions of a rank's tokens in the sequence, i64, ascending. Error unless `ranks` (in zigzag order: 2 * ranks)
+/// divides `tokens`.
 Tensor positions(int64_t tokens, int ranks, int rank, Order order);
 /// A rank's part of x along `dim`, a copy.
 Tensor slice(const Tensor& x, int64_t dim, int ranks, int rank, Order order);

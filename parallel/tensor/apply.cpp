@@ -121,8 +121,8 @@ class Application {
     return suggestion(pattern, known) + "; its modules are " + list_names(all, 12);
   }
 
-  /// Returns the first rule that matches the name, or null. For a parameter only rules with cut::features count,
-  /// because only these slices work without communication in a module.
+  /// Returns the first rule that matches the name, or null. For a parameter only rules with cut::features count:
+  /// its module must work with the slice, without communication.
   const Rule* rule_for(const std::string& name, bool is_module = true) {
     const Rule* first = nullptr;
     for (size_t i = 0; i < used_.size(); ++i) {

@@ -24,8 +24,8 @@ constexpr int64_t along_sequence = -2;  ///< the dim of tokens in (..., tokens, 
 
 Variable copy_to(const Variable& x, dist::ProcessGroup& group);  ///< f: identity forward, all-reduce of the gradient
 Variable reduce_from(const Variable& x, dist::ProcessGroup& group);  ///< g: all-reduce forward, identity backward
-// scatter_to() returns this rank's part of x along `dim`. In the four functions from here on, a negative `dim` counts
-// from the end. scatter_to() and reduce_scatter() raise an Error unless the ranks divide the size of `dim`.
+// scatter_to() returns this rank's part of x along `dim`. In it and the three functions below, a negative `dim` counts
+// from the end. scatter_to() and reduce_scatter() raise an Error unless the number of ranks divides the size of `dim`.
 Variable scatter_to(const Variable& x, int64_t dim, dist::ProcessGroup& group);
 /// Joins the ranks' parts along `dim`; backward takes this rank's part of the gradient.
 Variable gather_from(const Variable& x, int64_t dim, dist::ProcessGroup& group);
@@ -34,7 +34,7 @@ Variable all_gather(const Variable& x, int64_t dim, dist::ProcessGroup& group);
 /// Sums x over the ranks, and returns this rank's part of the sum along `dim`.
 Variable reduce_scatter(const Variable& x, int64_t dim, dist::ProcessGroup& group);
 
-/// A collective, along any dim, that has been started. Other work can overlap with it until wait() finishes it.
+/// A collective that has been started, along any dim. It can run at the same time as other work, until wait().
 class Pending {
  public:
   /// Sums x over the ranks, in place or into `into`. Without `background` the sum is complete when this returns.
@@ -42,7 +42,7 @@ class Pending {
   static Pending all_reduce(const Tensor& into, const Tensor& x, dist::ProcessGroup& group);
   /// Concatenates the ranks' x along `dim`, into the contiguous tensor `into` if it is given.
   static Pending all_gather(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into = {});
-  /// Sums x over the ranks, and keeps this rank's part along `dim`. Error unless the ranks divide the size of `dim`.
+  /// Sums x over the ranks, and keeps this rank's part along `dim`. Error unless the number of ranks divides its size.
   static Pending reduce_scatter(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into = {},
                                 bool background = true);
   /// Joins several collectives that fill `result` together.

@@ -35,9 +35,9 @@ class Chunks {
   Tensor of_whole(const Tensor& x, int64_t i) const { return cut(x, i, ranks_); }
   /// Chunk i of x, this rank's part of the tensor, as a contiguous view.
   Tensor of_part(const Tensor& x, int64_t i) const { return cut(x, i, 1); }
-  /// Shape of the whole tensor, with another width.
+  /// Shape of the whole tensor if its last dim were `width`.
   Shape whole_shape(int64_t width) const { return shape_of(ranks_, width); }
-  /// Shape of this rank's part, with another width.
+  /// Shape of this rank's part if its last dim were `width`.
   Shape part_shape(int64_t width) const { return shape_of(1, width); }
   bool of_sequence() const { return sequence_; }  ///< true if each rank has a part of the tokens
 

@@ -75,7 +75,7 @@ Variable vocab_parallel_cross_entropy(const Variable& logits, const Tensor& targ
 
   const DType dtype = logits.dtype() == f64 ? f64 : f32;
   const TensorOptions like{dtype, logits.device()};
-  // For each token: log Σ exp of this rank's logits, and the target's logit if it is here.
+  // For each token: log Σ exp of this rank's logits, and the target's logit if this rank has it.
   const Tensor both = zeros({2, count}, like), all = empty({group.size(), 2, count}, like);
   if (here == 0) {
     both.select(0, 0).fill_(-INFINITY);

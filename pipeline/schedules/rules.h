@@ -12,7 +12,7 @@ struct Rules {
   std::string_view name;  ///< name in configurations and on command lines
   /// The computations of one rank, in order; make_schedule() adds the transfers.
   std::vector<Action> (*computations)(const Request& request, int rank);
-  /// Idle fraction of all ranks' time.
+  /// The paper's formula for the fraction of all ranks' time that is idle.
   Formula (*bubble)(const Request& request, const Costs& costs);
   /// Returns the reason why these numbers of stages, micro-batches and chunks are not possible ("expected ..., got ...;
   /// use ..."), or an empty text if they are possible. Null function: all numbers are possible.

@@ -106,8 +106,8 @@ template <class T> struct Backward {
                                     tile.grad_q + at * width, width);
   }
 
-  /// Adds to grad_k and grad_v of a group of keys, from key j of the key tile at j0 on, what rows `begin` to `rows` of
-  /// the query tile at i0 contribute. The query tile begins at row `at` of the unit.
+  /// Adds to grad_k and grad_v of a group of keys the contributions of rows [begin, rows) of a query tile. The group
+  /// begins at key j of the key tile at j0. The query tile begins at query i0, which is row `at` of the unit.
   void keys(const Tiles<A>& tile, int64_t i0, int64_t at, int64_t j0, int64_t j, int64_t begin, int64_t rows) const {
     const int64_t count = std::min<int64_t>(group_rows, std::min(tile_keys, plan.keys - j0) - j);
     const int64_t first = std::max(begin, plan.first_query(j0 + j) - i0);  // earlier rows have weight 0

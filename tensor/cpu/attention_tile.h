@@ -151,7 +151,7 @@ void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A
 /// Factors `keep` of 1 for register_product(): the rows of c keep their values, and the product is added.
 template <class A> inline constexpr A keep_all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
-/// register_product() for at most group_rows rows and any number of columns (in whole vectors).
+/// c = keep * c + a b, as register_product() computes it, for up to group_rows rows and any number of whole vectors.
 template <class A, Left left>
 void group_product(int64_t rows, int64_t columns, int64_t depth, const A* a, int64_t lda, const A* b, int64_t ldb,
                    const A* keep, A* c, int64_t ldc) {
@@ -252,7 +252,7 @@ template <class A, int n, int... l> Lanes<A> fold_rows(Lanes<A> a, Lanes<A> b, s
   return max_of<A>(low, high);
 }
 
-/// max_of_rows() for vectors that are not split over registers.
+/// The maximum of each of eight vectors, which have one register each: that of row r in lane r * lane_count / 8.
 template <class A> Lanes<A> fold_eight(const Lanes<A> (&rows)[8]) {
   constexpr auto lanes = std::make_integer_sequence<int, lane_count<A>>();
   Lanes<A> two[4], four[2];

@@ -1,6 +1,6 @@
-// Golub and Kahan's implicit QR. Where a shift would make small singular values inaccurate, it uses Demmel and Kahan's
-// sweep without shift (1990). The bidiagonal matrix is f64 for every dtype. The rotations of a whole sweep are applied
-// to a few rows of u and v at a time: two successive rotations share a column, which then stays in registers.
+// Implicit QR (Golub and Kahan) makes a matrix diagonal in sweeps. If a shift would make small singular values
+// inaccurate, a sweep has none (Demmel and Kahan, 1990). The matrix is f64 for every dtype. A sweep's rotations are
+// applied to a few rows of u and v at a time: two successive rotations share a column, which then stays in registers.
 #include "tensor/cpu/bidiagonal.h"
 
 #include <algorithm>

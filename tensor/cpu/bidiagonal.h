@@ -6,7 +6,7 @@
 
 namespace lockstep::on_cpu {
 
-/// A matrix with `rows` rows whose columns are contiguous in memory. `data` is null if there is none.
+/// A matrix with `rows` rows whose columns are contiguous in memory. `data` is null if there is no matrix.
 template <class T> struct Columns {
   T* data = nullptr;
   int64_t rows = 0;

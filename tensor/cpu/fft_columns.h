@@ -44,7 +44,7 @@ class Roots {
   std::vector<std::complex<double>> low_, high_;
 };
 
-/// One complex number of each sequence.
+/// One complex number of each of several sequences: lane l belongs to sequence l.
 template <class T> struct Lanes {
   Vector<T> re, im;
   friend Lanes operator+(const Lanes& a, const Lanes& b) { return {a.re + b.re, a.im + b.im}; }
@@ -61,7 +61,7 @@ template <class T> Lanes<T> swapped(const Lanes<T>& a) { return {a.im, a.re}; }
 /// -i a.
 template <class T> Lanes<T> by_minus_i(const Lanes<T>& a) { return {a.im, -a.re}; }
 
-/// The transform of r numbers in place. `table` holds the cosines and then the sines of 2 pi k / r.
+/// Fourier transform of r numbers, in place. `table` holds the cosines and then the sines of 2 pi k / r.
 template <int r, class T> [[gnu::always_inline]] inline void butterfly(Lanes<T>* a, const T* table) {
   if constexpr (r == 2) {
     const Lanes<T> b = a[0] - a[1];

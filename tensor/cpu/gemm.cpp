@@ -183,7 +183,7 @@ template <class K> struct Product {
       }
   }
 
-  /// How many numbers along k the packed elements [p, p + depth) hold.
+  /// How many numbers along k the packed elements [p, p + depth) hold: `together` each, fewer at the end of k.
   int64_t numbers(int64_t p, int64_t depth) const { return std::min(k - p * together, depth * together); }
 
   /// Packs rows [p0, p1) of b in columns [j, j + columns).
@@ -203,7 +203,7 @@ template <class K> struct Product {
   /// Multiplies rows [i0, i1) of a by the packed rows [p0, p1) of b and adds the result to columns j + [x0, x1) of c.
   void multiply(int64_t i0, int64_t i1, int64_t j, int64_t columns, int64_t x0, int64_t x1, int64_t p0, int64_t p1,
                 Packed* packed_a) const {
-    // If the rows of a are contiguous, it packs one sliver at a time, otherwise plan.rows rows at a time.
+    // Packs one sliver of a at a time if the rows of a are contiguous, otherwise plan.rows rows at a time.
     const int64_t rows = a.col == 1 ? high : plan.rows, ld = c ? ldc : ceil_div(x1 - x0, wide) * wide;
     const bool in_place = K::in_place(a);
     T* const strip = reinterpret_cast<T*>(packed_a + plan.a_size);

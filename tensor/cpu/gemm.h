@@ -28,7 +28,7 @@ using Finish = std::function<void(int64_t i, int64_t j, int64_t rows, int64_t co
 template <class T, class In>
 void gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
           const Finish<T>& finish = {}, T* scratch = nullptr);
-/// Numbers of T that gemm() needs as `scratch`. with_c: c is not null.
+/// How many numbers of type T gemm() needs as `scratch`. with_c: true if c is not null.
 template <class T, class In = T> int64_t gemm_scratch(int64_t m, int64_t n, int64_t k, bool with_c = true);
 
 }  // namespace lockstep::on_cpu

@@ -125,7 +125,8 @@ template <class T, class In> struct FewRows {
     }
   }
 
-  /// Adds the products of x with numbers [p, end) of `count` columns of b (`from`), at most a square, to `sum`.
+  /// Multiplies numbers [p, end) of the rows of x by those of `count` columns of b, the first of which begins at
+  /// `from`, and adds the products to `sum`. count and end - p are at most w.
   template <int rows> void part(const In* from, int count, int64_t p, int64_t end, Vector<T>* sum) const {
     const int64_t start = std::max<int64_t>(0, std::min(p, k - w));  // a whole square can be read from here
     Vector<T> square[w];

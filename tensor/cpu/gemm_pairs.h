@@ -38,7 +38,7 @@ inline constexpr int few_pair_rows = 7;  ///< rows that are multiplied at a time
 /// A mask with the `count` lowest bits set.
 inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std::max<int64_t>(count, 0)) - 1; }
 
-/// sum + a b, for each pair.
+/// Returns sum + a b: adds both products of each pair to the pair's lane of `sum`.
 [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline __m512 add_pairs(__m512 sum, __m512i a, __m512i b) {
 #if defined(__clang__)  // clang 16 and older crash on the intrinsic with a broadcast
   asm("vdpbf16ps %2, %1, %0" : "+v"(sum) : "v"(a), "v"(b));
@@ -73,8 +73,8 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
   }
 }
 
-/// Reads 16 pairs from each of `lines` lines that are `apart` numbers apart. Only `numbers` numbers of a line are read,
-/// the rest is 0. Also prefetches the numbers that lie `ahead` numbers further.
+/// Reads 16 pairs from each of `lines` rows or columns (lines) that are `apart` numbers apart. A line has only
+/// `numbers` numbers; the rest of its pairs is 0. Also prefetches the numbers that lie `ahead` numbers further.
 [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline void read_square(const BFloat16* in, int64_t apart, int64_t lines,
                                                                    int64_t numbers, int64_t ahead, __m512i (&r)[16]) {
   const __mmask32 there = low_bits(numbers);
@@ -97,8 +97,9 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
                          _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, in + row)), 16));
 }
 
-/// Copies `count` lines of `numbers` numbers into slivers of `width` lines, out[line / width][pair][line % width], with
-/// zeros for what is missing. One of `apart` and `step` is 1. May write up to a vector past the last sliver.
+/// Copies `count` rows or columns (lines) of `numbers` numbers, as pairs, into slivers of `width` lines, with zeros for
+/// missing lines and numbers: out[line / width][pair][line % width]. Lines are `apart` and the numbers of a line `step`
+/// numbers apart; one of the two is 1. May write up to a vector past the last sliver.
 template <int width>
 [[LOCKSTEP_FOR_PAIRS]] void pack_pairs(const BFloat16* in, int64_t apart, int64_t step, int64_t count, int64_t numbers,
                                        uint32_t* out) {

@@ -18,8 +18,8 @@
 
 namespace lockstep::on_cpu {
 
-// Vectors in a row of a tile. The tile, a row of b and one number of a fill the registers. pack() needs tile_rows to be
-// at most `lanes`, or a multiple of it.
+// Vectors in a row of a tile. Rows and columns of a tile are chosen so that the registers hold the tile, one row of b
+// and one number of a. pack() needs tile_rows to be at most `lanes`, or a multiple of it.
 template <class T> inline constexpr int tile_vectors = lanes<T> >= (vector_registers < 32 ? 6 : 14) ? 2 : 3;
 /// Rows of a tile.
 template <class T>
@@ -29,8 +29,8 @@ inline constexpr int tile_rows = vector_registers < 32 ? lanes<T> >= 6 ? 6 : 4
 /// Columns of a tile.
 template <class T> inline constexpr int tile_columns = tile_vectors<T>* lanes<T>;
 
-/// Packs a square of a sliver: number c of line r goes to out[c * width + r], for `count` lines of `columns` numbers.
-/// Writes a whole vector for each c.
+/// Copies lines to a sliver: out[c * width + r] = in[r * apart + c], for r < count and c < columns. Writes a whole
+/// vector for each c.
 template <int width, class T, class In>
 [[gnu::always_inline]] inline void pack_square(const In* in, int64_t apart, int count, int columns, T* out) {
   Vector<T> square[lanes<T>];
@@ -77,7 +77,7 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
         } else {
           for (int first = 0; first < width; first += w) {
             T part[w];
-            // reads a whole vector if as many numbers are left, even if the sliver is narrower
+            // reads a whole vector if `from` has as many numbers left, even if the sliver takes fewer
             const int64_t there = count - i - first;
             const Vector<T> v = there >= w ? read<T>(from + i + first, w) : read<T>(from + i + first, int(there));
             std::memcpy(part, &v, sizeof v);
@@ -103,8 +103,8 @@ template <class T, class V> [[gnu::always_inline]] inline V add_scaled(V sum, T 
   return beta == 0 ? v : v + beta * old;
 }
 
-/// c (rows x tile_columns, ldc apart) = alpha * a * b sliver + beta * c; c is not read if beta is 0. a is a sliver if
-/// `packed`, else rows of a matrix that are lda apart.
+/// c = alpha * a * b + beta * c for a tile c of `rows` rows, ldc apart; c is not read if beta is 0. b is a sliver. a is
+/// a sliver if `packed`, else rows of a matrix that are lda apart.
 template <class T, int rows, bool packed>
 void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict b, T alpha, T beta, T* __restrict c,
           int64_t ldc) {
@@ -117,7 +117,7 @@ void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict
   for (int64_t p = 0; p < depth; ++p, a += step, b += tile_columns<T>) {
     Vector<T> line[vectors];
     if constexpr (vector_registers >= 32) {
-      // a comes from L1 or L2, b from L2.
+      // Prefetches what later steps read: a lies in L1 or L2, b in L2.
       if constexpr (packed) __builtin_prefetch(a + 16 * tile_rows<T>);
       for (int j = 0; j < tile_columns<T>; j += 64 / int(sizeof(T))) __builtin_prefetch(b + 8 * tile_columns<T> + j);
     }
@@ -143,7 +143,7 @@ void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict
     }
 }
 
-/// The type of tile().
+/// Pointer to a function tile().
 template <class T> using Tile = void (*)(int64_t, const T*, int64_t, const T*, T, T, T*, int64_t);
 /// A table of the functions tile() for 1 to tile_rows rows. Operand a is a sliver if `packed` is true.
 template <class T, bool packed> inline constexpr auto tiles = []<int... rows>(std::integer_sequence<int, rows...>) {

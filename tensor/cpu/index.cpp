@@ -114,8 +114,9 @@ void add_rows_of(const char* op, const Tensor& source, int dim, const Tensor& in
 
 // --- elements ---
 
-// Calls fn(value, offset in a, offset in b) for every element of `index`. The offset in a leaves out dim `dim`, because
-// `value` is the index along it. Threads divide another dim, so one thread visits all elements for a position of a.
+// Calls fn(value, offset in a, offset in b) for every element of `index`; a and b are the strides of two tensors. The
+// offset in a leaves out dim `dim`, because `value` is the index along it. Threads divide another dim, so one thread
+// visits all elements that belong to a position of a.
 template <class Fn> void each_index(const Tensor& index, int dim, const Strides& a, const Strides& b, Fn&& fn) {
   const int rank = index.dim();
   const int64_t* values = index.data<int64_t>();

@@ -1,8 +1,8 @@
 #pragma once
-// Vectors of 64 bytes for kernels that process rows. They are vectors of GCC's extension with AVX-512 (one register),
-// with clang (which compiles larger vectors well) and with sanitizers (where they compile four times as fast).
-// Elsewhere a vector is an array of registers (split_vector.h). f16 and bf16 are loaded into f32 lanes and rounded once
-// when stored. The end of a row uses the same code, with a neutral value in the missing lanes.
+// Vectors of 64 bytes for kernels that process rows. They use the compiler's vector extension in three cases: with
+// AVX-512 (a vector is one register), with clang (which compiles larger vectors well) and with sanitizers (for a
+// shorter compile time). Otherwise a vector is an array of registers (split_vector.h). f16 and bf16 are loaded into f32
+// lanes and rounded once when stored. The end of a row uses the same code, with a neutral value in the missing lanes.
 #if defined(__AVX512BW__) && defined(__AVX512VL__)
 #include <immintrin.h>
 #endif
@@ -38,7 +38,7 @@ template <class A> using Lanes = typename LanesOf<A>::type;  ///< a vector of 64
 template <class A> inline constexpr int lane_count = int(64 / sizeof(A));
 template <class A> inline constexpr A infinity = std::numeric_limits<A>::infinity();  ///< positive infinity
 
-/// The count of a full vector, known to the compiler.
+/// The number of elements in a full vector as a compile-time constant, to pass as `count` to load() and store().
 template <class A> using Full = std::integral_constant<int, lane_count<A>>;
 
 /// A vector with `value` in all lanes.
@@ -47,8 +47,8 @@ template <class A> [[gnu::always_inline]] inline Lanes<A> splat(A value) { retur
 using Words = Lanes<uint32_t>;                                 // the bits of Lanes<float>
 using ShortWords = uint16_t __attribute__((vector_size(32)));  // sixteen f16 or bf16
 
-// Conversions of Half and BFloat16 (tensor/half.h) for sixteen numbers at once: the same bits, with selections in place
-// of branches.
+// Convert sixteen f16 or bf16 to f32 and back at once. They give the same bits as Half and BFloat16 (tensor/half.h),
+// but without branches.
 [[gnu::always_inline]] inline Lanes<float> decode(ShortWords bits, BFloat16) {
   return as<Lanes<float>>(convert_lanes<Words>(bits) << 16);
 }
@@ -147,8 +147,8 @@ template <class T, class Count> [[gnu::always_inline]] inline void store(T* p, L
   }
 }
 
-/// Calls fn(i, count, k) for the vectors of [0, n). k is 0, 1, 2, 3, 0, ... and known to the compiler, so that sums can
-/// be kept in four independent vectors. The order depends on n alone.
+/// Divides [0, n) into vectors and calls fn(i, count, k) for each: `count` elements from i on. k is 0, 1, 2, 3, 0, ...
+/// and known to the compiler, so sums can be kept in four independent vectors. The order depends on n alone.
 template <class A, class Fn> [[gnu::always_inline]] inline void each_vector(int64_t n, Fn&& fn) {
   constexpr int w = lane_count<A>;
   constexpr Full<A> full;

@@ -24,7 +24,7 @@ template <class T> auto entry(const Tensor& x, int64_t i) {
   return Eigen::Map<Rows<T>>(data, rows, columns);
 }
 
-/// Calls fn<T>(i) for every matrix of a batch shaped like a.
+/// Calls fn<T>(i) for the number i of every matrix in the batch a.
 template <class Fn> void each_entry(const Tensor& a, const char* op, Fn fn) {
   const double work = double(a.size(1)) * double(a.size(2)) * double(std::min(a.size(1), a.size(2)));
   const int64_t entries = int64_t(20000 / std::max(work, 1.0));  // matrices that justify a thread
@@ -154,7 +154,7 @@ void solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool unit, T
 
 void matrix_exp(const Tensor& a, Tensor& out) {
   each_entry(a, "matrix_exp", [&]<class T>(int64_t i) {
-    // largest 1-norm at which the approximant is accurate to the last bit of f64
+    // largest 1-norm of a matrix for which the Padé approximant is accurate to the last bit of f64
     constexpr double largest = 5.371920351148152;
     Dense<T> x = entry<T>(a, i);
     const double norm = x.size() > 0 ? double(x.cwiseAbs().colwise().sum().maxCoeff()) : 0;

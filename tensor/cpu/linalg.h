@@ -18,8 +18,8 @@ void lu_determinant(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs)
 void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad);
 /// QR by Householder reflections: q (batch, rows, k) or undefined, r (batch, k, columns).
 void qr(const Tensor& a, Tensor& q, Tensor& r);
-/// Singular values s (batch, k) in descending order. u and vh are both undefined, or thin or full according to their
-/// shapes. bad: not 0 if a is not finite or the iteration did not converge.
+/// Singular values s (batch, k) in descending order. If u and vh are defined, also the vectors: as many as their shapes
+/// hold, k or all. bad: not 0 if a is not finite or the iteration did not converge.
 void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad);
 /// Eigenvalues (batch, n) of symmetric matrices in ascending order, and eigenvectors as columns (or undefined). Reads
 /// the lower triangle. bad: as for svd().

@@ -81,9 +81,9 @@ Acc<T> loss_of(const T* row, int64_t n, int64_t target, const Weights<Acc<T>>& w
   return A(result);
 }
 
-/// out[c] = softmax(x)[c] * scale - w[c] * spread, where `out` may be x. The softmax is exp(x - lse), and `scale` may
-/// be corrected for the error of lse. Returns the corrected scale. If x holds only some of the columns of lse, `whole`
-/// is false and nothing is corrected.
+/// out[c] = exp(x[c] - lse) * scale - w[c] * spread, where exp(x - lse) is the softmax; `out` may be x. If `whole` is
+/// true, x has all classes that lse covers, and `scale` may be corrected for the rounding error of lse. Returns the
+/// scale that was used.
 template <class T>
 Acc<T> grad_row(const T* x, Acc<T> lse, Acc<T> scale, const Acc<T>* w, Acc<T> spread, int64_t n, bool whole, T* out) {
   using A = Acc<T>;

@@ -55,8 +55,9 @@ template <class T, class Out> struct Epilogue {
 
   bool empty() const { return !rounds && !bias && !before && activation == Activation::none && !unary.run && !added; }
 
-  /// Applies the operations to `piece`, a part of the product. If results are rounded to 16 bits, `piece` is separate
-  /// memory. Otherwise it lies in `before` if the caller wants that, else in `out`.
+  /// Applies the operations to `piece`, a part of the product, and stores the results in `before` (if not null) and
+  /// `out`. If results are rounded to 16 bits, `piece` is other memory. Otherwise it lies in `before` or, if that is
+  /// null, in `out`.
   void operator()(int64_t i0, int64_t j0, int64_t rows, int64_t n, T* piece, int64_t piece_ld) const {
     for (int64_t i = 0; i < rows; ++i, piece += piece_ld) {
       const int64_t at = (i0 + i) * ld + j0;
@@ -82,7 +83,7 @@ template <class T, class Out> struct Epilogue {
     }
   }
 
-  /// Prefetches for the next rows while their product is computed.
+  /// Prefetches n numbers from p on, which the operations on the next rows will read.
   template <class X> static void prefetch(const X* p, int64_t n) {
     for (int64_t j = 0; j < n; j += 64 / int64_t(sizeof(X))) __builtin_prefetch(p + j, 0, 2);
   }
@@ -134,14 +135,15 @@ template <class T, class Out> struct Epilogue {
   }
 };
 
-/// Offset of matrix `index` of a batch: walks the batch dims of out's shape with the operand's strides.
+/// Offset of matrix `index` of a batch in an operand. `shape` is that of out, `strides` are the operand's.
 int64_t batch_offset(int64_t index, const Shape& shape, const Strides& strides) {
   int64_t offset = 0;
   for (int d = shape.rank() - 3; d >= 0; index /= shape[d--]) offset += index % shape[d] * strides[d];
   return offset;
 }
 
-/// One operation on a batch of matrices. `wide`: an f32 tensor to which 16-bit products are added, or undefined.
+/// The product of every pair of matrices in a batch, and the operations after it. `wide`: an f32 copy of c, to which
+/// products are added before they are rounded to 16 bits; undefined if that is not needed.
 template <class T, class In, class Out = In> struct Products {
   const Tensor &a, &b, &added, &bias, &pre, &out;
   const MatmulArgs& args;

@@ -60,8 +60,8 @@ template <class T> void softmax_grad_row(bool log, const T* g, const T* y, int64
   }
 }
 
-// --- layer norm (centered) and RMS norm (not centered; 16-bit values are rounded before and after the weight, as in
-// Llama) ---
+// --- layer norm (centered) and RMS norm (not centered) ---
+// Like Llama, RMS norm rounds 16-bit values twice: before and after the multiplication by the weight.
 
 // The mean of a row is mean + rest, because a single number of type A is not precise enough.
 template <class A> struct RowStatistics { A mean, rest, rstd; };
@@ -80,7 +80,7 @@ template <bool centered, class T> RowStatistics<Acc<T>> row_statistics(const T* 
     rest[k] += d;
     squares[k] += d * d;
   });
-  // The rounded mean is off by `shift`: this corrects the variance, and the caller corrects the result.
+  // `shift` is the rounding error of `mean`. It is removed from the variance here, and from the results by the caller.
   const double shift = centered ? double(sum_lanes<A>(rest)) / double(n) : 0;
   const double variance = std::max(double(sum_lanes<A>(squares)) / double(n) - shift * shift, 0.0);
   return {mean, A(shift), A(1 / std::sqrt(variance + eps))};

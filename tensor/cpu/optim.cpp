@@ -13,8 +13,8 @@ namespace {
 using namespace on_cpu;
 using namespace optim_steps;
 
-/// Runs one step over all elements. make(A()) returns the step in the type A of p, f32 or f64; the gradient may also
-/// have 16 bits.
+/// Runs one optimizer step on all elements. make(A()) returns the update rule in A, the dtype of p (f32 or f64). The
+/// gradient may also have 16 bits.
 template <int states, class Make>
 void update(const char* op, Tensor& p, const Tensor& grad, Tensor* const (&state)[states + 1], Tensor* low,
             const Make& make) {

@@ -23,8 +23,8 @@ using namespace on_cpu;
 
 struct CodeMap {
   std::array<float, 256> values, middles;  // the numbers of the codes; midpoints between adjacent ones
-  /// below[key] is the number of midpoints below all floats whose upper 16 bits are `key`. At most one midpoint lies
-  /// among these floats, because each power of two has fewer than 128 midpoints.
+  /// below[key] is the code of the smallest float whose upper 16 bits are `key`. Other floats with these bits have this
+  /// code or the next one: each power of two has fewer than 128 midpoints, so at most one lies among them.
   std::array<uint8_t, (1 << 16) + 3> below;
   explicit CodeMap(bool is_signed) {
     size_t n = 0;

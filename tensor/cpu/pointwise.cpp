@@ -244,7 +244,7 @@ bool is_tail(const Shape& shape, const Shape& whole_shape) {
   return true;
 }
 
-// True if every element is stored once, but neighbours in the last dim are not adjacent in memory.
+// True for a tensor like a transposed matrix: each element is stored once, but neighbours in the last dim lie apart.
 bool is_across(const Tensor& tensor, int64_t n) {
   if (tensor.is_contiguous() || tensor.numel() != n) return false;
   int last = tensor.dim() - 1;
@@ -255,7 +255,7 @@ bool is_across(const Tensor& tensor, int64_t n) {
   return true;
 }
 
-// Decides how the loop accesses an operand: in place, as a repeated run of elements, or through a buffer.
+// Decides how the loop accesses an operand: in place, as a row of elements that repeats, or through a buffer.
 void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DType dtype) {
   int64_t expected = 1;
   int d = plan.rank - 1;

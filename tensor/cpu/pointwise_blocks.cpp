@@ -11,7 +11,7 @@ namespace {
 
 using functor::Params;
 
-// The types that an operation computes in. pointwise.def names the kinds `floats`, `numbers` and `logic`.
+// The types that an operation computes in. pointwise.def gives each operation a kind: `floats`, `numbers` or `logic`.
 struct Kind {
   bool of_floats, of_integers, of_bool;
 };
@@ -130,7 +130,7 @@ template <class T> void where3(const void* const* in, void* out, int64_t n, cons
 
 // --- the table ---
 
-// Calls add.template operator()<T>(index) for the compute types of a kind.
+// Calls add.template operator()<T>(index of T in ComputeType) for every compute type T of a kind.
 template <Kind kind, class Fn> constexpr void each_type(Fn add) {
   if constexpr (kind.of_floats) {
     add.template operator()<float>(int(ComputeType::f32));

@@ -25,7 +25,7 @@ constexpr ComputeType compute_type(DType dtype) {
 /// The block functions of an operation.
 struct PointwiseEntry {
   BlockFn functions[3][int(ComputeType::count)] = {};  // [part][compute type]; null if there is none
-  /// True: expensive per element, so fewer elements justify a thread.
+  /// True if an element is expensive to compute. Then even small tensors are divided among threads.
   bool costly = false;
 };
 

@@ -1,6 +1,6 @@
-// Pooling. Both image layouts run through the same loops: a unit is a plane of single elements (row-major), or an image
-// whose positions hold all its channels (channels last). Position i of a unit begins at i * channels. Threads share the
-// units. f16 and bf16 are computed in f32.
+// Pooling. The same loops serve both image layouts. They walk over units: a unit is one channel of one image
+// (row-major) or a whole image (channels last). Each position of a unit holds `channels` numbers: 1, or one of each
+// channel. Threads share the units. f16 and bf16 are computed in f32.
 #include <algorithm>
 #include <limits>
 #include <vector>

@@ -215,7 +215,7 @@ bool make_codes(const Tensor& w, Quantized& to) {
           good &= a <= std::numeric_limits<float>::max();
         }
         float scale = most / most_code;
-        // the kernels multiply the scale of 4-bit codes by -8, which must not overflow
+        // the kernels multiply the scale of 4-bit codes by -8, and the product must not overflow
         if (!good || (four && !(scale * 8 <= std::numeric_limits<float>::max()))) {
           finite = false;
           continue;

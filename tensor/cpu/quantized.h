@@ -17,7 +17,8 @@ void use_quantized_path(const std::string& name);
 /// where that costs little precision. Returns false if a number is not finite or would overflow when it is decoded.
 bool make_codes(const Tensor& w, Quantized& to);
 
-/// A quantized activation: 8-bit codes with one scale for each row. Numbers of at least a threshold are not quantized.
+/// A quantized activation: 8-bit codes with one scale for each row. Numbers whose magnitude reaches a threshold are not
+/// quantized.
 struct CodedRows {
   Tensor codes, scales;                    ///< i8 (rows, in rounded up to 64), f32 (rows)
   std::vector<std::vector<int64_t>> kept;  ///< columns of each row that are not quantized; empty: none

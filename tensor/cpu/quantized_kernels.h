@@ -31,23 +31,23 @@ inline constexpr int64_t depth_of_tiles = 512;  ///< k in one block of many()
 /// largest numbers of rows and of outputs that few() computes together
 inline constexpr int most_rows = 6, most_columns = 4;
 
-/// A set of kernels. They compute outputs o0 to o1 - 1 of each row r of x: output o is out[r * ld + o]. x has rows of
-/// 32 * groups numbers, with zeros after `in`.
+/// A set of kernels for x w^T. A call computes out[r * ld + o] for each row r of x and the outputs o from o0 to o1 - 1.
+/// The caller has padded each row of x with zeros to 32 * w.groups numbers.
 struct QuantizedKernels {
   const char* name;  ///< the name that quantized_paths() lists
   bool (*works)();   ///< true if this processor can run it
   /// Computes at most most_rows rows; reads the codes in place. scratch: (most_columns + 1) * groups numbers.
   void (*few)(const CodedMatrix& w, int64_t o0, int64_t o1, const float* x, int64_t rows, float* out, int64_t ld,
               float* scratch);
-  /// Computes any number of rows; o1 - o0 <= panel_columns. scratch: many_scratch(w).
+  /// Computes any number of rows; o1 - o0 <= panel_columns. scratch: many_scratch(w) numbers.
   void (*many)(const CodedMatrix& w, int64_t o0, int64_t o1, const float* x, int64_t rows, float* out, int64_t ld,
                float* scratch);
-  /// Computes sums of products of codes, in integers. Here output o is out[r * ld + o - o0]. Rows of x are x_row apart
-  /// and readable up to a multiple of 64.
+  /// Multiplies quantized rows by quantized weights, in integers. Output o goes to out[r * ld + o - o0]. Rows of x are
+  /// x_row bytes apart. The kernel may read each up to the next multiple of 64 bytes.
   void (*dots)(const CodedMatrix& w, int64_t o0, int64_t o1, const int8_t* x, int64_t x_row, int64_t rows, int32_t* out,
                int64_t ld);
 };
-/// Numbers of scratch that many() needs.
+/// The size of the scratch memory that many() needs, in numbers.
 inline int64_t many_scratch(const CodedMatrix& w) {
   return panel_columns * w.groups * quant_group + w.groups + panel_columns * most_rows * 16;
 }

@@ -14,7 +14,7 @@ using namespace random_math;
 
 namespace {
 
-// A block: the four words of each of 64 counters, 256 words in the order of the elements.
+// Random words are made in blocks: 64 Philox counters give four words each, in the order of the elements.
 constexpr int counters = 64, words_per_block = 4 * counters;
 
 // philox() for 64 counters at once. With words of 64 bits GCC vectorises the products.
@@ -123,7 +123,7 @@ void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
 
 void dropout(const Tensor& x, double p, PhiloxKey key, const Region& place, const Tensor& add, Tensor& out) {
   const int64_t n = out.numel();
-  // Element i is kept if its word is at least p * 2^32. For p == 1 no word is.
+  // Element i is kept if its random word is at least p * 2^32. For p == 1 no element is kept.
   const uint64_t threshold = uint64_t(std::ceil(p * 0x1p32));
   const bool drop_all = threshold > 0xffffffffu;
   const uint32_t least = uint32_t(std::min<uint64_t>(threshold, 0xffffffffu));

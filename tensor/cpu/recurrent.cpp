@@ -1,6 +1,6 @@
-// Recurrent layers. The hidden weights W are packed once and multiplied by the states h of every step t. Each tile of
-// a product is used at once, while it is in cache. A step is one parallel loop over the hidden units (two loops with a
-// projection), and computes for a tile of units:
+// Recurrent layers. The hidden weights W are packed once and multiplied by the states h of every step t. A step is one
+// parallel loop over tiles of hidden units (two loops with a projection). For each tile it computes a product and uses
+// it while it is in cache:
 //
 //   forward    the product h[t-1] W^T for each gate, then the gates and the cell    -> h[t], c[t]
 //   backward   the product grad gates[t+1] W, then the gradient of the cell         -> grad gates[t]
@@ -23,7 +23,7 @@ template <class T> inline constexpr int64_t high = tile_rows<T>;
 template <class T> inline constexpr int64_t wide = tile_columns<T>;
 template <class T> using Tile2d = std::array<T, size_t(tile_rows<T>* tile_columns<T>)>;
 
-/// A k x n matrix as slivers of `wide` columns. A sliver holds one block of k after another.
+/// A k x n matrix, packed in slivers of `wide` columns. A sliver is stored in blocks of at most `depth` rows.
 template <class T> class Slivers {
  public:
   static constexpr int64_t depth = 2048 / int64_t(sizeof(T));
@@ -87,7 +87,8 @@ struct Steps {
   }
 };
 
-/// Calls fn(first row, rows, sliver) for all tiles of `rows` rows and n columns. Threads share the slivers.
+/// Divides a product of `rows` rows and n columns into tiles. Calls fn(first row of the tile, its rows, its sliver) for
+/// each. Threads share the slivers.
 template <class T, class Fn> void each_tile(int64_t rows, int64_t n, int64_t work, const Fn& fn) {
   const int64_t slivers = (n + wide<T> - 1) / wide<T>;
   parallel_for(slivers, std::max<int64_t>(1, (1 << 18) / std::max<int64_t>(1, rows * wide<T> * work)),

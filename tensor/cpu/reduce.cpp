@@ -24,7 +24,7 @@ namespace {
 constexpr int64_t run_block = 4096;     // elements of a row that are summed in A
 constexpr int64_t column_block = 1024;  // columns of a strip; also the length of a buffer
 
-// --- operations: the type of a lane, step() adds an input, and join() combines two partial results ---
+// --- operations: Lane is the type of an accumulator, step() adds an input, join() combines two partial results ---
 
 template <class T>
 using Same = std::conditional_t<std::is_integral_v<T>, std::conditional_t<sizeof(T) == 8, int64_t, int32_t>, Acc<T>>;
@@ -261,7 +261,8 @@ void fold_columns(const ReducePlan& plan, const Source<A>& x, const A* center, T
   });
 }
 
-// The totals of x over `dims`, in the order of out. center: one value for each output, or null.
+// Reduces x over the dims whose bits are set in `dims`; returns the totals in the order of out. center: null, or for
+// each output the number that Op subtracts from its elements.
 template <class Op, class T, class A = typename Op::template Lane<T>>
 std::unique_ptr<Total<A>[]> fold(const Tensor& x, uint32_t dims, const Tensor& out, const A* center = nullptr) {
   auto totals = std::make_unique_for_overwrite<Total<A>[]>(size_t(out.numel()));
@@ -277,7 +278,7 @@ std::unique_ptr<Total<A>[]> fold(const Tensor& x, uint32_t dims, const Tensor& o
   return totals;
 }
 
-// out = fn(position, total), converted to the dtype of out.
+// out[i] = fn(i, totals[i]), converted to the dtype of out.
 template <class V, class Fn>
 void finish(Tensor& out, const std::unique_ptr<V[]>& totals, Fn&& fn) {
   dispatch_all(out.dtype(), "reduce", [&]<class T> {

@@ -19,7 +19,7 @@ template <class T> using Part = Eigen::Ref<Dense<T>, 0, Eigen::OuterStride<>>;  
 /// A part of a matrix, read-only.
 template <class T> using Reading = Eigen::Ref<const Dense<T>, 0, Eigen::OuterStride<>>;
 
-// The products that all code here is composed of, so that the compiler sees each once.
+// The code in this file uses only these functions for matrix products, so that the compiler compiles each product once.
 template <class T> Column<T> times(const Reading<T>& a, const Column<T>& x) { return a * x; }  ///< a x
 /// a^T x.
 template <class T> Column<T> transposed_times(const Reading<T>& a, const Column<T>& x) { return a.transpose() * x; }

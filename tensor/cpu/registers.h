@@ -1,6 +1,6 @@
 #pragma once
-// The processor's own vector registers, for the innermost loops of products. The 64-byte vectors of lanes.h would go
-// through memory there if registers are smaller.
+// The processor's own vector registers, for the innermost loops of matrix products. On processors with smaller
+// registers the compiler would keep the 64-byte vectors of lanes.h in memory there.
 #include <cstdint>
 #include <utility>
 
@@ -39,7 +39,7 @@ template <class V> [[gnu::always_inline]] inline void keep_in_register(V& v) {
 #endif
 }
 
-/// Swaps the lanes of a whose number has bit s with the lanes of b whose number has not.
+/// For every lane l whose number has bit s set, exchanges lane l of a and lane l - s of b.
 template <class T, int s, int... l>
 [[gnu::always_inline]] inline void swap_lanes(Vector<T>& a, Vector<T>& b, std::integer_sequence<int, l...>) {
   constexpr int w = lanes<T>;

@@ -1,7 +1,7 @@
 // Resampling of planes (interpolation of images): each output is a weighted sum of the inputs around it, along rows and
-// columns. Each line of the result is computed by itself, so threads divide the lines. If the result has more lines
-// than x, lines of x are resampled along the columns first, and kept while they are used. Otherwise they are summed
-// first.
+// columns. Threads divide the lines of the result. If it has fewer lines than x, a line is computed as a weighted sum
+// of lines of x, which is then resampled along the columns. Otherwise lines of x are resampled first and kept, because
+// several sums use them.
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -109,7 +109,8 @@ template <class T> void resample_planes(const Tensor& x, const ResampleArgs& arg
   const bool lines_first = rows.out < rows.in || columns.same;
   parallel_for(x.size(0) * rows.out, std::max<int64_t>(1, grain / std::max(from_line, to_line)),
                [&](int64_t begin, int64_t end) {
-                 // With lines_first, `held` is the sum of some lines. Else line y, resampled, is in slot y % taps.
+                 // If lines_first, `held` has a sum of lines of x. Else it has `taps` resampled lines: line y is in
+                 // slot y % taps.
                  std::vector<T> held(size_t(lines_first ? from_line : rows.taps * to_line));
                  std::vector<int64_t> holds(size_t(rows.taps), -1);
                  std::vector<const T*> lines;

@@ -13,7 +13,7 @@ using namespace random_math;
 
 namespace {
 
-/// Random words for one element, four at a time. Call number t for element i uses the Philox counter i + t * 2^44.
+/// Random words for one element, four per call. Call t for element i uses the Philox counter i + t * 2^44.
 class Tries {
  public:
   Tries(PhiloxKey key, int64_t element) : key_(key), next_(uint64_t(element)) {}
@@ -86,7 +86,7 @@ double draw_poisson(double rate, Tries tries) {
   }
 }
 
-/// A number and its derivative with respect to the shape.
+/// A number and its derivative with respect to the shape parameter of the gamma distribution.
 struct Dual {
   double v, d = 0;
   friend Dual operator+(Dual a, Dual b) { return {a.v + b.v, a.d + b.d}; }

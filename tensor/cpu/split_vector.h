@@ -94,7 +94,7 @@ template <class M, class E, int n>
   return by_parts<SplitVector<E, n>>([](auto c, auto x, auto y) { return c ? x : y; }, condition, a, b);
 }
 
-// Functions for both kinds of vectors.
+// Functions for the compiler's own vectors (V) and for SplitVector.
 
 /// The bits of v as a vector of another type of the same size.
 template <class To, class V> [[gnu::always_inline]] inline To as(const V& v) { return (To)v; }

@@ -11,11 +11,12 @@
 
 namespace lockstep::on_cuda {
 
-/// The position of a lane: its group g and place t (mma.h), and the first row of its warp in the block's tile.
+/// The position of a thread: its group g and its place t in it (lane = 4 g + t), and the first row of its warp in the
+/// tile.
 struct Lane {
   int g = int(threadIdx.x % warp) / 4, t = int(threadIdx.x % warp) % 4, row = int(threadIdx.x / warp) * 16;
-  /// row_of(e): the row of element e of an accumulator c (mma.h) in the block's tile. column_of(n, e): the column of
-  /// element e in product number n.
+  /// row_of(e): the row in the block's tile of element e of an accumulator (c in mma.h). column_of(n, e): the column of
+  /// element e of accumulator n, if each accumulator is 8 columns wide.
   __device__ int row_of(int e) const { return row + g + e / 2 * 8; }
   __device__ int column_of(int n, int e) const { return 8 * n + 2 * t + e % 2; }
 };
@@ -80,7 +81,7 @@ __device__ inline void multiply_rows(const uint32_t (&a)[4], const RowTile<depth
   }
 }
 
-/// sum += weights (16 x 8 count) times `values`.
+/// sum += `weights` (a matrix of 16 rows and 8 * count columns) times `values`.
 template <class T, int depth, int count>
 __device__ inline void accumulate(const float (&weights)[count][4], const RowTile<depth>& values,
                                   float (&sum)[2 * depth][4]) {
@@ -110,7 +111,8 @@ __device__ inline void store_rows(const Heads<T>& out, int64_t b, int64_t h, int
   }
 }
 
-/// Calls fn.template operator()<T, depth, sparse>() for tensors that fit: depth 4 for heads of up to 64, else 8.
+/// Calls fn.template operator()<T, depth, sparse>() for tensors that pass fits_mma(). depth is 4 for heads of up to 64
+/// elements, else 8.
 template <class Fn> void with_depth(const AttentionPlan& plan, const Tensor& q, Fn&& fn) {
   dispatch<Half, BFloat16>(q.dtype(), "attention", [&]<class T> {
     with_layout(plan, [&]<bool sparse> {

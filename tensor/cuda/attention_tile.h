@@ -45,7 +45,7 @@ struct QueryKey {
   int64_t i, j;
 };
 
-/// AttentionSizes with the mask and dropout.
+/// The sizes of an attention call, its mask and its dropout, passed to kernels by value.
 struct AttentionPlan : AttentionSizes {
   uint64_t reach;  ///< a query sees the keys from `reach` places before it up to itself; all ones: every key
   Mask kind = Mask::none;
@@ -134,7 +134,7 @@ struct AttentionPlan : AttentionSizes {
     }
     return bits;
   }
-  /// Dropout's factor of a weight, from bit `e` of kept_of().
+  /// The factor by which dropout multiplies a weight. It follows from bit `e` of what kept_of() returned.
   template <class A> __device__ A factor(uint32_t bits, int e) const { return bits >> e & 1 ? A(kept) : A(0); }
 };
 
@@ -166,10 +166,11 @@ template <class T> struct GradPlan : AttentionPlan {
 /// elements, rows aligned in eights, sm_80 or later. Other f16 and bf16 tensors are rare. They are converted to f32, so
 /// that only half as many kernels must be compiled.
 bool fits_mma(std::initializer_list<const Tensor*> tensors);
-/// Attention forward on tensor cores. Returns false, having done nothing, if the tensors do not fit.
+/// Attention forward on tensor cores. If fits_mma() is false for the tensors, does nothing and returns false.
 bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                    Tensor& lse);
-/// Attention backward on tensor cores. The tensors must fit; `counters` are counters_of_grad() zeros on the device.
+/// Attention backward on tensor cores. The tensors must pass fits_mma(). `counters` is an array on the device:
+/// counters_of_grad() zeros.
 void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                         Tensor& grad_k, Tensor& grad_v);
@@ -180,7 +181,7 @@ int64_t counters_of_grad(const AttentionPlan& plan);
 /// device has compute capability 9.0, heads have 64 or 128 elements, the plan has no mask, dropout, layout or window
 /// and a positive scale, TMA accepts the tensors, and LOCKSTEP_WGMMA is not 0.
 bool fits_wgmma(const AttentionPlan& plan, std::initializer_list<const Tensor*> tensors);
-/// Attention forward and backward on Hopper's tensor cores, for problems that fit.
+/// Attention forward and backward on Hopper's tensor cores, for tensors that pass fits_wgmma().
 void attention_wgmma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                      Tensor& lse);
 void attention_grad_wgmma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
@@ -283,7 +284,7 @@ __device__ inline void store_part(T* row, bool wide, int64_t column, int64_t wid
   }
 }
 
-/// True if row r of the words of attended() has the bit of key c (0 to 63).
+/// True if bit c (0 to 63) of words[r] is set: then the query of row r attends to key c. attended() fills the words.
 __device__ inline bool attends(const uint64_t* words, int r, int c) { return (words[r] >> c & 1) != 0; }
 
 /// Calls fn.template operator()<sparse>(); sparse is true if the plan has a block layout.

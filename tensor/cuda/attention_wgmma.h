@@ -1,6 +1,6 @@
 #pragma once
-// Shared by attention forward and backward on Hopper's tensor cores. See wgmma.h for the products, attention_mma.h for
-// the elements that a lane holds.
+// Shared by attention forward and backward on Hopper's tensor cores. wgmma.h has the matrix products; attention_mma.h
+// describes which elements of a result a lane holds.
 #include "tensor/cuda/attention_mma.h"
 #include "tensor/cuda/device_math.h"
 #include "tensor/cuda/wgmma.h"

@@ -155,8 +155,8 @@ void release_cached(int device) {
   check("memory", cudaMemPoolTrimTo(pool_of(device), 0));
 }
 
-// Lets kernels and copies of `device` reach the memory of `peer`, if the machine can: the memory of its pool and the
-// memory that graphs have allocated. Otherwise a copy goes through the host's memory.
+// Lets kernels and copies of `device` access the memory of `peer` directly, if the machine supports it: both peer's
+// memory pool and what graphs have allocated on peer. Without direct access, copies go through the host's memory.
 void let_reach(int device, int peer) {
   static std::array<std::atomic<uint64_t>, most_devices> done{};
   const uint64_t bit = uint64_t(1) << peer;

@@ -49,9 +49,10 @@ struct Sizes : ConvSizes {
   }
 };
 
-// A Problem defines one row of the table at the top of this file. along(d) and column(j) split an index of the depth or
-// of the columns into a Triple, once for several elements. a(group, m, d, along) returns an element of the left operand
-// and b(group, along, column) one of the right operand. put(piece, group, m, j, column, sum) stores a result.
+// Forward, GradInput and GradWeight define the three matrix products. along(d) splits an index of the depth into a
+// Triple, column(j) an index of the columns; one Triple serves several elements. a(group, m, d, along) returns an
+// element of the left operand, and b(group, along, column) one of the right. put(piece, group, m, j, column, sum)
+// stores a result.
 
 /// (image, row, column) or (channel, r, s).
 struct Triple {
@@ -106,7 +107,7 @@ template <class T> struct GradInput {
     return load(w + (((group * z.k + d.outer) * z.c + m) * z.r + d.y) * z.s + d.x);
   }
   __device__ A b(int64_t group, const Triple& d, const Triple& at) const {
-    // Output (p, q) used this pixel with weight (r, s) if p stride = pixel + padding - r dilation.
+    // Output (p, q) used this pixel with weight (r, s) if p * stride = pixel + padding - r * dilation in both dims.
     const int64_t y = at.y + z.padding[0] - d.y * z.dilation[0], x = at.x + z.padding[1] - d.x * z.dilation[1];
     if (y < 0 || x < 0) return 0;
     const int64_t p = z.stride[0] == 1 ? y : y / z.stride[0], q = z.stride[1] == 1 ? x : x / z.stride[1];
@@ -148,8 +149,8 @@ template <class T> struct GradWeight {
   }
 };
 
-/// A block computes 64 x 64 results of one group, summed over one of `pieces` parts of the depth. blockIdx.x counts
-/// columns of tiles first, then rows of tiles, parts and groups.
+/// A block computes a tile of 64 x 64 results of one group, summed over one of `pieces` parts of the depth. In
+/// blockIdx.x the tile's column varies fastest, then its row, the part and the group.
 template <class Problem>
 __global__ void __launch_bounds__(threads) product_kernel(Problem problem, int64_t row_tiles, int64_t pieces) {
   using A = typename Problem::A;

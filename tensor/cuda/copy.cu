@@ -141,7 +141,7 @@ template <class T> void copy_same(const Tensor& source, const Tensor& out) {
 void copy(const Tensor& source, Tensor& out) {
   if (out.numel() == 0) return;
   if (source.dtype() == out.dtype()) return dispatch_width(out.dtype(), [&]<class T> { copy_same<T>(source, out); });
-  // A large transpose between dtypes is done in two steps: transpose, then convert, or the other way round.
+  // A large transpose that also converts the dtype takes two steps: transpose, then convert, or the other way round.
   if (Transpose how; out.numel() >= worth_a_copy && find_transpose(source, out, how)) {
     if (out.is_contiguous()) return copy(source.contiguous(), out);
     if (source.is_contiguous()) return copy(source.to(out.dtype()), out);

@@ -37,7 +37,7 @@ namespace lockstep::on_cuda {
   X(adam) X(sgd) X(rmsprop) X(adagrad) X(lion) X(all_finite) X(unscale)
 // clang-format on
 
-// Declares each function with the type of its entry.
+// Declares one function per entry of the list, with the type that Kernels (tensor/kernels.h) gives this entry.
 #define LOCKSTEP_DECLARE(name) std::remove_pointer_t<decltype(Kernels::name)> name;
 LOCKSTEP_CUDA_KERNELS(LOCKSTEP_DECLARE)
 #undef LOCKSTEP_DECLARE

@@ -27,7 +27,7 @@ ConvProblem::Operand operand(const Tensor& x) {
 /// True if x is stored in one of the two image layouts (tensor/layout.h).
 bool is_images(const Tensor& x) { return x.is_contiguous() || is_channels_last(x); }
 
-/// Runs a convolution with the images x and y; false if cuDNN does not support it.
+/// Computes a convolution of x to y, or its gradient by x or w. Returns false if cuDNN does not support it.
 bool run(ConvDirection direction, const Tensor& x, const Tensor& w, const Tensor& y, const ConvArgs& args) {
   const DType dtype = x.dtype();
   if (!uses_cudnn() || (dtype != f32 && dtype != f16 && dtype != bf16)) return false;

@@ -100,7 +100,8 @@ bool accepts(cudnnBackendNumericalNote_t note, bool exact) {
     case CUDNN_NUMERICAL_NOTE_STRICT_NAN_PROP: return true;
     case CUDNN_NUMERICAL_NOTE_TENSOR_CORE:
     case CUDNN_NUMERICAL_NOTE_DOWN_CONVERT_INPUTS: return !exact;
-    // Not accepted: nondeterminism, sums in less than f32, Fourier and Winograd transforms, and unknown notes.
+    // Rejects engines that are nondeterministic, sum in less than f32, use Fourier or Winograd transforms, or have a
+    // note that is unknown here.
     default: return false;
   }
 }
@@ -178,7 +179,7 @@ Descriptor tensor(Id id, DType dtype, const ConvProblem::Operand& operand) {
   return made;
 }
 
-/// The type of the operation and the names of its attributes, by direction.
+/// The type of cuDNN's operation for a direction, and the names of its attributes.
 struct Names {
   cudnnBackendDescriptorType_t operation;
   cudnnBackendAttributeName_t x, w, y, convolution, alpha, beta;

@@ -87,7 +87,7 @@ Descriptor graph_of(std::span<const Descriptor> operations, const PlanTarget& ta
 /// Returns the first proposed plan that cuDNN can build. accepts() must allow its engine, and its workspace may have at
 /// most `most_workspace` bytes.
 EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool exact, int64_t most_workspace);
-/// The address of the tensor with this id.
+/// A tensor of the graph, by its id, and its address.
 struct Placed {
   int64_t id;
   const void* pointer;
@@ -100,8 +100,8 @@ Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, std::span<const
 /// The three operations of a convolution.
 enum class ConvDirection : uint8_t { forward, grad_input, grad_weight };
 
-/// Everything that the choice of an engine depends on; the key of cached plans. Images x (N, C, H, W) and y (N, K, P,
-/// Q), weights w (K, C / groups, R, S); strides in elements, alignment of the addresses in bytes.
+/// A convolution: everything that the choice of an engine depends on, and so the key of cached plans. Images x (N, C,
+/// H, W) and y (N, K, P, Q), weights w (K, C / groups, R, S); strides in elements, alignment of the addresses in bytes.
 struct ConvProblem {
   ConvDirection direction;
   DType dtype;

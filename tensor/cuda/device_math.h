@@ -18,7 +18,7 @@ __device__ inline double log_of(double x) { return ::log(x); }
 __device__ inline float root_of(float x) { return ::sqrtf(x); }
 __device__ inline double root_of(double x) { return ::sqrt(x); }
 
-// Sums and products that the compiler must not contract: kernels that compute the same value must round the same way.
+// Sums and products that the compiler must not fuse: kernels that compute the same value must round the same way.
 __device__ inline float plus(float a, float b) { return __fadd_rn(a, b); }
 __device__ inline double plus(double a, double b) { return __dadd_rn(a, b); }
 __device__ inline float times(float a, float b) { return __fmul_rn(a, b); }
@@ -58,9 +58,9 @@ template <class T> class RowExp {
   using A = Compute<T>;
   explicit __device__ RowExp(A base) : base_(base) {}
   __device__ A operator()(A v) const { return exp_of(v - base_); }
-  /// The factor from e^(v - old) to e^(v - base).
+  /// The factor that turns e^(v - old), or a sum of such terms, into e^(v - base).
   __device__ A from(A old) const { return exp_of(old - base_); }
-  /// The factor by which sums of e^(v - base) must be multiplied.
+  /// The factor that corrects results of operator(), or their sum, for the rounding of `base`. None is needed here.
   __device__ A correction() const { return A(1); }
 
  private:
@@ -115,7 +115,7 @@ __device__ inline FastFloat exp_coarse(FastFloat x) { return exp(x); }
 __device__ inline FastFloat expm1(FastFloat x) { return FastFloat(math::expm1(x.value)); }
 /// 1 / (1 + e^-x).
 __device__ inline FastFloat sigmoid(FastFloat x) { return FastFloat(1) / (FastFloat(1) + exp(-x)); }
-/// Hyperbolic tangent: by its series near 0, where 1 - 2 / (e^2x + 1) cancels.
+/// Hyperbolic tangent. Near 0 its power series is used, because 1 - 2 / (e^2x + 1) would lose digits there.
 __device__ inline FastFloat tanh(FastFloat x) {
   const float s = x.value * x.value, e = fast_exp2(2 * log2_e * x.value);
   const float near = x.value * math::polynomial(s, -5.39682540e-2f, 1.33333333e-1f, -3.33333333e-1f, 1.f);

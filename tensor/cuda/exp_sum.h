@@ -1,5 +1,5 @@
 #pragma once
-// The sum of exponentials of a row, read once from memory: softmax and cross entropy.
+// The sum of exponentials of a row, for softmax and cross entropy. A row is read from memory once.
 #include "tensor/cuda/rows.h"
 
 namespace lockstep::on_cuda {

@@ -21,7 +21,8 @@
 namespace lockstep::cuda {
 namespace {
 
-/// Freed memory that graphs may still read. The last of these graphs releases it, while no mutex is held.
+/// Memory that has been freed but that replays of graphs may still read. The last of these graphs to be destroyed
+/// releases it, while no mutex is held.
 struct Kept {
   Kept(void* data, int device, void* stream) : data(data), device(device), stream(stream) {}
   ~Kept() {
@@ -72,7 +73,8 @@ class Arena {
   }
   /// Keeps older memory alive as long as this arena.
   void keep(std::shared_ptr<void> older) { older_.push_back(std::move(older)); }
-  /// True if the graph may read memory allocated when Graph::recordings() was `born`.
+  /// True if this arena's graph may read the memory: its recording began after the allocation, when Graph::recordings()
+  /// was `born`.
   bool may_read(int device, uint32_t born) const {
     return device == device_ && born < number_ && (recording || has_graph);
   }
@@ -104,8 +106,8 @@ Pieces& pieces() {
   return all;
 }
 
-/// Forgets an arena that nothing can reach any more; the mutex must be held. The caller drops the last reference after
-/// unlocking.
+/// Removes the arena from the map if no recording, graph or tensor uses it. The mutex must be held. The caller drops
+/// the last reference after unlocking.
 void forget_unused(const std::shared_ptr<Arena>& arena) {
   if (arena->recording || arena->has_graph || arena->has_tensors()) return;
   for (const auto& [data, bytes] : arena->all()) pieces().owner.erase(data);
@@ -132,8 +134,8 @@ std::pair<cudaGraph_t, std::shared_ptr<Arena>> stop(cudaError_t& code) {
   return {graph, arena};
 }
 
-/// The arenas whose graphs may read memory that was allocated when Graph::recordings() was `born`. The references to
-/// all other arenas are dropped after the mutex is unlocked.
+/// The arenas whose graphs may read memory on `device` that was allocated when Graph::recordings() was `born`. `others`
+/// is destroyed after the mutex is unlocked, because that may destroy arenas.
 std::vector<std::shared_ptr<Arena>> arenas_that_read(int device, uint32_t born) {
   std::vector<std::shared_ptr<Arena>> arenas, others;
   const std::lock_guard lock(pieces().mutex);

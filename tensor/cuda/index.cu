@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// last[k] = the last position along `dim` whose element is written to element k of out, in row-major order.
+/// last[k] = the last position along `dim` whose element is written to out's element number k (in row-major order).
 __global__ void __launch_bounds__(threads)
     find_last_kernel(ElementWalk walk, const int64_t* index, int* last, cuda::RangeCheck good) {
   for (int64_t i = first_item(); i < walk.count; i += item_step()) {
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(threads)
     if (good(to, i)) atomicMax(last + at[in_out] + to * walk.stride, int(at[along]));
   }
 }
-/// Writes the elements that find_last_kernel() chose. `dense` is `walk` with the row-major strides of out.
+/// Writes the elements that find_last_kernel() chose. `dense` is `walk` for a row-major tensor of out's shape.
 template <class T>
 __global__ void __launch_bounds__(threads) scatter_kernel(ElementWalk walk, ElementWalk dense, const int64_t* index,
                                                           const int* last, const T* source, T* out, int64_t limit) {
@@ -165,7 +165,8 @@ __device__ void each_of_run(const Entries<K>& sorted, int64_t head, int64_t n, L
     at += have;
   }
 }
-/// scatter_add: the thread at the head of a run adds all elements of the run to their place.
+/// scatter_add: equal keys are neighbours after the sort. The thread at the first of them adds all their elements in
+/// order.
 template <class T, class K>
 __global__ void __launch_bounds__(threads)
     add_elements_kernel(ElementWalk walk, const int64_t* index, Entries<K> sorted, const T* source, T* out) {

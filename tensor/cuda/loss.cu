@@ -85,8 +85,8 @@ __device__ typename Row::A loss_of(Row& row, const Targets<typename Row::T>& to,
   return top + log_sum;
 }
 
-/// Writes the gradient of a row that has been read: made[c] = softmax(x)[c] * scale - w[c] * spread, and at the target
-/// also minus `point`. `l` is the log-sum-exp of the row.
+/// Writes the gradient of a row, which row.read() has read: made[c] = softmax(x)[c] * scale - w[c] * spread, less
+/// `point` if c is the target. `l` is the log-sum-exp of the row.
 template <class Row>
 __device__ void grad_of(Row& row, const Targets<typename Row::T>& to, const typename Row::T* x, int64_t n,
                         typename Row::A upstream, typename Row::A l, typename Row::T* made) {
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(Row::threads, loss_blocks<Row>())
   }
 }
 
-/// The greatest common divisor of both tensors' distances between rows, in elements.
+/// The greatest common divisor of the row strides of a and b, in elements.
 int64_t common_step(const Tensor& a, const Tensor& b) { return std::gcd(row_step(a), row_step(b)); }
 
 /// Calls fn(targets), after summing the class weights if label smoothing needs it.

@@ -58,7 +58,7 @@ Product describe_fp8(const Fp8Problem& p) {
   return plan;
 }
 
-/// True if the device has 8-bit floats (compute capability 8.9).
+/// True if the device can multiply 8-bit floats (compute capability 8.9 or later).
 bool is_new_enough() { return std::tuple(cuda::limits().major, cuda::limits().minor) >= std::tuple(8, 9); }
 
 }  // namespace

@@ -21,7 +21,7 @@ struct SortLines {
   int64_t lines, n;
 };
 
-/// True if a run of equal keys, other than ~0, starts at `at`.
+/// True if entry `at` is the first with its key, and the key is not ~0.
 template <class K> __device__ bool is_head(const Entries<K>& sorted, int64_t at) {
   return sorted.key[at] != ~K(0) && (at == 0 || sorted.key[at - 1] != sorted.key[at]);
 }
@@ -114,7 +114,7 @@ template <class Fn> void dispatch_key(int64_t n, Fn&& fn) {
   n < int64_t(UINT32_MAX) ? fn(uint32_t(0)) : fn(uint64_t(0));
 }
 
-/// Throws unless positions fit the 32 bits of a place.
+/// Throws if `count` entries are too many for the 32-bit indices in Entries::place.
 inline void check_count(const char* op, int64_t count) {
   LOCKSTEP_CHECK(count < int64_t(1) << 32, "[", op, "] expected fewer than 2^32 indices on cuda, got ", count,
                  "; split them over several calls");

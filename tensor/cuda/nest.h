@@ -74,13 +74,13 @@ template <int N> struct Nest {
     }
     if (rank > 0) rank = last + 1;
   }
-  /// Computes the divisors; to be called last.
+  /// Computes the divisors that find() needs. Call it last, after insert() and join().
   void prepare() {
     narrow = count() < most_narrow;
     for (int d = 0; d < rank; ++d) divider[d] = narrow ? Divider(uint32_t(size[d])) : Divider();
   }
 
-  /// Adds the offsets of element `flat` to `at`; returns the index of the element in the innermost dim.
+  /// Adds the offset of element `flat` in tensor i to at[i], for all tensors. Returns its index in the innermost dim.
   __device__ int64_t find(int64_t flat, int64_t (&at)[N]) const {
     int64_t inner = 0;
     if (narrow) {

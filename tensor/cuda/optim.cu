@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(threads) step_kernel(Step step, StepPiece piec
     step_vector<A, G>(step, piece, i, piece.n - i < V ? int(piece.n - i) : V, [](Compute<G> g) { return A(g); });
 }
 
-/// Updates all tensors, unless control->skip is set. Tensors with the same options and step count share a slot. A block
-/// makes a new Step when it comes to a tensor with another slot.
+/// Updates all tensors, unless control->skip is set. Tensors with the same options and step count share a slot, from
+/// which a block computes a Step. It does so again when it comes to a tensor with another slot.
 template <class Step, class Args, class A, class G>
 __global__ void __launch_bounds__(threads) step_all_kernel(const StepPiece* pieces, int count, int64_t chunks,
                                                            const StepControl* control, const StepSlot* slots) {

@@ -8,7 +8,7 @@ template <class F, class C> struct Value {
   template <class X> __device__ auto operator()(X a, X b) const { return plain(F::value(C(a), C(b))); }
 };
 
-/// The derivative by operand `part`; the kernel passes only the operands that it reads.
+/// The derivative with respect to operand `part` (0 or 1). The kernel passes only the operands that the formula reads.
 template <class F, class C, int part> struct Grad {
   static constexpr int reads = part == 0 ? F::reads_grad0 : F::reads_grad1;
   __device__ static C call(C g, C a, C b) {

@@ -19,7 +19,7 @@ template <class F, class T> using Number = std::conditional_t<is_fast<F, T>, Fas
 template <class C> __device__ inline C plain(C x) { return x; }
 __device__ inline float plain(FastFloat x) { return x.value; }
 
-/// The result of params_of(), converted to Number<F, T>.
+/// The scalar arguments of operation F in the type that F computes in for results of type T.
 template <class F, class T> functor::Params<Number<F, T>> params_for(const PointwiseArgs& args) {
   const auto wide = params_of<Computed<T>>(args);
   return {Number<F, T>(wide.p), Number<F, T>(wide.q)};

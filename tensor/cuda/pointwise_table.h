@@ -21,18 +21,19 @@ using PointwiseTable = std::array<PointwiseRow, size_t(PointwiseOp::count)>;
 using PointwisePairFn = void (*)(const Tensor& grad, const Tensor& a, const Tensor& b, Tensor& grad_a, Tensor& grad_b);
 extern const std::array<std::array<PointwisePairFn, dtypes>, size_t(PointwiseOp::count)> binary_grads;
 
-/// Values and derivatives of operations with one operand (unary) and two (binary; grads0 by the first, grads1 by the
-/// second). binary_values also has where, addcmul and lerp.
+/// The kernels for values and derivatives of operations with one operand (unary) and two (binary). binary_grads0 holds
+/// derivatives with respect to the first operand, binary_grads1 to the second. binary_values also has where, addcmul
+/// and lerp.
 extern const PointwiseTable unary_values, unary_grads, binary_values, binary_grads0, binary_grads1;
 
-/// The dtypes that an operation supports. pointwise.def names the kinds `floats`, `numbers` and `logic`.
+/// The dtypes that an operation supports. pointwise.def gives each operation a kind: `floats`, `numbers` or `logic`.
 struct PointwiseKind {
   bool of_floats, of_integers, of_bool;
 };
 inline constexpr PointwiseKind floats{true, false, false}, numbers{true, true, false}, logic{false, false, true},
     everything{true, true, true};
 
-/// Calls add.template operator()<T>(index of the dtype) for the types of a kind.
+/// Calls add.template operator()<T>(index of T's dtype) for every element type T of a kind.
 template <PointwiseKind kind, class Fn> constexpr void each_type(Fn add) {
   const auto all = [&]<class... T>() { (add.template operator()<T>(int(dtype_of<T>)), ...); };
   if constexpr (kind.of_floats) all.template operator()<float, double, Half, BFloat16>();

@@ -67,7 +67,7 @@ struct Axis {
     const int64_t start = i * stride - padding, end = start + kernel;
     return {start < 0 ? 0 : start, end < size ? end : size};
   }
-  /// The extent of window i along this axis, as it counts in the mean; includes padding if count_padding.
+  /// The size of window i along this axis by which the mean divides. It includes padding if count_padding is true.
   __device__ int64_t length(int64_t i) const {
     const Range inside = window(i);
     if (adaptive || !count_padding) return inside.end - inside.begin;
@@ -131,8 +131,8 @@ __global__ void __launch_bounds__(threads) clear_reach_kernel(int64_t count, int
   each_element(count, [&](int64_t i) { reach[i] = {INT32_MIN, -1}; });
 }
 
-/// Block (p, y) looks at output row p of `together` units, from unit y * together on. `reach` has an entry for each
-/// output row, then one for each output column.
+/// Fills `reach`: an entry for each output row, then one for each output column. Block (p, y) handles output row p of
+/// `together` units, from unit y * together on.
 __global__ void __launch_bounds__(threads)
     reach_kernel(const int32_t* indices, Images result, Divider width, int64_t together, int2* reach) {
   const int64_t p = blockIdx.x, first = blockIdx.y * together, wanted = first + together,
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(threads)
   atomicMax(&reach[p].y, high_row);
 }
 
-/// Writes the range of outputs for each input row to `chosen`, then that for each input column.
+/// For each input row, then each input column, writes the range of outputs whose maxima may lie in it to `chosen`.
 __global__ void __launch_bounds__(threads)
     chosen_kernel(const int2* reach, int64_t p, int64_t q, int64_t h, int64_t w, int2* chosen) {
   each_element(h + w, [&](int64_t n) {

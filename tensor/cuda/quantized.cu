@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// sum + the products of four signed bytes.
+/// Returns sum + the four products of a signed byte of a and the byte of b at the same place.
 __device__ inline int dot4(uint32_t a, uint32_t b, int sum) {
 #if defined(__CUDA_ARCH__)
   return __dp4a(int(a), int(b), sum);

@@ -1,6 +1,6 @@
 #pragma once
 // The operations of reductions: the accumulator type (Lane), its identity, step() for one more element, and join() for
-// two partial results. neutral(center) is an element that changes nothing. Also how totals are stored.
+// two partial results. neutral(center) is an element that leaves a result unchanged. Finish stores the totals.
 #include <cmath>
 #include <limits>
 
@@ -23,7 +23,8 @@ template <class A, class T> __device__ inline A widen(T x) { return A(Same<T>(x)
 /// Positive infinity.
 template <class A> inline constexpr A infinite = std::numeric_limits<A>::infinity();
 
-/// Stores a result in `out`, converted to `dtype`: the total itself, total / divisor, or log(total) + most.
+/// Stores a result in `out`, converted to `dtype`. As `how` says, it is the total, total / divisor, or (for logsumexp)
+/// log(total) plus the output's maximum.
 struct Finish {
   enum class How : uint8_t { plain, divide, add_log } how = How::plain;
   double divisor = 1;

@@ -71,7 +71,7 @@ bool is_sticky(cudaError_t code) {
   return std::find(std::begin(codes), std::end(codes), code) != std::end(codes);
 }
 
-/// Throws the error with its consequences for the process.
+/// Throws an Error with the name and text of the code. For some codes it also says how the process can go on.
 [[noreturn]] void fail_with(const std::string& where, cudaError_t code) {
   const std::string text = str(where, cudaGetErrorName(code), ": ", cudaGetErrorString(code));
   cudaGetLastError();

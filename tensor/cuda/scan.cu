@@ -198,7 +198,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// Replaces the totals of chunks by their exclusive prefixes.
+/// Replaces the total of each chunk by the sum (or product) of the totals of all chunks before it.
 template <bool product, class A> __global__ void scan_totals_kernel(A* totals, int64_t lines, int64_t chunks) {
   for (int64_t line = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; line < lines;
        line += int64_t(gridDim.x) * blockDim.x) {
@@ -236,7 +236,7 @@ void arg_reduce(bool largest, const Tensor& x, int dim, Tensor& values, Tensor& 
   if (values.numel() == 0) return;
   const Tensor rows = x.contiguous();
   const Lines lines(x, dim);
-  // bool sorts as its byte.
+  // A bool is compared as a byte.
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(
       x.dtype() == boolean ? u8 : x.dtype(), "arg_reduce", [&]<class T> {
         largest ? find_best<true, T>(rows, lines, values, indices) : find_best<false, T>(rows, lines, values, indices);

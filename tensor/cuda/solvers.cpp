@@ -146,7 +146,8 @@ std::vector<int64_t> either(const Tensor& first, const Tensor& second) {
   return both;
 }
 
-/// LU factors. `places` is defined if the batch was factored in one call.
+/// LU factors of a batch. `places` holds the addresses of its matrices if one call factored them all, else it is
+/// undefined.
 struct Lu {
   Tensor lu, pivots, info, places;
 };
@@ -340,7 +341,7 @@ void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>
 
 void solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool unit, Tensor& x) {
   const Lease on;
-  // Read column-major this is x^T a^T = b^T, with the other triangle, so nothing is transposed.
+  // cuBLAS reads column-major, so it sees x^T a^T = b^T and the other triangle. Nothing needs to be transposed.
   const Tensor triangle = a.contiguous();
   x.copy_(b);
   const int n = int(x.size(1)), k = int(x.size(2));

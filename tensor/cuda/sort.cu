@@ -10,7 +10,7 @@ namespace {
 
 constexpr int threads = 256;
 
-/// dispatch() for sorting; bool sorts as its byte.
+/// dispatch() over all dtypes that can be sorted. A bool is sorted as a byte.
 template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype == boolean ? u8 : dtype, op, fn);
 }

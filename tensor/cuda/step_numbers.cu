@@ -1,7 +1,7 @@
-// The kernels of an optimizer step besides the updates (tensor/step_batch.h): storing numbers from the host, and the
-// norm of all gradients, which are checked for infinities and NaN in the same pass. Memory bound: every gradient is
-// read once, 16 bytes at a time, with all loads of a thread's part of a chunk in flight. The order of every sum depends
-// on the sizes alone.
+// The kernels of an optimizer step except the updates themselves (tensor/step_batch.h). One stores numbers from the
+// host. The others compute the norm of all gradients, and check them for infinities and NaN in the same pass. Memory
+// bound: every gradient is read once, 16 bytes at a time, with all loads of a thread's part of a chunk in flight. The
+// order of every sum depends on the sizes alone.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/step_pieces.h"
 #include "tensor/cuda/vector.h"
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(threads) store_kernel(Words words, uint64_t* t
   for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = words.w[i];
 }
 
-/// This thread's sum of squares of a chunk.
+/// Returns the sum of squares of this thread's elements of a chunk. Sets `bad` if one of them is not finite.
 template <class T>
 __device__ double squares_of(const SquarePiece& piece, int64_t begin, double scale, int32_t rounds, bool& bad) {
   constexpr int V = vector_length<T>, loads = int(StepBatch::chunk / (threads * V));
@@ -102,7 +102,7 @@ __global__ void __launch_bounds__(threads)
 }
 
 /// Computes the norm of all gradients and the clip factor, and decides whether the step is skipped. Launched with one
-/// block. Sums in the order of optim/clip.cpp.
+/// block. Adds the numbers in the same order as optim/clip.cpp.
 __global__ void __launch_bounds__(threads) take_norm_kernel(const NormPiece* pieces, int64_t count, const double* sums,
                                                             double* squares, StepControl* control) {
   for (int64_t i = threadIdx.x; i < count; i += blockDim.x) {

@@ -28,7 +28,8 @@ decltype(&cuTensorMapEncodeTiled) encode_tiled() {
 }  // namespace
 
 bool fits_tiles(const Tensor& x) {
-  // Coordinates have 32 bits (signed in our kernels) and need room for a tile; strides must be below 2^40 bytes.
+  // TMA's coordinates have 32 bits (signed in our kernels), and a tile may reach beyond the tensor: so sizes stay below
+  // 2^30. TMA requires strides below 2^40 bytes.
   constexpr int64_t most_elements = int64_t(1) << 30, most_stride = int64_t(1) << 39;
   bool fits = x.numel() > 0 && x.shape()[3] % 64 == 0 && reinterpret_cast<uintptr_t>(x.raw_data()) % 16 == 0;
   for (int d = 0; d < 3; ++d) {

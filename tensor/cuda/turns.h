@@ -50,9 +50,9 @@ __device__ inline void pass_turn(unsigned* turn, unsigned number) {
 #endif
 }
 
-/// Called by a warp with its part of a sum. Waits until the `before` warps ahead have added theirs, and adds their sum
-/// (each lane's values are at sums[n * stride]). If no warp follows (`after` is 0), returns true with the total in
-/// `sum`. Otherwise it stores the sum for the next warp and returns false.
+/// Adds parts of a sum in order; a warp calls it with its part in `sum`. It waits until the `before` earlier warps have
+/// added theirs, then adds their total, which it reads from `sums`. If no warp follows (`after` is 0), it returns true
+/// with the total in `sum`. Otherwise it writes the total to `sums` for the next warp and returns false.
 template <int stride, int count>
 __device__ inline bool add_in_turn(unsigned* turn, float4* sums, int64_t before, int64_t after,
                                    float (&sum)[count][4]) {

@@ -15,7 +15,7 @@ template <class T> bool is_aligned(const T* p, int v) {
   return reinterpret_cast<uintptr_t>(p) % (size_t(v) * sizeof(T)) == 0;
 }
 
-/// Loads V consecutive aligned elements; if `once`, returns V copies of *p.
+/// Loads V consecutive elements, aligned to the vector's size. If `once`, loads only *p and returns V copies of it.
 template <int V, class T> __device__ inline Vector<T, V> load_run(const T* p, bool once) {
   Vector<T, V> x;
   if (!once) {
@@ -31,7 +31,7 @@ template <int V, class T> __device__ inline Vector<T, V> load_run(const T* p, bo
 /// How V neighbours are laid out: consecutive and aligned, or a stride apart.
 enum class Access : uint8_t { run, apart };
 
-/// Loads the first `count` of V elements; the others repeat the last of them.
+/// Loads the first `count` of V elements. The rest of the vector repeats the last one loaded.
 template <int V, class T>
 __device__ inline Vector<T, V> load_vector(const T* p, Access access, int64_t stride, int count) {
   Vector<T, V> x;

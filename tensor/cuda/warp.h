@@ -44,8 +44,8 @@ template <int threads, class A, class Join> __device__ inline A join_warps(A x, 
   return all;
 }
 
-/// Sum and maximum over the threads that share a row. With threads == 32 that is a warp, and a block may have several
-/// warps in y. Otherwise it is a block of `threads` threads.
+/// Sum and maximum over the threads that share a row. If `threads` is 32, they are a warp, and a block may have a warp
+/// for each threadIdx.y. Otherwise they are a whole block of `threads` threads.
 template <int threads, class A> __device__ inline A group_sum(A x) {
   x = warp_sum(x);
   if constexpr (threads > warp) x = join_warps<threads>(x, [](A a, A b) { return a + b; });

@@ -26,7 +26,7 @@ constexpr int warpgroup = 4 * warp;
 
 // --- order ---
 
-/// Stops the compiler from moving accesses to these registers across this point.
+/// Stops the compiler from moving reads and writes of x, which is in registers, across this call.
 __device__ inline void hold([[maybe_unused]] float& x) {
 #if defined(__CUDA_ARCH__)
   asm volatile("" : "+f"(x)::"memory");
@@ -196,8 +196,8 @@ template <int size, int depth> struct SwizzledTile {
     return describe(column / 64 * block + k * 16 * 128, block, pattern);
   }
 
-  /// Starts copying `size` rows of x[b, h], from `row` on, to the tile. x must be mapped with boxes of `size` rows. One
-  /// thread calls it, and counts `bytes` bytes in round.expect().
+  /// Starts copying `size` rows of x[b, h], from `row` on, to the tile. map_tiles(tensor, size) must have made x. One
+  /// thread calls it; before that it includes `bytes` in the number that it passes to round.expect().
   __device__ void fill(const Arrivals& round, const TileMap& x, int64_t b, int64_t h, int64_t row) const {
 #pragma unroll
     for (int n = 0; n < depth / 4; ++n) round.copy(x, data + n * block, b, h, row, 64 * n);
@@ -210,7 +210,7 @@ template <class Z> __device__ inline Z take(unsigned char*& free) {
   free += Z::bytes;
   return tile;
 }
-/// The first address, at most 1024 bytes on, at which a swizzled tile may start.
+/// The first address from `shared` on at which a swizzled tile may start: a multiple of 1024.
 __device__ inline unsigned char* first_pattern(unsigned char* shared) {
   return shared + (1024 - shared_address(shared) % 1024) % 1024;
 }

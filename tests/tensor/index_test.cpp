@@ -238,7 +238,7 @@ TEST_CASE("indexing: wrong calls change nothing") {
        [&] {
          gather(x, 1, ints({0, 3}, {2, 1}));
        }},
-      {"[gather] expected an index of the rank of (2, 3) and at most its sizes outside dim 1, got (3, 1)",
+      {"[gather] expected an index with as many dims as (2, 3) and at most its sizes outside dim 1, got (3, 1)",
        [&] {
          gather(x, 1, ints({0, 1, 2}, {3, 1}));
        }},
