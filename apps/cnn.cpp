@@ -1,4 +1,4 @@
-// cnn: a small convolutional network for images: conv 32, conv 64, pool, 128, 10.
+// cnn: a network for images: convolutions to 32 and 64 channels, pooling, linear layers to 128 and 10 features.
 #include "apps/classifier.h"
 #include "nn/activation.h"
 #include "nn/linear.h"

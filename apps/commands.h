@@ -13,9 +13,9 @@
 
 namespace apps {
 
-/// Removes the user's program and its arguments from the words of a command line, and returns them. For `run`, the
-/// program starts at the first word that is not an option, or after --. Underscores in the names of run's own options
-/// become dashes. For `verify`, `plan` and `simulate`, the program starts after --.
+/// Cuts the user's program and its arguments off the words of a command line, and returns the part cut off. For `run`,
+/// the program starts at the first word that is not an option, or after --. Underscores in the names of run's own
+/// options become dashes. For `verify`, `plan` and `simulate`, the program starts after --.
 std::vector<std::string> take_program(const CLI::App& app, std::vector<std::string>& words);
 
 /// A user's program and its arguments. Commands keep a reference to the list, which is filled later, by take_program().
@@ -26,9 +26,9 @@ void refuse_given(const CLI::App& command, const std::vector<std::string>& optio
 
 // Functions in program.cpp: they start a user's program, or find the model that a program or a name describes.
 
-/// Runs a command, with its output in a file of `folder`. The command ends when this process ends. Error if the command
-/// fails, or takes longer than `timeout` seconds. The Error of a failed command begins with `who` and has the exit code
-/// (128 + signal) and the last lines of the output.
+/// Runs a command and writes its output to a file in `folder`. If this process ends, the command gets SIGTERM. Error if
+/// the command takes longer than `timeout` seconds or fails. In the second case the Error begins with `who` and names
+/// the exit code (128 + the signal's number if a signal ended the command) and the last lines of the output.
 void run_command(const std::string& who, const std::vector<std::string>& command,
                  const std::vector<std::pair<std::string, std::string>>& environment,
                  const std::filesystem::path& folder, double timeout);
@@ -46,10 +46,11 @@ struct ModelFound {
   lockstep::data::Json config = {};  ///< the program's configuration, or null
   std::string plan = {};             ///< the program's --plan
 };
-/// Error if an option that describes a model by name was given together with a program.
+/// Error if one of `options` was given together with a program: they describe a model that --model names.
 void refuse_beside_program(const CLI::App& command, const std::vector<std::string>& options, const ModelAsked& asked);
-/// Finds the shape of a model. Starts the program, if one is given, to describe its model and to time the layers on
-/// `ranks` ranks at once. Error unless either a name or a program is given, or if the program describes no model.
+/// Finds the shape of a model. Starts the program, if one is given: it describes its model and times the model's layers
+/// on `ranks` ranks at once. Error unless exactly one of name and program is given, or if the program describes no
+/// model.
 ModelFound find_model(const ModelAsked& asked, int ranks = 1);
 
 // Options that describe a collective, for `schedule` and `simulate` (schedule.cpp).
@@ -96,7 +97,7 @@ void add_simulate_command(CLI::App& app, const Program& program);
 void add_sparse_command(CLI::App& app);
 /// trace: merges the traces of all ranks.
 void add_trace_command(CLI::App& app);
-/// verify: trains by several plans and compares the bits.
+/// verify: trains by several plans and compares the parameters bit for bit.
 void add_verify_command(CLI::App& app, const Program& program);
 
 }  // namespace apps

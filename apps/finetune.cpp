@@ -66,7 +66,7 @@ Texts read_texts(const FinetuneOptions& o, const std::string& folder, const nn::
   if (!o.validation_file.empty()) test = tokens(o.validation_file);
   if (!o.train_file.empty()) learn = tokens(o.train_file);
   if (o.do_eval && o.validation_file.empty()) {
-    LOCKSTEP_CHECK(!o.train_file.empty(), "--do_eval: expected --validation_file, or --train_file to take a part of");
+    LOCKSTEP_CHECK(!o.train_file.empty(), "--do_eval: expected --validation_file, or --train_file to split");
     std::tie(learn, test) = data::split_text(learn, double(o.validation_percent) / 100, block, o.train_file);
   }
   if (o.do_train) texts.learn = blocks_of(learn, block, o.train_file);
@@ -134,7 +134,7 @@ void check(FinetuneOptions& o) {
   o.do_eval = o.do_eval || a.eval_strategy != "no";
   LOCKSTEP_CHECK(o.do_train || o.do_eval, "expected --do_train, --do_eval, or both");
   LOCKSTEP_CHECK(!o.do_train || !o.train_file.empty(), "--do_train: expected --train_file, a text");
-  LOCKSTEP_CHECK(o.warmup_ratio == 0 || a.warmup_steps == 0, "--warmup_ratio is --warmup_steps below 1: give one");
+  LOCKSTEP_CHECK(o.warmup_ratio == 0 || a.warmup_steps == 0, "expected --warmup_ratio or --warmup_steps, got both");
   if (o.warmup_ratio > 0) a.warmup_steps = o.warmup_ratio;
   if (!o.greater_is_better.empty()) a.greater_is_better = engine::lower(o.greater_is_better) == "true";
   const std::string resume = engine::lower(o.resume);
@@ -142,7 +142,7 @@ void check(FinetuneOptions& o) {
   else if (!o.resume.empty() && resume != "false") a.resume_from_checkpoint = o.resume;
   for (const std::string& file : {o.train_file, o.validation_file})
     LOCKSTEP_CHECK(!file.ends_with(".json") && !file.ends_with(".jsonl") && !file.ends_with(".csv"), file,
-                   ": expected a text file; write the column of texts as one");
+                   ": expected a plain text; write the texts of this table to a .txt file and pass that");
 }
 
 void add_command(CLI::App& app) {

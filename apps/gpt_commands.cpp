@@ -1,6 +1,6 @@
-// Commands of gpt other than training: `load` prints where a model's parameters are placed; `eval` and `score` measure
-// how likely a model finds a text or continuations of contexts; `tokenize` writes the tokens of a text of any size to a
-// file, which other commands read faster than the text.
+// Commands of gpt other than training: `load` prints the device of each of a model's parameters; `eval` computes the
+// loss of a model on a text; `score` computes log probabilities of continuations of contexts; `tokenize` writes the
+// tokens of a text of any size to a file, which other commands read faster than the text.
 #include "apps/gpt_commands.h"
 
 #include <fmt/format.h>
@@ -49,7 +49,7 @@ void check_rows(const data::Tokens& tokens, const data::Tokenizer& tokenizer, in
     LOCKSTEP_CHECK(found == end, path.empty() ? "the text" : path, ": token ", *found, " (\"",
                    tokenizer.token_bytes(int32_t(*found)), "\") at ", at + (found - some),
                    " has no row in the model, which has ", vocab,
-                   "; take it out of the text, or give the model a row for each of the tokenizer's ",
+                   " rows; take it out of the text, or give the model a row for each of the tokenizer's ",
                    tokenizer.vocab_size(), " tokens");
   }
 }
@@ -141,7 +141,7 @@ struct TokenizeCommand {
     check_alone("tokenize");
     LOCKSTEP_CHECK(!data::is_token_file(text), "[tokenize] expected a text, got a .tokens file: ", text);
     LOCKSTEP_CHECK(!std::filesystem::exists(to) || !std::filesystem::equivalent(text, to),
-                   "[tokenize] expected --to another file than the text: ", to);
+                   "[tokenize] expected --to to name another file than the text, got ", to);
     const bool shows = ::isatty(STDERR_FILENO);
     const auto whole = double(std::filesystem::file_size(text));
     const auto known = data::load_tokenizer(tokenizer);

@@ -113,7 +113,8 @@ Json to_json(const PlanForecast& p, const engine::Speeds& speeds, const engine::
       {"warnings", Json::Array(c.warnings.begin(), c.warnings.end())}};
 }
 
-/// Prints the parameters that each rank owns in each unit. If there are many ranks, prints the first ones and the last.
+/// Prints, for each unit of parameters that ZeRO gathers together, the elements that each rank owns. If there are many
+/// ranks, prints the first three and the last.
 void print_units(const engine::Forecast& plan) {
   fmt::print("\nwho owns what, elements\n");
   const int shown_ranks = plan.config.zero_optimization.stage == 0 ? 0 : std::min(plan.ranks, 4);

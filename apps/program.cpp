@@ -1,4 +1,4 @@
-// Finds the program on the command line of a command, starts it, watches it, and asks it which model it trains.
+// Finds the user's program on the command line, starts it, watches it, and asks it which model it trains.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>

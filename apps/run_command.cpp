@@ -1,4 +1,4 @@
-// `lockstep run`: the options of torchrun and of DeepSpeed's launcher, mapped to dist/launcher.
+// `lockstep run`: takes the options of torchrun and of DeepSpeed's launcher, and starts the ranks by dist/launcher.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -75,7 +75,7 @@ int nodes_of(const std::string& text) {
   const auto number = [](const std::string& part) { return parsed_number(part, "--nnodes", "a number, or MIN:MAX"); };
   const int least = number(text.substr(0, colon)), most = colon < text.size() ? number(text.substr(colon + 1)) : least;
   LOCKSTEP_CHECK(least == most,
-                 "[run] nodes cannot come and go during a run: expected --nnodes with one number, or both equal, got '",
+                 "[run] nodes cannot come and go during a run: expected --nnodes N, or N:N with equal numbers, got '",
                  text, "'");
   return least;
 }
@@ -199,9 +199,10 @@ void read_options(Options& o, const Program& program) {
     std::vector<Host> hosts;
     if (!o.hostfile.empty()) hosts = dist::read_hostfile(o.hostfile);
     else {
-      LOCKSTEP_CHECK(o.nodes.empty(),
-                     "[run] --nnodes starts this node's part, --include, --exclude, --num-nodes and --num-gpus choose "
-                     "among hosts; give one kind, or a --hostfile");
+      LOCKSTEP_CHECK(
+          o.nodes.empty(),
+          "[run] expected --nnodes (starts this node's ranks), or --include, --exclude, --num-nodes, "
+          "--num-gpus and --force-multi (choose hosts and start them), got both; give one kind, or --hostfile");
       int slots = dist::usable_cores();
       if (!o.ranks.empty() && !filtered) slots = std::max(slots, ranks_of(o.ranks));
       hosts = {{"localhost", {}}};
@@ -220,9 +221,10 @@ void read_options(Options& o, const Program& program) {
       if (l.address.empty()) l.address = hosts[0].name;
       if (chosen) l.devices = fmt::format("{}", fmt::join(hosts[size_t(l.node)].slots, ","));
     } else {
-      LOCKSTEP_CHECK(o.node < 0,
-                     "[run] --node-rank is for one launcher a node; a hostfile has its own order (or: --no-ssh); leave "
-                     "it out");
+      LOCKSTEP_CHECK(
+          o.node < 0,
+          "[run] the launcher starts all hosts itself: leave out --node-rank, or add --no-ssh and start this "
+          "command on each host");
       l.hosts = hosts, l.nodes = 1;
       if (chosen) l.devices = fmt::format("{}", fmt::join(hosts[0].slots, ","));
     }

@@ -22,7 +22,7 @@ using namespace lockstep::train;
 
 namespace {
 
-/// Returns the number of each rank's host. "2,2": 2 hosts of 2 ranks; "512x8": 512 hosts of 8 ranks; "": no hosts.
+/// Returns, for each rank, the index of its host. "2,2": 2 hosts of 2 ranks; "512x8": 512 hosts of 8 ranks; "": none.
 std::vector<int> parse_hosts(const std::string& text, int ranks) {
   std::vector<int> hosts;
   if (text.empty()) return hosts;
@@ -194,7 +194,7 @@ void print_pipeline(const std::string& name, const PipelineAsked& o, const std::
   print_verdict(check.errors, svg, "every forward and backward once, in a possible order, no deadlock");
 }
 
-/// Options of a simulation of `gpt serve`: it finds which requests each step serves, and runs no model.
+/// Options of a simulation of `gpt serve`. The simulation finds which requests each step serves, and runs no model.
 struct ServingAsked {
   std::string requests;
   int64_t blocks = 64, rows = 512, sequences = 64;
@@ -215,7 +215,7 @@ void add_serving_options(CLI::App& command, ServingAsked& o) {
 
 void print_serving(const ServingAsked& o, const std::string& svg) {
   LOCKSTEP_CHECK(!o.requests.empty(), "serving needs --requests, such as --requests 0:300+20,5:40+10");
-  LOCKSTEP_CHECK(o.costs[0] + o.costs[1] > 0, "--step-costs: expected more than 0");
+  LOCKSTEP_CHECK(o.costs[0] + o.costs[1] > 0, "--step-costs: expected two costs with a sum above 0, got 0,0");
   const std::vector<serve::Arrival> arrivals = serve::parse_arrivals(o.requests);
   const serve::State state(o.blocks, {.rows = o.rows, .sequences = std::min(o.rows, o.sequences)});
   const serve::Simulated run = serve::simulate(arrivals, state, {o.costs[0], o.costs[1]});

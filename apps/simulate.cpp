@@ -67,7 +67,7 @@ dist::Network network_of(const NetworkAsked& o, bool has_hosts) {
 }
 
 /// The predicted cost of an algorithm. The fields formula and formula_seconds are null if the algorithm has no formula.
-/// The simulated fields are null if there are too many transfers to simulate; asked = true simulates all the same.
+/// The simulated fields are null if there are too many transfers to simulate, unless `asked` is true.
 Json row_of(dist::Algorithm algorithm, const dist::Request& request, int64_t bytes, const dist::Network& network,
             bool asked) {
   Json row = Json::Object{{"algorithm", std::string(name_of(algorithm))}};
@@ -243,8 +243,9 @@ void print(const report::StepPrediction& p, const StepAsked& o) {
       bytes_text(double(p.memory.optimizer)), bytes_text(double(p.memory.buffers)));
 }
 
-/// Finds the seconds that each layer of the job takes and, unless options describe it, the network. Returns the memory
-/// bandwidth for the optimizer step, in bytes/s. Measurements on this machine run on `here` ranks at the same time.
+/// Finds the seconds that each layer of the job takes, by --flops or by measuring. If it measures, it also measures the
+/// network, unless options describe it. Returns the memory bandwidth of the optimizer step, in bytes/s. Measurements on
+/// this machine run on `here` ranks at once.
 double find_costs(StepAsked& o, int here) {
   report::TrainingJob& job = o.job;
   const bool alone = job.plan.ranks() == 1 || o.network_given;

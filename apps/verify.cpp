@@ -62,7 +62,8 @@ struct VerifyOptions {
 
 int64_t positive(const std::string& text, const std::string& where) {
   LOCKSTEP_CHECK(whole(1, 999'999)(text).empty(), where,
-                 ": expected STRATEGY:RANKSxACCUMULATION such as ddp:2x4, got '", text, "' for a number");
+                 ": expected STRATEGY:RANKSxACCUMULATION such as ddp:2x4, with numbers from 1 to 999999, got '", text,
+                 "'");
   return std::stoll(text);
 }
 
@@ -285,7 +286,7 @@ bool verify(const VerifyOptions& o) {
            {"--parallel", "--offload", "--plan", "--accumulate", "--ranks", "--trace-bits", "--out", "--resume"})
         LOCKSTEP_CHECK(
             option != ours, ours,
-            " in the command: expected a command without it, verify runs it once for every plan and sets this itself");
+            " in the command: leave it out, because verify runs the command once for every plan and sets this option");
       LOCKSTEP_CHECK(o.steps == 0 || option != "--steps",
                      "--steps was given twice, to verify and in the command; leave one out");
     }

@@ -1,6 +1,6 @@
 #pragma once
 // Decisions about parameters of which several ranks hold copies. A line search or ReduceLROnPlateau must decide the
-// same on every rank. Therefore the ranks average the numbers that they decide by.
+// same on every rank. Therefore the ranks average the numbers on which the decision depends.
 #include <functional>
 #include <memory>
 #include <vector>

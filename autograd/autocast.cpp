@@ -10,7 +10,7 @@
 namespace lockstep {
 
 struct Autocast::State {
-  /// A weight and its cast. The weight's address is the key of the map, so the weight must be held.
+  /// A weight and its cast. The weight's address is the key of the map, so the entry keeps the weight alive.
   struct Cast {
     Variable weight, low;
     Ref<Storage> storage;

@@ -1,7 +1,7 @@
 #pragma once
 // Autocast: inside the scope matrix products, convolutions and attention run in bf16 or f16; softmax, norms and losses
-// in f32; other operations promote to the wider operand. Outside a scope nothing is ever promoted. A norm whose weight
-// has 16 bits keeps a 16-bit input, so a model with 16-bit parameters needs no casts.
+// in f32; other operations promote to the wider operand. Outside a scope nothing is ever promoted. If input and weight
+// of a norm both have 16 bits, neither is cast, so a model with 16-bit parameters needs no casts.
 #include <array>
 #include <initializer_list>
 #include <optional>
@@ -23,7 +23,7 @@ class Autocast {
   /// Casts x to the scope's dtype, for operations that run in 16 bits. Returns x itself outside a scope, and if x is
   /// f64, integer or a quantized weight.
   static Variable low(const Variable& x);
-  /// Casts a 16-bit x to f32, for operations that need f32. Returns x itself outside a scope, and if x has no 16 bits.
+  /// Casts a 16-bit x to f32, for operations that need f32. Returns x itself outside a scope, and if x is not 16-bit.
   static Variable high(const Variable& x);
   /// Returns the operands of a norm. If x and weight differ in dtype, 16-bit operands are cast to f32, as by high().
   static std::array<Variable, 3> of_norm(const Variable& x, const Variable& weight, const Variable& bias);
@@ -40,7 +40,7 @@ class Autocast {
   State* previous_;
 };
 
-/// For functions that consist of several operations, or have such a derivative. Converts 16-bit inputs to f32 at the
+/// For functions that consist of several operations, or whose derivative does. Converts 16-bit inputs to f32 at the
 /// start and rounds the result once at the end, so that no value in between overflows, underflows or is rounded. Under
 /// autocast the result stays f32.
 class Wide {

@@ -22,8 +22,8 @@ using Piece = std::function<std::vector<Variable>(const std::vector<Variable>&)>
 
 thread_local bool recomputing = false;
 
-/// Checks that the second run of fn recorded all nodes that its outputs depend on: their numbers must be at least
-/// `first_number`. An older node means that this run also read a variable that the first run did not read: Error.
+/// Checks that the second run of fn recorded all nodes that its outputs depend on: the nodes' numbers must be at least
+/// `first_number`. Error for an older node: it shows that this run read a variable that the first run did not read.
 void check_own_tape(const std::vector<Variable>& outputs, uint64_t first_number) {
   std::vector<Node*> stack;
   for (const Variable& output : outputs)
@@ -93,7 +93,7 @@ struct Kept {
   Tensor get() const { return elsewhere ? elsewhere() : saved.get("checkpoint"); }
 };
 
-/// Calls the CheckpointKeeper's begin() at the start of a scope, and its end() at the end. Without a keeper: nothing.
+/// Calls the CheckpointKeeper's begin() at the start of a scope, and its end() at the end. Does nothing if it is null.
 class Around {
  public:
   Around(CheckpointKeeper* keeper, bool backward) : keeper_(keeper), backward_(backward) {
@@ -109,7 +109,7 @@ class Around {
   bool backward_;
 };
 
-/// The data that backward needs to run the checkpointed function fn again. The call operator is that backward.
+/// The data that backward needs to run the checkpointed function fn again. operator() is the checkpoint's derivative.
 struct Recipe {
   Piece fn;
   std::shared_ptr<CheckpointKeeper> keeper;

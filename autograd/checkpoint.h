@@ -16,8 +16,8 @@ namespace lockstep {
 class CheckpointKeeper {
  public:
   virtual ~CheckpointKeeper() = default;
-  /// Takes input number i. The returned function restores it, once per backward; destroying the function frees what it
-  /// holds. An empty function: the checkpoint keeps the input itself.
+  /// Stores input number i. Backward calls the returned function once, to get the input back; destroying that function
+  /// frees the stored data. If keep() returns an empty function, the checkpoint keeps the input itself.
   virtual std::function<Tensor()> keep(const Tensor& input, size_t i) = 0;
   /// begin(false) and end(false) enclose the forward. begin(true) and end(true) enclose the second run with its
   /// backward. end() is called after exceptions, too.

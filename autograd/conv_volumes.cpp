@@ -1,5 +1,5 @@
-// Convolutions of volumes, by convolutions of images. conv3d makes an image for each output depth: its channels are the
-// channels of all input depths that this output reads. conv_transpose3d sums one image for each depth of the kernel.
+// Convolutions of volumes, by convolutions of images. conv3d makes an image for each output depth. The image has the
+// channels of all input depths that the kernel covers there. conv_transpose3d adds one image for each kernel depth.
 #include "autograd/conv_volumes.h"
 
 #include <algorithm>
@@ -35,8 +35,9 @@ ConvArgs behind_depth(const ConvArgs& a) {
 Variable conv3d(const Variable& x, const Variable& w, const Variable& bias, const ConvArgs& args) {
   check_volumes("conv3d", "(K, C / groups, T, R, S)", x, w, args);
   LOCKSTEP_CHECK(args.groups >= 1 && w.size(0) % args.groups == 0 && x.size(1) == w.size(1) * args.groups,
-                 "[conv3d] expected an input with ", w.size(1) * args.groups, " channels, and groups that divide the ",
-                 w.size(0), " of the result (weight ", w.shape(), ", groups ", args.groups, "), got ", x.shape());
+                 "[conv3d] expected an input with ", w.size(1) * args.groups, " channels, and groups >= 1 that divide ",
+                 w.size(0), " channels of the result (weight ", w.shape(), ", groups ", args.groups, "), got ",
+                 x.shape());
   Dims out;
   for (int d = 0; d < 3; ++d) {
     const int64_t padded = x.size(d + 2) + 2 * args.padding[d], reach = args.dilation[d] * (w.size(d + 2) - 1) + 1;
@@ -66,8 +67,8 @@ Variable conv_transpose3d(const Variable& input, const Variable& weight, const V
   check_volumes(op, "(C, K / groups, T, R, S)", input, weight, args);
   check_triple(op, "output_padding", output_padding, 0);
   LOCKSTEP_CHECK(input.size(1) == weight.size(0) && args.groups >= 1 && input.size(1) % args.groups == 0, "[", op,
-                 "] expected an input with ", weight.size(0), " channels (weight ", weight.shape(), ", groups ",
-                 args.groups, "), got ", input.shape());
+                 "] expected an input with ", weight.size(0), " channels, and groups >= 1 that divide them (weight ",
+                 weight.shape(), ", groups ", args.groups, "), got ", input.shape());
   Dims out;
   for (int d = 0; d < 3; ++d) {
     LOCKSTEP_CHECK(output_padding[d] < std::max(args.stride[d], args.dilation[d]), "[", op,
@@ -75,7 +76,8 @@ Variable conv_transpose3d(const Variable& input, const Variable& weight, const V
     out.push_back((input.size(d + 2) - 1) * args.stride[d] - 2 * args.padding[d] +
                   args.dilation[d] * (weight.size(d + 2) - 1) + output_padding[d] + 1);
     LOCKSTEP_CHECK(input.size(d + 2) >= 1 && weight.size(d + 2) >= 1 && out[d] >= 1, "[", op,
-                   "] expected a result of at least one pixel, got ", out, " for input ", input.shape());
+                   "] expected a result of at least one pixel, got ", out, " for input ", input.shape(),
+                   "; use a larger input or kernel, or less padding");
   }
   const int64_t n = input.size(0), c = input.size(1), k = weight.size(1) * args.groups, taps = weight.size(2);
   LOCKSTEP_CHECK(!bias.defined() || bias.shape() == Shape{k}, "[", op, "] expected a bias ", Shape{k}, ", got ",

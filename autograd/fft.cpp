@@ -1,5 +1,5 @@
 // Derivatives of Fourier transforms. A transform is linear, so its derivative is its adjoint, which is another
-// transform. The adjoint of a complex transform is the opposite direction with the same scale. A bin of a half spectrum
+// transform. The adjoint of a complex transform is its inverse direction, with the same scale. A bin of a half spectrum
 // also stands for the bin's conjugate, except the first bin and, for an even length, the last bin.
 #include "autograd/fft.h"
 
@@ -11,8 +11,8 @@
 namespace lockstep::fft {
 namespace {
 
-/// Weights for the bins of a half spectrum of n numbers: 1 for self-conjugate bins (the first, and for an even n the
-/// last), else `twice`. The weights lie along `dim`; the result has `rank` dims, so that it broadcasts.
+/// Weights for the n / 2 + 1 bins of the half spectrum of n real numbers: 1 for self-conjugate bins (the first, and for
+/// an even n the last), else `twice`. The weights lie along `dim`; the result has `rank` dims, so that it broadcasts.
 Tensor half_weights(int64_t n, int64_t dim, int rank, double twice, DType dtype) {
   const Tensor weights = full({n / 2 + 1}, twice, {.dtype = dtype, .device = cpu});
   weights.narrow(0, 0, 1).fill_(1);

@@ -29,7 +29,8 @@ const Fp8Scales* Fp8Scope::for_product(const Variable& x, const Variable& w) {
 Variable linear_fp8(const Variable& input, const Variable& w, const Variable& shift, Activation activation,
                     const Fp8Scales& scales, const Fp8Ranks& ranks) {
   LOCKSTEP_CHECK(w.dim() == 2 && input.dim() >= 1 && input.size(-1) == w.size(1) && input.numel() > 0,
-                 "[linear_fp8] expected x (..., in) and w (out, in), got ", input.shape(), " and ", w.shape());
+                 "[linear_fp8] expected x (..., in), not empty, and w (out, in), got ", input.shape(), " and ",
+                 w.shape());
   LOCKSTEP_CHECK(is_castable(input) && is_castable(w), "[linear_fp8] expected x and w in f32, f16 or bf16, got ",
                  input.dtype(), " and ", w.dtype());
   const Variable x = Autocast::low(input), bias = Autocast::low(shift);

@@ -49,8 +49,8 @@ class Fp8Scope {
 struct Fp8Ranks {
   /// The whole input, gathered from all ranks, if x is only this rank's part of it; else undefined.
   Tensor whole;
-  /// Starts the sum of x's gradient over the ranks and returns a function that waits for it. Runs while the gradient of
-  /// the weight is computed. Optional.
+  /// Starts to sum x's gradient over the ranks and returns a function that waits for the result. The gradient of the
+  /// weight is computed in the meantime. Optional.
   std::function<std::function<Tensor()>(const Tensor& mine)> sum;
 };
 

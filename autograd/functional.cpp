@@ -59,7 +59,7 @@ void check_single(const char* op, const Variable& output) {
   LOCKSTEP_CHECK(output.numel() == 1, "[", op, "] expected a function that returns one element, got ", output.shape());
 }
 
-/// The gradients of every element of `output`. For each input they are one tensor: output's shape, then input's shape.
+/// The gradients of every element of `output`: one tensor per input, of output's shape followed by the input's shape.
 std::vector<Variable> rows_of(const Variable& output, const Inputs& inputs, bool create_graph) {
   const int64_t n = output.numel();
   const Variable flat = output.reshape({n});

@@ -21,22 +21,24 @@ struct FunctionalOptions {
 /// For each input of shape I and an output of shape O: d output / d input, of shape O + I. One backward pass per
 /// element of the output. Zeros where the output does not depend on an input.
 std::vector<Variable> jacobian(const Differentiable& fn, const Inputs& inputs, const FunctionalOptions& options = {});
-/// Second derivatives of a one-element output. [i][j]: by inputs i and j, with the shape of input i, then that of j.
+/// Second derivatives of a one-element output. Element [i][j] is the derivative by inputs i and j; its shape is input
+/// i's followed by input j's.
 std::vector<std::vector<Variable>> hessian(const Differentiable& fn, const Inputs& inputs,
                                            const FunctionalOptions& options = {});
 
-/// Results of vjp(), jvp() and hvp(): the output of fn, and one product per input (jvp: one product).
+/// Results of vjp(), jvp() and hvp(): the output of fn, and one product per input (from jvp(): one product in all).
 struct ValueAndProducts {
   Variable value;
   std::vector<Variable> products;
 };
-/// The output, and for each input v times the Jacobian. v has the output's shape. An output of one element needs no v.
+/// The output, and for each input the product of v and the Jacobian. v has the output's shape, and may be undefined if
+/// the output has one element.
 ValueAndProducts vjp(const Differentiable& fn, const Inputs& inputs, const Variable& v = {},
                      const FunctionalOptions& options = {});
 /// The output, and the Jacobian times v: one variable of the output's shape. v[i] has the shape of inputs[i].
 ValueAndProducts jvp(const Differentiable& fn, const Inputs& inputs, const Inputs& v,
                      const FunctionalOptions& options = {});
-/// The value of a function with one element, and the Hessian times v, for each input.
+/// For a function that returns one element: its value, and for each input the product of the Hessian and v.
 ValueAndProducts hvp(const Differentiable& fn, const Inputs& inputs, const Inputs& v,
                      const FunctionalOptions& options = {});
 

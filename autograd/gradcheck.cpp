@@ -39,7 +39,8 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
                    "[gradcheck] expected inputs that require grad to be f64 leaves, got ", input.dtype());
     for (int d = 0; d < input.dim(); ++d) {
       LOCKSTEP_CHECK(input.size(d) <= 1 || input.tensor().strides()[d] != 0,
-                     "[gradcheck] expected inputs without repeated elements, got strides ", input.tensor().strides());
+                     "[gradcheck] expected inputs without repeated elements, got strides ", input.tensor().strides(),
+                     "; make them from contiguous() tensors");
     }
     wanted.push_back(input);
   }

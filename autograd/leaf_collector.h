@@ -7,8 +7,8 @@
 namespace lockstep {
 
 /// While a LeafCollector lives, it collects the variables that operations read and that require grad. Activation
-/// checkpointing finds the parameters of a function this way. If recording is on, only leaves are collected; if it is
-/// off, also results of operations, which must be from earlier, because no new result requires grad.
+/// checkpointing finds the parameters of a function this way. While recording is on, it collects leaves only. While
+/// recording is off, it also collects results of operations: they were recorded before, since no new one requires grad.
 class LeafCollector {
  public:
   /// Starts collecting in this thread; an inner collector replaces an outer one.

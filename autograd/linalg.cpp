@@ -22,7 +22,7 @@ template <class V> V flipped(const V& x) { return x.transpose(-2, -1); }
 // Gradient of a matrix, from the gradient g of its inverse y.
 template <class V> V inverse_grad(const V& g, const V& y) { return neg(matmul(flipped(y), matmul(g, flipped(y)))); }
 
-// Gradient of a in a x = b, computed from the gradient of b.
+// Gradient of the matrix a, where x solves a x = b, computed from the gradient of b.
 template <class V> V left_side_grad(const V& grad_b, const V& x) { return neg(matmul(grad_b, flipped(x))); }
 
 // Gradient of the symmetric matrix whose Cholesky factor is l (Murray, 2016).
@@ -34,7 +34,7 @@ template <class V> V cholesky_grad(const V& g, const V& l) {
   return add(s, flipped(s)) * 0.5;
 }
 
-// Gradient of a square or tall matrix q r, with square r. grad_q or grad_r may be undefined.
+// Gradient of a square or tall matrix a = q r, where r is square. grad_q or grad_r may be undefined.
 template <class V> V tall_qr_grad(const V& grad_q, const V& grad_r, const V& q, const V& r) {
   V m;
   if (grad_r.defined()) m = matmul(r, flipped(grad_r));
@@ -126,7 +126,7 @@ Tensor determinant_grad(const Tensor& g, const Tensor& a, const Tensor& det) {
 
 SvdOf<Variable> recorded_svd(const char* name, const Variable& a, const SvdOf<Tensor>& made, bool values_alone,
                              bool full) {
-  // With full matrices, singular vectors beyond the smaller size are arbitrary: they have no gradient.
+  // If the decomposition is full, its last vectors belong to no singular value. They are arbitrary: no gradient.
   const int64_t k = made.s.size(-1), more_u = made.u.size(-1) - k, more_v = made.vh.size(-2) - k;
   const Saved kept = a, u = made.u.narrow(-1, 0, k), s = made.s, vh = made.vh.narrow(-2, 0, k);
   std::vector<Tensor> outputs{made.s};

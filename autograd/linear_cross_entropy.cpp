@@ -1,7 +1,7 @@
 // The output projection of a language model and its loss, one chunk of rows at a time. The logits of 1024 tokens and
 // 50,257 words take 196 MiB, and their gradient as much. Here only the logits of one chunk exist; what remains are the
 // gradients of x and of the weight, which the product over all rows would produce too. Rows of logits are padded
-// (tensor/padded.h), and nothing reads or writes the padding. A GPU has room for all rows in one chunk, most often.
+// (tensor/padded.h), and nothing reads or writes the padding. On a GPU one chunk most often has room for all rows.
 //
 // For each chunk: logits = x w^T, the loss of each row, the gradient of the logits in place, and from it the gradient
 // of x's rows and a summand of the weight's gradient. The forward pass thus computes gradients for an upstream gradient
@@ -28,8 +28,8 @@ namespace {
 
 constexpr const char* const by_rows_name = "linear_cross_entropy";
 
-// Besides its products, every chunk costs two copies of the weight (in the order that the products read) and one pass
-// over the weight's gradient. With many rows in a chunk that hardly counts: chunks of 256 to 352 rows take 3 to 9 %
+// Besides its products, every chunk copies the weight twice (into the layout that the products read) and passes once
+// over the weight's gradient. The more rows a chunk has, the less this costs: chunks of 256 to 352 rows take 3 to 9 %
 // longer than all rows at once, chunks of 512 rows do not.
 constexpr int64_t chunk_logits = int64_t(24) << 20, least_rows = 512, multiple_of_rows = 16;
 // A chunk's logits may take 1/16 of a GPU's total memory. A part of the free memory would not be the same in every run,

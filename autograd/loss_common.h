@@ -24,8 +24,8 @@ inline void check_alike(const char* op, std::initializer_list<std::pair<const ch
 
 /// Error unless margin is finite and in [low, high].
 inline void check_margin(const char* op, double margin, double low, double high) {
-  LOCKSTEP_CHECK(margin >= low && margin <= high && std::isfinite(margin), "[", op, "] expected a margin in [", low,
-                 ", ", high, "], got ", margin);
+  LOCKSTEP_CHECK(margin >= low && margin <= high && std::isfinite(margin), "[", op, "] expected a finite margin in [",
+                 low, ", ", high, "], got ", margin);
 }
 
 /// Error unless `weight` is undefined or broadcasts to `shape`.
@@ -51,8 +51,8 @@ inline Tensor within(const Tensor& x, double low, double high) {
   return logical_and(ge(x, constant(low, x)), le(x, constant(high, x)));
 }
 
-/// The divisor of cross entropy's mean, a scalar like `out`: the number of targets that are not ignored, or the sum of
-/// their weights. On a device it is computed there, without synchronisation.
+/// The divisor of cross entropy's mean, a scalar with the dtype and device of `out`: the number of targets that are not
+/// ignored, or the sum of their weights. On a device it is computed there, without synchronisation.
 Tensor divisor_of(const Tensor& index, const Tensor& weight, const CrossEntropyArgs& args, const Tensor& out);
 
 /// The shape without its last dim.

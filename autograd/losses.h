@@ -21,7 +21,7 @@ struct PoissonNllOptions {
   bool full = false;      ///< true: adds Stirling's approximation of log(target!) where target > 1
   double eps = 1e-8;      ///< added to a rate before its logarithm is taken
 };
-/// Negative log-likelihood of counts `target` under a Poisson distribution of rate e^x, or x without log_input.
+/// Negative log-likelihood of counts `target` under a Poisson distribution of rate e^x (rate x if log_input is false).
 Variable poisson_nll_loss(const Variable& x, const Variable& target, const PoissonNllOptions& options = {},
                           Reduction reduction = Reduction::mean);
 /// Options of gaussian_nll_loss().
@@ -51,8 +51,8 @@ Variable hinge_embedding_loss(const Variable& x, const Tensor& target, double ma
 /// max(0, margin - target * (a - b)): for target 1, a should exceed b by margin.
 Variable margin_ranking_loss(const Variable& a, const Variable& b, const Tensor& target, double margin = 0,
                              Reduction reduction = Reduction::mean);
-/// 1 - cos(a, b) for target 1, max(0, cos(a, b) - margin) for target -1. a and b (N, D) and target (N), or (D) and a
-/// scalar. margin in [-1, 1].
+/// 1 - cos(a, b) for target 1, max(0, cos(a, b) - margin) for target -1. Either a and b are (N, D) and target is (N),
+/// or a and b are (D) and target is a scalar. margin in [-1, 1].
 Variable cosine_embedding_loss(const Variable& a, const Variable& b, const Tensor& target, double margin = 0,
                                Reduction reduction = Reduction::mean);
 
@@ -71,8 +71,8 @@ Variable multi_margin_loss(const Variable& x, const Tensor& target, const MultiM
 /// Sum of max(0, 1 - x[own] + x[other]) over all pairs of a target class `own` and another class, divided by C. target:
 /// i64 of x's shape; each row lists its target classes and then -1. Needs memory for N C^2 numbers.
 Variable multilabel_margin_loss(const Variable& x, const Tensor& target, Reduction reduction = Reduction::mean);
-/// Mean over the classes of bce_with_logits(). x (..., C) holds logits, target numbers in [0, 1]; weight broadcasts to
-/// x.
+/// Mean over the classes of bce_with_logits(). x (..., C) holds logits; target has x's shape and values in [0, 1];
+/// weight broadcasts to x.
 Variable multilabel_soft_margin_loss(const Variable& x, const Variable& target, const Tensor& weight = {},
                                      Reduction reduction = Reduction::mean);
 
@@ -85,8 +85,8 @@ struct CtcOptions {
   bool zero_infinity = false;
 };
 /// Connectionist temporal classification (Graves et al., 2006) of log-probabilities (T, N, C), or (T, C) for one
-/// sequence. target: i64 (N, S), or all targets joined (sum of target_lengths); it never contains the blank. mean
-/// divides each loss by its target length. Computed on the CPU.
+/// sequence. target: i64 (N, S), or all targets joined (sum of target_lengths); it never contains the blank. For
+/// Reduction::mean, each sequence's loss is first divided by its target length. Computed on the CPU.
 Variable ctc_loss(const Variable& log_probabilities, const Tensor& target, const std::vector<int64_t>& input_lengths,
                   const std::vector<int64_t>& target_lengths, const CtcOptions& options = {},
                   Reduction reduction = Reduction::mean);

@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// A node that only takes a number: number() is above those of operations recorded earlier and below later ones.
+/// A node without an operation. Its number() is above the numbers of nodes made earlier, and below those made later.
 struct Mark final : Node {
   Mark() : Node("mark", 0, 0) {}
   void run(Backward&) override {}

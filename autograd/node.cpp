@@ -20,7 +20,7 @@ struct FreeLists {
     for (auto& list : blocks)
       for (void* block : list) ::operator delete(block);
   }
-  // True: this thread has freed its lists; nodes destroyed later return to the heap directly.
+  // True: this thread has freed its lists; nodes destroyed later return their memory to the heap directly.
   static inline thread_local bool closed = false;
 };
 

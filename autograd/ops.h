@@ -53,11 +53,11 @@ VariableIndices min(const Variable& x, int64_t dim, bool keepdim = false);
 VariableIndices sort(const Variable& x, int64_t dim = -1, bool descending = false);
 /// The k largest (or smallest) values along `dim`, sorted.
 VariableIndices topk(const Variable& x, int64_t k, int64_t dim = -1, bool largest = true);
-/// Position of the maximum along `dim`, or in the flattened tensor without `dim`. Not differentiable.
+/// Position of the maximum along `dim`, or in the flattened tensor if no `dim` is given. Not differentiable.
 inline Tensor argmax(const Variable& x, std::optional<int64_t> dim = {}, bool keepdim = false) {
   return argmax(x.tensor(), dim, keepdim);
 }
-/// Position of the minimum along `dim`, or in the flattened tensor without `dim`. Not differentiable.
+/// Position of the minimum along `dim`, or in the flattened tensor if no `dim` is given. Not differentiable.
 inline Tensor argmin(const Variable& x, std::optional<int64_t> dim = {}, bool keepdim = false) {
   return argmin(x.tensor(), dim, keepdim);
 }
@@ -88,9 +88,9 @@ Variable group_norm(const Variable& x, int64_t groups, const Variable& weight = 
 /// When training, running_mean and running_var (may be undefined) are updated in place. Ioffe and Szegedy, 2015.
 Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
                     const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
-/// Zeroes elements with probability p and scales the others by 1 / (1 - p). Returns x if not training. Each call draws
-/// other elements, by the generator of this thread. `part`: x is this part of a larger tensor, and loses the same
-/// elements as in a dropout of the whole tensor.
+/// Zeroes elements with probability p and scales the others by 1 / (1 - p). Returns x if not training. Each call makes
+/// a new random choice, with the generator of this thread. `part`: the part of a larger tensor that x is; the elements
+/// zeroed are those that dropout of the whole tensor would zero in this part.
 Variable dropout(const Variable& x, double p, bool training = true, const PartOf& part = {});
 /// dropout() that draws its random numbers from `key`, so that two calls with one key zero the same elements.
 Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part = {});
@@ -124,7 +124,7 @@ Variable rotary_packed(Variable x, int64_t turned, int64_t heads, const Tensor& 
 Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index = -1);
 
 // --- recurrent layers (ops_recurrent.cpp) ---
-/// Weights of one layer and direction in PyTorch's shapes. `project` is for LSTMs and optional, as are the biases.
+/// Weights of one layer and direction in PyTorch's shapes. The biases are optional, and so is `project` (LSTMs only).
 struct RecurrentWeights {
   Variable input, hidden, input_bias, hidden_bias, project;
 };
@@ -133,8 +133,8 @@ struct RecurrentResult {
   Variable out, h, c;  ///< out: h of every step (rows, P); h: last states (B, P); c: last cells of an LSTM (B, H)
 };
 /// One recurrent layer over a batch of sequences. x (rows, in) holds the rows of step 0, then those of step 1, and so
-/// on (RecurrentArgs). h and c are the initial states. On the CPU it is one node, with one matrix product for the
-/// inputs of all steps; on other devices it is composed of other operations.
+/// on (RecurrentArgs). h and c are the initial states. On the CPU the layer is one node, with one matrix product for
+/// the inputs of all steps; on other devices the layer is composed of other operations.
 RecurrentResult recurrent(const RecurrentArgs& args, const Variable& x, const Variable& h, const Variable& c,
                           const RecurrentWeights& weights);
 
@@ -161,9 +161,10 @@ Variable cross_entropy(const Variable& logits, const Variable& target, const Cro
 /// them. For none, backward computes the logits again.
 Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& target,
                               const CrossEntropyOptions& options = {}, int64_t rows_at_once = 0);
-/// The number of rows that linear_cross_entropy() takes at once by default, at least 512. On the CPU, their logits are
-/// 24 million numbers: larger chunks are not faster. On a GPU, their logits fill a sixteenth of its memory, which most
-/// often has room for all rows. Each chunk reads and writes the weight's gradient once, so few chunks are better.
+/// The number of rows that linear_cross_entropy() takes at once by default, at least 512. On the CPU it is chosen for
+/// 24 million logits: larger chunks are not faster. On a GPU it is chosen for logits that fill a sixteenth of the
+/// memory, most often enough for all rows. Each chunk reads and writes the weight's gradient once, so few chunks are
+/// better.
 int64_t linear_cross_entropy_rows(int64_t classes, Device device = cpu, DType dtype = f32);
 /// Negative log-likelihood: -weight * log_probabilities at the target class. Shapes as for cross_entropy().
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});

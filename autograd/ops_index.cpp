@@ -16,7 +16,7 @@ template <class Fn> void give_places(const Backward& back, const Shape& shape, F
   if (!sum.defined()) back.give(0, whole);
 }
 
-/// The same for a recorded backward pass: the gradient is zeros, plus the incoming gradient at `index` along `dim`.
+/// In a recorded backward pass, gives input 0 the incoming gradient at `index` along `dim`, and zeros elsewhere.
 void give_places(const RecordedBackward& back, const Shape& shape, int64_t dim, const Tensor& index) {
   const Variable& grad = back.grad();
   back.give(0, scatter_add(Variable(zeros(shape, {grad.dtype(), grad.device()})), dim, index, grad));

@@ -87,7 +87,7 @@ struct BinaryGrad {
   }
 };
 
-/// The operands, as bits, that backward will read: for the gradients of a and b, as far as these are required.
+/// A bit for each operand that backward will read to compute the gradients that a and b require.
 int reads_of(const Binary& info, const Variable& a, const Variable& b) {
   return (a.requires_grad() ? info.reads0 : 0) | (b.requires_grad() ? info.reads1 : 0);
 }

@@ -64,7 +64,7 @@ Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden
 Tensor states_before(const RecurrentArgs& args, const Tensor& first, const Tensor& out) {
   const Tensor before = empty_like(out);
   const int64_t steps = int64_t(args.batch.size());
-  // the previous step has `there` states, from row `from` of `out` on
+  // the previous step's states are the `there` rows of `out` from row `from` on
   int64_t at = args.reverse ? out.size(0) : 0, from = 0, there = 0;
   for (int64_t i = 0; i < steps; ++i) {
     const int64_t n = args.batch[size_t(args.reverse ? steps - 1 - i : i)];
@@ -113,13 +113,13 @@ RecurrentResult composed(const RecurrentArgs& args, const Variable& x, const Var
   return {cat(out, 0), h, lstm ? c : Variable()};
 }
 
-/// The data of a fused forward that the derivative reads.
+/// The data that a forward pass in one kernel keeps for its derivative.
 struct RecurrentPass {
   RecurrentArgs args;
   Saved x, h, c, input, hidden, input_bias, hidden_bias, project, out;
   Tensor gates, fresh, cells;
 
-  /// For a second derivative: composes the sequence of other operations, step by step, and differentiates these.
+  /// For a second derivative: computes all steps again by other operations, and differentiates those.
   void operator()(RecordedBackward& back) const {
     back.through_all({&x, &h, &c, &input, &hidden, &input_bias, &hidden_bias, &project},
                      [&](const std::vector<Variable>& v) {

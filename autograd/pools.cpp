@@ -38,7 +38,8 @@ PoolArgs two_of(const PoolArgs& a, int first, int second) {
           .count_include_pad = a.count_include_pad};
 }
 
-/// Pools x by 2-d pooling. pool(images, i, j) pools the height with option i, the width with option j; -1: leaves it.
+/// Pools x by 2-d pooling. pool(images, i, j) pools the height with option i and the width with option j. A height or
+/// width whose option is -1 is not pooled.
 template <class V, class Pool> V over_planes(const V& x, int dims, const Pool& pool) {
   if (dims == 1) return pool(x.unsqueeze(2), -1, 0).squeeze(2);
   if (dims == 2) return pool(x, 0, 1);
@@ -72,7 +73,7 @@ Tensor window_numbers(int64_t in, int64_t out, int64_t& longest) {
   return Tensor::from(numbers, {out * longest});
 }
 
-/// The shape with dim `d` split into two.
+/// The shape with dim `d` split into two dims of sizes a and b.
 Shape split_shape(const Shape& shape, int d, int64_t a, int64_t b) {
   Shape split = shape;
   split[d] = a;

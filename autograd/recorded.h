@@ -14,7 +14,7 @@ class RecordedPass;
 /// with create_graph then throws an Error that names the operation.
 class RecordedBackward {
  public:
-  /// Type of gradients; Tensor in Backward.
+  /// Type of gradients. (Class Backward has Tensor here.)
   using Value = Variable;
   static constexpr bool is_recorded = true;
   /// `grads` are the gradients of the node's outputs.
@@ -57,7 +57,7 @@ Variable on_tape(const char* name, std::initializer_list<const Variable*> inputs
   return record(name, inputs, std::move(out), std::move(derivative));
 }
 
-/// Adds a gradient that was computed with Variables to the gradient of input i. Only a recorded pass keeps its graph.
+/// Adds `grad`, computed with Variables, to the gradient of input i. Only a recorded pass keeps the graph of `grad`.
 inline void give_value(const Backward& back, int i, const Variable& grad) { back.give(i, grad.tensor()); }
 inline void give_value(const RecordedBackward& back, int i, const Variable& grad) { back.give(i, grad); }
 

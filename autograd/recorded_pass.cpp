@@ -25,7 +25,8 @@ Variable at_place(const Tensor& tensor, const Edge& place) {
 
 Edge place_of(const Variable& x) { return {x.impl()->node, x.impl()->output}; }
 
-/// Makes a variable equal to x for one input of an operation. Its gradient is the gradient by this input alone.
+/// Makes a variable equal to x for one input of an operation. It collects the gradient of this input only, even if x is
+/// another input, too.
 Variable aliased(const Variable& x) {
   if (!needs_grad({&x})) return x;
   return as_view(x, record("input", {&x}, x.tensor(), [](auto& back) { back.give(0, back.grad()); }));

@@ -37,7 +37,8 @@ Dims windows_of(const char* op, const Dims& size, const UnfoldOptions& o) {
   return windows;
 }
 
-/// For each kernel element, then for each window: the position of its pixel in the padded image. One i64 list.
+/// An i64 list of the positions of pixels in the padded image: for each kernel element, the pixel that it meets in each
+/// window.
 Tensor window_places(const Dims& size, const Dims& windows, const UnfoldOptions& o, Device device) {
   std::vector<int64_t> places;
   const int64_t width = size[1] + 2 * o.padding[1];

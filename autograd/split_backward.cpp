@@ -52,7 +52,8 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
   }
   LOCKSTEP_CHECK(
       root.requires_grad(),
-      "[SplitBackward] this value does not require grad; was it computed in a NoGrad scope, or from data only?");
+      "[SplitBackward] this value does not require grad; was it computed in a NoGrad scope, or from data only? Compute "
+      "it outside such a scope, from a variable that requires grad");
   // Find the nodes with edges to leaves not in `first`. Remove these edges for this pass and keep the nodes' gradients.
   std::vector<Node*> stack{root.impl()->node.get()};
   std::unordered_set<const Node*> seen(stack.begin(), stack.end());

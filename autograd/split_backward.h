@@ -18,9 +18,11 @@ class SplitBackward {
   /// Runs backward from `root`, which has one element, to the leaves `first`, and adds to their .grad. Error unless all
   /// of `first` are leaves that require grad.
   SplitBackward(const Variable& root, const std::vector<Variable>& first);
-  /// Runs the second part: adds to the .grad of all leaves not in `first`. `before`: more gradients to add, first.
+  /// Runs the second part: adds to the .grad of all leaves not in `first`. `before`: leaves with further gradients,
+  /// which are added before those of this pass.
   void finish(std::vector<std::pair<Variable, Tensor>> before = {});
-  /// finish() for all leaves but `leaves` and those that are inputs of the same operation: a later finish() does these.
+  /// finish() for all leaves except `leaves` and leaves that share an operation with one of them. A later finish() adds
+  /// to the .grad of these.
   void finish_but(const std::vector<Variable>& leaves);
 
  private:

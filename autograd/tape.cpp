@@ -76,7 +76,7 @@ class Pass {
     if (node->pass_ == id_) return;
     LOCKSTEP_CHECK(!node->released_, "[backward] the graph of '", node->name(),
                    "' was freed by an earlier backward; pass retain_graph = true to the first one");
-    // Checkpointing runs a pass inside a pass. If the outer pass still counts on this leaf, keep its state for later.
+    // Checkpointing runs a pass inside a pass. If the outer pass expects more gradients for this leaf, save its state.
     if (node->is_leaf()) {
       Node::Output& output = node->outputs_[0];
       if (node->uses_ > 0) borrowed_.push_back({Ref<Node>(node), node->pass_, node->uses_, std::move(output.grad)});
@@ -152,7 +152,7 @@ class Pass {
     running_.pop_back();
   }
 
-  /// True if grad() must return the gradient of an input, so that the node must not apply the input's derivative to it.
+  /// True if grad() must return the gradient of one of the node's inputs: fold() must then not change that gradient.
   bool reads_wanted(const Node& node) const {
     for (size_t i = 0; wanted_ && i < wanted_->size(); ++i)
       for (const Edge& edge : node.inputs_)

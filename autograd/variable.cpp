@@ -167,7 +167,8 @@ std::ostream& operator<<(std::ostream& out, const Variable& variable) {
 
 void check_start(const char* op, const Variable& root, const Tensor& gradient) {
   LOCKSTEP_CHECK(root.requires_grad(), "[", op,
-                 "] this value does not require grad; was it computed in a NoGrad scope, or from data only?");
+                 "] this value does not require grad; was it computed in a NoGrad scope, or from data only? Compute it "
+                 "outside such a scope, from a variable that requires grad");
   LOCKSTEP_CHECK(gradient.defined() || root.numel() == 1, "[", op, "] expected a gradient for a result of shape ",
                  root.shape(), " (only a result of one element may omit it)");
   LOCKSTEP_CHECK(gradient.defined() || !is_complex(root.dtype()), "[", op, "] expected a gradient for a result of ",

@@ -192,8 +192,8 @@ class AnomalyMode {
 
 /// Options of grad().
 struct GradOptions {
-  /// The incoming gradient of each output, with the output's shape. Undefined: 1, for a real output of one element. An
-  /// empty list: all undefined.
+  /// The incoming gradient of each output, with the output's shape. For a real output of one element it may be
+  /// undefined, which stands for 1. An empty list means that all are undefined.
   std::vector<Variable> grad_outputs;
   /// Keeps the graph for another pass.
   bool retain_graph = false;

@@ -23,9 +23,9 @@ class GemmCeiling {
   explicit GemmCeiling(const std::vector<GemmShape>& shapes);
   /// Measures each shape once. Error in a build without oneDNN.
   void measure();
-  /// GFLOP/s of the fastest shape, by the median over rounds.
+  /// The highest GFLOP/s of any shape, where the speed of a shape is its median over all rounds.
   double median() const;
-  /// GFLOP/s of the fastest shape, by its best round.
+  /// The highest GFLOP/s of any shape in any round.
   double best() const;
 
  private:

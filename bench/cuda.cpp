@@ -28,7 +28,7 @@ struct Options {
   std::string only;
 };
 
-/// Returns the median time of a run in milliseconds. Each sample repeats the run for 5 ms, or 64 times.
+/// Returns the median time of a run in milliseconds. Each sample repeats the run until 5 ms pass, but at most 64 times.
 double time_of(const std::function<void()>& run, Device device) {
   Event start(device, true), end(device, true);
   for (int i = 0; i < 3; ++i) run();

@@ -1,6 +1,6 @@
 // Speed-up by sparse attention: forward and backward of one layer's attention, dense and with layouts, alternating
-// within one process. Prints a JSON line per case: time, ratio to dense, peak of memory, and the layout's density (the
-// share of the 64 x 64 tiles of causal attention that the layout needs) with the ratio divided by the density.
+// within one process. Prints a JSON line per case: time, ratio to dense, peak of memory, the layout's density (the
+// share of the 64 x 64 tiles of causal attention that the layout needs), and the ratio divided by the density.
 //
 //   bench_sparse --turns 5
 #include <fmt/core.h>

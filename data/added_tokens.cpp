@@ -47,7 +47,8 @@ void AddedTokens::finish(const std::string& where) {
   make_nodes(where);
 }
 
-/// Builds the nodes breadth-first: a node's children are contiguous, and its suffix link already exists.
+/// Builds the nodes breadth-first, so that a node's children are contiguous and its suffix link points to a node that
+/// exists already.
 void AddedTokens::make_nodes(const std::string& where) {
   struct Range {
     uint32_t first, last;  // indices into `order`: the tokens with this node's suffix

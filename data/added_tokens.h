@@ -16,9 +16,9 @@ struct AddedToken {
   bool left = false, right = false;  ///< true: the match also swallows the white space on this side (lstrip, rstrip)
 };
 
-/// Finds added tokens in linear time. Matches do not overlap: the leftmost comes first, and of several at one place the
-/// longest. An Aho-Corasick automaton (1975) over the reversed tokens reads the text backwards, which gives the longest
-/// token that begins at each byte.
+/// Finds added tokens in linear time. Of matches that overlap, the one that begins first wins, and of those that begin
+/// at the same byte the longest. An Aho-Corasick automaton (1975) over the reversed tokens reads the text backwards,
+/// which gives the longest token that begins at each byte.
 class AddedTokens {
  public:
   static constexpr size_t most_bytes = 4096;  ///< limit for one token
@@ -52,7 +52,7 @@ class AddedTokens {
   void make_nodes(const std::string& where);
   /// Returns the next node of the automaton after node `at`, when the byte before the current one is `byte`.
   uint32_t step(uint32_t at, uint8_t byte) const;
-  /// The longest match at each start, from right to left.
+  /// The longest token that begins at each byte where any begins; the last byte of the text comes first.
   std::vector<Found> longest_everywhere(std::string_view text) const;
 
   std::vector<AddedToken> tokens_;  // sorted by text

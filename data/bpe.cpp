@@ -6,7 +6,7 @@
 
 namespace lockstep::data {
 
-// The most by which normalization may multiply a text's length. It guards against a corrupt tokenizer.json.
+// The largest factor by which normalization may lengthen a text. The limit guards against a corrupt tokenizer.json.
 constexpr size_t most_growth = 64;
 
 /// State of one encode() call. Words repeat often, so their ids are cached.
@@ -37,8 +37,8 @@ std::vector<int32_t> BpeTokenizer::encode(std::string_view text, EncodeOptions o
   return out;
 }
 
-/// Finds the last space or newline that follows a letter or number. A word ends before it by every supported regular
-/// expression, whatever comes later, so the two parts can be encoded separately.
+/// Finds the last space or newline that follows a letter or number. Every supported regular expression ends a word
+/// right before it, whatever comes later, so the two parts of the text can be encoded separately.
 size_t BpeTokenizer::last_cut(std::string_view text) const {
   if (!rules_.words || !rules_.byte_level || cut_first_.takes_spaces() || cut_normalized_.takes_spaces()) return 0;
   for (const Normalizer& step : rules_.normalizers)

@@ -50,7 +50,7 @@ TensorDataset load_cifar10(const std::string& folder, bool train) {
   for (const auto& name : names) {
     paths.push_back((std::filesystem::path(folder) / name).string());
     LOCKSTEP_CHECK(std::filesystem::exists(paths.back()), "[cifar10] expected ", name, " in ", folder,
-                   ", found none (the set is cifar-10-binary.tar.gz, unpacked)");
+                   ", found none; download cifar-10-binary.tar.gz and unpack it there");
   }
   return read_all(paths);
 }

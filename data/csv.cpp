@@ -104,7 +104,7 @@ size_t column_of(const std::vector<std::string>& columns, std::string_view name,
   LOCKSTEP_CHECK(found != columns.end(), where, ": expected one of the columns ", known,
                  columns.size() > 20 ? ", ..." : "", ", got \"", shown(name), "\"");
   LOCKSTEP_CHECK(std::find(found + 1, columns.end(), name) == columns.end(), where, ": expected one column \"",
-                 shown(name), "\", got several");
+                 shown(name), "\", got several; rename the others");
   return size_t(found - columns.begin());
 }
 

@@ -23,7 +23,7 @@ struct CsvOptions {
 struct Csv {
   std::vector<std::string> columns;  ///< names of the columns; empty without a header
   Tensor values;                     ///< (rows, columns), on the CPU
-  /// A view of one column (rows). Error, with the names of the first columns, if there is none of this name.
+  /// A view of one column, of shape (rows). For an unknown name, the Error lists the first columns.
   Tensor column(std::string_view name) const;
 };
 

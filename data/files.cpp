@@ -65,7 +65,7 @@ void write_atomically(const std::string& path, const std::function<void(NewFile&
   try {
     write(file);
     file.finish();
-    // 2. Give it the target's name, atomically.
+    // 2. Rename the new file to the target's name, atomically.
     files.rename(temporary, path);
   } catch (const Error& error) {
     ::unlink(temporary.c_str());

@@ -56,7 +56,8 @@ void check_mapped_files();
 /// The content of a file. Error if it is larger than `max_bytes` or shrinks meanwhile.
 std::string read_file(const std::string& path, int64_t max_bytes);
 
-/// Removes temporary files beside `path` of processes that ended on this machine while they were in write_atomically().
+/// Removes temporary files beside `path`: those that processes of this machine left when they ended in the middle of
+/// write_atomically().
 void remove_leftovers(const std::string& path);
 
 /// Replaces the content of `path` by the chunks, in order: writes a temporary file beside it, fsyncs it, renames it,

@@ -102,9 +102,10 @@ Tensor parse_idx(Bytes file, const std::string& origin, int64_t max_bytes) {
   const auto kind = std::find_if(std::begin(kinds), std::end(kinds), [&](Kind k) { return k.code == code; });
   LOCKSTEP_CHECK(magic[0] == std::byte{0} && magic[1] == std::byte{0}, where,
                  ": expected a file that starts with 0 0, got ", int(magic[0]), " ", int(magic[1]),
-                 "; is it an IDX file?");
+                 "; is it an IDX file? Check the path, or download it again");
   LOCKSTEP_CHECK(kind != std::end(kinds), where,
-                 ": expected dtype 8 (u8), 9 (i8), 12 (i32), 13 (f32) or 14 (f64), got ", code, "; is it an IDX file?");
+                 ": expected dtype 8 (u8), 9 (i8), 12 (i32), 13 (f32) or 14 (f64), got ", code,
+                 "; is it an IDX file? Check the path, or download it again");
   LOCKSTEP_CHECK(rank >= 1 && rank <= Dims::max_rank, where, ": expected 1 to ", Dims::max_rank, " dims, got ", rank);
 
   Shape shape;
@@ -113,20 +114,20 @@ Tensor parse_idx(Bytes file, const std::string& origin, int64_t max_bytes) {
   for (int i = 0; i < rank; ++i) {
     std::byte size[4];
     LOCKSTEP_CHECK(source.read(size, 4) == 4, where, ": expected a header with ", rank, " sizes, got ", i,
-                   " (is the file truncated?)");
+                   " (is the file truncated?); copy or download it again");
     shape.push_back(int64_t(size[0]) << 24 | int64_t(size[1]) << 16 | int64_t(size[2]) << 8 | int64_t(size[3]));
     fits = !__builtin_mul_overflow(bytes, shape.back(), &bytes) && fits;
   }
   LOCKSTEP_CHECK(fits && bytes <= max_bytes, where, ": expected at most ", max_bytes, " bytes of elements, got shape ",
                  shape, "; raise max_bytes of read_idx()");
   LOCKSTEP_CHECK(bytes <= source.most(), where, ": expected ", bytes, " bytes for shape ", shape, ", got at most ",
-                 source.most(), " (is the file truncated?)");
+                 source.most(), " (is the file truncated?); copy or download it again");
 
   Tensor out = empty(shape, {.dtype = kind->dtype, .device = cpu});
   auto* data = bytes ? static_cast<std::byte*>(out.raw_data()) : nullptr;
   const int64_t got = source.read(data, bytes);
   LOCKSTEP_CHECK(got == bytes, where, ": expected ", bytes, " bytes for shape ", shape, ", got ", got,
-                 " (is the file truncated?)");
+                 " (is the file truncated?); copy or download it again");
   source.expect_end(4 + 4 * rank + bytes);
   if (std::endian::native == std::endian::little && size_of(kind->dtype) > 1)
     swap_bytes(data, out.numel(), size_of(kind->dtype));

@@ -21,7 +21,7 @@ class Json {
 
   /// A null. The constructors are not inline: copying a variant is slow to compile, and many headers contain a Json.
   Json();
-  /// A value of this kind.
+  /// A value of the argument's kind: here a bool.
   Json(bool value);
   Json(int value);
   Json(int64_t value);
@@ -49,9 +49,9 @@ class Json {
 
   /// The value. Error if it is of another kind; the Error begins with `where` (such as "config.json: lr").
   bool as_bool(std::string_view where = "json") const;
-  /// An integer; a double is an Error even if it is whole.
+  /// The value, an integer. Error for a double, even if it is whole.
   int64_t as_int(std::string_view where = "json") const;
-  /// An integer or a double.
+  /// The value, an integer or a double, as a double.
   double as_number(std::string_view where = "json") const;
   /// The string.
   const std::string& as_string(std::string_view where = "json") const;

@@ -86,7 +86,7 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
                               static_cast<nlohmann::json_sax<nlohmann::json>*>(this));
   }
 
-  /// Raises an Error at the place that the parser has reached.
+  /// Raises an Error that names the place in the text that the parser has reached.
   template <class... Args> [[noreturn]] void refuse(const Args&... args) const {
     lockstep::fail(
         str(place_of(text_, size_t(furthest_ - text_.data()), origin_, line_), ": ", shortened(str(args...))));

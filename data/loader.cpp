@@ -80,13 +80,13 @@ void LoaderProgress::set_epoch(int64_t epoch) {
 
 LoaderState LoaderProgress::state() const {
   LOCKSTEP_CHECK(in_order_,
-                 "[DataLoader] expected in_order for a state that can be resumed: out-of-order batches have no "
+                 "[DataLoader] expected in_order = true for a state that can be resumed: out-of-order batches have no "
                  "position to resume from");
   return {.seed = seed_, .epoch = epoch_, .samples = position_ * batch_size_ * world_, .dataset_size = dataset_size_};
 }
 
 void LoaderProgress::load_state(const LoaderState& state) {
-  LOCKSTEP_CHECK(in_order_, "[DataLoader] expected in_order for a state to resume, got in_order = false");
+  LOCKSTEP_CHECK(in_order_, "[DataLoader] expected in_order = true to resume a state, got in_order = false");
   LOCKSTEP_CHECK(state.dataset_size == dataset_size_, "[DataLoader] expected the state of a dataset of ", dataset_size_,
                  " samples, got one of ", state.dataset_size, "; resume with the dataset of that run");
   LOCKSTEP_CHECK(state.epoch >= 0 && state.samples >= 0, "[DataLoader] expected epoch and samples >= 0, got ",

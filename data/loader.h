@@ -42,7 +42,7 @@ struct LoaderState {
 };
 
 /// Counts a thread's running loops over DataLoaders. `now`: loops started and not finished. `least`: the minimum of
-/// `now` since someone last set least = now; if it is lower than it was then, a loop has ended in the meantime.
+/// `now` since a reader last set least = now. If `least` has fallen since then, a loop has ended in the meantime.
 struct LoopDepth {
   int64_t now = 0, least = 0;
 };
@@ -52,7 +52,7 @@ LoopDepth& loop_depth();
 namespace detail {
 
 /// The part of a DataLoader that does not depend on the sample type: its options, epoch, and position in the epoch. The
-/// loader and the loops over it share one.
+/// loader and all loops over it share one such object.
 class LoaderProgress {
  public:
   LoaderProgress(int64_t dataset_size, int64_t batch_size, bool shuffle, Sampler sampler, bool drop_last, int workers,

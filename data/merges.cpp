@@ -11,9 +11,9 @@
 namespace lockstep::data {
 namespace {
 
-/// A priority queue of positions of pairs to merge: the pair whose merge comes first in the list of merges (rank), then
-/// the leftmost. One heap for all would take minutes for a word of 100 million letters. Positions of one rank arrive
-/// almost sorted, so each rank has a list for those in order and a heap for the rest.
+/// A priority queue of positions of pairs to merge: lower ranks (places in the list of merges) come first, and within a
+/// rank, positions further left. One heap for all would take minutes for a word of 100 million letters. Positions of
+/// one rank arrive almost sorted, so each rank has a list for those that arrive in order and a heap for the rest.
 class Places {
  public:
   void add(int32_t rank, int32_t place) {

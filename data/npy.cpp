@@ -164,19 +164,21 @@ class NpyHeaderReader {
 Tensor read_npy_array(int64_t size, const std::function<void(std::byte* out, int64_t count)>& read,
                       const std::string& where) {
   std::byte start[12];
-  LOCKSTEP_CHECK(size >= 10, where, ": expected a header, got ", size, " bytes (is the file truncated?)");
+  LOCKSTEP_CHECK(size >= 10, where, ": expected a header, got ", size,
+                 " bytes (is the file truncated?); copy or download it again");
   read(start, 8);
   LOCKSTEP_CHECK(std::memcmp(start, npy_magic.data(), npy_magic.size()) == 0, where,
                  ": expected a file that starts with \\x93NUMPY, got ",
-                 start[0] == std::byte{'P'} ? "a zip file: .npz?" : "another; save it with numpy.save()");
+                 start[0] == std::byte{'P'} ? "a zip file: .npz? Use read_npz" : "another; save it with numpy.save()");
   const int major = int(start[6]), minor = int(start[7]), width = major == 1 ? 2 : 4;
   LOCKSTEP_CHECK(major >= 1 && major <= 3 && minor == 0, where, ": expected version 1.0, 2.0 or 3.0, got ", major, ".",
                  minor, "; save it again with numpy.save()");
-  LOCKSTEP_CHECK(size >= 8 + width, where, ": expected a header, got ", size, " bytes (is the file truncated?)");
+  LOCKSTEP_CHECK(size >= 8 + width, where, ": expected a header, got ", size,
+                 " bytes (is the file truncated?); copy or download it again");
   read(start + 8, width);
   const int64_t length = int64_t(little(Bytes(start), 8, width)), begin = 8 + width + length;
   LOCKSTEP_CHECK(begin <= size, where, ": expected a header of ", length, " bytes, got ", size - 8 - width,
-                 " (is the file truncated?)");
+                 " (is the file truncated?); copy or download it again");
   LOCKSTEP_CHECK(length <= npy_max_header, where, ": expected a header of at most ", npy_max_header, " bytes, got ",
                  length, "; save it again with numpy.save()");
   std::string text(size_t(length), '\0');
@@ -189,7 +191,8 @@ Tensor read_npy_array(int64_t size, const std::function<void(std::byte* out, int
   for (const int64_t n : header.shape) fits = !__builtin_mul_overflow(bytes, n, &bytes) && fits;
   LOCKSTEP_CHECK(fits, where, ": shape ", header.shape, " has more elements than 63 bits can count; save it again");
   LOCKSTEP_CHECK(bytes == size - begin, where, ": expected ", bytes, " bytes for ", header.dtype, header.shape,
-                 ", got ", size - begin, bytes > size - begin ? " (is the file truncated?)" : "; save it again");
+                 ", got ", size - begin,
+                 bytes > size - begin ? " (is the file truncated?); copy or download it again" : "; save it again");
   Shape shape = header.shape;
   if (header.fortran) std::reverse(shape.begin(), shape.end());
   Tensor out = empty(shape, {.dtype = header.dtype, .device = cpu});

@@ -30,8 +30,8 @@ std::vector<std::pair<std::string, Tensor>> read_npz(const std::string& path);
 /// read_npz() of a file in memory. Errors begin with `origin`.
 std::vector<std::pair<std::string, Tensor>> parse_npz(Bytes file, const std::string& origin);
 
-/// Writes tensors as numpy.savez() does, or as numpy.savez_compressed() with `compress`, with write_atomically(). Error
-/// if a name appears twice.
+/// Writes tensors as numpy.savez() does, or if `compress` is true, as numpy.savez_compressed(). Uses
+/// write_atomically(). Error if a name appears twice.
 void save_npz(const std::string& path, const std::vector<std::pair<std::string, Tensor>>& tensors,
               bool compress = false);
 

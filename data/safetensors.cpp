@@ -105,8 +105,8 @@ class HeaderReader final : public JsonEvents {
     return in_metadata_ ? "a string" : field_ == 1 ? "the name of a dtype" : "a list";
   }
 
-  /// Error unless the data's size matches dtype and shape, and fits in 63 bits. Turns begin and end into offset and
-  /// size.
+  /// Error unless the data's size matches dtype and shape, and fits in 63 bits. Replaces the begin and end of the data,
+  /// which `entry` holds so far, by offset and size.
   void check_size(SafeTensorsEntry& entry) {
     int64_t bytes = size_of(entry.dtype);
     bool fits = true;
@@ -133,8 +133,9 @@ std::vector<uint32_t> sorted_by_name(const std::vector<SafeTensorsEntry>& entrie
 
 /// Parses the JSON header and checks it against the number of data bytes. Offsets count from the start of the data.
 SafeTensorsHeader parse_header(std::string_view text, int64_t data_bytes, const std::string& origin) {
-  LOCKSTEP_CHECK(!text.empty() && text[0] == '{', origin,
-                 ": expected a header that starts with '{'; is it a safetensors file?");
+  LOCKSTEP_CHECK(
+      !text.empty() && text[0] == '{', origin,
+      ": expected a header that starts with '{'; is it a safetensors file? Check the path, or download it again");
   HeaderReader reader(text, origin);
   reader.run();
   auto& entries = reader.header.entries;
@@ -152,7 +153,8 @@ SafeTensorsHeader parse_header(std::string_view text, int64_t data_bytes, const 
                    ", got ", entry.offset, entry.offset < end ? " (tensors overlap)" : " (a gap)",
                    "; write the file again");
     LOCKSTEP_CHECK(entry.bytes <= data_bytes - end, origin, ": tensor \"", entry.name, "\": expected at least ", end,
-                   " + ", entry.bytes, " bytes of data, got ", data_bytes, " (is the file truncated?)");
+                   " + ", entry.bytes, " bytes of data, got ", data_bytes,
+                   " (is the file truncated?); copy or download it again");
     end += entry.bytes;
   }
   LOCKSTEP_CHECK(end == data_bytes, origin, ": expected ", end, " bytes of data, got ", data_bytes,
@@ -164,13 +166,14 @@ SafeTensorsHeader parse_header(std::string_view text, int64_t data_bytes, const 
 
 SafeTensorsHeader parse_safetensors(Bytes file, const std::string& origin) {
   const std::string where = "[safetensors] " + origin;
-  LOCKSTEP_CHECK(file.size() >= 8, where, ": expected at least 8 bytes, got ", file.size(), " (is it truncated?)");
+  LOCKSTEP_CHECK(file.size() >= 8, where, ": expected at least 8 bytes, got ", file.size(),
+                 " (is it truncated?); copy or download it again");
   uint64_t length;
   std::memcpy(&length, file.data(), 8);
   LOCKSTEP_CHECK(length <= uint64_t(max_header), where, ": expected a header of at most ", max_header, " bytes, got ",
-                 length, " (is this a safetensors file?)");
+                 length, " (is this a safetensors file?); check the path, or download it again");
   LOCKSTEP_CHECK(length <= file.size() - 8, where, ": expected a header of ", length, " bytes, got a file of ",
-                 file.size(), " bytes (is the file truncated?)");
+                 file.size(), " bytes (is the file truncated?); copy or download it again");
   const std::string_view text(reinterpret_cast<const char*>(file.data()) + 8, length);
   const int64_t start = int64_t(8 + length);
   SafeTensorsHeader header = parse_header(text, int64_t(file.size()) - start, where);

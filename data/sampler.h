@@ -48,7 +48,8 @@ class RandomSampler {
 struct DistributedOptions {
   bool shuffle = true;
   uint64_t seed = 0;  ///< must be the same on every rank
-  /// True: drop the tail to give all ranks equally many samples; false: repeat the head instead.
+  /// True: all ranks get equally many samples, because the epoch's last ones are dropped; false: because its first ones
+  /// are repeated.
   bool drop_last = false;
   /// False: ranks differ by at most one sample, and each sample is seen exactly once (for evaluation).
   bool pad = true;
@@ -82,13 +83,13 @@ struct MicroBatchOptions {
   bool shuffle = true;
   uint64_t seed = 0;
   bool interleaved = false;  ///< true: rank r gets micro-batches r, r + world, ... of a step (for ZeRO 2 and 3)
-  /// True: drop an incomplete last step of an epoch; false: fill it up with samples from the epoch's head.
+  /// True: drop an incomplete last step of an epoch; false: fill it up with the epoch's first samples.
   bool drop_last = true;
 };
 
 /// A step takes the next M = micro_batches micro-batches of the epoch, of which rank r gets those from r*M/world to
 /// (r+1)*M/world - 1. A micro-batch's samples do not depend on the number of ranks: results can match bit for bit.
-/// Samples that do not fill the last step are left out (others each epoch), or the step is filled up: see drop_last.
+/// If the epoch's last samples do not fill a step, they are left out or the step is filled up: see drop_last.
 class MicroBatchSampler {
  public:
   /// Error unless micro_batches is a multiple of world and there are samples for one step.

@@ -54,9 +54,10 @@ bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") ==
 
 Sampler stream_sampler(const StreamSampling& o) {
   const int64_t step = o.micro_batch * o.micro_batches;
-  LOCKSTEP_CHECK(o.micro_batch >= 1 && o.micro_batches >= 1 && o.samples >= step && o.samples % step == 0,
-                 "[stream_sampler] expected samples per epoch in a multiple of micro_batch x micro_batches = ", step,
-                 ", got ", o.samples);
+  LOCKSTEP_CHECK(
+      o.micro_batch >= 1 && o.micro_batches >= 1 && o.samples >= step && o.samples % step == 0,
+      "[stream_sampler] expected micro_batch and micro_batches >= 1, and samples in a multiple of their product, ",
+      step, ", got ", o.micro_batch, ", ", o.micro_batches, " and ", o.samples);
   const MicroBatchSampler dealt({.samples = o.samples,
                                  .micro_batch = o.micro_batch,
                                  .micro_batches = o.micro_batches,
@@ -79,7 +80,8 @@ RecordStream::RecordStream(std::vector<std::string> shards, RecordRule rule, Str
   LOCKSTEP_CHECK(options.lanes >= 1 && options.lanes <= int64_t(shards_.size()),
                  "[stream] expected lanes from 1 to the number of shards, ", shards_.size(), ", got ", options.lanes);
   LOCKSTEP_CHECK(rule.bytes >= 0 && (rule.bytes == 0 || rule.stride >= 1),
-                 "[stream] expected equal records with a stride >= 1, got ", rule.bytes, " bytes and ", rule.stride);
+                 "[stream] expected RecordRule::bytes >= 0, and stride >= 1 if bytes > 0, got ", rule.bytes, " and ",
+                 rule.stride);
   for (const auto& shard : shards_) {
     LOCKSTEP_CHECK(std::filesystem::is_regular_file(shard), "[stream] expected shards that are files, got ", shard);
     sizes_.push_back(int64_t(std::filesystem::file_size(shard)));
@@ -173,7 +175,7 @@ Record RecordStream::get(int64_t index) const {
   return {{bytes, size_t(part.bytes)}, shards_[size_t(shard)], part.offset, index, file};
 }
 
-/// Describes the shards and options, so that load_places() can refuse positions that were saved for others.
+/// Describes the shards and options, so that load_places() can refuse positions in other shards or by other options.
 Json RecordStream::identity() const {
   std::string all;
   for (size_t i = 0; i < shards_.size(); ++i)

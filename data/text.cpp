@@ -66,7 +66,7 @@ Example TokenBatches::sample(int64_t step, int64_t micro_batch, int64_t batch, i
   LOCKSTEP_CHECK(tokens_.size() > context, "[TokenBatches] expected more tokens than the context of ", context,
                  ", got ", tokens_.size());
   const trace::Scope scope("sample", trace::Category::data);
-  // The XOR gives other numbers than dropout under the same seed.
+  // The XOR makes these draws differ from those of dropout under the same seed.
   Draws draws({.seed = seed_ ^ 0x746f6b656eull, .stream = seed_of(uint64_t(step), uint64_t(micro_batch))});
   std::vector<int64_t> starts;
   for (int64_t row = 0; row < batch; ++row) starts.push_back(draws.below(tokens_.size() - context));

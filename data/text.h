@@ -33,11 +33,11 @@ class TextDataset : public Dataset<Example> {
   TextOptions options_;
 };
 
-/// Splits tokens for training and validation: the last fraction `part` (0: none) is for validation. Error if a part is
-/// too short for a sample of `context` tokens; `name` is the text's name in the Error.
+/// Splits tokens for training and validation: the last fraction `part` (0: none) is for validation. Error if one of the
+/// two lists is too short for a sample of `context` tokens; `name` is the text's name in the Error.
 std::pair<Tokens, Tokens> split_text(const Tokens& tokens, double part, int64_t context, const std::string& name);
-/// The sources and docs of this repository as one text, in a fixed order. The repository is `folder`, the current
-/// folder, or a folder above it.
+/// The sources and docs of this repository as one text, in a fixed order. Looks for the repository at `folder`, then in
+/// the current folder and in those above it.
 std::string read_sources(const std::string& folder);
 
 /// Random windows for training. The start of row r of micro-batch m in step s depends only on (seed, s, m, r): any rank

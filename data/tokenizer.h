@@ -29,11 +29,12 @@ class Tokenizer {
   virtual ~Tokenizer() = default;
   virtual int64_t vocab_size() const = 0;                                        ///< largest id + 1
   virtual bool knows(int64_t id) const { return id >= 0 && id < vocab_size(); }  ///< true if the id exists
-  /// The ids below `vocab` that do not exist. Models have more rows than their tokenizer has ids, and files have gaps.
+  /// The ids below `vocab` that no token has. A model may have more rows than its tokenizer has ids, and files may
+  /// leave ids out.
   std::vector<int64_t> unknown(int64_t vocab) const;
   /// The ids of a text, which may contain any bytes.
   virtual std::vector<int32_t> encode(std::string_view text, EncodeOptions options = {}) const = 0;
-  /// The text of ids, by a Decoder. The result is always valid UTF-8. Special tokens are left out or written by name.
+  /// The text of ids, always valid UTF-8. Special tokens are left out, or written by name if skip_special is false.
   std::string decode(std::span<const int32_t> ids, bool skip_special = true) const;
   /// The bytes of a token, which may end inside a character. Error if the id is unknown.
   virtual std::string_view token_bytes(int32_t id) const = 0;
@@ -75,7 +76,7 @@ class Decoder {
   std::string waiting_;
 };
 
-/// A tokenizer whose tokens are the 256 bytes.
+/// A tokenizer with one token for each of the 256 values of a byte.
 class ByteTokenizer : public Tokenizer {
  public:
   int64_t vocab_size() const override { return 256; }

@@ -166,7 +166,7 @@ struct RulesReader {
         const int64_t start = part.json.at("start", part.where).as_int(part.where + ".start");
         LOCKSTEP_CHECK(part.json.at("content", part.where) == Json(" ") &&
                            part.json.at("stop", part.where) == Json(0) && start >= 0 && start <= 1000,
-                       part.where, ": expected spaces at the start, got ", part.json.dump().substr(0, 200));
+                       part.where, ": expected 0 to 1000 spaces at the start, got ", part.json.dump().substr(0, 200));
         rules.strip = int(start);
       }
     }
@@ -245,7 +245,8 @@ BpeTokenizer BpeTokenizer::from_json(const Json& file, const std::string& where)
     rules.unknown = *id;
   }
   reader.template_processing(result);
-  // Default bos and eos: the token put in front of texts, or a usual name. tokenizer_config.json may replace them.
+  // Default bos and eos: the token put in front of texts, else one with a usual name. tokenizer_config.json may name
+  // others.
   if (!rules.before.empty()) result.bos_ = rules.before[0];
   for (const char* name : {"<s>", "<|endoftext|>"})
     if (!result.bos_) result.bos_ = result.id_of(name);

@@ -144,7 +144,8 @@ Tokens read_tokens(const std::string& path, const Tokenizer& tokenizer, const st
   const int64_t rest = size - kHeaderBytes - kEndBytes;
   LOCKSTEP_CHECK(rest >= 0 && text(size - kEndBytes, 8) == kTokensEnd &&
                      little(all, size_t(size - 8), 8) == uint64_t(rest) / bytes && uint64_t(rest) % bytes == 0,
-                 where, ": the end record is missing or wrong in ", size, " bytes (is the file truncated?)");
+                 where, ": the end record is missing or wrong in ", size,
+                 " bytes (is the file truncated?); write it again with `gpt tokenize`");
   LOCKSTEP_CHECK(made == identity && vocabulary == uint64_t(tokenizer.vocab_size()), where,
                  ": expected tokens of the tokenizer (", identity, "; ", tokenizer.vocab_size(),
                  " tokens), got those of (", shown(made), "; ", vocabulary,

@@ -19,8 +19,8 @@ struct Char {
 
 /// Decodes the character that starts at text[at].
 Char decode_utf8(std::string_view text, size_t at);
-/// For invalid UTF-8 at text[at]: the length of the longest prefix of a character that starts there, or 0. If the
-/// prefix ends the text, further bytes may complete it. Any other prefix is replaced by one U+FFFD.
+/// For invalid UTF-8 at text[at]: the number of bytes there that begin a character but do not complete it, or 0. If the
+/// text ends after them, more text may complete the character. Otherwise one U+FFFD replaces them.
 size_t utf8_begun(std::string_view text, size_t at);
 /// Appends a code point as UTF-8.
 void append_utf8(std::string& out, uint32_t code);

@@ -76,7 +76,8 @@ void take_samples(Bytes data, int size, int64_t channels, float* out, auto value
 
 Wav parse_wav(Bytes file, const std::string& origin) {
   const std::string where = "[wav] " + origin;
-  LOCKSTEP_CHECK(file.size() >= 12, where, ": expected a header of 12 bytes, got ", file.size(), " bytes (truncated?)");
+  LOCKSTEP_CHECK(file.size() >= 12, where, ": expected a header of 12 bytes, got ", file.size(),
+                 " bytes (is it truncated?); copy it again");
   LOCKSTEP_CHECK(text_at(file, 0, 4) == "RIFF" && text_at(file, 8, 4) == "WAVE", where,
                  ": expected a file that starts with RIFF, its size and WAVE, got ",
                  text_at(file, 0, 4) == "RF64" ? "RF64, which is not supported" : "another", "; convert it");
@@ -85,17 +86,18 @@ Wav parse_wav(Bytes file, const std::string& origin) {
   const bool is_stream = unknown(little(file, 4, 4));
   const uint64_t riff = is_stream ? file.size() : little(file, 4, 4) + 8;
   LOCKSTEP_CHECK(riff <= file.size(), where, ": expected ", riff, " bytes as the header says, got ", file.size(),
-                 " (is the file truncated?)");
+                 " (is the file truncated?); copy or download it again");
   WavLayout layout;
   for (uint64_t at = 12; at < riff;) {
-    LOCKSTEP_CHECK(riff - at >= 8, where, ": expected a chunk at byte ", at, ", got ", riff - at, " bytes (cut off?)");
+    LOCKSTEP_CHECK(riff - at >= 8, where, ": expected a chunk at byte ", at, ", got ", riff - at,
+                   " bytes; copy or download the file again");
     const std::string_view name = text_at(file, at, 4);
     uint64_t size = little(file, at + 4, 4);
     at += 8;
     if (is_stream && name == "data" && layout.format && unknown(size))
       size = riff - at - (riff - at) % uint64_t(layout.channels * layout.bits / 8);
     LOCKSTEP_CHECK(size <= riff - at, where, ": expected ", size, " bytes of the chunk at byte ", at - 8, ", got ",
-                   riff - at, " (is the file truncated?)");
+                   riff - at, " (is the file truncated?); copy or download it again");
     const Bytes chunk = file.subspan(at, size);
     at += size + size % 2;
     if (name == "fmt ") layout = parse_layout(chunk, where);

@@ -39,7 +39,7 @@ Directory find_directory(Bytes file, const std::string& origin) {
   while (end + end_size <= file.size() && end > first && !is_end(end)) --end;
   LOCKSTEP_CHECK(end + end_size <= file.size() && is_end(end), origin,
                  ": expected a zip file, with a directory at its end, found none in ", file.size(),
-                 " bytes (is the file truncated?)");
+                 " bytes (is the file truncated?); copy or download it again");
   Directory found{little(file, end + 10, 2), little(file, end + 16, 4), little(file, end + 12, 4), end};
   uint64_t disks = little(file, end + 4, 2) | little(file, end + 6, 2);
   if (end >= locator_size && little(file, end - locator_size, 4) == locator_mark) {
@@ -57,7 +57,8 @@ Directory find_directory(Bytes file, const std::string& origin) {
   return found;
 }
 
-/// A value that did not fit in 32 bits is stored as 0xffffffff. Replaces these by the next values of the zip64 field.
+/// A value that did not fit in 32 bits is stored as 0xffffffff. Replaces each of these by the next value of the zip64
+/// field.
 void take_64_bits(Bytes extra, const std::vector<uint64_t*>& values, const std::string& where) {
   const auto missing = size_t(std::count_if(values.begin(), values.end(), [](auto* v) { return *v == wide_mark; }));
   if (missing == 0) return;

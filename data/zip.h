@@ -20,8 +20,8 @@ struct ZipMember {
   int64_t offset = 0, data = 0;   ///< offsets in the file of the member's header and of its data
 };
 
-/// The members of a whole file in memory, in directory order. Error unless the directory exists and matches the
-/// file, and no two members overlap; the Error begins with `origin`.
+/// Returns the members of a zip file that was read into memory as a whole, in directory order. Error, which begins with
+/// `origin`, if the directory is missing or does not match the rest of the file, or if two members overlap.
 std::vector<ZipMember> zip_members(Bytes file, const std::string& origin);
 
 /// Reads the data of one member sequentially.
@@ -31,7 +31,7 @@ class ZipReader {
   ZipReader(Bytes file, const ZipMember& member, const std::string& origin);
   ~ZipReader();
   ZipReader(const ZipReader&) = delete;
-  /// Reads the next `count` bytes. Error if the data end before that.
+  /// Reads the next `count` bytes of the member. Error if the member has fewer bytes left.
   void read(std::byte* out, int64_t count);
   /// Error unless all data have been read and the CRC is right.
   void finish();

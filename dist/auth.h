@@ -27,7 +27,7 @@ std::string random_token();
 /// HMAC-SHA-256 with key `token` over role, challenge, number and context.
 Proof prove(std::string_view token, std::string_view role, const Nonce& challenge, const Nonce& number,
             std::string_view context);
-/// True if two proofs are equal; takes the same time wherever they differ.
+/// True if two proofs are equal. Takes constant time, so that the time does not tell how many bytes agree.
 bool same_proof(const Proof& a, const Proof& b);
 
 }  // namespace lockstep::dist

@@ -1,4 +1,4 @@
-// call_memory.cpp: lays out the memory of one call. See call_memory.h.
+// call_memory.cpp: finds the memory that each transfer of a collective reads and writes. See call_memory.h.
 #include "dist/call_memory.h"
 
 #include <algorithm>

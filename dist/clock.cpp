@@ -52,7 +52,7 @@ ClockOffset clock_of(ProcessGroup& group) {
 void start_trace(const std::string& folder, ProcessGroup& group, int64_t limit_bytes) {
   const ClockOffset clock = clock_of(group);
   const Tensor facts = Tensor::from(std::vector<int64_t>{trace::now(), 0}, {2});
-  // Rank 0's start time also serves as the number of the run, since no other run on its machine has the same time.
+  // Rank 0's start time also serves as the id of this run: no other run on rank 0's machine starts at the same time.
   facts.data<int64_t>()[1] = facts.data<int64_t>()[0];
   group.broadcast(facts, 0, {.tag = "trace"});
   trace::start(folder, {.rank = group.rank(),

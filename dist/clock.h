@@ -21,7 +21,7 @@ struct ClockOffset {
 /// is at most half of the round trip (Cristian, 1989).
 ClockOffset measure_clock(ProcessGroup& group, int rounds = 16);
 /// Like measure_clock(), but returns exactly 0 for a rank on rank 0's host, since ranks of one host share a clock. If
-/// the measurement contradicts that (time namespaces), returns the measured offset.
+/// the measurement shows another clock (in a Linux time namespace), returns the measured offset instead.
 ClockOffset clock_of(ProcessGroup& group);
 
 /// Collective. Starts tracing on every rank, with the clock offsets; see trace::start(). If ranks are threads, each

@@ -13,8 +13,8 @@
 namespace lockstep::dist {
 namespace {
 
-// exit() in the middle of a program does not destroy local variables, so an atexit handler leaves the jobs of this
-// process.
+// exit() does not destroy local variables, so ranks that they hold would stay in their jobs. So an atexit handler makes
+// the ranks of this process leave.
 struct Registry {
   std::mutex mutex;
   std::vector<std::weak_ptr<TcpControl>> seats;

@@ -38,8 +38,8 @@ struct Rendezvous {
   std::string transport = "auto";  ///< auto, threads, shm, tcp
   Seconds timeout{600};            ///< limit of one collective, and of rendezvous
   Seconds heartbeat{5};            ///< interval of heartbeats; a rank counts as silent after three without one
-  /// Settings that must be equal on all ranks (build, protocol, command line), as key=value lines. The error names the
-  /// first line that differs.
+  /// Settings that must be equal on all ranks (build, protocol, command line), as key=value lines. If they are not,
+  /// Control::join() fails and names the first line that differs.
   std::string identity;
 
   /// Reads RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or the variables of Open MPI or
@@ -52,8 +52,8 @@ struct Rendezvous {
 };
 
 /// Opens a listening socket for rank 0 before the ranks start (spawn(), tests), so that no other process can take the
-/// port in between. `port` 0 takes any free one and returns its number. Pass the descriptor to Rendezvous::listener, or
-/// close it. Error: port in use.
+/// port in between. If `port` is 0, chooses a free port and stores its number in `port`. Put the returned descriptor
+/// into Rendezvous::listener, or close it. Error if the port is in use.
 int open_listener(const std::string& address, int& port);
 
 /// A rank's current state: sent along with heartbeats, and quoted in error messages of other ranks.
@@ -65,28 +65,28 @@ struct Activity {
   bool is_collective = true;  ///< false for messages, which do not count in `completed`
   bool waiting = false;       ///< true while the rank is inside a call
   int waits_for = -1;         ///< world rank that the current call waits for; -1 if none
-  /// Point to point: number of the awaited message, counted per peer and direction; 0 in a collective.
+  /// In a send or receive: number of the awaited message, counted from 1 for each peer and direction; else 0.
   uint64_t messages = 0;
   bool is_send = false;  ///< used if `messages` > 0; true: this rank waits to send, false: it waits to receive
-  /// Numbers of messages started so far, as pairs (world rank, count): sent_to counts sends to that rank, taken_from
-  /// receives from that rank. Empty if messages are not counted.
+  /// Numbers of messages started so far, as pairs (world rank, count). sent_to: messages sent to that rank; taken_from:
+  /// messages received from it. Empty if messages are not counted.
   std::vector<std::pair<int, uint64_t>> sent_to, taken_from;
 };
 
 /// A rank's membership in the job. All methods may be called from any thread.
 class Control {
  public:
-  /// Joins the job; rank 0 also starts the store. Returns when all ranks have joined. DistError: timeout (naming the
-  /// missing ranks), refused (token, job, world size, duplicate rank, identity), protocol (another program listens on
-  /// the port).
+  /// Joins the job; rank 0 also starts the store. Returns when all ranks have joined. DistError: timeout (it
+  /// names the missing ranks), refused (another token, job, world size or identity, or a rank that has joined already),
+  /// protocol (another program listens on the port).
   static std::shared_ptr<Control> join(const Rendezvous& rendezvous);
   virtual ~Control() = default;  ///< leaves the job unless it failed
 
-  /// The rendezvous that this rank joined with, with the heartbeat interval of rank 0.
+  /// The settings with which this rank joined, except that `heartbeat` is the interval that rank 0 has set.
   virtual const Rendezvous& place() const = 0;
   /// Address under which other hosts reach this rank.
   virtual const std::string& own_address() const = 0;
-  /// Name of this rank's host. Ranks that can share memory have the same name (TCP: boot id, namespaces, user).
+  /// Name of this rank's host. Ranks that can share memory have the same name; over TCP it is host_identity().
   virtual const std::string& host() const = 0;
 
   // The store: keys and values
@@ -112,20 +112,20 @@ class Control {
   /// Returns the failure that was reported first.
   virtual DistError report(Fault fault, int rank, const std::string& message) = 0;
 
-  // The current call of this rank; sent with the heartbeat
+  // This rank's current call. The rank's heartbeats carry these reports.
   virtual void begin(const Activity& activity) = 0;  ///< enters a collective
-  /// Reports that the current call waits for rank `peer`; deadlocks are found from these reports. While it waits, the
-  /// call must repeat the report every renewal() seconds (MPI: every heartbeat): a report counts for two heartbeats
-  /// only. `messages`: see Activity::messages.
+  /// Reports that the current call waits for rank `peer`; deadlocks are found from these reports. While the call waits,
+  /// it must repeat the report every renewal() seconds (MPI: every heartbeat interval), since a report is valid for two
+  /// heartbeat intervals only. `messages`: see Activity::messages.
   virtual void waits(int peer, uint64_t messages, bool is_send) = 0;
-  /// Seconds after which a call that is still waiting must call waits() again.
+  /// Interval in seconds at which a collective or message that still waits must repeat waits().
   Seconds renewal() const { return std::min(place().heartbeat, Seconds(0.25)); }
   virtual void end() = 0;  ///< leaves the collective
   /// Sets the training step, which errors and flight records name.
   virtual void set_step(uint64_t step) { step_ = step; }
   /// The step set last.
   uint64_t step() const { return step_; }
-  /// A phrase about the state of each of these ranks, for the message of a timeout. Over TCP: asks the store.
+  /// Returns a phrase about the state of each of these ranks, for the message of a timeout. Over TCP, asks the store.
   virtual std::string explain(const std::vector<int>& world_ranks) = 0;
   /// Leaves the job: other ranks must not wait for this one any more. Waits until rank 0 has acknowledged. Idempotent.
   virtual void leave() = 0;

@@ -221,7 +221,7 @@ class Picture {
         arrow(left + column * (block_ + gap) + block_, middle(t.from, from.slot),
               left + (column + 1) * (block_ + gap) - 3, middle(t.to, to.slot), color(chunk));
       }
-      // A local addition uses up its source: the scratch copy is empty from now on.
+      // After an addition inside one rank, the scratch copy that was added is not needed any more: draw it as empty.
       if (t.from == t.to && t.action == Action::reduce)
         for (const int32_t chunk : m.chunks) square(t.from, {chunk, t.source.slot}) = {};
     }

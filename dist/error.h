@@ -1,5 +1,5 @@
 #pragma once
-// Failures between ranks. All ranks of a job raise the same cause: the first failure that was reported.
+// Failures between ranks. All ranks of a job raise the same error: the first failure that any rank reported.
 #include <string>
 #include <string_view>
 
@@ -19,7 +19,7 @@ enum class Fault {
   protocol,     ///< malformed, damaged or truncated bytes
   refused,      ///< rendezvous rejected the rank: wrong token, job, world size or version, or a duplicate rank
 };
-/// "rank failed", "timeout", ... for messages.
+/// The name of a kind of failure, for messages: "rank failed", "timeout" and so on.
 std::string_view name_of(Fault fault);
 
 /// A lost peer or connection, or disagreement between ranks. The group cannot be used any more.

@@ -105,7 +105,7 @@ class Executor {
     stream.has_block = stream.cursor.find(program_.items, w_.memory.size, max_blocks_);
   }
 
-  /// How far transfer `index` may go, in bytes and at most `end`: as far as all transfers are done that it depends on.
+  /// Returns the byte up to which transfer `index` may go: `end`, or less if a transfer that it depends on is behind.
   size_t limit(uint32_t index, size_t end) const {
     const Program::Item& item = program_.items[index];
     for (const uint32_t d : program_.needs(item)) end = std::min(end, w_.done[d]);

@@ -27,7 +27,7 @@
 
 namespace lockstep::dist {
 
-/// True if LOCKSTEP_COMM_CHECKSUM=1 was set at the first call.
+/// True if LOCKSTEP_COMM_CHECKSUM=1 was set when checksum_wanted() was first called in this process.
 bool checksum_wanted();
 
 /// A collective call to execute: this rank's program and the memory, header and context that it runs with.
@@ -40,7 +40,7 @@ struct Execution {
   std::function<std::span<std::byte>(int32_t chunk)> memory;
   /// Returns the size of a chunk in bytes, even if the caller has no memory for it (as in a gather through a tree).
   std::function<size_t(int32_t chunk)> chunk_bytes;
-  /// Not null, on all ranks alike, if the call may read and write tensors in shared memory instead of sending them.
+  /// Not null if the call may read and write tensors in shared memory instead of sending them; all ranks must agree.
   const InPlace* in_place = nullptr;
   Header header;               ///< sent once to each peer that receives data; each sender's header must match it
   Control* control = nullptr;  ///< tells of failures of other ranks, which end the wait; may be null in tests

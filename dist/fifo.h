@@ -16,7 +16,7 @@
 
 namespace lockstep::dist {
 
-/// State shared by the two ends. All zero is an empty ring, so new pages of a file need no construction.
+/// State that writer and reader share. All bytes zero means an empty ring, so new pages of a file need no constructor.
 struct FifoControl {
   static constexpr size_t bytes = 4096;          ///< size of the control page in front of the data
   alignas(64) std::atomic<uint64_t> written{0};  ///< total bytes written
@@ -67,7 +67,7 @@ class FifoReader {
         data_(static_cast<const std::byte*>(memory) + FifoControl::bytes),
         capacity_(capacity) {}
 
-  /// All bytes written and not yet consumed, contiguous. Never longer than the ring, whatever the writer stores.
+  /// All bytes written and not yet consumed, contiguous. Never longer than the ring, even if `written` is corrupt.
   std::span<const std::byte> readable() const {
     const uint64_t written = control_->written.load(std::memory_order_acquire);
     return {data_ + (read_ & (capacity_ - 1)), std::min(size_t(written - read_), capacity_)};

@@ -35,14 +35,14 @@ struct Header {
 };
 static_assert(sizeof(Header) == 128);
 
-/// The header of a call, without payload and crc. `rank`: world rank.
+/// Returns the header of a call by world rank `rank`. The fields `payload` and `crc` are not set yet.
 Header header_of(const Call& call, uint64_t job, uint64_t sequence, int rank);
 /// Computes the header's crc. Call it after all other fields are set.
 void seal(Header& header);
 /// Throws DistError (protocol) if the header has a wrong magic number, version or crc. `peer`: the sender's world rank.
 void check_sealed(const Header& header, int peer);
-/// Throws DistError (mismatch), which describes both calls, if the headers belong to different calls or differ in
-/// length. Throws DistError (protocol) if they belong to different groups.
+/// Throws DistError (mismatch), which describes both calls, if the headers belong to different calls or announce
+/// different numbers of payload bytes. Throws DistError (protocol) if they belong to different groups.
 void check_same(const Header& mine, const Header& theirs, const std::string& group);
 /// True for the header of a send or a receive.
 inline bool is_message(const Header& header) {

@@ -22,9 +22,9 @@ namespace lockstep::dist {
 /// True if a call with this algorithm may work directly on tensors in shared memory.
 bool can_work_in_place(Collective collective, Algorithm algorithm);
 
-/// The part of the schedule `in_place` that one rank executes, in order. In an all_reduce, it is everything done with
-/// the rank's chunk, in any rank's tensor. In other collectives, it is everything written into the rank's own memory.
-/// No rank waits for the work of another one.
+/// The part of the schedule `in_place` that one rank executes, in order. In an all_reduce, these are all
+/// operations on the chunk that belongs to the rank, in the tensors of all ranks. In other collectives, they are all
+/// operations that write into the rank's own memory. No rank waits for the work of another one.
 struct Share {
   int64_t chunks = 1;
   std::vector<Transfer> transfers;

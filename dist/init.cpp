@@ -28,7 +28,7 @@ bool launched_by_mpi() {
 }
 
 void check_first() {
-  LOCKSTEP_CHECK(!is_initialized(), "[init] expected one call, got a second one; shutdown() ends the first world");
+  LOCKSTEP_CHECK(!is_initialized(), "[init] expected one call, got a second one; call shutdown() first");
 }
 
 ProcessGroup& adopt(World made) {
@@ -112,8 +112,8 @@ ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend) {
                  "[init] expected a URL env:// with backend mpi, where mpirun assigns the ranks, got a rendezvous");
   check_backend("init", backend);
   LOCKSTEP_CHECK(rendezvous.world_size >= 1 && rendezvous.rank >= 0 && rendezvous.rank < rendezvous.world_size,
-                 "[init] expected a rank from 0 to world size - 1, got rank ", rendezvous.rank, " of ",
-                 rendezvous.world_size);
+                 "[init] expected a world size of 1 or more, and a rank from 0 to world size - 1, got rank ",
+                 rendezvous.rank, " of ", rendezvous.world_size);
   check_first();
   return adopt(make_world(make_control(rendezvous), backend));
 }

@@ -23,8 +23,8 @@ struct Job {
   /// Reads LOCKSTEP_ALGORITHM, LOCKSTEP_COMM_CHECKSUM and LOCKSTEP_FLIGHT_DIR. Error for an invalid value.
   explicit Job(std::shared_ptr<Control> seat);
 
-  /// Called with an exception that left a collective: reports it unless another failure came first, writes the flight
-  /// record, and returns the failure that every rank raises.
+  /// Call it with the exception that a collective has thrown. Reports the exception unless another failure came first,
+  /// writes the flight record, and returns the failure that every rank raises.
   DistError fail(std::exception_ptr error);
   /// Writes the flight record into LOCKSTEP_FLIGHT_DIR, if that is set.
   void write_flight(const std::string& why) const noexcept;
@@ -64,8 +64,8 @@ std::shared_ptr<Control> make_control(const Rendezvous& rendezvous);
 void set_mpi(World (*make)());
 /// Error unless `backend` is auto or native, or nccl in a build with NCCL. `op`: the caller's name, for the message.
 void check_backend(const char* op, const std::string& backend);
-/// The world group on top of a joined job, with NCCL for tensors on devices if the build has it and `backend` is not
-/// native.
+/// Makes the world group of a job that this rank has joined, with NCCL for tensors on devices if the build has it and
+/// `backend` is not native.
 World make_world(std::shared_ptr<Control> control, const std::string& backend = "auto");
 /// Sets the world of this thread (ranks that are threads); nullptr returns to the world of the process.
 void set_thread_world(World* world);

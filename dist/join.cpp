@@ -22,8 +22,8 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::chrono::seconds handshake_time{5};
-// Limit for the store's first message. After it, the rank connects again: while the store is flooded with connections,
-// a new attempt may be served earlier.
+// Limit for the store's first message. After this time, the rank connects again: while the store is flooded with
+// connections, a new attempt may be served earlier.
 constexpr std::chrono::seconds first_word_time{1};
 constexpr std::chrono::seconds silent_time{20};  // limit for a series of attempts without a first message
 
@@ -40,7 +40,7 @@ struct Dialog {
   Fd fd;
   FrameReader in{stranger_limit - wire_header};
 
-  // The next frame, or nothing at the deadline.
+  // Returns the next frame, or nothing if it has not arrived at the deadline.
   std::optional<Frame> read(Clock::time_point deadline) {
     for (;;) {
       if (auto frame = in.next()) return frame;

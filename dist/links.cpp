@@ -16,8 +16,8 @@ void check_what_is_left(Channel& channel, const Header& mine, const std::string&
   std::memcpy(&theirs, here.data(), sizeof theirs);
   const bool is_header = theirs.magic == Header::magic_value && theirs.crc == crc32c(&theirs, offsetof(Header, crc));
   if (!is_header || theirs.job != mine.job) return;
-  // If the peer's header for this call was already read, these bytes may be the header of the peer's next call. Report
-  // them only if they have this call's number.
+  // If the peer's header for this call was already read, these bytes may be the header of the peer's next call, which
+  // is no mismatch. Compare the header only if it has the number of this call.
   if (!awaited) {
     if (is_message(mine) || is_message(theirs) || theirs.sequence != mine.sequence) return;
     expected.payload = theirs.payload;

@@ -26,8 +26,8 @@ struct Cursor {
   int64_t wave = 0;
   size_t block = 0;  // the current block of list[at]
 
-  /// Moves to the next block, beginning with transfer list[at] in the current wave. Returns false when no block is
-  /// left. `max_blocks`: number of blocks of the longest chunk.
+  /// Moves to the next block: looks for it from transfer list[at] of the current wave on. Returns false when no block
+  /// is left. `max_blocks`: number of blocks of the longest chunk.
   bool find(const std::vector<Program::Item>& items, const std::vector<size_t>& size, int64_t max_blocks) {
     for (;;) {
       while (low < list.size() && wave - items[list[low]].step >= max_blocks) ++low;
@@ -77,7 +77,7 @@ struct PeerLink {
   bool is_sent_open() const { return out.header_done >= opening_bytes(out.header); }
   /// True once the header and the placement have arrived.
   bool is_received_open() const { return in.header_done >= opening_bytes(theirs); }
-  /// Sends as much as fits of the opening; returns the bytes sent. `more`: payload follows at once.
+  /// Sends as much as fits of the opening; returns the number of bytes sent. `more`: true if payload follows directly.
   size_t send_opening(bool more);
   /// Receives what has arrived of the opening; returns the bytes received. DistError when the header is damaged or
   /// belongs to another call than in.header. `group`: the group's name, for messages.

@@ -24,7 +24,7 @@ class LocalControl;
 struct LocalJob {
   LocalJob(int ranks, double heartbeat) : roster(ranks, heartbeat), doing(size_t(ranks)), controls(size_t(ranks)) {}
   double now() const { return Seconds(Clock::now() - start).count(); }
-  /// Tells the roster what each rank does: begin() and end() only store this in `doing`.
+  /// Passes the activity of each rank to the roster. begin() and end() only store the activity in `doing`.
   void look() {
     for (size_t r = 0; r < doing.size(); ++r) {
       roster.heard(int(r), now());
@@ -118,8 +118,8 @@ class LocalControl final : public Control {
   DistError report(Fault fault, int rank, const std::string& message) override {
     std::unique_lock lock(job_->mutex);
     if ((fault == Fault::rank_failed || fault == Fault::rank_silent) && rank >= 0 && rank != place_.rank) {
-      // Another rank seems to have failed. Wait a little for its own report, which explains the cause better. It may
-      // also have left the job.
+      // Another rank seems to have failed. Wait a little for that rank's own report, which explains the cause better.
+      // Or perhaps that rank has left the job.
       job_->changed.wait_for(lock, std::min(place_.heartbeat, Seconds(0.3)), [&] { return job_->failure.has_value(); });
       job_->look();
       if (!job_->failure && job_->roster.has_left(rank)) return fail(job_->roster.gone(place_.rank, rank));

@@ -22,8 +22,8 @@ struct Prepared {
   std::optional<Program> program;
   int64_t chunks = 1;
   Share in_place;  // this rank's share if the tensors are in shared memory
-  // True if the program overwrites other ranks' chunks of this rank's tensor. So reduce_scatter and scatter work on a
-  // copy of the input.
+  // True if the program also writes chunks of this rank's tensor that belong to other ranks. Then reduce_scatter and
+  // scatter work on a copy of the input.
   bool writes_others = false;
 };
 
@@ -35,7 +35,7 @@ struct NativeEngine : Membership {
 
   /// True if no call is queued or running.
   virtual bool idle() const { return turns.idle(); }
-  /// Runs a call. Turns (turns.h) calls this for one call of the group after another.
+  /// Runs one collective or exchange of messages. Turns (turns.h) calls move() for these one after another.
   virtual void move(Call& call, uint64_t sequence);
   /// The algorithm for a call: the caller's, that of LOCKSTEP_ALGORITHM, or one_shot for small tensors and direct for
   /// others. Error when the caller's choice has no schedule for the collective.
@@ -53,7 +53,7 @@ struct NativeEngine : Membership {
   Turns turns;
 
  private:
-  // The program for a call, made at its first use.
+  // Returns the program for a call. Makes it for the first call of this kind, and keeps it for later ones.
   const Prepared& plan(const Call& call);
   // Runs a call of a group of one rank: copies input to output.
   void alone(const Call& call);
@@ -61,7 +61,7 @@ struct NativeEngine : Membership {
   void learn_count(Call& call, uint64_t sequence);
   void barrier(const Call& call, uint64_t sequence);
   void disseminate(const Mail& mail, const Call& call, uint64_t sequence);
-  // The parameters of an exchange of messages that `call` needs.
+  // Returns the parameters with which move_messages() moves the messages of `call`.
   Mail mail(const Call& call);
   // Adds the bytes that a call moved to `traffic`.
   void book(const Moved& moved);

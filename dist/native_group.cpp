@@ -39,7 +39,7 @@ Algorithm NativeEngine::choose(const Call& call) const {
     return call.algorithm;
   }
   if (job->forced != Algorithm::automatic && has_schedule(job->forced, call.collective)) return job->forced;
-  // Both algorithms add in the same order, so they give the same bits.
+  // one_shot and direct give the same bits, so the choice does not change results.
   const int64_t bytes = call.count * size_of(call.dtype);
   const bool small = call.collective == Collective::all_reduce && bytes <= one_shot_bytes &&
                      bytes * int64_t(world_ranks.size() - 1) <= one_shot_sent;

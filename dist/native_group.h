@@ -1,6 +1,6 @@
 #pragma once
 // The native process group: collectives are schedules (schedule.h), executed over channels (transport.h). The default
-// algorithm (but for very small tensors) is `direct`, which moves as few bytes as a ring and adds in the order of
+// algorithm, except for very small tensors, is `direct`, which moves as few bytes as a ring and adds in the order of
 // summation_tree.h. make_nccl_group() returns a derived group that moves tensors on devices by NCCL.
 #include "dist/job.h"
 #include "dist/process_group.h"

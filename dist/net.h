@@ -67,10 +67,10 @@ SocketAddress local_address(int fd);
 /// The remote address of a socket.
 SocketAddress peer_address(int fd);
 
-/// A listening socket. Error: port in use, not an address of this machine, out of descriptors.
+/// Opens a listening socket. Error if the port is in use, the address is not of this machine, or descriptors ran out.
 Fd listen_at(const SocketAddress& address);
-/// A connected, non-blocking socket. On failure the result is empty and `problem` holds errno; gives up at the
-/// deadline.
+/// Connects a non-blocking socket. On failure, or at the deadline, returns an empty Fd and stores the errno in
+/// `problem`.
 Fd connect_to(const SocketAddress& address, Clock::time_point deadline, int& problem);
 /// Makes an accepted socket non-blocking and close-on-exec, and disables Nagle's delay (TCP_NODELAY).
 void prepare(int fd);

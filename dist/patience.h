@@ -19,8 +19,8 @@ class Patience {
   /// `call` and `links` must outlive this object.
   Patience(const Execution& call, const std::vector<PeerLink>& links) : e_(call), links_(links) {}
 
-  /// Calls visit(open) again and again, until a call leaves `open` false: nothing is left to do. visit() returns the
-  /// bytes that it moved. Throws DistError when another rank failed or the timeout is over.
+  /// Calls visit(open) until nothing is left to do: visit() must set `open` to true as long as something is left. It
+  /// returns the number of bytes that it moved. Throws DistError when another rank fails, or at the timeout.
   template <class Visit> void until_done(Visit&& visit) {
     for (int quiet = 0;;) {
       bool open = false;

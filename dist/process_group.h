@@ -58,7 +58,7 @@ struct CollectiveOptions {
   bool async = false;         ///< true: run on the group's own thread, in the order of the calls
   /// For send and receive: if set, the rank counts as waiting only while *awaited is true. So a receive that is posted
   /// while the rank still computes does not look like a deadlock. If set for a tensor on a device, Work::wait() also
-  /// releases the group's reference to the tensor; call it while the stream on which the tensor was made is current.
+  /// releases the group's reference to the tensor; call wait() while the stream that made the tensor is current.
   std::shared_ptr<const std::atomic<bool>> awaited = {};
 };
 
@@ -145,10 +145,10 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   Work broadcast(const Tensor& data, int root, const CollectiveOptions& o = {});
   /// Reduces to the root. The contents of `data` on other ranks are unspecified afterwards.
   Work reduce(const Tensor& data, int root, const CollectiveOptions& o = {});
-  /// Concatenates all ranks' parts, by rank, into `whole`. Each `part` has the size of the rank's slice of `whole` by
-  /// shard_range(). In place if it is that slice.
+  /// Concatenates all ranks' parts, by rank, into `whole`. Each `part` is as large as the slice of `whole` that
+  /// shard_range() gives the rank. `part` may be this slice itself: then the call works in place.
   Work all_gather(const Tensor& whole, const Tensor& part, const CollectiveOptions& o = {});
-  /// Reduces `whole` over all ranks. Each rank gets its slice of the result, by shard_range(), in `part`.
+  /// Reduces `whole` over all ranks. Each rank gets in `part` the slice of the result that shard_range() gives it.
   Work reduce_scatter(const Tensor& part, const Tensor& whole, const CollectiveOptions& o = {});
   /// Collects the parts at the root. `whole` is used at the root only.
   Work gather(const Tensor& whole, const Tensor& part, int root, const CollectiveOptions& o = {});
@@ -171,9 +171,9 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// the missing ranks.
   void barrier(Seconds timeout = Seconds{0}, std::string_view tag = {});
 
-  /// The calls of this group that this thread has recorded into a graph (tensor/graph.h) since the last call of this
-  /// function, in order. The caller must make sure that all ranks record the same calls: they are not compared while
-  /// recording.
+  /// The collectives and messages of this group that this thread has recorded into a graph (tensor/graph.h) since it
+  /// last called take_recorded(), in order. The caller must make sure that all ranks record the same ones: ranks do
+  /// not compare them while recording.
   virtual std::vector<std::string> take_recorded() { return {}; }
   /// Runs a graph that repeats `calls`. `launch` must launch the graph or, if the graph has collectives of several
   /// groups, call replay() of the next group. All ranks must call replay(). It counts as one call of the group, with
@@ -190,8 +190,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// same point with one size, and pass the same slice of the window to the same collectives.
   virtual Tensor shared_empty(const Shape& shape, DType dtype = f32, Device device = cpu);
 
-  /// Creates a group of some ranks of this one. All ranks of this group must call it, in the same order. nullptr on
-  /// ranks that are not members.
+  /// Creates a group from some ranks of this group. All ranks of this group must call it, at the same place in the
+  /// order of their calls. Returns nullptr on ranks that are not in `ranks`.
   std::shared_ptr<ProcessGroup> new_group(const std::vector<int>& ranks, const std::string& name);
   /// Splits this group: ranks that pass the same `color` form a group NAME.COLOR, ordered by (key, rank). A rank with a
   /// negative color gets nullptr. All ranks must call it.
@@ -247,7 +247,7 @@ class Mesh {
  public:
   /// Collective. Error unless the sizes of the axes multiply to world.size().
   Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes);
-  /// The group of the ranks that differ from this one in `axis` only. An unknown axis is an Error that lists the axes.
+  /// The group of the ranks that have this rank's coordinates on all other axes. Error if no axis is called `axis`.
   ProcessGroup& group(const std::string& axis) const;
   int coordinate(const std::string& axis) const;  ///< this rank's coordinate along `axis`
   int size(const std::string& axis) const;        ///< number of ranks along `axis`

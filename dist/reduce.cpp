@@ -45,8 +45,8 @@ template <class Op, class T> T apply(T a, T b) {
   }
 }
 
-/// target[i] = fn(target[i], source[i]) in f32, sixteen elements of f16 or bf16 at a time; the tail takes the same
-/// path.
+/// target[i] = fn(target[i], source[i]) in f32, sixteen elements of f16 or bf16 at a time. The rest, fewer than
+/// sixteen elements, is computed in the same way.
 template <class T, class Fn>
 void each_half(std::byte* __restrict target, const std::byte* __restrict source, int64_t count, Fn&& fn) {
   using on_cpu::ShortWords;

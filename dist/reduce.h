@@ -16,7 +16,7 @@ const char* name_of(ReduceOp op);
 /// target[i] = target[i] op source[i]. `mean` only adds; call divide() after the last term. f16 and bf16 are computed
 /// in f32 and rounded once. min and max propagate NaN. Error for a mean of bool.
 void reduce_into(DType dtype, ReduceOp op, std::byte* target, const std::byte* source, int64_t count);
-/// target[i] /= divisor; a power of two multiplies by its exact inverse. Error for bool.
+/// target[i] /= divisor. If the divisor is a power of two, multiplies by its inverse, which is exact. Error for bool.
 void divide(DType dtype, std::byte* target, int64_t count, int64_t divisor);
 
 }  // namespace lockstep::dist

@@ -99,8 +99,8 @@ const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std
   if (!rank || !world) return speaks;
   const auto local_world = find("local_world_size", speaks->local_world),
              local_rank = find("local_rank", speaks->local_rank);
-  // Without information about hosts, all ranks are assumed to be on this one, unless they meet at a remote address (see
-  // finish()).
+  // Without information about hosts, assume that all ranks are on this host, unless they meet at an address of another
+  // host (see finish()).
   place.local_world_size = local_world ? integer(local_world->first, local_world->second, 1, place.world_size) : 0;
   if (!local_world && speaks == &dialects[2]) {
     const auto list = variable("SLURM_STEP_TASKS_PER_NODE") ? variable("SLURM_STEP_TASKS_PER_NODE")

@@ -155,7 +155,7 @@ DistError Roster::gone_from(const std::string& what, int who, const std::vector<
               " the group in step ", seats_[size_t(ranks.front())].activity.step, "; all its ranks must call it")};
 }
 
-// True if the rank in this seat waits for another rank, and has reported so within the last two heartbeats.
+// True if the rank in this seat waits for another rank, and reported this at most two heartbeat intervals ago.
 bool Roster::waits(const Seat& seat, double now) const {
   return seat.state == State::seated && seat.activity.waiting && seat.activity.waits_for >= 0 &&
          now - seat.renewed <= 2 * heartbeat_;
@@ -176,7 +176,8 @@ std::vector<int> Roster::left_behind(int rank) const {
   return out;
 }
 
-// True if `waiter` really waits for `peer`: the counts that `peer` has reported do not include the call or message yet.
+// True if `waiter` really waits for `peer`: by its last report, `peer` has neither completed the collective nor started
+// the message that `waiter` waits for.
 bool Roster::is_real(int waiter, const Seat& peer) const {
   const Activity& a = seats_[size_t(waiter)].activity;
   if (a.messages == 0) {
@@ -203,8 +204,8 @@ std::optional<DistError> Roster::silent(double now) const {
 }
 
 // Finds deadlocks: follows the waits from every rank, and looks for a cycle in which nothing has moved for three
-// heartbeats. A cycle counts if it consists of messages, or of different calls in one group, such as a broadcast from
-// rank 0 and one from rank 1. Within one and the same collective, all ranks just wait for the slowest one.
+// heartbeat intervals. A cycle counts if it consists of messages, or of different calls in one group, such as a
+// broadcast from rank 0 and one from rank 1. Within one and the same collective, ranks just wait for the slowest one.
 std::optional<DistError> Roster::circle(double now) const {
   const auto next = [&](int rank) {
     const Seat& seat = seats_[size_t(rank)];
@@ -243,8 +244,8 @@ std::optional<DistError> Roster::judge(double now) const {
     const Seat& seat = seats_[size_t(rank)];
     if (!waits(seat, now)) continue;
     const std::vector<int> ranks = left_behind(rank);
-    // Data of a rank that has left may still be on the way: wait for a heartbeat. But a rank that never started this
-    // call has sent none: wait only 0.1 s, in case more ranks are about to leave.
+    // Data of a rank that has left may still be on the way: wait one heartbeat interval. But a rank that never started
+    // this call has sent no data: wait only 0.1 s, in case more ranks are about to leave.
     const bool settled = std::any_of(ranks.begin(), ranks.end(), [&](int other) {
       const bool never_came = seat.activity.messages == 0 && is_real(rank, seats_[size_t(other)]);
       const double since =

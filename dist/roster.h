@@ -53,7 +53,7 @@ class Roster {
 
   /// The error for a rank whose connection was lost. It names the rank's last known call.
   DistError died(int rank) const;
-  /// The error for rank `who`, whose current call needs these ranks, which have left.
+  /// The error for rank `who`, whose current call needs `ranks`: these have left the job.
   DistError gone(int who, const std::vector<int>& ranks) const;
   /// The error for rank `who`, which found that `rank` has left. Also names other ranks that left before the same call.
   DistError gone(int who, int rank) const;
@@ -61,7 +61,7 @@ class Roster {
   DistError gone_from(const std::string& what, int who, const std::vector<int>& ranks) const;
   /// The first failure found, if any: a silent rank, a wait for a rank that has left, or a deadlock.
   std::optional<DistError> judge(double now) const;
-  /// The state of these ranks, in a phrase for each.
+  /// Returns a phrase for each of these ranks that tells its state.
   std::string explain(const std::vector<int>& ranks) const;
   std::string who(int rank) const;  ///< "rank 1 (pid 1234 on host)"
 

@@ -87,7 +87,7 @@ void check_request(Algorithm algorithm, const Request& r) {
         others += (others.empty() ? "; expected one of " : ", ") + std::string(name_of(a));
     }
     fail(str("[schedule] ", name_of(algorithm), " has no schedule for ", name_of(r.collective),
-             others.empty() ? ": no algorithm has" : others));
+             others.empty() ? ": no algorithm has; name another collective" : others));
   }
   LOCKSTEP_CHECK(!r.mean || is_reduction(r.collective), "[schedule] ", name_of(r.collective),
                  " does not reduce, so it has no mean; leave out mean");
@@ -120,7 +120,7 @@ void visit_schedule(Algorithm algorithm, const Request& request, const Emit& emi
   check_request(algorithm, request);
   const int64_t n = request.ranks, most = std::numeric_limits<int32_t>::max();  // highest number of a chunk
   LOCKSTEP_CHECK(request.collective != Collective::all_to_all || n * n <= most,
-                 "[schedule] all_to_all goes up to 46340 ranks, got ", n);
+                 "[schedule] expected at most 46340 ranks for all_to_all, got ", n);
   rules_of(algorithm).visit(request, emit);
 }
 

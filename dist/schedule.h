@@ -17,7 +17,7 @@
 
 namespace lockstep::dist {
 
-/// Kinds of call. Those from `barrier` on have no schedule.
+/// Kinds of call. `barrier` and the kinds after it have no schedule.
 enum class Collective : uint8_t {
   all_reduce,
   reduce_scatter,
@@ -47,10 +47,10 @@ std::vector<Algorithm> all_algorithms();
 std::vector<std::string> names_of_algorithms();       ///< names of all_algorithms()
 enum class Action : uint8_t { copy, reduce, scale };  ///< scale: local, divides by the number of ranks (mean)
 
-/// "all_reduce", ...; "something unknown" for any other number.
+/// The name of a collective, such as "all_reduce". A number that is no Collective gives "something unknown".
 std::string_view name_of(Collective collective);
 std::string describe_replay(int64_t collectives);  ///< "replay of 2 collectives"
-/// "ring", "direct", ...; "an unknown algorithm" for any other number.
+/// The name of an algorithm, such as "ring". A number that is no Algorithm gives "an unknown algorithm".
 std::string_view name_of(Algorithm algorithm);
 /// The collective of this name. Error if the name is unknown; it lists the known names and suggests the nearest one.
 Collective parse_collective(std::string_view name);

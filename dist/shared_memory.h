@@ -25,13 +25,13 @@ struct Placement {
 };
 static_assert(sizeof(Placement) == 24);
 
-/// A tensor in a segment of its own, uninitialised; an ordinary tensor if it has no elements. Memory statistics count
-/// it like any other tensor. Error when the memory cannot be allocated.
+/// Returns a new, uninitialised tensor in a file of shared memory of its own; an ordinary tensor if it has no elements.
+/// Memory statistics count it like any other tensor. Error when the memory cannot be allocated.
 Tensor shared_tensor(const Shape& shape, DType dtype);
 /// The placement of these bytes; converts to false unless all of them lie within one segment of this process.
 Placement placement_of(std::span<const std::byte> bytes);
 
-/// The mapped segments of one process (which may be this one).
+/// The segments of one process (which may be this one) that this process has mapped so far.
 class PeerSegments {
  public:
   /// `peer`: the world rank of process `pid`, for messages.

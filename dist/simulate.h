@@ -53,7 +53,7 @@ Simulation simulate_transfers(Algorithm algorithm, const Request& request, int64
 std::optional<Simulation> simulate_rounds(Algorithm algorithm, const Request& request, int64_t elements,
                                           int64_t element_size, const Network& network);
 
-/// The textbook cost on one kind of link: a·latency + b·S/bandwidth.
+/// The textbook cost of a schedule if all links are the same: as a formula, and in seconds.
 struct Formula {
   std::string text;  ///< "2(n-1)·α + 2(n-1)/n·S/β"
   double seconds = 0;

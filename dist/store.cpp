@@ -69,7 +69,7 @@ Store::Store(const Rendezvous& rendezvous, const Member& host)
     thread_ = std::thread([this] { serve(); });
   } catch (const std::system_error& error) {
     lockstep::fail(str("[control] cannot start the store's thread: ", error.what(),
-                       ": the limit of processes and threads is reached (ulimit -u)"));
+                       ": the limit of processes and threads is reached; raise it with ulimit -u"));
   }
 }
 
@@ -113,7 +113,7 @@ void Store::serve() {
     turn();
     attend(false);
     if (polled[1].revents) accept_some();
-    // Handle closed connections after all received data: a rank's goodbye may be in another buffer.
+    // Handle closed connections only after all received data, which may say that the rank has left.
     for (auto it = connections_.begin(); it != connections_.end();) {
       if (!it->dead) {
         ++it;

@@ -22,7 +22,8 @@ namespace lockstep::dist {
 /// The server of one job.
 class Store {
  public:
-  /// Listens at rendezvous.address and port, or on rendezvous.listener. Error: port in use, no token, unknown address.
+  /// Listens at rendezvous.address and port, or on rendezvous.listener. Error if the port is in use, the address is
+  /// unknown, or other hosts could connect and there is no token.
   Store(const Rendezvous& rendezvous, const Member& host);
   /// Calls finish().
   ~Store();

@@ -32,7 +32,7 @@ class TreeSum {
   /// tensor is still needed.
   void add(Tensor leaf);
   int64_t count() const { return count_; }  ///< leaves so far
-  /// The partial sums; some entries are undefined.
+  /// The partial sums: entry k is the sum of 2^k leaves, or undefined.
   const std::vector<Tensor>& levels() const { return levels_; }
   /// The sum of all leaves so far, in tree order; undefined if there are none. Resets the object.
   Tensor take();

@@ -34,7 +34,7 @@ TcpControl::TcpControl(Rendezvous place, Seat seat, std::unique_ptr<Store> store
     thread_ = std::make_unique<std::thread>([this] { run(); });
   } catch (const std::system_error& error) {
     fail(str("[control] cannot start the heartbeat's thread: ", error.what(),
-             ": the limit of processes and threads is reached (ulimit -u)"));
+             ": the limit of processes and threads is reached; raise it with ulimit -u"));
   }
 }
 

@@ -16,7 +16,7 @@ namespace lockstep::dist {
 /// A Control over one TCP connection.
 class TcpControl final : public Control {
  public:
-  /// Takes over a joined connection; `store` is set at rank 0 only.
+  /// `seat`: the connection of this rank, which has joined the job at `place`. `store` is null except on rank 0.
   TcpControl(Rendezvous place, Seat seat, std::unique_ptr<Store> store);
   ~TcpControl() override;
 

@@ -70,8 +70,8 @@ class NativeTransport final : public Transport {
         forced_(control.place().transport) {
     LOCKSTEP_CHECK(forced_ == "auto" || forced_ == "threads" || forced_ == "shm" || forced_ == "tcp",
                    "[transport] expected auto, threads, shm or tcp, got \"", forced_, "\"");
-    LOCKSTEP_CHECK(rank >= 0 && size_t(rank) < world_ranks.size(), "[transport] expected a rank below ",
-                   world_ranks.size(), ", got ", rank);
+    LOCKSTEP_CHECK(rank >= 0 && size_t(rank) < world_ranks.size(),
+                   "[transport] expected a rank of 0 or more and below ", world_ranks.size(), ", got ", rank);
     const Rendezvous& place = control.place();
     crowded_ = place.local_world_size > sysconf(_SC_NPROCESSORS_ONLN);
     mine_.host = control.host();
@@ -121,7 +121,8 @@ class NativeTransport final : public Transport {
   std::string key(int rank) const { return str(group_, "/at/", rank); }
 
   std::unique_ptr<Channel> connect(int peer) {
-    LOCKSTEP_CHECK(peer != rank_, "[transport] expected another rank, got this one (", rank_, ")");
+    LOCKSTEP_CHECK(peer != rank_, "[transport] expected `peer` to be another rank than this one, got ", rank_,
+                   "; this is a bug in Lockstep, please report it");
     const int world_rank = world_ranks_[size_t(peer)];
     const Whereabouts theirs = Whereabouts::parse(control_.get(key(peer), control_.place().timeout), world_rank);
     const bool same_process = theirs.inbox.process == process_nonce();

@@ -32,7 +32,7 @@ class Channel {
   /// The received bytes that can be read in place: at least the next min(128, bytes not yet consumed), without a gap.
   virtual std::span<const std::byte> arrived() = 0;
   virtual void consume(size_t bytes) = 0;  ///< frees `bytes` from the front of arrived()
-  /// True if the peer sends nothing after the bytes that have arrived. Called if these end in the middle of an element.
+  /// True if the peer sends nothing after the bytes that have arrived. Called if they end in the middle of an element.
   virtual bool ended() = 0;
   /// Moves up to `bytes` of the received bytes into `target` (TCP reads directly into it); returns their number.
   virtual size_t receive(std::byte* target, size_t bytes) {

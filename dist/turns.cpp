@@ -20,7 +20,7 @@ Turns::Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic
 Work Turns::run(Call call, bool async) {
   LOCKSTEP_CHECK(group_.world_ranks.size() == 1 || job_.maker.is_here(), "[", name_of(call.collective),
                  "] expected a call of the process that joined the job, got one of a child that it forked: connections "
-                 "and shared memory are the parent's");
+                 "and shared memory are the parent's; use spawn()");
   std::unique_lock lock(calls_);
   const uint64_t number = is_message(call.collective) ? 0 : ++sequence_;
   if (!async && worker_.idle()) {
@@ -130,8 +130,8 @@ std::vector<Message> Turns::begin_messages(const Call& call) {
   };
   if (call.collective != Collective::batch) add(call.collective == Collective::send, call.input, call.root, call.tag);
   for (const PointToPoint& p : call.batch) add(p.is_send, p.tensor, p.peer, p.tag.empty() ? call.tag : p.tag);
-  // Calls with `awaited` do not report counts. Meanwhile, other groups may move messages between the same ranks, and
-  // the counts of two groups cannot be compared.
+  // Calls with `awaited` do not report counts: while such a call runs, other groups may move messages between the same
+  // ranks, and the counts of two groups cannot be compared.
   for (size_t r = 0; !call.awaited && r < sent_.size(); ++r) {
     if (sent_[r]) activity.sent_to.emplace_back(group_.world_ranks[r], sent_[r]);
     if (received_[r]) activity.taken_from.emplace_back(group_.world_ranks[r], received_[r]);

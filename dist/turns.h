@@ -15,7 +15,7 @@
 
 namespace lockstep::dist {
 
-/// True for send, receive and batch, which have no number in the order of the group.
+/// True for send, receive and batch. Unlike collectives, these calls have no number in the group (it is 0).
 inline bool is_message(Collective c) {
   return c == Collective::send || c == Collective::receive || c == Collective::batch;
 }

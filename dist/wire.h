@@ -112,8 +112,8 @@ class Fields {
     for (size_t i = 0; i < size; ++i) out[i] = uint8_t(from[i]);
     return out;
   }
-  /// Reads a number of entries. DistError protocol when the rest of the body is too short for so many entries of at
-  /// least `bytes_each` bytes.
+  /// Reads the number of entries that follow. DistError protocol when the rest of the body is too short for them; each
+  /// entry has at least `bytes_each` bytes.
   uint32_t count(size_t bytes_each);
   void end() const;  ///< DistError protocol when bytes are left over
 

@@ -26,7 +26,7 @@ class Bernoulli : public Distribution {
   Variable wide_probs_;  ///< probs before rounding to 16 bits
 };
 
-/// Class k of (batch..., classes) with probability proportional to probs[k]. Samples are i64 of shape (batch...).
+/// Class k with probability proportional to probs[..., k], of shape (batch..., classes). Samples: i64, (batch...).
 class Categorical : public Distribution {
  public:
   explicit Categorical(const Variable& probs);             ///< >= 0 and not all 0; normalised to sum 1

@@ -62,15 +62,16 @@ void EngineBase::Impl::after_forward() {
   timing_forward = false;
   const double spent = milliseconds_since(forward_start);
   times.forward += spent;
-  // In train_batch() (`drawn`), the forward and the loss have one trace event together. Other loops get this event.
+  // In train_batch() (`drawn`), one trace event covers the forward and the loss. In other loops, this event covers only
+  // the forward.
   if (const int64_t number = drawn || !trace::on() ? -1 : micro_batch(); number >= 0)
     trace::record(str("forward ", number), trace::Category::forward, forward_traced, trace::now(),
                   {{"micro_batch", number}});
   if (profiler && profiler->is_running()) profiler->stop(spent);
 }
 
-/// Starts the random stream of a micro-batch, after the `drawn` random calls that loading its data has made. Ranks that
-/// share a micro-batch hold different tokens of it, so each gets a stream of its own.
+/// Lets the random stream of a micro-batch continue at call `drawn`: loading its data has made the earlier calls.
+/// Ranks that share a micro-batch hold different tokens of it, so each gets a stream of its own.
 void EngineBase::Impl::begin_random(int64_t micro_batch, uint64_t drawn) {
   set_random_step(uint64_t(global_steps), uint64_t(micro_batch * sharing + group->rank() % sharing));
   RandomState random = random_state();
@@ -117,8 +118,8 @@ void EngineBase::Impl::gradient_arrives() {
 
 double EngineBase::Impl::own_factor() const {
   // Divide the loss before gradients are summed over micro-batches and ranks. `ahead` is the number of micro-batches of
-  // a step on all ranks: without it, a sum of many gradients with a loss scale could overflow f16. step() multiplies
-  // gradient_predivide_factor back.
+  // a step on all ranks: without it, a sum of many gradients with a loss scale could overflow f16. step() undoes
+  // the division by gradient_predivide_factor.
   const double ahead = scaler || config.prescale_gradients ? double(accumulation * group->size()) : 1;
   if (grad_scaler) return grad_scaler->scale_value() / config.gradient_predivide_factor;
   return loss_scale() / ahead / config.gradient_predivide_factor;
@@ -126,7 +127,7 @@ double EngineBase::Impl::own_factor() const {
 
 void EngineBase::Impl::set_factor(double wanted) {
   LOCKSTEP_CHECK(!factor || *factor == wanted,
-                 "[engine] expected all losses of a step to be multiplied by the same, got ", wanted, " after ",
+                 "[engine] expected all losses of a step to be multiplied by one factor, got ", wanted, " after ",
                  factor.value_or(0), "; scale all micro-batches of a step in the same way");
   factor = wanted;
 }
@@ -149,7 +150,8 @@ void EngineBase::Impl::check_backward(int64_t tokens_) const {
                  "[backward] expected step() after every backward(), got a second backward(); add the losses of a "
                  "micro-batch up, or set managed_gradient_accumulation to false");
   LOCKSTEP_CHECK(micros.empty() || (micros[0].tokens < 0) == (tokens_ < 0),
-                 "[backward] expected all micro-batches of a step with a number of tokens, or all without; got both");
+                 "[backward] expected all micro-batches of a step with a number of tokens, or all without; got both; "
+                 "pass `tokens` to every backward() of a step, or to none");
 }
 
 void EngineBase::Impl::backward(const Variable& loss_, int64_t tokens_) {

@@ -49,7 +49,7 @@ MicroBatch EngineBase::Impl::draw(const pipeline::Data& data, int64_t number) co
 }
 
 /// Runs the model on a micro-batch, and returns its loss plus the losses that modules add themselves. If `measure` is
-/// not null, returns its value instead. of_none: the micro-batch has no targets, so its loss is 0.
+/// not null, returns what `measure` computes instead. of_none: true if the micro-batch has no targets: its loss is 0.
 Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none) {
   std::optional<Autocast> precise;
   if (whole.autocast) precise.emplace(*whole.autocast);
@@ -83,8 +83,8 @@ Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::L
 }
 
 /// Loads the data of the coming step's micro-batches in advance, for a step that runs as a graph. Loads fewer of them
-/// if the next call of `data` would overwrite data already loaded. Pipeline stages that need no data set only the
-/// numbers of these micro-batches.
+/// if the next call of `data` would overwrite data already loaded. For a pipeline stage that needs no data, the
+/// result has only the numbers of the micro-batches.
 std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data) const {
   std::vector<MicroBatch> ahead;
   if (!graphs.may_draw()) return ahead;
@@ -132,7 +132,8 @@ std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int
     Variable loss = run(one, measure);
     if (!measure && values == 2 && whole.tokens) loss = sum_and_tokens(loss, whole.tokens(one.targets));
     const Tensor found = loss.tensor();
-    LOCKSTEP_CHECK(found.numel() == values, "[eval_batch] expected ", values, " values of a micro-batch, got ",
+    LOCKSTEP_CHECK(found.numel() == values,
+                   "[eval_batch] expected `measure` to return as many values as `values` says, ", values, ", got ",
                    found.shape());
     const std::vector<double> numbers = found.to_vector<double>();
     for (size_t v = 0; v < numbers.size(); ++v) all[size_t(i) * numbers.size() + v] = numbers[v] / sharing;

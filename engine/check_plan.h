@@ -9,7 +9,7 @@
 namespace lockstep::engine {
 
 /// The reasons why this configuration cannot run under this plan, including those of parallel::reasons_against(); empty
-/// if it can. optimizer: name of the program's own optimizer, if any.
+/// if it can. optimizer: name of the optimizer that the program passes; "": the config's.
 std::vector<std::string> reasons_against(const Config& config, const parallel::Plan& plan,
                                          const parallel::PlanSizes& sizes, const std::string& optimizer = "");
 /// Checks that the configuration can run under this plan. The Error names all reasons why not, and the nearest plan on

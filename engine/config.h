@@ -1,8 +1,8 @@
 #pragma once
 // DeepSpeed's configuration file as plain structs. Each field has the name and position of its key:
 // "zero_optimization": {"stage": 2} is config.zero_optimization.stage. Default values are defined here only.
-// config_keys.inc is the table of all keys: types, ranges, effect, DeepSpeed's default where it differs, and for keys
-// without effect or refused keys the reason. docs/config.md is generated from it.
+// config_keys.inc is the table of all keys: types, ranges, effect, DeepSpeed's default where it differs, and the
+// reason why a key has no effect or is refused. docs/config.md is generated from it.
 //
 //   engine::Config config = engine::resolve(engine::read_config("ds_config.json"), dist::world().size());
 //   engine::Config small{.train_micro_batch_size_per_gpu = 4, .zero_optimization = {.stage = 2}};   // without a file

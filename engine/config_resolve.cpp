@@ -216,12 +216,13 @@ zero::ZeroOptions zero_options(const Config& config) {
                       .reduce_bucket_size = std::max<int64_t>(1, z.reduce_bucket_size),
                       .reduce_scatter = z.reduce_scatter,
                       .ignore_unused_parameters = z.ignore_unused_parameters};
-  // Gradients are summed, over micro-batches and over ranks, in the dtype in which they are sent. Either key sets it.
+  // Gradients are summed, over micro-batches and over ranks, in the dtype in which they are sent. Either of
+  // these two keys sets it.
   if (const auto& name =
           config.communication_data_type ? config.communication_data_type : config.data_types.grad_accum_dtype)
     o.communication_data_type = dtype_of(*name);
-  // Nonfinite gradients are expected with a loss scale, and the step is skipped. In bf16, check_grad_overflow decides.
-  // In f32, they are an error.
+  // With a loss scale (fp16), nonfinite gradients occur in normal training: skip the step. In bf16, check_grad_overflow
+  // decides. In f32, nonfinite gradients are an error.
   if (config.fp16.enabled) o.nonfinite = zero::NonFinite::skip;
   else if (config.bf16.enabled)
     o.nonfinite = config.bf16.check_grad_overflow ? zero::NonFinite::skip : zero::NonFinite::propagate;

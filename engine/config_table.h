@@ -57,7 +57,7 @@ inline Range least(double value) { return {.least = value}; }                   
 inline Range between(double low, double high) { return {.least = low, .most = high}; }  ///< low <= x <= high
 inline Range or_inf(Range range) { return range.inf_is_null = true, range; }            ///< also "inf" for null
 inline Range positive() { return {.least = 0, .above = true}; }                         ///< > 0
-/// One of the words in `list`.
+/// Allows only the words in `list`.
 inline Range words(std::vector<std::string> list) { return {.words = std::move(list)}; }
 
 /// A config key: a row of the table in config_keys.inc.
@@ -84,7 +84,7 @@ const std::vector<Key>& config_keys();
 /// The key with this dotted path ("zero_optimization.stage"); nullptr if it is unknown.
 const Key* find_key(const std::vector<Key>& keys, std::string_view path);
 
-/// Facts that read_keys() records besides the values: keys that the file sets, values without effect, and warnings.
+/// Facts that read_keys() records besides the values: the keys that the file sets, values without effect, warnings.
 struct Said {
   std::set<std::string>& given;
   std::map<std::string, data::Json>& inert;
@@ -134,8 +134,8 @@ void check_ranges(const std::vector<Key>& keys, void* config, std::vector<std::s
 /// If there are problems, throws one Error that lists them: "config.json: 2 problems\n  ...\n  ...".
 void fail_if_any(const std::string& origin, const std::vector<std::string>& problems);
 
-/// Checks a whole config: ranges, the params of optimizer and scheduler, and combinations of keys. Adds to `problems`,
-/// and to the config's warnings, each warning once.
+/// Checks a whole config: ranges, the params of optimizer and scheduler, and combinations of keys. Adds errors to
+/// `problems`, and warnings to config.warnings, unless they are there already.
 void check_values(Config& config, std::vector<std::string>& problems);
 
 /// A parameter of an optimizer or a schedule (params.h).

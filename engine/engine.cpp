@@ -67,8 +67,8 @@ int stages_of(const PipelineModule& module, const Config& c, const parallel::Mes
                      : in_config           ? int(c.pipeline.stages)
                      : mesh                ? mesh->plan().pp
                                            : 1;
-  LOCKSTEP_CHECK(!mesh || mesh->plan().pp == stages, "[initialize] expected the ", stages,
-                 " stages that the module and the config name, got a mesh ",
+  LOCKSTEP_CHECK(!mesh || mesh->plan().pp == stages, "[initialize] expected a mesh of pp", stages,
+                 ", as the module or the config sets this number of pipeline stages, got ",
                  to_string(mesh ? mesh->plan() : parallel::Plan()));
   return stages;
 }
@@ -125,7 +125,7 @@ struct EngineBase::Impl::Agreed {
                    "[initialize] expected fp16.enabled or a grad_scaler, got both");
     sparse = set_sparse_attention(module, config);  // before the model is cut
   }
-  /// Error if the config cannot run under the plan. optimizer: name of the program's own optimizer, or "".
+  /// Error if the config cannot run under the plan. optimizer: name of the optimizer that the program passed, or "".
   void check(const std::string& optimizer) const {
     check_plan(config, plan, {.ranks = world->size(), .layers = layers}, optimizer);
   }
@@ -361,7 +361,7 @@ nn::Module& EngineBase::module() const { return impl_->model; }
 bool EngineBase::in_parts() const { return impl_->part != nullptr; }
 std::string EngineBase::graphs() const { return impl_->graphs.status(); }
 pipeline::Engine& EngineBase::pipeline() const {
-  LOCKSTEP_CHECK(impl_->part, "[pipeline] expected a model split by pp or tp, got a whole one; see in_parts()");
+  LOCKSTEP_CHECK(impl_->part, "[pipeline] expected a model split by pp or tp, got a whole one; check in_parts() first");
   return *impl_->part->engine;
 }
 const parallel::Plan& EngineBase::plan() const { return impl_->plan; }

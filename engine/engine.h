@@ -105,8 +105,8 @@ struct PipelineModule {
   std::vector<int> bounds = {};
   std::optional<pipeline::Schedule> schedule = {};  ///< a schedule of your own; overrides pipeline.schedule
   std::optional<DType> autocast = {};               ///< f16 or bf16: forwards and losses run under Autocast
-  /// True: activation checkpointing of `model` in pipeline stages: a repeated layer stores only its input, and runs
-  /// forward again in backward.
+  /// True: pipeline stages use activation checkpointing. A repeated layer of `model` then stores only its input, and
+  /// runs forward again in backward.
   bool recompute = false;
   /// Replaces the model's own forward, by DataParallel for example. Not with pipeline stages or tensor parallelism.
   std::function<Variable(const Tensor& input)> forward = {};
@@ -120,7 +120,7 @@ struct InitializeArgs {
   /// Replaces the config's optimizer. A function gets the module that this rank trains: the model, or its pipeline
   /// stage. The stage's parameters have the same names as in the whole model.
   GivenOrMade<optim::Optimizer, nn::Module> optimizer = {};
-  /// The data set of training_dataloader() and of train_batch() without data.
+  /// The data set for training_dataloader(), and for train_batch() when it is called without data.
   data::DatasetPtr<data::Example> training_data = nullptr;
   /// The schedule of the optimizer's learning rate; replaces the config's scheduler.
   GivenOrMade<optim::Schedule, optim::Optimizer> lr_scheduler = {};
@@ -129,8 +129,8 @@ struct InitializeArgs {
   const Arguments* args = nullptr;      ///< command line; args->deepspeed_config is read if `config` is not given
   dist::ProcessGroup* group = nullptr;  ///< all ranks of the job; default: dist::world()
   /// Replaces `group` by a mesh of ranks, which must exist while the engine is used. Context-parallel ranks (cp) share
-  /// each sample. Expert-parallel ranks (ep) hold different experts of a moe::Layer. Null: only replicas and pipeline
-  /// stages.
+  /// each sample. Expert-parallel ranks (ep) hold different experts of a moe::Layer. Null: ranks are only
+  /// divided into replicas and pipeline stages.
   const parallel::Mesh* mesh = nullptr;
   int loader_workers = 0;  ///< threads that assemble batches of training_data
   /// Called on rank 0 with each message (notes, warnings, progress). Default: prints the message as a line on stderr.
@@ -180,8 +180,8 @@ class EngineBase {
   /// One step: gradient_accumulation_steps micro-batches on each replica, and the update. Returns the mean loss of all
   /// micro-batches. `metric`: see step(). Collective.
   double train_batch(const pipeline::Data& data, std::optional<double> metric = {});
-  /// One step with the next micro-batches of training_data: an Example's input goes to the model, its target to the
-  /// loss.
+  /// Like train_batch(data), but takes the next micro-batches of InitializeArgs::training_data. The input of an Example
+  /// goes to the model, its target to the loss.
   double train_batch(std::optional<double> metric = {});
   /// Evaluates `micro_batches` micro-batches on each replica (0: gradient_accumulation_steps), and returns their mean
   /// loss. Micro-batches may have any size. With PipelineModule::tokens, returns the mean over all targets. Collective.
@@ -198,8 +198,8 @@ class EngineBase {
   /// Runs backward from a loss that is a sum over `tokens` tokens. The step then follows the gradient of the mean loss
   /// over all tokens, even if micro-batches and ranks have different numbers of tokens.
   void backward(const Variable& loss_sum, int64_t tokens);
-  /// Returns the loss times the engine's factor (loss scale, averaging). Call backward() on the result, instead of
-  /// engine.backward(loss).
+  /// Returns the loss multiplied by the engine's factor, which includes the loss scale. Call scale(loss).backward()
+  /// instead of engine.backward(loss).
   Variable scale(const Variable& loss);
 
   /// Call it after every backward. At a boundary (the last micro-batch of a step) it clips, updates, and sets the next
@@ -207,7 +207,7 @@ class EngineBase {
   /// `metric` is for ReduceLROnPlateau, which takes the mean over ranks: pass it on all ranks, or on none.
   void step(std::optional<double> metric = {});
   bool wants_metric() const;  ///< true if a scheduler needs `metric`
-  /// True if the next step() updates the parameters.
+  /// True if the next call of step() will update the parameters.
   bool is_gradient_accumulation_boundary() const;
   /// Drops the gradients that the current step has accumulated so far.
   void zero_grad();
@@ -351,7 +351,7 @@ template <class M> class Engine : public EngineBase {
   M* model_;
 };
 
-/// An engine and what it trains with, for structured bindings.
+/// The result of initialize(), for structured bindings: the engine, its optimizer, data loader and schedule.
 template <class M> struct Initialized {
   Engine<M> engine;
   optim::Optimizer& optimizer;
@@ -372,12 +372,12 @@ template <class M> Initialized<M> initialize(M& model, InitializeArgs args) {
 template <class M> Engine<M> initialize(M& model, ConfigSource config) {
   return Engine<M>(model, {.config = std::move(config)});
 }
-/// Builds an engine for a model that uses the caller's optimizer.
+/// Builds an engine that trains a model with the caller's optimizer.
 template <class M> Engine<M> initialize(M& model, optim::Optimizer& optimizer, ConfigSource config) {
   return Engine<M>(model, {.optimizer = &optimizer, .config = std::move(config)});
 }
 
-/// Builds an engine for a list of layers, or for a model that the engine owns together with the caller.
+/// Builds an engine for a list of layers, or for a model in a shared_ptr, which engine and caller own together.
 inline EngineBase initialize(PipelineModule module, InitializeArgs args) {
   return EngineBase(std::move(module), std::move(args));
 }

@@ -11,7 +11,7 @@ namespace lockstep::engine {
 
 namespace {
 
-/// Formats a number as 12.3 M.
+/// Returns a number as text with two decimals and a unit, such as "12.30 M" for 12.3 million.
 std::string short_number(double value) {
   const char* const units[] = {"", " K", " M", " G", " T", " P"};
   int unit = 0;
@@ -57,7 +57,7 @@ void FlopsProfiler::enter(size_t row) {
 
 void FlopsProfiler::leave(size_t row) {
   if (!running_) return;
-  // A module whose forward does not return one Variable has no hook at its end. It ends together with its parent.
+  // No hook runs at the end of a forward() whose result holds no Variables. Count such a module until its parent ends.
   while (!open_.empty()) {
     const Open ended = open_.back();
     open_.pop_back();

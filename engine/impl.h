@@ -41,8 +41,8 @@ struct Micro {
 /// The state and the parts of an engine. Functions are grouped by the file that defines them.
 struct EngineBase::Impl {
   struct Agreed;
-  /// Checks the configuration and the plan, and stores both in an Agreed. Then calls the constructor below, which
-  /// builds everything.
+  /// Checks the configuration and the plan (the parallelisms to combine), and stores both in an Agreed. Then calls the
+  /// constructor below, which builds everything.
   Impl(PipelineModule module, const InitializeArgs& args);
   Impl(const Agreed& agreed, PipelineModule& module, const InitializeArgs& args);
   ~Impl() { close(); }
@@ -90,7 +90,7 @@ struct EngineBase::Impl {
   template <class T> T cast(const T& input) const {  // casts to the parameters' dtype if auto_cast is on
     return auto_cast && is_other_dtype(input) ? input.to(dtype) : input;
   }
-  /// True for floating inputs that do not have the 16-bit dtype of the parameters.
+  /// True if parameters have a 16-bit dtype, and `input` is a floating-point tensor of another dtype.
   template <class T> bool is_other_dtype(const T& input) const {
     return low_precision && input.defined() && is_floating(input.dtype()) && input.dtype() != dtype;
   }
@@ -107,15 +107,15 @@ struct EngineBase::Impl {
   /// Runs forward, and returns the loss summed over `tokens` targets; if their number is unknown (-1), the mean loss.
   Variable run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens = -1);
   std::vector<MicroBatch> draw_ahead(const pipeline::Data& data) const;  // micro-batches of the coming step
-  /// Runs a step without pipeline stages and tensor parallelism.
+  /// Runs a step of an engine that uses neither pipeline stages nor tensor parallelism.
   void train_whole(const pipeline::Data& data, std::vector<MicroBatch> ahead, std::optional<double> metric);
-  /// Runs a step with pipeline stages or tensor parallelism.
+  /// Runs a step of an engine that uses pipeline stages, tensor parallelism or both.
   void train_part(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, std::optional<double> metric);
   /// A function that multiplies a loss by the engine's factor, before backward.
   using Scale = std::function<Variable(const Variable&)>;
   /// Runs forward and backward of all micro-batches with pipeline stages or tensor parallelism.
   void run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, const Scale& scale);
-  /// eval_batches() without pipeline stages and tensor parallelism.
+  /// Implements eval_batches() for engines that use neither pipeline stages nor tensor parallelism.
   std::vector<double> eval_whole(const pipeline::Data& data, int micro_batches, const pipeline::Loss* measure,
                                  int values);
 
@@ -123,7 +123,7 @@ struct EngineBase::Impl {
   void step(std::optional<double> metric);  // EngineBase::step()
   bool wants_metric() const;                // true for ReduceLROnPlateau
   zero::StepOptions step_options();         // scaling and clipping of the coming update
-  /// Runs the update, then schedules, counters and reports.
+  /// Calls `run`, which updates the parameters. Then advances schedules and counters, and writes reports.
   void end_step(double start, std::optional<double> metric,
                 const std::function<zero::StepReport(const zero::StepOptions&)>& run);
   void gather_losses();  // loss and number of tokens of the step, over all ranks

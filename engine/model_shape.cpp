@@ -63,8 +63,8 @@ double ModelShape::flops(const Layer& layer, int ranks) const {
 LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& layer, int ranks,
                               const LayerSeconds& own, int64_t chunks, const std::function<double(int64_t part)>& sum) {
   const double all = model.flops(layer, ranks);
-  // Fraction of the layer's FLOPs in products with weights that are sharded along `dim`, divided by `sums`, the number
-  // of all-reduces that overlap with these products.
+  // Returns the fraction of the layer's FLOPs that each of `sums` all-reduces can overlap with: the FLOPs of products
+  // with weights sharded along `dim`, over the layer's FLOPs, over `sums`.
   const auto share = [&](int64_t dim, int64_t sums) {
     double products = 0;
     for (const int64_t i : layer.multiplied) {

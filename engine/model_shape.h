@@ -23,7 +23,7 @@ struct ModelShape {
     int64_t expert = -1;                               ///< number of the expert that it belongs to; -1: none
     int64_t dim = -1;                                  ///< dim that tensor parallelism cuts; -1: not cut
     std::vector<int64_t> blocks = {};                  ///< sizes of blocks along dim that are cut separately
-    bool is_table = false;                             ///< true for a table of token embeddings
+    bool is_table = false;                             ///< true for token embeddings and output heads
     bool trains = true;                                ///< true: trained; false: frozen
     int64_t numel() const { return numel_of(shape); }  ///< elements of the whole parameter
     /// The slice of this parameter that the first of `ranks` tensor-parallel ranks holds.
@@ -46,16 +46,16 @@ struct ModelShape {
   std::vector<Parameter> parameters;
   std::vector<Layer> list;
   int64_t layers = 0;  ///< number of layers in `list` that mix tokens (attention)
-  /// Smallest number of (key/value) heads of any attention layer. Tensor-parallel ranks must divide it equally. 0:
-  /// none.
+  /// Smallest number of (key/value) heads in any attention layer; 0: the model has no attention. The number of
+  /// tensor-parallel ranks must divide it.
   int64_t heads = 0;
   int64_t width = 0;  ///< largest number of elements per token between layers
   int64_t context = 1, vocab = 0;
   int64_t experts = 0, top_k = 0;  ///< experts of an MoE layer, and number of experts for each token
   /// Elements of all parameters.
   int64_t numel() const;
-  /// Greatest common divisor of all sizes that tensor parallelism divides among ranks, except those of token tables.
-  /// 0: there are none.
+  /// Greatest common divisor of all sizes that tensor parallelism divides among ranks, except those of token
+  /// embeddings and output heads. Returns 0 if tensor parallelism divides no sizes.
   int64_t columns() const;
   int64_t trained() const;  ///< elements of parameters that are not frozen
   /// FLOPs of one token's forward in a layer, on one of `ranks` tensor-parallel ranks.
@@ -69,9 +69,9 @@ struct LayerSeconds {
   double forward = 0, backward = 0;
 };
 /// Time that each of `ranks` tensor-parallel ranks waits for all-reduces of activations in a layer. own: the layer's
-/// computing time. In forward, rows are split into `chunks`: the all-reduce of one chunk overlaps with the product of
-/// the next. In backward, an all-reduce overlaps with the product for the weight's gradient. sum(n): the seconds that
-/// an all-reduce of 1/n of the rows takes.
+/// computing time. In forward, tokens are split into `chunks`: the all-reduce of one chunk overlaps with the matrix
+/// product of the next chunk. In backward, an all-reduce overlaps with the product for the weight's gradient. sum(n):
+/// the seconds that an all-reduce of 1/n of the tokens takes.
 LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& layer, int ranks,
                               const LayerSeconds& own, int64_t chunks, const std::function<double(int64_t part)>& sum);
 

@@ -27,9 +27,9 @@ const std::string worker = std::string(OneBit::owed) + "worker", server = std::s
 
 OneBit::OneBit(nn::Module& model, onebit::Optimizer& optimizer, dist::ProcessGroup& group, Options options)
     : model_(model), optimizer_(optimizer), group_(group), options_(std::move(options)) {
-  LOCKSTEP_CHECK(&optimizer.group() == &group, "[engine] expected ", optimizer.name(), " with the engine's group of ",
-                 group.size(), " ranks, got one with another, of ", optimizer.group().size(),
-                 "; make it with the engine's");
+  LOCKSTEP_CHECK(&optimizer.group() == &group, "[engine] expected ", optimizer.name(), " on the engine's group of ",
+                 group.size(), " ranks, got one on another group, of ", optimizer.group().size(),
+                 "; construct it with the engine's group (default: dist::world())");
   const std::vector<Variable> in_optimizer = optimizer.parameters();
   std::vector<std::pair<std::string, Variable>> names;
   std::vector<Variable> variables;
@@ -45,8 +45,8 @@ OneBit::OneBit(nn::Module& model, onebit::Optimizer& optimizer, dist::ProcessGro
     variables.push_back(p.variable);
   }
   LOCKSTEP_CHECK(without.empty(), "[engine] expected every parameter that requires grad in ", optimizer.name(),
-                 ", got these that are not: ", lockstep::list_names(without),
-                 "; add them, or freeze them (requires_grad_(false))");
+                 ", these are missing: ", lockstep::list_names(without),
+                 "; give them to the optimizer, or freeze them (requires_grad_(false))");
   optimizer.name_parameters(names);
   parallel::broadcast_module(model, group);
   if (options_.accumulates) sum_.emplace(variables);
@@ -61,8 +61,8 @@ int64_t OneBit::first_nonfinite() const {
 }
 
 /// Finds the first parameter with a nonfinite gradient on any rank, and stores its name and that rank in `report`. If
-/// every rank's gradients are finite, takes the first parameter for which their sum over ranks is not. mine: index of
-/// this rank's first nonfinite gradient, or `none`.
+/// every rank's gradients are finite, takes the first parameter whose gradient became nonfinite in the sum over ranks.
+/// mine: index of this rank's first nonfinite gradient, or `none`.
 void OneBit::name_nonfinite(int64_t mine, zero::StepReport& report) const {
   const int64_t count = int64_t(trained_.size()), ranks = group_.size();
   if (mine == none) {

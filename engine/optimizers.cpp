@@ -89,8 +89,8 @@ Make adam(Params& p) {
 
 // --- Muon for matrices, AdamW for the rest ---
 
-/// True if Muon trains the parameter: for all matrices except token embeddings and output heads. A matrix counts as one
-/// of those if its module says so (is_table) or, as in DeepSpeed, if its name contains "embed" or "head.".
+/// True if Muon trains the parameter: for all matrices except token embeddings and output heads. A matrix counts as an
+/// embedding or head if is_table is true or, as in DeepSpeed, if its name contains "embed" or "head.".
 bool is_for_muon(const nn::NamedParameter& p) {
   const auto called = [&](const char* name) { return p.name.find(name) != p.name.npos; };
   return p.variable.dim() == 2 && !p.is_table && !called("embed") && !called("head.");
@@ -128,7 +128,7 @@ Make muon(Params& p) {
   };
 }
 
-// --- 8-bit state; tables of tokens keep f32 state, since most of their rows have no gradient in most steps ---
+// --- 8-bit state; token embeddings keep f32 state, since most of their rows have no gradient in most steps ---
 
 template <class Class, class O> NamedType eight_bit(const char* name, const char* doc) {
   return {name, doc, [name](Params& p) -> Make {

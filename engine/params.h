@@ -1,6 +1,6 @@
 #pragma once
-// Internal to engine/: the options of optimizers and schedules. Each type lists its options once; the list is used to
-// read, check, print and document them.
+// Internal to engine/: the options of optimizers and schedules. Each type of optimizer or schedule lists its options
+// once; the list is used to read, check, print and document them.
 #include <functional>
 #include <memory>
 #include <string>
@@ -20,11 +20,11 @@ class Params {
   Params(std::string where, std::string type, const data::Json& given)
       : given(given), type(std::move(type)), where_(std::move(where)) {}
 
-  /// Adds an option that the file may leave out.
+  /// Adds an option that a configuration file may leave out.
   Params& operator()(const char* name, const Slot& field, const Range& range = {}) {
     return add_field(name, field, range, false);
   }
-  /// Adds an option that the file must set.
+  /// Adds an option that a configuration file must set.
   Params& required(const char* name, const Slot& field, const Range& range = {}) {
     return add_field(name, field, range, true);
   }
@@ -50,13 +50,14 @@ class Params {
   std::string where_;
 };
 
-/// The optimizers that one type of the file creates: up to two for Muon, one for other types.
+/// The optimizers made from one "type" in a configuration file: one, or up to two for Muon.
 using Optimizers = std::vector<std::unique_ptr<optim::Optimizer>>;
-/// A function that creates the optimizers of a type. For 1-bit optimizers, all ranks of `group` must call it together.
+/// A function that creates the optimizers of one type, such as Muon. For 1-bit optimizers, all ranks of `group` must
+/// call it together.
 using MakeOptimizers = std::function<Optimizers(const NamedParameters& parameters, dist::ProcessGroup* group)>;
-/// A function that creates the schedule of a type.
+/// A function that creates a schedule of one type, such as WarmupLR.
 using MakeSchedule = optim::MakeSchedule;
-/// A function that creates the optimizers or the schedule of a type.
+/// A function that creates either the optimizers of one type or a schedule of one type.
 using Make = std::variant<MakeOptimizers, MakeSchedule>;
 
 /// A type of optimizer or schedule, which a file selects by `name`, ignoring case.
@@ -64,11 +65,11 @@ struct NamedType {
   std::string name, doc;
   std::function<Make(Params& params)> read;  ///< the result must not be called if there are problems
 };
-/// All optimizers that a file can name.
+/// The types of all optimizers that a configuration file can name.
 const std::vector<NamedType>& optimizer_types();
-/// All schedules that a file can name.
+/// The types of all schedules that a configuration file can name.
 const std::vector<NamedType>& schedule_types();
-/// The params of a type with their defaults.
+/// The options of a type of optimizer or schedule, with their defaults.
 std::vector<ParamInfo> defaults_of(const NamedType& type);
 
 /// Returns a function that makes the object that the config describes. Error for an unknown type or wrong params.

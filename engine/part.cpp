@@ -21,7 +21,7 @@ using checkpoints::Piece;
 namespace {
 
 /// A module with one dummy parameter. A pipeline stage without trainable parameters trains this module instead, so that
-/// its rank takes part in every step like the others.
+/// its rank takes part in the communication of every step.
 struct Nothing : nn::Module {
   Variable none = parameter({1}, 0);
   void fields(nn::Fields& f) override { f("none", none); }
@@ -184,9 +184,9 @@ void Part::agree(zero::StepReport& report) {
   report.first_nonfinite = dist::broadcast_text(report.first_nonfinite, int(part), model);
 }
 
-/// Returns the gradient norm of the whole model from the sums of squares of this rank's gradients: adds those of sliced
-/// parameters over tensor-parallel ranks, then all over pipeline stages. Without tensor parallelism, the norm is
-/// bit-identical to that of a single process.
+/// Returns the gradient norm of the whole model from the sums of squares of this rank's gradients. Sums of sliced
+/// parameters are first added up over tensor-parallel ranks, then the sums of all parameters over pipeline stages.
+/// Without tensor parallelism, the norm is bit-identical to that of a single process.
 double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
   std::vector<std::pair<std::string, double>> squares =
       nothing ? std::vector<std::pair<std::string, double>>{} : squares_;
@@ -241,7 +241,8 @@ void Part::prepare_capture() {
 }
 
 /// Returns the sums of squares of the gradients of all pipeline stages, two rows for each stage. Row 0 is summed over
-/// tensor-parallel ranks and counts for sliced parameters. Row 1 is not, and counts for all other parameters.
+/// tensor-parallel ranks; the norm takes sliced parameters from it. Row 1 holds the same numbers of this
+/// tensor-parallel rank alone; the norm takes all other parameters from it.
 Tensor Part::captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) {
   const int64_t count = own.numel() - 1, row = places_ + 1;
   Tensor all = zeros({1, 2, row}, {.dtype = f64, .device = own.device()});

@@ -179,7 +179,7 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
   LOCKSTEP_CHECK(plan.ep == 1 || model.experts > 0, "[plan] ", to_string(plan),
                  " shares experts, and the model has none; add --experts N, or leave ep", plan.ep, " out");
   LOCKSTEP_CHECK(!c.has("pipeline.stages") || c.pipeline.stages == plan.pp, "[plan] ", to_string(plan), " contradicts ",
-                 c.origin, ", where pipeline.stages is ", c.pipeline.stages, "; leave that out");
+                 c.origin, ", where pipeline.stages is ", c.pipeline.stages, "; leave pipeline.stages out");
   LOCKSTEP_CHECK(plan.zero < 0 || !c.has("zero_optimization.stage") || c.zero_optimization.stage == plan.zero,
                  "[plan] ", to_string(plan), " contradicts ", c.origin, ", where zero_optimization.stage is ",
                  c.zero_optimization.stage, "; leave one of them out");

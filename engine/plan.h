@@ -61,11 +61,12 @@ struct PlanForecast {
   pipeline::Schedule schedule;
   std::vector<int> bounds;  ///< the first layer of each virtual stage, then the number of layers
   /// One forecast for each pipeline stage, for the ranks that hold the same parameters (replicas, context parallelism).
-  /// With tensor parallelism it is for the ranks of the first slice, which is the largest.
+  /// With tensor parallelism, these are the ranks with the first slice of each parameter: no slice is larger.
   std::vector<Forecast> stages;
   std::vector<double> flops;  ///< FLOPs of a token's forward on a rank of each stage
   /// Bytes that a rank of each stage sends per step: to other stages, to tensor-parallel ranks, to ranks that share its
-  /// sequences (ring attention, parallel/sequence/attention.h), and to ranks with other experts (tokens spread evenly).
+  /// sequences (ring attention, parallel/sequence/attention.h), and to ranks with other experts. The last one assumes
+  /// that each expert gets the same number of tokens.
   std::vector<double> stage_traffic, slice_traffic, context_traffic, expert_traffic;
   /// Idle fraction of all ranks' time. bubble: simulated with these stages. formula: by the formula for equal stages.
   double bubble = 0, formula = 0;

@@ -40,7 +40,7 @@ std::vector<std::unique_ptr<Monitor>> make_monitors(const Config& config,
 
 /// The comms_logger of DeepSpeed: counts calls, bytes and time of each collective, and computes bandwidths.
 ///   algbw = bytes of the whole tensor / time
-///   busbw = algbw x the part of these bytes that each of n ranks must send at least: all_reduce 2(n-1)/n;
+///   busbw = algbw x (bytes that each of n ranks must send at least / bytes of the tensor): all_reduce 2(n-1)/n;
 ///           reduce_scatter, all_gather, all_to_all (n-1)/n; others 1
 class CommsLogger {
  public:

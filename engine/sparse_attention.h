@@ -9,7 +9,7 @@
 
 namespace lockstep::engine {
 
-/// Reads the "sparse_attention" block. Returns nullopt if it is false or null. Adds errors in it to `problems`.
+/// Reads the "sparse_attention" block. Returns nullopt if the block is false or null. Adds its errors to `problems`.
 std::optional<nn::SparsityConfig> read_sparse_attention(const data::Json& block, std::vector<std::string>& problems);
 /// Returns the section of docs/config.md about the block: each key, the modes that use it, and its default.
 std::string sparse_attention_reference();

@@ -81,7 +81,7 @@ void EngineBase::Impl::step(std::optional<double> metric) {
   LOCKSTEP_CHECK(pending > 0, "[step] expected a backward() since the last step(), got none; call backward()");
   const bool boundary = is_boundary();
   LOCKSTEP_CHECK(!boundary || !wants_metric() || metric,
-                 "[step] expected step(metric) at a boundary: ReduceLROnPlateau needs a metric");
+                 "[step] expected step(metric) after the step's last micro-batch: ReduceLROnPlateau needs a metric");
   pending = forwards = 0;
   ++micro_steps;
   if (!boundary) return;

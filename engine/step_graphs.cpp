@@ -33,7 +33,8 @@ pipeline::Sample like(const pipeline::Sample& sample) {
 }
 
 /// Returns a key: steps with the same key can replay the same recording. The key has the shapes and dtypes of the data,
-/// and how often drawing each micro-batch called the random generator (for the first one only with pipeline stages).
+/// and how often drawing each micro-batch called the random generator. Without `in_stages`, it leaves out the calls for
+/// the first micro-batch.
 std::string shapes_of(const std::vector<MicroBatch>& step, bool in_stages) {
   std::string key = step[0].tokens > 0 ? "sum" : "mean";
   for (const MicroBatch& one : step) {
@@ -50,7 +51,7 @@ int64_t hash_of(std::string_view text) {
 
 Variable in_f32(const Variable& x) { return size_of(x.dtype()) < 4 ? x.to(f32) : x; }
 
-/// Returns x times `number`, a tensor of one element. Bit-identical to mul_scalar() with the same number.
+/// Returns x times `number`, a tensor of one element. Bit-identical to mul_scalar() with the value of that element.
 Variable times(const Variable& x, const Tensor& number) {
   const Variable wide = in_f32(x);
   return mul(wide, number.to(wide.dtype()));
@@ -103,8 +104,8 @@ const std::string& StepGraphs::why_never() {
   return *never_;
 }
 
-/// Returns a reason against a graph if the model has hooks, which a replay would not call, or if a parameter has a
-/// gradient already. Returns "" otherwise.
+/// Returns a reason to run a step without a graph: the model has hooks, which a replay would not call, or a parameter
+/// has a gradient already. Returns "" if neither holds.
 std::string StepGraphs::who_listens(const Model& model) const {
   for (const auto& [name, module] : model.modules) {
     const int own = m_.zero->hooks_on(*module) + (module == &m_.model ? int(m_.module_hooks.size()) : 0);
@@ -180,7 +181,7 @@ bool StepGraphs::are_wanted() {
   return true;
 }
 
-/// True between steps, when step() would accept a call.
+/// True outside of no_sync() while no micro-batch of the coming step has run.
 bool StepGraphs::may_draw() const {
   return m_.micros.empty() && m_.pending == 0 && m_.micro_steps % m_.accumulation == 0 && m_.no_sync_depth == 0;
 }

@@ -1,7 +1,7 @@
 #pragma once
 // Captures whole steps of train_batch() on a CUDA device as graphs (tensor/graph.h). Internal to engine/.
 //
-//   first step with its shapes  runs normally, so that everything made on first use exists
+//   first step with new shapes  runs normally, so that everything made on first use exists
 //   second                      is recorded, which executes nothing, then replayed
 //   later ones                  data, loss scale, learning rates ─▶ memory of the recording
 //                               ─▶ replay: forward and backward of all micro-batches, sums over ranks,

@@ -51,8 +51,8 @@ int main(int argc, char** argv) try {
     std::cout << i++ << ",\t" << p.name << "\t" << p.variable.device() << "\t" << p.variable.dtype() << "\n";
 
   const ls::NoGrad no_grad;
-  // A call of a layer brings that layer's tensors to its device. generate() calls the layers but not the model, so
-  // bring the tensors here that belong to the model and to none of its layers.
+  // A call of a layer brings that layer's tensors to its device. generate() calls the layers but not the model. Other
+  // tensors, which belong to the model itself, are therefore brought to their devices by hold().
   const auto own = dispatched.hold();
   ls::manual_seed(2);
   const ls::nn::Generated said =

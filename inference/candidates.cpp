@@ -47,8 +47,8 @@ std::vector<double> best_here(const Tensor& scores, int64_t rows, int64_t first,
 
 CandidateScope::CandidateScope(nn::Head& head, int64_t vocab, const nn::Generation& g, dist::ProcessGroup& group)
     : head_(head), whole_(head.gather) {
-  // Sampling compares one candidate more than k, to see if another score equals the k-th. Greedy search needs only the
-  // first of equal scores.
+  // Each rank sends k + 1 candidates for sampling: the last one shows if a further score equals the k-th. Greedy search
+  // needs one, since it takes the lowest id among equal scores.
   const int64_t k = g.greedy() ? 1 : g.top_k, count = g.greedy() ? 1 : k + 1;
   if (count * group.size() * 4 > vocab) return;  // would not send fewer bytes
   head.gather = [whole = whole_, vocab, k, count, greedy = g.greedy(), &group](const Variable& scores) -> Variable {

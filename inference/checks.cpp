@@ -46,7 +46,7 @@ void check_model(const Config& config, nn::GPT& model) {
   for (size_t i = 0; counted && i < layers.size(); ++i) {
     const int64_t n = wanted.empty() ? 0 : wanted[std::min(i, wanted.size() - 1)];
     LOCKSTEP_CHECK(n == layers[i]->o.experts, "[init_inference] moe.num_experts: expected the model's ",
-                   layers[i]->o.experts, " in layer ", i, " of those with experts, got ", n);
+                   layers[i]->o.experts, " experts in layer ", i, " of its layers with experts, got ", n);
   }
   for (const moe::Layer* layer : layers)
     LOCKSTEP_CHECK(!config.has("moe.type") || (config.moe.type == "residual") == layer->o.use_residual,
@@ -108,13 +108,13 @@ nn::QuantizeOptions quantize_options(const Config& config, nn::GPT& model) {
     LOCKSTEP_CHECK(numel_of(shape) % w.q_groups == 0, "[init_inference] quant.weight.q_groups: ", w.q_groups,
                    " does not divide the ", numel_of(shape), " elements of ", name, ".weight; write a divisor");
   }
-  LOCKSTEP_CHECK(w.q_groups <= groups, "[init_inference] quant.weight.q_groups: expected at most the ", groups,
-                 " groups of ", quant_group, " numbers that each matrix has, got ", w.q_groups);
+  LOCKSTEP_CHECK(w.q_groups <= groups, "[init_inference] quant.weight.q_groups: expected at most ", groups,
+                 " (the smallest weight has so many groups of ", quant_group, " numbers), got ", w.q_groups);
   if (w.num_bits == 4) o.format = QuantFormat::group4;
   else if (w.q_groups > rows) o.format = QuantFormat::group8;
   LOCKSTEP_CHECK(!o.dynamic || o.format == QuantFormat::row8,
-                 "[init_inference] quant.activation.enabled: expected at most ", rows, " q_groups with it, got ",
-                 w.q_groups);
+                 "[init_inference] quant.activation.enabled: expected quant.weight.q_groups of at most ", rows,
+                 " with it, got ", w.q_groups);
   return o;
 }
 
@@ -127,7 +127,7 @@ void check_memory(const Config& config, nn::GPT& model) {
   const auto free = free_bytes(device);
   LOCKSTEP_CHECK(!free || bytes <= *free, "[init_inference] min_out_tokens: the keys and values of ",
                  config.min_out_tokens, " tokens take ", bytes, " bytes, ", device, " has ", free.value_or(0),
-                 " free; write fewer tokens");
+                 " free; lower min_out_tokens");
 }
 
 }  // namespace lockstep::inference

@@ -148,8 +148,8 @@ void InferenceEngine::Impl::say(const std::string& text) const {
   else std::cerr << text << "\n";
 }
 
-/// Forms groups: tp_size neighbouring ranks share layers, and ep_size neighbouring tp groups share experts. If there
-/// are more ranks, each further set of tp_size x ep_size ranks runs its own copy of the model.
+/// Forms groups: tp_size neighbouring ranks share each layer, and ep_size neighbouring sets of such ranks share the
+/// experts. If there are more ranks, each further set of tp_size x ep_size ranks runs its own copy of the model.
 void InferenceEngine::Impl::join(const InitArgs& args) {
   if (dist::is_initialized()) world = &dist::world();
   else if (engine::is_launched()) world = &engine::init_distributed();
@@ -183,8 +183,8 @@ void InferenceEngine::Impl::share_experts() {
     const int64_t ranks = ep->size(), n = layer->o.experts;
     LOCKSTEP_CHECK(there == 1 || there == ranks, "[init_inference] moe.ep_size: the model's experts are shared by ",
                    there, " ranks, got ", ranks, "; write ", there);
-    LOCKSTEP_CHECK(n % ranks == 0, "[init_inference] moe.ep_size: expected ranks that divide ", n, " experts, got ",
-                   ranks);
+    LOCKSTEP_CHECK(n % ranks == 0, "[init_inference] moe.ep_size: expected a divisor of ", n,
+                   ", the number of experts, got ", ranks);
     if (there > 1) continue;
     layer->experts = {layer->experts.begin() + ep->rank() * (n / ranks),
                       layer->experts.begin() + (ep->rank() + 1) * (n / ranks)};
@@ -316,7 +316,8 @@ void InferenceEngine::profile_model_time() {
 
 std::vector<double> InferenceEngine::model_times() {
   Impl& m = open("model_times");
-  LOCKSTEP_CHECK(m.begins != 0, "[InferenceEngine] model_times() needs profile_model_time() first");
+  LOCKSTEP_CHECK(m.begins != 0,
+                 "[InferenceEngine] model_times() has no times; call profile_model_time() before the model runs");
   return std::exchange(m.times, {});
 }
 

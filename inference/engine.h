@@ -67,7 +67,7 @@ struct InitArgs {
   std::function<void(const std::string&)> log = {};  ///< called on rank 0 with messages; default: lines on stderr
 };
 /// Prepares `model` in place: sets eval mode and dtype, quantizes it, and shards it over the ranks. Collective. `model`
-/// must outlive the engine. With several ranks, rank 0's values are used.
+/// must outlive the engine. With several ranks, all use the weights of rank 0.
 InferenceEngine init_inference(nn::GPT& model, const ConfigSource& config = {}, const InitArgs& args = {});
 /// Loads the model and the tokenizer of a Hugging Face folder; each rank reads only its part. Collective.
 InferenceEngine init_inference(const std::string& folder, const ConfigSource& config = {}, const InitArgs& args = {});

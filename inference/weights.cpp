@@ -30,13 +30,13 @@ void together(dist::ProcessGroup* group, const char* what, const std::function<v
   LOCKSTEP_CHECK(error.empty(), error);
 }
 
-/// Gives the model's parameters the values of a Lockstep checkpoint. Rank 0 checks the hashes of its files once.
+/// Gives the model's parameters the values of a Lockstep checkpoint. Only rank 0 checks the hashes of the files.
 void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGroup* group,
                       const std::function<void(const std::string&)>& warn) {
   const std::string below = fs::exists(folder + "/checkpoints") ? folder + "/checkpoints" : folder;
   const auto info = checkpoints::inspect(below, group, {.warn = warn});
   LOCKSTEP_CHECK(info, "[init_inference] checkpoint: ", folder,
-                 ": expected model.safetensors (Hugging Face's), or checkpoints; it holds neither");
+                 ": expected model.safetensors (Hugging Face's), or checkpoints; it holds neither; check the path");
   together(group, "hashes of a checkpoint", [&] {
     const auto problems = checkpoints::verify_checkpoint(checkpoints::open_checkpoint(info->path, "", warn));
     LOCKSTEP_CHECK(problems.empty(), "[init_inference] checkpoint: ", problems.empty() ? "" : problems[0],

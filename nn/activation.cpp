@@ -10,7 +10,7 @@ namespace {
 
 Tensor constant(const Variable& x, double value) { return full({}, value, {.dtype = x.dtype(), .device = x.device()}); }
 
-/// x, or slope x where x <= 0. Written so that infinities are never multiplied by 0, which would give NaN.
+/// x where x > 0, else slope * x. Written so that infinities are never multiplied by 0, which would give NaN.
 Variable leaky(const Variable& x, const Variable& slope) {
   return relu(x) + slope * masked_fill(x, gt(x.tensor(), constant(x, 0)), 0);
 }

@@ -69,7 +69,7 @@ struct GELU : Layer<GELU> {
   Gelu approximate;
 };
 
-/// x, or slope x where x < 0.
+/// x where x >= 0, else slope * x.
 struct LeakyReLU : Layer<LeakyReLU> {
   /// slope: factor of negative inputs.
   struct Options {
@@ -83,7 +83,7 @@ struct LeakyReLU : Layer<LeakyReLU> {
 
 /// x, or alpha (exp(x) - 1) where x < 0 (Clevert et al., 2015).
 struct ELU : Layer<ELU> {
-  /// alpha: the limit at -infinity is -alpha.
+  /// alpha: the output tends to -alpha as x tends to -infinity.
   struct Options {
     double alpha = 1;
   };
@@ -103,7 +103,7 @@ struct CELU : Layer<CELU> {
   double alpha;
 };
 
-/// x, or weight x where x <= 0, with learned weights: a single weight, or one per channel in dim 1 (He et al., 2015).
+/// x where x > 0, else weight * x. The weights are learned: a single one, or one per channel (dim 1) (He et al., 2015).
 struct PReLU : Layer<PReLU> {
   /// channels: number of weights, 1 or the size of dim 1; init: their start value.
   struct Options {
@@ -119,8 +119,8 @@ struct PReLU : Layer<PReLU> {
   Variable weight;
 };
 
-/// x, or slope x where x <= 0. In training each element draws its slope from [lower, upper); in evaluation the slope is
-/// (lower + upper) / 2.
+/// x where x > 0, else slope * x. In training each element draws its slope from [lower, upper); in evaluation the slope
+/// is (lower + upper) / 2.
 struct RReLU : Layer<RReLU> {
   /// Bounds of the slopes.
   struct Options {
@@ -183,7 +183,7 @@ struct Threshold : Layer<Threshold> {
 
 /// log(1 + exp(beta x)) / beta; x itself where beta x > threshold.
 struct Softplus : Layer<Softplus> {
-  /// beta: sharpness; threshold: above it the function is linear.
+  /// beta: sharpness. threshold: the output is x where beta * x is greater.
   struct Options {
     double beta = 1, threshold = 20;
   };
@@ -260,7 +260,7 @@ struct Dropout : Layer<Dropout> {
   PartOf part;  ///< set if x is a part of a sharded tensor: the mask is a part of the whole tensor's mask
 };
 
-/// Base of Dropout1d/2d/3d: in training zeroes whole channels with probability p and scales the others by 1 / (1 - p).
+/// Base of Dropout1d/2d/3d: in training zeroes each channel with probability p and scales the others by 1 / (1 - p).
 /// Input (N, C, ...) or (C, ...), with 1, 2 or 3 spatial dims.
 struct ChannelDropout : Layer<ChannelDropout> {
   /// The options of Dropout.
@@ -316,7 +316,7 @@ struct Flatten : Layer<Flatten> {
   };
   Flatten() : Flatten(Options{}) {}
   explicit Flatten(const Options& options) : o(options) {}
-  /// A view of x where its strides allow, else a copy.
+  /// Returns a view of x if the strides of x allow it, else a copy.
   Variable forward(const Variable& x) { return x.flatten(o.first, o.last); }
   Options o;
 };

@@ -29,7 +29,7 @@ AdaptiveLogSoftmaxWithLoss::AdaptiveLogSoftmaxWithLoss(const Options& options)
   for (size_t i = 0; i + 1 < o.cutoffs.size(); ++i) {
     const int64_t inner = int64_t(double(o.in) / std::pow(o.div_value, double(i + 1)));
     LOCKSTEP_CHECK(inner >= 1, "[AdaptiveLogSoftmaxWithLoss] expected a div_value that leaves cluster ", i,
-                   " a feature, got ", o.div_value, " of ", o.in);
+                   " at least 1 feature, got div_value ", o.div_value, " for in = ", o.in);
     tail.push_back(Sequential(Linear({.in = o.in, .out = inner, .bias = false}),
                               Linear({.in = inner, .out = o.cutoffs[i + 1] - o.cutoffs[i], .bias = false})));
   }
@@ -48,7 +48,7 @@ AdaptiveLogSoftmaxWithLoss::Output AdaptiveLogSoftmaxWithLoss::forward(const Var
   const Variable rows = single ? x.unsqueeze(0) : x;
   const auto classes = target.reshape({rows.size(0)}).to_vector<int64_t>();
   const size_t clusters = o.cutoffs.size() - 1;
-  // Per cluster: rows of x, and their classes relative to the cluster.
+  // For each cluster: the rows of x whose target is in it (of), and those targets minus its first class (within).
   std::vector<std::vector<int64_t>> of(clusters), within(clusters);
   std::vector<int64_t> in_head;
   for (size_t row = 0; row < classes.size(); ++row) {

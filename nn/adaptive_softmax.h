@@ -6,8 +6,8 @@
 namespace lockstep::nn {
 
 /// Classes must be sorted by frequency, the most common first. The head scores each class below cutoffs[0], and each
-/// cluster [cutoffs[i], cutoffs[i + 1]). A cluster's classes are scored by a product of two matrices, whose inner size
-/// shrinks from cluster to cluster.
+/// cluster of classes [cutoffs[i], cutoffs[i + 1]) as a whole. Two Linears in sequence score the classes within a
+/// cluster; the number of features between the two shrinks from cluster to cluster.
 struct AdaptiveLogSoftmaxWithLoss : Layer<AdaptiveLogSoftmaxWithLoss> {
   struct Options {
     int64_t in, classes;

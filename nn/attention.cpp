@@ -13,8 +13,8 @@ namespace {
 
 MultiHeadAttention::Options checked(MultiHeadAttention::Options o) {
   LOCKSTEP_CHECK(o.heads > 0 && o.head_size >= 0 && (o.head_size > 0 || o.embed % o.heads == 0),
-                 "[MultiHeadAttention] expected heads to divide embed ", o.embed, ", or a head_size, got ", o.heads,
-                 " and ", o.head_size);
+                 "[MultiHeadAttention] expected heads to divide embed ", o.embed, ", or a head_size > 0, got heads ",
+                 o.heads, " and head_size ", o.head_size);
   const int64_t groups = o.kv_heads == 0 ? o.heads : o.kv_heads;
   LOCKSTEP_CHECK(groups > 0 && o.heads % groups == 0, "[MultiHeadAttention] expected kv_heads to divide ", o.heads,
                  " heads, got ", groups);
@@ -186,8 +186,8 @@ Variable MultiHeadAttention::in_blocks(Variable projected, const std::vector<KvR
   int64_t longest = 0;
   for (const KvRows& r : rows) {
     LOCKSTEP_CHECK(r.cache->table && r.cache->keys.raw_data() == rows[0].cache->keys.raw_data(),
-                   "[MultiHeadAttention] expected caches in blocks of one memory; give all caches a table of blocks in "
-                   "the same keys and values");
+                   "[MultiHeadAttention] expected paged caches with the same tensors keys and values; set table, keys "
+                   "and values in each cache");
     for (int64_t t = 0; t < r.tokens; ++t) positions.push_back(r.cache->length + t);
     longest = std::max(longest, r.cache->length + r.tokens);
   }
@@ -208,7 +208,8 @@ Variable MultiHeadAttention::in_blocks(Variable projected, const std::vector<KvR
   return joined(paged_attention(h.q.tensor(), rows[0].cache->keys, rows[0].cache->values, paged, o.window));
 }
 
-/// Appends `projected` to the cache and attends to it; gives (B, T, heads * head size), before out_proj.
+/// Appends new keys and values to the cache, and attends to the cached tokens. `projected`: output of in_proj. Returns
+/// the input of out_proj, (B, T, heads * head size).
 Variable MultiHeadAttention::with_cache(Variable projected, KvCache& cache) {
   check_cached(cache.length + projected.size(1));
   const int64_t first = before_window(cache.length, o.window);  // tokens before the window of the first new token

@@ -11,7 +11,7 @@ namespace lockstep::nn {
 /// Keys and values of the tokens so far, for generation. Without a table: tensors (B, kv heads, capacity, head size)
 /// whose capacity starts at 256 tokens and doubles when it is full. With a table (paged cache): one sequence, whose
 /// tokens lie in the blocks `table` of tensors (blocks, kv heads, tokens per block, head size) that several sequences
-/// share; the owner of the table has allocated enough blocks.
+/// share. The caller must have allocated enough blocks for the table.
 struct KvCache {
   Tensor keys, values;
   int64_t length = 0;
@@ -94,17 +94,18 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   Variable forward(const Variable& x, const Variable& residual) { return out_proj(attended(x, Tensor()), residual); }
   /// True if out_proj can add the residual in its product (Linear::adds()).
   bool adds() const { return out_proj.adds() && !is_watched(); }
-  /// torch.nn.MultiheadAttention: query (B, T, embed), key and value (B, S, embed). Without Options::cross, key and
-  /// value must be query. Error if the layer has rope or a sparse layout.
+  /// Computes what torch.nn.MultiheadAttention does: query (B, T, embed), key and value (B, S, embed). Unless
+  /// Options::cross is true, pass the same variable three times. Error if the layer has rope or a sparse layout.
   AttentionOutput forward(const Variable& query, const Variable& key, const Variable& value,
                           const AttentionMasks& masks = {}, AttentionWeights wanted = AttentionWeights::none);
   using Layer::operator();
-  /// The same call, so that masks can be written in braces: attention(q, k, v, {.causal = true}).
+  /// Calls the forward() above. It lets a caller write masks in braces: attention(q, k, v, {.causal = true}).
   AttentionOutput operator()(const Variable& query, const Variable& key, const Variable& value,
                              const AttentionMasks& masks, AttentionWeights wanted = AttentionWeights::none) {
     return Layer::operator()(query, key, value, masks, wanted);
   }
-  /// Appends x to the cache and attends to all tokens in it. For generation; records no gradients.
+  /// Appends the keys and values of x to the cache, and attends to all tokens in the cache. For generation; records no
+  /// gradients.
   Variable forward(const Variable& x, KvCache& cache);
   /// Continues several sequences at once. x (1, sum of tokens, embed) concatenates the new tokens of all sequences.
   Variable forward(const Variable& x, const std::vector<KvRows>& rows) {

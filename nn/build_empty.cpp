@@ -12,7 +12,7 @@ namespace {
 thread_local int scopes = 0;
 constexpr const char* built_empty = "a model that was built empty";
 
-/// The initialisation of an empty parameter. The parameter's empty storage owns it, and drops it when filled.
+/// Describes how to make the initial values of an empty parameter, whose storage owns this object until it is filled.
 struct Origin {
   struct Step {
     RandomState random;

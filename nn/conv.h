@@ -30,7 +30,7 @@ template <> struct SizeOf<1> { using type = int64_t; };   ///< for n = 1
 template <> struct SizeOf<2> { using type = Pair; };      ///< for n = 2
 /// A kernel size, stride or padding for n spatial dims.
 template <int n> using Size = typename SizeOf<n>::type;
-/// A size as one number per spatial dim.
+/// Converts a size to one number per spatial dim.
 inline Dims dims_of(int64_t size) { return {size}; }
 inline Dims dims_of(const Dims& sizes) { return sizes; }
 }  // namespace pools

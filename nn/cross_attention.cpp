@@ -43,8 +43,8 @@ Variable MultiHeadAttention::projected(const Variable& x, int64_t first, int64_t
   return in_proj.product ? in_proj.product(x, weight, bias, Activation::none) : linear(x, weight, bias);
 }
 
-/// Combines all masks into one for attention(). Returns an undefined tensor if there is none. A causal mask of a square
-/// matrix is not included, because attention() applies it itself.
+/// Combines all masks into one for attention(). Returns an undefined tensor if there are no masks. If the numbers of
+/// queries and keys are equal, leaves the causal mask out, because attention() applies it itself.
 Tensor MultiHeadAttention::seen(const AttentionMasks& masks, int64_t batch, int64_t queries, int64_t keys,
                                 const Variable& like) const {
   const char* const op = "[MultiHeadAttention] ";

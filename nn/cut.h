@@ -28,7 +28,7 @@ struct Cut {
     tokens,      ///< computes each token separately; may run on a part of the sequence (dim -2)
     experts,     ///< one of several experts, which are divided among ranks
   };
-  /// A block of a Linear's outputs that is divided among ranks by itself: the queries, the keys, or the values. It has
+  /// A range of a Linear's outputs that is divided among ranks separately: the queries, the keys, or the values. It has
   /// `count` units (heads) of equal size. If count is 0 in all blocks, the blocks have equal length.
   struct Block {
     std::string unit;
@@ -37,17 +37,17 @@ struct Cut {
   };
   Kind kind = Kind::none;
   std::vector<Block> blocks = {};  ///< columns only; empty: a single block
-  /// from_whole: the field's input arrives unsharded (for kinds rows and tokens). to_whole: ranks gather the field's
-  /// output (for kinds columns and tokens).
+  /// from_whole: the field's input arrives unsharded; only with Kind::rows or Kind::tokens. to_whole: ranks gather the
+  /// field's output; only with Kind::columns or Kind::tokens.
   bool from_whole = false, to_whole = false;
   friend bool operator==(const Cut&, const Cut&) = default;
 };
-/// Text for messages: "columns of 8 heads and 2 kv_heads and 2 kv_heads", "rows from whole".
+/// Describes a cut in messages, such as "columns of 8 heads and 2 kv_heads and 2 kv_heads", "rows from whole".
 std::string to_string(const Cut& cut);
 /// Returns the dim along which ranks shard a parameter of a field with this cut; -1: every rank holds all of it.
 int dim_of(const Cut& cut, const Shape& parameter);
 /// Sizes of the cut's blocks (such as queries, keys, values) in a Linear with `size` outputs. Error, which names
-/// `field`, if `size` is not divisible.
+/// `field`, if the blocks' units cannot have equal sizes.
 std::vector<int64_t> blocks_of(const Cut& cut, int64_t size, const std::string& field);
 
 namespace cut {
@@ -59,7 +59,8 @@ inline const Cut whole{Cut::Kind::whole}, columns{Cut::Kind::columns}, rows{Cut:
 inline Cut heads(int64_t heads, int64_t kv_heads) {
   return {Cut::Kind::columns, {{"heads", heads}, {"kv_heads", kv_heads}, {"kv_heads", kv_heads}}};
 }
-/// How to shard a Linear that consists of `n` column-parallel Linears of equal size: each of them by itself.
+/// How to shard a Linear that consists of `n` column-parallel Linears of equal size: each of these is sharded
+/// separately.
 inline Cut packed_columns(int64_t n) {
   return {Cut::Kind::columns, std::vector<Cut::Block>(size_t(n), {"parts of the outputs", 0})};
 }

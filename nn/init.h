@@ -26,7 +26,7 @@ Fan fan(const Shape& shape);
 /// U(-b, b) with b = gain sqrt(3 / fan_in), gain = sqrt(2 / (1 + a^2)) (He et al., 2015). PyTorch's Linear and Conv use
 /// a = sqrt(5), which gives b = 1 / sqrt(fan_in).
 void kaiming_uniform(const Variable& w, double a = 0);
-/// N(0, gain^2 / fan_in), with the same gain.
+/// N(0, gain^2 / fan_in), with the gain of kaiming_uniform(), sqrt(2 / (1 + a^2)).
 void kaiming_normal(const Variable& w, double a = 0);
 /// U(-b, b) with b = gain sqrt(6 / (fan_in + fan_out)) (Glorot and Bengio, 2010).
 void xavier_uniform(const Variable& w, double gain = 1);

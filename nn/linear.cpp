@@ -22,7 +22,7 @@ Linear::Linear(const Options& o) {
 Variable Linear::adapted(const Variable& x, Activation activation) {
   const Variable y = base(x, Activation::none), more = adapter->call(x);
   LOCKSTEP_CHECK(y.shape() == more.shape(), "[Linear] expected an adapter that returns ", y.shape(), ", got ",
-                 more.shape(), "; was the layer sharded by a rule other than the model's own cut? use that one");
+                 more.shape(), "; was the layer sharded by a rule other than the model's own cut? use its cut");
   return activated(add(y, more), activation);
 }
 

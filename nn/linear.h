@@ -31,11 +31,11 @@ struct Linear : Layer<Linear> {
   /// Error for negative sizes.
   explicit Linear(const Options& options);
   Variable forward(const Variable& x) { return forward(x, Activation::none); }
-  /// forward() followed by an activation that is fused into the product.
+  /// forward() followed by an activation, which the matrix product computes, too.
   Variable forward(const Variable& x, Activation activation) {
     return adapter ? adapted(x, activation) : base(x, activation);
   }
-  /// residual + forward(x), fused into the product if adds().
+  /// residual + forward(x). If adds() is true, the matrix product adds the residual.
   Variable forward(const Variable& x, const Variable& residual) {
     return adds() ? linear_add(residual, x, weight, bias) : add(residual, forward(x));
   }
@@ -83,7 +83,7 @@ struct Mlp : Layer<Mlp> {
   };
   explicit Mlp(const Options& options);
   Variable forward(const Variable& x) { return down(hidden(x)); }
-  /// residual + forward(x); fused into `down` if adds().
+  /// residual + forward(x). If adds() is true, `down` adds the residual within its matrix product.
   Variable forward(const Variable& x, const Variable& residual) { return down(hidden(x), residual); }
   /// True if `down` can add the residual in its product.
   bool adds() const { return down.adds() && !is_watched(); }
@@ -170,7 +170,7 @@ struct Head : Layer<Head> {
   /// Returns the scores that loss() takes. Under tensor parallelism these are only the scores of this rank's rows of
   /// the table. On a GPU each row of scores may have padding behind it (tensor/padded.h).
   Variable scores(const Variable& x);
-  /// Mean cross entropy of scores().
+  /// Mean cross entropy of the scores that scores() returned, with targets i64 (...).
   Variable loss(const Variable& scores, const Tensor& targets) {
     return entropy ? entropy(scores, targets) : cross_entropy(scores.view({-1, weight.size(0)}), targets.reshape({-1}));
   }

@@ -21,7 +21,8 @@ bool is_meant(const std::string& name, const std::string& target) {
   return name == target || name.ends_with("." + target);
 }
 
-/// A Linear of the model, which LoraOptions::targets may select by its name or by the names of its parts.
+/// A Linear of the model, which LoraOptions::targets may select as a whole by its name, or in parts (the q_proj within
+/// an in_proj).
 struct LoraPlace {
   std::string name;
   Linear* linear;
@@ -57,8 +58,8 @@ void find_places(Module& module, const std::string& prefix, std::vector<LoraPlac
 }
 
 void check_lora(const LoraOptions& o) {
-  LOCKSTEP_CHECK(o.r >= 1 && o.r <= 1 << 20, "[add_lora] expected r >= 1, got ", o.r);
-  LOCKSTEP_CHECK(std::isfinite(o.alpha) && o.alpha > 0, "[add_lora] expected alpha > 0, got ", o.alpha);
+  LOCKSTEP_CHECK(o.r >= 1 && o.r <= 1 << 20, "[add_lora] expected r in [1, 1048576], got ", o.r);
+  LOCKSTEP_CHECK(std::isfinite(o.alpha) && o.alpha > 0, "[add_lora] expected a finite alpha > 0, got ", o.alpha);
   LOCKSTEP_CHECK(o.dropout >= 0 && o.dropout < 1, "[add_lora] expected dropout from 0 to below 1, got ", o.dropout);
 }
 
@@ -76,8 +77,8 @@ std::vector<LoraPart> meant_parts(const LoraPlace& place, const LoraOptions& o, 
   for (const LoraPart& part : place.parts)
     if (wanted(part.target, place.rotary && !part.target.ends_with("k_proj"))) parts.push_back(part);
   if (!wanted(place.name, of_attention && !place.rotary)) return parts;
-  LOCKSTEP_CHECK(parts.empty(), "[add_lora] expected ", place.name, " or its rows as targets, got it and ",
-                 parts[0].target);
+  LOCKSTEP_CHECK(parts.empty(), "[add_lora] expected ", place.name, " or parts of it as targets, got it and ",
+                 parts[0].target, "; leave one of them out");
   return {{place.name, 0, place.linear->weight.size(0)}};
 }
 
@@ -123,7 +124,7 @@ std::string LowRank::options() const {
 
 Variable LowRank::forward(const Variable& x) {
   LOCKSTEP_CHECK(x.size(-1) == a.weight.size(1), "[lora] expected x (..., ", a.weight.size(1), "), got ", x.shape(),
-                 "; was the layer sharded by a rule other than the model's own cut? use that one");
+                 "; was the layer sharded by a rule other than the model's own cut? use its cut");
   const Variable hidden = mul_scalar(a(dropout(x)), scale);
   if (parts.size() == 1 && parts[0].rows == out) return b[0](hidden);
   std::vector<Variable> made, all;

@@ -37,7 +37,8 @@ struct LoraPart {
   int64_t row = 0, rows = 0;
 };
 
-/// The adapter of one Linear. The parts share one A of shape (parts * r, in), so one product with A serves all parts.
+/// The adapter of one Linear. Its parts use different rows of one matrix A (parts * r, in), so a single product with A
+/// computes the input of every B.
 struct LowRank : Layer<LowRank> {
   /// Makes an adapter for a Linear with weight (out, in). cut: how tensor parallelism shards the Linear (nn/cut.h).
   LowRank(const LoraOptions& options, int64_t in, int64_t out, std::vector<LoraPart> parts, const Cut& cut);

@@ -147,9 +147,9 @@ State Module::state() {
 LoadReport Module::load_state(const State& state, bool strict) {
   std::map<std::string, const Tensor*> given;
   for (const auto& [name, tensor] : state) given[name] = &tensor;
-  // Collect the destinations by name. A shared parameter has several names; any of them is enough.
+  // Find the destination of each tensor by name. The state must have one of the names of a shared parameter, not all.
   std::vector<std::pair<Tensor, const Tensor*>> copies;
-  std::vector<std::pair<Variable*, const Tensor*>> replaced;  // parameters with a fixed dtype take the state's
+  std::vector<std::pair<Variable*, const Tensor*>> replaced;  // parameters that get the state's tensor
   std::map<const void*, bool> filled;
   std::map<const void*, std::string> first_name;
   std::vector<std::string> wrong;
@@ -299,7 +299,7 @@ bool Module::is_watched() const {
 void Module::run_on(std::optional<RunOn> how) {
   hooks();
   LOCKSTEP_CHECK(!how || !hooks_->run_on, "[", kind(), "] its calls run on ",
-                 hooks_->run_on ? hooks_->run_on->device : cpu, " already, by another device map; end that first");
+                 hooks_->run_on ? hooks_->run_on->device : cpu, " already, by another device map; delete that map");
   hooks_->run_on = std::move(how);
 }
 

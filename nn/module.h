@@ -98,11 +98,11 @@ class Module {
   /// Parameters of child modules that forward() reads directly (a tied table) rather than by calling the child. ZeRO 3
   /// gathers them for the whole call.
   virtual std::vector<Variable> reads() { return {}; }
-  /// Called once after the module was sharded. From now on its input is only part `index` of `count` of the whole,
-  /// along features (dim -1) or along the sequence (dim -2).
+  /// Called once after the module was sharded. From now on its input is one of PartOf::count parts, the one with number
+  /// PartOf::index, of a tensor that is divided along features (dim -1) or along the sequence (dim -2).
   virtual void sliced(const PartOf&) {}
-  /// Context parallelism: from now on the input holds this rank's part of the sequence; null: the whole sequence.
-  /// Returns the number of heads that attend across tokens, 0 for a module without attention.
+  /// For context parallelism: from now on the input holds this rank's part of the sequence; with null, the whole one
+  /// again. Returns the number of heads if this module is an attention layer, else 0.
   virtual int64_t share_sequence(const std::shared_ptr<SequencePart>&) { return 0; }
   /// This module as a list of layers (nn/layer_list.h), for pipelines. Default: a single layer that runs call().
   virtual LayerList layers();
@@ -177,8 +177,8 @@ class Module {
   /// all, and returns the results (activation checkpointing).
   using CallHook =
       std::function<Variables(const Variables& inputs, const std::function<Variables(const Variables&)>& run)>;
-  /// Installs `hook`; an empty hook removes the installed one. Error if one is installed already. While gradients are
-  /// recorded, a call with arguments or results that are not variables is then an Error, too.
+  /// Installs `hook`; an empty hook removes the installed one. Error if one is installed already. While a hook is
+  /// installed and gradients are recorded, a call is an Error if an argument or a result is not a Variable.
   void wrap_call(CallHook hook);
   /// Adds a hook; returns its id for remove_hook(). Hooks run in the order in which they were added.
   int before_forward(ForwardHook hook);
@@ -195,15 +195,15 @@ class Module {
   }
   /// True while a CallHook is installed.
   bool is_wrapped() const { return hooks_ && hooks_->around; }
-  /// Device of the calls when the parts of a model are on different devices: tensor arguments are moved to `device`,
-  /// and results to `output` if it is set. `hold` runs before forward(); its result is kept alive until the call ends,
-  /// so it may bring parameters in for the duration of the call.
+  /// How calls run when the parts of a model are on different devices: tensor arguments are moved to `device`, and
+  /// results to `output` if it is set. `hold` runs before forward(); its result is kept alive until the call ends. It
+  /// may therefore load parameters for the duration of the call.
   struct RunOn {
     Device device;
     std::optional<Device> output;
     std::function<std::shared_ptr<void>()> hold;  ///< may be empty
   };
-  /// Sets or (nullopt) removes the device of the calls. Error if one is set already.
+  /// Sets the device on which calls run; nullopt removes the setting. Error if a device is set already.
   void run_on(std::optional<RunOn> how);
   /// A handle that removes hooks later. It stays valid after the module was moved, and does nothing after the module
   /// was destroyed.
@@ -288,7 +288,8 @@ template <class Derived> class Layer : public Module {
         if (hooks_->around) return wrapped(Variables{Variable(args)...}, std::index_sequence_for<Args...>());
       } else {
         LOCKSTEP_CHECK(!hooks_->around || !NoGrad::grad_enabled(), "[", kind(),
-                       "] its calls are wrapped (checkpointed): expected variables as arguments and as results");
+                       "] its calls are wrapped (checkpointed): expected variables as arguments and as results; use "
+                       "variables only, or unwrap the module: wrap_call({})");
       }
       return call_hooked(std::forward<Args>(args)...);
     }

@@ -166,7 +166,7 @@ void update_bn(Module& model, const std::function<void()>& pass) {
   std::vector<std::pair<Module*, bool>> modes;
   std::vector<std::pair<BatchNorm*, std::optional<double>>> momenta;
   const auto restore = [&] {
-    // train() also sets the modules below `module`. These come later in `modules`, so their own mode overrides it.
+    // train() also sets the modules below `module`. These come later in `modes`, and are then set to their own mode.
     for (const auto& [module, training] : modes) module->train(training);
     for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
   };

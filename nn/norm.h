@@ -84,7 +84,7 @@ struct GroupNorm : Layer<GroupNorm> {
   Variable weight, bias;
 };
 
-/// Base of BatchNorm and InstanceNorm, which normalise each channel by itself. Option affine: a weight and a bias per
+/// Base of BatchNorm and InstanceNorm, which normalise each channel separately. Option affine: a weight and a bias per
 /// channel. Option track: a running mean and a running variance per channel.
 template <class Derived> struct ChannelNorm : Layer<Derived> {
   void fields(Fields& f) override {

@@ -110,7 +110,7 @@ std::string QuantizeReport::text() const {
 }
 
 QuantizeReport quantize(Module& model, const QuantizeOptions& o) {
-  LOCKSTEP_CHECK(!o.dynamic || o.format == QuantFormat::row8, "[quantize] dynamic expects row8, got ",
+  LOCKSTEP_CHECK(!o.dynamic || o.format == QuantFormat::row8, "[quantize] expected format row8 with dynamic, got ",
                  name_of(o.format));
   LOCKSTEP_CHECK(o.threshold >= 0 && (o.threshold == 0 || o.dynamic),
                  "[quantize] expected a threshold >= 0, and a threshold only with dynamic, got ", o.threshold);

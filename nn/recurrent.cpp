@@ -86,8 +86,8 @@ PaddedSequence pad_packed_sequence(const PackedSequence& sequence, const PadOpti
                  "make it with pack_padded_sequence()");
   const int64_t batch = sequence.batch_sizes[0], longest = int64_t(sequence.batch_sizes.size()),
                 steps = options.total_length ? options.total_length : longest;
-  LOCKSTEP_CHECK(steps >= longest, "[pad_packed_sequence] expected a total_length from ", longest,
-                 ", the longest sequence's, got ", options.total_length);
+  LOCKSTEP_CHECK(steps >= longest, "[pad_packed_sequence] expected total_length >= ", longest,
+                 ", the length of the longest sequence, got ", options.total_length);
   const int64_t all = std::accumulate(sequence.batch_sizes.begin(), sequence.batch_sizes.end(), int64_t(0));
   LOCKSTEP_CHECK(data.size(0) == all, "[pad_packed_sequence] expected ", all, " rows, the sum of the batch sizes, got ",
                  data.shape());

@@ -22,7 +22,7 @@ struct PackOptions {
   bool batch_first = false, enforce_sorted = true;
 };
 /// Packs input (T, B, ...), or (B, T, ...) with batch_first, given each sequence's length from 1 to T. With
-/// enforce_sorted, Error if the lengths are not in descending order; else the sequences are sorted.
+/// enforce_sorted, Error if the lengths are not in descending order; without it, sorts the sequences by length.
 PackedSequence pack_padded_sequence(const Variable& input, const std::vector<int64_t>& lengths,
                                     const PackOptions& options = {});
 /// Options of pad_packed_sequence().

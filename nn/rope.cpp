@@ -27,8 +27,8 @@ void check_rope(const Rope& r, int64_t head_size) {
                  " (partial) of a head of ", head_size);
   LOCKSTEP_CHECK(
       r.base > 1 && std::isfinite(r.base) && r.factor > 0 && std::isfinite(r.factor) && r.original_context >= 0,
-      "[Rope] expected base > 1, factor > 0 and original_context >= 0, got ", r.base, ", ", r.factor, " and ",
-      r.original_context);
+      "[Rope] expected finite base > 1, finite factor > 0 and original_context >= 0, got ", r.base, ", ", r.factor,
+      " and ", r.original_context);
   LOCKSTEP_CHECK(r.scaling != Rope::Scaling::dynamic || d > 2,
                  "[Rope] dynamic scaling needs more than 2 features to rotate, got ", d);
   LOCKSTEP_CHECK(

@@ -47,7 +47,7 @@ constexpr struct OptionRange {
 const OptionRange& range_of(std::string_view name) {
   for (const OptionRange& r : option_ranges)
     if (name == r.name) return r;
-  fail(str("[generate] there is no option ", name, "; name a number of Generation"));
+  fail(str("[generate] there is no numeric option ", name, "; use one that Generation has, such as top_p"));
 }
 
 void check_numbers(const Generation& g) {
@@ -237,7 +237,8 @@ void Generation::check() const {
 
 void Generation::check(int64_t vocab) const {
   check();
-  LOCKSTEP_CHECK(stop.empty() || text, "[generate] stop strings need `text`, which gives the bytes of a token");
+  LOCKSTEP_CHECK(stop.empty() || text,
+                 "[generate] stop strings need `text`: set it to a function that returns a token's bytes");
   const auto known = [&](const char* what, int64_t id) {
     LOCKSTEP_CHECK(id >= 0 && id < vocab, "[generate] ", what, " names token ", id, ", the vocabulary has ", vocab,
                    "; take ids of this model's tokenizer");
@@ -251,8 +252,8 @@ std::vector<double> process_logits(std::span<const float> logits, std::span<cons
                                    std::span<const int64_t> answer, const Generation& g) {
   std::vector<double> s = numbers_of(logits);
   const auto score_of = [&s](int64_t id) -> double& {
-    LOCKSTEP_CHECK(id >= 0 && size_t(id) < s.size(), "[generate] expected tokens below ", s.size(),
-                   ", the number of logits, got ", id);
+    LOCKSTEP_CHECK(id >= 0 && size_t(id) < s.size(), "[generate] expected token ids in [0, ", s.size(),
+                   "), one for each logit, got ", id);
     return s[size_t(id)];
   };
   for (const auto& [id, bias] : g.logit_bias) score_of(id) += bias;

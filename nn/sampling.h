@@ -14,8 +14,8 @@
 
 namespace lockstep::nn {
 
-/// Options of text generation, with Hugging Face's names. The fields from logit_bias on change the logits, in this
-/// order.
+/// Options of text generation, with Hugging Face's names. logit_bias and the fields after it change the logits, in the
+/// order of the fields.
 struct Generation {
   int64_t max_new_tokens = 256, min_new_tokens = 0;  ///< no end token before min_new_tokens
   bool do_sample = false;        ///< true: sample; false: take the most likely token (the lowest id among equals)
@@ -30,7 +30,7 @@ struct Generation {
   std::function<std::string(int64_t)> text;  ///< bytes of a token
   bool logprobs = false;                     ///< true: record each token's log probability under the model
   std::optional<DType> cache_dtype;          ///< dtype of cached keys and values; f16 and bf16 halve the memory
-  /// Full context: error ends the sequence; slide restarts with the last half.
+  /// Action when the context is full. error: end the sequence; slide: continue with the last half of the tokens.
   enum class Overflow { error, slide } overflow = Overflow::error;
 
   std::map<int64_t, double> logit_bias;  ///< added to the logits
@@ -48,7 +48,7 @@ struct Generation {
   bool greedy() const { return !do_sample || temperature < 1e-5; }
   /// Error for numbers out of range (wrong_option()) and for options that contradict each other.
   void check() const;
-  /// check(), and Error for ids beyond `vocab` and for stop strings without `text`.
+  /// Does the same as check(). Also an Error for token ids outside [0, vocab), and if `stop` is set but `text` is not.
   void check(int64_t vocab) const;
 };
 
@@ -64,16 +64,16 @@ struct Candidate {
   double probability;
 };
 
-/// The scores after logit_bias, penalties, n-grams, min_new_tokens and suppress_tokens, given the tokens so far. An
-/// infinite logit counts as the largest f32, so its token is drawn unless several logits are infinite. Error if a logit
-/// is NaN, or for an id without a logit.
+/// Applies logit_bias, penalties, no_repeat_ngram_size, min_new_tokens and suppress_tokens to the logits, given the
+/// tokens so far. A logit of infinity counts as the largest f32, so its token is drawn unless several logits are
+/// infinite. Error if a logit is NaN, or for a token id that is not in [0, number of logits).
 std::vector<double> process_logits(std::span<const float> logits, std::span<const int64_t> prompt,
                                    std::span<const int64_t> answer, const Generation& generation);
 /// The scores filtered by temperature, top_k, top_p and min_p: most likely first, ties by lower id. Error if no token
 /// is left; the same holds for next_token() and likeliest().
 std::vector<Candidate> distribution(std::span<const double> scores, const Generation& generation);
-/// The most likely token if greedy(); else the token of distribution() at which the cumulative probability passes u in
-/// [0, 1). Avoids a full sort.
+/// The most likely token if greedy(); else the first token of distribution() at which the cumulative probability is
+/// greater than u, a number in [0, 1). Avoids a full sort.
 int64_t next_token(std::span<const double> scores, const Generation& generation, double u);
 /// Uniform number in [0, 1) for a token; depends only on seed, sequence number and position.
 double draw(uint64_t seed, uint64_t sequence, uint64_t position);

@@ -75,8 +75,9 @@ Variable PixelUnshuffle::forward(const Variable& x) {
 
 ChannelShuffle::ChannelShuffle(const Options& o) : groups(positive("ChannelShuffle", "groups", o.groups)) {}
 Variable ChannelShuffle::forward(const Variable& x) {
-  LOCKSTEP_CHECK(x.dim() >= 3 && x.size(1) % groups == 0, "[ChannelShuffle] expected input (N, C ", groups,
-                 ", ...) of at least 3 dims, got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() >= 3 && x.size(1) % groups == 0,
+                 "[ChannelShuffle] expected input (N, C, ...) with C a multiple of ", groups,
+                 ", of at least 3 dims, got ", x.shape());
   int64_t behind = 1;
   for (int i = 2; i < x.dim(); ++i) behind *= x.size(i);
   return x.reshape({x.size(0), groups, x.size(1) / groups, behind}).transpose(1, 2).reshape(x.shape());

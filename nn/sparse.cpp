@@ -73,7 +73,7 @@ class Row {
     const int64_t local = c_.num_local_blocks, count = c_.num_global_blocks;
     const int64_t first = local - (1 + head_ % c_.num_different_global_patterns) * count;
     add(row_ / local * local, row_ / local * local + local);
-    // If the last window is short, its global blocks move to the left so that they do not exceed the number of blocks.
+    // If the last window is cut short, its global blocks move to the left so that the last one is not after the end.
     for (int64_t at = 0; at < blocks_; at += local) {
       const int64_t begin =
           at + local <= blocks_ ? at + first : std::max<int64_t>(0, std::min(at + first, blocks_ - count));
@@ -90,8 +90,8 @@ class Row {
       begin += size;
     }
   }
-  /// Random columns without repetition (Floyd's algorithm). A unidirectional row draws from its past only, so that the
-  /// row is the same at any length.
+  /// Adds random columns, each at most once (Floyd's algorithm). A unidirectional row draws no columns after the
+  /// diagonal, so its columns do not depend on the length of the sequence.
   void random() {
     const PhiloxKey key{c_.seed, uint64_t(c_.layer) << 32 | uint64_t(head_)};
     const int64_t from = end_ - std::min(c_.num_random_blocks, end_);
@@ -120,8 +120,8 @@ std::optional<Mode> mode_of(std::string_view name) {
 
 void check_sparsity(const SparsityConfig& c) {
   const auto positive = [](const char* name, int64_t value, int64_t least = 1) {
-    LOCKSTEP_CHECK(value >= least && value <= 1 << 30, "[sparse attention] expected ", name, " of ", least,
-                   " or more, got ", value);
+    LOCKSTEP_CHECK(value >= least && value <= 1 << 30, "[sparse attention] expected ", name, " from ", least,
+                   " to 1073741824, got ", value);
   };
   positive("block", c.block);
   positive("num_local_blocks", c.num_local_blocks);
@@ -142,7 +142,8 @@ void check_sparsity(const SparsityConfig& c) {
                    "global_block_indices, ", begins.size(), ", got ", ends.size());
     for (size_t i = 0; i < ends.size(); ++i)
       LOCKSTEP_CHECK(begins[i] < ends[i] && ends[i] <= 1 << 30,
-                     "[sparse attention] expected global_block_end_indices beyond their global_block_indices, got ",
+                     "[sparse attention] expected global_block_end_indices greater than their global_block_indices, "
+                     "and at most 1073741824, got the range ",
                      begins[i], " to ", ends[i]);
   }
   if (c.mode != Mode::fixed) return;
@@ -151,14 +152,14 @@ void check_sparsity(const SparsityConfig& c) {
                  "[sparse attention] expected num_global_blocks that divides num_local_blocks ", c.num_local_blocks,
                  ", got ", c.num_global_blocks);
   LOCKSTEP_CHECK(patterns == 1 || c.different_layout_per_head, "[sparse attention] num_different_global_patterns ",
-                 patterns, " needs different_layout_per_head, got false");
+                 patterns, " needs different_layout_per_head, got false; set it to true");
   LOCKSTEP_CHECK(patterns <= most, "[sparse attention] expected at most num_local_blocks / num_global_blocks = ", most,
                  " num_different_global_patterns, got ", patterns);
 }
 
 BlockLayout make_layout(const SparsityConfig& config, int64_t heads, int64_t tokens) {
   check_sparsity(config);
-  LOCKSTEP_CHECK(heads >= 1 && tokens >= 0, "[sparse attention] expected 1 head and 0 tokens or more, got ", heads,
+  LOCKSTEP_CHECK(heads >= 1 && tokens >= 0, "[sparse attention] expected heads >= 1 and tokens >= 0, got ", heads,
                  " and ", tokens);
   const bool random = (config.mode == Mode::variable || config.mode == Mode::bigbird) && config.num_random_blocks > 0;
   const bool patterns = config.mode == Mode::fixed && config.num_different_global_patterns > 1;

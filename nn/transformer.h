@@ -1,7 +1,7 @@
 #pragma once
 // The transformers of torch.nn: encoder and decoder layers, stacks of layers, the whole model (Vaswani et al., 2017).
 // Parameter names, defaults and masks are PyTorch's. For decoder-only models use nn/models/block.h. Each layer has a
-// second operator() so that masks can be written in braces.
+// second operator(), with which a caller can write masks in braces.
 //
 //   nn::Transformer model({.width = 64, .heads = 4, .encoder_layers = 2, .decoder_layers = 2});
 //   const Variable y = model(source, target, {.target = {.causal = true}});  // (S, B, 64), (T, B, 64): (T, B, 64)
@@ -31,7 +31,7 @@ struct TransformerEncoderLayer : Layer<TransformerEncoderLayer> {
   explicit TransformerEncoderLayer(const Options& options);
   Variable forward(const Variable& x, const AttentionMasks& masks = {});
   using Layer::operator();
-  /// The same call, so that masks can be written in braces: layer(x, {.causal = true}).
+  /// Calls forward(). It lets a caller write masks in braces: layer(x, {.causal = true}).
   Variable operator()(const Variable& x, const AttentionMasks& masks) { return Layer::operator()(x, masks); }
   void fields(Fields& f) override {
     f("self_attn", self_attn)("linear1", linear1, cut::columns)("dropout", dropout, cut::features)(
@@ -61,7 +61,7 @@ struct TransformerDecoderLayer : Layer<TransformerDecoderLayer> {
   explicit TransformerDecoderLayer(const Options& options);
   Variable forward(const Variable& x, const Variable& memory, const DecoderMasks& masks = {});
   using Layer::operator();
-  /// The same call, so that masks can be written in braces: decoder(x, memory, {.target = {.causal = true}}).
+  /// Calls forward(). It lets a caller write masks in braces: decoder(x, memory, {.target = {.causal = true}}).
   Variable operator()(const Variable& x, const Variable& memory, const DecoderMasks& masks) {
     return Layer::operator()(x, memory, masks);
   }
@@ -109,7 +109,7 @@ struct TransformerEncoder : TransformerStack<TransformerEncoder, TransformerEnco
   using TransformerStack::TransformerStack;
   Variable forward(Variable x, const AttentionMasks& masks = {});
   using Layer::operator();
-  /// The same call, so that masks can be written in braces: encoder(x, {.causal = true}).
+  /// Calls forward(). It lets a caller write masks in braces: encoder(x, {.causal = true}).
   Variable operator()(const Variable& x, const AttentionMasks& masks) { return Layer::operator()(x, masks); }
   LayerList layers() override;
 };
@@ -119,7 +119,7 @@ struct TransformerDecoder : TransformerStack<TransformerDecoder, TransformerDeco
   using TransformerStack::TransformerStack;
   Variable forward(Variable x, const Variable& memory, const DecoderMasks& masks = {});
   using Layer::operator();
-  /// The same call, so that masks can be written in braces: decoder(x, memory, {.target = {.causal = true}}).
+  /// Calls forward(). It lets a caller write masks in braces: decoder(x, memory, {.target = {.causal = true}}).
   Variable operator()(const Variable& x, const Variable& memory, const DecoderMasks& masks) {
     return Layer::operator()(x, memory, masks);
   }
@@ -146,7 +146,7 @@ struct Transformer : Layer<Transformer> {
   explicit Transformer(const Options& o);
   Variable forward(const Variable& source, const Variable& target, const Masks& masks = {});
   using Layer::operator();
-  /// The same call, so that masks can be written in braces: model(source, target, {.target = {.causal = true}}).
+  /// Calls forward(). It lets a caller write masks in braces: model(source, target, {.target = {.causal = true}}).
   Variable operator()(const Variable& source, const Variable& target, const Masks& masks) {
     return Layer::operator()(source, target, masks);
   }

@@ -16,7 +16,7 @@ WeightAverage::WeightAverage(std::vector<Variable> parameters, double decay)
   LOCKSTEP_CHECK(decay >= 0 && decay < 1, "[WeightAverage] expected decay in [0, 1), got ", decay);
   for (const Variable& p : parameters_) {
     LOCKSTEP_CHECK(is_floating(p.dtype()), "[WeightAverage] expected floating parameters, got ", p.dtype(),
-                   "; leave it out");
+                   "; leave that one out");
     averages_.push_back(zeros(p.shape(), {.dtype = p.dtype() == f64 ? f64 : f32, .device = p.tensor().device()}));
   }
 }
@@ -58,8 +58,9 @@ OptimizerState WeightAverage::state() const {
 }
 void WeightAverage::load_state(const OptimizerState& saved) {
   LOCKSTEP_CHECK(saved.numbers.count("updates") && saved.tensors.size() == averages_.size(),
-                 "[WeightAverage] expected the number of updates and ", averages_.size(),
-                 " averages in the saved state, got ", saved.tensors.size(), "; load a state of the same model");
+                 "[WeightAverage] expected the number 'updates' and ", averages_.size(),
+                 " averages in the saved state, got ", saved.tensors.size(),
+                 "; load what state() returned for the same model");
   LOCKSTEP_CHECK(own_.empty(),
                  "[WeightAverage] load_state() while the averages are swapped in; call swap() again first");
   for (size_t i = 0; i < averages_.size(); ++i)

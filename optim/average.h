@@ -8,16 +8,17 @@
 
 namespace lockstep::optim {
 
-/// PyTorch's AveragedModel: the plain mean of all updates or, with decay > 0, average = decay * average + (1 - decay) *
-/// parameter. The first update copies the parameters.
+/// PyTorch's AveragedModel. The average is the mean of the parameters at all calls of update() or, with decay > 0, each
+/// call sets average = decay * average + (1 - decay) * parameter. The first call copies the parameters.
 class WeightAverage {
  public:
   /// Error for an empty list, a decay outside [0, 1), and parameters that are not floating.
   explicit WeightAverage(std::vector<Variable> parameters, double decay = 0);
-  /// Adds the current parameters to the average. Error while swapped.
+  /// Adds the current parameters to the averages. Error while swap() has put them into the parameters.
   void update();
   /// Exchanges averages and parameters, for an evaluation; a second call exchanges them back. Error before the first
-  /// update(). The averages of 16-bit parameters keep their f32 bits. Do not call update() or load_state() in between.
+  /// update(). Averages of 16-bit parameters are f32, and are the same f32 numbers after the second call. Between the
+  /// two calls, do not call update() or load_state().
   void swap();
   int64_t updates() const { return updates_; }                       ///< number of updates
   const std::vector<Tensor>& averages() const { return averages_; }  ///< one average per parameter, in the same order

@@ -11,8 +11,8 @@ namespace lockstep::optim {
 double grad_norm(const std::vector<Variable>& parameters, double norm_type = 2);
 
 /// Returns the norm of one gradient from the f64 sum of its squares. Rounds the norm to f32 unless the gradient is f64,
-/// so that it does not depend on how the squares were added up (whole parameter, shards, stages). The norm of several
-/// gradients is the root of the sum of their squared norms, added in the model's order.
+/// so that the norm of a gradient that ranks hold in shards equals that of the whole gradient. The norm of several
+/// gradients is the root of the sum of their squared norms, added in the order of the model's parameters.
 double norm_of_squares(double sum, DType dtype);
 
 /// Clips to a norm that is known already: scales all gradients by max_norm / (norm + 1e-6) if this factor is below 1.

@@ -118,7 +118,7 @@ void LBFGS::turn(const Tensor& grad) {
 
 double LBFGS::step(const std::function<Variable()>& loss) {
   LOCKSTEP_CHECK(group_count() == 1, "[LBFGS] expected one group of parameters, got ", group_count(),
-                 "; give all to the constructor");
+                 "; give all parameters to the constructor");
   const NoGrad no_grad;
   const LBFGSOptions& o = options_[0];
   std::vector<bool> trained;
@@ -232,8 +232,8 @@ void LBFGS::load_state(const OptimizerState& saved) {
   std::map<std::string, double> numbers;
   const int64_t size = values().numel();
   for (const auto& [key, tensor] : saved.tensors) {
-    LOCKSTEP_CHECK(key.starts_with("lbfgs.") && tensor.shape() == Shape{size}, "[LBFGS] expected '", key, "' of shape ",
-                   Shape{size}, " under lbfgs., got ", tensor.shape(),
+    LOCKSTEP_CHECK(key.starts_with("lbfgs.") && tensor.shape() == Shape{size}, "[LBFGS] expected '", key,
+                   "' to begin with 'lbfgs.' and to have shape ", Shape{size}, ", got ", tensor.shape(),
                    "; load a state that state() of an LBFGS for the same model returned");
     own[key].push_back(tensor.clone());
   }

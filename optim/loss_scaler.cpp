@@ -38,12 +38,12 @@ Variable GradScaler::scale(const Variable& loss) const { return o_.enabled ? mul
 void GradScaler::unscale(Optimizer& optimizer) {
   if (!o_.enabled) return;
   LOCKSTEP_CHECK(!optimizer.communicates(), "[GradScaler] ", optimizer.name(),
-                 " must agree with other ranks about overflow: give its step() skip_nonfinite and "
-                 "grad_scale = 1 / scale_value(), and update(skipped)");
+                 " must agree with other ranks about overflow: call its step() with skip_nonfinite and "
+                 "grad_scale = 1 / scale_value(), then call update(skipped) of the GradScaler");
   LOCKSTEP_CHECK(!stepped_.count(&optimizer), "[GradScaler] unscale() was called after step(); call update() first");
   LOCKSTEP_CHECK(!unscaled_.count(&optimizer),
                  "[GradScaler] unscale() was called twice for one optimizer before update(); call it once a step");
-  // Gradients by device and dtype; one kernel for each list.
+  // Gradients by device: unscale_() takes tensors of one device, in one kernel.
   std::map<std::pair<int, int>, std::vector<Tensor>> on_device;
   for (const Variable& p : optimizer.parameters()) {
     if (p.checked_grad("GradScaler").defined()) on_device[{int(p.device().type), p.device().index}].push_back(p.grad());
@@ -102,8 +102,8 @@ void GradScaler::load_state(const std::map<std::string, double>& state) {
 
 DynamicLossScaler::DynamicLossScaler(const Options& options)
     : o_(options), scale_(options.init_scale), left_(options.hysteresis) {
-  LOCKSTEP_CHECK(o_.init_scale > 0 && std::isfinite(o_.init_scale), "[DynamicLossScaler] expected init_scale > 0, got ",
-                 o_.init_scale);
+  LOCKSTEP_CHECK(o_.init_scale > 0 && std::isfinite(o_.init_scale),
+                 "[DynamicLossScaler] expected a finite init_scale > 0, got ", o_.init_scale);
   LOCKSTEP_CHECK(o_.scale_factor > 1, "[DynamicLossScaler] expected scale_factor > 1, got ", o_.scale_factor);
   LOCKSTEP_CHECK(o_.scale_window > 0, "[DynamicLossScaler] expected scale_window > 0, got ", o_.scale_window);
   LOCKSTEP_CHECK(o_.min_scale > 0, "[DynamicLossScaler] expected min_scale > 0, got ", o_.min_scale);

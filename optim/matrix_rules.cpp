@@ -67,7 +67,7 @@ std::vector<OptionRange> MuonOptions::table() {
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Muon);
 void Muon::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   LOCKSTEP_CHECK(p.dim() == 2, "[Muon] expected matrices, got a parameter of shape ", p.shape(),
-                 "; give the others to AdamW");
+                 "; give parameters that are not matrices to AdamW");
   const MuonOptions& o = options_[group];
   const Tensor g = signed_grad(grad, o.maximize, grad_scale);
   Tensor& momentum = state.zeros("momentum_buffer", p);

@@ -1,5 +1,5 @@
 #pragma once
-// The optimizers. Formulas are PyTorch's where it has the optimizer; otherwise the papers': Lion (Chen et al., 2023),
+// The optimizers. Formulas are PyTorch's if PyTorch has the optimizer, else those of a paper: Lion (Chen et al., 2023),
 // LAMB (You et al., 2020), Muon (Jordan et al., 2024), Sophia (Liu et al., 2023), schedule-free AdamW (Defazio et al.,
 // 2024). Options have PyTorch's names. Their table() lists the numeric options with their ranges, for check_options()
 // and for schedules. Give options by designated initialisers:
@@ -10,7 +10,7 @@
 namespace lockstep::optim {
 
 /// Declares the constructors (defined by LOCKSTEP_OPTIMIZER_CONSTRUCTORS) and overrides that every optimizer has.
-/// After the macro the class is in its public section.
+/// Members that follow the macro are public.
 #define LOCKSTEP_OPTIMIZER(Class)                                                                                      \
  public:                                                                                                               \
   Class(std::vector<Variable> parameters, const Class##Options& options);                                              \
@@ -113,7 +113,7 @@ class NAdam : public OptimizerOf<NAdamOptions> {
   LOCKSTEP_OPTIMIZER(NAdam);
 };
 
-/// decoupled_weight_decay: as in AdamW.
+/// decoupled_weight_decay: true decays the parameters themselves, as AdamW does; false adds the decay to the gradient.
 struct RAdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
   bool decoupled_weight_decay = false, maximize = false;
@@ -137,7 +137,7 @@ class Adamax : public OptimizerOf<AdamaxOptions> {
   LOCKSTEP_OPTIMIZER(Adamax);
 };
 
-/// rho: decay of both averages of squares.
+/// rho: decay of the averages of squared gradients and of squared updates.
 struct AdadeltaOptions {
   double lr = 1, rho = 0.9, eps = 1e-6, weight_decay = 0;
   bool maximize = false;
@@ -149,7 +149,8 @@ class Adadelta : public OptimizerOf<AdadeltaOptions> {
   LOCKSTEP_OPTIMIZER(Adadelta);
 };
 
-/// lambd: decay term; alpha: power of the rate's decay; t0: step at which averaging begins.
+/// Step t has the rate lr / (1 + lambd lr (t - 1)) ^ alpha. lambd also decays parameters: p -= rate lambd p. t0: the
+/// step after which averaging begins.
 struct ASGDOptions {
   double lr = 1e-2, lambd = 1e-4, alpha = 0.75, t0 = 1e6, weight_decay = 0;
   bool maximize = false;
@@ -191,7 +192,8 @@ class Sophia : public OptimizerOf<SophiaOptions> {
   void update_hessian();
 };
 
-/// warmup_steps: linear warm-up of the rate; r and weight_lr_power: powers that weight the iterates in the average.
+/// warmup_steps: steps in which the rate rises linearly to lr. In the average, the iterate of step k has the weight
+/// k ^ r * min(1, k / warmup_steps) ^ weight_lr_power.
 struct AdamWScheduleFreeOptions {
   double lr = 2.5e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0, warmup_steps = 0, r = 0,
          weight_lr_power = 2;
@@ -207,7 +209,7 @@ class AdamWScheduleFree : public OptimizerOf<AdamWScheduleFreeOptions> {
 
  private:
   double newest_weight(int group, int64_t step);
-  // For each group: a step, and the sum of the averaging weights up to that step.
+  // For each group: the last step that newest_weight() was called for, and the sum of all weights up to that step.
   std::map<int, std::pair<int64_t, double>> sums_;
 };
 
@@ -294,9 +296,9 @@ class Muon : public OptimizerOf<MuonOptions> {
   bool is_elementwise() const override { return false; }
 };
 
-/// eps1: lower bound of the root of second moments, 0: the dtype's precision. eps2: lower bound of a parameter's RMS,
-/// which scales its steps. d: upper bound of a step's RMS before scaling. beta2_decay: step t enters the averages of
-/// squares with weight t ^ beta2_decay.
+/// eps1: lower bound of the square root of the second moments; 0: the dtype's precision. eps2: lower bound of a
+/// parameter's RMS, by which its steps are multiplied. d: upper bound of a step's RMS before that. beta2_decay: the
+/// averages of squared gradients take the gradient of step t with weight t ^ beta2_decay.
 struct AdafactorOptions {
   double lr = 1e-2, beta2_decay = -0.8, eps1 = 0, eps2 = 1e-3, d = 1, weight_decay = 0;
   bool maximize = false;

@@ -52,7 +52,7 @@ std::map<std::string, double*> by_name(const std::vector<OptionRange>& table) {
 
 void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty) {
   LOCKSTEP_CHECK(may_be_empty || !parameters.empty(), "[", name(),
-                 "] expected at least one parameter, got an empty list: does the model's fields() name its layers?");
+                 "] expected at least one parameter, got an empty list; name the model's layers in its fields()");
   std::set<const void*> known;
   for (const auto& group : groups_)
     for (const Variable& p : group) known.insert(p.impl().get());
@@ -61,7 +61,7 @@ void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty
                    p.defined() ? "the output of an operation" : "an undefined one", "; pass model.parameters()");
     const bool in_codes = p.dtype() == i8 || p.dtype() == u8;  // codes of a quantised weight, which is frozen
     LOCKSTEP_CHECK(is_floating(p.dtype()) || in_codes, "[", name(), "] expected floating parameters, got ", p.dtype(),
-                   "; leave it out");
+                   "; leave that one out");
     LOCKSTEP_CHECK(known.insert(p.impl().get()).second, "[", name(), "] a parameter of shape ", p.shape(),
                    " was given twice; leave one of them out");
   }
@@ -79,7 +79,7 @@ Optimizer::Prepared Optimizer::prepare(Variable& parameter, bool any_gradient) {
     low = std::exchange(p, master_of(p, state));
   }
   LOCKSTEP_CHECK(p.is_contiguous(), "[", name(), "] expected row-major parameters, got strides ", p.strides(),
-                 "; call contiguous() on it first");
+                 "; make that one contiguous() before the optimizer gets it");
   return {std::move(p), grad.defined() ? grad.contiguous() : grad, std::move(low), state};
 }
 
@@ -172,8 +172,8 @@ std::vector<std::string> keys_of(const std::map<std::string, double*>& options) 
 }  // namespace
 
 double Optimizer::get(int group, const std::string& option) const {
-  LOCKSTEP_CHECK(group >= 0 && group < group_count(), "[", name(), "] expected a group below ", group_count(), ", got ",
-                 group);
+  LOCKSTEP_CHECK(group >= 0 && group < group_count(), "[", name(), "] expected a group in [0, ", group_count(),
+                 "), got ", group);
   const auto all = const_cast<Optimizer*>(this)->options(group);
   const auto found = all.find(option);
   LOCKSTEP_CHECK(found != all.end(), "[", name(), "] expected the option ", listed(keys_of(all)), ", got '", option,
@@ -272,12 +272,12 @@ void Optimizer::load_state(const OptimizerState& saved) {
                    "'; load a state that Optimizer::state() returned");
     const int group = std::atoi(key.c_str() + 6);
     LOCKSTEP_CHECK(group >= 0 && group < group_count(), "[", name(), "] the saved state has group ", group,
-                   ", this optimizer has ", group_count(), "; add its groups before load_state()");
+                   ", expected groups in [0, ", group_count(), "); add the missing groups before load_state()");
     auto all = options(group);
     all["initial_lr"] = &initial_lr_[size_t(group)];
     const auto found = all.find(key.substr(dot + 1));
     LOCKSTEP_CHECK(found != all.end(), "[", name(), "] the saved state has option '", key, "', which ", name(),
-                   " does not know; was it saved by another optimizer?");
+                   " does not know; load it into the optimizer class that saved it");
     if (key.ends_with("lr")) check_rate(name(), group, value);
     values.emplace_back(found->second, value);
   }

@@ -20,7 +20,7 @@ struct ParameterState {
   std::map<std::string, double> numbers;  ///< further scalars of the state ("step" is reserved)
   int64_t whole = 0;                      ///< for a shard: elements of the whole parameter; 0: not a shard
   uint32_t seen = 0;  ///< version of a 16-bit parameter when its master copy was last in sync; 0: unknown
-  /// True if the rule has to initialise this tensor: it does not exist, or a skipped first step left it behind.
+  /// True if the rule has to initialise this tensor: it does not exist, or a first step made it and was then skipped.
   bool is_new(const std::string& name) const { return step == 1 || tensors.count(name) == 0; }
   /// The tensor of this name; created as zeros like `like` if missing.
   Tensor& zeros(const std::string& name, const Tensor& like);
@@ -33,7 +33,7 @@ struct OptimizerState {
 };
 
 /// Records a write: gives the storage a version number that no other storage has. Code that remembers the number can
-/// detect later writes, and a replaced storage.
+/// detect later writes to this storage, and that a tensor now has another storage.
 void stamp(Storage& storage, const char* writer);
 /// Updates `copy`, a parameter's copy in higher precision, after other code has written the parameter. Elements of the
 /// copy that still round to the parameter's elements keep their value with all its bits.
@@ -81,11 +81,11 @@ class Optimizer {
   /// copy of the result.
   virtual void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
                       double grad_scale) = 0;
-  /// Calls update(), then updates the moving average if there is one. All code that makes steps calls advance().
+  /// Calls update(), then updates the moving average if there is one. To make a step, call advance(), not update().
   void advance(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale);
   /// Keeps an exponential moving average of the parameters (or their f32 copies) in the state, as "ema": after every
-  /// step average += (1 - decay) (parameter - average), starting from the parameters after the next step. 0: none.
-  /// Error for rules that keep an average of their own, unless decay is 0.
+  /// step average += (1 - decay) (parameter - average). The first such step sets average = parameter instead. With
+  /// decay 0, keeps no average. Error for rules that keep an average of their own, unless decay is 0.
   void keep_average(double decay);
   /// True if the state contains an average of the parameters.
   virtual bool keeps_average() const { return average_decay_ > 0; }
@@ -95,7 +95,8 @@ class Optimizer {
   bool can_be_collected() const { return is_one_kernel() && average_decay_ == 0; }
   /// False for rules that need the whole parameter (LAMB, Muon) and therefore cannot run on a shard.
   virtual bool is_elementwise() const { return true; }
-  /// Number of elements that share a number in is_per_block() tensors; shards must begin at multiples of block().
+  /// Size of a block: is_per_block() tensors have one number for each `block()` consecutive elements of the parameter.
+  /// A shard must begin at a multiple of this size.
   virtual int64_t block() const { return 1; }
   /// Shape of the state tensor `key` for a parameter of this shape. `key`: "exp_avg" or "state.<parameter>.exp_avg".
   virtual Shape state_shape(const std::string& key, const Shape& parameter) const;
@@ -110,7 +111,7 @@ class Optimizer {
   const std::vector<Variable>& parameters(int group) const { return groups_[group]; }
   /// Parameters of all groups, in order.
   std::vector<Variable> parameters() const;
-  /// State of a parameter; waits for the device if skipped steps must be counted.
+  /// State of a parameter. If the device may have skipped steps, waits for the device and corrects the count.
   ParameterState& state_of(const Variable& parameter);
 
   // Options of a group by name ("lr", "momentum", "beta1", ...); schedules set them.
@@ -128,7 +129,7 @@ class Optimizer {
   /// Base rate of schedules: the group's rate when the first schedule was made. Saved with the state.
   double initial_lr(int group);
 
-  /// Sets the names that state() uses; the default is 0, 1, ... in order. Error if a parameter has no name.
+  /// Sets the names that state() uses; the default is 0, 1, ... in order. Error if `names` lacks a parameter.
   void name_parameters(const std::vector<std::pair<std::string, Variable>>& names);
   /// The state by parameter name, for saving; its tensors share memory with the optimizer.
   virtual OptimizerState state() const;
@@ -152,7 +153,7 @@ class Optimizer {
   Prepared prepare(Variable& parameter, bool any_gradient = false);
   /// Must be called after a rule has written to a parameter, so that later writes by other code are detected.
   void written(const Variable& parameter);
-  /// Name of the index-th parameter in errors and states.
+  /// Name of a parameter in errors and states. index: its number, over all groups, which is the default name.
   std::string name_of(const Variable& parameter, int index) const;
 
  private:
@@ -190,7 +191,7 @@ inline constexpr double unchecked = -INFINITY;  ///< `low` of an option without 
 
 /// Error for the first option out of range.
 void check_ranges(const char* op, const std::vector<OptionRange>& table);
-/// Error for the first option out of range, or for options that Options::check() rejects, if it exists.
+/// Error for the first option out of range, and if Options has a check() that rejects the options.
 template <class Options> void check_options(const char* op, Options o) {
   check_ranges(op, o.table());
   if constexpr (requires { o.check(op); }) o.check(op);
@@ -206,7 +207,7 @@ template <class Options> std::vector<OptionRange> lion_table(Options& o, const s
   return all;
 }
 
-/// The table of Adam-like options, with eps.
+/// The table of Adam-like options: those of lion_table(), then eps, then `more`.
 template <class Options> std::vector<OptionRange> adam_table(Options& o, std::vector<OptionRange> more = {}) {
   more.insert(more.begin(), {"eps", &o.eps});
   return lion_table(o, more);
@@ -225,7 +226,7 @@ template <class Options, class Base = Optimizer> class OptimizerOf : public Base
   void add_group(std::vector<Variable> parameters, const Options& options) {
     add_groups({{std::move(parameters), options}});
   }
-  /// Adds several groups. Some may be empty, so that a pipeline stage has all groups of the model. Error if all are.
+  /// Adds several groups. A group may be empty, as in a pipeline stage without its parameters. Error if all are empty.
   void add_groups(const std::vector<Group>& groups) {
     LOCKSTEP_CHECK(!groups.empty(), "[", this->name(),
                    "] expected at least one group of parameters, got none; "

@@ -19,7 +19,7 @@ void check_positive(const char* name, const char* option, double value) {
   LOCKSTEP_CHECK(value > 0, "[", name, "] expected ", option, " > 0, got ", value);
 }
 
-/// The option that momentum cycles change: SGD's momentum, or Adam's beta1.
+/// Name of the option that a cyclic momentum sets: "momentum" (SGD) or "beta1" (Adam).
 std::string momentum_option(const char* name, const Optimizer& optimizer) {
   for (const char* option : {"momentum", "beta1"})
     if (optimizer.has(option)) return option;
@@ -31,7 +31,7 @@ double warmup(Warmup kind, int64_t t, int64_t steps) {
   return kind == Warmup::log ? std::log(double(t + 1)) / std::log(double(steps)) : double(t) / double(steps);
 }
 
-/// Returns the step to use in DeepSpeed's formulas at step t. Its schedules keep their first value for two steps.
+/// Returns the step to use in DeepSpeed's formulas at step t. DeepSpeed's schedules give steps 0 and 1 the same value.
 int64_t deepspeed_step(int64_t t) { return std::max<int64_t>(t - 1, 0); }
 
 }  // namespace

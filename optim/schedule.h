@@ -49,7 +49,7 @@ class Schedule {
   virtual void load_state(const std::map<std::string, double>& state);  ///< Error for missing entries
 
  protected:
-  /// Sets the rates of step_, and the momenta if they follow the schedule.
+  /// Sets the rates for the current step, step_, and the momenta if the schedule changes them too.
   virtual void apply();
   /// Base rate of a group; for a group that was added after construction, the optimizer's initial_lr().
   double base(int g) const { return g < int(base_.size()) ? base_[size_t(g)] : optimizer_.initial_lr(g); }

@@ -43,7 +43,7 @@ class ChainedScheduler : public ScheduleList {
 /// Runs one schedule after another. Each later schedule begins at a milestone, with its own step 0.
 class SequentialLR : public ScheduleList {
  public:
-  /// Error unless milestones increase and are one fewer than schedules.
+  /// Error unless the milestones increase and there is one milestone less than there are schedules.
   SequentialLR(Optimizer& optimizer, const std::vector<MakeSchedule>& schedules, std::vector<int64_t> milestones);
 
  private:

@@ -43,7 +43,7 @@ class ActivationCheckpoints {
   explicit ActivationCheckpoints(const Options& options = {});
 
   /// Runs fn(inputs) like checkpoint() of autograd/checkpoint.h. With partition_activations the backward is collective
-  /// over `group`. `name` is the row in report().
+  /// over `group`. `name` names the row in report().
   Variable operator()(const std::function<Variable(const std::vector<Variable>&)>& fn,
                       const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
   /// Runs fn(inputs) as a checkpoint, for a function that returns several variables.

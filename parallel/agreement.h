@@ -16,7 +16,7 @@ std::vector<std::string> describe_model(nn::Module& module,
                                         const std::function<bool(const std::string& name)>& ignore = {});
 
 /// Checks that all ranks have the same lines. Collective. If lines differ, all ranks throw the same Error, which names
-/// the first differing line and the ranks whose line is not rank 0's. `op` begins the message.
+/// the first differing line and the ranks whose line differs from that of rank 0. `op` begins the message.
 void check_agreement(const char* op, const std::vector<std::string>& lines, dist::ProcessGroup& group);
 
 /// Throws an Error with the text `message`, and makes every other rank of the group throw it too, even inside a

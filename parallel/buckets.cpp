@@ -109,8 +109,9 @@ void FlatGradients::discard(size_t i) {
 
 std::vector<std::vector<size_t>> plan_units(const std::vector<int64_t>& sizes, const std::vector<std::string>& kinds,
                                             int64_t cap, int64_t first_cap) {
-  LOCKSTEP_CHECK(cap > 0 && sizes.size() == kinds.size(), "[plan_units] expected a size above 0 for units, got ", cap,
-                 "; give such a cap, and one kind for each size");
+  LOCKSTEP_CHECK(cap > 0 && sizes.size() == kinds.size(),
+                 "[plan_units] expected cap > 0 and one kind for each size, got cap ", cap,
+                 "; check the cap and the lengths of both lists");
   struct Open {
     std::vector<size_t> members;
     int64_t size = 0, cap = 0;
@@ -156,8 +157,8 @@ GradientAccumulator::GradientAccumulator(const std::vector<Variable>& parameters
   for (const std::vector<size_t>& members : plan_buckets(trained, cap, cap)) {
     std::vector<Variable> bucket;
     for (const size_t i : members) bucket.push_back(trained[i]);
-    // Only buckets on the CPU get the group, and with it memory that the processes of a host share. To share a device's
-    // memory is a collective, and this constructor is none.
+    // Buckets on the CPU get the group, and with it memory that the processes of a host share. Buckets on a device do
+    // not: sharing a device's memory is a collective operation, and this constructor is not collective.
     const bool is_here = bucket[0].device().is_cpu();
     buckets_.emplace_back(std::move(bucket), is_here ? group : nullptr);
   }
@@ -180,7 +181,8 @@ void GradientAccumulator::add() {
 }
 
 void GradientAccumulator::finish(dist::ProcessGroup* agree) {
-  LOCKSTEP_CHECK(count_ > 0, "[GradientAccumulator] expected add() after a backward before finish(), got none");
+  LOCKSTEP_CHECK(count_ > 0,
+                 "[GradientAccumulator] expected add() after a backward, got finish() without it; call add() first");
   std::vector<Tensor> sums;
   std::vector<dist::Work> works;
   for (FlatGradients& bucket : buckets_) {

@@ -57,15 +57,16 @@ class FlatGradients {
   bool is_open() const { return flat_.defined(); }  ///< true if a micro-batch has begun and is not folded yet
   /// The flat tensor of the current micro-batch.
   const Tensor& flat() const { return flat_; }
-  /// Copies .grad of parameter i into the flat tensor (opened in own_memory() if necessary), makes .grad a view of the
-  /// copy, and returns true. Without a gradient, or with `skip`, writes zeros, leaves .grad alone and returns false.
+  /// Copies .grad of parameter i into the flat tensor, makes .grad a view of the copy, and returns true. Without a
+  /// gradient, or with `skip`, writes zeros, leaves .grad alone and returns false. If no micro-batch is open, calls
+  /// open(own_memory()) first.
   bool take(size_t i, bool skip = false);
   /// Ends a micro-batch after take() of every parameter: its flat tensor becomes the next leaf of the summation tree.
   void fold();
   /// Returns the sum over all folded micro-batches and the current one, and forgets all of them.
   Tensor sum();
 
-  /// Forgets everything collected, or only what parameter i has in the folded micro-batches.
+  /// discard() forgets all collected gradients. discard(i) sets those of parameter i in folded micro-batches to 0.
   void discard();
   void discard(size_t i);
 
@@ -106,7 +107,7 @@ class GradientAccumulator {
   /// on any rank of that group. Error if there was no add() since the last finish(). While a Graph is captured, the
   /// parameters with a gradient must be the same as in the previous sum.
   void finish(dist::ProcessGroup* agree = nullptr);
-  /// Forgets what was added since finish().
+  /// Forgets the gradients added since the last finish().
   void discard();
   int64_t count() const { return count_; }  ///< micro-batches added since finish()
 
@@ -115,7 +116,7 @@ class GradientAccumulator {
   std::vector<bool> agree_on_used(dist::ProcessGroup* agree);
   std::vector<Variable> frozen_;
   std::vector<bool> used_;  // for each parameter of the buckets, in order: true if it got a gradient since finish()
-  // used_ on this rank, and its union over the ranks, as they were in the last finish() outside a graph's recording.
+  // The parameters that had a gradient on this rank, and on any rank, in the last finish() that no graph recorded.
   std::vector<bool> used_here_, used_anywhere_;
   dist::ProcessGroup* group_;
   int64_t count_ = 0;

@@ -87,7 +87,7 @@ PowerSgd::PowerSgd(const Options& options) : state_(std::make_shared<State>()) {
   LOCKSTEP_CHECK(options.rank >= 1, "[PowerSgd] expected rank >= 1, got ", options.rank);
   LOCKSTEP_CHECK(options.start_step >= 0, "[PowerSgd] expected start_step >= 0, got ", options.start_step);
   LOCKSTEP_CHECK(options.min_compression > 0 && std::isfinite(options.min_compression),
-                 "[PowerSgd] expected min_compression > 0, got ", options.min_compression);
+                 "[PowerSgd] expected a finite min_compression > 0, got ", options.min_compression);
   state_->o = options;
 }
 

@@ -53,7 +53,7 @@ class PowerSgd {
 struct PostLocalSgdOptions {
   int64_t start_step = 100;  ///< plain DDP in the steps before this one
   int64_t period = 4;        ///< steps between two averagings
-  /// The group over which gradients are averaged from start_step on, such as the ranks of a host; null: not at all.
+  /// The group over which gradients are averaged from start_step on, such as the ranks of a host; null: no averaging.
   dist::ProcessGroup* subgroup = nullptr;
 };
 

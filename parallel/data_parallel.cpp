@@ -241,8 +241,8 @@ void Replicas::run(const Cut& cut, const std::function<void(size_t)>& call) {
 
 Variable weighted_mean(const Variable& values, const std::vector<int64_t>& samples) {
   LOCKSTEP_CHECK(values.dim() == 1 && values.size(0) == int64_t(samples.size()),
-                 "[weighted_mean] expected one value per piece, ", samples.size(), ", got shape ", values.shape(),
-                 "; give chunk_sizes(batch, devices) as samples");
+                 "[weighted_mean] expected a vector of ", samples.size(), " values, one per piece, got shape ",
+                 values.shape(), "; give chunk_sizes(batch, devices) as samples");
   double sum = 0;
   std::vector<double> weights;
   for (const int64_t n : samples) {

@@ -123,7 +123,7 @@ template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
   void fields(nn::Fields& f) override { f("module", *module_); }
   std::string kind() const override { return "DataParallel"; }
 
-  /// Bytes moved, samples and seconds of each device since the start; to_string() makes a table of them.
+  /// Bytes moved, samples and seconds of each device since construction; to_string() makes a table of them.
   std::vector<DeviceTraffic> bytes_moved() const { return replicas_.traffic().report(); }
 
  private:

@@ -23,8 +23,8 @@ using Ddp = DistributedDataParallel;
 
 Ddp::DistributedDataParallel(nn::Module& module, Options options, dist::ProcessGroup* group)
     : module_(module), options_(std::move(options)), group_(group ? *group : dist::world()) {
-  LOCKSTEP_CHECK(std::isfinite(options_.bucket_mib) && options_.bucket_mib > 0, "[ddp] expected bucket_mib > 0, got ",
-                 options_.bucket_mib);
+  LOCKSTEP_CHECK(std::isfinite(options_.bucket_mib) && options_.bucket_mib > 0,
+                 "[ddp] expected a finite bucket_mib > 0, got ", options_.bucket_mib);
   std::vector<std::string> lines{
       str("options bucket_mib ", options_.bucket_mib, ", find_unused_parameters ", options_.find_unused_parameters,
           ", static_graph ", options_.static_graph, ", broadcast_buffers ", options_.broadcast_buffers, ", init_sync ",
@@ -110,7 +110,7 @@ std::function<void()> Ddp::start(size_t b, const Tensor& flat) {
     LOCKSTEP_CHECK(bucket.gradients.defined() && bucket.gradients.storage() == flat.storage() &&
                        bucket.gradients.numel() == flat.numel(),
                    "[ddp] expected the communication hook to leave its result in bucket.gradients, of ", flat.numel(),
-                   " elements, got another tensor");
+                   " elements, got another tensor; write into bucket.gradients in place");
     if (active < group_.size()) mul_scalar_(flat, double(group_.size()) / active);
   };
 }

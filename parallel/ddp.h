@@ -48,7 +48,7 @@ struct DdpOptions {
   CommHook hook;                                           ///< communicates a bucket; empty: all_reduce with op mean
 };
 
-/// Wraps a module for data parallel training. Its Reducer (reducer.h) collects gradients, and calls it to reduce them.
+/// Wraps a module for data parallel training. A Reducer (reducer.h) collects gradients; this class reduces them.
 class DistributedDataParallel final : Reducer::Policy {
   void enter_no_sync() { reducer_->enter_no_sync(); }
   void leave_no_sync() { reducer_->leave_no_sync(); }

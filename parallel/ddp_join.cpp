@@ -68,8 +68,9 @@ void Ddp::shadow_backward() {
 
 Ddp::Join::Join(Ddp& ddp, bool divide_by_active, bool throw_on_early_end)
     : ddp_(ddp), exceptions_(std::uncaught_exceptions()) {
-  LOCKSTEP_CHECK(!ddp.join_,
-                 "[join] expected no other join() of this model to be alive, got a second one; end the first before");
+  LOCKSTEP_CHECK(
+      !ddp.join_,
+      "[join] expected no other join() of this model to be alive, got a second one; destroy the first one before");
   ddp.join_ = JoinState{.divide_by_active = divide_by_active, .throw_on_early_end = throw_on_early_end};
 }
 

@@ -34,8 +34,8 @@ std::optional<std::pair<std::string, int>> word_of(std::string_view text) {
   return std::pair(std::string(text.substr(0, letters)), std::stoi(std::string(digits)));
 }
 
-/// Distance between two plans: the number of axes that differ and, to compare plans with the same number, how much they
-/// differ (in powers of two; a change of dp weighs least).
+/// Distance between two plans: first the number of axes that differ (the ZeRO stage counts as one), then the weighted
+/// sum of |log2(old size / new size)| over the axes. A change of dp has the least weight.
 std::pair<int, double> distance(const Plan& from, const Plan& to) {
   int changes = from.zero != to.zero;
   double steps = from.zero == to.zero ? 0 : 1;
@@ -128,7 +128,7 @@ std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& size
   divides("columns of the model (width)", sizes.width, plan.tp, "tp");
   divides("hidden columns of its layers (inner)", sizes.inner, plan.tp, "tp");
   require(sizes.vocab == 0 || plan.tp <= sizes.vocab,
-          str("tp", plan.tp, " ranks share a vocabulary of ", sizes.vocab, " words"));
+          str("tp", plan.tp, " has more ranks than the vocabulary has words (", sizes.vocab, ")"));
   const int64_t parts_of_context = plan.cp == 1 ? 1 : plan.cp * sizes.context_parts;
   require(sizes.context % parts_of_context == 0,
           str("cp", plan.cp, " does not divide the ", sizes.context, " tokens of a sample (context)",

@@ -72,7 +72,8 @@ std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes,
 /// configuration may rule out that plan too: engine::check_plan() checks them as well.
 void check_plan(const Plan& plan, const PlanSizes& sizes);
 
-/// The process groups that a plan gives this rank, such as one for each axis. The constructor is collective.
+/// The process groups that a plan gives this rank: one for each axis, and some for several axes together. The
+/// constructor is collective.
 class Mesh {
  public:
   /// Error if the plan does not fit the number of ranks. `world` must outlive the mesh.

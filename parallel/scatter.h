@@ -31,7 +31,7 @@ struct Moved {
   int64_t sent = 0, received = 0;
 };
 
-/// Bytes that a device moved, and the work of its replica, since the start.
+/// Bytes that a device moved, and the work of its replica, since the DataParallel was made.
 struct DeviceTraffic {
   std::string device;           ///< "cpu:1"; the last one is "host", which also stands for devices outside the list
   Moved parameters, gradients;  ///< traffic of parameters and buffers; traffic of their gradients
@@ -86,7 +86,7 @@ struct Cut {
   int64_t batch = -1;          ///< number of samples, known after measure()
   std::vector<int64_t> sizes;  ///< samples of each device in use, known after finish()
 
-  /// Records the batch size of an input. Error if it differs from the batch size of the inputs before.
+  /// Records the batch size of an input. Error if it differs from the batch size of earlier inputs.
   void measure(const Tensor& x);
   /// Computes `sizes` from the batch size. Error if no input had a batch dimension.
   void finish();

@@ -89,7 +89,7 @@ void Engine::forward(const Action& a) {
   }
   f.random_call = random_state().call;
   if (!now_.training) f.inputs.clear();
-  // The first and the last stage use the sample. It is freed once those of them that are on this rank have used it.
+  // The first and the last stage use the sample. A rank frees it when the one or two of these stages it holds have run.
   if (stage == 0 || last) {
     int& left = samples_.at(a.micro_batch).left;
     left -= (stage == 0) + last;

@@ -272,7 +272,7 @@ class Engine {
   std::map<int64_t, Held> samples_;
   std::map<int64_t, Tensor> losses_;
   double waited_ = 0, ran_ = 0;  // seconds of the current run: waiting for messages, and in total
-  // Device events at the start and the end of the run. Set if device streams, not the host, wait for messages.
+  // Device events at the start and the end of run(). Set if device streams, not the host, wait for messages.
   std::optional<std::pair<Event, Event>> took_;
   std::vector<RankTime> times_;
 };

@@ -21,7 +21,7 @@ int Engine::Tie::after(int stage) const {
   return at == stages.end() || at + 1 == stages.end() ? -1 : at[1];
 }
 
-// Returns a micro-batch's gradients of tied parameters that come from the next stage that uses them too. Waits for
+// Returns a micro-batch's gradients of tied parameters that the next stage with these parameters computed. Waits for
 // gradients from other ranks.
 std::vector<std::pair<Variable, Tensor>> Engine::take_tied(const Action& a) {
   std::vector<std::pair<Variable, Tensor>> before;

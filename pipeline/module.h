@@ -67,7 +67,7 @@ struct LayerSpec {
 template <class L> LayerSpec layer(const typename L::Options& options) {
   return {.make = [options] { return std::make_unique<L>(options); }};
 }
-/// A layer without parameters: a function of all tensors, or (below) of exactly one.
+/// A layer without parameters. `forward` takes all tensors that the previous layer returns or, below, exactly one.
 LayerSpec layer(std::string kind, LayerSpec::Forward forward);
 LayerSpec layer(std::string kind, std::function<Variable(const Variable&)> forward);
 
@@ -111,7 +111,7 @@ class StageModule : public nn::Module {
   std::set<const WholeModel*> models() const;
 
  private:
-  /// train() also switches the models from which layers_of() made the layers.
+  /// train() also calls train() of the models from which layers_of() made the layers.
   void on_train(bool training) override {
     for (const WholeModel* one : models()) one->model->train(training);
   }
@@ -129,7 +129,7 @@ int first_of(const std::vector<LayerSpec>& layers, int i);
 std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i);
 /// The kind of each layer; builds a layer whose spec does not name its kind.
 std::vector<std::string> kinds_of(const std::vector<LayerSpec>& layers);
-/// Parameters of each layer; a tied module counts at its first layer only.
+/// Number of parameters of each layer. Those of a tied module count at the first of its layers only.
 std::vector<double> parameters_of(const std::vector<LayerSpec>& layers);
 
 }  // namespace lockstep::pipeline

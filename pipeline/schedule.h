@@ -31,7 +31,7 @@ enum class Kind : uint8_t {
 /// The names of all kinds, in the order of the enumerators.
 std::vector<std::string> names_of_kinds();
 std::string_view name_of(Kind kind);  ///< "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe-v"
-/// True for the name of a kind.
+/// True if `name` is the name of a kind of schedule.
 bool is_kind(std::string_view name);
 Kind parse_kind(std::string_view name);  ///< Error for an unknown name; it lists the known names and the nearest
 
@@ -53,7 +53,7 @@ inline bool is_compute(What what) { return what <= What::backward_weight; }
 /// True for the sending end of a transfer.
 inline bool is_send(What what) { return what == What::send_activation || what == What::send_gradient; }
 
-/// One entry of a rank's list.
+/// One entry of a rank's list of actions.
 struct Action {
   What what = What::forward;
   int32_t micro_batch = 0;
@@ -62,7 +62,7 @@ struct Action {
 };
 std::string to_string(const Action& action);  ///< "forward of micro-batch 3, chunk 1"
 
-/// The parameters of a schedule.
+/// The kind and the sizes of a schedule, from which make_schedule() makes it.
 struct Request {
   Kind kind = Kind::one_f_one_b;
   int stages = 1;

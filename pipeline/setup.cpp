@@ -31,7 +31,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
   LOCKSTEP_CHECK(
       !options_.mesh || ((!world_ || &options_.mesh->world() == world_) && options_.mesh->plan().pp == stages),
       "[pipeline] expected the ranks and the ", stages, " stages of the mesh, got a mesh ",
-      to_string(options_.mesh->plan()), "; set stages to the mesh's pp, or to 0, and give the mesh's ranks");
+      to_string(options_.mesh->plan()), "; set stages to the mesh's pp, or to 0, and pass the mesh's world as `world`");
   LOCKSTEP_CHECK(loss_, "[pipeline] expected a loss function, got none");
   LOCKSTEP_CHECK(stages >= 1 && stages <= ranks && ranks % stages == 0, "[pipeline] expected stages that divide the ",
                  ranks, ranks == 1 ? " rank" : " ranks", ", got ", stages,
@@ -154,7 +154,7 @@ void Engine::agree() const {
   parallel::check_agreement("pipeline", lines, *world_);
 }
 
-/// Returns pairs of stages: one that sends its gradients of tied parameters, and the previous one that uses them.
+/// Returns pairs of stages: one that sends its gradients of tied parameters, and the one before it that has them too.
 Ties Engine::tie_pairs() const {
   Ties pairs;
   for (const Tie& tie : ties_)

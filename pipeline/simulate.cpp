@@ -44,7 +44,7 @@ Schedule pair_up(Schedule s) {
 
 Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ties) {
   for (const double cost : {costs.forward, costs.input, costs.weight, costs.latency}) {
-    LOCKSTEP_CHECK(std::isfinite(cost) && cost >= 0, "[simulate] expected costs of 0 or more, got ", cost);
+    LOCKSTEP_CHECK(std::isfinite(cost) && cost >= 0, "[simulate] expected finite costs of 0 or more, got ", cost);
   }
   const size_t p = schedule.ranks.size();
   const bool paired = costs.paired && schedule.request.kind == Kind::dualpipe_v;

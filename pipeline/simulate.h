@@ -47,7 +47,7 @@ struct Simulation {
 /// weight gradient of `to` waits for the weight gradient of `from`.
 using Ties = std::vector<std::pair<int, int>>;
 
-/// Goes through each rank's list of actions in order, as the rank does: receives block, sends do not. The lists may
+/// Goes through each rank's list of actions in order. A rank waits at a receive, but not at a send. The lists may
 /// contain any error, such as a deadlock. Throws an Error for costs that are negative or not finite.
 Simulation simulate(const Schedule& schedule, const Costs& costs = {}, const Ties& ties = {});
 

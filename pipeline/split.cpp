@@ -36,7 +36,7 @@ std::vector<int> balance(const std::vector<double>& weights, int parts) {
                  n == 1 ? " layer" : " layers", "; use ",
                  n == 0 ? "a model with layers" : str("at most ", n, " stages"));
   for (const double w : weights)
-    LOCKSTEP_CHECK(std::isfinite(w) && w >= 0, "[split] expected weights of 0 or more, got ", w);
+    LOCKSTEP_CHECK(std::isfinite(w) && w >= 0, "[split] expected finite weights of 0 or more, got ", w);
   // largest[k][j]: the smallest possible maximum over k parts of the first j layers (`before` and `now` hold rows k - 1
   // and k); from[k][j]: where the last of these parts begins.
   std::vector<double> before(size_t(n) + 1, std::numeric_limits<double>::infinity()), now;
@@ -68,7 +68,7 @@ std::vector<int> balance(const std::vector<double>& weights, const Schedule& sch
   std::vector<int> best = balance(weights, parts);
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   if (schedule.request.chunks == 1 || schedule.request.stages == 1 || total == 0) return best;
-  // Simulates at most 4 micro-batches for each stage, which is faster and representative of more.
+  // Simulates at most 4 micro-batches for each stage. That is faster, and enough to compare divisions.
   Request request = schedule.request;
   request.micro_batches = std::min(request.micro_batches, 4 * request.stages);
   const Schedule simulated =
@@ -81,7 +81,8 @@ std::vector<int> balance(const std::vector<double>& weights, const Schedule& sch
           std::accumulate(weights.begin() + bounds[i], weights.begin() + bounds[i + 1], 0.0) * parts / total;
     return simulate(simulated, costs).seconds;
   };
-  // Several divisions may be equally balanced. Takes the faster of two: found from the front, and from the back.
+  // Several divisions may be equally balanced. Takes the faster of two: that of the weights, and the mirror
+  // image of that of the reversed weights.
   const std::vector<int> mirrored = balance({weights.rbegin(), weights.rend()}, parts);
   std::vector<int> last;
   for (auto bound = mirrored.rbegin(); bound != mirrored.rend(); ++bound) last.push_back(int(weights.size()) - *bound);

@@ -30,8 +30,8 @@ struct Sent {
   int link = -1, stream;  // link: has the order of the messages; stream: on which both ranks enqueue them
 };
 
-// All messages of a schedule. The number of a message is i m_ + micro-batch: i is an index of slots_, m_ the number of
-// micro-batches.
+// All messages of a schedule. A message has the number i * m_ + micro-batch, where i is an index of slots_ and m_ the
+// number of micro-batches.
 class Traffic {
  public:
   Traffic(const Schedule& s, const Ties& ties, const Streams& streams)

@@ -9,11 +9,11 @@ namespace lockstep::report {
 /// Returns the HTML. Charts are inline SVG and need no script; a script adds zooming to the timeline.
 std::string make_page(const RunFiles& run, const Analysis& analysis);
 
-/// One figure of a run, for the head of the page and for a terminal: "loss", "2.31", " after step 100".
+/// An important number of a run, for the head of the page and for a terminal: "loss", "2.31", " after step 100".
 struct Headline {
   std::string name, value, about;
 };
-/// The most important figures of a run.
+/// The most important numbers of a run.
 std::vector<Headline> headlines(const Analysis& analysis);
 
 /// The timeline as an SVG file of its own, with its own style. For docs.

@@ -14,7 +14,7 @@
 
 namespace lockstep::report {
 
-/// A GPU's published figures, dense (without sparsity).
+/// Speeds of a GPU that its vendor has published, for dense (not sparse) products.
 struct Card {
   std::string name;
   double flops16 = 0, flops32 = 0;  ///< FLOP/s of tensor cores in f16 and bf16, and of f32 units
@@ -64,7 +64,7 @@ struct DryStep {
 /// with f32 master weights if it has 16 bits. The model takes no memory. optimizer: include clipping and AdamW's step.
 DryStep dry_step(const nn::GPT::Options& o, int64_t batch, DType dtype, bool optimizer = true);
 
-/// All kernels of one kind.
+/// The kernels of one kind, added up.
 struct RooflineRow {
   KernelCost cost;  ///< total
   int64_t calls = 0;

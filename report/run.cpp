@@ -172,7 +172,7 @@ void add_traffic(const RunFiles& run, Analysis& a) {
       a.sent_formula = Formula{times * bytes * (n - 1) / n, str(text, ", Ψ = ", int64_t(bytes), " bytes, n = ", int(n),
                                                                 stage >= 2 ? str(", A = ", int(passes)) : "")};
   } else if (a.pipeline && a.pipeline->copies == 1 && run.settings.find("width")) {
-    // A micro-batch crosses every boundary between stages twice: forward and backward. Computes the mean per rank.
+    // A micro-batch crosses every boundary between stages twice: forward and backward. Computes mean bytes per rank.
     const PipelineFigures& p = *a.pipeline;
     const double one =
         number_of(run.settings, "batch") * number_of(run.settings, "context") * number_of(run.settings, "width") * 4;
@@ -306,7 +306,7 @@ std::vector<std::array<double, parts>> steps_by_part(const RankTrace& t) {
 
 std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces) {
   PipelineFigures f;
-  // By replica and number of the batch. The n-th train_batch event of every rank of a replica is of the same batch.
+  // Events by replica and batch. The n-th train_batch event of every rank of a replica belongs to the same batch.
   std::map<std::pair<int, size_t>, std::vector<std::pair<const RankTrace*, const Event*>>> batches;
   for (const RankTrace& t : traces) {
     size_t count = 0;

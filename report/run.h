@@ -1,5 +1,6 @@
 #pragma once
-// Reads the files of a run and computes the figures of the report: measurements beside the formulas of the papers.
+// Reads the files of a training run and computes the numbers of the report: measurements, and the results of formulas
+// from papers beside them.
 #include <array>
 #include <map>
 #include <optional>
@@ -54,7 +55,7 @@ struct PipelineFigures {
   double forward = 0, input = 0, weight = 0;  ///< seconds per micro-batch on a rank, mean
 };
 
-/// One kind of collective.
+/// All calls of one collective operation.
 struct Traffic {
   std::string collective;
   double calls = 0, bytes = 0, sent = 0, seconds = 0;  ///< means per rank and step
@@ -73,7 +74,7 @@ struct MemoryRow {
   std::optional<Formula> formula;
 };
 
-/// All figures of the report.
+/// All numbers that the report shows.
 struct Analysis {
   std::vector<std::pair<double, double>> loss, validation;  ///< pairs (step, value)
   std::vector<double> steps;                                ///< seconds of each step on the slowest rank
@@ -90,7 +91,7 @@ struct Analysis {
   int64_t parameters = 0;
   std::vector<std::string> warnings;
 };
-/// Computes the figures of a run.
+/// Computes the numbers of the report from the files of a run.
 Analysis analyze(const RunFiles& run);
 
 // Functions that analyze() calls.

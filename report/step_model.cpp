@@ -80,7 +80,7 @@ double collective_seconds(Collective collective, int n, int stride, double bytes
 }
 
 void give_seconds(ModelShape& model, double flops, double backward) {
-  LOCKSTEP_CHECK(flops > 0, "[simulate] expected more than 0 FLOP/s, got ", flops);
+  LOCKSTEP_CHECK(flops > 0, "[simulate] expected a speed of more than 0 FLOP/s, got ", flops);
   for (ModelShape::Layer& layer : model.list) {
     layer.forward = model.flops(layer) * double(model.context) / flops;
     layer.backward = backward * layer.forward;
@@ -89,7 +89,8 @@ void give_seconds(ModelShape& model, double flops, double backward) {
 
 StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster& cluster) {
   check(job, cluster);
-  LOCKSTEP_CHECK(memory > 0, "[simulate] expected more than 0 bytes/s of the optimizer, got ", memory);
+  LOCKSTEP_CHECK(memory > 0,
+                 "[simulate] expected `memory`, the speed of the optimizer, to be more than 0 bytes/s, got ", memory);
   const parallel::Plan& l = job.plan;
   const ModelShape& model = job.model;
   const double m = double(job.micro_batches), width = double(size_of(job.dtype));
@@ -160,7 +161,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
     add("messages", real - ideal, str("activations and their gradients, ", hop, " s each"));
   }
 
-  // engine::plan_parts() has computed figures for each stage. Takes for each figure the largest of any stage.
+  // engine::plan_parts() has computed memory and traffic of each stage. Takes the largest of each over the stages.
   double moved = 0;
   for (size_t s = 0; s < plan.stages.size(); ++s) {
     const engine::Forecast& stage = plan.stages[s];

@@ -57,7 +57,7 @@ void take(RankTrace& t, const Record& record, Json args) {
   }
 }
 
-/// Calls visit() with the text of each record. Returns true if the trace was ended properly.
+/// Calls visit() with the text of each record. Returns true if the trace ends with a line "]".
 bool visit_trace(const std::string& path, const std::function<void(const std::string&)>& visit) {
   const auto file = data::MappedFile::open(path);
   std::string_view rest(reinterpret_cast<const char*>(file->data()), size_t(file->size()));
@@ -71,7 +71,7 @@ bool visit_trace(const std::string& path, const std::function<void(const std::st
     if (end == rest.npos && line != "]") break;  // no newline: the line was cut short
     rest.remove_prefix(end == rest.npos ? rest.size() : end + 1);
     LOCKSTEP_CHECK(line.size() < longest_line, path, ": expected lines of less than ", longest_line, " bytes, got ",
-                   line.size(), "; is this a trace that Lockstep wrote?");
+                   line.size(), "; pass a trace that Lockstep wrote");
     if (line == "]") {
       whole = true;
       break;

@@ -34,7 +34,8 @@ struct Sample {
   data::Json values;
 };
 
-/// The time by which a rank's clock was behind rank 0's at the start and the end of the rank's trace; linear between.
+/// The nanoseconds by which a rank's clock was behind the clock of rank 0 when the rank's trace began (first_ns) and
+/// ended (last_ns). In between the drift is linear.
 struct ClockDrift {
   int64_t first_ns = 0, last_ns = 0;
   double last_at = 0;                               ///< seconds; the time of last_ns

@@ -15,7 +15,7 @@ struct Kernels;
 struct Solvers;
 struct RecordedKey;
 class Tensor;
-/// Most keys that one call of set_keys() writes: the keys are passed as a kernel's arguments.
+/// Maximum number of random keys that one call of set_keys() writes: the keys are passed as a kernel's arguments.
 inline constexpr int keys_at_once = 128;
 
 /// Streams and events are the device's own handles. Every function that is not noexcept may throw an Error that names
@@ -31,7 +31,7 @@ struct Backend {
   /// Allocates memory in the order of the thread's current stream, which may use the memory at once. Code that uses the
   /// memory on another stream must keep it until the first stream has waited for an event of the other stream.
   void* (*allocate)(size_t bytes, int device);
-  /// Frees memory of allocate(); `stream` is the stream of its allocation.
+  /// Frees memory that allocate() returned. `stream`: the stream that was current at that time.
   void (*deallocate)(void* data, size_t bytes, int device, void* stream) noexcept;
   /// Called before deallocate(): keeps the memory if a graph was begun after the memory was allocated, because that
   /// graph may use it. Returns false if there is no such graph. born: the value of Graph::recordings() at the
@@ -68,7 +68,7 @@ struct Backend {
   void* (*end_capture)(int device);               ///< ends recording; returns the graph
   void (*abandon_capture)(int device) noexcept;   ///< ends a recording that failed
   void (*launch_graph)(void* graph, int device);  ///< runs the graph on this thread's current stream
-  /// Writes up to keys_at_once keys into device memory, in the order of this thread's current stream.
+  /// Writes up to keys_at_once random keys into device memory, in the order of this thread's current stream.
   void (*set_keys)(RecordedKey* to, const RecordedKey* keys, int count, int device);
   void (*free_graph)(void* graph, int device) noexcept;  ///< frees the graph, and the memory kept for it
 

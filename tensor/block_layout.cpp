@@ -6,15 +6,16 @@
 namespace lockstep {
 
 BlockLayout BlockLayout::of_rows(int64_t block, int64_t heads, const std::vector<std::vector<int32_t>>& rows) {
-  LOCKSTEP_CHECK(block >= 1 && heads >= 1 && int64_t(rows.size()) % heads == 0,
-                 "[BlockLayout] expected rows of whole heads and blocks of 1 token or more, got ", rows.size(),
-                 " rows of ", heads, " heads and ", block, " tokens; give as many rows for each head");
+  LOCKSTEP_CHECK(
+      block >= 1 && heads >= 1 && int64_t(rows.size()) % heads == 0,
+      "[BlockLayout] expected the same number of rows for each of 1 head or more, and 1 token or more per block, got ",
+      rows.size(), " rows, ", heads, " heads and ", block, " tokens");
   const int64_t blocks = int64_t(rows.size()) / heads;
   std::vector<int32_t> starts, all;
   for (size_t r = 0; r < rows.size(); ++r) {
     for (size_t i = 0; i < rows[r].size(); ++i)
       LOCKSTEP_CHECK(rows[r][i] >= 0 && rows[r][i] < blocks && (i == 0 || rows[r][i - 1] < rows[r][i]),
-                     "[BlockLayout] expected ascending blocks below ", blocks, " in row ", r, ", got ", rows[r][i]);
+                     "[BlockLayout] expected ascending blocks in [0, ", blocks, ") in row ", r, ", got ", rows[r][i]);
     starts.push_back(int32_t(all.size()));
     all.insert(all.end(), rows[r].begin(), rows[r].end());
     if (int64_t(r + 1) % blocks == 0) starts.push_back(int32_t(all.size()));

@@ -18,14 +18,14 @@ struct BlockLayout {
   Tensor row_start;    ///< i32 (heads, blocks + 1): begin and end of each row in `columns`
   Tensor columns;      ///< i32: the attended blocks of each row, in ascending order
 
-  /// A layout from heads * blocks rows, head by head. Error unless each row lists its attended blocks ascending.
+  /// A layout from heads * blocks rows, head by head. Error unless each row lists its blocks in ascending order.
   static BlockLayout of_rows(int64_t block, int64_t heads, const std::vector<std::vector<int32_t>>& rows);
   /// A copy on another device.
   BlockLayout to(Device device) const { return {block, blocks, heads, row_start.to(device), columns.to(device)}; }
 };
 
-/// Number of (query, key) pairs that a head scores if the queries are the last of `keys` tokens: the mean over the
-/// layout's heads.
+/// Number of (query, key) pairs for which a head computes a score, as the mean over the layout's heads. The queries are
+/// the last `queries` of `keys` tokens.
 double attended_pairs(const BlockLayout& layout, int64_t queries, int64_t keys, bool causal);
 
 /// A layout as kernels read it.

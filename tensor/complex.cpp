@@ -11,7 +11,8 @@ namespace {
 
 const Tensor& tensor_in(const Tensor& x) { return x; }
 
-/// The first condition for a view as complex numbers that x does not meet, as text for the Error; null if all are met.
+/// Returns the text of an Error if x cannot be viewed as complex numbers: the first condition that it does not meet.
+/// Returns null if x meets all of them.
 const char* not_pairs(const Tensor& x) {
   if (x.dim() == 0 || x.shape().back() != 2) return "a last dim of size 2";
   if (x.numel() == 0) return nullptr;

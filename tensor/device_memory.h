@@ -17,7 +17,8 @@ void reset_peak_device_memory(Device device);
 void set_memory_limit(Device device, int64_t bytes);
 /// The limit in bytes; 0: none.
 int64_t memory_limit(Device device);
-/// Bytes that a device can hold: a GPU's memory, or its limit if that is less; a CPU device's limit. 0: unknown.
+/// Bytes that a device can hold: memory_limit() or the GPU's memory, whichever is less. A CPU device has only a limit.
+/// 0: unknown.
 int64_t memory_size(Device device);
 
 }  // namespace lockstep

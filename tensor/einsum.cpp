@@ -55,7 +55,7 @@ SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shap
     }
   }
   LOCKSTEP_CHECK(sizes.size() <= unused.size(), "[einsum] expected fewer letters in \"", equation,
-                 "\"; the letters and the dims of ... may be 52 together");
+                 "\": its letters and the dims that ... stands for may be at most 52 in all");
   const std::string names = unused.substr(0, sizes.size());
   std::string once = text.substr(0, arrow);
   std::sort(once.begin(), once.end());

@@ -17,7 +17,7 @@ struct EnvironmentVariable {
   double least = 0, most = 0;           ///< range of whole and seconds
   std::vector<std::string> words = {};  ///< values of word
 };
-/// All variables.
+/// All LOCKSTEP_* variables that the library and its tools read.
 const std::vector<EnvironmentVariable>& environment_variables();
 
 /// The value of a variable of the list, or nothing if it is unset or empty. Error if the value is not allowed. Also an

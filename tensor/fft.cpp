@@ -21,7 +21,8 @@ template <class Kernel> Tensor along(const Tensor& x, int64_t dim, int64_t size,
 
 Tensor frequencies(const char* op, int64_t n, double d, int64_t first, int64_t count, TensorOptions options) {
   LOCKSTEP_CHECK(n >= 1 && d != 0, "[", op, "] expected n >= 1 and d other than 0, got ", n, " and ", d);
-  LOCKSTEP_CHECK(is_floating(options.dtype), "[", op, "] expected a floating dtype, got ", options.dtype);
+  LOCKSTEP_CHECK(is_floating(options.dtype), "[", op, "] expected a floating dtype (such as f32) in options, got ",
+                 options.dtype);
   const Tensor k = arange(double(first), double(first + count), 1, {.dtype = f64, .device = options.device});
   return div(k, full({}, double(n) * d, {.dtype = f64, .device = options.device})).to(options.dtype);
 }

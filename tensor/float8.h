@@ -7,7 +7,7 @@
 //   e4m3     4 bits     3 bits     448, no infinity      multiples of 2^-9 below 2^-6
 //   e5m2     5 bits     2 bits     57344                 multiples of 2^-16 below 2^-14
 //
-// e5m2 is the upper half of an f16.
+// An e5m2 code is the upper byte of an f16.
 #include <bit>
 #include <cstdint>
 

@@ -24,7 +24,7 @@ struct Fp8Cast {
 };
 /// Encodes x (R, C), f32, f16 or bf16: each code is the nearest one (ties to even); values beyond the range saturate.
 Fp8Cast cast_fp8(const Tensor& x, const Fp8CastArgs& args);
-/// The values of codes without a scale, exact; dtype f32 or bf16.
+/// The values of codes, not multiplied by a scale. `dtype` is f32 or bf16, and the result is exact.
 Tensor read_fp8(const Tensor& codes, Fp8Format format, DType dtype = f32);
 
 /// A matrix in 8-bit floats with one scale.

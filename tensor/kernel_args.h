@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// All pointwise operations: the rows of pointwise.def, and three with operands of their own.
+/// All pointwise operations: the rows of pointwise.def, and three operations that are not there (at the end).
 enum class PointwiseOp : uint8_t {
 #define LOCKSTEP_UNARY(name, functor, types) name,
 #define LOCKSTEP_UNARY1(name, functor, types, p, d) name,
@@ -24,8 +24,8 @@ enum class PointwiseOp : uint8_t {
 };
 
 /// The function that a pointwise kernel computes: the value of the operation, or the gradient of operand 0 or 1. For
-/// gradients, a unary operation has the inputs (incoming gradient, saved input or output), and a binary operation
-/// (incoming gradient, a, b).
+/// a gradient, the kernel's inputs are (incoming gradient, saved input or output) if the operation is unary, and
+/// (incoming gradient, a, b) if it is binary.
 enum class PointwisePart : uint8_t { value, grad0, grad1 };
 
 /// Scalar parameters of a pointwise operation, see pointwise.def.
@@ -58,7 +58,7 @@ enum class Fp8Format : uint8_t { e4m3, e5m2 };
 
 /// How x is multiplied by a quantized weight. By default the weight is decoded and x is not quantized. With `dynamic`
 /// (format row8 only), each row of x is quantized to 8 bits too, and codes are multiplied as integers. Elements of x
-/// with a magnitude of at least `threshold` are then not quantized, as in LLM.int8(). Threshold 0: there are none.
+/// with a magnitude of at least `threshold` are then not quantized, as in LLM.int8(). Threshold 0 quantizes all.
 struct QuantMatmulArgs {
   bool dynamic = false;
   double threshold = 0;
@@ -159,7 +159,7 @@ struct AdamArgs {
   bool corrects = false;  ///< true if bias1 and bias2 are bias corrections
   bool operator==(const AdamArgs&) const = default;
 };
-/// Options of one SGD step. first: the momentum buffer is initialised with the gradient.
+/// Options of one SGD step. first: true in the first step, which sets the momentum buffer to the gradient.
 struct SgdArgs {
   double lr, momentum, dampening, weight_decay;
   bool nesterov, first, maximize = false;

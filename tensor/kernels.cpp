@@ -20,7 +20,7 @@ const Kernels& table(Device device) {
 
 void fail_no_kernel(const char* name, Device device) {
   fail(str("[", name, "] no ", device.is_cpu() ? "cpu" : "cuda",
-           " kernel; move the tensors to the other kind of device"));
+           " kernel; move the tensors to a device of the other kind (cpu or cuda)"));
 }
 
 }  // namespace lockstep

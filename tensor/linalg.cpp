@@ -78,8 +78,8 @@ void check_same(const char* op, const Tensor& a, const Tensor& b) {
   check_matrices(op, b);
   check_same_dtype(op, a, b);
   check_same_device(op, a, b);
-  LOCKSTEP_CHECK(b.size(-2) == a.size(-1), "[", op, "] expected b with ", a.size(-1), " rows for a ", a.shape(),
-                 ", got ", b.shape());
+  LOCKSTEP_CHECK(b.size(-2) == a.size(-1), "[", op, "] expected b with ", a.size(-1), " rows for a of shape ",
+                 a.shape(), ", got ", b.shape());
 }
 
 void check_finite(const char* op, const Shape& batch, const std::vector<int64_t>& bad) {
@@ -261,7 +261,8 @@ Tensor matrix_exp(const Tensor& a) {
 
 Tensor counting(const Tensor& s, std::optional<double> atol, std::optional<double> rtol, int64_t size) {
   for (const auto& tolerance : {atol, rtol})
-    LOCKSTEP_CHECK(!tolerance || *tolerance >= 0, "[linalg] expected tolerances >= 0, got ", *tolerance);
+    LOCKSTEP_CHECK(!tolerance || *tolerance >= 0, "[linalg] expected tolerances (rcond, atol, rtol) >= 0, got ",
+                   *tolerance);
   if (s.size(-1) == 0) return zeros_like(s);
   const double eps = s.dtype() == f32 ? 0x1p-23 : 0x1p-52;
   const double relative = rtol ? *rtol : atol && *atol > 0 ? 0 : eps * double(size);

@@ -1,6 +1,6 @@
-// The caching allocator, and the ledger that counts the bytes in use. Small blocks come from lists of the thread (no
-// lock, no atomic), large blocks from one list per size class under a mutex. Under AddressSanitizer nothing is cached,
-// so that it detects every use after free.
+// The caching allocator, and the ledger that counts the bytes in use. Small blocks come from each thread's free lists
+// (no lock, no atomic), large blocks from one list per size class under a mutex. Under AddressSanitizer nothing is
+// cached, so that it detects every use after free.
 #include "tensor/memory.h"
 
 #include <algorithm>

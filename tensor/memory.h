@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// Categories of the ledger. offload: state that ZeRO moved to host memory, with its staging buffers.
+/// Categories by which memory is counted. offload: state that ZeRO moved to host memory, and its staging buffers.
 enum class Memory : uint8_t { parameter, gradient, optimizer, activation, communication, other, offload };
 inline constexpr int memory_categories = 7;  ///< number of categories
 std::string_view name_of(Memory category);   ///< "parameter", "gradient", ...
@@ -45,9 +45,9 @@ struct MemoryReport {
 /// Prints a table with one line per category.
 std::ostream& operator<<(std::ostream& out, const MemoryReport& report);
 
-/// Bytes by category for the whole process: on the CPU (all virtual devices together) or on one other device.
+/// Bytes by category that the whole process holds on `device`. All virtual CPU devices count as one device.
 MemoryReport memory_report(Device device = cpu);
-/// Sets all peaks to the current values.
+/// Sets the peak of every category to its current value.
 void reset_peak_memory(Device device = cpu);
 /// Returns cached blocks to the system.
 void release_cached_memory(Device device = cpu);
@@ -55,7 +55,7 @@ void release_cached_memory(Device device = cpu);
 /// Low level, for Storage: allocates memory with at least 64-byte alignment. When no memory is left, throws an Error
 /// that shows the ledger. On other devices than the CPU, the memory is for work on this thread's current stream.
 void* allocate(size_t bytes, Device device);
-/// Frees memory that allocate() returned; `stream`: the current stream at that call.
+/// Frees memory that allocate() returned. `stream`: the stream that was current when allocate() was called.
 void deallocate(void* data, size_t bytes, Device device, void* stream) noexcept;
 /// Allocates CPU memory, like allocate().
 void* allocate_cpu(size_t bytes);

@@ -1,6 +1,6 @@
 #pragma once
-// Observer of kernel calls: set by trace/ while it writes a trace. Without an observer, each kernel call costs one more
-// relaxed load.
+// Observer of kernel calls: set by trace/ while it writes a trace. Without an observer, each kernel call costs only one
+// relaxed atomic load more.
 #include <atomic>
 #include <cstdint>
 
@@ -15,7 +15,7 @@ struct KernelObserver {
 /// The observer, which must live for ever; nullptr: none.
 inline constinit std::atomic<const KernelObserver*> kernel_observer{nullptr};
 
-/// Reports a kernel from its call to its return. `name` must live for ever.
+/// Tells the observer when a kernel call begins (constructor) and ends (destructor). `name` must live for ever.
 class KernelScope {
  public:
   explicit KernelScope(const char* name) : observer_(kernel_observer.load(std::memory_order_relaxed)), name_(name) {

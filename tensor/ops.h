@@ -137,7 +137,7 @@ enum class MatmulPrecision : uint8_t { full, tf32 };
 void set_float32_matmul_precision(MatmulPrecision precision);
 MatmulPrecision float32_matmul_precision();  ///< the precision that is set
 /// For autograd: the product of the matrices a and b times the derivative of the activation `op` at its saved input or
-/// output `kept`; in one kernel where possible. The CPU gives the bits of the two separate operations. On CUDA
+/// output `kept`; in one kernel where possible. On the CPU the bits equal those of two separate operations. On CUDA
 /// gelu_tanh follows the formula of cuBLASLt, and 16-bit results are rounded once instead of twice.
 Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args,
                          const Tensor& kept);
@@ -247,15 +247,15 @@ struct PartOf {
 /// Zeroes elements with probability p and scales the rest by 1 / (1 - p). If x is a shard (`part`), the zeroed elements
 /// are those that dropout of the full tensor would zero in this shard.
 Tensor dropout(const Tensor& x, double p, PhiloxKey key, const PartOf& part = {});
-/// residual + dropout(x) in one pass, with the bits of the two separate steps.
+/// residual + dropout(x) in one pass. The result has the same bits as if the two were computed one after the other.
 Tensor add_dropout(const Tensor& residual, const Tensor& x, double p, PhiloxKey key, const PartOf& part = {});
 /// The sum of residual and x, and its norm.
 struct AddNorm {
   Tensor sum;
   NormResult norm;
 };
-/// residual + dropout(x) (p = 0: x itself) and the norm of that sum over the trailing dims `normalized`, fused where
-/// the kernel can. The bits are those of the separate steps.
+/// The sum residual + dropout(x), and its norm over the trailing dims `normalized`, fused where the kernel can. No
+/// dropout if p is 0. The results have the same bits as if the steps were computed one after the other.
 AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalized, const Tensor& weight,
                  const Tensor& bias, const AddNormArgs& args);
 /// Gradients of add_norm(). norm.x is the gradient of the sum, and hence of the residual.
@@ -279,7 +279,7 @@ struct AttentionResult {
 /// that attends to no key, out is 0 and lse is -inf.
 AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask = {},
                           AttentionArgs args = {.scale = 0});
-/// The mask of causal attention, bool (queries, keys): true where the query attends to the key. window 0: none.
+/// The mask of causal attention, bool (queries, keys): true where the query attends to the key. window 0: no window.
 Tensor causal_mask(int64_t queries, int64_t keys, int64_t window, Device device);
 /// Gradients of q, k and v.
 struct AttentionGrad {
@@ -309,7 +309,7 @@ Tensor embedding(const Tensor& weight, const Tensor& index);
 /// Adds each row of grad (..., C) to the row of grad_weight (V, C) that index (...) names; skips padding_index.
 const Tensor& embedding_grad_(const Tensor& grad_weight, const Tensor& grad, const Tensor& index,
                               int64_t padding_index = -1);
-/// x[index[i]] += source[i] along dim. index and source have as many dims as x; no size of source is below index's.
+/// x[index[i]] += source[i] along dim. index and source have as many dims as x; source is as large as index or larger.
 const Tensor& scatter_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
 /// Adds slice i of source to slice index[i] of x along dim; index has one dim.
 const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);

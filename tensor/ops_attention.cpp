@@ -14,18 +14,19 @@ void check_layout(const char* op, const BlockLayout& layout, const Tensor& q, co
                   const AttentionArgs& args) {
   const int64_t keys = k.shape()[2], last = args.first_head + q.shape()[1];
   LOCKSTEP_CHECK(layout.block >= 1 && layout.blocks == (keys + layout.block - 1) / layout.block, "[", op,
-                 "] expected a layout of all ", keys, " keys, got one of ", layout.blocks, " blocks of ", layout.block);
+                 "] expected a layout made for ", keys, " keys, got one of ", layout.blocks, " blocks of ",
+                 layout.block, " keys");
   LOCKSTEP_CHECK(q.shape()[2] <= keys, "[", op, "] expected no more queries than keys with a layout, got ",
                  q.shape()[2], " and ", keys);
-  LOCKSTEP_CHECK(layout.heads == 1 || layout.heads >= last, "[", op, "] expected a layout of 1 or ", last,
+  LOCKSTEP_CHECK(layout.heads == 1 || layout.heads >= last, "[", op, "] expected a layout of 1 head or at least ", last,
                  " heads, got ", layout.heads);
   check_same_device(op, q, layout.row_start);
   check_same_device(op, q, layout.columns);
   LOCKSTEP_CHECK(layout.row_start.dtype() == i32 && layout.columns.dtype() == i32 &&
                      layout.row_start.shape() == Shape({layout.heads, layout.blocks + 1}) &&
                      layout.row_start.is_contiguous() && layout.columns.is_contiguous(),
-                 "[", op, "] expected a layout of contiguous i32 tensors, got ", layout.row_start.dtype(), " ",
-                 layout.row_start.shape(), " and ", layout.columns.dtype());
+                 "[", op, "] expected contiguous i32 row_start (heads, blocks + 1) and columns in the layout, got ",
+                 layout.row_start.dtype(), " ", layout.row_start.shape(), " and ", layout.columns.dtype());
 }
 
 /// Checks shared by forward and backward. Returns args with the scale filled in, and with window 0 if the window hides
@@ -63,7 +64,7 @@ AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, 
   return args;
 }
 
-/// x with stride 1 in the last dim, as kernels read it; other strides are free.
+/// Returns x if its last dim has stride 1, as kernels require, else a contiguous copy.
 Tensor with_unit_stride(const Tensor& x) {
   return x.shape().back() <= 1 || x.strides().back() == 1 ? x : x.contiguous();
 }
@@ -77,7 +78,8 @@ Tensor empty_heads(const Shape& shape, const Tensor& like) {
   return empty({shape[0], shape[2], shape[1], shape[3]}, {like.dtype(), like.device()}).transpose(1, 2);
 }
 
-/// Number of multiply-accumulates in attention: 2 D (scores, weighted values) per pair of a query and a key it sees.
+/// Multiply-accumulates of attention: for each pair of a query and a key it attends to, D for the score and D for the
+/// weighted value.
 int64_t macs_of(const Tensor& q, const Tensor& k, const AttentionArgs& args) {
   const int64_t rows = q.shape()[2], keys = k.shape()[2], each = q.shape()[0] * q.shape()[1] * q.shape()[3];
   if (args.layout) return int64_t(2 * attended_pairs(*args.layout, rows, keys, args.causal) * double(each));
@@ -182,8 +184,8 @@ Tensor rotary_packed(Tensor x, int64_t turned, int64_t heads, const Tensor& cosi
   check_floating(op, x);
   check_defined(op, cosine);
   LOCKSTEP_CHECK(x.dim() == 3 && heads >= 1 && x.shape()[2] % heads == 0 && turned >= 0 && turned <= heads, "[", op,
-                 "] expected x (B, T, C) with C a multiple of ", heads, " heads, of which ", turned,
-                 " are rotated, got ", x.shape());
+                 "] expected x (B, T, C), with C a multiple of heads = ", heads, " and 0 to heads rotated, got ",
+                 x.shape(), " and ", turned, " rotated");
   const int64_t width = x.shape()[2] / heads, features = cosine.dim() == 2 ? 2 * cosine.shape()[1] : -1;
   LOCKSTEP_CHECK(features >= 0 && features <= width, "[", op, "] expected a cosine (T, at most ", width / 2,
                  ") for heads of ", width, ", got ", cosine.shape());

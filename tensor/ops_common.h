@@ -37,7 +37,7 @@ inline void check_writable(const char* op, const Tensor& tensor) {
                    "] expected a tensor without repeated elements, got one expanded along dim ", dim, "; use .clone()");
 }
 
-/// Error unless `tensor` has x's dtype and device and this shape; the Error calls it `name`.
+/// Error unless `tensor` has x's dtype and device and the given shape; the Error calls the tensor `name`.
 inline void check_like(const char* op, const char* name, const Tensor& tensor, const Tensor& x, const Shape& shape) {
   check_defined(op, tensor);
   check_same_device(op, x, tensor);

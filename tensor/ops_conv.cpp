@@ -123,11 +123,11 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, co
   Shape shape{x.size(0), w.size(1) * args.groups};
   for (int d = 0; d < 2; ++d) {
     LOCKSTEP_CHECK(output_padding[d] < std::max(args.stride[d], args.dilation[d]), "[", op,
-                   "] expected output_padding below stride or dilation, got ", output_padding);
+                   "] expected output_padding below the larger of stride and dilation, got ", output_padding);
     shape.push_back((x.size(d + 2) - 1) * args.stride[d] - 2 * args.padding[d] +
                     args.dilation[d] * (w.size(d + 2) - 1) + output_padding[d] + 1);
     LOCKSTEP_CHECK(x.size(d + 2) >= 1 && shape[d + 2] >= 1, "[", op, "] expected a result of at least one pixel, got ",
-                   shape, " for input ", x.shape());
+                   shape, " for input ", x.shape(), "; use a larger input or less padding");
   }
   check_bias(op, bias, x, shape[1]);
   if (bias.defined() && size_of(x.dtype()) == 2)
@@ -144,7 +144,7 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, co
 // --- pooling ---
 namespace {
 
-/// Shape of a pooling's result. ceil_mode rounds up, but no window may start in the padding behind the input.
+/// Shape of a pooling's result. ceil_mode rounds up, but leaves out a window that would start after the last input.
 Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args) {
   LOCKSTEP_CHECK(x.rank() == 4, "[", op, "] expected an input (N, C, H, W), got ", x);
   check_pair(op, "kernel", args.kernel, 1);

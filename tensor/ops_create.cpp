@@ -77,7 +77,7 @@ Tensor linspace(double start, double end, int64_t steps, TensorOptions options) 
 }
 
 Tensor eye(int64_t n, int64_t m, TensorOptions options) {
-  LOCKSTEP_CHECK(n >= 0 && m >= -1, "[eye] expected sizes >= 0, got ", n, " and ", m);
+  LOCKSTEP_CHECK(n >= 0 && m >= -1, "[eye] expected n >= 0, and m >= 0 or -1 (for m = n), got ", n, " and ", m);
   Tensor out = zeros({n, m < 0 ? n : m}, options);
   out.diagonal().fill_(1);
   return out;

@@ -8,8 +8,8 @@ namespace {
 
 TensorOptions options_of(const Tensor& x) { return {.dtype = x.dtype(), .device = x.device()}; }
 
-// Checks that an index is i64, on x's device, with all values in [0, size). Reading values back from another device
-// would stall that device. So its kernels check them, and the Error comes from the next synchronisation.
+// Error unless an index is i64, on x's device, with all values in [0, size). Values on the CPU are checked here. Other
+// devices would have to wait, so their kernels check the values, and the next synchronisation throws.
 void check_index(const char* op, const Tensor& index, int64_t size, const Tensor& x) {
   check_defined(op, index);
   LOCKSTEP_CHECK(index.dtype() == i64, "[", op, "] expected an index of i64, got ", index.dtype(),
@@ -26,7 +26,7 @@ void check_index(const char* op, const Tensor& index, int64_t size, const Tensor
   fail(str("[", op, "] expected indices in [0, ", size, "), got ", p[at], " at position ", at));
 }
 
-// For gather and scatter: Error unless `index` has as many dims as x, and at most x's sizes except along dim d.
+// For gather and scatter: Error unless `index` has as many dims as x, and is no larger than x in all dims except d.
 void check_places(const char* op, const Tensor& x, int d, const Tensor& index) {
   check_defined(op, index);
   bool fits = index.dim() == x.dim();
@@ -294,7 +294,7 @@ Tensor flip(const Tensor& x, const Dims& dims) {
   uint32_t seen = 0;
   for (int64_t dim : dims) {
     const int d = check_dim("flip", x, dim);
-    LOCKSTEP_CHECK(!(seen >> d & 1), "[flip] expected every dim once, got ", dims);
+    LOCKSTEP_CHECK(!(seen >> d & 1), "[flip] expected no dim twice, got ", dims);
     seen |= 1u << d;
   }
   Tensor out = x;

@@ -16,7 +16,7 @@ uint32_t dim_bits(const char* op, const Tensor& x, const Dims& dims) {
   uint32_t bits = 0;
   for (int64_t dim : dims) {
     const int d = normalize_dim(op, dim, x.dim());
-    LOCKSTEP_CHECK(!(bits >> d & 1), "[", op, "] expected every dim once, got ", dims, " for shape ", x.shape());
+    LOCKSTEP_CHECK(!(bits >> d & 1), "[", op, "] expected no dim twice, got ", dims, " for shape ", x.shape());
     bits |= 1u << d;
   }
   return bits & ((1u << x.dim()) - 1);

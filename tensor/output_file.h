@@ -7,13 +7,13 @@
 namespace lockstep {
 
 /// Opens a file for writing and returns the descriptor; creates the file if missing. flags: O_TRUNC or O_APPEND. Error
-/// for symbolic links and for anything but a regular file; its text begins with `prefix`.
+/// for symbolic links and for anything but a regular file. The Error's text begins with `prefix`.
 int open_output(const std::string& path, int flags, std::string_view prefix = "");
 
 /// Returns the first `most` bytes of a regular file, or all bytes of a shorter file. Error when it cannot be read.
 std::string read_start(const std::string& path, size_t most);
 
-/// A file that grows. Unbuffered: when add() returns, the bytes are with the operating system.
+/// A file that grows. Unbuffered: when add() returns, the operating system has received the bytes.
 class OutputFile {
  public:
   OutputFile() = default;

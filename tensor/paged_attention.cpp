@@ -14,14 +14,16 @@ namespace {
 /// Checks the block numbers of the tokens from `first` on; earlier blocks are not read.
 void check_blocks(const char* op, const Tensor& memory, std::span<const int32_t> blocks, int64_t length,
                   int64_t first = 0) {
-  LOCKSTEP_CHECK(memory.dim() == 4 && memory.is_contiguous(), "[", op,
-                 "] expected a contiguous memory (blocks, G, tokens of a block, D), got ", memory.shape());
-  const int64_t size = memory.shape()[2], needed = size > 0 ? (length + size - 1) / size : 0;
-  LOCKSTEP_CHECK(length > 0 && int64_t(blocks.size()) >= needed, "[", op, "] expected ", needed, " blocks of ", size,
-                 " tokens for ", length, " tokens, got ", blocks.size());
+  LOCKSTEP_CHECK(
+      memory.dim() == 4 && memory.is_contiguous() && memory.shape()[2] > 0, "[", op,
+      "] expected a contiguous memory (blocks, G, tokens of a block, D) with 1 token or more in a block, got ",
+      memory.shape());
+  const int64_t size = memory.shape()[2], needed = (length + size - 1) / size;
+  LOCKSTEP_CHECK(length > 0 && int64_t(blocks.size()) >= needed, "[", op, "] expected 1 token or more, and ", needed,
+                 " blocks of ", size, " for ", length, " tokens, got ", blocks.size(), " blocks");
   for (const int32_t block : blocks.first(size_t(needed)).subspan(size_t(first / size)))
-    LOCKSTEP_CHECK(block >= 0 && block < memory.shape()[0], "[", op, "] expected blocks below ", memory.shape()[0],
-                   ", got ", block);
+    LOCKSTEP_CHECK(block >= 0 && block < memory.shape()[0], "[", op, "] expected block numbers in [0, ",
+                   memory.shape()[0], "), got ", block);
 }
 
 }  // namespace
@@ -41,7 +43,7 @@ Tensor gather_blocks(const Tensor& memory, std::span<const int32_t> blocks, int6
 }
 
 void scatter_blocks(const Tensor& x, Tensor memory, std::span<const int32_t> blocks, int64_t first) {
-  LOCKSTEP_CHECK(x.dim() == 4 && x.shape()[0] == 1, "[scatter_blocks] expected (1, G, tokens, D), got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() == 4 && x.shape()[0] == 1, "[scatter_blocks] expected x (1, G, tokens, D), got ", x.shape());
   const int64_t tokens = x.shape()[2];
   check_blocks("scatter_blocks", memory, blocks, first + tokens, first);
   const int64_t size = memory.shape()[2];

@@ -13,13 +13,13 @@ struct PagedRows {
 };
 
 /// Causal attention() of q (1, H, T, D), the queries of all sequences one after the other, to keys and values
-/// (blocks, G, tokens per block, D); a block has 16, 32 or 64 tokens. window 0: no window. Each sequence gives the bits
-/// that it would give alone with contiguous keys. The CPU reads the blocks in place; other devices gather them first.
+/// (blocks, G, tokens per block, D); a block has 16, 32 or 64 tokens. window 0: no window. A sequence's result has the
+/// same bits as attention() to its gathered keys alone. The CPU reads blocks in place; other devices gather them first.
 Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values, std::span<const PagedRows> rows,
                        int64_t window = 0);
 
 /// Number of tokens at the start that attention may leave out, because the window hides them from the query at
-/// `position` and all later ones. Rounded down so that the result keeps its bits. 0 if there is no window (window 0).
+/// `position` and all later ones. Rounded down so that attention still gives the same bits. 0 if there is no window.
 int64_t before_window(int64_t position, int64_t window);
 
 /// Copies a sequence's keys or values from their blocks into one contiguous tensor (1, G heads, length, D).

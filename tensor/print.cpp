@@ -125,7 +125,7 @@ class Printer {
     out_ << ']';
   }
 
-  // Elements of a row are separated by spaces, with line breaks in long rows; deeper brackets start on new lines.
+  // Separates neighbours along dim d: elements by a space (in long rows a line break), rows and blocks by line breaks.
   void separate(int d) {
     out_ << ',';
     const int below = tensor_.dim() - 1 - d;

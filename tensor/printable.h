@@ -10,7 +10,7 @@ namespace lockstep {
 /// Number of bytes of the UTF-8 character at `at`; 0 if there is none.
 size_t utf8_length(std::string_view text, size_t at);
 
-/// Escapes control characters (other than newline and tab) and invalid UTF-8, as \x1b.
+/// Replaces control characters (other than newline and tab) and invalid UTF-8 by escapes such as \x1b.
 std::string printable(std::string_view text);
 
 }  // namespace lockstep

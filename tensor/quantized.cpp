@@ -37,8 +37,8 @@ void check_codes(const char* op, const Quantized& w) {
   check_same_device(op, w.codes, w.scales);
 }
 
-/// linear() without checks, by ordinary products with the decoded weight. Decodes one part of the weight at a time: it
-/// needs little memory, and stays in the device's cache until it is multiplied.
+/// linear() without checks, by ordinary products with the decoded weight. Decodes one part of the weight at a time, so
+/// that a decoded part needs little memory and is still in the device's cache when it is multiplied.
 void multiply_decoded(const Tensor& x, const Quantized& w, const Tensor& bias, Activation activation, Tensor& out) {
   constexpr int64_t most_bytes = int64_t(64) << 20, unit = 64;  // outputs of a part: a multiple of the unit
   const int64_t whole = most_bytes / (w.in * size_of(x.dtype())) / unit * unit;

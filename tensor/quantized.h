@@ -9,8 +9,8 @@
 // Group scales are f16, unless f16 would change a scale of the weight by more than 1/512; then all its scales are f32.
 // (f16 loses digits below 1e-5, is 0 below 6e-8 and infinite above 65504.)
 //
-// A quantized weight is passed to linear() and matmul(x, w) of Tensor and Variable as a handle: a tensor of its shape
-// without memory that refers to the codes. All other operations that read it raise an Error.
+// A quantized weight is passed to linear() and matmul(x, w) of Tensor and Variable as a handle: a tensor that has the
+// weight's shape and refers to its codes, but has no memory. All other operations that read the handle raise an Error.
 #include <string>
 
 #include "tensor/ops.h"

@@ -51,7 +51,7 @@ void set_random_state(const RandomState& wanted) {
 }
 
 PhiloxKey key_of_call(const RandomState& state) {
-  // The generator itself hashes three numbers to one stream: (step, micro-batch) is its key, the call its counter.
+  // Philox itself hashes step, micro-batch and call to one stream number: the first two are its key, call its counter.
   const auto words = philox({.seed = state.step, .stream = state.micro_batch}, state.call);
   return {.seed = state.seed, .stream = uint64_t(words[1]) << 32 | words[0]};
 }

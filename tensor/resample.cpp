@@ -41,7 +41,7 @@ double cubic_filter(double x, double a) {
   return x < 2 ? (((x - 5) * x + 8) * x - 4) * a : 0;
 }
 
-/// Weights with antialiasing: the filter is as wide as the inputs that one output stands for.
+/// Weights with antialiasing: when shrinking, stretches the filter by `step`, the number of inputs per output.
 Parts smoothed(int64_t i, int64_t in, double step, bool cubic) {
   const double stretch = std::max(step, 1.0), reach = (cubic ? 2 : 1) * stretch, center = step * (double(i) + 0.5);
   const int64_t first = std::max<int64_t>(int64_t(center - reach + 0.5), 0),

@@ -19,7 +19,7 @@ class Scalar {
         real_(double(value)) {}
 
   constexpr double real() const { return real_; }  ///< the value as double
-  /// The value as T, converted like an element (convert.h).
+  /// The value converted to T, as Tensor::to() converts elements (convert.h).
   template <class T> T to() const { return is_whole_ ? convert<T>(whole_) : convert<T>(real_); }
   /// True if a tensor of this dtype can hold the value: integer dtypes hold integers in their range, all others any
   /// number (rounded).

@@ -45,8 +45,8 @@ Tensor searchsorted(const Tensor& sequence, const Tensor& values, const SearchOp
   bool fits = sequence.dim() == 1 || sequence.dim() == values.dim();
   for (int d = 0; fits && sequence.dim() > 1 && d < sequence.dim() - 1; ++d)
     fits = sequence.shape()[d] == values.shape()[d];
-  LOCKSTEP_CHECK(fits, "[", op, "] expected a sequence of one dim, or of the values' dims ", values.shape(),
-                 " except the last, got ", sequence.shape());
+  LOCKSTEP_CHECK(fits, "[", op, "] expected a sequence of one dim, or with the sizes of the values ", values.shape(),
+                 " in all dims but the last, got ", sequence.shape());
   const int64_t n = sequence.size(-1);
   Tensor order;
   if (options.sorter.defined()) {
@@ -130,7 +130,7 @@ Tensor histc(const Tensor& x, int64_t bins, double low, double high) {
       }
     }
     LOCKSTEP_CHECK(std::isfinite(first) && std::isfinite(last), "[histc] expected a finite range, got ", first, " to ",
-                   last);
+                   last, "; give finite low < high");
     if (first == last) first -= 1, last += 1;
     for (int64_t i = 0; i < n; ++i) {
       if (!(p[i] >= first && p[i] <= last)) continue;
@@ -144,8 +144,8 @@ Tensor histc(const Tensor& x, int64_t bins, double low, double high) {
 namespace {
 
 /// Finds runs of equal neighbours in n items; same(i) is true if items i - 1 and i are equal. In the result, `values`
-/// holds the first index of each run, and `inverse` the number of each item's run: that of item i is inverse[order[i]],
-/// or inverse[i] if `order` is null.
+/// holds the index of the first item of each run, and inverse[order[i]] (inverse[i] if `order` is null) is the number
+/// of the run to which item i belongs.
 template <class Same> Unique runs_of(int64_t n, const int64_t* order, const Same& same) {
   const Tensor inverse = empty({n}, counted_here());
   std::vector<int64_t> starts, counts;
@@ -163,7 +163,7 @@ Unique moved_to(Device device, const Unique& made) {
 }
 
 /// Distinct elements of `list`, one for each run of equal neighbours. If `order` is defined, the list is sorted, and
-/// order[i] is the position of its element i in the original tensor x. Otherwise the list is x, flattened.
+/// order[i] is the position in the original tensor x of list[i]. Otherwise the list is x, flattened.
 Unique unique_in(const char* op, const Tensor& list, const Tensor& order, const Tensor& x) {
   Unique made;
   dispatch_all(x.dtype(), op, [&]<class T> {
@@ -198,8 +198,8 @@ template <class T> bool row_before(const T* a, const T* b, int64_t k) {
 
 Unique unique_along(const char* op, const Tensor& x, int64_t dim, bool sorted) {
   check_defined(op, x);
-  LOCKSTEP_CHECK(x.dim() >= 1 && dim >= -x.dim() && dim < x.dim(), "[", op, "] expected a dim of ", x.shape(), ", got ",
-                 dim);
+  LOCKSTEP_CHECK(x.dim() >= 1 && dim >= -x.dim() && dim < x.dim(), "[", op, "] expected one dim or more, and dim in [",
+                 -x.dim(), ", ", x.dim(), "), got shape ", x.shape(), " and dim ", dim);
   const int d = int(dim < 0 ? dim + x.dim() : dim);
   for (int other = 0; other < x.dim(); ++other)
     LOCKSTEP_CHECK(other == d || x.size(other) > 0, "[", op, "] expected slices with elements, got dim ", dim, " of ",
@@ -282,8 +282,8 @@ std::vector<Tensor> by_dims(const char* op, const Shape& shape, const std::vecto
     } else if (given.dtype() == boolean) {
       bool fits = d + given.dim() <= shape.rank();
       for (int i = 0; fits && i < given.dim(); ++i) fits = given.shape()[i] == shape[d + i];
-      LOCKSTEP_CHECK(fits && given.dim() >= 1, "[", op, "] expected a mask of the sizes of ", shape, " from dim ", d,
-                     " on, got ", given.shape());
+      LOCKSTEP_CHECK(fits && given.dim() >= 1, "[", op, "] expected a mask whose sizes equal those of ", shape,
+                     " from dim ", d, " on, got ", given.shape());
       for (const Tensor& places : nonzero_places(given.to(cpu))) all.push_back(places);
     } else {
       LOCKSTEP_CHECK(given.dtype() == i64, "[", op, "] expected indices of i64 or bool, got ", given.dtype(),

@@ -22,8 +22,8 @@ Tensor bucketize(const Tensor& values, const Tensor& boundaries, bool right = fa
 /// Counts how often 0, 1, 2, ... occur in a list of integers >= 0: i64, at least `minlength` long. With weights: sums
 /// of the weights instead, added in the list's order; f32 for f32 weights, else f64 (i64 for an empty list).
 Tensor bincount(const Tensor& x, const Tensor& weights = {}, int64_t minlength = 0);
-/// Histogram of f32 or f64 elements in `bins` equal parts of [low, high], in x's dtype. low = high: from the smallest
-/// to the largest element. Elements outside and NaN are not counted.
+/// Histogram of f32 or f64 elements in `bins` equal parts of [low, high], in x's dtype. If low = high, the range goes
+/// from the smallest to the largest element instead. Elements outside the range and NaN are not counted.
 Tensor histc(const Tensor& x, int64_t bins = 100, double low = 0, double high = 0);
 
 /// Result of unique().
@@ -37,17 +37,17 @@ Unique unique(const Tensor& x);
 /// The distinct slices along dim, sorted by their first elements, then by the second, and so on; NaN last. Error for
 /// slices without elements.
 Unique unique(const Tensor& x, int64_t dim);
-/// unique() of runs: joins only equal neighbours, in the order of x.
+/// Like unique(), but joins equal elements only if they are neighbours, and keeps the order of x.
 Unique unique_consecutive(const Tensor& x);
-/// unique_consecutive() of slices along dim.
+/// Like unique_consecutive(x), but for the slices along dim.
 Unique unique_consecutive(const Tensor& x, int64_t dim);
 /// Positions of the elements that are not 0: i64 (count, dims), in row-major order.
 Tensor nonzero(const Tensor& x);
 /// The positions that nonzero() returns, as one list of indices for each dim. For index_put().
 std::vector<Tensor> nonzero_places(const Tensor& x);
 
-/// Flat positions of the elements x[indices] in a row-major x of this shape: i64 on the CPU, in the result's shape. For
-/// index_put(); `op` names the caller in Errors.
+/// Flat positions of the elements x[indices] in a row-major x of this shape. The result is i64, on the CPU, and has the
+/// shape of x[indices]. For index_put(); `op` names the caller in Errors.
 Tensor indexed_places(const char* op, const Shape& shape, const std::vector<Tensor>& indices);
 
 }  // namespace lockstep

@@ -28,7 +28,7 @@ void check_shape(const char* op, const Shape& shape) {
   bool overflow = false;
   for (int64_t size : shape) {
     LOCKSTEP_CHECK(size >= 0, "[", op, "] expected sizes >= 0, got shape ", shape);
-    // A size of 0 counts as 1, so that strides fit as well.
+    // Count a size of 0 as 1: strides are products of the other sizes, and must fit in 63 bits too.
     overflow |= __builtin_mul_overflow(product, std::max<int64_t>(size, 1), &product);
   }
   LOCKSTEP_CHECK(!overflow, "[", op, "] expected fewer than 2^63 elements, got shape ", shape);

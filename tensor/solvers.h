@@ -15,7 +15,7 @@ namespace lockstep {
 
 /// The functions that decompose matrices on one device. cpu/linalg.h documents them in full.
 struct Solvers {
-  /// x = a^-1 b. bad: the number, from 1, of the first pivot that is 0.
+  /// x = a^-1 b. bad: the position of the first pivot that is 0, counted from 1.
   void (*lu_solve)(const Tensor& a, const Tensor& b, Tensor& x, std::vector<int64_t>& bad);
   /// The determinant, its sign, and the logarithm of its absolute value.
   void (*lu_determinant)(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs);

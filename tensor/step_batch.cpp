@@ -68,7 +68,7 @@ void StepBatch::write(const Tensor& to, int64_t at, const void* bytes, size_t si
 }
 
 /// Returns the address of the table's bytes on the device, after writing them if they have changed. While a graph is
-/// recorded, uses new memory, which each replay writes again: work between replays may change the shared memory.
+/// recorded, writes them to new memory, as each replay then does: table.device may change between replays.
 const std::byte* StepBatch::hold(Table& table, const void* bytes, size_t size) {
   const MemoryScope scope(Memory::other);
   const TensorOptions there{.dtype = u8, .device = device_};

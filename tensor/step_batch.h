@@ -8,7 +8,7 @@
 //   batch.clear();
 //   { StepBatch::Scope scope(batch, group, step); adam(...); adam(...); }  // collects; nothing runs yet
 //   batch.set(control);                                                    // the numbers: the only part not recorded
-//   batch.add_squares(gradients, sums); batch.take_norm(tensors, sums);    // if wanted: norm, clip, found and skip
+//   batch.add_squares(gradients, sums); batch.take_norm(tensors, sums);    // if wanted: sets norm, clip, found, skip
 //   batch.launch();
 //
 // Not for the CPU, where kernels have no launch cost.
@@ -48,7 +48,7 @@ struct StepPiece {
   uint8_t unused[2] = {};  // explicit padding, because the bytes are compared
 };
 
-/// Options of an update rule, shared by tensors that have been updated equally often (`step` times, including now).
+/// Options of an update rule, shared by tensors that have been updated equally often: `step` times with this step.
 struct StepSlot {
   int64_t step = 0;
   alignas(8) std::byte args[112] = {};

@@ -1,4 +1,4 @@
-// Storage: allocates, empties, refills and destroys blocks of bytes, and books them in the ledger.
+// Storage: allocates, empties, refills and destroys blocks of bytes, and counts them in the memory ledger (memory.h).
 #include "tensor/storage.h"
 
 #include <new>
@@ -36,8 +36,8 @@ Ref<Storage> Storage::allocate(int64_t bytes, Device device) {
 
 Ref<Storage> Storage::adopt(void* data, int64_t bytes, Device device, std::function<void()> release) {
   check_device("storage", device);
-  LOCKSTEP_CHECK(bytes >= 0 && (data || bytes == 0), "[storage] expected data of a size >= 0, got ", bytes,
-                 " bytes at ", data);
+  LOCKSTEP_CHECK(bytes >= 0 && (data || bytes == 0), "[storage] expected a size >= 0, and data unless it is 0, got ",
+                 bytes, " bytes at ", data);
   auto* storage = new (allocate_small(sizeof(Storage))) Storage;
   storage->data_ = static_cast<std::byte*>(data);
   storage->bytes_ = bytes;

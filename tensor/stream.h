@@ -49,7 +49,7 @@ class Event {
 
   /// Marks the point that this thread's current stream on the event's device has reached.
   void record();
-  /// Makes work that this thread puts on its current stream after this call run after the event.
+  /// Work that this thread puts on its current stream from now on will not start before the event is reached.
   void wait() const;
   /// True if the point has been reached.
   bool done() const;
@@ -75,7 +75,7 @@ void distrust(Device device, const std::string& why);
 /// and asynchronous. Plain memory when `device` is the CPU.
 Tensor empty_pinned(const Shape& shape, DType dtype, Device device);
 /// Starts a copy between two contiguous tensors of one shape and dtype in the order of the current stream, and returns
-/// at once. A CPU side must be pinned, and must not be touched until an event recorded after this call is done.
+/// at once. A tensor on the CPU must be pinned, and left alone until an event recorded after this call is done.
 void copy_async(const Tensor& source, const Tensor& target);
 
 }  // namespace lockstep

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-/// Levenshtein distance of a and b; `limit` or more if it is not below limit.
+/// Levenshtein distance of a and b if it is below `limit`, else some number >= `limit`.
 size_t distance(std::string_view a, std::string_view b, size_t limit) {
   if (std::max(a.size(), b.size()) - std::min(a.size(), b.size()) >= limit) return limit;
   std::vector<size_t> row(b.size() + 1);

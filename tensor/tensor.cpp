@@ -77,7 +77,8 @@ Device Tensor::device() const {
 
 void Tensor::check_data(DType wanted) const {
   check_defined("data", *this);
-  LOCKSTEP_CHECK(dtype_ == wanted, "[data] expected the dtype of the tensor, ", dtype_, ", got ", wanted);
+  LOCKSTEP_CHECK(dtype_ == wanted, "[data] expected the dtype of the tensor, ", dtype_, ", got ", wanted,
+                 "; use .to(dtype)");
 }
 
 void Tensor::fail_emptied(const char* op) const {

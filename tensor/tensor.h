@@ -106,7 +106,7 @@ class Tensor {
   Tensor contiguous() const;  ///< this tensor if it is row-major already, else a row-major copy
   Tensor clone() const;       ///< always a new row-major tensor
   /// This tensor if it has the dtype already, else a converted copy. Floats become integers by truncation, clamped to
-  /// the range (NaN becomes 0); narrower integers wrap around. Error from complex to real.
+  /// the range (NaN becomes 0); integers wrap around in a narrower dtype. Error from complex to real.
   Tensor to(DType dtype) const;
   Tensor to(Device device) const;  ///< this tensor if it is there already, else a copy
   /// Copies `source` (broadcast to this shape, converted to this dtype, from any device) into this tensor; returns it.

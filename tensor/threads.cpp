@@ -53,7 +53,7 @@ int default_threads() {
   if (const auto text = environment("LOCKSTEP_THREADS")) {
     n = std::stoi(*text);
   } else if (const char* openmp = std::getenv("OMP_NUM_THREADS"); openmp && *openmp) {
-    // OpenMP's variable may be a list with one number per nesting level. OpenMP itself reports wrong values.
+    // OpenMP's variable may be a list with one number per nesting level. OpenMP itself warns of invalid values.
     const std::string_view list = openmp;
     n = parse_threads(list.substr(0, list.find(','))).value_or(0);
   }

@@ -66,7 +66,7 @@ with tempfile.TemporaryDirectory() as folder:
     r = run("gpt", "finetune", "--model_name_or_path", f"{base},lora=2,targets=in_proj,quantize=group8", "--train_file", other, "--do_train", "--block_size", 32, "--max_steps", 2, "--output_dir", d / "tuned")
     check("finetune over codes", r.returncode == 0 and (d / "tuned/adapter_model.safetensors").exists(), r.stdout + r.stderr)
     start = ["gpt", "train", "--text", text, "--steps", 1, "--init"]
-    for name, init, part in (("no rank", f"{base},alpha=4", "expected lora=RANK"), ("an unknown key", f"{base},lora=4,rank=4", "got 'rank=4'"), ("a key twice", f"{base},lora=4,alpha=1,alpha=2", "expected each key once, got 'alpha' twice"), ("rank 0", f"{base},lora=0", "expected lora of 1 or more"),
+    for name, init, part in (("no rank", f"{base},alpha=4", "expected lora=RANK"), ("an unknown key", f"{base},lora=4,rank=4", "got 'rank=4'"), ("a key twice", f"{base},lora=4,alpha=1,alpha=2", "expected each key once, got 'alpha' twice"), ("rank 0", f"{base},lora=0", "expected lora from 1 to 1048576"),
                              ("dropout 1", f"{base},lora=4,dropout=1", "expected dropout from 0 to below 1"), ("a word", f"{base},lora=four", "--init: lora")):
         refused(name, [*start, init], part, code=2)
     refused("an unknown target", [*start, f"{base},lora=4,targets=q_prj"], "did you mean q_proj?")

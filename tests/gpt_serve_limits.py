@@ -224,7 +224,7 @@ with tempfile.TemporaryDirectory() as folder:
         s.signal = signal.SIGTERM
 
     # API keys, and the addresses on which it may listen.
-    refused("others could reach it", ["gpt", "serve", d / "run", "--host", "0.0.0.0", "--port", 0], "expected a key to listen at 0.0.0.0", "--api-key-file")
+    refused("others could reach it", ["gpt", "serve", d / "run", "--host", "0.0.0.0", "--port", 0], "expected an API key to listen at 0.0.0.0", "--api-key-file")
     (d / "key").write_text("secret\n")
     (d / "empty").write_text("\n")
     refused("an empty file", ["gpt", "serve", d / "run", "--api-key-file", d / "empty"], "expected a key, got an empty file")

@@ -42,7 +42,7 @@ struct Thread {
   int rank = -1;
   std::string name;
   const uint64_t id = next_row.fetch_add(1, std::memory_order_relaxed);
-  // The sink and row that belong to this rank and name, cached. Valid while `generation` equals Sinks::generation.
+  // Cached sink and row of this thread's rank and name. Valid while `generation` equals Sinks::generation.
   uint64_t generation = 0;
   SinkPtr sink;
   int row = 0;
@@ -62,7 +62,7 @@ SinkPtr find(int rank) {
   return found == s.all.end() ? nullptr : *found;
 }
 
-/// The sink of this thread, or null if it records nothing.
+/// The sink that this thread's records go to, or null if no trace of its rank is being written.
 Sink* here() {
   Thread& t = thread();
   const uint64_t generation = sinks().generation.load(std::memory_order_acquire);

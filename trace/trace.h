@@ -7,8 +7,8 @@
 //   trace::counter("queue", {{"batches", 3}});
 //   trace::stop();
 //
-// While no trace is written, a scope costs one relaxed load. A record is written when it ends: memory does not grow.
-// The file of a killed process lacks at most its last second: Chrome's format needs no end.
+// While no trace is written, a scope costs one relaxed atomic load. Records go to the file during the run, so memory
+// does not grow. The file of a killed process lacks at most its last second: Chrome's format needs no end.
 #include <array>
 #include <atomic>
 #include <concepts>
@@ -57,8 +57,8 @@ struct Arg {
 using Args = std::initializer_list<Arg>;  ///< values attached to a record
 inline constexpr size_t most_args = 6;    ///< most values of a record; further values are dropped
 
-/// A row for work that does not belong to one thread, such as the collectives of a group. Shown once something is
-/// recorded on it.
+/// A row for work that does not belong to one thread, such as the collectives of a group. A row on which nothing is
+/// recorded is not shown.
 class Row {
  public:
   /// `rank`: the rank that the row belongs to, needed in processes that run several ranks.
@@ -155,7 +155,7 @@ void memory(Device device = cpu);
 /// Writes all buffers to the files.
 void flush();
 
-/// The rank that this thread works for. -1: not set; its records go to the process's trace if there is only one.
+/// The rank that this thread works for. -1: not set; its records go to the trace of the process if there is only one.
 int rank_of_thread();
 /// For threads started by a rank: pass rank_of_thread() of the starting thread. Threads with the same name share a row
 /// and must not run at the same time. With the name "" each thread has its own row.

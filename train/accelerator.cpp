@@ -102,15 +102,15 @@ State::State(Job& job, AcceleratorOptions o)
 void State::check() {
   LOCKSTEP_CHECK(
       options.even_batches,
-      "[Accelerator] expected even_batches, got false: ranks with fewer batches would leave the others waiting; "
-      "a loader with drop_last repeats no sample");
+      "[Accelerator] expected even_batches true, got false: ranks with fewer batches would leave the others waiting; "
+      "leave it true, and set drop_last in the loader if no sample may be repeated");
   const parallel::Plan& plan = job().plan();
   LOCKSTEP_CHECK(plan.dp == world(), "[Accelerator] expected a plan of copies (dp, ZeRO), got ", to_string(plan),
                  "; a Trainer runs the others");
 }
 
 engine::EngineBase& State::trained(const char* call) {
-  LOCKSTEP_CHECK(engine, "[", call, "] expected prepare() to have had a model and its optimizer before, got none");
+  LOCKSTEP_CHECK(engine, "[", call, "] expected an earlier call of prepare() with a model and its optimizer, got none");
   return *engine;
 }
 
@@ -353,8 +353,8 @@ Tensor Accelerator::reduce(const Tensor& tensor, const std::string& reduction) c
 }
 
 Tensor Accelerator::pad_across_processes(const Tensor& tensor, int64_t dim, Scalar pad_index, bool pad_first) const {
-  LOCKSTEP_CHECK(dim >= 0 && dim < tensor.dim(), "[pad_across_processes] expected a dim of ", tensor.shape(), ", got ",
-                 dim);
+  LOCKSTEP_CHECK(dim >= 0 && dim < tensor.dim(), "[pad_across_processes] expected dim in [0, ", tensor.dim(),
+                 "), a dim of shape ", tensor.shape(), ", got ", dim);
   const auto sizes = state_->job().team().gather({double(tensor.size(dim))}, "sizes to pad to");
   const int64_t most = int64_t(*std::max_element(sizes.begin(), sizes.end()));
   if (most == tensor.size(dim)) return tensor;

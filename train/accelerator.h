@@ -59,7 +59,7 @@ struct Dealing {
   std::function<Rule()> rule;  ///< called at the start of each loop
 
   std::vector<int64_t> deal(int64_t epoch);  ///< starts a loop; returns the indices of this rank's samples
-  /// Returns how many samples each rank has in batch number `batch` of the loop, without padding at the epoch's end.
+  /// Returns how many samples each rank has in batch number `batch` of the loop, not counting padding.
   std::vector<int64_t> real(int64_t batch) const;
 
  private:
@@ -81,13 +81,13 @@ struct State {
   int world() { return job_->mesh().world().size(); }  ///< number of ranks
   bool leads() { return job_->team().leads(); }        ///< true on rank 0
   engine::EngineBase& trained(const char* call);       ///< the engine; if there is none, an Error that names `call`
-  /// Optimizer steps that were not skipped.
+  /// Number of optimizer steps so far, without those that were skipped.
   int64_t updates() { return engine ? engine->global_steps() - engine->skipped_steps() : 0; }
 
   void note_loader(int64_t batch_size);    ///< the first loader sets the micro-batch size
   void note_schedule();                    ///< Error if the file has a schedule, too
   void join(optim::Optimizer& optimizer);  ///< builds the engine for the optimizer's model
-  /// Makes the Dealing that divides a loader's samples among ranks. Collective: Error if ranks order them differently.
+  /// Makes the Dealing that divides a loader's samples among ranks. Collective. Error if the ranks' orders differ.
   std::shared_ptr<Dealing> deal(const data::Sampler& order, int64_t batch_size, bool drop_last);
   void step();                                      ///< does an optimizer.step() of the user's loop
   void zero_grad();                                 ///< drops gradients that no step() consumed
@@ -109,7 +109,7 @@ struct State {
     std::optional<std::weak_ptr<void>> loader = {};  ///< set in a loader's entry, which is dropped with the loader
   };
   void keep(Kept one);  ///< adds or replaces an entry
-  /// Adds a loader's entry. access(nullptr) returns its state, access(s) sets it. shuffled: its Dealing if it shuffles.
+  /// Saves a loader's state: access(nullptr) returns it, access(s) sets it. shuffled: set for a loader that shuffles.
   void keep_loader(std::function<data::LoaderState(const data::LoaderState* to_load)> access,
                    std::shared_ptr<void> loader, Dealing* shuffled);
   const AcceleratorOptions options;
@@ -272,7 +272,7 @@ template <class T> struct Skipped { T* thing; };
 /// Prepares models, optimizers, loaders and schedules for training on all ranks. See the top of this file.
 class Accelerator {
  public:
-  /// Joins the job that the environment describes, unless the process has joined it. Without a job, trains alone.
+  /// Joins the job that the environment describes, unless the process has joined it already. Without one, trains alone.
   explicit Accelerator(AcceleratorOptions options = {});
   /// Uses a program's job. The program's command line then sets precision, accumulation and configuration.
   explicit Accelerator(Job& job, AcceleratorOptions options = {});
@@ -335,7 +335,7 @@ class Accelerator {
                   [&object](const data::Json& json) { object.load_state(json); }, &object});
   }
   void free_memory();  ///< ends training: nothing that was prepared may be used afterwards
-  /// The engine of the model in training. Error before prepare() got a model and its optimizer.
+  /// The engine that trains the model. Error before prepare() has received a model and its optimizer.
   engine::EngineBase& engine() const { return state_->trained("engine"); }
 
  private:
@@ -356,7 +356,7 @@ class Accelerator {
       const bool micro = o.sampler.template target<data::MicroBatchSampler>();
       LOCKSTEP_CHECK(o.world == 1 && !micro && !o.sampler.template target<data::DistributedSampler>(),
                      "[prepare] the loader is sharded already (", micro ? "MicroBatchSampler" : "DistributedSampler",
-                     "); pass a plain one");
+                     "); pass one that is not: prepare() shards it");
       state_->note_loader(o.batch_size);
     } else if constexpr (std::derived_from<T, optim::Schedule>) {
       state_->note_schedule();

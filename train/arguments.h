@@ -55,7 +55,7 @@ struct TrainingArguments {
   double lr_factor(int64_t t, int64_t steps) const;
 };
 
-/// Number of i64 targets that are not -100, which a loss over tokens counts; -1 for other dtypes.
+/// Number of targets over which a loss of tokens averages: all i64 targets but -100. Returns -1 for other dtypes.
 int64_t count_labels(const Tensor& target);
 
 }  // namespace lockstep::train

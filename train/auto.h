@@ -21,7 +21,7 @@ struct AutoValues {
   std::function<int64_t(int64_t train_batch)> steps = {};   ///< total number of training steps
   double warmup_steps = 0;  ///< steps of warmup, for a schedule in the file; below 1: a fraction of all steps
   std::optional<int64_t> micro_batch = {}, accumulation = {};  ///< replace --batch and --accumulate
-  /// Clipping norm; default: gradient_clipping among the program's defaults.
+  /// Norm to which gradients are clipped. If empty, fill_auto() takes gradient_clipping from its argument `own`.
   std::optional<double> max_grad_norm = {};
   bool optimizer_is_argument = false;  ///< true: Error if the file's optimizer options differ from `optimizer`
   bool all_are_arguments = false;      ///< true: Error also if clipping norm, number of steps or warmup differ
@@ -35,8 +35,8 @@ struct AutoProblems {
   /// If there are problems, throws one Error that begins with `origin` and lists all of them.
   void fail_if_any(const std::string& origin) const;
 };
-/// Replaces "auto" for the keys in the table. own: the program's defaults for the configuration. half: the 16-bit dtype
-/// that parameters should have ("fp16" or "bf16"), or "". steps_option: the caller's name of --steps, for Errors.
+/// Replaces "auto" for the keys in the table. own: the program's default configuration. half: the 16-bit dtype that
+/// parameters should have ("fp16" or "bf16"), or "". steps_option: the name by which Errors call the option --steps.
 void fill_auto(data::Json& json, const AutoValues& values, const data::Json& own, int64_t ranks,
                const std::string& half, const std::string& steps_option, AutoProblems& problems);
 

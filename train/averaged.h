@@ -1,5 +1,5 @@
 #pragma once
-// Puts the averaged parameters (ema.decay) in place for an evaluation.
+// Replaces the parameters by their averages (ema.decay) during an evaluation.
 #include <vector>
 
 #include "zero/zero.h"

@@ -16,7 +16,7 @@ struct Described : Error {
 /// The model and settings that describe() writes down.
 struct Description {
   nn::Module& model;
-  data::Json own = data::Json::Object();   ///< the program's keys of the configuration
+  data::Json own = data::Json::Object();   ///< the program's default configuration
   AutoValues values = {};                  ///< values for "auto"
   const optim::Optimizer* optimizer = {};  ///< the program's optimizer, if the configuration names none
   /// A batch to time the layers with; without it, only shapes are known.
@@ -27,7 +27,7 @@ struct Description {
 };
 /// The first `samples` samples of a dataset, repeated if it has fewer.
 data::Example first_of(const data::Dataset<data::Example>& data, int64_t samples);
-/// Times the layers on every rank (the slowest counts), writes the file, and throws Described. Collective.
+/// Times the layers on every rank, writes the times of the slowest rank to the file, and throws Described. Collective.
 [[noreturn]] void describe(Job& job, const Description& about);
 
 }  // namespace lockstep::train

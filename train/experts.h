@@ -39,7 +39,7 @@ class ExpertCounts {
   /// Sums over all ranks, and adds aux_loss, dropped and expert_tokens to `line`, the step's line of metrics.jsonl.
   /// times: how often each layer ran in the step, on all ranks together. Collective.
   void report(data::Json& line, int64_t times, const Team& team);
-  /// The last step's aux_loss and dropped, and busiest_expert: the largest number of tokens, relative to an even share.
+  /// The last step's aux_loss and dropped, and busiest_expert: tokens of the busiest expert, relative to an even share.
   const data::Json& last() const { return last_; }
 
  private:

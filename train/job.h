@@ -50,7 +50,7 @@ class Job {
   /// The autocast dtype of --precision: f16 or none. bf16 and fp8 give the parameters 16 bits instead (bf16.enabled),
   /// and so does f16 if fp16.enabled is "auto" in the file.
   std::optional<DType> autocast() const;
-  /// Prints the precision if the device decided it.
+  /// Prints the precision if it is bf16 because --precision is auto and the device has tensor cores for bf16.
   void print_precision() const;
   /// The configuration file merged with --set, unchanged otherwise.
   const data::Json& file() const { return json_; }

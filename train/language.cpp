@@ -72,7 +72,7 @@ template <class Rope, class Fn> void each_rope_option(Rope&& r, const Fn& fn) {
 
 using Words = std::initializer_list<const char*>;
 
-/// Writes options as JSON. Options equal to `usual` are left out, so that runs older than an option can be resumed.
+/// Writes options as JSON. Leaves out those that equal `usual`, so that a run from before an option existed can resume.
 struct Writer {
   Json& to;
   const Json* usual = nullptr;
@@ -149,7 +149,7 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
     const std::string base = adapter ? nn::adapter_base(path) : path, words = data::has_tokenizer(path) ? path : base;
     auto model = nn::from_pretrained(base, {.quantize = quantization});
     if (adapter) nn::load_adapter(*model, path);
-    // True for a model of bytes that --export wrote: its folder has no tokenizer.
+    // True for a model that reads bytes and was written by --export: its folder has no tokenizer.
     const bool of_bytes = !data::has_tokenizer(words) && model->o.vocab == 256;
     return {std::move(model), of_bytes ? "" : words, "", nn::eos_tokens(base)};
   }

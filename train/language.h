@@ -38,14 +38,14 @@ struct LanguageModel {
 /// Loads the last checkpoint of a run's folder (average: the parameters averaged by ema.decay), or a Hugging Face
 /// folder, possibly of adapters. quantize: a name of nn::quantize_options(), or "" for none.
 LanguageModel load_language_model(const std::string& path, bool average = false, const std::string& quantize = "");
-/// Options of commands that use a model. config: the inference configuration (inference/config.h) with which a
-/// launcher's ranks share the model; "": one process uses it.
+/// Options of commands that use a model. config: the inference configuration (inference/config.h) by which the ranks of
+/// a launched job share the model; "": one process has the whole model.
 struct ModelOptions : CommonOptions {
   std::string model, quantize, config;
 };
 /// Adds the model's folder, --quantize and the common options to a command; with `shared` also --config.
 void add_model_options(CLI::App& app, ModelOptions& o, bool shared = false);
-/// Loads the model, moves it to its device in eval mode, and runs `body`. `command` is for Errors.
+/// Loads the model, moves it to its device in eval mode, and runs `body`. `command`: the command's name in Errors.
 void use_language_model(const ModelOptions& o, const std::string& command,
                         const std::function<void(const LanguageModel&)>& body);
 /// The mean loss over consecutive windows of a text, and the number of tokens that it covers.
@@ -53,7 +53,7 @@ struct TextLoss {
   double loss = 0;
   int64_t tokens = 0;
 };
-/// Computes the loss of a text, `batch` windows of the model's context at a time. Error for less than 2 tokens.
+/// Computes the loss of a text, `batch` windows at a time, each as long as the context. Error for less than 2 tokens.
 TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch);
 
 /// Continues a prompt: a text or, with by_ids, token ids such as "5,17,3". Returns the new text (or ids). If `shown` is
@@ -62,7 +62,8 @@ TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch);
 /// does not.
 std::string continue_prompt(const LanguageModel& model, const std::string& prompt, bool by_ids,
                             nn::Generation generation, std::ostream* shown);
-/// Returns options to sample 300 tokens at temperature 0.8 from the 50 likeliest. A full context window slides on.
+/// Returns options that sample 300 tokens at temperature 0.8 from the 50 likeliest, and drop the oldest tokens when the
+/// context window is full.
 nn::Generation drawn_text();
 /// Adds --tokens, --temperature, --top-k, --beams, --stop and other options of nn::Generation.
 void add_generation_options(CLI::App& app, nn::Generation& generation);

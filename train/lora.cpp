@@ -47,7 +47,7 @@ Start read_start(const std::string& text, const std::string& origin) {
   if (const Json* how = values.find("quantize")) start.quantize = how->as_string(origin + ": quantize");
   if (!start.quantize.empty()) nn::quantize_options(start.quantize);  // fail now rather than later
   const nn::LoraOptions& o = *start.lora;
-  LOCKSTEP_CHECK(o.r >= 1 && o.r <= 1 << 20, origin, ": expected lora of 1 or more, got ", o.r);
+  LOCKSTEP_CHECK(o.r >= 1 && o.r <= 1 << 20, origin, ": expected lora from 1 to 1048576, got ", o.r);
   LOCKSTEP_CHECK(o.alpha > 0, origin, ": expected alpha above 0, got ", o.alpha);
   LOCKSTEP_CHECK(o.dropout >= 0 && o.dropout < 1, origin, ": expected dropout from 0 to below 1, got ", o.dropout);
   return start;

@@ -31,9 +31,9 @@ std::unique_ptr<nn::GPT> from_start(const Start& start);
 inline constexpr const char* quantize_help =
     "weights in 8 or 4 bits: group8, group4, row8, dynamic or llm_int8; group8,head: the head as well";
 
-/// Returns the options of adapters in the form that a run's config.json has.
+/// Returns the options of adapters as JSON for a run's config.json.
 data::Json facts_of(const nn::LoraOptions& options);
-/// Reads options in the form that facts_of() returns. Errors begin with `where`.
+/// Reads options of adapters from JSON that facts_of() returned. Errors begin with `where`.
 nn::LoraOptions lora_options(const data::Json& facts, const std::string& where);
 
 class Job;

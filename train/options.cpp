@@ -70,7 +70,7 @@ void apply_common_options(const CommonOptions& o) {
     LOCKSTEP_CHECK(!o.resume || !o.out.empty(), o.name_of("--resume"), " needs ", o.name_of("--out"),
                    " DIR, the folder of the run to continue");
     LOCKSTEP_CHECK(!data::not_utf8(data::Json(o.out)), o.name_of("--out"), " ", o.out,
-                   ": expected a path in UTF-8, which files of the run keep");
+                   ": expected a path in UTF-8, because files of the run store it");
     parse_device(o.device);
   });
   if (o.threads > 0) set_threads(o.threads);

@@ -107,7 +107,8 @@ void Trainer::Impl::open() {
   config["micro_batches"] = micro_batches();
   config["plan"] = to_string(job.plan());
   const std::string* const unkept = data::not_utf8(config);
-  LOCKSTEP_CHECK(!unkept, "expected paths and options in UTF-8, which the run's config.json keeps, got ", *unkept);
+  LOCKSTEP_CHECK(!unkept, "expected paths and options in UTF-8, because the run's config.json stores them, got ",
+                 *unkept);
   trace::note("settings", config.dump());
   if (!engine->in_parts()) {  // for the formulas of lockstep report
     Json how(Json::Object{});

@@ -28,8 +28,8 @@ struct StridedLoss {
   double nats = 0, bits_per_byte = 0;  ///< nats: mean per token
   int64_t tokens = 0, bytes = 0;       ///< number and bytes of the scored tokens (all but the first)
 };
-/// Scores windows of the model's context that start every `stride` tokens. Each window after the first counts only the
-/// tokens not yet counted, so each counted token has at least context - stride tokens before it.
+/// Scores windows as long as the model's context; one starts every `stride` tokens. Each window after the first counts
+/// only tokens not yet counted, so each of these has at least context - stride tokens before it in its window.
 StridedLoss loss_in_strides(nn::GPT& model, const data::Tokenizer& tokenizer, const std::vector<int64_t>& ids,
                             int64_t stride);
 /// Splits into context and continuation as lm-evaluation-harness does: white space at the end of the context belongs to

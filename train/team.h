@@ -51,7 +51,7 @@ class Team {
   void check_same(const std::string& what, const std::vector<const Tensor*>& data) const;
   /// check_same() for data that are not tensors: compares their number of elements and their hash.
   void check_same(const std::string& what, int64_t elements, uint64_t hash) const;
-  /// Element-wise sum over ranks. If each element is nonzero on at most one rank, this merges their lists exactly.
+  /// Element-wise sum over ranks. Merges the ranks' lists exactly if each element is nonzero on at most one rank.
   void sum(std::vector<double>& values, const char* tag) const;
   /// The values of all ranks, in rank order.
   std::vector<double> gather(const std::vector<double>& values, const char* tag) const;

@@ -59,7 +59,7 @@ struct TrainerOptions {
   /// Makes the schedule of a run of `steps` steps. Not used if the configuration names a schedule, or if it names an
   /// optimizer and `arguments` is false. Default: no schedule.
   std::function<std::unique_ptr<optim::Schedule>(optim::Optimizer&, int64_t steps)> schedule = {};
-  /// Warmup steps of a schedule in the configuration file, if "auto" there. Below 1: a fraction of all steps.
+  /// Number of warmup steps if a schedule in the configuration file says "auto". Below 1: a fraction of all steps.
   double warmup_steps = 0;
   bool arguments = false;  ///< true: Error if the file disagrees with optimizer, steps, warmup or clipping
   /// Defaults for the engine's configuration: {"gradient_clipping", 1}.

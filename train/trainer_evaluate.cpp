@@ -104,7 +104,7 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
   const std::vector<double> found = engine->eval_batches(data, int(each), all, int(n));
   Predictions p;
   for (size_t v = 0; v < figures; ++v) {
-    // v = 1 is no metric. It holds the weight of a batch's loss: the number of targets; if negative, the samples count.
+    // v = 1 is no metric: it holds each loss's weight, the number of targets (or < 0: weigh by the number of samples).
     if (v == 1) continue;
     double sum = 0, weight = 0;
     for (int64_t i = 0; i < needed; ++i) {

@@ -47,7 +47,7 @@ struct Trainer::Impl {
   Measure loss_measure() const;  ///< the loss that was given, or else the model's
   void keep_best();              ///< remembers the best checkpoint
   void write_state();            ///< writes trainer_state.json
-  /// Micro-batches of a step on all replicas.
+  /// Number of micro-batches in a step, on all replicas together.
   int64_t micro_batches() const { return engine->gradient_accumulation_steps() * job.plan().dp; }
   /// The path of a file in the run's folder. Error without --out.
   std::string path(const std::string& name) const {

@@ -36,7 +36,7 @@ struct FileQueue::Transfer::State {
   std::string error;  // error text of the first request that failed
 };
 
-/// A piece of a transfer, of which `done` bytes are transferred. After a partial result it is queued again.
+/// A piece of a transfer. `done` of its bytes are transferred so far. It is queued again as long as bytes are left.
 struct FileQueue::Request {
   std::shared_ptr<Transfer::State> of;
   int64_t offset = 0;
@@ -99,8 +99,8 @@ FileQueue::Transfer FileQueue::start(const SwapFile& file, int64_t offset, std::
                                      bool writes) {
   LOCKSTEP_CHECK(offset % file_block == 0 && bytes % file_block == 0 &&
                      reinterpret_cast<uintptr_t>(data) % size_t(file_block) == 0 && offset + bytes <= file.bytes(),
-                 "[aio] expected multiples of ", file_block, " inside the file's ", file.bytes(), " bytes, got ", bytes,
-                 " bytes at offset ", offset);
+                 "[aio] expected size, offset and memory address in multiples of ", file_block, " inside the file's ",
+                 file.bytes(), " bytes, got ", bytes, " bytes at offset ", offset, " and memory ", data);
   Transfer transfer;
   transfer.state_ = std::make_shared<Transfer::State>(Transfer::State{.queue = *this, .file = file, .writes = writes});
   {

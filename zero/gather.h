@@ -43,7 +43,7 @@ class Gather {
   void pin(size_t unit);    ///< keeps a unit gathered until unpin(); calls nest
   void unpin(size_t unit);  ///< ends a pin()
 
-  /// Begins to record a trace, and to follow the previous one.
+  /// Begins to record the order of gathers in trace.now, and to compare it with the previous order, trace.recorded.
   void start_trace(Trace& trace);
   void end_trace();  ///< stores the recorded trace
   /// True if a unit whose module has run will be needed again within max_reuse_distance, in the rest of this forward or

@@ -32,8 +32,9 @@ bool place(Layout& layout, int64_t shard) {
 }
 
 Layout of(std::vector<int64_t> sizes, int world, int owner) {
-  LOCKSTEP_CHECK(world >= 1 && owner < world, "[partition] expected at least one rank and an owner among them, got ",
-                 world, " and ", owner);
+  LOCKSTEP_CHECK(world >= 1 && owner < world,
+                 "[partition] expected 1 rank or more, and an owner below their number, got ", world,
+                 " ranks and owner ", owner);
   for (const int64_t n : sizes) LOCKSTEP_CHECK(n >= 0, "[partition] expected sizes >= 0, got ", n);
   Layout layout;
   layout.world = world;

@@ -1,5 +1,5 @@
-// The optimizer works tile by tile: sub_group_size elements of a unit's shard at a time, which bounds the memory for
-// f32 gradients and for bytes of files. For optimizers that need whole parameters, a tile is the whole unit.
+// The optimizer works tile by tile: sub_group_size elements of a unit's shard at a time. This bounds the memory for f32
+// gradients and for state read from files. For optimizers that need whole parameters, a tile is the whole unit.
 //
 //   gradient of a tile in f32 ─▶ clip ─▶ update each piece ─▶ write state and parameters to their place
 //

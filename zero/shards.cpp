@@ -88,10 +88,10 @@ void Stage::check_spread() const {
   for (const auto& b : module.named_buffers()) known += spread.names.count(b.name);
   LOCKSTEP_CHECK(known == spread.names.size(),
                  "[zero] expected spread.names to name parameters and buffers of the module, got ", spread.names.size(),
-                 " names, of which it has ", known, "; give named_parameters()' and named_buffers()' names");
+                 " names, of which the module has ", known, "; give named_parameters()' and named_buffers()' names");
 }
 
-/// Checks that all ranks have the same model and options, and broadcasts rank 0's values.
+/// Checks that all ranks have the same model and options, and broadcasts rank 0's parameters and buffers.
 void Stage::agree() {
   std::string line = str("options stage ", options.stage);
   for (const auto& [key, size, least] : sizes_of(options)) line += str(", ", key, " ", size);

@@ -2,10 +2,11 @@
 // The base of all stages, and stage 0 itself: every rank keeps all state, and gradients are all-reduced. Each further
 // stage shards one kind of state:
 //
-//   Stage    nothing: gradients by parallel/reducer.h, step      stage.cpp, step.cpp
-//   Stage1   optimizer state                                     stage1.cpp
-//   Stage2   and gradients                                       stage2.cpp
-//   Stage3   and parameters                                      stage3.cpp
+//            shards             defined in
+//   Stage    nothing            stage.cpp, step.cpp
+//   Stage1   optimizer state    stage1.cpp
+//   Stage2   and gradients      stage2.cpp
+//   Stage3   and parameters     stage3.cpp
 //
 // Internal; users include zero.h.
 #include <functional>
@@ -51,7 +52,7 @@ struct Piece {
   std::vector<std::string> keys = {};        ///< nvme: names of the state's tensors
   bool started = false;                      ///< true once the state exists
   std::map<std::string, Tensor> state = {};  ///< by name, flat, range.size() elements; "master" for 16-bit parameters
-  // Names in `state` that the current step has created. For its later tiles, too, these tensors do not exist yet.
+  // Names of the state tensors that the current step has created. Later tiles of the step must not read them as state.
   std::set<std::string> fresh = {};
 };
 
@@ -95,7 +96,7 @@ struct CapturedStep {
 /// gradients where to store a unit's gradients and how to sum them over ranks.
 class Stage : public parallel::Reducer::Policy {
  public:
-  /// Checks the options and the optimizers' parameters; build() must follow.
+  /// Checks the options and the optimizers' parameters. The caller must call build() next.
   Stage(nn::Module& module, std::vector<optim::Optimizer*> optimizers, const ZeroOptions& options,
         dist::ProcessGroup& group);
   ~Stage() override;
@@ -115,7 +116,7 @@ class Stage : public parallel::Reducer::Policy {
   std::optional<StepBatch> batch;     ///< collected kernels of a step on a CUDA device
   bool scaled = true;  ///< true: step() has applied the scale to 32-bit gradients in `part`; false: kernels will
 
-  /// Index of a parameter; Error if it is not the module's.
+  /// Index of a parameter; Error if it does not belong to the module.
   size_t index_of(const Variable& variable) const;
   int rank() const { return group.rank(); }          ///< this rank's number in the group
   bool is_cut() const { return options.stage > 0; }  ///< true from stage 1 on: units are cut into a shard per rank
@@ -149,7 +150,7 @@ class Stage : public parallel::Reducer::Policy {
   /// Begins a no_sync scope; Error from stage 2 on.
   virtual void enter_no_sync() { reducer_->enter_no_sync(); }
   void leave_no_sync() { reducer_->leave_no_sync(); }  ///< ends a no_sync scope
-  void pause(bool wanted);                             ///< true: begins a Zero::Pause
+  void pause(bool wanted);                             ///< true: begins a pause, see Zero::Pause
 
   /// Stage 3: keeps a unit gathered until unpin(), see Gather. Other stages have nothing to do.
   virtual void pin(size_t /*unit*/) {}
@@ -216,7 +217,7 @@ class Stage : public parallel::Reducer::Policy {
   // Defined in state.cpp
   Piece all_owned(const Parameter& p) const;  // the part of p that this rank owns
 
-  // For each parameter: true if this rank, or any rank at all, used it in the last step that was not recorded.
+  // For each parameter: true if this rank (used_anywhere_: any rank) used it in the last step that was not recorded.
   std::vector<bool> used_here_, used_anywhere_;
   // For each parameter of each unit, on the device: 1 if this rank's own gradients had NaN or infinity since the last
   // step. Undefined: not checked.

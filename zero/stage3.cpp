@@ -173,8 +173,8 @@ void Stage3::enter(size_t c) {
     if (calls_[k].caller == c) pop(k);
   const bool grad = NoGrad::grad_enabled();
   if (calls_.empty() && !reducer_->in_pass()) gather_->start_trace(callers_[c].traces[grad]);
-  // With activation checkpointing, backward reruns the forward part by part. When a part begins, the backward of the
-  // part that was rerun before it is complete, so the units of that part can be freed.
+  // With activation checkpointing, backward reruns the forward part by part. When the rerun of a part begins, backward
+  // through the part that was rerun before is complete, so the units of that earlier part can be freed.
   if (calls_.empty() && reducer_->in_pass()) release_needed_from(pass_mark_ + 1);
   calls_.push_back({c, grad ? Mark().number() : 0});
   for (const size_t u : callers_[c].units) ++gather_->states[u].active;
@@ -226,7 +226,7 @@ void Stage3::release_needed_from(uint64_t number) {
 }
 
 /// Called when backward reaches a call: the gradient of its output is complete, and its nodes run next. Nodes run in
-/// descending order of their numbers, so calls that began after this output are through, and their units are freed.
+/// descending order of their numbers, so backward is done with calls that began after this output. Frees their units.
 void Stage3::before_backward(size_t c, uint64_t number, uint64_t mark) {
   LOCKSTEP_CHECK(!RecordedPass::running(),
                  "[zero] stage 3 frees parameters before a recorded derivative (create_graph) can read them; use stage "

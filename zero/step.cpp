@@ -107,7 +107,7 @@ StepReport Stage::step(const StepOptions& o) {
   return report;
 }
 
-/// Gives the parameters' storages new versions, so that a later write that is not the step's can be noticed.
+/// Gives the parameters' storages new versions, so that a later write by anything but step() can be noticed.
 void Stage::written() {
   for (const Parameter& p : parameters)
     if (p.trains()) optim::stamp(*p.variable.tensor().storage(), p.optimizer->name());
@@ -159,8 +159,8 @@ std::vector<bool> Stage::agree_on_used() {
   return used;
 }
 
-/// Finds the first gradient with NaN or infinity, as a key: the smallest key over all ranks is reported. A gradient of
-/// this rank alone has the key parameter * ranks + rank. If looks_at_sums, also searches the sums over ranks in this
+/// Returns the key of the first gradient with NaN or infinity on this rank; the step reports the smallest key of all
+/// ranks. A gradient before the sum has the key parameter * ranks + rank. looks_at_sums: also searches the sums in this
 /// rank's shards, whose keys are larger. The host reads all flags in one transfer.
 int64_t Stage::first_bad(bool looks_at_sums) const {
   std::vector<int64_t> numbers;
@@ -221,7 +221,8 @@ Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
 bool Stage::has_all_squares() const { return options.spread.names.empty() || is_cut(); }
 
 /// Returns the sum of squares of each block that this rank owns, and zero for all other blocks, on the CPU. While the
-/// step is being recorded, the result stays on the device, with one more element, for the count of non-finite ranks.
+/// step is being recorded, the result stays on the device, with one more element, in which ranks that found NaN or
+/// infinity are counted.
 Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
   const bool records = Graph::is_capturing();
   const Tensor squares = zeros({norm_blocks_of_all + records}, {.dtype = f64, .device = device});

@@ -17,9 +17,9 @@ inline int64_t round_to_block(int64_t bytes) { return (bytes + file_block - 1) /
 /// A file of fixed size.
 class SwapFile {
  public:
-  /// Creates the file and reserves its space. If the disk has too little space, the Error names the bytes needed and
-  /// free. what: a name of the contents, for error messages. write: true also fills the file with zeros, so that a
-  /// failing disk is found at once.
+  /// Creates the file and reserves its space. If the disk has too little, the Error says how many bytes are needed and
+  /// how many are free. what: a name of the contents, for error messages. write: true also fills the file with zeros,
+  /// so that a failing disk is found at once.
   SwapFile(const std::string& folder, std::string what, int64_t bytes, bool write);
 
   int descriptor() const { return file_.get(); }     ///< descriptor of the open file

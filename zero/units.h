@@ -19,8 +19,8 @@ struct PlannedParameter {
 };
 
 /// Plans the units, in the order in which backward is expected to finish their gradients: roughly the reverse of the
-/// given order. In stage 3 every module has units of its own; those of a module with at most options.module_size
-/// elements include the modules below it. Parameters that stage 3 does not shard are planned as in stage 2.
+/// given order. In stage 3 every module has units of its own, unless it and the modules below it have at most
+/// options.module_size elements together: then they share units. Parameters not sharded in stage 3: as in stage 2.
 std::vector<PlannedUnit> plan_units(const std::vector<PlannedParameter>& parameters, const ZeroOptions& options);
 
 }  // namespace lockstep::zero

@@ -194,7 +194,7 @@ class Zero {
   /// collective. Error at the end if parameters were written to without a modifier rank.
   class Gathered {
    public:
-    /// Error for a modifier rank outside the group or a parameter that is not the module's.
+    /// Error for a modifier rank outside the group or a parameter that does not belong to the module.
     Gathered(Zero& zero, const std::vector<Variable>& parameters, int modifier_rank = -1);
     ~Gathered() noexcept(false);
     Gathered(const Gathered&) = delete;
@@ -212,13 +212,13 @@ class Zero {
   [[nodiscard]] Gathered gathered(int modifier_rank = -1);  ///< gathers all parameters
 
   /// Stage 3: declares that forward() of `module` reads a parameter of another module directly instead of calling it.
-  /// nn::Module::reads() declares the same from inside a module. Error if `module` is not inside the wrapped one.
+  /// nn::Module::reads() declares the same from inside a module. Error if `module` is not inside the one given to Zero.
   void register_external(nn::Module& module, const Variable& parameter);
 
   // Checkpoints store pieces of logical tensors, independent of the stage and the number of ranks.
-  /// The pieces that this rank stores in a checkpoint: one rank stores each element of parameters and optimizer state.
-  /// to_load = true: the pieces that this rank must load. Write into them, then call loaded(). `make` creates those of
-  /// optimizer state that does not exist yet.
+  /// The pieces that this rank stores in a checkpoint. Each element of parameters and optimizer state is stored by
+  /// exactly one rank. to_load = true: the pieces that this rank must load. Write into them, then call loaded(). make =
+  /// true: creates optimizer state that does not exist yet.
   std::vector<StatePiece> state(bool to_load = false, bool make = true);
   /// Step counts and options by name: "optimizer.step.h.0.weight", "optimizer.group.0.lr".
   std::map<std::string, double> numbers() const;

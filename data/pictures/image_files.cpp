@@ -44,7 +44,7 @@ void check_pixels(const std::string& where, int64_t height, int64_t width, const
   LOCKSTEP_CHECK(height >= 1 && width >= 1, where, ": expected a picture of at least 1 x 1 pixels, got ", height, " x ",
                  width, " pixels");
   LOCKSTEP_CHECK(height <= options.most_pixels / width, where, ": expected at most ", options.most_pixels,
-                 " pixels, got ", height, " x ", width, " (ImageOptions::most_pixels is the limit)");
+                 " pixels, got ", height, " x ", width, "; shrink it, or raise ImageOptions::most_pixels");
 }
 
 Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& channels, int64_t most) {

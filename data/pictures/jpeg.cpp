@@ -180,7 +180,7 @@ Pixels decode_jpeg(Bytes file, const std::string& where, const ImageOptions& opt
   // Huffman coding takes at least one bit per 8 x 8 block.
   LOCKSTEP_CHECK(info.arith_code || int64_t(info.image_height) * info.image_width / 512 <= int64_t(file.size()), where,
                  ": expected a file that can hold ", info.image_height, " x ", info.image_width, " pixels, got ",
-                 file.size(), " bytes (is it truncated?)");
+                 file.size(), " bytes (is it truncated?); copy or download it again");
   constexpr int64_t most_passed = int64_t(1) << 31;  // limit on pixels x scans: a few seconds of work
   work.most_scans = int(std::min<int64_t>(500, most_passed / (int64_t(info.image_height) * info.image_width) + 1));
   const int own = info.num_components;

@@ -32,15 +32,15 @@ Tensor rotate(const Tensor& x, double degrees, bool bilinear = false, double fil
 /// Converts to gray: 0.2989 red + 0.587 green + 0.114 blue. grayscale(), autocontrast() and adjust_...() take images of
 /// 1 or 3 channels.
 Tensor grayscale(const Tensor& x, int64_t channels = 1);
-/// factor * x, clamped. 0 is black, 1 is x.
+/// factor * x, clamped. Factor 0 gives black, 1 gives x.
 Tensor adjust_brightness(const Tensor& x, double factor);
-/// Blends with the mean gray: 0 is uniform gray, 1 is x.
+/// Blends x with its mean gray. Factor 0 gives uniform gray, 1 gives x.
 Tensor adjust_contrast(const Tensor& x, double factor);
-/// Blends with the gray image: 0 is gray, 1 is x.
+/// Blends x with the gray image of x. Factor 0 gives that gray image, 1 gives x.
 Tensor adjust_saturation(const Tensor& x, double factor);
 /// Shifts the hue by `turn` of the color circle, in [-0.5, 0.5].
 Tensor adjust_hue(const Tensor& x, double turn);
-/// Blends with a smoothed image (3 x 3, center weight 5 of 13): 0 is smooth, 1 is x.
+/// Blends x with a smoothed x (3 x 3 filter, center weight 5 of 13). Factor 0 gives the smoothed image, 1 gives x.
 Tensor adjust_sharpness(const Tensor& x, double factor);
 Tensor posterize(const Tensor& x, int bits);         ///< u8: keeps the highest `bits` bits
 Tensor solarize(const Tensor& x, double threshold);  ///< inverts values >= threshold (0 .. 255 for u8)

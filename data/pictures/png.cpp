@@ -125,7 +125,7 @@ Pixels decode_png(Bytes file, const std::string& where, const ImageOptions& opti
                                                                       : 4) *
                           width * work.bits / 8 * height;
   LOCKSTEP_CHECK(in_file / 1032 <= int64_t(file.size()), where, ": expected a file that can hold ", height, " x ",
-                 width, " pixels, got ", file.size(), " bytes (is the header damaged?)");
+                 width, " pixels, got ", file.size(), " bytes (is the header damaged?); save the picture again");
   check(set_png_form(&work));
   Pixels pixels{height, width, work.channels, std::vector<uint8_t>(size_t(height * width * work.channels))};
   auto rows = rows_in(pixels.bytes, height);

@@ -54,8 +54,8 @@ Tensor changed(const Tensor& x, Change change, double part, double sign, double 
 
 Tensor RandAugment::operator()(const Tensor& x) const {
   LOCKSTEP_CHECK(operations >= 0 && bins >= 2 && magnitude >= 0 && magnitude < bins,
-                 "[RandAugment] expected operations >= 0 and a magnitude from 0 to below bins, got ", operations, ", ",
-                 magnitude, " and ", bins);
+                 "[RandAugment] expected operations >= 0, bins >= 2 and a magnitude from 0 to bins - 1, got ",
+                 operations, ", ", bins, " and ", magnitude);
   Draws draws(next_random_key());
   Tensor out = picture("RandAugment", x);
   LOCKSTEP_CHECK(out.dtype() == u8 && (out.size(0) == 1 || out.size(0) == 3),

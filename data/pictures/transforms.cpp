@@ -26,7 +26,7 @@ void check_range(const char* op, const char* what, const Range& range) {
                  " range with 0 < low <= high, got ", range.low, " to ", range.high);
 }
 
-/// Draws a uniform number in [low, high) with 53 bits: comparing with p = 0 or p = 1 is exact.
+/// Draws a uniform number in [low, high), with 53 random bits. From [0, 1) it never draws 1, not even by rounding.
 double drawn(Draws& draws, double low, double high) {
   return low + (high - low) * double(draws.next() >> 11) * 0x1p-53;
 }

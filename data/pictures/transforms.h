@@ -58,7 +58,7 @@ struct RandomCrop {
   double fill = 0;
   Tensor operator()(const Tensor& x) const;  ///< the crop
 };
-/// Crops a random rectangle with `scale` of the area and aspect ratio `ratio` (width / height), and resizes it.
+/// Crops a random rectangle and resizes it. Its share of the area is drawn from `scale`, width / height from `ratio`.
 struct RandomResizedCrop {
   int64_t height = 0, width = 0;
   Range scale{0.08, 1}, ratio{3. / 4, 4. / 3};
@@ -101,8 +101,8 @@ struct Normalize {
   std::vector<double> mean, deviation;
   Tensor operator()(const Tensor& x) const;  ///< the normalized image
 };
-/// With probability p, overwrites a random rectangle with `value` or normal noise (f32 only). The rectangle has `scale`
-/// of the area and aspect ratio `ratio` (height / width).
+/// With probability p, overwrites a random rectangle with `value` or normal noise (f32 only). The rectangle's share of
+/// the area is drawn from `scale`, its height / width from `ratio`.
 struct RandomErasing {
   double p = 0.5;
   Range scale{0.02, 0.33}, ratio{0.3, 3.3};
@@ -110,8 +110,8 @@ struct RandomErasing {
   bool noise = false;
   Tensor operator()(const Tensor& x) const;  ///< x or the changed image
 };
-/// Applies `operations` random operations out of 14, with repetition, at strength `magnitude` of `bins`. u8 only. Cubuk
-/// et al. 2020 (RandAugment).
+/// Applies `operations` random operations out of 14, with repetition, all at one strength: number `magnitude` of `bins`
+/// equally spaced ones, from none to the strongest. u8 only. Cubuk et al. 2020 (RandAugment).
 struct RandAugment {
   int64_t operations = 2, magnitude = 9, bins = 31;
   double fill = 0;

@@ -14,14 +14,14 @@ struct Host {
   bool operator==(const Host&) const = default;
 };
 
-/// Parses lines `host slots=N`; blank lines and comments after # are skipped. Error naming the line: malformed, a
-/// repeated host, no slot. Error for a file without hosts.
+/// Parses lines `host slots=N`; skips blank lines and comments after #. Error, which names the line, if a line is
+/// malformed, repeats a host or gives it 0 slots. Error for a file without hosts.
 std::vector<Host> parse_hostfile(std::string_view text, const std::string& file);
 /// parse_hostfile() on the contents of a file. Error when it cannot be read.
 std::vector<Host> read_hostfile(const std::string& file);
 
-/// Applies `include` or `exclude` (not both): NODE[@NODE...] with NODE = NAME[:SLOT[,SLOT...]]; without slots, all of
-/// them. Keeps the order of the file. Error naming an unknown host or slot, or when nothing is left.
+/// Applies `include` or `exclude` (not both): NODE[@NODE...] with NODE = NAME[:SLOT[,SLOT...]]; a NAME alone stands for
+/// all slots of the host. Keeps the order of `hosts`. Error for an unknown host or slot, or when no slot is left.
 std::vector<Host> filter_hosts(const std::vector<Host>& hosts, const std::string& include, const std::string& exclude);
 
 /// The first `nodes` hosts with the first `ranks` slots each; 0 keeps all. Error when there are fewer.

@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 constexpr int default_port = 29500;  // used with several nodes, because they cannot agree on a free port
 constexpr double greeting_time = 30;
-// Longest pause between two attempts, in seconds. After an attempt that ran longer than this, the pauses start over.
+// Longest pause between two attempts, in seconds. After an attempt that ran longer, pauses are as short as at first.
 constexpr double longest_pause = 60;
 
 /// A job name that differs from those of other runs of the same user.
@@ -257,8 +257,9 @@ void check(const LaunchOptions& o) {
   LOCKSTEP_CHECK(o.restart_pause >= 0 && o.restart_pause <= longest_pause, "[run] expected --restart-pause from 0 to ",
                  longest_pause, " seconds, got ", o.restart_pause);
   LOCKSTEP_CHECK(o.port >= 0 && o.port <= 65535, "[run] expected --master-port from 0 (any) to 65535, got ", o.port);
-  LOCKSTEP_CHECK(o.ranks_of_nodes.empty() || int(o.ranks_of_nodes.size()) == o.nodes, "[run] expected ", o.nodes,
-                 " numbers of ranks, one for each node, got ", o.ranks_of_nodes.size());
+  LOCKSTEP_CHECK(o.ranks_of_nodes.empty() || int(o.ranks_of_nodes.size()) == o.nodes,
+                 "[run] expected --ranks-per-node with ", o.nodes, " numbers, one for each node, got ",
+                 o.ranks_of_nodes.size());
   for (const int rank : o.shown)
     LOCKSTEP_CHECK(rank >= 0 && (rank < o.ranks || !o.hosts.empty()), "[run] --local-ranks-filter names local rank ",
                    rank, "; there are ranks 0 to ", o.ranks - 1, " here");
@@ -266,7 +267,7 @@ void check(const LaunchOptions& o) {
                  "[run] expected --grace and --stop-timeout of 0 or more seconds, got ", o.times.grace, " and ",
                  o.times.stop);
   for (const auto& [text, option] : {std::pair(&o.redirects, "--redirects"), std::pair(&o.tee, "--tee")}) {
-    // With --hostfile, each host's launcher checks this: hosts may have different numbers of ranks.
+    // With --hostfile, each host's launcher checks this option: hosts may have different numbers of ranks.
     if (!text->empty() && o.hosts.empty()) Streams::parse(*text, o.ranks, option);
   }
   line_prefix(o.prefix, 0, 0, o.role);

@@ -8,8 +8,8 @@
 //
 // If one of these processes is killed, even with SIGKILL, all processes to its right are ended too.
 //
-// With hosts, the supervisor starts `lockstep run --agent` on each host through ssh; the token is sent through ssh's
-// input.
+// With --hostfile, the supervisor starts `lockstep run --agent` on each host through ssh, and sends the token through
+// ssh's stdin.
 #include <functional>
 #include <set>
 #include <string>
@@ -100,7 +100,7 @@ class Port {
   Fd socket_;
 };
 
-/// The command that starts this launcher on a host: through ssh, or directly for this machine.
+/// The command that starts `lockstep run --agent` on host number `node`: through ssh, or directly on this machine.
 std::vector<std::string> agent_command(const LaunchOptions& options, const Attempt& attempt, int node,
                                        const std::string& launcher, const std::string& folder);
 /// True if `host` is this machine's name or a loopback address.
@@ -121,8 +121,8 @@ std::string describe_failure(const LaunchOptions& options, const Attempt& attemp
 /// The text of an error file, which is plain text, or JSON with "message". Empty if there is none.
 std::string read_error_file(const std::string& file);
 
-/// Runs `body` in a child process and returns the child's exit code. This process forwards signals, which `body` reads
-/// from a signalfd; when the child has ended, it kills all processes that the child has left behind.
+/// Runs `body` in a child process and returns the child's exit code. This process forwards signals to the child, which
+/// reads them from the signalfd `signals`. When the child has ended, this process kills its leftover descendants.
 int guarded(const std::function<int(int signals)>& body);
 
 }  // namespace lockstep::dist

@@ -26,9 +26,9 @@ namespace {
 
 void make_pipe(Fd& read_end, Fd& write_end) {
   int ends[2];
-  LOCKSTEP_CHECK(
-      pipe2(ends, O_CLOEXEC) == 0, "[run] cannot make a pipe: ", std::strerror(errno),
-      errno == EMFILE || errno == ENFILE ? "; raise the limit of open files (ulimit -n), a rank needs 4" : "");
+  LOCKSTEP_CHECK(pipe2(ends, O_CLOEXEC) == 0, "[run] cannot make a pipe: ", std::strerror(errno),
+                 errno == EMFILE || errno == ENFILE ? "; raise the limit of open files (ulimit -n), a rank needs 4"
+                                                    : "; free memory");
   read_end = Fd(ends[0]), write_end = Fd(ends[1]);
 }
 

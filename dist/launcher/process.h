@@ -32,7 +32,7 @@ struct Started {
   Fd input, output, error;
 };
 
-/// The path of a program, searched in PATH like a shell does. Error: not found, a folder, not executable.
+/// Finds a program in PATH as a shell does, and returns its path. Error if there is none, or it is not executable.
 std::string find_program(const std::string& name);
 
 /// Starts a process as a child of this thread. Error when it cannot be executed.

@@ -127,13 +127,14 @@ void read_greeting(LaunchOptions& o, double seconds) {
     const double left = deadline - monotonic_seconds();
     LOCKSTEP_CHECK(left > 0 && poll(&ready, 1, int(left * 1000) + 1) >= 0,
                    "[run] --agent: the launcher that started this one sent no complete greeting within ", seconds,
-                   " s; --agent is for launchers only");
+                   " s; --agent is for launchers only: leave it out");
     if (!ready.revents) continue;
     char c;  // read byte by byte: later lines are for the supervisor
     const ssize_t got = read(STDIN_FILENO, &c, 1);
     if (got < 0 && errno == EINTR) continue;
-    LOCKSTEP_CHECK(got == 1,
-                   "[run] --agent: the launcher that started this one is gone; --agent is for launchers only");
+    LOCKSTEP_CHECK(
+        got == 1,
+        "[run] --agent: the launcher that started this one is gone; --agent is for launchers only: leave it out");
     if (c != '\n') {
       line += c;
       continue;

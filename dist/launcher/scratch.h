@@ -43,7 +43,7 @@ class Scratch {
   const std::string& path() const { return path_; }  ///< path of the folder
   bool is_kept() const { return kept_; }             ///< true after keep()
 
-  /// Keeps the folder after this object ends. `counted`: also deletes the user's kept folders but for the newest ten.
+  /// Keeps the folder after this object ends. `counted`: then also deletes all but the user's ten newest kept folders.
   void keep(bool counted) { kept_ = true, counted_ |= counted; }
 
  private:

@@ -141,7 +141,7 @@ void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call,
 // Exchanges headers among all ranks before data moves.
 void MpiGroup::Engine::agree(const Call& call, uint64_t number) {
   const bool one_sided = call.collective == Collective::gather || call.collective == Collective::scatter;
-  // Other ranks' headers; the last is this rank's own.
+  // The headers received from all ranks, by rank; after them, the header that this rank sends.
   auto headers = std::make_unique<std::vector<Header>>(size_t(size() + 1));
   Header& mine = headers->back();
   mine = turns.header(call, number);

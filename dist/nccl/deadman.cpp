@@ -17,7 +17,7 @@ namespace {
 
 std::atomic<bool> shown{false};
 
-// Prints the stack of the hanging thread: a signal handler, which runs in that thread.
+// A signal handler that prints the stack of the thread in which it runs: the hanging one.
 void show_stack(int) {
   void* frames[64];
   backtrace_symbols_fd(frames, backtrace(frames, 64), STDERR_FILENO);

@@ -191,7 +191,7 @@ void NcclEngine::enqueue(const Call& call, Communicator& comm) {
   const ncclDataType_t type = type_of(call.dtype);
   const ncclRedOp_t op = op_of(call.dtype, call.op);
   const bool is_root = rank == call.root;
-  // NCCL adds in an order of its own, and its min and max do not propagate NaN reliably.
+  // True: add here, not in NCCL, which adds in an order of its own, and whose min and max may lose a NaN.
   const bool exact = is_floating(call.dtype) && call.algorithm == Algorithm::direct;
   if (call.count == 0) return;
   switch (call.collective) {

@@ -57,12 +57,12 @@ class NcclEngine final : public NativeEngine {
     return shares ? "host" : "nccl";
   }
   /// Called on the caller's thread: keeps the call's tensors, and records the point in the caller's stream that the
-  /// call must follow. Error: a device other than that of earlier calls, an unsupported algorithm.
+  /// call must follow. Error for another device than in earlier calls, or an algorithm without support.
   std::shared_ptr<DeviceWork> begin(const Call& call);
   /// Adds a call to the graph that this thread records, instead of running it (recorded.cpp). Error when the ranks have
   /// no communicator yet.
   std::shared_ptr<DeviceWork> record(Call call);
-  /// Returns the calls recorded since its last call, for ProcessGroup::take_recorded().
+  /// Returns the calls of this group recorded since the last take_recorded(); see ProcessGroup::take_recorded().
   std::vector<std::string> take_recorded();
   /// True once the communicator of all ranks exists, or ranks were found to share a device.
   bool is_connected() const;

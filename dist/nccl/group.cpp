@@ -63,7 +63,7 @@ class NcclGroup final : public NativeGroup {
     const bool by_host = std::strcmp(device_engine(), "host") == 0;
     if (by_host) (void)engine_->choose(call);
     // Copies through the host take time, and messages may wait for other ranks before they start (messages.cpp). So
-    // asynchronous calls of both kinds run on the group's thread.
+    // both run on the group's thread if they are asynchronous.
     const bool takes_time = by_host || is_message(call.collective);
     const std::shared_ptr<DeviceWork> work = call.work = nccl().begin(call);
     Work result(engine_->turns.run(std::move(call), async && takes_time), work);

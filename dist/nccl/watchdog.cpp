@@ -61,7 +61,7 @@ void NcclWork::wait() {
   if (begun_ && users[size_t(device_.index)] > 1) synchronize();
   else if (begun_) end_.wait();
   // Release the tensors: backward adds to a received gradient in place only if nobody else holds the tensor. The
-  // memory is freed in the order of the caller's stream, after this call.
+  // caller's stream reuses their memory only after the NCCL call, for which it now waits.
   if (call_.awaited) call_.input = call_.output = Tensor();
 }
 
@@ -182,7 +182,7 @@ void Watchdog::close(const Turns& turns, const std::vector<std::shared_ptr<Commu
   }
 }
 
-// --- the thread ---
+// --- the thread of the watchdog ---
 
 void Watchdog::loop() {
   std::unique_lock lock(mutex_);

@@ -56,7 +56,7 @@ class Communicator {
   /// Registers memory that free_forgotten() frees later, after closing its window.
   void forget(void* data, void* window) { forgotten_.emplace_back(data, window); }
   void close_windows();  ///< closes all windows
-  /// Call without the mutex. Waits for the device, then closes and frees forgotten windows.
+  /// Waits for the device, then closes the windows given to forget() and frees their memory. Call without the mutex.
   void free_forgotten();
 
  private:

@@ -25,8 +25,8 @@
 namespace lockstep::dist {
 namespace {
 
-/// The reaction of a chunk's owner to the term of another rank: it copies or adds the term to scratch slot `slot`, then
-/// adds the highest slot to the one below it, `joins` times. Position p of the owner's summation tree holds the term of
+/// The work of a chunk's owner on a term that arrives: copy it into slot `slot`, or add it there (`action`). Then,
+/// `joins` times, add the highest slot to the one below it. Position p of the owner's summation tree holds the term of
 /// rank owner xor p, or nothing if there is no such rank. A subtree with a single term needs no slot of its own.
 struct Arrival {
   int slot = 0;

@@ -1,5 +1,5 @@
-// in_place: for ranks that can access each other's memory. The owner of a chunk adds its terms where they lie, a pair
-// of tensors at a time, in the order of summation_tree.h, and writes the sum into all tensors. No scratch copies.
+// in_place: for ranks that can access each other's memory. The owner of a chunk adds that chunk of all ranks' tensors,
+// two tensors at a time, in the order of summation_tree.h, and writes the sum into all tensors. No scratch copies.
 //
 //   4 ranks, all_reduce, chunk 0: rank 0 does all of this; the other ranks do the same with their chunks
 //

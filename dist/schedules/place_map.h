@@ -42,8 +42,8 @@ template <class T> class FlatMap {
   size_t used_ = 0;
 };
 
-/// A table holds slot 0 (the ranks' buffers) if there is one chunk, or one for each rank. Its rows hold places with the
-/// same chunk - rank, since most algorithms use these one after another. A hash table holds all other places: scratch
+/// A table holds slot 0 (the ranks' buffers) if there is one chunk, or one for each rank. Places with equal differences
+/// chunk - rank are in one row: most algorithms use these in sequence. A hash table holds all other places: scratch
 /// copies, n·n chunks, and everything if few places are used (`sparse`). References are valid until the next call.
 template <class T> class PlaceMap {
  public:

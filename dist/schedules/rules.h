@@ -20,7 +20,7 @@ struct Rules {
   bool (*has)(Collective collective) = [](Collective) { return true; };  ///< true for the collectives that it supports
   /// True if an all_reduce, broadcast or reduce moves the data as a whole, instead of in one chunk for each rank.
   bool (*is_whole)(Collective collective) = [](Collective c) { return c != Collective::all_reduce; };
-  /// True if more than two ranks' terms are added in the order of summation_tree.h; for two, all orders are the same.
+  /// True if the terms of three or more ranks are added in the order of summation_tree.h. Two have only one order.
   bool (*adds_in_tree_order)(const Request& request) = [](const Request&) { return false; };
   /// The textbook cost; nothing if there is no short formula.
   std::optional<Costs> (*costs)(const Request& request) = [](const Request&) { return std::optional<Costs>(); };

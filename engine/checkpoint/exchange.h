@@ -19,7 +19,7 @@ struct Ranks {
   bool leads() const { return rank() == 0; }               ///< true on rank 0
   bool are_one() const { return world() == 1; }            ///< true for a single rank
   void warn(const std::string& what) const;                ///< reports a warning
-  /// Waits for all ranks, at most `timeout`; a DistError names the ranks that are missing, or what they do instead.
+  /// Waits for all ranks, at most `timeout`; a DistError names the missing ranks and their state.
   void meet(const std::string& what, dist::Seconds timeout) const {
     if (!are_one()) group->barrier(timeout, what);
   }

@@ -27,7 +27,7 @@ struct Found {
 };
 /// Parses a folder's name; nullopt when it is not the name of a checkpoint.
 std::optional<Found> parse_folder(const std::string& name);
-/// The checkpoints in a folder, sorted by tag and number. A manifest must exist, but is not read.
+/// The checkpoints in a folder: its subfolders with a manifest, which is not read. Sorted by tag and number.
 std::vector<Found> list_checkpoints(const std::string& dir);
 /// The name of the folder for the next checkpoint with this tag.
 std::string next_folder(const std::string& dir, const std::string& tag);

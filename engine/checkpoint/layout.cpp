@@ -143,20 +143,20 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
       if (held.begin == held.end && numel_of(held.shape) > 0) continue;
       auto& owners = ranges.all[{held.begin, held.end}].owners;
       LOCKSTEP_CHECK(owners.empty() || owners.back().offer != o, held.name, ": rank ", rank_of(o), " gives elements [",
-                     held.begin, ", ", held.end, ") twice; tied tensors are aliases");
+                     held.begin, ", ", held.end, ") twice; give each range once, and tied tensors as aliases");
       owners.push_back({o, i});
     }
     for (const auto& [name, value] : offers[o].numbers) {
       const auto [at, is_new] = layout.manifest.numbers.emplace(name, value);
       if (is_new) number_of[name] = rank_of(o);
       LOCKSTEP_CHECK(finite(value) == finite(at->second), "number \"", name, "\" is ", text_of(at->second), " at rank ",
-                     number_of[name], " and ", text_of(value), " at rank ", rank_of(o), "; give the same at all");
+                     number_of[name], " and ", text_of(value), " at rank ", rank_of(o), "; give the same on all ranks");
     }
     for (const auto& [name, target] : offers[o].aliases) {
       const auto [at, is_new] = layout.manifest.aliases.emplace(name, target);
       if (is_new) alias_of[name] = rank_of(o);
       LOCKSTEP_CHECK(at->second == target, "alias \"", name, "\" is for \"", at->second, "\" at rank ", alias_of[name],
-                     " and for \"", target, "\" at rank ", rank_of(o), "; give the same at all");
+                     " and for \"", target, "\" at rank ", rank_of(o), "; give the same on all ranks");
     }
   }
   for (const auto& [name, target] : layout.manifest.aliases)
@@ -173,7 +173,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
     for (auto& [range, owned] : ranges.all) {
       auto& [owners, held_by] = owned;
       LOCKSTEP_CHECK(range.first <= reached, name, " ", describe(*ranges.first), ": no rank has elements [", reached,
-                     ", ", range.first, "); give all of it");
+                     ", ", range.first, "); give pieces that cover the whole tensor");
       LOCKSTEP_CHECK(range.first == reached, name, " ", describe(*ranges.first), ": the ranges of ranks ",
                      rank_of((before ? *before : owners)[0].offer), " and ", rank_of(owners[0].offer),
                      " overlap at element ", range.first, "; ranges must be apart, or the same");
@@ -185,7 +185,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
       shared[held_by] += (range.second - range.first) * size_of(ranges.first->dtype);
     }
     LOCKSTEP_CHECK(reached == numel && (numel > 0 || !ranges.all.empty()), name, " ", describe(*ranges.first),
-                   ": no rank has elements [", reached, ", ", numel, "); give all of it");
+                   ": no rank has elements [", reached, ", ", numel, "); give pieces that cover the whole tensor");
   }
 
   // 3. If several ranks hold the same ranges, divide these ranges equally among the ranks, as one list of bytes.

@@ -185,9 +185,10 @@ class Loading {
       data::check_mapped_files();
     });
     const auto all = gather(error.empty() ? Lines() : Lines{error}, "checkpoint load, done");
-    LOCKSTEP_CHECK(all.empty(), "[checkpoint] ", source.path,
-                   " could not be read after it was verified; the tensors are partly overwritten; do not use them:",
-                   listing(all, ranks_.world() > 1));
+    LOCKSTEP_CHECK(
+        all.empty(), "[checkpoint] ", source.path,
+        " could not be read after it was verified; the tensors are partly overwritten; load it again, or another one:",
+        listing(all, ranks_.world() > 1));
   }
 
   const std::string dir_;

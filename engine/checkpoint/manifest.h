@@ -17,8 +17,8 @@ constexpr const char* trainer_state_name = "trainer_state.json";
 std::string to_text(const Manifest& manifest);
 /// Parses a manifest and checks its consistency. Error says what is wrong: not a manifest, or a damaged one.
 Manifest parse_manifest(std::string_view text, const std::string& origin);
-/// The text of a manifest: `body` (the JSON from its first key on), and before it a line with its hash. For to_text()
-/// and fuzzing.
+/// Returns the text of a manifest: a line with the hash of `body`, then `body` (the JSON from its first key on). For
+/// to_text() and fuzzing.
 std::string seal_manifest(std::string_view body);
 
 /// Numbers as a JSON object.

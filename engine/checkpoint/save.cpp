@@ -47,8 +47,8 @@ struct Saver::State {
 
   std::string path_of(const std::string& name) const { return dir + "/" + name; }
 
-  /// Compares the arguments that the ranks passed to save(), as JSON `texts`. Error if they differ, but for different
-  /// tags only with TagValidation::fail. Sets `tag` to rank 0's.
+  /// Compares the arguments that the ranks passed to save(), as JSON `texts`. Error if they differ. But
+  /// different tags are an Error only with TagValidation::fail. Sets `tag` to the tag of rank 0.
   void agree(const std::vector<std::string>& texts, std::string& tag) {
     Json first;
     for (size_t r = 0; r < texts.size(); ++r) {

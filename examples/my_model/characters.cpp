@@ -8,8 +8,8 @@ using ls::Variable, ls::Tensor;
 
 constexpr int64_t vocab = 128, context = 32, width = 96;
 
-/// x + out(sigmoid(gate(m)) * value(m)), where m mixes norm(x) with the x of `distance` tokens before, in learned
-/// proportions.
+/// x + out(sigmoid(gate(m)) * value(m)), where m is a weighted mean, with learned weights, of norm(x) at this token and
+/// x at the token `distance` places before.
 struct Mixer : ls::nn::Layer<Mixer> {
   explicit Mixer(int64_t distance) : distance(distance) {}
   Variable forward(const Variable& x) {

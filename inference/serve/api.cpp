@@ -107,8 +107,9 @@ void read_prompt(const Json& prompt, Request& r) {
   const Json::Array& list = prompt.as_array();
   if (list[0].is_int()) return void(r.ids = {ids_of(prompt)});
   for (const Json& one : list) {
-    LOCKSTEP_CHECK(one.kind() == std::string_view(list[0].kind()), "prompt: expected a list of one kind, got ",
-                   list[0].kind(), " and ", one.kind());
+    LOCKSTEP_CHECK(one.kind() == std::string_view(list[0].kind()),
+                   "prompt: expected only texts in the list, or only lists of token ids, got ", list[0].kind(), " and ",
+                   one.kind());
     if (one.is_array()) r.ids.push_back(ids_of(one));
     else r.texts.push_back(one.as_string("prompt"));
   }
@@ -139,7 +140,7 @@ void read_messages(const Json& messages, Request& r) {
     LOCKSTEP_CHECK(message.role == "system" || message.role == "user" || message.role == "assistant",
                    "messages: expected role system, developer, user or assistant, got '", message.role.substr(0, 100),
                    "'");
-    LOCKSTEP_CHECK(m.find("content"), "messages: expected content in each, got one without");
+    LOCKSTEP_CHECK(m.find("content"), "messages: expected a field content in every message, got one without");
     fields.refuse_others();
     r.messages.push_back(std::move(message));
   }
@@ -205,7 +206,8 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
   r.stream = fields.flag("stream");
   if (r.stream && r.echo) throw BadRequest("echo", "echo: not with stream; leave one of them out");
   fields.with("stream_options", [&](const Json& value) {
-    LOCKSTEP_CHECK(r.stream && value.is_object(), "stream_options: expected an object, with stream true; leave it out");
+    LOCKSTEP_CHECK(r.stream && value.is_object(),
+                   "stream_options: expected an object, in a request with stream true; else leave stream_options out");
     Fields of_stream(value);
     r.include_usage = of_stream.flag("include_usage");
     of_stream.refuse_others();

@@ -31,7 +31,7 @@ struct Request {
   std::vector<std::string> texts;         ///< prompts of completions that were given as texts
   std::vector<std::vector<int64_t>> ids;  ///< prompts that were given as token ids
   std::vector<Message> messages;          ///< messages of a chat
-  /// Most new tokens; default: 16 for completions, the rest of the context for chats.
+  /// Largest number of new tokens; default: 16 for completions, the rest of the context for chats.
   std::optional<int64_t> max_tokens;
   int64_t n = 1;
   int logprobs = -1;  ///< number of likeliest tokens listed for each token; -1: no log probabilities

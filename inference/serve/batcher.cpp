@@ -121,12 +121,12 @@ std::shared_ptr<Answer> Batcher::submit(Asked asked) {
   const nn::Generation& g = asked.generation;
   g.check(model_.o.vocab);
   LOCKSTEP_CHECK(g.num_beams == 1 && g.num_return_sequences == 1,
-                 "[serve] beams and several answers are not supported; expected num_beams and num_return_sequences 1");
+                 "[serve] beams and several answers are not supported; set num_beams and num_return_sequences to 1");
   LOCKSTEP_CHECK(!asked.prompt.empty(), "[serve] expected a prompt of at least one token, got an empty one");
   const auto length = int64_t(asked.prompt.size());
   LOCKSTEP_CHECK(length + g.max_new_tokens <= model_.o.context, "[serve] prompt has ", length, " tokens and ",
                  g.max_new_tokens, " more are asked for, the model's context is ", model_.o.context,
-                 "; shorten the prompt, or ask for fewer");
+                 "; shorten the prompt, or ask for fewer tokens");
   LOCKSTEP_CHECK(state_.blocks.of(length + g.max_new_tokens) <= state_.blocks.count(), "[serve] ",
                  length + g.max_new_tokens, " tokens need ", state_.blocks.of(length + g.max_new_tokens),
                  " blocks of keys and values, there are ", state_.blocks.count(),
@@ -214,7 +214,7 @@ void Batcher::compute(const Step& step) {
   std::vector<std::vector<nn::KvCache>*> given;
   std::vector<std::span<const int64_t>> tokens;
   std::vector<int64_t> wanted;  // rows whose logits are used
-  // For each entry of `wanted`: the sequence, and the position of the token that the row's logits predict.
+  // For each row in `wanted`: its sequence, and the position in that sequence of the token that its logits predict.
   std::vector<std::pair<Running*, int64_t>> whose;
   int64_t row = 0;
   for (size_t i = 0; i < step.work.size(); ++i) {
@@ -262,8 +262,8 @@ void Batcher::compute(const Step& step) {
   for (const auto& [number, reason] : ended) drop(number, reason);
 }
 
-/// Returns the token at position `place` of a sequence, with its log probability. Within the prompt, that is the
-/// prompt's token; behind it, a new token is sampled. logits: the model's output for the position before.
+/// Returns the token at position `place` of a sequence, with its log probability: a token of the prompt if `place` is
+/// within the prompt, else a newly sampled token. logits: the model's output for the token at position `place` - 1.
 Batcher::Chosen Batcher::choose(const Running& r, int64_t place, std::span<const float> logits) {
   Chosen out;
   try {

@@ -71,8 +71,8 @@ struct Figures {
   double seconds = 0;  ///< total duration of the steps
 };
 
-/// Generates many sequences at once. Each sequence gets the same tokens as from nn::generate() alone with the same
-/// options, independent of other requests.
+/// Generates many sequences at once. Each sequence gets the tokens that nn::generate() would return for this prompt
+/// alone; other requests have no influence.
 class Batcher {
  public:
   /// `model` must outlive the batcher. While the batcher exists, no other code may use the model.

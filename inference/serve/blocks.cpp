@@ -18,8 +18,8 @@ uint64_t hash_of(uint64_t before, std::span<const int64_t> tokens) {
 }  // namespace
 
 Blocks::Blocks(int64_t count, int64_t tokens) : tokens_(tokens) {
-  LOCKSTEP_CHECK(count > 0 && count <= INT32_MAX && tokens > 0, "[Blocks] expected at least one block, got ", count,
-                 " of ", tokens, " tokens");
+  LOCKSTEP_CHECK(count > 0 && count <= INT32_MAX && tokens > 0,
+                 "[Blocks] expected 1 to 2147483647 blocks of 1 token or more, got ", count, " of ", tokens, " tokens");
   blocks_.resize(size_t(count));
   for (int32_t b = 0; b < int32_t(count); ++b) free_.insert(turn(b));
 }
@@ -63,7 +63,7 @@ int32_t Blocks::take() {
 
 void Blocks::release(int32_t block) {
   Block& b = blocks_.at(size_t(block));
-  LOCKSTEP_CHECK(b.users > 0, "[Blocks] block ", block, " is not in use; release it once per user");
+  LOCKSTEP_CHECK(b.users > 0, "[Blocks] block ", block, " is not in use; call release() only once for each user");
   if (--b.users > 0) return;
   b.freed = ++releases_;
   free_.insert(turn(block));
@@ -85,7 +85,7 @@ std::vector<int32_t> Blocks::share(std::span<const int64_t> tokens, int64_t most
 int32_t Blocks::keep(int32_t block, int32_t before, std::span<const int64_t> tokens) {
   const uint64_t in_front = before < 0 ? 0 : blocks_.at(size_t(before)).content;
   LOCKSTEP_CHECK(int64_t(tokens.size()) == tokens_ && (before < 0 || in_front != 0), "[Blocks] expected ", tokens_,
-                 " tokens behind a block that is known, got ", tokens.size(), "; keep() the block before first");
+                 " tokens after a cached block or none, got ", tokens.size(), "; keep() the block before first");
   if (const int32_t same = find(in_front, tokens); same >= 0) {
     use(same);
     release(block);

@@ -114,10 +114,10 @@ void check_template(const ChatTemplate& of, const data::Tokenizer& tokenizer) {
   for (const char* special : specials_of(of.kind))
     LOCKSTEP_CHECK(tokenizer.encode(special, {.add_special = false, .parse_special = true}).size() == 1,
                    "--template: expected a tokenizer with the token ", special,
-                   ", which this one lacks; choose another, or none");
+                   ", which this one lacks; choose another template, or --template none");
   LOCKSTEP_CHECK(of.kind != Kind::llama2 || (tokenizer.bos() && tokenizer.eos()),
                  "--template llama2: expected a tokenizer with tokens that begin and end a text, which this one lacks; "
-                 "choose another, or none");
+                 "choose another template, or --template none");
 }
 
 std::string render(const ChatTemplate& of, const std::vector<Message>& messages, const std::string& bos,

@@ -35,7 +35,7 @@ std::string render(const ChatTemplate& of, const std::vector<Message>& messages,
 /// that token.
 std::vector<int64_t> encode_chat(const ChatTemplate& of, const std::vector<Message>& messages,
                                  const data::Tokenizer& tokenizer);
-/// Tokens that end an answer, besides the model's own.
+/// Ids of the template's tokens that end an answer. The model's own end tokens (eos) end it, too.
 std::vector<int64_t> ends_of(const ChatTemplate& of, const data::Tokenizer& tokenizer);
 
 }  // namespace lockstep::serve

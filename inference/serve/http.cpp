@@ -44,7 +44,7 @@ int HttpServer::listen() {
     auto address = place.address();
     if (address.is_v6() && address.to_v6().is_v4_mapped())
       address = asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
-    LOCKSTEP_CHECK(!options.loopback_only || address.is_loopback(), "[serve] expected a key to listen at ",
+    LOCKSTEP_CHECK(!options.loopback_only || address.is_loopback(), "[serve] expected an API key to listen at ",
                    options.host, ", which others can reach: give --api-key-file FILE, or set LOCKSTEP_API_KEY");
     acceptor_.open(place.protocol(), error);
     if (!error) acceptor_.set_option(tcp::acceptor::reuse_address(true), error);

@@ -64,13 +64,13 @@ class HttpServer {
   int listen();
   void run();
   void make_room();
-  /// Updates `reading`, the bytes of all incomplete requests, when a connection's change from `counted` to `now`.
+  /// Updates `reading`, the bytes of all incomplete requests, when the bytes of one change from `counted` to `now`.
   void count(size_t& counted, size_t now) { reading += now - counted, counted = now; }
 
   const HttpOptions& options;
   asio::io_context io{1};
   std::set<std::shared_ptr<Connection>> connections;
-  // Connections that wait for a request or the rest of one; the longest wait comes first.
+  // Connections that wait for a request or the rest of one; the connection that has waited longest comes first.
   std::map<uint64_t, Connection*> waiting;
   uint64_t numbers = 0;
   size_t reading = 0, bodies = 0;  // total bytes: of incomplete requests, and of requests being answered
@@ -195,7 +195,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     server_.waiting.erase(std::exchange(number_, 0));
     server_.count(counted_, 0);
   }
-  /// Called when the headers are complete. Responds at once and returns false if the body is not needed.
+  /// Called when the headers are complete. If the body is not needed, responds and returns false.
   bool look() {
     looked_ = true;
     const auto& message = parser_->get();

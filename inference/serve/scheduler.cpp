@@ -71,8 +71,8 @@ bool start(State& state, Step& step) {
 State::State(int64_t blocks_, const Limits& limits_, int64_t block_tokens)
     : limits(limits_), blocks(blocks_, block_tokens) {
   LOCKSTEP_CHECK(limits.sequences > 0 && limits.rows >= limits.sequences,
-                 "[schedule] expected a row for each of the sequences that run at a time, got ", limits.rows,
-                 " rows for ", limits.sequences, "; raise rows");
+                 "[schedule] expected at least 1 sequence, and at least as many rows as sequences, got ", limits.rows,
+                 " rows for ", limits.sequences, " sequences");
 }
 
 Sequence& State::at(int64_t number) {

@@ -13,7 +13,7 @@ using data::Json;
 
 namespace {
 
-// Most prompt tokens of a request. A prompt with n answers counts n times.
+// The largest number of prompt tokens in a request. If n answers are requested, each prompt counts n times.
 constexpr int64_t most_prompt_tokens = 1 << 18;
 
 /// Number of characters in UTF-8 text.

@@ -49,7 +49,8 @@ std::vector<Arrival> parse_arrivals(const std::string& text) {
     LOCKSTEP_CHECK(good && a.time >= 0 && a.time < 1e9 && a.prompt > 0 && a.answer > 0 &&
                        a.prompt + a.answer <= 1 << 20 && a.common >= 0 && a.common <= a.prompt,
                    "expected requests such as 0:300+20,5:40+10 (at 0 ms a prompt of 300 tokens, answered with 20; "
-                   "300+20/256: 256 of them are a prefix that other prompts share), got '",
+                   "300+20/256: 256 of them are a prefix that other prompts share), each before 1e9 ms and of at most "
+                   "1048576 tokens, got '",
                    word, "'");
     all.push_back(a);
   }

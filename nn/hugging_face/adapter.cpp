@@ -119,7 +119,7 @@ std::set<std::string> meant_by(const ConfigReader& c, const std::map<std::string
   return meant;
 }
 
-/// A parameter of the base model that the adapter replaces, its module, and the tensors of the file that hold it.
+/// A parameter of the base model that an adapter file replaces, its module, and the file's tensors with the new values.
 struct TheirParameter {
   std::string module;
   Variable parameter;

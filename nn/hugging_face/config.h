@@ -14,20 +14,20 @@ class ConfigReader {
  public:
   /// A reader of `object`. where: the file and the object's place in the file, for errors.
   ConfigReader(const data::Json& object, std::string where) : object_(&object), where_(std::move(where)) {}
-  /// The value of `key`, or null.
+  /// The value of `key`; nullptr if the key is missing or its value is null.
   const data::Json* find(const char* key) const {
     const data::Json* value = object_->find(key);
     return value && !value->is_null() ? value : nullptr;
   }
-  /// True if the key is present and null.
+  /// True if the key is present and its value is null.
   bool says_null(const char* key) const { return object_->find(key) && object_->find(key)->is_null(); }
-  /// The integer under `key`. Error outside [least, most].
+  /// The integer under `key`, or `otherwise` if the key is missing. Error for integers outside [least, most].
   int64_t whole(const char* key, int64_t otherwise, int64_t least = 1, int64_t most = int64_t(1) << 24) const;
-  /// The finite number under `key`. Error below `least`.
+  /// The number under `key`, or `otherwise` if the key is missing. Error for infinity, NaN and numbers below `least`.
   double number(const char* key, double otherwise, double least = -INFINITY) const;
-  /// The boolean under `key`.
+  /// The boolean under `key`, or `otherwise` if the key is missing.
   bool flag(const char* key, bool otherwise) const;
-  /// The string under `key`.
+  /// The string under `key`, or `otherwise` if the key is missing.
   std::string word(const char* key, const std::string& otherwise) const;
   /// File and place of the object, for errors.
   const std::string& where() const { return where_; }

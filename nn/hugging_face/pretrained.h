@@ -26,7 +26,7 @@ struct FolderNotes {
 };
 /// Reads config.json and generation_config.json of a folder.
 FolderNotes folder_notes(const std::string& folder);
-/// Ids of end tokens, from generation_config.json, else config.json. Empty if the folder states none or is "".
+/// Ids of end tokens, from generation_config.json, else config.json. Empty if both lack them, or if `folder` is "".
 std::vector<int64_t> eos_tokens(const std::string& folder);
 
 /// Options of from_pretrained(). Set at most one of quantize, load_in_8bit and load_in_4bit.
@@ -48,8 +48,8 @@ void load_pretrained(GPT& model, const std::vector<std::string>& files);
 
 /// Options of save_pretrained().
 struct SaveOptions {
-  /// Folder whose tokenizer files are copied; "": none. If it has a generation_config.json, that is written instead of
-  /// the one of the folder that the model was loaded from.
+  /// Folder whose tokenizer files are copied; "": none. If this folder has a generation_config.json, that file is
+  /// written; otherwise the one of the folder that the model was loaded from.
   std::string tokenizer = {};
   int64_t max_shard_size = 5'000'000'000;  ///< bytes per file; a larger tensor gets its own file
 };

@@ -31,7 +31,8 @@ Rope rope_of(const Json& object, const std::string& where, const ConfigReader& c
   const auto beside = [&](const char* key) { return c.find(key) ? c : config; };
   const double base = c.number("rope_theta", config.number("rope_theta", 10000));
   LOCKSTEP_CHECK(!c.find("rope_theta") || !config.find("rope_theta") || config.number("rope_theta", 0) == base, where,
-                 ": expected the rope_theta beside it, ", config.number("rope_theta", 0), ", got ", base);
+                 ": expected the rope_theta beside it, ", config.number("rope_theta", 0), ", got ", base,
+                 "; remove one of the two");
   Rope rope{.base = base, .scaling = Scaling(known - std::begin(scaling_names))};
   const double partial = beside("partial_rotary_factor").number("partial_rotary_factor", 1);
   LOCKSTEP_CHECK(partial == 1, where, ": partial_rotary_factor ", partial,

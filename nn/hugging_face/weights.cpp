@@ -17,7 +17,8 @@ constexpr const char* whole_file = "model.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
 constexpr data::JsonLimits index_limits{.bytes = int64_t(256) << 20, .python = true};
 
-/// The file of each tensor. Error for file names outside the folder.
+/// Reads model.safetensors.index.json: maps each tensor's name to the name of the file that holds the tensor. Error for
+/// files outside the folder.
 std::map<std::string, std::string> read_index(const std::string& path) {
   const Json index = data::read_json(path, index_limits);
   std::map<std::string, std::string> files;

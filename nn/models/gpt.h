@@ -31,12 +31,12 @@ struct GPT : Layer<GPT> {
   /// Initialises as GPT-2: weights N(0, 0.02^2), those that write to the residual stream N(0, 0.02^2 / (2 layers)),
   /// biases 0. Error for sizes that are not positive.
   explicit GPT(const Options& options);
-  /// tokens i64 (B, T), T <= context; returns logits (B, T, vocab). In eval mode without gradients each token has the
-  /// logits of next_scores(), bit for bit (tensor/batch_invariant.h).
+  /// tokens i64 (B, T), T <= context; returns logits (B, T, vocab). In eval mode under NoGrad, the logits are
+  /// bit-identical to those of next_scores() (tensor/batch_invariant.h).
   Variable forward(const Tensor& tokens);
-  /// Returns the mean cross entropy of the logits with targets i64 (B, T). loss() is the same, by a call with hooks.
+  /// Returns the mean cross entropy of the logits with targets i64 (B, T). Call loss() instead, which also runs hooks.
   Variable forward(const Tensor& tokens, const Tensor& targets);
-  /// Mean cross entropy with targets i64 (B, T).
+  /// Returns the mean cross entropy of the logits with targets i64 (B, T), and runs the model's hooks.
   Variable loss(const Tensor& tokens, const Tensor& targets);
   /// The residual stream before each block, and the final norm's output, each (B, T, width); layers + 1 tensors, as in
   /// Transformers.

@@ -54,7 +54,7 @@ struct Dispatched::Impl {
   int64_t loads = 0, bytes = 0;
 };
 
-/// Returns the values of a tensor, from the model or from the file.
+/// Returns the values of a tensor: from the weights file if the model takes all values from it, else from the model.
 Tensor Dispatched::Impl::source(const NamedField& field) const {
   if (!all_from_file)
     return field.parameter && nn::is_built_empty(*field.parameter) ? nn::start_of(*field.parameter) : field.tensor();

@@ -19,7 +19,7 @@ std::vector<Part> find_parts(nn::Module& model, const Options& options);
 /// Bytes that the main device must keep free to run parts from host memory or disk: the most that is loaded at a time,
 /// a part together with the tensors that the modules around it read themselves.
 int64_t reserve_of(const std::vector<Part>& parts, const std::vector<Location>& places);
-/// True if `name` is `prefix` or lies below it.
+/// True if `name` is `prefix` or begins with `prefix` and a dot; true for every name if `prefix` is empty.
 inline bool is_below(const std::string& name, const std::string& prefix) {
   return prefix.empty() || name == prefix ||
          (name.size() > prefix.size() && name.starts_with(prefix) && name[prefix.size()] == '.');

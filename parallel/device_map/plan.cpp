@@ -101,8 +101,8 @@ int64_t least(int64_t low, int64_t high, const std::function<bool(int64_t)>& fit
   return high;
 }
 
-/// Returns limits under which the devices hold about equally much (low_0: the first one as little as possible), or
-/// nullopt if the model does not fit on the devices alone.
+/// Returns limits under which the devices hold about equally much (with low_0, the first device as little as possible).
+/// Returns nullopt if the model does not fit on the devices alone.
 std::optional<std::vector<int64_t>> balance(Filler& fill, const std::vector<int64_t>& limits, bool low_0) {
   if (!fill(limits)) return std::nullopt;
   const auto capped = [&](int64_t first, int64_t rest) {
@@ -156,8 +156,8 @@ bool operator<(const Location& a, const Location& b) {
 
 Bytes::Bytes(const std::string& text) {
   const std::optional<double> value = parse_quantity(text, byte_units);
-  LOCKSTEP_CHECK(value && *value < 0x1p62, "[device_map] expected bytes such as 1048576, \"10GiB\" or \"500MB\", got '",
-                 text, "'");
+  LOCKSTEP_CHECK(value && *value < 0x1p62,
+                 "[device_map] expected bytes such as 1048576, \"10GiB\" or \"500MB\", below 2^62, got '", text, "'");
   count = int64_t(*value);
 }
 
@@ -184,7 +184,7 @@ Placement infer(nn::Module& model, const std::string& mode, const Options& optio
   if (mode == "sequential") at = fill(on_devices);
   else if (const auto even = balance(fill, on_devices, mode == "balanced_low_0")) at = fill(*even);
   // If the model does not fit on the devices, the main device keeps room free to run any part from host memory or disk.
-  // Every round of this loop raises the room, until it is enough.
+  // Every round of this loop increases the number of bytes kept free, until they are enough.
   while (!at) {
     LOCKSTEP_CHECK(room <= limits[0], "[device_map] limits are too small: ", shelves[0].place.name, " may hold ",
                    limits[0], " bytes, and the largest part that has to come there to run needs ", room, ", ",

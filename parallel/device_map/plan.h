@@ -83,8 +83,8 @@ struct Placement {
   /// A table with a line per part, and the bytes at each place.
   std::string text() const;
 };
-/// The plan as a picture (SVG): a column per place, a box per part, as high as its bytes. Error for more than 16
-/// places.
+/// The plan as a picture (SVG): a column per place, a box per part. The height of a box is proportional to the bytes of
+/// the part. Error for more than 16 places.
 std::string draw_svg(const Placement& plan);
 
 /// Makes a plan. mode: auto or balanced (devices hold about equally much), balanced_low_0 (the first device holds as

@@ -30,7 +30,7 @@ int expert_ranks(nn::Module& model) {
     const int here = layer->group ? layer->group->size() : 1;
     LOCKSTEP_CHECK(ranks == 0 || ranks == here,
                    "[moe] expected all MoE layers to share experts among the same number of ranks, got ", ranks,
-                   " and ", here);
+                   " and ", here, "; give all of them groups of one size");
     ranks = here;
   }
   return std::max(ranks, 1);

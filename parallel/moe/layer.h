@@ -38,7 +38,7 @@ enum class Noise { none, jitter, rsample };
 struct Options {
   int64_t width, experts;  ///< width of tokens; number of experts over all ranks
   int64_t inner = 0;       ///< hidden width of an expert's nn::Mlp; 0: 4 width
-  /// Makes another kind of expert, a module that maps (N, width) to (N, width).
+  /// If set, makes the expert with this number, in place of an nn::Mlp: a module that maps (N, width) to (N, width).
   std::function<std::unique_ptr<nn::Module>(int64_t expert)> make = {};
   int64_t top_k = 1;                                     ///< experts per token
   double capacity_factor = 1, eval_capacity_factor = 1;  ///< see capacity(); each rank counts its own tokens
@@ -72,7 +72,7 @@ struct Layer : nn::Layer<Layer> {
   std::string options() const override;
   Variable own_loss() override { return aux_loss; }
 
-  /// Number of the first expert on this rank.
+  /// Index, among all experts, of the first expert on this rank.
   int64_t first_expert() const { return rank() * int64_t(experts.size()); }
 
   Options o;

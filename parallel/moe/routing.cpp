@@ -19,8 +19,9 @@ int64_t capacity(int64_t tokens, int64_t experts, int64_t top_k, double factor, 
 
 Routing route(const std::vector<int64_t>& choices, int64_t top_k, int64_t experts, int64_t capacity,
               const std::vector<double>& priority) {
-  LOCKSTEP_CHECK(top_k >= 1 && int64_t(choices.size()) % top_k == 0, "[route] expected ", top_k,
-                 " choices for every token, got ", choices.size());
+  LOCKSTEP_CHECK(top_k >= 1 && int64_t(choices.size()) % top_k == 0,
+                 "[route] expected top_k >= 1 and that many choices for every token, got top_k ", top_k, " and ",
+                 choices.size(), " choices in all");
   LOCKSTEP_CHECK(priority.empty() || priority.size() == choices.size(), "[route] expected a priority for each of ",
                  choices.size(), " choices, got ", priority.size());
   const int64_t tokens = int64_t(choices.size()) / top_k;

@@ -36,7 +36,7 @@ struct CompressionOptions {
   bool scale_per_tensor = true;  ///< true: one scale per tensor in a chunk; false: one per chunk
 };
 
-/// A compressed all-reduce for a fixed list of tensors, with its errors.
+/// A compressed all-reduce for a fixed list of tensors. It keeps the compression errors from call to call.
 class CompressedAllReduce {
  public:
   using Options = CompressionOptions;
@@ -47,9 +47,9 @@ class CompressedAllReduce {
   /// sign +. NaN and infinity spread to all elements with the same scale, on all ranks. In a group of one rank nothing
   /// changes. Error for other sizes or dtypes. Collective.
   void operator()(const std::vector<Tensor>& tensors, std::string_view tag = "signs");
-  /// Error of this rank as a worker, in the layout of the messages: padded() elements. Undefined in a group of one.
+  /// Compression error of this rank as a worker: padded() elements, laid out as in messages. Undefined for one rank.
   const Tensor& worker_errors() const { return worker_error_; }
-  /// Error of this rank as the server of its chunk: padded() / ranks elements. Undefined in a group of one.
+  /// Compression error of this rank as the server of its chunk: padded() / ranks elements. Undefined in a group of one.
   const Tensor& server_errors() const { return server_error_; }
   /// Bytes that this rank sends in a call.
   int64_t bytes_sent() const { return 2 * (group_.size() - 1) * message_bytes_; }

@@ -30,8 +30,8 @@ struct OneBitAdamOptions {
   /// true: apply Adam's bias correction. After the freeze, the correction of the second moment is frozen too. false:
   /// apply none, as in DeepSpeed.
   bool bias_correction = true;
-  /// true: send the bounded quotient m / (sqrt(v) + eps), whose elements are of similar size. false: send m, as in the
-  /// paper; this works only if v is nowhere tiny.
+  /// true: send the bounded quotient m / (sqrt(v) + eps), whose elements have similar magnitudes. false: send m, as in
+  /// the paper; this works only if no element of v is tiny.
   bool precondition = true;
   std::vector<optim::OptionRange> table();                      ///< names and ranges of the options
   void check(const char* op) const;                             ///< Error for options out of range
@@ -56,13 +56,13 @@ struct OneBitLambOptions {
   bool precondition = true;                 ///< see OneBitAdamOptions::precondition
   std::vector<optim::OptionRange> table();  ///< names and ranges of the options
   void check(const char* op) const;         ///< Error for options out of range
-  // One scale per chunk is enough: the scaling coefficients bring all tensors to the same size.
+  // One scale per chunk is enough: the scaling coefficients bring all tensors to the same magnitude.
   static constexpr CompressedAllReduce::Options compression{.scale_per_tensor = false};
 };
 /// 1-bit LAMB (Li et al., arXiv:2104.06069). The first freeze_step steps are LAMB's. Then momenta are averaged with one
-/// bit per element; scaling coefficients bring all tensors to the same size. In place of LAMB's coefficient it uses the
-/// coefficient's mean at the freeze times a factor. The factor measures how far the current second moment, estimated
-/// from changes of the momentum, has fallen below the frozen second moment.
+/// bit per element; scaling coefficients bring all tensors to the same magnitude. LAMB's coefficient is replaced by its
+/// mean at the freeze times a factor. The factor measures how far the current second moment, estimated from changes of
+/// the momentum, has fallen below the frozen second moment.
 class OneBitLamb : public optim::OptimizerOf<OneBitLambOptions, Optimizer> {
   LOCKSTEP_ONEBIT_OPTIMIZER(OneBitLamb);
 
@@ -74,7 +74,7 @@ class OneBitLamb : public optim::OptimizerOf<OneBitLambOptions, Optimizer> {
 /// Options of ZeroOneAdam.
 struct ZeroOneAdamOptions {
   double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-8, weight_decay = 0;
-  /// Last step that may change the second moment. Gradients are exchanged until then; local steps begin after it.
+  /// Last step that may change the second moment. Up to this step ranks exchange gradients; then local steps begin.
   double var_freeze_step = 100000;
   /// Number of changes of the second moment after which the interval between two changes doubles.
   double var_update_scaler = 16;

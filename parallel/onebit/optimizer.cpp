@@ -189,7 +189,8 @@ void Optimizer::set_exp_avg_mask(const Variable& parameter, const Tensor& mask) 
                  mask.defined() ? str(mask.shape()) : "an undefined one");
   const std::vector<Variable> all = parameters();
   LOCKSTEP_CHECK(std::any_of(all.begin(), all.end(), [&](const Variable& p) { return p.impl() == parameter.impl(); }),
-                 "[", name(), "] expected a mask for one of its parameters, got one for another of shape ",
+                 "[", name(),
+                 "] expected a mask for one of this optimizer's parameters, got one for another parameter, of shape ",
                  parameter.shape());
   const MemoryScope scope(Memory::optimizer);
   masks_[parameter.impl().get()] = mask.to(f32).contiguous();
@@ -228,7 +229,7 @@ void Optimizer::load_errors(const Errors& errors) {
   const auto load = [&](const Tensor& to, const Tensor& from) {
     LOCKSTEP_CHECK(to.defined() == from.defined() && (!to.defined() || to.numel() == from.numel()), "[", name(),
                    "] expected errors of ", to.defined() ? to.numel() : 0, " elements, got ",
-                   from.defined() ? from.numel() : 0, "; were they saved by another number of ranks?");
+                   from.defined() ? from.numel() : 0, "; load the errors that the same number of ranks saved");
     if (to.defined()) to.copy_(from);
   };
   load(own.worker_errors(), errors.worker);

@@ -48,7 +48,8 @@ struct Volume {
   int64_t exact_steps = 0, exact_bytes = 0, compressed_steps = 0, compressed_bytes = 0;
 };
 
-/// Compression errors of this rank, as flat tensors: of what it sends (worker), of the chunk that it averages (server).
+/// Compression errors of this rank, as flat tensors. worker: of the values that it sends; server: of the chunk that it
+/// averages for all ranks.
 struct Errors {
   Tensor worker, server;
 };
@@ -81,8 +82,8 @@ class Optimizer : public optim::Optimizer {
   void load_state(const optim::OptimizerState& state) override;
   /// This rank's compression errors, not copied. Undefined before the first compressed exchange, and in a group of one.
   Errors errors() const;
-  /// Restores errors() after load_state(), so that training continues bit-identically. Error unless the number of ranks
-  /// is the same.
+  /// Restores errors() after load_state(), so that training continues bit-identically. Error if another number of
+  /// ranks saved them.
   void load_errors(const Errors& errors);
   /// Number of elements of worker errors, padding included.
   int64_t error_size();

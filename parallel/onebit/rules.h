@@ -20,13 +20,13 @@ namespace lockstep::onebit {
 
 using optim::unchecked, optim::bias_correction, optim::OptionRange;
 
-/// Error unless `value` is a whole number >= least.
+/// Error unless `value` is a whole number in [least, 2^53].
 inline void check_steps(const char* op, const char* option, double value, double least) {
   LOCKSTEP_CHECK(value >= least && value <= 0x1p53 && value == std::floor(value), "[", op,
-                 "] expected a whole number >= ", least, " for ", option, ", got ", value);
+                 "] expected a whole number from ", least, " to 2^53 for ", option, ", got ", value);
 }
 
-/// m = beta1 m + (1 - beta1) scale g
+/// m = beta1 m + (1 - beta1) scale grad
 inline void add_to_momentum(const Tensor& m, double beta1, const Tensor& grad, double scale) {
   add_(mul_scalar_(m, beta1), grad, (1 - beta1) * scale);
 }

@@ -6,8 +6,8 @@
 
 namespace lockstep::sequence {
 
-/// Error unless there is a group, q, k and v have the same tokens and dtype, and the number of q's heads is a multiple
-/// of the number of k's.
+/// Error unless there is a group, q, k and v have the same tokens and dtype, and the number of heads of q is a multiple
+/// of the number of heads of k.
 inline void check_parts(const char* op, const Variable& q, const Variable& k, const Variable& v,
                         const std::shared_ptr<dist::ProcessGroup>& group) {
   LOCKSTEP_CHECK(group, "[", op, "] expected a process group, got none");
@@ -21,7 +21,7 @@ inline void check_parts(const char* op, const Variable& q, const Variable& k, co
                  q.dtype(), ", ", k.dtype(), " and ", v.dtype());
 }
 
-/// A key with independent random numbers for part `n` of a dropout mask.
+/// Returns a random key for part `n` of a dropout mask. The random numbers of different parts are independent.
 inline PhiloxKey key_of(PhiloxKey key, int64_t n) {
   return {key.seed ^ (0x9E3779B97F4A7C15u * uint64_t(n + 1)), key.stream, key.recorded};
 }

@@ -13,11 +13,11 @@ namespace lockstep::sequence {
 std::string_view name_of(Order order) { return order == Order::zigzag ? "zigzag" : "contiguous"; }
 
 Tensor positions(int64_t tokens, int ranks, int rank, Order order) {
-  LOCKSTEP_CHECK(ranks >= 1 && rank >= 0 && rank < ranks, "[positions] expected a rank from 0 to ", ranks - 1, ", got ",
-                 rank);
+  LOCKSTEP_CHECK(ranks >= 1 && rank >= 0 && rank < ranks,
+                 "[positions] expected a rank from 0 to ranks - 1 = ", ranks - 1, ", got ", rank);
   const int64_t parts = order == Order::zigzag ? 2 * ranks : ranks, size = tokens / parts;
-  LOCKSTEP_CHECK(tokens >= 0 && tokens % parts == 0, "[positions] expected a number of tokens divisible by ", parts,
-                 " (", ranks, " ranks, ", name_of(order), "), got ", tokens, "; the next such number is ",
+  LOCKSTEP_CHECK(tokens >= 0 && tokens % parts == 0, "[positions] expected a number of tokens >= 0 divisible by ",
+                 parts, " (", ranks, " ranks, ", name_of(order), "), got ", tokens, "; the next such number is ",
                  (tokens / parts + 1) * parts);
   const Tensor first = arange(double(rank * size), double((rank + 1) * size));
   return order == Order::contiguous

@@ -37,7 +37,7 @@ inline int owner(int ranks, int rank, int step) { return (rank - step + ranks) %
 /// The scores to compute in a step; nullopt if no query of the rank sees a key that the rank holds in that step.
 /// `tokens`: tokens per rank.
 std::optional<Piece> piece(int64_t tokens, int ranks, int rank, int step, Order order, bool causal);
-/// Number of scores in a piece, at most tokens² (tokens per rank); 0 for nullopt.
+/// Number of scores in a piece, at most the square of the tokens per rank; 0 for nullopt.
 double scores(const std::optional<Piece>& piece);
 
 /// A picture (SVG) of the steps of causal ring attention in both orders: a row per rank, a box per block of scores,

@@ -190,9 +190,9 @@ class Application {
     const std::string field = nn::joined(name, "weight");
     if (!quantized) return slice(how, field, weight);
     if (how.kind == Kind::rows && quantized->format != QuantFormat::row8)
-      LOCKSTEP_CHECK(quantized->in % (n_ * quant_group) == 0, "[tensor_parallel] ", quoted(name),
-                     ": expected inputs of its ", name_of(quantized->format), " weight that ", n_, " ranks times ",
-                     quant_group, " divide, got ", quantized->in, "; quantise it by row8");
+      LOCKSTEP_CHECK(quantized->in % (n_ * quant_group) == 0, "[tensor_parallel] ", quoted(name), ": expected a ",
+                     name_of(quantized->format), " weight whose number of inputs is a multiple of ", n_, " ranks x ",
+                     quant_group, ", got ", quantized->in, " inputs; quantise it by row8");
     slice(how, field + ".codes", quantized->codes);
     slice(how, field + ".scales", quantized->scales);
   }
@@ -225,11 +225,12 @@ class Application {
     nn::Module* const m = entry.module;
     const bool of_sequence = cut.kind == Kind::tokens;
     LOCKSTEP_CHECK(!cut.from_whole || cut.kind == Kind::rows || of_sequence, "[tensor_parallel] ", quoted(name),
-                   ": from_whole is for rows and tokens, got ", to_string(cut), "; leave it out");
+                   ": from_whole is for the cuts rows and tokens, got ", to_string(cut), "; leave it out");
     LOCKSTEP_CHECK(!cut.to_whole || cut.kind == Kind::columns || of_sequence, "[tensor_parallel] ", quoted(name),
-                   ": to_whole is for columns and tokens, got ", to_string(cut), "; leave it out");
+                   ": to_whole is for the cuts columns and tokens, got ", to_string(cut), "; leave it out");
     if (of_sequence) {
-      LOCKSTEP_CHECK(m, "[tensor_parallel] ", name, ": tokens is for modules, got a parameter; use features");
+      LOCKSTEP_CHECK(m, "[tensor_parallel] ", name,
+                     ": the cut tokens is for modules, got a parameter; use the cut features");
       return sequence(*m, name, cut.from_whole, cut.to_whole);
     }
     if (!m) slice(cut, name, *entry.parameter);

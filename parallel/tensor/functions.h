@@ -34,7 +34,7 @@ Variable all_gather(const Variable& x, int64_t dim, dist::ProcessGroup& group);
 /// Sums x over the ranks, and returns this rank's part of the sum along `dim`.
 Variable reduce_scatter(const Variable& x, int64_t dim, dist::ProcessGroup& group);
 
-/// A collective that has been started, along any dim. It can run at the same time as other work, until wait().
+/// A collective operation that has been started. It may run in the background until wait() is called.
 class Pending {
  public:
   /// Sums x over the ranks, in place or into `into`. Without `background` the sum is complete when this returns.
@@ -42,10 +42,11 @@ class Pending {
   static Pending all_reduce(const Tensor& into, const Tensor& x, dist::ProcessGroup& group);
   /// Concatenates the ranks' x along `dim`, into the contiguous tensor `into` if it is given.
   static Pending all_gather(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into = {});
-  /// Sums x over the ranks, and keeps this rank's part along `dim`. Error unless the number of ranks divides its size.
+  /// Sums x over the ranks, and keeps this rank's part along `dim`. Error unless the number of ranks divides the size
+  /// of `dim`.
   static Pending reduce_scatter(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into = {},
                                 bool background = true);
-  /// Joins several collectives that fill `result` together.
+  /// Returns a Pending that waits for all of `parts`, each of which fills a part of `result`, and returns `result`.
   static Pending all(std::vector<Pending> parts, const Tensor& result);
   Tensor wait();  ///< waits, and returns the result; call it once
 

@@ -29,7 +29,7 @@ struct ColumnOptions {
   bool overlap = true;  ///< overlap communication with products
   int64_t chunks = 0;   ///< chunks of rows for the overlap (overlap.h); 0: automatic
 };
-/// Returns activation(x wᵀ + bias) with this rank's rows of w and bias, which is this rank's columns of the output.
+/// `w` and `bias` hold this rank's rows. Returns activation(x wᵀ + bias), which is this rank's columns of the output.
 /// Collective, and so is the backward. Error for shapes that do not fit.
 Variable column_linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
                        const ColumnOptions& options, dist::ProcessGroup& group);

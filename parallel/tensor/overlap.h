@@ -31,9 +31,9 @@ class Chunks {
   int64_t count() const { return count_; }  ///< number of chunks
   /// True if a chunk's rows are not contiguous in the whole tensor, but come from every rank's part.
   bool apart() const { return apart_; }
-  /// Chunk i of x, the whole tensor, which is contiguous, as a view (sequences, tokens, width).
+  /// Returns chunk i of the whole tensor x, as a view (sequences, tokens, width). x must be contiguous.
   Tensor of_whole(const Tensor& x, int64_t i) const { return cut(x, i, ranks_); }
-  /// Chunk i of x, this rank's part of the tensor, as a contiguous view.
+  /// Returns chunk i of this rank's part x of the tensor, as a contiguous view.
   Tensor of_part(const Tensor& x, int64_t i) const { return cut(x, i, 1); }
   /// Shape of the whole tensor if its last dim were `width`.
   Shape whole_shape(int64_t width) const { return shape_of(ranks_, width); }

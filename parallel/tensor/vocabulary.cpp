@@ -24,7 +24,8 @@ void check_index(const char* op, const Tensor& index, const Tensor& wrong, int64
 dist::Range own_range(const char* op, int64_t vocab, int64_t here, const dist::ProcessGroup& group) {
   const dist::Range mine = dist::shard_range(vocab, group.size(), group.rank());
   LOCKSTEP_CHECK(mine.size() == here, "[", op, "] expected the ", mine.size(), " of ", vocab, " ids that rank ",
-                 group.rank(), " of ", group.size(), " has, got ", here, "; cut the table by dist::shard_range()");
+                 group.rank(), " of ", group.size(), " has, got a slice of ", here,
+                 "; cut the table by dist::shard_range()");
   return mine;
 }
 

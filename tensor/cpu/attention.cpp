@@ -99,7 +99,8 @@ template <class T> struct Forward {
             std::min(block_queries, plan.queries - i0)};
   }
 
-  /// Packs the tile of keys that begins at key j0, and its values. With a block table, each block may lie anywhere.
+  /// Packs the tile of keys that begins at key j0, and its values. With a block table, `table` gives the place of each
+  /// block of keys in k.
   void pack(const Block<A>& block, const RowBlock& at, int64_t j0, int64_t keys) const {
     for (int64_t part = 0; part < tile_keys; part += block_tokens) {
       const int64_t count = std::min(block_tokens, keys - part), j = j0 + part;

@@ -27,7 +27,7 @@ template <class T> struct Heads {
   T* data;
   int64_t batch, head, token;
 
-  /// Refers to x, whose dtype is T.
+  /// Refers to the elements of x, which have the type T.
   template <class Tensor>
   explicit Heads(Tensor& x)
       : data(static_cast<T*>(x.raw_data())), batch(x.strides()[0]), head(x.strides()[1]), token(x.strides()[2]) {}
@@ -111,8 +111,8 @@ void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, 
 /// Layout of the left factor of a product: element (i, p) is a[i * lda + p], or transposed a[p * lda + i].
 enum class Left { plain, transposed };
 
-/// c (rows x vectors) = keep * c + a (rows x depth) b (depth x vectors), with one factor `keep` per row; c = a b if
-/// keep is null. The sums stay in registers.
+/// c = keep * c + a b with one factor `keep` per row, or c = a b if keep is null. a has `depth` columns; c and b have
+/// `vectors` vectors in each row. The sums stay in registers.
 template <class A, Left left, int rows, int vectors>
 void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A* __restrict b, int64_t ldb,
                       const A* keep, A* __restrict c, int64_t ldc) {
@@ -188,7 +188,7 @@ template <class A> void hide_before(const AttentionPlan& plan, int64_t i, int64_
   if (const int64_t count = plan.first_key(i) - j0; count > 0) std::fill_n(values, std::min(count, tile_keys), hidden);
 }
 
-/// Sets the scores of keys that are not in `attended` to -inf, a run of keys at a time.
+/// Sets the scores of keys whose bit in `attended` is 0 to -inf, several consecutive keys at a time.
 template <class A> void hide(uint64_t attended, A* scores) {
   for (uint64_t hidden = ~attended; hidden != 0;) {
     const int from = std::countr_zero(hidden), count = std::countr_one(hidden >> from);
@@ -252,7 +252,7 @@ template <class A, int n, int... l> Lanes<A> fold_rows(Lanes<A> a, Lanes<A> b, s
   return max_of<A>(low, high);
 }
 
-/// The maximum of each of eight vectors, which have one register each: that of row r in lane r * lane_count / 8.
+/// Returns the maximum of rows[r] in lane r * lane_count / 8, for vectors that fill one register each.
 template <class A> Lanes<A> fold_eight(const Lanes<A> (&rows)[8]) {
   constexpr auto lanes = std::make_integer_sequence<int, lane_count<A>>();
   Lanes<A> two[4], four[2];
@@ -266,7 +266,7 @@ template <class A> Lanes<A> fold_eight(const Lanes<A> (&rows)[8]) {
   return eight;
 }
 
-/// The maximum of each of eight vectors: that of row r in lane r * lane_count / 8.
+/// Returns the maximum of rows[r], for each of the eight vectors, in lane r * lane_count / 8.
 template <class A> Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
   if constexpr (requires { Lanes<A>::parts; }) {
     constexpr int w = lane_count<A>, side = lanes<A>;
@@ -295,7 +295,7 @@ template <class A> Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
   }
 }
 
-/// The vector 0, 1, 2, ...
+/// Returns a vector that holds l in lane l: 0, 1, 2, ...
 template <class A> Lanes<A> lane_numbers() {
   A numbers[lane_count<A>];
   for (int l = 0; l < lane_count<A>; ++l) numbers[l] = A(l);

@@ -33,7 +33,7 @@ struct Geometry {
         columns(channels > 0 && (channel_stride == 1 || channels == 1) && (plane == 1 || x.strides()[2] == channels)) {}
   int64_t images, channels, plane, image_stride, channel_stride;
   bool columns;
-  /// Number of images in a group: their planes of one channel fit in cache together.
+  /// Number of images in a group: so many that one channel of all of them fits in the cache.
   int64_t group() const { return std::max<int64_t>(1, 8192 / std::max<int64_t>(plane, 1)); }
   int64_t rows() const { return images * plane; }
   int64_t blocks() const { return (rows() + row_block - 1) / row_block; }
@@ -93,7 +93,7 @@ template <class T> std::vector<Moments> column_moments(const T* x, const Geometr
   return all;
 }
 
-/// out = (x - mean) * scale + offset in every channel.
+/// out = (x - mean) * rstd * weight + bias in every channel. If `training`, first computes mean, rstd and var from x.
 template <class T>
 void batch_norm_values(const Tensor& x, const Tensor& weight, const Tensor& bias, double eps, bool training,
                        Tensor& mean, Tensor& rstd, Tensor& var, Tensor& out) {

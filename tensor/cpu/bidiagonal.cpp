@@ -1,5 +1,5 @@
 // Implicit QR (Golub and Kahan) makes a matrix diagonal in sweeps. If a shift would make small singular values
-// inaccurate, a sweep has none (Demmel and Kahan, 1990). The matrix is f64 for every dtype. A sweep's rotations are
+// inaccurate, a sweep uses no shift (Demmel and Kahan, 1990). The matrix is f64 for every dtype. The rotations are
 // applied to a few rows of u and v at a time: two successive rotations share a column, which then stays in registers.
 #include "tensor/cpu/bidiagonal.h"
 

@@ -28,8 +28,8 @@ struct Sizes : ConvSizes {
   int64_t depth() const { return c * r * s; }
   int64_t places() const { return p * q; }
 
-  /// Calls fn(row, place, from, count, step) for each output line of each row of the unfolded image, if it overlaps x:
-  /// the `count` output positions from `place` on read elements of x that start at `from` and are `step` apart.
+  /// Calls fn(row, place, from, count, step) for each row of the unfolded image and each line of the output. There, the
+  /// `count` output positions from `place` on read x[from], x[from + step], ... The other positions read only padding.
   template <class Fn> void each_line(Fn&& fn) const {
     for (int64_t ci = 0, row = 0; ci < c; ++ci)
       for (int64_t ri = 0; ri < r; ++ri)
@@ -58,8 +58,8 @@ struct Sizes : ConvSizes {
   }
 };
 
-/// Calls fn(unit, columns, scratch) for all units. `columns` has room for an unfolded image and `scratch` for a matrix
-/// product of size m x n x k. Each thread has its own.
+/// Calls fn(unit, columns, scratch) for unit = 0 to units - 1, on several threads. Each thread has two buffers:
+/// `columns` holds an unfolded image, `scratch` is what a matrix product of size m x n x k needs.
 template <class T, class Fn>
 void with_columns(int64_t units, const Sizes& z, int64_t m, int64_t n, int64_t k, Fn&& fn) {
   const int64_t size = z.depth() * z.places() + gemm_scratch<T>(m, n, k);

@@ -299,7 +299,7 @@ bool onednn_conv2d_grad_input(const Tensor& grad, const Tensor& w, const ConvArg
 bool onednn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvArgs& args, Tensor& grad_w,
                                Tensor& grad_bias) {
   Call call(ConvKind::grad_weight, x, grad, grad_w.shape(), grad_bias.defined(), args);
-  // The chunks' weight gradients are added, so all must have the same layout. It rarely differs for the last chunk.
+  // The chunks' weight gradients are added, so all must have the same layout. The last chunk's layout rarely differs.
   if (!call.usable() || !(call.plan(0).w == call.plan(call.count() - 1).w)) return false;
   const Desc w = call.plan(0).w;
   const int64_t k = grad.size(1), floats = int64_t(whole_lines(w.get_size()) / 4), each = floats + (k + 15) / 16 * 16;

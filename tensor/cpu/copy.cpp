@@ -54,7 +54,8 @@ CopyLoop make_plan(const Shape& shape, const Strides& from, const Strides& to) {
   return plan;
 }
 
-// Calls fn(offset in from, offset in to) for rows [begin, end). A row is one index of all dims but the last `inner`.
+// Calls fn(offset in from, offset in to) for rows [begin, end). A row is the elements of the last `inner` dims
+// at one index of the other dims.
 template <class Fn> void for_rows(const CopyLoop& plan, int inner, int64_t begin, int64_t end, Fn&& fn) {
   const int outer = plan.rank - inner;
   int64_t index[Dims::max_rank] = {}, from = 0, to = 0;

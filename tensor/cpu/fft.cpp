@@ -154,8 +154,8 @@ template <class T> class Rows {
   }
 
   /// Transforms one row as a matrix n1 x n2. Input number j1 n2 + j2 is element (j1, j2), and output number k1 + n1 k2
-  /// is element (k1, k2). `between` holds the numbers after the first step: blocks of w values of k1, each in the order
-  /// of j2. If there are many rows, the caller passes scratch in `own`, and a row is not split over threads.
+  /// is element (k1, k2). `between` holds the numbers after the first step: between[b n2 + j2] has those of j2 for w
+  /// values of k1, from b w on. With many rows, the caller passes scratch in `own`, and one thread computes a row.
   void run_long(const Number* x, Number* y, Lanes<T>* between, Lanes<T>* own, bool inverse, T scale) const {
     const int64_t n1 = n1_, n2 = n2_, most = own ? n1 + n2 : std::max<int64_t>(1, grain / (w * std::max(n1, n2)));
     parallel_for(ceil_div(n2, w), most, [&](int64_t begin, int64_t end) {

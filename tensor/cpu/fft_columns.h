@@ -134,7 +134,7 @@ template <class T> struct Pass {
   }
 };
 
-/// Radices, in the order of their passes.
+/// The radices of the passes, in the order in which the passes run.
 inline constexpr int radices[] = {4, 2, 3, 5, 7, 11, 13};
 
 /// n without its prime factors up to `largest`.

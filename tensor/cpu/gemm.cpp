@@ -64,7 +64,7 @@ template <class T, class In> struct Numbers {
   static void pack_b(const In* in, int64_t apart, int64_t step, int64_t count, int64_t numbers, T* out) {
     pack<wide>(in, apart, step, count, numbers, out);
   }
-  /// The rows of a if they can be read in place of a sliver, else null.
+  /// Returns the rows of a if tile() can read them where they are, without packing; else null.
   static const T* in_place(const MatrixView<In>& a) {
     if constexpr (std::is_same_v<T, In>) return reads_rows<T> && a.col == 1 ? a.data : nullptr;
     return nullptr;
@@ -118,7 +118,7 @@ template <class K> struct Blocking {
 
   int64_t depth;            // elements of k in a block; here k is counted in elements of a sliver
   int64_t columns, packed;  // columns of b, and depth of k, that are packed at a time
-  // True if the caller passed no c. Each thread then keeps a strip of result rows in its own buffer.
+  // True if c is never stored as a whole: each thread keeps a strip of result rows in its own buffer.
   bool strips;
   int64_t down = 1, across = 1;        // the grid of threads
   int64_t b_size, a_size, strip_size;  // buffer sizes, in numbers
@@ -131,7 +131,7 @@ template <class K> struct Blocking {
     packed = std::min(ceil_div(k, depth), std::max<int64_t>(1, limit / (columns * depth))) * depth;
     strips = !with_c && (packed >= k || k * std::min<int64_t>(n, 16 * wide) <= limit);
     if (strips && packed < k) packed = ceil_div(k, depth) * depth, columns = std::min(n, limit / k / wide * wide);
-    // A sliver of a is packed again in each column of the grid, which takes about as long as computing a tile. So among
+    // Each column of the grid packs the rows of a again; packing them takes about as long as computing a tile. So among
     // grids that balance the work equally well, the loop chooses the one with the fewest columns.
     const int64_t threads = std::clamp<int64_t>(m * n * k / fork_work, 1, most_threads);
     int64_t least = std::numeric_limits<int64_t>::max();
@@ -161,7 +161,7 @@ template <class K> struct Product {
   T* c;  // the result; null if plan.strips is set
   const Finish<T>& finish;
   Blocking<K> plan;
-  // The packed columns of b (for each block of k, slivers of `wide` columns), then the buffers of the threads.
+  // The packed columns of b (for each block of k, strips of `wide` columns), then the buffers of the threads.
   Packed* packed_b;
 
   int64_t end() const { return ceil_div(k, together); }  // end of k, in elements of a sliver
@@ -203,7 +203,7 @@ template <class K> struct Product {
   /// Multiplies rows [i0, i1) of a by the packed rows [p0, p1) of b and adds the result to columns j + [x0, x1) of c.
   void multiply(int64_t i0, int64_t i1, int64_t j, int64_t columns, int64_t x0, int64_t x1, int64_t p0, int64_t p1,
                 Packed* packed_a) const {
-    // Packs one sliver of a at a time if the rows of a are contiguous, otherwise plan.rows rows at a time.
+    // Packs `high` rows of a (the height of a tile) at a time if they are contiguous, otherwise plan.rows rows.
     const int64_t rows = a.col == 1 ? high : plan.rows, ld = c ? ldc : ceil_div(x1 - x0, wide) * wide;
     const bool in_place = K::in_place(a);
     T* const strip = reinterpret_cast<T*>(packed_a + plan.a_size);

@@ -17,10 +17,10 @@
 namespace lockstep::on_cpu {
 
 inline constexpr int few_rows = 7;  ///< rows that are multiplied by a square of b at a time
-/// Most rows for which b is read unpacked; with more, packing b pays.
+/// The largest number of rows of x for which b is read without packing. With more rows, packing b saves time.
 inline constexpr int unpacked_rows = 2 * few_rows;
 
-/// c = alpha * x b + beta * c for x (few rows x k). The rows of x are x_row apart, their numbers contiguous.
+/// c = alpha * x b + beta * c, where x has few rows of k contiguous numbers. The rows of x are x_row apart.
 template <class T, class In> struct FewRows {
   static constexpr int w = lanes<T>, unit = 2 * w;  ///< threads take multiples of this many columns
 

@@ -3,7 +3,7 @@
 // products to an f32 lane: twice the arithmetic of f32 in the same time. The file differs from gemm_tile.h and
 // gemm_few.h in that it counts k in pairs:
 //
-//   packing   copies pairs into slivers, with a 0 after an odd k
+//   packing   copies pairs into strips (slivers); if k is odd, a 0 completes the last pair
 //   tile      sums the pairs of each block of k in order, then the blocks. The second product of a pair is added first.
 //             Each product and each sum is rounded once, and results below 2^-126 are 0
 //   few rows  sums in the same order, but reads b in place
@@ -87,8 +87,8 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
   }
 }
 
-/// Reads 16 columns of two rows and combines the two numbers of each column to a pair. Without `second`, the second
-/// number is 0.
+/// Reads 16 columns of two rows and combines the two numbers of each column to a pair. If `second` is false, the
+/// second number is 0.
 [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline __m512i read_rows(const BFloat16* in, int64_t row, bool second,
                                                                     __mmask16 columns) {
   const __m512i low = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, in));
@@ -97,9 +97,9 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
                          _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, in + row)), 16));
 }
 
-/// Copies `count` rows or columns (lines) of `numbers` numbers, as pairs, into slivers of `width` lines, with zeros for
-/// missing lines and numbers: out[line / width][pair][line % width]. Lines are `apart` and the numbers of a line `step`
-/// numbers apart; one of the two is 1. May write up to a vector past the last sliver.
+/// Copies `count` rows or columns (lines) of `numbers` numbers, as pairs, into strips of `width` lines, with zeros for
+/// missing lines and numbers: out[line / width][pair][line % width]. Neighbouring lines are `apart` numbers apart, and
+/// neighbours within a line `step`; `apart` or `step` is 1. May write up to a vector past the last strip.
 template <int width>
 [[LOCKSTEP_FOR_PAIRS]] void pack_pairs(const BFloat16* in, int64_t apart, int64_t step, int64_t count, int64_t numbers,
                                        uint32_t* out) {
@@ -131,14 +131,14 @@ template <int width>
       for (int first = 0; first < width; first += 16) {
         __builtin_prefetch(from + 8 * step + i + first), __builtin_prefetch(from + 9 * step + i + first);
         const int64_t lines = std::min<int64_t>(count - i, width) - first;
-        // stores no more lanes than the sliver has lines: the memory after them belongs to values already written
+        // Stores at most as many lanes as the strip has lines: the memory after them holds values already written.
         _mm512_mask_storeu_epi32(out + i * depth + p * width + first, __mmask16(low_bits(std::min(16, width - first))),
                                  read_rows(from + i + first, step, 2 * p + 1 < numbers, __mmask16(low_bits(lines))));
       }
   }
 }
 
-/// c (rows x pair_columns, ldc apart) = alpha * a sliver * b sliver + beta * c over `depth` pairs.
+/// c (rows x pair_columns, ldc apart) = alpha * a * b + beta * c. a and b are packed strips of `depth` pairs.
 template <int rows>
 [[LOCKSTEP_FOR_PAIRS]] void pair_tile(int64_t depth, const uint32_t* a, const uint32_t* b, float alpha, float beta,
                                       float* c, int64_t ldc) {

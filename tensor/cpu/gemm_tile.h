@@ -1,6 +1,6 @@
 #pragma once
-// The two inner parts of a matrix product. pack() copies lines of an operand into slivers, in the order in which the
-// innermost loop reads them. tile() is that loop: it keeps a tile of the result in registers, as this picture shows.
+// The two inner parts of a matrix product. pack() copies rows of a or columns of b into strips (slivers), in the order
+// in which the innermost loop reads them. tile() is that loop and keeps a tile of the result in registers:
 //
 //                  b sliver   tile_columns = tile_vectors * lanes
 //                  +---------+
@@ -18,18 +18,18 @@
 
 namespace lockstep::on_cpu {
 
-// Vectors in a row of a tile. Rows and columns of a tile are chosen so that the registers hold the tile, one row of b
+// Number of vectors in a row of a tile. The size of a tile is chosen so that the registers hold the tile, one row of b
 // and one number of a. pack() needs tile_rows to be at most `lanes`, or a multiple of it.
 template <class T> inline constexpr int tile_vectors = lanes<T> >= (vector_registers < 32 ? 6 : 14) ? 2 : 3;
-/// Rows of a tile.
+/// Number of rows of a tile.
 template <class T>
 inline constexpr int tile_rows = vector_registers < 32 ? lanes<T> >= 6 ? 6 : 4
                                  : lanes<T> >= 14      ? 14
                                                        : 8;
-/// Columns of a tile.
+/// Number of columns of a tile.
 template <class T> inline constexpr int tile_columns = tile_vectors<T>* lanes<T>;
 
-/// Copies lines to a sliver: out[c * width + r] = in[r * apart + c], for r < count and c < columns. Writes a whole
+/// Copies lines to a strip: out[c * width + r] = in[r * apart + c], for r < count and c < columns. Writes a whole
 /// vector for each c.
 template <int width, class T, class In>
 [[gnu::always_inline]] inline void pack_square(const In* in, int64_t apart, int count, int columns, T* out) {
@@ -45,9 +45,9 @@ template <int width, class T, class In>
     if (c < columns) std::memcpy(out + c * width, &square[c], sizeof square[c]);
 }
 
-/// Copies `count` lines of length `depth` into slivers of `width` lines, out[line / width][p][line % width], with zeros
+/// Copies `count` lines of length `depth` into strips of `width` lines, out[line / width][p][line % width], with zeros
 /// for missing lines. Element p of a line is in[line * apart + p * step]. May write up to a vector past the last
-/// sliver.
+/// strip.
 template <int width, class T, class In>
 void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t depth, T* out) {
   constexpr int w = lanes<T>, side = std::min(w, width);
@@ -77,7 +77,7 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
         } else {
           for (int first = 0; first < width; first += w) {
             T part[w];
-            // reads a whole vector if `from` has as many numbers left, even if the sliver takes fewer
+            // Reads a whole vector if at least w numbers are left in `from`, even if fewer of them are needed.
             const int64_t there = count - i - first;
             const Vector<T> v = there >= w ? read<T>(from + i + first, w) : read<T>(from + i + first, int(there));
             std::memcpy(part, &v, sizeof v);
@@ -103,8 +103,8 @@ template <class T, class V> [[gnu::always_inline]] inline V add_scaled(V sum, T 
   return beta == 0 ? v : v + beta * old;
 }
 
-/// c = alpha * a * b + beta * c for a tile c of `rows` rows, ldc apart; c is not read if beta is 0. b is a sliver. a is
-/// a sliver if `packed`, else rows of a matrix that are lda apart.
+/// c = alpha * a * b + beta * c for a tile c of `rows` rows, ldc apart; c is not read if beta is 0. b is a packed
+/// strip. a is a packed strip if `packed`, else rows of a matrix that are lda apart.
 template <class T, int rows, bool packed>
 void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict b, T alpha, T beta, T* __restrict c,
           int64_t ldc) {
@@ -145,7 +145,7 @@ void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict
 
 /// Pointer to a function tile().
 template <class T> using Tile = void (*)(int64_t, const T*, int64_t, const T*, T, T, T*, int64_t);
-/// A table of the functions tile() for 1 to tile_rows rows. Operand a is a sliver if `packed` is true.
+/// A table of the functions tile() for 1 to tile_rows rows. Operand a is a packed strip if `packed`.
 template <class T, bool packed> inline constexpr auto tiles = []<int... rows>(std::integer_sequence<int, rows...>) {
   return std::array<Tile<T>, sizeof...(rows)>{&tile<T, rows + 1, packed>...};
 }

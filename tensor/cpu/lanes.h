@@ -118,7 +118,7 @@ template <class T, class Count>
   }
 }
 
-/// Loads one register: the first `count` of lanes<A> numbers of p, converted; the others are 0.
+/// Loads one register of lanes<A> numbers. Reads the first `count` from p and converts them to A; the others are 0.
 template <class A, class T> [[gnu::always_inline]] inline Vector<A> read(const T* p, int count) {
   constexpr int w = lanes<A>;
   Vector<A> v{};

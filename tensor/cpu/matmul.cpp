@@ -1,7 +1,7 @@
 // Matrix product: out = activation(alpha * a b + beta * c + bias), batched.
 //
 // Large products use all threads for each matrix. Small products of a batch use one thread each, with the same bits.
-// The operations after the product (bias, c in other memory, activation) run on each part of it while it is in cache.
+// The operations after a product (adding the bias or c, activation) run on each part of it while it is in cache.
 #include <algorithm>
 #include <atomic>
 #include <functional>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr int64_t small_product = 1 << 18;  // multiplications that justify a thread
 
-/// The derivative of a unary operation: turns the product into the gradient of the operation's input.
+/// Multiplies a product, the gradient of a unary operation's output, by the derivative of that operation.
 struct UnaryGrad {
   BlockFn run = nullptr;
   const PointwiseArgs* args = nullptr;
@@ -56,8 +56,8 @@ template <class T, class Out> struct Epilogue {
   bool empty() const { return !rounds && !bias && !before && activation == Activation::none && !unary.run && !added; }
 
   /// Applies the operations to `piece`, a part of the product, and stores the results in `before` (if not null) and
-  /// `out`. If results are rounded to 16 bits, `piece` is other memory. Otherwise it lies in `before` or, if that is
-  /// null, in `out`.
+  /// `out`. If results are rounded to 16 bits, `piece` is a separate buffer. Otherwise it is a part of `before` or, if
+  /// `before` is null, of `out`.
   void operator()(int64_t i0, int64_t j0, int64_t rows, int64_t n, T* piece, int64_t piece_ld) const {
     for (int64_t i = 0; i < rows; ++i, piece += piece_ld) {
       const int64_t at = (i0 + i) * ld + j0;
@@ -221,8 +221,8 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bia
   if (!is_floating(out.dtype()))
     return dispatch<int64_t, int32_t, int8_t, uint8_t>(out.dtype(), "matmul",
                                                        [&]<class T> { whole_products<T>(a, b, out); });
-  // If c is in other memory and beta is 1, c is added after the product. Otherwise c is copied to out first, and the
-  // product starts from beta * out.
+  // If c is not stored in out and beta is 1, c is added after the product. Otherwise c is first copied to out, and the
+  // product is added to beta * out.
   const bool behind = args.beta == 1 && c.raw_data() != out.raw_data();
   const Tensor added = behind ? c : Tensor();
   if (args.beta != 0 && !behind && c.raw_data() != out.raw_data()) out.copy_(c);

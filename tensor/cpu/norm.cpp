@@ -121,7 +121,7 @@ void norm_rows(const Tensor& x, const Tensor& weight, const Tensor& bias, double
 }
 
 /// With g = grad, y = (x - mean) * rstd and h = g * weight: grad_x = rstd * (h - mean(h) - y * mean(h * y)). The sum of
-/// g * y over the rows is grad_weight, that of g is grad_bias. A defined `add` is added to grad_x after rounding.
+/// g * y over the rows is grad_weight, that of g is grad_bias. If `add` is defined, it is added to the rounded grad_x.
 template <bool centered, class T>
 void norm_rows_grad(const Tensor& grad, const Tensor& x, const Tensor* mean, const Tensor& rstd, const Tensor& weight,
                     const Tensor& add, Tensor& grad_x, Tensor& grad_weight, Tensor* grad_bias) {
@@ -217,8 +217,8 @@ void on_cpu::rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rs
   });
 }
 
-// Runs dropout or the addition first, then the norm. Fusing them would save little: dropout spends its time on random
-// numbers.
+// First computes sum = add + dropout(x), or add + x without dropout, then the norm of sum. Fusing the two would save
+// little: dropout spends its time on random numbers.
 void on_cpu::add_norm(const Tensor& x, const Tensor& add, const Tensor& weight, const Tensor& bias,
                       const AddNormArgs& args, Tensor& sum, Tensor& out, Tensor& mean, Tensor& rstd) {
   const Tensor* const both[] = {&add, &x};

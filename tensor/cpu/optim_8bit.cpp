@@ -23,8 +23,8 @@ using namespace on_cpu;
 
 struct CodeMap {
   std::array<float, 256> values, middles;  // the numbers of the codes; midpoints between adjacent ones
-  /// below[key] is the code of the smallest float whose upper 16 bits are `key`. Other floats with these bits have this
-  /// code or the next one: each power of two has fewer than 128 midpoints, so at most one lies among them.
+  /// below[key] is the code of the smallest float whose upper 16 bits are `key`. The other floats with these
+  /// bits have this code or the next one: they span 1/128 of a power of two, so at most one midpoint lies among them.
   std::array<uint8_t, (1 << 16) + 3> below;
   explicit CodeMap(bool is_signed) {
     size_t n = 0;
@@ -117,7 +117,7 @@ float encode_block(const float* from, const CodeMap& map, bool is_signed, uint8_
 
 constexpr int64_t grain_blocks = step_grain / code_block;
 
-/// Calls fn(block, first, elements) for all blocks, on threads.
+/// Calls fn(block, its first element, its number of elements) for all blocks, on several threads.
 template <class Fn> void each_block(int64_t numel, const Fn& fn) {
   parallel_for(code_blocks(numel), grain_blocks, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) fn(b, b * code_block, std::min(code_block, numel - b * code_block));
@@ -129,7 +129,7 @@ void check_codes(const char* op, const Tensor& like, const BlockCodes& c) {
                      c.absmax.numel() == code_blocks(like.numel()),
                  "[", op, "] expected ", like.numel(), " codes in u8 and ", code_blocks(like.numel()),
                  " f32 block maxima, got ", c.codes.numel(), " in ", c.codes.dtype(), " and ", c.absmax.numel(),
-                 "; create the state for this parameter");
+                 "; create the optimizer state anew for this parameter");
 }
 
 template <int states, class Step>

@@ -136,7 +136,7 @@ LoopIndex place_of(const PointwiseLoop& plan, int64_t flat) {
   return place;
 }
 
-// Moves n elements between an operand, from `place` on, and a buffer.
+// Converts n elements of an operand, from index `place` on: into the buffer if `load`, else out of the buffer.
 void move_run(const PointwiseLoop& plan, const Operand& operand, LoopIndex place, int64_t n, std::byte* buffer,
               bool load) {
   const int last = plan.rank - 1;
@@ -162,7 +162,7 @@ void move_run(const PointwiseLoop& plan, const Operand& operand, LoopIndex place
 
 int64_t whole(int64_t n) { return (n + block_step - 1) / block_step * block_step; }
 
-// Fills a buffer with n elements of a periodic operand, from its first element on.
+// Fills a buffer with n elements of an operand whose `period` elements repeat, from its first element on.
 void fill_periodic(const Operand& operand, std::byte* buffer, int64_t n) {
   int64_t have = std::min(n, operand.period);
   operand.convert(operand.data, 1, buffer, 1, have);

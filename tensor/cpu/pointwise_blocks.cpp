@@ -19,7 +19,7 @@ constexpr Kind floats{true, false, false}, numbers{true, true, false}, logic{fal
 
 template <class T> Params<T> params_of(const PointwiseArgs& args) { return {args.p.to<T>(), args.q.to<T>()}; }
 
-// out[i] = fn(i) over whole vectors. `ivdep`: out may be one of the inputs, but never overlaps one with an offset.
+// out[i] = fn(i) over whole vectors. The pragma `ivdep` is correct: out is one of the inputs or overlaps none of them.
 template <class Out, class Fn> [[gnu::always_inline]] inline void each(void* out, int64_t n, Fn fn) {
   Out* to = static_cast<Out*>(out);
   n = n / block_step * block_step;  // tells the compiler that there is no remainder

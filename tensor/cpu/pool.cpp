@@ -1,6 +1,6 @@
 // Pooling. The same loops serve both image layouts. They walk over units: a unit is one channel of one image
-// (row-major) or a whole image (channels last). Each position of a unit holds `channels` numbers: 1, or one of each
-// channel. Threads share the units. f16 and bf16 are computed in f32.
+// (row-major) or a whole image (channels last). Each position of a unit holds `channels` numbers: one, or one for
+// each channel. The units are divided among threads. f16 and bf16 are computed in f32.
 #include <algorithm>
 #include <limits>
 #include <vector>

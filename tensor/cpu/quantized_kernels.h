@@ -14,7 +14,7 @@ struct CodedMatrix {
   bool wide;  ///< true: scales are f32; false: f16
   int64_t in, row_bytes, groups;
 
-  /// Refers to the memory of w.
+  /// Points into the memory of w, which must stay alive.
   explicit CodedMatrix(const Quantized& w)
       : format(w.format),
         codes(static_cast<const uint8_t*>(w.codes.raw_data())),
@@ -43,7 +43,7 @@ struct QuantizedKernels {
   void (*many)(const CodedMatrix& w, int64_t o0, int64_t o1, const float* x, int64_t rows, float* out, int64_t ld,
                float* scratch);
   /// Multiplies quantized rows by quantized weights, in integers. Output o goes to out[r * ld + o - o0]. Rows of x are
-  /// x_row bytes apart. The kernel may read each up to the next multiple of 64 bytes.
+  /// x_row bytes apart. The kernel may read past the end of a row, up to the next multiple of 64 bytes.
   void (*dots)(const CodedMatrix& w, int64_t o0, int64_t o1, const int8_t* x, int64_t x_row, int64_t rows, int32_t* out,
                int64_t ld);
 };

@@ -49,8 +49,8 @@ LOCKSTEP_INLINE void widen(const uint16_t* p, int64_t n, float* to) {
     _mm512_mask_storeu_ps(to + i, there, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, p + i)));
   }
 }
-/// y[i] = the sum of the lanes of v[i], for n vectors. Sixteen vectors are summed at once: each step adds the two
-/// halves of two vectors.
+/// y[i] = the sum of the lanes of v[i], for n vectors. Sixteen vectors are summed at once: each step makes one vector
+/// of two, by adding the halves of each.
 template <int n> LOCKSTEP_INLINE void sums(const F* v, float* y) {
 #pragma GCC unroll 2
   for (int first = 0; first < n; first += 16) {

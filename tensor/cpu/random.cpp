@@ -40,7 +40,7 @@ void philox_block(PhiloxKey key, uint64_t first, uint32_t* __restrict out) {
   }
 }
 
-// Fills out block by block: make(words, values) turns 256 words into `block` values of type T.
+// Fills `out` block by block: make(words, values) turns 256 words into `block` values of type T.
 template <class T, int block, class Out, class Make> void fill_blocks(Out* out, int64_t n, PhiloxKey key, Make&& make) {
   const int64_t blocks = (n + block - 1) / block;
   parallel_for(blocks, 64, [&](int64_t begin, int64_t end) {

@@ -23,7 +23,7 @@ template <class T> inline constexpr int64_t high = tile_rows<T>;
 template <class T> inline constexpr int64_t wide = tile_columns<T>;
 template <class T> using Tile2d = std::array<T, size_t(tile_rows<T>* tile_columns<T>)>;
 
-/// A k x n matrix, packed in slivers of `wide` columns. A sliver is stored in blocks of at most `depth` rows.
+/// A k x n matrix, packed in strips (slivers) of `wide` columns. A strip is stored in blocks of at most `depth` rows.
 template <class T> class Slivers {
  public:
   static constexpr int64_t depth = 2048 / int64_t(sizeof(T));
@@ -35,7 +35,7 @@ template <class T> class Slivers {
     parallel_for(count(), std::max<int64_t>(1, (1 << 15) / (wide<T> * k)), [&](int64_t first, int64_t last) {
       for (int64_t s = first; s < last; ++s)
         for (int64_t p = 0; p < k; p += depth) {
-          // Packs into a buffer of its own, because pack() may write a vector more than a sliver.
+          // Packs into a separate buffer, because pack() may write up to a vector past the end.
           T block[depth * wide<T> + 64];
           const int64_t here = std::min(depth, k - p);
           pack<int(wide<T>)>(data + p * row + s * wide<T> * col, col, row, std::min(wide<T>, n - s * wide<T>), here,
@@ -46,7 +46,7 @@ template <class T> class Slivers {
   }
   int64_t count() const { return (n_ + wide<T> - 1) / wide<T>; }
 
-  /// to = x times sliver s, for at most `high` rows of x.
+  /// to = x times strip s (`wide` columns) of the matrix, for at most `high` rows of x.
   void multiply(int64_t rows, const T* x, int64_t ldx, int64_t s, Tile2d<T>& to) const {
     const T* const sliver = reinterpret_cast<const T*>(storage_->data()) + s * k_ * wide<T>;
     for (int64_t p = 0; p < k_; p += depth) {
@@ -71,7 +71,7 @@ template <class T> class Slivers {
 /// of a step continue sequences of the step before, and the other rows begin with the initial states.
 struct Steps {
   struct Step {
-    // First row and number of rows; first row of the step before, and how many rows continue its sequences.
+    // This step's first row and number of rows; the previous step's first row; the number of sequences they share.
     int64_t at, rows, before, shared;
   };
   std::vector<Step> all;
@@ -87,8 +87,8 @@ struct Steps {
   }
 };
 
-/// Divides a product of `rows` rows and n columns into tiles. Calls fn(first row of the tile, its rows, its sliver) for
-/// each. Threads share the slivers.
+/// Divides a product of `rows` rows and n columns into tiles: strips of `wide` columns, cut every `high` rows. Calls
+/// fn(first row of the tile, its number of rows, number of its strip) for each. The strips are divided among threads.
 template <class T, class Fn> void each_tile(int64_t rows, int64_t n, int64_t work, const Fn& fn) {
   const int64_t slivers = (n + wide<T> - 1) / wide<T>;
   parallel_for(slivers, std::max<int64_t>(1, (1 << 18) / std::max<int64_t>(1, rows * wide<T> * work)),
@@ -111,8 +111,8 @@ template <class T> struct Pass {
   const int64_t hidden, fed, gates = w.size(0) / hidden, all = w.size(0);
   const Steps steps{args};
 
-  /// Computes the cell for n hidden units of one sequence. `g` holds the input products of the first gate, those of the
-  /// next gate lie `hidden` numbers further, and g receives the gates. sums[k] holds the hidden products of gate k.
+  /// Computes the cell for n hidden units of one sequence. `g` holds the first gate's products with the input, and the
+  /// next gate's lie `hidden` numbers further; g receives the gates. sums[k] holds gate k's products with h_old.
   void cell(int64_t n, T* g, const T* const* sums, const T* h_old, const T* c_old, T* fresh, T* c, T* h) const {
     const int64_t H = hidden;
     switch (args.cell) {
@@ -150,8 +150,8 @@ template <class T> struct Pass {
   }
 
   /// The gradient of cell(). On entry, d and dc hold the gradients of h and c. They are replaced by the gradients of
-  /// the previous h and c, without the part through the hidden product. `to` receives the gradients of the gates' input
-  /// products, `to_hidden` those of their hidden products.
+  /// the previous h and c, without the part that flows through products with h_old. `to` receives the gradients of the
+  /// gates' products with the input, `to_hidden` those of their products with h_old.
   void cell_grad(int64_t n, const T* g, const T* h_old, const T* c_old, const T* fresh, const T* c, T* d, T* dc, T* to,
                  T* to_hidden) const {
     const int64_t H = hidden;
@@ -192,7 +192,7 @@ template <class T> struct Pass {
 
   void forward(T* g, T* fresh, T* cells, const Tensor& h, const Tensor& c, T* out) const {
     const bool lstm = args.cell == RecurrentCell::lstm, projects = w_project.defined();
-    // Each gate's columns have slivers of their own, so that the tiles of all gates cover the same hidden units.
+    // Each gate's columns have strips of their own, so that the tiles of all gates cover the same hidden units.
     std::vector<Slivers<T>> weights;
     for (int64_t k = 0; k < gates; ++k)
       weights.emplace_back(w.data<T>() + k * hidden * fed, fed, hidden, int64_t(1), fed);
@@ -236,7 +236,7 @@ template <class T> struct Pass {
     }
   }
 
-  /// Multiplies x by b and calls fn(row, column, count, sum) for each run of `count` numbers of the product.
+  /// Multiplies x by b. Calls fn(row, column, count, sum) for pieces of the product: `count` numbers of one row.
   template <class Fn>
   void product(const Slivers<T>& b, int64_t rows, const T* x, int64_t ldx, int64_t columns, const Fn& fn) const {
     each_tile<T>(rows, columns, ldx, [&](int64_t r, int64_t count, int64_t sliver) {

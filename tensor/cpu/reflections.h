@@ -27,7 +27,7 @@ template <class T> Dense<T> product(const Reading<T>& a, const Reading<T>& b) { 
 /// c -= a b
 template <class T> void subtract(Part<T> c, const Reading<T>& a, const Reading<T>& b) { c.noalias() -= a * b; }
 
-/// The Householder reflection 1 - tau x x^T, x[0] = 1, that maps a vector to (beta, 0, ...), with LAPACK's sign.
+/// The Householder reflection 1 - tau x x^T, x[0] = 1, that maps a vector to (beta, 0, ...). beta has LAPACK's sign.
 template <class T> struct Reflection { T beta, tau; };
 /// Replaces a vector by the x of the reflection that maps it to (beta, 0, ...), and returns beta and tau.
 template <class T> Reflection<T> reflect(Column<T>& x) {
@@ -51,7 +51,7 @@ template <class T> T bring_to_one(Dense<T>& a) {
   return scale;
 }
 
-/// Columns of a panel.
+/// Number of columns of a panel.
 constexpr int64_t panel = 32;
 
 /// The decomposition a = U B V^T. B is bidiagonal, with the diagonal d and the numbers e above the diagonal. U and V
@@ -247,7 +247,7 @@ template <class T> bool decompose_symmetric(Dense<T>& a, bool vectors, Column<T>
   return true;
 }
 
-/// u diag(s) v^T = a; a is overwritten. u and v stay empty without `vectors`. False: the iteration did not converge.
+/// u diag(s) v^T = a; a is overwritten. u and v stay empty if not `vectors`. False: no convergence.
 template <class T> bool decompose(Dense<T>& a, bool vectors, bool full, Column<T>& s, Dense<T>& u, Dense<T>& v) {
   const T scale = bring_to_one<T>(a);
   const Bidiagonal<T> made(a);

@@ -1,6 +1,6 @@
 #pragma once
-// The processor's own vector registers, for the innermost loops of matrix products. On processors with smaller
-// registers the compiler would keep the 64-byte vectors of lanes.h in memory there.
+// The processor's own vector registers, for the innermost loops of matrix products. In these loops the 64-byte vectors
+// of lanes.h would be slow on processors with smaller registers, because the compiler would keep them in memory.
 #include <cstdint>
 #include <utility>
 
@@ -17,7 +17,7 @@ inline constexpr int vector_bytes = 16, vector_registers = 32;  ///< NEON
 inline constexpr int vector_bytes = 16, vector_registers = 16;  ///< SSE2, and unknown processors
 #endif
 
-/// How often the innermost loop of a product is unrolled. With 16 registers its number of instructions limits the
+/// By how much the innermost loop of a product is unrolled. With 16 registers its number of instructions limits the
 /// speed, above all if another thread shares the core. Unrolling saves the instructions of the loop counter. For the
 /// same reason the unrolled loop does not prefetch: the processor prefetches by itself.
 inline constexpr int unrolled_depth = vector_registers < 32 ? 8 : 1;

@@ -1,5 +1,5 @@
 // Resampling of planes (interpolation of images): each output is a weighted sum of the inputs around it, along rows and
-// columns. Threads divide the lines of the result. If it has fewer lines than x, a line is computed as a weighted sum
+// columns. Threads divide the lines of the result. If there are fewer than in x, a line is computed as a weighted sum
 // of lines of x, which is then resampled along the columns. Otherwise lines of x are resampled first and kept, because
 // several sums use them.
 #include <algorithm>

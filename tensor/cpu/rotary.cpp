@@ -35,7 +35,7 @@ void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inve
     const Table *const c = cosine.data<Table>(), *const s = sine.data<Table>();
     parallel_for(x.numel() / width, std::max<int64_t>(1, (1 << 14) / width), [&](int64_t begin, int64_t end) {
       for (int64_t n = begin; n < end;) {
-        // A run of tokens with the same leading indices.
+        // Rotates `count` tokens that have the same indices in the dims before the token dim.
         const int64_t t = n % tokens, count = std::min(end - n, tokens - t);
         const T* in = from + row_offset(x, n);
         T* result = to + row_offset(out, n);

@@ -11,7 +11,7 @@ namespace lockstep::on_cpu {
 
 inline constexpr int64_t row_block = 64;  // rows per block; a sum over rows adds up each block first
 
-/// The least number of rows for which another thread saves time.
+/// The least number of rows that make it worthwhile to start another thread.
 inline int64_t row_grain(int64_t columns) { return std::max<int64_t>(1, grain / std::max<int64_t>(columns, 1)); }
 
 /// Calls fn<T>() with the floating dtype of x.

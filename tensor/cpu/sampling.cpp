@@ -1,5 +1,5 @@
-// Gamma and Poisson variates by rejection. Every element has its own counters, so it can try as often as necessary.
-// Logarithms come from random_math.h, so all devices give the same bits.
+// Gamma and Poisson variates by rejection. Every element has its own random counters, so it may need any number of
+// tries. Logarithms come from random_math.h, so all devices give the same bits.
 #include <cmath>
 
 #include "tensor/cpu/cpu_kernels.h"

@@ -1,5 +1,5 @@
 #pragma once
-// Keeps oneDNN on one thread. It would start threads by itself, and its bits would then depend on their number. Work is
+// Keeps oneDNN on one thread. It would start threads by itself, and its results would depend on their number. Work is
 // split over threads here, by shape, so every call to oneDNN is made on one thread.
 #include <omp.h>
 

@@ -37,7 +37,7 @@ template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) { 
 // The type in which values are compared.
 template <class T> using Compared = std::conditional_t<std::is_integral_v<T>, T, Acc<T>>;
 
-// True if a is strictly better than b; NaN is better than any number.
+// True if a comes before b: a is larger (or smaller if not `largest`), or only a is NaN.
 template <bool largest, class C> bool better(C a, C b) { return (largest ? a > b : a < b) | ((a != a) & (b == b)); }
 
 // The index of the first best value of p[0 .. n). Finds the best value of each block with vector code, then searches
@@ -136,8 +136,8 @@ template <class K> struct Entry {
   friend bool operator<(const Entry& a, const Entry& b) { return a.key != b.key ? a.key < b.key : a.at < b.at; }
 };
 
-// Sorts entries by key. Equal keys keep the order of `at`, in which the entries must be given. For 512 entries or more
-// it is a radix sort that skips digits that all keys share.
+// Sorts entries by key. Entries with equal keys stay in their order, which must be that of their
+// positions (`at`). For 512 entries or more it is a radix sort that skips digits that all keys share.
 template <class K> void sort_entries(Entry<K>* entries, Entry<K>* spare, int64_t n) {
   if (n < 512) return std::sort(entries, entries + n);
   constexpr int digit_bits = 8, digits = sizeof(K) * 8 / digit_bits, buckets = 1 << digit_bits;

@@ -35,7 +35,7 @@ template <int states, class A, class G, class Fn>
   }
 }
 
-/// Calls step_vectors() for the elements [first, last), the last of which it pads to a whole vector.
+/// Calls step_vectors() for the elements [first, last). Pads the last elements if they do not fill a vector.
 template <int states, class A, class G, class Fn>
 void step_range(A* p, const G* grad, A* const* state, int64_t first, int64_t last, const Fn& fn) {
   constexpr int w = lane_count<A>;

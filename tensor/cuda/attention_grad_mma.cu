@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(grad_threads)
 
 /// True if several blocks add to the same tile of grad_q.
 bool has_turns(const AttentionPlan& plan) { return plan.keys > block_keys; }
-/// Tiles of queries over the whole batch.
+/// Number of tiles of queries in all heads of the batch.
 int64_t query_tiles_of(const AttentionPlan& plan) {
   return plan.batch * plan.heads * tiles_of(plan.queries, grad_step);
 }

@@ -2,8 +2,8 @@
 // windows and layouts. The algorithm is that of attention_grad_mma.cu, with products by warpgroups.
 //
 // Two warpgroups own 64 keys each. Scores and slopes (gradients of the scores) have keys as rows. Rounded to 16 bits,
-// they are left operands in registers of the products for grad_v and grad_k. For grad_q the slopes go through shared
-// memory. This timeline of a step shows which work of the warps overlaps with which products:
+// they stay in registers and are the left operands of the products for grad_v and grad_k. For grad_q the slopes go
+// through shared memory. This timeline of a step shows which work of the warps overlaps with which products:
 //
 //   tensor cores   | scores | slopes  | grad_v                        | grad_k                         | grad_q |
 //   warps                   | weights | differences, to shared memory | barrier, then this tile's turn |

@@ -1,4 +1,4 @@
-// Attention forward of f16 and bf16 on tensor cores, for aligned heads of up to 128 elements (a multiple of 8). The
+// Attention forward of f16 and bf16 on tensor cores, for heads of 8, 16, ... 128 elements, aligned to 16 bytes. The
 // algorithm is that of attention.cu. A block of four warps owns 64 queries and walks along their keys.
 #include "tensor/cuda/attention_mma.h"
 

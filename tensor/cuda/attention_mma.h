@@ -1,11 +1,11 @@
 #pragma once
 // Shared by attention forward and backward on tensor cores: products of tiles by a warp, for f16 and bf16. Scores,
-// softmax and all sums are f32; weights and their gradients are rounded to 16 bits as factors of the second products.
+// softmax and all sums are f32; weights and their gradients are rounded to 16 bits before products that read them.
 //
-// A warp owns 16 rows (queries in the forward pass, keys in the backward pass). mma() returns scores in a layout
-// (mma.h) that, rounded and packed, is that of the left operand of the next product, so weights stay in registers. The
-// next tile is copied to shared memory while the current tile is multiplied. The kernels are bound by tensor cores and
-// by shared memory, with about two reads of 512 bytes for three mma instructions.
+// A warp owns 16 rows (queries in the forward pass, keys in the backward pass). The lanes that receive a score from
+// mma() also hold this element of the next product's left operand (mma.h), so weights stay in registers. The next tile
+// is copied to shared memory while the current tile is multiplied. The kernels are bound by tensor cores and by shared
+// memory, with about two reads of 512 bytes for three mma instructions.
 #include "tensor/cuda/attention_tile.h"
 #include "tensor/cuda/mma.h"
 
@@ -21,8 +21,8 @@ struct Lane {
   __device__ int column_of(int n, int e) const { return 8 * n + 2 * t + e % 2; }
 };
 
-/// Maps a score of a lane to its query and key; e counts the elements of all products of the lane. Products are queries
-/// by keys or, if `turned`, keys by queries. Not a lambda, because nvcc 13.0 fails to compile one here.
+/// Returns the query and the key of score number e, counted over all scores that the lane holds. Rows are queries and
+/// columns are keys or, if `turned`, the other way round. Not a lambda, because nvcc 13.0 fails to compile one here.
 struct Scores {
   Lane lane;
   int64_t i0, j0;
@@ -68,7 +68,7 @@ __device__ inline void multiply(const RowTile<depth>& left, const RowTile<depth>
   }
 }
 
-/// sum[d] += a times the 16 x 8 part of `values` at row `row`, column column + 8 d.
+/// sum[d] += a times the 16 x 8 part of `values` that begins at row `row` and column `column` + 8 d.
 template <class T, int depth, int count>
 __device__ inline void multiply_rows(const uint32_t (&a)[4], const RowTile<depth>& values, int row, int column,
                                      float (&sum)[count][4]) {

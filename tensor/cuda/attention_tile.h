@@ -33,7 +33,7 @@ template <class T> struct Heads {
     constexpr int v = Tile<Compute<std::remove_const_t<T>>>::vec;
     wide = is_aligned(data, v) && x.shape()[3] % v == 0 && batch % v == 0 && head % v == 0 && token % v == 0;
   }
-  /// The row of head h of entry b at token t.
+  /// The row of token t in head h of batch entry b.
   __device__ T* row(int64_t b, int64_t h, int64_t t) const { return data + b * batch + h * head + t * token; }
 };
 
@@ -69,7 +69,7 @@ struct AttentionPlan : AttentionSizes {
     for (int d = 0; d < 4; ++d) mask_stride[d] = mask_tensor.strides()[d];
   }
 
-  /// True if query i may see key j by the causal mask and the window; both must be in range.
+  /// True if query i may see key j by the causal mask and the window; i and j must be in range.
   __device__ bool sees(int64_t i, int64_t j) const { return uint64_t(i + keys - queries - j) <= reach; }
 
   /// Block-sparse layouts only. Finds which of the keys j0 to j0 + count - 1 each of the `n` queries from i0 on of head
@@ -86,7 +86,8 @@ struct AttentionPlan : AttentionSizes {
     if (mine) words[thread] = bits;
     return __syncthreads_or(bits != 0) != 0;
   }
-  /// Counts the tiles of `size` keys with numbers first to end - 1 for which attended() is true. Contains barriers.
+  /// Returns for how many of the tiles number first to end - 1, each of `size` keys, attended() would return true.
+  /// Contains barriers.
   __device__ int tiles_attended(int64_t h, int64_t i0, int n, int64_t first, int64_t end, int size) const {
     const int64_t shift = keys - queries, last = i0 + n < queries ? i0 + n : queries;
     int found = 0;
@@ -163,14 +164,14 @@ template <class T> struct GradPlan : AttentionPlan {
 };
 
 /// True if attention_mma.cu can compute attention of these tensors on tensor cores: f16 or bf16, heads of at most 128
-/// elements, rows aligned in eights, sm_80 or later. Other f16 and bf16 tensors are rare. They are converted to f32, so
-/// that only half as many kernels must be compiled.
+/// elements, rows aligned to 16 bytes, sm_80 or later. Other f16 and bf16 tensors are rare. They are converted to f32,
+/// so that only half as many kernels must be compiled.
 bool fits_mma(std::initializer_list<const Tensor*> tensors);
 /// Attention forward on tensor cores. If fits_mma() is false for the tensors, does nothing and returns false.
 bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                    Tensor& lse);
-/// Attention backward on tensor cores. The tensors must pass fits_mma(). `counters` is an array on the device:
-/// counters_of_grad() zeros.
+/// Attention backward on tensor cores. The tensors must pass fits_mma(). `counters` is an array of
+/// counters_of_grad() zeros on the device.
 void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                         Tensor& grad_k, Tensor& grad_v);
@@ -178,8 +179,8 @@ void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Ten
 /// of queries that counts the blocks that have added to it (turns.h).
 int64_t counters_of_grad(const AttentionPlan& plan);
 /// True if attention_wgmma.cu can compute attention of these tensors on Hopper's tensor cores: the tensors fit mma, the
-/// device has compute capability 9.0, heads have 64 or 128 elements, the plan has no mask, dropout, layout or window
-/// and a positive scale, TMA accepts the tensors, and LOCKSTEP_WGMMA is not 0.
+/// device has compute capability 9.0, heads have 64 or 128 elements, the scale is positive, TMA accepts the tensors,
+/// LOCKSTEP_WGMMA is not 0, and there is no mask, dropout, block layout or window.
 bool fits_wgmma(const AttentionPlan& plan, std::initializer_list<const Tensor*> tensors);
 /// Attention forward and backward on Hopper's tensor cores, for tensors that pass fits_wgmma().
 void attention_wgmma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,

@@ -30,8 +30,8 @@ struct Softmax {
   float top[2] = {-infinity<float>, -infinity<float>};  // maximum of the scores, before scaling
   float total[2] = {};                                  // sum of this lane's weights
 
-  /// Replaces the scores of a tile by weights, relative to the maximum so far. If it has grown, sums of earlier tiles
-  /// are too large: the caller must multiply them by `shrink`. `factor` is scale / ln 2 and positive.
+  /// Replaces the scores of a tile by weights, relative to the maximum so far. If that has grown, sums of earlier
+  /// tiles are too large: the caller must multiply them by `shrink`. `factor` is scale / ln 2 and positive.
   template <int count> __device__ void update(float (&score)[count], float factor, float (&shrink)[2]) {
     float most[2] = {top[0], top[1]}, base[2];
 #pragma unroll

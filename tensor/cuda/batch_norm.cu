@@ -167,7 +167,7 @@ template <int V, class Fn> __device__ inline void each_run(const Geometry& at, F
   }
 }
 
-/// out = (x - mean) scale + offset in every channel.
+/// out = (x - mean) * rstd * weight + bias in every channel.
 template <class T, int V>
 __global__ void __launch_bounds__(threads)
     batch_norm_kernel(const T* x, Geometry at, const Compute<T>* mean, const Compute<T>* rstd, const T* weight,

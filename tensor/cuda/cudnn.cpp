@@ -14,7 +14,7 @@ namespace {
 
 constexpr const char* op_names[] = {"conv2d", "conv2d_grad_input", "conv2d_grad_weight"};
 
-/// Sizes and strides for cuDNN. Dims of size 1 may have any stride; they get the layout's stride.
+/// Sizes and strides of x for cuDNN. x may have any stride in a dim of size 1: cuDNN is given the layout's stride.
 ConvProblem::Operand operand(const Tensor& x) {
   const std::array<int64_t, 4> s{x.size(0), x.size(1), x.size(2), x.size(3)};
   const uint64_t address = reinterpret_cast<uint64_t>(x.raw_data());

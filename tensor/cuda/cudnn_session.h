@@ -37,8 +37,8 @@ void log_choice(const char* op, const std::string& problem, const EnginePlan& pl
 /// A problem in words, for messages.
 std::string text_of(const ConvProblem& problem);
 
-/// The cached plan, or a new one made by `plan` and cached. nullptr if cuDNN does not support the problem, or if it is
-/// new while a graph is recorded.
+/// The cached plan, or a new one made by `plan` and cached. nullptr if cuDNN does not support the problem, or if a
+/// new plan would have to be made while a graph is recorded.
 template <class Problem, class Plan>
 const EnginePlan* plan_for(std::map<Problem, KeptPlan>& kept, const char* op, const Problem& problem, Plan&& plan) {
   const bool recording = Graph::is_capturing();

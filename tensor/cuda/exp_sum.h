@@ -8,7 +8,7 @@ namespace lockstep::on_cuda {
 /// are -inf, which avoids NaN.
 template <class A> __device__ inline A base_of(A most) { return most == -infinity<A> ? A(0) : most; }
 
-/// Reads the row: its largest value, and the sum of exp(value - largest).
+/// Reads the row and computes its largest value and the sum of exp(value - largest).
 template <class Row> __device__ void sum_of_exp(Row& row, typename Row::A& largest, typename Row::A& sum) {
   using T = typename Row::T;
   using A = typename Row::A;

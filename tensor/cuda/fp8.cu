@@ -14,9 +14,9 @@ struct alignas(4) Codes {
   uint8_t v[run];
 };
 
-/// Converts x to codes, a block one tile of side x side elements at a time. A thread converts `run` neighbours in every
-/// `high`-th row of the tile. Then it writes `run` neighbours in every `high`-th column to the transpose. `aligned` is
-/// true if all these groups of `run` elements are complete and aligned.
+/// Converts x to codes. A block converts one tile of side x side elements at a time. A thread converts `run`
+/// neighbours in every `high`-th row of the tile. Then it writes `run` neighbours in every `high`-th column to the
+/// transpose. `aligned` is true if all these groups of `run` elements are complete and aligned.
 template <bool is_e5m2, class T, bool aligned>
 __global__ void __launch_bounds__(threads)
     cast_kernel(const T* x, int64_t rows, int64_t columns, int64_t tiles_across, int64_t tiles, const float* scale,

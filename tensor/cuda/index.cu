@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(threads)
     if (good(to, i)) atomicMax(last + at[in_out] + to * walk.stride, int(at[along]));
   }
 }
-/// Writes the elements that find_last_kernel() chose. `dense` is `walk` for a row-major tensor of out's shape.
+/// Writes the elements that find_last_kernel() chose. `dense` is `walk` with the offsets of a row-major out.
 template <class T>
 __global__ void __launch_bounds__(threads) scatter_kernel(ElementWalk walk, ElementWalk dense, const int64_t* index,
                                                           const int* last, const T* source, T* out, int64_t limit) {

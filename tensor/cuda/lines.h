@@ -4,7 +4,7 @@
 
 namespace lockstep::on_cuda {
 
-/// A contiguous tensor as (outer, n, inner): `n` is the size of the dimension, `inner` the distance of two neighbours.
+/// A contiguous tensor as (outer, n, inner): `n` is the dimension's size, `inner` the distance of neighbours along it.
 struct Lines {
   int64_t outer = 1, n = 1, inner = 1;
 

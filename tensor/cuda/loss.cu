@@ -85,16 +85,16 @@ __device__ typename Row::A loss_of(Row& row, const Targets<typename Row::T>& to,
   return top + log_sum;
 }
 
-/// Writes the gradient of a row, which row.read() has read: made[c] = softmax(x)[c] * scale - w[c] * spread, less
-/// `point` if c is the target. `l` is the log-sum-exp of the row.
+/// Writes the gradient of a row, which row.read() has read, to `made`. `upstream` is the gradient of the row's loss,
+/// `l` its log-sum-exp.
 template <class Row>
 __device__ void grad_of(Row& row, const Targets<typename Row::T>& to, const typename Row::T* x, int64_t n,
                         typename Row::A upstream, typename Row::A l, typename Row::T* made) {
   using T = typename Row::T;
   using A = typename Row::A;
   constexpr int V = Row::V;
-  // lse in f32 has an error of |lse| 2^-24, and all probabilities have the same relative error. If that is more than T
-  // rounds off, the probabilities are divided by their sum.
+  // lse in f32 has an error of |lse| 2^-24, and all probabilities have the same relative error. If that exceeds the
+  // rounding error of T, the probabilities are divided by their sum.
   constexpr A exact = std::is_same_v<T, BFloat16> ? A(2048) : sizeof(T) == 2 ? A(256) : A(16);
   const Smoothing& smoothing = to.smoothing;
   const T* const weight = to.weight;

@@ -80,7 +80,7 @@ template <int N> struct Nest {
     for (int d = 0; d < rank; ++d) divider[d] = narrow ? Divider(uint32_t(size[d])) : Divider();
   }
 
-  /// Adds the offset of element `flat` in tensor i to at[i], for all tensors. Returns its index in the innermost dim.
+  /// Adds the offset of element `flat` in tensor i to at[i], for all tensors. Returns the index in the innermost dim.
   __device__ int64_t find(int64_t flat, int64_t (&at)[N]) const {
     int64_t inner = 0;
     if (narrow) {

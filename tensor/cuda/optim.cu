@@ -60,8 +60,8 @@ __global__ void __launch_bounds__(threads) step_kernel(Step step, StepPiece piec
     step_vector<A, G>(step, piece, i, piece.n - i < V ? int(piece.n - i) : V, [](Compute<G> g) { return A(g); });
 }
 
-/// Updates all tensors, unless control->skip is set. Tensors with the same options and step count share a slot, from
-/// which a block computes a Step. It does so again when it comes to a tensor with another slot.
+/// Updates all tensors, unless control->skip is set. Tensors with the same options and step count share a slot. A
+/// block computes a Step from its first tensor's slot, and another one when it comes to a tensor with another slot.
 template <class Step, class Args, class A, class G>
 __global__ void __launch_bounds__(threads) step_all_kernel(const StepPiece* pieces, int count, int64_t chunks,
                                                            const StepControl* control, const StepSlot* slots) {
@@ -101,7 +101,7 @@ void launch_all(const std::byte* pieces, int count, int64_t chunks, const std::b
                reinterpret_cast<const StepSlot*>(numbers + sizeof(StepControl)));
 }
 
-/// Updates p. Step<A> is the rule in the type of p, constructed from args; the gradient may have 16 bits if p is f32.
+/// Updates p by the rule Step<A>(args), where A is the type of p. The gradient may have 16 bits if p is f32.
 /// If this thread collects a StepBatch, the update is added to it instead.
 template <template <class> class Step, class Args>
 void update(const char* op, Tensor& p, const Tensor& grad, std::initializer_list<const Tensor*> states,
@@ -111,7 +111,7 @@ void update(const char* op, Tensor& p, const Tensor& grad, std::initializer_list
   StepPiece piece{};
   piece.n = p.numel();
   if (low.defined()) {
-    LOCKSTEP_CHECK(low.dtype() == f16 || low.dtype() == bf16, "[", op, "] expected a copy of f16 or bf16, got ",
+    LOCKSTEP_CHECK(low.dtype() == f16 || low.dtype() == bf16, "[", op, "] expected a copy in f16 or bf16, got ",
                    low.dtype(), "; pass the model's copy of the parameter in one of these dtypes");
     piece.low = low.raw_data(), piece.low_type = low.dtype();
   }

@@ -28,7 +28,7 @@ template <int N> struct Walk {
   bool in_runs = true;
 };
 
-/// Threads of a block of these kernels.
+/// Number of threads in a block of these kernels.
 constexpr int pointwise_threads = 256;
 
 /// out = fn(in...) elementwise. A thread handles one vector of V elements at a time.
@@ -59,7 +59,7 @@ __global__ void __launch_bounds__(pointwise_threads)
   }
 }
 
-/// Makes the walk of the inputs and, last, the output. V elements form a vector.
+/// Returns the loop over the inputs and the output, which is the last of `tensors`. V elements form a vector.
 template <int N> Walk<N> make_walk(const Tensor* const (&tensors)[N], int V) {
   const Tensor& out = *tensors[N - 1];
   Walk<N> walk;

@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(threads)
 // Backward of max pooling has no PoolArgs, only the positions of the maxima (`indices`). reach_kernel() first finds,
 // for each output row p, the first and last input row that holds one of its maxima in any image. chosen_kernel() then
 // finds, for each input row y, the range of output rows whose maxima may lie in it. Both do the same for columns.
-// `reach` is stored as {-first, last}, so that integer maxima suffice, whose order does not matter.
+// `reach` holds {-first, last}: both are found as integer maxima, which threads may update in any order.
 
 __global__ void __launch_bounds__(threads) clear_reach_kernel(int64_t count, int2* reach) {
   each_element(count, [&](int64_t i) { reach[i] = {INT32_MIN, -1}; });

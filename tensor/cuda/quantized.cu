@@ -4,8 +4,8 @@
 //   a warp        computes a few outputs for a few rows. Lane l reads the 16-byte words l, l + 32, ... of the codes of
 //                 an output
 //   a code        is read once for all rows of the warp and converted to a number in a register
-//   dynamic       rows of x are quantized first, and codes are multiplied by codes. Numbers of at least the threshold
-//                 get code 0, and the same warp multiplies them unquantized
+//   dynamic       rows of x are quantized first, and codes are multiplied by codes. Numbers whose magnitude reaches
+//                 the threshold get code 0, and the same warp multiplies them unquantized
 //
 // The order of a sum depends on the number of inputs alone.
 #include "tensor/cuda/cuda_kernels.h"
@@ -39,7 +39,7 @@ struct CardCodes {
         aligned(is_aligned(static_cast<const uint8_t*>(codes), 16) && row_bytes % 16 == 0) {}
 };
 
-/// A matrix of numbers: rows of n, which begin at multiples of 16 bytes if `aligned`.
+/// A matrix whose rows have n numbers each and, if `aligned`, begin at multiples of 16 bytes.
 template <class T> struct Rows {
   const T* data;
   int64_t n;
@@ -187,7 +187,7 @@ __global__ void __launch_bounds__(threads) decode_kernel(CardCodes w, int64_t pi
 
 // --- dynamic ---
 
-/// kept[k] = 1 if any row of x has a number of at least `threshold` in column k.
+/// kept[k] = 1 if any number in column k of x has a magnitude of at least `threshold`, else 0.
 template <class T>
 __global__ void __launch_bounds__(threads)
     kept_columns_kernel(const T* x, int64_t rows, int64_t in, float threshold, uint8_t* kept) {
@@ -202,8 +202,8 @@ __global__ void __launch_bounds__(threads)
 __device__ inline bool is_kept(float x, int64_t k, float threshold, const uint8_t* kept) {
   return kept ? kept[k] != 0 : threshold > 0 && fabsf(x) >= threshold;
 }
-/// The quantized rows of x: `width` codes each, zeros past the end; a scale; and a mask of kept numbers for each 32
-/// columns.
+/// The quantized rows of x. Each has `width` codes (0 past the row's end), a scale, and for every 32 columns a mask of
+/// the numbers that stay unquantized.
 struct CodedRows {
   int8_t* codes;
   float* scales;

@@ -191,8 +191,8 @@ __global__ void set_keys_kernel(RecordedKey* to, KeyBlock from, int count) {
 
 }  // namespace
 
-/// Stores keys at `to` on the device. They are kernel parameters, so no host memory must stay valid until the kernel
-/// runs.
+/// Stores keys at `to` on the device. They are passed as kernel parameters, so the caller may change or free `keys` as
+/// soon as this function returns.
 void set_keys(RecordedKey* to, const RecordedKey* keys, int count, int device) {
   select_device(device);
   KeyBlock block{};

@@ -6,9 +6,9 @@
 
 namespace lockstep::on_cuda {
 
-/// The shape of a launch. `block` is the number of threads in a block, `across` how many of them have neighbouring
-/// elements, and `chunks` the number of parts into which the elements of one output are divided. A second kernel adds
-/// up several chunks.
+/// The shape of a launch. `block` is the number of threads in a block, `across` how many of them read neighbouring
+/// elements at once, and `chunks` the number of parts into which the elements of one output are divided. If there are
+/// several chunks, a second kernel joins their totals.
 struct ReduceShape {
   int block = 256, across = 1;
   int64_t chunks = 1;

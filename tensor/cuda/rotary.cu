@@ -18,8 +18,8 @@ struct Heads {
   int64_t x_stride = 0, out_stride = 0;
 };
 
-/// A thread rotates V pairs of each of its heads. `rows` gives the offsets of the first head's row in x, out and the
-/// tables, in the order of x's memory. out may be x.
+/// A thread rotates V pairs of each of its heads. `rows` numbers the rows of the first heads in the order of x's memory
+/// and gives their offsets in x, in out and in the tables. out may be x.
 template <class T, class Table, int V>
 __global__ void __launch_bounds__(threads)
     rotary_kernel(const T* x, const Table* cosine, const Table* sine, Compute<T> sign, Nest<3> rows, Heads heads,
@@ -58,8 +58,8 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// Chooses how many heads a thread rotates: a divisor, at most 4, of the innermost dim along which the angles do not
-/// change. Divides that dim of `rows` by it.
+/// Chooses how many heads a thread rotates: at most 4, and a divisor of the size of the innermost dim along which the
+/// angles do not change. Divides that size in `rows` by the number chosen.
 Heads take_heads(Nest<3>& rows) {
   Heads heads;
   for (int d = rows.rank - 1; d >= 0; --d) {

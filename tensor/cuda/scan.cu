@@ -1,6 +1,6 @@
 // Arg max, arg min and cumulative sums and products along a dim. If there are few lines, each is divided into chunks,
 // whose results a second kernel combines in order. The chunks depend only on the shape. One thread processes a line
-// that is short or strided. A warp or a block shares any other line.
+// that is short or strided. Any other line is processed by a warp or a block.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/element.h"
 #include "tensor/cuda/lines.h"
@@ -17,7 +17,7 @@ constexpr int64_t wanted = 1 << 17;  // threads that fill a large device
 struct Chunks {
   int64_t count = 1, length = 1;
 };
-// Divides lines of n elements into at most ceil(n / least) chunks. `sharers` threads work on each chunk.
+// Divides lines into chunks, at most one for every `least` elements. `sharers` threads work on each chunk.
 Chunks cut(const Lines& lines, int64_t sharers, int64_t least) {
   Chunks chunks;
   chunks.count = std::clamp<int64_t>(wanted / (lines.count() * sharers), 1,
@@ -147,7 +147,7 @@ template <bool product, class A> __device__ A scan_block(A value, A& all) {
 }
 
 /// A block scans a chunk of a contiguous line, `each` elements per thread and step. If `out` is null, it only writes
-/// the total of the chunk to `totals`; else `totals` is null or holds the prefix of each chunk.
+/// the total of the chunk to `totals`; else `totals` is null or holds the total of the chunks before each chunk.
 template <bool product, class T>
 __global__ void __launch_bounds__(threads)
     scan_rows_kernel(const T* x, Lines lines, Chunks chunks, bool reverse, Carried<T>* totals, T* out) {

@@ -1,7 +1,7 @@
 // Decompositions by cuSOLVER and cuBLAS, in f32 and f64. Both libraries work in place on column-major matrices, so each
 // function first copies its input and transposes it. It does not transpose a symmetric matrix, or a wide matrix for
-// svd, whose transpose is needed. A batch of small matrices is one call if the library has a batched function, else a
-// loop. The choice depends only on shapes. The status of all matrices is read once, at the end.
+// svd, where the library has to work on the transpose. A batch of small matrices is one call if the library has a
+// batched function, else a loop. The choice depends only on shapes. The status of all matrices is read at the end.
 #include <cublas_v2.h>
 #include <cusolverDn.h>
 
@@ -112,7 +112,7 @@ Tensor by_columns(const Tensor& a) { return a.transpose(1, 2).clone(); }
 
 /// The data of matrix i of a batch.
 template <class T> T* at(const Tensor& x, int64_t i) { return x.data<T>() + i * x.strides()[0]; }
-/// The addresses of the matrices of a batch, as an array on the device. iota computes them in f64, which is exact for
+/// The addresses of the matrices of a batch, as an array on the device. They are computed in f64, which is exact for
 /// addresses.
 Tensor places(const Tensor& x) {
   Tensor out = empty({x.size(0)}, {i64, x.device()});
@@ -199,7 +199,7 @@ void lu_determinant(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs)
   const Lease on;
   const Lu made = factor(on, a);
   const Tensor diagonal = made.lu.diagonal(0, 1, 2), signs = lockstep::sign(diagonal);
-  // Each row exchange flips the sign.
+  // Each exchange of two rows flips the sign of the determinant.
   const Tensor stays = eq(made.pivots, arange(1, double(a.size(1) + 1), 1, {i32, a.device()}));
   const Tensor parity = prod(stays.to(a.dtype()) * 2.0 - 1.0, {1});
   det.copy_(mul(parity, prod(diagonal, {1})));

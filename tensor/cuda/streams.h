@@ -4,7 +4,7 @@
 
 namespace lockstep::cuda {
 
-/// Devices that this process can address.
+/// The largest number of devices that this process can use.
 inline constexpr int most_devices = 64;
 /// Makes `device` this thread's current device. All work on a device begins with this call. Error while the thread
 /// records a graph of another device, and for a device that this build has no code for.

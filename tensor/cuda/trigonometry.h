@@ -11,7 +11,7 @@
 
 namespace lockstep::on_cuda {
 
-/// An angle as a number of quarter turns plus high + low, which is at most about pi / 4.
+/// An angle of `quarter` * pi / 2 + (high + low) radians, where |high + low| is at most about pi / 4.
 struct Angle {
   float high, low;
   int32_t quarter;

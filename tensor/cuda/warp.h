@@ -9,7 +9,7 @@
 
 namespace lockstep::on_cuda {
 
-/// Threads of a warp, and the mask of all its lanes.
+/// The number of threads in a warp, and the mask of all its lanes.
 inline constexpr int warp = 32;
 inline constexpr unsigned whole_warp = 0xffffffffu;
 /// Positive infinity.

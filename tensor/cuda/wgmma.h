@@ -114,7 +114,7 @@ template <class T> __device__ inline void store_shared(T* to, T value) {
     LOCKSTEP_WGMMA("128", type, LOCKSTEP_LIST_64, "%69", "{%64, %65, %66, %67}, %68, p, 1, 1, %70", LOCKSTEP_F64(c), \
                    "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(int(adds)), "n"(int(b_turned)))
 
-/// c += a b, or c = a b without `adds`. Both operands are given by their descriptors. An operand is `turned` if it is
+/// c += a b, or c = a b if `adds` is false. a and b are descriptors of the operands. An operand is `turned` if it is
 /// contiguous along m or n instead of k.
 template <class T, bool a_turned, bool b_turned, int count>
 __device__ inline void multiply_async(float (&c)[count], uint64_t a, uint64_t b, bool adds) {
@@ -185,13 +185,13 @@ template <int size, int depth> struct SwizzledTile {
 #endif
     return uint64_t(at >> 4 & 0x3fff) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 | swizzle_128 << 62;
   }
-  /// The descriptor of an operand whose dim k is along the rows of the tile: the rows from `row` on, in columns 16 k to
+  /// The descriptor of an operand that is summed along the rows of the tile: the rows from `row` on, in columns 16 k to
   /// 16 k + 15. The hardware ignores the leading offset here.
   __device__ uint64_t along(int row, int k) const {
     return describe(k / 4 * block + row * 128 + k % 4 * 32, 16, pattern);
   }
-  /// The descriptor of an operand whose dim k is down the columns of the tile (`turned`): rows 16 k to 16 k + 15, in
-  /// the columns from `column`, a multiple of 64, on.
+  /// The descriptor of a `turned` operand, which is summed down the columns of the tile: rows 16 k to 16 k + 15, in the
+  /// columns from `column` on. `column` must be a multiple of 64.
   __device__ uint64_t down(int k, int column = 0) const {
     return describe(column / 64 * block + k * 16 * 128, block, pattern);
   }

@@ -204,9 +204,10 @@ TEST_CASE("losses: invalid arguments are rejected") {
       {[&] { hinge_embedding_loss(x, two); },
        "[hinge_embedding_loss] expected a target of shape (2, 3) for x (2, 3), got (2"},
       {[&] { hinge_embedding_loss(x, signs, NAN); },
-       "[hinge_embedding_loss] expected a margin in [-inf, inf], got nan"},
+       "[hinge_embedding_loss] expected a finite margin in [-inf, inf], got nan"},
       {[&] { margin_ranking_loss(x, y, signs); }, "[margin_ranking_loss] expected a and b of one shape"},
-      {[&] { cosine_embedding_loss(x, x, two, 1.5); }, "[cosine_embedding_loss] expected a margin in [-1, 1], got 1.5"},
+      {[&] { cosine_embedding_loss(x, x, two, 1.5); },
+       "[cosine_embedding_loss] expected a finite margin in [-1, 1], got 1.5"},
       {[&] {
          cosine_embedding_loss(rand({2, 2, 2}), rand({2, 2, 2}), two);
        },

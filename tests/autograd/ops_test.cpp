@@ -489,7 +489,8 @@ TEST_CASE("wrong arguments are named") {
       {[&] { dropout(x, 1.5); }, "[dropout] expected p in [0, 1], got 1.5"},
       {[&] { dropout(x, NAN); }, "[dropout] expected p in [0, 1], got nan"},
       {[&] { attention_packed(x, 2); },
-       "[attention_packed] expected qkv (B, T, C) with C a multiple of 6 heads, got (64, 5)"},
+       "[attention_packed] expected head counts >= 1 and qkv (B, T, C) with C a multiple of 6 heads (query, key and "
+       "value), got (64, 5)"},
       {[&] { group_norm(x, 2); }, "[group_norm] expected x (N, C, ...) with C a multiple of 2 groups, got (64, 5)"},
       {[&] { huber_loss(x, x, 0); }, "[huber_loss] expected delta > 0, got 0"},
       {[&] { embedding(x, index_of({0}, {1}), 64); }, "[embedding] expected padding_index in [-1, 64), got 64"},

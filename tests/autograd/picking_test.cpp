@@ -157,7 +157,7 @@ TEST_CASE("picking: invalid arguments are rejected") {
        "[index_put] expected indices in [-2, 2) for dim 0, got 2 at position 0"},
       {[&] { index_put(x, {list.to(f32)}, zeros({})); }, "[index_put] expected indices of i64 or bool, got f32"},
       {[&] { index_put(x, {list.to(boolean).narrow(0, 0, 1)}, zeros({})); },
-       "[index_put] expected a mask of the sizes of (2, 3) from dim 0 on, got (1)"},
+       "[index_put] expected a mask whose sizes equal those of (2, 3) from dim 0 on, got (1)"},
       {[&] {
          index_put(x, {list}, zeros({4, 3}));
        },
@@ -186,8 +186,9 @@ TEST_CASE("picking: invalid arguments are rejected") {
       {[&] { histc(x, 0); }, "[histc] expected bins >= 1, got 0"},
       {[&] { histc(x, 1, 2, 1); }, "[histc] expected low <= high, got 2 and 1"},
       {[&] { histc(full({2}, NAN), 1); }, "[histc] expected a finite range, got nan"},
-      {[&] { unique(x, 2); }, "[unique] expected a dim of (2, 3), got 2"},
-      {[&] { unique_consecutive(zeros({}), 0); }, "[unique_consecutive] expected a dim of (), got 0"},
+      {[&] { unique(x, 2); }, "[unique] expected one dim or more, and dim in [-2, 2), got shape (2, 3) and dim 2"},
+      {[&] { unique_consecutive(zeros({}), 0); },
+       "[unique_consecutive] expected one dim or more, and dim in [0, 0), got shape ()"},
       {[&] {
          unique(zeros({0, 2}), 1);
        },

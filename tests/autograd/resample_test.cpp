@@ -260,7 +260,7 @@ TEST_CASE("resample: invalid arguments are rejected") {
       {[&] {
          conv_transpose3d(volume, zeros({2, 1, 1, 1, 1}), {}, conv_args3(), {1, 0, 0});
        },
-       "expected output_padding below stride or dilation"},
+       "expected output_padding below the larger of stride and dilation"},
       {[&] {
          conv_transpose3d(volume, zeros({2, 1, 1, 1, 1}), zeros({3}));
        },
@@ -317,7 +317,7 @@ TEST_CASE("resample: invalid arguments are rejected") {
       {[&] {
          grid_sample(volume, zeros({1, 1, 1, 1, 3}), {.mode = Resampling::cubic});
        },
-       "or cubic of images"},
+       "or cubic for an input (N, C, H, W)"},
       {[&] {
          affine_grid(zeros({1, 2, 2}), {1, 1, 2, 2});
        },

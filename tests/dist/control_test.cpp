@@ -542,7 +542,7 @@ TEST_CASE("control 30: too few threads is an error that says so" *
     CHECK(child.wait() == 4);
     CAPTURE(child.output());
     CHECK(contains(child.output(), "cannot start"));
-    CHECK(contains(child.output(), "the limit of processes and threads is reached (ulimit -u)"));
+    CHECK(contains(child.output(), "the limit of processes and threads is reached; raise it with ulimit -u"));
   }
 }
 

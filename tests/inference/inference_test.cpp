@@ -441,7 +441,7 @@ TEST_CASE("inference: experts over ranks") {
                                     const auto model = make();
                                     init_inference(*model, R"({"ep_size": 3})", quiet);
                                   }),
-                 "expected ranks that divide 4 experts, got 3"));
+                 "expected a divisor of 4, the number of experts, got 3"));
   // Written by two ranks, read by one.
   const TempDir d;
   on_ranks<int>(2, [&](int) {
@@ -593,7 +593,7 @@ TEST_CASE("inference: weights in 8 and 4 bits, the same codes on every rank") {
       {R"({"dtype": "int8", "quant": {"weight": {"q_groups": 1024}}})",
        "expected at most the 128 groups of 32 numbers"},
       {R"({"dtype": "int8", "quant": {"weight": {"q_groups": 128}, "activation": {"enabled": true}}})",
-       "expected at most 64 q_groups with it"},
+       "expected quant.weight.q_groups of at most 64 with it"},
   };
   for (const auto& row : refused) {
     const std::string text = message([&] { init_inference(llama, row.config, quiet); });

@@ -246,7 +246,7 @@ TEST_CASE("layers: invalid options are rejected") {
       {[] {
          ChannelShuffle({.groups = 4})(zeros({2, 6, 4}));
        },
-       "[ChannelShuffle] expected input (N, C 4, ...) of at least"},
+       "[ChannelShuffle] expected input (N, C, ...) with C a multiple of 4"},
       {[] { InstanceNorm1d({.channels = 0}); }, "[InstanceNorm] expected channels > 0, got 0"},
       {[] {
          InstanceNorm2d({.channels = 3})(zeros({2, 4, 5, 5}));

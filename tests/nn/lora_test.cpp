@@ -186,13 +186,13 @@ TEST_CASE("lora: impossible options are rejected, and nothing is changed") {
   nn::GPT model(sizes_of(true));
   const std::string all = trained(model);
   const std::vector<std::pair<nn::LoraOptions, std::string>> rows{
-      {{.r = 0}, "expected r >= 1, got 0"},
-      {{.alpha = 0}, "expected alpha > 0, got 0"},
+      {{.r = 0}, "expected r in [1, 1048576], got 0"},
+      {{.alpha = 0}, "expected a finite alpha > 0, got 0"},
       {{.dropout = 1}, "expected dropout from 0 to below 1, got 1"},
       {{.targets = {"q_proj", "up_proj"}}, "that are Linears of this GPT, got 'up_proj'"},
       {{.targets = {"q_prj"}}, "did you mean q_proj?"},
       {{.targets = {"proj"}}, "got 'proj'"},
-      {{.targets = {"q_proj", "in_proj"}}, "expected blocks.0.attention.in_proj or its rows as targets"},
+      {{.targets = {"q_proj", "in_proj"}}, "expected blocks.0.attention.in_proj or parts of it as targets"},
       {{.modules_to_save = {"lm_head"}}, "expected modules_to_save that are in this GPT, got 'lm_head'"}};
   for (const auto& row : rows) {
     CHECK_MESSAGE(contains(message([&] { nn::add_lora(model, row.first); }), row.second), row.second);

@@ -375,7 +375,7 @@ TEST_CASE("recurrent: invalid arguments are rejected") {
       {[&] {
          pad_packed_sequence(pack_padded_sequence(x, {5, 2}), {.total_length = 4});
        },
-       "expected a total_length from 5, the longest sequence's, got 4"},
+       "expected total_length >= 5, the length of the longest sequence, got 4"},
       {[&] {
          lstm(PackedSequence{zeros({3, 3}), {1, 2}, {}});
        },

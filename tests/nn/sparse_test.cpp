@@ -148,7 +148,7 @@ TEST_CASE("sparse layouts: a row of a causal one is the same at any length") {
 
 TEST_CASE("sparse layouts: options that contradict each other are rejected") {
   const auto refusal = [](const SparsityConfig& c) { return message([&] { make_layout(c, 2, 64); }); };
-  CHECK(contains(refusal({.block = 0}), "expected block of 1 or more, got 0"));
+  CHECK(contains(refusal({.block = 0}), "expected block from 1 to 1073741824, got 0"));
   CHECK(contains(refusal({.num_local_blocks = 4, .num_global_blocks = 3}), "that divides num_local_blocks 4, got 3"));
   CHECK(contains(refusal({.num_different_global_patterns = 2}), "needs different_layout_per_head, got false"));
   CHECK(contains(refusal({.different_layout_per_head = true, .num_different_global_patterns = 5}),
@@ -266,7 +266,7 @@ TEST_CASE("sparse attention is set in every layer that has none, numbered, and n
   CHECK(contains(message([&] { set_sparse_attention(model.blocks[0], {.num_local_blocks = 0}); }), "(no error)"));
   GPT other({.vocab = 7, .context = 40, .layers = 1, .width = 16, .heads = 2});
   CHECK(contains(message([&] { set_sparse_attention(other, {.num_local_blocks = 0}); }),
-                 "blocks.0.attention: [sparse attention] expected num_local_blocks of 1 or more, got 0"));
+                 "blocks.0.attention: [sparse attention] expected num_local_blocks from 1 to 1073741824, got 0"));
   const auto part = std::make_shared<SequencePart>();
   CHECK(contains(message([&] { model.blocks[0].attention.share_sequence(part); }),
                  "sparse attention does not support context parallelism"));

@@ -107,7 +107,7 @@ TEST_CASE("LBFGS rejects unsupported calls") {
          state.tensors.emplace_back("lbfgs.grad", ones({2}));
          optimizer.load_state(state);
        },
-       "expected 'lbfgs.grad' of shape (3) under lbfgs., got (2)"},
+       "expected 'lbfgs.grad' to begin with 'lbfgs.' and to have shape (3), got (2)"},
   };
   for (const auto& row : rows) CHECK_MESSAGE(contains(message(row.run), row.part), message(row.run));
 }

@@ -59,7 +59,8 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
       {"backward from many elements", [&] { (w * w).backward(); },
        "[backward] expected a gradient for a result of shape (3, 4) (only a result of one element may omit it)"},
       {"backward without a parameter", [&] { sum(Variable(x)).backward(); },
-       "[backward] this value does not require grad; was it computed in a NoGrad scope, or from data only?"},
+       "[backward] this value does not require grad; was it computed in a NoGrad scope, or from data only? Compute it "
+       "outside such a scope, from a variable that requires grad"},
       {"backward twice",
        [&] {
          const Variable loss = sum(w * w);
@@ -99,7 +100,7 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
        },
        "[linear] expected an input (..., 4) for weight (3, 4), got (2, 5)"},
       {"heads that do not divide", [&] { nn::MultiHeadAttention({.embed = 10, .heads = 3}); },
-       "[MultiHeadAttention] expected heads to divide embed 10, or a head_size, got 3 and 0"},
+       "[MultiHeadAttention] expected heads to divide embed 10, or a head_size > 0, got heads 3 and head_size 0"},
       {"channels of a convolution",
        [&] {
          nn::Conv2d({.in = 3, .out = 8, .kernel = 3})(Variable(ones({1, 1, 8, 8})));
@@ -130,7 +131,7 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
        "[bce_loss] expected x in [0, 1], got 1.5 at element 0"},
       {"a negative learning rate", [&] { optim::SGD({w}, {.lr = -1}); }, "[SGD] expected lr in [0, inf), got -1"},
       {"no parameters", [&] { optim::AdamW(std::vector<Variable>{}, {}); },
-       "[AdamW] expected at least one parameter, got an empty list: does the model's fields() name its layers?"},
+       "[AdamW] expected at least one parameter, got an empty list; name the model's layers in its fields()"},
       {"the same parameter twice",
        [&] {
          optim::SGD({w, w}, {.lr = 1});

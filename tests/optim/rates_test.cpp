@@ -164,7 +164,7 @@ TEST_CASE("groups that are added after the schedule take part") {
   WarmupLR warm(two, {.warmup_min_lr = std::vector<double>{0, 0.5}, .warmup_num_steps = 4});
   two.add_group({Variable(ones({1}), true)}, {.lr = 1});
   CHECK(contains(message([&] { warm.step(); }), "got 2 values, and none for group 2; add groups before"));
-  CHECK(contains(message([&] { two.lr(3); }), "expected a group below 3, got 3"));
+  CHECK(contains(message([&] { two.lr(3); }), "expected a group in [0, 3), got 3"));
   CHECK(contains(message([&] { SGD(std::vector<SGD::Group>{}); }), "at least one group of parameters, got none"));
 }
 

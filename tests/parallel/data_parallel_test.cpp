@@ -236,7 +236,7 @@ TEST_CASE("outputs: containers, scalars, other places") {
         CHECK(contains(message([&, losses = losses] {
                          parallel::weighted_mean(losses, {1, 2});
                        }),
-                       "[weighted_mean] expected one value per piece, 2, got shape (3)"));
+                       "[weighted_mean] expected a vector of 2 values, one per piece, got shape (3)"));
         CHECK(contains(message([&, losses = losses] {
                          parallel::weighted_mean(losses, {1, 2, 0});
                        }),

@@ -189,7 +189,7 @@ TEST_CASE("DDP: buckets follow reverse registration, then the order of gradients
                      return 0;
                    });
                  }),
-                 "expected bucket_mib > 0, got 0"));
+                 "expected a finite bucket_mib > 0, got 0"));
 }
 
 TEST_CASE(

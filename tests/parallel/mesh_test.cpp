@@ -86,7 +86,7 @@ TEST_CASE("plan: impossible plans are rejected with the reason and the nearest p
            {"pp4", {.ranks = 4, .layers = 6, .chunks = 2}, "4 stages of 2 chunks need 8 layers", "dp2+pp2"},
            {"tp4", {.heads = 6}, "tp4 does not divide the 6 attention heads", "dp2+tp2"},
            {"tp3", {.heads = 6, .width = 6, .vocab = 256}, nullptr, nullptr},
-           {"tp4", {.heads = 4, .width = 4, .vocab = 3}, "tp4 ranks share a vocabulary of 3 words", "dp2+tp2"},
+           {"tp4", {.heads = 4, .width = 4, .vocab = 3}, "tp4 has more ranks than the vocabulary has words", "dp2+tp2"},
            {"dp2+tp2", {.width = 7}, "tp2 does not divide the 7 columns of the model", "dp4"},
            {"dp2+tp2", {.inner = 7}, "hidden columns of its layers (inner)", "dp4"},
            {"dp2+tp4", {.heads = 8, .kv_heads = 2}, "4 does not divide the 2 key and value heads", "dp4+tp2"},

@@ -263,8 +263,8 @@ TEST_CASE("step model: impossible settings are rejected") {
     CHECK_MESSAGE(contains(said, row.error), said);
   }
   engine::ModelShape some = model();
-  CHECK(contains(message([&] { give_seconds(some, 0); }), "expected more than 0 FLOP/s"));
-  CHECK(contains(message([] { predict_step({.model = model(), .plan = {}}, 0, {}); }), "expected more than 0 bytes/s"));
+  CHECK(contains(message([&] { give_seconds(some, 0); }), "expected a speed of more than 0 FLOP/s"));
+  CHECK(contains(message([] { predict_step({.model = model(), .plan = {}}, 0, {}); }), "to be more than 0 bytes/s"));
   CHECK(contains(message([&] { measure_run({}, some, 1, some); }), "whose settings are in them; found none"));
   CHECK(contains(message([] { link_of_traces({}); }), "expected all-reduces of two sizes"));
 }

@@ -180,7 +180,7 @@ TEST_CASE("http: addresses to listen on") {
   const auto listening = [](const char* host, bool loopback_only) {
     return message([&] { run_http({.host = host, .loopback_only = loopback_only, .stop = [] { return true; }}); });
   };
-  CHECK(contains(listening("0.0.0.0", true), "expected a key to listen at 0.0.0.0, which others can reach"));
+  CHECK(contains(listening("0.0.0.0", true), "expected an API key to listen at 0.0.0.0, which others can reach"));
   CHECK(contains(listening("::ffff:0.0.0.0", true), "expected a key"));
   for (const char* host : {"127.0.0.1", "localhost", "127.1.2.3"}) CHECK(listening(host, true) == "(no error)");
   CHECK(listening("0.0.0.0", false) == "(no error)");

@@ -250,6 +250,8 @@ TEST_CASE("paged_attention: the bits of keys in one piece") {
     const auto bits = [](const Tensor& x) { return x.to(f64).contiguous().to_vector<double>(); };
     CHECK(bits(paged_attention(cat(q, 2), keys, values, rows, row.window)) == bits(cat(alone, 2)));
     CHECK(contains(message([&] { paged_attention(q[0], keys, values, rows, row.window); }), "expected q of"));
+    CHECK(contains(message([&] { gather_blocks(keys.narrow(2, 0, 0).contiguous(), tables[0], 1); }),
+                   "1 token or more in a block"));
   }
 }
 

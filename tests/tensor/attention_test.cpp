@@ -322,8 +322,8 @@ TEST_CASE("a layout is counted, some heads take theirs, and one that does not fi
                 {.scale = 0, .layout = random_layout(block, tokens, heads, 2)});
     });
   };
-  CHECK(contains(refusal(16, 64, 1), "[attention] expected a layout of all 40 keys, got one of 4 blocks of 16"));
-  CHECK(contains(refusal(16, 40, 2), "expected a layout of 1 or 4 heads, got 2"));
+  CHECK(contains(refusal(16, 64, 1), "[attention] expected a layout made for 40 keys, got one of 4 blocks of 16"));
+  CHECK(contains(refusal(16, 40, 2), "expected a layout of 1 head or at least 4 heads, got 2"));
   CHECK(contains(refusal(16, 8, 1, 41), "expected no more queries than keys with a layout, got 40 and 8"));
   CHECK(contains(message([] {
                    BlockLayout::of_rows(16, 1, {{0, 2}, {1}});
@@ -556,7 +556,7 @@ TEST_CASE("wrong calls are named") {
       {message([&] {
          rotary_packed(zeros({2, 5, 24}), 4, 3, zeros({5, 4}), zeros({5, 4}));
        }),
-       "[rotary_packed] expected x (B, T, C) with C a multiple of 3 heads, of which 4 are rotated"},
+       "[rotary_packed] expected x (B, T, C), with C a multiple of heads = 3 and 0 to heads rotated"},
       {message([&] {
          rotary_packed(zeros({2, 5, 24}), 2, 3, zeros({5, 5}), zeros({5, 5}));
        }),

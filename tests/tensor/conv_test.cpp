@@ -315,7 +315,7 @@ TEST_CASE("convolution and pooling: Errors name the wrong argument") {
       {message([&] {
          conv_transpose2d(zeros({1, 8, 4, 4}), w, {}, {}, {1, 1});
        }),
-       "expected output_padding below stride or dilation, got (1, 1)"},
+       "expected output_padding below the larger of stride and dilation, got (1, 1)"},
       {message([&] {
          max_pool2d(zeros({4, 4}), {});
        }),

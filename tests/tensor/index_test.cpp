@@ -276,7 +276,7 @@ TEST_CASE("indexing: wrong calls change nothing") {
          pad(x, {-4, 0});
        }},
       {"[pad] expected (before, after) pairs", [&] { pad(x, {1}); }},
-      {"[flip] expected every dim once, got (0, 0)",
+      {"[flip] expected no dim twice, got (0, 0)",
        [&] {
          flip(x, {0, 0});
        }},

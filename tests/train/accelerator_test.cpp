@@ -228,7 +228,7 @@ TEST_CASE("accelerator: parts prepared one by one, plain backward, files with au
       if (way == 1) {
         auto loader = acc.prepare(batches);
         auto model = acc.prepare(net);
-        CHECK_THROWS_WITH_AS(acc.engine(), doctest::Contains("a model and its optimizer before, got none"), Error);
+        CHECK_THROWS_WITH_AS(acc.engine(), doctest::Contains("a model and its optimizer, got none"), Error);
         auto optimizer = acc.prepare(adam);
         for (auto& [x, y] : loader) {
           cross_entropy(model(x), y).backward();
@@ -375,7 +375,7 @@ TEST_CASE("accelerator: an object of the program's goes into the checkpoint, and
       CHECK(schedule.lr() == 0.25);
       CHECK(schedule.last_step() == 2);
       acc.free_memory();
-      CHECK_THROWS_WITH_AS(optimizer.step(), doctest::Contains("a model and its optimizer before, got none"), Error);
+      CHECK_THROWS_WITH_AS(optimizer.step(), doctest::Contains("a model and its optimizer, got none"), Error);
     }
   });
 }
@@ -391,12 +391,12 @@ TEST_CASE("accelerator: invalid calls are rejected") {
   using data::DataLoader;
   std::vector<int> list = {1, 2};
   for (const Row& row : std::vector<Row>{
-           {"the loader is sharded already (DistributedSampler); pass a plain one",
+           {"the loader is sharded already (DistributedSampler); pass one that is not: prepare() shards it",
             [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) {
               DataLoader loader(samples, {.batch_size = 4, .sampler = data::DistributedSampler(32, 2, 0)});
               acc.prepare(net, adam, loader);
             }},
-           {"the loader is sharded already (MicroBatchSampler); pass a plain one",
+           {"the loader is sharded already (MicroBatchSampler); pass one that is not: prepare() shards it",
             [&](Accelerator&acc, Mlp&, optim::AdamW&) {
               DataLoader loader(
                   samples, {.batch_size = 4, .sampler = data::MicroBatchSampler({.samples = 32, .micro_batch = 4})});
@@ -453,7 +453,7 @@ TEST_CASE("accelerator: invalid calls are rejected") {
            {"expected mixed_precision no, fp16, bf16 or fp8, got int8",
             [](Accelerator&, Mlp&, optim::AdamW&) {},
             {.mixed_precision = "int8"}},
-           {"expected even_batches", [](Accelerator&, Mlp&, optim::AdamW&) {}, {.even_batches = false}},
+           {"expected even_batches true", [](Accelerator&, Mlp&, optim::AdamW&) {}, {.even_batches = false}},
            {"expected a call inside the loop over a loader",
             [](Accelerator&acc, Mlp&, optim::AdamW&) { acc.gather_for_metrics(zeros({4})); }},
        }) {

@@ -410,7 +410,7 @@ TEST_CASE("trainer: what is refused leaves a folder as it is") {
   CHECK(contains(message([&] {
                    run(o, [](train::TrainerOptions& t) { t.notes = data::Json::Object{{"text", "caf\xe9.txt"}}; });
                  }),
-                 "expected paths and options in UTF-8, which the run's config.json keeps, got caf\\xe9.txt"));
+                 "expected paths and options in UTF-8, because the run's config.json stores them, got caf\\xe9.txt"));
   CHECK(contains(message([&] { run(o, [](train::TrainerOptions& t) { t.data = nullptr; }); }),
                  "expected data or batches, got neither"));
   CHECK(listing() == before);

@@ -251,7 +251,7 @@ TEST_CASE("zero: spread parameters: who changes them, what is not finite, what c
     CHECK(contains(
         refusal({names, nullptr}),
         "expected spread.group to be a subgroup of world (4 ranks) whose ranks have the same parameters, got none"));
-    CHECK(contains(refusal({{"experts.9.bias"}, same.get()}), "got 1 names, of which it has 0"));
+    CHECK(contains(refusal({{"experts.9.bias"}, same.get()}), "got 1 names, of which the module has 0"));
     CHECK(contains(refusal({}), "rank 1 has 'parameter experts.1.weight"));
     Zero zero(net, *optimizer, {.stage = 3, .nonfinite = zero::NonFinite::skip, .spread = {names, same.get()}});
     const int mine = rank % 2;

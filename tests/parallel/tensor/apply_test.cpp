@@ -308,8 +308,9 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
       {{"blocks", cut::tokens},
        "blocks.0.attention.in_proj.weight is cut, but belongs to a module that computes a part of the sequence",
        true},
-      {{"norm", cut::to_whole(cut::features)}, "to_whole is for columns and tokens, got features to whole"},
-      {{"in_proj", cut::from_whole(cut::columns)}, "from_whole is for rows and tokens, got columns from whole"},
+      {{"norm", cut::to_whole(cut::features)}, "to_whole is for the cuts columns and tokens, got features to whole"},
+      {{"in_proj", cut::from_whole(cut::columns)},
+       "from_whole is for the cuts rows and tokens, got columns from whole"},
       {{"head", cut::whole},
        "tokens.weight is also head.weight: a parameter shared by several modules must be cut in all of them"},
   };
