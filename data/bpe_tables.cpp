@@ -108,7 +108,8 @@ void BpeTokenizer::add_merge(const std::string& both, const std::string& where) 
 void BpeTokenizer::add_merge(const std::string& first, const std::string& second, const std::string& where) {
   std::string a, b;
   LOCKSTEP_CHECK(spell(first, a) && spell(second, b), where, ": expected two tokens",
-                 rules_.byte_level ? " of GPT-2's byte alphabet" : "", ", got \"", first, "\" and \"", second, "\"");
+                 rules_.byte_level ? " of GPT-2's byte alphabet" : "", ", got \"", first, "\" and \"", second,
+                 "\"; correct this merge or take it out");
   const auto found = [&](const std::string& text, const std::string& name) {
     const auto place = ids_.find(text);
     LOCKSTEP_CHECK(place != ids_.end(), where, ": token \"", name, "\" is not in the vocabulary; add it there");

@@ -22,8 +22,8 @@ struct KvCache {
   /// Appends k and v (B, kv heads, T, head size). If they do not fit, the capacity doubles, but to at most `most`
   /// tokens unless more are needed.
   void append(const Tensor& k, const Tensor& v, int64_t most);
-  /// Returns the tokens from `first` on of `of` (`keys` or `values`), converted to dtype `as`. With a table, `first`
-  /// must be a multiple of the block size.
+  /// Returns the part of `of` (`keys` or `values`) from token `first` on, converted to dtype `as`. If the cache has a
+  /// `table` of blocks, `first` must be a multiple of the block size.
   Tensor filled(const Tensor& of, DType as, int64_t first = 0) const;
 };
 

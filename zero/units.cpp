@@ -1,4 +1,4 @@
-// Planning units. See units.h.
+// Divides the parameters of a model into the units that ZeRO gathers and reduces as a whole.
 #include "zero/units.h"
 
 #include <algorithm>

@@ -67,7 +67,7 @@ void check_built(const ConfigReader& c) {
   for (const char* key : not_built)
     if (const Json* value = c.find(key))
       LOCKSTEP_CHECK(*value == Json(false) || *value == Json(Json::Object{}), c.where(), ": ", key, " ", value->dump(),
-                     " is not supported; expected false or none");
+                     " is not supported; expected false or no such key");
 }
 
 GPT::Options gpt2_options(const ConfigReader& c) {
