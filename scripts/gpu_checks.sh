@@ -96,7 +96,8 @@ PYTHON
 # The programs share most of their code, so the dictionary is as large as all of them.
 bytes=$(du -sb "$folder" | cut -f1)
 mib=$(((bytes >> 20) + 8))
-tar -C "$build/bundle" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - gpu-checks | xz --memlimit-compress=0 --lzma2=preset=6,dict="${mib}MiB" >"$archive"
+tar -C "$build/bundle" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - gpu-checks |
+  python3 -c 'import lzma, shutil, sys; shutil.copyfileobj(sys.stdin.buffer, lzma.open(sys.stdout.buffer, "w", filters=[{"id": lzma.FILTER_LZMA2, "preset": 6, "dict_size": int(sys.argv[1]) << 20}]))' "$mib" >"$archive"
 size=$(stat -c %s "$archive")
 echo "$archive: $((size >> 10)) KiB, of $((bytes >> 20)) MiB"
 if ((size > most)); then

@@ -1,9 +1,10 @@
 // Decodes and encodes JPEG (ITU-T T.81) by libjpeg-turbo. See image_pixels.h and image_files.h.
 #include <csetjmp>
 #include <cstdio>
-// jpeglib.h needs FILE and size_t first.
-#include <jerror.h>
+// jpeglib.h needs FILE and size_t first, jerror.h the version that jpeglib.h defines: its numbers depend on it.
 #include <jpeglib.h>
+
+#include <jerror.h>
 
 #include <algorithm>
 #include <cstring>

@@ -61,10 +61,9 @@ TEST_CASE("traces: cut at any byte, the records before it are read") {
 TEST_CASE("traces: clocks that drifted are put right") {
   const TempDir folder;
   traced(folder, 0, 2, [] { put("forward", Category::forward, 10, 11); });
-  trace::start(
-      folder.path,
-      {.rank = 1, .ranks = 2, .offset_ns = 1000, .error_ns = 500, .zero_ns = trace::now() - 10'000'000'000, .run = 7});
-  const int64_t begun = trace::now() - 5'000'000'000;
+  const int64_t now = trace::now(), begun = now - 5'000'000'000;
+  trace::start(folder.path,
+               {.rank = 1, .ranks = 2, .offset_ns = 1000, .error_ns = 500, .zero_ns = now - 10'000'000'000, .run = 7});
   // 5 s after zero, halfway to the end: half of the drift
   trace::record("forward", Category::forward, begun, begun + 1'000'000'000);
   trace::note("clock at the end", "{\"offset_ns\":3001000,\"error_ns\":900}");
