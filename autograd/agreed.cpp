@@ -1,4 +1,5 @@
-// The table of parameters that several ranks hold copies of. agreed() averages a number over these ranks. See agreed.h.
+// Lists the parameters that several ranks hold copies of, each with the function that averages a number over these
+// ranks. agreed() calls that function. See agreed.h.
 #include "autograd/agreed.h"
 
 #include <mutex>

@@ -12,10 +12,11 @@ namespace lockstep {
 /// Averages a number over some ranks. All these ranks must call it. `what` names the number in errors.
 using MeanOverRanks = std::function<double(double value, const char* what)>;
 
-/// Registers parameters that several ranks hold copies of, and a function for agreed() that averages over these ranks.
+/// Registers parameters that several ranks hold copies of, with the function by which agreed() averages a number over
+/// these ranks.
 class SharedParameters {
  public:
-  /// Registers `mean` for `parameters`, until this object is destroyed.
+  /// Registers `parameters` with the averaging function `mean`, until this object is destroyed.
   SharedParameters(const std::vector<Variable>& parameters, MeanOverRanks mean);
   ~SharedParameters();
   SharedParameters(const SharedParameters&) = delete;
@@ -24,11 +25,11 @@ class SharedParameters {
   std::vector<Variable> parameters_;
   std::shared_ptr<const MeanOverRanks> mean_;
 };
-/// The mean registered for a parameter, or null.
+/// The averaging function with which a parameter is registered, or null.
 std::shared_ptr<const MeanOverRanks> mean_over_ranks(const Variable& parameter);
 
 /// Averages `value` over the ranks that hold copies of the parameters (DistributedDataParallel, ZeRO). All these ranks
-/// must call agreed(). Returns `value` itself if no other rank holds copies.
+/// must call agreed(). Returns `value` itself if no other rank holds copies. `what` names the value in errors.
 double agreed(const std::vector<Variable>& parameters, double value, const char* what);
 
 }  // namespace lockstep

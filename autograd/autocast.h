@@ -1,7 +1,7 @@
 #pragma once
-// Autocast: inside the scope matrix products, convolutions and attention run in bf16 or f16; softmax, norms and losses
-// in f32; other operations promote to the wider operand. Outside a scope nothing is ever promoted. If input and weight
-// of a norm both have 16 bits, neither is cast, so a model with 16-bit parameters needs no casts.
+// Autocast: inside the scope, matrix products, convolutions and attention run in bf16 or f16; softmax, norms and losses
+// run in f32; other operations run in the widest dtype of their operands. Outside a scope nothing is ever promoted. If
+// input and weight of a norm both have 16 bits, neither is cast, so a model with 16-bit parameters needs no casts.
 #include <array>
 #include <initializer_list>
 #include <optional>
@@ -29,7 +29,7 @@ class Autocast {
   static std::array<Variable, 3> of_norm(const Variable& x, const Variable& weight, const Variable& bias);
   /// True when operands of these dtypes are promoted to wider(a, b): inside a scope, when both are floating.
   static bool promotes(DType a, DType b) { return enabled() && is_floating(a) && is_floating(b); }
-  /// The wider of two floating dtypes; f32 for f16 with bf16.
+  /// The wider of two floating dtypes; f32 if one is f16 and the other bf16.
   static DType wider(DType a, DType b);
   /// The dtype to promote these operands to; empty outside a scope, when an operand is not floating, or when all
   /// operands have the same dtype.
@@ -40,7 +40,7 @@ class Autocast {
   State* previous_;
 };
 
-/// For functions that consist of several operations, or whose derivative does. Converts 16-bit inputs to f32 at the
+/// For a function whose forward or backward consists of several operations. Converts 16-bit inputs to f32 at the
 /// start and rounds the result once at the end, so that no value in between overflows, underflows or is rounded. Under
 /// autocast the result stays f32.
 class Wide {

@@ -93,7 +93,7 @@ struct Kept {
   Tensor get() const { return elsewhere ? elsewhere() : saved.get("checkpoint"); }
 };
 
-/// Calls the CheckpointKeeper's begin() at the start of a scope, and its end() at the end. Does nothing if it is null.
+/// Calls keeper->begin() at the start of a scope, and keeper->end() at the end. Does nothing without a keeper.
 class Around {
  public:
   Around(CheckpointKeeper* keeper, bool backward) : keeper_(keeper), backward_(backward) {
@@ -206,7 +206,7 @@ std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variabl
   for (const Variable& result : results) {
     LOCKSTEP_CHECK(result.defined(), "[checkpoint] expected fn to return a defined variable");
     const bool recorded =
-        // a result that requires grad was made outside fn: it is returned unchanged
+        // fn ran under NoGrad, so a result that requires grad was made outside fn: return it unchanged
         is_floating(result.dtype()) && !result.requires_grad();
     recipe.outputs.push_back({result.shape(), result.dtype(), recorded});
     if (recorded) tensors.push_back(result.tensor());

@@ -1,8 +1,8 @@
 #pragma once
 // Activation checkpointing (Chen et al., 2016): keeps only the inputs of a part of the model, and runs that part again
-// when its gradient is needed. Random numbers are replayed, so dropout gives the same bits. The second run starts from
-// the state of the first (tensors that fn changes in place: running statistics, counters) and leaves that state
-// unchanged.
+// when its gradient is needed. Random numbers are replayed, so dropout gives the same bits. Tensors that the part
+// changes in place (running statistics, counters) have the same values at the start of both runs. After the second run
+// they get back the values that they had before it.
 #include <functional>
 #include <memory>
 #include <vector>
@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// Policy of one checkpoint: where its inputs are kept between forward and backward, and what happens around its runs
-/// (parallel/activation_checkpoints.h).
+/// Policy of one checkpoint: where its inputs are kept between forward and backward, and what is done before and after
+/// each run of its function (parallel/activation_checkpoints.h).
 class CheckpointKeeper {
  public:
   virtual ~CheckpointKeeper() = default;

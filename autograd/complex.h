@@ -1,5 +1,5 @@
 #pragma once
-// The functions of tensor/complex.h on Variable, with gradients.
+// The functions of tensor/complex.h for Variables, with gradients.
 #include "autograd/ops.h"
 #include "tensor/complex.h"
 

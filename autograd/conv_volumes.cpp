@@ -1,5 +1,6 @@
-// Convolutions of volumes, by convolutions of images. conv3d makes an image for each output depth. The image has the
-// channels of all input depths that the kernel covers there. conv_transpose3d adds one image for each kernel depth.
+// Computes 3-d convolutions by 2-d ones. conv3d makes one image for each output depth: its channels are those of all
+// input depths that the kernel covers there. conv_transpose3d makes one image for each pair of an input depth and a
+// kernel depth, and adds it at the output depth that the pair contributes to.
 #include "autograd/conv_volumes.h"
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 
 namespace lockstep {
 
-/// Default options of volumes: stride 1, no padding, no dilation.
+/// Default options of a 3-d convolution: stride 1, no padding, no dilation.
 inline ConvArgs conv_args3() { return {.stride = {1, 1, 1}, .padding = {0, 0, 0}, .dilation = {1, 1, 1}}; }
 
 /// 3-d convolution: x (N, C, D, H, W), kernel w (K, C / groups, T, R, S), bias (K) or undefined. Returns (N, K, ...).

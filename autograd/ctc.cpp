@@ -17,7 +17,7 @@ double log_sum(double a, double b) {
   return b == impossible ? a : a + std::log1p(std::exp(b - a));
 }
 
-/// One sequence: `steps` rows of log-probabilities that are `stride` numbers apart.
+/// One sequence: `steps` rows of log-probabilities. Each row begins `stride` numbers after the row before.
 struct CtcSequence {
   const double* x;
   int64_t steps, stride, classes, blank;

@@ -1,6 +1,7 @@
 // Derivatives of Fourier transforms. A transform is linear, so its derivative is its adjoint, which is another
-// transform. The adjoint of a complex transform is its inverse direction, with the same scale. A bin of a half spectrum
-// also stands for the bin's conjugate, except the first bin and, for an even length, the last bin.
+// transform. The adjoint of a complex transform is the transform in the other direction, with the same scale. In the
+// half spectrum of real numbers, a bin also stands for its conjugate, which is left out. The first bin and, for an even
+// length, the last bin stand for themselves only.
 #include "autograd/fft.h"
 
 #include <cmath>

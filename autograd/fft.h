@@ -1,5 +1,5 @@
 #pragma once
-// The functions of tensor/fft.h on Variable, with gradients.
+// The functions of tensor/fft.h for Variables, with gradients.
 #include "autograd/complex.h"
 #include "tensor/fft.h"
 
@@ -13,9 +13,9 @@ namespace lockstep::fft {
 namespace detail {
 /// The Fourier transform of complex x along `dim`, or its inverse, times `scale`.
 Variable complex_to_complex(const Variable& x, int64_t dim, bool inverse, double scale);
-/// The Fourier transform of real x along `dim`, times `scale`: only the first half, since the rest follows by symmetry.
+/// Fourier transform of n real numbers x along `dim`, times `scale`. Returns bins 0 to n / 2; the rest are conjugates.
 Variable real_to_complex(const Variable& x, int64_t dim, double scale);
-/// The inverse of real_to_complex(): x is the first half of a spectrum, the result has n real numbers, times `scale`.
+/// Inverse of real_to_complex(): x holds bins 0 to n / 2, the result n real numbers along `dim`, times `scale`.
 Variable complex_to_real(const Variable& x, int64_t n, int64_t dim, double scale);
 }  // namespace detail
 

@@ -54,7 +54,7 @@ Variable linear_fp8(const Variable& input, const Variable& w, const Variable& sh
                                 bias.defined() ? bias.tensor() : Tensor(), dtype)
                          .view(shape);
   if (!recorded) return activated(out, activation);
-  // Save the weight itself, not its fp8 copy: ZeRO 3 may free the weight until backward, which casts it again.
+  // Save the weight, not its fp8 copy: then ZeRO 3 can free the weight's memory until backward, which casts it again.
   const Saved kept_w = x.requires_grad() ? Saved(w) : Saved();
   const Variable product =
       record(fp8_name, {&x, &w, &bias}, out,

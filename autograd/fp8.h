@@ -11,7 +11,7 @@ namespace lockstep {
 
 inline constexpr int64_t fp8_multiple = 16;  ///< sizes must be multiples of 16, as cuBLASLt requires
 
-/// The three tensors that a linear map casts, each with its own scale.
+/// The three tensors that a linear map casts to fp8, each with its own scale.
 enum class Fp8Role : uint8_t { input, weight, gradient };
 
 /// The fp8 format and the scale of each of the three tensors of one linear layer.
@@ -28,7 +28,7 @@ struct Fp8Scales {
   const Of& operator[](Fp8Role role) const { return of[size_t(role)]; }  ///< Entry of a role.
 };
 
-/// While an Fp8Scope lives, linear() of variables in this thread runs linear_fp8() where the sizes allow it.
+/// While an Fp8Scope lives, linear() of variables in this thread runs linear_fp8() if for_product() is not null.
 class Fp8Scope {
  public:
   /// A scope with these scales. Null turns fp8 off inside an outer scope.
@@ -36,8 +36,8 @@ class Fp8Scope {
   ~Fp8Scope() { current_ = previous_; }
   Fp8Scope(const Fp8Scope&) = delete;
   static const Fp8Scales* current() { return current_; }  ///< Scales of the innermost scope, or null.
-  /// The scales of the innermost scope, or null if x w^T must not run in fp8. It may if x has 16 bits or Autocast is
-  /// on, and if the numbers of rows, inputs and outputs are multiples of fp8_multiple.
+  /// The scales of the innermost scope, or null if x w^T must not run in fp8. It may if x is f16 or bf16 or Autocast is
+  /// on, and if the number of rows of x and both sizes of w are multiples of fp8_multiple.
   static const Fp8Scales* for_product(const Variable& x, const Variable& w);
 
  private:
@@ -49,14 +49,14 @@ class Fp8Scope {
 struct Fp8Ranks {
   /// The whole input, gathered from all ranks, if x is only this rank's part of it; else undefined.
   Tensor whole;
-  /// Starts to sum x's gradient over the ranks and returns a function that waits for the result. The gradient of the
-  /// weight is computed in the meantime. Optional.
+  /// Starts to sum `mine`, this rank's gradient of x, over the ranks. Returns a function that waits for the sum and
+  /// returns it. Backward computes the gradient of w in the meantime. Empty: the gradient of x is not summed.
   std::function<std::function<Tensor()>(const Tensor& mine)> sum;
 };
 
 /// activation(x w^T + bias) for x (..., in) and w (out, in). The dtypes of x and w may differ; the result has x's
-/// dtype, or Autocast's. Backward treats casts as the identity: it gives the gradients of the product of the cast
-/// tensors. w's gradient has w's dtype. No second derivative.
+/// dtype, or Autocast's dtype while it is on. Backward treats casts as the identity: it gives the gradients of the
+/// product of the cast tensors. w's gradient has w's dtype. No second derivative.
 Variable linear_fp8(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
                     const Fp8Scales& scales, const Fp8Ranks& ranks = {});
 

@@ -7,7 +7,7 @@
 namespace lockstep {
 namespace {
 
-/// The differentiated inputs and the output of fn.
+/// A call of fn, recorded for backward: the inputs to differentiate by, and the output.
 struct Call {
   Inputs inputs;
   Variable output;
@@ -27,7 +27,7 @@ struct Call {
   }
 };
 
-/// Gradients as variables, zeros where there are none.
+/// The gradients of `output` by each input; zeros for an input on which `output` does not depend.
 std::vector<Variable> gradients_or_zeros(const Variable& output, const Inputs& inputs, const GradOptions& options) {
   std::vector<Variable> grads(inputs.size());
   if (output.requires_grad()) grads = grad(output, inputs, options);

@@ -1,6 +1,6 @@
 #pragma once
 // Derivatives of functions, as in torch.autograd.functional and torch.func. A product with the Hessian is the gradient
-// of a gradient times a vector (Pearlmutter, 1994). jvp() differentiates vjp(), which is linear in its vector.
+// of a gradient times a vector (Pearlmutter, 1994). jvp() differentiates vjp(fn, inputs, v) with respect to v.
 #include <functional>
 #include <vector>
 
@@ -8,12 +8,12 @@
 
 namespace lockstep {
 
-/// Arguments of a function that is differentiated.
+/// Arguments of a function. It is differentiated with respect to each of them, even if that does not require grad.
 using Inputs = std::vector<Variable>;
 /// A function of variables with one result.
 using Differentiable = std::function<Variable(const Inputs&)>;
 
-/// create_graph: the results can be differentiated again. Inputs that do not require grad are differentiated too.
+/// Options of the functions below. With create_graph, their results can be differentiated again.
 struct FunctionalOptions {
   bool create_graph = false;
 };
@@ -21,8 +21,8 @@ struct FunctionalOptions {
 /// For each input of shape I and an output of shape O: d output / d input, of shape O + I. One backward pass per
 /// element of the output. Zeros where the output does not depend on an input.
 std::vector<Variable> jacobian(const Differentiable& fn, const Inputs& inputs, const FunctionalOptions& options = {});
-/// Second derivatives of a one-element output. Element [i][j] is the derivative by inputs i and j; its shape is input
-/// i's followed by input j's.
+/// Second derivatives of a one-element output. Element [i][j] is the derivative by inputs[i] and inputs[j]; its shape
+/// is the shape of inputs[i] followed by the shape of inputs[j].
 std::vector<std::vector<Variable>> hessian(const Differentiable& fn, const Inputs& inputs,
                                            const FunctionalOptions& options = {});
 

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-/// The indices of element `flat` in row-major order.
+/// Returns the index along each dim of the element with number `flat` in row-major order.
 Dims place_of(const Shape& shape, int64_t flat) {
   Dims place = shape;
   for (int d = shape.rank() - 1; d >= 0; --d) {

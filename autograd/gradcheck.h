@@ -14,7 +14,7 @@ struct GradcheckOptions {
 };
 
 /// Checks d fn / d inputs for every input that requires grad, which must be an f64 leaf. The output is weighted with
-/// random numbers. Returns an empty string on success, else the input and element that differ, and their values.
+/// random numbers. Returns "" on success, else a message with the first input and element whose two derivatives differ.
 std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)>& fn,
                       const std::vector<Variable>& inputs, const GradcheckOptions& options = {});
 

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-/// A variable with this value, and the derivative `slope` with respect to x.
+/// Returns `value` as a variable whose derivative with respect to x is `slope`.
 Variable with_slope(const Tensor& value, const Tensor& slope, const Variable& x) {
   if (!x.requires_grad() || !NoGrad::grad_enabled()) return value;
   return add(value, mul(masked_fill(sub(x, x.detach()), logical_not(isfinite(x.tensor())), 0), slope));
@@ -25,7 +25,7 @@ Variable clipped(const Variable& x, double low, double high) {
   return with_slope(clamp(t, low, high), inside.to(t.dtype()), x);
 }
 
-/// Reflects at low and high as often as needed.
+/// Reflects x at `low` and `high` until it lies between them.
 Variable reflected(const Variable& x, double low, double high) {
   const Tensor& t = x.tensor();
   if (high <= low) return clamp(t, 0, 0);
@@ -52,7 +52,8 @@ struct GridSampler {
     return clipped(o.padding == GridPadding::border ? at : reflected(at, -half, last + half), 0, last);
   }
 
-  /// The pixels at integer positions: (N * positions, C), zeros outside. `at` has a tensor (N * positions) per dim.
+  /// Returns the pixels at integer positions as (N * positions, C); zeros for positions outside the image. at[d] holds
+  /// the coordinates of all positions along dim d.
   Variable pixels(const std::vector<Tensor>& at) const {
     Tensor index, outside;
     for (size_t d = 0; d < at.size(); ++d) {
@@ -66,7 +67,7 @@ struct GridSampler {
     }
     return index_select(rows, 0, masked_fill(add(index, first), outside, no_row));
   }
-  /// Adds the pixels at these positions, times weights (N * positions), to a sum.
+  /// Returns sum + weight * pixels(at), where `weight` has one number for each position.
   Variable with_term(const Variable& sum, const std::vector<Tensor>& at, const Variable& weight) const {
     const Variable term = pixels(at), factor = weight.unsqueeze(1);
     return sum.defined() ? addcmul(sum, term, factor) : mul(term, factor);
@@ -82,7 +83,8 @@ struct GridSampler {
     return masked_fill(pixels(whole), lost.unsqueeze(1), NAN);
   }
 
-  /// Weighted sum over all corners around a position; a corner's weight is the product of one weight per dim.
+  /// Linear interpolation: the weighted sum of the 4 pixels (in a volume: 8) around a position. The weight of a pixel
+  /// is the product of its weights along all dims.
   Variable linear(const std::vector<Variable>& at) const {
     std::vector<std::array<Tensor, 2>> whole;
     std::vector<std::array<Variable, 2>> weights;
@@ -108,7 +110,7 @@ struct GridSampler {
     return sum;
   }
 
-  /// The four weights of Keys' cubic kernel (a = -0.75) for a position at distance `rest` after a pixel.
+  /// The weights that Keys' cubic kernel (a = -0.75) gives pixels i - 1, i, i + 1 and i + 2 for position i + rest.
   static std::array<Variable, 4> cubic_weights(const Variable& rest) {
     constexpr double a = -0.75;
     const auto near = [](const Variable& t) { return (t * (a + 2) - (a + 3)) * t * t + 1; };

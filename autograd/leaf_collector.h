@@ -8,10 +8,11 @@ namespace lockstep {
 
 /// While a LeafCollector lives, it collects the variables that operations read and that require grad. Activation
 /// checkpointing finds the parameters of a function this way. While recording is on, it collects leaves only. While
-/// recording is off, it also collects results of operations: they were recorded before, since no new one requires grad.
+/// recording is off, it also collects results of earlier operations that were recorded. (A result computed while
+/// recording is off does not require grad.)
 class LeafCollector {
  public:
-  /// Starts collecting in this thread; an inner collector replaces an outer one.
+  /// Starts collecting in this thread. Until this collector is destroyed, outer ones collect nothing.
   LeafCollector();
   ~LeafCollector();
   LeafCollector(const LeafCollector&) = delete;

@@ -12,7 +12,7 @@
 namespace lockstep::linalg {
 namespace {
 
-/// Turns autocast off, so that products inside composed functions are not rounded to 16 bits.
+/// Turns autocast off, so that the matrix products in these formulas are not rounded to 16 bits.
 struct Exact {
   Autocast off{bf16, false};
 };
@@ -25,7 +25,7 @@ template <class V> V inverse_grad(const V& g, const V& y) { return neg(matmul(fl
 // Gradient of the matrix a, where x solves a x = b, computed from the gradient of b.
 template <class V> V left_side_grad(const V& grad_b, const V& x) { return neg(matmul(grad_b, flipped(x))); }
 
-// Gradient of the symmetric matrix whose Cholesky factor is l (Murray, 2016).
+// Gradient of a symmetric matrix, from the gradient g of its Cholesky factor l (Murray, 2016).
 template <class V> V cholesky_grad(const V& g, const V& l) {
   const TensorOptions like{l.dtype(), l.device()};
   const Tensor half = sub(tril(ones({l.size(-1), l.size(-1)}, like)), eye(l.size(-1), -1, like) * 0.5);
@@ -100,7 +100,7 @@ template <class V> V eigh_grad(const V& grad_values, const V& grad_vectors, cons
   return add(whole, flipped(whole)) * 0.5;
 }
 
-// Gradient of a, from the gradient g of its pseudoinverse p (Golub and Pereyra, 1973).
+// Gradient of the matrix a, from the gradient g of its pseudoinverse p (Golub and Pereyra, 1973).
 template <class V> V pinv_grad(const V& g, const V& a, const V& p) {
   const V gt = flipped(g), pt = flipped(p);
   const V first = neg(matmul(pt, matmul(g, pt)));
@@ -109,7 +109,8 @@ template <class V> V pinv_grad(const V& g, const V& a, const V& p) {
   return add(first, add(from_rows, from_columns));
 }
 
-// Gradient of a: the upper right block of the exponential of the block matrix [[a^T, g], [0, a^T]] (Mathias, 1996).
+// Gradient of the matrix a, from the gradient g of exp(a): the upper right block of exp([[a^T, g], [0, a^T]]) (Mathias,
+// 1996).
 template <class V> V matrix_exp_grad(const V& g, const V& a) {
   const int64_t n = a.size(-1);
   const V at = flipped(a);
@@ -117,7 +118,8 @@ template <class V> V matrix_exp_grad(const V& g, const V& a) {
   return matrix_exp(cat(std::vector<V>{top, bottom}, -2)).narrow(-2, 0, n).narrow(-1, n, n);
 }
 
-/// Gradient of the determinant `det` of a: det times the transposed inverse, or cofactors if some matrix is singular.
+/// Gradient of the matrices a, from the gradient g of their determinants `det`: g times det times the transposed
+/// inverse, or g times the cofactors if one of the matrices is singular.
 Tensor determinant_grad(const Tensor& g, const Tensor& a, const Tensor& det) {
   const bool singular = any(eq(det, zeros_like(det))).item<bool>();
   const Tensor cofactor = singular ? cofactors(a) : mul(flipped(inv_ex(a).inverse), det.unsqueeze(-1).unsqueeze(-1));
@@ -126,7 +128,7 @@ Tensor determinant_grad(const Tensor& g, const Tensor& a, const Tensor& det) {
 
 SvdOf<Variable> recorded_svd(const char* name, const Variable& a, const SvdOf<Tensor>& made, bool values_alone,
                              bool full) {
-  // If the decomposition is full, its last vectors belong to no singular value. They are arbitrary: no gradient.
+  // With `full`, the last vectors belong to no singular value. They are arbitrary, so their gradients are ignored.
   const int64_t k = made.s.size(-1), more_u = made.u.size(-1) - k, more_v = made.vh.size(-2) - k;
   const Saved kept = a, u = made.u.narrow(-1, 0, k), s = made.s, vh = made.vh.narrow(-2, 0, k);
   std::vector<Tensor> outputs{made.s};

@@ -32,8 +32,8 @@ constexpr const char* const by_rows_name = "linear_cross_entropy";
 // over the weight's gradient. The more rows a chunk has, the less this costs: chunks of 256 to 352 rows take 3 to 9 %
 // longer than all rows at once, chunks of 512 rows do not.
 constexpr int64_t chunk_logits = int64_t(24) << 20, least_rows = 512, multiple_of_rows = 16;
-// A chunk's logits may take 1/16 of a GPU's total memory. A part of the free memory would not be the same in every run,
-// and the bits of the gradients depend on the size of the chunks.
+// A chunk's logits may take 1/16 of a GPU's total memory. A share of the free memory would differ from run to run, and
+// with it the size of the chunks, on which the bits of the gradients depend.
 constexpr int64_t part_for_logits = 16;
 constexpr double f16_seed = 4096;  // gradient scale: 1 / 50257 is not a normal number of f16
 

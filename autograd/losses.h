@@ -64,8 +64,8 @@ struct MultiMarginOptions {
   double margin = 1;
   Tensor weight;  ///< class weights (C); optional
 };
-/// Sum over the other classes of max(0, margin - x[target] + x[class])^p, divided by C. target: i64 classes, (N) or a
-/// scalar.
+/// Sum over all classes but the target of max(0, margin - x[target] + x[class])^p, divided by C. target: i64 classes,
+/// (N) or a scalar.
 Variable multi_margin_loss(const Variable& x, const Tensor& target, const MultiMarginOptions& options = {},
                            Reduction reduction = Reduction::mean);
 /// Sum of max(0, 1 - x[own] + x[other]) over all pairs of a target class `own` and another class, divided by C. target:

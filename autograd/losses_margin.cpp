@@ -1,4 +1,4 @@
-// Margin losses for classification and distances. See losses.h.
+// Losses with a margin, for class scores and for distances between samples. See losses.h.
 #include <cmath>
 
 #include "autograd/autocast.h"
@@ -8,7 +8,7 @@
 namespace lockstep {
 namespace {
 
-/// Checks the target: i64 of this shape, with values in [lowest, C). Returns x as (N, C); x is (N, C) or (C).
+/// Checks that target is i64 of shape `shape`, in [lowest, C). Returns x, which is (N, C) or (C), as (N, C).
 Variable class_rows(const char* op, const Variable& x, const Tensor& target, const Shape& shape, int64_t lowest) {
   const int64_t classes = x.size(-1);
   LOCKSTEP_CHECK(target.dtype() == i64 && target.shape() == shape, "[", op, "] expected a target of i64 ", shape,
@@ -58,7 +58,8 @@ Variable multilabel_margin_loss(const Variable& input, const Tensor& target, Red
   const Wide wide(input);
   const Variable x = class_rows(op, wide(input), target, input.shape(), -1);
   const int64_t rows = x.size(0), classes = x.size(1);
-  // A row lists its target classes until the first -1. `counts` marks these entries, `own` marks the classes.
+  // A row lists target classes until the first -1. `counts` is true at these entries, own[row][class] for these
+  // classes.
   const Tensor list = target.reshape({rows, classes}), zero = constant(0, list);
   const Tensor counts = eq(cumsum(lt(list, zero).to(i64), 1), zero), none = logical_not(counts);
   const Tensor places = masked_fill(list, none, 0);

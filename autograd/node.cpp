@@ -10,7 +10,8 @@ namespace {
 
 std::atomic<uint64_t> next_number{1};
 
-// Each thread keeps freed memory blocks for reuse, in one list per block size: 256, 512, 768 and 1024 bytes.
+// Each thread keeps freed memory blocks for reuse, in one list per block size: 256, 512, 768 and 1024 bytes. A list
+// holds at most kKeptBlocks blocks.
 constexpr size_t kBlockStep = 256, kBlockClasses = 4, kKeptBlocks = 4096;
 
 struct FreeLists {

@@ -40,7 +40,7 @@ inline Variable gelu(const Variable& x, Gelu form = Gelu::erf) {
 #undef Value
 
 // --- reductions (ops_reduce.cpp) ---
-/// Values along a dim with their positions (i64).
+/// Values that an operation picks or sorts along a dim, and their positions in that dim (i64).
 struct VariableIndices {
   Variable values;
   Tensor indices;
@@ -49,7 +49,7 @@ struct VariableIndices {
 VariableIndices max(const Variable& x, int64_t dim, bool keepdim = false);
 /// Minima along `dim`; of equal values the first one gets the gradient.
 VariableIndices min(const Variable& x, int64_t dim, bool keepdim = false);
-/// x sorted along `dim`, with the permutation.
+/// x sorted along `dim`; `indices` are the positions that the values had in x.
 VariableIndices sort(const Variable& x, int64_t dim = -1, bool descending = false);
 /// The k largest (or smallest) values along `dim`, sorted.
 VariableIndices topk(const Variable& x, int64_t k, int64_t dim = -1, bool largest = true);
@@ -66,7 +66,7 @@ inline Tensor argmin(const Variable& x, std::optional<int64_t> dim = {}, bool ke
 /// activation(x w^T + bias) in one kernel call: x (..., in), w (out, in), bias (out) or undefined.
 Variable linear(const Variable& x, const Variable& w, const Variable& bias = {},
                 Activation activation = Activation::none);
-/// linear(x, w) with unused memory behind each row of the result, so that odd vocabulary sizes are not slow (padded.h).
+/// linear(x, w). Rows of the result begin a multiple of 64 elements apart (padded.h): fast for any size of vocabulary.
 Variable linear_padded(const Variable& x, const Variable& w);
 /// residual + linear(x, w, bias). One matrix product computes the whole sum if residual has the shape, dtype and device
 /// of the result. The gradient of residual is the incoming gradient.
@@ -89,8 +89,8 @@ Variable group_norm(const Variable& x, int64_t groups, const Variable& weight = 
 Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,
                     const Tensor& running_var, bool training, double momentum = 0.1, double eps = 1e-5);
 /// Zeroes elements with probability p and scales the others by 1 / (1 - p). Returns x if not training. Each call makes
-/// a new random choice, with the generator of this thread. `part`: the part of a larger tensor that x is; the elements
-/// zeroed are those that dropout of the whole tensor would zero in this part.
+/// a new random choice, with the generator of this thread. If x is a part of a larger tensor, `part` says which part:
+/// the elements zeroed are those that dropout of the whole tensor would zero.
 Variable dropout(const Variable& x, double p, bool training = true, const PartOf& part = {});
 /// dropout() that draws its random numbers from `key`, so that two calls with one key zero the same elements.
 Variable dropout(const Variable& x, double p, const PhiloxKey& key, const PartOf& part = {});
@@ -104,8 +104,8 @@ struct SumAndNorm {
   void each_variable(auto&& fn) { fn(sum), fn(norm); }
 };
 /// Returns sum = add_dropout(residual, x, args.p, training, part) and norm = layer_norm() or rms_norm() of sum, bit for
-/// bit as these functions do. On CUDA one kernel computes both results. Another computes all gradients, and also adds
-/// the gradient that sum gets from other operations that read it.
+/// bit as these functions do. On CUDA one kernel computes both results. Another one computes all gradients; it also
+/// adds the gradient that `sum` gets from the other operations that read it.
 SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& normalized, const Variable& weight,
                     const Variable& bias, const AddNormArgs& args, bool training = true, const PartOf& part = {});
 /// softmax(q k^T scale + mask) v. Never holds the matrix of scores (queries x keys), neither forward nor backward.
@@ -133,8 +133,8 @@ struct RecurrentResult {
   Variable out, h, c;  ///< out: h of every step (rows, P); h: last states (B, P); c: last cells of an LSTM (B, H)
 };
 /// One recurrent layer over a batch of sequences. x (rows, in) holds the rows of step 0, then those of step 1, and so
-/// on (RecurrentArgs). h and c are the initial states. On the CPU the layer is one node, with one matrix product for
-/// the inputs of all steps; on other devices the layer is composed of other operations.
+/// on (RecurrentArgs). h and c are the initial states. On the CPU the layer is one node of the graph, with one matrix
+/// product for the inputs of all steps; on other devices it is composed of other operations.
 RecurrentResult recurrent(const RecurrentArgs& args, const Variable& x, const Variable& h, const Variable& c,
                           const RecurrentWeights& weights);
 
@@ -161,10 +161,9 @@ Variable cross_entropy(const Variable& logits, const Variable& target, const Cro
 /// them. For none, backward computes the logits again.
 Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& target,
                               const CrossEntropyOptions& options = {}, int64_t rows_at_once = 0);
-/// The number of rows that linear_cross_entropy() takes at once by default, at least 512. On the CPU it is chosen for
-/// 24 million logits: larger chunks are not faster. On a GPU it is chosen for logits that fill a sixteenth of the
-/// memory, most often enough for all rows. Each chunk reads and writes the weight's gradient once, so few chunks are
-/// better.
+/// The default of rows_at_once in linear_cross_entropy(), at least 512. On the CPU it is such that these rows have
+/// about 24 million logits: more are not faster. On a GPU their logits fill a sixteenth of the memory, most often
+/// enough for all rows. Each chunk of rows reads and writes the weight's gradient once, so few chunks are better.
 int64_t linear_cross_entropy_rows(int64_t classes, Device device = cpu, DType dtype = f32);
 /// Negative log-likelihood: -weight * log_probabilities at the target class. Shapes as for cross_entropy().
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});

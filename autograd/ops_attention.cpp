@@ -116,8 +116,8 @@ Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, boo
 Variable rotary_packed(Variable x, int64_t turned, int64_t heads, const Tensor& cosine, const Tensor& sine,
                        bool inverse) {
   const bool gives = x.defined() && !x.impl()->is_shared() && !(x.is_leaf() && x.requires_grad());
-  // Tensor(...) makes both branches non-const. With a const branch, clang would copy the tensor into the parameter
-  // instead of moving it. The copy would share the storage, and the kernel could not overwrite the tensor.
+  // Tensor(...) makes both branches of ?: non-const. With a const branch, clang would copy the tensor into the
+  // parameter instead of moving it. The copy would share the storage, and the kernel could not overwrite the tensor.
   Tensor out =
       rotary_packed(gives ? std::move(x.impl()->tensor) : Tensor(x.tensor()), turned, heads, cosine, sine, inverse);
   if (!needs_grad({&x})) return out;

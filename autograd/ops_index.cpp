@@ -22,7 +22,7 @@ void give_places(const RecordedBackward& back, const Shape& shape, int64_t dim, 
   back.give(0, scatter_add(Variable(zeros(shape, {grad.dtype(), grad.device()})), dim, index, grad));
 }
 
-// Gradient of the `source` of scatter(), which may be larger than `index`: elements that were not read get 0.
+// Gradient of the `source` of scatter(). `source` may be larger than `index`: elements that scatter() ignored get 0.
 template <class T> T gradient_of_source(const T& grad, int64_t dim, const Tensor& index, const Shape& source) {
   const T read = gather(grad, dim, index);
   if (read.shape() == source) return read;

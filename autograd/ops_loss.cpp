@@ -36,7 +36,7 @@ void check_one_shape(const char* op, const Variable& x, const Variable& target) 
                  "; convert with .to(dtype)");
 }
 
-/// The shape without its class dim: dim 1, or dim 0 of (C).
+/// The shape without the dim of the classes: dim 1, or dim 0 if there is only one dim.
 Shape without_classes(const Shape& shape) {
   Shape rest = shape;
   rest.erase(shape.rank() == 1 ? 0 : 1);

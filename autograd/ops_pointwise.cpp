@@ -61,7 +61,7 @@ struct BinaryGrad {
   Binary info;
   Saved a, b;
 
-  /// Gradient of a or b. Overwrites the incoming gradient, unless the caller holds a second handle to read it later.
+  /// Returns the gradient of a or b (see `part`). Overwrites the incoming gradient if no other handle to it exists.
   template <class Back> auto part(Back& back, PointwisePart part, int reads) const {
     const typename Back::Value& grad = back.grad();
     const bool first = part == PointwisePart::grad0;
@@ -87,7 +87,7 @@ struct BinaryGrad {
   }
 };
 
-/// A bit for each operand that backward will read to compute the gradients that a and b require.
+/// The bits of the operands whose values backward reads to compute the gradients of those operands that require one.
 int reads_of(const Binary& info, const Variable& a, const Variable& b) {
   return (a.requires_grad() ? info.reads0 : 0) | (b.requires_grad() ? info.reads1 : 0);
 }
@@ -119,7 +119,7 @@ Variable& after_write(Variable& a, const Variable& b, BinaryGrad grad) {
   return a;
 }
 
-/// True for operations that run in f32 under autocast, because they overflow or cancel in 16 bits.
+/// True for operations that run in f32 under autocast: in 16 bits they would overflow, or lose digits by cancellation.
 constexpr bool is_sensitive(PointwiseOp op) {
   switch (op) {
     case PointwiseOp::exp:

@@ -1,4 +1,4 @@
-// Recurrent layers: a whole sequence as one node, whose weight gradients take one product over all steps. Also the same
+// Recurrent layers: a batch of sequences is one node; each weight gradient is one product over all steps. Also the same
 // layers composed of other operations, for devices without the kernel and for second derivatives.
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
@@ -48,7 +48,7 @@ void check_arguments(const RecurrentArgs& args, const Variable& x, const Variabl
 Tensor plain(const Variable& v) { return v.defined() ? v.tensor() : Tensor(); }
 
 /// The bias that is added to the product of x and the input weight: input bias + hidden bias. For the candidate gate of
-/// a GRU only the input bias: its hidden bias belongs to the product with the hidden weight, which a gate multiplies.
+/// a GRU it is the input bias only: the hidden bias is added to h W^T first, because a gate multiplies that sum.
 Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden) {
   if (!input.defined() || !hidden.defined())
     LOCKSTEP_CHECK(!input.defined() && !hidden.defined(), "[recurrent] expected both biases or none");
@@ -135,7 +135,7 @@ struct RecurrentPass {
     const Tensor& w_project = project.get(recurrent_name);
     const bool lstm = args.cell == RecurrentCell::lstm, gru = args.cell == RecurrentCell::gru;
     const Tensor &first_h = h.get(recurrent_name), &first_c = c.get(recurrent_name);
-    // A copy, because the kernel writes to it.
+    // A copy of `grad`, or zeros if there is none: the kernel overwrites the gradients that it gets.
     const auto own = [](const Tensor& grad, const Tensor& like) {
       return grad.defined() ? grad.clone() : zeros_like(like);
     };

@@ -80,7 +80,8 @@ Variable extreme(const char* name, const Variable& x, const Dims& dims, Tensor o
   });
 }
 
-/// Values selected from x along `dim`: their gradient goes back to their positions.
+/// Returns `result`, whose values an operation selected from x along `dim`. Backward adds the gradient of each value to
+/// the element of x that it was selected from.
 VariableIndices picked(const char* name, const Variable& x, int64_t dim, bool keepdim, ValuesIndices result) {
   if (!needs_grad({&x})) return {std::move(result.values), std::move(result.indices)};
   const Tensor indices = result.indices;

@@ -1,5 +1,5 @@
 #pragma once
-// A callback for the end of a backward pass, and for a pass that ends with an exception.
+// Two callbacks for a backward pass: one for its normal end, one for a pass that an exception ends.
 #include <memory>
 #include <utility>
 

@@ -25,7 +25,8 @@ int check_pooled(const char* op, const Variable& x, const PoolArgs& args) {
   return check_pooled(op, x, {&args.kernel, &args.stride, &args.padding, &args.dilation});
 }
 
-/// Options for 2-d pooling: those of `first` and `second`, two of x's dims after C. -1 stands for a dim not to pool.
+/// Returns options for 2-d pooling: the options in `a` of dims `first` and `second` (0 is the first dim after C). For
+/// -1, takes options that leave the dim as it is.
 PoolArgs two_of(const PoolArgs& a, int first, int second) {
   const auto both = [&](const Dims& values, int64_t none) {
     return Dims{first < 0 ? none : values[first], second < 0 ? none : values[second]};
@@ -38,8 +39,8 @@ PoolArgs two_of(const PoolArgs& a, int first, int second) {
           .count_include_pad = a.count_include_pad};
 }
 
-/// Pools x by 2-d pooling. pool(images, i, j) pools the height with option i and the width with option j. A height or
-/// width whose option is -1 is not pooled.
+/// Pools x by 2-d pooling. pool(images, i, j) pools the height of images with the options of dim i of x (0 is the first
+/// dim after C), and the width with those of dim j. For -1 it leaves the height or width as it is.
 template <class V, class Pool> V over_planes(const V& x, int dims, const Pool& pool) {
   if (dims == 1) return pool(x.unsqueeze(2), -1, 0).squeeze(2);
   if (dims == 2) return pool(x, 0, 1);
@@ -98,7 +99,7 @@ VariableIndices max_pool_indices(const Variable& x, const PoolArgs& args) {
     const int64_t p = flat.values.size(2), q = flat.values.size(3);
     const ValuesIndices deep = max_pool2d(flat.values.reshape({n, c, d, p * q}), two_of(args, 0, -1));
     const int64_t e = deep.values.size(2);
-    // The second pooling's index points into (depth, p, q). The first pooling's index there is the place in x's plane.
+    // deep.indices are positions in flat.values (d, p, q). At these, flat.indices are positions in the planes of x.
     const Tensor of_deep = deep.indices.to(i64).reshape({n, c, e * p * q});
     const Tensor in_plane = gather(flat.indices.to(i64).reshape({n, c, d * p * q}), 2, of_deep);
     places = add(mul_scalar(floor_divide(of_deep, p * q), plane), in_plane).reshape({n, c, e, p, q});

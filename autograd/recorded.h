@@ -1,5 +1,6 @@
 #pragma once
-// Lets one closure compute an operation's derivative from tensors, and with create_graph from variables, on the tape.
+// Lets one closure compute an operation's derivative either from tensors or, under create_graph, from variables. The
+// derivative is then itself recorded on the tape.
 #include <type_traits>
 
 #include "autograd/ops.h"
@@ -26,8 +27,8 @@ class RecordedBackward {
   void give(int i, const Variable& grad) const;          ///< Adds a gradient of input i, summed to the input's shape.
   Variable input(int i, const Saved& saved) const;       ///< The saved input i, on the tape.
   Variable output(const Saved& saved, int i = 0) const;  ///< The saved output i, on the tape.
-  /// For kernels whose derivative cannot be recorded: `composed` computes the operation from other operations.
-  /// through() differentiates `composed` at the inputs in `saved` and gives the gradients of these inputs.
+  /// For kernels whose derivative cannot be recorded. `composed` computes the same result from operations that can be.
+  /// through() differentiates `composed` at the inputs in `saved` and adds the results to these inputs' gradients.
   void through(const std::vector<const Saved*>& saved,
                const std::function<Variable(const std::vector<Variable>&)>& composed) const;
   /// through() for an operation with several results.
@@ -40,17 +41,17 @@ class RecordedBackward {
   std::vector<Variable>& grads_;
 };
 
-/// Tensor or Variable: the gradient type of a closure's `back`.
+/// The type of gradients in a closure: Tensor if its `back` is a Backward, Variable if it is a RecordedBackward.
 template <class Back> using Value = typename std::remove_reference_t<Back>::Value;
 
 /// True when `back` is a RecordedBackward.
 template <class Back> inline constexpr bool is_recorded = std::remove_reference_t<Back>::is_recorded;
 
-/// The tensor of a tensor or variable.
+/// Returns x itself if it is a Tensor, and its tensor if it is a Variable.
 inline const Tensor& bare(const Tensor& x) { return x; }
 inline const Tensor& bare(const Variable& x) { return x.tensor(); }  ///< the tensor of x
 
-/// Returns the result of an operation; recorded when an input requires grad.
+/// Returns the result `out` of an operation as a Variable. Records the operation if an input requires grad.
 template <class Fn>
 Variable on_tape(const char* name, std::initializer_list<const Variable*> inputs, Tensor out, Fn derivative) {
   if (!needs_grad(inputs)) return out;
@@ -65,7 +66,7 @@ inline void give_value(const RecordedBackward& back, int i, const Variable& grad
 inline bool is_free(const Tensor& x) { return x.is_exclusive() && x.is_contiguous(); }
 inline bool is_free(const Variable&) { return false; }
 
-// These operations overwrite their first operand, which the caller must own. On variables they do not overwrite.
+// If the first operand is a Tensor, these functions overwrite it: the caller must own it. They overwrite no Variable.
 inline Tensor mul_over(const Tensor& x, const Tensor& y) { return mul_(x, y); }
 inline Variable mul_over(const Variable& x, const Variable& y) { return mul(x, y); }
 inline Tensor scale_over(const Tensor& x, Scalar factor) { return mul_scalar_(x, factor); }     ///< x * factor

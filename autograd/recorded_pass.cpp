@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// Makes a variable with the value `tensor` that is, for the tape, the node output to which `place` points.
+/// Makes a variable with the value `tensor`. The tape takes it for the node output `place`.
 Variable at_place(const Tensor& tensor, const Edge& place) {
   Variable result(tensor);
   if (!place.node) return result;
@@ -25,8 +25,8 @@ Variable at_place(const Tensor& tensor, const Edge& place) {
 
 Edge place_of(const Variable& x) { return {x.impl()->node, x.impl()->output}; }
 
-/// Makes a variable equal to x for one input of an operation. It collects the gradient of this input only, even if x is
-/// another input, too.
+/// Makes a variable equal to x, to stand for one input of an operation. Its gradient is that of this one input, even if
+/// x is passed to the operation several times.
 Variable aliased(const Variable& x) {
   if (!needs_grad({&x})) return x;
   return as_view(x, record("input", {&x}, x.tensor(), [](auto& back) { back.give(0, back.grad()); }));

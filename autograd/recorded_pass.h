@@ -19,9 +19,9 @@ class RecordedPass {
   /// are skipped. Null: run() adds the gradients of all leaves to their .grad.
   RecordedPass(const std::vector<Edge>& roots, const std::vector<Edge>* wanted);
 
-  /// Adds `grad` to the gradient collected so far for this node output.
+  /// Adds `grad` to the gradient collected so far for the node output `edge`.
   void give(const Edge& edge, const Variable& grad);
-  /// True when a wanted gradient depends on the gradient of this node output.
+  /// True when the gradient of the node output `edge` is needed to compute the wanted gradients.
   bool leads(const Edge& edge) const { return !wanted_ || useful_.count(edge.node.get()); }
   /// True when this thread is inside a RecordedPass. ZeRO 3 then throws an Error, because it frees parameters.
   static bool running();

@@ -16,15 +16,15 @@ struct InterpolateOptions {
   Dims size = {};                  ///< output size for each dim after C, or one for all
   std::vector<double> scale = {};  ///< factor for each dim after C, or one for all
   Resampling mode = Resampling::nearest;
-  /// True (linear, cubic): the centres of the corner pixels of input and output coincide.
+  /// True: the centres of the corner pixels of input and output coincide. For modes linear and cubic.
   bool align_corners = false;
   bool antialias = false;        ///< true (linear and cubic images): filter before downsampling, see resample_axis()
   bool recompute_scale = false;  ///< true: derive the scale from the sizes, even if a scale factor was given
 };
-/// Resizes x. Mode linear is PyTorch's linear, bilinear or trilinear, by the dims of x. Cubic is for images only.
+/// Resizes x. Mode linear is PyTorch's linear, bilinear or trilinear for 1, 2 or 3 dims after C. Cubic is for images.
 Variable interpolate(const Variable& x, const InterpolateOptions& options);
 
-/// Values outside the input: zeros, the nearest border pixel, or the reflection at the border.
+/// The value at a position outside the input: zero, the nearest border pixel, or the input reflected at its border.
 enum class GridPadding { zeros, border, reflection };
 /// Options of grid_sample().
 struct GridSampleOptions {

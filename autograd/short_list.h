@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-/// A list of fixed length; up to N elements are stored in place.
+/// A list of fixed length. Up to N elements are stored inside the object, longer lists on the heap.
 template <class T, int N> class ShortList {
  public:
   ShortList() = default;

@@ -1,4 +1,4 @@
-// The backward pass in two parts, and joined(). See split_backward.h.
+// A backward pass in two parts; joined() lets one pass start at several variables. See split_backward.h.
 #include "autograd/split_backward.h"
 
 #include <algorithm>
@@ -117,7 +117,7 @@ void SplitBackward::finish_but(const std::vector<Variable>& leaves) {
   std::unordered_set<const Node*> later;
   for (const Variable& leaf : leaves) later.insert(leaf.impl()->node.get());
   std::vector<Part> now = std::exchange(rest_, {}), left;
-  // each leaf must get all its gradients in one pass: if a node is left for later, so are all nodes with a common leaf
+  // A leaf must get all its gradients in one pass, so nodes that share a leaf are all left for later, or none is.
   for (bool grows = true; grows;) {
     grows = false;
     for (Part& part : now) {

@@ -18,11 +18,11 @@ class SplitBackward {
   /// Runs backward from `root`, which has one element, to the leaves `first`, and adds to their .grad. Error unless all
   /// of `first` are leaves that require grad.
   SplitBackward(const Variable& root, const std::vector<Variable>& first);
-  /// Runs the second part: adds to the .grad of all leaves not in `first`. `before`: leaves with further gradients,
-  /// which are added before those of this pass.
+  /// Runs the second part: adds to the .grad of all leaves not in `first`. `before`: pairs of a leaf and a gradient,
+  /// which is added to the leaf's .grad before the gradients of this pass.
   void finish(std::vector<std::pair<Variable, Tensor>> before = {});
-  /// finish() for all leaves except `leaves` and leaves that share an operation with one of them. A later finish() adds
-  /// to the .grad of these.
+  /// Runs the second part for all leaves except `leaves` and those that share an operation with one of them. Call
+  /// finish() later to run it for the excepted ones.
   void finish_but(const std::vector<Variable>& leaves);
 
  private:

@@ -12,8 +12,8 @@ namespace lockstep {
 
 /// Pairs of a buffer and its other value. The values are swapped when the weights are replaced or restored.
 using OtherValues = std::vector<std::pair<Tensor, Tensor>>;
-/// The buffers to swap when the value of `leaf` (a weight) is restored. Expired unless another value replaces it in
-/// this thread now. The owner of the list must also hold the leaf, because the leaf's address is the key.
+/// The buffers to swap when the value of `leaf` (a weight) is restored. The result is an expired pointer unless this
+/// thread has replaced the value. The owner of the list must hold the leaf too, because the leaf's address is the key.
 inline std::weak_ptr<OtherValues>& stand_in(const Variable& leaf) {
   thread_local std::map<const void*, std::weak_ptr<OtherValues>> all;
   return all[leaf.impl().get()];

@@ -15,7 +15,7 @@ bool is_constant(const Symbol& x) { return !x.variable(); }
 
 Tensor filled_like(double value, const Variable& x) { return full({}, value, {x.dtype(), x.device()}); }
 
-/// x as a variable that can be combined with `like`.
+/// x as a variable. A constant becomes a scalar with the dtype and device of `like`.
 Variable variable_of(const Symbol& x, const Variable& like) {
   return is_constant(x) ? Variable(filled_like(x.constant(), like)) : *x.variable();
 }

@@ -1,6 +1,7 @@
-// The backward pass. (record.cpp records the tape; give.cpp implements Backward, the derivatives' view of it.)
+// The backward pass. (record.cpp records the tape; give.cpp implements Backward, with which derivatives read and give
+// gradients.)
 //
-// A pass has two loops. count() visits everything reachable from the start and counts how many gradients each node will
+// A pass has two loops. count() visits all nodes that the result depends on and counts how many gradients each will
 // receive. run() keeps the nodes whose gradients are complete in a heap and takes the one with the highest number (the
 // latest recorded) first. So the order, and with it every sum of gradients, is always the same. A pass over n nodes
 // takes O(n log w) time if at most w nodes are in the heap at once, and memory for the gradients of these nodes.
@@ -34,7 +35,7 @@ class Pass {
       : id_(next_pass.fetch_add(1)), retain_graph_(retain_graph), wanted_(wanted) {}
   ~Pass() {
     abandon();
-    // If this pass runs inside another (checkpointing), restore the counts and gradients of that pass in shared leaves.
+    // If this pass runs inside another (checkpointing), restore the other's counts and gradients in leaves of both.
     for (Borrowed& b : borrowed_) {
       b.node->pass_ = b.pass;
       b.node->uses_ = b.uses;
@@ -101,8 +102,8 @@ class Pass {
     }
   }
 
-  /// After an error: drops the gradients that wait in the graph. All these gradients are reachable from nodes that
-  /// were ready or running.
+  /// After an error: drops the gradients that are still stored in the graph. All nodes that store one can be reached
+  /// from nodes that were ready or running.
   void abandon() {
     for (const auto* list : {&running_, &ready_})
       for (const Ref<Node>& node : *list) stack_.push_back(node.get());

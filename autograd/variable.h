@@ -54,7 +54,7 @@ class Variable {
   void set_tensor(Tensor tensor);
 
   bool requires_grad() const;  ///< True when backward passes compute this variable's gradient.
-  /// Sets requires_grad(). Error for a non-leaf, and if `wanted` and the dtype is neither floating nor complex.
+  /// Sets requires_grad(). Error for a non-leaf. If `wanted`, also Error for a dtype neither floating nor complex.
   Variable& requires_grad_(bool wanted = true);
   bool is_leaf() const;  ///< True unless a recorded operation computed it.
   /// A variable that shares the tensor but does not require grad.
@@ -81,12 +81,12 @@ class Variable {
 
   /// Calls `hook` once per backward pass, with the complete gradient of this variable. Returns an id for remove_hook().
   int on_grad(GradHook hook);
-  /// Calls `hook` when on_grad() would, but without the gradient. So the gradient need not exist in memory: the kernel
-  /// that computes it may apply the next derivative at once (Backward::fold). Returns an id for remove_hook().
+  /// Calls `hook` when hooks of on_grad() are called, but without the gradient. So the gradient need not be in memory:
+  /// the kernel that computes it may apply the next derivative too (Backward::fold). Returns an id for remove_hook().
   int before_backward(std::function<void()> hook);
   /// Calls `hook` when the .grad of this leaf is complete in a pass. Returns an id for remove_hook().
   int on_grad_complete(LeafHook hook);
-  /// Removes a hook of any of the three kinds; unknown ids are ignored.
+  /// Removes the hook for which one of the three functions above returned `id`. Ignores an unknown id.
   void remove_hook(int id);
 
   // Differentiable versions of Tensor's members of the same names.
@@ -142,7 +142,7 @@ struct Variable::Impl {
   std::shared_ptr<Tensor> retained_grad;
 
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }  ///< Adds a reference (Ref).
-  /// Drops a reference; the last one deletes the object.
+  /// Drops a reference. Deletes the object if it was the last reference.
   void release() {
     if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
   }

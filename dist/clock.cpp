@@ -1,4 +1,4 @@
-// clock.cpp: measures clock offsets, and starts and stops traces with them. See clock.h.
+// clock.cpp: measures how far the ranks' clocks differ, and starts and stops traces that record this. See clock.h.
 #include "dist/clock.h"
 
 #include <limits>

@@ -1,6 +1,6 @@
 #pragma once
-// The control plane of a job: a star of TCP connections to rank 0, which hosts the store. It carries keys and values
-// for rendezvous, heartbeats, and the one thing that all ranks must learn at once: that a rank failed, and why.
+// The control plane of a job: a star of TCP connections to rank 0, which hosts the store. It carries heartbeats, the
+// keys and values of the store, and the one thing that all ranks must learn at once: that a rank failed, and why.
 //
 //   rank 1 ──┐                     Heartbeats go both ways. A closed connection means a dead rank, a missing heartbeat
 //   rank 2 ──┼── rank 0 (store)    a silent one. The first failure is sent to all ranks; each raises it from the call
@@ -112,7 +112,7 @@ class Control {
   /// Returns the failure that was reported first.
   virtual DistError report(Fault fault, int rank, const std::string& message) = 0;
 
-  // This rank's current call. The rank's heartbeats carry these reports.
+  // Reports about this rank's current call. The rank's heartbeats carry them.
   virtual void begin(const Activity& activity) = 0;  ///< enters a collective
   /// Reports that the current call waits for rank `peer`; deadlocks are found from these reports. While the call waits,
   /// it must repeat the report every renewal() seconds (MPI: every heartbeat interval), since a report is valid for two

@@ -196,7 +196,7 @@ class Picture {
     }
     flush();
   }
-  /// Draws the transfers of a step, and the data after it.
+  /// Draws the transfers of step s, and the squares of all ranks as they are after it.
   void step(double top, int column, int s) {
     for (auto& [key, one] : squares_) one = {one.terms};
     const auto before = squares_;
@@ -236,7 +236,7 @@ class Picture {
   void text(double px, double py, const std::string& words, double size, const char* c, const char* anchor) {
     if (!words.empty()) texts_ += svg::text(px, py, words, size, c, anchor);
   }
-  /// Number of the CSS class of a chunk: one colour for each column.
+  /// Index of a chunk's colour. Chunks c and c + columns_ have the same colour.
   int color(int32_t chunk) const { return chunk % columns_; }
   std::string style() const {
     std::string all =

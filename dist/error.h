@@ -31,8 +31,8 @@ class DistError : public Error {
   int rank;  ///< the rank at fault; -1 when there is no single one
 };
 
-/// Adds `delta` to the counter `key` of the store, whose present value is the text `before`. Returns the sum. DistError
-/// (refused), with `rank` as the rank at fault, if `before` is no number or the sum does not fit into i64.
+/// Returns the new value of the store's counter `key`: its present value, given as the text `before`, plus `delta`.
+/// DistError (refused) if `before` is no number or the sum does not fit into i64; its rank at fault is `rank`.
 int64_t added(const std::string& key, const std::string& before, int64_t delta, int rank);
 
 }  // namespace lockstep::dist

@@ -112,7 +112,7 @@ class Executor {
     return item.action == Action::copy ? end : end - end % element_;
   }
 
-  /// Counts n more bytes of the current transfer as done. At the end of its block, moves to the stream's next block.
+  /// Counts n more bytes of transfer `index` as done. If they complete a block, moves the stream on to its next block.
   void advance(Stream& stream, uint32_t index, size_t n) {
     w_.done[index] += n;
     if (w_.done[index] == block_end(stream, index)) {

@@ -1,5 +1,5 @@
 #pragma once
-// Runs one rank's program of a schedule over a transport, with all peers at once, in blocks.
+// Runs one rank's program (its part of a schedule) over a transport. Exchanges data with all peers at the same time.
 //
 // Each transfer has a counter of bytes done, and these counters are the only synchronization inside a rank: a send may
 // proceed as far as earlier steps have written its source, a receive as far as earlier steps have finished with its
@@ -59,11 +59,11 @@ struct Moved {
 };
 
 /// Executes the call. Returns when this rank's part is done: its results are complete and its memory may be reused. On
-/// failure, reports a DistError to the other ranks and throws the failure of the job.
+/// failure, reports the failure to all ranks, and throws the one that was reported first in the job.
 Moved execute(const Execution& execution);
 
-/// After a peer closed its channel: waits until the control plane knows the cause (the peer died, threw, or left), for
-/// a few heartbeats at most.
+/// Call it after the peer `rank` has closed its channel. Waits until the control plane knows the cause (the peer died,
+/// threw, or left), but for a few heartbeat intervals at most.
 void await_cause(Control& control, int rank);
 
 }  // namespace lockstep::dist

@@ -1,9 +1,10 @@
 #pragma once
 // A ring buffer for bytes in one direction, shared by two threads or processes: one writer, one reader, no locks.
 //
-// The data pages are mapped twice, back to back, so that any range of the ring is contiguous in memory:
+// The data pages are mapped twice, back to back, so that any range of up to `capacity` bytes is contiguous in memory,
+// even if it passes the end of the ring:
 //
-//   control page │ data 0 .. capacity │ the same pages again │       [base + (at & mask), + bytes) never wraps
+//   control page │ data pages (capacity bytes) │ the same pages again
 //
 // Each end keeps its own position. The writer also caches the reader's position and reloads it only when the data does
 // not fit.
@@ -46,7 +47,7 @@ class FifoWriter {
     return n;
   }
   void close() { control_->closed.store(1, std::memory_order_release); }  ///< no more bytes will follow
-  /// True once the reader has ended or called abandon().
+  /// True once the reader has called abandon().
   bool is_abandoned() const { return control_->abandoned.load(std::memory_order_acquire) != 0; }
   explicit operator bool() const { return control_ != nullptr; }  ///< false for a default-constructed writer
 
@@ -72,7 +73,7 @@ class FifoReader {
     const uint64_t written = control_->written.load(std::memory_order_acquire);
     return {data_ + (read_ & (capacity_ - 1)), std::min(size_t(written - read_), capacity_)};
   }
-  /// Frees `bytes` from the front.
+  /// Removes the first `bytes` bytes of readable(), so that the writer can reuse their space.
   void consume(size_t bytes) { control_->read.store(read_ += bytes, std::memory_order_release); }
   /// True once the writer has called close(); some of its bytes may still be unread.
   bool is_closed() const { return control_->closed.load(std::memory_order_acquire) != 0; }

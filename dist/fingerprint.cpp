@@ -1,4 +1,4 @@
-// fingerprint.cpp: makes, checks and prints headers; checksums. See fingerprint.h.
+// fingerprint.cpp: makes, compares and prints the headers of messages, and computes checksums. See fingerprint.h.
 #include "dist/fingerprint.h"
 
 #if defined(__SSE4_2__)
@@ -146,7 +146,7 @@ void check_same(const Header& mine, const Header& theirs, const std::string& gro
   }
   const bool unnamed =
       is_default(mine) && is_default(theirs) && mine.algorithm != theirs.algorithm && mine.count == theirs.count;
-  // If both calls have the same number, print it once; otherwise print the number of each side.
+  // If both calls have the same sequence number, print it once; otherwise print the number of each rank.
   const auto side = [&](const Header& h) {
     const char* where = mine.on_device == theirs.on_device ? "" : h.on_device ? " on a device" : " on the CPU";
     return str("rank ", h.rank, " calls ", describe(h), where,

@@ -29,13 +29,13 @@ struct Header {
   /// receive: the low 16 bits of the payload's crc32c.
   uint16_t payload_crc = 0;
   uint8_t on_device = 0;   ///< 1: the tensor is on a device, and NCCL may move it from there
-  uint8_t in_place = 0;    ///< 1: a Placement follows; the payload only if some tensor is not in shared memory
+  uint8_t in_place = 0;    ///< 1: a Placement follows, then the payload if a tensor is not in shared memory
   char tag_text[64] = {};  ///< the tag, truncated, so that the other side can print it
   uint32_t crc = 0;
 };
 static_assert(sizeof(Header) == 128);
 
-/// Returns the header of a call by world rank `rank`. The fields `payload` and `crc` are not set yet.
+/// Returns the header of a call that world rank `rank` makes. The fields `payload` and `crc` are not set yet.
 Header header_of(const Call& call, uint64_t job, uint64_t sequence, int rank);
 /// Computes the header's crc. Call it after all other fields are set.
 void seal(Header& header);

@@ -49,8 +49,8 @@ void work(const InPlace& call, std::span<std::byte* const> wholes) {
 }  // namespace
 
 bool can_work_in_place(Collective c, Algorithm algorithm) {
-  // All ranks must make the same choice between shared memory and messages, so each needs a header from every other.
-  // `direct` sends all of these headers. In a broadcast by `in_place`, the root receives none.
+  // All ranks must make the same choice between shared memory and messages, so each rank needs a header from every
+  // other rank. `direct` sends all of these headers. In a broadcast by `in_place`, the root receives none.
   const bool all_hear =
       algorithm == Algorithm::direct || (algorithm == Algorithm::in_place && c != Collective::broadcast);
   return all_hear && has_schedule(Algorithm::in_place, c);

@@ -6,8 +6,8 @@
 //   all_reduce, 2 ranks     rank 0's tensor │ chunk 0 │ chunk 1 │   Rank 0 sums chunk 0 of both tensors and writes the
 //                           rank 1's tensor │ chunk 0 │ chunk 1 │   sum into both; rank 1 does the same with chunk 1.
 //
-// The executor synchronizes all ranks before and after: headers say that the tensors are ready, marks at the end that
-// no rank needs them any more.
+// The executor synchronizes all ranks before and after the work. Before it, headers say that the tensors are ready;
+// after it, other messages (marks) say that a rank needs the others' tensors no more.
 #include <cstdint>
 #include <optional>
 #include <span>

@@ -1,6 +1,6 @@
 #pragma once
-// State shared by all groups of one rank: its control plane, its flight record, and the engines of groups that ended
-// while work was still running.
+// State shared by all groups of one rank: its control plane, its flight record (the log of its latest collectives), and
+// the engines of groups that ended while work was still running.
 #include <atomic>
 #include <exception>
 #include <functional>
@@ -18,19 +18,19 @@ namespace lockstep::dist {
 
 class ProcessGroup;
 
-/// The job of this rank (thread or process).
+/// The state of the job that one rank keeps. A rank is a thread or a process.
 struct Job {
   /// Reads LOCKSTEP_ALGORITHM, LOCKSTEP_COMM_CHECKSUM and LOCKSTEP_FLIGHT_DIR. Error for an invalid value.
   explicit Job(std::shared_ptr<Control> seat);
 
-  /// Call it with the exception that a collective has thrown. Reports the exception unless another failure came first,
-  /// writes the flight record, and returns the failure that every rank raises.
+  /// Call it with the exception that a collective has thrown. Reports it to the other ranks unless a failure was
+  /// reported before, writes the flight record, and returns the failure that every rank raises.
   DistError fail(std::exception_ptr error);
   /// Writes the flight record into LOCKSTEP_FLIGHT_DIR, if that is set.
   void write_flight(const std::string& why) const noexcept;
   /// The host number (from 0) of each world rank, for hierarchical schedules. Fetched from the store once.
   const std::vector<int>& hosts();
-  /// Keeps an engine alive until the job ends, since calls of the engine are still running.
+  /// Keeps the engine of a group alive until the job ends: call it if collectives of that group are still running.
   void keep(std::shared_ptr<void> engine);
   /// Destroys the kept engines, then leaves the job unless it has failed.
   void finish();
@@ -67,7 +67,7 @@ void check_backend(const char* op, const std::string& backend);
 /// Makes the world group of a job that this rank has joined, with NCCL for tensors on devices if the build has it and
 /// `backend` is not native.
 World make_world(std::shared_ptr<Control> control, const std::string& backend = "auto");
-/// Sets the world of this thread (ranks that are threads); nullptr returns to the world of the process.
+/// Sets the world of this thread, for ranks that are threads. After nullptr, the thread has the world of the process.
 void set_thread_world(World* world);
 /// The world of this thread, else of the process, else nullptr.
 World* current_world();

@@ -40,7 +40,7 @@ struct Dialog {
   Fd fd;
   FrameReader in{stranger_limit - wire_header};
 
-  // Returns the next frame, or nothing if it has not arrived at the deadline.
+  // Returns the next frame, or nothing if none has arrived by the deadline.
   std::optional<Frame> read(Clock::time_point deadline) {
     for (;;) {
       if (auto frame = in.next()) return frame;

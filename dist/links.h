@@ -18,16 +18,16 @@ namespace lockstep::dist {
 /// order of the blocks from it.
 inline constexpr size_t block_bytes = 64 << 10;
 
-/// Visits the blocks of a stream's transfers, wave by wave. A block's wave is its number within its transfer, plus the
-/// step of the transfer (executor.h).
+/// Visits the blocks of a stream's transfers, wave by wave. Block number b of a transfer belongs to wave b + s, where s
+/// is the step of the transfer (executor.h).
 struct Cursor {
   std::span<const uint32_t> list;
   size_t low = 0, at = 0;  // list[low ..] may still have blocks; list[at] is next in this wave
   int64_t wave = 0;
   size_t block = 0;  // the current block of list[at]
 
-  /// Moves to the next block: looks for it from transfer list[at] of the current wave on. Returns false when no block
-  /// is left. `max_blocks`: number of blocks of the longest chunk.
+  /// Finds the next block: searches the current wave from transfer list[at] on, then later waves. Returns false when no
+  /// block is left. `max_blocks`: number of blocks of the longest chunk.
   bool find(const std::vector<Program::Item>& items, const std::vector<size_t>& size, int64_t max_blocks) {
     for (;;) {
       while (low < list.size() && wave - items[list[low]].step >= max_blocks) ++low;
@@ -44,9 +44,10 @@ struct Cursor {
   }
 };
 
-/// Sends as much as fits of the `bytes - done` remaining bytes; adds the amount to `done` and returns it.
+/// Sends as many of the remaining `bytes - done` bytes as the channel accepts. Adds the number of bytes sent to `done`
+/// and returns it.
 size_t send_rest(Channel& channel, const void* from, size_t bytes, size_t& done, bool more = false);
-/// Receives what has arrived of the `bytes - done` remaining bytes; adds the amount to `done` and returns it.
+/// Receives those of the remaining `bytes - done` bytes that have arrived. Adds their number to `done` and returns it.
 size_t receive_rest(Channel& channel, void* to, size_t bytes, size_t& done);
 
 /// Called when the peer has gone: looks at the bytes left in the channel. Throws DistError mismatch if these bytes are
@@ -77,7 +78,7 @@ struct PeerLink {
   bool is_sent_open() const { return out.header_done >= opening_bytes(out.header); }
   /// True once the header and the placement have arrived.
   bool is_received_open() const { return in.header_done >= opening_bytes(theirs); }
-  /// Sends as much as fits of the opening; returns the number of bytes sent. `more`: true if payload follows directly.
+  /// Sends as much of the opening as the channel accepts; returns the bytes sent. `more`: true if payload follows.
   size_t send_opening(bool more);
   /// Receives what has arrived of the opening; returns the bytes received. DistError when the header is damaged or
   /// belongs to another call than in.header. `group`: the group's name, for messages.

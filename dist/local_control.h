@@ -8,7 +8,8 @@
 
 namespace lockstep::dist {
 
-/// Makes a control plane for each rank of a job whose ranks are threads of this process, and sets its place.rank.
+/// Makes a Control for each rank of a job whose ranks are threads of this process. Each one gets a copy of `place` in
+/// which its rank is set.
 std::vector<std::shared_ptr<Control>> local_controls(int ranks, Rendezvous place);
 
 }  // namespace lockstep::dist

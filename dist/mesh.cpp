@@ -43,8 +43,8 @@ Mesh::Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes) :
       groups_.push_back(alone);
       continue;
     }
-    // Ranks that differ only in coordinate i form a group. They all pass one color to split(): the rank number of the
-    // member whose coordinate i is 0.
+    // Ranks that differ only in coordinate i form a group. They all pass the same color to split(): the rank number of
+    // the member whose coordinate i is 0.
     groups_.push_back(world.split(world.rank() - coordinates_[i] * stride, coordinates_[i], axes_[i].first));
   }
 }

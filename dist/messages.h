@@ -33,7 +33,7 @@ struct Mail {
   const std::atomic<bool>* awaited = nullptr;  ///< the wait is reported only while this is true; null: always
 };
 
-/// Moves all messages. Messages of one peer and direction move in the order given. Throws DistError.
+/// Sends and receives all messages; those of one peer and direction in the order given. Throws DistError.
 Moved move_messages(const Mail& mail, std::vector<Message>& messages);
 
 }  // namespace lockstep::dist

@@ -35,16 +35,16 @@ struct NativeEngine : Membership {
 
   /// True if no call is queued or running.
   virtual bool idle() const { return turns.idle(); }
-  /// Runs one collective or exchange of messages. Turns (turns.h) calls move() for these one after another.
+  /// Runs the collective or the exchange of messages `call`. Turns (turns.h) calls move() for one call after another.
   virtual void move(Call& call, uint64_t sequence);
-  /// The algorithm for a call: the caller's, that of LOCKSTEP_ALGORITHM, or one_shot for small tensors and direct for
-  /// others. Error when the caller's choice has no schedule for the collective.
+  /// The algorithm for a call: the caller's, else that of LOCKSTEP_ALGORITHM if it supports the collective, else
+  /// one_shot for a small all_reduce and direct for other calls. Error if the caller's does not support the collective.
   Algorithm choose(const Call& call) const;
   /// Runs a collective that has a schedule.
   void collective(Call& call, uint64_t sequence);
   /// Returns when all ranks have made this call; throws DistError mismatch when their calls differ.
   void agree(Call& call, uint64_t sequence);
-  /// Exchanges messages. Their data, if they have any, must be in host memory.
+  /// Sends and receives the messages in `batch`. Their data must be in host memory.
   void exchange(const Call& call, std::vector<Message>& batch);
 
   const std::shared_ptr<Job> job;

@@ -159,7 +159,7 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
   const Tensor& mine = call.collective == Collective::gather ? call.input : call.output;
   const int64_t part_bytes = one_sided ? mine.defined() ? mine.numel() * size : own.size() * size : 0;
   const auto chunk_bytes = [&](int32_t chunk) {
-    // count < 0: in a direct gather or scatter this rank does not know the total count. It needs only its own chunk.
+    // count < 0: this rank does not know the total count (gather or scatter by `direct`). It needs only its own chunk.
     if (count < 0) return chunk == rank ? size_t(part_bytes) : 0;
     return size_t(shard_range(count, plan.chunks, chunk).size() * size);
   };
@@ -223,8 +223,8 @@ void NativeEngine::book(const Moved& moved) {
 void NativeEngine::exchange(const Call& call, std::vector<Message>& batch) { book(move_messages(mail(call), batch)); }
 
 // Dissemination (Hensgen et al., 1988): in round k a rank sends to the rank 2^k further on, so after log2(n) rounds
-// every rank has heard from all, directly or indirectly. A rank sends only if it has found no mismatch, so all ranks
-// then know that their calls agree.
+// every rank has heard from all, directly or indirectly. A rank that finds a mismatch stops sending, so a rank that
+// has received a message in every round knows that the calls of all ranks agree.
 void NativeEngine::disseminate(const Mail& mail, const Call& call, uint64_t sequence) {
   const int n = int(world_ranks.size());
   for (int step = 1; step < n; step *= 2) {
@@ -239,7 +239,7 @@ void NativeEngine::agree(Call& call, uint64_t sequence) {
   else disseminate(mail(call), call, sequence);
 }
 
-// A rank that waits long marks its arrival in the store, so that a timeout can name the ranks without a mark.
+// A rank that waits long writes to the store that it has arrived. The error at a timeout names the ranks that did not.
 void NativeEngine::barrier(const Call& call, uint64_t sequence) {
   const int n = int(world_ranks.size());
   if (n == 1) return;

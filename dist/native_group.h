@@ -1,7 +1,7 @@
 #pragma once
 // The native process group: collectives are schedules (schedule.h), executed over channels (transport.h). The default
 // algorithm, except for very small tensors, is `direct`, which moves as few bytes as a ring and adds in the order of
-// summation_tree.h. make_nccl_group() returns a derived group that moves tensors on devices by NCCL.
+// summation_tree.h. make_nccl_group() returns a derived group, which uses NCCL for tensors on devices.
 #include "dist/job.h"
 #include "dist/process_group.h"
 
@@ -14,7 +14,7 @@ class NativeGroup : public ProcessGroup {
  public:
   /// `member`: this rank's place in the group. Opens the transport.
   NativeGroup(std::shared_ptr<Job> job, Membership member);
-  /// Does not wait for running calls; their engine is kept until the job ends.
+  /// Does not wait for running calls: the job keeps the NativeEngine that runs them until the job ends.
   ~NativeGroup() override;
   const char* engine() const override { return "native"; }
   Tensor shared_empty(const Shape& shape, DType dtype = f32, Device device = cpu) override;
@@ -32,8 +32,9 @@ class NativeGroup : public ProcessGroup {
 extern const bool with_nccl;
 /// NCCL's version for `lockstep env`, such as "2.28.9, with windows" (nccl/window.h), or a note that there is none.
 std::string describe_nccl();
-/// A group that moves tensors on devices by NCCL, and tensors on the CPU like a NativeGroup. Calls of both kinds share
-/// one order. CUDA is not touched before the first call with a tensor on a device. Null in a build without NCCL.
+/// A group that moves tensors on devices by NCCL, and tensors on the CPU like a NativeGroup. It starts all calls in the
+/// order in which they are made. It does not use CUDA before the first call with a tensor on a device. Null in a build
+/// without NCCL.
 std::shared_ptr<ProcessGroup> make_nccl_group(std::shared_ptr<Job> job, Membership member);
 
 }  // namespace lockstep::dist

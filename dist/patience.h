@@ -19,8 +19,8 @@ class Patience {
   /// `call` and `links` must outlive this object.
   Patience(const Execution& call, const std::vector<PeerLink>& links) : e_(call), links_(links) {}
 
-  /// Calls visit(open) until nothing is left to do: visit() must set `open` to true as long as something is left. It
-  /// returns the number of bytes that it moved. Throws DistError when another rank fails, or at the timeout.
+  /// Calls visit(open) until it leaves `open` false: visit() must set `open` to true as long as something is left to
+  /// do, and return the number of bytes that it moved. Throws DistError when another rank fails, or at the timeout.
   template <class Visit> void until_done(Visit&& visit) {
     for (int quiet = 0;;) {
       bool open = false;
@@ -38,7 +38,7 @@ class Patience {
     bool is_send = false;
     std::string text;
   };
-  /// Waits a little because no data moved. `rounds`: how many times in a row it has been called before.
+  /// Waits a little because no data moved. `rounds`: number of such waits since data last moved.
   void wait(int rounds);
   /// Returns a rank that this rank waits for, if possible one that has not sent anything yet.
   Whom whom() const;

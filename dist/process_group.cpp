@@ -82,7 +82,7 @@ std::string Call::describe() const {
     }
     return text;
   }
-  // Leave out the element count of a gather or scatter: only the root knows it.
+  // For gather and scatter, the text contains no element count, because only the root knows it.
   const bool one_sided = collective == Collective::gather || collective == Collective::scatter;
   text += ' ';
   text += lockstep::name_of(dtype);

@@ -37,7 +37,8 @@ class Work {
   void wait();
   /// Like wait(), but the host waits too, until the device has finished.
   void synchronize();
-  /// Sets a function that the first wait() calls when the collective is done; called at once for a default Work.
+  /// Sets a function that the first wait() calls when the collective is done. A default-constructed Work calls it at
+  /// once.
   void then(std::function<void()> finish);
 
   struct State;
@@ -163,7 +164,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
                   const std::vector<int64_t>& to_each, const CollectiveOptions& o = {});
   /// Sends to rank `peer` of the group, which must call receive() with the same dtype, count and tag.
   Work send(const Tensor& data, int peer, const CollectiveOptions& o = {});
-  /// Receives from rank `peer`. Messages of one pair arrive in the order in which they were sent.
+  /// Receives from rank `peer`. Messages from one rank to another arrive in the order in which they were sent.
   Work receive(const Tensor& data, int peer, const CollectiveOptions& o = {});
   /// Sends and receives concurrently, so that neighbours may swap data without a deadlock.
   Work exchange(std::vector<PointToPoint> batch, const CollectiveOptions& o = {});
@@ -204,7 +205,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   explicit ProcessGroup(Membership member) : member_(std::move(member)) {}
   /// True if run() accepts tensors that are not on the CPU.
   virtual bool moves_device_memory() const { return false; }
-  /// Runs a checked call, synchronously or (async) on the group's thread.
+  /// Runs a call whose arguments have been checked, synchronously or (async) on the group's thread.
   virtual Work run(Call call, bool async) = 0;
   /// Creates the group for new_group(). Called on its members only, after all ranks have agreed on `ranks`.
   virtual std::shared_ptr<ProcessGroup> make_group(Membership member, const std::vector<int>& ranks) = 0;
@@ -268,9 +269,9 @@ struct SpawnOptions {
   Seconds heartbeat{5};
 };
 /// Runs fn(rank) on n ranks that form a world, as threads of this process or forked processes. The first failure stops
-/// the other ranks and is thrown here, naming its rank. Threads divide get_threads() among themselves. Processes run
-/// with one compute thread each (the OpenMP runtime does not survive a fork); start them before this process creates
-/// threads of its own.
+/// the other ranks and is thrown here, naming its rank. Ranks that are threads divide the get_threads() compute threads
+/// among themselves. Ranks that are processes have one compute thread each (the OpenMP runtime does not survive a
+/// fork); start them before this process creates threads of its own.
 void spawn(int n, const std::function<void(int rank)>& fn, const SpawnOptions& options = {});
 
 }  // namespace lockstep::dist

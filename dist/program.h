@@ -1,7 +1,7 @@
 #pragma once
-// One rank's part of a schedule, prepared for the executor: its transfers by peer, the places (chunks and scratch
-// copies) that they use, and for each transfer the transfers of earlier steps that it depends on. This depends on the
-// schedule and the rank only, so it is built once and used for every call.
+// One rank's part of a schedule, prepared for the executor: the rank's transfers by peer, the places (chunks and
+// scratch copies) that they use, and for each transfer the transfers of earlier steps that it depends on. It follows
+// from the schedule and the rank alone, so it is built once and used for every call.
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -38,8 +38,8 @@ struct Program {
 
   int rank = 0, ranks = 1;
   std::vector<Item> items;  ///< all items, in the order of the program
-  /// For all items: the indices of the earlier items that they depend on. While both run, an item stays behind these:
-  /// it must not have moved more bytes than any of them.
+  /// The indices of the earlier items that each item depends on, for one item after another. An item may start before
+  /// these have ended, but must never have moved more bytes than any of them.
   std::vector<uint32_t> dependencies;
   std::vector<Place> places;
   std::vector<Peer> peers;       ///< sorted by rank

@@ -75,8 +75,8 @@ void read_settings(Rendezvous& place) {
 
 using Given = std::map<std::string, std::string>;
 
-// Stores ranks and sizes in `place`, from the URL's parameters (`given`) or else from the environment. Returns the
-// names of the launcher's variables, and adds those that are needed but not set to `unset`.
+// Stores ranks and sizes in `place`, from the URL's parameters (`given`) or else from the environment. Appends the
+// names of needed variables that are missing to `unset`. Returns the names that this launcher uses.
 const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std::string>& unset) {
   const Dialect* speaks = &ours;
   for (const Dialect& dialect : dialects)

@@ -9,7 +9,7 @@
 namespace lockstep::dist {
 namespace {
 
-// The first line in which two texts of key=value lines differ: "'lr=0.1' at rank 0, 'lr=0.2'".
+// Describes the first line in which two texts of key=value lines differ: "'lr=0.1' at rank 0, 'lr=0.2'".
 std::string first_difference(const std::string& ours, const std::string& theirs) {
   std::istringstream a(ours), b(theirs);
   for (std::string left, right;;) {
@@ -111,7 +111,8 @@ std::string Roster::who(int rank) const {
   return str("rank ", rank, " (pid ", member.pid, " on ", member.host, ")");
 }
 
-// Text of a call: "seq 9 (all_reduce f32 x 8, tag w1)", with the group unless it is the world. Messages have no seq.
+// Describes a call: "seq 9 of group tp (all_reduce f32 x 8, tag w1)". Leaves out the group if it is the world. For
+// point-to-point messages, returns only the text that the rank reported.
 std::string Roster::place_of(const Activity& a) const {
   if (a.messages > 0) return a.collective;
   return str("seq ", a.completed + 1, a.group.empty() || a.group == "world" ? "" : " of group " + a.group,

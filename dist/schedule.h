@@ -76,7 +76,7 @@ struct Transfer {
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
-/// Parameters of a schedule. shard_range() cuts the data into chunk_count() chunks; for n ranks:
+/// Parameters of a schedule. shard_range() cuts the data into chunks. For n ranks, their number is:
 ///   reduce_scatter, all_gather, gather, scatter   n; chunk i belongs to rank i
 ///   all_reduce, broadcast, reduce                 n, or 1 if the algorithm moves the data as a whole
 ///   all_to_all                                    n·n; chunk i·n + j goes from rank i to rank j
@@ -103,7 +103,7 @@ bool adds_in_tree_order(Algorithm algorithm, const Request& request);
 
 /// A function that visit_schedule() calls with each transfer.
 using Emit = std::function<void(const Transfer&)>;
-/// Emits the schedule's transfers by ascending step. Error when there is no schedule. Depends on its arguments only.
+/// Emits the schedule's transfers by ascending step. They depend on the arguments only. Error if there is no schedule.
 void visit_schedule(Algorithm algorithm, const Request& request, const Emit& emit);
 /// The schedule as a list.
 std::vector<Transfer> make_schedule(Algorithm algorithm, const Request& request);

@@ -34,7 +34,7 @@ void check_simulation(Algorithm algorithm, const Request& request, int64_t eleme
 
 /// The rounds of a schedule in which all ranks do the same: in each round, every rank sends a message and receives one
 /// (if it has a partner). The first chunks are the largest (shard_range()), and the ranks that move them never wait for
-/// others. So the schedule takes as long as the rounds of these ranks together.
+/// others. So the time of the schedule is the sum of the times that these ranks need for the rounds.
 struct Rounds {
   struct Alike {
     int64_t count;           // number of equal rounds
@@ -67,7 +67,7 @@ std::optional<Rounds> rounds_of(Algorithm algorithm, const Request& r, int64_t e
   const bool all = algorithm == Algorithm::direct && r.collective == Collective::all_to_all;
   if (!sums && !shares && !all) return std::nullopt;
   const int64_t n = r.ranks, p = int64_t(std::bit_floor(unsigned(n))), k = ranks_of_host(r), both = sums + shares;
-  // Number of rounds in which all pairs exchange; unless `ranks` is a power of two, some ranks are idle in some rounds.
+  // Number of rounds until every pair of ranks has exchanged. Some ranks idle unless `ranks` is a power of two.
   const auto in_pairs = [](int64_t ranks) { return int64_t(std::bit_ceil(unsigned(ranks))) - 1; };
 
   const Link near = network.within.value_or(network.between), far = k == n ? near : network.between;
@@ -181,13 +181,13 @@ Simulation by_rounds(const Rounds& rounds, Algorithm algorithm, const Request& r
 
 constexpr int64_t most_memory = 1'000'000'000;  // keeps the whole process below 1 GiB
 
-/// True if the algorithm uses few of the n·n chunks that n ranks could hold. This holds for gather and scatter, except
-/// with `ring`, which forwards every chunk through other ranks.
+/// True if few of the n·n pairs (rank, chunk) occur: most ranks never hold most chunks. This holds for gather and
+/// scatter, except with `ring`, which forwards every chunk through other ranks.
 bool touches_few_places(Algorithm algorithm, const Request& r) {
   return algorithm != Algorithm::ring && (r.collective == Collective::gather || r.collective == Collective::scatter);
 }
 
-/// Estimates the bytes that simulate_transfers() needs: 8 for each place in a table, about 64 for each in a hash table.
+/// Estimates the bytes that simulate_transfers() needs: 8 per place in the array of a PlaceMap, 64 in its hash table.
 int64_t memory_of_transfers(Algorithm algorithm, const Request& r) {
   const int64_t n = r.ranks, chunks = chunk_count(algorithm, r);
   if (algorithm == Algorithm::one_shot) return 64 * n * n;

@@ -31,15 +31,16 @@ struct Simulation {
   std::vector<int64_t> received;
 };
 
-/// Simulates a schedule on a network. The data has `elements` elements of `element_size` bytes (all_to_all: per rank),
-/// cut by shard_range(). Transfers start in the order of the list, as soon as their data and both ports are available.
-/// Additions take no time. Transfers are not cut into blocks; real ones are, so chains of real transfers are faster.
+/// Simulates a schedule on a network. The data (of one rank, for all_to_all) has `elements` elements of `element_size`
+/// bytes, cut by shard_range(). Transfers start in the order of the list, as soon as their data and both ports are
+/// free. Additions take no time. Transfers are not cut into blocks; real ones are, so chains of real transfers are
+/// faster.
 ///
-/// If all ranks do the same, rounds are counted instead of transfers, for any number of ranks. Other schedules are an
-/// Error if they would take more than 1 GB of memory. Rounds are exact if the chunks have one size or the number of
-/// ranks is a power of two. Exceptions: a ring needs chunks of one size or equal links, and halving_doubling a power of
-/// two. Inexact rounds are used only when transfers would take too much memory; the predicted time may then be too long
-/// by one element per chunk (halving_doubling: by one chunk).
+/// If all ranks do the same, simulates rounds instead of transfers, for any number of ranks. Other schedules are an
+/// Error if they would take more than 1 GB of memory. Rounds are exact if all chunks have the same size or the number
+/// of ranks is a power of two. Two exceptions: with chunks of different sizes, `ring` is exact only if all links are
+/// equal; halving_doubling is exact only for a power of two. Inexact rounds are used only when transfers would take too
+/// much memory; the predicted time may then be too long by one element per chunk (halving_doubling: by one chunk).
 Simulation simulate(Algorithm algorithm, const Request& request, int64_t elements, int64_t element_size,
                     const Network& network);
 /// True if simulate() accepts this schedule.

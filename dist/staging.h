@@ -1,5 +1,5 @@
 #pragma once
-// Runs a call on tensors on a device through copies in host memory.
+// Lets a call whose tensors are on a device work on copies of them in host memory.
 #include <utility>
 #include <vector>
 

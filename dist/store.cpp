@@ -24,8 +24,8 @@ constexpr size_t most_unsent = size_t(64) << 20;  // bytes queued for one rank b
 constexpr std::chrono::seconds stranger_time{5};
 constexpr std::chrono::seconds last_words_time{2};
 
-// The number of unauthenticated connections that the descriptor limit allows besides one connection for each rank.
-// Error when it does not even suffice for the ranks.
+// The number of unauthenticated connections that the limit of open files allows besides one connection for each rank.
+// Error if this limit is too low even for the ranks.
 int64_t room_for_strangers(int world_size) {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
@@ -127,7 +127,7 @@ void Store::serve() {
   }
 }
 
-// Checks deadlines and silent ranks, and sends heartbeats when they are due.
+// Checks deadlines, looks for silent ranks, and sends heartbeats when they are due.
 void Store::turn() {
   const auto now = Clock::now();
   const double passed = Seconds(now - last_turn_).count();

@@ -1,9 +1,9 @@
 #pragma once
 // The fixed order in which gradients are summed. It gives the same bits for any distribution of a batch over ranks.
 //
-// The leaves of a binary tree are the micro-batches of a step, 0 .. M-1. A rank holds M / world consecutive leaves; for
-// powers of two they form a complete subtree. The rank sums its subtree by itself, and the exchange (`direct`) adds the
-// upper part of the tree.
+// The leaves of a binary tree are the micro-batches of a step, 0 .. M-1. A rank holds M / world consecutive leaves. If
+// M and world are powers of two, these leaves form a complete subtree. The rank sums its subtree by itself, and the
+// exchange (the algorithm `direct`) adds the upper part of the tree.
 //
 //        ((g0+g1)+(g2+g3)) + ((g4+g5)+(g6+g7))
 //
@@ -24,8 +24,8 @@ inline int64_t tree_split(int64_t begin, int64_t end) {
   return begin + int64_t(std::bit_floor(uint64_t(end - begin - 1)));
 }
 
-/// Sums tensors that arrive one after another in tree order. Works like a binary counter: it keeps at most 1 +
-/// log2(count) partial sums.
+/// Adds tensors, which arrive one after another, in the order of the tree. Works like a binary counter: at any time it
+/// keeps at most 1 + log2(count) partial sums.
 class TreeSum {
  public:
   /// Adds the next leaf, which must be contiguous. Sums are computed in the memory of the leaves: pass a copy if the

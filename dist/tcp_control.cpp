@@ -1,4 +1,4 @@
-// tcp_control.cpp: a rank's connection to the store and its thread. See tcp_control.h.
+// tcp_control.cpp: a rank's connection to the store, and the thread that serves it. See tcp_control.h.
 #include "dist/tcp_control.h"
 
 #include <poll.h>

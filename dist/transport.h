@@ -29,7 +29,7 @@ class Channel {
   /// Accepts as many of the bytes as fit now; returns their number, which may be 0. `more`: more bytes follow at once,
   /// so that a header and its data share a packet.
   virtual size_t send(const std::byte* data, size_t bytes, bool more = false) = 0;
-  /// The received bytes that can be read in place: at least the next min(128, bytes not yet consumed), without a gap.
+  /// The received bytes as one contiguous span: all that are not yet consumed, or at least the next 128 of them.
   virtual std::span<const std::byte> arrived() = 0;
   virtual void consume(size_t bytes) = 0;  ///< frees `bytes` from the front of arrived()
   /// True if the peer sends nothing after the bytes that have arrived. Called if they end in the middle of an element.

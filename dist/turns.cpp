@@ -130,8 +130,8 @@ std::vector<Message> Turns::begin_messages(const Call& call) {
   };
   if (call.collective != Collective::batch) add(call.collective == Collective::send, call.input, call.root, call.tag);
   for (const PointToPoint& p : call.batch) add(p.is_send, p.tensor, p.peer, p.tag.empty() ? call.tag : p.tag);
-  // Calls with `awaited` do not report counts: while such a call runs, other groups may move messages between the same
-  // ranks, and the counts of two groups cannot be compared.
+  // Report no message counts for a call with `awaited` set: while it runs, other groups may move messages between the
+  // same ranks, and the counts of two groups cannot be compared.
   for (size_t r = 0; !call.awaited && r < sent_.size(); ++r) {
     if (sent_[r]) activity.sent_to.emplace_back(group_.world_ranks[r], sent_[r]);
     if (received_[r]) activity.taken_from.emplace_back(group_.world_ranks[r], received_[r]);

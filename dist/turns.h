@@ -1,7 +1,7 @@
 #pragma once
-// Runs the calls of a group one at a time and in order, for every engine: on the caller's thread while nothing is
-// queued, else on the group's own thread. Around each call it keeps the flight record, informs the control plane, and
-// handles failures.
+// Runs the calls of a group one at a time and in order: on the caller's thread while nothing is queued, else on the
+// group's own thread. Around each call it keeps the flight record, informs the control plane, and handles failures.
+// Every engine uses it.
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -47,8 +47,8 @@ class Turns {
     return call.timeout.count() > 0 ? call.timeout : job_.control->place().timeout;
   }
 
-  /// Reports to the control plane that a call on a device, started with `activity`, takes long and waits for world rank
-  /// `peer`. Does nothing and returns false while another call is running.
+  /// Reports to the control plane that a call on a device takes long and waits for world rank `peer`. `activity`: the
+  /// Activity with which the call started. Does nothing and returns false while another call is running.
   bool tell_late(Activity activity, int peer);
   bool tell_moved(Activity activity);  ///< reports that the call of tell_late() has finished
   /// Returns when nothing is queued. No other thread may add calls meanwhile.

@@ -123,7 +123,7 @@ class Fields {
   std::string_view rest_;
 };
 
-/// A frame as bytes. `request`: 0 when there is no reply.
+/// A frame as bytes. `request`: the number that links a request to its reply; 0 if no reply is expected.
 std::string encode(Kind kind, uint32_t request, std::string_view body);
 
 /// Splits a byte stream into frames.
@@ -144,9 +144,9 @@ class FrameReader {
 };
 
 // Bodies that both sides read and write
-/// Appends an activity; long texts are truncated.
+/// Appends an Activity; its long texts are truncated.
 void write_activity(Writer& out, const Activity& activity);
-/// Reads an activity.
+/// Reads an Activity.
 Activity read_activity(Fields& in);
 /// Appends a failure; a long message is truncated.
 void write_failure(Writer& out, Fault fault, int rank, std::string_view message);

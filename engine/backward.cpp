@@ -62,16 +62,16 @@ void EngineBase::Impl::after_forward() {
   timing_forward = false;
   const double spent = milliseconds_since(forward_start);
   times.forward += spent;
-  // In train_batch() (`drawn`), one trace event covers the forward and the loss. In other loops, this event covers only
-  // the forward.
+  // In train_batch() `drawn` is true: there, one trace event covers the forward and the loss. In other loops, record an
+  // event for the forward alone here.
   if (const int64_t number = drawn || !trace::on() ? -1 : micro_batch(); number >= 0)
     trace::record(str("forward ", number), trace::Category::forward, forward_traced, trace::now(),
                   {{"micro_batch", number}});
   if (profiler && profiler->is_running()) profiler->stop(spent);
 }
 
-/// Lets the random stream of a micro-batch continue at call `drawn`: loading its data has made the earlier calls.
-/// Ranks that share a micro-batch hold different tokens of it, so each gets a stream of its own.
+/// Lets the random stream of a micro-batch continue with call number `drawn`: loading its data made the earlier ones.
+/// Ranks that share a micro-batch hold different tokens of it, so each gets a random stream of its own.
 void EngineBase::Impl::begin_random(int64_t micro_batch, uint64_t drawn) {
   set_random_step(uint64_t(global_steps), uint64_t(micro_batch * sharing + group->rank() % sharing));
   RandomState random = random_state();
@@ -117,9 +117,9 @@ void EngineBase::Impl::gradient_arrives() {
 }
 
 double EngineBase::Impl::own_factor() const {
-  // Divide the loss before gradients are summed over micro-batches and ranks. `ahead` is the number of micro-batches of
-  // a step on all ranks: without it, a sum of many gradients with a loss scale could overflow f16. step() undoes
-  // the division by gradient_predivide_factor.
+  // With a loss scale or prescale_gradients, the loss is divided by `ahead`, the number of micro-batches of a step on
+  // all ranks, because a sum of so many scaled gradients could overflow f16. step() undoes the division by
+  // gradient_predivide_factor.
   const double ahead = scaler || config.prescale_gradients ? double(accumulation * group->size()) : 1;
   if (grad_scaler) return grad_scaler->scale_value() / config.gradient_predivide_factor;
   return loss_scale() / ahead / config.gradient_predivide_factor;
@@ -162,7 +162,7 @@ void EngineBase::Impl::backward(const Variable& loss_, int64_t tokens_) {
   pass(*factor == 1 ? loss_ : times_factor(loss_, *factor), loss_.tensor(), tokens_);
 }
 
-/// Runs the backward of a micro-batch. `value`: its loss; `root`: the loss times the factor, where backward starts.
+/// Runs the backward of a micro-batch from `root`, which is its loss `value` times the factor of the step.
 void EngineBase::Impl::pass(const Variable& root, const Tensor& value, int64_t tokens_) {
   const int before = pending;
   const double inner = times.inner;

@@ -2,7 +2,7 @@
 // by pipeline or tensor parallelism, this rank runs its part of a pipeline schedule:
 //
 //   train_batch ─▶ schedule: sums over this replica's micro-batches ─▶ ZeRO among the replicas of this part
-//               ─▶ overflow? norm? combined over all stages and slices (part.cpp)
+//               ─▶ overflow check and norm, combined over all stages and slices (part.cpp)
 //               ─▶ clip, update ─▶ next learning rate
 #include <cmath>
 
@@ -30,7 +30,7 @@ pipeline::Data EngineBase::Impl::with_cast(const pipeline::Data& data) const {
 
 // --- this rank holds every layer of the model ---
 
-/// Draws the data of a micro-batch with a random stream of its own.
+/// Loads a micro-batch with its own random stream. `calls` receives the number of calls of the random generator.
 pipeline::Sample EngineBase::Impl::sample(const pipeline::Data& data, int64_t micro_batch, uint64_t* calls) const {
   const RandomScope here;
   set_random_step(uint64_t(global_steps), uint64_t(micro_batch));
@@ -153,8 +153,8 @@ void EngineBase::Impl::train_part(const pipeline::Data& data, const std::vector<
   step(metric);
 }
 
-/// Runs forward and backward of all micro-batches. A single backward on the parameters then adds the summed gradients,
-/// so that ZeRO reduces them over replicas.
+/// Runs forward and backward of all micro-batches, and sums their gradients. Then one more backward gives the sums to
+/// the parameters as their only gradients, so that ZeRO reduces them over replicas.
 void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead,
                                     const Scale& scale) {
   const double start = steady_seconds();

@@ -46,8 +46,8 @@ void add_one_bit_reasons(std::vector<std::string>& reasons, const Config& c, con
     refuse(value.has_value(), str("in the parameters' type, ", key, " is ", value.value_or(""), "; leave it out"));
 }
 
-/// Adds the reasons against optimizers that do not work on each element by itself (but on whole matrices, rows and
-/// columns, or blocks with 8-bit state), and against LBFGS, which evaluates the loss itself.
+/// Adds the reasons against LBFGS, which evaluates the loss itself, and against optimizers that update an element from
+/// other elements too: from its matrix, from its row and column, or from its block (8-bit state).
 void add_state_reasons(std::vector<std::string>& reasons, const Config& c, const parallel::Plan& plan,
                        const std::string& name) {
   if (lower(name).ends_with("adafactor") && c.zero_optimization.offload_optimizer.device == zero::Offload::nvme)

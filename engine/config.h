@@ -146,14 +146,14 @@ struct CheckpointConfig {
 /// matrix products of a layer.
 struct TensorParallelConfig {
   bool sequence_parallel = false;
-  /// Number of chunks that rows are divided into. Communication of one chunk overlaps with the matrix product of the
-  /// next. 0: automatic, 1: no overlap.
+  /// Number of chunks into which a layer divides the rows of its input. Communication of one chunk overlaps with the
+  /// matrix product of the next. 0: automatic, 1: no overlap.
   int64_t overlap_chunks = 0;
 };
 /// Options of context parallelism.
 struct ContextParallelConfig {
-  /// "ring": ring attention on tokens in zigzag order; "ring-contiguous": the same on tokens in their own order;
-  /// "ulysses": all-to-all between heads and tokens.
+  /// "ring": ring attention, with the tokens given to ranks in zigzag order; "ring-contiguous": the same, with
+  /// consecutive tokens on each rank; "ulysses": all-to-all between heads and tokens.
   std::string attention = "ring";
 };
 
@@ -226,7 +226,7 @@ Config config_from_json(std::string_view text, const std::string& origin = "conf
 data::Json read_config_json(const std::string& source);
 
 /// The config for training on `dp_world` data-parallel ranks: fills in batch sizes, checks ranges and combinations of
-/// keys. One Error lists all problems; doubtful values are added to `warnings`.
+/// keys. One Error lists all problems. Warnings about doubtful values are added to Config::warnings.
 Config resolve(Config config, int dp_world);
 
 /// One line per key with its value and where it comes from: "(from file)", "(default)", "(default here; DeepSpeed:
@@ -237,7 +237,7 @@ data::Json to_json(const Config& config);
 /// The text of docs/config.md.
 std::string config_reference();
 
-// The config's settings as objects of the library.
+// The functions below convert settings of the config into arguments for the library's classes.
 /// Options of ZeRO.
 zero::ZeroOptions zero_options(const Config& config);
 /// Options of sparse attention; nullopt without it. Error if the config's "sparse_attention" is wrong.
@@ -251,7 +251,7 @@ std::optional<optim::DynamicLossScaler::Options> loss_scaler_options(const Confi
 
 using NamedParameters = std::vector<nn::NamedParameter>;  // nn::Module::named_parameters()
 /// The optimizers that optimizer.type names: one, or two for Muon (AdamW trains what is not a matrix); empty without a
-/// type. 1-bit optimizers are collective over `group`, default dist::world().
+/// type. If it names a 1-bit optimizer, all ranks of `group` (default: dist::world()) must make this call together.
 std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(const Config& config, const NamedParameters& parameters,
                                                                dist::ProcessGroup* group = nullptr);
 /// The schedule that scheduler.type names; null without a type.

@@ -11,7 +11,7 @@ using data::Json;
 
 namespace {
 
-/// True for values that switch a feature off: false, null, numbers <= 0, "none", an empty list or object, an object
+/// True for values that switch a feature off: false, null, numbers <= 0, "none", "", an empty list or object, an object
 /// with "enabled": false, or an object without "enabled" in which every member has such a value.
 bool asks_for_nothing(const Json& value) {
   if (value.is_null() || (value.is_bool() && !value.as_bool()) || (value.is_number() && value.as_number() <= 0))

@@ -16,12 +16,12 @@ namespace lockstep::engine {
 
 namespace {
 
-/// Three consistent batch sizes, train = micro * accumulation * ranks, in the order of their keys.
+/// Three consistent batch sizes, train = micro * accumulation * ranks, in the order of batch_keys.
 using Batch = std::array<int64_t, 3>;
 constexpr const char* batch_keys[] = {"train_batch_size", "train_micro_batch_size_per_gpu",
                                       "gradient_accumulation_steps"};
 
-/// a * b * c, or nullopt if that exceeds every possible batch.
+/// a * b * c, or nullopt if that is more than 1e15, which no batch can have.
 std::optional<int64_t> product(int64_t a, int64_t b, int64_t c) {
   const double size = double(a) * double(b) * double(c);
   return size <= 1e15 ? std::optional(a * b * c) : std::nullopt;

@@ -76,7 +76,7 @@ struct Key {
 /// Makes the row of a key that has an effect. `defaults`: a config that holds the default values.
 Key working_key(const char* path, Slot (*slot)(void*), void* defaults, const Range& range, const char* theirs,
                 const char* doc, bool automatic = false);
-/// Makes the row of a key that has no effect of its own. `fallback`: its default as JSON text.
+/// Makes the row of a key with any status but `works`. `fallback`: the key's default as JSON text.
 Key other_key(const char* path, Status status, const std::string& fallback, const Range& range, const char* doc);
 
 /// All keys of the configuration file, as config_keys.inc lists them.
@@ -90,7 +90,8 @@ struct Said {
   std::map<std::string, data::Json>& inert;
   std::vector<std::string>& warnings;
 };
-/// Reads the members of a file's object into `config`. `keys`: the table of known keys. Errors go to `problems`.
+/// Reads the JSON object of a configuration file into `config`. `keys`: the table of known keys. Appends errors to
+/// `problems`.
 void read_keys(const data::Json& object, const std::vector<Key>& keys, void* config, const Said& said,
                std::vector<std::string>& problems);
 
@@ -129,13 +130,14 @@ std::string shown(const data::Json& value);
 /// The value converted to the type of `fallback`, or nullopt if that is impossible. Numbers such as 1e9 count as
 /// integers; words compare without case.
 std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range);
-/// Adds a problem for each value out of range. These are values that a program has set: read_keys() checks a file's.
+/// Adds a problem for each value in `config` that is out of range. Finds values that a program has set; read_keys()
+/// has already checked the values in a file.
 void check_ranges(const std::vector<Key>& keys, void* config, std::vector<std::string>& problems);
 /// If there are problems, throws one Error that lists them: "config.json: 2 problems\n  ...\n  ...".
 void fail_if_any(const std::string& origin, const std::vector<std::string>& problems);
 
 /// Checks a whole config: ranges, the params of optimizer and scheduler, and combinations of keys. Adds errors to
-/// `problems`, and warnings to config.warnings, unless they are there already.
+/// `problems`, and to config.warnings the warnings that it does not have yet.
 void check_values(Config& config, std::vector<std::string>& problems);
 
 /// A parameter of an optimizer or a schedule (params.h).

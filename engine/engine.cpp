@@ -48,7 +48,7 @@ Config read(const InitializeArgs& args) {
   return in_args ? read_config(args.args->deepspeed_config) : args.config.read();
 }
 
-/// The number of stages on which the module, the config and the mesh agree; Error if they contradict each other.
+/// The number of pipeline stages, set by the module, the config or the mesh. Error if they set different numbers.
 int stages_of(const PipelineModule& module, const Config& c, const parallel::Mesh* mesh) {
   const auto agree = [&](bool in_module, const char* name, const auto& own, bool in_config, const char* key,
                          const auto& there) {

@@ -1,5 +1,6 @@
 #pragma once
-// The engine: trains a model as a DeepSpeed configuration file describes, under any plan of ranks. See docs/engine.md.
+// The engine: trains a model as a DeepSpeed configuration file describes, with any combination of data, pipeline,
+// tensor, context and expert parallelism. See docs/engine.md.
 //
 //   auto engine = engine::initialize(net, "ds_config.json");   // on every rank; under a launcher, or alone
 //   for (auto& [x, y] : batches) {
@@ -7,8 +8,9 @@
 //     engine.step();                                           // updates every gradient_accumulation_steps calls
 //   }
 //
-// train_batch() runs a whole step, under every plan. With pipeline stages (pp) or tensor parallelism (tp), each rank
-// holds only its part of the model: the stages divide layers() of a model, or a list of layers that they build.
+// train_batch() runs a whole step, under every combination. With pipeline stages (pp) or tensor parallelism (tp), each
+// rank holds only its part of the model. The stages divide the layers() of a model, or a list from which each stage
+// builds its own layers.
 //
 //   auto engine = engine::initialize(net, {.config = "ds_config.json", .mesh = &mesh});
 //   const double loss = engine.train_batch(data);              // all micro-batches, clip, update, next learning rate
@@ -17,10 +19,10 @@
 //                                 .loss_fn = loss};
 //   auto engine = engine::initialize(module, {.config = "ds_config.json"});
 //
-// Reproducibility: for a given train_batch_size, micro-batch size and seed, parameters are bit-identical for any power
-// of two of ranks, any ZeRO stage, any accumulation, and any number of stages, schedule and split. Micro-batch m of
-// step s always has the same data, dropout and place in every sum. Tensor and context parallelism split the sums inside
-// a layer, so their results agree only up to rounding.
+// Reproducibility: for a given train_batch_size, micro-batch size and seed, parameters are bit-identical for any number
+// of ranks that is a power of two, any ZeRO stage, any gradient accumulation, any pipeline schedule and any division
+// of the layers into stages. Micro-batch m of step s always has the same data, dropout and place in every sum. Tensor
+// and context parallelism split the sums inside a layer, so their results agree only up to rounding.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -95,7 +97,7 @@ struct PipelineModule {
   /// A model. Pipeline stages divide its layers(). If loss_fn is empty, the loss of layers() is used.
   std::shared_ptr<nn::Module> model = {};
   std::vector<pipeline::LayerSpec> layers = {};  ///< list of layers, given instead of a model
-  /// The mean loss of a micro-batch from outputs and targets.
+  /// Computes the mean loss of a micro-batch from its outputs and targets.
   pipeline::Loss loss_fn = {};
   int num_stages = 0;                 ///< number of pipeline stages; 0: pipeline.stages of the config
   std::string partition_method = {};  ///< how layers are divided into stages; empty: pipeline.partition of the config
@@ -172,7 +174,7 @@ class EngineBase {
   void leave_no_sync();
 
  public:
-  /// Builds the engine. Collective. Error on all ranks when the configuration cannot run under the plan (check_plan.h).
+  /// Builds the engine. Collective. Error on all ranks if the config does not suit this division of the ranks.
   EngineBase(PipelineModule module, InitializeArgs args);
   EngineBase(EngineBase&&) noexcept;
   ~EngineBase();  ///< calls close(), and ignores its errors
@@ -213,7 +215,7 @@ class EngineBase {
   void zero_grad();
 
   /// While a NoSync lives, backward sums gradients on this rank only (ZeRO stages 0 and 1). Gradient accumulation does
-  /// not need it: before the last micro-batch of a step, the engine does the same by itself.
+  /// not need it: the engine does the same by itself in all micro-batches of a step but the last.
   using NoSync = While<EngineBase, &EngineBase::enter_no_sync, &EngineBase::leave_no_sync>;
   /// Returns a NoSync of this engine.
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }
@@ -221,8 +223,8 @@ class EngineBase {
   /// Switches the model to training or evaluation mode.
   void train(bool training = true);
   void eval() { train(false); }  ///< train(false)
-  /// Broadcasts the buffers of replica 0, such as batch norm's statistics. Checkpoints also save those of replica 0.
-  /// eval_batch() and eval_batches() call it first; call it on all ranks before an evaluation loop of your own.
+  /// Copies replica 0's buffers (batch norm's statistics) to all replicas. Checkpoints store only replica 0's buffers.
+  /// eval_batch() and eval_batches() call sync_buffers(); before an evaluation loop of your own, call it on all ranks.
   void sync_buffers();
 
   /// Saves a checkpoint; call it between steps. Collective. Tensors are stored by name, so any number of ranks and any
@@ -264,13 +266,13 @@ class EngineBase {
   /// Samples of all ranks so far.
   int64_t global_samples() const;
   double loss_scale() const;  ///< current loss scale; 1 without fp16
-  /// Mean loss over all micro-batches (or tokens) of the last step, on all ranks; NaN if unknown.
+  /// Mean loss of the last step, over the micro-batches (or tokens) of all ranks; NaN if unknown.
   double train_loss() const;
   double get_global_grad_norm() const;  ///< norm before clipping in the last step; NaN if the step was skipped
   std::vector<double> get_lr() const;   ///< learning rate of each parameter group
   /// Sets the learning rate of all parameter groups.
   void set_lr(double lr);
-  /// Replaces gradient_clipping from the next update on.
+  /// Sets the largest gradient norm (gradient_clipping of the config; 0: no limit) from the next update on.
   void set_gradient_clipping(double max_norm);
   /// Index of this rank's next micro-batch among the train_batch_size / train_micro_batch_size_per_gpu micro-batches of
   /// the step. Ranks that share sequences have the same index.
@@ -305,7 +307,7 @@ class EngineBase {
   struct Impl;
 
  protected:
-  /// Runs a forward: casts its inputs, and adds a hint to errors caused by an input's dtype.
+  /// Lives during one forward of the model: casts the inputs, and adds a hint to errors that an input's dtype causes.
   class Forward {
    public:
     explicit Forward(EngineBase& engine);
@@ -327,8 +329,9 @@ class EngineBase {
   friend Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines);
 };
 
-/// Scales one loss that trains several models, each with its own engine, by the smallest of the engines' factors. Call
-/// backward() on the result, then step() of each engine. Without loss scaling, a plain loss.backward() works too.
+/// Scales one loss that trains several models, each with its own engine. Each engine's own scale() would multiply by a
+/// factor; this function multiplies by the smallest of these. Call backward() on the result, then step() of each
+/// engine. Without loss scaling, a plain loss.backward() works too.
 Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines);
 
 /// An engine that is called like its model: engine(x) is model(x), with inputs cast if the config says so.
@@ -360,7 +363,7 @@ template <class M> struct Initialized {
 };
 
 /// Builds an engine for a model. Collective. Parameters get the dtype and sharding of the config, and rank 0's values.
-/// Objects in `args` must outlive the use of the engine. Error if no config is given, or two.
+/// Objects in `args` must outlive the use of the engine. Error unless exactly one config is given.
 template <class M> Initialized<M> initialize(M& model, InitializeArgs args) {
   Engine<M> engine(model, std::move(args));
   optim::Optimizer& optimizer = engine.optimizer();

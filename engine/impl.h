@@ -23,8 +23,8 @@ namespace lockstep::engine {
 /// Milliseconds since `start`, a time of steady_seconds().
 inline double milliseconds_since(double start) { return 1e3 * (steady_seconds() - start); }
 
-/// Milliseconds spent in each phase of a step. The backward consists of `inner`, in which the tape runs, and `reduce`,
-/// in which the rank waits for reduced gradients.
+/// Milliseconds spent in each phase of a step. `backward` includes `inner`, in which the tape runs, and `reduce`, in
+/// which the rank waits for reduced gradients.
 struct Breakdown {
   double forward = 0, backward = 0, inner = 0, reduce = 0, step = 0;
 };
@@ -111,7 +111,7 @@ struct EngineBase::Impl {
   void train_whole(const pipeline::Data& data, std::vector<MicroBatch> ahead, std::optional<double> metric);
   /// Runs a step of an engine that uses pipeline stages, tensor parallelism or both.
   void train_part(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, std::optional<double> metric);
-  /// A function that multiplies a loss by the engine's factor, before backward.
+  /// A function that multiplies a loss by the factor of set_factor(), before backward.
   using Scale = std::function<Variable(const Variable&)>;
   /// Runs forward and backward of all micro-batches with pipeline stages or tensor parallelism.
   void run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, const Scale& scale);
@@ -163,7 +163,7 @@ struct EngineBase::Impl {
   dist::ProcessGroup* group = nullptr;                   // the ranks that sum gradients; the engine's replicas
   // Number of neighbouring ranks in `group` that share each micro-batch.
   int sharing = 1;
-  // The ranks that share a micro-batch with this one; null if sharing is 1.
+  // The ranks that share each micro-batch with this rank; null if `sharing` is 1.
   dist::ProcessGroup* sharers = nullptr;
   int64_t accumulation = 1;
   DType dtype = f32;  // dtype of the parameters, to which inputs are cast

@@ -1,4 +1,4 @@
-// Derives a model's shape from the model, measures it, and converts it to JSON. See model_shape.h.
+// Makes a ModelShape from a model, measures its layers, and converts it to JSON. See model_shape.h.
 #include "engine/model_shape.h"
 
 #include <algorithm>
@@ -64,7 +64,7 @@ LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& 
                               const LayerSeconds& own, int64_t chunks, const std::function<double(int64_t part)>& sum) {
   const double all = model.flops(layer, ranks);
   // Returns the fraction of the layer's FLOPs that each of `sums` all-reduces can overlap with: the FLOPs of products
-  // with weights sharded along `dim`, over the layer's FLOPs, over `sums`.
+  // with weights sharded along `dim`, divided by the layer's FLOPs and by `sums`.
   const auto share = [&](int64_t dim, int64_t sums) {
     double products = 0;
     for (const int64_t i : layer.multiplied) {

@@ -1,6 +1,6 @@
 #pragma once
 // The shapes of a model's parameters and its list of layers, from which `lockstep plan` and `lockstep simulate` compute
-// costs. The shapes come from the model itself, which may be built empty. A model with values can also be measured.
+// costs. The model may be built without memory for its values. If it has values, measure() can time its layers.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -64,7 +64,7 @@ struct ModelShape {
   double forward_flops() const;
 };
 
-/// Times of a layer.
+/// Seconds that a layer takes in forward and in backward.
 struct LayerSeconds {
   double forward = 0, backward = 0;
 };

@@ -45,7 +45,7 @@ class OneBit {
   zero::StepReport step(const zero::StepOptions& options);
 
   // Tensors in a checkpoint have the same names as with ZeRO. Besides, there are two tensors of compression errors,
-  // with names that begin with this text. Only as many ranks as saved these two can load them.
+  // with names that begin with this text. These two can be loaded only by as many ranks as saved them.
   static constexpr const char* owed = "optimizer.onebit.";
   /// The tensors that this rank saves. Collective: with 0/1 Adam, the ranks first synchronize.
   std::vector<zero::StatePiece> state();

@@ -30,7 +30,7 @@ class Params {
   }
   /// Adds an option that is accepted without effect.
   Params& without_effect(const char* name, const data::Json& fallback, const char* why);
-  /// Adds an option that is accepted only at its default.
+  /// Adds an option whose default is `only`, and that accepts no other value.
   Params& fixed(const char* name, const data::Json& only, const char* why);
   /// Call it after the last option. Adds a problem for each name in the file that is not an option. together: checks
   /// combinations of options; an Error that it throws becomes a problem, too.

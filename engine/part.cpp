@@ -240,9 +240,9 @@ void Part::prepare_capture() {
   for (dist::ProcessGroup* group : {&mesh->tp(), &stages}) group->all_reduce(word, {.tag = "before a graph"});
 }
 
-/// Returns the sums of squares of the gradients of all pipeline stages, two rows for each stage. Row 0 is summed over
-/// tensor-parallel ranks; the norm takes sliced parameters from it. Row 1 holds the same numbers of this
-/// tensor-parallel rank alone; the norm takes all other parameters from it.
+/// Returns the sums of squares of the gradients of all pipeline stages, two rows for each stage. Row 1 holds the sums
+/// of this tensor-parallel rank, row 0 their totals over all tensor-parallel ranks. The norm adds up the numbers of
+/// sliced parameters from row 0, and those of all other parameters from row 1.
 Tensor Part::captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) {
   const int64_t count = own.numel() - 1, row = places_ + 1;
   Tensor all = zeros({1, 2, row}, {.dtype = f64, .device = own.device()});

@@ -39,14 +39,14 @@ struct Part : zero::OtherParts {
   void agree(zero::StepReport& report) override;
   double norm(const std::vector<std::pair<std::string, double>>& squares) override;
   Tensor captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) override;
-  /// Prepares the capture of a step as a graph. Pipeline stages agree on the order in which the gradient norm adds up
+  /// Prepares the capture of a step as a CUDA graph. Stages agree on the order in which the gradient norm adds up
   /// their parameters. A first all-reduce opens the connections that the captured step will use. Collective.
   void prepare_capture();
   /// The process groups whose collectives a step calls, except the group of replicas. Same order on all ranks.
   std::vector<dist::ProcessGroup*> groups() const;
   /// The module that the engine trains.
   nn::Module& model();
-  /// Returns the parameters that have a gradient from the pipeline schedule, and these gradients. Afterwards the
+  /// Returns the parameters whose gradients the pipeline schedule has computed, and these gradients. Afterwards the
   /// parameters have no gradient.
   std::pair<std::vector<Variable>, std::vector<Tensor>> take_gradients();
   /// True if this part saves the tensor named `piece` in checkpoints. Several parts may hold a tied parameter, but only

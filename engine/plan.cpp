@@ -76,7 +76,8 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
 
 void add_bytes(Forecast& plan, const zero::ZeroOptions& o, int sharing) {
   const int64_t width = size_of(plan.parameter_dtype), gradient_width = size_of(plan.gradient_dtype);
-  // largest: bytes of the largest unit's gradients. beside: number of frozen elements that belong to no unit.
+  // A unit is a group of parameters that are communicated together. largest: bytes of the largest unit's gradients.
+  // beside: number of frozen elements that belong to no unit.
   int64_t largest = 0, beside = plan.model.numel() - plan.model.trained();
   for (const zero::PlannedUnit& u : plan.units) {
     if (plan.trains(u)) largest = std::max(largest, u.layout.whole() * gradient_width);
@@ -256,7 +257,7 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
     const double tokens = double(*own.config.train_micro_batch_size_per_gpu) * double(model.context) / plan.cp,
                  element = tokens * double(size_of(own.parameter_dtype)), bytes = element * double(model.width);
     double between = (activations + gradients) * element * m;
-    // Tied gradients travel from the last stage that uses a parameter to the first.
+    // A tied parameter's gradient travels from the last stage that uses it, by way of the others that do, to the first.
     for (const auto& [one, layers] : users) {
       if (!model.parameters[size_t(one)].trains) continue;
       std::set<int> stages;

@@ -35,7 +35,7 @@ struct Forecast {
   std::vector<RankBytes> bytes;  ///< bytes of each rank
   zero::ModelState formula;      ///< bytes per rank by the ZeRO paper's formula, without padding
   int64_t padding = 0;           ///< elements of padding, over all units
-  /// With ZeRO 3: the most parameter elements gathered at the same time, except persistent and prefetched ones.
+  /// With ZeRO 3: the largest number of elements gathered at one time, without persistent and prefetched parameters.
   int64_t largest_module = 0;
   double gradient_traffic = 0, parameter_traffic = 0;  ///< bytes that a rank sends per step
   /// True if the unit's parameters are not frozen.

@@ -24,7 +24,7 @@ struct Event {
 };
 
 /// Writes curves. write() returns after the data are passed to the operating system: they survive a kill, but not
-/// necessarily a power cut. If writing fails (a full disk), training continues without it, and `warn` is called once.
+/// necessarily a power cut. If a write fails (full disk), `warn` of make_monitors() is called once; training goes on.
 class Monitor {
  public:
   virtual ~Monitor() = default;
@@ -49,8 +49,8 @@ class CommsLogger {
   ~CommsLogger();
   CommsLogger(const CommsLogger&) = delete;
 
-  /// A table of this rank's collectives. show_straggler: adds the time spent waiting for other ranks (over all calls,
-  /// this rank's time minus the shortest time of any rank), if all ranks made the same calls. Collective.
+  /// A table of this rank's collectives. show_straggler: a last column has the wait for other ranks (this rank's time
+  /// minus the shortest time of any rank, summed over the calls), or "-" if ranks made different calls. Collective.
   std::string summary(bool show_straggler);
 
   /// The ratio busbw / algbw of a collective on `ranks` ranks.

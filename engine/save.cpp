@@ -283,8 +283,8 @@ bool EngineBase::Impl::want_fp8(const checkpoints::Info& info, std::vector<check
   return true;
 }
 
-/// Returns the program's values of settings that checkpoints contain, to compare them with a checkpoint's values: the
-/// seed, options of parameter groups ("0.weight_decay") and base learning rates, but nothing that a schedule changes.
+/// Returns settings of the running program, so that they can be compared with those stored in a checkpoint: the seed,
+/// options of parameter groups ("0.weight_decay") and base learning rates, but nothing that a schedule changes.
 std::map<std::string, double> EngineBase::Impl::told() const {
   std::map<std::string, double> all{{"seed", double(random_state().seed)}};
   for (const auto& [key, value] : with_prefix(own_numbers(), "optimizer.group.")) {

@@ -155,7 +155,7 @@ std::string set_sparse_attention(PipelineModule& module, const Config& config) {
   if (module.model) count = nn::set_sparse_attention(*module.model, sparse);
   for (pipeline::LayerSpec& layer : module.layers) {
     if (!layer.make) continue;
-    // Build the layer once, to count its attention layers: the next layer's attention layers get the next numbers.
+    // Builds the layer once, to count its attention layers, because these are numbered across all layers of the model.
     const nn::BuildEmpty scope;
     const nn::SparseCount here = nn::set_sparse_attention(*layer.make(), sparse);
     if (here.all == 0) continue;

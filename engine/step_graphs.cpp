@@ -32,9 +32,9 @@ pipeline::Sample like(const pipeline::Sample& sample) {
   return made;
 }
 
-/// Returns a key: steps with the same key can replay the same recording. The key has the shapes and dtypes of the data,
-/// and how often drawing each micro-batch called the random generator. Without `in_stages`, it leaves out the calls for
-/// the first micro-batch.
+/// Returns a key: steps with the same key can replay the same recording. The key has the shapes and dtypes of the data.
+/// For each micro-batch it also has how often loading the data called the random generator; the first micro-batch's
+/// number is left out unless `in_stages`.
 std::string shapes_of(const std::vector<MicroBatch>& step, bool in_stages) {
   std::string key = step[0].tokens > 0 ? "sum" : "mean";
   for (const MicroBatch& one : step) {
@@ -70,7 +70,7 @@ bool MicroBatch::keep() {
 
 bool StepGraphs::is_shared() const { return m_.world.size() > 1; }
 
-/// The process groups whose collectives a step calls, in the same order on all ranks.
+/// The process groups whose collectives a step calls. The list has the same order on all ranks.
 std::vector<dist::ProcessGroup*> StepGraphs::groups() const {
   std::vector<dist::ProcessGroup*> all{m_.group};
   if (m_.sharing > 1) all.push_back(m_.sharers);

@@ -55,7 +55,7 @@ class StepGraphs {
 
   /// Ranks that hold different parts of a model agree on whether steps are recorded. Collective.
   void agree();
-  /// True if steps may be replayed; then run() must be called before each step.
+  /// True if steps may be replayed. Then call run() for each step; if run() returns false, run the step normally.
   bool are_wanted();
   /// True if the data of the coming step may be drawn in advance.
   bool may_draw() const;

@@ -1,4 +1,4 @@
-// Checkpoints whose inputs are sharded, offloaded or kept in one buffer. See activation_checkpoints.h.
+// Activation checkpoints whose inputs are sharded, offloaded or kept in one buffer. See activation_checkpoints.h.
 #include "parallel/activation_checkpoints.h"
 
 #include <fmt/format.h>
@@ -17,7 +17,7 @@ namespace lockstep::parallel {
 
 namespace {
 
-/// Preallocated memory for several tensors of one size. Replicas may use it from several threads.
+/// Preallocated memory for several tensors of one size. Several threads may use it at once.
 class Buffer : public std::enable_shared_from_this<Buffer> {
  public:
   explicit Buffer(int64_t slots) : used_(size_t(slots)) {}
@@ -199,7 +199,7 @@ std::vector<std::string> ActivationCheckpoints::wrap_blocks(nn::Module& module) 
             for (const Variable* v : beside) before.push_back(*v);
             std::vector<Variable> made = run(in);
             for (size_t i = 0; i < beside.size(); ++i)
-              // Puts back the variable's old value, because backward runs this function a second time.
+              // Restores the value from before run(), because backward calls this function a second time.
               made.push_back(std::exchange(*beside[i], before[i]));
             return made;
           },

@@ -49,9 +49,9 @@ class ActivationCheckpoints {
   /// Runs fn(inputs) as a checkpoint, for a function that returns several variables.
   std::vector<Variable> many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn,
                              const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
-  /// Checkpoints all later calls of every `every`-th block, from the first on. Blocks are the elements of the outermost
-  /// ModuleLists below `module` or, if there is no ModuleList, the layers of the outermost Sequential. Returns the
-  /// names of the checkpointed blocks. Error if there are no blocks. The modules must not move in memory.
+  /// Makes later calls of blocks checkpoints. Blocks are the elements of the outermost ModuleLists below `module` or,
+  /// if there is no ModuleList, of the outermost Sequentials. The option `every` = n picks elements 0, n, 2 n, ...
+  /// Returns the names of the picked blocks. Error if there are none. The modules must not move in memory.
   std::vector<std::string> wrap_blocks(nn::Module& module);
   /// Undoes wrap_blocks() for the models that still exist.
   void unwrap_blocks();

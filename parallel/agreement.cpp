@@ -54,7 +54,7 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
     }
     LOCKSTEP_CHECK(differ.empty(), "[", op, "] expected the same model and options on all ranks; line ", i + 1,
                    " is the first that differs: rank ", group.world_rank(0), " has ", line(0), ", ", differ);
-    // No line differs, although the hashes do.
+    // All lines of the texts have been compared and are equal, although their hashes differ.
     LOCKSTEP_CHECK(
         i < models[0].size(), "[", op,
         "] expected the same model and options on all ranks, got some that differ in no line; this is a bug in "

@@ -1,4 +1,4 @@
-// Flat gradient memory, the plan of buckets, and the accumulator without hooks. See buckets.h.
+// Flat memory for gradients, the division of parameters into buckets, and GradientAccumulator. See buckets.h.
 #include "parallel/buckets.h"
 
 #include <algorithm>

@@ -52,7 +52,7 @@ class FlatGradients {
   /// Returns memory for one micro-batch: the gradient given to offer() if there is one. Otherwise the first micro-batch
   /// gets a buffer that is kept between steps and in which the sum is formed. Later micro-batches get new memory.
   Tensor own_memory();
-  /// Begins a micro-batch in `memory`, of numel() elements, and zeroes the gaps between parameters.
+  /// Begins a micro-batch whose flat tensor is `memory` (numel() elements), and zeroes the gaps in it.
   void open(Tensor memory);
   bool is_open() const { return flat_.defined(); }  ///< true if a micro-batch has begun and is not folded yet
   /// The flat tensor of the current micro-batch.
@@ -81,9 +81,9 @@ class FlatGradients {
   dist::TreeSum tree_;
 };
 
-/// Groups parameters into units of total size at most `cap`; the first unit of each kind holds at most `first_cap` (0:
-/// `cap`). A parameter larger than `cap` gets a unit of its own. All parameters of a unit are of one kind. Returns the
-/// indices of each unit's parameters, in rising order; the units come in the order in which they fill up.
+/// Groups parameters with equal kinds[i] into units of total size at most `cap`. The first unit of each kind is
+/// limited to `first_cap` (0: `cap`). A parameter larger than the limit gets a unit of its own. Returns the indices of
+/// each unit's parameters, in rising order; the units come in the order in which they fill up.
 std::vector<std::vector<size_t>> plan_units(const std::vector<int64_t>& sizes, const std::vector<std::string>& kinds,
                                             int64_t cap, int64_t first_cap = 0);
 /// Calls plan_units() with sizes in bytes. The parameters of a bucket have one dtype and device.
@@ -116,7 +116,7 @@ class GradientAccumulator {
   std::vector<bool> agree_on_used(dist::ProcessGroup* agree);
   std::vector<Variable> frozen_;
   std::vector<bool> used_;  // for each parameter of the buckets, in order: true if it got a gradient since finish()
-  // The parameters that had a gradient on this rank, and on any rank, in the last finish() that no graph recorded.
+  // The parameters that had a gradient on this rank, and on any rank, in the last finish() outside a Graph's capture.
   std::vector<bool> used_here_, used_anywhere_;
   dist::ProcessGroup* group_;
   int64_t count_ = 0;

@@ -15,8 +15,8 @@
 
 namespace lockstep::parallel {
 
-/// Divides gradients by the number of ranks, rounds them to 16 bits and sums. f16 overflows above 65504: use a loss
-/// scale.
+/// Divides gradients by the number of ranks, rounds them to f16, and sums them over the ranks. f16 overflows above
+/// 65504: use a loss scale.
 CommHook fp16_compress_hook();
 /// The hook of fp16_compress_hook(), but in bf16, which has the range of f32.
 CommHook bf16_compress_hook();
@@ -41,7 +41,7 @@ class PowerSgd {
   explicit PowerSgd(const Options& options = {});
   CommHook hook() const;  ///< the hook to give to DDP; it shares this object's state
   /// Returns this rank's approximation error for a parameter, which is added to the parameter's next gradient.
-  /// Undefined if nothing was compressed.
+  /// Undefined if no gradient of this parameter has been compressed yet.
   Tensor error(const std::string& parameter) const;
 
  private:

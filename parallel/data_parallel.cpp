@@ -54,8 +54,9 @@ Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
     }
     return server == 0 ? sum : copy(sum, server, 0);
   }
-  // Reduce::ring: the sum of chunk c starts on the device of part c + 1, and goes round the devices of all other parts,
-  // each of which adds its own part. It is complete on the device of part c, and goes from there to the first device.
+  // Reduce::ring: each of the n parts is cut into n chunks. The sum of chunk c starts on the device of part c + 1 and
+  // travels from device to device; each adds its own chunk c. The device of part c adds last, and sends the sum to the
+  // first device.
   const size_t n = parts.size();
   const Tensor whole = empty(parts[0].gradient.shape(), {parts[0].gradient.dtype(), traffic.device(0)});
   const Tensor flat = whole.view({-1});

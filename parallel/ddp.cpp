@@ -49,7 +49,7 @@ Ddp::DistributedDataParallel(nn::Module& module, Options options, dist::ProcessG
 }
 
 /// Divides the parameters into buckets, in the given order. The constructor gives the reverse order of fields(). After
-/// the first backward, ordered() gives the order in which gradients arrived on rank 0, in which buckets fill earlier.
+/// the first backward, ordered() gives the order in which rank 0's gradients were ready, so that buckets fill earlier.
 void Ddp::make_buckets(const std::vector<size_t>& order) {
   std::vector<Variable> variables;
   for (const size_t i : order) variables.push_back(reducer_->parameters[i].variable);
@@ -76,7 +76,7 @@ void Ddp::make_buckets(const std::vector<size_t>& order) {
     units.push_back({.gradients = FlatGradients(std::move(members), &group_), .members = std::move(indices)});
   }
   reducer_->cut(std::move(units));
-  // On GPUs all ranks must allocate this memory together (it is a collective), so they do it here.
+  // On GPUs, allocating the memory of gradients is a collective, so all ranks do it here.
   for (parallel::Reducer::Unit& unit : reducer_->units)
     if (group_.size() > 1 && unit.gradients.size() > 0 && !unit.gradients.parameter(0).device().is_cpu())
       unit.gradients.own_memory();

@@ -148,7 +148,8 @@ class DistributedDataParallel final : Reducer::Policy {
   };
   std::optional<JoinState> join_;
   bool answering_ = false;  // true if this rank has no data left and only takes part in the other ranks' collectives
-  /// The result of agree(), in which all ranks tell their next phase: the ranks that have data left, and their phase.
+  /// The result of agree(), in which every rank tells its next phase: the ranks that have data left, and the phase that
+  /// these ranks enter next.
   struct Agreed {
     std::vector<int> active;
     Phase phase;

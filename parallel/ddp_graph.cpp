@@ -1,4 +1,4 @@
-// Decides which parameters get a gradient in a backward pass. By default every parameter must get a gradient in each
+// Decides which parameters must get a gradient in a backward pass. By default every parameter must get one in each
 // step, and at most one per pass (Error otherwise). find_unused_parameters walks the graph of the forward's output.
 // static_graph counts the gradients in the first pass and expects the same counts in every later pass.
 #include <algorithm>

@@ -63,9 +63,9 @@ struct PlanSizes {
 };
 /// The reasons why the plan is invalid; empty if it is valid.
 std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& sizes);
-/// Finds the nearest valid plan on the same number of ranks, the plan that changes the fewest axes by the smallest
-/// factors. Returns `plan` itself if it is valid, null if no plan is valid. An axis whose sizes are unknown keeps its
-/// value or becomes 1. `also` is a condition that the result must meet too.
+/// Finds the nearest valid plan on the same number of ranks: the plan that changes the fewest axes by the smallest
+/// factors. Returns `plan` itself if it is valid, null if no plan is valid. If the sizes that limit an axis are
+/// unknown, the axis keeps its value or becomes 1. `also` is a condition that the result must meet too.
 std::unique_ptr<Plan> nearest_plan(const Plan& plan, const PlanSizes& sizes,
                                    const std::function<bool(const Plan&)>& also = {});
 /// Error if the plan is invalid, with all reasons and the nearest plan that fits the known sizes. The model and the

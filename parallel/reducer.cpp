@@ -69,7 +69,7 @@ void Reducer::reorder(const std::vector<size_t>& arrivals) {
   std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return last[a] < last[b]; });
 }
 
-// --- the placeholder stands in .grad while gradients are collected: clearing it is noticed, reading it is an Error ---
+// --- while gradients are collected, .grad is a placeholder: the reducer notices its clearing; reading is an Error ---
 
 Tensor Reducer::placeholder(const Parameter& p) const {
   return Tensor(placeholder_.storage(), 0, p.variable.shape(), contiguous_strides(p.variable.shape()),
@@ -77,8 +77,8 @@ Tensor Reducer::placeholder(const Parameter& p) const {
 }
 
 /// Called when backward is about to add a gradient to .grad, but not in autograd's grad(), which leaves .grad alone.
-/// Clears .grad if it is the placeholder, or a view of a unit whose reduction is running. In the second case the new
-/// gradient is one too many, and arrived() raises an Error.
+/// Clears .grad if it is the placeholder, or a view of flat memory whose reduction has already started. In the second
+/// case the new gradient comes too late, and arrived() raises an Error.
 void Reducer::before_add(size_t i) {
   if (paused_) return;
   Parameter& p = parameters[i];
@@ -217,7 +217,7 @@ void Reducer::settle(size_t u) {
   if (!syncing_ || !rules_.shows) hold(unit);
 }
 
-/// Starts the reductions of complete units, strictly in order.
+/// Starts the reductions of units in the fixed order `order_`, up to the first unit that still waits for a gradient.
 void Reducer::launch() {
   for (; next_ < order_.size() && units[order_[next_]].waiting == 0; ++next_) {
     const size_t u = order_[next_];

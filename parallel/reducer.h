@@ -98,8 +98,8 @@ class Reducer {
     virtual void forgotten() {}
     /// Returns the text of the Error for a gradient of p that arrived in addition to the expected ones.
     virtual std::string unexpected(const Parameter& p);
-    /// Called after the first reduction with the order in which gradients arrived on rank 0, the same on all ranks. Not
-    /// called if that is the order of the reductions already.
+    /// Called after the first reduction with the order in which gradients arrived on rank 0; every rank gets this same
+    /// order. Not called if units are reduced in this order already.
     virtual void ordered(const std::vector<size_t>& parameters) = 0;
   };
 
@@ -110,7 +110,7 @@ class Reducer {
 
   /// Sets the units. They are reduced in the order of this list.
   void cut(std::vector<Unit> units);
-  /// Sorts the reductions in the order in which units become complete when gradients arrive in the order `parameters`.
+  /// From now on, reduces the units in the order in which they are complete if gradients arrive in order `parameters`.
   void reorder(const std::vector<size_t>& parameters);
 
   // A pass begins by itself with the first gradient. A rank that will get no gradient calls begin_pass() so that it

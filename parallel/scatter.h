@@ -78,7 +78,7 @@ class Traffic {
   std::vector<Row> rows_;
 };
 
-/// Divides the batch of one forward over the devices, and refers to the counter of the bytes moved.
+/// The division of one forward's batch over the devices, and the counter of the bytes moved.
 struct Cut {
   std::vector<Device> devices;
   int64_t dim = 0;
@@ -119,7 +119,7 @@ template <class T> inline constexpr bool holds_tensors = HoldsTensors<std::remov
 void expect_alike(bool alike, const char* what);
 
 /// Traverses several values of one type side by side. The values must have the same structure. Calls fn(places) for
-/// every tensor and every part that holds no tensor; `places` has one pointer per value.
+/// every tensor and every part that holds no tensor; `places` points to this tensor or part in each of the values.
 template <class T, class Fn> void walk(const std::vector<T*>& values, const Fn& fn) {
   T& first = *values[0];
   const auto inside = [&](const auto& part_of) {

@@ -1,7 +1,7 @@
 // Executes a schedule: run() is one switch over its actions. The actions of a forward and of a backward, in order:
 //
-//   receive_activation ─▶ forward ─▶ send_activation      sends are queued on the links, and receives are posted ahead,
-//   receive_gradient ─▶ backward ─▶ send_gradient         so messages overlap with computation
+//   receive_activation ─▶ forward ─▶ send_activation      sends are queued on the links, and receives start early, so
+//   receive_gradient ─▶ backward ─▶ send_gradient         messages overlap with computation
 #include "pipeline/engine.h"
 
 #include <algorithm>
@@ -89,7 +89,7 @@ void Engine::forward(const Action& a) {
   }
   f.random_call = random_state().call;
   if (!now_.training) f.inputs.clear();
-  // The first and the last stage use the sample. A rank frees it when the one or two of these stages it holds have run.
+  // Only the first and the last stage use the sample. A rank may hold both, and frees the sample after both have run.
   if (stage == 0 || last) {
     int& left = samples_.at(a.micro_batch).left;
     left -= (stage == 0) + last;

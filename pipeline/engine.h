@@ -8,8 +8,8 @@
 //   optimizer.zero_grad();
 //
 // Ranks form a mesh (parallel/mesh.h): replicas of the pipeline (dp), stages (pp), context-parallel ranks (cp) and
-// tensor-parallel ranks (tp). A step has micro_batches x dp micro-batches; replica d runs the `micro_batches` ones from
-// number d·micro_batches on. Context-parallel ranks run the same micro-batches, each on its part of the tokens: Data
+// tensor-parallel ranks (tp). A step has micro_batches x dp micro-batches; replica d runs the numbers d·micro_batches
+// to (d+1)·micro_batches - 1. Context-parallel ranks run the same micro-batches, each on its part of the tokens: Data
 // cuts the sequences, and attention layers of parallel/sequence/ exchange keys and values.
 //
 // Reproducibility: gradients are summed in the fixed order of dist/summation_tree.h. With one replica, or if dp and
@@ -43,9 +43,9 @@ namespace lockstep::pipeline {
 struct Sample {
   std::vector<Tensor> inputs, targets;
 };
-/// Returns a micro-batch by its number in the step, 0 .. micro_batches x dp - 1, in rising order. Called on the ranks
-/// that hold the first or the last layer; on all of them it draws the same random numbers. nullopt means that the data
-/// has ended, which raises an Error on all ranks.
+/// Returns a micro-batch by its number in the step, 0 .. micro_batches x dp - 1. The ranks that hold the first or the
+/// last layer call it with rising numbers; random operations in it give the same numbers on all of these ranks. nullopt
+/// means that the data has ended, which raises an Error on all ranks.
 using Data = std::function<std::optional<Sample>(int64_t micro_batch)>;
 /// Computes the mean loss of a micro-batch, one floating-point number.
 using Loss = std::function<Variable(const Values& outputs, const std::vector<Tensor>& targets)>;
@@ -58,7 +58,7 @@ struct EngineOptions {
   int chunks = 0;  ///< chunks per rank; 0: the schedule's default
   /// How layers are distributed over the virtual stages.
   SplitBy split = {};
-  /// Overrides `split`: the first layer of each virtual stage, then the number of layers.
+  /// Overrides `split`: the number of the first layer of each virtual stage and, as last element, the number of layers.
   std::vector<int> bounds = {};
   int checkpoint_interval = 0;          ///< layers that are recomputed together in backward; 0: none
   bool dynamic_shapes = false;          ///< true: send shapes with every micro-batch; false: only once
@@ -114,7 +114,7 @@ class Engine {
 
   /// The schedule that train_batch() executes.
   const Schedule& schedule() const { return schedule_; }
-  /// The first layer of each virtual stage, then the number of layers.
+  /// The number of the first layer of each virtual stage and, as last element, the number of layers.
   const std::vector<int>& bounds() const { return bounds_; }
   int stage() const { return rank_; }                                 ///< this rank's stage, 0 .. stages - 1
   bool is_first() const { return schedule_.place(0).rank == rank_; }  ///< true if this rank holds the first layer
@@ -122,12 +122,14 @@ class Engine {
   bool is_last() const { return schedule_.place(virtual_stages_ - 1).rank == rank_; }
   /// Times of all ranks by world rank, the same on every rank. A step replayed from a graph does not update them.
   const std::vector<RankTime>& times() const { return times_; }
-  /// Idle fraction of all ranks in the last train_batch(): the "bubble" of simulate() and of the papers' formulas.
+  /// Idle seconds of all ranks, divided by their idle and busy seconds, in the last train_batch(): the "bubble" of
+  /// simulate() and of the papers' formulas.
   double bubble() const;
   /// True if this stage sums the gradient of the parameter and counts it in the norm. For a tied parameter, only the
   /// first stage that uses the parameter does so.
   bool leads(const std::string& parameter) const;
-  /// The (layer, index) position of a parameter in norm()'s sum; nullopt on stages for which leads() is false.
+  /// Position of a parameter in norm()'s sum: its layer, and its index in that layer. nullopt on stages for which
+  /// leads() is false.
   std::optional<std::pair<int, int>> place_in_norm(const std::string& parameter) const;
   /// This rank's process groups for messages and for tied parameters, in the same order on all ranks. The mesh's groups
   /// are not included.
@@ -136,7 +138,7 @@ class Engine {
   int64_t bytes_sent() const;
 
  private:
-  /// A micro-batch in a chunk, between its forward and its last backward.
+  /// A micro-batch in a chunk, from its forward to the end of its backward.
   struct Flight {
     Values inputs, outputs;         // inputs: leaves; outputs: activations for the next stage, or the loss
     std::vector<Tensor> gradients;  // gradients of the outputs
@@ -251,9 +253,9 @@ class Engine {
   std::vector<Tie> ties_;
   std::vector<std::optional<parallel::GradientAccumulator>> sums_;  // by chunk; nullopt: nothing to train
   std::map<int, Shapes> shapes_sent_;                               // shapes sent in training, by virtual stage
-  // Shapes received, by the virtual stage that sends and the micro-batch (-1: for all micro-batches of training).
+  // Received shapes. Key: the virtual stage that sent them, and the micro-batch (-1: all micro-batches of training).
   std::map<std::pair<int, int>, Shapes> shapes_known_;
-  // Messages by kind (Road) and sending rank. expected_: their receive is not posted yet; posted_: it is posted.
+  // Messages by kind (Road) and sending rank. posted_: Link::post() has been called for them; expected_: not yet.
   std::map<std::pair<Road, int>, std::deque<Message>> expected_, posted_;
 
   /// The current train_batch() or eval_batch().

@@ -21,8 +21,8 @@ int Engine::Tie::after(int stage) const {
   return at == stages.end() || at + 1 == stages.end() ? -1 : at[1];
 }
 
-// Returns a micro-batch's gradients of tied parameters that the next stage with these parameters computed. Waits for
-// gradients from other ranks.
+// For each tie of a's stage: takes the gradients of the tied parameters for one micro-batch, as computed by the next
+// stage that uses these parameters. Waits if that stage is on another rank.
 std::vector<std::pair<Variable, Tensor>> Engine::take_tied(const Action& a) {
   std::vector<std::pair<Variable, Tensor>> before;
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
@@ -52,7 +52,8 @@ bool Engine::tied_have_come(const Action& a) {
   return true;
 }
 
-/// Finishes, in order, the micro-batches whose tied gradients have arrived. Waits while more than `most` are left.
+/// Finishes, in order, the micro-batches whose tied gradients have arrived. Waits for the tied gradients of the oldest
+/// as long as more than `most` micro-batches are left.
 void Engine::collect_late(size_t most) {
   while (!late_.empty() && (late_.size() > most || tied_have_come(late_.front().action))) {
     Late one = std::move(late_.front());
@@ -64,7 +65,8 @@ void Engine::collect_late(size_t most) {
   }
 }
 
-// Passes gradients of tied parameters to the previous stage that uses them, and adds all others to the chunk's sum.
+// Passes gradients of tied parameters to the previous stage that uses these parameters. Adds all other gradients to the
+// chunk's sum.
 void Engine::collect(const Action& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
   for (Tie& tie : ties_) {

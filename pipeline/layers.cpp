@@ -1,4 +1,4 @@
-// Divides a model into pipeline layers, as its layers() say. See layers.h.
+// Divides a model into pipeline layers, as the model's layers() function says. See layers.h.
 #include "pipeline/layers.h"
 
 #include "autograd/checkpoint.h"

@@ -11,8 +11,8 @@ namespace lockstep::pipeline {
 /// The result of layers_of().
 struct ModelLayers {
   std::vector<LayerSpec> layers;
-  /// The model's own loss. In training it includes the own_loss() of the model's modules: each layer returns the sum of
-  /// these so far, after its outputs, and the next layer adds its own. Empty if the model has no loss.
+  /// The model's own loss. In training it includes the own_loss() of the model's modules: each layer returns, besides
+  /// its outputs, the sum of these losses so far, and the next layer adds its own. Empty if the model has no loss.
   Loss loss;
 };
 /// Divides `model`, which every rank holds, into layers. Parameters keep their names. An Engine frees the parameters

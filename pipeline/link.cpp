@@ -10,8 +10,8 @@
 namespace lockstep::pipeline {
 namespace {
 
-// Shapes travel as a fixed number of integers: the numbers of tensors and of random calls, then for each tensor its
-// dtype, flags, number of dims and sizes.
+// Shapes travel as a fixed number of integers: how many tensors, how many random calls, then for each tensor its dtype,
+// flags, number of dims and sizes.
 constexpr int64_t most_dims = 8, length = 2 + int64_t(Shapes::most_tensors) * (3 + most_dims);
 
 Tensor pack(const Shapes& shapes) {

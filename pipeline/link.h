@@ -1,13 +1,13 @@
 #pragma once
 // One-way messages between two ranks, in a process group of their own. Sends never wait for the other side, and
-// receives are posted ahead, so both overlap with the rank's computation.
+// receives start before the data is needed, so both overlap with the rank's computation.
 //
 //   compute stream     ... forward 3 ─┬─ forward 4 ─────────┬─ backward 1 ...
 //   link 0 ─▶ 1                       └─▶ send 3            │
-//   link 1 ─▶ 0        receive 1 (posted ahead) ────────────┘
+//   link 1 ─▶ 0        receive 1 (started early) ───────────┘
 //
 // Between CUDA devices, a link is an NCCL communicator with its own stream. Both ranks enqueue the same messages there
-// in the order of the sender's schedule, so a receive that is posted ahead delays only later messages of the same link.
+// in the order of the sender's schedule, so a receive that starts early delays only later messages of the same link.
 // Streams wait for each other by events; check_streams() (schedule_check.h) proves for each schedule that these waits
 // cannot deadlock. In a graph (tensor/graph.h), messages fork from and join the recorded stream; the recorded stream
 // waits where the host would wait.
@@ -41,7 +41,7 @@ struct Shapes {
   friend bool operator==(const Shapes&, const Shapes&) = default;
 
   static constexpr size_t most_tensors = 16;  ///< most tensors in a message
-  /// Describes `values`. Error for more than most_tensors.
+  /// Describes `values`. Error for more than most_tensors tensors.
   static Shapes of(const Values& values, uint64_t random_call);
   /// Makes the received tensors leaves of the next stage's tape.
   Values leaves(const std::vector<Tensor>& tensors) const;
@@ -52,7 +52,7 @@ struct Shapes {
 /// The tensors of `values`, without the tape.
 std::vector<Tensor> tensors_of(const Values& values);
 
-/// A link as one of its two ranks uses it, to send or to receive.
+/// One rank's end of a link: either the end that sends or the end that receives.
 class Link {
  public:
   /// `group` consists of the two ranks, sender first. Both ranks must call this constructor together. Unless both are
@@ -67,8 +67,8 @@ class Link {
   Shapes receive_shapes(const std::string& tag);
   /// Starts to receive a message of tensors of these shapes.
   void post(const std::vector<Shapes::One>& tensors, const std::string& tag);
-  /// Waits for the oldest posted message, and returns its tensors on device(). With NCCL, the current stream waits
-  /// instead of the host.
+  /// Waits for the message of the oldest post() that has no arrive() yet, and returns its tensors on device(). With
+  /// NCCL, the current stream waits instead of the host.
   std::vector<Tensor> arrive();
   /// True if arrive() would return at once.
   bool has_come() const;
@@ -84,8 +84,8 @@ class Link {
   dist::ProcessGroup& group() const { return *group_; }
   /// True if the stream, not the host, waits for messages.
   bool on_streams() const { return on_streams_; }
-  /// Seconds that the stream has waited in arrive() since the last call, if on_streams(). The stream must have finished
-  /// these waits.
+  /// Seconds that the stream has waited in arrive() since the last take_waited(), if on_streams(). The stream must have
+  /// finished these waits.
   double take_waited();
 
  private:

@@ -39,7 +39,7 @@ struct LayerSpec {
   Forward forward = {};     ///< computes the outputs; empty: module.call() on the only input
   int64_t parameters = -1;  ///< number of parameters; -1: every rank builds the layer once to count them, and drops it
   /// Prefix of the layer's parameter names, such as "blocks.3"; "" for none. Default: the layer's number or, for a
-  /// layer with ties, "tied." and the first of them, such as "tied.table".
+  /// layer with ties, "tied." and its first tie, such as "tied.table".
   std::optional<std::string> name = {};
   std::shared_ptr<const WholeModel> whole = {};  ///< the model that this layer was cut from, if any
   /// Layers with the same ties share one module. For a layer that layers_of() made from a model: names of the
@@ -67,7 +67,8 @@ struct LayerSpec {
 template <class L> LayerSpec layer(const typename L::Options& options) {
   return {.make = [options] { return std::make_unique<L>(options); }};
 }
-/// A layer without parameters. `forward` takes all tensors that the previous layer returns or, below, exactly one.
+/// A layer without parameters. `forward` takes all tensors that the previous layer returns; in the second overload, the
+/// previous layer must return exactly one.
 LayerSpec layer(std::string kind, LayerSpec::Forward forward);
 LayerSpec layer(std::string kind, std::function<Variable(const Variable&)> forward);
 
@@ -86,8 +87,8 @@ class StageModule : public nn::Module {
   /// layers have the same name, or when a layer has neither a module nor a function.
   StageModule(const std::vector<LayerSpec>& layers, std::vector<Chunk> chunks, int checkpoint_interval);
 
-  /// Runs a chunk. With a checkpoint interval of n > 0, every group of n layers stores only its input and is recomputed
-  /// in backward. An Error names the layer that failed.
+  /// Runs a chunk. With a checkpoint interval of n > 0, every n successive layers store only the first one's input, and
+  /// are recomputed in backward. An Error names the layer that failed.
   Values forward(size_t chunk, const Values& inputs);
   /// A parameter with its position in the whole model.
   struct Numbered {
@@ -127,7 +128,7 @@ class StageModule : public nn::Module {
 int first_of(const std::vector<LayerSpec>& layers, int i);
 /// Builds the module of layer i with the same initial values on every rank; nullptr if the layer is a function.
 std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i);
-/// The kind of each layer; builds a layer whose spec does not name its kind.
+/// The kind of each layer. If a spec does not name the kind, builds the layer to find it out.
 std::vector<std::string> kinds_of(const std::vector<LayerSpec>& layers);
 /// Number of parameters of each layer. Those of a tied module count at the first of its layers only.
 std::vector<double> parameters_of(const std::vector<LayerSpec>& layers);

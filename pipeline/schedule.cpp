@@ -122,7 +122,8 @@ Formula formula(const Request& request, const Costs& costs) {
   return rules_of(request.kind).bubble(checked(request), costs);
 }
 
-/// Micro-batches run in groups of as many as there are ranks. Each group passes the first chunks, then the second, ...
+/// With n ranks, each rank runs micro-batches 0 to n - 1 through its first chunk of layers, then through its second,
+/// ... Then the next n micro-batches, and so on.
 std::vector<std::vector<Action>> forwards_of(const Schedule& s, int micro_batches) {
   std::vector<std::vector<Action>> all;
   for (int rank = 0; rank < s.request.stages; ++rank) {

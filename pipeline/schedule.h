@@ -21,8 +21,8 @@
 namespace lockstep::pipeline {
 
 /// gpipe: all forwards, then all backwards. one_f_one_b: each backward as soon as possible. interleaved: 1F1B with v
-/// chunks per rank. zb_h1: split backwards fill the bubble. dualpipe_v: two chunks per rank, placed as a V. See the
-/// files in schedules/ for papers and costs.
+/// chunks per rank. zb_h1: split backwards fill the bubble. dualpipe_v: of p ranks, rank r holds chunks r and
+/// 2p-1-r. See the files in schedules/ for papers and costs.
 enum class Kind : uint8_t {
 #define KIND(x) x,
 #include "pipeline/schedules/kinds.def"
@@ -81,7 +81,7 @@ struct Schedule {
   };
   /// Number of virtual stages, p·v.
   int virtual_stages() const { return request.stages * request.chunks; }
-  int virtual_stage(int rank, int chunk) const;  ///< chunk·p + rank; for dualpipe-v in a V, so 2p-1-rank for chunk 1
+  int virtual_stage(int rank, int chunk) const;  ///< chunk·p + rank; in dualpipe-v, 2p-1-rank for chunk 1
   /// The inverse of virtual_stage().
   Position place(int virtual_stage) const;
   /// True if the virtual stage exists and another rank holds it.

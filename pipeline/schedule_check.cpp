@@ -1,4 +1,4 @@
-// Checks the lists of a schedule. See schedule_check.h.
+// Checks the lists of actions of a schedule. See schedule_check.h.
 #include "pipeline/schedule_check.h"
 
 #include <algorithm>

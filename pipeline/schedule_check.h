@@ -1,7 +1,7 @@
 #pragma once
 // Proves a pipeline schedule correct before any rank starts: every computation runs once and after its inputs, every
 // transfer has both ends, and no deadlock is possible, neither with blocking receives nor with messages on device
-// streams, where sends block too. The lists to be checked may contain any error.
+// streams, where sends block too. The lists of actions may contain any error.
 #include <string>
 #include <vector>
 
@@ -19,7 +19,7 @@ struct Check {
   bool right() const { return errors.empty(); }
 };
 
-/// Checks the lists of all ranks. With ties, checks also that the gradients of tied weights can be exchanged.
+/// Checks the actions of all ranks. With ties, checks also that the gradients of tied weights can be exchanged.
 Check check_schedule(const Schedule& schedule, const Ties& ties = {});
 
 /// How messages are mapped to device streams (link.h).
@@ -27,8 +27,8 @@ struct Streams {
   int ahead = 2;                   ///< messages of a link that a rank may have in flight before it waits for the oldest
   bool one_for_both_ways = false;  ///< true: a pair of ranks has one stream for both directions (a single communicator)
 };
-/// Simulates messages on device streams, for a schedule without errors in its lists. Returns what each blocked rank
-/// waits for; empty if all ranks finish.
+/// Simulates messages on device streams. The schedule's lists of actions must be free of errors. Returns what each
+/// blocked rank waits for; empty if all ranks finish.
 std::vector<std::string> check_streams(const Schedule& schedule, const Ties& ties = {}, const Streams& streams = {});
 
 }  // namespace lockstep::pipeline

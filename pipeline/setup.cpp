@@ -154,7 +154,7 @@ void Engine::agree() const {
   parallel::check_agreement("pipeline", lines, *world_);
 }
 
-/// Returns pairs of stages: one that sends its gradients of tied parameters, and the one before it that has them too.
+/// Returns pairs of stages that share parameters: the first of a pair sends the gradients of these to the second.
 Ties Engine::tie_pairs() const {
   Ties pairs;
   for (const Tie& tie : ties_)

@@ -51,8 +51,8 @@ using Ties = std::vector<std::pair<int, int>>;
 /// contain any error, such as a deadlock. Throws an Error for costs that are negative or not finite.
 Simulation simulate(const Schedule& schedule, const Costs& costs = {}, const Ties& ties = {});
 
-/// Idle fraction by the papers' formulas, without latency, from a rank's forward F, input gradient I and weight
-/// gradient W. It equals simulate()'s bubble under these conditions, for p ranks and m micro-batches:
+/// Idle fraction by the papers' formulas, without latency, from the times of a rank's forward F, input gradient I and
+/// weight gradient W. It equals simulate()'s bubble under these conditions, for p ranks and m micro-batches:
 ///   gpipe, 1f1b, interleaved    any costs
 ///   zb-h1                       m >= p, W <= I, W <= F
 ///   dualpipe-v                  I+W >= F >= I >= W; paired: F = I >= W

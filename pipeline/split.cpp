@@ -37,8 +37,8 @@ std::vector<int> balance(const std::vector<double>& weights, int parts) {
                  n == 0 ? "a model with layers" : str("at most ", n, " stages"));
   for (const double w : weights)
     LOCKSTEP_CHECK(std::isfinite(w) && w >= 0, "[split] expected finite weights of 0 or more, got ", w);
-  // largest[k][j]: the smallest possible maximum over k parts of the first j layers (`before` and `now` hold rows k - 1
-  // and k); from[k][j]: where the last of these parts begins.
+  // largest[k][j]: weight of the heaviest part in the best division of the first j layers into k parts (`before` and
+  // `now` hold rows k - 1 and k of this table). from[k][j]: the first layer of the last part in that division.
   std::vector<double> before(size_t(n) + 1, std::numeric_limits<double>::infinity()), now;
   before[0] = 0;
   std::vector<std::vector<int>> from(size_t(parts) + 1, std::vector<int>(size_t(n) + 1, -1));
@@ -68,7 +68,7 @@ std::vector<int> balance(const std::vector<double>& weights, const Schedule& sch
   std::vector<int> best = balance(weights, parts);
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   if (schedule.request.chunks == 1 || schedule.request.stages == 1 || total == 0) return best;
-  // Simulates at most 4 micro-batches for each stage. That is faster, and enough to compare divisions.
+  // Simulates at most 4 times as many micro-batches as there are stages: faster, and enough to compare divisions.
   Request request = schedule.request;
   request.micro_batches = std::min(request.micro_batches, 4 * request.stages);
   const Schedule simulated =
@@ -81,8 +81,8 @@ std::vector<int> balance(const std::vector<double>& weights, const Schedule& sch
           std::accumulate(weights.begin() + bounds[i], weights.begin() + bounds[i + 1], 0.0) * parts / total;
     return simulate(simulated, costs).seconds;
   };
-  // Several divisions may be equally balanced. Takes the faster of two: that of the weights, and the mirror
-  // image of that of the reversed weights.
+  // Several divisions may be equally balanced. Takes the faster of two: the one found above, and the one that the same
+  // search finds from the last layer to the first.
   const std::vector<int> mirrored = balance({weights.rbegin(), weights.rend()}, parts);
   std::vector<int> last;
   for (auto bound = mirrored.rbegin(); bound != mirrored.rend(); ++bound) last.push_back(int(weights.size()) - *bound);

@@ -1,7 +1,7 @@
 #pragma once
 // Assigns consecutive layers to stages so that the heaviest stage is as light as possible. With several chunks per
-// rank, the simulated step time decides, as it also depends on each rank's total and on the order of light and heavy
-// chunks.
+// rank, it minimises the simulated step time instead, which also depends on the sum of each rank's weights and on the
+// order of light and heavy chunks.
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,11 +26,11 @@ struct SplitBy {
 std::string to_string(const SplitBy& by);
 
 /// Cuts the weights into `parts` consecutive parts, none empty, so that the largest sum of a part is minimal. Returns
-/// parts + 1 rising numbers: where each part begins, and the end. Error for fewer weights than parts, and for weights
-/// that are negative or not finite.
+/// the index of the first weight of each part, then the number of weights. Error for fewer weights than parts, and for
+/// weights that are negative or not finite.
 std::vector<int> balance(const std::vector<double>& weights, int parts);
 /// Cuts the weights into the virtual stages of `schedule`. With several chunks per rank, a local search begins with the
-/// faster of two cuts: balance(weights, parts), and the mirror image of the cut of the reversed weights. It moves
+/// faster of two cuts: balance(weights, parts), and balance() of the weights in reverse order, turned back. It moves
 /// boundaries by one layer as long as that shortens the simulated step, for at most a second or two.
 std::vector<int> balance(const std::vector<double>& weights, const Schedule& schedule);
 

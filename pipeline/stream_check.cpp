@@ -90,9 +90,9 @@ class Traffic {
   std::vector<std::vector<Move>> moves_;  // what each rank does, in order
 };
 
-/// The operations on messages that the engine makes on this rank (transfers.cpp). To get a message, it also takes the
-/// earlier messages of the same link, and then posts the receive of the next message ahead. Assumes that the shapes of
-/// activations are known, as they are after the first step.
+/// The operations on messages that the engine performs on this rank, in order (transfers.cpp). To get a message, it
+/// first waits for the earlier messages of the same link. Afterwards it starts to receive the link's next message,
+/// before that is needed. Assumes that the shapes of activations are known, as they are after the first step.
 std::vector<Move> Traffic::moves_of(int rank) const {
   std::vector<Move> moves;
   std::vector<size_t> posted(links_.size()), taken(links_.size());  // positions in each link's order
@@ -109,7 +109,7 @@ std::vector<Move> Traffic::moves_of(int rank) const {
       has_come[size_t(next)] = true;
     }
     if (posted[link] > taken[link] || posted[link] == order.size()) return;
-    // A gradient's receive is posted only after this rank's forward, whose outputs have the same shapes.
+    // The receive of a gradient starts only after the forward of the same micro-batch: its outputs have these shapes.
     const Sent& next = slot_of(order[posted[link]]);
     if (next.way != Way::gradient || has_run[size_t(number(size_t(next.stage) - 1, order[posted[link]] % m_))]) post();
   };

@@ -1,5 +1,5 @@
-// Messages between stages. The schedule determines who sends what in which order, so receives are posted ahead in that
-// order. At the end of a step, all ranks learn the losses and times.
+// Messages between stages. The schedule determines who sends what in which order, so a rank can start to receive the
+// next message, in that order, before it needs it. At the end of a step, all ranks learn the losses and times.
 #include <utility>
 
 #include "dist/numbers.h"
@@ -48,8 +48,8 @@ void Engine::receive_gradient(const Action& a) {
   flight(a).gradients = fetch({Road::gradient, schedule_.virtual_stage(rank_, a.chunk) + 1, a.micro_batch});
 }
 
-/// Posts the next receive of a link, in the order of the sender. Returns false if there is none, or if its shapes are
-/// unknown. With `must`, waits for unknown shapes of an activation, which the sender sends before the activation.
+/// Starts to receive the next message of a link. Returns false if no message is left, or if its shapes are not known
+/// yet. With `must`, waits for the shapes of an activation instead: the sender sends them before the activation.
 bool Engine::post(Road road, int from_rank, bool must) {
   auto& queue = expected_[{road, from_rank}];
   if (queue.empty()) return false;
@@ -107,7 +107,7 @@ bool Engine::has_come(const Message& wanted) {
   return order.front() == wanted && link(wanted.road, from_rank, rank_).has_come();
 }
 
-/// Queues the messages that each link will receive, from the lists of the sending ranks.
+/// Queues the messages that this rank will receive on each link, in the order of the senders' lists of actions (`all`).
 void Engine::expect(const std::vector<std::vector<Action>>& all) {
   for (int from = 0; from < int(all.size()); ++from) {
     if (from == rank_) continue;

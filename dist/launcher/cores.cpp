@@ -23,8 +23,8 @@ namespace {
 constexpr int most_cores = 65536;
 const std::string sys = "/sys/devices/system/";
 
-/// Returns the first number in a file, or `missing`. If the file lists the cores that share a cache ("4-7,12-15"), the
-/// number is the same for all of them, and so identifies the cache.
+/// Returns the first number in a file, or `missing`. If the file lists the cores that share a cache ("4-7,12-15"),
+/// all of these cores have the same list, so its first number identifies the cache.
 int number_in(const std::string& file, int missing) {
   std::ifstream in(file);
   std::string word;

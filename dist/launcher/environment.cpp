@@ -54,7 +54,7 @@ Environment rank_environment(const LaunchOptions& o, const Attempt& attempt, int
   const std::string errors = attempt.folder + "/" + std::to_string(rank) + "/error.json";
   set("LOCKSTEP_ERROR_FILE", errors), set("TORCHELASTIC_ERROR_FILE", errors);
   all.emplace("LOCKSTEP_FLIGHT_DIR", attempt.folder);
-  // A single rank without binding may use all cores, so OMP_NUM_THREADS stays unset.
+  // A single rank that is not bound to cores may use all of them, so OMP_NUM_THREADS stays unset.
   if (o.ranks > 1 || o.binding != Binding::none) all.emplace("OMP_NUM_THREADS", std::to_string(threads));
   if (!o.devices.empty()) set("CUDA_VISIBLE_DEVICES", o.devices);
   return all;

@@ -1,5 +1,5 @@
-// The process that the user sees. It only forwards signals and outlives the supervisor, so that it can end all its
-// descendants if the supervisor is killed. See guarded() in launch.h.
+// The process that the user starts. It runs the supervisor as a child process and forwards signals to it. When
+// the supervisor has ended, this process ends all processes of the job that are left. See guarded() in launch.h.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>

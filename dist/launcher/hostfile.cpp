@@ -22,7 +22,7 @@ std::string_view trim(std::string_view text) {
   return first == std::string_view::npos ? "" : text.substr(first, text.find_last_not_of(" \t\r") - first + 1);
 }
 
-/// A non-negative decimal number; below 0 for any other text.
+/// Reads a decimal number >= 0. Returns a negative number for any other text.
 int number(std::string_view text) { return read_number<int>(text).value_or(-1); }
 
 /// Error unless the name is safe as an argument of ssh: it must not look like an option. USER@ may precede it.

@@ -24,7 +24,7 @@ std::vector<Host> read_hostfile(const std::string& file);
 /// all slots of the host. Keeps the order of `hosts`. Error for an unknown host or slot, or when no slot is left.
 std::vector<Host> filter_hosts(const std::vector<Host>& hosts, const std::string& include, const std::string& exclude);
 
-/// The first `nodes` hosts with the first `ranks` slots each; 0 keeps all. Error when there are fewer.
+/// The first `nodes` hosts with the first `ranks` slots of each; 0 keeps all. Error when hosts or slots are too few.
 std::vector<Host> limit_hosts(std::vector<Host> hosts, int nodes, int ranks);
 
 }  // namespace lockstep::dist

@@ -22,7 +22,8 @@ namespace {
 namespace fs = std::filesystem;
 constexpr int default_port = 29500;  // used with several nodes, because they cannot agree on a free port
 constexpr double greeting_time = 30;
-// Longest pause between two attempts, in seconds. After an attempt that ran longer, pauses are as short as at first.
+// Longest pause between two attempts, in seconds. If an attempt ran longer than this, the pause after it is as short as
+// the first one.
 constexpr double longest_pause = 60;
 
 /// A job name that differs from those of other runs of the same user.

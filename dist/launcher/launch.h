@@ -112,8 +112,8 @@ void read_greeting(LaunchOptions& options, double seconds);
 /// Quotes a word for a POSIX shell, if needed.
 std::string shell_quote(const std::string& text);
 
-/// Index of the member that failed first, which is not always the member that ended first: while the failed member
-/// still writes its error file, others may already end with the error that was reported to them.
+/// Index of the child process (a rank, or the launcher on a host) that failed first. It need not be the one that ended
+/// first: while it still writes its error file, others may already end with the error that was reported to them.
 int find_cause(const LaunchOptions& options, const Attempt& attempt, const Outcome& outcome);
 /// The report of a failed attempt, for the user. Error files are looked up in attempt.folder.
 std::string describe_failure(const LaunchOptions& options, const Attempt& attempt, const std::vector<Launched>& members,

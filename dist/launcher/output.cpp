@@ -85,7 +85,7 @@ Console::Console() {
 void Console::put(int fd, std::string_view text) {
   if (text.empty() || (fd == 1 && lost_)) return;
   bytes_ += text.size();
-  // Small pieces are merged: one write for many lines.
+  // Merges small pieces, so that one write() prints many lines.
   if (queue_.size() > 1 && queue_.back().fd == fd && queue_.back().text.size() + text.size() < 65536)
     queue_.back().text += text;
   else queue_.push_back({fd, std::string(text)});

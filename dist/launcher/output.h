@@ -10,7 +10,7 @@
 
 namespace lockstep::dist {
 
-/// A selection of stdout (1) and stderr (2): one value for all local ranks, or one for each.
+/// Selects none, one or both of stdout and stderr: the same for all local ranks, or separately for each.
 class Streams {
  public:
   /// Selects the same streams for all ranks: 0 (none), 1 (stdout), 2 (stderr) or 3 (both).
@@ -52,12 +52,12 @@ class Console {
   bool loses() const { return hurries_ && full(); }  ///< true while output is dropped
   /// Writes as much as possible without blocking.
   void pump();
-  /// True after stdout could not be written.
+  /// True once a write to stdout has failed.
   bool lost() const { return lost_ != 0; }
   std::string why_lost() const;  ///< why stdout could not be written, for the user
   /// The launcher's exit code if stdout could not be written: 128 + SIGPIPE if its reader is gone, else 1.
   int lost_code() const;
-  /// Waits until everything is written, or descriptor `stop` becomes readable; after hurry() for at most 2 s.
+  /// Waits until everything is written or descriptor `stop` is readable. After hurry(), waits for at most 2 s.
   void drain(int stop);
 
  private:
@@ -74,7 +74,7 @@ class Console {
   int open_fd_ = 2;
 };
 
-/// Forwards one stream of a process: to the console by lines, to a file unchanged. Keeps the last lines for the report.
+/// Forwards stdout or stderr of a process line by line to the console, and unchanged to a file. Keeps the last lines.
 class Relay {
  public:
   static constexpr size_t longest_line = size_t(1) << 20;  ///< longer lines are split

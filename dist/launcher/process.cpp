@@ -40,7 +40,7 @@ std::vector<char*> pointers(const std::vector<std::string>& texts) {
 }
 
 /// The child sends this to its parent through a pipe when it cannot start the program: the number of the step that
-/// failed, and errno. If exec succeeds, it closes the pipe, and the parent reads nothing.
+/// failed, and errno. A successful exec closes the pipe, and the parent reads nothing.
 struct Failure {
   int step = 0, error = 0;
 };

@@ -73,7 +73,7 @@ class Supervisor {
     return int(std::count_if(running_.begin(), running_.end(), [](const auto& r) { return r->alive; }));
   }
 
-  // Sends a signal to all processes of every member, including those whose group leader has exited.
+  // Sends a signal to the process group of every member of the job, even if the group's leader has exited.
   void signal_all(int signal) {
     for (const auto& r : running_) {
       if (r->member->remote && r->alive && r->process.input) {

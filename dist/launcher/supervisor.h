@@ -18,8 +18,8 @@ struct Launched {
   std::string prefix;
   bool show_output = true, show_error = true;
   std::string output_file, error_file;  ///< files for stdout and stderr; empty: no file
-  /// True for a launcher on another host, started through ssh. The supervisor sends signals as lines to the launcher's
-  /// input, and the launcher prints `remote_hello` once it is up.
+  /// True for a launcher on another host, started through ssh. The supervisor sends it signals as lines of text on
+  /// stdin, and the launcher prints `remote_hello` once it is up.
   bool remote = false;
   std::string greeting;  ///< the first text that is written to the process's stdin
 };

@@ -57,7 +57,7 @@ class NcclEngine final : public NativeEngine {
     return shares ? "host" : "nccl";
   }
   /// Called on the caller's thread: keeps the call's tensors, and records the point in the caller's stream that the
-  /// call must follow. Error for another device than in earlier calls, or an algorithm without support.
+  /// call must follow. Error if earlier calls used another device, or if NCCL does not support the call's algorithm.
   std::shared_ptr<DeviceWork> begin(const Call& call);
   /// Adds a call to the graph that this thread records, instead of running it (recorded.cpp). Error when the ranks have
   /// no communicator yet.

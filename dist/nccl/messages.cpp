@@ -1,5 +1,5 @@
-// Messages between ranks. Tensors on the CPU, and those of pairs that share a device, go through the host; all others
-// by NCCL. A graph can record only messages by NCCL between pairs that already have a communicator.
+// Messages between ranks. CPU tensors, and all tensors between two ranks that share a device, go through the host;
+// others by NCCL. A CUDA graph can record only NCCL messages, and only if the two ranks have a communicator already.
 #include <algorithm>
 
 #include "dist/nccl/engine.h"
@@ -48,8 +48,8 @@ void NcclEngine::device_messages(Call& call) {
   }
   exchange(by_host, std::move(first));
 
-  // Pairs that meet for the first time find out whether they share a device. All ranks visit pairs in the same order,
-  // so that no cycle of waits arises.
+  // Two ranks that exchange device tensors for the first time find out whether they share a device. All ranks visit
+  // pairs of ranks in the same order, so that no cycle of waits arises.
   std::vector<int> peers;
   for (const size_t i : by_nccl) peers.push_back(batch[i].peer);
   std::sort(peers.begin(), peers.end(), [&](int a, int b) {

@@ -4,8 +4,9 @@
 //               group's stream           └─▶ ncclAllReduce ─┘        all of this becomes part of the graph
 //   replay      one call of the group, which launches the graph on the group's stream
 //
-// A recorded call is not running: it is not watched, its events cannot be queried, and ranks do not compare it, since a
-// failure in the middle would leave the other ranks waiting. A replay is watched as a whole, by an event after it.
+// A recorded call is not running: it is not watched, and its events cannot be queried. Ranks do not compare recorded
+// calls: if a rank failed in the middle of its recording, the others would wait for it. A replay is watched as a whole,
+// by an event after it.
 //
 // NCCL keeps a communicator alive until the graphs with its collectives are destroyed, even after an abort. So these
 // graphs must be dropped when a step fails.

@@ -15,7 +15,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// Limit for a communicator to shut down cleanly, and for streams to finish.
+// Time limit for a communicator to shut down cleanly, and for streams to finish.
 constexpr auto ending = std::chrono::seconds(10);
 
 Seconds abort_limit() { return Seconds(environment_number("LOCKSTEP_NCCL_ABORT_TIMEOUT").value_or(60)); }
@@ -26,7 +26,7 @@ void pause(int round) {
 }
 
 // Number of ranks of this process on each device. Ranks on one device share its default stream: if one rank made that
-// stream wait, all would wait, possibly for each other. So if there are several, they wait on the host.
+// stream wait, all would wait, possibly for each other. So if a device has several ranks, they wait on the host.
 std::array<std::atomic<int>, 64> users{};
 
 }  // namespace
@@ -61,7 +61,7 @@ void NcclWork::wait() {
   if (begun_ && users[size_t(device_.index)] > 1) synchronize();
   else if (begun_) end_.wait();
   // Release the tensors: backward adds to a received gradient in place only if nobody else holds the tensor. The
-  // caller's stream reuses their memory only after the NCCL call, for which it now waits.
+  // caller's stream now waits for the NCCL call, so it cannot reuse the tensors' memory before the call has ended.
   if (call_.awaited) call_.input = call_.output = Tensor();
 }
 
@@ -272,8 +272,8 @@ void Watchdog::look_at_late(NcclWork& work) {
     if (other.get() == &work) told_ = other;
 }
 
-/// The error for a result code of NCCL. If another rank's end may be the cause, the error is a DistError rank_failed,
-/// for which Job::fail() waits until the control plane knows the cause.
+/// The error for a result code of NCCL. If another rank's end may be the cause, the error is a DistError rank_failed:
+/// when Job::fail() gets such an error, it waits until the control plane knows the cause.
 std::exception_ptr Watchdog::error_of(ncclResult_t code, const Communicator& comm, const std::string& where) {
   std::string text = str("[nccl] ", where, " failed in ", comm.name_, ": ", ncclGetErrorString(code));
   if (const char* more = ncclGetLastError(nullptr); more && *more) text += str(": ", more);
@@ -282,7 +282,7 @@ std::exception_ptr Watchdog::error_of(ncclResult_t code, const Communicator& com
   return std::make_exception_ptr(Error(text));
 }
 
-// Ends the job's NCCL calls. The other ranks give up too when they learn of the failure.
+// Reports the failure and aborts all communicators of this rank. The other ranks do so when they learn of the failure.
 void Watchdog::give_up(std::exception_ptr error) {
   const std::string why = job_.fail(error).what();  // `error`, or an earlier failure; writes the flight record
   given_up_ = Clock::now();
@@ -295,8 +295,8 @@ void Watchdog::give_up(std::exception_ptr error) {
     distrusted_.push_back(comm->device_);
     distrust(comm->device_, why);
   }
-  // Abort all at once: a communicator in a graph ends only when the graph is destroyed, which requires that no other
-  // communicator in it still waits.
+  // Abort all at once: a communicator used in a CUDA graph ends only when the graph is destroyed, and the graph can be
+  // destroyed only when none of its other communicators still waits.
   std::vector<std::jthread> threads;
   for (const auto& comm : comms) threads.emplace_back([this, comm, waits = pthread_self()] { abort(*comm, waits); });
 }

@@ -7,11 +7,11 @@
 //                                      ▲
 //   watchdog ──────────────────────────┘   polls `end` and ncclCommGetAsyncError, the timeout, and failures of others
 //
-// Communicators are non-blocking, since blocking ones cannot be aborted. While one is aborted, no other thread may be
-// inside NCCL with it, so every call on it is made under its mutex. On an error, a timeout, or a failure of another
-// rank, the watchdog writes the flight record, marks the device's results as untrusted, and aborts all communicators of
-// this rank. If an abort hangs, the process ends (deadman.h). An error of the device itself, found when the
-// watchdog asks whether a call is done, fails the job in the same way.
+// Communicators are non-blocking, since blocking ones cannot be aborted. While one is being aborted, no other thread
+// may be in an NCCL call on it, so every call on it is made under its mutex. On an error, a timeout, or a failure of
+// another rank, the watchdog writes the flight record, marks the device's results as untrusted, and aborts all
+// communicators of this rank. If an abort hangs, the process ends (deadman.h). An error of the device itself, found
+// when the watchdog asks whether a call is done, fails the job in the same way.
 #include <nccl.h>
 
 #include <atomic>
@@ -50,7 +50,7 @@ class Communicator {
   std::mutex& mutex() { return mutex_; }             ///< held during every NCCL call
   /// NCCL's handle; null after an abort. Call with the mutex held.
   ncclComm_t handle() const { return comm_; }
-  // Call with the mutex held; see window.h.
+  // Call keep() and forget() with the mutex held. Their windows are NCCL memory windows; see window.h.
   /// Registers an open window, to be closed with the communicator.
   void keep(void* window) { windows_.push_back(window); }
   /// Registers memory that free_forgotten() frees later, after closing its window.
@@ -118,7 +118,7 @@ class Watchdog {
   /// Waits until NCCL has finished the last operation on the communicator. Throws DistError.
   void settle(Communicator& comm, Seconds timeout, const std::string& what);
   /// Supervises a call from now on. `complete`: false if an error came before the whole call was queued. `what`: the
-  /// call's name in messages. `neighbour`: a world rank that the call depends on.
+  /// call's name in messages. `neighbour`: a world rank that the call waits for, to be named if the call is late.
   void watch(const std::shared_ptr<NcclWork>& work, bool complete, const std::string& what, const Call& call,
              Turns& turns, int neighbour);
   /// True if no call from `turns`, the queue of one group's calls, is running.

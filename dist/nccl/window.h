@@ -5,7 +5,7 @@
 //   allocate (ncclMemAlloc) ─▶ register, all ranks together ─▶ collectives ─▶ deregister ─▶ free (ncclMemFree)
 //
 // NCCL requires that either all ranks pass the same place of the same window to a collective, or none passes a window.
-// So ranks create windows together, in one order and with one size.
+// So all ranks create their windows together, in the same order and with the same sizes.
 #include <memory>
 
 #include "dist/nccl/watchdog.h"
@@ -20,14 +20,14 @@ class Window {
  public:
   /// Allocates the memory; not collective.
   Window(std::shared_ptr<Communicator> comm, int64_t bytes);
-  /// Lets the communicator free the memory when the next window is made, or at the communicator's end. The memory may
-  /// still be in use, and the thread that drops the last reference must not wait (this may be the watchdog).
+  /// Does not free the memory: it may still be in use, and this thread, which may be the watchdog, must not wait. The
+  /// communicator frees the memory when it makes the next window, or at its own end.
   ~Window();
   Window(const Window&) = delete;
   void* data() const { return data_; }  ///< the memory of the window
   /// Registers the window. Called by all ranks together, inside Watchdog::run().
   void open();
-  /// Called after open(): makes the communicator close the window before it is destroyed.
+  /// Called after open(): makes the communicator close this window when the communicator ends.
   void keep();
 
  private:

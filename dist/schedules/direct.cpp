@@ -10,7 +10,8 @@
 //   step 2   rank 3's term ──▶ + slot 1    0+1                  2+3
 //   step 3   slot 1 ──▶ + slot 0           (0+1)+(2+3)
 //
-// Slot 1 holds the subtree without rank 0 until it is complete. Rank 2 computes (2+3) first, then (0+1): the same bits.
+// Slot 1 collects the half of the sum that has no term of rank 0. For chunk 2, rank 2 computes 2+3 in slot 0 and 0+1 in
+// slot 1, and then adds the two halves: the additions are those of (0+1)+(2+3), so the bits are the same.
 //
 // Cost of all_reduce of S bytes: 2(n-1) messages and 2(n-1)/n·S bytes sent by each rank, as in the ring, but chunks do
 // not wait for one another; n(n-1)/2 links, log2(n) scratch copies of a chunk.

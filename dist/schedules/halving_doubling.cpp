@@ -10,7 +10,7 @@
 //   step 3   0,2 ──▶ 1     1,3 ──▶ 0     0,2 ──▶ 3     1,3 ──▶ 2
 //
 // Cost of all_reduce of S bytes: 2·log2(n) steps, 2(n-1)/n·S bytes sent by each rank. The nearest partner comes first,
-// so for powers of two the order of addition is that of summation_tree.h. For other n, with p = 2^floor(log2 n), each
+// so if n is 2^i the order of addition is that of summation_tree.h. For other n, with p = 2^floor(log2 n), each
 // rank r >= p hands its data to rank r - p first and gets its result last: two more steps, and up to 2·S more bytes.
 // Thakur, Rabenseifner and Gropp, Optimization of collective communication operations in MPICH, 2005.
 #include "dist/schedules/rules.h"

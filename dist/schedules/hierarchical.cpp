@@ -6,7 +6,7 @@
 //            host 0: rank 0, rank 1            host 1: rank 2, rank 3
 //   step 0   0 ◀──chunks 0,2   1,3──▶ 1        2 ◀──chunks 0,2   1,3──▶ 3       reduce_scatter within a host
 //   step 1   chunk 2 of (0+1) ──────▶ rank 2   chunk 0 of (2+3) ──────▶ rank 0  reduce_scatter between hosts, among
-//            chunk 3 of (0+1) ──────▶ rank 3   chunk 1 of (2+3) ──────▶ rank 1  the ranks of one position
+//            chunk 3 of (0+1) ──────▶ rank 3   chunk 1 of (2+3) ──────▶ rank 1  ranks 0, 2 and ranks 1, 3
 //   step 2   chunk 0, 1 ──────▶ 2, 3           chunk 2, 3 ──────▶ 0, 1          all_gather between hosts
 //   step 3   chunks 0,2 ─▶ 1   1,3 ─▶ 0        chunks 0,2 ─▶ 3   1,3 ─▶ 2       all_gather within a host
 //
@@ -69,7 +69,7 @@ struct HostGroups {
     }
     return teams;
   }
-  /// One team for each host, to be used as a tree with its first rank as the root. `root` and its host come first.
+  /// One team per host, to be used as a tree from its first rank. The host of `root` comes first, led by `root`.
   Teams trees_within(int root) const {
     Teams teams;
     for (const auto& ranks : hosts) {
@@ -174,8 +174,8 @@ static void by_hosts(const Request& request, const Emit& emit) {
     case Collective::gather: up_the_tree(w, trees, part_up); return up_the_tree(w, leaders, hosts_up);
     case Collective::scatter: down_the_tree(w, leaders, hosts_down); return down_the_tree(w, trees, part_down);
     case Collective::all_to_all: {
-      // Rank i sends its data for rank j of another host through the neighbour whose position corresponds to j's. The
-      // neighbour forwards it with the data of the other ranks of its host: few, large messages between hosts.
+      // Rank i sends its data for rank j of another host to the rank of its own host at j's position (modulo the host's
+      // size). That rank forwards it with the data of its host's other ranks: few, large messages between hosts.
       const auto via = [&](int i, int j) {
         const auto& near = groups.hosts[size_t(groups.host_of[size_t(i)])];
         return groups.host_of[size_t(i)] == groups.host_of[size_t(j)]
@@ -211,7 +211,7 @@ const Rules rules::hierarchical{
     .visit = by_hosts,
     .adds_in_tree_order =
         [](const Request& r) {
-          // True for one host, or for hosts of 2^i consecutive ranks each (the same i). A reduce also needs root 0.
+          // Adds in tree order with one host, or if every host has 2^i consecutive ranks. A reduce also needs root 0.
           if (r.collective == Collective::reduce && r.root != 0) return false;
           const auto size =
               r.hosts.empty() ? std::ptrdiff_t(r.ranks) : std::count(r.hosts.begin(), r.hosts.end(), r.hosts[0]);

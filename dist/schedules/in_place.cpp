@@ -7,7 +7,7 @@
 //   step 1      rank 2's ──▶ + rank 0's                                          ((0+1)+(2+3))
 //   step 2-4    rank 0's ──▶ rank 1's, 2's, 3's
 //
-// reduce_scatter must not change the other ranks' tensors. There, and in all_gather, owners read terms as in `direct`.
+// reduce_scatter must not change the other ranks' tensors: it runs the schedule of `direct`, and so does all_gather.
 // When run over a network, each arrow is a message.
 //
 // Cost of all_reduce of S bytes: log2(n) + n-1 steps, 2(n-1)/n·S bytes read and written by each rank.
@@ -19,8 +19,8 @@
 namespace lockstep::dist {
 namespace {
 
-/// Returns the rank whose term comes first in the `width` positions from `position` on, or -1 if all are empty. The sum
-/// of a chunk's owner is a tree: its position p holds the term of rank owner xor p, and is empty if owner xor p >= n.
+/// Each chunk is summed as a binary tree. Leaf p of the tree holds the term of rank `owner` xor p, and is empty if that
+/// is n or more. Returns the rank of the first leaf that is not empty, of `width` leaves from `position` on, or -1.
 int first_term(int owner, int position, int width, int n) {
   const auto is_empty = [&] { return ((owner ^ position) & ~(width - 1)) >= n; };
   if (is_empty()) return -1;

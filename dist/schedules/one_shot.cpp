@@ -1,12 +1,12 @@
-// one_shot: every rank sends all its data to every other, and adds all terms by itself. One message in each direction
-// instead of two in sequence: for tensors so small that only latency counts.
+// one_shot: every rank sends all its data to every other, and adds all terms by itself. Saves a second round of
+// messages that distributes the sums: for tensors so small that only latency counts.
 //
 //   3 ranks, all_reduce       rank 0                      rank 1                        rank 2
 //
 //   step 0, 1    term 1 ──▶ slot 1             term 0 ──▶ slot 1              term 0 ──▶ slot 1
 //                term 2 ──▶ slot 2             term 2 ──▶ slot 2              term 1 ──▶ slot 2
-//   step 2       slot 1 + into slot 0          slot 0 + into slot 1           slot 2 + into slot 1
-//   step 3       slot 2 + into slot 0          slot 2 + into slot 1           slot 0 + into slot 1
+//   step 2       slot 0 += slot 1              slot 1 += slot 0               slot 1 += slot 2
+//   step 3       slot 0 += slot 2              slot 1 += slot 2               slot 1 += slot 0
 //   step 4                                     slot 1 ──▶ slot 0              slot 1 ──▶ slot 0
 //
 // Slot 0 is a rank's own tensor. Every addition has its operands in rank order, so all ranks compute the same bits,

@@ -1,6 +1,6 @@
 #pragma once
-// A map from places (a chunk, or a scratch copy of it, on a rank) to values, for the checker and the simulator. There
-// are millions of places. Most are in slot 0, the ranks' own buffers.
+// A map from places to values, for the checker and the simulator. A place is where a rank holds a chunk: in slot 0, its
+// own buffer, or in another slot, a scratch copy. There are millions of places, most of them in slot 0.
 #include <cstdint>
 #include <vector>
 
@@ -9,7 +9,7 @@
 
 namespace lockstep::dist {
 
-/// A hash table with open addressing. Keys may be any numbers but UINT64_MAX. References are valid until the next call.
+/// A hash table with open addressing. No key is UINT64_MAX. Each operator[] may invalidate earlier references.
 template <class T> class FlatMap {
  public:
   T& operator[](uint64_t key) {
@@ -42,13 +42,13 @@ template <class T> class FlatMap {
   size_t used_ = 0;
 };
 
-/// A table holds slot 0 (the ranks' buffers) if there is one chunk, or one for each rank. Places with equal differences
-/// chunk - rank are in one row: most algorithms use these in sequence. A hash table holds all other places: scratch
-/// copies, n·n chunks, and everything if few places are used (`sparse`). References are valid until the next call.
+/// If the data are one chunk, or as many chunks as ranks, an array holds the places of slot 0. Each of its rows holds
+/// places with the same chunk - rank, which most algorithms use in sequence. A hash table holds the other slots. With
+/// more chunks, or if few places are used (`sparse`), it holds all places. Each at() may invalidate earlier references.
 template <class T> class PlaceMap {
  public:
   static constexpr int max_slot = 4095;
-  /// Error when the table would exceed 4 GiB.
+  /// Error when the array for slot 0 would exceed 4 GiB.
   PlaceMap(int64_t ranks, int64_t chunks, bool sparse = false) : ranks_(ranks), chunks_(chunks) {
     if (sparse || (chunks != 1 && chunks != ranks)) return;
     const int64_t bytes = ranks * chunks * int64_t(sizeof(T)), most = int64_t(4) << 30;

@@ -18,9 +18,9 @@ struct Costs {
 struct Rules {
   void (*visit)(const Request& request, const Emit& emit);               ///< emits the schedule
   bool (*has)(Collective collective) = [](Collective) { return true; };  ///< true for the collectives that it supports
-  /// True if an all_reduce, broadcast or reduce moves the data as a whole, instead of in one chunk for each rank.
+  /// True if an all_reduce, broadcast or reduce treats the data as one chunk. False: one chunk for each rank.
   bool (*is_whole)(Collective collective) = [](Collective c) { return c != Collective::all_reduce; };
-  /// True if the terms of three or more ranks are added in the order of summation_tree.h. Two have only one order.
+  /// True if the terms of three or more ranks are added in the order of summation_tree.h. (For two, all orders agree.)
   bool (*adds_in_tree_order)(const Request& request) = [](const Request&) { return false; };
   /// The textbook cost; nothing if there is no short formula.
   std::optional<Costs> (*costs)(const Request& request) = [](const Request&) { return std::optional<Costs>(); };
@@ -38,7 +38,7 @@ inline Costs wholes(const Request& r, int times = 1) {
 }
 /// Base-2 logarithm of the number of ranks, rounded up.
 inline double log2_of(int ranks) { return std::bit_width(unsigned(ranks - 1)); }
-/// True for broadcast and reduce.
+/// True for broadcast and reduce, whose root sends or receives all the data.
 inline bool moves_all(Collective c) { return c == Collective::broadcast || c == Collective::reduce; }
 /// True for 1, 2, 4, ...
 inline bool is_power_of_two(int ranks) { return std::has_single_bit(unsigned(ranks)); }

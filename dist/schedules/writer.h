@@ -13,18 +13,18 @@ class StepWriter {
  public:
   /// `emit` must outlive this object.
   explicit StepWriter(const Emit& emit) : emit_(emit) {}
-  /// Copies a chunk from the buffer of rank `from` to the buffer of rank `to` (slot 0 of both).
+  /// Copies a chunk from the buffer of rank `from` to the buffer of rank `to`.
   void copy(int from, int to, int32_t chunk) { move(Action::copy, from, {chunk, 0}, to, {chunk, 0}); }
-  /// Adds a chunk in the buffer of rank `from` to the same chunk in the buffer of rank `to` (slot 0 of both).
+  /// Adds a chunk in the buffer of rank `from` to the same chunk in the buffer of rank `to`.
   void reduce(int from, int to, int32_t chunk) { move(Action::reduce, from, {chunk, 0}, to, {chunk, 0}); }
-  /// Divides a chunk in the buffer of `rank` (slot 0) by the number of ranks.
+  /// Divides a chunk in the buffer of `rank` by the number of ranks.
   void scale(int rank, int32_t chunk) { move(Action::scale, rank, {chunk, 0}, rank, {chunk, 0}); }
   /// Emits any transfer, in the current step.
   void move(Action action, int from, Place source, int to, Place target) {
     emit_({step_, from, to, source, target, action});
     used_ = true;
   }
-  /// Starts a new step: later transfers come after all earlier ones.
+  /// Starts a new step: its transfers run after those of all earlier steps.
   void next() {
     step_ += used_;
     used_ = false;
@@ -42,7 +42,7 @@ struct Team {
   std::vector<std::vector<int32_t>> chunks = {};
   int size() const { return int(ranks.size()); }  ///< number of ranks
 };
-/// Teams that work in the same steps.
+/// Teams whose transfers run side by side, in the same steps.
 using Teams = std::vector<Team>;
 
 /// The ranks 0 .. n-1 in cyclic order from `first` on.
@@ -60,7 +60,7 @@ inline Teams one_team(int n) {
 }
 
 // Defined in direct.cpp
-/// Sums each chunk over the ranks of its team, into slot 0 (the buffer) of the chunk's owner. Adds in the order of
+/// Sums each chunk over the ranks of the team that has it, into the buffer of the chunk's owner. Adds in the order of
 /// summation_tree.h, by position in Team::ranks.
 void sum_at_owners(StepWriter& w, const Teams& teams);
 /// Every owner sends its chunks to the rest of its team, except to rank `skip`.

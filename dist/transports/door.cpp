@@ -119,7 +119,7 @@ bool Door::enter(std::vector<Visitor>& visitors) {
 
 bool Door::listen_to(Visitor& visitor) {
   char bytes[1024];
-  // Never read more than the answer: the bytes after it belong to the channel.
+  // Read no byte beyond the answer to the challenge: the bytes after it belong to the channel.
   const size_t wanted = handshake::wanted(visitor.heard);
   const ssize_t n = ::recv(visitor.fd.get(), bytes, std::min(sizeof bytes, wanted), 0);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;

@@ -19,13 +19,13 @@ namespace lockstep::dist::handshake {
 
 /// The first bytes of a hello.
 inline constexpr std::string_view magic = "LSKDATA1";
-/// Sizes in bytes: of a hello, of an answer without its purpose (fixed_bytes), and of the longest purpose.
+/// Sizes in bytes: of a hello; of number, proof and length, with which an answer begins; of the longest purpose.
 inline constexpr size_t hello_bytes = 8 + sizeof(Nonce), fixed_bytes = sizeof(Nonce) + sizeof(Proof) + 2,
                         longest_purpose = 2048;
 /// Result of wanted() for an invalid answer.
 inline constexpr size_t too_long = size_t(-1);
 
-/// The bytes of a nonce or a proof.
+/// The bytes of a nonce or a proof, as a string.
 inline std::string text_of_bytes(const auto& array) {
   return std::string(reinterpret_cast<const char*>(array.data()), array.size());
 }

@@ -2,8 +2,9 @@
 // Channels over memory, for threads of one process and for processes of one host alike.
 //
 // Every rank of a group owns an inbox: an unnamed file in memory, with a ring buffer (fifo.h) for each rank that may
-// send to it. A sender finds the inbox of a thread by its nonce; for another process it opens /proc/PID/fd/N. A killed
-// process leaves nothing behind: the pages live only as long as they are mapped.
+// send to it. A sender finds an inbox of its own process by the inbox's nonce (a random text). To map the inbox of
+// another process, it opens /proc/PID/fd/N. A killed process leaves nothing behind: the pages live only as long as they
+// are mapped.
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -50,7 +51,7 @@ class Inbox {
  public:
   /// A new inbox with a ring for each of `senders` ranks. Error when memory or descriptors are exhausted.
   static std::shared_ptr<Inbox> create(int senders, size_t capacity);
-  /// The inbox of a thread of this process; nullptr when it is gone.
+  /// The inbox with this nonce, if a thread of this process owns it; nullptr when it is gone.
   static std::shared_ptr<Inbox> find(const std::string& nonce);
   ~Inbox();
   Inbox(const Inbox&) = delete;
@@ -58,7 +59,7 @@ class Inbox {
   const InboxAddress& address() const { return address_; }  ///< address at which other ranks find this inbox
   /// The ring from `sender`, mapped at the first call.
   void* fifo(int sender);
-  /// Called when the owner stops reading. Senders notice it when they find no more room.
+  /// Called when the owner stops reading. A sender notices this when its ring is full.
   void abandon() noexcept;
   /// Offset of a sender's ring in the file.
   static size_t offset_of_fifo(int sender, size_t capacity) {

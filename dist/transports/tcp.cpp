@@ -107,7 +107,7 @@ class TcpChannel final : public Channel {
     size_t done = 0;
     while (done < bytes && !ended_) {
       const size_t stripe = received_ / stripe_bytes % fds_.size();
-      // With several connections, read to the end of a stripe at most. A single connection has no stripes.
+      // Several connections carry the stream in turn, a stripe each: read at most to the end of the current stripe.
       const size_t n =
           fds_.size() == 1 ? bytes - done : std::min(bytes - done, stripe_bytes - received_ % stripe_bytes);
       const ssize_t got = ::recv(fds_[stripe].get(), target + done, n, MSG_DONTWAIT);

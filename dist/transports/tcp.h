@@ -7,9 +7,9 @@
 //              ──── number, proof, purpose ─────▶
 //              ◀──────────── proof ──────────────          (auth.h, handshake.h)
 //
-// A door is a listening socket with a thread that admits connections which prove the job's token (auth.h). Others get
-// no further than one message, 5 seconds and 4 KiB. The purpose of a connection (job, group, ranks, stripe) is part of
-// the proof.
+// A door is a listening socket with a thread that admits a connection if the peer proves that it knows the job's token
+// (auth.h). All others are closed after one short message, or after 5 seconds. The purpose of a connection
+// (job, group, ranks, stripe) is part of the proof.
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -36,7 +36,7 @@ class Door {
 
   const std::string& host() const { return host_; }  ///< the address that the door listens on
   int port() const { return port_; }                 ///< the port that the door listens on
-  /// The connections for this purpose, by stripe, once all of them have arrived; empty before.
+  /// The connections of the pair of ranks that `purpose` names, in the order of their stripes. Empty until all arrived.
   std::vector<Fd> claim(const std::string& purpose);
 
  private:
@@ -44,7 +44,7 @@ class Door {
   explicit Door(Control& control);
   void run();
   bool enter(std::vector<Visitor>& visitors);  ///< accepts one connection; false when no more are queued
-  /// Reads from a connection that has not proved itself yet. Returns false if it was admitted, or is to be dropped.
+  /// Reads from a connection that has not been admitted yet. Returns false if it is admitted now, or must be dropped.
   bool listen_to(Visitor& visitor);
   void admit(Visitor& visitor, const std::string& purpose, size_t stripe, size_t stripes);
   void turn_away(const Visitor& visitor, const std::string& why);
@@ -64,8 +64,9 @@ struct DoorAddress {
   int port = 0;
 };
 
-/// Makes the channel to a peer. The lower world rank connects to the listening socket of the higher one, which takes
-/// the connection later, without blocking. DistError when the peer is unreachable, or another program answers.
+/// Makes the channel to a peer. The lower world rank connects to the listening socket of the higher one. On the higher
+/// rank this call does not wait: the channel takes the connection when it has arrived. DistError when the peer is
+/// unreachable, or another program answers.
 std::unique_ptr<Channel> make_tcp_channel(Control& control, std::shared_ptr<Door> door, const std::string& group,
                                           int world_rank, int peer_world_rank, const DoorAddress& theirs);
 

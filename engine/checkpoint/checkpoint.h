@@ -38,7 +38,8 @@ struct Piece {
 };
 /// A whole tensor as one piece.
 Piece whole(const std::string& name, const Tensor& tensor);
-/// A piece of a tensor of shape `shape`, from element `begin` on. To leave out padding, pass a shorter `part`.
+/// Makes `part` a piece of the tensor `name` of shape `shape`, from element `begin` on. If a rank's memory ends in
+/// padding, pass `part` without the padding.
 Piece part_of(const std::string& name, const Shape& shape, int64_t begin, const Tensor& part);
 
 /// Counters, learning rates, loss scale, random state: integers, floating numbers and texts, stored exactly.
@@ -95,13 +96,13 @@ class Saver {
   std::unique_ptr<State> state_;
 };
 
-/// Checks before loading: every byte by hash, or only sizes and headers.
+/// The checks before loading: of every byte, by hashes, or only of sizes and headers.
 enum class Verify { hashes, sizes };
 
 /// Options of load() and inspect().
 struct LoadOptions {
   std::string tag = {};  ///< tag to load; empty: the checkpoint that `latest` names
-  /// Checks of the files that are read. With hashes, each file is hashed by one rank.
+  /// The check of each file that is read. With Verify::hashes, one rank hashes the file for all ranks.
   Verify verify = Verify::hashes;
   /// True: if the newest checkpoint is damaged, use the previous one, with a warning.
   bool fall_back = false;
@@ -155,10 +156,10 @@ struct Loaded : Info {
   std::vector<std::string> unused;  ///< names of tensors that no rank asked for
 };
 
-/// Fills the tensors of `wanted`, which may be any ranges. DIR is a checkpoint or a folder of checkpoints; returns
-/// nullopt, with a warning, if DIR holds none. An Error, which all ranks raise before anything is loaded, lists all
-/// missing, unexpected and differently shaped tensors, or the damaged files. If `latest` is missing or dangling, the
-/// newest complete checkpoint is used, with a warning. Collective over `group`.
+/// Fills the pieces `wanted`, which may be any ranges of elements. `dir` is a checkpoint or a folder of checkpoints;
+/// returns nullopt, with a warning, if it holds none. An Error, which all ranks raise before anything is loaded, lists
+/// all missing, unexpected and differently shaped tensors, or the damaged files. If `latest` is missing or dangling,
+/// the newest complete checkpoint is used, with a warning. Collective over `group`.
 std::optional<Loaded> load(const std::string& dir, const std::vector<Piece>& wanted,
                            dist::ProcessGroup* group = nullptr, const LoadOptions& options = {});
 

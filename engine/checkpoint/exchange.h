@@ -23,9 +23,9 @@ struct Ranks {
   void meet(const std::string& what, dist::Seconds timeout) const {
     if (!are_one()) group->barrier(timeout, what);
   }
-  /// The texts of all ranks, by rank.
+  /// The texts `mine` of all ranks, by rank. `what` names the exchange in errors, here and in broadcast().
   std::vector<std::string> gather(const std::string& mine, const std::string& what) const;
-  /// The text of rank 0.
+  /// The `text` that rank 0 passes.
   std::string broadcast(const std::string& text, const std::string& what) const;
 };
 /// Encodes a list of texts, which may contain any bytes, as one text.

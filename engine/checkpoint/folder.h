@@ -42,10 +42,10 @@ Manifest read_manifest(const std::string& folder);  ///< reads and parses a chec
 /// Error that names the file if it is missing or has a different size.
 void check_size(const std::string& path, const FileSum& sum);
 
-/// The folder of a checkpoint: DIR itself if it holds a manifest, otherwise the last checkpoint under DIR with this
-/// tag, or without a tag the one that `latest` names. "" if DIR holds no checkpoint. If `latest` is missing, damaged or
-/// dangling, the newest complete checkpoint is used and `warning` says so. Error when there is no checkpoint of the
-/// tag, or no complete one. `but`: names of folders to skip.
+/// Finds the folder of a checkpoint: `dir` itself if it holds a manifest. Otherwise, if `tag` is given, the last
+/// checkpoint in `dir` with this tag (Error if there is none); if `tag` is empty, the checkpoint that `latest` names.
+/// If `latest` is missing, damaged or dangling, takes the newest complete checkpoint and says so in `warning`; Error if
+/// no checkpoint is complete. Without a tag, returns "" if there are no checkpoints. `but`: names of folders to skip.
 std::string find_checkpoint(const std::string& dir, const std::string& tag, std::string& warning,
                             const std::vector<std::string>& but = {});
 

@@ -27,8 +27,8 @@ struct Ranges {
 
 std::string describe(const Piece& held) { return str(name_of(held.dtype), held.shape); }
 
-/// Divides `total` bytes, which all these ranks hold, equally among the ranks. `range`: some of the elements in these
-/// bytes, beginning at byte `offset`. Returns the part of `range` that each rank gets.
+/// Divides `total` bytes, which all `ranks` ranks hold, equally among these ranks. `range`: elements that lie in these
+/// bytes, the first one at byte `offset`; `element`: bytes of one. Returns the part of `range` that each rank gets.
 std::vector<dist::Range> cut(dist::Range range, int64_t offset, int64_t total, int64_t element, size_t ranks) {
   std::vector<dist::Range> parts(ranks);
   for (size_t i = 0; i < ranks; ++i) {
@@ -128,10 +128,10 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
   for (size_t o = 0; o < offers.size(); ++o)
     LOCKSTEP_CHECK(offers[o].error.empty(), "rank ", rank_of(o), ": ", offers[o].error);
 
-  // 1. Collect every range of every tensor, and its owners.
+  // 1. Collect all ranges of all tensors, and the ranks that hold each range.
   Assignment layout;
   std::map<std::string, Ranges> all;
-  std::map<std::string, int> number_of, alias_of;  // the first rank that gave a number, an alias
+  std::map<std::string, int> number_of, alias_of;  // the first rank that gave each number and alias
   for (size_t o = 0; o < offers.size(); ++o) {
     for (size_t i = 0; i < offers[o].pieces.size(); ++i) {
       const Piece& held = offers[o].pieces[i];
@@ -164,7 +164,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
                    "expected an alias of a tensor that is saved, which is not saved itself, got \"", name, "\" for \"",
                    target, "\"");
 
-  // 2. Check that tensors are complete, and each element exists once.
+  // 2. Check that the ranges cover each tensor. Two ranges must be identical or must not overlap.
   std::map<std::vector<int>, int64_t> shared, done;  // bytes that exactly these ranks hold; bytes divided so far
   for (auto& [name, ranges] : all) {
     int64_t reached = 0;
@@ -188,7 +188,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
                    ": no rank has elements [", reached, ", ", numel, "); give pieces that cover the whole tensor");
   }
 
-  // 3. If several ranks hold the same ranges, divide these ranges equally among the ranks, as one list of bytes.
+  // 3. Join all ranges that the same ranks hold into one list of bytes, and divide that equally among these ranks.
   layout.writes.resize(of_rank.size());
   for (const auto& [name, ranges] : all) {
     LogicalTensor& tensor = layout.manifest.tensors[name] = {ranges.first->dtype, ranges.first->shape, {}};

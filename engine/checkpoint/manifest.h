@@ -28,7 +28,7 @@ data::Json finite(const data::Json& json);
 data::Json with_infinities(const data::Json& json);  ///< the inverse of finite()
 /// The inverse of to_json(); Error names `where`.
 Numbers parse_numbers(const data::Json& json, const std::string& where);
-/// A number or text for messages: "0.1", "\"text\""; long ones are shortened.
+/// Formats a JSON number or string for messages: "0.1", "\"text\"". Long values are cut to 60 characters.
 std::string text_of(const data::Json& number);
 
 /// The tensor with this name or alias; nullptr if there is none.

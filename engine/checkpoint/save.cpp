@@ -118,8 +118,8 @@ struct Saver::State {
     m.world = ranks.world();
     m.plan = contents.plan;
     m.client_state = contents.client_state;
-    // The layout refers to pieces by their index in the offer. It is their index in `contents` too: offer_of() leaves
-    // out only wrong pieces, for which an error was raised above.
+    // chunk.piece is an index in the list of pieces that offer_of() made. It is also the index in contents.pieces:
+    // offer_of() leaves out only invalid pieces, and these have raised an error above.
     for (const Assignment::Write& w : job.writes) {
       auto& parts = job.parts.emplace_back();
       for (const Assignment::Chunk& chunk : w.chunks) {
@@ -131,7 +131,7 @@ struct Saver::State {
     return job;
   }
 
-  /// Copies the tensors, so that training may change them while they are written.
+  /// Copies the tensors, so that training may change the originals while the copies are written.
   static void snapshot(Job& job) {
     for (auto& parts : job.parts) {
       for (Tensor& part : parts) part = part.device().is_cpu() ? part.clone() : part.to(cpu);
@@ -190,7 +190,7 @@ struct Saver::State {
     return Json(Json::Object{{"bytes", sum.bytes}, {"blake2b", sum.hash}, {"crc32c", std::move(list)}}).dump();
   }
 
-  /// On rank 0: adds the reports of all ranks to the manifest; returns their errors.
+  /// On rank 0: adds the reports of all ranks to the manifest; returns the errors that they report.
   std::vector<std::string> collect(const std::string& mine, Job& job) {
     Manifest& m = job.manifest;
     std::map<std::string, std::vector<Part*>> parts;  // parts of each file, in order

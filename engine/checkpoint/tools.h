@@ -25,7 +25,8 @@ Opened open_checkpoint(const std::string& dir, const std::string& tag,
 /// manifest does not list.
 std::vector<std::string> verify_checkpoint(const Opened& checkpoint);
 
-/// Saves the checkpoint into OUT, another folder of checkpoints, as a single file. Returns the new checkpoint's folder.
+/// Saves the checkpoint as a single file in a new folder inside `out`, which must not be the folder that holds
+/// `checkpoint`. Returns the new folder.
 std::string merge_checkpoint(Opened& checkpoint, const std::string& out,
                              const std::function<void(const std::string&)>& warn);
 

@@ -20,7 +20,7 @@ namespace {
 
 constexpr const char* not_loaded = "a device map";
 
-/// A tensor of a part in host memory or on disk. It is on the main device only while that part runs.
+/// A tensor of a part that the plan keeps in host memory or on disk. It is on the main device only while the part runs.
 struct Visitor {
   Tensor there;       // copy on the main device; its storage is empty between runs
   Tensor host;        // for a part in host memory: the values

@@ -210,7 +210,7 @@ Variable Layer::compute(const Variable& rows, const std::vector<int64_t>& each) 
     begins[i] = std::exchange(at, at + from[i]);
   }
   const Variable arrived = exchange_rows(rows, to_each, from_each, group, "rows to experts");
-  // sorted: arrived rows in order of expert, then rank. back: the inverse permutation.
+  // sorted: the indices of the arrived rows, in order of expert, then rank. back: the inverse permutation.
   std::vector<int64_t> sorted, back(static_cast<size_t>(at));
   for (int64_t e = 0; e < here; ++e) {
     for (int64_t r = 0; r < ranks; ++r) {

@@ -3,7 +3,7 @@
 // feed-forward layers, at about k times the work (Shazeer et al., 2017; GShard, Lepikhin et al., 2020; Switch, Fedus et
 // al., 2021).
 //
-//   moe::Layer layer({.width = 64, .experts = 8, .top_k = 2}, expert_group);   // builds this rank's 8/P experts
+//   moe::Layer layer({.width = 64, .experts = 8, .top_k = 2}, expert_group);   // 8/P experts on each of P ranks
 //   Variable y = layer(x);                                                      // (..., width), using all 8 experts
 //   (loss + layer.aux_loss).backward();
 //

@@ -1,4 +1,4 @@
-// Sorts the tokens' choices by expert, and drops choices beyond an expert's capacity. See routing.h.
+// Groups the pairs (token, chosen expert) by expert, and drops pairs beyond an expert's capacity. See routing.h.
 #include "parallel/moe/routing.h"
 
 #include <algorithm>

@@ -27,8 +27,8 @@ struct Routing {
 int64_t capacity(int64_t tokens, int64_t experts, int64_t top_k, double factor, int64_t min_capacity);
 
 /// Assigns tokens to experts: choices[token * top_k + i] is the expert of a token's choice i. If an expert is chosen
-/// more than `capacity` times, the choices of the highest `priority` (one number per choice) stay; without priorities
-/// the first ones. capacity < 0: nothing is dropped. Error for an expert out of range.
+/// more than `capacity` times, it keeps the choices of the highest `priority` (one number per choice), or the first
+/// ones if `priority` is empty. capacity < 0: nothing is dropped. Error for an expert out of range.
 Routing route(const std::vector<int64_t>& choices, int64_t top_k, int64_t experts, int64_t capacity,
               const std::vector<double>& priority = {});
 

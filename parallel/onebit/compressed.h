@@ -45,7 +45,7 @@ class CompressedAllReduce {
 
   /// Replaces every tensor (f32, row-major) by its compressed mean over ranks, bit-identical on all of them. 0 has the
   /// sign +. NaN and infinity spread to all elements with the same scale, on all ranks. In a group of one rank nothing
-  /// changes. Error for other sizes or dtypes. Collective.
+  /// changes. Error unless the tensors are f32 and have the constructor's sizes. Collective.
   void operator()(const std::vector<Tensor>& tensors, std::string_view tag = "signs");
   /// Compression error of this rank as a worker: padded() elements, laid out as in messages. Undefined for one rank.
   const Tensor& worker_errors() const { return worker_error_; }
@@ -53,11 +53,11 @@ class CompressedAllReduce {
   const Tensor& server_errors() const { return server_error_; }
   /// Bytes that this rank sends in a call.
   int64_t bytes_sent() const { return 2 * (group_.size() - 1) * message_bytes_; }
-  /// Number of elements with padding: a multiple of n lcm(n, 8) for n ranks.
+  /// Number of elements with padding: a multiple of n * lcm(n, 8) for n ranks.
   int64_t padded() const { return chunk_ * group_.size(); }
 
  private:
-  /// The part of a tensor that lies in one chunk. Its signs begin at a whole byte.
+  /// The part of a tensor that lies in one chunk. In a message, its signs begin with a new byte.
   struct Piece {
     size_t tensor;
     int64_t from;  // first element in the tensor

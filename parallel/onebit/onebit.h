@@ -11,7 +11,8 @@
 
 namespace lockstep::onebit {
 
-/// Declares the constructors (collective; `group` defaults to dist::world()) and overrides that all these classes have.
+/// Declares the constructors and overridden methods of these classes. Constructors are collective over `group` (null:
+/// dist::world()).
 #define LOCKSTEP_ONEBIT_OPTIMIZER(Class)                                                                       \
  public:                                                                                                       \
   Class(std::vector<Variable> parameters, const Class##Options& options, dist::ProcessGroup* group = nullptr); \

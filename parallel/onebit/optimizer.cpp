@@ -38,7 +38,7 @@ std::vector<std::string> Optimizer::describe() {
 }
 
 /// Looks for the trained parameters in every step, because parameters may be frozen and groups added. If the
-/// trained parameters have changed, errors of compression restart at zero.
+/// trained parameters have changed, the compression errors are set to zero.
 void Optimizer::notice_parameters() {
   std::vector<Variable> now;
   std::vector<int> groups;

@@ -48,8 +48,8 @@ struct Volume {
   int64_t exact_steps = 0, exact_bytes = 0, compressed_steps = 0, compressed_bytes = 0;
 };
 
-/// Compression errors of this rank, as flat tensors. worker: of the values that it sends; server: of the chunk that it
-/// averages for all ranks.
+/// Compression errors of this rank, as flat tensors. worker: errors of the values that this rank sends. server: errors
+/// of the chunk that this rank averages for all ranks.
 struct Errors {
   Tensor worker, server;
 };
@@ -64,9 +64,9 @@ class Optimizer : public optim::Optimizer {
   bool communicates() const override { return true; }
   dist::ProcessGroup& group() const { return group_; }  ///< the ranks that train together
 
-  /// Sets a factor for a parameter's momentum, applied after each compressed exchange: 0 where gradients are always 0,
-  /// because one bit cannot express 0. The mask has the parameter's shape (Error otherwise) and is not part of the
-  /// state.
+  /// Sets a mask of the parameter's shape (else Error), by which the parameter's momentum is multiplied after each
+  /// compressed exchange. Elements whose gradients are always 0 need a 0 in the mask, because one bit cannot express 0.
+  /// The mask is not part of the state.
   void set_exp_avg_mask(const Variable& parameter, const Tensor& mask);
 
   /// True while all ranks hold the same parameters; false for 0/1 Adam between two exchanges.
@@ -82,10 +82,10 @@ class Optimizer : public optim::Optimizer {
   void load_state(const optim::OptimizerState& state) override;
   /// This rank's compression errors, not copied. Undefined before the first compressed exchange, and in a group of one.
   Errors errors() const;
-  /// Restores errors() after load_state(), so that training continues bit-identically. Error if another number of
-  /// ranks saved them.
+  /// Restores errors() after load_state(), so that training continues bit-identically. Error if they were saved with a
+  /// different number of ranks.
   void load_errors(const Errors& errors);
-  /// Number of elements of worker errors, padding included.
+  /// Number of elements of Errors::worker, padding included.
   int64_t error_size();
 
  protected:
@@ -117,7 +117,7 @@ class Optimizer : public optim::Optimizer {
   void check_has_variance(const Slot& slot) const;
   /// Sets elements of a compressed momentum (or gradient) to 0 where the user's mask says so, and where the second
   /// moment is 0. There the gradient has always been 0, which one bit cannot express, and the optimizer would divide by
-  /// about 0. frozen: the second moment no longer changes.
+  /// about 0. frozen: true if the second moment no longer changes.
   void apply_masks(Slot& slot, const Tensor& momentum, bool frozen);
 
   /// Returns the value of an option that counts steps. Error unless it has the same value in all groups.

@@ -6,8 +6,8 @@
 
 namespace lockstep::sequence {
 
-/// Error unless there is a group, q, k and v have the same tokens and dtype, and the number of heads of q is a multiple
-/// of the number of heads of k.
+/// Error unless there is a group, q, k and v have the same batch size, number of tokens, head size and dtype, and the
+/// number of heads of q is a multiple of that of k.
 inline void check_parts(const char* op, const Variable& q, const Variable& k, const Variable& v,
                         const std::shared_ptr<dist::ProcessGroup>& group) {
   LOCKSTEP_CHECK(group, "[", op, "] expected a process group, got none");

@@ -35,8 +35,8 @@ struct ContextOptions {
 /// share. Errors: the model has no attention module; Ulysses cannot divide the heads of a module.
 std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group,
                                                   ContextOptions options = {});
-/// Makes the modules take whole sequences again, each rank its own, for evaluation or generation. With the `part` that
-/// share_sequences() returned, turns sharing on again instead.
+/// Undoes share_sequences(), for evaluation or generation: each rank then passes whole sequences of its own. If `part`
+/// is the object that share_sequences() returned, makes the ranks share sequences again.
 void take_sequences(nn::Module& model, const std::shared_ptr<nn::SequencePart>& part = nullptr);
 
 }  // namespace lockstep::sequence

@@ -2,7 +2,7 @@
 // Decides which rank holds which tokens of a shared sequence, and which scores a rank computes in each step of ring
 // attention. P ranks share T tokens, T/P each.
 //
-//                          owner of each part         causal attention
+//                          ranks of parts 0 .. 2P-1   causal attention
 //   contiguous, 4 ranks    0 0 1 1 2 2 3 3            rank 0 sees one block of keys, rank 3 sees four
 //   zigzag, 4 ranks        0 1 2 3 3 2 1 0            rank r has parts r and 2P-1-r: equal work in every step
 #include <optional>

@@ -6,7 +6,7 @@ namespace lockstep::sequence {
 namespace {
 
 /// With to_heads, exchanges (B, heads, T/P, D), all heads of this rank's tokens, for (B, heads/P, T, D), all tokens of
-/// this rank's heads. Without to_heads, does the reverse. Exchanges several tensors in one all-to-all.
+/// this rank's heads. Without to_heads, does the reverse. Exchanges several tensors in one all-to-all among P ranks.
 std::vector<Tensor> turn(const std::vector<Tensor>& parts, bool to_heads, dist::ProcessGroup& group) {
   const int64_t ranks = group.size();
   const int cut = to_heads ? 1 : 2, joined = to_heads ? 2 : 1;  // the dim that is cut, and the dim that is joined

@@ -213,7 +213,7 @@ class Application {
     };
   }
 
-  /// Plans that run() sets `hook` of the module `name` to fn. Error if the hook is set already.
+  /// Makes run() set `hook`, a member of the module `name`, to fn. Error if the hook is set already.
   template <class Hook, class Fn> void replace(const std::string& name, Hook& hook, const Fn& fn) {
     LOCKSTEP_CHECK(!hook, "[tensor_parallel] ", quoted(name),
                    " is sharded already; apply tensor parallelism to a model once");

@@ -40,8 +40,8 @@ struct Options {
   std::vector<Rule> rules = {};  ///< checked before what the model's fields() say
 };
 
-/// The result of apply(): lists the parameters that are sliced, and computes the norm of the sliced model. The module
-/// and the group must outlive this object.
+/// The result of apply(): lists the parameters that are sliced, and computes the norm of the sliced model's gradients.
+/// The module and the group must outlive this object.
 class TensorParallel {
  public:
   /// A parameter of which this rank keeps a slice, and how it is sliced.

@@ -13,8 +13,8 @@
 //   g ─────┤ forward: all-reduce of z_r
 //          z = Σ_r z_r + b
 //
-// With `sequence` x and z are parts of the sequence (dim -2): f is an all-gather and g a reduce-scatter. Together these
-// two move the bytes of one all-reduce. Backward also gathers x once more, because each rank keeps only its part. The
+// With `sequence` x and z are parts of the sequence (dim -2): f is an all-gather and g a reduce-scatter. Both
+// together send as much as an all-reduce. Backward also gathers x once more, because each rank keeps only its part. The
 // layers between two such pairs (norms, dropout, residuals) compute and keep only parts.
 #include "autograd/ops.h"
 #include "parallel/tensor/functions.h"
@@ -29,8 +29,8 @@ struct ColumnOptions {
   bool overlap = true;  ///< overlap communication with products
   int64_t chunks = 0;   ///< chunks of rows for the overlap (overlap.h); 0: automatic
 };
-/// `w` and `bias` hold this rank's rows. Returns activation(x wᵀ + bias), which is this rank's columns of the output.
-/// Collective, and so is the backward. Error for shapes that do not fit.
+/// `w` and `bias` hold this rank's rows. Returns activation(x wᵀ + bias): this rank's columns of the output, or all
+/// columns with gather_output. Collective, and so is the backward. Error for shapes that do not fit.
 Variable column_linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
                        const ColumnOptions& options, dist::ProcessGroup& group);
 

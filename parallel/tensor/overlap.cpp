@@ -8,8 +8,8 @@
 
 namespace lockstep::tensor_parallel {
 
-// Up to 4 chunks, of at least 1024 rows each, which still keep a GPU busy. All communication overlaps with products,
-// but for that of one chunk, the first or the last.
+// 1024 rows keep a GPU busy. With 4 chunks, 3 are communicated during the product of another chunk. Only the first
+// gather, or the last sum, overlaps with no product.
 int64_t automatic_chunks(int64_t rows) { return std::clamp<int64_t>(rows / 1024, 1, 4); }
 
 Chunks::Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group,

@@ -16,7 +16,7 @@
 
 namespace lockstep::tensor_parallel {
 
-/// Number of chunks used on a device if none is asked for: 1 to 4, each with at least 1024 rows if more than 1.
+/// The default number of chunks on a device: 1 to 4. If there are several, each has at least 1024 rows.
 int64_t automatic_chunks(int64_t rows);
 
 /// Divides the rows of a tensor into chunks.
@@ -33,7 +33,7 @@ class Chunks {
   bool apart() const { return apart_; }
   /// Returns chunk i of the whole tensor x, as a view (sequences, tokens, width). x must be contiguous.
   Tensor of_whole(const Tensor& x, int64_t i) const { return cut(x, i, ranks_); }
-  /// Returns chunk i of this rank's part x of the tensor, as a contiguous view.
+  /// Returns chunk i of x, this rank's part of the tensor, as a contiguous view.
   Tensor of_part(const Tensor& x, int64_t i) const { return cut(x, i, 1); }
   /// Shape of the whole tensor if its last dim were `width`.
   Shape whole_shape(int64_t width) const { return shape_of(ranks_, width); }
@@ -52,8 +52,8 @@ class Chunks {
   int64_t count_ = 1;
 };
 
-/// Sums product(x) over the ranks. The result is the whole sum, or with `sequence` this rank's part. `product` maps
-/// rows of x to as many rows of the result. With one chunk and without `background` the sum is complete on return.
+/// Sums product(x) over the ranks. The result is the whole sum, or this rank's part if chunks.of_sequence(). `product`
+/// maps rows of x to as many rows of the result. With one chunk and without `background` the sum is complete on return.
 Pending sum_of_products(const Tensor& x, const Chunks& chunks, dist::ProcessGroup& group, bool background,
                         const std::function<Tensor(const Tensor& rows)>& product);
 

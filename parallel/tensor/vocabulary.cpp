@@ -1,4 +1,4 @@
-// Embedding and cross entropy over a vocabulary in slices. See vocabulary.h.
+// Embedding and cross entropy over a vocabulary that is divided among the ranks. See vocabulary.h.
 #include "parallel/tensor/vocabulary.h"
 
 #include <cmath>

@@ -1,5 +1,5 @@
 // GPipe (Huang et al., 2019): all forwards, then all backwards. For p ranks and m micro-batches the bubble is
-// (p-1)/(m+p-1), and every rank keeps m activations.
+// (p-1)/(m+p-1), and every rank keeps the activations of m micro-batches.
 //
 //   rank 0   F0 F1 F2 .  .  .  .  .  .  B0 B0 B1 B1 B2 B2
 //   rank 1   .  F0 F1 F2 .  .  .  B0 B0 B1 B1 B2 B2 .  .

@@ -12,7 +12,7 @@ struct Rules {
   std::string_view name;  ///< name in configurations and on command lines
   /// The computations of one rank, in order; make_schedule() adds the transfers.
   std::vector<Action> (*computations)(const Request& request, int rank);
-  /// The paper's formula for the fraction of all ranks' time that is idle.
+  /// The formula for the fraction of all ranks' time that is idle, from the paper that proposes the schedule.
   Formula (*bubble)(const Request& request, const Costs& costs);
   /// Returns the reason why these numbers of stages, micro-batches and chunks are not possible ("expected ..., got ...;
   /// use ..."), or an empty text if they are possible. Null function: all numbers are possible.
@@ -26,7 +26,7 @@ struct Rules {
 inline Formula bubble_of_1f1b(const Request& r, const Costs&) {
   return {"(p-1)/(m+p-1)", double(r.stages - 1) / (r.micro_batches + r.stages - 1)};
 }
-/// The bubble when each rank is idle for the time `one` in addition to the work of its micro-batches.
+/// The bubble if each rank works for the time of its micro-batches and is idle for the time `one`. `text`: the formula.
 inline Formula idle(const char* text, double one, const Request& r, const Costs& c) {
   const double all = one + r.micro_batches * (c.forward + c.input + c.weight);
   return {text, all > 0 ? one / all : 0};

@@ -11,7 +11,8 @@
 // skipped, for the whole query block or for a group of its rows. In a tile that is attended to in part, the rest is
 // masked. Skipping a tile never changes the summation order.
 //
-// Work: 4 B H T S D operations (half of that when causal; with a window W in place of S). Memory: O(block) per thread.
+// Work: 4 B H T S D operations for batch size B, H heads, T queries, S keys and head size D (half when causal; a window
+// W takes the place of S). Memory: O(block) per thread.
 #include <algorithm>
 
 #include "tensor/cpu/attention_tile.h"
@@ -46,8 +47,9 @@ template <class A> struct Block {
   }
 };
 
-/// Turns the scores of a group of rows into exp(score - maximum). Row r sees its first n[r] keys. Updates each row's
-/// maximum (top) and sum. keep[r] receives exp(old maximum - new maximum), the factor for row r's earlier results.
+/// Turns the scores of a group of rows with a tile of keys into exp(score - maximum). Row r attends to the first n[r]
+/// keys of the tile. Updates each row's maximum (top) and sum. keep[r] receives exp(old maximum - new maximum), the
+/// factor for row r's earlier results.
 template <class A> void soften(A* scores, const int64_t* n, int rows, Lanes<A>& top, Lanes<A>* sum, A* keep) {
   constexpr int w = lane_count<A>, vectors = int(tile_keys) / w, apart = w / 8;
   constexpr Full<A> full;
@@ -99,8 +101,8 @@ template <class T> struct Forward {
             std::min(block_queries, plan.queries - i0)};
   }
 
-  /// Packs the tile of keys that begins at key j0, and its values. With a block table, `table` gives the place of each
-  /// block of keys in k.
+  /// Packs the tile of keys that begins at key j0, and its values. If `table` is not empty, keys and values lie in
+  /// blocks of a paged cache, and table[i] is the number of the cache's block that holds block i of the keys.
   void pack(const Block<A>& block, const RowBlock& at, int64_t j0, int64_t keys) const {
     for (int64_t part = 0; part < tile_keys; part += block_tokens) {
       const int64_t count = std::min(block_tokens, keys - part), j = j0 + part;
@@ -118,7 +120,7 @@ template <class T> struct Forward {
     return std::is_same_v<T, A> && table.empty() && plan.width == width && at.rows <= group_rows;
   }
 
-  /// Adds a tile of keys, the `keys` keys from j0 on, to the results of a group of rows, which begins at row i of the
+  /// Adds a tile of keys (the `keys` keys from j0 on) to the results of the group of rows that begins at row i of the
   /// block. `attended`: for each row of the block, one bit per key of the tile; null without a layout.
   void group(const Block<A>& block, const RowBlock& at, int64_t i, int64_t j0, int64_t keys,
              const uint64_t* attended) const {

@@ -6,9 +6,9 @@
 //   grad_v += P^T grad     grad_k += dS^T q scale     grad_q += dS k scale
 //
 // A unit of work is one key head with the query heads that share it. A unit visits each key tile, and for each key tile
-// the query tiles that see it. The sums of grad_k and grad_v therefore stay in one tile. The unit's q, grad and sums of
-// grad_q are packed once, into scratch of their size. The summation order depends only on the shape, and on the layout
-// if there is one: query tiles, or groups of queries, that attend to nothing in a key tile are skipped as in
+// the query tiles that see it. So grad_k and grad_v of only one key tile are summed at a time. q, grad and the sums of
+// grad_q of the whole unit are in scratch memory meanwhile. The summation order depends only on the shape, and on the
+// layout if there is one: query tiles, or groups of queries, that attend to nothing in a key tile are skipped as in
 // attention.cpp, and so are queries whose window begins after the key tile.
 #include "tensor/cpu/attention_tile.h"
 

@@ -18,8 +18,8 @@ namespace lockstep::on_cpu {
 
 inline constexpr int64_t tile_keys = 64;  // keys per tile, and so the row length of every tile of scores
 
-// A product a b keeps its sums, one row of b and one factor of a in registers: 6 * 4 + 4 + 1 = 29 of 32 registers, or
-// 6 * 2 + 2 + 1 = 15 of 16.
+// register_product() keeps in registers its sums (6 rows of 4 vectors), one row of b and one element of a. That takes
+// 6 * 4 + 4 + 1 = 29 of 32 registers or, with rows of 2 vectors, 6 * 2 + 2 + 1 = 15 of 16.
 inline constexpr int group_rows = 6, group_vectors = vector_registers < 32 ? 2 : 4;
 
 /// A tensor (B, heads, tokens, D) whose last dim has stride 1.
@@ -37,7 +37,7 @@ template <class T> struct Heads {
 /// n rounded up to a multiple of `unit`.
 inline int64_t round_up(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-/// The sizes of an attention with its mask and dropout.
+/// The sizes of one call of attention, its mask and its dropout probability.
 struct AttentionPlan : AttentionSizes {
   const void* mask = nullptr;
   DType mask_dtype = DType::boolean;
@@ -57,8 +57,8 @@ struct AttentionPlan : AttentionSizes {
                 int64_t window_)
       : AttentionSizes{1, heads_, groups_, queries_, keys_, width_, scale_, true, window_, {}, 0, heads_, {}} {}
 
-  /// For attention with a layout: sets rows[r] to the keys of the tile at j0 that query i0 + r of head h attends to,
-  /// one bit per key. Returns false if no query attends to a key of this tile.
+  /// For attention with a layout, and r < count: sets bit j of rows[r] if query i0 + r of head h attends to key j0 + j.
+  /// Returns false if none of these queries attends to any of the keys j0 .. j0 + tile_keys - 1.
   bool attended(int64_t h, int64_t i0, int64_t count, int64_t j0, uint64_t* rows) const {
     uint64_t any = 0;
     for (int64_t r = 0; r < count;) {
@@ -74,7 +74,7 @@ struct AttentionPlan : AttentionSizes {
 /// `width` (D) rounded up to whole vectors.
 template <class A> int64_t padded(int64_t width) { return round_up(width, lane_count<A>); }
 
-/// Copies rows of D elements, times `factor`, to rows of padded<A>(D) elements with zeros at the end.
+/// Copies rows of `width` elements, times `factor`, to rows of padded<A>(width) elements with zeros at the end.
 template <class A, class T>
 [[gnu::always_inline]] inline void pack_rows(const T* in, int64_t stride, int64_t rows, int64_t width, A factor,
                                              A* out) {
@@ -86,8 +86,8 @@ template <class A, class T>
   }
 }
 
-/// Copies `count` keys of D elements, transposed, to D rows of tile_keys elements: out[d][j]. Writes zeros for
-/// the keys from `count` to most - 1.
+/// Copies `count` keys of `width` elements, transposed, to `width` rows of tile_keys elements: out[d][j] is element d
+/// of key j. Writes zeros for the keys from `count` to most - 1.
 template <class A, class T>
 void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, A* out, int64_t most = tile_keys) {
   constexpr int w = lanes<A>;
@@ -148,10 +148,10 @@ void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A
     }
 }
 
-/// Factors `keep` of 1 for register_product(): the rows of c keep their values, and the product is added.
+/// Factors of 1 to pass as `keep` to register_product(), which then adds the product to c.
 template <class A> inline constexpr A keep_all[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
-/// c = keep * c + a b, as register_product() computes it, for up to group_rows rows and any number of whole vectors.
+/// register_product() for up to group_rows rows and any number of columns, which is rounded up to whole SIMD vectors.
 template <class A, Left left>
 void group_product(int64_t rows, int64_t columns, int64_t depth, const A* a, int64_t lda, const A* b, int64_t ldb,
                    const A* keep, A* c, int64_t ldc) {
@@ -204,7 +204,7 @@ void dropout_row(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int
   constexpr int counters = int(tile_keys) / 4 + 8;  // a tile's 64 numbers may need 17; in whole vectors
   const uint64_t place = uint64_t(((b * plan.all_heads + plan.first_head + h) * plan.queries + i) * plan.keys + j0);
   alignas(64) uint64_t words[4][counters];
-  // philox() for many counters side by side. With 64-bit words GCC vectorises the products.
+  // philox() for many counters side by side. GCC vectorises the products, because x0 to x3 are 64-bit integers.
   for (int n = 0; n < counters; ++n) {
     const uint64_t counter = place / 4 + uint64_t(n);
     uint64_t x0 = uint32_t(counter), x1 = counter >> 32, x2 = uint32_t(plan.key.stream), x3 = plan.key.stream >> 32;
@@ -234,7 +234,7 @@ template <class A> void drop(const AttentionPlan& plan, int64_t b, int64_t h, in
   for (int j = 0; j < tile_keys; ++j) weights[j] *= factors[j];
 }
 
-/// Writes the D elements of a padded row, times `factor`.
+/// Writes the first `width` elements of the padded row `in`, times `factor`, to `out`.
 template <class A, class T> [[gnu::always_inline]] inline void write_row(const A* in, A factor, int64_t width, T* out) {
   constexpr int w = lane_count<A>;
   int64_t d = 0;
@@ -252,7 +252,7 @@ template <class A, int n, int... l> Lanes<A> fold_rows(Lanes<A> a, Lanes<A> b, s
   return max_of<A>(low, high);
 }
 
-/// Returns the maximum of rows[r] in lane r * lane_count / 8, for vectors that fill one register each.
+/// Returns the largest element of rows[r] in lane r * lane_count / 8, for vectors that fill one register each.
 template <class A> Lanes<A> fold_eight(const Lanes<A> (&rows)[8]) {
   constexpr auto lanes = std::make_integer_sequence<int, lane_count<A>>();
   Lanes<A> two[4], four[2];
@@ -266,7 +266,7 @@ template <class A> Lanes<A> fold_eight(const Lanes<A> (&rows)[8]) {
   return eight;
 }
 
-/// Returns the maximum of rows[r], for each of the eight vectors, in lane r * lane_count / 8.
+/// Returns the largest element of rows[r] in lane r * lane_count / 8, for each of the eight vectors.
 template <class A> Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
   if constexpr (requires { Lanes<A>::parts; }) {
     constexpr int w = lane_count<A>, side = lanes<A>;
@@ -304,8 +304,8 @@ template <class A> Lanes<A> lane_numbers() {
   return v;
 }
 
-/// Runs fn(unit, scratch) for all units, each on the next free thread; scratch holds `count` elements of A. `work`: the
-/// number of multiplications of all units. If it is small, one thread runs all units.
+/// Runs fn(unit, scratch) for every unit from 0 to units - 1, each on the next free thread. scratch: memory for `count`
+/// elements of A. work: number of multiplications of all units; if it is small, one thread runs them all.
 template <class A, class Fn> void each_unit(int64_t units, int64_t count, double work, Fn&& fn) {
   if (units == 0) return;
   const int64_t slots = work < 1e5 ? 1 : std::min<int64_t>(units, get_threads());

@@ -1,4 +1,4 @@
-// Implicit QR (Golub and Kahan) makes a matrix diagonal in sweeps. If a shift would make small singular values
+// Implicit QR (Golub and Kahan) makes a bidiagonal matrix diagonal. If a shift would make small singular values
 // inaccurate, a sweep uses no shift (Demmel and Kahan, 1990). The matrix is f64 for every dtype. The rotations are
 // applied to a few rows of u and v at a time: two successive rotations share a column, which then stays in registers.
 #include "tensor/cpu/bidiagonal.h"
@@ -26,7 +26,7 @@ Turn turn_of(double f, double g) {
   return {f * scale, g * scale, r};
 }
 
-/// The rotations of a sweep, in order: number i rotates columns first + i and first + i + 1.
+/// The rotations of a sweep, in order. left[i] rotates columns first + i and first + i + 1 of u, right[i] those of v.
 struct Sweep {
   size_t first = 0;
   std::vector<Turn> left, right;  // rotations for u and for v
@@ -109,7 +109,7 @@ template <class T> class Turned {
   std::vector<std::vector<Lanes<T>>> blocks_;
 };
 
-/// The smaller singular value of the matrix ((f g) (0 h)).
+/// The smaller singular value of the matrix [[f, g], [0, h]].
 double smaller_value(double f, double g, double h) {
   const double large = 0.5 * (std::hypot(f + h, g) + std::hypot(f - h, g));
   return large > 0 ? std::fabs(f) * (std::fabs(h) / large) : 0;
@@ -187,8 +187,9 @@ template <class T, class Before> void sort_values(std::vector<double>& d, Column
   }
 }
 
-/// The bound up to which numbers above the diagonal count as 0. For f32 results it is below the rounding error. For f64
-/// it is as small as the iteration can reach between two equal values. NaN if an entry is not finite.
+/// Numbers above the diagonal count as 0 up to this bound. For f32 results it is below their rounding error. For f64 it
+/// is several rounding errors: between two equal values, the iteration may get no closer to 0. NaN if an entry is not
+/// finite.
 template <class T> double negligible_of(const std::vector<double>& d, const std::vector<double>& e) {
   double norm = 0;
   for (const auto& list : {d, e})

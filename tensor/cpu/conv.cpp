@@ -28,8 +28,8 @@ struct Sizes : ConvSizes {
   int64_t depth() const { return c * r * s; }
   int64_t places() const { return p * q; }
 
-  /// Calls fn(row, place, from, count, step) for each row of the unfolded image and each line of the output. There, the
-  /// `count` output positions from `place` on read x[from], x[from + step], ... The other positions read only padding.
+  /// Calls fn(row, place, from, count, step) for each row of the unfolded image and each line of the output. In this
+  /// line, `count` output positions from `place` on read x[from], x[from + step], ... All others read only padding.
   template <class Fn> void each_line(Fn&& fn) const {
     for (int64_t ci = 0, row = 0; ci < c; ++ci)
       for (int64_t ri = 0; ri < r; ++ri)

@@ -144,7 +144,7 @@ std::shared_ptr<const Primitive> plan_for(const Problem& problem) {
   try {
     plan = std::make_shared<const Primitive>(make_plan(problem));
   } catch (const dnnl::error&) {
-    // oneDNN has no kernel for this problem. That is cached too, and conv.cpp computes it.
+    // oneDNN has no kernel for this problem: cache an empty plan, for which conv.cpp computes the convolution itself.
     plan = std::make_shared<const Primitive>();
   }
   cache.order.emplace_front(key, plan);
@@ -234,7 +234,7 @@ class Call {
                    "; build with -Donednn=disabled and please report it");
   }
 
-  /// The weights in the layout for full chunks and in that for the last chunk. `keep` holds the converted copies.
+  /// The weights in two layouts: for full chunks, and for the last chunk. `keep` holds the converted copies.
   std::array<memory, 2> weights(const Tensor& w, std::array<Tensor, 2>& keep) const {
     std::array<memory, 2> result;
     const SingleThread single;

@@ -102,7 +102,8 @@ template <class T> struct Square {
     a = low;
   }
 
-  // Exchanges the off-diagonal quarters of every block of 2 * Step rows and lanes.
+  // Exchanges the upper right and the lower left quarter of every block of 2 * Step rows and 2 * Step lanes. Repeats
+  // this with half of Step, down to 1.
   template <int Step> static void exchange(Row (&rows)[side]) {
 #pragma GCC unroll 16
     for (int i = 0; i < side; ++i) {

@@ -4,10 +4,10 @@
 //   Columns      lengths made of small primes: Stockham's form of Cooley and Tukey's algorithm ("An algorithm for the
 //                machine calculation of complex Fourier series", 1965), which needs no reordering; other lengths as a
 //                convolution (Bluestein, "A linear filtering approach to the computation of the DFT", 1970)
-//   Rows         long rows as a matrix n1 x n2: its columns, twiddle factors, its rows (Bailey, "FFTs in external or
-//                hierarchical memory", 1990); short rows directly, `lanes` rows at a time
+//   Rows         long rows as a matrix n1 x n2: transforms of its columns, twiddle factors, transforms of its rows
+//                (Bailey, "FFTs in external or hierarchical memory", 1990); short rows directly, `lanes` rows at a time
 //
-// How a row is split depends on its length alone, so its bits do not depend on the number of threads. Roots of unity
+// How a row is split depends on its length alone, so results are the same for any number of threads. Roots of unity
 // are computed in f64 and rounded once.
 #include <algorithm>
 #include <memory>
@@ -59,7 +59,7 @@ template <class T> void store(const Lanes<T>& a, std::complex<T>* to, int64_t co
   std::copy_n(padded, count, to);
 }
 
-/// Transposes a square of lanes: number i of lane j becomes number j of lane i.
+/// Transposes `lanes` vectors of `lanes` numbers: exchanges lane j of square[i] and lane i of square[j].
 template <class T> void turn(Lanes<T>* square) {
   Vector<T> re[lanes<T>], im[lanes<T>];
   for (int i = 0; i < lanes<T>; ++i) re[i] = square[i].re, im[i] = square[i].im;
@@ -154,8 +154,8 @@ template <class T> class Rows {
   }
 
   /// Transforms one row as a matrix n1 x n2. Input number j1 n2 + j2 is element (j1, j2), and output number k1 + n1 k2
-  /// is element (k1, k2). `between` holds the numbers after the first step: between[b n2 + j2] has those of j2 for w
-  /// values of k1, from b w on. With many rows, the caller passes scratch in `own`, and one thread computes a row.
+  /// is element (k1, k2). After the transforms of columns, between[b n2 + j2] holds elements (b w, j2) to (b w + w - 1,
+  /// j2). With many rows, the caller passes scratch in `own`, and one thread computes a row.
   void run_long(const Number* x, Number* y, Lanes<T>* between, Lanes<T>* own, bool inverse, T scale) const {
     const int64_t n1 = n1_, n2 = n2_, most = own ? n1 + n2 : std::max<int64_t>(1, grain / (w * std::max(n1, n2)));
     parallel_for(ceil_div(n2, w), most, [&](int64_t begin, int64_t end) {
@@ -225,7 +225,7 @@ template <class T> class Rows {
 };
 
 /// A real sequence x of 2 h numbers is transformed as h complex numbers z[j] = x[2 j] + i x[2 j + 1]. This calls fn for
-/// each pair of bins (k, h - k), to convert the transform of z to the first half of that of x, or back.
+/// each pair of bins (k, h - k). fn converts the transform of z to the first half of the transform of x, or back.
 template <class T, class Fn> void for_halves(int64_t rows, int64_t h, Fn&& fn) {
   const Roots roots(2 * h);
   const int64_t pairs = h / 2 + 1;

@@ -92,8 +92,8 @@ template <int r, class T> [[gnu::always_inline]] inline void butterfly(Lanes<T>*
   }
 }
 
-/// One pass of Stockham's algorithm with radix r. The input is r * m groups of `stride` adjacent numbers. Groups that
-/// are m apart are combined, and the results are stored side by side: m groups of stride * r numbers.
+/// One pass of Stockham's algorithm with radix r. The input is r * m groups of `stride` adjacent numbers. Combines
+/// the groups p, p + m, p + 2m, ... and stores the results side by side, as group p of m groups of stride * r numbers.
 template <class T> struct Pass {
   int radix;
   int64_t m, stride;
@@ -171,7 +171,7 @@ template <class T> class Columns {
       }
     }
     if (m_ == n_) return;
-    // Bluestein's method multiplies by the transform of the conjugate chirp. It is computed in f64 for every T.
+    // Bluestein's method multiplies by the transform of the conjugate chirp, which is computed in f64 for every T.
     const Columns<double> inner(m_);
     const std::unique_ptr<Lanes<double>[]> x(new Lanes<double>[size_t(m_)]()), y(new Lanes<double>[size_t(m_)]);
     for (int64_t k = 0; k < n_; ++k) {

@@ -1,13 +1,14 @@
 // Matrix product c = a b with the usual blocking for caches. This shows the loops, the outermost first:
 //
-//   columns of b    as many as stay in L3, for some blocks of k. All threads pack them together, and all read them
-//   rows of a       a few slivers (strips of rows as high as a tile), for one block of k. Each thread packs the slivers
-//                   for its own part of c, or reads the rows in place
-//   a sliver of a   stays in L1 while it is multiplied by the columns of b, one tile of c at a time (gemm_tile.h)
+//   columns of b    for one or more blocks of k, as many as stay in L3. The threads share the work of packing them, and
+//                   all threads read all of them
+//   rows of a       a few strips of rows as high as a tile, for one block of k. Each thread packs the strips for its
+//                   own part of c, or reads the rows in place
+//   a strip of a    stays in L1 while it is multiplied by the columns of b, one tile of c at a time (gemm_tile.h)
 //
 // Packing costs the same for transposed and 16-bit operands. The bits of c do not depend on where a thread's part
-// begins, so the work is divided by the number of threads. Numbers and Pairs are the two kinds of operands. They differ
-// in the elements of a sliver and in how many numbers along k one element holds (`together`).
+// begins, so the work is divided by the number of threads. Numbers and Pairs are the two kinds of operands: an element
+// of a packed strip holds one number, or a pair of neighbours along k (`together` = 1 or 2).
 #include "tensor/cpu/gemm.h"
 
 #include <algorithm>
@@ -23,7 +24,7 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t depth_bytes = 2048;               // per row of a sliver of a: the sliver stays in L1
+constexpr int64_t depth_bytes = 2048;               // per row of a packed strip of a: it stays in L1
 constexpr int64_t shared_bytes = int64_t(2) << 20;  // size of packed b that covers more than one block of k
 constexpr int64_t columns_limit = 1536;             // columns of packed b, unless k is short
 constexpr int64_t fork_work = 1 << 18;              // multiplications that justify a thread
@@ -116,9 +117,9 @@ template <class K> struct Blocking {
   static constexpr int64_t rows = 8 * high;  // rows of a that a thread packs at a time, at most
   static_assert(size == sizeof(typename K::Sum));
 
-  int64_t depth;            // elements of k in a block; here k is counted in elements of a sliver
+  int64_t depth;            // elements of k in a block; k is counted in elements of a packed strip
   int64_t columns, packed;  // columns of b, and depth of k, that are packed at a time
-  // True if c is never stored as a whole: each thread keeps a strip of result rows in its own buffer.
+  // True if c is never stored as a whole: each thread keeps a few rows of the result in its own buffer.
   bool strips;
   int64_t down = 1, across = 1;        // the grid of threads
   int64_t b_size, a_size, strip_size;  // buffer sizes, in numbers
@@ -164,7 +165,7 @@ template <class K> struct Product {
   // The packed columns of b (for each block of k, strips of `wide` columns), then the buffers of the threads.
   Packed* packed_b;
 
-  int64_t end() const { return ceil_div(k, together); }  // end of k, in elements of a sliver
+  int64_t end() const { return ceil_div(k, together); }  // length of k in packed elements
 
   void operator()() const {
     for (int64_t j = 0; j < n; j += plan.columns)
@@ -183,7 +184,8 @@ template <class K> struct Product {
       }
   }
 
-  /// How many numbers along k the packed elements [p, p + depth) hold: `together` each, fewer at the end of k.
+  /// How many numbers along k the packed elements [p, p + depth) hold: `together` each; the last element of k may hold
+  /// fewer.
   int64_t numbers(int64_t p, int64_t depth) const { return std::min(k - p * together, depth * together); }
 
   /// Packs rows [p0, p1) of b in columns [j, j + columns).
@@ -238,7 +240,7 @@ template <class K> struct Product {
 bool is_tiny(int64_t m, int64_t n, int64_t k) { return m * n * k <= 256; }  // true for k = 0
 
 /// A product of m <= unpacked_rows rows, where b is read without packing. If `turned` is true, c receives the transpose
-/// of the result, and so does `finish`. `rows` has room for m x k elements of a.
+/// of the result, and so does `finish`. `rows` is a buffer for m x k elements of a.
 template <class K, class T = typename K::Sum, class In = typename K::Number>
 void few_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
               bool turned, const Finish<T>& finish, typename K::Packed* rows, bool alone) {

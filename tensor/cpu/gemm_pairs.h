@@ -3,7 +3,7 @@
 // products to an f32 lane: twice the arithmetic of f32 in the same time. The file differs from gemm_tile.h and
 // gemm_few.h in that it counts k in pairs:
 //
-//   packing   copies pairs into strips (slivers); if k is odd, a 0 completes the last pair
+//   packing   copies pairs into strips of rows or columns; if k is odd, a 0 completes the last pair
 //   tile      sums the pairs of each block of k in order, then the blocks. The second product of a pair is added first.
 //             Each product and each sum is rounded once, and results below 2^-126 are 0
 //   few rows  sums in the same order, but reads b in place
@@ -73,8 +73,9 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
   }
 }
 
-/// Reads 16 pairs from each of `lines` rows or columns (lines) that are `apart` numbers apart. A line has only
-/// `numbers` numbers; the rest of its pairs is 0. Also prefetches the numbers that lie `ahead` numbers further.
+/// Reads 16 pairs (32 numbers) from each of 16 lines (rows or columns), which begin `apart` numbers apart. Lines after
+/// the first `lines`, and numbers of a line after its first `numbers`, are not read and count as 0. Also prefetches
+/// the numbers that lie `ahead` numbers further in memory than those read.
 [[LOCKSTEP_FOR_PAIRS, gnu::always_inline]] inline void read_square(const BFloat16* in, int64_t apart, int64_t lines,
                                                                    int64_t numbers, int64_t ahead, __m512i (&r)[16]) {
   const __mmask32 there = low_bits(numbers);
@@ -97,9 +98,10 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
                          _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(columns, in + row)), 16));
 }
 
-/// Copies `count` rows or columns (lines) of `numbers` numbers, as pairs, into strips of `width` lines, with zeros for
-/// missing lines and numbers: out[line / width][pair][line % width]. Neighbouring lines are `apart` numbers apart, and
-/// neighbours within a line `step`; `apart` or `step` is 1. May write up to a vector past the last strip.
+/// Copies `count` lines (rows or columns) of `numbers` numbers each, as pairs, into strips of `width` lines, with zeros
+/// for missing lines and numbers: out[line / width][pair][line % width]. In memory, neighbouring lines are `apart`
+/// numbers apart, and neighbouring numbers of a line are `step` numbers apart; `apart` or `step` is 1. May write up to
+/// one vector past the end of the last strip.
 template <int width>
 [[LOCKSTEP_FOR_PAIRS]] void pack_pairs(const BFloat16* in, int64_t apart, int64_t step, int64_t count, int64_t numbers,
                                        uint32_t* out) {
@@ -175,7 +177,7 @@ inline constexpr auto pair_tiles = []<int... rows>(std::integer_sequence<int, ro
 }
 (std::make_integer_sequence<int, pair_rows>());
 
-/// c = alpha * x b + beta * c for a few rows x of k numbers, in blocks of `depth` pairs.
+/// c = alpha * x b + beta * c, where x has a few rows of k numbers, which are summed in blocks of `depth` pairs.
 struct FewPairs {
   static constexpr int64_t unit = pair_columns;  ///< threads take multiples of this many columns
 
@@ -190,7 +192,8 @@ struct FewPairs {
   /// True if b can be read without packing.
   static bool reads(const MatrixView<BFloat16>& b) { return b.row == 1 || b.col == 1; }
 
-  /// Computes columns [j0, j1) of `rows` rows, few_pair_rows rows at a time while the columns of b are in cache.
+  /// Computes columns [j0, j1) of `rows` rows of c. Reads `unit` columns of b, and uses them for all rows while they
+  /// are in cache, for few_pair_rows rows at a time.
   void operator()(int64_t rows, int64_t j0, int64_t j1) const {
     using Run = void (FewPairs::*)(int64_t, int64_t) const;
     static constexpr auto table = []<int... n>(std::integer_sequence<int, n...>) {

@@ -1,10 +1,10 @@
 #pragma once
-// The two inner parts of a matrix product. pack() copies rows of a or columns of b into strips (slivers), in the order
-// in which the innermost loop reads them. tile() is that loop and keeps a tile of the result in registers:
+// The two inner parts of a matrix product. pack() copies rows of a or columns of b into strips, in the order in which
+// the innermost loop reads them. tile() is that loop and keeps a tile of the result in registers:
 //
-//                  b sliver   tile_columns = tile_vectors * lanes
+//                  b strip    tile_columns = tile_vectors * lanes
 //                  +---------+
-//   a sliver       | tile of |      for p in depth: tile += a[p][0 .. tile_rows) * b[p][0 .. tile_columns)
+//   a strip        | tile of |      for p in depth: tile += a[p][0 .. tile_rows) * b[p][0 .. tile_columns)
 //   tile_rows      | c       |
 //                  +---------+
 #include <algorithm>
@@ -45,8 +45,8 @@ template <int width, class T, class In>
     if (c < columns) std::memcpy(out + c * width, &square[c], sizeof square[c]);
 }
 
-/// Copies `count` lines of length `depth` into strips of `width` lines, out[line / width][p][line % width], with zeros
-/// for missing lines. Element p of a line is in[line * apart + p * step]. May write up to a vector past the last
+/// Copies `count` lines of length `depth` into strips of `width` lines, out[line / width][p][line % width]. Fills the
+/// last strip up with zeros. Element p of a line is in[line * apart + p * step]. May write up to a vector past the last
 /// strip.
 template <int width, class T, class In>
 void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t depth, T* out) {

@@ -55,8 +55,8 @@ template <class T> void select_rows(const T* x, const Split& split, const int64_
 }
 
 // out[o, index[i], :] += x[o, i, :], except where index[i] is `skip`. The rows of x that go to the same row of out are
-// summed in groups of rows_of_part rows, as on CUDA. The values of o are divided among threads or, if there is only one
-// o, the columns are. f16 and bf16 are summed in f32 and rounded once.
+// summed in groups of rows_of_part rows, as on CUDA. Threads divide the values of o among themselves or, if there is
+// only one, the columns. f16 and bf16 are summed in f32 and rounded once.
 template <class T>
 void add_rows(const T* x, const Split& split, const int64_t* index, int64_t count, int64_t skip, T* out) {
   using Sum = std::conditional_t<is_half<T>, float, T>;
@@ -115,8 +115,8 @@ void add_rows_of(const char* op, const Tensor& source, int dim, const Tensor& in
 // --- elements ---
 
 // Calls fn(value, offset in a, offset in b) for every element of `index`; a and b are the strides of two tensors. The
-// offset in a leaves out dim `dim`, because `value` is the index along it. Another dim is divided among threads, so
-// calls with the same offset in a are made by one thread.
+// offset in a leaves out dim `dim`, because `value` is the index along it. Threads divide the work along another
+// dim, so one thread makes all calls that have the same offset in a.
 template <class Fn> void each_index(const Tensor& index, int dim, const Strides& a, const Strides& b, Fn&& fn) {
   const int rank = index.dim();
   const int64_t* values = index.data<int64_t>();

@@ -16,7 +16,7 @@ void lu_solve(const Tensor& a, const Tensor& b, Tensor& x, std::vector<int64_t>&
 void lu_determinant(const Tensor& a, Tensor& det, Tensor& sign, Tensor& log_abs);
 /// The lower Cholesky factor; reads the lower triangle. bad: the order of the first leading minor that is not positive.
 void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad);
-/// QR by Householder reflections. r (batch, k, columns) gives k. q (batch, rows, k) may be undefined.
+/// QR by Householder reflections. The caller allocates r (batch, k, columns) and, if wanted, q (batch, rows, k).
 void qr(const Tensor& a, Tensor& q, Tensor& r);
 /// Singular values s (batch, k) in descending order, k = min(rows, columns). If u and vh are defined, they receive the
 /// singular vectors: the first k or all, as their shapes say. bad: not 0 if a is not finite or there is no convergence.

@@ -1,6 +1,6 @@
 // Matrix product: out = activation(alpha * a b + beta * c + bias), batched.
 //
-// Large products use all threads for each matrix. Small products of a batch use one thread each, with the same bits.
+// A large product uses all threads. Small products of a batch use one thread each, and give the same bits.
 // The operations after a product (adding the bias or c, activation) run on each part of it while it is in cache.
 #include <algorithm>
 #include <atomic>
@@ -21,13 +21,14 @@ namespace {
 
 constexpr int64_t small_product = 1 << 18;  // multiplications that justify a thread
 
-/// Multiplies a product, the gradient of a unary operation's output, by the derivative of that operation.
+/// For a matrix product that is the gradient of a unary operation's output: multiplies it by that operation's
+/// derivative.
 struct UnaryGrad {
   BlockFn run = nullptr;
   const PointwiseArgs* args = nullptr;
   const void* kept = nullptr;  // the operand that the derivative reads, shaped like out
 
-  /// Replaces g (n numbers) by the gradient of the operation's input.
+  /// Multiplies each of n numbers g by the derivative, which reads the number of `at` with the same index.
   template <class T> void operator()(T* g, const T* at, int64_t n) const {
     const int64_t whole = n / block_step * block_step;
     const void* in[] = {g, at};
@@ -55,9 +56,9 @@ template <class T, class Out> struct Epilogue {
 
   bool empty() const { return !rounds && !bias && !before && activation == Activation::none && !unary.run && !added; }
 
-  /// Applies the operations to `piece`, a part of the product, and stores the results in `before` (if not null) and
-  /// `out`. If results are rounded to 16 bits, `piece` is a separate buffer. Otherwise it is a part of `before` or, if
-  /// `before` is null, of `out`.
+  /// Applies the operations to `piece`, a part of the product. Stores the values before the activation in `before`, if
+  /// that is not null, and the results in `out`. If results are rounded to 16 bits, `piece` is a separate buffer.
+  /// Otherwise it is a part of `before` or, if `before` is null, of `out`.
   void operator()(int64_t i0, int64_t j0, int64_t rows, int64_t n, T* piece, int64_t piece_ld) const {
     for (int64_t i = 0; i < rows; ++i, piece += piece_ld) {
       const int64_t at = (i0 + i) * ld + j0;
@@ -143,7 +144,7 @@ int64_t batch_offset(int64_t index, const Shape& shape, const Strides& strides) 
 }
 
 /// The product of every pair of matrices in a batch, and the operations after it. `wide`: an f32 copy of c, to which
-/// products are added before they are rounded to 16 bits; undefined if that is not needed.
+/// the product is added before the sum is rounded to 16 bits; undefined if that is not needed.
 template <class T, class In, class Out = In> struct Products {
   const Tensor &a, &b, &added, &bias, &pre, &out;
   const MatmulArgs& args;

@@ -13,8 +13,8 @@ namespace {
 using namespace on_cpu;
 using namespace optim_steps;
 
-/// Runs one optimizer step on all elements. make(A()) returns the update rule in A, the dtype of p (f32 or f64). The
-/// gradient may also have 16 bits.
+/// Runs one optimizer step on all elements. make(A()) returns the update rule, computed in type A, the dtype of p
+/// (f32 or f64). With an f32 p, the gradient may also be f16 or bf16.
 template <int states, class Make>
 void update(const char* op, Tensor& p, const Tensor& grad, Tensor* const (&state)[states + 1], Tensor* low,
             const Make& make) {

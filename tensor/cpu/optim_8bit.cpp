@@ -1,6 +1,6 @@
 // Optimizer steps on moments in 8 bits (tensor/block_codes.h). A block of 256 elements is decoded into the L1 cache,
 // updated by the step of the f32 kernel, and encoded again. Threads receive whole blocks, and a short last block is
-// padded with zeros, so the bits depend on the block alone.
+// padded with zeros, so the results for a block depend on that block alone.
 #ifdef __AVX512F__
 #include <immintrin.h>
 #endif
@@ -23,7 +23,7 @@ using namespace on_cpu;
 
 struct CodeMap {
   std::array<float, 256> values, middles;  // the numbers of the codes; midpoints between adjacent ones
-  /// below[key] is the code of the smallest float whose upper 16 bits are `key`. The other floats with these
+  /// below[key] is the code of the smallest float whose upper 16 bits are `key`. The other floats with these upper
   /// bits have this code or the next one: they span 1/128 of a power of two, so at most one midpoint lies among them.
   std::array<uint8_t, (1 << 16) + 3> below;
   explicit CodeMap(bool is_signed) {
@@ -117,7 +117,7 @@ float encode_block(const float* from, const CodeMap& map, bool is_signed, uint8_
 
 constexpr int64_t grain_blocks = step_grain / code_block;
 
-/// Calls fn(block, its first element, its number of elements) for all blocks, on several threads.
+/// Calls fn(number of the block, index of its first element, count of its elements) for all blocks, on several threads.
 template <class Fn> void each_block(int64_t numel, const Fn& fn) {
   parallel_for(code_blocks(numel), grain_blocks, [&](int64_t begin, int64_t end) {
     for (int64_t b = begin; b < end; ++b) fn(b, b * code_block, std::min(code_block, numel - b * code_block));

@@ -1,6 +1,7 @@
 #pragma once
-// Splitting a loop over threads. Results must not depend on the number of threads: a piece computes its own outputs,
-// and sums over several pieces are formed from blocks of a fixed length, added afterwards in a fixed order.
+// Splits a loop into pieces, which run on several threads. Results must not depend on the number of threads: each piece
+// computes outputs of its own. A sum over several pieces is divided into blocks of a fixed length, whose sums are added
+// afterwards in a fixed order.
 #include <algorithm>
 #include <cstdint>
 

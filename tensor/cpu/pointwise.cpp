@@ -56,7 +56,7 @@ constexpr int64_t computed_size(DType dtype) {
   return bytes[int(dtype)];
 }
 
-// --- the plan ---
+// --- planning the loop over the operands ---
 
 struct Operand {
   std::byte* data;
@@ -162,7 +162,7 @@ void move_run(const PointwiseLoop& plan, const Operand& operand, LoopIndex place
 
 int64_t whole(int64_t n) { return (n + block_step - 1) / block_step * block_step; }
 
-// Fills a buffer with n elements of an operand whose `period` elements repeat, from its first element on.
+// Fills a buffer with n elements by repeating the first operand.period elements of an operand.
 void fill_periodic(const Operand& operand, std::byte* buffer, int64_t n) {
   int64_t have = std::min(n, operand.period);
   operand.convert(operand.data, 1, buffer, 1, have);
@@ -234,7 +234,7 @@ void set_operand(Operand& operand, const Tensor& tensor, int64_t n) {
   operand.direct = operand.size == operand.computed && tensor.is_contiguous() && tensor.numel() == n;
 }
 
-// True if `shape` without its leading dims of size 1 is the end of `whole_shape`.
+// True if the dims of `shape`, without leading dims of size 1, are the last dims of `whole_shape`.
 bool is_tail(const Shape& shape, const Shape& whole_shape) {
   int first = 0;
   while (first < shape.rank() && shape[first] == 1) ++first;

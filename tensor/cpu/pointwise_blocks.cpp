@@ -128,9 +128,9 @@ template <class T> void where3(const void* const* in, void* out, int64_t n, cons
   each<T>(out, n, [=](int64_t i) { return condition[i] ? a[i] : b[i]; });
 }
 
-// --- the table ---
+// --- the table of block functions ---
 
-// Calls add.template operator()<T>(index of T in ComputeType) for every compute type T of a kind.
+// For every compute type T of a kind, calls add<T>(i), where i is the enumerator of ComputeType that stands for T.
 template <Kind kind, class Fn> constexpr void each_type(Fn add) {
   if constexpr (kind.of_floats) {
     add.template operator()<float>(int(ComputeType::f32));

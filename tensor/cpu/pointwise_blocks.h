@@ -1,6 +1,6 @@
 #pragma once
-// The table of block functions: one for each pointwise operation, part and compute type. pointwise.cpp walks over
-// tensors and calls them; pointwise_blocks.cpp fills the table from pointwise.def and functors.h.
+// The table of block functions: one for each pointwise operation, PointwisePart (value or a gradient) and compute type.
+// pointwise.cpp walks over tensors and calls them; pointwise_blocks.cpp fills the table (pointwise.def, functors.h).
 #include "tensor/kernels.h"
 
 namespace lockstep::on_cpu {

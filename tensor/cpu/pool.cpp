@@ -37,7 +37,7 @@ struct Units {
   }
 };
 
-/// Replaces best and its position `at` if `value` is larger or NaN. If the values are equal, the first position stays.
+/// Replaces `best` by `value`, and `at` by `place`, if `value` is larger or NaN. So the first of equal values stays.
 template <class T> inline void take_larger(T value, int32_t place, T& best, int32_t& at) {
   const bool wins = (value > best) | (value != value);
   best = wins ? value : best;
@@ -116,7 +116,7 @@ template <class T> void max_pool_grad(const Tensor& grad, const Tensor& indices,
   });
 }
 
-/// A window of averaging along one axis: [begin, end) of the input, and the length that the mean divides by.
+/// A window of average pooling along one axis: [begin, end) of the input, and the divisor of its mean (`length`).
 struct Window {
   int64_t begin, end, length;
 };

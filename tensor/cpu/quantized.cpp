@@ -1,7 +1,8 @@
 // Products with quantized weights: out = activation(x w^T + bias).
 //
-//   few rows of x     codes are converted to f32 in registers while they are read from memory
-//   more rows         the weights of 32 outputs are converted to f32 in L2, then all rows are multiplied by them
+//   few rows of x     quantized weights (codes) are converted to f32 in registers while they are read from memory
+//   more rows         the weights of 32 outputs are converted to f32 in a buffer that stays in L2, then multiplied by
+//                     all rows
 //   dynamic           rows of x are quantized too, and the products are summed exactly, in integers
 //
 // The bits of a row do not depend on how many other rows there are: all ways sum in the order of quantized_kernels.inc.
@@ -104,7 +105,7 @@ void floating(const Tensor& rows_in, const Quantized& w, const float* bias, Acti
   });
 }
 
-/// Quantizes one row of x, except its columns `kept`.
+/// Quantizes one row of x, except the columns listed in `kept`.
 void code_row(const float* x, int64_t in, const std::vector<int64_t>& kept, int8_t* codes, float* scale) {
   size_t next = 0;
   float most = 0;

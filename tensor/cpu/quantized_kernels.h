@@ -1,5 +1,5 @@
 #pragma once
-// The interface of a set of kernels for quantized.cpp. quantized_simd.cpp implements the sets.
+// The kernels that quantized.cpp calls: one set for each instruction set. quantized_simd.cpp implements the sets.
 #include <cstdint>
 
 #include "tensor/quantized.h"
@@ -28,7 +28,7 @@ struct CodedMatrix {
 
 inline constexpr int64_t panel_columns = 32;    ///< outputs whose weights are decoded together
 inline constexpr int64_t depth_of_tiles = 512;  ///< k in one block of many()
-/// largest numbers of rows and of outputs that few() computes together
+/// Largest number of rows, and of outputs, that few() computes together.
 inline constexpr int most_rows = 6, most_columns = 4;
 
 /// A set of kernels for x w^T. A call computes out[r * ld + o] for each row r of x and the outputs o from o0 to o1 - 1.
@@ -36,10 +36,10 @@ inline constexpr int most_rows = 6, most_columns = 4;
 struct QuantizedKernels {
   const char* name;  ///< the name that quantized_paths() lists
   bool (*works)();   ///< true if this processor can run it
-  /// Computes at most most_rows rows; reads the codes in place. scratch: (most_columns + 1) * groups numbers.
+  /// Handles at most most_rows rows of x. Reads the codes in place. scratch: (most_columns + 1) * w.groups numbers.
   void (*few)(const CodedMatrix& w, int64_t o0, int64_t o1, const float* x, int64_t rows, float* out, int64_t ld,
               float* scratch);
-  /// Computes any number of rows; o1 - o0 <= panel_columns. scratch: many_scratch(w) numbers.
+  /// Handles any number of rows of x. o1 - o0 <= panel_columns. scratch: many_scratch(w) numbers.
   void (*many)(const CodedMatrix& w, int64_t o0, int64_t o1, const float* x, int64_t rows, float* out, int64_t ld,
                float* scratch);
   /// Multiplies quantized rows by quantized weights, in integers. Output o goes to out[r * ld + o - o0]. Rows of x are

@@ -1,4 +1,5 @@
-// The kernel sets, one per instruction set. All of them are compiled, whatever processor the rest is built for.
+// The kernels for quantized weights, once for each instruction set. All of them are compiled, whatever processor the
+// rest of the library is built for.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -49,8 +50,8 @@ LOCKSTEP_INLINE void widen(const uint16_t* p, int64_t n, float* to) {
     _mm512_mask_storeu_ps(to + i, there, _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(there, p + i)));
   }
 }
-/// y[i] = the sum of the lanes of v[i], for n vectors. Sixteen vectors are summed at once: each step makes one vector
-/// of two, by adding the halves of each.
+/// y[i] = the sum of the lanes of v[i], for n vectors. Sixteen vectors are summed at once: each step adds the
+/// lanes of every vector in pairs, and puts the sums of two vectors into one vector.
 template <int n> LOCKSTEP_INLINE void sums(const F* v, float* y) {
 #pragma GCC unroll 2
   for (int first = 0; first < n; first += 16) {
@@ -80,8 +81,8 @@ template <int n> LOCKSTEP_INLINE void sums(const F* v, float* y) {
 
 #include "tensor/cpu/quantized_kernels.inc"
 
-/// Dot products of codes. vpdpbusd multiplies unsigned by signed bytes: 128 is added to x, and 128 times the sum of w
-/// is subtracted at the end.
+/// Dot products of codes. vpdpbusd multiplies unsigned by signed bytes: 128 is added to each code of x, and 128 times
+/// the sum of w's codes is subtracted at the end.
 template <int rows, int cols>
 LOCKSTEP_TARGET void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x, int64_t x_row, int32_t* out,
                                int64_t ld) {
@@ -152,7 +153,7 @@ LOCKSTEP_INLINE F codes8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(p))), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(p + 8)))};
 }
 /// Converts 32 codes of 4 bits to numbers. A stored code is 8 larger, so the number is code * scale - 8 * scale. This
-/// is exact, because a scale has 11 bits.
+/// is exact, because a scale has 11 significant bits.
 LOCKSTEP_INLINE void codes4(const uint8_t* p, float scale, F& low, F& high) {
   const __m256i one = _mm256_cvtepu8_epi32(eight(p)), two = _mm256_cvtepu8_epi32(eight(p + 8)),
                 mask = _mm256_set1_epi32(15);

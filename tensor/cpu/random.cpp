@@ -17,7 +17,7 @@ namespace {
 // Random words are made in blocks: 64 Philox counters give four words each, in the order of the elements.
 constexpr int counters = 64, words_per_block = 4 * counters;
 
-// philox() for 64 counters at once. With words of 64 bits GCC vectorises the products.
+// philox() for 64 counters at once. GCC vectorises the products, because x0 to x3 are 64-bit integers.
 void philox_block(PhiloxKey key, uint64_t first, uint32_t* __restrict out) {
   for (int i = 0; i < counters; ++i) {
     const uint64_t counter = first + uint64_t(i);

@@ -1,6 +1,6 @@
 // Recurrent layers. The hidden weights W are packed once and multiplied by the states h of every step t. A step is one
-// parallel loop over tiles of hidden units (two loops with a projection). For each tile it computes a product and uses
-// it while it is in cache:
+// parallel loop over tiles of hidden units (two loops with a projection). For each tile it computes a product, and uses
+// the product while it is still in cache:
 //
 //   forward    the product h[t-1] W^T for each gate, then the gates and the cell    -> h[t], c[t]
 //   backward   the product grad gates[t+1] W, then the gradient of the cell         -> grad gates[t]
@@ -71,7 +71,7 @@ template <class T> class Slivers {
 /// of a step continue sequences of the step before, and the other rows begin with the initial states.
 struct Steps {
   struct Step {
-    // This step's first row and number of rows; the previous step's first row; the number of sequences they share.
+    // This step's first row and number of rows; the previous step's first row; number of sequences in both steps.
     int64_t at, rows, before, shared;
   };
   std::vector<Step> all;
@@ -98,7 +98,8 @@ template <class T, class Fn> void each_tile(int64_t rows, int64_t n, int64_t wor
                });
 }
 
-/// Calls fn(first row, rows, before) for the part of a tile before row `split` (before = true) and the part after.
+/// Cuts rows [r, r + rows) at row `split`. Calls fn(first row, number of rows, true) for the part before `split` and
+/// fn(first row, number of rows, false) for the rest. Skips a part without rows.
 template <class Fn> void in_two(int64_t r, int64_t rows, int64_t split, const Fn& fn) {
   const int64_t left = std::clamp<int64_t>(split - r, 0, rows);
   if (left > 0) fn(r, left, true);

@@ -99,7 +99,7 @@ template <class A> struct Source {
   int64_t bytes;  // bytes of one element
   const A* (*widen)(const std::byte* from, int64_t stride, int64_t n, A* buffer);
 
-  /// n elements from position `at` on, as a contiguous run of A.
+  /// The n elements at positions at, at + stride, at + 2 * stride and so on, as a contiguous run of A.
   const A* read(int64_t at, int64_t stride, int64_t n, A* buffer) const {
     return widen(data + at * bytes, stride, n, buffer);
   }
@@ -139,7 +139,7 @@ template <class Op, class A> A join_lanes(const Lanes<A> (&v)[4]) {
   return lanes[0];
 }
 
-// Reduces when the lanes of a vector hold neighbours along a reduced dim.
+// The reduction for a plan in which the lanes of a vector hold neighbours along a reduced dim.
 template <class Op, class A>
 void fold_rows(const ReducePlan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
   const int64_t n = plan.lanes, rows = plan.reduced.count(), outputs = plan.kept.count();
@@ -197,12 +197,12 @@ void fold_rows(const ReducePlan& plan, const Source<A>& x, const A* center, Tota
   });
 }
 
-// Reduces when the lanes of a vector hold neighbours along a kept dim.
+// The reduction for a plan in which the lanes of a vector hold neighbours along a kept dim.
 template <class Op, class A>
 void fold_columns(const ReducePlan& plan, const Source<A>& x, const A* center, Total<A>* totals) {
   const int64_t columns = plan.lanes, rows = plan.reduced.count(), outer = plan.kept.count();
   const int64_t strips = (columns + column_block - 1) / column_block, blocks = (rows + row_block - 1) / row_block;
-  // Divides the rows into chunks of whole blocks, to get up to about 128 chunks in all, for any number of threads.
+  // Divides the rows into chunks of whole blocks, up to about 128 chunks in all, whatever the number of threads.
   const int64_t wanted = std::max<int64_t>(1, 128 / (outer * strips));
   const int64_t chunk_rows = (blocks + wanted - 1) / wanted * row_block, chunks = (rows + chunk_rows - 1) / chunk_rows;
 

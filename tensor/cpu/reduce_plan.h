@@ -67,7 +67,7 @@ struct ReducePlan {
   int64_t lanes = 1, x_stride = 1, out_stride = 1;  // the dim of the lanes
 };
 
-/// Plans the reduction of x over the dims whose bits are set in `dims`, to out.
+/// Plans the reduction of x over the dims whose bits are set in `dims`; `out` will receive the result.
 [[gnu::noinline]] inline ReducePlan make_reduce_plan(const Tensor& x, uint32_t dims, const Tensor& out) {
   ReducePlan plan;
   for (int i = 0; i < x.dim(); ++i) {

@@ -1,8 +1,8 @@
 #pragma once
 // Decompositions by Householder reflections, panel by panel. They reduce a matrix to a triangle (QR), to a bidiagonal
-// matrix (singular values) or to a tridiagonal one (eigenvalues). In the last two cases bidiagonal.cpp computes the
-// values. This header includes Eigen, so only cpu/linalg.cpp may include it. The code uses few kinds of products,
-// because each takes a second to compile. Eigen's own decompositions would take a minute.
+// matrix (for singular values) or to a tridiagonal one (for eigenvalues). bidiagonal.cpp then computes the singular
+// values or eigenvalues. This header includes Eigen, so only cpu/linalg.cpp may include it. The code uses few kinds of
+// matrix products, because each takes a second to compile. Eigen's own decompositions would take a minute.
 #include <Eigen/Core>
 #include <algorithm>
 #include <cmath>
@@ -106,8 +106,8 @@ template <class T> struct Bidiagonal {
   }
 };
 
-/// Returns the triangle t for which 1 - v t v^T is the product of the reflections 1 - tau x x^T, where the vectors x
-/// are the columns of v.
+/// Returns the upper triangular matrix t for which 1 - v t v^T is the product of the reflections 1 - tau[j] x x^T,
+/// where x is column j of v.
 template <class T> Dense<T> triangle_of(const Dense<T>& v, const Dense<T>& vt, const Column<T>& tau) {
   const int64_t width = v.cols();
   Dense<T> t = Dense<T>::Zero(width, width), gram = Dense<T>::Zero(width, width);
@@ -127,7 +127,7 @@ template <class T> void turn(Part<T> c, const Dense<T>& v, const Dense<T>& vt, c
   subtract<T>(c, v, scaled);
 }
 
-/// Multiplies c by the product of the reflections, panel by panel. is_identity: c begins as the identity.
+/// Replaces c by Q c, where Q is the product of the reflections. is_identity: true if c is the identity at first.
 template <class T> void multiply_by(const Dense<T>& reflections, const Column<T>& tau, bool is_identity, Dense<T>& c) {
   const int64_t m = reflections.rows(), n = reflections.cols();
   for (int64_t k = (n - 1) / panel * panel; k >= 0; k -= panel) {
@@ -144,7 +144,7 @@ template <class T> Dense<T> product_of(const Dense<T>& reflections, const Column
   return q;
 }
 
-/// QR: a becomes its triangle r. The product of the reflections times r is the original a.
+/// The decomposition a = q r. Replaces a by r; q is the product of the reflections.
 template <class T> struct Triangular {
   Dense<T> v;
   Column<T> tau;
@@ -247,7 +247,8 @@ template <class T> bool decompose_symmetric(Dense<T>& a, bool vectors, Column<T>
   return true;
 }
 
-/// u diag(s) v^T = a; a is overwritten. u and v stay empty if not `vectors`. False: no convergence.
+/// Singular values s of a and, with `vectors`, u and v with a = u diag(s) v^T (full: u is square). Overwrites a.
+/// Returns false if the iteration did not converge.
 template <class T> bool decompose(Dense<T>& a, bool vectors, bool full, Column<T>& s, Dense<T>& u, Dense<T>& v) {
   const T scale = bring_to_one<T>(a);
   const Bidiagonal<T> made(a);

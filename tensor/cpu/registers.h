@@ -17,9 +17,9 @@ inline constexpr int vector_bytes = 16, vector_registers = 32;  ///< NEON
 inline constexpr int vector_bytes = 16, vector_registers = 16;  ///< SSE2, and unknown processors
 #endif
 
-/// By how much the innermost loop of a product is unrolled. With 16 registers its number of instructions limits the
-/// speed, above all if another thread shares the core. Unrolling saves the instructions of the loop counter. For the
-/// same reason the unrolled loop does not prefetch: the processor prefetches by itself.
+/// By how much the innermost loop of a product is unrolled. With only 16 registers, the loop's number of instructions
+/// limits the speed, above all if another thread shares the core. Unrolling saves instructions for the loop counter. To
+/// save more, the unrolled loop has no prefetch instructions: the processor prefetches by itself.
 inline constexpr int unrolled_depth = vector_registers < 32 ? 8 : 1;
 
 /// The type of a vector register.
@@ -39,7 +39,7 @@ template <class V> [[gnu::always_inline]] inline void keep_in_register(V& v) {
 #endif
 }
 
-/// For every lane l whose number has bit s set, exchanges lane l of a and lane l - s of b.
+/// For every lane l with (l & s) != 0, exchanges lane l of a and lane l - s of b. s is a power of two.
 template <class T, int s, int... l>
 [[gnu::always_inline]] inline void swap_lanes(Vector<T>& a, Vector<T>& b, std::integer_sequence<int, l...>) {
   constexpr int w = lanes<T>;

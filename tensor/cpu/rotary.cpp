@@ -1,5 +1,5 @@
-// Rotary position embedding: rotates each pair (x[i], x[i + D/2]) of a token by the angle of its position (Su et al.,
-// RoFormer), in whole vectors.
+// Rotary position embedding (Su et al., RoFormer): rotates each pair (x[i], x[i + D/2]) of a token by an angle that
+// depends on i and on the token's position. Uses SIMD vectors.
 #include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"

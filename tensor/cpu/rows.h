@@ -1,6 +1,6 @@
 #pragma once
-// Shared by the row kernels (norm, batch_norm, loss): how rows are divided among threads, and sums over rows that are
-// the same for any number of threads.
+// Shared by the row kernels (norm, batch_norm, loss): how rows are divided among threads, and sums over rows whose
+// result has the same bits for any number of threads.
 #include <vector>
 
 #include "tensor/cpu/lanes.h"

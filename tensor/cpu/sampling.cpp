@@ -1,5 +1,5 @@
-// Gamma and Poisson variates by rejection. Every element has its own random counters, so it may need any number of
-// tries. Logarithms come from random_math.h, so all devices give the same bits.
+// Gamma and Poisson variates by rejection. Every element has its own random counters, so each may take as many tries as
+// it needs. Logarithms come from random_math.h, so all devices give the same bits.
 #include <cmath>
 
 #include "tensor/cpu/cpu_kernels.h"
@@ -30,8 +30,8 @@ class Tries {
 
 double above_zero(uint32_t low, uint32_t high) { return 1 - unit(low, high); }  // (0, 1]
 
-/// Draws the logarithm of a gamma variate (Marsaglia and Tsang, 2000). For shape < 1 it draws a variate of shape + 1
-/// and multiplies it by u^(1 / shape), with u uniform.
+/// Draws the logarithm of a variate of Gamma(shape, 1) (Marsaglia and Tsang, 2000). If shape < 1, it draws a variate of
+/// Gamma(shape + 1, 1) and multiplies that by u^(1 / shape), with u uniform.
 double draw_log_gamma(double shape, Tries tries) {
   if (!(shape > 0)) return std::numeric_limits<double>::quiet_NaN();
   if (std::isinf(shape)) return shape;
@@ -94,7 +94,8 @@ struct Dual {
   friend Dual operator/(Dual a, Dual b) { return {a.v / b.v, (a.d - a.v / b.v * b.d) / b.v}; }
 };
 
-/// dx / da of a variate x of Gamma(a, 1) at constant probability, for large a, by the Cornish-Fisher expansion of x.
+/// The derivative dx / da of the quantile x of Gamma(a, 1) at a constant cumulative probability, for large a: the
+/// derivative of the Cornish-Fisher expansion of x.
 double slope_of_large(double a, double x) {
   const double root = std::sqrt(a);
   double z = (x - a) / root;

@@ -1,6 +1,6 @@
 #pragma once
-// Keeps oneDNN on one thread. It would start threads by itself, and its results would depend on their number. Work is
-// split over threads here, by shape, so every call to oneDNN is made on one thread.
+// Keeps oneDNN on one thread. By itself oneDNN would start threads, and its results would depend on their number.
+// Instead Lockstep divides the work, depending on the shape alone, and its own threads call oneDNN for each part.
 #include <omp.h>
 
 namespace lockstep::on_cpu {

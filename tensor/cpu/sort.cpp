@@ -1,6 +1,6 @@
-// Operations along one dim that need its order: arg max, running sums and products, sort, top k. A tensor is seen as
-// (outer, n, inner): n is the size of the dim, inner the distance between its neighbours. Sorting compares keys, see
-// tensor/sort_key.h.
+// Operations along one dim in which the order of elements matters: arg max, running sums and products, sort, top k. A
+// tensor is seen as (outer, n, inner): n is the size of the dim, and neighbours along the dim are `inner` elements
+// apart. Sorting compares keys, see tensor/sort_key.h.
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -136,8 +136,8 @@ template <class K> struct Entry {
   friend bool operator<(const Entry& a, const Entry& b) { return a.key != b.key ? a.key < b.key : a.at < b.at; }
 };
 
-// Sorts entries by key. Entries with equal keys stay in their order, which must be that of their
-// positions (`at`). For 512 entries or more it is a radix sort that skips digits that all keys share.
+// Sorts entries by key. The caller passes them in the order of their positions (`at`), and entries with equal keys keep
+// this order. For 512 entries or more it is a radix sort, which skips a digit if it is equal in all keys.
 template <class K> void sort_entries(Entry<K>* entries, Entry<K>* spare, int64_t n) {
   if (n < 512) return std::sort(entries, entries + n);
   constexpr int digit_bits = 8, digits = sizeof(K) * 8 / digit_bits, buckets = 1 << digit_bits;

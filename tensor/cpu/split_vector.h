@@ -1,6 +1,6 @@
 #pragma once
-// A vector longer than the processor's registers, as several registers. g++ has such vectors too, but keeps sums of
-// them in memory, and compares, selects and shuffles one number at a time: five to ten times slower.
+// A vector longer than the processor's registers, as several registers. g++ has such vectors too, but stores sums
+// of them in memory, and compares, selects and shuffles one number at a time: five to ten times slower.
 #include <cstring>
 #include <type_traits>
 
@@ -34,7 +34,8 @@ template <class E, bool = std::is_integral_v<E>> struct WrappingOf { using type 
 template <class E> struct WrappingOf<E, true> { using type = std::make_unsigned_t<E>; };  ///< unsigned
 template <class E> using Wrapping = typename WrappingOf<E>::type;                         ///< that type
 
-/// Defines an operator of two vectors, or of a vector and a number, whose result has elements R and is computed in C.
+/// Defines an operator of two vectors, or of a vector and a number. Computes with elements of type C; the result's have
+/// type R.
 #define LOCKSTEP_SPLIT(op, R, C)                                                                                       \
   template <class E, int n>                                                                                            \
   [[gnu::always_inline]] inline SplitVector<R, n> operator op(const SplitVector<E, n>& a,                              \

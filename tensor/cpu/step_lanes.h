@@ -21,7 +21,7 @@ namespace on_cpu {
 inline constexpr int64_t step_grain = 1 << 14;  // elements that justify a thread
 
 /// Calls fn(p, gradient, state) for each vector, where state[k] is a vector of the k-th state. Stores p and the states.
-/// It is neither inlined nor cloned, so that whole vectors and the padded end run the same instructions.
+/// step_vectors() is neither inlined nor cloned, so that whole vectors and the padded end run the same instructions.
 template <int states, class A, class G, class Fn>
 [[gnu::noinline, gnu::noclone]] void step_vectors(A* p, const G* grad, A* const* state, int64_t vectors, const Fn& fn) {
   constexpr Full<A> full;

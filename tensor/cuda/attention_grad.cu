@@ -33,7 +33,7 @@ __global__ void __launch_bounds__(128)
   }
 }
 
-/// sum += a b^T over the whole width, for tiles of rows_a and rows_b rows that start at row_a and row_b.
+/// sum += a b^T for a tile of rows_a rows at row_a and a tile of rows_b rows at row_b, over all `width` columns.
 template <class T, class A>
 __device__ inline void multiply(const Heads<const T>& a, const T* row_a, int64_t rows_a, A scale_a,
                                 const Heads<const T>& b, const T* row_b, int64_t rows_b, A scale_b, int64_t width,
@@ -47,8 +47,8 @@ __device__ inline void multiply(const Heads<const T>& a, const T* row_a, int64_t
   }
 }
 
-/// sum[c] += weights times chunk c of the rows of x, from column `slice` on. If `there` is true, x has a single chunk
-/// that `tile` already holds.
+/// From column `slice` on, the rows are divided into chunks of Tile::size columns: sum[c] += weights times chunk c. If
+/// `there` is true, there is a single chunk, and `tile` already holds it.
 template <int chunks, class T, class A>
 __device__ inline void accumulate(const A* weights, const Heads<const T>& x, const T* row, int64_t rows, A scale,
                                   int64_t slice, int64_t width, bool there, A* tile,

@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(grad_threads)
     __syncthreads();  // the slopes are stored and the stage has been read
     if (stages == 1) fetch(next, 0);
 
-    // A warp computes 16 rows and a quarter of the columns of grad_q.
+    // Each warp computes 16 of the 32 rows and a quarter of the columns of a tile of grad_q.
     const int place = int(threadIdx.x) / warp, row = place % 2 * 16, column = place / 2 * (4 * depth);
     float sum[depth / 2][4] = {};
 #pragma unroll 2

@@ -61,8 +61,8 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
             first = int(plan.first_query(j0)) / Z::queries * Z::queries;
   const float scale = float(plan.scale), factor = float(plan.scale * 1.4426950408889634);  // 1 / ln 2
 
-  // A step is one tile of queries of one head; heads are numbered through the batch. A stage, one of two, is a
-  // shared-memory buffer for one step: a tile of queries and a tile of their gradients.
+  // A step is one tile of queries of one head. The heads of all sequences of the batch have consecutive numbers. There
+  // are two stages: shared-memory buffers, each for a tile of queries and the tile of their gradients.
   const int groups = int(plan.groups), heads = int(plan.heads), shared_by = heads / groups,
             of_head = (int(plan.queries) - first + Z::queries - 1) / Z::queries, steps = of_head * shared_by;
   const auto head_of = [&](int step) { return unit * shared_by + step / of_head; };

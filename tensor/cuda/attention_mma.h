@@ -11,12 +11,12 @@
 
 namespace lockstep::on_cuda {
 
-/// The position of a thread: its group g and its place t in it (lane = 4 g + t), and the first row of its warp in the
-/// tile.
+/// The position of a thread: its group g of 4 lanes, its place t in the group (lane = 4 g + t), and the first row of
+/// its warp in the tile.
 struct Lane {
   int g = int(threadIdx.x % warp) / 4, t = int(threadIdx.x % warp) % 4, row = int(threadIdx.x / warp) * 16;
-  /// row_of(e): the row in the block's tile of element e of an accumulator (c in mma.h). column_of(n, e): the column of
-  /// element e of accumulator n, if each accumulator is 8 columns wide.
+  /// row_of(e): the row that element e of an accumulator (c in mma.h) has in the block's tile. column_of(n, e): the
+  /// column of element e of accumulator n, for accumulators that lie side by side and are 8 columns wide.
   __device__ int row_of(int e) const { return row + g + e / 2 * 8; }
   __device__ int column_of(int n, int e) const { return 8 * n + 2 * t + e % 2; }
 };
@@ -33,7 +33,7 @@ struct Scores {
   }
 };
 
-/// Rounds two accumulators c of neighbouring columns and packs them into a left operand.
+/// Rounds the lane's elements of two neighbouring 16 x 8 accumulators and packs them into a left operand of mma().
 template <class T> __device__ inline void as_left(const float (&low)[4], const float (&high)[4], uint32_t (&a)[4]) {
   a[0] = pack<T>(low[0], low[1]);
   a[1] = pack<T>(low[2], low[3]);
@@ -41,13 +41,13 @@ template <class T> __device__ inline void as_left(const float (&low)[4], const f
   a[3] = pack<T>(high[2], high[3]);
 }
 
-/// Allocates a tile of `rows` rows from shared memory and advances `words`.
+/// Returns a tile of `rows` rows in the shared memory that begins at `words`, and moves `words` to the tile's end.
 template <class Z, int rows> __device__ inline Z take(uint32_t*& words) {
   const Z tile{words};
   words += rows * Z::line;
   return tile;
 }
-/// Tile `number` of consecutive tiles of `rows` rows.
+/// Returns tile `number` of tiles that lie one behind the other in memory, of `rows` rows each. `first` is tile 0.
 template <int rows, int depth> __device__ inline RowTile<depth> at(const RowTile<depth>& first, int number) {
   return {first.words + number * (rows * RowTile<depth>::line)};
 }

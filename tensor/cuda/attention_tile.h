@@ -22,7 +22,7 @@ template <class A> struct Tile {
   static constexpr size_t bytes = sizeof(A) * size * line;
 };
 
-/// A (B, heads, tokens, D) tensor whose D has stride 1. `wide`: every row may be read 16 bytes at a time.
+/// A (B, heads, tokens, D) tensor whose last dim has stride 1. `wide`: every row may be read 16 bytes at a time.
 template <class T> struct Heads {
   T* data;
   int64_t batch, head, token;
@@ -72,9 +72,9 @@ struct AttentionPlan : AttentionSizes {
   /// True if query i may see key j by the causal mask and the window; i and j must be in range.
   __device__ bool sees(int64_t i, int64_t j) const { return uint64_t(i + keys - queries - j) <= reach; }
 
-  /// Block-sparse layouts only. Finds which of the keys j0 to j0 + count - 1 each of the `n` queries from i0 on of head
-  /// h attends to. words[r] holds bits for query i0 + r and the first 64 keys, words[n + r] for the next 64. False if
-  /// no query attends to any of the keys. Contains barriers; all threads of the block get the same result. Kernels are
+  /// Block-sparse layouts only. Finds to which of keys j0 to j0 + count - 1 each of queries i0 to i0 + n - 1 of head h
+  /// attends. words[r] gets the bits of query i0 + r for the first 64 keys, words[n + r] for the next 64. False if no
+  /// query attends to any of the keys. Contains barriers; all threads of the block get the same result. Kernels are
   /// compiled with and without this call (with_layout()), because the call costs registers.
   __device__ bool attended(int64_t h, int64_t i0, int n, int64_t j0, int count, uint64_t* words) const {
     __syncthreads();  // the previous words have been read
@@ -86,8 +86,8 @@ struct AttentionPlan : AttentionSizes {
     if (mine) words[thread] = bits;
     return __syncthreads_or(bits != 0) != 0;
   }
-  /// Returns for how many of the tiles number first to end - 1, each of `size` keys, attended() would return true.
-  /// Contains barriers.
+  /// Divides the keys into tiles of `size` keys. Returns how many of tiles first, first + 1, ..., end - 1 have a key to
+  /// which one of the queries i0 to i0 + n - 1 attends. Contains barriers.
   __device__ int tiles_attended(int64_t h, int64_t i0, int n, int64_t first, int64_t end, int size) const {
     const int64_t shift = keys - queries, last = i0 + n < queries ? i0 + n : queries;
     int found = 0;
@@ -175,8 +175,8 @@ bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, 
 void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                         Tensor& grad_k, Tensor& grad_v);
-/// The number of counters that attention_grad_mma() needs: one that numbers the blocks, and one for each warp and tile
-/// of queries that counts the blocks that have added to it (turns.h).
+/// The number of counters that attention_grad_mma() needs: one that numbers the blocks (turns.h), and for each tile of
+/// queries one per warp, which counts the blocks whose warp has added to its part of the tile's grad_q.
 int64_t counters_of_grad(const AttentionPlan& plan);
 /// True if attention_wgmma.cu can compute attention of these tensors on Hopper's tensor cores: the tensors fit mma, the
 /// device has compute capability 9.0, heads have 64 or 128 elements, the scale is positive, TMA accepts the tensors,
@@ -188,7 +188,7 @@ void attention_wgmma(const AttentionPlan& plan, const Tensor& q, const Tensor& k
 void attention_grad_wgmma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
                           const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                           Tensor& grad_k, Tensor& grad_v);
-/// An additive mask converted to f32; boolean and undefined masks unchanged.
+/// Returns an additive mask converted to f32, and a boolean or undefined mask unchanged.
 inline Tensor as_f32(const Tensor& mask) { return mask.defined() && mask.dtype() != boolean ? mask.to(f32) : mask; }
 
 /// 16 bytes of a tile.
@@ -220,7 +220,7 @@ __device__ inline void load_tile(const T* from, int64_t stride, bool wide, int64
   }
 }
 
-/// sum[i][j] += row 4 ty + i of a times row tx + 16 j of b.
+/// sum[i][j] += dot product of row 4 ty + i of a and row tx + 16 j of b.
 template <class A> __device__ inline void dot_rows(const A* a, const A* b, A (&sum)[4][Tile<A>::vec]) {
   using Z = Tile<A>;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -242,7 +242,7 @@ template <class A> __device__ inline void dot_rows(const A* a, const A* b, A (&s
   }
 }
 
-/// sum[i][f] += row 4 ty + i of weights times column vec * tx + f of values.
+/// sum[i][f] += dot product of row 4 ty + i of weights and column vec * tx + f of values.
 template <class A> __device__ inline void times_rows(const A* weights, const A* values, A (&sum)[4][Tile<A>::vec]) {
   using Z = Tile<A>;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -294,8 +294,8 @@ template <class Fn> void with_layout(const AttentionPlan& plan, Fn&& fn) {
   else fn.template operator()<false>();
 }
 
-/// Calls fn.template operator()<chunks>(slices). The columns of the result are divided into tiles: a block computes
-/// `chunks` tiles, and `slices` blocks compute all of them.
+/// Chooses how many blocks share the columns of the result, in tiles of Tile<A>::size columns: calls
+/// fn.template operator()<chunks>(slices), where each of `slices` blocks computes `chunks` tiles.
 template <class A, int most, class Fn> void with_chunks(int64_t width, Fn&& fn) {
   const int64_t tiles = std::max<int64_t>(1, (width + Tile<A>::size - 1) / Tile<A>::size);
   if (tiles == 1) return fn.template operator()<1>(int64_t(1));

@@ -2,15 +2,15 @@
 // dropout, masks and layouts. The algorithm is that of attention.cu, pipelined as in FlashAttention-3 (Shah et al.,
 // 2024) but without its producer warps.
 //
-// A block owns 64 queries for each of its two or three warpgroups and walks along their keys, 128 at a time. In each
+// A block owns 64 queries for each of its two or three warpgroups and walks along the keys, 128 at a time. In each
 // step the tensor cores compute the scores of one tile and the weighted sum of the tile before, whose weights are in
 // registers. Once the scores are ready, the warps turn them into weights while the sum is still running:
 //
 //   tensor cores   | scores 1 | sums 0        | scores 2 | sums 1        |
 //   warps          |          | softmax 1     |          | softmax 2     |
 //
-// Keys and values have two buffers each in shared memory, which TMA fills one step ahead. Bound by tensor cores, with
-// 4 D multiply-adds for each exponential.
+// Keys and values have two buffers each in shared memory, which TMA fills one step ahead. Bound by tensor cores: for
+// heads of D elements, they do 2 D multiply-adds for each exponential.
 #include "tensor/cuda/attention_wgmma.h"
 #include "tensor/environment.h"
 
@@ -41,7 +41,7 @@ struct Softmax {
       most[r] = warp_max<4>(most[r]);
       base[r] = most[r] == -infinity<float> ? 0.f : most[r] * factor;  // all keys masked so far: 0, not NaN
       // Exactly 1 if the maximum has not changed: the exponential could differ from 1, because the compiler may fuse
-      // product and difference. So a tile to whose keys a query does not attend leaves its results unchanged.
+      // product and difference. So a tile leaves a query's results unchanged if the query attends to none of its keys.
       shrink[r] = top[r] == most[r] ? 1.f : fast_exp2(top[r] * factor - base[r]);
       top[r] = most[r];
       total[r] *= shrink[r];

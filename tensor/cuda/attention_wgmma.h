@@ -7,11 +7,11 @@
 
 namespace lockstep::on_cuda {
 
-/// Returns the accumulator of a wgmma product as an array of accumulators c (mma.h), each of 8 columns.
+/// Returns the accumulator of a wgmma product as an array: one accumulator, as mma.h lays it out, for each 8 columns.
 template <int count> __device__ inline float (&in_fours(float (&sum)[count]))[count / 4][4] {
   return reinterpret_cast<float(&)[count / 4][4]>(sum);
 }
-/// Rounds and packs an accumulator into left operands, each of 16 columns.
+/// Rounds the accumulator of one product and packs it as left operands of another; each operand has 16 columns.
 template <class T, int count> __device__ inline void as_left(const float (&score)[count], uint32_t (&a)[count / 8][4]) {
 #pragma unroll
   for (int e = 0; e < count; e += 2) a[e / 8][e / 2 % 4] = pack<T>(score[e], score[e + 1]);

@@ -39,7 +39,7 @@ template <class A> struct Moments {
   }
 };
 
-/// The two sums that the gradient needs: of g y and of g.
+/// The two sums that the gradient needs: of g * y and of g, for the incoming gradient g and y = (x - mean) * rstd.
 template <class A> struct Sums {
   A gy, g;
   __device__ void add(const Sums& other) {
@@ -104,7 +104,7 @@ template <class Fn> __device__ inline int64_t each_place(const Geometry& at, Fn 
   return c;
 }
 
-/// Adds up the values `mine` of all threads with the same part of a channel. Stores the sum in pieces[part, channel].
+/// Adds up `mine` of all threads that work on the same part of a channel. Stores the sum in pieces[part, channel].
 template <class S> __device__ inline void store_piece(const Geometry& at, S mine, S* pieces) {
   LOCKSTEP_SHARED(S, shared, [threads]);
   if (!at.columns) {  // one channel per block: join each warp as a tree, then the warps in order

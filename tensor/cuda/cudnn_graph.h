@@ -1,7 +1,8 @@
 #pragma once
-// A C++ interface to cuDNN's backend API. It has descriptors, the choice of an execution plan for a graph of operations
-// among the engines that cuDNN's heuristics propose, and convolutions as graphs of one operation. It uses no tensors
-// and no CUDA runtime, so that a test (tests/cudnn/) can choose plans without a device. Internal to the CUDA backend.
+// A C++ interface to cuDNN's backend API. It wraps descriptors, chooses an execution plan for a graph of operations
+// among the engines that cuDNN's heuristics propose, and describes a convolution as a graph of one operation. It uses
+// no tensors and no CUDA runtime, so that a test (tests/cudnn/) can choose plans without a device. Internal to the CUDA
+// backend.
 #include <cudnn_graph.h>
 
 #include <array>
@@ -118,7 +119,7 @@ struct ConvProblem {
 /// The largest workspace in bytes that a plan may need: enough for a copy of the operands in another layout, with the
 /// number of channels rounded up.
 int64_t workspace_limit(const ConvProblem& problem);
-/// Chooses a plan for a convolution. It multiplies in f32 unless the problem allows tf32 or has a 16-bit dtype.
+/// Chooses a plan for a convolution. The plan multiplies in f32 unless the problem allows tf32 or has a 16-bit dtype.
 EnginePlan plan_convolution(const ConvProblem& problem, const PlanTarget& target, int64_t most_workspace);
 /// Runs the convolution on the stream of the handle; the addresses must be aligned as the problem says.
 Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, const void* x, const void* w, const void* y,

@@ -28,7 +28,7 @@ bool uses_cudnn();
 /// This thread's session for its current device, set to its current stream. nullptr if it would have to be created
 /// while a graph is recorded.
 CudnnSession* cudnn_session(const char* op);
-/// If LOCKSTEP_CUDNN is log, prints to stderr which engine or kernel serves the problem from now on.
+/// If LOCKSTEP_CUDNN is "log", prints to stderr which engine or kernel will compute `problem` from now on.
 void log_choice(const char* op, const std::string& problem, const EnginePlan& plan);
 /// Throws the error of a failed execution.
 [[noreturn]] void fail_execution(const char* op, const std::string& problem, const EnginePlan& plan,

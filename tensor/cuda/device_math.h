@@ -67,9 +67,9 @@ template <class T> class RowExp {
   A base_;
 };
 
-/// The version for 16 bits takes one fused multiply-add and one ex2: 2^(log2_e * v - scaled), where `scaled` is the
-/// rounded log2_e * base. correction() undoes this rounding for a whole row. If |base| >= 2^30, log2_e is replaced by
-/// 1: the neighbours of base in 16 bits are so far away that e^(v - base) is 0 or 1 with any factor.
+/// The version for 16 bits takes one fused multiply-add and one fast_exp2(): 2^(log2_e * v - scaled), where `scaled` is
+/// the rounded log2_e * base. correction() undoes this rounding for a whole row. If |base| >= 2^30, log2_e is replaced
+/// by 1: the next smaller 16-bit number is so far from base that e^(v - base) is 0 with either factor.
 template <class T>
 requires(is_half<T>) class RowExp<T> {
  public:
@@ -122,7 +122,7 @@ __device__ inline FastFloat tanh(FastFloat x) {
   return FastFloat(s < 0.1f ? near : 1.f - 2.f * fast_reciprocal(e + 1.f));
 }
 /// The probability that a standard normal variable is below -|x|. It is t p(t) e^(-x^2/2) with t = 1 / (1 + 0.31 |x|)
-/// and a polynomial p fitted to it. Nothing cancels, so the relative error stays small for large |x|.
+/// and a polynomial p with fitted coefficients. Nothing cancels, so the relative error stays small for large |x|.
 __device__ inline float fast_normal_tail(float x) {
   const float t = fast_reciprocal(1.f + 0.31f * std::fabs(x));
   const float p = math::polynomial(t, -7.39279042e-2f, 1.80446937e-1f, 1.57483339e-2f, 1.33427972e-1f, 1.20441706e-1f,

@@ -61,11 +61,11 @@ void select_rows(const char* op, const Tensor& x, int dim, const Tensor& index, 
 
 // --- elements ---
 
-/// A loop over the elements of an index computes four numbers for each: the offsets in the index, in the tensor that is
-/// read and in the tensor that is written, and the position along `dim`. The offset along the indexed dim is not
-/// included: the kernel adds the index times the stride.
+/// A loop over the elements of an index tensor computes four numbers for each: its offset in the index tensor, the
+/// offsets in the tensors that are read and written, and its position along `dim`. The kernel adds index times stride
+/// to the offset in the indexed tensor.
 enum { in_index, in_source, in_out, along, places };
-/// The loop over the elements of an index, in row-major order.
+/// The loop over the elements of an index tensor, in row-major order.
 struct ElementWalk {
   Nest<places> nest;
   int64_t count;
@@ -86,7 +86,7 @@ ElementWalk make_element_walk(const Tensor& index, int dim, const Strides& sourc
   return walk;
 }
 
-/// x's strides, with the stride of `dim` set to 0.
+/// Returns `strides` with that of `dim` set to 0.
 Strides without(Strides strides, int dim) {
   if (dim < strides.rank()) strides[dim] = 0;
   return strides;
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// last[k] = the last position along `dim` whose element is written to out's element number k (in row-major order).
+/// last[k] = the largest position along `dim` of the source elements that go to element k of out (in row-major order).
 __global__ void __launch_bounds__(threads)
     find_last_kernel(ElementWalk walk, const int64_t* index, int* last, cuda::RangeCheck good) {
   for (int64_t i = first_item(); i < walk.count; i += item_step()) {

@@ -42,7 +42,7 @@ template <class T> struct Targets {
   cuda::RangeCheck good;
 };
 
-/// Reads the row and writes its loss; returns its log-sum-exp to every thread.
+/// Reads the row, writes its loss to loss[row], and returns its log-sum-exp to every thread.
 template <class Row>
 __device__ typename Row::A loss_of(Row& row, const Targets<typename Row::T>& to, const typename Row::T* x, int64_t n,
                                    typename Row::A* loss) {

@@ -7,7 +7,7 @@
 
 namespace lockstep::on_cuda {
 
-/// The number of threads in a block, and of entries in the tile that it sorts.
+/// The number of threads in a block, and the number of entries in the tile that a block sorts.
 inline constexpr int sort_threads = 256, sort_tile = 1024;
 
 /// Keys and, for each key, its index in the unsorted line (place).
@@ -16,7 +16,7 @@ template <class K> struct Entries {
   uint32_t* place;
 };
 
-/// `lines` contiguous lines of n entries each.
+/// The size of the problem: `lines` lines of n entries each, one after another in memory.
 struct SortLines {
   int64_t lines, n;
 };

@@ -1,8 +1,8 @@
 #pragma once
 // out = fn(in...) elementwise, for operands of any strides. All pointwise kernels, copies, conversions and fills are
-// instances of this kernel. Memory bound: a thread takes 16 bytes of each operand, whose offset follows from the index
-// of the vector in the merged dims. If an operand is not contiguous along the innermost dim, all operands are accessed
-// element by element.
+// instances of this kernel. Memory bound: a thread takes a vector of 16 bytes of each operand; the offset follows from
+// the index of the vector in the merged dims. If an operand is not contiguous along the innermost dim, all operands are
+// accessed element by element.
 #include <utility>
 
 #include "tensor/cuda/nest.h"

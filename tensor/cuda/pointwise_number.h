@@ -1,6 +1,6 @@
 #pragma once
-// The number type in which a pointwise operation is computed: FastFloat for the activations where the result has 16
-// bits, else Computed<T>.
+// The number type in which a pointwise operation is computed: FastFloat (device_math.h: fast, but accurate enough only
+// for 16 bits) for activations whose result has 16 bits, else Computed<T>.
 #include "tensor/cuda/device_math.h"
 #include "tensor/cuda/pointwise.h"
 #include "tensor/cuda/pointwise_table.h"
@@ -8,7 +8,7 @@
 namespace lockstep::on_cuda {
 
 template <class F, class... Any> inline constexpr bool is_one_of = (std::is_same_v<F, Any> || ...);
-/// True if FastFloat computes F for results of type T.
+/// True if operation F is computed in FastFloat when its results have type T.
 template <class F, class T>
 inline constexpr bool is_fast =
     is_half<T>&& is_one_of<F, functor::Exp, functor::Tanh, functor::Sigmoid, functor::Silu, functor::Mish, functor::Elu,

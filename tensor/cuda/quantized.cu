@@ -47,7 +47,7 @@ template <class T> struct Rows {
 
   explicit Rows(const Tensor& x)
       : data(x.data<T>()), n(x.size(1)), aligned(is_aligned(data, int(16 / sizeof(T))) && n * sizeof(T) % 16 == 0) {}
-  /// Four numbers of row r from k on, with zeros past its end.
+  /// Reads numbers k .. k + 3 of row r. Numbers past the end of the row are 0.
   __device__ void read(int64_t r, int64_t k, float* to) const {
     const T* const from = data + r * n + k;
     if (aligned && k < n) return load_values<4>(from, to);
@@ -63,7 +63,7 @@ struct alignas(16) Codes {
 /// The number of codes in 16 bytes.
 template <bool four> inline constexpr int codes_at_once = four ? 32 : 16;
 
-/// The codes of row o from number k on, with zeros past the end of the row.
+/// Reads 16 bytes of codes of row o, starting with the code of number k. Bytes past the end of the row are 0.
 template <bool four> __device__ inline Codes codes_at(const CardCodes& w, int64_t o, int64_t k) {
   const int64_t first = four ? k / 2 : k;
   const uint8_t* const from = static_cast<const uint8_t*>(w.codes) + o * w.row_bytes + first;
@@ -79,7 +79,7 @@ __device__ inline float scale_at(const CardCodes& w, int64_t o, int64_t k) {
   return w.wide ? static_cast<const float*>(w.scales)[at] : float(static_cast<const Half*>(w.scales)[at]);
 }
 /// The code in byte i of a word, as a float. With `four`, a byte holds two codes, and `high` selects the upper one. For
-/// a small integer n, 0x4b000000 | n are the bits of the float 2^23 + n, which is cheaper than a conversion.
+/// a small integer n, 0x4b000000 | n are the bits of the float 2^23 + n. This is cheaper than a conversion.
 template <bool four> __device__ inline float number_of(uint32_t word, int i, bool high) {
   const uint32_t biased = four ? word >> (i * 8 + (high ? 4 : 0)) & 15 : (word >> (i * 8) & 255) ^ 128;
   return __uint_as_float(0x4b000000u | biased) - (8388608.f + (four ? 8 : 128));
@@ -99,7 +99,7 @@ template <class T> __device__ inline float finished(float y, const T* bias, int6
   return y;
 }
 
-/// Writes the outputs [o0, o0 + outs) of rows [r0, r0 + most). Lane i of the warp holds and writes the i-th of them.
+/// Writes `outs` outputs of `most` rows, from o0 and r0 on. Lane i writes output o0 + i / most of row r0 + i % most.
 template <int outs, int most, class T>
 __device__ inline void write(float mine, int64_t o0, int64_t r0, const CardCodes& w, const T* bias,
                              Activation activation, int64_t rows, T* out) {
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// Returns sum + the four products of a signed byte of a and the byte of b at the same place.
+/// Returns sum + a0 b0 + a1 b1 + a2 b2 + a3 b3, where a0 .. a3 and b0 .. b3 are the signed bytes of a and of b.
 __device__ inline int dot4(uint32_t a, uint32_t b, int sum) {
 #if defined(__CUDA_ARCH__)
   return __dp4a(int(a), int(b), sum);
@@ -246,7 +246,7 @@ __device__ inline int dot4(uint32_t a, uint32_t b, int sum) {
 #endif
 }
 
-/// The product of codes by codes: a warp computes `outs` outputs for up to `most` rows.
+/// Multiplies quantized rows of x by the quantized weight: a warp computes `outs` outputs for up to `most` rows.
 template <int outs, int most, class T>
 __global__ void __launch_bounds__(warps_of_block* warp, most == 1 ? 8 : 3)
     quantized_dynamic_kernel(const T* x, CodedRows coded, bool keeps, CardCodes w, const T* bias, Activation activation,

@@ -1,4 +1,4 @@
-// Ranges and random numbers, with the same bits as on the CPU (random_math.h). A thread turns the four words of one
+// arange and random numbers, with the same bits as on the CPU (random_math.h). A thread turns the four words of one
 // Philox counter into two or four elements. Bound by the integer multiplications of the generator, or by memory if
 // elements are wide.
 #include <algorithm>

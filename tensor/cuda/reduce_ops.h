@@ -1,6 +1,7 @@
 #pragma once
 // The operations of reductions: the accumulator type (Lane), its identity, step() for one more element, and join() for
-// two partial results. neutral(center) is an element that leaves a result unchanged. Finish stores the totals.
+// two partial results. `center` is subtracted from each element in SumCentered and SumExp. neutral(center) is an
+// element that leaves a result unchanged. Finish stores the totals.
 #include <cmath>
 #include <limits>
 
@@ -24,7 +25,7 @@ template <class A, class T> __device__ inline A widen(T x) { return A(Same<T>(x)
 template <class A> inline constexpr A infinite = std::numeric_limits<A>::infinity();
 
 /// Stores a result in `out`, converted to `dtype`. As `how` says, it is the total, total / divisor, or (for logsumexp)
-/// log(total) plus the output's maximum.
+/// log(total) plus the largest of the elements that are reduced to this output.
 struct Finish {
   enum class How : uint8_t { plain, divide, add_log } how = How::plain;
   double divisor = 1;

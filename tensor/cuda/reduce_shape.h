@@ -1,14 +1,14 @@
 #pragma once
-// How reductions on CUDA devices are spread over threads and chunks. It follows from the shape alone, so that sums do
-// not depend on the device. reduce.cu launches kernels by it, and `lockstep roofline` counts them.
+// The division of reductions on CUDA devices over threads and chunks. It follows from the tensor's shape alone, so that
+// sums do not depend on the device. reduce.cu launches kernels by it, and `lockstep roofline` counts these kernels.
 #include <algorithm>
 #include <cstdint>
 
 namespace lockstep::on_cuda {
 
 /// The shape of a launch. `block` is the number of threads in a block, `across` how many of them read neighbouring
-/// elements at once, and `chunks` the number of parts into which the elements of one output are divided. If there are
-/// several chunks, a second kernel joins their totals.
+/// elements at once. The elements that are reduced to one output are divided into `chunks` parts. If there are several
+/// chunks, a second kernel joins their totals.
 struct ReduceShape {
   int block = 256, across = 1;
   int64_t chunks = 1;
@@ -22,8 +22,8 @@ struct ReduceShape {
     return p;
   }
 
-  /// The shape if vectors lie along a reduced dim, `items` vectors for each output. There are several times as many
-  /// chunks as a device runs at once, so few of its multiprocessors idle at the end.
+  /// The shape if all elements of a vector are reduced to the same output, `items` vectors to each. There are several
+  /// times as many chunks as a device runs at once, so few of its multiprocessors idle at the end.
   static ReduceShape of_rows(int64_t outputs, int64_t items) {
     ReduceShape shape;
     shape.across = items > 128 ? shape.block : power_of_two_from((items + 1) / 2, 32);
@@ -31,8 +31,9 @@ struct ReduceShape {
     return shape;
   }
 
-  /// The shape if vectors lie along a kept dim: `outer` matrices of `items` rows and `lanes` columns are reduced to one
-  /// row each. A thread takes V columns, with elements of `bytes` bytes. `most` is the largest size of a block.
+  /// The shape if the elements of a vector belong to different outputs: `outer` matrices of `items` rows and `lanes`
+  /// columns are reduced to one row each. A thread takes V columns, with elements of `bytes` bytes. `most` is the
+  /// largest number of threads in a block.
   static ReduceShape of_columns(int64_t outer, int64_t items, int64_t lanes, int V, int64_t bytes, int most) {
     constexpr int64_t enough_items = 8;                      // for a thread
     constexpr int64_t enough_blocks = 64, just_enough = 40;  // to be bound by memory without chunks

@@ -118,7 +118,7 @@ template <bool product, class A> __device__ A joined(A a, A b) {
   else return functor::plus(a, b);
 }
 
-/// The index in the line of the i-th element that a scan visits, which begins at the end if `reverse` is true.
+/// The index in the line of the i-th element that a scan visits. If `reverse` is true, a scan begins at the line's end.
 __device__ inline int64_t visited(const Lines& lines, bool reverse, int64_t i) { return reverse ? lines.n - 1 - i : i; }
 
 /// Exclusive scan over the block: returns the sum (or product) of the values of all threads before the calling thread.
@@ -146,8 +146,9 @@ template <bool product, class A> __device__ A scan_block(A value, A& all) {
   return lane == 0 ? base : joined<product>(base, before);
 }
 
-/// A block scans a chunk of a contiguous line, `each` elements per thread and step. If `out` is null, it only writes
-/// the total of the chunk to `totals`; else `totals` is null or holds the total of the chunks before each chunk.
+/// A block scans a chunk of a contiguous line, `each` elements per thread and step. If `out` is null, the kernel only
+/// writes the total of each chunk to `totals`. Otherwise `totals` holds, for each chunk, the total of the chunks before
+/// it in its line. (If each line is one chunk, `totals` is null.)
 template <bool product, class T>
 __global__ void __launch_bounds__(threads)
     scan_rows_kernel(const T* x, Lines lines, Chunks chunks, bool reverse, Carried<T>* totals, T* out) {
@@ -198,7 +199,7 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-/// Replaces the total of each chunk by the sum (or product) of the totals of all chunks before it.
+/// Replaces the total of each chunk by the sum (or product) of the totals of all chunks before it in its line.
 template <bool product, class A> __global__ void scan_totals_kernel(A* totals, int64_t lines, int64_t chunks) {
   for (int64_t line = int64_t(blockIdx.x) * blockDim.x + threadIdx.x; line < lines;
        line += int64_t(gridDim.x) * blockDim.x) {

@@ -21,7 +21,7 @@ namespace lockstep {
 namespace on_cuda {
 namespace {
 
-// Batches of matrices up to these sizes are one call. NVIDIA limits gesvdjBatched to 32, and syevjBatched is made for
+// Batches of matrices up to these sizes take one call. NVIDIA limits gesvdjBatched to 32, and syevjBatched is made for
 // that size. For LU, Cholesky and triangular solves, the size from which a loop is faster has not been measured.
 constexpr int64_t most_by_jacobi = 32, most_in_batch = 512;
 
@@ -274,7 +274,7 @@ Tensor only_finite(const Tensor& a, Tensor& finite) {
 void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad) {
   const Lease on;
   const bool vectors = u.defined(), wide = a.size(1) < a.size(2);
-  // The library needs at least as many rows as columns. A wide row-major matrix is, read column-major, its transpose.
+  // gesvd needs rows >= columns. It reads column-major, so it sees the transpose of `a`, which is right if a is wide.
   Tensor finite;
   const Tensor work = only_finite(wide ? a : a.transpose(1, 2), finite), info = integers(a, {a.size(0)});
   const int64_t count = work.size(0), kept = !vectors ? 0 : wide ? vh.size(1) : u.size(2);

@@ -1,7 +1,7 @@
-// The kernels of an optimizer step except the updates themselves (tensor/step_batch.h). One stores numbers from the
-// host. The others compute the norm of all gradients, and check them for infinities and NaN in the same pass. Memory
-// bound: every gradient is read once, 16 bytes at a time, with all loads of a thread's part of a chunk in flight. The
-// order of every sum depends on the sizes alone.
+// The kernels of an optimizer step except the updates themselves (tensor/step_batch.h). One stores numbers that the
+// host passes. The others compute the norm of all gradients, and check them for infinities and NaN in the same pass.
+// Memory bound: every gradient is read once, 16 bytes at a time, with all loads of a thread's part of a chunk in
+// flight. The order of every sum depends on the sizes of the gradients alone.
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/step_pieces.h"
 #include "tensor/cuda/vector.h"
@@ -12,7 +12,7 @@ namespace {
 constexpr int threads = 256;
 constexpr unsigned whole_warp = 0xffffffffu;
 
-/// Words passed to a kernel as parameters.
+/// 64-bit words that the host passes to store_kernel as parameters.
 struct Words {
   static constexpr int most = 480;  // a launch may pass 4096 bytes of parameters
   uint64_t w[most];
@@ -21,7 +21,7 @@ __global__ void __launch_bounds__(threads) store_kernel(Words words, uint64_t* t
   for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = words.w[i];
 }
 
-/// Returns the sum of squares of this thread's elements of a chunk. Sets `bad` if one of them is not finite.
+/// Returns the sum of (scale * x)^2 over this thread's elements x of a chunk. Sets `bad` if one of them is not finite.
 template <class T>
 __device__ double squares_of(const SquarePiece& piece, int64_t begin, double scale, int32_t rounds, bool& bad) {
   constexpr int V = vector_length<T>, loads = int(StepBatch::chunk / (threads * V));

@@ -29,9 +29,10 @@ class OnDevice {
 bool has_code_for(int device);
 /// The stream that this thread uses on `device`.
 cudaStream_t stream_of(int device);
-/// Throws the reason given to distrust(), if any; else throws, once, the range error that kernels reported on `device`.
+/// After distrust(device, why), throws an Error with the text `why`. Otherwise, if a kernel on `device` has reported an
+/// index outside its range, throws an Error about it, once.
 void raise_report(int device);
-/// Makes raise_report() throw the text `why` on every call. distrust(device, nullptr) ends this.
+/// Makes raise_report(device) throw an Error with the text `why` on every call. distrust(device, nullptr) ends this.
 void distrust(int device, const char* why);
 /// Sets this thread's stream on `device`; nullptr: the device's default stream.
 void set_stream(int device, cudaStream_t stream);

@@ -1,4 +1,4 @@
-// The driver encodes TMA descriptors. The address of its function is looked up at run time: a program linked to libcuda
+// A function of the driver encodes TMA descriptors. Its address is looked up at run time: a program linked to libcuda
 // would not start on a machine without a driver.
 #include "tensor/cuda/tile_map.h"
 

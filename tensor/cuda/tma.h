@@ -59,7 +59,7 @@ class Arrivals {
     }
     __syncthreads();
   }
-  /// Tells the barrier how many bytes all copies of this round will write. Elements outside the tensor count too.
+  /// Tells the barrier how many bytes the copies of this round write in all, including zeros outside the tensor.
   __device__ void expect([[maybe_unused]] int bytes) const {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier_)), "r"(bytes)
@@ -81,7 +81,7 @@ class Arrivals {
     simt::copy_tile(x.map, to, barrier_, {column, int(token), int(h), int(b)});
 #endif
   }
-  /// Waits for all copies of a round, numbered from 0. After seconds without arrival it traps, so the kernel ends with
+  /// Waits for all copies of round number `round` (from 0). It traps after some seconds, so that the kernel ends with
   /// an error instead of hanging.
   __device__ void wait([[maybe_unused]] int round) const {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)

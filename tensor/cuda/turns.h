@@ -22,9 +22,9 @@ __device__ inline unsigned take_ticket(unsigned* counter) {
   return ticket[0];
 }
 
-// Plain and volatile accesses order only themselves, so the turn could become visible before the data written ahead of
-// it. In PTX's memory model, a release store and the acquire load that reads its value order everything before the
-// store, including other lanes' writes before a __syncwarp(), ahead of everything after the load.
+// With plain or volatile accesses, *turn could become visible to others before data that were written earlier. In PTX's
+// memory model, a thread whose acquire load reads the value of a release store also sees everything that was written
+// before the store, including other lanes' writes before a __syncwarp().
 
 /// Called by a warp: waits until *turn is `number`.
 __device__ inline void wait_for_turn(const unsigned* turn, unsigned number) {
@@ -39,7 +39,7 @@ __device__ inline void wait_for_turn(const unsigned* turn, unsigned number) {
   }
 }
 
-/// Called by a warp: sets *turn, after the writes of all its lanes.
+/// Called by a warp: sets *turn to `number`, after the earlier writes of all its lanes.
 __device__ inline void pass_turn(unsigned* turn, unsigned number) {
   __syncwarp();
   if (threadIdx.x % warp != 0) return;
@@ -50,9 +50,9 @@ __device__ inline void pass_turn(unsigned* turn, unsigned number) {
 #endif
 }
 
-/// Adds parts of a sum in order; a warp calls it with its part in `sum`. It waits until the `before` earlier warps have
-/// added theirs, then adds their total, which it reads from `sums`. If no warp follows (`after` is 0), it returns true
-/// with the total in `sum`. Otherwise it writes the total to `sums` for the next warp and returns false.
+/// Adds the parts of several warps in order. Each warp calls it with its part in `sum`. It waits until the `before`
+/// earlier warps have added their parts, and adds their total, which is in `sums`. If no warp follows (`after` is 0),
+/// it returns true with the total in `sum`. Otherwise it writes the total to `sums` for the next warp, returns false.
 template <int stride, int count>
 __device__ inline bool add_in_turn(unsigned* turn, float4* sums, int64_t before, int64_t after,
                                    float (&sum)[count][4]) {

@@ -84,7 +84,8 @@ void look_through_all(const char* name, const std::vector<Tensor>& tensors, doub
   look_through<BFloat16, scales>(name, tensors, factor, found, apart);
 }
 
-/// True if all elements are finite. Waits for the device.
+/// Looks through all tensors, and multiplies them by `factor` if `scales`. True if all elements are finite. Waits for
+/// the device.
 template <bool scales> bool is_finite(const char* name, const std::vector<Tensor>& tensors, double factor) {
   const cuda::Scratch found(sizeof(int32_t));
   cuda::check(name, cudaMemsetAsync(found.as<int32_t>(), 0, sizeof(int32_t), cuda::current_stream()));

@@ -28,7 +28,7 @@ template <int V, class T> __device__ inline Vector<T, V> load_run(const T* p, bo
   return x;
 }
 
-/// How V neighbours are laid out: consecutive and aligned, or a stride apart.
+/// How V elements lie in memory: consecutive and aligned, or a stride apart.
 enum class Access : uint8_t { run, apart };
 
 /// Loads the first `count` of V elements. The rest of the vector repeats the last one loaded.

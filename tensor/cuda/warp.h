@@ -57,7 +57,8 @@ template <int threads, class A> __device__ inline A group_max(A x) {
   return x;
 }
 
-/// V aligned neighbours at once, converted to A; store_values() rounds them back to T.
+/// Loads V neighbouring elements as one vector and converts them to A. store_values() rounds numbers to T and stores
+/// them.
 template <int V, class T, class A> __device__ inline void load_values(const T* from, A* values) {
   const Vector<T, V> x = *reinterpret_cast<const Vector<T, V>*>(from);
 #pragma unroll

@@ -4,7 +4,7 @@
 //
 //   c (64 x n) = or += a (64 x 16) b (16 x n)
 //
-// Warp w of the group holds rows 16 w to 16 w + 15 of c in registers. c[4 j + e] is element e of columns 8 j to 8 j + 7
+// Warp w of the four holds rows 16 w to 16 w + 15 of c in registers. c[4 j + e] is element e of columns 8 j to 8 j + 7
 // in the layout of c in mma.h. Operand a is in registers too, in the layout of a in mma.h, or in shared memory. Operand
 // b is in shared memory. A descriptor gives the layout of an operand in shared memory.
 //
@@ -12,8 +12,8 @@
 //
 //   fence(c, a...)           makes earlier writes to these registers visible to the products
 //   multiply_async(...) ...  any number; from here on c and a must not be touched, and c is unspecified
-//   commit()                 closes the group
-//   wait<n>(c, a...)         waits for all groups but the last n; then these registers may be used again
+//   commit()                 ends the batch
+//   wait<n>(c, a...)         waits for all batches but the last n; then these registers may be used again
 //
 // Operands in shared memory either came by TMA or were written with store_shared() and show_to_async_proxy() (tma.h).
 #include "tensor/cuda/mma.h"
@@ -43,7 +43,7 @@ template <class T, int n> __device__ inline void hold(T (&x)[n]) {
 }
 
 /// fence(), commit() and wait() surround a batch of products, as shown at the top of this file. wait() leaves at most
-/// `left` groups unfinished.
+/// `left` batches unfinished.
 template <class... Arrays> __device__ inline void fence(Arrays&... registers) {
   (hold(registers), ...);
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
