@@ -14,9 +14,9 @@ enum Event : int { forward_done, input_done, weight_done, activation_sent, gradi
 
 constexpr double never = std::numeric_limits<double>::infinity();
 
-/// Returns the index of the whole backward that runs as one computation with the forward at index `at` (Costs::paired),
-/// or 0 if there is none. Only transfers may stand between the forward and the backward. The last rank's first backward
-/// is never paired, since the other ranks' backwards wait for it.
+/// Returns the index of the backward that runs together with the forward at index `at`, as one computation
+/// (Costs::paired), or 0 if there is none. It must be a backward that is not split, with only transfers between it and
+/// the forward. The last rank's first backward runs alone, since the other ranks' backwards wait for it.
 size_t other_of_pair(const Schedule& s, size_t rank, size_t at) {
   const auto& list = s.ranks[rank];
   if (list[at].what != What::forward) return 0;

@@ -128,7 +128,7 @@ void Engine::expect(const std::vector<std::vector<Action>>& all) {
 
 // --- at the end of a step ---
 
-/// Returns the losses of all micro-batches, on all ranks. Also exchanges the ranks' times.
+/// Returns the losses of all micro-batches, on all ranks. Also tells all ranks how long each ran and waited.
 std::vector<double> Engine::gather_losses() {
   const size_t n = size_t(now_.micro_batches) * size_t(plan_.dp) * size_t(now_.values),
                ranks = world_ ? size_t(world_->size()) : 1, me = world_ ? size_t(world_->rank()) : 0;

@@ -103,8 +103,8 @@ class Trainer {
   /// training after the current step, with a checkpoint.
   void fit();
   /// Returns means over the evaluation data (`most` batches of it; 0: all): {"val_loss", ...}, in the order of the
-  /// metrics, the same on all ranks. With ema.decay, the averaged parameters' means follow: {"ema_val_loss", ...}.
-  /// Collective.
+  /// metrics, the same on all ranks. With ema.decay, the same metrics of the averaged parameters follow:
+  /// {"ema_val_loss", ...}. Collective.
   std::vector<std::pair<std::string, double>> evaluate(int64_t most = 0);
   /// Returns the model's outputs for the samples, the loss and the metrics, on all ranks. Collective.
   Predictions predict(const data::Dataset<data::Example>& samples);

@@ -80,9 +80,10 @@ class Application {
       const auto& owners = owners_.at(s.parameter.impl().get());
       LOCKSTEP_CHECK(cut_.at(s.parameter.impl().get()).size() == owners.size(), "[tensor_parallel] ", owners[0],
                      " is also ", owners.back(), ": a parameter shared by several modules must be cut in all of them");
-      LOCKSTEP_CHECK(!summed_.count(s.parameter.impl().get()), "[tensor_parallel] ", s.name,
-                     " is cut, but belongs to a module that computes a part of the sequence; ",
-                     "give the modules in there cuts of their own");
+      LOCKSTEP_CHECK(
+          !summed_.count(s.parameter.impl().get()), "[tensor_parallel] ", s.name,
+          " is split over ranks by a rule for its module, but each rank computes a part of the sequence there; ",
+          "give each module inside that module a rule of its own, in Options::rules");
     }
   }
 

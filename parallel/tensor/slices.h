@@ -19,7 +19,7 @@ struct Cut {
   friend bool operator==(const Cut&, const Cut&) = default;
 };
 
-/// The ranges of `dim` in the whole tensor that make up a rank's slice, in order, one per block.
+/// The ranges of `dim` in the whole tensor that make up a rank's slice, in order: one range of each of Cut::blocks.
 std::vector<dist::Range> ranges(const Cut& cut, int world, int rank);
 /// Shape of a rank's slice.
 Shape slice_shape(const Cut& cut, int world, int rank);

@@ -5,9 +5,9 @@
 //   rank 0   F0 F1 F2 F3 .  .  .  I0 W0 F4 I1 W1 ...
 //   rank 3   .  .  .  F0 I0 F1 I1 F2 I2 F3 I3 W0 F4 ...
 //
-// Cost for p ranks and m micro-batches, with forward F, input gradient I and weight gradient W, the smallest of the
-// three: if m >= p, each rank is idle for (p-1)(F+I-W) instead of 1F1B's (p-1)(F+I+W). Every rank keeps min(p, m)
-// activations, as many as the first rank of 1F1B.
+// Cost for p ranks and m >= p micro-batches, if the weight gradient W takes less time than the forward F and the input
+// gradient I: each rank is idle for (p-1)(F+I-W) instead of 1F1B's (p-1)(F+I+W). Every rank keeps p activations, as
+// many as the first rank of 1F1B.
 #include "pipeline/schedules/rules.h"
 
 namespace lockstep::pipeline {

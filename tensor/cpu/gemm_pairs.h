@@ -192,8 +192,8 @@ struct FewPairs {
   /// True if b can be read without packing.
   static bool reads(const MatrixView<BFloat16>& b) { return b.row == 1 || b.col == 1; }
 
-  /// Computes columns [j0, j1) of `rows` rows of c. Reads `unit` columns of b, and uses them for all rows while they
-  /// are in cache, for few_pair_rows rows at a time.
+  /// Computes columns [j0, j1) of `rows` rows of c. For each `unit` columns of b, walks along all rows, few_pair_rows
+  /// at a time, so that these columns are read from the cache again.
   void operator()(int64_t rows, int64_t j0, int64_t j1) const {
     using Run = void (FewPairs::*)(int64_t, int64_t) const;
     static constexpr auto table = []<int... n>(std::integer_sequence<int, n...>) {

@@ -306,7 +306,8 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
       {{"out_proj", cut::packed_columns(6)},
        "expected parts of the outputs that the 4 ranks of group world divide, got 2"},
       {{"blocks", cut::tokens},
-       "blocks.0.attention.in_proj.weight is cut, but belongs to a module that computes a part of the sequence",
+       "blocks.0.attention.in_proj.weight is split over ranks by a rule for its module, but each rank computes a part "
+       "of the sequence",
        true},
       {{"norm", cut::to_whole(cut::features)}, "to_whole is for the cuts columns and tokens, got features to whole"},
       {{"in_proj", cut::from_whole(cut::columns)},
