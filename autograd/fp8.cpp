@@ -78,7 +78,7 @@ Variable linear_fp8(const Variable& input, const Variable& w, const Variable& sh
                    back.give(1, matmul_fp8({g8.turned, of_g.format, of_g.scale_inv},
                                            {x8.get(fp8_name), of_x.format, of_x.scale_inv}, {}, wide));
                }
-               if (back.needs(2)) back.give(2, sum(g, {0}));
+               if (back.needs(2)) back.give(2, column_sums(g));
                if (summed) back.give(0, summed());
              });
   return activated(product, activation);

@@ -1,5 +1,5 @@
 // Derivatives of dropout and embedding.
-#include "autograd/ops.h"
+#include "autograd/grad_wish.h"
 #include "autograd/recorded.h"
 #include "autograd/recorded_pass.h"
 #include "autograd/tape.h"
@@ -22,11 +22,28 @@ Variable add_dropout(const Variable& residual, const Variable& x, double p, bool
   if (!training || p == 0) return add(residual, x);
   if (residual.dtype() != x.dtype() || residual.shape() != x.shape()) return add(residual, dropout(x, p, true, part));
   const PhiloxKey key = next_random_key(x.device());
-  return on_tape("add_dropout", {&residual, &x}, add_dropout(residual.tensor(), x.tensor(), p, key, part),
-                 [p, key, part](auto& back) {
-                   back.give(0, back.grad());
-                   if (back.needs(1)) back.give(1, dropout(back.grad(), p, key, part));
-                 });
+  return record_add_dropout(residual, x, add_dropout(residual.tensor(), x.tensor(), p, key, part), p, key, part);
+}
+
+Variable record_add_dropout(const Variable& residual, const Variable& x, Tensor out, double p, const PhiloxKey& key,
+                            const PartOf& part) {
+  if (!needs_grad({&residual, &x})) return out;
+  std::shared_ptr<GradWish> wish;
+  if (x.requires_grad() && part.count == 1) {
+    wish = std::make_shared<GradWish>();
+    wish->p = p, wish->key = key;
+    if (const auto of_x = wish_of(x); of_x && of_x->p == 0) wish->next = of_x;
+  }
+  return with_wish(record("add_dropout", {&residual, &x}, std::move(out),
+                          [p, key, part, wish](auto& back) {
+                            back.give(0, back.grad());
+                            if constexpr (!is_recorded<decltype(back)>) {
+                              const Tensor dropped = wish ? wish->take(back.grad()) : Tensor();
+                              if (dropped.defined()) return back.give(1, dropped);
+                            }
+                            if (back.needs(1)) back.give(1, dropout(back.grad(), p, key, part));
+                          }),
+                   wish);
 }
 
 Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index) {

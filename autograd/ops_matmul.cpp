@@ -4,6 +4,7 @@
 
 #include "autograd/autocast.h"
 #include "autograd/fp8.h"
+#include "autograd/grad_wish.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
 #include "autograd/unary_grad.h"
@@ -96,8 +97,17 @@ namespace {
 Variable record_linear(const Variable& x, const Variable& w, const Variable& bias, const Variable& residual,
                        Tensor out) {
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
-  const auto derivative = [x = kept_x, w = kept_w, shape = x.shape(), adds = residual.defined()](auto& back) {
+  const auto wish = bias.requires_grad() ? std::make_shared<GradWish>() : nullptr;
+  const auto derivative = [x = kept_x, w = kept_w, shape = x.shape(), adds = residual.defined(), wish](auto& back) {
     using T = Value<decltype(back)>;
+    if (back.needs(2)) {
+      if constexpr (is_recorded<decltype(back)>) {
+        back.give(2, sum(as_matrix<T>(back.grad()), {0}));
+      } else {
+        Tensor sums = wish->take(back.grad());
+        back.give(2, sums.defined() ? std::move(sums) : column_sums(as_matrix<T>(back.grad())));
+      }
+    }
     const T g = as_matrix<T>(back.grad());
     if (adds) back.give(3, back.grad());
     if (back.needs(0)) {
@@ -111,19 +121,11 @@ Variable record_linear(const Variable& x, const Variable& w, const Variable& bia
         else give_product(back, 0, g, weight, shape);
       }
     }
-    if constexpr (!is_recorded<decltype(back)>) {
-      if (back.needs(1) && back.needs(2)) {
-        MatmulRowSums both = matmul_row_sums(g.t(), as_matrix<T>(back.input(0, x)));
-        back.give(1, std::move(both.product));
-        back.give(2, std::move(both.sums));
-        return;
-      }
-    }
     if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix<T>(back.input(0, x))));
-    if (back.needs(2)) back.give(2, sum(g, {0}));
   };
-  if (residual.defined()) return record("linear_add", {&x, &w, &bias, &residual}, std::move(out), derivative);
-  return record("linear", {&x, &w, &bias}, std::move(out), derivative);
+  if (residual.defined())
+    return with_wish(record("linear_add", {&x, &w, &bias, &residual}, std::move(out), derivative), wish);
+  return with_wish(record("linear", {&x, &w, &bias}, std::move(out), derivative), wish);
 }
 
 }  // namespace

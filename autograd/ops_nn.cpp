@@ -3,7 +3,7 @@
 #include <utility>
 
 #include "autograd/autocast.h"
-#include "autograd/ops.h"
+#include "autograd/grad_wish.h"
 #include "autograd/recorded.h"
 #include "autograd/recorded_pass.h"
 #include "autograd/tape.h"
@@ -208,21 +208,13 @@ void give_norm(const RecordedBackward& back, const Saved& x, const Saved& weight
 
 namespace {
 
-/// `value` is the gradient of add_norm()'s x, the operand with dropout. The backward kernel of the norm computes it
-/// together with the gradient `of` of the sum. The node of the sum uses `value` only if its incoming gradient still is
-/// `of`, at this version.
-struct Dropped {
-  Tensor of, value;
-  uint32_t version = 0;
-};
-
 /// Records layer norm or RMS norm over the trailing dims. If another use of x (a residual) has already given its
-/// gradient, the kernel adds to it.
+/// gradient, the kernel adds to it. It also grants the wish for the gradient of x.
 Variable record_norm(const Variable& x, const Variable& weight, const Variable& bias, NormResult result,
-                     const Shape& normalized, const AddNormArgs& args, std::shared_ptr<Dropped> dropped = {}) {
+                     const Shape& normalized, const AddNormArgs& args) {
   const char* const name = args.centered ? "layer_norm" : "rms_norm";
   const auto derivative = [x = Saved(x), weight = Saved(weight), mean = result.mean, rstd = result.rstd, normalized,
-                           args, name, dropped = std::move(dropped)](auto& back) {
+                           args, name, wish = wish_of(x)](auto& back) {
     if constexpr (is_recorded<decltype(back)>) {
       Dims dims;
       for (int d = 0; d < normalized.rank(); ++d) dims.push_back(d - normalized.rank());
@@ -234,16 +226,21 @@ Variable record_norm(const Variable& x, const Variable& weight, const Variable& 
       const NormResult saved{{}, mean, rstd};
       const bool with_bias = args.centered && back.needs(2);
       const Tensor sum = back.partial(0);
+      GradWish* const wished = back.needs(0) ? wish.get() : nullptr;
+      GradWish* const dropped = wished && wished->p > 0 ? wished : nullptr;
+      GradWish* const sums = dropped ? dropped->next.get() : wished;
       AddNormArgs how = args;
-      if (!dropped) how.p = 0;
-      const bool alone = !sum.defined() && how.p == 0;
+      how.p = dropped ? dropped->p : 0;
+      if (dropped) how.key = dropped->key;
+      const bool with_sums = sums && normalized.rank() == 1, alone = !sum.defined() && !dropped && !with_sums;
       AddNormGrad grads =
-          !alone ? add_norm_grad(back.grad(), sum, x.get(name), saved, normalized, weight.get(name), with_bias, how)
+          !alone ? add_norm_grad(back.grad(), sum, x.get(name), saved, normalized, weight.get(name), with_bias,
+                                 with_sums, how)
           : args.centered
-              ? AddNormGrad{layer_norm_grad(back.grad(), x.get(name), saved, normalized, weight.get(name), with_bias),
-                            {}}
-              : AddNormGrad{rms_norm_grad(back.grad(), x.get(name), rstd, weight.get(name)), {}};
-      if (grads.dropped.defined()) *dropped = {grads.norm.x, grads.dropped, grads.norm.x.storage()->version()};
+              ? AddNormGrad{layer_norm_grad(back.grad(), x.get(name), saved, normalized, weight.get(name), with_bias)}
+              : AddNormGrad{rms_norm_grad(back.grad(), x.get(name), rstd, weight.get(name))};
+      if (with_sums) sums->set(dropped ? grads.dropped : grads.norm.x, std::move(grads.sums));
+      if (dropped) dropped->set(grads.norm.x, std::move(grads.dropped));
       if (!sum.defined()) back.give(0, std::move(grads.norm.x));
       back.give(1, std::move(grads.norm.weight));
       if (args.centered) back.give(2, std::move(grads.norm.bias));
@@ -290,23 +287,17 @@ SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& no
   if (drops) how.key = next_random_key(x.device());
   AddNorm made = add_norm(residual.tensor(), x.tensor(), normalized, tensor_or_none(weight), tensor_or_none(bias), how);
   // Sum and norm each get a node, although one kernel computed both, because the sum has other consumers.
-  const auto dropped = drops ? std::make_shared<Dropped>() : nullptr;
   Variable sum = made.sum;
-  if (needs_grad({&residual, &x}))
-    sum = record(drops ? "add_dropout" : "add", {&residual, &x}, std::move(made.sum), [how, dropped](auto& back) {
-      back.give(0, back.grad());
-      if (how.p == 0) return back.give(1, back.grad());
-      if constexpr (!is_recorded<decltype(back)>) {
-        const Dropped ready = std::exchange(*dropped, {});
-        if (ready.of.defined() && ready.of.storage() == back.grad().storage() &&
-            ready.version == back.grad().storage()->version())
-          return back.give(1, ready.value);
-      }
-      if (back.needs(1)) back.give(1, dropout(back.grad(), how.p, how.key, {}));
-    });
+  if (drops) sum = record_add_dropout(residual, x, std::move(made.sum), how.p, how.key, {});
+  else if (needs_grad({&residual, &x}))
+    sum = with_wish(record("add", {&residual, &x}, std::move(made.sum),
+                           [](auto& back) {
+                             back.give(0, back.grad());
+                             back.give(1, back.grad());
+                           }),
+                    wish_of(x));  // x gets the same gradient
   if (!needs_grad({&sum, &weight, &bias})) return {sum, std::move(made.norm.out)};
-  Variable norm =
-      record_norm(sum, weight, bias, std::move(made.norm), normalized, how, x.requires_grad() ? dropped : nullptr);
+  Variable norm = record_norm(sum, weight, bias, std::move(made.norm), normalized, how);
   return {std::move(sum), std::move(norm)};
 }
 

@@ -25,7 +25,6 @@ struct Edge {
   int output = 0;
 };
 
-struct UnaryGrad;
 class Saved;
 class RecordedBackward;  // the Backward of create_graph: autograd/recorded.h
 /// The pass as a derivative sees it: gradients of the outputs come in, gradients of the inputs go out.
@@ -48,7 +47,7 @@ class Backward {
   Tensor partial(int i) const;
   /// The derivative of the unary operation that computed input i, if this node is its only consumer and no hook reads
   /// its gradient; else null. A caller that gets a derivative must apply it to the gradient before give().
-  const UnaryGrad* fold(int i) const;
+  const struct UnaryGrad* fold(int i) const;
   const Tensor& input(int i, const Saved& saved) const;       ///< the saved input i; Error if changed in place
   const Tensor& output(const Saved& saved, int i = 0) const;  ///< the saved output i; Error if changed in place
 
@@ -63,8 +62,9 @@ class Node {
   struct Output {  ///< one result of the operation
     Shape shape;
     DType dtype = f32;
-    Tensor grad;   // accumulated in the running backward pass
-    struct Hook {  ///< registered by on_grad() or before_backward()
+    Tensor grad;                            // accumulated in the running backward pass
+    std::shared_ptr<struct GradWish> wish;  // what the maker of `grad` may compute beside it; mostly null
+    struct Hook {                           ///< registered by on_grad() or before_backward()
       int id;
       GradHook call;
       bool looks = true;  // true: the hook reads the gradient (on_grad()); false: it does not (before_backward())

@@ -60,33 +60,24 @@ constexpr Efficiency product_short{0.78, of_copies, 1, start_seconds}, product_g
     product_f32{0.76, of_copies, 4}, attention_f32{0.50, of_copies, 4}, by_memory{1, of_copies, 1};
 // Added time of a product with a long inner dim: its sums are split into parts, which another kernel adds up.
 constexpr double split_seconds = 12e-6;
-// Fraction of the bandwidth that the kernel of a bias gradient reaches. It reads the output's gradient a second time.
-constexpr double of_bias_grads = 0.49;
 
-/// A memory-bound kernel, and the fraction (part) of the bandwidth that it and its small second kernel reached.
+/// A memory-bound kernel, and the fraction (part) of the bandwidth that it and its small second kernel of that time
+/// reached when measured.
 struct Measured {
   const char* name;
   double part;
   bool is_rewritten = true;  // true: the kernel was rewritten after the measurement
 };
 constexpr Measured measured_parts[] = {
-    {"layer_norm", 0.37},
-    {"rms_norm", 0.37},
-    {"add_norm", 0.37},
-    {"layer_norm_grad", 0.26},
-    {"rms_norm_grad", 0.26},
-    {"add_norm_grad", 0.33},
-    {"cross_entropy", 0.326},
-    {"cross_entropy_grad", 0.54},
-    {"softmax", 0.44},
-    {"embedding_grad", 0.0049},
-    {"index_add", 0.0049},
-    {"rotary", 0.14},
-    {"rotary_packed", 0.14},
-    {"reduce", 0.51},
-    {"adam", 0.73},
-    {"square_sums", 0.30},
-    {"pointwise_grads", 0.63, false},
+    {"layer_norm", 0.37},     {"rms_norm", 0.37},
+    {"add_norm", 0.37},       {"layer_norm_grad", 0.26},
+    {"rms_norm_grad", 0.26},  {"add_norm_grad", 0.33},
+    {"cross_entropy", 0.326}, {"cross_entropy_grad", 0.54},
+    {"softmax", 0.44},        {"embedding_grad", 0.0049},
+    {"index_add", 0.0049},    {"rotary", 0.14},
+    {"rotary_packed", 0.14},  {"reduce", 0.51},
+    {"column_sums", 0.49},    {"adam", 0.73},
+    {"square_sums", 0.30},    {"pointwise_grads", 0.63, false},
 };
 
 Efficiency by_memory_of(const std::string& name) {
@@ -99,9 +90,7 @@ bool is_16_bits(DType dtype) { return dtype == f16 || dtype == bf16; }
 
 using Operand = DryKernel::Operand;
 
-bool is_product(const std::string& name) {
-  return name == "matmul" || name == "matmul_row_sums" || name == "matmul_unary_grad";
-}
+bool is_product(const std::string& name) { return name == "matmul" || name == "matmul_unary_grad"; }
 
 Efficiency product_efficiency(const DryKernel& k, double rows, double inner, double columns, const Card& card) {
   if (!is_16_bits(k.operand(0).dtype)) return product_f32;
@@ -124,9 +113,7 @@ KernelCost product_cost(const DryKernel& k, const Card& card) {
                   .bytes = double(k.bytes()),
                   .is_short = is_16_bits(a.dtype),
                   .efficiency = product_efficiency(k, rows, inner, columns, card)};
-  if (k.name == "matmul_row_sums") cost.efficiency.start += double(a.bytes()) / (of_bias_grads * card.bandwidth);
   if (!k.fuses) ++cost.launches;  // an activation that is not fused takes its own kernel
-  if (k.name == "matmul_row_sums" && a.dtype == f64) ++cost.launches;
   return cost;
 }
 
@@ -216,8 +203,6 @@ KernelCost other_cost(const DryKernel& k) {
   const std::string& name = k.name;
   if (name == "reduce") {
     cost.launches = launches_of_reduce(k);
-  } else if (name == "layer_norm_grad" || name == "rms_norm_grad" || name == "add_norm_grad") {
-    cost.launches = 2;  // the second sums over rows, for the gradients of weight and bias
   } else if (name == "embedding" || name == "index_select") {
     cost.bytes = bytes_of_picked(k, k.operand(0), double(k.operands.back().bytes()));
   } else if (name == "embedding_grad" || name == "index_add") {

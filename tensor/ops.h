@@ -93,6 +93,8 @@ inline Tensor gelu(const Tensor& x, Gelu form = Gelu::erf) { return form == Gelu
 #undef Value
 
 // --- reductions (ops_reduce.cpp) ---
+/// sum(x, {0}) of a matrix, as bias gradients are summed: on CUDA in the same order whichever kernel does it.
+Tensor column_sums(const Tensor& x);
 /// Sum of squares over dims (empty: all). dtype of the result: x's (default), or f64.
 Tensor sum_squares(const Tensor& x, const Dims& dims = {}, bool keepdim = false, std::optional<DType> dtype = {});
 /// bool: true if any element is not 0.
@@ -141,12 +143,6 @@ MatmulPrecision float32_matmul_precision();  ///< the precision that is set
 /// gelu_tanh follows the formula of cuBLASLt, and 16-bit results are rounded once instead of twice.
 Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args,
                          const Tensor& kept);
-/// Result of matmul_row_sums().
-struct MatmulRowSums {
-  Tensor product, sums;
-};
-/// a b and sum(a, {1}) for matrices, in one pass where the kernel can: gradients of a linear layer's weight and bias.
-MatmulRowSums matmul_row_sums(const Tensor& a, const Tensor& b);
 /// out = a b, or out += a b if `adds`, for matrices. out may have gaps between rows; it shares no storage with a and b.
 /// For 16-bit a and b, out may be f32, which avoids all rounding to 16 bits. Not counted by MacCounter (flops.h).
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds = false);
@@ -261,12 +257,14 @@ AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalize
 /// Gradients of add_norm(). norm.x is the gradient of the sum, and hence of the residual.
 struct AddNormGrad {
   NormGrad norm;
-  Tensor dropped;  ///< the gradient of x, through dropout; undefined for p = 0
+  Tensor dropped = {};  ///< the gradient of x, through dropout; undefined for p = 0
+  Tensor sums = {};     ///< column_sums() of the gradient of x; undefined unless asked for
 };
 /// Gradient of add_norm(). `add`, if defined, is the gradient that reaches the sum by other paths. `add` must be
 /// contiguous. Overwrites `add` with the total gradient, and returns it as norm.x.
 AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& sum, const NormResult& saved,
-                          const Shape& normalized, const Tensor& weight, bool with_bias, const AddNormArgs& args);
+                          const Shape& normalized, const Tensor& weight, bool with_bias, bool with_sums,
+                          const AddNormArgs& args);
 /// Result of attention(). lse: log-sum-exp of each query's scores, (B, H, T), in f32 (f64 for f64 inputs).
 struct AttentionResult {
   Tensor out, lse;

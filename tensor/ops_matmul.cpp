@@ -138,18 +138,6 @@ Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const
   return out;
 }
 
-MatmulRowSums matmul_row_sums(const Tensor& a, const Tensor& b) {
-  check_product("matmul_row_sums", a, b);
-  LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0),
-                 "[matmul_row_sums] expected matrices (M, K) and (K, N), got ", a.shape(), " and ", b.shape());
-  const TensorOptions like{a.dtype(), a.device()};
-  MatmulRowSums result{empty({a.size(0), b.size(1)}, like), empty({a.size(0)}, like)};
-  MacCounter::add(result.product.numel() * a.size(1));
-  LOCKSTEP_KERNEL_AS(a.device(), matmul_row_sums, "matmul")
-  (as_matrices(a), as_matrices(b), result.sums, result.product);
-  return result;
-}
-
 void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds) {
   check_product("matmul_into", a, b);
   check_same_device("matmul_into", a, out);

@@ -374,7 +374,8 @@ AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalize
 }
 
 AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& sum, const NormResult& saved,
-                          const Shape& normalized, const Tensor& weight, bool with_bias, const AddNormArgs& args) {
+                          const Shape& normalized, const Tensor& weight, bool with_bias, bool with_sums,
+                          const AddNormArgs& args) {
   const char* const op = "add_norm_grad";
   const int64_t n = check_normalized(op, sum, normalized);
   check_like(op, "grad", grad, sum, sum.shape());
@@ -387,12 +388,12 @@ AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& s
   const TensorOptions like{sum.dtype(), sum.device()};
   AddNormGrad result{{add.defined() ? add : empty_like(sum), weight.defined() ? empty(normalized, like) : Tensor(),
                       with_bias ? empty(normalized, like) : Tensor()},
-                     args.p > 0 ? empty_like(sum) : Tensor()};
+                     args.p > 0 ? empty_like(sum) : Tensor(), with_sums ? empty({n}, like) : Tensor()};
   Tensor grad_x = as_rows(result.norm.x, n), dropped = result.dropped.defined() ? as_rows(result.dropped, n) : Tensor(),
          grad_weight = flat_or_undefined(result.norm.weight), grad_bias = flat_or_undefined(result.norm.bias);
   LOCKSTEP_KERNEL_AS(sum.device(), add_norm_grad, args.centered ? "layer_norm_grad" : "rms_norm_grad")
   (as_rows(grad, n), add.defined() ? grad_x : add, as_rows(sum, n), saved.mean, saved.rstd, flat_or_undefined(weight),
-   args, grad_x, dropped, grad_weight, grad_bias);
+   args, grad_x, dropped, grad_weight, grad_bias, result.sums);
   if (add.defined()) add.storage()->bump_version(op);
   return result;
 }

@@ -94,6 +94,14 @@ Tensor sum(const Tensor& x, const Dims& dims, bool keepdim) {
   return reduce("sum", ReduceOp::sum, x, dims, keepdim, sum_dtype(x));
 }
 
+Tensor column_sums(const Tensor& x) {
+  check_floating("column_sums", x);
+  LOCKSTEP_CHECK(x.dim() == 2, "[column_sums] expected a matrix, got ", x.shape());
+  Tensor out = empty({x.size(1)}, {.dtype = x.dtype(), .device = x.device()});
+  LOCKSTEP_KERNEL(x.device(), column_sums)(x, out);
+  return out;
+}
+
 Tensor mean(const Tensor& x, const Dims& dims, bool keepdim) {
   check_floating("mean", x);
   return reduce("mean", ReduceOp::mean, x, dims, keepdim, x.dtype());

@@ -216,7 +216,7 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
           if (!options.overlap) back.give(0, grad_x->wait());
         }
         if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix(gathered ? gathered->wait() : x.get(name))));
-        if (back.needs(2)) back.give(2, sum(g, {0}));
+        if (back.needs(2)) back.give(2, column_sums(g));
         if (grad_x && options.overlap) back.give(0, grad_x->wait());
       }));
 }

@@ -254,10 +254,4 @@ void matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const P
   out.dtype() == f64 ? run.operator()<double>() : run.operator()<float>();
 }
 
-void matmul_row_sums(const Tensor& a, const Tensor& b, Tensor& sums, Tensor& out) {
-  Tensor none, as_row = sums.view({1, sums.size(0)});
-  matmul(a, b, none, none, {}, none, out);
-  reduce(ReduceOp::sum, a.t(), 1, 0, as_row);
-}
-
 }  // namespace lockstep::on_cpu

@@ -230,12 +230,13 @@ void on_cpu::add_norm(const Tensor& x, const Tensor& add, const Tensor& weight, 
 
 void on_cpu::add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& sum, const Tensor& mean,
                            const Tensor& rstd, const Tensor& weight, const AddNormArgs& args, Tensor& grad_x,
-                           Tensor& dropped, Tensor& grad_weight, Tensor& grad_bias) {
+                           Tensor& dropped, Tensor& grad_weight, Tensor& grad_bias, Tensor& sums) {
   for_floats("add_norm_grad", sum, [&]<class T> {
     if (args.centered) norm_rows_grad<true, T>(grad, sum, &mean, rstd, weight, add, grad_x, grad_weight, &grad_bias);
     else norm_rows_grad<false, T>(grad, sum, nullptr, rstd, weight, add, grad_x, grad_weight, nullptr);
   });
   if (dropped.defined()) dropout(grad_x, args.p, args.key, {}, {}, dropped);
+  if (sums.defined()) column_sums(dropped.defined() ? dropped : grad_x, sums);
 }
 
 }  // namespace lockstep

@@ -336,6 +336,11 @@ void reduce(ReduceOp op, const Tensor& x, uint32_t dims, double parameter, Tenso
   }
 }
 
+void column_sums(const Tensor& x, Tensor& out) {
+  Tensor as_row = out.view({1, out.size(0)});
+  reduce(ReduceOp::sum, x, 1, 0, as_row);
+}
+
 bool all_finite(const Tensor& x) {
   if (!is_floating(x.dtype())) return true;
   // A number is not finite when all bits of its exponent are set.

@@ -1,5 +1,7 @@
 #pragma once
 // Recording and replaying CUDA graphs, and the memory that a graph keeps alive. Internal to the CUDA backend.
+#include <cuda_runtime_api.h>
+
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -20,6 +22,9 @@ bool is_recording();
 
 /// Allocates memory for the graph that this thread records. Returns nullptr if the thread records no graph.
 void* allocate_captured(size_t bytes, int device);
+/// Memory that is zero before the first replay of the graph that this thread records, the same for each call with this
+/// stream. Returns nullptr if the thread records no graph.
+void* recorded_zeros(size_t bytes, cudaStream_t stream);
 /// Gives freed memory to the graph that it belongs to or, while this thread records, to the recorded graph. Returns
 /// false if there is no such graph: then the caller must free the memory.
 bool deallocate_captured(void* data, int device, void* stream) noexcept;

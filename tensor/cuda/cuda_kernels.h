@@ -16,10 +16,10 @@ namespace lockstep::on_cuda {
   X(pointwise) X(pointwise_grads) \
   /* random.cu */ \
   X(iota) X(uniform) X(normal) X(randint) X(dropout) \
-  /* reduce.cu, scan.cu, sort.cu */ \
-  X(reduce) X(arg_reduce) X(cumulative) X(sort) X(topk) \
+  /* reduce.cu, column_sums.cu, scan.cu, sort.cu */ \
+  X(reduce) X(column_sums) X(arg_reduce) X(cumulative) X(sort) X(topk) \
   /* matmul.cpp */ \
-  X(matmul) X(matmul_unary_grad) X(matmul_row_sums) \
+  X(matmul) X(matmul_unary_grad) \
   /* quantized.cu */ \
   X(matmul_quantized) X(read_quantized) \
   /* fp8.cu, matmul_fp8.cpp */ \

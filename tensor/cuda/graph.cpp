@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "tensor/at_end.h"
 #include "tensor/check.h"
 #include "tensor/cuda/capture.h"
 #include "tensor/cuda/runtime.h"
@@ -64,6 +65,20 @@ class Arena {
     in_use_[data] = stream;
     return data;
   }
+  /// Memory of the graph itself that is zero before its first replay; one piece for each stream.
+  void* zeros(size_t bytes, cudaStream_t stream) {
+    void*& mine = zeros_[stream];
+    if (mine) return mine;
+    void* data = nullptr;
+    check("Graph", cudaMalloc(&data, bytes));
+    all_[data] = bytes;
+    cudaStream_t apart = nullptr;  // on `stream` it would be recorded
+    check("Graph", cudaStreamCreateWithFlags(&apart, cudaStreamNonBlocking));
+    const AtEnd destroyed([&] { cudaStreamDestroy(apart); });
+    check("Graph", cudaMemsetAsync(data, 0, bytes, apart));
+    check("Graph", cudaStreamSynchronize(apart));
+    return mine = data;
+  }
   /// Frees a block. During the recording, the block may be reused on the same stream.
   void give_back(void* data) {
     const auto used = in_use_.find(data);
@@ -90,6 +105,7 @@ class Arena {
   size_t held_ = 0;
   std::unordered_map<void*, size_t> all_;
   std::unordered_map<void*, cudaStream_t> in_use_;
+  std::unordered_map<cudaStream_t, void*> zeros_;
   std::multimap<std::pair<cudaStream_t, size_t>, void*> idle_;
   std::vector<std::shared_ptr<void>> older_;
 };
@@ -218,6 +234,13 @@ void* allocate_captured(size_t bytes, int device) {
   pieces().owner[data] = recording;
   pieces().count = int64_t(pieces().owner.size());
   return data;
+}
+
+void* recorded_zeros(size_t bytes, cudaStream_t stream) {
+  if (!recording) [[likely]]
+    return nullptr;
+  const std::lock_guard lock(pieces().mutex);
+  return recording->zeros(bytes, stream);
 }
 
 bool deallocate_captured(void* data, int device, void* stream) noexcept {

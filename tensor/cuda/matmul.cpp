@@ -4,8 +4,8 @@
 //
 // cuBLASLt is asked once per shape for an algorithm, and the process keeps the answer. The algorithm may sum in parts,
 // but always in f32 and in a fixed order, so the same product gives the same bits. Operations after the product are
-// fused if the library has them: bias, relu, gelu_tanh with the value before it, the derivative of gelu_tanh, and the
-// sums of a's rows, which are a bias's gradient. The rest runs afterwards as our pointwise kernel or a reduction.
+// fused if the library has them: bias, relu, gelu_tanh with the value before it, and the derivative of gelu_tanh. The
+// rest runs afterwards as our pointwise kernel.
 //
 // In a BatchInvariant scope, the algorithm chosen for one fixed number of rows serves every number of rows, and it sums
 // in one sequence. So a row's bits depend on n, k, dtypes and epilogue alone.
@@ -71,7 +71,7 @@ struct Problem {
 constexpr uint32_t aux_bit = CUBLASLT_EPILOGUE_GELU_AUX & ~CUBLASLT_EPILOGUE_GELU;
 /// True for epilogues that write (gelu) or read (its derivative) the value before gelu.
 bool has_pre(int64_t epilogue) { return epilogue & aux_bit; }
-bool has_bias(int64_t epilogue) { return epilogue & (CUBLASLT_EPILOGUE_BIAS | CUBLASLT_EPILOGUE_BGRADB); }
+bool has_bias(int64_t epilogue) { return epilogue & CUBLASLT_EPILOGUE_BIAS; }
 
 /// Makes the descriptors of a product.
 Product describe(const Problem& p) {
@@ -127,10 +127,8 @@ struct Fused {
   bool bias = false;
   Activation activation = Activation::none;
   bool keeps_pre = false;  // true (gelu_tanh only): also write the value before the activation
-  bool row_sums = false;   // true: write the sums of a's rows to `bias`
   bool gelu_grad = false;  // true: multiply by the derivative of gelu_tanh at `pre`
   uint32_t epilogue() const {
-    if (row_sums) return CUBLASLT_EPILOGUE_BGRADB;  // our a is the library's B
     if (gelu_grad) return CUBLASLT_EPILOGUE_DGELU;
     uint32_t e = bias ? CUBLASLT_EPILOGUE_BIAS : 0;
     if (activation == Activation::relu) e |= CUBLASLT_EPILOGUE_RELU;
@@ -281,7 +279,7 @@ bool invariant_product(const Operands& o) {
 bool product(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bias, const MatmulArgs& args,
              const Fused& fused, const Tensor& pre, const Tensor& out) {
   const Operands operands{a, b, c, bias, args, fused, pre, out};
-  if (BatchInvariant::is_on() && !fused.row_sums && !fused.gelu_grad) return invariant_product(operands);
+  if (BatchInvariant::is_on() && !fused.gelu_grad) return invariant_product(operands);
   const std::vector<BatchDim> dims = batch_dims(a, b, out);
   const Problem problem = problem_of(operands, dims);
   // required by the library
@@ -350,15 +348,6 @@ void matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const P
   matmul(a, b, none, none, {}, none, out);
   const Tensor* const in[] = {&out, &kept};
   LOCKSTEP_KERNEL(out.device(), pointwise)(op, PointwisePart::grad0, args, in, 2, out);
-}
-
-void matmul_row_sums(const Tensor& a, const Tensor& b, Tensor& sums, Tensor& out) {
-  if (out.numel() > 0 && a.size(-1) > 0 && out.dtype() != f64 &&
-      product(a, b, {}, sums, {}, {.row_sums = true}, {}, out))
-    return;
-  Tensor none, as_column = sums.view({sums.size(0), 1});
-  matmul(a, b, none, none, {}, none, out);
-  LOCKSTEP_KERNEL(a.device(), reduce)(ReduceOp::sum, a, 2, 0, as_column);
 }
 
 }  // namespace lockstep::on_cuda

@@ -6,10 +6,11 @@
 // fused norms share one kernel with one walk, and every product and sum says how it rounds: the compiler would fuse
 // multiplications and additions in one instance and not in another. The length of a row alone decides on the walk.
 //
-// Gradients of weight and bias: each block adds up the rows that it walks along, which depend only on the shape, and
-// every thread keeps to its own columns; then a second kernel adds the blocks' sums in order.
+// Gradients of weight and bias are sums over the rows: every thread adds in its own columns, and the grid's blocks
+// finish the sums together (column_sums.h). The sums of the gradient that the kernel writes, which are the gradient of
+// a bias that went into the norm's input, are made in the same way.
+#include "tensor/cuda/column_sums.h"
 #include "tensor/cuda/cuda_kernels.h"
-#include "tensor/cuda/rows.h"
 #include "tensor/random.h"
 
 namespace lockstep::on_cuda {
@@ -161,105 +162,109 @@ template <class T> struct PlainGrad {
   static constexpr int inputs = 2;
   T* __restrict__ grad_x;
 };
-/// The output of the gradient of a fused norm: grad_x = dx + add (add may be grad_x itself; the sum is of rounded
-/// numbers), and dropped = dropout of grad_x. add and dropped may be null.
+/// The output of the gradient of a fused norm: grad_x = dx + add if `adds` (add may be grad_x itself; the sum is of
+/// rounded numbers), and dropped = dropout of grad_x. dropped may be null. Without `adds`, add is x, which is at hand.
 template <class T> struct SummedGrad {
   static constexpr int inputs = 3;
   const T* add;
+  bool adds;
   T *grad_x, *dropped;
   Drops<T> drops;
 };
 
-/// The layout of the 2 * size() sums of columns that a block keeps: of(k, e, t) is the place of element e of the k-th
-/// vector of thread t. The sums of neighbouring threads lie side by side, 16 bytes each.
-template <class A, int V> struct SumPlaces {
-  static constexpr int W = V < int(16 / sizeof(A)) ? V : int(16 / sizeof(A));
-  int threads;
-
-  /// The number of sums of one kind (g y or g) that all threads keep for rows of `columns` columns.
-  LOCKSTEP_HD int64_t size(int64_t columns) const {
-    const int64_t vectors = (columns + V - 1) / V;
-    return (vectors + threads - 1) / threads * threads * V;
-  }
-  LOCKSTEP_HD int64_t of(int64_t k, int e, int t) const { return ((k * (V / W) + e / W) * threads + t) * W + e % W; }
-  LOCKSTEP_HD int64_t of(int64_t column) const {
-    const int64_t vector = column / V;
-    return of(vector / threads, int(column % V), int(vector % threads));
-  }
-};
-
-/// The sums of g y and g over the rows of a thread, in its columns. A WarpRow keeps them in registers until store(),
-/// a BlockRow in shared memory or, for long rows, at their final place.
-template <bool centered, class Row, bool in_registers = Row::in_registers> class ColumnSums {
+/// The sums over a thread's rows, in its columns: of g y, of g (if centered), and of what the kernel writes (if
+/// `writes`; `may_write`: such a kernel). A WarpRow keeps the first in registers, where there is no room for more, and
+/// the others in shared memory, of which each warp has a strip. A BlockRow keeps all in shared memory or, for long rows,
+/// at their final place.
+template <bool centered, class Row, bool may_write, bool in_registers = Row::in_registers> class ColumnSums {
  public:
   using A = typename Row::A;
-  static constexpr int V = Row::V;
+  static constexpr int V = Row::V, columns = warp_columns<typename Row::T, Row::kept>;
+  using Places = SumPlaces<A, V>;
+  using Word = typename Places::Word;
 
-  __device__ ColumnSums(A*, const RowSize&) {}
+  __device__ ColumnSums(A*, const RowSize&, bool writes) : writes_(writes) {
+    for (int i = int(threadIdx.x); i < strips * columns / Places::W; i += warp)
+      reinterpret_cast<Word*>(strip(int(threadIdx.y), 0))[i] = Word{};
+  }
   __device__ void add(int k, const A* g, const A* y) {
 #pragma unroll
-    for (int j = 0; j < V; ++j) {
-      weight_[k * V + j] = fused(g[j], y[j], weight_[k * V + j]);
-      if constexpr (centered) bias_[k * V + j] += g[j];
-    }
+    for (int j = 0; j < V; ++j) weight_[k * V + j] = fused(g[j], y[j], weight_[k * V + j]);
+    if constexpr (centered) change<0>(k, [&](int j) { return g[j]; });
+  }
+  __device__ void add_written(int k, const Vector<typename Row::T, V>& dx) {
+    change<centered>(k, [&](int j) { return A(dx.v[j]); });
   }
   /// Adds up the block's warps in order. All threads call it.
   __device__ void store(A* to, const RowSize& size) {
-    constexpr SumPlaces<A, V> places{warp};
-    const int64_t all = places.size(size.columns);
-    LOCKSTEP_SHARED(A, sums, [2][warp_columns<typename Row::T, Row::kept>]);
-    for (int w = 0; w < Row::threads / warp; ++w) {
+    const int64_t all = places().size(size.columns);
+    LOCKSTEP_SHARED(A, weights, [columns]);
+    for (int w = 0; w < lines_of<Row>; ++w) {
       if (int(threadIdx.y) == w) {
 #pragma unroll
         for (int k = 0; k < Row::steps; ++k) {
 #pragma unroll
           for (int j = 0; j < V; ++j) {
-            const int at = int(places.of(k, j, int(threadIdx.x)));
-            sums[0][at] = (w > 0 ? sums[0][at] : A(0)) + weight_[k * V + j];
-            if constexpr (centered) sums[1][at] = (w > 0 ? sums[1][at] : A(0)) + bias_[k * V + j];
+            const int at = int(places().of(k, j, int(threadIdx.x)));
+            weights[at] = (w > 0 ? weights[at] : A(0)) + weight_[k * V + j];
           }
         }
       }
       __syncthreads();
     }
     for (int64_t i = threadIdx.y * warp + threadIdx.x; i < all; i += Row::threads) {
-      to[i] = sums[0][i];
-      if constexpr (centered) to[all + i] = sums[1][i];
+      to[i] = weights[i];
+      for (int kind = 0; kind < centered + (may_write && writes_); ++kind) {
+        A sum = strip(0, kind)[i];
+#pragma unroll
+        for (int w = 1; w < lines_of<Row>; ++w) sum += strip(w, kind)[i];
+        to[(kind + 1) * all + i] = sum;
+      }
     }
   }
 
  private:
-  A weight_[Row::steps * V] = {}, bias_[centered ? Row::steps * V : 1] = {};
+  static constexpr int strips = centered + may_write;
+
+  __device__ static Places places() { return {warp}; }
+  /// The sums of a kind that warp w keeps in shared memory.
+  __device__ static A* strip(int w, int kind) {
+    LOCKSTEP_SHARED(Word, words, [lines_of<Row>][strips > 0 ? strips : 1][strips > 0 ? columns / Places::W : 1]);
+    return reinterpret_cast<A*>(words[w][kind]);
+  }
+  template <int kind, class Fn> __device__ void change(int k, Fn fn) {
+#pragma unroll
+    for (int j = 0; j < V; j += Places::W) {
+      Word& mine = *reinterpret_cast<Word*>(strip(int(threadIdx.y), kind) + places().of(k, j, int(threadIdx.x)));
+      Word sum = mine;
+#pragma unroll
+      for (int e = 0; e < Places::W; ++e) sum.v[e] += fn(j + e);
+      mine = sum;
+    }
+  }
+
+  A weight_[Row::steps * V] = {};
+  bool writes_;
 };
-template <bool centered, class Row> class ColumnSums<centered, Row, false> {
+template <bool centered, class Row, bool may_write> class ColumnSums<centered, Row, may_write, false> {
  public:
   using A = typename Row::A;
   static constexpr int V = Row::V;
   using Places = SumPlaces<A, V>;
-  using Word = Vector<A, Places::W>;
+  using Word = typename Places::Word;
 
-  __device__ ColumnSums(A* at, const RowSize& size) : at_(at) {
+  __device__ ColumnSums(A* at, const RowSize& size, bool writes) : at_(at), writes_(writes) {
     if (!at) return;
     all_ = places().size(size.columns);
     each([](Word* mine) { *mine = Word{}; });
   }
   __device__ void add(int k, const A* g, const A* y) {
     if (!at_) return;
-#pragma unroll
-    for (int j = 0; j < V; j += Places::W) {
-      Word* const mine = reinterpret_cast<Word*>(at_ + places().of(k, j, int(threadIdx.x)));
-      Word sum = *mine;
-#pragma unroll
-      for (int e = 0; e < Places::W; ++e) sum.v[e] = fused(g[j + e], y[j + e], sum.v[e]);
-      *mine = sum;
-      if constexpr (centered) {
-        Word* const other = reinterpret_cast<Word*>(at_ + all_ + places().of(k, j, int(threadIdx.x)));
-        sum = *other;
-#pragma unroll
-        for (int e = 0; e < Places::W; ++e) sum.v[e] += g[j + e];
-        *other = sum;
-      }
-    }
+    change<0>(k, [&](int j, A sum) { return fused(g[j], y[j], sum); });
+    if constexpr (centered) change<1>(k, [&](int j, A sum) { return sum + g[j]; });
+  }
+  __device__ void add_written(int k, const Vector<typename Row::T, V>& dx) {
+    change<centered ? 2 : 1>(k, [&](int j, A sum) { return sum + A(dx.v[j]); });
   }
   /// Copies the sums to their final place, if they are elsewhere.
   __device__ void store(A* to, const RowSize&) {
@@ -269,42 +274,52 @@ template <bool centered, class Row> class ColumnSums<centered, Row, false> {
 
  private:
   __device__ static Places places() { return {int(blockDim.x)}; }
+  template <int kind, class Fn> __device__ void change(int k, Fn fn) {
+#pragma unroll
+    for (int j = 0; j < V; j += Places::W) {
+      Word* const mine = reinterpret_cast<Word*>(at_ + kind * all_ + places().of(k, j, int(threadIdx.x)));
+      Word sum = *mine;
+#pragma unroll
+      for (int e = 0; e < Places::W; ++e) sum.v[e] = fn(j + e, sum.v[e]);
+      *mine = sum;
+    }
+  }
   template <class Fn> __device__ void each(Fn fn) const {
-    const int64_t words = (centered ? 2 : 1) * all_ / Places::W;
+    const int64_t words = ((centered ? 2 : 1) + writes_) * all_ / Places::W;
     for (int64_t i = threadIdx.x; i < words; i += blockDim.x) fn(reinterpret_cast<Word*>(at_) + i);
   }
 
   A* at_;
   int64_t all_ = 0;
+  bool writes_;
 };
 
-/// With y = (x - mean) rstd and h = g w: dx = rstd (h - mean(h) - y mean(h y)). `sums`, if not null, gets the
-/// contributions of each block's rows to dw = sum of g y and db = sum of g, as in SumPlaces; `shared_sums`: bytes of
-/// dynamic shared memory for them while the block runs.
+/// With y = (x - mean) rstd and h = g w: dx = rstd (h - mean(h) - y mean(h y)). `args` wants dw = sum of g y, db = sum
+/// of g (if centered), and the sums of what is written. `shared_sums`: bytes of dynamic shared memory for the sums
+/// while the block runs.
 template <bool centered, class Row, class To>
 __global__ void __launch_bounds__(Row::threads, Row::in_registers ? 2 : 1)
     norm_grad_kernel(const typename Row::T* __restrict__ grad, const typename Row::T* __restrict__ x,
                      const typename Row::A* means, const typename Row::A* rstds,
-                     const typename Row::T* __restrict__ weight, To to, typename Row::A* sums, int64_t shared_sums,
-                     RowSize size) {
+                     const typename Row::T* __restrict__ weight, To to, SumArgs<typename Row::T> args,
+                     int64_t shared_sums, RowSize size) {
   using T = typename Row::T;
   using A = typename Row::A;
-  constexpr int V = Row::V;
+  constexpr int V = Row::V, of_weights = centered ? 2 : 1;
   const A n = A(size.columns);
+  const bool writes = To::inputs == 3 && args.to[of_weights];
+  const int kinds = of_weights + writes;
   const SumPlaces<A, V> places{Row::in_registers ? warp : int(blockDim.x)};
-  A* const mine = sums ? sums + int64_t(blockIdx.x) * 2 * places.size(size.columns) : nullptr;
-  A* collected = mine;
+  const auto mine = [&] { return args.sums + int64_t(blockIdx.x) * kinds * places.size(size.columns); };
+  A* collected = nullptr;
   if constexpr (!Row::in_registers) {
     LOCKSTEP_DYNAMIC_SHARED(unsigned char, shared);
-    if (shared_sums > 0) collected = reinterpret_cast<A*>(shared);
+    if (args.sums) collected = shared_sums > 0 ? reinterpret_cast<A*>(shared) : mine();
   }
-  ColumnSums<centered, Row> column_sums(collected, size);
+  ColumnSums<centered, Row, To::inputs == 3> column_sums(collected, size, writes);
   Row row = [&] {
     if constexpr (To::inputs == 2) return rows_of<Row, T, 2, 2>(size, {x, grad}, {x, grad}, shared_sums);
-    else {  // without `add`, the third row is x again: nothing more is read from memory
-      const T* const third = to.add ? to.add : x;
-      return rows_of<Row, T, 3, 3>(size, {x, grad, third}, {x, grad, third}, shared_sums);
-    }
+    else return rows_of<Row, T, 3, 3>(size, {x, grad, to.add}, {x, grad, to.add}, shared_sums);
   }();
   for (row.begin(); row.more(); row.advance()) {
     const A mean = centered ? means[row.number()] : A(0), rstd = rstds[row.number()];
@@ -335,61 +350,40 @@ __global__ void __launch_bounds__(Row::threads, Row::in_registers ? 2 : 1)
     if constexpr (centered) row.sum(sum_h, sum_hy);
     else sum_hy = row.sum(sum_hy);
     const A mean_h = sum_h / n, mean_hy = sum_hy / n;
-    row.each([&](int64_t i, int, typename Row::Kept kept) {
+    row.each([&](int64_t i, int k, typename Row::Kept kept) {
       A y[V], dx[V];
       parts(i, kept, y, dx);
 #pragma unroll
       for (int j = 0; j < V; ++j) dx[j] = times(fused(-y[j], mean_hy, dx[j] - mean_h), rstd);
       const int64_t at = row.start() + i;
       if constexpr (To::inputs == 3) {
-        if (to.add) {
+        if (to.adds) {
           A more[V];
           widen(kept[2], more);
 #pragma unroll
           for (int j = 0; j < V; ++j) dx[j] = plus(more[j], A(T(dx[j])));
         }
       }
-      store_values<V>(to.grad_x + at, dx);
-      if constexpr (To::inputs == 3) {
-        if (!to.dropped) return;
+      Vector<T, V> made;
+      const auto store = [&](T* place) {
 #pragma unroll
-        for (int j = 0; j < V; ++j) dx[j] = A(T(dx[j]));
-        to.drops.template apply<V>(at, dx);
-        store_values<V>(to.dropped + at, dx);
+        for (int j = 0; j < V; ++j) made.v[j] = T(dx[j]);
+        *reinterpret_cast<Vector<T, V>*>(place + at) = made;
+      };
+      store(to.grad_x);
+      if constexpr (To::inputs == 3) {
+        if (to.dropped) {
+          widen(made, dx);
+          to.drops.template apply<V>(at, dx);
+          store(to.dropped);
+        }
+        if (writes) column_sums.add_written(k, made);
       }
     });
   }
-  if (mine) column_sums.store(mine, size);
-}
-
-/// to[c] = sum over blocks of their sums for column c; a block has 32 columns, and sixteen threads share the sums of
-/// each column.
-template <class T, int V>
-__global__ void __launch_bounds__(512)
-    add_groups_kernel(const Compute<T>* __restrict__ sums, SumPlaces<Compute<T>, V> places, int64_t groups, int64_t n,
-                      T* grad_weight, T* grad_bias) {
-  LOCKSTEP_SHARED(double, part, [16][warp]);
-  const int64_t column = int64_t(blockIdx.x) * warp + threadIdx.x, all = places.size(n);
-  const bool bias = blockIdx.y == 1;
-  double sum = 0;
-  if (column < n) {
-    const Compute<T>* const from = sums + bias * all + places.of(column);
-#pragma unroll 8
-    for (int64_t g = threadIdx.y; g < groups; g += 16) sum += double(from[g * 2 * all]);
-  }
-  part[threadIdx.y][threadIdx.x] = sum;
-  __syncthreads();
-  if (threadIdx.y > 0 || column >= n) return;
-  for (int i = 1; i < 16; ++i) sum += part[i][threadIdx.x];
-  T* const to = bias ? grad_bias : grad_weight;
-  if (to) to[column] = T(Compute<T>(sum));
-}
-
-/// Returns x, or a copy if its rows could be read in words of 16 bytes but its address is not a multiple of 16: how a
-/// sum rounds must not depend on the address of a tensor.
-Tensor aligned(const Tensor& x) {
-  if (!x.defined() || x.size(-1) * size_of(x.dtype()) % 16 != 0) return x;
-  return reinterpret_cast<uintptr_t>(x.raw_data()) % 16 == 0 ? x : x.clone();
+  if (!args.sums) return;
+  column_sums.store(mine(), size);
+  finish_sums<finish_flight<Row>>(args, places, size.columns, kinds);
 }
 
 /// Launches norm_kernel(). `places`: the addresses of the tensors that are read or written by rows; with_rows() checks
@@ -407,32 +401,29 @@ void norm(const char* op, const From& from, Pointers places, const Tensor& weigh
   });
 }
 
+/// Launches norm_grad_kernel(). `sums`, if it is given and defined, gets the sums of what the kernel writes.
 template <bool centered, class T, class To>
 void norm_grad(const char* op, const Tensor& grad, const Tensor& x, const Tensor* mean, const Tensor& rstd,
-               const Tensor& weight, const To& to, Pointers places, Tensor& grad_weight, Tensor* grad_bias) {
+               const Tensor& weight, const To& to, Pointers places, Tensor& grad_weight, Tensor* grad_bias,
+               Tensor* sums = nullptr) {
   using A = Compute<T>;
   const int64_t rows = x.size(0), n = x.size(1);
   const T* const w = data_or_null<T>(weight);
-  T *const dw = data_or_null<T>(grad_weight), *const db = grad_bias ? data_or_null<T>(*grad_bias) : nullptr;
-  const bool wanted = dw || db;
+  T *const dw = data_or_null<T>(grad_weight), *const db = grad_bias ? data_or_null<T>(*grad_bias) : nullptr,
+           *const ds = sums ? data_or_null<T>(*sums) : nullptr;
+  const bool wanted = dw || db || ds;
   with_rows<T, To::inputs, To::inputs>(n, n, places, [&]<class Row> {
-    constexpr int V = Row::V;
-    // At least 16 rows per block, or 8 per warp. At most two blocks for each of an H200's 132 multiprocessors, so that
-    // their sums are a small part of what the kernel moves. Depends only on the shape.
-    const int64_t rows_of_block = Row::in_registers ? 4 * 8 : 16;
-    const int64_t blocks = std::min<int64_t>((rows + rows_of_block - 1) / rows_of_block, 264);
-    const SumPlaces<A, V> at{Row::in_registers ? warp : threads_for((n + V - 1) / V, Row::threads)};
-    const int64_t all = 2 * at.size(n) * int64_t(sizeof(A));
-    const cuda::Scratch sums(wanted ? size_t(blocks * all) : 0);
+    const int64_t blocks = sum_blocks<Row>(rows);
+    const SumPlaces<A, Row::V> at{Row::in_registers ? warp : threads_for((n + Row::V - 1) / Row::V, Row::threads)};
+    const int64_t all = ((centered ? 2 : 1) + (ds ? 1 : 0)) * at.size(n) * int64_t(sizeof(A));
+    const cuda::Scratch memory(wanted ? size_t(blocks * all) : 0);
+    SumArgs<T> args{memory.as<A>(), wanted ? cuda::counters(op, counters_of(blocks)) : nullptr, {dw, db, ds}};
+    if (!centered) args.to[1] = ds, args.to[2] = nullptr;
     const int64_t shared_sums = wanted && !Row::in_registers && all <= half_of_shared() ? all : 0;
     RowLaunch how = launch_of<Row>({rows, n, n}, 2, shared_sums);
     how.grid = dim3(unsigned(blocks));
     cuda::launch({op, how.grid, how.block, how.shared}, norm_grad_kernel<centered, Row, To>, grad.data<T>(),
-                 x.data<T>(), mean ? mean->data<A>() : nullptr, rstd.data<A>(), w, to, sums.as<A>(), shared_sums,
-                 how.size);
-    if (!wanted) return;
-    cuda::launch({op, dim3(unsigned((n + warp - 1) / warp), db ? 2 : 1), dim3(warp, 16)}, add_groups_kernel<T, V>,
-                 sums.as<A>(), at, blocks, n, dw, db);
+                 x.data<T>(), mean ? mean->data<A>() : nullptr, rstd.data<A>(), w, to, args, shared_sums, how.size);
   });
 }
 
@@ -491,15 +482,17 @@ void add_norm(const Tensor& in, const Tensor& residual, const Tensor& scale, con
 
 void add_norm_grad(const Tensor& upstream, const Tensor& more, const Tensor& in, const Tensor& mean, const Tensor& rstd,
                    const Tensor& scale, const AddNormArgs& args, Tensor& grad_x, Tensor& dropped, Tensor& grad_weight,
-                   Tensor& grad_bias) {
+                   Tensor& grad_bias, Tensor& sums) {
   const Tensor grad = aligned(upstream), add = aligned(more), sum = aligned(in), weight = aligned(scale);
   Tensor made = aligned(grad_x);
   for_floats("add_norm_grad", sum, [&]<class T> {
-    const SummedGrad<T> to{data_or_null<T>(add), made.data<T>(), data_or_null<T>(dropped), Drops<T>(args.p, args.key)};
+    const SummedGrad<T> to{(add.defined() ? add : sum).data<T>(), add.defined(), made.data<T>(),
+                           data_or_null<T>(dropped), Drops<T>(args.p, args.key)};
     const Pointers places = {grad.raw_data(), sum.raw_data(), to.add, to.grad_x, to.dropped, data_or_null<T>(weight)};
     if (args.centered)
-      norm_grad<true, T>("add_norm_grad", grad, sum, &mean, rstd, weight, to, places, grad_weight, &grad_bias);
-    else norm_grad<false, T>("add_norm_grad", grad, sum, nullptr, rstd, weight, to, places, grad_weight, nullptr);
+      norm_grad<true, T>("add_norm_grad", grad, sum, &mean, rstd, weight, to, places, grad_weight, &grad_bias, &sums);
+    else
+      norm_grad<false, T>("add_norm_grad", grad, sum, nullptr, rstd, weight, to, places, grad_weight, nullptr, &sums);
   });
   if (made.raw_data() != grad_x.raw_data()) grad_x.copy_(made);
 }

@@ -7,8 +7,10 @@
 #include <mutex>
 #include <new>
 #include <string>
+#include <unordered_map>
 
 #include "tensor/backend.h"
+#include "tensor/cuda/capture.h"
 #include "tensor/cuda/streams.h"
 #include "tensor/graph.h"
 
@@ -154,6 +156,23 @@ void raise_report(int device) {
            first.place_name, " ", first.place));
 }
 int64_t most_blocks() { return int64_t(limits().multiprocessors) * 16; }
+
+unsigned* counters(const char* op, int64_t count) {
+  LOCKSTEP_CHECK(count <= most_counters, "[", op, "] expected at most ", most_counters, " counters, got ", count);
+  constexpr size_t bytes = most_counters * sizeof(unsigned);
+  const cudaStream_t stream = current_stream();
+  if (void* const recorded = recorded_zeros(bytes, stream)) return static_cast<unsigned*>(recorded);
+  static std::mutex& mutex = *new std::mutex;
+  static auto& of_streams = *new std::unordered_map<cudaStream_t, void*>;  // streams live as long as the process
+  const std::lock_guard lock(mutex);
+  void*& mine = of_streams[stream];
+  if (!mine) {
+    void* const data = backend(Device::Type::cuda)->allocate(bytes, current_device());
+    check(op, cudaMemsetAsync(data, 0, bytes, stream));
+    mine = data;
+  }
+  return static_cast<unsigned*>(mine);
+}
 
 Scratch::Scratch(size_t bytes) : bytes_(bytes), device_(current_device()), stream_(current_stream()) {
   if (bytes > 0) data_ = backend(Device::Type::cuda)->allocate(bytes, device_);

@@ -45,6 +45,12 @@ struct Report {
 /// The report of this thread's current device.
 Report* report();
 
+/// At most so many counters, which are zero, for a kernel whose blocks count who finishes last; it leaves them at zero.
+/// They belong to the current stream, so no other kernel uses them at the same time; while a graph is recorded, to the
+/// graph and the stream.
+inline constexpr int64_t most_counters = 1024;
+unsigned* counters(const char* op, int64_t count);
+
 /// Device memory for the duration of an operation, freed in stream order.
 class Scratch {
  public:

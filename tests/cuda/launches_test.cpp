@@ -76,9 +76,9 @@ TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
   };
   const Row rows[] = {
       {"GPT-2", {}, 22},
-      {"GPT-2 with dropout", {.dropout = 0.1}, 24},
-      {"GPT-2 without biases", {.bias = false}, 22},
-      {"Llama", llama(), 29},
+      {"GPT-2 with dropout", {.dropout = 0.1}, 23},
+      {"GPT-2 without biases", {.bias = false}, 20},
+      {"Llama", llama(), 27},
   };
   for (const Row& row : rows) {
     for (const DType dtype : {f32, bf16}) {
@@ -92,6 +92,36 @@ TEST_CASE("launches of a GPT's step: by layer, and beside the layers") {
       CHECK(four - two == 2 * (row.by_layer - (dtype == bf16)));
       CHECK(beside + of_optimizer <= 40);
       CHECK(four + of_optimizer <= std::max<int64_t>(24, row.by_layer) * 4 + 40);
+    }
+  }
+}
+
+TEST_CASE("launches: a norm sums the gradient of a bias, if its gradient is what the layer gets") {
+  const auto launched = [](bool hook, double p, bool after_linear) {
+    manual_seed(1);
+    const Variable x(randn({40, 16}, {.device = cuda0}), true), w(randn({24, 16}, {.device = cuda0}), true),
+        b(randn({24}, {.device = cuda0}), true), residual(randn({40, 24}, {.device = cuda0}), true),
+        scale(randn({24}, {.device = cuda0}), true);
+    const Variable sum = after_linear ? linear(x, w, b)
+                         : p > 0      ? add_dropout(residual, linear(x, w, b), p)
+                                      : linear_add(residual, x, w, b);
+    if (hook) Variable(sum).on_grad([](const Tensor& grad) { return grad.clone(); });
+    const Variable y = layer_norm(sum, {24}, scale);
+    synchronize(cuda0);
+    fake::take_launches();
+    y.backward(ones_like(y.tensor()));
+    synchronize(cuda0);
+    return fake::take_launches();
+  };
+  for (const double p : {0., 0.3}) {
+    for (const bool after_linear : {true, false}) {
+      const Launches plain = launched(false, p, after_linear), hooked = launched(true, p, after_linear);
+      INFO(text_of(plain));
+      INFO(text_of(hooked));
+      CHECK(!plain.contains("column_sums"));
+      CHECK(hooked.at("column_sums") == 1);
+      CHECK(!plain.contains("dropout"));
+      CHECK(plain.contains("memset") == false);
     }
   }
 }
@@ -119,13 +149,14 @@ TEST_CASE("traffic: bytes that a block reads and writes beside products and atte
   //     writes the sum, too: 4 + 4
   //   each half, backward: reads the gradients of both and the sum, writes its own gradient: 4 + 4; with dropout also
   //     that of the dropped summand: 5 + 5
+  //   the biases of queries, keys and values and of the layer four times as wide: the layers' gradients are read: 3 + 4
   //   Llama's rotary embedding: queries and half as many keys, forward and backward: 6
   //   Llama's gate, four times as wide: 2 reads and 1 write forward, 3 reads and 2 writes backward: 32
   struct Row {
     nn::GPT::Options options;
     double least;
   };
-  for (const Row& row : {Row{{}, 12}, Row{{.dropout = 0.1}, 18}, Row{llama(), 50}}) {
+  for (const Row& row : {Row{{}, 12 + 7}, Row{{.dropout = 0.1}, 18 + 7}, Row{llama(), 50}}) {
     double bytes[2] = {};
     for (const int64_t layers : {2, 4}) {
       nn::GPT::Options o = sized(row.options, layers);

@@ -168,7 +168,7 @@ TEST_CASE("cuda matmul: a residual in other memory, also where it is not aligned
   }
 }
 
-TEST_CASE("cuda matmul: gradients of a linear layer, with the bias's and through gelu") {
+TEST_CASE("cuda matmul: gradients of a linear layer, through gelu") {
   for (const auto& [rows, in, out] :
        {std::array<int64_t, 3>{33, 16, 24}, {7, 31, 13}, {1, 8, 8}, {0, 8, 8}, {5, 8, 0}}) {
     for (const DType dtype : {f32, f64, f16, bf16}) {
@@ -178,11 +178,7 @@ TEST_CASE("cuda matmul: gradients of a linear layer, with the bias's and through
       const Tensor g = values({rows, out}, 1, dtype), x = values({rows, in}, 2, dtype), w = values({out, in}, 3, dtype),
                    kept = values({rows, in}, 4, dtype);
       for (int i = 0; i < 2; ++i) {
-        const MatmulRowSums here = matmul_row_sums(g.t(), x), there = matmul_row_sums(g.to(cuda0).t(), x.to(cuda0));
-        CHECK(close(there.product, here.product));
-        CHECK(close(there.sums, here.sums));
-        CHECK(equal(here.product, matmul(g.t(), x)));
-        CHECK(equal(here.sums, sum(g, {0})));
+        CHECK(close(matmul(g.to(cuda0).t(), x.to(cuda0)), matmul(g.t(), x)));
         for (const PointwiseOp op : {PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf, PointwiseOp::relu})
           CHECK(close(matmul_unary_grad(g.to(cuda0), w.to(cuda0), op, {}, kept.to(cuda0)),
                       matmul_unary_grad(g, w, op, {}, kept)));

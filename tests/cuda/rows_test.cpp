@@ -1,5 +1,6 @@
-// Softmax, norms, batch norm and cross entropy on the device against the CPU: rows in a warp's registers and in a
-// block's shared memory, and longer ones, aligned and unaligned, in every dtype.
+// Softmax, norms, sums of columns, batch norm and cross entropy on the device against the CPU: rows in a warp's
+// registers and in a block's shared memory, and longer ones, aligned and unaligned, in every dtype.
+#include "tensor/graph.h"
 #include "tensor/padded.h"
 #include "tests/cuda/against_cpu.h"
 
@@ -140,9 +141,9 @@ TEST_CASE("cuda: the norm of a sum with dropout, and its gradient") {
           for (const bool adds : {true, false})
             against_cpu(
                 what + (adds ? " gradient" : " gradient alone"), {g, adds ? add : Tensor(), sum, mean, rstd, w},
-                {out, p > 0 ? out : Tensor(), w, b},
+                {out, p > 0 ? out : Tensor(), w, b, w},
                 [&](const Kernels& k, const Arguments& in, Arguments& to) {
-                  k.add_norm_grad(in[0], in[1], in[2], in[3], in[4], in[5], args, to[0], to[1], to[2], to[3]);
+                  k.add_norm_grad(in[0], in[1], in[2], in[3], in[4], in[5], args, to[0], to[1], to[2], to[3], to[4]);
                 },
                 bound * 2);
           // The fused kernels have the bits of the separate ones, also if the gradient is accumulated in place.
@@ -151,7 +152,8 @@ TEST_CASE("cuda: the norm of a sum with dropout, and its gradient") {
           const auto fresh = [](const Tensor& t) { return t.defined() ? empty(t.shape(), {t.dtype(), cuda0}) : t; };
           Tensor sums[2] = {fresh(x), fresh(x)}, outs[2] = {fresh(x), fresh(x)}, m[2] = {fresh(mean), fresh(mean)},
                  r[2] = {fresh(rstd), fresh(rstd)}, gx[2] = {fresh(x), on(add).clone()},
-                 dropped[2] = {fresh(x), fresh(x)}, gw[2] = {fresh(w), fresh(w)}, gb[2] = {fresh(b), fresh(b)};
+                 dropped[2] = {fresh(x), fresh(x)}, gw[2] = {fresh(w), fresh(w)}, gb[2] = {fresh(b), fresh(b)},
+                 gs[2] = {fresh(w), fresh(w)};
           if (p > 0) k.dropout(on(x), p, key, {}, on(add), sums[0]);
           else sums[0] = lockstep::add(on(add), on(x));
           if (centered) k.layer_norm(sums[0], on(w), on(b), args.eps, outs[0], m[0], r[0]);
@@ -161,8 +163,9 @@ TEST_CASE("cuda: the norm of a sum with dropout, and its gradient") {
           else k.rms_norm_grad(on(g), sums[0], r[0], on(w), gx[0], gw[0]);
           gx[0] = lockstep::add(on(add), gx[0]);
           k.dropout(gx[0], p, key, {}, {}, dropped[0]);
-          k.add_norm_grad(on(g), gx[1], sums[1], m[1], r[1], on(w), args, gx[1], dropped[1], gw[1], gb[1]);
-          for (const Tensor* pair : {sums, outs, m, r, gx, dropped, gw, gb})
+          k.column_sums(dropped[0], gs[0]);
+          k.add_norm_grad(on(g), gx[1], sums[1], m[1], r[1], on(w), args, gx[1], dropped[1], gw[1], gb[1], gs[1]);
+          for (const Tensor* pair : {sums, outs, m, r, gx, dropped, gw, gb, gs})
             if (pair[0].defined()) CHECK_MESSAGE(bytes_of(pair[0]) == bytes_of(pair[1]), what);
         }
       }
@@ -184,7 +187,7 @@ TEST_CASE("cuda: a norm has the same bits wherever its inputs lie") {
           };
           const Tensor x = at({rows, n}, 1), add = at({rows, n}, 2), g = at({rows, n}, 3), w = at({n}, 4),
                        b = centered ? at({n}, 5) : Tensor();
-          Tensor of_rows[4], of_columns[4];
+          Tensor of_rows[4], of_columns[6];
           for (Tensor& t : of_rows) t = statistics(rows, dtype).to(cuda0);
           for (Tensor& t : of_columns) t = at({n}, 6);
           Tensor sum = empty({rows, n}, {dtype, cuda0}), out[] = {empty_like(sum), empty_like(sum)},
@@ -192,7 +195,8 @@ TEST_CASE("cuda: a norm has the same bits wherever its inputs lie") {
           const Kernels& k = table(cuda0);
           k.add_norm(x, add, w, b, args, sum, out[0], of_rows[0], of_rows[1]);
           k.add_norm_grad(g, grad_x[0], sum, of_rows[0], of_rows[1], w, args, grad_x[0], dropped, of_columns[0],
-                          of_columns[1]);
+                          of_columns[1], of_columns[4]);
+          k.column_sums(x, of_columns[5]);
           if (centered) {
             k.layer_norm(x, w, b, args.eps, out[1], of_rows[2], of_rows[3]);
             k.layer_norm_grad(g, x, of_rows[2], of_rows[3], w, grad_x[1], of_columns[2], of_columns[3]);
@@ -200,8 +204,9 @@ TEST_CASE("cuda: a norm has the same bits wherever its inputs lie") {
             k.rms_norm(x, w, args.eps, out[1], of_rows[3]);
             k.rms_norm_grad(g, x, of_rows[3], w, grad_x[1], of_columns[2]);
           }
-          std::vector<Tensor> made = {sum,       out[0],        out[1],        dropped,    grad_x[0],
-                                      grad_x[1], of_columns[0], of_columns[2], of_rows[1], of_rows[3]};
+          std::vector<Tensor> made = {sum,           out[0],        out[1],        dropped,
+                                      grad_x[0],     grad_x[1],     of_columns[0], of_columns[2],
+                                      of_columns[4], of_columns[5], of_rows[1],    of_rows[3]};
           if (centered) made.insert(made.end(), {of_columns[1], of_columns[3], of_rows[0], of_rows[2]});
           std::vector<unsigned char> bits;
           for (const Tensor& t : made)
@@ -211,6 +216,69 @@ TEST_CASE("cuda: a norm has the same bits wherever its inputs lie") {
         }
       }
     }
+  }
+}
+
+TEST_CASE("cuda: sums of columns, and the same bits from the norm that writes the columns") {
+  // Few and many blocks, which finish in one group or in several; wide rows, which are cut into strips.
+  constexpr Rows shapes[] = {{0, 5},   {1, 1},    {7, 13},     {40, 1},    {513, 8},   {600, 40},
+                             {300, 3}, {33, 768}, {290, 1032}, {17, 2304}, {5, 13001}, {3, 40000}};
+  for (const DType dtype : floats) {
+    for (const auto [rows, n] : shapes) {
+      const Tensor x = random_tensor({rows, n}, dtype, 1), w = random_tensor({n}, dtype, 2);
+      const double bound = tolerance(Near::kernel, dtype) * 4;
+      against_cpu(
+          named("column_sums", dtype, rows, n), {x}, {w},
+          [](const Kernels& k, const Arguments& in, Arguments& to) { k.column_sums(in[0], to[0]); }, bound);
+      const Tensor turned = random_tensor({n, rows}, dtype, 3).t();
+      against_cpu(
+          named("column_sums of a transposed matrix", dtype, rows, n), {turned}, {w},
+          [](const Kernels& k, const Arguments& in, Arguments& to) { k.column_sums(in[0], to[0]); }, bound);
+      if (n > 13001) continue;
+      const auto there = [](const Tensor& t) { return like_on(t, cuda0); };
+      const Tensor g = there(random_tensor({rows, n}, dtype, 4)), sum = there(x), mean = there(statistics(rows, dtype)),
+                   rstd = there(statistics(rows, dtype));
+      mean.fill_(0.25), rstd.fill_(1.5);
+      Tensor grad_x = empty_like(sum), of_weight = empty_like(there(w)), of_bias = empty_like(of_weight), none,
+             sums[3] = {empty_like(of_weight), empty_like(of_weight), empty_like(of_weight)};
+      const Kernels& k = table(cuda0);
+      const AddNormArgs args{.centered = true, .eps = 1e-3};
+      // The second time without gradients of weight and bias.
+      k.add_norm_grad(g, {}, sum, mean, rstd, there(w), args, grad_x, none, of_weight, of_bias, sums[0]);
+      k.add_norm_grad(g, {}, sum, mean, rstd, there(w), args, grad_x, none, none, none, sums[1]);
+      k.column_sums(grad_x, sums[2]);
+      for (const Tensor& other : {sums[1], sums[2]})
+        CHECK_MESSAGE(bytes_of(sums[0]) == bytes_of(other), named("sums of a norm", dtype, rows, n));
+    }
+  }
+}
+
+TEST_CASE("cuda: sums of columns from several streams and in a replayed graph") {
+  // Blocks count who finishes last. Nothing may count with the same counters at the same time, and each kernel has to
+  // leave them as it found them.
+  const Tensor x = random_tensor({700, 24}, f32, 1).to(cuda0), y = random_tensor({700, 24}, f32, 2).to(cuda0);
+  const auto expected_x = bytes_of(column_sums(x)), expected_y = bytes_of(column_sums(y));
+  Tensor recorded;
+  Graph graph(cuda0);
+  graph.capture([&] {
+    const Tensor first = column_sums(x);
+    recorded = column_sums(y);
+  });
+  const Stream side(cuda0);
+  for (int i = 0; i < 3; ++i) {
+    graph.replay();
+    Tensor beside, here;
+    {
+      const StreamScope on(side);
+      beside = column_sums(y);
+    }
+    here = column_sums(x);
+    synchronize(cuda0);
+    CHECK(bytes_of(recorded) == expected_y);
+    CHECK(bytes_of(beside) == expected_y);
+    CHECK(bytes_of(here) == expected_x);
+    recorded.fill_(0);
+    synchronize(cuda0);
   }
 }
 

@@ -38,7 +38,7 @@ struct Description {
   cudaDataType_t scale;
   int32_t transposed_a = CUBLAS_OP_N, transposed_b = CUBLAS_OP_N;
   uint32_t epilogue = CUBLASLT_EPILOGUE_DEFAULT;
-  void* bias = nullptr;  // output for the BGRAD epilogues
+  void* bias = nullptr;
   int32_t bias_type = -1;
   void* aux = nullptr;
   int64_t aux_lead = 0, aux_stride = 0;
@@ -118,9 +118,8 @@ double gelu_grad(double x) {
   return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
 }
 
-// The bits of an epilogue: RELU 2, BIAS 4, DRELU 8, BGRAD 16, GELU 32, DGELU 64, AUX 128, BGRADA 256, BGRADB 512.
-constexpr uint32_t relu_bit = 2, bias_bit = 4, drelu_bit = 8, bgrad_bit = 16, gelu_bit = 32, dgelu_bit = 64,
-                   aux_bit = 128, bgrada_bit = 256, bgradb_bit = 512;
+// The bits of an epilogue. Those that sum the gradient of a bias (BGRAD) are refused: nothing uses them.
+constexpr uint32_t relu_bit = 2, bias_bit = 4, drelu_bit = 8, gelu_bit = 32, dgelu_bit = 64, aux_bit = 128;
 bool is_epilogue(uint32_t e) {
   switch (e) {
     case CUBLASLT_EPILOGUE_DEFAULT:
@@ -134,11 +133,7 @@ bool is_epilogue(uint32_t e) {
     case CUBLASLT_EPILOGUE_GELU_AUX:
     case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
     case CUBLASLT_EPILOGUE_DRELU:
-    case CUBLASLT_EPILOGUE_DRELU_BGRAD:
-    case CUBLASLT_EPILOGUE_DGELU:
-    case CUBLASLT_EPILOGUE_DGELU_BGRAD:
-    case CUBLASLT_EPILOGUE_BGRADA:
-    case CUBLASLT_EPILOGUE_BGRADB: return true;
+    case CUBLASLT_EPILOGUE_DGELU: return true;
     default: return false;
   }
 }
@@ -202,8 +197,7 @@ cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLa
   const uint32_t e = p.d.epilogue;
   if (!is_epilogue(e)) return CUBLAS_STATUS_INVALID_VALUE;
   if (type == CUDA_R_64F && e != CUBLASLT_EPILOGUE_DEFAULT) return CUBLAS_STATUS_NOT_SUPPORTED;
-  if ((e & (bgrad_bit | bgrada_bit | bgradb_bit)) && p.out.batch > 1) return CUBLAS_STATUS_NOT_SUPPORTED;
-  if (e & (bias_bit | bgrad_bit | bgrada_bit | bgradb_bit)) {
+  if (e & bias_bit) {
     const cudaDataType_t wanted = p.d.bias_type < 0 ? p.out.type : cudaDataType_t(p.d.bias_type);
     if (!p.d.bias || (wanted != p.out.type && wanted != type)) return CUBLAS_STATUS_INVALID_VALUE;
   }
@@ -217,7 +211,7 @@ cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLa
   return CUBLAS_STATUS_SUCCESS;
 }
 
-bool has_bias(const Description& d) { return d.epilogue & (bias_bit | bgrad_bit | bgrada_bit | bgradb_bit); }
+bool has_bias(const Description& d) { return d.epilogue & bias_bit; }
 /// The algorithm for a question, or for a call: they must have the same `question`, and a call at least the alignment.
 Algorithm asked(const Problem& p, const std::array<uint64_t, 4>& places) {
   const void* const bias = has_bias(p.d) ? p.d.bias : nullptr;
@@ -272,7 +266,7 @@ void note_alignment(const Problem& p, const void* const* pointers, bool reads_c)
 void multiply(const Problem& p, const Algorithm& algorithm, double alpha, const void* a, const void* b, double beta,
               const void* c, void* out, int64_t batch) {
   const auto [m, n, k] = std::tuple(p.m, p.n, p.k);
-  std::vector<double> left(size_t(m * k)), bias_grad(p.d.epilogue & (bgrad_bit | bgrada_bit) ? size_t(m) : 0);
+  std::vector<double> left(size_t(m * k));
   for (int64_t q = 0; q < k; ++q)
     for (int64_t i = 0; i < m; ++i)
       left[size_t(q * m + i)] =
@@ -291,16 +285,13 @@ void multiply(const Problem& p, const Algorithm& algorithm, double alpha, const 
   for (int64_t j = 0; j < n; ++j) {
     fake::FewBits short_sum(m);
     fake::Sums sum(algorithm.order, m, k, p.d.scale == CUDA_R_64F);
-    double column = 0;
     for (int64_t q = 0; q < k; ++q) {
       const double right =
           rounded(get(b, p.b.type, p.d.transposed_b ? j + q * p.b.lead : q + j * p.b.lead), p.d.compute);
-      column += right;
       if (is_fp8(p.a.type)) short_sum.add(left.data() + q * m, right);
       else sum.add(left.data() + q * m, right);
     }
     short_sum.end();
-    if (e & bgradb_bit) put(p.d.bias, bias_type, j, column);
     for (int64_t i = 0; i < m; ++i) {
       double value = alpha * (is_fp8(p.a.type) ? short_sum[i] : sum[i]);
       if (beta != 0) value += beta * get(c, p.c.type, i + j * p.c.lead);    // C is not read if beta is 0
@@ -319,14 +310,9 @@ void multiply(const Problem& p, const Algorithm& algorithm, double alpha, const 
         if (e & aux_bit) put(p.d.aux, type, place_of_aux, value);
         value = gelu(kept(value));
       }
-      if (e & bgrad_bit) bias_grad[size_t(i)] += value;
       put(out, type, i + j * p.out.lead, value);
     }
   }
-  if (e & bgrada_bit)
-    for (int64_t q = 0; q < k; ++q)
-      for (int64_t i = 0; i < m; ++i) bias_grad[size_t(i)] += left[size_t(q * m + i)];
-  for (size_t i = 0; i < bias_grad.size(); ++i) put(p.d.bias, bias_type, int64_t(i), bias_grad[i]);
 }
 
 }  // namespace

@@ -270,6 +270,46 @@ template <Last mistake> bool last_block(bool bug) {
   return true;
 }
 
+enum class Finish { right, fence, put_back, order };
+// The last block of each group of three adds up the group, the last of these the groups.
+__global__ void finish_in_groups(const float* x, float* sums, unsigned* counters, float* out, Finish mistake) {
+  if (threadIdx.x != 0) return;
+  const unsigned group = blockIdx.x / 3, groups = gridDim.x / 3;
+  const auto is_last = [&](unsigned* counter, unsigned count) {
+    if (mistake != Finish::fence) __threadfence();
+    const unsigned before =
+        mistake == Finish::put_back && counter == counters ? atomicAdd(counter, 1u) : atomicInc(counter, count - 1);
+    if (mistake != Finish::fence) __threadfence();
+    return before == count - 1;
+  };
+  sums[blockIdx.x] = x[blockIdx.x * 32];
+  if (!is_last(counters + 1 + group, 3)) return;
+  float total = mistake == Finish::order ? sums[blockIdx.x] : 0;
+  for (unsigned i = 3 * group; i < 3 * group + 3; ++i)
+    if (mistake != Finish::order || i != blockIdx.x) total += sums[i];
+  sums[3 * group] = total;
+  if (!is_last(counters, groups)) return;
+  total = 0;
+  for (unsigned g = 0; g < groups; ++g) total += sums[3 * g];
+  *out = total;
+}
+template <Finish mistake> bool finish(bool bug) {
+  std::vector<float> values(6 * 32);
+  values[0] = values[64] = 1, values[32] = 3e7f, values[96] = 5;  // 1 + 1 + 3e7 in another order is 3e7 + 2
+  return in_all_orders([&] {
+    const Array x(values), sums(6), counters(3);
+    cudaMemset(counters, 0, 3 * sizeof(unsigned));
+    for (int launch = 0; launch < (mistake == Finish::fence ? 1 : 2); ++launch) {
+      const Array out(1);
+      if (!start(6, 32, finish_in_groups, x, sums, reinterpret_cast<unsigned*>(whole(counters)), out,
+                 bug ? mistake : Finish::right) ||
+          out.get()[0] != 3e7f + 5)
+        return false;
+    }
+    return true;
+  });
+}
+
 enum class Meet { right, halo, in_place, zero, store };
 __global__ void twice(const float* x, float* out) {
   out[blockIdx.x * 32 + threadIdx.x] = 2 * x[blockIdx.x * 32 + threadIdx.x];
@@ -336,6 +376,9 @@ std::vector<Case> together_cases() {
       {"last block by a plain counter", last_block<Last::atomic>, tsan},
       {"counter not put back for the next launch", last_block<Last::put_back>, every},
       {"counter that wraps one too late", last_block<Last::limit>, every},
+      {"groups finished without a fence", finish<Finish::fence>, tsan},
+      {"counter of the groups not put back", finish<Finish::put_back>, every},
+      {"sum that begins with the last block's part", finish<Finish::order>, every},
       {"halo from a block of the same launch", meeting<Meet::halo>, every},
       {"shift in place across blocks", meeting<Meet::in_place>, every},
       {"zeroed by one block, added to by others", meeting<Meet::zero>, every},

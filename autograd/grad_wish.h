@@ -1,0 +1,55 @@
+#pragma once
+// What an operation needs of its result's gradient, computed by the kernel that makes this gradient. A norm's backward
+// writes the gradient of a residual sum. From it a linear layer needs the sums of its columns (the gradient of a bias),
+// and a dropout the gradient behind it; the kernel has every number at hand for both.
+#include <memory>
+#include <utility>
+
+#include "autograd/ops.h"
+#include "autograd/tape.h"
+#include "tensor/random.h"
+
+namespace lockstep {
+
+/// A value that is wanted of the gradient at a node's output (Node::Output), and later the value itself.
+struct GradWish {
+  /// More than 0: the gradient times the derivative of this dropout is wanted. 0: column_sums() of the gradient.
+  double p = 0;
+  PhiloxKey key = {};
+  /// A wish for the gradient behind the dropout; may be null.
+  std::shared_ptr<GradWish> next = {};
+
+  /// Keeps `made`, the wanted value of `grad`, for take().
+  void set(const Tensor& grad, Tensor made) {
+    grad_ = grad, version_ = grad.storage()->version();
+    value_ = std::move(made);
+  }
+  /// The value if `grad` is the tensor given to set(), unchanged since, else undefined. Forgets both.
+  Tensor take(const Tensor& grad) {
+    const Tensor of = std::exchange(grad_, {});
+    Tensor value = std::exchange(value_, {});
+    const bool same = of.defined() && of.raw_data() == grad.raw_data() && of.shape() == grad.shape() &&
+                      grad.is_contiguous() && grad.storage()->version() == version_;
+    return same ? value : Tensor();
+  }
+
+ private:
+  Tensor grad_, value_;
+  uint32_t version_ = 0;
+};
+
+/// The wish for the gradient of x; null if there is none.
+inline std::shared_ptr<GradWish> wish_of(const Variable& x) {
+  return x.requires_grad() ? x.impl()->node->outputs()[x.impl()->output].wish : nullptr;
+}
+/// Returns `result` of a new node, with a wish for its gradient.
+inline Variable with_wish(Variable result, std::shared_ptr<GradWish> wish) {
+  result.impl()->node->outputs()[result.impl()->output].wish = std::move(wish);
+  return result;
+}
+
+/// Records `out`, which is add_dropout() of the other arguments (ops_dropout.cpp).
+Variable record_add_dropout(const Variable& residual, const Variable& x, Tensor out, double p, const PhiloxKey& key,
+                            const PartOf& part);
+
+}  // namespace lockstep
