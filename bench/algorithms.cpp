@@ -1,5 +1,5 @@
 // bench_algorithms: times the algorithms that cuBLASLt proposes for each product of a GPT-2's training step in bf16.
-// Prints the fastest algorithm's settings as a row of a C++ table.
+// Prints the fastest algorithm's settings as a row of tensor/cuda/timed_algorithms.def.
 //
 //   bench_algorithms [--device cuda:0] [--tokens 16384] [--width 768] [--vocab 50257] [--algorithms 16]
 //
@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "data/json.h"
-#include "tensor/cuda/cublaslt.h"
+#include "tensor/cuda/timed_algorithms.h"
 #include "tensor/ops.h"
 #include "tensor/padded.h"
 #include "tensor/random.h"
@@ -128,14 +128,14 @@ std::vector<cublasLtMatmulHeuristicResult_t> proposals(const Prepared& p, int64_
 }
 
 /// Median milliseconds of one call, or infinity if the library cannot run it.
-double time_of(const Prepared& p, const cublasLtMatmulHeuristicResult_t& how, void* workspace, Device device) {
+double time_of(const Prepared& p, const blas::Algorithm& how, void* workspace, Device device) {
   const blas::Product& plan = p.plan;
   const float alpha = 1, beta = p.residual.defined() ? 1 : 0;
   const Tensor& from = p.residual.defined() ? p.residual : p.out;
   const auto run = [&] {
     return cublasLtMatmul(blas::handle(), plan.description.get(), &alpha, p.b.raw_data(), plan.a.get(), p.a.raw_data(),
-                          plan.b.get(), &beta, from.raw_data(), plan.c.get(), p.out.raw_data(), plan.c.get(), &how.algo,
-                          workspace, how.workspaceSize, cuda::current_stream());
+                          plan.b.get(), &beta, from.raw_data(), plan.c.get(), p.out.raw_data(), plan.c.get(),
+                          &how.algorithm, workspace, how.workspace, cuda::current_stream());
   };
   for (int i = 0; i < 3; ++i)
     if (run() != CUBLAS_STATUS_SUCCESS) return INFINITY;
@@ -153,50 +153,37 @@ double time_of(const Prepared& p, const cublasLtMatmulHeuristicResult_t& how, vo
   return all[samples / 2];
 }
 
-/// The algorithm's settings in the order in which they are set again: id, tile, stages, split-K, reduction, swizzle,
-/// custom option, inner shape, cluster.
-std::vector<uint32_t> settings(const cublasLtMatmulAlgo_t& algorithm) {
-  std::vector<uint32_t> values;
-  for (const auto attribute : {CUBLASLT_ALGO_CONFIG_ID, CUBLASLT_ALGO_CONFIG_TILE_ID, CUBLASLT_ALGO_CONFIG_STAGES_ID,
-                               CUBLASLT_ALGO_CONFIG_SPLITK_NUM, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
-                               CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING, CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION,
-                               CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID}) {
-    const bool is_short =
-        attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
-    uint32_t value = 0;
-    size_t written = 0;
-    blas::check_blas("cublasLtMatmulAlgoConfigGetAttribute",
-                     cublasLtMatmulAlgoConfigGetAttribute(&algorithm, attribute, &value,
-                                                          is_short ? sizeof(uint16_t) : sizeof value, &written));
-    values.push_back(value);
-  }
-  return values;
-}
-
 void run_all(const Options& o) {
   cuda::select_device(o.device.index);
+  const cuda::DeviceLimits& card = cuda::limits();
   double first_sum = 0, best_sum = 0;
   const Tensor workspace = empty({int64_t(workspace_bytes)}, {.dtype = u8, .device = o.device});
   for (const StepProduct& p : products(o)) {
     const Prepared made = prepare(p, o.device);
     const auto found = proposals(made, o.algorithms);
+    // The heuristic's first choice as it came; then each one as a row of the table gives it, made from its settings.
+    const double first = found.empty()
+                             ? INFINITY
+                             : time_of(made, {found[0].algo, found[0].workspaceSize}, workspace.raw_data(), o.device);
     std::vector<double> ms;
-    for (const auto& how : found) ms.push_back(time_of(made, how, workspace.raw_data(), o.device));
+    for (const auto& how : found) {
+      const std::vector<blas::Algorithm> again = blas::algorithm_of(blas::settings_of(how.algo), bf16, made.plan);
+      ms.push_back(again.empty() ? INFINITY : time_of(made, again[0], workspace.raw_data(), o.device));
+    }
     const size_t best = size_t(std::min_element(ms.begin(), ms.end()) - ms.begin());
     Json line = Json::Object{{"name", p.name}, {"calls", p.calls}, {"m", p.m}, {"n", p.n}, {"k", p.k}};
-    if (ms.empty() || std::isinf(ms[best])) {
+    if (ms.empty() || std::isinf(first) || std::isinf(ms[best])) {
       line["error"] = "cuBLASLt has no algorithm";
     } else {
-      std::string row = fmt::format("{{{}, {}, {}, {}, {}, {}, {}, {{", p.m, p.n, p.k, p.transposed_a, p.transposed_b,
-                                    int(p.epilogue), p.adds);
-      for (const uint32_t value : settings(found[best].algo)) row += fmt::format("{}, ", value);
-      row.resize(row.size() - 2);
+      const blas::TimedAlgorithm row{{card.major * 10 + card.minor, card.multiprocessors, bf16, p.m, p.n, p.k,
+                                      p.transposed_a, p.transposed_b, uint32_t(p.epilogue), p.adds},
+                                     blas::settings_of(found[best].algo)};
       line["tried"] = int64_t(ms.size());
-      line["first_ms"] = ms[0];
+      line["first_ms"] = first;
       line["best_ms"] = ms[best];
       line["tflops"] = 2e-9 * double(p.m) * double(p.n) * double(p.k) / ms[best];
-      line["row"] = row + "}},";
-      first_sum += double(p.calls) * ms[0], best_sum += double(p.calls) * ms[best];
+      line["row"] = blas::text_of(row);
+      first_sum += double(p.calls) * first, best_sum += double(p.calls) * ms[best];
     }
     fmt::print("{}\n", line.dump());
     std::fflush(stdout);

@@ -67,7 +67,7 @@ elif name.startswith("test_"):
 elif name == "bench_cuda":
     print(json.dumps({"name": "copy bf16", "ms": 0.28, "gbps": 3843, "tflops": 0, "of_bound": 0.8}))
 elif name == "bench_algorithms":
-    print(json.dumps({"name": "up", "calls": 12, "m": 4, "n": 5, "k": 6, "tried": 16, "first_ms": 0.2, "best_ms": 0.1, "tflops": 600, "row": "{4, 5, 6, false},"}))
+    print(json.dumps({"name": "up", "calls": 12, "m": 4, "n": 5, "k": 6, "tried": 16, "first_ms": 0.2, "best_ms": 0.1, "tflops": 600, "row": "{{90, 132, bf16, 4, 5, 6, false, true, 4, false}, {66, 1, 2, 1, 0, 0, 0, 0, 3}},"}))
     print(json.dumps({"name": "all products of a step", "cublaslt": 130000, "first_ms": 2.4, "best_ms": 1.2}))
 elif name == "nvidia-smi":
     print("NVIDIA H200, 580.1, 143771 MiB, 1980 MHz")
@@ -163,7 +163,7 @@ def runs(d):
     good, bad, not_run = counts(r) or (0, -1, -1)
     check("all holds", r.returncode == 0 and bad == not_run == 0 and good > 40, r.stdout + r.stderr)
     for part in ("| cases | gpt in bf16", "| nccl | two ranks, pp2 | passed", "| algorithms |", "| speed | as typed beside torch.compile | passed", "memcheck: attention | passed",
-                 "| `norm_kernel<1>` | 1 | 28.0 | 28 |", "4 kernels, 2.04 ms", "{4, 5, 6, false},", "| as typed | 25.00 | 655,360 | 1.35 | 2.0 GiB |", "measured 25.00 ms", "| copy bf16 | 0.28 |", "built from abc1234"):
+                 "| `norm_kernel<1>` | 1 | 28.0 | 28 |", "4 kernels, 2.04 ms", "{{90, 132, bf16, 4, 5, 6, false, true, 4, false}, {66, 1, 2, 1, 0, 0, 0, 0, 3}},", "| as typed | 25.00 | 655,360 | 1.35 | 2.0 GiB |", "measured 25.00 ms", "| copy bf16 | 0.28 |", "built from abc1234"):
         check(f"the report says {part}", part in report, report)
     check("a passed test case has no line of its own", "test_tensor" not in report, report)
     for part, line in (("cases", "golden values"), ("nccl", "two ranks"), ("speed", "as typed"), ("algorithms", "algorithms of")):

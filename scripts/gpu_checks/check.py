@@ -522,7 +522,7 @@ def time_algorithms(checks):
     *products, whole = lines
     rows = [[p["name"], f"{p['m']} x {p['k']} x {p['n']}", p["tried"], f"{p['first_ms']:.4f}", f"{p['best_ms']:.4f}", f"{p['tflops']:.0f}", f"{p['first_ms'] / p['best_ms']:.2f}"] for p in products]
     page = table(["product", "rows x inner x columns", "tried", "first ms", "best ms", "best TFLOP/s", "gain"], rows)
-    page += f"\nRows of a table (m, n, k, a and b transposed, epilogue, adds; algorithm), cuBLASLt {whole['cublaslt']}:\n\n```\n" + "\n".join(p["row"] for p in products) + "\n```\n"
+    page += f"\nRows for tensor/cuda/timed_algorithms.def, cuBLASLt {whole['cublaslt']} (docs/cuda.md says which to take):\n\n```\n" + "\n".join(p["row"] for p in products) + "\n```\n"
     checks.pages.append(("Algorithms of cuBLASLt", page))
     return f"{len(products)} products: {whole['first_ms']:.2f} ms a step by the first, {whole['best_ms']:.2f} by the best"
 

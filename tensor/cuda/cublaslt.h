@@ -150,6 +150,19 @@ inline std::vector<Algorithm> check_algorithm(const Product& plan, const cublasL
   return {{algorithm, found.workspaceSize}};
 }
 
+/// Computes the product by the first of its algorithms that the library does not refuse; false if it refuses all, as it
+/// may though it has proposed or checked them. `run(algorithm, workspace)` calls cublasLtMatmul().
+template <class Run> bool run_first(const Product& plan, const Run& run) {
+  for (const Algorithm& with : plan.algorithms) {
+    const cuda::Scratch workspace(with.workspace);
+    const cublasStatus_t status = run(with, workspace.as<void>());
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) continue;
+    check_blas("cublasLtMatmul", status);
+    return true;
+  }
+  return false;
+}
+
 /// Caches the library's algorithms for each problem, for all threads of the process.
 template <class Problem> class Answers {
  public:

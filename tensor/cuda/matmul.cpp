@@ -2,15 +2,16 @@
 // the operands swap places and nothing is copied. Bound by 2 M N K operations at the tensor cores' rate (f16, bf16,
 // tf32) or, for thin products such as decoding, by reading the larger operand.
 //
-// cuBLASLt is asked once per shape for an algorithm, and the process keeps the answer. The algorithm may sum in parts,
-// but always in f32 and in a fixed order, so the same product gives the same bits. Operations after the product are
-// fused if the library has them: bias, relu, gelu_tanh with the value before it, and the derivative of gelu_tanh. The
-// rest runs afterwards as our pointwise kernel.
+// cuBLASLt is asked once per shape for algorithms, and the process keeps the answer. One that a card has timed comes
+// first (timed_algorithms.h). The algorithm may sum in parts, but always in f32 and in a fixed order, so the same
+// product gives the same bits. Operations after the product are fused if the library has them: bias, relu, gelu_tanh
+// with the value before it, and the derivative of gelu_tanh. The rest runs afterwards as our pointwise kernel.
 //
 // In a BatchInvariant scope, the algorithm chosen for one fixed number of rows serves every number of rows, and it sums
 // in one sequence. So a row's bits depend on n, k, dtypes and epilogue alone.
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <vector>
 
 #include "tensor/batch_invariant.h"
@@ -18,6 +19,7 @@
 #include "tensor/cuda/cublaslt.h"
 #include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/runtime.h"
+#include "tensor/cuda/timed_algorithms.h"
 #include "tensor/ops.h"
 #include "tensor/padded.h"
 
@@ -115,11 +117,29 @@ int64_t usual_rows(const Problem& p) { return p.tf32 || size_of(DType(p.dtype)) 
 const Product* invariant_plan(const Problem& p, bool& supported) {
   Problem usual = p;
   usual.m = usual_rows(p);
-  const Product* const chosen =
-      plan_for(usual, describe, [](const Product& plan) { return choose_algorithms(plan, false); });
+  const Product* const chosen = plan_for(usual, describe, [](const Product& plan) {
+    std::vector<Algorithm> all = choose_algorithms(plan, false);
+    if (all.size() > 1) all.resize(1);  // if it is refused, another one must not take its place
+    return all;
+  });
   supported = chosen;
   if (!chosen || p == usual) return chosen;
   return plan_for(p, describe, [&](const Product& plan) { return check_algorithm(plan, chosen->best().algorithm); });
+}
+
+/// The plan of a product in training: the algorithm that a card has timed, if the table has one, then the heuristic's.
+const Product* free_plan(const Problem& p) {
+  return plan_for(p, describe, [&](const Product& plan) {
+    const bool aligned = std::min({p.align_a, p.align_b, p.align_c, p.align_d, p.align_bias, p.align_pre}) >= 16;
+    const cuda::DeviceLimits& card = cuda::limits();
+    std::vector<Algorithm> all;
+    if (aligned && p.batch == 1 && p.dtype == p.result && !p.tf32)
+      all = timed_algorithm({card.major * 10 + card.minor, card.multiprocessors, DType(p.dtype), p.m, p.n, p.k,
+                             p.transposed_a != 0, p.transposed_b != 0, uint32_t(p.epilogue), p.adds != 0},
+                            plan);
+    std::ranges::copy(choose_algorithms(plan), std::back_inserter(all));
+    return all;
+  });
 }
 
 /// Operations that the library fuses with the product.
@@ -191,8 +211,6 @@ Problem problem_of(const Operands& o, const std::vector<BatchDim>& dims) {
 
 /// Computes the product by the plan, one batch of the library after the other.
 void run(const Product& plan, const Operands& o, const std::vector<BatchDim>& dims) {
-  const Algorithm& best = plan.best();
-  const cuda::Scratch workspace(best.workspace);
   const float alpha32 = float(o.args.alpha), beta32 = float(o.args.beta);
   const void *alpha = &alpha32, *beta = &beta32;
   if (o.out.dtype() == f64) alpha = &o.args.alpha, beta = &o.args.beta;
@@ -208,10 +226,13 @@ void run(const Product& plan, const Operands& o, const std::vector<BatchDim>& di
       set(plan.description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(o.bias.raw_data()));
     if (has_pre(o.fused.epilogue()))
       set(plan.description, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, static_cast<void*>(place(o.pre, first * each)));
-    check_blas("cublasLtMatmul", cublasLtMatmul(handle(), plan.description.get(), alpha, place(o.b, at_b), plan.a.get(),
-                                                place(o.a, at_a), plan.b.get(), beta, place(o.added(), first * each),
-                                                plan.c.get(), place(o.out, first * each), plan.c.get(), &best.algorithm,
-                                                workspace.as<void>(), best.workspace, cuda::current_stream()));
+    if (!run_first(plan, [&](const Algorithm& with, void* workspace) {
+          return cublasLtMatmul(handle(), plan.description.get(), alpha, place(o.b, at_b), plan.a.get(),
+                                place(o.a, at_a), plan.b.get(), beta, place(o.added(), first * each), plan.c.get(),
+                                place(o.out, first * each), plan.c.get(), &with.algorithm, workspace, with.workspace,
+                                cuda::current_stream());
+        }))
+      check_blas("cublasLtMatmul", CUBLAS_STATUS_NOT_SUPPORTED);
   }
 }
 
@@ -284,7 +305,7 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bi
   const Problem problem = problem_of(operands, dims);
   // required by the library
   if (has_pre(problem.epilogue) && (problem.n % 8 != 0 || problem.align_pre < 16)) return false;
-  const Product* const plan = plan_for(problem, describe);
+  const Product* const plan = free_plan(problem);
   if (plan) run(*plan, operands, dims);
   return plan;
 }

@@ -87,19 +87,13 @@ bool matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias, Tens
   set(plan->description, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, static_cast<const void*>(scale_b.raw_data()));
   set(plan->description, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, static_cast<const void*>(scale_a.raw_data()));
   if (fuses) set(plan->description, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias.raw_data()));
-  const auto runs = [&](const Algorithm& with) {
-    const cuda::Scratch workspace(with.workspace);
-    const float alpha = 1, beta = 0;
-    const cublasStatus_t status =
-        cublasLtMatmul(handle(), plan->description.get(), &alpha, b.codes.raw_data(), plan->a.get(), a.codes.raw_data(),
-                       plan->b.get(), &beta, out.raw_data(), plan->c.get(), out.raw_data(), plan->c.get(),
-                       &with.algorithm, workspace.as<void>(), with.workspace, cuda::current_stream());
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return false;
-    check_blas("cublasLtMatmul", status);
-    return true;
-  };
-  // The library may refuse an algorithm that its heuristic has proposed; then the next one is tried.
-  if (std::none_of(plan->algorithms.begin(), plan->algorithms.end(), runs)) return false;
+  const float alpha = 1, beta = 0;
+  if (!run_first(*plan, [&](const Algorithm& with, void* workspace) {
+        return cublasLtMatmul(handle(), plan->description.get(), &alpha, b.codes.raw_data(), plan->a.get(),
+                              a.codes.raw_data(), plan->b.get(), &beta, out.raw_data(), plan->c.get(), out.raw_data(),
+                              plan->c.get(), &with.algorithm, workspace, with.workspace, cuda::current_stream());
+      }))
+    return false;
   if (bias.defined() && !fuses) {
     const Tensor* const in[] = {&out, &bias};
     LOCKSTEP_KERNEL(out.device(), pointwise)(PointwiseOp::add, PointwisePart::value, {}, in, 2, out);

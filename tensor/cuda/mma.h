@@ -9,7 +9,7 @@
 //                                                       c[2] (g + 8, 2t)   c[3] (g + 8, 2t + 1)
 //
 // Two c of neighbouring columns, rounded and packed, form an a.
-#include "tensor/cuda/warp.h"
+#include "tensor/cuda/async_copy.h"
 
 namespace lockstep::on_cuda {
 
@@ -90,29 +90,6 @@ __device__ inline void load_matrices(const uint32_t* row, uint32_t& m0, uint32_t
   uint32_t* const to[4] = {&m0, &m1, &m2, &m3};
   for (int i = 0; i < 4; ++i)
     *to[i] = turned ? half(8 * i + 2 * t, g) | half(8 * i + 2 * t + 1, g) << 16 : word(8 * i + g, t);
-#endif
-}
-
-/// Starts copying 4 or 16 bytes to shared memory; writes zeros if `there` is false. This thread sees the data after
-/// wait_for_copies(), the rest of the block after a barrier.
-template <int bytes> __device__ inline void copy_async(void* to, const void* from, bool there) {
-  static_assert(bytes == 4 || bytes == 16);
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  const auto at = unsigned(__cvta_generic_to_shared(to));
-  const int read = there ? bytes : 0;
-  if constexpr (bytes == 16)  // bypasses L1
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(read) : "memory");
-  else asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(at), "l"(from), "r"(read) : "memory");
-#elif !defined(__CUDACC__)
-  simt::copy_async<bytes>(to, there ? from : nullptr);
-#endif
-}
-/// Waits for all copies that this thread started.
-__device__ inline void wait_for_copies() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-  asm volatile("cp.async.wait_all;" ::: "memory");
-#elif !defined(__CUDACC__)
-  simt::wait_for_copies();
 #endif
 }
 

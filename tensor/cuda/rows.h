@@ -6,9 +6,10 @@
 //   WarpRow   up to 1,024 columns: a warp keeps a row in registers. In 16 bits, or if only one tensor is read, it reads
 //             its next row before it writes this one
 //   BlockRow  longer rows: a block of up to 512 threads keeps the row in shared memory, of which it takes half, so that
-//             two blocks share a multiprocessor. A thread has two loads of 16 bytes of each input in flight and works
-//             on each vector when it arrives. What does not fit is read again, mostly from L2: 128,256 logits in bf16
-//             take 251 KiB, a multiprocessor has 227.
+//             two blocks share a multiprocessor. All of the row is under way there at once, in two halves. If two rows
+//             fit, the next one is under way while this one is worked on. What does not fit is read with two loads in
+//             flight for each thread, and read again, mostly from L2: 128,256 logits in bf16 take 251 KiB, a
+//             multiprocessor has 227.
 //
 // A kernel walks along its rows like this; `In` has the vectors read, `Kept` those that later walks need:
 //
@@ -17,7 +18,8 @@
 //     row.read([&](int64_t i, int k, In in, Kept kept) { ... });   // i: first column, k: number of the thread's vector
 //     row.each([&](int64_t i, int k, Kept kept) { ... });
 //   }
-#include "tensor/cuda/warp.h"
+#include "tensor/cuda/async_copy.h"
+#include "tensor/cuda/ragged.h"
 
 namespace lockstep::on_cuda {
 
@@ -31,38 +33,10 @@ inline constexpr int warp_columns = sizeof(T) == 8               ? 256
 /// The rows of a launch: `columns` elements each, `stride` elements apart.
 struct RowSize {
   int64_t rows, columns, stride;
-  int64_t room = 0;  ///< BlockRow: vectors of each kept row in shared memory
+  int room = 0;   ///< BlockRow: vectors of each row in shared memory
+  int ahead = 0;  ///< BlockRow: vectors from a row's place to that of the next row; 0: there is no room for it
 };
 
-/// V elements of a row of n from element i on; `beyond` in place of those behind the row, if rows may end within a
-/// vector (ragged).
-template <int V, bool ragged, class T>
-__device__ inline Vector<T, V> load_part(const T* row, int64_t i, int64_t n, T beyond) {
-  const auto* const whole = reinterpret_cast<const Vector<T, V>*>(row + i);
-  if constexpr (ragged) {
-    if (i + V > n) {
-      Vector<T, V> x;
-#pragma unroll
-      for (int j = 0; j < V; ++j) x.v[j] = i + j < n ? row[i + j] : beyond;
-      return x;
-    }
-  }
-  return *whole;
-}
-/// Rounds V values and stores those within the row.
-template <int V, bool ragged, class T, class A>
-__device__ inline void store_part(T* row, int64_t i, int64_t n, const A* values) {
-  if constexpr (ragged) {
-    if (i + V > n) {
-#pragma unroll
-      for (int j = 0; j < V; ++j) {
-        if (i + j < n) row[i + j] = T(Compute<T>(values[j]));
-      }
-      return;
-    }
-  }
-  store_values<V>(row + i, values);
-}
 /// The elements of a vector in the type that they are computed in.
 template <class T, int V, class A> __device__ inline void widen(const Vector<T, V>& x, A* values) {
 #pragma unroll
@@ -188,7 +162,9 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   using A = Compute<T>;
   static constexpr int V = V_, kept = kept_;
   static constexpr bool in_registers = false, ragged = ragged_;
-  static constexpr int threads = 512;  ///< of the largest block
+  static constexpr bool copies = V * sizeof(T) == 16;   ///< the row comes by asynchronous copies
+  static constexpr int slots = copies ? inputs : kept;  ///< rows of T in shared memory
+  static constexpr int threads = 512;                   ///< of the largest block
   using In = const Vector<T, V> (&)[passed_on(inputs)];
   using Kept = Vector<T, V> (&)[kept];
 
@@ -199,16 +175,20 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
     for (int s = 0; s < inputs; ++s) from_[s] = from[s];
     for (int s = 0; s < kept; ++s) again_[s] = again[s];
   }
-  __device__ void begin() {}
+  __device__ void begin() { bring(r_, 0); }
   __device__ bool more() const { return r_ < size_.rows; }
-  __device__ void advance() { r_ += gridDim.x; }
+  __device__ void advance() {
+    r_ += gridDim.x;
+    at_ = size_.ahead - at_;
+    if (size_.ahead == 0) bring(r_, 0);
+  }
   __device__ int64_t number() const { return r_; }
   __device__ int64_t start() const { return r_ * size_.stride; }
   __device__ int thread() const { return int(threadIdx.x); }
   __device__ int owner(int64_t i) const { return int(i / V % blockDim.x); }
 
   template <class Fn> __device__ void read(Fn fn) {
-    const int64_t whole = ragged ? size_.columns / V : (size_.columns + V - 1) / V, step = blockDim.x;
+    const int64_t whole = whole_vectors(), step = blockDim.x;
     const auto load = [&](int64_t vector, Vector<T, V>(&to)[inputs]) {
       if (vector >= whole) return;
 #pragma unroll
@@ -224,14 +204,29 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
       fn(vector * V, k, passed, keep);
       if (vector >= size_.room) return;
 #pragma unroll
-      for (int s = 0; s < kept; ++s) held_[s * size_.room + vector] = keep[s];
+      for (int s = 0; s < kept; ++s) *place(s, vector, at_) = keep[s];
     };
+    int64_t next = threadIdx.x;
+    int k = 0;
+    if constexpr (copies) {
+      if (size_.ahead > 0) bring(r_ + gridDim.x, size_.ahead - at_);
+#pragma unroll 1
+      for (int part = 0; part < parts; ++part) {
+        wait_for(part);
+#pragma unroll 1
+        for (const int end = end_of(part); next < end; next += step, ++k) {
+          Vector<T, V> now[inputs];
+#pragma unroll
+          for (int s = 0; s < inputs; ++s) now[s] = *place(s, next, at_);
+          use(next, k, now);
+        }
+      }
+    }
     Vector<T, V> in[flight][inputs];
 #pragma unroll
-    for (int f = 0; f < flight; ++f) load(threadIdx.x + f * step, in[f]);
-    int k = 0;
+    for (int f = 0; f < flight; ++f) load(next + f * step, in[f]);
 #pragma unroll 1
-    for (int64_t first = threadIdx.x; first < whole; first += flight * step, k += flight) {
+    for (int64_t first = next; first < whole; first += flight * step, k += flight) {
 #pragma unroll
       for (int f = 0; f < flight; ++f) {
         const int64_t vector = first + f * step;
@@ -260,7 +255,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
       Vector<T, V> keep[kept];
 #pragma unroll
       for (int s = 0; s < kept; ++s) {
-        if (vector < size_.room) keep[s] = held_[s * size_.room + vector];
+        if (vector < size_.room) keep[s] = *place(s, vector, at_);
         else keep[s] = load_part<V, ragged>(again_[s] + start(), vector * V, size_.columns, beyond_);
       }
       fn(vector * V, k, keep);
@@ -282,7 +277,37 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   }
 
  private:
-  static constexpr int flight = 2;
+  static constexpr int flight = 2, parts = 2;  // parts: groups of copies of a row
+
+  __device__ int64_t whole_vectors() const { return ragged ? size_.columns / V : (size_.columns + V - 1) / V; }
+  /// Where vector i of slot s is, in the row whose place is `at`.
+  __device__ Vector<T, V>* place(int s, int64_t i, int at) const { return held_ + at + s * size_.room + int(i); }
+  /// The end of a part of the row.
+  __device__ int end_of(int part) const {
+    return int(whole_vectors() < size_.room ? whole_vectors() : size_.room) * (part + 1) / parts;
+  }
+  /// Starts copying what fits of row r. A thread copies only vectors that it alone has read before, and will read.
+  __device__ void bring(int64_t r, int at) const {
+    if constexpr (copies) {
+      int vector = threadIdx.x;
+#pragma unroll 1
+      for (int part = 0; part < parts; ++part) {
+        const int end = r < size_.rows ? end_of(part) : 0;
+#pragma unroll 1
+        for (; vector < end; vector += blockDim.x) {
+#pragma unroll
+          for (int s = 0; s < inputs; ++s)
+            copy_async<16>(place(s, vector, at), from_[s] + r * size_.stride + int64_t(vector) * V);
+        }
+        end_group_of_copies();
+      }
+    }
+  }
+  /// Waits for a part of this row. The groups of the next row, if it is under way, are younger.
+  __device__ void wait_for(int part) const {
+    if (size_.ahead > 0) part == 0 ? wait_for_groups<3>() : wait_for_groups<2>();
+    else part == 0 ? wait_for_groups<1>() : wait_for_groups<0>();
+  }
 
   /// Joins the warps' values in order. Two calls in a row use different memory, so one barrier is enough.
   template <class Join> __device__ void join(A of_x, A of_y, A& x, A& y, Join join) {
@@ -299,6 +324,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   int64_t r_;
   const T *from_[inputs], *again_[kept];
   Vector<T, V>* held_;
+  int at_ = 0;  // this row's place, from held_ on
   int turn_ = 0;
 };
 
@@ -341,10 +367,13 @@ template <class Row> RowLaunch launch_of(const RowSize& size, int resident, int6
     launch.grid = dim3(unsigned(std::min<int64_t>(blocks, int64_t(cuda::limits().multiprocessors) * resident)));
     launch.block = dim3(warp, 4);
   } else {
-    constexpr int64_t bytes = Row::V * sizeof(typename Row::T);
-    const int64_t vectors = (size.columns + Row::V - 1) / Row::V;
-    launch.size.room = std::min(vectors, std::max<int64_t>(half_of_shared() - extra, 0) / (bytes * Row::kept));
-    launch.shared = size_t((extra + 15) / 16 * 16 + launch.size.room * bytes * Row::kept);
+    constexpr int64_t bytes = Row::V * sizeof(typename Row::T) * Row::slots;
+    const int64_t vectors = (size.columns + Row::V - 1) / Row::V,
+                  fits = std::max<int64_t>(half_of_shared() - extra, 0) / bytes;
+    const bool twice = Row::copies && 2 * vectors <= fits;
+    launch.size.room = int(std::min(vectors, fits));
+    launch.size.ahead = twice ? int(vectors) * Row::slots : 0;
+    launch.shared = size_t((extra + 15) / 16 * 16 + launch.size.room * bytes * (twice ? 2 : 1));
     launch.grid = dim3(cuda::blocks_for(size.rows, 1));
     launch.block = dim3(unsigned(threads_for(vectors, Row::threads)));
   }

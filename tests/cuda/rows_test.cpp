@@ -282,6 +282,50 @@ TEST_CASE("cuda: sums of columns from several streams and in a replayed graph") 
   }
 }
 
+TEST_CASE("cuda: a row has the same bits whichever rows its block has had before") {
+  struct Several {
+    int64_t rows, n;
+    DType dtype;
+  };
+  const Kernels& k = table(cuda0);
+  // A block takes every 64th row or more of them. Short rows are in shared memory twice, longer ones once, and of the
+  // longest ones a part.
+  for (const auto [rows, n, dtype] :
+       {Several{130, 2056, f32}, Several{130, 2056, bf16}, Several{67, 15'004, f32}, Several{65, 30'012, f32}}) {
+    const auto on_device = [&](const Shape& shape, uint32_t seed) {
+      return random_tensor(shape, dtype, seed).to(cuda0);
+    };
+    const Tensor x = on_device({rows, n}, 1), g = on_device({rows, n}, 2), w = on_device({n}, 3),
+                 upstream = random_tensor({rows}, f32, 4).to(cuda0), target = random_integers({rows}, n).to(cuda0);
+    const AddNormArgs args{.centered = true, .eps = 1e-3, .p = 0, .key = {}};
+    const auto of = [&](int64_t first, int64_t count) {
+      const auto part = [&](const Tensor& t) { return t.narrow(0, first, count); };
+      const auto made = [&] { return empty({count, n}, {dtype, cuda0}); };
+      const auto numbers = [&] { return empty({count}, {f32, cuda0}); };
+      Tensor y = made(), dy = made(), normed = made(), mean = numbers(), rstd = numbers(), dx = made(), sum = made(),
+             out = made(), loss = numbers(), lse = numbers(), dlogits = part(x).clone(), dw = empty_like(w),
+             db = empty_like(w), none;
+      k.softmax(false, part(x), y);
+      k.softmax_grad(false, part(g), y, dy);
+      k.layer_norm(part(x), w, w, 1e-3, normed, mean, rstd);
+      k.layer_norm_grad(part(g), part(x), mean, rstd, w, dx, dw, db);
+      k.add_norm(part(x), part(g), w, w, args, sum, out, mean, rstd);
+      Tensor dsum = part(g).clone();
+      k.add_norm_grad(part(g), dsum, sum, mean, rstd, w, args, dsum, none, dw, db, none);
+      k.cross_entropy(dlogits, part(target), {}, {}, part(upstream), loss, lse, dlogits);
+      return std::vector<Tensor>{y, dy, normed, mean, rstd, dx, sum, out, dsum, loss, lse, dlogits};
+    };
+    const std::vector<Tensor> all = of(0, rows);
+    for (const int64_t r : {int64_t(0), int64_t(33), int64_t(64), rows - 1}) {
+      const std::vector<Tensor> alone = of(r, 1);
+      for (size_t i = 0; i < all.size(); ++i) {
+        const std::string what = named("several rows", dtype, rows, n) + str(", row ", r, ", result ", i);
+        CHECK_MESSAGE(bytes_of(all[i].narrow(0, r, 1)) == bytes_of(alone[i]), what);
+      }
+    }
+  }
+}
+
 TEST_CASE("cuda: layer norm around a large mean") {
   const Tensor x = add_scalar(random_tensor({3, 700}, f32, 1), 1e4);
   against_cpu(

@@ -48,7 +48,7 @@ struct Thread {
   const uint64_t* words_sent;
   uint64_t* words_received;
   unsigned words;
-  unsigned first_copy, end_copy;  // copies in flight
+  unsigned first_copy, end_copy, groups;  // copies in flight; groups of copies that have ended
   // Rounds that the thread has slept, and the block's steps_ at the last of these rounds.
   unsigned rounds;
   uint64_t done_before;
@@ -176,7 +176,7 @@ void Block::work() {
       thread.state = State::running;
       thread.fiber = self;
       thread.clock = &b.clocks_.of(linear);
-      thread.first_copy = thread.end_copy = thread.rounds = thread.words = 0;
+      thread.first_copy = thread.end_copy = thread.groups = thread.rounds = thread.words = 0;
       ++b.steps_;
       b.current = &thread;
       here = &thread.place;
@@ -506,17 +506,20 @@ void begin_copy(const Copy& copy) {
   Thread& self = *block().current;
   if (!is_shared(copy.to)) fault("copy to shared memory: its target is outside shared memory");
   copy_begins(copy.to, copy.bytes);
-  if (self.end_copy == most_copies)
+  if (self.end_copy - self.first_copy == most_copies)
     fault(str("copy to shared memory: the emulator supports at most ", most_copies, " per thread"));
-  block().copies()[self.end_copy++] = copy;
+  Copy& queued = block().copies()[self.end_copy++ % most_copies];
+  queued = copy;
+  queued.group = self.groups;
 }
-bool take_copy(Copy& copy) {
+void end_group_of_copies() { ++block().current->groups; }
+bool take_copy(Copy& copy, int left) {
   Thread& self = *block().current;
-  if (self.first_copy == self.end_copy) {
-    self.first_copy = self.end_copy = 0;
-    return false;
-  }
-  copy = block().copies()[self.first_copy++];
+  if (self.first_copy == self.end_copy) return false;
+  const Copy& next = block().copies()[self.first_copy % most_copies];
+  if (left >= 0 && next.group + unsigned(left) >= self.groups) return false;
+  copy = next;
+  ++self.first_copy;
   return true;
 }
 

@@ -79,11 +79,15 @@ struct Copy {
   void* to;
   const void* from;
   unsigned bytes;
+  unsigned group = 0;  ///< the thread's group of copies that it belongs to
 };
 /// Queues a copy of the running thread.
 void begin_copy(const Copy& copy);
-/// Takes the next queued copy of the running thread; false if there is none.
-bool take_copy(Copy& copy);
+/// Ends a group of copies of the running thread.
+void end_group_of_copies();
+/// Takes the next queued copy of the running thread; false if there is none, or if it belongs to the last `left` groups
+/// that have ended or to the one that has not. `left` < 0: all copies are taken.
+bool take_copy(Copy& copy, int left);
 /// Makes the running thread wait until another thread wakes it.
 void park();
 /// Wakes a parked thread, by its number in the block.

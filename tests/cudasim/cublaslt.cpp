@@ -14,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <initializer_list>
 #include <map>
 #include <mutex>
 #include <string>
@@ -60,12 +61,22 @@ struct Preference {
 /// Our encoding of an algorithm, in the opaque words of cublasLtMatmulAlgo_t, with what the heuristic was asked for.
 struct Algorithm {
   uint64_t workspace;
-  uint64_t question;      // a hash of the types, the epilogue and which pointers are set; not of the sizes
+  uint64_t types;     // a hash of the types of operands, result and scale
+  uint64_t question;  // a hash of the epilogue and which pointers are set, not of the sizes; 0: cublasLtMatmulAlgoInit
   uint16_t alignment[8];  // of A, B, C, D, the bias, AUX and both scales, at most 256
   fake::Order order;
   uint32_t number;    // its place in the heuristic's answer
-  uint32_t unusable;  // 1: the heuristic's answer said that it cannot run
+  uint32_t unusable;  // 1: it cannot run, as the heuristic's answer said, or because of its settings
 };
+
+constexpr int most_candidates = 3;  // of an answer
+
+/// The bytes of an algorithm's setting.
+size_t bytes_of(cublasLtMatmulAlgoConfigAttributes_t attribute) {
+  const bool is_short =
+      attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
+  return is_short ? sizeof(uint16_t) : sizeof(uint32_t);
+}
 
 Description& at(cublasLtMatmulDesc_t d) { return *reinterpret_cast<Description*>(d); }
 Layout& at(cublasLtMatrixLayout_t l) { return *reinterpret_cast<Layout*>(l); }
@@ -211,29 +222,47 @@ cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLa
   return CUBLAS_STATUS_SUCCESS;
 }
 
+uint64_t hash_of(std::initializer_list<uint64_t> values) {
+  uint64_t hash = 14695981039346656037u;
+  for (const uint64_t value : values) hash = (hash ^ value) * 1099511628211u;
+  return hash;
+}
+uint64_t types_of(cublasComputeType_t compute, cudaDataType_t scale, cudaDataType_t a, cudaDataType_t b,
+                  cudaDataType_t c, cudaDataType_t out) {
+  return hash_of({uint64_t(compute), uint64_t(scale), uint64_t(a), uint64_t(b), uint64_t(c), uint64_t(out)});
+}
+
 bool has_bias(const Description& d) { return d.epilogue & bias_bit; }
 /// The algorithm for a question, or for a call: they must have the same `question`, and a call at least the alignment.
 Algorithm asked(const Problem& p, const std::array<uint64_t, 4>& places) {
   const void* const bias = has_bias(p.d) ? p.d.bias : nullptr;
   const void* const aux = p.d.epilogue & aux_bit ? p.d.aux : nullptr;
   Algorithm made{};
-  made.question = 14695981039346656037u;
-  const auto add = [&](auto... values) {
-    ((made.question = (made.question ^ uint64_t(values)) * 1099511628211u), ...);
-  };
-  add(p.d.compute, p.d.scale, p.d.transposed_a, p.d.transposed_b, p.d.epilogue, bias ? p.d.bias_type : -1, p.d.fast);
-  for (const Layout* l : {&p.a, &p.b, &p.c, &p.out}) add(l->type, l->order, l->batch > 1);
-  for (const void* optional : {bias, aux, p.d.scale_a, p.d.scale_b}) add(optional != nullptr);
+  made.types = types_of(p.d.compute, p.d.scale, p.a.type, p.b.type, p.c.type, p.out.type);
+  made.question =
+      hash_of({uint64_t(p.d.transposed_a), uint64_t(p.d.transposed_b), p.d.epilogue,
+               uint64_t(bias ? p.d.bias_type : -1), uint64_t(p.d.fast), uint64_t(p.a.order), uint64_t(p.b.order),
+               uint64_t(p.c.order), uint64_t(p.out.order), uint64_t(p.a.batch > 1), uint64_t(bias != nullptr),
+               uint64_t(aux != nullptr), uint64_t(p.d.scale_a != nullptr), uint64_t(p.d.scale_b != nullptr)});
   const auto place = [](const void* x) { return uint64_t(reinterpret_cast<uintptr_t>(x)); };
   const uint64_t all[] = {places[0],   places[1],  places[2],          places[3],
                           place(bias), place(aux), place(p.d.scale_a), place(p.d.scale_b)};
   for (size_t i = 0; i < 8; ++i) made.alignment[i] = uint16_t((all[i] | 256) & (~(all[i] | 256) + 1));
   return made;
 }
-/// True if the algorithm may compute this call.
+/// True if the algorithm is for this question; serves(): for this call.
+bool answers(const Algorithm& algorithm, const Algorithm& question) {
+  return algorithm.types == question.types && (algorithm.question == 0 || algorithm.question == question.question);
+}
 bool serves(const Algorithm& algorithm, const Algorithm& call) {
-  return algorithm.question == call.question &&
+  return answers(algorithm, call) &&
          std::equal(call.alignment, call.alignment + 8, algorithm.alignment, std::greater_equal<>());
+}
+
+/// The bytes of workspace that an algorithm needs for a product.
+uint64_t workspace_of(const Algorithm& algorithm, const Problem& p) {
+  const bool built = algorithm.question == 0;
+  return built && algorithm.order.parts > 1 ? uint64_t(16 * p.m * p.n) : algorithm.workspace;
 }
 
 /// True if the whole matrix lies in one allocation; the real library would read on into the next one.
@@ -428,7 +457,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   fake::note_question();
   const auto& [workspace, reduction, alignment] = at(preference);
   const Algorithm question = asked(p, {alignment[0], alignment[1], alignment[2], alignment[3]});
-  for (; *count < std::min(wanted, 3); ++*count) {
+  for (; *count < std::min(wanted, most_candidates); ++*count) {
     Algorithm algorithm = question;
     algorithm.number = uint32_t(*count);
     algorithm.order = fake::order_of(*count, p.m, p.n, p.k, reduction);
@@ -460,13 +489,14 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
   Algorithm algorithm{};
   if (algo) {
     std::memcpy(&algorithm, algo, sizeof algorithm);
-    if (is_fp8(p.a.type) && algorithm.number < fake::refused_algorithms) return CUBLAS_STATUS_NOT_SUPPORTED;
+    const bool may_be_refused = is_fp8(p.a.type) || algorithm.question == 0;
+    if (may_be_refused && algorithm.number < fake::refused_algorithms) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!serves(algorithm, asked(p, {place_of(a), place_of(b), place_of(c), place_of(out)})))
       return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   if (algorithm.unusable || !fake::takes_rows(p.n)) return CUBLAS_STATUS_NOT_SUPPORTED;
-  if (workspace_bytes < algorithm.workspace || (algorithm.workspace > 0 && place_of(workspace) % 256 != 0))
-    return CUBLAS_STATUS_INVALID_VALUE;
+  const uint64_t needed = workspace_of(algorithm, p);
+  if (workspace_bytes < needed || (needed > 0 && place_of(workspace) % 256 != 0)) return CUBLAS_STATUS_INVALID_VALUE;
   const void* pointers[] = {a, b, c, out};
   for (int i = 0; i < 4; ++i) {
     const size_t least = is_fp8(p.a.type) ? 16 : size_of(i < 2 ? p.a.type : p.out.type);
@@ -481,16 +511,16 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
   }
   for (const void* scale : {p.d.scale_a, p.d.scale_b})
     if (scale && !fake::is_inside(scale, sizeof(float))) return CUBLAS_STATUS_INVALID_VALUE;
-  for (const void* optional : std::initializer_list<const void*>{
-           p.d.epilogue & aux_bit ? p.d.aux : nullptr, has_bias(p.d) ? p.d.bias : nullptr, p.d.scale_a, p.d.scale_b,
-           algorithm.workspace > 0 ? workspace : nullptr})
+  for (const void* optional : std::initializer_list<const void*>{p.d.epilogue & aux_bit ? p.d.aux : nullptr,
+                                                                 has_bias(p.d) ? p.d.bias : nullptr, p.d.scale_a,
+                                                                 p.d.scale_b, needed > 0 ? workspace : nullptr})
     if (optional && device_of(optional) < 0) return CUBLAS_STATUS_INVALID_VALUE;
   if (const cudaError_t code = fake::launch_failure.next(); code != cudaSuccess) return CUBLAS_STATUS_EXECUTION_FAILED;
   const double first = get(alpha, p.d.scale, 0), second = get(beta, p.d.scale, 0);  // read by the call, on the host
   note_alignment(p, pointers, second != 0);
   fake::note_launch("matmul");
   fake::enqueue(stream, [=] {
-    if (algorithm.workspace > 0) std::memset(workspace, 0xff, algorithm.workspace);
+    if (needed > 0) std::memset(workspace, 0xff, needed);
     for (int64_t i = 0; i < p.out.batch; ++i)
       multiply(p, algorithm, first, place(a, p.a.type, i * p.a.stride), place(b, p.b.type, i * p.b.stride), second,
                place(c, p.c.type, i * p.c.stride), place(out, p.out.type, i * p.out.stride), i);
@@ -506,24 +536,52 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d,
   if (const cublasStatus_t status = make_problem(p, d, a, b, c, out); status != CUBLAS_STATUS_SUCCESS) return status;
   Algorithm algorithm;
   std::memcpy(&algorithm, algo, sizeof algorithm);
-  if (algorithm.unusable || !fake::takes_rows(p.n) || algorithm.question != asked(p, {}).question)
+  if (algorithm.unusable || !fake::takes_rows(p.n) || !answers(algorithm, asked(p, {})))
     return CUBLAS_STATUS_NOT_SUPPORTED;
-  result->workspaceSize = algorithm.workspace;
+  result->workspaceSize = workspace_of(algorithm, p);
   result->state = CUBLAS_STATUS_SUCCESS;
   return CUBLAS_STATUS_SUCCESS;
 }
-// The id is the algorithm's place in the heuristic's answer; settings other than it and split-K are 0.
+// An algorithm that is built from its settings serves any question of its types. The id is the algorithm's place in the
+// heuristic's answer. It cannot run with a tile, stages, a swizzle or others other than 0.
+cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t, cublasComputeType_t compute, cudaDataType_t scale,
+                                      cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cudaDataType_t out, int id,
+                                      cublasLtMatmulAlgo_t* algo) {
+  if (!algo || id < 0 || id >= most_candidates) return CUBLAS_STATUS_INVALID_VALUE;
+  Algorithm made{};
+  made.types = types_of(compute, scale, a, b, c, out);
+  made.number = uint32_t(id);
+  made.order = fake::order_of(id, 1, 128, 1, 0);
+  std::fill_n(made.alignment, 8, uint16_t(16));
+  *algo = {};
+  std::memcpy(algo, &made, sizeof made);
+  return CUBLAS_STATUS_SUCCESS;
+}
+cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t* algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, const void* value,
+                                                    size_t bytes) {
+  if (!algo || !value || bytes != bytes_of(attribute) || attribute == CUBLASLT_ALGO_CONFIG_ID)
+    return CUBLAS_STATUS_INVALID_VALUE;
+  Algorithm algorithm;
+  std::memcpy(&algorithm, algo, sizeof algorithm);
+  uint32_t set = 0;
+  std::memcpy(&set, value, bytes);
+  if (attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM) algorithm.order.parts = int32_t(set);
+  else if (attribute != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME && set != 0) algorithm.unusable = 1;
+  std::memcpy(algo, &algorithm, sizeof algorithm);
+  return CUBLAS_STATUS_SUCCESS;
+}
 cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
                                                     cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
                                                     size_t bytes, size_t* written) {
-  const bool is_short =
-      attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
-  if (!algo || !value || bytes != (is_short ? sizeof(uint16_t) : sizeof(uint32_t))) return CUBLAS_STATUS_INVALID_VALUE;
+  if (!algo || !value || bytes != bytes_of(attribute)) return CUBLAS_STATUS_INVALID_VALUE;
   Algorithm algorithm;
   std::memcpy(&algorithm, algo, sizeof algorithm);
-  const uint32_t set = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM ? uint32_t(algorithm.order.parts)
-                       : attribute == CUBLASLT_ALGO_CONFIG_ID       ? algorithm.number
-                                                                    : 0;
+  const auto parts = uint32_t(algorithm.order.parts);
+  const uint32_t set = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM                      ? parts
+                       : attribute == CUBLASLT_ALGO_CONFIG_ID                            ? algorithm.number
+                       : attribute == CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME && parts > 1 ? 2u
+                                                                                         : 0;
   std::memcpy(value, &set, bytes);
   if (written) *written = bytes;
   return CUBLAS_STATUS_SUCCESS;

@@ -112,14 +112,15 @@ template <unsigned bytes> void copy_async(void* to, const void* from) {
   begin_copy({to, from, bytes});
   std::memset(to, 0xff, bytes);
 }
-/// cp.async.wait_all.
-inline void wait_for_copies() {
-  for (Copy copy; take_copy(copy);) {
+/// cp.async.wait_group, and without a number cp.async.wait_all.
+inline void wait_for_groups(int left) {
+  for (Copy copy; take_copy(copy, left);) {
     if (copy.from) std::memcpy(copy.to, copy.from, copy.bytes);
     else std::memset(copy.to, 0, copy.bytes);
     was_written(copy.to, copy.bytes);
   }
 }
+inline void wait_for_copies() { wait_for_groups(-1); }
 
 // --- TMA (tma.h) ---
 

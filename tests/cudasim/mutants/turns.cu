@@ -68,6 +68,32 @@ template <Stage mistake> bool stages(bool bug) {
   });
 }
 
+// Every thread reads what it has copied itself, one copy behind the newest.
+enum class Group { right, wait, end };
+__global__ void sum_of_groups(const float* x, float* out, Group mistake) {
+  LOCKSTEP_SHARED(float, tiles, [2][256]);
+  const unsigned t = threadIdx.x;
+  const auto fetch = [&](unsigned i) {
+    if (i < 4) simt::copy_async<16>(tiles[i % 2] + 4 * t, x + 256 * i + 4 * t);
+    if (mistake != Group::end) simt::end_group_of_copies();
+  };
+  fetch(0);
+  float sum = 0;
+  for (unsigned i = 0; i < 4; ++i) {
+    fetch(i + 1);
+    simt::wait_for_groups(mistake == Group::wait ? 2 : 1);
+    sum += tiles[i % 2][4 * t + 3];
+  }
+  out[t] = sum;
+}
+template <Group mistake> bool groups(bool bug) {
+  return in_all_orders([&] {
+    const Array x(counting(1024)), out(64);
+    return start(1, 64, sum_of_groups, x, out, bug ? mistake : Group::right) &&
+           out.get()[63] == 4 * 256 + 256 * (1 + 2 + 3);
+  });
+}
+
 }  // namespace
 
 std::vector<Case> turn_cases() {
@@ -83,6 +109,8 @@ std::vector<Case> turn_cases() {
       {"copy into the tile that is read", stages<Stage::one>, every},
       {"copy before others have read the tile", stages<Stage::ahead>, every},
       {"copy of 16 bytes from an odd address", stages<Stage::place>, every},
+      {"wait for one group of copies too few", groups<Group::wait>, every},
+      {"group of copies that is not ended", groups<Group::end>, every},
   };
 }
 

@@ -1,0 +1,57 @@
+#pragma once
+// The table of timed algorithms: products for which a card has timed cuBLASLt's algorithms, and the fastest of each.
+// Training takes it before what the heuristic proposes. Inference does not, because there an algorithm must not depend
+// on the number of rows. The rows are in timed_algorithms.def; bench_algorithms prints them.
+#include <span>
+#include <string>
+#include <vector>
+
+#include "tensor/cuda/cublaslt.h"
+
+namespace lockstep::on_cuda::blas {
+
+/// A product of a row: out (m, n) = op(a) op(b), row-major, summed over k, all of one dtype (no tf32, no batch).
+struct TimedProduct {
+  int capability, multiprocessors;  ///< of the card; 90: compute capability 9.0
+  DType dtype;
+  int64_t m, n, k;
+  bool transposed_a, transposed_b;
+  uint32_t epilogue;  ///< a cublasLtEpilogue_t
+  bool adds;          ///< beta != 0
+  bool operator==(const TimedProduct&) const = default;
+};
+/// What the library calls CUBLASLT_ALGO_CONFIG_*; `parts` is SPLITK_NUM.
+struct AlgorithmSettings {
+  uint32_t id, tile, stages, parts, reduction, swizzle, custom, inner, cluster;
+  bool operator==(const AlgorithmSettings&) const = default;
+};
+/// A row of the table.
+struct TimedAlgorithm {
+  TimedProduct product;
+  AlgorithmSettings settings;
+  bool operator==(const TimedAlgorithm&) const = default;
+};
+
+/// The row as timed_algorithms.def has it.
+std::string text_of(const TimedAlgorithm& row);
+/// The settings of an algorithm.
+AlgorithmSettings settings_of(const cublasLtMatmulAlgo_t& algorithm);
+/// The algorithm with these settings, for a product with operands and a result of `dtype`; nothing if this version of
+/// the library refuses them.
+std::vector<Algorithm> algorithm_of(const AlgorithmSettings& settings, DType dtype, const Product& plan);
+/// The algorithm of the product's row; nothing if there is no row, or the library refuses it.
+std::vector<Algorithm> timed_algorithm(const TimedProduct& product, const Product& plan);
+
+/// For tests: replaces the rows of the table during its lifetime. The process keeps the algorithms that it has found,
+/// so a test needs a shape of its own.
+class TableOfAlgorithms {
+ public:
+  explicit TableOfAlgorithms(std::span<const TimedAlgorithm> rows);
+  ~TableOfAlgorithms();
+  TableOfAlgorithms(const TableOfAlgorithms&) = delete;
+
+ private:
+  std::span<const TimedAlgorithm> before_;
+};
+
+}  // namespace lockstep::on_cuda::blas
