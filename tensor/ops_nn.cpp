@@ -363,8 +363,7 @@ AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalize
   check_optional(op, "weight", weight, x, normalized);
   check_optional(op, "bias", bias, x, normalized);
   LOCKSTEP_CHECK(args.p >= 0 && args.p <= 1, "[add_norm] expected p in [0, 1], got ", args.p);
-  LOCKSTEP_CHECK(args.centered || !bias.defined(),
-                 "[add_norm] expected no bias with an RMS norm; pass an undefined bias");
+  LOCKSTEP_CHECK(args.centered || !bias.defined(), "[add_norm] expected no bias with an RMS norm; leave it out");
   AddNorm result{empty_like(x), {empty_like(x), args.centered ? statistics(x, rows) : Tensor(), statistics(x, rows)}};
   Tensor sum = as_rows(result.sum, n), out = as_rows(result.norm.out, n);
   LOCKSTEP_KERNEL(x.device(), add_norm)
@@ -385,10 +384,10 @@ AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& s
   check_statistics(op, "rstd", saved.rstd, sum, sum.numel() / n);
   LOCKSTEP_CHECK(!add.defined() || add.is_contiguous(), "[", op,
                  "] expected a contiguous gradient to add to, got strides ", add.strides());
-  const TensorOptions like{sum.dtype(), sum.device()};
-  AddNormGrad result{{add.defined() ? add : empty_like(sum), weight.defined() ? empty(normalized, like) : Tensor(),
-                      with_bias ? empty(normalized, like) : Tensor()},
-                     args.p > 0 ? empty_like(sum) : Tensor(), with_sums ? empty({n}, like) : Tensor()};
+  const auto made = [&](bool wanted) { return wanted ? empty(normalized, {sum.dtype(), sum.device()}) : Tensor(); };
+  AddNormGrad result{{add.defined() ? add : empty_like(sum), made(weight.defined()), made(with_bias)},
+                     args.p > 0 ? empty_like(sum) : Tensor(),
+                     made(with_sums)};
   Tensor grad_x = as_rows(result.norm.x, n), dropped = result.dropped.defined() ? as_rows(result.dropped, n) : Tensor(),
          grad_weight = flat_or_undefined(result.norm.weight), grad_bias = flat_or_undefined(result.norm.bias);
   LOCKSTEP_KERNEL_AS(sum.device(), add_norm_grad, args.centered ? "layer_norm_grad" : "rms_norm_grad")
