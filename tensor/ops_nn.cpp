@@ -387,7 +387,8 @@ AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& s
   const TensorOptions like{sum.dtype(), sum.device()};
   AddNormGrad result{{add.defined() ? add : empty_like(sum), weight.defined() ? empty(normalized, like) : Tensor(),
                       with_bias ? empty(normalized, like) : Tensor()},
-                     args.p > 0 ? empty_like(sum) : Tensor(), with_sums ? empty({n}, like) : Tensor()};
+                     args.p > 0 ? empty_like(sum) : Tensor(),
+                     with_sums ? empty({n}, like) : Tensor()};
   Tensor grad_x = as_rows(result.norm.x, n), dropped = result.dropped.defined() ? as_rows(result.dropped, n) : Tensor(),
          grad_weight = flat_or_undefined(result.norm.weight), grad_bias = flat_or_undefined(result.norm.bias);
   LOCKSTEP_KERNEL_AS(sum.device(), add_norm_grad, args.centered ? "layer_norm_grad" : "rms_norm_grad")
