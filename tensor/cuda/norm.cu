@@ -173,9 +173,9 @@ template <class T> struct SummedGrad {
 };
 
 /// The sums over a thread's rows, in its columns: of g y, of g (if centered), and of what the kernel writes (if
-/// `writes`; `may_write`: such a kernel). A WarpRow keeps the first in registers, where there is no room for more, and
-/// the others in shared memory, of which each warp has a strip. A BlockRow keeps all in shared memory or, if rows are
-/// long, at their final place.
+/// `writes`, in kernels that `may_write`). A WarpRow keeps the first in registers, which have no room for more, and the
+/// others in shared memory, of which each warp has strips. A BlockRow keeps all in shared memory or, for long rows, at
+/// their final place.
 template <bool centered, class Row, bool may_write, bool in_registers = Row::in_registers> class ColumnSums {
  public:
   using A = typename Row::A;
