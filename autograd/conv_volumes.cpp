@@ -73,7 +73,7 @@ Variable conv_transpose3d(const Variable& input, const Variable& weight, const V
   Dims out;
   for (int d = 0; d < 3; ++d) {
     LOCKSTEP_CHECK(output_padding[d] < std::max(args.stride[d], args.dilation[d]), "[", op,
-                   "] expected output_padding below stride or dilation, got ", output_padding);
+                   "] expected output_padding below the larger of stride and dilation, got ", output_padding);
     out.push_back((input.size(d + 2) - 1) * args.stride[d] - 2 * args.padding[d] +
                   args.dilation[d] * (weight.size(d + 2) - 1) + output_padding[d] + 1);
     LOCKSTEP_CHECK(input.size(d + 2) >= 1 && weight.size(d + 2) >= 1 && out[d] >= 1, "[", op,
