@@ -37,7 +37,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     refused("another tokenizer", [*train, "--text", words], "words.tokens: expected tokens of the tokenizer (bytes; 256 tokens), got those of (")
     refused("tokens of tokens", ["gpt", "tokenize", tokens, "--to", d / "b"], "expected a text, got a .tokens file")
-    refused("onto itself", ["gpt", "tokenize", text, "--to", text], "--to another file")
+    refused("onto itself", ["gpt", "tokenize", text, "--to", text], "--to to name another file")
     refused("no such text", ["gpt", "tokenize", d / "none", "--to", d / "b"], "none")
     refused("an empty text", ["gpt", "tokenize", "/dev/null", "--to", d / "b"], "expected a regular file")
     (d / "cut.tokens").write_bytes(tokens.read_bytes()[:-9])

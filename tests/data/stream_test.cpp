@@ -220,7 +220,7 @@ TEST_CASE("stream: JSON Lines, tokens, and rejected files") {
   CHECK_ERROR(numbers_in({empty}, {.lanes = 2}), "[stream] expected lanes from 1 to the number of shards, 1, got 2");
   CHECK_ERROR(numbers_in({empty}, {.block = 0}), "[stream] expected block and run >= 1, got 0 and 1");
   CHECK_ERROR(stream_sampler({.samples = 10, .micro_batch = 4}),
-              "a multiple of micro_batch x micro_batches = 4, got 10");
+              "samples in a multiple of their product, 4, got 4, 1 and 10");
   const auto lines = numbers_in({dir.write("lines", "1\n2\n")}, {});
   CHECK_ERROR(DataLoader(lines, {.batch_size = 2}), "[DataLoader] expected a sampler for an endless dataset");
   CHECK_ERROR(MicroBatchSampler({.samples = lines.size()})(0), "[sampler] expected a finite dataset, got a stream");

@@ -434,7 +434,7 @@ TEST_CASE("inference: experts over ranks") {
     const auto model = make(residual);
     return message([&] { init_inference(*model, config, quiet); });
   };
-  CHECK(contains(refused(R"({"moe": {"num_experts": [8]}})"), "expected the model's 4 in layer 0"));
+  CHECK(contains(refused(R"({"moe": {"num_experts": [8]}})"), "expected the model's 4 experts in layer 0"));
   CHECK(contains(refused(R"({"moe": {"type": "standard"}})", true), "the model's experts are residual"));
   CHECK(contains(message_of_ranks(3,
                                   [&](int) {
@@ -474,7 +474,7 @@ TEST_CASE("inference: dtypes, times, losses, and what an engine refuses") {
   CHECK(std::abs(engine->loss(some_tokens, some_tokens).item() - model->loss(some_tokens, some_tokens).item()) < 1e-9);
   for (const Variable& out : {(*engine)(some_tokens), engine->loss(some_tokens, some_tokens)})
     CHECK(contains(message([&] { sum(out).backward(); }), "made for inference; use engine::initialize to train"));
-  CHECK(contains(message([&] { engine->model_times(); }), "needs profile_model_time() first"));
+  CHECK(contains(message([&] { engine->model_times(); }), "call profile_model_time() before the model runs"));
   engine->profile_model_time();
   (*engine)(some_tokens);
   engine->generate(Ids{1, 2, 3}, {.max_new_tokens = 4});
@@ -591,7 +591,7 @@ TEST_CASE("inference: weights in 8 and 4 bits, the same codes on every rank") {
       {R"({"dtype": "int8", "quant": {"weight": {"q_groups": 7}}})",
        "7 does not divide the 12288 elements of blocks.0.attention.in_proj.weight"},
       {R"({"dtype": "int8", "quant": {"weight": {"q_groups": 1024}}})",
-       "expected at most the 128 groups of 32 numbers"},
+       "expected at most 128 (the smallest weight has so many groups of 32 numbers)"},
       {R"({"dtype": "int8", "quant": {"weight": {"q_groups": 128}, "activation": {"enabled": true}}})",
        "expected quant.weight.q_groups of at most 64 with it"},
   };

@@ -181,7 +181,7 @@ TEST_CASE("http: addresses to listen on") {
     return message([&] { run_http({.host = host, .loopback_only = loopback_only, .stop = [] { return true; }}); });
   };
   CHECK(contains(listening("0.0.0.0", true), "expected an API key to listen at 0.0.0.0, which others can reach"));
-  CHECK(contains(listening("::ffff:0.0.0.0", true), "expected a key"));
+  CHECK(contains(listening("::ffff:0.0.0.0", true), "expected an API key"));
   for (const char* host : {"127.0.0.1", "localhost", "127.1.2.3"}) CHECK(listening(host, true) == "(no error)");
   CHECK(listening("0.0.0.0", false) == "(no error)");
 }
