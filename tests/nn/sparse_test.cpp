@@ -157,7 +157,8 @@ TEST_CASE("sparse layouts: options that contradict each other are rejected") {
   CHECK(contains(refusal({.mode = Mode::variable, .local_window_blocks = {}}), "got an empty list"));
   CHECK(contains(refusal({.mode = Mode::variable, .global_block_end_indices = std::vector<int64_t>{1, 2}}),
                  "as many global_block_end_indices as global_block_indices, 1, got 2"));
-  CHECK(contains(refusal({.mode = Mode::variable, .global_block_end_indices = std::vector<int64_t>{0}}), "got 0 to 0"));
+  CHECK(contains(refusal({.mode = Mode::variable, .global_block_end_indices = std::vector<int64_t>{0}}),
+                 "got the range 0 to 0"));
   const SparsityConfig local{.mode = Mode::local, .unidirectional = false};
   CHECK(contains(message([&] { MultiHeadAttention({.embed = 8, .heads = 2, .sparse = local}); }),
                  "expected unidirectional sparse attention in a causal model, got bidirectional"));

@@ -328,7 +328,7 @@ TEST_CASE("a layout is counted, some heads take theirs, and one that does not fi
   CHECK(contains(message([] {
                    BlockLayout::of_rows(16, 1, {{0, 2}, {1}});
                  }),
-                 "ascending blocks below 2 in row 0, got 2"));
+                 "ascending blocks in [0, 2) in row 0, got 2"));
 }
 
 TEST_CASE("attention: the cost is proportional to the window, and the results equal those of a mask") {

@@ -427,7 +427,7 @@ TEST_CASE("linalg: errors name the expected value") {
          la::cond(zeros({2, 3}), 1);
        },
        "[cond] expected square"},
-      {[&] { la::pinv(a, -1.0); }, "[linalg] expected tolerances >= 0"},
+      {[&] { la::pinv(a, -1.0); }, "[linalg] expected tolerances (rcond, atol, rtol) >= 0"},
       {[&] {
          la::matrix_power(zeros({2, 3}), 2);
        },
