@@ -168,7 +168,7 @@ TEST_CASE("DDP: buckets follow reverse registration, then the order of gradients
   CHECK(plan_units({4, 4, 4, 20, 1, 0, 4}, {"a", "a", "b", "a", "b", "a", "a"}, 8) ==
         Indices{{0, 1}, {3}, {2, 4}, {5, 6}});
   CHECK(plan_units({}, {}, 8).empty());
-  CHECK(contains(message([] { plan_units({1}, {"a"}, 0); }), "size above 0"));
+  CHECK(contains(message([] { plan_units({1}, {"a"}, 0); }), "expected cap > 0 and one kind for each size, got cap 0"));
   on_ranks<int>(2, [&](int) {
     Branches net;
     net.never.requires_grad_(false);

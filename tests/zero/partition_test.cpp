@@ -102,7 +102,7 @@ TEST_CASE("partition: owners are balanced") {
   }
   CHECK(assign_owners({1, 1, 1, 1}, 2) == std::vector<int>{0, 1, 0, 1});
   CHECK(contains(message([] { lay_out({-1}, 2); }), "sizes >= 0, got -1"));
-  CHECK(contains(message([] { lay_out({1}, 0); }), "at least one rank"));
+  CHECK(contains(message([] { lay_out({1}, 0); }), "1 rank or more, and an owner below their number, got 0 ranks"));
 }
 
 TEST_CASE("partition: bytes of model state are the paper's") {

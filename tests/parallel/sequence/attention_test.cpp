@@ -251,7 +251,7 @@ TEST_CASE("the plan: every token once, every score that is seen once, zigzag kee
   }
   CHECK(contains(message([] { positions(12, 4, 0, Order::zigzag); }),
                  "divisible by 8 (4 ranks, zigzag), got 12; the next such number is 16"));
-  CHECK(contains(message([] { positions(12, 4, 4, Order::zigzag); }), "a rank from 0 to 3, got 4"));
+  CHECK(contains(message([] { positions(12, 4, 4, Order::zigzag); }), "a rank from 0 to ranks - 1 = 3, got 4"));
 }
 
 TEST_CASE("the picture in docs/sequence-parallel.md is the one that is drawn") {
