@@ -131,7 +131,7 @@ TEST_CASE("transport: every kind of channel keeps the order of bytes, both ways 
           LOCKSTEP_CHECK(wrong == 0, wrong, " bytes of ", total, " differ");
         }
       }
-      LOCKSTEP_CHECK(contains(message([&] { transport.channel(rank); }), "expected another rank"),
+      LOCKSTEP_CHECK(contains(message([&] { transport.channel(rank); }), "expected `peer` to be another rank"),
                      "channel to oneself");
     });
     for (const auto& e : errors) CHECK(e == "");
