@@ -45,8 +45,8 @@ class Backward {
   /// as that of embedding, which is mostly zeros). Undefined if there is none yet, if its memory has gaps, and in
   /// AnomalyMode, which checks every gradient by itself.
   Tensor partial(int i) const;
-  /// The derivative of the unary operation that computed input i, if this node is its only consumer and no hook reads
-  /// its gradient; else null. A caller that gets a derivative must apply it to the gradient before give().
+  /// The derivative of the unary operation that computed input i, if no other node uses input i and no hook reads that
+  /// input's gradient; else null. A caller that gets a derivative must apply it to the gradient before give().
   const struct UnaryGrad* fold(int i) const;
   const Tensor& input(int i, const Saved& saved) const;       ///< the saved input i; Error if changed in place
   const Tensor& output(const Saved& saved, int i = 0) const;  ///< the saved output i; Error if changed in place
