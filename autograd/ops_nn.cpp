@@ -271,7 +271,8 @@ SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& no
                     const Variable& bias, const AddNormArgs& args, bool training, const PartOf& part) {
   LOCKSTEP_CHECK(args.p >= 0 && args.p <= 1, "[add_norm] expected p in [0, 1], got ", args.p);
   LOCKSTEP_CHECK(args.centered || (!bias.defined() && normalized.rank() == 1),
-                 "[add_norm] expected an RMS norm over one dim and without bias, got ", normalized);
+                 "[add_norm] expected an RMS norm (centered is false) over one dim and without bias, got dims ",
+                 normalized, bias.defined() ? " and a bias" : "", "; set centered for a layer norm");
   const auto alike = [&](const Variable& y) {
     return !y.defined() || (y.dtype() == x.dtype() && y.device() == x.device());
   };

@@ -32,7 +32,7 @@ class Backward {
  public:
   using Value = Tensor;  ///< type of gradients; Variable in RecordedBackward
   static constexpr bool is_recorded = false;
-  /// For the derivative of `node`. `retains`: the graph is kept. `folds`: fold() may return a derivative.
+  /// For the derivative of `node`. `retains`: the graph is kept. `folds`: fold() need not return null.
   Backward(Node& node, bool retains, bool folds) : node_(node), retains_(retains), folds_(folds) {}
   bool retains() const { return retains_; }  ///< true: the graph is kept, saved tensors must stay as they are
   /// Gradient of output i; undefined if none arrived (only possible with several outputs). The derivative may move this

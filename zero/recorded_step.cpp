@@ -23,7 +23,8 @@ double Stage::scale_of(const StepOptions& o) const {
 void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
   LOCKSTEP_CHECK(
       options.spread.names.empty() && batch && !scaled,
-      "[zero] capturing a step needs CUDA devices, no spread parameters (experts), and a gradient scale of at most 1");
+      "[zero] capturing a step needs CUDA devices, no spread parameters (experts), and a gradient scale of at most 1; "
+      "train without a graph (--no-graph)");
   LOCKSTEP_CHECK(
       !captured_ || captured_->used == used,
       "[zero] expected all graphs to capture steps of the same parameters, got a step of others; let every graph give "

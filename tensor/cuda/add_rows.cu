@@ -59,8 +59,8 @@ template <class K> __device__ Part part_at(const Entries<K>& sorted, int64_t at,
   return {rows, is_first, !has_key(at + rows_of_part)};
 }
 
-/// The slot that keeps the sums of the part that starts at `at`, until the parts of its run are added. The last part of
-/// a run and the first part of the next run can start within the same 32 positions, so these two have separate slots.
+/// The slot that keeps the sums of a part (up to 32 equal indices) that starts at `at`, until the parts of an index are
+/// added. An index can end and the next one begin within the same 32 positions; then their parts have two slots.
 __device__ inline int64_t slot_of(int64_t at, bool is_first) { return at / rows_of_part * 2 + is_first; }
 
 /// V neighbouring columns of the rows x[o, i, :], for one o and all i. Each lane handles one strip.

@@ -120,9 +120,9 @@ struct AttentionPlan : AttentionSizes {
     const uint32_t low = place & 1 ? words[1] : words[0], high = place & 1 ? words[3] : words[2];
     return (place & 2 ? high : low) >= threshold;
   }
-  /// Calls keeps() for n <= 32 places and returns the answers as bits; at(e) returns the QueryKey of bit e. Without
-  /// dropout, all bits are 1. This loop must not be unrolled, because the Philox rounds would make up most of a kernel.
-  /// So it is separate from the unrolled loops that use the bits.
+  /// Dropout's mask of n <= 32 pairs of query and key: bit e is keeps() of the pair at(e); all bits are 1 if there is no
+  /// dropout. This loop must not be unrolled: n copies of Philox's code would be most of a kernel. So it is separate
+  /// from the unrolled loops that use the bits.
   template <int n, class At> __device__ uint32_t kept_of(int64_t b, int64_t h, At&& at) const {
     static_assert(n <= 32);
     if (threshold == 0) return ~0u;

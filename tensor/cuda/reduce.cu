@@ -142,10 +142,10 @@ __global__ void __launch_bounds__(threads, sizeof(typename Op::template Lane<T>)
   }
 }
 
-// --- along a kept dim ---
+// --- the last dim is kept: sums of columns ---
 
 // Each row of `across` threads reads neighbouring columns. If `across` is below 32, a warp has several such rows and
-// joins their sums first. Then the block joins, in order, the sums of its warps (or of its rows, if they are longer).
+// joins their sums first. Then the block joins, in order, the sums of its warps, or of its rows of over 32 threads.
 template <class Op, class T>
 __global__ void __launch_bounds__(most_threads<typename Op::template Lane<T>>, 1)
     fold_columns_kernel(const T* x, Reduction plan, Total<typename Op::template Lane<T>>* partial, Finish finish) {
