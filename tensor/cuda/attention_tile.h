@@ -120,8 +120,8 @@ struct AttentionPlan : AttentionSizes {
     const uint32_t low = place & 1 ? words[1] : words[0], high = place & 1 ? words[3] : words[2];
     return (place & 2 ? high : low) >= threshold;
   }
-  /// Dropout's mask of n <= 32 pairs of query and key: bit e is keeps() of the pair at(e); all bits are 1 if there is no
-  /// dropout. This loop must not be unrolled: n copies of Philox's code would be most of a kernel. So it is separate
+  /// Dropout's mask of n <= 32 pairs of query and key: bit e is keeps() of the pair at(e). Without dropout all bits are
+  /// 1. This loop must not be unrolled: n copies of Philox's code would be most of a kernel. So it is separate
   /// from the unrolled loops that use the bits.
   template <int n, class At> __device__ uint32_t kept_of(int64_t b, int64_t h, At&& at) const {
     static_assert(n <= 32);
