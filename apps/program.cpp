@@ -25,7 +25,7 @@ using namespace lockstep;
 
 namespace {
 
-/// Returns the index of the word where the program of `run` begins. Replaces _ by - in the options before that word.
+/// Returns the index in run's command line where the user's program begins. Replaces _ by - in the options before it.
 size_t program_of_run(const CLI::App& run, std::vector<std::string>& words) {
   size_t at = 2;
   for (; at < words.size(); ++at) {

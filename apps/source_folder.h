@@ -1,6 +1,6 @@
 #pragma once
-// The source folder and commit of this build. Only source_folder.cpp defines them: all other object files are the same
-// in every clone, and a compiler cache can serve them.
+// The source folder and commit of this build. Only source_folder.cpp contains them, so all other object files are
+// the same in every clone and can come from a compiler cache.
 namespace apps {
 
 /// The root of the repository that the programs were built from.

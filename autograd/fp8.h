@@ -28,7 +28,7 @@ struct Fp8Scales {
   const Of& operator[](Fp8Role role) const { return of[size_t(role)]; }  ///< Entry of a role.
 };
 
-/// While an Fp8Scope lives, linear() of variables in this thread runs linear_fp8() if for_product() is not null.
+/// While an Fp8Scope lives, linear() of variables in this thread runs linear_fp8(), unless for_product() gives null.
 class Fp8Scope {
  public:
   /// A scope with these scales. Null turns fp8 off inside an outer scope.

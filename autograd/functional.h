@@ -18,7 +18,7 @@ struct FunctionalOptions {
   bool create_graph = false;
 };
 
-/// For each input of shape I and an output of shape O: d output / d input, of shape O + I. One backward pass per
+/// For each input, d output / d input: its shape is the output's shape followed by the input's. One backward pass per
 /// element of the output. Zeros where the output does not depend on an input.
 std::vector<Variable> jacobian(const Differentiable& fn, const Inputs& inputs, const FunctionalOptions& options = {});
 /// Second derivatives of a one-element output. Element [i][j] is the derivative by inputs[i] and inputs[j]; its shape

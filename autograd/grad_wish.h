@@ -1,7 +1,7 @@
 #pragma once
-// What an operation needs of its result's gradient, computed by the kernel that makes this gradient. A norm's backward
-// writes the gradient of a residual sum. From it a linear layer needs the sums of its columns (the gradient of a bias),
-// and a dropout the gradient behind it; the kernel has every number at hand for both.
+// Values that operations need of a gradient, computed by the kernel that writes the gradient. Example: a norm's
+// backward writes the gradient of residual + y. If y comes from a linear layer, its bias needs the gradient's column
+// sums. If y = dropout(x), x needs the gradient times the dropout's derivative. The kernel has the numbers for both.
 #include <memory>
 #include <utility>
 
@@ -13,10 +13,10 @@ namespace lockstep {
 
 /// A value that is wanted of the gradient at a node's output (Node::Output), and later the value itself.
 struct GradWish {
-  /// More than 0: the gradient times the derivative of this dropout is wanted. 0: column_sums() of the gradient.
+  /// Above 0, a dropout's probability: gradient times dropout's derivative is wanted. 0: column_sums() of the gradient.
   double p = 0;
   PhiloxKey key = {};
-  /// A wish for the gradient behind the dropout; may be null.
+  /// A wish for the gradient of the dropout's input; may be null.
   std::shared_ptr<GradWish> next = {};
 
   /// Keeps `made`, the wanted value of `grad`, for take().

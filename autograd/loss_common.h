@@ -58,7 +58,7 @@ Tensor divisor_of(const Tensor& index, const Tensor& weight, const CrossEntropyA
 /// The shape without its last dim.
 inline Shape without_last(const Shape& shape) { return Shape(shape.begin(), shape.end() - 1); }
 
-/// Takes the mean or the sum of the losses, or leaves them as they are; then converts the result by wide.round().
+/// Takes the mean or the sum of the losses, or leaves them as they are; then converts to the dtype of the loss.
 inline Variable finish(const Wide& wide, const Variable& losses, Reduction reduction) {
   if (reduction == Reduction::none) return wide.round(losses);
   return wide.round(reduction == Reduction::mean ? mean(losses) : sum(losses));

@@ -58,8 +58,8 @@ Variable multilabel_margin_loss(const Variable& input, const Tensor& target, Red
   const Wide wide(input);
   const Variable x = class_rows(op, wide(input), target, input.shape(), -1);
   const int64_t rows = x.size(0), classes = x.size(1);
-  // A row lists target classes until the first -1. `counts` is true at these entries, own[row][class] for these
-  // classes.
+  // A row of `list` holds target classes, ended by the first -1. counts[row][i] is true if entry i is a target class,
+  // own[row][c] is true if class c is in the list.
   const Tensor list = target.reshape({rows, classes}), zero = constant(0, list);
   const Tensor counts = eq(cumsum(lt(list, zero).to(i64), 1), zero), none = logical_not(counts);
   const Tensor places = masked_fill(list, none, 0);

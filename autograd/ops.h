@@ -132,8 +132,8 @@ struct RecurrentWeights {
 struct RecurrentResult {
   Variable out, h, c;  ///< out: h of every step (rows, P); h: last states (B, P); c: last cells of an LSTM (B, H)
 };
-/// One recurrent layer over a batch of sequences. x (rows, in) holds the rows of step 0, then those of step 1, and so
-/// on (RecurrentArgs). h and c are the initial states. On the CPU the layer is one node of the graph, with one matrix
+/// One recurrent layer over a batch of sequences. x (rows, in) holds the rows of step 0, then those of step 1, etc.
+/// (see RecurrentArgs). h and c are the initial states. On the CPU the layer is one node of the graph, with one matrix
 /// product for the inputs of all steps; on other devices it is composed of other operations.
 RecurrentResult recurrent(const RecurrentArgs& args, const Variable& x, const Variable& h, const Variable& c,
                           const RecurrentWeights& weights);

@@ -24,7 +24,7 @@ template <class T> T right_grad(const T& g, const T& a, bool single) {
   return matmul(a.transpose(-2, -1), g);
 }
 
-/// Gives g w to input i, of this shape. If another use of the input has already given its part, the product adds to it.
+/// Adds g w, viewed as `shape`, to the gradient of input i; in place if another use of the input has given its part.
 void give_product(const Backward& back, int i, const Tensor& g, const Tensor& w, const Shape& shape) {
   const Tensor sum = back.partial(i);
   if (!sum.defined() || quantized_of(w)) return back.give(i, matmul(g, w).view(shape));
@@ -44,7 +44,7 @@ Variable matmul(const Variable& a, const Variable& b) {
   const Saved kept_a = b.requires_grad() ? Saved(a) : Saved(), kept_b = a.requires_grad() ? Saved(b) : Saved();
   return record("matmul", {&a, &b}, std::move(out),
                 [a = kept_a, b = kept_b, rank_a = a.dim(), rank_b = b.dim()](auto& back) {
-                  // Vectors become matrices of one row (a) or one column (b), and g gets back the dims that they lost.
+                  // Vectors become matrices of one row (a) or one column (b), and g gets the dims of size 1 to match.
                   using T = Value<decltype(back)>;
                   T g = back.grad();
                   if (rank_b == 1) g = g.unsqueeze(-1);
@@ -148,8 +148,8 @@ Variable linear(const Variable& x, const Variable& w, const Variable& bias, Acti
                &read = reads_pre ? pre : out;
   const Variable product = record_linear(x, w, bias, {}, read);
   if (activation == Activation::none) return product;
-  // The activation gets its own node, although one kernel computed product and activation: a split backward must apply
-  // the activation's derivative only once.
+  // The activation gets its own node, although one kernel computed product and activation: a backward in two passes
+  // (gradients of inputs, then of weights) must apply the activation's derivative only once.
   constexpr PointwiseOp ops[] = {PointwiseOp::count, PointwiseOp::relu, PointwiseOp::gelu_tanh, PointwiseOp::gelu_erf,
                                  PointwiseOp::silu};
   return record(

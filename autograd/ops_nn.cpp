@@ -98,8 +98,8 @@ Variable conv_transpose2d(const Variable& input, const Variable& weight, const V
                   using T = Value<decltype(back)>;
                   const T& g = back.grad();
                   if (back.needs(2)) back.give(2, sum_channels(g));
-                  // The convolution of g returns one extra pixel per whole stride of output padding, which may reach
-                  // the stride if it is below the dilation. narrow() removes these pixels: they belong to no x.
+                  // Output padding that is below the dilation may be as large as the stride or larger. For each
+                  // whole stride of it, the convolution of g returns an extra pixel, which narrow() removes.
                   const int64_t rows = output_padding[0] / args.stride[0], columns = output_padding[1] / args.stride[1];
                   if (back.needs(0))
                     back.give(0, conv2d(g, back.input(1, w), T(), args).narrow(2, 0, shape[2]).narrow(3, 0, shape[3]));
@@ -112,7 +112,7 @@ Variable conv_transpose2d(const Variable& input, const Variable& weight, const V
 }
 
 namespace {
-/// Records `out`: the adjoint of a linear operation, applied to `grad`. `operation` is the adjoint's derivative.
+/// Records `out`, the product of `grad` with the transposed Jacobian of `operation`, which must be linear.
 template <class Fn> Variable transposed(const char* name, const Variable& grad, Tensor out, Fn operation) {
   if (!needs_grad({&grad})) return out;
   return record(name, {&grad}, std::move(out),
@@ -209,7 +209,7 @@ void give_norm(const RecordedBackward& back, const Saved& x, const Saved& weight
 namespace {
 
 /// Records layer norm or RMS norm over the trailing dims. If another use of x (a residual) has already given its
-/// gradient, the kernel adds to it. It also grants the wish for the gradient of x.
+/// gradient, the kernel adds to it. It also computes the values that the node of x wants of its gradient (GradWish).
 Variable record_norm(const Variable& x, const Variable& weight, const Variable& bias, NormResult result,
                      const Shape& normalized, const AddNormArgs& args) {
   const char* const name = args.centered ? "layer_norm" : "rms_norm";
@@ -271,7 +271,8 @@ SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& no
                     const Variable& bias, const AddNormArgs& args, bool training, const PartOf& part) {
   LOCKSTEP_CHECK(args.p >= 0 && args.p <= 1, "[add_norm] expected p in [0, 1], got ", args.p);
   LOCKSTEP_CHECK(args.centered || (!bias.defined() && normalized.rank() == 1),
-                 "[add_norm] expected an RMS norm over one dim and without bias, got ", normalized);
+                 "[add_norm] expected an RMS norm (centered is false) over one dim and without bias, got dims ",
+                 normalized, bias.defined() ? " and a bias" : "", "; set centered for a layer norm");
   const auto alike = [&](const Variable& y) {
     return !y.defined() || (y.dtype() == x.dtype() && y.device() == x.device());
   };

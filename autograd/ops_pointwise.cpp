@@ -87,7 +87,7 @@ struct BinaryGrad {
   }
 };
 
-/// The bits of the operands whose values backward reads to compute the gradients of those operands that require one.
+/// Flags (reads_a, reads_b) of the operands that backward reads, for the gradients of those operands that require one.
 int reads_of(const Binary& info, const Variable& a, const Variable& b) {
   return (a.requires_grad() ? info.reads0 : 0) | (b.requires_grad() ? info.reads1 : 0);
 }

@@ -1,5 +1,5 @@
-// Recurrent layers: a batch of sequences is one node; each weight gradient is one product over all steps. Also the same
-// layers composed of other operations, for devices without the kernel and for second derivatives.
+// Recurrent layers: one autograd node for a whole batch; each weight gradient is one matrix product over all steps.
+// Also the same layers composed of other operations, for devices without the kernel and for second derivatives.
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
@@ -64,7 +64,7 @@ Tensor joined_bias(RecurrentCell cell, const Tensor& input, const Tensor& hidden
 Tensor states_before(const RecurrentArgs& args, const Tensor& first, const Tensor& out) {
   const Tensor before = empty_like(out);
   const int64_t steps = int64_t(args.batch.size());
-  // the previous step's states are the `there` rows of `out` from row `from` on
+  // rows [from, from + there) of `out` are the states of the previous step
   int64_t at = args.reverse ? out.size(0) : 0, from = 0, there = 0;
   for (int64_t i = 0; i < steps; ++i) {
     const int64_t n = args.batch[size_t(args.reverse ? steps - 1 - i : i)];

@@ -99,7 +99,7 @@ VariableIndices max_pool_indices(const Variable& x, const PoolArgs& args) {
     const int64_t p = flat.values.size(2), q = flat.values.size(3);
     const ValuesIndices deep = max_pool2d(flat.values.reshape({n, c, d, p * q}), two_of(args, 0, -1));
     const int64_t e = deep.values.size(2);
-    // deep.indices are positions in flat.values (d, p, q). At these, flat.indices are positions in the planes of x.
+    // deep.indices: positions in flat.values (d, p, q). flat.indices: for each such value, its place in a plane of x.
     const Tensor of_deep = deep.indices.to(i64).reshape({n, c, e * p * q});
     const Tensor in_plane = gather(flat.indices.to(i64).reshape({n, c, d * p * q}), 2, of_deep);
     places = add(mul_scalar(floor_divide(of_deep, p * q), plane), in_plane).reshape({n, c, e, p, q});

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-/// Makes a variable with the value `tensor`. The tape takes it for the node output `place`.
+/// Makes a variable with the value `tensor` that stands on the tape for the node output `place`.
 Variable at_place(const Tensor& tensor, const Edge& place) {
   Variable result(tensor);
   if (!place.node) return result;

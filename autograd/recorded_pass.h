@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// A backward pass that is recorded. Runs the nodes by falling number, since all gradients of a node come from nodes
-/// with higher numbers. Does not free the graph.
+/// A backward pass that is recorded. Runs the node with the highest number first, then the others in falling order,
+/// since gradients of a node come only from nodes with higher numbers. Does not free the graph.
 class RecordedPass {
  public:
   /// A pass from `roots`. `wanted`: the node outputs whose gradients run() returns; nodes that depend on none of them

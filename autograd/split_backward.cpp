@@ -26,7 +26,7 @@ struct Join final : Node {
   std::vector<Tensor> grads;
 };
 
-/// Makes a Join and returns its result: a zero on the gradients' device, since a CUDA graph captures no work elsewhere.
+/// Makes a Join and returns its result: a zero on the gradients' device, as a CUDA graph captures work of one device.
 Variable start_of(std::vector<std::pair<Edge, Tensor>> list) {
   const Device device = list.empty() ? default_device() : list[0].second.device();
   return tape::attach(Ref<Node>(new Join(std::move(list))), {}, zeros({}, {.device = device}));

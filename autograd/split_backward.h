@@ -39,8 +39,8 @@ class SplitBackward {
 /// with the incoming gradients `grads`. Skips roots that do not require grad, and undefined gradients.
 Variable joined(const std::vector<Variable>& roots, std::vector<Tensor> grads);
 
-/// Gradients of the sum of output * gradient with respect to `inputs`, not recorded; undefined for an input on which
-/// `output` does not depend.
+/// Gradients of the sum of output * gradient with respect to `inputs`. Their computation is not recorded. An input on
+/// which `output` does not depend gets an undefined gradient.
 std::vector<Tensor> gradients(const Variable& output, const std::vector<Variable>& inputs, const Tensor& gradient = {},
                               bool retain_graph = false);
 

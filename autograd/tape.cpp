@@ -35,7 +35,7 @@ class Pass {
       : id_(next_pass.fetch_add(1)), retain_graph_(retain_graph), wanted_(wanted) {}
   ~Pass() {
     abandon();
-    // If this pass runs inside another (checkpointing), restore the other's counts and gradients in leaves of both.
+    // If this pass runs inside another (checkpointing), restore the outer pass's state of leaves that both reach.
     for (Borrowed& b : borrowed_) {
       b.node->pass_ = b.pass;
       b.node->uses_ = b.uses;
@@ -77,7 +77,7 @@ class Pass {
     if (node->pass_ == id_) return;
     LOCKSTEP_CHECK(!node->released_, "[backward] the graph of '", node->name(),
                    "' was freed by an earlier backward; pass retain_graph = true to the first one");
-    // Checkpointing runs a pass inside a pass. If the outer pass expects more gradients for this leaf, save its state.
+    // Checkpointing nests passes. If the outer pass expects more gradients for this leaf, save the leaf's state.
     if (node->is_leaf()) {
       Node::Output& output = node->outputs_[0];
       if (node->uses_ > 0) borrowed_.push_back({Ref<Node>(node), node->pass_, node->uses_, std::move(output.grad)});

@@ -32,7 +32,7 @@ class Backward {
  public:
   using Value = Tensor;  ///< type of gradients; Variable in RecordedBackward
   static constexpr bool is_recorded = false;
-  /// For the derivative of `node`. `retains`: the graph is kept. `folds`: fold() may return a derivative.
+  /// For the derivative of `node`. `retains`: the graph is kept. `folds`: fold() need not return null.
   Backward(Node& node, bool retains, bool folds) : node_(node), retains_(retains), folds_(folds) {}
   bool retains() const { return retains_; }  ///< true: the graph is kept, saved tensors must stay as they are
   /// Gradient of output i; undefined if none arrived (only possible with several outputs). The derivative may move this
@@ -45,8 +45,8 @@ class Backward {
   /// as that of embedding, which is mostly zeros). Undefined if there is none yet, if its memory has gaps, and in
   /// AnomalyMode, which checks every gradient by itself.
   Tensor partial(int i) const;
-  /// The derivative of the unary operation that computed input i, if this node is its only consumer and no hook reads
-  /// its gradient; else null. A caller that gets a derivative must apply it to the gradient before give().
+  /// The derivative of the unary operation that computed input i, if no other node uses input i and no hook reads that
+  /// input's gradient; else null. A caller that gets a derivative must apply it to the gradient before give().
   const struct UnaryGrad* fold(int i) const;
   const Tensor& input(int i, const Saved& saved) const;       ///< the saved input i; Error if changed in place
   const Tensor& output(const Saved& saved, int i = 0) const;  ///< the saved output i; Error if changed in place

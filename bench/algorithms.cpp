@@ -161,7 +161,7 @@ void run_all(const Options& o) {
   for (const StepProduct& p : products(o)) {
     const Prepared made = prepare(p, o.device);
     const auto found = proposals(made, o.algorithms);
-    // The heuristic's first choice as it came; then each one as a row of the table gives it, made from its settings.
+    // Times the first proposal as cuBLASLt returned it, then every proposal rebuilt from the settings of its table row.
     const double first = found.empty()
                              ? INFINITY
                              : time_of(made, {found[0].algo, found[0].workspaceSize}, workspace.raw_data(), o.device);

@@ -1,6 +1,6 @@
 // The output layer of a language model and its loss, forward and backward, with logits as a whole and in chunks of
-// rows. Prints a JSON line per case: median time, CPU time of all threads, and the peak of the memory ledger above the
-// memory held before (logits, gradients and temporaries).
+// rows. Prints a JSON line per case: median time, CPU time of all threads, and the peak of allocated memory, less what
+// was allocated before the case (so it counts logits, gradients and temporaries).
 //
 //   bench_head --turns 7 --chunks 128,256,512
 #include <fmt/core.h>

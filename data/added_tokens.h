@@ -52,7 +52,7 @@ class AddedTokens {
   void make_nodes(const std::string& where);
   /// Returns the next node of the automaton after node `at`, when the byte before the current one is `byte`.
   uint32_t step(uint32_t at, uint8_t byte) const;
-  /// The longest token that begins at each byte where any begins; the last byte of the text comes first.
+  /// For each byte at which tokens begin, the longest of these tokens; in descending order of position.
   std::vector<Found> longest_everywhere(std::string_view text) const;
 
   std::vector<AddedToken> tokens_;  // sorted by text

@@ -137,7 +137,7 @@ void BpeTokenizer::add_token(AddedToken token, bool normalized, const std::strin
   if (!normalized) return cut_first_.add(std::move(token));
   token.text = normalize(name);
   // An added token that is also in the vocabulary keeps the vocabulary's bytes: byte-level files write every byte as a
-  // character, so "é" may stand for a byte of another character.
+  // character, so "é" may stand for one byte in the UTF-8 of another.
   if (!there || !rules_.byte_level) tokens_[size_t(id)] = token.text;
   cut_normalized_.add(std::move(token));
 }

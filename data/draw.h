@@ -7,7 +7,7 @@
 
 namespace lockstep::data {
 
-/// Mixes two numbers into one seed, by a Philox key.
+/// Mixes two numbers into one seed, as key_of_call() mixes the step and the micro-batch into a Philox key.
 inline uint64_t seed_of(uint64_t a, uint64_t b) { return key_of_call({.step = a, .micro_batch = b}).stream; }
 
 /// Random numbers of one key, in order. Two draws take one Philox block.

@@ -26,7 +26,7 @@ template <class S, class B = S> struct LoaderOptions {
   /// True: batches come in the sampler's order; false: as soon as they are ready, and state() is an Error.
   bool in_order = true;
   /// Seeds shuffling and the random numbers of get() and collate. By default the first loader after manual_seed() takes
-  /// that seed, and each later one mixes in its own number, so that no two loaders draw the same.
+  /// that seed. Each later loader derives another seed from it, so that no two loaders draw the same.
   std::optional<uint64_t> seed;
   double timeout = 0;  ///< seconds to wait for a batch from a worker; 0: no limit
   int64_t world = 1;   ///< ranks that share an epoch through their samplers; the state counts the samples of all ranks

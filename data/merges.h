@@ -28,7 +28,7 @@ class Merges {
  public:
   bool add(int32_t left, int32_t right, int32_t merged);  ///< false if the pair is already there
   /// Merges `ids` in place, the pair of lowest rank first and the leftmost of equal ones. Returns the number of ids
-  /// left. Takes O(n log n) for n ids, and nearly O(n) if pairs of one rank arise mostly from left to right.
+  /// left. Takes O(n log n) for n ids, and nearly O(n) if pairs of equal rank appear mostly from left to right.
   size_t apply(std::span<int32_t> ids) const;
 
  private:

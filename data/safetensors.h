@@ -46,7 +46,7 @@ class SafeTensors {
   std::vector<std::string> names() const;                                           ///< in the order of their data
   bool contains(const std::string& name) const { return find(name) != nullptr; }    ///< true if there is such a tensor
   /// The tensor of this name or entry: a view of the file, or a copy if the tensor's address in the file is unaligned
-  /// for its dtype. An Error for an unknown name shows the first names.
+  /// for its dtype. Error for an unknown name; it lists the first names in the file.
   Tensor tensor(const std::string& name) const;
   Tensor tensor(const SafeTensorsEntry& entry) const;
 

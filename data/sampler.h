@@ -48,8 +48,8 @@ class RandomSampler {
 struct DistributedOptions {
   bool shuffle = true;
   uint64_t seed = 0;  ///< must be the same on every rank
-  /// True: all ranks get equally many samples, because the epoch's last ones are dropped; false: because its first ones
-  /// are repeated.
+  /// There are two ways to give all ranks equally many samples. True: drop the epoch's last samples; false: repeat its
+  /// first samples.
   bool drop_last = false;
   /// False: ranks differ by at most one sample, and each sample is seen exactly once (for evaluation).
   bool pad = true;

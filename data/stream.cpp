@@ -175,7 +175,7 @@ Record RecordStream::get(int64_t index) const {
   return {{bytes, size_t(part.bytes)}, shards_[size_t(shard)], part.offset, index, file};
 }
 
-/// Describes the shards and options, so that load_places() can refuse positions in other shards or by other options.
+/// Describes the shards and options, so that load_places() can refuse positions saved with other shards or options.
 Json RecordStream::identity() const {
   std::string all;
   for (size_t i = 0; i < shards_.size(); ++i)

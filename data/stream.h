@@ -31,7 +31,7 @@ namespace lockstep::data {
 struct StreamOptions {
   int64_t block = 1;            ///< records that are read ahead and shuffled together; 1: no shuffle
   bool shuffle_shards = false;  ///< true: draw a new order of the shards each round
-  /// Number of shards read at the same time. With one for each micro-batch of a step, ranks read the fewest files.
+  /// Number of shards read at the same time. With one lane for each micro-batch of a step, ranks read the fewest files.
   int64_t lanes = 1;
   int64_t run = 1;  ///< consecutive records from one lane: the size of a micro-batch
   uint64_t seed = 0;

@@ -89,8 +89,8 @@ class ByteTokenizer : public Tokenizer {
 std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
 /// True if the folder has a tokenizer.json or vocab.json.
 bool has_tokenizer(const std::string& folder);
-/// A string that identifies a tokenizer: "bytes", or the sizes and checksums of its files and of the tokens defined in
-/// other files.
+/// A string that identifies a tokenizer: "bytes", or the size and checksum of each of its files, and of the list of
+/// tokens that are defined in other files.
 std::string tokenizer_identity(const std::string& folder);
 /// Copies the tokenizer's files and chat templates from one folder to another, and removes the files of an
 /// earlier tokenizer.

@@ -32,7 +32,7 @@ class DistError : public Error {
 };
 
 /// Returns the new value of the store's counter `key`: its present value, given as the text `before`, plus `delta`.
-/// DistError (refused) if `before` is no number or the sum does not fit into i64; its rank at fault is `rank`.
+/// DistError (refused), which blames `rank`, if `before` is no number or the sum does not fit into i64.
 int64_t added(const std::string& key, const std::string& before, int64_t delta, int rank);
 
 }  // namespace lockstep::dist

@@ -60,7 +60,7 @@ struct World {
 };
 /// Connects this rank to its job, and returns the connection. A world of one rank needs no store and opens no socket.
 std::shared_ptr<Control> make_control(const Rendezvous& rendezvous);
-/// Registers the function that creates a world of backend mpi (use_mpi()).
+/// Registers the function that creates a world of backend mpi. use_mpi() calls set_mpi().
 void set_mpi(World (*make)());
 /// Error unless `backend` is auto or native, or nccl in a build with NCCL. `op`: the caller's name, for the message.
 void check_backend(const char* op, const std::string& backend);

@@ -44,10 +44,10 @@ struct Cursor {
   }
 };
 
-/// Sends as many of the remaining `bytes - done` bytes as the channel accepts. Adds the number of bytes sent to `done`
-/// and returns it.
+/// Sends as many of the remaining `bytes - done` bytes as the channel accepts. Returns the number of bytes sent, after
+/// adding it to `done`.
 size_t send_rest(Channel& channel, const void* from, size_t bytes, size_t& done, bool more = false);
-/// Receives those of the remaining `bytes - done` bytes that have arrived. Adds their number to `done` and returns it.
+/// Receives those of the remaining `bytes - done` bytes that have arrived. Returns their number, and adds it to `done`.
 size_t receive_rest(Channel& channel, void* to, size_t bytes, size_t& done);
 
 /// Called when the peer has gone: looks at the bytes left in the channel. Throws DistError mismatch if these bytes are

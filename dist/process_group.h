@@ -177,7 +177,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// not compare them while recording.
   virtual std::vector<std::string> take_recorded() { return {}; }
   /// Runs a graph that repeats `calls`. `launch` must launch the graph or, if the graph has collectives of several
-  /// groups, call replay() of the next group. All ranks must call replay(). It counts as one call of the group, with
+  /// groups, call replay() of another of them. All ranks must call replay(). It counts as one call of the group, with
   /// the usual checks and timeout, and returns like Work::wait(). traffic() counts each collective in the graph.
   virtual void replay(const std::vector<std::string>& calls, const std::function<void()>& launch);
 

@@ -38,8 +38,8 @@ struct Program {
 
   int rank = 0, ranks = 1;
   std::vector<Item> items;  ///< all items, in the order of the program
-  /// The indices of the earlier items that each item depends on, for one item after another. An item may start before
-  /// these have ended, but must never have moved more bytes than any of them.
+  /// For each item in turn, the indices of the earlier items that it depends on. An item may start before these have
+  /// ended, but must never have moved more bytes than any of them.
   std::vector<uint32_t> dependencies;
   std::vector<Place> places;
   std::vector<Peer> peers;       ///< sorted by rank

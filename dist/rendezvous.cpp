@@ -76,7 +76,7 @@ void read_settings(Rendezvous& place) {
 using Given = std::map<std::string, std::string>;
 
 // Stores ranks and sizes in `place`, from the URL's parameters (`given`) or else from the environment. Appends the
-// names of needed variables that are missing to `unset`. Returns the names that this launcher uses.
+// names of needed variables that are missing to `unset`. Returns the variable names of the launcher that it detected.
 const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std::string>& unset) {
   const Dialect* speaks = &ours;
   for (const Dialect& dialect : dialects)

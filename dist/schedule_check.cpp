@@ -27,7 +27,7 @@ template <class Visit> void visit_required(const Request& r, int rank, int64_t c
   }
 }
 
-/// The rank that a chunk's data comes from, in collectives that add nothing.
+/// The rank that a chunk's data comes from, in collectives without a reduction.
 int origin(const Request& r, int64_t chunk) {
   if (r.collective == Collective::all_to_all) return int(chunk / r.ranks);
   return r.collective == Collective::broadcast || r.collective == Collective::scatter ? r.root : int(chunk);

@@ -15,7 +15,7 @@
 
 namespace lockstep::dist {
 
-/// Position of some bytes in a segment: the shared memory of one tensor. Ranks send each other placements.
+/// Position of some bytes in a segment; a segment is the shared memory of one tensor. Ranks send each other placements.
 struct Placement {
   uint64_t serial = 0;  ///< random number of the segment
   uint64_t offset = 0;  ///< offset of the first byte in the segment, not counting the control page

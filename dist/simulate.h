@@ -36,11 +36,11 @@ struct Simulation {
 /// free. Additions take no time. Transfers are not cut into blocks; real ones are, so chains of real transfers are
 /// faster.
 ///
-/// If all ranks do the same, simulates rounds instead of transfers, for any number of ranks. Other schedules are an
+/// If all ranks do the same, simulates rounds of equal transfers, for any number of ranks. Other schedules are an
 /// Error if they would take more than 1 GB of memory. Rounds are exact if all chunks have the same size or the number
 /// of ranks is a power of two. Two exceptions: with chunks of different sizes, `ring` is exact only if all links are
 /// equal; halving_doubling is exact only for a power of two. Inexact rounds are used only when transfers would take too
-/// much memory; the predicted time may then be too long by one element per chunk (halving_doubling: by one chunk).
+/// much memory; the predicted time may then include one element per chunk too many (halving_doubling: one chunk).
 Simulation simulate(Algorithm algorithm, const Request& request, int64_t elements, int64_t element_size,
                     const Network& network);
 /// True if simulate() accepts this schedule.

@@ -1,5 +1,5 @@
 #pragma once
-// The group's own thread: asynchronous collectives run on it one after another, in the order of the calls.
+// The thread that a process group owns: it runs the group's asynchronous collectives one by one, in order of the calls.
 #include <condition_variable>
 #include <deque>
 #include <exception>

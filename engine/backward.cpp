@@ -118,8 +118,8 @@ void EngineBase::Impl::gradient_arrives() {
 
 double EngineBase::Impl::own_factor() const {
   // With a loss scale or prescale_gradients, the loss is divided by `ahead`, the number of micro-batches of a step on
-  // all ranks, because a sum of so many scaled gradients could overflow f16. step() undoes the division by
-  // gradient_predivide_factor.
+  // all ranks, because a sum of so many scaled gradients could overflow f16. The loss is also divided by
+  // gradient_predivide_factor; step() multiplies the gradients by that factor again.
   const double ahead = scaler || config.prescale_gradients ? double(accumulation * group->size()) : 1;
   if (grad_scaler) return grad_scaler->scale_value() / config.gradient_predivide_factor;
   return loss_scale() / ahead / config.gradient_predivide_factor;

@@ -84,7 +84,7 @@ Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::L
 
 /// Loads the data of the coming step's micro-batches in advance, for a step that runs as a graph. Loads fewer of them
 /// if the next call of `data` would overwrite data already loaded. For a pipeline stage that needs no data, the
-/// result has only the numbers of the micro-batches.
+/// result has the micro-batches' indices, but no data.
 std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data) const {
   std::vector<MicroBatch> ahead;
   if (!graphs.may_draw()) return ahead;
@@ -153,8 +153,8 @@ void EngineBase::Impl::train_part(const pipeline::Data& data, const std::vector<
   step(metric);
 }
 
-/// Runs forward and backward of all micro-batches, and sums their gradients. Then one more backward gives the sums to
-/// the parameters as their only gradients, so that ZeRO reduces them over replicas.
+/// Runs forward and backward of all micro-batches, and sums their gradients. Then one more backward sets
+/// each parameter's gradient to its sum, so that ZeRO reduces the sums over replicas.
 void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead,
                                     const Scale& scale) {
   const double start = steady_seconds();

@@ -55,7 +55,7 @@ bool looks_like_json(std::string_view text) {
   return at != text.npos && (text[at] == '{' || text[at] == '/' || text[at] == '#') && text.find('{') != text.npos;
 }
 
-/// Replaces what JSON does not allow by blanks: comments and trailing commas.
+/// Overwrites comments and trailing commas, which JSON does not allow, with blanks.
 std::string plain_json(std::string_view text, const std::string& origin) {
   std::string out(text);
   const auto blank = [&](size_t begin, size_t end) {

@@ -31,7 +31,7 @@ class Reader {
   Reader(const std::vector<Key>& keys, void* config, const Said& said, std::vector<std::string>& problems)
       : keys_(keys), config_(config), said_(said), problems_(problems) {}
 
-  /// Reads all members of the object at `prefix` ("", "zero_optimization.").
+  /// Reads all members of the object at `prefix`: "" for the whole file, or a path such as "zero_optimization.".
   void walk(const Json& object, const std::string& prefix) {
     for (const auto& [name, value] : object.as_object()) member(prefix, name, value);
   }

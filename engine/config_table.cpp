@@ -1,4 +1,4 @@
-// The table of keys, and all operations on a value that need only its key.
+// The table of configuration keys, and the operations on a key's value that need no other key.
 #include "engine/config_table.h"
 
 #include <fmt/format.h>
@@ -15,7 +15,7 @@ using data::Json;
 
 namespace {
 
-// --- for each type of value: to() makes JSON, put() reads JSON (false: wrong type or range), wants() describes it ---
+// --- for each type of value: to() makes JSON, put() reads JSON (false: bad type or range), wants() describes both ---
 
 template <class T> Json sample(const Range& range) {
   if constexpr (std::is_same_v<T, Json>) return range.anything ? Json() : Json::Object();

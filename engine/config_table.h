@@ -130,7 +130,7 @@ std::string shown(const data::Json& value);
 /// The value converted to the type of `fallback`, or nullopt if that is impossible. Numbers such as 1e9 count as
 /// integers; words compare without case.
 std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range);
-/// Adds a problem for each value in `config` that is out of range. Finds values that a program has set; read_keys()
+/// Adds a problem for each value in `config` that is out of range. Needed for values that a program sets: read_keys()
 /// has already checked the values in a file.
 void check_ranges(const std::vector<Key>& keys, void* config, std::vector<std::string>& problems);
 /// If there are problems, throws one Error that lists them: "config.json: 2 problems\n  ...\n  ...".

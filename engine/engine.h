@@ -330,7 +330,7 @@ class EngineBase {
 };
 
 /// Scales one loss that trains several models, each with its own engine. Each engine's own scale() would multiply by a
-/// factor; this function multiplies by the smallest of these. Call backward() on the result, then step() of each
+/// factor; this function uses the smallest of these factors. Call backward() on the result, then step() of each
 /// engine. Without loss scaling, a plain loss.backward() works too.
 Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines);
 

@@ -61,7 +61,7 @@ struct PlanForecast {
   pipeline::Schedule schedule;
   std::vector<int> bounds;  ///< the first layer of each virtual stage, then the number of layers
   /// One forecast for each pipeline stage, for the ranks that hold the same parameters (replicas, context parallelism).
-  /// With tensor parallelism, these are the ranks with the first slice of each parameter: no slice is larger.
+  /// With tensor parallelism, each is for the ranks with the first slice of each parameter: no slice is larger.
   std::vector<Forecast> stages;
   std::vector<double> flops;  ///< FLOPs of a token's forward on a rank of each stage
   /// Bytes that a rank of each stage sends per step: to other stages, to tensor-parallel ranks, to ranks that share its

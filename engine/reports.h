@@ -49,7 +49,7 @@ class CommsLogger {
   ~CommsLogger();
   CommsLogger(const CommsLogger&) = delete;
 
-  /// A table of this rank's collectives. show_straggler: a last column has the wait for other ranks (this rank's time
+  /// A table of this rank's collectives. show_straggler: adds a column with the wait for other ranks (this rank's time
   /// minus the shortest time of any rank, summed over the calls), or "-" if ranks made different calls. Collective.
   std::string summary(bool show_straggler);
 

@@ -32,9 +32,9 @@ pipeline::Sample like(const pipeline::Sample& sample) {
   return made;
 }
 
-/// Returns a key: steps with the same key can replay the same recording. The key has the shapes and dtypes of the data.
-/// For each micro-batch it also has how often loading the data called the random generator; the first micro-batch's
-/// number is left out unless `in_stages`.
+/// Returns a key: steps with the same key can replay the same recording. The key has the shapes and dtypes of the data
+/// and, for each micro-batch, the number of calls of the random generator that loading its data made (for the first
+/// micro-batch only if `in_stages`).
 std::string shapes_of(const std::vector<MicroBatch>& step, bool in_stages) {
   std::string key = step[0].tokens > 0 ? "sum" : "mean";
   for (const MicroBatch& one : step) {

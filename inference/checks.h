@@ -15,7 +15,7 @@ void check_policy(const Config& config, nn::GPT& model);
 /// Returns how to quantize the model if the configuration's dtype is int8: the coarsest format that has at least
 /// quant.weight.q_groups scales per matrix.
 nn::QuantizeOptions quantize_options(const Config& config, nn::GPT& model);
-/// Checks that the cache of config.min_out_tokens tokens fits into free memory. Call it after the model was sharded.
+/// Checks that the keys and values of config.min_out_tokens tokens fit into free memory. Call it after sharding.
 void check_memory(const Config& config, nn::GPT& model);
 
 }  // namespace lockstep::inference

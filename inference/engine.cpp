@@ -171,7 +171,7 @@ void InferenceEngine::Impl::join(const InitArgs& args) {
   all = tp_size == each ? tp : ep_size == each ? ep : part_of(*world, each, rank / each, "model");
 }
 
-/// Each rank of `ep` keeps only its own experts.
+/// Each rank of the expert-parallel group `ep` keeps only its own experts.
 void InferenceEngine::Impl::share_experts() {
   for (moe::Layer* layer : moe::layers_of(*model)) {
     const int there = layer->group ? layer->group->size() : 1;

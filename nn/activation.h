@@ -222,7 +222,7 @@ struct Softmin : Layer<Softmin> {
 };
 /// a sigmoid(b), where (a, b) are the halves of x along dim (Dauphin et al., 2017).
 struct GLU : Layer<GLU> {
-  /// The options of Softmax: the dim that is halved.
+  /// The same type as Softmax's options; here `dim` is the dim that is halved.
   using Options = Softmax::Options;
   explicit GLU(const Options& o = {}) : dim(o.dim) {}
   /// Halves dim. Error if its size is odd.

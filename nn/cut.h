@@ -64,9 +64,9 @@ inline Cut heads(int64_t heads, int64_t kv_heads) {
 inline Cut packed_columns(int64_t n) {
   return {Cut::Kind::columns, std::vector<Cut::Block>(size_t(n), {"parts of the outputs", 0})};
 }
-/// Returns `cut` for a field whose input arrives unsharded.
+/// Returns a copy of `cut` that says that the field's input arrives unsharded.
 inline Cut from_whole(Cut cut) { return cut.from_whole = true, cut; }
-/// Returns `cut` for a field whose output the ranks gather.
+/// Returns a copy of `cut` that says that the ranks gather the field's output.
 inline Cut to_whole(Cut cut) { return cut.to_whole = true, cut; }
 }  // namespace cut
 

@@ -147,7 +147,7 @@ State Module::state() {
 LoadReport Module::load_state(const State& state, bool strict) {
   std::map<std::string, const Tensor*> given;
   for (const auto& [name, tensor] : state) given[name] = &tensor;
-  // Find the destination of each tensor by name. The state must have one of the names of a shared parameter, not all.
+  // Find the destination of each tensor by name. A shared parameter has several names; the state needs only one.
   std::vector<std::pair<Tensor, const Tensor*>> copies;
   std::vector<std::pair<Variable*, const Tensor*>> replaced;  // parameters that get the state's tensor
   std::map<const void*, bool> filled;

@@ -200,8 +200,8 @@ struct WeightNorm : Module {
 };
 
 /// weight / its largest singular value, estimated by `iterations` power steps per training call (Miyato et al., 2018).
-/// The weight is seen as a matrix whose rows are its `dim`: use 1 for a transposed convolution. State names are
-/// PyTorch's.
+/// The weight is seen as a matrix with one row for each index of dim `dim`: use 1 for a transposed convolution. State
+/// names are PyTorch's.
 struct SpectralNorm : Module {
   struct Options {
     int64_t iterations = 1;

@@ -114,7 +114,7 @@ template <class Derived> struct RecurrentLayer : Layer<Derived>, Recurrence {
       : Recurrence(name, o, kind, proj_size, [](const Shape& shape) { return Module::parameter(shape); }) {}
 };
 /// Base of RNN and GRU, whose only state is h. x (T, B, in), (B, T, in) with batch_first, or (T, in); h: initial
-/// states, undefined for 0.
+/// states; an undefined h stands for zeros.
 template <class Derived> struct PlainRecurrentLayer : RecurrentLayer<Derived> {
   /// Runs all steps; h as in RecurrentOutput.
   RecurrentOutput forward(const Variable& x, const Variable& h = {}) {
@@ -185,7 +185,7 @@ class RecurrentStep {
 
 /// A layer that is a RecurrentStep. Registers the RecurrentStep's parameters as its fields.
 template <class Derived> struct RecurrentCellLayer : Layer<Derived>, RecurrentStep {
-  /// x (B, in) or (in); h (B, H) or (H), undefined for 0. Returns the next h.
+  /// x (B, in) or (in); h (B, H) or (H); an undefined h stands for zeros. Returns the next h.
   Variable forward(const Variable& x, const Variable& h = {}) { return step(x, h, {}).h; }
   void fields(Fields& f) override { list(f); }
   std::string options() const override { return text(); }

@@ -48,7 +48,7 @@ struct Generation {
   bool greedy() const { return !do_sample || temperature < 1e-5; }
   /// Error for numbers out of range (wrong_option()) and for options that contradict each other.
   void check() const;
-  /// Does the same as check(). Also an Error for token ids outside [0, vocab), and if `stop` is set but `text` is not.
+  /// Like check(); also an Error for token ids outside [0, vocab), and for the option `stop` without the option `text`.
   void check(int64_t vocab) const;
 };
 
@@ -79,7 +79,7 @@ int64_t next_token(std::span<const double> scores, const Generation& generation,
 double draw(uint64_t seed, uint64_t sequence, uint64_t position);
 /// The id of the highest score; ties go to the lowest id.
 int64_t likeliest(std::span<const double> scores);
-/// Returns scores (rows, vocabulary), which may be on any device, in host memory and in f32. Padded rows
+/// Returns `scores` (rows, vocabulary) as f32 in host memory; `scores` may be on any device. Padded rows
 /// (tensor/padded.h) are copied with their padding, so they need not be packed first.
 Tensor scores_on_host(const Tensor& scores);
 /// One row of the scores that scores_on_host() returned, without padding.

@@ -1,5 +1,5 @@
 #pragma once
-// Averages of weights that are kept beside the optimizer: stochastic weight averaging (Izmailov et al., 2018) and
+// Averages of weights, kept outside the optimizer: stochastic weight averaging (Izmailov et al., 2018) and
 // exponential moving averages. For models with batch norm call nn::update_bn() while the averages are swapped in. The
 // statistics that update_bn() computes are swapped together with the averages. ZeRO and the programs in apps/ use
 // Optimizer::keep_average() instead.

@@ -15,8 +15,8 @@ double grad_norm(const std::vector<Variable>& parameters, double norm_type = 2);
 /// gradients is the root of the sum of their squared norms, added in the order of the model's parameters.
 double norm_of_squares(double sum, DType dtype);
 
-/// Clips to a norm that is known already: scales all gradients by max_norm / (norm + 1e-6) if this factor is below 1.
-/// Returns `norm`.
+/// clip_grad_norm() if the gradients' norm is known already: scales all gradients by max_norm / (norm + 1e-6) if this
+/// factor is below 1. Returns `norm`.
 double clip_to_norm(const std::vector<Variable>& parameters, double norm, double max_norm);
 
 /// Scales all gradients by max_norm / (norm + 1e-6) if this factor is below 1. Returns the norm before clipping. A norm

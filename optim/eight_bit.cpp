@@ -11,7 +11,7 @@ template <class Options> bool has_codes(const Options& o, const Tensor& p, const
   return (state.whole > 0 ? state.whole : p.numel()) >= o.min_8bit_size;
 }
 
-/// Returns the 8-bit codes and block maxima of a moment from the state. Creates them as zeros if they are missing.
+/// Returns a moment's 8-bit codes and the largest |x| of each block from the state. Creates missing ones as zeros.
 BlockCodes coded(ParameterState& state, const std::string& name, const Tensor& p, bool is_signed) {
   Tensor &codes = state.tensors[name + "_codes"], &absmax = state.tensors[name + "_absmax"];
   const MemoryScope scope(Memory::optimizer);

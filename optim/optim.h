@@ -296,9 +296,9 @@ class Muon : public OptimizerOf<MuonOptions> {
   bool is_elementwise() const override { return false; }
 };
 
-/// eps1: lower bound of the square root of the second moments; 0: the dtype's precision. eps2: lower bound of a
-/// parameter's RMS, by which its steps are multiplied. d: upper bound of a step's RMS before that. beta2_decay: the
-/// averages of squared gradients take the gradient of step t with weight t ^ beta2_decay.
+/// eps1: lower bound of the square root of the second moments; 0: the epsilon of f32 or f64. A step is limited to an
+/// RMS of d, then multiplied by the parameter's RMS, or by eps2 if that is larger. beta2_decay: the averages of squared
+/// gradients take the gradient of step t with weight t ^ beta2_decay.
 struct AdafactorOptions {
   double lr = 1e-2, beta2_decay = -0.8, eps1 = 0, eps2 = 1e-3, d = 1, weight_decay = 0;
   bool maximize = false;

@@ -153,7 +153,7 @@ class Optimizer {
   Prepared prepare(Variable& parameter, bool any_gradient = false);
   /// Must be called after a rule has written to a parameter, so that later writes by other code are detected.
   void written(const Variable& parameter);
-  /// Name of a parameter in errors and states. index: its number, over all groups, which is the default name.
+  /// Name of a parameter in errors and states. index: its index among all groups' parameters, the default name.
   std::string name_of(const Variable& parameter, int index) const;
 
  private:

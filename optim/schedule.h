@@ -31,7 +31,7 @@ class PerGroup {
 class Schedule {
  public:
   /// floor: tells what a step does to a rate that other code has changed. With a floor, (rate - floor) is multiplied by
-  /// the factor by which the formula's (rate - floor) changes in this step. nullopt: the formula's rate is set.
+  /// the factor by which the formula's (rate - floor) changes in this step. nullopt: the formula's rate replaces it.
   explicit Schedule(Optimizer& optimizer, std::optional<PerGroup> floor = {});
   virtual ~Schedule() = default;
 

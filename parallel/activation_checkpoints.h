@@ -49,7 +49,7 @@ class ActivationCheckpoints {
   /// Runs fn(inputs) as a checkpoint, for a function that returns several variables.
   std::vector<Variable> many(const std::function<std::vector<Variable>(const std::vector<Variable>&)>& fn,
                              const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
-  /// Makes later calls of blocks checkpoints. Blocks are the elements of the outermost ModuleLists below `module` or,
+  /// From now on, runs blocks as checkpoints. Blocks are the elements of the outermost ModuleLists below `module` or,
   /// if there is no ModuleList, of the outermost Sequentials. The option `every` = n picks elements 0, n, 2 n, ...
   /// Returns the names of the picked blocks. Error if there are none. The modules must not move in memory.
   std::vector<std::string> wrap_blocks(nn::Module& module);
@@ -59,7 +59,7 @@ class ActivationCheckpoints {
   /// Options that the caller set but that have no effect, and the reasons.
   const std::vector<std::string>& notes() const;
 
-  /// The checkpoints of one name: the number of runs, and the milliseconds spent in them.
+  /// Measured for the checkpoints of one name: the number of runs, and the milliseconds spent in them.
   struct Times {
     std::string name;
     int64_t forwards = 0, backwards = 0;

@@ -60,7 +60,7 @@ struct PowerSgd::State {
   int64_t step = -1;
   std::map<std::string, Tensor> errors, q;
 
-  /// True if compression to rank r saves enough: for the gradient as a matrix (n, m), n m >= min_compression r (n + m).
+  /// True if compression of an (n, m) gradient to rank r saves enough: n * m >= min_compression * r * (n + m).
   bool compresses(const Tensor& gradient) const {
     if (gradient.dim() < 2 || gradient.numel() == 0) return false;
     const int64_t n = gradient.size(0), m = gradient.numel() / n, r = rank_of(n, m);

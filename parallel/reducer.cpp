@@ -69,7 +69,7 @@ void Reducer::reorder(const std::vector<size_t>& arrivals) {
   std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return last[a] < last[b]; });
 }
 
-// --- while gradients are collected, .grad is a placeholder: the reducer notices its clearing; reading is an Error ---
+// --- while gradients are collected, .grad is a placeholder: reading it is an Error; clearing it is noticed ---
 
 Tensor Reducer::placeholder(const Parameter& p) const {
   return Tensor(placeholder_.storage(), 0, p.variable.shape(), contiguous_strides(p.variable.shape()),

@@ -110,7 +110,7 @@ class Reducer {
 
   /// Sets the units. They are reduced in the order of this list.
   void cut(std::vector<Unit> units);
-  /// From now on, reduces the units in the order in which they are complete if gradients arrive in order `parameters`.
+  /// Sorts the units for gradients that arrive in the order `parameters`: the unit complete first is reduced first.
   void reorder(const std::vector<size_t>& parameters);
 
   // A pass begins by itself with the first gradient. A rank that will get no gradient calls begin_pass() so that it

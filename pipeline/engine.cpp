@@ -97,7 +97,7 @@ void Engine::forward(const Action& a) {
   }
 }
 
-/// Returns the data of a micro-batch. The first and the last stage call it; Data draws the same random numbers on both.
+/// Returns the data of a micro-batch. The first and the last stage call it, with the same random state.
 const Engine::Held& Engine::sample(int64_t micro_batch) {
   const auto found = samples_.find(micro_batch);
   if (found != samples_.end()) return found->second;

@@ -43,8 +43,8 @@ namespace lockstep::pipeline {
 struct Sample {
   std::vector<Tensor> inputs, targets;
 };
-/// Returns a micro-batch by its number in the step, 0 .. micro_batches x dp - 1. The ranks that hold the first or the
-/// last layer call it with rising numbers; random operations in it give the same numbers on all of these ranks. nullopt
+/// Returns a micro-batch by its index in the step, 0 .. micro_batches x dp - 1. The ranks that hold the first or the
+/// last layer call it with rising indices; random operations in it give the same values on all of these ranks. nullopt
 /// means that the data has ended, which raises an Error on all ranks.
 using Data = std::function<std::optional<Sample>(int64_t micro_batch)>;
 /// Computes the mean loss of a micro-batch, one floating-point number.
@@ -58,7 +58,7 @@ struct EngineOptions {
   int chunks = 0;  ///< chunks per rank; 0: the schedule's default
   /// How layers are distributed over the virtual stages.
   SplitBy split = {};
-  /// Overrides `split`: the number of the first layer of each virtual stage and, as last element, the number of layers.
+  /// Overrides `split`: the index of the first layer of each virtual stage and, as last element, the number of layers.
   std::vector<int> bounds = {};
   int checkpoint_interval = 0;          ///< layers that are recomputed together in backward; 0: none
   bool dynamic_shapes = false;          ///< true: send shapes with every micro-batch; false: only once
@@ -114,7 +114,7 @@ class Engine {
 
   /// The schedule that train_batch() executes.
   const Schedule& schedule() const { return schedule_; }
-  /// The number of the first layer of each virtual stage and, as last element, the number of layers.
+  /// The index of the first layer of each virtual stage and, as last element, the number of layers.
   const std::vector<int>& bounds() const { return bounds_; }
   int stage() const { return rank_; }                                 ///< this rank's stage, 0 .. stages - 1
   bool is_first() const { return schedule_.place(0).rank == rank_; }  ///< true if this rank holds the first layer
@@ -138,7 +138,7 @@ class Engine {
   int64_t bytes_sent() const;
 
  private:
-  /// A micro-batch in a chunk, from its forward to the end of its backward.
+  /// A micro-batch in one of this rank's chunks of layers, from its forward to the end of its backward.
   struct Flight {
     Values inputs, outputs;         // inputs: leaves; outputs: activations for the next stage, or the loss
     std::vector<Tensor> gradients;  // gradients of the outputs
@@ -204,7 +204,7 @@ class Engine {
   Flight& flight(const Action& a);
   bool remote(int stage) const { return schedule_.is_remote(stage, rank_); }
   int64_t number(int64_t micro_batch) const { return at_.dp * int64_t(now_.micro_batches) + micro_batch; }
-  /// Returns the number that selects a micro-batch's random numbers. It differs between context-parallel ranks, because
+  /// Returns the index of a micro-batch's random stream. It differs between context-parallel ranks, because
   /// they hold different tokens.
   uint64_t random_number(int micro_batch) const { return uint64_t(number(micro_batch) * plan_.cp + at_.cp); }
 

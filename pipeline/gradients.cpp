@@ -21,8 +21,8 @@ int Engine::Tie::after(int stage) const {
   return at == stages.end() || at + 1 == stages.end() ? -1 : at[1];
 }
 
-// For each tie of a's stage: takes the gradients of the tied parameters for one micro-batch, as computed by the next
-// stage that uses these parameters. Waits if that stage is on another rank.
+// For each tie of the stage of `a`: takes the gradients of the tied parameters for one micro-batch, as computed by the
+// next stage that uses these parameters. Waits if that stage is on another rank.
 std::vector<std::pair<Variable, Tensor>> Engine::take_tied(const Action& a) {
   std::vector<std::pair<Variable, Tensor>> before;
   const int stage = schedule_.virtual_stage(rank_, a.chunk);

@@ -9,8 +9,8 @@
 // Between CUDA devices, a link is an NCCL communicator with its own stream. Both ranks enqueue the same messages there
 // in the order of the sender's schedule, so a receive that starts early delays only later messages of the same link.
 // Streams wait for each other by events; check_streams() (schedule_check.h) proves for each schedule that these waits
-// cannot deadlock. In a graph (tensor/graph.h), messages fork from and join the recorded stream; the recorded stream
-// waits where the host would wait.
+// cannot deadlock. While a graph is recorded (tensor/graph.h), the link's stream branches off the recorded stream and
+// joins it again, and the recorded stream waits where the host would wait otherwise.
 #include <atomic>
 #include <deque>
 #include <memory>

@@ -129,8 +129,8 @@ Values StageModule::forward(size_t chunk, const Values& inputs) {
     for (int i = begin; i < end; ++i) values = run_named(i, values);
     return values;
   }
-  // Runs tied token embeddings at the beginning without activation checkpointing: they store no activations, and
-  // checkpoint_many() would sum their gradient in a separate tensor, instead of adding rows to the existing gradient.
+  // If the first layer is a tied token embedding, runs it without activation checkpointing: it stores nothing, and
+  // checkpoint_many() would sum its gradient in a separate tensor, instead of adding rows to the existing gradient.
   int begins = begin;
   const auto is_data = [&] {
     return std::none_of(values.begin(), values.end(), [](const Variable& v) { return v.requires_grad(); });

@@ -124,7 +124,7 @@ class StageModule : public nn::Module {
   std::map<int, std::unique_ptr<nn::Module>> layers_;  // by first_of()
 };
 
-/// Number of the first layer that shares its module with layer i. It may be i itself.
+/// Index of the first layer that shares its module with layer i; i itself if no earlier layer does.
 int first_of(const std::vector<LayerSpec>& layers, int i);
 /// Builds the module of layer i with the same initial values on every rank; nullptr if the layer is a function.
 std::unique_ptr<nn::Module> build(const std::vector<LayerSpec>& layers, int i);

@@ -1,7 +1,7 @@
 #pragma once
 // Proves a pipeline schedule correct before any rank starts: every computation runs once and after its inputs, every
-// transfer has both ends, and no deadlock is possible, neither with blocking receives nor with messages on device
-// streams, where sends block too. The lists of actions may contain any error.
+// message is sent and received, and no deadlock is possible, neither with blocking receives nor with messages on device
+// streams, where sends block too. The lists of actions to check may contain any error.
 #include <string>
 #include <vector>
 

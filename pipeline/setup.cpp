@@ -154,7 +154,7 @@ void Engine::agree() const {
   parallel::check_agreement("pipeline", lines, *world_);
 }
 
-/// Returns pairs of stages that share parameters: the first of a pair sends the gradients of these to the second.
+/// Returns pairs of stages that share parameters: the first of a pair sends the parameters' gradients to the second.
 Ties Engine::tie_pairs() const {
   Ties pairs;
   for (const Tie& tie : ties_)

@@ -9,13 +9,13 @@
 
 namespace lockstep::pipeline {
 
-/// Time, in seconds or any unit, of one micro-batch in all v chunks of a rank; each chunk takes 1/v of it. A whole
-/// backward takes input + weight.
+/// Time, in seconds or any unit, of one micro-batch in all v chunks of a rank; each chunk takes 1/v of it. A backward
+/// that is not split takes input + weight.
 struct Costs {
   double forward = 1, input = 1, weight = 1;
   double latency = 0;  ///< duration of a transfer; sending does not occupy the rank
-  /// dualpipe-v only. true, as in the paper: a forward and the whole backward after it are one computation, and both
-  /// results are available at its end. false, as in Engine: the backward runs after the forward.
+  /// dualpipe-v only. true, as in the paper: a forward and the backward after it, if that is not split, are one
+  /// computation, and both results are available at its end. false, as in Engine: the backward runs after the forward.
   bool paired = false;
   std::vector<double> weights = {};  ///< relative cost of each virtual stage, 1 being an even share; empty: all equal
 };

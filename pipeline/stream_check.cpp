@@ -109,7 +109,7 @@ std::vector<Move> Traffic::moves_of(int rank) const {
       has_come[size_t(next)] = true;
     }
     if (posted[link] > taken[link] || posted[link] == order.size()) return;
-    // The receive of a gradient starts only after the forward of the same micro-batch: its outputs have these shapes.
+    // A gradient has the shapes of the forward's outputs, so its receive starts only after that micro-batch's forward.
     const Sent& next = slot_of(order[posted[link]]);
     if (next.way != Way::gradient || has_run[size_t(number(size_t(next.stage) - 1, order[posted[link]] % m_))]) post();
   };

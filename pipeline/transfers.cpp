@@ -150,8 +150,8 @@ std::vector<double> Engine::gather_losses() {
   }
   all[n + 2 * me] = ran_;
   all[n + 2 * me + 1] = waited_;
-  // Every number is nonzero on one rank only, so the sum is exact. With context parallelism, the ranks that share a
-  // sequence each add their share of its loss.
+  // Every number is nonzero on one rank only, so the sum is exact. The exception is context parallelism: the ranks that
+  // share a sequence each add their share of its loss.
   if (world_) all = dist::all_reduced(all, *world_, {.tag = "pipeline losses"});
   if (now_.training) {
     std::map<int, double> longest;  // longest time of each replica of the pipeline

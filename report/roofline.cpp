@@ -61,8 +61,8 @@ constexpr Efficiency product_short{0.78, of_copies, 1, start_seconds}, product_g
 // Added time of a product with a long inner dim: its sums are split into parts, which another kernel adds up.
 constexpr double split_seconds = 12e-6;
 
-/// A memory-bound kernel, and the fraction (part) of the bandwidth that it and its small second kernel of that time
-/// reached when measured.
+/// A memory-bound kernel, and the fraction (part) of the memory bandwidth that it reached when it was measured. If it
+/// launched a small second kernel at that time, that kernel's time is included.
 struct Measured {
   const char* name;
   double part;

@@ -351,7 +351,7 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
   f.forward = mean(forward), f.input = mean(input), f.weight = mean(weight);
   if (f.weight == 0) f.input = mean(whole);
   if (pipeline::is_kind(f.schedule) && double(f.stages) * f.micro_batches * f.chunks <= most_slots) {
-    // The trace has no times for the two halves of a whole backward. Equal halves give the same bubble.
+    // Backward may be timed only as a whole. Then halve it (inputs, weights): the bubble does not depend on the split.
     const pipeline::Costs costs{.forward = f.forward,
                                 .input = f.weight > 0 ? f.input : f.input / 2,
                                 .weight = f.weight > 0 ? f.weight : f.input / 2};

@@ -1,6 +1,6 @@
 #pragma once
-// Reads the files of a training run and computes the numbers of the report: measurements, and the results of formulas
-// from papers beside them.
+// Reads the files of a training run and computes the numbers of the report: measurements and, for
+// comparison, the results of formulas from papers.
 #include <array>
 #include <map>
 #include <optional>

@@ -40,7 +40,7 @@ struct ClockDrift {
   int64_t first_ns = 0, last_ns = 0;
   double last_at = 0;                               ///< seconds; the time of last_ns
   bool any() const { return first_ns != last_ns; }  ///< true if the clocks drifted apart
-  /// The correction for a time in the file, which already includes first_ns.
+  /// The seconds to add to a time in the file. Times in the file are already corrected by first_ns.
   double at(double seconds) const {
     return last_at > 0 ? double(last_ns - first_ns) * 1e-9 * std::min(seconds / last_at, 1.) : 0;
   }

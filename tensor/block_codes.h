@@ -4,7 +4,7 @@
 // values in [-1, 1] (or [0, 1] without sign), which lie denser towards 0:
 //
 //   x        -0.03    0.0004    0.2
-//   codes     14      140       255      absmax = 0.2
+//   codes     60      144       255      absmax = 0.2
 //
 //   x ~ map[code] * absmax
 //

@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-/// Number of (query, key) pairs that a head scores if the queries are the last of `keys` tokens; causal and window as
-/// in AttentionArgs.
+/// Number of (query, key) pairs for which a head computes a score. The queries are the last `queries` of `keys` tokens;
+/// causal and window are as in AttentionArgs.
 inline int64_t attended_pairs(int64_t queries, int64_t keys, bool causal, int64_t window = 0) {
   if (!causal) return queries * keys;
   int64_t pairs = 0;

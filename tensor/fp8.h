@@ -13,9 +13,9 @@ std::string_view name_of(Fp8Format format);
 struct Fp8CastArgs {
   Fp8Format format = Fp8Format::e4m3;
   Tensor scale;  ///< f32 of one element on x's device; the codes encode x * scale
-  /// f32 of one element, optional: becomes the larger of itself and the largest |x|, ignoring NaN.
+  /// Optional f32 tensor of one element, which becomes the larger of its value and the largest |x|, ignoring NaN.
   Tensor amax = {};
-  /// The results to make: true for codes (straight), true for their transpose (turned).
+  /// The results to make. straight: the codes; turned: the transpose of the codes.
   bool straight = true, turned = false;
 };
 /// Results of cast_fp8(), undefined if not asked for.

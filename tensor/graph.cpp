@@ -8,7 +8,7 @@
 //               ─▶  recorded work  ─▶  generator at call d+4
 //
 // So each number has the same key as without a graph, even if the generator is seeded or set between replays. If the
-// recorded work goes on to other micro-batches, their draws are stored as (micro-batches after the first, call); calls
+// recorded work goes on to other micro-batches, the draws of the k-th after the first are stored as (k, call); calls
 // count from 0 in each of these micro-batches.
 #include "tensor/graph.h"
 

@@ -93,7 +93,7 @@ inline Tensor gelu(const Tensor& x, Gelu form = Gelu::erf) { return form == Gelu
 #undef Value
 
 // --- reductions (ops_reduce.cpp) ---
-/// sum(x, {0}) of a matrix, as bias gradients are summed: on CUDA in the same order whichever kernel does it.
+/// sum(x, {0}) of a matrix, for bias gradients. On CUDA, all kernels that compute such sums add in the same order.
 Tensor column_sums(const Tensor& x);
 /// Sum of squares over dims (empty: all). dtype of the result: x's (default), or f64.
 Tensor sum_squares(const Tensor& x, const Dims& dims = {}, bool keepdim = false, std::optional<DType> dtype = {});
@@ -250,7 +250,7 @@ struct AddNorm {
   Tensor sum;
   NormResult norm;
 };
-/// The sum residual + dropout(x), and its norm over the trailing dims `normalized`, fused where the kernel can. No
+/// The sum residual + dropout(x), and its norm over the trailing dims `normalized`, in one kernel where possible. No
 /// dropout if p is 0. The results have the same bits as if the steps were computed one after the other.
 AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalized, const Tensor& weight,
                  const Tensor& bias, const AddNormArgs& args);

@@ -204,8 +204,8 @@ Tensor linear_padded(const Tensor& x, const Tensor& w) {
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.size(0);
   const Tensor rows = as_matrix(x);
-  // Allocate a matrix and view it as `shape`, not the other way round: for a single row, such a view would be
-  // contiguous and lose the padded distance between rows.
+  // Allocate a padded matrix and view it as `shape`. If a padded tensor of `shape` were viewed as a matrix instead, a
+  // matrix of one row would be contiguous and lose the padded distance between rows.
   Tensor none, out = empty_padded({rows.size(0), w.size(0)}, {.dtype = x.dtype(), .device = x.device()});
   run(rows, w.t(), none, none, {}, none, out);
   return out.view(shape);

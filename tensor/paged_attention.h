@@ -6,15 +6,15 @@
 
 namespace lockstep {
 
-/// A sequence of `length` tokens, of which the last `queries` are queries; blocks[i] is the number of its i-th block.
+/// A sequence of `length` tokens, of which the last `queries` are queries; blocks[i] is the index of its i-th block.
 struct PagedRows {
   int64_t queries, length;
   std::span<const int32_t> blocks;
 };
 
 /// Causal attention() of q (1, H, T, D), the queries of all sequences one after the other, to keys and values
-/// (blocks, G, tokens per block, D); a block has 16, 32 or 64 tokens. window 0: no window. A sequence's result has the
-/// same bits as attention() to its gathered keys alone. The CPU reads blocks in place; other devices gather them first.
+/// (blocks, G, tokens per block, D); a block has 16, 32 or 64 tokens. window 0: no window. A sequence's result is
+/// bit-identical to attention() on its keys alone. The CPU reads blocks in place; other devices gather them first.
 Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values, std::span<const PagedRows> rows,
                        int64_t window = 0);
 
@@ -24,7 +24,7 @@ int64_t before_window(int64_t position, int64_t window);
 
 /// Copies a sequence's keys or values from their blocks into one contiguous tensor (1, G heads, length, D).
 Tensor gather_blocks(const Tensor& memory, std::span<const int32_t> blocks, int64_t length);
-/// Writes x (1, G, tokens, D) into the blocks as the tokens from `first` on.
+/// Writes x (1, G, tokens, D) into a sequence's blocks, at its positions first to first + tokens - 1.
 void scatter_blocks(const Tensor& x, Tensor memory, std::span<const int32_t> blocks, int64_t first);
 
 namespace on_cpu {

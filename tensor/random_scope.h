@@ -17,8 +17,8 @@ class RandomScope {
   const RandomState before_ = random_state();
 };
 
-/// Returns 0, 1, 2, ... in successive calls by this thread, from 0 again after manual_seed(). Gives code that needs a
-/// random stream of its own the number of an unused one.
+/// Returns 0, 1, 2, ... in successive calls by this thread, from 0 again after manual_seed(). Code that needs a random
+/// stream of its own can use the stream with this number.
 uint64_t next_stream();
 
 }  // namespace lockstep

@@ -68,7 +68,7 @@ void StepBatch::write(const Tensor& to, int64_t at, const void* bytes, size_t si
 }
 
 /// Returns the address of the table's bytes on the device, after writing them if they have changed. While a graph is
-/// recorded, writes them to new memory, as each replay then does: table.device may change between replays.
+/// recorded, writes them to memory of the graph's own, because table.device may change before a replay.
 const std::byte* StepBatch::hold(Table& table, const void* bytes, size_t size) {
   const MemoryScope scope(Memory::other);
   const TensorOptions there{.dtype = u8, .device = device_};

@@ -48,7 +48,7 @@ struct StepPiece {
   uint8_t unused[2] = {};  // explicit padding, because the bytes are compared
 };
 
-/// Options of an update rule, shared by tensors that have been updated equally often: `step` times with this step.
+/// Options of an update rule, shared by tensors with the same number of updates: `step`, which includes this one.
 struct StepSlot {
   int64_t step = 0;
   alignas(8) std::byte args[112] = {};

@@ -50,8 +50,8 @@ class Storage {
   /// Wraps memory of another owner (a mapped file, a vector); `release` runs when the last tensor is gone.
   static Ref<Storage> adopt(void* data, int64_t bytes, Device device, std::function<void()> release);
 
-  /// A storage that has no bytes yet, as after empty(whose). `origin` is an object of the code that will fill the
-  /// bytes; the storage keeps it until refill().
+  /// A storage that has no bytes yet, as after empty(whose). `origin`: any object that the code that fills the bytes
+  /// will need; the storage keeps it until refill().
   static Ref<Storage> reserve(int64_t bytes, Device device, const char* whose, std::shared_ptr<void> origin);
 
   std::byte* data() const { return data_; }

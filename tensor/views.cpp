@@ -33,7 +33,7 @@ Shape infer_size(const char* op, const Tensor& tensor, const Shape& wanted) {
 }
 
 // The strides that give a tensor another shape without a copy, if there are any. Neighbouring dims of the old shape
-// that are contiguous in memory form a run; the sizes of the new shape must divide the runs exactly.
+// that are contiguous in memory form a run. Each run must be the product of successive sizes of the new shape.
 std::optional<Strides> strides_for(const Tensor& tensor, const Shape& shape) {
   if (tensor.is_contiguous()) return contiguous_strides(shape);
   const Shape& old_shape = tensor.shape();

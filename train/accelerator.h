@@ -109,7 +109,7 @@ struct State {
     std::optional<std::weak_ptr<void>> loader = {};  ///< set in a loader's entry, which is dropped with the loader
   };
   void keep(Kept one);  ///< adds or replaces an entry
-  /// Saves a loader's state: access(nullptr) returns it, access(s) sets it. shuffled: set for a loader that shuffles.
+  /// Saves a loader's state: access(nullptr) returns it, access(s) sets it. shuffled: null if it does not shuffle.
   void keep_loader(std::function<data::LoaderState(const data::LoaderState* to_load)> access,
                    std::shared_ptr<void> loader, Dealing* shuffled);
   const AcceleratorOptions options;
@@ -250,7 +250,7 @@ template <class S, class B> class PreparedLoader {
     };
     state_->keep_loader(access, loader_, plain.options().shuffle ? dealing_.get() : nullptr);
   }
-  /// Starts an epoch, or resumes after load_state(). Collective in eval(): broadcasts rank 0's buffers first.
+  /// Starts an epoch, or resumes after load_state(). In evaluation mode collective: broadcasts rank 0's buffers first.
   Iterator begin() {
     if (state_->engine && !state_->engine->module().is_training()) state_->engine->sync_buffers();
     return Iterator(*this);

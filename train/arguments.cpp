@@ -64,7 +64,7 @@ Options TrainingArguments::options() const {
              {"--steps", "max_steps"},    {"--save-every", "save_steps"},
              {"--precision f16", "fp16"}, {"--precision bf16", "bf16"}};
   o.epochs = int64_t(std::ceil(num_train_epochs)), o.steps = std::max<int64_t>(max_steps, 0);
-  // Values below 1 are fractions of all steps. Here they become 1; the Trainer uses the fractions in its own options.
+  // Values below 1 are fractions of all steps. Here they become 1, and the Trainer later replaces 1 by the true number.
   const auto every = [](double given) { return std::max<int64_t>(1, int64_t(given)); };
   o.eval_every = eval_strategy == "no" ? most_steps : eval_strategy == "steps" ? every(eval_steps) : 0;
   o.save_every = save_strategy == "steps" && !output_dir.empty() ? every(save_steps) : 0;

@@ -66,8 +66,8 @@ void AutoProblems::fail_if_any(const std::string& origin) const {
 
 namespace {
 
-/// A row of the table: a key, the name of the argument, and value(), which returns the value for "auto". If that is
-/// unknown, value() returns null, and `unknown` is the reason. must_agree: a value in the file must equal value().
+/// A row of the table: a key, the program's argument for it, and value(), which returns the value for "auto". If there
+/// is none, value() returns null, and `unknown` is the reason. must_agree: a value in the file must equal value().
 struct AutoRow {
   std::string key, argument;
   std::function<Json()> value;

@@ -46,7 +46,7 @@ bool same_value(const data::Json& a, const data::Json& b);
 const data::Json* find_at(const data::Json& root, std::string_view path);
 /// Sets the value under a dotted path and creates the objects on the way.
 void put_at(data::Json& root, std::string_view path, data::Json value);
-/// Reads a value as the type of the field. Error beginning with `where` for another kind of value.
+/// Reads `from` into `to`. If the value is of another kind than `to`, throws an Error that begins with `where`.
 inline void read_as(const data::Json& from, bool& to, const std::string& where) { to = from.as_bool(where); }
 inline void read_as(const data::Json& from, int64_t& to, const std::string& where) { to = from.as_int(where); }
 inline void read_as(const data::Json& from, double& to, const std::string& where) { to = from.as_number(where); }

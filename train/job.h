@@ -78,7 +78,7 @@ using Body = std::function<void(Job& job)>;
 int run(int argc, char** argv, const std::string& about, const Body& body, Options defaults = {});
 /// main() of a program with options of its own. Call add_options(app, options) before.
 int run(CLI::App& app, int argc, char** argv, Options& options, const Body& body);
-/// The core of run(), for subcommands: runs `body` on every rank. `identity` must be equal on all ranks.
+/// run() for a subcommand: runs `body` on every rank. identity: text about build and options, equal on all ranks.
 void start(const Options& options, const std::string& identity, const Body& body);
 
 /// If `lockstep plan` or `simulate` started this program only to ask what it trains, answers and throws Described.

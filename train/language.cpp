@@ -166,7 +166,7 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
   if (const Json* rope = c.find("rope")) each_rope_option(o.rope.emplace(), Reader{*rope, config_path + ": rope"});
   const Json *const experts = c.find("experts"), *const lora = c.find("lora");
   const Experts read = experts ? read_experts(experts->as_string(config_path)) : Experts();
-  // check_held() compares the checkpoint with the number of layers. Each expert has tensors of its own, like a layer.
+  // check_held() needs the number of layers. Experts count as layers, because each has tensors of its own.
   const auto layers = double(o.layers),
              experts_of_all = layers / double(std::max<int64_t>(1, read.every)) * double(read.options.experts);
   nn::check_held(config_path, held_by(path), std::max(layers, std::floor(experts_of_all)), [&] {

@@ -130,7 +130,7 @@ template <class App> void add_parallel_options(App& app, ParallelOptions& o, boo
   add("--trace-bits", o.trace_bits, "file for hashes of all parameters after every step (see lockstep verify)");
 }
 
-/// Adds the common options; training: true also adds those for training, false --ema. devices: true allows dp.
+/// Adds the common options, then those of training, or --ema if `training` is false. devices: true allows dp.
 template <class App> void add_common_options(App& app, CommonOptions& o, bool training, bool devices = true) {
   const OptionGroup add(app);
   add("--seed", o.seed, "seed of everything random", whole(0, INT64_MAX));

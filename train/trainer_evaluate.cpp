@@ -143,7 +143,7 @@ void Trainer::Impl::keep_best() {
   if (writes() && before != now && before.starts_with(path("best/"))) std::filesystem::remove_all(before);
 }
 
-/// Evaluates and adds the results to the step's line. Returns true if training should end.
+/// Evaluates, and adds the results to `line`, the step's line in the log. Returns true if training should end.
 bool Trainer::Impl::look(Json& line) {
   const double start = steady_seconds();
   last = evaluate(o.evaluate_most);

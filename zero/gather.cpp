@@ -40,7 +40,7 @@ void Gather::fetch(size_t u) {
   storage.restore_version(version);  // the same bytes return, so tensors saved by the tape stay valid
 }
 
-/// Waits until the unit is gathered, and returns the buffer that held its shard to the store.
+/// Waits until the unit is gathered. Then gives the buffer that held its shard back to the store.
 void Gather::arrive(size_t u) {
   states[u].fetch.wait();
   store.give_back(u);

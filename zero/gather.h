@@ -13,7 +13,7 @@
 
 namespace lockstep::zero {
 
-/// The order of gathers in a forward or backward, and in the one before it.
+/// The order of gathers in the running forward (or backward), and in the previous forward (or backward).
 struct Trace {
   std::vector<size_t> recorded, now;  ///< indices of units
   bool follows = false;               ///< true while `now` equals the beginning of `recorded`

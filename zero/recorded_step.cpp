@@ -3,10 +3,10 @@
 //   before_replay()         replay, after forward and backward                            after_replay()
 //   numbers from host ─▶ │  squares ─▶ norm, clip factor, skip flag ─▶ update  │ ─▶      reads norm and skip flag
 //
-// From stage 1 on, NCCL sums the squares over ranks. Each block lies on one rank and is zero on the others, so any
-// order gives the bits of the host's sum. One more element counts the ranks that found non-finite values. The sum over
-// ranks does not show which rank had such a gradient; the flags own_bad_ do, as in an unrecorded step. Other parts of
-// the model add their sums, one number per parameter, before the norm is computed (OtherParts).
+// From stage 1 on, NCCL adds up over ranks a sum of squares for each block of a parameter. A block's sum is zero on all
+// ranks but its owner, so any order gives the bits of the host's sum. One more element counts ranks that found
+// non-finite values. This count does not show which ranks they are; the flags own_bad_ do, as in an unrecorded step.
+// Other parts of the model add their sums, one number per parameter, before the norm is computed (OtherParts).
 #include <cmath>
 
 #include "tensor/ops.h"
@@ -23,7 +23,8 @@ double Stage::scale_of(const StepOptions& o) const {
 void Stage::record(const StepOptions& o, const std::vector<bool>& used) {
   LOCKSTEP_CHECK(
       options.spread.names.empty() && batch && !scaled,
-      "[zero] capturing a step needs CUDA devices, no spread parameters (experts), and a gradient scale of at most 1");
+      "[zero] capturing a step needs CUDA devices, no spread parameters (experts), and a gradient scale of at most 1; "
+      "train without a graph (--no-graph)");
   LOCKSTEP_CHECK(
       !captured_ || captured_->used == used,
       "[zero] expected all graphs to capture steps of the same parameters, got a step of others; let every graph give "

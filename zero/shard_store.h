@@ -22,8 +22,8 @@ class ShardStore {
   /// This rank's shard of a unit, flat. Writing to it changes the store.
   Tensor live(size_t unit) const;
 
-  // Shards for gathers. A shard that lies in the file is read into a buffer, its slot: ahead of time if a slot is free.
-  // The shard keeps its slot until give_back(). No decision depends on timing, so all ranks gather in the same order.
+  // For gathers, a shard that lies in the file is read into a buffer (a slot), ahead of time if a slot is free. It
+  // keeps its slot until give_back(). No decision depends on timing, so all ranks gather in the same order.
   /// Returns the shard of a unit, for a gather, and waits for the file if necessary. If no slot is free, calls
   /// gathered(u) for the unit u in the oldest slot, and takes this slot. gathered(u) must wait until u is gathered.
   Tensor get(size_t unit, const std::function<void(size_t)>& gathered);

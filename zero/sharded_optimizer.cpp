@@ -72,7 +72,7 @@ ShardedOptimizer::ShardedOptimizer(Stage& stage) : s_(stage), store_(stage.store
 }
 
 /// Chooses the pieces whose state is offloaded: the first ones, up to offload_optimizer.ratio of all elements. Splits
-/// the piece at this limit in two, between two norm blocks, unless its optimizer needs whole parameters.
+/// the piece at this limit in two, at a multiple of norm_block elements, unless its optimizer needs whole parameters.
 void ShardedOptimizer::find_homes() {
   const OffloadOptimizer& o = s_.options.offload_optimizer;
   if (o.device == Offload::none) return;

@@ -69,7 +69,7 @@ void Stage::listen() {
 }
 
 /// Returns the flat tensor for a unit's gradients, the same in every step. If this tensor still holds the result of the
-/// last reduction, because no step() followed, that result is copied away.
+/// last reduction, because no step() followed, first adds a copy of that result to units[u].reduced.
 Tensor Stage::memory(size_t u) {
   if (units[u].part.defined()) units[u].reduced.add(std::exchange(units[u].part, {}).clone());
   return reducer_->units[u].gradients.own_memory();

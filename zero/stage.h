@@ -171,7 +171,7 @@ class Stage : public parallel::Reducer::Policy {
   // Functions for ShardedOptimizer
   virtual const ShardStore* store() const { return nullptr; }  ///< stage 3: the parameter shards
   virtual Tensor weight(Unit& unit, const Piece& piece);       ///< the parameter's elements of a piece, flat
-  // The gradients, times `scale`, of n elements of this rank's shard from element `at` on, in f32 (or f64).
+  // The gradients, times `scale`, of n elements of this rank's shard from `at` on, in f32 (f64 for f64 parameters).
   Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale) const;
   virtual void publish(Unit&) {}  ///< starts to share an updated unit
   void see();                     ///< notes that master copies include all writes to parameters up to now

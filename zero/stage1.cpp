@@ -13,8 +13,8 @@
 // that parameters are gathered instead of gradients: the same bytes, and 1/N of the work and of the state. Optimizer
 // state is never communicated.
 //
-// Vocabulary: whole, all elements of a unit; shard, the elements that one rank owns; master weights, the f32 copy of
-// 16-bit parameters that the optimizer updates, kept for the shard only.
+// Vocabulary: unit, parameters that are reduced together; whole, all elements of a unit; shard, the elements that one
+// rank owns; master weights, the f32 copy of 16-bit parameters that the optimizer updates, kept for the shard only.
 //
 //   each rank sends      2 (N-1)/N times the model per step, as in DDP
 //   each rank holds      4 Ψ + 12 Ψ/N bytes, for Ψ parameters in 16 bits with Adam

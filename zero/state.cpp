@@ -1,4 +1,4 @@
-// State for checkpoints: pieces of tensors by logical name, and numbers.
+// State for checkpoints: pieces of tensors, and single numbers such as step counts, each with a name.
 #include "tensor/ops.h"
 #include "zero/sharded_optimizer.h"
 #include "zero/stage.h"

@@ -160,8 +160,8 @@ std::vector<bool> Stage::agree_on_used() {
 }
 
 /// Returns the key of the first gradient with NaN or infinity on this rank; the step reports the smallest key of all
-/// ranks. A gradient before the sum has the key parameter * ranks + rank. looks_at_sums: also searches the sums in this
-/// rank's shards, whose keys are larger. The host reads all flags in one transfer.
+/// ranks. The key of a rank's own gradient, before the sum over ranks, is parameter * ranks + rank. looks_at_sums: also
+/// searches the sums in this rank's shards, whose keys are larger. The host reads all flags in one transfer.
 int64_t Stage::first_bad(bool looks_at_sums) const {
   std::vector<int64_t> numbers;
   std::vector<Tensor> sums, found;

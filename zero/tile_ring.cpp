@@ -31,7 +31,7 @@ void TileRing::read_until(size_t end) {
 const Tensor& TileRing::load() {
   LOCKSTEP_CHECK(next_ < tiles_.size(), "[offload] expected one of ", tiles_.size(),
                  " tiles, got one more; this is a bug in Lockstep, please report it");
-  // One buffer holds this tile, and another may still be written to the file. Read ahead into the others, at least one.
+  // One buffer holds this tile, and another may still be written to the file. The others are for the next tiles.
   const size_t ahead = options_.read_ahead && buffers_.size() > 1 ? std::max<size_t>(1, buffers_.size() - 2) : 0;
   read_until(next_ + 1);
   buffer(next_).wait();

@@ -150,10 +150,10 @@ class Zero {
   int stage() const;                  ///< 0 to 3
   dist::ProcessGroup& group() const;  ///< the ranks over which state is sharded
 
-  /// Number of this rank's i-th micro-batch among the micro-batches 0 .. ranks * accumulation - 1 of a step. Stages 0
-  /// and 1 sum a rank's micro-batches (in no_sync(), all but the last) before the exchange, so a rank has successive
-  /// numbers. Stages 2 and 3 exchange each micro-batch, so successive ranks have successive numbers. Either way the sum
-  /// follows the fixed tree of dist/summation_tree.h and has DDP's bits. Error unless 0 <= i < accumulation.
+  /// Index of this rank's i-th micro-batch among a step's micro-batches 0 .. ranks * accumulation - 1. With 2 ranks and
+  /// accumulation 2, rank 0 gets 0 and 1 in stages 0 and 1, which sum a rank's micro-batches before the exchange (all
+  /// but the last one in no_sync()), but 0 and 2 in stages 2 and 3, which exchange each one. So gradients are summed in
+  /// the order of dist/summation_tree.h, bit-identical to DDP's. Error unless 0 <= i < accumulation.
   int64_t micro_batch(int64_t i, int64_t accumulation) const;
 
   /// While a NoSync lives, backward sums gradients on this rank only; the first backward after it reduces the sum of
@@ -224,9 +224,9 @@ class Zero {
   std::map<std::string, double> numbers() const;
   /// Sets the values that numbers() returned. If one is missing, throws an Error and changes nothing.
   void load_numbers(const std::map<std::string, double>& numbers);
-  /// Completes a load: shares the parameters written to pieces, and updates f32 master copies of 16-bit parameters
-  /// unless they were loaded too. masters = false leaves master copies alone, for a caller that puts the parameters'
-  /// old values back before the next step. Collective.
+  /// Completes a load: gives all ranks the parameters written into state()'s pieces, and updates f32 master copies of
+  /// 16-bit parameters unless they were loaded too. masters = false leaves master copies alone, for a caller that puts
+  /// the parameters' old values back before the next step. Collective.
   void loaded(bool masters = true);
   /// The units, for printing and tests. Their parameters are indices into the module's named_parameters().
   std::vector<PlannedUnit> units() const;

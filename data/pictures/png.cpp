@@ -117,7 +117,7 @@ Pixels decode_png(Bytes file, const std::string& where, const ImageOptions& opti
   check(read_png_header(&work));
   const int64_t height = work.height, width = work.width;
   check_pixels(where, height, width, options);
-  // Deflate makes at most 1032 bytes from one byte of the file.
+  // A byte of the file expands to at most 1032 bytes (deflate). Reject a file that is too short for its pixels.
   const int64_t in_file = (work.colour == PNG_COLOR_TYPE_PALETTE      ? 1
                            : work.colour == PNG_COLOR_TYPE_GRAY       ? 1
                            : work.colour == PNG_COLOR_TYPE_GRAY_ALPHA ? 2

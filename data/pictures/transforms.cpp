@@ -56,7 +56,7 @@ Tensor Resize::operator()(const Tensor& x) const {
 Tensor CenterCrop::operator()(const Tensor& x) const {
   check_size("CenterCrop", height, width);
   const Tensor in = picture("CenterCrop", x);
-  // Returns the first pixel of the crop. If the image is too small, that is minus the padding in front (rounded down).
+  // Returns the index of the crop's first pixel: -p if the image is too small and gets p pixels of padding in front.
   const auto start = [](int64_t is, int64_t wanted) {
     return is >= wanted ? int64_t(std::nearbyint(double(is - wanted) / 2)) : -((wanted - is) / 2);
   };

@@ -110,8 +110,8 @@ struct RandomErasing {
   bool noise = false;
   Tensor operator()(const Tensor& x) const;  ///< x or the changed image
 };
-/// Applies `operations` random operations out of 14, with repetition, all at one strength: number `magnitude` of `bins`
-/// equally spaced ones, from none to the strongest. u8 only. Cubuk et al. 2020 (RandAugment).
+/// Applies `operations` random operations out of 14, with repetition, each at magnitude / (bins - 1) of its maximum
+/// strength. u8 only. Cubuk et al. 2020 (RandAugment).
 struct RandAugment {
   int64_t operations = 2, magnitude = 9, bins = 31;
   double fill = 0;

@@ -10,7 +10,7 @@ namespace lockstep::dist {
 /// A host of the job.
 struct Host {
   std::string name;
-  std::vector<int> slots;  ///< each slot runs one rank; after filtering, the numbers of the remaining slots
+  std::vector<int> slots;  ///< indices of the slots to use, 0 to n - 1 unless a filter took some away; one rank each
   bool operator==(const Host&) const = default;
 };
 

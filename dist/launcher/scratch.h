@@ -43,7 +43,7 @@ class Scratch {
   const std::string& path() const { return path_; }  ///< path of the folder
   bool is_kept() const { return kept_; }             ///< true after keep()
 
-  /// Keeps the folder after this object ends. `counted`: then also deletes all but the user's ten newest kept folders.
+  /// Makes the destructor keep the folder. `counted`: it also deletes all kept folders of the user but the ten newest.
   void keep(bool counted) { kept_ = true, counted_ |= counted; }
 
  private:

@@ -81,7 +81,7 @@ class Supervisor {
         [[maybe_unused]] const auto written = write(r->process.input.get(), line.data(), line.size());
         continue;
       }
-      // A process group leader that has exited stays a zombie until the end, so no other process has got its pid.
+      // A process group leader that has exited stays a zombie until the job ends, so no other process has its pid.
       kill(-r->process.pid, signal);
       // A stopped process handles the signal only after SIGCONT.
       if (signal != SIGSTOP && signal != SIGKILL) kill(-r->process.pid, SIGCONT);

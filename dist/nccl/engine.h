@@ -33,7 +33,7 @@ constexpr uint64_t compared_first = 100, compared_every = 64;
 /// Bytes of a tensor's elements.
 inline int64_t size_in_bytes(const Tensor& t) { return t.numel() * size_of(t.dtype()); }
 
-/// The engine of a group whose tensors on devices move by NCCL.
+/// The engine of a group that uses NCCL for tensors on devices.
 class NcclEngine final : public NativeEngine {
  public:
   /// `member`: this rank's place in the group. CUDA is not touched before the first call with tensors of a CUDA device.

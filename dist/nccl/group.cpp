@@ -1,5 +1,5 @@
-// The group that moves tensors on devices by NCCL. Calls on the CPU and on the device share one order (turns.h), so
-// that ranks which mix them agree on it.
+// The group that moves tensors on devices by NCCL. Calls on the CPU and on the device form one sequence (turns.h), so
+// that all ranks run a mixture of both in the same order.
 #include <algorithm>
 #include <cstring>
 

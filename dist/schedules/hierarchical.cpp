@@ -69,7 +69,7 @@ struct HostGroups {
     }
     return teams;
   }
-  /// One team per host, to be used as a tree from its first rank. The host of `root` comes first, led by `root`.
+  /// One team per host, a tree with its first rank as root. The host of `root` comes first, and is led by `root`.
   Teams trees_within(int root) const {
     Teams teams;
     for (const auto& ranks : hosts) {

@@ -42,9 +42,9 @@ template <class T> class FlatMap {
   size_t used_ = 0;
 };
 
-/// If the data are one chunk, or as many chunks as ranks, an array holds the places of slot 0. Each of its rows holds
-/// places with the same chunk - rank, which most algorithms use in sequence. A hash table holds the other slots. With
-/// more chunks, or if few places are used (`sparse`), it holds all places. Each at() may invalidate earlier references.
+/// If the data are one chunk, or as many chunks as ranks, an array holds the places of slot 0, a hash table the others.
+/// Each row of the array holds places with the same difference (chunk - rank), which most algorithms use in sequence.
+/// Otherwise, or if `sparse` (few places are used), the hash table holds all. at() may invalidate earlier references.
 template <class T> class PlaceMap {
  public:
   static constexpr int max_slot = 4095;

@@ -28,7 +28,7 @@ struct Ranges {
 std::string describe(const Piece& held) { return str(name_of(held.dtype), held.shape); }
 
 /// Divides `total` bytes, which all `ranks` ranks hold, equally among these ranks. `range`: elements that lie in these
-/// bytes, the first one at byte `offset`; `element`: bytes of one. Returns the part of `range` that each rank gets.
+/// bytes, the first at byte `offset`; `element`: size of an element. Returns the part of `range` that each rank gets.
 std::vector<dist::Range> cut(dist::Range range, int64_t offset, int64_t total, int64_t element, size_t ranks) {
   std::vector<dist::Range> parts(ranks);
   for (size_t i = 0; i < ranks; ++i) {

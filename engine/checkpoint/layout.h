@@ -43,7 +43,7 @@ struct Assignment {
 std::string file_of_rank(int rank);
 /// Assigns every element to one of the ranks that hold it. of_rank[r] is the index in `offers` of rank r's offer; ranks
 /// with equal offers share an index. The Error names the tensor, the ranks and the problem: different shapes, gaps,
-/// overlaps, or numbers that differ between ranks.
+/// overlaps, or one of Contents::numbers that differs between ranks.
 Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_t>& of_rank);
 
 }  // namespace lockstep::checkpoints

@@ -14,7 +14,7 @@ struct Policy : ls::nn::Layer<Policy> {
 };
 
 int main(int argc, char** argv) {
-  // The reported loss is minus the episode length, at most 200.
+  // The reported loss is minus the number of steps in the episode, which ends after at most 200 steps.
   return ports::run(argc, argv, "pole balancing by REINFORCE", {.steps = 200, .lr = 5e-3}, [](ports::Run& run) {
     Policy policy;
     run.start(policy);

@@ -214,7 +214,7 @@ void Batcher::compute(const Step& step) {
   std::vector<std::vector<nn::KvCache>*> given;
   std::vector<std::span<const int64_t>> tokens;
   std::vector<int64_t> wanted;  // rows whose logits are used
-  // For each row in `wanted`: its sequence, and the position in that sequence of the token that its logits predict.
+  // For each row whose logits are used: its sequence, and the position in it of the token that these logits predict.
   std::vector<std::pair<Running*, int64_t>> whose;
   int64_t row = 0;
   for (size_t i = 0; i < step.work.size(); ++i) {

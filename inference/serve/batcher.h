@@ -1,6 +1,6 @@
 #pragma once
 // The thread that generates for all requests at once. It repeatedly plans a step of the schedule, runs the model, and
-// samples a token for each sequence whose last token the model has just computed.
+// samples the next token of each sequence of which the model has now processed all tokens.
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -58,7 +58,7 @@ class Answer {
 
 /// Options of a Batcher.
 struct BatcherOptions {
-  /// Blocks of 32 tokens for keys and values; 0: enough for 8 sequences of the context's length, but at most 4 GiB.
+  /// Number of cache blocks (keys and values of 32 tokens each); 0: for 8 sequences as long as the context, <= 4 GiB.
   int64_t blocks = 0;
   Limits limits;
   std::function<void(const State&, const Step&)> on_step;  ///< called before the model computes the step

@@ -16,8 +16,8 @@ namespace {
 
 constexpr size_t most_requests_drawn = 40, most_columns = 400;
 
-/// The state of each request in a step, for drawing. > 0: prompt tokens; 0: a token of the answer; -1: waiting; -2:
-/// preempted; -3: absent.
+/// The state of each request in a step, for drawing. > 0: number of prompt tokens processed; 0: a token of the
+/// answer is computed; -1: waiting; -2: preempted; -3: absent.
 std::vector<int64_t> column(const Simulated& run, const Simulated::Slot& slot) {
   std::vector<int64_t> cells(run.requests.size(), -3);
   for (size_t r = 0; r < cells.size(); ++r)

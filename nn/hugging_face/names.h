@@ -7,7 +7,7 @@
 
 namespace lockstep::nn {
 
-/// A tensor in a file that holds a parameter, or some rows of one.
+/// A tensor in a file. It holds a whole parameter, or some of a parameter's rows.
 struct PretrainedPiece {
   std::string name;
   int64_t row = 0, rows = -1;  ///< the rows of the parameter in this piece; rows -1: all

@@ -41,7 +41,7 @@ struct PretrainedOptions {
 /// BuildEmpty scope the model stays empty, and filling a part of it later reads only that part of the files.
 std::unique_ptr<GPT> from_pretrained(const std::string& folder, const PretrainedOptions& options = {});
 /// Loads the weights of a folder into an existing, unsharded model: parameters with values are overwritten at once,
-/// empty ones start with the file's values. Error, with nothing changed, if the options differ.
+/// empty ones start with the file's values. If the folder's options differ from the model's: Error, nothing changed.
 void load_pretrained(GPT& model, const std::string& folder);
 /// Loads the weights of safetensors files, without a config.json.
 void load_pretrained(GPT& model, const std::vector<std::string>& files);

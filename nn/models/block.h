@@ -45,7 +45,7 @@ struct TransformerBlock : Layer<TransformerBlock> {
   std::shared_ptr<Module> feed_forward;  ///< if set, replaces `mlp` under its name (mixture of experts)
 
  private:
-  /// True if the last product of `layer` can add the residual.
+  /// True if the last matrix product of `layer` can add the residual to its result.
   bool adds(const auto& layer) const { return layer.adds() && dropout.is_identity(); }
   Variable fed_forward(const Variable& x) { return feed_forward ? feed_forward->call(x) : mlp(x); }
   Variable with_fed_forward(const Variable& residual, const Variable& x) {

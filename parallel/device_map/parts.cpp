@@ -1,4 +1,4 @@
-// Finds the parts of a model. A part as a whole is placed on a device, in host memory or on disk. See parts.h.
+// Finds the parts of a model. Each part is placed as a whole: on a device, in host memory or on disk. See parts.h.
 #include "parallel/device_map/parts.h"
 
 #include <algorithm>

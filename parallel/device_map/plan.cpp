@@ -101,8 +101,8 @@ int64_t least(int64_t low, int64_t high, const std::function<bool(int64_t)>& fit
   return high;
 }
 
-/// Returns memory limits under which all devices hold about the same number of bytes (with low_0, the first one as
-/// few as possible). Returns nullopt if the model does not fit on the devices alone.
+/// Returns memory limits under which all devices hold about the same number of bytes; with low_0, the first one holds
+/// as few as possible, and the others about the same. Returns nullopt if the model does not fit on the devices alone.
 std::optional<std::vector<int64_t>> balance(Filler& fill, const std::vector<int64_t>& limits, bool low_0) {
   if (!fill(limits)) return std::nullopt;
   const auto capped = [&](int64_t first, int64_t rest) {

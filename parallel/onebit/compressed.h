@@ -57,7 +57,7 @@ class CompressedAllReduce {
   int64_t padded() const { return chunk_ * group_.size(); }
 
  private:
-  /// The part of a tensor that lies in one chunk. In a message, its signs begin with a new byte.
+  /// The part of a tensor that lies in one chunk. In a message, its signs begin at a byte boundary.
   struct Piece {
     size_t tensor;
     int64_t from;  // first element in the tensor

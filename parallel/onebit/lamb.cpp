@@ -1,4 +1,4 @@
-// OneBitLamb: LAMB until the freeze, then compressed momenta and a slowly changing coefficient. See onebit.h.
+// OneBitLamb: LAMB for freeze_step steps, then compressed momenta and a slowly changing coefficient. See onebit.h.
 #include "parallel/onebit/rules.h"
 
 namespace lockstep::onebit {

@@ -37,8 +37,8 @@ template <class Options> Tensor denominator(const Options& o, const Tensor& v, i
   return add_scalar_(correction == 1 ? sqrt(v) : sqrt_(div_scalar(v, correction)), o.eps);
 }
 
-/// Divides m by `below` in place, and clamps the quotient to `factor` times the largest one that a gradient can cause
-/// in Adam. There the second moment v grows with the gradient. A frozen v does not grow: where it is tiny, even an
+/// Divides m by `below` in place, and clamps the quotient to `factor` times the largest quotient possible in
+/// Adam. In Adam the second moment v grows with the gradient. A frozen v does not grow: where it is tiny, even an
 /// ordinary gradient would cause a huge step.
 template <class Options>
 void divide_bounded(const Options& o, const Tensor& m, const Tensor& below, double factor = 1) {

@@ -37,8 +37,8 @@ namespace lockstep::sequence {
 
 /// Ulysses attention of q (B, H, T/P, D) with k and v (B, G, T/P, D): this rank's tokens, in contiguous order, of H
 /// query heads and G key heads. Error unless P, the number of ranks, divides H. If P does not divide G, a key head is
-/// sent to every rank that reads it. With dropout, ranks in the same random state together use the mask that one
-/// process would use. Collective, and so is the backward.
+/// sent to every rank that reads it. With dropout, if all ranks have the same random state, their masks together are
+/// the mask that one process would use. Collective, and so is the backward.
 Variable ulysses_attention(const Variable& q, const Variable& k, const Variable& v, AttentionArgs args,
                            const std::shared_ptr<dist::ProcessGroup>& group);
 

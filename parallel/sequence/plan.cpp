@@ -44,8 +44,8 @@ std::optional<Piece> piece(int64_t tokens, int ranks, int rank, int step, Order 
   const int from = owner(ranks, rank, step);
   if (!causal || from == rank) return Piece{0, tokens, 0, tokens, causal};
   if (order == Order::contiguous) return from < rank ? std::optional(Piece{0, tokens, 0, tokens, false}) : std::nullopt;
-  // Zigzag: each rank has an early and a late half. An earlier rank's early half precedes all queries of this rank, and
-  // its late half follows them all. A later rank's keys lie between this rank's halves: only the late half sees them.
+  // Zigzag: half of a rank's tokens are early in the sequence, half late. An earlier rank's early half precedes all our
+  // queries, and its late half follows them. A later rank's keys lie between our halves: only our late half sees them.
   const int64_t half = tokens / 2;
   return from < rank ? Piece{0, tokens, 0, half, false} : Piece{half, half, 0, tokens, false};
 }

@@ -24,7 +24,7 @@ constexpr int64_t along_sequence = -2;  ///< the dim of tokens in (..., tokens, 
 
 Variable copy_to(const Variable& x, dist::ProcessGroup& group);  ///< f: identity forward, all-reduce of the gradient
 Variable reduce_from(const Variable& x, dist::ProcessGroup& group);  ///< g: all-reduce forward, identity backward
-// scatter_to() returns this rank's part of x along `dim`. In it and the three functions below, a negative `dim` counts
+// scatter_to() returns this rank's part of x along `dim`. In this and the next three functions a negative `dim` counts
 // from the end. scatter_to() and reduce_scatter() raise an Error unless the number of ranks divides the size of `dim`.
 Variable scatter_to(const Variable& x, int64_t dim, dist::ProcessGroup& group);
 /// Joins the ranks' parts along `dim`; backward takes this rank's part of the gradient.
@@ -46,7 +46,7 @@ class Pending {
   /// of `dim`.
   static Pending reduce_scatter(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into = {},
                                 bool background = true);
-  /// Returns a Pending that waits for all of `parts`, each of which fills a part of `result`, and returns `result`.
+  /// Returns a Pending whose wait() waits for all `parts` (each fills a slice of `result`) and returns `result`.
   static Pending all(std::vector<Pending> parts, const Tensor& result);
   Tensor wait();  ///< waits, and returns the result; call it once
 

@@ -18,7 +18,7 @@ namespace lockstep::on_cpu {
 
 inline constexpr int64_t tile_keys = 64;  // keys per tile, and so the row length of every tile of scores
 
-// register_product() keeps in registers its sums (6 rows of 4 vectors), one row of b and one element of a. That takes
+// register_product() keeps in registers its sums (6 rows of 4 vectors), one row of `b`, one element of `a`. That takes
 // 6 * 4 + 4 + 1 = 29 of 32 registers or, with rows of 2 vectors, 6 * 2 + 2 + 1 = 15 of 16.
 inline constexpr int group_rows = 6, group_vectors = vector_registers < 32 ? 2 : 4;
 
@@ -111,8 +111,8 @@ void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, 
 /// Layout of the left factor of a product: element (i, p) is a[i * lda + p], or transposed a[p * lda + i].
 enum class Left { plain, transposed };
 
-/// c = keep * c + a b with one factor `keep` per row, or c = a b if keep is null. a has `depth` columns; c and b have
-/// `vectors` vectors in each row. The sums stay in registers.
+/// c = keep * c + a b with one factor of `keep` per row, or c = a b if keep is null. `a` has `depth` columns; `c` and
+/// `b` have `vectors` vectors in each row. The sums stay in registers.
 template <class A, Left left, int rows, int vectors>
 void register_product(int64_t depth, const A* __restrict a, int64_t lda, const A* __restrict b, int64_t ldb,
                       const A* keep, A* __restrict c, int64_t ldc) {

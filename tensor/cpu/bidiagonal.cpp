@@ -188,8 +188,8 @@ template <class T, class Before> void sort_values(std::vector<double>& d, Column
 }
 
 /// Numbers above the diagonal count as 0 up to this bound. For f32 results it is below their rounding error. For f64 it
-/// is several rounding errors: between two equal values, the iteration may get no closer to 0. NaN if an entry is not
-/// finite.
+/// is several rounding errors, because the iteration may bring a number between two equal diagonal values no closer to
+/// 0. NaN if an entry is not finite.
 template <class T> double negligible_of(const std::vector<double>& d, const std::vector<double>& e) {
   double norm = 0;
   for (const auto& list : {d, e})

@@ -154,8 +154,8 @@ template <class T> class Rows {
   }
 
   /// Transforms one row as a matrix n1 x n2. Input number j1 n2 + j2 is element (j1, j2), and output number k1 + n1 k2
-  /// is element (k1, k2). After the transforms of columns, between[b n2 + j2] holds elements (b w, j2) to (b w + w - 1,
-  /// j2). With many rows, the caller passes scratch in `own`, and one thread computes a row.
+  /// is element (k1, k2). After the transforms of columns, between[b n2 + j2] holds w elements of column j2, from
+  /// (b w, j2) on. With many rows, the caller passes scratch in `own`, and a single thread computes each row.
   void run_long(const Number* x, Number* y, Lanes<T>* between, Lanes<T>* own, bool inverse, T scale) const {
     const int64_t n1 = n1_, n2 = n2_, most = own ? n1 + n2 : std::max<int64_t>(1, grain / (w * std::max(n1, n2)));
     parallel_for(ceil_div(n2, w), most, [&](int64_t begin, int64_t end) {

@@ -12,7 +12,7 @@
 
 namespace lockstep::on_cpu::fourier {
 
-/// exp(-2 pi i k / n), k >= 0. Exact at multiples of an eighth of the circle.
+/// exp(-2 pi i k / n), k >= 0. Exact if k / n is a multiple of 1/4.
 inline std::complex<double> root_of_unity(int64_t k, int64_t n) {
   k %= n;
   const int64_t eighth = 8 * k / n, rest = 8 * k - eighth * n;

@@ -2,13 +2,13 @@
 //
 //   columns of b    for one or more blocks of k, as many as stay in L3. The threads share the work of packing them, and
 //                   all threads read all of them
-//   rows of a       a few strips of rows as high as a tile, for one block of k. Each thread packs the strips for its
-//                   own part of c, or reads the rows in place
+//   rows of a       a few strips of rows (a strip has the height of a tile), for one block of k. Each thread packs
+//                   the strips for its own part of c, or reads the rows in place
 //   a strip of a    stays in L1 while it is multiplied by the columns of b, one tile of c at a time (gemm_tile.h)
 //
 // Packing costs the same for transposed and 16-bit operands. The bits of c do not depend on where a thread's part
-// begins, so the work is divided by the number of threads. Numbers and Pairs are the two kinds of operands: an element
-// of a packed strip holds one number, or a pair of neighbours along k (`together` = 1 or 2).
+// begins, so the work can be divided among any number of threads. Numbers and Pairs are the two kinds of operands: an
+// element of a packed strip holds one number, or a pair of neighbours along k (`together` = 1 or 2).
 #include "tensor/cpu/gemm.h"
 
 #include <algorithm>
@@ -65,7 +65,7 @@ template <class T, class In> struct Numbers {
   static void pack_b(const In* in, int64_t apart, int64_t step, int64_t count, int64_t numbers, T* out) {
     pack<wide>(in, apart, step, count, numbers, out);
   }
-  /// Returns the rows of a if tile() can read them where they are, without packing; else null.
+  /// Returns the rows of `a` if tile() can read them where they are, without packing; else null.
   static const T* in_place(const MatrixView<In>& a) {
     if constexpr (std::is_same_v<T, In>) return reads_rows<T> && a.col == 1 ? a.data : nullptr;
     return nullptr;
@@ -132,8 +132,8 @@ template <class K> struct Blocking {
     packed = std::min(ceil_div(k, depth), std::max<int64_t>(1, limit / (columns * depth))) * depth;
     strips = !with_c && (packed >= k || k * std::min<int64_t>(n, 16 * wide) <= limit);
     if (strips && packed < k) packed = ceil_div(k, depth) * depth, columns = std::min(n, limit / k / wide * wide);
-    // Each column of the grid packs the rows of a again; packing them takes about as long as computing a tile. So among
-    // grids that balance the work equally well, the loop chooses the one with the fewest columns.
+    // Each column of the grid packs all rows of `a` itself; packing a strip takes about as long as computing a tile.
+    // So among grids that balance the work equally well, the loop chooses the one with the fewest columns.
     const int64_t threads = std::clamp<int64_t>(m * n * k / fork_work, 1, most_threads);
     int64_t least = std::numeric_limits<int64_t>::max();
     for (int64_t s = 1; s <= threads; ++s) {
@@ -205,7 +205,7 @@ template <class K> struct Product {
   /// Multiplies rows [i0, i1) of a by the packed rows [p0, p1) of b and adds the result to columns j + [x0, x1) of c.
   void multiply(int64_t i0, int64_t i1, int64_t j, int64_t columns, int64_t x0, int64_t x1, int64_t p0, int64_t p1,
                 Packed* packed_a) const {
-    // Packs `high` rows of a (the height of a tile) at a time if they are contiguous, otherwise plan.rows rows.
+    // Packs `high` rows of `a` (the height of a tile) at a time if they are contiguous, otherwise plan.rows rows.
     const int64_t rows = a.col == 1 ? high : plan.rows, ld = c ? ldc : ceil_div(x1 - x0, wide) * wide;
     const bool in_place = K::in_place(a);
     T* const strip = reinterpret_cast<T*>(packed_a + plan.a_size);
@@ -239,8 +239,8 @@ template <class K> struct Product {
 
 bool is_tiny(int64_t m, int64_t n, int64_t k) { return m * n * k <= 256; }  // true for k = 0
 
-/// A product of m <= unpacked_rows rows, where b is read without packing. If `turned` is true, c receives the transpose
-/// of the result, and so does `finish`. `rows` is a buffer for m x k elements of a.
+/// A product of m <= unpacked_rows rows, where b is read without packing. If `turned` is true, c and `finish` receive
+/// the transpose of the result. `rows` is a buffer for m x k elements of `a`.
 template <class K, class T = typename K::Sum, class In = typename K::Number>
 void few_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
               bool turned, const Finish<T>& finish, typename K::Packed* rows, bool alone) {

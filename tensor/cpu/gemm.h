@@ -21,7 +21,7 @@ using Finish = std::function<void(int64_t i, int64_t j, int64_t rows, int64_t co
 
 /// c (m x n, rows ldc apart) = alpha * a (m x k) * b (k x n) + beta * c. With beta = 0, c is not read and may be null;
 /// then only `finish` receives the result, in parts. T is float (In: float, Half or BFloat16) or double (In: double).
-/// The bits of an element of c depend only on its row of a, its column of b and k: k is divided into equal blocks, each
+/// The bits of an element of c depend only on its row of `a`, its column of `b` and k. k is cut into equal blocks, each
 /// of at most 2048 bytes of T. Each block is summed in order, then added to c. The processor's bf16 instructions add in
 /// another order (gemm_pairs.h) and need a stride of 1 in a and in b. With `scratch` (gemm_scratch() numbers of T) the
 /// product runs on the calling thread alone, else on get_threads() threads.

@@ -1,7 +1,7 @@
 #pragma once
-// Products of bf16 by the instruction of AVX512-BF16. It multiplies two adjacent numbers of a by two of b and adds both
-// products to an f32 lane: twice the arithmetic of f32 in the same time. The file differs from gemm_tile.h and
-// gemm_few.h in that it counts k in pairs:
+// Products of bf16 by the instruction of AVX512-BF16. It multiplies two adjacent numbers of matrix a by two of matrix b
+// and adds both products to an f32 lane: twice the arithmetic of f32 in the same time. Unlike gemm_tile.h and
+// gemm_few.h, this file counts the inner dimension k in pairs:
 //
 //   packing   copies pairs into strips of rows or columns; if k is odd, a 0 completes the last pair
 //   tile      sums the pairs of each block of k in order, then the blocks. The second product of a pair is added first.
@@ -140,7 +140,7 @@ template <int width>
   }
 }
 
-/// c (rows x pair_columns, ldc apart) = alpha * a * b + beta * c. a and b are packed strips of `depth` pairs.
+/// c = alpha a b + beta c. c has pair_columns columns; its rows begin ldc numbers apart. a, b: strips of `depth` pairs.
 template <int rows>
 [[LOCKSTEP_FOR_PAIRS]] void pair_tile(int64_t depth, const uint32_t* a, const uint32_t* b, float alpha, float beta,
                                       float* c, int64_t ldc) {

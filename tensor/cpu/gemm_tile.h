@@ -1,6 +1,6 @@
 #pragma once
-// The two inner parts of a matrix product. pack() copies rows of a or columns of b into strips, in the order in which
-// the innermost loop reads them. tile() is that loop and keeps a tile of the result in registers:
+// The two inner parts of a matrix product. pack() copies rows of `a` or columns of `b` into strips, in the order that
+// the innermost loop needs. tile() is that loop and keeps a tile of the result in registers:
 //
 //                  b strip    tile_columns = tile_vectors * lanes
 //                  +---------+
@@ -18,8 +18,8 @@
 
 namespace lockstep::on_cpu {
 
-// Number of vectors in a row of a tile. The size of a tile is chosen so that the registers hold the tile, one row of b
-// and one number of a. pack() needs tile_rows to be at most `lanes`, or a multiple of it.
+// Number of vectors in a row of a tile. The size of a tile is chosen so that the registers hold the tile, one row of
+// `b` and one number of `a`. pack() needs tile_rows to be at most `lanes`, or a multiple of it.
 template <class T> inline constexpr int tile_vectors = lanes<T> >= (vector_registers < 32 ? 6 : 14) ? 2 : 3;
 /// Number of rows of a tile.
 template <class T>
@@ -103,8 +103,8 @@ template <class T, class V> [[gnu::always_inline]] inline V add_scaled(V sum, T 
   return beta == 0 ? v : v + beta * old;
 }
 
-/// c = alpha * a * b + beta * c for a tile c of `rows` rows, ldc apart; c is not read if beta is 0. b is a packed
-/// strip. a is a packed strip if `packed`, else rows of a matrix that are lda apart.
+/// c = alpha * a * b + beta * c for a tile c of `rows` rows, ldc apart; c is not read if beta is 0. `b` is a packed
+/// strip. `a` is a packed strip if `packed`, else it points to rows of a matrix that are lda apart.
 template <class T, int rows, bool packed>
 void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict b, T alpha, T beta, T* __restrict c,
           int64_t ldc) {
@@ -117,7 +117,7 @@ void tile(int64_t depth, const T* __restrict a, int64_t lda, const T* __restrict
   for (int64_t p = 0; p < depth; ++p, a += step, b += tile_columns<T>) {
     Vector<T> line[vectors];
     if constexpr (vector_registers >= 32) {
-      // Prefetches what later steps read: a lies in L1 or L2, b in L2.
+      // Prefetches what later steps read: `a` lies in L1 or L2, `b` in L2.
       if constexpr (packed) __builtin_prefetch(a + 16 * tile_rows<T>);
       for (int j = 0; j < tile_columns<T>; j += 64 / int(sizeof(T))) __builtin_prefetch(b + 8 * tile_columns<T> + j);
     }

@@ -55,8 +55,8 @@ template <class T> void select_rows(const T* x, const Split& split, const int64_
 }
 
 // out[o, index[i], :] += x[o, i, :], except where index[i] is `skip`. The rows of x that go to the same row of out are
-// summed in groups of rows_of_part rows, as on CUDA. Threads divide the values of o among themselves or, if there is
-// only one, the columns. f16 and bf16 are summed in f32 and rounded once.
+// summed in groups of rows_of_part rows, as on CUDA. Threads divide the values of o among themselves or, if o has only
+// one value, the columns. f16 and bf16 are summed in f32 and rounded once.
 template <class T>
 void add_rows(const T* x, const Split& split, const int64_t* index, int64_t count, int64_t skip, T* out) {
   using Sum = std::conditional_t<is_half<T>, float, T>;
@@ -114,9 +114,9 @@ void add_rows_of(const char* op, const Tensor& source, int dim, const Tensor& in
 
 // --- elements ---
 
-// Calls fn(value, offset in a, offset in b) for every element of `index`; a and b are the strides of two tensors. The
-// offset in a leaves out dim `dim`, because `value` is the index along it. Threads divide the work along another
-// dim, so one thread makes all calls that have the same offset in a.
+// Calls fn(value, offset_a, offset_b) for every element of `index`, with its offsets in two tensors of strides a and b.
+// offset_a does not count dim `dim`, because `value` is the index along it. Threads divide the work along another
+// dim, so one thread makes all calls that have the same offset_a.
 template <class Fn> void each_index(const Tensor& index, int dim, const Strides& a, const Strides& b, Fn&& fn) {
   const int rank = index.dim();
   const int64_t* values = index.data<int64_t>();

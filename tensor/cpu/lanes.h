@@ -47,8 +47,8 @@ template <class A> [[gnu::always_inline]] inline Lanes<A> splat(A value) { retur
 using Words = Lanes<uint32_t>;                                 // the bits of Lanes<float>
 using ShortWords = uint16_t __attribute__((vector_size(32)));  // sixteen f16 or bf16
 
-// Convert sixteen f16 or bf16 to f32 and back at once. They give the same bits as Half and BFloat16 (tensor/half.h),
-// but without branches.
+// decode() converts sixteen f16 or bf16 to f32 at once, and encode() sixteen f32 to f16 or bf16. They give the same
+// bits as Half and BFloat16 (tensor/half.h), but without branches.
 [[gnu::always_inline]] inline Lanes<float> decode(ShortWords bits, BFloat16) {
   return as<Lanes<float>>(convert_lanes<Words>(bits) << 16);
 }

@@ -19,12 +19,12 @@ void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad);
 /// QR by Householder reflections. The caller allocates r (batch, k, columns) and, if wanted, q (batch, rows, k).
 void qr(const Tensor& a, Tensor& q, Tensor& r);
 /// Singular values s (batch, k) in descending order, k = min(rows, columns). If u and vh are defined, they receive the
-/// singular vectors: the first k or all, as their shapes say. bad: not 0 if a is not finite or there is no convergence.
+/// singular vectors: the first k or all, by their shapes. bad: not 0 if `a` is not finite or there is no convergence.
 void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad);
 /// Eigenvalues (batch, n) of symmetric matrices in ascending order. If `vectors` is defined, it receives the
-/// eigenvectors as columns. Reads the lower triangle. bad: not 0 if a is not finite or there is no convergence.
+/// eigenvectors as columns. Reads the lower triangle. bad: not 0 if `a` is not finite or there is no convergence.
 void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>& bad);
-/// x = a^-1 b for triangular a; reads only that triangle. With `unit`, the diagonal is not read and counts as 1.
+/// x = a^-1 b for a triangular `a`; reads only that triangle. With `unit`, the diagonal is not read and counts as 1.
 void solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool unit, Tensor& x);
 /// e^a by the Padé approximant of degree 13, scaling and squaring (Higham, 2005).
 void matrix_exp(const Tensor& a, Tensor& out);

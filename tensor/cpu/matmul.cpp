@@ -1,6 +1,6 @@
 // Matrix product: out = activation(alpha * a b + beta * c + bias), batched.
 //
-// A large product uses all threads. Small products of a batch use one thread each, and give the same bits.
+// A large product uses all threads, small products of a batch one thread each. The choice does not change any bits.
 // The operations after a product (adding the bias or c, activation) run on each part of it while it is in cache.
 #include <algorithm>
 #include <atomic>
@@ -28,7 +28,7 @@ struct UnaryGrad {
   const PointwiseArgs* args = nullptr;
   const void* kept = nullptr;  // the operand that the derivative reads, shaped like out
 
-  /// Multiplies each of n numbers g by the derivative, which reads the number of `at` with the same index.
+  /// Multiplies each of n numbers g[i] by the derivative, which is computed from at[i].
   template <class T> void operator()(T* g, const T* at, int64_t n) const {
     const int64_t whole = n / block_step * block_step;
     const void* in[] = {g, at};

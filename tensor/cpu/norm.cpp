@@ -217,8 +217,8 @@ void on_cpu::rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rs
   });
 }
 
-// First computes sum = add + dropout(x), or add + x without dropout, then the norm of sum. Fusing the two would save
-// little: dropout spends its time on random numbers.
+// First computes sum = add + dropout(x), or add + x without dropout, then the norm of sum. One pass for both would
+// save little: dropout spends its time on random numbers.
 void on_cpu::add_norm(const Tensor& x, const Tensor& add, const Tensor& weight, const Tensor& bias,
                       const AddNormArgs& args, Tensor& sum, Tensor& out, Tensor& mean, Tensor& rstd) {
   const Tensor* const both[] = {&add, &x};

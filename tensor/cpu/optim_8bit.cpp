@@ -24,7 +24,7 @@ using namespace on_cpu;
 struct CodeMap {
   std::array<float, 256> values, middles;  // the numbers of the codes; midpoints between adjacent ones
   /// below[key] is the code of the smallest float whose upper 16 bits are `key`. The other floats with these upper
-  /// bits have this code or the next one: they span 1/128 of a power of two, so at most one midpoint lies among them.
+  /// bits have this code or the next: they span 1/128 of a power of two, which has at most one midpoint between codes.
   std::array<uint8_t, (1 << 16) + 3> below;
   explicit CodeMap(bool is_signed) {
     size_t n = 0;

@@ -19,7 +19,7 @@ inline int64_t ceil_div(int64_t n, int64_t unit) { return (n + unit - 1) / unit;
 int openmp_version();
 /// True on a thread that runs a piece of a parallel_for().
 bool inside_parallel_for();
-/// Calls run(fn, i) for i from 0 to pieces - 1, each on a thread of its own. The only place that starts threads.
+/// Calls run(fn, i) for i from 0 to pieces - 1, each on a thread of its own. All CPU kernels start their threads here.
 void run_pieces(int64_t pieces, void (*run)(void* fn, int64_t i), void* fn);
 
 /// Calls fn(begin, end) for disjoint ranges that cover [0, n), on up to get_threads() threads, each range at least

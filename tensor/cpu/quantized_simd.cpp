@@ -152,8 +152,8 @@ LOCKSTEP_INLINE __m128i eight(const uint8_t* p) { return _mm_loadl_epi64(reinter
 LOCKSTEP_INLINE F codes8(const uint8_t* p) {
   return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(p))), _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight(p + 8)))};
 }
-/// Converts 32 codes of 4 bits to numbers. A stored code is 8 larger, so the number is code * scale - 8 * scale. This
-/// is exact, because a scale has 11 significant bits.
+/// Converts 32 codes of 4 bits to numbers. 8 was added to each stored code, so the number is code * scale - 8 * scale.
+/// This is exact, because a scale has 11 significant bits.
 LOCKSTEP_INLINE void codes4(const uint8_t* p, float scale, F& low, F& high) {
   const __m256i one = _mm256_cvtepu8_epi32(eight(p)), two = _mm256_cvtepu8_epi32(eight(p + 8)),
                 mask = _mm256_set1_epi32(15);

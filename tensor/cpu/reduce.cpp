@@ -262,7 +262,7 @@ void fold_columns(const ReducePlan& plan, const Source<A>& x, const A* center, T
 }
 
 // Reduces x over the dims whose bits are set in `dims`; returns the totals in the order of out. center: null, or for
-// each output a number that Op subtracts from the elements of x that it reduces.
+// each output a number that Op first subtracts from the elements of x that are reduced to this output.
 template <class Op, class T, class A = typename Op::template Lane<T>>
 std::unique_ptr<Total<A>[]> fold(const Tensor& x, uint32_t dims, const Tensor& out, const A* center = nullptr) {
   auto totals = std::make_unique_for_overwrite<Total<A>[]>(size_t(out.numel()));

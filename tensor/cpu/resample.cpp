@@ -1,7 +1,7 @@
 // Resampling of planes (interpolation of images): each output is a weighted sum of the inputs around it, along rows and
-// columns. Threads divide the lines of the result. If the result has fewer lines than x, each is computed as a weighted
-// sum of lines of x, which is then resampled along the columns. Otherwise lines of x are first resampled along the
-// columns and kept, because several sums use them.
+// columns. Threads divide the lines of the result. If the result has fewer lines than x, each line of the result
+// is a weighted sum of lines of x, computed first and then resampled along the columns. Otherwise lines of x are first
+// resampled along the columns and kept, because several sums use them.
 #include <algorithm>
 #include <utility>
 #include <vector>

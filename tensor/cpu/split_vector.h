@@ -34,8 +34,8 @@ template <class E, bool = std::is_integral_v<E>> struct WrappingOf { using type 
 template <class E> struct WrappingOf<E, true> { using type = std::make_unsigned_t<E>; };  ///< unsigned
 template <class E> using Wrapping = typename WrappingOf<E>::type;                         ///< that type
 
-/// Defines an operator of two vectors, or of a vector and a number. Computes with elements of type C; the result's have
-/// type R.
+/// Defines an operator of two vectors, or of a vector and a number. Computes with elements of type C; the result has
+/// elements of type R.
 #define LOCKSTEP_SPLIT(op, R, C)                                                                                       \
   template <class E, int n>                                                                                            \
   [[gnu::always_inline]] inline SplitVector<R, n> operator op(const SplitVector<E, n>& a,                              \

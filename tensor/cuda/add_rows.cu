@@ -21,8 +21,8 @@ constexpr unsigned whole_warp = 0xffffffffu;
 /// The accumulator for sums of T: 16-bit floats are summed in f32 and rounded once.
 template <class T> using Carried = Compute<T>;
 
-/// load() for sort_lines(): the positions of an index, keyed by the place they point to. Positions with index `skip` or
-/// a wrong index get key ~0, so they come last.
+/// load() for sort_lines(): position i of the index gets the key index[i]. If index[i] is `skip` or out of range, the
+/// key is ~0, so these positions come last.
 template <class K> struct ByIndex {
   const int64_t* index;
   int64_t skip;
@@ -36,7 +36,7 @@ template <class K> struct ByIndex {
 
 static_assert(rows_of_part == 32, "a lane for each row of a part");
 
-/// The part of a run that starts at a position of the sorted entries; rows = 0 if none starts there.
+/// The part (up to 32 rows of a run) that starts at a position of the sorted entries. rows = 0: no part starts there.
 struct Part {
   int rows = 0;
   bool is_first = false, is_last = false;
@@ -59,11 +59,11 @@ template <class K> __device__ Part part_at(const Entries<K>& sorted, int64_t at,
   return {rows, is_first, !has_key(at + rows_of_part)};
 }
 
-/// The slot that keeps the sums of a part until the parts of its run are added. Fewer than rows_of_part positions can
-/// hold the start of the last part of one run and of the first part of the next, so these two have separate slots.
+/// The slot that keeps the sums of a part (up to 32 equal indices) that starts at `at`, until the parts of an index are
+/// added. An index can end and the next one begin within the same 32 positions; then their parts have two slots.
 __device__ inline int64_t slot_of(int64_t at, bool is_first) { return at / rows_of_part * 2 + is_first; }
 
-/// V neighbouring columns of the rows (o, :); a lane handles one strip of each row.
+/// V neighbouring columns of the rows x[o, i, :], for one o and all i. Each lane handles one strip.
 template <int V> struct Strip {
   int64_t o, column;
   int width;
@@ -78,7 +78,7 @@ template <int V> struct Strip {
   }
 };
 
-/// out[o, index[i], :] += x[o, i, :]. A warp adds the rows of a part, 32 V columns of them. If a run has only one part,
+/// out[o, index[i], :] += x[o, i, :]. A warp adds 32 V columns of the rows of a part. If a run has only one part,
 /// the sums go to `out`; else the sums of each part go to `partial`, in Carried<T>.
 template <int V, class T, class K>
 __global__ void __launch_bounds__(threads)

@@ -3,7 +3,7 @@
 //            keys ->  tile 0   tile 1   tile 2
 //   query tile      +--------+--------+--------+     A block owns a tile of queries and walks along their key tiles.
 //   (a block)       |  ....  |  ....  |        |     Each row keeps its maximum m, the sum l of exp(score - m) and the
-//                   |  ....  |  ....  | causal:|     unnormalised output in registers. When a tile raises m, l and the
+//                   |  ....  |  ....  | causal:|     unnormalised output in registers. If m grows, both l and the
 //                   |  ....  |  ....  | skipped|     output are scaled by exp(old m - new m). At the end out /= l, and
 //                   +--------+--------+--------+     lse = m + log l is saved for the backward pass.
 //

@@ -14,8 +14,8 @@
 //                                                     window, blocks outside the window of a tile have no turn.
 //
 // Five products of tiles: 10 B H T S D operations (batch, heads, queries, keys, head size), half of that when causal.
-// Every 1280 operations read and write 8 bytes of a sum, mostly in L2, because blocks that run at the same time work on
-// the same few heads.
+// For every 1280 operations, one f32 of a sum is read and written, mostly in L2, because blocks that run at the same
+// time work on the same few heads.
 #include "tensor/cuda/attention_mma.h"
 #include "tensor/cuda/turns.h"
 

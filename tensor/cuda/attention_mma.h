@@ -68,7 +68,7 @@ __device__ inline void multiply(const RowTile<depth>& left, const RowTile<depth>
   }
 }
 
-/// sum[d] += a times the 16 x 8 part of `values` that begins at row `row` and column `column` + 8 d.
+/// sum[d] += `a` times the 16 x 8 part of `values` that begins at row `row` and column `column` + 8 d.
 template <class T, int depth, int count>
 __device__ inline void multiply_rows(const uint32_t (&a)[4], const RowTile<depth>& values, int row, int column,
                                      float (&sum)[count][4]) {
@@ -122,7 +122,7 @@ template <class Fn> void with_depth(const AttentionPlan& plan, const Tensor& q, 
   });
 }
 
-/// Number of tiles of `size` rows that cover `rows`.
+/// Number of tiles, of `size` rows each, that are needed to cover `rows` rows.
 inline int64_t tiles_of(int64_t rows, int size) { return (rows + size - 1) / size; }
 /// Bytes of shared memory of `rows` rows of a RowTile.
 template <int depth> size_t bytes_of(int rows) { return sizeof(uint32_t) * size_t(rows * RowTile<depth>::line); }

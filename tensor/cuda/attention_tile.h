@@ -120,9 +120,9 @@ struct AttentionPlan : AttentionSizes {
     const uint32_t low = place & 1 ? words[1] : words[0], high = place & 1 ? words[3] : words[2];
     return (place & 2 ? high : low) >= threshold;
   }
-  /// Calls keeps() for n <= 32 places and returns the answers as bits; at(e) returns the QueryKey of bit e. Without
-  /// dropout, all bits are 1. This loop must not be unrolled, because the Philox rounds would make up most of a kernel.
-  /// So it is separate from the unrolled loops that use the bits.
+  /// Dropout's mask of n <= 32 pairs of query and key: bit e is keeps() of the pair at(e). Without dropout all bits are
+  /// 1. This loop must not be unrolled: n copies of Philox's code would be most of a kernel. So it is separate
+  /// from the unrolled loops that use the bits.
   template <int n, class At> __device__ uint32_t kept_of(int64_t b, int64_t h, At&& at) const {
     static_assert(n <= 32);
     if (threshold == 0) return ~0u;
@@ -175,8 +175,8 @@ bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, 
 void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                         Tensor& grad_k, Tensor& grad_v);
-/// The number of counters that attention_grad_mma() needs: one that numbers the blocks (turns.h), and for each tile of
-/// queries one per warp, which counts the blocks whose warp has added to its part of the tile's grad_q.
+/// The number of counters that attention_grad_mma() needs: one to number the blocks (turns.h), and one for each pair
+/// (tile of queries, part of the tile's grad_q): the number of blocks that have added to this part.
 int64_t counters_of_grad(const AttentionPlan& plan);
 /// True if attention_wgmma.cu can compute attention of these tensors on Hopper's tensor cores: the tensors fit mma, the
 /// device has compute capability 9.0, heads have 64 or 128 elements, the scale is positive, TMA accepts the tensors,

@@ -7,7 +7,7 @@
 
 namespace lockstep::on_cuda {
 
-/// Returns the accumulator of a wgmma product as an array: one accumulator, as mma.h lays it out, for each 8 columns.
+/// Returns the accumulator of a wgmma product as an array of smaller ones, laid out as in mma.h: one per 8 columns.
 template <int count> __device__ inline float (&in_fours(float (&sum)[count]))[count / 4][4] {
   return reinterpret_cast<float(&)[count / 4][4]>(sum);
 }

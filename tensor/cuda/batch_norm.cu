@@ -73,14 +73,14 @@ struct Geometry {
   }
   LOCKSTEP_HD int64_t rows() const { return images * plane; }
   LOCKSTEP_HD int64_t count() const { return rows() * channels; }
-  /// The grid of the summing kernels: (channels, or groups of 32 channels; parts).
+  /// The grid of the summing kernels. x: channels (layout planes) or groups of 32 channels (layout columns); y: parts.
   dim3 grid() const {
     return dim3(cuda::blocks_of("batch_norm", columns ? (channels + warp - 1) / warp : channels), unsigned(parts));
   }
 };
 
 /// Calls fn(places, n) with the offsets of n <= 8 elements at a time, for all elements of this thread in its part of a
-/// channel. Returns the channel, or -1 if there is none. Elements are numbered over images, then over the plane.
+/// channel. Returns the channel, or -1 if there is none. Element r of a channel is element r % S of image r / S.
 template <class Fn> __device__ inline int64_t each_place(const Geometry& at, Fn fn) {
   constexpr int most = 8;
   const int64_t rows = at.rows(), begin = rows * blockIdx.y / at.parts, end = rows * (blockIdx.y + 1) / at.parts;
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(threads)
   rstd[c] = A(1 / ::sqrt(variance + eps));
 }
 
-/// Calls fn(offset, channel of the first element) for runs of V elements; V divides `inner` (planes) or C (columns).
+/// Calls fn(offset, channel of the first element) for runs of V elements. V divides S (planes layout) or C.
 template <int V, class Fn> __device__ inline void each_run(const Geometry& at, Fn fn) {
   const int64_t count = at.count();
   for (int64_t i = (int64_t(blockIdx.x) * threads + threadIdx.x) * V; i < count;

@@ -22,10 +22,10 @@ bool is_recording();
 
 /// Allocates memory for the graph that this thread records. Returns nullptr if the thread records no graph.
 void* allocate_captured(size_t bytes, int device);
-/// Memory that is zero before the first replay of the graph that this thread records, the same for each call with this
-/// stream. Returns nullptr if the thread records no graph.
+/// Returns memory of the graph that this thread records, or nullptr if it records none. The memory is zero before the
+/// graph's first replay. All calls with one stream during a recording return the same memory.
 void* recorded_zeros(size_t bytes, cudaStream_t stream);
-/// Gives freed memory to the graph that it belongs to or, while this thread records, to the recorded graph. Returns
+/// Gives freed memory to the graph that owns it or, while this thread records a graph, to that one. Returns
 /// false if there is no such graph: then the caller must free the memory.
 bool deallocate_captured(void* data, int device, void* stream) noexcept;
 // More functions of the CUDA Backend, documented in tensor/backend.h.

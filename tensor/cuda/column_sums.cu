@@ -1,6 +1,6 @@
-// Sums of a matrix's columns: the gradient of a bias. Memory bound: each element is read once, 16 bytes at a time, with
-// eight rows of a thread in flight. The order of every sum is that of a norm's backward (column_sums.h), whose blocks
-// and warps take the same rows.
+// Sums of a matrix's columns: the gradient of a bias. Memory bound: each element is read once, 16 bytes at a time, and
+// each thread loads eight rows at once. Every sum has the order of a norm's backward (column_sums.h), whose blocks and
+// warps take the same rows.
 #include "tensor/cuda/column_sums.h"
 #include "tensor/cuda/cuda_kernels.h"
 
@@ -9,8 +9,8 @@ namespace {
 
 constexpr int most_threads = 384, most_slices = 32;
 
-/// Each y of the grid sums `width` columns. A thread adds its vectors down the rows of its line, which is its number in
-/// y; then the block joins its lines in order.
+/// Blocks with the same blockIdx.y sum the same `width` columns. Threads with the same threadIdx.y sum the same rows,
+/// each in columns of its own. Then the block adds these sums in the order of threadIdx.y.
 template <class Row>
 __global__ void __launch_bounds__(most_threads, 2)
     column_sums_kernel(const typename Row::T* __restrict__ x, int64_t rows, int64_t columns, int64_t width,
@@ -76,11 +76,11 @@ void column_sums(const Tensor& in, Tensor& out) {
   if (n == 0) return;
   const Tensor x = aligned(in.contiguous());
   for_floats("column_sums", x, [&]<class T> {
-    // The engine that a norm of these rows has: with two rows kept or more, the same one.
+    // Chooses the same Row class as the gradient of a norm does, so that both add in the same order.
     with_rows<T, 2, 2>(n, n, {x.raw_data()}, [&]<class Row> {
       constexpr int lines = lines_of<Row>;
       const int64_t blocks = sum_blocks<Row>(rows), vectors = (n + Row::V - 1) / Row::V;
-      // Strips of columns of about one width, each of which a block's threads cover.
+      // Divides the columns into strips of about equal width, so narrow that a block has a thread for each vector.
       const int64_t strips = (vectors * lines + most_threads - 1) / most_threads,
                     across = ((vectors + strips - 1) / strips + warp - 1) / warp * warp,
                     width = (strips + most_slices - 1) / most_slices * across * Row::V,

@@ -1,16 +1,16 @@
 #pragma once
-// Sums of a matrix's columns, as kernels along rows make them: the gradients of a norm's weight and bias, and of a
-// bias whose layer gets the gradient that the norm writes. norm.cu and column_sums.cu add with these functions, so a
-// bias's gradient has the same bits wherever it is computed.
+// Sums of a matrix's columns by kernels whose blocks walk along rows: the gradients of a norm's weight and bias, and of
+// the bias of the layer before the norm. norm.cu and column_sums.cu add with these functions, so a bias's gradient has
+// the same bits wherever it is computed.
 //
 // Up to 264 blocks (two for each of an H200's 132 multiprocessors) share the rows, and each writes its sums. 16 blocks
 // are a group. The block that finishes last in its group adds up the group's sums, and the last of these blocks adds up
-// the groups'. Shape and dtype alone fix which numbers are added in which order; only who adds them is open.
+// the groups'. Shape and dtype alone fix which numbers are added in which order; only the block that adds may vary.
 #include "tensor/cuda/rows.h"
 
 namespace lockstep::on_cuda {
 
-/// Rows that a block of WarpRows walks along at the same time; a BlockRow is one.
+/// The number of rows that a block works on at the same time: with WarpRow one per warp, with BlockRow one.
 template <class Row> inline constexpr int lines_of = Row::in_registers ? Row::threads / warp : 1;
 
 /// The number of blocks that share the rows: each gets at least 16 rows, or 8 for each of its warps.
@@ -18,13 +18,13 @@ template <class Row> int64_t sum_blocks(int64_t rows) {
   constexpr int64_t each = Row::in_registers ? 8 * lines_of<Row> : 16;
   return std::clamp<int64_t>((rows + each - 1) / each, 1, 264);
 }
-/// Blocks of a group. There are as many groups, and one more.
+/// The number of blocks in a group. The largest number of blocks, 264, gives 17 groups.
 inline constexpr int group_blocks = 16;
 /// Counters that a grid of `blocks` blocks needs.
 LOCKSTEP_HD constexpr int64_t counters_of(int64_t blocks) { return (blocks + group_blocks - 1) / group_blocks + 1; }
 
-/// The layout of the size() sums of one kind that a block keeps: of(k, e, t) is the place of element e of the k-th
-/// vector of thread t. The sums of neighbouring threads lie side by side, in words of 16 bytes.
+/// The order in which a block stores its sums of one kind (such as bias gradients), one per column: of(k, e, t) is the
+/// index of the sum for element e of thread t's k-th vector. Words (16 bytes) of neighbouring threads lie side by side.
 template <class A, int V> struct SumPlaces {
   static constexpr int W = V < int(16 / sizeof(A)) ? V : int(16 / sizeof(A));
   using Word = Vector<A, W>;
@@ -42,15 +42,15 @@ template <class A, int V> struct SumPlaces {
   }
 };
 
-/// What a kernel does with its sums. Kind k goes to to[k] unless that is null.
+/// Memory for a kernel's sums and results. Results of kind k (such as bias gradients) go to to[k] unless it is null.
 template <class T> struct SumArgs {
   Compute<T>* sums = nullptr;    ///< the blocks' sums, one block after the other; null: none are wanted
   unsigned* counters = nullptr;  ///< counters_of() zeros (cuda::counters())
   T* to[3] = {};
 };
 
-/// True for all threads of the block that calls it last of `count` blocks, which sees what the others have written
-/// before. All threads of each block call it. Leaves 0 in *counter for the next kernel.
+/// All threads of `count` blocks call this. Returns true in the block that calls it last, which then sees all that the
+/// other blocks wrote before their calls. Leaves 0 in *counter for the next kernel.
 __device__ inline bool is_last(unsigned* counter, unsigned count) {
   LOCKSTEP_SHARED(unsigned, before, [1]);
   __syncthreads();
@@ -76,8 +76,8 @@ template <class A, int W> __device__ inline Vector<A, W> load_written(const A* f
   return x;
 }
 
-/// Calls fn(i, sums) for each word i of `words`, which the block's threads share: sums in f64 of the i-th words of
-/// `count` parts, `apart` elements from each other, in their order. A thread has `flight` loads in flight.
+/// Adds `count` arrays (parts) of `words` words each, in order, in f64. They begin `apart` elements apart. The block's
+/// threads share the words: a thread calls fn(i, sums) for each of its words i, and has `flight` loads in flight.
 template <int flight, int W, class A, class Fn>
 __device__ inline void add_parts(const A* parts, int count, int64_t apart, int64_t words, Fn fn) {
   const int threads = int(blockDim.x * blockDim.y);
@@ -101,8 +101,8 @@ __device__ inline void add_parts(const A* parts, int count, int64_t apart, int64
   }
 }
 
-/// Adds up the sums that the blocks of a row of the grid have written, each `kinds` times size() of them, and stores
-/// the results. All threads of all these blocks call it at their end.
+/// Adds up the sums of all blocks in a row of the grid, and stores the results. Each block has written `kinds` arrays
+/// of size() sums. All threads of all these blocks call it at their end.
 template <int flight, class T, int V>
 __device__ inline void finish_sums(const SumArgs<T>& args, const SumPlaces<Compute<T>, V>& places, int64_t columns,
                                    int kinds) {
@@ -133,7 +133,7 @@ __device__ inline void finish_sums(const SumArgs<T>& args, const SumPlaces<Compu
                            if (column + e < columns) to[column + e] = T(A(sum[e]));
                        });
 }
-/// Loads that a thread of finish_sums() has in flight: all parts at once where registers allow it.
+/// The number of loads that a thread of finish_sums() has in flight: one for each of 17 groups if registers allow it.
 template <class Row> inline constexpr int finish_flight = Row::in_registers ? group_blocks + 1 : 6;
 
 /// Returns x, or a copy if its rows could be read in words of 16 bytes but its address is not a multiple of 16: how a

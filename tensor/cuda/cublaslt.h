@@ -150,8 +150,8 @@ inline std::vector<Algorithm> check_algorithm(const Product& plan, const cublasL
   return {{algorithm, found.workspaceSize}};
 }
 
-/// Computes the product by the first of its algorithms that the library does not refuse; false if it refuses all, as it
-/// may though it has proposed or checked them. `run(algorithm, workspace)` calls cublasLtMatmul().
+/// Tries the product's algorithms in order until the library accepts one. False if it refuses all, which may happen
+/// even after it has proposed or checked them. `run(algorithm, workspace)` calls cublasLtMatmul().
 template <class Run> bool run_first(const Product& plan, const Run& run) {
   for (const Algorithm& with : plan.algorithms) {
     const cuda::Scratch workspace(with.workspace);

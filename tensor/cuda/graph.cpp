@@ -86,7 +86,7 @@ class Arena {
     if (recording) idle_.emplace(std::pair(used->second, all_.at(data)), data);
     in_use_.erase(used);
   }
-  /// Keeps older memory alive as long as this arena.
+  /// Keeps `older`, memory allocated before the recording, alive as long as this arena.
   void keep(std::shared_ptr<void> older) { older_.push_back(std::move(older)); }
   /// True if this arena's graph may read the memory: its recording began after the allocation, when Graph::recordings()
   /// was `born`.
@@ -150,8 +150,8 @@ std::pair<cudaGraph_t, std::shared_ptr<Arena>> stop(cudaError_t& code) {
   return {graph, arena};
 }
 
-/// The arenas whose graphs may read memory on `device` that was allocated when Graph::recordings() was `born`. `others`
-/// is destroyed after the mutex is unlocked, because that may destroy arenas.
+/// The arenas whose graphs may read memory on `device` that was allocated when Graph::recordings() was `born`. Unlocks
+/// the mutex before it destroys `others`, because an arena may die with its pointer in `others`.
 std::vector<std::shared_ptr<Arena>> arenas_that_read(int device, uint32_t born) {
   std::vector<std::shared_ptr<Arena>> arenas, others;
   const std::lock_guard lock(pieces().mutex);

@@ -127,7 +127,7 @@ const Product* invariant_plan(const Problem& p, bool& supported) {
   return plan_for(p, describe, [&](const Product& plan) { return check_algorithm(plan, chosen->best().algorithm); });
 }
 
-/// The plan of a product in training: the algorithm that a card has timed, if the table has one, then the heuristic's.
+/// The plan of a product in training. It tries the algorithm timed on such a card (if any) before the heuristic's.
 const Product* free_plan(const Problem& p) {
   return plan_for(p, describe, [&](const Product& plan) {
     const bool aligned = std::min({p.align_a, p.align_b, p.align_c, p.align_d, p.align_bias, p.align_pre}) >= 16;
@@ -166,7 +166,7 @@ struct Operands {
 
   int64_t rows() const { return out.size(-2); }
   int64_t columns() const { return out.size(-1); }
-  /// The tensor at the library's C, which needs an address even if beta is 0.
+  /// The tensor to pass as the library's C. The library needs an address even if beta is 0.
   const Tensor& added() const { return args.beta != 0 ? c : out; }
 };
 
@@ -209,7 +209,7 @@ Problem problem_of(const Operands& o, const std::vector<BatchDim>& dims) {
           o.args.beta != 0};
 }
 
-/// Computes the product by the plan, one batch of the library after the other.
+/// Computes the product by the plan. Each call of the library multiplies the matrices along dims[0].
 void run(const Product& plan, const Operands& o, const std::vector<BatchDim>& dims) {
   const float alpha32 = float(o.args.alpha), beta32 = float(o.args.beta);
   const void *alpha = &alpha32, *beta = &beta32;

@@ -1,4 +1,4 @@
-// Products of 8-bit floats by cuBLASLt: out = a b^T + bias, with a scale for each operand that is read on the device.
+// Products of 8-bit floats by cuBLASLt: out = a b^T + bias. Each operand has a scale in device memory.
 // The library is column-major and computes out^T = b a^T, so we pass b as its operand A, transposed, and a as its
 // operand B. This is the only form that Hopper supports. "Fast accumulation" is off, for more accurate sums.
 #include <algorithm>

@@ -8,7 +8,7 @@
 //   c   one f32 each                                    c[0] (g, 2t)       c[1] (g, 2t + 1)
 //                                                       c[2] (g + 8, 2t)   c[3] (g + 8, 2t + 1)
 //
-// Two c of neighbouring columns, rounded and packed, form an a.
+// Two such c side by side (16 x 16), rounded and packed, have the layout of an operand a.
 #include "tensor/cuda/async_copy.h"
 
 namespace lockstep::on_cuda {
@@ -47,7 +47,7 @@ template <class T> __device__ inline void mma(float (&c)[4], const uint32_t (&a)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
   }
 #elif !defined(__CUDACC__)
-  // Row r of a is spread over the four lanes of group r; so is column n of b.
+  // The four lanes 4 g to 4 g + 3 together hold rows g and g + 8 of a, and column g of b.
   const auto both = [](uint32_t low, uint32_t high) { return uint64_t(high) << 32 | low; };
   const uint64_t mine[3] = {both(a[0], a[2]), both(a[1], a[3]), both(b[0], b[1])};
   uint64_t all[warp][3];

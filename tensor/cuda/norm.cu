@@ -73,7 +73,7 @@ template <class Row, class T> __device__ inline Row rows_of(const RowSize& size,
   return rows_of<Row>(size, {from.x, from.add}, {from.sum});
 }
 
-/// Blocks of a kernel that a multiprocessor holds, which bounds the registers of a thread.
+/// Number of blocks that a multiprocessor shall hold at once. It limits the number of registers of a thread.
 template <class Row, class From> constexpr int norm_blocks() {
   if (!Row::in_registers) return sizeof(typename Row::T) == 8 || From::inputs > 1 ? 1 : 2;
   return 3;
@@ -162,8 +162,8 @@ template <class T> struct PlainGrad {
   static constexpr int inputs = 2;
   T* __restrict__ grad_x;
 };
-/// The output of the gradient of a fused norm: grad_x = dx + add if `adds` (add may be grad_x itself; the sum is of
-/// rounded numbers), and dropped = dropout of grad_x. dropped may be null. Without `adds`, add is x, which is at hand.
+/// Outputs of the gradient of a fused norm: grad_x = dx or, if `adds`, round(dx) + add; dropped = dropout of grad_x.
+/// dropped may be null; add may be grad_x itself. Without `adds`, add is x, because the kernel reads from add anyway.
 template <class T> struct SummedGrad {
   static constexpr int inputs = 3;
   const T* add;
@@ -172,10 +172,10 @@ template <class T> struct SummedGrad {
   Drops<T> drops;
 };
 
-/// The sums over a thread's rows, in its columns: of g y, of g (if centered), and of what the kernel writes (if
-/// `writes`, in kernels that `may_write`). A WarpRow keeps the first in registers, which have no room for more, and the
-/// others in shared memory, of which each warp has strips. A BlockRow keeps all in shared memory or, for long rows, at
-/// their final place.
+/// The sums over a thread's rows, in its columns: of g y, of g (if centered), and of the gradient that the kernel
+/// writes (if `writes`, in kernels that `may_write`). With a WarpRow, the sums of g y are in registers, which have no
+/// room for more, and the others in shared memory that each warp has for itself. With a BlockRow, all are in shared
+/// memory or, for long rows, at their final place.
 template <bool centered, class Row, bool may_write, bool in_registers = Row::in_registers> class ColumnSums {
  public:
   using A = typename Row::A;
@@ -195,7 +195,7 @@ template <bool centered, class Row, bool may_write, bool in_registers = Row::in_
   __device__ void add_written(int k, const Vector<typename Row::T, V>& dx) {
     change<centered>(k, [&](int j) { return A(dx.v[j]); });
   }
-  /// Adds up the block's warps in order. All threads call it.
+  /// Adds up the sums of the block's warps, in order of warps, and writes them to `to`. All threads call it.
   __device__ void store(A* to, const RowSize& size) {
     const int64_t all = places().size(size.columns);
     LOCKSTEP_SHARED(A, weights, [columns]);
@@ -227,7 +227,7 @@ template <bool centered, class Row, bool may_write, bool in_registers = Row::in_
   static constexpr int strips = centered + may_write;
 
   __device__ static Places places() { return {warp}; }
-  /// The sums of a kind that warp w keeps in shared memory.
+  /// Warp w's sums in shared memory. kind: 0 for the first of its sums there (of g, if centered), 1 for the second.
   __device__ static A* strip(int w, int kind) {
     LOCKSTEP_SHARED(Word, words, [lines_of<Row>][strips > 0 ? strips : 1][strips > 0 ? columns / Places::W : 1]);
     return reinterpret_cast<A*>(words[w][kind]);
@@ -294,9 +294,9 @@ template <bool centered, class Row, bool may_write> class ColumnSums<centered, R
   bool writes_;
 };
 
-/// With y = (x - mean) rstd and h = g w: dx = rstd (h - mean(h) - y mean(h y)). `args` wants dw = sum of g y, db = sum
-/// of g (if centered), and the sums of what is written. `shared_sums`: bytes of dynamic shared memory for the sums
-/// while the block runs.
+/// With y = (x - mean) rstd and h = g w: dx = rstd (h - mean(h) - y mean(h y)). `args` says where to write dw = sum
+/// of g y, db = sum of g (if centered) and the sums of the gradient written. `shared_sums`: bytes of dynamic shared
+/// memory for the sums while the block runs.
 template <bool centered, class Row, class To>
 __global__ void __launch_bounds__(Row::threads, Row::in_registers ? 2 : 1)
     norm_grad_kernel(const typename Row::T* __restrict__ grad, const typename Row::T* __restrict__ x,
@@ -401,7 +401,7 @@ void norm(const char* op, const From& from, Pointers places, const Tensor& weigh
   });
 }
 
-/// Launches norm_grad_kernel(). `sums`, if it is given and defined, gets the sums of what the kernel writes.
+/// Launches norm_grad_kernel(). `sums`, if given and defined, receives the column sums of the gradient that it writes.
 template <bool centered, class T, class To>
 void norm_grad(const char* op, const Tensor& grad, const Tensor& x, const Tensor* mean, const Tensor& rstd,
                const Tensor& weight, const To& to, Pointers places, Tensor& grad_weight, Tensor* grad_bias,

@@ -99,7 +99,7 @@ template <class T> __device__ inline float finished(float y, const T* bias, int6
   return y;
 }
 
-/// Writes `outs` outputs of `most` rows, from o0 and r0 on. Lane i writes output o0 + i / most of row r0 + i % most.
+/// Writes `outs` outputs of each of `most` rows: lane i writes output o0 + i / most of row r0 + i % most.
 template <int outs, int most, class T>
 __device__ inline void write(float mine, int64_t o0, int64_t r0, const CardCodes& w, const T* bias,
                              Activation activation, int64_t rows, T* out) {

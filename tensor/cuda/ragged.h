@@ -4,8 +4,8 @@
 
 namespace lockstep::on_cuda {
 
-/// V elements of a row of n from element i on; `beyond` in place of those behind the row, if rows may end within a
-/// vector (ragged).
+/// Loads elements i to i + V - 1 of a row of n elements. With `ragged`, n need not be a multiple of V: positions after
+/// the end of the row give `beyond`.
 template <int V, bool ragged, class T>
 __device__ inline Vector<T, V> load_part(const T* row, int64_t i, int64_t n, T beyond) {
   const auto* const whole = reinterpret_cast<const Vector<T, V>*>(row + i);

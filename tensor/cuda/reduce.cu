@@ -1,7 +1,7 @@
 // Reductions over any dims of tensors of any strides, in one of two ways, depending on which dim is contiguous:
 //
 //   along a reduced dim   threads share the elements of an output: 1 to 32 threads, or a block, for each
-//   along a kept dim      threads are spread over the outputs; the block joins its rows at the end (sums for a bias)
+//   along a kept dim      a thread sums some rows of a few columns; the block then joins these sums (bias gradients)
 //
 // If there are few outputs, their elements are split into chunks, and a second kernel joins the totals of the chunks.
 // All of this depends only on the shape, and so does the order of every sum. A thread accumulates at most 64 vectors in
@@ -20,7 +20,7 @@ constexpr int threads = 256;
 constexpr unsigned whole_warp = 0xffffffffu;
 constexpr int run_vectors = 64;  // vectors that one sum accumulates in the narrow type
 
-/// Loads that a thread has in flight, and the most threads of a block of columns: less where sums take more registers.
+/// For fold_columns_kernel: loads in flight per thread, and most threads per block. Less for 8-byte accumulators A.
 template <class A> inline constexpr int batch = sizeof(A) == 8 ? 4 : 8;
 template <class A> inline constexpr int most_threads = sizeof(A) == 8 ? 256 : 512;
 
@@ -29,8 +29,8 @@ struct Reduction {
   Nest<2> kept;  // strides of x and of out
   Nest<1> reduced;
   bool along_reduced;
-  // The dim along which neighbours are read. A kept one is removed from its nest and has `lanes` columns; a reduced one
-  // stays the innermost dim of `reduced`, counted in vectors, with `lanes` elements.
+  // The dim along which neighbouring elements are read; `lanes` is its length. If it is a kept dim, it is removed from
+  // `kept`. If it is a reduced dim, it stays the innermost dim of `reduced`, with its size counted in vectors.
   int64_t lanes = 1, x_stride = 1, out_stride = 1;
   Access access;
   bool is_line;            // true: all that is reduced to one output lies along one dim, and vectors are runs
@@ -142,10 +142,10 @@ __global__ void __launch_bounds__(threads, sizeof(typename Op::template Lane<T>)
   }
 }
 
-// --- along a kept dim ---
+// --- the last dim is kept: sums of columns ---
 
-// A warp holds 32 / `across` rows of a strip of columns, if `across` is below 32. It joins them first, then the block
-// joins its groups of rows in order.
+// Each row of `across` threads reads neighbouring columns. If `across` is below 32, a warp has several such rows and
+// joins their sums first. Then the block joins, in order, the sums of its warps, or of its rows of over 32 threads.
 template <class Op, class T>
 __global__ void __launch_bounds__(most_threads<typename Op::template Lane<T>>, 1)
     fold_columns_kernel(const T* x, Reduction plan, Total<typename Op::template Lane<T>>* partial, Finish finish) {
@@ -224,8 +224,8 @@ __global__ void __launch_bounds__(most_threads<typename Op::template Lane<T>>, 1
 
 // --- joining the totals of chunks ---
 
-// A block joins the chunks of `across` neighbouring outputs: each thread joins a slice of the chunks of one output,
-// then the slices are joined pairwise.
+// A block handles `across` neighbouring outputs. Several threads share an output: each joins the totals of some
+// consecutive chunks, then the results of these threads are joined pairwise.
 template <class Op, class Sum>
 __global__ void __launch_bounds__(threads)
     join_kernel(const Sum* partial, int64_t outputs, int64_t chunks, int across, Finish finish) {
@@ -303,7 +303,7 @@ Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V, in
   return plan;
 }
 
-/// Reduces x over `dims`; finish(output, total) stores each result. centers: one per output, or null.
+/// Reduces x over `dims`; finish(output, total) stores each result. centers: a number per output for Op, or null.
 template <class Op, class T>
 void fold(const Tensor& x, uint32_t dims, const Tensor& out, const Finish& finish, const double* centers = nullptr,
           bool finite_centers = false) {
@@ -338,7 +338,7 @@ void reduce(ReduceOp op, const Tensor& x, uint32_t dims, double parameter, Tenso
     dispatch_all(x.dtype(), "reduce", [&]<class T> { fold<Op, T>(x, dims, out, finish); });
   };
   const auto over_floats = [&](auto&& fn) { dispatch<float, double, Half, BFloat16>(x.dtype(), "reduce", fn); };
-  // Memory for the first of two passes: a number per output.
+  // Memory for the results of the first pass, for operations that need two: an f64 number per output.
   const auto first = [&] { return cuda::Scratch(size_t(out.numel()) * sizeof(double)); };
   switch (op) {
     case ReduceOp::sum: return over_all(Sum());

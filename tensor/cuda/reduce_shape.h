@@ -22,8 +22,8 @@ struct ReduceShape {
     return p;
   }
 
-  /// The shape if all elements of a vector are reduced to the same output, `items` vectors to each. There are several
-  /// times as many chunks as a device runs at once, so few of its multiprocessors idle at the end.
+  /// The shape if all elements of a vector are reduced to the same output; each output has `items` vectors. There are
+  /// several times as many chunks as a device runs at once, so few of its multiprocessors idle at the end.
   static ReduceShape of_rows(int64_t outputs, int64_t items) {
     ReduceShape shape;
     shape.across = items > 128 ? shape.block : power_of_two_from((items + 1) / 2, 32);
@@ -45,8 +45,8 @@ struct ReduceShape {
     while (across < block && int64_t(across) * V < lanes && items * across < enough_items * block) across *= 2;
     const int64_t most_chunks = std::max<int64_t>(1, items * across / (enough_items * block));
     shape.chunks = std::clamp<int64_t>(1024 / std::max<int64_t>(blocks(across), 1), 1, most_chunks);
-    // Instead of several chunks, a block can take all rows of fewer columns (at least 32 bytes), if this gives enough
-    // blocks.
+    // Instead of several chunks, a block can take all rows of fewer columns (at least 32 bytes of a row), if this gives
+    // enough blocks.
     const int narrowest = std::min(across, std::max(1, int(32 / (V * bytes))));
     if (shape.chunks == 1 || blocks(narrowest) < just_enough) return shape;
     shape.chunks = 1;

@@ -18,8 +18,8 @@ struct Heads {
   int64_t x_stride = 0, out_stride = 0;
 };
 
-/// A thread rotates V pairs of each of its heads. For the row of its first head, `rows` gives the offsets in x, in out
-/// and in the tables, from the row's number (in the order of x's memory). out may be x.
+/// A thread rotates V pairs of each of its heads. `rows` maps the number of its first head's row (in the order of x's
+/// memory) to the row's offsets in x, in out and in the tables. out may be x.
 template <class T, class Table, int V>
 __global__ void __launch_bounds__(threads)
     rotary_kernel(const T* x, const Table* cosine, const Table* sine, Compute<T> sign, Nest<3> rows, Heads heads,

@@ -5,11 +5,11 @@
 //
 //   WarpRow   up to 1,024 columns: a warp keeps a row in registers. In 16 bits, or if only one tensor is read, it reads
 //             its next row before it writes this one
-//   BlockRow  longer rows: a block of up to 512 threads keeps the row in shared memory, of which it takes half, so that
-//             two blocks share a multiprocessor. All of the row is under way there at once, in two halves. If two rows
-//             fit, the next one is under way while this one is worked on. What does not fit is read with two loads in
-//             flight for each thread, and read again, mostly from L2: 128,256 logits in bf16 take 251 KiB, a
-//             multiprocessor has 227.
+//   BlockRow  longer rows: a block of up to 512 threads keeps the row in shared memory. It takes half of this memory,
+//             so that two blocks share a multiprocessor. The row is copied there asynchronously, in two halves. If two
+//             rows fit, the next one is copied while this one is worked on. The rest of a row that does not fit is read
+//             with two loads in flight for each thread, and later read again, mostly from L2: 128,256 logits in bf16
+//             take 251 KiB, a multiprocessor has 227.
 //
 // A kernel walks along its rows like this; `In` has the vectors read, `Kept` those that later walks need:
 //
@@ -56,10 +56,10 @@ template <class T, int V> __device__ inline void forget(Vector<T, V>& x) {
 #endif
 }
 
-/// The number of inputs that read() passes to fn. The engines keep a third input themselves, for each().
+/// The number of inputs that read() passes to fn. It does not pass a third input: the engines keep it for each().
 constexpr int passed_on(int inputs) { return inputs < 2 ? inputs : 2; }
 
-/// A row in the registers of a warp. `inputs` rows are read, `kept` rows are kept.
+/// A row in the registers of a warp. It is read from `inputs` tensors; `kept` rows are kept for later walks.
 template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class WarpRow {
  public:
   using T = T_;
@@ -79,10 +79,10 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class W
   }
   __device__ bool more() const { return r_ < size_.rows; }
   __device__ void advance() { r_ += int64_t(gridDim.x) * 4; }
-  /// The number of the row, and where it starts in a tensor of the same shape and stride.
+  /// The index of the row, and where it starts in a tensor of the same shape and stride.
   __device__ int64_t number() const { return r_; }
   __device__ int64_t start() const { return r_ * size_.stride; }
-  /// The thread's number within the row, and the number of the thread that owns column i.
+  /// The index of this thread within the row, and the index of the thread that owns column i.
   __device__ int thread() const { return int(threadIdx.x); }
   __device__ int owner(int64_t i) const { return int(i / V % warp); }
 
@@ -280,13 +280,13 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   static constexpr int flight = 2, parts = 2;  // parts: groups of copies of a row
 
   __device__ int64_t whole_vectors() const { return ragged ? size_.columns / V : (size_.columns + V - 1) / V; }
-  /// Where vector i of slot s is, in the row whose place is `at`.
+  /// The address of vector i in slot s (see `slots`) of the row that begins at held_[at].
   __device__ Vector<T, V>* place(int s, int64_t i, int at) const { return held_ + at + s * size_.room + int(i); }
   /// The end of a part of the row.
   __device__ int end_of(int part) const {
     return int(whole_vectors() < size_.room ? whole_vectors() : size_.room) * (part + 1) / parts;
   }
-  /// Starts copying what fits of row r. A thread copies only vectors that it alone has read before, and will read.
+  /// Starts copying row r, as far as it fits. A thread copies only its own vectors, which no other thread reads.
   __device__ void bring(int64_t r, int at) const {
     if constexpr (copies) {
       int vector = threadIdx.x;
@@ -303,13 +303,13 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
       }
     }
   }
-  /// Waits for a part of this row. The groups of the next row, if it is under way, are younger.
+  /// Waits until a part of this row has been copied. Later groups of copies, such as the next row's, may still run.
   __device__ void wait_for(int part) const {
     if (size_.ahead > 0) part == 0 ? wait_for_groups<3>() : wait_for_groups<2>();
     else part == 0 ? wait_for_groups<1>() : wait_for_groups<0>();
   }
 
-  /// Joins the warps' values in order. Two calls in a row use different memory, so one barrier is enough.
+  /// Joins the warps' values in order. Consecutive calls use different memory, so one barrier is enough.
   template <class Join> __device__ void join(A of_x, A of_y, A& x, A& y, Join join) {
     LOCKSTEP_SHARED(A, of_warps, [2][2][threads / warp]);
     A(&to)[2][threads / warp] = of_warps[turn_ ^= 1];
@@ -328,7 +328,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   int turn_ = 0;
 };
 
-/// The rows of a kernel of type Row; a BlockRow keeps them behind `extra` bytes of dynamic shared memory.
+/// Makes the Row of a kernel. The memory of a BlockRow begins after `extra` bytes of dynamic shared memory.
 template <class Row, class T, int inputs, int kept>
 __device__ inline Row rows_of(const RowSize& size, const T* const (&from)[inputs], const T* const (&again)[kept],
                               int64_t extra = 0, T beyond = T(0.f)) {
@@ -382,9 +382,9 @@ template <class Row> RowLaunch launch_of(const RowSize& size, int resident, int6
 
 using Pointers = std::initializer_list<const void*>;
 
-/// Calls fn.template operator()<Row>() with the engine for rows of n elements of T, `stride` elements apart, of which
-/// `inputs` are read and `kept` are kept. `pointers`: where the first row of each tensor starts (null counts as
-/// aligned). No tensor has elements wider than T.
+/// Calls fn.template operator()<Row>() with the engine for rows of n elements of T, `stride` elements apart. A
+/// row is read from `inputs` tensors; `kept` rows are kept. `pointers`: the start of the first row of each tensor (null
+/// counts as aligned). No tensor has elements wider than T.
 template <class T, int inputs, int kept, bool ragged = false, class Fn>
 void with_rows(int64_t n, int64_t stride, Pointers pointers, Fn&& fn) {
   constexpr int wide = int(16 / sizeof(T));

@@ -35,7 +35,7 @@ const DeviceLimits& limits();
 /// The most blocks that a kernel that strides over its elements should start.
 int64_t most_blocks();
 
-/// The first range error that a kernel on a device found (report.h). In pinned host memory that the device can write.
+/// The first index or label out of range that a kernel found (report.h). In pinned host memory; the device writes it.
 struct Report {
   unsigned taken = 0;     ///< set by the thread that fills in the rest
   unsigned complete = 0;  ///< set once the rest is filled in
@@ -45,9 +45,9 @@ struct Report {
 /// The report of this thread's current device.
 Report* report();
 
-/// At most so many counters, which are zero, for a kernel whose blocks count who finishes last; it leaves them at zero.
-/// They belong to the current stream, so no other kernel uses them at the same time; while a graph is recorded, to the
-/// graph and the stream.
+/// counters() returns `count` counters, all 0, with which the blocks of a kernel find out which of them ends last. The
+/// kernel leaves them at 0. They belong to the current stream (while a graph is recorded: to the graph and the stream),
+/// so no other kernel uses them at the same time. most_counters: the largest `count`.
 inline constexpr int64_t most_counters = 1024;
 unsigned* counters(const char* op, int64_t count);
 

@@ -51,7 +51,7 @@ void launch(const Launch& how, void (*kernel)(Parameters...), Args&&... args) {
 }
 
 /// The number of blocks of `threads` threads for n elements, `per_thread` for each thread, but at most most_blocks().
-/// Kernels that get fewer blocks than that loop over the elements.
+/// A kernel must loop, because these blocks may not cover all n elements.
 inline unsigned blocks_for(int64_t n, int threads, int64_t per_thread = 1) {
   const int64_t blocks = (n + int64_t(threads) * per_thread - 1) / (int64_t(threads) * per_thread);
   return unsigned(std::min<int64_t>(blocks, most_blocks()));

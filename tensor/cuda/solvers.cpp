@@ -131,7 +131,7 @@ template <class T> struct Workspace : cuda::Scratch {
   int size;
 };
 
-/// The 1-based place of the first true in each row of (batch, n), or 0.
+/// For each row of mask (batch, n): the position of its first true, counted from 1, or 0 if there is none.
 Tensor first_true(const Tensor& mask) {
   const auto [found, place] = max(mask.to(i32), 1);
   return mul(found.to(i64), place + 1.0);
@@ -274,7 +274,7 @@ Tensor only_finite(const Tensor& a, Tensor& finite) {
 void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad) {
   const Lease on;
   const bool vectors = u.defined(), wide = a.size(1) < a.size(2);
-  // gesvd needs rows >= columns. It reads column-major, so it sees the transpose of `a`, which is right if a is wide.
+  // gesvd needs rows >= columns. It reads column-major, so it sees the transpose of `a`, which fits if `a` is wide.
   Tensor finite;
   const Tensor work = only_finite(wide ? a : a.transpose(1, 2), finite), info = integers(a, {a.size(0)});
   const int64_t count = work.size(0), kept = !vectors ? 0 : wide ? vh.size(1) : u.size(2);

@@ -24,7 +24,7 @@ constexpr std::pair<cublasLtMatmulAlgoConfigAttributes_t, uint32_t AlgorithmSett
     {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &AlgorithmSettings::custom},
     {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, &AlgorithmSettings::inner},
     {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &AlgorithmSettings::cluster}};
-/// The two shapes have 16 bits, which are the low ones of ours.
+/// Size of a setting in cuBLASLt. It stores the two shapes in 16 bits, which are the low half of our 32-bit field.
 size_t bytes_of_setting(cublasLtMatmulAlgoConfigAttributes_t attribute) {
   const bool is_shape =
       attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
@@ -56,7 +56,7 @@ AlgorithmSettings settings_of(const cublasLtMatmulAlgo_t& algorithm) {
 }
 
 std::vector<Algorithm> algorithm_of(const AlgorithmSettings& settings, DType dtype, const Product& plan) {
-  // parts of a sum are added in f32 in a fixed order, or there are none
+  // accept only sums without parts, and sums whose parts are added in f32 in a fixed order
   if (settings.reduction != CUBLASLT_REDUCTION_SCHEME_NONE &&
       settings.reduction != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
     return {};

@@ -1,7 +1,7 @@
 #pragma once
-// The table of timed algorithms: products for which a card has timed cuBLASLt's algorithms, and the fastest of each.
-// Training takes it before what the heuristic proposes. Inference does not, because there an algorithm must not depend
-// on the number of rows. The rows are in timed_algorithms.def; bench_algorithms prints them.
+// The table of timed algorithms: products for which a card has timed cuBLASLt's algorithms, and for each the fastest.
+// Training prefers it to what cuBLASLt's heuristic proposes. Inference does not use the table, because there the choice
+// must not depend on a matrix's number of rows. The table is in timed_algorithms.def; bench_algorithms prints its rows.
 #include <span>
 #include <string>
 #include <vector>
@@ -10,7 +10,7 @@
 
 namespace lockstep::on_cuda::blas {
 
-/// A product of a row: out (m, n) = op(a) op(b), row-major, summed over k, all of one dtype (no tf32, no batch).
+/// Product of a table row: out (m, n) = op(a) op(b), row-major, summed over k, all of one dtype (no tf32, no batch).
 struct TimedProduct {
   int capability, multiprocessors;  ///< of the card; 90: compute capability 9.0
   DType dtype;
@@ -39,7 +39,7 @@ AlgorithmSettings settings_of(const cublasLtMatmulAlgo_t& algorithm);
 /// The algorithm with these settings, for a product with operands and a result of `dtype`; nothing if this version of
 /// the library refuses them.
 std::vector<Algorithm> algorithm_of(const AlgorithmSettings& settings, DType dtype, const Product& plan);
-/// The algorithm of the product's row; nothing if there is no row, or the library refuses it.
+/// The algorithm in the table's row for the product; nothing if there is no such row, or the library refuses it.
 std::vector<Algorithm> timed_algorithm(const TimedProduct& product, const Product& plan);
 
 /// For tests: replaces the rows of the table during its lifetime. The process keeps the algorithms that it has found,

@@ -4,9 +4,9 @@
 //
 //   c (64 x n) = or += a (64 x 16) b (16 x n)
 //
-// Warp w of the four holds rows 16 w to 16 w + 15 of c in registers. c[4 j + e] is element e of columns 8 j to 8 j + 7
-// in the layout of c in mma.h. Operand a is in registers too, in the layout of a in mma.h, or in shared memory. Operand
-// b is in shared memory. A descriptor gives the layout of an operand in shared memory.
+// Warp w of the four holds rows 16 w to 16 w + 15 of c in registers: c[4 j] to c[4 j + 3] of a lane are its elements of
+// columns 8 j to 8 j + 7, in the order that mma.h gives for c. Operand `a` is in shared memory, or in registers as in
+// mma.h. Operand `b` is in shared memory. A descriptor gives the layout of an operand in shared memory.
 //
 // A batch of products takes these calls:
 //
@@ -163,7 +163,7 @@ __device__ inline void multiply_async(float (&c)[count], const uint32_t (&a)[4],
 ///
 ///   64 numbers of a row are eight chunks of 16 bytes; chunk j of row r is stored at position j ^ (r % 8) of 128 bytes.
 ///   Rows follow each other. Eight rows form a pattern of 1024 bytes; a tile must start at a multiple of 1024. Columns
-///   from 64 on form another such block, behind the first.
+///   64 to 127, if any, are stored in the same form after all rows of the first 64 columns.
 ///
 /// `depth` is the width in steps of 16, as in RowTile: 4 or 8.
 template <int size, int depth> struct SwizzledTile {
