@@ -20,7 +20,7 @@ struct TimedProduct {
   bool adds;          ///< beta != 0
   bool operator==(const TimedProduct&) const = default;
 };
-/// What the library calls CUBLASLT_ALGO_CONFIG_*; `parts` is SPLITK_NUM.
+/// An algorithm's settings, in the library CUBLASLT_ALGO_CONFIG_*. `parts` is its SPLITK_NUM.
 struct AlgorithmSettings {
   uint32_t id, tile, stages, parts, reduction, swizzle, custom, inner, cluster;
   bool operator==(const AlgorithmSettings&) const = default;

@@ -16,7 +16,7 @@ using namespace lockstep;
 
 namespace {
 
-/// What the layers below are computed from; all require grad.
+/// The inputs of the rows below. All of them require a gradient.
 struct Model {
   Variable x, w, b, residual, scale, shift;
 
@@ -77,7 +77,7 @@ const Row rows[] = {
      }},
 };
 
-/// Who else reads the sum: nobody, an operation recorded before the norm, or one after it.
+/// Says if another operation reads the sum, too, and if it is recorded before or after the norm.
 enum class Reader { none, first, last };
 
 Variable loss_of(const Results& r, Reader reader) {

@@ -68,7 +68,7 @@ template <Stage mistake> bool stages(bool bug) {
   });
 }
 
-// Every thread reads what it has copied itself, one copy behind the newest.
+// Each thread reads a number that it copied itself, while the copy of its next number goes on.
 enum class Group { right, wait, end };
 __global__ void sum_of_groups(const float* x, float* out, Group mistake) {
   LOCKSTEP_SHARED(float, tiles, [2][256]);
