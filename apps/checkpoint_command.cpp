@@ -5,12 +5,12 @@
 #include <iostream>
 
 #include "apps/commands.h"
-#include "engine/checkpoint/folder.h"
-#include "engine/checkpoint/tools.h"
+#include "base/printable.h"
+#include "base/quantity.h"
+#include "base/suggest.h"
+#include "checkpoint/folder.h"
+#include "checkpoint/tools.h"
 #include "nn/hugging_face/names.h"
-#include "tensor/printable.h"
-#include "tensor/quantity.h"
-#include "tensor/suggest.h"
 #include "train/options.h"
 
 namespace apps {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "apps/gpt_commands.h"
 #include "autograd/ops.h"
 #include "data/cifar.h"
 #include "data/digits.h"
@@ -114,7 +115,9 @@ int classifier_main(int argc, char** argv, const std::string& name, const std::s
     train::start(o, train::identity_of(training), [&](train::Job& job) { train_classifier(job, o, name, make_model); });
   });
   testing.callback([&] { eval(name, o, make_model); });
-  return train::run_cli(app, argc, argv);
+  std::vector<std::string> words(argv, argv + argc);
+  add_training_commands_of_extensions(app, words);
+  return train::run_cli(app, std::move(words));
 }
 
 }  // namespace apps

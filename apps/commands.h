@@ -1,30 +1,56 @@
 #pragma once
 // The commands of `lockstep` and their shared parts. Each command adds itself to the command line and is described in
 // its own file. To end with its own exit code, a command throws CLI::RuntimeError (see train::run_cli()).
+//
+// Extensions have commands of their own. An extension's meson.build sets `commands = files(...)`, which are compiled
+// into the program. One of the files defines
+//
+//   void apps::add_NAME_commands(CLI::App& app, apps::Shared& shared);
+//
+// which adds the commands of extensions/NAME/. meson generates the function that calls it, from the extensions that
+// are built (extension_commands.cpp.in).
 #include <CLI/CLI.hpp>
 #include <filesystem>
+#include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "data/json.h"
 #include "dist/schedule.h"
-#include "engine/model_shape.h"
+#include "train/cli.h"
 
 namespace apps {
 
+/// A user's program and its arguments. Commands keep a reference to the list, which is filled before the command line
+/// is parsed.
+using Program = std::vector<std::string>;
+
+/// A further name that `lockstep schedule` takes, in place of an algorithm.
+struct OtherSchedule {
+  std::vector<std::string> options;  ///< options of `schedule` that only this name takes
+  /// Prints it, or draws it to the file `svg` if that is not empty.
+  std::function<void(const std::string& svg)> print;
+};
+
+/// What the commands share. It lives until the chosen command has run.
+struct Shared {
+  Program program = {};
+  std::vector<std::string> with_program = {};           ///< names of the commands that take a program, after --
+  std::map<std::string, OtherSchedule> schedules = {};  ///< by name
+};
+
+/// Adds the commands of the extensions that are built.
+void add_commands_of_extensions(CLI::App& app, Shared& shared);
+
 /// Cuts the user's program and its arguments off the words of a command line, and returns the part cut off. For `run`,
 /// the program starts at the first word that is not an option, or after --. Underscores in the names of run's own
-/// options become dashes. For `verify`, `plan` and `simulate`, the program starts after --.
-std::vector<std::string> take_program(const CLI::App& app, std::vector<std::string>& words);
-
-/// A user's program and its arguments. Commands keep a reference to the list, which is filled later, by take_program().
-using Program = std::vector<std::string>;
+/// options become dashes. For the commands in `with_program`, the program starts after --.
+Program take_program(const CLI::App& app, const std::vector<std::string>& with_program,
+                     std::vector<std::string>& words);
 
 /// Error if one of these options was given. The Error's text is the option's name, followed by `why`.
 void refuse_given(const CLI::App& command, const std::vector<std::string>& options, const std::string& why);
-
-// Functions in program.cpp: they start a user's program, or find the model that a program or a name describes.
 
 /// Runs a command and writes its output to a file in `folder`. If this process ends, the command gets SIGTERM. Error if
 /// the command takes longer than `timeout` seconds or fails. In the second case the Error begins with `who` and names
@@ -33,27 +59,7 @@ void run_command(const std::string& who, const std::vector<std::string>& command
                  const std::vector<std::pair<std::string, std::string>>& environment,
                  const std::filesystem::path& folder, double timeout);
 
-/// The model that a command line names: by --model, or by a program that trains the model.
-struct ModelAsked {
-  std::string name;  ///< gpt:LAYERSxWIDTHxHEADS
-  int64_t vocab = 50257, context = 1024;
-  lockstep::engine::ExpertShape experts = {};
-  const Program& program;  ///< the program and its arguments; empty: the model is given by name
-};
-/// The result of find_model(): the model's shape and, if a program trains the model, the program's settings.
-struct ModelFound {
-  lockstep::engine::ModelShape shape;
-  lockstep::data::Json config = {};  ///< the program's configuration, or null
-  std::string plan = {};             ///< the program's --plan
-};
-/// Error if one of `options` was given together with a program: they describe a model that --model names.
-void refuse_beside_program(const CLI::App& command, const std::vector<std::string>& options, const ModelAsked& asked);
-/// Finds the shape of a model. Starts the program, if one is given: it describes its model and times the model's layers
-/// on `ranks` ranks at once. Error unless exactly one of name and program is given, or if the program describes no
-/// model.
-ModelFound find_model(const ModelAsked& asked, int ranks = 1);
-
-// Options that describe a collective, for `schedule` and `simulate` (schedule.cpp).
+// Options that describe a collective, for `schedule` and commands of extensions (schedule_command.cpp).
 
 /// The options of a command line that describe a collective.
 struct CollectiveAsked {
@@ -81,23 +87,14 @@ void add_config_command(CLI::App& app);
 void add_flight_command(CLI::App& app);
 /// new NAME: creates a project that uses the library.
 void add_new_command(CLI::App& app);
-/// plan: predicts memory, traffic and time of a training before it starts.
-void add_plan_command(CLI::App& app, const Program& program);
-/// report: makes an HTML page about a run.
-void add_report_command(CLI::App& app);
-/// roofline: lists the kernels of a training step and predicts their time on a GPU.
-void add_roofline_command(CLI::App& app);
 /// run: starts a program on many ranks.
 void add_run_command(CLI::App& app, const Program& program);
-/// schedule: prints, checks and draws the schedule of a collective, a pipeline, ring attention or serving.
-void add_schedule_command(CLI::App& app);
-/// simulate: predicts the time of a collective or of a training step.
-void add_simulate_command(CLI::App& app, const Program& program);
+/// schedule: prints, checks and draws the schedule of a collective, a pipeline or ring attention. `shared` has the
+/// schedules that extensions add.
+void add_schedule_command(CLI::App& app, const Shared& shared);
 /// sparse CONFIG: prints and draws the blocks that sparse attention attends to.
 void add_sparse_command(CLI::App& app);
-/// trace: merges the traces of all ranks.
-void add_trace_command(CLI::App& app);
 /// verify: trains by several plans and compares the parameters bit for bit.
-void add_verify_command(CLI::App& app, const Program& program);
+void add_verify_command(CLI::App& app, Shared& shared);
 
 }  // namespace apps

@@ -1,9 +1,6 @@
 // gpt: trains a GPT or a Llama on a text, continues texts, and reads and writes Hugging Face folders.
 #include <fmt/format.h>
-#include <unistd.h>
 
-#include <cstring>
-#include <filesystem>
 #include <iostream>
 
 #include "apps/gpt_commands.h"
@@ -128,19 +125,9 @@ void logits(const UseOptions& o, const LanguageModel& m) {
   if (m.leads) data::save_safetensors(o.logits_out, {{"logits", scores}});
 }
 
-/// Replaces this process by gpt-serve (gpt_serve.cpp), which is installed beside it.
-int serve(char** arguments) {
-  const auto program = std::filesystem::read_symlink("/proc/self/exe").parent_path() / "gpt-serve";
-  execv(program.c_str(), arguments);
-  fmt::print(stderr, "gpt: {}: {}; expected the program beside gpt: build all, or install it there\n", program.string(),
-             std::strerror(errno));
-  return 2;
-}
-
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1 && std::string_view(argv[1]) == "serve") return serve(argv + 1);
   GptOptions o;
   CLI::App app("A GPT that learns from a text and continues it", "gpt");
   CLI::App& training = *app.add_subcommand("train", "train on a text; the last part of it is kept for validation");
@@ -192,8 +179,9 @@ int main(int argc, char** argv) {
   on_use(sampling, sample), on_use(scoring, logits);
   apps::add_load_command(app);
   apps::add_score_command(app);
-  app.add_subcommand("serve", "answer completions and chats over HTTP, many at a time");
   apps::add_tokenize_command(app);
-  apps::Finetune words(app, argc, argv);
-  return run_cli(app, words.argc(), words.argv());
+  std::vector<std::string> words(argv, argv + argc);
+  apps::add_finetune_command(app, words);
+  apps::add_training_commands_of_extensions(app, words);
+  return run_cli(app, std::move(words));
 }

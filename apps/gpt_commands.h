@@ -1,5 +1,13 @@
 #pragma once
 // Commands of gpt other than train, sample and logits.
+//
+// Extensions may add commands to gpt, mlp and cnn, and options to their commands. An extension's meson.build sets
+// `training_commands = files(...)`, which are compiled into these programs. One of the files defines
+//
+//   void apps::add_NAME_training_commands(CLI::App& app, std::vector<std::string>& words);
+//
+// app.get_name() is the program's name. `words` is the command line, the program's name first; the function may change
+// it before it is parsed. meson generates the function that calls it (extension_commands.cpp.in).
 #include <string>
 #include <vector>
 
@@ -28,19 +36,11 @@ lockstep::data::Tokens load_tokens(const std::string& path, const lockstep::data
 void check_rows(const lockstep::data::Tokens& tokens, const lockstep::data::Tokenizer& tokenizer, int64_t vocab,
                 const std::string& path);
 
-/// `gpt finetune`, with the options of Hugging Face's run_clm.py. Adds the command to a program and normalizes the
-/// command line: "--train-file" becomes "--train_file", and "--fp16 True" becomes "--fp16=True". A Finetune must live
-/// until the command line is parsed.
-class Finetune {
- public:
-  /// Adds the command and copies the arguments.
-  Finetune(CLI::App& app, int argc, char** argv);
-  int argc() const { return int(pointers_.size()); }  ///< number of normalized arguments
-  char** argv() { return pointers_.data(); }          ///< the normalized arguments
+/// `gpt finetune`, with the options of Hugging Face's run_clm.py. Adds the command and normalizes the words of the
+/// command line: "--train-file" becomes "--train_file", and "--fp16 True" becomes "--fp16=True".
+void add_finetune_command(CLI::App& app, std::vector<std::string>& words);
 
- private:
-  std::vector<std::string> words_;
-  std::vector<char*> pointers_;
-};
+/// Adds what the extensions that are built add to a training program.
+void add_training_commands_of_extensions(CLI::App& app, std::vector<std::string>& words);
 
 }  // namespace apps

@@ -16,13 +16,13 @@
 #include "apps/build_info.h"
 #include "apps/commands.h"
 #include "apps/source_folder.h"
+#include "base/environment.h"
+#include "base/threads.h"
 #include "data/json.h"
 #include "dist/native_group.h"
 #include "tensor/backend.h"
 #include "tensor/bf16_products.h"
 #include "tensor/cpu/parallel.h"
-#include "tensor/environment.h"
-#include "tensor/threads.h"
 #include "train/cli.h"
 
 namespace {
@@ -176,23 +176,17 @@ int main(int argc, char** argv) {
   env.add_flag("--json", json, "one line, a JSON object");
   env.add_flag("--variables", variables, "the LOCKSTEP_* variables instead: docs/environment.md");
   env.callback([&] { variables ? void(std::cout << lockstep::environment_reference()) : print_env(json); });
-  apps::Program program;
+  apps::Shared shared;
   apps::add_new_command(app);
-  apps::add_schedule_command(app);
-  apps::add_simulate_command(app, program);
+  apps::add_schedule_command(app, shared);
   apps::add_sparse_command(app);
   apps::add_flight_command(app);
-  apps::add_report_command(app);
-  apps::add_trace_command(app);
   apps::add_checkpoint_command(app);
   apps::add_config_command(app);
-  apps::add_plan_command(app, program);
-  apps::add_verify_command(app, program);
-  apps::add_roofline_command(app);
-  apps::add_run_command(app, program);
+  apps::add_verify_command(app, shared);
+  apps::add_run_command(app, shared.program);
+  apps::add_commands_of_extensions(app, shared);
   std::vector<std::string> words(argv, argv + argc);
-  program = apps::take_program(app, words);
-  std::vector<char*> arguments;
-  for (std::string& word : words) arguments.push_back(word.data());
-  return lockstep::train::run_cli(app, int(arguments.size()), arguments.data());
+  shared.program = apps::take_program(app, shared.with_program, words);
+  return lockstep::train::run_cli(app, std::move(words));
 }

@@ -8,8 +8,8 @@
 
 #include "apps/commands.h"
 #include "apps/new_project.h"
-#include "tensor/check.h"
-#include "tensor/classic_text.h"
+#include "base/check.h"
+#include "base/classic_text.h"
 #include "train/cli.h"
 
 namespace apps {

@@ -1,4 +1,4 @@
-// Finds the user's program on the command line, starts it, watches it, and asks it which model it trains.
+// Finds the user's program on the command line, starts it and watches it.
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/prctl.h>
@@ -12,10 +12,8 @@
 #include <fstream>
 
 #include "apps/commands.h"
+#include "base/check.h"
 #include "dist/launcher/process.h"
-#include "dist/launcher/scratch.h"
-#include "nn/hugging_face/pretrained.h"
-#include "tensor/check.h"
 #include "train/interrupt.h"
 
 namespace apps {
@@ -57,14 +55,15 @@ std::string last_lines(const std::filesystem::path& file, size_t count) {
 
 }  // namespace
 
-std::vector<std::string> take_program(const CLI::App& app, std::vector<std::string>& words) {
+Program take_program(const CLI::App& app, const std::vector<std::string>& with_program,
+                     std::vector<std::string>& words) {
   const std::string command = words.size() < 2 ? "" : words[1];
   size_t at = words.size();
   if (command == "run") at = program_of_run(*app.get_subcommand(command), words);
-  else if (command == "verify" || command == "plan" || command == "simulate")
+  else if (std::find(with_program.begin(), with_program.end(), command) != with_program.end())
     at = size_t(std::find(words.begin(), words.end(), "--") - words.begin());
   const bool dashes = at < words.size() && words[at] == "--";
-  std::vector<std::string> program(words.begin() + long(std::min(at + dashes, words.size())), words.end());
+  Program program(words.begin() + long(std::min(at + dashes, words.size())), words.end());
   words.resize(std::min(at, words.size()));
   return program;
 }
@@ -112,39 +111,6 @@ void run_command(const std::string& who, const std::vector<std::string>& command
 
 void refuse_given(const CLI::App& command, const std::vector<std::string>& options, const std::string& why) {
   for (const std::string& option : options) LOCKSTEP_CHECK(command.get_option(option)->count() == 0, option, why);
-}
-
-void refuse_beside_program(const CLI::App& command, const std::vector<std::string>& options, const ModelAsked& asked) {
-  if (!asked.program.empty())
-    refuse_given(command, options, " is of a model by its name (--model); " + asked.program[0] + " has its own");
-}
-
-ModelFound find_model(const ModelAsked& asked, int ranks) {
-  LOCKSTEP_CHECK(asked.name.empty() != asked.program.empty(),
-                 "expected a model: --model gpt:LAYERSxWIDTHxHEADS, or a program that trains one, as -- PROGRAM "
-                 "ARGUMENTS; got ",
-                 asked.name.empty() ? "neither" : "both");
-  if (asked.program.empty())
-    return {.shape = engine::shape_of<nn::GPT>(
-                nn::gpt_options(asked.name, {.vocab = asked.vocab, .context = asked.context}), asked.experts)};
-  const dist::Scratch scratch;
-  const std::filesystem::path folder = scratch.path(), file = folder / "model.json";
-  std::vector<std::string> command = asked.program;
-  if (ranks > 1) command.insert(command.end(), {"--ranks", std::to_string(ranks)});
-  const std::string& name = asked.program[0];
-  try {
-    run_command(name + " was asked to describe what it trains, and", command, {{"LOCKSTEP_DESCRIBE", file.string()}},
-                folder, 600);
-  } catch (const Error&) {  // a program without train::start() treats train::Described as an error
-    if (!std::filesystem::exists(file)) throw;
-  }
-  LOCKSTEP_CHECK(std::filesystem::exists(file), name,
-                 " succeeded but did not describe what it trains; programs with a train::Trainer or train::prepare do, "
-                 "so train with one of these");
-  const data::Json answer = data::read_json(file.string());
-  return {.shape = engine::model_shape_from(answer.at("model", name), name),
-          .config = answer.at("config", name),
-          .plan = answer.at("plan", name).as_string(name)};
 }
 
 }  // namespace apps

@@ -11,12 +11,12 @@
 #include <iostream>
 
 #include "apps/commands.h"
+#include "base/at_end.h"
+#include "base/check.h"
+#include "base/classic_text.h"
+#include "base/environment.h"
 #include "dist/launcher/launch.h"
 #include "dist/launcher/scratch.h"
-#include "tensor/at_end.h"
-#include "tensor/check.h"
-#include "tensor/classic_text.h"
-#include "tensor/environment.h"
 #include "train/cli.h"
 
 namespace apps {

@@ -4,10 +4,10 @@
 #include <algorithm>
 
 #include "apps/commands.h"
+#include "base/check.h"
+#include "base/svg.h"
 #include "engine/config.h"
 #include "nn/sparse.h"
-#include "tensor/check.h"
-#include "tensor/svg.h"
 #include "train/cli.h"
 
 namespace apps {

@@ -10,7 +10,7 @@
 #include "autograd/leaf_collector.h"
 #include "autograd/mark.h"
 #include "autograd/split_backward.h"
-#include "tensor/at_end.h"
+#include "base/at_end.h"
 #include "tensor/journal.h"
 #include "tensor/ops.h"
 #include "tensor/random_scope.h"

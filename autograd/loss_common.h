@@ -1,5 +1,5 @@
 #pragma once
-// Checks and reductions that the losses share. Internal to autograd/.
+// Checks and reductions that losses share.
 #include <cmath>
 #include <initializer_list>
 #include <utility>

@@ -75,6 +75,8 @@ Variable linear_add(const Variable& residual, const Variable& x, const Variable&
 // --- layers (ops_nn.cpp) ---
 /// Maximum of each window of x (N, C, H, W); padding counts as -inf.
 Variable max_pool2d(const Variable& x, const PoolArgs& args);
+/// max_pool2d() with the positions of the maxima: i64, h * W + w (PyTorch's return_indices).
+VariableIndices max_pool2d_indices(const Variable& x, const PoolArgs& args);
 /// (x - mean) / sqrt(var + eps) * weight + bias over the trailing dims `normalized`, which is also the shape of weight
 /// and bias. Ba, Kiros and Hinton, 2016.
 Variable layer_norm(const Variable& x, const Shape& normalized, const Variable& weight = {}, const Variable& bias = {},
@@ -122,21 +124,6 @@ Variable rotary_packed(Variable x, int64_t turned, int64_t heads, const Tensor& 
                        bool inverse = false);
 /// Looks up the rows `index` of weight (vocabulary, features). Row padding_index gets no gradient; -1: every row does.
 Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_index = -1);
-
-// --- recurrent layers (ops_recurrent.cpp) ---
-/// Weights of one layer and direction in PyTorch's shapes. The biases are optional, and so is `project` (LSTMs only).
-struct RecurrentWeights {
-  Variable input, hidden, input_bias, hidden_bias, project;
-};
-/// The results of recurrent(). H is the hidden size. P is the size of h: H, or the projection's size if there is one.
-struct RecurrentResult {
-  Variable out, h, c;  ///< out: h of every step (rows, P); h: last states (B, P); c: last cells of an LSTM (B, H)
-};
-/// One recurrent layer over a batch of sequences. x (rows, in) holds the rows of step 0, then those of step 1, etc.
-/// (see RecurrentArgs). h and c are the initial states. On the CPU the layer is one node of the graph, with one matrix
-/// product for the inputs of all steps; on other devices it is composed of other operations.
-RecurrentResult recurrent(const RecurrentArgs& args, const Variable& x, const Variable& h, const Variable& c,
-                          const RecurrentWeights& weights);
 
 // --- losses (ops_loss.cpp): the prediction first, then the target ---
 /// How a loss combines the losses of the elements.

@@ -135,6 +135,11 @@ Variable max_pool2d(const Variable& x, const PoolArgs& args) {
                 });
 }
 
+VariableIndices max_pool2d_indices(const Variable& x, const PoolArgs& args) {
+  const Tensor places = max_pool2d(x.tensor(), args).indices.to(i64).contiguous();
+  return {gather(x.flatten(2), 2, places.flatten(2)).reshape(places.shape()), places};
+}
+
 Variable avg_pool2d(const Variable& x, const PoolArgs& args) {
   return on_tape("avg_pool2d", {&x}, avg_pool2d(x.tensor(), args), [shape = x.shape(), args](auto& back) {
     if constexpr (is_recorded<decltype(back)>) {

@@ -100,7 +100,7 @@ VariableIndices picked(const char* name, const Variable& x, int64_t dim, bool ke
 Tensor scan(bool product, const Tensor& x, int64_t dim, bool reverse) {
   if (x.dim() == 0 || x.numel() == 0) return x.clone();
   Tensor out = empty_like(x);
-  LOCKSTEP_KERNEL(x.device(), cumulative)(product, x.contiguous(), normalize_dim("cumsum", dim, x.dim()), reverse, out);
+  kernels::cumulative(x.device(), product, x.contiguous(), normalize_dim("cumsum", dim, x.dim()), reverse, out);
   return out;
 }
 

@@ -10,7 +10,8 @@
 
 namespace lockstep {
 
-/// Pairs of a buffer and its other value. The values are swapped when the weights are replaced or restored.
+/// Pairs of a buffer and the value that it has while other weights stand in for the model's own. The two values are
+/// swapped when the weights are replaced, and again when they are restored.
 using OtherValues = std::vector<std::pair<Tensor, Tensor>>;
 /// The buffers to swap when the value of `leaf` (a weight) is restored. The result is an expired pointer unless this
 /// thread has replaced the value. The owner of the list must hold the leaf too, because the leaf's address is the key.

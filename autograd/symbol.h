@@ -45,7 +45,7 @@ Mask operator==(const Symbol& a, const Symbol& b);                  ///< element
 Mask operator&(const Mask& a, const Mask& b);                       ///< true where both masks are
 Symbol select(const Mask& mask, const Symbol& a, const Symbol& b);  ///< a where the mask holds, else b
 
-/// Cosine. This function and those below take variables; only power() also allows a constant, as base or exponent.
+/// Cosine. The arguments of this function and of those below must not be constants; only power() allows one.
 Symbol cos(const Symbol& x);
 Symbol erf(const Symbol& x);                            ///< error function
 Symbol floor_divide(const Symbol& a, const Symbol& b);  ///< floor(a / b)

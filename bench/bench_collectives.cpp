@@ -2,7 +2,7 @@
 // and busbw, which is corrected for the collective so that it can be compared with the link speed for any number of
 // ranks.
 //   bench_collectives --transport shm --ranks 2 --op all_reduce --min 1K --max 64M
-//   mpirun -n 2 bench_collectives --backend mpi    ranks started by a launcher; the job determines the transport
+//   mpirun -n 2 bench_collectives    ranks started by a launcher; the job determines the transport
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -11,10 +11,10 @@
 #include <cstdlib>
 #include <iostream>
 
+#include "base/threads.h"
 #include "data/json.h"
 #include "dist/process_group.h"
 #include "tensor/ops.h"
-#include "tensor/threads.h"
 
 using namespace lockstep;
 
@@ -128,7 +128,7 @@ int main(int argc, char** argv) {
   app.add_option("--algorithm", o.algorithm,
                  "automatic, ring, direct, tree, halving_doubling, hierarchical, server, one_shot, in_place")
       ->capture_default_str();
-  app.add_option("--backend", o.backend, "under a launcher: auto, native, mpi")->capture_default_str();
+  app.add_option("--backend", o.backend, "under a launcher: auto, native, nccl")->capture_default_str();
   app.add_option("--min", o.min, "smallest size in bytes")
       ->transform(size)
       ->check(CLI::PositiveNumber)

@@ -10,10 +10,10 @@
 #include <memory>
 #include <vector>
 
+#include "base/check.h"
+#include "base/threads.h"
 #include "data/json.h"
-#include "tensor/check.h"
 #include "tensor/memory.h"
-#include "tensor/threads.h"
 
 namespace bench {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "tensor/check.h"
+#include "base/check.h"
 #ifdef LOCKSTEP_WITH_ONEDNN
 #include <oneapi/dnnl/dnnl.h>
 #endif

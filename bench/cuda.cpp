@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "optim/step_kernels.h"
 #include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"
@@ -92,16 +93,15 @@ void run_all(const Options& o) {
     Tensor p = ones({m}, options(f32)), g = ones({m}, options(f32)), first = zeros({m}, options(f32)),
            second = zeros({m}, options(f32)), none, low = zeros({m}, options(bf16));
     report(o, "adamw f32 + bf16 copy", 30 * double(m), 0, [&] {
-      LOCKSTEP_KERNEL(o.device, adam)
-      (p, g, first, second, none, low,
-       {.lr = 1e-3,
-        .beta1 = 0.9,
-        .beta2 = 0.95,
-        .eps = 1e-8,
-        .weight_decay = 0.1,
-        .decoupled = true,
-        .bias1 = 0.5,
-        .bias2 = 0.5});
+      kernels::adam(o.device, p, g, first, second, none, low,
+                    {.lr = 1e-3,
+                     .beta1 = 0.9,
+                     .beta2 = 0.95,
+                     .eps = 1e-8,
+                     .weight_decay = 0.1,
+                     .decoupled = true,
+                     .bias1 = 0.5,
+                     .bias2 = 0.5});
     });
     report(o, "unscale f32", 8 * double(m), 0, [&] { unscale_({p}, 1); });
   }
@@ -125,15 +125,12 @@ void run_all(const Options& o) {
       Tensor loss = empty({rows}, options(f32)), lse = empty({rows}, options(f32)), none,
              grad = empty(x.shape(), options(bf16));
       const Tensor upstream = ones({rows}, options(f32));
-      report(o, fmt::format("cross_entropy bf16 {}", columns), 2 * cells, 0, [&] {
-        LOCKSTEP_KERNEL(o.device, cross_entropy)(x, target, none, {}, none, loss, lse, none);
-      });
-      report(o, fmt::format("cross_entropy with gradient bf16 {}", columns), 4 * cells, 0, [&] {
-        LOCKSTEP_KERNEL(o.device, cross_entropy)(x, target, none, {}, upstream, loss, lse, grad);
-      });
-      report(o, fmt::format("cross_entropy backward bf16 {}", columns), 4 * cells, 0, [&] {
-        LOCKSTEP_KERNEL(o.device, cross_entropy_grad)(upstream, x, lse, target, none, {}, grad);
-      });
+      report(o, fmt::format("cross_entropy bf16 {}", columns), 2 * cells, 0,
+             [&] { kernels::cross_entropy(o.device, x, target, none, {}, none, loss, lse, none); });
+      report(o, fmt::format("cross_entropy with gradient bf16 {}", columns), 4 * cells, 0,
+             [&] { kernels::cross_entropy(o.device, x, target, none, {}, upstream, loss, lse, grad); });
+      report(o, fmt::format("cross_entropy backward bf16 {}", columns), 4 * cells, 0,
+             [&] { kernels::cross_entropy_grad(o.device, upstream, x, lse, target, none, {}, grad); });
     }
   }
   const int64_t side = std::max<int64_t>(int64_t(8192 / std::sqrt(double(o.shrink))) / 8 * 8, 8);
@@ -169,12 +166,9 @@ void run_all(const Options& o) {
     Tensor none, out = empty(q.shape(), options(bf16)), lse = empty({batch, 12, tokens}, options(f32)),
                  gq = empty(q.shape(), options(bf16)), gk = empty(q.shape(), options(bf16)),
                  gv = empty(q.shape(), options(bf16));
-    report(o, "attention causal bf16", 0, flops, [&] {
-      LOCKSTEP_KERNEL(o.device, attention)(q, q, q, none, args, out, lse);
-    });
-    report(o, "attention causal backward bf16", 0, 2.5 * flops, [&] {
-      LOCKSTEP_KERNEL(o.device, attention_grad)(q, q, q, q, none, out, lse, args, gq, gk, gv);
-    });
+    report(o, "attention causal bf16", 0, flops, [&] { kernels::attention(o.device, q, q, q, none, args, out, lse); });
+    report(o, "attention causal backward bf16", 0, 2.5 * flops,
+           [&] { kernels::attention_grad(o.device, q, q, q, q, none, out, lse, args, gq, gk, gv); });
   }
 }
 

@@ -12,14 +12,14 @@
 #include <string>
 #include <vector>
 
-#include "autograd/resample.h"
-#include "data/pictures/image_folder.h"
+#include "base/threads.h"
+#include "extensions/linear_algebra/linalg.h"
+#include "extensions/recurrent/layers.h"
+#include "extensions/spectral/fft.h"
+#include "extensions/vision/vision.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
-#include "tensor/fft.h"
-#include "tensor/linalg.h"
 #include "tensor/random.h"
-#include "tensor/threads.h"
 
 using namespace lockstep;
 

@@ -12,10 +12,10 @@
 #include <functional>
 #include <thread>
 
+#include "base/threads.h"
 #include "dist/process_group.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
-#include "tensor/threads.h"
 #include "zero/tile_ring.h"
 #include "zero/zero.h"
 

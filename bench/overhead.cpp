@@ -1,8 +1,8 @@
 // Measures the overhead of tiny operations on one thread. A program for libtorch has the same cases, for comparison.
 #include "autograd/ops.h"
+#include "base/threads.h"
 #include "bench/cases.h"
 #include "tensor/random.h"
-#include "tensor/threads.h"
 
 using namespace lockstep;
 

@@ -10,11 +10,11 @@
 #include <chrono>
 #include <memory>
 
+#include "base/threads.h"
 #include "nn/generate.h"
 #include "nn/models/gpt.h"
 #include "nn/quantize.h"
 #include "tensor/random.h"
-#include "tensor/threads.h"
 
 using namespace lockstep;
 

@@ -15,13 +15,13 @@
 #include <optional>
 
 #include "autograd/autocast.h"
+#include "base/threads.h"
 #include "bench/models.h"
 #include "data/json.h"
 #include "parallel/ddp.h"
 #include "pipeline/layers.h"
 #include "tensor/memory.h"
 #include "tensor/random.h"
-#include "tensor/threads.h"
 #include "zero/zero.h"
 
 using namespace lockstep;

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/check.h"
 #include "data/unicode.h"
-#include "tensor/check.h"
 
 namespace lockstep::data {
 namespace {

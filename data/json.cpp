@@ -6,9 +6,9 @@
 #include <cmath>
 #include <unordered_set>
 
+#include "base/printable.h"
 #include "data/files.h"
 #include "data/json_events.h"
-#include "tensor/printable.h"
 
 namespace lockstep::data {
 namespace {

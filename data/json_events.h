@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "tensor/check.h"
-#include "tensor/classic_text.h"
+#include "base/check.h"
+#include "base/classic_text.h"
 
 namespace lockstep::data {
 

@@ -1,5 +1,5 @@
 #pragma once
-// Internal to data/*.cpp: little-endian integers of 1 to 8 bytes.
+// For readers and writers of files: little-endian integers of 1 to 8 bytes.
 #include <string>
 
 #include "data/files.h"

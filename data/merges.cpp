@@ -6,7 +6,7 @@
 #include <queue>
 #include <unordered_map>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::data {
 namespace {

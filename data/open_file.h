@@ -7,7 +7,7 @@
 #include <cstring>
 #include <string>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::data {
 

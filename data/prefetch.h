@@ -17,9 +17,9 @@
 #include <thread>
 #include <vector>
 
-#include "tensor/check.h"
+#include "base/check.h"
+#include "base/threads.h"
 #include "tensor/maker.h"
-#include "tensor/threads.h"
 #include "trace/trace.h"
 
 namespace lockstep::data {

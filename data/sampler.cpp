@@ -4,9 +4,9 @@
 #include <numeric>
 #include <utility>
 
+#include "base/check.h"
 #include "data/dataset.h"
 #include "data/draw.h"
-#include "tensor/check.h"
 
 namespace lockstep::data {
 namespace {
@@ -97,6 +97,26 @@ std::vector<int64_t> MicroBatchSampler::operator()(int64_t epoch) const {
     }
   }
   return mine;
+}
+
+Sampler stream_sampler(const StreamSampling& o) {
+  const int64_t step = o.micro_batch * o.micro_batches;
+  LOCKSTEP_CHECK(
+      o.micro_batch >= 1 && o.micro_batches >= 1 && o.samples >= step && o.samples % step == 0,
+      "[stream_sampler] expected micro_batch and micro_batches >= 1, and samples in a multiple of their product, ",
+      step, ", got ", o.micro_batch, ", ", o.micro_batches, " and ", o.samples);
+  const MicroBatchSampler dealt({.samples = o.samples,
+                                 .micro_batch = o.micro_batch,
+                                 .micro_batches = o.micro_batches,
+                                 .world = o.world,
+                                 .rank = o.rank,
+                                 .shuffle = false,
+                                 .interleaved = o.interleaved});
+  return [dealt, samples = o.samples](int64_t epoch) {
+    auto indices = dealt(epoch);
+    for (int64_t& index : indices) index += epoch * samples;
+    return indices;
+  };
 }
 
 }  // namespace lockstep::data

@@ -106,4 +106,16 @@ class MicroBatchSampler {
   MicroBatchOptions options_;
 };
 
+/// How an epoch of an endless dataset (a fixed number of records) is dealt to ranks.
+struct StreamSampling {
+  int64_t samples = 0;      ///< samples of an epoch, on all ranks; a multiple of the samples of a step
+  int64_t micro_batch = 1;  ///< this and the next fields: see MicroBatchOptions
+  int64_t micro_batches = 1;
+  int64_t world = 1, rank = 0;
+  bool interleaved = false;
+};
+/// Makes a sampler of an endless dataset for a DataLoader: epoch e is the records from e * samples to
+/// (e + 1) * samples - 1. The loader's state then also resumes the dataset.
+Sampler stream_sampler(const StreamSampling& options);
+
 }  // namespace lockstep::data

@@ -1,5 +1,5 @@
 #pragma once
-// Internal to data/*.cpp: quotes untrusted file content in an Error.
+// Quotes untrusted content of a file in an Error.
 #include <cstdint>
 #include <string>
 #include <string_view>

@@ -3,7 +3,8 @@
 
 #include <sodium.h>
 
-#include "tensor/check.h"
+#include "base/check.h"
+#include "dist/control.h"
 
 namespace lockstep::dist {
 namespace {

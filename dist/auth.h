@@ -22,8 +22,6 @@ using Proof = std::array<uint8_t, 32>;
 
 /// A nonce from the system's random numbers. Error when libsodium cannot start.
 Nonce random_nonce();
-/// A new secret: 32 random bytes as 64 hexadecimal digits.
-std::string random_token();
 /// HMAC-SHA-256 with key `token` over role, challenge, number and context.
 Proof prove(std::string_view token, std::string_view role, const Nonce& challenge, const Nonce& number,
             std::string_view context);

@@ -55,6 +55,8 @@ struct Rendezvous {
 /// port in between. If `port` is 0, chooses a free port and stores its number in `port`. Put the returned descriptor
 /// into Rendezvous::listener, or close it. Error if the port is in use.
 int open_listener(const std::string& address, int& port);
+/// A new secret for Rendezvous::token: 32 random bytes as 64 hexadecimal digits.
+std::string random_token();
 
 /// A rank's current state: sent along with heartbeats, and quoted in error messages of other ranks.
 struct Activity {
@@ -115,8 +117,8 @@ class Control {
   // Reports about this rank's current call. The rank's heartbeats carry them.
   virtual void begin(const Activity& activity) = 0;  ///< enters a collective
   /// Reports that the current call waits for rank `peer`; deadlocks are found from these reports. While the call waits,
-  /// it must repeat the report every renewal() seconds (MPI: every heartbeat interval), since a report is valid for two
-  /// heartbeat intervals only. `messages`: see Activity::messages.
+  /// it must repeat the report every renewal() seconds, at the latest after a heartbeat interval, since a report is
+  /// valid for two heartbeat intervals only. `messages`: see Activity::messages.
   virtual void waits(int peer, uint64_t messages, bool is_send) = 0;
   /// Interval in seconds at which a collective or message that still waits must repeat waits().
   Seconds renewal() const { return std::min(place().heartbeat, Seconds(0.25)); }

@@ -6,10 +6,10 @@
 #include <map>
 #include <tuple>
 
+#include "base/check.h"
+#include "base/suggest.h"
+#include "base/svg.h"
 #include "dist/schedule_check.h"
-#include "tensor/check.h"
-#include "tensor/suggest.h"
-#include "tensor/svg.h"
 
 namespace lockstep::dist {
 namespace {
@@ -27,7 +27,7 @@ std::string join(const std::vector<int32_t>& chunks) {
 }
 
 /// Transfers of one step that differ only in their chunk. The table prints them as one message.
-struct Message {
+struct TransferGroup {
   Transfer first;
   std::vector<int32_t> chunks;
 
@@ -40,12 +40,12 @@ struct Message {
   }
 };
 
-std::vector<std::vector<Message>> messages_by_step(Algorithm algorithm, const Request& request) {
-  std::vector<std::vector<Message>> steps;
+std::vector<std::vector<TransferGroup>> messages_by_step(Algorithm algorithm, const Request& request) {
+  std::vector<std::vector<TransferGroup>> steps;
   visit_schedule(algorithm, request, [&](const Transfer& t) {
     if (steps.size() <= size_t(t.step)) steps.resize(size_t(t.step) + 1);
     auto& step = steps.back();
-    const auto same = [&](const Message& m) {
+    const auto same = [&](const TransferGroup& m) {
       return std::tuple(m.first.from, m.first.to, m.first.source.slot, m.first.target.slot, m.first.action) ==
              std::tuple(t.from, t.to, t.source.slot, t.target.slot, t.action);
     };
@@ -77,7 +77,7 @@ std::string draw_table(Algorithm algorithm, const Request& request) {
     for (int rank = 0; rank < request.ranks; ++rank) widths.push_back(str("rank ", rank).size());
     for (const auto& step : steps) {
       rows.emplace_back(size_t(request.ranks));
-      for (const Message& m : step) {
+      for (const TransferGroup& m : step) {
         std::string& cell = rows.back()[size_t(m.first.from)];
         cell += (cell.empty() ? "" : "; ") + m.text(request.ranks);
         widths[size_t(m.first.from)] = std::max(widths[size_t(m.first.from)], cell.size());
@@ -88,7 +88,8 @@ std::string draw_table(Algorithm algorithm, const Request& request) {
   if (widths.empty() || total > max_width) {
     out += "  step    from  what\n";
     for (size_t s = 0; s < steps.size(); ++s)
-      for (const Message& m : steps[s]) out += format("%6zu  %6d  ", s, m.first.from) + m.text(request.ranks) + "\n";
+      for (const TransferGroup& m : steps[s])
+        out += format("%6zu  %6d  ", s, m.first.from) + m.text(request.ranks) + "\n";
     return out;
   }
   const auto line = [&](std::string text, const auto& cell) {
@@ -127,7 +128,7 @@ class Picture {
     }
     used_ = squares_;
     for (const auto& step : steps_)
-      for (const Message& m : step)
+      for (const TransferGroup& m : step)
         for (const int32_t c : m.chunks) used_[{m.first.to, c, m.first.target.slot}];
     block_ = columns_ * side_;
     row_ = (1 + check_.slots) * lines_ * side_ + 16 + 3 * check_.slots;
@@ -201,7 +202,7 @@ class Picture {
     for (auto& [key, one] : squares_) one = {one.terms};
     const auto before = squares_;
     bool crosses = false;
-    for (const Message& m : steps_[size_t(s)]) {
+    for (const TransferGroup& m : steps_[size_t(s)]) {
       const Transfer& t = m.first;
       crosses |= t.from != t.to;
       for (size_t i = 0; i < m.chunks.size(); ++i) {
@@ -251,7 +252,7 @@ class Picture {
   }
 
   const Request& r_;
-  std::vector<std::vector<Message>> steps_;
+  std::vector<std::vector<TransferGroup>> steps_;
   Check check_;
   int columns_ = 1, lines_ = 1;  // chunks per block, horizontally and vertically
   double side_ = 0, block_ = 0, row_ = 0;

@@ -1,7 +1,7 @@
 // error.cpp: names of faults. See error.h.
 #include "dist/error.h"
 
-#include "tensor/classic_text.h"
+#include "base/classic_text.h"
 
 namespace lockstep::dist {
 

@@ -3,7 +3,7 @@
 #include <string>
 #include <string_view>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::dist {
 

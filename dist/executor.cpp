@@ -4,10 +4,10 @@
 #include <cstring>
 #include <optional>
 
+#include "base/environment.h"
 #include "dist/call_memory.h"
 #include "dist/links.h"
 #include "dist/patience.h"
-#include "tensor/environment.h"
 
 namespace lockstep::dist {
 namespace {

@@ -2,6 +2,7 @@
 // The header that every message of a collective carries: a fingerprint of the call. Ranks that disagree about a call
 // detect it at the first message instead of computing garbage (torch 2.15 with gloo silently returns wrong sums).
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "dist/process_group.h"
@@ -34,6 +35,14 @@ struct Header {
   uint32_t crc = 0;
 };
 static_assert(sizeof(Header) == 128);
+
+/// One message to send or to receive.
+struct Message {
+  bool is_send = true;
+  int peer = 0;  ///< rank in the group
+  std::span<std::byte> data;
+  Header header;  ///< the header to send, or the one expected from the peer
+};
 
 /// Returns the header of a call that world rank `rank` makes. The fields `payload` and `crc` are not set yet.
 Header header_of(const Call& call, uint64_t job, uint64_t sequence, int rank);

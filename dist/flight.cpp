@@ -10,12 +10,12 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "base/check.h"
+#include "base/classic_text.h"
+#include "base/output_file.h"
+#include "base/printable.h"
+#include "base/quantity.h"
 #include "dist/net.h"
-#include "tensor/check.h"
-#include "tensor/classic_text.h"
-#include "tensor/output_file.h"
-#include "tensor/printable.h"
-#include "tensor/quantity.h"
 
 namespace lockstep::dist {
 namespace {

@@ -1,6 +1,7 @@
 // init.cpp: init() and shutdown(), and the group of all ranks (the world). Ranks that are threads of spawn() have one
 // world each; otherwise the process has one.
 #include <cstdlib>
+#include <map>
 #include <optional>
 
 #include "dist/job.h"
@@ -21,10 +22,11 @@ OfProcess& of_process() {
   return all->get();
 }
 thread_local World* thread_world = nullptr;
-World (*make_mpi_world)() = nullptr;
 
-bool launched_by_mpi() {
-  return std::getenv("OMPI_COMM_WORLD_SIZE") && !std::getenv("MASTER_ADDR") && !std::getenv("WORLD_SIZE");
+// Never destroyed. Written before init(), by add_backend().
+std::map<std::string, AddedBackend>& backends() {
+  static auto* all = new std::map<std::string, AddedBackend>;
+  return *all;
 }
 
 void check_first() {
@@ -49,9 +51,11 @@ World& the_world() {
 }  // namespace
 
 void check_backend(const char* op, const std::string& backend) {
-  LOCKSTEP_CHECK(backend == "auto" || backend == "native" || backend == "nccl", "[", op,
-                 "] expected backend auto, native, nccl", std::string(op) == "init" ? " or mpi" : "", ", got \"",
-                 backend, "\"");
+  std::string known = "auto, native, nccl";
+  if (std::string(op) == "init")
+    for (const auto& [name, made] : backends()) known += ", " + name;
+  LOCKSTEP_CHECK(backend == "auto" || backend == "native" || backend == "nccl", "[", op, "] expected backend ", known,
+                 ", got \"", backend, "\"", std::string(op) == "init" ? "; add_backend() adds others" : "");
   LOCKSTEP_CHECK(backend != "nccl" || with_nccl, "[", op,
                  "] this build was made without NCCL, got backend nccl: configure it with -Dcuda=enabled and "
                  "-Dnccl=enabled, or use backend native");
@@ -61,7 +65,7 @@ std::shared_ptr<Control> make_control(const Rendezvous& rendezvous) {
   return rendezvous.world_size == 1 ? local_controls(1, rendezvous)[0] : Control::join(rendezvous);
 }
 
-void set_mpi(World (*make)()) { make_mpi_world = make; }
+void add_backend(const std::string& name, const AddedBackend& backend) { backends().insert_or_assign(name, backend); }
 
 World make_world(std::shared_ptr<Control> control, const std::string& backend) {
   World world;
@@ -97,19 +101,16 @@ void guard(World& world, const std::function<void()>& body) {
 void guard(const std::function<void()>& body) { guard(the_world(), body); }
 
 ProcessGroup& init(const std::string& url, const std::string& backend) {
-  const bool mpi = backend == "mpi" || (backend == "auto" && url == "env://" && make_mpi_world && launched_by_mpi());
-  if (!mpi) return init(Rendezvous::from_url(url), backend);
-  LOCKSTEP_CHECK(url == "env://", "[init] expected env:// with backend mpi, where mpirun assigns the ranks, got ", url);
-  LOCKSTEP_CHECK(
-      make_mpi_world,
-      "[init] expected a program that links lockstep_mpi and calls use_mpi() for backend mpi, got one that does not");
-  check_first();
-  return adopt(make_mpi_world());
+  for (const auto& [name, made] : backends())
+    if (backend == name || (backend == "auto" && url == "env://" && made.launched_us())) {
+      check_first();
+      return adopt(made.make(url));
+    }
+  return init(Rendezvous::from_url(url), backend);
 }
 
 ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend) {
-  LOCKSTEP_CHECK(backend != "mpi",
-                 "[init] expected a URL env:// with backend mpi, where mpirun assigns the ranks, got a rendezvous");
+  LOCKSTEP_CHECK(!backends().contains(backend), "[init] expected a URL with backend ", backend, ", got a rendezvous");
   check_backend("init", backend);
   LOCKSTEP_CHECK(rendezvous.world_size >= 1 && rendezvous.rank >= 0 && rendezvous.rank < rendezvous.world_size,
                  "[init] expected a world size of 1 or more, and a rank from 0 to world size - 1, got rank ",

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "base/environment.h"
 #include "dist/executor.h"
-#include "tensor/environment.h"
 
 namespace lockstep::dist {
 

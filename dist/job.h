@@ -56,12 +56,17 @@ struct Job {
 struct World {
   std::shared_ptr<Job> job;
   std::shared_ptr<ProcessGroup> group;
-  std::function<void()> after;  ///< finalizes the engine after the job was left (MPI_Finalize)
+  std::function<void()> after;  ///< finalizes the engine after the job was left
 };
+/// An engine of process groups that the program adds to the built-in ones, for ranks that another launcher starts.
+struct AddedBackend {
+  World (*make)(const std::string& url);  ///< makes the world; init() passes its URL
+  bool (*launched_us)();                  ///< true: init() with backend auto uses this one for env://
+};
+/// Adds a backend under the name by which init() selects it. Call it before init(), and before there are threads.
+void add_backend(const std::string& name, const AddedBackend& backend);
 /// Connects this rank to its job, and returns the connection. A world of one rank needs no store and opens no socket.
 std::shared_ptr<Control> make_control(const Rendezvous& rendezvous);
-/// Registers the function that creates a world of backend mpi. use_mpi() calls set_mpi().
-void set_mpi(World (*make)());
 /// Error unless `backend` is auto or native, or nccl in a build with NCCL. `op`: the caller's name, for the message.
 void check_backend(const char* op, const std::string& backend);
 /// Makes the world group of a job that this rank has joined, with NCCL for tensors on devices if the build has it and

@@ -12,9 +12,9 @@
 #include <sstream>
 #include <thread>
 
+#include "base/classic_text.h"
+#include "base/printable.h"
 #include "dist/auth.h"
-#include "tensor/classic_text.h"
-#include "tensor/printable.h"
 
 namespace lockstep::dist {
 namespace {

@@ -11,14 +11,6 @@
 
 namespace lockstep::dist {
 
-/// One message to send or to receive.
-struct Message {
-  bool is_send = true;
-  int peer = 0;  ///< rank in the group
-  std::span<std::byte> data;
-  Header header;  ///< the header to send, or the one expected from the peer
-};
-
 /// The group, timeout and callbacks of one call of move_messages().
 struct Mail {
   Transport& transport;

@@ -20,9 +20,9 @@
 #include <fstream>
 #include <memory>
 
+#include "base/check.h"
+#include "base/classic_text.h"
 #include "dist/control.h"
-#include "tensor/check.h"
-#include "tensor/classic_text.h"
 
 namespace lockstep::dist {
 namespace {

@@ -1,6 +1,6 @@
 #pragma once
 // Process groups: a set of ranks, and the collectives among them. There are native groups (threads, shared memory, TCP;
-// NCCL for tensors on CUDA devices) and MPI groups, with the same interface and the same tests.
+// NCCL for tensors on CUDA devices) and those that a program adds (job.h), with the same interface and the same tests.
 //
 //   dist::init();                                  // RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT
 //   auto& world = dist::world();
@@ -125,7 +125,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   int world_rank(int rank) const { return member_.world_ranks.at(size_t(rank)); }
   /// The world rank of each rank of this group.
   const std::vector<int>& world_ranks() const { return member_.world_ranks; }
-  virtual const char* engine() const = 0;  ///< "native", "mpi"
+  virtual const char* engine() const = 0;  ///< "native", or the name of an added backend
   /// The engine for tensors that are not on the CPU: "nccl", or "host" if they are copied through host memory.
   virtual const char* device_engine() const { return "host"; }
 
@@ -227,7 +227,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 /// Joins the job described by the environment, and sets the world of this process (or of this thread, for ranks made by
 /// spawn()). Error when called twice. `backend`: auto (NCCL for tensors on CUDA devices if this build has it and no two
 /// ranks share a device), nccl (the same, but an Error if NCCL cannot be used), native (tensors on devices go through
-/// host memory), or mpi.
+/// host memory), or the name of a backend that add_backend() added.
 ProcessGroup& init(const std::string& url = "env://", const std::string& backend = "auto");
 ProcessGroup& init(const Rendezvous& rendezvous, const std::string& backend = "auto");
 /// True between init() and shutdown(), and inside spawn().

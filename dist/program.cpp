@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <map>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::dist {
 namespace {

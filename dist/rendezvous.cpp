@@ -5,10 +5,10 @@
 #include <map>
 #include <optional>
 
+#include "base/classic_text.h"
+#include "base/environment.h"
 #include "dist/control.h"
 #include "dist/net.h"
-#include "tensor/classic_text.h"
-#include "tensor/environment.h"
 
 namespace lockstep::dist {
 namespace {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/check.h"
+#include "base/suggest.h"
 #include "dist/schedules/rules.h"
-#include "tensor/check.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::dist {
 namespace {

@@ -12,12 +12,11 @@
 
 #include <omp.h>
 
-#include "dist/auth.h"
+#include "base/threads.h"
 #include "dist/job.h"
 #include "dist/local_control.h"
 #include "dist/process_group.h"
 #include "tensor/random.h"
-#include "tensor/threads.h"
 
 namespace lockstep::dist {
 namespace {

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <string>
 
+#include "dist/fingerprint.h"
 #include "dist/job.h"
-#include "dist/messages.h"
 #include "dist/process_group.h"
 #include "dist/work.h"
 #include "trace/trace.h"

@@ -4,7 +4,7 @@
 #include <bit>
 #include <cmath>
 
-#include "tensor/printable.h"
+#include "base/printable.h"
 
 namespace lockstep::dist {
 namespace {

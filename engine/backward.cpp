@@ -8,8 +8,8 @@
 // engine.backward(loss), or loss.backward() of a loss that several engines contribute to.
 #include "autograd/ops.h"
 #include "autograd/pass_end.h"
+#include "base/at_end.h"
 #include "engine/impl.h"
-#include "tensor/at_end.h"
 #include "tensor/random.h"
 #include "trace/trace.h"
 

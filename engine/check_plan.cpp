@@ -3,9 +3,10 @@
 
 #include <fmt/format.h>
 
+#include "base/check.h"
 #include "engine/config_table.h"
+#include "engine/params.h"
 #include "pipeline/schedule.h"
-#include "tensor/check.h"
 
 namespace lockstep::engine {
 
@@ -46,21 +47,12 @@ void add_one_bit_reasons(std::vector<std::string>& reasons, const Config& c, con
     refuse(value.has_value(), str("in the parameters' type, ", key, " is ", value.value_or(""), "; leave it out"));
 }
 
-/// Adds the reasons against LBFGS, which evaluates the loss itself, and against optimizers that update an element from
-/// other elements too: from its matrix, from its row and column, or from its block (8-bit state).
+/// Adds the reasons of the optimizer's type, and those against optimizers that update an element from other elements of
+/// its block (8-bit state).
 void add_state_reasons(std::vector<std::string>& reasons, const Config& c, const parallel::Plan& plan,
                        const std::string& name) {
-  if (lower(name).ends_with("adafactor") && c.zero_optimization.offload_optimizer.device == zero::Offload::nvme)
-    reasons.push_back(str(name,
-                          " keeps one state per row and column, but offload to nvme needs one per element; offload to "
-                          "cpu, or use AdamW"));
-  if (lower(name).ends_with("lbfgs"))
-    reasons.push_back(str(name,
-                          " evaluates the loss many times a step, which an engine does not; call its step(loss) in a "
-                          "loop of your own, or use AdamW"));
   const std::string kind = lower(name.substr(name.rfind(' ') + 1));
-  if (plan.tp > 1 && (kind == "lamb" || kind == "muon" || kind == "adafactor"))
-    reasons.push_back(str(name, " needs whole matrices, which tp", plan.tp, " shards; leave tp out, or use AdamW"));
+  for (std::string& reason : reasons_of_type(kind, c, plan, name)) reasons.push_back(std::move(reason));
   if (!kind.ends_with("8bit")) return;
   const std::string wide = name.substr(name.rfind(' ') + 1, name.size() - name.rfind(' ') - 5);
   if (plan.tp > 1)

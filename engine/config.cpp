@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "base/check.h"
+#include "base/suggest.h"
 #include "data/files.h"
 #include "engine/config_table.h"
-#include "tensor/check.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::engine {
 

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "base/check.h"
 #include "engine/params.h"
 #include "engine/sparse_attention.h"
-#include "tensor/check.h"
 
 namespace lockstep::engine {
 

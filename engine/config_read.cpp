@@ -1,9 +1,9 @@
 // Stores a file's values in a config by the table of keys, and collects all problems.
 #include <algorithm>
 
+#include "base/check.h"
+#include "base/suggest.h"
 #include "engine/config_table.h"
-#include "tensor/check.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::engine {
 

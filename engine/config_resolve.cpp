@@ -6,11 +6,11 @@
 #include <cstdlib>
 #include <limits>
 
+#include "base/check.h"
 #include "engine/check_plan.h"
 #include "engine/config_table.h"
 #include "engine/sparse_attention.h"
 #include "pipeline/split.h"
-#include "tensor/check.h"
 
 namespace lockstep::engine {
 

@@ -5,9 +5,9 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+#include "base/suggest.h"
 #include "pipeline/schedule.h"
-#include "tensor/check.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::engine {
 

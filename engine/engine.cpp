@@ -8,12 +8,12 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/printable.h"
 #include "engine/check_plan.h"
 #include "engine/config_table.h"
 #include "engine/impl.h"
 #include "engine/sparse_attention.h"
 #include "parallel/moe/expert_parallel.h"
-#include "tensor/printable.h"
 #include "tensor/random.h"
 
 namespace lockstep::engine {

@@ -32,18 +32,18 @@
 #include <vector>
 
 #include "autograd/autocast.h"
+#include "base/at_end.h"
+#include "checkpoint/checkpoint.h"
 #include "data/loader.h"
 #include "dist/process_group.h"
-#include "engine/checkpoint/checkpoint.h"
 #include "engine/config.h"
 #include "nn/module.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "parallel/mesh.h"
 #include "parallel/onebit/optimizer.h"
-#include "parallel/tensor/apply.h"
+#include "parallel/tensor_parallel/apply.h"
 #include "pipeline/engine.h"
-#include "tensor/at_end.h"
 #include "zero/zero.h"
 
 namespace lockstep::engine {

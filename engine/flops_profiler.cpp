@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <map>
 
+#include "base/clock.h"
 #include "engine/reports.h"
-#include "tensor/clock.h"
 
 namespace lockstep::engine {
 

@@ -7,8 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
+#include "checkpoint/checkpoint.h"
 #include "data/to_device.h"
-#include "engine/checkpoint/checkpoint.h"
 #include "engine/engine.h"
 #include "engine/one_bit.h"
 #include "engine/part.h"
@@ -16,7 +17,6 @@
 #include "engine/step_graphs.h"
 #include "nn/layer_list.h"
 #include "parallel/activation_checkpoints.h"
-#include "tensor/clock.h"
 
 namespace lockstep::engine {
 

@@ -10,11 +10,11 @@
 #include <filesystem>
 #include <map>
 
+#include "base/check.h"
+#include "base/output_file.h"
 #include "dist/fingerprint.h"
 #include "dist/net.h"
 #include "engine/reports.h"
-#include "tensor/check.h"
-#include "tensor/output_file.h"
 
 namespace lockstep::engine {
 

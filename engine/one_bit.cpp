@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <set>
 
+#include "base/suggest.h"
 #include "dist/numbers.h"
 #include "engine/part.h"
 #include "nn/build_empty.h"
@@ -11,7 +12,6 @@
 #include "parallel/naive_ddp.h"
 #include "tensor/memory.h"
 #include "tensor/ops.h"
-#include "tensor/suggest.h"
 #include "zero/stage.h"
 
 namespace lockstep::engine {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "engine/checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "nn/module.h"
 #include "parallel/agreement.h"
 #include "parallel/buckets.h"

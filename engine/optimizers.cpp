@@ -2,10 +2,10 @@
 // DeepSpeed.
 #include <limits>
 
+#include "base/check.h"
 #include "engine/params.h"
 #include "optim/optim.h"
 #include "parallel/onebit/onebit.h"
-#include "tensor/check.h"
 
 namespace lockstep::engine {
 
@@ -16,31 +16,21 @@ void add(Optimizers& to, std::vector<Variable> parameters, const O& options, Mor
   to.push_back(std::make_unique<Class>(std::move(parameters), options, more...));
 }
 
-std::vector<Variable> variables(const NamedParameters& parameters) {
-  std::vector<Variable> all;
-  for (const auto& p : parameters) all.push_back(p.variable);
-  return all;
-}
-
-/// Describes an optimizer that one class implements. fields: a function that adds the options that a file may set.
+/// Describes a 1-bit optimizer. fields: a function that adds the options that a file may set.
 template <class Class, class O>
-NamedType plain(const char* name, const char* doc, const O& defaults,
-                void (*fields)(Params& p, std::type_identity_t<O>& o)) {
+NamedType one_bit(const char* name, const char* doc, const O& defaults,
+                  void (*fields)(Params& p, std::type_identity_t<O>& o)) {
   return {name, doc, [=](Params& p) -> Make {
-            constexpr bool sends = std::is_base_of_v<onebit::Optimizer, Class>;
             O o = defaults;
             fields(p, o);
-            if constexpr (sends) {
-              p.without_effect("cuda_aware", false, "messages go through the process group");
-              p.without_effect("comm_backend_name", "nccl", "messages go through the process group");
-              p.fixed("amsgrad", false, "it has no 1-bit form");
-              p.fixed("eps_inside_sqrt", false, "eps is added to the root");
-            }
+            p.without_effect("cuda_aware", false, "messages go through the process group");
+            p.without_effect("comm_backend_name", "nccl", "messages go through the process group");
+            p.fixed("amsgrad", false, "it has no 1-bit form");
+            p.fixed("eps_inside_sqrt", false, "eps is added to the root");
             p.check([&] { optim::check_options(name, o); });
             return [o](const NamedParameters& parameters, dist::ProcessGroup* group) {
               Optimizers made;
-              if constexpr (sends) add<Class>(made, variables(parameters), o, group);
-              else add<Class>(made, variables(parameters), o);
+              add<Class>(made, variables(parameters), o, group);
               return made;
             };
           }};
@@ -87,47 +77,6 @@ Make adam(Params& p) {
   };
 }
 
-// --- Muon for matrices, AdamW for the rest ---
-
-/// True if Muon trains the parameter: for all matrices except token embeddings and output heads. A matrix counts as an
-/// embedding or head if is_table is true or, as in DeepSpeed, if its name contains "embed" or "head.".
-bool is_for_muon(const nn::NamedParameter& p) {
-  const auto called = [&](const char* name) { return p.name.find(name) != p.name.npos; };
-  return p.variable.dim() == 2 && !p.is_table && !called("embed") && !called("head.");
-}
-
-Make muon(Params& p) {
-  optim::MuonOptions matrix{.lr = 1e-3, .weight_decay = 0};  // DeepSpeed's defaults
-  AdamChoice other;
-  other.adam_w_mode = true;
-  std::optional<double> muon_lr, adam_lr;
-  std::string method = "gram";
-  p("lr", &matrix.lr)("momentum", &matrix.momentum)("weight_decay", &matrix.weight_decay);
-  p("nesterov", &matrix.nesterov)("muon_lr", &muon_lr, least(0))("adam_lr", &adam_lr, least(0));
-  p("betas", Pair{&other.beta1, &other.beta2})("eps", &other.eps)("adam_w_mode", &other.adam_w_mode);
-  p("ns_method", &method, words({"gram", "standard"}));
-  p.without_effect("torch_adam", false, "there is one implementation");
-  p.fixed("per_head_muon", false, "attention is not cut by heads");
-  other.lr = matrix.lr, other.weight_decay = matrix.weight_decay;
-  p.check([&] {
-    optim::check_options("Muon", matrix);
-    optim::check_options("Muon", other);
-  });
-  if (p.problems.empty() && p.given.find("ns_method") && method == "gram")
-    p.warnings.push_back(
-        "optimizer.params.ns_method: the standard iteration is used, which gram computes in another order");
-  matrix.lr = muon_lr.value_or(matrix.lr), other.lr = adam_lr.value_or(other.lr);
-  return [=](const NamedParameters& parameters, dist::ProcessGroup*) {
-    std::vector<Variable> matrices, rest;
-    for (const auto& one : parameters) (is_for_muon(one) ? matrices : rest).push_back(one.variable);
-    Optimizers made;
-    if (!matrices.empty()) add<optim::Muon>(made, std::move(matrices), matrix);
-    if (!rest.empty()) add_adam(made, other, std::move(rest));
-    LOCKSTEP_CHECK(!made.empty(), "[Muon] expected at least one parameter, got none; pass those that require grad");
-    return made;
-  };
-}
-
 // --- 8-bit state; token embeddings keep f32 state, since most of their rows have no gradient in most steps ---
 
 template <class Class, class O> NamedType eight_bit(const char* name, const char* doc) {
@@ -156,12 +105,6 @@ template <class Class, class O> NamedType eight_bit(const char* name, const char
           }};
 }
 
-/// Adds the options that PyTorch's variants of Adam share.
-template <class O> Params& name_adam(Params& p, O& o) {
-  p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps);
-  return p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
-}
-
 /// Adds the options that the 1-bit variants of Adam share.
 template <class O> Params& one_bit_adam(Params& p, O& o) {
   p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps)("bias_correction", &o.bias_correction);
@@ -171,115 +114,99 @@ template <class O> Params& one_bit_adam(Params& p, O& o) {
 }  // namespace
 
 const std::vector<NamedType>& optimizer_types() {
-  static const std::vector<NamedType> types = {
-      {"AdamW", "decoupled weight decay", adam},
-      {"Adam", "weight decay is added to the gradient, unless adam_w_mode is true (DeepSpeed's default)", adam},
-      {"FusedAdam", "Adam or AdamW, as adam_w_mode says", adam},
-      {"CPUAdam", "the same", adam},
-      {"DeepSpeedCPUAdam", "the same", adam},
-      plain<optim::SGD>("SGD", "with momentum", optim::SGDOptions{},
-                        [](Params& p, auto& o) {
-                          p("lr", &o.lr)("momentum", &o.momentum)("dampening", &o.dampening);
-                          p("weight_decay", &o.weight_decay)("nesterov", &o.nesterov)("maximize", &o.maximize);
-                        }),
-      plain<optim::LAMB>("Lamb", "layer-wise rates", optim::LAMBOptions{.eps = 1e-8},
-                         [](Params& p, auto& o) {
-                           p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps);
-                           p("weight_decay", &o.weight_decay)("bias_correction", &o.bias_correction);
-                           p("max_coeff", &o.max_trust)("min_coeff", &o.min_trust)("maximize", &o.maximize);
-                           p.fixed("amsgrad", false, "LAMB has none");
-                           p.fixed("eps_inside_sqrt", false, "eps is added to the root");
-                         }),
-      plain<optim::Lion>("Lion", "the sign of momentum", optim::LionOptions{.lr = 1e-3},
-                         [](Params& p, auto& o) {
-                           p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2});
-                           p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
-                         }),
-      plain<optim::Adagrad>("Adagrad", "", optim::AdagradOptions{},
-                            [](Params& p, auto& o) {
-                              p("lr", &o.lr)("lr_decay", &o.lr_decay)("eps", &o.eps);
-                              p("weight_decay", &o.weight_decay);
-                              p("initial_accumulator_value", &o.initial_accumulator)("maximize", &o.maximize);
-                            }),
-      plain<optim::RMSprop>("RMSprop", "", optim::RMSpropOptions{},
-                            [](Params& p, auto& o) {
-                              p("lr", &o.lr)("alpha", &o.alpha)("eps", &o.eps)("weight_decay", &o.weight_decay);
-                              p("momentum", &o.momentum)("centered", &o.centered)("maximize", &o.maximize);
-                            }),
-      plain<optim::NAdam>("NAdam", "Adam with Nesterov's momentum", optim::NAdamOptions{},
-                          [](Params& p, auto& o) {
-                            name_adam(p, o)("momentum_decay", &o.momentum_decay);
-                            p("decoupled_weight_decay", &o.decoupled_weight_decay);
-                          }),
-      plain<optim::RAdam>(
-          "RAdam", "Adam with its first steps rectified", optim::RAdamOptions{},
-          [](Params& p, auto& o) { name_adam(p, o)("decoupled_weight_decay", &o.decoupled_weight_decay); }),
-      plain<optim::Adamax>("Adamax", "Adam with the largest gradient in place of the second moment",
-                           optim::AdamaxOptions{}, [](Params& p, auto& o) { name_adam(p, o); }),
-      plain<optim::Adadelta>("Adadelta", "steps as long as those before them", optim::AdadeltaOptions{},
-                             [](Params& p, auto& o) {
-                               p("lr", &o.lr)("rho", &o.rho)("eps", &o.eps);
-                               p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
-                             }),
-      plain<optim::ASGD>("ASGD", "SGD with a falling rate, and an average from step t0 on", optim::ASGDOptions{},
-                         [](Params& p, auto& o) {
-                           p("lr", &o.lr)("lambd", &o.lambd)("alpha", &o.alpha)("t0", &o.t0);
-                           p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
-                         }),
-      plain<optim::Rprop>("Rprop", "by the sign of gradients of all data", optim::RpropOptions{},
-                          [](Params& p, auto& o) {
-                            p("lr", &o.lr)("etas", Pair{&o.eta_minus, &o.eta_plus});
-                            p("step_sizes", Pair{&o.step_min, &o.step_max})("maximize", &o.maximize);
-                          }),
-      plain<optim::Adafactor>("Adafactor", "second moments of rows and columns", optim::AdafactorOptions{},
-                              [](Params& p, auto& o) {
-                                p("lr", &o.lr)("beta2_decay", &o.beta2_decay)("eps", Pair{&o.eps1, &o.eps2});
-                                p("d", &o.d)("weight_decay", &o.weight_decay)("maximize", &o.maximize);
-                              }),
-      plain<optim::Sophia>("Sophia", "momentum over the Hessian's diagonal, from every tenth gradient",
-                           optim::SophiaOptions{},
-                           [](Params& p, auto& o) {
-                             p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("rho", &o.rho);
-                             p("weight_decay", &o.weight_decay)("batch", &o.batch, least(1));
-                             p("hessian_interval", &o.hessian_interval, least(1))("maximize", &o.maximize);
-                           }),
-      plain<optim::AdamWScheduleFree>("AdamWScheduleFree", "AdamW at a constant rate, with an average to evaluate",
-                                      optim::AdamWScheduleFreeOptions{},
-                                      [](Params& p, auto& o) {
-                                        name_adam(p, o)("warmup_steps", &o.warmup_steps, least(0))("r", &o.r);
-                                        p("weight_lr_power", &o.weight_lr_power);
-                                      }),
-      eight_bit<optim::AdamW8bit, optim::AdamW8bitOptions>("AdamW8bit", "AdamW with moments in 8 bits"),
-      eight_bit<optim::Adam8bit, optim::Adam8bitOptions>("Adam8bit", "Adam with moments in 8 bits"),
-      eight_bit<optim::Lion8bit, optim::Lion8bitOptions>("Lion8bit", "Lion with its moment in 8 bits"),
-      {"Muon", "matrices; embeddings, heads and all else go to AdamW (Adam when adam_w_mode is false)", muon},
-      plain<onebit::OneBitAdam>(
-          "OneBitAdam", "1 bit an element on the wire after freeze_step; stage 0", onebit::OneBitAdamOptions{},
-          [](Params& p, auto& o) { one_bit_adam(p, o)("freeze_step", Count{&o.freeze_step}, least(1)); }),
-      plain<onebit::OneBitLamb>("OneBitLamb", "the same for LAMB; stage 0", onebit::OneBitLambOptions{},
-                                [](Params& p, auto& o) {
-                                  one_bit_adam(p, o)("freeze_step", Count{&o.freeze_step}, least(1));
-                                  p("max_coeff", &o.max_coeff, positive())("min_coeff", &o.min_coeff, positive());
-                                  p("coeff_beta", &o.coeff_beta, between(0, 1));
-                                  p("factor_max", &o.factor_max, positive())("factor_min", &o.factor_min, positive());
-                                  p("factor_threshold", &o.factor_threshold, positive());
-                                }),
-      plain<onebit::ZeroOneAdam>(
-          "ZeroOneAdam", "Adam with 1 bit, and with steps that send nothing; stage 0", onebit::ZeroOneAdamOptions{},
-          [](Params& p, auto& o) {
-            one_bit_adam(p, o)("var_freeze_step", Count{&o.var_freeze_step}, least(1));
-            p("var_update_scaler", Count{&o.var_update_scaler}, least(1));
-            p("local_step_scaler", Count{&o.local_step_scaler}, least(1));
-            p("local_step_clipper", Count{&o.local_step_clipper}, least(1));
-          }),
-      plain<onebit::OneBitSGD>("OneBitSGD", "SGD with error feedback; stage 0", onebit::OneBitSGDOptions{},
-                               [](Params& p, auto& o) {
-                                 p("lr", &o.lr)("weight_decay", &o.weight_decay, least(0));
-                                 p("momentum", &o.momentum, between(0, 1))("dampening", &o.dampening);
-                                 p("nesterov", &o.nesterov)("freeze_step", Count{&o.freeze_step}, least(0));
-                               }),
-  };
+  static const std::vector<NamedType> types = [] {
+    std::vector<NamedType> all = {
+        {"AdamW", "decoupled weight decay", adam},
+        {"Adam", "weight decay is added to the gradient, unless adam_w_mode is true (DeepSpeed's default)", adam},
+        {"FusedAdam", "Adam or AdamW, as adam_w_mode says", adam},
+        {"CPUAdam", "the same", adam},
+        {"DeepSpeedCPUAdam", "the same", adam},
+        optimizer_type<optim::SGD>("SGD", "with momentum", optim::SGDOptions{},
+                                   [](Params& p, auto& o) {
+                                     p("lr", &o.lr)("momentum", &o.momentum)("dampening", &o.dampening);
+                                     p("weight_decay", &o.weight_decay)("nesterov", &o.nesterov)("maximize",
+                                                                                                 &o.maximize);
+                                   }),
+        optimizer_type<optim::LAMB>(
+            "Lamb", "layer-wise rates", optim::LAMBOptions{.eps = 1e-8},
+            [](Params& p, auto& o) {
+              p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps);
+              p("weight_decay", &o.weight_decay)("bias_correction", &o.bias_correction);
+              p("max_coeff", &o.max_trust)("min_coeff", &o.min_trust)("maximize", &o.maximize);
+              p.fixed("amsgrad", false, "LAMB has none");
+              p.fixed("eps_inside_sqrt", false, "eps is added to the root");
+            },
+            needs_matrices),
+        optimizer_type<optim::Lion>("Lion", "the sign of momentum", optim::LionOptions{.lr = 1e-3},
+                                    [](Params& p, auto& o) {
+                                      p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2});
+                                      p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
+                                    }),
+        optimizer_type<optim::Adagrad>("Adagrad", "", optim::AdagradOptions{},
+                                       [](Params& p, auto& o) {
+                                         p("lr", &o.lr)("lr_decay", &o.lr_decay)("eps", &o.eps);
+                                         p("weight_decay", &o.weight_decay);
+                                         p("initial_accumulator_value", &o.initial_accumulator)("maximize",
+                                                                                                &o.maximize);
+                                       }),
+        optimizer_type<optim::RMSprop>("RMSprop", "", optim::RMSpropOptions{},
+                                       [](Params& p, auto& o) {
+                                         p("lr", &o.lr)("alpha", &o.alpha)("eps", &o.eps)("weight_decay",
+                                                                                          &o.weight_decay);
+                                         p("momentum", &o.momentum)("centered", &o.centered)("maximize", &o.maximize);
+                                       }),
+    };
+    for (NamedType& type : types_of_extensions())
+      if (type.read) all.push_back(std::move(type));
+    for (NamedType& type : std::vector<NamedType>{
+             eight_bit<optim::AdamW8bit, optim::AdamW8bitOptions>("AdamW8bit", "AdamW with moments in 8 bits"),
+             eight_bit<optim::Adam8bit, optim::Adam8bitOptions>("Adam8bit", "Adam with moments in 8 bits"),
+             eight_bit<optim::Lion8bit, optim::Lion8bitOptions>("Lion8bit", "Lion with its moment in 8 bits"),
+             one_bit<onebit::OneBitAdam>(
+                 "OneBitAdam", "1 bit an element on the wire after freeze_step; stage 0", onebit::OneBitAdamOptions{},
+                 [](Params&p, auto&o) { one_bit_adam(p, o)("freeze_step", Count{&o.freeze_step}, least(1)); }),
+             one_bit<onebit::OneBitLamb>(
+                 "OneBitLamb", "the same for LAMB; stage 0", onebit::OneBitLambOptions{},
+                 [](Params&p, auto&o) {
+                   one_bit_adam(p, o)("freeze_step", Count{&o.freeze_step}, least(1));
+                   p("max_coeff", &o.max_coeff, positive())("min_coeff", &o.min_coeff, positive());
+                   p("coeff_beta", &o.coeff_beta, between(0, 1));
+                   p("factor_max", &o.factor_max, positive())("factor_min", &o.factor_min, positive());
+                   p("factor_threshold", &o.factor_threshold, positive());
+                 }),
+             one_bit<onebit::ZeroOneAdam>("ZeroOneAdam", "Adam with 1 bit, and with steps that send nothing; stage 0",
+                                          onebit::ZeroOneAdamOptions{},
+                                          [](Params&p, auto&o) {
+                                            one_bit_adam(p, o)("var_freeze_step", Count{&o.var_freeze_step}, least(1));
+                                            p("var_update_scaler", Count{&o.var_update_scaler}, least(1));
+                                            p("local_step_scaler", Count{&o.local_step_scaler}, least(1));
+                                            p("local_step_clipper", Count{&o.local_step_clipper}, least(1));
+                                          }),
+             one_bit<onebit::OneBitSGD>("OneBitSGD", "SGD with error feedback; stage 0", onebit::OneBitSGDOptions{},
+                                        [](Params&p, auto&o) {
+                                          p("lr", &o.lr)("weight_decay", &o.weight_decay, least(0));
+                                          p("momentum", &o.momentum, between(0, 1))("dampening", &o.dampening);
+                                          p("nesterov", &o.nesterov)("freeze_step", Count{&o.freeze_step}, least(0));
+                                        }),
+         })
+      all.push_back(std::move(type));
+    return all;
+  }();
   return types;
+}
+
+std::vector<std::string> needs_matrices(const Config&, const parallel::Plan& plan, const std::string& called) {
+  if (plan.tp <= 1) return {};
+  return {str(called, " needs whole matrices, which tp", plan.tp, " shards; leave tp out, or use AdamW")};
+}
+
+std::vector<std::string> reasons_of_type(const std::string& name, const Config& config, const parallel::Plan& plan,
+                                         const std::string& called) {
+  for (const auto& types : {optimizer_types(), types_of_extensions()})
+    for (const NamedType& type : types)
+      if (lower(type.name) == lower(name))
+        return type.reasons ? type.reasons(config, plan, called) : std::vector<std::string>();
+  return {};
 }
 
 Optimizers make_optimizers(const Config& config, const NamedParameters& parameters, dist::ProcessGroup* group) {

@@ -5,8 +5,8 @@
 
 #include <algorithm>
 
-#include "tensor/check.h"
-#include "tensor/suggest.h"
+#include "base/check.h"
+#include "base/suggest.h"
 
 namespace lockstep::engine {
 
@@ -89,6 +89,12 @@ const NamedType& find_type(Kind kind, const std::string& name) {
 }
 
 }  // namespace
+
+std::vector<Variable> variables(const NamedParameters& parameters) {
+  std::vector<Variable> all;
+  for (const auto& p : parameters) all.push_back(p.variable);
+  return all;
+}
 
 std::vector<ParamInfo> defaults_of(const NamedType& type) {
   const Json nothing = Json::Object();

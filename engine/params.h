@@ -1,6 +1,10 @@
 #pragma once
-// Internal to engine/: the options of optimizers and schedules. Each type of optimizer or schedule lists its options
+// The options of optimizers and schedules in configuration files. Each type of optimizer or schedule lists its options
 // once; the list is used to read, check, print and document them.
+//
+// Extensions add types of optimizers: an extension's meson.build sets `optimizer_types = ['NAME']`, and one of its
+// sources defines std::vector<NamedType> lockstep::engine::NAME(). meson generates the list, from the extensions that
+// are built (optimizer_types.cpp.in).
 #include <functional>
 #include <memory>
 #include <string>
@@ -9,6 +13,7 @@
 
 #include "engine/config_table.h"
 #include "optim/schedule_list.h"
+#include "parallel/mesh.h"
 
 namespace lockstep::engine {
 
@@ -63,12 +68,42 @@ using Make = std::variant<MakeOptimizers, MakeSchedule>;
 /// A type of optimizer or schedule, which a file selects by `name`, ignoring case.
 struct NamedType {
   std::string name, doc;
-  std::function<Make(Params& params)> read;  ///< the result must not be called if there are problems
+  /// The result must not be called if there are problems. Null for an optimizer that only programs make.
+  std::function<Make(Params& params)> read;
+  /// Returns why an optimizer cannot run under the plan. called: its name in messages. Null: nothing speaks against it.
+  std::function<std::vector<std::string>(const Config&, const parallel::Plan&, const std::string& called)> reasons = {};
 };
+/// `reasons` of a rule that needs the whole of a matrix.
+std::vector<std::string> needs_matrices(const Config& config, const parallel::Plan& plan, const std::string& called);
+/// The reasons of the type that has this name, ignoring case.
+std::vector<std::string> reasons_of_type(const std::string& name, const Config& config, const parallel::Plan& plan,
+                                         const std::string& called);
+/// The types of the extensions that are built.
+std::vector<NamedType> types_of_extensions();
 /// The types of all optimizers that a configuration file can name.
 const std::vector<NamedType>& optimizer_types();
 /// The types of all schedules that a configuration file can name.
 const std::vector<NamedType>& schedule_types();
+/// The variables of `parameters`.
+std::vector<Variable> variables(const NamedParameters& parameters);
+/// A type of optimizer that one class implements. fields: a function that adds the options that a file may set.
+template <class Class, class O>
+NamedType optimizer_type(const char* name, const char* doc, const O& defaults,
+                         void (*fields)(Params& p, std::type_identity_t<O>& o),
+                         decltype(NamedType::reasons) reasons = {}) {
+  return {name, doc,
+          [=](Params& p) -> Make {
+            O o = defaults;
+            fields(p, o);
+            p.check([&] { optim::check_options(name, o); });
+            return [o](const NamedParameters& parameters, dist::ProcessGroup*) {
+              Optimizers made;
+              made.push_back(std::make_unique<Class>(variables(parameters), o));
+              return made;
+            };
+          },
+          std::move(reasons)};
+}
 /// The options of a type of optimizer or schedule, with their defaults.
 std::vector<ParamInfo> defaults_of(const NamedType& type);
 

@@ -6,10 +6,10 @@
 #include <limits>
 
 #include "autograd/autocast.h"
+#include "checkpoint/exchange.h"
+#include "checkpoint/layout.h"
 #include "dist/numbers.h"
 #include "dist/texts.h"
-#include "engine/checkpoint/exchange.h"
-#include "engine/checkpoint/layout.h"
 #include "pipeline/layers.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"

@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
-#include "engine/checkpoint/checkpoint.h"
+#include "checkpoint/checkpoint.h"
 #include "engine/engine.h"
+#include "optim/step_batch.h"
 #include "parallel/mesh.h"
 #include "pipeline/engine.h"
-#include "tensor/step_batch.h"
 #include "zero/zero.h"
 
 namespace lockstep::engine {

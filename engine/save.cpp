@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <set>
 
+#include "checkpoint/exchange.h"
 #include "data/safetensors.h"
-#include "engine/checkpoint/exchange.h"
 #include "engine/impl.h"
 #include "nn/named_fields.h"
 #include "tensor/random.h"

@@ -1,11 +1,11 @@
 // Learning rate schedules by DeepSpeed's and PyTorch's names.
 #include <algorithm>
 
+#include "base/check.h"
 #include "engine/params.h"
 #include "optim/average.h"
 #include "optim/optim.h"
 #include "optim/schedule_list.h"
-#include "tensor/check.h"
 #include "tensor/ops.h"
 
 namespace lockstep::engine {

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/check.h"
+#include "base/suggest.h"
 #include "engine/config_table.h"
 #include "nn/build_empty.h"
-#include "tensor/check.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::engine {
 

@@ -1,13 +1,13 @@
 // A character-level language model with an LSTM. It learns a text in pieces, carrying the LSTM's states from piece to
 // piece, then generates some text.
 //   build/examples/char_lstm README.md --steps 200
+#include <lockstep/recurrent.h>
 #include <CLI/CLI.hpp>
 
 #include <iostream>
 
 #include "data/text.h"
 #include "nn/linear.h"
-#include "nn/recurrent.h"
 #include "optim/clip.h"
 #include "optim/optim.h"
 #include "tensor/ops.h"

@@ -4,10 +4,10 @@
 #include <algorithm>
 #include <fstream>
 
+#include "base/suggest.h"
 #include "nn/named_fields.h"
 #include "parallel/moe/layer.h"
 #include "tensor/device_memory.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::inference {
 

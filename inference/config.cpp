@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+#include "base/suggest.h"
 #include "engine/config_table.h"
-#include "tensor/check.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::inference {
 

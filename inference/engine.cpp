@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "autograd/tape.h"
+#include "base/suggest.h"
 #include "dist/numbers.h"
 #include "engine/engine.h"
 #include "inference/candidates.h"
@@ -19,11 +20,10 @@
 #include "parallel/agreement.h"
 #include "parallel/device_map/dispatch.h"
 #include "parallel/moe/expert_parallel.h"
-#include "parallel/tensor/apply.h"
-#include "parallel/tensor/slices.h"
+#include "parallel/tensor_parallel/apply.h"
+#include "parallel/tensor_parallel/slices.h"
 #include "tensor/random.h"
 #include "tensor/stream.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::inference {
 

@@ -5,16 +5,16 @@
 #include <map>
 #include <memory>
 
+#include "base/suggest.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/exchange.h"
+#include "checkpoint/tools.h"
 #include "data/files.h"
 #include "data/safetensors.h"
 #include "dist/texts.h"
-#include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/exchange.h"
-#include "engine/checkpoint/tools.h"
 #include "nn/build_empty.h"
 #include "nn/hugging_face/config.h"
 #include "nn/hugging_face/pretrained.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::inference {
 

@@ -20,11 +20,6 @@ double probability(const char* layer, double p) {
   return p;
 }
 
-double not_negative(const char* layer, double lambda) {
-  LOCKSTEP_CHECK(lambda >= 0, "[", layer, "] expected lambda >= 0, got ", lambda);
-  return lambda;
-}
-
 /// A dropout mask: 1 with probability 1 - p, else 0. One draw per index of the first `dims` dims; broadcasts over the
 /// rest.
 Tensor kept(const Variable& x, int dims, double p) {
@@ -34,8 +29,6 @@ Tensor kept(const Variable& x, int dims, double p) {
 }
 
 }  // namespace
-
-CELU::CELU(const Options& o) : alpha(o.alpha) { LOCKSTEP_CHECK(alpha > 0, "[CELU] expected alpha > 0, got ", alpha); }
 
 PReLU::PReLU(const Options& o) {
   LOCKSTEP_CHECK(o.channels > 0, "[PReLU] expected channels > 0, got ", o.channels);
@@ -60,34 +53,10 @@ Variable RReLU::forward(const Variable& x) {
   return leaky(x, Variable(uniform_(empty_like(x.tensor()), o.lower, o.upper)));
 }
 
-Hardtanh::Hardtanh(const Options& options) : o(options) {
-  LOCKSTEP_CHECK(o.low <= o.high, "[Hardtanh] expected low <= high, got ", o.low, " and ", o.high);
-}
-
-Hardshrink::Hardshrink(const Options& o) : lambda(not_negative("Hardshrink", o.lambda)) {}
-Variable Hardshrink::forward(const Variable& x) { return masked_fill(x, le(abs(x.tensor()), constant(x, lambda)), 0); }
-
-Softshrink::Softshrink(const Options& o) : lambda(not_negative("Softshrink", o.lambda)) {}
-Variable Softshrink::forward(const Variable& x) {
-  return masked_fill(x - Variable(sign(x.tensor()) * lambda), le(abs(x.tensor()), constant(x, lambda)), 0);
-}
-
-Threshold::Threshold(const Options& options) : o(options) {
-  LOCKSTEP_CHECK(!std::isnan(o.threshold), "[Threshold] expected a threshold other than NaN, got ", o.threshold);
-}
-Variable Threshold::forward(const Variable& x) {
-  return masked_fill(x, le(x.tensor(), constant(x, o.threshold)), o.value);
-}
-
 Variable GLU::forward(const Variable& x) {
   LOCKSTEP_CHECK(x.dim() > 0 && x.size(dim) % 2 == 0, "[GLU] expected an even size in dim ", dim, ", got ", x.shape());
   const int64_t half = x.size(dim) / 2;
   return x.narrow(dim, 0, half) * sigmoid(x.narrow(dim, half, half));
-}
-
-Variable Softmax2d::forward(const Variable& x) {
-  LOCKSTEP_CHECK(x.dim() == 3 || x.dim() == 4, "[Softmax2d] expected input (N, C, H, W) or (C, H, W), got ", x.shape());
-  return softmax(x, -3);
 }
 
 ChannelDropout::ChannelDropout(const char* kind, const Options& o, const Dims& ranks)
@@ -97,16 +66,6 @@ Variable ChannelDropout::forward(const Variable& x) {
                  allowed_ranks, "-dimensional input, got ", x.shape());
   if (!is_training() || p == 0) return x;
   return x * Variable(kept(x, x.dim() == allowed_ranks.back() ? 2 : 1, p) * (p < 1 ? 1 / (1 - p) : 0));
-}
-
-AlphaDropout::AlphaDropout(const Options& o) : p(probability("AlphaDropout", o.p)) {}
-Variable AlphaDropout::forward(const Variable& x) {
-  LOCKSTEP_CHECK(!channels || x.dim() >= 2, "[", kind(), "] expected input (N, C, ...), got ", x.shape());
-  if (!is_training() || p == 0) return x;
-  if (p == 1) return x * 0.0;
-  const double lowest = 1.7580993408473766, a = 1 / std::sqrt((lowest * lowest * p + 1) * (1 - p));
-  const Tensor stays = kept(x, channels ? 2 : x.dim(), p);
-  return x * Variable(stays * a) + Variable((stays - 1) * (lowest * a) + lowest * a * p);
 }
 
 }  // namespace lockstep::nn

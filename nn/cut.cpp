@@ -3,7 +3,7 @@
 
 #include <numeric>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::nn {
 

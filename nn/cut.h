@@ -6,7 +6,8 @@
 //   f("in_proj", in_proj, cut::heads(heads, kv_heads))("out_proj", out_proj, cut::rows);  // attention: by whole heads
 //   f("norm", norm, cut::tokens);                                                         // shards the sequence
 //
-// nn/ itself does not use cuts. They are for code that shards a model (parallel/tensor/) or estimates what it costs.
+// nn/ itself does not use cuts. They are for code that shards a model (parallel/tensor_parallel/) or estimates what it
+// costs.
 #include <cstdint>
 #include <string>
 #include <vector>

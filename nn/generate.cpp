@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "base/at_end.h"
 #include "nn/beams.h"
 #include "nn/text_stream.h"
-#include "tensor/at_end.h"
 #include "tensor/random.h"
 
 namespace lockstep::nn {

@@ -32,8 +32,5 @@ void kaiming_normal(const Variable& w, double a = 0);
 void xavier_uniform(const Variable& w, double gain = 1);
 /// N(0, gain^2 * 2 / (fan_in + fan_out)).
 void xavier_normal(const Variable& w, double gain = 1);
-/// A uniformly distributed semi-orthogonal matrix times gain (Saxe et al., 2013): its rows, or its columns if there are
-/// fewer of them, are orthogonal and have length gain. Dims after the first are flattened.
-void orthogonal(const Variable& w, double gain = 1);
 
 }  // namespace lockstep::nn::init

@@ -53,7 +53,7 @@ struct Linear : Layer<Linear> {
       std::function<Variable(const Variable& x, const Variable& weight, const Variable& bias, Activation activation)>;
   Variable weight, bias;  ///< weight: in a quantised layer a placeholder (tensor/quantized.h)
   std::shared_ptr<QuantizedWeight> quantized;
-  /// If set, replaces linear(); tensor parallelism (parallel/tensor/) sets a product that works on shards.
+  /// If set, replaces linear(); tensor parallelism (parallel/tensor_parallel/) sets a product that works on shards.
   Product product;
   /// If set, the adapter's output for x is added before the activation (nn/lora.h).
   std::shared_ptr<Module> adapter;

@@ -5,11 +5,11 @@
 #include <cmath>
 #include <set>
 
+#include "base/suggest.h"
 #include "nn/attention.h"
 #include "nn/build_empty.h"
 #include "nn/init.h"
 #include "nn/named_fields.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::nn {
 

@@ -9,9 +9,9 @@
 #include <cxxabi.h>
 #endif
 
+#include "base/classic_text.h"
 #include "nn/build_empty.h"
 #include "nn/named_fields.h"
-#include "tensor/classic_text.h"
 
 namespace lockstep::nn {
 

@@ -1,8 +1,6 @@
 #pragma once
 // Includes all of nn/.
-#include "autograd/losses.h"
 #include "nn/activation.h"
-#include "nn/adaptive_softmax.h"
 #include "nn/attention.h"
 #include "nn/build_empty.h"
 #include "nn/container.h"
@@ -21,11 +19,8 @@
 #include "nn/outputs.h"
 #include "nn/pool.h"
 #include "nn/quantize.h"
-#include "nn/recurrent.h"
-#include "nn/resample.h"
 #include "nn/rope.h"
 #include "nn/shape_layers.h"
-#include "nn/similarity.h"
 #include "nn/sparse.h"
 #include "nn/text_stream.h"
 #include "nn/transformer.h"

@@ -1,9 +1,7 @@
 #pragma once
-// Pooling of signals (N, C, L), images (N, C, H, W) and volumes (N, C, D, H, W). The template argument n is the number
-// of spatial dims. In all Options the stride defaults to the kernel size.
+// Pooling of images (N, C, H, W). In all Options the stride defaults to the kernel size.
 #include <optional>
 
-#include "autograd/pools.h"
 #include "nn/conv.h"
 
 namespace lockstep::nn {
@@ -24,122 +22,50 @@ inline std::string text_of(const PoolArgs& args) { return str("kernel ", args.ke
 }  // namespace pools
 
 /// Maximum of each window.
-template <int n> struct MaxPool : Layer<MaxPool<n>> {
+struct MaxPool2d : Layer<MaxPool2d> {
   struct Options {
-    pools::Size<n> kernel = 2;
-    std::optional<pools::Size<n>> stride = {};
-    pools::Size<n> padding = 0, dilation = 1;
+    Pair kernel = 2;
+    std::optional<Pair> stride = {};
+    Pair padding = 0, dilation = 1;
     bool ceil_mode = false;
   };
-  explicit MaxPool(const Options& o = Options())
-      : args(pools::args_of(o.kernel, o.stride, o.padding, o.dilation, o.ceil_mode)) {}
-  Variable forward(const Variable& x) { return n == 2 ? max_pool2d(x, args) : max_pool(x, args); }
-  /// Returns the positions of the maxima, too, for MaxUnpool.
-  VariableIndices with_indices(const Variable& x) { return max_pool_indices(x, args); }
-  std::string kind() const override { return str("MaxPool", n, "d"); }
+  MaxPool2d() : MaxPool2d(Options()) {}
+  explicit MaxPool2d(const Options& o) : args(pools::args_of(o.kernel, o.stride, o.padding, o.dilation, o.ceil_mode)) {}
+  Variable forward(const Variable& x) { return max_pool2d(x, args); }
+  /// Returns the positions of the maxima, too.
+  VariableIndices with_indices(const Variable& x) { return max_pool2d_indices(x, args); }
   std::string options() const override { return pools::text_of(args); }
   PoolArgs args;
 };
-using MaxPool1d = MaxPool<1>;  ///< input (N, C, L)
-using MaxPool2d = MaxPool<2>;  ///< input (N, C, H, W)
-using MaxPool3d = MaxPool<3>;  ///< input (N, C, D, H, W)
 
 /// Mean of each window; with count_include_pad, padding counts as zeros.
-template <int n> struct AvgPool : Layer<AvgPool<n>> {
+struct AvgPool2d : Layer<AvgPool2d> {
   struct Options {
-    pools::Size<n> kernel = 2;
-    std::optional<pools::Size<n>> stride = {};
-    pools::Size<n> padding = 0;
+    Pair kernel = 2;
+    std::optional<Pair> stride = {};
+    Pair padding = 0;
     bool ceil_mode = false, count_include_pad = true;
   };
-  explicit AvgPool(const Options& o = Options())
-      : args(pools::args_of(o.kernel, o.stride, o.padding, pools::Size<n>(1), o.ceil_mode)) {
+  AvgPool2d() : AvgPool2d(Options()) {}
+  explicit AvgPool2d(const Options& o) : args(pools::args_of(o.kernel, o.stride, o.padding, Pair(1), o.ceil_mode)) {
     args.count_include_pad = o.count_include_pad;
   }
-  Variable forward(const Variable& x) { return n == 2 ? avg_pool2d(x, args) : avg_pool(x, args); }
-  std::string kind() const override { return str("AvgPool", n, "d"); }
+  Variable forward(const Variable& x) { return avg_pool2d(x, args); }
   std::string options() const override { return pools::text_of(args); }
   PoolArgs args;
 };
-using AvgPool1d = AvgPool<1>;  ///< input (N, C, L)
-using AvgPool2d = AvgPool<2>;  ///< input (N, C, H, W)
-using AvgPool3d = AvgPool<3>;  ///< input (N, C, D, H, W)
 
-/// (sum of x^p)^(1/p) over each window.
-template <int n> struct LPPool : Layer<LPPool<n>> {
+/// Mean of each of `output` windows (-1: as many as the input has pixels). The windows have nearly equal sizes and
+/// together cover the input.
+struct AdaptiveAvgPool2d : Layer<AdaptiveAvgPool2d> {
   struct Options {
-    double p;
-    pools::Size<n> kernel;
-    std::optional<pools::Size<n>> stride = {};
-    bool ceil_mode = false;
+    Pair output = 1;
   };
-  explicit LPPool(const Options& o)
-      : p(o.p), args(pools::args_of(o.kernel, o.stride, pools::Size<n>(0), pools::Size<n>(1), o.ceil_mode)) {}
-  Variable forward(const Variable& x) { return lp_pool(x, p, args); }
-  std::string kind() const override { return str("LPPool", n, "d"); }
-  std::string options() const override { return str("p ", p, ", ", pools::text_of(args)); }
-  double p;
-  PoolArgs args;
-};
-using LPPool1d = LPPool<1>;  ///< input (N, C, L)
-using LPPool2d = LPPool<2>;  ///< input (N, C, H, W)
-using LPPool3d = LPPool<3>;  ///< input (N, C, D, H, W)
-
-/// Base of adaptive pooling: the output has the sizes `output`; -1 keeps the input's size.
-template <class Derived, int n> struct AdaptivePool : Layer<Derived> {
-  struct Options {
-    pools::Size<n> output = 1;
-  };
-  explicit AdaptivePool(const Options& o = Options()) : output(pools::dims_of(o.output)) {}
+  AdaptiveAvgPool2d() : AdaptiveAvgPool2d(Options()) {}
+  explicit AdaptiveAvgPool2d(const Options& o) : output(o.output) {}
+  Variable forward(const Variable& x) { return adaptive_avg_pool2d(x, output[0], output[1]); }
   std::string options() const override { return str("output ", output); }
   Dims output;
 };
-/// Mean of each window. The windows have nearly equal sizes and together cover the input.
-template <int n> struct AdaptiveAvgPool : AdaptivePool<AdaptiveAvgPool<n>, n> {
-  using AdaptivePool<AdaptiveAvgPool, n>::AdaptivePool;
-  Variable forward(const Variable& x) {
-    const Dims& to = this->output;
-    return n == 2 ? adaptive_avg_pool2d(x, to[0], to[1]) : adaptive_avg_pool(x, to);
-  }
-  std::string kind() const override { return str("AdaptiveAvgPool", n, "d"); }
-};
-using AdaptiveAvgPool1d = AdaptiveAvgPool<1>;  ///< input (N, C, L)
-using AdaptiveAvgPool2d = AdaptiveAvgPool<2>;  ///< input (N, C, H, W)
-using AdaptiveAvgPool3d = AdaptiveAvgPool<3>;  ///< input (N, C, D, H, W)
-/// Maximum of each window. The windows have nearly equal sizes and together cover the input.
-template <int n> struct AdaptiveMaxPool : AdaptivePool<AdaptiveMaxPool<n>, n> {
-  using AdaptivePool<AdaptiveMaxPool, n>::AdaptivePool;
-  Variable forward(const Variable& x) { return with_indices(x).values; }
-  /// Returns the positions of the maxima, too, as max_pool_indices() does.
-  VariableIndices with_indices(const Variable& x) { return adaptive_max_pool(x, this->output); }
-  std::string kind() const override { return str("AdaptiveMaxPool", n, "d"); }
-};
-using AdaptiveMaxPool1d = AdaptiveMaxPool<1>;  ///< input (N, C, L)
-using AdaptiveMaxPool2d = AdaptiveMaxPool<2>;  ///< input (N, C, H, W)
-using AdaptiveMaxPool3d = AdaptiveMaxPool<3>;  ///< input (N, C, D, H, W)
-
-/// Inverse of a MaxPool with the same options: puts x at the positions of the maxima, and zeros elsewhere. sizes:
-/// spatial sizes of the result. Give them if MaxPool maps inputs of several sizes to the size of x.
-template <int n> struct MaxUnpool : Layer<MaxUnpool<n>> {
-  struct Options {
-    pools::Size<n> kernel = 2;
-    std::optional<pools::Size<n>> stride = {};
-    pools::Size<n> padding = 0;
-  };
-  explicit MaxUnpool(const Options& o = Options())
-      : args(pools::args_of(o.kernel, o.stride, o.padding, pools::Size<n>(1), false)) {}
-  Variable forward(const Variable& x, const Tensor& indices, const Dims& sizes = {}) {
-    Dims all = sizes;
-    for (int d = 0; sizes.empty() && d < n && d + 2 < x.dim(); ++d)
-      all.push_back((x.size(d + 2) - 1) * args.stride[d] - 2 * args.padding[d] + args.kernel[d]);
-    return max_unpool(x, indices, all);
-  }
-  std::string kind() const override { return str("MaxUnpool", n, "d"); }
-  std::string options() const override { return pools::text_of(args); }
-  PoolArgs args;
-};
-using MaxUnpool1d = MaxUnpool<1>;  ///< input (N, C, L)
-using MaxUnpool2d = MaxUnpool<2>;  ///< input (N, C, H, W)
-using MaxUnpool3d = MaxUnpool<3>;  ///< input (N, C, D, H, W)
 
 }  // namespace lockstep::nn

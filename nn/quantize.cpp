@@ -6,9 +6,9 @@
 #include <set>
 #include <sstream>
 
+#include "base/classic_text.h"
+#include "base/suggest.h"
 #include "nn/build_empty.h"
-#include "tensor/classic_text.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::nn {
 namespace {

@@ -8,7 +8,7 @@
 #include <limits>
 #include <unordered_map>
 
-#include "tensor/check.h"
+#include "base/check.h"
 #include "tensor/padded.h"
 #include "tensor/random.h"
 

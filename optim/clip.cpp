@@ -6,8 +6,8 @@
 #include <cmath>
 #include <map>
 
+#include "optim/step_batch.h"
 #include "tensor/ops.h"
-#include "tensor/step_batch.h"
 
 namespace lockstep::optim {
 

@@ -1,4 +1,4 @@
-// Steps on CUDA devices: one kernel updates all parameters of a device and dtype (tensor/step_batch.h). The stages of a
+// Steps on CUDA devices: one kernel updates all parameters of a device and dtype (optim/step_batch.h). The stages of a
 // step, in order:
 //
 //   options (host) ─▶ squares, non-finite flags ─▶ norm, clip, skip ─▶ update of all parameters
@@ -10,9 +10,9 @@
 
 #include "optim/clip.h"
 #include "optim/optimizer.h"
+#include "optim/step_batch.h"
 #include "tensor/graph.h"
 #include "tensor/ops.h"
-#include "tensor/step_batch.h"
 #include "trace/trace.h"
 
 namespace lockstep::optim {

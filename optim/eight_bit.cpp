@@ -1,7 +1,7 @@
 // Adam, AdamW and Lion with 8-bit moments.
+#include "optim/block_codes.h"
 #include "optim/optim.h"
 #include "optim/rules.h"
-#include "tensor/block_codes.h"
 
 namespace lockstep::optim {
 

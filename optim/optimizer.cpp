@@ -5,8 +5,8 @@
 #include <atomic>
 #include <set>
 
+#include "base/suggest.h"
 #include "tensor/ops.h"
-#include "tensor/suggest.h"
 #include "trace/trace.h"
 
 namespace lockstep::optim {

@@ -89,7 +89,7 @@ class Optimizer {
   void keep_average(double decay);
   /// True if the state contains an average of the parameters.
   virtual bool keeps_average() const { return average_decay_ > 0; }
-  /// True if update() is a single device kernel, which a StepBatch (tensor/step_batch.h) can collect.
+  /// True if update() is a single device kernel, which a StepBatch (optim/step_batch.h) can collect.
   virtual bool is_one_kernel() const { return false; }
   /// True if one kernel can update many parameters on a device, and a graph can capture the step.
   bool can_be_collected() const { return is_one_kernel() && average_decay_ == 0; }
@@ -247,5 +247,15 @@ template <class Options, class Base = Optimizer> class OptimizerOf : public Base
   std::map<std::string, double*> options(int group) override { return by_name(options_[group].table()); }
   std::vector<Options> options_;
 };
+
+/// Declares the constructors (defined by LOCKSTEP_OPTIMIZER_CONSTRUCTORS, optim/rules.h) and overrides that every
+/// optimizer has. Members that follow the macro are public.
+#define LOCKSTEP_OPTIMIZER(Class)                                                                                      \
+ public:                                                                                                               \
+  Class(std::vector<Variable> parameters, const Class##Options& options);                                              \
+  explicit Class(const std::vector<Group>& groups);                                                                    \
+  const char* name() const override { return #Class; }                                                                 \
+  void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) \
+      override
 
 }  // namespace lockstep::optim

@@ -38,15 +38,14 @@ void Adagrad::update(int group, Tensor& p, const Tensor& grad, ParameterState& s
   const bool first = state.is_new("sum");
   Tensor& sum = state.zeros("sum", p);
   if (first && o.initial_accumulator != 0) sum.fill_(o.initial_accumulator);
-  LOCKSTEP_KERNEL(p.device(), adagrad)
-  (p, grad, sum, low,
-   {.lr = o.lr / (1 + double(state.step - 1) * o.lr_decay),
-    .eps = o.eps,
-    .weight_decay = o.weight_decay,
-    .maximize = o.maximize,
-    .grad_scale = grad_scale,
-    .first_lr = o.lr,
-    .lr_decay = o.lr_decay});
+  kernels::adagrad(p.device(), p, grad, sum, low,
+                   {.lr = o.lr / (1 + double(state.step - 1) * o.lr_decay),
+                    .eps = o.eps,
+                    .weight_decay = o.weight_decay,
+                    .maximize = o.maximize,
+                    .grad_scale = grad_scale,
+                    .first_lr = o.lr,
+                    .lr_decay = o.lr_decay});
 }
 
 std::vector<OptionRange> RMSpropOptions::table() {
@@ -59,16 +58,15 @@ void RMSprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& s
   Tensor average, momentum;
   if (o.centered) average = state.zeros("grad_avg", p);
   if (o.momentum > 0) momentum = state.zeros("momentum_buffer", p);
-  LOCKSTEP_KERNEL(p.device(), rmsprop)
-  (p, grad, square, average, momentum, low,
-   {.lr = o.lr,
-    .alpha = o.alpha,
-    .eps = o.eps,
-    .weight_decay = o.weight_decay,
-    .momentum = o.momentum,
-    .centered = o.centered,
-    .maximize = o.maximize,
-    .grad_scale = grad_scale});
+  kernels::rmsprop(p.device(), p, grad, square, average, momentum, low,
+                   {.lr = o.lr,
+                    .alpha = o.alpha,
+                    .eps = o.eps,
+                    .weight_decay = o.weight_decay,
+                    .momentum = o.momentum,
+                    .centered = o.centered,
+                    .maximize = o.maximize,
+                    .grad_scale = grad_scale});
 }
 
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Lion);

@@ -1,16 +1,17 @@
 #pragma once
-// Building blocks of the optimizers' update rules, used in optim/ and in parallel/onebit/. Internal.
+// Building blocks of the optimizers' update rules.
 #include <cmath>
 #include <map>
 #include <string>
 
 #include "optim/optimizer.h"
+#include "optim/step_kernels.h"
 #include "tensor/ops.h"
 
 namespace lockstep::optim {
 
-/// Defines the constructors that LOCKSTEP_OPTIMIZER declares. They are not in optim.h, so that a program which
-/// includes optim.h does not compile the constructors of every optimizer.
+/// Defines the constructors that LOCKSTEP_OPTIMIZER declares. They are not in a header, so that a program does not
+/// compile the constructors of every optimizer.
 #define LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Class)                                    \
   Class::Class(std::vector<Variable> parameters, const Class##Options& options) { \
     add_group(std::move(parameters), options);                                    \
@@ -50,7 +51,7 @@ void adam_update(const Options& o, bool decoupled, Tensor& p, const Tensor& grad
   const AdamArgs args = adam_args(o, decoupled, state.step, updates, grad_scale);
   if constexpr (requires { o.amsgrad; })  // only some Options have amsgrad
     if (o.amsgrad) v_max = state.zeros("max_exp_avg_sq", p);
-  LOCKSTEP_KERNEL(p.device(), adam)(p, grad, m, v, v_max, low, args);
+  kernels::adam(p.device(), p, grad, m, v, v_max, low, args);
 }
 
 /// Returns the gradient times grad_scale, negated if `maximize` is true.
@@ -78,7 +79,7 @@ template <class Options> LionArgs lion_args(const Options& o, double grad_scale)
 template <class Options>
 void lion_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
                  double grad_scale) {
-  LOCKSTEP_KERNEL(p.device(), lion)(p, grad, state.zeros("exp_avg", p), low, lion_args(o, grad_scale));
+  kernels::lion(p.device(), p, grad, state.zeros("exp_avg", p), low, lion_args(o, grad_scale));
 }
 
 /// One SGD update.
@@ -95,7 +96,7 @@ void sgd_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState&
   if constexpr (requires { o.maximize; }) args.maximize = o.maximize;
   Tensor momentum;
   if (o.momentum != 0) momentum = state.zeros("momentum_buffer", p);
-  LOCKSTEP_KERNEL(p.device(), sgd)(p, grad, momentum, low, args);
+  kernels::sgd(p.device(), p, grad, momentum, low, args);
 }
 
 /// Throws an Error if nesterov is set without momentum or with dampening.

@@ -7,7 +7,7 @@
 #include <numbers>
 
 #include "autograd/agreed.h"
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::optim {
 

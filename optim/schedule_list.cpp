@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
-#include "tensor/at_end.h"
-#include "tensor/check.h"
+#include "base/at_end.h"
+#include "base/check.h"
 
 namespace lockstep::optim {
 

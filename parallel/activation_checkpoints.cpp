@@ -8,8 +8,8 @@
 #include <mutex>
 #include <utility>
 
+#include "base/clock.h"
 #include "nn/named_fields.h"
-#include "tensor/clock.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"
 

@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <sstream>
 
+#include "base/suggest.h"
 #include "dist/fingerprint.h"
 #include "dist/numbers.h"
 #include "dist/texts.h"
 #include "nn/build_empty.h"
 #include "tensor/ops.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::parallel {
 

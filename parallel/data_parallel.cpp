@@ -7,12 +7,12 @@
 
 #include "autograd/autocast.h"
 #include "autograd/tape.h"
+#include "base/clock.h"
+#include "base/threads.h"
 #include "dist/shard.h"
 #include "nn/named_fields.h"
 #include "tensor/batch_invariant.h"
-#include "tensor/clock.h"
 #include "tensor/random_scope.h"
-#include "tensor/threads.h"
 
 namespace lockstep::parallel {
 namespace detail {

@@ -16,9 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "base/at_end.h"
 #include "nn/module.h"
 #include "parallel/reducer.h"
-#include "tensor/at_end.h"
 
 namespace lockstep::parallel {
 

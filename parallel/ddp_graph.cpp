@@ -7,9 +7,9 @@
 #include <unordered_set>
 
 #include "autograd/tape.h"
+#include "base/suggest.h"
 #include "parallel/agreement.h"
 #include "parallel/ddp.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::parallel {
 

@@ -8,10 +8,10 @@
 #include <exception>
 #include <map>
 
+#include "base/at_end.h"
 #include "dist/numbers.h"
 #include "parallel/ddp.h"
 #include "parallel/naive_ddp.h"
-#include "tensor/at_end.h"
 #include "tensor/ops.h"
 
 namespace lockstep::parallel {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <optional>
 
-#include "tensor/check.h"
-#include "tensor/suggest.h"
+#include "base/check.h"
+#include "base/suggest.h"
 
 namespace lockstep::parallel {
 

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.h"
+#include "base/suggest.h"
+#include "base/svg.h"
 #include "pipeline/simulate.h"
-#include "tensor/check.h"
-#include "tensor/suggest.h"
-#include "tensor/svg.h"
 
 namespace lockstep::pipeline {
 namespace {

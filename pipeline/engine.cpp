@@ -6,8 +6,8 @@
 
 #include <algorithm>
 
+#include "base/at_end.h"
 #include "parallel/agreement.h"
-#include "tensor/at_end.h"
 #include "tensor/graph.h"
 #include "tensor/ops.h"
 #include "tensor/random_scope.h"

@@ -26,6 +26,8 @@
 #include <vector>
 
 #include "autograd/split_backward.h"
+#include "base/at_end.h"
+#include "base/clock.h"
 #include "dist/process_group.h"
 #include "parallel/agreement.h"
 #include "parallel/buckets.h"
@@ -34,8 +36,6 @@
 #include "pipeline/module.h"
 #include "pipeline/simulate.h"
 #include "pipeline/split.h"
-#include "tensor/at_end.h"
-#include "tensor/clock.h"
 
 namespace lockstep::pipeline {
 

@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+#include "base/suggest.h"
 #include "pipeline/schedules/rules.h"
-#include "tensor/check.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::pipeline {
 namespace {

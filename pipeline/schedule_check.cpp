@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <array>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::pipeline {
 namespace {

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <set>
 
+#include "base/suggest.h"
 #include "nn/build_empty.h"
 #include "parallel/agreement.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/naive_ddp.h"
 #include "pipeline/engine.h"
 #include "pipeline/schedule_check.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::pipeline {
 

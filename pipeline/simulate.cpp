@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::pipeline {
 namespace {

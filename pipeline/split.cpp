@@ -8,9 +8,9 @@
 #include <numeric>
 #include <regex>
 
+#include "base/check.h"
+#include "base/suggest.h"
 #include "pipeline/simulate.h"
-#include "tensor/check.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::pipeline {
 

@@ -8,8 +8,8 @@
 #include <map>
 #include <tuple>
 
+#include "base/check.h"
 #include "pipeline/schedule_check.h"
-#include "tensor/check.h"
 
 namespace lockstep::pipeline {
 namespace {

@@ -49,11 +49,11 @@ def page(build):
 def unknown_options(text):
     """Options in the first column of a page's tables that no program has, except those marked as refused."""
     known = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", text))
-    for path in sorted((ROOT / "docs").glob("*.md")):
+    for path in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/README.md")]):
         for row, rest in re.findall(r"^\| (`-[^|]*)\|(.*)", path.read_text(), re.M):
             for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", row):
                 if option not in known and "refused" not in rest:
-                    yield f"docs/{path.name}: a table names {option}, which no program has"
+                    yield f"{path.relative_to(ROOT)}: a table names {option}, which no program has"
 
 
 def names(text):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The public headers: lockstep.h and everything that it includes, directly or indirectly, and headers that users
-include separately.
+"""The public headers: lockstep.h, the groups in lockstep/, the header of each extension, all that these include, directly
+or indirectly, and headers that users include separately.
 
 Prints them if there is no argument. As meson's install script (MESON_INSTALL_DESTDIR_PREFIX is set) it copies them to
-PREFIX/<first argument>, with their folders.
+PREFIX/<first argument>, with their folders; the other arguments are the extensions that were built.
 """
 import os
 import pathlib
@@ -18,9 +18,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ON_PURPOSE = ["tensor/eigen.h"]
 
 
-def public_headers():
-    """The paths below the root, sorted."""
-    found, todo = set(), ["lockstep.h", *ON_PURPOSE]
+def extensions():
+    """The names of all extensions."""
+    return sorted(path.name for path in (ROOT / "extensions").iterdir() if (path / "meson.build").exists())
+
+
+def behind(*roots):
+    """The roots and what they include, as paths below the root of the repository, sorted."""
+    found, todo = set(), [*roots]
     while todo:
         name = todo.pop()
         if name in found:
@@ -30,12 +35,20 @@ def public_headers():
     return sorted(found)
 
 
+def public_headers(names=None):
+    """The public headers with those of the extensions `names`; None: of all extensions."""
+    groups = [f"lockstep/{path.name}" for path in (ROOT / "lockstep").glob("*.h")]
+    names = extensions() if names is None else names
+    return behind("lockstep.h", *groups, *ON_PURPOSE, *(f"extensions/{name}/{name}.h" for name in names))
+
+
 if __name__ == "__main__":
     prefix = os.environ.get("MESON_INSTALL_DESTDIR_PREFIX")
-    for header in public_headers():
+    for header in public_headers(sys.argv[2:] if prefix else None):
         if not prefix:
             print(header)
             continue
-        target = pathlib.Path(prefix) / sys.argv[1] / header
+        # <lockstep/kernels.h> and "tensor/tensor.h" are both found below PREFIX/include/lockstep
+        target = pathlib.Path(prefix) / sys.argv[1] / header.removeprefix("lockstep/")
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy2(ROOT / header, target)

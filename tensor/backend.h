@@ -1,6 +1,7 @@
 #pragma once
 // Backend: all that a device other than the CPU provides besides its kernels: memory, copies, streams, events and
 // graphs. One struct of function pointers, filled in tensor/cuda/backend.cpp; a build without CUDA has none.
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -8,11 +9,10 @@
 #include <vector>
 
 #include "tensor/device.h"
+#include "tensor/op.h"
 
 namespace lockstep {
 
-struct Kernels;
-struct Solvers;
 struct RecordedKey;
 class Tensor;
 /// Maximum number of random keys that one call of set_keys() writes: the keys are passed as a kernel's arguments.
@@ -21,8 +21,7 @@ inline constexpr int keys_at_once = 128;
 /// Streams and events are the device's own handles. Every function that is not noexcept may throw an Error that names
 /// the failed call. `device` is an index among the devices of this type.
 struct Backend {
-  const Kernels* kernels;
-  const Solvers* solvers;               ///< see solvers.h; nullptr: matrices are decomposed on the CPU
+  KernelRecorder recorder;              ///< called instead of kernels; nullptr: kernels run
   int (*device_count)();                ///< number of usable devices
   std::string (*why_none)();            ///< the reason for the user when device_count() is 0
   std::string (*describe)();            ///< several lines for `lockstep env`
@@ -46,17 +45,17 @@ struct Backend {
   void (*synchronize)(int device);                ///< waits for all streams; throws the errors of their work
   void (*distrust)(int device, const char* why);  ///< see stream.h; nullptr: trusts the device again
 
-  void* (*pin)(size_t bytes);                    ///< page-locked host memory, which copies need not stage
-  void (*unpin)(void* data) noexcept;            ///< frees memory of pin()
-  void* (*new_stream)(int device, bool urgent);  ///< urgent: true for a stream of higher priority
-  void (*free_stream)(void* stream, int device) noexcept;
-  void* (*current_stream)(int device);  ///< the calling thread's current stream
+  void* (*pin)(size_t bytes);                              ///< page-locked host memory, which copies need not stage
+  void (*unpin)(void* data) noexcept;                      ///< frees memory of pin()
+  void* (*new_stream)(int device, bool urgent);            ///< urgent: true for a stream of higher priority
+  void (*free_stream)(void* stream, int device) noexcept;  ///< for a stream of new_stream()
+  void* (*current_stream)(int device);                     ///< the calling thread's current stream
   /// Makes `stream` the calling thread's current stream; nullptr: the default stream.
   void (*set_current_stream)(int device, void* stream);
   /// Waits for the stream's work; throws the errors of that work.
   void (*synchronize_stream)(void* stream, int device);
-  void* (*new_event)(int device, bool timed);  ///< timed: true if milliseconds() will read it
-  void (*free_event)(void* event, int device) noexcept;
+  void* (*new_event)(int device, bool timed);                  ///< timed: true if milliseconds() will read it
+  void (*free_event)(void* event, int device) noexcept;        ///< for an event of new_event()
   void (*record)(void* event, void* stream, int device);       ///< marks the point that the stream has reached
   void (*wait)(void* stream, void* event, int device);         ///< later work on the stream runs after the event
   bool (*done)(void* event, int device);                       ///< true if the event has been reached
@@ -72,17 +71,6 @@ struct Backend {
   void (*set_keys)(RecordedKey* to, const RecordedKey* keys, int count, int device);
   void (*free_graph)(void* graph, int device) noexcept;  ///< frees the graph, and the memory kept for it
 
-  // Parts of an optimizer step besides its update rule (see step_batch.h), on this thread's current device and stream.
-  /// Copies `bytes` (a multiple of 8) from the host to the device; `from` may be reused on return.
-  void (*store)(void* to, const void* from, size_t bytes);
-  /// Computes the sum of squares of each chunk of the tensors that `pieces` describes (SquarePiece).
-  void (*square_sums)(const void* pieces, int count, int64_t chunks, void* numbers, double* sums);
-  /// Adds up the chunk sums of each tensor (NormPiece).
-  void (*add_sums)(const void* pieces, int64_t count, const double* sums, double* totals);
-  /// Computes the norm of all tensors, the clip factor, and the decision to skip the step.
-  void (*take_norm)(const void* pieces, int64_t count, const double* sums, double* squares, void* numbers);
-  /// Sets found[i] to 1 if x[i] has an infinite or NaN element, else leaves it as it is. x must be contiguous.
-  void (*find_nonfinite)(const std::vector<Tensor>& x, int32_t* found);
   /// Does the same as keep_for_graphs() for memory that `owner` holds: graphs that may use it keep `owner` alive.
   void (*hold_for_graphs)(const std::shared_ptr<void>& owner, int device, uint32_t born) noexcept;
 };
@@ -91,6 +79,8 @@ struct Backend {
 const Backend* backend(Device::Type type);
 /// The backend of a device; nullptr for the CPU.
 inline const Backend* backend(Device device) { return device.is_cpu() ? nullptr : backend(device.type); }
+/// A backend that replaces the CUDA backend, such as one that records calls instead of running kernels; usually null.
+extern std::atomic<const Backend*> cuda_stands_in;
 /// True for a CUDA device with tensor cores for bf16: compute capability 8.0 or newer.
 inline bool multiplies_bf16(Device device) {
   const Backend* const there = backend(device);

@@ -3,8 +3,8 @@
 
 #include <atomic>
 
-#include "tensor/check.h"
-#include "tensor/environment.h"
+#include "base/check.h"
+#include "base/environment.h"
 
 namespace lockstep {
 namespace {

@@ -7,9 +7,9 @@
 #include <ostream>
 #include <string>
 
+#include "base/check.h"
+#include "base/environment.h"
 #include "tensor/backend.h"
-#include "tensor/check.h"
-#include "tensor/environment.h"
 
 namespace lockstep {
 namespace {
@@ -46,8 +46,6 @@ void set_default_device(Device device) {
 extern const Backend cuda_backend;
 #endif
 
-/// While a DryRun exists (dry_run.cpp), points to its backend, which replaces the CUDA backend. Otherwise null.
-extern std::atomic<const Backend*> cuda_stands_in;
 std::atomic<const Backend*> cuda_stands_in{nullptr};
 
 const Backend* backend(Device::Type type) {

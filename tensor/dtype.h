@@ -5,7 +5,7 @@
 #include <iosfwd>
 #include <string_view>
 
-#include "tensor/check.h"
+#include "base/check.h"
 #include "tensor/half.h"
 
 namespace lockstep {

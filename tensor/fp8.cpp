@@ -39,7 +39,7 @@ Fp8Cast cast_fp8(const Tensor& x, const Fp8CastArgs& args) {
   if (args.turned) made.turned = empty({columns, rows}, {.dtype = u8, .device = x.device()});
   Tensor amax = args.amax;
   if (x.numel() > 0)
-    LOCKSTEP_KERNEL(x.device(), cast_fp8)(x.contiguous(), args.format, args.scale, amax, made.codes, made.turned);
+    kernels::cast_fp8(x.device(), x.contiguous(), args.format, args.scale, amax, made.codes, made.turned);
   return made;
 }
 
@@ -48,7 +48,7 @@ Tensor read_fp8(const Tensor& codes, Fp8Format format, DType dtype) {
   LOCKSTEP_CHECK(codes.dtype() == u8, "[read_fp8] expected codes u8, got ", codes.dtype());
   LOCKSTEP_CHECK(dtype == f32 || dtype == bf16, "[read_fp8] expected the dtype f32 or bf16, got ", dtype);
   Tensor out = empty(codes.shape(), {.dtype = dtype, .device = codes.device()});
-  if (out.numel() > 0) LOCKSTEP_KERNEL(codes.device(), read_fp8)(codes.contiguous(), format, out);
+  if (out.numel() > 0) kernels::read_fp8(codes.device(), codes.contiguous(), format, out);
   return out;
 }
 
@@ -69,7 +69,7 @@ Tensor matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias, DT
   Tensor out = empty({m, n}, {.dtype = dtype, .device = device});
   if (m > 0 && n > 0 && k > 0) {
     const Tensor shift = bias.defined() ? bias.contiguous() : bias;
-    if (LOCKSTEP_KERNEL_AS(device, matmul_fp8, "matmul")(a, b, shift, out)) {
+    if (kernels::matmul_fp8.as("matmul", device, a, b, shift, out)) {
       MacCounter::add(m * n * k);
       return out;
     }

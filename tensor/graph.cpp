@@ -18,8 +18,8 @@
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "tensor/backend.h"
-#include "tensor/check.h"
 #include "tensor/ops.h"
 #include "tensor/random_scope.h"
 #include "tensor/stream.h"

@@ -68,21 +68,6 @@ struct QuantMatmulArgs {
   Activation activation = Activation::none;
 };
 
-/// Kind of a recurrent cell; tanh and relu are plain recurrent networks.
-enum class RecurrentCell : uint8_t { tanh, relu, lstm, gru };
-/// Number of gates: the blocks of H rows in the cell's weights.
-inline int64_t gates_of(RecurrentCell cell) {
-  return cell == RecurrentCell::lstm ? 4 : cell == RecurrentCell::gru ? 3 : 1;
-}
-
-/// One pass of a recurrent layer over time, in one direction. The rows of a packed input lie step after step: step t
-/// has batch[t] rows, those of the first batch[t] sequences. batch never grows from step to step.
-struct RecurrentArgs {
-  RecurrentCell cell = RecurrentCell::lstm;
-  bool reverse = false;        ///< true: from the last step to the first
-  std::vector<int64_t> batch;  ///< rows of each step
-};
-
 /// Arguments of a 2-d convolution; a 1-d convolution has height 1.
 struct ConvArgs {
   Dims stride{1, 1}, padding{0, 0}, dilation{1, 1};
@@ -94,19 +79,6 @@ struct PoolArgs {
   Dims kernel{2, 2}, stride{2, 2}, padding{0, 0}, dilation{1, 1};
   /// ceil_mode: true rounds output sizes up. count_include_pad (average pooling only): true counts padding as zeros.
   bool ceil_mode = false, count_include_pad = true;
-};
-
-/// Resampling of one dim from `in` to `out` elements: element i is the sum over k < taps of
-/// weight[k * out + i] * x[first[i] + k]; elements of weight 0 are not read. Empty lists mean the identity.
-struct ResampleAxis {
-  int64_t in = 1, out = 1, taps = 1;
-  std::vector<int32_t> first = {};
-  std::vector<double> weight = {};
-  bool is_same() const { return first.empty(); }  ///< true for the identity
-};
-/// The axes of a 2-d resampling.
-struct ResampleArgs {
-  const ResampleAxis &rows, &columns;
 };
 
 struct BlockLayout;  // tensor/block_layout.h
@@ -146,47 +118,6 @@ struct CrossEntropyArgs {
   /// True for the gradient of a shard of the classes (vocabulary parallelism). lse then covers the classes of all
   /// shards, and target -1 (if it is not ignore_index) means that the class is on another shard.
   bool elsewhere = false;
-};
-
-/// Options of one step of Adam or AdamW on flat, contiguous f32 (or f64) tensors. Here and below, the gradient is first
-/// multiplied by grad_scale, and by -1 if `maximize`.
-struct AdamArgs {
-  double lr, beta1, beta2, eps, weight_decay;
-  bool decoupled;       ///< true (AdamW): p -= lr * weight_decay * p; false (Adam): g += weight_decay * p
-  double bias1, bias2;  ///< bias corrections 1 - beta^t, or 1
-  bool maximize = false;
-  double grad_scale = 1;
-  bool corrects = false;  ///< true if bias1 and bias2 are bias corrections
-  bool operator==(const AdamArgs&) const = default;
-};
-/// Options of one SGD step. first: true in the first step, which sets the momentum buffer to the gradient.
-struct SgdArgs {
-  double lr, momentum, dampening, weight_decay;
-  bool nesterov, first, maximize = false;
-  double grad_scale = 1;
-  bool operator==(const SgdArgs&) const = default;
-};
-/// Options of one RMSprop step. centered: divides by the standard deviation instead of the root mean square.
-struct RmspropArgs {
-  double lr, alpha, eps, weight_decay, momentum;
-  bool centered, maximize = false;
-  double grad_scale = 1;
-  bool operator==(const RmspropArgs&) const = default;
-};
-/// Options of one Adagrad step.
-struct AdagradArgs {
-  double lr, eps, weight_decay;  ///< lr after decay
-  bool maximize = false;
-  double grad_scale = 1;
-  double first_lr = 0, lr_decay = 0;  ///< lr = first_lr / (1 + (step - 1) * lr_decay)
-  bool operator==(const AdagradArgs&) const = default;
-};
-/// Options of one Lion step.
-struct LionArgs {
-  double lr, beta1, beta2, weight_decay;
-  bool maximize = false;
-  double grad_scale = 1;
-  bool operator==(const LionArgs&) const = default;
 };
 
 }  // namespace lockstep

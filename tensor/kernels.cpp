@@ -1,4 +1,4 @@
-// table(): finds the kernels of a device.
+// The kernels of the core's operations, and what each call of a kernel does first (op.h).
 #include "tensor/kernels.h"
 
 #include "tensor/backend.h"
@@ -6,20 +6,26 @@
 
 namespace lockstep {
 
-const Kernels& table(Device device) {
+namespace kernels {
+#define LOCKSTEP_KERNEL(name, result, parameters) \
+  constinit const Op<result parameters> name{#name, on_cpu::name, LOCKSTEP_ON_CUDA(on_cuda::name)};
+#include "tensor/operations.def"
+}  // namespace kernels
+
+KernelRecorder select_for_kernel(Device device) {
   if (device.is_cpu()) [[likely]] {
     Graph::check_recording(device);
-    return cpu_kernels;
+    return nullptr;
   }
   const Backend* other = backend(device);
   LOCKSTEP_CHECK(other, "[device] this build has no cuda backend, got a tensor on ", device,
                  " (configure it with -Dcuda=enabled)");
   other->select(device.index);
-  return *other->kernels;
+  return other->recorder;
 }
 
-void fail_no_kernel(const char* name, Device device) {
-  fail(str("[", name, "] no ", device.is_cpu() ? "cpu" : "cuda",
+void fail_no_kernel(const char* op, Device device) {
+  fail(str("[", op, "] no ", device.is_cpu() ? "cpu" : "cuda",
            " kernel; move the tensors to a device of the other kind (cpu or cuda)"));
 }
 

@@ -12,8 +12,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "base/check.h"
 #include "tensor/backend.h"
-#include "tensor/check.h"
 #include "tensor/device_memory.h"
 #include "tensor/pages.h"
 

@@ -1,7 +1,6 @@
 // Searches tensors for NaN and infinity. See nonfinite.h.
 #include "tensor/nonfinite.h"
 
-#include "tensor/backend.h"
 #include "tensor/kernels.h"
 #include "tensor/ops_common.h"
 
@@ -20,10 +19,7 @@ void find_nonfinite(const std::vector<Tensor>& all, const Tensor& found) {
   }
   if (values.empty()) return;
   found.storage()->bump_version("find_nonfinite");
-  const Kernels& kernels = table(found.device());  // also makes it the device of this thread's next kernels
-  if (!found.device().is_cpu()) return backend(found.device())->find_nonfinite(values, found.data<int32_t>());
-  for (size_t i = 0; i < values.size(); ++i)
-    if (!kernels.all_finite(values[i])) found.data<int32_t>()[i] = 1;
+  kernels::find_nonfinite(found.device(), values, found.data<int32_t>());
 }
 
 }  // namespace lockstep

@@ -105,9 +105,9 @@ AttentionArgs check_attention_grad(const char* op, const Tensor& grad, const Ten
 void run_attention_grad(const Tensor& grad, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                         const AttentionResult& saved, const AttentionArgs& args, Tensor& grad_q, Tensor& grad_k,
                         Tensor& grad_v) {
-  LOCKSTEP_KERNEL(q.device(), attention_grad)
-  (with_unit_stride(grad), with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), expand_mask(mask, q, k),
-   with_unit_stride(saved.out), saved.lse.contiguous(), args, grad_q, grad_k, grad_v);
+  kernels::attention_grad(q.device(), with_unit_stride(grad), with_unit_stride(q), with_unit_stride(k),
+                          with_unit_stride(v), expand_mask(mask, q, k), with_unit_stride(saved.out),
+                          saved.lse.contiguous(), args, grad_q, grad_k, grad_v);
 }
 
 }  // namespace
@@ -123,9 +123,8 @@ AttentionResult attention(const Tensor& q, const Tensor& k, const Tensor& v, con
   AttentionResult result{empty_heads(q.shape(), q),
                          empty({q.shape()[0], q.shape()[1], q.shape()[2]}, {lse_dtype(q), q.device()})};
   if (MacCounter::active()) MacCounter::add(macs_of(q, k, args));
-  LOCKSTEP_KERNEL(q.device(), attention)
-  (with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), expand_mask(mask, q, k), args, result.out,
-   result.lse);
+  kernels::attention(q.device(), with_unit_stride(q), with_unit_stride(k), with_unit_stride(v), expand_mask(mask, q, k),
+                     args, result.out, result.lse);
   return result;
 }
 
@@ -166,7 +165,7 @@ void turn(const char* op, const Tensor& x, const Tensor& cosine, const Tensor& s
                    angle->dtype());
   }
   check_same_dtype(op, cosine, sine);
-  LOCKSTEP_KERNEL(x.device(), rotary)(x, cosine.contiguous(), sine.contiguous(), inverse, out);
+  kernels::rotary(x.device(), x, cosine.contiguous(), sine.contiguous(), inverse, out);
 }
 }  // namespace
 

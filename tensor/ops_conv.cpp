@@ -70,7 +70,7 @@ Tensor conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvAr
   const Tensor images = as_images(x);
   Tensor out = empty_images(shape, x, is_channels_last(images));
   MacCounter::add(out.numel() * w.size(1) * w.size(2) * w.size(3));
-  LOCKSTEP_KERNEL(x.device(), conv2d)(images, w.contiguous(), dense(bias), args, out);
+  kernels::conv2d(x.device(), images, w.contiguous(), dense(bias), args, out);
   return out;
 }
 
@@ -90,7 +90,7 @@ Tensor conv2d_grad_input(const Tensor& grad, const Tensor& w, const Shape& input
   LOCKSTEP_CHECK(grad.shape() == shape, "[conv2d_grad_input] expected a gradient ", shape, ", got ", grad.shape());
   const Tensor images = as_images(grad);
   Tensor out = empty_images(input_shape, grad, is_channels_last(images));
-  LOCKSTEP_KERNEL(grad.device(), conv2d_grad_input)(images, w.contiguous(), args, out);
+  kernels::conv2d_grad_input(grad.device(), images, w.contiguous(), args, out);
   return out;
 }
 
@@ -101,7 +101,7 @@ WeightBiasGrad conv2d_grad_weight(const Tensor& grad, const Tensor& x, const Sha
   LOCKSTEP_CHECK(grad.shape() == shape, "[conv2d_grad_weight] expected a gradient ", shape, ", got ", grad.shape());
   const TensorOptions options{.dtype = grad.dtype(), .device = grad.device()};
   WeightBiasGrad out{empty(weight_shape, options), with_bias ? empty({weight_shape[0]}, options) : Tensor()};
-  LOCKSTEP_KERNEL(grad.device(), conv2d_grad_weight)(as_images(grad), as_images(x), args, out.weight, out.bias);
+  kernels::conv2d_grad_weight(grad.device(), as_images(grad), as_images(x), args, out.weight, out.bias);
   return out;
 }
 
@@ -136,7 +136,7 @@ Tensor conv_transpose2d(const Tensor& x, const Tensor& w, const Tensor& bias, co
   const Tensor images = as_images(x);
   Tensor out = empty_images(shape, x, is_channels_last(images));
   MacCounter::add(x.numel() * w.size(1) * w.size(2) * w.size(3));
-  LOCKSTEP_KERNEL(x.device(), conv2d_grad_input)(images, w.contiguous(), args, out);
+  kernels::conv2d_grad_input(x.device(), images, w.contiguous(), args, out);
   if (bias.defined()) add_(out, bias.view({shape[1], 1, 1}));
   return out;
 }
@@ -184,7 +184,7 @@ ValuesIndices max_pool2d(const Tensor& x, const PoolArgs& args) {
   ValuesIndices out{empty_images(shape, x, last), {}};
   const Tensor places = empty({0}, {.dtype = i32, .device = x.device()});
   out.indices = empty_images(shape, places, last);
-  LOCKSTEP_KERNEL(x.device(), max_pool2d)(images, args, out.values, out.indices);
+  kernels::max_pool2d(x.device(), images, args, out.values, out.indices);
   return out;
 }
 
@@ -203,7 +203,7 @@ Tensor max_pool2d_grad(const Tensor& grad, const Tensor& indices, const Shape& i
     images.copy_(grad);
   }
   Tensor out = empty_images(input_shape, grad, last);
-  LOCKSTEP_KERNEL(grad.device(), max_pool2d_grad)(images, places, out);
+  kernels::max_pool2d_grad(grad.device(), images, places, out);
   return out;
 }
 
@@ -213,14 +213,14 @@ Tensor avg_pool2d(const Tensor& x, const PoolArgs& args) {
   LOCKSTEP_CHECK(args.dilation == Dims({1, 1}), "[avg_pool2d] expected dilation (1, 1), got ", args.dilation);
   const Tensor images = as_images(x);
   Tensor out = empty_images(shape, x, is_channels_last(images));
-  LOCKSTEP_KERNEL(x.device(), avg_pool2d)(images, args, out);
+  kernels::avg_pool2d(x.device(), images, args, out);
   return out;
 }
 
 Tensor avg_pool2d_grad(const Tensor& grad, const Shape& input_shape, const PoolArgs& args) {
   const Tensor images = grad_images("avg_pool2d_grad", grad, pool_shape("avg_pool2d_grad", input_shape, args));
   Tensor out = empty_images(input_shape, grad, is_channels_last(images));
-  LOCKSTEP_KERNEL(grad.device(), avg_pool2d_grad)(images, args, out);
+  kernels::avg_pool2d_grad(grad.device(), images, args, out);
   return out;
 }
 
@@ -231,7 +231,7 @@ Tensor adaptive_avg_pool2d(const Tensor& x, int64_t height, int64_t width) {
                  x.shape());
   const Tensor images = as_images(x);
   Tensor out = empty_images({x.size(0), x.size(1), height, width}, x, is_channels_last(images));
-  LOCKSTEP_KERNEL(x.device(), adaptive_avg_pool2d)(images, out);
+  kernels::adaptive_avg_pool2d(x.device(), images, out);
   return out;
 }
 
@@ -242,7 +242,7 @@ Tensor adaptive_avg_pool2d_grad(const Tensor& grad, const Shape& input_shape) {
   const Tensor images =
       grad_images("adaptive_avg_pool2d_grad", grad, {input_shape[0], input_shape[1], grad.size(2), grad.size(3)});
   Tensor out = empty_images(input_shape, grad, is_channels_last(images));
-  LOCKSTEP_KERNEL(grad.device(), adaptive_avg_pool2d_grad)(images, out);
+  kernels::adaptive_avg_pool2d_grad(grad.device(), images, out);
   return out;
 }
 

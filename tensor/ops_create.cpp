@@ -24,7 +24,7 @@ Tensor empty_like(const Tensor& x) {
 Tensor full(const Shape& shape, Scalar value, TensorOptions options) {
   check_fits("full", value, options.dtype);
   Tensor out = empty(shape, options);
-  LOCKSTEP_KERNEL(options.device, fill)(out, value);
+  kernels::fill(options.device, out, value);
   return out;
 }
 
@@ -61,7 +61,7 @@ Tensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   }
   LOCKSTEP_CHECK(count < 0x1p62, "[arange] expected fewer than 2^62 elements, got ", count, "; use a larger step");
   Tensor out = empty({int64_t(count)}, options);
-  LOCKSTEP_KERNEL(options.device, iota)(out, start, step);
+  kernels::iota(options.device, out, start, step);
   return out;
 }
 
@@ -71,7 +71,7 @@ Tensor linspace(double start, double end, int64_t steps, TensorOptions options) 
   LOCKSTEP_CHECK(steps >= 0, "[linspace] expected steps >= 0, got ", steps);
   LOCKSTEP_CHECK(is_floating(options.dtype), "[linspace] expected a floating dtype, got ", options.dtype);
   Tensor out = empty({steps}, options);
-  LOCKSTEP_KERNEL(options.device, iota)(out, start, steps > 1 ? (end - start) / double(steps - 1) : 0);
+  kernels::iota(options.device, out, start, steps > 1 ? (end - start) / double(steps - 1) : 0);
   if (steps > 1) out.select(0, -1).fill_(end);  // exact, although the sum of steps is rounded
   return out;
 }
@@ -104,7 +104,7 @@ const Tensor& uniform_(const Tensor& x, double low, double high) {
                  " and ", high);
   x.storage()->bump_version("uniform_");
   Tensor out = x.is_contiguous() ? x : empty_like(x);
-  LOCKSTEP_KERNEL(x.device(), uniform)(out, low, high, next_random_key(x.device()));
+  kernels::uniform(x.device(), out, low, high, next_random_key(x.device()));
   if (!x.is_contiguous()) x.copy_(out);
   return x;
 }
@@ -116,7 +116,7 @@ const Tensor& normal_(const Tensor& x, double mean, double deviation) {
                  deviation);
   x.storage()->bump_version("normal_");
   Tensor out = x.is_contiguous() ? x : empty_like(x);
-  LOCKSTEP_KERNEL(x.device(), normal)(out, mean, deviation, next_random_key(x.device()));
+  kernels::normal(x.device(), out, mean, deviation, next_random_key(x.device()));
   if (!x.is_contiguous()) x.copy_(out);
   return x;
 }
@@ -143,7 +143,7 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
                  ", the integers that ", options.dtype, " represents exactly, got ", low, " to ", high - 1,
                  "; draw them in i64");
   Tensor out = empty(shape, options);
-  LOCKSTEP_KERNEL(options.device, randint)(out, low, high, next_random_key(options.device));
+  kernels::randint(options.device, out, low, high, next_random_key(options.device));
   return out;
 }
 

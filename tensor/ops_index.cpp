@@ -51,7 +51,7 @@ template <class Fn> const Tensor& in_place(const char* op, const Tensor& x, Fn&&
   x.storage()->bump_version(op);
   Tensor out = x.contiguous();
   fn(out);
-  if (!x.is_contiguous()) LOCKSTEP_KERNEL(x.device(), copy)(out, const_cast<Tensor&>(x));
+  if (!x.is_contiguous()) kernels::copy(x.device(), out, const_cast<Tensor&>(x));
   return x;
 }
 
@@ -63,7 +63,7 @@ Tensor apart_from_own(const Tensor& source, const Tensor& x) {
 // Copies `source` into out[..., start : start + size, ...] along d.
 void copy_into(const Tensor& out, int d, int64_t start, const Tensor& source) {
   Tensor part = out.narrow(d, start, source.shape()[d]);
-  LOCKSTEP_KERNEL(out.device(), copy)(source, part);
+  kernels::copy(out.device(), source, part);
 }
 
 int check_dim(const char* op, const Tensor& x, int64_t dim) {
@@ -91,7 +91,7 @@ Tensor triangle(const char* op, const Tensor& x, int64_t diagonal, bool upper) {
   Tensor out = empty_like(x);
   // Diagonals beyond the matrix change nothing; clamp, because the kernel adds the diagonal to a row index.
   diagonal = std::clamp(diagonal, -x.size(-2) - 1, x.size(-1) + 1);
-  LOCKSTEP_KERNEL(x.device(), triangle)(x, diagonal, upper, out);
+  kernels::triangle(x.device(), x, diagonal, upper, out);
   return out;
 }
 
@@ -100,7 +100,7 @@ void masked_fill_into(const Tensor& x, const Tensor& mask, Scalar value, Tensor&
   const Tensor condition = mask.expand(out.shape()), constant = full({}, value, options_of(x)).expand(out.shape());
   const Tensor source = x.expand(out.shape());
   const Tensor* in[] = {&condition, &constant, &source};
-  LOCKSTEP_KERNEL_AS(x.device(), pointwise, "where")(PointwiseOp::where, PointwisePart::value, {}, in, 3, out);
+  kernels::pointwise.as("where", x.device(), PointwiseOp::where, PointwisePart::value, {}, in, 3, out);
 }
 
 Shape check_mask(const char* op, const Tensor& x, const Tensor& mask, Scalar value) {
@@ -123,7 +123,7 @@ Tensor embedding(const Tensor& weight, const Tensor& index) {
   shape.push_back(weight.shape()[1]);
   const Tensor out = empty(shape, options_of(weight));
   Tensor rows = out.view({index.numel(), weight.shape()[1]});
-  LOCKSTEP_KERNEL(weight.device(), embedding)(weight, index.reshape({index.numel()}), rows);
+  kernels::embedding(weight.device(), weight, index.reshape({index.numel()}), rows);
   return out;
 }
 
@@ -142,9 +142,8 @@ const Tensor& embedding_grad_(const Tensor& grad_weight, const Tensor& grad, con
                  grad.shape());
   const Tensor rows = apart_from_own(grad, grad_weight).reshape({index.numel(), shape.back()});
   const Tensor places = index.reshape({index.numel()});
-  return in_place("embedding_grad_", grad_weight, [&](Tensor& out) {
-    LOCKSTEP_KERNEL(out.device(), embedding_grad)(rows, places, padding_index, out);
-  });
+  return in_place("embedding_grad_", grad_weight,
+                  [&](Tensor& out) { kernels::embedding_grad(out.device(), rows, places, padding_index, out); });
 }
 
 Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
@@ -152,7 +151,7 @@ Tensor gather(const Tensor& x, int64_t dim, const Tensor& index) {
   const int d = normalize_dim("gather", dim, x.dim());
   check_places("gather", x, d, index);
   Tensor out = empty(index.shape(), options_of(x));
-  LOCKSTEP_KERNEL(x.device(), gather)(x, d, index, out);
+  kernels::gather(x.device(), x, d, index, out);
   return out;
 }
 
@@ -162,7 +161,7 @@ Tensor scatter(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& 
   check_places("scatter", x, d, index);
   check_source("scatter", x, index, source);
   Tensor out = x.clone();
-  LOCKSTEP_KERNEL(x.device(), scatter)(false, source, d, index, out);
+  kernels::scatter(x.device(), false, source, d, index, out);
   return out;
 }
 
@@ -175,9 +174,7 @@ const Tensor& scatter_add_(const Tensor& x, int64_t dim, const Tensor& index, co
   const Tensor from = apart_from_own(source, x);
   // The source may be larger than the index: take its first elements, as many as the index has along each dim.
   const Tensor part = from.as_strided(index.shape(), from.strides(), from.offset());
-  return in_place("scatter_add_", x, [&](Tensor& out) {
-    LOCKSTEP_KERNEL(out.device(), scatter)(true, part, d, index, out);
-  });
+  return in_place("scatter_add_", x, [&](Tensor& out) { kernels::scatter(out.device(), true, part, d, index, out); });
 }
 
 Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source) {
@@ -193,7 +190,7 @@ Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
   Shape shape = x.shape();
   shape[d] = index.numel();
   Tensor out = empty(shape, options_of(x));
-  LOCKSTEP_KERNEL(x.device(), index_select)(x, d, index, out);
+  kernels::index_select(x.device(), x, d, index, out);
   return out;
 }
 
@@ -210,7 +207,7 @@ const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, cons
   shape[d] = index.numel();
   LOCKSTEP_CHECK(source.shape() == shape, "[index_add_] expected a source of shape ", shape, ", got ", source.shape());
   const Tensor from = apart_from_own(source, x);
-  return in_place("index_add_", x, [&](Tensor& out) { LOCKSTEP_KERNEL(out.device(), index_add)(from, d, index, out); });
+  return in_place("index_add_", x, [&](Tensor& out) { kernels::index_add(out.device(), from, d, index, out); });
 }
 
 Tensor masked_fill(const Tensor& x, const Tensor& mask, Scalar value) {
@@ -285,7 +282,7 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& pad, Scalar value) {
     source = source.narrow(d, from, length);
     target = target.narrow(d, to, length);
   }
-  LOCKSTEP_KERNEL(x.device(), copy)(source, target);
+  kernels::copy(x.device(), source, target);
   return out;
 }
 
@@ -363,8 +360,7 @@ Tensor one_hot(const Tensor& index, int64_t classes) {
   if (out.numel() == 0) return out;
   const Shape column{index.numel(), 1};
   Tensor rows = out.view({index.numel(), classes});
-  LOCKSTEP_KERNEL(out.device(), scatter)
-  (false, full({}, 1, options_of(out)).expand(column), 1, index.reshape(column), rows);
+  kernels::scatter(out.device(), false, full({}, 1, options_of(out)).expand(column), 1, index.reshape(column), rows);
   return out;
 }
 

@@ -45,11 +45,8 @@ bool rows_fold(const Tensor& x) {
 void run(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bias, const MatmulArgs& args, Tensor& pre,
          Tensor& out) {
   MacCounter::add(out.numel() * a.size(-1));
-  const KernelScope scope("matmul");
-  const auto kernel = table(a.device()).matmul;
-  if (!kernel) fail_no_kernel("matmul", a.device());
-  if (are_matrices(a) && are_matrices(b)) kernel(a, b, c, bias, args, pre, out);
-  else kernel(as_matrices(a), as_matrices(b), c, bias, args, pre, out);
+  if (are_matrices(a) && are_matrices(b)) kernels::matmul(a.device(), a, b, c, bias, args, pre, out);
+  else kernels::matmul(a.device(), as_matrices(a), as_matrices(b), c, bias, args, pre, out);
 }
 
 Tensor run(const Tensor& a, const Tensor& b, const Shape& shape) {
@@ -122,19 +119,17 @@ Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const
                          const Tensor& kept) {
   if (const QuantizedHandle* const q = quantized_of(b))
     return matmul_unary_grad(a, dequantize(q->weight, a.dtype()), op, args, kept);
-  const auto kernel = table(a.device()).matmul_unary_grad;
   const bool fits = a.dim() == 2 && b.dim() == 2 && are_matrices(a) && are_matrices(b) && kept.is_contiguous() &&
                     kept.dtype() == a.dtype() && kept.shape() == Shape{a.size(0), b.size(1)};
   const bool is_short = a.dtype() == f16 || a.dtype() == bf16;  // the CPU rounds the product before the derivative
-  if (!kernel || !fits || (is_short && a.device().is_cpu()))
+  if (!kernels::matmul_unary_grad.runs_on(a.device()) || !fits || (is_short && a.device().is_cpu()))
     return pointwise_grad(op, PointwisePart::grad0, args, matmul(a, b), kept, {});
   check_product("matmul", a, b);
   LOCKSTEP_CHECK(a.size(1) == b.size(0), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ",
                  b.shape());
   Tensor out = empty(kept.shape(), {.dtype = a.dtype(), .device = a.device()});
   MacCounter::add(out.numel() * a.size(1));
-  const KernelScope scope("matmul");
-  kernel(a, b, op, args, kept, out);
+  kernels::matmul_unary_grad.as("matmul", a.device(), a, b, op, args, kept, out);
   return out;
 }
 
@@ -148,11 +143,10 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds)
                      out.shape() == Shape({a.size(0), b.size(1)}),
                  "[matmul_into] expected matrices (M, K) and (K, N) and an (M, N) of contiguous rows, got ", a.shape(),
                  ", ", b.shape(), " and ", out.shape(), " with strides ", out.strides());
-  const KernelScope scope("matmul");
   Tensor none, to = out;
   out.storage()->bump_version("matmul_into");
-  LOCKSTEP_KERNEL(a.device(), matmul)
-  (as_matrices(a), as_matrices(b), adds ? out : none, none, {.beta = adds ? 1. : 0.}, none, to);
+  kernels::matmul(a.device(), as_matrices(a), as_matrices(b), adds ? out : none, none, {.beta = adds ? 1. : 0.}, none,
+                  to);
 }
 
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, Scalar beta, Scalar alpha) {
@@ -169,7 +163,7 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, Scalar beta, Sca
   const Tensor added = beta == 0 ? none : c.expand(shape).contiguous();
   const MatmulArgs args{.alpha = alpha.real(), .beta = beta.real()};
   MacCounter::add(out.numel() * a.size(1));
-  LOCKSTEP_KERNEL(a.device(), matmul)(as_matrices(a), as_matrices(b), added, none, args, none, out);
+  kernels::matmul(a.device(), as_matrices(a), as_matrices(b), added, none, args, none, out);
   return out;
 }
 

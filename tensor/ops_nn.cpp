@@ -43,7 +43,7 @@ Tensor softmax_along(const char* op, bool log, const Tensor& x, int64_t dim) {
   const Tensor moved = swap_to_end(x, d).contiguous();
   Tensor out = empty_like(moved);
   Tensor rows = as_rows(out, size_at(x, d));
-  LOCKSTEP_KERNEL(x.device(), softmax)(log, as_rows(moved, size_at(x, d)), rows);
+  kernels::softmax(x.device(), log, as_rows(moved, size_at(x, d)), rows);
   return swap_to_end(out, d).contiguous();
 }
 
@@ -145,7 +145,7 @@ Tensor softmax_grad(bool log, const Tensor& grad, const Tensor& y, int64_t dim) 
   const Tensor moved = swap_to_end(y, d).contiguous();
   Tensor out = empty_like(moved);
   Tensor rows = as_rows(out, n);
-  LOCKSTEP_KERNEL(y.device(), softmax_grad)(log, as_rows(swap_to_end(grad, d), n), as_rows(moved, n), rows);
+  kernels::softmax_grad(y.device(), log, as_rows(swap_to_end(grad, d), n), as_rows(moved, n), rows);
   return swap_to_end(out, d).contiguous();
 }
 
@@ -155,8 +155,8 @@ NormResult layer_norm(const Tensor& x, const Shape& normalized, const Tensor& we
   check_optional("layer_norm", "bias", bias, x, normalized);
   NormResult result{empty_like(x), statistics(x, x.numel() / n), statistics(x, x.numel() / n)};
   Tensor out = as_rows(result.out, n);
-  LOCKSTEP_KERNEL(x.device(), layer_norm)
-  (as_rows(x, n), flat_or_undefined(weight), flat_or_undefined(bias), eps, out, result.mean, result.rstd);
+  kernels::layer_norm(x.device(), as_rows(x, n), flat_or_undefined(weight), flat_or_undefined(bias), eps, out,
+                      result.mean, result.rstd);
   return result;
 }
 
@@ -172,8 +172,8 @@ NormGrad layer_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& 
                   with_bias ? empty(normalized, like) : Tensor()};
   Tensor grad_x = as_rows(result.x, n), grad_weight = flat_or_undefined(result.weight),
          grad_bias = flat_or_undefined(result.bias);
-  LOCKSTEP_KERNEL(x.device(), layer_norm_grad)
-  (as_rows(grad, n), as_rows(x, n), saved.mean, saved.rstd, flat_or_undefined(weight), grad_x, grad_weight, grad_bias);
+  kernels::layer_norm_grad(x.device(), as_rows(grad, n), as_rows(x, n), saved.mean, saved.rstd,
+                           flat_or_undefined(weight), grad_x, grad_weight, grad_bias);
   return result;
 }
 
@@ -184,7 +184,7 @@ NormResult rms_norm(const Tensor& x, const Tensor& weight, double eps) {
   check_optional("rms_norm", "weight", weight, x, {n});
   NormResult result{empty_like(x), {}, statistics(x, x.numel() / n)};
   Tensor out = as_rows(result.out, n);
-  LOCKSTEP_KERNEL(x.device(), rms_norm)(as_rows(x, n), contiguous_or_undefined(weight), eps, out, result.rstd);
+  kernels::rms_norm(x.device(), as_rows(x, n), contiguous_or_undefined(weight), eps, out, result.rstd);
   return result;
 }
 
@@ -197,8 +197,8 @@ NormGrad rms_norm_grad(const Tensor& grad, const Tensor& x, const Tensor& rstd, 
   check_statistics("rms_norm_grad", "rstd", rstd, x, x.numel() / n);
   NormGrad result{empty_like(x), weight.defined() ? empty({n}, {x.dtype(), x.device()}) : Tensor(), {}};
   Tensor grad_x = as_rows(result.x, n);
-  LOCKSTEP_KERNEL(x.device(), rms_norm_grad)
-  (as_rows(grad, n), as_rows(x, n), rstd, contiguous_or_undefined(weight), grad_x, result.weight);
+  kernels::rms_norm_grad(x.device(), as_rows(grad, n), as_rows(x, n), rstd, contiguous_or_undefined(weight), grad_x,
+                         result.weight);
   return result;
 }
 
@@ -230,9 +230,8 @@ NormResult batch_norm(const Tensor& x, const Tensor& weight, const Tensor& bias,
     result.rstd = rsqrt(add_scalar(running_var.to(dtype), eps));
   }
   Tensor out = as_planes(result.out, last);
-  LOCKSTEP_KERNEL(x.device(), batch_norm)
-  (as_planes(x, last), contiguous_or_undefined(weight), contiguous_or_undefined(bias), eps, training, result.mean,
-   result.rstd, var, out);
+  kernels::batch_norm(x.device(), as_planes(x, last), contiguous_or_undefined(weight), contiguous_or_undefined(bias),
+                      eps, training, result.mean, result.rstd, var, out);
   if (training && running && channels > 0) {
     const double values = double(x.numel() / channels);
     const Tensor unbiased = mul_scalar(var, values / (values - 1));
@@ -254,9 +253,8 @@ NormGrad batch_norm_grad(const Tensor& grad, const Tensor& x, const NormResult& 
   NormGrad result{empty_in_layout(x, last), weight.defined() ? empty({channels}, like) : Tensor(),
                   with_bias ? empty({channels}, like) : Tensor()};
   Tensor grad_x = as_planes(result.x, last);
-  LOCKSTEP_KERNEL(x.device(), batch_norm_grad)
-  (as_planes(grad, last), as_planes(x, last), contiguous_or_undefined(weight), saved.mean, saved.rstd, training, grad_x,
-   result.weight, result.bias);
+  kernels::batch_norm_grad(x.device(), as_planes(grad, last), as_planes(x, last), contiguous_or_undefined(weight),
+                           saved.mean, saved.rstd, training, grad_x, result.weight, result.bias);
   return result;
 }
 
@@ -270,8 +268,8 @@ CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, 
   check_targets("cross_entropy", t, logits.shape()[1], args);
   CrossEntropyRows result{statistics(logits, logits.shape()[0]), statistics(logits, logits.shape()[0])};
   Tensor none;
-  LOCKSTEP_KERNEL(logits.device(), cross_entropy)
-  (with_whole_rows(logits), t, contiguous_or_undefined(weight), args, none, result.loss, result.lse, none);
+  kernels::cross_entropy(logits.device(), with_whole_rows(logits), t, contiguous_or_undefined(weight), args, none,
+                         result.loss, result.lse, none);
   return result;
 }
 
@@ -287,8 +285,8 @@ void cross_entropy_rows_into(const Tensor& loss, const Tensor& grad_loss, const 
   const Tensor t = target.contiguous();
   check_targets(op, t, logits.shape()[1], args);
   Tensor losses = loss, lse = statistics(logits, logits.shape()[0]), grad = logits;
-  LOCKSTEP_KERNEL(logits.device(), cross_entropy)
-  (logits, t, contiguous_or_undefined(weight), args, grad_loss.contiguous(), losses, lse, grad);
+  kernels::cross_entropy(logits.device(), logits, t, contiguous_or_undefined(weight), args, grad_loss.contiguous(),
+                         losses, lse, grad);
   for (const Tensor* written : {&loss, &logits}) written->storage()->bump_version("cross_entropy_rows_into");
 }
 
@@ -304,8 +302,8 @@ Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, co
   check_targets("cross_entropy_grad", t, logits.shape()[1], args);
   const Tensor x = with_whole_rows(logits);
   Tensor grad = in_place ? x : is_padded(x) ? empty_padded(x.shape(), {x.dtype(), x.device()}) : empty_like(x);
-  LOCKSTEP_KERNEL(logits.device(), cross_entropy_grad)
-  (grad_loss.contiguous(), x, lse.contiguous(), t, contiguous_or_undefined(weight), args, grad);
+  kernels::cross_entropy_grad(logits.device(), grad_loss.contiguous(), x, lse.contiguous(), t,
+                              contiguous_or_undefined(weight), args, grad);
   if (in_place) logits.storage()->bump_version("cross_entropy_rows_grad");
   return grad;
 }
@@ -341,7 +339,7 @@ Tensor dropped_and_added(const Tensor& x, double p, PhiloxKey key, const PartOf&
   }
   Tensor out = empty_like(x);
   if (x.numel() > 0)
-    LOCKSTEP_KERNEL(x.device(), dropout)(x.contiguous(), p, key, place, contiguous_or_undefined(residual), out);
+    kernels::dropout(x.device(), x.contiguous(), p, key, place, contiguous_or_undefined(residual), out);
   return out;
 }
 }  // namespace
@@ -366,9 +364,8 @@ AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalize
   LOCKSTEP_CHECK(args.centered || !bias.defined(), "[add_norm] expected no bias with an RMS norm; leave it out");
   AddNorm result{empty_like(x), {empty_like(x), args.centered ? statistics(x, rows) : Tensor(), statistics(x, rows)}};
   Tensor sum = as_rows(result.sum, n), out = as_rows(result.norm.out, n);
-  LOCKSTEP_KERNEL(x.device(), add_norm)
-  (as_rows(x, n), as_rows(residual, n), flat_or_undefined(weight), flat_or_undefined(bias), args, sum, out,
-   result.norm.mean, result.norm.rstd);
+  kernels::add_norm(x.device(), as_rows(x, n), as_rows(residual, n), flat_or_undefined(weight), flat_or_undefined(bias),
+                    args, sum, out, result.norm.mean, result.norm.rstd);
   return result;
 }
 
@@ -390,9 +387,9 @@ AddNormGrad add_norm_grad(const Tensor& grad, const Tensor& add, const Tensor& s
                      made(with_sums)};
   Tensor grad_x = as_rows(result.norm.x, n), dropped = result.dropped.defined() ? as_rows(result.dropped, n) : Tensor(),
          grad_weight = flat_or_undefined(result.norm.weight), grad_bias = flat_or_undefined(result.norm.bias);
-  LOCKSTEP_KERNEL_AS(sum.device(), add_norm_grad, args.centered ? "layer_norm_grad" : "rms_norm_grad")
-  (as_rows(grad, n), add.defined() ? grad_x : add, as_rows(sum, n), saved.mean, saved.rstd, flat_or_undefined(weight),
-   args, grad_x, dropped, grad_weight, grad_bias, result.sums);
+  kernels::add_norm_grad.as(args.centered ? "layer_norm_grad" : "rms_norm_grad", sum.device(), as_rows(grad, n),
+                            add.defined() ? grad_x : add, as_rows(sum, n), saved.mean, saved.rstd,
+                            flat_or_undefined(weight), args, grad_x, dropped, grad_weight, grad_bias, result.sums);
   if (add.defined()) add.storage()->bump_version(op);
   return result;
 }

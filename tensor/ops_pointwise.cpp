@@ -69,8 +69,8 @@ void check_divisor(const char* name, PointwiseOp op, const Tensor& b) {
 template <class... Inputs>
 void run(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, Tensor& out, const Inputs&... inputs) {
   const Tensor* in[] = {&inputs...};
-  LOCKSTEP_KERNEL_AS(out.device(), pointwise, names[size_t(op)][part != PointwisePart::value])
-  (op, part, args, in, int(sizeof...(inputs)), out);
+  kernels::pointwise.as(names[size_t(op)][part != PointwisePart::value], out.device(), op, part, args, in,
+                        int(sizeof...(inputs)), out);
 }
 
 Tensor result(const Shape& shape, DType dtype, Device device) {
@@ -316,7 +316,7 @@ PointwiseGrads pointwise_grads(PointwiseOp op, const Tensor& grad, const Tensor&
   const bool reuse = grad.is_exclusive() && grad.is_contiguous();
   PointwiseGrads made{reuse ? grad : result(grad.shape(), grad.dtype(), grad.device()),
                       result(grad.shape(), grad.dtype(), grad.device())};
-  LOCKSTEP_KERNEL_AS(grad.device(), pointwise_grads, names[size_t(op)][1])(op, grad, first, second, made.a, made.b);
+  kernels::pointwise_grads.as(names[size_t(op)][1], grad.device(), op, grad, first, second, made.a, made.b);
   return made;
 }
 

@@ -44,7 +44,7 @@ Tensor reduce(const char* op, ReduceOp kind, const Tensor& x, const Dims& dims, 
     }
   }
   Tensor out = empty(reduced_shape(x.shape(), bits, true), {.dtype = dtype, .device = x.device()});
-  LOCKSTEP_KERNEL_AS(x.device(), reduce, op)(kind, x, bits, parameter, out);
+  kernels::reduce.as(op, x.device(), kind, x, bits, parameter, out);
   return keepdim ? out : out.view(reduced_shape(x.shape(), bits, false));
 }
 
@@ -59,7 +59,7 @@ ValuesIndices arg_reduce(const char* op, bool largest, const Tensor& x, int64_t 
   const Shape shape = reduced_shape(x.shape(), bits, keepdim);
   Tensor values = empty(shape, {.dtype = x.dtype(), .device = x.device()});
   Tensor indices = empty(shape, {.dtype = i64, .device = x.device()});
-  LOCKSTEP_KERNEL(x.device(), arg_reduce)(largest, x, d, values, indices);
+  kernels::arg_reduce(x.device(), largest, x, d, values, indices);
   return {values, indices};
 }
 
@@ -75,7 +75,7 @@ Tensor cumulative(const char* op, bool product, const Tensor& x, int64_t dim) {
   check_defined(op, x);
   const int d = normalize_dim(op, dim, x.dim());
   Tensor out = empty(x.shape(), {.dtype = sum_dtype(x), .device = x.device()});
-  LOCKSTEP_KERNEL(x.device(), cumulative)(product, x, d, false, out);
+  kernels::cumulative(x.device(), product, x, d, false, out);
   return out;
 }
 
@@ -98,7 +98,7 @@ Tensor column_sums(const Tensor& x) {
   check_floating("column_sums", x);
   LOCKSTEP_CHECK(x.dim() == 2, "[column_sums] expected a matrix, got ", x.shape());
   Tensor out = empty({x.size(1)}, {.dtype = x.dtype(), .device = x.device()});
-  LOCKSTEP_KERNEL(x.device(), column_sums)(x, out);
+  kernels::column_sums(x.device(), x, out);
   return out;
 }
 
@@ -178,7 +178,7 @@ ValuesIndices sort(const Tensor& x, int64_t dim, bool descending) {
   const int d = normalize_dim("sort", dim, x.dim());
   line_length("sort", x, d);
   Tensor values = empty_like(x), indices = empty(x.shape(), {.dtype = i64, .device = x.device()});
-  LOCKSTEP_KERNEL(x.device(), sort)(x, d, descending, values, indices);
+  kernels::sort(x.device(), x, d, descending, values, indices);
   return {values, indices};
 }
 
@@ -193,13 +193,13 @@ ValuesIndices topk(const Tensor& x, int64_t k, int64_t dim, bool largest) {
   shape[d] = k;
   Tensor values = empty(shape, {.dtype = x.dtype(), .device = x.device()});
   Tensor indices = empty(shape, {.dtype = i64, .device = x.device()});
-  LOCKSTEP_KERNEL(x.device(), topk)(x, d, k, largest, values, indices);
+  kernels::topk(x.device(), x, d, k, largest, values, indices);
   return {values, indices};
 }
 
 bool all_finite(const Tensor& x) {
   check_defined("all_finite", x);
-  return LOCKSTEP_KERNEL(x.device(), all_finite)(x);
+  return kernels::all_finite(x.device(), x);
 }
 
 bool unscale_(const std::vector<Tensor>& tensors, double factor) {
@@ -217,7 +217,7 @@ bool unscale_(const std::vector<Tensor>& tensors, double factor) {
       mul_scalar_(x, factor);
     }
   }
-  return (pieces.empty() || LOCKSTEP_KERNEL(tensors[0].device(), unscale)(pieces, factor)) && finite;
+  return (pieces.empty() || kernels::unscale(tensors[0].device(), pieces, factor)) && finite;
 }
 
 Tensor sum_to(const Tensor& x, const Shape& shape) {

@@ -2,8 +2,8 @@
 #include <cmath>
 #include <ostream>
 
-#include "tensor/check.h"
-#include "tensor/classic_text.h"
+#include "base/check.h"
+#include "base/classic_text.h"
 #include "tensor/complex.h"
 #include "tensor/ops.h"
 

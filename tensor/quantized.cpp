@@ -79,7 +79,7 @@ Quantized quantize(const Tensor& w, QuantFormat format) {
 Tensor dequantize(const Quantized& w, DType dtype) {
   check_codes("dequantize", w);
   Tensor out = empty({w.out, w.in}, {.dtype = dtype == f16 || dtype == bf16 ? dtype : f32, .device = w.codes.device()});
-  LOCKSTEP_KERNEL(w.codes.device(), read_quantized)(w, out);
+  kernels::read_quantized(w.codes.device(), w, out);
   return out.to(dtype);
 }
 
@@ -110,7 +110,7 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const Qua
     multiply_decoded(from, w, shift, args.activation, out);
   } else {
     MacCounter::add(out.numel() * w.in);
-    LOCKSTEP_KERNEL(x.device(), matmul_quantized)(from, w, shift, args, out);
+    kernels::matmul_quantized(x.device(), from, w, shift, args, out);
   }
   return out.to(x.dtype()).view(shape);
 }

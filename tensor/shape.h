@@ -6,7 +6,7 @@
 #include <iosfwd>
 #include <vector>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep {
 

@@ -3,8 +3,8 @@
 
 #include <new>
 
+#include "base/check.h"
 #include "tensor/backend.h"
-#include "tensor/check.h"
 #include "tensor/graph.h"
 
 namespace lockstep {

@@ -150,14 +150,14 @@ template <class T> T item_of(const Tensor& tensor) {
 // moves to another device.
 void copy_between(const Tensor& source, Tensor& out) {
   const Device from = source.device(), to = out.device();
-  if (from.type == to.type && (from.is_cpu() || from == to)) return LOCKSTEP_KERNEL(to, copy)(source, out);
+  if (from.type == to.type && (from.is_cpu() || from == to)) return kernels::copy(to, source, out);
   const Tensor packed = source.to(out.dtype()).contiguous();
   const bool direct = out.is_contiguous();
   Tensor landed = direct ? out : empty(out.shape(), {.dtype = out.dtype(), .device = to});
   const size_t bytes = size_t(packed.numel() * size_of(packed.dtype()));
   if (bytes > 0)
     backend(from.is_cpu() ? to : from)->copy_bytes(landed.raw_data(), to, packed.raw_data(), from, bytes, true);
-  if (!direct) LOCKSTEP_KERNEL(to, copy)(landed, out);
+  if (!direct) kernels::copy(to, landed, out);
 }
 
 }  // namespace
@@ -176,7 +176,7 @@ Tensor Tensor::clone() const {
   check_defined("clone", *this);
   check_not_emptied("clone");
   Tensor result = empty(shape_, {.dtype = dtype_, .device = device()});
-  LOCKSTEP_KERNEL(device(), copy)(*this, result);
+  kernels::copy(device(), *this, result);
   return result;
 }
 
@@ -186,7 +186,7 @@ Tensor Tensor::to(DType dtype) const {
   check_stays_complex("to", dtype_, dtype);
   check_not_emptied("to");
   Tensor result = empty(shape_, {.dtype = dtype, .device = device()});
-  LOCKSTEP_KERNEL(device(), copy)(*this, result);
+  kernels::copy(device(), *this, result);
   return result;
 }
 
@@ -225,7 +225,7 @@ const Tensor& Tensor::fill_(Scalar value) const {
   check_not_emptied("fill_");
   storage_->bump_version("fill_");
   Tensor target = *this;
-  LOCKSTEP_KERNEL(device(), fill)(target, value);
+  kernels::fill(device(), target, value);
   return *this;
 }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """`lockstep config`: the typical files of tests/golden/configs, its output, rejected files, and docs/config.md, which
-it generates. And `lockstep plan`.
+it generates. And `lockstep sparse`.
 
 config_command.py BUILD
 """
@@ -20,10 +20,6 @@ CONFIGS = ROOT / "tests/golden/configs"
 
 def run(*args, command="config"):
     return subprocess.run([str(LOCKSTEP), command, *map(str, args)], capture_output=True, text=True, timeout=60)
-
-
-def plan(*args):
-    return run(*args, "--flops", "1e12", "--bandwidth", "1e10", "--memory-bandwidth", "1e10", command="plan")
 
 
 r = run("--inference", "--reference")
@@ -68,23 +64,6 @@ for args, text, code in ((["/nowhere/ds.json"], "/nowhere/ds.json", 2), ([], "ex
     r = run(*args)
     check(f"refused: {args}", r.returncode == code and text in r.stderr, f"exit {r.returncode}: {r.stderr}")
 
-r = plan("--config", CONFIGS / "nvme.config", "--model", "gpt:12x768x12", "--ranks", 8, "--units")
-words = ("124439808 parameters", "legal on 8 ranks; stage 3, bf16, AdamW (assumed: the file names none)", "formula ", "with padding, most ", "offloaded ", "Activations come on top", "3.0", "unit 0 ", "rank 7 ")
-check("plan", r.returncode == 0 and all(w in r.stdout for w in words), r.stdout + r.stderr)
-r = plan("--config", CONFIGS / "tutorial.config", "--model", "gpt:2x64x2", "--ranks", 1, "--vocab", 100, "--context", 32, "--json")
-p = json.loads(r.stdout)
-elements = 100 * 64 + 32 * 64 + 2 * (12 * 64 * 64 + 13 * 64) + 2 * 64
-check("plan --json", r.returncode == 0 and p["elements"] == elements and p["optimizer"] == "AdamW" and p["stages"][0]["bytes"][0]["optimizer_elsewhere"] == 12 * elements and p["stages"][0]["traffic"]["gradients"] == 0
-      and abs(p["seconds"]["compute"] - 3 * (2 * (2 * 12 * 64 * 64 + 100 * 64) + 2 * 2 * 33 * 64) * 16 * 32 / 1e12) < 1e-9, r.stdout + r.stderr)
-r = run("--config", '{"train_batch_size": 2}', "--model", "gpt:1x8x1", "--ranks", 2, "--vocab", 10, "--context", 4, command="plan")
-check("plan with speeds measured here", r.returncode == 0 and "FLOP/s a rank" in r.stdout, r.stdout + r.stderr)
-for args, text, code in ((("--config", CONFIGS / "tutorial.config", "--model", "gpt:2x64x2", "--ranks", 3), "= 48; write one of", 2), (("--config", "{}", "--model", "gpt:2x64", "--ranks", 3), "gpt:LAYERSxWIDTHxHEADS", 2),
-                         *((("--config", "{}", "--model", bad, "--ranks", 1), "gpt:LAYERSxWIDTHxHEADS", 2) for bad in ("bert:1x2x2", "gpt:0x2x2", "gpt:1x2x", "gpt:99999999999999999999x1x1")),
-                         (("--config", "{}", "--model", "gpt:2x64x2"), "expected --ranks N, or --plan", 2),
-                         (("--model", "gpt:2x64x2", "--ranks", 2), "expected --config FILE", 2), (("--ranks", 2), "-- PROGRAM", 2), (("--model", "gpt:2x64x2", "--ranks", 2, "--", "true"), "got both", 2),
-                         (("--ranks", 2, "--", "true"), "did not describe what it trains", 2), (("--ranks", 2, "--context", 8, "--", "true"), "--context is of a model by its name", 2), (("--ranks", 2, "--", "sh", "-c", "echo oh no; exit 3"), "oh no", 2)):
-    r = plan(*args)
-    check(f"plan refuses {args}", r.returncode == code and text in r.stderr, f"exit {r.returncode}: {r.stdout}{r.stderr}")
 r = run("--variables", command="env")
 check("docs/environment.md is current (lockstep env --variables > docs/environment.md)", r.returncode == 0 and r.stdout == (ROOT / "docs/environment.md").read_text(), r.stderr)
 # lockstep sparse

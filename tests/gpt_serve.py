@@ -180,12 +180,12 @@ with tempfile.TemporaryDirectory() as folder:
     strided = [json.loads(run("gpt", "eval", d / "run", "--text", d / "short.txt", "--stride", n, "--json").stdout) for n in (2048, 700)]
     check("eval --stride", all(s["tokens"] == 2999 and s["bytes"] == 2999 for s in strided) and strided[0]["loss"] != strided[1]["loss"] and abs(strided[0]["loss"] / strided[0]["bits_per_byte"] - 0.6931471805599453) < 1e-9, str(strided))
 
-    # The schedule without a model; the picture in docs/serving.md is up to date.
-    page = (pathlib.Path(__file__).resolve().parent.parent / "docs/serving.md").read_text()
-    words = page.split("lockstep schedule serving ")[1].split("\n```")[0].replace("\\\n", " ").split()
+    # The schedule without a model; the picture in extensions/serving/README.md is up to date.
+    extension = pathlib.Path(__file__).resolve().parent.parent / "extensions/serving"
+    words = (extension / "README.md").read_text().split("lockstep schedule serving ")[1].split("\n```")[0].replace("\\\n", " ").split()
     words[words.index("--svg") + 1] = d / "serving.svg"
     r = run("lockstep", "schedule", "serving", *words)
-    check("lockstep schedule serving", r.returncode == 0 and "preempted         2" in r.stdout and (d / "serving.svg").read_text() == (pathlib.Path(__file__).resolve().parent.parent / "docs/images/serving.svg").read_text(), r.stdout + r.stderr)
+    check("lockstep schedule serving", r.returncode == 0 and "preempted         2" in r.stdout and (d / "serving.svg").read_text() == (extension / "serving.svg").read_text(), r.stdout + r.stderr)
     refused("options of serving elsewhere", ["lockstep", "schedule", "ring", "--requests", "0:1+1"], "--requests is for serving", code=2)
     refused("serving with others' options", ["lockstep", "schedule", "serving", "--requests", "0:1+1", "--stages", 2], "--stages is not for serving", code=2)
 

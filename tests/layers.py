@@ -11,11 +11,16 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "scripts"))
-from public_headers import ON_PURPOSE, public_headers  # noqa: E402
+from public_headers import ON_PURPOSE, behind, public_headers  # noqa: E402
 
 # The table of folders in meson.build: a folder may include the folders listed there, and what those may include.
 USES = ast.literal_eval(re.search(r"^folders = (\{.*?^\})", (ROOT / "meson.build").read_text(), re.M | re.S)[1])
-USES["apps"] = ["report", "train", "parallel/device_map", "nn/hugging_face", "inference/serve"]
+EXTENSIONS = ast.literal_eval(re.search(r"^extensions = (\{.*?^\})", (ROOT / "meson.build").read_text(), re.M | re.S)[1])
+USES |= {f"extensions/{name}": uses for name, uses in EXTENSIONS.items()}
+USES["apps"] = ["train", "parallel/device_map", "nn/hugging_face"]
+# Programs of extensions are built in apps/, and may use what is there.
+USES |= {f"extensions/{name}/programs": ["apps", f"extensions/{name}"] for name in EXTENSIONS if (ROOT / f"extensions/{name}/programs").is_dir()}
+USES["lockstep"] = list(USES)  # the groups of public headers
 
 # Files that people come to study have their own budgets of lines; every other source has the general one.
 GENERAL_BUDGET = 400
@@ -60,8 +65,17 @@ def sources(folder):
     return sorted(p for p in files if folder_of(p.relative_to(ROOT)) == folder)
 
 
+def is_test(path):
+    return "tests" in path.relative_to(ROOT).parts
+
+
 def check_direction(folder):
     for path in sources(folder):
+        if is_test(path):
+            continue
+        for number, name in includes(path, r"<lockstep/(\w+)\.h>"):
+            if name in EXTENSIONS and f"extensions/{name}" not in may_use(folder):
+                yield f"{path.relative_to(ROOT)}:{number}: {folder}/ may not include from the extension {name}"
         for number, header in includes(path, r'"([^"]+)"'):
             top = folder_of(header)
             where = f"{path.relative_to(ROOT)}:{number}"
@@ -71,8 +85,21 @@ def check_direction(folder):
                 yield f"{where}: {folder}/ may not include from {top}/ (only from {', '.join(sorted(may_use(folder)))})"
 
 
+def check_installed(folder):
+    """Extensions include installed headers, as a user's own code would."""
+    if folder.removeprefix("extensions/") not in EXTENSIONS:
+        return
+    usable = set(public_headers([name for name in EXTENSIONS if f"extensions/{name}" in may_use(folder)]))
+    for path in sources(folder):
+        if is_test(path):
+            continue
+        for number, header in includes(path, r'"([^"]+)"'):
+            if header not in usable and not header.startswith(folder + "/"):
+                yield f"{path.relative_to(ROOT)}:{number}: {header} is not installed: use what lockstep.h, lockstep/kernels.h or lockstep/extend.h includes"
+
+
 def check_public_headers(folder):
-    for header in public_headers():
+    for header in behind("lockstep.h", *(f"extensions/{name}/{name}.h" for name in EXTENSIONS)):
         if folder_of(header) != folder or header in ON_PURPOSE:
             continue
         for number, name in includes(ROOT / header, r"<([^>]+)>"):
@@ -82,7 +109,7 @@ def check_public_headers(folder):
 
 def check_length(folder):
     for path in sources(folder):
-        if path.suffix == ".inc":  # tables
+        if path.suffix == ".inc" or is_test(path):  # tables; tests may be longer
             continue
         name = str(path.relative_to(ROOT))
         budget, lines = BUDGETS.get(name, GENERAL_BUDGET), len(path.read_text(errors="replace").splitlines())
@@ -99,23 +126,25 @@ def check_opening(folder):
             yield f"{path.relative_to(ROOT)}:1: a file opens with a line that says what it is"
 
 
-# Functions that depend on the program's locale; tensor/classic_text.h and str() do the same without it.
+# Functions that depend on the program's locale; base/classic_text.h and str() do the same without it.
 BY_LOCALE = re.compile(r"""\b(sto[df]|stold|strto[df]|strtold|atof|tolower|toupper|isalpha|isalnum|isspace)\(|\bostringstream\b
                            |scanf\(.*%l?[efg]|printf\(.*"[^"]*%[-+0-9.*]*[efg]|\bsetprecision\(""", re.X)
 
 
 def check_locale(folder):
     for path in sources(folder):
+        if is_test(path):
+            continue
         name = str(path.relative_to(ROOT))
         for number, line in enumerate(path.read_text(errors="replace").split("\n"), 1):
-            if BY_LOCALE.search(line.split("//")[0]) and name not in ("tensor/check.h", "tensor/classic_text.cpp"):
-                yield f"{name}:{number}: what this reads or writes depends on the locale; see tensor/classic_text.h"
+            if BY_LOCALE.search(line.split("//")[0]) and name not in ("base/check.h", "base/classic_text.cpp"):
+                yield f"{name}:{number}: what this reads or writes depends on the locale; see base/classic_text.h"
 
 
 def main():
     passed = failed = 0
     for folder in USES:
-        for check in (check_direction, check_public_headers, check_length, check_opening, check_locale):
+        for check in (check_direction, check_installed, check_public_headers, check_length, check_opening, check_locale):
             problems = list(check(folder))
             for problem in problems:
                 print(problem)

@@ -3,7 +3,7 @@
 #include <functional>
 #include <string>
 
-#include "tensor/check.h"
+#include "base/check.h"
 #include "tensor/stream.h"
 
 /// The message of the Error that fn throws; "(no error)" if none. A device may report errors only when it is

@@ -5,8 +5,8 @@
 #include <functional>
 #include <vector>
 
+#include "base/threads.h"
 #include "tensor/ops.h"
-#include "tensor/threads.h"
 
 /// `n` threads while this lives.
 struct Threads {

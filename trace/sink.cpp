@@ -12,9 +12,9 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "tensor/check.h"
-#include "tensor/output_file.h"
-#include "tensor/printable.h"
+#include "base/check.h"
+#include "base/output_file.h"
+#include "base/printable.h"
 
 namespace lockstep::trace {
 namespace {

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <vector>
 
-#include "tensor/check.h"
+#include "base/check.h"
 #include "tensor/memory.h"
 #include "tensor/observer.h"
 #include "trace/sink.h"

@@ -23,10 +23,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/at_end.h"
 #include "data/loader.h"
 #include "data/to_device.h"
 #include "engine/engine.h"
-#include "tensor/at_end.h"
 #include "train/job.h"
 
 namespace lockstep::train {

@@ -5,10 +5,10 @@
 #include <cmath>
 #include <numbers>
 
+#include "base/check.h"
+#include "base/suggest.h"
 #include "optim/optim.h"
 #include "optim/schedule.h"
-#include "tensor/check.h"
-#include "tensor/suggest.h"
 #include "train/optimizer.h"
 
 namespace lockstep::train {

@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/check.h"
 #include "engine/model_shape.h"
-#include "tensor/check.h"
 
 namespace lockstep::train {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tensor/output_file.h"
+#include "base/output_file.h"
 #include "train/team.h"
 
 namespace lockstep::train {

@@ -18,13 +18,13 @@
 #include <stdexcept>
 #include <vector>
 
+#include "base/check.h"
+#include "base/environment.h"
+#include "base/output_file.h"
+#include "base/printable.h"
+#include "base/suggest.h"
+#include "base/threads.h"
 #include "dist/schedule.h"
-#include "tensor/check.h"
-#include "tensor/environment.h"
-#include "tensor/output_file.h"
-#include "tensor/printable.h"
-#include "tensor/suggest.h"
-#include "tensor/threads.h"
 
 namespace lockstep::train {
 
@@ -129,6 +129,12 @@ int run_parsed(CLI::App& app, int argc, char** argv) {
 int run_cli(CLI::App& app, int argc, char** argv) {
   open_standard_streams();
   return finished(run_parsed(app, argc, argv));
+}
+
+int run_cli(CLI::App& app, std::vector<std::string> words) {
+  std::vector<char*> arguments;
+  for (std::string& word : words) arguments.push_back(word.data());
+  return run_cli(app, int(arguments.size()), arguments.data());
 }
 
 std::string identity_of(const CLI::App& subcommand) {

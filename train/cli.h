@@ -2,6 +2,7 @@
 // Common parts of all programs: options, help, exit codes, and errors that a user can act on.
 #include <CLI/CLI.hpp>
 #include <string>
+#include <vector>
 
 #include "data/json.h"
 #include "train/team.h"
@@ -12,6 +13,8 @@ namespace lockstep::train {
 /// output that could not be written, 2 wrong usage (with the nearest known option), 128 + signal if a signal stopped
 /// the training. A callback chooses another code by throwing CLI::RuntimeError(code).
 int run_cli(CLI::App& app, int argc, char** argv);
+/// run_cli() with the words of a command line; the first is the program's name.
+int run_cli(CLI::App& app, std::vector<std::string> words);
 
 /// An invalid command line: exit code 2.
 struct UsageError : Error {

@@ -4,9 +4,9 @@
 #include <algorithm>
 
 #include "autograd/checkpoint.h"
-#include "data/words.h"
 #include "parallel/moe/expert_parallel.h"
 #include "train/cli.h"
+#include "train/words.h"
 
 namespace lockstep::train {
 
@@ -33,7 +33,7 @@ Experts read_experts(const std::string& text) {
   };
   std::vector<std::string> known{"noise"};
   each([&](const char* key, const auto&) { known.emplace_back(key); });
-  const auto [count, values] = data::parse_words(text, known, "--experts");
+  const auto [count, values] = parse_words(text, known, "--experts");
   m.experts = data::parse_json(count, "--experts").as_int("--experts");
   each([&, &values = values](const char* key, auto& to) {
     if (const Json* value = values.find(key)) read_as(*value, to, str("--experts: ", key));

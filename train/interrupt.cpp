@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::train {
 

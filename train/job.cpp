@@ -4,14 +4,13 @@
 #include <algorithm>
 #include <iostream>
 
+#include "base/check.h"
 #include "engine/engine.h"
 #include "tensor/backend.h"
-#include "tensor/check.h"
-#include "tensor/environment.h"
 #include "tensor/ops.h"
+#include "train/action.h"
 #include "train/auto.h"
 #include "train/cli.h"
-#include "train/describe.h"
 
 namespace lockstep::train {
 
@@ -49,8 +48,8 @@ parallel::Plan plan_of(const Options& o, const Json& json, int ranks) {
   agree("zero_optimization.stage", "ZeRO stage", plan.zero, -1);
   LOCKSTEP_CHECK(o.parallel.offload == "none" || plan.zero > 0, "--offload ", o.parallel.offload,
                  " needs ZeRO: --plan zero1, zero2 or zero3");
-  // `lockstep plan` and `simulate` only ask the program what it trains: any plan will do.
-  if (environment("LOCKSTEP_DESCRIBE")) return {.dp = ranks, .zero = plan.zero};
+  // A program with an action trains nothing, so any plan will do.
+  if (asked_action()) return {.dp = ranks, .zero = plan.zero};
   agree("pipeline.stages", "stages", plan.pp, 1);
   if (o.plan.find("dp") == o.plan.npos && plan.ranks() > 0 && ranks % plan.ranks() == 0)
     plan.dp = ranks / plan.ranks();  // replicas fill the remaining ranks
@@ -208,7 +207,11 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
       const Options& o = job.options();
       return o.steps > 0 ? o.steps : (size + train_batch - 1) / train_batch * o.epochs;
     };
-  describe_if_asked(job, model, optimizer, data, options.config, values);
+  if (const Action* const action = asked_action()) {
+    Training training{.job = job, .model = model, .own = options.config, .values = values, .optimizer = &optimizer};
+    if (data) training.batch = [&](int64_t samples) { return first_of(*data, samples); };
+    perform(*action, training);
+  }
   return {.optimizer = &optimizer,
           .training_data = std::move(data),
           .lr_scheduler = schedule,
@@ -226,8 +229,8 @@ void start(const Options& options, const std::string& identity, const Body& body
     o.seed = uint64_t(as_usage([&] { return json.at("seed").as_int("seed"); }));  // model initialization uses it, too
   apply_common_options(o);
   o.parallel.identity = identity;
-  const bool describes = environment("LOCKSTEP_DESCRIBE").has_value();
-  if (describes) {  // train nothing, write nothing
+  const Action* const action = asked_action();
+  if (action) {  // train nothing, write nothing
     o.out.clear(), o.parallel.trace.clear(), o.parallel.trace_bits.clear();
     o.resume = false, o.save_every = 0;
     o.parallel.strategy = "auto", o.parallel.ranks = std::max(1, o.parallel.ranks);
@@ -245,11 +248,9 @@ void start(const Options& options, const std::string& identity, const Body& body
     Job job(o, team);
     try {
       body(job);
-    } catch (const Described&) { return; }
-    LOCKSTEP_CHECK(
-        !describes,
-        "the program ended without creating a train::Trainer or calling train::prepare, which describe what it trains; "
-        "call one of them before the end");
+    } catch (const Performed&) { return; }
+    LOCKSTEP_CHECK(!action, "the program ended without creating a train::Trainer or calling train::prepare, which ",
+                   action->what, "; call one of them before the end");
   });
 }
 

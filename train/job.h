@@ -81,10 +81,6 @@ int run(CLI::App& app, int argc, char** argv, Options& options, const Body& body
 /// run() for a subcommand: runs `body` on every rank. identity: text about build and options, equal on all ranks.
 void start(const Options& options, const std::string& identity, const Body& body);
 
-/// If `lockstep plan` or `simulate` started this program only to ask what it trains, answers and throws Described.
-void describe_if_asked(Job& job, nn::Module& model, const optim::Optimizer& optimizer,
-                       const data::DatasetPtr<data::Example>& data, const data::Json& own = data::Json::Object(),
-                       const AutoValues& values = {});
 /// Further options of prepare().
 struct PrepareOptions {
   double warmup_steps = 0;                   ///< replaces "auto" in a schedule of the file

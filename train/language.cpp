@@ -11,6 +11,9 @@
 #include <sstream>
 #include <utility>
 
+#include "base/check.h"
+#include "base/printable.h"
+#include "base/suggest.h"
 #include "data/files.h"
 #include "data/text.h"
 #include "engine/engine.h"
@@ -18,9 +21,6 @@
 #include "nn/hugging_face/adapter.h"
 #include "nn/hugging_face/pretrained.h"
 #include "nn/text_stream.h"
-#include "tensor/check.h"
-#include "tensor/printable.h"
-#include "tensor/suggest.h"
 #include "train/cli.h"
 #include "train/options.h"
 #include "train/team.h"

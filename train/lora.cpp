@@ -4,14 +4,14 @@
 #include <filesystem>
 #include <iostream>
 
+#include "base/suggest.h"
 #include "data/tokenizer.h"
-#include "data/words.h"
 #include "nn/build_empty.h"
 #include "nn/hugging_face/adapter.h"
 #include "nn/hugging_face/pretrained.h"
-#include "tensor/suggest.h"
 #include "train/cli.h"
 #include "train/job.h"
+#include "train/words.h"
 
 namespace lockstep::train {
 
@@ -39,7 +39,7 @@ void read_as(const Json& from, std::vector<std::string>& to, const std::string& 
 Start read_start(const std::string& text, const std::string& origin) {
   if (text.find(',') == text.npos || std::filesystem::exists(text)) return {text};
   const auto [folder, values] =
-      data::parse_words(text, {"lora", "alpha", "dropout", "rslora", "targets", "modules_to_save", "quantize"}, origin);
+      parse_words(text, {"lora", "alpha", "dropout", "rslora", "targets", "modules_to_save", "quantize"}, origin);
   const Json* const rank = values.find("lora");
   LOCKSTEP_CHECK(rank, origin, " ", text, ": expected lora=RANK, the rank of the adapters");
   Start start{folder, lora_options(values, origin)};

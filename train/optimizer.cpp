@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <tuple>
 
-#include "data/words.h"
+#include "base/suggest.h"
 #include "optim/optim.h"
 #include "parallel/onebit/onebit.h"
-#include "tensor/suggest.h"
 #include "train/cli.h"
+#include "train/words.h"
 
 namespace lockstep::train {
 
@@ -32,7 +32,7 @@ std::unique_ptr<optim::Optimizer> make(const std::vector<OptimizerGroup>& groups
 }
 
 void read_optimizer(const std::string& text, OptimizerOptions& o) {
-  const auto [name, values] = data::parse_words(text, {"weight_decay", "beta1", "beta2", "freeze_step"}, "--optimizer");
+  const auto [name, values] = parse_words(text, {"weight_decay", "beta1", "beta2", "freeze_step"}, "--optimizer");
   const std::string wrong = one_of(optimizer_names)(name);
   LOCKSTEP_CHECK(wrong.empty(), "--optimizer: ", wrong);
   o.name = name;

@@ -4,13 +4,13 @@
 #include <algorithm>
 #include <cstdlib>
 
+#include "base/check.h"
+#include "base/classic_text.h"
+#include "base/suggest.h"
+#include "base/threads.h"
 #include "data/json.h"
-#include "tensor/check.h"
-#include "tensor/classic_text.h"
 #include "tensor/device.h"
 #include "tensor/random.h"
-#include "tensor/suggest.h"
-#include "tensor/threads.h"
 #include "train/cli.h"
 
 namespace lockstep::train {

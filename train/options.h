@@ -13,8 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "tensor/check.h"
-#include "tensor/classic_text.h"
+#include "base/check.h"
+#include "base/classic_text.h"
 
 namespace lockstep::train {
 

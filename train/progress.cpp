@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "tensor/environment.h"
+#include "base/environment.h"
 
 namespace lockstep::train {
 

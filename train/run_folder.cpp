@@ -4,13 +4,13 @@
 #include <iostream>
 #include <sstream>
 
+#include "base/printable.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/folder.h"
 #include "data/files.h"
-#include "engine/checkpoint/checkpoint.h"
-#include "engine/checkpoint/folder.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/onebit/optimizer.h"
 #include "tensor/bf16_products.h"
-#include "tensor/printable.h"
 #include "trace/trace.h"
 #include "train/bits.h"
 #include "train/cli.h"

@@ -8,11 +8,11 @@
 #include <cstring>
 #include <optional>
 
+#include "base/environment.h"
+#include "base/output_file.h"
 #include "dist/numbers.h"
 #include "engine/engine.h"
-#include "tensor/environment.h"
 #include "tensor/ops.h"
-#include "tensor/output_file.h"
 #include "train/bits.h"
 #include "train/cli.h"
 #include "train/tracing.h"

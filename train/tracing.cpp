@@ -3,9 +3,9 @@
 
 #include <utility>
 
+#include "base/environment.h"
 #include "data/json.h"
 #include "dist/clock.h"
-#include "tensor/environment.h"
 #include "trace/trace.h"
 
 namespace lockstep::train {

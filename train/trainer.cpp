@@ -14,12 +14,10 @@
 #include "optim/optim.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/onebit/optimizer.h"
-#include "parallel/tensor/apply.h"
-#include "tensor/environment.h"
+#include "parallel/tensor_parallel/apply.h"
 #include "tensor/memory.h"
 #include "trace/trace.h"
 #include "train/cli.h"
-#include "train/describe.h"
 #include "train/interrupt.h"
 #include "train/progress.h"
 
@@ -72,7 +70,7 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   for (const auto& [key, value] :
        {std::pair<const char*, Json>{"gradient_clipping", 0.}, {"dataloader_drop_last", true}, {"checkpoint.keep", 2}})
     if (!own.find(key)) own[key] = value;
-  if (environment("LOCKSTEP_DESCRIBE")) describe_it(own);
+  if (const Action* const action = asked_action()) perform_instead(*action, own);
   engine::Config config = job.config(own, values());
   trial.reset();
   LOCKSTEP_CHECK(!o.load_best || (has_folder() && !o.best.empty() && o.evaluate),
@@ -97,19 +95,20 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   make_engine(std::move(config));  // the engine's schedule needs `steps`
 }
 
-void Trainer::Impl::describe_it(const Json& own) {
+void Trainer::Impl::perform_instead(const Action& action, const Json& own) {
   if (const auto sparse = engine::sparse_attention(job.config(own, values())))
     nn::set_sparse_attention(*model, *sparse);
   const auto optimizer = o.optimizer(*model);
-  describe(job,
-           {.model = *model,
-            .own = own,
-            .values = values(),
-            .optimizer = optimizer.get(),
-            .batch = [&](int64_t samples) { return o.data ? first_of(*o.data, samples) : o.batches(0, 0, samples); },
-            .loss = o.loss,
-            .unit = o.unit,
-            .per_sample = o.per_sample});
+  perform(action,
+          {.job = job,
+           .model = *model,
+           .own = own,
+           .values = values(),
+           .optimizer = optimizer.get(),
+           .batch = [&](int64_t samples) { return o.data ? first_of(*o.data, samples) : o.batches(0, 0, samples); },
+           .loss = o.loss,
+           .unit = o.unit,
+           .per_sample = o.per_sample});
 }
 
 /// Checks the model's sizes against the plan, before the model is split.

@@ -7,7 +7,7 @@
 //
 // A step is one call of the engine (engine/engine.h) under every plan. For pipeline and tensor parallelism the model's
 // fields() and layers() define the split. A run's folder (--out) has config.json, metrics.jsonl (one line per
-// step) and checkpoints/ (engine/checkpoint/checkpoint.h), from which any other plan can resume.
+// step) and checkpoints/ (checkpoint/checkpoint.h), from which any other plan can resume.
 #include <functional>
 #include <memory>
 #include <string>

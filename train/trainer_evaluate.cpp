@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "autograd/ops.h"
-#include "tensor/clock.h"
+#include "base/clock.h"
 #include "train/averaged.h"
 #include "train/trainer_impl.h"
 

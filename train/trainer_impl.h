@@ -4,9 +4,10 @@
 #include <cmath>
 #include <optional>
 
+#include "base/output_file.h"
+#include "checkpoint/lock.h"
 #include "data/to_device.h"
-#include "engine/checkpoint/lock.h"
-#include "tensor/output_file.h"
+#include "train/action.h"
 #include "train/experts.h"
 #include "train/trainer.h"
 
@@ -27,8 +28,8 @@ struct Trainer::Impl {
   /// Checks the model's sizes against the plan.
   void check(const engine::Config& config);
   void make_engine(engine::Config config);  ///< splits the model and makes its engine
-  /// Describes the run for `lockstep plan`, and throws Described.
-  [[noreturn]] void describe_it(const Json& own);
+  /// Performs an action in place of training, and throws Performed.
+  [[noreturn]] void perform_instead(const Action& action, const Json& own);
   void open();  ///< checks, resumes, then opens the run's files
   /// Locks the run's folder, so that only one job uses it.
   void lock_folder();

@@ -10,7 +10,7 @@
 #include <system_error>
 #include <utility>
 
-#include "tensor/check.h"
+#include "base/check.h"
 #if defined(LOCKSTEP_WITH_URING)
 #include <liburing.h>
 #endif

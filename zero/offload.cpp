@@ -1,7 +1,7 @@
 // Checks of offload options. See offload.h.
 #include "zero/offload.h"
 
-#include "tensor/check.h"
+#include "base/check.h"
 #include "zero/swap_file.h"
 
 namespace lockstep::zero {

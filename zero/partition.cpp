@@ -1,10 +1,10 @@
-// Layouts of units, owners, and the memory formulas of the ZeRO paper. See partition.h.
+// How parameters are laid out in units, which rank owns what, and the memory formulas of the ZeRO paper.
 #include "zero/partition.h"
 
 #include <algorithm>
 #include <numeric>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::zero {
 namespace {

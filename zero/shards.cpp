@@ -1,9 +1,9 @@
 // Building a stage: checks, agreement between ranks, and the plan of units and shards.
 #include "zero/sharded_optimizer.h"
 
+#include "base/suggest.h"
 #include "nn/build_empty.h"
 #include "tensor/ops.h"
-#include "tensor/suggest.h"
 #include "zero/units.h"
 
 namespace lockstep::zero {

@@ -18,9 +18,9 @@
 #include <vector>
 
 #include "dist/summation_tree.h"
+#include "optim/step_batch.h"
 #include "parallel/agreement.h"
 #include "parallel/reducer.h"
-#include "tensor/step_batch.h"
 #include "zero/zero.h"
 
 namespace lockstep::zero {

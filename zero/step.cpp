@@ -18,15 +18,15 @@
 #include <cmath>
 #include <limits>
 
+#include "base/at_end.h"
+#include "base/suggest.h"
 #include "dist/numbers.h"
 #include "dist/texts.h"
 #include "optim/clip.h"
 #include "parallel/agreement.h"
-#include "tensor/at_end.h"
 #include "tensor/graph.h"
 #include "tensor/nonfinite.h"
 #include "tensor/ops.h"
-#include "tensor/suggest.h"
 #include "trace/trace.h"
 #include "zero/sharded_optimizer.h"
 #include "zero/stage.h"

@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "tensor/check.h"
+#include "base/check.h"
 #include "tensor/ops.h"
 
 namespace lockstep::zero {

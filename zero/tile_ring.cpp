@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::zero {
 

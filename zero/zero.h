@@ -26,11 +26,11 @@
 #include <utility>
 #include <vector>
 
+#include "base/at_end.h"
 #include "dist/process_group.h"
 #include "nn/module.h"
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
-#include "tensor/at_end.h"
 #include "zero/offload.h"
 #include "zero/partition.h"
 

@@ -12,10 +12,10 @@
 #include <set>
 #include <tuple>
 
+#include "base/check.h"
+#include "base/classic_text.h"
+#include "base/threads.h"
 #include "dist/shard.h"
-#include "tensor/check.h"
-#include "tensor/classic_text.h"
-#include "tensor/threads.h"
 
 namespace lockstep::dist {
 namespace {

@@ -12,8 +12,8 @@
 #include <exception>
 #include <iostream>
 
+#include "base/check.h"
 #include "dist/launcher/launch.h"
-#include "tensor/check.h"
 
 namespace lockstep::dist {
 namespace {

@@ -8,9 +8,9 @@
 #include <iterator>
 #include <map>
 
-#include "tensor/check.h"
-#include "tensor/classic_text.h"
-#include "tensor/suggest.h"
+#include "base/check.h"
+#include "base/classic_text.h"
+#include "base/suggest.h"
 
 namespace lockstep::dist {
 namespace {

@@ -12,9 +12,9 @@
 #include <filesystem>
 #include <optional>
 
-#include "dist/auth.h"
+#include "base/check.h"
+#include "dist/control.h"
 #include "dist/launcher/scratch.h"
-#include "tensor/check.h"
 
 namespace lockstep::dist {
 namespace {

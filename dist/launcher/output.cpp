@@ -11,9 +11,9 @@
 #include <csignal>
 #include <cstring>
 
-#include "tensor/check.h"
-#include "tensor/classic_text.h"
-#include "tensor/output_file.h"
+#include "base/check.h"
+#include "base/classic_text.h"
+#include "base/output_file.h"
 
 namespace lockstep::dist {
 namespace {

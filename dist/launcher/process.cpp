@@ -19,7 +19,7 @@
 #include <filesystem>
 #include <fstream>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::dist {
 namespace {

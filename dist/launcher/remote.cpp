@@ -7,8 +7,8 @@
 #include <cerrno>
 #include <cstdlib>
 
+#include "base/check.h"
 #include "dist/launcher/launch.h"
-#include "tensor/check.h"
 
 namespace lockstep::dist {
 namespace {

@@ -7,11 +7,11 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "base/check.h"
+#include "base/classic_text.h"
+#include "base/output_file.h"
+#include "base/printable.h"
 #include "dist/launcher/launch.h"
-#include "tensor/check.h"
-#include "tensor/classic_text.h"
-#include "tensor/output_file.h"
-#include "tensor/printable.h"
 
 namespace lockstep::dist {
 namespace {

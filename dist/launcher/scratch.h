@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::dist {
 

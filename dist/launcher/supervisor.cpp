@@ -12,7 +12,7 @@
 #include <cstdlib>
 #include <limits>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::dist {
 namespace {

@@ -20,10 +20,10 @@
 #include <string>
 #include <vector>
 
+#include "base/environment.h"
 #include "dist/native_engine.h"
 #include "dist/nccl/watchdog.h"
 #include "dist/shard.h"
-#include "tensor/environment.h"
 
 namespace lockstep::dist {
 

@@ -5,9 +5,9 @@
 #include <array>
 #include <cstdlib>
 
+#include "base/environment.h"
 #include "dist/net.h"
 #include "tensor/backend.h"
-#include "tensor/environment.h"
 
 namespace lockstep::dist {
 namespace {

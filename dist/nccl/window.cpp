@@ -3,9 +3,9 @@
 
 #include <algorithm>
 
+#include "base/environment.h"
 #include "dist/nccl/engine.h"
 #include "tensor/backend.h"
-#include "tensor/environment.h"
 
 namespace lockstep::dist {
 namespace {

@@ -4,14 +4,15 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/check.h"
 #include "dist/schedule.h"
-#include "tensor/check.h"
 
 namespace lockstep::dist {
 
 /// A hash table with open addressing. No key is UINT64_MAX. Each operator[] may invalidate earlier references.
 template <class T> class FlatMap {
  public:
+  /// The value of `key`; a new one if there was none.
   T& operator[](uint64_t key) {
     if (2 * (used_ + 1) > cells_.size()) grow();
     Cell& cell = find(key);
@@ -56,6 +57,7 @@ template <class T> class PlaceMap {
                    " GiB of memory; at most 4 GiB are allowed: use fewer ranks");
     table_.resize(size_t(ranks * chunks));
   }
+  /// The value of a rank's place; a new one if there was none.
   T& at(int32_t rank, const Place& p) {
     if (table_.empty() || p.slot != 0)
       return rest_[uint64_t(rank * chunks_ + p.chunk) * (max_slot + 1) + uint64_t(p.slot)];

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/classic_text.h"
 #include "dist/auth.h"
-#include "tensor/classic_text.h"
 
 namespace lockstep::dist::handshake {
 

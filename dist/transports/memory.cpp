@@ -10,7 +10,7 @@
 #include <cstddef>
 #include <map>
 
-#include "dist/auth.h"
+#include "dist/control.h"
 #include "dist/error.h"
 #include "tensor/maker.h"
 

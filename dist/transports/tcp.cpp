@@ -7,8 +7,8 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/environment.h"
 #include "dist/transports/handshake.h"
-#include "tensor/environment.h"
 
 namespace lockstep::dist {
 namespace {

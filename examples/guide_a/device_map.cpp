@@ -1,5 +1,5 @@
-// A Python script for Accelerate's device maps, in C++: loads a Llama in 8 bits on two devices, and prints the device
-// and dtype of every parameter.
+// A port of a Python script that uses Accelerate's device maps: loads a Llama in 8 bits on two devices, and prints the
+// device and dtype of every parameter.
 //
 //   LOCKSTEP_CPU_DEVICES=2 guide_a_device_map FOLDER --load-in-8bit
 #include <lockstep.h>

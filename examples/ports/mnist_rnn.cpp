@@ -1,5 +1,7 @@
 // Classifies digits with an LSTM that reads an image row by row.
 //   build/examples/mnist_rnn --steps 300
+#include <lockstep/recurrent.h>
+
 #include "examples/ports/port.h"
 
 namespace ls = lockstep;

@@ -1,5 +1,7 @@
 // Metric learning with a triplet loss (Schroff et al., 2015): embeds digits so that equal ones are close to each other.
 //   build/examples/siamese --steps 200
+#include <lockstep/layers.h>
+
 #include "examples/ports/port.h"
 
 namespace ls = lockstep;

@@ -1,6 +1,8 @@
 // Speech recognition in miniature: words of a few tones in noise are transcribed by bidirectional GRUs, trained with
 // CTC (Graves et al., 2006).
 //   build/examples/speech --steps 200
+#include <lockstep/recurrent.h>
+
 #include <iostream>
 
 #include "examples/ports/port.h"

@@ -1,5 +1,8 @@
 // Predicts sine waves with two stacked LSTMs, trained on the full batch by L-BFGS.
 //   build/examples/time_series --steps 8
+#include <lockstep/optimizers.h>
+#include <lockstep/recurrent.h>
+
 #include <cmath>
 
 #include "examples/ports/port.h"

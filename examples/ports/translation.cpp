@@ -1,6 +1,8 @@
 // Learns a simple translation, each word replaced by another and the order reversed, with an encoder and a decoder with
 // attention (Luong et al., 2015).
 //   build/examples/translation --steps 300
+#include <lockstep/recurrent.h>
+
 #include "examples/ports/port.h"
 
 namespace ls = lockstep;

@@ -1,6 +1,8 @@
 // Generates digits with a WGAN-GP (Gulrajani et al., 2017): a generator against a critic whose gradient norm is kept
 // near 1. The penalty depends on a gradient, so the tape differentiates twice.
 //   build/examples/wgan_gp --steps 100
+#include <lockstep/vision.h>
+
 #include "examples/ports/port.h"
 
 namespace ls = lockstep;

@@ -1,5 +1,7 @@
 // Word-level language model of small sentences, with an LSTM, a GRU or a transformer: --model.
 //   build/examples/word_language_model --model transformer
+#include <lockstep/recurrent.h>
+
 #include <cmath>
 #include <iostream>
 

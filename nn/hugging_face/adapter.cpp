@@ -6,13 +6,13 @@
 #include <map>
 #include <set>
 
+#include "base/suggest.h"
 #include "data/files.h"
 #include "data/safetensors.h"
 #include "nn/build_empty.h"
 #include "nn/hugging_face/config.h"
 #include "nn/hugging_face/names.h"
 #include "nn/hugging_face/pretrained.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::nn {
 

@@ -4,8 +4,8 @@
 #include <filesystem>
 #include <set>
 
+#include "base/check.h"
 #include "data/json.h"
-#include "tensor/check.h"
 
 namespace lockstep::nn {
 

@@ -9,10 +9,10 @@
 #include <optional>
 #include <set>
 
+#include "base/at_end.h"
 #include "data/safetensors.h"
 #include "nn/build_empty.h"
 #include "parallel/device_map/parts.h"
-#include "tensor/at_end.h"
 
 namespace lockstep::device_map {
 

@@ -8,11 +8,11 @@
 #include <optional>
 #include <set>
 
+#include "base/quantity.h"
+#include "base/suggest.h"
+#include "base/svg.h"
 #include "parallel/device_map/parts.h"
 #include "tensor/device_memory.h"
-#include "tensor/quantity.h"
-#include "tensor/suggest.h"
-#include "tensor/svg.h"
 
 namespace lockstep::device_map {
 

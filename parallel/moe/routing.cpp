@@ -5,7 +5,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "tensor/check.h"
+#include "base/check.h"
 
 namespace lockstep::moe {
 

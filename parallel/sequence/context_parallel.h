@@ -7,8 +7,8 @@
 //   model.loss(mine(tokens), mine(labels)).backward();          // mean over this rank's tokens, T/P on every rank
 //
 // Gradients are then averaged over all ranks (DDP over data x context: parallel::Mesh::copies()). Only attention mixes
-// tokens; all other layers work on a part unchanged. Megatron's sequence parallelism (parallel/tensor/) is different:
-// it cuts the activations between tensor-parallel layers.
+// tokens; all other layers work on a part unchanged. Megatron's sequence parallelism (parallel/tensor_parallel/) is
+// different: it cuts the activations between tensor-parallel layers.
 #include <memory>
 #include <optional>
 #include <string_view>
@@ -35,8 +35,8 @@ struct ContextOptions {
 /// share. Errors: the model has no attention module; Ulysses cannot divide the heads of a module.
 std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group,
                                                   ContextOptions options = {});
-/// Undoes share_sequences(), for evaluation or generation: each rank then passes whole sequences of its own. If `part`
-/// is the object that share_sequences() returned, makes the ranks share sequences again.
+/// Sets what the attention modules below `model` work on. nullptr: whole sequences, each rank on its own, as for
+/// evaluation or generation. The object that share_sequences() returned: parts of shared sequences again.
 void take_sequences(nn::Module& model, const std::shared_ptr<nn::SequencePart>& part = nullptr);
 
 }  // namespace lockstep::sequence

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tensor/check.h"
-#include "tensor/suggest.h"
-#include "tensor/svg.h"
+#include "base/check.h"
+#include "base/suggest.h"
+#include "base/svg.h"
 
 namespace lockstep::sequence {
 

@@ -12,8 +12,8 @@
 //
 // Cost, with F, B, I and W as times of one chunk: each rank is idle for (p-1)(F+I-W), or, when F and B run as one
 // computation of length F&B, for (p-1)(F&B+B-3W). At most 2p+1 chunk activations are kept.
+#include "base/check.h"
 #include "pipeline/schedules/rules.h"
-#include "tensor/check.h"
 
 namespace lockstep::pipeline {
 

@@ -7,8 +7,8 @@
 //
 // Cost for m micro-batches: bubble (p-1)/(m·v+p-1); v times the messages of 1F1B; rank r keeps the activations of
 // min(2(p-r-1) + (v-1)p + 1, m·v) chunks.
+#include "base/check.h"
 #include "pipeline/schedules/rules.h"
-#include "tensor/check.h"
 
 namespace lockstep::pipeline {
 

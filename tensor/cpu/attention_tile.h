@@ -9,10 +9,10 @@
 #include <utility>
 
 #include "tensor/attention_sizes.h"
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/cpu/registers.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cpu {
 
@@ -266,7 +266,7 @@ template <class A> Lanes<A> fold_eight(const Lanes<A> (&rows)[8]) {
   return eight;
 }
 
-/// Returns the largest element of rows[r] in lane r * lane_count / 8, for each of the eight vectors.
+/// Returns a vector whose lane r * lane_count / 8 holds the largest element of rows[r], for each of the eight rows.
 template <class A> Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
   if constexpr (requires { Lanes<A>::parts; }) {
     constexpr int w = lane_count<A>, side = lanes<A>;

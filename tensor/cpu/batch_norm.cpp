@@ -2,8 +2,8 @@
 // positions of a channel are adjacent) and columns (the C channels are adjacent: channels last, and plain (N, C)).
 // To read x from memory only once, the mean and variance are computed for groups of elements that fit in cache. The
 // results of the groups are then merged in f64.
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/rows.h"
+#include "tensor/kernels.h"
 
 namespace lockstep {
 namespace {

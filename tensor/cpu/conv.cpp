@@ -9,9 +9,9 @@
 #include <algorithm>
 #include <atomic>
 
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/gemm.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/kernels.h"
 #include "tensor/layout.h"
 #include "tensor/ops.h"
 

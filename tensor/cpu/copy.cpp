@@ -8,8 +8,8 @@
 
 #include "tensor/complex.h"
 #include "tensor/cpu/copy_run.h"
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cpu {
 namespace {

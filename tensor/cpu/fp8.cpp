@@ -6,8 +6,8 @@
 #include <cmath>
 
 #include "tensor/convert.h"
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cpu {
 namespace {

@@ -205,7 +205,8 @@ template <class K> struct Product {
   /// Multiplies rows [i0, i1) of a by the packed rows [p0, p1) of b and adds the result to columns j + [x0, x1) of c.
   void multiply(int64_t i0, int64_t i1, int64_t j, int64_t columns, int64_t x0, int64_t x1, int64_t p0, int64_t p1,
                 Packed* packed_a) const {
-    // Packs `high` rows of `a` (the height of a tile) at a time if they are contiguous, otherwise plan.rows rows.
+    // Packs `high` rows of `a` (the height of a tile) at a time if the elements of a row are contiguous, otherwise
+    // plan.rows.
     const int64_t rows = a.col == 1 ? high : plan.rows, ld = c ? ldc : ceil_div(x1 - x0, wide) * wide;
     const bool in_place = K::in_place(a);
     T* const strip = reinterpret_cast<T*>(packed_a + plan.a_size);

@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "tensor/convert.h"
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/kernel_args.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cpu {
 namespace {

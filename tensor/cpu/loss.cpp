@@ -3,8 +3,8 @@
 // softmax, Milakov and Gimelshein, 2018). With label smoothing s, target t, class weights w and lse = log sum exp(x):
 //
 //   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/rows.h"
+#include "tensor/kernels.h"
 #include "tensor/padded.h"
 
 namespace lockstep {

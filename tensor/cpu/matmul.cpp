@@ -7,12 +7,12 @@
 #include <functional>
 #include <utility>
 
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/gemm.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/cpu/pointwise_blocks.h"
 #include "tensor/functors.h"
+#include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/storage.h"
 

@@ -1,7 +1,7 @@
 // Softmax, layer norm and RMS norm along rows (rows, C). A row is read from memory once; later passes find it in cache.
 // Variances are computed around the mean, never as E[x^2] - E[x]^2.
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/rows.h"
+#include "tensor/kernels.h"
 
 namespace lockstep {
 namespace {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "tensor/threads.h"
+#include "base/threads.h"
 
 namespace lockstep::on_cpu {
 

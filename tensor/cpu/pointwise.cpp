@@ -5,9 +5,9 @@
 #include <cstring>
 
 #include "tensor/cpu/copy_run.h"
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/cpu/pointwise_blocks.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cpu {
 namespace {

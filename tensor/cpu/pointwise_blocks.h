@@ -22,7 +22,7 @@ constexpr ComputeType compute_type(DType dtype) {
   return types[int(dtype)];
 }
 
-/// The block functions of an operation.
+/// The functions that compute a block of elements of an operation, by part and compute type.
 struct PointwiseEntry {
   BlockFn functions[3][int(ComputeType::count)] = {};  // [part][compute type]; null if there is none
   /// True if an element is expensive to compute. Then even small tensors are divided among threads.

@@ -5,8 +5,8 @@
 #include <limits>
 #include <vector>
 
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/kernels.h"
 #include "tensor/layout.h"
 #include "tensor/ops.h"
 

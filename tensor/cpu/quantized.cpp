@@ -13,12 +13,12 @@
 #include <cmath>
 #include <limits>
 
-#include "tensor/cpu/cpu_kernels.h"
+#include "base/suggest.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/cpu/quantized_kernels.h"
 #include "tensor/functors.h"
+#include "tensor/kernels.h"
 #include "tensor/storage.h"
-#include "tensor/suggest.h"
 
 namespace lockstep::on_cpu {
 namespace {

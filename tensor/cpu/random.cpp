@@ -4,8 +4,8 @@
 #include <cmath>
 
 #include "tensor/convert.h"
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/kernels.h"
 #include "tensor/random_math.h"
 
 namespace lockstep::on_cpu {

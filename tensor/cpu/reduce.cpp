@@ -11,12 +11,12 @@
 #include <memory>
 
 #include "tensor/convert.h"
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/cpu/reduce_plan.h"
 #include "tensor/cpu/rows.h"
 #include "tensor/functors.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cpu {
 namespace {
@@ -364,6 +364,11 @@ bool all_finite(const Tensor& x) {
     default: check(uint16_t(0x7f80)); break;
   }
   return good;
+}
+
+void find_nonfinite(const std::vector<Tensor>& all, int32_t* found) {
+  for (size_t i = 0; i < all.size(); ++i)
+    if (!all_finite(all[i])) found[i] = 1;
 }
 
 bool unscale(const std::vector<Tensor>& tensors, double factor) {

@@ -1,8 +1,8 @@
 // Rotary position embedding (Su et al., RoFormer): rotates each pair (x[i], x[i + D/2]) of a token by an angle that
 // depends on i and on the token's position. Uses SIMD vectors.
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cpu {
 namespace {

@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "tensor/convert.h"
-#include "tensor/cpu/cpu_kernels.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
+#include "tensor/kernels.h"
 #include "tensor/sort_key.h"
 
 namespace lockstep::on_cpu {

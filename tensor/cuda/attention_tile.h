@@ -9,8 +9,8 @@
 #include <initializer_list>
 
 #include "tensor/attention_sizes.h"
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/warp.h"
+#include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
 

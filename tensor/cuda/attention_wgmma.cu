@@ -11,8 +11,8 @@
 //
 // Keys and values have two buffers each in shared memory, which TMA fills one step ahead. Bound by tensor cores: for
 // heads of D elements, they do 2 D multiply-adds for each exponential.
+#include "base/environment.h"
 #include "tensor/cuda/attention_wgmma.h"
-#include "tensor/environment.h"
 
 namespace lockstep::on_cuda {
 namespace {

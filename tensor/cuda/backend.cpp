@@ -8,22 +8,14 @@
 #include <mutex>
 #include <vector>
 
-#include "tensor/check.h"
+#include "base/check.h"
 #include "tensor/cuda/capture.h"
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/cudnn.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/streams.h"
-#include "tensor/kernels.h"
 #include "tensor/memory.h"
 
 namespace lockstep {
-
-extern const Kernels cuda_kernels;
-extern const Solvers cuda_solvers;
-namespace on_cuda {
-void find_nonfinite(const std::vector<Tensor>& x, int32_t* found);  // unscale.cu
-}
 
 namespace cuda {
 namespace {
@@ -311,12 +303,6 @@ double milliseconds(void* start, void* end, int device) {
 
 extern const Backend cuda_backend;  // used by device.cpp
 const Backend cuda_backend{
-    .kernels = &cuda_kernels,
-#ifdef LOCKSTEP_WITHOUT_CUSOLVER
-    .solvers = nullptr,
-#else
-    .solvers = &cuda_solvers,
-#endif
     .device_count = cuda::device_count,
     .why_none = cuda::why_none,
     .describe = cuda::describe,
@@ -351,11 +337,6 @@ const Backend cuda_backend{
     .launch_graph = cuda::launch_graph,
     .set_keys = cuda::set_keys,
     .free_graph = cuda::free_graph,
-    .store = on_cuda::store,
-    .square_sums = on_cuda::square_sums,
-    .add_sums = on_cuda::add_sums,
-    .take_norm = on_cuda::take_norm,
-    .find_nonfinite = on_cuda::find_nonfinite,
     .hold_for_graphs = cuda::hold_for_graphs,
 };
 

@@ -4,9 +4,9 @@
 //
 // The elements of a channel are divided into `parts` parts, and the number of parts depends only on the shape. A block
 // (planes) or a column of threads (columns) sums one part. A last kernel adds the parts in order, in f64.
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cuda {
 namespace {

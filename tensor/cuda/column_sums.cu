@@ -2,7 +2,7 @@
 // each thread loads eight rows at once. Every sum has the order of a norm's backward (column_sums.h), whose blocks and
 // warps take the same rows.
 #include "tensor/cuda/column_sums.h"
-#include "tensor/cuda/cuda_kernels.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cuda {
 namespace {

@@ -11,10 +11,10 @@
 //
 // Compute bound: 2 M N depth operations on the f32 units (f64 units for f64). A block computes 64 x 64 results in steps
 // of 16 along the depth, a thread 4 x 4 of them: 8 reads of shared memory for 16 multiplications.
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/cudnn.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
+#include "tensor/kernels.h"
 #include "tensor/layout.h"
 
 namespace lockstep::on_cuda {

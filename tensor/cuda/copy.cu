@@ -3,8 +3,8 @@
 // in whole sectors, 16 bytes per thread where both sides allow it.
 #include <bit>
 
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/pointwise.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cuda {
 namespace {

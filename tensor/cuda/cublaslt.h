@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "tensor/check.h"
+#include "base/check.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/streams.h"
 

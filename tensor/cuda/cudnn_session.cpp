@@ -12,8 +12,8 @@
 #include <mutex>
 #include <vector>
 
+#include "base/environment.h"
 #include "tensor/cuda/streams.h"
-#include "tensor/environment.h"
 
 namespace lockstep::cuda {
 namespace {

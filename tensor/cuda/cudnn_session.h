@@ -3,7 +3,7 @@
 #include <map>
 #include <string>
 
-#include "tensor/check.h"
+#include "base/check.h"
 #include "tensor/cuda/cudnn_graph.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/graph.h"

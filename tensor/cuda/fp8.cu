@@ -2,8 +2,8 @@
 // bound: 2 or 4 bytes read and 1 or 2 bytes written per element.
 #include "tensor/fp8.h"
 
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/warp.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cuda {
 namespace {

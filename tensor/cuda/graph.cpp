@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "tensor/at_end.h"
-#include "tensor/check.h"
+#include "base/at_end.h"
+#include "base/check.h"
 #include "tensor/cuda/capture.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/streams.h"

@@ -2,13 +2,13 @@
 // elements by the output element that they add to (merge_sort.h, stable), then one thread computes each output element.
 // If scatter writes several elements to one place, the last one stays. It is found by an integer maximum.
 // Memory bound. A wrong index is reported (report.h) and skipped. Sums of rows are in add_rows.cu.
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/lines.h"
 #include "tensor/cuda/merge_sort.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/report.h"
 #include "tensor/cuda/vector.h"
 #include "tensor/functors.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cuda {
 namespace {

@@ -7,9 +7,9 @@
 //   loss[r] = (1 - s) w[t] (lse - x[t])  +  s / C * sum_c w[c] (lse - x[c])
 #include <numeric>
 
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/exp_sum.h"
 #include "tensor/cuda/report.h"
+#include "tensor/kernels.h"
 #include "tensor/padded.h"
 
 namespace lockstep::on_cuda {

@@ -14,12 +14,12 @@
 #include <iterator>
 #include <vector>
 
+#include "base/check.h"
 #include "tensor/batch_invariant.h"
-#include "tensor/check.h"
 #include "tensor/cuda/cublaslt.h"
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/runtime.h"
 #include "tensor/cuda/timed_algorithms.h"
+#include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/padded.h"
 
@@ -29,10 +29,10 @@ using namespace blas;
 
 namespace {
 
-/// A matrix as cuBLASLt sees it: `lead` elements from column to column, transposed or not.
+/// A matrix as cuBLASLt reads it.
 struct Operand {
-  int64_t lead;
-  bool transposed;
+  int64_t lead;     // elements from one row to the next; if transposed, from one column to the next
+  bool transposed;  // true if the elements of a column, not of a row, are neighbours in memory
 };
 Operand operand(const Tensor& x) {
   const int r = x.dim();
@@ -311,7 +311,7 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bi
 }
 
 void pointwise_into(PointwiseOp op, const std::vector<const Tensor*>& in, Tensor& out, double p = 0) {
-  LOCKSTEP_KERNEL(out.device(), pointwise)(op, PointwisePart::value, {.p = p}, in.data(), int(in.size()), out);
+  kernels::pointwise(out.device(), op, PointwisePart::value, {.p = p}, in.data(), int(in.size()), out);
 }
 
 /// out = activation(x + bias), with the value before the activation in `pre`; x is out or pre.
@@ -368,7 +368,7 @@ void matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const P
   Tensor none;
   matmul(a, b, none, none, {}, none, out);
   const Tensor* const in[] = {&out, &kept};
-  LOCKSTEP_KERNEL(out.device(), pointwise)(op, PointwisePart::grad0, args, in, 2, out);
+  kernels::pointwise(out.device(), op, PointwisePart::grad0, args, in, 2, out);
 }
 
 }  // namespace lockstep::on_cuda

@@ -6,8 +6,8 @@
 #include <tuple>
 
 #include "tensor/cuda/cublaslt.h"
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/fp8.h"
+#include "tensor/kernels.h"
 #include "tensor/ops.h"
 
 namespace lockstep::on_cuda {
@@ -96,7 +96,7 @@ bool matmul_fp8(const Fp8Matrix& a, const Fp8Matrix& b, const Tensor& bias, Tens
     return false;
   if (bias.defined() && !fuses) {
     const Tensor* const in[] = {&out, &bias};
-    LOCKSTEP_KERNEL(out.device(), pointwise)(PointwiseOp::add, PointwisePart::value, {}, in, 2, out);
+    kernels::pointwise(out.device(), PointwiseOp::add, PointwisePart::value, {}, in, 2, out);
   }
   return true;
 }

@@ -112,8 +112,8 @@ template <int depth> struct RowTile {
   __device__ void left_turned(int row, int column, uint32_t (&a)[4]) const {
     load_matrices<true>(place(row, column, false), a[0], a[1], a[2], a[3]);
   }
-  /// Loads the 16 x 16 part that starts at (row, column) as two operands b, its columns 0 to 7 and 8 to 15;
-  /// right_turned() does so with the transpose.
+  /// Loads the 16 x 16 part that starts at (row, column) as two operands b: the part's columns 0 to 7 and 8 to 15.
+  /// right_turned() loads the transpose of the part in the same way.
   __device__ void right(int row, int column, uint32_t (&b)[2][2]) const {
     load_matrices<true>(place(row, column, true), b[0][0], b[0][1], b[1][0], b[1][1]);
   }

@@ -10,7 +10,7 @@
 // finish the sums together (column_sums.h). The sums of the gradient that the kernel writes, which are the gradient of
 // a bias that went into the norm's input, are made in the same way.
 #include "tensor/cuda/column_sums.h"
-#include "tensor/cuda/cuda_kernels.h"
+#include "tensor/kernels.h"
 #include "tensor/random.h"
 
 namespace lockstep::on_cuda {

@@ -1,6 +1,6 @@
 // Pointwise operations on CUDA: looks up the kernel in the tables (pointwise_table.h).
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/pointwise_table.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cuda {
 namespace {

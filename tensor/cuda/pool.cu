@@ -2,9 +2,9 @@
 // all its channels (channels last): element (unit, y, x, c) is at ((unit h + y) w + x) channels + c. Memory bound. A
 // thread computes one element of the result. For a gradient, it adds up the windows that cover its pixel, in the order
 // of the windows, so every sum has a fixed order and needs no atomics.
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
+#include "tensor/kernels.h"
 #include "tensor/layout.h"
 
 namespace lockstep::on_cuda {

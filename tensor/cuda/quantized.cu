@@ -8,10 +8,10 @@
 //                 the threshold get code 0, and the same warp multiplies them unquantized
 //
 // The order of a sum depends on the number of inputs alone.
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/simt.h"
 #include "tensor/cuda/warp.h"
 #include "tensor/functors.h"
+#include "tensor/kernels.h"
 #include "tensor/quantized.h"
 
 namespace lockstep::on_cuda {

@@ -5,9 +5,9 @@
 
 #include "tensor/backend.h"
 #include "tensor/cuda/capture.h"
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/streams.h"
 #include "tensor/cuda/vector.h"
+#include "tensor/kernels.h"
 #include "tensor/random_math.h"
 
 namespace lockstep::on_cuda {

@@ -7,11 +7,11 @@
 // All of this depends only on the shape, and so does the order of every sum. A thread accumulates at most 64 vectors in
 // f32, then adds the result to an f64 sum. Memory bound: each element is read once, 16 bytes at a time, and a thread
 // has 4 or 8 such loads in flight.
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/reduce_ops.h"
 #include "tensor/cuda/reduce_shape.h"
 #include "tensor/cuda/vector.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cuda {
 namespace {
@@ -144,8 +144,9 @@ __global__ void __launch_bounds__(threads, sizeof(typename Op::template Lane<T>)
 
 // --- the last dim is kept: sums of columns ---
 
-// Each row of `across` threads reads neighbouring columns. If `across` is below 32, a warp has several such rows and
-// joins their sums first. Then the block joins, in order, the sums of its warps, or of its rows of over 32 threads.
+// The threads of a block form rows of `across` threads, and each row reads neighbouring columns. If `across` is below
+// 32, a warp contains several rows and joins their sums first; then the block joins the sums of its warps, in order. If
+// `across` is 32 or more, the block joins the sums of its rows, in order.
 template <class Op, class T>
 __global__ void __launch_bounds__(most_threads<typename Op::template Lane<T>>, 1)
     fold_columns_kernel(const T* x, Reduction plan, Total<typename Op::template Lane<T>>* partial, Finish finish) {

@@ -1,6 +1,6 @@
 #pragma once
 // The division of reductions on CUDA devices over threads and chunks. It follows from the tensor's shape alone, so that
-// sums do not depend on the device. reduce.cu launches kernels by it, and `lockstep roofline` counts these kernels.
+// sums do not depend on the device. reduce.cu launches kernels by it, and predictions of a step count these kernels.
 #include <algorithm>
 #include <cstdint>
 

@@ -1,9 +1,9 @@
 // Rotary position embedding (Su et al., RoFormer): rotates each pair (x[i], x[i + D/2]) of a token by the angle of its
 // position. Memory bound: reads and writes x once, 16 bytes at a time. A thread rotates the same pairs of up to 4
 // heads, so it reads the tables of sines and cosines once for 4 heads, and has 8 loads of x in flight.
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/warp.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cuda {
 namespace {

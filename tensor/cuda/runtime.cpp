@@ -15,7 +15,7 @@
 #include "tensor/graph.h"
 
 namespace lockstep::on_cuda {
-const void* some_kernel();  // step_numbers.cu
+const void* some_kernel();  // unscale.cu
 }
 
 namespace lockstep::cuda {

@@ -45,10 +45,11 @@ struct Report {
 /// The report of this thread's current device.
 Report* report();
 
-/// counters() returns `count` counters, all 0, with which the blocks of a kernel find out which of them ends last. The
-/// kernel leaves them at 0. They belong to the current stream (while a graph is recorded: to the graph and the stream),
-/// so no other kernel uses them at the same time. most_counters: the largest `count`.
+/// The largest number that counters() takes.
 inline constexpr int64_t most_counters = 1024;
+/// Returns `count` counters, all 0, with which the blocks of a kernel find out which of them ends last. The kernel
+/// leaves them at 0. They belong to the current stream (while a graph is recorded: to the graph and the stream), so no
+/// other kernel uses them at the same time.
 unsigned* counters(const char* op, int64_t count);
 
 /// Device memory for the duration of an operation, freed in stream order.

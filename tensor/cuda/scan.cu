@@ -1,10 +1,10 @@
 // Arg max, arg min and cumulative sums and products along a dim. If there are few lines, each is divided into chunks,
 // whose results a second kernel combines in order. The chunks depend only on the shape. One thread processes a line
 // that is short or strided. Any other line is processed by a warp or a block.
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/element.h"
 #include "tensor/cuda/lines.h"
 #include "tensor/functors.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cuda {
 namespace {

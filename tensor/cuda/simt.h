@@ -17,7 +17,7 @@
 #include <simt_cpu.h>  // tests/cudasim/
 #endif
 
-#include "tensor/check.h"
+#include "base/check.h"
 #include "tensor/cuda/runtime.h"
 
 namespace lockstep::cuda {

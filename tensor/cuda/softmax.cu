@@ -1,8 +1,8 @@
 // Softmax and its gradient along rows (rows, C), by WarpRow and BlockRow of rows.h. Memory bound: a row is read once
 // and written once. Exponentials are computed twice, because that costs less than keeping them. RowExp in device_math.h
 // computes them: one version for results of 16 bits, another for f32 and f64.
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/exp_sum.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cuda {
 namespace {

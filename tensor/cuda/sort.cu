@@ -1,8 +1,8 @@
 // Sort and top k along a dim, by merge_sort.h. For a small k, top k keeps each tile's best k, then the best of those.
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/element.h"
 #include "tensor/cuda/lines.h"
 #include "tensor/cuda/merge_sort.h"
+#include "tensor/kernels.h"
 #include "tensor/sort_key.h"
 
 namespace lockstep::on_cuda {

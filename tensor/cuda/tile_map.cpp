@@ -4,7 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
-#include "tensor/check.h"
+#include "base/check.h"
 #include "tensor/cuda/runtime.h"
 
 namespace lockstep::on_cuda {

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "tensor/backend.h"
-#include "tensor/cuda/cuda_kernels.h"
 #include "tensor/cuda/vector.h"
+#include "tensor/kernels.h"
 
 namespace lockstep::on_cuda {
 namespace {
@@ -98,6 +98,8 @@ template <bool scales> bool is_finite(const char* name, const std::vector<Tensor
 }
 
 }  // namespace
+
+const void* some_kernel() { return reinterpret_cast<const void*>(look_through_kernel<float, false>); }
 
 bool unscale(const std::vector<Tensor>& tensors, double factor) { return is_finite<true>("unscale", tensors, factor); }
 

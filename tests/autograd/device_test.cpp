@@ -1,50 +1,12 @@
 // Every operation stays on its device, forward and backward, with the same bits as on cpu:0.
 #include <doctest/doctest.h>
 
-#include <functional>
-#include <string>
-#include <vector>
-
-#include "autograd/composed.h"
-#include "autograd/losses.h"
-#include "autograd/ops.h"
-#include "tensor/random.h"
-#include "tests/devices.h"
+#include "tests/autograd/device_rows.h"
 #include "tests/messages.h"
 
-using namespace lockstep;
+using namespace testing;
 
 namespace {
-
-using Inputs = std::vector<Variable>;
-/// The inputs: x[0] (4, 6), x[1] (4, 6), x[2] (6), x[3] (2, 4, 6, 6), x[4] (4, 4, 3, 3). `on` moves other tensors to
-/// their device.
-struct Row {
-  const char* name;
-  std::function<Variable(const Inputs& x, const std::function<Tensor(Tensor)>& on)> op;
-};
-
-Inputs inputs_on(Device device) {
-  manual_seed(5);
-  Inputs inputs;
-  for (const Shape& shape : {Shape{4, 6}, Shape{4, 6}, Shape{6}, Shape{2, 4, 6, 6}, Shape{4, 4, 3, 3}})
-    inputs.emplace_back(add_scalar(rand(shape), 0.1).to(device), true);
-  return inputs;
-}
-
-#define OP(expression)                                                                                            \
-  {                                                                                                               \
-#expression, []([[maybe_unused]] const Inputs& x,                                                             \
-                    [[maybe_unused]] const std::function <Tensor(Tensor)>& on) -> Variable { return expression; } \
-  }
-
-const Tensor places = Tensor::from<int64_t>({0, 2, 1, 3}, {4});
-const Tensor signs = sub(mul_scalar(Tensor::from<int64_t>({1, 0, 1, 1, 0, 0, 1, 0, 0, 1, 1, 1,  //
-                                                           0, 0, 0, 1, 0, 1, 1, 1, 0, 1, 0, 1},
-                                                          {4, 6}),
-                                    2),
-                         ones({4, 6}, {.dtype = i64}));
-const Tensor tokens = Tensor::from<int64_t>({3, 0, 0, 1, 2, 3}, {2, 3});
 
 const std::vector<Row> rows = {
     OP(x[0] + x[2]),
@@ -111,24 +73,6 @@ const std::vector<Row> rows = {
     OP(huber_loss(x[0], x[1])),
     OP(bce_with_logits(x[0], x[1], on(ones({6})), on(ones({6})))),
     OP(kl_div(log_softmax(x[0], 1), x[1])),
-    OP(bce_loss(sigmoid(x[0]), sigmoid(x[1]), on(ones({6})))),
-    OP(poisson_nll_loss(x[0], x[1] * 3.0, {.full = true})),
-    OP(gaussian_nll_loss(x[0], x[1], x[1], {.eps = 0.5})),
-    OP(sigmoid_focal_loss(x[0], x[1].detach())),
-    OP(soft_margin_loss(x[0], on(signs))),
-    OP(hinge_embedding_loss(x[0], on(signs))),
-    OP(margin_ranking_loss(x[0], x[1], on(signs))),
-    OP(cosine_embedding_loss(x[0], x[1], on(signs.select(1, 0)))),
-    OP(multi_margin_loss(x[0], on(places), {.weight = on(ones({6}))})),
-    OP(multilabel_margin_loss(x[0], on(signs))),
-    OP(multilabel_soft_margin_loss(x[0], x[1], on(ones({6})))),
-    OP(triplet_margin_loss(x[0], x[1], x[0].t().reshape({4, 6}), {.p = 3, .swap = true})),
-    OP(cdist(x[0], x[1])),
-    OP(take_along_dim(x[0], on(places.view({4, 1})), 1)),
-    OP(logcumsumexp(x[0], 1)),
-    OP(quantile(x[0], 0.3, 1)),
-    OP(median(x[0], 1).values + median(x[1])),
-    OP(meshgrid({x[0][0], x[2]})[0] * x[2]),
     OP(einsum("...i,ji->...j", Inputs{x[3], x[0]})),
     OP(gather(x[0], 1, on(places.view({4, 1})))),
     OP(scatter(x[0], 1, on(places.view({4, 1})), x[1].narrow(1, 0, 1))),
@@ -153,34 +97,7 @@ const std::vector<Row> rows = {
 
 }  // namespace
 
-TEST_CASE("operations stay on their device and keep their bits") {
-  const OnCpu on_cpu;
-  const Devices two;
-  for (const Row& row : rows) {
-    CAPTURE(std::string(row.name));
-    std::vector<Tensor> results[2];
-    for (const Device device : {cpu, second}) {
-      const Inputs x = inputs_on(device);
-      auto& kept = results[device.index];
-      try {
-        const Variable y = row.op(x, [device](const Tensor& t) { return t.to(device); });
-        kept.push_back(y.tensor());
-        sum(y * y).backward();
-        for (const Variable& input : x) kept.push_back(input.grad());
-      } catch (const Error& e) {
-        FAIL_CHECK(str(device, ": ", e.what()));
-        continue;
-      }
-    }
-    REQUIRE(results[0].size() == results[1].size());
-    for (size_t i = 0; i < results[0].size(); ++i) {
-      REQUIRE(results[0][i].defined() == results[1][i].defined());
-      if (!results[0][i].defined()) continue;
-      CHECK(results[1][i].device() == second);
-      CHECK(equal(results[0][i], results[1][i].to(cpu)));
-    }
-  }
-}
+TEST_CASE("operations stay on their device and keep their bits") { check_devices(rows); }
 
 TEST_CASE("moving a variable is an operation: its gradient moves back") {
   const OnCpu on_cpu;

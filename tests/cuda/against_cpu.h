@@ -74,8 +74,7 @@ using Arguments = std::vector<Tensor>;
 /// Calls run(kernels, inputs, outputs) on both devices. The outputs have the shape and dtype of `outputs` and are first
 /// filled with NaN (integers: -1).
 inline void against_cpu(const std::string& what, const Arguments& inputs, const Arguments& outputs,
-                        const std::function<void(const Kernels&, const Arguments&, Arguments&)>& run,
-                        double bound = -1) {
+                        const std::function<void(Device, const Arguments&, Arguments&)>& run, double bound = -1) {
   const auto poisoned = [&](Device device) {
     Arguments to;
     for (const Tensor& x : outputs) {
@@ -90,7 +89,7 @@ inline void against_cpu(const std::string& what, const Arguments& inputs, const 
     return to;
   };
   Arguments expected = poisoned(cpu), there;
-  run(table(cpu), inputs, expected);
+  run(cpu, inputs, expected);
   for (const Tensor& x : inputs) there.push_back(like_on(x, cuda0));
   std::vector<std::vector<unsigned char>> first;
 #if defined(SIMT_CPU)
@@ -105,7 +104,7 @@ inline void against_cpu(const std::string& what, const Arguments& inputs, const 
     (void)order;
 #endif
     Arguments got = poisoned(cuda0);
-    run(table(cuda0), there, got);
+    run(cuda0, there, got);
     synchronize(cuda0);
     std::vector<std::vector<unsigned char>> bits;
     for (size_t i = 0; i < got.size(); ++i)

@@ -100,14 +100,14 @@ struct Call {
         lse(empty({c.batch, c.heads, c.queries}, {dtype == f64 ? f64 : f32, cpu})) {}
 
   void compare() {
-    against_cpu(what, {q, k, v, mask}, {out, lse}, [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
-      kernels.attention(in[0], in[1], in[2], in[3], args, to[0], to[1]);
+    against_cpu(what, {q, k, v, mask}, {out, lse}, [&](Device on, const Arguments& in, Arguments& to) {
+      kernels::attention(on, in[0], in[1], in[2], in[3], args, to[0], to[1]);
     });
-    table(cpu).attention(q, k, v, mask, args, out, lse);
+    kernels::attention(cpu, q, k, v, mask, args, out, lse);
     against_cpu(
         what + " gradient", {grad, q, k, v, mask, out, lse}, {q, k, v},
-        [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
-          kernels.attention_grad(in[0], in[1], in[2], in[3], in[4], in[5], in[6], args, to[0], to[1], to[2]);
+        [&](Device on, const Arguments& in, Arguments& to) {
+          kernels::attention_grad(on, in[0], in[1], in[2], in[3], in[4], in[5], in[6], args, to[0], to[1], to[2]);
         },
         tolerance(Near::attention, q.dtype()));
   }
@@ -116,8 +116,8 @@ struct Call {
     const auto there = [](const Tensor& x) { return like_on(x, cuda0); };
     const Tensor a = there(q), b = there(k), c = there(v), g = there(grad);
     Arguments all{there(out), there(lse), there(q).clone(), there(k).clone(), there(v).clone()};
-    table(cuda0).attention(a, b, c, {}, args, all[0], all[1]);
-    table(cuda0).attention_grad(g, a, b, c, {}, all[0], all[1], args, all[2], all[3], all[4]);
+    kernels::attention(cuda0, a, b, c, {}, args, all[0], all[1]);
+    kernels::attention_grad(cuda0, g, a, b, c, {}, all[0], all[1], args, all[2], all[3], all[4]);
     return all;
   }
 };
@@ -178,8 +178,8 @@ TEST_CASE("cuda: attention on Hopper takes tensors that TMA takes, and leaves ot
     const Tensor x = row.x.to(cpu), query = random_tensor({x.shape()[0], x.shape()[1], 3, x.shape()[3]}, bf16, 2);
     Tensor out = empty_like(query), lse = empty({x.shape()[0], x.shape()[1], 3}, {f32, cpu});
     Tensor out_there = out.to(cuda0), lse_there = lse.to(cuda0);
-    table(cpu).attention(query, x, x, {}, {.scale = 0.1}, out, lse);
-    table(cuda0).attention(query.to(cuda0), row.x, row.x, {}, {.scale = 0.1}, out_there, lse_there);
+    kernels::attention(cpu, query, x, x, {}, {.scale = 0.1}, out, lse);
+    kernels::attention(cuda0, query.to(cuda0), row.x, row.x, {}, {.scale = 0.1}, out_there, lse_there);
     check_close(out, out_there.to(cpu), tolerance(bf16), row.what);
   }
 }
@@ -209,15 +209,15 @@ TEST_CASE("cuda: attention and its gradient with a layout of blocks") {
                    v = random_tensor({1, heads, keys, width}, dtype, 3), grad = random_tensor(q.shape(), dtype, 4);
       Tensor out = random_tensor(q.shape(), dtype, 5), lse = empty({1, heads, queries}, {f32, cpu});
       const std::string what = str("attention ", dtype, " ", q.shape(), ", blocks of ", block);
-      against_cpu(what, {q, k, v}, {out, lse}, [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
-        kernels.attention(in[0], in[1], in[2], {}, args_on(in[0].device()), to[0], to[1]);
+      against_cpu(what, {q, k, v}, {out, lse}, [&](Device on, const Arguments& in, Arguments& to) {
+        kernels::attention(on, in[0], in[1], in[2], {}, args_on(in[0].device()), to[0], to[1]);
       });
-      table(cpu).attention(q, k, v, {}, args_on(cpu), out, lse);
+      kernels::attention(cpu, q, k, v, {}, args_on(cpu), out, lse);
       against_cpu(
           what + " gradient", {grad, q, k, v, out, lse}, {q, k, v},
-          [&](const Kernels& kernels, const Arguments& in, Arguments& to) {
-            kernels.attention_grad(in[0], in[1], in[2], in[3], {}, in[4], in[5], args_on(in[0].device()), to[0], to[1],
-                                   to[2]);
+          [&](Device on, const Arguments& in, Arguments& to) {
+            kernels::attention_grad(on, in[0], in[1], in[2], in[3], {}, in[4], in[5], args_on(in[0].device()), to[0],
+                                    to[1], to[2]);
           },
           tolerance(Near::attention, dtype));
     }
@@ -243,8 +243,8 @@ TEST_CASE("cuda: rotary, of any rows") {
                      sine = random_tensor({tokens, half}, of_table, 3);
         for (const bool inverse : {false, true})
           against_cpu(str("rotary ", dtype, " ", shape), {x, cosine, sine}, {random_tensor(shape, dtype)},
-                      [&](const Kernels& k, const Arguments& in, Arguments& to) {
-                        k.rotary(in[0], in[1], in[2], inverse, to[0]);
+                      [&](Device on, const Arguments& in, Arguments& to) {
+                        kernels::rotary(on, in[0], in[1], in[2], inverse, to[0]);
                       });
       }
     }

@@ -39,7 +39,7 @@ template <class T> double worst_error(const Row& row, DType dtype, int bits, dou
   }
   const Tensor x = Tensor::from(all, {int64_t(all.size())}).to(dtype).to(cuda0), *const in = &x;
   Tensor out = empty_like(x);
-  table(cuda0).pointwise(row.op, PointwisePart::value, row.args, &in, 1, out);
+  kernels::pointwise(cuda0, row.op, PointwisePart::value, row.args, &in, 1, out);
   const auto got = out.to(cpu).to_vector<float>();
   double worst = 0;
   for (size_t i = 0; i < all.size(); ++i) {

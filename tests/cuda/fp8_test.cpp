@@ -41,9 +41,9 @@ TEST_CASE("cuda fp8: codes, their transpose and the largest number") {
           against_cpu(
               what, {x, full({1}, 1.7, {.device = cpu})},
               {made & 1 ? codes : none, made & 2 ? turned : none, zeros({1}, {.device = cpu})},
-              [&](const Kernels& kernels, const Arguments& in, Arguments& out) {
+              [&](Device on, const Arguments& in, Arguments& out) {
                 out[2].fill_(20);
-                kernels.cast_fp8(in[0], format, in[1], out[2], out[0], out[1]);
+                kernels::cast_fp8(on, in[0], format, in[1], out[2], out[0], out[1]);
               },
               0);
         }
@@ -58,8 +58,7 @@ TEST_CASE("cuda fp8: all numbers") {
     for (const DType dtype : {f32, bf16})
       against_cpu(
           str("read_fp8 ", name_of(format), " ", dtype), {codes}, {zeros({256}, {.dtype = dtype, .device = cpu})},
-          [&](const Kernels& kernels, const Arguments& in, Arguments& out) { kernels.read_fp8(in[0], format, out[0]); },
-          0);
+          [&](Device on, const Arguments& in, Arguments& out) { kernels::read_fp8(on, in[0], format, out[0]); }, 0);
 }
 
 TEST_CASE("cuda fp8: products, with and without cuBLASLt's") {

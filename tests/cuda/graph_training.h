@@ -18,7 +18,7 @@
 #include "optim/optim.h"
 #include "parallel/mesh.h"
 #include "parallel/sequence/context_parallel.h"
-#include "parallel/tensor/apply.h"
+#include "parallel/tensor_parallel/apply.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
 #include "tests/messages.h"

@@ -9,7 +9,6 @@
 #include "autograd/tape.h"
 #include "nn/linear.h"
 #include "nn/sampling.h"
-#include "report/roofline.h"
 #include "tensor/device_memory.h"
 #include "tensor/padded.h"
 #include "tensor/random.h"
@@ -136,26 +135,4 @@ TEST_CASE("cuda head: one chunk if scores take at most a sixteenth of the device
   set_memory_limit(gpu, before);
   h.there.rows_at_once = 1100;
   CHECK(products() == 6);
-}
-
-TEST_CASE("cuda head: GPT-2's step reads and writes its scores once, in one chunk") {
-  const nn::GPT::Options gpt2{.vocab = 50257, .context = 1024, .layers = 1, .width = 768, .heads = 12};
-  constexpr int64_t samples = 16;
-  const report::DryStep step = report::dry_step(gpt2, samples, bf16, false);
-  const auto named = [&](const char* name) {
-    std::vector<DryKernel> all;
-    for (const DryKernel& k : step.kernels)
-      if (k.name == name) all.push_back(k);
-    return all;
-  };
-  CHECK(named("cross_entropy_grad").empty());
-  const std::vector<DryKernel> losses = named("cross_entropy");
-  REQUIRE(losses.size() == 1);
-  CHECK(double(losses[0].bytes()) == doctest::Approx(2. * samples * 1024 * 50257 * 2).epsilon(0.01));
-  int64_t products = 0;
-  for (const DryKernel& k : named("matmul"))
-    products += std::any_of(k.operands.begin(), k.operands.end(), [](const DryKernel::Operand& o) {
-      return std::find(o.shape.begin(), o.shape.end(), 50257) != o.shape.end();
-    });
-  CHECK(products == 3);
 }

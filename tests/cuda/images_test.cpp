@@ -49,19 +49,21 @@ TEST_CASE("cuda: convolution and its gradients") {
         for (const bool biased : {true, false})
           against_cpu(
               what, {x, w, biased ? bias : Tensor()}, {g},
-              [&](const Kernels& k, const Arguments& in, Arguments& to) { k.conv2d(in[0], in[1], in[2], args, to[0]); },
+              [&](Device on, const Arguments& in, Arguments& to) {
+                kernels::conv2d(on, in[0], in[1], in[2], args, to[0]);
+              },
               bound);
         against_cpu(
             what + " gradient of input", {g, w}, {x},
-            [&](const Kernels& k, const Arguments& in, Arguments& to) {
-              k.conv2d_grad_input(in[0], in[1], args, to[0]);
+            [&](Device on, const Arguments& in, Arguments& to) {
+              kernels::conv2d_grad_input(on, in[0], in[1], args, to[0]);
             },
             bound);
         for (const bool biased : {true, false})
           against_cpu(
               what + " gradient of weight", {g, x}, {w, biased ? bias : Tensor()},
-              [&](const Kernels& k, const Arguments& in, Arguments& to) {
-                k.conv2d_grad_weight(in[0], in[1], args, to[0], to[1]);
+              [&](Device on, const Arguments& in, Arguments& to) {
+                kernels::conv2d_grad_weight(on, in[0], in[1], args, to[0], to[1]);
               },
               bound);
       }
@@ -101,19 +103,23 @@ TEST_CASE("cuda: pooling and its gradients") {
           const std::string what = str("pool ", dtype, " ", xs, " ", args.kernel, last ? " channels last" : "");
           against_cpu(
               "max " + what, {x}, {g, places},
-              [&](const Kernels& k, const Arguments& in, Arguments& to) { k.max_pool2d(in[0], args, to[0], to[1]); },
+              [&](Device on, const Arguments& in, Arguments& to) {
+                kernels::max_pool2d(on, in[0], args, to[0], to[1]);
+              },
               0);
           Tensor y = images(ys, dtype, 3, last);
-          table(cpu).max_pool2d(x, args, y, places);
-          against_cpu(
-              "max " + what + " gradient", {g, places}, {x},
-              [&](const Kernels& k, const Arguments& in, Arguments& to) { k.max_pool2d_grad(in[0], in[1], to[0]); });
+          kernels::max_pool2d(cpu, x, args, y, places);
+          against_cpu("max " + what + " gradient", {g, places}, {x},
+                      [&](Device on, const Arguments& in, Arguments& to) {
+                        kernels::max_pool2d_grad(on, in[0], in[1], to[0]);
+                      });
           if (dilated) continue;
-          against_cpu("average " + what, {images(xs, dtype, 5, last)}, {g},
-                      [&](const Kernels& k, const Arguments& in, Arguments& to) { k.avg_pool2d(in[0], args, to[0]); });
           against_cpu(
-              "average " + what + " gradient", {g}, {x},
-              [&](const Kernels& k, const Arguments& in, Arguments& to) { k.avg_pool2d_grad(in[0], args, to[0]); });
+              "average " + what, {images(xs, dtype, 5, last)}, {g},
+              [&](Device on, const Arguments& in, Arguments& to) { kernels::avg_pool2d(on, in[0], args, to[0]); });
+          against_cpu("average " + what + " gradient", {g}, {x}, [&](Device on, const Arguments& in, Arguments& to) {
+            kernels::avg_pool2d_grad(on, in[0], args, to[0]);
+          });
         }
       }
     }
@@ -131,10 +137,11 @@ TEST_CASE("cuda: adaptive average pooling and its gradient") {
       for (const bool last : {false, true}) {
         const Tensor x = images(xs, dtype, 1, last), g = images({xs[0], xs[1], p, q}, dtype, 2, last);
         const std::string what = str("adaptive_avg_pool2d ", dtype, " ", xs, " to ", p, "x", q);
-        against_cpu(what, {x}, {g},
-                    [&](const Kernels& k, const Arguments& in, Arguments& to) { k.adaptive_avg_pool2d(in[0], to[0]); });
-        against_cpu(what + " gradient", {g}, {x}, [&](const Kernels& k, const Arguments& in, Arguments& to) {
-          k.adaptive_avg_pool2d_grad(in[0], to[0]);
+        against_cpu(what, {x}, {g}, [&](Device on, const Arguments& in, Arguments& to) {
+          kernels::adaptive_avg_pool2d(on, in[0], to[0]);
+        });
+        against_cpu(what + " gradient", {g}, {x}, [&](Device on, const Arguments& in, Arguments& to) {
+          kernels::adaptive_avg_pool2d_grad(on, in[0], to[0]);
         });
       }
     }

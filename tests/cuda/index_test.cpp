@@ -23,13 +23,13 @@ TEST_CASE("cuda: reading rows by index, and adding to them") {
                      grad = values({count, columns}, dtype, 3);
         against_cpu(
             str("embedding ", dtype, " ", count, " ", columns), {weight, index}, {grad},
-            [](const Kernels& k, const Arguments& a, Arguments& to) { k.embedding(a[0], a[1], to[0]); }, 0);
+            [](Device on, const Arguments& a, Arguments& to) { kernels::embedding(on, a[0], a[1], to[0]); }, 0);
         for (const int64_t padding : {-1, 7})
           against_cpu(
               str("embedding_grad ", dtype, " ", count, " ", columns), {weight, index, grad}, {weight},
-              [&](const Kernels& k, const Arguments& a, Arguments& to) {
-                k.copy(a[0], to[0]);
-                k.embedding_grad(a[2], a[1], padding, to[0]);
+              [&](Device on, const Arguments& a, Arguments& to) {
+                kernels::copy(on, a[0], to[0]);
+                kernels::embedding_grad(on, a[2], a[1], padding, to[0]);
               },
               0);
       }
@@ -43,12 +43,13 @@ TEST_CASE("cuda: reading rows by index, and adding to them") {
       for (const Tensor& from : {x, turned})
         against_cpu(
             str("index_select ", dtype, " ", dim), {from, index}, {part},
-            [&](const Kernels& k, const Arguments& a, Arguments& to) { k.index_select(a[0], dim, a[1], to[0]); }, 0);
+            [&](Device on, const Arguments& a, Arguments& to) { kernels::index_select(on, a[0], dim, a[1], to[0]); },
+            0);
       against_cpu(
           str("index_add ", dtype, " ", dim), {x, index, part}, {x},
-          [&](const Kernels& k, const Arguments& a, Arguments& to) {
-            k.copy(a[0], to[0]);
-            k.index_add(a[2], dim, a[1], to[0]);
+          [&](Device on, const Arguments& a, Arguments& to) {
+            kernels::copy(on, a[0], to[0]);
+            kernels::index_add(on, a[2], dim, a[1], to[0]);
           },
           0);
     }
@@ -58,9 +59,9 @@ TEST_CASE("cuda: reading rows by index, and adding to them") {
                grad = values({5000, 20}, bf16, 3);
   against_cpu(
       "few rows", {weight, index, grad}, {weight},
-      [&](const Kernels& k, const Arguments& a, Arguments& to) {
-        k.copy(a[0], to[0]);
-        k.embedding_grad(a[2], a[1], -1, to[0]);
+      [&](Device on, const Arguments& a, Arguments& to) {
+        kernels::copy(on, a[0], to[0]);
+        kernels::embedding_grad(on, a[2], a[1], -1, to[0]);
       },
       0);
 }
@@ -76,9 +77,9 @@ TEST_CASE("cuda: adding rows to frequent places, in parts") {
           for (const int64_t padding : {-1, 0})
             against_cpu(
                 str("rows to ", places, " places ", dtype, " ", count, " ", columns), {weight, index, grad}, {weight},
-                [&](const Kernels& k, const Arguments& a, Arguments& to) {
-                  k.copy(a[0], to[0]);
-                  k.embedding_grad(a[2], a[1], padding, to[0]);
+                [&](Device on, const Arguments& a, Arguments& to) {
+                  kernels::copy(on, a[0], to[0]);
+                  kernels::embedding_grad(on, a[2], a[1], padding, to[0]);
                 },
                 0);
         }
@@ -89,9 +90,9 @@ TEST_CASE("cuda: adding rows to frequent places, in parts") {
                  part = values({3 * 211 * 40 + 1}, dtype, 6).narrow(0, 1, 3 * 211 * 40).view({3, 211, 40});
     against_cpu(
         str("index_add of frequent places ", dtype), {x, index, part}, {x},
-        [](const Kernels& k, const Arguments& a, Arguments& to) {
-          k.copy(a[0], to[0]);
-          k.index_add(a[2], 1, a[1], to[0]);
+        [](Device on, const Arguments& a, Arguments& to) {
+          kernels::copy(on, a[0], to[0]);
+          kernels::index_add(on, a[2], 1, a[1], to[0]);
         },
         0);
   }
@@ -122,12 +123,12 @@ TEST_CASE("cuda: gather and scatter") {
         const std::string what = str(dtype, " ", shape, " ", dim);
         against_cpu(
             "gather " + what, {x, index}, {source},
-            [&](const Kernels& k, const Arguments& a, Arguments& to) { k.gather(a[0], dim, a[1], to[0]); }, 0);
+            [&](Device on, const Arguments& a, Arguments& to) { kernels::gather(on, a[0], dim, a[1], to[0]); }, 0);
         for (const bool add : {false, true})
           against_cpu((add ? "scatter_add " : "scatter ") + what, {x, index, source}, {x},
-                      [&](const Kernels& k, const Arguments& a, Arguments& to) {
-                        k.copy(a[0], to[0]);
-                        k.scatter(add, a[2], dim, a[1], to[0]);
+                      [&](Device on, const Arguments& a, Arguments& to) {
+                        kernels::copy(on, a[0], to[0]);
+                        kernels::scatter(on, add, a[2], dim, a[1], to[0]);
                       },
                       0);
       }
@@ -138,20 +139,20 @@ TEST_CASE("cuda: gather and scatter") {
                source = values({9, 7}, f32, 3).t(), all_to_one = full({3000}, 2, {i64, cpu});
   against_cpu(
       "gather of strides", {x, index}, {empty({5, 6}, {f32, cpu})},
-      [](const Kernels& k, const Arguments& a, Arguments& to) { k.gather(a[0], 0, a[1], to[0]); }, 0);
+      [](Device on, const Arguments& a, Arguments& to) { kernels::gather(on, a[0], 0, a[1], to[0]); }, 0);
   for (const bool add : {false, true}) {
     against_cpu(
         "scatter of strides", {x, index, source}, {x},
-        [&](const Kernels& k, const Arguments& a, Arguments& to) {
-          k.copy(a[0], to[0]);
-          k.scatter(add, a[2], 0, a[1], to[0]);
+        [&](Device on, const Arguments& a, Arguments& to) {
+          kernels::copy(on, a[0], to[0]);
+          kernels::scatter(on, add, a[2], 0, a[1], to[0]);
         },
         0);
     against_cpu(
         "scatter to one place", {values({4}, f16, 1), all_to_one, values({3000}, f16, 2)}, {values({4}, f16, 1)},
-        [&](const Kernels& k, const Arguments& a, Arguments& to) {
-          k.copy(a[0], to[0]);
-          k.scatter(add, a[2], 0, a[1], to[0]);
+        [&](Device on, const Arguments& a, Arguments& to) {
+          kernels::copy(on, a[0], to[0]);
+          kernels::scatter(on, add, a[2], 0, a[1], to[0]);
         },
         0);
   }
@@ -165,7 +166,9 @@ TEST_CASE("cuda: triangles") {
         for (const bool upper : {false, true})
           against_cpu(
               str("triangle ", shape, " ", diagonal), {x}, {x},
-              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.triangle(a[0], diagonal, upper, to[0]); },
+              [&](Device on, const Arguments& a, Arguments& to) {
+                kernels::triangle(on, a[0], diagonal, upper, to[0]);
+              },
               0);
       }
     }
@@ -184,26 +187,29 @@ TEST_CASE("cuda: random numbers have the CPU's bits") {
              {std::pair{0.0, 1.0}, std::pair{-3.3, 7.1}, std::pair{2.0, 2.0}, std::pair{1.0, 1.001}})
           against_cpu(
               "uniform " + what, {}, {out},
-              [&](const Kernels& k, const Arguments&, Arguments& to) { k.uniform(to[0], low, high, key); }, 0);
+              [&](Device on, const Arguments&, Arguments& to) { kernels::uniform(on, to[0], low, high, key); }, 0);
         for (const auto& [mean, deviation] : {std::pair{0.0, 1.0}, std::pair{-1.7, 0.02}, std::pair{3.0, 0.0}})
           against_cpu(
               "normal " + what, {}, {out},
-              [&](const Kernels& k, const Arguments&, Arguments& to) { k.normal(to[0], mean, deviation, key); }, 0);
+              [&](Device on, const Arguments&, Arguments& to) { kernels::normal(on, to[0], mean, deviation, key); }, 0);
         const Tensor x = random_tensor({n}, dtype, 1);
         for (const double p : {0.0, 0.1, 0.5, 1.0})
           against_cpu(
               "dropout " + what, {x}, {out},
-              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], p, key, {}, {}, to[0]); }, 0);
+              [&](Device on, const Arguments& a, Arguments& to) { kernels::dropout(on, a[0], p, key, {}, {}, to[0]); },
+              0);
         const Tensor residual = random_tensor({n}, dtype, 2);
         for (const double p : {0.3, 1.0})
           against_cpu(
               "dropout and a residual " + what, {x, residual}, {out},
-              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], p, key, {}, a[1], to[0]); },
+              [&](Device on, const Arguments& a, Arguments& to) {
+                kernels::dropout(on, a[0], p, key, {}, a[1], to[0]);
+              },
               0);
         against_cpu(
             "dropout of a part and a residual " + what, {x, residual}, {out},
-            [&](const Kernels& k, const Arguments& a, Arguments& to) {
-              k.dropout(a[0], 0.4, key, {.first = 3, .run = 7, .stride = 21}, a[1], to[0]);
+            [&](Device on, const Arguments& a, Arguments& to) {
+              kernels::dropout(on, a[0], 0.4, key, {.first = 3, .run = 7, .stride = 21}, a[1], to[0]);
             },
             0);
         for (const Region& place :
@@ -211,21 +217,23 @@ TEST_CASE("cuda: random numbers have the CPU's bits") {
               Region{.first = 5, .run = 1, .stride = 2}})
           against_cpu(
               "dropout of a part " + what, {x}, {out},
-              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.dropout(a[0], 0.4, key, place, {}, to[0]); },
+              [&](Device on, const Arguments& a, Arguments& to) {
+                kernels::dropout(on, a[0], 0.4, key, place, {}, to[0]);
+              },
               0);
       }
       for (const DType dtype : numbers) {
         against_cpu(
             str("randint ", dtype), {}, {to_fill(dtype)},
-            [&](const Kernels& k, const Arguments&, Arguments& to) {
-              k.randint(to[0], dtype == u8 ? 0 : -5, 100, key);
+            [&](Device on, const Arguments&, Arguments& to) {
+              kernels::randint(on, to[0], dtype == u8 ? 0 : -5, 100, key);
             },
             0);
         against_cpu(
             str("iota ", dtype), {}, {to_fill(dtype)},
-            [&](const Kernels& k, const Arguments&, Arguments& to) {
-              if (is_floating(dtype)) k.iota(to[0], 0.3, 0.1);
-              else k.iota(to[0], (int64_t(1) << 53) + 1, -3);  // narrow integers keep the low bits
+            [&](Device on, const Arguments&, Arguments& to) {
+              if (is_floating(dtype)) kernels::iota(on, to[0], 0.3, 0.1);
+              else kernels::iota(on, to[0], (int64_t(1) << 53) + 1, -3);  // narrow integers keep the low bits
             },
             0);
       }
@@ -233,5 +241,5 @@ TEST_CASE("cuda: random numbers have the CPU's bits") {
   }
   against_cpu(
       "randint over everything", {}, {empty({999}, {i64, cpu})},
-      [&](const Kernels& k, const Arguments&, Arguments& to) { k.randint(to[0], INT64_MIN, INT64_MAX, key); }, 0);
+      [&](Device on, const Arguments&, Arguments& to) { kernels::randint(on, to[0], INT64_MIN, INT64_MAX, key); }, 0);
 }

@@ -114,27 +114,26 @@ TEST_CASE("large: operations that depend on the position of an element") {
   const ManyMultiprocessors many;
   const int64_t n = billions[1] + 1003;
   const fake::SomeBlocks some(parts_of(n, {billions[0], billions[1]}));
-  const Kernels& kernels = table(cuda0);
   const PhiloxKey key{0x123456789abcdefull, 0xfedcba9876543210ull};
   const auto word = [&](int64_t i) { return philox(key, uint64_t(i) / 4)[size_t(i % 4)]; };
   check_elements("arange", arange(0, double(n), 1, {i64, cuda0}), [](int64_t i) { return double(i); });
   check_elements("fill", full({n}, 7, {u8, cuda0}), [](int64_t) { return 7; });
   Tensor x = empty({n}, {f16, cuda0}), out = empty({n}, {f16, cuda0});
-  kernels.uniform(x, 0, 1, key);
+  kernels::uniform(cuda0, x, 0, 1, key);
   check_elements("uniform", x, [&](int64_t i) {
     return double(float(Half(std::min(random_math::unit(word(i)), random_math::most_below<Half>(0, 1)))));
   });
-  kernels.randint(x, 0, 100, key);
+  kernels::randint(cuda0, x, 0, 100, key);
   check_elements("randint", x, [&](int64_t i) {
     const auto words = philox(key, uint64_t(i) / 2);
     const size_t at = size_t(i % 2 * 2);
     return double(random_math::whole(words[at], words[at + 1], 0, 100));
   });
-  kernels.fill(x, 3);
+  kernels::fill(cuda0, x, 3);
   const auto dropped = [&](int64_t i) { return word(i) >= uint32_t(1) << 31 ? 6. : 0.; };
-  kernels.dropout(x, 0.5, key, {}, {}, out);
+  kernels::dropout(cuda0, x, 0.5, key, {}, {}, out);
   check_elements("dropout", out, dropped);
-  kernels.dropout(x, 0.5, key, {.first = 0, .run = 1000, .stride = 1000}, {}, out);
+  kernels::dropout(cuda0, x, 0.5, key, {.first = 0, .run = 1000, .stride = 1000}, {}, out);
   check_elements("dropout of a part", out, dropped);
 }
 

@@ -1,9 +1,10 @@
 // limit_cases(): the table of operations of limit_cases.h, and the inputs that they get.
 #include "tests/cuda/limit_cases.h"
 
+#include "optim/step_batch.h"
+#include "optim/step_kernels.h"
 #include "tensor/fp8.h"
 #include "tensor/quantized.h"
-#include "tensor/step_batch.h"
 #include "tests/tolerances.h"
 
 namespace lockstep::testing {
@@ -28,18 +29,18 @@ LimitCase binary(std::string name, LimitInput a, LimitInput b, std::function<Ten
 T both(const ValuesIndices& found) { return {found.values, found.indices}; }
 
 /// Runs `step` on p, its 16-bit gradient, two states and a 16-bit copy of p.
-LimitCase optimizer(std::string name, std::function<void(const Kernels&, T&)> step, bool together = false) {
+LimitCase optimizer(std::string name, std::function<void(Device, T&)> step, bool together = false) {
   const LimitInput state{{1000}, f32}, half{{1000}, bf16};
   return {std::move(name), {state, half, state, state, half}, [=](T in) {
             in[3] = mul(in[3], in[3]);
             const Device device = in[0].device();
             if (!together || device.is_cpu()) {
-              step(table(device), in);
+              step(device, in);
             } else {  // in chunks, as when one kernel steps all parameters
               StepBatch batch(device);
               {
                 const StepBatch::Scope scope(batch, 0, 1);
-                step(table(device), in);
+                step(device, in);
               }
               batch.set({});
               batch.launch();
@@ -311,25 +312,25 @@ void add_others(std::vector<LimitCase>& cases) {
   for (const bool together : {false, true})
     cases.push_back(optimizer(
         together ? "adam of all" : "adam",
-        [](const Kernels& k, T& in) {
+        [](Device on, T& in) {
           Tensor none;
-          k.adam(in[0], in[1], in[2], in[3], none, in[4], adam_args);
+          kernels::adam(on, in[0], in[1], in[2], in[3], none, in[4], adam_args);
         },
         together));
-  cases.push_back(optimizer("sgd", [](const Kernels& k, T& in) {
-    k.sgd(in[0], in[1], in[2], in[4],
-          {.lr = 0.1, .momentum = 0.9, .dampening = 0, .weight_decay = 0.1, .nesterov = true, .first = false});
+  cases.push_back(optimizer("sgd", [](Device on, T& in) {
+    kernels::sgd(on, in[0], in[1], in[2], in[4],
+                 {.lr = 0.1, .momentum = 0.9, .dampening = 0, .weight_decay = 0.1, .nesterov = true, .first = false});
   }));
-  cases.push_back(optimizer("rmsprop", [](const Kernels& k, T& in) {
+  cases.push_back(optimizer("rmsprop", [](Device on, T& in) {
     Tensor none;
-    k.rmsprop(in[0], in[1], in[3], none, in[2], in[4],
-              {.lr = 0.1, .alpha = 0.9, .eps = 1e-3, .weight_decay = 0.1, .momentum = 0.5, .centered = false});
+    kernels::rmsprop(on, in[0], in[1], in[3], none, in[2], in[4],
+                     {.lr = 0.1, .alpha = 0.9, .eps = 1e-3, .weight_decay = 0.1, .momentum = 0.5, .centered = false});
   }));
-  cases.push_back(optimizer("adagrad", [](const Kernels& k, T& in) {
-    k.adagrad(in[0], in[1], in[3], in[4], {.lr = 0.1, .eps = 1e-3, .weight_decay = 0.1});
+  cases.push_back(optimizer("adagrad", [](Device on, T& in) {
+    kernels::adagrad(on, in[0], in[1], in[3], in[4], {.lr = 0.1, .eps = 1e-3, .weight_decay = 0.1});
   }));
-  cases.push_back(optimizer("lion", [](const Kernels& k, T& in) {
-    k.lion(in[0], in[1], in[2], in[4], {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1});
+  cases.push_back(optimizer("lion", [](Device on, T& in) {
+    kernels::lion(on, in[0], in[1], in[2], in[4], {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1});
   }));
   cases.push_back({"squares of all", {{{StepBatch::chunk}}}, [](T in) {
                      if (in[0].device().is_cpu()) return T{sum_squares(in[0], {1}, false, f64)};
@@ -352,7 +353,7 @@ void add_others(std::vector<LimitCase>& cases) {
                        [](T in) {  // the kernel for few rows, which linear() does not call for so many
                          const Quantized w = quantize(in[1], QuantFormat::group4);
                          Tensor out = empty({in[0].size(0), w.out}, {.device = in[0].device()});
-                         table(in[0].device()).matmul_quantized(in[0], w, {}, {}, out);
+                         kernels::matmul_quantized(in[0].device(), in[0], w, {}, {}, out);
                          return T{out};
                        },
                    .bound = tolerance(Near::quantised, f32),

@@ -1,5 +1,6 @@
 // Pointwise operations, copies, fills and optimizer steps on the device against the CPU: every operation, part and
 // dtype, shapes that end within a vector, and operands that are broadcast, transposed, sliced or unaligned.
+#include "optim/step_kernels.h"
 #include "tensor/convert.h"
 #include "tensor/functors.h"
 #include "tests/cuda/against_cpu.h"
@@ -55,11 +56,11 @@ Tensor values(const Shape& shape, DType dtype, uint32_t seed, bool positive) {
   return x.to(dtype);
 }
 
-void run_kernel(const Kernels& kernels, PointwiseOp op, PointwisePart part, const PointwiseArgs& args,
-                const Arguments& in, Tensor& out) {
+void run_kernel(Device on, PointwiseOp op, PointwisePart part, const PointwiseArgs& args, const Arguments& in,
+                Tensor& out) {
   std::vector<const Tensor*> list;
   for (const Tensor& x : in) list.push_back(&x);
-  kernels.pointwise(op, part, args, list.data(), int(list.size()), out);
+  kernels::pointwise(on, op, part, args, list.data(), int(list.size()), out);
 }
 
 }  // namespace
@@ -75,8 +76,8 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
         const std::string what = str(row.name, " ", dtype, " (", n, ")");
         against_cpu(
             what, in, {out},
-            [&](const Kernels& k, const Arguments& a, Arguments& to) {
-              run_kernel(k, row.op, PointwisePart::value, args, a, to[0]);
+            [&](Device on, const Arguments& a, Arguments& to) {
+              run_kernel(on, row.op, PointwisePart::value, args, a, to[0]);
             },
             is_floating(dtype) ? tolerance(Near::pointwise, dtype) : 0);
         if (!is_floating(dtype)) continue;
@@ -86,14 +87,14 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
           with_grad.insert(with_grad.end(), in.begin(), in.end());
           against_cpu(
               what + " grad", with_grad, {out},
-              [&](const Kernels& k, const Arguments& a, Arguments& to) { run_kernel(k, row.op, part, args, a, to[0]); },
+              [&](Device on, const Arguments& a, Arguments& to) { run_kernel(on, row.op, part, args, a, to[0]); },
               tolerance(Near::derivative, dtype));
           if (part == PointwisePart::grad0 || row.name == "add" || row.name == "sub") continue;
           against_cpu(
               what + " both, over the gradient", with_grad, {out, out},
-              [&](const Kernels& k, const Arguments& a, Arguments& to) {
-                k.copy(a[0], to[0]);
-                k.pointwise_grads(row.op, to[0], a[1], a[2], to[0], to[1]);
+              [&](Device on, const Arguments& a, Arguments& to) {
+                kernels::copy(on, a[0], to[0]);
+                kernels::pointwise_grads(on, row.op, to[0], a[1], a[2], to[0], to[1]);
               },
               tolerance(Near::derivative, dtype));
         }
@@ -105,22 +106,21 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
 TEST_CASE("cuda: powers that are shortened, and large angles") {
   const Tensor x = values({1001}, f32, 1, true), g = values({1001}, f32, 2, false);
   for (const double p : {-1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 2.5}) {
-    against_cpu(str("x^", p), {x}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
-      run_kernel(k, PointwiseOp::pow_scalar, PointwisePart::value, {p, 0}, a, to[0]);
+    against_cpu(str("x^", p), {x}, {x}, [&](Device on, const Arguments& a, Arguments& to) {
+      run_kernel(on, PointwiseOp::pow_scalar, PointwisePart::value, {p, 0}, a, to[0]);
     });
-    against_cpu(str("x^", p, " grad"), {g, x}, {x}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
-      run_kernel(k, PointwiseOp::pow_scalar, PointwisePart::grad0, {p, 0}, a, to[0]);
+    against_cpu(str("x^", p, " grad"), {g, x}, {x}, [&](Device on, const Arguments& a, Arguments& to) {
+      run_kernel(on, PointwiseOp::pow_scalar, PointwisePart::grad0, {p, 0}, a, to[0]);
     });
   }
   for (const auto op : {PointwiseOp::sin, PointwiseOp::cos}) {
     const Tensor angles = random_tensor({500}, f32, 3, 1e30);
-    against_cpu("large angles", {angles}, {angles}, [&](const Kernels& k, const Arguments& a, Arguments& to) {
-      run_kernel(k, op, PointwisePart::value, {}, a, to[0]);
+    against_cpu("large angles", {angles}, {angles}, [&](Device on, const Arguments& a, Arguments& to) {
+      run_kernel(on, op, PointwisePart::value, {}, a, to[0]);
     });
-    against_cpu("large angles, grad", {values({500}, f32, 2, false), angles}, {angles},
-                [&](const Kernels& k, const Arguments& a, Arguments& to) {
-                  run_kernel(k, op, PointwisePart::grad0, {}, a, to[0]);
-                });
+    against_cpu(
+        "large angles, grad", {values({500}, f32, 2, false), angles}, {angles},
+        [&](Device on, const Arguments& a, Arguments& to) { run_kernel(on, op, PointwisePart::grad0, {}, a, to[0]); });
   }
 }
 
@@ -144,8 +144,7 @@ TEST_CASE("cuda: sin and cos of any f32 are within one unit in the last place") 
         Row{"gradient of cos", PointwiseOp::cos, PointwisePart::grad0, [](double a) { return -std::sin(a); }}}) {
     CAPTURE(std::string(row.name));
     Tensor out = empty_like(x);
-    run_kernel(table(cuda0), row.op, row.part, {}, row.part == PointwisePart::value ? Arguments{x} : Arguments{one, x},
-               out);
+    run_kernel(cuda0, row.op, row.part, {}, row.part == PointwisePart::value ? Arguments{x} : Arguments{one, x}, out);
     const auto in = x.to_vector<float>(), got = out.to_vector<float>();
     double worst = 0;
     for (size_t i = 0; i < in.size(); ++i) {
@@ -168,8 +167,8 @@ TEST_CASE("cuda: a bound or a threshold that is NaN") {
         x.narrow(0, 3, 1).fill_(std::nan(""));
         against_cpu(str("NaN ", dtype),
                     part == PointwisePart::value ? Arguments{x} : Arguments{ones({33}, {dtype, cpu}), x}, {x},
-                    [&, op = op, args = args](const Kernels& k, const Arguments& a, Arguments& to) {
-                      run_kernel(k, op, part, args, a, to[0]);
+                    [&, op = op, args = args](Device on, const Arguments& a, Arguments& to) {
+                      run_kernel(on, op, part, args, a, to[0]);
                     });
       }
 }
@@ -181,8 +180,8 @@ TEST_CASE("cuda: a product of f32 that is rounded to 16 bits") {
     for (const Tensor& y : {scalar, row})
       against_cpu(
           str("mul to ", dtype), {x, y}, {empty({33, 40}, {dtype, cpu})},
-          [](const Kernels& k, const Arguments& a, Arguments& to) {
-            run_kernel(k, PointwiseOp::mul, PointwisePart::value, {}, a, to[0]);
+          [](Device on, const Arguments& a, Arguments& to) {
+            run_kernel(on, PointwiseOp::mul, PointwisePart::value, {}, a, to[0]);
           },
           0);
 }
@@ -220,22 +219,22 @@ TEST_CASE("cuda: pointwise operands of any strides") {
     for (const Case& c : cases) {
       against_cpu(
           str(c.name, " ", dtype), {c.a, c.b}, {c.out},
-          [](const Kernels& k, const Arguments& a, Arguments& to) {
-            run_kernel(k, PointwiseOp::sub, PointwisePart::value, {}, a, to[0]);
+          [](Device on, const Arguments& a, Arguments& to) {
+            run_kernel(on, PointwiseOp::sub, PointwisePart::value, {}, a, to[0]);
           },
           0);
       against_cpu(
           str(c.name, " where ", dtype), {gt(c.a, c.b), c.a, c.b}, {c.out},
-          [](const Kernels& k, const Arguments& a, Arguments& to) {
-            run_kernel(k, PointwiseOp::where, PointwisePart::value, {}, a, to[0]);
+          [](Device on, const Arguments& a, Arguments& to) {
+            run_kernel(on, PointwiseOp::where, PointwisePart::value, {}, a, to[0]);
           },
           0);
       if (!is_floating(dtype)) continue;
       against_cpu(
           str(c.name, " both gradients ", dtype), {values(c.out.shape(), dtype, 12, false), c.a, c.b},
           {c.out, empty(c.out.shape(), {dtype, cpu})},
-          [](const Kernels& k, const Arguments& a, Arguments& to) {
-            k.pointwise_grads(PointwiseOp::mul, a[0], a[1], a[2], to[0], to[1]);
+          [](Device on, const Arguments& a, Arguments& to) {
+            kernels::pointwise_grads(on, PointwiseOp::mul, a[0], a[1], a[2], to[0], to[1]);
           },
           0);
     }
@@ -243,9 +242,9 @@ TEST_CASE("cuda: pointwise operands of any strides") {
   const Tensor start = random_tensor({999}, f32, 4), other = random_tensor({999}, f32, 5);
   against_cpu(
       "in place", {start, other}, {start},
-      [](const Kernels& k, const Arguments& a, Arguments& to) {
-        k.copy(a[0], to[0]);
-        run_kernel(k, PointwiseOp::mul, PointwisePart::value, {}, {to[0], a[1]}, to[0]);
+      [](Device on, const Arguments& a, Arguments& to) {
+        kernels::copy(on, a[0], to[0]);
+        run_kernel(on, PointwiseOp::mul, PointwisePart::value, {}, {to[0], a[1]}, to[0]);
       },
       0);
 }
@@ -258,7 +257,7 @@ TEST_CASE("cuda: copies between all dtypes, transposes, parts, fills") {
       for (const Tensor& source : {x, x.t(), x.slice(1, 1, 40, 3), x.select(0, 2).expand({3, 41})}) {
         against_cpu(
             str(from, " to ", to), {source}, {empty(source.shape(), {to, cpu})},
-            [](const Kernels& k, const Arguments& a, Arguments& out) { k.copy(a[0], out[0]); }, 0);
+            [](Device on, const Arguments& a, Arguments& out) { kernels::copy(on, a[0], out[0]); }, 0);
       }
     }
   }
@@ -268,16 +267,16 @@ TEST_CASE("cuda: copies between all dtypes, transposes, parts, fills") {
       const Tensor x = values(shape, dtype, 2, false), out = empty({shape[1], shape[0]}, {dtype, cpu});
       against_cpu(
           str("transpose ", shape, " ", dtype), {x.t()}, {out},
-          [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
+          [](Device on, const Arguments& a, Arguments& to) { kernels::copy(on, a[0], to[0]); }, 0);
       against_cpu(
           str("into a transposed ", shape, " ", dtype), {x}, {out.t()},
-          [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
+          [](Device on, const Arguments& a, Arguments& to) { kernels::copy(on, a[0], to[0]); }, 0);
       against_cpu(
           str("transpose and convert ", shape, " ", dtype), {x.t()}, {out.to(f16)},
-          [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
+          [](Device on, const Arguments& a, Arguments& to) { kernels::copy(on, a[0], to[0]); }, 0);
       against_cpu(
           str("convert into a transposed ", shape, " ", dtype), {x}, {out.to(f16).t()},
-          [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
+          [](Device on, const Arguments& a, Arguments& to) { kernels::copy(on, a[0], to[0]); }, 0);
     }
     const Tensor heads = values({3, 37, 4, 20}, dtype, 5, false).permute({0, 2, 1, 3}),
                  batches = values({3, 5, 40, 36}, dtype, 6, false).transpose(2, 3),
@@ -286,14 +285,14 @@ TEST_CASE("cuda: copies between all dtypes, transposes, parts, fills") {
          {heads, batches, batches.transpose(0, 1), batches.narrow(2, 3, 20), wide, wide.narrow(2, 16, 64)})
       against_cpu(
           str("permuted ", dtype), {x}, {empty(x.shape(), {dtype, cpu})},
-          [](const Kernels& k, const Arguments& a, Arguments& to) { k.copy(a[0], to[0]); }, 0);
+          [](Device on, const Arguments& a, Arguments& to) { kernels::copy(on, a[0], to[0]); }, 0);
     for (const int64_t n : {0, 1, 31, 4099}) {
       const Tensor out = empty({n, 3}, {dtype, cpu});
       for (const Tensor& to : {out, out.t(), out.narrow(1, 1, 1)})
         against_cpu(
             str("fill ", n, " ", dtype), {}, {to},
-            [&](const Kernels& k, const Arguments&, Arguments& a) {
-              is_floating(dtype) ? k.fill(a[0], 7.5) : k.fill(a[0], (int64_t(1) << 53) + 1);
+            [&](Device on, const Arguments&, Arguments& a) {
+              is_floating(dtype) ? kernels::fill(on, a[0], 7.5) : kernels::fill(on, a[0], (int64_t(1) << 53) + 1);
             },
             0);
     }
@@ -316,41 +315,42 @@ TEST_CASE("cuda: optimizer steps have the CPU's bits") {
           const Arguments in{p, g, m, v, v2}, out{p, m, v, v2, low};
           const std::string what = str(dtype, " ", n, " gradient ", grad_dtype, " shift ", shift);
           const auto compare = [&](const char* name,
-                                   const std::function<void(const Kernels&, const Tensor& g, Arguments&)>& step) {
+                                   const std::function<void(Device, const Tensor& g, Arguments&)>& step) {
             against_cpu(
                 str(name, " ", what), in, out,
-                [&](const Kernels& k, const Arguments& a, Arguments& to) {
-                  k.copy(a[0], to[0]), k.copy(a[2], to[1]), k.copy(a[3], to[2]), k.copy(a[4], to[3]);
-                  step(k, a[1], to);
+                [&](Device on, const Arguments& a, Arguments& to) {
+                  kernels::copy(on, a[0], to[0]), kernels::copy(on, a[2], to[1]), kernels::copy(on, a[3], to[2]),
+                      kernels::copy(on, a[4], to[3]);
+                  step(on, a[1], to);
                 },
                 0);
           };
           Tensor none;
           for (const bool decoupled : {false, true}) {
             const AdamArgs args{1e-2, 0.9, 0.99, 1e-8, 0.1, decoupled, 0.5, 0.3, decoupled, 0.7};
-            compare("adam", [&](const Kernels& k, const Tensor& g, Arguments& to) {
-              k.adam(to[0], g, to[1], to[2], none, to[4], args);
+            compare("adam", [&](Device on, const Tensor& g, Arguments& to) {
+              kernels::adam(on, to[0], g, to[1], to[2], none, to[4], args);
             });
-            compare("amsgrad", [&](const Kernels& k, const Tensor& g, Arguments& to) {
-              k.adam(to[0], g, to[1], to[2], to[3], to[4], args);
+            compare("amsgrad", [&](Device on, const Tensor& g, Arguments& to) {
+              kernels::adam(on, to[0], g, to[1], to[2], to[3], to[4], args);
             });
           }
           for (const double momentum : {0.0, 0.9}) {
             for (const bool first : {true, false})
-              compare("sgd", [&](const Kernels& k, const Tensor& g, Arguments& to) {
-                k.sgd(to[0], g, to[1], to[4], {0.1, momentum, 0.1, 0.01, !first, first, first, 2});
+              compare("sgd", [&](Device on, const Tensor& g, Arguments& to) {
+                kernels::sgd(on, to[0], g, to[1], to[4], {0.1, momentum, 0.1, 0.01, !first, first, first, 2});
               });
             for (const bool centered : {true, false})
-              compare("rmsprop", [&](const Kernels& k, const Tensor& g, Arguments& to) {
+              compare("rmsprop", [&](Device on, const Tensor& g, Arguments& to) {
                 to[2].fill_(1);  // keeps the variance positive
-                k.rmsprop(to[0], g, to[2], to[1], to[3], to[4], {1e-2, 0.9, 1e-3, 0.1, momentum, centered});
+                kernels::rmsprop(on, to[0], g, to[2], to[1], to[3], to[4], {1e-2, 0.9, 1e-3, 0.1, momentum, centered});
               });
           }
-          compare("adagrad", [&](const Kernels& k, const Tensor& g, Arguments& to) {
-            k.adagrad(to[0], g, to[2], to[4], {0.1, 1e-8, 0.1});
+          compare("adagrad", [&](Device on, const Tensor& g, Arguments& to) {
+            kernels::adagrad(on, to[0], g, to[2], to[4], {0.1, 1e-8, 0.1});
           });
-          compare("lion", [&](const Kernels& k, const Tensor& g, Arguments& to) {
-            k.lion(to[0], g, to[1], to[4], {0.1, 0.9, 0.99, 0.1});
+          compare("lion", [&](Device on, const Tensor& g, Arguments& to) {
+            kernels::lion(on, to[0], g, to[1], to[4], {0.1, 0.9, 0.99, 0.1});
           });
         }
       }
@@ -362,17 +362,17 @@ TEST_CASE("cuda: all finite") {
   for (const DType dtype : floats) {
     for (const int64_t n : {0, 1, 33, 4099}) {
       const Tensor x = random_tensor({n}, dtype, 1).to(cuda0);
-      CHECK(table(cuda0).all_finite(x));
+      CHECK(kernels::all_finite(cuda0, x));
       if (n == 0) continue;
       for (const int64_t at : {int64_t(0), n / 2, n - 1}) {
         for (const double bad : {double(INFINITY), -double(INFINITY), std::nan("")}) {
           const Tensor y = x.clone();
           y.narrow(0, at, 1).fill_(bad);
-          CHECK_FALSE(table(cuda0).all_finite(y));
-          if (n > 1) CHECK(table(cuda0).all_finite(y.narrow(0, (at + 1) % n, 1)));
+          CHECK_FALSE(kernels::all_finite(cuda0, y));
+          if (n > 1) CHECK(kernels::all_finite(cuda0, y.narrow(0, (at + 1) % n, 1)));
         }
       }
     }
   }
-  CHECK(table(cuda0).all_finite(random_integers({10}, 5).to(cuda0)));
+  CHECK(kernels::all_finite(cuda0, random_integers({10}, 5).to(cuda0)));
 }

@@ -10,21 +10,21 @@ namespace {
 constexpr DType floats[] = {f32, f64, f16, bf16};
 constexpr DType all_dtypes[] = {f32, f64, f16, bf16, i64, i32, i8, u8, boolean};
 
-struct Op {
+struct ReduceCase {
   const char* name;
   ReduceOp op;
   bool of_all;
 };
-constexpr Op ops[] = {{"sum", ReduceOp::sum, true},
-                      {"prod", ReduceOp::prod, true},
-                      {"max", ReduceOp::max, true},
-                      {"min", ReduceOp::min, true},
-                      {"any", ReduceOp::any, true},
-                      {"all", ReduceOp::all, true},
-                      {"mean", ReduceOp::mean, false},
-                      {"sum_squares", ReduceOp::sum_squares, false},
-                      {"logsumexp", ReduceOp::logsumexp, false},
-                      {"var", ReduceOp::var, false}};
+constexpr ReduceCase ops[] = {{"sum", ReduceOp::sum, true},
+                              {"prod", ReduceOp::prod, true},
+                              {"max", ReduceOp::max, true},
+                              {"min", ReduceOp::min, true},
+                              {"any", ReduceOp::any, true},
+                              {"all", ReduceOp::all, true},
+                              {"mean", ReduceOp::mean, false},
+                              {"sum_squares", ReduceOp::sum_squares, false},
+                              {"logsumexp", ReduceOp::logsumexp, false},
+                              {"var", ReduceOp::var, false}};
 
 Tensor values(const Shape& shape, DType dtype, uint32_t seed) {
   if (dtype == boolean) return random_integers(shape, 2, seed).to(boolean);
@@ -36,7 +36,7 @@ DType result_of(ReduceOp op, DType dtype) {
   return is_floating(dtype) || op == ReduceOp::max || op == ReduceOp::min ? dtype : i64;
 }
 
-void check_reduce(const Op& op, const Tensor& x, uint32_t dims) {
+void check_reduce(const ReduceCase& op, const Tensor& x, uint32_t dims) {
   Shape shape = x.shape();
   for (int d = 0; d < x.dim(); ++d) {
     if (dims >> d & 1) shape[d] = 1;
@@ -47,14 +47,14 @@ void check_reduce(const Op& op, const Tensor& x, uint32_t dims) {
   against_cpu(
       str(op.name, " ", x.dtype(), " ", x.shape(), " strides ", x.strides(), " dims ", dims), {x},
       {empty(shape, {dtype, cpu})},
-      [&](const Kernels& k, const Arguments& a, Arguments& to) { k.reduce(op.op, a[0], dims, 1, to[0]); },
+      [&](Device on, const Arguments& a, Arguments& to) { kernels::reduce(on, op.op, a[0], dims, 1, to[0]); },
       tolerance(dtype) * (is_floating(dtype) ? 1 : 0));
 }
 
 }  // namespace
 
 TEST_CASE("cuda: every reduction and dtype") {
-  for (const Op& op : ops) {
+  for (const ReduceCase& op : ops) {
     for (const DType dtype : all_dtypes) {
       if (!op.of_all && !is_floating(dtype)) continue;
       for (const int64_t n : {0, 1, 31, 33, 1000, 4099}) {
@@ -70,7 +70,7 @@ TEST_CASE("cuda: every reduction and dtype") {
 
 TEST_CASE("cuda: reductions of any strides") {
   struct Case {
-    Op op;
+    ReduceCase op;
     DType dtype;
   };
   for (const auto& [op, dtype] : {Case{ops[0], bf16}, Case{ops[9], f32}}) {
@@ -87,20 +87,20 @@ TEST_CASE("cuda: reductions of any strides") {
 
 TEST_CASE("cuda: reductions cut into chunks") {
   for (const DType dtype : {f32, f16, i64}) {
-    for (const Op& op : {ops[0], ops[3]}) {
+    for (const ReduceCase& op : {ops[0], ops[3]}) {
       check_reduce(op, values({150001}, dtype, 1), 1);
       check_reduce(op, values({2, 40000}, dtype, 2), 2);
       check_reduce(op, values({5000, 33}, dtype, 3), 1);
       check_reduce(op, values({9, 700, 17}, dtype, 4), 2);
     }
   }
-  for (const Op& op : {ops[8], ops[9]})
+  for (const ReduceCase& op : {ops[8], ops[9]})
     check_reduce(op, values({100003}, f32, 5), 1), check_reduce(op, values({4000, 20}, f32, 6), 1);
 }
 
 TEST_CASE("cuda: reductions of many rows, of few rows and of columns that are no whole vectors") {
   for (const DType dtype : {f32, f64, bf16, i8}) {
-    for (const Op& op : {ops[0], ops[2], ops[9]}) {
+    for (const ReduceCase& op : {ops[0], ops[2], ops[9]}) {
       if (!op.of_all && !is_floating(dtype)) continue;
       // 40 strips of a sector and more are summed without chunks; fewer in chunks; few rows by threads of their own
       for (const Shape& shape : {Shape{1500, 768}, Shape{1501, 643}, Shape{700, 100}, Shape{16, 3000}, Shape{3, 5000}})
@@ -117,12 +117,15 @@ TEST_CASE("cuda: reductions of infinities and NaN") {
   Tensor x = values({6, 100}, f32, 1);
   x.select(0, 1).fill_(-inf), x.select(0, 2).narrow(0, 50, 1).fill_(std::nan("")),
       x.select(0, 3).narrow(0, 99, 1).fill_(inf), x.select(0, 4).fill_(inf), x.select(0, 5).fill_(0);
-  for (const Op& op : ops) check_reduce(op, x, 2), check_reduce(op, x.t().contiguous(), 1), check_reduce(op, x, 3);
+  for (const ReduceCase& op : ops)
+    check_reduce(op, x, 2), check_reduce(op, x.t().contiguous(), 1), check_reduce(op, x, 3);
   // The sum of the squares of large f32 values only fits f64.
   const Tensor large = random_tensor({1000}, f32, 2, 1e30);
   against_cpu(
       "sum of squares in f64", {large}, {empty({1}, {f64, cpu})},
-      [](const Kernels& k, const Arguments& a, Arguments& to) { k.reduce(ReduceOp::sum_squares, a[0], 1, 0, to[0]); },
+      [](Device on, const Arguments& a, Arguments& to) {
+        kernels::reduce(on, ReduceOp::sum_squares, a[0], 1, 0, to[0]);
+      },
       tolerance(f64));
 }
 
@@ -140,8 +143,8 @@ TEST_CASE("cuda: arg max and arg min, first place on ties, NaN wins") {
         for (const bool largest : {true, false})
           against_cpu(
               str("arg ", dtype, " ", shape, " ", dim), {x}, {empty(kept, {dtype, cpu}), empty(kept, {i64, cpu})},
-              [&](const Kernels& k, const Arguments& a, Arguments& to) {
-                k.arg_reduce(largest, a[0], dim, to[0], to[1]);
+              [&](Device on, const Arguments& a, Arguments& to) {
+                kernels::arg_reduce(on, largest, a[0], dim, to[0], to[1]);
               },
               0);
       }
@@ -150,10 +153,10 @@ TEST_CASE("cuda: arg max and arg min, first place on ties, NaN wins") {
   const Tensor scalar = random_tensor({}, f32, 1), turned = random_tensor({20, 30}, f32, 2).t();
   against_cpu(
       "arg of a scalar", {scalar}, {scalar, scalar.to(i64)},
-      [](const Kernels& k, const Arguments& a, Arguments& to) { k.arg_reduce(true, a[0], 0, to[0], to[1]); }, 0);
+      [](Device on, const Arguments& a, Arguments& to) { kernels::arg_reduce(on, true, a[0], 0, to[0], to[1]); }, 0);
   against_cpu(
       "arg of a transposed", {turned}, {empty({30}, {f32, cpu}), empty({30}, {i64, cpu})},
-      [](const Kernels& k, const Arguments& a, Arguments& to) { k.arg_reduce(true, a[0], 1, to[0], to[1]); }, 0);
+      [](Device on, const Arguments& a, Arguments& to) { kernels::arg_reduce(on, true, a[0], 1, to[0], to[1]); }, 0);
 }
 
 TEST_CASE("cuda: running sums and products") {
@@ -167,8 +170,8 @@ TEST_CASE("cuda: running sums and products") {
           for (const bool reverse : {false, true})
             against_cpu(
                 str("cumulative ", product, " ", dtype, " ", shape, " ", dim), {x}, {x},
-                [&](const Kernels& k, const Arguments& a, Arguments& to) {
-                  k.cumulative(product, a[0], dim, reverse, to[0]);
+                [&](Device on, const Arguments& a, Arguments& to) {
+                  kernels::cumulative(on, product, a[0], dim, reverse, to[0]);
                 },
                 dtype == i64 ? 0 : tolerance(Near::cumulative, dtype));
         }
@@ -190,7 +193,9 @@ TEST_CASE("cuda: stable sort and top k") {
         for (const bool descending : {false, true}) {
           against_cpu(
               str("sort ", dtype, " ", shape, " ", dim), {x}, {x, empty(shape, {i64, cpu})},
-              [&](const Kernels& k, const Arguments& a, Arguments& to) { k.sort(a[0], dim, descending, to[0], to[1]); },
+              [&](Device on, const Arguments& a, Arguments& to) {
+                kernels::sort(on, a[0], dim, descending, to[0], to[1]);
+              },
               0);
           if (shape.rank() == 0) continue;
           for (const int64_t k : {int64_t(0), int64_t(1), int64_t(5), int64_t(513), shape[dim]}) {
@@ -200,8 +205,8 @@ TEST_CASE("cuda: stable sort and top k") {
             against_cpu(
                 str("topk ", k, " ", dtype, " ", shape, " ", dim), {x},
                 {empty(best, {dtype, cpu}), empty(best, {i64, cpu})},
-                [&](const Kernels& kernels, const Arguments& a, Arguments& to) {
-                  kernels.topk(a[0], dim, k, descending, to[0], to[1]);
+                [&](Device on, const Arguments& a, Arguments& to) {
+                  kernels::topk(on, a[0], dim, k, descending, to[0], to[1]);
                 },
                 0);
           }
@@ -212,5 +217,5 @@ TEST_CASE("cuda: stable sort and top k") {
   const Tensor wide = random_tensor({9, 70}, f32, 2).t();
   against_cpu(
       "sort of a transposed", {wide}, {empty({70, 9}, {f32, cpu}), empty({70, 9}, {i64, cpu})},
-      [](const Kernels& k, const Arguments& a, Arguments& to) { k.sort(a[0], 0, false, to[0], to[1]); }, 0);
+      [](Device on, const Arguments& a, Arguments& to) { kernels::sort(on, a[0], 0, false, to[0], to[1]); }, 0);
 }

@@ -33,13 +33,13 @@ TEST_CASE("cuda: softmax and its gradient") {
                      out = empty_like(x);
         against_cpu(
             named(log ? "log_softmax" : "softmax", dtype, rows, n), {x}, {out},
-            [&](const Kernels& k, const Arguments& in, Arguments& to) { k.softmax(log, in[0], to[0]); },
+            [&](Device on, const Arguments& in, Arguments& to) { kernels::softmax(on, log, in[0], to[0]); },
             bound_of(dtype, n));
         Tensor y = empty_like(x);
-        table(cpu).softmax(log, x, y);
+        kernels::softmax(cpu, log, x, y);
         against_cpu(
             named(log ? "log_softmax_grad" : "softmax_grad", dtype, rows, n), {g, y}, {out},
-            [&](const Kernels& k, const Arguments& in, Arguments& to) { k.softmax_grad(log, in[0], in[1], to[0]); },
+            [&](Device on, const Arguments& in, Arguments& to) { kernels::softmax_grad(on, log, in[0], in[1], to[0]); },
             bound_of(dtype, n) * 2);
       }
     }
@@ -57,7 +57,7 @@ TEST_CASE("cuda: softmax of masked, huge and NaN rows") {
     x.select(0, 5).narrow(0, n / 2, 1).fill_(inf);
     for (const bool log : {false, true})
       against_cpu(str("hard rows of ", n), {x}, {empty_like(x)},
-                  [&](const Kernels& k, const Arguments& in, Arguments& to) { k.softmax(log, in[0], to[0]); });
+                  [&](Device on, const Arguments& in, Arguments& to) { kernels::softmax(on, log, in[0], to[0]); });
   }
 }
 
@@ -72,29 +72,31 @@ TEST_CASE("cuda: layer norm, rms norm and their gradients") {
         const double bound = bound_of(dtype, n) * (n < 4 ? 50 : 1);
         against_cpu(
             named("layer_norm", dtype, rows, n), {x, w, b}, {out, statistics(rows, dtype), statistics(rows, dtype)},
-            [&](const Kernels& k, const Arguments& in, Arguments& to) {
-              k.layer_norm(in[0], in[1], in[2], 1e-3, to[0], to[1], to[2]);
+            [&](Device on, const Arguments& in, Arguments& to) {
+              kernels::layer_norm(on, in[0], in[1], in[2], 1e-3, to[0], to[1], to[2]);
             },
             bound);
         against_cpu(
             named("rms_norm", dtype, rows, n), {x, w}, {out, statistics(rows, dtype)},
-            [&](const Kernels& k, const Arguments& in, Arguments& to) { k.rms_norm(in[0], in[1], 1e-3, to[0], to[1]); },
+            [&](Device on, const Arguments& in, Arguments& to) {
+              kernels::rms_norm(on, in[0], in[1], 1e-3, to[0], to[1]);
+            },
             bound);
         Tensor y = empty_like(x), mean = statistics(rows, dtype), rstd = statistics(rows, dtype),
                root = statistics(rows, dtype);
-        table(cpu).layer_norm(x, w, b, 1e-3, y, mean, rstd);
-        table(cpu).rms_norm(x, w, 1e-3, y, root);
+        kernels::layer_norm(cpu, x, w, b, 1e-3, y, mean, rstd);
+        kernels::rms_norm(cpu, x, w, 1e-3, y, root);
         against_cpu(
             named("layer_norm_grad", dtype, rows, n), {g, x, mean, rstd, w},
             {out, affine ? empty_like(w) : w, affine ? empty_like(b) : b},
-            [&](const Kernels& k, const Arguments& in, Arguments& to) {
-              k.layer_norm_grad(in[0], in[1], in[2], in[3], in[4], to[0], to[1], to[2]);
+            [&](Device on, const Arguments& in, Arguments& to) {
+              kernels::layer_norm_grad(on, in[0], in[1], in[2], in[3], in[4], to[0], to[1], to[2]);
             },
             bound * 2);
         against_cpu(
             named("rms_norm_grad", dtype, rows, n), {g, x, root, w}, {out, affine ? empty_like(w) : w},
-            [&](const Kernels& k, const Arguments& in, Arguments& to) {
-              k.rms_norm_grad(in[0], in[1], in[2], in[3], to[0], to[1]);
+            [&](Device on, const Arguments& in, Arguments& to) {
+              kernels::rms_norm_grad(on, in[0], in[1], in[2], in[3], to[0], to[1]);
             },
             bound * 2);
       }
@@ -107,12 +109,12 @@ TEST_CASE("cuda: a NaN or an infinity in a row is in all that its norm gives") {
     const Tensor x = random_tensor({4, n}, f32, 1);
     x.select(0, 1).narrow(0, n / 2, 1).fill_(std::nan("")), x.select(0, 2).narrow(0, n - 1, 1).fill_(INFINITY);
     against_cpu(named("layer_norm", f32, 4, n), {x}, {empty_like(x), statistics(4, f32), statistics(4, f32)},
-                [](const Kernels& k, const Arguments& in, Arguments& to) {
-                  k.layer_norm(in[0], {}, {}, 1e-3, to[0], to[1], to[2]);
+                [](Device on, const Arguments& in, Arguments& to) {
+                  kernels::layer_norm(on, in[0], {}, {}, 1e-3, to[0], to[1], to[2]);
                 });
     against_cpu(
         named("rms_norm", f32, 4, n), {x}, {empty_like(x), statistics(4, f32)},
-        [](const Kernels& k, const Arguments& in, Arguments& to) { k.rms_norm(in[0], {}, 1e-3, to[0], to[1]); });
+        [](Device on, const Arguments& in, Arguments& to) { kernels::rms_norm(on, in[0], {}, 1e-3, to[0], to[1]); });
   }
 }
 
@@ -131,40 +133,41 @@ TEST_CASE("cuda: the norm of a sum with dropout, and its gradient") {
           const std::string what = named(centered ? "add_norm" : "add_norm rms", dtype, rows, n) + str(" p ", p);
           against_cpu(
               what, {x, add, w, b}, {out, out, means, statistics(rows, dtype)},
-              [&](const Kernels& k, const Arguments& in, Arguments& to) {
-                k.add_norm(in[0], in[1], in[2], in[3], args, to[0], to[1], to[2], to[3]);
+              [&](Device on, const Arguments& in, Arguments& to) {
+                kernels::add_norm(on, in[0], in[1], in[2], in[3], args, to[0], to[1], to[2], to[3]);
               },
               bound);
           Tensor sum = empty_like(x), y = empty_like(x), mean = centered ? statistics(rows, dtype) : Tensor(),
                  rstd = statistics(rows, dtype);
-          table(cpu).add_norm(x, add, w, b, args, sum, y, mean, rstd);
+          kernels::add_norm(cpu, x, add, w, b, args, sum, y, mean, rstd);
           for (const bool adds : {true, false})
             against_cpu(
                 what + (adds ? " gradient" : " gradient alone"), {g, adds ? add : Tensor(), sum, mean, rstd, w},
                 {out, p > 0 ? out : Tensor(), w, b, w},
-                [&](const Kernels& k, const Arguments& in, Arguments& to) {
-                  k.add_norm_grad(in[0], in[1], in[2], in[3], in[4], in[5], args, to[0], to[1], to[2], to[3], to[4]);
+                [&](Device on, const Arguments& in, Arguments& to) {
+                  kernels::add_norm_grad(on, in[0], in[1], in[2], in[3], in[4], in[5], args, to[0], to[1], to[2], to[3],
+                                         to[4]);
                 },
                 bound * 2);
           // The fused kernels have the bits of the separate ones, also if the gradient is accumulated in place.
           const auto on = [](const Tensor& t) { return like_on(t, cuda0); };
-          const Kernels& k = table(cuda0);
           const auto fresh = [](const Tensor& t) { return t.defined() ? empty(t.shape(), {t.dtype(), cuda0}) : t; };
           Tensor sums[2] = {fresh(x), fresh(x)}, outs[2] = {fresh(x), fresh(x)}, m[2] = {fresh(mean), fresh(mean)},
                  r[2] = {fresh(rstd), fresh(rstd)}, gx[2] = {fresh(x), on(add).clone()},
                  dropped[2] = {fresh(x), fresh(x)}, gw[2] = {fresh(w), fresh(w)}, gb[2] = {fresh(b), fresh(b)},
                  gs[2] = {fresh(w), fresh(w)};
-          if (p > 0) k.dropout(on(x), p, key, {}, on(add), sums[0]);
+          if (p > 0) kernels::dropout(cuda0, on(x), p, key, {}, on(add), sums[0]);
           else sums[0] = lockstep::add(on(add), on(x));
-          if (centered) k.layer_norm(sums[0], on(w), on(b), args.eps, outs[0], m[0], r[0]);
-          else k.rms_norm(sums[0], on(w), args.eps, outs[0], r[0]);
-          k.add_norm(on(x), on(add), on(w), on(b), args, sums[1], outs[1], m[1], r[1]);
-          if (centered) k.layer_norm_grad(on(g), sums[0], m[0], r[0], on(w), gx[0], gw[0], gb[0]);
-          else k.rms_norm_grad(on(g), sums[0], r[0], on(w), gx[0], gw[0]);
+          if (centered) kernels::layer_norm(cuda0, sums[0], on(w), on(b), args.eps, outs[0], m[0], r[0]);
+          else kernels::rms_norm(cuda0, sums[0], on(w), args.eps, outs[0], r[0]);
+          kernels::add_norm(cuda0, on(x), on(add), on(w), on(b), args, sums[1], outs[1], m[1], r[1]);
+          if (centered) kernels::layer_norm_grad(cuda0, on(g), sums[0], m[0], r[0], on(w), gx[0], gw[0], gb[0]);
+          else kernels::rms_norm_grad(cuda0, on(g), sums[0], r[0], on(w), gx[0], gw[0]);
           gx[0] = lockstep::add(on(add), gx[0]);
-          k.dropout(gx[0], p, key, {}, {}, dropped[0]);
-          k.column_sums(dropped[0], gs[0]);
-          k.add_norm_grad(on(g), gx[1], sums[1], m[1], r[1], on(w), args, gx[1], dropped[1], gw[1], gb[1], gs[1]);
+          kernels::dropout(cuda0, gx[0], p, key, {}, {}, dropped[0]);
+          kernels::column_sums(cuda0, dropped[0], gs[0]);
+          kernels::add_norm_grad(cuda0, on(g), gx[1], sums[1], m[1], r[1], on(w), args, gx[1], dropped[1], gw[1], gb[1],
+                                 gs[1]);
           for (const Tensor* pair : {sums, outs, m, r, gx, dropped, gw, gb, gs})
             if (pair[0].defined()) CHECK_MESSAGE(bytes_of(pair[0]) == bytes_of(pair[1]), what);
         }
@@ -192,17 +195,16 @@ TEST_CASE("cuda: a norm has the same bits wherever its inputs lie") {
           for (Tensor& t : of_columns) t = at({n}, 6);
           Tensor sum = empty({rows, n}, {dtype, cuda0}), out[] = {empty_like(sum), empty_like(sum)},
                  dropped = empty_like(sum), grad_x[] = {at({rows, n}, 2), empty_like(sum)};
-          const Kernels& k = table(cuda0);
-          k.add_norm(x, add, w, b, args, sum, out[0], of_rows[0], of_rows[1]);
-          k.add_norm_grad(g, grad_x[0], sum, of_rows[0], of_rows[1], w, args, grad_x[0], dropped, of_columns[0],
-                          of_columns[1], of_columns[4]);
-          k.column_sums(x, of_columns[5]);
+          kernels::add_norm(cuda0, x, add, w, b, args, sum, out[0], of_rows[0], of_rows[1]);
+          kernels::add_norm_grad(cuda0, g, grad_x[0], sum, of_rows[0], of_rows[1], w, args, grad_x[0], dropped,
+                                 of_columns[0], of_columns[1], of_columns[4]);
+          kernels::column_sums(cuda0, x, of_columns[5]);
           if (centered) {
-            k.layer_norm(x, w, b, args.eps, out[1], of_rows[2], of_rows[3]);
-            k.layer_norm_grad(g, x, of_rows[2], of_rows[3], w, grad_x[1], of_columns[2], of_columns[3]);
+            kernels::layer_norm(cuda0, x, w, b, args.eps, out[1], of_rows[2], of_rows[3]);
+            kernels::layer_norm_grad(cuda0, g, x, of_rows[2], of_rows[3], w, grad_x[1], of_columns[2], of_columns[3]);
           } else {
-            k.rms_norm(x, w, args.eps, out[1], of_rows[3]);
-            k.rms_norm_grad(g, x, of_rows[3], w, grad_x[1], of_columns[2]);
+            kernels::rms_norm(cuda0, x, w, args.eps, out[1], of_rows[3]);
+            kernels::rms_norm_grad(cuda0, g, x, of_rows[3], w, grad_x[1], of_columns[2]);
           }
           std::vector<Tensor> made = {sum,           out[0],        out[1],        dropped,
                                       grad_x[0],     grad_x[1],     of_columns[0], of_columns[2],
@@ -229,11 +231,11 @@ TEST_CASE("cuda: sums of columns, and the same bits from the norm that writes th
       const double bound = tolerance(Near::kernel, dtype) * 4;
       against_cpu(
           named("column_sums", dtype, rows, n), {x}, {w},
-          [](const Kernels& k, const Arguments& in, Arguments& to) { k.column_sums(in[0], to[0]); }, bound);
+          [](Device on, const Arguments& in, Arguments& to) { kernels::column_sums(on, in[0], to[0]); }, bound);
       const Tensor turned = random_tensor({n, rows}, dtype, 3).t();
       against_cpu(
           named("column_sums of a transposed matrix", dtype, rows, n), {turned}, {w},
-          [](const Kernels& k, const Arguments& in, Arguments& to) { k.column_sums(in[0], to[0]); }, bound);
+          [](Device on, const Arguments& in, Arguments& to) { kernels::column_sums(on, in[0], to[0]); }, bound);
       if (n > 13001) continue;
       const auto there = [](const Tensor& t) { return like_on(t, cuda0); };
       const Tensor g = there(random_tensor({rows, n}, dtype, 4)), sum = there(x), mean = there(statistics(rows, dtype)),
@@ -241,12 +243,11 @@ TEST_CASE("cuda: sums of columns, and the same bits from the norm that writes th
       mean.fill_(0.25), rstd.fill_(1.5);
       Tensor grad_x = empty_like(sum), of_weight = empty_like(there(w)), of_bias = empty_like(of_weight), none,
              sums[3] = {empty_like(of_weight), empty_like(of_weight), empty_like(of_weight)};
-      const Kernels& k = table(cuda0);
       const AddNormArgs args{.centered = true, .eps = 1e-3};
       // The second time without gradients of weight and bias.
-      k.add_norm_grad(g, {}, sum, mean, rstd, there(w), args, grad_x, none, of_weight, of_bias, sums[0]);
-      k.add_norm_grad(g, {}, sum, mean, rstd, there(w), args, grad_x, none, none, none, sums[1]);
-      k.column_sums(grad_x, sums[2]);
+      kernels::add_norm_grad(cuda0, g, {}, sum, mean, rstd, there(w), args, grad_x, none, of_weight, of_bias, sums[0]);
+      kernels::add_norm_grad(cuda0, g, {}, sum, mean, rstd, there(w), args, grad_x, none, none, none, sums[1]);
+      kernels::column_sums(cuda0, grad_x, sums[2]);
       for (const Tensor& other : {sums[1], sums[2]})
         CHECK_MESSAGE(bytes_of(sums[0]) == bytes_of(other), named("sums of a norm", dtype, rows, n));
     }
@@ -287,7 +288,6 @@ TEST_CASE("cuda: a row has the same bits whichever rows its block has had before
     int64_t rows, n;
     DType dtype;
   };
-  const Kernels& k = table(cuda0);
   // A block takes every 64th row or more of them. Short rows are in shared memory twice, longer ones once, and of the
   // longest ones a part.
   for (const auto [rows, n, dtype] :
@@ -305,14 +305,14 @@ TEST_CASE("cuda: a row has the same bits whichever rows its block has had before
       Tensor y = made(), dy = made(), normed = made(), mean = numbers(), rstd = numbers(), dx = made(), sum = made(),
              out = made(), loss = numbers(), lse = numbers(), dlogits = part(x).clone(), dw = empty_like(w),
              db = empty_like(w), none;
-      k.softmax(false, part(x), y);
-      k.softmax_grad(false, part(g), y, dy);
-      k.layer_norm(part(x), w, w, 1e-3, normed, mean, rstd);
-      k.layer_norm_grad(part(g), part(x), mean, rstd, w, dx, dw, db);
-      k.add_norm(part(x), part(g), w, w, args, sum, out, mean, rstd);
+      kernels::softmax(cuda0, false, part(x), y);
+      kernels::softmax_grad(cuda0, false, part(g), y, dy);
+      kernels::layer_norm(cuda0, part(x), w, w, 1e-3, normed, mean, rstd);
+      kernels::layer_norm_grad(cuda0, part(g), part(x), mean, rstd, w, dx, dw, db);
+      kernels::add_norm(cuda0, part(x), part(g), w, w, args, sum, out, mean, rstd);
       Tensor dsum = part(g).clone();
-      k.add_norm_grad(part(g), dsum, sum, mean, rstd, w, args, dsum, none, dw, db, none);
-      k.cross_entropy(dlogits, part(target), {}, {}, part(upstream), loss, lse, dlogits);
+      kernels::add_norm_grad(cuda0, part(g), dsum, sum, mean, rstd, w, args, dsum, none, dw, db, none);
+      kernels::cross_entropy(cuda0, dlogits, part(target), {}, {}, part(upstream), loss, lse, dlogits);
       return std::vector<Tensor>{y, dy, normed, mean, rstd, dx, sum, out, dsum, loss, lse, dlogits};
     };
     const std::vector<Tensor> all = of(0, rows);
@@ -330,8 +330,8 @@ TEST_CASE("cuda: layer norm around a large mean") {
   const Tensor x = add_scalar(random_tensor({3, 700}, f32, 1), 1e4);
   against_cpu(
       "large mean", {x}, {empty_like(x), statistics(3, f32), statistics(3, f32)},
-      [&](const Kernels& k, const Arguments& in, Arguments& to) {
-        k.layer_norm(in[0], {}, {}, 0, to[0], to[1], to[2]);
+      [&](Device on, const Arguments& in, Arguments& to) {
+        kernels::layer_norm(on, in[0], {}, {}, 0, to[0], to[1], to[2]);
       },
       tolerance(Near::large_mean, f32));
 }
@@ -356,19 +356,19 @@ TEST_CASE("cuda: batch norm and its gradient in both layouts") {
           const std::string what = str("batch_norm ", dtype, " (", n, ", ", c, ", ", s, last ? ") channels last" : ")");
           if (training) {
             against_cpu(what, {x, w, b}, {out, of_channel, of_channel, of_channel},
-                        [&](const Kernels& k, const Arguments& in, Arguments& to) {
-                          k.batch_norm(in[0], in[1], in[2], 1e-3, true, to[1], to[2], to[3], to[0]);
+                        [&](Device on, const Arguments& in, Arguments& to) {
+                          kernels::batch_norm(on, in[0], in[1], in[2], 1e-3, true, to[1], to[2], to[3], to[0]);
                         });
           } else {
-            against_cpu(what, {x, w, mean, rstd}, {out}, [&](const Kernels& k, const Arguments& in, Arguments& to) {
+            against_cpu(what, {x, w, mean, rstd}, {out}, [&](Device on, const Arguments& in, Arguments& to) {
               Tensor m = in[2], r = in[3], none;
-              k.batch_norm(in[0], in[1], {}, 1e-3, false, m, r, none, to[0]);
+              kernels::batch_norm(on, in[0], in[1], {}, 1e-3, false, m, r, none, to[0]);
             });
           }
           against_cpu(
               what + " gradient", {g, x, w, mean, rstd}, {out, empty_like(w), empty_like(b)},
-              [&](const Kernels& k, const Arguments& in, Arguments& to) {
-                k.batch_norm_grad(in[0], in[1], in[2], in[3], in[4], training, to[0], to[1], to[2]);
+              [&](Device on, const Arguments& in, Arguments& to) {
+                kernels::batch_norm_grad(on, in[0], in[1], in[2], in[3], in[4], training, to[0], to[1], to[2]);
               },
               tolerance(Near::batch_norm, dtype));
         }
@@ -387,11 +387,11 @@ TEST_CASE("cuda: cross entropy of some of the classes, of targets that are elsew
       const CrossEntropyArgs args{.ignore_index = -7, .elsewhere = true};
       const std::string what = named("cross_entropy elsewhere", dtype, rows, n);
       Tensor loss = statistics(rows, dtype), lse = statistics(rows, dtype), none;
-      table(cpu).cross_entropy(x, full_like(target, -7), {}, {.ignore_index = -7}, none, loss, lse, none);
+      kernels::cross_entropy(cpu, x, full_like(target, -7), {}, {.ignore_index = -7}, none, loss, lse, none);
       against_cpu(
           what + " gradient", {random_tensor({rows}, loss.dtype(), 5), x, add_scalar(lse, 1), target}, {empty_like(x)},
-          [&](const Kernels& k, const Arguments& in, Arguments& to) {
-            k.cross_entropy_grad(in[0], in[1], in[2], in[3], {}, args, to[0]);
+          [&](Device on, const Arguments& in, Arguments& to) {
+            kernels::cross_entropy_grad(on, in[0], in[1], in[2], in[3], {}, args, to[0]);
           },
           bound_of(dtype, n));
     }
@@ -412,31 +412,31 @@ TEST_CASE("cuda: cross entropy and its gradient, also in place") {
             const std::string what = named("cross_entropy", dtype, rows, n);
             against_cpu(
                 what, {x, target, w}, {statistics(rows, dtype), statistics(rows, dtype)},
-                [&](const Kernels& k, const Arguments& in, Arguments& to) {
+                [&](Device on, const Arguments& in, Arguments& to) {
                   Tensor none;
-                  k.cross_entropy(in[0], in[1], in[2], args, none, to[0], to[1], none);
+                  kernels::cross_entropy(on, in[0], in[1], in[2], args, none, to[0], to[1], none);
                 },
                 tolerance(Near::loss, dtype));
             Tensor loss = statistics(rows, dtype), lse = statistics(rows, dtype), none;
-            table(cpu).cross_entropy(x, target, w, args, none, loss, lse, none);
+            kernels::cross_entropy(cpu, x, target, w, args, none, loss, lse, none);
             const Tensor upstream = random_tensor({rows}, loss.dtype(), 5);
             against_cpu(
                 what + " with its gradient", {upstream, x, target, w},
                 {statistics(rows, dtype), statistics(rows, dtype), empty_like(x)},
-                [&](const Kernels& k, const Arguments& in, Arguments& to) {
+                [&](Device on, const Arguments& in, Arguments& to) {
                   Tensor alone[] = {empty_like(to[0]), empty_like(to[1]), empty_like(to[2])}, nothing;
-                  k.cross_entropy(in[1], in[2], in[3], args, nothing, alone[0], alone[1], nothing);
-                  k.cross_entropy_grad(in[0], in[1], alone[1], in[2], in[3], args, alone[2]);
+                  kernels::cross_entropy(on, in[1], in[2], in[3], args, nothing, alone[0], alone[1], nothing);
+                  kernels::cross_entropy_grad(on, in[0], in[1], alone[1], in[2], in[3], args, alone[2]);
                   to[2] = in[1].clone();
-                  k.cross_entropy(to[2], in[2], in[3], args, in[0], to[0], to[1], to[2]);
+                  kernels::cross_entropy(on, to[2], in[2], in[3], args, in[0], to[0], to[1], to[2]);
                   for (size_t i = 0; i < 3; ++i) CHECK_MESSAGE(bytes_of(to[i]) == bytes_of(alone[i]), what);
                 },
                 std::max(bound_of(dtype, n), 5e-5));
             against_cpu(
                 what + " gradient", {upstream, x, lse, target, w}, {empty_like(x)},
-                [&](const Kernels& k, const Arguments& in, Arguments& to) {
+                [&](Device on, const Arguments& in, Arguments& to) {
                   to[0] = in[1].clone();
-                  k.cross_entropy_grad(in[0], to[0], in[2], in[3], in[4], args, to[0]);
+                  kernels::cross_entropy_grad(on, in[0], to[0], in[2], in[3], in[4], args, to[0]);
                 },
                 bound_of(dtype, n));
           }
@@ -468,12 +468,12 @@ TEST_CASE("cuda: cross entropy neither reads nor writes what lies between rows")
         against_cpu(
             what, {upstream, x, target, w},
             {statistics(rows, dtype), statistics(rows, dtype), empty({rows, n}, {dtype, cpu})},
-            [&](const Kernels& k, const Arguments& in, Arguments& to) {
+            [&](Device on, const Arguments& in, Arguments& to) {
               Tensor apart = padded(3, in[1].device()), within = padded(3, in[1].device());
-              k.cross_entropy(in[1], in[2], in[3], args, in[0], to[0], to[1], apart);
+              kernels::cross_entropy(on, in[1], in[2], in[3], args, in[0], to[0], to[1], apart);
               to[2] = apart.contiguous();
               within.copy_(in[1]);
-              k.cross_entropy_grad(in[0], within, to[1], in[2], in[3], args, within);
+              kernels::cross_entropy_grad(on, in[0], within, to[1], in[2], in[3], args, within);
               CHECK_MESSAGE(bytes_of(within) == bytes_of(apart), what);
               for (const Tensor& made : {apart, within})
                 CHECK_MESSAGE(sum(abs(add_scalar(between(made).to(f32), -3))).item() == 0, what);
@@ -495,10 +495,10 @@ TEST_CASE("cuda: cross entropy reports a target outside the classes and leaves i
     return "(no error)";
   };
   CHECK(raised([&] {
-          table(cuda0).cross_entropy(x, target, {}, {}, none, loss, lse, none);
+          kernels::cross_entropy(cuda0, x, target, {}, {}, none, loss, lse, none);
         }).find("[cross_entropy] expected targets in [0, 5), got 5 in row 1") == 0);
   CHECK(raised([&] {
-          table(cuda0).cross_entropy_grad(loss, x, lse, target, {}, {}, grad);
+          kernels::cross_entropy_grad(cuda0, loss, x, lse, target, {}, {}, grad);
         }).find("[cross_entropy_grad] expected targets in [0, 5), got 5 in row 1") == 0);
   CHECK(loss.to(cpu).to_vector<float>()[1] == 0);
   CHECK(grad.to(cpu).to_vector<float>()[7] == 0);

@@ -1,5 +1,5 @@
-// A fake of cuSOLVER and cuBLAS: the decompositions that tensor/cuda/solvers.cpp uses, with checks of leading
-// dimensions, workspaces, streams, and that pointers belong to the device.
+// A fake of cuSOLVER and cuBLAS: the decompositions that extensions/linear_algebra/cuda/solvers.cpp uses. It checks
+// leading dimensions, workspaces, streams, and that pointers belong to the device.
 #include <cublas_v2.h>
 #include <cusolverDn.h>
 

@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "tensor/check.h"
+#include "base/check.h"
 #include "tests/golden_folder.h"
 #include "tests/temp_dir.h"
 

@@ -8,9 +8,9 @@
 #include <thread>
 
 #include "../messages.h"
+#include "base/threads.h"
 #include "dist/job.h"
 #include "group_body.h"
-#include "tensor/threads.h"
 #include "tests/dist/at_once.h"
 #include "tests/dist/job.h"
 
@@ -291,7 +291,7 @@ TEST_CASE("group: worlds of this process and of its threads") {
   CHECK(contains(message([] { init("mars://x"); }), "mars"));
   CHECK(contains(message([] { init(Rendezvous{.rank = 2, .world_size = 2}); }), "got rank 2 of 2"));
   CHECK(contains(message([] { init(Rendezvous{}, "gloo"); }),
-                 "[init] expected backend auto, native, nccl or mpi, got \"gloo\""));
+                 "[init] expected backend auto, native, nccl, got \"gloo\"; add_backend() adds others"));
   ProcessGroup& alone = init(Rendezvous{.port = 1});  // a world of one needs no store, so the port is not used
   CHECK(&alone == &world());
   CHECK(alone.size() == 1);

@@ -21,20 +21,22 @@ FIGURE = re.compile(r"(?<![\w.-])\d[\d.,]*\s?(?:ms|µs|us|s|%|KiB|MiB|GiB|MB|GB|
                     r"|\d(?:\.\d+)? times as|\d(?:\.\d+)? times (?:faster|slower|less|more)")
 SOURCE = re.compile(r"`(?:\S*/)?(?:lockstep|gpt|mlp|cnn|vit|bench_\w+|test_\w+|python3?|\w+\.(?:py|sh)) [^`]*`|^    (?:gpt|lockstep) "
                     r"|bench_\w+|test_\w+|bench/RESULTS\.md|tests/\S+\.(?:py|cpp)|scripts/\S+\.(?:py|sh)", re.M)
-# Sections whose figures are limits, defaults or calculations that the section explains.
+# Sections whose figures are limits, defaults or calculations that the section explains; pages of extensions by the
+# extension's name.
 EXCEPTIONS = {
     "collectives.md": ["All to one and back", "The ring", "Few steps for small data"],
     "cuda.md": ["Convolutions"],
-    "cuda-kernels.md": ["What the tables say", "Kernels along rows"],  # commands are elsewhere on the page
-    "data.md": ["Folders of pictures"],
+    "cuda-kernels.md": ["Kernels along rows"],  # commands are elsewhere on the page
     "ddp.md": ["Buckets"],
     "faults.md": ["Ranks"],  # its last column names the tests
+    "forecast": ["What the tables say"],  # commands are elsewhere on the page
     "launcher.md": ["Output"],
     "models.md": ["Cross entropy without all logits"],
     "onebit.md": ["1-bit optimizers", "The four optimizers"],
     "pipeline.md": ["What goes on", "When the formulas hold", "How a model is cut"],
-    "serving.md": ["Strangers", "Blocks"],
+    "serving": ["Strangers", "Blocks"],
     "testing-cuda.md": ["Streams, memory and graphs"],
+    "vision": ["Folders of pictures"],
 }
 
 
@@ -47,8 +49,8 @@ def wrong_names():
     section = re.search(r"^## \[Unreleased\].*?(?=^## \[|\Z)", (ROOT / "CHANGELOG.md").read_text(), re.M | re.S)[0]
     folders = "{}/**/*".format
     code = read("lockstep.h", "meson.options", "docs/config.md", "docs/inference-config.md",
-                *(folders(top) + end for top in ("tensor", "autograd", "distributions", "nn", "optim", "data", "dist", "parallel", "zero", "engine",
-                                                 "pipeline", "inference", "train", "report", "trace", "apps") for end in (".h", ".def", ".inc")))
+                *(folders(top) + end for top in ("tensor", "autograd", "extensions", "nn", "optim", "data", "dist", "parallel", "zero", "engine",
+                                                 "pipeline", "inference", "train", "trace", "apps") for end in (".h", ".def", ".inc")))
     code = re.sub(r"//.*", "", code)
     words, options = set(re.findall(r"[A-Za-z_]\w*", code + read("docs/options.md"))), set(OPTION.findall(read("docs/options.md")))
     sections = re.findall(r"^## ((?:gpt|mlp|cnn) train\n.*?)(?=^## |\Z)", read("docs/options.md"), re.M | re.S)
@@ -84,13 +86,13 @@ def figures_without_source(page):
         text = re.sub(r"^```.*?^```", "", body, flags=re.M | re.S)
         figures = FIGURE.findall(re.sub(r"`[^`]*`", "", text))
         commands = [words for words in re.findall(r"^```([^\n]*)\n.*?^```", body, re.M | re.S) if not words.startswith(("cpp", "json"))]
-        if figures and not commands and not SOURCE.search(text) and heading not in EXCEPTIONS.get(page.name, ()):
+        if figures and not commands and not SOURCE.search(text) and heading not in EXCEPTIONS.get(page.parent.name if page.name == "README.md" else page.name, ()):
             yield f"{page.relative_to(ROOT)}:{number}: '{heading}' has figures ({', '.join(figures[:4])}), and no command or link to bench/RESULTS.md"
 
 
 def main():
     results = [problem and f"CHANGELOG.md: {problem}" for name, problem in wrong_names()]
-    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+    for page in [ROOT / "README.md", *sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/README.md")])]:
         if page.name not in GENERATED:
             results.append("\n".join(figures_without_source(page)) or None)
     for problem in filter(None, results):

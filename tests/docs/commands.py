@@ -32,7 +32,7 @@ BUILD = pathlib.Path(sys.argv[1]).resolve()
 sys.path.insert(0, str(ROOT / "scripts"))
 import options_page  # noqa: E402
 
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted((ROOT / "docs").glob("*.md"))
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/README.md")])
 OPTIONS = {title: {option.replace("_", "-") for option in options} for title, options in options_page.names(options_page.PAGE.read_text()).items()}
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:build/apps/|build/examples/|build/)?(lockstep|gpt|mlp|cnn|vit|vae|speech) (?![a-z]+:)[^─]*$")
 PLACEHOLDER = re.compile(r"(^|[ =,])(?!LICENSE)[A-Z][A-Z]+(?![\w:])|\.\.\.|<")

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Keeps the code in the documents true. Every ```cpp block of README.md, CONTRIBUTING.md and docs/*.md must be one of:
+"""Keeps the code in the documents true. Every ```cpp block of README.md, CONTRIBUTING.md, docs/*.md and extensions' pages must be one of:
 
     ```cpp run           a whole program: compiled, linked and run; it must exit with 0
     ```cpp body          statements: wrapped into a main() that has `namespace ls = lockstep`, then as above
@@ -27,7 +27,7 @@ LIBRARIES = ["-fopenmp", "-pthread", "-lz", "-lpng", "-ljpeg", "-lsodium", "-lfm
 
 
 def documents():
-    return [ROOT / name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()] + sorted((ROOT / "docs").glob("*.md"))
+    return [ROOT / name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()] + sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/README.md")])
 
 
 class Block:
@@ -74,7 +74,7 @@ def build(text, program, options):
     """The compiler's errors; "" if the program is valid."""
     source = program.with_suffix(".cpp")
     source.write_text(text)
-    command = options.compiler + FLAGS + [str(source), "-o", str(program), options.library] + options.link + LIBRARIES
+    command = options.compiler + FLAGS + ["-I", str(pathlib.Path(options.library).parent), str(source), "-o", str(program), options.library] + options.link + LIBRARIES
     done = subprocess.run(command, capture_output=True, text=True)
     return "does not compile:\n" + "\n".join(done.stderr.splitlines()[:30]) if done.returncode else None
 

@@ -13,15 +13,15 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 NUMBER = r"(\d[\d.]*(?:e-?\d+)?(?: %)?)"
 ROWS = [
     # losses of plans that split sums
-    ("verify.md", "They must agree within NUMBER where products are in f32", "apps/verify.cpp", '"f32" ? NUMBER : '),
-    ("verify.md", "and within NUMBER in 16 bits", "apps/verify.cpp", '"f32" ? 1e-4 : NUMBER;'),
-    ("mesh.md", "| f32 | NUMBER; over 50 steps", "apps/verify.cpp", '"f32" ? NUMBER : '),
-    ("mesh.md", "over 50 steps at usual rates it is less than NUMBER |", "tests/parallel/tensor/training_test.cpp", "off <= NUMBER, "),
-    ("mesh.md", "| f16, bf16 (parameters or `--precision`), fp8 | NUMBER |", "apps/verify.cpp", '"f32" ? 1e-4 : NUMBER;'),
-    ("tensor-parallel.md", "| f32, NUMBER steps at usual rates, with dropout, clipping and replicas |", "tests/parallel/tensor/training_test.cpp", 'TEST_CASE("NUMBER steps with dropout, clipping and copies'),
-    ("tensor-parallel.md", "at usual rates, with dropout, clipping and replicas | less than NUMBER of the loss", "tests/parallel/tensor/training_test.cpp", "off <= NUMBER, "),
+    ("verify.md", "They must agree within NUMBER where products are in f32", "apps/verify_command.cpp", '"f32" ? NUMBER : '),
+    ("verify.md", "and within NUMBER in 16 bits", "apps/verify_command.cpp", '"f32" ? 1e-4 : NUMBER;'),
+    ("mesh.md", "| f32 | NUMBER; over 50 steps", "apps/verify_command.cpp", '"f32" ? NUMBER : '),
+    ("mesh.md", "over 50 steps at usual rates it is less than NUMBER |", "tests/parallel/tensor_parallel/training_test.cpp", "off <= NUMBER, "),
+    ("mesh.md", "| f16, bf16 (parameters or `--precision`), fp8 | NUMBER |", "apps/verify_command.cpp", '"f32" ? 1e-4 : NUMBER;'),
+    ("tensor-parallel.md", "| f32, NUMBER steps at usual rates, with dropout, clipping and replicas |", "tests/parallel/tensor_parallel/training_test.cpp", 'TEST_CASE("NUMBER steps with dropout, clipping and copies'),
+    ("tensor-parallel.md", "at usual rates, with dropout, clipping and replicas | less than NUMBER of the loss", "tests/parallel/tensor_parallel/training_test.cpp", "off <= NUMBER, "),
     ("tensor-parallel.md", "at usual rates, with dropout, clipping and replicas | less than NUMBER of the loss", "tests/tensor_parallel.py", "near(mine, expected, NUMBER)"),
-    ("tensor-parallel.md", "| f64, all gradients, for 1, 2, 3, 4 and 8 ranks | NUMBER |", "tests/parallel/tensor/util.h", "double tolerance = NUMBER)"),
+    ("tensor-parallel.md", "| f64, all gradients, for 1, 2, 3, 4 and 8 ranks | NUMBER |", "tests/parallel/tensor_parallel/util.h", "double tolerance = NUMBER)"),
     ("sequence-parallel.md", "| attention and its gradients, f64, 1 to 8 ranks, with and without a causal mask | to NUMBER |", "tests/parallel/sequence/attention_test.cpp", "c.dtype == f64 ? NUMBER :"),
     ("sequence-parallel.md", "| a GPT's loss and gradients over data x context ranks, f64 | to NUMBER |", "tests/parallel/sequence/context_test.cpp", "gradients(*whole)) < NUMBER)"),
     ("moe.md", "in f64 to NUMBER with all gradients", "tests/parallel/moe/layer_test.cpp", "expected.tensor().narrow(0, first, n)) < NUMBER)"),

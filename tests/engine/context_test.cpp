@@ -5,9 +5,8 @@
 #include <cmath>
 
 #include "engine/engine.h"
-#include "engine/plan.h"
 #include "parallel/sequence/context_parallel.h"
-#include "parallel/tensor/apply.h"
+#include "parallel/tensor_parallel/apply.h"
 #include "pipeline/layers.h"
 #include "tests/engine/util.h"
 
@@ -246,29 +245,6 @@ TEST_CASE("context: pipeline::Engine alone averages over copies and parts") {
   };
   const Tensors one = run("dp1");
   for (const char* plan : {"cp2", "pp2+cp2", "dp2+pp2+cp2"}) check_near(run(plan), one, plan);
-}
-
-TEST_CASE("context: the ring sends as many bytes as lockstep plan predicts") {
-  for (const char* plan : {"cp2", "cp4", "pp2+cp2", "cp2+tp2"}) {
-    const parallel::Plan axes = parallel::parse_plan(plan);
-    const Case c{.plan = plan};
-    const auto planned = engine::plan_parts(
-        c.config(),
-        engine::shape_of<nn::GPT>({.vocab = vocab, .context = length, .layers = 2, .width = 16, .heads = 4}), axes);
-    const auto sent = on_ranks<int64_t>(axes.ranks(), [&](int) {
-      const parallel::Mesh mesh(axes, dist::world());
-      EngineBase e = make_pipeline(c, mesh);
-      const int64_t before = mesh.cp().traffic().sent;
-      e.train_batch([&](int64_t micro) {
-        const Tensor tokens = sequence::slice(sample_of(0, micro).input, 1, axes.cp, mesh.at().cp, Order::zigzag);
-        return pipeline::Sample{{tokens}, {tokens}};
-      });
-      return mesh.cp().traffic().sent - before;
-    });
-    for (int rank = 0; rank < axes.ranks(); ++rank)
-      // Twice, because this run is in f64.
-      CHECK(double(sent[size_t(rank)]) == 2 * planned.context_traffic[size_t(coordinates_of(axes, rank).pp)]);
-  }
 }
 
 TEST_CASE("context: the same bits under every plan, whether the engine gets an optimizer or makes it") {

@@ -8,7 +8,7 @@
 #include "data/safetensors.h"
 #include "engine/engine.h"
 #include "parallel/moe/expert_parallel.h"
-#include "parallel/tensor/apply.h"
+#include "parallel/tensor_parallel/apply.h"
 #include "pipeline/layers.h"
 #include "tests/engine/util.h"
 

@@ -6,7 +6,7 @@
 #include "nn/fp8.h"
 #include "nn/models/gpt.h"
 #include "parallel/sequence/context_parallel.h"
-#include "parallel/tensor/apply.h"
+#include "parallel/tensor_parallel/apply.h"
 #include "tests/engine/util.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"

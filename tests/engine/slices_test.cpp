@@ -6,7 +6,7 @@
 #include <csignal>
 
 #include "engine/engine.h"
-#include "parallel/tensor/apply.h"
+#include "parallel/tensor_parallel/apply.h"
 #include "tests/engine/util.h"
 
 using namespace lockstep;

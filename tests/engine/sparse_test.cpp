@@ -8,7 +8,7 @@
 #include "engine/check_plan.h"
 #include "engine/engine.h"
 #include "nn/models/gpt.h"
-#include "parallel/tensor/apply.h"
+#include "parallel/tensor_parallel/apply.h"
 #include "tests/engine/util.h"
 #include "tests/golden_folder.h"
 

@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include "nn/layer_list.h"
-#include "optim/lbfgs.h"
 #include "parallel/buckets.h"
 #include "parallel/data_parallel.h"
 #include "parallel/naive_ddp.h"
@@ -353,16 +352,4 @@ TEST_CASE("unfreezing: ranks that freeze other parameters all fail, and are told
     });
     for (const std::string& said : found) CHECK_MESSAGE(contains(said, "frozen: b.weight"), said);
   }
-}
-
-TEST_CASE("unfreezing: LBFGS moves nothing that is frozen, whatever its history says") {
-  const Shared net = make_three();
-  optim::LBFGS lbfgs(net->parameters(), {.lr = 0.5, .max_iter = 3});
-  const auto loss = [&] { return loss_of_part((*net)(data_of(0, 0, 4)), 0, 0); };
-  lbfgs.step(loss);
-  net->a.requires_grad_(false);
-  const Tensor before = net->a.weight.tensor().clone(), other = net->b.weight.tensor().clone();
-  lbfgs.step(loss);
-  CHECK(equal(net->a.weight.tensor(), before));
-  CHECK_FALSE(equal(net->b.weight.tensor(), other));
 }

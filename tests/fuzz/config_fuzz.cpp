@@ -2,8 +2,8 @@
 // round trip.
 #include <cstdlib>
 
+#include "base/check.h"
 #include "engine/config.h"
-#include "tensor/check.h"
 #include "tests/fuzz/limits.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

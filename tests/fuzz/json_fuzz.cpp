@@ -1,8 +1,8 @@
 // libFuzzer: any text as JSON is rejected with an Error, or survives being written and parsed again.
 #include <cstdlib>
 
+#include "base/check.h"
 #include "data/json.h"
-#include "tensor/check.h"
 #include "tests/fuzz/limits.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -2,7 +2,7 @@
 // a round trip.
 #include <cstdlib>
 
-#include "engine/checkpoint/manifest.h"
+#include "checkpoint/manifest.h"
 #include "tests/fuzz/limits.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

@@ -2,8 +2,8 @@
 // configuration (chosen by the first byte) is read or rejected with an Error.
 #include <cstdlib>
 
+#include "extensions/serving/chat.h"
 #include "inference/config.h"
-#include "inference/serve/chat.h"
 #include "nn/hugging_face/adapter.h"
 #include "nn/hugging_face/pretrained.h"
 #include "nn/hugging_face/weights.h"

@@ -1,17 +1,16 @@
-// libFuzzer: any record that a job leaves (a run's folder, a flight record, an error file, a checkpoint's `latest`),
-// host list, handshake of a data connection, or handshake between launchers on two hosts (chosen by the first byte) is
-// read or rejected with an Error.
+// libFuzzer: a record that a job leaves (a flight record, an error file, a checkpoint's `latest`), a host list, a
+// handshake of a data connection, or one between launchers on two hosts (chosen by the first byte) is read or rejected
+// with an Error.
 #include <fcntl.h>
 #include <unistd.h>
 
 #include <cstdlib>
 
+#include "checkpoint/folder.h"
 #include "dist/flight.h"
 #include "dist/launcher/hostfile.h"
 #include "dist/launcher/launch.h"
 #include "dist/transports/handshake.h"
-#include "engine/checkpoint/folder.h"
-#include "report/page.h"
 #include "tests/fuzz/folder.h"
 #include "tests/fuzz/limits.h"
 
@@ -20,14 +19,8 @@ using namespace lockstep;
 namespace {
 
 void read(char kind, std::string_view text) {
-  static const fuzz::Folder folder, run, checkpoints_;
+  static const fuzz::Folder folder, checkpoints_;
   switch (kind) {
-    case 'R': {
-      run.write(text, {"metrics.jsonl", "config.json", "rank-0.json", "rank-1.json"});
-      const report::RunFiles files = report::read_run(run.path());
-      if (report::make_page(files, report::analyze(files)).empty()) std::abort();
-      break;
-    }
     case 'F':
       folder.write(text, {"flight-0.json", "flight-1.json"});
       if (dist::explain_flight(folder.path()).empty()) std::abort();

@@ -3,10 +3,10 @@
 #include <cstdlib>
 #include <string>
 
+#include "base/check.h"
 #include "data/bpe.h"
 #include "data/json.h"
 #include "data/unicode.h"
-#include "tensor/check.h"
 #include "tests/fuzz/limits.h"
 
 namespace {

@@ -3,6 +3,7 @@
 // cases as JSON: a name, what to compute, options. Its tensors are named <case>/<what>.
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -10,6 +11,8 @@
 #include "autograd/ops.h"
 #include "data/json.h"
 #include "data/safetensors.h"
+#include "nn/module.h"
+#include "optim/optimizer.h"
 
 namespace golden {
 
@@ -89,16 +92,60 @@ Dims to_dims(const Json& json);
 /// Applies the views that a list in a case's JSON describes: slice, transpose, permute, expand.
 Variable apply_views(Variable x, const Json& views);
 
-// Add the functions that compute each op, by name, to the table of run_op.
-using Run = std::function<std::vector<Variable>(const std::vector<Variable>&, const Case&)>;
-void add_linalg(std::map<std::string, Run>& table);
-void add_distributions(std::map<std::string, Run>& table);
+using Inputs = std::vector<Variable>;
+using Outputs = std::vector<Variable>;
+using Run = std::function<Outputs(const Inputs&, const Case&)>;
+
+/// What a case with "called" calls: a module, or a function if `module` is null.
+struct Callee {
+  std::unique_ptr<lockstep::nn::Module> module;
+  std::function<Outputs(const Inputs&)> call;
+};
+template <class L, class Call> Callee with(std::unique_ptr<L> layer, const Call& call) {
+  L* const l = layer.get();
+  return {std::move(layer), [l, call](const Inputs& in) { return call(*l, in); }};
+}
+
+/// An optimizer over `parameters`; if the case has groups, they override options by name.
+template <class Opt, class Options>
+std::unique_ptr<lockstep::optim::Optimizer> grouped(const Case& c, const std::vector<Variable>& parameters,
+                                                    const Options& options) {
+  const Json* groups = c.json().find("groups");
+  if (!groups) return std::make_unique<Opt>(parameters, options);
+  std::vector<typename Opt::Group> list;
+  for (const Json& group : groups->as_array()) {
+    typename Opt::Group g{{}, options};
+    for (const Json& index : group.at("params").as_array()) g.parameters.push_back(parameters.at(index.as_int()));
+    for (const auto& [key, value] : group.as_object())
+      if (key != "params") *lockstep::optim::by_name(g.options.table()).at(key) = value.as_number();
+    list.push_back(g);
+  }
+  return std::make_unique<Opt>(list);
+}
+
+/// The functions that cases name. Those of an extension come from its tests/golden_cases.cpp, which defines
+/// golden::add_NAME(Functions&); extension_cases.cpp.in calls it.
+struct Functions {
+  std::map<std::string, Run> ops;  ///< the values of "op"
+  std::map<std::string, std::function<std::unique_ptr<lockstep::nn::Module>(const Case&)>> layers;  ///< of "layer"
+  /// How a layer that takes several inputs is called, by kind().
+  std::map<std::string, std::function<Variable(lockstep::nn::Module&, const Inputs&)>> calls;
+  std::map<std::string, std::function<Callee(const Case&)>> called;  ///< of "called"
+  /// The values of "optimizer".
+  std::map<std::string,
+           std::function<std::unique_ptr<lockstep::optim::Optimizer>(const Case&, const std::vector<Variable>&)>>
+      optimizers;
+  std::map<std::string, void (*)(const Case&, Report&)> kinds;  ///< by a key that only cases of this kind have
+};
+/// The functions of the extensions that were built.
+const Functions& of_extensions();
+/// The folders with golden files: those of the extensions and, in the tree, tests/golden.
+const std::vector<std::string>& folders();
 
 // One function per kind of case.
 void run_op(const Case& c, Report& report);
 void run_layer(const Case& c, Report& report);
 void run_called(const Case& c, Report& report);
-void run_recurrent(const Case& c, Report& report);
 void run_optimizer(const Case& c, Report& report);
 void run_clip(const Case& c, Report& report);
 void run_schedule(const Case& c, Report& report);

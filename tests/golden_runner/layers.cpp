@@ -47,10 +47,9 @@ template <class Change> std::unique_ptr<Module> of_kind(const Case& c, Change ch
 
 /// If a layer takes one input, several inputs are separate calls; returns the last result.
 Variable call_layer(Module& layer, const std::vector<Variable>& in) {
+  const auto& calls = of_extensions().calls;
+  if (const auto own = calls.find(layer.kind()); own != calls.end()) return own->second(layer, in);
   if (auto* embedding = dynamic_cast<Embedding*>(&layer)) return (*embedding)(in.back().tensor());
-  if (auto* bilinear = dynamic_cast<Bilinear*>(&layer)) return (*bilinear)(in[0], in[1]);
-  if (auto* cosine = dynamic_cast<CosineSimilarity*>(&layer)) return (*cosine)(in[0], in[1]);
-  if (auto* distance = dynamic_cast<PairwiseDistance*>(&layer)) return (*distance)(in[0], in[1]);
   if (auto* bag = dynamic_cast<EmbeddingBag*>(&layer)) {
     const bool has_weights = is_floating(in.back().dtype()), has_offsets = in.size() > 1 && !is_floating(in[1].dtype());
     return (*bag)(in[0].tensor(), has_offsets ? in[1].tensor() : Tensor(), has_weights ? in.back() : Variable());
@@ -91,11 +90,6 @@ std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> make_
                                         pair(c, "stride", 1), pair(c, "padding", 0), pair(c, "dilation", 1),
                                         c.integer("groups", 1), c.flag("bias", true)});
   };
-  t["ConvTranspose2d"] = [](const Case& c) {
-    return make<ConvTranspose2d>(ConvTranspose2d::Options{
-        c.integer("in"), c.integer("out"), pair(c, "kernel_size", 1), pair(c, "stride", 1), pair(c, "padding", 0),
-        pair(c, "output_padding", 0), pair(c, "dilation", 1), c.integer("groups", 1), c.flag("bias", true)});
-  };
   t["MaxPool2d"] = [](const Case& c) {
     return make<MaxPool2d>(MaxPool2d::Options{
         pair(c, "kernel_size", 2), c.arg("stride") ? std::optional<Pair>(pair(c, "stride", 1)) : std::nullopt,
@@ -113,34 +107,15 @@ std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> make_
     return make<GELU>(GELU::Options{c.text("approximate", "none") == "tanh" ? Gelu::tanh : Gelu::erf});
   };
   t["ReLU6"] = [](const Case&) { return make<ReLU6>(); };
-  t["SELU"] = [](const Case&) { return make<SELU>(); };
   t["Hardsigmoid"] = [](const Case&) { return make<Hardsigmoid>(); };
   t["LogSigmoid"] = [](const Case&) { return make<LogSigmoid>(); };
-  t["Tanhshrink"] = [](const Case&) { return make<Tanhshrink>(); };
-  t["Softsign"] = [](const Case&) { return make<Softsign>(); };
-  t["Softmax2d"] = [](const Case&) { return make<Softmax2d>(); };
   t["Identity"] = [](const Case&) { return make<Identity>(); };
   t["Dropout1d"] = [](const Case&) { return make<Dropout1d>(); };
-  t["AlphaDropout"] = [](const Case&) { return make<AlphaDropout>(); };
-  t["CELU"] = [](const Case& c) { return make<CELU>(CELU::Options{c.number("alpha", CELU().alpha)}); };
   t["PReLU"] = [](const Case& c) { return make<PReLU>(PReLU::Options{c.integer("channels", 1)}); };
   t["RReLU"] = [](const Case& c) {
     return make<RReLU>(RReLU::Options{c.number("lower", RReLU().o.lower), c.number("upper", RReLU().o.upper)});
   };
-  t["Hardtanh"] = [](const Case& c) {
-    return make<Hardtanh>(Hardtanh::Options{c.number("low", Hardtanh().o.low), c.number("high", Hardtanh().o.high)});
-  };
-  t["Hardshrink"] = [](const Case& c) {
-    return make<Hardshrink>(Hardshrink::Options{c.number("lambda", Hardshrink().lambda)});
-  };
-  t["Softshrink"] = [](const Case& c) {
-    return make<Softshrink>(Softshrink::Options{c.number("lambda", Softshrink().lambda)});
-  };
-  t["Threshold"] = [](const Case& c) {
-    return make<Threshold>(Threshold::Options{c.number("threshold"), c.number("value")});
-  };
   t["GLU"] = [](const Case& c) { return make<GLU>(GLU::Options{c.integer("dim", GLU().dim)}); };
-  t["Softmin"] = [](const Case& c) { return make<Softmin>(Softmin::Options{c.integer("dim")}); };
   t["LogSoftmax"] = [](const Case& c) { return make<LogSoftmax>(LogSoftmax::Options{c.integer("dim")}); };
   t["Unflatten"] = [](const Case& c) { return make<Unflatten>(Unflatten::Options{c.integer("dim"), c.dims("shape")}); };
   t["PixelShuffle"] = [](const Case& c) { return make<PixelShuffle>(PixelShuffle::Options{c.integer("factor")}); };
@@ -158,16 +133,6 @@ std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> make_
   t["InstanceNorm1d"] = [](const Case& c) { return make<InstanceNorm1d>(instance_norm(c)); };
   t["InstanceNorm2d"] = [](const Case& c) { return make<InstanceNorm2d>(instance_norm(c)); };
   t["InstanceNorm3d"] = [](const Case& c) { return make<InstanceNorm3d>(instance_norm(c)); };
-  t["Bilinear"] = [](const Case& c) {
-    return make<Bilinear>(
-        Bilinear::Options{c.integer("in1"), c.integer("in2"), c.integer("out"), c.flag("bias", true)});
-  };
-  t["CosineSimilarity"] = [](const Case& c) {
-    return make<CosineSimilarity>(CosineSimilarity::Options{c.integer("dim"), c.number("eps")});
-  };
-  t["PairwiseDistance"] = [](const Case& c) {
-    return make<PairwiseDistance>(PairwiseDistance::Options{.p = c.number("p"), .keepdim = c.flag("keepdim", false)});
-  };
   t["EmbeddingBag"] = [](const Case& c) {
     using Mode = EmbeddingBag::Mode;
     return make<EmbeddingBag>(EmbeddingBag::Options{c.integer("num"), c.integer("dim"),
@@ -247,7 +212,11 @@ std::string our_name(std::string name) {
 }  // namespace
 
 void run_layer(const Case& c, Report& report) {
-  static const auto layers = make_layers();
+  static const auto layers = [] {
+    auto all = make_layers();
+    all.insert(of_extensions().layers.begin(), of_extensions().layers.end());
+    return all;
+  }();
   static const auto losses = make_losses();
   const std::string kind = c.json().at("layer").as_string();
   std::vector<Variable> inputs;

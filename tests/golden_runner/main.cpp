@@ -150,10 +150,11 @@ namespace {
 /// The function that runs a case, chosen by the case's keys.
 auto kind_of(const Json& c) -> void (*)(const Case&, Report&) {
   const Json* what = c.find("what");
+  for (const auto& [key, run] : of_extensions().kinds)
+    if (c.find(key)) return run;
   if (c.find("op")) return run_op;
   if (c.find("layer")) return run_layer;
   if (c.find("called")) return run_called;
-  if (c.find("recurrent")) return run_recurrent;
   if (c.find("optimizer")) return run_optimizer;
   if (c.find("schedule")) return run_schedule;
   if (c.find("folder")) return run_gpt2;
@@ -215,11 +216,12 @@ std::pair<int, int> run_file(const fs::path& path) {
 int main() {
   if (!use_test_device()) return 2;
   try {
-    const std::string folder = golden_folder();
+    const char* const asked = std::getenv("LOCKSTEP_GOLDEN_DIR");
+    const std::vector<std::string> folders = asked ? std::vector<std::string>{asked} : golden::folders();
     std::vector<std::filesystem::path> paths;
-    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-      if (entry.path().extension() == ".safetensors") paths.push_back(entry.path());
-    }
+    for (const std::string& one : folders)
+      for (const auto& entry : std::filesystem::directory_iterator(one))
+        if (entry.path().extension() == ".safetensors") paths.push_back(entry.path());
     std::sort(paths.begin(), paths.end());
     int passed = 0, failed = 0;
     for (const auto& path : paths) {
@@ -228,7 +230,8 @@ int main() {
       failed += f;
     }
     if (passed + failed == 0) {
-      std::cerr << "no golden cases in " << folder << "; set LOCKSTEP_GOLDEN_DIR to a folder of .safetensors files\n";
+      std::cerr << "no golden cases in " << (folders.empty() ? "no folder" : folders[0])
+                << "; set LOCKSTEP_GOLDEN_DIR to a folder of .safetensors files\n";
       return 2;
     }
     std::cout << passed << " passed, " << failed << " failed\n";

@@ -2,9 +2,6 @@
 #include <cmath>
 #include <functional>
 
-#include "autograd/composed.h"
-#include "autograd/fft.h"
-#include "autograd/losses.h"
 #include "tests/golden_runner/golden.h"
 
 namespace golden {
@@ -37,183 +34,6 @@ Reduction reduction_of(const Case& c) {
   return text == "none" ? Reduction::none : text == "sum" ? Reduction::sum : Reduction::mean;
 }
 
-/// Operations of autograd/composed.h.
-void add_composed(std::map<std::string, Run>& t) {
-  t["cdist"] = binary([](const Variable& a, const Variable& b) { return cdist(a, b); });
-  t["take_along_dim"] = [](const Inputs& in, const Case& c) {
-    return Outputs{take_along_dim(in[0], in[1].tensor(), c.integer("dim"))};
-  };
-  t["logcumsumexp"] = [](const Inputs& in, const Case& c) { return Outputs{logcumsumexp(in[0], c.integer("dim"))}; };
-  t["quantile"] = [](const Inputs& in, const Case& c) {
-    const std::optional<int64_t> dim = c.arg("dim") ? std::optional<int64_t>(c.integer("dim")) : std::nullopt;
-    const std::map<std::string, Interpolation> kinds{{"linear", Interpolation::linear},
-                                                     {"lower", Interpolation::lower},
-                                                     {"higher", Interpolation::higher},
-                                                     {"nearest", Interpolation::nearest},
-                                                     {"midpoint", Interpolation::midpoint}};
-    return Outputs{quantile(in[0], c.number("q"), dim, c.flag("keepdim", false), kinds.at(c.text("how", "")))};
-  };
-  t["median"] = unary([](const Variable& x) { return median(x); });
-  t["median_dim"] = [](const Inputs& in, const Case& c) {
-    return with_indices(median(in[0], c.integer("dim"), c.flag("keepdim", false)));
-  };
-  t["meshgrid"] = [](const Inputs& in, const Case& c) { return Outputs(meshgrid(in, c.flag("xy", false))); };
-}
-
-/// Operations of autograd/composed.h and tensor/search.h that pick elements.
-void add_picking(std::map<std::string, Run>& t) {
-  t["masked_select"] = [](const Inputs& in, const Case&) {
-    return Outputs{masked_select(in[0], in[1].tensor().to(boolean))};
-  };
-  t["index_put"] = [](const Inputs& in, const Case& c) {  // inputs: x, values, then an index for each letter of "how"
-    std::vector<Tensor> indices;
-    size_t next = 2;
-    for (const char kind : c.text("how", "")) {
-      const Tensor index = kind == ':' ? Tensor() : in.at(next++).tensor();
-      indices.push_back(kind == 'm' ? index.to(boolean) : index);
-    }
-    return Outputs{index_put(in[0], indices, in[1], c.flag("accumulate", false))};
-  };
-  t["msort"] = unary([](const Variable& x) { return msort(x); });
-  t["kthvalue"] = [](const Inputs& in, const Case& c) {
-    return with_indices(kthvalue(in[0], c.integer("k"), c.integer("dim", -1), c.flag("keepdim", false)));
-  };
-  t["searchsorted"] = [](const Inputs& in, const Case& c) {
-    return Outputs{searchsorted(in[0].tensor(), in[1].tensor(),
-                                {c.flag("right", false), in.size() > 2 ? in[2].tensor() : Tensor()})};
-  };
-  t["bucketize"] = [](const Inputs& in, const Case& c) {
-    return Outputs{bucketize(in[0].tensor(), in[1].tensor(), c.flag("right", false))};
-  };
-  t["bincount"] = [](const Inputs& in, const Case& c) {
-    return Outputs{bincount(in[0].tensor(), in.size() > 1 ? in[1].tensor() : Tensor(), c.integer("minlength", 0))};
-  };
-  t["histc"] = [](const Inputs& in, const Case& c) {
-    return Outputs{histc(in[0].tensor(), c.integer("bins"), c.number("min"), c.number("max"))};
-  };
-  for (const char* name : {"unique", "unique_consecutive"})
-    t[name] = [runs = std::string(name) != "unique"](const Inputs& in, const Case& c) {
-      const Tensor& x = in[0].tensor();
-      const bool whole = !c.arg("dim");
-      const Unique u = whole  ? runs ? unique_consecutive(x) : unique(x)
-                        : runs ? unique_consecutive(x, c.integer("dim"))
-                              : unique(x, c.integer("dim"));
-      return Outputs{u.values, u.inverse, u.counts};
-    };
-  t["nonzero"] = [](const Inputs& in, const Case&) { return Outputs{nonzero(in[0].tensor())}; };
-}
-
-/// Operations of autograd/fft.h and complex.h; complex numbers are passed as pairs.
-void add_fft(std::map<std::string, Run>& t) {
-  const auto numbers = [](const Variable& x, const Case& c) {
-    return c.flag("real", false) ? x : complex(x.select(-1, 0), x.select(-1, 1));
-  };
-  const auto pairs = [](const Variable& y) { return Outputs{is_complex(y.dtype()) ? view_as_real(y) : y}; };
-  const auto norm = [](const Case& c) {
-    const std::string text = c.text("norm", "backward");
-    return text == "ortho" ? fft::Norm::ortho : text == "forward" ? fft::Norm::forward : fft::Norm::backward;
-  };
-  const auto one = [&](const char* name, auto fn) {
-    t[name] = [=](const Inputs& in, const Case& c) {
-      const std::optional<int64_t> n = c.arg("n") ? std::optional<int64_t>(c.integer("n")) : std::nullopt;
-      return pairs(fn(numbers(in[0], c), n, c.integer("dim", -1), norm(c)));
-    };
-  };
-  const auto many = [&](const char* name, auto fn) {
-    t[name] = [=](const Inputs& in, const Case& c) {
-      return pairs(fn(numbers(in[0], c), c.dims("s"), c.dims("dims"), norm(c)));
-    };
-  };
-#define LOCKSTEP_ONE(name) one(#name, [](auto&&... a) { return fft::name(a...); })
-#define LOCKSTEP_MANY(name) many(#name, [](auto&&... a) { return fft::name(a...); })
-  LOCKSTEP_ONE(fft);
-  LOCKSTEP_ONE(ifft);
-  LOCKSTEP_ONE(rfft);
-  LOCKSTEP_ONE(irfft);
-  LOCKSTEP_ONE(hfft);
-  LOCKSTEP_ONE(ihfft);
-  LOCKSTEP_MANY(fftn);
-  LOCKSTEP_MANY(ifftn);
-  LOCKSTEP_MANY(rfftn);
-  LOCKSTEP_MANY(irfftn);
-  LOCKSTEP_MANY(fft2);
-  LOCKSTEP_MANY(ifft2);
-  LOCKSTEP_MANY(rfft2);
-  LOCKSTEP_MANY(irfft2);
-#undef LOCKSTEP_ONE
-#undef LOCKSTEP_MANY
-  const auto shift = [&](const char* name, auto fn) {
-    t[name] = [=](const Inputs& in, const Case& c) { return pairs(fn(numbers(in[0], c), c.dims("dims"))); };
-  };
-  shift("fftshift", [](const Variable& x, const Dims& d) { return fft::fftshift(x, d); });
-  shift("ifftshift", [](const Variable& x, const Dims& d) { return fft::ifftshift(x, d); });
-  const auto each = [&](const char* name, auto fn) {
-    t[name] = [=](const Inputs& in, const Case& c) {
-      return pairs(
-          fn(numbers(in[0], c), in.size() > 1 ? complex(in[1].select(-1, 0), in[1].select(-1, 1)) : Variable()));
-    };
-  };
-  each("complex_add", [](const auto& a, const auto& b) { return a + b; });
-  each("complex_sub", [](const auto& a, const auto& b) { return a - b; });
-  each("complex_mul", [](const auto& a, const auto& b) { return a * b; });
-  each("complex_div", [](const auto& a, const auto& b) { return a / b; });
-  each("complex_abs", [](const auto& a, const auto&) { return abs(a); });
-  each("complex_angle", [](const auto& a, const auto&) { return angle(a); });
-  each("complex_conj", [](const auto& a, const auto&) { return conj(a); });
-  each("complex_square", [](const auto& a, const auto&) { return square(a); });
-  each("complex_reciprocal", [](const auto& a, const auto&) { return reciprocal(a); });
-  each("complex_sum", [](const auto& a, const auto&) { return sum(a); });
-}
-
-/// The losses of autograd/losses.h.
-void add_losses(std::map<std::string, Run>& t) {
-  const auto add = [&](const char* name, auto loss) {
-    t[name] = [loss](const Inputs& in, const Case& c) { return Outputs{loss(in, c, reduction_of(c))}; };
-  };
-  const auto weight = [](const Inputs& in) { return in.size() > 2 ? in[2].tensor() : Tensor(); };
-  add("bce_loss", [=](auto& in, auto&, auto r) { return bce_loss(in[0], in[1], weight(in), r); });
-  add("bce_with_logits_weighted",
-      [](auto& in, auto&, auto r) { return bce_with_logits(in[0], in[1], in[2].tensor(), in[3].tensor(), r); });
-  add("poisson_nll_loss", [](auto& in, auto& c, auto r) {
-    return poisson_nll_loss(in[0], in[1], {c.flag("log_input", true), c.flag("full", false), c.number("eps", 1e-8)}, r);
-  });
-  add("gaussian_nll_loss", [](auto& in, auto& c, auto r) {
-    return gaussian_nll_loss(in[0], in[1], in[2], {c.flag("full", false), c.number("eps", 1e-6)}, r);
-  });
-  add("sigmoid_focal_loss", [](auto& in, auto& c, auto r) {
-    return sigmoid_focal_loss(in[0], in[1], {c.number("alpha", 0.25), c.number("gamma", 2)}, r);
-  });
-  add("soft_margin_loss", [](auto& in, auto&, auto r) { return soft_margin_loss(in[0], in[1].tensor(), r); });
-  add("hinge_embedding_loss",
-      [](auto& in, auto& c, auto r) { return hinge_embedding_loss(in[0], in[1].tensor(), c.number("margin", 1), r); });
-  add("margin_ranking_loss", [](auto& in, auto& c, auto r) {
-    return margin_ranking_loss(in[0], in[1], in[2].tensor(), c.number("margin", 0), r);
-  });
-  add("cosine_embedding_loss", [](auto& in, auto& c, auto r) {
-    return cosine_embedding_loss(in[0], in[1], in[2].tensor(), c.number("margin", 0), r);
-  });
-  add("multi_margin_loss", [=](auto& in, auto& c, auto r) {
-    return multi_margin_loss(in[0], in[1].tensor(), {int(c.integer("p", 1)), c.number("margin", 1), weight(in)}, r);
-  });
-  add("multilabel_margin_loss",
-      [](auto& in, auto&, auto r) { return multilabel_margin_loss(in[0], in[1].tensor(), r); });
-  add("multilabel_soft_margin_loss",
-      [=](auto& in, auto&, auto r) { return multilabel_soft_margin_loss(in[0], in[1], weight(in), r); });
-  add("pairwise_distance", [](auto& in, auto& c, auto) {
-    return pairwise_distance(in[0], in[1], c.number("p", 2), c.number("eps", 1e-6), c.flag("keepdim", false));
-  });
-  add("triplet_margin_loss", [](auto& in, auto& c, auto r) {
-    const TripletOptions o{c.number("margin", 1), c.number("p", 2), c.number("eps", 1e-6), c.flag("swap", false)};
-    return triplet_margin_loss(in[0], in[1], in[2], o, r);
-  });
-  add("triplet_margin_with_distance_loss", [](auto& in, auto& c, auto r) {
-    TripletDistanceOptions o{{}, c.number("margin", 1), c.flag("swap", false)};
-    if (c.flag("squares", false))
-      o.distance = [](const Variable& x, const Variable& y) { return sum(square(x - y), {-1}); };
-    return triplet_margin_with_distance_loss(in[0], in[1], in[2], o, r);
-  });
-}
-
 std::map<std::string, Run> make_table() {
   std::map<std::string, Run> t;
 #define LOCKSTEP_UNARY(name, functor, types) t[#name] = unary([](const Variable& x) { return name(x); });
@@ -236,6 +56,9 @@ std::map<std::string, Run> make_table() {
     return Outputs{addcmul(in[0], in[1], in[2], c.number("value", 1))};
   };
   t["lerp"] = [](const Inputs& in, const Case& c) { return Outputs{lerp(in[0], in[1], c.number("weight"))}; };
+  t["bce_with_logits_weighted"] = [](const Inputs& in, const Case& c) {
+    return Outputs{bce_with_logits(in[0], in[1], in[2].tensor(), in[3].tensor(), reduction_of(c))};
+  };
   t["cast_bf16_and_back"] = unary([](const Variable& x) { return x.to(bf16).to(f32); });
   t["cast_f16_and_back"] = unary([](const Variable& x) { return x.to(f16).to(f32); });
 
@@ -402,12 +225,7 @@ std::map<std::string, Run> make_table() {
     return Outputs{kl_div(in[0], in[1], c.text("reduction", "mean") == "sum" ? KlReduction::sum : KlReduction::mean,
                           c.flag("log_target", false))};
   };
-  add_losses(t);
-  add_composed(t);
-  add_picking(t);
-  add_linalg(t);
-  add_distributions(t);
-  add_fft(t);
+  t.insert(of_extensions().ops.begin(), of_extensions().ops.end());
   return t;
 }
 

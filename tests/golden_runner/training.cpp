@@ -22,33 +22,6 @@ std::pair<double, double> betas(const Case& c) {
               : std::pair(0.9, 0.999);
 }
 
-/// An optimizer over `parameters`; if the case has groups, they override options by name.
-template <class Opt, class Options>
-std::unique_ptr<Optimizer> grouped(const Case& c, const std::vector<Variable>& parameters, const Options& options) {
-  const Json* groups = c.json().find("groups");
-  if (!groups) return std::make_unique<Opt>(parameters, options);
-  std::vector<typename Opt::Group> list;
-  for (const Json& group : groups->as_array()) {
-    typename Opt::Group g{{}, options};
-    for (const Json& index : group.at("params").as_array()) g.parameters.push_back(parameters.at(index.as_int()));
-    for (const auto& [key, value] : group.as_object())
-      if (key != "params") *optim::by_name(g.options.table()).at(key) = value.as_number();
-    list.push_back(g);
-  }
-  return std::make_unique<Opt>(list);
-}
-
-/// An optimizer whose options have our own names in the case.
-template <class Opt, class Options>
-std::unique_ptr<Optimizer> by_name(const Case& c, const std::vector<Variable>& p, Options o) {
-  for (const auto& [key, value] : c.json().at("args").as_object()) {
-    if (!value.is_bool()) *optim::by_name(o.table()).at(key) = value.as_number();
-    else if (key == "maximize") o.maximize = value.as_bool();
-    else if constexpr (requires { o.decoupled_weight_decay; }) o.decoupled_weight_decay = value.as_bool();
-  }
-  return grouped<Opt>(c, p, o);
-}
-
 std::unique_ptr<Optimizer> make_optimizer(const std::string& kind, const Case& c, const std::vector<Variable>& p) {
   const auto [beta1, beta2] = betas(c);
   const double lr = c.number("lr", 1e-3), decay = c.number("weight_decay", 0);
@@ -112,16 +85,9 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& kind, const Case& c
                                      .weight_decay = decay,
                                      .maximize = maximize});
   }
-  if (kind == "NAdam") return by_name<NAdam>(c, p, NAdamOptions{});
-  if (kind == "RAdam") return by_name<RAdam>(c, p, RAdamOptions{});
-  if (kind == "Adamax") return by_name<Adamax>(c, p, AdamaxOptions{});
-  if (kind == "Adadelta") return by_name<Adadelta>(c, p, AdadeltaOptions{});
-  if (kind == "ASGD") return by_name<ASGD>(c, p, ASGDOptions{});
-  if (kind == "Rprop") return by_name<Rprop>(c, p, RpropOptions{});
-  if (kind == "Sophia") return by_name<Sophia>(c, p, SophiaOptions{});
-  if (kind == "AdamWScheduleFree") return by_name<AdamWScheduleFree>(c, p, AdamWScheduleFreeOptions{});
-  if (kind == "Adafactor") return by_name<Adafactor>(c, p, AdafactorOptions{});
-  fail("unknown optimizer '" + kind + "'");
+  const auto& more = of_extensions().optimizers;
+  LOCKSTEP_CHECK(more.count(kind), "unknown optimizer '", kind, "'");
+  return more.at(kind)(c, p);
 }
 
 }  // namespace

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <filesystem>
 
+#include "checkpoint/checkpoint.h"
 #include "data/safetensors.h"
-#include "engine/checkpoint/checkpoint.h"
 #include "inference/engine.h"
 #include "inference/heads.h"
 #include "nn/hugging_face/pretrained.h"

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Golden cases of transformers, convolutions and pooling in all dimensions, and resampling, made with PyTorch:
-called_golden.py FILE (tests/golden/called.safetensors).
+called_golden.py ROOT writes the files of FILES below the root of the repository.
 
 As in layers_golden.py, results are in f64 from inputs in f32, and torch_f32_err is the error of PyTorch's own f32.
-Names and options are ours; tests/golden_runner/called.cpp reads them. Exit code 77 without PyTorch.
+Names and options are ours; tests/golden_runner/called.cpp and the golden_cases.cpp of extensions read them. Exit code
+77 without PyTorch.
 """
 import copy
 import json
 import math
+import pathlib
 import sys
 
 from checks import need
@@ -215,10 +217,23 @@ def run(made, dtype, gout):
     return grad, {name: t.detach() for name, t in found.items()}
 
 
-def main(path):
+# What the cases of each file are about.
+FILES = {
+    "tests/golden/called.safetensors": "transformers, EmbeddingBag",
+    "extensions/layers/tests/golden/adaptive_softmax.safetensors": "adaptive softmax",
+    "extensions/vision/tests/golden/vision.safetensors": "convolutions, pooling, resampling",
+}
+
+
+def file_of(kind):
+    core, layers, vision = FILES
+    return layers if kind.startswith("Adaptive") and "Softmax" in kind else core if kind.startswith(("MultiHead", "Transformer", "EmbeddingBag")) else vision
+
+
+def main(root):
     for family in (attention, transformers, convolutions, pools, resampling, others):
         family()
-    tensors, listed = {}, []
+    tensors, listed = {path: {} for path in FILES}, {path: [] for path in FILES}
     for number, made in enumerate(CASES):
         kind, args, inputs, _, module, extra = made
         name = f"{kind}_{number}"
@@ -227,14 +242,15 @@ def main(path):
         _, narrow = run(made, torch.float32, gout)
         error = max((float(((narrow[n].double() - t).abs() / t.abs().clamp(min=1)).nan_to_num(0, 0, 0).max()) for n, t in exact.items() if t.is_floating_point() and t.numel()), default=0.0)
         assert error < 1e-3 and all(math.isfinite(v) for v in (error,)), (name, error)
-        listed.append({"name": name, "called": kind, "args": args, "torch_f32_err": error})
+        listed[file_of(kind)].append({"name": name, "called": kind, "args": args, "torch_f32_err": error})
         mine = {"gout": gout, **exact}
         mine |= {f"in{i}": x for i, x in enumerate(inputs)} | {f"extra/{k}": v for k, v in extra.items()}
         mine |= {f"param/{n}": p for n, p in module.named_parameters()}
-        tensors |= {f"{name}/{what}": (t.detach().float() if t.is_floating_point() else t.detach()).contiguous().clone() for what, t in mine.items()}
-    about = {"format": "golden-1", "about": "transformers, convolutions, pooling, resampling", "made_with": f"torch {torch.__version__}, tests/interop/called_golden.py"}
-    save_file(tensors, path, {**about, "cases": json.dumps(listed)})
-    print(f"{len(listed)} cases, {len(tensors)} tensors")
+        tensors[file_of(kind)] |= {f"{name}/{what}": (t.detach().float() if t.is_floating_point() else t.detach()).contiguous().clone() for what, t in mine.items()}
+    for path, about in FILES.items():
+        metadata = {"format": "golden-1", "about": about, "made_with": f"torch {torch.__version__}, tests/interop/called_golden.py"}
+        save_file(tensors[path], pathlib.Path(root) / path, {**metadata, "cases": json.dumps(listed[path])})
+        print(f"{path}: {len(listed[path])} cases, {len(tensors[path])} tensors")
 
 
 if __name__ == "__main__":

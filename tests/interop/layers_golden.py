@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""Golden cases of layers, made with PyTorch (2.15.0): layers_golden.py FILE (tests/golden/more_layers.safetensors).
+"""Golden cases of layers, made with PyTorch (2.15.0): layers_golden.py ROOT writes the files of FILES below the root of
+the repository.
 
 Results are computed in f64 from inputs in f32 and rounded once; torch_f32_err is the error of PyTorch's own f32. Names
-and options of layers are ours, names of tensors are PyTorch's. tests/golden_runner/layers.cpp reads them. Exit code 77
-without PyTorch.
+and options of layers are ours, names of tensors are PyTorch's. tests/golden_runner/layers.cpp and the golden_cases.cpp of
+extensions read them. Exit code 77 without PyTorch.
 """
 import copy
 import json
+import pathlib
 import sys
 
 from checks import need
@@ -120,8 +122,20 @@ def run(module, inputs, dtype, gout):
     return grad, {name: t.detach() for name, t in made.items()}
 
 
-def main(path):
-    tensors, listed = {}, []
+# The layers of each file; the first has all others.
+FILES = {
+    "tests/golden/more_layers.safetensors": (),
+    "extensions/layers/tests/golden/activations.safetensors": ("SELU", "CELU", "Tanhshrink", "Softsign", "Hardtanh", "Hardshrink", "Softshrink", "Threshold", "Softmin", "Softmax2d", "AlphaDropout"),
+    "extensions/layers/tests/golden/similarity.safetensors": ("Bilinear", "CosineSimilarity", "PairwiseDistance"),
+}
+
+
+def file_of(kind):
+    return next((path for path, kinds in FILES.items() if kind in kinds), next(iter(FILES)))
+
+
+def main(root):
+    tensors, listed = {path: {} for path in FILES}, {path: [] for path in FILES}
     for number, (kind, module, args, inputs) in enumerate(cases()):
         name = f"{kind}_{number}"
         randomized(module)
@@ -129,14 +143,15 @@ def main(path):
         gout = gout.float()
         _, narrow = run(module, inputs, torch.float32, gout)
         error = max((float(((narrow[n].double() - t).abs() / t.abs().clamp(min=1)).nan_to_num(0, 0, 0).max()) for n, t in exact.items() if t.is_floating_point() and t.numel()), default=0.0)
-        listed.append({"name": name, "layer": kind, "args": args, "train": module.training, "torch_f32_err": error})
+        listed[file_of(kind)].append({"name": name, "layer": kind, "args": args, "train": module.training, "torch_f32_err": error})
         mine = {"gout": gout, **exact}
         mine |= {f"in{i}": x for i, x in enumerate(x for x in inputs if x is not None)}
         mine |= {f"param/{n}": p for n, p in module.named_parameters()} | {f"buf/{n}": b for n, b in module.named_buffers()}
-        tensors |= {f"{name}/{what}": (t.detach().float() if t.is_floating_point() else t.detach()).contiguous().clone() for what, t in mine.items()}
+        tensors[file_of(kind)] |= {f"{name}/{what}": (t.detach().float() if t.is_floating_point() else t.detach()).contiguous().clone() for what, t in mine.items()}
     about = {"format": "golden-1", "about": "layers beyond layers.safetensors", "made_with": f"torch {torch.__version__}, tests/interop/layers_golden.py"}
-    save_file(tensors, path, {**about, "cases": json.dumps(listed)})
-    print(f"{len(listed)} cases, {len(tensors)} tensors")
+    for path in FILES:
+        save_file(tensors[path], pathlib.Path(root) / path, {**about, "cases": json.dumps(listed[path])})
+        print(f"{path}: {len(listed[path])} cases, {len(tensors[path])} tensors")
 
 
 if __name__ == "__main__":

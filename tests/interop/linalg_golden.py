@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Golden cases of linalg:: and distributions::, made with PyTorch in f64: linalg_golden.py FOLDER writes
-linalg.safetensors and distributions.safetensors there (tests/golden). tests/golden_runner/library.cpp reads them. Exit
-code 77 without PyTorch.
+"""Golden cases of linalg::, distributions:: and the gamma function, made with PyTorch in f64: linalg_golden.py FOLDER
+writes linalg.safetensors, distributions.safetensors and gamma_functions.safetensors there. They are kept in tests/golden
+and, of extensions, in extensions/NAME/tests/golden. Exit code 77 without PyTorch.
 
 Vectors of svd and eigh are compared up to their signs, as absolute values.
 """
@@ -182,6 +182,9 @@ def distribution_cases():
     yield "kl_Gamma_Exponential", {}, [a, b, c], kl(D.Gamma, D.Exponential, 2)
     yield "kl_Uniform_Normal", {}, [small, large, draw(3), a], kl(D.Uniform, D.Normal, 2)
     yield "kl_Laplace_Normal", {}, [draw(3), a, draw(3), b], kl(D.Laplace, D.Normal, 2)
+
+
+def gamma_cases():
     for name, x in (("lgamma", between(0.01, 30, 40)), ("lgamma", between(-5, 0, 20)), ("digamma", between(0.01, 30, 40)), ("digamma", between(-5, 0, 20))):
         yield name, {}, [x], getattr(torch, name)
     yield "trigamma", {}, [between(0.01, 30, 40)], lambda x: torch.polygamma(1, x)
@@ -220,4 +223,5 @@ def args_of(args):
 if __name__ == "__main__":
     folder = pathlib.Path(sys.argv[1])
     write(folder / "linalg.safetensors", "torch.linalg", "linalg_", linalg_cases())
-    write(folder / "distributions.safetensors", "torch.distributions, and the gamma function", "", distribution_cases())
+    write(folder / "distributions.safetensors", "torch.distributions", "", distribution_cases())
+    write(folder / "gamma_functions.safetensors", "the gamma function", "", gamma_cases())

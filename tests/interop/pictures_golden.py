@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Golden files of data/pictures/image_files.h and data/pictures/pictures.h, made with Pillow (13.0.0) and torchvision
-(0.29.2).
+"""Golden files of the pictures in extensions/vision/, made with Pillow (13.0.0) and torchvision (0.29.2).
 
-pictures_golden.py FOLDER     writes FOLDER/pictures (FOLDER: tests/golden)
+pictures_golden.py FOLDER     writes FOLDER/pictures (FOLDER: extensions/vision/tests/golden)
 
-files.npz has what Pillow reads from each file; changes.npz has a picture and torchvision's results (Pillow's, if u8 is
-resized); written.npz has two pictures and the bytes of the JPEG files that Pillow writes, by quality. The C++ side of
-the comparison is tests/data/pictures_test.cpp. Needs `pip install torch torchvision numpy pillow`.
+files.safetensors has what Pillow reads from each file; changes.safetensors has a picture and torchvision's results
+(Pillow's, if u8 is resized); written.safetensors has two pictures and the bytes of the JPEG files that Pillow writes, by
+quality. The C++ side of the comparison is extensions/vision/tests/pictures_test.cpp. Needs `pip install torch
+torchvision numpy pillow safetensors`.
 """
 import io
 import pathlib
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 import torchvision.transforms.functional as F
 from PIL import Image
+from safetensors.numpy import save_file
 from torchvision.transforms import InterpolationMode
 
 
@@ -49,40 +50,44 @@ def planes(image):
     return np.ascontiguousarray(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1))
 
 
+def save(folder, name, arrays):
+    save_file(arrays, folder / f"{name}.safetensors", {"made_with": "Pillow 13.0.0, torchvision 0.29.2, tests/interop/pictures_golden.py"})
+
+
 def make_files(folder):
     expected = {}
 
-    def save(name, image, read=None, **options):
+    def add(name, image, read=None, **options):
         image.save(folder / name, **options)
         again = Image.open(folder / name)
         expected[name] = planes(read(again) if read else again)
     rgb, rgba = Image.fromarray(smooth(11, 13, 3, 1)), Image.fromarray(smooth(7, 5, 4, 2), "RGBA")
     gray = Image.fromarray(smooth(9, 10, 1, 3)[..., 0])
-    save("gray.png", gray)
-    save("rgb.png", rgb)
-    save("rgba.png", rgba)
-    save("gray_alpha.png", Image.fromarray(smooth(6, 7, 2, 4), "LA"))
-    save("palette.png", rgb.quantize(7), lambda i: i.convert("RGB"))
+    add("gray.png", gray)
+    add("rgb.png", rgb)
+    add("rgba.png", rgba)
+    add("gray_alpha.png", Image.fromarray(smooth(6, 7, 2, 4), "LA"))
+    add("palette.png", rgb.quantize(7), lambda i: i.convert("RGB"))
     clear = rgb.quantize(5)
-    save("palette_alpha.png", clear, lambda i: i.convert("RGBA"), transparency=bytes([0, 90, 255]))
-    save("one_bit.png", gray.convert("1"), lambda i: i.convert("L"))
+    add("palette_alpha.png", clear, lambda i: i.convert("RGBA"), transparency=bytes([0, 90, 255]))
+    add("one_bit.png", gray.convert("1"), lambda i: i.convert("L"))
     deep = (np.arange(8 * 9).reshape(8, 9) * 911 % 65536).astype(np.uint16)
     (folder / "gray_16.png").write_bytes(png(9, 8, 16, 0, b"".join(b"\0" + row.astype(">u2").tobytes() for row in deep)))
     expected["gray_16.png"] = np.rint(deep[None] / 257).astype(np.uint8)
     (folder / "interlaced.png").write_bytes(png(13, 11, 8, 2, adam7(np.asarray(rgb)), True))
     expected["interlaced.png"] = planes(Image.open(folder / "interlaced.png"))
-    save("gray.jpg", gray, quality=90)
-    save("rgb.jpg", Image.fromarray(smooth(33, 35, 3, 5)), quality=85)
-    save("progressive.jpg", Image.fromarray(smooth(24, 17, 3, 6)), quality=70, progressive=True)
-    save("full_colour.jpg", rgb, quality=95, subsampling=0)
+    add("gray.jpg", gray, quality=90)
+    add("rgb.jpg", Image.fromarray(smooth(33, 35, 3, 5)), quality=85)
+    add("progressive.jpg", Image.fromarray(smooth(24, 17, 3, 6)), quality=70, progressive=True)
+    add("full_colour.jpg", rgb, quality=95, subsampling=0)
     exif = Image.Exif()
     exif[0x0112] = 6  # rotated
-    save("exif.jpg", rgb, exif=exif)
+    add("exif.jpg", rgb, exif=exif)
     inks = Image.fromarray(smooth(12, 14, 4, 7), "CMYK")
-    save("cmyk.jpg", inks, lambda i: Image.fromarray(lights(np.asarray(i))), quality=95)
+    add("cmyk.jpg", inks, lambda i: Image.fromarray(lights(np.asarray(i))), quality=95)
     (folder / "bad_cut.jpg").write_bytes((folder / "rgb.jpg").read_bytes()[:-200])
     expected["as_gray"] = planes(rgb.convert("L"))
-    np.savez_compressed(folder / "files.npz", **expected)
+    save(folder, "files", expected)
 
 
 def lights(inks):
@@ -99,7 +104,7 @@ def make_written(folder):
             file = io.BytesIO()
             Image.fromarray(pixels[..., 0] if channels == 1 else pixels).save(file, "JPEG", quality=quality)
             made[f"{kind}_{quality}"] = np.frombuffer(file.getvalue(), np.uint8)
-    np.savez_compressed(folder / "written.npz", **made)
+    save(folder, "written", made)
 
 
 def make_changes(folder):
@@ -135,7 +140,7 @@ def make_changes(folder):
     made["dark"], made["equalize_dark_u8"] = dark, F.equalize(dark)
     made["normalize_f32"] = F.normalize(f32, [0.4, 0.5, 0.6], [0.2, 0.25, 0.3])
     made["to_tensor"] = F.convert_image_dtype(u8, torch.float32)
-    np.savez_compressed(folder / "changes.npz", **{name: x.numpy() for name, x in made.items()})
+    save(folder, "changes", {name: np.ascontiguousarray(x.numpy()) for name, x in made.items()})
 
 
 if __name__ == "__main__":

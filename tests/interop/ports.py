@@ -444,6 +444,9 @@ def programs():
 def check(golden, build):
     passed = failed = 0
     for name, wanted in golden.items():
+        if not (build / "examples" / name.split()[0]).exists():  # it uses an extension that was not built
+            continue
+
         def said(*words):
             program, *options = name.split()
             done = subprocess.run([str(build / "examples" / program), *options, *words], capture_output=True, text=True, timeout=300, env=dict(os.environ, OMP_NUM_THREADS="1"))

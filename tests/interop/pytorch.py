@@ -399,7 +399,7 @@ def pair(c, least, most):
 
 @family("composed", 1)
 def composed(c):
-    """tensor/composed.def and the ellipsis of einsum. Makes tests/golden/composed.safetensors: --only ^composed --cases
+    """extensions/layers/composed.def and the ellipsis of einsum. Makes extensions/layers/tests/golden/composed.safetensors and tests/golden/einsum.safetensors: --only ^composed --cases
     2000 --seed 21 --keep FOLDER.
     """
     name = c.rng.choice(["cdist", "take_along_dim", "logcumsumexp", "quantile", "median", "median_dim", "meshgrid", "einsum"])
@@ -453,7 +453,7 @@ def composed(c):
 
 @family("picking", 1)
 def picking(c):
-    """tensor/composed.def and tensor/search.h. Makes tests/golden/picking.safetensors: --only ^picking --cases 2000
+    """composed.def and search.h of extensions/layers. Makes extensions/layers/tests/golden/picking.safetensors: --only ^picking --cases 2000
     --seed 14 --keep FOLDER.
     """
     name = c.rng.choice(["masked_select", "index_put", "index_put", "msort", "kthvalue", "searchsorted", "bucketize", "bincount", "histc", "unique", "unique_consecutive", "nonzero"])
@@ -710,7 +710,7 @@ def focal(x, t, alpha, gamma, reduction):
 
 @family("margins", 2)
 def margins(c):
-    """autograd/losses.h. Makes tests/golden/losses.safetensors: --only ^margins --cases 2000 --seed 21 --keep FOLDER.
+    """extensions/layers/losses.h. Makes losses.safetensors of extensions/layers/tests/golden and tests/golden: --only ^margins --cases 2000 --seed 21 --keep FOLDER.
     """
     name = c.rng.choice(["bce_loss", "bce_with_logits_weighted", "poisson_nll_loss", "gaussian_nll_loss", "sigmoid_focal_loss", "soft_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "cosine_embedding_loss",
                          "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "pairwise_distance", "triplet_margin_loss", "triplet_margin_with_distance_loss"])

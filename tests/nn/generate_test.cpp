@@ -11,9 +11,9 @@
 #include <nlohmann/json.hpp>
 #include <random>
 
+#include "base/threads.h"
 #include "nn/text_stream.h"
 #include "tensor/random.h"
-#include "tensor/threads.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
 

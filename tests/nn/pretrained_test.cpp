@@ -14,7 +14,7 @@
 #include "nn/hugging_face/config.h"
 #include "nn/hugging_face/names.h"
 #include "nn/hugging_face/pretrained.h"
-#include "parallel/tensor/apply.h"
+#include "parallel/tensor_parallel/apply.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
 #include "tests/nn/pretrained_folder.h"

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "autograd/autocast.h"
+#include "base/threads.h"
 #include "data/safetensors.h"
 #include "nn/build_empty.h"
 #include "nn/hugging_face/adapter.h"
@@ -13,10 +14,9 @@
 #include "nn/lora.h"
 #include "nn/quantize.h"
 #include "parallel/device_map/dispatch.h"
-#include "parallel/tensor/apply.h"
-#include "parallel/tensor/slices.h"
+#include "parallel/tensor_parallel/apply.h"
+#include "parallel/tensor_parallel/slices.h"
 #include "tensor/cpu/quantized.h"
-#include "tensor/threads.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
 #include "tests/ranks.h"

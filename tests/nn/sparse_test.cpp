@@ -7,9 +7,9 @@
 #include <cstring>
 
 #include "autograd/gradcheck.h"
+#include "base/threads.h"
 #include "nn/nn.h"
 #include "tensor/batch_invariant.h"
-#include "tensor/threads.h"
 #include "tests/messages.h"
 
 using namespace lockstep;

@@ -1,5 +1,5 @@
-// Transformers, the layers of conv.h, pool.h and resample.h, and AdaptiveLogSoftmaxWithLoss: shapes, options, training,
-// rejected calls. Their values are golden cases (tests/golden/called.safetensors).
+// Transformers: shapes, options, training, rejected calls. Their values are golden cases
+// (tests/golden/called.safetensors).
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -18,7 +18,7 @@ namespace {
 TransformerOptions small_layer() { return {.width = 8, .heads = 2, .inner = 12, .dropout = 0}; }
 
 /// True on the CPU. Simulated devices are slow: on them it is enough that the loss falls.
-bool on_cpu() { return default_device().is_cpu(); }
+bool runs_on_cpu() { return default_device().is_cpu(); }
 
 std::vector<std::string> names_of(Module& module) {
   std::vector<std::string> names;
@@ -41,7 +41,7 @@ TEST_CASE("transformer: a source copied backwards is learnt") {
     for (const Variable& p : m->parameters()) parameters.push_back(p);
   optim::Adam optimizer(parameters, {.lr = 5e-3});
   double first = 0, last = 0;
-  for (int step = 0; step < (on_cpu() ? 150 : 5); ++step) {
+  for (int step = 0; step < (runs_on_cpu() ? 150 : 5); ++step) {
     const Tensor source = randint(0, words, {tokens, batch}), target = flip(source, {0});
     const Tensor before = cat({full({1, batch}, double(words), {.dtype = i64}), target.narrow(0, 0, tokens - 1)}, 0);
     const Variable y =
@@ -53,7 +53,7 @@ TEST_CASE("transformer: a source copied backwards is learnt") {
     (step ? last : first) = loss.item();
   }
   CHECK(first > 1.5);
-  CHECK(last < (on_cpu() ? 0.2 : first));
+  CHECK(last < (runs_on_cpu() ? 0.2 : first));
 }
 
 TEST_CASE("transformer: layouts, masks and modes agree") {
@@ -138,57 +138,12 @@ TEST_CASE("transformer: gradients through masks, in f64") {
   }
 }
 
-TEST_CASE("layers of volumes, pooling and resampling: options, shapes, and a model of them learns") {
-  const Threads one(1);
-  manual_seed(44);
-  Sequential net(Conv3d({.in = 1, .out = 4, .kernel = {1, 3, 3}, .padding = {0, 1, 1}}), ReLU(),
-                 MaxPool3d({.kernel = 2}), ConvTranspose3d({.in = 4, .out = 2, .kernel = 2, .stride = 2}),
-                 AvgPool3d({.kernel = {2, 1, 2}}), Upsample({.size = {2, 3, 3}, .mode = Resampling::linear}),
-                 AdaptiveMaxPool3d({.output = {1, 2, 2}}), Flatten(), Linear({.in = 8, .out = 2}));
-  const Tensor x = randn({6, 1, 4, 4, 4}), target = Tensor::from<int64_t>({0, 1, 0, 1, 1, 0});
-  optim::Adam optimizer(net.parameters(), {.lr = 3e-2});
-  double first = 0, last = 0;
-  for (int step = 0; step < (on_cpu() ? 60 : 5); ++step) {
-    const Variable loss = cross_entropy(net(x), target);
-    optimizer.zero_grad();
-    loss.backward();
-    optimizer.step();
-    (step ? last : first) = loss.item();
-  }
-  CHECK(last < (on_cpu() ? 0.3 : 1) * first);
-  CHECK(contains(summary(net), "in 1, out 4, kernel (1, 3, 3), stride (1, 1, 1), padding (0, 1, 1)"));
-  Sequential line(ConvTranspose1d({.in = 2, .out = 3, .stride = 2}), MaxPool1d(), AvgPool1d({.kernel = 3, .stride = 1}),
-                  LPPool1d({.p = 2, .kernel = 2}), AdaptiveAvgPool1d({.output = 4}), Upsample({.scale = {2}}));
-  CHECK(line(randn({2, 2, 9})).shape() == Shape{2, 3, 8});
-  Sequential image(Unfold({.kernel = {2, 2}, .stride = {2, 2}}),
-                   Fold({.size = {4, 4}, .kernel = {2, 2}, .stride = {2, 2}}));
-  const Tensor pixels = randn({1, 2, 4, 4});
-  CHECK(equal(image(pixels).tensor(), pixels));
-  MaxPool2d pool;
-  const auto [values, indices] = pool.with_indices(pixels);
-  const Tensor back = MaxUnpool2d()(values, indices).tensor();
-  CHECK(back.shape() == Shape{1, 2, 4, 4});
-  CHECK(sum(back).item() == doctest::Approx(sum(values).item()));
-  CHECK(equal(pool(back + 0.0).tensor(), maximum(values.tensor(), zeros_like(values.tensor()))));
-
-  AdaptiveLogSoftmaxWithLoss scores({.in = 16, .classes = 20, .cutoffs = {4, 10}});
-  CHECK(names_of(scores) == std::vector<std::string>{"head.weight", "tail.0.0.weight", "tail.0.1.weight",
-                                                     "tail.1.0.weight", "tail.1.1.weight"});
-  const Tensor rows = randn({50, 16}), classes = randint(0, 20, {50});
-  const Variable all = scores.log_prob(rows);
-  CHECK(allclose(sum(exp(all.tensor()), {1}), ones({50}), 1e-4, 1e-5));
-  CHECK(allclose(gather(all.tensor(), 1, classes.unsqueeze(1)).squeeze(1), scores(rows, classes).output.tensor(), 1e-4,
-                 1e-5));
-  CHECK(equal(scores.predict(rows), argmax(all, 1)));
-}
-
-TEST_CASE("transformer, adaptive softmax: invalid arguments are rejected") {
+TEST_CASE("transformer: invalid arguments are rejected") {
   TransformerEncoderLayer layer(small_layer());
   TransformerDecoderLayer decoder(small_layer());
   MultiHeadAttention attention({.embed = 8, .heads = 2, .causal = false}),
       rotary_one({.embed = 8, .heads = 2, .cross = true});
   rotary_one.o.rope = std::make_shared<RopeTable>(Rope{}, 4, 16);
-  AdaptiveLogSoftmaxWithLoss scores({.in = 16, .classes = 20, .cutoffs = {4, 10}});
   const Variable x(zeros({5, 3, 8})), other(zeros({5, 3, 8}));
   const std::pair<std::function<void()>, const char*> rows[] = {
       {[] { TransformerEncoderLayer({.width = 8, .heads = 3}); },
@@ -220,21 +175,6 @@ TEST_CASE("transformer, adaptive softmax: invalid arguments are rejected") {
        },
        "expected query (B, T, 8) and key and value (B, S, 8)"},
       {[&] { rotary_one(x, other, other); }, "supports neither rotary positions"},
-      {[] { AdaptiveLogSoftmaxWithLoss({.in = 8, .classes = 5, .cutoffs = {}}); }, "expected at least one cutoff"},
-      {[] {
-         AdaptiveLogSoftmaxWithLoss({.in = 8, .classes = 5, .cutoffs = {3, 2}});
-       },
-       "expected increasing cutoffs from 1 to 4, got 2 after 3"},
-      {[] { AdaptiveLogSoftmaxWithLoss({.in = 2, .classes = 5, .cutoffs = {3}}); }, "expected a div_value that leaves"},
-      {[&] {
-         scores(zeros({2, 16}), Tensor::from<int64_t>({1, 20}));
-       },
-       "expected targets in [0, 20), got 20"},
-      {[&] {
-         scores(zeros({2, 15}), Tensor::from<int64_t>({1, 2}));
-       },
-       "expected input (N, 16) and target i64 (N)"},
-      {[&] { scores.log_prob(zeros({16})); }, "expected input (N, 16), got (16)"},
   };
   for (const auto& [call, text] : rows) {
     const std::string said = message(call);

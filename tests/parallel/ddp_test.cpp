@@ -6,7 +6,6 @@
 
 #include "autograd/agreed.h"
 #include "optim/clip.h"
-#include "optim/lbfgs.h"
 #include "optim/optim.h"
 #include "optim/schedule.h"
 #include "parallel/buckets.h"
@@ -347,32 +346,6 @@ TEST_CASE("GradientAccumulator: sums in tree order, skips parameters that never 
   net.requires_grad_(false);
   CHECK(
       contains(message([&] { GradientAccumulator none(net.parameters()); }), "expected parameters that require grad"));
-}
-
-TEST_CASE("DDP: L-BFGS decides by the mean loss of the ranks, so that parameters stay the same") {
-  for (const bool search : {false, true}) {
-    struct Found {
-      std::vector<float> weights;
-      int64_t evaluations;
-      double first;
-    };
-    const auto found = on_ranks<Found>(2, [&](int rank) {
-      manual_seed(1);
-      nn::Linear net = linear(3, 1);
-      optim::LBFGS optimizer(net.parameters(), {.max_iter = 8, .line_search = search});
-      DistributedDataParallel ddp(net);
-      manual_seed(5 + uint64_t(rank));
-      const Tensor x = randn({6, 3}), y = mul_scalar(randn({6, 1}), rank ? 10. : 0.1);
-      Found here;
-      for (int i = 0; i < 3; ++i) here.first = optimizer.step([&] { return mse_loss(ddp(x), y); });
-      here.evaluations = optimizer.evaluations();
-      here.weights = net.weight.tensor().to_vector<float>();
-      return here;
-    });
-    CHECK(found[0].weights == found[1].weights);
-    CHECK(found[0].evaluations == found[1].evaluations);
-    CHECK(found[0].first == found[1].first);
-  }
 }
 
 TEST_CASE("agreed(): the mean over the ranks of a wrapper, while it lives") {

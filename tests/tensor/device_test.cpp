@@ -5,9 +5,9 @@
 #include <functional>
 #include <vector>
 
+#include "base/threads.h"
 #include "tensor/backend.h"
 #include "tensor/ops.h"
-#include "tensor/threads.h"
 #include "tests/devices.h"
 #include "tests/messages.h"
 

@@ -58,7 +58,7 @@ Tensor kernel(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, std
   Tensor out = empty(shape, {.dtype = dtype});
   std::vector<const Tensor*> list;
   for (const Tensor& tensor : in) list.push_back(&tensor);
-  table(default_device()).pointwise(op, part, args, list.data(), int(list.size()), out);
+  kernels::pointwise(default_device(), op, part, args, list.data(), int(list.size()), out);
   return out;
 }
 

@@ -9,8 +9,8 @@
 #include <set>
 #include <thread>
 
+#include "base/threads.h"
 #include "tensor/ops.h"
-#include "tensor/threads.h"
 #include "tests/devices.h"
 #include "tests/messages.h"
 
@@ -266,7 +266,7 @@ TEST_CASE("philox gives the published numbers, and blocks give the same") {
   CHECK(philox({ones64, ones64}, ones64) == Words{0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd});
   const PhiloxKey key{0x123456789abcdef, 0xfedcba987654321};
   Tensor x = empty({1003});
-  LOCKSTEP_KERNEL(default_device(), uniform)(x, 0, 1, key);
+  kernels::uniform(default_device(), x, 0, 1, key);
   const auto values = x.to_vector<float>();
   for (int i : {0, 1, 2, 3, 4, 255, 256, 1000, 1002}) {
     CHECK(values[size_t(i)] == float(philox(key, uint64_t(i / 4))[size_t(i % 4)] >> 8) * 0x1p-24f);
@@ -284,15 +284,15 @@ TEST_CASE("random numbers: range, moments, and the same bits for every number of
     std::vector<std::vector<double>> now;
     for (DType dtype : {f32, f64, f16, bf16}) {
       Tensor x = empty({n}, {.dtype = dtype});
-      LOCKSTEP_KERNEL(default_device(), uniform)(x, -2, 3, key);
+      kernels::uniform(default_device(), x, -2, 3, key);
       now.push_back(x.to_vector<double>());
-      LOCKSTEP_KERNEL(default_device(), normal)(x, 1, 2, key);
+      kernels::normal(default_device(), x, 1, 2, key);
       now.push_back(x.to_vector<double>());
-      LOCKSTEP_KERNEL(default_device(), dropout)(source.to(dtype), 0.25, key, {}, {}, x);
+      kernels::dropout(default_device(), source.to(dtype), 0.25, key, {}, {}, x);
       now.push_back(x.to_vector<double>());
     }
     Tensor integers = empty({n}, {.dtype = i64});
-    LOCKSTEP_KERNEL(default_device(), randint)(integers, -5, 6, key);
+    kernels::randint(default_device(), integers, -5, 6, key);
     now.push_back(integers.to_vector<double>());
     if (first.empty()) first = now;
     CHECK(first == now);
@@ -321,12 +321,12 @@ TEST_CASE("random numbers: range, moments, and the same bits for every number of
   }
   // A shorter tensor gets a prefix of a longer one's numbers.
   Tensor part = empty({777});
-  LOCKSTEP_KERNEL(default_device(), normal)(part, 1, 2, key);
+  kernels::normal(default_device(), part, 1, 2, key);
   CHECK(part.to_vector<double>() == std::vector<double>(first[1].begin(), first[1].begin() + 777));
   Tensor nothing = empty({5});
-  LOCKSTEP_KERNEL(default_device(), dropout)(ones({5}), 1, key, {}, {}, nothing);
+  kernels::dropout(default_device(), ones({5}), 1, key, {}, {}, nothing);
   CHECK(nothing.to_vector<int>() == std::vector<int>(5, 0));
-  LOCKSTEP_KERNEL(default_device(), dropout)(ones({5}), 0, key, {}, {}, nothing);
+  kernels::dropout(default_device(), ones({5}), 0, key, {}, {}, nothing);
   CHECK(nothing.to_vector<int>() == std::vector<int>(5, 1));
   CHECK_NOTHROW(randint(INT64_MIN, INT64_MAX, {9}));
   // The whole range of a dtype can be drawn, including its limits.
@@ -342,7 +342,7 @@ TEST_CASE("random numbers: range, moments, and the same bits for every number of
 TEST_CASE("normal numbers follow Box and Muller") {
   const PhiloxKey key{3, 4};
   Tensor x = empty({100000});
-  LOCKSTEP_KERNEL(default_device(), normal)(x, 0, 1, key);
+  kernels::normal(default_device(), x, 0, 1, key);
   const auto values = x.to_vector<double>();
   double worst = 0;
   for (size_t i = 0; i < values.size(); i += 2) {

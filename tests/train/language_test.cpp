@@ -3,8 +3,8 @@
 
 #include <doctest/doctest.h>
 
+#include "checkpoint/checkpoint.h"
 #include "data/json.h"
-#include "engine/checkpoint/checkpoint.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 

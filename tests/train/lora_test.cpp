@@ -10,7 +10,7 @@
 #include "nn/models/gpt.h"
 #include "optim/optim.h"
 #include "parallel/ddp.h"
-#include "parallel/tensor/apply.h"
+#include "parallel/tensor_parallel/apply.h"
 #include "tensor/memory.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"

@@ -10,7 +10,7 @@
 #include "engine/engine.h"
 #include "nn/models/gpt.h"
 #include "parallel/sequence/context_parallel.h"
-#include "parallel/tensor/apply.h"
+#include "parallel/tensor_parallel/apply.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
 #include "tests/messages.h"

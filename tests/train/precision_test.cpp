@@ -1,16 +1,14 @@
-// --precision: what bf16 does to losses, the casts of a step, the default on a card, checkpoints across precisions.
+// --precision: what bf16 does to losses, the default on a card, checkpoints across precisions.
 #include <doctest/doctest.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <numeric>
-#include <set>
 #include <sstream>
 
 #include "autograd/ops.h"
 #include "data/files.h"
-#include "data/text.h"
 #include "nn/container.h"
 #include "nn/conv.h"
 #include "nn/linear.h"
@@ -18,91 +16,17 @@
 #include "nn/norm.h"
 #include "nn/shape_layers.h"
 #include "optim/optim.h"
-#include "optim/schedule.h"
-#include "tensor/dry_run.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
-#include "tests/golden_folder.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
+#include "tests/train/precision.h"
 #include "train/trainer.h"
 
 using namespace lockstep;
 using namespace testing;
 
 namespace {
-
-constexpr int64_t text_window = 32;
-
-nn::GPT::Options sizes_of_gpt() { return {.vocab = 256, .context = text_window, .layers = 2, .width = 48, .heads = 4}; }
-nn::GPT::Options sizes_of_llama() {
-  nn::GPT::Options o = sizes_of_gpt();
-  o.kv_heads = 2, o.norm = nn::Norm::rms, o.feed_forward = nn::FeedForward::swiglu, o.rope = nn::Rope{};
-  o.tied = o.bias = false;
-  return o;
-}
-
-/// The bytes of this repository's license, as tokens.
-Tensor license_tokens() {
-  const std::string all = data::read_file(std::string(golden_folder()) + "/../../LICENSE", INT64_MAX);
-  std::vector<int64_t> ids;
-  for (const char c : all) ids.push_back(static_cast<unsigned char>(c));
-  return Tensor::from(ids, {int64_t(ids.size())});
-}
-
-train::Options precise(const std::string& precision, int64_t steps) {
-  train::Options o;
-  o.parallel.ranks = 1;
-  o.batch = 4, o.steps = steps, o.precision = precision, o.json = true;
-  return o;
-}
-
-/// What a run of a GPT prints, and the losses of its steps. look: called after each step.
-struct PrecisionRun {
-  std::string out;
-  std::vector<double> losses;
-  nn::State model;
-};
-PrecisionRun train_precisely(const nn::GPT::Options& sizes, const train::Options& o,
-                             const std::function<void(train::Trainer&, const train::StepInfo&)>& look = {}) {
-  PrecisionRun found;
-  std::ostringstream out;
-  auto* const before = std::cout.rdbuf(out.rdbuf());
-  struct Back {
-    std::streambuf* to;
-    ~Back() { std::cout.rdbuf(to); }
-  } const back{before};
-  train::start(o, "", [&](train::Job& job) {
-    manual_seed(3);
-    nn::GPT model(sizes);
-    const data::TokenBatches batches(license_tokens(), 5);
-    std::optional<train::Trainer> trainer;
-    trainer.emplace(job, model,
-                    train::TrainerOptions{
-                        .batches = [&](int64_t step, int64_t micro,
-                                       int64_t n) { return batches.sample(step, micro, n, sizes.context); },
-                        .optimizer =
-                            [](nn::Module& m) {
-                              return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 5e-4});
-                            },
-                        // Without a warm-up, f32 is as far from itself when its last bits change.
-                        .schedule =
-                            [](optim::Optimizer& optimizer, int64_t steps) {
-                              return std::make_unique<optim::LambdaLR>(optimizer, optim::warmup_cosine(20, steps, 0.1));
-                            },
-                        .config = data::Json::Object{{"gradient_clipping", 1}},
-                        .on_step =
-                            [&](const train::StepInfo& info, data::Json&) {
-                              if (job.team().leads()) found.losses.push_back(info.loss);
-                              if (look) look(*trainer, info);
-                            }});
-    trainer->fit();
-    const nn::State whole = trainer->whole_model();
-    if (job.team().leads()) found.model = whole;
-  });
-  found.out = out.str();
-  return found;
-}
 
 double mean_of_last(const std::vector<double>& losses, int64_t count) {
   return std::accumulate(losses.end() - count, losses.end(), 0.) / double(count);
@@ -114,19 +38,6 @@ Tensor table_of(const nn::State& state) {
       std::find_if(state.begin(), state.end(), [](const auto& one) { return one.first == "tokens.weight"; });
   REQUIRE(found != state.end());
   return found->second;
-}
-
-bool is_short_or_f32(DType dtype) { return dtype == f32 || dtype == f16 || dtype == bf16; }
-
-/// Kernels that convert floats: copies and pointwise operations between two floating dtypes.
-int64_t casts_of(const std::vector<DryKernel>& kernels) {
-  return std::count_if(kernels.begin(), kernels.end(), [](const DryKernel& k) {
-    if (k.name != "copy" && k.name != "pointwise" && k.name != "add") return false;
-    std::set<DType> floats;
-    for (const DryKernel::Operand& o : k.operands)
-      if (is_short_or_f32(o.dtype)) floats.insert(o.dtype);
-    return floats.size() > 1;
-  });
 }
 
 }  // namespace
@@ -150,58 +61,6 @@ TEST_CASE("precision: after 125 steps of bf16 the losses are within 0.2 % of f32
     CHECK_MESSAGE(std::abs(found / expected - 1) < 0.002, row.name, ", ", row.accumulate, " micro-batches: ", found,
                   " instead of ", expected);
     MESSAGE(row.name, ", ", row.accumulate, " micro-batches: ", 100 * (found / expected - 1), " %");
-  }
-}
-
-TEST_CASE("precision: a step in bf16 has at most ten casts") {
-  const std::pair<std::string, nn::GPT::Options> models[] = {{"GPT", sizes_of_gpt()}, {"Llama", sizes_of_llama()}};
-  for (const auto& [name, sizes] : models) {
-    DryRun dry;
-    for (const bool by_default : {true, false}) {
-      train::Options o = precise(by_default ? "auto" : "bf16", 3);
-      o.device = "cuda", o.no_graph = true, o.json = false;
-      std::vector<int64_t> casts;
-      const PrecisionRun run = train_precisely(sizes, o, [&](train::Trainer& trainer, const train::StepInfo&) {
-        CHECK(trainer.engine().module().parameters()[0].dtype() == bf16);
-        casts.push_back(casts_of(dry.take()));
-      });
-      CHECK_MESSAGE(casts.back() <= 10, name, ": ", casts.back());
-      MESSAGE(name, ": ", casts.back(), " casts");
-      const std::string line = "precision bf16 (default on this card; --precision f32 is the way back)\n";
-      CHECK((run.out.rfind(line, 0) == 0) == by_default);
-    }
-    for (const char* precision : {"f32", "f16"}) {
-      train::Options o = precise(precision, 3);
-      o.device = "cuda", o.no_graph = true, o.json = false;
-      int64_t casts = 0;
-      const PrecisionRun run = train_precisely(sizes, o, [&](train::Trainer& trainer, const train::StepInfo&) {
-        CHECK(trainer.engine().module().parameters()[0].dtype() == f32);
-        casts = casts_of(dry.take());
-      });
-      CHECK(!contains(run.out, "precision"));
-      if (o.precision == "f32") CHECK(casts == 0);
-      else CHECK(casts > 40);  // Autocast has many, so the count sees them
-    }
-  }
-}
-
-TEST_CASE("precision: the default is f32 on the CPU, and what a configuration says everywhere") {
-  struct Row {
-    const char* device;
-    std::vector<std::string> set;
-    DType expected;
-  };
-  for (const Row& row : std::vector<Row>{{"cpu", {}, f32},
-                                         {"cuda", {}, bf16},
-                                         {"cuda", {"bf16.enabled=false"}, f32},
-                                         {"cuda", {"bf16.enabled=true"}, bf16},
-                                         {"cuda", {"fp16.enabled=true"}, f16},
-                                         {"cuda", {"fp16.enabled=auto", "bf16.enabled=auto"}, bf16},
-                                         {"cpu", {"fp16.enabled=auto", "bf16.enabled=auto"}, f32}}) {
-    DryRun dry;
-    train::Options o = precise("auto", 1);
-    o.device = row.device, o.set = row.set;
-    train::start(o, "", [&](train::Job& job) { CHECK(engine::parameter_dtype(job.config()) == row.expected); });
   }
 }
 

@@ -8,13 +8,12 @@
 #include <sstream>
 
 #include "autograd/ops.h"
-#include "data/stream.h"
-#include "engine/model_shape.h"
+#include "data/dataset.h"
 #include "nn/linear.h"
 #include "optim/optim.h"
 #include "optim/schedule.h"
 #include "tensor/ops.h"
-#include "tensor/random.h"
+#include "tensor/random_scope.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 #include "train/accelerator.h"
@@ -128,31 +127,21 @@ TEST_CASE("trainer: the same bits under any plan, and a run that another plan go
 }
 
 TEST_CASE("trainer: a stream gives the same bits under other plans, which go on where one stopped") {
-  const TempDir dir;
-  std::vector<std::string> shards;
-  manual_seed(12);
-  for (const int count : {30, 11, 50, 23}) {
-    std::string text;
-    for (int i = 0; i < count; ++i) {
-      const auto x = randn({6}).to_vector<double>();
-      text += str("{\"x\": [", x[0], ", ", x[1], ", ", x[2], ", ", x[3], ", ", x[4], ", ", x[5], "], \"y\": ", i % 3,
-                  "}\n");
+  struct Endless : data::Dataset<data::Example> {
+    int64_t size() const override { return data::endless_samples; }
+    data::Example get(int64_t i) const override {
+      const RandomScope own({.seed = 2, .micro_batch = uint64_t(i)});
+      return {randn({6}, {.device = cpu}), Tensor::from<int64_t>({i % 3}, {})};
     }
-    shards.push_back(dir.write(str(count, ".jsonl"), text));
-  }
+  };
   // 4 micro-batches of 4 samples per step.
   const auto streamed = [&](train::TrainerOptions& t) {
-    const auto stream = data::stream_json_lines<data::Example>(
-        shards, {.block = 8, .shuffle_shards = true, .lanes = 4, .run = 4, .seed = 2},
-        [](const data::Json& value, const std::string& where) {
-          std::vector<float> x;
-          for (const data::Json& number : value.at("x", where).as_array(where))
-            x.push_back(float(number.as_number(where)));
-          return data::Example{Tensor::from(x, {6}).to(cpu),
-                               Tensor::from<int64_t>({value.at("y", where).as_int(where)}, {})};
-        });
     t.data = nullptr;
-    t.batches = [stream](int64_t step, int64_t micro, int64_t) { return stream.micro_batch(step * 4 + micro); };
+    t.batches = [](int64_t step, int64_t micro, int64_t) {
+      std::vector<data::Example> batch;
+      for (int64_t i = 0; i < 4; ++i) batch.push_back(Endless().get((step * 4 + micro) * 4 + i));
+      return data::collate(batch);
+    };
   };
   train::Options o = options();
   o.steps = 12;  // more than one epoch
@@ -171,13 +160,7 @@ TEST_CASE("trainer: a stream gives the same bits under other plans, which go on 
     run(half, streamed);
     CHECK_MESSAGE(run(other, streamed).model == one.model, row.plan, " goes on from one process");
   }
-  CHECK_THROWS_WITH_AS(run(o,
-                           [&](train::TrainerOptions& t) {
-                             t.data =
-                                 data::share(data::stream_lines<data::Example>(shards, {}, [](const data::Record&) {
-                                   return data::Example{zeros({6}), zeros({})};
-                                 }));
-                           }),
+  CHECK_THROWS_WITH_AS(run(o, [&](train::TrainerOptions& t) { t.data = data::share(Endless()); }),
                        doctest::Contains("a stream"), Error);
 }
 
@@ -456,51 +439,4 @@ TEST_CASE("prepare: a loop of one's own under the job's configuration") {
                    });
                  }),
                  "expected a plan that leaves the model whole"));
-}
-
-TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training and trains nothing") {
-  const TempDir folder;
-  const std::string file = (folder.path / "model.json").string();
-  const struct Asked {
-    explicit Asked(const std::string& file) { setenv("LOCKSTEP_DESCRIBE", file.c_str(), 1); }
-    ~Asked() { unsetenv("LOCKSTEP_DESCRIBE"); }
-  } asked(file);
-  for (const bool by_trainer : {true, false}) {
-    for (const int ranks : {1, 2}) {
-      std::filesystem::remove(file);
-      train::Options o = options("", ranks, 2);
-      o.plan = "pp2+zero1", o.out = (folder.path / "run").string();  // options of a job that must not start
-      bool went_on = false;
-      train::start(o, "", [&](train::Job& job) {
-        Net net;
-        optim::SGD sgd(net.parameters(), {.lr = 0.1, .momentum = 0.5});
-        if (by_trainer) train::Trainer(job, net, {.loss = loss, .data = samples(64, 7)}).fit();
-        else train::prepare(job, net, sgd, samples(64, 7));
-        went_on = true;
-      });
-      CHECK(!went_on);
-      CHECK(!std::filesystem::exists(o.out));
-      const data::Json said = data::read_json(file);
-      CHECK(said.at("plan") == data::Json("pp2+zero1"));
-      const data::Json& config = said.at("config");
-      CHECK(config.at("optimizer").at("type") == data::Json(by_trainer ? "AdamW" : "SGD"));
-      CHECK(config.at("zero_optimization").at("stage") == data::Json(1));
-      CHECK(config.at("gradient_accumulation_steps") == data::Json(2));
-      const engine::ModelShape shape = engine::model_shape_from(said.at("model"), "model");
-      REQUIRE(shape.list.size() == 2);
-      CHECK(shape.numel() == 6 * 16 + 16 + 16 * 3 + 3);
-      CHECK(shape.list[0].measured == 2 * 6 * 16);
-      CHECK(shape.list[0].out == 16);
-      CHECK(shape.list[1].forward > 0);
-      CHECK(shape.parameters[0].sliced(2).shape == Shape{8, 6});
-    }
-  }
-  CHECK(contains(message([] { train::start(options("", 1, 1), "", [](train::Job&) {}); }),
-                 "ended without creating a train::Trainer or calling train::prepare"));
-  std::filesystem::remove(file);
-  Net net;
-  optim::SGD sgd(net.parameters(), {.lr = 0.1});
-  train::Accelerator alone;  // this program does not call start()
-  CHECK(contains(message([&] { alone.prepare(net, sgd); }), "asked to describe what it trains, and did"));
-  CHECK(data::read_json(file).at("config").at("optimizer").at("type") == data::Json("SGD"));
 }

@@ -5,8 +5,8 @@
 #include <filesystem>
 #include <fstream>
 
+#include "base/threads.h"
 #include "tensor/memory.h"
-#include "tensor/threads.h"
 #include "tests/zero/util.h"
 
 using namespace lockstep;

@@ -44,7 +44,7 @@ struct SpreadPlan {
   DType dtype = f32;
   double max_norm = 0;
   bool only = false;  // true: unselected experts get no gradient, and in step 1 one expert is never selected
-  bool muon = false;
+  bool lamb = false;
   int first = 0, steps = 3;
   Tensors start = {};  // the state after `first` steps: whole tensors by name
   std::map<std::string, double> numbers = {};
@@ -59,12 +59,12 @@ int expert_of(int64_t micro, bool interleaved) {
   return int(interleaved ? micro % experts : micro / (micros / experts));
 }
 
-std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(nn::Module& net, bool muon) {
+std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(nn::Module& net, bool lamb) {
   std::vector<std::unique_ptr<optim::Optimizer>> all;
   std::vector<Variable> matrices, others;
-  for (const Variable& p : net.parameters()) (muon && p.dim() == 2 ? matrices : others).push_back(p);
+  for (const Variable& p : net.parameters()) (lamb && p.dim() == 2 ? matrices : others).push_back(p);
   all.push_back(adamw(others));
-  if (muon) all.push_back(std::make_unique<optim::Muon>(matrices, optim::MuonOptions{.lr = 0.01}));
+  if (lamb) all.push_back(std::make_unique<optim::LAMB>(matrices, optim::LAMBOptions{.lr = 0.01}));
   return all;
 }
 
@@ -80,7 +80,7 @@ std::pair<Tensors, std::vector<double>> alone(const SpreadPlan& plan) {
   manual_seed(1);
   Mixed net;
   net.to(plan.dtype);
-  const auto optimizers = make_optimizers(net, plan.muon);
+  const auto optimizers = make_optimizers(net, plan.lamb);
   parallel::GradientAccumulator sum(net.parameters());
   std::vector<double> norms;
   for (int step = 0; step < plan.steps; ++step) {
@@ -118,7 +118,7 @@ Trained train_spread(const SpreadPlan& plan, const std::vector<double>& norms = 
       // Overwritten by the values of the first rank.
       for (const auto& p : net.named_parameters())
         if (names.count(p.name)) add_scalar_(p.variable.tensor(), 1);
-    const auto optimizers = make_optimizers(net, plan.muon);
+    const auto optimizers = make_optimizers(net, plan.lamb);
     std::vector<optim::Optimizer*> pointers;
     for (const auto& one : optimizers) pointers.push_back(one.get());
     ZeroOptions options = plan.options;
@@ -194,9 +194,9 @@ TEST_CASE("zero: spread parameters: every stage, overlap or not, size of units: 
 }
 
 TEST_CASE("zero: spread parameters: offload, rules that take whole matrices, those without gradients") {
-  const auto [muon, norms] = alone({.options = {.stage = 2}, .muon = true});
+  const auto [lamb, norms] = alone({.options = {.stage = 2}, .lamb = true});
   for (const int stage : {2, 3})
-    CHECK(differing(muon, train_spread({.parallel = 2, .options = {.stage = stage}, .muon = true}, norms).parameters) ==
+    CHECK(differing(lamb, train_spread({.parallel = 2, .options = {.stage = stage}, .lamb = true}, norms).parameters) ==
           "");
   const Tensors plain = alone({.options = {.stage = 3}}).first;
   const ZeroOptions in_files{.stage = 3,

@@ -139,16 +139,17 @@ inline Tensors train(const ZeroPlan& plan) {
   return all[0];
 }
 
-/// Trains with Muon for matrices and AdamW for the rest.
-inline Tensors train_muon(int ranks, const zero::ZeroOptions& options, double max_norm = 0) {
+/// Trains with `Rule` for matrices and AdamW for the rest.
+template <class Rule = optim::LAMB>
+Tensors train_two(int ranks, const zero::ZeroOptions& options, double max_norm = 0) {
   return on_ranks<Tensors>(ranks, [&](int) {
     manual_seed(1);
     Net net;
     std::vector<Variable> matrices, others;
     for (const Variable& p : net.parameters()) (p.dim() == 2 ? matrices : others).push_back(p);
-    optim::Muon muon(matrices, {.lr = 0.01});
+    Rule whole_rule(matrices, {.lr = 0.01});
     optim::AdamW adam(others, {.lr = 0.01});
-    Zero zero(net, std::vector<optim::Optimizer*>{&muon, &adam}, options);
+    Zero zero(net, std::vector<optim::Optimizer*>{&whole_rule, &adam}, options);
     for (int step = 0; step < 3; ++step) {
       backwards(zero, 4 / ranks, [&](int64_t micro) { loss_of_micro_batch(net, step, micro).backward(); });
       zero.step({.grad_scale = ranks / 4., .max_norm = max_norm});

@@ -5,8 +5,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "base/svg.h"
 #include "parallel/moe/routing.h"
-#include "tensor/svg.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
 

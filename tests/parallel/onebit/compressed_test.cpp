@@ -5,9 +5,9 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/threads.h"
 #include "parallel/onebit/compressed.h"
 #include "parallel/onebit/signs.h"
-#include "tensor/threads.h"
 #include "tests/parallel/util.h"
 
 using namespace lockstep;

@@ -1,0 +1,25 @@
+// `lockstep flight`: reads the records of collectives that the ranks of a failed job left, and finds the rank that came
+// too late.
+#include <iostream>
+#include <memory>
+
+#include "apps/commands.h"
+#include "dist/flight.h"
+#include "train/options.h"
+
+namespace apps {
+
+using namespace lockstep;
+using train::OptionGroup;
+
+void add_flight_command(CLI::App& app) {
+  auto folder = std::make_shared<std::string>();
+  CLI::App& flight = *app.add_subcommand(
+      "flight", "shows which rank was late when a job failed, from the records that its ranks wrote");
+  OptionGroup{flight}("folder", *folder,
+                      "folder with flight-RANK.json: LOCKSTEP_FLIGHT_DIR, or attempt_N of a run's --log-dir")
+      ->required();
+  flight.callback([folder] { std::cout << dist::explain_flight(*folder); });
+}
+
+}  // namespace apps

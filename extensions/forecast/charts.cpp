@@ -1,0 +1,199 @@
+// Draws the charts of the report page. See page.h.
+#include "extensions/forecast/page.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/check.h"
+#include "base/quantity.h"
+#include "base/svg.h"
+
+namespace lockstep::report {
+namespace {
+
+constexpr size_t most_points = 2000;
+constexpr int most_ticks = 12;
+
+std::string text(double x, double y, const std::string& words, const char* anchor = "start", const char* look = "",
+                 const std::string& more = "") {
+  return str("<text x=\"", x, "\" y=\"", y, "\" text-anchor=\"", anchor, "\" class=\"", look, "\"", more, ">",
+             escaped(words), "</text>\n");
+}
+
+/// A rectangle of CSS class `look`, with `title` as its tooltip.
+std::string rect(std::string_view look, double x, double y, double width, double height, const std::string& title,
+                 const std::string& more = "") {
+  return str("<rect class=\"", look, "\" x=\"", x, "\" y=\"", y, "\" width=\"", width, "\" height=\"", height, "\"",
+             more, "><title>", escaped(title), "</title></rect>\n");
+}
+
+std::string dot(const char* look, double x, double y, double radius, const std::string& title) {
+  return str("<circle class=\"", look, "\" cx=\"", x, "\" cy=\"", y, "\" r=\"", radius, "\"><title>", escaped(title),
+             "</title></circle>\n");
+}
+
+std::string grid_line(double x1, double x2, double y1, double y2) {
+  return str("<line class=\"grid\" x1=\"", x1, "\" x2=\"", x2, "\" y1=\"", y1, "\" y2=\"", y2, "\"/>");
+}
+
+std::string open(const char* id, double width, double height, const std::string& label, const std::string& more = "") {
+  return format("<svg id=\"%s\" viewBox=\"0 0 %.0f %.0f\" role=\"img\" aria-label=\"", id, width, height) +
+         escaped(label) + "\"" + more + ">\n";
+}
+
+/// About five axis ticks, at multiples of 1, 2 or 5 times a power of ten, and at least `least` apart.
+std::vector<double> ticks(double low, double high, double least = 0) {
+  const double raw = (high - low) / 5, power = std::pow(10, std::floor(std::log10(raw))), rest = raw / power;
+  const int times = rest < 1.5 ? 1 : rest < 3.5 ? 2 : rest < 7.5 ? 5 : 10;
+  const double step = std::max(least, times * power);
+  std::vector<double> all;
+  for (int i = 0; i < most_ticks && (std::ceil(low / step) + i) * step <= high; ++i)
+    all.push_back((std::ceil(low / step) + i) * step);
+  return all;
+}
+
+}  // namespace
+
+std::string_view color_of(Part part) { return part == Part::weights ? "weights" : name_of(part); }
+
+std::string loss_chart(const Analysis& a) {
+  if (a.loss.empty()) return "";
+  constexpr double left = 56, top = 14, width = 960, height = 240;
+  double low = INFINITY, high = -INFINITY, first = a.loss.front().first, last = a.loss.back().first;
+  for (const auto* curve : {&a.loss, &a.validation})
+    for (const auto& [step, value] : *curve)
+      low = std::min(low, value), high = std::max(high, value), last = std::max(last, step);
+  if (!(high > low)) high = low + std::max(1e-6, std::abs(low) * 0.1), low -= high - low;
+  const double pad = (high - low) * 0.06, y_low = low - pad, y_high = high + pad, x_range = std::max(last - first, 1.);
+  const auto x = [&](double step) { return left + (step - first) / x_range * width; };
+  const auto y = [&](double value) { return top + (y_high - value) / (y_high - y_low) * height; };
+  std::string out = open("loss", left + width + 24, top + height + 40, "loss over steps");
+  for (const double v : ticks(y_low, y_high))
+    out += grid_line(left, left + width, y(v), y(v)) + text(left - 8, y(v) + 4, format("%.4g", v), "end");
+  for (const double v : ticks(first, first + x_range, 1))
+    if (v <= last) out += text(x(v), top + height + 18, format("%.6g", v), "middle");
+  out += text(left + width / 2, top + height + 36, "step", "middle");
+  const auto line = [&](const std::vector<std::pair<double, double>>& curve, const char* look) {
+    std::string path;
+    const size_t every = curve.size() / most_points + 1;
+    for (size_t i = 0; i < curve.size(); i += every)
+      path += format("%s%.5g %.5g", path.empty() ? "M" : "L", x(curve[i].first), y(curve[i].second));
+    out += format("<path class=\"%s\" d=\"", look) + path + "\"/>\n";
+  };
+  if (a.loss.size() == 1)
+    out += dot("measured", x(a.loss[0].first), y(a.loss[0].second), 3, format("%.5g", a.loss[0].second));
+  if (a.loss.size() > 40) {  // the curve itself, and its running mean
+    line(a.loss, "curve faint");
+    auto smooth = a.loss;
+    std::vector<double> sums{0};
+    for (const auto& [step, value] : a.loss) sums.push_back(sums.back() + value);
+    for (size_t i = 0; i < smooth.size(); ++i) {
+      const size_t reach = std::min({i, smooth.size() - 1 - i, smooth.size() / 40});
+      smooth[i].second = (sums[i + reach + 1] - sums[i - reach]) / double(2 * reach + 1);
+    }
+    line(smooth, "curve");
+  } else {
+    line(a.loss, "curve");
+  }
+  for (const auto& [at, value] : a.validation)
+    out += dot("points", x(at), y(value), 3.5, format("validation %.5g after step %g", value, at));
+  return out + "</svg>\n";
+}
+
+std::string timeline_chart(const Analysis& a, size_t shown) {
+  constexpr double left = 64, top = 26, width = 1000, row = 20, thin = 8, gap = 8;
+  double begin = INFINITY, end = -INFINITY;
+  for (const auto& [rank, step] : a.timeline) begin = std::min(begin, step.begin), end = std::max(end, step.end);
+  if (!(end > begin)) return "";
+  const double total = end - begin, scale = width / total;
+  const double height = top + double(std::min(shown, a.timeline.size())) * (row + thin + gap) + 4;
+  std::string out = open("timeline", left + width + 12, height, "timeline of a step",
+                         format(" data-left=\"%g\" data-width=\"%g\" data-seconds=\"%.9g\"", left, width, total));
+  for (int i = 0; i <= 5; ++i) {
+    const double x = left + width * i / 5;
+    const char* const anchor = i == 0 ? "start" : i == 5 ? "end" : "middle";
+    out += "<g class=\"tick\">" + grid_line(x, x, top - 6, height) + text(x, 14, seconds_text(total * i / 5), anchor) +
+           "</g>\n";
+  }
+  double y = top;
+  for (const auto& [rank, step] : a.timeline) {
+    if (shown-- == 0) break;
+    out += text(8, y + 14, str("rank ", rank), "start", "ink") + rect("idle", left, y, width, row, "idle");
+    const auto box = [&](const Interval& one, double at, double tall, bool label) {
+      const double x = left + (one.begin - begin) * scale, w = (one.end - one.begin) * scale;
+      const std::string place = format(" data-b=\"%.9g\" data-e=\"%.9g\"", one.begin - begin, one.end - begin);
+      out += rect(
+          color_of(one.part), x, at, std::max(w, 0.4), tall,
+          (one.name.empty() ? std::string(name_of(one.part)) : one.name) + ", " + seconds_text(one.end - one.begin),
+          place);
+      const size_t space = one.name.rfind(' ');
+      const bool numbered =
+          space != one.name.npos && one.name.find_first_not_of("0123456789", space + 1) == one.name.npos;
+      if (!label || !numbered || one.part == Part::communication) return;
+      const std::string number = one.name.substr(space + 1);
+      const bool fits = w > double(number.size()) * 5.6 + 4;
+      out +=
+          text(x + w / 2, at + tall / 2 + 4, number, "middle", "in", place + (fits ? "" : " style=\"display:none\""));
+    };
+    for (const Interval& one : step.work)
+      if (one.part != Part::other || !one.name.empty()) box(one, y, row, true);
+    for (const Interval& one : step.collectives) box(one, y + row + 1, thin - 1, false);
+    y += row + thin + gap;
+  }
+  return out + "</svg>\n";
+}
+
+std::string split_chart(const Analysis& a, size_t shown) {
+  const auto sum_of = [](const auto& split) { return std::accumulate(split.begin(), split.end(), 0.); };
+  double most = 0;
+  for (const auto& [rank, split] : a.split) most = std::max(most, sum_of(split));
+  if (most <= 0) return "";
+  constexpr double left = 64, width = 920, row = 22, gap = 6;
+  const double rows = double(std::min(shown, a.split.size()));
+  std::string out = open("split", left + width + 92, rows * (row + gap) + 4, "where the time of a step goes");
+  double y = 2;
+  for (const auto& [rank, split] : a.split) {
+    if (shown-- == 0) break;
+    out += text(8, y + 15, str("rank ", rank), "start", "ink");
+    double x = left;
+    for (int p = 0; p < parts; ++p) {
+      const double w = split[size_t(p)] / most * width;
+      if (w <= 0) continue;
+      const std::string seconds = seconds_text(split[size_t(p)]);
+      out += rect(color_of(Part(p)), x, y, w, row, str(name_of(Part(p)), ", ", seconds));
+      if (w > 44) out += text(x + w / 2, y + 15, seconds, "middle", "in");
+      x += w;
+    }
+    out += text(x + 8, y + 15, seconds_text(sum_of(split)));
+    y += row + gap;
+  }
+  return out + "</svg>\n";
+}
+
+std::string memory_chart(const Analysis& a) {
+  double most = 0;
+  for (const MemoryRow& m : a.memory) most = std::max({most, m.measured, m.formula ? m.formula->bytes : 0});
+  if (most <= 0) return "";
+  constexpr double left = 110, width = 700, row = 20, gap = 10;
+  std::string out =
+      open("memory", left + width + 250, double(a.memory.size()) * (row + gap) + 4, "memory of a rank by category");
+  double y = 2;
+  for (const MemoryRow& m : a.memory) {
+    const auto length = [&](double bytes) { return bytes / most * width; };
+    double x = length(m.measured);
+    out += text(left - 10, y + 14, m.category, "end", "ink") +
+           rect("measured", left, y + 2, std::max(x, 1.), row - 4, "measured");
+    std::string words = bytes_text(m.measured);
+    if (m.formula) {
+      out += rect("formula", left, y, std::max(length(m.formula->bytes), 1.), row, "formula");
+      x = std::max(x, length(m.formula->bytes));
+      words += ", formula " + bytes_text(m.formula->bytes);
+    }
+    out += text(left + x + 10, y + 14, words);
+    y += row + gap;
+  }
+  return out + "</svg>\n";
+}
+
+}  // namespace lockstep::report

@@ -1,0 +1,56 @@
+// Adds the commands of the extension forecast, and finds the model that a program or a name describes.
+#include "extensions/forecast/programs/forecast_commands.h"
+
+#include <filesystem>
+
+#include "base/check.h"
+#include "data/files.h"
+#include "dist/launcher/scratch.h"
+#include "nn/hugging_face/pretrained.h"
+
+namespace apps {
+
+using namespace lockstep;
+
+void refuse_beside_program(const CLI::App& command, const std::vector<std::string>& options, const ModelAsked& asked) {
+  if (!asked.program.empty())
+    refuse_given(command, options, " is of a model by its name (--model); " + asked.program[0] + " has its own");
+}
+
+ModelFound find_model(const ModelAsked& asked, int ranks) {
+  LOCKSTEP_CHECK(asked.name.empty() != asked.program.empty(),
+                 "expected a model: --model gpt:LAYERSxWIDTHxHEADS, or a program that trains one, as -- PROGRAM "
+                 "ARGUMENTS; got ",
+                 asked.name.empty() ? "neither" : "both");
+  if (asked.program.empty())
+    return {.shape = engine::shape_of<nn::GPT>(
+                nn::gpt_options(asked.name, {.vocab = asked.vocab, .context = asked.context}), asked.experts)};
+  const dist::Scratch scratch;
+  const std::filesystem::path folder = scratch.path(), file = folder / "model.json";
+  std::vector<std::string> command = asked.program;
+  if (ranks > 1) command.insert(command.end(), {"--ranks", std::to_string(ranks)});
+  const std::string& name = asked.program[0];
+  try {
+    run_command(name + " was asked to describe what it trains, and", command, {{"LOCKSTEP_DESCRIBE", file.string()}},
+                folder, 600);
+  } catch (const Error&) {  // a program without train::start() treats train::Described as an error
+    if (!std::filesystem::exists(file)) throw;
+  }
+  LOCKSTEP_CHECK(std::filesystem::exists(file), name,
+                 " succeeded but did not describe what it trains; programs with a train::Trainer or train::prepare do, "
+                 "so train with one of these");
+  const data::Json answer = data::read_json(file.string());
+  return {.shape = engine::model_shape_from(answer.at("model", name), name),
+          .config = answer.at("config", name),
+          .plan = answer.at("plan", name).as_string(name)};
+}
+
+void add_forecast_commands(CLI::App& app, Shared& shared) {
+  add_simulate_command(app, shared);
+  add_report_command(app);
+  add_trace_command(app);
+  add_plan_command(app, shared);
+  add_roofline_command(app);
+}
+
+}  // namespace apps

@@ -1,0 +1,102 @@
+// `lockstep report` and `lockstep trace merge`: evaluate the files of a run.
+#include <fmt/format.h>
+
+#include <iostream>
+#include <memory>
+
+#include "base/check.h"
+#include "base/printable.h"
+#include "base/suggest.h"
+#include "data/files.h"
+#include "extensions/forecast/page.h"
+#include "extensions/forecast/programs/forecast_commands.h"
+#include "train/options.h"
+
+namespace apps {
+
+using namespace lockstep;
+using data::Json;
+using train::OptionGroup;
+
+namespace {
+
+struct ReportAsked {
+  std::string folder, out, svg;
+  bool json = false;
+};
+
+Json to_json(const report::Analysis& a, const std::string& page) {
+  Json j = Json::Object{{"page", page}};
+  if (!a.loss.empty()) j["loss"] = a.loss.back().second;
+  j["steps"] = int64_t(a.steps.size());
+  j["step_seconds"] = a.median_step;
+  if (a.pipeline) {
+    j["pipeline"] =
+        Json::Object{{"schedule", a.pipeline->schedule},           {"stages", a.pipeline->stages},
+                     {"micro_batches", a.pipeline->micro_batches}, {"idle_measured", a.pipeline->measured},
+                     {"idle_formula", a.pipeline->expected},       {"idle_simulated", a.pipeline->simulated}};
+  }
+  j["sent"] = a.sent;
+  if (a.sent_formula) j["sent_formula"] = a.sent_formula->bytes;
+  Json& memory = j["memory"] = Json::Object();
+  for (const auto& m : a.memory) {
+    Json& row = memory[m.category] = Json::Object{{"measured", m.measured}};
+    if (m.formula) row["formula"] = m.formula->bytes;
+  }
+  j["warnings"] = Json::Array(a.warnings.begin(), a.warnings.end());
+  return j;
+}
+
+void report(const ReportAsked& o) {
+  const report::RunFiles run = report::read_run(o.folder);
+  const report::Analysis a = report::analyze(run);
+  const std::string page = o.out.empty() ? o.folder + "/report.html" : o.out;
+  data::write_atomically(page, report::make_page(run, a));
+  if (!o.svg.empty()) {
+    const std::string picture = report::timeline_svg(a, "timeline of " + o.folder);
+    LOCKSTEP_CHECK(
+        !picture.empty(), o.folder,
+        ": --svg draws the timeline of a step, but there is no trace with one; train with --trace, and report again");
+    data::write_atomically(o.svg, picture);
+  }
+  for (const std::string& warning : a.warnings) std::cerr << "warning: " << printable(warning) << "\n";
+  if (o.json) return void(std::cout << to_json(a, page).dump() << std::endl);
+  fmt::print("{:<10}{}\n", "page", page);
+  for (const report::Headline& line : report::headlines(a))
+    fmt::print("{:<10}{}{}\n", line.name, printable(line.value), printable(line.about));
+}
+
+}  // namespace
+
+void add_report_command(CLI::App& app) {
+  auto o = std::make_shared<ReportAsked>();
+  CLI::App& command = *app.add_subcommand(
+      "report", "one HTML page about a run: loss, timeline, memory and traffic beside their formulas, settings");
+  const OptionGroup add(command);
+  add("folder", o->folder, "folder given to --out or --trace (traces may be one folder below)")->required();
+  add("--out", o->out, "the page (default: report.html in the folder)");
+  add("--svg", o->svg, "the timeline as a picture too");
+  add("--json", o->json, "its figures as one line, a JSON object");
+  command.callback([o] { report(*o); });
+}
+
+void add_trace_command(CLI::App& app) {
+  struct Asked {
+    std::string folder, out;
+  };
+  auto o = std::make_shared<Asked>();
+  CLI::App& command = *app.add_subcommand("trace", "timelines that --trace wrote");
+  command.require_subcommand(1);
+  CLI::App& merge = *command.add_subcommand("merge", "one file of those of all ranks, for https://ui.perfetto.dev");
+  merge.add_option("folder", o->folder, "folder with rank-N.json")->required();
+  merge.add_option("--out", o->out, "the file (default: trace.json in the folder)");
+  merge.callback([o] {
+    std::vector<std::string> warnings;
+    const std::string out = o->out.empty() ? o->folder + "/trace.json" : o->out;
+    const auto ranks = report::merge_traces(o->folder, out, warnings);
+    for (const std::string& warning : warnings) std::cerr << "warning: " << printable(warning) << "\n";
+    fmt::print("{}: {}; open it at https://ui.perfetto.dev\n", out, counted(int64_t(ranks.size()), "rank"));
+  });
+}
+
+}  // namespace apps

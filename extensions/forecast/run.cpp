@@ -1,0 +1,386 @@
+// Reads the files of a run and computes the report's figures. See run.h.
+#include "extensions/forecast/run.h"
+
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+
+#include "base/check.h"
+#include "data/files.h"
+#include "pipeline/schedule.h"
+#include "pipeline/simulate.h"
+#include "zero/partition.h"
+
+namespace lockstep::report {
+namespace {
+
+namespace fs = std::filesystem;
+using data::Json;
+using trace::Category;
+
+constexpr double most_slots = 1 << 22;  // limit for simulating a schedule
+
+Part part_of(const Event& e) {
+  switch (e.category) {
+    case Category::forward: return Part::forward;
+    case Category::backward: return Part::backward;
+    case Category::optimizer: return Part::optimizer;
+    case Category::data: return Part::data;
+    case Category::wait:
+    case Category::collective: return Part::communication;
+    case Category::pipeline:
+      if (e.name.starts_with("forward")) return Part::forward;
+      if (e.name.starts_with("backward of the weights")) return Part::weights;
+      if (e.name.starts_with("backward")) return Part::backward;
+      return e.name.starts_with("sending") || e.name.starts_with("receiving") ? Part::communication : Part::other;
+    default: return Part::other;
+  }
+}
+
+/// Reads a .jsonl file. A last line without newline, cut short by a kill, gives a warning; any other bad line is an
+/// Error.
+std::vector<Json> read_lines(const std::string& path, std::vector<std::string>& warnings) {
+  std::vector<Json> all;
+  const auto file = data::MappedFile::open(path);
+  std::string_view rest(reinterpret_cast<const char*>(file->data()), size_t(file->size()));
+  for (int64_t number = 1; !rest.empty(); ++number) {
+    const size_t end = rest.find('\n');
+    const bool torn = end == rest.npos;
+    const std::string line(rest.substr(0, end));
+    rest.remove_prefix(torn ? rest.size() : end + 1);
+    try {
+      if (!line.empty()) all.push_back(data::parse_json(line, str(path, ":", number)));
+    } catch (const Error&) {
+      if (!torn) throw;
+      warnings.push_back(path + ": the last line was cut short");
+    }
+  }
+  return all;
+}
+
+std::vector<const Event*> steps_of(const RankTrace& t) {
+  std::vector<const Event*> all;
+  for (const Event& e : t.events)
+    if (e.category == Category::step) all.push_back(&e);
+  return all;
+}
+
+/// The steps of a rank without the first one, which is warm-up, unless it is the only one.
+std::vector<const Event*> measured_steps(const RankTrace& t) {
+  std::vector<const Event*> all = steps_of(t);
+  if (all.size() > 1) all.erase(all.begin());
+  return all;
+}
+
+std::vector<const Event*> within(const RankTrace& t, double begin, double end, bool main) {
+  std::vector<const Event*> all;
+  auto e = std::lower_bound(t.events.begin(), t.events.end(), begin,
+                            [](const Event& one, double at) { return one.begin < at; });
+  for (; e != t.events.end() && e->begin < end; ++e)
+    if ((e->row == 0) == main && e->category != Category::step) all.push_back(&*e);
+  return all;
+}
+
+void add_steps(const RunFiles& run, Analysis& a) {
+  std::map<int64_t, double> longest;
+  std::map<int64_t, size_t> ranks;
+  for (const RankTrace& t : run.traces) {
+    for (const Event* e : steps_of(t)) {
+      const int64_t number = e->whole("step");
+      longest[number] = std::max(longest[number], e->seconds);
+      ++ranks[number];
+    }
+  }
+  std::vector<std::pair<double, int64_t>> whole;  // steps that all ranks have, without warm-up
+  for (const auto& [number, seconds] : longest) {
+    a.steps.push_back(seconds);
+    if (ranks[number] == run.traces.size() && (number != longest.begin()->first || longest.size() == 1))
+      whole.emplace_back(seconds, number);
+  }
+  if (whole.empty()) return;
+  std::sort(whole.begin(), whole.end());
+  std::tie(a.median_step, a.shown) = whole[(whole.size() - 1) / 2];
+  for (const RankTrace& t : run.traces) {
+    const auto steps = steps_by_part(t);
+    for (const auto& step : steps)
+      for (size_t p = 0; p < parts; ++p) a.split[t.rank][p] += step[p] / double(steps.size());
+    for (const Event* step : measured_steps(t)) {
+      const double begin = step->begin, end = step->end();
+      if (step->whole("step") != a.shown) continue;
+      RankStep& shown = a.timeline[t.rank];
+      shown = {.begin = begin, .end = end, .work = flatten(within(t, begin, end, true), begin, end), .collectives = {}};
+      for (const Event* e : within(t, begin, end, false))
+        if (e->category == Category::collective)
+          shown.collectives.push_back({Part::communication, e->begin, e->end(), e->text("call")});
+    }
+  }
+}
+
+void add_loss(const RunFiles& run, Analysis& a) {
+  for (const Json& line : run.metrics) {
+    const double step = number_of(line, "step", NAN), loss = number_of(line, "loss", NAN);
+    const double validation = number_of(line, "val_loss", number_of(line, "test_loss", NAN));
+    if (std::isfinite(step) && std::isfinite(loss)) a.loss.emplace_back(step, loss);
+    if (std::isfinite(step) && std::isfinite(validation)) a.validation.emplace_back(step, validation);
+  }
+  if (run.traces.empty()) return;
+  const std::vector<Sample>& curve = run.traces[0].samples("loss");
+  if (curve.size() <= a.loss.size()) return;
+  a.loss.clear();  // the trace has every step; mlp and cnn write metrics only once per epoch
+  const auto steps = steps_of(run.traces[0]);
+  size_t i = 0;
+  for (const Sample& sample : curve) {
+    while (i + 1 < steps.size() && steps[i]->end() < sample.at) ++i;
+    a.loss.emplace_back(i < steps.size() ? steps[i]->number("step") + 1 : double(a.loss.size() + 1),
+                        number_of(sample.values, "loss"));
+  }
+}
+
+void add_traffic(const RunFiles& run, Analysis& a) {
+  std::map<std::string, Traffic> rows;
+  double steps = 0;
+  for (const RankTrace& t : run.traces) {
+    for (const Event* step : measured_steps(t)) {
+      ++steps;
+      for (const Event* e : within(t, step->begin, step->end(), false)) {
+        if (e->category != Category::collective) continue;
+        Traffic& row = rows[e->name + ", " + e->text("group")];
+        ++row.calls;
+        row.bytes += e->number("bytes"), row.sent += e->number("sent"), row.seconds += e->seconds;
+      }
+    }
+  }
+  if (steps == 0) return;
+  for (auto& [name, row] : rows) {
+    row.collective = name;
+    for (double* value : {&row.calls, &row.bytes, &row.sent, &row.seconds}) *value /= steps;
+    a.sent += row.sent;
+    a.traffic.push_back(row);
+  }
+  std::stable_sort(a.traffic.begin(), a.traffic.end(),
+                   [](const Traffic& x, const Traffic& y) { return x.sent > y.sent; });
+  const Json* how = run.note("parallel");
+  if (how) {
+    const double n = number_of(*how, "ranks", 1), bytes = number_of(*how, "parameter_bytes"),
+                 passes = number_of(*how, "micro_batches", 1);
+    const int stage = int(number_of(*how, "zero", -1));
+    // As in `lockstep plan`: from ZeRO stage 2 on, gradients are reduced after every micro-batch; in stage 3,
+    // parameters are also gathered for each forward and each backward.
+    const double times = stage <= 1 ? 2 : stage == 2 ? passes + 1 : 3 * passes;
+    const char* text = stage <= 1 ? "2Ψ(n-1)/n" : stage == 2 ? "(A+1)Ψ(n-1)/n" : "3AΨ(n-1)/n";
+    if (n > 1)
+      a.sent_formula = Formula{times * bytes * (n - 1) / n, str(text, ", Ψ = ", int64_t(bytes), " bytes, n = ", int(n),
+                                                                stage >= 2 ? str(", A = ", int(passes)) : "")};
+  } else if (a.pipeline && a.pipeline->copies == 1 && run.settings.find("width")) {
+    // A micro-batch crosses every boundary between stages twice: forward and backward. Computes mean bytes per rank.
+    const PipelineFigures& p = *a.pipeline;
+    const double one =
+        number_of(run.settings, "batch") * number_of(run.settings, "context") * number_of(run.settings, "width") * 4;
+    const double crossings = 2. * (double(p.stages) * p.chunks - 1) * p.micro_batches / p.stages;
+    a.sent_formula = Formula{crossings * one, "2(p·v-1)m·b·T·C·4/p"};
+  }
+}
+
+void add_memory(const RunFiles& run, Analysis& a) {
+  std::map<std::string, double> most;
+  double processes = 0, together = 1;
+  for (const RankTrace& t : run.traces) {
+    if (t.samples("memory").empty()) continue;
+    if (const Json* facts = t.note("run")) together = std::max(1., number_of(*facts, "ranks_in_process", 1));
+    ++processes;
+    std::map<std::string, double> here;
+    for (const Sample& s : t.samples("memory"))
+      for (const auto& [key, value] : s.values.as_object()) here[key] = std::max(here[key], value.as_number());
+    // Samples miss memory that is allocated and freed between them. For activations and messages, uses recorded peaks.
+    if (const auto& peaks = t.samples("memory, most so far"); !peaks.empty())
+      for (const char* key : {"activation", "communication"}) here[key] = number_of(peaks.back().values, key);
+    for (const auto& [key, value] : here) most[key] += value;
+  }
+  if (processes == 0) return;
+  std::map<std::string, Formula> formulas;
+  if (const Json* how = run.note("parallel")) {
+    const double n = number_of(*how, "ranks", 1), elements = std::max(1., number_of(*how, "parameters", 1)),
+                 width = number_of(*how, "parameter_bytes") / elements;
+    const int stage = std::max(0, int(number_of(*how, "zero", 0)));
+    const bool adam = text_of(*how, "optimizer") == "Adam" || text_of(*how, "optimizer") == "AdamW";
+    const zero::ModelState state = zero::model_state(stage, elements, int(n), width, 8);
+    const auto share = [&](int from, const char* all) { return stage >= from ? str(all, "/n") : std::string(all); };
+    formulas["parameter"] = {state.parameters, share(3, width == 4 ? "4Ψ" : "bΨ")};
+    formulas["gradient"] = {state.gradients, share(2, width == 4 ? "4Ψ" : "bΨ")};
+    if (adam) formulas["optimizer"] = {state.optimizer, share(1, "8Ψ")};
+  }
+  for (int c = 0; c < memory_categories; ++c) {
+    const std::string name(lockstep::name_of(Memory(c)));
+    MemoryRow row{.category = name, .measured = most[name] / processes / together, .formula = {}};
+    if (const auto found = formulas.find(name); found != formulas.end()) row.formula = found->second;
+    if (row.measured > 0 || row.formula) a.memory.push_back(row);
+  }
+}
+
+}  // namespace
+
+double median(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+const Json* RunFiles::note(const char* name) const {
+  for (const RankTrace& t : traces)
+    if (const Json* found = t.note(name)) return found;
+  return nullptr;
+}
+
+std::string_view name_of(Part part) {
+  constexpr std::string_view names[] = {"forward",       "backward", "backward of weights", "optimizer", "data",
+                                        "communication", "other"};
+  static_assert(std::size(names) == parts);
+  return names[size_t(part)];
+}
+
+RunFiles read_run(const std::string& folder) {
+  LOCKSTEP_CHECK(fs::is_directory(folder),
+                 "[report] expected the folder of a run (--out or --trace of a training program), got ", folder,
+                 fs::exists(folder) ? ", a file" : ", which does not exist");
+  RunFiles run{.folder = folder, .settings = {}, .metrics = {}, .traces = {}, .warnings = {}};
+  run.traces = read_traces(folder, run.warnings);
+  if (fs::exists(folder + "/config.json")) run.settings = data::read_json(folder + "/config.json");
+  else if (const Json* settings = run.note("settings")) run.settings = *settings;
+  if (fs::exists(folder + "/metrics.jsonl")) run.metrics = read_lines(folder + "/metrics.jsonl", run.warnings);
+  if (run.traces.empty() && run.metrics.empty()) {
+    std::string found;
+    int count = 0;
+    for (const auto& entry : fs::directory_iterator(folder))
+      if (++count <= 5) found += (found.empty() ? "" : ", ") + entry.path().filename().string();
+    fail(str("[report] expected a run in ", folder,
+             ": metrics.jsonl (a training program writes it with --out) or rank-N.json (with --trace), found ",
+             count == 0 ? "an empty folder" : found, count > 5 ? ", ..." : ""));
+  }
+  return run;
+}
+
+std::vector<Interval> flatten(const std::vector<const Event*>& events, double begin, double end) {
+  std::vector<Interval> out;
+  const auto add = [&](Part part, double from, double to, const std::string& name) {
+    from = std::max(from, begin), to = std::min(to, end);
+    if (to <= from) return;
+    if (!out.empty() && out.back().part == part && out.back().name == name && from - out.back().end < 1e-12)
+      out.back().end = to;
+    else out.push_back({part, from, to, name});
+  };
+  std::vector<const Event*> open;
+  double now = begin;
+  const auto advance = [&](double to) {  // gives the time up to `to` to the innermost open event
+    if (to > now)
+      add(open.empty() ? Part::other : part_of(*open.back()), now, to, open.empty() ? "" : open.back()->name);
+    now = std::max(now, to);
+  };
+  for (const Event* e : events) {
+    while (!open.empty() && open.back()->end() <= e->begin) {
+      advance(open.back()->end());
+      open.pop_back();
+    }
+    advance(e->begin);
+    if (!open.empty() && (part_of(*e) == Part::other || part_of(*e) == part_of(*open.back())))
+      continue;  // adds no information to the enclosing event
+    open.push_back(e);
+  }
+  while (!open.empty()) {
+    advance(open.back()->end());
+    open.pop_back();
+  }
+  advance(end);
+  return out;
+}
+
+std::vector<std::array<double, parts>> steps_by_part(const RankTrace& t) {
+  std::vector<std::array<double, parts>> all;
+  for (const Event* step : measured_steps(t)) {
+    auto& seconds = all.emplace_back();
+    for (const Interval& one : flatten(within(t, step->begin, step->end(), true), step->begin, step->end()))
+      seconds[size_t(one.part)] += one.end - one.begin;
+  }
+  return all;
+}
+
+std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces) {
+  PipelineFigures f;
+  // Events by replica and batch. The n-th train_batch event of every rank of a replica belongs to the same batch.
+  std::map<std::pair<int, size_t>, std::vector<std::pair<const RankTrace*, const Event*>>> batches;
+  for (const RankTrace& t : traces) {
+    size_t count = 0;
+    for (const Event& e : t.events) {
+      if (e.category != Category::pipeline || e.name != "train_batch") continue;
+      f.schedule = e.text("schedule");
+      const auto whole = [&](const char* key) { return int(e.whole(key, 1 << 20)); };
+      f.stages = whole("stages"), f.micro_batches = whole("micro_batches"), f.chunks = whole("chunks");
+      const int copy = whole("copy");
+      f.copies = std::max(f.copies, copy + 1);
+      batches[{copy, count++}].emplace_back(&t, &e);
+    }
+  }
+  std::vector<double> idle;
+  struct Sum {
+    double seconds = 0, slots = 0;
+  } forward, whole, input, weight;  // a slot is a micro-batch in a chunk
+  for (const auto& [key, ranks] : batches) {
+    if (int(ranks.size()) != f.stages || (key.second == 0 && batches.size() > size_t(f.copies)))
+      continue;  // a rank is missing, or it is the warm-up batch
+    double begin = INFINITY, end = -INFINITY, busy = 0;
+    for (const auto& [t, batch] : ranks) {
+      for (const Event* e : within(*t, batch->begin, batch->end(), true)) {
+        if (e->category != Category::pipeline || e->name == "train_batch") continue;
+        const Part part = part_of(*e);
+        if (part == Part::communication || part == Part::other) continue;
+        begin = std::min(begin, e->begin), end = std::max(end, e->end());
+        busy += e->seconds;
+        Sum& sum = part == Part::forward                ? forward
+                   : part == Part::weights              ? weight
+                   : e->name.starts_with("backward of") ? input
+                                                        : whole;
+        sum.seconds += e->seconds, ++sum.slots;
+      }
+    }
+    if (end <= begin) continue;
+    idle.push_back(1 - busy / ((end - begin) * f.stages));
+  }
+  if (idle.empty()) return std::nullopt;
+  f.measured = median(idle);
+  const auto mean = [&](const Sum& sum) { return sum.slots > 0 ? sum.seconds / sum.slots * f.chunks : 0; };
+  f.forward = mean(forward), f.input = mean(input), f.weight = mean(weight);
+  if (f.weight == 0) f.input = mean(whole);
+  if (pipeline::is_kind(f.schedule) && double(f.stages) * f.micro_batches * f.chunks <= most_slots) {
+    // Backward may be timed only as a whole. Then halve it (inputs, weights): the bubble does not depend on the split.
+    const pipeline::Costs costs{.forward = f.forward,
+                                .input = f.weight > 0 ? f.input : f.input / 2,
+                                .weight = f.weight > 0 ? f.weight : f.input / 2};
+    const pipeline::Request request{pipeline::parse_kind(f.schedule), f.stages, f.micro_batches, f.chunks};
+    const pipeline::Formula formula = pipeline::formula(request, costs);
+    f.formula = formula.text, f.expected = formula.bubble;
+    f.simulated = pipeline::simulate(pipeline::make_schedule(request), costs).bubble;
+  }
+  return f;
+}
+
+Analysis analyze(const RunFiles& run) {
+  Analysis a;
+  a.warnings = run.warnings;
+  add_loss(run, a);
+  add_steps(run, a);
+  a.pipeline = measure_pipeline(run.traces);
+  add_traffic(run, a);
+  add_memory(run, a);
+  std::map<std::string, RankTrace::Total> operations;
+  for (const RankTrace& t : run.traces) {
+    for (const auto& [name, total] : t.operations)
+      operations[name].calls += total.calls, operations[name].seconds += total.seconds;
+  }
+  a.operations.assign(operations.begin(), operations.end());
+  std::stable_sort(a.operations.begin(), a.operations.end(),
+                   [](const auto& x, const auto& y) { return x.second.seconds > y.second.seconds; });
+  if (const Json* how = run.note("parallel")) a.parameters = int64_t(number_of(*how, "parameters"));
+  return a;
+}
+
+}  // namespace lockstep::report

@@ -1,0 +1,107 @@
+#pragma once
+// Reads the files of a training run and computes the numbers of the report: measurements and, for
+// comparison, the results of formulas from papers.
+#include <array>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "extensions/forecast/trace_file.h"
+#include "tensor/memory.h"
+
+namespace lockstep::report {
+
+/// The files of a run.
+struct RunFiles {
+  std::string folder;
+  data::Json settings;              ///< config.json (--out), or its copy in the trace
+  std::vector<data::Json> metrics;  ///< the lines of metrics.jsonl, from --out
+  std::vector<RankTrace> traces;    ///< the files rank-N.json, from --trace
+  std::vector<std::string> warnings;
+  const data::Json* note(const char* name) const;  ///< the note of the first rank that has it, or nullptr
+};
+/// Reads a run's folder. If the folder has no file of a run, the Error lists the files that it has. An incomplete last
+/// line is left out, with a warning.
+RunFiles read_run(const std::string& folder);
+
+/// The activity of a rank's main thread. Parts do not overlap.
+enum class Part : uint8_t { forward, backward, weights, optimizer, data, communication, other };
+inline constexpr int parts = 7;       ///< number of Parts
+std::string_view name_of(Part part);  ///< "forward", ...
+
+/// A stretch of time in which a rank's main thread has one kind of activity (Part), in seconds.
+struct Interval {
+  Part part;
+  double begin, end;
+  std::string name;
+};
+
+/// One step of one rank.
+struct RankStep {
+  double begin = 0, end = 0;
+  std::vector<Interval> work;         ///< computations of the main thread, sorted, without overlap
+  std::vector<Interval> collectives;  ///< collectives of all groups, sorted by begin
+};
+
+/// The pipeline of a run. Idle parts are fractions of the time between a batch's first and last computation.
+struct PipelineFigures {
+  std::string schedule, formula;
+  int stages = 1, micro_batches = 1, chunks = 1, copies = 1;
+  double measured = 0;                        ///< measured idle part: the median over the batches
+  double expected = 0;                        ///< idle part by the formula, with the measured costs
+  double simulated = 0;                       ///< idle part by simulating the schedule, if Lockstep has it
+  double forward = 0, input = 0, weight = 0;  ///< seconds per micro-batch on a rank, mean
+};
+
+/// All calls of one collective operation.
+struct Traffic {
+  std::string collective;
+  double calls = 0, bytes = 0, sent = 0, seconds = 0;  ///< means per rank and step
+};
+
+/// A value computed by a formula from a paper.
+struct Formula {
+  double bytes = 0;
+  std::string text;
+};
+
+/// Memory of one category.
+struct MemoryRow {
+  std::string category;
+  double measured = 0;  ///< highest recorded value, bytes per rank
+  std::optional<Formula> formula;
+};
+
+/// All numbers that the report shows.
+struct Analysis {
+  std::vector<std::pair<double, double>> loss, validation;  ///< pairs (step, value)
+  std::vector<double> steps;                                ///< seconds of each step on the slowest rank
+  double median_step = 0;
+  int64_t shown = -1;                              ///< step shown in the timeline: one of median length
+  std::map<int, RankStep> timeline;                ///< one step of each rank
+  std::map<int, std::array<double, parts>> split;  ///< seconds per step by rank, mean without the first step
+  std::optional<PipelineFigures> pipeline;
+  std::vector<Traffic> traffic;  ///< sorted by bytes sent, most first
+  double sent = 0;               ///< bytes sent per rank and step
+  std::optional<Formula> sent_formula;
+  std::vector<MemoryRow> memory;
+  std::vector<std::pair<std::string, RankTrace::Total>> operations;  ///< over all ranks, longest first
+  int64_t parameters = 0;
+  std::vector<std::string> warnings;
+};
+/// Computes the numbers of the report from the files of a run.
+Analysis analyze(const RunFiles& run);
+
+// Functions that analyze() calls.
+double median(std::vector<double> values);  ///< 0 without values
+/// Seconds by Part for each step of a rank. The first step is warm-up and left out if there are more.
+std::vector<std::array<double, parts>> steps_by_part(const RankTrace& trace);
+/// Turns nested events of the main thread in a step, sorted by begin, into intervals without overlap: an inner event
+/// takes its time from the outer one.
+std::vector<Interval> flatten(const std::vector<const Event*>& events, double begin, double end);
+/// Idle time and costs of a traced pipeline; none if the traces have no pipeline.
+std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces);
+
+}  // namespace lockstep::report

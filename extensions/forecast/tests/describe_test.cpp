@@ -1,0 +1,98 @@
+// A program that is asked to describe what it trains.
+#include <doctest/doctest.h>
+
+#include <cstdlib>
+#include <filesystem>
+
+#include "autograd/ops.h"
+#include "data/dataset.h"
+#include "extensions/forecast/model_costs.h"
+#include "nn/linear.h"
+#include "optim/optim.h"
+#include "tensor/ops.h"
+#include "tests/messages.h"
+#include "tests/temp_dir.h"
+#include "train/accelerator.h"
+#include "train/trainer.h"
+
+using namespace lockstep;
+using namespace testing;
+
+namespace {
+
+struct Net : nn::Layer<Net> {
+  nn::Linear up{{.in = 6, .out = 16}}, down{{.in = 16, .out = 3}};
+  Variable forward(const Variable& x) { return down(gelu(up(x))); }
+  void fields(nn::Fields& f) override { f("up", up, nn::cut::columns)("down", down, nn::cut::rows); }
+  nn::LayerList layers() override {
+    nn::LayerList list;
+    list.add("Up", {up}, [this](const Variable& x) { return gelu(up(x)); });
+    return list.add(down);
+  }
+};
+
+data::DatasetPtr<data::Example> samples(int64_t count, uint64_t seed) {
+  manual_seed(seed);
+  const Tensor x = randn({count, 6});
+  return data::share(data::TensorDataset(x, argmax(x.narrow(1, 0, 3), 1)));
+}
+Variable loss(const Variable& scores, const Tensor& target) { return cross_entropy(scores, target); }
+
+train::Options options(const std::string& plan = "", int ranks = 0, int64_t accumulate = 4) {
+  train::Options o;
+  o.plan = plan;
+  o.parallel.ranks = ranks;
+  o.parallel.accumulate = accumulate;
+  o.batch = 4;
+  o.epochs = 2;
+  return o;
+}
+
+}  // namespace
+
+TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training and trains nothing") {
+  const TempDir folder;
+  const std::string file = (folder.path / "model.json").string();
+  const struct Asked {
+    explicit Asked(const std::string& file) { setenv("LOCKSTEP_DESCRIBE", file.c_str(), 1); }
+    ~Asked() { unsetenv("LOCKSTEP_DESCRIBE"); }
+  } asked(file);
+  for (const bool by_trainer : {true, false}) {
+    for (const int ranks : {1, 2}) {
+      std::filesystem::remove(file);
+      train::Options o = options("", ranks, 2);
+      o.plan = "pp2+zero1", o.out = (folder.path / "run").string();  // options of a job that must not start
+      bool went_on = false;
+      train::start(o, "", [&](train::Job& job) {
+        Net net;
+        optim::SGD sgd(net.parameters(), {.lr = 0.1, .momentum = 0.5});
+        if (by_trainer) train::Trainer(job, net, {.loss = loss, .data = samples(64, 7)}).fit();
+        else train::prepare(job, net, sgd, samples(64, 7));
+        went_on = true;
+      });
+      CHECK(!went_on);
+      CHECK(!std::filesystem::exists(o.out));
+      const data::Json said = data::read_json(file);
+      CHECK(said.at("plan") == data::Json("pp2+zero1"));
+      const data::Json& config = said.at("config");
+      CHECK(config.at("optimizer").at("type") == data::Json(by_trainer ? "AdamW" : "SGD"));
+      CHECK(config.at("zero_optimization").at("stage") == data::Json(1));
+      CHECK(config.at("gradient_accumulation_steps") == data::Json(2));
+      const engine::ModelShape shape = engine::model_shape_from(said.at("model"), "model");
+      REQUIRE(shape.list.size() == 2);
+      CHECK(shape.numel() == 6 * 16 + 16 + 16 * 3 + 3);
+      CHECK(shape.list[0].measured == 2 * 6 * 16);
+      CHECK(shape.list[0].out == 16);
+      CHECK(shape.list[1].forward > 0);
+      CHECK(shape.parameters[0].sliced(2).shape == Shape{8, 6});
+    }
+  }
+  CHECK(contains(message([] { train::start(options("", 1, 1), "", [](train::Job&) {}); }),
+                 "ended without creating a train::Trainer or calling train::prepare"));
+  std::filesystem::remove(file);
+  Net net;
+  optim::SGD sgd(net.parameters(), {.lr = 0.1});
+  train::Accelerator alone;  // this program does not call start()
+  CHECK(contains(message([&] { alone.prepare(net, sgd); }), "asked to describe what it trains, and did"));
+  CHECK(data::read_json(file).at("config").at("optimizer").at("type") == data::Json("SGD"));
+}

@@ -1,0 +1,204 @@
+// The figures of a report, from runs whose figures are known, and its HTML page.
+#include <sys/stat.h>
+
+#include "extensions/forecast/page.h"
+#include "extensions/forecast/run.h"
+#include "extensions/forecast/tests/util.h"
+
+using namespace testing;
+using namespace lockstep;
+using namespace lockstep::report;
+
+namespace {
+
+/// The first HTML tag without its counterpart; "" if all match.
+std::string first_mismatch(const std::string& page) {
+  std::vector<std::string> open;
+  for (size_t at = 0; (at = page.find('<', at)) != page.npos;) {
+    const size_t end = page.find('>', at);
+    std::string tag = page.substr(at + 1, end - at - 1);
+    at = end;
+    if (tag.starts_with("!") || tag.starts_with("meta") || tag.ends_with("/")) continue;
+    const std::string name = tag.substr(0, tag.find_first_of(" \n"));
+    if (!name.starts_with("/")) {
+      open.push_back(name);
+      if (name == "script" || name == "style") at = page.find("</" + name, at) - 1;
+    } else if (open.empty() || open.back() != name.substr(1)) {
+      return "</" + name + " in " + (open.empty() ? "nothing" : open.back());
+    } else {
+      open.pop_back();
+    }
+  }
+  return open.empty() ? "" : "no end of " + open.back();
+}
+
+void check_page(const std::string& page) {
+  CHECK(first_mismatch(page) == "");
+  for (const char* outside : {"http:", "https:", "src=", "@import", "url("})
+    CHECK_MESSAGE(!contains(page, outside), outside);
+  CHECK(contains(page, "prefers-color-scheme: dark"));
+}
+
+}  // namespace
+
+TEST_CASE("report: time inside time is counted once") {
+  const report::Event outer{Category::backward, "backward", 1, 4, 0, {}}, wait{Category::wait, "wait", 2, 1, 0, {}},
+      nothing{Category::other, "a scope", 3.5, 0.5, 0, {}}, late{Category::optimizer, "AdamW", 6, 5, 0, {}};
+  const auto parts = flatten({&outer, &wait, &nothing, &late}, 0, 10);
+  const struct {
+    Part part;
+    double begin, end;
+  } expected[] = {{Part::other, 0, 1},    {Part::backward, 1, 2}, {Part::communication, 2, 3},
+                  {Part::backward, 3, 5}, {Part::other, 5, 6},    {Part::optimizer, 6, 10}};
+  REQUIRE(parts.size() == std::size(expected));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    CHECK(parts[i].part == expected[i].part);
+    CHECK(parts[i].begin == doctest::Approx(expected[i].begin));
+    CHECK(parts[i].end == doctest::Approx(expected[i].end));
+  }
+  CHECK(flatten({}, 0, 1).size() == 1);
+}
+
+TEST_CASE("report: the bubble of a pipeline is that of its schedule") {
+  using pipeline::Kind;
+  const struct {
+    pipeline::Request request;
+    pipeline::Costs costs;
+  } rows[] = {{{Kind::one_f_one_b, 4, 8}, {}},
+              {{Kind::one_f_one_b, 1, 3}, {}},
+              {{Kind::gpipe, 3, 5}, {.forward = 1, .input = 2, .weight = 0.5}},
+              {{Kind::interleaved, 4, 8, 2}, {}},
+              {{Kind::zb_h1, 4, 8}, {.forward = 1.5, .input = 1.2, .weight = 1}},
+              {{Kind::dualpipe_v, 2, 6}, {}},
+              {{Kind::one_f_one_b, 7, 2}, {}}};
+  for (const auto& row : rows) {
+    CAPTURE(pipeline::name_of(row.request.kind));
+    const TempDir folder;
+    traced_pipeline(folder, row.request, row.costs, 3);
+    const RunFiles run = read_run(folder.path);
+    const auto figures = measure_pipeline(run.traces);
+    REQUIRE(figures);
+    const double expected = pipeline::simulate(pipeline::make_schedule(row.request), row.costs).bubble;
+    CHECK(figures->measured == doctest::Approx(expected).epsilon(1e-6));
+    CHECK(figures->expected == doctest::Approx(pipeline::formula(row.request, row.costs).bubble).epsilon(1e-6));
+    CHECK(figures->forward == doctest::Approx(row.costs.forward).epsilon(1e-6));
+    CHECK(figures->input + figures->weight == doctest::Approx(row.costs.input + row.costs.weight).epsilon(1e-6));
+    const Analysis a = analyze(run);
+    CHECK(a.steps.size() == 3);
+    CHECK(a.timeline.size() == size_t(row.request.stages));
+    const std::string page = make_page(run, a);
+    check_page(page);
+    CHECK(contains(page, "idle in the pipeline"));
+    CHECK(contains(timeline_svg(a, "<t>"), "xmlns"));
+  }
+}
+
+TEST_CASE("report: a pipeline with a rank missing says so and gives no bubble") {
+  const TempDir folder;
+  traced_pipeline(folder, {pipeline::Kind::one_f_one_b, 3, 4}, {}, 2);
+  fs::remove(folder / "rank-1.json");
+  const RunFiles run = read_run(folder.path);
+  REQUIRE(run.warnings.size() == 1);
+  const Analysis a = analyze(run);
+  CHECK(!a.pipeline);
+  const std::string page = make_page(run, a);
+  check_page(page);
+  CHECK(contains(page, "no trace of rank 1 (of 0 to 2)"));
+}
+
+TEST_CASE("report: traffic and memory beside the formulas") {
+  constexpr double psi = 1000;
+  const struct {
+    int zero, ranks, passes;
+    double times;
+  } rows[] = {{-1, 2, 1, 2}, {0, 4, 3, 2}, {1, 4, 3, 2}, {2, 4, 3, 4}, {3, 4, 2, 6}, {3, 1, 2, 0}};
+  for (const auto& row : rows) {
+    CAPTURE(row.zero);
+    const TempDir folder;
+    for (int rank = 0; rank < row.ranks; ++rank) {
+      const trace::Row group("group world", rank);
+      traced(folder, rank, row.ranks, [&] {
+        trace::note("parallel",
+                    str("{\"parameters\":", psi, ",\"parameter_bytes\":", 4 * psi, ",\"ranks\":", row.ranks,
+                        ",\"micro_batches\":", row.passes, ",\"zero\":", row.zero, ",\"optimizer\":\"AdamW\"}"));
+        trace::note("run", "{\"ranks_in_process\":1}");
+        for (int step = 0; step < 4; ++step) {
+          put("step", Category::step, step, step + 0.9, {{"step", step}});
+          put("all_reduce", Category::collective, step + 0.1, step + 0.2,
+              {{"bytes", 4000}, {"sent", 100 * (step > 0)}, {"ranks", row.ranks}, {"group", "world"}}, &group);
+          put("all_reduce", Category::collective, step + 0.3, step + 0.5,
+              {{"bytes", 400}, {"sent", 20}, {"ranks", row.ranks}, {"group", "world"}}, &group);
+          put("broadcast", Category::collective, step + 0.6, step + 0.7,
+              {{"bytes", 8}, {"sent", 8}, {"ranks", row.ranks}, {"group", "<b>"}}, &group);
+        }
+        trace::counter("memory", {{"parameter", 4000}, {"gradient", 0}, {"optimizer", 8000}, {"activation", 1}});
+        trace::counter("memory", {{"parameter", 4000}, {"gradient", 3000}, {"optimizer", 8000}, {"activation", 1}});
+        trace::counter("memory, most so far",
+                       {{"parameter", 9000}, {"gradient", 3000}, {"optimizer", 8000}, {"activation", 77}});
+      });
+    }
+    const RunFiles run = read_run(folder.path);
+    const Analysis a = analyze(run);
+    CHECK(a.sent == doctest::Approx(128));  // the first step is warm-up and does not count
+    REQUIRE(a.traffic.size() == 2);
+    CHECK(a.traffic[0].collective == "all_reduce, world");
+    CHECK(a.traffic[0].calls == doctest::Approx(2));
+    CHECK(a.traffic[0].bytes == doctest::Approx(4400));
+    CHECK(a.traffic[0].seconds == doctest::Approx(0.3));
+    CHECK(a.sent_formula.has_value() == (row.ranks > 1));
+    if (a.sent_formula)
+      CHECK(a.sent_formula->bytes == doctest::Approx(row.times * 4 * psi * (row.ranks - 1) / row.ranks));
+    for (const MemoryRow& m : a.memory) {
+      const double n = row.ranks;
+      if (m.category == "parameter") CHECK(m.formula->bytes == doctest::Approx(4 * psi / (row.zero == 3 ? n : 1)));
+      if (m.category == "gradient") CHECK(m.formula->bytes == doctest::Approx(4 * psi / (row.zero >= 2 ? n : 1)));
+      if (m.category == "optimizer") CHECK(m.formula->bytes == doctest::Approx(8 * psi / (row.zero >= 1 ? n : 1)));
+      if (m.category == "gradient") CHECK(m.measured == 3000);
+      if (m.category == "activation") CHECK(m.measured == 77);
+      if (m.category == "activation") CHECK(!m.formula);
+    }
+    const std::string page = make_page(run, a);
+    check_page(page);
+    CHECK(contains(page, "broadcast, &lt;b&gt;"));
+  }
+}
+
+TEST_CASE("report: a run without a trace, and folders that are none") {
+  const TempDir folder;
+  CHECK(contains(message([&] { read_run(folder.path); }), "found an empty folder"));
+  CHECK(contains(message([&] { read_run(folder / "none"); }), "which does not exist"));
+  folder.write("photo.jpg", "x");
+  CHECK(contains(message([&] { read_run(folder.path); }), "found photo.jpg"));
+  CHECK(contains(message([&] { read_run(folder / "photo.jpg"); }), "a file"));
+  folder.write("config.json", "{\"program\": \"gpt <&>\", \"lr\": 0.001}");
+  for (const int lines : {1, 2, 50, 3000}) {
+    std::string text;
+    for (int i = 1; i <= lines; ++i)
+      text += str("{\"step\": ", i, ", \"loss\": ", 1. / i, i % 10 == 0 ? ", \"val_loss\": 2.5" : "", "}\n");
+    for (const bool torn : {false, true}) {
+      folder.write("metrics.jsonl", text + (torn ? "{\"step\": 9, \"lo" : ""));
+      const RunFiles run = read_run(folder.path);
+      CHECK(run.warnings.size() == torn);
+      const Analysis a = analyze(run);
+      REQUIRE(a.loss.size() == size_t(lines));
+      CHECK(a.loss.back().first == lines);
+      CHECK(a.loss.back().second == doctest::Approx(1. / lines));
+      CHECK(a.validation.size() == size_t(lines / 10));
+      const std::string page = make_page(run, a);
+      check_page(page);
+      CHECK(contains(page, "gpt &lt;&amp;&gt;"));
+      CHECK(contains(page, "No trace"));
+      CHECK(page.size() < 200'000);
+    }
+  }
+  folder.write("metrics.jsonl", "{\"step\": 1, oops}\n{\"step\": 2}\n");
+  CHECK(contains(message([&] { read_run(folder.path); }), "metrics.jsonl:1"));
+  const std::pair<const char*, const char*> pipes[] = {
+      {"metrics.jsonl", "expected a regular file, got a device or pipe"}, {"rank-0.json", "expected a run in"}};
+  std::filesystem::remove(folder / "metrics.jsonl");
+  for (const auto& [name, said] : pipes) {  // pipes are rejected without waiting for a writer
+    REQUIRE(mkfifo((folder / name).c_str(), 0600) == 0);
+    CHECK(contains(message([&] { read_run(folder.path); }), said));
+    std::filesystem::remove(folder / name);
+  }
+}

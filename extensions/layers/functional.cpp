@@ -1,0 +1,137 @@
+// Jacobian, Hessian, and their products with vectors. See functional.h.
+#include "extensions/layers/functional.h"
+
+#include "autograd/ops.h"
+#include "autograd/tape.h"
+
+namespace lockstep {
+namespace {
+
+/// A call of fn, recorded for backward: the inputs to differentiate by, and the output.
+struct Call {
+  Inputs inputs;
+  Variable output;
+
+  Call(const char* op, const Differentiable& fn, const Inputs& given, bool keep) {
+    const EnableGrad recording;
+    LOCKSTEP_CHECK(!given.empty(), "[", op, "] expected at least one input");
+    for (const Variable& x : given) {
+      LOCKSTEP_CHECK(x.defined() && is_floating(x.dtype()), "[", op, "] expected floating inputs, got ",
+                     x.defined() ? str(x.dtype()) : "an undefined one");
+      // A new variable, because fn may also read the caller's variable directly. With create_graph the new variable
+      // stays on the caller's graph.
+      inputs.push_back(keep && x.requires_grad() ? x.view(x.shape()) : Variable(x.tensor(), true));
+    }
+    output = fn(inputs);
+    LOCKSTEP_CHECK(output.defined(), "[", op, "] expected the function to return a defined variable");
+  }
+};
+
+/// The gradients of `output` by each input; zeros for an input on which `output` does not depend.
+std::vector<Variable> gradients_or_zeros(const Variable& output, const Inputs& inputs, const GradOptions& options) {
+  std::vector<Variable> grads(inputs.size());
+  if (output.requires_grad()) grads = grad(output, inputs, options);
+  for (size_t i = 0; i < grads.size(); ++i)
+    if (!grads[i].defined()) grads[i] = zeros_like(inputs[i].tensor());
+  return grads;
+}
+
+void check_vectors(const char* op, const Inputs& inputs, const Inputs& v) {
+  LOCKSTEP_CHECK(v.size() == inputs.size(), "[", op, "] expected a vector for each of ", inputs.size(), " inputs, got ",
+                 v.size());
+  for (size_t i = 0; i < v.size(); ++i)
+    LOCKSTEP_CHECK(v[i].shape() == inputs[i].shape() && v[i].dtype() == inputs[i].dtype(), "[", op,
+                   "] expected vector ", i, " like its input, ", inputs[i].dtype(), " ", inputs[i].shape(), ", got ",
+                   v[i].dtype(), " ", v[i].shape());
+}
+
+/// Directional derivative: the sum of slopes[i] * v[i].
+Variable along(const std::vector<Variable>& slopes, const Inputs& v) {
+  Variable total;
+  for (size_t i = 0; i < slopes.size(); ++i) {
+    const Variable part = sum(mul(slopes[i], v[i]));
+    total = total.defined() ? add(total, part) : part;
+  }
+  return total;
+}
+
+void check_single(const char* op, const Variable& output) {
+  LOCKSTEP_CHECK(output.numel() == 1, "[", op, "] expected a function that returns one element, got ", output.shape());
+}
+
+/// The gradients of every element of `output`: one tensor per input, of output's shape followed by the input's shape.
+std::vector<Variable> rows_of(const Variable& output, const Inputs& inputs, bool create_graph) {
+  const int64_t n = output.numel();
+  const Variable flat = output.reshape({n});
+  std::vector<std::vector<Variable>> rows(inputs.size());
+  for (int64_t i = 0; i < n; ++i) {
+    auto row = gradients_or_zeros(flat.select(0, i), inputs,
+                                  {.retain_graph = true, .create_graph = create_graph, .allow_unused = true});
+    for (size_t k = 0; k < inputs.size(); ++k) rows[k].push_back(std::move(row[k]));
+  }
+  std::vector<Variable> result;
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    Shape shape = output.shape();
+    for (int64_t size : inputs[k].shape()) shape.push_back(size);
+    const TensorOptions like{inputs[k].dtype(), inputs[k].device()};
+    result.push_back(n == 0 ? Variable(zeros(shape, like)) : stack(rows[k], 0).reshape(shape));
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<Variable> jacobian(const Differentiable& fn, const Inputs& inputs, const FunctionalOptions& options) {
+  const Call call("jacobian", fn, inputs, options.create_graph);
+  const EnableGrad recording;
+  return rows_of(call.output, call.inputs, options.create_graph);
+}
+
+std::vector<std::vector<Variable>> hessian(const Differentiable& fn, const Inputs& inputs,
+                                           const FunctionalOptions& options) {
+  const Call call("hessian", fn, inputs, options.create_graph);
+  check_single("hessian", call.output);
+  const EnableGrad recording;
+  std::vector<std::vector<Variable>> result;
+  for (const Variable& slope :
+       gradients_or_zeros(call.output, call.inputs, {.create_graph = true, .allow_unused = true}))
+    result.push_back(rows_of(slope, call.inputs, options.create_graph));
+  return result;
+}
+
+ValueAndProducts vjp(const Differentiable& fn, const Inputs& inputs, const Variable& v,
+                     const FunctionalOptions& options) {
+  const Call call("vjp", fn, inputs, options.create_graph);
+  if (v.defined()) check_vectors("vjp", {call.output}, {v});
+  else check_single("vjp", call.output);
+  return {options.create_graph ? call.output : call.output.detach(),
+          gradients_or_zeros(call.output, call.inputs,
+                             {.grad_outputs = {v}, .create_graph = options.create_graph, .allow_unused = true})};
+}
+
+ValueAndProducts jvp(const Differentiable& fn, const Inputs& inputs, const Inputs& v,
+                     const FunctionalOptions& options) {
+  const Call call("jvp", fn, inputs, options.create_graph);
+  check_vectors("jvp", call.inputs, v);
+  const EnableGrad recording;
+  // u^T J v is linear in u: its gradient with respect to u is J v for any u.
+  const Variable u(zeros_like(call.output.tensor()), true);
+  const auto slopes =
+      gradients_or_zeros(call.output, call.inputs, {.grad_outputs = {u}, .create_graph = true, .allow_unused = true});
+  return {options.create_graph ? call.output : call.output.detach(),
+          gradients_or_zeros(along(slopes, v), {u}, {.create_graph = options.create_graph, .allow_unused = true})};
+}
+
+ValueAndProducts hvp(const Differentiable& fn, const Inputs& inputs, const Inputs& v,
+                     const FunctionalOptions& options) {
+  const Call call("hvp", fn, inputs, options.create_graph);
+  check_single("hvp", call.output);
+  check_vectors("hvp", call.inputs, v);
+  const EnableGrad recording;
+  const auto slopes = gradients_or_zeros(call.output, call.inputs, {.create_graph = true, .allow_unused = true});
+  return {
+      options.create_graph ? call.output : call.output.detach(),
+      gradients_or_zeros(along(slopes, v), call.inputs, {.create_graph = options.create_graph, .allow_unused = true})};
+}
+
+}  // namespace lockstep

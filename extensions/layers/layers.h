@@ -1,0 +1,9 @@
+#pragma once
+// Functions, losses and layers that few models need: #include <lockstep/layers.h>.
+#include "extensions/layers/activations.h"
+#include "extensions/layers/adaptive_softmax.h"
+#include "extensions/layers/composed.h"
+#include "extensions/layers/functional.h"
+#include "extensions/layers/losses.h"
+#include "extensions/layers/search.h"
+#include "extensions/layers/similarity.h"

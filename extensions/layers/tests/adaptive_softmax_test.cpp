@@ -1,0 +1,61 @@
+// AdaptiveLogSoftmaxWithLoss: its parameters, its probabilities, rejected calls. Values are golden cases
+// (golden/adaptive_softmax.safetensors).
+#include "extensions/layers/adaptive_softmax.h"
+
+#include <doctest/doctest.h>
+
+#include <functional>
+
+#include "tests/messages.h"
+
+using namespace lockstep;
+using namespace lockstep::nn;
+
+namespace {
+
+std::vector<std::string> names_of(Module& module) {
+  std::vector<std::string> names;
+  for (auto& p : module.named_parameters()) names.push_back(p.name);
+  return names;
+}
+
+}  // namespace
+
+TEST_CASE("adaptive softmax: probabilities of all classes, and of the targets") {
+  manual_seed(44);
+  AdaptiveLogSoftmaxWithLoss scores({.in = 16, .classes = 20, .cutoffs = {4, 10}});
+  CHECK(names_of(scores) == std::vector<std::string>{"head.weight", "tail.0.0.weight", "tail.0.1.weight",
+                                                     "tail.1.0.weight", "tail.1.1.weight"});
+  const Tensor rows = randn({50, 16}), classes = randint(0, 20, {50});
+  const Variable all = scores.log_prob(rows);
+  CHECK(allclose(sum(exp(all.tensor()), {1}), ones({50}), 1e-4, 1e-5));
+  CHECK(allclose(gather(all.tensor(), 1, classes.unsqueeze(1)).squeeze(1), scores(rows, classes).output.tensor(), 1e-4,
+                 1e-5));
+  CHECK(equal(scores.predict(rows), argmax(all, 1)));
+}
+
+TEST_CASE("adaptive softmax: invalid arguments are rejected") {
+  AdaptiveLogSoftmaxWithLoss scores({.in = 16, .classes = 20, .cutoffs = {4, 10}});
+  const std::pair<std::function<void()>, const char*> rows[] = {
+      {[] { AdaptiveLogSoftmaxWithLoss({.in = 8, .classes = 5, .cutoffs = {}}); }, "expected at least one cutoff"},
+      {[] {
+         AdaptiveLogSoftmaxWithLoss({.in = 8, .classes = 5, .cutoffs = {3, 2}});
+       },
+       "expected increasing cutoffs from 1 to 4, got 2 after 3"},
+      {[] { AdaptiveLogSoftmaxWithLoss({.in = 2, .classes = 5, .cutoffs = {3}}); }, "expected a div_value that leaves"},
+      {[&] {
+         scores(zeros({2, 16}), Tensor::from<int64_t>({1, 20}));
+       },
+       "expected targets in [0, 20), got 20"},
+      {[&] {
+         scores(zeros({2, 15}), Tensor::from<int64_t>({1, 2}));
+       },
+       "expected input (N, 16) and target i64 (N)"},
+      {[&] { scores.log_prob(zeros({16})); }, "expected input (N, 16), got (16)"},
+  };
+  for (const auto& [call, text] : rows) {
+    const std::string said = message(call);
+    CAPTURE(said);
+    CHECK(contains(said, text));
+  }
+}

@@ -1,0 +1,116 @@
+// Layers with two inputs: gradients, training, construction without memory, rejected calls. Values are golden cases
+// (golden/similarity.safetensors).
+#include "extensions/layers/similarity.h"
+
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <optional>
+
+#include "autograd/gradcheck.h"
+#include "nn/nn.h"
+#include "optim/optim.h"
+#include "tests/messages.h"
+#include "tests/threads.h"
+
+using namespace lockstep;
+using namespace lockstep::nn;
+
+namespace {
+
+/// Scores how a vector of 4 numbers and a bag of words fit.
+struct Pairs : Layer<Pairs> {
+  Linear image{{.in = 4, .out = 3}};
+  EmbeddingBag words{{.num = 5, .dim = 3}};
+  Bilinear both{{.in1 = 3, .in2 = 3, .out = 2}};
+  Variable forward(const Variable& x, const Tensor& index, const Tensor& offsets) {
+    const Variable seen = image(x), said = words(index, offsets);
+    return both(seen, said) + CosineSimilarity()(seen, said).unsqueeze(1) +
+           PairwiseDistance({.keepdim = true})(seen, said);
+  }
+  void fields(Fields& f) override { f("image", image)("words", words)("both", both); }
+};
+
+const Tensor word_index() { return Tensor::from<int64_t>({1, 4, 2, 0, 3}); }
+const Tensor word_offsets() { return Tensor::from<int64_t>({0, 2, 2}); }
+
+}  // namespace
+
+TEST_CASE("similarity: gradients of a model of all layers, and it learns") {
+  const Threads one(1);  // too small for more threads
+  manual_seed(11);
+  Pairs net;
+  CHECK(net.parameters().size() == 5);
+  const Variable x(randn({3, 4}, {.dtype = f64}), true);
+  net.to(f64);
+  std::vector<Variable> inputs = net.parameters();
+  inputs.push_back(x);
+  const auto run = [&](const std::vector<Variable>&) { return net(x, word_index(), word_offsets()); };
+  CHECK(gradcheck(run, inputs) == "");
+
+  net.to(f32);
+  optim::AdamW optimizer(net.parameters(), {.lr = 3e-2});
+  const Tensor rows = x.tensor().to(f32), target = Tensor::from<int64_t>({1, 0, 1});
+  double first = 0, last = 0;
+  for (int step = 0; step < 60; ++step) {
+    const Variable loss = cross_entropy(net(rows, word_index(), word_offsets()), target);
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+    (step ? last : first) = loss.item();
+  }
+  CHECK(last < 0.2 * first);
+}
+
+TEST_CASE("similarity: a Bilinear that is built empty is filled with the bits of plain construction") {
+  for (const DType dtype : {f32, bf16, f64}) {
+    const auto make = [&] {
+      manual_seed(3);
+      Bilinear made({.in1 = 2, .in2 = 3, .out = 2});
+      made.to(dtype);
+      return made;
+    };
+    Bilinear plain = make();
+    const State expected = plain.state();
+    const auto random = random_state();
+    std::optional<BuildEmpty> scope(std::in_place);
+    Bilinear made = make();
+    CHECK(random_state() == random);
+    scope.reset();
+    auto all = made.named_parameters();
+    std::reverse(all.begin(), all.end());
+    for (auto& p : all) {
+      CHECK((is_built_empty(p.variable) && p.variable.dtype() == dtype));
+      fill(p.variable);
+    }
+    CHECK(random_state() == random);
+    const State state = made.state();
+    REQUIRE(state.size() == expected.size());
+    for (size_t i = 0; i < state.size(); ++i) CHECK_MESSAGE(equal(state[i].second, expected[i].second), state[i].first);
+  }
+}
+
+TEST_CASE("similarity: invalid options are rejected") {
+  const std::pair<std::function<void()>, const char*> rows[] = {
+      {[] { Bilinear({.in1 = 2, .in2 = 0, .out = 1}); }, "[Bilinear] expected sizes > 0, got in1 2, in2 0 and out 1"},
+      {[] {
+         Bilinear({.in1 = 2, .in2 = 3, .out = 1})(zeros({4, 2}), zeros({5, 3}));
+       },
+       "[Bilinear] expected inputs (..., 2) and (..., 3) of the same shape except the last dim, got (4, 2) and (5, 3)"},
+      {[] { CosineSimilarity()(zeros({4}), zeros({4})); }, "[CosineSimilarity]"},
+      {[] {
+         CosineSimilarity()(zeros({4, 2}), zeros({4, 3}));
+       },
+       "[CosineSimilarity]"},
+      {[] { PairwiseDistance({.p = 0}); }, "[PairwiseDistance] expected p > 0, got 0"},
+      {[] {
+         PairwiseDistance()(zeros({4, 2}), zeros({3, 2}));
+       },
+       "(4, 2)"},
+  };
+  for (const auto& [call, text] : rows) {
+    const std::string said = message(call);
+    CAPTURE(said);
+    CHECK(contains(said, text));
+  }
+}

@@ -1,0 +1,279 @@
+// Implicit QR (Golub and Kahan) makes a bidiagonal matrix diagonal. If a shift would make small singular values
+// inaccurate, a sweep uses no shift (Demmel and Kahan, 1990). The matrix is f64 for every dtype. The rotations are
+// applied to a few rows of u and v at a time: two successive rotations share a column, which then stays in registers.
+#include "extensions/linear_algebra/cpu/bidiagonal.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <utility>
+
+#include "tensor/cpu/lanes.h"
+#include "tensor/cpu/parallel.h"
+
+namespace lockstep::on_cpu {
+namespace {
+
+struct Turn {
+  double c = 1, s = 0, r = 0;
+};
+/// The rotation with c f + s g = r and c g = s f. The matrix has a norm of about 1, so numbers below 1e-150 count as 0.
+Turn turn_of(double f, double g) {
+  if (std::fabs(g) < 1e-150) return {1, 0, f};
+  if (std::fabs(f) < 1e-150) return {0, 1, g};
+  const double r = std::copysign(std::sqrt(f * f + g * g), f), scale = 1 / r;
+  return {f * scale, g * scale, r};
+}
+
+/// The rotations of a sweep, in order. left[i] rotates columns first + i and first + i + 1 of u, right[i] those of v.
+struct Sweep {
+  size_t first = 0;
+  std::vector<Turn> left, right;  // rotations for u and for v
+};
+
+/// Applies rotations to the columns of a block. Each column of the block is `lanes` vector registers, one number per
+/// row. Rotation number i changes columns i and i + 1, so column i + 1 stays in registers (`kept`) for the next one.
+template <class T, int lanes> void turn_rows(Lanes<T>* at, const std::vector<Turn>& turns) {
+  Lanes<T> kept[lanes];
+#pragma GCC unroll 4
+  for (int k = 0; k < lanes; ++k) kept[k] = at[k];
+  for (const Turn& turn : turns) {
+    const Lanes<T> c = splat(T(turn.c)), s = splat(T(turn.s));
+#pragma GCC unroll 4
+    for (int k = 0; k < lanes; ++k) {
+      const Lanes<T> next = at[lanes + k];
+      at[k] = c * kept[k] + s * next;
+      kept[k] = c * next - s * kept[k];
+    }
+    at += lanes;
+  }
+#pragma GCC unroll 4
+  for (int k = 0; k < lanes; ++k) at[k] = kept[k];
+}
+
+/// Copies of u and v, as blocks of a few rows and all columns. A block stays in the cache while the rotations of
+/// several sweeps are applied to it. Different threads take different blocks.
+template <class T> class Turned {
+ public:
+  Turned(Columns<T> u, Columns<T> v, size_t columns) : u_(u), v_(v), columns_(columns) {
+    lanes_ = std::max(u.rows, v.rows) > lane_count<T> ? most_lanes : 1;
+    const int64_t width = lanes_ * lane_count<T>;
+    of_u_ = u.data ? ceil_div(u.rows, width) : 0;
+    blocks_.resize(size_t(of_u_ + (v.data ? ceil_div(v.rows, width) : 0)));
+    each_block([&](int64_t b) {
+      blocks_[size_t(b)].assign(columns_ * size_t(lanes_), Lanes<T>{});
+      each_column(b, [](T* theirs, T* ours, size_t bytes) { std::memcpy(ours, theirs, bytes); });
+    });
+  }
+
+  void turn(std::vector<Sweep>& sweeps) {
+    each_block([&](int64_t b) {
+      for (const Sweep& sweep : sweeps) {
+        Lanes<T>* const first = blocks_[size_t(b)].data() + sweep.first * size_t(lanes_);
+        const auto& turns = b < of_u_ ? sweep.left : sweep.right;
+        lanes_ == 1 ? turn_rows<T, 1>(first, turns) : turn_rows<T, most_lanes>(first, turns);
+      }
+    });
+    sweeps.clear();
+  }
+
+  void finish() {
+    each_block(
+        [&](int64_t b) { each_column(b, [](T* theirs, T* ours, size_t bytes) { std::memcpy(theirs, ours, bytes); }); });
+  }
+
+  bool empty() const { return blocks_.empty(); }
+
+ private:
+  static constexpr int most_lanes = 4;
+
+  template <class Fn> void each_block(Fn fn) {
+    parallel_for(int64_t(blocks_.size()), columns_ > 64 ? 1 : 1 << 20, [&](int64_t begin, int64_t end) {
+      for (int64_t b = begin; b < end; ++b) fn(b);
+    });
+  }
+  template <class Fn> void each_column(int64_t b, Fn fn) {
+    const Columns<T>& x = b < of_u_ ? u_ : v_;
+    const int64_t width = lanes_ * lane_count<T>, row = (b < of_u_ ? b : b - of_u_) * width;
+    const size_t bytes = size_t(std::min(width, x.rows - row)) * sizeof(T);
+    for (size_t c = 0; c < columns_; ++c)
+      fn(x.data + int64_t(c) * x.rows + row, reinterpret_cast<T*>(blocks_[size_t(b)].data() + c * size_t(lanes_)),
+         bytes);
+  }
+
+  const Columns<T> u_, v_;
+  const size_t columns_;
+  int lanes_;
+  int64_t of_u_;
+  std::vector<std::vector<Lanes<T>>> blocks_;
+};
+
+/// The smaller singular value of the matrix [[f, g], [0, h]].
+double smaller_value(double f, double g, double h) {
+  const double large = 0.5 * (std::hypot(f + h, g) + std::hypot(f - h, g));
+  return large > 0 ? std::fabs(f) * (std::fabs(h) / large) : 0;
+}
+
+class Iteration {
+ public:
+  Iteration(std::vector<double>& d, std::vector<double>& e) : d_(d), e_(e) {}
+
+  /// One QR sweep over rows and columns low to high, where no number above the diagonal is 0.
+  Sweep sweep(int64_t low, int64_t high, double negligible) {
+    done_ = {size_t(low), {}, {}};
+    const size_t l = size_t(low), h = size_t(high);
+    double least = std::fabs(d_[l]);
+    for (size_t i = l + 1; i <= h; ++i) least = std::min(least, std::fabs(d_[i]));
+    // If a number on the diagonal is 0, a sweep without shift makes the last number above the diagonal 0 too.
+    const double ratio = least > negligible ? smaller_value(d_[h - 1], e_[h - 1], d_[h]) / std::fabs(d_[l]) : 0;
+    if (ratio < 0x1p-26) without_shift(l, h);
+    else with_shift(l, h, ratio * std::fabs(d_[l]));
+    return std::move(done_);
+  }
+
+ private:
+  void with_shift(size_t l, size_t h, double shift) {
+    double f = (std::fabs(d_[l]) - shift) * (std::copysign(1.0, d_[l]) + shift / d_[l]), g = e_[l];
+    for (size_t i = l; i < h; ++i) {
+      const Turn a = turn_of(f, g);
+      if (i > l) e_[i - 1] = a.r;
+      f = a.c * d_[i] + a.s * e_[i];
+      e_[i] = a.c * e_[i] - a.s * d_[i];
+      g = a.s * d_[i + 1];
+      d_[i + 1] *= a.c;
+      const Turn b = turn_of(f, g);
+      d_[i] = b.r;
+      f = b.c * e_[i] + b.s * d_[i + 1];
+      d_[i + 1] = b.c * d_[i + 1] - b.s * e_[i];
+      if (i + 1 < h) {
+        g = b.s * e_[i + 1];
+        e_[i + 1] *= b.c;
+      }
+      done_.right.push_back(a), done_.left.push_back(b);
+    }
+    e_[h - 1] = f;
+  }
+
+  void without_shift(size_t l, size_t h) {
+    Turn a, b;
+    for (size_t i = l; i < h; ++i) {
+      a = turn_of(d_[i] * a.c, e_[i]);
+      if (i > l) e_[i - 1] = b.s * a.r;
+      b = turn_of(b.c * a.r, d_[i + 1] * a.s);
+      d_[i] = b.r;
+      done_.right.push_back(a), done_.left.push_back(b);
+    }
+    const double last = d_[h] * a.c;
+    d_[h] = last * b.c;
+    e_[h - 1] = last * b.s;
+  }
+
+  std::vector<double>&d_, &e_;
+  Sweep done_;
+};
+
+/// Sorts the values d by before(a, b) and reorders the columns of u and v in the same way.
+template <class T, class Before> void sort_values(std::vector<double>& d, Columns<T> u, Columns<T> v, Before before) {
+  const auto swap_columns = [](Columns<T> x, size_t i, size_t j) {
+    if (x.data)
+      std::swap_ranges(x.data + int64_t(i) * x.rows, x.data + int64_t(i + 1) * x.rows, x.data + int64_t(j) * x.rows);
+  };
+  for (size_t i = 0; i < d.size(); ++i) {
+    const size_t first = size_t(std::min_element(d.begin() + int64_t(i), d.end(), before) - d.begin());
+    if (first == i) continue;
+    std::swap(d[i], d[first]);
+    swap_columns(u, i, first), swap_columns(v, i, first);
+  }
+}
+
+/// Numbers above the diagonal count as 0 up to this bound. For f32 results it is below their rounding error. For f64 it
+/// is several rounding errors, because the iteration may bring a number between two equal diagonal values no closer to
+/// 0. NaN if an entry is not finite.
+template <class T> double negligible_of(const std::vector<double>& d, const std::vector<double>& e) {
+  double norm = 0;
+  for (const auto& list : {d, e})
+    for (const double x : list) norm = std::isfinite(x) ? std::max(norm, std::fabs(x)) : x - x;
+  return norm * (sizeof(T) == 4 ? 0x1p-28 : 0x1p-50);
+}
+
+/// Calls sweep(low, high) for the last block of rows and columns that is not yet diagonal, until all numbers e above
+/// the diagonal count as 0. Applies the rotations to `vectors` too. Returns false if the iteration did not converge.
+template <class T, class Fn>
+bool iterate(size_t size, const std::vector<double>& e, double negligible, Turned<T>& vectors, Fn sweep) {
+  if (std::isnan(negligible)) return false;
+  std::vector<Sweep> sweeps;
+  int64_t high = int64_t(size) - 1, left = 60 * int64_t(size);
+  while (high > 0) {
+    int64_t low = high;
+    while (low > 0 && std::fabs(e[size_t(low - 1)]) > negligible) --low;
+    if (low == high) {
+      --high;
+      continue;
+    }
+    if (left-- == 0) return false;
+    Sweep done = sweep(low, high);
+    if (vectors.empty()) continue;
+    sweeps.push_back(std::move(done));
+    if (sweeps.size() == 16) vectors.turn(sweeps);
+  }
+  vectors.turn(sweeps);
+  vectors.finish();
+  return true;
+}
+
+/// One QR sweep with Wilkinson's shift over rows and columns low to high of a symmetric tridiagonal matrix.
+Sweep sweep_symmetric(std::vector<double>& d, std::vector<double>& e, int64_t low, int64_t high) {
+  Sweep done{size_t(low), {}, {}};
+  const size_t l = size_t(low), h = size_t(high);
+  const double half = 0.5 * (d[h - 1] - d[h]), beside = e[h - 1];
+  double f = d[l] - (d[h] - beside * (beside / (half + std::copysign(std::hypot(half, beside), half)))), g = e[l];
+  for (size_t i = l; i < h; ++i) {
+    const Turn turn = turn_of(f, g);
+    const double c = turn.c, s = turn.s, a = d[i], b = e[i], z = d[i + 1],
+                 cross = c * s * (z - a) + (c * c - s * s) * b;
+    if (i > l) e[i - 1] = turn.r;
+    d[i] = c * c * a + 2 * c * s * b + s * s * z;
+    d[i + 1] = s * s * a - 2 * c * s * b + c * c * z;
+    e[i] = f = cross;
+    if (i + 1 < h) {
+      g = s * e[i + 1];
+      e[i + 1] *= c;
+    }
+    done.left.push_back(turn);
+  }
+  return done;
+}
+
+}  // namespace
+
+template <class T> bool bidiagonal_svd(std::vector<double>& d, std::vector<double>& e, Columns<T> u, Columns<T> v) {
+  const double negligible = negligible_of<T>(d, e);
+  Iteration iteration(d, e);
+  Turned<T> vectors(u, v, d.size());
+  const auto sweep = [&](int64_t low, int64_t high) { return iteration.sweep(low, high, negligible); };
+  if (!iterate<T>(d.size(), e, negligible, vectors, sweep)) return false;
+  for (size_t i = 0; i < d.size(); ++i) {
+    if (!std::signbit(d[i])) continue;
+    d[i] = -d[i];
+    for (int64_t k = 0; v.data && k < v.rows; ++k) v.data[int64_t(i) * v.rows + k] = -v.data[int64_t(i) * v.rows + k];
+  }
+  sort_values<T>(d, u, v, std::greater<>());
+  return true;
+}
+
+template <class T> bool tridiagonal_eigh(std::vector<double>& d, std::vector<double>& e, Columns<T> q) {
+  Turned<T> vectors(q, {}, d.size());
+  const auto sweep = [&](int64_t low, int64_t high) { return sweep_symmetric(d, e, low, high); };
+  if (!iterate<T>(d.size(), e, negligible_of<T>(d, e), vectors, sweep)) return false;
+  sort_values<T>(d, q, {}, std::less<>());
+  return true;
+}
+
+template bool bidiagonal_svd(std::vector<double>&, std::vector<double>&, Columns<float>, Columns<float>);
+template bool bidiagonal_svd(std::vector<double>&, std::vector<double>&, Columns<double>, Columns<double>);
+
+template bool tridiagonal_eigh(std::vector<double>&, std::vector<double>&, Columns<float>);
+template bool tridiagonal_eigh(std::vector<double>&, std::vector<double>&, Columns<double>);
+
+}  // namespace lockstep::on_cpu

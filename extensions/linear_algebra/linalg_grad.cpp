@@ -1,0 +1,310 @@
+// Derivatives of linalg::, as formulas over operations that Tensor and Variable both have.
+#include "extensions/linear_algebra/linalg.h"
+
+#include <cmath>
+#include <functional>
+
+#include "autograd/recorded.h"
+#include "autograd/tape.h"
+#include "extensions/linear_algebra/checks.h"
+
+namespace lockstep::linalg {
+namespace {
+
+template <class V> V flipped(const V& x) { return x.transpose(-2, -1); }
+
+// Gradient of a matrix, from the gradient g of its inverse y.
+template <class V> V inverse_grad(const V& g, const V& y) { return neg(matmul(flipped(y), matmul(g, flipped(y)))); }
+
+// Gradient of the matrix a, where x solves a x = b, computed from the gradient of b.
+template <class V> V left_side_grad(const V& grad_b, const V& x) { return neg(matmul(grad_b, flipped(x))); }
+
+// Gradient of a symmetric matrix, from the gradient g of its Cholesky factor l (Murray, 2016).
+template <class V> V cholesky_grad(const V& g, const V& l) {
+  const TensorOptions like{l.dtype(), l.device()};
+  const Tensor half = sub(tril(ones({l.size(-1), l.size(-1)}, like)), eye(l.size(-1), -1, like) * 0.5);
+  const V p = mul(matmul(flipped(l), g), half);
+  const V s = solve_triangular(l, solve_triangular(flipped(l), p, true), false, false);
+  return add(s, flipped(s)) * 0.5;
+}
+
+// Gradient of a square or tall matrix a = q r, where r is square. grad_q or grad_r may be undefined.
+template <class V> V tall_qr_grad(const V& grad_q, const V& grad_r, const V& q, const V& r) {
+  V m;
+  if (grad_r.defined()) m = matmul(r, flipped(grad_r));
+  if (grad_q.defined()) {
+    const V other = matmul(flipped(grad_q), q);
+    m = m.defined() ? sub(m, other) : neg(other);
+  }
+  V inner = matmul(q, add(tril(m), flipped(tril(m, -1))));
+  if (grad_q.defined()) inner = add(grad_q, inner);
+  return solve_triangular(flipped(r), inner, false, false);
+}
+
+// Gradient of a wide matrix a = q r. The first m columns of a determine q; the rest of r is q^T times the rest of a.
+template <class V> V wide_qr_grad(const V& grad_q, const V& grad_r, const V& a, const V& q, const V& r) {
+  const int64_t m = q.size(-1), n = r.size(-1);
+  if (!grad_r.defined()) {
+    const V first = tall_qr_grad(grad_q, V(), q, r.narrow(-1, 0, m));
+    return cat(std::vector<V>{first, mul_scalar(a.narrow(-1, m, n - m), 0)}, -1);
+  }
+  const V grad_rest = grad_r.narrow(-1, m, n - m);
+  V all_q = matmul(a.narrow(-1, m, n - m), flipped(grad_rest));
+  if (grad_q.defined()) all_q = add(grad_q, all_q);
+  const V first = tall_qr_grad(all_q, grad_r.narrow(-1, 0, m), q, r.narrow(-1, 0, m));
+  return cat(std::vector<V>{first, matmul(q, grad_rest)}, -1);
+}
+
+/// y_ij / (x_j - x_i), and 0 on the diagonal.
+template <class V> V over_gaps(const V& y, const V& x) {
+  const Tensor one = eye(x.size(-1), -1, {x.dtype(), x.device()});
+  return div(mul(y, rsub_scalar(one, 1)), add(sub(x.unsqueeze(-2), x.unsqueeze(-1)), one));
+}
+
+template <class V> V svd_grad(const V& grad_u, const V& grad_s, const V& grad_vh, const V& u, const V& s, const V& vh) {
+  const int64_t k = s.size(-1);
+  const auto skew = [](const V& x) { return sub(x, flipped(x)); };
+  V inner;  // the gradient of a is u inner vh
+  const auto plus = [](const V& x, const V& y) { return x.defined() ? add(x, y) : y; };
+  if (grad_s.defined()) inner = mul(grad_s.unsqueeze(-1), eye(k, -1, {s.dtype(), s.device()}));
+  const auto over = [&](const V& x) { return over_gaps<V>(skew(x), square(s)); };
+  if (grad_u.defined()) inner = plus(inner, mul(over(matmul(flipped(u), grad_u)), s.unsqueeze(-2)));
+  if (grad_vh.defined()) inner = plus(inner, mul(over(matmul(vh, flipped(grad_vh))), s.unsqueeze(-1)));
+  V out = matmul(u, matmul(inner, vh));
+  if (grad_u.defined() && u.size(-2) > k) {
+    const V outside = sub(grad_u, matmul(u, matmul(flipped(u), grad_u)));
+    out = add(out, matmul(div(outside, s.unsqueeze(-2)), vh));
+  }
+  if (grad_vh.defined() && vh.size(-1) > k) {
+    const V outside = sub(grad_vh, matmul(matmul(grad_vh, flipped(vh)), vh));
+    out = add(out, matmul(u, div(outside, s.unsqueeze(-1))));
+  }
+  return out;
+}
+
+template <class V> V eigh_grad(const V& grad_values, const V& grad_vectors, const V& values, const V& v) {
+  V inner;
+  if (grad_values.defined())
+    inner = mul(grad_values.unsqueeze(-1), eye(values.size(-1), -1, {values.dtype(), values.device()}));
+  if (grad_vectors.defined()) {
+    const V turned = over_gaps<V>(matmul(flipped(v), grad_vectors), values);
+    inner = inner.defined() ? add(inner, turned) : turned;
+  }
+  const V whole = matmul(v, matmul(inner, flipped(v)));
+  return add(whole, flipped(whole)) * 0.5;
+}
+
+// Gradient of the matrix a, from the gradient g of its pseudoinverse p (Golub and Pereyra, 1973).
+template <class V> V pinv_grad(const V& g, const V& a, const V& p) {
+  const V gt = flipped(g), pt = flipped(p);
+  const V first = neg(matmul(pt, matmul(g, pt)));
+  const V second = matmul(gt, matmul(p, pt)), third = matmul(matmul(pt, p), gt);
+  const V from_rows = sub(second, matmul(a, matmul(p, second))), from_columns = sub(third, matmul(matmul(third, p), a));
+  return add(first, add(from_rows, from_columns));
+}
+
+// Gradient of the matrix a, from the gradient g of exp(a): the upper right block of exp([[a^T, g], [0, a^T]]) (Mathias,
+// 1996).
+template <class V> V matrix_exp_grad(const V& g, const V& a) {
+  const int64_t n = a.size(-1);
+  const V at = flipped(a);
+  const V top = cat(std::vector<V>{at, g}, -1), bottom = cat(std::vector<V>{mul_scalar(g, 0), at}, -1);
+  return matrix_exp(cat(std::vector<V>{top, bottom}, -2)).narrow(-2, 0, n).narrow(-1, n, n);
+}
+
+/// Gradient of the matrices a, from the gradient g of their determinants `det`: g times det times the transposed
+/// inverse, or g times the cofactors if one of the matrices is singular.
+Tensor determinant_grad(const Tensor& g, const Tensor& a, const Tensor& det) {
+  const bool singular = any(eq(det, zeros_like(det))).item<bool>();
+  const Tensor cofactor = singular ? cofactors(a) : mul(flipped(inv_ex(a).inverse), det.unsqueeze(-1).unsqueeze(-1));
+  return mul(g.unsqueeze(-1).unsqueeze(-1), cofactor);
+}
+
+SvdOf<Variable> recorded_svd(const char* name, const Variable& a, const SvdOf<Tensor>& made, bool values_alone,
+                             bool full) {
+  // With `full`, the last vectors belong to no singular value. They are arbitrary, so their gradients are ignored.
+  const int64_t k = made.s.size(-1), more_u = made.u.size(-1) - k, more_v = made.vh.size(-2) - k;
+  const Saved kept = a, u = made.u.narrow(-1, 0, k), s = made.s, vh = made.vh.narrow(-2, 0, k);
+  std::vector<Tensor> outputs{made.s};
+  if (!values_alone) outputs.push_back(made.u), outputs.push_back(made.vh);
+  auto all = record(name, std::vector<Variable>{a}, outputs, [=](auto& back) {
+    Value<decltype(back)> grad_u, grad_vh;
+    if (!values_alone) grad_u = back.grad(1), grad_vh = back.grad(2);
+    if (grad_u.defined() && more_u > 0) grad_u = grad_u.narrow(-1, 0, k);
+    if (grad_vh.defined() && more_v > 0) grad_vh = grad_vh.narrow(-2, 0, k);
+    if constexpr (is_recorded<decltype(back)>) {  // decomposed again: not all factors need be outputs
+      const SvdOf<Variable> again = svd(back.input(0, kept), full);
+      back.give(0,
+                svd_grad(grad_u, back.grad(0), grad_vh, again.u.narrow(-1, 0, k), again.s, again.vh.narrow(-2, 0, k)));
+    } else {
+      back.give(0, svd_grad(grad_u, back.grad(0), grad_vh, u.get(name), s.get(name), vh.get(name)));
+    }
+  });
+  return {values_alone ? Variable() : all[1], all[0], values_alone ? Variable() : all[2]};
+}
+
+EighOf<Variable> recorded_eigh(const char* name, const Variable& a, const EighOf<Tensor>& made, bool values_alone,
+                               bool upper) {
+  std::vector<Tensor> outputs{made.values};
+  if (!values_alone) outputs.push_back(made.vectors);
+  auto all = record(name, std::vector<Variable>{a}, outputs,
+                    [=, kept = Saved(a), values = Saved(made.values), vectors = Saved(made.vectors)](auto& back) {
+                      using V = Value<decltype(back)>;
+                      const V grad_vectors = values_alone ? V() : back.grad(1);
+                      if constexpr (is_recorded<decltype(back)>) {
+                        const EighOf<Variable> again = eigh(back.input(0, kept), upper);
+                        back.give(0, eigh_grad<V>(back.grad(0), grad_vectors, again.values, again.vectors));
+                      } else {
+                        back.give(0, eigh_grad(back.grad(0), grad_vectors, values.get(name), vectors.get(name)));
+                      }
+                    });
+  return {all[0], values_alone ? Variable() : all[1]};
+}
+
+Variable solve_matrices(const Variable& a, const Variable& b);
+Variable solve_triangles(const Variable& a, const Variable& b, bool upper, bool unit);
+template <class V> V solved(const V& a, const V& b) {
+  if constexpr (std::is_same_v<V, Tensor>) return linalg::solve_matrices(a, b);
+  else return solve_matrices(a, b);
+}
+template <class V> V solved_triangles(const V& a, const V& b, bool upper, bool unit) {
+  if constexpr (std::is_same_v<V, Tensor>) return linalg::solve_triangles(a, b, upper, unit);
+  else return solve_triangles(a, b, upper, unit);
+}
+
+Variable solve_matrices(const Variable& a, const Variable& b) {
+  const Tensor x = linalg::solve_matrices(a.tensor(), b.tensor());
+  if (!needs_grad({&a, &b})) return x;
+  return record("solve", {&a, &b}, x, [a = Saved(a), x = Saved(x)](auto& back) {
+    using V = Value<decltype(back)>;
+    const V grad_b = solved<V>(flipped(back.input(0, a)), back.grad());
+    if (back.needs(0)) back.give(0, left_side_grad<V>(grad_b, back.output(x)));
+    back.give(1, grad_b);
+  });
+}
+
+Variable solve_triangles(const Variable& a, const Variable& b, bool upper, bool unit) {
+  const char* const name = "solve_triangular";
+  const Tensor x = linalg::solve_triangles(a.tensor(), b.tensor(), upper, unit);
+  if (!needs_grad({&a, &b})) return x;
+  return record(name, {&a, &b}, x, [=, a = Saved(a), x = Saved(x)](auto& back) {
+    using V = Value<decltype(back)>;
+    const V grad_b = solved_triangles<V>(flipped(back.input(0, a)), back.grad(), !upper, unit);
+    if (back.needs(0)) {
+      const V grad_a = left_side_grad<V>(grad_b, back.output(x));
+      back.give(0, upper ? triu(grad_a, unit) : tril(grad_a, -int64_t(unit)));
+    }
+    back.give(1, grad_b);
+  });
+}
+
+}  // namespace
+
+InverseOf<Variable> inv_ex(const Variable& a) {
+  const InverseOf<Tensor> made = inv_ex(a.tensor());
+  if (!needs_grad({&a})) return {made.inverse, made.info};
+  return {record("inv", {&a}, made.inverse,
+                 [y = Saved(made.inverse)](auto& back) {
+                   back.give(0, inverse_grad<Value<decltype(back)>>(back.grad(), back.output(y)));
+                 }),
+          made.info};
+}
+
+Variable cholesky(const Variable& a, bool upper) {
+  if (upper) return cholesky(a.transpose(-2, -1), false).transpose(-2, -1);
+  const Tensor l = cholesky(a.tensor(), false);
+  if (!needs_grad({&a})) return l;
+  return record("cholesky", {&a}, l, [l = Saved(l)](auto& back) {
+    back.give(0, cholesky_grad<Value<decltype(back)>>(back.grad(), back.output(l)));
+  });
+}
+
+QrOf<Variable> qr(const Variable& a, QrMode mode) {
+  const QrOf<Tensor> made = qr(a.tensor(), mode);
+  const int64_t m = a.size(-2), n = a.size(-1);
+  if (!needs_grad({&a})) return {mode == QrMode::r ? Variable() : Variable(made.q), made.r};
+  std::vector<Tensor> outputs{made.r};
+  if (mode != QrMode::r) outputs.push_back(made.q);
+  auto all = record(
+      "qr", std::vector<Variable>{a}, outputs, [=, a = Saved(a), q = Saved(made.q), r = Saved(made.r)](auto& back) {
+        using V = Value<decltype(back)>;
+        LOCKSTEP_CHECK(mode != QrMode::r,
+                       "[qr] mode r has no gradient, because it does not keep q; use reduced or complete");
+        LOCKSTEP_CHECK(mode == QrMode::reduced || m <= n,
+                       "[qr] the gradient of matrices with more rows than columns needs mode reduced, got complete of ",
+                       a.get("qr").shape());
+        const V &grad_r = back.grad(0), &grad_q = back.grad(1);
+        const V kept_q = back.output(q, 1), kept_r = back.output(r, 0);
+        back.give(0, m < n ? wide_qr_grad<V>(grad_q, grad_r, back.input(0, a), kept_q, kept_r)
+                           : tall_qr_grad<V>(grad_q, grad_r, kept_q, kept_r));
+      });
+  return {mode == QrMode::r ? Variable() : all[1], all[0]};
+}
+
+SvdOf<Variable> svd(const Variable& a, bool full_matrices) {
+  const SvdOf<Tensor> made = svd(a.tensor(), full_matrices);
+  if (!needs_grad({&a})) return {made.u, made.s, made.vh};
+  return recorded_svd("svd", a, made, false, full_matrices);
+}
+Variable svdvals(const Variable& a) {
+  if (!needs_grad({&a})) return svdvals(a.tensor());
+  return recorded_svd("svdvals", a, svd(a.tensor(), false), true, false).s;
+}
+
+EighOf<Variable> eigh(const Variable& a, bool upper) {
+  const EighOf<Tensor> made = eigh(a.tensor(), upper);
+  if (!needs_grad({&a})) return {made.values, made.vectors};
+  return recorded_eigh("eigh", a, made, false, upper);
+}
+Variable eigvalsh(const Variable& a, bool upper) {
+  if (!needs_grad({&a})) return eigvalsh(a.tensor(), upper);
+  return recorded_eigh("eigvalsh", a, eigh(a.tensor(), upper), true, upper).values;
+}
+
+Variable det(const Variable& a) {
+  const Tensor out = det(a.tensor());
+  if (!needs_grad({&a})) return out;
+  return record("det", {&a}, out, [a = Saved(a), out = Saved(out)](auto& back) {
+    if constexpr (is_recorded<decltype(back)>) {
+      const Variable value = back.output(out);
+      LOCKSTEP_CHECK(!any(eq(value.tensor(), zeros_like(value.tensor()))).template item<bool>(),
+                     "[det] expected invertible matrices for a second derivative, got a singular one");
+      const Variable g = mul(back.grad(), value).unsqueeze(-1).unsqueeze(-1);
+      back.give(0, mul(g, flipped(inv_ex(back.input(0, a)).inverse)));
+    } else {
+      back.give(0, determinant_grad(back.grad(), a.get("det"), out.get("det")));
+    }
+  });
+}
+
+SlogdetOf<Variable> slogdet(const Variable& a) {
+  const SlogdetOf<Tensor> made = slogdet(a.tensor());
+  if (!needs_grad({&a})) return {made.sign, made.logabsdet};
+  return {made.sign, record("slogdet", {&a}, made.logabsdet, [a = Saved(a)](auto& back) {
+            const auto g = back.grad().unsqueeze(-1).unsqueeze(-1);
+            back.give(0, mul(g, flipped(inv_ex(back.input(0, a)).inverse)));
+          })};
+}
+
+Variable pinv(const Variable& a, std::optional<double> atol, std::optional<double> rtol, bool hermitian) {
+  const Tensor p = pinv(a.tensor(), atol, rtol, hermitian);
+  if (!needs_grad({&a})) return p;
+  return record("pinv", {&a}, p, [hermitian, a = Saved(a), p = Saved(p)](auto& back) {
+    const auto grad = pinv_grad<Value<decltype(back)>>(back.grad(), back.input(0, a), back.output(p));
+    back.give(0, hermitian ? add(grad, flipped(grad)) * 0.5 : grad);
+  });
+}
+
+Variable matrix_exp(const Variable& a) {
+  const Tensor out = matrix_exp(a.tensor());
+  if (!needs_grad({&a})) return out;
+  return record("matrix_exp", {&a}, out, [a = Saved(a)](auto& back) {
+    back.give(0, matrix_exp_grad<Value<decltype(back)>>(back.grad(), back.input(0, a)));
+  });
+}
+
+}  // namespace lockstep::linalg
+
+#define Value Variable
+#include "extensions/linear_algebra/linalg.inc"
+#undef Value

@@ -1,0 +1,193 @@
+// linalg:: on variables: gradients against finite differences for every function, singular matrices, gradients that are
+// rejected, and the same values as on tensors. PyTorch's gradients are golden cases (golden/linalg.safetensors).
+#include "extensions/linear_algebra/linalg.h"
+
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "autograd/autocast.h"
+#include "autograd/gradcheck.h"
+#include "tests/messages.h"
+
+using namespace lockstep;
+namespace la = lockstep::linalg;
+
+namespace {
+
+using Inputs = std::vector<Variable>;
+
+Variable drawn(const Shape& shape) { return Variable(randn(shape, {.dtype = f64}), true); }
+Variable t(const Variable& x) { return x.transpose(-2, -1); }
+/// A symmetric positive definite matrix from any square one.
+Variable positive(const Variable& x) { return matmul(x, t(x)) + Variable(eye(x.size(-1), -1, {.dtype = f64})) * 0.5; }
+Variable regular(const Variable& x) { return x + Variable(eye(x.size(-1), -1, {.dtype = f64})) * 3.0; }
+
+}  // namespace
+
+TEST_CASE("linalg: gradients of differences") {
+  manual_seed(8);
+  using la::QrMode;
+  struct {
+    const char* name;
+    std::vector<Shape> shapes;
+    std::function<Variable(const Inputs&)> fn;
+  } rows[] = {
+      {"solve", {{3, 3}, {3, 2}}, [](auto& x) { return la::solve(regular(x[0]), x[1]); }},
+      {"solve vector", {{3, 3}, {3}}, [](auto& x) { return la::solve(regular(x[0]), x[1]); }},
+      {"solve vectors", {{2, 3, 3}, {2, 3}}, [](auto& x) { return la::solve(regular(x[0]), x[1]); }},
+      {"solve broadcast", {{4, 1, 2, 2}, {3, 2, 2}}, [](auto& x) { return la::solve(regular(x[0]), x[1]); }},
+      {"solve right", {{2, 3, 3}, {4, 3}}, [](auto& x) { return la::solve(regular(x[0]), x[1], false); }},
+      {"triangle", {{2, 3, 3}, {3, 2}}, [](auto& x) { return la::solve_triangular(regular(x[0]), x[1], false); }},
+      {"triangle upper right unit",
+       {{3, 3}, {2, 2, 3}},
+       [](auto& x) { return la::solve_triangular(x[0], x[1], true, false, true); }},
+      {"inv", {{2, 3, 3}}, [](auto& x) { return la::inv(regular(x[0])); }},
+      {"pinv tall", {{5, 3}}, [](auto& x) { return la::pinv(x[0]); }},
+      {"pinv wide", {{2, 2, 4}}, [](auto& x) { return la::pinv(x[0]); }},
+      {"pinv of lower rank", {{4, 2}, {2, 5}}, [](auto& x) { return la::pinv(matmul(x[0], x[1]), {}, 1e-9); }},
+      {"pinv hermitian", {{3, 3}}, [](auto& x) { return la::pinv(x[0] + t(x[0]), {}, {}, true); }},
+      {"lstsq tall", {{5, 2}, {5, 3}}, [](auto& x) { return la::lstsq(x[0], x[1]).solution; }},
+      {"lstsq wide vector", {{2, 4}, {2}}, [](auto& x) { return la::lstsq(x[0], x[1]).solution; }},
+      {"lstsq residuals", {{2, 5, 2}, {2, 5}}, [](auto& x) { return la::lstsq(x[0], x[1]).residuals; }},
+      {"cholesky", {{2, 3, 3}}, [](auto& x) { return la::cholesky(positive(x[0])); }},
+      {"cholesky upper", {{3, 3}}, [](auto& x) { return la::cholesky(positive(x[0]), true); }},
+      {"qr square q", {{3, 3}}, [](auto& x) { return la::qr(x[0]).q; }},
+      {"qr square r", {{3, 3}}, [](auto& x) { return la::qr(x[0]).r; }},
+      {"qr tall",
+       {{2, 5, 3}},
+       [](auto& x) {
+         const auto made = la::qr(x[0]);
+         return cat(std::vector<Variable>{made.q, made.r}, -2);
+       }},
+      {"qr wide",
+       {{3, 5}},
+       [](auto& x) {
+         const auto made = la::qr(x[0]);
+         return cat(std::vector<Variable>{made.q, made.r}, -1);
+       }},
+      {"qr wide q", {{2, 2, 3}}, [](auto& x) { return la::qr(x[0], QrMode::complete).q; }},
+      {"svd u", {{5, 3}}, [](auto& x) { return square(la::svd(x[0], false).u); }},
+      {"svd vh", {{5, 3}}, [](auto& x) { return square(la::svd(x[0], false).vh); }},
+      {"svd full wide",
+       {{2, 3, 4}},
+       [](auto& x) {
+         const auto made = la::svd(x[0]);
+         return matmul(square(made.u) * made.s.unsqueeze(-2), square(made.vh.narrow(-2, 0, 3)));
+       }},
+      {"svdvals", {{2, 4, 3}}, [](auto& x) { return la::svdvals(x[0]); }},
+      {"eigh values", {{2, 3, 3}}, [](auto& x) { return la::eigh(x[0] + t(x[0])).values; }},
+      {"eigh vectors", {{4, 4}}, [](auto& x) { return square(la::eigh(x[0] + t(x[0])).vectors); }},
+      {"eigh both",
+       {{3, 3}},
+       [](auto& x) {
+         const auto made = la::eigh(x[0] + t(x[0]), true);
+         return square(made.vectors) * made.values;
+       }},
+      {"eigvalsh", {{2, 3, 3}}, [](auto& x) { return la::eigvalsh(x[0] + t(x[0])); }},
+      {"det", {{2, 3, 3}}, [](auto& x) { return la::det(x[0]); }},
+      {"det of singular",
+       {{3, 2}, {2, 3}},
+       [](auto& x) {
+         return la::det(cat(std::vector<Variable>{x[0], x[0].narrow(1, 0, 1)}, 1) * 1.0 + sum(x[1]) * 0.0);
+       }},
+      {"slogdet", {{2, 3, 3}}, [](auto& x) { return la::slogdet(x[0]).logabsdet; }},
+      {"matrix_exp", {{2, 3, 3}}, [](auto& x) { return la::matrix_exp(x[0]); }},
+      {"matrix_power 5", {{3, 3}}, [](auto& x) { return la::matrix_power(x[0], 5); }},
+      {"matrix_power -2", {{2, 2, 2}}, [](auto& x) { return la::matrix_power(regular(x[0]), -2); }},
+      {"norm fro", {{2, 3, 4}}, [](auto& x) { return la::matrix_norm(x[0]); }},
+      {"norm nuc",
+       {{3, 2, 4}},
+       [](auto& x) {
+         return la::matrix_norm(x[0], "nuc", {2, 0}, true);
+       }},
+      {"norm 1", {{2, 3, 4}}, [](auto& x) { return la::matrix_norm(x[0], 1); }},
+      {"norm -1",
+       {{2, 3, 4}},
+       [](auto& x) {
+         return la::matrix_norm(x[0], -1, {0, 2});
+       }},
+      {"norm inf", {{2, 3, 4}}, [](auto& x) { return la::matrix_norm(x[0], INFINITY); }},
+      {"norm -inf",
+       {{3, 4}},
+       [](auto& x) {
+         return la::matrix_norm(x[0], -INFINITY, {1, 0}, true);
+       }},
+      {"norm 2", {{2, 3, 4}}, [](auto& x) { return la::matrix_norm(x[0], 2); }},
+      {"norm -2", {{2, 3, 4}}, [](auto& x) { return la::matrix_norm(x[0], -2); }},
+      {"vector norm", {{2, 3}}, [](auto& x) { return la::vector_norm(x[0], 2, {1}); }},
+      {"vector norm 1", {{2, 3}}, [](auto& x) { return la::vector_norm(x[0], 1); }},
+      {"vector norm 3.5", {{2, 3}}, [](auto& x) { return la::vector_norm(x[0], 3.5, {0}, true); }},
+      {"vector norm -2", {{2, 3}}, [](auto& x) { return la::vector_norm(x[0], -2, {1}); }},
+      {"vector norm inf", {{2, 3}}, [](auto& x) { return la::vector_norm(x[0], INFINITY, {1}); }},
+      {"cond", {{2, 3, 4}}, [](auto& x) { return la::cond(x[0]); }},
+      {"cond -2", {{3, 3}}, [](auto& x) { return la::cond(x[0], -2); }},
+      {"cond 1", {{3, 3}}, [](auto& x) { return la::cond(regular(x[0]), 1); }},
+      {"cond nuc", {{3, 3}}, [](auto& x) { return la::cond(regular(x[0]), "nuc"); }},
+  };
+  for (const auto& row : rows) {
+    INFO(std::string(row.name));
+    Inputs inputs;
+    for (const Shape& shape : row.shapes) inputs.push_back(drawn(shape));
+    CHECK(gradcheck(row.fn, inputs) == "");
+    if (std::string(row.name) != "det of singular") CHECK(gradgradcheck(row.fn, inputs) == "");
+  }
+}
+
+TEST_CASE("linalg: gradients at the edges") {
+  using List = std::vector<double>;
+  // The determinant of a singular matrix still has a gradient: the cofactors.
+  const Variable singular(Tensor::from<double>({1, 2, 2, 4, 0, 0, 0, 0}, {2, 2, 2}), true);
+  sum(la::det(singular)).backward();
+  const List expected{4, -2, -2, 1, 0, 0, 0, 0}, got = singular.grad().to_vector<double>();
+  for (size_t i = 0; i < got.size(); ++i) CHECK(got[i] == doctest::Approx(expected[i]));
+  // Equal singular values are fine as long as no vectors are computed.
+  const Variable one(eye(3, -1, {.dtype = f64}), true);
+  sum(la::svdvals(one)).backward();
+  CHECK(allclose(one.grad(), eye(3, -1, {.dtype = f64})));
+  const Variable zero(zeros({4}, {.dtype = f64}), true);
+  la::vector_norm(zero, 3).backward();
+  CHECK(zero.grad().to_vector<double>() == List(4, 0));
+  // Empty matrices give empty results, not errors.
+  for (const Shape& shape : {Shape{0, 3, 3}, Shape{2, 0, 0}}) {
+    const Variable x(zeros(shape), true);
+    sum(la::inv(x)).backward();
+    sum(la::det(x)).backward();
+    sum(la::svd(x).u).backward();
+    sum(la::matrix_exp(x)).backward();
+    sum(la::qr(x).q).backward();
+    sum(la::eigh(x).vectors).backward();
+    CHECK(x.grad().shape() == shape);
+  }
+  const Variable tall(randn({4, 2}), true);
+  const auto complete = la::qr(tall, la::QrMode::complete);
+  CHECK(contains(message([&] { sum(complete.q).backward(); }),
+                 "[qr] the gradient of matrices with more rows than columns needs mode reduced"));
+  const auto r = la::qr(tall, la::QrMode::r);
+  CHECK_FALSE(r.q.defined());
+  CHECK(contains(message([&] { sum(r.r).backward(); }), "[qr] mode r has no gradient"));
+}
+
+TEST_CASE("linalg: variables have the values of tensors, under autocast too") {
+  manual_seed(9);
+  const Tensor a = randn({2, 4, 4}), b = randn({2, 4, 3}), s = matmul(a, a.transpose(1, 2)) + eye(4);
+  const auto same = [](const Tensor& x, const Variable& y) { CHECK(equal(x, y.tensor())); };
+  const auto check = [&] {
+    const Variable va(a, true), vb(b, true), vs(s, true);
+    same(la::solve(a, b), la::solve(va, vb));
+    same(la::inv(a), la::inv(va));
+    same(la::pinv(a), la::pinv(va));
+    same(la::det(a), la::det(va));
+    same(la::cholesky(s, true), la::cholesky(vs, true));
+    same(la::svd(a).u, la::svd(va).u);
+    same(la::eigh(s).vectors, la::eigh(vs).vectors);
+    same(la::qr(b).r, la::qr(vb).r);
+    same(la::matrix_power(a, 3), la::matrix_power(va, 3));
+    same(la::lstsq(a, b).solution, la::lstsq(va, vb).solution);
+    same(la::matrix_exp(a), la::matrix_exp(va));
+    same(la::matrix_rank(a), Variable(la::matrix_rank(va)));
+  };
+  check();
+  const Autocast autocast(bf16);
+  check();
+}

@@ -1,0 +1,98 @@
+// Muon orthogonalises the step, Adafactor keeps averages of rows and columns. See matrix_rules.h.
+#include "extensions/optimizers/matrix_rules.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "optim/rules.h"
+
+namespace lockstep::optim {
+
+namespace {
+
+/// Approximates the nearest semi-orthogonal matrix by a quintic Newton-Schulz iteration, whose coefficients move all
+/// singular values towards 1 without a decomposition.
+Tensor orthogonalize(const Tensor& g, int steps) {
+  constexpr double a = 3.4445, b = -4.7750, c = 2.0315, eps = 1e-7;
+  const bool tall = g.size(0) > g.size(1);
+  Tensor x = tall ? g.t().contiguous() : g;
+  x = div_scalar(x, std::max(norm(x).item(), eps));
+  for (int i = 0; i < steps; ++i) {
+    const Tensor gram = matmul(x, x.t());
+    const Tensor polynomial = addmm(gram, gram, gram, b, c);  // b A + c A A
+    x = addmm(x, polynomial, x, a, 1);                        // a X + (b A + c A A) X
+  }
+  return tall ? x.t().contiguous() : x;
+}
+
+}  // namespace
+
+std::vector<OptionRange> MuonOptions::table() {
+  return {{"lr", &lr},
+          {"momentum", &momentum, 0, 1},
+          {"weight_decay", &weight_decay},
+          {"newton_schulz_steps", &newton_schulz_steps, 1}};
+}
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Muon);
+void Muon::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
+  LOCKSTEP_CHECK(p.dim() == 2, "[Muon] expected matrices, got a parameter of shape ", p.shape(),
+                 "; give parameters that are not matrices to AdamW");
+  const MuonOptions& o = options_[group];
+  const Tensor g = signed_grad(grad, o.maximize, grad_scale);
+  Tensor& momentum = state.zeros("momentum_buffer", p);
+  add_(mul_scalar_(momentum, o.momentum), g, 1 - o.momentum);
+  const Tensor direction =
+      orthogonalize(o.nesterov ? lerp(g, momentum, o.momentum) : momentum, int(o.newton_schulz_steps));
+  const double shape_factor = std::sqrt(std::max(1.0, double(p.size(0)) / double(p.size(1))));
+  if (o.weight_decay != 0) mul_scalar_(p, 1 - o.lr * o.weight_decay);
+  add_(p, direction, -o.lr * shape_factor);
+  round_into(low, p);
+}
+
+std::vector<OptionRange> AdafactorOptions::table() {
+  return {{"lr", &lr},     {"weight_decay", &weight_decay},          {"eps1", &eps1},
+          {"eps2", &eps2}, {"beta2_decay", &beta2_decay, unchecked}, {"d", &d, unchecked}};
+}
+void AdafactorOptions::check(const char* op) const {
+  LOCKSTEP_CHECK(beta2_decay <= 0, "[", op, "] expected beta2_decay <= 0, got ", beta2_decay);
+  LOCKSTEP_CHECK(d >= 1, "[", op, "] expected d >= 1, got ", d);
+}
+Shape Adafactor::state_shape(const std::string& key, const Shape& parameter) const {
+  const bool rows = key.ends_with("row_var");
+  if (!rows && !key.ends_with("col_var")) return parameter;
+  Shape shape = parameter;
+  shape[shape.rank() - (rows ? 1 : 2)] = 1;
+  return shape;
+}
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Adafactor);
+void Adafactor::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
+                       double grad_scale) {
+  const AdafactorOptions& o = options_[group];
+  const double precision =
+      p.dtype() == f64 ? std::numeric_limits<double>::epsilon() : double(std::numeric_limits<float>::epsilon());
+  const double eps1 = o.eps1 == 0 ? precision : o.eps1, root_of_size = std::sqrt(double(p.numel()));
+  const double newest = std::pow(double(state.step), o.beta2_decay);
+  const double alpha =
+      std::max(o.eps2, norm(p).item() / root_of_size) * std::min(o.lr, 1 / std::sqrt(double(state.step)));
+  if (o.weight_decay != 0) mul_scalar_(p, 1 - o.lr * o.weight_decay);
+  const Tensor g = signed_grad(grad, o.maximize, grad_scale), squares = square(g);
+  const auto follow = [&](const char* key, const Tensor& now) -> const Tensor& {
+    Tensor& kept = state.zeros(key, now);
+    add_(kept, sub(now, kept), newest);
+    return kept;
+  };
+  Tensor estimate;
+  if (p.dim() > 1) {
+    const Tensor &rows = follow("row_var", mean(squares, {-1}, true)),
+                 &columns = follow("col_var", mean(squares, {-2}, true));
+    estimate = div(mul(rows, columns), clamp(mean(rows, {-2}, true), eps1, INFINITY));
+  } else {
+    estimate = follow("variance", squares).clone();
+  }
+  const Tensor step = div(g, sqrt_(clamp_(estimate, eps1 * eps1, INFINITY)));
+  add_(p, step, -alpha / std::max(1.0, norm(step).item() / (root_of_size * o.d)));
+  round_into(low, p);
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,40 @@
+#pragma once
+// Update rules that need the whole parameter, not a shard: Muon (Jordan et al., 2024) and PyTorch's Adafactor.
+#include "optim/optimizer.h"
+
+namespace lockstep::optim {
+
+/// newton_schulz_steps: iterations of the orthogonalisation.
+struct MuonOptions {
+  double lr = 1e-3, momentum = 0.95, weight_decay = 0.1, newton_schulz_steps = 5;
+  bool nesterov = true, maximize = false;
+  /// Names and ranges of the options.
+  std::vector<OptionRange> table();
+};
+/// Steps by the momentum, orthogonalised by a Newton-Schulz iteration. Error for parameters that are not matrices: give
+/// those to AdamW.
+class Muon : public OptimizerOf<MuonOptions> {
+  LOCKSTEP_OPTIMIZER(Muon);
+  bool is_elementwise() const override { return false; }
+};
+
+/// eps1: lower bound of the square root of the second moments; 0: the epsilon of f32 or f64. A step is limited to an
+/// RMS of d, then multiplied by the parameter's RMS, or by eps2 if that is larger. beta2_decay: the averages of squared
+/// gradients take the gradient of step t with weight t ^ beta2_decay.
+struct AdafactorOptions {
+  double lr = 1e-2, beta2_decay = -0.8, eps1 = 0, eps2 = 1e-3, d = 1, weight_decay = 0;
+  bool maximize = false;
+  /// Names and ranges of the options.
+  std::vector<OptionRange> table();
+  /// Error unless beta2_decay <= 0 and d >= 1.
+  void check(const char* op) const;
+};
+/// PyTorch's Adafactor (Shazeer and Stern, 2018): the second moments of an R x C matrix are approximated by the product
+/// of row and column averages, R + C numbers.
+class Adafactor : public OptimizerOf<AdafactorOptions> {
+  LOCKSTEP_OPTIMIZER(Adafactor);
+  bool is_elementwise() const override { return false; }
+  Shape state_shape(const std::string& key, const Shape& parameter) const override;
+};
+
+}  // namespace lockstep::optim

@@ -1,0 +1,5 @@
+#pragma once
+// Optimizers that few programs need: #include <lockstep/optimizers.h>.
+#include "extensions/optimizers/composed_rules.h"
+#include "extensions/optimizers/lbfgs.h"
+#include "extensions/optimizers/matrix_rules.h"

@@ -1,0 +1,120 @@
+// Rules beyond the golden cases, which have their values (golden/).
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "extensions/optimizers/optimizers.h"
+#include "optim/optim.h"
+#include "tests/messages.h"
+#include "tests/optim/every_rule.h"
+
+using namespace testing;
+
+namespace {
+
+const std::vector<Row> rare = {
+    {"NAdam", [](auto p) { return std::make_unique<NAdam>(p, NAdamOptions{.lr = 0.02}); }},
+    {"RAdam", [](auto p) { return std::make_unique<RAdam>(p, RAdamOptions{.lr = 0.05}); }},
+    {"Adamax", [](auto p) { return std::make_unique<Adamax>(p, AdamaxOptions{.lr = 0.05}); }},
+    {"Adadelta", [](auto p) { return std::make_unique<Adadelta>(p, AdadeltaOptions{.lr = 20}); }},
+    {"ASGD", [](auto p) { return std::make_unique<ASGD>(p, ASGDOptions{.lr = 0.5, .t0 = 3}); }},
+    {"Rprop", [](auto p) { return std::make_unique<Rprop>(p, RpropOptions{}); }},
+    {"Sophia", [](auto p) { return std::make_unique<Sophia>(p, SophiaOptions{.lr = 0.02, .batch = 48}); }},
+    {"AdamWScheduleFree",
+     [](auto p) { return std::make_unique<AdamWScheduleFree>(p, AdamWScheduleFreeOptions{.lr = 0.05}); }},
+    {"Muon", [](auto p) { return std::make_unique<Muon>(p, MuonOptions{.lr = 0.05}); }},
+};
+
+std::vector<float> values(const Tensor& tensor) { return tensor.to(cpu).to(f32).to_vector<float>(); }
+
+/// One step with gradients of 1.
+void step_by_ones(Variable& w, Optimizer& optimizer) {
+  optimizer.zero_grad();
+  sum(w).backward();
+  optimizer.step();
+}
+
+}  // namespace
+
+TEST_CASE("rare rules go downhill, in f32 and through a master copy in bf16") { check_downhill(rare); }
+
+TEST_CASE("rare rules: state by name goes to another optimizer, which then makes the same bits") { check_state(rare); }
+
+TEST_CASE("rare rules: grad_scale is the same as scaling the gradients") { check_grad_scale(rare); }
+
+TEST_CASE("Muon's step is nearly orthogonal") {
+  manual_seed(4);
+  CHECK((MuonOptions().lr == 1e-3 && MuonOptions().weight_decay == 0.1));  // PyTorch's defaults
+  Variable w(zeros({16, 8}), true);
+  w.grad() = randn({16, 8});
+  Muon({w}, {.lr = 1, .momentum = 0}).step();
+  const Tensor gram = matmul(w.tensor().t(), w.tensor());  // all singular values near sqrt(16 / 8)
+  const Tensor off = sub(gram, mul_scalar(eye(8), 2));
+  CHECK(amax(abs(off)).item() < 1.2);
+}
+
+TEST_CASE("Sophia takes the Hessian's diagonal from gradients of drawn targets") {
+  Variable p(ones({2}), true), q(ones({2}), true);
+  Sophia by_hand({p}, {.lr = 0.5, .weight_decay = 0, .hessian_interval = 0}),
+      by_itself({q}, {.lr = 0.5, .weight_decay = 0});
+  for (Variable* v : {&p, &q}) v->grad() = full({2}, 0.01);
+  by_hand.update_hessian();
+  by_hand.step(), by_itself.step();
+  CHECK(equal(p.tensor(), q.tensor()));
+  CHECK(by_hand.state_of(p).tensors.at("hessian").to_vector<float>()[0] == doctest::Approx(1e-6));
+}
+
+TEST_CASE("an average of its own stands in for the state's, and matrices have factors") {
+  manual_seed(3);
+  Variable p(randn({4, 3}), true), v(randn({3}), true);
+  const Tensor target = randn({4, 3});
+  AdamWScheduleFree free({p}, {.lr = 0.05});
+  for (int i = 0; i < 200; ++i) {
+    free.zero_grad();
+    mse_loss(p, target).backward();
+    free.step();
+  }
+  CHECK(mse_loss(Variable(free.state_of(p).tensors.at("ema")), target).item() < 0.02);
+  Adafactor factors({p, v}, {});
+  p.grad() = ones({4, 3}), v.grad() = ones({3});
+  factors.step();
+  CHECK(factors.state_of(p).tensors.at("row_var").shape() == Shape{4, 1});
+  CHECK(factors.state_of(p).tensors.at("col_var").shape() == Shape{1, 3});
+  CHECK(factors.state_of(p).tensors.size() == 2);
+  CHECK(factors.state_of(v).tensors.at("variance").shape() == Shape{3});
+}
+
+TEST_CASE("what rules keep begins at the parameters if a loaded state lacks it") {
+  Variable z(full({1}, 10), true), length(full({1}, 10), true);
+  AdamWScheduleFree free({z}, {.lr = 0.5});
+  Rprop rprop({length}, {.lr = 0.5});
+  for (Optimizer* one : {static_cast<Optimizer*>(&free), static_cast<Optimizer*>(&rprop)}) {
+    OptimizerState other;
+    other.numbers["state.0.step"] = 7;
+    one->load_state(other);
+  }
+  step_by_ones(z, free), step_by_ones(length, rprop);
+  CHECK(values(free.state_of(z).tensors.at("z"))[0] > 5);
+  CHECK(values(length.tensor())[0] == 9.5F);
+}
+
+TEST_CASE("rare rules refuse nonsense") {
+  Variable w(ones({1}), true);
+  const struct {
+    std::function<void()> run;
+    const char* part;
+  } rows[] = {
+      {[&] { Sophia({w}, {}).update_hessian(); }, "expected hessian_interval 0, got 10"},
+      {[&] { Rprop({w}, {.eta_plus = 1}); }, "expected eta_plus in [1"},
+      {[&] { Adafactor({w}, {.d = 0.5}); }, "expected d >= 1"},
+      {[&] { AdamWScheduleFree({w}, {.beta1 = 0}); }, "expected beta1 in ["},
+      {[&] { AdamWScheduleFree({w}, {}).keep_average(0.9); }, "keeps an average of its own"},
+      {[&] {
+         Variable v(ones({3}), true);
+         v.grad() = ones({3});
+         Muon({v}, {}).step();
+       },
+       "expected matrices"},
+  };
+  for (const auto& row : rows) CHECK_MESSAGE(contains(message(row.run), row.part), message(row.run));
+}

@@ -1,0 +1,113 @@
+#pragma once
+// The thread that generates for all requests at once. It repeatedly plans a step of the schedule, runs the model, and
+// samples the next token of each sequence of which the model has now processed all tokens.
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "extensions/serving/scheduler.h"
+#include "nn/generate.h"
+
+namespace lockstep::serve {
+
+/// A token, with natural log probabilities if requested.
+struct Token {
+  int64_t id = 0;
+  double logprob = 0;
+  std::vector<std::pair<int64_t, double>> likeliest;  ///< ids and log probabilities, in descending order
+};
+
+/// A request for one sequence.
+struct Asked {
+  std::vector<int64_t> prompt;
+  nn::Generation generation;     ///< sampling or greedy search, not beams; seed, stop, text, penalties etc. are used
+  uint64_t sequence = 0;         ///< number of the random stream among sequences with the same seed
+  int logprobs = -1;             ///< number of likeliest tokens listed for each token; -1: no log probabilities
+  bool prompt_logprobs = false;  ///< true: also return the prompt's tokens, with log probabilities except for the first
+};
+
+/// The result of a request while it is generated. Thread-safe.
+class Answer {
+ public:
+  /// The reason why a sequence has ended.
+  using Reason = nn::Generated::Reason;
+  /// The next token; nullopt if the sequence has ended, or if no token arrives within `milliseconds`.
+  std::optional<Token> next(int milliseconds);
+  /// True if the sequence has ended and all tokens were taken.
+  bool ended();
+  /// The reason of the end. Error if the sequence has not ended, or if the model failed.
+  Reason reason();
+  /// Ends the sequence before the next step.
+  void cancel() { cancelled_ = true; }
+
+ private:
+  friend class Batcher;
+  void push(Token token);
+  void end(Reason reason, const std::string& error = "");
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Token> tokens_;
+  std::optional<Reason> reason_;
+  std::string error_;
+  std::atomic<bool> cancelled_ = false;
+};
+
+/// Options of a Batcher.
+struct BatcherOptions {
+  /// Number of cache blocks (keys and values of 32 tokens each); 0: for 8 sequences as long as the context, <= 4 GiB.
+  int64_t blocks = 0;
+  Limits limits;
+  std::function<void(const State&, const Step&)> on_step;  ///< called before the model computes the step
+};
+
+/// Statistics of the batcher since its start.
+struct Figures {
+  int64_t steps = 0, rows = 0, prompt_tokens = 0, tokens = 0, requests = 0, cancelled = 0;
+  int64_t running = 0, waiting = 0, blocks = 0, blocks_used = 0, shared_tokens = 0, put_back = 0;
+  double seconds = 0;  ///< total duration of the steps
+};
+
+/// Generates many sequences at once. Each sequence gets the tokens that nn::generate() would return for this prompt
+/// alone; other requests have no influence.
+class Batcher {
+ public:
+  /// `model` must outlive the batcher. While the batcher exists, no other code may use the model.
+  explicit Batcher(nn::GPT& model, const BatcherOptions& options = {});
+  /// Ends all sequences.
+  ~Batcher();
+  /// Queues a request. Error for invalid options or an invalid prompt.
+  std::shared_ptr<Answer> submit(Asked asked);
+  Figures figures();                                    ///< statistics since the start
+  int64_t context() const { return model_.o.context; }  ///< the model's maximal number of tokens
+
+ private:
+  struct Running;
+  void run();
+  bool step();
+  void compute(const Step& step);
+  struct Chosen {
+    Token token;
+    std::string error;
+  };
+  static Chosen choose(const Running& r, int64_t place, std::span<const float> logits);
+  void take(Running& r, int64_t place, Token token);
+  void drop(int64_t number, Answer::Reason reason, const std::string& error = "");
+
+  nn::GPT& model_;
+  BatcherOptions options_;
+  std::vector<nn::KvCache> memory_;  // one per block of the model, with keys and values of all blocks of tokens
+  std::mutex mutex_;  // guards the members below, except for state_ and running_, which belong to the thread
+  std::condition_variable arrived_;
+  std::deque<std::unique_ptr<Running>> arrivals_;
+  Figures figures_;
+  bool stop_ = false;
+  State state_;
+  std::vector<std::unique_ptr<Running>> running_;  // all sequences that have not ended
+  std::thread thread_;
+};
+
+}  // namespace lockstep::serve

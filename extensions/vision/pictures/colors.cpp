@@ -1,0 +1,230 @@
+// Color operations on images: see pictures.h.
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "extensions/vision/pictures/pictures.h"
+#include "tensor/ops.h"
+
+namespace lockstep::data {
+namespace {
+
+Tensor coloured(const char* op, const Tensor& x) {
+  Tensor in = picture(op, x);
+  LOCKSTEP_CHECK(in.size(0) == 1 || in.size(0) == 3, "[", op, "] expected 1 or 3 channels, got ", in.shape());
+  return in;
+}
+
+Tensor of_bytes(const char* op, const Tensor& x) {
+  Tensor in = picture(op, x);
+  LOCKSTEP_CHECK(in.dtype() == u8, "[", op, "] expected a u8 picture, got ", in.dtype());
+  return in;
+}
+
+template <class T> constexpr float bound_of() { return std::is_same_v<T, uint8_t> ? 255.f : 1.f; }
+/// Clamps a value to the range of T. For u8 the fraction is truncated.
+template <class T> T pixel(float value) { return T(std::clamp(value, 0.f, bound_of<T>())); }
+
+template <class T> T gray_at(const T* p, int64_t n, int64_t i) {
+  return T(0.2989f * float(p[i]) + 0.587f * float(p[n + i]) + 0.114f * float(p[2 * n + i]));
+}
+
+/// out = factor * in + (1 - factor) * other(pixel index within a channel, channel), clamped.
+template <class T, class Fn> void blend(const Tensor& in, const Tensor& out, double factor, Fn other) {
+  const float f = float(factor), rest = float(1 - factor);
+  const T* from = in.data<T>();
+  T* to = out.data<T>();
+  const int64_t channels = in.size(0), n = in.size(1) * in.size(2);
+  for (int64_t c = 0; c < channels; ++c, from += n, to += n)
+    for (int64_t i = 0; i < n; ++i) to[i] = pixel<T>(f * float(from[i]) + rest * float(other(i, c)));
+}
+
+void check_factor(const char* op, double factor) {
+  LOCKSTEP_CHECK(factor >= 0, "[", op, "] expected a factor >= 0, got ", factor);
+}
+
+struct Hsv {
+  float h, s, v;
+};
+
+Hsv hsv_of(float r, float g, float b) {
+  const float most = std::max({r, g, b}), least = std::min({r, g, b});
+  if (most == least) return {0, 0, most};
+  const float range = most - least, rc = (most - r) / range, gc = (most - g) / range, bc = (most - b) / range;
+  const float h = most == r ? bc - gc : most == g ? 2 + rc - bc : 4 + gc - rc;
+  return {std::fmod(h / 6 + 1, 1.f), range / most, most};
+}
+
+std::array<float, 3> rgb_of(const Hsv& c) {
+  const float six = c.h * 6, floor = std::floor(six), f = six - floor;
+  const auto into = [](float value) { return std::clamp(value, 0.f, 1.f); };
+  const float p = into(c.v * (1 - c.s)), q = into(c.v * (1 - c.s * f)), t = into(c.v * (1 - c.s * (1 - f)));
+  switch (int(floor) % 6) {
+    case 0: return {c.v, t, p};
+    case 1: return {q, c.v, p};
+    case 2: return {p, c.v, t};
+    case 3: return {p, q, c.v};
+    case 4: return {t, p, c.v};
+    default: return {c.v, p, q};
+  }
+}
+
+}  // namespace
+
+Tensor grayscale(const Tensor& x, int64_t channels) {
+  const Tensor in = coloured("grayscale", x);
+  LOCKSTEP_CHECK(channels == 1 || channels == 3, "[grayscale] expected 1 or 3 output channels, got ", channels);
+  const int64_t n = in.size(1) * in.size(2);
+  const Tensor out = empty({channels, in.size(1), in.size(2)}, {.dtype = x.dtype(), .device = cpu});
+  dispatch<uint8_t, float>(x.dtype(), "grayscale", [&]<class T> {
+    const T* from = in.data<T>();
+    T* to = out.data<T>();
+    for (int64_t i = 0; i < n; ++i) to[i] = in.size(0) == 1 ? from[i] : gray_at(from, n, i);
+    for (int64_t c = 1; c < channels; ++c) std::copy_n(to, n, to + c * n);
+  });
+  return out;
+}
+
+Tensor adjust_brightness(const Tensor& x, double factor) {
+  check_factor("adjust_brightness", factor);
+  const Tensor in = coloured("adjust_brightness", x), out = empty_like(in);
+  dispatch<uint8_t, float>(x.dtype(), "adjust_brightness",
+                           [&]<class T> { blend<T>(in, out, factor, [](int64_t, int64_t) { return 0.f; }); });
+  return out;
+}
+
+Tensor adjust_contrast(const Tensor& x, double factor) {
+  check_factor("adjust_contrast", factor);
+  const Tensor in = coloured("adjust_contrast", x), out = empty_like(in);
+  const int64_t n = in.size(1) * in.size(2);
+  dispatch<uint8_t, float>(x.dtype(), "adjust_contrast", [&]<class T> {
+    const T* from = in.data<T>();
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += double(in.size(0) == 1 ? from[i] : gray_at(from, n, i));
+    const float mean = float(sum / double(n));
+    blend<T>(in, out, factor, [mean](int64_t, int64_t) { return mean; });
+  });
+  return out;
+}
+
+Tensor adjust_saturation(const Tensor& x, double factor) {
+  check_factor("adjust_saturation", factor);
+  const Tensor in = coloured("adjust_saturation", x);
+  if (in.size(0) == 1) return in;
+  const Tensor out = empty_like(in);
+  const int64_t n = in.size(1) * in.size(2);
+  dispatch<uint8_t, float>(x.dtype(), "adjust_saturation", [&]<class T> {
+    const T* from = in.data<T>();
+    blend<T>(in, out, factor, [from, n](int64_t i, int64_t) { return gray_at(from, n, i); });
+  });
+  return out;
+}
+
+Tensor adjust_hue(const Tensor& x, double turn) {
+  LOCKSTEP_CHECK(turn >= -0.5 && turn <= 0.5, "[adjust_hue] expected a turn in [-0.5, 0.5], got ", turn);
+  const Tensor in = coloured("adjust_hue", x);
+  if (in.size(0) == 1) return in;
+  const Tensor out = empty_like(in);
+  const int64_t n = in.size(1) * in.size(2);
+  dispatch<uint8_t, float>(x.dtype(), "adjust_hue", [&]<class T> {
+    const T* p = in.data<T>();
+    T* to = out.data<T>();
+    for (int64_t i = 0; i < n; ++i) {
+      const auto at = [&](int c) { return float(p[c * n + i]) / bound_of<T>(); };
+      Hsv colour = hsv_of(at(0), at(1), at(2));
+      colour.h += float(turn);
+      colour.h -= std::floor(colour.h);
+      const auto rgb = rgb_of(colour);
+      for (int c = 0; c < 3; ++c)
+        if constexpr (std::is_same_v<T, uint8_t>) to[c * n + i] = T(rgb[size_t(c)] * 255.999f);
+        else to[c * n + i] = rgb[size_t(c)];
+    }
+  });
+  return out;
+}
+
+Tensor adjust_sharpness(const Tensor& x, double factor) {
+  check_factor("adjust_sharpness", factor);
+  const Tensor in = coloured("adjust_sharpness", x);
+  const int64_t h = in.size(1), w = in.size(2);
+  if (h <= 2 || w <= 2) return in;
+  const Tensor out = empty_like(in);
+  dispatch<uint8_t, float>(x.dtype(), "adjust_sharpness", [&]<class T> {
+    const T* all = in.data<T>();
+    blend<T>(in, out, factor, [=](int64_t i, int64_t c) {
+      const T* p = all + c * h * w;
+      const int64_t column = i % w, row = i / w;
+      if (row == 0 || row == h - 1 || column == 0 || column == w - 1) return float(p[i]);
+      float sum = 4 * float(p[i]);
+      for (int64_t dy = -1; dy <= 1; ++dy)
+        for (int64_t dx = -1; dx <= 1; ++dx) sum += float(p[i + dy * w + dx]);
+      return std::is_same_v<T, uint8_t> ? std::nearbyint(sum / 13) : sum / 13;
+    });
+  });
+  return out;
+}
+
+Tensor posterize(const Tensor& x, int bits) {
+  LOCKSTEP_CHECK(bits >= 0 && bits <= 8, "[posterize] expected 0 to 8 bits, got ", bits);
+  const Tensor in = of_bytes("posterize", x), out = empty_like(in);
+  const int mask = 256 - (1 << (8 - bits));
+  const uint8_t* from = in.data<uint8_t>();
+  uint8_t* to = out.data<uint8_t>();
+  for (int64_t i = 0, n = in.numel(); i < n; ++i) to[i] = uint8_t(from[i] & mask);
+  return out;
+}
+
+Tensor solarize(const Tensor& x, double threshold) {
+  LOCKSTEP_CHECK(!std::isnan(threshold), "[solarize] expected a threshold other than NaN, got ", threshold);
+  const Tensor in = picture("solarize", x), out = empty_like(in);
+  dispatch<uint8_t, float>(x.dtype(), "solarize", [&]<class T> {
+    const T *from = in.data<T>(), most = T(bound_of<T>());
+    T* to = out.data<T>();
+    for (int64_t i = 0, n = in.numel(); i < n; ++i) to[i] = double(from[i]) >= threshold ? T(most - from[i]) : from[i];
+  });
+  return out;
+}
+
+Tensor autocontrast(const Tensor& x) {
+  const Tensor in = coloured("autocontrast", x), out = empty_like(in);
+  const int64_t n = in.size(1) * in.size(2);
+  dispatch<uint8_t, float>(x.dtype(), "autocontrast", [&]<class T> {
+    for (int64_t c = 0; c < in.size(0); ++c) {
+      const T* from = in.data<T>() + c * n;
+      const auto [least, most] = std::minmax_element(from, from + n);
+      const bool flat = *least == *most;
+      const float start = flat ? 0 : float(*least);
+      const float scale = flat ? 1 : 1 / (float(*most) - float(*least)) * bound_of<T>();  // same rounding as PyTorch
+      T* to = out.data<T>() + c * n;
+      for (int64_t i = 0; i < n; ++i) to[i] = pixel<T>((float(from[i]) - start) * scale);
+    }
+  });
+  return out;
+}
+
+Tensor equalize(const Tensor& x) {
+  const Tensor in = of_bytes("equalize", x), out = empty_like(in);
+  const int64_t n = in.size(1) * in.size(2);
+  for (int64_t c = 0; c < in.size(0); ++c) {
+    const uint8_t* from = in.data<uint8_t>() + c * n;
+    uint8_t* to = out.data<uint8_t>() + c * n;
+    std::array<int64_t, 256> count{};
+    for (int64_t i = 0; i < n; ++i) ++count[from[i]];
+    // Spread the pixels evenly over 255 levels, `step` pixels for each; do not count those of the brightest level.
+    const int64_t step = (n - count[*std::max_element(from, from + n)]) / 255;
+    if (step == 0) {
+      std::copy_n(from, n, to);
+      continue;
+    }
+    std::array<uint8_t, 256> level{};
+    int64_t below = 0;
+    for (size_t v = 0; v < 256; ++v) {
+      level[v] = uint8_t(v == 0 ? 0 : std::min<int64_t>((below + step / 2) / step, 255));
+      below += count[v];
+    }
+    for (int64_t i = 0; i < n; ++i) to[i] = level[from[i]];
+  }
+  return out;
+}
+
+}  // namespace lockstep::data

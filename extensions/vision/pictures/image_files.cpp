@@ -1,0 +1,103 @@
+// PNG and JPEG files: see image_files.h. png.cpp and jpeg.cpp have the decoders.
+#include "extensions/vision/pictures/image_files.h"
+
+#include <algorithm>
+
+#include "data/shown.h"
+#include "extensions/vision/pictures/image_pixels.h"
+#include "tensor/ops.h"
+
+namespace lockstep::data {
+namespace {
+
+int channels_of(ImageMode mode, int own) {
+  switch (mode) {
+    case ImageMode::gray: return 1;
+    case ImageMode::gray_alpha: return 2;
+    case ImageMode::rgb: return 3;
+    case ImageMode::rgb_alpha: return 4;
+    case ImageMode::unchanged: break;
+  }
+  return own;
+}
+
+uint8_t gray_of(const uint8_t* p) { return uint8_t((19595u * p[0] + 38470u * p[1] + 7471u * p[2] + 0x8000u) >> 16); }
+
+/// Converts interleaved rows to planes (channels, height, width) with the channels of `mode`.
+Tensor planes_of(const Pixels& from, ImageMode mode) {
+  const int own = from.channels, wanted = channels_of(mode, own);
+  const int64_t n = from.height * from.width;
+  Tensor image = empty({wanted, from.height, from.width}, {.dtype = u8, .device = cpu});
+  uint8_t* out = image.data<uint8_t>();
+  const int colours = wanted >= 3 ? 3 : 1;
+  for (int64_t i = 0; i < n; ++i) {
+    const uint8_t* p = from.bytes.data() + i * own;
+    for (int c = 0; c < colours; ++c) out[c * n + i] = colours == 1 && own >= 3 ? gray_of(p) : p[own >= 3 ? c : 0];
+    if (wanted % 2 == 0) out[colours * n + i] = own % 2 == 0 ? p[own - 1] : 255;
+  }
+  return image;
+}
+
+}  // namespace
+
+void check_pixels(const std::string& where, int64_t height, int64_t width, const ImageOptions& options) {
+  LOCKSTEP_CHECK(height >= 1 && width >= 1, where, ": expected a picture of at least 1 x 1 pixels, got ", height, " x ",
+                 width, " pixels");
+  LOCKSTEP_CHECK(height <= options.most_pixels / width, where, ": expected at most ", options.most_pixels,
+                 " pixels, got ", height, " x ", width, "; shrink it, or raise ImageOptions::most_pixels");
+}
+
+Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& channels, int64_t most) {
+  LOCKSTEP_CHECK(image.defined() && image.device().is_cpu() && image.dtype() == u8 && image.dim() == 3, "[", op,
+                 "] expected a u8 picture (channels, height, width) on the cpu, got ",
+                 image.defined() ? str(image.dtype(), image.shape(), " on ", image.device()) : "none");
+  const int64_t own = image.size(0), height = image.size(1), width = image.size(2), n = height * width;
+  LOCKSTEP_CHECK(std::find(channels.begin(), channels.end(), own) != channels.end(), "[", op, "] expected ",
+                 channels.front(), channels.size() > 2 ? " to " : " or ", channels.back(), " channels, got ", own);
+  LOCKSTEP_CHECK(height >= 1 && width >= 1 && height <= most && width <= most, "[", op, "] expected 1 to ", most,
+                 " pixels in each direction, got ", height, " x ", width);
+  const Tensor whole = image.contiguous();
+  const uint8_t* from = whole.data<uint8_t>();
+  Pixels pixels{height, width, int(own), std::vector<uint8_t>(size_t(n * own))};
+  for (int64_t c = 0; c < own; ++c)
+    for (int64_t i = 0; i < n; ++i) pixels.bytes[size_t(i * own + c)] = from[c * n + i];
+  return pixels;
+}
+
+bool append_bytes(std::string& out, const uint8_t* from, size_t count) noexcept {
+  try {
+    out.append(reinterpret_cast<const char*>(from), count);
+    return true;
+  } catch (...) { return false; }
+}
+
+std::string library_message(const char* text) { return shown(text); }
+
+Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& options) {
+  const auto starts = [&](std::string_view magic) {
+    return file.size() >= magic.size() && std::equal(magic.begin(), magic.end(), file.begin(),
+                                                     [](char a, std::byte b) { return std::byte(uint8_t(a)) == b; });
+  };
+  const bool png = starts("\x89PNG\r\n\x1a\n"), jpeg = starts("\xff\xd8\xff");
+  LOCKSTEP_CHECK(
+      png || jpeg, "[image] ", origin, ": expected a PNG or JPEG file, got ",
+      file.empty() ? "an empty file"
+                   : str("one that starts with \"",
+                         shown({reinterpret_cast<const char*>(file.data()), std::min<size_t>(file.size(), 4)}), "\""));
+  return planes_of(png ? decode_png(file, "[png] " + origin, options) : decode_jpeg(file, "[jpeg] " + origin, options),
+                   options.mode);
+}
+
+Tensor read_image(const std::string& path, const ImageOptions& options) {
+  return parse_file(path, decode_image, options);
+}
+
+void save_png(const std::string& path, const Tensor& image, int compression) {
+  write_atomically(path, encode_png(image, compression));
+}
+
+void save_jpeg(const std::string& path, const Tensor& image, int quality) {
+  write_atomically(path, encode_jpeg(image, quality));
+}
+
+}  // namespace lockstep::data

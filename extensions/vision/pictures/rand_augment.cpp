@@ -1,0 +1,72 @@
+// RandAugment: see transforms.h. Strengths are as in torchvision.
+#include <array>
+#include <cmath>
+
+#include "data/draw.h"
+#include "extensions/vision/pictures/pictures.h"
+#include "extensions/vision/pictures/transforms.h"
+
+namespace lockstep::data {
+namespace {
+
+enum class Change {
+  none,
+  shear_x,
+  shear_y,
+  move_x,
+  move_y,
+  turn,
+  brightness,
+  color,
+  contrast,
+  sharpness,
+  posterize,
+  solarize,
+  autocontrast,
+  equalize,
+  count
+};
+
+/// Applies one operation at `part` (in [0, 1]) of its maximum strength. sign: 1 or -1, the direction, for operations
+/// with two directions.
+Tensor changed(const Tensor& x, Change change, double part, double sign, double fill) {
+  const double h = double(x.size(1)), w = double(x.size(2)), shear = sign * 0.3 * part, factor = 1 + sign * 0.9 * part;
+  switch (change) {
+    // Shears keep the top or left edge in place.
+    case Change::shear_x: return affine(x, {.b = shear, .c = shear * h / 2}, false, fill);
+    case Change::shear_y: return affine(x, {.d = shear, .f = shear * w / 2}, false, fill);
+    case Change::move_x: return affine(x, {.c = -std::trunc(sign * 150.0 / 331 * w * part)}, false, fill);
+    case Change::move_y: return affine(x, {.f = -std::trunc(sign * 150.0 / 331 * h * part)}, false, fill);
+    case Change::turn: return rotate(x, sign * 30 * part, false, fill);
+    case Change::brightness: return adjust_brightness(x, factor);
+    case Change::color: return adjust_saturation(x, factor);
+    case Change::contrast: return adjust_contrast(x, factor);
+    case Change::sharpness: return adjust_sharpness(x, factor);
+    case Change::posterize: return posterize(x, 8 - int(std::nearbyint(4 * part)));
+    case Change::solarize: return solarize(x, 255 * (1 - part));
+    case Change::autocontrast: return autocontrast(x);
+    case Change::equalize: return equalize(x);
+    default: return x;
+  }
+}
+
+}  // namespace
+
+Tensor RandAugment::operator()(const Tensor& x) const {
+  LOCKSTEP_CHECK(operations >= 0 && bins >= 2 && magnitude >= 0 && magnitude < bins,
+                 "[RandAugment] expected operations >= 0, bins >= 2 and a magnitude from 0 to bins - 1, got ",
+                 operations, ", ", bins, " and ", magnitude);
+  Draws draws(next_random_key());
+  Tensor out = picture("RandAugment", x);
+  LOCKSTEP_CHECK(out.dtype() == u8 && (out.size(0) == 1 || out.size(0) == 3),
+                 "[RandAugment] expected a u8 picture of 1 or 3 channels, got ", out.dtype(), out.shape());
+  const double part = double(magnitude) / double(bins - 1);
+  for (int64_t i = 0; i < operations; ++i) {
+    const Change change = Change(draws.below(int64_t(Change::count)));
+    const double sign = draws.below(2) == 0 ? 1 : -1;
+    out = changed(out, change, part, sign, fill);
+  }
+  return out;
+}
+
+}  // namespace lockstep::data

@@ -1,0 +1,52 @@
+// Layers of volumes, pooling and resampling: options, shapes, training. Their values are golden cases.
+#include <doctest/doctest.h>
+
+#include "extensions/vision/vision.h"
+#include "nn/nn.h"
+#include "optim/optim.h"
+#include "tests/messages.h"
+#include "tests/threads.h"
+
+using namespace lockstep;
+using namespace lockstep::nn;
+
+namespace {
+
+/// True on the CPU. Simulated devices are slow: on them it is enough that the loss falls.
+bool runs_on_cpu() { return default_device().is_cpu(); }
+
+}  // namespace
+
+TEST_CASE("layers of volumes, pooling and resampling: options, shapes, and a model of them learns") {
+  const Threads one(1);
+  manual_seed(44);
+  Sequential net(Conv3d({.in = 1, .out = 4, .kernel = {1, 3, 3}, .padding = {0, 1, 1}}), ReLU(),
+                 MaxPool3d({.kernel = 2}), ConvTranspose3d({.in = 4, .out = 2, .kernel = 2, .stride = 2}),
+                 AvgPool3d({.kernel = {2, 1, 2}}), Upsample({.size = {2, 3, 3}, .mode = Resampling::linear}),
+                 AdaptiveMaxPool3d({.output = {1, 2, 2}}), Flatten(), Linear({.in = 8, .out = 2}));
+  const Tensor x = randn({6, 1, 4, 4, 4}), target = Tensor::from<int64_t>({0, 1, 0, 1, 1, 0});
+  optim::Adam optimizer(net.parameters(), {.lr = 3e-2});
+  double first = 0, last = 0;
+  for (int step = 0; step < (runs_on_cpu() ? 60 : 5); ++step) {
+    const Variable loss = cross_entropy(net(x), target);
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+    (step ? last : first) = loss.item();
+  }
+  CHECK(last < (runs_on_cpu() ? 0.3 : 1) * first);
+  CHECK(contains(summary(net), "in 1, out 4, kernel (1, 3, 3), stride (1, 1, 1), padding (0, 1, 1)"));
+  Sequential line(ConvTranspose1d({.in = 2, .out = 3, .stride = 2}), MaxPool1d(), AvgPool1d({.kernel = 3, .stride = 1}),
+                  LPPool1d({.p = 2, .kernel = 2}), AdaptiveAvgPool1d({.output = 4}), Upsample({.scale = {2}}));
+  CHECK(line(randn({2, 2, 9})).shape() == Shape{2, 3, 8});
+  Sequential image(Unfold({.kernel = {2, 2}, .stride = {2, 2}}),
+                   Fold({.size = {4, 4}, .kernel = {2, 2}, .stride = {2, 2}}));
+  const Tensor pixels = randn({1, 2, 4, 4});
+  CHECK(equal(image(pixels).tensor(), pixels));
+  MaxPool2d pool;
+  const auto [values, indices] = pool.with_indices(pixels);
+  const Tensor back = MaxUnpool2d()(values, indices).tensor();
+  CHECK(back.shape() == Shape{1, 2, 4, 4});
+  CHECK(sum(back).item() == doctest::Approx(sum(values).item()));
+  CHECK(equal(pool(back + 0.0).tensor(), maximum(values.tensor(), zeros_like(values.tensor()))));
+}

@@ -1,0 +1,341 @@
+// Convolutions, pooling and resampling composed of other operations: gradients, odd sizes, threads, 16 bits and
+// rejected arguments. Their values are golden cases.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "autograd/gradcheck.h"
+#include "extensions/vision/vision.h"
+#include "tests/messages.h"
+#include "tests/threads.h"
+
+using namespace lockstep;
+
+namespace {
+
+using Inputs = std::vector<Variable>;
+
+Variable f64_normal(const Shape& shape) { return Variable(randn(shape, {.dtype = f64}), true); }
+
+PoolArgs cube(int64_t kernel, int64_t stride, int64_t padding) {
+  return {.kernel = Dims::filled(3, kernel),
+          .stride = Dims::filled(3, stride),
+          .padding = Dims::filled(3, padding),
+          .dilation = Dims::filled(3, 1)};
+}
+
+}  // namespace
+
+TEST_CASE("resample: places of maxima in planes whose number of places has no exact reciprocal") {
+  for (const int64_t width : {1, 7, 41, 47, 49}) {  // 49: 49 (1 / 49.) rounds to less than 1
+    CAPTURE(width);
+    const Tensor x = arange(6 * width, {.dtype = f32}).view({1, 1, 6, 1, width});
+    const auto [values, places] =
+        max_pool_indices(x, {.kernel = {2, 1, 1}, .stride = {2, 1, 1}, .padding = {0, 0, 0}, .dilation = {1, 1, 1}});
+    CHECK(equal(places.to(f32), values.tensor()));  // each value equals its position
+  }
+}
+
+TEST_CASE("resample: gradients") {
+  manual_seed(31);
+  const auto places = max_pool_indices(randn({1, 2, 4, 4}), PoolArgs()).indices;
+  struct {
+    const char* name;
+    std::vector<Shape> shapes;
+    std::function<Variable(const Inputs&)> fn;
+  } rows[] = {
+      {"conv3d",
+       {{2, 4, 3, 4, 3}, {2, 2, 2, 3, 2}, {2}},
+       [](auto& x) {
+         return conv3d(x[0], x[1], x[2],
+                       {.stride = {2, 1, 1}, .padding = {1, 0, 1}, .dilation = {2, 1, 1}, .groups = 2});
+       }},
+      {"conv_transpose3d",
+       {{1, 4, 2, 2, 3}, {4, 1, 3, 2, 1}, {2}},
+       [](auto& x) {
+         return conv_transpose3d(x[0], x[1], x[2],
+                                 {.stride = {2, 1, 2}, .padding = {1, 0, 0}, .dilation = {1, 2, 1}, .groups = 2},
+                                 {1, 0, 1});
+       }},
+      {"conv_transpose1d", {{2, 2, 3}, {2, 2, 3}}, [](auto& x) { return conv_transpose1d(x[0], x[1], {}, 2, 1, 1); }},
+      {"max_pool", {{1, 2, 3, 4, 5}}, [](auto& x) { return max_pool(x[0], cube(2, 1, 1)); }},
+      {"max_pool_indices", {{1, 2, 3, 4, 5}}, [](auto& x) { return max_pool_indices(x[0], cube(2, 2, 0)).values; }},
+      {"avg_pool", {{1, 2, 3, 4, 5}}, [](auto& x) { return avg_pool(x[0], cube(3, 2, 1)); }},
+      {"adaptive_avg_pool",
+       {{1, 2, 3, 4, 5}},
+       [](auto& x) {
+         return adaptive_avg_pool(x[0], {2, 3, -1});
+       }},
+      {"adaptive_max_pool",
+       {{1, 2, 3, 4, 5}},
+       [](auto& x) {
+         return adaptive_max_pool(x[0], {2, 3, -1}).values;
+       }},
+      {"lp_pool", {{1, 2, 4, 4}}, [](auto& x) { return lp_pool(square(x[0]) + 0.1, 2.5, PoolArgs()); }},
+      {"max_unpool",
+       {{1, 2, 2, 2}},
+       [&](auto& x) {
+         return max_unpool(x[0], places, {4, 4});
+       }},
+      {"interpolate up",
+       {{1, 2, 3, 4}},
+       [](auto& x) {
+         return interpolate(x[0], {.size = {7, 9}, .mode = Resampling::linear});
+       }},
+      {"interpolate down, antialias",
+       {{1, 2, 7, 8}},
+       [](auto& x) { return interpolate(x[0], {.scale = {0.4}, .mode = Resampling::cubic, .antialias = true}); }},
+      {"interpolate volumes",
+       {{1, 1, 2, 3, 4}},
+       [](auto& x) {
+         return interpolate(x[0], {.size = {3, 2, 7}, .mode = Resampling::linear, .align_corners = true});
+       }},
+      // the operation is linear: the gradient of its gradient is the interpolation again
+      {"interpolate of its derivative",
+       {{1, 2, 5}},
+       [](auto& x) { return resample(x[0], {transposed(resample_axis(3, 5, Resampling::linear))}); }},
+      {"grid_sample", {{1, 2, 4, 5}, {1, 2, 3, 2}}, [](auto& x) { return grid_sample(x[0], tanh(x[1])); }},
+      {"grid_sample, reflection",
+       {{1, 2, 4, 5}, {1, 2, 3, 2}},
+       [](auto& x) {
+         return grid_sample(x[0], x[1] * 1.5, {.padding = GridPadding::reflection, .align_corners = true});
+       }},
+      {"grid_sample, cubic",
+       {{1, 2, 4, 5}, {1, 2, 3, 2}},
+       [](auto& x) { return grid_sample(x[0], tanh(x[1]), {.mode = Resampling::cubic}); }},
+      {"grid_sample of volumes",
+       {{1, 2, 2, 3, 4}, {1, 1, 2, 2, 3}},
+       [](auto& x) { return grid_sample(x[0], tanh(x[1])); }},
+      {"affine_grid",
+       {{2, 2, 3}},
+       [](auto& x) {
+         return affine_grid(x[0], {2, 1, 3, 2});
+       }},
+      {"unfold",
+       {{2, 2, 4, 5}},
+       [](auto& x) {
+         return unfold(x[0], {.kernel = {2, 3}, .dilation = {1, 2}, .padding = {1, 0}, .stride = {2, 1}});
+       }},
+      {"fold",
+       {{2, 4, 6}},
+       [](auto& x) {
+         return fold(x[0], {3, 4}, {.kernel = {2, 2}});
+       }},
+  };
+  for (const auto& row : rows) {
+    CAPTURE(row.name);
+    Inputs inputs;
+    for (const Shape& shape : row.shapes) inputs.push_back(f64_normal(shape));
+    CHECK(gradcheck(row.fn, inputs) == "");
+  }
+}
+
+TEST_CASE("resample: known properties") {
+  manual_seed(32);
+  const Tensor x = randn({2, 3, 11, 13}), t = randn({2, 3, 17, 7});
+  // The gradient is the transpose: <A x, y> = <x, A^T y>.
+  for (const Resampling how : {Resampling::nearest, Resampling::linear, Resampling::cubic, Resampling::area}) {
+    const std::vector<ResampleAxis> axes{resample_axis(11, 17, how), resample_axis(13, 7, how)};
+    const Tensor there = resample(x.to(f64), axes),
+                 back = resample(t.to(f64), {transposed(axes[0]), transposed(axes[1])});
+    CHECK(sum(there * t.to(f64)).item() == doctest::Approx(sum(x.to(f64) * back).item()));
+    // A constant image stays constant at every size.
+    CHECK(allclose(interpolate(ones({1, 1, 5, 4}), {.size = {9, 3}, .mode = how}).tensor(), ones({1, 1, 9, 3})));
+    CHECK(equal(interpolate(x, {.size = {11, 13}, .mode = how}).tensor(), x));
+    // Channels last, other strides, and 16 bits.
+    const InterpolateOptions o{.size = {17, 7}, .mode = how};
+    const Tensor plain = interpolate(x, o).tensor();
+    const Tensor last = x.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2});
+    CHECK(allclose(interpolate(last, o).tensor(), plain, 1e-5, 1e-6));
+    CHECK(equal(interpolate(x.transpose(2, 3).contiguous().transpose(2, 3), o).tensor(), plain));
+    CHECK(allclose(interpolate(x.to(bf16), o).tensor().to(f32), plain, 0.02, 0.02));
+    CHECK(interpolate(x.to(f16), o).dtype() == f16);
+  }
+  CHECK(equal(fold(unfold(x, {.kernel = {1, 1}}), {11, 13}, {.kernel = {1, 1}}).tensor(), x));
+  const Tensor image = randn({1, 2, 5, 6}), eye_map = Tensor::from<float>({1, 0, 0, 0, 1, 0}, {1, 2, 3});
+  for (const bool align : {false, true}) {
+    const Variable grid = affine_grid(eye_map, {1, 2, 5, 6}, align);
+    CHECK(allclose(grid_sample(image, grid, {.align_corners = align}).tensor(), image, 1e-4, 1e-5));
+  }
+  CHECK(allclose(grid_sample(image, full({1, 1, 2, 2}, INFINITY)).tensor(), zeros({1, 2, 1, 2})));
+  // A NaN coordinate makes its own pixel NaN in all channels, and no other; so does an infinite one under reflection
+  // padding.
+  const Tensor places = Tensor::from<float>({0.1, NAN, 0.2, 0.3, NAN, -0.4}, {1, 1, 3, 2});
+  for (const Resampling how : {Resampling::nearest, Resampling::linear, Resampling::cubic})
+    for (const GridPadding padding : {GridPadding::zeros, GridPadding::border, GridPadding::reflection})
+      for (const bool align : {false, true})
+        for (const Tensor& x : {image, image.narrow(2, 0, 1).narrow(3, 0, 1)}) {
+          CAPTURE(int(how));
+          CAPTURE(int(padding));
+          const GridSampleOptions o{.mode = how, .padding = padding, .align_corners = align};
+          const Tensor y = grid_sample(x, places, o).tensor();
+          CHECK(isnan(y).to_vector<bool>() == std::vector<bool>{true, false, true, true, false, true});
+          CHECK(grid_sample(x.to(bf16), places.to(bf16), o).tensor().dtype() == bf16);
+        }
+  const Variable moved(places, true);
+  sum(masked_fill(grid_sample(image, moved), isnan(grid_sample(image, moved).tensor()), 0)).backward();
+  CHECK(std::isfinite(moved.grad().select(2, 1).select(2, 0).item()));
+  const Tensor holes = Tensor::from<float>({1, INFINITY, NAN, 2}, {1, 1, 4});
+  CHECK(equal(interpolate(holes, {.scale = {2}}).tensor().slice(2, 0, 8, 2), holes));
+  // Empty inputs.
+  CHECK(interpolate(zeros({0, 2, 3, 4}), {.size = {5}}).shape() == Shape{0, 2, 5, 5});
+  CHECK(conv3d(zeros({0, 2, 3, 4, 5}), zeros({3, 2, 1, 1, 1})).shape() == Shape{0, 3, 3, 4, 5});
+  CHECK(conv_transpose3d(zeros({0, 2, 3, 4, 5}), zeros({2, 3, 2, 1, 1})).shape() == Shape{0, 3, 4, 4, 5});
+  CHECK(grid_sample(zeros({0, 2, 3, 4}), zeros({0, 2, 2, 2})).shape() == Shape{0, 2, 2, 2});
+  const Variable still(zeros({1, 1, 4, 4}), true);  // the gradient of a length of 0 is not NaN
+  sum(lp_pool(still, 2, PoolArgs())).backward();
+  CHECK(equal(still.grad(), zeros({1, 1, 4, 4})));
+  const Variable none(zeros({0, 2, 3, 4}), true);
+  sum(grid_sample(none, zeros({0, 1, 2, 2}))).backward();
+  CHECK(none.grad().shape() == Shape{0, 2, 3, 4});
+  CHECK(unfold(zeros({0, 2, 3, 4}), {.kernel = {2, 2}}).shape() == Shape{0, 8, 6});
+  CHECK(adaptive_max_pool(zeros({0, 2, 3, 4}), {2, 2}).values.shape() == Shape{0, 2, 2, 2});
+}
+
+TEST_CASE("resample: the same bits on any number of threads") {
+  manual_seed(33);
+  const Tensor x = randn({3, 5, 37, 41});
+  struct Row {
+    const char* name;
+    std::function<Variable(const Variable&)> fn;
+  } rows[] = {
+      {"up",
+       [](auto& v) {
+         return interpolate(v, {.size = {90, 83}, .mode = Resampling::linear});
+       }},
+      {"down",
+       [](auto& v) {
+         return interpolate(v, {.size = {9, 23}, .mode = Resampling::cubic});
+       }},
+      {"grid",
+       [](auto& v) {
+         return grid_sample(v, affine_grid(full({3, 2, 3}, 0.4), {3, 1, 40, 40}));
+       }},
+      {"unfold",
+       [](auto& v) {
+         return unfold(v, {.kernel = {3, 3}});
+       }},
+      {"conv3d",
+       [](auto& v) {
+         return conv3d(v.unsqueeze(0), full({2, 3, 3, 3, 3}, 0.1));
+       }},
+  };
+  for (const Row& row : rows) {
+    CAPTURE(row.name);
+    Tensor out, grad;
+    for (const int n : {1, 2, 3, 7}) {
+      const Threads threads(n);
+      const Variable v(x, true), y = row.fn(v);
+      sum(square(y)).backward();
+      if (!out.defined()) out = y.tensor(), grad = v.grad();
+      CHECK(equal(out, y.tensor()));
+      CHECK(equal(grad, v.grad()));
+    }
+  }
+}
+
+TEST_CASE("resample: invalid arguments are rejected") {
+  const Tensor image = zeros({1, 2, 4, 4}), volume = zeros({1, 2, 3, 4, 4}), line = zeros({1, 2, 4});
+  struct {
+    std::function<void()> call;
+    const char* text;
+  } rows[] = {
+      {[&] { conv3d(image, volume); }, "[conv3d] expected an input (N, C, D, H, W) and a weight"},
+      {[&] {
+         conv3d(volume, zeros({1, 3, 1, 1, 1}));
+       },
+       "[conv3d] expected an input with 3 channels"},
+      {[&] {
+         conv3d(volume, zeros({1, 2, 4, 1, 1}));
+       },
+       "[conv3d] expected a kernel that fits the padded input"},
+      {[&] { conv3d(volume, volume, {}, {}); }, "[conv3d] expected 3 values >= 1 for stride, got (1, 1)"},
+      {[&] {
+         conv_transpose3d(volume, zeros({3, 1, 1, 1, 1}));
+       },
+       "expected an input with 3 channels"},
+      {[&] {
+         conv_transpose3d(volume, zeros({2, 1, 1, 1, 1}), {}, conv_args3(), {1, 0, 0});
+       },
+       "expected output_padding below the larger of stride and dilation"},
+      {[&] {
+         conv_transpose3d(volume, zeros({2, 1, 1, 1, 1}), zeros({3}));
+       },
+       "expected a bias (1), got (3)"},
+      {[&] { conv_transpose1d(image, line); }, "[conv_transpose1d] expected an input (N, C, L)"},
+      {[&] { max_pool(volume, {}); }, "[max_pool] expected options of 3 values for input (1, 2, 3, 4, 4), got (2, 2)"},
+      {[&] {
+         max_pool(zeros({2, 3}), {});
+       },
+       "[max_pool] expected a floating input (N, C, L)"},
+      {[&] { adaptive_avg_pool(image, {2}); }, "[adaptive_avg_pool] expected options of 2 values"},
+      {[&] {
+         adaptive_max_pool(image, {0, 1});
+       },
+       "[adaptive_max_pool] expected sizes >= 1, or -1"},
+      {[&] { lp_pool(image, 0, {}); }, "[lp_pool] expected p > 0, got 0"},
+      {[&] {
+         lp_pool(image, 2, {.padding = {1, 0}});
+       },
+       "[lp_pool] expected no padding, got (1, 0)"},
+      {[&] {
+         max_unpool(image, image, {8, 8});
+       },
+       "[max_unpool] expected i64 indices like the input"},
+      {[&] {
+         max_unpool(image, full({1, 2, 4, 4}, 64, {.dtype = i64}), {8, 8});
+       },
+       "64"},
+      {[&] { interpolate(image, {}); }, "[interpolate] expected a size or a scale, got neither"},
+      {[&] { interpolate(image, {.size = {2}, .scale = {2}}); }, "expected a size or a scale, got both"},
+      {[&] {
+         interpolate(image, {.size = {2, 2, 2}});
+       },
+       "expected one size, or 2 of them for (1, 2, 4, 4), got 3"},
+      {[&] { interpolate(image, {.scale = {0}}); }, "expected sizes >= 1 and scales > 0, got 0"},
+      {[&] { interpolate(image, {.scale = {0.1}}); }, "expected an input and a result of at least one pixel"},
+      {[&] { interpolate(image, {.size = {2}, .align_corners = true}); }, "align_corners with linear and cubic only"},
+      {[&] { interpolate(line, {.size = {2}, .mode = Resampling::linear, .antialias = true}); }, "antialias"},
+      {[&] { interpolate(line, {.size = {2}, .mode = Resampling::cubic}); }, "expected images (N, C, H, W) for cubic"},
+      {[&] {
+         interpolate(zeros({2, 2, 4}, {.dtype = i64}), {.size = {2}});
+       },
+       "[interpolate] expected a floating input"},
+      {[&] { resample(image, {resample_axis(4, 2, Resampling::area)}); },
+       "[resample] expected an input (N, C, ...) with 1"},
+      {[&] {
+         grid_sample(image, zeros({1, 2, 2, 3}));
+       },
+       "[grid_sample] expected a grid (1, P, Q, 2)"},
+      {[&] {
+         grid_sample(image, zeros({1, 2, 2, 2}, {.dtype = f64}));
+       },
+       "of one dtype and device, got f32"},
+      {[&] {
+         grid_sample(volume, zeros({1, 1, 1, 1, 3}), {.mode = Resampling::cubic});
+       },
+       "or cubic for an input (N, C, H, W)"},
+      {[&] {
+         affine_grid(zeros({1, 2, 2}), {1, 1, 2, 2});
+       },
+       "[affine_grid] expected theta (N, 2, 3)"},
+      {[&] {
+         unfold(image, {.kernel = {5, 1}});
+       },
+       "[unfold] expected a kernel that fits the padded image"},
+      {[&] {
+         unfold(line, {.kernel = {1, 1}});
+       },
+       "[unfold] expected an input (N, C, H, W), got (1, 2, 4)"},
+      {[&] { unfold(image, {.kernel = {1}}); }, "[unfold] expected 2 values >= 1 for kernel, got (1)"},
+      {[&] {
+         fold(line, {2, 2}, {.kernel = {2, 1}});
+       },
+       "[fold] expected columns (N, C 2, 2) for (2, 2), got (1, 2, 4)"},
+  };
+  for (const auto& row : rows) {
+    const std::string said = message(row.call);
+    CAPTURE(said);
+    CHECK(contains(said, row.text));
+  }
+}

@@ -1,0 +1,85 @@
+#pragma once
+// Tensor parallelism for an unmodified model: its fields() say how each layer can be cut (nn/cut.h); apply() replaces
+// the parameters by slices, in place, and inserts the communication.
+//
+//   nn::GPT model(options);                                              // the whole model, on every rank
+//   dist::Mesh mesh(dist::world(), {{"dp", 2}, {"tp", 4}});              // tp fastest: its ranks communicate most
+//   auto sliced = tensor_parallel::apply(model, mesh.group("tp"));
+//   optim::AdamW optimizer(model.parameters(), {});                      // after apply(): it must see the slices
+//   parallel::DistributedDataParallel ddp(model, {}, &mesh.group("dp"));
+//   model.loss(tokens, targets).backward();                              // the same tokens on all ranks of a tp group
+//   sliced.clip_grad_norm(1);
+//   optimizer.step();
+#include <string>
+#include <vector>
+
+#include "dist/process_group.h"
+#include "nn/module.h"
+#include "parallel/tensor_parallel/slices.h"
+
+namespace lockstep::tensor_parallel {
+
+/// Says how a module is sliced over the ranks, if the model's fields() do not say it, or to override fields().
+struct Rule {
+  /// A module's name or its last components ("mlp.up"); * matches any characters. With cut::features it may also be the
+  /// name of a parameter. The first rule that matches a name counts.
+  std::string pattern;
+  nn::Cut cut;
+};
+
+/// Options of apply(); the same on all ranks.
+struct Options {
+  /// true: sequence parallelism (Korthikanti et al., 2022): layers without sliced weights work on parts of the
+  /// sequence.
+  bool sequence = false;
+  /// With `sequence`, for parameters that see only a part of the sequence. true: all-reduce their gradients as soon as
+  /// the gradients arrive; false: the caller sums them over the ranks, see partial().
+  bool sum = true;
+  bool overlap = true;  ///< overlap communication with products; see ColumnOptions, also for `chunks`
+  int64_t chunks = 0;
+  std::vector<Rule> rules = {};  ///< checked before what the model's fields() say
+};
+
+/// The result of apply(): lists the parameters that are sliced, and computes the norm of the sliced model's gradients.
+/// The module and the group must outlive this object.
+class TensorParallel {
+ public:
+  /// A parameter of which this rank keeps a slice, and how it is sliced.
+  struct Slice {
+    std::string name;
+    Variable parameter;
+    Cut cut;
+  };
+  nn::Module& module() const { return *module_; }               ///< the model that was cut
+  dist::ProcessGroup& group() const { return *group_; }         ///< the tensor-parallel ranks
+  const std::vector<Slice>& slices() const { return slices_; }  ///< all cut parameters
+  /// Names of parameters that are whole on every rank, but whose gradient covers only this rank's part of the sequence.
+  const std::vector<std::string>& partial() const { return partial_; }
+  /// The slice of a parameter; null if every rank has the whole parameter.
+  const Slice* find(const Variable& parameter) const;
+
+  /// Norm of the gradients of the whole model: the slices of all ranks, and whole parameters once. Bit-identical on all
+  /// ranks. Collective.
+  double grad_norm() const;
+  /// Clips like optim::clip_grad_norm(), by the norm that grad_norm() returns. Collective.
+  double clip_grad_norm(double max_norm) const;
+
+ private:
+  friend TensorParallel apply(nn::Module&, dist::ProcessGroup&, const Options&);
+  nn::Module* module_ = nullptr;
+  dist::ProcessGroup* group_ = nullptr;
+  std::vector<Slice> slices_;
+  std::vector<std::string> partial_;
+};
+
+/// Slices a model over the ranks of `group`. Collective. Must be called before anything else holds the parameters'
+/// tensors (an optimizer's state, DDP, ZeRO). Broadcasts rank 0's values and keeps this rank's slices. If the model was
+/// built empty (nn/build_empty.h), fill() makes the slices later. A parameter shared by several modules is
+/// sliced if all of these modules ask for the same slices.
+///
+/// Errors, on all ranks and before anything is changed: nothing in the model is sliced; a pattern matches nothing; a
+/// module or parameter cannot be sliced that way, or would be sliced twice; the ranks do not divide the heads or
+/// widths.
+TensorParallel apply(nn::Module& module, dist::ProcessGroup& group, const Options& options = {});
+
+}  // namespace lockstep::tensor_parallel

@@ -1,0 +1,79 @@
+// Slices and joins tensors. See slices.h.
+#include "parallel/tensor_parallel/slices.h"
+
+#include <numeric>
+
+#include "tensor/ops.h"
+
+namespace lockstep::tensor_parallel {
+namespace {
+
+std::vector<int64_t> blocks_of(const Cut& cut) {
+  const int64_t size = cut.whole[normalize_dim("tensor_parallel", cut.dim, cut.whole.rank())];
+  if (cut.blocks.empty()) return {size};
+  const int64_t sum = std::accumulate(cut.blocks.begin(), cut.blocks.end(), int64_t(0));
+  LOCKSTEP_CHECK(sum == size, "[tensor_parallel] expected blocks that add up to ", size, ", got ", sum);
+  return cut.blocks;
+}
+
+int64_t size_of_slice(const Cut& cut, int world, int rank) {
+  int64_t size = 0;
+  for (const dist::Range& r : ranges(cut, world, rank)) size += r.size();
+  return size;
+}
+
+}  // namespace
+
+std::vector<dist::Range> ranges(const Cut& cut, int world, int rank) {
+  std::vector<dist::Range> all;
+  int64_t start = 0;
+  for (const int64_t size : blocks_of(cut)) {
+    const dist::Range r = dist::shard_range(size, world, rank);
+    all.push_back({start + r.begin, start + r.end});
+    start += size;
+  }
+  return all;
+}
+
+Shape slice_shape(const Cut& cut, int world, int rank) {
+  Shape shape = cut.whole;
+  shape[normalize_dim("tensor_parallel", cut.dim, shape.rank())] = size_of_slice(cut, world, rank);
+  return shape;
+}
+
+Tensor slice_of(const Tensor& whole, const Cut& cut, int world, int rank) {
+  LOCKSTEP_CHECK(whole.shape() == cut.whole, "[tensor_parallel] expected a whole tensor of shape ", cut.whole, ", got ",
+                 whole.shape());
+  std::vector<Tensor> parts;
+  for (const dist::Range& r : ranges(cut, world, rank)) parts.push_back(whole.narrow(cut.dim, r.begin, r.size()));
+  return parts.size() == 1 ? parts[0].clone() : cat(parts, cut.dim);
+}
+
+Tensor joined(const Tensor& slice, const Cut& cut, dist::ProcessGroup& group) {
+  const int n = group.size(), d = normalize_dim("tensor_parallel", cut.dim, cut.whole.rank());
+  const Shape own = slice_shape(cut, n, group.rank());
+  LOCKSTEP_CHECK(slice.shape() == own, "[tensor_parallel] expected a shard of shape ", own, " of ", cut.whole, ", got ",
+                 slice.shape());
+  if (n == 1) return slice.clone();
+  // All ranks must send the same amount. Rank 0 has the largest slice. Smaller slices are padded to that size.
+  Shape each = slice_shape(cut, n, 0), all = each;
+  Tensor mine = slice.contiguous();
+  if (!(mine.shape() == each)) {
+    mine = zeros(each, {slice.dtype(), slice.device()});
+    mine.narrow(d, 0, slice.shape()[d]).copy_(slice);
+  }
+  all.insert(0, n);
+  const Tensor parts = empty(all, {slice.dtype(), slice.device()}),
+               whole = empty(cut.whole, {slice.dtype(), slice.device()});
+  group.all_gather(parts, mine, {.tag = "slices"});
+  for (int rank = 0; rank < n; ++rank) {
+    int64_t at = 0;
+    for (const dist::Range& r : ranges(cut, n, rank)) {
+      whole.narrow(d, r.begin, r.size()).copy_(parts.select(0, rank).narrow(d, at, r.size()));
+      at += r.size();
+    }
+  }
+  return whole;
+}
+
+}  // namespace lockstep::tensor_parallel

@@ -1,0 +1,237 @@
+// Damaged checkpoints: flipped bits, and files that are truncated, missing, swapped or foreign. Each one is rejected
+// with the name of the file. Case 36 of docs/faults.md. Also what `lockstep checkpoint` does with intact ones.
+#include "checkpoint/hash.h"
+#include "checkpoint/tools.h"
+#include "data/safetensors.h"
+#include "tests/checkpoint/util.h"
+
+using namespace lockstep;
+using namespace lockstep::checkpoints;
+
+namespace {
+
+/// Two checkpoints by 3 ranks each: "old" of version 1 and "new" of version 2.
+struct Saved {
+  Saved() {
+    for (int v = 1; v <= 2; ++v)
+      dist::spawn(3, [&](int rank) {
+        save(dir.str(), v == 1 ? "old" : "new", contents_of(Cut::flat, 3, rank, v), &dist::world(), {.calls = &calls});
+      });
+  }
+  std::string file(const std::string& name) const { return dir / ("new/" + name); }
+  FaultyCalls calls;
+  TempDir dir;
+};
+
+const char* const rank_files[] = {"rank-00000.safetensors", "rank-00001.safetensors", "rank-00002.safetensors"};
+
+std::string content(const std::string& path) { return data::read_file(path, 1 << 24); }
+void put(const std::string& path, const std::string& text) { std::ofstream(path, std::ios::binary) << text; }
+
+/// The error when one process loads the folder; two ranks must get the same.
+std::string refused(const std::string& dir, const LoadOptions& options = {}) {
+  const std::vector<Piece> wanted = pieces_of(Cut::replicated, 1, 0, -1);
+  const std::string alone = message([&] { load(dir, wanted, nullptr, options); });
+  std::vector<std::string> texts(2);
+  dist::spawn(2, [&](int rank) {
+    texts[size_t(rank)] = message([&] { load(dir, pieces_of(Cut::flat, 2, rank, -1), &dist::world(), options); });
+  });
+  CHECK(texts[0] == texts[1]);
+  CHECK((texts[0] == "(no error)") == (alone == "(no error)"));
+  for (const Piece& piece : wanted)
+    for (int64_t i = 0; i < (piece.end - piece.begin) * size_of(piece.dtype); ++i) {
+      if (static_cast<const char*>(piece.tensor.raw_data())[i] == 0) continue;
+      CHECK(alone == "(no error)");  // nothing is partially loaded
+      return alone;
+    }
+  return alone;
+}
+
+}  // namespace
+
+TEST_CASE("36: a flipped bit anywhere in any file is seen, and the file is named") {
+  const Saved saved;
+  CHECK(load_version(saved.dir.str()) == 2);
+  for (const char* name : {rank_files[0], rank_files[1], rank_files[2], "manifest.json"}) {
+    const std::string good = content(saved.file(name));
+    const size_t step = good.size() / 97 + 1;
+    for (size_t at = 0; at < good.size(); at += at < 16 ? 1 : step) {
+      CAPTURE(name);
+      CAPTURE(at);
+      std::string bad = good;
+      bad[at] = char(bad[at] ^ (1 << (at % 8)));
+      put(saved.file(name), bad);
+      const std::string text = message([&] { load_version(saved.dir.str()); });
+      CHECK(contains(text, saved.file(name)));
+    }
+    put(saved.file(name), good);
+  }
+  CHECK(load_version(saved.dir.str()) == 2);
+}
+
+TEST_CASE("36: what differs is said") {
+  const Saved saved;
+  const std::string zero = content(saved.file(rank_files[0])), one = content(saved.file(rank_files[1])),
+                    manifest = content(saved.file("manifest.json"));
+  const auto restore = [&] {
+    put(saved.file(rank_files[0]), zero);
+    put(saved.file(rank_files[1]), one);
+    put(saved.file("manifest.json"), manifest);
+    CHECK(load_version(saved.dir.str()) == 2);
+  };
+  std::string bad = zero;
+  bad.back() = char(bad.back() ^ 4);
+  put(saved.file(rank_files[0]), bad);
+  const std::string last = data::SafeTensors::open(saved.file(rank_files[0])).entries().back().name;
+  CHECK(contains(refused(saved.dir.str()),
+                 saved.file(rank_files[0]) + ": its content has changed since it was saved: expected BLAKE2b "));
+  CHECK(contains(refused(saved.dir.str()), "; damaged: " + last));
+  CHECK(contains(refused(saved.dir.str()), "set fall_back to load the previous checkpoint"));
+  CHECK(load_version(saved.dir.str(), {.verify = Verify::sizes}) == -1);  // comparing only sizes does not notice it
+  Warnings warnings;
+  CHECK(load_version(saved.dir.str(), {.fall_back = true, .warn = warnings.sink()}) == 1);
+  const std::string told = warnings.take();
+  CHECK(contains(told, "new is damaged:"));
+  CHECK(contains(told, "taking " + saved.dir / "old"));
+  // With an explicit tag there is no fallback.
+  CHECK(contains(message([&] { load_version(saved.dir.str(), {.tag = "new", .fall_back = true}); }),
+                 "its content has changed"));
+  restore();
+
+  for (const size_t size : {size_t(0), size_t(7), size_t(100), zero.size() - 1}) {
+    put(saved.file(rank_files[0]), zero.substr(0, size));
+    const std::string expected =
+        str(saved.file(rank_files[0]), ": expected ", zero.size(), " bytes, got ", size, " (truncated)");
+    CHECK(contains(refused(saved.dir.str()), expected));
+    CHECK(contains(refused(saved.dir.str(), {.verify = Verify::sizes}), expected));
+  }
+  put(saved.file(rank_files[0]), zero + "x");
+  CHECK(contains(refused(saved.dir.str()), str("expected ", zero.size(), " bytes, got ", zero.size() + 1)));
+  fs::remove(saved.file(rank_files[0]));
+  CHECK(contains(refused(saved.dir.str()),
+                 str(saved.file(rank_files[0]), ": expected a file of ", zero.size(), " bytes, got: No such file")));
+  fs::create_directory(saved.file(rank_files[0]));
+  CHECK(contains(refused(saved.dir.str()), saved.file(rank_files[0])));
+  fs::remove(saved.file(rank_files[0]));
+  restore();
+
+  // The file has the right tensors, but belongs to another checkpoint.
+  put(saved.file(rank_files[1]), content(saved.dir / "old/rank-00001.safetensors"));
+  CHECK(contains(refused(saved.dir.str()), saved.file(rank_files[1]) + ": expected a file of checkpoint "));
+  CHECK(contains(refused(saved.dir.str(), {.verify = Verify::sizes}), "(old)"));
+  restore();
+  put(saved.file("manifest.json"), content(saved.dir / "old/manifest.json"));
+  CHECK(contains(refused(saved.dir.str()), "expected a file of checkpoint "));
+  restore();
+  put(saved.file("manifest.json"), manifest.substr(0, manifest.size() / 2));
+  CHECK(contains(refused(saved.dir.str()), saved.file("manifest.json") + ": the manifest is damaged"));
+  CHECK(load_version(saved.dir.str(), {.fall_back = true}) == 1);
+  put(saved.file("manifest.json"), "{}");
+  CHECK(contains(refused(saved.dir.str()), "expected the manifest of a checkpoint"));
+  restore();
+  CHECK(contains(message([&] { load_version(saved.dir / "new", {.tag = "old"}); }),
+                 "this is a checkpoint of tag new, not old"));
+}
+
+TEST_CASE("36: swapped files") {
+  TempDir dir;
+  dist::spawn(2, [&](int rank) {  // two ranks write files of the same size
+    save(dir.str(), "a", {.pieces = {part_of("w", {8}, 4 * rank, Tensor::from({1.f + float(rank), 2.f, 3.f, 4.f}))}},
+         &dist::world());
+  });
+  const std::string zero = dir / "a/rank-00000.safetensors", one = dir / "a/rank-00001.safetensors";
+  REQUIRE(fs::file_size(zero) == fs::file_size(one));
+  fs::rename(zero, dir / "x");
+  fs::rename(one, zero);
+  fs::rename(dir / "x", one);
+  const Tensor w = bytes_tensor(8, f32);
+  const std::string text = message([&] { load(dir.str(), {whole("w", w)}); });
+  CHECK(contains(text, zero + ": holds the content of rank-00001.safetensors; were files swapped?"));
+  CHECK(contains(text, one + ": holds the content of rank-00000.safetensors"));
+  CHECK(contains(message([&] { load(dir.str(), {whole("w", w)}, nullptr, {.verify = Verify::sizes}); }),
+                 zero + ": this is rank-00001.safetensors, under another name"));
+}
+
+TEST_CASE("verify names everything that is wrong, also files that do not belong to the checkpoint") {
+  const Saved saved;
+  auto opened = open_checkpoint(saved.dir.str(), "", quiet);
+  CHECK(opened.manifest.tag == "new");
+  CHECK(verify_checkpoint(opened).empty());
+  fs::resize_file(saved.file(rank_files[0]), 10);
+  put(saved.file("rank-00009.safetensors"), "x");
+  std::string bad = content(saved.file(rank_files[2]));
+  bad[200] = char(bad[200] ^ 1);
+  put(saved.file(rank_files[2]), bad);
+  const auto problems = verify_checkpoint(opened);
+  REQUIRE(problems.size() == 3);
+  CHECK(contains(problems[0], "(truncated)"));
+  CHECK(contains(problems[1], rank_files[2]));
+  CHECK(contains(problems[2], "rank-00009.safetensors: the manifest does not list it"));
+  CHECK(contains(message([&] { open_checkpoint(saved.dir / "none", "", quiet); }), "holds no checkpoint"));
+}
+
+TEST_CASE("merge: the same in one file; export: plain safetensors") {
+  const Saved saved;
+  auto opened = open_checkpoint(saved.dir.str(), "", quiet);
+  CHECK(merge_checkpoint(opened, saved.dir / "merged", quiet) == saved.dir / "merged/new");
+  CHECK(saved.dir.list("merged/new") == "manifest.json rank-00000.safetensors");
+  CHECK(load_version(saved.dir / "merged") == 2);
+  auto merged = open_checkpoint(saved.dir / "merged", "", quiet);
+  CHECK(merged.manifest.numbers == opened.manifest.numbers);
+  CHECK(merged.manifest.aliases == opened.manifest.aliases);
+  CHECK(merged.manifest.plan == "test");
+  for (const auto& [name, tensor] : merged.manifest.tensors)
+    CHECK((tensor.parts.size() == 1 && tensor.parts[0].name == name));
+  const auto file = data::SafeTensors::open(saved.dir / "merged/new/rank-00000.safetensors");
+  // any safetensors reader can read it
+  for (const Entry& e : small_model()) CHECK(file.tensor(e.name).shape() == e.shape);
+  CHECK(contains(message([&] { merge_checkpoint(opened, saved.dir.str(), quiet); }),
+                 "expected another folder to merge into"));
+
+  for (const DType dtype : {f32, bf16}) {
+    CHECK(export_checkpoint(opened, saved.dir / "model.safetensors", {.dtype = dtype}) == 8);
+    const auto plain = data::SafeTensors::open(saved.dir / "model.safetensors");
+    CHECK(plain.metadata().at("format") == "pt");
+    CHECK(plain.metadata().at("head") == "h.0.attn.weight");
+    CHECK(!plain.contains("head"));
+    for (const Entry& e : small_model()) {
+      const std::string name = e.name;
+      if (!name.starts_with("model.")) continue;
+      const Tensor tensor = plain.tensor(name.substr(6)), expected = make_piece(e, 0, numel_of(e.shape), 2).tensor;
+      CHECK(tensor.shape() == e.shape);
+      CHECK(tensor.dtype() == (is_floating(e.dtype) ? dtype : e.dtype));
+      const Tensor converted = expected.to(tensor.dtype());
+      if (tensor.numel())
+        CHECK(std::memcmp(tensor.raw_data(), converted.raw_data(), size_t(tensor.numel() * size_of(tensor.dtype()))) ==
+              0);
+    }
+  }
+  export_checkpoint(opened, saved.dir / "model.safetensors", {.prefix = "data.", .rename = [](const std::string& name) {
+                                                                return std::pair(name + ".t", true);
+                                                              }});
+  const Tensor turned = data::SafeTensors::open(saved.dir / "model.safetensors").tensor("order.t");
+  CHECK(turned.to_vector<int64_t>() ==
+        make_piece(small_model()[7], 0, 9, 2).tensor.view({3, 3}).t().to_vector<int64_t>());
+  const std::string before = content(saved.dir / "model.safetensors");
+  CHECK(contains(message([&] { export_checkpoint(opened, saved.dir / "model.safetensors", {.prefix = "weights."}); }),
+                 "expected tensors whose names begin with \"weights.\", there are none among 10"));
+  CHECK(contains(message([&] {
+                   export_checkpoint(opened, saved.dir / "x",
+                                     {.rename = [](const std::string&) { return std::pair(std::string("w"), false); }});
+                 }),
+                 "two tensors would be called w"));
+  CHECK(contains(message([&] { export_checkpoint(opened, saved.dir / "x", {.dtype = i64}); }),
+                 "expected a floating dtype"));
+  CHECK(contains(message([&] { export_checkpoint(opened, saved.dir / "no/x"); }), "cannot create"));
+  CHECK(content(saved.dir / "model.safetensors") == before);
+  CHECK(saved.dir.list() == "latest merged model.safetensors new old");
+}
+
+TEST_CASE("hashes equal b2sum -l 256") {
+  CHECK(hash_of(data::as_bytes("")) == "0e5751c026e543b2e8ab2eb06099daa1d1e5df47778f7787faab45cdf12fe3a8");
+  CHECK(hash_of(data::as_bytes("abc")) == "bddd813c634239723171ef3fee98579b94964e3bb1cb3e427262c8c068d52319");
+  Hash in_parts;
+  in_parts.update(data::as_bytes("a"));
+  in_parts.update(data::as_bytes("bc"));
+  CHECK(in_parts.hex() == hash_of(data::as_bytes("abc")));
+}

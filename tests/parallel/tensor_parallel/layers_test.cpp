@@ -1,0 +1,325 @@
+// Tensor-parallel operations and layers against unsharded ones, in f64: values, every gradient, bytes, errors on all
+// ranks.
+#include <doctest/doctest.h>
+
+#include <cmath>
+
+#include "nn/container.h"
+#include "parallel/tensor_parallel/apply.h"
+#include "parallel/tensor_parallel/linear.h"
+#include "parallel/tensor_parallel/vocabulary.h"
+#include "tensor/ops.h"
+#include "tests/parallel/tensor_parallel/util.h"
+
+using namespace lockstep;
+using namespace testing;
+namespace tp = lockstep::tensor_parallel;
+
+TEST_CASE("bytes sent in forward and backward, along any dim") {
+  for (const int n : worlds) {
+    on_ranks(n, [n](dist::ProcessGroup& g) {
+      const int rank = g.rank();
+      for (const int64_t dim : {0, 1, 2, -2}) {
+        Shape small{2, 3, 1}, large = small;
+        large[dim < 0 ? 1 : int(dim)] *= n;
+        const auto x = [&](int r, const Shape& shape) { return values(uint64_t(r), shape); };
+        const auto up = [&](int r, const Shape& shape) { return values(uint64_t(100 + r), shape); };
+        const auto all = [&](const auto& fn) {  // fn(r) for every rank r
+          std::vector<Tensor> list;
+          for (int r = 0; r < n; ++r) list.push_back(fn(r));
+          return list;
+        };
+        const auto sum_of = [&](const std::vector<Tensor>& list) { return sum(stack(list), {0}); };
+        const auto check = [&](const char* name, const Tensor& in, const Shape& out_shape,
+                               const std::function<Variable(const Variable&)>& fn, const Tensor& expected,
+                               const Tensor& grad) {
+          const Variable v = leaf(in);
+          const Variable out = fn(v);
+          expect_near(out.tensor(), expected, str(name, " dim ", dim));
+          out.backward(up(rank, out_shape));
+          expect_near(v.grad(), grad, str("gradient of ", name, " dim ", dim));
+          const NoGrad no_grad;
+          expect_near(fn(in).tensor(), expected, name);
+        };
+        const auto inputs = all([&](int r) { return x(r, small); }), ups = all([&](int r) { return up(r, small); });
+        const auto wholes = all([&](int r) { return x(r, large); }),
+                   whole_ups = all([&](int r) { return up(r, large); });
+        const auto parts = [&](const std::vector<Tensor>& list) {
+          return all([&](int r) { return part(list[size_t(r)], dim, n, rank); });
+        };
+        check(
+            "copy_to", inputs[size_t(rank)], small, [&](const Variable& v) { return tp::copy_to(v, g); },
+            inputs[size_t(rank)], sum_of(ups));
+        check(
+            "reduce_from", inputs[size_t(rank)], small, [&](const Variable& v) { return tp::reduce_from(v, g); },
+            sum_of(inputs), ups[size_t(rank)]);
+        check(
+            "scatter_to", wholes[0], small, [&](const Variable& v) { return tp::scatter_to(v, dim, g); },
+            part(wholes[0], dim, n, rank), cat(ups, dim));
+        check(
+            "gather_from", inputs[size_t(rank)], large, [&](const Variable& v) { return tp::gather_from(v, dim, g); },
+            cat(inputs, dim), part(whole_ups[size_t(rank)], dim, n, rank));
+        check(
+            "all_gather", inputs[size_t(rank)], large, [&](const Variable& v) { return tp::all_gather(v, dim, g); },
+            cat(inputs, dim), sum_of(parts(whole_ups)));
+        check(
+            "reduce_scatter", wholes[size_t(rank)], small,
+            [&](const Variable& v) { return tp::reduce_scatter(v, dim, g); }, sum_of(parts(wholes)), cat(ups, dim));
+      }
+      if (n == 1) return;
+      for (const auto& fn : {tp::scatter_to, tp::reduce_scatter})
+        expect_message(
+            [&] {
+              fn(values(1, {2, int64_t(n) + 1}), 1, g);
+            },
+            str("expected a size that ", n, " ranks divide along dim 1, got (2, ", n + 1, ")"));
+      const Tensor nothing = empty({0, int64_t(n)}, {.dtype = f64});
+      LOCKSTEP_CHECK(tp::scatter_to(nothing, 1, g).shape() == Shape({0, 1}) &&
+                         tp::all_gather(nothing, 1, g).shape() == Shape({0, n * n}),
+                     "empty tensors");
+    });
+  }
+}
+
+namespace {
+
+constexpr Activation activations[] = {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::gelu_erf,
+                                      Activation::silu};
+
+}  // namespace
+
+TEST_CASE("column and row: values and gradients of nn::Linear") {
+  constexpr int64_t in = 48, out = 24, batch = 2, tokens = 24;
+  const Tensor x = values(1, {batch, tokens, in}), w = values(2, {out, in}), b = values(3, {out}),
+               up = values(4, {batch, tokens, out});
+  for (const Activation activation : activations) {
+    for (const bool with_bias : {true, false}) {
+      const Variable rx = leaf(x), rw = leaf(w), rb = with_bias ? leaf(b) : Variable();
+      const Variable reference = linear(rx, rw, rb, activation);
+      reference.backward(up);
+      for (const int n : worlds) {
+        if (activation != Activation::gelu_tanh && n != 3) continue;
+        on_ranks(n, [&](dist::ProcessGroup& g) {
+          const int rank = g.rank();
+          for (const bool sequence : {false, true}) {
+            // true: gather the output of columns, take the input of rows whole; with overlap
+            for (const bool other : {false, true}) {
+              const std::string what =
+                  str("n ", n, " activation ", int(activation), sequence ? " sequence" : "", other ? " other" : "");
+              {
+                const Variable px = leaf(sequence ? part(x, 1, n, rank) : x), pw = leaf(part(w, 0, n, rank)),
+                               pb = with_bias ? leaf(part(b, 0, n, rank)) : Variable();
+                const Variable y = tp::column_linear(
+                    px, pw, pb, activation, {.gather_output = other, .sequence = sequence, .overlap = other}, g);
+                expect_near(y.tensor(), other ? reference.tensor() : part(reference.tensor(), 2, n, rank),
+                            "column " + what);
+                y.backward(other ? up : part(up, 2, n, rank).contiguous());
+                expect_near(px.grad(), sequence ? part(rx.grad(), 1, n, rank) : rx.grad(), "column x " + what);
+                expect_near(pw.grad(), part(rw.grad(), 0, n, rank), "column w " + what);
+                if (with_bias) expect_near(pb.grad(), part(rb.grad(), 0, n, rank), "column bias " + what);
+              }
+              const bool whole = other && !sequence;
+              const Variable px = leaf(whole ? x : part(x, 2, n, rank)), pw = leaf(part(w, 1, n, rank)),
+                             pb = with_bias ? leaf(b) : Variable();
+              const Variable y =
+                  tp::row_linear(px, pw, pb, activation, {.input_is_parallel = !whole, .sequence = sequence}, g);
+              expect_near(y.tensor(), sequence ? part(reference.tensor(), 1, n, rank) : reference.tensor(),
+                          "row " + what);
+              y.backward(sequence ? part(up, 1, n, rank).contiguous() : up);
+              expect_near(px.grad(), whole ? rx.grad() : part(rx.grad(), 2, n, rank), "row x " + what);
+              expect_near(pw.grad(), part(rw.grad(), 1, n, rank), "row w " + what);
+              if (with_bias) expect_near(pb.grad(), rb.grad(), "row bias " + what);
+            }
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("overlap gives the same bits; inputs that need no gradient get none") {
+  on_ranks(4, [](dist::ProcessGroup& g) {
+    Tensor grads[2][2];
+    for (const bool overlap : {false, true}) {
+      const Variable x = leaf(values(1, {3, 8, 20}, f32)), w = leaf(values(uint64_t(2 + g.rank()), {5, 20}, f32));
+      tp::column_linear(x, w, {}, Activation::relu, {.sequence = true, .overlap = overlap}, g)
+          .backward(values(9, {3, 32, 5}, f32));
+      grads[overlap][0] = x.grad(), grads[overlap][1] = w.grad();
+    }
+    LOCKSTEP_CHECK(equal(grads[0][0], grads[1][0]) && equal(grads[0][1], grads[1][1]), "overlap changed bits");
+    const Variable x = leaf(values(1, {2, 4, 6})), w(values(2, {2, 6}), false), frozen_x(values(1, {2, 4, 6}), false),
+                   w2 = leaf(values(2, {2, 6}));
+    const dist::Traffic before = g.traffic();
+    tp::column_linear(frozen_x, w2, {}, Activation::none, {}, g).backward(values(3, {2, 4, 2}));
+    LOCKSTEP_CHECK(g.traffic().collectives == before.collectives && w2.grad().defined(), "a sum that nobody asked for");
+    tp::column_linear(x, w, {}, Activation::none, {}, g).backward(values(3, {2, 4, 2}));
+    LOCKSTEP_CHECK(x.grad().defined() && g.traffic().collectives == before.collectives + 1,
+                   "gradient of a layer with a frozen weight");
+  });
+}
+
+TEST_CASE("slices of layers start as the ones that are not cut, and what does not divide is refused") {
+  const auto make = [](int64_t inner) {
+    return nn::Sequential(nn::Embedding({.num = 7, .dim = 6}), nn::Linear({.in = 6, .out = inner}),
+                          nn::Linear({.in = inner, .out = 6}));
+  };
+  const tp::Options options{
+      .rules = {{"0", nn::cut::rows_of_vocabulary}, {"1", nn::cut::columns}, {"2", nn::cut::rows}}};
+  for (const int n : {1, 2, 3}) {
+    on_ranks(n, [&](dist::ProcessGroup& g) {
+      const int rank = g.rank();
+      manual_seed(3);
+      nn::Sequential whole = make(12);
+      manual_seed(rank == 0 ? 3 : 1003);  // only rank 0's initial values matter
+      nn::Sequential cut = make(12);
+      const auto sliced = tp::apply(cut, g, options);
+      LOCKSTEP_CHECK(sliced.slices().size() == 4, "slices");
+      const dist::Range mine = dist::shard_range(7, n, rank);
+      const std::vector<Variable> all = whole.parameters(), own = cut.parameters();
+      LOCKSTEP_CHECK(equal(own[0].tensor(), all[0].tensor().narrow(0, mine.begin, mine.size())), "embedding");
+      LOCKSTEP_CHECK(equal(own[1].tensor(), part(all[1].tensor(), 0, n, rank)) &&
+                         equal(own[2].tensor(), part(all[2].tensor(), 0, n, rank)),
+                     "column");
+      LOCKSTEP_CHECK(
+          equal(own[3].tensor(), part(all[3].tensor(), 1, n, rank)) && equal(own[4].tensor(), all[4].tensor()), "row");
+      const Tensor tokens = ids(1, {2, 5}, 7);
+      expect_near(cut.call(tokens).tensor(), whole.call(tokens).tensor(), "all of them", 1e-5);
+      if (n == 1) return;
+      for (const auto& [pattern, how, what] :
+           {std::tuple{"1", nn::cut::columns, "outputs"}, {"2", nn::cut::rows, "inputs"}}) {
+        nn::Sequential odd = make(13);
+        expect_message(
+            [&] {
+              tp::apply(odd, g, {.rules = {{pattern, how}}});
+            },
+            str("expected ", what, " that the ", n, " ranks of group world divide, got 13"));
+      }
+      expect_message(
+          [&] {
+            tp::column_linear(values(1, {2, 5, 7}), values(2, {4, 6}), {}, Activation::none, {}, g);
+          },
+          "[column_linear] expected x (..., 6), got (2, 5, 7)");
+    });
+  }
+}
+
+TEST_CASE("a vocabulary of any size: rows and cross entropy") {
+  constexpr int64_t dim = 3;
+  for (const int n : worlds) {
+    for (const int64_t vocab : {1, 2, 7, 16, 29}) {
+      const Tensor table = values(1, {vocab, dim}), index = ids(2, {3, 4}, vocab),
+                   logits = mul_scalar(values(3, {3, 4, vocab}), 5), up = values(4, {3, 4, dim});
+      Tensor targets = ids(5, {3, 4}, vocab);
+      const Variable rt = leaf(table);
+      const Variable reference = embedding(rt, index);
+      reference.backward(up);
+      on_ranks(n, [&](dist::ProcessGroup& g) {
+        const dist::Range mine = dist::shard_range(vocab, n, g.rank());
+        const auto own = [&](const Tensor& x, int64_t d) { return x.narrow(d, mine.begin, mine.size()); };
+        const std::string what = str("n ", n, " vocab ", vocab);
+        const Variable pt = leaf(own(table, 0));
+        const Variable rows = tp::vocab_parallel_embedding(pt, index, vocab, g);
+        // each row is a sum with zeros, so it is exact
+        LOCKSTEP_CHECK(equal(rows.tensor(), reference.tensor()), "rows ", what);
+        rows.backward(up);
+        expect_near(pt.grad(), own(rt.grad(), 0), "gradient of the table " + what);
+        if (n > 1 || vocab == 7)
+          expect_message([&] { tp::vocab_parallel_embedding(pt, full({2}, double(vocab), {.dtype = i64}), vocab, g); },
+                         n > 1 ? str("expected ids in [0, ", vocab, ")") : "[embedding]");
+
+        struct Row {
+          int64_t ignore;
+          Reduction reduction;
+        };
+        for (const Row& row : {Row{-100, Reduction::mean}, Row{-100, Reduction::none}, Row{0, Reduction::mean},
+                               Row{vocab - 1, Reduction::sum}, Row{-1, Reduction::mean}}) {
+          Tensor aims = targets.clone();
+          if (row.ignore < 0) aims.narrow(0, 1, 1).fill_(double(row.ignore));
+          if (vocab == 1 && row.ignore >= 0) continue;  // all targets would be ignored: tested below
+          const Variable rl = leaf(logits), pl = leaf(own(logits, 2));
+          const Variable loss = cross_entropy(rl.view({12, vocab}), aims.view({12}),
+                                              {.ignore_index = row.ignore, .reduction = row.reduction});
+          const Variable sliced = tp::vocab_parallel_cross_entropy(
+              pl, aims, vocab, g, {.ignore_index = row.ignore, .reduction = row.reduction});
+          const Tensor seed = row.reduction == Reduction::none ? values(6, {3, 4}) : full({}, 2.5, {.dtype = f64});
+          expect_near(sliced.tensor(), row.reduction == Reduction::none ? loss.tensor().view({3, 4}) : loss.tensor(),
+                      "loss " + what);
+          loss.backward(row.reduction == Reduction::none ? seed.view({12}) : seed);
+          sliced.backward(seed);
+          expect_near(pl.grad(), own(rl.grad(), 2), str("gradient of the logits ", what, " ignoring ", row.ignore));
+        }
+        const Tensor none =
+            tp::vocab_parallel_cross_entropy(own(logits, 2), full({3, 4}, -100, {.dtype = i64}), vocab, g).tensor();
+        LOCKSTEP_CHECK(std::isnan(none.item()), "the mean of nothing, as cross_entropy() has it");
+        if (n == 1) return;
+        expect_message(
+            [&] {
+              tp::vocab_parallel_cross_entropy(own(logits, 2), full({3, 4}, double(vocab), {.dtype = i64}), vocab, g);
+            },
+            str("expected ids in [0, ", vocab, ")"));
+        expect_message([&] { tp::vocab_parallel_cross_entropy(logits, targets, vocab * n + n, g); }, "ids that rank");
+        expect_message([&] { tp::vocab_parallel_cross_entropy(own(logits, 2), targets.view({12}), vocab, g); },
+                       "expected targets i64 (3, 4)");
+      });
+    }
+  }
+}
+
+TEST_CASE("cross entropy of large logits, and of 16 bits, stays as exact as the whole one") {
+  for (const DType dtype : {f32, f16}) {
+    const Tensor logits = mul_scalar(values(3, {6, 10}), 30).to(dtype), targets = ids(1, {6}, 10);
+    const Variable rl = leaf(logits);
+    const Variable loss = cross_entropy(rl, targets);
+    loss.backward();
+    on_ranks(3, [&](dist::ProcessGroup& g) {
+      const dist::Range mine = dist::shard_range(10, 3, g.rank());
+      const Variable pl = leaf(logits.narrow(1, mine.begin, mine.size()));
+      const Variable sliced = tp::vocab_parallel_cross_entropy(pl, targets, 10, g);
+      LOCKSTEP_CHECK(sliced.dtype() == f32, "the loss is f32");
+      expect_near(sliced.tensor(), loss.tensor(), "loss", 1e-5 * std::max(1.0, loss.item()));
+      sliced.backward();
+      expect_near(pl.grad(), rl.grad().narrow(1, mine.begin, mine.size()), "gradient", dtype == f32 ? 2e-6 : 1e-3);
+    });
+  }
+}
+
+TEST_CASE("a transformer, with masks and dropout") {
+  const auto make = [] {
+    manual_seed(5);
+    auto model = std::make_unique<nn::Transformer>(nn::Transformer::Options{
+        .width = 16, .heads = 4, .encoder_layers = 1, .decoder_layers = 1, .inner = 12, .dropout = 0.2});
+    model->to(f64);
+    return model;
+  };
+  Tensor padding = zeros({2, 5}, {.dtype = boolean});
+  padding.select(0, 1).narrow(0, 3, 2).fill_(1);
+  const nn::Transformer::Masks masks{
+      .source = {.padding = padding}, .target = {.causal = true}, .memory = {.mask = values(3, {2 * 4, 3, 5})}};
+  const Tensor source = values(1, {5, 2, 16}), target = values(2, {3, 2, 16}), up = values(4, {3, 2, 16});
+  const auto whole = make();
+  const Variable all_source = leaf(source), all_target = leaf(target);
+  set_random_step(1);
+  const Variable out = (*whole)(all_source, all_target, masks);
+  out.backward(up);
+  for (const int n : {2, 4}) {
+    on_ranks(n, [&](dist::ProcessGroup& g) {
+      const auto model = make();
+      const auto cut = tp::apply(*model, g);
+      LOCKSTEP_CHECK(model->decoder.stack[0].multihead_attn.in_proj.weight.size(0) == 3 * 16 / n, "it is cut");
+      const Variable own_source = leaf(source), own_target = leaf(target);
+      set_random_step(1);
+      const Variable y = (*model)(own_source, own_target, masks);
+      expect_near(y.tensor(), out.tensor(), "output");
+      y.backward(up);
+      expect_near(own_source.grad(), all_source.grad(), "gradient of the source");
+      expect_near(own_target.grad(), all_target.grad(), "gradient of the target");
+      const auto wholes = whole->named_parameters(), mine = model->named_parameters();
+      for (size_t i = 0; i < mine.size(); ++i) {
+        const auto* const slice = cut.find(mine[i].variable);
+        const Tensor all = wholes[i].variable.grad();
+        expect_near(mine[i].variable.grad(), slice ? tp::slice_of(all, slice->cut, n, g.rank()) : all,
+                    "gradient of " + mine[i].name);
+      }
+    });
+  }
+}

@@ -1,0 +1,80 @@
+// Gathering sharded tensors, and the norm of all gradients.
+#include <doctest/doctest.h>
+
+#include "optim/clip.h"
+#include "parallel/tensor_parallel/apply.h"
+#include "tensor/ops.h"
+#include "tests/parallel/tensor_parallel/util.h"
+
+using namespace lockstep;
+using namespace testing;
+namespace tp = lockstep::tensor_parallel;
+
+namespace {
+
+constexpr int64_t vocab = 29, tokens = 12, batch = 2;
+
+std::unique_ptr<nn::GPT> make() {
+  manual_seed(11);
+  auto model = std::make_unique<nn::GPT>(
+      nn::GPT::Options{.vocab = vocab, .context = tokens, .layers = 1, .width = 24, .heads = 12, .tied = false});
+  model->to(f64);
+  return model;
+}
+
+}  // namespace
+
+TEST_CASE("cuts: every element once, whatever the sizes") {
+  for (const int n : worlds) {
+    on_ranks(n, [n](dist::ProcessGroup& g) {
+      struct Row {
+        Shape shape;
+        int64_t dim;
+        std::vector<int64_t> blocks;
+      };
+      for (const Row& row : {Row{{1, 3}, 0, {}}, Row{{7, 3}, 0, {}}, Row{{3, 7}, 1, {}}, Row{{16, 2}, -2, {8, 4, 4}},
+                             Row{{2, 11, 2}, 1, {5, 0, 6}}, Row{{0, 2}, 0, {}}}) {
+        const tp::Cut cut{row.shape, row.dim, row.blocks};
+        const Tensor whole = values(1, row.shape), slice = tp::slice_of(whole, cut, n, g.rank());
+        LOCKSTEP_CHECK(slice.shape() == tp::slice_shape(cut, n, g.rank()), "its shape");
+        LOCKSTEP_CHECK(equal(tp::joined(slice, cut, g), whole), "joined again, ", row.shape);
+        if (n > 1)
+          expect_message([&] { tp::joined(values(1, {99}), {.whole = {100}}, g); }, "expected a shard of shape ");
+      }
+      expect_message(
+          [&] {
+            tp::slice_of(values(1, {4, 2}), {.whole = {4, 2}, .blocks = {1, 2}}, n, 0);
+          },
+          "expected blocks that add up to 4, got 3");
+    });
+  }
+}
+
+TEST_CASE("the norm of all gradients, each counted once, with the same bits everywhere") {
+  const auto whole = make();
+  const Tensor x = ids(1, {batch, tokens}, vocab);
+  whole->loss(x, x).backward();
+  const double norm = optim::grad_norm(whole->parameters());
+  optim::clip_grad_norm(whole->parameters(), norm / 2);
+  for (const int n : {1, 2, 3, 4}) {
+    for (const bool sequence : {false, true}) {
+      on_ranks(n, [&](dist::ProcessGroup& g) {
+        const auto model = make();
+        const auto cut = tp::apply(*model, g, {.sequence = sequence});
+        model->loss(x, x).backward();
+        const double mine = cut.grad_norm();
+        LOCKSTEP_CHECK(std::abs(mine - norm) <= 1e-10 * norm, "norm ", mine, ", whole ", norm);
+        const Tensor all = empty({n}, {.dtype = f64});
+        g.all_gather(all, full({1}, mine, {.dtype = f64}));
+        for (const double other : all.to_vector<double>()) LOCKSTEP_CHECK(other == mine, "other bits on another rank");
+        LOCKSTEP_CHECK(cut.clip_grad_norm(norm * 2) == mine && std::abs(cut.grad_norm() - norm) <= 1e-10 * norm,
+                       "not clipped");
+        LOCKSTEP_CHECK(cut.clip_grad_norm(norm / 2) == mine, "the norm before");
+        expect_near(tp::joined(model->head.weight.grad(), cut.find(model->head.weight)->cut, g),
+                    whole->head.weight.grad(), "clipped");
+        expect_near(model->norm.weight.grad(), whole->norm.weight.grad(), "clipped");
+        expect_message([&] { cut.clip_grad_norm(-1); }, "expected max_norm >= 0, got -1");
+      });
+    }
+  }
+}

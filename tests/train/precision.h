@@ -1,0 +1,101 @@
+#pragma once
+// Runs of small language models in a precision, for tests.
+#include <filesystem>
+#include <functional>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "data/files.h"
+#include "data/text.h"
+#include "nn/models/gpt.h"
+#include "optim/optim.h"
+#include "optim/schedule.h"
+#include "tensor/random.h"
+#include "tests/golden_folder.h"
+#include "train/trainer.h"
+
+namespace testing {
+
+using namespace lockstep;
+
+constexpr int64_t text_window = 32;
+
+inline nn::GPT::Options sizes_of_gpt() {
+  return {.vocab = 256, .context = text_window, .layers = 2, .width = 48, .heads = 4};
+}
+inline nn::GPT::Options sizes_of_llama() {
+  nn::GPT::Options o = sizes_of_gpt();
+  o.kv_heads = 2, o.norm = nn::Norm::rms, o.feed_forward = nn::FeedForward::swiglu, o.rope = nn::Rope{};
+  o.tied = o.bias = false;
+  return o;
+}
+
+/// The bytes of this repository's license, as tokens.
+inline Tensor license_tokens() {
+  std::filesystem::path folder = golden_folder();  // of tests/, or of an extension's tests
+  while (!std::filesystem::exists(folder / "LICENSE")) folder = folder.parent_path();
+  const std::string all = data::read_file((folder / "LICENSE").string(), INT64_MAX);
+  std::vector<int64_t> ids;
+  for (const char c : all) ids.push_back(static_cast<unsigned char>(c));
+  return Tensor::from(ids, {int64_t(ids.size())});
+}
+
+inline train::Options precise(const std::string& precision, int64_t steps) {
+  train::Options o;
+  o.parallel.ranks = 1;
+  o.batch = 4, o.steps = steps, o.precision = precision, o.json = true;
+  return o;
+}
+
+/// What a run of a GPT prints, and the losses of its steps. look: called after each step.
+struct PrecisionRun {
+  std::string out;
+  std::vector<double> losses;
+  nn::State model;
+};
+inline PrecisionRun train_precisely(const nn::GPT::Options& sizes, const train::Options& o,
+                                    const std::function<void(train::Trainer&, const train::StepInfo&)>& look = {}) {
+  PrecisionRun found;
+  std::ostringstream out;
+  auto* const before = std::cout.rdbuf(out.rdbuf());
+  struct Back {
+    std::streambuf* to;
+    ~Back() { std::cout.rdbuf(to); }
+  } const back{before};
+  train::start(o, "", [&](train::Job& job) {
+    manual_seed(3);
+    nn::GPT model(sizes);
+    const data::TokenBatches batches(license_tokens(), 5);
+    std::optional<train::Trainer> trainer;
+    trainer.emplace(job, model,
+                    train::TrainerOptions{
+                        .batches = [&](int64_t step, int64_t micro,
+                                       int64_t n) { return batches.sample(step, micro, n, sizes.context); },
+                        .optimizer =
+                            [](nn::Module& m) {
+                              return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 5e-4});
+                            },
+                        // Without a warm-up, f32 is as far from itself when its last bits change.
+                        .schedule =
+                            [](optim::Optimizer& optimizer, int64_t steps) {
+                              return std::make_unique<optim::LambdaLR>(optimizer, optim::warmup_cosine(20, steps, 0.1));
+                            },
+                        .config = data::Json::Object{{"gradient_clipping", 1}},
+                        .on_step =
+                            [&](const train::StepInfo& info, data::Json&) {
+                              if (job.team().leads()) found.losses.push_back(info.loss);
+                              if (look) look(*trainer, info);
+                            }});
+    trainer->fit();
+    const nn::State whole = trainer->whole_model();
+    if (job.team().leads()) found.model = whole;
+  });
+  found.out = out.str();
+  return found;
+}
+
+}  // namespace testing

@@ -1,0 +1,143 @@
+#pragma once
+// Shared by tests that train layers under DDP and every stage of ZeRO: a model around a layer, its training, and the
+// check that all plans give the same bits.
+#include <doctest/doctest.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+
+#include "autograd/variable.h"
+#include "nn/nn.h"
+#include "parallel/activation_checkpoints.h"
+#include "tests/zero/util.h"
+
+namespace testing {
+
+using zero::ZeroOptions;
+
+using MakeModel = std::function<std::unique_ptr<nn::Module>()>;
+
+/// A layer between two others: the head gets run(layer, x), of shape (4, width), where x is (5, 4, 6).
+template <class L> struct Between : nn::Layer<Between<L>> {
+  using Run = std::function<Variable(L& layer, const Variable& x)>;
+  nn::Linear in = linear(6, 6);
+  L layer;
+  nn::Linear head;
+  Run run;
+  Between(L made, int64_t width, Run how) : layer(std::move(made)), head(linear(width, 3)), run(std::move(how)) {}
+  Variable forward(const Variable& x) { return head(run(layer, in(x))); }
+  void fields(nn::Fields& f) override { f("in", in)("layer", layer)("head", head); }
+};
+/// A Between whose layer is make().
+template <class Make, class Run> MakeModel between(Make make, int64_t width, Run run) {
+  using L = decltype(make());
+  return [=] { return std::make_unique<Between<L>>(make(), width, run); };
+}
+/// A layer of sequences (5, 4, 6), whose results are averaged over time.
+template <class L> MakeModel of_steps(const typename L::Options& o, int64_t width) {
+  return between([=] { return L(o); }, width, [](L& layer, const Variable& x) { return mean(layer(x), {0}); });
+}
+template <class Make> MakeModel of_channels_made(Make make, const Shape& shape, int64_t width) {
+  return between(make, width, [=](auto& layer, const Variable& x) {
+    const Variable y = layer(x.permute({1, 2, 0}).reshape(shape));
+    return mean(y.reshape({4, y.size(1), y.numel() / 4 / y.size(1)}), {2});
+  });
+}
+template <class L> MakeModel of_channels(const typename L::Options& o, const Shape& shape, int64_t width) {
+  return of_channels_made([=] { return L(o); }, shape, width);
+}
+
+struct LayersPlan {
+  MakeModel make;
+  int ranks = 1;
+  std::optional<ZeroOptions> options = {};
+  bool ddp = false, wrap = false;
+  bool penalty = false;  ///< true: gradient penalty on the sum of outputs, as for a WGAN's critic
+};
+
+/// The loss of one micro-batch; `call` is the model or its wrapper.
+template <class Call> Variable loss_of_layers(Call call, bool penalty) {
+  const Variable x(randn({5, 4, 6}), penalty);
+  const Tensor y = randint(0, 3, {4});
+  const Variable scores = call(x), loss = cross_entropy(scores, y);
+  if (!penalty) return loss;
+  const Variable slope = grad(sum(tanh(scores)), {x}, {.create_graph = true})[0];
+  return loss + mean(square(norm(slope.reshape({20, 6}), {1}) - 1.0));
+}
+
+inline Tensors train_layers(const LayersPlan& plan) {
+  const int accumulation = 4 / plan.ranks;
+  const auto all = on_ranks<Tensors>(plan.ranks, [&](int rank) {
+    manual_seed(1);
+    const std::unique_ptr<nn::Module> model = plan.make();
+    nn::Module& net = *model;
+    if (plan.wrap) parallel::ActivationCheckpoints().wrap_blocks(net);
+    const auto optimizer = adamw(net.parameters());
+    std::optional<Zero> zero;
+    std::optional<parallel::DistributedDataParallel> ddp;
+    std::optional<parallel::GradientAccumulator> sum;
+    if (plan.options) zero.emplace(net, *optimizer, *plan.options);
+    else if (plan.ddp) ddp.emplace(net);
+    else sum.emplace(net.parameters());
+    for (int step = 0; step < 3; ++step) {
+      const auto backward = [&](int64_t micro) {
+        manual_seed(99);
+        set_random_step(1000 + uint64_t(step), uint64_t(micro));
+        loss_of_layers([&](const Variable& x) { return ddp ? (*ddp)(x) : net.call(x); }, plan.penalty).backward();
+      };
+      if (zero) {
+        backwards(*zero, accumulation, backward);
+        zero->step({.grad_scale = 1. / accumulation});
+        continue;
+      }
+      for (int i = 0; i < accumulation; ++i) {
+        std::optional<parallel::DistributedDataParallel::NoSync> local;
+        if (ddp && i + 1 < accumulation) local.emplace(*ddp);
+        backward(rank * accumulation + i);
+        if (sum) sum->add();
+      }
+      if (sum) sum->finish();
+      for (const Variable& p : net.parameters()) mul_scalar_(p.grad(), 1. / accumulation);
+      optimizer->step();
+      optimizer->zero_grad();
+    }
+    std::optional<Zero::Gathered> whole;
+    if (zero) whole.emplace(*zero, net.parameters());
+    return copy_parameters(net);
+  });
+  for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
+  return all[0];
+}
+
+/// Checks that two ranks give the bits of one: under DDP, in every stage, and when parameters are released immediately.
+/// blocks: also with its blocks checkpointed.
+inline void check_same_bits(const MakeModel& make, bool blocks = false) {
+  const Tensors one = train_layers({.make = make});
+  if (blocks) CHECK(differing(one, train_layers({.make = make, .wrap = true})) == "");
+  CHECK(differing(one, train_layers({.make = make, .ranks = 2, .ddp = true})) == "");
+  for (const int stage : {1, 2, 3}) {
+    CAPTURE(stage);
+    const ZeroOptions options{.stage = stage, .param_persistence_threshold = 0};
+    CHECK(differing(one, train_layers({.make = make, .ranks = 2, .options = options})) == "");
+  }
+  const ZeroOptions small{.stage = 3, .param_persistence_threshold = 0, .max_live_parameters = 1};
+  CHECK(differing(one, train_layers({.make = make, .ranks = 2, .options = small, .wrap = blocks})) == "");
+}
+
+/// Checks that a penalty of a gradient gives two ranks the bits of one under DDP and in stages 1 and 2, and that stage
+/// 3 refuses it.
+inline void check_penalty(const MakeModel& make) {
+  const Tensors one = train_layers({.make = make, .penalty = true});
+  CHECK(differing(one, train_layers({.make = make})) != "");
+  CHECK(differing(one, train_layers({.make = make, .ranks = 2, .ddp = true, .penalty = true})) == "");
+  for (const int stage : {1, 2}) {
+    const ZeroOptions options{.stage = stage};
+    CHECK(differing(one, train_layers({.make = make, .ranks = 2, .options = options, .penalty = true})) == "");
+  }
+  const ZeroOptions third{.stage = 3, .param_persistence_threshold = 0};
+  CHECK_THROWS_WITH_AS(train_layers({.make = make, .ranks = 1, .options = third, .penalty = true}),
+                       doctest::Contains("use stage 2 or below for losses that contain gradients"), Error);
+}
+
+}  // namespace testing

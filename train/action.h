@@ -1,0 +1,58 @@
+#pragma once
+// Actions: what a program does in place of training, such as describing its model. An environment variable asks for an
+// action. Extensions have actions: an extension's meson.build sets `actions = files(...)`, which are compiled into its
+// library. One of the files defines
+//
+//   void lockstep::train::add_NAME_actions(std::vector<lockstep::train::Action>& actions);
+//
+// which adds the actions of extensions/NAME/. meson generates the list, from the extensions that are built
+// (actions.cpp.in).
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/check.h"
+#include "data/dataset.h"
+#include "data/json.h"
+#include "optim/optimizer.h"
+#include "train/auto.h"
+
+namespace lockstep::train {
+
+class Job;
+
+/// What a program is about to train.
+struct Training {
+  Job& job;
+  nn::Module& model;
+  data::Json own = data::Json::Object();   ///< the program's default configuration
+  AutoValues values = {};                  ///< values for "auto"
+  const optim::Optimizer* optimizer = {};  ///< the program's optimizer, if the configuration names none
+  std::function<data::Example(int64_t samples)> batch = {};  ///< makes a batch; null: the program gave no data
+  std::function<Variable(const Variable& output, const Tensor& target)> loss = {};
+  std::string unit = "samples";  ///< name of the units in a sample, such as "tokens"
+  double per_sample = 1;         ///< units in a sample
+};
+
+/// An action in place of training.
+struct Action {
+  const char* variable;                       ///< environment variable that asks for it
+  const char* what;                           ///< for messages: "describe what it trains"
+  void (*perform)(const Training& training);  ///< collective: every rank calls it
+};
+/// The actions of the extensions that are built.
+const std::vector<Action>& actions();
+/// The action that the environment asks for, or nullptr.
+const Action* asked_action();
+
+/// Ends the program when its action was performed. start() catches it. A program that does not use start() ends as
+/// after any other Error.
+struct Performed : Error {
+  explicit Performed(const Action& action) : Error(str("the program was asked to ", action.what, ", and did")) {}
+};
+/// The first `samples` samples of a dataset, repeated if it has fewer.
+data::Example first_of(const data::Dataset<data::Example>& data, int64_t samples);
+/// Performs the action and throws Performed.
+[[noreturn]] void perform(const Action& action, const Training& training);
+
+}  // namespace lockstep::train
