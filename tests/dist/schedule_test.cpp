@@ -11,6 +11,7 @@
 #include "dist/shard.h"
 #include "dist/summation_tree.h"
 #include "tests/dist/at_once.h"
+#include "tests/dist/every_schedule.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -24,20 +25,6 @@ constexpr int thousand = 200;
 #else
 constexpr int thousand = 1000;
 #endif
-
-template <class Visit> void for_each_pair(const Visit& visit) {
-  for (const Algorithm a : all_algorithms()) {
-    for (int c = 0; c < scheduled_collectives; ++c)
-      if (has_schedule(a, Collective(c))) visit(a, Collective(c));
-  }
-}
-
-std::string describe(Algorithm a, const Request& r) {
-  std::string hosts;
-  for (const int host : r.hosts) hosts += str(" ", host);
-  return str(name_of(a), " ", name_of(r.collective), ", ", r.ranks, " ranks, root ", r.root, r.mean ? ", mean" : "",
-             hosts.empty() ? "" : ", hosts", hosts);
-}
 
 /// Placements of n ranks on m hosts: contiguous, round-robin, and hosts of very different sizes.
 std::vector<std::vector<int>> layouts(int n) {

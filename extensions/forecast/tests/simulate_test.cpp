@@ -8,6 +8,7 @@
 #include <numeric>
 
 #include "dist/shard.h"
+#include "tests/dist/every_schedule.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -21,20 +22,6 @@ constexpr int most = 1024;
 #else
 constexpr int most = 4096;
 #endif
-
-template <class Visit> void for_each_pair(const Visit& visit) {
-  for (const Algorithm a : all_algorithms()) {
-    for (int c = 0; c < scheduled_collectives; ++c)
-      if (has_schedule(a, Collective(c))) visit(a, Collective(c));
-  }
-}
-
-std::string describe(Algorithm a, const Request& r) {
-  std::string hosts;
-  for (const int host : r.hosts) hosts += str(" ", host);
-  return str(name_of(a), " ", name_of(r.collective), ", ", r.ranks, " ranks, root ", r.root, r.mean ? ", mean" : "",
-             hosts.empty() ? "" : ", hosts", hosts);
-}
 
 }  // namespace
 
