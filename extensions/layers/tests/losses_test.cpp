@@ -8,25 +8,10 @@
 
 #include "autograd/autocast.h"
 #include "autograd/gradcheck.h"
+#include "tests/autograd/loss_inputs.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
-
-namespace {
-
-using Inputs = std::vector<Variable>;
-
-Variable drawn(const Shape& shape, double low = -2, double high = 2) {
-  const Tensor x = empty(shape, {.dtype = f64});
-  uniform_(x, low, high);
-  return Variable(x, true);
-}
-
-Tensor integers(std::initializer_list<int64_t> values, const Shape& shape) {
-  return Tensor::from<int64_t>(values, shape);
-}
-
-}  // namespace
 
 TEST_CASE("losses: gradients of differences") {
   manual_seed(4);

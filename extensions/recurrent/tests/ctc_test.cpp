@@ -6,25 +6,10 @@
 #include <cmath>
 
 #include "autograd/gradcheck.h"
+#include "tests/autograd/loss_inputs.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
-
-namespace {
-
-using Inputs = std::vector<Variable>;
-
-Variable drawn(const Shape& shape, double low = -2, double high = 2) {
-  const Tensor x = empty(shape, {.dtype = f64});
-  uniform_(x, low, high);
-  return Variable(x, true);
-}
-
-Tensor integers(std::initializer_list<int64_t> values, const Shape& shape) {
-  return Tensor::from<int64_t>(values, shape);
-}
-
-}  // namespace
 
 TEST_CASE("losses: CTC is the sum over all ways to say a target") {
   manual_seed(5);
