@@ -33,7 +33,7 @@ struct OtherSchedule {
   std::function<void(const std::string& svg)> print;
 };
 
-/// What the commands share. It lives until the chosen command has run.
+/// Values that all commands read or add to. They live until the chosen command has run.
 struct Shared {
   Program program = {};
   std::vector<std::string> with_program = {};           ///< names of the commands that take a program, after --

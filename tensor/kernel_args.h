@@ -33,7 +33,7 @@ struct PointwiseArgs {
   Scalar p = 0, q = 0;
 };
 
-/// Reductions of Kernels::reduce.
+/// Reductions of kernels::reduce.
 enum class ReduceOp : uint8_t { sum, mean, prod, max, min, any, all, sum_squares, logsumexp, var };
 
 /// Rows per part where many rows are added to one place (the gradient of an embedding, index_add). The rows, in the

@@ -21,7 +21,7 @@ namespace lockstep::train {
 
 class Job;
 
-/// What a program is about to train.
+/// The model, data and settings with which a program is about to train.
 struct Training {
   Job& job;
   nn::Module& model;

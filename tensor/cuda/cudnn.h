@@ -6,7 +6,7 @@
 
 namespace lockstep::cuda {
 
-/// Compute conv2d, conv2d_grad_input and conv2d_grad_weight of Kernels (the last without the bias) by cuDNN. Return
+/// Compute conv2d, conv2d_grad_input and conv2d_grad_weight of kernels:: (the last without the bias) by cuDNN. Return
 /// false if cuDNN does not support the call: then nothing was written, and our own kernel must compute the result.
 /// Throw if cuDNN accepted the call and failed.
 bool cudnn_conv2d(const Tensor& x, const Tensor& w, const Tensor& bias, const ConvArgs& args, const Tensor& out);

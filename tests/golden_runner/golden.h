@@ -96,7 +96,7 @@ using Inputs = std::vector<Variable>;
 using Outputs = std::vector<Variable>;
 using Run = std::function<Outputs(const Inputs&, const Case&)>;
 
-/// What a case with "called" calls: a module, or a function if `module` is null.
+/// The module that a case with "called" calls; a function if `module` is null.
 struct Callee {
   std::unique_ptr<lockstep::nn::Module> module;
   std::function<Outputs(const Inputs&)> call;

@@ -1,5 +1,5 @@
 #pragma once
-// What every optimizer must do: go downhill, go on from a state with the same bits, and scale gradients.
+// Checks that an optimizer goes downhill, resumes from a state with the same bits, and scales gradients.
 #include <doctest/doctest.h>
 
 #include <functional>

@@ -51,7 +51,7 @@ inline train::Options precise(const std::string& precision, int64_t steps) {
   return o;
 }
 
-/// What a run of a GPT prints, and the losses of its steps. look: called after each step.
+/// The output of a run of a GPT, and the losses of its steps. look: called after each step.
 struct PrecisionRun {
   std::string out;
   std::vector<double> losses;
