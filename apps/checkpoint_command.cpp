@@ -10,7 +10,6 @@
 #include "base/suggest.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/tools.h"
-#include "nn/hugging_face/names.h"
 #include "train/options.h"
 
 namespace apps {
@@ -32,7 +31,7 @@ int64_t bytes_of_files(const checkpoints::Manifest& m) {
 
 struct Asked {
   std::string dir, tag, out, dtype = "f32", prefix = "model.";
-  bool json = false, hugging_face = false;
+  bool json = false;
   /// The folder that holds the checkpoints: the subfolder checkpoints/ of a run's folder, or `dir` itself.
   std::string folder() const {
     return std::filesystem::is_directory(dir + "/checkpoints") ? dir + "/checkpoints" : dir;
@@ -105,7 +104,7 @@ void verify(const Asked& o) {
 
 }  // namespace
 
-void add_checkpoint_command(CLI::App& app) {
+void add_checkpoint_command(CLI::App& app, const Shared& shared) {
   const auto o = std::make_shared<Asked>();
   CLI::App& command = *app.add_subcommand("checkpoint", "looks at checkpoints, verifies them, merges and exports them");
   command.require_subcommand(1);
@@ -131,15 +130,10 @@ void add_checkpoint_command(CLI::App& app) {
   const train::OptionGroup exported(*to_file);
   exported("--dtype", o->dtype, "dtype of floating-point tensors", CLI::IsMember({"f32", "bf16", "f16", "f64"}));
   exported("--prefix", o->prefix, "export only tensors with this prefix, and strip it");
-  exported("--hugging-face", o->hugging_face, "names and layout of Transformers' GPT2LMHeadModel");
-  to_file->callback([o] {
+  to_file->callback([o, &shared] {
     auto opened = checkpoints::open_checkpoint(o->folder(), o->tag, warn);
     checkpoints::ExportOptions options{.prefix = o->prefix, .dtype = parse_dtype(o->dtype)};
-    if (o->hugging_face)
-      options.rename = [](const std::string& name) {
-        nn::PretrainedPiece theirs = nn::gpt2_piece(name);
-        return std::pair(std::move(theirs.name), theirs.transposed);
-      };
+    options.rename = shared.export_name;
     const int64_t tensors = checkpoints::export_checkpoint(opened, o->out, options);
     fmt::print("{}: {} tensors\n", o->out, tensors);
   });

@@ -7,9 +7,8 @@
 
 #include "apps/gpt_commands.h"
 #include "autograd/ops.h"
-#include "data/cifar.h"
 #include "data/digits.h"
-#include "data/idx.h"
+#include "data/images.h"
 #include "train/cli.h"
 #include "train/optimizer.h"
 #include "train/trainer.h"

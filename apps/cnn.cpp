@@ -1,8 +1,8 @@
 // cnn: a network for images: convolutions to 32 and 64 channels, pooling, linear layers to 128 and 10 features.
 #include "apps/classifier.h"
 #include "nn/activation.h"
+#include "nn/conv.h"
 #include "nn/linear.h"
-#include "nn/pool.h"
 
 int main(int argc, char** argv) {
   using namespace lockstep::nn;

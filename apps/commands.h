@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "data/json.h"
 #include "dist/schedule.h"
 #include "train/cli.h"
 
@@ -33,11 +34,21 @@ struct OtherSchedule {
   std::function<void(const std::string& svg)> print;
 };
 
+/// Another kind of configuration file that `lockstep config` reads, if the flag of an extension was given.
+struct OtherConfig {
+  std::string (*reference)();  ///< returns the text of its page
+  /// Prints a file, or its text, as JSON or as lines, and warnings about it.
+  void (*print)(const std::string& source, bool json);
+};
+
 /// Values that all commands read or add to. They live until the chosen command has run.
 struct Shared {
   Program program = {};
   std::vector<std::string> with_program = {};           ///< names of the commands that take a program, after --
   std::map<std::string, OtherSchedule> schedules = {};  ///< by name
+  std::map<std::string, OtherConfig> configs = {};      ///< by flag of `config`, such as "--inference"
+  /// How `lockstep checkpoint export` names a tensor, and whether it transposes it; null: as in the checkpoint.
+  std::function<std::pair<std::string, bool>(const std::string& name)> export_name = {};
 };
 
 /// Adds the commands of the extensions that are built.
@@ -80,9 +91,12 @@ struct Collective {
 Collective understand(const CollectiveAsked& asked);
 
 /// checkpoint: inspects, verifies, merges and exports checkpoints.
-void add_checkpoint_command(CLI::App& app);
-/// config: explains the settings in a DeepSpeed configuration file.
-void add_config_command(CLI::App& app);
+void add_checkpoint_command(CLI::App& app, const Shared& shared);
+/// config: explains the settings in a DeepSpeed configuration file. `shared` has the other kinds of files.
+void add_config_command(CLI::App& app, const Shared& shared);
+/// Prints a configuration: its values as JSON or as lines, then its warnings.
+void print_config(const lockstep::data::Json& values, const std::string& lines,
+                  const std::vector<std::string>& warnings, bool json);
 /// flight: reads the records of collectives that the ranks of a failed job left, and finds the rank that came too late.
 void add_flight_command(CLI::App& app);
 /// new NAME: creates a project that uses the library.
@@ -92,8 +106,6 @@ void add_run_command(CLI::App& app, const Program& program);
 /// schedule: prints, checks and draws the schedule of a collective, a pipeline or ring attention. `shared` has the
 /// schedules that extensions add.
 void add_schedule_command(CLI::App& app, const Shared& shared);
-/// sparse CONFIG: prints and draws the blocks that sparse attention attends to.
-void add_sparse_command(CLI::App& app);
 /// verify: trains by several plans and compares the parameters bit for bit.
 void add_verify_command(CLI::App& app, Shared& shared);
 

@@ -1,13 +1,10 @@
-// gpt: trains a GPT or a Llama on a text, continues texts, and reads and writes Hugging Face folders.
+// gpt: trains a GPT or a Llama on a text. Extensions continue texts, and read and write other forms of models.
 #include <fmt/format.h>
-
-#include <iostream>
 
 #include "apps/gpt_commands.h"
 #include "data/safetensors.h"
 #include "data/text.h"
 #include "nn/build_empty.h"
-#include "nn/hugging_face/pretrained.h"
 #include "optim/schedule.h"
 #include "parallel/data_parallel.h"
 #include "train/cli.h"
@@ -25,32 +22,30 @@ struct GptOptions : Options {
   GptOptions() { steps = 1000, eval_every = 250, optimizer.weight_decay = 0.1, optimizer.beta2 = 0.99; }
   std::string text, tokenizer, sizes = "gpt:4x128x4", init, export_to, experts;
   double validation = 0.1, dropout = 0;
-  int64_t context = 128, warmup = 100, eval_batches = 20, tokens = 300;
+  int64_t context = 128, warmup = 100, eval_batches = 20;
   OptimizerOptions optimizer;
 };
 
-struct UseOptions : ModelOptions {  // options of sample and logits
-  std::string prompt = "\n", ids, logits_out;
-  nn::Generation generation = drawn_text();
+struct LogitsOptions : ModelOptions {
+  std::string ids, to;
 };
 
 std::shared_ptr<nn::GPT> make_model(const GptOptions& o, const Start& start, Job& job, int64_t vocab) {
   std::optional<nn::BuildEmpty> empty;  // each rank loads only its part
   if (job.plan().pp * job.plan().tp > 1) empty.emplace();
-  nn::GPT::Options sizes = as_usage([&] { return nn::gpt_options(o.sizes, {.context = o.context}); });
+  nn::GPT::Options sizes = as_usage([&] { return model_options(o.sizes, {.context = o.context}); });
   sizes.vocab = vocab, sizes.dropout = o.dropout;
   if (o.is_given("context")) sizes.context = o.context;
   std::shared_ptr<nn::GPT> model = start.folder.empty() ? nullptr : from_start(start);
   if (!model) model = std::make_shared<nn::GPT>(sizes);
   add_experts(*model, o.experts, job);
-  if (start.lora) nn::add_lora(*model, *start.lora);
   return model;
 }
 
 void train_gpt(const GptOptions& o, Job& job) {
   const Start start = read_start(o.init);
   const std::string tokenizer = tokenizer_of(o, o.tokenizer, start.folder), name = o.text.empty() ? "the text" : o.text;
-  const auto known = data::load_tokenizer(tokenizer);
+  const auto known = load_tokenizer(tokenizer);
   const data::Tokens all = apps::load_tokens(o.text, *known, tokenizer);
   check_configured(job, {"warmup"});
   const std::shared_ptr<nn::GPT> model = make_model(o, start, job, known->vocab_size());
@@ -97,7 +92,7 @@ void train_gpt(const GptOptions& o, Job& job) {
           [&] {
             if (job.talks()) fmt::print("{} tokens to learn, {} for validation\n", learn.size(), validation.size());
             if (!job.team().leads()) return;
-            if (!o.export_to.empty()) prepare_export(job, o.export_to);
+            if (!o.export_to.empty()) prepare_export(job, start, o.export_to);
             if (!o.out.empty()) keep_tokenizer(tokenizer, o.tokenizer, o.out);
           },
       .on_end =
@@ -112,17 +107,10 @@ void train_gpt(const GptOptions& o, Job& job) {
   trainer->fit();
 }
 
-void sample(const UseOptions& o, const LanguageModel& m) {
-  const bool by_ids = !o.ids.empty();
-  const std::string& prompt = by_ids ? o.ids : o.prompt;
-  const std::string made = continue_prompt(m, prompt, by_ids, o.generation, o.json || !m.leads ? nullptr : &std::cout);
-  if (o.json && m.leads) print_result(Json::Object{{"program", "gpt"}, {"prompt", prompt}, {"text", made}}, true);
-}
-
-void logits(const UseOptions& o, const LanguageModel& m) {
+void logits(const LogitsOptions& o, const LanguageModel& m) {
   const std::vector<int64_t> ids = whole_numbers("--ids", o.ids);
   const Tensor scores = m.logits(Tensor::from(ids, {1, int64_t(ids.size())})).to(cpu);
-  if (m.leads) data::save_safetensors(o.logits_out, {{"logits", scores}});
+  if (m.leads) data::save_safetensors(o.to, {{"logits", scores}});
 }
 
 }  // namespace
@@ -132,7 +120,6 @@ int main(int argc, char** argv) {
   CLI::App app("A GPT that learns from a text and continues it", "gpt");
   CLI::App& training = *app.add_subcommand("train", "train on a text; the last part of it is kept for validation");
   apps::add_eval_command(app);
-  CLI::App& sampling = *app.add_subcommand("sample", "continue a prompt");
   CLI::App& scoring = *app.add_subcommand("logits", "write a model's logits for given token ids");
   add_options(training, o, true);
   training.remove_option(training.get_option("--epochs"));  // batches are endless
@@ -142,46 +129,39 @@ int main(int argc, char** argv) {
   const OptionGroup data(training, "Data"), model(training, "Model"), steps(training, "Training");
   data("--text", o.text,
        "text to learn, or its .tokens file of `gpt tokenize` (default: this repository's own sources and docs)");
-  data("--tokenizer", o.tokenizer, "folder of a tokenizer.json, or GPT-2's vocab.json and merges.txt (default: bytes)");
+  if (const std::string help = tokenizer_help(); !help.empty()) data("--tokenizer", o.tokenizer, help);
   data("--validation", o.validation, "part of the text, from its end, kept for validation (0: none)", number(0, 1));
   data("--eval-batches", o.eval_batches, "batches per evaluation (the last one uses all)", whole(1, most_steps));
-  auto* init = model("--init", o.init, start_help);
-  init->excludes(model("--model", o.sizes, "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json"));
-  model("--context", o.context, "tokens that the model sees; with --init, of a sample", whole(1, most_size));
-  init->excludes(model("--dropout", o.dropout, "probability of dropout", number(0, 1))->default_str("0"));
-  init->excludes(model("--experts", o.experts, experts_help));
-  model("--export", o.export_to, "write the trained model as a Hugging Face folder, or its adapters as peft's")
-      ->excludes(training.get_option("--experts"));  // Transformers has no such models
+  const bool starts = !start_help().empty();
+  auto* const init = starts ? model("--init", o.init, start_help()) : nullptr;
+  auto* const sizes = model("--model", o.sizes, "gpt: or llama:LAYERSxWIDTHxHEADS" + model_files_help());
+  model("--context", o.context, str("tokens that the model sees", starts ? "; with --init, of a sample" : ""),
+        whole(1, most_size));
+  auto* const dropout = model("--dropout", o.dropout, "probability of dropout", number(0, 1))->default_str("0");
+  auto* const experts = model("--experts", o.experts, experts_help);
+  if (init) init->excludes(sizes, dropout, experts);
+  if (const std::string help = export_help(); !help.empty())
+    model("--export", o.export_to, help)->excludes(experts);  // other libraries have no such models
   add_optimizer_options(training, o.optimizer, true);
   steps("--warmup", o.warmup, "steps up to --lr, from where it falls along a cosine", whole(0, most_steps));
-  UseOptions use;
-  for (CLI::App* sub : {&sampling, &scoring}) add_model_options(*sub, use, true);
-  sampling.add_option("--prompt", use.prompt, "text to continue (default: a new line)");
-  sampling.add_option("--ids", use.ids, "token ids to continue instead of a text: 5,17,3 (prints ids)");
-  add_generation_options(sampling, use.generation);
+  LogitsOptions use;
+  add_model_options(scoring, use, true);
   scoring.add_option("--ids", use.ids, "token ids: 5,17,3")->required();
-  scoring.add_option("--to", use.logits_out, "safetensors file to write")->required();
+  scoring.add_option("--to", use.to, "safetensors file to write")->required();
   training.callback([&] {
     as_usage([&] {
       check_optimizer(o.optimizer, o);
-      LOCKSTEP_CHECK(!read_start(o.init).lora || o.parallel.strategy != "dp",
-                     "--init ... lora= cannot be combined with --parallel dp, which copies models by their options; "
+      const Json changes = read_start(o.init).changes;
+      LOCKSTEP_CHECK(changes.as_object().empty() || o.parallel.strategy != "dp", "--init ... ",
+                     changes.as_object()[0].first,
+                     "= cannot be combined with --parallel dp, which copies models by their options; "
                      "use --parallel ddp with lockstep run -n N, or --ranks N");
     });
     start(o, identity_of(training), [&](Job& job) { train_gpt(o, job); });
   });
-  const auto on_use = [&](CLI::App& sub, void (*command)(const UseOptions&, const LanguageModel&)) {
-    sub.callback([&use, command, name = sub.get_name()] {
-      as_usage([&] { use.generation.check(); });
-      use_language_model(use, name, [&](const LanguageModel& m) { command(use, m); });
-    });
-  };
-  on_use(sampling, sample), on_use(scoring, logits);
-  apps::add_load_command(app);
-  apps::add_score_command(app);
+  scoring.callback([&use] { use_language_model(use, "logits", [&](const LanguageModel& m) { logits(use, m); }); });
   apps::add_tokenize_command(app);
   std::vector<std::string> words(argv, argv + argc);
-  apps::add_finetune_command(app, words);
   apps::add_training_commands_of_extensions(app, words);
   return run_cli(app, std::move(words));
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Commands of gpt other than train, sample and logits.
+// Commands of gpt other than train and logits.
 //
 // Extensions may add commands to gpt, mlp and cnn, and options to their commands. An extension's meson.build sets
 // `training_commands = files(...)`, which are compiled into these programs. One of the files defines
@@ -8,10 +8,12 @@
 //
 // app.get_name() is the program's name. `words` is the command line, the program's name first; the function may change
 // it before it is parsed. meson generates the function that calls it (extension_commands.cpp.in).
+#include <functional>
 #include <string>
 #include <vector>
 
-#include "data/tokens.h"
+#include "data/text.h"
+#include "train/model_format.h"
 
 namespace CLI {
 class App;
@@ -19,12 +21,14 @@ class App;
 
 namespace apps {
 
-/// `gpt load`: loads a Hugging Face folder and prints the device and dtype of each parameter.
-void add_load_command(CLI::App& app);
 /// `gpt eval`: the loss of a model on a text.
 void add_eval_command(CLI::App& app);
-/// `gpt score`: log probabilities of continuations.
-void add_score_command(CLI::App& app);
+/// Computes figures of a text, by their names. They replace the loss and perplexity that `gpt eval` prints.
+using Measure =
+    std::function<lockstep::data::Json(const lockstep::train::LanguageModel& model,
+                                       const lockstep::data::Tokenizer& tokenizer, const lockstep::Tensor& tokens)>;
+/// The measure that an option of `gpt eval` asked for; empty: none. Options of extensions set it.
+inline Measure eval_measure;
 /// `gpt tokenize`: writes the tokens of a text to a file.
 void add_tokenize_command(CLI::App& app);
 /// Loads the tokens of a text or .tokens file. An empty `path` stands for a text of this repository's sources. `folder`
@@ -36,11 +40,7 @@ lockstep::data::Tokens load_tokens(const std::string& path, const lockstep::data
 void check_rows(const lockstep::data::Tokens& tokens, const lockstep::data::Tokenizer& tokenizer, int64_t vocab,
                 const std::string& path);
 
-/// `gpt finetune`, with the options of Hugging Face's run_clm.py. Adds the command and normalizes the words of the
-/// command line: "--train-file" becomes "--train_file", and "--fp16 True" becomes "--fp16=True".
-void add_finetune_command(CLI::App& app, std::vector<std::string>& words);
-
-/// Adds what the extensions that are built add to a training program.
+/// Adds the commands of all extensions in this build. words: the command line, which a command may normalize.
 void add_training_commands_of_extensions(CLI::App& app, std::vector<std::string>& words);
 
 }  // namespace apps

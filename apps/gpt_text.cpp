@@ -13,7 +13,7 @@ using namespace lockstep;
 
 data::Tokens load_tokens(const std::string& path, const data::Tokenizer& tokenizer, const std::string& folder) {
   if (!path.empty() && data::is_token_file(path))
-    return data::read_tokens(path, tokenizer, data::tokenizer_identity(folder));
+    return data::read_tokens(path, tokenizer, train::tokenizer_identity(folder));
   return tokenizer.encode_tensor(path.empty() ? data::read_sources(apps::source_folder)
                                               : data::read_file(path, int64_t(4) << 30));
 }

@@ -179,10 +179,9 @@ int main(int argc, char** argv) {
   apps::Shared shared;
   apps::add_new_command(app);
   apps::add_schedule_command(app, shared);
-  apps::add_sparse_command(app);
   apps::add_flight_command(app);
-  apps::add_checkpoint_command(app);
-  apps::add_config_command(app);
+  apps::add_checkpoint_command(app, shared);
+  apps::add_config_command(app, shared);
   apps::add_verify_command(app, shared);
   apps::add_run_command(app, shared.program);
   apps::add_commands_of_extensions(app, shared);

@@ -76,7 +76,8 @@ void run_command(const std::string& who, const std::vector<std::string>& command
   for (const std::string& arg : command) argv.push_back(const_cast<char*>(arg.c_str()));
   argv.push_back(nullptr);
   const int out = open(output.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
-  LOCKSTEP_CHECK(out >= 0, output.string(), ": cannot be written; free space in the folder for temporary files");
+  LOCKSTEP_CHECK(out >= 0, output.string(),
+                 ": cannot be written; check that the folder for temporary files has space and may be written to");
   const pid_t parent = getpid(), child = fork();
   if (child == 0) {
     prctl(PR_SET_PDEATHSIG, SIGTERM);

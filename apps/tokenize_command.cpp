@@ -31,16 +31,16 @@ struct TokenizeCommand {
                    "[tokenize] expected --to to name another file than the text, got ", to);
     const bool shows = ::isatty(STDERR_FILENO);
     const auto whole = double(std::filesystem::file_size(text));
-    const auto known = data::load_tokenizer(tokenizer);
+    const auto known = load_tokenizer(tokenizer);
     const data::Tokenized done = data::tokenize_file(
-        text, to, *known, data::tokenizer_identity(tokenizer), int64_t(8) << 20, [&](const data::Tokenized& so_far) {
+        text, to, *known, tokenizer_identity(tokenizer), int64_t(8) << 20, [&](const data::Tokenized& so_far) {
           if (shows) fmt::print(stderr, "\r{:3.0f} %  {} tokens", 100 * double(so_far.bytes) / whole, so_far.tokens);
         });
     if (shows) fmt::print(stderr, "\n");
     print_result(Json::Object{{"tokens", done.tokens},
                               {"bytes", done.bytes},
                               {"vocabulary", known->vocab_size()},
-                              {"tokenizer", data::tokenizer_identity(tokenizer)}},
+                              {"tokenizer", tokenizer_identity(tokenizer)}},
                  json);
   }
 };
@@ -52,8 +52,7 @@ void add_tokenize_command(CLI::App& app) {
   CLI::App& sub = *app.add_subcommand("tokenize", "write the tokens of a text to a file, for train --text");
   sub.add_option("text", o->text, "text, of any size")->required();
   sub.add_option("--to", o->to, "file to write: NAME.tokens")->required();
-  sub.add_option("--tokenizer", o->tokenizer,
-                 "folder of a tokenizer.json, or GPT-2's vocab.json and merges.txt (default: bytes)");
+  if (const std::string help = tokenizer_help(); !help.empty()) sub.add_option("--tokenizer", o->tokenizer, help);
   sub.add_flag("--json", o->json, "print all final figures as one line of JSON");
   sub.callback([o] { (*o)(); });
 }

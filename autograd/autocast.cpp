@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "autograd/tape.h"
-#include "tensor/quantized.h"
+#include "tensor/stored_matrix.h"
 
 namespace lockstep {
 
@@ -64,12 +64,12 @@ std::optional<DType> Autocast::common(std::initializer_list<const Variable*> ope
 Variable Autocast::low(const Variable& x) {
   if (!enabled() || !x.defined()) return x;
   State& state = *State::current;
-  if (x.dtype() == state.dtype || x.dtype() == f64 || !is_floating(x.dtype()) || quantized_of(x.tensor())) return x;
+  if (x.dtype() == state.dtype || x.dtype() == f64 || !is_floating(x.dtype()) || stored_in(x.tensor())) return x;
   if (!x.requires_grad() || !x.is_leaf()) return x.to(state.dtype);
   const Ref<Storage>& storage = x.tensor().storage();
   State::Cast& cast = state.casts[x.impl().get()];
   if (cast.low.defined() && cast.storage == storage && cast.version == storage->version() && is_usable(cast.low)) {
-    needs_grad({&x});  // reports the read to a LeafCollector
+    needs_grad({&x});  // adds x to tape::read_list()
     return cast.low;
   }
   cast = {x, x.to(state.dtype), storage, storage->version()};

@@ -21,7 +21,7 @@ class Autocast {
   static bool enabled();  ///< True inside an enabled scope.
   static DType dtype();   ///< Dtype of the innermost scope; bf16 without one.
   /// Casts x to the scope's dtype, for operations that run in 16 bits. Returns x itself outside a scope, and if x is
-  /// f64, integer or a quantized weight.
+  /// f64, integer or a stored matrix (tensor/stored_matrix.h).
   static Variable low(const Variable& x);
   /// Casts a 16-bit x to f32, for operations that need f32. Returns x itself outside a scope, and if x is not 16-bit.
   static Variable high(const Variable& x);

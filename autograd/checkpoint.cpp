@@ -7,13 +7,11 @@
 #include <utility>
 
 #include "autograd/autocast.h"
-#include "autograd/leaf_collector.h"
-#include "autograd/mark.h"
 #include "autograd/split_backward.h"
 #include "base/at_end.h"
 #include "tensor/journal.h"
 #include "tensor/ops.h"
-#include "tensor/random_scope.h"
+#include "tensor/random.h"
 
 namespace lockstep {
 namespace {
@@ -147,7 +145,7 @@ struct Recipe {
     std::vector<Variable> made;
     {
       const EnableGrad record;
-      const uint64_t first = Mark().number();
+      const uint64_t first = tape::next_number();
       made = fn(again);
       LOCKSTEP_CHECK(made.size() == outputs.size(), "[checkpoint] the second run returned ", made.size(),
                      " variables, the first ", outputs.size(), "; fn must do the same in both runs");
@@ -194,8 +192,8 @@ std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variabl
     else recipe.inputs.push_back({input, {}});
     recipe.wanted.push_back(input.requires_grad());
   }
-  LeafCollector collector;
-  std::vector<Variable> results;
+  std::vector<Variable> results, read;
+  const AtEnd ends([outer = std::exchange(tape::read_list(), &read)] { tape::read_list() = outer; });
   {
     const NoGrad no_tape;
     Journal journal;
@@ -211,9 +209,9 @@ std::vector<Variable> checkpoint_many(const Piece& fn, const std::vector<Variabl
     recipe.outputs.push_back({result.shape(), result.dtype(), recorded});
     if (recorded) tensors.push_back(result.tensor());
   }
-  for (const Variable& v : collector.leaves) recipe.outside.push_back({v, v.is_leaf() ? Saved() : Saved(v)});
+  for (const Variable& v : read) recipe.outside.push_back({v, v.is_leaf() ? Saved() : Saved(v)});
   std::vector<Variable> sources = inputs;
-  sources.insert(sources.end(), collector.leaves.begin(), collector.leaves.end());
+  sources.insert(sources.end(), read.begin(), read.end());
   if (!needs_grad(sources) || tensors.empty()) return results;
   const std::vector<Recipe::Output> outputs = recipe.outputs;
   const std::vector<Variable> recorded = record("checkpoint", sources, std::move(tensors), std::move(recipe));

@@ -1,7 +1,7 @@
 // Complex numbers on the tape. Gradients pass through the views between (re, im) pairs and complex numbers; everything
 // else is composed of real operations. The gradient is thus d loss / d re + i d loss / d im.
-#include "autograd/complex.h"
-
+#include "tensor/complex.h"
+#include "autograd/ops.h"
 #include "autograd/recorded.h"
 
 namespace lockstep {

@@ -18,10 +18,10 @@
 #include "autograd/loss_common.h"
 #include "autograd/recorded.h"
 #include "autograd/tape.h"
-#include "tensor/device_memory.h"
 #include "tensor/flops.h"
+#include "tensor/memory.h"
 #include "tensor/padded.h"
-#include "tensor/quantized.h"
+#include "tensor/stored_matrix.h"
 
 namespace lockstep {
 namespace {
@@ -72,9 +72,9 @@ struct ByRows {
 void check_by_rows(const Variable& x, const Variable& weight, const Tensor& target, const CrossEntropyOptions& options,
                    int64_t rows_at_once) {
   const char* const op = by_rows_name;
-  LOCKSTEP_CHECK(x.defined() && weight.defined() && target.defined() && !quantized_of(weight.tensor()), "[", op,
+  LOCKSTEP_CHECK(x.defined() && weight.defined() && target.defined() && !stored_in(weight.tensor()), "[", op,
                  "] expected defined x and target and a floating-point weight; use cross_entropy(linear(x, weight), "
-                 "target) for a quantised weight");
+                 "target) for a weight in another form");
   LOCKSTEP_CHECK(
       is_floating(x.dtype()) && is_floating(weight.dtype()) && (x.dtype() == weight.dtype() || Autocast::enabled()),
       "[", op, "] expected x and weight of one floating dtype, got ", x.dtype(), " and ", weight.dtype(),
@@ -103,6 +103,55 @@ void check_by_rows(const Variable& x, const Variable& weight, const Tensor& targ
     ++row;
   }
 }
+
+struct ByRowsBackward {
+  Saved x, weight, index, class_weight;
+  ByRows job;             // without the saved tensors
+  Tensor grad_x, grad_w;  // unless Reduction::none: the gradients for an upstream gradient of 1, or of `seed`
+  Tensor seed, ignored, divisor;
+  CrossEntropyOptions options;
+  DType low;  // of the products
+  Shape shape;
+  std::array<DType, 2> dtypes;  // of x and weight
+
+  void operator()(Backward& back) {
+    Tensor scale;
+    if (options.reduction == Reduction::none) {
+      ByRows again = job;
+      again.index = index.get(by_rows_name), again.class_weight = class_weight.get(by_rows_name);
+      again.weight = weight.get(by_rows_name).to(low);
+      again.x = x.get(by_rows_name).to(low).reshape({-1, again.weight.size(1)}).contiguous();
+      grad_x = back.needs(0) ? again.sums(again.x.shape()) : Tensor();
+      grad_w = back.needs(1) ? again.sums(again.weight.shape()) : Tensor();
+      const Tensor grad = back.grad().reshape({again.x.size(0)}).contiguous();
+      again.run(empty_like(grad), grad, grad_x, grad_w);
+    } else {
+      scale = back.grad();
+      if (seed.defined()) scale = div(scale, seed);
+      // If all targets are ignored, the gradients are 0, as in cross_entropy().
+      if (seed.defined() && divisor.defined()) scale = masked_fill(div(scale, divisor), all(ignored), 0);
+    }
+    const bool keeps = back.retains() && scale.defined(),
+               is_one = scale.defined() && scale.device().is_cpu() && scale.item() == 1;
+    const auto give = [&](int i, Tensor& made) {
+      if (!back.needs(i)) return;
+      const DType dtype = dtypes[size_t(i)];
+      Tensor grad = keeps ? made : std::exchange(made, {});
+      if (scale.defined() && !is_one && grad.dtype() != dtype) grad = mul_to(grad, scale, dtype);
+      else if (scale.defined() && !is_one) grad = keeps ? mul(grad, scale) : mul_(grad, scale);
+      else grad = keeps && grad.dtype() == dtype ? grad.clone() : grad.to(dtype);
+      back.give(i, i == 0 ? grad.view(shape) : grad);
+    };
+    give(0, grad_x), give(1, grad_w);
+  }
+  void operator()(RecordedBackward& back) const {
+    back.through({&x, &weight}, [&](const std::vector<Variable>& in) {
+      const Variable logits = linear(in[0].to(low), in[1].to(low)).reshape({-1, in[1].size(0)});
+      const Variable loss = cross_entropy(logits, index.get(by_rows_name), options);
+      return loss.dim() == 0 ? loss : loss.reshape(without_last(shape));
+    });
+  }
+};
 
 }  // namespace
 
@@ -165,48 +214,21 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
   as_cast.weight = job.class_weight;
   const Saved index(job.index), class_weight(job.class_weight);
   job.x = job.weight = job.index = job.class_weight = Tensor();  // kept as Saved, with a version check
-  return record(
-      by_rows_name, {&x, &weight}, std::move(out),
-      [x = Saved(x), weight = Saved(weight), index, class_weight, job = std::move(job), grad_x = Tensor(grad_x),
-       grad_w = Tensor(grad_w), seed, ignored, divisor, options = as_cast, low = low_weight.dtype(), shape = x.shape(),
-       dtypes = std::array{x.dtype(), weight.dtype()}](auto& back) mutable {
-        if constexpr (is_recorded<decltype(back)>) {
-          return back.through({&x, &weight}, [&](const std::vector<Variable>& in) {
-            const Variable logits = linear(in[0].to(low), in[1].to(low)).reshape({-1, in[1].size(0)});
-            const Variable loss = cross_entropy(logits, index.get(by_rows_name), options);
-            return loss.dim() == 0 ? loss : loss.reshape(without_last(shape));
-          });
-        } else {
-          Tensor scale;
-          if (options.reduction == Reduction::none) {
-            ByRows again = job;
-            again.index = index.get(by_rows_name), again.class_weight = class_weight.get(by_rows_name);
-            again.weight = weight.get(by_rows_name).to(low);
-            again.x = x.get(by_rows_name).to(low).reshape({-1, again.weight.size(1)}).contiguous();
-            grad_x = back.needs(0) ? again.sums(again.x.shape()) : Tensor();
-            grad_w = back.needs(1) ? again.sums(again.weight.shape()) : Tensor();
-            const Tensor grad = back.grad().reshape({again.x.size(0)}).contiguous();
-            again.run(empty_like(grad), grad, grad_x, grad_w);
-          } else {
-            scale = back.grad();
-            if (seed.defined()) scale = div(scale, seed);
-            // If all targets are ignored, the gradients are 0, as in cross_entropy().
-            if (seed.defined() && divisor.defined()) scale = masked_fill(div(scale, divisor), all(ignored), 0);
-          }
-          const bool keeps = back.retains() && scale.defined(),
-                     is_one = scale.defined() && scale.device().is_cpu() && scale.item() == 1;
-          const auto give = [&](int i, Tensor& made) {
-            if (!back.needs(i)) return;
-            const DType dtype = dtypes[size_t(i)];
-            Tensor grad = keeps ? made : std::exchange(made, {});
-            if (scale.defined() && !is_one && grad.dtype() != dtype) grad = mul_to(grad, scale, dtype);
-            else if (scale.defined() && !is_one) grad = keeps ? mul(grad, scale) : mul_(grad, scale);
-            else grad = keeps && grad.dtype() == dtype ? grad.clone() : grad.to(dtype);
-            back.give(i, i == 0 ? grad.view(shape) : grad);
-          };
-          give(0, grad_x), give(1, grad_w);
-        }
-      });
+  ByRowsBackward derivative{.x = x,
+                            .weight = weight,
+                            .index = index,
+                            .class_weight = class_weight,
+                            .job = std::move(job),
+                            .grad_x = grad_x,
+                            .grad_w = grad_w,
+                            .seed = seed,
+                            .ignored = ignored,
+                            .divisor = divisor,
+                            .options = as_cast,
+                            .low = low_weight.dtype(),
+                            .shape = x.shape(),
+                            .dtypes = {x.dtype(), weight.dtype()}};
+  return record(by_rows_name, {&x, &weight}, std::move(out), std::move(derivative));
 }
 
 }  // namespace lockstep

@@ -9,10 +9,12 @@
 
 namespace lockstep {
 
-// --- the operations of tensor/operations.def, which also describes them ---
+// --- the operations of tensor/operations.def and complex.def, which also describe them ---
 #define Value Variable
 #define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
 #include "tensor/operations.def"
+#define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
+#include "tensor/complex.def"
 #undef Value
 
 // --- pointwise: every row of pointwise.def, and its in-place form (ops_pointwise.cpp) ---

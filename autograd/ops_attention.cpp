@@ -39,6 +39,53 @@ Variable composed_attention(const Variable& query, const Variable& key, const Va
   return wide.round(matmul(weights, for_heads(value)));
 }
 
+struct AttentionBackward {
+  Saved q, k, v, mask, out;
+  Tensor lse;
+  AttentionArgs args;
+  static constexpr const char* name = "attention";
+
+  void operator()(Backward& back) const {
+    AttentionGrad grads =
+        attention_grad(back.grad(), q.get(name), k.get(name), v.get(name), mask.get(name), {out.get(name), lse}, args);
+    back.give(0, std::move(grads.q));
+    back.give(1, std::move(grads.k));
+    back.give(2, std::move(grads.v));
+  }
+  void operator()(RecordedBackward& back) const {
+    back.through({&q, &k, &v}, [&](const std::vector<Variable>& x) {
+      return composed_attention(x[0], x[1], x[2], mask.get(name), args);
+    });
+  }
+};
+
+/// `part`: the view of q, k or v in a packed tensor.
+template <class Part> struct PackedAttentionBackward {
+  Saved packed, out;
+  Tensor lse;
+  AttentionArgs args;
+  Part part;
+  static constexpr const char* name = "attention_packed";
+
+  void operator()(Backward& back) const {
+    const Shape shape = out.get(name).shape();  // (B, H, T, D)
+    const Tensor& x = packed.get(name);
+    const Tensor grad = back.grad().reshape({shape[0], shape[2], shape[1], shape[3]}).transpose(1, 2);
+    const Tensor whole = empty_like(x);
+    Tensor grad_q = part(whole, 0), grad_k = part(whole, 1), grad_v = part(whole, 2);
+    attention_grad_into(grad, part(x, 0), part(x, 1), part(x, 2), {}, {out.get(name), lse}, args, grad_q, grad_k,
+                        grad_v);
+    back.give(0, whole);
+  }
+  void operator()(RecordedBackward& back) const {
+    const Shape shape = out.get(name).shape();
+    back.through({&packed}, [&](const std::vector<Variable>& x) {
+      const Variable y = composed_attention(part(x[0], 0), part(x[0], 1), part(x[0], 2), {}, args);
+      return y.transpose(1, 2).reshape({shape[0], shape[2], shape[1] * shape[3]});
+    });
+  }
+};
+
 }  // namespace
 
 Variable attention(const Variable& query, const Variable& key, const Variable& value, const Tensor& mask_,
@@ -48,23 +95,8 @@ Variable attention(const Variable& query, const Variable& key, const Variable& v
   if (args.dropout > 0) args.key = next_random_key(q.device());
   AttentionResult result = attention(q.tensor(), k.tensor(), v.tensor(), mask, args);
   if (!needs_grad({&q, &k, &v})) return std::move(result.out);
-  const Saved out = result.out;
-  return record("attention", {&q, &k, &v}, std::move(result.out),
-                [q = Saved(q), k = Saved(k), v = Saved(v), mask = Saved(mask), out, lse = std::move(result.lse),
-                 args](auto& back) {
-                  const char* const name = "attention";
-                  if constexpr (is_recorded<decltype(back)>) {
-                    return back.through({&q, &k, &v}, [&](const std::vector<Variable>& x) {
-                      return composed_attention(x[0], x[1], x[2], mask.get(name), args);
-                    });
-                  } else {
-                    AttentionGrad grads = attention_grad(back.grad(), q.get(name), k.get(name), v.get(name),
-                                                         mask.get(name), {out.get(name), lse}, args);
-                    back.give(0, std::move(grads.q));
-                    back.give(1, std::move(grads.k));
-                    back.give(2, std::move(grads.v));
-                  }
-                });
+  AttentionBackward derivative{q, k, v, mask, result.out, std::move(result.lse), args};
+  return record(derivative.name, {&q, &k, &v}, std::move(result.out), std::move(derivative));
 }
 
 Variable attention_packed(const Variable& projections, int64_t heads, AttentionArgs args, int64_t kv_heads) {
@@ -84,26 +116,8 @@ Variable attention_packed(const Variable& projections, int64_t heads, AttentionA
   AttentionResult result = attention(part(packed, 0), part(packed, 1), part(packed, 2), {}, args);
   Tensor out = result.out.transpose(1, 2).view({batch, tokens, heads * width});
   if (!needs_grad({&qkv})) return out;
-  const Saved kept = result.out;
-  return record("attention_packed", {&qkv}, std::move(out),
-                [packed = Saved(packed), out = kept, lse = std::move(result.lse), args, part](auto& back) {
-                  const char* const name = "attention_packed";
-                  const Shape shape = out.get(name).shape();  // (B, H, T, D)
-                  if constexpr (is_recorded<decltype(back)>) {
-                    return back.through({&packed}, [&](const std::vector<Variable>& x) {
-                      const Variable y = composed_attention(part(x[0], 0), part(x[0], 1), part(x[0], 2), {}, args);
-                      return y.transpose(1, 2).reshape({shape[0], shape[2], shape[1] * shape[3]});
-                    });
-                  } else {
-                    const Tensor& x = packed.get(name);
-                    const Tensor grad = back.grad().reshape({shape[0], shape[2], shape[1], shape[3]}).transpose(1, 2);
-                    const Tensor whole = empty_like(x);
-                    Tensor grad_q = part(whole, 0), grad_k = part(whole, 1), grad_v = part(whole, 2);
-                    attention_grad_into(grad, part(x, 0), part(x, 1), part(x, 2), {}, {out.get(name), lse}, args,
-                                        grad_q, grad_k, grad_v);
-                    back.give(0, whole);
-                  }
-                });
+  PackedAttentionBackward<decltype(part)> derivative{packed, result.out, std::move(result.lse), args, part};
+  return record(derivative.name, {&qkv}, std::move(out), std::move(derivative));
 }
 
 Variable rotary(const Variable& x, const Tensor& cosine, const Tensor& sine, bool inverse) {

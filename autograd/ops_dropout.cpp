@@ -1,7 +1,6 @@
 // Derivatives of dropout and embedding.
 #include "autograd/grad_wish.h"
 #include "autograd/recorded.h"
-#include "autograd/recorded_pass.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
@@ -25,6 +24,47 @@ Variable add_dropout(const Variable& residual, const Variable& x, double p, bool
   return record_add_dropout(residual, x, add_dropout(residual.tensor(), x.tensor(), p, key, part), p, key, part);
 }
 
+namespace {
+struct AddDropoutBackward {
+  double p;
+  PhiloxKey key;
+  PartOf part;
+  std::shared_ptr<GradWish> wish;
+
+  void operator()(Backward& back) const {
+    back.give(0, back.grad());
+    const Tensor dropped = wish ? wish->take(back.grad()) : Tensor();
+    if (back.needs(1)) back.give(1, dropped.defined() ? dropped : dropout(back.grad(), p, key, part));
+  }
+  void operator()(RecordedBackward& back) const {
+    back.give(0, back.grad());
+    if (back.needs(1)) back.give(1, dropout(back.grad(), p, key, part));
+  }
+};
+
+struct EmbeddingBackward {
+  Saved index;
+  Shape shape;
+  int64_t padding_index;
+
+  /// Few rows get a gradient: add them to the gradient collected so far (e.g. of a tied output layer) rather than to
+  /// zeros.
+  void operator()(Backward& back) const {
+    const Tensor sum = back.partial(0);
+    const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
+    embedding_grad_(whole, back.grad(), index.get("embedding"), padding_index);
+    if (!sum.defined()) back.give(0, whole);
+  }
+  void operator()(RecordedBackward& back) const {
+    const Tensor rows = index.get("embedding").reshape({index.get("embedding").numel(), 1});
+    const Variable grad = back.grad().reshape({rows.size(0), shape[1]});
+    const Tensor padded = eq(rows, full({}, padding_index, {i64, rows.device()}));
+    const Variable none = zeros(shape, {grad.dtype(), grad.device()});
+    back.give(0, scatter_add(none, 0, rows.expand(grad.shape()), masked_fill(grad, padded, 0)));
+  }
+};
+}  // namespace
+
 Variable record_add_dropout(const Variable& residual, const Variable& x, Tensor out, double p, const PhiloxKey& key,
                             const PartOf& part) {
   if (!needs_grad({&residual, &x})) return out;
@@ -34,15 +74,7 @@ Variable record_add_dropout(const Variable& residual, const Variable& x, Tensor 
     wish->p = p, wish->key = key;
     if (const auto of_x = wish_of(x); of_x && of_x->p == 0) wish->next = of_x;
   }
-  return with_wish(record("add_dropout", {&residual, &x}, std::move(out),
-                          [p, key, part, wish](auto& back) {
-                            back.give(0, back.grad());
-                            if constexpr (!is_recorded<decltype(back)>) {
-                              const Tensor dropped = wish ? wish->take(back.grad()) : Tensor();
-                              if (dropped.defined()) return back.give(1, dropped);
-                            }
-                            if (back.needs(1)) back.give(1, dropout(back.grad(), p, key, part));
-                          }),
+  return with_wish(record("add_dropout", {&residual, &x}, std::move(out), AddDropoutBackward{p, key, part, wish}),
                    wish);
 }
 
@@ -51,24 +83,7 @@ Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_
   LOCKSTEP_CHECK(padding_index >= -1 && padding_index < weight.size(0), "[embedding] expected padding_index in [-1, ",
                  weight.size(0), "), got ", padding_index);
   if (!needs_grad({&weight})) return out;
-  return record(
-      "embedding", {&weight}, std::move(out),
-      [index = Saved(index), shape = weight.shape(), padding_index](auto& back) {
-        if constexpr (is_recorded<decltype(back)>) {
-          const Tensor rows = index.get("embedding").reshape({index.get("embedding").numel(), 1});
-          const Variable grad = back.grad().reshape({rows.size(0), shape[1]});
-          const Tensor padded = eq(rows, full({}, padding_index, {i64, rows.device()}));
-          const Variable none = zeros(shape, {grad.dtype(), grad.device()});
-          return back.give(0, scatter_add(none, 0, rows.expand(grad.shape()), masked_fill(grad, padded, 0)));
-        } else {
-          // Few rows get a gradient: add them to the gradient collected so far (e.g. of a tied output layer) rather
-          // than to zeros.
-          const Tensor sum = back.partial(0);
-          const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
-          embedding_grad_(whole, back.grad(), index.get("embedding"), padding_index);
-          if (!sum.defined()) back.give(0, whole);
-        }
-      });
+  return record("embedding", {&weight}, std::move(out), EmbeddingBackward{index, weight.shape(), padding_index});
 }
 
 }  // namespace lockstep

@@ -31,16 +31,38 @@ template <class T> T gradient_of_source(const T& grad, int64_t dim, const Tensor
   return pad(read, more);
 }
 
+struct GatherGrad {
+  Shape shape;
+  int64_t dim;
+  Saved index;
+
+  void operator()(Backward& back) const {
+    give_places(back, shape, [&](const Tensor& whole) { scatter_add_(whole, dim, index.get("gather"), back.grad()); });
+  }
+  void operator()(RecordedBackward& back) const { give_places(back, shape, dim, index.get("gather")); }
+};
+
+struct IndexSelectGrad {
+  Shape shape;
+  int64_t dim;
+  Saved index;
+
+  void operator()(Backward& back) const {
+    const Tensor& rows = index.get("index_select");
+    give_places(back, shape, [&](const Tensor& whole) { index_add_(whole, dim, rows, back.grad()); });
+  }
+  void operator()(RecordedBackward& back) const {
+    const Tensor& rows = index.get("index_select");
+    Shape along = Dims::filled(shape.rank(), 1);
+    along[int(normalize_dim("index_select", dim, shape.rank()))] = rows.numel();
+    give_places(back, shape, dim, rows.reshape(along).expand(back.grad().shape()));
+  }
+};
+
 }  // namespace
 
 Variable gather(const Variable& x, int64_t dim, const Tensor& index) {
-  return on_tape(
-      "gather", {&x}, gather(x.tensor(), dim, index), [shape = x.shape(), dim, index = Saved(index)](auto& back) {
-        if constexpr (is_recorded<decltype(back)>) give_places(back, shape, dim, index.get("gather"));
-        else
-          give_places(back, shape,
-                      [&](const Tensor& whole) { scatter_add_(whole, dim, index.get("gather"), back.grad()); });
-      });
+  return on_tape("gather", {&x}, gather(x.tensor(), dim, index), GatherGrad{x.shape(), dim, index});
 }
 
 Variable scatter(const Variable& x, int64_t dim, const Tensor& index, const Variable& source) {
@@ -67,17 +89,7 @@ Variable scatter_add(const Variable& x, int64_t dim, const Tensor& index, const 
 }
 
 Variable index_select(const Variable& x, int64_t dim, const Tensor& index) {
-  return on_tape("index_select", {&x}, index_select(x.tensor(), dim, index),
-                 [shape = x.shape(), dim, index = Saved(index)](auto& back) {
-                   const Tensor& rows = index.get("index_select");
-                   if constexpr (is_recorded<decltype(back)>) {
-                     Shape along = Dims::filled(shape.rank(), 1);
-                     along[int(normalize_dim("index_select", dim, shape.rank()))] = rows.numel();
-                     give_places(back, shape, dim, rows.reshape(along).expand(back.grad().shape()));
-                   } else {
-                     give_places(back, shape, [&](const Tensor& whole) { index_add_(whole, dim, rows, back.grad()); });
-                   }
-                 });
+  return on_tape("index_select", {&x}, index_select(x.tensor(), dim, index), IndexSelectGrad{x.shape(), dim, index});
 }
 
 Variable masked_fill(const Variable& x, const Tensor& mask, Scalar value) {

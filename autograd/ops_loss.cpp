@@ -83,6 +83,33 @@ Variable composed_rows(const Variable& rows, const Tensor& index, const Tensor& 
   return masked_fill(losses, ignored, 0);
 }
 
+struct CrossEntropyBackward {
+  Saved logits, index, weight;
+  Tensor lse, divisor;
+  CrossEntropyArgs args;
+  bool none;  // no reduction
+  int64_t count;
+  static constexpr const char* name = "cross_entropy";
+
+  void operator()(Backward& back) {
+    Tensor grad = back.grad();
+    if (divisor.defined()) grad = div(grad, divisor.to(grad.dtype()));
+    grad = none ? grad.reshape({count}) : grad.expand({count});
+    // The logits are often the largest tensor of a model: their gradient overwrites them when nobody else holds them.
+    const Tensor x = back.retains() ? logits.get(name) : logits.take(name);
+    const bool in_place = !back.retains() && x.is_exclusive() && has_whole_rows(x);
+    back.give(0, cross_entropy_rows_grad(grad, x, lse, index.get(name), weight.get(name), args, in_place));
+  }
+  void operator()(RecordedBackward& back) const {
+    const Shape shape = back.grad().shape();
+    back.through({&logits}, [&](const std::vector<Variable>& inputs) {
+      const Variable losses = composed_rows(inputs[0], index.get(name), weight.get(name), args);
+      if (none) return losses.reshape(shape);
+      return divisor.defined() ? div(sum(losses), divisor.to(losses.dtype())) : sum(losses);
+    });
+  }
+};
+
 Variable cross_entropy_indices(const Variable& logits, const Tensor& target, const CrossEntropyOptions& options) {
   const Variable rows = as_rows(logits);
   const int64_t count = rows.size(0);
@@ -99,28 +126,7 @@ Variable cross_entropy_indices(const Variable& logits, const Tensor& target, con
   }
   if (!needs_grad({&rows})) return out;
   return record("cross_entropy", {&rows}, std::move(out),
-                [logits = Saved(rows), lse = std::move(result.lse), index = Saved(index), weight = Saved(weight), args,
-                 none, divisor, count](auto& back) mutable {
-                  const char* const name = "cross_entropy";
-                  if constexpr (is_recorded<decltype(back)>) {
-                    const Shape shape = back.grad().shape();
-                    return back.through({&logits}, [&](const std::vector<Variable>& inputs) {
-                      const Variable losses = composed_rows(inputs[0], index.get(name), weight.get(name), args);
-                      if (none) return losses.reshape(shape);
-                      return divisor.defined() ? div(sum(losses), divisor.to(losses.dtype())) : sum(losses);
-                    });
-                  } else {
-                    Tensor grad = back.grad();
-                    if (divisor.defined()) grad = div(grad, divisor.to(grad.dtype()));
-                    grad = none ? grad.reshape({count}) : grad.expand({count});
-                    // The logits are often the largest tensor of a model: their gradient overwrites them when nobody
-                    // else holds them.
-                    const Tensor x = back.retains() ? logits.get(name) : logits.take(name);
-                    const bool in_place = !back.retains() && x.is_exclusive() && has_whole_rows(x);
-                    back.give(0,
-                              cross_entropy_rows_grad(grad, x, lse, index.get(name), weight.get(name), args, in_place));
-                  }
-                });
+                CrossEntropyBackward{rows, index, weight, std::move(result.lse), divisor, args, none, count});
 }
 
 Variable cross_entropy_probabilities(const Variable& logits, const Variable& target,
@@ -184,6 +190,29 @@ Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const
   return wide.round(options.reduction == Reduction::sum ? total : div(total, sum(weights)));
 }
 
+namespace {
+struct MseBackward {
+  Tensor difference;
+  double count;
+
+  void operator()(Backward& back) {
+    const Tensor scale = mul_scalar(back.grad(), 2 / count);
+    const Tensor grad = back.retains() ? mul(difference, scale) : mul_(difference, scale);
+    difference = back.retains() ? difference : Tensor();
+    if (back.needs(1)) back.give(1, neg(grad));
+    if (back.needs(0)) back.give(0, grad);
+  }
+  void operator()(RecordedBackward& back) const {
+    // The gradient depends only on x - target, so only this difference is saved. Use it in place of x, and 0 in place
+    // of target.
+    const Variable scale = mul_scalar(back.grad(), 2 / count), from = back.input(0, difference);
+    const Variable grad = mul(sub(from, back.input(1, zeros_like(difference))), scale);
+    back.give(1, neg(grad));
+    back.give(0, grad);
+  }
+};
+}  // namespace
+
 Variable mse_loss(const Variable& input, const Variable& aim, Reduction reduction) {
   check_one_shape("mse_loss", input, aim);
   if (const auto dtype = Autocast::common({&input, &aim})) return mse_loss(input.to(*dtype), aim.to(*dtype), reduction);
@@ -195,23 +224,7 @@ Variable mse_loss(const Variable& input, const Variable& aim, Reduction reductio
   Tensor out = sum_squares(difference);
   if (reduction == Reduction::mean) out = div(out, constant(count, out));
   if (!needs_grad({&x, &target})) return wide.round(out);
-  return wide.round(record("mse_loss", {&x, &target}, std::move(out),
-                           [difference = std::move(difference), count](auto& back) mutable {
-                             const auto scale = mul_scalar(back.grad(), 2 / count);
-                             if constexpr (is_recorded<decltype(back)>) {
-                               // The gradient depends only on x - target, so only this difference is saved. Use it
-                               // in place of x, and 0 in place of target.
-                               const Variable from = back.input(0, difference);
-                               const Variable grad = mul(sub(from, back.input(1, zeros_like(difference))), scale);
-                               back.give(1, neg(grad));
-                               return back.give(0, grad);
-                             } else {
-                               const Tensor grad = back.retains() ? mul(difference, scale) : mul_(difference, scale);
-                               difference = back.retains() ? difference : Tensor();
-                               if (back.needs(1)) back.give(1, neg(grad));
-                               if (back.needs(0)) back.give(0, grad);
-                             }
-                           }));
+  return wide.round(record("mse_loss", {&x, &target}, std::move(out), MseBackward{std::move(difference), count}));
 }
 
 Variable l1_loss(const Variable& x, const Variable& target, Reduction reduction) {

@@ -3,7 +3,6 @@
 #include <string>
 
 #include "autograd/autocast.h"
-#include "autograd/fp8.h"
 #include "autograd/grad_wish.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
@@ -11,7 +10,7 @@
 #include "tensor/einsum.h"
 #include "tensor/flops.h"
 #include "tensor/padded.h"
-#include "tensor/quantized.h"
+#include "tensor/stored_matrix.h"
 
 namespace lockstep {
 namespace {
@@ -27,7 +26,7 @@ template <class T> T right_grad(const T& g, const T& a, bool single) {
 /// Adds g w, viewed as `shape`, to the gradient of input i; in place if another use of the input has given its part.
 void give_product(const Backward& back, int i, const Tensor& g, const Tensor& w, const Shape& shape) {
   const Tensor sum = back.partial(i);
-  if (!sum.defined() || quantized_of(w)) return back.give(i, matmul(g, w).view(shape));
+  if (!sum.defined() || stored_in(w)) return back.give(i, matmul(g, w).view(shape));
   MacCounter::add(g.numel() * w.size(1));
   matmul_into(as_matrix(sum), g, w, true);
 }
@@ -131,7 +130,6 @@ Variable record_linear(const Variable& x, const Variable& w, const Variable& bia
 }  // namespace
 
 Variable linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation) {
-  if (const Fp8Scales* const fp8 = Fp8Scope::for_product(x, w)) return linear_fp8(x, w, bias, activation, *fp8);
   if (Autocast::enabled()) {
     const Variable low_x = Autocast::low(x), low_w = Autocast::low(w), low_bias = Autocast::low(bias);
     if (low_x.impl() != x.impl() || low_w.impl() != w.impl() || low_bias.impl() != bias.impl())
@@ -168,7 +166,6 @@ Variable linear_padded(const Variable& x, const Variable& w) {
 
 Variable linear_add(const Variable& residual, const Variable& x, const Variable& w, const Variable& bias) {
   const auto apart = [&] { return add(residual, linear(x, w, bias)); };
-  if (Fp8Scope::for_product(x, w)) return apart();
   if (Autocast::enabled()) {
     const Variable low_x = Autocast::low(x), low_w = Autocast::low(w), low_bias = Autocast::low(bias);
     if (low_x.impl() != x.impl() || low_w.impl() != w.impl() || low_bias.impl() != bias.impl())

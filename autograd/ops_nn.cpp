@@ -5,7 +5,6 @@
 #include "autograd/autocast.h"
 #include "autograd/grad_wish.h"
 #include "autograd/recorded.h"
-#include "autograd/recorded_pass.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
@@ -47,6 +46,29 @@ Variable weight_gradient(const Variable& g, const Variable& x, const Shape& w_sh
   return conv2d_grad_weight_of(g, x, w_shape, args);
 }
 
+struct Conv2dBackward {
+  Saved x, w;
+  Shape x_shape, w_shape;
+  ConvArgs args;
+
+  void operator()(Backward& back) const {
+    if (back.needs(1)) {
+      WeightBiasGrad grads = conv2d_grad_weight(back.grad(), x.get("conv2d"), w_shape, args, back.needs(2));
+      back.give(1, std::move(grads.weight));
+      back.give(2, std::move(grads.bias));
+    } else if (back.needs(2)) {
+      back.give(2, sum_channels(back.grad()));
+    }
+    if (back.needs(0)) back.give(0, conv2d_grad_input(back.grad(), w.get("conv2d"), x_shape, args));
+  }
+  void operator()(RecordedBackward& back) const {
+    const Variable& g = back.grad();
+    if (back.needs(0)) back.give(0, conv2d_grad_input_of(g, back.input(1, w), x_shape, args));
+    if (back.needs(1)) back.give(1, conv2d_grad_weight_of(g, back.input(0, x), w_shape, args));
+    if (back.needs(2)) back.give(2, sum_channels(g));
+  }
+};
+
 }  // namespace
 
 Variable conv2d(const Variable& input, const Variable& weight, const Variable& shift, const ConvArgs& args) {
@@ -54,26 +76,7 @@ Variable conv2d(const Variable& input, const Variable& weight, const Variable& s
   Tensor out = conv2d(x.tensor(), w.tensor(), tensor_or_none(bias), args);
   if (!needs_grad({&x, &w, &bias})) return out;
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
-  return record("conv2d", {&x, &w, &bias}, std::move(out),
-                [x = kept_x, w = kept_w, x_shape = x.shape(), w_shape = w.shape(), args](auto& back) {
-                  if constexpr (is_recorded<decltype(back)>) {
-                    const Variable& g = back.grad();
-                    if (back.needs(0)) back.give(0, conv2d_grad_input_of(g, back.input(1, w), x_shape, args));
-                    if (back.needs(1)) back.give(1, conv2d_grad_weight_of(g, back.input(0, x), w_shape, args));
-                    if (back.needs(2)) back.give(2, sum_channels(g));
-                    return;
-                  } else {
-                    if (back.needs(1)) {
-                      WeightBiasGrad grads =
-                          conv2d_grad_weight(back.grad(), x.get("conv2d"), w_shape, args, back.needs(2));
-                      back.give(1, std::move(grads.weight));
-                      back.give(2, std::move(grads.bias));
-                    } else if (back.needs(2)) {
-                      back.give(2, sum_channels(back.grad()));
-                    }
-                    if (back.needs(0)) back.give(0, conv2d_grad_input(back.grad(), w.get("conv2d"), x_shape, args));
-                  }
-                });
+  return record("conv2d", {&x, &w, &bias}, std::move(out), Conv2dBackward{kept_x, kept_w, x.shape(), w.shape(), args});
 }
 
 Variable conv1d(const Variable& x, const Variable& w, const Variable& bias, int64_t stride, int64_t padding,
@@ -118,21 +121,37 @@ template <class Fn> Variable transposed(const char* name, const Variable& grad, 
   return record(name, {&grad}, std::move(out),
                 [operation](auto& back) { give_value(back, 0, operation(back.grad())); });
 }
+
+struct MaxPoolBackward {
+  Tensor at;
+  Shape shape;
+
+  void operator()(Backward& back) const { back.give(0, max_pool2d_grad(back.grad(), at, shape)); }
+  void operator()(RecordedBackward& back) const {
+    const Shape planes{shape[0], shape[1], shape[2] * shape[3]};
+    const Variable none = zeros(planes, {back.grad().dtype(), back.grad().device()});
+    back.give(0, scatter_add(none, 2, at.flatten(2).to(i64), back.grad().flatten(2)).view(shape));
+  }
+};
+
+/// The derivative of `pool`, which must be linear. `grad`: computes it from the incoming gradient.
+template <class Pool, class Grad> struct AveragePoolBackward {
+  const char* name;
+  Pool pool;
+  Grad grad;
+
+  void operator()(Backward& back) const { back.give(0, grad(back.grad())); }
+  void operator()(RecordedBackward& back) const {
+    back.give(0, transposed(name, back.grad(), grad(back.grad().tensor()), pool));
+  }
+};
+template <class Pool, class Grad> AveragePoolBackward(const char*, Pool, Grad) -> AveragePoolBackward<Pool, Grad>;
 }  // namespace
 
 Variable max_pool2d(const Variable& x, const PoolArgs& args) {
   ValuesIndices result = max_pool2d(x.tensor(), args);
   if (!needs_grad({&x})) return std::move(result.values);
-  return record("max_pool2d", {&x}, std::move(result.values),
-                [at = std::move(result.indices), shape = x.shape()](auto& back) {
-                  if constexpr (is_recorded<decltype(back)>) {
-                    const Shape planes{shape[0], shape[1], shape[2] * shape[3]};
-                    const Variable none = zeros(planes, {back.grad().dtype(), back.grad().device()});
-                    back.give(0, scatter_add(none, 2, at.flatten(2).to(i64), back.grad().flatten(2)).view(shape));
-                  } else {
-                    back.give(0, max_pool2d_grad(back.grad(), at, shape));
-                  }
-                });
+  return record("max_pool2d", {&x}, std::move(result.values), MaxPoolBackward{std::move(result.indices), x.shape()});
 }
 
 VariableIndices max_pool2d_indices(const Variable& x, const PoolArgs& args) {
@@ -141,44 +160,38 @@ VariableIndices max_pool2d_indices(const Variable& x, const PoolArgs& args) {
 }
 
 Variable avg_pool2d(const Variable& x, const PoolArgs& args) {
-  return on_tape("avg_pool2d", {&x}, avg_pool2d(x.tensor(), args), [shape = x.shape(), args](auto& back) {
-    if constexpr (is_recorded<decltype(back)>) {
-      const auto pool = [args](const Variable& v) { return avg_pool2d(v, args); };
-      back.give(0,
-                transposed("avg_pool2d_grad", back.grad(), avg_pool2d_grad(back.grad().tensor(), shape, args), pool));
-    } else {
-      back.give(0, avg_pool2d_grad(back.grad(), shape, args));
-    }
-  });
+  const auto pool = [args](const Variable& v) { return avg_pool2d(v, args); };
+  const auto grad = [args, shape = x.shape()](const Tensor& g) { return avg_pool2d_grad(g, shape, args); };
+  return on_tape("avg_pool2d", {&x}, avg_pool2d(x.tensor(), args), AveragePoolBackward{"avg_pool2d_grad", pool, grad});
 }
 
 Variable adaptive_avg_pool2d(const Variable& x, int64_t height, int64_t width) {
+  const auto pool = [=](const Variable& v) { return adaptive_avg_pool2d(v, height, width); };
+  const auto grad = [shape = x.shape()](const Tensor& g) { return adaptive_avg_pool2d_grad(g, shape); };
   return on_tape("adaptive_avg_pool2d", {&x}, adaptive_avg_pool2d(x.tensor(), height, width),
-                 [shape = x.shape(), height, width](auto& back) {
-                   if constexpr (is_recorded<decltype(back)>) {
-                     const auto pool = [=](const Variable& v) { return adaptive_avg_pool2d(v, height, width); };
-                     back.give(0, transposed("adaptive_avg_pool2d_grad", back.grad(),
-                                             adaptive_avg_pool2d_grad(back.grad().tensor(), shape), pool));
-                   } else {
-                     back.give(0, adaptive_avg_pool2d_grad(back.grad(), shape));
-                   }
-                 });
+                 AveragePoolBackward{"adaptive_avg_pool2d_grad", pool, grad});
 }
 
 namespace {
 
+struct SoftmaxBackward {
+  const char* name;
+  bool log;
+  int64_t dim;
+  Saved out;
+
+  void operator()(Backward& back) const { back.give(0, softmax_grad(log, back.grad(), out.get(name), dim)); }
+  void operator()(RecordedBackward& back) const {
+    const Variable y = back.output(out), g = back.grad();
+    const Dims dims = y.dim() == 0 ? Dims{} : Dims{dim};
+    back.give(0, log ? sub(g, mul(exp(y), sum(g, dims, true))) : mul(y, sub(g, sum(mul(g, y), dims, true))));
+  }
+};
+
 Variable record_softmax(const char* name, bool log, const Variable& x, int64_t dim, Tensor out) {
   if (!needs_grad({&x})) return out;
-  Saved kept = out;
-  return record(name, {&x}, std::move(out), [name, log, dim, out = std::move(kept)](auto& back) {
-    if constexpr (is_recorded<decltype(back)>) {
-      const Variable y = back.output(out), g = back.grad();
-      const Dims dims = y.dim() == 0 ? Dims{} : Dims{dim};
-      back.give(0, log ? sub(g, mul(exp(y), sum(g, dims, true))) : mul(y, sub(g, sum(mul(g, y), dims, true))));
-    } else {
-      back.give(0, softmax_grad(log, back.grad(), out.get(name), dim));
-    }
-  });
+  SoftmaxBackward derivative{name, log, dim, out};
+  return record(name, {&x}, std::move(out), std::move(derivative));
 }
 
 }  // namespace
@@ -209,48 +222,54 @@ void give_norm(const RecordedBackward& back, const Saved& x, const Saved& weight
     return mul(y, by_channel ? inputs[1].reshape(channels) : inputs[1]);
   });
 }
-}  // namespace
 
-namespace {
+/// The derivative of layer norm or RMS norm over the trailing dims. If another use of x (a residual) has already given
+/// its gradient, the kernel adds to it. It also computes what the node of x wants of its gradient (GradWish).
+struct NormBackward {
+  Saved x, weight;
+  Tensor mean, rstd;
+  Shape normalized;
+  AddNormArgs args;
+  const char* name;
+  std::shared_ptr<GradWish> wish;
 
-/// Records layer norm or RMS norm over the trailing dims. If another use of x (a residual) has already given its
-/// gradient, the kernel adds to it. It also computes the values that the node of x wants of its gradient (GradWish).
+  void operator()(Backward& back) const {
+    const NormResult saved{{}, mean, rstd};
+    const bool with_bias = args.centered && back.needs(2);
+    const Tensor sum = back.partial(0);
+    GradWish* const wished = back.needs(0) ? wish.get() : nullptr;
+    GradWish* const dropped = wished && wished->p > 0 ? wished : nullptr;
+    GradWish* const sums = dropped ? dropped->next.get() : wished;
+    AddNormArgs how = args;
+    how.p = dropped ? dropped->p : 0;
+    if (dropped) how.key = dropped->key;
+    const bool with_sums = sums && normalized.rank() == 1, alone = !sum.defined() && !dropped && !with_sums;
+    AddNormGrad grads =
+        !alone ? add_norm_grad(back.grad(), sum, x.get(name), saved, normalized, weight.get(name), with_bias, with_sums,
+                               how)
+        : args.centered
+            ? AddNormGrad{layer_norm_grad(back.grad(), x.get(name), saved, normalized, weight.get(name), with_bias)}
+            : AddNormGrad{rms_norm_grad(back.grad(), x.get(name), rstd, weight.get(name))};
+    if (with_sums) sums->set(dropped ? grads.dropped : grads.norm.x, std::move(grads.sums));
+    if (dropped) dropped->set(grads.norm.x, std::move(grads.dropped));
+    if (!sum.defined()) back.give(0, std::move(grads.norm.x));
+    back.give(1, std::move(grads.norm.weight));
+    if (args.centered) back.give(2, std::move(grads.norm.bias));
+  }
+  void operator()(RecordedBackward& back) const {
+    Dims dims;
+    for (int d = 0; d < normalized.rank(); ++d) dims.push_back(d - normalized.rank());
+    give_norm(back, x, weight, args.centered, [&](const Variable& v) {
+      if (!args.centered) return mul(v, rsqrt(add_scalar(mean_of(square(v), dims), args.eps)));
+      return mul(sub(v, mean_of(v, dims)), rsqrt(add_scalar(var(v, dims, 0, true), args.eps)));
+    });
+  }
+};
+
 Variable record_norm(const Variable& x, const Variable& weight, const Variable& bias, NormResult result,
                      const Shape& normalized, const AddNormArgs& args) {
   const char* const name = args.centered ? "layer_norm" : "rms_norm";
-  const auto derivative = [x = Saved(x), weight = Saved(weight), mean = result.mean, rstd = result.rstd, normalized,
-                           args, name, wish = wish_of(x)](auto& back) {
-    if constexpr (is_recorded<decltype(back)>) {
-      Dims dims;
-      for (int d = 0; d < normalized.rank(); ++d) dims.push_back(d - normalized.rank());
-      return give_norm(back, x, weight, args.centered, [&](const Variable& v) {
-        if (!args.centered) return mul(v, rsqrt(add_scalar(mean_of(square(v), dims), args.eps)));
-        return mul(sub(v, mean_of(v, dims)), rsqrt(add_scalar(var(v, dims, 0, true), args.eps)));
-      });
-    } else {
-      const NormResult saved{{}, mean, rstd};
-      const bool with_bias = args.centered && back.needs(2);
-      const Tensor sum = back.partial(0);
-      GradWish* const wished = back.needs(0) ? wish.get() : nullptr;
-      GradWish* const dropped = wished && wished->p > 0 ? wished : nullptr;
-      GradWish* const sums = dropped ? dropped->next.get() : wished;
-      AddNormArgs how = args;
-      how.p = dropped ? dropped->p : 0;
-      if (dropped) how.key = dropped->key;
-      const bool with_sums = sums && normalized.rank() == 1, alone = !sum.defined() && !dropped && !with_sums;
-      AddNormGrad grads =
-          !alone ? add_norm_grad(back.grad(), sum, x.get(name), saved, normalized, weight.get(name), with_bias,
-                                 with_sums, how)
-          : args.centered
-              ? AddNormGrad{layer_norm_grad(back.grad(), x.get(name), saved, normalized, weight.get(name), with_bias)}
-              : AddNormGrad{rms_norm_grad(back.grad(), x.get(name), rstd, weight.get(name))};
-      if (with_sums) sums->set(dropped ? grads.dropped : grads.norm.x, std::move(grads.sums));
-      if (dropped) dropped->set(grads.norm.x, std::move(grads.dropped));
-      if (!sum.defined()) back.give(0, std::move(grads.norm.x));
-      back.give(1, std::move(grads.norm.weight));
-      if (args.centered) back.give(2, std::move(grads.norm.bias));
-    }
-  };
+  const NormBackward derivative{x, weight, result.mean, result.rstd, normalized, args, name, wish_of(x)};
   if (args.centered) return record(name, {&x, &weight, &bias}, std::move(result.out), derivative);
   return record(name, {&x, &weight}, std::move(result.out), derivative);
 }
@@ -327,6 +346,34 @@ Variable group_norm(const Variable& input, int64_t groups, const Variable& scale
   return wide.round(y);
 }
 
+namespace {
+struct BatchNormBackward {
+  Saved x, weight;
+  NormResult result;
+  bool training;
+  double eps;
+  static constexpr const char* name = "batch_norm";
+
+  void operator()(Backward& back) const {
+    NormGrad grads = batch_norm_grad(back.grad(), x.get(name), result, weight.get(name), back.needs(2), training);
+    back.give(0, std::move(grads.x));
+    back.give(1, std::move(grads.weight));
+    back.give(2, std::move(grads.bias));
+  }
+  void operator()(RecordedBackward& back) const {
+    Shape channels = Dims::filled(x.get(name).dim(), 1);
+    channels[1] = x.get(name).size(1);
+    Dims dims{0};
+    for (int d = 2; d < channels.rank(); ++d) dims.push_back(d);
+    const auto normalised = [&](const Variable& v) {
+      if (!training) return mul(sub(v, result.mean.reshape(channels)), result.rstd.reshape(channels));
+      return mul(sub(v, mean(v, dims, true)), rsqrt(add_scalar(var(v, dims, 0, true), eps)));
+    };
+    give_norm(back, x, weight, true, normalised, channels);
+  }
+};
+}  // namespace
+
 Variable batch_norm(const Variable& input, const Variable& scale, const Variable& shift, const Tensor& running_mean,
                     const Tensor& running_var, bool training, double momentum, double eps) {
   const auto [x, weight, bias] = Autocast::of_norm(input, scale, shift);
@@ -335,29 +382,8 @@ Variable batch_norm(const Variable& input, const Variable& scale, const Variable
   if (!needs_grad({&x, &weight, &bias})) return std::move(result.out);
   Tensor out = std::move(result.out);
   result.out = {};
-  return record("batch_norm", {&x, &weight, &bias}, std::move(out),
-                [x = Saved(x), weight = Saved(weight), result = std::move(result), training, eps](auto& back) {
-                  if constexpr (is_recorded<decltype(back)>) {
-                    Shape channels = Dims::filled(x.get("batch_norm").dim(), 1);
-                    channels[1] = x.get("batch_norm").size(1);
-                    Dims dims{0};
-                    for (int d = 2; d < channels.rank(); ++d) dims.push_back(d);
-                    return give_norm(
-                        back, x, weight, true,
-                        [&](const Variable& v) {
-                          if (!training)
-                            return mul(sub(v, result.mean.reshape(channels)), result.rstd.reshape(channels));
-                          return mul(sub(v, mean(v, dims, true)), rsqrt(add_scalar(var(v, dims, 0, true), eps)));
-                        },
-                        channels);
-                  } else {
-                    NormGrad grads = batch_norm_grad(back.grad(), x.get("batch_norm"), result, weight.get("batch_norm"),
-                                                     back.needs(2), training);
-                    back.give(0, std::move(grads.x));
-                    back.give(1, std::move(grads.weight));
-                    back.give(2, std::move(grads.bias));
-                  }
-                });
+  return record(BatchNormBackward::name, {&x, &weight, &bias}, std::move(out),
+                BatchNormBackward{x, weight, std::move(result), training, eps});
 }
 
 }  // namespace lockstep

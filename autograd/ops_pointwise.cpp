@@ -2,7 +2,6 @@
 // binary operations. The closures save only what the functor's derivative reads (tensor/functors.h), and let the kernel
 // overwrite the incoming gradient when nobody else holds it.
 #include "autograd/autocast.h"
-#include "autograd/complex.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
 #include "autograd/unary_grad.h"
@@ -71,14 +70,16 @@ struct BinaryGrad {
     return first || info.op != PointwiseOp::sub ? grad : neg_over(grad);
   }
 
-  template <class Back> void operator()(Back& back) {
-    if constexpr (!is_recorded<Back>) {
-      if (back.needs(0) && back.needs(1) && info.reads0 != functor::nothing && info.reads1 != functor::nothing) {
-        PointwiseGrads grads = pointwise_grads(info.op, back.grad(), back.input(0, a), back.input(1, b));
-        back.give(1, std::move(grads.b));
-        return back.give(0, std::move(grads.a));
-      }
-    }
+  void operator()(Backward& back) {
+    if (!back.needs(0) || !back.needs(1) || info.reads0 == functor::nothing || info.reads1 == functor::nothing)
+      return by_parts(back);
+    PointwiseGrads grads = pointwise_grads(info.op, back.grad(), back.input(0, a), back.input(1, b));
+    back.give(1, std::move(grads.b));
+    back.give(0, std::move(grads.a));
+  }
+  void operator()(RecordedBackward& back) { by_parts(back); }
+
+  template <class Back> void by_parts(Back& back) const {
     if (back.needs(1)) {
       const auto held = back.needs(0) ? back.grad() : typename Back::Value();  // a second handle prevents overwriting
       back.give(1, part(back, PointwisePart::grad1, info.reads1));

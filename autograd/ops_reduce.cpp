@@ -5,6 +5,7 @@
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
 #include "autograd/tape.h"
+#include "tensor/kernels.h"
 
 namespace lockstep {
 namespace {
@@ -237,6 +238,15 @@ Variable cumprod(const Variable& input, int64_t dim) {
   return wide.round(on_tape("cumprod", {&x}, cumprod(x.tensor(), dim), [x = Saved(x), dim](auto& back) {
     back.give(0, cumprod_grad<Value<decltype(back)>>(back.grad(), back.input(0, x), dim));
   }));
+}
+
+Variable sum_to(const Variable& x, const Shape& shape) {
+  if (x.shape() == shape) return x;
+  Dims dims;
+  const int more = x.dim() - shape.rank();
+  for (int d = 0; d < x.dim(); ++d)
+    if (d < more || (shape[d - more] == 1 && x.size(d) != 1)) dims.push_back(d);
+  return sum(x, dims, true).reshape(shape);
 }
 
 }  // namespace lockstep

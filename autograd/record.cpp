@@ -2,10 +2,80 @@
 #include <algorithm>
 #include <atomic>
 
-#include "autograd/leaf_collector.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
+
+namespace {
+
+std::atomic<uint64_t> last_number{0};
+thread_local std::vector<Variable>* reads = nullptr;
+
+/// Takes the next number in the order of recording.
+uint64_t new_number() { return last_number.fetch_add(1, std::memory_order_relaxed) + 1; }
+
+/// Freed memory blocks that a thread keeps for reuse: in one list per size, 256, 512, 768 and 1024 bytes.
+struct FreeBlocks {
+  static constexpr size_t step = 256, kept = 4096;  // kept: the longest that a list gets
+  std::vector<void*> lists[4];
+  static inline thread_local bool closed = false;  // true: the thread ends, blocks come from the heap and go back there
+
+  ~FreeBlocks() {
+    closed = true;
+    for (auto& list : lists)
+      for (void* block : list) ::operator delete(block);
+  }
+  /// The list for objects of `bytes`; null: there is none.
+  static std::vector<void*>* list_for(size_t bytes) {
+    if (bytes > 4 * step || closed) return nullptr;
+    thread_local FreeBlocks blocks;
+    return &blocks.lists[(bytes - 1) / step];
+  }
+};
+
+}  // namespace
+
+uint64_t tape::next_number() { return new_number(); }
+std::vector<Variable>*& tape::read_list() { return reads; }
+
+template <class T> void* Counted<T>::operator new(size_t bytes) {
+  auto* const list = FreeBlocks::list_for(bytes);
+  if (!list || list->empty())
+    return ::operator new((bytes + FreeBlocks::step - 1) / FreeBlocks::step * FreeBlocks::step);
+  void* const block = list->back();
+  list->pop_back();
+  return block;
+}
+
+template <class T> void Counted<T>::operator delete(void* object, size_t bytes) {
+  auto* const list = FreeBlocks::list_for(bytes);
+  if (list && list->size() < FreeBlocks::kept) list->push_back(object);
+  else ::operator delete(object);
+}
+
+template class Counted<Node>;
+template class Counted<Variable::Impl>;
+
+Node::Node(const char* name, int inputs, int outputs)
+    : number_(new_number()), name_(name), inputs_(inputs), outputs_(outputs) {}
+
+Node::Node(LeafTag, const Tensor& tensor) : number_(0), name_("leaf"), outputs_(1) {
+  outputs_[0].shape = tensor.shape();
+  outputs_[0].dtype = tensor.dtype();
+}
+
+void Node::destroy(Node* node) {
+  // Destroying a node releases the nodes of its inputs, which may then be destroyed, too. They are queued, because
+  // recursion would be too deep. The links of the queue are in the nodes: a container could already be gone when a
+  // static variable is destroyed at the end of the program.
+  thread_local Node* dying = nullptr;
+  thread_local bool draining = false;
+  node->next_dying_ = std::exchange(dying, node);
+  if (draining) return;
+  draining = true;
+  while (dying) delete std::exchange(dying, dying->next_dying_);
+  draining = false;
+}
 
 const Tensor& Saved::get(const char* reader) const {
   LOCKSTEP_CHECK(!tensor_.defined() || tensor_.storage()->version() == version_, "[", reader, "] a tensor of shape ",
@@ -20,24 +90,16 @@ Tensor Saved::take(const char* reader) {
   return std::move(tensor_);
 }
 
-namespace {
-thread_local LeafCollector* collector = nullptr;
-}  // namespace
-
-LeafCollector::LeafCollector() : previous_(std::exchange(collector, this)) {}
-LeafCollector::~LeafCollector() { collector = previous_; }
-
 bool needs_grad(std::initializer_list<const Variable*> inputs) {
   const bool recording = NoGrad::grad_enabled();
-  if (!recording && !collector) return false;
+  if (!recording && !reads) return false;
   bool wanted = false;
   for (const Variable* input : inputs) {
     if (!input->requires_grad()) continue;
     wanted = true;
-    if (!collector || (recording && !input->is_leaf())) continue;
-    auto& leaves = collector->leaves;
-    const auto same = [&](const Variable& leaf) { return leaf.impl() == input->impl(); };
-    if (std::none_of(leaves.begin(), leaves.end(), same)) leaves.push_back(*input);
+    if (!reads || (recording && !input->is_leaf())) continue;
+    const auto same = [&](const Variable& read) { return read.impl() == input->impl(); };
+    if (std::none_of(reads->begin(), reads->end(), same)) reads->push_back(*input);
   }
   return wanted && recording;
 }
@@ -51,7 +113,7 @@ bool needs_grad(const std::vector<Variable>& inputs) {
 namespace {
 
 void wire(Node& node, int i, const Variable& input) {
-  if (input.requires_grad()) node.inputs()[i] = {input.impl()->node, input.impl()->output};
+  if (input.requires_grad()) node.inputs()[i] = tape::edge_of(input);
 }
 
 Variable result_of(const Ref<Node>& node, int output, Tensor tensor) {
@@ -60,11 +122,8 @@ Variable result_of(const Ref<Node>& node, int output, Tensor tensor) {
   slot.shape = tensor.shape();
   slot.dtype = tensor.dtype();
   if (tensor.storage()->category() == Memory::other) tensor.storage()->book_as(Memory::activation);
-  Variable result(std::move(tensor));
-  Variable::Impl& impl = *result.impl();
-  impl.requires_grad = is_floating(slot.dtype) || is_complex(slot.dtype);
-  impl.node = node;
-  impl.output = output;
+  Variable result = tape::variable_at(node, output, std::move(tensor));
+  result.impl()->requires_grad = is_floating(slot.dtype) || is_complex(slot.dtype);
   return result;
 }
 

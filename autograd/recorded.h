@@ -1,51 +1,10 @@
 #pragma once
-// Lets one closure compute an operation's derivative either from tensors or, under create_graph, from variables. The
-// derivative is then itself recorded on the tape.
-#include <type_traits>
-
+// For closures that compute an operation's derivative from tensors (Backward) or variables (RecordedBackward).
 #include "autograd/ops.h"
 #include "autograd/symbol.h"
 #include "autograd/tape.h"
 
 namespace lockstep {
-
-class RecordedPass;
-/// Stands in for Backward if the derivative itself is recorded (create_graph): all values are variables on the tape. A
-/// closure that takes `auto& back` serves both classes. A closure that takes Backward& has no second derivative: a pass
-/// with create_graph then throws an Error that names the operation.
-class RecordedBackward {
- public:
-  /// Type of gradients. (Class Backward has Tensor here.)
-  using Value = Variable;
-  static constexpr bool is_recorded = true;
-  /// `grads` are the gradients of the node's outputs.
-  RecordedBackward(RecordedPass& pass, const Ref<Node>& node, std::vector<Variable>& grads)
-      : pass_(pass), node_(node), grads_(grads) {}
-  bool retains() const { return true; }                          ///< The graph is always kept.
-  Variable& grad(int i = 0) const { return grads_[size_t(i)]; }  ///< Gradient of output i; undefined if none arrived.
-  bool needs(int i) const;                               ///< True when a wanted gradient depends on that of input i.
-  void give(int i, const Variable& grad) const;          ///< Adds a gradient of input i, summed to the input's shape.
-  Variable input(int i, const Saved& saved) const;       ///< The saved input i, on the tape.
-  Variable output(const Saved& saved, int i = 0) const;  ///< The saved output i, on the tape.
-  /// For kernels whose derivative cannot be recorded. `composed` computes the same result from operations that can be.
-  /// through() differentiates `composed` at the inputs in `saved` and adds the results to these inputs' gradients.
-  void through(const std::vector<const Saved*>& saved,
-               const std::function<Variable(const std::vector<Variable>&)>& composed) const;
-  /// through() for an operation with several results.
-  void through_all(const std::vector<const Saved*>& saved,
-                   const std::function<std::vector<Variable>(const std::vector<Variable>&)>& composed) const;
-
- private:
-  RecordedPass& pass_;
-  const Ref<Node>& node_;
-  std::vector<Variable>& grads_;
-};
-
-/// The type of gradients in a closure: Tensor if its `back` is a Backward, Variable if it is a RecordedBackward.
-template <class Back> using Value = typename std::remove_reference_t<Back>::Value;
-
-/// True when `back` is a RecordedBackward.
-template <class Back> inline constexpr bool is_recorded = std::remove_reference_t<Back>::is_recorded;
 
 /// Returns x itself if it is a Tensor, and its tensor if it is a Variable.
 inline const Tensor& bare(const Tensor& x) { return x; }
@@ -58,9 +17,14 @@ Variable on_tape(const char* name, std::initializer_list<const Variable*> inputs
   return record(name, inputs, std::move(out), std::move(derivative));
 }
 
+/// Sums x to `shape`, which must broadcast to the shape of x.
+Variable sum_to(const Variable& x, const Shape& shape);
+
+/// The tensor of x, as its only handle if x is the only handle of the variable.
+inline Tensor taken(Variable x) { return x.impl()->is_shared() ? x.tensor() : std::move(x.impl()->tensor); }
 /// Adds `grad`, computed with Variables, to the gradient of input i. Only a recorded pass keeps the graph of `grad`.
-inline void give_value(const Backward& back, int i, const Variable& grad) { back.give(i, grad.tensor()); }
-inline void give_value(const RecordedBackward& back, int i, const Variable& grad) { back.give(i, grad); }
+inline void give_value(const Backward& back, int i, Variable grad) { back.give(i, taken(std::move(grad))); }
+inline void give_value(const RecordedBackward& back, int i, Variable grad) { back.give(i, std::move(grad)); }
 
 /// True when x may be overwritten: a contiguous tensor that nobody else holds.
 inline bool is_free(const Tensor& x) { return x.is_exclusive() && x.is_contiguous(); }

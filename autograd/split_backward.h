@@ -26,13 +26,8 @@ class SplitBackward {
   void finish_but(const std::vector<Variable>& leaves);
 
  private:
-  struct Part {
-    Ref<Node> node;
-    std::vector<Edge> edges;    // edges to the leaves of the second part
-    std::vector<Tensor> grads;  // gradients of the node's outputs
-  };
-  static void run(std::vector<Part> parts, std::vector<std::pair<Edge, Tensor>> list);
-  std::vector<Part> rest_;
+  static void run(std::vector<tape::GradAt> list);
+  std::vector<tape::GradAt> rest_;  // gradients of the nodes with edges to other leaves, by descending number
 };
 
 /// Joins several backward passes into one. The returned variable has one element; its backward() starts at all `roots`

@@ -7,15 +7,12 @@
 //   leaves                        loss   is a node too: its derivative adds the gradient to .grad.
 //
 // Everything runs in loops, never by recursion: chains of a million operations can be differentiated and freed.
-#include <atomic>
 #include <memory>
 #include <optional>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "autograd/short_list.h"
-#include "autograd/variable.h"
+#include "autograd/backward.h"
 
 namespace lockstep {
 
@@ -25,44 +22,32 @@ struct Edge {
   int output = 0;
 };
 
-class Saved;
-class RecordedBackward;  // the Backward of create_graph: autograd/recorded.h
-/// The pass as a derivative sees it: gradients of the outputs come in, gradients of the inputs go out.
-class Backward {
+/// A list of fixed length. Up to N elements are stored inside the object, longer lists on the heap.
+template <class T, int N> class ShortList {
  public:
-  using Value = Tensor;  ///< type of gradients; Variable in RecordedBackward
-  static constexpr bool is_recorded = false;
-  /// For the derivative of `node`. `retains`: the graph is kept. `folds`: fold() need not return null.
-  Backward(Node& node, bool retains, bool folds) : node_(node), retains_(retains), folds_(folds) {}
-  bool retains() const { return retains_; }  ///< true: the graph is kept, saved tensors must stay as they are
-  /// Gradient of output i; undefined if none arrived (only possible with several outputs). The derivative may move this
-  /// tensor away, or overwrite it when Tensor::is_exclusive() is true.
-  Tensor& grad(int i = 0) const;
-  bool needs(int i) const;  ///< true when input i requires a gradient
-  /// Adds `grad` to the gradient of input i. If the operation broadcast the input, `grad` is first summed to its shape.
-  void give(int i, Tensor grad) const;
-  /// The gradient that other operations have given to input i so far, for a derivative that adds to it in place (such
-  /// as that of embedding, which is mostly zeros). Undefined if there is none yet, if its memory has gaps, and in
-  /// AnomalyMode, which checks every gradient by itself.
-  Tensor partial(int i) const;
-  /// The derivative of the unary operation that computed input i, if no other node uses input i and no hook reads that
-  /// input's gradient; else null. A caller that gets a derivative must apply it to the gradient before give().
-  const struct UnaryGrad* fold(int i) const;
-  const Tensor& input(int i, const Saved& saved) const;       ///< the saved input i; Error if changed in place
-  const Tensor& output(const Saved& saved, int i = 0) const;  ///< the saved output i; Error if changed in place
+  explicit ShortList(int size = 0) : size_(size), more_(size > N ? new T[size_t(size)] : nullptr) {}
+  int size() const { return size_; }
+  T& operator[](int i) { return begin()[i]; }  ///< no check of the range
+  T* begin() { return more_ ? more_.get() : first_; }
+  T* end() { return begin() + size_; }
 
  private:
-  Node& node_;
-  bool retains_, folds_;
+  int size_;
+  T first_[N];
+  std::unique_ptr<T[]> more_;
 };
 
 /// One recorded operation, or a leaf.
-class Node {
+class Node : public Counted<Node> {
  public:
+  struct Grad {  ///< a gradient that a pass accumulates
+    Tensor plain;
+    Variable recorded;  // in a recorded pass: accumulated in place of `plain`
+  };
   struct Output {  ///< one result of the operation
     Shape shape;
     DType dtype = f32;
-    Tensor grad;                            // accumulated in the running backward pass
+    Grad grad;                              // of the running backward pass
     std::shared_ptr<struct GradWish> wish;  // what the maker of `grad` may compute beside it; mostly null
     struct Hook {                           ///< registered by on_grad() or before_backward()
       int id;
@@ -70,13 +55,13 @@ class Node {
       bool looks = true;  // true: the hook reads the gradient (on_grad()); false: it does not (before_backward())
     };
     std::unique_ptr<std::vector<Hook>> hooks;
-    int add_hook(Hook hook);  ///< returns the hook's id
-    void run_hooks();         ///< lets each hook see and replace `grad`
+    void add_hook(Hook hook);  ///< registers it behind the others
+    void run_hooks();          ///< lets each hook see and replace grad.plain
   };
 
   Node(const char* name, int inputs, int outputs);  ///< assigns the next number()
   virtual ~Node() = default;
-  Node(const Node&) = delete;
+  static void destroy(Node* node);  ///< for Counted
 
   virtual void run(Backward& backward) = 0;      ///< computes the gradients of the inputs
   virtual void run(RecordedBackward& backward);  ///< computes these gradients on the tape; Error if not supported
@@ -88,16 +73,9 @@ class Node {
   uint64_t number() const { return number_; }    ///< order of recording; 0 for leaves
   bool is_leaf() const { return number_ == 0; }  ///< true for a Leaf
   /// True during a pass once the consumer has applied this node's derivative (Backward::fold).
-  bool is_folded() const { return folded_; }
+  bool is_folded() const { return visit_.folded; }
   ShortList<Edge, 3>& inputs() { return inputs_; }      ///< the outputs that are this node's inputs
   ShortList<Output, 1>& outputs() { return outputs_; }  ///< shapes, gradients and hooks of the results
-
-  void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }  ///< adds a reference
-  void release() {  ///< drops a reference; the last one destroys the node
-    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy(this);
-  }
-  static void* operator new(size_t bytes);                ///< uses a free list: every operation allocates a node
-  static void operator delete(void* node, size_t bytes);  ///< back to the free list
 
  protected:
   struct LeafTag {};
@@ -105,16 +83,18 @@ class Node {
 
  private:
   friend class Pass;
-  friend class RecordedPass;
-  friend class Backward;
-  static void destroy(Node* node);
+  template <class V> friend class BackwardOf;
 
-  std::atomic<int> refs_{0};
-  bool released_ = false, folded_ = false;
+  struct Visit {
+    uint64_t pass = 0;  // the pass that last visited this node
+    int uses = 0;       // gradients still to arrive in this pass
+    bool folded = false;
+    bool leads = true;  // false: this pass needs the gradient neither for itself nor for an input's
+  };
+  bool released_ = false;
+  Visit visit_;
   Node* next_dying_ = nullptr;
-  int uses_ = 0;       // gradients still to arrive in pass `pass_`
-  uint64_t pass_ = 0;  // the backward pass that last visited this node
-  uint64_t number_;    // order of recording; 0 for leaves
+  uint64_t number_;
   const char* name_;
   ShortList<Edge, 3> inputs_;
   ShortList<Output, 1> outputs_;
@@ -124,13 +104,16 @@ class Node {
 class Leaf final : public Node {
  public:
   explicit Leaf(const Tensor& tensor) : Node(LeafTag{}, tensor) {}  ///< records the tensor's shape and dtype
-  void run(Backward&) override;
+  void run(Backward& backward) override;                            ///< adds to .grad and calls on_complete
+  void run(RecordedBackward& backward) override;                    ///< adds to recorded_grad, too
   void release_saved() override {}
-  void add(Tensor& incoming);  ///< accumulates into .grad and calls on_complete
 
   Tensor grad;
   Variable recorded_grad;  // gradient from a backward with create_graph
   std::vector<std::pair<int, LeafHook>> on_complete;
+
+ private:
+  void add(Tensor incoming);
 };
 
 /// A tensor kept for backward, with its version. get() throws an Error that names both operations if the tensor was
@@ -180,6 +163,28 @@ template <class Fn> class Function final : public Node {
   std::optional<Fn> fn_;
 };
 
+using GradAt = std::pair<Edge, Variable>;                                              ///< a gradient of a node output
+inline Edge edge_of(const Variable& x) { return {x.impl()->node, x.impl()->output}; }  ///< the edge to x
+/// A variable with the value `tensor` for output `output` of `node`; does not require grad if `node` is null.
+inline Variable variable_at(const Ref<Node>& node, int output, Tensor tensor) {
+  Variable result(std::move(tensor));
+  Variable::Impl& impl = *result.impl();
+  impl.requires_grad = bool(node), impl.node = node, impl.output = output;
+  return result;
+}
+/// A variable of one element. A backward pass from it starts with all these gradients.
+Variable join(std::vector<GradAt> list);
+/// Runs the pass `op` from `start`; a recorded one if `records` is set. Returns the gradients of `wanted`, undefined
+/// where none arrived. Without `wanted` it adds the gradients of leaves to their .grad.
+std::vector<Variable> run_pass(const char* op, GradAt start, const std::vector<Edge>* wanted, bool retains,
+                               bool records);
+bool in_recorded_pass();  ///< true when this thread runs one
+uint64_t next_number();   ///< takes a number between those of nodes made before and after
+/// The list to which this thread's operations add the variables that they read and that require grad, each once; null
+/// for none. Checkpoints find a function's parameters with it. While recording is on, it gets leaves only; while it is
+/// off, also results that were recorded before. (A result computed while recording is off does not require grad.)
+std::vector<Variable>*& read_list();
+
 }  // namespace tape
 
 /// Records one operation with its derivative, a closure over saved tensors. Call record() only if needs_grad(inputs):
@@ -205,13 +210,8 @@ std::vector<Variable> record(const char* name, const std::vector<Variable>& inpu
                       std::move(outputs));
 }
 
-/// Checks the arguments of backward() and grad(): `root` must require grad, and `gradient` must have root's shape,
-/// dtype and device. `gradient` may be undefined if `root` is real and has one element.
-void check_start(const char* op, const Variable& root, const Tensor& gradient);
-
 /// Marks `result` as a view that shares the storage of `base`, so that neither may be changed in place. Returns result.
 Variable as_view(const Variable& base, Variable result);
-
 /// Error if `variable` must not be changed in place: a leaf that requires grad, or a variable that has or is a view.
 void check_in_place(const char* op, const Variable& variable);
 /// Makes `variable` the output of the operation recorded in `result` (same storage, changed in place).

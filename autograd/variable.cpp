@@ -1,9 +1,10 @@
-// Variable: handles, leaves and hooks. The backward pass is in tape.cpp.
+// Variable: handles, leaves and hooks, and the functions that start a backward pass (tape.cpp).
 #include "autograd/variable.h"
 
 #include <algorithm>
 #include <ostream>
 
+#include "autograd/split_backward.h"
 #include "autograd/tape.h"
 #include "tensor/complex.h"
 #include "tensor/ops.h"
@@ -18,6 +19,24 @@ thread_local int anomaly_depth = 0;
 Leaf& leaf_of(Variable::Impl& impl) { return static_cast<Leaf&>(*impl.node); }
 
 std::atomic<int> next_hook_id{1};
+
+/// Returns where the pass `op` from `root` starts, with `gradient` or 1. Error if `root` does not require grad, or
+/// `gradient` does not fit it.
+tape::GradAt start(const char* op, const Variable& root, const Variable& gradient) {
+  LOCKSTEP_CHECK(root.requires_grad(), "[", op,
+                 "] this value does not require grad; was it computed in a NoGrad scope, or from data only? Compute it "
+                 "outside such a scope, from a variable that requires grad");
+  LOCKSTEP_CHECK(gradient.defined() || root.numel() == 1, "[", op, "] expected a gradient for a result of shape ",
+                 root.shape(), " (only a result of one element may omit it)");
+  LOCKSTEP_CHECK(gradient.defined() || !is_complex(root.dtype()), "[", op, "] expected a gradient for a result of ",
+                 root.dtype(), " (only a real result may omit it)");
+  LOCKSTEP_CHECK(!gradient.defined() || (gradient.shape() == root.shape() && gradient.dtype() == root.dtype()), "[", op,
+                 "] expected a gradient of shape ", root.shape(), " and ", root.dtype(), ", got ", gradient.shape(),
+                 " and ", gradient.dtype());
+  LOCKSTEP_CHECK(!gradient.defined() || gradient.device() == root.device(), "[", op, "] expected a gradient on ",
+                 root.device(), ", got one on ", gradient.device(), " (move with .to(device))");
+  return {tape::edge_of(root), gradient.defined() ? gradient : Variable(ones_like(root.tensor()))};
+}
 
 }  // namespace
 
@@ -108,38 +127,37 @@ void Variable::clear_grad() {
   if (impl_ && impl_->retained_grad) *impl_->retained_grad = {};
 }
 
-int Node::Output::add_hook(Hook hook) {
+void Node::Output::add_hook(Hook hook) {
   if (!hooks) hooks = std::make_unique<std::vector<Hook>>();
   hooks->push_back(std::move(hook));
-  return hooks->back().id;
 }
 
 void Node::Output::run_hooks() {
   // Iterate by index and copy each hook, because a hook may add or remove hooks.
   for (size_t i = 0; i < hooks->size(); ++i) {
     const GradHook hook = (*hooks)[i].call;
-    Tensor changed = hook(grad);
+    Tensor changed = hook(grad.plain);
     if (!changed.defined()) continue;
     LOCKSTEP_CHECK(changed.shape() == shape && changed.dtype() == dtype, "[on_grad] expected the hook to return shape ",
                    shape, " and ", dtype, ", got ", changed.shape(), " and ", changed.dtype());
-    grad = std::move(changed);
+    grad.plain = std::move(changed);
   }
 }
 
 int Variable::on_grad(GradHook hook) {
   LOCKSTEP_CHECK(requires_grad(), "[on_grad] expected a variable that requires grad; call requires_grad_() first");
-  return impl_->node->outputs()[impl_->output].add_hook({next_hook_id++, std::move(hook)});
+  const int id = next_hook_id++;
+  impl_->node->outputs()[impl_->output].add_hook({id, std::move(hook)});
+  return id;
 }
 
 int Variable::before_backward(std::function<void()> hook) {
   LOCKSTEP_CHECK(requires_grad(),
                  "[before_backward] expected a variable that requires grad; call requires_grad_() first");
-  return impl_->node->outputs()[impl_->output].add_hook({next_hook_id++,
-                                                         [fn = std::move(hook)](const Tensor&) {
-                                                           fn();
-                                                           return Tensor();
-                                                         },
-                                                         false});
+  const auto call = [hook = std::move(hook)](const Tensor&) { return hook(), Tensor(); };
+  const int id = next_hook_id++;
+  impl_->node->outputs()[impl_->output].add_hook({id, call, false});
+  return id;
 }
 
 int Variable::on_grad_complete(LeafHook hook) {
@@ -165,19 +183,50 @@ std::ostream& operator<<(std::ostream& out, const Variable& variable) {
   return variable.requires_grad() ? out << ", requires grad" : out;
 }
 
-void check_start(const char* op, const Variable& root, const Tensor& gradient) {
-  LOCKSTEP_CHECK(root.requires_grad(), "[", op,
-                 "] this value does not require grad; was it computed in a NoGrad scope, or from data only? Compute it "
-                 "outside such a scope, from a variable that requires grad");
-  LOCKSTEP_CHECK(gradient.defined() || root.numel() == 1, "[", op, "] expected a gradient for a result of shape ",
-                 root.shape(), " (only a result of one element may omit it)");
-  LOCKSTEP_CHECK(gradient.defined() || !is_complex(root.dtype()), "[", op, "] expected a gradient for a result of ",
-                 root.dtype(), " (only a real result may omit it)");
-  LOCKSTEP_CHECK(!gradient.defined() || (gradient.shape() == root.shape() && gradient.dtype() == root.dtype()), "[", op,
-                 "] expected a gradient of shape ", root.shape(), " and ", root.dtype(), ", got ", gradient.shape(),
-                 " and ", gradient.dtype());
-  LOCKSTEP_CHECK(!gradient.defined() || gradient.device() == root.device(), "[", op, "] expected a gradient on ",
-                 root.device(), ", got one on ", gradient.device(), " (move with .to(device))");
+Variable Variable::recorded_grad() const {
+  LOCKSTEP_CHECK(is_leaf(), "[recorded_grad] expected a leaf, got the output of '", impl_->node->name(),
+                 "'; use grad() with create_graph");
+  return impl_->node ? leaf_of(*impl_).recorded_grad : Variable();
+}
+
+void Variable::backward(const Tensor& gradient, bool retain_graph) const {
+  backward({.gradient = gradient, .retain_graph = retain_graph});
+}
+
+void Variable::backward(const BackwardOptions& o) const {
+  tape::run_pass("backward", start("backward", *this, o.gradient), nullptr, o.retain_graph, o.create_graph);
+}
+
+std::vector<Variable> grad(const std::vector<Variable>& outputs, const std::vector<Variable>& inputs,
+                           const GradOptions& options) {
+  LOCKSTEP_CHECK(options.grad_outputs.empty() || options.grad_outputs.size() == outputs.size(),
+                 "[grad] expected a grad_output for each of ", outputs.size(), " outputs, got ",
+                 options.grad_outputs.size());
+  std::vector<tape::GradAt> starts;
+  for (size_t i = 0; i < outputs.size(); ++i)
+    starts.push_back(start("grad", outputs[i], options.grad_outputs.empty() ? Variable() : options.grad_outputs[i]));
+  std::vector<Edge> wanted;
+  for (const Variable& input : inputs) {
+    LOCKSTEP_CHECK(input.requires_grad(), "[grad] expected every input to require grad, input ", wanted.size(),
+                   " does not");
+    wanted.push_back(tape::edge_of(input));
+  }
+  const Variable root = starts.size() == 1 ? Variable() : tape::join(std::move(starts));
+  std::vector<Variable> grads = tape::run_pass("grad", root.defined() ? start("grad", root, {}) : std::move(starts[0]),
+                                               &wanted, options.retain_graph, options.create_graph);
+  for (size_t i = 0; i < grads.size(); ++i)
+    LOCKSTEP_CHECK(grads[i].defined() || options.allow_unused, "[grad] no output depends on input ", i,
+                   "; leave it out, or pass allow_unused = true for an undefined gradient");
+  return grads;
+}
+
+std::vector<Tensor> gradients(const Variable& output, const std::vector<Variable>& inputs, const Tensor& gradient,
+                              bool retain_graph) {
+  const GradOptions options{.grad_outputs = {gradient}, .retain_graph = retain_graph, .allow_unused = true};
+  std::vector<Tensor> grads;
+  for (const Variable& grad : grad(output, inputs, options))
+    grads.push_back(grad.defined() ? std::move(grad.impl()->tensor) : Tensor());
+  return grads;
 }
 
 bool NoGrad::grad_enabled() { return recording; }

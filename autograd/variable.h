@@ -127,11 +127,30 @@ class Variable {
   Ref<Impl> impl_;
 };
 
+/// Base of T that Ref counts. The memory comes from free lists (record.cpp), as every operation makes such objects.
+template <class T> class Counted {
+ public:
+  Counted() = default;
+  Counted(const Counted&) = delete;
+  void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }  ///< Adds a reference.
+  /// Drops a reference; the last one destroys the object.
+  void release() {
+    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) T::destroy(static_cast<T*>(this));
+  }
+  bool is_shared() const { return refs_.load(std::memory_order_acquire) > 1; }  ///< True if there are several.
+  static void* operator new(size_t bytes);                                      ///< takes a block of a list
+  static void operator delete(void* object, size_t bytes);                      ///< puts it back
+
+ private:
+  std::atomic<int> refs_{0};
+};
+
 /// The shared state of all handles of one variable. Used by the tape (autograd/tape.h).
-struct Variable::Impl {
+struct Variable::Impl final : Counted<Variable::Impl> {
   /// State of a variable that does not require grad.
   explicit Impl(Tensor t);
   ~Impl();
+  static void destroy(Impl* impl) { delete impl; }  ///< for Counted
   Tensor tensor;
   /// The node that computed the tensor, or a Leaf; empty if a gradient was never required.
   Ref<Node> node;
@@ -140,18 +159,6 @@ struct Variable::Impl {
   bool is_aliased = false;  // true: shares storage with another variable of the tape
   /// Gradient of a non-leaf after retain_grad().
   std::shared_ptr<Tensor> retained_grad;
-
-  void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }  ///< Adds a reference (Ref).
-  /// Drops a reference. Deletes the object if it was the last reference.
-  void release() {
-    if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) delete this;
-  }
-  bool is_shared() const { return refs_.load(std::memory_order_acquire) > 1; }  ///< True if there are several handles.
-  static void* operator new(size_t bytes);                ///< Allocates from the free lists of node.cpp.
-  static void operator delete(void* impl, size_t bytes);  ///< Returns the block to the free list.
-
- private:
-  std::atomic<int> refs_{0};
 };
 
 /// Prints the tensor, then "requires grad" or the name of the operation that computed it.
@@ -212,7 +219,7 @@ inline std::vector<Variable> grad(const Variable& output, const std::vector<Vari
 }
 
 /// Calls `callback` once at the end of the backward pass that this thread is running, e.g. DDP waits for its buckets
-/// there. Error when no pass runs.
-void after_backward(std::function<void()> callback);
+/// there. If an Error ends the pass, or `callback` throws, calls `abandoned` instead. Error when no pass runs.
+void after_backward(std::function<void()> callback, std::function<void()> abandoned = {});
 
 }  // namespace lockstep

@@ -1,6 +1,5 @@
 // Views, copies and casts of variables. The gradient of a view goes to the elements that the view shows; the others get
 // 0. If the input already has a gradient from another use, the view's gradient is added to that in place.
-#include "autograd/complex.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
 #include "autograd/tape.h"
@@ -52,7 +51,41 @@ Variable same(const char* name, const Variable& x, Tensor out) {
   return viewed(name, x, std::move(out), [](auto& back) { back.give(0, std::move(back.grad())); });
 }
 
-/// Records a split of `dim` as one operation, whose derivative concatenates the gradients of all parts.
+/// Concatenates the gradients of the parts of a split of dim `dim`.
+struct SplitGrad {
+  Shape shape;
+  TensorOptions like;
+  std::vector<int64_t> sizes;
+  int64_t dim;
+
+  void operator()(Backward& back) const {
+    const Tensor sum = back.partial(0);
+    const Tensor whole = sum.defined() ? sum : empty(shape, like);
+    int64_t start = 0;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      const Tensor part = whole.narrow(dim, start, sizes[i]);
+      const Tensor& grad = back.grad(int(i));
+      if (sum.defined()) {
+        if (grad.defined()) add_(part, grad);
+      } else {
+        grad.defined() ? part.copy_(grad) : part.zero_();
+      }
+      start += sizes[i];
+    }
+    if (!sum.defined()) back.give(0, whole);
+  }
+  void operator()(RecordedBackward& back) const {
+    std::vector<Variable> grads;
+    for (size_t i = 0; i < sizes.size(); ++i) {
+      Shape part = shape;
+      part[int(dim)] = sizes[i];
+      grads.push_back(back.grad(int(i)).defined() ? back.grad(int(i)) : Variable(zeros(part, like)));
+    }
+    back.give(0, cat(grads, dim));
+  }
+};
+
+/// Records a split of `dim` as one operation.
 std::vector<Variable> parts(const Variable& x, std::vector<Tensor> tensors, int64_t dim) {
   std::vector<Variable> results;
   if (!needs_grad({&x})) {
@@ -63,33 +96,7 @@ std::vector<Variable> parts(const Variable& x, std::vector<Tensor> tensors, int6
   std::vector<int64_t> sizes;
   for (const Tensor& tensor : tensors) sizes.push_back(tensor.size(dim));
   const TensorOptions like{x.dtype(), x.device()};
-  results =
-      record("split", std::vector<Variable>{x}, std::move(tensors), [shape = x.shape(), like, sizes, dim](auto& back) {
-        if constexpr (is_recorded<decltype(back)>) {
-          std::vector<Variable> grads;
-          for (size_t i = 0; i < sizes.size(); ++i) {
-            Shape part = shape;
-            part[int(dim)] = sizes[i];
-            grads.push_back(back.grad(int(i)).defined() ? back.grad(int(i)) : Variable(zeros(part, like)));
-          }
-          return back.give(0, cat(grads, dim));
-        } else {
-          const Tensor sum = back.partial(0);
-          const Tensor whole = sum.defined() ? sum : empty(shape, like);
-          int64_t start = 0;
-          for (size_t i = 0; i < sizes.size(); ++i) {
-            const Tensor part = whole.narrow(dim, start, sizes[i]);
-            const Tensor& grad = back.grad(int(i));
-            if (sum.defined()) {
-              if (grad.defined()) add_(part, grad);
-            } else {
-              grad.defined() ? part.copy_(grad) : part.zero_();
-            }
-            start += sizes[i];
-          }
-          if (!sum.defined()) back.give(0, whole);
-        }
-      });
+  results = record("split", std::vector<Variable>{x}, std::move(tensors), SplitGrad{x.shape(), like, sizes, dim});
   for (Variable& result : results) result = as_view(x, std::move(result));
   return results;
 }

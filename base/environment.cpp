@@ -171,7 +171,7 @@ std::string environment_reference() {
       "\n"
       "People most often set `LOCKSTEP_THREADS` (threads of a process), `LOCKSTEP_TIMEOUT` and\n"
       "`LOCKSTEP_HEARTBEAT` ([when ranks wait](debugging-a-hang.md)), `LOCKSTEP_TRANSPORT` and\n"
-      "`LOCKSTEP_INTERFACE` (the network), and `LOCKSTEP_CPU_DEVICES` ([device maps](device-map.md)).\n"
+      "`LOCKSTEP_INTERFACE` (the network), and `LOCKSTEP_CPU_DEVICES` (devices that share the CPU).\n"
       "\n"
       "- **A wrong value is an error**, and so is an unknown name that begins with `LOCKSTEP_`.\n"
       "- **When they are checked:** `lockstep`, and programs that use `train/cli.h`, check names and values\n"

@@ -16,7 +16,7 @@
 #include "dist/process_group.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
-#include "zero/tile_ring.h"
+#include "zero/offload/tile_ring.h"
 #include "zero/zero.h"
 
 using namespace lockstep;

@@ -11,9 +11,9 @@
 #include <memory>
 
 #include "base/threads.h"
-#include "nn/generate.h"
+#include "extensions/generation/generate.h"
+#include "extensions/quantization/quantize.h"
 #include "nn/models/gpt.h"
-#include "nn/quantize.h"
 #include "tensor/random.h"
 
 using namespace lockstep;

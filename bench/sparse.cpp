@@ -12,7 +12,8 @@
 #include <set>
 
 #include "autograd/ops.h"
-#include "nn/sparse.h"
+#include "extensions/sparse_attention/layouts.h"
+#include "tensor/block_layout.h"
 #include "tensor/random.h"
 
 using namespace lockstep;

@@ -8,6 +8,7 @@
 
 #include "base/clock.h"
 #include "base/printable.h"
+#include "dist/control.h"
 #include "dist/texts.h"
 
 namespace lockstep::checkpoints {

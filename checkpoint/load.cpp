@@ -205,7 +205,7 @@ const data::Json& get(const Numbers& numbers, const std::string& name, bool (dat
   LOCKSTEP_CHECK(found != numbers.end(), "[checkpoint] expected a number \"", name,
                  "\", the checkpoint has none; save it too");
   LOCKSTEP_CHECK((found->second.*is)(), "[checkpoint] expected \"", name, "\" to be ", kind, ", got ",
-                 text_of(found->second));
+                 text_of(found->second), "; read it as the type that was saved");
   return found->second;
 }
 

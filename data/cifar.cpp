@@ -1,6 +1,4 @@
-// Reads CIFAR-10's binary files. See cifar.h.
-#include "data/cifar.h"
-
+// Reads CIFAR-10's binary files. See images.h.
 #include <filesystem>
 
 #include "data/files.h"

@@ -1,6 +1,4 @@
-// Reads IDX files and MNIST. See idx.h.
-#include "data/idx.h"
-
+// Reads IDX files and MNIST. See images.h.
 #include <zlib.h>
 
 #include <algorithm>
@@ -8,6 +6,7 @@
 #include <cstring>
 #include <filesystem>
 
+#include "data/files.h"
 #include "data/images.h"
 #include "tensor/ops.h"
 

@@ -4,15 +4,28 @@
 //   for (auto& [x, y] : DataLoader(train, {.batch_size = 128, .shuffle = true, .workers = 2})) ...
 //
 // Every loop is one epoch, and the next loop is the next epoch, in another order. Leaving a loop early ends its epoch.
+#include <algorithm>
+#include <atomic>
+#include <concepts>
+#include <cstdint>
+#include <exception>
+#include <functional>
 #include <iterator>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
 
 #include "data/dataset.h"
-#include "data/files.h"
 #include "data/prefetch.h"
 #include "data/sampler.h"
-#include "tensor/random_scope.h"
+#include "tensor/random.h"
+#include "trace/trace.h"
 
 namespace lockstep::data {
+
+void check_mapped_files();  // files.h
 
 /// Options of a DataLoader. S is a sample, B a batch.
 template <class S, class B = S> struct LoaderOptions {

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "data/files.h"
 #include "data/json.h"
 #include "data/json_events.h"
 

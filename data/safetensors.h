@@ -2,16 +2,19 @@
 // safetensors, the file format of model weights (github.com/huggingface/safetensors): the header's length (8 bytes,
 // little-endian), the header (JSON: name -> dtype, shape, data_offsets), then the data, row-major, without gaps. Every
 // rule is checked on opening, before anything is allocated, and nothing in a file is ever executed.
+#include <cstddef>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "data/files.h"
 #include "tensor/tensor.h"
 
 namespace lockstep::data {
+
+class MappedFile;
 
 /// The header's __metadata__: strings by key.
 using Metadata = std::map<std::string, std::string>;
@@ -32,7 +35,7 @@ struct SafeTensorsHeader {
 };
 
 /// Checks and parses the header of a whole file in memory. Errors begin with `origin`.
-SafeTensorsHeader parse_safetensors(Bytes file, const std::string& origin);
+SafeTensorsHeader parse_safetensors(std::span<const std::byte> file, const std::string& origin);
 
 /// An open file. Its tensors share the mapped pages, which are read when touched and live as long as any of the
 /// tensors. Writing to a tensor never reaches the file. A file replaced by save_safetensors() stays readable here.

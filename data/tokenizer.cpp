@@ -1,9 +1,9 @@
-// Decoding, and the byte tokenizer. See tokenizer.h. bpe.cpp has BpeTokenizer, tokenizer_files.cpp the loading.
+// Decoding, and the byte tokenizer. See tokenizer.h.
 #include "data/tokenizer.h"
 
 #include <array>
 
-#include "data/unicode.h"
+#include "data/utf8.h"
 
 namespace lockstep::data {
 

@@ -1,5 +1,5 @@
 #pragma once
-// Tokenizers: text to ids and back. docs/tokenizers.md lists the supported Hugging Face files.
+// Tokenizers: text to ids and back. Extensions read them from files.
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -22,10 +22,6 @@ struct EncodeOptions {
 /// Interface of all tokenizers.
 class Tokenizer {
  public:
-  /// Loads a folder with tokenizer.json, or with vocab.json and merges.txt. Also reads added tokens from
-  /// tokenizer_config.json and added_tokens.json. The files determine the kind of tokenizer. An
-  /// unsupported feature in a file is an Error that names the feature.
-  static std::unique_ptr<Tokenizer> from_folder(const std::string& folder);
   virtual ~Tokenizer() = default;
   virtual int64_t vocab_size() const = 0;                                        ///< largest id + 1
   virtual bool knows(int64_t id) const { return id >= 0 && id < vocab_size(); }  ///< true if the id exists
@@ -84,16 +80,5 @@ class ByteTokenizer : public Tokenizer {
   std::string_view token_bytes(int32_t id) const override;
   size_t last_cut(std::string_view text) const override { return text.size(); }
 };
-
-/// Tokenizer::from_folder(), or a ByteTokenizer if `folder` is "".
-std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder);
-/// True if the folder has a tokenizer.json or vocab.json.
-bool has_tokenizer(const std::string& folder);
-/// A string that identifies a tokenizer: "bytes", or the size and checksum of each of its files, and of the list of
-/// tokens that are defined in other files.
-std::string tokenizer_identity(const std::string& folder);
-/// Copies the tokenizer's files and chat templates from one folder to another, and removes the files of an
-/// earlier tokenizer.
-void copy_tokenizer(const std::string& from, const std::string& to);
 
 }  // namespace lockstep::data

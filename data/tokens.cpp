@@ -1,5 +1,5 @@
-// Token lists, and the reading and writing of .tokens files. See tokens.h.
-#include "data/tokens.h"
+// Token lists, and the reading and writing of .tokens files. See text.h.
+#include "data/text.h"
 
 #include <zlib.h>
 

@@ -1,6 +1,7 @@
 // clock.cpp: measures how far the ranks' clocks differ, and starts and stops traces that record this. See clock.h.
 #include "dist/clock.h"
 
+#include <cmath>
 #include <limits>
 #include <vector>
 

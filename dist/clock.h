@@ -1,11 +1,6 @@
 #pragma once
-// Aligns the traces of several ranks to one clock.
-//
-//   dist::start_trace("traces", dist::world());    // writes traces/rank-N.json on every rank
-//   ...
-//   dist::stop_trace(dist::world());
+// Aligns the traces of several ranks to one clock, for start_trace() (process_group.h).
 #include <cstdint>
-#include <string>
 
 #include "dist/process_group.h"
 
@@ -23,12 +18,5 @@ ClockOffset measure_clock(ProcessGroup& group, int rounds = 16);
 /// Like measure_clock(), but returns exactly 0 for a rank on rank 0's host, since ranks of one host share a clock. If
 /// the measurement shows another clock (in a Linux time namespace), returns the measured offset instead.
 ClockOffset clock_of(ProcessGroup& group);
-
-/// Collective. Starts tracing on every rank, with the clock offsets; see trace::start(). If ranks are threads, each
-/// thread writes its own file.
-void start_trace(const std::string& folder, ProcessGroup& group, int64_t limit_bytes = int64_t(1) << 30);
-/// Collective. Measures the clocks again, to record their drift, and ends the trace. After a failure of the job, call
-/// trace::stop() instead.
-void stop_trace(ProcessGroup& group);
 
 }  // namespace lockstep::dist

@@ -7,7 +7,6 @@
 //   rank 3 ──┘                     that it waits in. Every connection must prove that it knows the token (auth.h).
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -18,9 +17,6 @@
 #include "dist/error.h"
 
 namespace lockstep::dist {
-
-/// A duration in seconds.
-using Seconds = std::chrono::duration<double>;
 
 /// How a rank finds its job. Filled by from_environment(), from_url() or spawn().
 struct Rendezvous {

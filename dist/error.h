@@ -1,11 +1,16 @@
 #pragma once
 // Failures between ranks. All ranks of a job raise the same error: the first failure that any rank reported.
+#include <chrono>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "base/check.h"
 
 namespace lockstep::dist {
+
+/// A duration in seconds, of timeouts mostly.
+using Seconds = std::chrono::duration<double>;
 
 /// Kinds of failure between ranks.
 enum class Fault {

@@ -9,6 +9,8 @@
 #include <array>
 #include <cstring>
 
+#include "dist/schedule.h"
+
 namespace lockstep::dist {
 namespace {
 

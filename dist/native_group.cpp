@@ -7,6 +7,7 @@
 #include "dist/executor.h"
 #include "dist/native_engine.h"
 #include "dist/net.h"
+#include "dist/shard.h"
 #include "tensor/graph.h"
 
 namespace lockstep::dist {

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "dist/schedule.h"
+#include "dist/shard.h"
 #include "dist/staging.h"
 #include "tensor/ops.h"
 

@@ -16,14 +16,14 @@
 #include <string_view>
 #include <vector>
 
-#include "dist/control.h"
-#include "dist/reduce.h"
-#include "dist/schedule.h"
-#include "dist/shard.h"
+#include "dist/collective.h"
+#include "dist/error.h"
 #include "tensor/tensor.h"
 
 namespace lockstep::dist {
 
+class Control;      // control.h
+struct Rendezvous;  // control.h
 class DeviceWork;
 
 /// A handle of a collective that may still be running. Copies refer to the same collective.
@@ -176,9 +176,9 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// last called take_recorded(), in order. The caller must make sure that all ranks record the same ones: ranks do
   /// not compare them while recording.
   virtual std::vector<std::string> take_recorded() { return {}; }
-  /// Runs a graph that repeats `calls`. `launch` must launch the graph or, if the graph has collectives of several
-  /// groups, call replay() of another of them. All ranks must call replay(). It counts as one call of the group, with
-  /// the usual checks and timeout, and returns like Work::wait(). traffic() counts each collective in the graph.
+  /// Runs a graph that repeats `calls`: calls `launch`, which launches the graph. For a graph with calls of several
+  /// groups, `launch` calls the next group's replay(), and the last one launches. All ranks must call replay(). It is
+  /// one call of the group, with its checks and timeout. traffic() counts each collective in the graph.
   virtual void replay(const std::vector<std::string>& calls, const std::function<void()>& launch);
 
   /// A new, uninitialised tensor in memory that the other ranks of this host can access. all_reduce, broadcast,
@@ -241,6 +241,13 @@ void shutdown();
 void set_step(uint64_t step);
 /// Runs the body of a rank. An exception that leaves it is reported, so that every rank raises it, and rethrown.
 void guard(const std::function<void()>& body);
+
+/// Collective. Starts tracing on every rank, with the clock offsets; see trace::start(). If ranks are threads, each
+/// thread writes its own file.
+void start_trace(const std::string& folder, ProcessGroup& group, int64_t limit_bytes = int64_t(1) << 30);
+/// Collective. Measures the clocks again, to record their drift, and ends the trace. After a failure of the job, call
+/// trace::stop() instead.
+void stop_trace(ProcessGroup& group);
 
 /// The world as a grid with named axes, the last axis varying fastest: mesh({{"pp", 2}, {"dp", 4}}). There is a group
 /// for each axis.

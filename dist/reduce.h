@@ -3,15 +3,10 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "dist/collective.h"
 #include "tensor/dtype.h"
 
 namespace lockstep::dist {
-
-/// Reduction operators. For bool: sum and max are "or", product and min are "and". A mean of integers is truncated; a
-/// mean of bool is an Error.
-enum class ReduceOp : uint8_t { sum, mean, product, min, max };
-/// "sum", "mean", "product", "min", "max".
-const char* name_of(ReduceOp op);
 
 /// target[i] = target[i] op source[i]. `mean` only adds; call divide() after the last term. Each f16 or bf16 result is
 /// computed in f32 and rounded once. min and max propagate NaN. Error for a mean of bool.

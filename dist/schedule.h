@@ -12,51 +12,15 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <vector>
+
+#include "dist/collective.h"
 
 namespace lockstep::dist {
 
-/// Kinds of call. `barrier` and the kinds after it have no schedule.
-enum class Collective : uint8_t {
-  all_reduce,
-  reduce_scatter,
-  all_gather,
-  broadcast,
-  reduce,
-  gather,
-  scatter,
-  all_to_all,
-  barrier,
-  send,
-  receive,
-  batch,
-  replay
-};
-/// Number of collectives that have schedules. These are the first enumerators of Collective.
-inline constexpr int scheduled_collectives = 8;
-/// Algorithms of collectives (schedules/algorithms.def); `automatic` lets the engine choose.
-enum class Algorithm : uint8_t {
-  automatic,
-#define ALGORITHM(x) x,
-#include "dist/schedules/algorithms.def"
-#undef ALGORITHM
-};
-/// All algorithms except `automatic`.
-std::vector<Algorithm> all_algorithms();
-std::vector<std::string> names_of_algorithms();       ///< names of all_algorithms()
 enum class Action : uint8_t { copy, reduce, scale };  ///< scale: local, divides by the number of ranks (mean)
 
-/// The name of a collective, such as "all_reduce". A number that is no Collective gives "something unknown".
-std::string_view name_of(Collective collective);
 std::string describe_replay(int64_t collectives);  ///< "replay of 2 collectives"
-/// The name of an algorithm, such as "ring". A number that is no Algorithm gives "an unknown algorithm".
-std::string_view name_of(Algorithm algorithm);
-/// The collective of this name. Error if the name is unknown; it lists the known names and suggests the nearest one.
-Collective parse_collective(std::string_view name);
-/// The algorithm of this name. Error if the name is unknown, as in parse_collective(). `what`: names the option or
-/// variable in the Error.
-Algorithm parse_algorithm(std::string_view name, const char* what = "algorithm");
 
 /// A chunk in the user's buffer (slot 0) or in a scratch copy (slot 1, 2, ...).
 struct Place {

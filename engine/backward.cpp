@@ -7,7 +7,6 @@
 // The engine has hooks on the parameters' gradients, so it does not matter who runs the backward:
 // engine.backward(loss), or loss.backward() of a loss that several engines contribute to.
 #include "autograd/ops.h"
-#include "autograd/pass_end.h"
 #include "base/at_end.h"
 #include "engine/impl.h"
 #include "tensor/random.h"
@@ -16,11 +15,12 @@
 namespace lockstep::engine {
 
 void EngineBase::Impl::watch() {
+  if (part) return;  // the schedule runs forwards and backwards
   for (const Variable& p : model.parameters()) {
     if (!p.requires_grad()) continue;
     Variable handle = p;
     gradient_hooks.emplace_back(p, handle.on_grad_complete([this](Tensor&) {
-      if (!in_pass && !paused) gradient_arrives();
+      if (!in_pass) gradient_arrives();
     }));
   }
   module_hooks.push_back(model.before_forward([this](nn::Module&, const std::vector<Variable>&) { before_forward(); }));
@@ -29,10 +29,8 @@ void EngineBase::Impl::watch() {
 }
 
 int64_t EngineBase::Impl::micro_batch(int64_t ahead) const {
-  const int64_t done = int64_t(micros.size()) + ahead,
-                i = config.managed_gradient_accumulation ? done % accumulation : done,
-                replica = group->rank() / sharing;
-  return are_interleaved() ? i * replicas() + replica : replica * accumulation + i;
+  const int64_t done = int64_t(micros.size()) + ahead;
+  return numbering().number(group->rank() / sharing, config.managed_gradient_accumulation ? done % accumulation : done);
 }
 
 /// Warns if a loop over a DataLoader has ended in the middle of a step. The next loop then completes the step.
@@ -50,8 +48,8 @@ void EngineBase::Impl::before_forward() {
   if (!in_pass && !closed && config.managed_gradient_accumulation) notice_end_of_loop();
   if (in_pass || closed || !model.is_training() || !NoGrad::grad_enabled()) return;
   if (forwards++ == 0 && !drawn) begin_random(micro_batch());
-  if (profiler && global_steps == config.flops_profiler.profile_step && micros.empty() && forwards == 1)
-    profiler->start();
+  if (forwards == 1)
+    for (const Participating& one : participants) one.participant->before_forward(global_steps, int64_t(micros.size()));
   timing_forward = true;
   forward_start = steady_seconds();
   forward_traced = trace::now();
@@ -67,7 +65,7 @@ void EngineBase::Impl::after_forward() {
   if (const int64_t number = drawn || !trace::on() ? -1 : micro_batch(); number >= 0)
     trace::record(str("forward ", number), trace::Category::forward, forward_traced, trace::now(),
                   {{"micro_batch", number}});
-  if (profiler && profiler->is_running()) profiler->stop(spent);
+  for (const Participating& one : participants) one.participant->after(parallel::Do::forward, spent);
 }
 
 /// Lets the random stream of a micro-batch continue with call number `drawn`: loading its data made the earlier ones.
@@ -103,7 +101,7 @@ void EngineBase::Impl::gradient_arrives() {
     times.inner += spent;
     times.backward += spent;
     local.reset();
-    if (one_bit) one_bit->add();
+    if (exchange) exchange->add();
     if (!scaled) set_factor(1);
     in_pass = scaled = false;
     ++pending;
@@ -135,12 +133,12 @@ void EngineBase::Impl::set_factor(double wanted) {
 Variable times_factor(const Variable& loss, double factor) {
   return mul_scalar(size_of(loss.dtype()) < 4 ? loss.to(f32) : loss, factor);
 }
-
-void EngineBase::Impl::run_scaled(const Variable& loss_) {
-  scaled = true;
-  backward_start = steady_seconds();
-  const AtEnd ends([this] { scaled = false; });
-  loss_.backward();
+Variable times_factor(const Variable& loss, const Tensor& factor) {
+  const Variable wide = size_of(loss.dtype()) < 4 ? loss.to(f32) : loss;
+  return mul(wide, factor.to(wide.dtype()));
+}
+Variable EngineBase::Impl::scaled_by_factor(const Variable& loss) const {
+  return now.graph ? times_factor(loss, now.graph->factor) : times_factor(loss, *factor);
 }
 
 void EngineBase::Impl::check_backward(int64_t tokens_) const {
@@ -159,14 +157,17 @@ void EngineBase::Impl::backward(const Variable& loss_, int64_t tokens_) {
                  loss_.defined() ? str(loss_.shape()) : "none", "; take its mean");
   check_backward(tokens_);
   set_factor(own_factor());
-  pass(*factor == 1 ? loss_ : times_factor(loss_, *factor), loss_.tensor(), tokens_);
+  pass(*factor == 1 && !now.graph ? loss_ : scaled_by_factor(loss_), loss_.tensor(), tokens_);
 }
 
 /// Runs the backward of a micro-batch from `root`, which is its loss `value` times the factor of the step.
 void EngineBase::Impl::pass(const Variable& root, const Tensor& value, int64_t tokens_) {
   const int before = pending;
   const double inner = times.inner;
-  run_scaled(root);
+  scaled = true;
+  backward_start = steady_seconds();
+  const AtEnd ends([this] { scaled = false; });
+  root.backward();
   LOCKSTEP_CHECK(
       pending == before + 1,
       "[backward] expected a loss that depends on the model's parameters, got one that does not: no gradient came; "
@@ -175,13 +176,13 @@ void EngineBase::Impl::pass(const Variable& root, const Tensor& value, int64_t t
   const double spent = milliseconds_since(backward_start), waited = spent - (times.inner - inner);
   times.backward += waited;
   times.reduce += waited;
-  if (profiler) profiler->backward(spent);
+  for (const Participating& one : participants) one.participant->after(parallel::Do::backward, spent);
 }
 
 void EngineBase::Impl::forget() {
   model.zero_grad();
   if (zero) zero->zero_grad();
-  else one_bit->discard();
+  else exchange->discard();
   micros.clear();
   factor.reset();
   pending = forwards = 0;

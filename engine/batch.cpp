@@ -8,15 +8,17 @@
 
 #include "autograd/autocast.h"
 #include "autograd/ops.h"
-#include "autograd/split_backward.h"
 #include "base/at_end.h"
 #include "engine/impl.h"
 #include "parallel/agreement.h"
 #include "tensor/ops.h"
-#include "tensor/random_scope.h"
+#include "tensor/random.h"
 #include "trace/trace.h"
+#include "zero/stage.h"
 
 namespace lockstep::engine {
+
+using parallel::Action, parallel::Do;
 
 pipeline::Data EngineBase::Impl::with_cast(const pipeline::Data& data) const {
   if (!auto_cast) return data;
@@ -79,7 +81,8 @@ Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipel
 /// The loss of a micro-batch, summed over its `tokens` targets. If their number is unknown (-1), the mean loss.
 Variable EngineBase::Impl::run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens) {
   const Variable mean = mean_loss(sample, measure, tokens == 0);
-  return tokens > 0 ? mul_scalar(size_of(mean.dtype()) < 4 ? mean.to(f32) : mean, double(tokens)) : mean;
+  if (tokens <= 0) return mean;
+  return now.graph ? times_factor(mean, now.graph->tokens[micros.size()]) : times_factor(mean, double(tokens));
 }
 
 /// Loads the data of the coming step's micro-batches in advance, for a step that runs as a graph. Loads fewer of them
@@ -101,22 +104,77 @@ std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data)
   return ahead;
 }
 
-void EngineBase::Impl::train_whole(const pipeline::Data& data, std::vector<MicroBatch> ahead,
-                                   std::optional<double> metric) {
-  auto next = ahead.begin();
-  do {
-    const MicroBatch one = next == ahead.end() ? draw(data, micro_batch()) : std::move(*next++);
-    begin_random(one.number, one.calls);  // the forward continues the random stream where the drawing of the data ended
-    drawn = true;
-    Variable loss;
-    {
-      const trace::Scope forward("forward", trace::Category::forward, {{"micro_batch", one.number}}, one.number);
-      loss = run(one.sample, nullptr, one.tokens);
+/// Runs a step's list. A part's schedule runs its own micro-batches first; micro-batches that backward() has run are
+/// left out.
+void EngineBase::Impl::train(const pipeline::Data& data, std::vector<MicroBatch> ahead, parallel::Mode mode) {
+  now.data = &data;
+  now.ahead.assign(ahead.begin(), ahead.end());
+  std::vector<Action> list;
+  if (part) {
+    run_schedule(data, ahead);
+    parallel::add_tail(list, true);
+  } else {
+    list = parallel::step_of(numbering(), group->rank() / sharing);
+    list.erase(list.begin(), list.begin() + 3 * (micro_steps % accumulation));
+  }
+  parallel::run(
+      list, [this](const Action& a) { act(a); }, mode);
+}
+
+void EngineBase::Impl::act(const Action& a) {
+  if (now.done.skipped && needs_finite(a.what)) return;
+  switch (a.what) {
+    case Do::draw:
+      now.one = now.ahead.empty() ? draw(*now.data, a.micro_batch) : std::move(now.ahead.front());
+      if (!now.ahead.empty()) now.ahead.pop_front();
+      begin_random(a.micro_batch, now.one.calls);  // the forward continues the random stream where the drawing ended
+      drawn = true;
+      break;
+    case Do::forward: {
+      const trace::Scope forward("forward", trace::Category::forward, {{"micro_batch", a.micro_batch}}, a.micro_batch);
+      now.loss = run(now.one.sample, nullptr, now.one.tokens);
+      break;
     }
-    backward(loss, one.tokens);
-    drawn = false;
-    step(metric);
-  } while (micro_steps % accumulation != 0);
+    case Do::backward:
+      backward(std::exchange(now.loss, {}), now.one.tokens);
+      end_micro_batch();
+      break;
+    case Do::losses:
+      LOCKSTEP_CHECK(!wants_metric() || now.metric, needs_metric);
+      if (!now.graph) now.start = steady_seconds();
+      now.graph ? guarded([&] { gather_losses(); }) : gather_losses();
+      break;
+    case Do::check: begin_update(); [[fallthrough]];
+    case Do::norm:
+    case Do::update:
+    case Do::gather:
+    case Do::settle:
+      guarded([&] {
+        if (now.graph && a.what == Do::settle) now.done = zero->after_replay(now.options, now.graph->update);
+        else if (zero) zero->act(a.what, now.options, now.done);
+        else if (a.what == Do::update) now.done = exchange->step(now.options);
+        else if (a.what == Do::settle)
+          zero::settle(now.done, now.options.scaler, nonfinite(), "[engine] ", exchange->steps() + 1);
+      });
+      break;
+    case Do::rates: end_update(); break;
+    case Do::report: report(std::exchange(now, {})); break;
+    default: break;
+  }
+}
+
+void EngineBase::Impl::check_step() const {
+  LOCKSTEP_CHECK(no_sync_depth == 0,
+                 "[step] expected to be called outside of no_sync(): the last micro-batch's backward must reduce; end "
+                 "no_sync() before that backward");
+  LOCKSTEP_CHECK(pending > 0, "[step] expected a backward() since the last step(), got none; call backward()");
+}
+
+void EngineBase::Impl::end_micro_batch() {
+  check_step();
+  drawn = false;
+  pending = forwards = 0;
+  micro_steps += part ? accumulation : 1;
 }
 
 std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int micro_batches,
@@ -125,10 +183,18 @@ std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int
   const NoGrad no_grad;
   const AtEnd trains([this, before = model.is_training()] { model.train(before); });
   model.eval();
-  const int64_t first = group->rank() / sharing * micro_batches;
+  const auto first = int32_t(group->rank() / sharing * micro_batches);
   std::vector<double> all(size_t(micro_batches) * size_t(replicas()) * size_t(values));
-  for (int64_t i = first; i < first + micro_batches; ++i) {
-    const pipeline::Sample one = sample(data, i);
+  std::vector<Action> list;
+  for (int32_t i = first; i < first + micro_batches; ++i)
+    list.push_back({Do::draw, i}), list.push_back({Do::forward, i});
+  parallel::add_tail(list, false);
+  pipeline::Sample one;
+  parallel::run(list, [&](const Action& a) {
+    if (a.what == Do::draw) one = sample(data, a.micro_batch);
+    // The sum is exact: a value is nonzero on one rank only (with cp, on cp ranks).
+    if (a.what == Do::losses) all = sum_of_ranks(all, "evaluation");
+    if (a.what != Do::forward) return;
     Variable loss = run(one, measure);
     if (!measure && values == 2 && whole.tokens) loss = sum_and_tokens(loss, whole.tokens(one.targets));
     const Tensor found = loss.tensor();
@@ -136,59 +202,44 @@ std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int
                    "[eval_batch] expected `measure` to return as many values as `values` says, ", values, ", got ",
                    found.shape());
     const std::vector<double> numbers = found.to_vector<double>();
-    for (size_t v = 0; v < numbers.size(); ++v) all[size_t(i) * numbers.size() + v] = numbers[v] / sharing;
-  }
-  return sum_of_ranks(all, "evaluation");  // exact: a value is nonzero on one rank only (with cp, on cp ranks)
+    for (size_t v = 0; v < numbers.size(); ++v) all[size_t(a.micro_batch) * numbers.size() + v] = numbers[v] / sharing;
+  });
+  return all;
 }
 
 // --- the model is split by pipeline or tensor parallelism ---
 
-void EngineBase::Impl::train_part(const pipeline::Data& data, const std::vector<MicroBatch>& ahead,
-                                  std::optional<double> metric) {
-  const double wanted = own_factor();
-  set_factor(wanted);
-  Scale scale;
-  if (wanted != 1) scale = [wanted](const Variable& loss) { return times_factor(loss, wanted); };
-  run_schedule(data, ahead, scale);
-  step(metric);
-}
-
-/// Runs forward and backward of all micro-batches, and sums their gradients. Then one more backward sets
-/// each parameter's gradient to its sum, so that ZeRO reduces the sums over replicas.
-void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead,
-                                    const Scale& scale) {
+/// Runs forward and backward of all micro-batches, and sums their gradients. ZeRO then reduces the sums over replicas.
+void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead) {
   const double start = steady_seconds();
+  set_factor(own_factor());
+  std::function<Variable(const Variable&)> scale;
+  if (now.graph || *factor != 1) scale = [this](const Variable& loss) { return scaled_by_factor(loss); };
   pipeline::Engine& stages = *part->engine;
   stages.set_step(uint64_t(global_steps));
   const int64_t first = micro_batch();
   std::vector<Tensor> losses;
-  {
-    const zero::Zero::Pause pause(*zero);  // the schedule sums micro-batches itself
-    const AtEnd goes_on([this] { paused = false; });
-    paused = true;
-    try {
-      losses = stages.forward_backward(
-          [&](int64_t number) -> std::optional<pipeline::Sample> {
-            if (number - first >= int64_t(ahead.size())) return data(number);
-            const MicroBatch& one = ahead[size_t(number - first)];
-            begin_random(number, one.calls);  // the random state after `calls` calls made while drawing the data
-            return one.sample;
-          },
-          scale);
-    } catch (...) {
-      factor.reset();
-      throw;
-    }
+  try {
+    losses = stages.forward_backward(
+        [&](int64_t number) -> std::optional<pipeline::Sample> {
+          if (number - first >= int64_t(ahead.size())) return data(number);
+          const MicroBatch& one = ahead[size_t(number - first)];
+          begin_random(number, one.calls);  // the random state after `calls` calls made while drawing the data
+          return one.sample;
+        },
+        scale);
+  } catch (...) {
+    factor.reset();
+    throw;
   }
+  const double summed = milliseconds_since(start);
+  part->complete_gradients();
+  guarded([&] { zero->add(); });
   times.backward += milliseconds_since(start);
-  auto [roots, sums] = part->take_gradients();
-  micro_steps += accumulation - 1;
-  const double inner = times.inner;
-  run_scaled(joined(roots, std::move(sums)));
-  times.inner = inner;
-  times.reduce += milliseconds_since(backward_start);
-  micros.clear();
+  times.reduce += milliseconds_since(start) - summed;
   for (Tensor& one : losses) micros.push_back({std::move(one)});
+  pending = 1;
+  end_micro_batch();
 }
 
 // --- the interface ---
@@ -216,7 +267,8 @@ double EngineBase::train_batch(const pipeline::Data& data, std::optional<double>
     ahead = m.draw_ahead(cast);
     if (m.graphs.run(ahead, metric)) return m.loss;
   }
-  m.part ? m.train_part(cast, ahead, metric) : m.train_whole(cast, std::move(ahead), metric);
+  m.now = {.metric = metric};
+  m.train(cast, std::move(ahead));
   return m.loss;
 }
 

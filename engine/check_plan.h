@@ -17,13 +17,10 @@ std::vector<std::string> reasons_against(const Config& config, const parallel::P
 void check_plan(const Config& config, const parallel::Plan& plan, const parallel::PlanSizes& sizes,
                 const std::string& optimizer = "");
 
-/// True for optimizers that exchange gradients between ranks themselves. `optimizer` may be a class's name, such as
-/// "OneBitAdam", or a name in a configuration file, such as "onebitadam".
-bool is_one_bit(const std::string& optimizer);
 /// The reasons of reasons_against() that concern the optimizer; they do not depend on sizes.
 std::vector<std::string> optimizer_reasons(const Config& config, const parallel::Plan& plan,
                                            const std::string& optimizer = "");
-/// A warning for each key in the file that a 1-bit optimizer ignores; empty for other optimizers.
-std::vector<std::string> one_bit_warnings(const Config& config, const std::string& optimizer = "");
+/// A warning for each key in the file that the optimizer ignores.
+std::vector<std::string> optimizer_warnings(const Config& config, const std::string& optimizer = "");
 
 }  // namespace lockstep::engine

@@ -1,11 +1,12 @@
 #pragma once
 // DeepSpeed's configuration file as plain structs. Each field has the name and position of its key:
 // "zero_optimization": {"stage": 2} is config.zero_optimization.stage. Default values are defined here only.
-// config_keys.inc is the table of all keys: types, ranges, effect, DeepSpeed's default where it differs, and the
-// reason why a key has no effect or is refused. docs/config.md is generated from it.
+// config_keys.inc is the table of these keys: types, ranges, effect, and DeepSpeed's default where it differs.
+// Extensions add sections (section.h). docs/config.md is generated from both.
 //
 //   engine::Config config = engine::resolve(engine::read_config("ds_config.json"), dist::world().size());
 //   engine::Config small{.train_micro_batch_size_per_gpu = 4, .zero_optimization = {.stage = 2}};   // without a file
+#include <any>
 #include <cstdint>
 #include <functional>
 #include <limits>
@@ -15,13 +16,12 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <typeindex>
 #include <utility>
 #include <vector>
 
 #include "data/json.h"
-#include "nn/fp8.h"
 #include "nn/module.h"
-#include "nn/sparse.h"
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
@@ -68,15 +68,6 @@ struct Bf16Config {
   bool check_grad_overflow = true;  ///< skip steps with NaN or infinity in the gradients
 };
 
-/// Linear layers in 8-bit floats (nn/fp8.h); everything else in bf16.
-struct Fp8Config {
-  bool enabled = false;
-  std::string format = "hybrid";  ///< "hybrid": e4m3 in forward, e5m2 for gradients; "e4m3": e4m3 for both
-  /// margin: scales are divided by 2^margin. amax_history_len: number of steps whose maxima determine a scale.
-  int64_t margin = 0, amax_history_len = 1024;
-  std::string amax_compute_algo = "max";  ///< scale from the history: "max" or "most_recent"
-};
-
 /// ZeRO: sharding and communication. Sizes are numbers of elements.
 struct ZeroConfig {
   int64_t stage = 0;
@@ -102,27 +93,6 @@ struct ActivationCheckpointingConfig {
   bool partition_activations = false, cpu_checkpointing = false, contiguous_memory_optimization = false;
   std::optional<int64_t> number_checkpoints;
   bool synchronize_checkpoint_boundary = false, profile = false;
-};
-
-/// The flops profiler; see engine/reports.h.
-struct FlopsProfilerConfig {
-  bool enabled = false;
-  int64_t profile_step = 1, module_depth = -1, top_modules = 1;
-  bool detailed = true;
-  std::optional<std::string> output_file;
-};
-
-/// Files with training curves: TensorBoard or CSV.
-struct MonitorConfig {
-  bool enabled = false;
-  std::string output_path;
-  std::string job_name = "DeepSpeedJobName";
-};
-
-/// Statistics of collectives; see engine/reports.h.
-struct CommsLoggerConfig {
-  bool enabled = false, verbose = false, prof_all = true, debug = false;
-  std::vector<std::string> prof_ops;
 };
 
 /// How checkpoints are written.
@@ -189,7 +159,6 @@ struct Config {
 
   Fp16Config fp16;
   Bf16Config bf16;
-  Fp8Config fp8;
   DataTypesConfig data_types;
   ZeroConfig zero_optimization;
   zero::AioOptions aio;
@@ -198,21 +167,30 @@ struct Config {
   PipelineConfig pipeline;
   TensorParallelConfig tensor_parallel;
   ContextParallelConfig context_parallel;
-  data::Json sparse_attention;  ///< false or null: none; otherwise an object, see sparse_attention()
 
   bool dataloader_drop_last = false;
   int64_t seed = 1234;
   std::optional<int64_t> steps_per_print;  ///< steps between two printed lines; default: never
   bool wall_clock_breakdown = false, memory_breakdown = false, dump_state = false;
-  FlopsProfilerConfig flops_profiler;
-  MonitorConfig tensorboard, csv_monitor;
-  CommsLoggerConfig comms_logger;
 
   std::string origin = "config";            ///< the file, for messages
   std::set<std::string> given;              ///< keys that the file sets: "zero_optimization.stage"
   std::map<std::string, data::Json> inert;  ///< values of given keys that have no effect here
   std::vector<std::string> warnings;        ///< about keys without effect, deprecated keys and doubtful values
 
+  mutable std::map<std::type_index, std::any> sections;  ///< see section(); reading a key adds its default values
+
+  /// The section of an extension, a struct of its own (engine/section.h).
+  template <class T> T& section() {
+    std::any& value = sections[typeid(T)];
+    if (!value.has_value()) value = T();
+    return *std::any_cast<T>(&value);
+  }
+  template <class T> const T& section() const {
+    static const T defaults{};
+    const auto found = sections.find(typeid(T));
+    return found == sections.end() ? defaults : *std::any_cast<T>(&found->second);
+  }
   /// True if the file sets the key.
   bool has(std::string_view path) const { return given.count(std::string(path)) != 0; }
 };
@@ -240,18 +218,14 @@ std::string config_reference();
 // The functions below convert settings of the config into arguments for the library's classes.
 /// Options of ZeRO.
 zero::ZeroOptions zero_options(const Config& config);
-/// Options of sparse attention; nullopt without it. Error if the config's "sparse_attention" is wrong.
-std::optional<nn::SparsityConfig> sparse_attention(const Config& config);
 /// Dtype of the parameters: f32, or the 16-bit dtype of fp16 or bf16.
 DType parameter_dtype(const Config& config);
-/// Options of fp8 training; nullopt without it.
-std::optional<nn::Fp8Options> fp8_options(const Config& config);
 /// Options of the loss scaler; nullopt without fp16. A static scale becomes a dynamic one that never grows or shrinks.
 std::optional<optim::DynamicLossScaler::Options> loss_scaler_options(const Config& config);
 
 using NamedParameters = std::vector<nn::NamedParameter>;  // nn::Module::named_parameters()
 /// The optimizers that optimizer.type names: one, or two for Muon (AdamW trains what is not a matrix); empty without a
-/// type. If it names a 1-bit optimizer, all ranks of `group` (default: dist::world()) must make this call together.
+/// type. If it exchanges gradients, all ranks of `group` (default: dist::world()) must make this call together.
 std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(const Config& config, const NamedParameters& parameters,
                                                                dist::ProcessGroup* group = nullptr);
 /// The schedule that scheduler.type names; null without a type.

@@ -5,7 +5,7 @@
 
 #include "base/check.h"
 #include "engine/params.h"
-#include "engine/sparse_attention.h"
+#include "engine/section.h"
 
 namespace lockstep::engine {
 
@@ -37,21 +37,6 @@ std::string cell(std::string text) {
   return text;
 }
 
-/// Prints a value briefly: 500000000 as 5e8.
-std::string brief(const Json& value) {
-  if (value == Json("")) return "`\"\"`";
-  if (value.is_int() && std::abs(value.as_int()) >= 1'000'000) {
-    if (value.as_int() == std::numeric_limits<int64_t>::max()) return "no limit";
-    int64_t mantissa = value.as_int(), zeros = 0;
-    while (mantissa % 10 == 0) mantissa /= 10, ++zeros;
-    const std::string digits = str(mantissa);
-    if (zeros >= 5)
-      return "`" + digits.substr(0, 1) + (digits.size() > 1 ? "." + digits.substr(1) : "") + "e" +
-             str(zeros + int64_t(digits.size()) - 1) + "`";
-  }
-  return "`" + shown(value) + "`";
-}
-
 void add_types(std::string& out, const std::string& title, const std::vector<NamedType>& types) {
   out += "\n## " + title + "\n\n| type | | params, with their defaults | |\n|---|---|---|---|\n";
   for (const NamedType& type : types) {
@@ -69,6 +54,20 @@ void add_types(std::string& out, const std::string& title, const std::vector<Nam
 
 }  // namespace
 
+std::string brief(const Json& value) {
+  if (value == Json("")) return "`\"\"`";
+  if (value.is_int() && std::abs(value.as_int()) >= 1'000'000) {
+    if (value.as_int() == std::numeric_limits<int64_t>::max()) return "no limit";
+    int64_t mantissa = value.as_int(), zeros = 0;
+    while (mantissa % 10 == 0) mantissa /= 10, ++zeros;
+    const std::string digits = str(mantissa);
+    if (zeros >= 5)
+      return "`" + digits.substr(0, 1) + (digits.size() > 1 ? "." + digits.substr(1) : "") + "e" +
+             str(zeros + int64_t(digits.size()) - 1) + "`";
+  }
+  return "`" + shown(value) + "`";
+}
+
 Json& at_path(Json& root, const std::string& path) {
   const size_t dot = path.find('.');
   Json& member = root[path.substr(0, dot)];
@@ -78,7 +77,7 @@ Json& at_path(Json& root, const std::string& path) {
 Json json_of(const std::vector<Key>& keys, const void* config, const std::map<std::string, Json>& inert) {
   Json root = Json::Object();
   for (const Key& key : keys) {
-    if (key.status == Status::works) at_path(root, key.path) = value_of(key, config);
+    if (!key.take) at_path(root, key.path) = value_of(key, config);
     else if (const auto found = inert.find(key.path); found != inert.end()) at_path(root, key.path) = found->second;
   }
   return root;
@@ -88,7 +87,7 @@ std::optional<Line> line_of(const Key& key, const void* config, const std::set<s
                             const std::map<std::string, Json>& inert) {
   if (const auto found = inert.find(key.path); found != inert.end())
     return Line{key.path, shown(found->second), "(no effect: " + key.doc + ")"};
-  if (key.status != Status::works) return {};
+  if (key.take) return {};
   const Json value = value_of(key, config);
   const std::string mark = given.count(key.path)   ? "(from file)"
                            : value != key.fallback ? (key.automatic ? "(inferred)" : "(set by the program)")
@@ -112,38 +111,11 @@ std::string aligned(const std::vector<Line>& lines) {
 std::string table_of(const std::vector<Key>& keys) {
   std::string out = "| key | is | default | |\n|---|---|---|---|\n";
   for (const Key& key : keys) {
-    if (key.status == Status::works)
+    if (!key.take)
       out += "| `" + key.path + "` | " + cell(expected(key)) + (key.automatic ? ", or auto" : "") + " | " +
              brief(key.fallback) + (key.theirs.empty() ? "" : " (DeepSpeed: " + key.theirs + ")") + " | " +
              cell(key.doc) + " |\n";
   }
-  return out;
-}
-
-std::string lists_of(const std::vector<Key>& keys) {
-  std::string out;
-  const auto list = [&](const char* title, const char* text, Status status, auto&& last) {
-    std::string lines;
-    for (const Key& key : keys)
-      if (key.status == status) lines += "- `" + key.path + "`" + last(key) + "\n";
-    if (!lines.empty()) out += str("\n## ", title, "\n\n", text, "\n\n", lines);
-  };
-  const auto now = [](const Key& key) {
-    return " is `" + key.fallback.as_string() + "`" +
-           (key.path.ends_with("cpu_offload") || key.path.ends_with("cpu_offload_param") ? " = `cpu`" : "");
-  };
-  list("Accepted, without effect",
-       "These keys are read and change nothing. A value other than the default gives a warning.", Status::inert,
-       [](const Key& key) { return ": " + key.doc; });
-  list("Accepted only when switched off",
-       "These features are not here. Accepted are the value shown, `false`, `null`, an empty object, or\n"
-       "one with `\"enabled\": false`. Anything else is an error that says what follows the colon.",
-       Status::off, [](const Key& key) { return " " + brief(key.fallback) + ": " + key.doc; });
-  list("Removed from DeepSpeed",
-       "DeepSpeed no longer has these keys. They are refused in the same way, with what to do instead.",
-       Status::removed, [](const Key& key) { return ": " + key.doc; });
-  list("Other names", "DeepSpeed accepts these names too.", Status::alias, now);
-  list("Deprecated names", "Accepted, with a warning.", Status::renamed, now);
   return out;
 }
 
@@ -231,23 +203,33 @@ A key `a.b` is written `{"a": {"b": ...}}`. The table below has the groups in th
 | `train_*`, `gradient_accumulation_steps` | batch sizes | [engine](engine.md#a-step) |
 | `optimizer`, `scheduler`, `ema` | update rule, learning rate, averaged parameters | [optimizers](optimizers.md) |
 | `gradient_*`, `communication_data_type` | clipping, and how gradients are summed | [engine](engine.md#a-step) |
-| `fp16`, `bf16`, `fp8`, `data_types` | precision | [mixed precision](mixed-precision.md) |
+| `fp16`, `bf16`, `data_types` | precision | [mixed precision](mixed-precision.md) |
 | `zero_optimization`, `aio` | sharding over ranks, offload to host memory or files | [ZeRO](zero.md) |
 | `activation_checkpointing` | memory of activations | [activation checkpointing](activation-checkpointing.md) |
 | `dataloader_drop_last`, `seed` | the data loader, and all random numbers | [engine](engine.md#a-step) |
-| `steps_per_print` … `comms_logger` | what a run prints and writes | [engine](engine.md#what-a-run-says) |
+| `steps_per_print` … `dump_state` | what a run prints | [engine](engine.md#what-a-run-says) |
 | `checkpoint` | saving | [checkpoints](checkpoints.md) |
 | `pipeline`, `tensor_parallel`, `context_parallel` | plans that cut the model or its sequences | [mesh](mesh.md) |
-| `sparse_attention` | attention to blocks of tokens | [sparse attention](sparse-attention.md) |
+)";
+  for (const Section& section : sections())
+    if (!section.about.empty()) out += "| `" + section.name + "` | " + section.about + " | " + section.page + " |\n";
+  std::string appendix;
+  for (const Section& section : sections())
+    if (section.appendix) appendix += section.appendix();
+  if (!appendix.empty())
+    out += "\nKeys of DeepSpeed that have no effect here, or that are refused, are listed at the end.\n";
+  out +=
+      R"(
+## Keys
 
-Keys of DeepSpeed that have no effect here, or that are refused, are listed at the end.
+Sizes of buckets, buffers and parameters are in elements, not in bytes.
 
-)"
-      "## Keys\n\nSizes of buckets, buffers and parameters are in elements, not in bytes.\n\n" +
-      table_of(config_keys()) + sparse_attention_reference();
+)" + table_of(config_keys());
+  for (const Section& section : sections())
+    if (section.reference) out += section.reference();
   add_types(out, "Optimizers", optimizer_types());
   add_types(out, "Schedules", schedule_types());
-  return out + lists_of(config_keys());
+  return out + appendix;
 }
 
 }  // namespace lockstep::engine

@@ -8,8 +8,7 @@
 
 #include "base/check.h"
 #include "engine/check_plan.h"
-#include "engine/config_table.h"
-#include "engine/sparse_attention.h"
+#include "engine/section.h"
 #include "pipeline/split.h"
 
 namespace lockstep::engine {
@@ -108,7 +107,6 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
   const std::string stage = str("zero_optimization.stage is ", z.stage);
   require(!(c.fp16.enabled && c.bf16.enabled),
           "fp16.enabled and bf16.enabled: expected one of them at most; leave one out");
-  require(!(c.fp16.enabled && c.fp8.enabled), "fp16.enabled and fp8.enabled: fp8 needs bf16; disable one of them");
   if (c.fp16.enabled && c.fp16.loss_scale == 0) {
     const double begin = std::exp2(double(c.fp16.initial_scale_power));
     require(begin >= c.fp16.min_loss_scale,
@@ -165,7 +163,7 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
   for (const std::string& reason : parallel::reasons_against(plan, {}))
     problems.push_back(str("pipeline.stages: ", plan.pp, ": ", reason));
   for (const std::string& reason : optimizer_reasons(c, plan)) problems.push_back(reason);
-  for (const std::string& warning : one_bit_warnings(c)) warnings.push_back(warning);
+  for (const std::string& warning : optimizer_warnings(c)) warnings.push_back(warning);
   try {
     pipeline::SplitBy::parse(c.pipeline.partition);
   } catch (const Error& error) { problems.push_back(str("pipeline.partition: ", error.what())); }
@@ -188,8 +186,9 @@ void check_values(Config& config, std::vector<std::string>& problems) {
   check_ranges(config_keys(), &config, problems);
   check_params(Kind::optimizer, config.optimizer, problems, warnings);
   check_params(Kind::schedule, config.scheduler, problems, warnings);
-  read_sparse_attention(config.sparse_attention, problems);
   check_together(config, problems, warnings);
+  for (const Section& section : sections())
+    if (section.check) section.check(config, problems, warnings);
   for (const std::string& warning : warnings) {
     if (std::find(config.warnings.begin(), config.warnings.end(), warning) == config.warnings.end())
       config.warnings.push_back(warning);
@@ -240,16 +239,6 @@ zero::ZeroOptions zero_options(const Config& config) {
 }
 
 DType parameter_dtype(const Config& config) { return config.fp16.enabled ? f16 : config.bf16.enabled ? bf16 : f32; }
-
-std::optional<nn::Fp8Options> fp8_options(const Config& config) {
-  const Fp8Config& f = config.fp8;
-  if (!f.enabled) return std::nullopt;
-  using Amax = nn::Fp8Options::Amax;
-  return nn::Fp8Options{.hybrid = f.format == "hybrid",
-                        .margin = f.margin,
-                        .amax_history_len = f.amax_history_len,
-                        .amax_compute_algo = f.amax_compute_algo == "max" ? Amax::max : Amax::most_recent};
-}
 
 std::optional<optim::DynamicLossScaler::Options> loss_scaler_options(const Config& config) {
   const Fp16Config& f = config.fp16;

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/suggest.h"
+#include "engine/section.h"
 #include "pipeline/schedule.h"
 
 namespace lockstep::engine {
@@ -120,22 +121,21 @@ std::vector<Key> all_keys() {
       automatic));
 #define KEY(field, range, theirs, doc) KEY_OF(field, range, theirs, doc, false)
 #define KEY_AUTO(field, range, theirs, doc) KEY_OF(field, range, theirs, doc, true)
-#define INERT(path, fallback, range, why) keys.push_back(other_key(path, Status::inert, fallback, range, why));
-#define OFF(path, fallback, why) keys.push_back(other_key(path, Status::off, fallback, any(), why));
-#define REMOVED(path, cure) keys.push_back(other_key(path, Status::removed, "false", any(), cure));
-#define RENAMED(path, now, unused) keys.push_back(other_key(path, Status::renamed, "\"" now "\"", any(), unused));
 #include "engine/config_keys.inc"
 #undef KEY_OF
 #undef KEY
 #undef KEY_AUTO
-#undef INERT
-#undef OFF
-#undef REMOVED
-#undef RENAMED
+  for (const Section& section : sections()) keys.insert(keys.end(), section.keys.begin(), section.keys.end());
   return keys;
 }
 
 }  // namespace
+
+std::vector<Precision> precisions() {
+  std::vector<Precision> all;
+  for (const Section& section : sections()) all.insert(all.end(), section.precisions.begin(), section.precisions.end());
+  return all;
+}
 
 std::string lower(std::string text) {
   for (char& c : text)  // tolower() depends on the locale: in tr_TR it does not convert I
@@ -151,11 +151,7 @@ const std::vector<Key>& config_keys() {
 Key working_key(const char* path, Slot (*slot)(void*), void* defaults, const Range& range, const char* theirs,
                 const char* doc, bool automatic) {
   const Slot at = slot(defaults);
-  return {path, Status::works, slot, json_of(at), range, theirs, doc, automatic, expected(at, range)};
-}
-
-Key other_key(const char* path, Status status, const std::string& fallback, const Range& range, const char* doc) {
-  return {path, status, nullptr, data::parse_json(fallback, path), range, "", doc, false, ""};
+  return {path, nullptr, slot, json_of(at), range, theirs, doc, automatic, expected(at, range)};
 }
 
 const Key* find_key(const std::vector<Key>& keys, std::string_view path) {

@@ -13,16 +13,6 @@
 
 namespace lockstep::engine {
 
-/// How a key is treated.
-enum class Status {
-  works,
-  inert,    ///< accepted without effect
-  off,      ///< accepted only at the value that switches it off: the feature is not built
-  removed,  ///< like `off`; DeepSpeed has removed the key
-  renamed,  ///< deprecated name of another key
-  alias,    ///< equivalent name of another key
-};
-
 /// The address of an integer setting that is stored as a double.
 struct Count {
   double* number;
@@ -60,12 +50,15 @@ inline Range positive() { return {.least = 0, .above = true}; }                 
 /// Allows only the words in `list`.
 inline Range words(std::vector<std::string> list) { return {.words = std::move(list)}; }
 
-/// A config key: a row of the table in config_keys.inc.
+class KeyReader;
+
+/// A config key: a row of the table in config_keys.inc, or of an extension.
 struct Key {
   std::string path;
-  Status status;
-  Slot (*slot)(void* config);  ///< where a key that works is stored in `config`, the struct that the table describes
-  data::Json fallback;         ///< default; for `off` the allowed value; for renamed and alias the other key's name
+  /// Null for a key with an effect. Otherwise the function that reads the value. as: the key's name in the file.
+  void (*take)(KeyReader& reader, const Key& key, const data::Json& value, const std::string& as);
+  Slot (*slot)(void* config);  ///< where a key is stored in `config`, the struct that the table describes; may be null
+  data::Json fallback;         ///< default, or what `take` uses it for
   Range range;
   std::string theirs;  ///< DeepSpeed's default, if ours differs
   std::string doc;     ///< effect of the key, or why it has none, or what to write instead
@@ -76,10 +69,8 @@ struct Key {
 /// Makes the row of a key that has an effect. `defaults`: a config that holds the default values.
 Key working_key(const char* path, Slot (*slot)(void*), void* defaults, const Range& range, const char* theirs,
                 const char* doc, bool automatic = false);
-/// Makes the row of a key with any status but `works`. `fallback`: the key's default as JSON text.
-Key other_key(const char* path, Status status, const std::string& fallback, const Range& range, const char* doc);
 
-/// All keys of the configuration file, as config_keys.inc lists them.
+/// All keys of the configuration file: those that config_keys.inc lists, then those of extensions (section.h).
 const std::vector<Key>& config_keys();
 /// The key with this dotted path ("zero_optimization.stage"); nullptr if it is unknown.
 const Key* find_key(const std::vector<Key>& keys, std::string_view path);
@@ -89,6 +80,26 @@ struct Said {
   std::set<std::string>& given;
   std::map<std::string, data::Json>& inert;
   std::vector<std::string>& warnings;
+};
+/// Stores the values of a file in a config.
+class KeyReader {
+ public:
+  KeyReader(const std::vector<Key>& keys, void* config, const Said& said, std::vector<std::string>& problems)
+      : keys(keys), said(said), problems(problems), config_(config) {}
+  /// Reads all members of the object at `prefix`: "" for the whole file, or a path such as "zero_optimization.".
+  void walk(const data::Json& object, const std::string& prefix);
+  /// Reads the value of one key. as: the key's name in the file.
+  void take(const Key& key, const data::Json& value, const std::string& as);
+  /// True if there are keys below this path.
+  bool is_section(const std::string& path) const;
+
+  const std::vector<Key>& keys;
+  const Said said;
+  std::vector<std::string>& problems;
+
+ private:
+  void member(const std::string& prefix, const std::string& name, const data::Json& value);
+  void* config_;
 };
 /// Reads the JSON object of a configuration file into `config`. `keys`: the table of known keys. Appends errors to
 /// `problems`.
@@ -106,8 +117,8 @@ std::optional<Line> line_of(const Key& key, const void* config, const std::set<s
 std::string aligned(const std::vector<Line>& lines);
 /// Returns a Markdown table of the keys that have an effect, for docs/config.md.
 std::string table_of(const std::vector<Key>& keys);
-/// Returns Markdown lists of the keys that have no effect of their own, which table_of() leaves out.
-std::string lists_of(const std::vector<Key>& keys);
+/// Prints a value briefly, as Markdown: 500000000 as `5e8`.
+std::string brief(const data::Json& value);
 /// The value at a dotted path; creates missing objects on the way.
 data::Json& at_path(data::Json& root, const std::string& path);
 /// Returns a config as nested JSON objects. `inert`: values that the file gives to keys without effect.

@@ -9,10 +9,10 @@
 #include <cstring>
 
 #include "base/printable.h"
+#include "dist/control.h"
 #include "engine/check_plan.h"
-#include "engine/config_table.h"
 #include "engine/impl.h"
-#include "engine/sparse_attention.h"
+#include "engine/section.h"
 #include "parallel/moe/expert_parallel.h"
 #include "tensor/random.h"
 
@@ -108,22 +108,17 @@ struct EngineBase::Impl::Agreed {
                    to_string(plan),
                    " cuts the model, got one of the whole model; give .optimizer = "
                    "[](nn::Module& part) { ... }");
-    if (config.fp8.enabled) {
-      for (const auto& own : {args.autocast, module.autocast})
-        LOCKSTEP_CHECK(own.value_or(bf16) == bf16,
-                       "[initialize] fp8.enabled expects bf16 for everything else, got autocast in ",
-                       own.value_or(bf16), "; leave one of them out");
-      LOCKSTEP_CHECK(!module.forward,
-                     "[initialize] fp8.enabled expects the model's own forward, got another one, whose replicas of the "
-                     "model have no scales; use ranks instead of --parallel dp: lockstep run -n N, or --ranks N");
-      if (!config.bf16.enabled) module.autocast = bf16;
-    }
     const bool casts = (config.fp16.enabled && config.fp16.auto_cast) || (config.bf16.enabled && config.bf16.auto_cast);
     if (casts && !module.autocast) module.autocast = parameter_dtype(config);
     config = resolve(std::move(config), plan.dp);
     LOCKSTEP_CHECK(!args.grad_scaler || !config.fp16.enabled,
                    "[initialize] expected fp16.enabled or a grad_scaler, got both");
-    sparse = set_sparse_attention(module, config);  // before the model is cut
+    for (const Section& section : sections()) {
+      std::string line = section.prepare ? section.prepare(config, args, module) : "";
+      if (!line.empty()) lines.push_back(std::move(line));
+    }
+    const std::optional<DType> autocast = args.autocast ? args.autocast : module.autocast;
+    product_dtype = parameter_dtype(config) != f32 ? parameter_dtype(config) : autocast.value_or(f32);
   }
   /// Error if the config cannot run under the plan. optimizer: name of the optimizer that the program passed, or "".
   void check(const std::string& optimizer) const {
@@ -134,8 +129,9 @@ struct EngineBase::Impl::Agreed {
   dist::ProcessGroup* world = nullptr;
   parallel::Plan plan;
   bool is_cut = false;
-  int64_t layers = 0;  // number of layers of a model that is cut
-  std::string sparse;  // message about the layout that was set
+  int64_t layers = 0;              // number of layers of a model that is cut
+  std::vector<std::string> lines;  // to print, from Section::prepare
+  DType product_dtype = f32;
 };
 
 EngineBase::Impl::Impl(PipelineModule module, const InitializeArgs& args) : Impl(Agreed(module, args), module, args) {
@@ -159,9 +155,10 @@ EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const Initi
                         : &world),
       sharing(plan.cp),
       sharers(plan.cp > 1 ? &args.mesh->cp() : nullptr),
+      product_dtype(agreed.product_dtype),
       graphs(*this, args.graphs) {
   for (const std::string& warning : config.warnings) say("warning: " + warning);
-  if (!agreed.sparse.empty()) say(agreed.sparse);
+  for (const std::string& line : agreed.lines) say(line);
   if (config.dump_state) say("config\n" + to_text(config));
   accumulation = *config.gradient_accumulation_steps;
   if (args.autocast) whole.autocast = args.autocast;
@@ -170,10 +167,9 @@ EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const Initi
     own_optimizers.push_back(args.optimizer.make(model));
     agreed.check(std::string(own_optimizers[0]->name()));
   }
-  low_precision = config.fp16.enabled || config.bf16.enabled;
   auto_cast = (config.fp16.enabled && config.fp16.auto_cast) || (config.bf16.enabled && config.bf16.auto_cast);
-  dtype = low_precision ? parameter_dtype(config) : f32;
-  if (low_precision) model.to(dtype);
+  dtype = parameter_dtype(config);
+  if (low_precision()) model.to(dtype);
   choose_optimizers(args);
   choose_schedules(args);
   if (const auto options = loss_scaler_options(config)) scaler.emplace(*options);
@@ -197,7 +193,7 @@ void EngineBase::Impl::choose_optimizers(const InitializeArgs& args) {
   for (optim::Optimizer* optimizer : optimizers) optimizer->keep_average(config.ema.decay);
   if (args.optimizer.is_none()) return;
   const std::string name(optimizers[0]->name());
-  for (const std::string& warning : one_bit_warnings(config, name)) say("warning: " + warning);
+  for (const std::string& warning : optimizer_warnings(config, name)) say("warning: " + warning);
   if (!config.optimizer.type.empty())
     say("note: the program's optimizer " + name + " is used; optimizer.type " + config.optimizer.type + " of " +
         config.origin + " is not");
@@ -218,13 +214,21 @@ void EngineBase::Impl::choose_schedules(const InitializeArgs& args) {
 
 void EngineBase::Impl::start(const InitializeArgs& args) {
   zero::ZeroOptions options = zero_options(config);
-  if (scaler || grad_scaler) options.nonfinite = zero::NonFinite::skip;
+  options.nonfinite = nonfinite();
   options.spread = spread_experts(args.mesh);
+  options.hooks = !part;
   watch();  // before ZeRO installs its hooks, so that no_sync() is in effect when ZeRO sees the first gradient
-  if (const auto how = fp8_options(config)) {
-    fp8 = std::make_unique<nn::Fp8Scaling>(model, *how);
-    say(fp8->text());
+  const bool leads = world.rank() == 0;
+  const Trained trained{model, world, *group, [out = log, leads](const std::string& text) {
+                          if (leads) out(text);
+                        }};
+  for (const Section& section : sections()) {
+    if (!section.start) continue;
+    auto participant = section.start(config, trained);
+    if (participant) participants.push_back({&section, std::move(participant)});
   }
+  for (const Participating& one : participants)
+    if (const std::string text = one.participant->text(); !text.empty()) say(text);
   const ActivationCheckpointingConfig& a = config.activation_checkpointing;
   if (a.enabled) {
     checkpoints.emplace(
@@ -238,21 +242,14 @@ void EngineBase::Impl::start(const InitializeArgs& args) {
     checkpoints->wrap_blocks(model);
     for (const std::string& note : checkpoints->notes()) say("note: activation_checkpointing: " + note);
   }
-  if (auto* const sender = dynamic_cast<onebit::Optimizer*>(optimizers[0]))
-    one_bit = std::make_unique<OneBit>(
-        model, *sender, *group,
-        OneBit::Options{.nonfinite = options.nonfinite,
-                        .accumulates = accumulation > 1 || !config.managed_gradient_accumulation,
-                        .note = [this](const std::string& text) { say(text); }});
+  if (auto* const sender = dynamic_cast<Exchanging*>(optimizers[0]))
+    exchange = sender->exchange(model, *group,
+                                {.nonfinite = options.nonfinite,
+                                 .accumulates = accumulation > 1 || !config.managed_gradient_accumulation,
+                                 .note = [this](const std::string& text) { say(text); }});
   else zero = std::make_unique<zero::Zero>(model, optimizers, options, group);
   if (args.training_data) make_loader(args);
-  const bool leads = world.rank() == 0;
-  if (leads) monitors = make_monitors(config, log);
-  if (config.comms_logger.enabled)
-    comms = std::make_unique<CommsLogger>(config.comms_logger, *group, [out = log, leads](const std::string& text) {
-      if (leads) out(text);
-    });
-  if (config.flops_profiler.enabled) profiler = std::make_unique<FlopsProfiler>(model, config.flops_profiler);
+  for (const Participating& one : participants) one.participant->ready();
   graphs.agree();
   group->control().set_step(1);
 }
@@ -302,16 +299,13 @@ void EngineBase::Impl::close() noexcept {
   closed = true;
   for (auto& [parameter, id] : gradient_hooks) parameter.remove_hook(id);
   for (const int id : module_hooks) model_calls.remove_hook(id);  // the model may have been destroyed
-  profiler.reset();
-  comms.reset();
-  saver.reset();  // waits; reports errors
+  saver.reset();                                                  // waits; reports errors
   if (checkpoints) checkpoints->unwrap_blocks();
   local.reset(), caller_local.reset();
   graphs.drop();
   zero.reset();
-  one_bit.reset();
-  fp8.reset();
-  monitors.clear();
+  exchange.reset();
+  participants.clear();
 }
 
 // --- the interface ---
@@ -358,6 +352,7 @@ void EngineBase::set_lr(double lr) {
 }
 int64_t EngineBase::micro_batch() const { return impl_->micro_batch(); }
 nn::Module& EngineBase::module() const { return impl_->model; }
+DType EngineBase::product_dtype() const { return impl_->product_dtype; }
 bool EngineBase::in_parts() const { return impl_->part != nullptr; }
 std::string EngineBase::graphs() const { return impl_->graphs.status(); }
 pipeline::Engine& EngineBase::pipeline() const {
@@ -376,11 +371,11 @@ zero::Zero& EngineBase::zero() const {
                  impl_->optimizers[0]->name(), " keeps the whole model on every rank; leave the call out");
   return *impl_->zero;
 }
-onebit::Optimizer* EngineBase::onebit() const { return impl_->one_bit ? &impl_->one_bit->optimizer() : nullptr; }
-std::string EngineBase::comms_summary(bool show_straggler) {
-  LOCKSTEP_CHECK(impl_->comms, "[comms_summary] expected comms_logger.enabled in ", impl_->config.origin,
-                 ", got a config without");
-  return impl_->comms->summary(show_straggler);
+Exchange* EngineBase::exchange() const { return impl_->exchange.get(); }
+std::vector<Participant*> EngineBase::participants() const {
+  std::vector<Participant*> all;
+  for (const Participating& one : impl_->participants) all.push_back(one.participant.get());
+  return all;
 }
 void EngineBase::close() {
   if (impl_->saver && !impl_->closed) impl_->saver->wait();

@@ -37,11 +37,12 @@
 #include "data/loader.h"
 #include "dist/process_group.h"
 #include "engine/config.h"
+#include "engine/exchange.h"
+#include "engine/participant.h"
 #include "nn/module.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "parallel/mesh.h"
-#include "parallel/onebit/optimizer.h"
 #include "parallel/tensor_parallel/apply.h"
 #include "pipeline/engine.h"
 #include "zero/zero.h"
@@ -282,6 +283,8 @@ class EngineBase {
   nn::Module& module() const;
   /// True if each rank holds only a part of the model, by pipeline stages or tensor parallelism.
   bool in_parts() const;
+  /// The dtype of matrix products: that of the parameters if they have 16 bits, else Autocast's or f32.
+  DType product_dtype() const;
   /// Returns a text that says how many steps of train_batch() were graph replays, or why none was.
   std::string graphs() const;
   pipeline::Engine& pipeline() const;  ///< Error when the model is not cut
@@ -294,13 +297,11 @@ class EngineBase {
   optim::Optimizer& optimizer() const;
   optim::Schedule* lr_scheduler() const;  ///< null without one
   Loader* training_dataloader() const;    ///< null without training_data
-  zero::Zero& zero() const;               ///< Error if the optimizer is a 1-bit one, which runs without ZeRO
-  /// The 1-bit optimizer; null with other optimizers. With 0/1 Adam, call its synchronize() before evaluating.
-  onebit::Optimizer* onebit() const;
+  zero::Zero& zero() const;               ///< Error if the optimizer exchanges gradients itself, without ZeRO
+  Exchange* exchange() const;             ///< set if the optimizer exchanges gradients itself; else null
 
-  /// Returns comms_logger's table of collectives. show_straggler: adds the time that this rank waited for others.
-  /// Collective.
-  std::string comms_summary(bool show_straggler = true);
+  /// What the sections of the configuration made (participant.h).
+  std::vector<Participant*> participants() const;
   /// Finishes pending writes. Only the destructor may be called afterwards.
   void close();
 

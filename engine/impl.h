@@ -1,5 +1,6 @@
 #pragma once
 // Internal state of an engine. Not for users: they see engine.h.
+#include <deque>
 #include <memory>
 #include <optional>
 #include <set>
@@ -11,9 +12,8 @@
 #include "checkpoint/checkpoint.h"
 #include "data/to_device.h"
 #include "engine/engine.h"
-#include "engine/one_bit.h"
 #include "engine/part.h"
-#include "engine/reports.h"
+#include "engine/section.h"
 #include "engine/step_graphs.h"
 #include "nn/layer_list.h"
 #include "parallel/activation_checkpoints.h"
@@ -31,6 +31,11 @@ struct Breakdown {
 
 /// Returns loss * factor, computed in f32 if the loss has a 16-bit dtype.
 Variable times_factor(const Variable& loss, double factor);
+/// The same bits, with a factor that is a tensor of one element.
+Variable times_factor(const Variable& loss, const Tensor& factor);
+
+constexpr const char* needs_metric =
+    "[step] expected step(metric) after the step's last micro-batch: ReduceLROnPlateau needs a metric";
 
 /// Loss and token count of one micro-batch whose backward has run in the current step.
 struct Micro {
@@ -38,8 +43,58 @@ struct Micro {
   int64_t tokens = -1;  // tokens that the loss is a sum over; -1: the loss is a mean
 };
 
+/// A participant, and the section that made it.
+struct Participating {
+  const Section* section;
+  std::unique_ptr<Participant> participant;
+};
+
+/// The step that is running.
+struct RunningStep {
+  std::vector<Micro> micros;
+  /// What the actions of a step hand on to each other.
+  struct Step {
+    const pipeline::Data* data = nullptr;
+    std::deque<MicroBatch> ahead;  // micro-batches that were drawn in advance
+    MicroBatch one;                // the current one
+    Variable loss;
+    StepGraphs::Recorded* graph = nullptr;  // recording or replaying: has tensors in place of numbers
+    std::optional<double> metric;
+    double start = 0, scale_before = 1;  // scale_before: the loss scale
+    int64_t backwards = 0;
+    zero::StepOptions options;
+    zero::StepReport done;
+  } now;
+  int pending = 0, forwards = 0;  // backwards and forwards since the last step()
+  std::optional<double> factor;   // factor of the step's losses
+  bool scaled = false;            // true if the loss of the coming backward is scaled already
+  bool in_pass = false, failed = false, closed = false;
+  bool drawn = false;  // true: the random stream of the coming micro-batch was started when its data were drawn
+  int64_t loops = 0;   // depth of loops over DataLoaders in which the step began
+  bool said_unfilled = false;
+  int no_sync_depth = 0;
+  std::optional<zero::Zero::NoSync> local;         // set while the current backward sums on this rank only
+  std::optional<zero::Zero::NoSync> caller_local;  // set while a no_sync() of the caller lives
+};
+
+/// What an engine has counted, and what its last step has found.
+struct Counters {
+  int64_t micro_steps = 0, global_steps = 0, skipped_steps = 0, global_samples = 0;
+  double loss = NAN, norm = NAN;
+  double tokens = 0;  // tokens of the step on all ranks; 0 if losses are means
+};
+
+/// What watches the steps.
+struct Observers {
+  Breakdown times, shown_times;  // times: of the current step; shown_times: since the last printed line
+  int64_t timed_steps = 0;
+  double forward_start = 0, backward_start = 0;  // by steady_seconds()
+  int64_t forward_traced = 0;                    // by trace::now()
+  bool timing_forward = false;
+};
+
 /// The state and the parts of an engine. Functions are grouped by the file that defines them.
-struct EngineBase::Impl {
+struct EngineBase::Impl : RunningStep, Counters, Observers {
   struct Agreed;
   /// Checks the configuration and the plan (the parallelisms to combine), and stores both in an Agreed. Then calls the
   /// constructor below, which builds everything.
@@ -57,6 +112,7 @@ struct EngineBase::Impl {
   int replicas() const { return group->size() / sharing; }
   /// True if replica r runs micro-batches r, r + replicas(), ...; false if it runs consecutive ones.
   bool are_interleaved() const { return stage() >= 2 || !config.managed_gradient_accumulation; }
+  parallel::Replicas numbering() const { return {replicas(), int(accumulation), are_interleaved()}; }
   /// ZeRO's stage; 0 without ZeRO.
   int stage() const { return zero ? zero->stage() : 0; }
   void check_open(const char* call) const;   // Error when the engine is closed, or a backward has failed
@@ -70,17 +126,17 @@ struct EngineBase::Impl {
 
   // One forward and backward; defined in backward.cpp
   void watch();                                         // installs the hooks below
-  void before_forward();                                // starts the random stream, timing and profiler
+  void before_forward();                                // starts the random stream and timing
   void notice_end_of_loop();                            // warns if a DataLoader's loop has ended within a step
-  void after_forward();                                 // ends timing and profiler
+  void after_forward();                                 // ends timing
   void gradient_arrives();                              // called at the first gradient of a backward
   void check_backward(int64_t tokens) const;            // Error when a backward is not expected
   void backward(const Variable& loss, int64_t tokens);  // scales the loss, then calls pass()
   /// Runs the backward of a micro-batch from `root`, the scaled loss. value: the loss without the scaling.
   void pass(const Variable& root, const Tensor& value, int64_t tokens);
-  void run_scaled(const Variable& loss);  // runs the backward of a loss that is already scaled
-  void set_factor(double factor);         // sets `factor`; Error if other losses of the step had another
-  double own_factor() const;              // factor that this engine applies to a loss
+  Variable scaled_by_factor(const Variable& loss) const;
+  void set_factor(double factor);  // sets `factor`; Error if other losses of the step had another
+  double own_factor() const;       // factor that this engine applies to a loss
   /// True if the next step() updates the parameters.
   bool is_boundary() const { return !config.managed_gradient_accumulation || (micro_steps + 1) % accumulation == 0; }
   int64_t micro_batch(int64_t ahead = 0) const;  // number of the next micro-batch, or of the one `ahead` later
@@ -90,9 +146,10 @@ struct EngineBase::Impl {
   template <class T> T cast(const T& input) const {  // casts to the parameters' dtype if auto_cast is on
     return auto_cast && is_other_dtype(input) ? input.to(dtype) : input;
   }
+  bool low_precision() const { return dtype != f32; }  // true if parameters have a 16-bit dtype
   /// True if parameters have a 16-bit dtype, and `input` is a floating-point tensor of another dtype.
   template <class T> bool is_other_dtype(const T& input) const {
-    return low_precision && input.defined() && is_floating(input.dtype()) && input.dtype() != dtype;
+    return low_precision() && input.defined() && is_floating(input.dtype()) && input.dtype() != dtype;
   }
   void forget();  // drops the gradients and state of the current step
 
@@ -107,14 +164,13 @@ struct EngineBase::Impl {
   /// Runs forward, and returns the loss summed over `tokens` targets; if their number is unknown (-1), the mean loss.
   Variable run(const pipeline::Sample& sample, const pipeline::Loss* measure, int64_t tokens = -1);
   std::vector<MicroBatch> draw_ahead(const pipeline::Data& data) const;  // micro-batches of the coming step
-  /// Runs a step of an engine that uses neither pipeline stages nor tensor parallelism.
-  void train_whole(const pipeline::Data& data, std::vector<MicroBatch> ahead, std::optional<double> metric);
-  /// Runs a step of an engine that uses pipeline stages, tensor parallelism or both.
-  void train_part(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, std::optional<double> metric);
-  /// A function that multiplies a loss by the factor of set_factor(), before backward.
-  using Scale = std::function<Variable(const Variable&)>;
+  /// Runs a step of train_batch(), or records it.
+  void train(const pipeline::Data& data, std::vector<MicroBatch> ahead, parallel::Mode mode = parallel::Mode::eager);
+  void act(const parallel::Action& a);  // does what an action of the list says
+  void end_micro_batch();               // counts a micro-batch, or those of a part's schedule
+  void check_step() const;              // Error when step() is not expected
   /// Runs forward and backward of all micro-batches with pipeline stages or tensor parallelism.
-  void run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead, const Scale& scale);
+  void run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead);
   /// Implements eval_batches() for engines that use neither pipeline stages nor tensor parallelism.
   std::vector<double> eval_whole(const pipeline::Data& data, int micro_batches, const pipeline::Loss* measure,
                                  int values);
@@ -122,15 +178,25 @@ struct EngineBase::Impl {
   // The update at the end of a step; defined in step.cpp
   void step(std::optional<double> metric);  // EngineBase::step()
   bool wants_metric() const;                // true for ReduceLROnPlateau
+  zero::NonFinite nonfinite() const;        // what to do with gradients that are not finite
   zero::StepOptions step_options();         // scaling and clipping of the coming update
-  /// Calls `run`, which updates the parameters. Then advances schedules and counters, and writes reports.
-  void end_step(double start, std::optional<double> metric,
-                const std::function<zero::StepReport(const zero::StepOptions&)>& run);
+  void begin_update();                      // notes what the update needs
+  void end_update();                        // advances schedules
+  /// Calls fn. After an exception the gradients of the step cannot be used.
+  template <class Fn> void guarded(const Fn& fn) {
+    try {
+      fn();
+    } catch (...) {
+      micros.clear(), factor.reset();
+      failed = true;
+      throw;
+    }
+  }
   void gather_losses();  // loss and number of tokens of the step, over all ranks
   /// Returns the elementwise sum of the ranks' vectors `mine`.
   std::vector<double> sum_of_ranks(const std::vector<double>& mine, const char* tag) const;
-  void update_fp8();                                                  // scales of the next step
-  void report(const zero::StepReport& done, double scale_before);     // prints, and writes to monitors
+  void call_participants();                                           // Participant::after_step()
+  void report(const Step& step);                                      // counts and prints
   std::string memory_text();                                          // the report of memory_breakdown
   std::vector<double> learning_rates() const;                         // learning rates of all groups of all optimizers
   double loss_scale() const { return scaler ? scaler->scale() : 1; }  // 1 without fp16
@@ -141,9 +207,8 @@ struct EngineBase::Impl {
   std::vector<checkpoints::Piece> pieces(const std::set<std::string>& without);
   /// False if this rank has no parameters to save.
   bool has_state() const { return !part || !part->nothing; }
-  std::vector<checkpoints::Piece> fp8_pieces() const;  // scales and histories of fp8
-  /// Adds the fp8 scales to the tensors to be loaded. Returns false if the checkpoint has no fp8 scales.
-  bool want_fp8(const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted);
+  /// Adds the state of a participant to the tensors to be loaded. Returns false if the checkpoint has none of it.
+  bool want_state_of(const Participating& one, const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted);
   checkpoints::Numbers own_numbers() const;                                  // numbers of the optimizer
   std::optional<Loaded> load(const std::string& dir, const LoadArgs& args);  // EngineBase::load_checkpoint()
   /// Restores counters, schedules, loss scale, random state and the position in the data.
@@ -165,50 +230,23 @@ struct EngineBase::Impl {
   int sharing = 1;
   // The ranks that share each micro-batch with this rank; null if `sharing` is 1.
   dist::ProcessGroup* sharers = nullptr;
+  const DType product_dtype;  // EngineBase::product_dtype()
   int64_t accumulation = 1;
   DType dtype = f32;  // dtype of the parameters, to which inputs are cast
-  bool low_precision = false, auto_cast = false;
+  bool auto_cast = false;
   std::vector<std::unique_ptr<optim::Optimizer>> own_optimizers;
   std::vector<optim::Optimizer*> optimizers;
   std::vector<std::unique_ptr<optim::Schedule>> own_schedules;
   std::vector<optim::Schedule*> schedules;  // one per optimizer, or none
   std::optional<optim::DynamicLossScaler> scaler;
   std::optional<parallel::ActivationCheckpoints> checkpoints;
-  std::unique_ptr<zero::Zero> zero;  // null if the optimizer is a 1-bit one
-  std::unique_ptr<OneBit> one_bit;   // set for a 1-bit optimizer, which exchanges gradients itself; else null
-  std::unique_ptr<nn::Fp8Scaling> fp8;
+  std::unique_ptr<zero::Zero> zero;    // null if the optimizer exchanges gradients itself
+  std::unique_ptr<Exchange> exchange;  // set if it does; else null
+  std::vector<Participating> participants;
   std::unique_ptr<Loader> loader;
   std::optional<data::RepeatingLoader<data::Example>> batches;  // endless loop over `loader`, for train_batch()
   std::optional<data::ToDevice> to_device;
   StepGraphs graphs;
-
-  // State of the current step
-  std::vector<Micro> micros;
-  int pending = 0;               // backwards since the last step()
-  int forwards = 0;              // forwards since the last step()
-  std::optional<double> factor;  // factor of the step's losses
-  bool scaled = false;           // true if the loss of the coming backward is scaled already
-  bool in_pass = false, failed = false, closed = false;
-  bool drawn = false;   // true: the random stream of the coming micro-batch was started when its data were drawn
-  bool paused = false;  // true in the backwards of a pipeline schedule: the hooks do nothing
-  int64_t loops = 0;    // depth of loops over DataLoaders in which the step began
-  bool said_unfilled = false;
-  int no_sync_depth = 0;
-  std::optional<zero::Zero::NoSync> local;         // set while the current backward sums on this rank only
-  std::optional<zero::Zero::NoSync> caller_local;  // set while a no_sync() of the caller lives
-
-  int64_t micro_steps = 0, global_steps = 0, skipped_steps = 0, global_samples = 0;
-  double loss = NAN, norm = NAN;
-  double tokens = 0;  // tokens of the step on all ranks; 0 if losses are means
-
-  Breakdown times, shown_times;  // times: of the current step; shown_times: since the last printed line
-  int64_t timed_steps = 0;
-  double forward_start = 0, backward_start = 0;  // by steady_seconds()
-  int64_t forward_traced = 0;                    // by trace::now()
-  bool timing_forward = false;
-  std::vector<std::unique_ptr<Monitor>> monitors;
-  std::unique_ptr<CommsLogger> comms;
-  std::unique_ptr<FlopsProfiler> profiler;
 
   std::unique_ptr<checkpoints::Saver> saver;
   std::string saver_key;

@@ -4,7 +4,7 @@
 //
 // Extensions add types of optimizers: an extension's meson.build sets `optimizer_types = ['NAME']`, and one of its
 // sources defines std::vector<NamedType> lockstep::engine::NAME(). meson generates the list, from the extensions that
-// are built (optimizer_types.cpp.in).
+// are built (lockstep/list.cpp.in).
 #include <functional>
 #include <memory>
 #include <string>
@@ -57,8 +57,8 @@ class Params {
 
 /// The optimizers made from one "type" in a configuration file: one, or up to two for Muon.
 using Optimizers = std::vector<std::unique_ptr<optim::Optimizer>>;
-/// A function that creates the optimizers of one type, such as Muon. For 1-bit optimizers, all ranks of `group` must
-/// call it together.
+/// A function that creates the optimizers of one type, such as Muon. All ranks of `group` must call it together if
+/// their optimizers exchange gradients.
 using MakeOptimizers = std::function<Optimizers(const NamedParameters& parameters, dist::ProcessGroup* group)>;
 /// A function that creates a schedule of one type, such as WarmupLR.
 using MakeSchedule = optim::MakeSchedule;
@@ -72,14 +72,14 @@ struct NamedType {
   std::function<Make(Params& params)> read;
   /// Returns why an optimizer cannot run under the plan. called: its name in messages. Null: nothing speaks against it.
   std::function<std::vector<std::string>(const Config&, const parallel::Plan&, const std::string& called)> reasons = {};
+  std::vector<std::string> ignored = {};  ///< keys of the file that have no effect with this optimizer
 };
 /// `reasons` of a rule that needs the whole of a matrix.
 std::vector<std::string> needs_matrices(const Config& config, const parallel::Plan& plan, const std::string& called);
-/// The reasons of the type that has this name, ignoring case.
-std::vector<std::string> reasons_of_type(const std::string& name, const Config& config, const parallel::Plan& plan,
-                                         const std::string& called);
+/// The type of optimizer that has this name, ignoring case; nullptr if there is none.
+const NamedType* type_named(const std::string& name);
 /// The types of the extensions that are built.
-std::vector<NamedType> types_of_extensions();
+const std::vector<NamedType>& types_of_extensions();
 /// The types of all optimizers that a configuration file can name.
 const std::vector<NamedType>& optimizer_types();
 /// The types of all schedules that a configuration file can name.

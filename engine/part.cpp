@@ -87,22 +87,17 @@ Part::~Part() = default;
 
 nn::Module& Part::model() { return nothing ? *nothing : engine->module(); }
 
-std::pair<std::vector<Variable>, std::vector<Tensor>> Part::take_gradients() {
-  std::vector<Variable> parameters;
-  std::vector<Tensor> gradients;
+void Part::complete_gradients() {
+  bool any = false;
   for (auto& named : model().named_parameters()) {
     Variable& p = named.variable;
-    if (!p.requires_grad()) continue;
     if (nothing) p.grad() = zeros_like(p.tensor());
-    if (!p.grad().defined()) continue;
+    if (!p.requires_grad() || !p.grad().defined()) continue;
     if (partial.count(named.name)) mesh->tp().all_reduce(p.grad(), {.tag = named.name}).wait();
-    parameters.push_back(p);
-    gradients.push_back(p.grad());
-    p.clear_grad();
+    any = true;
   }
-  LOCKSTEP_CHECK(!parameters.empty(), "[train_batch] no parameter of stage ", engine->stage(),
+  LOCKSTEP_CHECK(any, "[train_batch] no parameter of stage ", engine->stage(),
                  " got a gradient: the loss does not depend on them; compute it from the model's outputs");
-  return {std::move(parameters), std::move(gradients)};
 }
 
 // --- names of tensors in checkpoints and in optimizer states ---

@@ -9,21 +9,13 @@
 
 #include "checkpoint/checkpoint.h"
 #include "engine/engine.h"
+#include "engine/exchange.h"
 #include "optim/step_batch.h"
 #include "parallel/mesh.h"
 #include "pipeline/engine.h"
 #include "zero/zero.h"
 
 namespace lockstep::engine {
-
-// For a parameter NAME and a state tensor KEY such as exp_avg: a checkpoint has the names "model.NAME",
-// "optimizer.KEY.NAME" and "optimizer.group.0.lr"; an optimizer's state has "state.NAME.KEY" and "group.0.lr".
-/// Extracts the parameter's name from a name in a checkpoint: "w" from "model.w" or "optimizer.exp_avg.w".
-std::string parameter_of(const std::string& saved);
-/// Converts a name in an optimizer's state to the name in a checkpoint: "state.w.step" to "optimizer.step.w".
-std::string saved_name(const std::string& of_state);
-/// Converts a name in a checkpoint to the name in an optimizer's state: "optimizer.step.w" to "state.w.step".
-std::string state_name(const std::string& saved);
 
 /// Converts a contiguous piece of a tensor-parallel slice to contiguous pieces of the whole tensor (of shape `whole`).
 /// ranges: the indices along `dim` that form the slice. The results share the memory of `piece`.
@@ -46,9 +38,8 @@ struct Part : zero::OtherParts {
   std::vector<dist::ProcessGroup*> groups() const;
   /// The module that the engine trains.
   nn::Module& model();
-  /// Returns the parameters whose gradients the pipeline schedule has computed, and these gradients. Afterwards the
-  /// parameters have no gradient.
-  std::pair<std::vector<Variable>, std::vector<Tensor>> take_gradients();
+  /// Adds up the gradients of which each tensor-parallel rank has a term. Error if no parameter got a gradient.
+  void complete_gradients();
   /// True if this part saves the tensor named `piece` in checkpoints. Several parts may hold a tied parameter, but only
   /// one of them saves it.
   bool leads(const std::string& piece) const;

@@ -9,6 +9,7 @@
 
 #include "checkpoint/exchange.h"
 #include "data/safetensors.h"
+#include "dist/control.h"
 #include "engine/impl.h"
 #include "nn/named_fields.h"
 #include "tensor/random.h"
@@ -62,7 +63,7 @@ std::map<std::string, double> with_prefix(const checkpoints::Numbers& numbers, c
 
 std::vector<checkpoints::Piece> EngineBase::Impl::pieces(const std::set<std::string>& without) {
   std::vector<checkpoints::Piece> all;
-  for (const zero::StatePiece& piece : zero ? zero->state() : one_bit->state()) {
+  for (const zero::StatePiece& piece : zero ? zero->state() : exchange->state()) {
     if (without.count(piece.name) || (part && !part->leads(piece.name))) continue;
     if (!part) all.push_back(as_piece(piece));
     else
@@ -75,21 +76,9 @@ std::vector<checkpoints::Piece> EngineBase::Impl::pieces(const std::set<std::str
   return all;
 }
 
-/// Returns "optimizer.fp8_scale.NAME" and "optimizer.fp8_amax_history.NAME" of each Linear. Programs that load only the
-/// model skip all tensors with the prefix "optimizer.".
-std::vector<checkpoints::Piece> EngineBase::Impl::fp8_pieces() const {
-  std::vector<checkpoints::Piece> all;
-  if (!fp8) return all;
-  for (const nn::Fp8Scaling::Piece& piece : fp8->state()) {
-    all.push_back(checkpoints::whole("optimizer.fp8_scale." + piece.name, piece.scale));
-    all.push_back(checkpoints::whole("optimizer.fp8_amax_history." + piece.name, piece.history));
-  }
-  return all;
-}
-
 checkpoints::Numbers EngineBase::Impl::own_numbers() const {
   checkpoints::Numbers numbers;
-  if (has_state()) put(numbers, "", zero ? zero->numbers() : one_bit->numbers());
+  if (has_state()) put(numbers, "", zero ? zero->numbers() : exchange->numbers());
   return numbers;
 }
 
@@ -97,7 +86,8 @@ checkpoints::Contents EngineBase::Impl::contents(const SaveArgs& args) {
   checkpoints::Contents c;
   const std::set<std::string> frozen = args.exclude_frozen_parameters ? frozen_names(model) : std::set<std::string>{};
   c.pieces = pieces(frozen);
-  for (checkpoints::Piece& piece : fp8_pieces()) c.pieces.push_back(std::move(piece));
+  for (const Participating& one : participants)
+    for (const auto& [name, tensor] : one.participant->state()) c.pieces.push_back(checkpoints::whole(name, tensor));
   for (const auto& [name, to] : tied_names(model))
     if (!frozen.count(to)) c.aliases[name] = to;
   c.numbers = own_numbers();
@@ -121,7 +111,7 @@ checkpoints::Contents EngineBase::Impl::contents(const SaveArgs& args) {
   }
   c.client_state = args.client_state;
   c.plan = part ? str(part->text, ":", world.size(), "x", accumulation)
-                : str(zero ? str("zero", zero->stage()) : "onebit", ":", group->size(), "x", accumulation);
+                : str(zero ? str("zero", zero->stage()) : exchange->kind(), ":", group->size(), "x", accumulation);
   return c;
 }
 
@@ -207,15 +197,14 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   const bool with_optimizer = args.load_optimizer_states && !args.load_module_only && has_optimizer;
   if (!with_optimizer) options.skip.push_back("optimizer.");
   for (const auto& [name, tensor] : info->tensors)
-    if (!low_precision && name.starts_with("optimizer.master.")) options.skip.push_back("model." + name.substr(17));
+    if (!low_precision() && name.starts_with("optimizer.master.")) options.skip.push_back("model." + name.substr(17));
 
   forget();
   graphs.drop();  // the optimizer's tensors may be replaced
   const std::string master = "optimizer.master.", average = "optimizer.ema.";
   const std::set<std::string> frozen = frozen_names(model);
-  options.skip.push_back(OneBit::owed);
   std::vector<zero::StatePiece> pieces;
-  if (has_state()) pieces = zero ? zero->state(true, with_optimizer) : one_bit->state_to_load(*info, with_optimizer);
+  if (has_state()) pieces = zero ? zero->state(true, with_optimizer) : exchange->state_to_load(*info, with_optimizer);
   std::vector<checkpoints::Piece> wanted;
   for (const zero::StatePiece& own : pieces) {
     checkpoints::Piece piece = as_piece(own);
@@ -244,8 +233,13 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     if (has("model." + b.name) || args.load_module_strict)
       wanted.push_back(checkpoints::whole("model." + b.name, here));
   }
-  const bool with_fp8 = with_optimizer && fp8 && want_fp8(*info, wanted);
-  if (!with_fp8) options.skip.push_back("optimizer.fp8_");
+  std::vector<const Participating*> restored;
+  for (const Participating& one : participants)
+    if (with_optimizer && want_state_of(one, *info, wanted)) restored.push_back(&one);
+  for (const Section& section : sections())
+    if (!section.saved.empty() &&
+        std::none_of(restored.begin(), restored.end(), [&](const auto* one) { return one->section == &section; }))
+      options.skip.push_back(section.saved);
   const auto found = checkpoints::load(info->path, wanted, all, options);
   LOCKSTEP_CHECK(found, "[load_checkpoint] ", info->path,
                  " was removed while it was being loaded; load again, or raise checkpoint.keep where it was saved");
@@ -258,27 +252,29 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
         own.tensor.copy_(weight.tensor.view(own.tensor.shape()));
     }
   }
-  if (with_fp8) fp8->loaded();
+  for (const Participating* one : restored) one->participant->loaded();
   if (!args.load_module_only) load_numbers(*found, args, with_optimizer);
   if (zero) zero->loaded();
-  else one_bit->loaded();
+  else exchange->loaded();
   batches.reset();  // train_batch() makes it anew, at the loader's new position
   return found;
 }
 
-/// Adds the fp8 scales to the tensors to be loaded. Returns false if the checkpoint has no fp8 scales.
-bool EngineBase::Impl::want_fp8(const checkpoints::Info& info, std::vector<checkpoints::Piece>& wanted) {
-  const auto first = info.tensors.lower_bound("optimizer.fp8_");
-  if (first == info.tensors.end() || !first->first.starts_with("optimizer.fp8_")) {
-    say("warning: " + info.path + " was saved without fp8; its scales start at 1");
+bool EngineBase::Impl::want_state_of(const Participating& one, const checkpoints::Info& info,
+                                     std::vector<checkpoints::Piece>& wanted) {
+  const auto state = one.participant->state();
+  if (one.section->saved.empty()) return true;
+  const auto first = info.tensors.lower_bound(one.section->saved);
+  if (first == info.tensors.end() || !first->first.starts_with(one.section->saved)) {
+    say("warning: " + info.path + " " + one.participant->without_state());
     return false;
   }
-  for (const checkpoints::Piece& piece : fp8_pieces()) {
-    const auto saved = info.tensors.find(piece.name);
-    LOCKSTEP_CHECK(saved == info.tensors.end() || saved->second.shape == piece.shape, "[load_checkpoint] ", info.path,
-                   " has ", piece.name, " ", saved->second.shape, ", and this engine ", piece.shape,
-                   ": set fp8.amax_history_len to ", saved->second.shape[saved->second.shape.rank() - 1]);
-    wanted.push_back(piece);
+  for (const auto& [name, tensor] : state) {
+    const auto saved = info.tensors.find(name);
+    LOCKSTEP_CHECK(saved == info.tensors.end() || saved->second.shape == tensor.shape(), "[load_checkpoint] ",
+                   info.path, " has ", name, " ", saved->second.shape, ", and this engine ", tensor.shape(), ": ",
+                   one.participant->other_shape(name, saved->second.shape));
+    wanted.push_back(checkpoints::whole(name, tensor));
   }
   return true;
 }
@@ -302,7 +298,7 @@ void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const Load
   const checkpoints::Numbers& numbers = found.numbers;
   const std::map<std::string, double> own = with_prefix(numbers, ""), before = told();
   if (args.load_optimizer_states && zero && has_state()) zero->load_numbers(own);
-  if (with_optimizer && one_bit) one_bit->load_state(own);
+  if (with_optimizer && exchange) exchange->load_state(own);
   if (args.load_lr_scheduler_states) {
     for (size_t i = 0; i < schedules.size(); ++i) {
       const auto state = with_prefix(numbers, str("schedule", i, "."));

@@ -1,7 +1,7 @@
 // step() after the last micro-batch of a step:
 //
 //   losses and tokens of all ranks ─▶ ZeRO's step: unscale, check overflow, clip, update ─▶ next learning rate
-//   ─▶ counters, printed line, monitors
+//   ─▶ counters, printed line, reports of participants
 //
 // backward() divides gradients in advance only if a loss scale or prescale_gradients requires it. All other divisions
 // are made once, on the sum, in f32: the bits do not depend on how micro-batches are distributed over ranks.
@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dist/control.h"
 #include "dist/numbers.h"
 #include "engine/impl.h"
 #include "tensor/memory.h"
@@ -21,7 +22,7 @@ namespace lockstep::engine {
 namespace {
 
 struct BreakdownName {
-  const char *key, *name;  // key in monitors, name in the printed line
+  const char *key, *name;  // key in StepValues, name in the printed line
   double Breakdown::*of;
 };
 constexpr BreakdownName breakdown_names[] = {
@@ -75,25 +76,24 @@ void EngineBase::Impl::gather_losses() {
 
 void EngineBase::Impl::step(std::optional<double> metric) {
   check_open("step");
-  LOCKSTEP_CHECK(no_sync_depth == 0,
-                 "[step] expected to be called outside of no_sync(): the last micro-batch's backward must reduce; end "
-                 "no_sync() before that backward");
-  LOCKSTEP_CHECK(pending > 0, "[step] expected a backward() since the last step(), got none; call backward()");
+  check_step();
   const bool boundary = is_boundary();
-  LOCKSTEP_CHECK(!boundary || !wants_metric() || metric,
-                 "[step] expected step(metric) after the step's last micro-batch: ReduceLROnPlateau needs a metric");
-  pending = forwards = 0;
-  ++micro_steps;
+  LOCKSTEP_CHECK(!boundary || !wants_metric() || metric, needs_metric);
+  end_micro_batch();
   if (!boundary) return;
-  const double start = steady_seconds();
-  gather_losses();
-  end_step(start, metric,
-           [this](const zero::StepOptions& options) { return zero ? zero->step(options) : one_bit->step(options); });
+  now = {.metric = metric};
+  std::vector<parallel::Action> list;
+  parallel::add_tail(list, true);
+  parallel::run(list, [this](const parallel::Action& a) { act(a); });
 }
 
 bool EngineBase::Impl::wants_metric() const {
   return std::any_of(schedules.begin(), schedules.end(),
                      [](const optim::Schedule* s) { return dynamic_cast<const optim::ReduceLROnPlateau*>(s); });
+}
+
+zero::NonFinite EngineBase::Impl::nonfinite() const {
+  return scaler || grad_scaler ? zero::NonFinite::skip : zero_options(config).nonfinite;
 }
 
 /// Returns the options of the coming update. ZeRO multiplies gradients by grad_scale / (ranks x loss scale).
@@ -106,65 +106,55 @@ zero::StepOptions EngineBase::Impl::step_options() {
           .others = part.get()};
 }
 
-/// Ends a step: calls `run`, then advances schedules and counters. run: updates the parameters; in a graph replay, it
-/// also runs forward and backward.
-void EngineBase::Impl::end_step(double start, std::optional<double> metric,
-                                const std::function<zero::StepReport(const zero::StepOptions&)>& run) {
-  const double scale_before = loss_scale();
-  const int64_t backwards = int64_t(micros.size());
-  zero::StepReport done;
-  try {
-    const AtEnd over([this] { micros.clear(), factor.reset(); });
-    done = run(step_options());
-  } catch (...) {
-    failed = true;
-    throw;
-  }
-  if (fp8) update_fp8();
-  if (grad_scaler) grad_scaler->update(done.skipped);
-  norm = done.norm;
-  skipped_steps += done.skipped;
-  if (!done.skipped || grad_scaler) {  // a GradScaler does not stop the schedules
-    if (metric && world.size() > 1)    // all stages, slices and replicas must decide alike
-      *metric = dist::all_reduced<double>({*metric}, world, {.tag = "metric of a step"})[0] / world.size();
-    for (optim::Schedule* schedule : schedules) metric ? schedule->step(*metric) : schedule->step();
-  }
+void EngineBase::Impl::begin_update() {
+  now.scale_before = loss_scale();
+  now.backwards = int64_t(micros.size());
+  now.options = step_options();
+}
+
+void EngineBase::Impl::end_update() {
+  micros.clear(), factor.reset();
+  call_participants();
+  const bool skipped = now.done.skipped;
+  if (grad_scaler) grad_scaler->update(skipped);
+  norm = now.done.norm;
+  skipped_steps += skipped;
+  if (skipped && !grad_scaler) return;  // a GradScaler does not stop the schedules
+  std::optional<double>& metric = now.metric;
+  if (metric && world.size() > 1)  // all stages, slices and replicas must decide alike
+    *metric = dist::all_reduced<double>({*metric}, world, {.tag = "metric of a step"})[0] / world.size();
+  for (optim::Schedule* schedule : schedules) metric ? schedule->step(*metric) : schedule->step();
+}
+
+void EngineBase::Impl::call_participants() {
+  const auto maximum = [this](const Tensor& numbers) {
+    const dist::CollectiveOptions how{.op = dist::ReduceOp::max, .tag = "largest numbers of a step"};
+    if (group->size() > 1) group->all_reduce(numbers, how);
+    if (plan.tp > 1) (own_mesh ? own_mesh->tp() : part->mesh->tp()).all_reduce(numbers, how);
+  };
+  for (const Participating& one : participants) one.participant->after_step(maximum);
+}
+
+void EngineBase::Impl::report(const Step& step) {
   ++global_steps;
   global_samples += config.managed_gradient_accumulation
                         ? *config.train_batch_size
-                        : backwards * replicas() * *config.train_micro_batch_size_per_gpu;
+                        : step.backwards * replicas() * *config.train_micro_batch_size_per_gpu;
   group->control().set_step(uint64_t(global_steps + 1));
-  times.step = milliseconds_since(start);
-  report(done, scale_before);
-}
-
-/// Updates the fp8 scales for the next step from the largest magnitudes (amax) of this step over all ranks.
-void EngineBase::Impl::update_fp8() {
-  fp8->update([this](const Tensor& amax) {
-    const dist::CollectiveOptions how{.op = dist::ReduceOp::max, .tag = "largest numbers of a step"};
-    if (group->size() > 1) group->all_reduce(amax, how);
-    if (plan.tp > 1) (own_mesh ? own_mesh->tp() : part->mesh->tp()).all_reduce(amax, how);
-  });
-}
-
-void EngineBase::Impl::report(const zero::StepReport& done, double scale_before) {
+  times.step = milliseconds_since(step.start);
+  const zero::StepReport& done = step.done;
   if (done.skipped) {
     say(str("step ", global_steps, " is skipped: the gradient of ", done.first_nonfinite,
             " is not finite, first at rank ", done.rank,
-            scaler ? str("; the loss scale was ", scale_before, " and is now ", loss_scale()) : std::string()));
+            scaler ? str("; the loss scale was ", step.scale_before, " and is now ", loss_scale()) : std::string()));
   }
   const std::vector<double> rate = learning_rates();
-  std::vector<Event> events;
-  const auto event = [&](const char* tag, double value) {
-    events.push_back({std::string("Train/Samples/") + tag, value, global_samples});
-  };
-  event("train_loss", loss);
-  event("lr", rate[0]);
-  if (scaler) event("loss_scale", loss_scale());
+  StepValues found{
+      .values = {{"train_loss", loss}, {"lr", rate[0]}}, .samples = global_samples, .milliseconds = times.step};
+  if (scaler) found.values.emplace_back("loss_scale", loss_scale());
   if (config.wall_clock_breakdown) {
-    for (const auto& [key, name, of] : breakdown_names) event(key, times.*of);
+    for (const auto& [key, name, of] : breakdown_names) found.values.emplace_back(key, times.*of);
   }
-  for (const auto& monitor : monitors) monitor->write(events);
 
   for (const auto& [key, name, of] : breakdown_names) shown_times.*of += times.*of;
   ++timed_steps;
@@ -187,15 +177,8 @@ void EngineBase::Impl::report(const zero::StepReport& done, double scale_before)
     shown_times = {};
     timed_steps = 0;
   }
-  if (profiler && profiler->is_done()) {
-    const std::string text = profiler->report(times.step);
-    if (config.flops_profiler.output_file) {
-      if (group->rank() == 0) data::write_atomically(*config.flops_profiler.output_file, text + "\n");
-    } else {
-      say(text);
-    }
-    profiler.reset();
-  }
+  for (const Participating& one : participants)
+    if (const std::string text = one.participant->report(found); !text.empty()) say(text);
   times = {};
 }
 
@@ -208,7 +191,7 @@ std::string EngineBase::Impl::memory_text() {
       if (piece.name.starts_with("optimizer.")) kinds.insert(piece.name.substr(10, piece.name.find('.', 10) - 10));
   const zero::ModelState formula =
       zero::model_state(stage(), double(psi), group->size(), double(size_of(model.parameters().at(0).dtype())),
-                        zero ? 4.0 * double(kinds.size()) : one_bit->bytes_per_parameter());
+                        zero ? 4.0 * double(kinds.size()) : exchange->bytes_per_parameter());
   const MemoryReport ledger = memory_report(model.parameters().at(0).device());
   std::string text = str("memory of this process after step ", global_steps, ", bytes; the formula is for one rank of ",
                          group->size(), " at stage ", stage(), " with ", psi, " parameters\n");

@@ -49,14 +49,6 @@ int64_t hash_of(std::string_view text) {
   return text.empty() ? 0 : int64_t(std::max<uint64_t>(dist::hash_text(text), 1));
 }
 
-Variable in_f32(const Variable& x) { return size_of(x.dtype()) < 4 ? x.to(f32) : x; }
-
-/// Returns x times `number`, a tensor of one element. Bit-identical to mul_scalar() with the value of that element.
-Variable times(const Variable& x, const Tensor& number) {
-  const Variable wide = in_f32(x);
-  return mul(wide, number.to(wide.dtype()));
-}
-
 }  // namespace
 
 bool MicroBatch::keep() {
@@ -80,6 +72,14 @@ std::vector<dist::ProcessGroup*> StepGraphs::groups() const {
   return all;
 }
 
+/// The first reason of a participant against graphs, or "". ever: against all graphs.
+std::string StepGraphs::of_participants(bool ever) const {
+  std::string reason;
+  for (const Participating& one : m_.participants)
+    if (reason.empty()) reason = one.participant->against_graphs(ever);
+  return reason;
+}
+
 constexpr std::string_view on_cpu = "the model is on the CPU";
 
 std::string StepGraphs::reason_against_all() const {
@@ -88,8 +88,8 @@ std::string StepGraphs::reason_against_all() const {
   for (const dist::ProcessGroup* group : groups())
     if (std::string_view(group->device_engine()) != "nccl")
       return str("tensors of ", group->size(), " ranks go through the host's memory");
-  if (m_.one_bit) return str(m_.optimizers[0]->name(), " exchanges gradients itself");
-  if (is_shared() && m_.comms) return "comms_logger measures each collective";
+  if (m_.exchange) return str(m_.optimizers[0]->name(), " exchanges gradients itself");
+  if (const std::string reason = of_participants(true); !reason.empty()) return reason;
   if (m_.config.wall_clock_breakdown) return "wall_clock_breakdown measures its parts";
   return "";
 }
@@ -116,8 +116,10 @@ std::string StepGraphs::who_listens(const Model& model) const {
     if (!p.variable.requires_grad()) continue;
     auto* const leaf = static_cast<Leaf*>(p.variable.impl()->node.get());
     const auto& hooks = leaf->outputs()[0].hooks;
-    // Without the user's hooks, a parameter has one gradient hook (ZeRO's) and two on_complete hooks (ZeRO, engine).
-    if ((hooks ? hooks->size() : 0) != 1 || leaf->on_complete.size() != 2)
+    // Without the user's hooks, a parameter has one gradient hook (ZeRO's) and two on_complete hooks (ZeRO, engine); a
+    // part of a model has none.
+    const size_t own = m_.part ? 0 : 1;
+    if ((hooks ? hooks->size() : 0) != own || leaf->on_complete.size() != 2 * own)
       return str("the gradient of ", p.name, " has hooks");
     if (leaf->grad.defined()) return str("there is a gradient of ", p.name, " already");
   }
@@ -130,7 +132,7 @@ std::string StepGraphs::why_not(const Model& model, const std::vector<MicroBatch
   if (int64_t(step.size()) < m_.accumulation) return "a micro-batch shares memory with other data";
   if (m_.wants_metric() && !has_metric) return "there is no metric";  // step() will throw the Error about it
   if (m_.whole.forward) return "the forward is not the model's own";
-  if (m_.profiler) return "the FLOPs profiler counts operations";
+  if (const std::string reason = of_participants(false); !reason.empty()) return reason;
   if (trace::on()) return "a trace notes every operation";
   if (AnomalyMode::enabled()) return "AnomalyMode looks at every result";
   for (const MicroBatch& one : step) {
@@ -318,35 +320,22 @@ bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
 
 /// Runs a step of train_batch() that reads its data, loss factor and token counts from the tensors in `made`.
 void StepGraphs::step_on(Recorded& made, const std::vector<MicroBatch>& step) {
+  std::vector<MicroBatch> ahead = step;
   m_.tokens = 0;
-  if (m_.part) {
-    std::vector<MicroBatch> ahead = step;
-    for (size_t i = 0; i < step.size(); ++i) ahead[i].sample = made.samples[i];
-    m_.set_factor(m_.own_factor());
-    m_.run_schedule({}, ahead, [&](const Variable& loss) { return times(loss, made.factor); });
-    for (const Micro& one : m_.micros) made.losses.push_back(one.loss);
+  for (size_t i = 0; i < step.size(); ++i) {
+    ahead[i].sample = made.samples[i];
+    if (!m_.part) m_.tokens += double(std::max<int64_t>(step[i].tokens, 0));
   }
-  for (size_t i = 0; i < step.size() && !m_.part; ++i) {
-    const int64_t tokens = step[i].tokens;
-    m_.begin_random(step[i].number, step[i].calls);
-    m_.drawn = true;
-    Variable loss = m_.mean_loss(made.samples[i], nullptr, false);
-    LOCKSTEP_CHECK(loss.numel() == 1, "[train_batch] expected a loss of one element, got ", loss.shape());
-    if (tokens > 0) loss = times(loss, made.tokens[i]);
-    m_.check_backward(tokens);
-    m_.set_factor(m_.own_factor());
-    m_.pass(times(loss, made.factor), loss.tensor(), tokens);
-    made.losses.push_back(loss.tensor());
-    m_.tokens += double(std::max<int64_t>(tokens, 0));
-    m_.drawn = false;
-    if (i + 1 < step.size()) m_.step({});  // not the last micro-batch of the step, so no update yet
-  }
-  m_.zero->step(m_.step_options());
+  const AtEnd over([this] { m_.now = {}; });
+  m_.now = {.graph = &made};
+  m_.train({}, std::move(ahead), parallel::Mode::record);
+  for (const Micro& one : m_.micros) made.losses.push_back(one.loss);
   made.update = m_.zero->captured();
 }
 
 bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step, std::optional<double> metric) {
-  const double start = steady_seconds();
+  const AtEnd over([this] { m_.now = {}; });
+  m_.now = {.graph = &recorded, .metric = metric, .start = steady_seconds()};
   m_.set_factor(m_.own_factor());
   m_.tokens = tokens_;
   if (!m_.zero->can_replay(m_.step_options())) {
@@ -367,16 +356,19 @@ bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step,
   m_.forwards = 0;  // drop forwards that the caller ran before
   ++replays_;
   try {
-    m_.end_step(start, metric, [&](const zero::StepOptions& options) {
-      m_.zero->before_replay(options, recorded.update);
+    m_.guarded([&] {
+      m_.begin_update();
+      m_.zero->before_replay(m_.now.options, recorded.update);
       std::function<void()> launch = [&] { recorded.graph->replay(); };
       const std::vector<dist::ProcessGroup*> all = groups();
       for (size_t i = all.size(); i-- > 0;)
         launch = [&, i, next = std::move(launch)] { all[i]->replay(recorded.calls[i], next); };
       launch();
-      m_.gather_losses();  // waits for the device
-      return m_.zero->after_replay(options, recorded.update);
     });
+    std::vector<parallel::Action> list;
+    parallel::add_tail(list, true);
+    parallel::run(
+        list, [this](const parallel::Action& a) { m_.act(a); }, parallel::Mode::replay);
   } catch (...) {
     drop();  // NCCL cannot end a communicator while a graph contains its collectives
     throw;

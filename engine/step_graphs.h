@@ -50,6 +50,20 @@ struct StepVote {
 /// Decides for each step whether it runs normally, is recorded or replayed.
 class StepGraphs {
  public:
+  /// A recorded step.
+  struct Recorded {
+    std::vector<int64_t> models = {};  // Model::state() of all ranks at the last run
+    int moves = 0;                     // number of times `models` has changed
+    bool refused = false;
+    std::vector<std::vector<std::string>> calls = {};  // collectives recorded, for each of groups()
+    // Inputs of the recording, allocated before it starts: memory allocated during a recording may be reused within it.
+    std::vector<pipeline::Sample> samples = {};
+    Tensor factor = {};               // one element: the loss factor
+    std::vector<Tensor> tokens = {};  // one element for each micro-batch: its number of tokens
+    std::vector<Tensor> losses = {};  // outputs of the recording
+    zero::Zero::Captured update = {};
+    std::optional<Graph> graph = {};
+  };
   static constexpr size_t most = 4;  ///< most recordings; each keeps the memory of a forward and backward
   StepGraphs(EngineBase::Impl& engine, bool wanted) : m_(engine), wanted_(wanted) {}
 
@@ -67,19 +81,6 @@ class StepGraphs {
   std::string status();
 
  private:
-  struct Recorded {
-    std::vector<int64_t> models = {};  // Model::state() of all ranks at the last run
-    int moves = 0;                     // number of times `models` has changed
-    bool refused = false;
-    std::vector<std::vector<std::string>> calls = {};  // collectives recorded, for each of groups()
-    // Inputs of the recording, allocated before it starts: memory allocated during a recording may be reused within it.
-    std::vector<pipeline::Sample> samples = {};
-    Tensor factor = {};               // one element: the loss factor
-    std::vector<Tensor> tokens = {};  // one element for each micro-batch: its number of tokens
-    std::vector<Tensor> losses = {};  // outputs of the recording
-    zero::Zero::Captured update = {};
-    std::optional<Graph> graph = {};
-  };
   /// Lists of a model's parameters, buffers and modules, made once per step.
   struct Model {
     explicit Model(nn::Module& module)
@@ -95,6 +96,7 @@ class StepGraphs {
   bool is_shared() const;
   std::vector<dist::ProcessGroup*> groups() const;
   std::string reason_against_all() const;
+  std::string of_participants(bool ever) const;
   const std::string& why_never();
   std::string why_not(const Model& model, const std::vector<MicroBatch>& step, bool has_metric) const;
   std::string who_listens(const Model& model) const;

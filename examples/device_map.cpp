@@ -4,6 +4,8 @@
 //   LOCKSTEP_CPU_DEVICES=2 device_map sequential cpu:0=64KiB cpu:1=40KiB cpu=30KiB  limits; the rest stays on disk
 //   ... --svg FILE                                                                  draws the map
 #include <lockstep.h>
+#include <lockstep/device_map.h>
+#include <lockstep/generation.h>
 
 #include <unistd.h>
 

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "nn/init.h"
+#include "tensor/block_layout.h"
 #include "tensor/flops.h"
 #include "tensor/paged_attention.h"
 
@@ -35,14 +36,14 @@ MultiHeadAttention::MultiHeadAttention(const Options& options)
   init::xavier_uniform(in_proj.weight);
   for (const Variable& bias : {in_proj.bias, out_proj.bias})
     if (bias.defined()) init::zeros(bias);
-  if (o.sparse) set_sparsity(*o.sparse);
+  if (o.sparse) set_sparsity(o.sparse);
 }
 
 std::string MultiHeadAttention::options() const {
   return str("embed ", o.embed, ", heads ", o.heads, o.kv_heads != o.heads ? str(", kv heads ", o.kv_heads) : "",
              o.head_size * o.heads != o.embed ? str(", head size ", o.head_size) : "", o.causal ? ", causal" : "",
              o.window > 0 ? str(", window ", o.window) : "", o.rope ? ", rotary" : "",
-             o.sparse ? str(", sparse ", name_of(o.sparse->mode)) : "");
+             o.sparse ? str(", sparse ", o.sparse->name()) : "");
 }
 
 void MultiHeadAttention::sliced(const PartOf& of) {
@@ -60,34 +61,31 @@ int64_t MultiHeadAttention::share_sequence(const std::shared_ptr<SequencePart>& 
   return o.heads;
 }
 
-void MultiHeadAttention::set_sparsity(const SparsityConfig& config) {
+void MultiHeadAttention::set_sparsity(std::shared_ptr<const BlockPattern> pattern) {
   LOCKSTEP_CHECK(!part,
                  "[MultiHeadAttention] sparse attention does not support context parallelism; leave one of them out");
   LOCKSTEP_CHECK(o.window == 0, "[MultiHeadAttention] sparse attention does not support a window (", o.window,
                  "); use the sparse modes local, bigbird or bslongformer");
-  LOCKSTEP_CHECK(!o.causal || config.unidirectional.value_or(true),
+  LOCKSTEP_CHECK(!o.causal || pattern->is_causal(),
                  "[MultiHeadAttention] expected unidirectional sparse attention in a causal model, got bidirectional; "
                  "leave it out");
-  SparsityConfig known = config;
-  known.unidirectional = config.unidirectional.value_or(o.causal);
-  check_sparsity(known);
-  o.causal = *known.unidirectional;  // masks single tokens too: a block on the diagonal also covers later tokens
-  o.sparse = std::move(known);
+  o.causal = pattern->is_causal();  // masks single tokens too: a block on the diagonal also covers later tokens
+  o.sparse = std::move(pattern);
   layout_ = nullptr;
 }
 
 std::shared_ptr<const BlockLayout> MultiHeadAttention::layout(int64_t tokens, Device device) {
   if (!o.sparse) return nullptr;
-  const int64_t blocks = (tokens + o.sparse->block - 1) / o.sparse->block;
+  const int64_t blocks = (tokens + o.sparse->block() - 1) / o.sparse->block();
   if (!layout_ || layout_->blocks != blocks || layout_->row_start.device() != device)
-    layout_ = std::make_shared<BlockLayout>(make_layout(*o.sparse, std::max(o.heads, o.all_heads), tokens).to(device));
+    layout_ = std::make_shared<BlockLayout>(o.sparse->layout(std::max(o.heads, o.all_heads), tokens).to(device));
   return layout_;
 }
 
 double MultiHeadAttention::flops_beside(int64_t tokens) const {
-  const double pairs = o.sparse ? attended_pairs(make_layout(*o.sparse, std::max(o.heads, o.all_heads), tokens), tokens,
-                                                 tokens, o.causal)
-                                : double(attended_pairs(tokens, tokens, o.causal, o.window));
+  const double pairs =
+      o.sparse ? attended_pairs(o.sparse->layout(std::max(o.heads, o.all_heads), tokens), tokens, tokens, o.causal)
+               : double(attended_pairs(tokens, tokens, o.causal, o.window));
   return 4 * pairs / double(std::max<int64_t>(tokens, 1)) * double(o.heads * o.head_size);
 }
 
@@ -253,6 +251,22 @@ void KvCache::append(const Tensor& k, const Tensor& v, int64_t most) {
 Tensor KvCache::filled(const Tensor& of, DType as, int64_t first) const {
   if (!table) return of.narrow(2, first, length - first).to(as);
   return gather_blocks(of, std::span(*table).subspan(size_t(first / of.size(2))), length - first).to(as);
+}
+
+Tensor mask_of(const BlockLayout& layout, int64_t tokens) {
+  const BlockLayout here = layout.to(cpu);
+  const int32_t *const starts = here.row_start.data<int32_t>(), *const columns = here.columns.data<int32_t>();
+  const Tensor mask = zeros({layout.heads, tokens, tokens}, {.dtype = boolean, .device = cpu});
+  bool* const to = mask.data<bool>();
+  for (int64_t h = 0; h < layout.heads; ++h)
+    for (int64_t i = 0; i < tokens; ++i) {
+      const int32_t* const ends = starts + h * (layout.blocks + 1) + i / layout.block;
+      for (int32_t at = ends[0]; at < ends[1]; ++at) {
+        const int64_t begin = columns[at] * layout.block, end = std::min(tokens, begin + layout.block);
+        std::fill(to + (h * tokens + i) * tokens + begin, to + (h * tokens + i) * tokens + end, true);
+      }
+    }
+  return mask.to(layout.row_start.device());
 }
 
 Tensor MultiHeadAttention::weights(const Variable& x) {

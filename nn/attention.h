@@ -4,7 +4,6 @@
 #include "nn/activation.h"
 #include "nn/linear.h"
 #include "nn/rope.h"
-#include "nn/sparse.h"
 
 namespace lockstep::nn {
 
@@ -32,6 +31,19 @@ struct KvRows {
   KvCache* cache;
   int64_t tokens;
 };
+
+/// Says which blocks of scores each head computes (block-sparse attention), for a sequence of any length.
+class BlockPattern {
+ public:
+  virtual ~BlockPattern() = default;
+  virtual std::string name() const = 0;  ///< for MultiHeadAttention::options()
+  virtual int64_t block() const = 0;     ///< tokens of a block
+  virtual bool is_causal() const = 0;    ///< true if layouts end at the diagonal
+  /// The layout of a sequence, with ceil(tokens / block()) rows, on the default device. heads: of the whole model.
+  virtual BlockLayout layout(int64_t heads, int64_t tokens) const = 0;
+};
+/// A layout as a mask per token: bool (layout.heads, tokens, tokens), true where a block is attended to.
+Tensor mask_of(const BlockLayout& layout, int64_t tokens);
 
 /// This rank's part of a sequence that several ranks share (parallel/sequence/context_parallel.h).
 struct SequencePart {
@@ -82,8 +94,8 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     bool out_bias = true;
     /// Set by sliced() on a tensor-parallel rank: the rank's first head, and the number of heads of the model.
     int64_t first_head = 0, all_heads = 0;
-    std::optional<SparsityConfig> sparse = {};  ///< attend only to the blocks of this layout
-    bool cross = false;                         ///< true: keys and values come from another sequence than queries
+    std::shared_ptr<const BlockPattern> sparse = {};  ///< attend only to the blocks of this pattern
+    bool cross = false;                               ///< true: keys and values come from another sequence than queries
     int64_t window = 0;  ///< causal only: a token sees itself and the window - 1 tokens before it; 0: all before it
   };
   /// in_proj.weight starts Xavier-uniform, biases at 0, as in PyTorch.
@@ -125,8 +137,9 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   void sliced(const PartOf& of) override;
   int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override;
   double flops_beside(int64_t tokens) const override;
-  /// Replaces the sparse layout. Error if the model has a window, or is causal and the layout is bidirectional.
-  void set_sparsity(const SparsityConfig& config);
+  /// Replaces the sparse pattern, and makes the layer as causal as it. Error if the layer has a window or a part of a
+  /// sequence, or is causal and the pattern is not.
+  void set_sparsity(std::shared_ptr<const BlockPattern> pattern);
   std::string options() const override;
 
   Options o;

@@ -4,7 +4,7 @@
 #include <string_view>
 
 #include "nn/module.h"
-#include "tensor/random_scope.h"
+#include "tensor/random.h"
 
 namespace lockstep::nn {
 namespace {

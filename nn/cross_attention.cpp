@@ -30,17 +30,17 @@ Variable MultiHeadAttention::by_head(const Variable& all, int64_t heads) const {
 }
 
 std::vector<Variable> MultiHeadAttention::reads() {
-  if (!o.cross || in_proj.quantized) return {};
+  if (!o.cross || in_proj.attached.store) return {};
   return in_proj.bias.defined() ? std::vector<Variable>{in_proj.weight, in_proj.bias}
                                 : std::vector<Variable>{in_proj.weight};
 }
 
 /// The outputs [first, first + count) of in_proj, without computing the others.
 Variable MultiHeadAttention::projected(const Variable& x, int64_t first, int64_t count) {
-  if (in_proj.quantized || in_proj.adapter) return in_proj(x).narrow(2, first, count);
+  if (in_proj.attached.store || in_proj.attached.addition) return in_proj(x).narrow(2, first, count);
   const Variable weight = in_proj.weight.narrow(0, first, count);
   const Variable bias = in_proj.bias.defined() ? in_proj.bias.narrow(0, first, count) : Variable();
-  return in_proj.product ? in_proj.product(x, weight, bias, Activation::none) : linear(x, weight, bias);
+  return in_proj.attached.product(x, weight, bias, Activation::none, is_training() && NoGrad::grad_enabled());
 }
 
 /// Combines all masks into one for attention(). Returns an undefined tensor if there are no masks. If the numbers of

@@ -51,7 +51,7 @@ class LayerList {
   /// supplies a loss.
   std::function<Variable(const Variable& output, const std::vector<Tensor>& targets)> loss;
   /// The model's own loss as a function of its input, for models that can compute the loss without holding their whole
-  /// output in memory. Empty in other models. Returns an undefined variable while a hook reads the output.
+  /// output in memory. Empty in other models. The result is undefined if the output has hooks, which must see it.
   std::function<Variable(const Variable& input, const std::vector<Tensor>& targets)> loss_of_input;
 };
 

@@ -19,11 +19,20 @@ Linear::Linear(const Options& o) {
   init::uniform(bias, -bound, bound);
 }
 
-Variable Linear::adapted(const Variable& x, Activation activation) {
-  const Variable y = base(x, Activation::none), more = adapter->call(x);
+Variable Linear::forward(const Variable& x, Activation activation) {
+  if (attached.is_empty()) return linear(x, weight, bias, activation);
+  const bool training = is_training() && NoGrad::grad_enabled();
+  if (!attached.addition) return attached.product(x, weight, bias, activation, training);
+  const Variable y = attached.product(x, weight, bias, Activation::none, training), more = attached.addition->call(x);
   LOCKSTEP_CHECK(y.shape() == more.shape(), "[Linear] expected an adapter that returns ", y.shape(), ", got ",
                  more.shape(), "; was the layer sharded by a rule other than the model's own cut? use its cut");
   return activated(add(y, more), activation);
+}
+
+void Linear::fields(Fields& f) {
+  attached.store ? attached.store->fields(f) : void(f("weight", weight));
+  f("bias", bias);
+  if (attached.addition) f(attached.addition_name, *attached.addition);
 }
 
 std::string Linear::options() const {
@@ -141,13 +150,12 @@ Head::Head(const Options& o) {
 }
 
 Variable Head::scores(const Variable& x) {
-  const Variable w = quantized ? quantized->handle() : weight;
-  if (product) return product(x, w, {}, Activation::none);
-  return x.device().is_cpu() ? linear(x, w) : linear_padded(x, w);
+  if (!attached.is_empty()) return attached.product(x, weight, {}, Activation::none, false);
+  return x.device().is_cpu() ? linear(x, weight) : linear_padded(x, weight);
 }
 
 Variable Head::forward(const Variable& x, const Tensor& targets) {
-  const bool replaced = quantized || product || entropy || gather;
+  const bool replaced = !attached.is_empty() || entropy || gather;
   const int64_t most = rows_at_once > 0 ? rows_at_once : linear_cross_entropy_rows(weight.size(0));
   if (replaced || (x.device().is_cpu() && targets.numel() <= most)) return loss(scores(x), targets);
   return linear_cross_entropy(x, weight, targets, {}, rows_at_once);

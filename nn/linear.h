@@ -1,25 +1,8 @@
 #pragma once
 // Linear, Mlp (two or three Linears), Embedding, EmbeddingBag and Head.
-#include "autograd/fp8.h"
-#include "nn/module.h"
-#include "tensor/quantized.h"
+#include "nn/attachment.h"
 
 namespace lockstep::nn {
-
-/// A quantised weight (nn/quantize.h): two frozen parameters, codes and scales, in place of the weight.
-struct QuantizedWeight {
-  Variable codes, scales;
-  QuantFormat format;
-  int64_t in;  ///< columns of the unsharded weight
-  QuantMatmulArgs how;
-  DType dtype = f32;  ///< dtype of the weight before quantisation
-  /// The quantised weight on this rank; under tensor parallelism a slice.
-  Quantized here() const;
-  /// A placeholder that stands for the codes when it is passed to linear() as the weight (tensor/quantized.h).
-  Variable handle() const;
-  /// Lists codes and scales under the names that they have in files.
-  void fields(Fields& f) { f.fixed("weight.codes", codes).fixed("weight.scales", scales); }
-};
 
 /// y = x w^T + b: x (..., in) gives (..., out). weight (out, in), bias (out); both start U(-1/sqrt(in), 1/sqrt(in)), as
 /// in PyTorch.
@@ -32,42 +15,18 @@ struct Linear : Layer<Linear> {
   explicit Linear(const Options& options);
   Variable forward(const Variable& x) { return forward(x, Activation::none); }
   /// forward() followed by an activation, which the matrix product computes, too.
-  Variable forward(const Variable& x, Activation activation) {
-    return adapter ? adapted(x, activation) : base(x, activation);
-  }
+  Variable forward(const Variable& x, Activation activation);
   /// residual + forward(x). If adds() is true, the matrix product adds the residual.
   Variable forward(const Variable& x, const Variable& residual) {
     return adds() ? linear_add(residual, x, weight, bias) : add(residual, forward(x));
   }
-  /// True if the product can add a residual: a plain weight, no adapter, and no hook that reads the result.
-  bool adds() const { return !quantized && !product && !adapter && fp8.expired() && !is_watched(); }
-  void fields(Fields& f) override {
-    quantized ? quantized->fields(f) : void(f("weight", weight));
-    f("bias", bias);
-    if (adapter) f("lora", *adapter);
-  }
+  /// True if the product can add a residual: nothing is attached, and no hook reads the result.
+  bool adds() const { return attached.is_empty() && !is_watched(); }
+  void fields(Fields& f) override;
   std::string options() const override;
 
-  /// A function that replaces linear(), the matrix product of the layer.
-  using Product =
-      std::function<Variable(const Variable& x, const Variable& weight, const Variable& bias, Activation activation)>;
-  Variable weight, bias;  ///< weight: in a quantised layer a placeholder (tensor/quantized.h)
-  std::shared_ptr<QuantizedWeight> quantized;
-  /// If set, replaces linear(); tensor parallelism (parallel/tensor_parallel/) sets a product that works on shards.
-  Product product;
-  /// If set, the adapter's output for x is added before the activation (nn/lora.h).
-  std::shared_ptr<Module> adapter;
-  std::weak_ptr<Fp8Scales> fp8;  ///< the layer multiplies in fp8 while these scales exist (nn/fp8.h)
-
- private:
-  Variable base(const Variable& x, Activation activation) {
-    const Variable w = quantized ? quantized->handle() : weight;
-    const std::shared_ptr<Fp8Scales> scales = fp8.lock();
-    if (scales) scales->notes = is_training() && NoGrad::grad_enabled();
-    const Fp8Scope here(scales.get());
-    return product ? product(x, w, bias, activation) : linear(x, w, bias, activation);
-  }
-  Variable adapted(const Variable& x, Activation activation);
+  Variable weight, bias;  ///< weight: only its shape, dtype and device count if attached.store keeps it
+  Attachment attached;    ///< what extensions and tensor parallelism have attached
 };
 
 /// Kind of feed-forward layer: gelu is down(gelu(up x)), swiglu is down(silu(gate x) * up x) (Shazeer, 2020).
@@ -174,18 +133,18 @@ struct Head : Layer<Head> {
   Variable loss(const Variable& scores, const Tensor& targets) {
     return entropy ? entropy(scores, targets) : cross_entropy(scores.view({-1, weight.size(0)}), targets.reshape({-1}));
   }
-  void fields(Fields& f) override { quantized ? quantized->fields(f) : void(f("weight", weight)); }
+  void fields(Fields& f) override { attached.store ? attached.store->fields(f) : void(f("weight", weight)); }
   Table table() const override { return Table::scored; }
   std::string options() const override;
 
   Variable weight;
   int64_t rows_at_once = 0;  ///< rows of scores that a loss holds at once; 0: linear_cross_entropy_rows()
-  std::shared_ptr<QuantizedWeight> quantized;  ///< quantised copy of a tied table
-  /// Set by tensor parallelism, together with the two functions below. product replaces linear() and computes only the
-  /// scores of this rank's rows of the table. entropy replaces cross_entropy() for such scores.
-  Linear::Product product;
-  std::function<Variable(const Variable& scores)> gather;  ///< assembles the scores of all ranks; see product
-  std::function<Variable(const Variable& scores, const Tensor& targets)> entropy;  ///< see product
+  /// As in a Linear. attached.store may keep a copy of a tied table. Tensor parallelism sets attached.place, which then
+  /// computes only the scores of this rank's rows of the table, and the two functions below.
+  Attachment attached;
+  std::function<Variable(const Variable& scores)> gather;  ///< assembles the scores of all ranks
+  /// Replaces cross_entropy() for the scores of this rank's rows.
+  std::function<Variable(const Variable& scores, const Tensor& targets)> entropy;
 };
 
 }  // namespace lockstep::nn

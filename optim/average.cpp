@@ -5,12 +5,13 @@
 #include <cmath>
 #include <numbers>
 
+#include "autograd/stand_in.h"
 #include "tensor/ops.h"
 
 namespace lockstep::optim {
 
 WeightAverage::WeightAverage(std::vector<Variable> parameters, double decay)
-    : parameters_(std::move(parameters)), decay_(decay) {
+    : parameters_(std::move(parameters)), buffers_(std::make_shared<OtherValues>()), decay_(decay) {
   LOCKSTEP_CHECK(!parameters_.empty(),
                  "[WeightAverage] expected at least one parameter, got an empty list; pass net.parameters()");
   LOCKSTEP_CHECK(decay >= 0 && decay < 1, "[WeightAverage] expected decay in [0, 1), got ", decay);

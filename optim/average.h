@@ -3,7 +3,6 @@
 // exponential moving averages. For models with batch norm call nn::update_bn() while the averages are swapped in. The
 // statistics that update_bn() computes are swapped together with the averages. ZeRO and the programs in apps/ use
 // Optimizer::keep_average() instead.
-#include "autograd/stand_in.h"
 #include "optim/schedule.h"
 
 namespace lockstep::optim {
@@ -29,9 +28,9 @@ class WeightAverage {
 
  private:
   std::vector<Variable> parameters_;
-  std::vector<Tensor> averages_;  // f32 for 16-bit parameters
-  std::vector<Tensor> own_;       // the parameters' own values while swapped
-  std::shared_ptr<OtherValues> buffers_ = std::make_shared<OtherValues>();
+  std::vector<Tensor> averages_;                                     // f32 for 16-bit parameters
+  std::vector<Tensor> own_;                                          // the parameters' own values while swapped
+  std::shared_ptr<std::vector<std::pair<Tensor, Tensor>>> buffers_;  // OtherValues (autograd/stand_in.h)
   double decay_;
   int64_t updates_ = 0;
 };

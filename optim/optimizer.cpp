@@ -59,8 +59,8 @@ void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty
   for (const Variable& p : parameters) {
     LOCKSTEP_CHECK(p.defined() && p.is_leaf(), "[", name(), "] expected leaf variables as parameters, got ",
                    p.defined() ? "the output of an operation" : "an undefined one", "; pass model.parameters()");
-    const bool in_codes = p.dtype() == i8 || p.dtype() == u8;  // codes of a quantised weight, which is frozen
-    LOCKSTEP_CHECK(is_floating(p.dtype()) || in_codes, "[", name(), "] expected floating parameters, got ", p.dtype(),
+    const bool is_frozen = p.dtype() == i8 || p.dtype() == u8;  // as the codes of a weight are
+    LOCKSTEP_CHECK(is_floating(p.dtype()) || is_frozen, "[", name(), "] expected floating parameters, got ", p.dtype(),
                    "; leave that one out");
     LOCKSTEP_CHECK(known.insert(p.impl().get()).second, "[", name(), "] a parameter of shape ", p.shape(),
                    " was given twice; leave one of them out");
@@ -135,7 +135,7 @@ void Optimizer::advance(int group, Tensor& parameter, const Tensor& grad, Parame
 void Optimizer::keep_average(double decay) {
   LOCKSTEP_CHECK(decay >= 0 && decay < 1, "[", name(), "] expected a decay of the average in [0, 1), got ", decay);
   LOCKSTEP_CHECK(decay == 0 || average_decay_ > 0 || !keeps_average(), "[", name(),
-                 "] already keeps an average of its own; do not set the decay of another one, got ", decay);
+                 "] keeps an average of its own; leave out keep_average() and ema.decay, got ", decay);
   average_decay_ = decay;
 }
 

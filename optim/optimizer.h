@@ -35,8 +35,8 @@ struct OptimizerState {
 /// Records a write: gives the storage a version number that no other storage has. Code that remembers the number can
 /// detect later writes to this storage, and that a tensor now has another storage.
 void stamp(Storage& storage, const char* writer);
-/// Updates `copy`, a parameter's copy in higher precision, after other code has written the parameter. Elements of the
-/// copy that still round to the parameter's elements keep their value with all its bits.
+/// Updates `copy`, a parameter's copy in higher precision, after other code has written the parameter. An element of
+/// the copy stays as it is if it still rounds to the parameter's element.
 void follow(const Tensor& copy, const Tensor& parameter);
 
 /// True for state tensors with one number per block of elements (Optimizer::block()).
@@ -100,7 +100,7 @@ class Optimizer {
   virtual int64_t block() const { return 1; }
   /// Shape of the state tensor `key` for a parameter of this shape. `key`: "exp_avg" or "state.<parameter>.exp_avg".
   virtual Shape state_shape(const std::string& key, const Shape& parameter) const;
-  /// True if step() itself reduces gradients over ranks (parallel/onebit/); no wrapper may then reduce gradients.
+  /// True if step() itself reduces gradients over ranks (engine/exchange.h); no wrapper may then reduce gradients.
   virtual bool communicates() const { return false; }
   /// The class name, for errors.
   virtual const char* name() const = 0;

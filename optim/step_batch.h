@@ -156,7 +156,7 @@ class StepBatch {
   bool numbers_only_ = false, recorded_ = false;
 };
 
-// Adds the numbers of an update to those of the step.
+// Finds the slot with these options, or makes one.
 template <class Args> bool StepBatch::add_numbers(const Args& args) {
   static_assert(sizeof(Args) <= sizeof StepSlot::args && std::is_trivially_copyable_v<Args>);
   const auto is_same = [&](const Slot& slot) {  // a key belongs to one rule

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "dist/shard.h"
 #include "nn/named_fields.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"

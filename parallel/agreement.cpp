@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "base/suggest.h"
+#include "dist/control.h"
 #include "dist/fingerprint.h"
 #include "dist/numbers.h"
 #include "dist/texts.h"

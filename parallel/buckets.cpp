@@ -1,12 +1,11 @@
-// Flat memory for gradients, the division of parameters into buckets, and GradientAccumulator. See buckets.h.
+// Flat memory for gradients (reducer.h), and dense buckets. See buckets.h.
 #include "parallel/buckets.h"
 
 #include <algorithm>
 #include <map>
-#include <utility>
 
-#include "parallel/agreement.h"
 #include "tensor/graph.h"
+#include "tensor/ops.h"
 
 namespace lockstep::parallel {
 
@@ -147,76 +146,77 @@ std::vector<std::vector<size_t>> plan_buckets(const std::vector<Variable>& param
   return plan_units(bytes, kinds, cap, first_cap);
 }
 
-GradientAccumulator::GradientAccumulator(const std::vector<Variable>& parameters, dist::ProcessGroup* group)
-    : group_(group) {
-  std::vector<Variable> trained;
-  for (const Variable& p : parameters) (p.requires_grad() ? trained : frozen_).push_back(p);
-  LOCKSTEP_CHECK(!trained.empty(), "[GradientAccumulator] expected parameters that require grad, got none among ",
-                 parameters.size(), "; unfreeze the parameters to train");
+void Buckets::cut(const std::vector<size_t>& order, int64_t cap, int64_t first_cap, bool collective) {
+  std::vector<Variable> variables;
+  for (const size_t i : order) variables.push_back(reducer_->parameters[i].variable);
+  std::vector<Reducer::Unit> units;
+  for (const std::vector<size_t>& places : plan_buckets(variables, cap, first_cap)) {
+    Reducer::Unit& unit = units.emplace_back();
+    std::vector<Variable> members;
+    for (const size_t i : places) members.push_back(variables[i]), unit.members.push_back(order[i]);
+    // Ranks of a host share the memory of buckets. On devices other than the CPU, sharing memory is collective.
+    const bool is_here = members[0].device().is_cpu();
+    unit.gradients = FlatGradients(std::move(members), is_here || collective ? mean_ : nullptr);
+    if (!is_here && collective && mean_->size() > 1) unit.gradients.own_memory();
+  }
+  sums_.assign(units.size(), Tensor());
+  reducer_->cut(std::move(units));
+}
+
+std::function<void()> Buckets::start(size_t b, const Tensor& sum) {
+  sums_[b] = sum;
+  if (!mean_) return [] {};
+  return
+      [work = mean_->all_reduce(
+           sum, {.op = dist::ReduceOp::mean, .tag = str("gradients ", b), .async = true})]() mutable { work.wait(); };
+}
+
+void Buckets::finished() {
+  const std::vector<bool> used = agree_on_used();
+  for (size_t i = 0; i < used.size(); ++i) {
+    Reducer::Parameter& p = reducer_->parameters[i];
+    if (p.unit == SIZE_MAX) continue;
+    if (used[i]) p.variable.grad() = reducer_->units[p.unit].gradients.view(sums_[p.unit], p.place);
+    else p.variable.clear_grad();
+    p.used = p.held = false;
+  }
+  forgotten();
+}
+
+GradientSum::GradientSum(const std::vector<Variable>& parameters, dist::ProcessGroup* mean, dist::ProcessGroup* agree)
+    : Buckets(mean), agree_(agree) {
+  std::vector<Reducer::Parameter> all;
+  std::vector<size_t> trained;
+  for (const Variable& p : parameters) {
+    if (p.requires_grad()) trained.push_back(all.size());
+    all.push_back({.name = str("a parameter of shape ", p.shape()), .variable = p});
+  }
+  LOCKSTEP_CHECK(!trained.empty(), "[GradientSum] expected parameters that require grad, got none among ", all.size(),
+                 "; unfreeze the parameters to train");
+  listen({.name = "GradientSum", .hooks = false, .shows = true}, std::move(all));
   constexpr int64_t cap = 25 << 20;  // large enough for collectives, small enough for caches; does not change the bits
-  for (const std::vector<size_t>& members : plan_buckets(trained, cap, cap)) {
-    std::vector<Variable> bucket;
-    for (const size_t i : members) bucket.push_back(trained[i]);
-    // Buckets on the CPU get the group, and with it memory that the processes of a host share. Buckets on a device do
-    // not: sharing a device's memory is a collective operation, and this constructor is not collective.
-    const bool is_here = bucket[0].device().is_cpu();
-    buckets_.emplace_back(std::move(bucket), is_here ? group : nullptr);
-  }
-  used_.assign(trained.size(), false);
+  cut(trained, cap, cap, false);
 }
 
-void GradientAccumulator::add() {
-  for (const Variable& p : frozen_)
-    if (p.requires_grad()) fail_unfrozen("GradientAccumulator", str("a parameter of shape ", p.shape()), group_);
-  size_t next = 0;
-  for (FlatGradients& bucket : buckets_) {
-    for (size_t i = 0; i < bucket.size(); ++i) {
-      if (bucket.take(i)) used_[next] = true;
-      ++next;
-      Variable(bucket.parameter(i)).clear_grad();
-    }
-    bucket.fold();
-  }
-  ++count_;
+void GradientSum::finish() {
+  LOCKSTEP_CHECK(count() > 0,
+                 "[GradientSum] expected add() after a backward, got finish() without it; call add() first");
+  reducer_->reduce();
 }
 
-void GradientAccumulator::finish(dist::ProcessGroup* agree) {
-  LOCKSTEP_CHECK(count_ > 0,
-                 "[GradientAccumulator] expected add() after a backward, got finish() without it; call add() first");
-  std::vector<Tensor> sums;
-  std::vector<dist::Work> works;
-  for (FlatGradients& bucket : buckets_) {
-    sums.push_back(bucket.sum());
-    if (group_)
-      works.push_back(group_->all_reduce(
-          sums.back(), {.op = dist::ReduceOp::mean, .tag = str("gradients ", works.size()), .async = true}));
-  }
-  const std::vector<bool> used = agree_on_used(agree);
-  for (dist::Work& work : works) work.wait();
-  size_t next = 0;
-  for (size_t b = 0; b < buckets_.size(); ++b) {
-    for (size_t i = 0; i < buckets_[b].size(); ++i)
-      if (used[next++]) Variable(buckets_[b].parameter(i)).grad() = buckets_[b].view(sums[b], i);
-  }
-  discard();
-}
-
-std::vector<bool> GradientAccumulator::agree_on_used(dist::ProcessGroup* agree) {
-  if (!agree) return used_;
+std::vector<bool> GradientSum::agree_on_used() {
+  std::vector<bool> used;
+  for (const Reducer::Parameter& p : reducer_->parameters) used.push_back(p.used);
+  if (!agree_) return used;
   if (Graph::is_recording()) {  // ranks cannot be asked inside a recording: use the previous answer
-    LOCKSTEP_CHECK(used_ == used_here_,
-                   "[GradientAccumulator] a sum can only be captured if the previous sum had gradients for the same "
-                   "parameters; make such a sum before the capture");
+    LOCKSTEP_CHECK(
+        used == used_here_,
+        "[GradientSum] a sum can only be captured if the previous sum had gradients for the same parameters; "
+        "make such a sum before the capture");
     return used_anywhere_;
   }
-  used_here_ = used_;
-  return used_anywhere_ = used_by_any(used_, *agree);
-}
-
-void GradientAccumulator::discard() {
-  for (FlatGradients& bucket : buckets_) bucket.discard();
-  used_.assign(used_.size(), false);
-  count_ = 0;
+  used_here_ = used;
+  return used_anywhere_ = used_by_any(used, *agree_);
 }
 
 }  // namespace lockstep::parallel

@@ -12,7 +12,7 @@
 #include "dist/shard.h"
 #include "nn/named_fields.h"
 #include "tensor/batch_invariant.h"
-#include "tensor/random_scope.h"
+#include "tensor/random.h"
 
 namespace lockstep::parallel {
 namespace detail {

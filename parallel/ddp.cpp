@@ -22,7 +22,7 @@ namespace lockstep::parallel {
 using Ddp = DistributedDataParallel;
 
 Ddp::DistributedDataParallel(nn::Module& module, Options options, dist::ProcessGroup* group)
-    : module_(module), options_(std::move(options)), group_(group ? *group : dist::world()) {
+    : Buckets(group ? group : &dist::world()), module_(module), options_(std::move(options)), group_(*mean_) {
   LOCKSTEP_CHECK(std::isfinite(options_.bucket_mib) && options_.bucket_mib > 0,
                  "[ddp] expected a finite bucket_mib > 0, got ", options_.bucket_mib);
   std::vector<std::string> lines{
@@ -42,55 +42,46 @@ Ddp::DistributedDataParallel(nn::Module& module, Options options, dist::ProcessG
   nn::fill(module_);
   if (options_.init_sync) broadcast_module(module_, group_);
   std::reverse(order.begin(), order.end());
-  Policy& policy = *this;
-  reducer_.emplace(policy, group_, Reducer::Rules{.name = "ddp", .overlap = options_.overlap, .shows = true},
-                   std::move(all));
+  listen({.name = "ddp", .overlap = options_.overlap, .shows = true}, std::move(all));
   make_buckets(order);
 }
 
 /// Divides the parameters into buckets, in the given order. The constructor gives the reverse order of fields(). After
 /// the first backward, ordered() gives the order in which rank 0's gradients were ready, so that buckets fill earlier.
 void Ddp::make_buckets(const std::vector<size_t>& order) {
-  std::vector<Variable> variables;
-  for (const size_t i : order) variables.push_back(reducer_->parameters[i].variable);
   const double mib = 1 << 20;
-  const int64_t cap = int64_t(std::clamp(options_.bucket_mib * mib, 1., 0x1p60));
-  const auto plan = plan_buckets(variables, cap, options_.bucket_mib == DdpOptions().bucket_mib ? int64_t(mib) : cap);
-  std::vector<Reducer::Unit> units;
-  buckets_.clear();
-  tags_.clear();
-  for (const auto& places : plan) {
-    std::vector<Variable> members;
-    std::vector<size_t> indices;
-    Bucket& bucket = buckets_.emplace_back(Bucket{.index = int(units.size()), .count = int(plan.size())});
-    std::string names;
-    for (const size_t place : places) {
-      members.push_back(variables[place]);
-      indices.push_back(order[place]);
-      bucket.names.push_back(reducer_->parameters[order[place]].name);
-      names += bucket.names.back() + "\n";
-    }
-    bucket.label =
-        str("bucket ", bucket.index, " of ", bucket.count, ", ", bucket.names.front(), " to ", bucket.names.back());
-    tags_.push_back(str("ddp ", bucket.label, ", #", std::hex, dist::hash_text(names) >> 32));
-    units.push_back({.gradients = FlatGradients(std::move(members), &group_), .members = std::move(indices)});
+  const auto cap = int64_t(std::clamp(options_.bucket_mib * mib, 1., 0x1p60));
+  cut(order, cap, options_.bucket_mib == DdpOptions().bucket_mib ? int64_t(mib) : cap, true);
+  labels_.clear(), tags_.clear();
+  const auto all = buckets();
+  for (const std::vector<std::string>& names : all) {
+    labels_.push_back(str("bucket ", labels_.size(), " of ", all.size(), ", ", names.front(), " to ", names.back()));
+    std::string lines;
+    for (const std::string& name : names) lines += name + "\n";
+    tags_.push_back(str("ddp ", labels_.back(), ", #", std::hex, dist::hash_text(lines) >> 32));
   }
-  reducer_->cut(std::move(units));
-  // On GPUs, allocating the memory of gradients is a collective, so all ranks do it here.
-  for (parallel::Reducer::Unit& unit : reducer_->units)
-    if (group_.size() > 1 && unit.gradients.size() > 0 && !unit.gradients.parameter(0).device().is_cpu())
-      unit.gradients.own_memory();
 }
 
-void Ddp::pass_begins() {
+std::vector<std::vector<std::string>> Ddp::buckets() const {
+  std::vector<std::vector<std::string>> names;
+  for (const Reducer::Unit& unit : reducer_->units) {
+    names.emplace_back();
+    for (const size_t i : unit.members) names.back().push_back(reducer_->parameters[i].name);
+  }
+  return names;
+}
+
+void Ddp::pass(Reducer::Pass moment, size_t) {
   if (answering_) return;
-  if (join_ && reducer_->is_syncing()) agree(Phase::backward);
-  expect_gradients();
+  if (moment == Reducer::Pass::begins) {
+    if (join_ && reducer_->is_syncing()) agree(Phase::backward);
+    expect_gradients();
+  }
+  if (moment == Reducer::Pass::backward_ends) check_pass();
 }
 
 std::function<void()> Ddp::start(size_t b, const Tensor& flat) {
-  Bucket& bucket = buckets_[b];
-  bucket.gradients = flat;
+  sums_[b] = flat;
   const int active = join_ && join_->divide_by_active ? join_->active : group_.size();
   if (!options_.hook) {
     const bool all = active == group_.size();
@@ -103,35 +94,17 @@ std::function<void()> Ddp::start(size_t b, const Tensor& flat) {
       if (!all) div_scalar_(flat, active);
     };
   }
-  for (size_t i = 0; i < bucket.names.size(); ++i)
-    bucket.parameters.push_back(reducer_->units[b].gradients.view(flat, i));
-  return [this, flat, active, &bucket, rest = options_.hook(bucket, group_)] {
+  const auto bucket = std::make_shared<Bucket>(Bucket{int(b), int(tags_.size()), labels_[b], flat, buckets()[b], {}});
+  for (size_t i = 0; i < bucket->names.size(); ++i)
+    bucket->parameters.push_back(reducer_->units[b].gradients.view(flat, i));
+  return [this, flat, active, bucket, rest = options_.hook(*bucket, group_)] {
     if (rest) rest();
-    LOCKSTEP_CHECK(bucket.gradients.defined() && bucket.gradients.storage() == flat.storage() &&
-                       bucket.gradients.numel() == flat.numel(),
+    LOCKSTEP_CHECK(bucket->gradients.defined() && bucket->gradients.storage() == flat.storage() &&
+                       bucket->gradients.numel() == flat.numel(),
                    "[ddp] expected the communication hook to leave its result in bucket.gradients, of ", flat.numel(),
                    " elements, got another tensor; write into bucket.gradients in place");
     if (active < group_.size()) mul_scalar_(flat, double(group_.size()) / active);
   };
-}
-
-void Ddp::finished() {
-  const std::vector<bool> used = agree_on_used();
-  for (size_t i = 0; i < used.size(); ++i) {
-    Reducer::Parameter& p = reducer_->parameters[i];
-    if (p.unit == SIZE_MAX) continue;
-    if (used[i]) p.variable.grad() = reducer_->units[p.unit].gradients.view(buckets_[p.unit].gradients, p.place);
-    else p.variable.clear_grad();
-    p.used = p.held = false;
-  }
-  forgotten();
-}
-
-void Ddp::forgotten() {
-  for (Bucket& bucket : buckets_) {
-    bucket.gradients = {};
-    bucket.parameters.clear();
-  }
 }
 
 // --- forward ---

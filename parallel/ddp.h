@@ -18,7 +18,7 @@
 
 #include "base/at_end.h"
 #include "nn/module.h"
-#include "parallel/reducer.h"
+#include "parallel/buckets.h"
 
 namespace lockstep::parallel {
 
@@ -49,7 +49,7 @@ struct DdpOptions {
 };
 
 /// Wraps a module for data parallel training. A Reducer (reducer.h) collects gradients; this class reduces them.
-class DistributedDataParallel final : Reducer::Policy {
+class DistributedDataParallel final : Buckets {
   void enter_no_sync() { reducer_->enter_no_sync(); }
   void leave_no_sync() { reducer_->leave_no_sync(); }
 
@@ -113,18 +113,13 @@ class DistributedDataParallel final : Reducer::Policy {
   nn::Module& module_;
   const Options options_;
   dist::ProcessGroup& group_;
-  std::optional<Reducer> reducer_;  // has the parameters in the order of fields()
-  std::vector<Bucket> buckets_;     // one for each unit of the reducer
-  std::vector<std::string> tags_;   // tags of the buckets' collectives
+  std::vector<std::string> labels_, tags_;  // of buckets; tags of their collectives
 
   // Defined in ddp.cpp: the buckets, and the functions that the reducer calls
   void make_buckets(const std::vector<size_t>& order);
-  Tensor memory(size_t bucket) override { return reducer_->units[bucket].gradients.own_memory(); }
   std::function<void()> start(size_t bucket, const Tensor& sum) override;
-  void finished() override;
-  void forgotten() override;
   void ordered(const std::vector<size_t>& parameters) override { make_buckets(parameters); }
-  void pass_begins() override;
+  void pass(Reducer::Pass moment, size_t unit) override;
 
   // Used by ddp_graph.cpp to find the parameters that get gradients, for find_unused_parameters and static_graph
   bool saw_forward_ = false;         // true: forwards ran through call(), and not all of their backwards have ended
@@ -136,9 +131,9 @@ class DistributedDataParallel final : Reducer::Policy {
   std::shared_ptr<int> alive_ = std::make_shared<int>(0);  // output hooks may outlive this object and check it
   void look_at(const Variable& output);
   void expect_gradients();
-  void check_pass() override;
+  void check_pass();
   std::string unexpected(const Reducer::Parameter& p) override;
-  std::vector<bool> agree_on_used();
+  std::vector<bool> agree_on_used() override;
 
   // Used by ddp_join.cpp, for ranks with different numbers of inputs (see Join)
   struct JoinState {
@@ -158,7 +153,6 @@ class DistributedDataParallel final : Reducer::Policy {
   void shadow_until_all_ended();
   void shadow_backward();
 
-  std::vector<Tensor> module_buffers() const;
   void sync_buffers();  // called before a forward
   void receive_buffers(int root);
 };

@@ -75,7 +75,6 @@ std::string Ddp::unexpected(const Reducer::Parameter& p) {
 }
 
 void Ddp::check_pass() {
-  if (answering_) return;
   if (forwards_ == 0) saw_forward_ = false;  // the next backward needs a forward of its own
   const std::vector<Reducer::Parameter>& parameters = reducer_->parameters;
   std::vector<std::string> wrong;

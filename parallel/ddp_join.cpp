@@ -61,7 +61,7 @@ void Ddp::shadow_backward() {
   for (Reducer::Parameter& p : reducer_->parameters)
     if (!reducer_->is_placeholder(p.variable.grad())) p.variable.clear_grad();
   answering_ = true;
-  reducer_->answer();
+  reducer_->add(true);
   answering_ = false;
   for (Reducer::Parameter& p : reducer_->parameters) p.variable.clear_grad();
 }
@@ -82,19 +82,14 @@ Ddp::Join::~Join() noexcept(false) {
 // --- the module's buffers, which a forward may change; saving and loading its state ---
 
 void Ddp::sync_buffers() {
-  if (options_.broadcast_buffers && !module_buffers().empty())
+  if (options_.broadcast_buffers && !module_.named_buffers().empty())
     receive_buffers(join_ ? agree(Phase::buffers).active[0] : 0);
-}
-
-std::vector<Tensor> Ddp::module_buffers() const {
-  std::vector<Tensor> all;
-  for (const auto& b : module_.named_buffers()) all.push_back(b.tensor);
-  return all;
 }
 
 void Ddp::receive_buffers(int root) {
   std::map<std::pair<int, std::string>, std::vector<Tensor>> kinds;  // one collective per dtype and device
-  for (const Tensor& b : module_buffers()) kinds[{int(b.dtype()), str(b.device())}].push_back(b);
+  for (const auto& b : module_.named_buffers())
+    kinds[{int(b.tensor.dtype()), str(b.tensor.device())}].push_back(b.tensor);
   for (const auto& [kind, tensors] : kinds) {
     const Packed packed(tensors);
     group_.broadcast(packed.whole, root, {.tag = "ddp buffers"});
@@ -118,12 +113,6 @@ nn::State without_wrapper(const nn::State& state, const std::string& prefix) {
   nn::State plain;
   for (const auto& [name, tensor] : state) plain.emplace_back(all ? name.substr(prefix.size()) : name, tensor);
   return plain;
-}
-
-std::vector<std::vector<std::string>> Ddp::buckets() const {
-  std::vector<std::vector<std::string>> names;
-  for (const Bucket& bucket : buckets_) names.push_back(bucket.names);
-  return names;
 }
 
 }  // namespace lockstep::parallel

@@ -3,29 +3,30 @@
 
 #include <algorithm>
 
-#include "autograd/pass_end.h"
 #include "autograd/tape.h"
 #include "dist/numbers.h"
 #include "parallel/agreement.h"
 
 namespace lockstep::parallel {
 
-Reducer::Reducer(Policy& policy, dist::ProcessGroup& group, const Rules& rules, std::vector<Parameter> all)
-    : parameters(std::move(all)), policy_(policy), group_(group), rules_(rules) {
+Reducer::Reducer(Policy& policy, dist::ProcessGroup* group, const Rules& rules, std::vector<Parameter> all)
+    : parameters(std::move(all)), policy_(policy), group_(group), rules_(rules), ordered_(!rules.hooks) {
   int64_t largest = 0;
   for (const Parameter& p : parameters)
     if (p.variable.requires_grad()) largest = std::max(largest, p.variable.numel() * size_of(p.variable.dtype()));
   Ref<Storage> emptied = Storage::allocate(largest, parameters.at(0).variable.device());
   emptied->empty(rules.emptied);
   placeholder_ = Tensor(emptied, 0, {0}, {1}, u8);
-  std::vector<Variable> listened;
+  std::vector<Variable> trained;
   for (size_t i = 0; i < parameters.size(); ++i) {
     Parameter& p = parameters[i];
+    if (p.variable.requires_grad()) trained.push_back(p.variable);
+    if (!rules_.hooks) continue;
     if (!p.variable.requires_grad()) {
       if (!is_floating(p.variable.dtype())) continue;
       p.variable.requires_grad_(true);
       p.hooks[0] =
-          p.variable.on_grad_complete([this, i](Tensor&) { fail_unfrozen(rules_.name, parameters[i].name, &group_); });
+          p.variable.on_grad_complete([this, i](Tensor&) { fail_unfrozen(rules_.name, parameters[i].name, group_); });
       p.variable.requires_grad_(false);
       continue;
     }
@@ -34,11 +35,12 @@ Reducer::Reducer(Policy& policy, dist::ProcessGroup& group, const Rules& rules, 
       return Tensor();
     });
     p.hooks[1] = p.variable.on_grad_complete([this, i](Tensor&) { arrived(i); });
-    listened.push_back(p.variable);
   }
-  shared_.emplace(listened, [&group](double value, const char* what) {
-    return group.size() == 1 ? value
-                             : dist::all_reduced<double>({value}, group, {.op = dist::ReduceOp::mean, .tag = what})[0];
+  if (!rules_.hooks && rules_.shows) return;  // a sum, not a wrapper of the model
+  shared_.emplace(trained, [group](double value, const char* what) {
+    return group->size() == 1
+               ? value
+               : dist::all_reduced<double>({value}, *group, {.op = dist::ReduceOp::mean, .tag = what})[0];
   });
 }
 
@@ -80,7 +82,6 @@ Tensor Reducer::placeholder(const Parameter& p) const {
 /// Clears .grad if it is the placeholder, or a view of flat memory whose reduction has already started. In the second
 /// case the new gradient comes too late, and arrived() raises an Error.
 void Reducer::before_add(size_t i) {
-  if (paused_) return;
   Parameter& p = parameters[i];
   const bool held = is_placeholder(p.variable.grad());
   if (!held && !(in_pass_ && units[p.unit].finish)) return;
@@ -89,6 +90,7 @@ void Reducer::before_add(size_t i) {
 }
 
 void Reducer::hold(const Unit& unit) {
+  if (!rules_.hooks) return;
   for (const size_t i : unit.members) {
     Parameter& p = parameters[i];
     if (!p.used || p.variable.numel() == 0) continue;
@@ -109,9 +111,9 @@ void Reducer::notice_cleared() {
   if (cleared.empty()) return;
   if (!kept) return forget();
   if (!rules_.shows) {
-    fail_everywhere(
-        group_, str("[", rules_.name, "] the gradient of ", parameters[cleared.back()].name,
-                    " was cleared between micro-batches, that of ", kept->name, " was not; clear all of them or none"));
+    fail_everywhere(*group_, str("[", rules_.name, "] the gradient of ", parameters[cleared.back()].name,
+                                 " was cleared between micro-batches, that of ", kept->name,
+                                 " was not; clear all of them or none"));
   }
   for (const size_t i : cleared) {
     Parameter& p = parameters[i];
@@ -134,20 +136,16 @@ void Reducer::forget() {
   policy_.forgotten();
 }
 
-bool Reducer::holds_gradients() const {
-  return std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.held; });
-}
-
 // --- the course of a pass ---
 
 void Reducer::begin_pass() {
   after_backward([this] { end(); }, [this] { abandon(); });
-  begin();
+  begin(no_sync_ == 0);
 }
 
-void Reducer::begin() {
+void Reducer::begin(bool reduces) {
   in_pass_ = true;
-  syncing_ = no_sync_ == 0;
+  syncing_ = reduces;
   next_ = 0;
   arrivals_.clear();
   notice_cleared();
@@ -159,13 +157,13 @@ void Reducer::begin() {
     p.seen = 0;
     p.expected = 1;
   }
-  policy_.pass_begins();
+  policy_.pass(Pass::begins);
   std::vector<std::string> frozen;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
     if (p.unit != SIZE_MAX && !p.trains()) frozen.push_back(p.spread ? str("parameter ", i) : p.name);
   }
-  if (syncing_) frozen_.agree(rules_.name, frozen, group_);
+  if (syncing_ && group_) frozen_.agree(rules_.name, frozen, *group_);
   for (const Parameter& p : parameters)
     if (p.unit != SIZE_MAX && p.expected > 0) ++units[p.unit].waiting;
 }
@@ -176,17 +174,16 @@ std::string Reducer::Policy::unexpected(const Parameter& p) {
 }
 
 void Reducer::arrived(size_t i) {
-  if (paused_) return;
   if (!in_pass_) begin_pass();
   Parameter& p = parameters[i];
-  if (p.seen >= p.expected) fail_everywhere(group_, str("[", rules_.name, "] ", policy_.unexpected(p)));
+  if (p.seen >= p.expected) fail_everywhere(*group_, str("[", rules_.name, "] ", policy_.unexpected(p)));
   if (++p.seen == 1) arrivals_.push_back(i);
   p.used = true;
   if (rules_.at_once) take(i);
   if (p.seen < p.expected || --units[p.unit].waiting > 0) return;
   if (!syncing_) settle(p.unit);
   else if (rules_.overlap) launch();
-  policy_.complete(p.unit);
+  policy_.pass(Pass::unit_complete, p.unit);
 }
 
 /// Copies the gradient of parameter i into flat memory, or zeros if there is none. A gradient not cleared since the
@@ -200,6 +197,7 @@ void Reducer::take(size_t i) {
   }
   if (!gradients.take(p.place, is_placeholder(p.variable.grad()))) return;
   p.used = true;
+  if (!rules_.hooks) return p.variable.clear_grad();
   if (rules_.shows) return;
   if (p.variable.numel() > 0) p.variable.grad() = placeholder(p);
   else p.variable.clear_grad();
@@ -227,7 +225,7 @@ void Reducer::launch() {
 }
 
 void Reducer::end() {
-  policy_.check_pass();
+  policy_.pass(Pass::backward_ends);
   const bool any = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.seen > 0; });
   if (any || rules_.shows) {  // else no rank reduces: this backward was for gradients of inputs only
     for (const size_t u : order_) {
@@ -243,17 +241,28 @@ void Reducer::end() {
   }
   for (Parameter& p : parameters) p.stashed = false;
   in_pass_ = false;
-  policy_.pass_ended();
+  policy_.pass(Pass::ended);
 }
 
-void Reducer::answer() {
+void Reducer::add(bool reduces) {
   try {
-    begin();
+    for (const Parameter& p : parameters)
+      if (p.unit == SIZE_MAX && p.variable.requires_grad()) fail_unfrozen(rules_.name, p.name, group_);
+    begin(reduces);
+    for (const size_t u : order_)
+      for (const size_t i : units[u].members)
+        if (const Tensor& grad = parameters[i].variable.grad(); grad.defined() && !is_placeholder(grad)) arrived(i);
     end();
   } catch (...) {
     abandon();
     throw;
   }
+}
+
+void Reducer::reduce() {
+  for (const size_t u : order_) units[u].finish = policy_.start(u, units[u].gradients.sum());
+  for (const size_t u : order_) finish(u);
+  policy_.finished();
 }
 
 void Reducer::agree_on_order() {
@@ -266,7 +275,7 @@ void Reducer::agree_on_order() {
     }
   }
   const Tensor agreed = Tensor::from(order, {int64_t(order.size())});
-  group_.broadcast(agreed, 0, {.tag = "order of gradients"});
+  group_->broadcast(agreed, 0, {.tag = "order of gradients"});
   order = agreed.to_vector<int64_t>();
   if (order != before) policy_.ordered({order.begin(), order.end()});
 }
@@ -278,7 +287,7 @@ void Reducer::abandon() noexcept {
     if (p.seen > 0 || p.held) p.variable.clear_grad();
   try {
     forget();
-    policy_.pass_ended();
+    policy_.pass(Pass::ended);
   } catch (...) {}  // NOLINT: the group has failed; the exception in flight says why
 }
 

@@ -12,27 +12,78 @@
 //   end of backward  ─▶ all units have started, in one order on every rank ─▶ wait for them ─▶ policy.finished()
 //
 // A Policy says in which memory a unit's gradients are collected, which collective reduces a complete unit, and what
-// happens afterwards:
+// happens afterwards (buckets.h; zero/stage.h).
 //
-//            file              unit              collective of a complete unit              afterwards
-//   DDP      ddp.cpp           a bucket          all_reduce, or a hook                      .grad: views of the mean
-//   ZeRO 0   zero/stage.cpp    a bucket          all_reduce                                 every rank updates all
-//   ZeRO 1   zero/stage1.cpp   cut into shards   reduce_scatter, at the last micro-batch    update shard, all_gather
-//   ZeRO 2   zero/stage2.cpp   cut into shards   reduce_scatter, at every micro-batch       update shard, all_gather
-//   ZeRO 3   zero/stage3.cpp   same, by module   reduce_scatter, at every micro-batch       update and keep shard
-//
-// Code that collects its gradients itself (pipelines, 1-bit optimizers) uses GradientAccumulator (buckets.h) instead:
-// the same flat memory and tree, without hooks on the tape.
+// Gradients come in by one of two entries: hooks on the tape, or add(), where no single backward makes them (pipelines,
+// 1-bit optimizers).
 #include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "autograd/agreed.h"
+#include "dist/summation_tree.h"
 #include "parallel/agreement.h"
-#include "parallel/buckets.h"
 
 namespace lockstep::parallel {
+
+/// The gradients of some parameters of one dtype and device, in one flat tensor.
+class FlatGradients {
+ public:
+  /// The layout of the flat tensor: where each parameter begins, the total number of elements, dtype and device. Gaps
+  /// between parameters hold zeros.
+  struct Offsets {
+    std::vector<int64_t> offsets;
+    int64_t whole = 0;
+    TensorOptions options = {};
+  };
+  FlatGradients() = default;  ///< an object without parameters
+  /// group: the ranks over which the gradients are summed. With a group, own_memory() gives a buffer that the other
+  /// ranks can read (ProcessGroup::shared_empty()). Without a layout the parameters lie one after another.
+  explicit FlatGradients(std::vector<Variable> parameters, dist::ProcessGroup* group = nullptr,
+                         std::optional<Offsets> layout = {});
+
+  size_t size() const { return parameters_.size(); }                    ///< number of parameters
+  int64_t numel() const { return layout_.whole; }                       ///< elements of the flat tensor, gaps included
+  int64_t count() const { return tree_.count(); }                       ///< number of micro-batches folded so far
+  const Variable& parameter(size_t i) const { return parameters_[i]; }  ///< parameter number i
+  /// Parameter i's part of a flat tensor, in the parameter's shape.
+  Tensor view(const Tensor& flat, size_t i) const;
+
+  /// Lets the next own_memory() return the memory of parameter i's gradient, which saves a copy. Has no effect unless
+  /// parameter i is the only one, no other rank takes part, and the gradient is dense and held by nobody else.
+  void offer(size_t i);
+  /// Returns memory for one micro-batch: the gradient given to offer() if there is one. Otherwise the first micro-batch
+  /// gets a buffer that is kept between steps and in which the sum is formed. Later micro-batches get new memory.
+  Tensor own_memory();
+  /// Begins a micro-batch whose flat tensor is `memory` (numel() elements), and zeroes the gaps in it.
+  void open(Tensor memory);
+  bool is_open() const { return flat_.defined(); }  ///< true if a micro-batch has begun and is not folded yet
+  /// The flat tensor of the current micro-batch.
+  const Tensor& flat() const { return flat_; }
+  /// Copies .grad of parameter i into the flat tensor, makes .grad a view of the copy, and returns true. Without a
+  /// gradient, or with `skip`, writes zeros, leaves .grad alone and returns false. If no micro-batch is open, calls
+  /// open(own_memory()) first.
+  bool take(size_t i, bool skip = false);
+  /// Ends a micro-batch after take() of every parameter: its flat tensor becomes the next leaf of the summation tree.
+  void fold();
+  /// Returns the sum over all folded micro-batches and the current one, and forgets all of them.
+  Tensor sum();
+
+  /// discard() forgets all collected gradients. discard(i) sets those of parameter i in folded micro-batches to 0.
+  void discard();
+  void discard(size_t i);
+
+ private:
+  std::vector<Variable> parameters_;
+  dist::ProcessGroup* group_ = nullptr;
+  Offsets layout_;
+  DType dtype_ = f32;  // dtype of the parameters
+  Tensor buffer_;      // memory that is kept between steps
+  Tensor offered_;     // a gradient that may serve as memory, see offer()
+  Tensor flat_;        // gradients of the current micro-batch
+  dist::TreeSum tree_;
+};
 
 /// Collects and reduces the gradients of some parameters; see the top of the file. A pass is one backward.
 class Reducer {
@@ -63,6 +114,7 @@ class Reducer {
   /// Behaviour that differs between DDP and ZeRO, fixed for the reducer's life.
   struct Rules {
     const char* name;     ///< prefix of error messages: "ddp"
+    bool hooks = true;    ///< true: the tape's hooks give gradients; false: add() takes them away from .grad
     bool overlap = true;  ///< true: reduce units while backward runs; false: all at the end of backward
     // true: copy a gradient into flat memory as soon as it arrives. false: only when its unit is complete, because
     // there is not enough flat memory for all units at once.
@@ -73,6 +125,13 @@ class Reducer {
     /// True: in a group of one rank, a gradient's memory may serve as the flat memory (FlatGradients::offer).
     bool leaves = false;
     const char* emptied = "";  ///< error text for reading a placeholder
+  };
+  /// A moment in the course of a pass.
+  enum class Pass : uint8_t {
+    begins,         ///< the policy may change the number of gradients that parameters expect
+    unit_complete,  ///< no further gradient of this unit will arrive
+    backward_ends,  ///< the policy may check that every expected gradient arrived
+    ended           ///< normally or by an exception
   };
   /// Functions that differ between DDP and the ZeRO stages, and that the reducer calls. `unit` is an index of `units`.
   class Policy {
@@ -86,14 +145,8 @@ class Reducer {
     virtual std::function<void()> start(size_t unit, const Tensor& sum) = 0;
     /// Called when all units have been reduced.
     virtual void finished() {}
-    /// Called when a pass begins. May change the number of gradients that parameters expect.
-    virtual void pass_begins() {}
-    /// Called when no further gradient of this unit will arrive in this pass.
-    virtual void complete(size_t /*unit*/) {}
-    /// Called when backward has ended: checks that every expected gradient arrived.
-    virtual void check_pass() {}
-    /// Called when the pass is over, normally or by an exception.
-    virtual void pass_ended() {}
+    /// Called in the course of a pass.
+    virtual void pass(Pass, size_t /*unit*/ = SIZE_MAX) {}
     /// Called when the collected gradients have been discarded.
     virtual void forgotten() {}
     /// Returns the text of the Error for a gradient of p that arrived in addition to the expected ones.
@@ -103,8 +156,8 @@ class Reducer {
     virtual void ordered(const std::vector<size_t>& parameters) = 0;
   };
 
-  /// Puts hooks on the parameters that require grad. A gradient of any other parameter is an Error on all ranks.
-  Reducer(Policy& policy, dist::ProcessGroup& group, const Rules& rules, std::vector<Parameter> parameters);
+  /// A gradient of a parameter that does not require grad now is an Error on all ranks. group: null for a rank alone.
+  Reducer(Policy& policy, dist::ProcessGroup* group, const Rules& rules, std::vector<Parameter> parameters);
   ~Reducer();
   Reducer(const Reducer&) = delete;
 
@@ -116,23 +169,22 @@ class Reducer {
   // A pass begins by itself with the first gradient. A rank that will get no gradient calls begin_pass() so that it
   // takes part in the reductions.
   void begin_pass();
-  void answer();  ///< runs a pass without a backward: reduces what was collected before, else zeros
+  /// A pass without a backward: each .grad, or zeros, is this rank's gradient of a micro-batch. reduces: whether the
+  /// pass ends with a reduction of all micro-batches, or only collects this one.
+  void add(bool reduces);
+  void reduce();                                ///< reduces what add(false) has collected
   bool in_pass() const { return in_pass_; }     ///< true while a backward is running
   bool is_syncing() const { return syncing_; }  ///< true if the current pass ends with a reduction
 
   /// Begins a no_sync scope. Scopes may nest. A pass that begins inside a scope only collects gradients.
   void enter_no_sync() { ++no_sync_; }
-  /// Ends a no_sync scope.
-  void leave_no_sync() { --no_sync_; }
+  void leave_no_sync() { --no_sync_; }              ///< ends a no_sync scope
   bool in_no_sync() const { return no_sync_ > 0; }  ///< true inside a no_sync scope
-  void pause(bool wanted) { paused_ = wanted; }  ///< true: from now on gradients stay in .grad, ignored by the reducer
-  bool is_paused() const { return paused_; }     ///< true while pause(true) is in force
   /// Discards collected gradients if .grad was cleared (zero_grad()) since the last micro-batch. Error if only some
   /// were cleared, unless Rules::shows is true.
   void notice_cleared();
   /// Discards all collected gradients and waits for reductions that are running.
   void forget();
-  bool holds_gradients() const;  ///< true if the reducer holds gradients of earlier micro-batches
 
   /// True if `grad` is the placeholder, not a gradient.
   bool is_placeholder(const Tensor& grad) const { return grad.defined() && grad.storage() == placeholder_.storage(); }
@@ -152,17 +204,17 @@ class Reducer {
   void settle(size_t unit);
   void hold(const Unit& unit);
   void launch();
-  void begin();
+  void begin(bool reduces);
   void end();
   void abandon() noexcept;
   void agree_on_order();
 
   Policy& policy_;
-  dist::ProcessGroup& group_;
+  dist::ProcessGroup* const group_;
   const Rules rules_;
   Tensor placeholder_;  // has no memory, so reading it is an Error
   int no_sync_ = 0;
-  bool paused_ = false, in_pass_ = false, syncing_ = false, ordered_ = false;
+  bool in_pass_ = false, syncing_ = false, ordered_ = false;
   std::vector<size_t> order_;  // units in the order of their reductions
   size_t next_ = 0;            // index into order_ of the first unit that has not started
   FrozenSince frozen_;

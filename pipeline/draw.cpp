@@ -10,8 +10,8 @@
 namespace lockstep::pipeline {
 namespace {
 
-char letter(What what) {
-  return what == What::forward ? 'F' : what == What::backward ? 'B' : what == What::backward_input ? 'I' : 'W';
+char letter(Do what) {
+  return what == Do::forward ? 'F' : what == Do::backward ? 'B' : what == Do::backward_input ? 'I' : 'W';
 }
 
 }  // namespace
@@ -64,10 +64,10 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   // The background shows through where a rank is idle.
   out += svg::rect(left, top - 2, width, row * r.stages, svg::attribute("fill", "#f1f3f5"));
   const auto color = [&](const Action& a) {
-    const int hue = a.what == What::forward          ? 212
-                    : a.what == What::backward       ? 140
-                    : a.what == What::backward_input ? 175
-                                                     : 35;
+    const int hue = a.what == Do::forward          ? 212
+                    : a.what == Do::backward       ? 140
+                    : a.what == Do::backward_input ? 175
+                                                   : 35;
     const int dark = r.chunks > 1 ? 26 * a.chunk / (r.chunks - 1) : 0;
     return format("hsl(%d,55%%,%d%%)", hue, 78 - dark);
   };
@@ -86,21 +86,21 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
     }
   }
   const bool split = std::any_of(run.ranks[0].begin(), run.ranks[0].end(),
-                                 [](const Slot& slot) { return slot.action.what == What::backward_weight; });
+                                 [](const Slot& slot) { return slot.action.what == Do::backward_weight; });
   const bool whole = std::any_of(run.ranks[0].begin(), run.ranks[0].end(),
-                                 [](const Slot& slot) { return slot.action.what == What::backward; });
+                                 [](const Slot& slot) { return slot.action.what == Do::backward; });
   double x = left;
-  const auto key = [&](What what, const std::string& words, double advance) {
+  const auto key = [&](Do what, const std::string& words, double advance) {
     const double y = top + row * r.stages + 10;
     out += svg::rect(x, y, 13, 13, svg::attribute("fill", color({what, 0, 0})));
     out += svg::text(x + 18, y + 11, words, 12, soft);
     x += advance;
   };
-  key(What::forward, "forward", 84);
-  if (whole) key(What::backward, "backward", 92);
+  key(Do::forward, "forward", 84);
+  if (whole) key(Do::backward, "backward", 92);
   const std::string part = whole ? "" : "backward: ";  // no prefix beside the key "backward", to save room
-  if (split) key(What::backward_input, part + "input gradient", whole ? 124 : 176);
-  if (split) key(What::backward_weight, part + "weight gradient", 0);
+  if (split) key(Do::backward_input, part + "input gradient", whole ? 124 : 176);
+  if (split) key(Do::backward_weight, part + "weight gradient", 0);
   return out + svg::end;
 }
 

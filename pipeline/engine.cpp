@@ -6,11 +6,12 @@
 
 #include <algorithm>
 
-#include "base/at_end.h"
+#include "dist/control.h"
 #include "parallel/agreement.h"
+#include "pipeline/link.h"
 #include "tensor/graph.h"
 #include "tensor/ops.h"
-#include "tensor/random_scope.h"
+#include "tensor/random.h"
 #include "trace/trace.h"
 
 namespace lockstep::pipeline {
@@ -20,7 +21,7 @@ Engine::Flight& Engine::flight(const Action& a) { return flights_.at({a.chunk, a
 Link& Engine::link(Road road, int from, int to) { return *links_.at({road, from, to}); }
 
 /// Executes this rank's list of actions. `all` has the lists of all ranks.
-void Engine::run(const std::vector<std::vector<Action>>& all) {
+void Engine::run(const Lists& all) {
   expect(all);
   waited_ = ran_ = 0;
   const auto watch = stopwatch(ran_);
@@ -30,24 +31,7 @@ void Engine::run(const std::vector<std::vector<Action>>& all) {
     const Device here = device->second->device();
     took_.emplace(Event(here, true), Event(here, true)).first.record();
   }
-  for (const Action& a : all[size_t(rank_)]) {
-    const trace::Scope slot(name_of(a.what), trace::Category::pipeline,
-                            {{"micro_batch", a.micro_batch},
-                             {"stage", schedule_.virtual_stage(rank_, a.chunk)},
-                             {"training", now_.training}},
-                            a.micro_batch);
-    switch (a.what) {
-      case What::receive_activation: receive_activation(a); break;
-      case What::forward: forward(a); break;
-      case What::send_activation: send_activation(a); break;
-      case What::receive_gradient: receive_gradient(a); break;
-      case What::backward:
-      case What::backward_input: backward(a); break;
-      case What::backward_weight: backward_weight(a); break;
-      case What::send_gradient: send_gradient(a); break;
-    }
-  }
-  collect_late(0);
+  parallel::run(all[size_t(rank_)], [this](const Action& a) { act(a); });
   {
     const auto flushing = stopwatch(waited_);
     for (auto& [road, link] : links_) link->flush();
@@ -55,6 +39,25 @@ void Engine::run(const std::vector<std::vector<Action>>& all) {
   if (took_) took_->second.record();
   flights_.clear();
   samples_.clear();
+}
+
+void Engine::act(const Action& a) {
+  if (a.what > Do::add) return;  // what follows is the caller's
+  const trace::Scope slot(
+      name_of(a.what), trace::Category::pipeline,
+      {{"micro_batch", a.micro_batch}, {"stage", schedule_.virtual_stage(rank_, a.chunk)}, {"training", now_.training}},
+      a.micro_batch);
+  switch (a.what) {
+    case Do::draw: return draw(a);
+    case Do::receive_activation: return receive_activation(a);
+    case Do::forward: return forward(a);
+    case Do::send_activation: return send_activation(a);
+    case Do::receive_gradient: return receive_gradient(a);
+    case Do::backward_weight: return backward_weight(a);
+    case Do::send_gradient: return send_gradient(a);
+    case Do::add: return add(a);
+    default: return backward(a);
+  }
 }
 
 // --- computations ---
@@ -65,21 +68,16 @@ void Engine::forward(const Action& a) {
   Flight& f = flights_[{a.chunk, a.micro_batch}];
   set_random_step(step_, random_number(a.micro_batch));
   if (stage == 0) {
-    const Held& one = sample(a.micro_batch);
+    const Held& one = samples_.at(a.micro_batch);
     f.inputs.assign(one.sample.inputs.begin(), one.sample.inputs.end());
     f.random_call = one.random_call;
-  } else if (!remote(stage - 1)) {  // both stages on this rank: the turn of a V, or a single rank
-    Flight& before = flights_.at({schedule_.place(stage - 1).chunk, a.micro_batch});
-    f.inputs = Shapes::of(before.outputs, 0).leaves(tensors_of(before.outputs));
-    f.random_call = before.random_call;
-    if (!now_.training) before.outputs.clear();
   }
   RandomState random = random_state();
   random.call = f.random_call;
   set_random_state(random);
   f.outputs = module_->forward(size_t(a.chunk), f.inputs);
   if (last) {
-    const Variable loss = (now_.measure ? *now_.measure : loss_)(f.outputs, sample(a.micro_batch).sample.targets);
+    const Variable loss = (now_.measure ? *now_.measure : loss_)(f.outputs, samples_.at(a.micro_batch).sample.targets);
     LOCKSTEP_CHECK(loss.defined() && loss.numel() == now_.values && is_floating(loss.dtype()),
                    "[pipeline] expected the loss to be ",
                    now_.values == 1 ? "one floating number" : str(now_.values, " floating numbers"), ", got ",
@@ -97,25 +95,23 @@ void Engine::forward(const Action& a) {
   }
 }
 
-/// Returns the data of a micro-batch. The first and the last stage call it, with the same random state.
-const Engine::Held& Engine::sample(int64_t micro_batch) {
-  const auto found = samples_.find(micro_batch);
-  if (found != samples_.end()) return found->second;
+/// Draws the data of a micro-batch. The ranks of the first and the last stage do so, with the same random state.
+void Engine::draw(const Action& a) {
   const RandomScope here;
-  set_random_step(step_, uint64_t(number(micro_batch)));
-  std::optional<Sample> next = (*now_.data)(number(micro_batch));
+  const int64_t number = this->number(a.micro_batch);
+  set_random_step(step_, uint64_t(number));
+  std::optional<Sample> next = (*now_.data)(number);
   if (!next)
-    fail(str("[pipeline] the data ended before micro-batch ", number(micro_batch), " of step ", step_, ", expected ",
+    fail(str("[pipeline] the data ended before micro-batch ", number, " of step ", step_, ", expected ",
              int64_t(now_.micro_batches) * plan_.dp, " micro-batches; give more data, or take fewer steps"));
   const int ends = is_first() && is_last() ? 2 : 1;
-  return samples_.emplace(micro_batch, Held{std::move(*next), ends, random_state().call}).first->second;
+  samples_.emplace(a.micro_batch, Held{std::move(*next), ends, random_state().call});
 }
 
 void Engine::backward(const Action& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
-  const bool last = stage + 1 == virtual_stages_, whole = a.what == What::backward;
+  const bool last = stage + 1 == virtual_stages_, whole = a.what == Do::backward;
   Flight& f = flight(a);
-  if (whole) collect_late(0);  // adds gradients in the order of the micro-batches
   auto before = whole ? take_tied(a) : std::vector<std::pair<Variable, Tensor>>();
   Variable root;
   if (last && before.empty()) {
@@ -150,26 +146,19 @@ void Engine::backward(const Action& a) {
     v.clear_grad();
   }
   f.inputs.clear();
-  first.clear();
-  if (stage > 0 && !remote(stage - 1))
-    flights_.at({schedule_.place(stage - 1).chunk, a.micro_batch}).gradients = std::move(f.gradients);
-  if (whole) collect(a);
 }
 
-// Computes a micro-batch's weight gradients. Those of tied parameters need gradients from a later stage, which may
-// arrive much later, as that stage postpones them too. This stage stores its gradients until then, instead of blocking.
+// Computes a micro-batch's weight gradients, except those of tied parameters: add() does the rest, when the gradients
+// of a later stage are needed. Until then the flight keeps the gradients: the next micro-batch must not add to them.
 void Engine::backward_weight(const Action& a) {
   std::vector<Variable> tied;
   for (const Tie& tie : ties_) tied.insert(tied.end(), tie.parameters.begin(), tie.parameters.end());
   flight(a).split->finish_but(tied);
-  Late& now = late_.emplace_back(Late{a, {}});
   for (Variable& p : module_->parameters()) {
     if (!p.grad().defined()) continue;
-    now.gradients.emplace_back(p, p.grad());
+    flight(a).late.emplace_back(p, p.grad());
     p.clear_grad();
   }
-  constexpr size_t most_late = 2;  // each Late holds the gradients of a chunk
-  collect_late(most_late);
 }
 
 // --- a step ---
@@ -211,7 +200,7 @@ std::vector<Tensor> Engine::forward_backward(const Data& data, const std::functi
   return together([&] {
     now_ = {.data = &data, .micro_batches = r.micro_batches, .training = true, .scale = &scale};
     const std::pair seconds(ran_, waited_);
-    run(schedule_.ranks);
+    run(step_list_);
     if (Graph::is_recording()) std::tie(ran_, waited_) = seconds;  // a recording executes nothing
     reduce();
     ++step_;
@@ -242,7 +231,7 @@ std::vector<double> Engine::eval_batch(const Data& data, int micro_batches, cons
   module_->eval();
   return together([&] {
     now_ = {.data = &data, .micro_batches = micro_batches, .measure = measure ? &measure : nullptr, .values = values};
-    run(forwards_of(schedule_, micro_batches));
+    run(evaluation_of(schedule_, micro_batches));
     return gather_losses();
   });
 }

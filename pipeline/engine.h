@@ -32,12 +32,13 @@
 #include "parallel/agreement.h"
 #include "parallel/buckets.h"
 #include "parallel/mesh.h"
-#include "pipeline/link.h"
 #include "pipeline/module.h"
-#include "pipeline/simulate.h"
 #include "pipeline/split.h"
+#include "tensor/stream.h"
 
 namespace lockstep::pipeline {
+
+class Link;
 
 /// A micro-batch: the inputs of the first layer, and the targets that the loss takes besides the last layer's outputs.
 struct Sample {
@@ -143,6 +144,7 @@ class Engine {
     Values inputs, outputs;         // inputs: leaves; outputs: activations for the next stage, or the loss
     std::vector<Tensor> gradients;  // gradients of the outputs
     std::optional<SplitBackward> split;
+    std::vector<std::pair<Variable, Tensor>> late;  // gradients that wait, until add(), for those of tied parameters
     uint64_t random_call = 0;  // random calls made before the forward; later, including those of the forward
   };
   enum class Road : uint8_t { activation, gradient, tied };
@@ -157,11 +159,6 @@ class Engine {
     std::map<std::pair<int, int64_t>, std::vector<Tensor>> waiting;
     int before(int stage) const;  // the previous stage that uses the group; -1 for none
     int after(int stage) const;
-  };
-  /// Gradients of a micro-batch that still wait for the tied gradients of a later stage.
-  struct Late {
-    Action action;
-    std::vector<std::pair<Variable, Tensor>> gradients;
   };
   /// Identifies a message. stage: the virtual stage that sends it; tie: index in ties_, for tied parameters' gradients.
   struct Message {
@@ -191,11 +188,12 @@ class Engine {
   Ties tie_pairs() const;
 
   // Defined in engine.cpp:
-  void run(const std::vector<std::vector<Action>>& all);
+  void run(const Lists& all);
+  void act(const Action& a);
+  void draw(const Action& a);
   void forward(const Action& a);
   void backward(const Action& a);
   void backward_weight(const Action& a);
-  const Held& sample(int64_t micro_batch);
   template <class Fn> auto together(const Fn& fn);
   /// Returns an object that adds the seconds of its lifetime to `to`.
   static auto stopwatch(double& to) {
@@ -215,19 +213,15 @@ class Engine {
   void receive_gradient(const Action& a);
   bool post(Road road, int from_rank, bool must);
   std::vector<Tensor> fetch(const Message& wanted);
-  bool has_come(const Message& wanted);
   static std::string tag(const Message& message);
   /// True when shapes are exchanged once and then stay the same: in training, without dynamic_shapes.
   bool fixed_shapes() const { return now_.training && !options_.dynamic_shapes; }
   Link& link(Road road, int from, int to);
-  void expect(const std::vector<std::vector<Action>>& all);
+  void expect(const Lists& all);
   std::vector<double> gather_losses();
 
-  // Defined in gradients.cpp:
   std::vector<std::pair<Variable, Tensor>> take_tied(const Action& a);  // gradients from the next stage of each tie
-  bool tied_have_come(const Action& a);
-  void collect(const Action& a);
-  void collect_late(size_t most);
+  void add(const Action& a);
   void reduce();
   std::vector<Variable> train_frozen();
   void abandon() noexcept;
@@ -244,6 +238,7 @@ class Engine {
   int rank_ = 0, virtual_stages_ = 1;  // rank_: this rank's stage
   int ahead_ = 2;                      // Check::ahead
   Schedule schedule_;
+  Lists step_list_;  // of a training step
   std::vector<int> bounds_;
   std::unique_ptr<StageModule> module_;
   std::map<std::string, Place> places_;
@@ -251,8 +246,8 @@ class Engine {
 
   std::map<std::tuple<Road, int, int>, std::unique_ptr<Link>> links_;  // by ranks; the sender comes first
   std::vector<Tie> ties_;
-  std::vector<std::optional<parallel::GradientAccumulator>> sums_;  // by chunk; nullopt: nothing to train
-  std::map<int, Shapes> shapes_sent_;                               // shapes sent in training, by virtual stage
+  std::deque<std::optional<parallel::GradientSum>> sums_;  // by chunk; nullopt: nothing to train
+  std::map<int, Shapes> shapes_sent_;                      // shapes sent in training, by virtual stage
   // Received shapes. Key: the virtual stage that sent them, and the micro-batch (-1: all micro-batches of training).
   std::map<std::pair<int, int>, Shapes> shapes_known_;
   // Messages by kind (Road) and sending rank. posted_: Link::post() has been called for them; expected_: not yet.
@@ -270,7 +265,6 @@ class Engine {
   uint64_t step_ = 0;
   std::map<std::pair<int, int>, Flight> flights_;  // by chunk and micro-batch
   std::map<Message, std::vector<Tensor>> arrived_;
-  std::deque<Late> late_;
   std::map<int64_t, Held> samples_;
   std::map<int64_t, Tensor> losses_;
   double waited_ = 0, ran_ = 0;  // seconds of the current run: waiting for messages, and in total

@@ -86,7 +86,7 @@ ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) 
                        nn::Module*, const Values& in) {
       const auto fn = [&run, &below, takes](const Values& in) {
         LOCKSTEP_CHECK(in.size() == takes || in.size() == takes + 1, "expected ", takes, " tensors, got ", in.size(),
-                       "; the layer before must return that many");
+                       "; return that many from the layer before it");
         Values out = run(Values(in.begin(), in.begin() + int64_t(takes)));
         Variable extra = in.size() > takes ? in.back() : Variable();
         for (nn::Module* module : below) {  // in the order of nn::own_loss() of the whole model

@@ -35,34 +35,6 @@ Shapes unpack(const Tensor& packed) {
 
 }  // namespace
 
-Shapes Shapes::of(const Values& values, uint64_t random_call) {
-  LOCKSTEP_CHECK(values.size() <= most_tensors, "[pipeline] expected at most ", most_tensors,
-                 " tensors between two stages, got ", values.size(), "; concatenate some of them");
-  Shapes shapes{{}, random_call};
-  for (const Variable& v : values)
-    shapes.tensors.push_back({v.dtype(), v.shape(), v.requires_grad(), !v.tensor().device().is_cpu()});
-  return shapes;
-}
-
-Values Shapes::leaves(const std::vector<Tensor>& came) const {
-  Values values;
-  for (size_t i = 0; i < came.size(); ++i) values.emplace_back(came[i], tensors[i].wants_grad);
-  return values;
-}
-
-std::vector<Tensor> tensors_of(const Values& values) {
-  std::vector<Tensor> tensors;
-  for (const Variable& v : values) tensors.push_back(v.tensor());
-  return tensors;
-}
-
-std::string Shapes::text() const {
-  std::string all;
-  for (const One& one : tensors)
-    all += str(all.empty() ? "" : ", ", one.dtype, " ", one.shape, one.wants_grad ? "" : " without gradient");
-  return str(all, " after ", random_call, " random calls");
-}
-
 Link::Link(std::shared_ptr<dist::ProcessGroup> group, Device device, int ahead)
     : group_(std::move(group)), device_(device), ahead_(size_t(ahead)) {
   const Tensor mine = full({1}, !device_.is_cpu(), {.dtype = i64, .device = cpu}),
@@ -146,8 +118,6 @@ std::vector<Tensor> Link::arrive() {
   }
   return tensors;
 }
-
-bool Link::has_come() const { return !posted_.empty() && is_done(posted_.front()); }
 
 void Link::flush() {
   for (Message& message : sent_) wait(message);

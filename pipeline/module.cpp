@@ -6,9 +6,37 @@
 
 #include "autograd/checkpoint.h"
 #include "nn/named_fields.h"
-#include "tensor/random_scope.h"
+#include "tensor/random.h"
 
 namespace lockstep::pipeline {
+
+Shapes Shapes::of(const Values& values, uint64_t random_call) {
+  LOCKSTEP_CHECK(values.size() <= most_tensors, "[pipeline] expected at most ", most_tensors,
+                 " tensors between two stages, got ", values.size(), "; concatenate some of them");
+  Shapes shapes{{}, random_call};
+  for (const Variable& v : values)
+    shapes.tensors.push_back({v.dtype(), v.shape(), v.requires_grad(), !v.tensor().device().is_cpu()});
+  return shapes;
+}
+
+Values Shapes::leaves(const std::vector<Tensor>& came) const {
+  Values values;
+  for (size_t i = 0; i < came.size(); ++i) values.emplace_back(came[i], tensors[i].wants_grad);
+  return values;
+}
+
+std::vector<Tensor> tensors_of(const Values& values) {
+  std::vector<Tensor> tensors;
+  for (const Variable& v : values) tensors.push_back(v.tensor());
+  return tensors;
+}
+
+std::string Shapes::text() const {
+  std::string all;
+  for (const One& one : tensors)
+    all += str(all.empty() ? "" : ", ", one.dtype, " ", one.shape, one.wants_grad ? "" : " without gradient");
+  return str(all, " after ", random_call, " random calls");
+}
 
 LayerSpec layer(std::string kind, LayerSpec::Forward forward) {
   return {.kind = std::move(kind), .forward = std::move(forward), .parameters = 0};

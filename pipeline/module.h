@@ -21,6 +21,33 @@ namespace lockstep::pipeline {
 /// Tensors that pass from one layer to the next.
 using nn::Values;
 
+/// A description that is sent ahead of the data: shapes, dtypes, which tensors need a gradient, and how many random
+/// calls the micro-batch has made so far (the next stage continues from there).
+struct Shapes {
+  /// The description of one tensor.
+  struct One {
+    DType dtype;
+    Shape shape;
+    bool wants_grad;
+    bool on_device = false;
+    friend bool operator==(const One&, const One&) = default;
+  };
+  std::vector<One> tensors;
+  uint64_t random_call = 0;
+  friend bool operator==(const Shapes&, const Shapes&) = default;
+
+  static constexpr size_t most_tensors = 16;  ///< most tensors in a message
+  /// Describes `values`. Error for more than most_tensors tensors.
+  static Shapes of(const Values& values, uint64_t random_call);
+  /// Makes the received tensors leaves of the next stage's tape.
+  Values leaves(const std::vector<Tensor>& tensors) const;
+  /// Text for error messages: "f32 [4, 8], f32 [4] without gradient after 3 random calls".
+  std::string text() const;
+};
+
+/// The tensors of `values`, without the tape.
+std::vector<Tensor> tensors_of(const Values& values);
+
 /// A complete model that layers_of() divided into layers. Each stage trains some of its modules.
 struct WholeModel {
   std::shared_ptr<nn::Module> model;

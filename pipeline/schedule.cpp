@@ -2,6 +2,8 @@
 #include "pipeline/schedule.h"
 
 #include <algorithm>
+#include <deque>
+#include <set>
 
 #include "base/check.h"
 #include "base/suggest.h"
@@ -17,14 +19,6 @@ const Rules* const kinds[] = {
 };
 const Rules& rules_of(Kind kind) { return *kinds[size_t(kind)]; }
 
-constexpr std::string_view whats[] = {"forward",
-                                      "backward",
-                                      "backward of the input",
-                                      "backward of the weights",
-                                      "sending the activation",
-                                      "receiving the activation",
-                                      "sending the gradient",
-                                      "receiving the gradient"};
 constexpr int most_stages = 4096, most_micro_batches = 1 << 20, most_chunks = 64;
 
 /// Returns the request with the number of chunks filled in. Error if no schedule exists for the request.
@@ -63,7 +57,6 @@ std::vector<std::string> names_of_kinds() {
 }
 
 std::string_view name_of(Kind kind) { return rules_of(kind).name; }
-std::string_view name_of(What what) { return whats[size_t(what)]; }
 bool is_kind(std::string_view name) {
   return std::any_of(std::begin(kinds), std::end(kinds), [&](const Rules* rules) { return rules->name == name; });
 }
@@ -74,10 +67,6 @@ Kind parse_kind(std::string_view name) {
   LOCKSTEP_CHECK(found != known.end(), "[schedule] expected ", listed(known), ", got \"", name, "\"",
                  suggestion(name, known));
   return Kind(found - known.begin());
-}
-
-std::string to_string(const Action& a) {
-  return str(name_of(a.what), " of micro-batch ", a.micro_batch, a.chunk > 0 ? str(", chunk ", a.chunk) : "");
 }
 
 int Schedule::virtual_stage(int rank, int chunk) const {
@@ -92,21 +81,25 @@ Schedule::Position Schedule::place(int stage) const {
 
 namespace {
 
-/// The computations of a rank, each preceded by its receive and followed by its send.
-std::vector<Action> with_transfers(const Schedule& s, int rank, const std::vector<Action>& computations) {
-  std::vector<Action> list;
-  for (const Action& a : computations) {
-    const int stage = s.virtual_stage(rank, a.chunk);
-    const bool before = s.is_remote(stage - 1, rank), after = s.is_remote(stage + 1, rank);
-    const bool is_forward = a.what == What::forward, is_weight = a.what == What::backward_weight;
-    const auto transfer = [&](What what) { list.push_back({what, a.micro_batch, a.chunk}); };
-    if (is_forward && before) transfer(What::receive_activation);
-    if (!is_forward && !is_weight && after) transfer(What::receive_gradient);
-    list.push_back(a);
-    if (is_forward && after) transfer(What::send_activation);
-    if (!is_forward && !is_weight && before) transfer(What::send_gradient);
+/// `list` with the transfers of its computations, each receive before and each send after it: between ranks, or
+/// (near) between chunks of this rank.
+std::vector<Action> with_transfers(const Schedule& s, int rank, const std::vector<Action>& list, bool near = false) {
+  std::vector<Action> all;
+  for (const Action& a : list) {
+    const int stage = s.virtual_stage(rank, a.chunk), last = s.virtual_stages() - 1;
+    const bool before = stage > 0 && (s.place(stage - 1).rank == rank) == near,
+               after = stage < last && (s.place(stage + 1).rank == rank) == near;
+    const bool is_forward = a.what == Do::forward, is_input = a.what == Do::backward || a.what == Do::backward_input;
+    const auto transfer = [&](bool wanted, Do what) {
+      if (wanted) all.push_back({what, a.micro_batch, a.chunk});
+    };
+    transfer(is_forward && before, Do::receive_activation);
+    transfer(is_input && after, Do::receive_gradient);
+    all.push_back(a);
+    transfer(is_forward && after, Do::send_activation);
+    transfer(is_input && before, Do::send_gradient);
   }
-  return list;
+  return all;
 }
 
 }  // namespace
@@ -122,17 +115,60 @@ Formula formula(const Request& request, const Costs& costs) {
   return rules_of(request.kind).bubble(checked(request), costs);
 }
 
+namespace {
+
+/// The list of one rank with all that `given`, its part of a schedule, leaves out.
+std::vector<Action> completed(const Schedule& s, int rank, const std::vector<Action>& given, const Ties& ties,
+                              bool trains) {
+  const std::vector<Action> list = with_transfers(s, rank, given, true);
+  std::vector<Action> all;
+  std::deque<Action> late;  // micro-batches whose tied gradients come from a later stage
+  std::set<int> drawn;
+  const auto add_late = [&](size_t most) {
+    for (; late.size() > most; late.pop_front()) all.push_back(late.front());
+  };
+  for (size_t i = 0; i < list.size(); ++i) {
+    const Action& a = list[i];
+    const int stage = s.virtual_stage(rank, a.chunk);
+    const bool is_end = stage == 0 || stage + 1 == s.virtual_stages();
+    if (a.what == Do::forward && is_end && drawn.insert(a.micro_batch).second)
+      all.push_back({Do::draw, a.micro_batch, a.chunk});
+    if (a.what == Do::backward) add_late(0);  // sums take micro-batches in order
+    all.push_back(a);
+    if (a.what != Do::backward && a.what != Do::backward_weight) continue;
+    const Action add{Do::add, a.micro_batch, a.chunk};
+    if (i + 1 < list.size() && list[i + 1] == Action{Do::send_gradient, a.micro_batch, a.chunk})
+      all.push_back(list[++i]);  // the stage before waits for it
+    const bool waits = std::any_of(ties.begin(), ties.end(), [&](const auto& tie) { return tie.second == stage; });
+    constexpr size_t most_late = 2;  // each holds the gradients of a chunk
+    if (a.what == Do::backward_weight && waits) late.push_back(add), add_late(most_late);
+    else all.push_back(add);
+  }
+  add_late(0);
+  parallel::add_tail(all, trains);
+  return all;
+}
+
+}  // namespace
+
+Lists step_of(const Schedule& s, const Ties& ties) {
+  Lists all;
+  for (size_t rank = 0; rank < s.ranks.size(); ++rank)
+    all.push_back(completed(s, int(rank), s.ranks[rank], ties, true));
+  return all;
+}
+
 /// With n ranks, each rank runs micro-batches 0 to n - 1 through its first chunk of layers, then through its second,
 /// ... Then the next n micro-batches, and so on.
-std::vector<std::vector<Action>> forwards_of(const Schedule& s, int micro_batches) {
-  std::vector<std::vector<Action>> all;
+Lists evaluation_of(const Schedule& s, int micro_batches) {
+  Lists all;
   for (int rank = 0; rank < s.request.stages; ++rank) {
     std::vector<Action> forwards;
     for (int first = 0; first < micro_batches; first += s.request.stages)
       for (int chunk = 0; chunk < s.request.chunks; ++chunk)
         for (int i = first; i < std::min(first + s.request.stages, micro_batches); ++i)
-          forwards.push_back({What::forward, i, chunk});
-    all.push_back(with_transfers(s, rank, forwards));
+          forwards.push_back({Do::forward, i, chunk});
+    all.push_back(completed(s, rank, with_transfers(s, rank, forwards), {}, false));
   }
   return all;
 }

@@ -16,7 +16,10 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "parallel/step.h"
 
 namespace lockstep::pipeline {
 
@@ -35,32 +38,7 @@ std::string_view name_of(Kind kind);  ///< "gpipe", "1f1b", "interleaved", "zb-h
 bool is_kind(std::string_view name);
 Kind parse_kind(std::string_view name);  ///< Error for an unknown name; it lists the known names and the nearest
 
-/// A computation, or one end of a transfer.
-enum class What : uint8_t {
-  forward,
-  backward,
-  backward_input,
-  backward_weight,
-  send_activation,
-  receive_activation,
-  send_gradient,
-  receive_gradient
-};
-/// A name for messages: "forward", "sending the activation", ...
-std::string_view name_of(What what);
-/// True for computations, false for transfers.
-inline bool is_compute(What what) { return what <= What::backward_weight; }
-/// True for the sending end of a transfer.
-inline bool is_send(What what) { return what == What::send_activation || what == What::send_gradient; }
-
-/// One entry of a rank's list of actions.
-struct Action {
-  What what = What::forward;
-  int32_t micro_batch = 0;
-  int32_t chunk = 0;  ///< chunk of this rank; for a transfer, the chunk that produces or consumes the tensor
-  friend bool operator==(const Action&, const Action&) = default;
-};
-std::string to_string(const Action& action);  ///< "forward of micro-batch 3, chunk 1"
+using parallel::Action, parallel::Do, parallel::Lists;
 
 /// The kind and the sizes of a schedule, from which make_schedule() makes it.
 struct Request {
@@ -73,7 +51,7 @@ struct Request {
 /// The list of actions of each rank, and the placement of the virtual stages.
 struct Schedule {
   Request request;  ///< the request, with `chunks` filled in
-  std::vector<std::vector<Action>> ranks;
+  Lists ranks;      ///< computations, and transfers between ranks
 
   /// A rank, and one of its chunks.
   struct Position {
@@ -97,8 +75,15 @@ std::string refusal_of(const Request& request);
 /// Makes the schedule for this request. Error with the text of refusal_of() if none exists. A pure function.
 Schedule make_schedule(const Request& request);
 
-/// Each rank's list of actions for evaluation: only the forwards of `micro_batches` micro-batches and their transfers,
-/// on the stages of `schedule`.
-std::vector<std::vector<Action>> forwards_of(const Schedule& schedule, int micro_batches);
+/// Pairs of virtual stages (from, to) that share a weight: `to` adds its gradient to the gradient of `from`.
+using Ties = std::vector<std::pair<int, int>>;
+
+/// The lists of a training step: those of `schedule`, which may be one of your own, with all that it leaves out.
+/// Micro-batches are drawn, pass between two chunks of one rank, and are added to the sums; then follows the tail. A
+/// micro-batch whose tied gradients come from a later stage is added when the weight gradients of the next two are
+/// computed, so that a rank seldom waits for them.
+Lists step_of(const Schedule& schedule, const Ties& ties = {});
+/// The lists of an evaluation: forwards of `micro_batches` micro-batches on the stages of `schedule`.
+Lists evaluation_of(const Schedule& schedule, int micro_batches);
 
 }  // namespace lockstep::pipeline

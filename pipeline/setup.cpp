@@ -9,6 +9,7 @@
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/naive_ddp.h"
 #include "pipeline/engine.h"
+#include "pipeline/link.h"
 #include "pipeline/schedule_check.h"
 
 namespace lockstep::pipeline {
@@ -74,6 +75,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
   LOCKSTEP_CHECK(check.right(), "[pipeline] the schedule is wrong: ", check.errors[0],
                  "; correct EngineOptions::custom, or leave it out and choose a kind of schedule");
   ahead_ = check.ahead;
+  step_list_ = step_of(schedule_, tie_pairs());
   if (world_) {
     agree();
     mesh_ = options_.mesh;
@@ -103,7 +105,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
         variables.insert(variables.end(), tie.parameters.begin(), tie.parameters.end());
     auto& sum = sums_.emplace_back();
     if (std::any_of(variables.begin(), variables.end(), [](const Variable& p) { return p.requires_grad(); }))
-      sum.emplace(variables, options_.reduce ? copies_ : nullptr);
+      sum.emplace(variables, options_.reduce ? copies_ : nullptr, copies_);
   }
 }
 

@@ -10,7 +10,7 @@
 namespace lockstep::pipeline {
 namespace {
 
-enum Event : int { forward_done, input_done, weight_done, activation_sent, gradient_sent, events };
+enum Event : int { forward_done, input_done, activation_sent, gradient_sent, added, events };
 
 constexpr double never = std::numeric_limits<double>::infinity();
 
@@ -19,10 +19,10 @@ constexpr double never = std::numeric_limits<double>::infinity();
 /// the forward. The last rank's first backward runs alone, since the other ranks' backwards wait for it.
 size_t other_of_pair(const Schedule& s, size_t rank, size_t at) {
   const auto& list = s.ranks[rank];
-  if (list[at].what != What::forward) return 0;
+  if (list[at].what != Do::forward) return 0;
   size_t next = at + 1;
   while (next < list.size() && !is_compute(list[next].what)) ++next;
-  const bool is_pair = next < list.size() && list[next].what == What::backward &&
+  const bool is_pair = next < list.size() && list[next].what == Do::backward &&
                        (int(rank) + 1 < s.request.stages || list[next].micro_batch > 0 || list[next].chunk != 1);
   return is_pair ? next : 0;
 }
@@ -75,35 +75,37 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
       if (start < never) waits_for = of;
       start = std::max(start, time(event, of, m));
     };
-    const bool weights = a.what == What::backward || a.what == What::backward_weight;
+    const bool weights = a.what == Do::backward || a.what == Do::backward_weight;
+    // The gradients of tied parameters come from a later stage. A whole backward starts from them.
+    if (a.what == Do::backward || a.what == Do::add)
+      for (const auto& [from, to] : ties)
+        if (to == stage) need(added, from);
     switch (a.what) {
-      case What::receive_activation: need(activation_sent, stage - 1); break;
-      case What::receive_gradient: need(gradient_sent, stage + 1); break;
-      case What::forward:
+      case Do::receive_activation: need(remote_before ? activation_sent : forward_done, stage - 1); break;
+      case Do::receive_gradient: need(remote_after ? gradient_sent : input_done, stage + 1); break;
+      case Do::forward:
         if (stage > 0 && !remote_before) need(forward_done, stage - 1);
         break;
-      case What::backward:
-      case What::backward_input:
+      case Do::backward:
+      case Do::backward_input:
         need(forward_done, stage);
         if (stage < last && !remote_after) need(input_done, stage + 1);
         break;
-      case What::backward_weight: need(input_done, stage); break;
-      case What::send_activation: need(forward_done, stage); break;
-      case What::send_gradient: need(input_done, stage); break;
+      case Do::backward_weight: need(input_done, stage); break;
+      case Do::send_activation: need(forward_done, stage); break;
+      case Do::send_gradient: need(input_done, stage); break;
+      default: break;
     }
-    if (weights)
-      for (const auto& [from, to] : ties)
-        if (to == stage) need(weight_done, from);
     if (start == never) return waits_for;
     const bool pair = paired && other_of_pair(s, rank, next[rank]),
                pair_ends = paired && next[rank] > 0 && other_of_pair(s, rank, next[rank] - 1) == next[rank];
     ++next[rank];
     double cost = 0;
     switch (a.what) {
-      case What::forward: cost = pair ? 0 : costs.forward; break;
-      case What::backward: cost = costs.input + costs.weight + (pair_ends ? costs.forward : 0); break;
-      case What::backward_input: cost = costs.input; break;
-      case What::backward_weight: cost = costs.weight; break;
+      case Do::forward: cost = pair ? 0 : costs.forward; break;
+      case Do::backward: cost = costs.input + costs.weight + (pair_ends ? costs.forward : 0); break;
+      case Do::backward_input: cost = costs.input; break;
+      case Do::backward_weight: cost = costs.weight; break;
       default: break;
     }
     now = start + cost * (costs.weights.empty() ? 1 : costs.weights[size_t(stage)]) / s.request.chunks;
@@ -111,12 +113,13 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
       result.ranks[rank].push_back({a, start, now});
       result.busy[rank] += now - start;
     }
-    if (a.what == What::forward)
+    if (a.what == Do::forward)
       time(forward_done, stage, m) = now, result.kept[rank] = std::max(result.kept[rank], ++kept[rank]);
-    if (a.what == What::backward || a.what == What::backward_input) time(input_done, stage, m) = now;
-    if (weights) time(weight_done, stage, m) = now, --kept[rank];
-    if (a.what == What::send_activation) time(activation_sent, stage, m) = now + costs.latency;
-    if (a.what == What::send_gradient) time(gradient_sent, stage, m) = now + costs.latency;
+    if (a.what == Do::backward || a.what == Do::backward_input) time(input_done, stage, m) = now;
+    if (weights) --kept[rank];
+    if (a.what == Do::add) time(added, stage, m) = now;
+    if (a.what == Do::send_activation) time(activation_sent, stage, m) = now + costs.latency;
+    if (a.what == Do::send_gradient) time(gradient_sent, stage, m) = now + costs.latency;
     return -1;
   };
   for (bool moved = true; moved;) {

@@ -43,10 +43,6 @@ struct Simulation {
   std::vector<Stuck> stuck;
 };
 
-/// Pairs of virtual stages (from, to) that share a weight: `to` adds its gradient to the gradient of `from`, so the
-/// weight gradient of `to` waits for the weight gradient of `from`.
-using Ties = std::vector<std::pair<int, int>>;
-
 /// Goes through each rank's list of actions in order. A rank waits at a receive, but not at a send. The lists may
 /// contain any error, such as a deadlock. Throws an Error for costs that are negative or not finite.
 Simulation simulate(const Schedule& schedule, const Costs& costs = {}, const Ties& ties = {});

@@ -1,9 +1,14 @@
-// Messages between stages. The schedule determines who sends what in which order, so a rank can start to receive the
-// next message, in that order, before it needs it. At the end of a step, all ranks learn the losses and times.
+// What a stage exchanges: messages, gradients of tied parameters, losses and times. The schedule determines who sends
+// what in which order, so a rank can start to receive the next message, in that order, before it needs it.
+#include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "dist/numbers.h"
+#include "optim/clip.h"
 #include "pipeline/engine.h"
+#include "pipeline/link.h"
+#include "tensor/ops.h"
 
 namespace lockstep::pipeline {
 
@@ -14,8 +19,17 @@ std::string Engine::tag(const Message& m) {
 
 void Engine::send_activation(const Action& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
-  const Flight& f = flight(a);
+  Flight& f = flight(a);
   const Shapes shapes = Shapes::of(f.outputs, f.random_call);
+  const AtEnd drops([&] {
+    if (!now_.training) f.outputs.clear();
+  });
+  if (!remote(stage + 1)) {  // to another chunk of this rank: the turn of a V, or a single rank
+    Flight& next = flights_[{schedule_.place(stage + 1).chunk, a.micro_batch}];
+    next.inputs = shapes.leaves(tensors_of(f.outputs));
+    next.random_call = f.random_call;
+    return;
+  }
   const bool tell = !fixed_shapes() || !shapes_sent_.count(stage);
   if (fixed_shapes()) {
     const Shapes& before = shapes_sent_.emplace(stage, shapes).first->second;
@@ -25,11 +39,11 @@ void Engine::send_activation(const Action& a) {
   }
   link(Road::activation, rank_, schedule_.place(stage + 1).rank)
       .send(tensors_of(f.outputs), tag({Road::activation, stage, a.micro_batch}), tell ? &shapes : nullptr);
-  if (!now_.training) flight(a).outputs.clear();
 }
 
 void Engine::receive_activation(const Action& a) {
   const int from = schedule_.virtual_stage(rank_, a.chunk) - 1;
+  if (!remote(from)) return;
   const auto tensors = fetch({Road::activation, from, a.micro_batch});
   const auto shapes = shapes_known_.find({from, fixed_shapes() ? -1 : a.micro_batch});
   Flight& f = flights_[{a.chunk, a.micro_batch}];
@@ -40,12 +54,17 @@ void Engine::receive_activation(const Action& a) {
 
 void Engine::send_gradient(const Action& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
-  link(Road::gradient, rank_, schedule_.place(stage - 1).rank)
-      .send(std::exchange(flight(a).gradients, {}), tag({Road::gradient, stage, a.micro_batch}));
+  auto gradients = std::exchange(flight(a).gradients, {});
+  if (!remote(stage - 1))
+    flights_.at({schedule_.place(stage - 1).chunk, a.micro_batch}).gradients = std::move(gradients);
+  else
+    link(Road::gradient, rank_, schedule_.place(stage - 1).rank)
+        .send(gradients, tag({Road::gradient, stage, a.micro_batch}));
 }
 
 void Engine::receive_gradient(const Action& a) {
-  flight(a).gradients = fetch({Road::gradient, schedule_.virtual_stage(rank_, a.chunk) + 1, a.micro_batch});
+  const int from = schedule_.virtual_stage(rank_, a.chunk) + 1;
+  if (remote(from)) flight(a).gradients = fetch({Road::gradient, from, a.micro_batch});
 }
 
 /// Starts to receive the next message of a link. Returns false if no message is left, or if its shapes are not known
@@ -98,17 +117,8 @@ std::vector<Tensor> Engine::fetch(const Message& wanted) {
   return tensors;
 }
 
-/// True if fetch() would return at once.
-bool Engine::has_come(const Message& wanted) {
-  if (arrived_.count(wanted)) return true;
-  const int from_rank = schedule_.place(wanted.stage).rank;
-  auto& order = posted_[{wanted.road, from_rank}];
-  if (order.empty() && !post(wanted.road, from_rank, false)) return false;
-  return order.front() == wanted && link(wanted.road, from_rank, rank_).has_come();
-}
-
 /// Queues the messages that this rank will receive on each link, in the order of the senders' lists of actions (`all`).
-void Engine::expect(const std::vector<std::vector<Action>>& all) {
+void Engine::expect(const Lists& all) {
   for (int from = 0; from < int(all.size()); ++from) {
     if (from == rank_) continue;
     for (const Action& a : all[size_t(from)]) {
@@ -117,13 +127,153 @@ void Engine::expect(const std::vector<std::vector<Action>>& all) {
         if (schedule_.place(to_stage).rank == rank_)
           expected_[{road, from}].push_back({road, stage, a.micro_batch, tie});
       };
-      if (a.what == What::send_activation) add(Road::activation, stage + 1, 0);
-      if (a.what == What::send_gradient) add(Road::gradient, stage - 1, 0);
-      if (a.what != What::backward && a.what != What::backward_weight) continue;
+      if (a.what == Do::send_activation) add(Road::activation, stage + 1, 0);
+      if (a.what == Do::send_gradient) add(Road::gradient, stage - 1, 0);
+      if (a.what != Do::add) continue;
       for (size_t t = 0; t < ties_.size(); ++t)
         if (const int to = ties_[t].before(stage); to >= 0) add(Road::tied, to, int(t));
     }
   }
+}
+
+// --- gradients: summed over micro-batches in tree order, then over replicas of the pipeline. Tied ones travel from the
+// last stage that uses them to the first, micro-batch by micro-batch, in the order of one process. ---
+
+int Engine::Tie::before(int stage) const {
+  const auto at = std::find(stages.begin(), stages.end(), stage);
+  return at == stages.end() || at == stages.begin() ? -1 : at[-1];
+}
+
+int Engine::Tie::after(int stage) const {
+  const auto at = std::find(stages.begin(), stages.end(), stage);
+  return at == stages.end() || at + 1 == stages.end() ? -1 : at[1];
+}
+
+// For each tie of the stage of `a`: takes the gradients of the tied parameters for one micro-batch, as computed by the
+// next stage that uses these parameters. Waits if that stage is on another rank.
+std::vector<std::pair<Variable, Tensor>> Engine::take_tied(const Action& a) {
+  std::vector<std::pair<Variable, Tensor>> before;
+  const int stage = schedule_.virtual_stage(rank_, a.chunk);
+  for (size_t t = 0; t < ties_.size(); ++t) {
+    Tie& tie = ties_[t];
+    const int from = tie.after(stage);
+    if (from < 0) continue;
+    if (remote(from)) tie.waiting[{from, a.micro_batch}] = fetch({Road::tied, from, a.micro_batch, int(t)});
+    const auto found = tie.waiting.find({from, a.micro_batch});
+    for (size_t p = 0; p < tie.parameters.size(); ++p)
+      before.emplace_back(tie.parameters[p], std::move(found->second[p]));
+    tie.waiting.erase(found);
+  }
+  return before;
+}
+
+// Passes gradients of tied parameters to the previous stage that uses these parameters. Adds all other gradients to the
+// chunk's sum.
+void Engine::add(const Action& a) {
+  const int stage = schedule_.virtual_stage(rank_, a.chunk);
+  if (Flight& f = flight(a); f.split) {
+    for (auto& [p, gradient] : f.late) p.grad() = std::move(gradient);
+    f.late.clear();
+    f.split->finish(take_tied(a));
+    f.split.reset();
+  }
+  for (Tie& tie : ties_) {
+    const int to = tie.before(stage);
+    if (to < 0) continue;
+    std::vector<Tensor> gradients;
+    for (Variable& p : tie.parameters) {
+      gradients.push_back(p.grad().defined() ? p.grad() : zeros_like(p.tensor()));
+      p.clear_grad();
+    }
+    if (!remote(to)) tie.waiting[{stage, a.micro_batch}] = std::move(gradients);
+    else link(Road::tied, rank_, schedule_.place(to).rank).send(gradients, tag({Road::tied, stage, a.micro_batch}));
+  }
+  if (auto& sum = sums_[size_t(a.chunk)]) sum->add();
+}
+
+/// Turns .grad into the mean over all micro-batches of all replicas, or, without options.reduce, into the sum over the
+/// micro-batches of this replica.
+void Engine::reduce() {
+  for (auto& sum : sums_)
+    if (sum) sum->finish();
+  if (now_.micro_batches > 1 && options_.reduce) {
+    for (const Variable& p : module_->parameters())
+      if (p.grad().defined()) div_scalar_(p.grad(), now_.micro_batches);
+  }
+  for (Tie& tie : ties_) {
+    if (!tie.ranks) continue;
+    for (Variable& p : tie.parameters) {
+      if (!p.grad().defined()) p.grad() = zeros_like(p.tensor());
+      tie.ranks->broadcast(p.grad(), 0, {.tag = "gradient of tied " + tie.key});
+    }
+  }
+}
+
+/// Unfreezes, for the step, the parameters that were frozen after the engine was made, and returns them. The stages
+/// therefore exchange the same messages as before.
+std::vector<Variable> Engine::train_frozen() {
+  std::vector<std::string> names;
+  std::vector<Variable> frozen;
+  for (const auto& [name, p] : places_) {
+    LOCKSTEP_CHECK(!p.parameter.grad().defined(), "[pipeline] ", name,
+                   " still has the gradient of the last step; call the optimizer's zero_grad() after step()");
+    if (p.parameter.requires_grad() == p.trained) continue;
+    if (!p.trained) parallel::fail_unfrozen("pipeline", name, world_);
+    names.push_back(name);
+    frozen.push_back(p.parameter);
+  }
+  if (copies_) frozen_.agree("pipeline", names, *copies_);
+  for (Variable& p : frozen) p.requires_grad_(true);
+  return frozen;
+}
+
+double Engine::norm(const std::vector<std::pair<std::string, double>>& squares) const {
+  std::map<std::pair<int, int>, double> norms;  // norm of each parameter, by layer and index in the layer
+  for (const auto& [name, sum] : squares) {
+    const Place& p = places_.at(name);
+    if (p.leads) norms[{p.layer, p.place}] = optim::norm_of_squares(sum, p.parameter.dtype());
+  }
+  if (pp_) {
+    const int64_t most = dist::all_reduced<int64_t>({int64_t(norms.size())}, *pp_,
+                                                    {.op = dist::ReduceOp::max, .tag = "count of norms"})[0];
+    std::vector<double> mine(size_t(3 * most), -1);
+    size_t at = 0;
+    for (const auto& [number, value] : norms) mine[at++] = number.first, mine[at++] = number.second, mine[at++] = value;
+    const std::vector<double> words = dist::all_gathered(mine, *pp_, {.tag = "norms"});
+    for (size_t i = 0; i + 2 < words.size(); i += 3)
+      if (words[i] >= 0) norms[{int(words[i]), int(words[i + 1])}] = words[i + 2];
+  }
+  double total = 0;
+  for (const auto& [number, value] : norms) total += value * value;
+  return std::sqrt(total);
+}
+
+double Engine::clip_grad_norm(double max_norm) {
+  LOCKSTEP_CHECK(max_norm >= 0, "[pipeline] expected max_norm >= 0, got ", max_norm);
+  LOCKSTEP_CHECK(options_.reduce && plan_.tp == 1,
+                 "[pipeline] clip_grad_norm() does not work with tensor parallelism or ZeRO; set gradient_clipping in "
+                 "the engine's configuration");
+  std::vector<std::pair<std::string, double>> squares;
+  for (const auto& [name, p] : places_) {
+    const Tensor& grad = p.parameter.checked_grad("grad_norm");
+    if (grad.defined() && grad.numel() > 0) squares.emplace_back(name, sum_squares(grad, {}, false, f64).item());
+  }
+  return optim::clip_to_norm(module_->parameters(), norm(squares), max_norm);
+}
+
+/// Discards the state of a step that failed.
+void Engine::abandon() noexcept {
+  for (auto& sum : sums_)
+    if (sum) sum->discard();
+  for (Tie& tie : ties_) tie.waiting.clear();
+  for (Variable& p : module_->parameters()) p.clear_grad();
+  flights_.clear();
+  samples_.clear();
+  losses_.clear();
+  arrived_.clear();
+  expected_.clear();
+  posted_.clear();
+  for (auto& [road, link] : links_) link->forget();
 }
 
 // --- at the end of a step ---

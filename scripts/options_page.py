@@ -49,7 +49,7 @@ def page(build):
 def unknown_options(text):
     """Options in the first column of a page's tables that no program has, except those marked as refused."""
     known = set(re.findall(r"(?<![\w-])--?[A-Za-z][\w-]*", text))
-    for path in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/README.md")]):
+    for path in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/*.md")]):
         for row, rest in re.findall(r"^\| (`-[^|]*)\|(.*)", path.read_text(), re.M):
             for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", row):
                 if option not in known and "refused" not in rest:

@@ -8,7 +8,6 @@ PREFIX/<first argument>, with their folders; the other arguments are the extensi
 import os
 import pathlib
 import re
-import shutil
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -51,4 +50,4 @@ if __name__ == "__main__":
         # <lockstep/kernels.h> and "tensor/tensor.h" are both found below PREFIX/include/lockstep
         target = pathlib.Path(prefix) / sys.argv[1] / header.removeprefix("lockstep/")
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / header, target)
+        target.write_text((ROOT / header).read_text().replace('#include "lockstep/', '#include "'))

@@ -1,5 +1,6 @@
 #pragma once
-// Matrix products in which a row's result does not depend on the number of rows, for inference. See docs/generation.md.
+// Matrix products in which a row's result does not depend on the number of rows, for inference. See
+// extensions/generation/README.md.
 #include <utility>
 
 namespace lockstep {

@@ -2,19 +2,9 @@
 // Complex tensors (c64, c128), on the CPU only. add, sub, mul, div, neg, abs, square, reciprocal, sum, where and the
 // operations with a number accept them too (tensor/ops.h); views, copies, indexing and joining treat them like any
 // element. All other operations raise an Error for them.
-#include <complex>
-
 #include "tensor/ops.h"
 
 namespace lockstep {
-
-#define Value Tensor
-#define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
-#include "tensor/complex.def"
-#undef Value
-
-/// A tensor with all elements `value`, which must be std::complex<double>. Error unless options.dtype is complex.
-template <class T> Tensor full(const Shape& shape, std::complex<T> value, TensorOptions options);
 
 /// True if view_as_complex(x) is possible without a copy; x is f32 or f64.
 bool can_view_as_complex(const Tensor& x);

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "tensor/dtype.h"
+#include "tensor/scalar.h"
 
 namespace lockstep {
 
@@ -31,6 +32,9 @@ template <class To, class From> LOCKSTEP_HD inline To convert(From value) {
     return To(value);
   }
 }
+
+/// Defined here, so that scalar.h does without conversions.
+template <class T> T Scalar::to() const { return is_whole_ ? convert<T>(whole_) : convert<T>(real_); }
 
 /// Calls fn for the C++ type of `dtype`, which may be any real element type or bool, as dispatch() does.
 template <class Fn> void dispatch_all(DType dtype, const char* op, Fn&& fn) {

@@ -21,7 +21,7 @@
 #include "base/check.h"
 #include "tensor/backend.h"
 #include "tensor/ops.h"
-#include "tensor/random_scope.h"
+#include "tensor/random.h"
 #include "tensor/stream.h"
 
 namespace lockstep {

@@ -51,23 +51,6 @@ struct MatmulArgs {
   Activation activation = Activation::none;
 };
 
-struct Quantized;  // tensor/quantized.h
-struct Fp8Matrix;  // tensor/fp8.h
-/// 8-bit floating-point format, see tensor/float8.h.
-enum class Fp8Format : uint8_t { e4m3, e5m2 };
-
-/// How x is multiplied by a quantized weight. By default the weight is decoded and x is not quantized. With `dynamic`
-/// (format row8 only), each row of x is quantized to 8 bits too, and codes are multiplied as integers. Elements of x
-/// with a magnitude of at least `threshold` are then not quantized, as in LLM.int8(). Threshold 0 quantizes all.
-struct QuantMatmulArgs {
-  bool dynamic = false;
-  double threshold = 0;
-  /// If one element of a column of x is unquantized, true makes the whole column unquantized, as in bitsandbytes. The
-  /// result of a row then depends on the other rows.
-  bool whole_columns = false;
-  Activation activation = Activation::none;
-};
-
 /// Arguments of a 2-d convolution; a 1-d convolution has height 1.
 struct ConvArgs {
   Dims stride{1, 1}, padding{0, 0}, dilation{1, 1};

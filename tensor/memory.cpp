@@ -14,7 +14,6 @@
 
 #include "base/check.h"
 #include "tensor/backend.h"
-#include "tensor/device_memory.h"
 #include "tensor/pages.h"
 
 namespace lockstep {

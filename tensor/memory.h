@@ -52,6 +52,20 @@ void reset_peak_memory(Device device = cpu);
 /// Returns cached blocks to the system.
 void release_cached_memory(Device device = cpu);
 
+// One device alone, also a virtual CPU device, so that a model for several small devices can be tried on one machine.
+/// The memory_report() of this device. The category Memory::offload is left out, because it lies in host memory.
+MemoryReport device_memory(Device device);
+/// Sets the peaks of device_memory() to the current values.
+void reset_peak_device_memory(Device device);
+/// Limits the bytes of tensors on a device; 0: no limit. An allocation that exceeds the limit is an Error.
+/// Memory::offload does not count. Threads that allocate at the same moment may exceed the limit together.
+void set_memory_limit(Device device, int64_t bytes);
+/// The limit in bytes; 0: none.
+int64_t memory_limit(Device device);
+/// Bytes that a device can hold: memory_limit() or the GPU's memory, whichever is less. A CPU device has only a limit.
+/// 0: unknown.
+int64_t memory_size(Device device);
+
 /// Low level, for Storage: allocates memory with at least 64-byte alignment. When no memory is left, throws an Error
 /// that shows the ledger. On other devices than the CPU, the memory is for work on this thread's current stream.
 void* allocate(size_t bytes, Device device);

@@ -3,11 +3,13 @@
 // each returns a new row-major tensor and checks its arguments first (Error). There is no type promotion: dtypes and
 // devices must agree. A negative dim counts from the end. Names that end in _ write into their first argument and
 // return it.
+#include <complex>
 #include <optional>
 #include <tuple>
 #include <vector>
 
-#include "tensor/kernels.h"
+#include "base/check.h"
+#include "tensor/kernel_args.h"
 #include "tensor/tensor.h"
 
 namespace lockstep {
@@ -44,11 +46,15 @@ const Tensor& uniform_(const Tensor& x, double low, double high);
 /// Fills x, which has a floating dtype, with normally distributed random numbers.
 const Tensor& normal_(const Tensor& x, double mean, double deviation);
 
-// --- all rows LOCKSTEP_OPERATION of operations.def ---
+// --- all rows LOCKSTEP_OPERATION of operations.def, and those on complex numbers ---
 #define Value Tensor
 #define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
 #include "tensor/operations.def"
+#define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
+#include "tensor/complex.def"
 #undef Value
+/// A tensor with all elements `value`, which must be std::complex<double>. Error unless options.dtype is complex.
+template <class T> Tensor full(const Shape& shape, std::complex<T> value, TensorOptions options);
 
 // --- pointwise (ops_pointwise.cpp): all rows of pointwise.def, each also in place as name_() ---
 #define LOCKSTEP_UNARY(name, functor, types) \

@@ -4,6 +4,7 @@
 
 #include "tensor/block_layout.h"
 #include "tensor/flops.h"
+#include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 

@@ -1,5 +1,6 @@
 // Convolution and pooling: checks, output sizes, layouts. See layout.h for channels-last images.
 #include "tensor/flops.h"
+#include "tensor/kernels.h"
 #include "tensor/layout.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"

@@ -2,6 +2,8 @@
 #include <cmath>
 
 #include "tensor/complex.h"
+#include "tensor/convert.h"
+#include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 

@@ -1,5 +1,6 @@
 // Indexing and joining. Indices are checked before anything is written.
 #include "tensor/complex.h"
+#include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 

@@ -5,10 +5,11 @@
 
 #include "tensor/einsum.h"
 #include "tensor/flops.h"
+#include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 #include "tensor/padded.h"
-#include "tensor/quantized.h"
+#include "tensor/stored_matrix.h"
 
 namespace lockstep {
 namespace {
@@ -88,7 +89,7 @@ void set_float32_matmul_precision(MatmulPrecision precision) {
 MatmulPrecision float32_matmul_precision() { return f32_products.load(std::memory_order_relaxed); }
 
 Tensor matmul(const Tensor& a, const Tensor& b) {
-  if (const QuantizedHandle* const q = quantized_of(b)) return matmul(a, dequantize(q->weight, a.dtype()));
+  if (const StoredMatrix* const stored = stored_in(b)) return matmul(a, stored->numbers(a.dtype()));
   check_product("matmul", a, b, true);
   LOCKSTEP_CHECK(a.dim() > 0 && b.dim() > 0, "[matmul] expected at least 1 dim, got ", a.shape(), " and ", b.shape(),
                  " (multiply by a scalar with *)");
@@ -117,8 +118,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
 
 Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const PointwiseArgs& args,
                          const Tensor& kept) {
-  if (const QuantizedHandle* const q = quantized_of(b))
-    return matmul_unary_grad(a, dequantize(q->weight, a.dtype()), op, args, kept);
+  if (const StoredMatrix* const stored = stored_in(b))
+    return matmul_unary_grad(a, stored->numbers(a.dtype()), op, args, kept);
   const bool fits = a.dim() == 2 && b.dim() == 2 && are_matrices(a) && are_matrices(b) && kept.is_contiguous() &&
                     kept.dtype() == a.dtype() && kept.shape() == Shape{a.size(0), b.size(1)};
   const bool is_short = a.dtype() == f16 || a.dtype() == bf16;  // the CPU rounds the product before the derivative
@@ -174,13 +175,10 @@ Tensor outer(const Tensor& a, const Tensor& b) {
 }
 
 Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation, Tensor* pre) {
-  if (const QuantizedHandle* const q = quantized_of(w)) {
-    QuantMatmulArgs how = q->how;
-    how.activation = pre ? Activation::none : activation;
-    const Tensor out = linear(x, q->weight, bias, how);
-    if (!pre) return out;
-    *pre = out;
-    return activated(out, activation);
+  if (const StoredMatrix* const stored = stored_in(w)) {
+    if (!pre) return stored->linear(x, bias, activation);
+    *pre = stored->linear(x, bias, Activation::none);
+    return activated(*pre, activation);
   }
   check_linear(x, w, bias);
   Shape shape = x.shape();
@@ -193,7 +191,7 @@ Tensor linear(const Tensor& x, const Tensor& w, const Tensor& bias, Activation a
 }
 
 Tensor linear_padded(const Tensor& x, const Tensor& w) {
-  if (quantized_of(w)) return linear(x, w);
+  if (stored_in(w)) return linear(x, w);
   check_linear(x, w, {});
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.size(0);
@@ -206,7 +204,7 @@ Tensor linear_padded(const Tensor& x, const Tensor& w) {
 }
 
 Tensor linear_add(const Tensor& residual, const Tensor& x, const Tensor& w, const Tensor& bias) {
-  if (quantized_of(w)) return add(residual, linear(x, w, bias));
+  if (stored_in(w)) return add(residual, linear(x, w, bias));
   check_linear(x, w, bias);
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.size(0);
@@ -219,15 +217,15 @@ Tensor linear_add(const Tensor& residual, const Tensor& x, const Tensor& w, cons
 
 void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tensor& bias, Activation activation,
                  const Tensor& pre) {
-  const bool is_quantized = quantized_of(w);
-  if (!is_quantized) check_linear(x, w, bias);
+  const bool is_stored = stored_in(w);
+  if (!is_stored) check_linear(x, w, bias);
   const int64_t count = x.size(-1) > 0 ? x.numel() / x.size(-1) * w.size(0) : out.numel();
   for (const Tensor* to : {&out, &pre})
     LOCKSTEP_CHECK(!to->defined() || (to->is_contiguous() && to->numel() == count && to->dtype() == x.dtype() &&
                                       to->device() == x.device()),
                    "[linear_into] expected contiguous memory of ", count, " elements in ", x.dtype(), " on ",
                    x.device(), ", got ", to->shape(), " in ", to->dtype(), " on ", to->device());
-  if (is_quantized) {
+  if (is_stored) {
     Tensor before;
     out.copy_(linear(x, w, bias, activation, pre.defined() ? &before : nullptr).view(out.shape()));
     if (pre.defined()) pre.copy_(before.view(pre.shape()));

@@ -1,5 +1,6 @@
 // Row operations of layers: softmax, norms, cross entropy, dropout. Checks the arguments, then calls kernels on views
 // of shape (rows, columns). (Convolution and pooling are in ops_conv.cpp, attention in ops_attention.cpp.)
+#include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 #include "tensor/padded.h"

@@ -6,6 +6,7 @@
 
 #include "tensor/complex.h"
 #include "tensor/functors.h"
+#include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "tensor/complex.h"
+#include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/ops_common.h"
 

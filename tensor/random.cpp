@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "tensor/graph.h"
-#include "tensor/random_scope.h"
 
 namespace lockstep {
 namespace {

@@ -65,6 +65,22 @@ void set_random_step(uint64_t step, uint64_t micro_batch = 0);
 RandomState random_state();
 /// Sets this thread's generator state.
 void set_random_state(const RandomState& state);
+/// Restores this thread's generator state in its destructor: random numbers for a part of a program, without effect on
+/// the numbers drawn after it.
+class RandomScope {
+ public:
+  RandomScope() = default;
+  /// Sets the generator to this state.
+  explicit RandomScope(const RandomState& state) { set_random_state(state); }
+  ~RandomScope() { set_random_state(before_); }
+  RandomScope(const RandomScope&) = delete;
+
+ private:
+  const RandomState before_ = random_state();
+};
+/// Returns 0, 1, 2, ... in successive calls by this thread, from 0 again after manual_seed(). Code that needs a random
+/// stream of its own can use the stream with this number.
+uint64_t next_stream();
 /// The key of the next random operation; advances the call counter. `device` is where the numbers are drawn. While a
 /// graph is recorded, a key for the graph's device refers to memory that gets another key in each replay. A key for the
 /// CPU is then an Error, because every replay would draw the same numbers.

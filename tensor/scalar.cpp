@@ -1,9 +1,24 @@
 // Ranges of integer dtypes, and whether a number fits one. See scalar.h.
 #include "tensor/scalar.h"
 
+#include <cmath>
+#include <limits>
 #include <ostream>
 
+#include "tensor/convert.h"
+
 namespace lockstep {
+
+// For callers that do not include convert.h.
+template float Scalar::to() const;
+template double Scalar::to() const;
+template Half Scalar::to() const;
+template BFloat16 Scalar::to() const;
+template int64_t Scalar::to() const;
+template int32_t Scalar::to() const;
+template int8_t Scalar::to() const;
+template uint8_t Scalar::to() const;
+template bool Scalar::to() const;
 
 WholeRange whole_range(DType dtype) {
   WholeRange range{};

@@ -1,10 +1,11 @@
 #pragma once
 // Scalar: a number that an operation takes beside its tensors. Integers are kept as 64-bit integers, not as doubles, so
 // that all their bits survive.
-#include <cmath>
+#include <cstdint>
 #include <iosfwd>
+#include <type_traits>
 
-#include "tensor/convert.h"
+#include "tensor/dtype.h"
 
 namespace lockstep {
 
@@ -19,8 +20,8 @@ class Scalar {
         real_(double(value)) {}
 
   constexpr double real() const { return real_; }  ///< the value as double
-  /// The value converted to T, as Tensor::to() converts elements (convert.h).
-  template <class T> T to() const { return is_whole_ ? convert<T>(whole_) : convert<T>(real_); }
+  /// The value converted to T, an element type, as Tensor::to() converts elements. Defined in convert.h.
+  template <class T> T to() const;
   /// True if a tensor of this dtype can hold the value: integer dtypes hold integers in their range, all others any
   /// number (rounded).
   bool fits(DType dtype) const;

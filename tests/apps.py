@@ -7,7 +7,6 @@ import json
 import os
 import pathlib
 import re
-import random
 import shutil
 import signal
 import subprocess
@@ -16,19 +15,7 @@ import tempfile
 import time
 
 from leftovers import left_behind, processes_with
-from programs import APPS, RECOMPUTE, check, finish, refused, result, run, saved
-
-
-def write_chain(path, words=200, length=50_000):
-    """Writes the text of a Markov chain, in which each word has four possible successors."""
-    chance = random.Random(7)
-    names = ["".join(chance.choice("aeiou" if i % 2 else "bdfgklmnprst") for i in range(chance.randint(3, 6))) for _ in range(words)]
-    follow = [chance.sample(range(words), 4) for _ in range(words)]
-    at, said = 0, []
-    for _ in range(length):
-        said.append(names[at])
-        at = chance.choices(follow[at], (0.4, 0.3, 0.2, 0.1))[0]
-    path.write_text(" ".join(said))
+from programs import APPS, RECOMPUTE, check, finish, offers, refused, result, run, saved
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -38,7 +25,7 @@ with tempfile.TemporaryDirectory() as folder:
     text.write_text("the quick brown fox jumps over the lazy dog. " * 200)
     tiny = ["--text", text, "--model", "gpt:1x32x2", "--context", 32, "--batch", 4, "--warmup", 5, "--eval-every", 10, "--dropout", 0.1, "--json"]
 
-    for app, words in (("gpt", ["train", "sample", "eval"]), ("mlp", ["train", "eval"]), ("cnn", ["train", "eval"])):
+    for app, words in (("gpt", ["train", "eval"]), ("mlp", ["train", "eval"]), ("cnn", ["train", "eval"])):
         r = run(app, "--help")
         check(f"{app} --help", r.returncode == 0 and all(w in r.stdout for w in words), r.stdout + r.stderr)
         r = run(app, "train", "--help")
@@ -75,16 +62,17 @@ with tempfile.TemporaryDirectory() as folder:
     refused("word for a number", ["gpt", "train", "--steps", "many"], "--steps", code=2)
     refused("missing text", ["gpt", "train", "--text", d / "none.txt"], "none.txt")
     refused("short text", ["gpt", "train", "--text", text, "--context", 5000], "too few")
-    refused("sizes beside --init", ["gpt", "train", "--text", text, "--init", d, "--model", "gpt:2x128x4"], "--init excludes --model", code=2)
+    if offers("gpt", "train", "--init"):
+        refused("sizes beside --init", ["gpt", "train", "--text", text, "--init", d, "--model", "gpt:2x128x4"], "--init excludes --model", code=2)
     refused("bad heads", ["gpt", "train", "--text", text, "--model", "gpt:4x30x4", "--steps", 1], "heads", code=2)
     refused("bad betas", ["gpt", "train", "--text", text, "--optimizer", "adamw,beta2=1.5", "--steps", 1], "expected beta2 from 0 to below 1, got 1.5", code=2)
     refused("missing data", ["mlp", "train", "--data", d / "nowhere"], "nowhere", "'digits'")
     refused("empty data folder", ["cnn", "train", "--data", d], "train-images-idx3-ubyte")
     refused("resume without a folder", ["mlp", "train", "--resume"], "--out", code=2)
-    refused("missing model", ["gpt", "sample", d / "none"], "no such file or folder")
+    refused("missing model", ["gpt", "eval", d / "none"], "no such file or folder")
     (d / "broken").mkdir()
     (d / "broken/config.json").write_text('{"program": "gpt", "vocab": 256,}')
-    refused("broken config", ["gpt", "sample", d / "broken"], "config.json:1:")
+    refused("broken config", ["gpt", "eval", d / "broken"], "config.json:1:")
     refused("no checkpoint", ["mlp", "eval", d / "broken"], "expected the folder of a run, or of its checkpoints; it holds none")
 
     # A run that stops and is resumed ends with the same bits as one that runs through.
@@ -115,24 +103,15 @@ with tempfile.TemporaryDirectory() as folder:
     threads = run("gpt", "train", *tiny, "--steps", 30, "--out", d / "one", "--threads", 1)
     check("one thread gives the same bits", threads.returncode == 0 and checkpoint("one") == checkpoint("whole"), threads.stderr)
 
-    sample = run("gpt", "sample", d / "whole", "--prompt", "the ", "--tokens", 50)
-    check("sample", sample.returncode == 0 and sample.stdout.startswith("the ") and len(sample.stdout) >= 54, sample.stderr)
-    as_json = run("gpt", "sample", d / "whole", "--prompt", "the ", "--tokens", 50, "--json")
-    check("sample --json", as_json.returncode == 0 and len(result(as_json)["text"]) > 0, as_json.stdout + as_json.stderr)
-    again = run("gpt", "sample", d / "whole", "--prompt", "the ", "--tokens", 50)
-    stop = re.search("[ -~]{2}", sample.stdout[8:])[0]
-    stopped = run("gpt", "sample", d / "whole", "--prompt", "the ", "--tokens", 50, "--stop", stop, "--stop", "no such text")
-    check("sample --stop", stopped.stdout == "the " + sample.stdout[4:4 + sample.stdout[4:].index(stop)] + "\n", stopped.stdout + stopped.stderr)
-    greedy, beams = (result(run("gpt", "sample", d / "whole", "--prompt", "the ", "--tokens", 20, "--json", *more)) for more in (["--greedy"], ["--beams", 4]))
-    check("sample --greedy and --beams", greedy["text"] != "" and beams["text"] != "", f"{greedy} {beams}")
-    refused("an empty stop string", ["gpt", "sample", d / "whole", "--prompt", "a", "--stop", ""], "stop strings of at least one byte, got an empty one", code=2)
-    check("a seed gives one text", again.stdout == sample.stdout)
-    for precision in ("bf16", "f16", "fp8"):
+    for precision in ("bf16", "f16"):
         low = run("gpt", "train", *tiny, "--steps", 20, "--precision", precision)
         check(f"train in {precision}", low.returncode == 0 and result(low)["loss"] < 6, low.stdout + low.stderr)
-    exported = run("gpt", "train", *tiny, "--steps", 2, "--export", d / "hf")
-    evaluated = run("gpt", "eval", d / "hf", "--text", text, "--json")
-    tuned = run("gpt", "train", "--text", text, "--init", d / "hf", "--batch", 4, "--steps", 3, *RECOMPUTE, "--json")
+    if offers("gpt", "train", "--init") and offers("gpt", "train", "--export"):
+        exported = run("gpt", "train", *tiny, "--steps", 2, "--export", d / "hf")
+        evaluated = run("gpt", "eval", d / "hf", "--text", text, "--json")
+        tuned = run("gpt", "train", "--text", text, "--init", d / "hf", "--batch", 4, "--steps", 3, *RECOMPUTE, "--json")
+        check("fine-tuning a folder", tuned.returncode == 0 and result(tuned)["steps"] == 3, tuned.stderr)
+        check("export and eval", exported.returncode == 0 and evaluated.returncode == 0 and 0 < result(evaluated)["loss"] < 10, exported.stderr + evaluated.stderr)
     deep = ["gpt:2x32x2" if before == "--model" else word for before, word in zip(["", *tiny], tiny)]
     plain = run("gpt", "train", *deep, "--steps", 6)
     cpu, contiguous = ([word for key in keys for word in ("--set", f"activation_checkpointing.{key}")] for keys in (["cpu_checkpointing=true"], ["partition_activations=true", "contiguous_memory_optimization=true", "number_checkpoints=2"]))
@@ -141,8 +120,6 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"checkpointed blocks {options}: the same loss", kept.returncode == 0 and result(kept)["val_loss"] == result(plain)["val_loss"], kept.stderr)
     timed = run("gpt", "train", *tiny[:-1], "--steps", 3, *RECOMPUTE, "--set", "activation_checkpointing.profile=true", "--set", "steps_per_print=1")
     check("activation_checkpointing.profile", timed.returncode == 0 and "backward ms" in timed.stderr and "blocks.0" in timed.stderr, timed.stdout + timed.stderr)
-    check("fine-tuning a folder", tuned.returncode == 0 and result(tuned)["steps"] == 3, tuned.stderr)
-    check("export and eval", exported.returncode == 0 and evaluated.returncode == 0 and 0 < result(evaluated)["loss"] < 10, exported.stderr + evaluated.stderr)
 
     mlp = ["--epochs", 2, "--samples", 600, "--json", "--seed", 3]
     whole = run("mlp", "train", *mlp, "--out", d / "mlp")
@@ -264,49 +241,9 @@ with tempfile.TemporaryDirectory() as folder:
     r = run("gpt", "train", *tiny, "--steps", 2, "--validation", 0)
     check("without validation", r.returncode == 0 and result(r)["steps"] == 2 and "val_loss" not in result(r), r.stdout + r.stderr)
 
-    # A run's folder contains its tokenizer.
-    (d / "no_tokens").mkdir()
-    tokens = d / "tokens"
-    shutil.copytree(pathlib.Path(__file__).parent / "golden/tokenizer", tokens)
-    for what, folder_ in (("missing", d / "gone"), ("empty", d / "no_tokens")):
-        refused(f"a tokenizer that is {what}", ["gpt", "train", *tiny, "--steps", 1, "--tokenizer", folder_], "[tokenizer]", str(folder_))
-    words = ["gpt", "train", *tiny, "--tokenizer", tokens, "--out", d / "words"]
-    r = run(*words, "--steps", 2, "--export", d / "words_exported")
-    check("train on tokens", r.returncode == 0, r.stderr)
-    tokens.rename(d / "moved_tokens")
-    for name, args in (("sample", ["sample", d / "words", "--prompt", "the quick", "--tokens", 3]), ("eval", ["eval", d / "words", "--text", text]), ("resume", [*words[1:], "--steps", 3, "--resume"]), ("sample of an export", ["sample", d / "words_exported", "--prompt", "the", "--tokens", 2])):
-        r = run("gpt", *args)
-        check(f"{name}, with the tokenizer moved away", r.returncode == 0 and (name == "resume") == (f"note: --tokenizer {tokens} contains no tokenizer" in r.stderr), r.stderr)
-    # Generation ends at the eos of the folder given by --init. The run keeps that folder's files, and the other files
-    # that Transformers reads.
-    exported = d / "words_exported"
-    (exported / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|endoftext|>", "model_max_length": 10**30}))
-    (exported / "chat_template.jinja").write_text("{{ messages }}")
-    ids = run("gpt", "sample", exported, "--ids", "5,6", "--tokens", 6, "--greedy").stdout.strip().split(",")
-    (exported / "generation_config.json").write_text(json.dumps({"eos_token_id": [int(ids[2]), 10**6]}))
-    ended = ids[:ids.index(ids[2]) + 1]
-    r = run("gpt", "train", "--init", exported, "--text", text, "--context", 16, "--batch", 1, "--steps", 1, "--lr", 0, "--out", d / "tuned", "--export", d / "dense", "--set", 'sparse_attention={"mode": "fixed"}')
-    check("an export leaves sparse attention out, and says so", r.returncode == 0 and "cannot store sparse_attention" in r.stderr, r.stderr)
-    kept = ["tokenizer_config.json", "chat_template.jinja"]
-    check("an export keeps what stands beside the tokenizer", all((d / "dense" / name).read_bytes() == (exported / name).read_bytes() for name in kept), r.stderr)
-    check("and its ends", json.loads((d / "dense/generation_config.json").read_text())["eos_token_id"] == [int(ids[2]), 10**6], r.stderr)
-    for folder_ in (exported, d / "tuned"):
-        r = run("gpt", "sample", folder_, "--ids", "5,6", "--tokens", 6, "--greedy")
-        check(f"{folder_.name}: ids end with eos", r.stdout.strip().split(",") == ended, f"{r.stdout} {ids}: {r.stderr}")
-    (exported / "generation_config.json").write_text(json.dumps({"eos_token_id": list(range(10**4))}))
-    r = run("gpt", "sample", exported, "--prompt", "the quick")
-    check("a text ends before eos", r.returncode == 0 and r.stdout == "the quick\n", r.stdout + r.stderr)
-    stored = d / "words/tokenizer/merges.txt"
-    stored.write_text(stored.read_text() + "\n")
-    for name, args in (("sample", ["sample", d / "words", "--prompt", "the quick"]), ("eval", ["eval", d / "words", "--text", text]), ("resume", [*words[1:], "--steps", 4, "--resume"])):
-        refused(f"{name} of a run whose tokenizer was changed", ["gpt", *args], "tokenizer", "merges.txt")
-    r = run("gpt", "sample", d / "words", "--ids", "5,6", "--tokens", 2)
-    check("ids need no tokenizer", r.returncode == 0, r.stderr)
-    shutil.rmtree(d / "words/tokenizer")
-    refused("a run that has lost its tokenizer", ["gpt", "sample", d / "words", "--prompt", "a"], "[tokenizer]", "words/tokenizer")
-
     # Output paths are opened before the first step.
-    for option, path in (("--export", "/proc/none"), ("--out", "/proc/none"), ("--trace", "/proc/none/x"), ("--trace-bits", "/proc/none/x"), ("--export", text)):
+    exports = offers("gpt", "train", "--export")
+    for option, path in (("--out", "/proc/none"), ("--trace", "/proc/none/x"), ("--trace-bits", "/proc/none/x"), *[("--export", "/proc/none"), ("--export", text)] * exports):
         r = run("gpt", "train", *tiny, "--steps", 100000, option, path, timeout=60)
         check(f"{option} {path} is refused at once", r.returncode == 1 and str(path).split("/x")[0] in r.stderr, r.stderr)
 
@@ -322,7 +259,7 @@ with tempfile.TemporaryDirectory() as folder:
         r = run(*args, "--steps", 1, "--out", out)
         check(f"{name}: a run", r.returncode == 0, r.stderr)
         before = content(out)
-        for option, place in [("--trace-bits", "/proc/none/x"), *[("--export", text)] * (name != "mlp")]:
+        for option, place in [("--trace-bits", "/proc/none/x"), *[("--export", text)] * (exports and name != "mlp")]:
             for where, more, was in ((d / "never", [], None), (out, ["--resume"], before)):
                 refused(f"{name}: no place for {option}", [*args, "--steps", 2, "--out", where, *more, option, place], option)
                 check(f"{name}: no place for {option} leaves {where.name}", content(where) == was)
@@ -333,7 +270,7 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"{name}: a damaged checkpoint leaves all as it was", content(out) == before)
 
     # Output that cannot be written, and processes without standard streams.
-    full = [("gpt train", ["gpt", "train", *tiny, "--steps", 1]), ("gpt sample", ["gpt", "sample", d / "whole", "--tokens", 2]), ("lockstep env", ["lockstep", "env"]), ("lockstep config", ["lockstep", "config", "--reference"]),
+    full = [("gpt train", ["gpt", "train", *tiny, "--steps", 1]), ("gpt eval", ["gpt", "eval", d / "whole", "--text", text]), ("lockstep env", ["lockstep", "env"]), ("lockstep config", ["lockstep", "config", "--reference"]),
             ("lockstep schedule", ["lockstep", "schedule", "ring", "--ranks", 4]), ("mlp --help", ["mlp", "--help"]), ("a launcher", ["lockstep", "run", "-q", "-n", 2, "--", APPS / "gpt", "train", *tiny, "--steps", 1])]
     for name, args in full:
         with open("/dev/full", "w") as nowhere:
@@ -357,36 +294,6 @@ with tempfile.TemporaryDirectory() as folder:
 
     refused("ddp without ranks", ["gpt", "train", "--text", text, "--parallel", "ddp"], "lockstep run -n N", code=2)
     refused("dp with ranks", ["gpt", "train", "--text", text, "--parallel", "dp", "--ranks", 2], "--parallel dp:N", code=2)
-    write_chain(d / "chain.txt")
-    chain = ["--text", d / "chain.txt", *(1000 if before == "--eval-every" else word for before, word in zip(tiny[1:], tiny[2:])), "--ranks", 2, "--steps", 1000]
-    exact = run("gpt", "train", *chain)
-    check("adamw learns the chain", exact.returncode == 0 and result(exact)["val_loss"] < 2.2, exact.stdout + exact.stderr)
-    for optimizer in ("onebit-adam", "onebit-lamb", "zero-one-adam", "onebit-sgd"):
-        args = ["gpt", "train", *tiny, "--optimizer", f"{optimizer},freeze_step=6", "--accumulate", 2, "--out", d / optimizer]
-        r = run(*args, "--steps", 12, "--ranks", 2, "--trace-bits", d / "bits")
-        check(f"{optimizer} on 2 ranks", r.returncode == 0 and result(r)["compressed_steps"] >= 6 and 0 < result(r)["bytes_of_compressed_step"] * 16 < result(r)["bytes_of_exact_step"], r.stdout + r.stderr)
-        r = on(2, *args, "--steps", 14, "--resume")
-        check(f"{optimizer} goes on", r.returncode == 0 and '"steps": 14' in r.stdout, r.stdout + r.stderr)
-    for precision in ("f32", "bf16", "f16"):
-        r = run("gpt", "train", *chain, "--optimizer", "onebit-adam,freeze_step=200", "--precision", precision)
-        check(f"onebit-adam in {precision}: within 2 % of AdamW's loss, with a fifteenth of the bytes", r.returncode == 0 and result(r)["val_loss"] < 1.02 * result(exact)["val_loss"]
-              and 0 < result(r)["bytes_of_compressed_step"] * 15 <= result(r)["bytes_of_exact_step"], r.stdout + r.stderr + exact.stdout)
-    # The 1-bit optimizers, by DeepSpeed's names in a configuration file.
-    config = d / "onebit.json"
-    for name, params in (("OneBitAdam", {"freeze_step": 6}), ("OneBitLamb", {"freeze_step": 6}), ("ZeroOneAdam", {"var_freeze_step": 6}), ("OneBitSGD", {"freeze_step": 6})):
-        config.write_text(json.dumps({"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "optimizer": {"type": name, "params": {"lr": 0.001, **params}}, "fp16": {"enabled": name == "OneBitAdam"}}))
-        args = ["gpt", "train", "--text", text, "--model", "gpt:1x32x2", "--context", 32, "--dropout", 0.1, "--json", "--config", config]
-        r = run(*args, "--steps", 12, "--ranks", 2, "--out", d / name)
-        least = 8 if name == "OneBitAdam" else 16  # its uncompressed steps send 16 bits per number
-        check(f"{name} by --config", r.returncode == 0 and result(r)["compressed_steps"] >= 6 and 0 < result(r)["bytes_of_compressed_step"] * least < result(r)["bytes_of_exact_step"], r.stdout + r.stderr)
-        shutil.copytree(d / name, d / f"{name}2")
-        more = [run(*args, "--steps", 16, "--ranks", 2, "--out", d / out, "--resume") for out in (name, f"{name}2")]
-        check(f"{name} goes on", all(r.returncode == 0 and result(r)["steps"] == 16 for r in more) and checkpoint(name) == checkpoint(f"{name}2"), more[0].stdout + more[0].stderr)
-    r = run("mlp", "train", "--epochs", 10, "--samples", 600, "--json", "--ranks", 2, "--optimizer", "onebit-adam")
-    check("mlp with onebit-adam", r.returncode == 0 and result(r)["test_accuracy"] > 0.7 and result(r)["exact_steps"] > 0 < result(r)["compressed_steps"], r.stdout + r.stderr)
-    refused("onebit without ranks", ["gpt", "train", "--text", text, "--optimizer", "onebit-adam"], "lockstep run -n N", code=2)
-    refused("onebit with zero", ["gpt", "train", "--text", text, "--optimizer", "onebit-adam", "--ranks", 2, "--plan", "zero1"], "needs stage 0")
-    refused("freeze_step of AdamW", ["gpt", "train", "--text", text, "--optimizer", "adamw,freeze_step=3"], "is for 1-bit optimizers", code=2)
     refused("no such optimizer", ["gpt", "train", "--text", text, "--optimizer", "onebit"], "--optimizer", code=2)
     refused("zero 4", ["gpt", "train", "--text", text, "--plan", "zero4", "--ranks", 2], "zero", code=2)
     refused("offload of what", ["gpt", "train", "--text", text, "--plan", "zero1", "--ranks", 2, "--offload", "disk"], "expected none, cpu or nvme:FOLDER, got 'disk'", code=2)

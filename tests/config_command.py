@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """`lockstep config`: the typical files of tests/golden/configs, its output, rejected files, and docs/config.md, which
-it generates. And `lockstep sparse`.
+it generates.
 
 config_command.py BUILD
 """
@@ -21,13 +21,6 @@ CONFIGS = ROOT / "tests/golden/configs"
 def run(*args, command="config"):
     return subprocess.run([str(LOCKSTEP), command, *map(str, args)], capture_output=True, text=True, timeout=60)
 
-
-r = run("--inference", "--reference")
-check("docs/inference-config.md is current (lockstep config --inference --reference > docs/inference-config.md)", r.returncode == 0 and r.stdout == (ROOT / "docs/inference-config.md").read_text())
-r = run("--inference", '{"tp": {"tp_size": 2}, "dtype": "half", "kernel_inject": true}')
-check("an inference file", r.returncode == 0 and '"fp16"' in r.stdout and "tensor_parallel.tp_size" in r.stdout and "the same kernels serve every model" in r.stderr, r.stdout + r.stderr)
-r = run("--inference", '{"dtype": "float8", "zero": {"stage": 3, "offload_param": {"device": "gpu"}}}')
-check("an inference file with problems", r.returncode == 2 and "2 problems" in r.stderr and "expected none, cpu or nvme" in r.stderr and "'float8' is not a dtype" in r.stderr, r.stdout + r.stderr)
 
 r = run("--reference")
 page = (ROOT / "docs/config.md").read_text()
@@ -66,21 +59,5 @@ for args, text, code in ((["/nowhere/ds.json"], "/nowhere/ds.json", 2), ([], "ex
 
 r = run("--variables", command="env")
 check("docs/environment.md is current (lockstep env --variables > docs/environment.md)", r.returncode == 0 and r.stdout == (ROOT / "docs/environment.md").read_text(), r.stderr)
-# lockstep sparse
-r = run('{"mode": "fixed"}', "--tokens", 144, command="sparse")
-check("sparse prints the blocks", r.returncode == 0 and "\n#\n##\n###\n####\n...##\n...###\n...####\n...#####\n...#...##\n" in r.stdout and "27 of 45, up to the diagonal" in r.stdout,
-      r.stdout + r.stderr)
-r = run('{"train_batch_size": 1, "seed": 3, "sparse_attention": {"mode": "fixed"}}', "--tokens", 144, "--bidirectional", command="sparse")
-check("of a file, bidirectional", r.returncode == 0 and "51 of 81\n" in r.stdout and "####...##" in r.stdout, r.stdout + r.stderr)
-with tempfile.TemporaryDirectory() as folder:
-    picture = pathlib.Path(folder) / "layout.svg"
-    r = run('{"mode": "bigbird", "num_random_blocks": 1, "different_layout_per_head": true}', "--heads", 3, "--svg", picture, command="sparse")
-    check("sparse draws", r.returncode == 0 and picture.read_text().count("head ") == 3 and picture.read_text().endswith("</svg>\n"), r.stdout + r.stderr)
-for arguments, message in ((("{}", "--tokens", 0), "--tokens"), (('{"mode": "fixd"}',), "did you mean"), (('{"sparse_attention": false}',), "got none; write the block"),
-                           (('{"attention": "unidirectional"}', "--bidirectional"), "contradicts"), (('{"horizontal_global_attention": true}',), "needs bidirectional"),
-                           (('{"block": 1}', "--tokens", 10000), "expected at most 8192 blocks, got 10000 tokens in blocks of 1"),
-                           (("{}", "--tokens", 10000, "--svg", "/nowhere/x.svg"), "expected 1 to 512 blocks for a picture")):
-    r = run(*arguments, command="sparse")
-    check(f"sparse refuses {arguments}", r.returncode in (1, 2, 105) and message in r.stdout + r.stderr, f"{r.returncode} {r.stdout} {r.stderr}")
 
 finish()

@@ -14,7 +14,7 @@ import tempfile
 import time
 
 from leftovers import left_behind
-from programs import APPS, check, finish, saved
+from programs import APPS, check, finish, offers, saved
 
 ENVIRONMENT = {**{k: v for k, v in os.environ.items() if not re.match(r"(PET_|LOCKSTEP_|RANK$|WORLD_SIZE$|MASTER_)", k)}, "LOCKSTEP_TIMEOUT": "60", "OMP_NUM_THREADS": "1"}
 
@@ -132,9 +132,9 @@ with tempfile.TemporaryDirectory() as folder:
         (["--eval-batches", "0x10"], ["--eval-batches: expected a whole number"]),
         (["--seed", -1], ["--seed: expected a whole number from 0"]),
         (["--threads", 0], ["--threads: expected a whole number from 1 to 4096, got '0'"]),
-        (["--precision", "f8"], ["--precision", "f8 not in {auto, f32, tf32, bf16, f16, fp8}"]),
+        (["--precision", "f8"], ["--precision", "f8 not in {auto, f32, tf32, bf16, f16"]),
         (["--parallel", "zero"], ["--parallel", "zero not in"]),
-        (["--init", d, "--model", "gpt:2x128x4"], ["--init excludes --model"]),
+        *[(["--init", d, "--model", "gpt:2x128x4"], ["--init excludes --model"])] * offers("gpt", "train", "--init"),
         (["--steps", 3], ["--steps: At Most 1 required but received 2"]),
     ):
         refused(f"44: {' '.join(map(str, words))}", 2, [*[w for w in ok if w not in ("--model", "gpt:1x128x4") or "--init" not in words], *words], *parts)

@@ -15,7 +15,7 @@ import tempfile
 
 from programs import check, finish, run
 
-GOLDEN = pathlib.Path(__file__).resolve().parent / "golden"
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "extensions/hugging_face/tests/golden"
 CONFIG = dict(model_type="llama", architectures=["LlamaForCausalLM"], vocab_size=655, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
               max_position_embeddings=24, rms_norm_eps=1e-5, hidden_act="silu", tie_word_embeddings=False, rope_parameters=dict(rope_type="default", rope_theta=1e4))
 

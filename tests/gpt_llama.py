@@ -11,7 +11,7 @@ import tempfile
 
 from programs import APPS, check, finish, refused, result, run
 
-GOLDEN = pathlib.Path(__file__).resolve().parent / "golden/inference"
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "extensions/hugging_face/tests/golden/models"
 
 with tempfile.TemporaryDirectory() as folder:
     os.environ["TMPDIR"] = folder

@@ -38,7 +38,7 @@ def llama(folder, rows, kind="F32", scale=0.2, head=None):
     (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
     (folder / "config.json").write_text(json.dumps(dict(model_type="llama", architectures=["LlamaForCausalLM"], vocab_size=rows, hidden_size=16, intermediate_size=24, num_hidden_layers=1, num_attention_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5,
                                                         hidden_act="silu", tie_word_embeddings=False, rope_theta=1e4, eos_token_id=None, torch_dtype="float32" if kind == "F32" else "float16")))
-    shutil.copy(pathlib.Path(__file__).resolve().parent / "golden/tokenizer/qwen2/tokenizer.json", folder)
+    shutil.copy(pathlib.Path(__file__).resolve().parents[1] / "extensions/hugging_face/tests/golden/tokenizer/qwen2/tokenizer.json", folder)
     return folder
 
 

@@ -11,7 +11,7 @@ import re
 import shutil
 import tempfile
 
-from programs import APPS, RECOMPUTE, check, finish, refused, result, run
+from programs import APPS, RECOMPUTE, check, finish, offers, refused, result, run
 
 
 with tempfile.TemporaryDirectory() as folder:
@@ -88,7 +88,8 @@ with tempfile.TemporaryDirectory() as folder:
     check("tokens of every expert", len(lines) == 6 and all(sum(line["expert_tokens"]) == 2 * 2 * 32 * 2 and line["aux_loss"] > 0 for line in lines), str(lines[0]))
     evaluated = run("gpt", "eval", d / "moe", "--text", text, "--json")
     check("eval of a saved run", evaluated.returncode == 0 and 0 < result(evaluated)["loss"] < 6, evaluated.stdout + evaluated.stderr)
-    check("sample of a saved run", run("gpt", "sample", d / "moe", "--tokens", 20).returncode == 0)
+    if offers("gpt", "sample"):
+        check("sample of a saved run", run("gpt", "sample", d / "moe", "--tokens", 20).returncode == 0)
     run(*experts, "--out", d / "going")
     r = run(*[9 if before == "--steps" else word for before, word in zip([None, *experts], experts)], "--out", d / "going", "--resume")
     check("experts go on", r.returncode == 0 and result(r)["steps"] == 9, r.stdout + r.stderr)
@@ -145,7 +146,7 @@ with tempfile.TemporaryDirectory() as folder:
     for ranks, plan, *more in ((4, "tp3"), (2, "tp2"), (4, "tp2"), (4, "dp2+tp2"), (6, "tp4"), (3, "dp2+pp2"), (6, "pp5"), (8, "pp3+tp3"), (5, "cp5"), (3, "dp2+cp2"), (4, "ep3", *six), (4, "ep4", *six), (8, "dp2+pp2"),
                                (4, "pp2+ep4", *six), (2, "pp2+zero2"), (3, "tp3+zero3"), (2, "pp2", "--accumulate", 3, "--set", "pipeline.schedule=interleaved"),
                                (2, "pp2", "--accumulate", 2, "--set", "pipeline.schedule=dualpipe-v"), (4, "pp4", "--accumulate", 8, "--set", "pipeline.schedule=dualpipe-v", "--model", "gpt:1x24x3"),
-                               (2, "pp2", "--set", "flops_profiler.enabled=true"), (4, "dp2+tp2", "--set", "train_batch_size=2")):
+                               (4, "dp2+tp2", "--set", "train_batch_size=2")):
         ours = [*tiny, *more]
         if "--model" in more:
             ours[ours.index("--model") + 1] = more[-1]

@@ -17,7 +17,7 @@ from public_headers import ON_PURPOSE, behind, public_headers  # noqa: E402
 USES = ast.literal_eval(re.search(r"^folders = (\{.*?^\})", (ROOT / "meson.build").read_text(), re.M | re.S)[1])
 EXTENSIONS = ast.literal_eval(re.search(r"^extensions = (\{.*?^\})", (ROOT / "meson.build").read_text(), re.M | re.S)[1])
 USES |= {f"extensions/{name}": uses for name, uses in EXTENSIONS.items()}
-USES["apps"] = ["train", "parallel/device_map", "nn/hugging_face"]
+USES["apps"] = ["train"]
 # Programs of extensions are built in apps/, and may use what is there.
 USES |= {f"extensions/{name}/programs": ["apps", f"extensions/{name}"] for name in EXTENSIONS if (ROOT / f"extensions/{name}/programs").is_dir()}
 USES["lockstep"] = list(USES)  # the groups of public headers
@@ -89,7 +89,8 @@ def check_installed(folder):
     """Extensions include installed headers, as a user's own code would."""
     if folder.removeprefix("extensions/") not in EXTENSIONS:
         return
-    usable = set(public_headers([name for name in EXTENSIONS if f"extensions/{name}" in may_use(folder)]))
+    others = may_use(folder) - {folder}  # what only its own header leads to is not installed with the core
+    usable = set(public_headers([name for name in EXTENSIONS if f"extensions/{name}" in others]))
     for path in sources(folder):
         if is_test(path):
             continue

@@ -1,5 +1,7 @@
 #pragma once
 // Errors as text.
+#include <doctest/doctest.h>
+
 #include <functional>
 #include <string>
 
@@ -17,6 +19,17 @@ inline std::string message(const std::function<void()>& fn) {
 }
 /// True if `part` occurs in `text`.
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+/// Checks that `said`, the message of an Error, contains `text`, or is `text`.
+inline void check_error(const char* file, int line, const std::string& said, const std::string& text, bool whole) {
+  INFO(file, ":", line);
+  CHECK_MESSAGE((whole ? said == text : contains(said, text)), "expected \"", text, "\", got \"", said, "\"");
+}
+/// Checks that evaluating the expression throws an Error whose message contains the text.
+#define CHECK_ERROR(expression, text) check_error(__FILE__, __LINE__, message([&] { (void)(expression); }), text, false)
+/// Checks that evaluating the expression throws an Error with exactly this message.
+#define CHECK_ERROR_IS(expression, text) \
+  check_error(__FILE__, __LINE__, message([&] { (void)(expression); }), text, true)
 
 /// The text that an error about values on the default device must contain. On a device a kernel finds the error: it
 /// names itself, and any of the wrong values, so only the part from "expected" to ", got" is fixed.

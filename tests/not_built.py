@@ -3,7 +3,7 @@
 
 tests/not_built.py BUILD_FOLDER          ends with "N passed, N failed"
 
-A row: the page, words of it, a command, and words of the error. The keys that config.md and inference-config.md list as refused are
+A row: the page, words of it, a command, and words of the error. The keys that config.md and the page of inference configurations list as refused are
 tried one by one.
 """
 import json
@@ -85,28 +85,28 @@ with tempfile.TemporaryDirectory() as folder:
               ("| `flops_profiler` | profile without pp and tp |", "flops_profiler.enabled=true", "flops_profiler.enabled: the profiler follows one forward of a whole model; leave it out, or profile without pp and tp"),
               ("| `grad_accum_dtype` | `communication_data_type` says how replicas sum |", "data_types.grad_accum_dtype=fp32", "data_types.grad_accum_dtype: plans with pp or tp sum micro-batches in the dtype of their parameters; communication_data_type sets the dtype of sums over replicas"))),
         ("pipeline", "| numbers of micro-batches that the schedule does not take | the nearest that it does |", two("pp2", "--accumulate", 3, *sets("pipeline.schedule=interleaved")), "interleaved: expected micro-batches in groups"),
-        ("mixed-precision", "**Refused** are plans with ep, `fp16.enabled`, and `--parallel dp`", [*train, *sets("fp8.enabled=true", "fp16.enabled=true")], "fp16.enabled and fp8.enabled"),
-        ("mixed-precision", "**Refused** are plans with ep, `fp16.enabled`, and `--parallel dp`", [*train, "--parallel", "dp:2", "--precision", "fp8"], "fp8.enabled expects the model's own forward, got another one, whose replicas of the model have no scales; use ranks instead of --parallel dp"),
-        ("onebit", "**Refused**: ZeRO from stage 1 on, offload, and other types of gradients on the wire", [*train, "--ranks", 2, *ONE_BIT, *sets("communication_data_type=fp32")], "communication_data_type is fp32; leave it out"),
-        ("zero", "refused | tensor parallelism, which cuts parameters elsewhere; offload to files; `amsgrad`", two("zero1", "--offload", f"nvme:{d}", *sets("optimizer.type=AdamW8bit")), "AdamW8bit keeps 8-bit state, but offload to nvme stores f32"),
-        ("zero", "refused | tensor parallelism, which cuts parameters elsewhere; offload to files; `amsgrad`", [*train, *sets("optimizer.type=AdamW8bit", "optimizer.params.amsgrad=true")], "have no form in 8 bits"),
-        ("sparse-attention", "`write the block, such as {\"mode\": \"fixed\"}`", [*train, *sets("sparse_attention=true")], "write the block, such as {\"mode\": \"fixed\"}"),
-        ("sparse-attention", "`sparse_attention.num_local_blocks: only applies to mode fixed, but mode is bigbird; leave it out`", [*train, *sets('sparse_attention={"mode":"bigbird","block":4,"num_local_blocks":2}')], "sparse_attention.num_local_blocks: only applies to mode fixed, but mode is bigbird; leave it out"),
-        ("sparse-attention", "expected unidirectional sparse attention in a causal model", [*train, *sets('sparse_attention={"mode":"fixed","block":4,"attention":"bidirectional"}')], "expected unidirectional sparse attention in a causal model, got bidirectional; leave it out"),
-        ("sparse-attention", "expected a model with MultiHeadAttention, got none in", [*digits, *sets('sparse_attention={"mode":"fixed"}')], "expected a model with MultiHeadAttention, got none in"),
-        ("sparse-attention", "`sparse attention does not support a window (4096); use the sparse modes local, bigbird or bslongformer`", [*window, "--set", SPARSE], "sparse attention does not support a window (8); use the sparse modes local, bigbird or bslongformer"),
-        ("sparse-attention", "`sparse_attention with cp2 is not supported; leave one of them out`", two("cp2", "--set", SPARSE), "sparse_attention with cp2 is not supported; leave one of them out"),
-        ("sparse-attention", "Context parallelism (cp) and replicas of `DataParallel` are refused", [*train, "--parallel", "dp:2", "--set", SPARSE], "sparse_attention is not supported with the program's own forward, such as DataParallel's"),
+        ("../extensions/fp8/README", "**Refused** are plans with ep, `fp16.enabled`, and `--parallel dp`", [*train, *sets("fp8.enabled=true", "fp16.enabled=true")], "fp16.enabled and fp8.enabled"),
+        ("../extensions/fp8/README", "**Refused** are plans with ep, `fp16.enabled`, and `--parallel dp`", [*train, "--parallel", "dp:2", "--precision", "fp8"], "fp8.enabled expects the model's own forward, got another one, whose replicas of the model have no scales; use ranks instead of --parallel dp"),
+        ("../extensions/deepspeed/onebit", "**Refused**: ZeRO from stage 1 on, offload, and other types of gradients on the wire", [*train, "--ranks", 2, *ONE_BIT, *sets("communication_data_type=fp32")], "communication_data_type is fp32; leave it out"),
+        ("../extensions/quantization/README", "refused | tensor parallelism, which cuts parameters elsewhere; offload to files; `amsgrad`", two("zero1", "--offload", f"nvme:{d}", *sets("optimizer.type=AdamW8bit")), "AdamW8bit keeps 8-bit state, but offload to nvme stores f32"),
+        ("../extensions/quantization/README", "refused | tensor parallelism, which cuts parameters elsewhere; offload to files; `amsgrad`", [*train, *sets("optimizer.type=AdamW8bit", "optimizer.params.amsgrad=true")], "have no form in 8 bits"),
+        ("../extensions/sparse_attention/README", "`write the block, such as {\"mode\": \"fixed\"}`", [*train, *sets("sparse_attention=true")], "write the block, such as {\"mode\": \"fixed\"}"),
+        ("../extensions/sparse_attention/README", "`sparse_attention.num_local_blocks: only applies to mode fixed, but mode is bigbird; leave it out`", [*train, *sets('sparse_attention={"mode":"bigbird","block":4,"num_local_blocks":2}')], "sparse_attention.num_local_blocks: only applies to mode fixed, but mode is bigbird; leave it out"),
+        ("../extensions/sparse_attention/README", "expected unidirectional sparse attention in a causal model", [*train, *sets('sparse_attention={"mode":"fixed","block":4,"attention":"bidirectional"}')], "expected unidirectional sparse attention in a causal model, got bidirectional; leave it out"),
+        ("../extensions/sparse_attention/README", "expected a model with MultiHeadAttention, got none in", [*digits, *sets('sparse_attention={"mode":"fixed"}')], "expected a model with MultiHeadAttention, got none in"),
+        ("../extensions/sparse_attention/README", "`sparse attention does not support a window (4096); use the sparse modes local, bigbird or bslongformer`", [*window, "--set", SPARSE], "sparse attention does not support a window (8); use the sparse modes local, bigbird or bslongformer"),
+        ("../extensions/sparse_attention/README", "`sparse_attention with cp2 is not supported; leave one of them out`", two("cp2", "--set", SPARSE), "sparse_attention with cp2 is not supported; leave one of them out"),
+        ("../extensions/sparse_attention/README", "Context parallelism (cp) and replicas of `DataParallel` are refused", [*train, "--parallel", "dp:2", "--set", SPARSE], "sparse_attention is not supported with the program's own forward, such as DataParallel's"),
         ("sequence-parallel", "`[ring_attention] an attention window (4096) shorter than the sequence is not supported; use ulysses_attention`", [*window, "--ranks", 2, "--plan", "cp2"], "[ring_attention] an attention window (8) shorter than the sequence is not supported; use ulysses_attention"),
         ("sequence-parallel", "`gpt` does not take `tensor_parallel.sequence_parallel` (Megatron's) together with cp", two("cp2", *sets("tensor_parallel.sequence_parallel=true")), "tensor_parallel.sequence_parallel cannot be combined with cp2, whose ranks share sequences already"),
-        ("lora", "`--parallel dp` is refused, because it copies models by their options", ["gpt", "train", *text, "--init", f"{d}/hf,lora=2", "--parallel", "dp:2"], "lora= cannot be combined with --parallel dp, which copies models by their options"),
-        ("llama", "`expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got 'phi3'`", model(d, "phi3.json", model_type="phi3"), "expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got 'phi3'"),
-        ("llama", "`hidden_act: expected 'silu', got 'gelu'`", model(d, "gelu.json", hidden_act="gelu"), "hidden_act: expected 'silu', got 'gelu'"),
-        ("llama", "`add_cross_attention true is not supported`", model(d, "cross.json", model_type="gpt2", add_cross_attention=True), "add_cross_attention true is not supported"),
-        ("llama", "`partial_rotary_factor 0.5 is not supported`", model(d, "partial.json", partial_rotary_factor=0.5), "partial_rotary_factor 0.5 is not supported"),
-        ("llama", "`rope_type 'longrope' is not supported`", model(d, "longrope.json", rope_scaling={"rope_type": "longrope"}), "rope_type 'longrope' is not supported"),
-        ("generation", "beams with stop strings, are not supported", ["gpt", "sample", d / "run", "--beams", 2, "--stop", "x"], "stop strings with num_beams 2 are not supported"),
-        ("inference-config", "false: dtype int8 is refused, because nothing would be quantised", ["lockstep", "config", "--inference", '{"dtype": "int8", "quant": {"enabled": false}}'], "dtype is int8, and quant disables quantisation"),
+        ("../extensions/lora/README", "`--parallel dp` is refused, because it copies models by their options", ["gpt", "train", *text, "--init", f"{d}/hf,lora=2", "--parallel", "dp:2"], "lora= cannot be combined with --parallel dp, which copies models by their options"),
+        ("../extensions/hugging_face/README", "`expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got 'phi3'`", model(d, "phi3.json", model_type="phi3"), "expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got 'phi3'"),
+        ("../extensions/hugging_face/README", "`hidden_act: expected 'silu', got 'gelu'`", model(d, "gelu.json", hidden_act="gelu"), "hidden_act: expected 'silu', got 'gelu'"),
+        ("../extensions/hugging_face/README", "`add_cross_attention true is not supported`", model(d, "cross.json", model_type="gpt2", add_cross_attention=True), "add_cross_attention true is not supported"),
+        ("../extensions/hugging_face/README", "`partial_rotary_factor 0.5 is not supported`", model(d, "partial.json", partial_rotary_factor=0.5), "partial_rotary_factor 0.5 is not supported"),
+        ("../extensions/hugging_face/README", "`rope_type 'longrope' is not supported`", model(d, "longrope.json", rope_scaling={"rope_type": "longrope"}), "rope_type 'longrope' is not supported"),
+        ("../extensions/generation/README", "beams with stop strings, are not supported", ["gpt", "sample", d / "run", "--beams", 2, "--stop", "x"], "stop strings with num_beams 2 are not supported"),
+        ("../extensions/inference/configuration", "false: dtype int8 is refused, because nothing would be quantised", ["lockstep", "config", "--inference", '{"dtype": "int8", "quant": {"enabled": false}}'], "dtype is int8, and quant disables quantisation"),
         ("train", "`ReduceLROnPlateau`, and `load_best` without a folder, are refused before training", [*train, *sets("scheduler.type=ReduceLROnPlateau")], "got ReduceLROnPlateau"),
         ("launcher", "refused unless MIN equals MAX", launch("--nnodes", "1:2"), "nodes cannot come and go during a run"),
         ("launcher", "`--launcher pdsh`, `openmpi`, ... | refused", launch("--launcher", "pdsh"), "expected --launcher ssh, got 'pdsh'"),
@@ -119,7 +119,7 @@ with tempfile.TemporaryDirectory() as folder:
         r = run(*command, LOCKSTEP_THREADS="1")
         check(f"{page}.md, '{words}': {' '.join(map(str, command))} is refused with '{said}'", r.returncode in (1, 2) and said in r.stderr, f"exit {r.returncode}: {r.stderr}")
 
-    for page, least, of in (("config", 30, []), ("inference-config", 5, ["--inference"])):
+    for page, least, of in (("config", 30, []), ("../extensions/inference/configuration", 5, ["--inference"])):
         listed = (DOCS / f"{page}.md").read_text().partition("## Accepted only when switched off")[2].partition("## Other names")[0]
         keys = re.findall(r"^- `([\w.]+)`(?: `(.*?)`)?: (.*)$", listed, re.M)
         check(f"{page}.md lists keys", len(keys) > least, len(keys))

@@ -230,7 +230,7 @@ def main():
             bare += [f"{name}:{n}: no comment: {what}" for n, what, covered in Header(text).found if not covered]
         if path.suffix == ".def":
             rows += [f"{name}:{n}: no comment: {row}" for n, row in bare_rows(text)]
-    for path in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/README.md")]) + [ROOT / n for n in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]:
+    for path in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/*.md")]) + [ROOT / n for n in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]:
         text, name = path.read_text(), str(path.relative_to(ROOT))
         parts += [f"{name}:{n}: {count} words, the most is {MOST_WORDS}" for n, count in long_parts(text)]
         if text.count("\n") > MOST_LINES.get(name, float("inf")):

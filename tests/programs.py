@@ -35,6 +35,12 @@ def refused(name, args, *parts, code=1):
     check(name, r.returncode == code and all(p in r.stderr for p in parts), f"exit {r.returncode}: {r.stderr}{r.stdout}")
 
 
+def offers(program, *words):
+    """True if this build's program has the last word, a command or an option of the command before it. Extensions have
+    some."""
+    return words[-1] in run(program, *words[:-1], "--help").stdout.split()
+
+
 def result(r):
     """The last line that a program prints with --json."""
     return json.loads(r.stdout.strip().splitlines()[-1])

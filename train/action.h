@@ -1,12 +1,8 @@
 #pragma once
 // Actions: what a program does in place of training, such as describing its model. An environment variable asks for an
-// action. Extensions have actions: an extension's meson.build sets `actions = files(...)`, which are compiled into its
-// library. One of the files defines
-//
-//   void lockstep::train::add_NAME_actions(std::vector<lockstep::train::Action>& actions);
-//
-// which adds the actions of extensions/NAME/. meson generates the list, from the extensions that are built
-// (actions.cpp.in).
+// action. Extensions have actions: an extension's meson.build sets `actions = ['NAME']`, and one of its sources defines
+// std::vector<Action> lockstep::train::NAME(). meson generates the list, from the extensions that are built
+// (lockstep/list.cpp.in).
 #include <functional>
 #include <string>
 #include <vector>
@@ -15,7 +11,7 @@
 #include "data/dataset.h"
 #include "data/json.h"
 #include "optim/optimizer.h"
-#include "train/auto.h"
+#include "train/program_values.h"
 
 namespace lockstep::train {
 
@@ -26,7 +22,7 @@ struct Training {
   Job& job;
   nn::Module& model;
   data::Json own = data::Json::Object();   ///< the program's default configuration
-  AutoValues values = {};                  ///< values for "auto"
+  ProgramValues values = {};               ///< what the program knows before
   const optim::Optimizer* optimizer = {};  ///< the program's optimizer, if the configuration names none
   std::function<data::Example(int64_t samples)> batch = {};  ///< makes a batch; null: the program gave no data
   std::function<Variable(const Variable& output, const Tensor& target)> loss = {};

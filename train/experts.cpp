@@ -6,6 +6,7 @@
 #include "autograd/checkpoint.h"
 #include "parallel/moe/expert_parallel.h"
 #include "train/cli.h"
+#include "train/json_paths.h"
 #include "train/words.h"
 
 namespace lockstep::train {

@@ -5,12 +5,14 @@
 #include <iostream>
 
 #include "base/check.h"
+#include "dist/control.h"
 #include "engine/engine.h"
+#include "engine/section.h"
 #include "tensor/backend.h"
 #include "tensor/ops.h"
 #include "train/action.h"
-#include "train/auto.h"
 #include "train/cli.h"
+#include "train/json_paths.h"
 
 namespace lockstep::train {
 
@@ -33,6 +35,13 @@ Json json_of(const Options& o) {
     put_at(json, one.substr(0, equals), std::move(value));
   }
   return json;
+}
+
+/// The precision of an extension that has this name.
+std::optional<engine::Precision> added_precision(const std::string& word) {
+  for (engine::Precision& one : engine::precisions())
+    if (one.word == word) return std::move(one);
+  return std::nullopt;
 }
 
 /// The plan of all ranks, from --plan and the configuration.
@@ -94,7 +103,10 @@ std::string Job::origin() const {
 /// else by f32.
 void Job::choose_precision() {
   options_.precision = "f32";
-  for (const char* key : {"fp16.enabled", "bf16.enabled", "bfloat16.enabled", "fp8.enabled"})
+  std::vector<std::string> keys{"fp16.enabled", "bf16.enabled", "bfloat16.enabled"};
+  for (const engine::Precision& added : engine::precisions())
+    keys.insert(keys.end(), added.keys.begin(), added.keys.end());
+  for (const std::string& key : keys)
     if (is_said(json_, key)) return;
   if (device_.is_cpu()) return;
   std::vector<double> without{multiplies_bf16(device_) ? 0. : 1.};
@@ -110,7 +122,7 @@ void Job::print_precision() const {
 
 std::string Job::half() const {
   const std::string& asked = options_.precision;
-  if (asked == "bf16" || asked == "fp8") return find_at(json_, "bfloat16") ? "bfloat16" : "bf16";
+  if (asked == "bf16" || added_precision(asked)) return find_at(json_, "bfloat16") ? "bfloat16" : "bf16";
   return asked == "f16" && is_auto(json_, "fp16.enabled") ? "fp16" : "";
 }
 
@@ -118,28 +130,29 @@ std::optional<DType> Job::autocast() const {
   return options_.precision == "f16" && half().empty() ? std::optional(f16) : std::nullopt;
 }
 
-engine::Config Job::config(const Json& own, const AutoValues& values) const {
+engine::Config Job::config(const Json& own, const ProgramValues& values) const {
   return as_usage([&] {
     const Json json = config_json(own, values);
     const std::string asked = options_.precision;
     const bool is_given = options_.is_given("precision"), other = asked == "tf32" || (asked == "f32" && is_given);
-    const std::pair<const char*, bool> wrong[] = {{"fp16", other || (asked != "f32" && half() != "fp16")},
-                                                  {"bf16", other || asked == "f16"},
-                                                  {"bfloat16", other || asked == "f16"},
-                                                  {"fp8", is_given && asked != "fp8"}};
+    std::vector<std::pair<std::string, bool>> wrong{{"fp16.enabled", other || (asked != "f32" && half() != "fp16")},
+                                                    {"bf16.enabled", other || asked == "f16"},
+                                                    {"bfloat16.enabled", other || asked == "f16"}};
+    for (const engine::Precision& added : engine::precisions())
+      for (const std::string& key : added.keys) wrong.emplace_back(key, is_given && asked != added.word);
     for (const auto& [key, is_wrong] : wrong) {
-      const Json* const enabled = find_at(json, str(key, ".enabled"));
+      const Json* const enabled = find_at(json, key);
       LOCKSTEP_CHECK(!is_wrong || !enabled || !(*enabled == Json(true)), options_.name_of("--precision " + asked),
-                     " contradicts the configuration, where ", key, ".enabled is true; leave one of them out");
+                     " contradicts the configuration, where ", key, " is true; leave one of them out");
     }
     return engine::config_from_json(json.dump(), origin());
   });
 }
 
-Json Job::config_json(const Json& own, const AutoValues& values) const {
+Json Job::config_json(const Json& own, const ProgramValues& values) const {
   const Options& o = options_;
   Json json = json_;
-  AutoProblems problems;
+  Contradictions problems;
   const auto put_argument = [&](const std::string& name, bool is_given, const char* key, Json value) {
     if (!is_said(json, key)) return put_at(json, key, std::move(value));
     if (is_given && !same_value(*find_at(json, key), value)) problems.differ(key, *find_at(json, key), name, value);
@@ -161,7 +174,8 @@ Json Job::config_json(const Json& own, const AutoValues& values) const {
     if (sized && micro_given && accumulation_given)
       put_argument("train_batch_size (calculated)", true, "train_batch_size", micro * accumulation * plan().dp);
     put("seed", "seed", int64_t(o.seed));
-    if (o.precision == "fp8") put("precision", "fp8.enabled", true);
+    if (const auto added = added_precision(o.precision))
+      for (const std::string& key : added->keys) put("precision", key.c_str(), true);
     if (const std::string section = half(); section.starts_with("b")) {
       put_argument(o.name_of("--precision " + o.precision), o.precision == "bf16", (section + ".enabled").c_str(),
                    true);
@@ -179,7 +193,14 @@ Json Job::config_json(const Json& own, const AutoValues& values) const {
     }
     for (const auto& [key, value] : own.as_object())
       if (!find_at(json, key)) put_at(json, key, value);
-    fill_auto(json, values, own, plan().dp, half(), o.name_of("--steps"), problems);
+    for (const ConfigStep step : config_steps())
+      step({.json = json,
+            .values = values,
+            .own = own,
+            .ranks = plan().dp,
+            .half = half(),
+            .steps_option = o.name_of("--steps"),
+            .problems = problems});
     for (const auto& [key, value] : own.as_object())
       if (!is_said(json, key)) put_at(json, key, value);
     problems.fail_if_any(origin());
@@ -189,7 +210,7 @@ Json Job::config_json(const Json& own, const AutoValues& values) const {
 
 engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimizer& optimizer,
                                     data::DatasetPtr<data::Example> data, optim::Schedule* schedule,
-                                    const PrepareOptions& options, AutoValues values) {
+                                    const PrepareOptions& options, ProgramValues values) {
   LOCKSTEP_CHECK(job.plan().pp * job.plan().tp == 1,
                  "[prepare] expected a plan that leaves the model whole (dp, cp, ZeRO), got ", to_string(job.plan()),
                  "; a Trainer runs pp and tp");

@@ -15,8 +15,8 @@
 #include "data/json.h"
 #include "engine/engine.h"
 #include "parallel/mesh.h"
-#include "train/auto.h"
 #include "train/options.h"
+#include "train/program_values.h"
 #include "train/team.h"
 
 namespace CLI {
@@ -42,13 +42,13 @@ class Job {
   /// True if this rank prints.
   bool talks() const { return team_.leads() && !options_.json; }
   /// The engine's configuration. Keys that the file (--config) and --set lack come from the other options, then from
-  /// `own`, the program's defaults. "auto" is replaced by a value from `values` or `own`. One Error lists all
-  /// contradictions.
-  engine::Config config(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
+  /// `own`, the program's defaults, which also replace "auto". Extensions complete the rest by `values`
+  /// (program_values.h). One Error lists all contradictions.
+  engine::Config config(const data::Json& own = data::Json::Object(), const ProgramValues& values = {}) const;
   /// The configuration of config() as JSON, before it is parsed.
-  data::Json config_json(const data::Json& own = data::Json::Object(), const AutoValues& values = {}) const;
-  /// The autocast dtype of --precision: f16 or none. bf16 and fp8 give the parameters 16 bits instead (bf16.enabled),
-  /// and so does f16 if fp16.enabled is "auto" in the file.
+  data::Json config_json(const data::Json& own = data::Json::Object(), const ProgramValues& values = {}) const;
+  /// The autocast dtype of --precision: f16 or none. bf16 gives the parameters 16 bits instead (bf16.enabled), as
+  /// do the precisions of extensions, and f16 if fp16.enabled is "auto" in the file.
   std::optional<DType> autocast() const;
   /// Prints the precision if it is bf16 because --precision is auto and the device has tensor cores for bf16.
   void print_precision() const;
@@ -83,14 +83,15 @@ void start(const Options& options, const std::string& identity, const Body& body
 
 /// Further options of prepare().
 struct PrepareOptions {
-  double warmup_steps = 0;                   ///< replaces "auto" in a schedule of the file
+  double warmup_steps = 0;                   ///< steps of warmup, for a schedule in the file
   data::Json config = data::Json::Object();  ///< the program's defaults for the engine's configuration
   optim::GradScaler* grad_scaler = nullptr;  ///< required for --precision f16; must outlive the engine
 };
-/// Returns the engine's arguments, with "auto" filled in from the model, the optimizer, the data and `values`.
+/// Returns the engine's arguments. Extensions complete the configuration by the model, the optimizer, the data and
+/// `values`.
 engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimizer& optimizer,
                                     data::DatasetPtr<data::Example> data, optim::Schedule* schedule,
-                                    const PrepareOptions& options = {}, AutoValues values = {});
+                                    const PrepareOptions& options = {}, ProgramValues values = {});
 /// Puts model, optimizer, data and schedule under the job's configuration, for a training loop of your own:
 ///
 ///   auto [model, optimizer, loader, schedule] = train::prepare(job, net, adam, digits);
@@ -99,8 +100,7 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
 ///     model.step();
 ///   }
 ///
-/// The arguments must outlive the result. Error for a plan with pipeline or tensor parallelism, which needs a Trainer,
-/// and for a file whose optimizer values differ from the optimizer's ("auto" in the file takes the optimizer's values).
+/// The arguments must outlive the result. Error for a plan with pipeline or tensor parallelism, which needs a Trainer.
 template <class M>
 engine::Initialized<M> prepare(Job& job, M& model, optim::Optimizer& optimizer,
                                data::DatasetPtr<data::Example> data = nullptr, optim::Schedule* schedule = nullptr,

@@ -1,7 +1,5 @@
-// Language models: their description in a run's config.json, loading, generation, loss of a text. See language.h.
+// Language models: their description in a run's config.json, loading, loss of a text. See language.h.
 #include "train/language.h"
-
-#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,19 +7,15 @@
 #include <iostream>
 #include <optional>
 #include <sstream>
-#include <utility>
 
 #include "base/check.h"
-#include "base/printable.h"
 #include "base/suggest.h"
 #include "data/files.h"
 #include "data/text.h"
 #include "engine/engine.h"
 #include "nn/build_empty.h"
-#include "nn/hugging_face/adapter.h"
-#include "nn/hugging_face/pretrained.h"
-#include "nn/text_stream.h"
 #include "train/cli.h"
+#include "train/json_paths.h"
 #include "train/options.h"
 #include "train/team.h"
 #include "train/trainer.h"
@@ -118,9 +112,8 @@ Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::str
   each_option(model.o, Writer{c, &usual});
   if (model.o.rope) each_rope_option(*model.o.rope, Writer{c["rope"], &usual_rope});
   c["tokenizer"] = tokenizer.empty() ? "" : "tokenizer";  // folder within the run's folder
-  c["tokenizer_identity"] = data::tokenizer_identity(tokenizer);
-  if (start.lora) c["lora"] = facts_of(*start.lora);
-  if (!start.quantize.empty()) c["quantize"] = start.quantize;
+  c["tokenizer_identity"] = tokenizer_identity(tokenizer);
+  for (const auto& [key, value] : start.changes.as_object()) c[key] = value;
   const Experts e = read_experts(experts);
   if (e.options.experts == 0) return c;
   c["expert_count"] = e.options.experts;
@@ -131,40 +124,37 @@ Json facts_of(const nn::GPT& model, const std::string& tokenizer, const std::str
 }
 
 std::unique_ptr<data::Tokenizer> LanguageModel::tokenizer() const {
-  auto loaded = data::load_tokenizer(folder);
-  const std::string found = identity.empty() ? "" : data::tokenizer_identity(folder);
+  auto loaded = load_tokenizer(folder);
+  const std::string found = identity.empty() ? "" : tokenizer_identity(folder);
   LOCKSTEP_CHECK(identity.empty() || found == identity, "[tokenizer] ", folder,
                  ": expected the files that the model was trained with (", identity, "), got others (", found,
                  "); put the original files there");
   return loaded;
 }
 
-LanguageModel load_language_model(const std::string& path, bool average, const std::string& quantize) {
+LanguageModel load_language_model(const std::string& path, bool average, const Json& changes) {
   LOCKSTEP_CHECK(std::filesystem::exists(path), path, ": no such file or folder; check the path");
-  std::optional<nn::QuantizeOptions> quantization;
-  if (!quantize.empty()) quantization = nn::quantize_options(quantize);
-  const bool adapter = nn::is_adapter(path);
-  if (adapter || nn::is_pretrained(path)) {
-    LOCKSTEP_CHECK(!average, path, ": --ema is for runs, this is a Hugging Face folder; leave it out");
-    const std::string base = adapter ? nn::adapter_base(path) : path, words = data::has_tokenizer(path) ? path : base;
-    auto model = nn::from_pretrained(base, {.quantize = quantization});
-    if (adapter) nn::load_adapter(*model, path);
-    // True for a model that reads bytes and was written by --export: its folder has no tokenizer.
-    const bool of_bytes = !data::has_tokenizer(words) && model->o.vocab == 256;
-    return {std::move(model), of_bytes ? "" : words, "", nn::eos_tokens(base)};
+  for (const ModelChange& change : model_changes())
+    if (const Json* asked = changes.find(change.key); asked && change.check) change.check(asked->as_string(change.key));
+  if (const ModelFormat* const format = model_format_of(path)) {
+    LOCKSTEP_CHECK(!average, path, ": --ema is for runs, this is a ", format->name, "; leave it out");
+    return format->load(path, {.changes = changes});
   }
   const std::string config_path = path + "/config.json";
   const Json c = data::read_json(config_path);
   const auto at = [&](const char* key) -> const Json& { return c.at(key, config_path); };
-  LOCKSTEP_CHECK(c.find("program"), path,
-                 ": expected model.safetensors, or model.safetensors.index.json and its shards, "
-                 "or a run of gpt; it has none of them");
+  if (!c.find("program")) {
+    std::string formats;
+    for (const ModelFormat& format : model_formats())
+      if (!format.files.empty()) formats += format.files + ", or ";
+    fail(str(path, ": expected ", formats, "a run of gpt; it has none", formats.empty() ? "" : " of them"));
+  }
   LOCKSTEP_CHECK(at("program").as_string(config_path) == "gpt", config_path, ": expected a run of gpt, got ",
                  at("program").dump());
   nn::GPT::Options o;
   each_option(o, Reader{c, config_path});
   if (const Json* rope = c.find("rope")) each_rope_option(o.rope.emplace(), Reader{*rope, config_path + ": rope"});
-  const Json *const experts = c.find("experts"), *const lora = c.find("lora");
+  const Json* const experts = c.find("experts");
   const Experts read = experts ? read_experts(experts->as_string(config_path)) : Experts();
   // check_held() needs the number of layers. Experts count as layers, because each has tensors of its own.
   const auto layers = double(o.layers),
@@ -172,61 +162,66 @@ LanguageModel load_language_model(const std::string& path, bool average, const s
   nn::check_held(config_path, held_by(path), std::max(layers, std::floor(experts_of_all)), [&] {
     auto trial = std::make_shared<nn::GPT>(o);
     if (experts) read.add_to(*trial);
-    if (lora) nn::add_lora(*trial, lora_options(*lora, config_path + ": lora"));
+    for (const ModelChange& change : model_changes())
+      if (change.adds_parameters) change.apply(*trial, c, config_path);
     return trial;
   });
   auto model = std::make_unique<nn::GPT>(o);
   if (experts) read.add_to(*model);
-  const Json* const codes = c.find("quantize");
-  // The checkpoint contains quantized weights, so the model must be quantized before it is loaded.
-  if (codes) nn::quantize(*model, nn::quantize_options(codes->as_string(config_path)));
-  if (lora) nn::add_lora(*model, lora_options(*lora, config_path + ": lora"));
-  if (const Json* settings = c.find("engine")) {
-    engine::Config trained;
-    if (const Json* sparse = settings->find("sparse_attention")) trained.sparse_attention = *sparse;
-    if (const Json* seed = settings->find("seed")) trained.seed = seed->as_int(config_path);
-    if (const auto sparse = engine::sparse_attention(trained)) nn::set_sparse_attention(*model, *sparse);
-  }
+  make_changes(*model, c, config_path);  // the checkpoint contains the changed model, such as its quantized weights
   load_model(*model, path, average);
-  if (quantization) nn::quantize(*model, *quantization);
+  make_changes(*model, changes, path);
   const std::string tokenizer = at("tokenizer").as_string(), folder = tokenizer.empty() ? "" : path + "/" + tokenizer;
-  return {std::move(model), folder, at("tokenizer_identity").as_string(config_path), nn::eos_tokens(folder)};
+  return {std::move(model), folder, at("tokenizer_identity").as_string(config_path), end_tokens(folder)};
 }
 
 void add_model_options(CLI::App& app, ModelOptions& o, bool shared) {
-  app.add_option("model", o.model, "folder of a run, or Hugging Face folder")->required();
-  auto* const quantize = app.add_option("--quantize", o.quantize, quantize_help);
-  if (shared)
-    app.add_option("--config", o.config, "inference configuration, by which ranks may share the model")
-        ->excludes(quantize);  // the configuration has its own dtype setting
+  std::string folders = "folder of a run";
+  for (const ModelFormat& format : model_formats())
+    if (folders.find(format.name) == folders.npos) folders += ", or " + format.name;
+  app.add_option("model", o.model, folders)->required();
+  std::vector<CLI::Option*> changes;
+  for (const ModelChange& change : model_changes())
+    if (!change.help.empty()) changes.push_back(app.add_option("--" + change.key, o.changes[change.key], change.help));
+  for (const ModelRunnerOption& runner : model_runners()) {
+    if (!shared) break;
+    CLI::Option* const option = app.add_option(runner.option, o.runners[runner.option], runner.help);
+    for (CLI::Option* const change : changes) option->excludes(change);  // a runner has its own settings for them
+  }
   add_common_options(app, o, false);
 }
 
 Tensor LanguageModel::logits(const Tensor& tokens) const {
   const NoGrad no_grad;
-  return (engine ? (*engine)(tokens) : (*model)(tokens.to(model->tokens_table.weight.device()))).tensor();
+  return runner ? runner->logits(tokens) : (*model)(tokens.to(model->tokens_table.weight.device())).tensor();
 }
 
 void use_language_model(const ModelOptions& o, const std::string& command,
                         const std::function<void(const LanguageModel&)>& body) {
-  const bool by_config = !o.config.empty();
-  if (!by_config) check_alone(command);
+  const auto asked = std::find_if(model_runners().begin(), model_runners().end(), [&](const ModelRunnerOption& runner) {
+    const auto value = o.runners.find(runner.option);
+    return value != o.runners.end() && !value->second.empty();
+  });
+  const bool by_runner = asked != model_runners().end();
+  if (!by_runner) check_alone(command);
   apply_common_options(o);
-  const inference::Config known =
-      by_config ? as_usage([&] { return inference::read_config(o.config); }) : inference::Config();
-  dist::ProcessGroup* const world = by_config && engine::is_launched() ? &engine::init_distributed() : nullptr;
+  OpenedRunner opened;
+  if (by_runner) opened = as_usage([&] { return asked->open(o.runners.at(asked->option)); });
+  Json changes(Json::Object{});
+  for (const auto& [key, value] : o.changes)
+    if (!value.empty()) changes[key] = value;
+  dist::ProcessGroup* const world = by_runner && engine::is_launched() ? &engine::init_distributed() : nullptr;
   const auto run = [&] {
     std::optional<nn::BuildEmpty> empty;  // each rank loads only its part
-    if (by_config && nn::is_pretrained(o.model) && !nn::is_adapter(o.model)) empty.emplace();
-    LanguageModel m = load_language_model(o.model, o.ema, o.quantize);
+    const ModelFormat* const format = model_format_of(o.model);
+    if (by_runner && format && format->loads_empty) empty.emplace();
+    LanguageModel m = load_language_model(o.model, o.ema, changes);
     empty.reset();
     const Team team(world);
     m.leads = team.leads();
-    if (!known.keep_module_on_host) m.model->to(device_of(o, team));
+    if (!opened.on_host) m.model->to(device_of(o, team));
     m.model->eval();
-    if (by_config)
-      m.engine = std::make_shared<inference::InferenceEngine>(
-          inference::init_inference(*m.model, known, {.tokenizer = m.folder}));
+    if (by_runner) m.runner = opened.make(m);
     body(m);
   };
   if (world) dist::guard(run);
@@ -234,9 +229,9 @@ void use_language_model(const ModelOptions& o, const std::string& command,
 }
 
 std::string tokenizer_of(const CommonOptions& run, const std::string& given, const std::string& model) {
-  const std::string of_model = data::has_tokenizer(model) ? model : "", found = given.empty() ? of_model : given,
+  const std::string of_model = has_tokenizer(model) ? model : "", found = given.empty() ? of_model : given,
                     stored = run.out + "/tokenizer";
-  return run.resume && data::has_tokenizer(stored) && !data::has_tokenizer(found) ? stored : found;
+  return run.resume && has_tokenizer(stored) && !has_tokenizer(found) ? stored : found;
 }
 
 void keep_tokenizer(const std::string& tokenizer, const std::string& given, const std::string& out) {
@@ -244,12 +239,7 @@ void keep_tokenizer(const std::string& tokenizer, const std::string& given, cons
   if (!given.empty() && tokenizer != given)
     std::cerr << "note: --tokenizer " << given
               << " contains no tokenizer; continuing with the run's own copy: " << tokenizer << "\n";
-  if (tokenizer.empty()) return;
-  data::copy_tokenizer(tokenizer, out + "/tokenizer");
-  const Json generation = nn::folder_notes(tokenizer).generation;
-  const std::string file = out + "/tokenizer/generation_config.json";
-  if (generation.as_object().empty()) std::filesystem::remove(file);
-  else data::write_atomically(file, generation.dump(2) + "\n");
+  copy_tokenizer(tokenizer, out + "/tokenizer");
 }
 
 std::vector<int64_t> whole_numbers(const std::string& option, const std::string& list) {
@@ -262,88 +252,6 @@ std::vector<int64_t> whole_numbers(const std::string& option, const std::string&
   }
   LOCKSTEP_CHECK(!numbers.empty(), option, ": expected at least one number, such as 5,17,3");
   return numbers;
-}
-
-std::string continue_prompt(const LanguageModel& m, const std::string& prompt, bool by_ids, nn::Generation generation,
-                            std::ostream* shown) {
-  const auto tokenizer = by_ids ? nullptr : m.tokenizer();
-  std::optional<data::Decoder> decoder;
-  std::vector<int64_t> ids;
-  if (by_ids) ids = whole_numbers("--ids", prompt);
-  else {
-    decoder.emplace(*tokenizer, false);
-    for (const int32_t id : tokenizer->encode(prompt)) {
-      ids.push_back(id);
-      decoder->push(id);  // otherwise the first new token would be decoded as the start of a text
-    }
-    decoder->flush();
-  }
-  LOCKSTEP_CHECK(!ids.empty(), "--prompt: expected at least one token");
-  LOCKSTEP_CHECK(!by_ids || generation.stop.empty(), "--stop: expected a prompt that is a text, got --ids");
-  generation.text = [&](int64_t id) { return std::string(tokenizer->token_bytes(int32_t(id))); };
-  if (tokenizer) generation.suppress_tokens = tokenizer->unknown(m.model->o.vocab);
-  // The folder's end-of-text tokens can lie beyond the vocabulary, if a small model uses a large model's tokenizer.
-  for (const int64_t id : m.ends)
-    if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);
-  std::string made;
-  const bool on_terminal = shown == &std::cout && isatty(STDOUT_FILENO) == 1;
-  bool begun = false;  // true once the prompt is printed: only with the first new text, as an Error may come before
-  nn::TextStream stream(generation.stop);
-  const auto show = [&](const std::string& text) {
-    made += text;
-    if (shown && !std::exchange(begun, true) && !by_ids) *shown << prompt;
-    if (shown) *shown << (on_terminal ? printable(text) : text) << std::flush;
-  };
-  const auto take = [&](size_t, int64_t id) {
-    const bool ends = std::ranges::count(generation.eos_token_id, id) > 0;
-    if (by_ids) show((made.empty() ? "" : ",") + std::to_string(id));
-    else if (!ends) show(stream.push(decoder->push(int32_t(id))));
-    return true;
-  };
-  if (m.engine) m.engine->generate(std::span(&ids, 1), generation, take);
-  else nn::generate(*m.model, std::span(&ids, 1), generation, take);
-  if (decoder) show(stream.push(decoder->flush()) + stream.flush());
-  if (shown) *shown << "\n";
-  return made;
-}
-
-nn::Generation drawn_text() {
-  return {.max_new_tokens = 300,
-          .do_sample = true,
-          .overflow = nn::Generation::Overflow::slide,
-          .temperature = 0.8,
-          .top_k = 50};
-}
-
-void add_generation_options(CLI::App& app, nn::Generation& g) {
-  const OptionGroup add(app);
-  const auto check = [](const char* name) -> OptionCheck {
-    return [name](const std::string& text) {
-      const auto value = read_number<double>(text);
-      return value ? nn::wrong_option(name, *value) : "expected a number, got '" + text + "'";
-    };
-  };
-  add("--tokens", g.max_new_tokens, "tokens to add", whole(1, int64_t(nn::most_of_option("max_new_tokens"))));
-  add("--temperature", g.temperature, "0: always the likeliest token; higher: more random", check("temperature"));
-  add("--top-k", g.top_k, "choose among the k likeliest (0: all)", check("top_k"));
-  add("--top-p", g.top_p, "choose among the likeliest that make up this probability", check("top_p"));
-  add("--min-p", g.min_p, "choose among those at least this much as likely as the likeliest", check("min_p"));
-  add("--repetition-penalty", g.repetition_penalty, "above 1: makes repeated tokens less likely",
-      check("repetition_penalty"));
-  add("--no-repeat-ngram", g.no_repeat_ngram_size, "never repeat a sequence of this many tokens (0: no limit)",
-      check("no_repeat_ngram_size"));
-  app.add_flag_callback(
-      "--greedy", [&] { g.do_sample = false; }, "the likeliest token each time");
-  app.add_option_function<int64_t>(
-         "--beams",
-         [&](int64_t beams) {
-           g.num_beams = beams;
-           if (beams == 1) return;
-           g.do_sample = false, g.overflow = nn::Generation::Overflow::error;
-         },
-         "beam search with N beams; stops when the context is full")
-      ->check(check("num_beams"));
-  app.add_option("--stop", g.stop, "end before this text (can be given several times)")->allow_extra_args(false);
 }
 
 TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch) {

@@ -6,34 +6,29 @@
 
 #include "base/suggest.h"
 #include "optim/optim.h"
-#include "parallel/onebit/onebit.h"
 #include "train/cli.h"
+#include "train/json_paths.h"
 #include "train/words.h"
 
 namespace lockstep::train {
 
 namespace {
 
-/// Names known to --optimizer. All but the first communicate with 1 bit per number.
-const std::vector<std::string> optimizer_names{"adamw", "onebit-adam", "onebit-lamb", "zero-one-adam", "onebit-sgd"};
+const std::string adamw = "adamw";
 
-bool sends_bits(const std::string& name) { return name != optimizer_names[0]; }
-
-template <class Optimizer, class Options>
-std::unique_ptr<optim::Optimizer> make(const std::vector<OptimizerGroup>& groups, dist::ProcessGroup& ranks,
-                                       Options options) {
-  std::vector<typename Optimizer::Group> all;
-  for (const OptimizerGroup& g : groups) {
-    options.weight_decay = g.weight_decay;
-    all.push_back({g.parameters, options});
-  }
-  if constexpr (std::is_base_of_v<onebit::Optimizer, Optimizer>) return std::make_unique<Optimizer>(all, &ranks);
-  else return std::make_unique<Optimizer>(all);
+/// Names known to --optimizer.
+std::vector<std::string> optimizer_names() {
+  std::vector<std::string> all{adamw};
+  for (const OptimizerChoices& choices : optimizer_choices())
+    all.insert(all.end(), choices.names.begin(), choices.names.end());
+  return all;
 }
 
 void read_optimizer(const std::string& text, OptimizerOptions& o) {
-  const auto [name, values] = parse_words(text, {"weight_decay", "beta1", "beta2", "freeze_step"}, "--optimizer");
-  const std::string wrong = one_of(optimizer_names)(name);
+  std::vector<std::string> keys{"weight_decay", "beta1", "beta2"};
+  if (!optimizer_choices().empty()) keys.push_back("freeze_step");
+  const auto [name, values] = parse_words(text, keys, "--optimizer");
+  const std::string wrong = one_of(optimizer_names())(name);
   LOCKSTEP_CHECK(wrong.empty(), "--optimizer: ", wrong);
   o.name = name;
   for (const auto& [key, to, most] : {std::tuple("weight_decay", &o.weight_decay, 1e6),
@@ -46,8 +41,9 @@ void read_optimizer(const std::string& text, OptimizerOptions& o) {
   if (const data::Json* value = values.find("freeze_step")) {
     o.freeze_step = value->as_int("--optimizer: freeze_step");
     LOCKSTEP_CHECK(o.freeze_step >= 1, "--optimizer: expected freeze_step of 1 or more, got ", o.freeze_step);
-    LOCKSTEP_CHECK(sends_bits(name), "--optimizer ", text,
-                   ": freeze_step is for 1-bit optimizers, such as onebit-adam");
+    const OptimizerChoices& others = optimizer_choices()[0];
+    LOCKSTEP_CHECK(name != adamw, "--optimizer ", text, ": freeze_step is for ", others.plural, ", such as ",
+                   others.names[0]);
   }
 }
 
@@ -55,6 +51,11 @@ void read_optimizer(const std::string& text, OptimizerOptions& o) {
 
 void add_optimizer_options(CLI::App& app, OptimizerOptions& o, bool schedule) {
   const std::string group = "Training";
+  std::string names = adamw, freezing;
+  for (const OptimizerChoices& choices : optimizer_choices()) {
+    names += str("; or ", choices.about, ": ", list_names(choices.names));
+    freezing += str(" (", choices.freezing, ")");
+  }
   app.add_option_function<std::string>(
          "--lr",
          [&o, schedule](const std::string& text) {
@@ -71,16 +72,14 @@ void add_optimizer_options(CLI::App& app, OptimizerOptions& o, bool schedule) {
       ->group(group);
   app.add_option_function<std::string>(
          "--optimizer", [&o](const std::string& text) { as_usage([&] { read_optimizer(text, o); }); },
-         str(optimizer_names[0], "; or a 1-bit optimizer, which sends 1 bit per number: ",
-             list_names({optimizer_names.begin() + 1, optimizer_names.end()}), "; and how: ", optimizer_names[0],
-             ",weight_decay=", o.weight_decay, ",beta1=", o.beta1, ",beta2=", o.beta2,
-             " (1-bit: freeze_step=N, the number of exact steps at the start)"))
+         str(names, "; and how: ", adamw, ",weight_decay=", o.weight_decay, ",beta1=", o.beta1, ",beta2=", o.beta2,
+             freezing))
       ->default_str(o.name)
       ->group(group);
 }
 
 void check_optimizer(const OptimizerOptions& o, const Options& all) {
-  if (!sends_bits(o.name)) return;
+  if (o.name == adamw) return;
   const ParallelOptions& ranks = all.parallel;
   LOCKSTEP_CHECK(ranks.ranks > 0 || (engine::is_launched() && ranks.strategy != "none" && ranks.strategy != "dp"),
                  "--optimizer ", o.name,
@@ -116,23 +115,15 @@ std::vector<OptimizerGroup> matrices_decay(nn::Module& model, double weight_deca
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const OptimizerOptions& o, const std::vector<OptimizerGroup>& groups,
                                                  int64_t steps, const Job& job) {
-  using namespace onebit;
-  LOCKSTEP_CHECK(std::ranges::count(optimizer_names, o.name), "[make_optimizer] expected ", listed(optimizer_names),
+  LOCKSTEP_CHECK(std::ranges::count(optimizer_names(), o.name), "[make_optimizer] expected ", listed(optimizer_names()),
                  ", got ", o.name);
   const double freeze = double(o.freeze_step > 0 ? o.freeze_step : std::max<int64_t>(steps / 5, 1));
-  dist::ProcessGroup& ranks = job.mesh().copies();
-  if (o.name == "onebit-adam")
-    return make<OneBitAdam>(groups, ranks,
-                            OneBitAdamOptions{.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .freeze_step = freeze});
-  if (o.name == "onebit-lamb")
-    return make<OneBitLamb>(groups, ranks,
-                            OneBitLambOptions{.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .freeze_step = freeze});
-  if (o.name == "zero-one-adam")
-    return make<ZeroOneAdam>(
-        groups, ranks, ZeroOneAdamOptions{.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .var_freeze_step = freeze});
-  if (o.name == "onebit-sgd")
-    return make<OneBitSGD>(groups, ranks, OneBitSGDOptions{.lr = o.lr, .momentum = o.beta1, .freeze_step = freeze});
-  return make<optim::AdamW>(groups, ranks, optim::AdamWOptions{.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2});
+  for (const OptimizerChoices& choices : optimizer_choices())
+    if (std::ranges::count(choices.names, o.name)) return choices.make(o, groups, freeze, job.mesh().copies());
+  std::vector<optim::AdamW::Group> all;
+  for (const OptimizerGroup& g : groups)
+    all.push_back({g.parameters, {.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .weight_decay = g.weight_decay}});
+  return std::make_unique<optim::AdamW>(all);
 }
 
 }  // namespace lockstep::train

@@ -9,6 +9,7 @@
 #include "base/suggest.h"
 #include "base/threads.h"
 #include "data/json.h"
+#include "engine/section.h"
 #include "tensor/device.h"
 #include "tensor/random.h"
 #include "train/cli.h"
@@ -29,6 +30,18 @@ OptionCheck number(double least, double most) {
     if (value && *value >= least && *value <= most) return std::string();
     return str("expected a number from ", least, " to ", most, ", got '", text, "'");
   };
+}
+
+std::vector<std::string> with_precisions(std::vector<std::string> words) {
+  for (const engine::Precision& added : engine::precisions()) words.push_back(added.word);
+  return words;
+}
+
+std::string precisions_help() {
+  std::string text;
+  for (const engine::Precision& added : engine::precisions())
+    text += added.word + ": as bf16, with " + added.help + "; ";
+  return text;
 }
 
 OptionCheck one_of(std::vector<std::string> words) {

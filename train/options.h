@@ -28,6 +28,10 @@ OptionCheck number(double least, double most);
 /// Returns a check that the text is one of these words.
 OptionCheck one_of(std::vector<std::string> words);
 OptionCheck strategy(bool devices);  ///< returns a check of --parallel. devices: allow dp
+/// These words and the precisions of extensions.
+std::vector<std::string> with_precisions(std::vector<std::string> words);
+/// What --help says about them.
+std::string precisions_help();
 inline constexpr int64_t most_steps = 1'000'000'000'000, most_size = 1 << 20;  ///< limits of options
 
 /// Options for training on several ranks.
@@ -65,8 +69,8 @@ struct Options : CommonOptions {
   std::vector<std::string> set;  ///< keys of the configuration, "zero_optimization.stage=2"
   std::string plan;              ///< how ranks share the work: "dp2+pp2+tp2+zero1"
   bool no_graph = false;         ///< CUDA: true: run steps directly instead of recording and replaying graphs
-  /// "f32", "tf32" (on devices that have it), "bf16" (parameters, with f32 master weights), "f16" (autocast), "fp8" (as
-  /// bf16, with Linears in 8 bits); "auto": bf16 on CUDA devices with tensor cores for bf16, else f32.
+  /// "f32", "tf32" (on devices that have it), "bf16" (parameters, with f32 master weights), "f16" (autocast), and those
+  /// of extensions (engine/section.h); "auto": bf16 on CUDA devices with tensor cores for bf16, else f32.
   std::string precision = "auto";
   int64_t batch = 16;                      ///< samples of a micro-batch
   int64_t epochs = 1, steps = 0;           ///< passes over the data; steps of the run, 0: of all epochs
@@ -160,9 +164,9 @@ template <class App> void add_options(App& app, Options& o, bool devices = false
       ->capture_default_str();
   add("--precision", o.precision,
       "f32; tf32 on devices that have it; bf16: parameters and activations, with f32 master weights; f16: matrix "
-      "products (autocast); fp8: as bf16, with Linears in 8 bits; auto: bf16 on CUDA devices from compute capability "
-      "8.0 on, else f32",
-      one_of({"auto", "f32", "tf32", "bf16", "f16", "fp8"}));
+      "products (autocast); " +
+          precisions_help() + "auto: bf16 on CUDA devices from compute capability 8.0 on, else f32",
+      one_of(with_precisions({"auto", "f32", "tf32", "bf16", "f16"})));
   add("--no-graph", o.no_graph, "on CUDA: run steps directly instead of recording and replaying graphs (same bits)");
   engine("--config", o.config,
          "DeepSpeed's configuration file for the engine (lockstep config says what a file means)");

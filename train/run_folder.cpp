@@ -8,8 +8,8 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/folder.h"
 #include "data/files.h"
+#include "engine/section.h"
 #include "parallel/moe/expert_parallel.h"
-#include "parallel/onebit/optimizer.h"
 #include "tensor/bf16_products.h"
 #include "trace/trace.h"
 #include "train/bits.h"
@@ -73,11 +73,14 @@ void Trainer::Impl::open() {
         const Json* before = saved.find(key);
         expect_same(key, before && *before == value, before, value);
       }
-      const Json *const settings = saved.find("engine"), &sparse = engine->config().sparse_attention;
-      const Json* const before = settings ? settings->find("sparse_attention") : nullptr;
-      const bool was_sparse = before && before->is_object();
-      expect_same("sparse_attention", was_sparse == sparse.is_object() && (!was_sparse || *before == sparse), before,
-                  sparse);
+      const Json settings = saved.find("engine") ? saved.at("engine") : Json(Json::Object{}),
+                 asked_settings = to_json(engine->config());
+      for (const engine::Section& section : engine::sections()) {
+        if (!section.fixed) continue;
+        const Json *const before = settings.find(section.name), *const now = asked_settings.find(section.name);
+        const bool was = before && before->is_object(), is = now && now->is_object();
+        expect_same(section.name, was == is && (!was || *before == *now), before, now ? *now : Json());
+      }
       const Json* micro = saved.find("train_batch_size");
       if (there && micro && team.leads() && *micro != Json(*engine->config().train_batch_size))
         std::cerr << "note: train_batch_size was " << micro->dump() << " and is now "
@@ -191,19 +194,17 @@ void Trainer::Impl::write_bits(double loss) {
     const auto at = std::find(names.begin(), names.end(), name);
     if (at != names.end() && spread.count(name) == 0) hashes[size_t(at - names.begin())] = int64_t(hash_of(tensor));
   };
-  const onebit::Optimizer* const sender = engine->onebit();
+  const engine::Exchange* const exchange = engine->exchange();
   if (job.plan().tp > 1) {
     for (const auto& [name, tensor] : engine->whole_state().model) put(name, tensor);
   } else {
     std::optional<zero::Zero::Gathered> whole;
-    if (!sender && !engine->in_parts()) whole.emplace(engine->zero(), engine->module().parameters());
+    if (!exchange && !engine->in_parts()) whole.emplace(engine->zero(), engine->module().parameters());
     for (const auto& p : engine->module().named_parameters()) put(p.name, p.variable.tensor());
   }
-  // True: all ranks have equal parameters. With 0/1 Adam the ranks' parameters differ between exchanges.
-  const bool together = !sender || sender->is_synchronized();
-  const engine::Config& c = engine->config();
-  const DType products = c.fp16.enabled ? f16 : c.bf16.enabled || c.fp8.enabled ? bf16 : job.autocast().value_or(f32);
-  write_trace_line(bits, step, loss, products, names,
+  // True: all ranks have equal parameters.
+  const bool together = !exchange || exchange->is_synchronized();
+  write_trace_line(bits, step, loss, engine->product_dtype(), names,
                    together ? merge_hashes(job.team(), names, hashes, step) : hashes);
 }
 

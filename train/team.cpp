@@ -10,6 +10,7 @@
 
 #include "base/environment.h"
 #include "base/output_file.h"
+#include "dist/control.h"
 #include "dist/numbers.h"
 #include "engine/engine.h"
 #include "tensor/ops.h"

@@ -11,9 +11,9 @@
 #include "data/files.h"
 #include "engine/check_plan.h"
 #include "engine/model_shape.h"
+#include "engine/section.h"
 #include "optim/optim.h"
 #include "parallel/moe/expert_parallel.h"
-#include "parallel/onebit/optimizer.h"
 #include "parallel/tensor_parallel/apply.h"
 #include "tensor/memory.h"
 #include "trace/trace.h"
@@ -96,8 +96,10 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
 }
 
 void Trainer::Impl::perform_instead(const Action& action, const Json& own) {
-  if (const auto sparse = engine::sparse_attention(job.config(own, values())))
-    nn::set_sparse_attention(*model, *sparse);
+  const engine::Config config = job.config(own, values());
+  engine::PipelineModule whole{.model = model};
+  for (const engine::Section& section : engine::sections())
+    if (section.prepare) section.prepare(config, {}, whole);
   const auto optimizer = o.optimizer(*model);
   perform(action,
           {.job = job,
@@ -314,13 +316,8 @@ void Trainer::Impl::fit() {
   if (engine->in_parts() && job.plan().pp > 1) result["bubble"] = engine->pipeline().bubble();
   if (!job.device().is_cpu()) result["graphs"] = engine->graphs();
   result["peak_memory_mib"] = double(memory_report(job.device()).total.peak) / 1048576;
-  if (const onebit::Optimizer* sender = engine->onebit()) {
-    const onebit::Volume& v = sender->volume();
-    result["exact_steps"] = v.exact_steps;
-    result["bytes_of_exact_step"] = v.exact_bytes / std::max<int64_t>(v.exact_steps, 1);
-    result["compressed_steps"] = v.compressed_steps;
-    result["bytes_of_compressed_step"] = v.compressed_bytes / std::max<int64_t>(v.compressed_steps, 1);
-  }
+  if (const engine::Exchange* exchange = engine->exchange())
+    for (const auto& [name, value] : exchange->totals()) result[name] = value;
   for (const auto& [key, value] : experts->last().as_object()) result[key] = value;
   if (o.on_end) o.on_end(result);
   if (job.team().leads()) print_result(result, options.json);

@@ -1,5 +1,5 @@
 #pragma once
-// The parts of a Trainer: trainer.cpp trains, trainer_evaluate.cpp evaluates, trainer_auto.cpp fills in "auto",
+// The parts of a Trainer: trainer.cpp trains, trainer_evaluate.cpp evaluates, trainer_values.cpp knows its steps,
 // run_folder.cpp keeps the run's folder.
 #include <cmath>
 #include <optional>
@@ -21,7 +21,7 @@ Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>&
 /// State and parts of a Trainer.
 struct Trainer::Impl {
   Impl(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);  ///< sets up everything; collective
-  AutoValues values();                                                        ///< returns the values for "auto"
+  ProgramValues values();                                                     ///< returns what it knows
   /// Steps of an epoch; 0 if data has no epochs.
   int64_t steps_in_epoch(int64_t train_batch) const;
   int64_t steps_of(int64_t train_batch) const;  ///< steps of the whole run

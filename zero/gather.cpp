@@ -1,10 +1,38 @@
 // ZeRO 3: a unit's parameters are all-gathered before use and freed after it. See gather.h for the terms.
 #include "zero/gather.h"
 
+#include <algorithm>
+
+#include "autograd/tape.h"
 #include "tensor/graph.h"
 #include "tensor/ops.h"
 
 namespace lockstep::zero {
+
+Gather::Gather(Stage& stage) : store(stage), states(stage.units.size()), s_(stage) {
+  for (auto& [name, module] : stage.module.named_modules()) {
+    std::vector<Variable> read;
+    nn::Fields fields;
+    if (stage.options.module_size > 0 && module->parameter_count() <= stage.options.module_size) {
+      read = module->parameters();
+    } else {
+      module->fields(fields);
+      for (const auto& entry : fields.entries)
+        if (entry.parameter) read.push_back(*entry.parameter);
+    }
+    for (const Variable& v : module->reads()) read.push_back(v);
+    std::vector<size_t> indices;
+    for (const Variable& v : read) indices.push_back(stage.index_of(v));
+    need(*module, indices);
+  }
+}
+
+Gather::~Gather() {
+  for (Caller& c : callers_)
+    for (const int hook : c.hooks) c.calls.remove_hook(hook);  // does nothing if the module is gone
+}
+
+// --- gathers ---
 
 void Gather::keep_shard(size_t u) {
   Unit& unit = s_.units[u];
@@ -122,7 +150,9 @@ void Gather::end_trace() {
     if (!states[u].gathered) store.give_back(u);  // not needed, and a step may change the file
 }
 
-bool Gather::is_worth_keeping(size_t u, const Trace& backward) const {
+/// True if a unit whose module has run will be needed again within max_reuse_distance, in the rest of this forward or
+/// in the backward that follows.
+bool Gather::is_worth_keeping(size_t u) const {
   const ZeroOptions& o = s_.options;
   if (o.max_reuse_distance == 0 || live_ > o.max_live_parameters || !trace_ || !trace_->follows) return false;
   int64_t distance = 0;
@@ -133,7 +163,116 @@ bool Gather::is_worth_keeping(size_t u, const Trace& backward) const {
     }
     return false;
   };
-  return found(trace_->recorded, trace_->now.size()) || (NoGrad::grad_enabled() && found(backward.recorded, 0));
+  return found(trace_->recorded, trace_->now.size()) || (NoGrad::grad_enabled() && found(backward_.recorded, 0));
+}
+
+// --- hooks ---
+
+void Gather::need(nn::Module& m, const std::vector<size_t>& read) {
+  std::vector<size_t> wanted;
+  for (const size_t i : read) {
+    const size_t u = s_.parameters[i].unit;
+    if (u != SIZE_MAX && !s_.units[u].persistent && std::find(wanted.begin(), wanted.end(), u) == wanted.end())
+      wanted.push_back(u);
+  }
+  if (wanted.empty()) return;
+  const auto [found, fresh] = caller_of_.try_emplace(&m, callers_.size());
+  const size_t c = found->second;
+  if (fresh) {
+    callers_.emplace_back();
+    callers_[c].hooks[0] = m.before_forward([this, c](nn::Module&, const std::vector<Variable>&) { enter(c); });
+    callers_[c].hooks[1] = m.after_forward_all([this, c](nn::Module&, const std::vector<Variable>&,
+                                                         const std::vector<Variable>& outputs) { leave(c, outputs); },
+                                               false);
+    callers_[c].calls = m.calls();
+  }
+  for (const size_t u : wanted) {
+    auto& mine = callers_[c].units;
+    if (std::find(mine.begin(), mine.end(), u) == mine.end()) mine.push_back(u);
+  }
+}
+
+void Gather::enter(size_t c) {
+  // If an earlier call of this module still counts as running, an exception has ended it: remove it from calls_.
+  for (size_t k = 0; k < calls_.size(); ++k)
+    if (calls_[k].caller == c) pop(k);
+  const bool grad = NoGrad::grad_enabled();
+  if (calls_.empty() && !s_.reducer().in_pass()) start_trace(callers_[c].traces[grad]);
+  // With activation checkpointing, backward reruns the forward part by part. When the rerun of a part begins, backward
+  // through the part that was rerun before is complete, so the units of that earlier part can be freed.
+  if (calls_.empty() && s_.reducer().in_pass()) release_needed_from(pass_mark_ + 1);
+  calls_.push_back({c, grad ? tape::next_number() : 0});
+  for (const size_t u : callers_[c].units) ++states[u].active;
+  for (const size_t u : callers_[c].units) require(u);
+}
+
+/// Ends the innermost running calls until `depth` calls are left. Returns the units of the ended calls.
+std::vector<size_t> Gather::pop(size_t depth) {
+  std::vector<size_t> ended;
+  for (; calls_.size() > depth; calls_.pop_back()) {
+    for (const size_t u : callers_[calls_.back().caller].units) {
+      states[u].active = std::max(0, states[u].active - 1);
+      ended.push_back(u);
+    }
+  }
+  return ended;
+}
+
+void Gather::leave(size_t c, const std::vector<Variable>& outputs) {
+  size_t depth = calls_.size();
+  while (depth > 0 && calls_[depth - 1].caller != c) --depth;
+  if (depth == 0) return;
+  const uint64_t mark = calls_[depth - 1].mark;
+  // End this call, and also calls inside it that returned no variables: leave() was not called for them.
+  const std::vector<size_t> ended = pop(depth - 1);
+  const bool grad = NoGrad::grad_enabled();
+  for (const Variable& output : outputs) {
+    if (!grad || !output.defined() || !output.requires_grad() || output.is_leaf()) continue;
+    const uint64_t number = output.impl()->node->number();
+    if (number > mark) {  // the node was created by this call
+      Variable(output).before_backward([this, c, number, mark, exists = std::weak_ptr<int>(alive_)] {
+        if (!exists.expired()) before_backward(c, number, mark);
+      });
+    }
+  }
+  if (s_.reducer().in_pass()) return;  // a checkpoint's second forward: its backward follows at once
+  for (const size_t u : ended)
+    if (states[u].active == 0 && !is_worth_keeping(u)) release(u);
+  if (!calls_.empty()) return;
+  end_trace();
+  if (!grad) release_all();
+}
+
+// --- backward ---
+
+void Gather::release_needed_from(uint64_t number) {
+  for (size_t u = 0; u < states.size(); ++u)
+    if (states[u].needed_from >= number) release(u);
+}
+
+/// Called when backward reaches a call: the gradient of its output is complete, and its nodes run next. Nodes run in
+/// descending order of their numbers, so backward is done with calls that began after this output. Frees their units.
+void Gather::before_backward(size_t c, uint64_t number, uint64_t mark) {
+  LOCKSTEP_CHECK(!tape::in_recorded_pass(),
+                 "[zero] stage 3 frees parameters before a recorded derivative (create_graph) can read them; use stage "
+                 "2 or below for losses that contain gradients");
+  if (!s_.reducer().in_pass()) s_.reducer().begin_pass();
+  release_needed_from(number);
+  for (const size_t u : callers_[c].units) {
+    if (s_.units[u].trains && s_.reducer().units[u].waiting == 0) continue;  // all its gradients have arrived
+    require(u);
+    states[u].needed_from = mark;
+  }
+}
+
+void Gather::backward_begins() {
+  pass_mark_ = tape::next_number();
+  start_trace(backward_);
+}
+
+void Gather::backward_ends() {
+  end_trace();
+  release_all();
 }
 
 }  // namespace lockstep::zero

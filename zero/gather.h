@@ -1,15 +1,19 @@
 #pragma once
-// Stage 3 at run time: units of parameters are gathered when they are required, prefetched while the order of gathers
-// repeats, and freed.
+// Stage 3 at run time: units of parameters are gathered when a module needs them, prefetched while the order of gathers
+// repeats, and freed. Hooks around a module's forward gather and free; a hook on its output gathers again when backward
+// reaches it. In backward a unit is freed when all its gradients have arrived, because nothing reads it after that, or
+// when backward has passed the beginning of the call that needs it.
 //
 //   trace            the order of gathers in the last forward (or backward) that began at the same module; the next
 //                    units are prefetched as long as the current order follows it
 //   persistent       a unit too small to be sharded: every rank has all of it, as in stage 2
 //   live             gathered: all its parameters are in memory at the moment
 //   reuse distance   number of elements of other units that will be gathered before a unit is needed again
+#include <map>
+#include <memory>
 #include <vector>
 
-#include "zero/shard_store.h"
+#include "zero/offload/shard_store.h"
 
 namespace lockstep::zero {
 
@@ -31,7 +35,9 @@ class Gather {
     int active = 0, pins = 0;  ///< running forwards, and gathered() scopes, that need the unit
     uint64_t needed_from = 0;  ///< in backward: the tape's number before the first node of the call that needs it
   };
-  explicit Gather(Stage& stage) : store(stage), states(stage.units.size()), s_(stage) {}  ///< for the units of a stage
+  explicit Gather(Stage& stage);  ///< puts hooks on the modules of a stage whose units are planned
+  ~Gather();
+  Gather(const Gather&) = delete;
 
   /// Copies this rank's shard of a gathered unit into the store, and frees the memory of the unit.
   void keep_shard(size_t unit);
@@ -43,12 +49,12 @@ class Gather {
   void pin(size_t unit);    ///< keeps a unit gathered until unpin(); calls nest
   void unpin(size_t unit);  ///< ends a pin()
 
-  /// Begins to record the order of gathers in trace.now, and to compare it with the previous order, trace.recorded.
-  void start_trace(Trace& trace);
-  void end_trace();  ///< stores the recorded trace
-  /// True if a unit whose module has run will be needed again within max_reuse_distance, in the rest of this forward or
-  /// in the backward that follows.
-  bool is_worth_keeping(size_t unit, const Trace& backward) const;
+  /// Units are gathered for the forward of `module` because it reads these parameters.
+  void need(nn::Module& module, const std::vector<size_t>& parameters);
+  /// Number of hooks on a module.
+  int hooks_on(const nn::Module& module) const { return caller_of_.count(&module) ? 2 : 0; }
+  void backward_begins();
+  void backward_ends();
 
   ShardStore store;           ///< the parameter shards
   std::vector<State> states;  ///< the state of each unit
@@ -58,10 +64,38 @@ class Gather {
   void fetch(size_t unit);
   void arrive(size_t unit);
   void fetch_ahead();
+  /// Begins to record the order of gathers in trace.now, and to compare it with the previous order, trace.recorded.
+  void start_trace(Trace& trace);
+  void end_trace();
+  bool is_worth_keeping(size_t unit) const;
+
+  /// A module that needs units for its forward.
+  struct Caller {
+    nn::Module::Calls calls;
+    std::vector<size_t> units;
+    int hooks[2] = {0, 0};
+    Trace traces[2];  // gathers of forwards that begin here: [0] without, [1] with gradients
+  };
+  /// A forward that is running.
+  struct Call {
+    size_t caller = 0;
+    uint64_t mark = 0;  // the tape's number before the call's first node
+  };
+  void enter(size_t caller);
+  void leave(size_t caller, const std::vector<Variable>& outputs);
+  void before_backward(size_t caller, uint64_t number, uint64_t mark);
+  std::vector<size_t> pop(size_t depth);
+  void release_needed_from(uint64_t number);
 
   Stage& s_;
   Trace* trace_ = nullptr;
   int64_t live_ = 0;  // elements of the live units, without persistent ones
+  std::vector<Caller> callers_;
+  std::map<const nn::Module*, size_t> caller_of_;
+  std::vector<Call> calls_;  // running forwards, innermost last
+  Trace backward_;
+  uint64_t pass_mark_ = 0;                                 // the tape's number at the beginning of the backward pass
+  std::shared_ptr<int> alive_ = std::make_shared<int>(0);  // output hooks may outlive this object and check it
 };
 
 }  // namespace lockstep::zero

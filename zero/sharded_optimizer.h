@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "zero/stage.h"
-#include "zero/tile_ring.h"
+#include "zero/offload/shard_store.h"
+#include "zero/offload/tile_ring.h"
 
 namespace lockstep::zero {
 
@@ -31,7 +31,19 @@ class ShardedOptimizer {
   void follow_writes();
 
  private:
-  struct Tile;
+  /// A range of a unit's shard, and its bytes in files.
+  struct Tile {
+    size_t unit = 0;
+    dist::Range range;                  // elements of the shard
+    std::vector<Extent> extents;        // where the tile's parts lie in files
+    int64_t bytes = 0;                  // size of the tile's buffer
+    std::map<std::string, int64_t> at;  // offset of each state tensor in the buffer
+    int64_t shard_at = -1;              // offset of the parameters in the buffer; -1: they are in memory
+
+    Tensor view(const Tensor& buffer, int64_t where, dist::Range part, DType dtype) const {
+      return Tensor(buffer.storage(), where / size_of(dtype) + part.begin - range.begin, {part.size()}, {1}, dtype);
+    }
+  };
   Device home_of(const Piece& piece) const { return piece.home == Offload::none ? s_.device : Device(cpu); }
   std::map<std::string, DType> keys_of(const Parameter& p) const;
   void find_homes();
@@ -48,6 +60,8 @@ class ShardedOptimizer {
   std::vector<Tile> tiles_of(size_t u, const std::vector<bool>& used);
   void update(Unit& unit, Piece& piece, dist::Range part, const Tensor& gradient, const Tile& tile,
               const Tensor& buffer, bool collects);
+
+  static DType state_dtype(const Unit& unit) { return unit.dtype == f64 ? f64 : f32; }
 
   Stage& s_;
   const ShardStore* const store_;                        // parameter shards; null below stage 3

@@ -30,9 +30,10 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
     : module(module), optimizers(std::move(all)), options(o), group(group) {
   for (const auto& [key, size, least] : sizes_of(o))
     LOCKSTEP_CHECK(size >= least, "[zero] expected ", key, least > 0 ? " > 0, got " : " >= 0, got ", size);
-  check(o.offload_optimizer, o.stage);
-  check(o.offload_param, o.stage);
-  check(o.aio);
+  LOCKSTEP_CHECK(o.hooks || o.stage < 3, "[zero] stage 3 needs hooks: they free parameters when gradients arrive");
+  zero::check(o.offload_optimizer, o.stage);
+  zero::check(o.offload_param, o.stage);
+  zero::check(o.aio);
   LOCKSTEP_CHECK(!o.communication_data_type || is_floating(*o.communication_data_type),
                  "[zero] expected a floating communication_data_type, got ", *o.communication_data_type);
   for (const auto& p : module.named_parameters()) {
@@ -98,9 +99,10 @@ void Stage::agree() {
   line += str(", overlap_comm ", options.overlap_comm, ", reduce_scatter ", options.reduce_scatter,
               ", ignore_unused_parameters ", options.ignore_unused_parameters, ", communication_data_type ",
               options.communication_data_type ? std::string(name_of(*options.communication_data_type)) : "none",
-              ", nonfinite ", int(options.nonfinite), ", init_sync ", options.init_sync, ", offload_optimizer ",
-              name_of(options.offload_optimizer.device), ", offload_param ", name_of(options.offload_param.device),
-              ", max_in_cpu ", options.offload_param.max_in_cpu, ", buffer_count ", options.offload_param.buffer_count);
+              ", nonfinite ", int(options.nonfinite), ", hooks ", options.hooks, ", init_sync ", options.init_sync,
+              ", offload_optimizer ", name_of(options.offload_optimizer.device), ", offload_param ",
+              name_of(options.offload_param.device), ", max_in_cpu ", options.offload_param.max_in_cpu,
+              ", buffer_count ", options.offload_param.buffer_count);
   std::vector<std::string> lines{std::move(line)};
   const std::set<std::string>& spread = options.spread.names;
   std::vector<std::string> own;  // lines about parameters that only some ranks have

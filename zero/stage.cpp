@@ -42,9 +42,10 @@ void Stage::listen() {
   std::vector<parallel::Reducer::Parameter> all;
   for (const Parameter& p : parameters) all.push_back({.name = p.name, .variable = p.variable, .spread = is_spread(p)});
   reducer_.emplace(
-      *this, group,
+      *this, &group,
       parallel::Reducer::Rules{
           .name = "zero",
+          .hooks = options.hooks,
           .overlap = options.overlap_comm,
           .at_once = options.stage < 2,
           .leaves = options.stage == 0,
@@ -104,13 +105,18 @@ void Stage::forgotten() {
   own_bad_ = Tensor();
 }
 
-void Stage::pause(bool wanted) {
-  LOCKSTEP_CHECK(!wanted || (!reducer_->is_paused() && !reducer_->in_pass() && options.stage < 3),
-                 "[zero] expected a pause between steps and below stage 3, got one in stage ", options.stage,
-                 reducer_->in_pass() ? ", inside a backward" : "");
-  LOCKSTEP_CHECK(!wanted || !reducer_->holds_gradients(),
-                 "[zero] expected a pause between steps, got one after a backward; call step() or zero_grad() first");
-  reducer_->pause(wanted);
+void Stage::enter_no_sync() {
+  LOCKSTEP_CHECK(options.stage < 2, "[zero] no_sync() sums gradients at each rank, but in stage ", options.stage,
+                 " no rank keeps whole gradients; leave it out: ",
+                 "every backward reduces, and step() uses the sum of all since the last step");
+  reducer_->enter_no_sync();
+}
+
+void Stage::add() {
+  LOCKSTEP_CHECK(!options.hooks,
+                 "[zero] expected add() with hooks = false, got hooks = true: backward gives ZeRO the "
+                 "gradients itself");
+  reducer_->add(true);
 }
 
 }  // namespace lockstep::zero

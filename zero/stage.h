@@ -1,14 +1,6 @@
 #pragma once
 // The base of all stages, and stage 0 itself: every rank keeps all state, and gradients are all-reduced. Each further
-// stage shards one kind of state:
-//
-//            shards             defined in
-//   Stage    nothing            stage.cpp, step.cpp
-//   Stage1   optimizer state    stage1.cpp
-//   Stage2   and gradients      stage2.cpp
-//   Stage3   and parameters     stage3.cpp
-//
-// Internal; users include zero.h.
+// stage shards one more kind of state, in a file of its own. Internal; users include zero.h.
 #include <functional>
 #include <map>
 #include <memory>
@@ -21,12 +13,13 @@
 #include "optim/step_batch.h"
 #include "parallel/agreement.h"
 #include "parallel/reducer.h"
+#include "parallel/step.h"
 #include "zero/zero.h"
 
 namespace lockstep::zero {
 
+class Gather;
 class ShardedOptimizer;
-class ShardStore;
 
 /// A parameter of the module.
 struct Parameter {
@@ -139,7 +132,7 @@ class Stage : public parallel::Reducer::Policy {
     fail_everywhere(message);
   }
 
-  StepReport step(const StepOptions& o);        ///< see Zero::step()
+  void act(parallel::Do what, const StepOptions& o, StepReport& report);  ///< see Zero::act()
   double scale_of(const StepOptions& o) const;  ///< factor for the gradients: grad_scale / ranks / loss scale
   /// Prepares a replay of the captured step `of`, see Zero::before_replay().
   void before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
@@ -147,20 +140,15 @@ class Stage : public parallel::Reducer::Policy {
   StepReport after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of);
   const std::shared_ptr<const CapturedStep>& captured() const { return captured_; }  ///< the step captured last
   void forget() { reducer_->forget(); }                                              ///< discards all gradients
-  /// Begins a no_sync scope; Error from stage 2 on.
-  virtual void enter_no_sync() { reducer_->enter_no_sync(); }
+  void enter_no_sync();                                ///< begins a no_sync scope; Error from stage 2 on
   void leave_no_sync() { reducer_->leave_no_sync(); }  ///< ends a no_sync scope
-  void pause(bool wanted);                             ///< true: begins a pause, see Zero::Pause
+  void add();                                          ///< see Zero::add()
 
-  /// Stage 3: keeps a unit gathered until unpin(), see Gather. Other stages have nothing to do.
-  virtual void pin(size_t /*unit*/) {}
-  virtual void unpin(size_t /*unit*/) {}                           ///< ends a pin()
-  virtual bool is_pinned(size_t /*unit*/) const { return false; }  ///< true while a pin() of the unit is in force
   /// Broadcasts a rank's values of these parameters, which must be pinned, and updates shards and master copies.
   void take_from(int rank, const std::vector<size_t>& parameters);
-  virtual void register_external(nn::Module&, const Variable&) {}  ///< see Zero::register_external()
-  virtual int hooks_on(const nn::Module&) const { return 0; }      ///< see Zero::hooks_on()
-  virtual void release() {}                                        ///< see Zero::release()
+  /// Stage 3: the gathers of parameters. Null in other stages, in which they are whole at all times.
+  virtual Gather* gathers() { return nullptr; }
+  parallel::Reducer& reducer() { return *reducer_; }  ///< has the indices of `parameters` and `units`
 
   // Defined in state.cpp
   std::vector<StatePiece> state(bool to_load, bool make);           ///< see Zero::state()
@@ -169,8 +157,7 @@ class Stage : public parallel::Reducer::Policy {
   void loaded(bool masters);                                        ///< see Zero::loaded()
 
   // Functions for ShardedOptimizer
-  virtual const ShardStore* store() const { return nullptr; }  ///< stage 3: the parameter shards
-  virtual Tensor weight(Unit& unit, const Piece& piece);       ///< the parameter's elements of a piece, flat
+  virtual Tensor weight(Unit& unit, const Piece& piece);  ///< the parameter's elements of a piece, flat
   // The gradients, times `scale`, of n elements of this rank's shard from `at` on, in f32 (f64 for f64 parameters).
   Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale) const;
   virtual void publish(Unit&) {}  ///< starts to share an updated unit
@@ -189,7 +176,7 @@ class Stage : public parallel::Reducer::Policy {
   void forgotten() override;
   void ordered(const std::vector<size_t>& parameters) override { reducer_->reorder(parameters); }
 
-  std::optional<parallel::Reducer> reducer_;  ///< has the indices of this object's `parameters` and `units`
+  std::optional<parallel::Reducer> reducer_;
   std::unique_ptr<ShardedOptimizer> optimizer_;
 
  private:
@@ -201,17 +188,28 @@ class Stage : public parallel::Reducer::Policy {
   void listen();
 
   // Defined in step.cpp
-  void check_unpinned() const;
+  void check_call(const StepOptions& o);
+  void check(const StepOptions& o, StepReport& report);
+  void norm(const StepOptions& o, StepReport& report);
+  void update(const StepOptions& o, const StepReport& report);
+  void gather();
+  void settle(const StepOptions& o, const StepReport& report);
+  void check_unpinned();
+  void count_step(const std::vector<bool>& used, int by);
   void written();
   std::vector<bool> agree_on_used();
   int64_t first_bad(bool looks_at_sums) const;
-  bool check_finite(const StepOptions& o, const Tensor& squares, StepReport& report);
+  void check_finite(const StepOptions& o, const Tensor& squares, StepReport& report);
   bool has_all_squares() const;
   Tensor squares_of_blocks(double scale, const std::vector<bool>& used);
-  double norm(const StepOptions& o, const Tensor& squares);
-
-  // Defined in recorded_step.cpp
-  void record(const StepOptions& o, const std::vector<bool>& used);
+  double norm_of(const StepOptions& o, const Tensor& squares);
+  // Between the calls of a step:
+  std::vector<bool> used_;  // true for the parameters that the step updates
+  double scale_ = 1;        // factor for their gradients
+  Tensor squares_;          // undefined: no norm is wanted
+  void begin_record(const StepOptions& o);
+  void record_norm(const StepOptions& o);
+  CapturedStep recording_;
   std::shared_ptr<const CapturedStep> captured_;  // the step captured last
 
   // Defined in state.cpp
@@ -243,7 +241,6 @@ class Stage1 : public Stage {
 class Stage2 : public Stage1 {
  public:
   using Stage1::Stage1;
-  void enter_no_sync() override;
 
  protected:
   Tensor memory(size_t unit) override;

@@ -31,12 +31,6 @@
 
 namespace lockstep::zero {
 
-void Stage2::enter_no_sync() {
-  fail(str("[zero] no_sync() sums gradients at each rank, but in stage ", options.stage,
-           " no rank keeps whole gradients; leave it out: ",
-           "every backward reduces, and step() uses the sum of all since the last step"));
-}
-
 /// Returns the next buffer of the pool. If all buffers are being reduced, waits for the reduction that started first.
 Tensor Stage2::memory(size_t u) {
   if (units[u].part.defined()) units[u].reduced.add(std::exchange(units[u].part, {}));

@@ -1,7 +1,7 @@
 // State for checkpoints: pieces of tensors, and single numbers such as step counts, each with a name.
 #include "tensor/ops.h"
+#include "zero/gather.h"
 #include "zero/sharded_optimizer.h"
-#include "zero/stage.h"
 
 namespace lockstep::zero {
 namespace {
@@ -86,7 +86,7 @@ void Stage::load_numbers(const std::map<std::string, double>& numbers) {
 }
 
 void Stage::loaded(bool masters) {
-  release();  // parameters gathered before the load are stale
+  if (gathers()) gathers()->release_all();  // parameters gathered before the load are stale
   for (Unit& unit : units) {
     for (Piece& piece : unit.pieces)
       if (masters) optimizer_->follow_writes(unit, piece);

@@ -28,16 +28,14 @@
 #include "tensor/nonfinite.h"
 #include "tensor/ops.h"
 #include "trace/trace.h"
+#include "zero/gather.h"
 #include "zero/sharded_optimizer.h"
-#include "zero/stage.h"
 
 namespace lockstep::zero {
 namespace {
 
 constexpr int64_t none_bad = std::numeric_limits<int64_t>::max();
-
 bool is_wide(DType dtype) { return size_of(dtype) >= 4; }
-
 static_assert(StepBatch::chunk == norm_block);
 
 }  // namespace
@@ -54,8 +52,28 @@ void settle(const StepReport& report, optim::DynamicLossScaler* scaler, NonFinit
                  "; AnomalyMode names the operation that made it. Nothing was changed");
 }
 
-StepReport Stage::step(const StepOptions& o) {
+void Stage::act(parallel::Do what, const StepOptions& o, StepReport& report) {
+  using parallel::Do;
   const NoGrad no_grad;
+  if (what == Do::check) check_call(o);
+  const trace::Scope scope("zero step", trace::Category::optimizer, {{"action", name_of(what)}});
+  try {
+    switch (what) {
+      case Do::check: return check(o, report);
+      case Do::norm: return norm(o, report);
+      case Do::update: return update(o, report);
+      case Do::gather: return gather();
+      default: settle(o, report); break;
+    }
+  } catch (...) {
+    forget();
+    throw;
+  }
+  forget();
+}
+
+/// Throws an Error if step() may not be called now.
+void Stage::check_call(const StepOptions& o) {
   LOCKSTEP_CHECK(!reducer_->in_pass(),
                  "[zero] step() was called inside a backward; call it after backward() has returned");
   LOCKSTEP_CHECK(o.max_norm >= 0 && std::isfinite(o.grad_scale),
@@ -65,7 +83,6 @@ StepReport Stage::step(const StepOptions& o) {
   check_unpinned();
   reducer_->notice_cleared();
   trace::memory();  // samples the memory while gradients exist
-  const trace::Scope scope("zero step", trace::Category::optimizer);
   for (size_t u = 0; u < units.size(); ++u) {
     const Unit& unit = units[u];
     if (!unit.trains) continue;
@@ -75,36 +92,56 @@ StepReport Stage::step(const StepOptions& o) {
           "because it reduces the sum of all micro-batches");
     if (!unit.part.defined()) fail_everywhere("[zero] step() expected a backward since the last step");
   }
-  const AtEnd forgets([this] { forget(); });
-  const std::vector<bool> used = agree_on_used();
-  const double scale = scale_of(o);
+}
+
+void Stage::check(const StepOptions& o, StepReport& report) {
+  used_ = agree_on_used();
+  scale_ = scale_of(o);
   // On CUDA the kernels that read the gradients can apply a scale of at most 1, which keeps finite gradients finite.
   if (!device.is_cpu() && !batch) batch.emplace(device);
-  scaled = !batch || !(std::abs(scale) <= 1);
+  scaled = !batch || !(std::abs(scale_) <= 1);
   for (Unit& unit : units) {
     if (!unit.trains) continue;
     if (unit.reduced.count() > 0) {
       unit.reduced.add(std::move(unit.part));
       unit.part = unit.reduced.take();
     }
-    if (scaled && is_wide(unit.gradient_dtype) && scale != 1) mul_scalar_(unit.part, scale);
+    if (scaled && is_wide(unit.gradient_dtype) && scale_ != 1) mul_scalar_(unit.part, scale_);
   }
-  StepReport report;
-  if (Graph::is_capturing()) {
-    record(o, used);
-    return report;
-  }
+  if (Graph::is_capturing()) return begin_record(o);
   ++steps_;
-  Tensor squares;
-  if (o.max_norm > 0 || o.want_norm) squares = squares_of_blocks(scale, used);
-  if (options.nonfinite != NonFinite::propagate && !check_finite(o, squares, report)) return report;
-  if (squares.defined()) report.norm = norm(o, squares);
-  const double clip = o.max_norm > 0 ? o.max_norm / (report.norm + 1e-6) : 1;
-  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += used[i];
-  optimizer_->update(used, scale, clip);
+  squares_ = o.max_norm > 0 || o.want_norm ? squares_of_blocks(scale_, used_) : Tensor();
+  if (options.nonfinite != NonFinite::propagate) check_finite(o, squares_, report);
+}
+
+void Stage::norm(const StepOptions& o, StepReport& report) {
+  if (Graph::is_capturing()) record_norm(o);
+  else if (squares_.defined()) report.norm = norm_of(o, std::exchange(squares_, {}));
+}
+
+void Stage::update(const StepOptions& o, const StepReport& report) {
+  count_step(used_, 1);
+  if (Graph::is_capturing()) {
+    const AtEnd uncounts([this] { count_step(used_, -1); });  // only replays are steps, the recording is not
+    return optimizer_->update(used_, 1, 1);
+  }
+  optimizer_->update(used_, scale_, o.max_norm > 0 ? o.max_norm / (report.norm + 1e-6) : 1);
+}
+
+void Stage::gather() {
   for (Unit& unit : units) unit.published.wait();
   written();
-  return report;
+  if (Graph::is_capturing()) captured_ = std::make_shared<const CapturedStep>(std::move(recording_));
+}
+
+void Stage::settle(const StepOptions& o, const StepReport& report) {
+  if (options.nonfinite != NonFinite::propagate && !Graph::is_capturing())
+    zero::settle(report, o.scaler, options.nonfinite, "[zero] ", steps_);
+}
+
+/// Adds `by` to the number of updates of each parameter that the step uses.
+void Stage::count_step(const std::vector<bool>& used, int by) {
+  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].steps += by * used[i];
 }
 
 /// Gives the parameters' storages new versions, so that a later write by anything but step() can be noticed.
@@ -118,9 +155,9 @@ void Stage::see() {
   for (Parameter& p : parameters) p.seen = p.variable.tensor().storage()->version();
 }
 
-void Stage::check_unpinned() const {
-  for (size_t u = 0; u < units.size(); ++u)
-    LOCKSTEP_CHECK(!is_pinned(u), "[zero] step() was called while gathered() holds ",
+void Stage::check_unpinned() {
+  for (size_t u = 0; u < units.size() && gathers(); ++u)
+    LOCKSTEP_CHECK(gathers()->states[u].pins == 0, "[zero] step() was called while gathered() holds ",
                    parameters[units[u].parameters[0]].name, "; end that scope first");
 }
 
@@ -188,9 +225,9 @@ int64_t Stage::first_bad(bool looks_at_sums) const {
   return first;
 }
 
-/// Returns false if the step must be skipped. Looks for non-finite values in each rank's own gradients, and in the sums
-/// over ranks, which can overflow even if all gradients are finite.
-bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport& report) {
+/// Looks for non-finite values in each rank's own gradients, and in the sums over ranks, which can overflow even if all
+/// gradients are finite.
+void Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport& report) {
   const int64_t count = int64_t(parameters.size());
   const bool known = squares.defined() && has_all_squares() && all_finite(squares);
   const int64_t first = dist::all_reduced<int64_t>(
@@ -203,8 +240,6 @@ bool Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport
     report.rank = group.world_rank(finder);
   }
   if (o.others) o.others->agree(report);
-  settle(report, o.scaler, options.nonfinite, "[zero] ", steps_);
-  return !report.skipped;
 }
 
 /// Returns the gradients, times `scale`, of n elements of the shard from `at` on, in f32 (f64 for f64 parameters).
@@ -253,7 +288,7 @@ Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
   return records ? squares : squares.to(cpu);
 }
 
-double Stage::norm(const StepOptions& o, const Tensor& squares) {
+double Stage::norm_of(const StepOptions& o, const Tensor& squares) {
   if ((is_cut() && group.size() > 1) || !options.spread.names.empty())
     group.all_reduce(squares, {.tag = "zero squares of gradients"});
   const double* block = squares.data<double>();
@@ -268,6 +303,98 @@ double Stage::norm(const StepOptions& o, const Tensor& squares) {
     if (o.others) all.emplace_back(p.name, sum);
   }
   return o.others ? o.others->norm(all) : std::sqrt(total);
+}
+
+// --- a step inside a graph: the same kernels, without the host looking at results ---
+//
+//   before_replay()         replay, after forward and backward                            after_replay()
+//   numbers from host ─▶ │  squares ─▶ norm, clip factor, skip flag ─▶ update  │ ─▶      reads norm and skip flag
+//
+// From stage 1 on, NCCL adds up over ranks a sum of squares for each block of a parameter. A block's sum is zero on all
+// ranks but its owner, so any order gives the bits of the host's sum. One more element counts ranks that found
+// non-finite values. This count does not show which ranks they are; the flags own_bad_ do, as in an unrecorded step.
+// Other parts of the model add their sums, one number per parameter, before the norm is computed (OtherParts).
+
+double Stage::scale_of(const StepOptions& o) const {
+  const double scale = o.grad_scale / group.size();
+  return o.scaler ? scale / o.scaler->scale() : scale;
+}
+
+void Stage::begin_record(const StepOptions& o) {
+  LOCKSTEP_CHECK(
+      options.spread.names.empty() && batch && !scaled,
+      "[zero] capturing a step needs CUDA devices, no spread parameters (experts), and a gradient scale of at most 1; "
+      "train without a graph (--no-graph)");
+  LOCKSTEP_CHECK(
+      !captured_ || captured_->used == used_,
+      "[zero] expected all graphs to capture steps of the same parameters, got a step of others; let every graph give "
+      "gradients to the same ones");
+  count_step(used_, 1);
+  const AtEnd uncounts([this] { count_step(used_, -1); });
+  optimizer_->collect_numbers(used_);
+  recording_ = {.used = used_, .parts = {}, .own_bad = std::exchange(own_bad_, {})};
+  for (const Unit& unit : units) recording_.parts.push_back(unit.part);
+  recording_.has_norm = o.max_norm > 0 || o.want_norm || options.nonfinite != NonFinite::propagate;
+}
+
+void Stage::record_norm(const StepOptions& o) {
+  if (!recording_.has_norm) return;
+  Tensor squares = squares_of_blocks(1, used_);
+  const Tensor found = batch->found();
+  if (is_cut() && group.size() > 1) {
+    const Tensor all = squares.narrow(0, norm_blocks_of_all, 1);
+    all.copy_(found);
+    group.all_reduce(squares, {.tag = "zero squares of gradients"});
+    found.copy_(all);
+  }
+  std::vector<NormPiece> norms;
+  for (const Parameter& p : parameters)
+    if (p.trains()) norms.push_back({p.first_block, norm_blocks(p.variable.numel()), p.variable.dtype() == f64});
+  if (o.others) {
+    const Tensor own = empty({int64_t(norms.size()) + 1}, {.dtype = f64, .device = device}),
+                 all = own.narrow(0, int64_t(norms.size()), 1);
+    batch->add_up(norms, squares, own);
+    all.copy_(found);
+    squares = o.others->captured_norm(own, norms);
+    found.copy_(all);
+  }
+  batch->take_norm(norms, squares);
+}
+
+void Stage::before_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of) {
+  const CapturedStep* const step = of ? of.get() : captured_.get();
+  LOCKSTEP_CHECK(step, "[zero] before_replay() without a captured step; capture step() in a Graph first");
+  const double scale = scale_of(o);
+  LOCKSTEP_CHECK(std::abs(scale) <= 1, "[zero] expected a scale of at most 1 for a captured step, got ", scale,
+                 "; make this step without the graph");
+  LOCKSTEP_CHECK(step->has_norm || o.max_norm == 0, "[zero] the step was captured without max_norm, got max_norm ",
+                 o.max_norm, "; capture it with one");
+  check_unpinned();
+  if (gathers()) gathers()->release_all();  // the replay changes the parameters that were gathered
+  ++steps_;
+  count_step(step->used, 1);
+  optimizer_->collect_numbers(step->used);
+  batch->set({.scale = scale, .max_norm = o.max_norm, .skips = options.nonfinite != NonFinite::propagate});
+}
+
+StepReport Stage::after_replay(const StepOptions& o, const std::shared_ptr<const CapturedStep>& of) {
+  const CapturedStep* const step = of ? of.get() : captured_.get();
+  LOCKSTEP_CHECK(step, "[zero] after_replay() without a captured step; capture step() in a Graph first");
+  const StepControl control = batch->read();
+  StepReport report;
+  if (step->has_norm) report.norm = control.norm;
+  if (control.skip) {
+    count_step(step->used, -1);
+    report.norm = NAN;
+    for (size_t u = 0; u < units.size(); ++u) units[u].part = step->parts[u];
+    const AtEnd forgets([this] { forgotten(); });
+    own_bad_ = step->own_bad;
+    check_finite(o, {}, report);
+  } else {
+    written();
+  }
+  settle(o, report);
+  return report;
 }
 
 }  // namespace lockstep::zero

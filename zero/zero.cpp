@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <exception>
 
-#include "zero/stage.h"
+#include "zero/gather.h"
 
 namespace lockstep::zero {
 
@@ -39,21 +39,34 @@ int64_t Zero::micro_batch(int64_t i, int64_t accumulation) const {
 
 void Zero::enter_no_sync() { impl_->enter_no_sync(); }
 void Zero::leave_no_sync() { impl_->leave_no_sync(); }
-void Zero::enter_pause() { impl_->pause(true); }
-void Zero::leave_pause() { impl_->pause(false); }
+void Zero::add() { impl_->add(); }
 
-StepReport Zero::step(const StepOptions& options) { return impl_->step(options); }
+StepReport Zero::step(const StepOptions& options) {
+  using parallel::Do;
+  StepReport report;
+  for (const Do what : {Do::check, Do::norm, Do::update, Do::gather, Do::settle})
+    if (!report.skipped || !needs_finite(what)) impl_->act(what, options, report);
+  return report;
+}
+void Zero::act(parallel::Do what, const StepOptions& options, StepReport& report) { impl_->act(what, options, report); }
 void Zero::before_replay(const StepOptions& options, const Captured& of) { impl_->before_replay(options, of); }
 StepReport Zero::after_replay(const StepOptions& options, const Captured& of) {
   return impl_->after_replay(options, of);
 }
 Zero::Captured Zero::captured() const { return impl_->captured(); }
-void Zero::release() { impl_->release(); }
-int Zero::hooks_on(const nn::Module& module) const { return impl_->hooks_on(module); }
+void Zero::release() {
+  if (impl_->gathers()) impl_->gathers()->release_all();
+}
+int Zero::hooks_on(const nn::Module& m) const { return impl_->gathers() ? impl_->gathers()->hooks_on(m) : 0; }
 bool Zero::can_replay(const StepOptions& options) const { return std::abs(impl_->scale_of(options)) <= 1; }
 void Zero::zero_grad() { impl_->forget(); }
 void Zero::register_external(nn::Module& module, const Variable& parameter) {
-  impl_->register_external(module, parameter);
+  Gather* const gathers = impl_->gathers();
+  if (!gathers) return;
+  for (auto& [name, child] : impl_->module.named_modules())
+    if (child == &module) return gathers->need(module, {impl_->index_of(parameter)});
+  fail(str("[register_external] expected a module inside ", impl_->module.kind(), ", got a ", module.kind(),
+           " that is not"));
 }
 
 // --- gathered ---
@@ -81,13 +94,15 @@ Zero::Gathered::Gathered(Zero& zero, const std::vector<Variable>& parameters, in
                  "[gathered] expected a modifier rank from 0 to ", stage.group.size() - 1, ", or -1 for none, got ",
                  modifier_rank);
   for (const Variable& v : parameters) parameters_.push_back(stage.index_of(v));
-  for (const size_t u : units_of(stage, parameters_)) stage.pin(u);
+  for (const size_t u : units_of(stage, parameters_))
+    if (Gather* const gathers = stage.gathers()) gathers->pin(u);
   for (const size_t i : parameters_) versions_.push_back(stage.parameters[i].variable.tensor().storage()->version());
 }
 
 Zero::Gathered::~Gathered() noexcept(false) {
   const AtEnd unpins([&] {
-    for (const size_t u : units_of(stage_, parameters_)) stage_.unpin(u);
+    for (const size_t u : units_of(stage_, parameters_))
+      if (Gather* const gathers = stage_.gathers()) gathers->unpin(u);
   });
   const bool failed = std::uncaught_exceptions() > exceptions_;
   if (!failed && modifier_rank_ >= 0) stage_.take_from(modifier_rank_, parameters_);

@@ -31,7 +31,8 @@
 #include "nn/module.h"
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
-#include "zero/offload.h"
+#include "parallel/step.h"
+#include "zero/offload/options.h"
 #include "zero/partition.h"
 
 namespace lockstep {
@@ -69,11 +70,12 @@ struct ZeroOptions {
   bool ignore_unused_parameters = false;         ///< true: skip parameters without gradient; false: Error
   std::optional<DType> communication_data_type;  ///< dtype in which gradients are reduced; default: the parameters'
   NonFinite nonfinite = NonFinite::error;        ///< what to do with NaN and infinity in gradients
-  bool init_sync = true;                         ///< true: the constructor broadcasts rank 0's parameters and buffers
-  int64_t sub_group_size = 1 << 21;              ///< elements that the optimizer updates at a time: a tile
-  OffloadOptimizer offload_optimizer;            ///< offload of optimizer state, in any stage
-  AioOptions aio;                                ///< reading and writing of files
-  Spread spread;                                 ///< parameters that are not on every rank; empty: none
+  bool hooks = true;                   ///< backward gives ZeRO the gradients; false: Zero::add() does, below stage 3
+  bool init_sync = true;               ///< true: the constructor broadcasts rank 0's parameters and buffers
+  int64_t sub_group_size = 1 << 21;    ///< elements that the optimizer updates at a time: a tile
+  OffloadOptimizer offload_optimizer;  ///< offload of optimizer state, in any stage
+  AioOptions aio;                      ///< reading and writing of files
+  Spread spread;                       ///< parameters that are not on every rank; empty: none
 
   // Stage 3
   int64_t prefetch_bucket_size = 5'000'000;         ///< elements to prefetch; 0: no prefetch
@@ -132,8 +134,6 @@ struct StatePiece {
 class Zero {
   void enter_no_sync();
   void leave_no_sync();
-  void enter_pause();
-  void leave_pause();
 
  public:
   using Options = ZeroOptions;
@@ -161,14 +161,17 @@ class Zero {
   using NoSync = While<Zero, &Zero::enter_no_sync, &Zero::leave_no_sync>;
   [[nodiscard]] NoSync no_sync() { return NoSync(*this); }  ///< begins the scope
 
-  /// While a Pause lives, ZeRO ignores backward: gradients stay in .grad. A pipeline sums them there, and afterwards
-  /// hands the sum over as if one backward had made it. Error in stage 3, and between a backward and its step().
-  using Pause = While<Zero, &Zero::enter_pause, &Zero::leave_pause>;
+  /// With hooks = false: takes each .grad away, as if one backward had made them all, and reduces them. A pipeline sums
+  /// its micro-batches in .grad first. Collective. Error with hooks = true.
+  void add();
 
   /// Updates this rank's shard with the gradients of all backwards since the last step, and shares the result.
   /// Collective. Before step() .grad is a placeholder without memory: reading it is an Error, clearing it discards the
   /// collected gradients.
   StepReport step(const StepOptions& options = {});
+  /// A part of step(): check, norm, update, gather and settle, in this order. If check() sets StepReport::skipped, only
+  /// settle follows. An exception discards the gradients.
+  void act(parallel::Do what, const StepOptions& options, StepReport& report);
   /// Support for graphs: step() may be captured in a Graph on CUDA devices (Error if offload or spread parameters are
   /// used). before_replay() is called before each replay: it counts the step and writes its numbers (learning rates,
   /// scale) where the graph reads them. after_replay() waits, reports like step(), and updates the scaler. Only numbers

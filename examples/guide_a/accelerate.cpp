@@ -7,6 +7,7 @@
 // Each rank loads only its own batches: prepare() divides a DataLoader among the ranks, and rejects any other source of
 // data with an error.
 #include <lockstep.h>
+#include <lockstep/hugging_face.h>
 
 #include <CLI/CLI.hpp>
 #include <iomanip>

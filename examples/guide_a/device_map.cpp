@@ -3,6 +3,8 @@
 //
 //   LOCKSTEP_CPU_DEVICES=2 guide_a_device_map FOLDER --load-in-8bit
 #include <lockstep.h>
+#include <lockstep/device_map.h>
+#include <lockstep/hugging_face.h>
 
 #include <CLI/CLI.hpp>
 #include <iostream>

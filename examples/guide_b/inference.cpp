@@ -5,6 +5,8 @@
 // The Python loop stores the engine's result as `loss`, which is right only for a model whose forward() takes targets
 // too. Here forward() takes tokens and returns logits, and the loss is engine.loss(tokens, targets).
 #include <lockstep.h>
+#include <lockstep/hugging_face.h>
+#include <lockstep/inference.h>
 
 #include <CLI/CLI.hpp>
 #include <iostream>

@@ -6,7 +6,7 @@
 
 #include "dist/fingerprint.h"
 #include "tensor/ops.h"
-#include "tensor/random_scope.h"
+#include "tensor/random.h"
 
 namespace lockstep::parallel {
 

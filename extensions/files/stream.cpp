@@ -11,7 +11,7 @@
 #include <mutex>
 
 #include "data/little_endian.h"
-#include "data/tokens.h"
+#include "data/text.h"
 #include "tensor/ops.h"
 
 namespace lockstep::data {

@@ -23,7 +23,7 @@
 #include "data/json.h"
 #include "data/sampler.h"
 #include "data/tokenizer.h"
-#include "tensor/random_scope.h"
+#include "tensor/random.h"
 
 namespace lockstep::data {
 

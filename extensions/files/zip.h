@@ -1,6 +1,7 @@
 #pragma once
 // Internal to this folder: zip files as .npz uses them (PKWARE's APPNOTE 6.3.9). Members are stored or deflated, each
-// with a CRC-32; a directory ends the file. Sizes have 64 bits if needed (zip64).
+// with a CRC-32; a directory ends the file. Sizes have 64 bits if needed (zip64). By hand, because libzip cannot write
+// NumPy's bytes, and its errors name no place in the file.
 #include <memory>
 #include <string>
 #include <vector>

@@ -72,8 +72,8 @@ void describe(const Training& about) {
 
 }  // namespace
 
-void add_forecast_actions(std::vector<Action>& actions) {
-  actions.push_back({.variable = "LOCKSTEP_DESCRIBE", .what = "describe what it trains", .perform = describe});
+std::vector<Action> forecast_actions() {
+  return {{.variable = "LOCKSTEP_DESCRIBE", .what = "describe what it trains", .perform = describe}};
 }
 
 }  // namespace lockstep::train

@@ -12,9 +12,7 @@
 #include "base/check.h"
 #include "optim/step_batch.h"
 #include "tensor/backend.h"
-#include "tensor/fp8.h"
 #include "tensor/kernels.h"
-#include "tensor/quantized.h"
 
 namespace lockstep {
 
@@ -36,20 +34,11 @@ void add_operand(DryKernel& kernel, const Tensor& x, bool is_written) {
   kernel.operands.push_back({x.shape(), x.dtype(), x.numel() == 0 ? 0 : elements, is_written});
 }
 
-void add_operand(DryKernel& kernel, const Quantized& q) {
-  add_operand(kernel, q.codes, false), add_operand(kernel, q.scales, false);
-}
-void add_operand(DryKernel& kernel, const Fp8Matrix& m) {
-  add_operand(kernel, m.codes, false), add_operand(kernel, m.scale_inv, false);
-}
-
 /// Records one argument of a kernel call.
 void see(DryKernel& kernel, const KernelArgument& argument) {
   if (const auto* x = argument.as<Tensor>()) add_operand(kernel, *x, argument.is_written);
   else if (const auto* all = argument.as<std::vector<Tensor>>())
     for (const Tensor& one : *all) add_operand(kernel, one, kernel.name == "unscale");
-  else if (const auto* q = argument.as<Quantized>()) add_operand(kernel, *q);
-  else if (const auto* m = argument.as<Fp8Matrix>()) add_operand(kernel, *m);
   else if (const auto* attention = argument.as<AttentionArgs>())
     kernel.causal = attention->causal, kernel.window = attention->window, kernel.dropout = attention->dropout;
   else if (const auto* dims = argument.as<uint32_t>()) kernel.reduced = *dims;

@@ -10,7 +10,7 @@
 #include "nn/build_empty.h"
 #include "parallel/moe/expert_parallel.h"
 #include "tensor/flops.h"
-#include "tensor/random_scope.h"
+#include "tensor/random.h"
 
 namespace lockstep::engine {
 

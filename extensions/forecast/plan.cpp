@@ -32,7 +32,7 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
   if (config.optimizer.type.empty()) config.optimizer.type = "AdamW";
   Asked asked;
   const std::string type = lower(config.optimizer.type);
-  const bool one_bit = is_one_bit(type);
+  const bool one_bit = type.starts_with("onebit") || type == "zerooneadam";
   // A 1-bit optimizer keeps the state of its base optimizer plus two error tensors, which are added below.
   if (one_bit) config.optimizer = {.type = type == "onebitsgd" ? "SGD" : type == "onebitlamb" ? "Lamb" : "AdamW"};
   if (type == "onebitsgd") config.optimizer.params["momentum"] = 0.9;

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "nn/build_empty.h"
 #include "optim/optim.h"
+#include "tensor/block_layout.h"
 #include "tensor/cuda/reduce_shape.h"
 #include "tensor/flops.h"
 

@@ -30,8 +30,9 @@ Part part_of(const Event& e) {
     case Category::collective: return Part::communication;
     case Category::pipeline:
       if (e.name.starts_with("forward")) return Part::forward;
-      if (e.name.starts_with("backward of the weights")) return Part::weights;
+      if (e.name.starts_with("backward of the weights") || e.name.starts_with("adding")) return Part::weights;
       if (e.name.starts_with("backward")) return Part::backward;
+      if (e.name.starts_with("drawing")) return Part::data;
       return e.name.starts_with("sending") || e.name.starts_with("receiving") ? Part::communication : Part::other;
     default: return Part::other;
   }
@@ -335,6 +336,7 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
         if (part == Part::communication || part == Part::other) continue;
         begin = std::min(begin, e->begin), end = std::max(end, e->end());
         busy += e->seconds;
+        if (part == Part::data || e->name.starts_with("adding")) continue;  // beside the computations of a chunk
         Sum& sum = part == Part::forward                ? forward
                    : part == Part::weights              ? weight
                    : e->name.starts_with("backward of") ? input

@@ -1,5 +1,5 @@
 #pragma once
-// The kernels of linear algebra: by Eigen on the CPU (cpu/linalg.cpp), by cuSOLVER on CUDA devices (cuda/solvers.cpp).
+// The kernels of linear algebra: by Eigen on the CPU (cpu/), by cuSOLVER on CUDA devices (cuda/solvers.cpp).
 // linalg.cpp checks and allocates.
 //
 // Tensors are on one device, (batch, rows, columns), not empty, f32 or f64. Results are contiguous. Inputs are

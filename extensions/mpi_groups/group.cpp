@@ -14,6 +14,8 @@
 #include "dist/fingerprint.h"
 #include "dist/job.h"
 #include "dist/process_group.h"
+#include "dist/reduce.h"
+#include "dist/shard.h"
 #include "dist/turns.h"
 
 namespace lockstep::dist {

@@ -6,7 +6,7 @@
 
 #include "base/check.h"
 #include "data/json.h"
-#include "nn/sampling.h"
+#include "extensions/generation/sampling.h"
 
 namespace lockstep::serve {
 

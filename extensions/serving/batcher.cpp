@@ -7,7 +7,7 @@
 #include <exception>
 #include <random>
 
-#include "nn/text_stream.h"
+#include "extensions/generation/text_stream.h"
 #include "tensor/cpu/parallel.h"
 
 namespace lockstep::serve {

@@ -9,8 +9,8 @@
 #include <optional>
 #include <thread>
 
+#include "extensions/generation/generate.h"
 #include "extensions/serving/scheduler.h"
-#include "nn/generate.h"
 
 namespace lockstep::serve {
 

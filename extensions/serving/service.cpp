@@ -5,7 +5,7 @@
 #include <ctime>
 #include <random>
 
-#include "nn/text_stream.h"
+#include "extensions/generation/text_stream.h"
 
 namespace lockstep::serve {
 

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "extensions/spectral/kernels.h"
+#include "tensor/complex.h"
 #include "tensor/ops_common.h"
 
 namespace lockstep::fft {

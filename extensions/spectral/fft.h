@@ -2,7 +2,7 @@
 // Discrete Fourier transforms of any length, for Tensor and, with gradients, for Variable. On the CPU only.
 #include <optional>
 
-#include "autograd/complex.h"
+#include "autograd/ops.h"
 
 namespace lockstep::fft {
 

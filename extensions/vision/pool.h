@@ -6,7 +6,7 @@
 
 #include "autograd/ops.h"
 #include "extensions/vision/conv.h"
-#include "nn/pool.h"
+#include "nn/conv.h"
 
 namespace lockstep {
 

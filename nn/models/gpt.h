@@ -2,11 +2,11 @@
 // GPT: a decoder-only model of token embeddings, pre-norm blocks, a final norm and an output head. The default options
 // are GPT-2's: learned positions, LayerNorm, GELU, tied head. Others give Llama and its relatives: rotary positions,
 // RMSNorm, SwiGLU, grouped-query attention; see docs/llama.md.
+#include <any>
+
 #include "nn/models/block.h"
 
 namespace lockstep::nn {
-
-struct FolderNotes;
 
 /// A decoder-only language model. forward() runs whole sequences; next_scores() generates with caches.
 struct GPT : Layer<GPT> {
@@ -64,13 +64,17 @@ struct GPT : Layer<GPT> {
   ModuleList<TransformerBlock> blocks;
   Norm norm;
   Head head;
-  std::shared_ptr<const FolderNotes> notes;  ///< notes of the folder that the weights came from; null: none
-  std::shared_ptr<SequencePart> part;        ///< set under context parallelism; null: forward() gets whole sequences
+  std::any notes;                      ///< what the format of its files keeps there for saving
+  std::shared_ptr<SequencePart> part;  ///< set under context parallelism; null: forward() gets whole sequences
 
  private:
   Variable embed(const Tensor& tokens, int64_t position);
   Variable placed(const Variable& x, int64_t position);
   Variable stream(const Tensor& tokens);  // output of the last block
 };
+
+/// Options by name: "gpt:LAYERSxWIDTHxHEADS" or "llama:LAYERSxWIDTHxHEADS", with the other options taken from `usual`.
+/// others: what else the caller reads, for the Error, such as ", or a config.json".
+GPT::Options gpt_options(const std::string& text, const GPT::Options& usual = {}, const std::string& others = "");
 
 }  // namespace lockstep::nn

@@ -2,6 +2,8 @@
 // host passes. The others compute the norm of all gradients, and check them for infinities and NaN in the same pass.
 // Memory bound: every gradient is read once, 16 bytes at a time, with all loads of a thread's part of a chunk in
 // flight. The order of every sum depends on the sizes of the gradients alone.
+#include <cmath>
+
 #include "optim/cuda/step_pieces.h"
 #include "optim/step_kernels.h"
 #include "tensor/cuda/vector.h"

@@ -1,5 +1,5 @@
 #pragma once
-// Checks and random keys for Ulysses attention and ring attention. Internal.
+// For Ulysses and ring attention: checks of their arguments, and the keys of their random numbers. Internal.
 
 #include "autograd/autocast.h"
 #include "parallel/sequence/attention.h"

@@ -4,6 +4,8 @@
 #include <map>
 #include <mutex>
 
+#include "parallel/sequence/attention.h"
+
 namespace lockstep::sequence {
 namespace {
 

@@ -13,8 +13,9 @@
 #include <optional>
 #include <string_view>
 
+#include "dist/process_group.h"
 #include "nn/attention.h"
-#include "parallel/sequence/attention.h"
+#include "parallel/sequence/plan.h"
 
 namespace lockstep::sequence {
 

@@ -1,4 +1,6 @@
 // Ring attention: blocks of keys and values go round the ring, and partial results are merged. See attention.h.
+#include <cmath>
+
 #include "autograd/tape.h"
 #include "parallel/sequence/check.h"
 

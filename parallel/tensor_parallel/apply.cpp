@@ -185,17 +185,13 @@ class Application {
     slices_.push_back({name, parameter, std::move(cut)});
   }
 
-  /// slice() for the weight of a Linear or Head, which may be quantised.
-  void slice_weight(const nn::Cut& how, const std::string& name, const Variable& weight,
-                    const std::shared_ptr<nn::QuantizedWeight>& quantized) {
-    const std::string field = nn::joined(name, "weight");
-    if (!quantized) return slice(how, field, weight);
-    if (how.kind == Kind::rows && quantized->format != QuantFormat::row8)
-      LOCKSTEP_CHECK(quantized->in % (n_ * quant_group) == 0, "[tensor_parallel] ", quoted(name), ": expected a ",
-                     name_of(quantized->format), " weight whose number of inputs is a multiple of ", n_, " ranks x ",
-                     quant_group, ", got ", quantized->in, " inputs; quantise it by row8");
-    slice(how, field + ".codes", quantized->codes);
-    slice(how, field + ".scales", quantized->scales);
+  /// slice() for the weight of a Linear or Head, or for the parameters of its store.
+  void slice_weight(const nn::Cut& how, const std::string& name, const Variable& weight, nn::WeightStore* store) {
+    if (!store) return slice(how, nn::joined(name, "weight"), weight);
+    store->check_cut(how, n_, str("[tensor_parallel] ", quoted(name)));
+    nn::Fields fields;
+    store->fields(fields);
+    for (const nn::Fields::Entry& entry : fields.entries) slice(how, nn::joined(name, entry.name), *entry.parameter);
   }
 
   void check_divides(const std::string& name, const std::string& what, int64_t size) const {
@@ -209,8 +205,8 @@ class Application {
                               .sequence = options_.sequence,
                               .overlap = options_.overlap,
                               .chunks = options_.chunks},
-            &group = group_](Tensors x, Tensors w, Tensors b, Activation activation) {
-      return column_linear(x, w, b, activation, o, group);
+            &group = group_](const nn::Product& p) {
+      return column_linear(p.x, p.weight, p.bias, p.activation, o, group, p.arithmetic, p.training);
     };
   }
 
@@ -246,31 +242,30 @@ class Application {
                              .sequence = options_.sequence,
                              .overlap = options_.overlap,
                              .chunks = options_.chunks};
-        if (columns) replace(name, linear->product, column_product(cut.to_whole));
+        if (columns) replace(name, linear->attached.place, column_product(cut.to_whole));
         else
-          replace(name, linear->product,
-                  [row, &group = group_](Tensors x, Tensors w, Tensors b, Activation activation) {
-                    return row_linear(x, w, b, activation, row, group);
-                  });
+          replace(name, linear->attached.place, [row, &group = group_](const nn::Product& p) {
+            return row_linear(p.x, p.weight, p.bias, p.activation, row, group, p.arithmetic, p.training);
+          });
         if (!columns) check_divides(name, "inputs", linear->weight.size(1));
         else if (cut.blocks.empty()) check_divides(name, "outputs", linear->weight.size(0));
         for (const auto& block : cut.blocks)
           check_divides(name, block.unit,
                         block.count > 0 ? block.count : blocks_of(cut, linear->weight.size(0), quoted(name))[0]);
-        slice_weight(cut, name, linear->weight, linear->quantized);
+        slice_weight(cut, name, linear->weight, linear->attached.store.get());
         if (linear->bias.defined()) slice(cut, nn::joined(name, "bias"), linear->bias);
         return;
       }
       case Kind::vocabulary: {
         if (auto* const head = dynamic_cast<nn::Head*>(m)) {
           const int64_t vocab = head->weight.size(0);
-          replace(name, head->product, column_product());
+          replace(name, head->attached.place, column_product());
           replace(name, head->gather,
                   [vocab, &group = group_](Tensors scores) { return gather_logits(scores, vocab, group); });
           replace(name, head->entropy, [vocab, &group = group_](Tensors scores, const Tensor& targets) {
             return vocab_parallel_cross_entropy(scores, targets, vocab, group);
           });
-          return slice_weight(cut, name, head->weight, head->quantized);
+          return slice_weight(cut, name, head->weight, head->attached.store.get());
         }
         auto* const table = as<nn::Embedding>(cut, entry, name, "nn::Embedding and nn::Head");
         LOCKSTEP_CHECK(table->padding_index < 0, "[tensor_parallel] ", quoted(name),

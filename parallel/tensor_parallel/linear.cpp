@@ -1,15 +1,14 @@
-// Column- and row-parallel linear maps, in ordinary and 8-bit floats. See linear.h.
+// Column- and row-parallel linear maps. See linear.h.
 #include "parallel/tensor_parallel/linear.h"
 
 #include "autograd/autocast.h"
-#include "autograd/fp8.h"
 #include "autograd/tape.h"
 #include "autograd/unary_grad.h"
-#include "nn/linear.h"
+#include "nn/attachment.h"
 #include "parallel/tensor_parallel/overlap.h"
 #include "tensor/flops.h"
 #include "tensor/ops.h"
-#include "tensor/quantized.h"
+#include "tensor/stored_matrix.h"
 
 namespace lockstep::tensor_parallel {
 namespace {
@@ -22,10 +21,10 @@ void check_input(const char* op, const Variable& x, const Variable& w, bool sequ
                  sequence ? "..., T, " : "..., ", w.size(1), "), got ", x.shape());
 }
 
-/// Returns the weight in floating point. Dequantises a quantised weight once, because several products will read it.
+/// Returns the weight as an ordinary tensor. Decodes a stored weight once, because several products will read it.
 Tensor in_numbers(const Tensor& w, DType dtype) {
-  const QuantizedHandle* const codes = quantized_of(w);
-  return codes ? dequantize(codes->weight, dtype) : w;
+  const StoredMatrix* const stored = stored_in(w);
+  return stored ? stored->numbers(dtype) : w;
 }
 
 /// linear() of `rows`, written to `place`, which need not be contiguous.
@@ -49,124 +48,101 @@ struct Gathered {
   }
 };
 
-Variable row_product(const Variable& input, const Variable& weight, const RowOptions& options,
-                     dist::ProcessGroup& group) {
-  const Variable x = Autocast::low(input), w = Autocast::low(weight);
+/// The gradients of an ordinary product in chunks of rows.
+class Gradients : public nn::RowGradients {
+ public:
+  Gradients(Backward& back, Saved x, const Saved& w, const char* name) : x_(std::move(x)), name_(name) {
+    if (!back.needs(0)) return;
+    weight_ = in_numbers(w.get(name), back.grad().dtype());
+    before_ = back.fold(0);
+    if (before_) kept_ = before_->kept.get(before_->name).contiguous();
+  }
+  Tensor of_input(const Tensor& g, const std::function<Tensor(const Tensor& whole)>& chunk,
+                  const Tensor& place) override {
+    if (!weight_.defined()) return {};
+    if (before_) return matmul_unary_grad(g, weight_, before_->op, before_->args, as_matrix(chunk(kept_)));
+    if (!place.defined()) return matmul(g, weight_);
+    MacCounter::add(g.numel() * weight_.size(1));
+    matmul_into(place, g, weight_);
+    return place;
+  }
+  Tensor of_weight(const Tensor& g) override { return matmul(g.t(), as_matrix(x_.get(name_))); }
+
+ private:
+  Saved x_;
+  const char* name_;
+  Tensor weight_, kept_;
+  const UnaryGrad* before_ = nullptr;
+};
+
+nn::RowProduct ordinary_product(const Variable& x, const Variable& w) {
+  static constexpr const char* name = "row_linear";
+  return {.name = name,
+          .rows = x.tensor(),
+          .forward = [w = w.tensor()](const Tensor& rows) { return linear(rows, w); },
+          .backward = [x = w.requires_grad() ? Saved(x) : Saved(), w = x.requires_grad() ? Saved(w) : Saved()](
+                          Backward& back, int64_t) { return std::make_unique<Gradients>(back, x, w, name); }};
+}
+
+Variable row_product(const nn::Product& p, const RowOptions& options, dist::ProcessGroup& group) {
+  const bool takes = p.arithmetic && p.arithmetic->takes(p.x, p.weight);
+  const int64_t multiple = takes ? p.arithmetic->row_multiple() : 1;
+  const Variable x = Autocast::low(p.x), w = takes ? p.weight : Autocast::low(p.weight);
+  const nn::RowProduct product = takes
+                                     ? p.arithmetic->in_rows({x, w, p.bias, Activation::none, p.arithmetic, p.training})
+                                     : ordinary_product(x, w);
   const int64_t asked = options.overlap ? options.chunks : 1;
-  const Chunks chunks(x.shape(), options.sequence, asked, x.device(), group);
-  Tensor out = sum_of_products(x.tensor(), chunks, group, false, [&](const Tensor& rows) {
-                 return linear(rows, w.tensor());
-               }).wait();
+  const Chunks chunks(x.shape(), options.sequence, asked, x.device(), group, multiple);
+  Tensor out = sum_of_products(product.rows, chunks, group, false, product.forward).wait();
   if (!needs_grad({&x, &w})) return out;
-  const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
-  return record("row_linear", {&x, &w}, std::move(out),
-                [x = kept_x, w = kept_w, shape = x.shape(), sequence = options.sequence, asked, &group,
-                 gathered = Gathered()](Backward& back) mutable {
-                  const char* const name = "row_linear";
+  return record(product.name, {&x, &w}, std::move(out),
+                [backward = product.backward, shape = x.shape(), dtype = x.dtype(), sequence = options.sequence, asked,
+                 multiple, &group, keeps = w.requires_grad(), gathered = Gathered()](Backward& back) mutable {
                   const bool wants_x = back.needs(0), wants_w = back.needs(1);
-                  const Chunks chunks(shape, sequence, sequence && wants_x ? asked : 1, back.grad().device(), group);
-                  const UnaryGrad* const before = wants_x ? back.fold(0) : nullptr;
-                  const Tensor weight = wants_x ? in_numbers(w.get(name), back.grad().dtype()) : Tensor(),
-                               kept = before ? before->kept.get(before->name).contiguous() : Tensor();
+                  const Chunks chunks(shape, sequence, sequence && wants_x ? asked : 1, back.grad().device(), group,
+                                      multiple);
+                  const auto gradients = backward(back, chunks.count());
                   Tensor grad_x;
                   const auto multiply = [&](const Tensor& g, int64_t i) {
-                    if (!wants_x) return;
-                    const auto product = [&] {
-                      return before ? matmul_unary_grad(g, weight, before->op, before->args,
-                                                        as_matrix(chunks.of_whole(kept, i)))
-                                    : matmul(g, weight);
-                    };
-                    if (chunks.count() == 1) return void(grad_x = product().view(shape));
-                    if (!grad_x.defined()) grad_x = empty(shape, {.dtype = g.dtype(), .device = g.device()});
-                    const Tensor place = chunks.of_whole(grad_x, i);
-                    if (before || chunks.apart()) return void(place.copy_(product().view(place.shape())));
-                    matmul_into(place.view({g.size(0), weight.size(1)}), g, weight);
-                    MacCounter::add(g.numel() * weight.size(1));
+                    const auto chunk = [&](const Tensor& whole) { return chunks.of_whole(whole, i); };
+                    if (chunks.count() == 1) {
+                      const Tensor all = gradients->of_input(g, chunk, {});
+                      if (wants_x) grad_x = all.view(shape);
+                      return;
+                    }
+                    if (!grad_x.defined()) grad_x = empty(shape, {.dtype = dtype, .device = g.device()});
+                    const Tensor to = chunk(grad_x), place = chunks.apart() ? Tensor() : as_matrix(to);
+                    const Tensor part = gradients->of_input(g, chunk, place);
+                    if (part.raw_data() != to.raw_data()) to.copy_(part.view(to.shape()));
                   };
                   Tensor g = back.grad();
                   if (!sequence) multiply(as_matrix(g), 0);
                   else if (gathered.is_of(g)) multiply(as_matrix(g = gathered.whole), 0);
-                  else g = gathered.keep(g, use_gathered(g, chunks, group, x.defined(), multiply), !wants_w);
+                  else g = gathered.keep(g, use_gathered(g, chunks, group, keeps, multiply), !wants_w);
                   if (wants_x) back.give(0, std::move(grad_x));
-                  if (wants_w) back.give(1, matmul(as_matrix(g).t(), as_matrix(x.get(name))));
-                });
-}
-
-/// row_product() in 8-bit floats. Casts x and the weight once. Each chunk of the product then reads some rows of the
-/// cast x.
-Variable row_product_fp8(const Variable& input, const Variable& weight, const RowOptions& options,
-                         dist::ProcessGroup& group, const Fp8Scales& scales) {
-  const Variable x = Autocast::low(input);
-  const Fp8Scales::Of &of_x = scales[Fp8Role::input], &of_w = scales[Fp8Role::weight],
-                      &of_g = scales[Fp8Role::gradient];
-  const auto cast = [](const Tensor& values, const Fp8Scales::Of& of, bool notes, bool straight, bool turned) {
-    return cast_fp8(as_matrix(values).contiguous(), {.format = of.format,
-                                                     .scale = of.scale,
-                                                     .amax = notes ? of.amax : Tensor(),
-                                                     .straight = straight,
-                                                     .turned = turned});
-  };
-  const int64_t asked = options.overlap ? options.chunks : 1;
-  const bool recorded = needs_grad({&x, &weight});
-  const Fp8Cast x8 = cast(x.tensor(), of_x, scales.notes, true, recorded && weight.requires_grad());
-  const Fp8Matrix w8{cast(weight.tensor(), of_w, scales.notes, true, false).codes, of_w.format, of_w.scale_inv};
-  const Chunks chunks(x.shape(), options.sequence, asked, x.device(), group, fp8_multiple);
-  Tensor out = sum_of_products(x8.codes.view(x.shape()), chunks, group, false, [&](const Tensor& rows) {
-                 return matmul_fp8({rows, of_x.format, of_x.scale_inv}, w8, {}, x.dtype());
-               }).wait();
-  if (!recorded) return out;
-  // Keeps the weight and not its cast: backward casts it again, so that ZeRO-3 may free the weight in between.
-  const Saved kept_w = x.requires_grad() ? Saved(weight) : Saved();
-  return record("row_linear_fp8", {&x, &weight}, std::move(out),
-                [x8 = Saved(x8.turned), w = kept_w, of_x, of_w, of_g, scale_x = Saved(of_x.scale_inv),
-                 scale_w = Saved(of_w.scale_inv), cast, shape = x.shape(), dtype = x.dtype(), wide = weight.dtype(),
-                 sequence = options.sequence, asked, &group, gathered = Gathered()](Backward& back) mutable {
-                  const char* const name = "row_linear_fp8";
-                  scale_x.get(name), scale_w.get(name);  // Error unless the scales are those of forward
-                  const bool wants_x = back.needs(0), wants_w = back.needs(1);
-                  const Chunks chunks(shape, sequence, sequence && wants_x ? asked : 1, back.grad().device(), group,
-                                      fp8_multiple);
-                  Tensor grad_x, turned, w8;
-                  if (wants_x) w8 = cast(back.input(1, w), of_w, false, false, true).turned;
-                  const auto multiply = [&](const Tensor& g, int64_t i) {
-                    const Fp8Cast g8 = cast(g, of_g, true, wants_x, wants_w && chunks.count() == 1);
-                    turned = g8.turned;
-                    if (!wants_x) return;
-                    const Tensor product = matmul_fp8({g8.codes, of_g.format, of_g.scale_inv},
-                                                      {w8, of_w.format, of_w.scale_inv}, {}, dtype);
-                    if (chunks.count() == 1) return void(grad_x = product.view(shape));
-                    if (!grad_x.defined()) grad_x = empty(shape, {.dtype = dtype, .device = g.device()});
-                    const Tensor place = chunks.of_whole(grad_x, i);
-                    place.copy_(product.view(place.shape()));
-                  };
-                  Tensor g = back.grad();
-                  if (!sequence) multiply(g, 0);
-                  else if (gathered.is_of(g)) multiply(g = gathered.whole, 0);
-                  else g = gathered.keep(g, use_gathered(g, chunks, group, x8.defined(), multiply), !wants_w);
-                  if (wants_x) back.give(0, std::move(grad_x));
-                  if (!wants_w) return;
-                  if (!turned.defined()) turned = cast(g, of_g, false, false, true).turned;
-                  back.give(1, matmul_fp8({turned, of_g.format, of_g.scale_inv},
-                                          {x8.get(name), of_x.format, of_x.scale_inv}, {}, wide));
+                  if (wants_w) back.give(1, gradients->of_weight(as_matrix(g)));
                 });
 }
 
 }  // namespace
 
 Variable column_linear(const Variable& input, const Variable& weight, const Variable& shift, Activation activation,
-                       const ColumnOptions& options, dist::ProcessGroup& group) {
+                       const ColumnOptions& options, dist::ProcessGroup& group, nn::Arithmetic* arithmetic,
+                       bool training) {
   check_input("column_linear", input, weight, options.sequence);
-  if (group.size() == 1) return linear(input, weight, shift, activation);
-  if (Fp8Scope::current()) {
+  const nn::Product product{input, weight, shift, activation, arithmetic, training};
+  if (group.size() == 1) return nn::multiply(product);
+  if (arithmetic) {
     const Variable x = Autocast::low(input);
     const Tensor whole = options.sequence ? Pending::all_gather(x.tensor(), along_sequence, group).wait() : x.tensor();
-    if (const Fp8Scales* const scales = Fp8Scope::for_product(whole, weight)) {
+    if (arithmetic->takes(whole, weight)) {
       const auto sum_up = [options, &group](const Tensor& mine) -> std::function<Tensor()> {
         Pending sum = options.sequence ? Pending::reduce_scatter(mine, along_sequence, group, {}, options.overlap)
                                        : Pending::all_reduce(mine, group, options.overlap);
         return [sum]() mutable { return sum.wait(); };
       };
-      const Variable out = linear_fp8(x, weight, shift, activation, *scales, {whole, sum_up});
+      const Variable out =
+          arithmetic->linear({x, weight, shift, activation, arithmetic, training}, {.whole = whole, .sum = sum_up});
       return options.gather_output ? gather_from(out, -1, group) : out;
     }
   }
@@ -222,14 +198,13 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
 }
 
 Variable row_linear(const Variable& input, const Variable& weight, const Variable& shift, Activation activation,
-                    const RowOptions& options, dist::ProcessGroup& group) {
+                    const RowOptions& options, dist::ProcessGroup& group, nn::Arithmetic* arithmetic, bool training) {
   const Variable own = options.input_is_parallel ? input : scatter_to(input, -1, group);
   check_input("row_linear", own, weight, options.sequence);
-  if (group.size() == 1) return linear(own, weight, shift, activation);
+  const nn::Product product{own, weight, shift, activation, arithmetic, training};
+  if (group.size() == 1) return nn::multiply(product);
   // The bias is added once, after the sum over ranks.
-  const Fp8Scales* const scales = Fp8Scope::for_product(own, weight);
-  Variable out =
-      scales ? row_product_fp8(own, weight, options, group, *scales) : row_product(own, weight, options, group);
+  Variable out = row_product(product, options, group);
   if (shift.defined()) out = add(out, Autocast::low(options.sequence ? copy_to(shift, group) : shift));
   return activated(out, activation);
 }

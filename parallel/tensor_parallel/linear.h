@@ -17,6 +17,7 @@
 // together send as much as an all-reduce. Backward also gathers x once more, because each rank keeps only its part. The
 // layers between two such pairs (norms, dropout, residuals) compute and keep only parts.
 #include "autograd/ops.h"
+#include "nn/attachment.h"
 #include "parallel/tensor_parallel/functions.h"
 
 namespace lockstep::tensor_parallel {
@@ -30,9 +31,11 @@ struct ColumnOptions {
   int64_t chunks = 0;   ///< chunks of rows for the overlap (overlap.h); 0: automatic
 };
 /// `w` and `bias` hold this rank's rows. Returns activation(x wᵀ + bias): this rank's columns of the output, or all
-/// columns with gather_output. Collective, and so is the backward. Error for shapes that do not fit.
+/// columns with gather_output. Collective, and so is the backward. Error for shapes that do not fit. arithmetic: how to
+/// multiply, in `training` or not (nn::Product); null: by linear().
 Variable column_linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
-                       const ColumnOptions& options, dist::ProcessGroup& group);
+                       const ColumnOptions& options, dist::ProcessGroup& group, nn::Arithmetic* arithmetic = nullptr,
+                       bool training = false);
 
 /// Options of row_linear().
 struct RowOptions {
@@ -42,8 +45,10 @@ struct RowOptions {
   int64_t chunks = 0;             ///< chunks to overlap; see ColumnOptions
 };
 /// Returns activation(Σ x wᵀ + bias): the sum over the ranks of the products with each rank's columns of w. `bias` is
-/// whole and added once, after the sum; its gradient is the same on all ranks. Collective, and so is the backward.
+/// whole and added once, after the sum; its gradient is the same on all ranks. Collective, and so is the backward. The
+/// last two arguments are those of column_linear().
 Variable row_linear(const Variable& x, const Variable& w, const Variable& bias, Activation activation,
-                    const RowOptions& options, dist::ProcessGroup& group);
+                    const RowOptions& options, dist::ProcessGroup& group, nn::Arithmetic* arithmetic = nullptr,
+                    bool training = false);
 
 }  // namespace lockstep::tensor_parallel

@@ -3,6 +3,7 @@
 
 #include <numeric>
 
+#include "dist/shard.h"
 #include "tensor/ops.h"
 
 namespace lockstep::tensor_parallel {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "dist/process_group.h"
+#include "dist/shard.h"
 #include "tensor/tensor.h"
 
 namespace lockstep::tensor_parallel {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "autograd/tape.h"
+#include "dist/shard.h"
 #include "tensor/ops.h"
 
 namespace lockstep::tensor_parallel {

@@ -23,11 +23,11 @@ static std::vector<Action> both_directions(const Request& r, int rank) {
   int forwards[2] = {0, 0}, backwards[2] = {0, 0};
   std::vector<Action> postponed;  // weight gradients, first in, first out
   size_t done = 0;
-  const auto forward = [&](int chunk) { list.push_back({What::forward, forwards[chunk]++, chunk}); };
+  const auto forward = [&](int chunk) { list.push_back({Do::forward, forwards[chunk]++, chunk}); };
   const auto backward = [&](int chunk, bool split = false) {
     const int m = backwards[chunk]++;
-    list.push_back({split ? What::backward_input : What::backward, m, chunk});
-    if (split) postponed.push_back({What::backward_weight, m, chunk});
+    list.push_back({split ? Do::backward_input : Do::backward, m, chunk});
+    if (split) postponed.push_back({Do::backward_weight, m, chunk});
   };
   const auto weight = [&] { list.push_back(postponed.at(done++)); };
 

@@ -10,8 +10,8 @@ namespace lockstep::pipeline {
 
 static std::vector<Action> all_then_all(const Request& r, int) {
   std::vector<Action> list;
-  for (int m = 0; m < r.micro_batches; ++m) list.push_back({What::forward, m, 0});
-  for (int m = 0; m < r.micro_batches; ++m) list.push_back({What::backward, m, 0});
+  for (int m = 0; m < r.micro_batches; ++m) list.push_back({Do::forward, m, 0});
+  for (int m = 0; m < r.micro_batches; ++m) list.push_back({Do::backward, m, 0});
   return list;
 }
 

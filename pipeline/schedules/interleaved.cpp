@@ -14,19 +14,19 @@ namespace lockstep::pipeline {
 
 static std::vector<Action> in_groups(const Request& r, int rank) {
   const int p = r.stages, v = r.chunks, total = r.micro_batches * v;
-  const auto at = [&](What what, int i) {  // the i-th forward or backward of this rank
+  const auto at = [&](Do what, int i) {  // the i-th forward or backward of this rank
     const int in_round = i % (p * v), chunk = in_round / p;
-    return Action{what, i / (p * v) * p + in_round % p, what == What::forward ? chunk : v - 1 - chunk};
+    return Action{what, i / (p * v) * p + in_round % p, what == Do::forward ? chunk : v - 1 - chunk};
   };
   std::vector<Action> list;
   int forwards = 0, backwards = 0;
   const int warm_up = std::min(2 * (p - rank - 1) + (v - 1) * p, total);
-  while (forwards < warm_up) list.push_back(at(What::forward, forwards++));
+  while (forwards < warm_up) list.push_back(at(Do::forward, forwards++));
   while (forwards < total) {
-    list.push_back(at(What::forward, forwards++));
-    list.push_back(at(What::backward, backwards++));
+    list.push_back(at(Do::forward, forwards++));
+    list.push_back(at(Do::backward, backwards++));
   }
-  while (backwards < total) list.push_back(at(What::backward, backwards++));
+  while (backwards < total) list.push_back(at(Do::backward, backwards++));
   return list;
 }
 

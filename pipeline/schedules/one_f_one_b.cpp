@@ -10,12 +10,12 @@ static std::vector<Action> by_turns(const Request& r, int rank) {
   std::vector<Action> list;
   int forwards = 0, backwards = 0;
   const int warm_up = std::min(r.stages - rank - 1, r.micro_batches);
-  while (forwards < warm_up) list.push_back({What::forward, forwards++, 0});
+  while (forwards < warm_up) list.push_back({Do::forward, forwards++, 0});
   while (forwards < r.micro_batches) {
-    list.push_back({What::forward, forwards++, 0});
-    list.push_back({What::backward, backwards++, 0});
+    list.push_back({Do::forward, forwards++, 0});
+    list.push_back({Do::backward, backwards++, 0});
   }
-  while (backwards < r.micro_batches) list.push_back({What::backward, backwards++, 0});
+  while (backwards < r.micro_batches) list.push_back({Do::backward, backwards++, 0});
   return list;
 }
 

@@ -16,13 +16,13 @@ static std::vector<Action> weights_later(const Request& r, int rank) {
   std::vector<Action> list;
   int forwards = 0, inputs = 0, weights = 0;
   const int m = r.micro_batches, warm_up = std::min(r.stages - rank - 1, m);
-  while (forwards < warm_up) list.push_back({What::forward, forwards++, 0});
+  while (forwards < warm_up) list.push_back({Do::forward, forwards++, 0});
   while (inputs < m) {
-    if (forwards < m) list.push_back({What::forward, forwards++, 0});
-    list.push_back({What::backward_input, inputs++, 0});
-    if (inputs > rank) list.push_back({What::backward_weight, weights++, 0});
+    if (forwards < m) list.push_back({Do::forward, forwards++, 0});
+    list.push_back({Do::backward_input, inputs++, 0});
+    if (inputs > rank) list.push_back({Do::backward_weight, weights++, 0});
   }
-  while (weights < m) list.push_back({What::backward_weight, weights++, 0});
+  while (weights < m) list.push_back({Do::backward_weight, weights++, 0});
   return list;
 }
 

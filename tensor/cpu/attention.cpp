@@ -47,7 +47,7 @@ template <class A> struct Block {
   }
 };
 
-/// Turns the scores of a group of rows with a tile of keys into exp(score - maximum). Row r attends to the first n[r]
+/// Turns scores (rows, keys of a tile) into exp(score - the row's maximum). Row r attends to the first n[r]
 /// keys of the tile. Updates each row's maximum (top) and sum. keep[r] receives exp(old maximum - new maximum), the
 /// factor for row r's earlier results.
 template <class A> void soften(A* scores, const int64_t* n, int rows, Lanes<A>& top, Lanes<A>* sum, A* keep) {

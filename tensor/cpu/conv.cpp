@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "tensor/convert.h"
 #include "tensor/cpu/gemm.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/kernels.h"

@@ -18,15 +18,18 @@
 
 namespace lockstep::on_cuda::blas {
 
-/// Deletes a handle of cuBLASLt. Owned is a unique_ptr with this deleter.
+/// Deletes a handle of cuBLASLt.
 template <class Handle, auto destroy> struct Destroy {
   void operator()(Handle handle) const { destroy(handle); }
 };
+/// A handle that is destroyed with its owner.
 template <class Handle, auto destroy>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Destroy<Handle, destroy>>;
-/// cuBLASLt's descriptors of a product and of a matrix, and its preferences for choosing an algorithm.
+/// A product: its operation, transposes, epilogue and scales.
 using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
+/// A matrix: its dtype, sizes and strides.
 using MatrixLayout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
+/// What a choice of algorithms must respect.
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
 /// Throws unless the status is success; `what` is the name of the call.
@@ -96,9 +99,9 @@ struct Algorithm {
 struct Product {
   Description description;
   MatrixLayout a, b, c;
-  int64_t align[4] = {256, 256, 256, 256};  ///< in bytes, of the library's A, B, C and D
-  std::vector<Algorithm> algorithms;        ///< that compute it, the best first
-  const Algorithm& best() const { return algorithms.front(); }
+  int64_t align[4] = {256, 256, 256, 256};                      ///< in bytes, of the library's A, B, C and D
+  std::vector<Algorithm> algorithms;                            ///< that compute it, the best first
+  const Algorithm& best() const { return algorithms.front(); }  ///< the fastest that fits
 };
 
 /// The most workspace that a product may take, in bytes: NVIDIA's recommendation.

@@ -10,17 +10,22 @@
 
 namespace lockstep::on_cuda {
 
-/// e^x, log and sqrt to about one unit in the last place.
+// Functions to about one unit in the last place.
+/// e^x.
 __device__ inline float exp_of(float x) { return ::expf(x); }
 __device__ inline double exp_of(double x) { return ::exp(x); }
+/// The natural logarithm.
 __device__ inline float log_of(float x) { return ::logf(x); }
 __device__ inline double log_of(double x) { return ::log(x); }
+/// The square root.
 __device__ inline float root_of(float x) { return ::sqrtf(x); }
 __device__ inline double root_of(double x) { return ::sqrt(x); }
 
 // Sums and products that the compiler must not fuse: kernels that compute the same value must round the same way.
+/// a + b, rounded.
 __device__ inline float plus(float a, float b) { return __fadd_rn(a, b); }
 __device__ inline double plus(double a, double b) { return __dadd_rn(a, b); }
+/// a b, rounded.
 __device__ inline float times(float a, float b) { return __fmul_rn(a, b); }
 __device__ inline double times(double a, double b) { return __dmul_rn(a, b); }
 /// a b + c, rounded once.
@@ -55,7 +60,7 @@ inline constexpr float log2_e = 1.44269504f;
 /// Computes e^(v - base) for the elements v of a row. This version is for f32 and f64 and is accurate.
 template <class T> class RowExp {
  public:
-  using A = Compute<T>;
+  using A = Compute<T>;  ///< the type that it computes in
   explicit __device__ RowExp(A base) : base_(base) {}
   __device__ A operator()(A v) const { return exp_of(v - base_); }
   /// The factor that turns e^(v - old), or a sum of such terms, into e^(v - base).
@@ -108,9 +113,10 @@ struct FastFloat {
   friend __device__ bool operator>(FastFloat a, FastFloat b) { return a.value > b.value; }
 };
 
+/// e^x.
 __device__ inline FastFloat exp(FastFloat x) { return FastFloat(fast_exp2(log2_e * x.value)); }
-__device__ inline FastFloat exp_normal(FastFloat x) { return exp(x); }
-__device__ inline FastFloat exp_coarse(FastFloat x) { return exp(x); }
+__device__ inline FastFloat exp_normal(FastFloat x) { return exp(x); }  ///< e^x
+__device__ inline FastFloat exp_coarse(FastFloat x) { return exp(x); }  ///< e^x
 /// e^x - 1, accurate near 0.
 __device__ inline FastFloat expm1(FastFloat x) { return FastFloat(math::expm1(x.value)); }
 /// 1 / (1 + e^-x).

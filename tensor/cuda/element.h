@@ -10,8 +10,9 @@ namespace lockstep::on_cuda {
 /// The type to compute in: float for f16 and bf16, else T.
 template <class T> using Compute = std::conditional_t<is_half<T>, float, T>;
 
-/// load() loads an element and widens it; store() rounds a value and stores it.
+/// Loads an element and widens it.
 template <class T> __device__ inline Compute<T> load(const T* p) { return Compute<T>(*p); }
+/// Rounds a value and stores it.
 template <class T> __device__ inline void store(T* p, Compute<T> value) { *p = T(value); }
 
 /// Calls fn.operator()<T>() with the unsigned integer type of the dtype's width.

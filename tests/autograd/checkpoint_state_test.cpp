@@ -47,9 +47,7 @@ const std::vector<Writer> writers = {
        add_(s, x);
      }}};
 
-struct Outcome {
-  std::vector<Tensor> all;
-};
+using Outcome = std::vector<Tensor>;
 
 /// Gradients, state and random numbers after three steps; `way` runs the piece.
 template <class Way> Outcome run(const Writer& writer, Way way) {
@@ -66,17 +64,17 @@ template <class Way> Outcome run(const Writer& writer, Way way) {
     };
     const Variable loss = sum(square(way(piece, x)));
     loss.backward();
-    for (const Tensor& one : {loss.tensor(), x.grad(), w.grad(), state}) outcome.all.push_back(one.clone());
-    outcome.all.push_back(rand({2}));
+    for (const Tensor& one : {loss.tensor(), x.grad(), w.grad(), state}) outcome.push_back(one.clone());
+    outcome.push_back(rand({2}));
   }
   return outcome;
 }
 
 void check_same(const Outcome& a, const Outcome& b) {
-  REQUIRE(a.all.size() == b.all.size());
-  for (size_t i = 0; i < a.all.size(); ++i) {
+  REQUIRE(a.size() == b.size());
+  for (size_t i = 0; i < a.size(); ++i) {
     CAPTURE(i);
-    CHECK(equal(a.all[i], b.all[i]));
+    CHECK(equal(a[i], b[i]));
   }
 }
 

@@ -4,12 +4,12 @@
 #include "autograd/gradcheck.h"
 #include "autograd/ops.h"
 #include "autograd/tape.h"
+#include "tests/autograd/loss_inputs.h"
+#include "tests/messages.h"
 
 using namespace lockstep;
 
 namespace {
-
-using Inputs = std::vector<Variable>;
 
 /// 3 x with the gradient `slope`; 0: no gradient at all.
 Variable triple(const Variable& x, double slope) {
@@ -18,17 +18,11 @@ Variable triple(const Variable& x, double slope) {
   });
 }
 
-Variable leaf(const Shape& shape) {
-  const Tensor x = empty(shape, {.dtype = f64});
-  uniform_(x, -1, 1);
-  return Variable(x, true);
-}
-
 }  // namespace
 
 TEST_CASE("gradcheck accepts right derivatives and names wrong elements") {
   manual_seed(1);
-  const Inputs x{leaf({2, 3})};
+  const Inputs x{drawn({2, 3}, -1, 1)};
   CHECK(gradcheck([](const Inputs& x) { return triple(x[0], 3); }, x) == "");
   const std::string wrong = gradcheck([](const Inputs& x) { return triple(x[0], 2.9); }, x);
   CHECK(wrong.find("input 0, element (0, 0): the tape gives") == 0);
@@ -46,7 +40,7 @@ TEST_CASE("gradcheck accepts right derivatives and names wrong elements") {
 
 TEST_CASE("gradcheck replays random numbers and leaves inputs as they were") {
   manual_seed(2);
-  const Inputs x{leaf({4, 5})};
+  const Inputs x{drawn({4, 5}, -1, 1)};
   const Tensor before = x[0].tensor().clone();
   CHECK(gradcheck([](const Inputs& x) { return dropout(x[0], 0.5) * dropout(x[0], 0.3); }, x) == "");
   CHECK(equal(before, x[0].tensor()));
@@ -54,15 +48,14 @@ TEST_CASE("gradcheck replays random numbers and leaves inputs as they were") {
 }
 
 TEST_CASE("gradcheck wants f64 leaves without repeated elements") {
-  const auto message = [](const Inputs& inputs) {
-    try {
-      gradcheck([](const Inputs& x) { return x[0] * 2.0; }, inputs);
-    } catch (const Error& error) { return std::string(error.what()); }
-    return std::string("no error");
-  };
-  CHECK(message({Variable(ones({2}), true)})
-            .find("[gradcheck] expected inputs that require grad to be f64 leaves, got f32") == 0);
-  CHECK(message({Variable(ones({1}, {.dtype = f64}).expand({3}), true)})
-            .find("[gradcheck] expected inputs without repeated elements") == 0);
-  CHECK(message({Variable(ones({2}, {.dtype = f64}))}) == "[gradcheck] expected an input that requires grad, got none");
+  const auto twice = [](const Inputs& x) { return x[0] * 2.0; };
+  const Inputs narrow{Variable(ones({2}), true)}, repeated{Variable(ones({1}, {.dtype = f64}).expand({3}), true)};
+  CHECK(message([&] {
+          gradcheck(twice, narrow);
+        }).starts_with("[gradcheck] expected inputs that require grad to be f64 leaves, got f32"));
+  CHECK(message([&] {
+          gradcheck(twice, repeated);
+        }).starts_with("[gradcheck] expected inputs without repeated elements"));
+  CHECK_ERROR_IS(gradcheck(twice, {Variable(ones({2}, {.dtype = f64}))}),
+                 "[gradcheck] expected an input that requires grad, got none");
 }

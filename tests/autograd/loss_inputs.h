@@ -1,5 +1,5 @@
 #pragma once
-// Inputs of losses, for tests.
+// Drawn inputs of operations and losses, for tests.
 #include <initializer_list>
 #include <vector>
 

@@ -6,13 +6,14 @@
 #include <string>
 
 #include "autograd/ops.h"
+#include "tensor/convert.h"
+#include "tests/autograd/loss_inputs.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
 
 namespace {
 
-using Inputs = std::vector<Variable>;
 struct Row {
   std::string name;
   std::function<Variable(const Inputs&)> fn;
@@ -99,27 +100,19 @@ TEST_CASE("f16 and bf16: reductions, norms and losses are computed wide and roun
       for (const double magnitude : {1e-7, 1e-5, 1e-3, 0.1, 1., 20., 300., 6000., 3e4}) {
         manual_seed(11);
         Inputs low, exact;
-        const auto draw = [](const Shape& shape, double most) {
-          const Tensor values = empty(shape, {.dtype = f64});
-          uniform_(values, -most, most);
-          return values;
-        };
+        const auto draw = [](const Shape& shape, double most) { return drawn(shape, -most, most).tensor(); };
         const Tensor probabilities = softmax(draw({3, 5}, 2), 1);
         for (const Tensor& values : {draw({6, 5}, 2 * magnitude), draw({5}, 1), probabilities, log(probabilities)}) {
           const Tensor rounded = values.to(dtype);
           low.push_back(Variable(rounded, true));
           exact.push_back(Variable(rounded.to(f64), true));
         }
-        CAPTURE(row.name);
-        CAPTURE(dtype);
-        CAPTURE(magnitude);
+        INFO("name ", row.name, ", dtype ", dtype, ", magnitude ", magnitude);
         const Variable y = row.fn(low), y_exact = row.fn(exact);
         // cross_entropy of class indices returns f32
         CHECK((y.dtype() == dtype || row.name.starts_with("cross_entropy")));
         CHECK(difference(y.tensor(), y_exact.tensor(), 0) == "");
-        const Tensor up = empty(y.shape(), {.dtype = f64});
-        uniform_(up, 0.5, 2);
-        const Tensor up_low = up.to(y.dtype());
+        const Tensor up_low = drawn(y.shape(), 0.5, 2).tensor().to(y.dtype());
         y.backward(up_low);
         y_exact.backward(up_low.to(f64));
         for (size_t i = 0; i < low.size(); ++i) {

@@ -79,6 +79,6 @@ TEST_CASE("split backward: gradients from elsewhere, several roots, and nothing 
   none.finish();
   CHECK(x.grad().to_vector<float>() == std::vector<float>{2, 2});
   joined({}, {}).backward();
-  CHECK(contains(message([&] { SplitBackward(sum(Variable(ones({2}))), {}); }), "this value does not require grad"));
-  CHECK(contains(message([&] { SplitBackward(sum(x), {sum(x)}); }), "expected leaves"));
+  CHECK_ERROR(SplitBackward(sum(Variable(ones({2}))), {}), "this value does not require grad");
+  CHECK_ERROR(SplitBackward(sum(x), {sum(x)}), "expected leaves");
 }

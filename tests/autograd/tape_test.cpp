@@ -48,11 +48,11 @@ TEST_CASE("two leaves that get the same gradient do not share its memory afterwa
 TEST_CASE("a result of several elements needs a gradient, of its shape") {
   Variable x = leaf({1, 2});
   const Variable y = x * 3.0;
-  CHECK(contains(message([&] { y.backward(); }), "expected a gradient for a result of shape (2"));
-  CHECK(contains(message([&] { y.backward(ones({3})); }), "expected a gradient of shape (2"));
+  CHECK_ERROR(y.backward(), "expected a gradient for a result of shape (2");
+  CHECK_ERROR(y.backward(ones({3})), "expected a gradient of shape (2");
   y.backward(Tensor::from({1.f, 10.f}));
   CHECK(values(x.grad()) == std::vector<float>{3, 30});
-  CHECK(contains(message([&] { Variable(ones({1})).backward(); }), "this value does not require grad"));
+  CHECK_ERROR(Variable(ones({1})).backward(), "this value does not require grad");
 }
 
 TEST_CASE("a second backward needs retain_graph, and names the operation") {
@@ -88,10 +88,10 @@ TEST_CASE("NoGrad, EnableGrad, detach and requires_grad_(false)") {
   x.requires_grad_(false);
   CHECK(!(x * 2.0).requires_grad());
   Variable number(Tensor::from<int64_t>({1, 2}));
-  CHECK(contains(message([&] { number.requires_grad_(); }), "expected a floating or complex dtype, got i64"));
+  CHECK_ERROR(number.requires_grad_(), "expected a floating or complex dtype, got i64");
   x.requires_grad_();
   Variable y = x * 2.0;
-  CHECK(contains(message([&] { y.requires_grad_(false); }), "'mul_scalar'"));
+  CHECK_ERROR(y.requires_grad_(false), "'mul_scalar'");
 }
 
 TEST_CASE("hooks see, replace and are removed; leaves tell when they are complete") {
@@ -118,7 +118,7 @@ TEST_CASE("hooks see, replace and are removed; leaves tell when they are complet
   CHECK(order == std::vector<std::string>{"last", "first"});
   Variable z = x * w;
   z.on_grad([](const Tensor&) { return zeros({7}); });
-  CHECK(contains(message([&] { z.backward(); }), "[on_grad] expected the hook to return shape"));
+  CHECK_ERROR(z.backward(), "[on_grad] expected the hook to return shape");
 }
 
 TEST_CASE("a product folds the derivative before it into its gradient, unless somebody looks") {
@@ -176,7 +176,7 @@ TEST_CASE("a product folds the derivative before it into its gradient, unless so
 TEST_CASE("retain_grad keeps the gradient of a result") {
   Variable x = leaf({3});
   Variable y = x * x;
-  CHECK(contains(message([&] { y.grad(); }), "retain_grad"));
+  CHECK_ERROR(y.grad(), "retain_grad");
   y.retain_grad();
   (y * 4.0).backward();
   CHECK(y.grad().item() == 4);
@@ -230,9 +230,9 @@ TEST_CASE("grad() gives gradients without touching .grad") {
 TEST_CASE("anomaly mode names the first operation that makes a NaN") {
   const AnomalyMode guard;
   Variable x = leaf({-1});
-  CHECK(contains(message([&] { log(x); }), "'log' produced the first NaN"));
+  CHECK_ERROR(log(x), "'log' produced the first NaN");
   Variable zero = leaf({0});
-  CHECK(contains(message([&] { (sqrt(zero) * 0.0).backward(); }), "gradient"));
+  CHECK_ERROR((sqrt(zero) * 0.0).backward(), "gradient");
 }
 
 TEST_CASE("a chain of a million operations runs backward and is freed, without recursion") {
@@ -278,11 +278,27 @@ TEST_CASE("after_backward runs once, at the end of the pass") {
   y.backward();
   CHECK(calls == 1);
   CHECK(complete);
-  CHECK(contains(message([] { after_backward([] {}); }), "expected a backward pass"));
+  CHECK_ERROR(after_backward([] {}), "expected a backward pass");
+}
+
+TEST_CASE("a hook may run a pass over the graph of the running pass") {
+  for (const bool create : {false, true}) {
+    Variable x = leaf({3});
+    const Variable h = x * x;
+    Variable y = h * 2.0;
+    Tensor slope;
+    y.on_grad([&](const Tensor&) {  // h * h has given h its gradient, y has not
+      slope = grad(h, {x}, {.retain_graph = true, .create_graph = create})[0].tensor();
+      return Tensor();
+    });
+    (y + h * h).backward({.retain_graph = true});
+    CHECK(slope.item() == 6);
+    CHECK(x.grad().item() == (2 + 18) * 6);
+  }
 }
 
 TEST_CASE("printing and undefined variables") {
-  CHECK(contains(message([] { Variable().tensor(); }), "undefined"));
+  CHECK_ERROR(Variable().tensor(), "undefined");
   std::ostringstream out;
   out << leaf({1}) * 2.0;
   CHECK(contains(out.str(), "from mul_scalar"));
@@ -291,8 +307,8 @@ TEST_CASE("printing and undefined variables") {
 TEST_CASE("neither a view on the tape nor its base is changed in place") {
   Variable x = leaf({1, 2, 3});
   Variable h = x * 1.0, v = h.narrow(0, 0, 2);
-  CHECK(contains(message([&] { mul_scalar_(h, 5); }), "with views"));
-  CHECK(contains(message([&] { mul_scalar_(v, 5); }), "a view on the tape"));
+  CHECK_ERROR(mul_scalar_(h, 5), "with views");
+  CHECK_ERROR(mul_scalar_(v, 5), "a view on the tape");
 }
 
 namespace {

@@ -12,25 +12,12 @@ TEST_CASE("the nearest known name is suggested, when it is near") {
   struct Row {
     const char *word, *expected;
   };
+  // Where several names are equally near, as to "ringe", the first one counts.
   const Row rows[] = {
-      {"rign", "ring"},
-      {"rin", "ring"},
-      {"rings", "ring"},
-      // Several names are equally near: the first one counts.
-      {"ringe", "ring"},
-      {"ringers", "ringer"},
-      {"ring", "ring"},
-      {"tre", "tree"},
-      {"t", nullptr},
-      {"te", "tree"},
-      {"butterfly", nullptr},
-      {"", nullptr},
-      {"halfing_doublin", "halving_doubling"},
-      {"doubling", nullptr},
-      {"halving", nullptr},
-      {"DIRECT", nullptr},
-      {"direkt", "direct"},
-  };
+      {"rign", "ring"},      {"rin", "ring"},        {"rings", "ring"},   {"ringe", "ring"},
+      {"ringers", "ringer"}, {"ring", "ring"},       {"tre", "tree"},     {"t", nullptr},
+      {"te", "tree"},        {"butterfly", nullptr}, {"", nullptr},       {"halfing_doublin", "halving_doubling"},
+      {"doubling", nullptr}, {"halving", nullptr},   {"DIRECT", nullptr}, {"direkt", "direct"}};
   for (const Row& row : rows) {
     CAPTURE(std::string(row.word));
     CHECK(suggestion(row.word, known) == (row.expected ? std::string("; did you mean ") + row.expected + "?" : ""));

@@ -8,6 +8,7 @@
 
 #include "checkpoint/folder.h"
 #include "tests/checkpoint/util.h"
+#include "tests/fork.h"
 
 using namespace lockstep;
 using namespace lockstep::checkpoints;
@@ -59,16 +60,12 @@ TEST_CASE("33: killed at the k-th file operation: the old or the new, and the ne
     ++k;
     CAPTURE(k);
     const Run run;
-    const pid_t child = fork();
-    if (child == 0) {
+    const int code = testing::in_fork([&] {
       FaultyCalls calls(Fault::kill, k);
       save(run.path(), "two", contents_of(Cut::flat, 1, 0, 2), nullptr, options_with(&calls));
-      _exit(0);
-    }
-    int status = 0;
-    REQUIRE(waitpid(child, &status, 0) == child);
-    done = WEXITSTATUS(status) == 0;
-    CHECK((done || WEXITSTATUS(status) == 137));
+    });
+    done = code == 0;
+    CHECK((done || code == 137));
     check_whole(run, done, seen);
   }
   CHECK(seen == std::set<int>{1, 2});
@@ -149,8 +146,7 @@ TEST_CASE("34: one rank's disk is full: all ranks say so and go on") {
   constexpr int world = 3;
   for (const int victim : {0, 2}) {
     for (int64_t k = 1;; ++k) {
-      CAPTURE(victim);
-      CAPTURE(k);
+      INFO("victim ", victim, ", k ", k);
       const Run run;
       std::vector<std::string> texts(world);
       int64_t count = 0;
@@ -211,22 +207,12 @@ TEST_CASE("38: two jobs and one folder") {
     const std::string text = message([&] { second.save("b", c); });
     CHECK(contains(text, str("another job saves into this folder: pid ", getpid(), " on ")));
     CHECK(contains(text, "end it, or save into another folder"));
-    const pid_t child = fork();
-    if (child == 0)
-      _exit(contains(message([&] { save(dir.str(), "c", c, nullptr, {.warn = quiet}); }),
-                     "another job saves into this folder")
-                ? 0
-                : 1);
-    int status = 0;
-    waitpid(child, &status, 0);
-    CHECK(status == 0);
+    CHECK(testing::in_fork([&] {
+            const std::string said = message([&] { save(dir.str(), "c", c, nullptr, {.warn = quiet}); });
+            if (!contains(said, "another job saves into this folder")) _exit(1);
+          }) == 0);
     CHECK(dir.list() == "a latest lock");
-    const pid_t copy = fork();
-    if (copy == 0) {
-      first.~Saver();
-      _exit(0);
-    }
-    waitpid(copy, nullptr, 0);
+    testing::in_fork([&] { first.~Saver(); });
     CHECK(dir.list() == "a latest lock");  // only the parent removes its lock
     first.save("d", c);
   }
@@ -250,10 +236,9 @@ TEST_CASE("38: two jobs and one folder") {
     std::ofstream(dir / "lock") << R"({"pid": 12, "host": "elsewhere", "since": "2025-01-31 12:00:00 UTC"})";
   };
   leave();
-  const std::string text = message([&] { save(dir.str(), "h", c); });
-  CHECK(contains(text,
-                 "a job on another host has left its lock: pid 12 on elsewhere since 2025-01-31 12:00:00 UTC; when it "
-                 "has ended remove this file, or set take_over"));
+  CHECK_ERROR(save(dir.str(), "h", c),
+              "a job on another host has left its lock: pid 12 on elsewhere since 2025-01-31 12:00:00 UTC; when it "
+              "has ended remove this file, or set take_over");
   CHECK(!fs::exists(dir / "h"));
   save(dir.str(), "h", c, nullptr, {.take_over = true, .warn = warnings.sink()});
   CHECK(contains(warnings.take(), "taking it over"));

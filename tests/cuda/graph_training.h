@@ -10,6 +10,7 @@
 
 #include "autograd/ops.h"
 #include "engine/engine.h"
+#include "extensions/fp8/section.h"
 #include "nn/container.h"
 #include "nn/linear.h"
 #include "nn/models/gpt.h"
@@ -105,7 +106,7 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
   config.fp16 = {.enabled = plan.half, .initial_scale_power = 12, .loss_scale_window = 1, .hysteresis = 1};
   config.activation_checkpointing.enabled = plan.checkpoints;
   config.ema.decay = plan.average;
-  config.fp8 = {.enabled = plan.fp8, .amax_history_len = 3};
+  config.section<engine::Fp8Config>() = {.enabled = plan.fp8, .amax_history_len = 3};
   config.wall_clock_breakdown = plan.breakdown;
   const parallel::Plan axes = mesh ? mesh->plan() : parallel::Plan();
   if (axes.cp > 1) sequence::share_sequences(*gpt, {std::shared_ptr<void>(), &mesh->cp()}, plan.context);
@@ -191,6 +192,30 @@ inline std::string differing(const Result& a, const Result& b) {
   for (size_t i = 0; i < std::min(a.state.size(), b.state.size()); ++i)
     check(a.state[i].first.c_str(), equal(a.state[i].second, b.state[i].second));
   return all;
+}
+
+/// Trains with and without graphs, checks that both end with the same bits, and returns the result with graphs.
+inline Result both(const Plan& plan) {
+  const Result replayed = train(plan, true), eager = train(plan, false);
+  CHECK(eager.graphs == "none: they are turned off");
+  CHECK(eager.said.empty());
+  CHECK(differing(replayed, eager) == "");
+  return replayed;
+}
+
+/// Checks that a plan's steps after the first are replayed, with the bits of steps that run one by one.
+inline void check_replayed(const Plan& plan) {
+  const Result r = both(plan);
+  CHECK(r.graphs == "1 shape recorded, 5 of 6 steps replayed");
+  CHECK(r.said.empty());
+#if defined(SIMT_CPU)
+  // Besides the graph, only kernels for data, loss scale, random keys, learning rates and the next fp8 scales start.
+  int64_t others = 0;
+  for (const auto& [name, count] : r.launches) others += name == "graph" ? 0 : count;
+  CHECK(r.launches.at("graph") == 1);
+  CHECK_MESSAGE(others <= 4 + 10 * plan.accumulation + (plan.fp8 ? 16 : 0), others);
+#endif
+  CHECK(r.losses.front() != r.losses.back());
 }
 
 }  // namespace testing

@@ -8,8 +8,7 @@
 
 #include "autograd/tape.h"
 #include "nn/linear.h"
-#include "nn/sampling.h"
-#include "tensor/device_memory.h"
+#include "tensor/memory.h"
 #include "tensor/padded.h"
 #include "tensor/random.h"
 #include "tensor/stream.h"
@@ -96,14 +95,7 @@ TEST_CASE("cuda head: products of any vocabulary are aligned, and nothing copies
                        plain = h.here(h.x.narrow(0, 0, rows).view({1, rows, width}));
         CHECK(alone.shape() == Shape{1, rows, vocab});
         check({}, 1);
-        const Tensor host = nn::scores_on_host(alone.view({rows, vocab}).tensor());
-        CHECK(fake::take_launches() == std::map<std::string, int64_t>{{"memcpy", 1}});
-        CHECK(host.dtype() == f32);
-        CHECK(equal(host, alone.view({rows, vocab}).tensor().to(cpu).to(f32)));
-        check_close({host}, {plain.tensor().view({rows, vocab})}, dtype == f32 ? f32 : bf16);
-        const std::span<const float> last = nn::row_of(host, size_t(rows - 1));
-        CHECK(last.size() == size_t(vocab));
-        CHECK(last.back() == host[rows - 1][vocab - 1].item<float>());
+        check_close({alone.tensor().to(cpu)}, {plain.tensor()}, dtype == f32 ? f32 : bf16);
         fake::take_launches(), fake::take_alignments();
       }
     }

@@ -1,11 +1,11 @@
-// Inference on the device: a row has the same bits beside any other rows, a text the same tokens in any batch, and
-// cuBLASLt is asked for each shape once, whatever the number of threads.
+// Inference on the device: a row has the same bits beside any other rows, and cuBLASLt is asked for each shape once,
+// whatever the number of threads.
 #include <doctest/doctest.h>
 
 #include <optional>
 #include <thread>
 
-#include "nn/generate.h"
+#include "nn/nn.h"
 #include "parallel/data_parallel.h"
 #include "tensor/batch_invariant.h"
 #include "tensor/random.h"
@@ -28,47 +28,8 @@ Tensor noise(const Shape& shape, DType dtype, uint64_t seed) {
   return randn(shape, {.device = cpu}).to(dtype).to(cuda0);
 }
 
-std::vector<int64_t> some_ids(int64_t count, uint64_t seed) {
-  manual_seed(seed);
-  return randint(0, 61, {count}, {.device = cpu}).to_vector<int64_t>();
-}
-
-/// Two layers with large weights, so that logits are far apart; heads of 64 are those of Hopper's attention.
-GPT small_gpt(DType dtype, int64_t head_size, int64_t window) {
-  manual_seed(3);
-  GPT model({.vocab = 61,
-             .context = 240,
-             .layers = 2,
-             .width = 2 * head_size,
-             .heads = 2,
-             .kv_heads = 1,
-             .norm = Norm::rms,
-             .feed_forward = FeedForward::swiglu,
-             .rope = Rope{},
-             .window = window});
-  for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape(), {.device = cpu}));
-  model.eval();
-  model.to(dtype).to(cuda0);
-  return model;
-}
-
-/// Logits of all positions when the prompt is fed to the cache in pieces.
-Tensor in_pieces(GPT& model, const std::vector<int64_t>& ids, const std::vector<size_t>& pieces) {
-  std::vector<KvCache> cache(model.blocks.size());
-  std::vector<Tensor> rows;
-  size_t at = 0;
-  for (const size_t piece : pieces) {
-    std::vector<int64_t> places;
-    for (size_t i = 0; i < piece; ++i) places.push_back(int64_t(i));
-    rows.push_back(model.scores_behind(places, {std::span(ids).subspan(at, piece)}, {&cache}).tensor());
-    at += piece;
-  }
-  REQUIRE(at == ids.size());
-  return cat(rows, 0);
-}
-
 /// A product of x (rows, in), with a result (rows, out).
-struct Product {
+struct ProductCase {
   DType dtype;
   int64_t in, out;
   bool with_bias;
@@ -88,11 +49,11 @@ struct Product {
 TEST_CASE("batch-invariant products: a row has the same bits beside any other rows, wherever it lies") {
   [[maybe_unused]] int64_t differs = 0;
   for (const DType dtype : {f32, f64, f16, bf16})
-    for (const Product& p : {Product{dtype, 320, 48, false, Activation::none, false, INT64_MAX},
-                             {dtype, 288, 48, true, Activation::gelu_tanh, false, 200},
-                             {dtype, 64, 7, true, Activation::silu, false, 128},
-                             {dtype, 33, 48, true, Activation::none, true, 128},
-                             {dtype, 512, 1, false, Activation::relu, false, INT64_MAX}}) {
+    for (const ProductCase& p : {ProductCase{dtype, 320, 48, false, Activation::none, false, INT64_MAX},
+                                 {dtype, 288, 48, true, Activation::gelu_tanh, false, 200},
+                                 {dtype, 64, 7, true, Activation::silu, false, 128},
+                                 {dtype, 33, 48, true, Activation::none, true, 128},
+                                 {dtype, 512, 1, false, Activation::relu, false, INT64_MAX}}) {
       CAPTURE(dtype);
       CAPTURE(p.in);
       CAPTURE(p.out);
@@ -124,34 +85,6 @@ TEST_CASE("batch-invariant products: a row has the same bits beside any other ro
 #if defined(SIMT_CPU)
   CHECK(differs > 0);  // the library's free choice does not keep the promise
 #endif
-}
-
-TEST_CASE("generate: a text has the same logits and tokens in any batch, and however its prompt is cut") {
-  struct Row {
-    DType dtype;
-    int64_t head_size, window;
-  };
-  for (const Row& r : {Row{f32, 24, 0}, {bf16, 64, 0}, {f16, 64, 0}, {bf16, 40, 0}, {bf16, 64, 70}, {f32, 24, 70}}) {
-    CAPTURE(r.dtype);
-    CAPTURE(r.head_size);
-    CAPTURE(r.window);
-    GPT model = small_gpt(r.dtype, r.head_size, r.window);
-    const std::vector<int64_t> ids = some_ids(210, 1);
-    const NoGrad no_grad;
-    const Tensor whole = model(Tensor::from(ids, {1, 210}).to(cuda0)).tensor()[0].clone();
-    CHECK(equal(in_pieces(model, ids, {210}), whole));
-    CHECK(equal(in_pieces(model, ids, {128, 1, 63, 16, 1, 1}), whole));  // 128: the size of a tile of keys
-    CHECK(equal(in_pieces(model, ids, {1, 190, 2, 1, 1, 15}), whole));
-    const Tensor both = model(Tensor::from(ids, {1, 210}).expand({2, 210}).contiguous().to(cuda0)).tensor();
-    CHECK(equal(both[1].clone(), whole));
-
-    const std::vector<std::vector<int64_t>> prompts{some_ids(130, 2), some_ids(3, 3), some_ids(64, 4), some_ids(1, 5)};
-    const Generation g{.max_new_tokens = 5, .do_sample = true, .seed = 7, .logprobs = true};
-    const std::vector<Generated> together = generate(model, prompts, g);
-    const Generated alone = generate(model, prompts[0], g);
-    CHECK(alone.tokens == together[0].tokens);
-    CHECK(alone.logprobs == together[0].logprobs);
-  }
 }
 
 #if defined(SIMT_CPU)

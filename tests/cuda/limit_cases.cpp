@@ -3,8 +3,6 @@
 
 #include "optim/step_batch.h"
 #include "optim/step_kernels.h"
-#include "tensor/fp8.h"
-#include "tensor/quantized.h"
 #include "tests/tolerances.h"
 
 namespace lockstep::testing {
@@ -340,58 +338,6 @@ void add_others(std::vector<LimitCase>& cases) {
                      batch.add_squares({{in[0].view({-1})}}, sums);
                      return T{sums};
                    }});
-  // Blocks along y stride over the rows.
-  const auto by_turns = [](int64_t rows_of_block) {
-    return [=](int64_t row, int64_t rows) {
-      return std::vector<double>{double(row) / double(rows), double(row / rows_of_block % 65535) / 65535};
-    };
-  };
-  const LimitInput x{{1024}, f32}, weight{{4, 1024}, f32, 0, true};
-  cases.push_back({.name = "quantized linear",
-                   .inputs = {x, weight},
-                   .run =
-                       [](T in) {  // the kernel for few rows, which linear() does not call for so many
-                         const Quantized w = quantize(in[1], QuantFormat::group4);
-                         Tensor out = empty({in[0].size(0), w.out}, {.device = in[0].device()});
-                         kernels::matmul_quantized(in[0].device(), in[0], w, {}, {}, out);
-                         return T{out};
-                       },
-                   .bound = tolerance(Near::quantised, f32),
-                   .places = by_turns(8)});
-  cases.push_back(
-      {.name = "dynamic quantized linear",
-       .inputs = {x, weight},
-       .run = [](T in) { return T{linear(in[0], quantize(in[1], QuantFormat::row8), {}, {.dynamic = true})}; },
-       .bound = tolerance(Near::quantised, f32),
-       .places = by_turns(8)});
-  cases.push_back({.name = "numbers of codes",
-                   .inputs = {{{1024}, i8}, {{}, f32}},
-                   .run =
-                       [](T in) {
-                         return T{dequantize(Quantized{QuantFormat::row8, in[0], in[1], in[0].size(0), 1024})};
-                       },
-                   .bound = 0});
-  cases.push_back({.name = "quantized linear to many",
-                   .inputs = {{{1024}, i8}, {{}, f32}, {{2, 1024}, f32, 0, true}},
-                   .run =
-                       [](T in) {
-                         const int64_t n = in[0].size(0);
-                         return T{linear(in[2], Quantized{QuantFormat::row8, in[0], in[1], n, 1024}).t()};
-                       },
-                   .bound = tolerance(Near::quantised, f32)});
-  for (const bool turned : {false, true})
-    cases.push_back(
-        {.name = turned ? "codes of fp8, turned" : "codes of fp8",
-         .inputs = {{{64}, bf16}},
-         .run =
-             [turned](T in) {
-               const Fp8Cast made = cast_fp8(
-                   in[0], {.scale = full({1}, 3, {.device = in[0].device()}), .straight = !turned, .turned = turned});
-               return T{turned ? made.turned.t() : made.codes};
-             },
-         .bound = 0});
-  cases.push_back(unary(
-      "numbers of fp8", {{1000}, u8}, [](const Tensor& a) { return read_fp8(a, Fp8Format::e5m2, bf16); }, 0));
 }
 
 }  // namespace
@@ -414,7 +360,14 @@ std::vector<LimitCase> limit_cases() {
   add_reductions(cases);
   add_layers(cases);
   add_others(cases);
+  for (const auto& more : more_limit_cases())
+    for (LimitCase& one : more()) cases.push_back(std::move(one));
   return cases;
+}
+
+std::vector<std::vector<LimitCase> (*)()>& more_limit_cases() {
+  static std::vector<std::vector<LimitCase> (*)()> functions;
+  return functions;
 }
 
 }  // namespace lockstep::testing

@@ -30,6 +30,8 @@ struct LimitCase {
   bool slow = false;  ///< true: each block does much work
 };
 std::vector<LimitCase> limit_cases();
+/// Functions that return more cases. A test of an extension adds its own before main() begins.
+std::vector<std::vector<LimitCase> (*)()>& more_limit_cases();
 
 /// Rows [begin, end) of input number `number`, on the CPU.
 Tensor limit_rows(const LimitInput& input, int number, int64_t begin, int64_t end);

@@ -6,6 +6,7 @@
 #include <cstdlib>
 
 #include "engine/engine.h"
+#include "extensions/fp8/section.h"
 #include "nn/models/gpt.h"
 #include "optim/optim.h"
 #include "parallel/mesh.h"
@@ -89,7 +90,7 @@ std::vector<double> train_in_chunks(const Training& t, int64_t chunks) {
     gpt->to(device);
     engine::Config c{.train_micro_batch_size_per_gpu = 4, .gradient_accumulation_steps = 2};
     c.bf16.auto_cast = true;
-    c.fp8.enabled = t.fp8;
+    c.section<engine::Fp8Config>().enabled = t.fp8;
     c.pipeline.activation_checkpoint_interval = t.checkpoints ? 1 : 0;
     c.pipeline.schedule = t.schedule;
     engine::InitializeArgs args{.config = c, .mesh = &mesh, .log = [](const std::string&) {}};

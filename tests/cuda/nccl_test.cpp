@@ -8,6 +8,7 @@
 #include <optional>
 #include <thread>
 
+#include "dist/shard.h"
 #include "optim/optim.h"
 #include "parallel/buckets.h"
 #include "tensor/ops.h"
@@ -196,7 +197,7 @@ TEST_CASE("nccl: DDP gives the bits of one device when sums are exact, and nearl
             Mlp net;
             net.to(device);
             std::optional<parallel::DistributedDataParallel> ddp;
-            std::optional<parallel::GradientAccumulator> sum;
+            std::optional<parallel::GradientSum> sum;
             if (accumulator) sum.emplace(net.parameters());
             else ddp.emplace(net, options);
             optim::AdamW opt(net.parameters(), {.lr = 1e-2, .weight_decay = 0.1});

@@ -193,7 +193,6 @@ void Block::work() {
 
 // A fiber that will start with the next thread of the block.
 Fiber& Block::starter() {
-  ++counts().switches;
   if (with_tsan()) return *(starter_ = &clocks_.stack(next_thread(), &Block::work));
   if (idle_.empty())
     idle_.push_back(fibers_.emplace_back(std::make_unique<Fiber>(&Block::work, unsigned(fibers_.size()))).get());
@@ -208,7 +207,6 @@ Fiber& Block::resume(Thread& thread) {
   here = &thread.place;
   threadIdx = thread.index;
   thread.state = State::running;
-  ++counts().switches;
   thread.clock->enter();
   return *thread.fiber;
 }
@@ -359,8 +357,6 @@ void Block::run_block() {
   clocks_.begin_block();
   products_of_block();
   arrivals_of_block();
-  ++counts().blocks;
-  counts().threads += size_;
 
   while (fault_.empty() && done_ < size_) {
     if (started_ < size_ && (ready_.empty() || options().order != Order::random || random_() % 2)) {
@@ -438,10 +434,6 @@ Options& options() {
     if (seed) o.seed = std::strtoull(seed, nullptr, 10);
     return o;
   }();
-  return made;
-}
-Counts& counts() {
-  static thread_local Counts made;
   return made;
 }
 

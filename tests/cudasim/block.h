@@ -25,13 +25,6 @@ struct Options {
 };
 Options& options();
 
-/// Statistics of the emulator.
-struct Counts {
-  uint64_t blocks = 0, threads = 0, switches = 0;
-};
-/// The counts of this OS thread.
-Counts& counts();
-
 /// An error in a kernel; thrown by run_grid().
 struct Fault {
   std::string what;

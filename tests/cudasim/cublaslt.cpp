@@ -50,7 +50,7 @@ struct Layout {
   cudaDataType_t type;
   uint64_t rows, columns;
   int64_t lead;
-  int32_t batch = 1, order = CUBLASLT_ORDER_COL;
+  int32_t batch = 1;
   int64_t stride = 0;
 };
 struct Preference {
@@ -70,6 +70,11 @@ struct Algorithm {
 };
 
 constexpr int most_candidates = 3;  // of an answer
+Algorithm read(const cublasLtMatmulAlgo_t* from) {
+  Algorithm algorithm;
+  std::memcpy(&algorithm, from, sizeof algorithm);
+  return algorithm;
+}
 
 /// The bytes of an algorithm's setting.
 size_t bytes_of(cublasLtMatmulAlgoConfigAttributes_t attribute) {
@@ -129,24 +134,13 @@ double gelu_grad(double x) {
   return 0.5 * (1 + t) + 0.5 * x * (1 - t * t) * 0.7978845608028654 * (1 + 3 * 0.044715 * x * x);
 }
 
-// The bits of an epilogue. Those that sum the gradient of a bias (BGRAD) are refused: nothing uses them.
-constexpr uint32_t relu_bit = 2, bias_bit = 4, drelu_bit = 8, gelu_bit = 32, dgelu_bit = 64, aux_bit = 128;
+// The bits of an epilogue. Those that nothing uses are refused: BGRAD, DRELU, and AUX with relu.
+constexpr uint32_t relu_bit = 2, bias_bit = 4, gelu_bit = 32, dgelu_bit = 64, aux_bit = 128;
 bool is_epilogue(uint32_t e) {
-  switch (e) {
-    case CUBLASLT_EPILOGUE_DEFAULT:
-    case CUBLASLT_EPILOGUE_RELU:
-    case CUBLASLT_EPILOGUE_BIAS:
-    case CUBLASLT_EPILOGUE_RELU_BIAS:
-    case CUBLASLT_EPILOGUE_GELU:
-    case CUBLASLT_EPILOGUE_GELU_BIAS:
-    case CUBLASLT_EPILOGUE_RELU_AUX:
-    case CUBLASLT_EPILOGUE_RELU_AUX_BIAS:
-    case CUBLASLT_EPILOGUE_GELU_AUX:
-    case CUBLASLT_EPILOGUE_GELU_AUX_BIAS:
-    case CUBLASLT_EPILOGUE_DRELU:
-    case CUBLASLT_EPILOGUE_DGELU: return true;
-    default: return false;
-  }
+  const uint32_t unbiased = e & ~bias_bit;
+  return e == CUBLASLT_EPILOGUE_DEFAULT || e == CUBLASLT_EPILOGUE_BIAS || e == CUBLASLT_EPILOGUE_DGELU ||
+         unbiased == CUBLASLT_EPILOGUE_RELU || unbiased == CUBLASLT_EPILOGUE_GELU ||
+         unbiased == CUBLASLT_EPILOGUE_GELU_AUX;
 }
 
 /// A product with its checked sizes.
@@ -180,7 +174,6 @@ cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLa
   if (!d || !a || !b || !c || !out) return CUBLAS_STATUS_INVALID_VALUE;
   p = {at(d), at(a), at(b), at(c), at(out), 0, 0, 0};
   for (const Layout* l : {&p.a, &p.b, &p.c, &p.out}) {
-    if (l->order != CUBLASLT_ORDER_COL) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (l->lead < int64_t(l->rows) || l->batch != p.out.batch) return CUBLAS_STATUS_INVALID_VALUE;
   }
   const auto [ar, ac] = std::pair(int64_t(p.a.rows), int64_t(p.a.columns));
@@ -212,13 +205,10 @@ cublasStatus_t make_problem(Problem& p, cublasLtMatmulDesc_t d, cublasLtMatrixLa
     const cudaDataType_t wanted = p.d.bias_type < 0 ? p.out.type : cudaDataType_t(p.d.bias_type);
     if (!p.d.bias || (wanted != p.out.type && wanted != type)) return CUBLAS_STATUS_INVALID_VALUE;
   }
-  if (e & aux_bit) {
-    // The AUX memory has one bit per element for relu, and the value before the activation for gelu.
-    const int64_t unit = (e & (relu_bit | drelu_bit)) ? 128 : 8;
-    if (!p.d.aux || p.d.aux_lead < p.m || p.d.aux_lead % unit != 0 || p.d.aux_stride % unit != 0 ||
-        reinterpret_cast<uintptr_t>(p.d.aux) % 16 != 0)
-      return CUBLAS_STATUS_NOT_SUPPORTED;
-  }
+  // The AUX memory has the value before the activation.
+  if ((e & aux_bit) && (!p.d.aux || p.d.aux_lead < p.m || p.d.aux_lead % 8 != 0 || p.d.aux_stride % 8 != 0 ||
+                        reinterpret_cast<uintptr_t>(p.d.aux) % 16 != 0))
+    return CUBLAS_STATUS_NOT_SUPPORTED;
   return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -239,11 +229,10 @@ Algorithm asked(const Problem& p, const std::array<uint64_t, 4>& places) {
   const void* const aux = p.d.epilogue & aux_bit ? p.d.aux : nullptr;
   Algorithm made{};
   made.types = types_of(p.d.compute, p.d.scale, p.a.type, p.b.type, p.c.type, p.out.type);
-  made.question =
-      hash_of({uint64_t(p.d.transposed_a), uint64_t(p.d.transposed_b), p.d.epilogue,
-               uint64_t(bias ? p.d.bias_type : -1), uint64_t(p.d.fast), uint64_t(p.a.order), uint64_t(p.b.order),
-               uint64_t(p.c.order), uint64_t(p.out.order), uint64_t(p.a.batch > 1), uint64_t(bias != nullptr),
-               uint64_t(aux != nullptr), uint64_t(p.d.scale_a != nullptr), uint64_t(p.d.scale_b != nullptr)});
+  made.question = hash_of({uint64_t(p.d.transposed_a), uint64_t(p.d.transposed_b), p.d.epilogue,
+                           uint64_t(bias ? p.d.bias_type : -1), uint64_t(p.d.fast), uint64_t(p.a.batch > 1),
+                           uint64_t(bias != nullptr), uint64_t(aux != nullptr), uint64_t(p.d.scale_a != nullptr),
+                           uint64_t(p.d.scale_b != nullptr)});
   const auto place = [](const void* x) { return uint64_t(reinterpret_cast<uintptr_t>(x)); };
   const uint64_t all[] = {places[0],   places[1],  places[2],          places[3],
                           place(bias), place(aux), place(p.d.scale_a), place(p.d.scale_b)};
@@ -310,7 +299,6 @@ void multiply(const Problem& p, const Algorithm& algorithm, double alpha, const 
     put(place, type, 0, value);
     return get(place, type, 0);
   };
-  auto* bits = static_cast<unsigned char*>(p.d.aux);
   for (int64_t j = 0; j < n; ++j) {
     fake::FewBits short_sum(m);
     fake::Sums sum(algorithm.order, m, k, p.d.scale == CUDA_R_64F);
@@ -326,14 +314,9 @@ void multiply(const Problem& p, const Algorithm& algorithm, double alpha, const 
       if (beta != 0) value += beta * get(c, p.c.type, i + j * p.c.lead);    // C is not read if beta is 0
       if (e & bias_bit) value = kept(value) + get(p.d.bias, bias_type, i);  // one bias per row of D
       const int64_t place_of_aux = batch * p.d.aux_stride + i + j * p.d.aux_lead;
-      if (e & drelu_bit) {
-        value = bits[place_of_aux / 8] >> place_of_aux % 8 & 1 ? value : 0;
-      } else if (e & dgelu_bit) {
+      if (e & dgelu_bit) {
         value *= gelu_grad(get(p.d.aux, type, place_of_aux));
       } else if (e & relu_bit) {
-        if (e & aux_bit)
-          bits[place_of_aux / 8] =
-              (unsigned char)((bits[place_of_aux / 8] & ~(1 << place_of_aux % 8)) | (value > 0) << place_of_aux % 8);
         value = value < 0 ? 0 : value;  // NaN passes
       } else if (e & gelu_bit) {
         if (e & aux_bit) put(p.d.aux, type, place_of_aux, value);
@@ -419,7 +402,6 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
   switch (attribute) {
     case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: return assign(l.batch, value, bytes);
     case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: return assign(l.stride, value, bytes);
-    case CUBLASLT_MATRIX_LAYOUT_ORDER: return assign(l.order, value, bytes);
     default: return CUBLAS_STATUS_NOT_SUPPORTED;
   }
 }
@@ -486,9 +468,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
       status != CUBLAS_STATUS_SUCCESS)
     return status;
   const auto place_of = [](const void* x) { return uint64_t(reinterpret_cast<uintptr_t>(x)); };
-  Algorithm algorithm{};
+  const Algorithm algorithm = algo ? read(algo) : Algorithm{};
   if (algo) {
-    std::memcpy(&algorithm, algo, sizeof algorithm);
     const bool may_be_refused = is_fp8(p.a.type) || algorithm.question == 0;
     if (may_be_refused && algorithm.number < fake::refused_algorithms) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!serves(algorithm, asked(p, {place_of(a), place_of(b), place_of(c), place_of(out)})))
@@ -534,8 +515,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d,
   if (!algo || !result) return CUBLAS_STATUS_INVALID_VALUE;
   Problem p;
   if (const cublasStatus_t status = make_problem(p, d, a, b, c, out); status != CUBLAS_STATUS_SUCCESS) return status;
-  Algorithm algorithm;
-  std::memcpy(&algorithm, algo, sizeof algorithm);
+  const Algorithm algorithm = read(algo);
   if (algorithm.unusable || !fake::takes_rows(p.n) || !answers(algorithm, asked(p, {})))
     return CUBLAS_STATUS_NOT_SUPPORTED;
   result->workspaceSize = workspace_of(algorithm, p);
@@ -562,8 +542,7 @@ cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t* algo,
                                                     size_t bytes) {
   if (!algo || !value || bytes != bytes_of(attribute) || attribute == CUBLASLT_ALGO_CONFIG_ID)
     return CUBLAS_STATUS_INVALID_VALUE;
-  Algorithm algorithm;
-  std::memcpy(&algorithm, algo, sizeof algorithm);
+  Algorithm algorithm = read(algo);
   uint32_t set = 0;
   std::memcpy(&set, value, bytes);
   if (attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM) algorithm.order.parts = int32_t(set);
@@ -575,8 +554,7 @@ cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* 
                                                     cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
                                                     size_t bytes, size_t* written) {
   if (!algo || !value || bytes != bytes_of(attribute)) return CUBLAS_STATUS_INVALID_VALUE;
-  Algorithm algorithm;
-  std::memcpy(&algorithm, algo, sizeof algorithm);
+  const Algorithm algorithm = read(algo);
   const auto parts = uint32_t(algorithm.order.parts);
   const uint32_t set = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM                      ? parts
                        : attribute == CUBLASLT_ALGO_CONFIG_ID                            ? algorithm.number

@@ -44,9 +44,6 @@ double now() {
   return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
-cudaError_t check_stream(cudaStream_t stream) {
-  return find_stream(stream) ? cudaSuccess : cudaErrorInvalidResourceHandle;
-}
 /// The error of a host function that waits, while the stream captures.
 cudaError_t check_not_capturing(cudaStream_t stream) {
   CUstream_st* s = find_stream(stream);
@@ -70,7 +67,7 @@ cudaError_t allocate(void** p, size_t bytes, bool pooled) {
 }
 
 cudaError_t copy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
-  if (check_stream(stream) != cudaSuccess) return cudaErrorInvalidResourceHandle;
+  if (!find_stream(stream)) return cudaErrorInvalidResourceHandle;
   if (bytes == 0) return cudaSuccess;
   const bool to_device = device_of(to) >= 0, from_device = device_of(from) >= 0;
   if (kind == cudaMemcpyDefault)
@@ -147,7 +144,6 @@ cudaError_t cudaPeekAtLastError() { return sticky() != cudaSuccess ? sticky() : 
   X(cudaSuccess, "no error")                                                                                       \
   X(cudaErrorInvalidValue, "invalid argument")                                                                     \
   X(cudaErrorMemoryAllocation, "out of memory")                                                                    \
-  X(cudaErrorInitializationError, "initialization error")                                                          \
   X(cudaErrorInvalidConfiguration, "invalid configuration argument")                                               \
   X(cudaErrorInvalidDevice, "invalid device ordinal")                                                              \
   X(cudaErrorInvalidResourceHandle, "invalid resource handle")                                                     \
@@ -162,7 +158,6 @@ cudaError_t cudaPeekAtLastError() { return sticky() != cudaSuccess ? sticky() : 
   X(cudaErrorNoKernelImageForDevice, "no kernel image is available for execution on the device")                   \
   X(cudaErrorPeerAccessUnsupported, "peer access is not supported between these two devices")                      \
   X(cudaErrorPeerAccessAlreadyEnabled, "peer access is already enabled")                                           \
-  X(cudaErrorNotSupported, "operation not supported")                                                              \
   X(cudaErrorStreamCaptureUnsupported, "operation not permitted when stream is capturing")                         \
   X(cudaErrorStreamCaptureInvalidated, "operation failed due to a previous error during capture")                  \
   X(cudaErrorStreamCaptureUnjoined, "capturing stream has unjoined work")                                          \
@@ -212,19 +207,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->minor = capability % 10;
   p->l2CacheSize = 50 << 20;
   p->unifiedAddressing = p->canMapHostMemory = p->concurrentKernels = p->memoryPoolsSupported = 1;
-  return cudaSuccess;
-}
-cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int device) {
-  cudaDeviceProp p;
-  if (const cudaError_t code = cudaGetDeviceProperties(&p, device); code != cudaSuccess) return code;
-  switch (attribute) {
-    case cudaDevAttrMultiProcessorCount: *value = p.multiProcessorCount; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = int(p.sharedMemPerBlockOptin); break;
-    case cudaDevAttrComputeCapabilityMajor: *value = p.major; break;
-    case cudaDevAttrComputeCapabilityMinor: *value = p.minor; break;
-    case cudaDevAttrMemoryPoolsSupported: *value = 1; break;
-    default: return result(cudaErrorInvalidValue);
-  }
   return cudaSuccess;
 }
 cudaError_t cudaDeviceSynchronize() {
@@ -281,8 +263,8 @@ cudaError_t cudaFree(void* p) {
 }
 cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t stream) {
   STEP_OR_RETURN();
-  if (check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
-  if (find_stream(stream)->capture) return result(check_not_capturing(stream));  // graph memory nodes are not simulated
+  // graph memory nodes are not simulated
+  if (const cudaError_t code = check_not_capturing(stream); code != cudaSuccess) return result(code);
   const cudaError_t code = allocate(p, bytes, true);
   if (*p) enqueue(stream, [memory = *p] { begin_memory(memory); });
   return result(code);
@@ -290,8 +272,7 @@ cudaError_t cudaMallocAsync(void** p, size_t bytes, cudaStream_t stream) {
 cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
   if (!p) return cudaSuccess;
   STEP_OR_RETURN();
-  if (check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
-  if (find_stream(stream)->capture) return result(check_not_capturing(stream));
+  if (const cudaError_t code = check_not_capturing(stream); code != cudaSuccess) return result(code);
   if (!retire_memory(p)) return result(cudaErrorInvalidValue);
   enqueue(stream, [p] { end_memory(p); });
   return cudaSuccess;
@@ -330,7 +311,7 @@ cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
   *available = *total - usage(current_device()).used;
   return cudaSuccess;
 }
-cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
+cudaError_t cudaMallocHost(void** p, size_t bytes) {
   *p = nullptr;
   STEP_OR_RETURN();
   if (const cudaError_t code = allocation_failure.next(); code != cudaSuccess) return result(code);
@@ -343,7 +324,6 @@ cudaError_t cudaHostAlloc(void** p, size_t bytes, unsigned) {
   pinned()[static_cast<char*>(*p)] = bytes;
   return cudaSuccess;
 }
-cudaError_t cudaMallocHost(void** p, size_t bytes) { return cudaHostAlloc(p, bytes, cudaHostAllocDefault); }
 cudaError_t cudaFreeHost(void* p) {
   if (!p) return cudaSuccess;
   for (int d = 0; d < settings().devices; ++d) finish_device(d);  // copies that still use it
@@ -354,15 +334,6 @@ cudaError_t cudaFreeHost(void* p) {
   char* whole = static_cast<char*>(p) - before_pinned;
   simt::unpoison(whole, before_pinned);
   std::free(whole);
-  return cudaSuccess;
-}
-cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* p) {
-  *attributes = {};
-  attributes->device = device_of(p);
-  attributes->type = attributes->device >= 0 ? cudaMemoryTypeDevice
-                     : is_pinned(p)          ? cudaMemoryTypeHost
-                                             : cudaMemoryTypeUnregistered;
-  if (attributes->device >= 0) attributes->devicePointer = const_cast<void*>(p);
   return cudaSuccess;
 }
 
@@ -385,19 +356,13 @@ cudaError_t cudaMemcpyPeerAsync(void* to, int to_device, const void* from, int f
 }
 cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t stream) {
   STEP_OR_RETURN();
-  if (check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
+  if (!find_stream(stream)) return result(cudaErrorInvalidResourceHandle);
   if (bytes > 0 && !is_inside(p, bytes)) return result(cudaErrorInvalidValue);
   note_launch("memset");
   enqueue(stream, [=] { set_memory(p, value, bytes); });
   return cudaSuccess;
 }
 cudaError_t cudaMemset(void* p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes, nullptr); }
-cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t fn, void* data) {
-  STEP_OR_RETURN();
-  if (check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
-  enqueue(stream, [=] { fn(data); });
-  return cudaSuccess;
-}
 
 // --- streams and events ---
 
@@ -415,11 +380,8 @@ cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, i
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned flags) {
   return cudaStreamCreateWithPriority(stream, flags, 0);
 }
-cudaError_t cudaStreamCreate(cudaStream_t* stream) {
-  return cudaStreamCreateWithPriority(stream, cudaStreamDefault, 0);
-}
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
-  if (!stream || check_stream(stream) != cudaSuccess) return result(cudaErrorInvalidResourceHandle);
+  if (!stream || !find_stream(stream)) return result(cudaErrorInvalidResourceHandle);
   destroy_stream(stream);
   return result(sticky());
 }

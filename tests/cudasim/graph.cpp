@@ -83,22 +83,10 @@ cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t* graph) {
   *graph = captured;
   return cudaSuccess;
 }
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  CUstream_st* s = find_stream(stream);
-  if (!s) return cudaErrorInvalidResourceHandle;
-  *status = !s->capture  ? cudaStreamCaptureStatusNone
-            : s->spoiled ? cudaStreamCaptureStatusInvalidated
-                         : cudaStreamCaptureStatusActive;
-  return cudaSuccess;
-}
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
   if (!graph || !graph->alive) return cudaErrorInvalidValue;
   *exec = new CUgraphExec_st;
   (*exec)->nodes = graph->nodes;
-  return cudaSuccess;
-}
-cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t*, size_t* count) {
-  *count = graph->nodes.size();
   return cudaSuccess;
 }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {

@@ -1,8 +1,8 @@
 // A fake NCCL for ranks that are threads or processes on one machine. Unlike the real one, it compares the calls of the
 // ranks and reports differences. Like the real one, its calls return at once, errors appear in ncclCommGetAsyncError,
-// and a rank whose peers do not come waits until it is aborted. A non-blocking communicator puts some calls on their
-// stream only after ncclCommGetAsyncError was called, as the real one does when it first makes connections. Graphs that
-// were recorded together must be replayed together (the real one may keep addresses of other ranks in them), and a
+// and a rank whose peers do not come waits until it is aborted. All communicators are non-blocking. They put some calls
+// on their stream only after ncclCommGetAsyncError was called, as the real one does when it makes connections. Graphs
+// that were recorded together must be replayed together (the real one may keep addresses of other ranks in them), and a
 // communicator does not end while such a graph exists. Windows are in nccl_windows.cpp.
 #include <nccl.h>
 #include <unistd.h>
@@ -158,9 +158,9 @@ ncclResult_t check_comm(ncclComm* c, cudaStream_t stream) {
   return ncclSuccess;
 }
 
-/// Puts a call on its stream; non-blocking communicators delay every fourth call.
+/// Puts a call on its stream; every fourth call is delayed.
 ncclResult_t start(ncclComm* c, std::function<void()> fn) {
-  if (c->blocking || c->begun++ % 4 != 0) {
+  if (c->begun++ % 4 != 0) {
     fn();
     return ncclSuccess;
   }
@@ -186,10 +186,9 @@ bool fails_now() {
 
 /// Checks that input and output are disjoint or in place: identical, or the smaller one at this rank's part of the
 /// larger one. With any other overlap the real NCCL computes wrong results.
-bool is_apart_or_in_place(const ncclComm& c, const char* name, const char* in, size_t in_bytes, const char* out,
-                          size_t out_bytes) {
+bool is_apart_or_in_place(const ncclComm& c, const char* in, size_t in_bytes, const char* out, size_t out_bytes) {
   if (in_bytes == 0 || out_bytes == 0 || in + in_bytes <= out || out + out_bytes <= in) return true;
-  if (in_bytes == out_bytes) return in == out && std::strcmp(name, "all_to_all") != 0;
+  if (in_bytes == out_bytes) return in == out;
   return in_bytes < out_bytes ? in == out + size_t(c.rank) * in_bytes : out == in + size_t(c.rank) * out_bytes;
 }
 
@@ -200,7 +199,7 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
   if (const ncclResult_t code = check_comm(c, stream); code != ncclSuccess) return code;
   if ((in_bytes > 0 && !is_inside(in, in_bytes)) || (out_bytes > 0 && !is_inside(out, out_bytes)))
     return refuse(ncclInvalidArgument, std::string(name) + ": expected memory of the device that is large enough");
-  if (!is_apart_or_in_place(*c, name, static_cast<const char*>(in), in_bytes, static_cast<const char*>(out), out_bytes))
+  if (!is_apart_or_in_place(*c, static_cast<const char*>(in), in_bytes, static_cast<const char*>(out), out_bytes))
     return refuse(ncclInvalidArgument, std::string(name) + ": the input overlaps the output without being in place");
   if (in_bytes > most_collective) return refuse(ncclInternalError, "the fake NCCL supports at most 64 MiB per rank");
   const auto next_failure = [] { return fails_now() ? int(ncclInternalError) : injected.exchange(ncclSuccess); };
@@ -245,12 +244,8 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
           simt::release(&own.posted);
           own.posted = c->done + 1;
         },
-        [=] {  // waits until all ranks have consumed the previous data
-          if (is_over(c)) return true;
-          for (int r = 0; r < c->size; ++r)
-            if (c->world->rank(r).consumed.load() < c->done) return false;
-          return true;
-        });
+        // waits until all ranks have consumed the previous data
+        [=] { return holds_for_all(c, [&](const RankState& rank) { return rank.consumed >= c->done; }); });
     enqueue(
         stream,
         [=] {
@@ -278,12 +273,7 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
           c->is_inside = false;
           for (ncclWindow_vidmem* w : graph ? decltype(used)() : used) --w->uses;
         },
-        [=] {
-          if (is_over(c)) return true;
-          for (int r = 0; r < c->size; ++r)
-            if (c->world->rank(r).posted.load() < c->done + 1) return false;
-          return true;
-        });
+        [=] { return holds_for_all(c, [&](const RankState& rank) { return rank.posted > c->done; }); });
     hold(c, stream);
   });
 }
@@ -322,14 +312,6 @@ void join(ncclComm* c) {
     if (c->world->header().failed == 2) c->error = ncclInvalidUsage;
     return true;
   };
-}
-ncclResult_t wait_if_blocking(ncclComm* c) {
-  if (!c->blocking) return ncclInProgress;
-  for (int i = 0; !is_there(c); ++i) {
-    if (i > 600000) return refuse(ncclSystemError, "not all ranks joined within 60 s");
-    usleep(100);
-  }
-  return ncclResult_t(c->error.load());
 }
 
 }  // namespace
@@ -370,6 +352,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   if (size < 1 || size > most_ranks || rank < 0 || rank >= size)
     return refuse(ncclInvalidArgument, "expected a rank below the size, and at most 8 ranks");
   if (capturing) return refuse(ncclInvalidUsage, "a communicator cannot be made while the thread captures");
+  if (!config || config->blocking != 0) return refuse(ncclInvalidArgument, "expected a non-blocking communicator");
   const auto world = World::open(id.internal);
   if (!world) return refuse(ncclSystemError, "the process that created the id has ended");
   int nobody = 0;
@@ -381,66 +364,9 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id,
   c->rank = rank;
   c->size = size;
   c->device = current_device();
-  c->blocking = !config || config->blocking != 0;
   join(c);
   *comm = c;
-  return wait_if_blocking(c);
-}
-ncclResult_t ncclCommInitRank(ncclComm_t* comm, int size, ncclUniqueId id, int rank) {
-  return ncclCommInitRankConfig(comm, size, id, rank, nullptr);
-}
-
-// All ranks post color and key. The lowest rank of each color makes a world and posts its id.
-ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made, ncclConfig_t* config) {
-  *made = nullptr;
-  if (!comm || !is_there(comm)) return refuse(ncclInvalidArgument, "the communicator does not exist");
-  ncclComm* c = make();
-  c->blocking = config ? config->blocking != 0 : comm->blocking;
-  c->device = comm->device;
-  const uint64_t number = ++comm->splits;
-  RankState* const own = &comm->world->rank(comm->rank);
-  own->color = color;
-  own->key = key;
-  own->split_posted = 2 * number - 1;
-  const auto all_at = [comm](uint64_t wanted) {
-    for (int r = 0; r < comm->size; ++r)
-      if (comm->world->rank(r).split_posted.load() < wanted) return false;
-    return true;
-  };
-  const auto step = std::make_shared<int>(0);
-  c->begin = [=] {
-    if (comm->aborted || c->aborted) return true;
-    if (*step == 0) {
-      if (!all_at(2 * number - 1)) return false;
-      std::vector<int> members;
-      for (int r = 0; r < comm->size; ++r)
-        if (comm->world->rank(r).color == color) members.push_back(r);
-      std::stable_sort(members.begin(), members.end(),
-                       [&](int a, int b) { return comm->world->rank(a).key < comm->world->rank(b).key; });
-      c->size = int(members.size());
-      c->rank = int(std::find(members.begin(), members.end(), comm->rank) - members.begin());
-      if (color >= 0 && c->rank == 0) std::snprintf(own->split_id, sizeof own->split_id, "%s", World::make().c_str());
-      own->split_posted = 2 * number;
-      *step = 1 + members[0];
-    }
-    if (!all_at(2 * number)) return false;
-    if (color < 0) return true;
-    c->id = comm->world->rank(*step - 1).split_id;
-    c->world = World::open(c->id);
-    if (!c->world) {
-      c->error = ncclSystemError;
-      return true;
-    }
-    c->world->header().size = c->size;
-    join(c);  // replaces this function, so nothing may follow
-    return false;
-  };
-  if (color < 0) {
-    while (!is_there(c)) usleep(100);
-    return ncclSuccess;
-  }
-  *made = c;
-  return wait_if_blocking(c);
+  return ncclInProgress;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t c, ncclResult_t* code) {
@@ -540,15 +466,6 @@ ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType
                       for (size_t r = 0; r < parts.size(); ++r)
                         std::memcpy(static_cast<char*>(out) + r * bytes, parts[r], bytes);
                     });
-}
-ncclResult_t ncclAlltoAll(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t c,
-                          cudaStream_t stream) {
-  if (!c) return ncclInvalidArgument;
-  const size_t bytes = count * size_of(type), all = bytes * size_t(c->size);
-  return collective("all_to_all", c, in, all, out, all, shown(count, type), stream, [=](const auto& parts) {
-    for (size_t r = 0; r < parts.size(); ++r)
-      std::memcpy(static_cast<char*>(out) + r * bytes, parts[r] + size_t(c->rank) * bytes, bytes);
-  });
 }
 
 static ncclResult_t message(ncclComm* c, bool sends, void* data, size_t bytes, int peer, cudaStream_t stream) {

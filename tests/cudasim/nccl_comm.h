@@ -13,8 +13,6 @@
 struct ncclComm {
   std::shared_ptr<fake::World> world;
   int rank = 0, size = 0, device = 0;
-  bool blocking = true;
-  uint64_t splits = 0;
   std::atomic<uint64_t> done{0};  // collectives completed
   std::atomic<bool> is_inside{false};
   std::atomic<uint64_t> recorded{0};
@@ -24,7 +22,7 @@ struct ncclComm {
   std::atomic<int> error{ncclSuccess};
   std::string id;
   std::function<bool()> begin;    // returns true once all ranks have joined; then reset
-  std::function<void()> pending;  // calls to be put on the stream after some queries (non-blocking communicator)
+  std::function<void()> pending;  // calls to be put on the stream after some queries
   int asked = 0;                  // queries since then
   uint64_t begun = 0;
   uint64_t windows = 0;  // registered so far
@@ -55,9 +53,15 @@ inline bool is_over(const ncclComm* c) {
 /// True once all ranks have joined.
 inline bool is_there(ncclComm* c) {
   if (!c->begin) return true;
-  const std::function<bool()> begin = c->begin;  // it may be replaced while it runs
+  const std::function<bool()> begin = c->begin;  // another thread may reset it
   if (!begin()) return false;
   c->begin = nullptr;
+  return true;
+}
+/// True if the communicator is over, or if this holds for all its ranks.
+template <class Fn> bool holds_for_all(const ncclComm* c, Fn holds) {
+  for (int r = 0; r < c->size && !is_over(c); ++r)
+    if (!holds(c->world->rank(r))) return false;
   return true;
 }
 /// Runs fn now, or at the end of the group.

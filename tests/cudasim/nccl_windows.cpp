@@ -99,8 +99,7 @@ ncclResult_t ncclCommWindowRegister(ncclComm_t c, void* data, size_t bytes, nccl
     own.windows = number;
     c->begin = [=] {
       if (is_over(c)) return true;
-      for (int r = 0; r < c->size; ++r)
-        if (c->world->rank(r).windows < number) return false;
+      if (!holds_for_all(c, [&](const RankState& rank) { return rank.windows >= number; })) return false;
       for (int r = 0; r < c->size; ++r)
         if (const uint64_t theirs = c->world->rank(r).window_bytes[number % 2]; theirs != bytes)
           c->world->fail("window " + std::to_string(number) + " is of " + std::to_string(bytes) + " bytes on rank " +

@@ -35,14 +35,13 @@ void reduce(const std::vector<const char*>& parts, size_t first, size_t count, n
     static_cast<T*>(out)[i] = sum;
   }
 }
-}  // namespace
 
-namespace {
 SpinLock made_lock;
 std::map<std::string, int>& made() {
   static auto& all = *new std::map<std::string, int>;
   return all;
 }
+
 }  // namespace
 
 std::string World::make() {

@@ -28,10 +28,7 @@ struct RankState {
   std::atomic<int> device;  // with `process`, identifies the GPU
   std::atomic<int> process;
   std::atomic<uint64_t> posted, consumed;  // collectives started and finished
-  std::atomic<uint64_t> split_posted, split_consumed;
   CallText call;
-  int color, key;
-  char split_id[64];
   std::atomic<uint64_t> windows;  // windows registered
   uint64_t window_bytes[2];       // sizes of the last two, indexed by their number modulo 2
 };

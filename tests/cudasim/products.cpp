@@ -8,6 +8,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <utility>
 
 #include "tests/cudasim/block.h"
 #include "tests/cudasim/clocks.h"
@@ -141,42 +142,39 @@ void complete(Warpgroup& group, Live& product) {
   Products& p = all();
   const Product& as = product.as;
   const unsigned columns = as.columns, first = here->linear / group_threads * group_threads;
-  const auto decode = [&](const Chunk& chunk, auto put) {
-    for (unsigned e = 0; e < 8; ++e) {
-      uint16_t bits;
-      __builtin_memcpy(&bits, chunk.bytes + 2 * e, 2);
-      put(e, as.number(bits));
-    }
+  // where element e of a thread's registers lies, in fragments of a and in accumulators
+  const auto place = [](unsigned t, unsigned e) {
+    return std::pair(t / 32 * 16 + t % 32 / 4 + e / 2 % 2 * 8, t % 4 * 2 + e % 2 + e / 4 * 8);
   };
   const Chunk* chunk = product.operands;
+  const auto decode = [&](bool turned, unsigned rows, auto put) {
+    for (unsigned i = 0; i < (turned ? 16 : rows); ++i)
+      for (unsigned j = 0; j < (turned ? rows / 8 : 2); ++j, ++chunk)
+        for (unsigned e = 0; e < 8; ++e) {
+          uint16_t bits;
+          __builtin_memcpy(&bits, chunk->bytes + 2 * e, 2);
+          turned ? put(8 * j + e, i, as.number(bits)) : put(i, 8 * j + e, as.number(bits));
+        }
+  };
   if (as.a) {
-    for (unsigned t = 0; t < group_threads; ++t) {
-      const unsigned row = t / 32 * 16 + t % 32 / 4, column = t % 4 * 2;
-      for (unsigned e = 0; e < 8; ++e)
-        p.a[row + e / 2 % 2 * 8][column + e % 2 + e / 4 * 8] = as.number(uint16_t(product.a[t][e / 2] >> e % 2 * 16));
-    }
-  } else if (as.a_turned) {
-    for (unsigned k = 0; k < 16; ++k)
-      for (unsigned j = 0; j < 8; ++j) decode(*chunk++, [&](unsigned e, float x) { p.a[8 * j + e][k] = x; });
+    for (unsigned t = 0; t < group_threads; ++t)
+      for (unsigned e = 0; e < 8; ++e) {
+        const auto [row, k] = place(t, e);
+        p.a[row][k] = as.number(uint16_t(product.a[t][e / 2] >> e % 2 * 16));
+      }
   } else {
-    for (unsigned i = 0; i < 64; ++i)
-      for (unsigned j = 0; j < 2; ++j) decode(*chunk++, [&](unsigned e, float x) { p.a[i][8 * j + e] = x; });
+    decode(as.a_turned, 64, [&](unsigned row, unsigned k, float x) { p.a[row][k] = x; });
   }
-  if (as.b_turned) {
-    for (unsigned k = 0; k < 16; ++k)
-      for (unsigned j = 0; j < columns / 8; ++j) decode(*chunk++, [&](unsigned e, float x) { p.b[k][8 * j + e] = x; });
-  } else {
-    for (unsigned i = 0; i < columns; ++i)
-      for (unsigned j = 0; j < 2; ++j) decode(*chunk++, [&](unsigned e, float x) { p.b[8 * j + e][i] = x; });
-  }
+  decode(as.b_turned, columns, [&](unsigned column, unsigned k, float x) { p.b[k][column] = x; });
   const auto each_element = [&](auto fn) {
     for (unsigned t = 0; t < group_threads; ++t) {
       ThreadState& thread = p.threads[first + t];
       Accumulators* const sums = std::find_if(thread.accumulators, thread.accumulators + thread.accumulator_count,
                                               [&](const Accumulators& x) { return x.at == product.c[t]; });
-      const unsigned row = t / 32 * 16 + t % 32 / 4, column = t % 4 * 2;
-      for (unsigned e = 0; e < columns / 2; ++e)
-        fn(sums->sums[e], p.c[row + e / 2 % 2 * 8][column + e % 2 + e / 4 * 8]);
+      for (unsigned e = 0; e < columns / 2; ++e) {
+        const auto [row, column] = place(t, e);
+        fn(sums->sums[e], p.c[row][column]);
+      }
     }
   };
   if (as.adds) {

@@ -147,9 +147,6 @@ void fail_device(cudaError_t code, const std::string& what);
 /// The sticky error, or cudaSuccess.
 cudaError_t sticky();
 
-}  // namespace fake
-
-namespace fake {
 /// Base of all objects behind handles. They are never freed, so that the use of a stale handle is detected.
 struct Handle {
   Handle() {
@@ -157,15 +154,13 @@ struct Handle {
   }
   bool alive = true;
 };
-}  // namespace fake
-
-namespace fake {
 /// Work in a graph.
 struct Node {
   Op op;
   std::vector<size_t> after;  // the nodes that it must follow
   bool beside = false;        // true: captured on a stream that joined the capture
 };
+
 }  // namespace fake
 
 /// A captured graph.

@@ -90,10 +90,8 @@ cudaError_t launch(const char* op, dim3 grid, dim3 block, size_t shared, cudaStr
 #define __syncthreads() simt::barrier(__FILE__, __LINE__)
 #define __syncthreads_count(predicate) simt::barrier(__FILE__, __LINE__, (predicate) != 0)
 #define __syncthreads_or(predicate) int(simt::barrier(__FILE__, __LINE__, (predicate) != 0) > 0)
-#define __syncthreads_and(predicate) int(simt::barrier(__FILE__, __LINE__, (predicate) == 0) == 0)
 inline void __syncwarp(unsigned mask = ~0u) { simt::warp_sync(mask); }
 inline void __threadfence() { simt::fence(); }
-inline void __threadfence_block() { simt::fence(); }
 inline void __threadfence_system() { simt::fence(); }
 
 /// Kernels call it in loops that poll memory.
@@ -204,8 +202,6 @@ template <class T> T __shfl_up_sync(unsigned mask, T value, unsigned delta, int 
   return simt::shuffle(mask, simt::Warp::shfl_up, value, source, width, source >= (lane & ~(width - 1)));
 }
 inline unsigned __ballot_sync(unsigned mask, int predicate) { return simt::warp_ballot(mask, predicate != 0); }
-inline int __any_sync(unsigned mask, int predicate) { return simt::warp_ballot(mask, predicate != 0) != 0; }
-inline int __all_sync(unsigned mask, int predicate) { return simt::warp_ballot(mask, predicate == 0) == 0; }
 
 // --- atomics: relaxed, as on the hardware ---
 namespace simt {
@@ -225,23 +221,11 @@ template <class T> using Same = std::type_identity_t<T>;
 template <class T> T atomicAdd(T* p, simt::Same<T> value) {
   return simt::atomic_update(p, [=](T old) { return T(old + value); });
 }
-template <class T> T atomicSub(T* p, simt::Same<T> value) {
-  return simt::atomic_update(p, [=](T old) { return T(old - value); });
-}
 template <class T> T atomicMax(T* p, simt::Same<T> value) {
   return simt::atomic_update(p, [=](T old) { return old < value ? value : old; });
 }
 template <class T> T atomicMin(T* p, simt::Same<T> value) {
   return simt::atomic_update(p, [=](T old) { return value < old ? value : old; });
-}
-template <class T> T atomicAnd(T* p, simt::Same<T> value) {
-  return simt::atomic_update(p, [=](T old) { return T(old & value); });
-}
-template <class T> T atomicOr(T* p, simt::Same<T> value) {
-  return simt::atomic_update(p, [=](T old) { return T(old | value); });
-}
-template <class T> T atomicXor(T* p, simt::Same<T> value) {
-  return simt::atomic_update(p, [=](T old) { return T(old ^ value); });
 }
 template <class T> T atomicExch(T* p, simt::Same<T> value) {
   return simt::atomic_update(p, [=](T) { return value; });
@@ -254,60 +238,27 @@ template <class T> T atomicCAS(T* p, simt::Same<T> expected, simt::Same<T> value
 inline unsigned atomicInc(unsigned* p, unsigned limit) {
   return simt::atomic_update(p, [=](unsigned old) { return old >= limit ? 0u : old + 1; });
 }
-inline unsigned atomicDec(unsigned* p, unsigned limit) {
-  return simt::atomic_update(p, [=](unsigned old) { return old == 0 || old > limit ? limit : old - 1; });
-}
 
 // --- device functions missing in <cmath> ---
-inline float rsqrtf(float x) { return 1.0f / std::sqrt(x); }
 inline double rsqrt(double x) { return 1.0 / std::sqrt(x); }
-inline float __expf(float x) { return std::exp(x); }
-inline float __logf(float x) { return std::log(x); }
-inline float __fdividef(float a, float b) { return a / b; }
-inline float __frcp_rn(float x) { return 1.0f / x; }
-inline float __fadd_rn(float a, float b) {
-  volatile float sum = a + b;
-  return sum;
+namespace simt {
+/// A result that no later operation is fused with.
+template <class T> T apart(T result) {
+  volatile T kept = result;
+  return kept;
 }
-inline float __fmul_rn(float a, float b) {
-  volatile float product = a * b;
-  return product;
-}
-inline double __dadd_rn(double a, double b) {
-  volatile double sum = a + b;
-  return sum;
-}
-inline double __dmul_rn(double a, double b) {
-  volatile double product = a * b;
-  return product;
-}
-inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
-inline float __saturatef(float x) { return x > 0 ? std::min(x, 1.0f) : 0; }
+}  // namespace simt
+inline float __fadd_rn(float a, float b) { return simt::apart(a + b); }
+inline float __fmul_rn(float a, float b) { return simt::apart(a * b); }
+inline double __dadd_rn(double a, double b) { return simt::apart(a + b); }
+inline double __dmul_rn(double a, double b) { return simt::apart(a * b); }
 inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __popcll(unsigned long long x) { return std::popcount(x); }
-inline int __clz(int x) { return std::countl_zero(unsigned(x)); }
-inline int __clzll(long long x) { return std::countl_zero(static_cast<unsigned long long>(x)); }
 inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(unsigned(x)) + 1; }
-inline int __ffsll(long long x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned long long>(x)) + 1; }
-inline unsigned __brev(unsigned x) {
-  unsigned y = 0;
-  for (int i = 0; i < 32; ++i) y = y << 1 | (x >> i & 1);
-  return y;
-}
-inline unsigned __umulhi(unsigned a, unsigned b) { return unsigned(uint64_t(a) * b >> 32); }
-inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
-  return (unsigned long long)((unsigned __int128)(a)*b >> 64);
-}
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline int __float_as_int(float x) { return std::bit_cast<int>(x); }
 inline float __uint_as_float(unsigned x) { return std::bit_cast<float>(x); }
 inline float __int_as_float(int x) { return std::bit_cast<float>(x); }
-inline long long __double_as_longlong(double x) { return std::bit_cast<long long>(x); }
-inline double __longlong_as_double(long long x) { return std::bit_cast<double>(x); }
-template <class T> T __ldg(const T* p) { return *p; }
-template <class T> T __ldcs(const T* p) { return *p; }
 template <class T> T __ldcg(const T* p) { return *p; }
-template <class T> void __stcs(T* p, simt::Same<T> value) { *p = value; }
 template <class T> void __stcg(T* p, simt::Same<T> value) { *p = value; }
 [[noreturn]] inline void __trap() { simt::fault("__trap()"); }
 using std::max;

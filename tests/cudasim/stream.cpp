@@ -30,6 +30,10 @@ std::string fault_;
 std::mt19937_64 random_[most_devices];
 SpinLock random_lock_;
 
+SpinLock launches_lock_;
+std::map<std::string, int64_t> launches_;
+std::atomic<int64_t> copies_, bytes_, waits_;
+
 thread_local std::function<void()>* in_fiber_ = nullptr;
 
 // Runs fn on the stream's own stack, so that ThreadSanitizer treats the stream as a thread.
@@ -268,16 +272,9 @@ void enqueue(cudaStream_t handle, std::function<void()> run, std::function<bool(
     while (advance(stream)) {}
 }
 
-namespace {
-SpinLock launches_lock_;
-std::map<std::string, int64_t> launches_;
-}  // namespace
 void note_launch(const char* name) {
   const std::lock_guard lock(launches_lock_);
   ++launches_[name];
-}
-namespace {
-std::atomic<int64_t> copies_, bytes_, waits_;
 }
 void note_copy_to_host(size_t bytes) {
   ++copies_;

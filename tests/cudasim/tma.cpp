@@ -135,11 +135,14 @@ void tell(const Barrier& barrier) {
 }
 
 bool may_end(const Barrier& b) { return b.missing == 0 && b.expected == b.asked; }
-void end_phase(Barrier& b) {
-  ++b.phase;
+void begin_phase(Barrier& b, uint64_t number) {
+  b.phase = number;
   b.missing = b.count;
   b.expected = b.asked = 0;
   b.tiles = b.tile = b.offset = 0;
+}
+void end_phase(Barrier& b) {
+  begin_phase(b, b.phase + 1);
   release(&b.order);
   tell(b);
 }
@@ -157,9 +160,8 @@ void make_arrivals(uint64_t* barrier, unsigned count) {
   if (a.count == most_barriers) fault("mbarrier: the emulator supports at most 16 in a block");
   ++a.count;
   end->at = barrier;
-  end->count = end->missing = count;
-  end->phase = end->expected = end->asked = 0;
-  end->tiles = end->tile = end->offset = 0;
+  end->count = count;
+  begin_phase(*end, 0);
   was_written(barrier, 8);
 }
 
@@ -237,9 +239,8 @@ std::string unfinished_phase() {
       std::find_if(a.waits, a.waits + block_size(), [](const Barrier* b) { return b != nullptr; });
   if (first == a.waits + block_size()) return "";
   const Barrier& b = **first;
-  return std::to_string(a.waiting) + " for tiles (" + std::to_string(b.missing) + " of " + std::to_string(b.count) +
-         " threads have not arrived, " + std::to_string(b.expected) + " bytes are expected and " +
-         std::to_string(b.asked) + " asked for), ";
+  return str(a.waiting, " for tiles (", b.missing, " of ", b.count, " threads have not arrived, ", b.expected,
+             " bytes are expected and ", b.asked, " asked for), ");
 }
 
 }  // namespace simt

@@ -3,7 +3,6 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -15,6 +14,7 @@
 #include "data/files.h"
 #include "data/json.h"
 #include "tests/faulty_calls.h"
+#include "tests/fork.h"
 #include "util.h"
 
 using namespace lockstep::data;
@@ -85,19 +85,15 @@ TEST_CASE("a process killed at the k-th file operation leaves the old or the new
   int broken = 0, runs = 0;
   for (int64_t k = 1; k < 30; ++k) {
     write_atomically(dir / "a", old_text);
-    const pid_t child = fork();
-    if (child == 0) {
+    const int code = testing::in_fork([&] {
       FaultyCalls calls(Fault::kill, k);
       use_file_calls(&calls);
       write_atomically(dir / "a", new_text);
-      _exit(0);
-    }
-    int status = 0;
-    waitpid(child, &status, 0);
+    });
     ++runs;
     const std::string now = read_file(dir / "a", 2000);
     broken += now != old_text && now != new_text;
-    if (WEXITSTATUS(status) == 0) {
+    if (code == 0) {
       CHECK(now == new_text);
       break;
     }
@@ -156,18 +152,15 @@ TEST_CASE("files 42: a mapped file that changes is told; what it loses reads as 
 TEST_CASE("files 42: any other SIGBUS still ends the process") {
   TempDir dir;
   const auto mapped = MappedFile::open(dir.write("a", "1"));
-  const pid_t child = fork();
-  if (child == 0) {
+  const int code = testing::in_fork([&] {
     const rlimit no_core{0, 0};
     setrlimit(RLIMIT_CORE, &no_core);
     const int fd = open((dir / "b").c_str(), O_RDWR | O_CREAT, 0600);
     auto* data = static_cast<volatile char*>(mmap(nullptr, 4096, PROT_READ, MAP_SHARED, fd, 0));
     _exit(data[0] + 1);
-  }
-  int status = 0;
-  REQUIRE(waitpid(child, &status, 0) == child);
+  });
   // a sanitizer reports it and exits
-  CHECK((WIFSIGNALED(status) ? WTERMSIG(status) == SIGBUS : WEXITSTATUS(status) > 1));
+  CHECK((code > 128 ? code == 128 + SIGBUS : code > 1));
 }
 
 TEST_CASE("files 42: files that cannot be read are named") {

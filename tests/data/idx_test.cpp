@@ -1,9 +1,9 @@
 // Image sets: IDX (plain, gzip, hostile), MNIST folders, CIFAR-10, drawn digits.
 #include <zlib.h>
 
-#include "data/cifar.h"
 #include "data/digits.h"
-#include "data/idx.h"
+#include "data/files.h"
+#include "data/images.h"
 #include "data/loader.h"
 #include "util.h"
 

@@ -1,5 +1,4 @@
 // Datasets and DataLoader: order, workers, errors and exact resuming.
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -7,9 +6,12 @@
 #include <set>
 #include <thread>
 
+#include "base/threads.h"
 #include "data/loader.h"
 #include "data/text.h"
 #include "tensor/ops.h"
+#include "tests/fork.h"
+#include "tests/threads.h"
 #include "util.h"
 
 using namespace lockstep;
@@ -108,14 +110,10 @@ TEST_CASE("random numbers in get() do not depend on the workers, and leave the c
 }
 
 TEST_CASE("operations in workers use as many threads as the thread that made the workers") {
-  const int before = get_threads();
-  set_threads(4);
-  {
-    const ThreadLimit limit(2);
-    Prefetcher<int> made([](int64_t, std::atomic<int64_t>&) { return get_threads(); }, 0, 3, {});
-    for (int i = 0; i < 3; ++i) CHECK(made.next() == 2);
-  }
-  set_threads(before);
+  const Threads four(4);
+  const ThreadLimit limit(2);
+  Prefetcher<int> made([](int64_t, std::atomic<int64_t>&) { return get_threads(); }, 0, 3, {});
+  for (int i = 0; i < 3; ++i) CHECK(made.next() == 2);
 }
 
 TEST_CASE("a state saved after any batch resumes without a sample skipped or repeated") {
@@ -390,14 +388,9 @@ TEST_CASE("loader: a forked child lets go of the workers of its parent at once")
   using Items = Prefetcher<int64_t>;
   Items items([](int64_t job, std::atomic<int64_t>&) { return job; }, 0, 1000, {.workers = 2});
   CHECK(items.next() == 0);
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::alarm(5);
-    items.~Items();
-    ::_exit(0);
-  }
-  int status = 0;
-  CHECK(::waitpid(child, &status, 0) == child);
-  CHECK(status == 0);
+  CHECK(testing::in_fork([&] {
+          ::alarm(5);
+          items.~Items();
+        }) == 0);
   CHECK(items.next() == 1);
 }

@@ -1,5 +1,4 @@
 // safetensors: round trips, hostile headers, and saves that fail or are killed.
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -8,6 +7,7 @@
 #include "data/safetensors.h"
 #include "tensor/complex.h"
 #include "tests/faulty_calls.h"
+#include "tests/fork.h"
 #include "util.h"
 
 using namespace lockstep;
@@ -208,20 +208,17 @@ TEST_CASE("killed or failed at the k-th file operation: the old or the new check
     for (int64_t k = 1; k < 30; ++k) {
       CAPTURE(k);
       save_safetensors(path, {{"w", old_value}});
-      const pid_t child = fork();
-      if (child == 0) {
+      const int ended = testing::in_fork([&, fault = fault, code = code] {
         FaultyCalls calls(fault, k, code);
         use_file_calls(&calls);
         const std::string error = error_of([&] { save_safetensors(path, {{"w", new_value}}); });
         // a failure of the last call, closing the folder, is ignored
         const bool matters = fault == FaultyCalls::Fault::fail && calls.calls() > k;
         _exit(calls.calls() < k ? 1 : error.empty() && matters ? 2 : 0);
-      }
-      int status = 0;
-      waitpid(child, &status, 0);
+      });
       CHECK(is_whole());
-      CHECK(WEXITSTATUS(status) != 2);
-      if (WEXITSTATUS(status) == 1) break;
+      CHECK(ended != 2);
+      if (ended == 1) break;
       CHECK(k < 20);
     }
   }

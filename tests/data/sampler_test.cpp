@@ -1,5 +1,6 @@
 // Samplers: PyTorch's golden numbers, and independence of the number of ranks.
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 
 #include "data/json.h"
@@ -57,8 +58,7 @@ TEST_CASE("permutations are permutations, and differ by seed and epoch") {
 TEST_CASE("sampler 43: the ranks of a shuffled epoch cover it; the exact form covers it once") {
   for (const int64_t n : {1, 5, 8, 33}) {
     for (const int64_t world : {1, 2, 3, 8}) {
-      CAPTURE(n);
-      CAPTURE(world);
+      INFO("n ", n, ", world ", world);
       std::vector<int64_t> exact, padded, dropped;
       for (int64_t rank = 0; rank < world; ++rank) {
         const auto add = [&](std::vector<int64_t>& to, DistributedOptions options) {

@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "tests/golden_folder.h"
+#include "tests/messages.h"
 #include "tests/temp_dir.h"
 
 /// The path of tests/golden/NAME; the folder is a define of the build.
@@ -21,7 +22,3 @@ template <class Fn> std::string error_of(Fn&& fn) {
   } catch (const lockstep::Error& error) { return error.what(); }
   return "";
 }
-
-#define CHECK_ERROR(expression, text)                                                  \
-  CHECK_MESSAGE(error_of([&] { (void)(expression); }).find(text) != std::string::npos, \
-                error_of([&] { (void)(expression); }))

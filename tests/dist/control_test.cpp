@@ -28,25 +28,36 @@ void check_all(const std::map<int, std::string>& said, const std::string& expect
     CHECK(contains(text, expected));
   }
 }
-void check_calm(const std::map<int, std::string>& said) {
-  for (const auto& [rank, text] : said) {
-    INFO("rank ", rank);
-    CHECK(text == "");
-  }
+
+void check_numbers(Control& control) {
+  control.set("k", "12x");
+  CHECK_ERROR(control.add("k", 1), "[store] expected a number in key 'k' to add 1 to, got '12x'");
+  control.set("k", "9223372036854775807");
+  CHECK_ERROR(control.add("k", 1), "[store] expected a number in key 'k'");
+  CHECK(control.add("k", -1) == 9223372036854775806);
 }
 
 Activity in_seq(uint64_t sequence, const std::string& collective = "all_reduce f32 x 8, tag w1") {
-  Activity activity;
-  activity.completed = sequence - 1;
-  activity.group = "world";
-  activity.collective = collective;
-  return activity;
+  return {.completed = sequence - 1, .group = "world", .collective = collective};
 }
 
 Activity message_to(const std::string& text) {
   Activity activity = in_seq(1, text);
   activity.messages = 1;
   return activity;
+}
+
+/// Runs rank 0 of a job, and rank 1 behind the proxy on a thread of its own; returns what each says.
+std::pair<std::string, std::string> run_behind(const Proxy& proxy, Job& job,
+                                               const std::function<void(Control&)>& rank_0,
+                                               const std::function<void(Control&)>& rank_1) {
+  Rendezvous far = job.place(1);
+  far.port = proxy.port();
+  std::string said;
+  std::thread other([&] { said = message([&] { rank_1(*Control::join(far)); }); });
+  const std::string near = job.run({0}, rank_0).at(0);
+  other.join();
+  return {near, said};
 }
 
 // Reports again and again that this rank waits, as an executor does; throws the job's failure.
@@ -87,13 +98,8 @@ TEST_CASE("control: keys, values, counters and barriers, worlds 1 to 8") {
 
 TEST_CASE("control: ranks that are threads add to numbers only") {
   const auto controls = local_controls(1, {.world_size = 1});
-  Control& control = *controls[0];
-  CHECK(control.add("n", 2) == 2);
-  control.set("k", "12x");
-  CHECK(contains(message([&] { control.add("k", 1); }), "[store] expected a number in key 'k' to add 1 to, got '12x'"));
-  control.set("k", "9223372036854775807");
-  CHECK(contains(message([&] { control.add("k", 1); }), "[store] expected a number in key 'k'"));
-  CHECK(control.add("k", -1) == 9223372036854775806);
+  CHECK(controls[0]->add("n", 2) == 2);
+  check_numbers(*controls[0]);
 }
 
 TEST_CASE("control: sizes of keys and values") {
@@ -111,24 +117,18 @@ TEST_CASE("control: sizes of keys and values") {
     const std::string binary("\0\xff\n", 3);
     control.set(binary, binary);
     CHECK(*control.try_get(binary) == binary);
-    CHECK(contains(message([&] { control.set(std::string(key_limit + 1, 'k'), ""); }),
-                   "[store] expected a key of at most 8192 bytes, got one of 8193"));
-    CHECK(contains(message([&] { control.set("k", std::string(value_limit + 1, 'v')); }),
-                   "[store] expected a value of at most 8388608 bytes for key 'k', got 8388609"));
-    control.set("k", "12x");
-    CHECK(
-        contains(message([&] { control.add("k", 1); }), "[store] expected a number in key 'k' to add 1 to, got '12x'"));
-    control.set("k", "9223372036854775807");
-    CHECK(contains(message([&] { control.add("k", 1); }), "[store] expected a number in key 'k'"));
-    CHECK(control.add("k", -1) == 9223372036854775806);
-    CHECK(contains(message([&] { control.get("none", Seconds(0.05)); }),
-                   "[store] waited 0.05 s for key 'none', which nobody has set"));
-    CHECK(contains(message([&] { control.get("none", Seconds(-1)); }), "expected a timeout >= 0"));
-    CHECK(contains(message([&] { control.raise(); }), "expected a failure, got none"));
+    CHECK_ERROR(control.set(std::string(key_limit + 1, 'k'), ""),
+                "[store] expected a key of at most 8192 bytes, got one of 8193");
+    CHECK_ERROR(control.set("k", std::string(value_limit + 1, 'v')),
+                "[store] expected a value of at most 8388608 bytes for key 'k', got 8388609");
+    check_numbers(control);
+    CHECK_ERROR(control.get("none", Seconds(0.05)), "[store] waited 0.05 s for key 'none', which nobody has set");
+    CHECK_ERROR(control.get("none", Seconds(-1)), "expected a timeout >= 0");
+    CHECK_ERROR(control.raise(), "expected a failure, got none");
     CHECK(!control.failed());
     control.leave();
     control.leave();
-    CHECK(contains(message([&] { control.set("k", ""); }), "got a call after leave()"));
+    CHECK_ERROR(control.set("k", ""), "got a call after leave()");
   }));
 }
 
@@ -167,17 +167,14 @@ TEST_CASE("control: a barrier names the missing ranks, and may be retried") {
       control.set("go", "");
       return control.barrier("b", job.all(), Seconds(20));
     }
-    const std::string said = message([&] { control.barrier("b", {0, 1, 2}, Seconds(0.3)); });
-    CHECK(contains(said,
-                   "[barrier 'b'] waited 0.3 s; missing ranks: 1, 2 (of 0-2): rank 1 is between collectives, after seq "
-                   "9, step 0"));
+    CHECK_ERROR(control.barrier("b", {0, 1, 2}, Seconds(0.3)),
+                "[barrier 'b'] waited 0.3 s; missing ranks: 1, 2 (of 0-2): rank 1 is between collectives, after seq "
+                "9, step 0");
     control.set("timed out", "");
     control.barrier("b", {0, 1, 2}, Seconds(20));
-    CHECK(contains(message([&] {
-                     control.barrier("b", {1, 2}, Seconds(1));
-                   }),
-                   "[barrier 'b'] expected to be called by one of ranks 1, 2, got rank 0"));
-    CHECK(contains(message([&] { control.barrier("b", {0, 3}, Seconds(1)); }), "expected ranks from 0 to 2, got 3"));
+    CHECK_ERROR(control.barrier("b", {1, 2}, Seconds(1)),
+                "[barrier 'b'] expected to be called by one of ranks 1, 2, got rank 0");
+    CHECK_ERROR(control.barrier("b", {0, 3}, Seconds(1)), "expected ranks from 0 to 2, got 3");
   }));
   Job other(2);
   const auto said = other.run(other.all(), [&](Control& control) {
@@ -197,13 +194,13 @@ TEST_CASE("control: every rank raises the first reported error") {
       if (rank >= world - 2) {  // two ranks fail at the same time
         const DistError won = control.report(Fault::mismatch, rank, str("broken by ", rank));
         CHECK(control.failed());
-        CHECK(contains(message([&] { control.raise(); }), won.what()));
+        CHECK_ERROR(control.raise(), won.what());
         CHECK(won.rank == control.report(Fault::timeout, 0, "later").rank);
         first = won.rank;
-        CHECK(contains(message([&] { control.set("k", "v"); }), won.what()));
+        CHECK_ERROR(control.set("k", "v"), won.what());
       }
       // Ends a pending wait, too.
-      if (rank == 0) CHECK(contains(message([&] { control.get("never", Seconds(20)); }), "broken by"));
+      if (rank == 0) CHECK_ERROR(control.get("never", Seconds(20)), "broken by");
       until_failed(control);
     });
     check_all(said, str("[rank ", first, "] broken by ", first));
@@ -435,49 +432,34 @@ TEST_CASE("control 20: a cut cable is silence on both sides, a reset connection 
   at_once(std::vector{1, 0}, [](int unplugged) {
     Job job(2, 0.2);
     Proxy proxy("127.0.0.1", job.base.port);
-    Rendezvous far = job.place(1);
-    far.port = proxy.port();
-    std::map<int, std::string> said;
-    std::thread other([&] {
-      try {
-        const auto control = Control::join(far);
-        control->barrier("meet", {0, 1}, Seconds(20));
-        until_failed(*control);
-      } catch (const Error& error) { said[1] = error.what(); }
-    });
-    const auto near = job.run({0}, [&](Control& control) {
+    const auto run = [&](Control& control) {
       control.barrier("meet", {0, 1}, Seconds(20));
-      if (unplugged) proxy.hold(true);
-      else proxy.cut();
+      if (control.place().rank == 0) unplugged ? proxy.hold(true) : proxy.cut();
       until_failed(control);
-    });
-    other.join();
-    CHECK(contains(near.at(0), unplugged ? "is silent: no heartbeat for 0."
-                                         : "died; it was last seen in step 0, before its first collective"));
-    if (unplugged) CHECK(contains(said[1], "rank 0 (pid "));
-    CHECK(contains(said[1], unplugged ? "which hosts the store, is silent: no heartbeat for 0." : "is lost: rank 0"));
+    };
+    const auto [near, far] = run_behind(proxy, job, run, run);
+    CHECK(contains(near, unplugged ? "is silent: no heartbeat for 0."
+                                   : "died; it was last seen in step 0, before its first collective"));
+    if (unplugged) CHECK(contains(far, "rank 0 (pid "));
+    CHECK(contains(far, unplugged ? "which hosts the store, is silent: no heartbeat for 0." : "is lost: rank 0"));
   });
 }
 
 TEST_CASE("control 21: a slow network is slow, not wrong") {
   Job job(2, 1);
   Proxy proxy("127.0.0.1", job.base.port, {.delay = 0.1, .piece = 7});
-  Rendezvous far = job.place(1);
-  far.port = proxy.port();
-  std::string said = "nothing";
-  std::thread other([&] {
-    said = message([&] {
-      const auto control = Control::join(far);
-      control->set("k", std::string(500, 'x'));
-      control->barrier("meet", {0, 1}, Seconds(20));
-    });
-  });
-  check_calm(job.run({0}, [&](Control& control) {
-    control.barrier("meet", {0, 1}, Seconds(20));
-    CHECK(control.try_get("k") == std::string(500, 'x'));
-  }));
-  other.join();
-  CHECK(said == "(no error)");
+  const auto [near, far] = run_behind(
+      proxy, job,
+      [](Control& control) {
+        control.barrier("meet", {0, 1}, Seconds(20));
+        CHECK(control.try_get("k") == std::string(500, 'x'));
+      },
+      [](Control& control) {
+        control.set("k", std::string(500, 'x'));
+        control.barrier("meet", {0, 1}, Seconds(20));
+      });
+  CHECK(near == "");
+  CHECK(far == "(no error)");
 }
 
 TEST_CASE("control 15, 16: damaged and cut streams end in an error, never in a hang or a wrong answer") {
@@ -492,24 +474,15 @@ TEST_CASE("control 15, 16: damaged and cut streams end in an error, never in a h
       else if (seed % 3 == 1) faults.flip_at = int64_t(seed * 7);
       else faults.cut_after = int64_t(seed * 41);
       Proxy proxy("127.0.0.1", job.base.port, faults);
-      Rendezvous far = job.place(1);
-      far.port = proxy.port();
-      std::string said;
-      std::thread other([&] {
-        said = message([&] {
-          const auto control = Control::join(far);
-          for (int i = 0; i < 10; ++i) control->barrier("meet", {0, 1}, Seconds(2));
-        });
-      });
-      const std::string near = job.run({0}, [&](Control& control) {
+      const auto run = [](Control& control) {
         for (int i = 0; i < 10; ++i) control.barrier("meet", {0, 1}, Seconds(2));
-      })[0];
-      other.join();
-      INFO("seed ", seed, ": ", said, " / ", near);
+      };
+      const auto [near, far] = run_behind(proxy, job, run, run);
+      INFO("seed ", seed, ": ", far, " / ", near);
       // the disconnected rank gets an error; the other may see it leave
-      CHECK((said != "(no error)" || near == "" || contains(near, "has left")));
+      CHECK((far != "(no error)" || near == "" || contains(near, "has left")));
       CHECK(now_seconds() - start < 5 * slack());
-      errors += said != "(no error)";
+      errors += far != "(no error)";
     });
   }
   for (std::thread& thread : threads) thread.join();

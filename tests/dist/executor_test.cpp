@@ -3,6 +3,7 @@
 
 #include <doctest/doctest.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
@@ -20,11 +21,7 @@ namespace {
 
 constexpr const char* transports[] = {"threads", "shm"};
 
-Rendezvous brisk() {
-  Rendezvous place;
-  place.heartbeat = Seconds(0.05);
-  return place;
-}
+const Rendezvous brisk{.heartbeat = Seconds(0.05)};
 
 /// An execution over one flat tensor, divided into chunks by shard_range.
 template <class T> struct Job {
@@ -33,8 +30,8 @@ template <class T> struct Job {
   std::string describe = "all_reduce of a test", group = "world";
   Execution execution;
 
-  Job(Algorithm algorithm, const Request& request, int rank, std::vector<T>& data, DType dtype, Control& control,
-      Transport& transport, uint64_t sequence)
+  Job(const Request& request, int rank, std::vector<T>& data, Control& control, Transport& transport,
+      uint64_t sequence = 1, Algorithm algorithm = Algorithm::direct, DType dtype = f32)
       : program(program_of(algorithm, request, rank), rank, request.ranks) {
     const int64_t chunks = chunk_count(algorithm, request), count = int64_t(data.size());
     execution.program = &program;
@@ -112,8 +109,7 @@ TEST_CASE(
     "executor: all_reduce by every algorithm, of sizes around the blocks, over memory; bytes as the formula says") {
   for (const char* transport : transports)
     for (int n = 1; n <= 8; ++n) {
-      CAPTURE(transport);
-      CAPTURE(n);
+      INFO("transport ", transport, ", n ", n);
       Seats seats(n, transport);
       std::vector<std::vector<std::string>> wrong(static_cast<size_t>(n));
       const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
@@ -123,8 +119,8 @@ TEST_CASE(
           for (const int64_t count : {0, 1, 2, 7, 1009, 16384 * 2 + 1, 150001}) {
             std::vector<float> data(static_cast<size_t>(count));
             for (int64_t i = 0; i < count; ++i) data[size_t(i)] = float((i * 7 + rank) % 1000);
-            Job<float> job(algorithm, {.collective = Collective::all_reduce, .ranks = n}, rank, data, f32, control,
-                           link, ++sequence);
+            Job<float> job({.collective = Collective::all_reduce, .ranks = n}, rank, data, control, link, ++sequence,
+                           algorithm);
             const Moved moved = execute(job.execution);
             int64_t differ = 0;
             for (int64_t i = 0; i < count; ++i) {
@@ -171,8 +167,8 @@ TEST_CASE("executor: two-byte elements at odd places, mean, and checksums") {
       uint64_t sequence = 0;
       for (const int64_t count : {1, 5, 100003}) {
         std::vector<uint16_t> data(size_t(count), BFloat16(float(3 * rank)).bits);
-        Job<uint16_t> job(Algorithm::direct, {.collective = Collective::all_reduce, .ranks = 3, .mean = true}, rank,
-                          data, bf16, control, link, ++sequence);
+        Job<uint16_t> job({.collective = Collective::all_reduce, .ranks = 3, .mean = true}, rank, data, control, link,
+                          ++sequence, Algorithm::direct, bf16);
         job.execution.op = ReduceOp::mean;
         job.execution.checksum = checksum;
         execute(job.execution);
@@ -187,8 +183,7 @@ TEST_CASE("executor: ranks that disagree all raise the same, naming both sides")
   Seats seats(3);
   const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
     std::vector<float> data(rank == 2 ? 9 : 8);
-    Job<float> job(Algorithm::direct, {.collective = Collective::all_reduce, .ranks = 3}, rank, data, f32, control,
-                   link, 9);
+    Job<float> job({.collective = Collective::all_reduce, .ranks = 3}, rank, data, control, link, 9);
     execute(job.execution);
   });
   for (const auto& e : errors) {
@@ -218,8 +213,7 @@ TEST_CASE("executor 16, 17: bytes that are not ours, damaged or announced wrongl
     Seats seats(2);
     const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
       std::vector<float> data(8);
-      Job<float> job(Algorithm::direct, {.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, f32,
-                     control, link, 1);
+      Job<float> job({.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, control, link);
       if (rank == 0) return void(execute(job.execution));
       Header header = job.execution.header;
       header.payload = 16;
@@ -242,8 +236,7 @@ TEST_CASE("executor 16: flipped payload is found by the checksum") {
   Seats seats(2);
   const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
     std::vector<float> data(8, 1.0f);
-    Job<float> job(Algorithm::direct, {.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, f32, control,
-                   link, 1);
+    Job<float> job({.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, control, link);
     if (rank == 0) return void(execute(job.execution));
     Header header = job.execution.header;
     header.payload = 16;
@@ -262,11 +255,10 @@ TEST_CASE("executor 16: flipped payload is found by the checksum") {
 }
 
 TEST_CASE("executor: a rank that does not come is named at the timeout") {
-  Seats seats(3, "threads", brisk());
+  Seats seats(3, "threads", brisk);
   const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
     std::vector<float> data(8);
-    Job<float> job(Algorithm::direct, {.collective = Collective::all_reduce, .ranks = 3}, rank, data, f32, control,
-                   link, 1);
+    Job<float> job({.collective = Collective::all_reduce, .ranks = 3}, rank, data, control, link);
     job.execution.timeout = Seconds(0.3);
     if (rank == 2) {
       while (!control.failed()) std::this_thread::yield();
@@ -280,11 +272,10 @@ TEST_CASE("executor: a rank that does not come is named at the timeout") {
 TEST_CASE("executor 15: a rank whose side closes is named, also in the middle of its data") {
   at_once(std::vector{size_t(0), sizeof(Header) - 1, sizeof(Header) + 5}, [](size_t bytes) {
     CAPTURE(bytes);
-    Seats seats(2, "threads", brisk());
+    Seats seats(2, "threads", brisk);
     const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
       std::vector<float> data(8);
-      Job<float> job(Algorithm::direct, {.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, f32,
-                     control, link, 1);
+      Job<float> job({.collective = Collective::reduce_scatter, .ranks = 2}, rank, data, control, link);
       if (rank == 0) return void(execute(job.execution));
       struct {
         Header header;
@@ -303,13 +294,11 @@ TEST_CASE("executor: memory that does not fit the chunks is refused before anyth
   Seats seats(2);
   const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
     std::vector<float> data(8);
-    Job<float> job(Algorithm::direct, {.collective = Collective::all_reduce, .ranks = 2}, rank, data, f32, control,
-                   link, 1);
+    Job<float> job({.collective = Collective::all_reduce, .ranks = 2}, rank, data, control, link);
     job.execution.memory = [&](int32_t) { return std::span<std::byte>(); };
-    CHECK(contains(message([&] { execute(job.execution); }), "expected 16 bytes of memory for chunk 0, got 0"));
+    CHECK_ERROR(execute(job.execution), "expected 16 bytes of memory for chunk 0, got 0");
     job.execution.chunk_bytes = [&](int32_t) { return size_t(3); };
-    CHECK(contains(message([&] { execute(job.execution); }),
-                   "expected whole elements of 4 bytes, got a chunk of 3 bytes"));
+    CHECK_ERROR(execute(job.execution), "expected whole elements of 4 bytes, got a chunk of 3 bytes");
     job.execution.transport = nullptr;
   });
   for (const auto& e : errors) CHECK(e == "");

@@ -8,13 +8,13 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
 #include <thread>
 
 #include "dist/flight.h"
 #include "dist/process_group.h"
 #include "tests/dist/job.h"
 #include "tests/messages.h"
+#include "tests/temp_dir.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -28,7 +28,6 @@ constexpr int64_t large = 1 << 20;
 constexpr int64_t large = 16 << 20;  // elements: 64 MiB
 #endif
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms)); }
 
 /// Notes of each rank, in shared memory that outlives the processes.
@@ -51,12 +50,6 @@ struct Shared {
   double delay(int r) const { return notes->rank[r].told - notes->fault; }
 };
 
-size_t open_files() {
-  size_t n = 0;
-  for ([[maybe_unused]] const auto& file : std::filesystem::directory_iterator("/proc/self/fd")) ++n;
-  return n;
-}
-
 /// Runs `fn` on three processes; each one notes its error. Returns the error of spawn().
 std::string run(const Shared& shared, const std::function<void(int)>& fn, double timeout = 60) {
   std::memset(static_cast<void*>(shared.notes), 0, sizeof(Notes));
@@ -70,7 +63,7 @@ std::string run(const Shared& shared, const std::function<void(int)>& fn, double
               fn(rank);
             } catch (const std::exception& e) {
               std::strncpy(note.text, e.what(), sizeof note.text - 1);
-              note.told = now();
+              note.told = now_seconds();
               throw;
             }
           },
@@ -90,7 +83,7 @@ Tensor ones(int64_t n) { return Tensor::from(std::vector<float>(size_t(n), 1.f),
 void signal_soon(const Shared& shared, int signal) {
   std::thread([&shared, signal] {
     sleep_ms(1000);  // by then the others have received a heartbeat with its current call
-    shared->fault = now();
+    shared->fault = now_seconds();
     kill(getpid(), signal);
   }).detach();
 }
@@ -105,13 +98,9 @@ void reduce_for_ever(const std::function<void()>& begun) {
   }
 }
 
-struct FlightFolder {
-  std::string path = (std::filesystem::temp_directory_path() / str("lockstep-faults-", getpid())).string();
+struct FlightFolder : testing::TempDir {
   FlightFolder() { setenv("LOCKSTEP_FLIGHT_DIR", path.c_str(), 1); }
-  ~FlightFolder() {
-    unsetenv("LOCKSTEP_FLIGHT_DIR");
-    std::filesystem::remove_all(path);
-  }
+  ~FlightFolder() { unsetenv("LOCKSTEP_FLIGHT_DIR"); }
 };
 
 }  // namespace
@@ -160,7 +149,7 @@ TEST_CASE("faults 3: a stopped rank is silent") {
   const std::string text = run(shared, [&](int rank) {
     world().barrier();
     if (rank == 1) {
-      shared->fault = now();
+      shared->fault = now_seconds();
       raise(SIGSTOP);
     }
     world().all_reduce(ones(8), {.tag = "w1"});
@@ -190,7 +179,7 @@ TEST_CASE("faults 4: a rank that is stopped for a moment goes on") {
           }
           for (int i = 0; i < 20; ++i) {
             if (rank == 1 && i == 7) {
-              shared->rank[1].told = now();
+              shared->rank[1].told = now_seconds();
               raise(SIGSTOP);
             }
             world().all_reduce(data, {.op = ReduceOp::mean});
@@ -208,7 +197,7 @@ TEST_CASE("faults 5: a rank throws in a step") {
     for (uint64_t step = 1; step < 100; ++step) {
       set_step(step);
       if (rank == 1 && step == 3) {
-        shared->fault = now();
+        shared->fault = now_seconds();
         throw Error("forward: sample 17 is not a number");
       }
       world().all_reduce(ones(1000));
@@ -226,7 +215,7 @@ TEST_CASE("faults 6: a rank calls exit(0) early") {
   const std::string text = run(shared, [&](int rank) {
     world().all_reduce(ones(8), {.tag = "w0"});
     if (rank == 1) {
-      shared->fault = now();
+      shared->fault = now_seconds();
       exit(0);
     }
     world().all_reduce(ones(8), {.tag = "w1"});
@@ -272,7 +261,7 @@ TEST_CASE("faults 7, 10, 11, 13: processes that disagree, or wait for each other
        }},
   };
   for (const auto& row : rows) {
-    const double start = now();
+    const double start = now_seconds();
     const std::string text = run(shared, [&](int rank) {
       row.call(rank);
       world().barrier();
@@ -280,13 +269,13 @@ TEST_CASE("faults 7, 10, 11, 13: processes that disagree, or wait for each other
     CAPTURE(text);
     CHECK(contains(text, row.expected));
     for (int r = 0; r < ranks; ++r) CHECK(shared.text(r) == text);
-    CHECK(now() - start < 2 * slack());
+    CHECK(now_seconds() - start < 2 * slack());
   }
 }
 
 TEST_CASE("faults 5: a rank that hears nobody is ended by spawn()") {
   const Shared shared;
-  const double start = now();
+  const double start = now_seconds();
   const std::string text = run(shared, [&](int rank) {
     if (rank == 1) throw Error("stop");
     // Never calls a collective.
@@ -295,5 +284,5 @@ TEST_CASE("faults 5: a rank that hears nobody is ended by spawn()") {
     world().barrier();
   });
   CHECK(text == "[rank 1] stop");
-  CHECK(now() - start < 4 + slack());
+  CHECK(now_seconds() - start < 4 + slack());
 }

@@ -1,7 +1,6 @@
 // The flight record: what it keeps and writes, and which rank it reports as late.
 #include <doctest/doctest.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
@@ -9,17 +8,13 @@
 
 #include "../messages.h"
 #include "dist/flight.h"
+#include "tests/temp_dir.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
+using testing::TempDir;
 
 namespace {
-
-struct Folder {
-  std::string path = (std::filesystem::temp_directory_path() / str("lockstep-flight-", getpid())).string();
-  Folder() { std::filesystem::remove_all(path); }
-  ~Folder() { std::filesystem::remove_all(path); }
-};
 
 struct Row {
   const char* group;
@@ -27,13 +22,13 @@ struct Row {
   const char* call;
   bool ended;
 };
-void record(const Folder& folder, int rank, int world, const std::vector<Row>& rows) {
+void record(const std::string& folder, int rank, int world, const std::vector<Row>& rows) {
   Flight flight;
   for (const Row& row : rows) {
     const uint64_t ticket = flight.start(row.group, row.sequence, row.call, 3);
     if (row.ended) flight.finish(ticket);
   }
-  flight.write(folder.path, rank, world, "timeout");
+  flight.write(folder, rank, world, "timeout");
 }
 
 }  // namespace
@@ -91,9 +86,10 @@ TEST_CASE("flight: names the late rank and its call") {
       {"no rank waits for another\n", {{{"world", 5, "barrier", true}}, {{"world", 5, "barrier", true}}, {}}},
   };
   for (const auto& row : rows) {
-    const Folder folder;
+    const TempDir dir;
+    const std::string folder = dir / "records";  // made by the first write
     for (size_t r = 0; r < row.ranks.size(); ++r) record(folder, int(r), int(row.ranks.size()), row.ranks[r]);
-    const std::string text = explain_flight(folder.path);
+    const std::string text = explain_flight(folder);
     CAPTURE(text);
     CHECK(text.starts_with(row.expected));
     CHECK(contains(text, "  rank 1: "));
@@ -101,28 +97,28 @@ TEST_CASE("flight: names the late rank and its call") {
 }
 
 TEST_CASE("flight: missing and damaged records") {
-  const Folder folder;
-  CHECK(contains(message([&] { explain_flight(folder.path); }), "expected files flight-RANK.json in " + folder.path));
+  const TempDir dir;
+  const std::string folder = dir / "records";  // made by the first write
+  CHECK_ERROR(explain_flight(folder), "expected files flight-RANK.json in " + folder);
   record(folder, 1, 3, {{"world", 5, "barrier", false}});
-  CHECK(contains(explain_flight(folder.path), "ranks 0, 2 left no record: killed, or lost before it could write one"));
+  CHECK(contains(explain_flight(folder), "ranks 0, 2 left no record: killed, or lost before it could write one"));
   record(folder, 1, 3, {{"world", 6, "barrier", false}});  // replaces the older file
-  CHECK(contains(explain_flight(folder.path), "seq 6"));
+  CHECK(contains(explain_flight(folder), "seq 6"));
   std::string good;
-  std::getline(std::ifstream(folder.path + "/flight-1.json"), good, '\0');
+  std::getline(std::ifstream(folder + "/flight-1.json"), good, '\0');
   for (const std::string& bad :
        {std::string(), good.substr(0, good.size() / 2), std::string("[]"), std::string("{\"rank\": 0}"),
         std::string(R"({"rank":-1,"world":1,"why":"","entries":[]})")}) {
-    std::ofstream(folder.path + "/flight-0.json") << bad;
-    CHECK(contains(message([&] { explain_flight(folder.path); }), "expected a flight record in"));
+    std::ofstream(folder + "/flight-0.json") << bad;
+    CHECK_ERROR(explain_flight(folder), "expected a flight record in");
   }
   // Pipes in the folder block neither reading nor writing.
-  std::filesystem::remove(folder.path + "/flight-0.json");
-  for (const char* name : {"/flight-0.json", "/flight-4.json.tmp"})
-    REQUIRE(mkfifo((folder.path + name).c_str(), 0600) == 0);
-  CHECK(contains(message([&] { explain_flight(folder.path); }), "flight-0.json: cannot be read: it is a pipe"));
+  std::filesystem::remove(folder + "/flight-0.json");
+  for (const char* name : {"/flight-0.json", "/flight-4.json.tmp"}) REQUIRE(mkfifo((folder + name).c_str(), 0600) == 0);
+  CHECK_ERROR(explain_flight(folder), "flight-0.json: cannot be read: it is a pipe");
   record(folder, 4, 5, {{"world", 6, "barrier", false}});  // prints an error to stderr
-  CHECK(!std::filesystem::exists(folder.path + "/flight-4.json"));
+  CHECK(!std::filesystem::exists(folder + "/flight-4.json"));
   // If the folder cannot be created: a line on stderr, no exception.
-  std::ofstream(folder.path + "/file") << "x";
-  Flight().write(folder.path + "/file/sub", 0, 1, "why");
+  std::ofstream(folder + "/file") << "x";
+  Flight().write(folder + "/file/sub", 0, 1, "why");
 }

@@ -8,6 +8,9 @@
 #include <tuple>
 
 #include "../messages.h"
+#include "dist/control.h"
+#include "dist/schedule.h"
+#include "dist/shard.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;

@@ -10,6 +10,7 @@
 #include "../messages.h"
 #include "base/threads.h"
 #include "dist/job.h"
+#include "dist/shard.h"
 #include "group_body.h"
 #include "tests/dist/at_once.h"
 #include "tests/dist/job.h"
@@ -55,8 +56,7 @@ TEST_CASE("group: every collective over threads") {
 TEST_CASE("group: every collective over processes") {
   for (const std::string transport : {"shm", "tcp"}) {
     for (int n = 2; n <= (thread_sanitized ? 2 : 4); ++n) {
-      CAPTURE(transport);
-      CAPTURE(n);
+      INFO("transport ", transport, ", n ", n);
       CHECK(outcome(n, [](int) { check_group(world()); }, {.kind = Kind::processes, .transport = transport}) ==
             "(no error)");
     }
@@ -139,8 +139,7 @@ TEST_CASE("group 7, 8, 9, 10, 11: ranks that disagree are told, all of them, wit
       row.call(world(), rank);
       world().barrier();
     });
-    CAPTURE(texts[0]);
-    CAPTURE(row.expected);
+    INFO("texts[0] ", texts[0], ", expected ", row.expected);
     CHECK(contains(texts[0], row.expected));
     CHECK(contains(texts[0], "ranks disagree in group world"));
     for (const std::string& text : texts) CHECK(text == texts[0]);
@@ -287,19 +286,19 @@ TEST_CASE("group: destroyed with work on its way") {
 
 TEST_CASE("group: worlds of this process and of its threads") {
   CHECK(!is_initialized());
-  CHECK(contains(message([] { world(); }), "expected dist::init() (or spawn()) before"));
-  CHECK(contains(message([] { init("mars://x"); }), "mars"));
-  CHECK(contains(message([] { init(Rendezvous{.rank = 2, .world_size = 2}); }), "got rank 2 of 2"));
-  CHECK(contains(message([] { init(Rendezvous{}, "gloo"); }),
-                 "[init] expected backend auto, native, nccl, got \"gloo\"; add_backend() adds others"));
+  CHECK_ERROR(world(), "expected dist::init() (or spawn()) before");
+  CHECK_ERROR(init("mars://x"), "mars");
+  CHECK_ERROR(init(Rendezvous{.rank = 2, .world_size = 2}), "got rank 2 of 2");
+  CHECK_ERROR(init(Rendezvous{}, "gloo"),
+              "[init] expected backend auto, native, nccl, got \"gloo\"; add_backend() adds others");
   ProcessGroup& alone = init(Rendezvous{.port = 1});  // a world of one needs no store, so the port is not used
   CHECK(&alone == &world());
   CHECK(alone.size() == 1);
   check_group(alone);
-  CHECK(contains(message([] { init(Rendezvous{}); }), "[init] expected one call, got a second one"));
+  CHECK_ERROR(init(Rendezvous{}), "[init] expected one call, got a second one");
   CHECK(contains(outcome(2, [](int) {}), "[spawn] expected a process without a world"));
-  CHECK(message([] { guard([] { throw Error("x"); }); }) == "x");
-  CHECK(message([&] { alone.barrier(); }) == "[rank 0] x");  // guard() has marked the group as failed
+  CHECK_ERROR_IS(guard([] { throw Error("x"); }), "x");
+  CHECK_ERROR_IS(alone.barrier(), "[rank 0] x");  // guard() has marked the group as failed
   shutdown();
   shutdown();
   CHECK(!is_initialized());

@@ -5,7 +5,6 @@
 #include <doctest/doctest.h>
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
@@ -19,8 +18,10 @@
 
 #include "dist/job.h"
 #include "dist/process_group.h"
+#include "dist/shard.h"
 #include "tensor/convert.h"
 #include "tensor/ops.h"
+#include "tests/fork.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -145,11 +146,10 @@ TEST_CASE("segments: positions of bytes, and their owners") {
   CHECK(placement_of(bytes_of(other)).serial != whole.serial);
   CHECK(shared_tensor({0, 4}, f64).shape() == Shape{0, 4});
   CHECK(shared_tensor({}, f64).numel() == 1);
-  CHECK(contains(message([] { shared_tensor({int64_t(1) << 62}, f32); }),
-                 "[shared_empty] expected fewer than 2^62 bytes"));
-  CHECK(contains(message([] { shared_tensor({-1}, f32); }), "shared_empty"));
-  CHECK(contains(message([] { shared_tensor({int64_t(1) << 58}, u8); }),
-                 "[shared_empty] expected 288230376151711744 bytes of memory to share with other ranks, got: "));
+  CHECK_ERROR(shared_tensor({int64_t(1) << 62}, f32), "[shared_empty] expected fewer than 2^62 bytes");
+  CHECK_ERROR(shared_tensor({-1}, f32), "shared_empty");
+  CHECK_ERROR(shared_tensor({int64_t(1) << 58}, u8),
+              "[shared_empty] expected 288230376151711744 bytes of memory to share with other ranks, got: ");
 }
 
 TEST_CASE("segments: a peer sees the same bytes, and unmaps segments that their owner has freed") {
@@ -168,15 +168,13 @@ TEST_CASE("segments: a peer sees the same bytes, and unmaps segments that their 
     peer.reach(placement_of(bytes_of(u)), 4);
     CHECK(peer.size() == 2);
     CHECK(mappings() == before + 4);
-    CHECK(contains(message([&] { peer.reach(at, 400000); }),
-                   "[transport] expected 400000 bytes at offset 40 of a tensor of rank 4, which has 400000"));
+    CHECK_ERROR(peer.reach(at, 400000),
+                "[transport] expected 400000 bytes at offset 40 of a tensor of rank 4, which has 400000");
     Placement wrong = at;
     wrong.serial ^= 1;
-    CHECK(contains(message([&] { peer.reach(wrong, 4); }),
-                   "got another file: that rank has released a tensor that is still in use"));
+    CHECK_ERROR(peer.reach(wrong, 4), "got another file: that rank has released a tensor that is still in use");
     wrong.fd = 1 << 20;
-    CHECK(contains(message([&] { peer.reach(wrong, 4); }),
-                   "[transport] expected to share a tensor's memory with rank 4 through /proc/"));
+    CHECK_ERROR(peer.reach(wrong, 4), "[transport] expected to share a tensor's memory with rank 4 through /proc/");
   }
   const Tensor v = shared_tensor({1}, f32);
   peer.reach(placement_of(bytes_of(v)), 4);
@@ -201,15 +199,11 @@ TEST_CASE("segments: memory is given back at once, also while a peer maps it") {
 TEST_CASE("segments: a forked copy of the owner takes nothing with it") {
   Tensor t = shared_tensor({4096}, f32);
   t.fill_(7);
-  const pid_t child = fork();
-  if (child == 0) {
-    const bool mine = bool(placement_of(bytes_of(t)));
-    t = Tensor();
-    _exit(mine ? 1 : 0);
-  }
-  int status = -1;
-  REQUIRE(waitpid(child, &status, 0) == child);
-  CHECK(status == 0);
+  CHECK(testing::in_fork([&] {
+          const bool mine = bool(placement_of(bytes_of(t)));
+          t = Tensor();
+          if (mine) _exit(1);
+        }) == 0);
   CHECK(t.data<float>()[4095] == 7);
 }
 
@@ -230,8 +224,7 @@ TEST_CASE("in place: ranks share the schedule out so that none waits for another
        {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather, Collective::broadcast}) {
     for (int n = 1; n <= 33; ++n) {
       const Request request{c, n, has_root(c) ? n / 2 : 0, is_reduction(c), {}};
-      CAPTURE(name_of(c));
-      CAPTURE(n);
+      INFO("c ", name_of(c), ", n ", n);
       struct Use {
         std::set<int> readers, writers;  // ranks that do the reads and writes of this place
       };

@@ -36,8 +36,6 @@ class Child {
   Child(const Child&) = delete;
   /// Sends a signal to the process.
   void signal(int number) const;
-  /// Waits until the process has written `word` to its standard output. False after 20 s.
-  bool says(const std::string& word);
   /// The exit code, or 128 + signal; -1 after 30 s.
   int wait();
   const std::string& output() const { return output_; }
@@ -51,8 +49,12 @@ class Child {
   std::string output_;
 };
 
+/// Checks that no rank failed: every text of Job::run() is "".
+void check_calm(const std::map<int, std::string>& said);
 /// Waits until the job has failed, for at most 20 s, and throws its failure.
 void until_failed(lockstep::dist::Control& control);
+/// The number of open descriptors of this process.
+size_t open_files();
 /// Seconds of a monotonic clock.
 double now_seconds();
 #ifdef __SANITIZE_THREAD__

@@ -78,8 +78,7 @@ TEST_CASE("mismatch 7: a rank whose call needs nobody leaves, and the others are
   for (const char* transport : {"threads", "shm"})
     for (const auto& row : rows) {
       const Told found = told(transport, 5, [&](int rank) { (rank == 0 ? row.first : row.second)(rank); });
-      CAPTURE(transport);
-      CAPTURE(found.text);
+      INFO("transport ", transport, ", text ", found.text);
       CHECK(contains(found.text, "ranks disagree in group world"));
       CHECK(contains(found.text, "rank 0 calls " + row.of_first));
       CHECK(contains(found.text, "rank 1 calls " + row.of_second));
@@ -96,8 +95,7 @@ TEST_CASE("mismatch 6: who has left is told at once to whom it leaves waiting") 
     for (const auto& [call, expected] : rows)
       for (const Doing& leaves : {Doing(leave), Doing(leave_late)}) {
         const Told found = told(transport, 5, [&](int rank) { (rank == 0 ? leaves : call)(rank); });
-        CAPTURE(transport);
-        CAPTURE(found.text);
+        INFO("transport ", transport, ", text ", found.text);
         CHECK(contains(found.text, expected));
         CHECK(found.seconds < soon);
       }
@@ -106,8 +104,7 @@ TEST_CASE("mismatch 6: who has left is told at once to whom it leaves waiting") 
 TEST_CASE("mismatch 13: ranks that wait for each other in different calls are a circle") {
   for (const char* transport : {"threads", "shm"}) {
     const Told found = told(transport, 0.3, [](int rank) { broadcast_from(1 - rank)(rank); });
-    CAPTURE(transport);
-    CAPTURE(found.text);
+    INFO("transport ", transport, ", text ", found.text);
     CHECK(contains(found.text,
                    "deadlock: rank 0 waits in seq 1 (broadcast f32 x 8 from rank 1) for rank 1, rank 1 waits in seq 1 "
                    "(broadcast f32 x 8 from rank 0) for rank 0"));

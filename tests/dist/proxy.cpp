@@ -38,7 +38,6 @@ struct Proxy::State {
   std::mt19937_64 random;
   std::list<Link> links;
   std::atomic<int> came{0};
-  std::atomic<int64_t> passed{0};
   std::atomic<bool> stop{false}, cut{false}, hold{false};
   std::thread thread;
 
@@ -76,11 +75,8 @@ struct Proxy::State {
       return;
     }
     std::string bytes(buffer.data(), size_t(got));
-    for (size_t i = 0; i < bytes.size(); ++i) {
-      const bool chosen = is_caller && faults.flip_at >= 0 && link.from_caller + int64_t(i) == faults.flip_at;
-      if (chosen || (faults.flips > 0 && std::uniform_real_distribution<>()(random) < faults.flips))
-        bytes[i] ^= char(1 << (random() % 8));
-    }
+    const int64_t flipped = faults.flip_at - link.from_caller;
+    if (is_caller && flipped >= 0 && flipped < got) bytes[size_t(flipped)] ^= char(1 << (random() % 8));
     if (is_caller) link.from_caller += got;
     const int64_t room = faults.truncate_after >= 0 ? faults.truncate_after - link.passed : INT64_MAX;
     if (int64_t(bytes.size()) >= room) {
@@ -100,7 +96,6 @@ struct Proxy::State {
       const ssize_t n = ::send(side.fd.get(), piece.bytes.data(), piece.bytes.size(), MSG_NOSIGNAL);
       if (n < 0 && errno != EAGAIN && errno != EINTR) link.over = true;
       if (n < 0) return;
-      passed += n;
       piece.bytes.erase(0, size_t(n));
       if (piece.bytes.empty()) side.out.pop_front();
     }
@@ -153,6 +148,5 @@ Proxy::~Proxy() {
 
 int Proxy::port() const { return state_->port; }
 int Proxy::connections() const { return state_->came; }
-int64_t Proxy::bytes() const { return state_->passed; }
 void Proxy::cut() { state_->cut = true; }
 void Proxy::hold(bool on) { state_->hold = on; }

@@ -14,7 +14,6 @@ struct ProxyFaults {
   int64_t cut_after = -1;  ///< bytes (of both directions) after which a connection is reset
   /// Bytes after which a connection is closed normally: the receiver sees the end of the stream.
   int64_t truncate_after = -1;
-  double flips = 0;      ///< probability that a byte arrives with one bit flipped
   int64_t flip_at = -1;  ///< flips one bit of exactly this byte from the caller
   int piece = 1 << 16;   ///< largest number of bytes forwarded at once; 1 exposes every boundary
   uint64_t seed = 1;
@@ -30,7 +29,6 @@ class Proxy {
   /// The port that it listens on.
   int port() const;
   int connections() const;  ///< number of clients so far
-  int64_t bytes() const;    ///< bytes forwarded so far
   void cut();               ///< resets all connections now
   /// True: stops forwarding without closing anything, like an unplugged cable; false: forwards again.
   void hold(bool on);

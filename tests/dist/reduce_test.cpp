@@ -77,8 +77,7 @@ TEST_CASE("reduce_into equals the definition for every type, operation, length a
   for (const DType dtype : all_dtypes)
     for (const ReduceOp op : all_ops) {
       if (dtype == boolean && op == ReduceOp::mean) continue;
-      CAPTURE(name_of(dtype));
-      CAPTURE(name_of(op));
+      INFO("dtype ", name_of(dtype), ", op ", name_of(op));
       dispatch_all(dtype, "test", [&]<class T> {
         for (const int64_t count : {0, 1, 2, 7, 15, 16, 17, 31, 33, 64, 1009})
           for (const size_t shift : {0, 1, 3, 8}) {
@@ -159,9 +158,8 @@ TEST_CASE("divide rounds once, and truncates integers") {
 
 TEST_CASE("meaningless options are rejected") {
   std::byte a[8] = {}, b[8] = {};
-  CHECK(contains(message([&] { reduce_into(boolean, ReduceOp::mean, a, b, 1); }),
-                 "expected a number type for mean, got bool"));
-  CHECK(contains(message([&] { divide(boolean, a, 1, 2); }), "expected a number type, got bool"));
-  CHECK(contains(message([&] { divide(f32, a, 1, 0); }), "expected a divisor of at least 1, got 0"));
-  CHECK(contains(message([&] { reduce_into(f32, ReduceOp(9), a, b, 1); }), "expected a ReduceOp, got 9"));
+  CHECK_ERROR(reduce_into(boolean, ReduceOp::mean, a, b, 1), "expected a number type for mean, got bool");
+  CHECK_ERROR(divide(boolean, a, 1, 2), "expected a number type, got bool");
+  CHECK_ERROR(divide(f32, a, 1, 0), "expected a divisor of at least 1, got 0");
+  CHECK_ERROR(reduce_into(f32, ReduceOp(9), a, b, 1), "expected a ReduceOp, got 9");
 }

@@ -16,7 +16,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 OPTION = re.compile(r"(?<![\w-])--[a-z][\w-]*")
 # Generated pages say ranges and defaults only.
-GENERATED = ("options.md", "config.md", "environment.md", "inference-config.md")
+GENERATED = ("options.md", "config.md", "environment.md")
 FIGURE = re.compile(r"(?<![\w.-])\d[\d.,]*\s?(?:ms|µs|us|s|%|KiB|MiB|GiB|MB|GB|(?:GB|tokens|samples|images|TFLOP)/s)(?![\w/])"
                     r"|\d(?:\.\d+)? times as|\d(?:\.\d+)? times (?:faster|slower|less|more)")
 SOURCE = re.compile(r"`(?:\S*/)?(?:lockstep|gpt|mlp|cnn|vit|bench_\w+|test_\w+|python3?|\w+\.(?:py|sh)) [^`]*`|^    (?:gpt|lockstep) "
@@ -48,9 +48,9 @@ def wrong_names():
     """[(what, problem or None)] of the names in the changelog's Unreleased section."""
     section = re.search(r"^## \[Unreleased\].*?(?=^## \[|\Z)", (ROOT / "CHANGELOG.md").read_text(), re.M | re.S)[0]
     folders = "{}/**/*".format
-    code = read("lockstep.h", "meson.options", "docs/config.md", "docs/inference-config.md",
+    code = read("lockstep.h", "meson.options", "docs/config.md", "extensions/inference/configuration.md",
                 *(folders(top) + end for top in ("tensor", "autograd", "extensions", "nn", "optim", "data", "dist", "parallel", "zero", "engine",
-                                                 "pipeline", "inference", "train", "trace", "apps") for end in (".h", ".def", ".inc")))
+                                                 "pipeline", "train", "trace", "apps") for end in (".h", ".def", ".inc")))
     code = re.sub(r"//.*", "", code)
     words, options = set(re.findall(r"[A-Za-z_]\w*", code + read("docs/options.md"))), set(OPTION.findall(read("docs/options.md")))
     sections = re.findall(r"^## ((?:gpt|mlp|cnn) train\n.*?)(?=^## |\Z)", read("docs/options.md"), re.M | re.S)
@@ -60,7 +60,12 @@ def wrong_names():
         for option in OPTION.findall(row):
             yield option, f"'{option}' is said to be gone, and exists" if option in of_trainings else None
     for quoted in re.findall(r"`([^`]+)`", re.sub(r"^\| `[^|]*", "", section, flags=re.M)):
+        header = re.fullmatch(r"<lockstep/(\w+)\.h>", quoted)
         path = re.match(r"[\w./-]+/[\w.-]+\.\w+", quoted)
+        if header:
+            here = [ROOT / "lockstep" / f"{header[1]}.h", ROOT / "extensions" / header[1]]
+            yield quoted, None if any(place.exists() for place in here) else f"there is no header {quoted}"
+            continue
         if path:
             yield quoted, None if (ROOT / path[0]).exists() else f"there is no file {path[0]}"
             continue
@@ -92,7 +97,7 @@ def figures_without_source(page):
 
 def main():
     results = [problem and f"CHANGELOG.md: {problem}" for name, problem in wrong_names()]
-    for page in [ROOT / "README.md", *sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/README.md")])]:
+    for page in [ROOT / "README.md", *sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/*.md")])]:
         if page.name not in GENERATED:
             results.append("\n".join(figures_without_source(page)) or None)
     for problem in filter(None, results):

@@ -32,7 +32,7 @@ BUILD = pathlib.Path(sys.argv[1]).resolve()
 sys.path.insert(0, str(ROOT / "scripts"))
 import options_page  # noqa: E402
 
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/README.md")])
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")] + sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/*.md")])
 OPTIONS = {title: {option.replace("_", "-") for option in options} for title, options in options_page.names(options_page.PAGE.read_text()).items()}
 COMMAND = re.compile(r"(?:[A-Z_]+=\S+ )*(?:build/apps/|build/examples/|build/)?(lockstep|gpt|mlp|cnn|vit|vae|speech) (?![a-z]+:)[^─]*$")
 PLACEHOLDER = re.compile(r"(^|[ =,])(?!LICENSE)[A-Z][A-Z]+(?![\w:])|\.\.\.|<")
@@ -156,7 +156,7 @@ def made_folder(at):
     (at / "zero3.json").write_text(json.dumps(config | {"zero_optimization": {"stage": 3}}))
     (at / "adamw.json").write_text('{"train_micro_batch_size_per_gpu": 8, "optimizer": {"type": "AdamW"}, "bf16": {"enabled": true}}\n')
     (at / "inference.json").write_text('{"dtype": "fp32"}')
-    shutil.copytree(ROOT / "tests/golden/tokenizer/gpt2", at / "gpt2")
+    shutil.copytree(ROOT / "extensions/hugging_face/tests/golden/tokenizer/gpt2", at / "gpt2")
     for command in ("gpt train --text corpus.txt --model gpt:2x32x2 --context 32 --batch 2 --steps 2 --out made/1",
                     "gpt train --text corpus.txt --model llama:2x32x4 --context 32 --batch 2 --steps 1 --export llama"):
         code, said = run(command, at)

@@ -27,7 +27,7 @@ LIBRARIES = ["-fopenmp", "-pthread", "-lz", "-lpng", "-ljpeg", "-lsodium", "-lfm
 
 
 def documents():
-    return [ROOT / name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()] + sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/README.md")])
+    return [ROOT / name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()] + sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/*.md")])
 
 
 class Block:

@@ -31,15 +31,15 @@ ROWS = [
     ("train.md", "which split sums | within 1e-4 in f32, NUMBER in 16 bits", "tests/train/plans_test.cpp", "? 0.2 : 1e-4 : NUMBER;"),
     ("train.md", "own compression error | within NUMBER in f32", "tests/train/plans_test.cpp", '"OneBitAdam" ? NUMBER : 1e-4'),
     ("train.md", "own compression error | within 20 % in f32, NUMBER in 16 bits", "tests/train/plans_test.cpp", "? 0.2 : 1e-4 : NUMBER;"),
-    ("train.md", "of NUMBER steps with Transformers' Trainer", "tests/train/arguments_test.cpp", "the curve of NUMBER steps of Transformers' Trainer"),
-    ("train.md", "steps with Transformers' Trainer, to NUMBER.", "tests/train/arguments_test.cpp", "std::abs(curve[i] - theirs[i]) <= NUMBER *"),
+    ("../extensions/hugging_face/training.md", "of NUMBER steps with Transformers' Trainer", "extensions/hugging_face/tests/arguments_test.cpp", "the curve of NUMBER steps of Transformers' Trainer"),
+    ("../extensions/hugging_face/training.md", "steps with Transformers' Trainer, to NUMBER.", "extensions/hugging_face/tests/arguments_test.cpp", "std::abs(curve[i] - theirs[i]) <= NUMBER *"),
     # a device's results
-    ("mixed-precision.md", "Tests allow NUMBER of it", "tests/tolerances.h", "{Near::product_fp8, 0, NUMBER,"),
+    ("../extensions/fp8/README.md", "Tests allow NUMBER of it", "tests/tolerances.h", "{Near::product_fp8, 0, NUMBER,"),
     ("cuda.md", "Its gelu is an approximation, within NUMBER of ours in f32", "tests/tolerances.h", "{Near::product_gelu, 1e-13, NUMBER,"),
     # others
-    ("sparse-attention.md", "outputs and gradients agree to NUMBER in every mode", "tests/nn/sparse_test.cpp", "largest(a[i], b[i]) <= NUMBER * reach"),
-    ("quantisation.md", "and outputs are within NUMBER.", "tests/nn/quantize_test.cpp", 'at("weight_only")) <= NUMBER)'),
-    ("decisions.md", "in f32 to NUMBER. *Excludes:* one loose", "tests/nn/pretrained_test.cpp", 'wanted("logits")) <= NUMBER)'),
+    ("../extensions/sparse_attention/README.md", "outputs and gradients agree to NUMBER in every mode", "extensions/sparse_attention/tests/layouts_test.cpp", "largest(a[i], b[i]) <= NUMBER * reach"),
+    ("../extensions/quantization/README.md", "and outputs are within NUMBER.", "extensions/quantization/tests/quantize_test.cpp", 'at("weight_only")) <= NUMBER)'),
+    ("decisions.md", "in f32 to NUMBER. *Excludes:* one loose", "extensions/hugging_face/tests/pretrained_test.cpp", 'wanted("logits")) <= NUMBER)'),
     ("faults.md", "memory and descriptors stay constant within NUMBER", "tests/soak.py", "late <= early * 1.0NUMBER)"),
 ]
 

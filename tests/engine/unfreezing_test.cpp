@@ -2,6 +2,7 @@
 // trained again later. Training one that was frozen then is an error on all ranks, with its name, before the step.
 #include <doctest/doctest.h>
 
+#include "engine/params.h"
 #include "nn/layer_list.h"
 #include "parallel/buckets.h"
 #include "parallel/data_parallel.h"
@@ -105,7 +106,7 @@ Wrapped by_engine(const Shared& net, int rank, int stage, const char* optimizer)
             e->step();
           },
           [=] {
-            if (e->onebit()) return copy_parameters(*net);
+            if (e->exchange()) return copy_parameters(*net);
             const auto whole = e->zero().gathered();
             return copy_parameters(*net);
           }};
@@ -145,7 +146,7 @@ Wrapped by_engine_in_stages(const Shared& net) {
 }
 
 Wrapped by_accumulator(const Shared& net, int rank) {
-  auto sum = std::make_shared<parallel::GradientAccumulator>(net->parameters(), &dist::world());
+  auto sum = std::make_shared<parallel::GradientSum>(net->parameters(), &dist::world());
   auto adamw = adamw_of(*net);
   return {[=](int step) {
             loss_of_part((*net)(data_of(step, rank, 4)), step, rank).backward();
@@ -157,7 +158,7 @@ Wrapped by_accumulator(const Shared& net, int rank) {
           [=] { return copy_parameters(*net); }};
 }
 
-const std::vector<Wrapper> wrappers = {
+const std::vector<Wrapper> all_wrappers = {
     {"DDP", 2, [](const Shared& net, int rank) { return by_ddp(net, rank, {}); }},
     {"DDP, buckets of one", 2, [](const Shared& net, int rank) { return by_ddp(net, rank, {.bucket_mib = 1e-5}); }},
     {"DDP, unused ones", 2,
@@ -173,6 +174,13 @@ const std::vector<Wrapper> wrappers = {
     {"pipeline", 2, [](const Shared& net, int) { return by_pipeline(net); }},
     {"accumulator", 2, [](const Shared& net, int rank) { return by_accumulator(net, rank); }},
 };
+/// Those whose optimizers are built.
+const std::vector<Wrapper> wrappers = [] {
+  std::vector<Wrapper> built = all_wrappers;
+  if (!engine::type_named("OneBitAdam"))
+    std::erase_if(built, [](const Wrapper& one) { return std::string(one.name) == "engine, 1 bit"; });
+  return built;
+}();
 /// Wrappers without a list of trained parameters: any parameter may be trained later.
 const std::vector<Wrapper> free_ones = {
     {"DataParallel", 1,

@@ -1,6 +1,6 @@
 // libFuzzer: any bytes as an IDX file, plain or gzip, are read completely or rejected with an Error. The limit is low,
 // so that a decompression bomb would exceed it.
-#include "data/idx.h"
+#include "data/images.h"
 #include "tests/fuzz/limits.h"
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {

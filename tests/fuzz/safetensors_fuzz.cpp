@@ -1,6 +1,7 @@
 // libFuzzer: any bytes as a safetensors file are read completely or rejected with an Error.
 #include <cstdlib>
 
+#include "data/files.h"
 #include "data/safetensors.h"
 #include "tests/fuzz/limits.h"
 

@@ -1,13 +1,13 @@
-// libFuzzer: any files of a tokenizer's folder, JSON Lines file, .tokens file or text (chosen by the first byte) are
-// read completely or rejected with an Error of one line.
+// libFuzzer: any JSON Lines file or .tokens file (chosen by the first byte) is read completely or rejected with an
+// Error of one line.
 #include <zlib.h>
 
 #include <cstdlib>
 #include <cstring>
 
 #include "data/json_lines.h"
+#include "data/text.h"
 #include "data/tokenizer.h"
-#include "data/tokens.h"
 #include "tests/fuzz/folder.h"
 #include "tests/fuzz/limits.h"
 
@@ -33,7 +33,7 @@ void read(char kind, std::string_view text) {
     folder.write(text, {"file"});
     JsonLines lines(file);
     while (lines.next()) {}
-  } else if (kind == 'K') {
+  } else {
     const std::string whole = sealed(text);
     const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd < 0 || ::write(fd, whole.data(), whole.size()) != ssize_t(whole.size())) std::abort();
@@ -42,15 +42,6 @@ void read(char kind, std::string_view text) {
     const Tokens tokens = read_tokens(file, bytes, "bytes");
     tokens.checksum();
     tokens.tensor();
-  } else {
-    folder.write(text, {"vocab.json", "merges.txt", "tokenizer_config.json", "added_tokens.json",
-                        "special_tokens_map.json", "tokenizer.json"});
-    tokenizer_identity(folder.path());
-    const auto tokenizer = Tokenizer::from_folder(folder.path());
-    const std::vector<int32_t> ids = tokenizer->encode(text);
-    for (const int32_t id : ids)
-      if (!tokenizer->knows(id)) std::abort();
-    tokenizer->decode(ids);
   }
 }
 

@@ -151,7 +151,6 @@ void run_clip(const Case& c, Report& report);
 void run_schedule(const Case& c, Report& report);
 void run_scaler(const Case& c, Report& report);
 void run_sampler(const Case& c, Report& report);
-void run_gpt2(const Case& c, Report& report);
 
 /// Evaluates an expression such as "(x.exp() * x.sin()).sum(0) + x[0]". Names refer to inputs in the order of their
 /// first use.

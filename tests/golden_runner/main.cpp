@@ -157,7 +157,6 @@ auto kind_of(const Json& c) -> void (*)(const Case&, Report&) {
   if (c.find("called")) return run_called;
   if (c.find("optimizer")) return run_optimizer;
   if (c.find("schedule")) return run_schedule;
-  if (c.find("folder")) return run_gpt2;
   if (c.find("world")) return run_sampler;
   if (what && what->as_string().starts_with("clip_grad")) return run_clip;
   if (what && what->as_string().find("Scaler") != std::string::npos) return run_scaler;

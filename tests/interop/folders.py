@@ -4,7 +4,7 @@ means there what it meant before.
 
   folders.py check PATH/TO/gpt [SEED]   tokens of drawn folders are the ids of Transformers; folders of train, finetune and LoRA
                                         load there, with the ids, the chat template, the generation and the configuration
-  folders.py make FILE                  tests/golden/transformers_keys.json: what Transformers (5.24) writes for each model
+  folders.py make FILE                  transformers_keys.json: what Transformers (5.24) writes for each model
 
 Needs transformers and tokenizers, and to load the models torch; without the first two exit code 77 (skipped). $PYTHON names another
 interpreter to look for them in.
@@ -20,7 +20,8 @@ import tempfile
 
 from checks import count, need, run
 
-TOKENIZERS = pathlib.Path(__file__).parent.parent / "golden/tokenizer"
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "extensions/hugging_face/tests/golden"
+TOKENIZERS = GOLDEN / "tokenizer"
 HUGE = 1000000000000000019884624838656  # of a tokenizer without a maximum length
 SIZES = dict(vocab_size=656, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=64)
 TEMPLATE = "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
@@ -38,7 +39,7 @@ def configs():
 
 
 def tokens_of(path):
-    """The ids in a .tokens file (data/tokens.h)."""
+    """The ids in a .tokens file (data/text.h)."""
     raw = path.read_bytes()
     width = struct.unpack_from("<I", raw, 12)[0]
     return list(struct.unpack(f"<{(len(raw) - 528) // width}{'H' if width == 2 else 'I'}", raw[512:-16]))
@@ -171,7 +172,7 @@ def main(command, path, seed="1"):
         made = {name: config.to_dict() for name, config in configs().items()}
         pathlib.Path(path).write_text(json.dumps(made, indent=1) + "\n")
         return 0
-    golden = json.loads((pathlib.Path(__file__).parent.parent / "golden/transformers_keys.json").read_text())
+    golden = json.loads((GOLDEN / "transformers_keys.json").read_text())
     draw, checks = random.Random(int(seed)), {}
     with tempfile.TemporaryDirectory() as folder:
         work = pathlib.Path(folder)
@@ -180,7 +181,7 @@ def main(command, path, seed="1"):
         for name, config in configs().items():
             def keys(name=name, config=config):
                 if unknown := config.to_dict().keys() - golden[name].keys():
-                    raise RuntimeError(f"this Transformers writes more than tests/golden/transformers_keys.json has: {sorted(unknown)}")
+                    raise RuntimeError(f"this Transformers writes more than transformers_keys.json has: {sorted(unknown)}")
                 return 0.0
             checks[f"{name}: keys"] = keys
             checks[f"{name}: what is kept"] = lambda name=name, config=config: check_folder(path, name, config, work)

@@ -4,7 +4,7 @@
 Exit code 77 (skipped) if torch, transformers or peft is missing; $PYTHON names another interpreter that may have them.
 
 Usage: lora.py PATH/TO/gpt
-       lora.py --golden      writes tests/golden/lora/
+       lora.py --golden      writes extensions/lora/tests/golden/
 """
 import json
 import pathlib
@@ -15,8 +15,9 @@ from checks import count, need, run
 
 TOLERANCE = 1e-4
 IDS = [7, 41, 3, 58, 60, 12, 5, 53, 2, 30]
-GOLDEN = pathlib.Path(__file__).resolve().parent.parent / "golden"
-LLAMA, GPT2 = GOLDEN / "inference/llama_linear", GOLDEN / "hf_gpt2_odd"
+EXTENSIONS = pathlib.Path(__file__).resolve().parents[2] / "extensions"
+GOLDEN, BASES = EXTENSIONS / "lora/tests/golden", EXTENSIONS / "hugging_face/tests/golden"
+LLAMA, GPT2 = BASES / "models/llama_linear", BASES / "hf_gpt2_odd"
 CASES = {  # name: (folder of the base model, options for peft)
     "llama": (LLAMA, dict(r=3, lora_alpha=6, target_modules=["q_proj", "k_proj", "v_proj", "down_proj"], modules_to_save=["norm"])),
     "llama_rslora": (LLAMA, dict(r=4, lora_alpha=5, use_rslora=True, target_modules=["q_proj", "v_proj", "o_proj"])),
@@ -52,7 +53,7 @@ def golden():
     for name, (base, _) in CASES.items():
         if name == "llama_rslora":
             continue
-        folder = GOLDEN / "lora" / name
+        folder = GOLDEN / name
         model = adapted(name, torch.float64)
         logits = logits_of(model)
         model.save_pretrained(folder)
@@ -62,7 +63,7 @@ def golden():
             raise RuntimeError("expected values that f32 has")
         save_file({key: t.float() for key, t in tensors.items()}, folder / "adapter_model.safetensors", {"format": "pt"})
         config = json.loads((folder / "adapter_config.json").read_text())
-        config["base_model_name_or_path"] = str(pathlib.Path("../..") / base.relative_to(GOLDEN))
+        config["base_model_name_or_path"] = str(pathlib.Path("../../../..") / base.relative_to(EXTENSIONS))
         config["target_modules"].sort()
         (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n")
         save_file({"input_ids": torch.tensor([IDS]), "logits": logits[None].contiguous()}, folder / "expected.safetensors")

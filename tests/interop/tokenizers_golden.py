@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """Golden cases of tokenizers, made and checked with Hugging Face's `tokenizers` package (made with 0.23.3).
 
-  tokenizers_golden.py check FOLDER        the package gives the ids and texts of the golden files (FOLDER: tests/golden/tokenizer)
+  tokenizers_golden.py check FOLDER        the package gives the ids and texts of the golden files (FOLDER: tests/golden/tokenizer of the extension)
   tokenizers_golden.py make FOLDER TEXT    trains six small tokenizers on the text (tiny Shakespeare), and writes them with their cases
 
 FOLDER/NAME/tokenizer.json are the tokenizers, FOLDER/cases.json.gz what they give. Needs `pip install tokenizers`; without it exit code
-77 (skipped); $PYTHON names another interpreter to look for it in. The C++ side of the comparison is tests/data/tokenizer_golden_test.cpp.
+77 (skipped); $PYTHON names another interpreter to look for it in. The C++ side of the comparison is extensions/hugging_face/tests/tokenizer_golden_test.cpp.
 """
 import gzip
 import json

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes tests/golden/inference/window_*: a tiny Mistral and a tiny Qwen 2 with attention windows narrower than the
+"""Writes extensions/hugging_face/tests/golden/models/window_*: a tiny Mistral and a tiny Qwen 2 with attention windows narrower than the
 text, and Transformers' results in f64 (eager attention): logits, loss, all gradients, greedy texts.
 
 Usage: window_golden.py (needs torch, transformers and safetensors)
@@ -14,7 +14,7 @@ import torch  # noqa: E402
 from safetensors.torch import save_file  # noqa: E402
 from transformers import MistralConfig, MistralForCausalLM, Qwen2Config, Qwen2ForCausalLM  # noqa: E402
 
-GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden/inference"
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "extensions/hugging_face/tests/golden/models"
 SIZES = dict(vocab_size=29, hidden_size=16, intermediate_size=20, num_attention_heads=4, num_key_value_heads=2,
              max_position_embeddings=64, initializer_range=0.25, attn_implementation="eager", bos_token_id=1, eos_token_id=None)
 MODELS = {

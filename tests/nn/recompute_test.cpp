@@ -2,11 +2,8 @@
 #include <doctest/doctest.h>
 
 #include <memory>
-#include <optional>
 
-#include "autograd/autocast.h"
 #include "autograd/checkpoint.h"
-#include "nn/fp8.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
 
@@ -55,7 +52,6 @@ const std::vector<Row> rows = {
      [] { return Sequential(spectral_norm(Conv2d({.in = 2, .out = 3, .kernel = 3}), {.iterations = 3}), Tanh()); },
      {4, 2, 6, 6}},
     {"WeightNorm", [] { return Sequential(weight_norm(Linear({.in = 16, .out = 16})), Tanh()); }, {16, 16}},
-    {"fp8", [] { return Sequential(Linear({.in = 16, .out = 32}), Tanh(), Linear({.in = 32, .out = 16})); }, {16, 16}},
     {"a user's own", [] { return Sequential(Linear({.in = 16, .out = 16}), Standardize(), Tanh()); }, {16, 16}},
 };
 
@@ -63,8 +59,6 @@ const std::vector<Row> rows = {
 std::vector<std::pair<std::string, Tensor>> train(const Row& row, bool again) {
   manual_seed(3);
   Sequential net = row.make();
-  std::optional<Fp8Scaling> fp8;
-  if (std::string(row.name) == "fp8") fp8.emplace(net);
   optim::SGD sgd(net.parameters(), {.lr = 0.2});
   std::vector<std::pair<std::string, Tensor>> all;
   for (int step = 0; step < 3; ++step) {
@@ -73,8 +67,6 @@ std::vector<std::pair<std::string, Tensor>> train(const Row& row, bool again) {
     for (int micro = 0; micro < 2; ++micro) {
       inputs.emplace_back(randn(row.shape), true);
       const auto fn = [&net](const Variable& x) { return net(x); };
-      std::optional<Autocast> precision;  // one per forward: two pending micro-batches must not share converted weights
-      if (fp8) precision.emplace(bf16);
       losses.push_back(sum(square(again ? checkpoint(fn, inputs.back()) : fn(inputs.back())).to(f32)));
     }
     // both forwards ran before: each backward recomputes with the state of its own forward
@@ -85,10 +77,7 @@ std::vector<std::pair<std::string, Tensor>> train(const Row& row, bool again) {
     }
     for (const auto& p : net.named_parameters()) all.emplace_back(p.name, p.variable.grad().clone());
     sgd.step();
-    if (fp8) fp8->update();
     for (const auto& [name, tensor] : net.state()) all.emplace_back(name, tensor.clone());
-    if (fp8)
-      for (const auto& piece : fp8->state()) all.emplace_back(piece.name + " history", piece.history.clone());
   }
   for (const auto& [name, module] : net.named_modules())
     if (auto* const own = dynamic_cast<Standardize*>(module)) CHECK(own->counted == 6);

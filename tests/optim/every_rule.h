@@ -8,6 +8,7 @@
 
 #include "autograd/ops.h"
 #include "optim/optimizer.h"
+#include "tests/messages.h"
 
 namespace testing {
 
@@ -88,6 +89,18 @@ inline void check_rules(const std::vector<Row>& rows) {
   check_downhill(rows);
   check_state(rows);
   check_grad_scale(rows);
+}
+
+/// `wrong`, a gradient unlike its parameter of 4 elements in f32, is refused, and changes nothing.
+inline void check_gradient_like_parameter(const std::vector<Row>& rows, const Tensor& wrong) {
+  for (const Row& row : rows) {
+    Variable w(ones({4}), true);
+    const auto optimizer = row.make({w});
+    w.grad() = wrong;
+    CAPTURE(row.name);
+    CHECK(contains(message([&] { optimizer->step(); }), "expected a gradient like its parameter, f32 (4) on "));
+    CHECK(w.tensor().to_vector<float>() == std::vector<float>(4, 1));
+  }
 }
 
 }  // namespace testing

@@ -16,7 +16,7 @@ using namespace testing;
 
 namespace {
 
-const Row kAll[] = {
+const std::vector<Row> rules = {
     {"SGD", [](auto p) { return std::make_unique<SGD>(p, SGDOptions{.lr = 0.1, .momentum = 0.9}); }},
     {"Adam", [](auto p) { return std::make_unique<Adam>(p, AdamOptions{.lr = 0.05, .amsgrad = true}); }},
     {"AdamW", [](auto p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.05}); }},
@@ -26,37 +26,16 @@ const Row kAll[] = {
        return std::make_unique<RMSprop>(p, RMSpropOptions{.lr = 0.02, .momentum = 0.5, .centered = true});
      }},
     {"Lion", [](auto p) { return std::make_unique<Lion>(p, LionOptions{.lr = 0.02}); }},
-    {"Adam8bit", [](auto p) { return std::make_unique<Adam8bit>(p, Adam8bitOptions{.lr = 0.05, .min_8bit_size = 0}); }},
-    {"AdamW8bit",
-     [](auto p) { return std::make_unique<AdamW8bit>(p, AdamW8bitOptions{.lr = 0.05, .min_8bit_size = 0}); }},
-    {"Lion8bit", [](auto p) { return std::make_unique<Lion8bit>(p, Lion8bitOptions{.lr = 0.02, .min_8bit_size = 0}); }},
     {"LAMB", [](auto p) { return std::make_unique<LAMB>(p, LAMBOptions{.lr = 0.05}); }},
 };
 
-/// The optimizers for the default device of the tests: 8-bit state is for the CPU only.
-std::vector<Row> all_rows() {
-  std::vector<Row> rows(std::begin(kAll), std::end(kAll));
-  if (!default_device().is_cpu())
-    std::erase_if(rows, [](const Row& row) { return std::string(row.name).ends_with("8bit"); });
-  return rows;
-}
-
 }  // namespace
 
-TEST_CASE("every optimizer goes downhill, in f32 and through a master copy in bf16") {
-  check_downhill(all_rows());
-  if (default_device().is_cpu()) return;
-  Variable w(randn({8, 6}), true);
-  Adam8bit eight({w}, {.min_8bit_size = 0});
-  CHECK(contains(message([&] {
-                   step_towards(w, randn({8, 6}), eight);
-                 }),
-                 "no cuda kernel for optimizer state in 8 bits"));
-}
+TEST_CASE("every optimizer goes downhill, in f32 and through a master copy in bf16") { check_downhill(rules); }
 
-TEST_CASE("state by name goes to another optimizer, which then makes the same bits") { check_state(all_rows()); }
+TEST_CASE("state by name goes to another optimizer, which then makes the same bits") { check_state(rules); }
 
-TEST_CASE("grad_scale is the same as scaling the gradients") { check_grad_scale(all_rows()); }
+TEST_CASE("grad_scale is the same as scaling the gradients") { check_grad_scale(rules); }
 
 TEST_CASE("parameters without a gradient, and frozen ones, stay") {
   Variable used = Variable(ones({2}), true), unused(ones({2}), true), frozen(ones({2}), true);
@@ -103,7 +82,7 @@ TEST_CASE("groups have options of their own, turned by name") {
   CHECK(optimizer.get(1, "weight_decay") == 0);
   optimizer.set_lr(0.5);
   CHECK(optimizer.lr(1) == 0.5);
-  CHECK(contains(message([&] { optimizer.get(0, "momentun"); }), "got 'momentun'"));
+  CHECK_ERROR(optimizer.get(0, "momentun"), "got 'momentun'");
 }
 
 TEST_CASE("optimizers refuse bad parameters, options and states") {
@@ -117,34 +96,25 @@ TEST_CASE("optimizers refuse bad parameters, options and states") {
     state.tensors[0].second = zeros({3});
     a.load_state(state);
   };
-  const struct {
-    std::function<void()> run;
-    const char* part;
-  } rows[] = {
-      {[&] { SGD({}, {.lr = 0.1}); }, "at least one parameter"},
-      {[&] {
-         SGD({w, w}, {.lr = 0.1});
-       },
-       "was given twice"},
-      {[&] { SGD({w * 2.0}, {.lr = 0.1}); }, "expected leaf variables"},
-      {[&] { SGD({w}, {.lr = -1}); }, "expected lr in [0"},
-      {[&] { SGD({w}, {.lr = 1, .nesterov = true}); }, "nesterov needs momentum"},
-      {[&] { Adam({w}, {.lr = 1, .beta1 = 1}); }, "expected beta1 in [0, 1)"},
-      {[&] { LAMB({w}, {.min_trust = 2, .max_trust = 1}); }, "max_trust >= min_trust"},
-      {bad_state, "expected 'state.w.momentum_buffer' of shape (2, 2), got (3"},
-      {[&] {
-         SGD a({w}, {.lr = 1});
-         a.name_parameters({});
-       },
-       "is not among the 0 names"},
-      {[&] { clip_grad_norm({w}, -1); }, "expected max_norm >= 0"},
-      {[&] {
-         w.grad() = full({2, 2}, INFINITY);
-         clip_grad_norm({w}, 1, 2, true);
-       },
-       "the norm of the gradients is inf"},
-  };
-  for (const auto& row : rows) CHECK_MESSAGE(contains(message(row.run), row.part), message(row.run));
+  CHECK_ERROR(SGD({}, {.lr = 0.1}), "at least one parameter");
+  CHECK_ERROR(SGD({w, w}, {.lr = 0.1}), "was given twice");
+  CHECK_ERROR(SGD({w * 2.0}, {.lr = 0.1}), "expected leaf variables");
+  CHECK_ERROR(SGD({w}, {.lr = -1}), "expected lr in [0");
+  CHECK_ERROR(SGD({w}, {.lr = 1, .nesterov = true}), "nesterov needs momentum");
+  CHECK_ERROR(Adam({w}, {.lr = 1, .beta1 = 1}), "expected beta1 in [0, 1)");
+  CHECK_ERROR(LAMB({w}, {.min_trust = 2, .max_trust = 1}), "max_trust >= min_trust");
+  CHECK_ERROR(bad_state(), "expected 'state.w.momentum_buffer' of shape (2, 2), got (3");
+  CHECK(contains(message([&] {
+                   SGD a({w}, {.lr = 1});
+                   a.name_parameters({});
+                 }),
+                 "is not among the 0 names"));
+  CHECK_ERROR(clip_grad_norm({w}, -1), "expected max_norm >= 0");
+  CHECK(contains(message([&] {
+                   w.grad() = full({2, 2}, INFINITY);
+                   clip_grad_norm({w}, 1, 2, true);
+                 }),
+                 "the norm of the gradients is inf"));
 }
 
 TEST_CASE("LAMB's step is as long as trust allows") {
@@ -163,66 +133,60 @@ TEST_CASE("schedules set rates at once, go on from a state, and refuse nonsense"
   CHECK(a.lr() == b.lr());
   LambdaLR lambda(a, [](int64_t t) { return 1 / double(t + 1); });
   ReduceLROnPlateau plateau(b, {.factor = 0.5, .patience = 0});
-  const struct {
-    std::function<void()> run;
-    const char* part;
-  } rows[] = {
-      {[&] { plateau.step(); }, "needs the metric"},
-      {[&] { StepLR(a, {.step_size = 0}); }, "expected step_size > 0"},
-      {[&] { parse_warmup("logarithmic"); }, "expected 'log' or 'linear', got 'logarithmic'"},
-      {[&] { ReduceLROnPlateau(a, {.mode = "mni"}); }, "expected mode 'min' or 'max'"},
-      {[&] {
-         WarmupLR(a, {.warmup_min_lr = std::vector<double>{1, 2}});
-       },
-       "or one for each of 1 groups, got 2"},
-      {[&] {
-         Adagrad c({Variable(ones({1}), true)}, {});
-         OneCycle(c, {.cycle_min_lr = 0.1, .cycle_max_lr = 1});
-       },
-       "cycle_momentum"},
-      {[&] {
-         OneCycleLR s(a, {.max_lr = 1, .total_steps = 2});
-         for (int i = 0; i < 3; ++i) s.step();
-       },
-       "at most 2 calls"},
-      {[&] { first.load_state({}); }, "expected 'step' in the saved state"},
-  };
-  for (const auto& row : rows) CHECK_MESSAGE(contains(message(row.run), row.part), message(row.run));
+  CHECK_ERROR(plateau.step(), "needs the metric");
+  CHECK_ERROR(StepLR(a, {.step_size = 0}), "expected step_size > 0");
+  CHECK_ERROR(parse_warmup("logarithmic"), "expected 'log' or 'linear', got 'logarithmic'");
+  CHECK_ERROR(ReduceLROnPlateau(a, {.mode = "mni"}), "expected mode 'min' or 'max'");
+  CHECK_ERROR(WarmupLR(a, {.warmup_min_lr = std::vector<double>{1, 2}}), "or one for each of 1 groups, got 2");
+  CHECK(contains(message([&] {
+                   Adagrad c({Variable(ones({1}), true)}, {});
+                   OneCycle(c, {.cycle_min_lr = 0.1, .cycle_max_lr = 1});
+                 }),
+                 "cycle_momentum"));
+  CHECK(contains(message([&] {
+                   OneCycleLR s(a, {.max_lr = 1, .total_steps = 2});
+                   for (int i = 0; i < 3; ++i) s.step();
+                 }),
+                 "at most 2 calls"));
+  CHECK_ERROR(first.load_state({}), "expected 'step' in the saved state");
 }
 
 TEST_CASE("WarmupCosineLR has the rates of DeepSpeed 0.19.8, from its first step on") {
   const struct {
-    WarmupCosineLR::Options options;
+    int64_t steps;
+    double warmup_min_ratio;
+    int64_t warmup_steps;
+    double cos_min_ratio;
+    Warmup type;
     std::vector<double> rates;
   } rows[] = {
-      {{.total_num_steps = 12,
-        .warmup_min_ratio = 0,
-        .warmup_num_steps = 4,
-        .cos_min_ratio = 1e-4,
-        .warmup_type = Warmup::linear},
+      {12,
+       0,
+       4,
+       1e-4,
+       Warmup::linear,
        {0, 0, 0.0075, 0.015, 0.0225, 0.0288583072, 0.0256070411, 0.0207411775, 0.0150015, 0.00926182254}},
-      {{.total_num_steps = 12,
-        .warmup_min_ratio = 0.1,
-        .warmup_num_steps = 4,
-        .cos_min_ratio = 1e-4,
-        .warmup_type = Warmup::linear},
+      {12,
+       0.1,
+       4,
+       1e-4,
+       Warmup::linear,
        {0, 0.003, 0.00975, 0.0165, 0.02325, 0.0288583072, 0.0256070411, 0.0207411775}},
-      {{.total_num_steps = 6,
-        .warmup_min_ratio = 0.1,
-        .warmup_num_steps = 2,
-        .cos_min_ratio = 0.2,
-        .warmup_type = Warmup::log},
-       {0, 0.003, 0.03, 0.0264852814, 0.018, 0.00951471863, 0.006, 0.006, 0.006}},
-      {{.total_num_steps = 5,
-        .warmup_min_ratio = 0.1,
-        .warmup_num_steps = 7,
-        .cos_min_ratio = 0.1,
-        .warmup_type = Warmup::linear},
+      {6, 0.1, 2, 0.2, Warmup::log, {0, 0.003, 0.03, 0.0264852814, 0.018, 0.00951471863, 0.006, 0.006, 0.006}},
+      {5,
+       0.1,
+       7,
+       0.1,
+       Warmup::linear,
        {0, 0.003, 0.00685714286, 0.0107142857, 0.0145714286, 0.0184285714, 0.0222857143, 0.0261428571, 0.003, 0.003}},
   };
   for (const auto& row : rows) {
     SGD optimizer({Variable(ones({1}), true)}, {.lr = 0.03});
-    WarmupCosineLR schedule(optimizer, row.options);
+    WarmupCosineLR schedule(optimizer, {.total_num_steps = row.steps,
+                                        .warmup_min_ratio = row.warmup_min_ratio,
+                                        .warmup_num_steps = row.warmup_steps,
+                                        .cos_min_ratio = row.cos_min_ratio,
+                                        .warmup_type = row.type});
     for (const double rate : row.rates) {
       CHECK(optimizer.lr() == doctest::Approx(rate).epsilon(1e-7));
       schedule.step();
@@ -232,14 +196,7 @@ TEST_CASE("WarmupCosineLR has the rates of DeepSpeed 0.19.8, from its first step
 
 TEST_CASE("every user of a gradient rejects one whose shape, dtype or device differs from its parameter's") {
   for (const Tensor& wrong : {ones({2}), ones({4, 1}), ones({4}, {.dtype = f64}), ones({1})}) {
-    for (const Row& row : all_rows()) {
-      Variable w(ones({4}), true);
-      const auto optimizer = row.make({w});
-      w.grad() = wrong;
-      CAPTURE(row.name);
-      CHECK(contains(message([&] { optimizer->step(); }), "expected a gradient like its parameter, f32 (4) on "));
-      CHECK(w.tensor().to_vector<float>() == std::vector<float>(4, 1));
-    }
+    check_gradient_like_parameter(rules, wrong);
     Variable w(ones({4}), true);
     w.grad() = wrong;
     SGD sgd({w}, {.lr = 1});
@@ -248,8 +205,7 @@ TEST_CASE("every user of a gradient rejects one whose shape, dtype or device dif
          std::vector<std::function<void()>>{[&] { clip_grad_norm({w}, 1); }, [&] { clip_grad_value({w}, 1); },
                                             [&] { scaler.unscale(sgd); }, [&] { has_overflow({w}); }})
       CHECK(contains(message(use), "expected a gradient like its parameter"));
-    if (wrong.dtype() == f32)
-      CHECK(contains(message([&] { sum(w).backward(); }), "[backward] expected .grad of shape (4), got"));
+    if (wrong.dtype() == f32) CHECK_ERROR(sum(w).backward(), "[backward] expected .grad of shape (4), got");
   }
 }
 
@@ -259,8 +215,7 @@ TEST_CASE("norms of 16-bit gradients are taken wide") {
       Variable a(zeros({2}).to(dtype), true), b(zeros({1}).to(dtype), true);
       a.grad() = full({2}, 60000, {.dtype = dtype}), b.grad() = full({1}, 60000, {.dtype = dtype});
       const double each = b.grad().to(f64).item(), expected = std::isinf(type) ? each : each * std::pow(3, 1 / type);
-      CAPTURE(dtype);
-      CAPTURE(type);
+      INFO("dtype ", dtype, ", type ", type);
       CHECK(clip_grad_norm({a, b}, 1000, type) == doctest::Approx(expected).epsilon(1e-7));
       CHECK(b.grad().to(f64).item() == doctest::Approx(each * 1000 / expected).epsilon(4e-3));
     }
@@ -274,15 +229,15 @@ TEST_CASE("scalers refuse wrong order and a scale at its minimum, and go on from
   Variable w(ones({1}), true);
   SGD optimizer({w}, {.lr = 1});
   GradScaler scaler;
-  CHECK(contains(message([&] { scaler.update(); }), "needs an optimizer"));
+  CHECK_ERROR(scaler.update(), "needs an optimizer");
   scaler.unscale(optimizer);
-  CHECK(contains(message([&] { scaler.unscale(optimizer); }), "twice"));
+  CHECK_ERROR(scaler.unscale(optimizer), "twice");
   w.grad() = full({1}, NAN);
   CHECK(has_overflow({w}));
   DynamicLossScaler dynamic({.init_scale = 2, .min_scale = 1});
   dynamic.update(true);
   CHECK(dynamic.scale() == 1);
-  CHECK(contains(message([&] { dynamic.update(true); }), "already at its minimum 1"));
+  CHECK_ERROR(dynamic.update(true), "already at its minimum 1");
   DynamicLossScaler other;
   other.load_state(dynamic.state());
   CHECK(other.scale() == 1);

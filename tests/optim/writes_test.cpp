@@ -33,17 +33,9 @@ TEST_CASE("a write to a parameter counts at the next step, whoever makes it") {
       {"clamp_", [](auto& net, auto&) { clamp_(net.weight.tensor(), -0.125, 0.125); }, {0.125, 0.125}},
       {"fill_", [](auto& net, auto&) { net.weight.tensor().fill_(8); }, {8, 8}},
       {"one element", [](auto& net, auto&) { net.weight.tensor()[0][1].fill_(3); }, {0.5, 3}},
-      {"pruning",
-       [](auto& net, auto&) {
-         mul_(net.weight.tensor(), Tensor::from<float>({0, 1}).to(net.weight.dtype()));
-       },
-       {0, 0.5}},
+      {"pruning", [](auto& net, auto&) { mul_(net.weight.tensor(), arange(2).to(net.weight.dtype())); }, {0, 0.5}},
       {"load_state()", [](auto& net, auto& first) { net.load_state(first); }, {1, 1}},
-      {"another tensor",
-       [](auto& net, auto&) {
-         net.weight.set_tensor(full({1, 2}, 4, {.dtype = net.weight.dtype()}));
-       },
-       {4, 4}},
+      {"another tensor", [](auto& net, auto&) { net.weight.set_tensor(full_like(net.weight.tensor(), 4)); }, {4, 4}},
       {"there and back",
        [](auto& net, auto& first) {
          const DType dtype = net.weight.dtype();
@@ -54,8 +46,7 @@ TEST_CASE("a write to a parameter counts at the next step, whoever makes it") {
   };
   for (const DType dtype : {f32, bf16, f16}) {
     for (const auto& row : rows) {
-      CAPTURE(row.name);
-      CAPTURE(dtype);
+      INFO("name ", row.name, ", dtype ", dtype);
       nn::Linear net({.in = 2, .out = 1, .bias = false});
       net.weight.tensor().fill_(1);
       net.to(dtype);

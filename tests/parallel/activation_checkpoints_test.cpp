@@ -3,6 +3,7 @@
 
 #include <cmath>
 
+#include "dist/shard.h"
 #include "nn/models/gpt.h"
 #include "parallel/activation_checkpoints.h"
 #include "tensor/memory.h"

@@ -322,9 +322,9 @@ TEST_CASE("DDP: state carries the wrapper's prefix, and loading takes both forms
   });
 }
 
-TEST_CASE("GradientAccumulator: sums in tree order, skips parameters that never had a gradient, forgets on demand") {
+TEST_CASE("GradientSum: sums in tree order, skips parameters that never had a gradient, forgets on demand") {
   Branches net;
-  GradientAccumulator sum_of(net.parameters());
+  GradientSum sum_of(net.parameters());
   CHECK(contains(message([&] { sum_of.finish(); }), "expected add() after a backward"));
   for (int m = 0; m < 3; ++m) {
     sum(net(ones({2, 3}))).backward();
@@ -344,8 +344,7 @@ TEST_CASE("GradientAccumulator: sums in tree order, skips parameters that never 
   sum_of.finish();
   CHECK(net.left.bias.grad().to_vector<float>() == std::vector<float>{2, 2});
   net.requires_grad_(false);
-  CHECK(
-      contains(message([&] { GradientAccumulator none(net.parameters()); }), "expected parameters that require grad"));
+  CHECK(contains(message([&] { GradientSum none(net.parameters()); }), "expected parameters that require grad"));
 }
 
 TEST_CASE("agreed(): the mean over the ranks of a wrapper, while it lives") {

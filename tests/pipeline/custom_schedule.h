@@ -18,10 +18,10 @@ inline lockstep::pipeline::Schedule chunk_by_chunk(int stages, int micro_batches
         const int chunk = back ? chunks - 1 - i / micro_batches : i / micro_batches, micro = i % micro_batches,
                   stage = s.virtual_stage(rank, chunk), step = back ? -1 : 1;
         if (s.is_remote(stage - step, rank))
-          list.push_back({back ? What::receive_gradient : What::receive_activation, micro, chunk});
-        list.push_back({back ? What::backward : What::forward, micro, chunk});
+          list.push_back({back ? Do::receive_gradient : Do::receive_activation, micro, chunk});
+        list.push_back({back ? Do::backward : Do::forward, micro, chunk});
         if (s.is_remote(stage + step, rank))
-          list.push_back({back ? What::send_gradient : What::send_activation, micro, chunk});
+          list.push_back({back ? Do::send_gradient : Do::send_activation, micro, chunk});
       }
     }
   }

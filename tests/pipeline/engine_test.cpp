@@ -17,7 +17,7 @@ Tensors reference(int micro_batches, const std::vector<LayerSpec>& layers = mode
   manual_seed(5);
   StageModule net(layers, {{0, int(layers.size())}}, 0);
   Optimizer optimizer(net);
-  parallel::GradientAccumulator sum(net.parameters());
+  parallel::GradientSum sum(net.parameters());
   std::vector<double> losses, norms;
   for (int step = 0; step < steps; ++step) {
     double total = 0;

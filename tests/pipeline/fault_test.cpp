@@ -65,11 +65,11 @@ TEST_CASE("pipeline faults: options that cannot be are refused on all ranks") {
   };
   Schedule without = make_schedule({Kind::one_f_one_b, 2, 3});
   auto& list = without.ranks[0];
-  list.erase(std::find(list.begin(), list.end(), Action{What::receive_gradient, 1, 0}));
+  list.erase(std::find(list.begin(), list.end(), Action{Do::receive_gradient, 1, 0}));
   // rank 1 waits for a gradient before it sends the activation that leads to it
   Schedule late = make_schedule({Kind::one_f_one_b, 3, 4});
   auto& middle = late.ranks[1];
-  const auto send = std::find(middle.begin(), middle.end(), Action{What::send_activation, 2, 0});
+  const auto send = std::find(middle.begin(), middle.end(), Action{Do::send_activation, 2, 0});
   std::rotate(send, send + 1, middle.end());
   const std::vector<Row> rows{
       {4,

@@ -110,7 +110,7 @@ Tensor tokens_of(int64_t micro, int64_t shift) {
 Tensors whole_model(const Row& row) {
   manual_seed(3);
   const auto model = row.make();
-  parallel::GradientAccumulator sum(model->parameters());
+  parallel::GradientSum sum(model->parameters());
   double loss = 0;
   for (int m = 0; m < model_micro_batches; ++m) {
     set_random_step(0, uint64_t(m));

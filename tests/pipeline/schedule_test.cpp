@@ -91,7 +91,7 @@ TEST_CASE("pipeline schedules: on streams of devices, one for each way; with one
       stuck += !check_streams(s, {}, {.one_for_both_ways = true}).empty();
       Schedule evaluation = s;
       for (const int micro_batches : {1, m, 2 * m + 1}) {
-        evaluation.ranks = forwards_of(s, micro_batches);
+        evaluation.ranks = evaluation_of(s, micro_batches);
         evaluation.request.micro_batches = micro_batches;
         for (const std::string& error : check_streams(evaluation))
           if (wrong.empty()) wrong = str("evaluation of ", micro_batches, ", p ", p, ", m ", m, ": ", error);
@@ -199,13 +199,13 @@ TEST_CASE("pipeline schedules: wrong lists are found wrong") {
     const char* expected;
   };
   for (const Row& row :
-       {Row{1, {What::receive_gradient, 2, 0}, "there is no receiving the gradient of micro-batch 2"},
+       {Row{1, {Do::receive_gradient, 2, 0}, "there is no receiving the gradient of micro-batch 2"},
         Row{1,
-            {What::receive_activation, 1, 0},
+            {Do::receive_activation, 1, 0},
             "rank 1, forward of micro-batch 1: its input was not received from stage 0"},
-        Row{0, {What::send_activation, 3, 0}, "rank 0, stage 0: there is no sending the activation of micro-batch 3"},
-        Row{2, {What::backward, 1, 0}, "rank 2, stage 2: there is no backward of micro-batch 1"},
-        Row{2, {What::forward, 0, 0}, "comes before its forward"}}) {
+        Row{0, {Do::send_activation, 3, 0}, "rank 0, stage 0: there is no sending the activation of micro-batch 3"},
+        Row{2, {Do::backward, 1, 0}, "rank 2, stage 2: there is no backward of micro-batch 1"},
+        Row{2, {Do::forward, 0, 0}, "comes before its forward"}}) {
     Schedule s = good;
     auto& list = s.ranks[size_t(row.rank)];
     list.erase(list.begin() + std::ptrdiff_t(index(list, row.action)));
@@ -226,8 +226,7 @@ TEST_CASE("pipeline schedules: wrong lists are found wrong") {
   {  // a deadlock: a rank waits for the first gradient before it sends the activation that leads to it
     Schedule s = good;
     auto& list = s.ranks[1];
-    const size_t send = index(list, {What::send_activation, 2, 0}),
-                 receive = index(list, {What::receive_gradient, 1, 0});
+    const size_t send = index(list, {Do::send_activation, 2, 0}), receive = index(list, {Do::receive_gradient, 1, 0});
     CHECK(send < receive);
     std::rotate(list.begin() + std::ptrdiff_t(send), list.begin() + std::ptrdiff_t(send) + 1, list.end());
     CHECK(contains(errors(s),
@@ -237,9 +236,9 @@ TEST_CASE("pipeline schedules: wrong lists are found wrong") {
   }
   {
     Schedule s = good;
-    s.ranks[0].push_back({What::forward, 4, 0});
+    s.ranks[0].push_back({Do::forward, 4, 0});
     CHECK(contains(errors(s), "expected micro-batches 0 to 3 and chunks 0 to 0"));
-    s.ranks[0].back() = {What::forward, 0, -1};
+    s.ranks[0].back() = {Do::forward, 0, -1};
     CHECK(contains(errors(s), "expected micro-batches 0 to 3"));
     s = good;
     s.ranks.pop_back();

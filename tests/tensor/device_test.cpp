@@ -5,11 +5,11 @@
 #include <functional>
 #include <vector>
 
-#include "base/threads.h"
 #include "tensor/backend.h"
 #include "tensor/ops.h"
 #include "tests/devices.h"
 #include "tests/messages.h"
+#include "tests/threads.h"
 
 using namespace lockstep;
 
@@ -21,8 +21,8 @@ TEST_CASE("devices are counted and listed") {
   CHECK(all_devices() == std::vector<Device>{cpu, second});
   CHECK(str(second) == "cpu:1");
   for (const int n : {0, -1, 65})
-    CHECK(contains(message([n] { set_virtual_devices(n); }),
-                   "[set_virtual_devices] expected a number from 1 to 64, got " + std::to_string(n)));
+    CHECK_ERROR(set_virtual_devices(n),
+                "[set_virtual_devices] expected a number from 1 to 64, got " + std::to_string(n));
   CHECK(device_count() == 2);
 }
 
@@ -30,16 +30,16 @@ TEST_CASE("an Error for a missing device names it and the devices that exist") {
   const Devices two;
   const Tensor x = ones({2});
   const Device third{Device::Type::cpu, 2}, none{Device::Type::cpu, -1};
-  CHECK(message([&] { x.to(third); }) ==
-        "[to] expected one of the devices cpu:0, cpu:1, got cpu:2 (LOCKSTEP_CPU_DEVICES or set_virtual_devices() makes "
-        "more)");
-  CHECK(contains(message([&] { zeros({2}, {.device = third}); }),
-                 "[storage] expected one of the devices cpu:0, cpu:1, got cpu:2"));
-  CHECK(contains(message([&] { x.to(none); }), "got cpu:-1"));
+  CHECK_ERROR_IS(
+      x.to(third),
+      "[to] expected one of the devices cpu:0, cpu:1, got cpu:2 (LOCKSTEP_CPU_DEVICES or set_virtual_devices() makes "
+      "more)");
+  CHECK_ERROR(zeros({2}, {.device = third}), "[storage] expected one of the devices cpu:0, cpu:1, got cpu:2");
+  CHECK_ERROR(x.to(none), "got cpu:-1");
   const Device cuda{Device::Type::cuda, 63};
-  CHECK(contains(message([&] { x.to(cuda); }), !backend(cuda)                 ? "no cuda backend"
-                                               : device_count(cuda.type) == 0 ? "there is no cuda device"
-                                                                              : "expected one of the devices cuda:0"));
+  CHECK_ERROR(x.to(cuda), !backend(cuda)                 ? "no cuda backend"
+                          : device_count(cuda.type) == 0 ? "there is no cuda device"
+                                                         : "expected one of the devices cuda:0");
 }
 
 TEST_CASE("moving copies, and stays on the device") {
@@ -66,10 +66,11 @@ TEST_CASE("an operation on two devices is an error that names both") {
   const Tensor a = ones({2, 2}), b = ones({2, 2}, {.device = second}), i = zeros({2}, {.dtype = i64, .device = second}),
                m = ones({2, 2}, {boolean, second});
   const std::string here = str(default_device());
-  CHECK(message([&] { a + b; }) ==
-        "[add] expected one device, got (2, 2) on " + here + " and (2, 2) on cpu:1 (move with .to(device))");
+  CHECK_ERROR_IS(a + b,
+                 "[add] expected one device, got (2, 2) on " + here + " and (2, 2) on cpu:1 (move with .to(device))");
   const Tensor image = ones({1, 1, 4, 4}), kernel = ones({1, 1, 2, 2}, {.device = second}), v = ones({2}),
                w = ones({2}, {.device = second}), q = ones({1, 1, 2, 2});
+  const std::vector<Tensor> both{a, b};
   const std::vector<std::pair<const char*, std::function<void()>>> rows = {
       {"[add_]", [&] { add_(a, b); }},
       {"[add_]", [&] { add_(a, b, 2); }},
@@ -83,25 +84,13 @@ TEST_CASE("an operation on two devices is an error that names both") {
       {"[addmm]", [&] { addmm(b, a, a); }},
       {"[linear]", [&] { linear(a, b, {}); }},
       {"[linear]", [&] { linear(a, a, w); }},
-      {"",
-       [&] {
-         einsum("ij,jk->ik", {a, b});
-       }},
+      {"", [&] { einsum("ij,jk->ik", both); }},
       {"[outer]", [&] { outer(v, w); }},
       {"[conv2d]", [&] { conv2d(image, kernel, {}); }},
-      {"[cat]",
-       [&] {
-         cat({a, b});
-       }},
-      {"[stack]",
-       [&] {
-         stack({a, b});
-       }},
+      {"[cat]", [&] { cat(both); }},
+      {"[stack]", [&] { stack(both); }},
       {"[index_select]", [&] { index_select(a, 0, i); }},
-      {"[gather]",
-       [&] {
-         gather(a, 0, i.view({1, 2}));
-       }},
+      {"[gather]", [&] { gather(a, 0, i.unsqueeze(0)); }},
       {"[embedding]", [&] { embedding(a, i); }},
       {"[masked_fill]", [&] { masked_fill(a, m, 0); }},
       {"[index_add_]", [&] { index_add_(a, 0, zeros({2}, {.dtype = i64}), b); }},
@@ -121,8 +110,7 @@ TEST_CASE("an operation on two devices is an error that names both") {
 }
 
 TEST_CASE("a thread may be held to fewer threads") {
-  const int before = get_threads();
-  set_threads(4);
+  const Threads four(4);
   {
     const ThreadLimit limit(2);
     CHECK(get_threads() == 2);
@@ -130,5 +118,4 @@ TEST_CASE("a thread may be held to fewer threads") {
     CHECK(get_threads() == 4);
   }
   CHECK(get_threads() == 4);
-  set_threads(before);
 }

@@ -19,10 +19,7 @@ TEST_CASE("linear: bias, activation and the value before it") {
       for (int64_t units : {1, 7, 300})
         for (Activation activation :
              {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::gelu_erf, Activation::silu}) {
-          CAPTURE(shape);
-          CAPTURE(dtype);
-          CAPTURE(units);
-          CAPTURE(int(activation));
+          INFO("shape ", shape, ", dtype ", dtype, ", units ", units, ", activation ", int(activation));
           const Tensor x = values(shape, 1, dtype), w = values({units, 12}, 2, dtype), bias = values({units}, 3, dtype);
           Tensor pre;
           const Tensor out = linear(x, w, bias, activation, &pre);
@@ -75,10 +72,7 @@ TEST_CASE("linear_add: the residual is added to sums in f32, and on the CPU that
                        {{200, 64}, 1700}})
     for (const DType dtype : {f32, f64, f16, bf16})
       for (const bool with_bias : {true, false}) {
-        CAPTURE(r.x);
-        CAPTURE(r.units);
-        CAPTURE(dtype);
-        CAPTURE(with_bias);
+        INFO("x ", r.x, ", units ", r.units, ", dtype ", dtype, ", with_bias ", with_bias);
         const int64_t k = r.x.back();
         const double scale = 1 / std::sqrt(double(std::max<int64_t>(k, 1)));
         Shape shape = r.x;
@@ -108,8 +102,8 @@ TEST_CASE("linear_add: the residual is added to sums in f32, and on the CPU that
         }
       }
   const Tensor x = zeros({3, 6}), w = zeros({5, 6});
-  CHECK(message([&] { linear_add(zeros({5}), x, w); }) == "[linear_add] expected a residual (3, 5), got (5)");
-  CHECK(contains(message([&] { linear_add(zeros({3, 5}, {.dtype = f64}), x, w); }), "[linear_add] expected one dtype"));
+  CHECK_ERROR_IS(linear_add(zeros({5}), x, w), "[linear_add] expected a residual (3, 5), got (5)");
+  CHECK_ERROR(linear_add(zeros({3, 5}, {.dtype = f64}), x, w), "[linear_add] expected one dtype");
 }
 
 TEST_CASE("linear_into has the bits of linear, a chunk of rows at a time on the CPU") {

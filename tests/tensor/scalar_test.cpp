@@ -48,7 +48,7 @@ TEST_CASE("scalar: dividing by a number is a true division") {
   const Tensor y = full({2}, 49, {.dtype = f64});
   CHECK(&div_scalar_(y, 49) == &y);
   CHECK(y.to_vector<double>() == std::vector<double>{1, 1});
-  CHECK(message([] { whole({4}) / 2.0; }) == "[div_scalar] expected a floating dtype, got i64");
+  CHECK_ERROR_IS(whole({4}) / 2.0, "[div_scalar] expected a floating dtype, got i64");
   CHECK(message([] { whole({4}) - 0.5; }).find("[sub_scalar] expected a whole number for i64, got 0.5") == 0);
 }
 
@@ -184,11 +184,9 @@ TEST_CASE("scalar: floor division and remainder of whole numbers are Python's") 
   CHECK(floor_divide(whole({least, largest, odd}), -1).to_vector<int64_t>() ==
         std::vector<int64_t>{least, -largest, -odd});
   CHECK(remainder(whole({least, odd}), whole({-1, 10})).to_vector<int64_t>() == std::vector<int64_t>{0, 3});
-  for (const auto& fn : std::vector<std::function<void()>>{[] { floor_divide(whole({4}), 0); },
-                                                           [] {
-                                                             floor_divide_(whole({4, 5}), whole({1, 0}));
-                                                           }})
-    CHECK(contains(message(fn), "expected a divisor without zeros, got a 0 among i64"));
+  const std::string zero = "expected a divisor without zeros, got a 0 among i64";
+  CHECK_ERROR(floor_divide(whole({4}), 0), zero);
+  CHECK_ERROR(floor_divide_(whole({4, 5}), whole({1, 0})), zero);
   CHECK(message([] { remainder(whole({4}), 0.5); }).find("[full] expected a whole number for i64, got 0.5") == 0);
 }
 
@@ -202,8 +200,7 @@ TEST_CASE("scalar: floor division and remainder of floats are PyTorch's") {
       {2, NAN, NAN, NAN}, {huge, -2e38, -2, -1e38}};
   for (const DType dtype : {f32, f64}) {
     for (const auto& [a, b, quotient, rest] : rows) {
-      CAPTURE(a);
-      CAPTURE(b);
+      INFO("a ", a, ", b ", b);
       const Tensor x = full({1}, a, {.dtype = dtype});
       const double got = floor_divide(x, b).item(), left = remainder(x, b).item();
       CHECK((std::isnan(quotient) ? std::isnan(got) : got == quotient));
@@ -223,8 +220,7 @@ TEST_CASE("scalar: floor division and remainder of floats are PyTorch's") {
 
 TEST_CASE("scalar: products of whole numbers") {
   if (!default_device().is_cpu()) {
-    CHECK(contains(message([] { matmul(whole({1}), whole({1})); }),
-                   "[matmul] integer products are supported on the CPU"));
+    CHECK_ERROR(matmul(whole({1}), whole({1})), "[matmul] integer products are supported on the CPU");
     return;
   }
   const auto numbers = [](const Shape& shape, DType dtype, int64_t seed) {
@@ -255,6 +251,5 @@ TEST_CASE("scalar: products of whole numbers") {
   }
   CHECK(matmul(whole({odd, 1}), whole({1, 1})).item<int64_t>() == odd + 1);
   CHECK(matmul(whole({largest}), whole({2})).item<int64_t>() == -2);
-  CHECK(contains(message([] { matmul(whole({1}).to(boolean), whole({1}).to(boolean)); }),
-                 "[matmul] expected a floating"));
+  CHECK_ERROR(matmul(whole({1}).to(boolean), whole({1}).to(boolean)), "[matmul] expected a floating");
 }

@@ -9,6 +9,7 @@
 
 #include "tensor/ops.h"
 #include "tests/file_limit.h"
+#include "tests/fork.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 #include "tests/trace/read.h"
@@ -126,13 +127,10 @@ TEST_CASE("trace: records that a fork inherits are written once, by the parent")
   const TempDir folder;
   trace::start(folder / "t.json");
   { const trace::Scope scope("parent"); }
-  const pid_t child = fork();
-  if (child == 0) {
+  testing::in_fork([] {
     { const trace::Scope scope("child"); }
     trace::flush();
-    _exit(0);
-  }
-  waitpid(child, nullptr, 0);
+  });
   trace::stop();
   const auto all = read_trace(folder / "t.json");
   CHECK(with(all, "name", "parent").size() == 1);
@@ -224,11 +222,10 @@ TEST_CASE("trace: wrong calls") {
               {folder / "none/t.json", {}, "none/t.json: cannot be written: No such file"},
               {folder / "a-file/below", {}, "cannot create the folder"}};
   for (const auto& row : rows) {
-    const std::string said = message([&] { trace::start(row.path, row.options); });
-    CHECK_MESSAGE(contains(said, row.error), said);
+    CHECK_ERROR(trace::start(row.path, row.options), row.error);
     CHECK(!trace::on());
   }
   trace::start(folder.path);
-  CHECK(contains(message([&] { trace::start(folder.path); }), "rank 0 is already being traced"));
+  CHECK_ERROR(trace::start(folder.path), "rank 0 is already being traced");
   trace::stop();
 }

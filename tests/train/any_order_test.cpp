@@ -1,12 +1,8 @@
 // Objects that refer to each other may be destroyed in any order. AddressSanitizer finds mistakes here.
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <memory>
-#include <numeric>
 
-#include "inference/engine.h"
-#include "nn/fp8.h"
 #include "nn/models/gpt.h"
 #include "nn/nn.h"
 #include "optim/average.h"
@@ -15,13 +11,11 @@
 #include "parallel/activation_checkpoints.h"
 #include "parallel/data_parallel.h"
 #include "parallel/ddp.h"
-#include "parallel/device_map/dispatch.h"
 #include "parallel/moe/layer.h"
-#include "parallel/onebit/onebit.h"
 #include "pipeline/layers.h"
+#include "tests/any_order.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
-#include "train/accelerator.h"
 #include "train/experts.h"
 #include "train/trainer.h"
 
@@ -30,41 +24,7 @@ using namespace testing;
 
 namespace {
 
-struct Borrowed : nn::Layer<Borrowed> {
-  nn::Sequential body{nn::Linear({.in = 16, .out = 32}), nn::Tanh(), nn::Linear({.in = 32, .out = 16})};
-  nn::BatchNorm1d norm{{.channels = 16}};
-  Variable forward(const Variable& x) { return norm(body(x)); }
-  void fields(nn::Fields& f) override { f("body", body)("norm", norm); }
-};
-Variable borrowed_loss(const Variable& y) { return sum(square(y)); }
-Variable borrowed_input() { return Variable(randn({16, 16})); }
-data::TensorDataset borrowed_samples() { return {randn({32, 16}), randn({32, 16})}; }
-constexpr auto nobody = [](const std::string&) {};
-
 std::optional<TempDir> saver_folder;  // shared by all ranks, which are threads
-
-/// Owners of objects that refer to each other.
-using Owners = std::vector<std::shared_ptr<void>>;
-struct Order {
-  const char* name;
-  int ranks;
-  std::function<Owners(int rank)> make;
-};
-
-/// One step of an engine, then a backward without a step.
-Owners with_engine(const std::string& config) {
-  auto net = std::make_shared<Borrowed>();
-  auto adamw = std::make_shared<optim::AdamW>(net->parameters(), optim::AdamWOptions{});
-  auto steps = std::make_shared<optim::StepLR>(*adamw, optim::StepLR::Options{.step_size = 1});
-  auto e = std::make_shared<engine::Engine<Borrowed>>(
-      *net,
-      engine::InitializeArgs{.optimizer = adamw.get(), .lr_scheduler = steps.get(), .config = config, .log = nobody});
-  e->backward(borrowed_loss((*e)(borrowed_input())));
-  e->step();
-  auto loss = std::make_shared<Variable>(borrowed_loss((*e)(borrowed_input())));
-  e->backward(*loss);
-  return {net, adamw, steps, e, loss};
-}
 
 Owners with_zero(int stage) {
   auto net = std::make_shared<Borrowed>();
@@ -82,40 +42,9 @@ std::shared_ptr<nn::GPT> small_gpt() {
 }
 
 const std::vector<Order> orders = {
-    {"Accelerator", 1,
-     [](int) -> Owners {
-       auto net = std::make_shared<Borrowed>();
-       auto sgd = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions{.lr = 0.1});
-       auto acc = std::make_shared<train::Accelerator>();
-       using Prepared = decltype(acc->prepare(*net, *sgd));
-       auto prepared = std::make_shared<Prepared>(acc->prepare(*net, *sgd));
-       auto& [model, optimizer] = *prepared;
-       acc->backward(borrowed_loss(model(borrowed_input())));
-       optimizer.step();
-       return {acc, net, sgd, prepared};
-     }},
-    {"Accelerator of ranks, with a loader", 2,
-     [](int) -> Owners {
-       auto net = std::make_shared<Borrowed>();
-       auto sgd = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions{.lr = 0.1});
-       manual_seed(3);
-       auto loader =
-           std::make_shared<data::DataLoader<>>(borrowed_samples(), data::DataLoader<>::Options{.batch_size = 4});
-       auto acc = std::make_shared<train::Accelerator>();
-       using Prepared = decltype(acc->prepare(*net, *sgd, *loader));
-       auto prepared = std::make_shared<Prepared>(acc->prepare(*net, *sgd, *loader));
-       auto& [model, optimizer, batches] = *prepared;
-       for (auto& [x, y] : batches) {
-         acc->backward(mse_loss(model(Variable(x)), y));
-         optimizer.step();
-         break;
-       }
-       return {acc, net, sgd, loader, prepared};
-     }},
-    {"engine, ZeRO 1, with reports", 1,
+    {"engine, ZeRO 1", 1,
      [](int) {
        return with_engine(R"({"train_batch_size": 16, "zero_optimization": {"stage": 1},
-         "flops_profiler": {"enabled": true, "profile_step": 3}, "comms_logger": {"enabled": true},
          "activation_checkpointing": {"enabled": true}})");
      }},
     {"engine, ZeRO 3", 2,
@@ -123,7 +52,6 @@ const std::vector<Order> orders = {
        return with_engine(R"({"train_batch_size": 32, "zero_optimization":
          {"stage": 3, "stage3_param_persistence_threshold": 20}, "activation_checkpointing": {"enabled": true}})");
      }},
-    {"engine, fp8", 1, [](int) { return with_engine(R"({"train_batch_size": 16, "fp8": {"enabled": true}})"); }},
     {"ZeRO 0", 2, [](int) { return with_zero(0); }},
     {"ZeRO 2", 2, [](int) { return with_zero(2); }},
     {"ZeRO 3", 2, [](int) { return with_zero(3); }},
@@ -136,14 +64,6 @@ const std::vector<Order> orders = {
        auto output = std::make_shared<Variable>((*ddp)(borrowed_input()));
        return {net, ddp, output};
      }},
-    {"Fp8Scaling", 1,
-     [](int) -> Owners {
-       auto net = std::make_shared<Borrowed>();
-       auto fp8 = std::make_shared<nn::Fp8Scaling>(*net);
-       const Autocast scope(bf16);
-       auto output = std::make_shared<Variable>((*net)(borrowed_input()));
-       return {net, fp8, output};
-     }},
     {"ActivationCheckpoints", 1,
      [](int) -> Owners {
        auto net = std::make_shared<Borrowed>();
@@ -154,26 +74,6 @@ const std::vector<Order> orders = {
        checkpoints->wrap_blocks(*net);
        auto output = std::make_shared<Variable>((*net)(Variable(randn({4, 16}), true)));
        return {net, checkpoints, output};
-     }},
-    {"device map", 1,
-     [](int) -> Owners {
-       auto net = std::make_shared<Borrowed>();
-       net->eval();
-       const device_map::Map map{{"", "cpu:0"}, {"body", "cpu"}};
-       auto dispatched =
-           std::make_shared<device_map::Dispatched>(device_map::dispatch(*net, device_map::infer(*net, map)));
-       const NoGrad no_grad;
-       (*net)(borrowed_input());
-       return {net, dispatched};
-     }},
-    {"InferenceEngine", 1,
-     [](int) -> Owners {
-       auto gpt = small_gpt();
-       auto engine = std::make_shared<inference::InferenceEngine>(
-           inference::init_inference(*gpt, R"({"dtype": "fp32"})", {.log = nobody}));
-       engine->profile_model_time();
-       (*engine)(zeros({1, 4}, {.dtype = i64}));
-       return {gpt, engine};
      }},
     {"Trainer", 1,
      [](int) -> Owners {
@@ -219,19 +119,6 @@ const std::vector<Order> orders = {
        });
        return {net, group, stages};
      }},
-    {"1-bit Adam on a group", 2,
-     [](int) -> Owners {
-       auto net = std::make_shared<Borrowed>();
-       auto group = dist::world().new_group({0, 1}, "pair");
-       auto adam = std::make_shared<onebit::OneBitAdam>(net->parameters(), onebit::OneBitAdamOptions{.freeze_step = 1},
-                                                        group.get());
-       for (int step = 0; step < 2; ++step) {
-         adam->zero_grad();
-         borrowed_loss((*net)(borrowed_input())).backward();
-         adam->step();
-       }
-       return {net, group, adam};
-     }},
     {"a checkpoint that is being written", 2,
      [](int) -> Owners {
        static thread_local int saves = 0;
@@ -273,20 +160,7 @@ const std::vector<Order> orders = {
 
 TEST_CASE("objects that know each other are destroyed in every order") {
   saver_folder.emplace();
-  for (const Order& order : orders) {
-    CAPTURE(order.name);
-    dist::spawn(order.ranks,
-                [&](int rank) {
-                  manual_seed(1);
-                  std::vector<size_t> places(order.make(rank).size());
-                  std::iota(places.begin(), places.end(), 0);
-                  do {
-                    Owners all = order.make(rank);
-                    for (const size_t i : places) all[i].reset();
-                  } while (std::next_permutation(places.begin(), places.end()));
-                },
-                {.timeout = dist::Seconds(60)});
-  }
+  destroy_in_every_order(orders);
   saver_folder.reset();
 }
 

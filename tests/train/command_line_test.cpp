@@ -1,10 +1,8 @@
 // Command lines of programs. tests/locales.py also runs this in locales with a decimal comma.
 #include <doctest/doctest.h>
 
-#include "nn/generate.h"
 #include "tests/messages.h"
 #include "train/cli.h"
-#include "train/language.h"
 #include "train/optimizer.h"
 #include "train/options.h"
 
@@ -14,26 +12,17 @@ TEST_CASE("command line: numbers are read in the C locale, whatever the program'
   CLI::App app;
   train::Options options;
   train::OptimizerOptions optimizer;
-  nn::Generation generation = train::drawn_text();
   train::add_options(app, options);
   train::add_optimizer_options(app, optimizer, true);
-  train::add_generation_options(app, generation);
   int64_t large = 1234567;
   train::OptionGroup{app}("--large", large, "a number", train::whole(0, INT64_MAX));
-  CHECK(contains(app.help(), "0.8"));
   CHECK(contains(app.help(), "1234567"));
-  app.parse("--lr 0.5:0.25 --temperature 1.5 --top-p 0.75 --optimizer adamw,beta1=0.5 --batch 12345");
+  app.parse("--lr 0.5:0.25 --optimizer adamw,beta1=0.5 --batch 12345");
   CHECK(optimizer.lr == 0.5);
   CHECK(optimizer.last_lr == 0.25);
   CHECK(optimizer.beta1 == 0.5);
-  CHECK(generation.temperature == 1.5);
-  CHECK(generation.top_p == 0.75);
   CHECK(options.batch == 12345);
-  const char* const wrong[] = {"--temperature 0,5", "--temperature nan", "--top-p 0x1p-1", "--batch 1.234"};
-  for (const char* line : wrong) {
-    CAPTURE(std::string(line));
-    CHECK_THROWS_AS(app.parse(line), CLI::ValidationError);
-  }
+  CHECK_THROWS_AS(app.parse("--batch 1.234"), CLI::ValidationError);
   CHECK_THROWS_AS(app.parse("--lr 0,5"), train::UsageError);
   CHECK(train::number(0, 1)("1,5") == "expected a number from 0 to 1, got '1,5'");
 }

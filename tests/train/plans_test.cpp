@@ -8,11 +8,13 @@
 
 #include "engine/check_plan.h"
 #include "engine/engine.h"
+#include "engine/params.h"
 #include "nn/models/gpt.h"
 #include "parallel/sequence/context_parallel.h"
 #include "parallel/tensor_parallel/apply.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
+#include "tests/block_pattern.h"
 #include "tests/messages.h"
 #include "tests/ranks.h"
 
@@ -46,9 +48,6 @@ engine::Config config_of(const Mix& m, const parallel::Plan& plan) {
   if (m.recompute)
     (plan.pp * plan.tp > 1 ? c.pipeline.activation_checkpoint_interval : c.seed) = plan.pp * plan.tp > 1 ? 1 : c.seed;
   c.activation_checkpointing.enabled = m.recompute && plan.pp * plan.tp == 1;
-  if (m.sparse)
-    c.sparse_attention = data::parse_json(
-        R"({"mode": "bigbird", "block": 2, "num_random_blocks": 1, "different_layout_per_head": true})", "block");
   c.fp16 = {.enabled = m.precision == "fp16", .initial_scale_power = 4};
   c.bf16.enabled = m.precision == "bf16";
   return c;
@@ -66,6 +65,8 @@ std::vector<double> train_mix(const Mix& m) {
       sizes.feed_forward = nn::FeedForward::swiglu, sizes.rope = nn::Rope{}, sizes.bias = sizes.tied = false;
     }
     const auto model = std::make_shared<nn::GPT>(sizes);
+    if (m.sparse)
+      for (auto& block : model->blocks.items) block->attention.set_sparsity(std::make_shared<Strided>(2));
     const parallel::Mesh mesh(plan, dist::world());
     engine::InitializeArgs args{.config = config_of(m, plan), .mesh = &mesh, .log = [](const std::string&) {}};
     if (plan.cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &mesh.cp()});
@@ -92,6 +93,12 @@ std::vector<double> train_mix(const Mix& m) {
   return all[0];
 }
 
+/// Those of the optimizers that this build has.
+std::vector<std::string> built(std::vector<std::string> optimizers) {
+  std::erase_if(optimizers, [](const std::string& name) { return !engine::type_named(name); });
+  return optimizers;
+}
+
 /// The allowed relative difference to one process: 0 unless sums are split.
 double tolerance(const Mix& m, const parallel::Plan& plan) {
   if (plan.tp * plan.cp == 1 && m.optimizer != "OneBitAdam") return m.precision == "fp16" && plan.pp > 1 ? 2e-2 : 0;
@@ -106,7 +113,7 @@ TEST_CASE("plans: every mix trains as one process does, or is refused by check_p
   const std::vector<std::string> axes = {"dp1",     "dp2",     "dp4",         "pp2", "dp2+pp2", "pp4",     "tp2",
                                          "dp2+tp2", "pp2+tp2", "dp2+pp2+tp2", "cp2", "dp2+cp2", "pp2+cp2", "cp2+tp2"};
   const std::vector<std::string> precisions = {"f32", "bf16", "fp16", "autocast"},
-                                 optimizers = {"AdamW", "Lamb", "OneBitAdam"};
+                                 optimizers = built({"AdamW", "Lamb", "OneBitAdam"});
   size_t turn = 0;
   for (const std::string& axis : axes) {
     for (int zero = 0; zero <= 3; ++zero) {
@@ -122,7 +129,7 @@ TEST_CASE("plans: every mix trains as one process does, or is refused by check_p
                         turn / 3 % 2 == 0,
                         turn % 2 && axis.find("cp") == axis.npos && axis.find("tp") == axis.npos,
                         llama,
-                        turn % 5 == 0};
+                        turn % 5 == 0 && axis.find("cp") == axis.npos};
             const parallel::Plan plan = parallel::parse_plan(m.plan);
             const engine::Config config = config_of(m, plan);
             const auto reasons = engine::reasons_against(config, plan, {.ranks = plan.ranks()});
@@ -151,6 +158,6 @@ TEST_CASE("plans: every mix trains as one process does, or is refused by check_p
     }
   }
   CHECK(trained + refused >= 300);
-  CHECK(trained >= 200);
+  CHECK(trained >= (optimizers.size() == 3 ? 200 : 170));
   MESSAGE(trained << " mixes train, " << refused << " are refused");
 }

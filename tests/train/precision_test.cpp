@@ -72,7 +72,6 @@ TEST_CASE("precision: options and configuration may say the same, and nothing el
   };
   CHECK(config("bf16", {"bf16.enabled=true"}) == "(no error)");
   CHECK(contains(config("bf16", {"bf16.enabled=false"}), "ds bf16.enabled=false vs args --precision bf16=true"));
-  CHECK(config("fp8", {"bf16.enabled=false"}) == "(no error)");
   CHECK(contains(config("f32", {"bf16.enabled=true"}),
                  "--precision f32 contradicts the configuration, where bf16.enabled is true"));
   CHECK(contains(config("bf16", {"fp16.enabled=true"}),

@@ -10,7 +10,7 @@
 
 #include "tests/temp_dir.h"
 #include "tests/zero/util.h"
-#include "zero/tile_ring.h"
+#include "zero/offload/tile_ring.h"
 
 using namespace lockstep;
 using namespace testing;

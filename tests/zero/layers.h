@@ -76,7 +76,7 @@ inline Tensors train_layers(const LayersPlan& plan) {
     const auto optimizer = adamw(net.parameters());
     std::optional<Zero> zero;
     std::optional<parallel::DistributedDataParallel> ddp;
-    std::optional<parallel::GradientAccumulator> sum;
+    std::optional<parallel::GradientSum> sum;
     if (plan.options) zero.emplace(net, *optimizer, *plan.options);
     else if (plan.ddp) ddp.emplace(net);
     else sum.emplace(net.parameters());

@@ -5,7 +5,7 @@
 #include <filesystem>
 
 #include "tests/zero/util.h"
-#include "zero/file_queue.h"
+#include "zero/offload/file_queue.h"
 
 using namespace lockstep;
 using namespace testing;

@@ -3,7 +3,6 @@
 
 #include <cmath>
 
-#include "autograd/split_backward.h"
 #include "tests/zero/util.h"
 
 using namespace lockstep;
@@ -36,31 +35,24 @@ struct Other : zero::OtherParts {
 
 }  // namespace
 
-TEST_CASE("zero: while it pauses gradients are the caller's, and their sum is one backward") {
+TEST_CASE("zero: a caller's sum of gradients is one backward") {
   const Tensors expected = train({.ranks = 2, .accumulation = 2, .options = zero::ZeroOptions{.stage = 1}, .steps = 3});
   for (const int stage : {0, 1, 2}) {
     const auto all = on_ranks<Tensors>(2, [&](int rank) {
       manual_seed(1);
       Net net;
       const auto optimizer = adamw(net.parameters());
-      Zero zero(net, *optimizer, {.stage = stage});
+      Zero zero(net, *optimizer, {.stage = stage, .hooks = false});
       for (int step = 0; step < 3; ++step) {
-        parallel::GradientAccumulator sum(net.parameters());
-        {
-          const Zero::Pause pause(zero);
-          for (int i = 0; i < 2; ++i) {
-            loss_of_micro_batch(net, step, rank * 2 + i).backward();
-            CHECK(net.a.weight.grad().defined());
-            sum.add();
-          }
-          sum.finish();
+        parallel::GradientSum sum(net.parameters());
+        for (int i = 0; i < 2; ++i) {
+          loss_of_micro_batch(net, step, rank * 2 + i).backward();
+          CHECK(net.a.weight.grad().defined());
+          sum.add();
         }
-        std::vector<Tensor> sums;
-        for (Variable& p : net.parameters()) {
-          sums.push_back(p.grad());
-          p.clear_grad();
-        }
-        joined(net.parameters(), sums).backward();
+        sum.finish();
+        zero.add();
+        CHECK_FALSE(net.a.weight.grad().defined());
         zero.step({.grad_scale = 0.5});
       }
       const auto whole = zero.gathered();
@@ -70,22 +62,15 @@ TEST_CASE("zero: while it pauses gradients are the caller's, and their sum is on
   }
 }
 
-TEST_CASE("zero: a pause is between steps and below stage 3") {
+TEST_CASE("zero: add() is for gradients that no hook gives, below stage 3") {
   on_ranks<int>(1, [](int) {
     manual_seed(1);
-    Net net;
-    const auto optimizer = adamw(net.parameters());
+    Net net, other;
+    const auto optimizer = adamw(net.parameters()), its = adamw(other.parameters());
     Zero zero(net, *optimizer, {.stage = 1});
-    loss_of_micro_batch(net, 0, 0).backward();
-    CHECK(contains(message([&] { Zero::Pause pause(zero); }),
-                   "got one after a backward; call step() or zero_grad() first"));
-    zero.zero_grad();
-    const Zero::Pause pause(zero);
-    CHECK(contains(message([&] { Zero::Pause again(zero); }), "expected a pause between steps"));
-    Net other;
-    const auto its = adamw(other.parameters());
-    Zero third(other, *its, {.stage = 3});
-    CHECK(contains(message([&] { Zero::Pause late(third); }), "below stage 3, got one in stage 3"));
+    CHECK(contains(message([&] { zero.add(); }), "expected add() with hooks = false"));
+    CHECK(contains(message([&] { Zero third(other, *its, {.stage = 3, .hooks = false}); }),
+                   "[zero] stage 3 needs hooks"));
     return 0;
   });
 }

@@ -81,7 +81,7 @@ std::pair<Tensors, std::vector<double>> alone(const SpreadPlan& plan) {
   Mixed net;
   net.to(plan.dtype);
   const auto optimizers = make_optimizers(net, plan.lamb);
-  parallel::GradientAccumulator sum(net.parameters());
+  parallel::GradientSum sum(net.parameters());
   std::vector<double> norms;
   for (int step = 0; step < plan.steps; ++step) {
     for (int micro = 0; micro < micros; ++micro) {

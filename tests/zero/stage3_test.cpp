@@ -47,7 +47,7 @@ Tensors train_gpt(const GptPlan& plan) {
       if (p.requires_grad()) trained.push_back(p);
     optim::AdamW optimizer(trained, {.lr = 1e-2});
     std::optional<Zero> zero;
-    std::optional<parallel::GradientAccumulator> sum;
+    std::optional<parallel::GradientSum> sum;
     if (plan.options) {
       ZeroOptions o = *plan.options;
       zero.emplace(model, optimizer, o);

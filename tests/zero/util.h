@@ -78,7 +78,7 @@ inline std::unique_ptr<optim::Optimizer> adamw(std::vector<Variable> parameters)
 /// A short training.
 struct ZeroPlan {
   int ranks = 1, accumulation = 8;
-  /// Without: the optimizer's own step, after DDP or, on one rank, a GradientAccumulator.
+  /// Without: the optimizer's own step, after DDP or, on one rank, a GradientSum.
   std::optional<zero::ZeroOptions> options = {};
   std::optional<parallel::DdpOptions> ddp = {};
   DType dtype = f32;
@@ -100,7 +100,7 @@ inline Tensors train(const ZeroPlan& plan) {
     net.to(device);
     const auto optimizer = plan.make(net.parameters());
     std::optional<Zero> zero;
-    std::optional<parallel::GradientAccumulator> sum;
+    std::optional<parallel::GradientSum> sum;
     std::optional<parallel::DistributedDataParallel> ddp;
     if (plan.options) zero.emplace(net, *optimizer, *plan.options);
     else if (plan.ddp) ddp.emplace(net, *plan.ddp);

@@ -13,7 +13,7 @@ template <class Fn> Run one(Fn fn) {
   return [fn](const Inputs& in, const Case& c) { return Outputs{fn(in, c)}; };
 }
 
-/// All functions of a distribution: log_prob of the value, and functions of the parameters.
+/// log_prob of the value, and the mean, variance and entropy.
 Outputs told(const Distribution& d, const Variable& value, bool has_entropy = true) {
   Outputs all{d.log_prob(value), d.mean(), d.variance()};
   if (has_entropy) all.push_back(d.entropy());

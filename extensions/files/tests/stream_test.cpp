@@ -4,7 +4,7 @@
 #include <thread>
 
 #include "data/loader.h"
-#include "data/tokens.h"
+#include "data/text.h"
 #include "extensions/files/stream.h"
 #include "tensor/ops.h"
 #include "tests/data/util.h"

@@ -6,7 +6,7 @@
 #include "base/check.h"
 #include "data/files.h"
 #include "dist/launcher/scratch.h"
-#include "nn/hugging_face/pretrained.h"
+#include "train/model_format.h"
 
 namespace apps {
 
@@ -24,7 +24,7 @@ ModelFound find_model(const ModelAsked& asked, int ranks) {
                  asked.name.empty() ? "neither" : "both");
   if (asked.program.empty())
     return {.shape = engine::shape_of<nn::GPT>(
-                nn::gpt_options(asked.name, {.vocab = asked.vocab, .context = asked.context}), asked.experts)};
+                train::model_options(asked.name, {.vocab = asked.vocab, .context = asked.context}), asked.experts)};
   const dist::Scratch scratch;
   const std::filesystem::path folder = scratch.path(), file = folder / "model.json";
   std::vector<std::string> command = asked.program;

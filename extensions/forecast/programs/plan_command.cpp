@@ -9,6 +9,7 @@
 #include "base/suggest.h"
 #include "extensions/forecast/plan.h"
 #include "extensions/forecast/programs/forecast_commands.h"
+#include "pipeline/simulate.h"
 #include "train/cli.h"
 
 namespace apps {
@@ -26,7 +27,7 @@ struct PlanAsked {
   ModelAsked model;
   int ranks = 0;
   engine::Speeds speeds;  ///< speeds of the machine; 0: measured here
-  bool json = false, units = false;
+  bool json = false, units = false, step = false;
 };
 
 void print_row(const std::string& name, const std::vector<std::string>& cells) {
@@ -146,6 +147,26 @@ void print_units(const engine::Forecast& plan) {
   }
 }
 
+/// Prints a step's list of actions for each rank of the first pipeline, or for each replica of a whole model. If there
+/// are many, prints the first eight.
+void print_step(const PlanForecast& p) {
+  const int accumulation = int(*p.config.gradient_accumulation_steps);
+  const int64_t stage = p.config.zero_optimization.stage;
+  parallel::Lists lists;
+  if (p.plan.pp > 1) lists = step_of(p.schedule);
+  for (int replica = 0; p.plan.pp == 1 && replica < p.plan.dp; ++replica)
+    lists.push_back(
+        parallel::step_of({.count = p.plan.dp, .micro_batches = accumulation, .interleaved = stage >= 2}, replica));
+  fmt::print(
+      "\na step: d draw, F forward, B backward (B>: units leave while it runs), I W its halves, + add, a> <a "
+      "activations, "
+      "g> <g gradients\n");
+  for (size_t rank = 0; rank < std::min<size_t>(lists.size(), 8); ++rank)
+    fmt::print("  {} {:<4}{}\n", p.plan.pp > 1 ? "rank" : "replica", rank,
+               to_string(lists[rank], p.plan.pp > 1 ? p.schedule.request.chunks : 1));
+  if (p.plan.pp > 1) fmt::print("\n{}", draw_grid(p.schedule));
+}
+
 void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::PredictedTime& time) {
   const engine::Config& c = p.config;
   const engine::Forecast& first = p.stages[0];
@@ -218,7 +239,8 @@ void run(PlanAsked& o) {
   }
   const engine::PredictedTime time = engine::predict(plan, speeds);
   for (const std::string& warning : plan.config.warnings) std::cerr << "warning: " << warning << "\n";
-  if (!o.config.empty() && config.sparse_attention.is_object())
+  const Json values = to_json(config);
+  if (const Json* const sparse = values.find("sparse_attention"); !o.config.empty() && sparse && sparse->is_object())
     std::cerr
         << "warning: sparse_attention: counted as dense attention; lockstep plan -- PROGRAM --config FILE counts its "
            "blocks\n";
@@ -226,6 +248,7 @@ void run(PlanAsked& o) {
   print(plan, speeds, time);
   for (const engine::Forecast& stage : plan.stages)
     if (o.units) print_units(stage);
+  if (o.step) print_step(plan);
 }
 
 }  // namespace
@@ -256,6 +279,7 @@ void add_plan_command(CLI::App& app, Shared& shared) {
   add("--bandwidth", o->speeds.bandwidth, "bytes/s that a rank sends; else a copy is measured here", number(1, 1e18));
   add("--memory-bandwidth", o->speeds.memory, "bytes/s of a rank's memory; else measured here", number(1, 1e18));
   add("--units", o->units, "who owns what, unit by unit");
+  add("--step", o->step, "what each rank does in a step, action by action");
   add("--json", o->json, "one JSON object");
   command.callback([o, &command] {
     as_usage([&] {

@@ -7,8 +7,8 @@
 #include "data/json.h"
 #include "extensions/forecast/programs/forecast_commands.h"
 #include "extensions/forecast/roofline.h"
-#include "nn/hugging_face/pretrained.h"
 #include "train/cli.h"
+#include "train/model_format.h"
 
 namespace apps {
 
@@ -26,7 +26,8 @@ struct RooflineAsked {
 };
 
 nn::GPT::Options options_of(const RooflineAsked& o) {
-  nn::GPT::Options options = nn::gpt_options(o.model, {.vocab = o.vocab, .context = o.context, .dropout = o.dropout});
+  nn::GPT::Options options =
+      train::model_options(o.model, {.vocab = o.vocab, .context = o.context, .dropout = o.dropout});
   options.context = std::min(options.context, o.context);
   if (o.kv_heads > 0) options.kv_heads = o.kv_heads;
   if (o.inner > 0) options.inner = o.inner;

@@ -14,9 +14,9 @@
 #include "extensions/forecast/programs/forecast_commands.h"
 #include "extensions/forecast/simulate.h"
 #include "extensions/forecast/step_model.h"
-#include "nn/hugging_face/pretrained.h"
 #include "pipeline/schedule.h"
 #include "train/cli.h"
+#include "train/model_format.h"
 
 namespace apps {
 
@@ -255,7 +255,7 @@ double find_costs(StepAsked& o, int here) {
     report::give_seconds(job.model, o.flops);
     return o.memory;
   }
-  LOCKSTEP_CHECK(!o.model.program.empty() || !nn::gpt_options(o.model.name).rope,
+  LOCKSTEP_CHECK(!o.model.program.empty() || !train::model_options(o.model.name).rope,
                  "--measure with --model times GPT-2's layers only; for ", o.model.name,
                  " give the program instead: -- gpt train --model ", o.model.name);
   if (o.measure == "here") {

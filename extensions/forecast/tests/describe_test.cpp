@@ -12,7 +12,6 @@
 #include "tensor/ops.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
-#include "train/accelerator.h"
 #include "train/trainer.h"
 
 using namespace lockstep;
@@ -92,7 +91,8 @@ TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training
   std::filesystem::remove(file);
   Net net;
   optim::SGD sgd(net.parameters(), {.lr = 0.1});
-  train::Accelerator alone;  // this program does not call start()
-  CHECK(contains(message([&] { alone.prepare(net, sgd); }), "asked to describe what it trains, and did"));
+  const train::Team team(nullptr);
+  train::Job alone({}, team);  // this program does not call start()
+  CHECK(contains(message([&] { train::prepare(alone, net, sgd); }), "asked to describe what it trains, and did"));
   CHECK(data::read_json(file).at("config").at("optimizer").at("type") == data::Json("SGD"));
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Singular values of a bidiagonal matrix, and eigenvalues of a tridiagonal one, by implicit QR. Internal.
+// Singular values of a bidiagonal matrix by implicit QR. Internal.
 #include <cstdint>
 #include <vector>
 
@@ -15,9 +15,5 @@ template <class T> struct Columns {
 /// Replaces d by the singular values, in descending order, and e by zeros. Rotates u and v, of at least d.size()
 /// columns, so that u B v^T stays the same. Returns false if the iteration did not converge.
 template <class T> bool bidiagonal_svd(std::vector<double>& d, std::vector<double>& e, Columns<T> u, Columns<T> v);
-
-/// Diagonalises a symmetric matrix T with diagonal d and off-diagonal e: d becomes the eigenvalues in ascending order,
-/// e becomes zeros. Rotates q so that q T q^T stays the same. False: the iteration did not converge.
-template <class T> bool tridiagonal_eigh(std::vector<double>& d, std::vector<double>& e, Columns<T> q);
 
 }  // namespace lockstep::on_cpu

@@ -1,48 +1,25 @@
-// The kernels on the CPU: the only file that compiles Eigen's decompositions. See kernels.h.
-#define EIGEN_DONT_PARALLELIZE  // one thread per matrix, see kernels.h
-#define EIGEN_NO_DEBUG
-#include "extensions/linear_algebra/kernels.h"
+// The kernels on the CPU, except QR and SVD (qr_svd.cpp). See kernels.h.
+#include "extensions/linear_algebra/cpu/entries.h"
 
 #include <Eigen/Cholesky>
+#include <Eigen/Eigenvalues>
 #include <Eigen/LU>
 #include <cmath>
 #include <limits>
-#include <optional>
-
-#include "extensions/linear_algebra/cpu/reflections.h"
-#include "tensor/cpu/parallel.h"
 
 namespace lockstep::on_cpu {
 namespace {
 
-template <class T> using Rows = Eigen::Matrix<T, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
-
-/// A view of matrix i of a batch. If x has the shape (batch, n), a view of its row i as a column vector.
-template <class T> auto entry(const Tensor& x, int64_t i) {
-  const int64_t rows = x.size(1), columns = x.dim() == 3 ? x.size(2) : 1;
-  T* const data = rows * columns > 0 ? x.data<T>() + i * rows * columns : nullptr;
-  return Eigen::Map<Rows<T>>(data, rows, columns);
-}
-
-/// Calls fn<T>(i) for the number i of every matrix in the batch a.
-template <class Fn> void each_entry(const Tensor& a, const char* op, Fn fn) {
-  const double work = double(a.size(1)) * double(a.size(2)) * double(std::min(a.size(1), a.size(2)));
-  const int64_t entries = int64_t(20000 / std::max(work, 1.0));  // matrices that justify a thread
-  dispatch<float, double>(a.dtype(), op, [&]<class T> {
-    parallel_for(a.size(0), std::max<int64_t>(1, entries), [&](int64_t begin, int64_t end) {
-      for (int64_t i = begin; i < end; ++i) fn.template operator()<T>(i);
-    });
-  });
-}
+/// A part of a matrix, read-only.
+template <class T> using Reading = Eigen::Ref<const Dense<T>, 0, Eigen::OuterStride<>>;
+/// a b. A function, so that the compiler compiles this product once.
+template <class T> Dense<T> product(const Reading<T>& a, const Reading<T>& b) { return a * b; }
 
 template <class T> int64_t first_zero(const Eigen::PartialPivLU<Dense<T>>& lu) {
   for (int64_t k = 0; k < lu.matrixLU().rows(); ++k)
     if (lu.matrixLU()(k, k) == T(0)) return k + 1;
   return 0;
 }
-
-/// True if there are many more rows than columns: then a QR decomposition first reduces the matrix to a small square.
-template <class T> bool is_tall(const Dense<T>& a) { return a.rows() > 2 * a.cols() && a.cols() > 16; }
 
 }  // namespace
 
@@ -79,64 +56,17 @@ void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad) {
   });
 }
 
-void qr(const Tensor& a, Tensor& q, Tensor& r) {
-  each_entry(a, "qr", [&]<class T>(int64_t i) {
-    Dense<T> x = entry<T>(a, i);
-    const T scale = bring_to_one<T>(x);
-    const Triangular<T> made(x);
-    entry<T>(r, i) = x.topRows(r.size(1)) * scale;
-    if (q.defined()) entry<T>(q, i) = product_of<T>(made.v, made.tau, q.size(2));
-  });
-}
-
-void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>& bad) {
-  const bool vectors = u.defined(), full = vectors && u.size(1) == u.size(2) && vh.size(1) == vh.size(2);
-  each_entry(a, "svd", [&]<class T>(int64_t i) {
-    const bool wide = a.size(1) < a.size(2);
-    Dense<T> x = wide ? Dense<T>(entry<T>(a, i).transpose()) : Dense<T>(entry<T>(a, i));
-    bad[size_t(i)] = !x.allFinite();
-    if (bad[size_t(i)]) return;
-    const int64_t n = x.cols();
-    std::optional<Triangular<T>> first;
-    const T scale = bring_to_one<T>(x);
-    if (is_tall<T>(x) && !full) {
-      first.emplace(x);
-      x.conservativeResize(n, n);
-    }
-    Column<T> values;
-    Dense<T> left, right;
-    bad[size_t(i)] = !decompose<T>(x, vectors, full, values, left, right);
-    if (bad[size_t(i)]) return;
-    entry<T>(s, i) = values * scale;
-    if (!vectors) return;
-    if (first) {
-      Dense<T> tall = Dense<T>::Zero(first->v.rows(), n);
-      tall.topRows(n) = left;
-      multiply_by<T>(first->v, first->tau, false, tall);
-      left.swap(tall);
-    }
-    if (wide) {
-      entry<T>(u, i) = right;
-      entry<T>(vh, i) = left.transpose();
-    } else {
-      entry<T>(u, i) = left;
-      entry<T>(vh, i) = right.transpose();
-    }
-  });
-}
-
 void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>& bad) {
   each_entry(a, "eigh", [&]<class T>(int64_t i) {
-    Dense<T> x = entry<T>(a, i);
-    for (int64_t c = 1; c < x.cols(); ++c) x.col(c).head(c) = x.row(c).head(c).transpose();
+    const Dense<T> x = entry<T>(a, i).template triangularView<Eigen::Lower>();
     bad[size_t(i)] = !x.allFinite();
     if (bad[size_t(i)]) return;
-    Column<T> found;
-    Dense<T> q;
-    bad[size_t(i)] = !decompose_symmetric<T>(x, vectors.defined(), found, q);
+    const Eigen::SelfAdjointEigenSolver<Dense<T>> made(
+        x, vectors.defined() ? Eigen::ComputeEigenvectors : Eigen::EigenvaluesOnly);
+    bad[size_t(i)] = made.info() != Eigen::Success;
     if (bad[size_t(i)]) return;
-    entry<T>(values, i) = found;
-    if (vectors.defined()) entry<T>(vectors, i) = q;
+    entry<T>(values, i) = made.eigenvalues();
+    if (vectors.defined()) entry<T>(vectors, i) = made.eigenvectors();
   });
 }
 

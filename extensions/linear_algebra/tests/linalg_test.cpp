@@ -365,10 +365,10 @@ TEST_CASE("linalg: threads change no bit") {
   const Tensor a = drawn({300, 9, 9}, f32), large = drawn({150, 100}, f32), s = positive({40}, 20, f64);
   const Tensor one = matmul(t(large), large);
   check_threads([&] {
-    const auto [u, d, vh] = la::svd(large);
+    const auto [u, d, vh] = la::svd(large);  // vectors by several threads
     const auto [q, r] = la::qr(a);
     const auto [values, vectors] = la::eigh(s);
-    const Tensor turned = la::eigh(one).vectors;  // computed by several threads
+    const Tensor turned = la::eigh(one).vectors;
     return std::vector{la::inv(a),      la::det(a),       u, d, vh, q, r, values, vectors, turned,
                        la::cholesky(s), la::matrix_exp(a)};
   });

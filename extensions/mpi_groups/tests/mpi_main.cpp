@@ -3,6 +3,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "dist/control.h"
 #include "extensions/mpi_groups/mpi_groups.h"
 #include "tests/dist/group_body.h"
 

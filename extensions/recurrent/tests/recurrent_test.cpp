@@ -141,7 +141,8 @@ TEST_CASE("recurrent: second derivatives are PyTorch's") {
   const auto fill = [](const Shape& shape, double start) {
     return sin(arange(numel_of(shape), {.dtype = f64}) * 1.7 + start).reshape(shape) * 0.6;
   };
-  // A gradient penalty in x, and for x and all parameters the sum of its gradient weighted by fill(0.3).
+  // PyTorch's gradient penalty of x. The second number sums the penalty's gradients with respect to x and to all
+  // parameters, each multiplied by fill(0.3).
   struct {
     std::unique_ptr<Module> layer;
     double penalty;

@@ -11,7 +11,6 @@
 #include "base/environment.h"
 #include "data/files.h"
 #include "extensions/serving/server.h"
-#include "nn/hugging_face/pretrained.h"
 #include "train/cli.h"
 #include "train/interrupt.h"
 #include "train/language.h"

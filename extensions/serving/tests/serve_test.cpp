@@ -13,6 +13,7 @@
 #include "tensor/ops.h"
 #include "tensor/paged_attention.h"
 #include "tensor/random.h"
+#include "tests/block_pattern.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -275,8 +276,7 @@ TEST_CASE("batcher: 32 requests at once give the same answers as alone, with too
     // large weights give well separated logits
     for (const Variable& p : model.parameters()) p.tensor().copy_(randn(p.shape()));
     if (row.sparse)
-      for (auto& block : model.blocks.items)
-        block->attention.set_sparsity({.mode = nn::SparsityConfig::Mode::fixed, .block = 8});
+      for (auto& block : model.blocks.items) block->attention.set_sparsity(std::make_shared<testing::Strided>(8));
     model.eval();
     std::vector<Asked> asked;
     for (int64_t i = 0; i < 32; ++i) {

@@ -1,7 +1,7 @@
-// Resampling of planes (interpolation of images): each output is a weighted sum of the inputs around it, along rows and
-// columns. Threads divide the lines of the result. If the result has fewer lines than x, each line of the result
-// is a weighted sum of lines of x, computed first and then resampled along the columns. Otherwise lines of x are first
-// resampled along the columns and kept, because several sums use them.
+// Resampling of images in two passes, down and across; a pass computes weighted sums of neighbouring pixels. Threads
+// divide the lines of the result. If the result has fewer lines than x, the pass down runs first, because the pass
+// across then has fewer lines to resample. Otherwise the pass across runs first. Its lines are kept, because several
+// lines of the result read each of them.
 #include <algorithm>
 #include <utility>
 #include <vector>

@@ -14,39 +14,11 @@ __global__ void block_sum(const float* x, float* out, bool bug) {
   for (unsigned w = 0; w < blockDim.x / 32; ++w) total += part[w];
   *out = total;
 }
-bool no_barrier_before_reading(bool bug) {
-  return in_all_orders([&] {
-    const Array x(counting(256)), out(1);
-    return start(1, 256, block_sum, x, out, bug) && out.get()[0] == 256 * 257 / 2;
-  });
-}
-
-__global__ void rotate(const float* x, float* out, bool bug) {
-  LOCKSTEP_SHARED(float, buffer, [64]);
-  float sum = 0;
-  for (int round = 1; round <= 4; ++round) {
-    buffer[threadIdx.x] = x[threadIdx.x] * float(round);
-    __syncthreads();
-    sum += buffer[(threadIdx.x + 33) % 64];
-    if (!bug) __syncthreads();
-  }
-  out[threadIdx.x] = sum;
-}
-bool no_barrier_before_writing_again(bool bug) {
-  return in_all_orders([&] {
-    const Array x(counting(64)), out(64);
-    return start(1, 64, rotate, x, out, bug) && out.get()[0] == 34 * 10;
-  });
-}
 
 __global__ void fill_some(float* out, unsigned n, bool bug) {
   if (bug && threadIdx.x >= n) return;
   __syncthreads();
   if (threadIdx.x < n) out[threadIdx.x] = 1;
-}
-bool return_before_a_barrier(bool bug) {
-  const Array out(64);
-  return start(1, 64, fill_some, out, 40u, bug) && sum_of(out.get()) != 0;
 }
 
 __global__ void two_halves(float* out, bool bug) {
@@ -58,10 +30,6 @@ __global__ void two_halves(float* out, bool bug) {
     __syncthreads();
   }
 }
-bool threads_at_two_barriers(bool bug) {
-  const Array out(64);
-  return start(1, 64, two_halves, out, bug) && sum_of(out.get()) == 64;
-}
 
 __global__ void partial_sum(const float* x, float* out, unsigned n, bool bug) {
   float sum = 0;
@@ -69,31 +37,15 @@ __global__ void partial_sum(const float* x, float* out, unsigned n, bool bug) {
   else if (threadIdx.x < n) sum = warp_sum(x[threadIdx.x]);
   out[threadIdx.x] = sum;
 }
-bool full_mask_in_a_branch(bool bug) {
-  const Array x(counting(32)), out(32);
-  return start(1, 32, partial_sum, x, out, 20u, bug) && out.get()[0] == 210;
-}
 
 __global__ void read_lane(const float* x, float* out, unsigned mask) {
   if (mask >> threadIdx.x & 1) out[threadIdx.x] = __shfl_sync(mask, x[threadIdx.x], 8);
 }
-bool shuffle_from_a_lane_outside_the_mask(bool bug) {
-  const Array x(counting(32)), out(32);
-  return start(1, 32, read_lane, x, out, bug ? 0xffu : 0x1ffu) && out.get()[3] == 9;
-}
 
+// The red zone behind the allocation is checked when it is freed; a page behind it faults at once.
 __global__ void copy_up_to(const float* x, float* out, unsigned n, bool bug) {
   const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
   if (i < n || (bug && i == n)) out[i] = x[i];
-}
-bool one_element_too_many(bool bug) {
-  const Array x(counting(100)), out(99);
-  const bool good = start(2, 64, copy_up_to, x, out, 99u, bug) && out.get()[98] == 99;
-  return good;  // the red zone behind the allocation is checked when it is freed
-}
-bool one_element_past_a_page(bool bug) {
-  const Array x(counting(1025)), out(1024);
-  return start(17, 64, copy_up_to, x, out, 1024u, bug) && out.get()[1023] == 1024;
 }
 
 __global__ void through_shared(float* out, unsigned n) {
@@ -101,10 +53,6 @@ __global__ void through_shared(float* out, unsigned n) {
   if (threadIdx.x <= n) buffer[threadIdx.x] = 1;
   __syncthreads();
   if (threadIdx.x < 64) out[threadIdx.x] = buffer[threadIdx.x];
-}
-bool one_shared_element_too_many(bool bug) {
-  const Array out(64);
-  return start(1, 96, through_shared, out, bug ? 64u : 63u) && sum_of(out.get()) == 64;
 }
 
 __global__ void accumulate(float* out, bool bug) {
@@ -114,13 +62,9 @@ __global__ void accumulate(float* out, bool bug) {
   __syncthreads();
   out[threadIdx.x] = sum[0];
 }
-bool shared_memory_taken_for_zero(bool bug) {
-  const Array out(64);
-  return start(1, 64, accumulate, out, bug) && sum_of(out.get()) == 64;
-}
 
 __global__ void add_to_what_is_there(float* out) { out[threadIdx.x] += 1; }
-bool device_memory_taken_for_zero(bool bug) {
+bool device_memory_taken_for_zero(Bug bug) {
   const Array out(64);
   if (!bug) cudaMemset(out, 0, 64 * sizeof(float));
   return start(1, 64, add_to_what_is_there, out) && sum_of(out.get()) == 64;
@@ -132,7 +76,7 @@ __global__ void grid_sum(const float* x, float* out, bool bug) {
   if (bug) *out = *out * 0.5f + sum;  // the result depends on the order of blocks
   else atomicAdd(out, sum);
 }
-bool blocks_write_one_place(bool bug) {
+bool blocks_write_one_place(Bug bug) {
   std::vector<float> first;
   return in_all_orders([&] {
     const Array x(counting(128)), out(std::vector<float>{0});
@@ -149,12 +93,6 @@ __global__ void pass_on(const float* x, float* out, bool bug) {
   if (!bug) __syncwarp();
   out[threadIdx.x] = buffer[(threadIdx.x + 1) % 32] * float(one);
 }
-bool shuffle_taken_for_a_barrier(bool bug) {
-  return in_all_orders([&] {
-    const Array x(counting(32)), out(32);
-    return start(1, 32, pass_on, x, out, bug) && out.get()[0] == 2;
-  });
-}
 
 __global__ void halve(const float* x, float* out, bool bug) {
   LOCKSTEP_SHARED(float, buffer, [64]);
@@ -169,77 +107,31 @@ __global__ void halve(const float* x, float* out, bool bug) {
   }
   if (threadIdx.x == 0) *out = buffer[0];
 }
-bool lanes_taken_for_being_in_step(bool bug) {
-  return in_all_orders([&] {
-    const Array x(counting(32)), out(1);
-    return start(1, 32, halve, x, out, bug) && out.get()[0] == 528;
-  });
-}
 
-__global__ void last_block_adds(const float* x, float* parts, unsigned* counter, float* out, bool bug) {
-  const float sum = warp_sum(x[blockIdx.x * 32 + threadIdx.x]);
-  if (threadIdx.x != 0) return;
-  parts[blockIdx.x] = sum;
-  if (!bug) __threadfence();
-  if (atomicAdd(counter, 1u) != gridDim.x - 1) return;
-  if (!bug) __threadfence();
-  float total = 0;
-  for (unsigned i = 0; i < gridDim.x; ++i) total += parts[i];
-  *out = total;
-}
-bool last_block_without_a_fence(bool bug) {
-  const Array x(counting(128)), parts(4), counter(1), out(1);
-  cudaMemset(counter, 0, sizeof(unsigned));
-  return start(4, 32, last_block_adds, x, parts, reinterpret_cast<unsigned*>(static_cast<float*>(counter)), out, bug) &&
-         out.get()[0] == 128 * 129 / 2;
-}
-
-bool too_many_threads(bool bug) {
-  const Array out(64);
-  return start(1, bug ? 2048 : 1024, fill_some, out, 40u, false) && sum_of(out.get()) != 0;
-}
-
-__global__ void through_dynamic(float* out) {
-  LOCKSTEP_DYNAMIC_SHARED(float, buffer);
-  buffer[threadIdx.x] = 1;
-  __syncthreads();
-  out[threadIdx.x] = buffer[31 - threadIdx.x];
-}
-bool dynamic_memory_not_asked_for(bool bug) {
-  const Array out(32);
-  return simt::launch("mutant", 1, 32, bug ? 0 : 32 * sizeof(float), nullptr, through_dynamic, out) == cudaSuccess &&
-         sum_of(out.get()) == 32;
-}
-bool more_dynamic_memory_than_there_is(bool bug) {
-  const Array out(32);
-  return ask_for(200 * 1024, through_dynamic) &&
-         simt::launch("mutant", 1, 32, (bug ? 300 : 200) * 1024, nullptr, through_dynamic, out) == cudaSuccess &&
-         sum_of(out.get()) == 32;
-}
+const Cases cases{
+    {"no barrier before reading",
+     [](Bug bug) {
+       return in_all_orders([&] { return results(1, 256, block_sum, 256, 1, bug)[0] == 256 * 257 / 2; });
+     }},
+    {"return before a barrier", [](Bug bug) { return written(1, 64, fill_some, 64, 40u, bug)[0] == 1; }},
+    {"threads at two barriers", [](Bug bug) { return sum_of(written(1, 64, two_halves, 64, bug)) == 64; }},
+    {"full mask in a branch", [](Bug bug) { return results(1, 32, partial_sum, 32, 32, 20u, bug)[0] == 210; }},
+    {"shuffle from a lane outside the mask",
+     [](Bug bug) { return results(1, 32, read_lane, 32, 32, bug ? 0xffu : 0x1ffu)[3] == 9; }},
+    {"one element too many", [](Bug bug) { return results(2, 64, copy_up_to, 100, 99, 99u, bug)[98] == 99; }},
+    {"one element past a page",
+     [](Bug bug) { return results(17, 64, copy_up_to, 1025, 1024, 1024u, bug)[1023] == 1024; }},
+    {"one shared element too many",
+     [](Bug bug) { return sum_of(written(1, 96, through_shared, 64, bug ? 64u : 63u)) == 64; }},
+    {"shared memory taken for zero", [](Bug bug) { return sum_of(written(1, 64, accumulate, 64, bug)) == 64; }},
+    {"device memory taken for zero", device_memory_taken_for_zero},
+    {"blocks write one place", blocks_write_one_place},
+    {"shuffle taken for a barrier",
+     [](Bug bug) { return in_all_orders([&] { return results(1, 32, pass_on, 32, 32, bug)[0] == 2; }); }, "", tsan},
+    {"lanes taken for being in step",
+     [](Bug bug) { return in_all_orders([&] { return results(1, 32, halve, 32, 1, bug)[0] == 528; }); }},
+    {"too many threads", [](Bug bug) { return written(1, bug ? 2048 : 1024, fill_some, 64, 40u, false)[0] == 1; }},
+};
 
 }  // namespace
-
-std::vector<Case> kernel_cases() {
-  return {
-      {"no barrier before reading", no_barrier_before_reading, every},
-      {"no barrier before writing again", no_barrier_before_writing_again, every},
-      {"return before a barrier", return_before_a_barrier, every},
-      {"threads at two barriers", threads_at_two_barriers, every},
-      {"full mask in a branch", full_mask_in_a_branch, every},
-      {"shuffle from a lane outside the mask", shuffle_from_a_lane_outside_the_mask, every},
-      {"one element too many", one_element_too_many, every},
-      {"one element past a page", one_element_past_a_page, every},
-      {"one shared element too many", one_shared_element_too_many, every},
-      {"shared memory taken for zero", shared_memory_taken_for_zero, every},
-      {"device memory taken for zero", device_memory_taken_for_zero, every},
-      {"blocks write one place", blocks_write_one_place, every},
-      {"shuffle taken for a barrier", shuffle_taken_for_a_barrier, tsan},
-      {"lanes taken for being in step", lanes_taken_for_being_in_step, every},
-      {"last block without a fence", last_block_without_a_fence, tsan},
-      {"too many threads", too_many_threads, every},
-      {"dynamic memory not asked for", dynamic_memory_not_asked_for, every},
-      {"more dynamic memory than there is", more_dynamic_memory_than_there_is, every},
-  };
-}
-
 }  // namespace mutants

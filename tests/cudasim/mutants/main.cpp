@@ -26,12 +26,18 @@ std::vector<float> counting(size_t n) {
 }
 float sum_of(const std::vector<float>& values) { return std::accumulate(values.begin(), values.end(), 0.0f); }
 
+static std::vector<Case>& all_cases() {
+  static std::vector<Case> all;
+  return all;
+}
+Cases::Cases(std::initializer_list<Case> cases) { all_cases().insert(all_cases().end(), cases); }
+
 namespace {
 
 enum class Outcome { right, wrong, report, signal, stuck };
 
 int in_this_process(const Case& c, bool bug) {
-  const bool right = c.run(bug) && cudaDeviceSynchronize() == cudaSuccess && fake::first_fault().empty();
+  const bool right = c.run({c.mistake, bug}) && cudaDeviceSynchronize() == cudaSuccess && fake::first_fault().empty();
   if (!fake::first_fault().empty()) std::fprintf(stderr, "%s\n", fake::first_fault().c_str());
   return right ? 0 : 1;
 }
@@ -52,11 +58,11 @@ Outcome in_a_child(const Case& c, bool bug, bool quiet) {
   return WEXITSTATUS(status) == 0 ? Outcome::right : WEXITSTATUS(status) == 66 ? Outcome::report : Outcome::wrong;
 }
 
-int run_all(const std::vector<Case>& cases) {
+int run_all() {
   const Build build = simt::with_tsan() ? tsan : simt::with_asan() ? asan : plain;
   int passed = 0, failed = 0;
   const char* const how[] = {"not caught", "wrong result or error", "report", "signal", "stuck"};
-  for (const Case& c : cases) {
+  for (const Case& c : all_cases()) {
     const Outcome good = in_a_child(c, false, false);
     // If ranks are threads, a thread that waits makes all devices advance. A late rank may then find results ready that
     // it did not wait for, which hides the bug. It must not stay hidden in every attempt.
@@ -81,12 +87,8 @@ int run_all(const std::vector<Case>& cases) {
 
 int main(int argc, char** argv) {
   using namespace mutants;
-  std::vector<Case> cases = kernel_cases();
-  for (const auto& more : {together_cases(), turn_cases(), product_cases(), tile_cases(), indexing_cases(),
-                           host_cases(), fp8_cases(), lifetime_cases(), rank_cases(), recorded_cases()})
-    cases.insert(cases.end(), more.begin(), more.end());
-  if (argc == 1) return run_all(cases);
-  for (const Case& c : cases)
+  if (argc == 1) return run_all();
+  for (const Case& c : all_cases())
     if (!std::strcmp(c.name, argv[1])) return in_this_process(c, argc > 2 && !std::strcmp(argv[2], "bug"));
   std::fprintf(stderr, "expected no argument or the name of a case, got %s\n", argv[1]);
   return 2;

@@ -23,16 +23,25 @@ struct Rank {
 
   mutable bool failed = false;
 
-  /// Waits for the stream without relying on the peers. If the communicator fails or nothing arrives, aborts it and
-  /// returns false.
-  bool wait() const {
+  /// Waits until NCCL has put the calls on their stream; false if they failed.
+  bool settles() const {
+    ncclResult_t code = ncclInProgress;
+    for (int i = 0; i < 20000 && code == ncclInProgress; ++i) ncclCommGetAsyncError(comm, &code);
+    return code == ncclSuccess;
+  }
+  /// Waits for the stream without relying on the peers; false if the communicator fails or nothing arrives.
+  bool is_done(int polls) const {
     ncclResult_t code = ncclSuccess;
-    for (int i = 0; i < 20000 && !failed; ++i) {
+    for (int i = 0; i < polls && (code == ncclSuccess || code == ncclInProgress); ++i) {
       ncclCommGetAsyncError(comm, &code);
-      if (code != ncclSuccess && code != ncclInProgress) break;
       if (code == ncclSuccess && cudaStreamQuery(stream) == cudaSuccess) return true;
       usleep(100);
     }
+    return false;
+  }
+  /// The same, and aborts the communicator where it returns false.
+  bool wait() const {
+    if (!failed && is_done(20000)) return true;
     if (!failed) ncclCommAbort(comm);
     failed = true;
     return false;
@@ -40,9 +49,10 @@ struct Rank {
 };
 
 /// Runs body as this rank of a new communicator with this id; false on failure.
-inline bool with_comm(int rank, const ncclUniqueId& id, const std::function<bool(const Rank&)>& body) {
+inline bool with_comm(int rank, const ncclUniqueId& id, const std::function<bool(const Rank&)>& body,
+                      bool on_first_device = false) {
   Rank r{rank};
-  cudaSetDevice(rank);
+  cudaSetDevice(on_first_device ? 0 : rank);
   cudaStreamCreateWithFlags(&r.stream, cudaStreamNonBlocking);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
@@ -54,12 +64,13 @@ inline bool with_comm(int rank, const ncclUniqueId& id, const std::function<bool
 }
 
 /// Runs body on all ranks, as threads; true if all succeed.
-inline bool as_threads(const std::function<bool(const Rank&)>& body) {
+inline bool as_threads(const std::function<bool(const Rank&)>& body, bool on_first_device = false) {
   ncclUniqueId id;
   ncclGetUniqueId(&id);
   std::atomic<int> good{0};
   std::vector<std::thread> threads;
-  for (int rank = 0; rank < ranks; ++rank) threads.emplace_back([&, rank] { good += with_comm(rank, id, body); });
+  for (int rank = 0; rank < ranks; ++rank)
+    threads.emplace_back([&, rank] { good += with_comm(rank, id, body, on_first_device); });
   for (std::thread& thread : threads) thread.join();
   return good == ranks;
 }

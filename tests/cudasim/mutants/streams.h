@@ -15,20 +15,6 @@ inline bool start_scale(cudaStream_t stream, const float* x, float* out, float b
   return simt::launch("scale", 1, unsigned(n), 0, stream, scale, x, out, by) == cudaSuccess;
 }
 
-/// Two streams and two events.
-struct Streams {
-  Streams() {
-    for (cudaStream_t* s : {&first, &second}) cudaStreamCreateWithFlags(s, cudaStreamNonBlocking);
-    for (cudaEvent_t* e : {&ready, &finished}) cudaEventCreateWithFlags(e, cudaEventDisableTiming);
-  }
-  ~Streams() {
-    for (cudaStream_t s : {first, second}) cudaStreamDestroy(s);
-    for (cudaEvent_t e : {ready, finished}) cudaEventDestroy(e);
-  }
-  cudaStream_t first = nullptr, second = nullptr;
-  cudaEvent_t ready = nullptr, finished = nullptr;
-};
-
 /// Pinned host memory filled with `value`.
 inline float* pinned(float value) {
   float* p = nullptr;

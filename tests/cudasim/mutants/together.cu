@@ -6,65 +6,59 @@ namespace {
 
 // --- barriers ---
 
-enum class Tile { right, before_use, before_reuse, stale_edge };
 // y (n, n) = a b in tiles; the last tiles are partial.
-__global__ void tiled_product(const float* a, const float* b, float* y, unsigned n, Tile mistake) {
+__global__ void tiled_product(const float* a, const float* b, float* y, unsigned n, Bug bug) {
   LOCKSTEP_SHARED(float, left, [8][8]);
   LOCKSTEP_SHARED(float, right, [8][8]);
   const unsigned tx = threadIdx.x, ty = threadIdx.y, row = blockIdx.y * 8 + ty, column = blockIdx.x * 8 + tx;
   float sum = 0;
   for (unsigned k = 0; k < n; k += 8) {
     const bool has_a = row < n && k + tx < n, has_b = k + ty < n && column < n;
-    if (has_a || mistake != Tile::stale_edge) left[ty][tx] = has_a ? a[row * n + k + tx] : 0;
-    if (has_b || mistake != Tile::stale_edge) right[ty][tx] = has_b ? b[(k + ty) * n + column] : 0;
-    if (mistake != Tile::before_use) __syncthreads();
+    if (has_a || !bug("stale_edge")) left[ty][tx] = has_a ? a[row * n + k + tx] : 0;
+    if (has_b || !bug("stale_edge")) right[ty][tx] = has_b ? b[(k + ty) * n + column] : 0;
+    if (!bug("before_use")) __syncthreads();
     for (unsigned i = 0; i < 8; ++i) sum += left[ty][i] * right[i][tx];
-    if (mistake != Tile::before_reuse) __syncthreads();
+    if (!bug("before_reuse")) __syncthreads();
   }
   if (row < n && column < n) y[row * n + column] = sum;
 }
-template <Tile mistake> bool tiles(bool bug) {
+bool tiles(Bug bug) {
   constexpr unsigned n = 20;
   std::vector<float> a(n * n), b(n * n), y(n * n);
   for (unsigned i = 0; i < n * n; ++i) a[i] = float(i % 7), b[i] = float(i % 5);
   for (unsigned i = 0; i < n * n * n; ++i) y[i / n] += a[i / n / n * n + i % n] * b[i % n * n + i / n % n];
   return in_all_orders([&] {
     const Array left(a), right(b), out(n * n);
-    return start(dim3(3, 3), dim3(8, 8), tiled_product, left, right, out, n, bug ? mistake : Tile::right) &&
-           out.get() == y;
+    return start(dim3(3, 3), dim3(8, 8), tiled_product, left, right, out, n, bug) && out.get() == y;
   });
 }
 
-enum class Join { right, step, between, spread };
-__device__ float join_block(float value, float* part, bool largest, Join mistake) {
+__device__ float join_block(float value, float* part, bool largest, Bug bug) {
   const unsigned t = threadIdx.x;
   part[t] = value;
   __syncthreads();
   for (unsigned step = 32; step > 0; step /= 2) {
     if (t < step) part[t] = largest ? max(part[t], part[t + step]) : part[t] + part[t + step];
-    if (mistake != Join::step) __syncthreads();
+    if (!bug("step")) __syncthreads();
   }
   __syncthreads();
   const float all = part[0];
-  if (mistake != Join::between) __syncthreads();
+  if (!bug("between")) __syncthreads();
   return all;
 }
 // All threads get the sum of the distances of all values from the largest one.
-__global__ void below_largest(const float* x, float* out, Join mistake) {
+__global__ void below_largest(const float* x, float* out, Bug bug) {
   LOCKSTEP_SHARED(float, part, [64]);
   LOCKSTEP_SHARED(float, all, [1]);
-  const float largest = join_block(x[threadIdx.x], part, true, mistake);
-  const float sum = join_block(largest - x[threadIdx.x], part, false, mistake);
+  const float largest = join_block(x[threadIdx.x], part, true, bug);
+  const float sum = join_block(largest - x[threadIdx.x], part, false, bug);
   if (threadIdx.x == 40) all[0] = sum;
-  if (mistake != Join::spread) __syncthreads();
+  if (!bug("spread")) __syncthreads();
   out[threadIdx.x] = all[0];
 }
-template <Join mistake> bool joined(bool bug) {
-  return in_all_orders([&] {
-    const Array x(counting(64)), out(64);
-    return start(1, 64, below_largest, x, out, bug ? mistake : Join::right) &&
-           out.get() == std::vector<float>(64, 63 * 64 / 2);
-  });
+bool joined(Bug bug) {
+  const std::vector<float> expected(64, 63 * 64 / 2);
+  return in_all_orders([&] { return results(1, 64, below_largest, 64, 64, bug) == expected; });
 }
 
 __global__ void running_sum(const float* x, float* out, bool bug) {
@@ -80,32 +74,31 @@ __global__ void running_sum(const float* x, float* out, bool bug) {
   }
   out[t] = buffer[t];
 }
-bool scan_in_one_step(bool bug) {
+bool scan_in_one_step(Bug bug) {
   return in_all_orders([&] {
-    const Array x(counting(64)), out(64);
-    return start(1, 64, running_sum, x, out, bug) && out.get()[63] == 64 * 65 / 2 && out.get()[31] == 32 * 33 / 2;
+    const std::vector<float> got = results(1, 64, running_sum, 64, 64, bug);
+    return got[63] == 64 * 65 / 2 && got[31] == 32 * 33 / 2;
   });
 }
 
-enum class Bins { right, zeroing, counting, atomic, zero };
-__global__ void histogram(const int* x, unsigned n, int* bins, Bins mistake) {
+__global__ void histogram(const int* x, unsigned n, int* bins, Bug bug) {
   LOCKSTEP_SHARED(int, mine, [16]);
-  if (threadIdx.x < 16 && mistake != Bins::zero) mine[threadIdx.x] = 0;
-  if (mistake != Bins::zeroing) __syncthreads();
+  if (threadIdx.x < 16 && !bug("zero")) mine[threadIdx.x] = 0;
+  if (!bug("zeroing")) __syncthreads();
   for (unsigned i = threadIdx.x; i < n; i += blockDim.x) {
-    if (mistake == Bins::atomic) ++mine[x[i]];
+    if (bug("atomic")) ++mine[x[i]];
     else atomicAdd(&mine[x[i]], 1);
   }
-  if (mistake != Bins::counting) __syncthreads();
+  if (!bug("counting")) __syncthreads();
   if (threadIdx.x < 16) bins[threadIdx.x] = mine[threadIdx.x];
 }
-template <Bins mistake> bool bins(bool bug) {
+bool bins(Bug bug) {
   return in_all_orders([&] {
     std::vector<int> values(200);
     for (int i = 0; i < 200; ++i) values[size_t(i)] = i * 7 % 16;
     const Array x(200), out(16);
     cudaMemcpy(x, values.data(), 800, cudaMemcpyHostToDevice);
-    if (!start(1, 64, histogram, whole(x), 200u, whole(out), bug ? mistake : Bins::right)) return false;
+    if (!start(1, 64, histogram, x.as<int>(), 200u, out.as<int>(), bug)) return false;
     const std::vector<int> got = whole(out.get());
     for (int bin = 0; bin < 16; ++bin)
       if (got[size_t(bin)] != std::count(values.begin(), values.end(), bin)) return false;
@@ -113,25 +106,22 @@ template <Bins mistake> bool bins(bool bug) {
   });
 }
 
-enum class Buffer { right, one, warp };
-__global__ void neighbours(const float* x, float* out, Buffer mistake) {
+// With two buffers, one barrier per round is enough; with one, there must be two.
+__global__ void neighbours(const float* x, float* out, Bug bug) {
   LOCKSTEP_SHARED(float, buffer, [2][64]);
   float sum = 0;
   for (unsigned round = 1; round <= 4; ++round) {
-    // with two buffers, one barrier per round is enough
-    float* const values = buffer[mistake == Buffer::one ? 0 : round % 2];
+    float* const values = buffer[bug("one") || bug.mistake == "again" ? 0 : round % 2];
     values[threadIdx.x] = x[threadIdx.x] * float(round);
-    if (mistake == Buffer::warp) __syncwarp();
+    if (bug("warp")) __syncwarp();
     else __syncthreads();
     sum += values[(threadIdx.x + 33) % 64];
+    if (bug.mistake == "again" && !bug) __syncthreads();
   }
   out[threadIdx.x] = sum;
 }
-template <Buffer mistake> bool buffers(bool bug) {
-  return in_all_orders([&] {
-    const Array x(counting(64)), out(64);
-    return start(1, 64, neighbours, x, out, bug ? mistake : Buffer::right) && out.get()[0] == 34 * 10;
-  });
+bool buffers(Bug bug) {
+  return in_all_orders([&] { return results(1, 64, neighbours, 64, 64, bug)[0] == 34 * 10; });
 }
 
 __global__ void reverse_rows(const float* x, float* out, unsigned n, bool bug) {
@@ -144,10 +134,6 @@ __global__ void reverse_rows(const float* x, float* out, unsigned n, bool bug) {
     __syncthreads();
   }
 }
-bool barrier_in_a_loop_that_some_leave(bool bug) {
-  const Array x(counting(200)), out(200);
-  return start(1, 64, reverse_rows, x, out, 200u, bug) && out.get()[0] == 64;
-}
 
 __global__ void one_before(float* out, bool bug) {
   LOCKSTEP_SHARED(float, buffer, [64]);
@@ -156,79 +142,63 @@ __global__ void one_before(float* out, bool bug) {
   __syncthreads();
   if (threadIdx.x < 63) out[threadIdx.x] = buffer[threadIdx.x];
 }
-bool one_shared_element_before_the_first(bool bug) {
-  const Array out(63);
-  return start(1, 64, one_before, out, bug) && sum_of(out.get()) == 63;
-}
 
 // --- warps ---
 
-enum class Lanes { right, two_groups, first_only, width, missing, loop, ballot };
 // Each lane gets the sum of its group of eight plus the sum of the first group.
-__global__ void group_sums(const float* x, float* out, unsigned n, Lanes mistake) {
+__global__ void group_sums(const float* x, float* out, unsigned n, Bug bug) {
   const unsigned t = threadIdx.x;
   float sum = t < n ? x[t] : 0;
-  if (mistake == Lanes::first_only) {
+  if (bug("first_only")) {
     for (unsigned step = 4; step > 0; step /= 2) sum += __shfl_down_sync(~0u, sum, step, 8);
   } else {
-    for (int step = mistake == Lanes::two_groups ? 8 : 4; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    for (int step = bug("two_groups") ? 8 : 4; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
   }
   const unsigned mask = __ballot_sync(~0u, t < n);
-  if (mistake == Lanes::ballot) sum += __shfl_sync(mask, sum, 0);
-  else sum += __shfl_sync(~0u, sum, mistake == Lanes::width ? 8 : 0, mistake == Lanes::width ? 8 : 32);
+  if (bug("ballot")) sum += __shfl_sync(mask, sum, 0);
+  else sum += __shfl_sync(~0u, sum, bug("width") ? 8 : 0, bug("width") ? 8 : 32);
   if (t < n) out[t] = sum;
 }
-template <Lanes mistake> bool lanes(bool bug) {
-  const Array x(counting(32)), out(32);
-  const bool good = start(1, 32, group_sums, x, out, 24u, bug ? mistake : Lanes::right);
-  const std::vector<float> got = out.get();
-  return good && got[0] == 36 + 36 && got[9] == 100 + 36 && got[23] == 164 + 36;
+bool lanes(Bug bug) {
+  const std::vector<float> got = results(1, 32, group_sums, 32, 32, 24u, bug);
+  return got[0] == 36 + 36 && got[9] == 100 + 36 && got[23] == 164 + 36;
 }
 __global__ void sum_over_block(const float* x, float* out, unsigned n) {
   const float sum = warp_sum(threadIdx.x < n ? x[threadIdx.x] : 0);
   if (threadIdx.x % 32 == 0) out[threadIdx.x / 32] = sum;
-}
-bool shuffle_in_a_warp_that_is_not_full(bool bug) {
-  const Array x(counting(40)), out(2);
-  return start(1, bug ? 40 : 64, sum_over_block, x, out, 40u) && out.get()[1] == (33 + 40) * 4;
 }
 __global__ void sum_over_loop(const float* x, float* out, unsigned n, bool bug) {
   float sum = 0;
   for (unsigned i = threadIdx.x; bug ? i < n : i - threadIdx.x < n; i += 32) sum += warp_sum(i < n ? x[i] : 0);
   if (threadIdx.x == 0) *out = sum;
 }
-bool shuffle_in_a_loop_that_some_leave(bool bug) {
-  const Array x(counting(40)), out(1);
-  return start(1, 32, sum_over_loop, x, out, 40u, bug) && out.get()[0] == 820;
-}
 
 // --- atomics ---
 
-enum class Atomic { right, none, maximum, bits, once, read_back };
-__global__ void gather_all(const float* x, int* out, int* list, Atomic mistake) {
+__global__ void gather_all(const float* x, int* out, int* list, Bug bug) {
   const int value = int(x[blockIdx.x * 32 + threadIdx.x]);
-  if (mistake == Atomic::none) out[0] += value;
+  if (bug("none")) out[0] += value;
   else atomicAdd(out, value);
-  if (mistake == Atomic::maximum) out[1] = max(out[1], value);
+  if (bug("maximum")) out[1] = max(out[1], value);
   else atomicMax(out + 1, value);
   const int bits = __float_as_int(-float(value));  // for negative floats, the largest value has the smallest bits
-  if (mistake == Atomic::bits) atomicMax(out + 2, bits);
+  if (bug("bits")) atomicMax(out + 2, bits);
   else atomicMin(out + 2, bits);
   for (int old = atomicAdd(out + 3, 0);;) {
     const int seen = atomicCAS(out + 3, old, old + 1);
-    if (seen == old || mistake == Atomic::once) break;
+    if (seen == old || bug("once")) break;
     old = seen;
   }
   int slot = atomicAdd(out + 4, 1);
-  if (mistake == Atomic::read_back) slot = atomicAdd(out + 4, 0) - 1;
+  if (bug("read_back")) slot = atomicAdd(out + 4, 0) - 1;
   atomicExch(list + slot, value);
 }
-template <Atomic mistake> bool atomics(bool bug) {
+bool atomics(Bug bug) {
   return in_all_orders([&] {
     const Array x(counting(128)), out(5), list(128);
     const int begin[] = {0, 0, __float_as_int(-INFINITY), 0, 0};
     cudaMemcpy(out, begin, sizeof begin, cudaMemcpyHostToDevice);
-    if (!start(4, 32, gather_all, x, whole(out), whole(list), bug ? mistake : Atomic::right)) return false;
+    if (!start(4, 32, gather_all, x, out.as<int>(), list.as<int>(), bug)) return false;
     const std::vector<int> got = whole(out.get());
     std::vector<int> listed = whole(list.get());
     std::sort(listed.begin(), listed.end());
@@ -240,77 +210,69 @@ template <Atomic mistake> bool atomics(bool bug) {
 
 // --- blocks ---
 
-enum class Last { right, atomic, put_back, limit };
-__global__ void last_block_sums(const float* x, float* parts, unsigned* counter, float* out, Last mistake) {
+__global__ void last_block_sums(const float* x, float* parts, unsigned* counter, float* out, Bug bug) {
   const float sum = warp_sum(x[blockIdx.x * 32 + threadIdx.x]);
   if (threadIdx.x != 0) return;
   parts[blockIdx.x] = sum;
-  __threadfence();
-  const unsigned before = mistake == Last::atomic ? (*counter)++
-                          : mistake == Last::put_back
-                              ? atomicAdd(counter, 1u)
-                              : atomicInc(counter, gridDim.x - (mistake == Last::limit ? 0 : 1));
+  if (!bug("fence")) __threadfence();
+  const unsigned before = bug("atomic")     ? (*counter)++
+                          : bug("put_back") ? atomicAdd(counter, 1u)
+                                            : atomicInc(counter, gridDim.x - (bug("limit") ? 0 : 1));
   if (before != gridDim.x - 1) return;
-  __threadfence();
+  if (!bug("fence")) __threadfence();
   float total = 0;
   for (unsigned i = 0; i < gridDim.x; ++i) total += parts[i];
   *out = total;
 }
-template <Last mistake> bool last_block(bool bug) {
+bool last_block(Bug bug) {
   const Array x(counting(128)), parts(4), counter(1);
   cudaMemset(counter, 0, sizeof(unsigned));
   // the next launch counts from zero again
-  for (int launch = 0; launch < (mistake == Last::atomic ? 1 : 2); ++launch) {
+  for (int launch = 0; launch < (bug.mistake == "atomic" || bug.mistake == "fence" ? 1 : 2); ++launch) {
     const Array out(1);
-    if (!start(4, 32, last_block_sums, x, parts, reinterpret_cast<unsigned*>(whole(counter)), out,
-               bug ? mistake : Last::right) ||
-        out.get()[0] != 128 * 129 / 2)
+    if (!start(4, 32, last_block_sums, x, parts, counter.as<unsigned>(), out, bug) || out.get()[0] != 128 * 129 / 2)
       return false;
   }
   return true;
 }
 
-enum class Finish { right, fence, put_back, order };
 // The last block of each group of three adds up the group, the last of these the groups.
-__global__ void finish_in_groups(const float* x, float* sums, unsigned* counters, float* out, Finish mistake) {
+__global__ void finish_in_groups(const float* x, float* sums, unsigned* counters, float* out, Bug bug) {
   if (threadIdx.x != 0) return;
   const unsigned group = blockIdx.x / 3, groups = gridDim.x / 3;
   const auto is_last = [&](unsigned* counter, unsigned count) {
-    if (mistake != Finish::fence) __threadfence();
+    if (!bug("fence")) __threadfence();
     const unsigned before =
-        mistake == Finish::put_back && counter == counters ? atomicAdd(counter, 1u) : atomicInc(counter, count - 1);
-    if (mistake != Finish::fence) __threadfence();
+        bug("put_back") && counter == counters ? atomicAdd(counter, 1u) : atomicInc(counter, count - 1);
+    if (!bug("fence")) __threadfence();
     return before == count - 1;
   };
   sums[blockIdx.x] = x[blockIdx.x * 32];
   if (!is_last(counters + 1 + group, 3)) return;
-  float total = mistake == Finish::order ? sums[blockIdx.x] : 0;
+  float total = bug("order") ? sums[blockIdx.x] : 0;
   for (unsigned i = 3 * group; i < 3 * group + 3; ++i)
-    if (mistake != Finish::order || i != blockIdx.x) total += sums[i];
+    if (!bug("order") || i != blockIdx.x) total += sums[i];
   sums[3 * group] = total;
   if (!is_last(counters, groups)) return;
   total = 0;
   for (unsigned g = 0; g < groups; ++g) total += sums[3 * g];
   *out = total;
 }
-template <Finish mistake> bool finish(bool bug) {
+bool finish(Bug bug) {
   std::vector<float> values(6 * 32);
   values[0] = values[64] = 1, values[32] = 3e7f, values[96] = 5;  // 1 + 1 + 3e7 in another order is 3e7 + 2
   return in_all_orders([&] {
     const Array x(values), sums(6), counters(3);
     cudaMemset(counters, 0, 3 * sizeof(unsigned));
-    for (int launch = 0; launch < (mistake == Finish::fence ? 1 : 2); ++launch) {
+    for (int launch = 0; launch < (bug.mistake == "fence" ? 1 : 2); ++launch) {
       const Array out(1);
-      if (!start(6, 32, finish_in_groups, x, sums, reinterpret_cast<unsigned*>(whole(counters)), out,
-                 bug ? mistake : Finish::right) ||
-          out.get()[0] != 3e7f + 5)
+      if (!start(6, 32, finish_in_groups, x, sums, counters.as<unsigned>(), out, bug) || out.get()[0] != 3e7f + 5)
         return false;
     }
     return true;
   });
 }
 
-enum class Meet { right, halo, in_place, zero, store };
 __global__ void twice(const float* x, float* out) {
   out[blockIdx.x * 32 + threadIdx.x] = 2 * x[blockIdx.x * 32 + threadIdx.x];
 }
@@ -323,67 +285,69 @@ __global__ void twice_and_shift(const float* x, float* middle, float* out) {
   __syncthreads();  // synchronises only this block
   shift(middle, out);
 }
-__global__ void add_columns(const float* x, float* out, Meet mistake) {
-  if (mistake == Meet::zero && blockIdx.x == 0) atomicExch(out + threadIdx.x, 0.0f);
+__global__ void add_columns(const float* x, float* out, Bug bug) {
+  if (bug("zero") && blockIdx.x == 0) atomicExch(out + threadIdx.x, 0.0f);
   const float value = x[blockIdx.x * 32 + threadIdx.x];
-  if (mistake == Meet::store) out[threadIdx.x] = value;
+  if (bug("store")) out[threadIdx.x] = value;
   else atomicAdd(out + threadIdx.x, value);
 }
-template <Meet mistake> bool meeting(bool bug) {
+bool meeting(Bug bug) {
   return in_all_orders([&] {
     const Array x(counting(128)), middle(128), out(128), sums(32);
-    float* const made = bug && mistake == Meet::in_place ? middle : out;
-    bool good = bug && mistake == Meet::halo ? start(4, 32, twice_and_shift, x, middle, out)
-                                             : start(4, 32, twice, x, middle) && start(4, 32, shift, middle, made);
-    if (!bug || mistake != Meet::zero) cudaMemset(sums, 0, 32 * sizeof(float));
-    good = good && start(4, 32, add_columns, x, sums, bug ? mistake : Meet::right);
+    float* const made = bug("in_place") ? middle : out;
+    bool good = bug("halo") ? start(4, 32, twice_and_shift, x, middle, out)
+                            : start(4, 32, twice, x, middle) && start(4, 32, shift, middle, made);
+    if (!bug("zero")) cudaMemset(sums, 0, 32 * sizeof(float));
+    good = good && start(4, 32, add_columns, x, sums, bug);
     std::vector<float> shifted(128);
     cudaMemcpy(shifted.data(), made, 512, cudaMemcpyDeviceToHost);
     return good && shifted[0] == 66 && shifted[127] == 64 && shifted[96] == 2 && sums.get()[0] == 1 + 33 + 65 + 97;
   });
 }
 
+const Cases cases{
+    {"no barrier before using a tile", tiles, "before_use"},
+    {"no barrier before loading the next tile", tiles, "before_reuse"},
+    {"last tile not filled up with zeros", tiles, "stale_edge"},
+    {"no barrier between steps of a reduction", joined, "step"},
+    {"no barrier between two reductions", joined, "between"},
+    {"no barrier before all read one's result", joined, "spread"},
+    {"scan that reads and writes at once", scan_in_one_step},
+    {"no barrier after zeroing the bins", bins, "zeroing"},
+    {"no barrier after counting", bins, "counting"},
+    {"bins counted without atomics", bins, "atomic", tsan},
+    {"bins taken for zero", bins, "zero"},
+    {"no barrier before writing again", buffers, "again"},
+    {"one buffer where two are needed", buffers, "one"},
+    {"barrier of a warp for that of a block", buffers, "warp"},
+    {"barrier in a loop that some leave",
+     [](Bug bug) { return results(1, 64, reverse_rows, 200, 200, 200u, bug)[0] == 64; }},
+    {"one shared element before the first", [](Bug bug) { return sum_of(written(1, 64, one_before, 63, bug)) == 63; }},
+    {"shuffles over two groups", lanes, "two_groups"},
+    {"sum that only the first lane has", lanes, "first_only"},
+    {"shuffle from past its width", lanes, "width"},
+    {"lanes outside of a ballot's mask", lanes, "ballot"},
+    {"shuffle in a warp that is not full",
+     [](Bug bug) { return results(1, bug ? 40 : 64, sum_over_block, 40, 2, 40u)[1] == (33 + 40) * 4; }},
+    {"shuffle in a loop that some leave",
+     [](Bug bug) { return results(1, 32, sum_over_loop, 40, 1, 40u, bug)[0] == 820; }},
+    {"sum without an atomic", atomics, "none", tsan},
+    {"maximum without an atomic", atomics, "maximum", tsan},
+    {"maximum of negative floats by their bits", atomics, "bits"},
+    {"compare and swap tried once", atomics, "once"},
+    {"slot read back from the counter", atomics, "read_back"},
+    {"last block without a fence", last_block, "fence", tsan},
+    {"last block by a plain counter", last_block, "atomic", tsan},
+    {"counter not put back for the next launch", last_block, "put_back"},
+    {"counter that wraps one too late", last_block, "limit"},
+    {"groups finished without a fence", finish, "fence", tsan},
+    {"counter of the groups not put back", finish, "put_back"},
+    {"sum that begins with the last block's part", finish, "order"},
+    {"halo from a block of the same launch", meeting, "halo"},
+    {"shift in place across blocks", meeting, "in_place"},
+    {"zeroed by one block, added to by others", meeting, "zero"},
+    {"parts of a sum stored, not added", meeting, "store"},
+};
+
 }  // namespace
-
-std::vector<Case> together_cases() {
-  return {
-      {"no barrier before using a tile", tiles<Tile::before_use>, every},
-      {"no barrier before loading the next tile", tiles<Tile::before_reuse>, every},
-      {"last tile not filled up with zeros", tiles<Tile::stale_edge>, every},
-      {"no barrier between steps of a reduction", joined<Join::step>, every},
-      {"no barrier between two reductions", joined<Join::between>, every},
-      {"no barrier before all read one's result", joined<Join::spread>, every},
-      {"scan that reads and writes at once", scan_in_one_step, every},
-      {"no barrier after zeroing the bins", bins<Bins::zeroing>, every},
-      {"no barrier after counting", bins<Bins::counting>, every},
-      {"bins counted without atomics", bins<Bins::atomic>, tsan},
-      {"bins taken for zero", bins<Bins::zero>, every},
-      {"one buffer where two are needed", buffers<Buffer::one>, every},
-      {"barrier of a warp for that of a block", buffers<Buffer::warp>, every},
-      {"barrier in a loop that some leave", barrier_in_a_loop_that_some_leave, every},
-      {"one shared element before the first", one_shared_element_before_the_first, every},
-      {"shuffles over two groups", lanes<Lanes::two_groups>, every},
-      {"sum that only the first lane has", lanes<Lanes::first_only>, every},
-      {"shuffle from past its width", lanes<Lanes::width>, every},
-      {"lanes outside of a ballot's mask", lanes<Lanes::ballot>, every},
-      {"shuffle in a warp that is not full", shuffle_in_a_warp_that_is_not_full, every},
-      {"shuffle in a loop that some leave", shuffle_in_a_loop_that_some_leave, every},
-      {"sum without an atomic", atomics<Atomic::none>, tsan},
-      {"maximum without an atomic", atomics<Atomic::maximum>, tsan},
-      {"maximum of negative floats by their bits", atomics<Atomic::bits>, every},
-      {"compare and swap tried once", atomics<Atomic::once>, every},
-      {"slot read back from the counter", atomics<Atomic::read_back>, every},
-      {"last block by a plain counter", last_block<Last::atomic>, tsan},
-      {"counter not put back for the next launch", last_block<Last::put_back>, every},
-      {"counter that wraps one too late", last_block<Last::limit>, every},
-      {"groups finished without a fence", finish<Finish::fence>, tsan},
-      {"counter of the groups not put back", finish<Finish::put_back>, every},
-      {"sum that begins with the last block's part", finish<Finish::order>, every},
-      {"halo from a block of the same launch", meeting<Meet::halo>, every},
-      {"shift in place across blocks", meeting<Meet::in_place>, every},
-      {"zeroed by one block, added to by others", meeting<Meet::zero>, every},
-      {"parts of a sum stored, not added", meeting<Meet::store>, every},
-  };
-}
-
 }  // namespace mutants

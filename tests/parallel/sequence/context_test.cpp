@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include "autograd/checkpoint.h"
-#include "nn/generate.h"
 #include "nn/models/gpt.h"
 #include "parallel/ddp.h"
 #include "tests/parallel/sequence/util.h"
@@ -124,8 +123,9 @@ TEST_CASE("context parallelism can be ended, and rejects unsupported models") {
                      "expected at most 16 tokens (context), got 32, 16 on each of 2 ranks"));
       CHECK((*model)(mine(tokens)).size(1) == 8);
       CHECK(contains(message([&] { mine(zeros({1, 6}, {.dtype = i64})); }), "divisible by 4 (2 ranks, zigzag), got 6"));
-      CHECK(contains(message([&] { nn::generate(*model, std::vector<int64_t>(8), {.max_new_tokens = 1}); }),
-                     "a KV cache needs whole sequences"));
+      std::vector<nn::KvCache> cache(model->blocks.size());
+      const std::vector<int64_t> prompt(8);
+      CHECK(contains(message([&] { model->next_scores({prompt}, {&cache}); }), "a KV cache needs whole sequences"));
       CHECK(contains(message([&] {
                        model->blocks[0].attention.forward(Variable(zeros({1, 8, 16}, {.dtype = f64})),
                                                           ones({8, 8}, {.dtype = boolean}));

@@ -2,6 +2,7 @@
 // Shared by the tests of sequence parallelism: ranks, and attention distributed over them.
 #include <vector>
 
+#include "parallel/sequence/attention.h"
 #include "parallel/sequence/context_parallel.h"
 #include "tensor/random.h"
 #include "tests/messages.h"

@@ -4,7 +4,6 @@
 
 #include <map>
 
-#include "nn/generate.h"
 #include "parallel/tensor_parallel/apply.h"
 #include "tensor/ops.h"
 #include "tests/parallel/tensor_parallel/util.h"
@@ -91,17 +90,14 @@ TEST_CASE("GPT: logits, loss with dropout, and gradients") {
   }
 }
 
-TEST_CASE("GPT: through its logits, with blocks recomputed, and generating") {
+TEST_CASE("GPT: through its logits, with blocks recomputed") {
   const Tensor x = ids(1, {batch, tokens}, vocab), y = ids(2, {batch, tokens}, vocab);
-  const std::vector<int64_t> prompt = ids(3, {1, 5}, vocab).to_vector<int64_t>();
-  const nn::Generation greedy{.max_new_tokens = 30, .overflow = nn::Generation::Overflow::slide};
   nn::GPT::Options o = gpt_options();
   nn::GPT whole = seeded<nn::GPT>(o);
   set_random_step(3, 4);
   const Variable loss = whole.loss(x, y);
   loss.backward();
   const Tensors grads = gradients(whole);
-  const std::vector<int64_t> said = nn::generate(whole, prompt, greedy).tokens;
   o.checkpoint_blocks = true;
   on_ranks(3, [&](dist::ProcessGroup& g) {
     for (const bool sequence : {false, true}) {
@@ -110,10 +106,6 @@ TEST_CASE("GPT: through its logits, with blocks recomputed, and generating") {
       set_random_step(3, 4);
       cross_entropy(model(x).view({-1, vocab}), y.view({-1})).backward();
       expect_gradients(model, cut, grads, "recomputed");
-      if (!sequence) LOCKSTEP_CHECK(nn::generate(model, prompt, greedy).tokens == said, "what it says");
-      else
-        expect_message([&] { nn::generate(model, prompt, greedy); },
-                       "[scatter_to] expected a size that 3 ranks divide along dim -2");
       expect_message(
           [&] {
             model.blocks[0].attention.weights(values(1, {1, 3, 48}));

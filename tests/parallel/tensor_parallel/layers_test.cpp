@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "dist/shard.h"
 #include "nn/container.h"
 #include "parallel/tensor_parallel/apply.h"
 #include "parallel/tensor_parallel/linear.h"

@@ -1,6 +1,8 @@
 // Gathering sharded tensors, and the norm of all gradients.
 #include <doctest/doctest.h>
 
+#include <cmath>
+
 #include "optim/clip.h"
 #include "parallel/tensor_parallel/apply.h"
 #include "tensor/ops.h"

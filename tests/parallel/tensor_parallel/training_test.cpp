@@ -55,7 +55,7 @@ TEST_CASE("50 steps with dropout, clipping and copies: the losses of one process
   {
     const auto model = make();
     optim::AdamW adamw(model->parameters(), {.lr = 1e-2, .weight_decay = 0.1});
-    parallel::GradientAccumulator sum(model->parameters());
+    parallel::GradientSum sum(model->parameters());
     for (int step = 0; step < steps; ++step) {
       double total = 0;
       for (int64_t micro = 0; micro < copies; ++micro) {

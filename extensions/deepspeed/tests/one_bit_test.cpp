@@ -1,0 +1,374 @@
+// The 1-bit optimizers (by their DeepSpeed names) under the engine: steps before compression have the bits of the plain
+// optimizer, compressed steps keep ranks equal and send little, a resumed run continues bit for bit.
+#include "engine/check_plan.h"
+#include "extensions/deepspeed/onebit/onebit.h"
+#include "extensions/deepspeed/reports.h"
+#include "tests/engine/util.h"
+
+using namespace lockstep;
+using namespace testing;
+using engine::initialize;
+
+namespace {
+
+Config with(const char* type, const char* params, int64_t accumulation = 1, DType dtype = f32) {
+  Config c = config_of(0, accumulation, dtype);
+  c.optimizer = {.type = type, .params = data::parse_json(params, "params")};
+  return c;
+}
+
+struct Optimizer {
+  const char *name, *params;
+};
+const Optimizer compressing[] = {
+    {"OneBitAdam", R"({"lr": 0.01, "weight_decay": 0.1, "freeze_step": 3})"},
+    {"OneBitAdam", R"({"lr": 0.01, "freeze_step": 3, "bias_correction": false})"},
+    {"OneBitLamb", R"({"lr": 0.01, "freeze_step": 3})"},
+    {"ZeroOneAdam",
+     R"({"lr": 0.01, "var_freeze_step": 3, "var_update_scaler": 2, "local_step_scaler": 3, "local_step_clipper": 2})"},
+    {"OneBitSGD", R"({"lr": 0.05, "freeze_step": 2})"},
+};
+
+/// An engine with a data loader, and its log.
+struct Trainer {
+  std::unique_ptr<Net> net;
+  std::vector<std::string> said;
+  engine::Engine<Net> e;
+  explicit Trainer(const Config& config, int rank = 0)
+      : net(make_net(rank)),
+        e(*net, {.training_data = data::share(samples(48)), .config = config, .log = [this](const std::string& text) {
+                   said.push_back(text);
+                 }}) {}
+
+  bool has_said(const std::string& text) const {
+    return std::any_of(said.begin(), said.end(), [&](const std::string& line) { return contains(line, text); });
+  }
+  /// Everything that a checkpoint would contain.
+  Tensors everything() {
+    if (auto* const optimizer = onebit::optimizer_of(e)) optimizer->synchronize();
+    else return whole_parameters(e, *net);
+    Tensors all = copy_parameters(*net);
+    for (auto& [name, tensor] : e.optimizer().state().tensors) all[name] = tensor.clone();
+    return all;
+  }
+};
+
+std::string error_of(const Config& config, const std::function<void(Trainer&, int rank)>& body = {}) {
+  return message([&] {
+    on_ranks<int>(2, [&](int rank) {
+      Trainer t(config);
+      if (body) body(t, rank);
+      return 0;
+    });
+  });
+}
+
+}  // namespace
+
+TEST_CASE(
+    "engine, 1-bit: exact steps have the bits of the plain optimizer at stage 0, for any split into micro-batches") {
+  struct Row {
+    const char *plain, *plain_params, *name, *params;
+  };
+  const Row rows[] = {
+      {"AdamW", R"({"lr": 0.01, "weight_decay": 0.1})", "OneBitAdam", R"({"lr": 0.01, "weight_decay": 0.1})"},
+      {"Lamb", R"({"lr": 0.01, "weight_decay": 0.01, "eps": 1e-8})", "onebitlamb",
+       R"({"lr": 0.01, "weight_decay": 0.01})"},
+      {"AdamW", R"({"lr": 0.01, "betas": [0.8, 0.99]})", "ZeroOneAdam", R"({"lr": 0.01, "betas": [0.8, 0.99]})"},
+      {"SGD", R"({"lr": 0.1, "momentum": 0.9})", "OneBitSGD", R"({"lr": 0.1, "freeze_step": 100})"},
+  };
+  for (const Row& row : rows) {
+    for (const DType dtype : {f32, bf16, f16}) {
+      const auto run = [&](int ranks, const char* name, const char* params) {
+        const auto all = on_ranks<Tensors>(ranks, [&](int rank) {
+          Config config = with(name, params, 4 / ranks, dtype);
+          config.fp16.initial_scale_power = 14;  // avoids subnormal gradients, whose mean over ranks would be rounded
+          Trainer t(config, rank);
+          train_steps(t.e, 3);
+          return copy_parameters(*t.net);
+        });
+        for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
+        return all[0];
+      };
+      const Tensors plain = run(1, row.plain, row.plain_params);
+      for (const int ranks : {1, 2, 4}) {
+        CAPTURE(row.name);
+        CAPTURE(dtype);
+        CAPTURE(ranks);
+        CHECK(differing(plain, run(ranks, row.name, row.params)) == "");
+      }
+    }
+  }
+}
+
+TEST_CASE("engine, 1-bit: a run goes on from its checkpoint to the bit, and on other numbers of ranks") {
+  for (const Optimizer& optimizer : compressing) {
+    for (const DType dtype : {f32, bf16, f16}) {
+      CAPTURE(optimizer.name);
+      CAPTURE(dtype);
+      const TempDir folder;
+      Config config = with(optimizer.name, optimizer.params, 2, dtype);
+      config.gradient_clipping = 0.5;
+      config.scheduler = {.type = "WarmupLR",
+                          .params = data::parse_json(R"({"warmup_max_lr": 0.02, "warmup_num_steps": 8})", "params")};
+      const auto whole = on_ranks<Tensors>(2, [&](int rank) {
+        Trainer t(config, rank);
+        train_steps(t.e, 6);  // compressed since step 4; with 0/1 Adam, ranks may differ here
+        t.e.save_checkpoint(folder / "run");
+        train_steps(t.e, 5);
+        CHECK(onebit::optimizer_of(t.e)->volume().compressed_steps >= 5);
+        CHECK(std::isfinite(t.e.get_global_grad_norm()));
+        return t.everything();
+      });
+      CHECK(differing(whole[0], whole[1]) == "");
+      const auto resumed = on_ranks<Tensors>(2, [&](int) {
+        Trainer t(config, 5);
+        CHECK(t.e.load_checkpoint(folder / "run"));
+        CHECK(onebit::optimizer_of(t.e)->steps() == 6);
+        CHECK(!t.has_said("compression errors start at zero"));
+        train_steps(t.e, 5);
+        return t.everything();
+      });
+      for (const Tensors& one : resumed) CHECK(differing(whole[0], one) == "");
+      if (dtype != bf16) continue;
+      for (const int ranks : {1, 4}) {
+        config.gradient_accumulation_steps = 4 / ranks;
+        const auto other = on_ranks<Tensors>(ranks, [&](int rank) {
+          Trainer t(config);
+          t.e.load_checkpoint(folder / "run");
+          if (rank == 0)
+            CHECK(t.has_said("was saved by 2 ranks: compression errors start at zero, because " +
+                             std::to_string(ranks) + " ranks"));
+          train_steps(t.e, 3);
+          return t.everything();
+        });
+        for (const Tensors& one : other) CHECK(differing(other[0], one) == "");
+        for (const auto& [name, tensor] : other[0]) CHECK(all_finite(tensor));
+        config.gradient_accumulation_steps = 2;
+      }
+    }
+  }
+}
+
+TEST_CASE("engine, 1-bit: between f32 and 16 bits, from AdamW, and a model alone") {
+  const char* const params = R"({"lr": 0.01, "freeze_step": 2})";
+  const TempDir folder;
+  on_ranks<int>(2, [&](int) {
+    Trainer low(with("OneBitAdam", params, 1, bf16));
+    train_steps(low.e, 4);
+    low.e.save_checkpoint(folder / "low");
+    Trainer wide(with("OneBitAdam", params));
+    wide.e.load_checkpoint(folder / "low");
+    wide.e.save_checkpoint(folder / "wide");
+    Trainer back(with("OneBitAdam", params, 1, bf16));
+    back.e.load_checkpoint(folder / "wide");
+    train_steps(low.e, 3);
+    train_steps(back.e, 3);
+    CHECK(differing(low.everything(), back.everything()) == "");
+
+    train_steps(back.e, 1);
+    // the master weights are reset to the loaded parameters
+    back.e.load_checkpoint(folder / "wide", {.load_module_only = true});
+    CHECK(onebit::optimizer_of(back.e)->steps() == 8);
+    back.e.save_checkpoint(folder / "again");
+    wide.e.load_checkpoint(folder / "again");
+    Trainer first(with("OneBitAdam", params, 1, bf16));
+    first.e.load_checkpoint(folder / "low", {.load_module_only = true});
+    const Tensors loaded = copy_parameters(*first.net), masters = copy_parameters(*wide.net);
+    for (const auto& [name, tensor] : loaded) CHECK(all(eq(tensor.to(f32), masters.at(name))).item<bool>());
+
+    Trainer adam(with("AdamW", R"({"lr": 0.01, "weight_decay": 0})"));
+    train_steps(adam.e, 2);
+    adam.e.save_checkpoint(folder / "adam");
+    Trainer on(with("OneBitAdam", R"({"lr": 0.01, "freeze_step": 2})"));
+    on.e.load_checkpoint(folder / "adam");
+    CHECK(onebit::optimizer_of(on.e)->steps() == 2);
+    train_steps(on.e, 1);
+    CHECK(onebit::optimizer_of(on.e)->volume().compressed_steps == 1);
+    return 0;
+  });
+  const std::string other = message([&] {
+    on_ranks<int>(2, [&](int) {
+      Trainer adam(with("AdamW", "{}"));
+      adam.e.load_checkpoint(folder / "low");
+      return 0;
+    });
+  });
+  CHECK(contains(other, "freeze_step"));
+  CHECK(contains(other, "load it into the optimizer class that saved it"));
+}
+
+TEST_CASE("engine, 1-bit: token counts, a plain backward, no_sync() and a boundary of one's own give the same step") {
+  enum class How { engine, tokens, plain, no_sync, own_boundary };
+  const auto run = [](How how, DType dtype) {
+    return on_ranks<Tensors>(2, [&](int rank) {
+      Config config = with("OneBitAdam", R"({"lr": 0.01, "freeze_step": 1})", 2, dtype);
+      if (how == How::own_boundary) {
+        config.managed_gradient_accumulation = false;
+        config.train_micro_batch_size_per_gpu = 3;
+      }
+      const auto net = make_net(rank);
+      net->p = 0;
+      auto e = initialize(*net, config);
+      for (int64_t step = 0; step < 3; ++step) {
+        for (int64_t i = 0; i < 2; ++i) {
+          manual_seed(7);
+          set_random_step(uint64_t(step), uint64_t(rank * 2 + i));
+          const Tensor x = randn({4, 6}), y = argmax(x.narrow(1, 0, 3), 1);
+          const Variable loss = cross_entropy(e(x.to(dtype)), y);
+          std::optional<engine::EngineBase::NoSync> local;
+          if (how == How::no_sync && i == 0) local.emplace(e);
+          if (how == How::tokens) e.backward(mul_scalar(loss.to(f32), 4), 4);
+          else if (how == How::plain) e.scale(loss).backward();
+          else e.backward(loss);
+          local.reset();
+          if (how != How::own_boundary || i == 1) e.step();
+        }
+      }
+      CHECK(e.global_steps() == 3);
+      CHECK(onebit::optimizer_of(e)->volume().compressed_steps == 2);
+      return copy_parameters(*net);
+    });
+  };
+  for (const DType dtype : {f32, f16}) {
+    const auto plain = run(How::engine, dtype);
+    for (const How how : {How::tokens, How::plain, How::no_sync}) {
+      const auto same = run(how, dtype);
+      CAPTURE(int(how));
+      CAPTURE(dtype);
+      CHECK(differing(plain[0], same[0]) == "");
+      CHECK(differing(plain[0], same[1]) == "");
+    }
+  }
+  const auto own = run(How::own_boundary, f32);
+  CHECK(differing(own[0], own[1]) == "");
+}
+
+TEST_CASE("engine, 1-bit: the bytes sent, and the engine's report of them") {
+  for (const Optimizer& optimizer : compressing) {
+    CAPTURE(optimizer.name);
+    Config config = with(optimizer.name, optimizer.params);
+    config.section<engine::CommsLoggerConfig>().enabled = true;
+    config.steps_per_print = 6;
+    config.memory_breakdown = true;
+    config.wall_clock_breakdown = true;
+    on_ranks<int>(2, [&](int rank) {
+      Trainer t(config);
+      train_steps(t.e, 6);
+      const onebit::Volume& v = onebit::optimizer_of(t.e)->volume();
+      CHECK(v.exact_steps + v.compressed_steps == 6);
+      CHECK(v.compressed_steps >= 3);
+      CHECK(v.exact_bytes / std::max<int64_t>(v.exact_steps, 1) > 16 * (v.compressed_bytes / v.compressed_steps));
+      const std::string table = comms_summary(t.e, false);
+      CHECK(contains(table, "all_to_all"));
+      CHECK(contains(table, "all_gather"));
+      CHECK(!contains(table, "reduce_scatter"));
+      if (rank != 0) return 0;
+      CHECK(t.has_said("step=6, skipped=0"));
+      CHECK(t.has_said("bwd_allreduce"));
+      CHECK(t.has_said("optimizer"));
+      return 0;
+    });
+  }
+}
+
+TEST_CASE("engine, 1-bit: an overflow at one rank is skipped by all, and without a loss scale an error that names it") {
+  struct Row {
+    DType dtype;
+    int64_t bad_step;
+  };
+  for (const Row& row : {Row{f16, 0}, Row{f16, 4}, Row{f32, 0}, Row{f32, 4}}) {
+    CAPTURE(row.dtype);
+    CAPTURE(row.bad_step);
+    std::vector<std::string> said;
+    std::mutex mutex;
+    const auto run = [&] {
+      on_ranks<int>(2, [&](int rank) {
+        Trainer t(with("OneBitAdam", R"({"lr": 0.01, "freeze_step": 2})", 1, row.dtype));
+        train_steps(t.e, row.bad_step);
+        const Tensors before = copy_parameters(*t.net);
+        const Tensor x = zeros({2, 6}).to(row.dtype), y = zeros({2}, {.dtype = i64});
+        t.e.backward(mul_scalar(cross_entropy(t.e(x), y).to(f32), rank == 1 ? INFINITY : 1));
+        t.e.step();
+        CHECK(differing(before, copy_parameters(*t.net)) == "");
+        CHECK(t.e.skipped_steps() == 1);
+        CHECK(t.e.loss_scale() == 128);
+        CHECK(std::isnan(t.e.get_global_grad_norm()));
+        train_steps(t.e, 2);
+        CHECK(differing(before, copy_parameters(*t.net)) != "");
+        const std::lock_guard lock(mutex);
+        for (const std::string& line : t.said) said.push_back(line);
+        return 0;
+      });
+    };
+    if (row.dtype == f32) {
+      const std::string text = message(run);
+      CHECK(contains(text, str("a gradient is NaN or infinite, first in the gradient of a.weight at rank 1, in step ",
+                               row.bad_step + 1)));
+      CHECK(contains(text, "Nothing was changed"));
+    } else {
+      run();
+      CHECK(std::any_of(said.begin(), said.end(), [](const std::string& line) {
+        return contains(line, "is skipped: the gradient of a.weight is not finite, first at rank 1");
+      }));
+    }
+  }
+}
+
+TEST_CASE("engine, 1-bit: invalid settings are rejected") {
+  const auto program = [](
+                           const Config& config, const std::function<std::vector<Variable>(Net&)>& which =
+                                                     [](Net& net) { return net.parameters(); }) {
+    return message([&] {
+      on_ranks<int>(2, [&](int) {
+        const auto net = make_net();
+        onebit::OneBitAdam optimizer(which(*net), {.lr = 0.01});
+        initialize(*net, optimizer, config);
+        return 0;
+      });
+    });
+  };
+  CHECK(program(config_of(0, 1)) == "(no error)");
+  for (const int stage : {1, 2, 3})
+    CHECK(contains(
+        program(config_of(stage, 1)),
+        str("OneBitAdam exchanges gradients itself and needs stage 0, but zero_optimization.stage is ", stage)));
+  Config offload = config_of(0, 1);
+  offload.zero_optimization.offload_optimizer.device = zero::Offload::cpu;
+  CHECK(contains(program(offload), "OneBitAdam exchanges gradients itself and keeps its state with the parameters"));
+  CHECK(contains(program(config_of(0, 1), [](Net& net) { return net.a.parameters(); }),
+                 "expected every parameter that requires grad in OneBitAdam, these are missing: norm.weight, "
+                 "norm.bias, b.weight"));
+
+  const Config config = with("OneBitAdam", "{}");
+  CHECK(contains(
+      error_of(config, [](Trainer& t, int) { t.e.zero(); }),
+      "[zero] expected an engine with ZeRO, got one whose optimizer OneBitAdam keeps the whole model on every rank"));
+  CHECK(contains(error_of(config,
+                          [](Trainer& t, int) {
+                            t.e.backward(sum(t.net->a(zeros({2, 6}))));
+                            t.e.step();
+                          }),
+                 "expected a gradient for every parameter on every rank, got none for norm.weight"));
+  CHECK(contains(error_of(with("OneBitAdam", R"({"freeze_steps": 3})")), "did you mean freeze_step?"));
+  CHECK(contains(message([] {
+                   on_ranks<int>(2, [](int) {
+                     const auto net = make_net();
+                     const auto alone = dist::world().split(dist::world().rank(), 0, "alone");
+                     onebit::OneBitAdam optimizer(net->parameters(), {.lr = 0.01}, alone.get());
+                     initialize(*net, optimizer, config_of(0, 1));
+                     return 0;
+                   });
+                 }),
+                 "expected OneBitAdam on the engine's group of 2 ranks, got one on another group, of 1"));
+}
+
+TEST_CASE("engine, 1-bit: experts over ranks and averaged parameters are refused") {
+  const auto reasons = engine::reasons_against(with("OneBitAdam", "{}"), {.dp = 2, .ep = 2}, {.ranks = 2});
+  std::string all;
+  for (const std::string& reason : reasons) all += reason + "; ";
+  CHECK_MESSAGE(contains(all, "averages gradients over all ranks, but with ep2 ranks hold different experts"), all);
+  Config averaged = with("OneBitAdam", "{}");
+  averaged.ema.decay = 0.9;
+  CHECK(contains(message([&] { engine::resolve(averaged, 2); }), "leave ema out"));
+}

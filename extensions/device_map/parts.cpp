@@ -1,0 +1,103 @@
+// Finds the parts of a model. Each part is placed as a whole: on a device, in host memory or on disk. See parts.h.
+#include "extensions/device_map/parts.h"
+
+#include <algorithm>
+#include <set>
+
+namespace lockstep::device_map {
+
+namespace {
+
+using nn::joined;
+
+class Finder {
+ public:
+  explicit Finder(const Options& options) : options_(options) {}
+
+  void visit(nn::Module& module, const std::string& name) {
+    const std::vector<std::string>& whole = options_.no_split_module_classes;
+    const auto children = module.children();
+    if (children.empty() || std::find(whole.begin(), whole.end(), module.kind()) != whole.end()) {
+      Part part{.name = name, .module = &module, .own = false};
+      for (const NamedField& field : nn::named_fields(module)) take(part, field, name);
+      add(std::move(part));
+      return;
+    }
+    // A part for the tensors that the module's forward() reads itself: the module's own, and all tensors of every child
+    // that holds one of the variables that reads() returns.
+    Part own{.name = name, .module = &module, .own = true};
+    std::set<const void*> read;
+    for (const Variable& v : module.reads()) read.insert(v.impl().get());
+    std::set<const nn::Module*> taken;
+    for (const auto& [child_name, child] : children) {
+      const auto held = nn::named_fields(*child);
+      if (std::none_of(held.begin(), held.end(), [&](const NamedField& f) { return read.count(f.key()) > 0; }))
+        continue;
+      taken.insert(child);
+      for (const NamedField& field : held) take(own, field, joined(name, child_name));
+    }
+    nn::Fields fields;
+    module.fields(fields);
+    for (const auto& entry : fields.entries)
+      if (!entry.module) take(own, {entry.name, entry.parameter, entry.buffer}, name);
+    add(std::move(own));
+    for (const auto& [child_name, child] : children)
+      if (!taken.count(child)) visit(*child, joined(name, child_name));
+  }
+
+  std::vector<Part> finish() {
+    for (Part& part : parts_) part.group = root(part.group);
+    return std::move(parts_);
+  }
+
+ private:
+  void take(Part& part, const NamedField& field, const std::string& prefix) {
+    part.tensors.push_back(joined(prefix, field.name));
+    const auto [owner, is_new] = owners_.try_emplace(field.key(), parts_.size());
+    part.bytes_there += bytes_of(field.tensor());
+    if (is_new) part.bytes += bytes_of(field.tensor());
+    else if (owner->second < parts_.size()) tied_.push_back(owner->second);
+  }
+  void add(Part part) {
+    if (part.tensors.empty()) return;
+    part.group = groups_.size();
+    groups_.push_back(part.group);
+    for (const size_t other : tied_) groups_[root(part.group)] = root(other);
+    tied_.clear();
+    parts_.push_back(std::move(part));
+  }
+  size_t root(size_t group) const {
+    while (groups_[group] != group) group = groups_[group];
+    return group;
+  }
+
+  const Options& options_;
+  std::vector<Part> parts_;
+  std::vector<size_t> groups_, tied_;
+  std::map<const void*, size_t> owners_;
+};
+
+}  // namespace
+
+std::vector<Part> find_parts(nn::Module& model, const Options& options) {
+  Finder finder(options);
+  finder.visit(model, "");
+  std::vector<Part> parts = finder.finish();
+  LOCKSTEP_CHECK(!parts.empty(), "[device_map] expected a model with parameters, got ", model.kind(), " without any");
+  return parts;
+}
+
+int64_t reserve_of(const std::vector<Part>& parts, const std::vector<Location>& places) {
+  int64_t most = 0;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    if (places[i].is_device()) continue;
+    int64_t together = 0;  // tensors that an enclosing module reads itself stay while it runs
+    for (size_t k = 0; k < parts.size(); ++k)
+      if (!places[k].is_device() && (k == i || (parts[k].own && is_below(parts[i].name, parts[k].name))))
+        together += parts[k].bytes_there;
+    most = std::max(most, together);
+  }
+  return most;
+}
+
+}  // namespace lockstep::device_map

@@ -1,0 +1,8 @@
+#pragma once
+// Includes all of the extension generation: sampling and beam search, streams of text, scores of texts.
+#include "extensions/generation/beams.h"
+#include "extensions/generation/generate.h"
+#include "extensions/generation/prompt.h"
+#include "extensions/generation/sampling.h"
+#include "extensions/generation/scoring.h"
+#include "extensions/generation/text_stream.h"

@@ -1,0 +1,266 @@
+// config.json to GPT::Options and back. See config.h.
+#include "extensions/hugging_face/config.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "extensions/hugging_face/names.h"
+
+namespace lockstep::nn {
+
+using data::Json;
+
+int64_t ConfigReader::whole(const char* key, int64_t otherwise, int64_t least, int64_t most) const {
+  const Json* value = find(key);
+  const int64_t n = value ? value->as_int(where_ + ": " + key) : otherwise;
+  LOCKSTEP_CHECK(n >= least && n <= most, where_, ": ", key, ": expected a number from ", least, " to ", most, ", got ",
+                 n);
+  return n;
+}
+
+double ConfigReader::number(const char* key, double otherwise, double least) const {
+  const Json* value = find(key);
+  const double n = value ? value->as_number(where_ + ": " + key) : otherwise;
+  LOCKSTEP_CHECK(std::isfinite(n), where_, ": ", key, ": expected a finite number, got ", n);
+  LOCKSTEP_CHECK(n >= least, where_, ": ", key, ": expected a number >= ", least, ", got ", n);
+  return n;
+}
+
+bool ConfigReader::flag(const char* key, bool otherwise) const {
+  const Json* value = find(key);
+  return value ? value->as_bool(where_ + ": " + key) : otherwise;
+}
+
+std::string ConfigReader::word(const char* key, const std::string& otherwise) const {
+  const Json* value = find(key);
+  return value ? value->as_string(where_ + ": " + key) : otherwise;
+}
+
+namespace {
+
+const std::string gelu_names[] = {"gelu_new", "gelu"};  // tanh form, erf form
+
+/// A Llama-like model type: Transformers' default sizes, and the differences between the types.
+struct Family {
+  const char *type, *architecture;
+  int64_t inner, kv_heads, vocab, context;
+  bool query_bias;  ///< true: q, k and v have biases, the other Linears none; false: no biases
+};
+constexpr Family families[] = {{"llama", "LlamaForCausalLM", 11008, 0, 32000, 2048, false},
+                               {"mistral", "MistralForCausalLM", 14336, 8, 32000, 131072, false},
+                               {"qwen2", "Qwen2ForCausalLM", 22016, 0, 151936, 32768, true}};
+
+/// Keys that Transformers writes and that do not affect a language model's results: training settings, other heads,
+/// runtime switches.
+constexpr std::string_view without_effect =
+    " _name_or_path architectures attention_dropout attn_pdrop bos_token_id chunk_size_feed_forward dtype embd_pdrop "
+    "id2label initializer_range label2id n_ctx output_attentions output_hidden_states pad_token_id pretraining_tp "
+    "problem_type reorder_and_upcast_attn resid_pdrop return_dict summary_activation summary_first_dropout "
+    "summary_proj_to_labels summary_type summary_use_proj torch_dtype transformers_version use_cache ";
+/// Keys that select unsupported model variants unless they are null, false or empty.
+constexpr const char* not_built[] = {"add_cross_attention", "is_encoder_decoder", "per_layer_config",
+                                     "scale_attn_by_inverse_layer_idx"};
+
+void check_built(const ConfigReader& c) {
+  LOCKSTEP_CHECK(!c.find("quantization_config"), c.where(),
+                 ": quantization_config: quantised weights are not supported; load the folder of the original model");
+  for (const char* key : not_built)
+    if (const Json* value = c.find(key))
+      LOCKSTEP_CHECK(*value == Json(false) || *value == Json(Json::Object{}), c.where(), ": ", key, " ", value->dump(),
+                     " is not supported; expected false or no such key");
+}
+
+GPT::Options gpt2_options(const ConfigReader& c) {
+  const std::string gelu = c.word("activation_function", gelu_names[0]);
+  LOCKSTEP_CHECK(gelu == gelu_names[0] || gelu == gelu_names[1], c.where(),
+                 ": expected activation_function 'gelu_new' or 'gelu', got '", gelu, "'");
+  LOCKSTEP_CHECK(c.whole("n_embd", 768) % c.whole("n_head", 12) == 0, c.where(),
+                 ": n_head: expected a number that divides n_embd ", c.whole("n_embd", 768), ", got ",
+                 c.whole("n_head", 12));
+  LOCKSTEP_CHECK(c.flag("scale_attn_weights", true), c.where(),
+                 ": scale_attn_weights false is not supported; expected true");
+  return {.vocab = c.whole("vocab_size", 50257),
+          .context = c.whole("n_positions", 1024),
+          .layers = c.whole("n_layer", 12, 1, 100'000),
+          .width = c.whole("n_embd", 768),
+          .heads = c.whole("n_head", 12),
+          .inner = c.whole("n_inner", 0, 0),
+          .norm_eps = c.number("layer_norm_epsilon", 1e-5, 0),
+          .gelu = gelu == gelu_names[0] ? Gelu::tanh : Gelu::erf,
+          .tied = c.flag("tie_word_embeddings", true)};
+}
+
+/// Reads sliding windows. Mistral has them in all blocks, Qwen 2 in the blocks from max_window_layers on. If the config
+/// has layer_types, they decide instead. A window that is not shorter than the context is dropped.
+void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
+  const bool mistral = f.type == std::string("mistral"), qwen2 = f.query_bias;
+  const Json* const types = c.find("layer_types");
+  if (!mistral && !qwen2) {
+    const Json full("full_attention");
+    for (const Json& type : types ? types->as_array(c.where() + ": layer_types") : Json::Array())
+      LOCKSTEP_CHECK(type == full, c.where(), ": layer_types: expected 'full_attention' for all, got ", type.dump());
+    return;
+  }
+  if (!mistral && !c.flag("use_sliding_window", false)) return;
+  if (c.says_null("sliding_window")) return;
+  const int64_t window = c.whole("sliding_window", 4096);
+  int64_t from = mistral ? 0 : c.whole("max_window_layers", 28, 0);
+  if (types) {
+    const Json::Array& all = types->as_array(c.where() + ": layer_types");
+    const auto has_window = [](const Json& type) { return type == Json("sliding_attention"); };
+    const auto first = std::find_if(all.begin(), all.end(), has_window);
+    LOCKSTEP_CHECK(int64_t(all.size()) == o.layers && std::all_of(first, all.end(), has_window) &&
+                       std::all_of(all.begin(), first, [](const Json& type) { return type == Json("full_attention"); }),
+                   c.where(), ": layer_types: expected 'full_attention' for the first of ", o.layers,
+                   " layers and 'sliding_attention' for the rest");
+    from = first - all.begin();
+  }
+  if (window < o.context && from < o.layers) o.window = window, o.window_from = from;
+}
+
+GPT::Options llama_options(const ConfigReader& c, const Family& f) {
+  const std::string act = c.word("hidden_act", "silu");
+  LOCKSTEP_CHECK(act == "silu" || act == "swish", c.where(), ": hidden_act: expected 'silu', got '", act, "'");
+  const int64_t context = c.whole("max_position_embeddings", f.context), width = c.whole("hidden_size", 4096),
+                heads = c.whole("num_attention_heads", 32),
+                kv_heads = c.whole("num_key_value_heads",
+                                   f.kv_heads > 0 && !c.says_null("num_key_value_heads") ? f.kv_heads : heads);
+  LOCKSTEP_CHECK(heads % kv_heads == 0, c.where(), ": num_key_value_heads: expected a number that divides the ", heads,
+                 " of num_attention_heads, got ", kv_heads);
+  const bool is_llama = &f == families;
+  LOCKSTEP_CHECK((c.find("head_dim") && !is_llama) || width % heads == 0, c.where(),
+                 ": num_attention_heads: expected a number that "
+                 "divides hidden_size ",
+                 width, is_llama ? "" : ", or a head_dim", ", got ", heads);
+  const int64_t head_size = c.whole("head_dim", width / heads);
+  LOCKSTEP_CHECK(head_size > 0 && head_size <= (int64_t(1) << 24) / heads, c.where(), ": head_dim: ", heads,
+                 " heads of ", head_size, " are too many; expected at most ", int64_t(1) << 24, " features");
+  const bool attention_bias = f.query_bias || c.flag("attention_bias", false), mlp_bias = c.flag("mlp_bias", false);
+  const Rope rope = rope_from(c, context);
+  GPT::Options o{.vocab = c.whole("vocab_size", f.vocab),
+                 .context = context,
+                 .layers = c.whole("num_hidden_layers", 32, 1, 100'000),
+                 .width = width,
+                 .heads = heads,
+                 .inner = c.whole("intermediate_size", f.inner),
+                 .kv_heads = kv_heads,
+                 .head_size = head_size,
+                 .norm_eps = c.number("rms_norm_eps", 1e-6, 0),
+                 .norm = Norm::rms,
+                 .feed_forward = nn::FeedForward::swiglu,
+                 .rope = rope,
+                 .tied = c.flag("tie_word_embeddings", false),
+                 .attention_bias = attention_bias,
+                 .attention_out_bias = attention_bias && !f.query_bias,
+                 .mlp_bias = mlp_bias && !f.query_bias};
+  // Extend the context, because dynamic scaling is meant for sequences longer than max_position_embeddings.
+  if (rope.scaling == Rope::Scaling::dynamic) o.context = int64_t(double(context) * std::max(rope.factor, 1.));
+  read_window(c, f, o);
+  try {
+    rope_frequencies(rope, head_size, context);
+  } catch (const Error& e) { fail(c.where() + ": " + e.what()); }
+  return o;
+}
+
+}  // namespace
+
+GPT::Options options_from_config(const Json& config, const std::string& path) {
+  LOCKSTEP_CHECK(config.is_object(), path, ": expected an object, got ", config.kind());
+  const ConfigReader c(config, path);
+  const std::string type = c.word("model_type", "gpt2");
+  const auto* family =
+      std::find_if(std::begin(families), std::end(families), [&](const Family& f) { return f.type == type; });
+  LOCKSTEP_CHECK(family != std::end(families) || type == "gpt2", path,
+                 ": expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got '", type, "'");
+  check_built(c);
+  return type == "gpt2" ? gpt2_options(c) : llama_options(c, *family);
+}
+
+namespace {
+
+const Family& family_of(const GPT::Options& o) {
+  const bool in = o.bias && o.attention_bias, out = o.bias && o.attention_out_bias, mlp = o.bias && o.mlp_bias;
+  LOCKSTEP_CHECK(
+      o.norm == Norm::rms && o.feed_forward == nn::FeedForward::swiglu && (in == out || (in && !mlp)),
+      "[save_pretrained] expected the options of a GPT-2 (LayerNorm, GELU, a table of positions, biases), or "
+      "of a Llama, Mistral or Qwen 2 (RMSNorm, SwiGLU, rotary positions, biases of attention all or none, or "
+      "all but out_proj's alone), got a mix: Transformers has no such model; use save_safetensors()");
+  const bool qwen2 = in && !out, mistral = o.window > 0 && !in && !mlp;
+  LOCKSTEP_CHECK(o.window == 0 || qwen2 || mistral,
+                 "[save_pretrained] expected an attention window with the options of a Mistral (no biases) or of a "
+                 "Qwen 2, got a mix: Transformers has no such model; use save_safetensors()");
+  LOCKSTEP_CHECK(qwen2 || mistral || o.width % o.heads == 0, "[save_pretrained] expected a width divisible by ",
+                 o.heads, " heads, got ", o.width, ": Transformers has no such model; use save_safetensors()");
+  LOCKSTEP_CHECK(o.rope->partial == 1, "[save_pretrained] expected rotary positions on all features of a head, got ",
+                 o.rope->partial, " of them: Transformers has no such model; use save_safetensors()");
+  return families[qwen2 ? 2 : mistral ? 1 : 0];
+}
+
+Json gpt2_config(const GPT::Options& o) {
+  LOCKSTEP_CHECK(
+      o.norm == Norm::layer && o.feed_forward == nn::FeedForward::gelu && o.bias && o.attention_bias &&
+          o.attention_out_bias && o.mlp_bias && (o.kv_heads == 0 || o.kv_heads == o.heads) && o.window == 0 &&
+          (o.head_size == 0 || o.head_size * o.heads == o.width),
+      "[save_pretrained] expected the options of a GPT-2 (LayerNorm, GELU, all biases, as many key heads as "
+      "heads, a table of positions, no window), or rotary positions, got a mix: Transformers has no such model; use "
+      "save_safetensors()");
+  Json config(Json::Object{});
+  config["architectures"] = Json::Array{Json("GPT2LMHeadModel")};
+  config["model_type"] = "gpt2";
+  config["activation_function"] = gelu_names[o.gelu == Gelu::tanh ? 0 : 1];
+  config["vocab_size"] = o.vocab;
+  config["n_positions"] = o.context;
+  config["n_ctx"] = o.context;
+  config["n_layer"] = o.layers;
+  config["n_embd"] = o.width;
+  config["n_head"] = o.heads;
+  config["n_inner"] = o.inner == 0 ? Json() : Json(o.inner);
+  config["layer_norm_epsilon"] = o.norm_eps;
+  config["tie_word_embeddings"] = o.tied;
+  for (const char* key : {"resid_pdrop", "embd_pdrop", "attn_pdrop"}) config[key] = o.dropout;
+  return config;
+}
+
+Json llama_config(const GPT::Options& o) {
+  const Family& f = family_of(o);
+  const bool dynamic = o.rope->scaling == Rope::Scaling::dynamic;
+  const int64_t context = dynamic && o.rope->original_context > 0 ? o.rope->original_context : o.context;
+  Json config(Json::Object{});
+  config["architectures"] = Json::Array{Json(f.architecture)};
+  config["model_type"] = f.type;
+  config["hidden_act"] = "silu";
+  config["vocab_size"] = o.vocab;
+  config["max_position_embeddings"] = context;
+  config["num_hidden_layers"] = o.layers;
+  config["hidden_size"] = o.width;
+  config["intermediate_size"] = o.inner == 0 ? 4 * o.width : o.inner;
+  config["num_attention_heads"] = o.heads;
+  config["num_key_value_heads"] = o.kv_heads == 0 ? o.heads : o.kv_heads;
+  config["head_dim"] = o.head_size == 0 ? o.width / o.heads : o.head_size;
+  config["rms_norm_eps"] = o.norm_eps;
+  config["tie_word_embeddings"] = o.tied;
+  config["attention_dropout"] = o.dropout;
+  if (f.query_bias) config["use_sliding_window"] = o.window > 0;
+  if (o.window > 0) config["sliding_window"] = o.window;
+  if (f.query_bias && o.window > 0) config["max_window_layers"] = o.window_from;
+  for (int64_t i = 0; !f.query_bias && o.window_from > 0 && i < o.layers; ++i)
+    config["layer_types"].push_back(i < o.window_from ? "full_attention" : "sliding_attention");
+  if (f.type == std::string("llama"))
+    config["attention_bias"] = o.bias && o.attention_bias, config["mlp_bias"] = o.bias && o.mlp_bias;
+  add_rope(config, *o.rope, context);
+  return config;
+}
+
+}  // namespace
+
+bool is_without_effect(const std::string& key) { return without_effect.find(" " + key + " ") != without_effect.npos; }
+
+Json config_of(const GPT::Options& o, DType dtype) {
+  Json config = is_gpt2(o) ? gpt2_config(o) : llama_config(o);
+  const std::string name = dtype == bf16 ? "bfloat16" : dtype == f16 ? "float16" : dtype == f64 ? "float64" : "float32";
+  config["torch_dtype"] = name;
+  config["dtype"] = name;
+  return config;
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,9 @@
+#pragma once
+// Hugging Face: folders of models and tokenizers, and the interfaces of accelerate and of Transformers' Trainer.
+#include "extensions/hugging_face/accelerator.h"
+#include "extensions/hugging_face/arguments.h"
+#include "extensions/hugging_face/config.h"
+#include "extensions/hugging_face/format.h"
+#include "extensions/hugging_face/names.h"
+#include "extensions/hugging_face/pretrained.h"
+#include "extensions/hugging_face/tokenizer.h"

@@ -1,0 +1,86 @@
+#pragma once
+// Golden Hugging Face folders that tests modify.
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "data/json.h"
+#include "data/safetensors.h"
+#include "nn/module.h"
+#include "tests/golden_folder.h"
+#include "tests/temp_dir.h"
+
+namespace testing {
+
+using lockstep::Tensor;
+using lockstep::data::Json;
+using lockstep::data::SafeTensors;
+/// Tensors with their names, in order.
+using Named = std::vector<std::pair<std::string, Tensor>>;
+
+/// This extension's golden files, from the tests of any extension.
+inline const std::string golden_hugging_face =
+    (std::filesystem::path(golden_folder()) / "../../../hugging_face/tests/golden").lexically_normal().string();
+/// The folders of golden models and tokenizers.
+inline const std::string golden = golden_hugging_face + "/models",
+                         golden_tokenizers = golden_hugging_face + "/tokenizer";
+
+/// True if both modules have the same state: names, dtypes and bits.
+inline bool same(lockstep::nn::Module& a, lockstep::nn::Module& b) {
+  const lockstep::nn::State one = a.state(), other = b.state();
+  if (one.size() != other.size()) return false;
+  for (size_t i = 0; i < one.size(); ++i)
+    if (one[i].first != other[i].first || one[i].second.dtype() != other[i].second.dtype() ||
+        !equal(one[i].second, other[i].second))
+      return false;
+  return true;
+}
+
+/// A copy of a golden folder that a test may change.
+struct Folder {
+  TempDir at;
+  Json config;
+  Named tensors;
+  explicit Folder(const std::string& name) : config(lockstep::data::read_json(golden + "/" + name + "/config.json")) {
+    const auto file = SafeTensors::open(golden + "/" + name + "/model.safetensors");
+    for (const std::string& tensor : file.names()) tensors.emplace_back(tensor, file.tensor(tensor));
+  }
+  /// The tensor of this name, which is added if there is none.
+  Tensor& operator[](const std::string& name) {
+    for (auto& [key, tensor] : tensors)
+      if (key == name) return tensor;
+    return tensors.emplace_back(name, Tensor()).second;
+  }
+  /// Removes a key of config.json.
+  void drop(const std::string& key) {
+    Json::Object kept;
+    for (const auto& [name, value] : config.as_object())
+      if (name != key) kept.emplace_back(name, value);
+    config = kept;
+  }
+  /// Writes config.json only.
+  void write_config() const { at.write("config.json", config.dump()); }
+  /// Writes config.json and model.safetensors; returns the folder.
+  std::string write() const {
+    write_config();
+    lockstep::data::save_safetensors(at / "model.safetensors", tensors);
+    return at.str();
+  }
+  /// Writes the weights as two shards and an index.
+  std::string write_shards(const std::function<void(Json& weight_map)>& change = {}) const {
+    write_config();
+    Json map(Json::Object{});
+    const size_t half = tensors.size() / 2;
+    const std::string files[] = {"a.safetensors", "b.safetensors"};
+    lockstep::data::save_safetensors(at / files[0], Named(tensors.begin(), tensors.begin() + long(half)));
+    lockstep::data::save_safetensors(at / files[1], Named(tensors.begin() + long(half), tensors.end()));
+    for (size_t i = 0; i < tensors.size(); ++i) map[tensors[i].first] = files[i >= half];
+    if (change) change(map);
+    at.write("model.safetensors.index.json", Json(Json::Object{{"weight_map", map}}).dump());
+    return at.str();
+  }
+};
+
+}  // namespace testing

@@ -1,0 +1,86 @@
+// Exchanges the top k logits instead of all. See candidates.h.
+#include "extensions/inference/candidates.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "dist/shard.h"
+#include "tensor/ops.h"
+
+namespace lockstep::inference {
+
+bool only_the_likeliest(const nn::Generation& g) {
+  return g.num_beams == 1 && !g.logprobs && g.logit_bias.empty() && g.repetition_penalty == 1 &&
+         g.presence_penalty == 0 && g.frequency_penalty == 0 && g.no_repeat_ngram_size == 0 && g.min_new_tokens == 0 &&
+         g.suppress_tokens.empty() && (g.greedy() || g.top_k > 0);
+}
+
+namespace {
+
+/// Returns (score, id) of this rank's `count` highest scores of each row. The scores are NaN in a row with a score that
+/// is not finite.
+std::vector<double> best_here(const Tensor& scores, int64_t rows, int64_t first, int64_t count) {
+  std::vector<double> pairs;
+  const int64_t here = rows == 0 ? 0 : scores.numel() / rows, most = std::min(count, here);
+  std::vector<float> values;
+  std::vector<int64_t> ids;
+  Tensor wrong;
+  if (most > 0) {
+    const Tensor matrix = scores.view({rows, here});
+    const auto best = topk(matrix, most);
+    values = best.values.to(f32).to(cpu).to_vector<float>();
+    ids = best.indices.to(cpu).to_vector<int64_t>();
+    wrong = sum(matrix.to(f32), {1}).to(cpu);  // not finite for infinities too; then the whole logits are used
+  }
+  for (int64_t row = 0; row < rows; ++row) {
+    const bool numbers = most == 0 || std::isfinite(wrong.select(0, row).item());
+    for (int64_t i = 0; i < count; ++i) {
+      const bool there = i < most;
+      pairs.push_back(!numbers ? NAN : there ? double(values[size_t(row * most + i)]) : -INFINITY);
+      pairs.push_back(there ? double(first + ids[size_t(row * most + i)]) : -1);
+    }
+  }
+  return pairs;
+}
+
+}  // namespace
+
+CandidateScope::CandidateScope(nn::Head& head, int64_t vocab, const nn::Generation& g, dist::ProcessGroup& group)
+    : head_(head), whole_(head.gather) {
+  // Each rank sends k + 1 candidates for sampling: the last one shows if a further score equals the k-th. Greedy search
+  // needs one, since it takes the lowest id among equal scores.
+  const int64_t k = g.greedy() ? 1 : g.top_k, count = g.greedy() ? 1 : k + 1;
+  if (count * group.size() * 4 > vocab) return;  // would not send fewer bytes
+  head.gather = [whole = whole_, vocab, k, count, greedy = g.greedy(), &group](const Variable& scores) -> Variable {
+    const int64_t rows = numel_of(Shape(scores.shape().begin(), scores.shape().end() - 1));
+    const int64_t first = dist::shard_range(vocab, group.size(), group.rank()).begin;
+    const Tensor mine = Tensor::from(best_here(scores.tensor().contiguous(), rows, first, count), {rows, count, 2}),
+                 all = empty({group.size(), rows, count, 2}, {.dtype = f64, .device = cpu});
+    group.all_gather(all, mine.to(cpu), {.tag = "likeliest tokens"});
+    const auto pair = [p = all.data<double>(), rows, count](int64_t rank, int64_t row, int64_t i) {
+      return p + ((rank * rows + row) * count + i) * 2;
+    };
+    Shape shape = scores.shape();
+    shape[shape.rank() - 1] = vocab;
+    const Tensor out = full(shape, -INFINITY, {.dtype = f32, .device = cpu});
+    for (int64_t row = 0; row < rows; ++row) {
+      std::vector<double> values;
+      for (int rank = 0; rank < group.size(); ++rank)
+        for (int64_t i = 0; i < count; ++i) values.push_back(*pair(rank, row, i));
+      if (std::any_of(values.begin(), values.end(), [](double x) { return x != x; })) return whole(scores);
+      std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<>());
+      const double border = values[size_t(k - 1)];
+      for (int rank = 0; rank < group.size(); ++rank) {
+        if (!greedy && *pair(rank, row, count - 1) >= border) return whole(scores);
+        for (int64_t i = 0; i < count; ++i)
+          if (const double* const at = pair(rank, row, i); at[1] >= 0)
+            out.data<float>()[row * vocab + int64_t(at[1])] = float(at[0]);
+      }
+    }
+    return out;
+  };
+}
+
+CandidateScope::~CandidateScope() { head_.gather = whole_; }
+
+}  // namespace lockstep::inference

@@ -1,0 +1,3 @@
+#pragma once
+// Inference with the interface of DeepSpeed's init_inference(): #include <lockstep/inference.h>.
+#include "extensions/inference/engine.h"

@@ -1,0 +1,24 @@
+// Device maps of models in codes.
+#include <doctest/doctest.h>
+
+#include "extensions/device_map/dispatch.h"
+#include "extensions/quantization/tests/models.h"
+#include "tests/temp_dir.h"
+
+using namespace lockstep;
+using namespace testing;
+
+TEST_CASE("device maps count the bytes of codes, and move them") {
+  const auto model = seeded(small()), plain = seeded(small());
+  const auto report = nn::quantize(*model);
+  const Tensor wanted = (*model)(some_tokens()).tensor();
+  const auto all = device_map::infer(*model, "auto");
+  CHECK(all.held.at("cpu:0") == report.bytes_after);
+  const TempDir at;
+  const auto plan =
+      device_map::infer(*model, device_map::Map{{"", "cpu:0"}, {"blocks.0", "cpu"}, {"blocks.1", "disk"}});
+  auto dispatched = device_map::dispatch(*model, plan, {.offload_folder = at.str()});
+  const NoGrad no_grad;
+  CHECK(equal((*model)(some_tokens()).tensor(), wanted));
+  CHECK(dispatched.loads() > 0);
+}

@@ -1,0 +1,171 @@
+// Loads and saves a model's weights. See weights.h.
+#include "extensions/inference/weights.h"
+
+#include <filesystem>
+#include <map>
+#include <memory>
+
+#include "base/suggest.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/tools.h"
+#include "data/files.h"
+#include "data/safetensors.h"
+#include "dist/texts.h"
+#include "extensions/hugging_face/config.h"
+#include "extensions/hugging_face/pretrained.h"
+#include "nn/build_empty.h"
+
+namespace lockstep::inference {
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Runs a function on rank 0 only; its Error is raised on all ranks.
+void together(dist::ProcessGroup* group, const char* what, const std::function<void()>& at_rank_0) {
+  std::string error;
+  try {
+    if (!group || group->rank() == 0) at_rank_0();
+  } catch (const dist::DistError&) {
+    throw;  // all ranks raise it
+  } catch (const std::exception& problem) { error = *problem.what() ? problem.what() : "an error without a message"; }
+  if (group && group->size() > 1) error = dist::broadcast_text(error, 0, *group, what);
+  LOCKSTEP_CHECK(error.empty(), error);
+}
+
+/// Gives the model's parameters the values of a Lockstep checkpoint. Only rank 0 checks the hashes of the files.
+void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGroup* group,
+                      const std::function<void(const std::string&)>& warn) {
+  const std::string below = fs::exists(folder + "/checkpoints") ? folder + "/checkpoints" : folder;
+  const auto info = checkpoints::inspect(below, group, {.warn = warn});
+  LOCKSTEP_CHECK(info, "[init_inference] checkpoint: ", folder,
+                 ": expected model.safetensors (Hugging Face's), or checkpoints; it holds neither; check the path");
+  together(group, "hashes of a checkpoint", [&] {
+    const auto problems = checkpoints::verify_checkpoint(checkpoints::open_checkpoint(info->path, "", warn));
+    LOCKSTEP_CHECK(problems.empty(), "[init_inference] checkpoint: ", problems.empty() ? "" : problems[0],
+                   "; copy the checkpoint again");
+  });
+  std::vector<std::string> missing;
+  const auto named = model.named_parameters();
+  for (const nn::NamedParameter& p : named) {
+    const auto found = info->tensors.find("model." + p.name);
+    if (found == info->tensors.end()) missing.push_back(p.name);
+    else
+      LOCKSTEP_CHECK(found->second.shape == p.variable.shape(), "[init_inference] checkpoint: ", info->path,
+                     ": expected model.", p.name, " of shape ", p.variable.shape(), ", got ", found->second.shape,
+                     "; give a checkpoint of this model");
+  }
+  LOCKSTEP_CHECK(missing.empty(), "[init_inference] checkpoint: ", info->path,
+                 ": missing parameters: ", list_names(missing, 5), "; give a checkpoint of this model");
+  for (const nn::NamedParameter& p : named) {
+    const std::string name = "model." + p.name;
+    const auto& saved = info->tensors.at(name);
+    nn::start_with(p.variable, name + " of a checkpoint",
+                   [path = info->path, name, shape = saved.shape, dtype = saved.dtype] {
+                     const Tensor tensor = empty(shape, {.dtype = dtype, .device = cpu});
+                     checkpoints::load(path, {checkpoints::whole(name, tensor)}, nullptr,
+                                       {.verify = checkpoints::Verify::sizes, .strict = false});
+                     return tensor;
+                   });
+  }
+}
+
+/// Gives the parameters the values in safetensors files with Lockstep's names, "model.NAME" or "NAME". Returns false
+/// if the files use other names, such as Hugging Face's.
+bool start_with_ours(nn::GPT& model, const std::vector<std::string>& paths) {
+  std::vector<std::shared_ptr<const data::SafeTensors>> files;
+  std::map<std::string, size_t> place;
+  for (const std::string& path : paths) {
+    files.push_back(std::make_shared<const data::SafeTensors>(data::SafeTensors::open(path)));
+    for (const std::string& name : files.back()->names()) place[name] = files.size() - 1;
+  }
+  const auto named = model.named_parameters();
+  const bool prefixed = place.count("model." + named[0].name) > 0;
+  const std::string prefix = prefixed ? "model." : "";
+  if (!place.count(prefix + named[0].name)) return false;
+  for (const nn::NamedParameter& p : named) {
+    const std::string name = prefix + p.name;
+    LOCKSTEP_CHECK(place.count(name), "[init_inference] checkpoint: expected a tensor ", name, " in one of ",
+                   paths.size(), " files (", paths[0],
+                   " ...), there is none; name all files, or build the model with their sizes");
+    const Shape shape = files[place[name]]->tensor(name).shape();
+    LOCKSTEP_CHECK(shape == p.variable.shape(), "[init_inference] checkpoint: ", paths[0], ": expected ", name,
+                   " of shape ", p.variable.shape(), ", got ", shape, "; give weights of this model");
+  }
+  for (const nn::NamedParameter& p : named) {
+    const std::string name = prefix + p.name;
+    nn::start_with(p.variable, name + " of a file", [file = files[place[name]], name] { return file->tensor(name); });
+  }
+  return true;
+}
+
+/// Loads quantized weights. Returns false if the file has none.
+bool load_codes(nn::GPT& model, const std::string& path) {
+  const auto file = data::SafeTensors::open(path);
+  if (!file.metadata().count("quantization")) return false;
+  nn::State state;
+  for (const std::string& name : file.names()) state.emplace_back(name, file.tensor(name));
+  nn::fill(model);
+  nn::load_quantized(model, state, file.metadata());
+  return true;
+}
+
+}  // namespace
+
+void start_with_checkpoint(nn::GPT& model, const std::vector<std::string>& files, dist::ProcessGroup* group,
+                           const std::function<void(const std::string&)>& warn) {
+  for (const std::string& file : files) {
+    LOCKSTEP_CHECK(fs::exists(file), "[init_inference] checkpoint: ", file, ": no such file or folder; check the path");
+    LOCKSTEP_CHECK(fs::is_directory(file) ? files.size() == 1 : file.ends_with(".safetensors"),
+                   "[init_inference] checkpoint: expected one folder, or safetensors files, got ", file);
+  }
+  if (!fs::is_directory(files[0])) {
+    if (files.size() == 1 && load_codes(model, files[0])) return;
+    if (!start_with_ours(model, files)) nn::load_pretrained(model, files);
+  } else if (const std::string codes = files[0] + "/" + codes_file; fs::exists(codes)) {
+    LOCKSTEP_CHECK(load_codes(model, codes), "[init_inference] checkpoint: ", codes,
+                   " lacks the metadata of quantized weights; write it again with save_mp_checkpoint_path");
+  } else if (nn::is_pretrained(files[0])) {
+    nn::load_pretrained(model, files[0]);
+  } else {
+    start_with_saved(model, files[0], group, warn);
+  }
+}
+
+void save_model(const nn::GPT::Options& options, const nn::State& state, bool has_experts, const std::string& folder,
+                const std::string& tokenizer, dist::ProcessGroup* group) {
+  if (has_experts) {
+    checkpoints::Contents contents;
+    for (const auto& [name, tensor] : state) contents.pieces.push_back(checkpoints::whole("model." + name, tensor));
+    checkpoints::Saver(folder, group).save("inference", contents);
+    return;
+  }
+  together(group, "a model is saved", [&] {
+    std::unique_ptr<nn::GPT> model;
+    {
+      const nn::BuildEmpty scope;
+      model = std::make_unique<nn::GPT>(options);
+    }
+    const auto named = model->named_parameters();
+    for (size_t i = 0; i < named.size(); ++i) Variable(named[i].variable).set_tensor(state[i].second);
+    nn::save_pretrained(*model, folder, {.tokenizer = tokenizer});
+  });
+}
+
+nn::Held held_in(const std::string& file) {
+  nn::Held all;
+  const auto opened = data::SafeTensors::open(file);
+  for (const data::SafeTensorsEntry& entry : opened.entries()) ++all.tensors, all.bytes += entry.bytes;
+  return all;
+}
+
+void save_codes(nn::GPT& model, const nn::State& state, const std::string& folder, dist::ProcessGroup* group) {
+  together(group, "a model is saved", [&] {
+    fs::create_directories(folder);
+    data::save_safetensors(folder + "/" + codes_file, state, nn::quantized_metadata(model));
+    const std::string config = nn::config_of(model.o, model.norm.weight.dtype()).dump(2);
+    data::write_atomically(folder + "/config.json", config + "\n");
+  });
+}
+
+}  // namespace lockstep::inference

@@ -1,0 +1,246 @@
+// LoRA adapters: selection of Linears, forward, merging. See lora.h.
+#include "extensions/lora/low_rank.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+#include "base/suggest.h"
+#include "nn/attention.h"
+#include "nn/build_empty.h"
+#include "nn/init.h"
+#include "nn/named_fields.h"
+
+namespace lockstep::nn {
+
+namespace {
+
+Linear matrix_of(int64_t in, int64_t out) { return Linear({.in = in, .out = out, .bias = false}); }
+
+bool is_meant(const std::string& name, const std::string& target) {
+  return name == target || name.ends_with("." + target);
+}
+
+/// A Linear of the model, which LoraOptions::targets may select as a whole by its name, or in parts (the q_proj within
+/// an in_proj).
+struct LoraPlace {
+  std::string name;
+  Linear* linear;
+  Cut cut;
+  std::vector<LoraPart> parts;  ///< the q_proj, k_proj and v_proj of an in_proj; else empty
+  bool rotary = false;
+};
+
+void find_places(Module& module, const std::string& prefix, std::vector<LoraPlace>& places,
+                 std::set<const Module*>& seen) {
+  auto* const attention = dynamic_cast<MultiHeadAttention*>(&module);
+  Fields fields;
+  module.fields(fields);
+  for (const Fields::Entry& entry : fields.entries) {
+    if (!entry.module) continue;
+    const std::string name = joined(prefix, entry.name);
+    auto* const linear = dynamic_cast<Linear*>(entry.module);
+    if (!linear) {
+      find_places(*entry.module, name, places, seen);
+      continue;
+    }
+    if (!seen.insert(linear).second) continue;
+    LoraPlace place{name, linear, entry.cut, {}};
+    if (attention && linear == &attention->in_proj) {
+      const auto& o = attention->o;
+      const int64_t q = o.heads * o.head_size, k = o.kv_heads * o.head_size;
+      place.parts = {
+          {joined(prefix, "q_proj"), 0, q}, {joined(prefix, "k_proj"), q, k}, {joined(prefix, "v_proj"), q + k, k}};
+      place.rotary = o.rope != nullptr;
+    }
+    places.push_back(std::move(place));
+  }
+}
+
+void check_lora(const LoraOptions& o) {
+  LOCKSTEP_CHECK(o.r >= 1 && o.r <= 1 << 20, "[add_lora] expected r in [1, 1048576], got ", o.r);
+  LOCKSTEP_CHECK(std::isfinite(o.alpha) && o.alpha > 0, "[add_lora] expected a finite alpha > 0, got ", o.alpha);
+  LOCKSTEP_CHECK(o.dropout >= 0 && o.dropout < 1, "[add_lora] expected dropout from 0 to below 1, got ", o.dropout);
+}
+
+/// Returns the parts of a Linear (such as the q_proj in in_proj) that get an adapter by o.targets, ordered by row.
+std::vector<LoraPart> meant_parts(const LoraPlace& place, const LoraOptions& o, std::set<std::string>& used) {
+  const auto wanted = [&](const std::string& name, bool by_default) {
+    if (o.targets.empty()) return by_default;
+    bool found = false;
+    for (const std::string& target : o.targets)
+      if (is_meant(name, target)) found = used.insert(target).second || true;
+    return found;
+  };
+  const bool of_attention = !place.parts.empty();
+  std::vector<LoraPart> parts;
+  for (const LoraPart& part : place.parts)
+    if (wanted(part.target, place.rotary && !part.target.ends_with("k_proj"))) parts.push_back(part);
+  if (!wanted(place.name, of_attention && !place.rotary)) return parts;
+  LOCKSTEP_CHECK(parts.empty(), "[add_lora] expected ", place.name, " or parts of it as targets, got it and ",
+                 parts[0].target, "; leave one of them out");
+  return {{place.name, 0, place.linear->weight.size(0)}};
+}
+
+void attach(const Lora::Adapter& adapter) {
+  adapter.linear->attached.addition = adapter.low_rank;
+  adapter.linear->attached.addition_name = "lora";
+}
+
+}  // namespace
+
+LowRank::LowRank(const LoraOptions& o, int64_t in, int64_t outputs, std::vector<LoraPart> of, const Cut& how)
+    : r(o.r),
+      out(outputs),
+      scale(o.alpha / (o.rslora ? std::sqrt(double(o.r)) : double(o.r))),
+      parts(std::move(of)),
+      cut(how),
+      dropout({.p = o.dropout}),
+      a(matrix_of(in, r * int64_t(parts.size()))) {
+  for (const LoraPart& part : parts) init::zeros(b.emplace_back(matrix_of(r, part.rows)).weight);
+}
+
+void LowRank::fields(Fields& f) {
+  const bool columns = cut.kind == Cut::Kind::columns, rows = cut.kind == Cut::Kind::rows;
+  f("dropout", dropout,
+    rows && !cut.from_whole ? cut::features
+    : columns               ? cut::tokens
+                            : Cut{})("A", a,
+                       rows      ? cut
+                       : columns ? cut::tokens
+                                 : Cut{});
+  for (size_t i = 0; i < b.size(); ++i) {
+    const std::string& target = parts[i].target;
+    Cut own = columns ? cut : rows ? cut::tokens : Cut{};
+    if (b.size() > 1 || parts[i].rows < out) own.blocks.clear();  // divided by whole heads, like the rows of the Linear
+    f(parts[i].rows == out ? "B" : str("B_", target.substr(target.rfind('.') + 1)), b[i], own);
+  }
+}
+
+void LowRank::sliced(const PartOf& of) {
+  if (of.dim != -1 || cut.kind != Cut::Kind::columns || cut.to_whole) return;
+  out /= of.count;
+  for (LoraPart& part : parts) part.row /= of.count, part.rows /= of.count;
+}
+
+std::string LowRank::options() const {
+  return str("r ", r, ", ", parts.size() > 1 ? str(parts.size(), " parts, ") : "", "scale ", scale);
+}
+
+Variable LowRank::forward(const Variable& x) {
+  LOCKSTEP_CHECK(x.size(-1) == a.weight.size(1), "[lora] expected x (..., ", a.weight.size(1), "), got ", x.shape(),
+                 "; was the layer sharded by a rule other than the model's own cut? use its cut");
+  const Variable hidden = mul_scalar(a(dropout(x)), scale);
+  if (parts.size() == 1 && parts[0].rows == out) return b[0](hidden);
+  std::vector<Variable> made, all;
+  for (size_t i = 0; i < parts.size(); ++i) made.push_back(b[i](hidden.narrow(-1, int64_t(i) * r, r)));
+  int64_t row = 0;
+  const auto skip_to = [&](int64_t next) {
+    if (next == row) return;
+    Shape gap = made[0].shape();
+    gap[gap.rank() - 1] = next - row;
+    all.emplace_back(zeros(gap, {.dtype = made[0].dtype(), .device = made[0].device()}));
+  };
+  for (size_t i = 0; i < parts.size(); ++i) {
+    skip_to(parts[i].row);
+    all.push_back(made[i]);
+    row = parts[i].row + parts[i].rows;
+  }
+  skip_to(out);
+  return cat(all, -1);
+}
+
+Lora add_lora(Module& model, const LoraOptions& options) {
+  check_lora(options);
+  std::vector<LoraPlace> places;
+  std::set<const Module*> seen;
+  find_places(model, "", places, seen);
+  std::set<std::string> used;
+  std::vector<std::vector<LoraPart>> parts;
+  bool any = false;
+  for (const LoraPlace& place : places) {
+    parts.push_back(meant_parts(place, options, used));
+    any |= !parts.back().empty();
+    LOCKSTEP_CHECK(parts.back().empty() || !place.linear->attached.addition, "[add_lora] ", place.name,
+                   " has an adapter already; merge() that one first");
+    LOCKSTEP_CHECK(parts.back().empty() || !place.linear->attached.place, "[add_lora] ", place.name,
+                   " is sharded already; add adapters before tensor parallelism");
+  }
+  const auto last_of = [](const std::string& name) { return name.substr(name.rfind('.') + 1); };
+  std::vector<std::string> known;
+  for (const LoraPlace& place : places) {
+    known.push_back(last_of(place.name));
+    for (const LoraPart& part : place.parts) known.push_back(last_of(part.target));
+  }
+  for (const std::string& target : options.targets)
+    LOCKSTEP_CHECK(used.count(target), "[add_lora] expected targets that are Linears of this ", model.kind(), ", got '",
+                   target, "'", suggestion(target, known));
+  LOCKSTEP_CHECK(any, "[add_lora] expected targets for a model without attention; name some of its Linears");
+  std::vector<Module*> saved;
+  for (const std::string& wanted : options.modules_to_save) {
+    const size_t before = saved.size();
+    for (const auto& [name, module] : model.named_modules())
+      if (!name.empty() && is_meant(name, wanted)) saved.push_back(module);
+    LOCKSTEP_CHECK(saved.size() > before, "[add_lora] expected modules_to_save that are in this ", model.kind(),
+                   ", got '", wanted, "'");
+  }
+  Lora lora;
+  lora.options_ = options;
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (parts[i].empty()) continue;
+    const Variable& weight = places[i].linear->weight;
+    auto low_rank =
+        std::make_shared<LowRank>(options, weight.size(1), weight.size(0), std::move(parts[i]), places[i].cut);
+    if (weight.dtype() != f32) low_rank->to(weight.dtype());
+    if (weight.device() != cpu) low_rank->to(weight.device());
+    low_rank->train(places[i].linear->is_training());
+    lora.adapters_.push_back({places[i].name, places[i].linear, std::move(low_rank)});
+  }
+  model.requires_grad_(false);
+  for (const Lora::Adapter& adapter : lora.adapters_) attach(adapter);
+  for (Module* const module : saved) module->requires_grad_(true);
+  return lora;
+}
+
+void Lora::add_to_weights(double times) {
+  const NoGrad no_grad;
+  for (const Adapter& one : adapters_) {
+    LOCKSTEP_CHECK(!one.linear->attached.store, "[Lora] ", one.name,
+                   ": expected a floating weight to merge into, this one is quantised; merge into the model that was "
+                   "quantised");
+    std::vector<Variable> all = one.low_rank->parameters();
+    all.push_back(one.linear->weight);
+    for (const Variable& p : all)
+      LOCKSTEP_CHECK(!p.tensor().storage()->is_empty() && !one.linear->attached.place, "[Lora] ", one.name,
+                     ": expected whole parameters to merge, these are empty or sharded; merge in one process");
+  }
+  for (const Adapter& one : adapters_) {
+    const LowRank& low = *one.low_rank;
+    for (size_t i = 0; i < low.parts.size(); ++i) {
+      const Tensor a = low.a.weight.tensor().narrow(0, int64_t(i) * low.r, low.r), b = low.b[i].weight.tensor();
+      const DType dtype = a.dtype() == f64 ? f64 : f32;
+      const Tensor rows = one.linear->weight.tensor().narrow(0, low.parts[i].row, low.parts[i].rows);
+      rows.copy_(add(rows.to(dtype), mul_scalar(matmul(b.to(dtype), a.to(dtype)), times * low.scale)));
+    }
+  }
+}
+
+void Lora::merge() {
+  LOCKSTEP_CHECK(!merged_, "[Lora] expected adapters that are not merged yet, these are; call unmerge() first");
+  add_to_weights(1);
+  for (const Adapter& one : adapters_) one.linear->attached.addition = nullptr;
+  merged_ = true;
+}
+
+void Lora::unmerge() {
+  LOCKSTEP_CHECK(merged_, "[Lora] expected adapters that are merged, these are not; call merge() first");
+  for (const Adapter& one : adapters_) {  // the model may have moved since merge()
+    const Variable& weight = one.linear->weight;
+    one.low_rank->to(weight.dtype()).to(weight.device()).train(one.linear->is_training());
+  }
+  add_to_weights(-1);
+  for (const Adapter& one : adapters_) attach(one);
+  merged_ = false;
+}
+
+}  // namespace lockstep::nn

@@ -1,0 +1,174 @@
+// Adapters in peft's folders: its logits (golden/, by tests/interop/lora.py), round trips, and rejected
+// files.
+#include <doctest/doctest.h>
+
+#include <filesystem>
+
+#include "data/json.h"
+#include "data/safetensors.h"
+#include "extensions/hugging_face/pretrained.h"
+#include "extensions/lora/adapter.h"
+#include "nn/build_empty.h"
+#include "tests/devices.h"
+#include "tests/golden_folder.h"
+#include "tests/messages.h"
+#include "tests/temp_dir.h"
+
+using namespace lockstep;
+using namespace testing;
+using data::Json;
+
+namespace {
+
+const std::string adapters = golden_folder();
+
+double off_by(const Tensor& a, const Tensor& b) {
+  REQUIRE(a.shape() == b.shape());
+  return max(abs(sub(a.to(cpu).to(f64), b.to(cpu).to(f64)))).item();
+}
+
+/// A copy of a golden folder that a test may change.
+struct AdapterFolder {
+  TempDir at;
+  Json config;
+  std::vector<std::pair<std::string, Tensor>> tensors;
+  explicit AdapterFolder(const std::string& name)
+      : config(data::read_json(adapters + "/" + name + "/adapter_config.json")) {
+    const auto file = data::SafeTensors::open(adapters + "/" + name + "/adapter_model.safetensors");
+    for (const std::string& tensor : file.names()) tensors.emplace_back(tensor, file.tensor(tensor).clone());
+  }
+  std::string write() const {
+    at.write("adapter_config.json", config.dump());
+    data::save_safetensors(at / "adapter_model.safetensors", tensors);
+    return at.str();
+  }
+};
+
+}  // namespace
+
+TEST_CASE("adapter: peft's folders give peft's logits") {
+  const OnCpu on_cpu;
+  for (const std::string name : {"llama", "gpt2"}) {
+    INFO(name);
+    const std::string folder = adapters + "/" + name;
+    CHECK(nn::is_adapter(folder));
+    const std::string base = nn::adapter_base(folder);
+    CHECK(!nn::is_adapter(base));
+    const auto expected = data::SafeTensors::open(folder + "/expected.safetensors");
+    const Tensor ids = expected.tensor("input_ids"), logits = expected.tensor("logits");
+    for (const DType dtype : {f32, f64}) {
+      const auto model = nn::from_pretrained(base, {.dtype = dtype});
+      CHECK(off_by((*model)(ids).tensor(), logits) > 0.1);
+      nn::Lora lora = nn::load_adapter(*model, folder);
+      CHECK(off_by((*model)(ids).tensor(), logits) <= 1e-5);
+      lora.merge();
+      CHECK(off_by((*model)(ids).tensor(), logits) <= 1e-5);
+    }
+    std::unique_ptr<nn::GPT> empty;
+    {
+      const nn::BuildEmpty scope;
+      empty = nn::from_pretrained(base);
+      nn::load_adapter(*empty, folder);
+    }
+    nn::fill(*empty);
+    CHECK(off_by((*empty)(ids).tensor(), logits) <= 1e-5);
+  }
+}
+
+TEST_CASE("adapter: saving and loading give the same adapter, with peft's names") {
+  const OnCpu on_cpu;
+  for (const std::string name : {"llama", "gpt2"}) {
+    INFO(name);
+    const std::string folder = adapters + "/" + name;
+    const auto model = nn::from_pretrained(nn::adapter_base(folder)),
+               again = nn::from_pretrained(nn::adapter_base(folder));
+    nn::Lora lora = nn::load_adapter(*model, folder);
+    const TempDir to;
+    nn::save_adapter(*model, lora, to.str(), nn::adapter_base(folder));
+    CHECK(nn::adapter_base(to.str()) == nn::adapter_base(folder));
+    const nn::Lora loaded = nn::load_adapter(*again, to.str());
+    const nn::State one = model->state(), other = again->state();
+    REQUIRE(one.size() == other.size());
+    for (size_t i = 0; i < one.size(); ++i)
+      CHECK_MESSAGE((one[i].first == other[i].first && equal(one[i].second, other[i].second)), one[i].first);
+    const auto theirs = data::SafeTensors::open(folder + "/adapter_model.safetensors"),
+               ours = data::SafeTensors::open(to / "adapter_model.safetensors");
+    auto names = ours.names();
+    REQUIRE(names.size() == theirs.names().size());
+    for (const std::string& tensor : names) CHECK_MESSAGE(equal(ours.tensor(tensor), theirs.tensor(tensor)), tensor);
+    const Json config = data::read_json(to / "adapter_config.json");
+    for (const char* key : {"r", "lora_alpha", "use_rslora", "bias", "peft_type", "task_type", "fan_in_fan_out"})
+      CHECK_MESSAGE(config.at(key) == data::read_json(folder + "/adapter_config.json").at(key), key);
+    if (name == "llama") CHECK(config.at("target_modules").dump() == R"(["down_proj", "k_proj", "q_proj", "v_proj"])");
+    lora.merge();
+    CHECK(contains(message([&] { nn::save_adapter(*model, lora, to.str(), ""); }), "call unmerge() first"));
+  }
+}
+
+TEST_CASE("adapter: options that would be another adapter are refused by name, and nothing is changed") {
+  const OnCpu on_cpu;
+  const auto base = [] { return nn::from_pretrained(nn::adapter_base(adapters + "/llama")); };
+  const std::vector<std::pair<const char*, const char*>> said{{"use_dora", "true"},
+                                                              {"loftq_config", R"({"loftq_bits": 4})"},
+                                                              {"rank_pattern", R"({"q_proj": 4})"},
+                                                              {"alpha_pattern", R"({"q_proj": 4})"},
+                                                              {"layers_to_transform", "[0]"},
+                                                              {"layer_replication", "[[0, 1]]"},
+                                                              {"lora_bias", "true"},
+                                                              {"use_qalora", "true"},
+                                                              {"target_parameters", R"(["mlp"])"},
+                                                              {"trainable_token_indices", "[1]"},
+                                                              {"a_key_of_tomorrow", "7"},
+                                                              {"bias", R"("all")"},
+                                                              {"init_lora_weights", R"("pissa")"},
+                                                              {"peft_type", R"("ADALORA")"},
+                                                              {"task_type", R"("SEQ_CLS")"},
+                                                              {"target_modules", R"(".*_proj")"},
+                                                              {"target_modules", R"(["q_proj", "w_proj"])"},
+                                                              {"target_modules", R"(["q_proj"])"},
+                                                              {"target_modules", R"("all-linear")"},
+                                                              {"modules_to_save", R"(["norm", "wte"])"},
+                                                              {"modules_to_save", "null"},
+                                                              {"r", "4"},
+                                                              {"r", "0"}};
+  const auto model = base();
+  const auto parameters = model->parameters().size();
+  for (const auto& [key, value] : said) {
+    AdapterFolder folder("llama");
+    folder.config[key] = data::parse_json(value, key);
+    const std::string text = message([&] { nn::load_adapter(*model, folder.write()); });
+    const bool of_tensors = std::string(value) == R"(["q_proj"])" || std::string(value) == R"("all-linear")" ||
+                            std::string(value) == "null" || std::string(value) == "4";
+    CHECK_MESSAGE(contains(text, of_tensors ? "adapter_model.safetensors: " : key), text);
+    CHECK_MESSAGE(text != "(no error)", folder.config.dump());
+    CHECK(model->parameters().size() == parameters);
+    CHECK(model->parameters()[0].requires_grad());
+  }
+  AdapterFolder missing("llama"), wrong("llama"), other("llama"), pickled("llama");
+  missing.tensors.pop_back();
+  CHECK(contains(message([&] { nn::load_adapter(*model, missing.write()); }), "expected a tensor 'base_model.model."));
+  wrong.tensors[1].second = wrong.tensors[1].second.t().contiguous();
+  CHECK(contains(message([&] { nn::load_adapter(*model, wrong.write()); }), "of shape"));
+  other.tensors[0].first = "model.layers.0.x";
+  CHECK(
+      contains(message([&] { nn::load_adapter(*model, other.write()); }), "whose names begin with base_model.model."));
+  std::filesystem::remove(pickled.write() + "/adapter_model.safetensors");
+  CHECK(contains(message([&] { nn::load_adapter(*model, pickled.at.str()); }), "expected adapter_model.safetensors"));
+  CHECK(contains(message([&] { nn::adapter_base(pickled.at.str()); }),
+                 "expected base_model_name_or_path to be the folder"));
+  CHECK(model->parameters().size() == parameters);
+}
+
+TEST_CASE("adapter: saving is an Error if peft has no name for a part") {
+  const OnCpu on_cpu;
+  const TempDir to;
+  const auto refusal = [&](const std::string& base, const nn::LoraOptions& options) {
+    const auto model = nn::from_pretrained(nn::adapter_base(adapters + "/" + base));
+    const nn::Lora lora = nn::add_lora(*model, options);
+    return message([&] { nn::save_adapter(*model, lora, to.str(), ""); });
+  };
+  CHECK(contains(refusal("llama", {.targets = {"in_proj"}}), "use q_proj, k_proj and v_proj"));
+  CHECK(contains(refusal("gpt2", {.targets = {"q_proj"}}), "use in_proj"));
+  CHECK(contains(refusal("gpt2", {.modules_to_save = {"head"}}), "tied to the head"));
+  CHECK(refusal("gpt2", {.modules_to_save = {"mlp.up"}}) == "(no error)");
+}

@@ -1,0 +1,234 @@
+// LoRA under parallel plans: adapters are ordinary parameters, and frozen parameters need neither optimizer state nor
+// gradients.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "engine/engine.h"
+#include "extensions/lora/low_rank.h"
+#include "nn/models/gpt.h"
+#include "optim/optim.h"
+#include "parallel/ddp.h"
+#include "parallel/tensor_parallel/apply.h"
+#include "tensor/memory.h"
+#include "tensor/ops.h"
+#include "tensor/random.h"
+#include "tests/devices.h"
+#include "tests/messages.h"
+#include "tests/ranks.h"
+#include "tests/temp_dir.h"
+#include "zero/zero.h"
+
+using namespace lockstep;
+using namespace testing;
+
+namespace {
+
+constexpr int64_t lora_vocab = 12, lora_context = 8, lora_micros = 4;
+
+nn::GPT::Options lora_sizes(bool llama) {
+  nn::GPT::Options o{.vocab = lora_vocab, .context = lora_context, .layers = 2, .width = 16, .heads = 4};
+  if (!llama) return o;
+  o.kv_heads = 2, o.inner = 12, o.norm = nn::Norm::rms, o.feed_forward = nn::FeedForward::swiglu;
+  o.rope = nn::Rope{}, o.bias = o.tied = false;
+  return o;
+}
+
+struct LoraMix {
+  std::string plan;
+  bool llama = false;
+  nn::LoraOptions lora = {};
+  bool sequence = false;  // true: sequence parallelism of tensor-parallel ranks
+};
+
+std::unique_ptr<nn::GPT> lora_model(const LoraMix& m) {
+  manual_seed(3);
+  auto model = std::make_unique<nn::GPT>(lora_sizes(m.llama));
+  nn::add_lora(*model, m.lora);
+  return model;
+}
+
+using LoraRun = std::vector<std::pair<std::string, Tensor>>;
+
+/// Losses and gradient norms of three steps, and the trained parameters afterwards if the model is not sharded.
+LoraRun train_lora(const LoraMix& m) {
+  const parallel::Plan plan = parallel::parse_plan(m.plan);
+  const auto all = on_ranks<LoraRun>(plan.ranks(), [&](int) {
+    const std::shared_ptr<nn::GPT> model = lora_model(m);
+    const parallel::Mesh mesh(plan, dist::world());
+    engine::Config config{.train_micro_batch_size_per_gpu = 2,
+                          .gradient_accumulation_steps = lora_micros / plan.dp,
+                          .gradient_clipping = 1};
+    config.zero_optimization.stage = std::max(plan.zero, 0);
+    config.zero_optimization.stage3_param_persistence_threshold = 0;
+    config.optimizer = {.type = "AdamW", .params = data::parse_json(R"({"lr": 0.01, "weight_decay": 0.1})", "params")};
+    engine::InitializeArgs args{.config = config, .mesh = &mesh, .log = [](const std::string&) {}};
+    if (plan.tp > 1) args.sliced = tensor_parallel::apply(*model, mesh.tp(), {.sequence = m.sequence, .sum = false});
+    engine::PipelineModule module{.model = model, .num_stages = plan.pp};
+    auto engine = engine::initialize(std::move(module), std::move(args));
+    LoraRun run;
+    std::vector<double> numbers;
+    while (engine.global_steps() < 3) {
+      numbers.push_back(engine.train_batch([&](int64_t) {
+        const Tensor tokens = randint(0, lora_vocab, {2, lora_context + 1});
+        return pipeline::Sample{{tokens.narrow(1, 0, lora_context).contiguous()},
+                                {tokens.narrow(1, 1, lora_context).contiguous()}};
+      }));
+      numbers.push_back(engine.get_global_grad_norm());
+    }
+    run.emplace_back("numbers", Tensor::from(numbers, {int64_t(numbers.size())}));
+    if (plan.pp == 1 && plan.tp == 1 && plan.zero < 3)
+      for (const auto& p : model->named_parameters()) run.emplace_back(p.name, p.variable.tensor().clone());
+    return run;
+  });
+  for (const LoraRun& other : all) CHECK(equal(other[0].second, all[0][0].second));
+  return all[0];
+}
+
+}  // namespace
+
+TEST_CASE("lora: plans train adapters with the bits of one process; slices to a tolerance") {
+  const OnCpu on_cpu;
+  const std::vector<nn::LoraOptions> options{{.r = 2, .alpha = 8, .dropout = 0.2},
+                                             {.r = 3, .targets = {"out_proj", "mlp.up", "down"}},
+                                             {.targets = {"blocks.1.mlp.down"}, .modules_to_save = {"norm"}}};
+  for (const bool llama : {false, true}) {
+    for (const nn::LoraOptions& lora : options) {
+      const LoraRun one = train_lora({"dp1", llama, lora});
+      for (const std::string plan : {"dp2", "dp4", "dp2+zero1", "dp2+zero2", "dp2+zero3", "pp2", "dp2+pp2"}) {
+        const LoraRun found = train_lora({plan, llama, lora});
+        for (size_t i = 0; i < found.size(); ++i)
+          CHECK_MESSAGE(equal(found[i].second, one[i].second), plan << ", " << one[i].first << ", Llama " << llama);
+      }
+      if (lora.dropout > 0) continue;
+      for (const bool sequence : {false, true}) {
+        const Tensor found = train_lora({"tp2", llama, lora, sequence})[0].second, wanted = one[0].second;
+        CHECK_MESSAGE(max(abs(sub(found, wanted))).item() < 1e-5,
+                      to_string(found) << " and " << to_string(wanted) << ", sequence " << sequence);
+      }
+    }
+  }
+}
+
+TEST_CASE("lora: cuts of adapters follow from their Linear's") {
+  const OnCpu on_cpu;
+  for (const std::vector<std::string>& targets :
+       {std::vector<std::string>{"q_proj", "v_proj", "mlp.up"}, {"k_proj", "out_proj", "down"}, {"in_proj", "gate"}}) {
+    const LoraMix m{"tp2", true, {.r = 2, .targets = targets}};
+    const auto fill_b = [](nn::GPT& model) {
+      manual_seed(9);
+      for (const auto& p : model.named_parameters())
+        if (p.name.find(".lora.B") != p.name.npos) p.variable.tensor().copy_(randn(p.variable.shape()));
+    };
+    const auto whole = lora_model(m);
+    fill_b(*whole);
+    manual_seed(1);
+    const Tensor tokens = randint(0, lora_vocab, {2, lora_context});
+    const Tensor logits = (*whole)(tokens).tensor();
+    whole->loss(tokens, tokens).backward();
+    for (const bool sequence : {false, true}) {
+      on_ranks<int>(2, [&](int) {
+        const auto model = lora_model(m);
+        fill_b(*model);
+        const auto cut = tensor_parallel::apply(*model, dist::world(), {.sequence = sequence});
+        LOCKSTEP_CHECK(max(abs(sub((*model)(tokens).tensor(), logits))).item() < 1e-5, "logits of ", targets[0]);
+        model->loss(tokens, tokens).backward();
+        const auto ours = model->named_parameters(), theirs = whole->named_parameters();
+        int slices = 0;
+        for (size_t i = 0; i < ours.size(); ++i) {
+          if (!ours[i].variable.requires_grad()) continue;
+          Tensor wanted = theirs[i].variable.grad();
+          if (const auto* s = cut.find(ours[i].variable))
+            wanted = tensor_parallel::slice_of(wanted, s->cut, 2, dist::world().rank()), ++slices;
+          LOCKSTEP_CHECK(max(abs(sub(ours[i].variable.grad(), wanted))).item() < 1e-5, ours[i].name, ", sequence ",
+                         sequence);
+        }
+        LOCKSTEP_CHECK(slices >= 2, "expected slices of adapters, got ", slices);
+        return 0;
+      });
+    }
+  }
+}
+
+TEST_CASE("lora: frozen parameters have no optimizer state and send no gradient") {
+  const OnCpu on_cpu;
+  const LoraMix m{"dp2", false, {.r = 2}};
+  int64_t adapters = 0;
+  for (const Variable& p : lora_model(m)->parameters())
+    if (p.requires_grad()) adapters += p.numel();
+  const int64_t all = lora_model(m)->parameter_count();
+  CHECK(adapters == 2 * (2 * 16 + 48 * 2));
+  CHECK(all > 20 * adapters);
+  for (const int stage : {-1, 1, 2, 3}) {  // -1: DDP
+    on_ranks<int>(2, [&](int rank) {
+      const auto model = lora_model(m);
+      const auto optimizer_bytes = [] { return memory_report().category[int(Memory::optimizer)].current; };
+      const int64_t before = optimizer_bytes();
+      optim::AdamW adamw(model->parameters(), {.lr = 1e-2});
+      std::optional<parallel::DistributedDataParallel> ddp;
+      std::optional<zero::Zero> zero;
+      if (stage < 0) ddp.emplace(*model);
+      else zero.emplace(*model, adamw, zero::ZeroOptions{.stage = stage});
+      manual_seed(20 + uint64_t(rank));
+      const Tensor tokens = randint(0, lora_vocab, {2, lora_context});
+      int64_t sent = 0, forward = 0;
+      for (int step = 0; step < 2; ++step) {
+        const dist::Traffic at = dist::world().traffic();
+        Variable loss = ddp ? ddp->call([&] { return model->loss(tokens, tokens); }) : model->loss(tokens, tokens);
+        forward = dist::world().traffic().sent - at.sent;
+        loss.backward();
+        if (zero) zero->step({.grad_scale = 0.5});
+        else adamw.step(), adamw.zero_grad();
+        sent = dist::world().traffic().sent - at.sent;
+      }
+      const int64_t held = optimizer_bytes() - before, bytes = 4 * adapters;
+      LOCKSTEP_CHECK(held > 0 && held <= 3 * bytes + 1024, "stage ", stage, ": ", held, " bytes of state");
+      // Gradients are sent to their owners, and parameters back; stage 3 also gathers frozen parameters before each
+      // use, in forward and in backward.
+      const int64_t most = stage == 3 ? 2 * forward + 2 * bytes : 2 * bytes;
+      LOCKSTEP_CHECK(sent > 0 && sent <= most + 512, "stage ", stage, ": ", sent, " bytes sent, at most ", most);
+      return 0;
+    });
+  }
+}
+
+TEST_CASE("lora: a Linear that a rule cuts and its model does not is refused") {
+  const OnCpu on_cpu;
+  struct Plain : nn::Layer<Plain> {
+    nn::Linear up{nn::Linear::Options{.in = 4, .out = 8}}, down{nn::Linear::Options{.in = 8, .out = 4}};
+    Variable forward(const Variable& x) { return down(relu(up(x))); }
+    void fields(nn::Fields& f) override { f("up", up)("down", down); }
+  };
+  for (const std::string target : {"up", "down"}) {
+    on_ranks<int>(2, [&](int) {
+      Plain net;
+      nn::add_lora(net, {.targets = {target}});
+      tensor_parallel::apply(net, dist::world(), {.rules = {{"up", nn::cut::columns}, {"down", nn::cut::rows}}});
+      const std::string text = message([&] { net(ones({2, 4})); });
+      LOCKSTEP_CHECK(contains(text, "was the layer sharded by a rule other than the model's own cut?"), target, ": ",
+                     text);
+      return 0;
+    });
+  }
+}
+
+TEST_CASE("lora: merging needs whole parameters, and adapters come before slices") {
+  const OnCpu on_cpu;
+  on_ranks<int>(2, [&](int) {
+    nn::GPT model(lora_sizes(true));
+    nn::Lora lora = nn::add_lora(model);
+    const auto cut = tensor_parallel::apply(model, dist::world());
+    LOCKSTEP_CHECK(contains(message([&] { lora.merge(); }), "empty or sharded; merge in one process"), "cut");
+    nn::GPT sliced(lora_sizes(true));
+    const auto first = tensor_parallel::apply(sliced, dist::world());
+    LOCKSTEP_CHECK(contains(message([&] { nn::add_lora(sliced); }), "is sharded already; add adapters before"),
+                   "order");
+    nn::GPT sharded(lora_sizes(true));
+    nn::Lora parts = nn::add_lora(sharded);
+    optim::AdamW adamw(sharded.parameters(), {.lr = 1e-2});
+    const zero::Zero zero(sharded, adamw, {.stage = 3, .param_persistence_threshold = 0});
+    LOCKSTEP_CHECK(contains(message([&] { parts.merge(); }), "empty or sharded; merge in one process"), "ZeRO 3");
+    return 0;
+  });
+}

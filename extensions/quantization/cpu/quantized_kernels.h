@@ -1,0 +1,67 @@
+#pragma once
+// The kernels that quantized.cpp calls: one set for each instruction set. quantized_simd.cpp implements the sets.
+#include <cstdint>
+
+#include "extensions/quantization/codes.h"
+
+namespace lockstep::on_cpu {
+
+/// A quantized matrix as pointers and sizes.
+struct CodedMatrix {
+  QuantFormat format;
+  const uint8_t* codes;
+  const void* scales;
+  bool wide;  ///< true: scales are f32; false: f16
+  int64_t in, row_bytes, groups;
+
+  /// Points into the memory of w, which must stay alive.
+  explicit CodedMatrix(const Quantized& w)
+      : format(w.format),
+        codes(static_cast<const uint8_t*>(w.codes.raw_data())),
+        scales(w.scales.raw_data()),
+        wide(w.scales.dtype() == f32),
+        in(w.in),
+        row_bytes(w.codes.size(1)),
+        groups((w.in + quant_group - 1) / quant_group) {}
+  const uint8_t* row(int64_t o) const { return codes + o * row_bytes; }  ///< codes of row o
+};
+
+inline constexpr int64_t panel_columns = 32;    ///< outputs whose weights are decoded together
+inline constexpr int64_t depth_of_tiles = 512;  ///< k in one block of many()
+/// Largest number of rows, and of outputs, that few() computes together.
+inline constexpr int most_rows = 6, most_columns = 4;
+
+/// A set of kernels for x w^T. A call computes out[r * ld + o] for each row r of x and the outputs o from o0 to o1 - 1.
+/// The caller has padded each row of x with zeros to 32 * w.groups numbers.
+struct QuantizedKernels {
+  const char* name;  ///< the name that quantized_paths() lists
+  bool (*works)();   ///< true if this processor can run it
+  /// Handles at most most_rows rows of x. Reads the codes in place. scratch: (most_columns + 1) * w.groups numbers.
+  void (*few)(const CodedMatrix& w, int64_t o0, int64_t o1, const float* x, int64_t rows, float* out, int64_t ld,
+              float* scratch);
+  /// Handles any number of rows of x. o1 - o0 <= panel_columns. scratch: many_scratch(w) numbers.
+  void (*many)(const CodedMatrix& w, int64_t o0, int64_t o1, const float* x, int64_t rows, float* out, int64_t ld,
+               float* scratch);
+  /// Multiplies quantized rows by quantized weights, in integers. Output o goes to out[r * ld + o - o0]. Rows of x are
+  /// x_row bytes apart. The kernel may read past the end of a row, up to the next multiple of 64 bytes.
+  void (*dots)(const CodedMatrix& w, int64_t o0, int64_t o1, const int8_t* x, int64_t x_row, int64_t rows, int32_t* out,
+               int64_t ld);
+};
+/// The size of the scratch memory that many() needs, in numbers.
+inline int64_t many_scratch(const CodedMatrix& w) {
+  return panel_columns * w.groups * quant_group + w.groups + panel_columns * most_rows * 16;
+}
+
+#if defined(__x86_64__)
+namespace avx512 {
+extern const QuantizedKernels kernels;
+}
+namespace avx2 {
+extern const QuantizedKernels kernels;
+}
+#endif
+namespace portable {
+extern const QuantizedKernels kernels;
+}
+
+}  // namespace lockstep::on_cpu

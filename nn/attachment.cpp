@@ -1,0 +1,19 @@
+// Products with what is attached to their layer. See attachment.h.
+#include "nn/attachment.h"
+
+namespace lockstep::nn {
+
+Variable multiply(const Product& p) {
+  if (p.arithmetic && p.arithmetic->takes(p.x, p.weight)) return p.arithmetic->linear(p, {});
+  return linear(p.x, p.weight, p.bias, p.activation);
+}
+
+Variable Attachment::product(const Variable& x, const Variable& weight, const Variable& bias, Activation activation,
+                             bool training) const {
+  const Variable stored = store ? store->weight() : Variable();
+  const std::shared_ptr<Arithmetic> how = arithmetic.lock();
+  const Product product{x, store ? stored : weight, bias, activation, how.get(), training};
+  return place ? place(product) : multiply(product);
+}
+
+}  // namespace lockstep::nn

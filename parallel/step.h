@@ -1,0 +1,91 @@
+#pragma once
+// A training step as a list of actions, which a plan makes before anything runs. The list is executed, checked,
+// simulated, printed and drawn.
+//
+//   dN      draw micro-batch N         FN      forward               B>      units leave while this backward runs
+//   +N      add its gradients          BN      backward              IN, WN  the two halves of a backward
+//   aN>     send an activation         <aN     receive it            gN>     send a gradient         <gN  receive it
+//
+//   one rank, 2 micro-batches     d0 F0 B0 d1 F1 B1> tail
+//   ZeRO 3, rank 1 of 2           d1 F1 B1> d3 F3 B3> tail
+//   1F1B, last rank of 2          <a0 d0 F0 B0 g0> +0 <a1 d1 F1 B1 g1> +1 ... tail
+//   evaluation, first of 2        d0 F0 a0> d1 F1 a1> losses
+//
+//   tail: reduce losses check norm update gather settle rates report
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::parallel {
+
+/// What one entry of a list does. The first ones name a micro-batch and a chunk of the rank's layers.
+enum class Do : uint8_t {
+  draw,  ///< draw the data of a micro-batch
+  forward,
+  backward,
+  backward_input,   ///< the half of a backward that the previous stage waits for
+  backward_weight,  ///< the other half
+  send_activation,
+  receive_activation,
+  send_gradient,
+  receive_gradient,
+  add,     ///< the micro-batch's gradients become a leaf of the sum; those of tied parameters go to the stage before
+  reduce,  ///< sums over micro-batches become sums over replicas
+  losses,  ///< all ranks learn the losses of all micro-batches
+  check,   ///< is a gradient NaN or infinite on any rank?
+  norm,    ///< over shards, slices and stages; gives the factor that clips
+  update,  ///< scale, clip, and the optimizer's rule
+  gather,  ///< each owner's update goes to all ranks
+  settle,  ///< the loss scale learns the outcome
+  rates,   ///< the next learning rates
+  report   ///< counters, printed lines, monitors
+};
+std::string_view name_of(Do what);  ///< "forward", "sending the activation", ...
+/// True for forwards and backwards.
+inline bool is_compute(Do what) { return what >= Do::forward && what <= Do::backward_weight; }
+/// True for actions that a graph of the device cannot contain. The others may be recorded once, and replayed.
+inline bool is_on_host(Do what) { return what == Do::losses || what >= Do::settle; }
+/// True for actions that are left out when a gradient is NaN or infinite.
+inline bool needs_finite(Do what) { return what >= Do::norm && what <= Do::gather; }
+/// True for the sending end of a transfer.
+inline bool is_send(Do what) { return what == Do::send_activation || what == Do::send_gradient; }
+
+/// One entry of a rank's list.
+struct Action {
+  Do what = Do::forward;
+  int32_t micro_batch = -1;  ///< -1: an action of the whole step
+  int32_t chunk = 0;         ///< chunk of this rank; for a transfer, the chunk that produces or consumes the tensor
+  bool reduces = false;      ///< units of gradients leave while this backward runs; else they become a leaf of the sum
+  friend bool operator==(const Action&, const Action&) = default;
+};
+std::string to_string(const Action& action);  ///< "forward of micro-batch 3, chunk 1"
+/// A list in short, "d0 F0 B0 ...", as at the top of this file. With several chunks, a letter names the chunk: "F0b".
+std::string to_string(const std::vector<Action>& list, int chunks = 1);
+
+/// The lists of the ranks that share a model: each knows what the others send.
+using Lists = std::vector<std::vector<Action>>;
+
+/// Where the micro-batches of a step run. Numbers are those of the whole step.
+struct Replicas {
+  int count = 1, micro_batches = 1;  ///< replicas, and micro-batches of each
+  /// True: replica r runs r, r + count, ... (ZeRO 2 and 3). False: consecutive ones.
+  bool interleaved = false;
+  /// The number of a replica's micro-batch i.
+  int64_t number(int64_t replica, int64_t i) const {
+    return interleaved ? i * count + replica : replica * micro_batches + i;
+  }
+};
+/// The step of a replica that holds the whole model. If micro-batches are interleaved, each backward reduces; otherwise
+/// only the last one does.
+std::vector<Action> step_of(const Replicas& replicas, int replica);
+/// Appends what follows the last micro-batch.
+void add_tail(std::vector<Action>& list, bool trains);
+
+/// record: only what the device does, of which a graph is made. replay: only what the host does, after that graph.
+enum class Mode : uint8_t { eager, record, replay };
+/// The loop over a step's actions, in training and in evaluation. `act` does what an action says.
+void run(const std::vector<Action>& list, const std::function<void(const Action&)>& act, Mode mode = Mode::eager);
+
+}  // namespace lockstep::parallel
