@@ -1,4 +1,4 @@
-// What derivatives see of a backward pass: how they read incoming gradients and give gradients of the inputs.
+// Derivatives read the incoming gradients here, and give the gradients of their inputs.
 #include "autograd/backward.h"
 
 #include <algorithm>

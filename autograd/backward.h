@@ -12,7 +12,7 @@ class Node;
 class Saved;
 struct Edge;
 
-/// What a derivative may know of the running pass.
+/// Facts about the running pass, for derivatives.
 struct PassInfo {
   bool retains = false;                       // true: the graph is kept
   const std::vector<Edge>* wanted = nullptr;  // grad(): the node outputs whose gradients it returns
@@ -36,7 +36,7 @@ template <class V> class BackwardOf {
   bool needs(int i) const;  ///< true when input i requires a gradient; in a recorded grad(), only if a wanted one does
   /// Adds `grad` to the gradient of input i. If the operation broadcast the input, `grad` is first summed to its shape.
   void give(int i, V grad) const;
-  /// What input() and output() return: in a recorded pass a variable on the tape.
+  /// The type that input() and output() return: in a recorded pass a variable on the tape.
   using Held = std::conditional_t<is_recorded, Variable, const Tensor&>;
   Held input(int i, const Saved& saved) const;       ///< the saved input i; Error if changed in place
   Held output(const Saved& saved, int i = 0) const;  ///< the saved output i; Error if changed in place

@@ -300,7 +300,7 @@ class EngineBase {
   zero::Zero& zero() const;               ///< Error if the optimizer exchanges gradients itself, without ZeRO
   Exchange* exchange() const;             ///< set if the optimizer exchanges gradients itself; else null
 
-  /// What the sections of the configuration made (participant.h).
+  /// The participants that the sections of the configuration made (participant.h).
   std::vector<Participant*> participants() const;
   /// Finishes pending writes. Only the destructor may be called afterwards.
   void close();

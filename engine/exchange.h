@@ -49,7 +49,7 @@ class Exchange {
   virtual double bytes_per_parameter() const = 0;  ///< bytes of optimizer state per parameter
   /// True while all ranks hold the same parameters.
   virtual bool is_synchronized() const = 0;
-  /// What a run reports at its end, by name.
+  /// Named numbers that a run reports at its end.
   virtual std::vector<std::pair<std::string, int64_t>> totals() const = 0;
 };
 

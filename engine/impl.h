@@ -52,7 +52,7 @@ struct Participating {
 /// The step that is running.
 struct RunningStep {
   std::vector<Micro> micros;
-  /// What the actions of a step hand on to each other.
+  /// Values that an action of the step leaves for later ones.
   struct Step {
     const pipeline::Data* data = nullptr;
     std::deque<MicroBatch> ahead;  // micro-batches that were drawn in advance
@@ -77,14 +77,14 @@ struct RunningStep {
   std::optional<zero::Zero::NoSync> caller_local;  // set while a no_sync() of the caller lives
 };
 
-/// What an engine has counted, and what its last step has found.
+/// The engine's counts, and the results of its last step.
 struct Counters {
   int64_t micro_steps = 0, global_steps = 0, skipped_steps = 0, global_samples = 0;
   double loss = NAN, norm = NAN;
   double tokens = 0;  // tokens of the step on all ranks; 0 if losses are means
 };
 
-/// What watches the steps.
+/// Times of the steps.
 struct Observers {
   Breakdown times, shown_times;  // times: of the current step; shown_times: since the last printed line
   int64_t timed_steps = 0;

@@ -1,6 +1,6 @@
 #pragma once
-// What extensions do at fixed places of an engine's step. An engine makes its participants from the sections of the
-// configuration file (section.h), on all ranks alike.
+// A participant is called at fixed places of an engine's step, for an extension. An engine makes its participants from
+// the sections of the configuration file (section.h), on all ranks alike.
 //
 //   ready() ─▶ before(forward) ─▶ after(forward) ─▶ after(backward) ─▶ after_step() ─▶ report()
 #include <functional>
@@ -22,7 +22,7 @@ struct Trained {
   std::function<void(const std::string&)> say;  ///< prints at rank 0
 };
 
-/// What a step has found, as names and values: "train_loss", "lr", "loss_scale" and so on.
+/// The results of a step, as names and values: "train_loss", "lr", "loss_scale" and so on.
 struct StepValues {
   std::vector<std::pair<std::string, double>> values;
   int64_t samples = 0;      ///< samples trained on so far

@@ -25,6 +25,8 @@ class Folder {
       });
     all.push_back(path_);
   }
+  /// A folder that `fill`, a function of its path, fills.
+  template <class Fill> explicit Folder(const Fill& fill) : Folder() { fill(path_); }
   Folder(const Folder&) = delete;
   const std::string& path() const { return path_; }
 

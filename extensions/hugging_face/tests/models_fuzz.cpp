@@ -16,13 +16,10 @@ namespace {
 
 /// A folder of weights, in which the fuzzer replaces the text files.
 const fuzz::Folder& weights() {
-  static const fuzz::Folder folder;
-  static const bool made = [] {
+  static const fuzz::Folder folder([](const std::string& path) {
     nn::GPT model({.vocab = 8, .context = 4, .layers = 1, .width = 4, .heads = 2});
-    nn::save_pretrained(model, folder.path());
-    return true;
-  }();
-  (void)made;
+    nn::save_pretrained(model, path);
+  });
   return folder;
 }
 

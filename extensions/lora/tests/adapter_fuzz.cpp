@@ -13,15 +13,12 @@ const nn::GPT::Options sizes{.vocab = 8, .context = 4, .layers = 1, .width = 4, 
 
 /// A folder of weights and adapters, in which the fuzzer replaces the text file.
 const fuzz::Folder& weights() {
-  static const fuzz::Folder folder;
-  static const bool made = [] {
+  static const fuzz::Folder folder([](const std::string& path) {
     nn::GPT model(sizes);
-    nn::save_pretrained(model, folder.path());
+    nn::save_pretrained(model, path);
     const nn::Lora lora = nn::add_lora(model, {.r = 2});
-    nn::save_adapter(model, lora, folder.path(), folder.path());
-    return true;
-  }();
-  (void)made;
+    nn::save_adapter(model, lora, path, path);
+  });
   return folder;
 }
 
