@@ -33,7 +33,7 @@ while [[ $# -gt 0 ]]; do
 done
 archive=${archive:-$(realpath -m "$build")/gpu-checks.tar.xz}
 
-suites=(test_cuda test_cuda_steps test_tensor test_autograd test_linear_algebra test_nn test_recurrent test_optim test_vision test_layers test_optimizers test_spectral test_generation test_lora test_sparse_attention)
+suites=(test_cuda test_cuda_steps test_tensor test_autograd test_linear_algebra test_nn test_recurrent test_optim test_vision test_layers test_optimizers test_spectral test_generation test_sparse_attention)
 programs=(apps/gpt apps/cnn apps/lockstep bench/bench_cuda bench/bench_algorithms tests/golden "${suites[@]/#/tests/}")
 source scripts/compiler_cache.sh
 if [[ ! -f $build/build.ninja ]]; then
@@ -68,7 +68,7 @@ while read -r name path; do
 done <"$build/bundle/libraries"
 cp -r tests/golden "$folder/golden"
 cp -r extensions/hugging_face/tests/golden/hf_gpt2_* "$folder/golden"  # folders that a golden case reads
-for file in extensions/*/tests/golden/*.safetensors; do  # the golden cases of extensions; two files may have one name
+for file in extensions/*/tests/golden/*.{safetensors,json}; do  # the golden files of extensions; two may have one name
   name=${file##*/} of=${file#extensions/}
   if [[ -e $folder/golden/$name ]]; then name=${of%%/*}_$name; fi
   cp "$file" "$folder/golden/$name"
