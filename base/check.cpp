@@ -19,12 +19,13 @@ size_t utf8_length(std::string_view text, size_t at) {
   return too_long || no_character ? 0 : length;
 }
 
-std::string printable(std::string_view text) {
+/// Escapes control characters other than those in `kept`, and invalid UTF-8.
+static std::string escaped(std::string_view text, std::string_view kept) {
   std::string out;
   for (size_t at = 0; at < text.size();) {
     const size_t length = utf8_length(text, at);
     const auto byte = uint8_t(text[at]);
-    const bool controls = length == 1 ? (byte < 0x20 && byte != '\n' && byte != '\t') || byte == 0x7f
+    const bool controls = length == 1 ? (byte < 0x20 && kept.find(char(byte)) == kept.npos) || byte == 0x7f
                                       : length == 2 && byte == 0xc2 && uint8_t(text[at + 1]) < 0xa0;
     const std::string_view one = text.substr(at, length == 0 ? 1 : length);
     if (length > 0 && !controls) out += one;
@@ -36,5 +37,8 @@ std::string printable(std::string_view text) {
   }
   return out;
 }
+
+std::string printable(std::string_view text) { return escaped(text, "\n\t"); }
+std::string one_line(std::string_view text) { return escaped(text, ""); }
 
 }  // namespace lockstep

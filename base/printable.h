@@ -13,4 +13,7 @@ size_t utf8_length(std::string_view text, size_t at);
 /// Replaces control characters (other than newline and tab) and invalid UTF-8 by escapes such as \x1b.
 std::string printable(std::string_view text);
 
+/// As printable(), but replaces newlines and tabs, too: a name from a file stays in the line that quotes it.
+std::string one_line(std::string_view text);
+
 }  // namespace lockstep

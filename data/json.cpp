@@ -94,7 +94,7 @@ void dump_string(std::string& out, const std::string& text) {
 
 template <class T, class V> const T& get(const V& value, const Json& json, std::string_view where, const char* wanted) {
   const T* found = std::get_if<T>(&value);
-  LOCKSTEP_CHECK(found, where, ": expected ", wanted, ", got ", json.kind());
+  LOCKSTEP_CHECK(found, one_line(where), ": expected ", wanted, ", got ", json.kind());
   return *found;
 }
 
@@ -144,7 +144,7 @@ const Json* Json::find(std::string_view key) const {
 const Json& Json::at(std::string_view key, std::string_view where) const {
   as_object(where);
   const Json* found = find(key);
-  LOCKSTEP_CHECK(found, where, ": expected a key \"", key, "\", found none");
+  LOCKSTEP_CHECK(found, one_line(where), ": expected a key \"", key, "\", found none");
   return *found;
 }
 

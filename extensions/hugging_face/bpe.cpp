@@ -1,6 +1,7 @@
 // Encodes text by byte-pair encoding: see bpe.h. bpe_tables.cpp builds the tables, tokenizer_json.cpp reads the files.
 #include "extensions/hugging_face/bpe.h"
 
+#include "base/printable.h"
 #include "data/utf8.h"
 #include "extensions/hugging_face/nfc.h"
 #include "extensions/hugging_face/unicode.h"
@@ -137,7 +138,7 @@ void BpeTokenizer::append_unknown(std::string_view character, Work& work) const 
     return;
   }
   LOCKSTEP_CHECK(rules_.unknown >= 0, "[tokenizer] the vocabulary has no token for ",
-                 rules_.byte_level ? str("byte ", int(uint8_t(character[0]))) : str("\"", character, "\""),
+                 rules_.byte_level ? str("byte ", int(uint8_t(character[0]))) : str("\"", one_line(character), "\""),
                  ", which the text contains; take it out, or use a tokenizer with an unknown token");
   if (!work.unknown_before || !rules_.fuse_unknown) work.ids.push_back(rules_.unknown);
   work.unknown_before = true;

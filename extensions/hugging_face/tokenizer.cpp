@@ -7,6 +7,7 @@
 #include <map>
 #include <set>
 
+#include "base/printable.h"
 #include "data/files.h"
 #include "data/json.h"
 #include "extensions/hugging_face/bpe.h"
@@ -92,6 +93,13 @@ TokenizerFolder read_tokenizer(const std::string& folder) {
   file["added_tokens"] = std::move(all);
   return found;
 }
+
+/// Runs `read`, and makes its Error one line: it may quote names of tokens, which may contain newlines.
+template <class Read> auto with_error_in_one_line(const Read& read) {
+  try {
+    return read();
+  } catch (const Error& error) { fail(one_line(error.what())); }
+}
 }  // namespace
 
 bool has_tokenizer(const std::string& folder) {
@@ -99,7 +107,7 @@ bool has_tokenizer(const std::string& folder) {
   return !folder.empty() && (fs::exists(folder + "/tokenizer.json") || fs::exists(folder + "/vocab.json"));
 }
 
-std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
+static std::unique_ptr<Tokenizer> load_files(const std::string& folder) {
   if (folder.empty()) return std::make_unique<ByteTokenizer>();
   namespace fs = std::filesystem;
   const fs::path base(folder);
@@ -130,6 +138,10 @@ std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
   return result;
 }
 
+std::unique_ptr<Tokenizer> load_tokenizer(const std::string& folder) {
+  return with_error_in_one_line([&] { return load_files(folder); });
+}
+
 std::string tokenizer_identity(const std::string& folder) {
   if (folder.empty()) return "bytes";
   std::string all;
@@ -139,7 +151,8 @@ std::string tokenizer_identity(const std::string& folder) {
   };
   for (const char* file : kTokenizerFiles)
     if (std::filesystem::exists(folder + "/" + file)) add(file, read_file(folder + "/" + file, kTokenizerBytes));
-  if (const std::string beside = read_tokenizer(folder).beside; !beside.empty()) add("tokens beside", beside);
+  const std::string beside = with_error_in_one_line([&] { return read_tokenizer(folder).beside; });
+  if (!beside.empty()) add("tokens beside", beside);
   return all;
 }
 

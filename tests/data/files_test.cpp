@@ -192,6 +192,7 @@ TEST_CASE("json: values, order, and the way back") {
   CHECK(made.dump() == R"({"x": {"y": 0.1}, "list": [1.0]})");
   CHECK_ERROR(json.at("b").as_object("c.json: b"), "c.json: b: expected an object, got a list");
   CHECK_ERROR(json.at("none", "c.json"), "c.json: expected a key \"none\"");
+  CHECK_ERROR(json.at("b").as_object("c.json: a\nb"), "c.json: a\\x0ab: expected an object, got a list");
 }
 
 TEST_CASE("json: texts that are not UTF-8 are told") {

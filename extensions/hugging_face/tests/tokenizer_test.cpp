@@ -191,6 +191,8 @@ TEST_CASE("tokens beside the vocabulary, in the files of every version of Transf
     dir.write("tokenizer_config.json", config);
     CHECK_ERROR(load_tokenizer(dir.str()), said);
   }
+  dir.write("tokenizer_config.json", R"({"added_tokens_decoder": {"5": {"content": "<a\nb>"}}})");
+  CHECK_ERROR(load_tokenizer(dir.str()), R"(and "<a\x0ab>"; give each its own)");  // an escape in place of the newline
   // vocab.json does not say how words are split; GPT-2's rule applies.
   TempDir parts;
   for (const char* file : {"vocab.json", "merges.txt"}) std::filesystem::copy(folder() + "/" + file, parts / file);
