@@ -1,6 +1,6 @@
 #pragma once
-// What most programs need, in one header: tensors, the tape, layers, optimizers, data, DDP, ZeRO, the engine and the
-// Trainer. What only some need has headers of its own, such as lockstep/parallel.h.
+// The one header that most programs need: tensors, the tape, layers, optimizers, data, DDP, ZeRO, the engine and the
+// Trainer. Features that few programs need have headers of their own, such as lockstep/parallel.h.
 //
 //   #include <lockstep.h>
 //   namespace ls = lockstep;
@@ -11,21 +11,18 @@
 #include "base/threads.h"
 #include "checkpoint/checkpoint.h"
 #include "data/dataset.h"
-#include "data/digits.h"
 #include "data/images.h"
 #include "data/json.h"
 #include "data/loader.h"
 #include "data/safetensors.h"
 #include "data/sampler.h"
 #include "data/text.h"
-#include "data/to_device.h"
 #include "data/tokenizer.h"
 #include "dist/process_group.h"
 #include "engine/config.h"
 #include "engine/engine.h"
 #include "nn/activation.h"
 #include "nn/attention.h"
-#include "nn/build_empty.h"
 #include "nn/container.h"
 #include "nn/conv.h"
 #include "nn/cut.h"
@@ -40,11 +37,10 @@
 #include "nn/shape_layers.h"
 #include "nn/transformer.h"
 #include "optim/average.h"
-#include "optim/clip.h"
 #include "optim/loss_scaler.h"
 #include "optim/optim.h"
+#include "optim/optimizer.h"
 #include "optim/schedule.h"
-#include "optim/schedule_list.h"
 #include "parallel/ddp.h"
 #include "parallel/mesh.h"
 #include "tensor/graph.h"
@@ -53,6 +49,5 @@
 #include "tensor/random.h"
 #include "tensor/stream.h"
 #include "tensor/tensor.h"
-#include "trace/trace.h"
 #include "train/trainer.h"
 #include "zero/zero.h"

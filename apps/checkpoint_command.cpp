@@ -10,6 +10,7 @@
 #include "base/suggest.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/tools.h"
+#include "train/option_group.h"
 #include "train/options.h"
 
 namespace apps {

@@ -7,10 +7,10 @@
 
 #include "apps/gpt_commands.h"
 #include "autograd/ops.h"
-#include "data/digits.h"
 #include "data/images.h"
 #include "train/cli.h"
 #include "train/optimizer.h"
+#include "train/option_group.h"
 #include "train/trainer.h"
 
 namespace apps {

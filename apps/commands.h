@@ -30,14 +30,14 @@ using Program = std::vector<std::string>;
 /// A further name that `lockstep schedule` takes, in place of an algorithm.
 struct OtherSchedule {
   std::vector<std::string> options;  ///< options of `schedule` that only this name takes
-  /// Prints it, or draws it to the file `svg` if that is not empty.
+  /// Prints the schedule, or draws it to the file `svg` if `svg` is not empty.
   std::function<void(const std::string& svg)> print;
 };
 
-/// Another kind of configuration file that `lockstep config` reads, if the flag of an extension was given.
+/// A further kind of configuration file, added by an extension. `lockstep config` reads it if its flag was given.
 struct OtherConfig {
-  std::string (*reference)();  ///< returns the text of its page
-  /// Prints a file, or its text, as JSON or as lines, and warnings about it.
+  std::string (*reference)();  ///< returns the text of the page that documents all keys
+  /// Prints the settings in `source` (a file, or its text) as JSON or as lines, and then the warnings about them.
   void (*print)(const std::string& source, bool json);
 };
 
@@ -47,16 +47,17 @@ struct Shared {
   std::vector<std::string> with_program = {};           ///< names of the commands that take a program, after --
   std::map<std::string, OtherSchedule> schedules = {};  ///< by name
   std::map<std::string, OtherConfig> configs = {};      ///< by flag of `config`, such as "--inference"
-  /// How `lockstep checkpoint export` names a tensor, and whether it transposes it; null: as in the checkpoint.
+  /// Returns the name by which `lockstep checkpoint export` writes a tensor, and true if it transposes the tensor.
+  /// Null: tensors are written as they are in the checkpoint.
   std::function<std::pair<std::string, bool>(const std::string& name)> export_name = {};
 };
 
 /// Adds the commands of the extensions that are built.
 void add_commands_of_extensions(CLI::App& app, Shared& shared);
 
-/// Cuts the user's program and its arguments off the words of a command line, and returns the part cut off. For `run`,
-/// the program starts at the first word that is not an option, or after --. Underscores in the names of run's own
-/// options become dashes. For the commands in `with_program`, the program starts after --.
+/// Removes the user's program and its arguments from the words of a command line, and returns them. For `run`, the
+/// program starts at the first word that is not an option, or after --. Underscores in the names of run's own options
+/// become dashes. For the commands in `with_program`, the program starts after --.
 Program take_program(const CLI::App& app, const std::vector<std::string>& with_program,
                      std::vector<std::string>& words);
 
@@ -64,8 +65,8 @@ Program take_program(const CLI::App& app, const std::vector<std::string>& with_p
 void refuse_given(const CLI::App& command, const std::vector<std::string>& options, const std::string& why);
 
 /// Runs a command and writes its output to a file in `folder`. If this process ends, the command gets SIGTERM. Error if
-/// the command takes longer than `timeout` seconds or fails. In the second case the Error begins with `who` and names
-/// the exit code (128 + the signal's number if a signal ended the command) and the last lines of the output.
+/// the command takes longer than `timeout` seconds or fails. If the command fails, the Error begins with `who` and
+/// names the exit code (128 + the signal's number if a signal ended the command) and the last lines of the output.
 void run_command(const std::string& who, const std::vector<std::string>& command,
                  const std::vector<std::pair<std::string, std::string>>& environment,
                  const std::filesystem::path& folder, double timeout);
@@ -86,13 +87,14 @@ struct Collective {
   lockstep::dist::Algorithm algorithm;
   lockstep::dist::Request request;
 };
-/// Parses the options. Their algorithm is a name such as "ring", or "ring_all_reduce", which also names the collective.
-/// Error for an invalid option.
+/// Parses the options. The algorithm is a name such as "ring"; a name such as "ring_all_reduce" also selects the
+/// collective. Error for an invalid option.
 Collective understand(const CollectiveAsked& asked);
 
 /// checkpoint: inspects, verifies, merges and exports checkpoints.
 void add_checkpoint_command(CLI::App& app, const Shared& shared);
-/// config: explains the settings in a DeepSpeed configuration file. `shared` has the other kinds of files.
+/// config: explains the settings in a DeepSpeed configuration file. `shared` lists the other kinds of files that
+/// extensions add.
 void add_config_command(CLI::App& app, const Shared& shared);
 /// Prints a configuration: its values as JSON or as lines, then its warnings.
 void print_config(const lockstep::data::Json& values, const std::string& lines,
@@ -106,7 +108,7 @@ void add_run_command(CLI::App& app, const Program& program);
 /// schedule: prints, checks and draws the schedule of a collective, a pipeline or ring attention. `shared` has the
 /// schedules that extensions add.
 void add_schedule_command(CLI::App& app, const Shared& shared);
-/// verify: trains by several plans and compares the parameters bit for bit.
+/// verify: runs one training under several parallel plans and compares the parameters bit for bit.
 void add_verify_command(CLI::App& app, Shared& shared);
 
 }  // namespace apps

@@ -6,6 +6,7 @@
 #include "base/check.h"
 #include "engine/config.h"
 #include "train/cli.h"
+#include "train/option_group.h"
 
 namespace apps {
 

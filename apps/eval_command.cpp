@@ -7,6 +7,7 @@
 #include "data/text.h"
 #include "train/cli.h"
 #include "train/language.h"
+#include "train/option_group.h"
 #include "train/options.h"
 
 namespace apps {

@@ -5,6 +5,7 @@
 
 #include "apps/commands.h"
 #include "dist/flight.h"
+#include "train/option_group.h"
 #include "train/options.h"
 
 namespace apps {

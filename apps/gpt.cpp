@@ -1,15 +1,17 @@
-// gpt: trains a GPT or a Llama on a text. Extensions continue texts, and read and write other forms of models.
+// gpt: trains a GPT or a Llama on a text. Extensions add commands that continue texts, and read and write models in
+// other file formats.
 #include <fmt/format.h>
 
 #include "apps/gpt_commands.h"
 #include "data/safetensors.h"
 #include "data/text.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "optim/schedule.h"
 #include "parallel/data_parallel.h"
 #include "train/cli.h"
 #include "train/language.h"
 #include "train/optimizer.h"
+#include "train/option_group.h"
 #include "train/trainer.h"
 
 namespace {
@@ -122,7 +124,7 @@ int main(int argc, char** argv) {
   apps::add_eval_command(app);
   CLI::App& scoring = *app.add_subcommand("logits", "write a model's logits for given token ids");
   add_options(training, o, true);
-  training.remove_option(training.get_option("--epochs"));  // batches are endless
+  training.remove_option(training.get_option("--epochs"));  // TokenBatches draws batches without end
   training.get_option("--steps")->check(whole(1, most_steps))->description("optimizer steps");
   training.get_option("--eval-every")->description("steps between evaluations");
   training.get_option("--save-every")->description("steps between checkpoints in --out (0: at the end and on Ctrl-C)");
@@ -141,7 +143,7 @@ int main(int argc, char** argv) {
   auto* const experts = model("--experts", o.experts, experts_help);
   if (init) init->excludes(sizes, dropout, experts);
   if (const std::string help = export_help(); !help.empty())
-    model("--export", o.export_to, help)->excludes(experts);  // other libraries have no such models
+    model("--export", o.export_to, help)->excludes(experts);  // the files of other libraries hold no such experts
   add_optimizer_options(training, o.optimizer, true);
   steps("--warmup", o.warmup, "steps up to --lr, from where it falls along a cosine", whole(0, most_steps));
   LogitsOptions use;

@@ -23,7 +23,7 @@ namespace apps {
 
 /// `gpt eval`: the loss of a model on a text.
 void add_eval_command(CLI::App& app);
-/// Computes figures of a text, by their names. They replace the loss and perplexity that `gpt eval` prints.
+/// Computes metrics of a text, and returns them by name. They replace the loss and perplexity that `gpt eval` prints.
 using Measure =
     std::function<lockstep::data::Json(const lockstep::train::LanguageModel& model,
                                        const lockstep::data::Tokenizer& tokenizer, const lockstep::Tensor& tokens)>;
@@ -40,7 +40,8 @@ lockstep::data::Tokens load_tokens(const std::string& path, const lockstep::data
 void check_rows(const lockstep::data::Tokens& tokens, const lockstep::data::Tokenizer& tokenizer, int64_t vocab,
                 const std::string& path);
 
-/// Adds the commands of all extensions in this build. words: the command line, which a command may normalize.
+/// Adds the commands of all extensions in this build. words: the command line, which an extension may change before it
+/// is parsed.
 void add_training_commands_of_extensions(CLI::App& app, std::vector<std::string>& words);
 
 }  // namespace apps

@@ -175,7 +175,7 @@ void read_options(Options& o, const Program& program) {
   if (!o.filter.empty())
     for (const int rank : numbers(o.filter, "--local-ranks-filter")) l.shown.insert(rank);
   LOCKSTEP_CHECK(o.core_list.empty() || o.bind || !o.binding.empty() || l.agent,
-                 "[run] --bind-core-list needs --bind-cores-to-rank or --numa-binding");
+                 "[run] --bind-core-list needs --bind-cores-to-rank or --numa-binding; add one of the two");
   LOCKSTEP_CHECK(!o.bind || o.binding.empty(), "[run] expected --bind-cores-to-rank or --numa-binding, got both");
   if (o.bind) l.binding = dist::Binding::cores;
   if (!o.binding.empty()) l.binding = dist::parse_binding(o.binding);

@@ -13,6 +13,7 @@
 #include "pipeline/schedule_check.h"
 #include "pipeline/simulate.h"
 #include "train/cli.h"
+#include "train/option_group.h"
 
 namespace apps {
 
@@ -211,7 +212,7 @@ Collective understand(const CollectiveAsked& asked) {
   }
   const dist::Algorithm parsed = dist::parse_algorithm(algorithm);
   LOCKSTEP_CHECK(parsed != dist::Algorithm::automatic,
-                 "expected a specific algorithm, got automatic, which chooses one for every call");
+                 "expected a specific algorithm such as ring, got automatic, which chooses one for every call");
   return {parsed,
           {collective.empty() ? dist::Collective::all_reduce : dist::parse_collective(collective), asked.ranks,
            asked.root, asked.mean, parse_hosts(asked.hosts, asked.ranks)}};

@@ -1,4 +1,5 @@
-// `lockstep verify`: trains one program by several plans and compares the bits of every parameter after every step.
+// `lockstep verify`: runs one training program under several parallel plans, and compares the bits of every parameter
+// after every step.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -10,6 +11,7 @@
 
 #include "apps/commands.h"
 #include "base/check.h"
+#include "base/classic_text.h"
 #include "base/clock.h"
 #include "base/suggest.h"
 #include "data/json.h"
@@ -17,6 +19,7 @@
 #include "parallel/mesh.h"
 #include "train/cli.h"
 #include "train/interrupt.h"
+#include "train/option_group.h"
 
 namespace apps {
 namespace {
@@ -276,7 +279,8 @@ std::vector<Variant> vary(const std::vector<Variant>& plans, const std::vector<s
   return all;
 }
 
-/// Trains by all plans and compares each with the first. Returns true if there are several plans and none differs.
+/// Runs the training under every plan, and compares each run with the first. Returns true if there are several plans
+/// and none differs.
 bool verify(const VerifyOptions& o) {
   const std::vector<Variant> plans = as_usage([&] { return vary(parse_plans(o.plans), o.vary); });
   as_usage([&] {

@@ -1,4 +1,5 @@
-// Derivatives read the incoming gradients here, and give the gradients of their inputs.
+// Implements Backward, the argument of a derivative: through it the derivative reads the incoming gradients and returns
+// those of its inputs.
 #include "autograd/backward.h"
 
 #include <algorithm>
@@ -25,16 +26,17 @@ template <class V> V& grad_of(Node::Output& output) {
   else return output.grad.recorded;
 }
 
-/// A saved value of output `output` of `node`, for the derivative `reader`.
+/// Returns a saved tensor, the value of output number `output` of `node`. `reader`: the derivative, named in errors.
 template <class V>
 typename BackwardOf<V>::Held held(const Ref<Node>& node, int output, const Saved& saved, const char* reader) {
   if constexpr (std::is_same_v<V, Tensor>) return saved.get(reader);
   else return saved.defined() ? tape::variable_at(node, output, saved.get(reader)) : Variable();
 }
 
-/// The derivative of a node whose outputs stand for the inputs of an operation: each gets a gradient of its own, also
-/// if several are one variable. The pass that makes the node adds these gradients up in the order of the inputs. A pass
-/// over its gradients adds them up in the opposite order, like gradients of nodes recorded in that order.
+/// The derivative of a node that copies the inputs of an operation to its outputs. Each input gets a gradient of its
+/// own, also if several inputs are the same variable. The pass that makes this node adds their gradients in the order
+/// of the inputs. A later pass (create_graph) adds them in the opposite order, as if each input had been recorded by
+/// itself.
 struct EachInput {
   int count;
   bool again = false;
@@ -107,10 +109,10 @@ void BackwardOf<V>::through(const std::vector<const Saved*>& saved,
 template <class V>
 void BackwardOf<V>::through_all(const std::vector<const Saved*>& saved,
                                 const std::function<Variables(const Variables&)>& composed) const {
-  LOCKSTEP_CHECK(is_recorded, "[backward] through() is for recorded passes");
+  LOCKSTEP_CHECK(is_recorded, "[backward] through() is for recorded passes; call it in run(RecordedBackward&)");
   Variables inputs;
   for (size_t i = 0; i < saved.size(); ++i) inputs.push_back(input(int(i), *saved[i]));
-  for (const bool needed : {true, false}) {  // a node each, because the pass skips what leads to no needed gradient
+  for (const bool needed : {true, false}) {  // separate nodes: the pass must be able to skip the inputs not needed
     std::vector<Variable*> traced;
     for (size_t i = 0; i < inputs.size(); ++i)
       if (inputs[i].requires_grad() && needs(int(i)) == needed) traced.push_back(&inputs[i]);

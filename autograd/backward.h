@@ -16,7 +16,7 @@ struct Edge;
 struct PassInfo {
   bool retains = false;                       // true: the graph is kept
   const std::vector<Edge>* wanted = nullptr;  // grad(): the node outputs whose gradients it returns
-  std::vector<Variable> starts;               // where the pass goes on: see BackwardOf::through()
+  std::vector<Variable> starts;               // where else the pass continues: see BackwardOf::through()
 };
 
 /// Argument of a derivative. In a plain pass values are tensors (Backward). In a recorded pass (create_graph) they are
@@ -33,8 +33,10 @@ template <class V> class BackwardOf {
   /// Gradient of output i; undefined if none arrived (only possible with several outputs). The derivative may move this
   /// tensor away, or overwrite it when Tensor::is_exclusive() is true.
   V& grad(int i = 0) const;
-  bool needs(int i) const;  ///< true when input i requires a gradient; in a recorded grad(), only if a wanted one does
-  /// Adds `grad` to the gradient of input i. If the operation broadcast the input, `grad` is first summed to its shape.
+  /// True if input i requires a gradient. In a recorded grad(), only if a wanted gradient depends on that gradient.
+  bool needs(int i) const;
+  /// Adds `grad` to the gradient of input i. If the operation broadcast the input, `grad` is first summed to the
+  /// input's shape.
   void give(int i, V grad) const;
   /// The type that input() and output() return: in a recorded pass a variable on the tape.
   using Held = std::conditional_t<is_recorded, Variable, const Tensor&>;
@@ -51,7 +53,8 @@ template <class V> class BackwardOf {
 
   using Variables = std::vector<Variable>;  ///< inputs or results of an operation
   /// In a recorded pass, for kernels whose derivative cannot be recorded. `composed` computes the same result, at the
-  /// inputs in `saved`, from operations whose derivatives can be. The pass goes on through these to the inputs.
+  /// inputs in `saved`, from operations whose derivatives can be. The pass continues through these operations to the
+  /// inputs.
   void through(const std::vector<const Saved*>& saved, const std::function<Variable(const Variables&)>& composed) const;
   /// through() for an operation with several results.
   void through_all(const std::vector<const Saved*>& saved,
@@ -72,7 +75,5 @@ class RecordedBackward final : public BackwardOf<Variable> {
 
 /// The type of gradients in a closure whose argument is a `Back`.
 template <class Back> using Value = typename std::remove_reference_t<Back>::Value;
-/// True when `Back` is RecordedBackward.
-template <class Back> inline constexpr bool is_recorded = std::remove_reference_t<Back>::is_recorded;
 
 }  // namespace lockstep

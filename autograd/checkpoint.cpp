@@ -128,7 +128,7 @@ struct Recipe {
   void operator()(Backward& back) {
     const Around around(keeper.get(), true);
     const AtEnd ends([before = std::exchange(recomputing, true)] { recomputing = before; });
-    const Rewind same_state(state);  // until the end: the second tape saves tensors of this state
+    const Rewind same_state(state);  // until backward ends: the second tape saves tensors of this state
     const RandomScope same_numbers(random);
     const Autocast same_precision(autocast_dtype, autocast);
     std::vector<Variable> again, sources;

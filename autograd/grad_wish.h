@@ -1,7 +1,8 @@
 #pragma once
-// Values that operations need of a gradient, computed by the kernel that writes the gradient. Example: a norm's
-// backward writes the gradient of residual + y. If y comes from a linear layer, its bias needs the gradient's column
-// sums. If y = dropout(x), x needs the gradient times the dropout's derivative. The kernel has the numbers for both.
+// Values that derivatives compute from a gradient, such as its column sums. The kernel that writes the gradient can
+// compute them as well. Example: a norm's backward writes the gradient of residual + y. If y comes from a linear layer,
+// its bias needs the gradient's column sums. If y = dropout(x), x needs the gradient times the dropout's derivative.
+// The kernel has the numbers for both.
 #include <memory>
 #include <utility>
 
@@ -11,7 +12,7 @@
 
 namespace lockstep {
 
-/// A value that is wanted of the gradient at a node's output (Node::Output), and later the value itself.
+/// A request for a value computed from the gradient at a node's output (Node::Output), and later the value itself.
 struct GradWish {
   /// Above 0, a dropout's probability: gradient times dropout's derivative is wanted. 0: column_sums() of the gradient.
   double p = 0;
@@ -24,7 +25,7 @@ struct GradWish {
     grad_ = grad, version_ = grad.storage()->version();
     value_ = std::move(made);
   }
-  /// The value if `grad` is the tensor given to set(), unchanged since, else undefined. Forgets both.
+  /// Returns the value if `grad` is the tensor given to set() and has not changed since, else undefined. Forgets both.
   Tensor take(const Tensor& grad) {
     const Tensor of = std::exchange(grad_, {});
     Tensor value = std::exchange(value_, {});
@@ -42,7 +43,7 @@ struct GradWish {
 inline std::shared_ptr<GradWish> wish_of(const Variable& x) {
   return x.requires_grad() ? x.impl()->node->outputs()[x.impl()->output].wish : nullptr;
 }
-/// Returns `result` of a new node, with a wish for its gradient.
+/// Attaches `wish` to `result`, the output of a new node, and returns `result`.
 inline Variable with_wish(Variable result, std::shared_ptr<GradWish> wish) {
   result.impl()->node->outputs()[result.impl()->output].wish = std::move(wish);
   return result;

@@ -35,7 +35,7 @@ constexpr int64_t chunk_logits = int64_t(24) << 20, least_rows = 512, multiple_o
 // A chunk's logits may take 1/16 of a GPU's total memory. A share of the free memory would differ from run to run, and
 // with it the size of the chunks, on which the bits of the gradients depend.
 constexpr int64_t part_for_logits = 16;
-constexpr double f16_seed = 4096;  // gradient scale: 1 / 50257 is not a normal number of f16
+constexpr double f16_seed = 4096;  // gradient scale: 1 / 50257 is subnormal in f16
 
 struct ByRows {
   Tensor x, weight;  // operands of the products, of one dtype
@@ -195,7 +195,7 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
   }
   if (at_once) {
     upstream = constant(1, losses);
-    if (job.x.dtype() == f16) {  // f16: backward divides by the divisor, in f32
+    if (job.x.dtype() == f16) {  // f16: backward divides by the divisor instead, in f32
       seed = constant(f16_seed, losses);
       if (job.class_weight.defined())
         seed = div(seed, maximum(amax(abs(job.class_weight)).to(losses.dtype()), constant(1e-30, losses)));

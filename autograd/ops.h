@@ -150,9 +150,9 @@ Variable cross_entropy(const Variable& logits, const Variable& target, const Cro
 /// them. For none, backward computes the logits again.
 Variable linear_cross_entropy(const Variable& x, const Variable& weight, const Tensor& target,
                               const CrossEntropyOptions& options = {}, int64_t rows_at_once = 0);
-/// The default of rows_at_once in linear_cross_entropy(), at least 512. On the CPU it is such that these rows have
-/// about 24 million logits: more are not faster. On a GPU their logits fill a sixteenth of the memory, most often
-/// enough for all rows. Each chunk of rows reads and writes the weight's gradient once, so few chunks are better.
+/// The default of rows_at_once in linear_cross_entropy(), at least 512. On the CPU these rows have about 24 million
+/// logits, since larger chunks are not faster. On a GPU the logits of these rows fill a sixteenth of the memory, most
+/// often enough for all rows. Each chunk of rows reads and writes the weight's gradient once, so few chunks are better.
 int64_t linear_cross_entropy_rows(int64_t classes, Device device = cpu, DType dtype = f32);
 /// Negative log-likelihood: -weight * log_probabilities at the target class. Shapes as for cross_entropy().
 Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});

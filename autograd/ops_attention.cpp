@@ -59,7 +59,8 @@ struct AttentionBackward {
   }
 };
 
-/// `part`: the view of q, k or v in a packed tensor.
+/// The derivative of attention_packed(). part(packed, i) returns the view of q, k or v (i = 0, 1, 2) in a packed
+/// tensor.
 template <class Part> struct PackedAttentionBackward {
   Saved packed, out;
   Tensor lse;

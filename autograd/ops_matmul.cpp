@@ -23,7 +23,8 @@ template <class T> T right_grad(const T& g, const T& a, bool single) {
   return matmul(a.transpose(-2, -1), g);
 }
 
-/// Adds g w, viewed as `shape`, to the gradient of input i; in place if another use of the input has given its part.
+/// Adds g w, viewed as `shape`, to the gradient of input i: in place if another use of the input has already
+/// contributed to it.
 void give_product(const Backward& back, int i, const Tensor& g, const Tensor& w, const Shape& shape) {
   const Tensor sum = back.partial(i);
   if (!sum.defined() || stored_in(w)) return back.give(i, matmul(g, w).view(shape));
@@ -92,6 +93,26 @@ Variable outer(const Variable& a, const Variable& b) {
 
 namespace {
 
+/// Gives the gradient of the bias. The kernel that made the incoming gradient may have summed its rows already.
+void give_bias(const Backward& back, GradWish& wish) {
+  Tensor sums = wish.take(back.grad());
+  back.give(2, sums.defined() ? std::move(sums) : column_sums(as_matrix<Tensor>(back.grad())));
+}
+void give_bias(const RecordedBackward& back, GradWish&) { back.give(2, sum(as_matrix<Variable>(back.grad()), {0})); }
+
+/// Gives the gradient of x. If fold() returns the derivative of the unary operation that made x, the product's kernel
+/// applies that derivative as well.
+void give_input(const Backward& back, const Tensor& g, const Tensor& weight, const Shape& shape) {
+  if (const UnaryGrad* const before = back.fold(0))
+    back.give(
+        0,
+        matmul_unary_grad(g, weight, before->op, before->args, as_matrix(before->kept.get(before->name))).view(shape));
+  else give_product(back, 0, g, weight, shape);
+}
+void give_input(const RecordedBackward& back, const Variable& g, const Variable& weight, const Shape& shape) {
+  back.give(0, matmul(g, weight).view(shape));
+}
+
 /// Records the node of x w^T + bias, plus `residual` if it is defined.
 Variable record_linear(const Variable& x, const Variable& w, const Variable& bias, const Variable& residual,
                        Tensor out) {
@@ -99,27 +120,10 @@ Variable record_linear(const Variable& x, const Variable& w, const Variable& bia
   const auto wish = bias.requires_grad() ? std::make_shared<GradWish>() : nullptr;
   const auto derivative = [x = kept_x, w = kept_w, shape = x.shape(), adds = residual.defined(), wish](auto& back) {
     using T = Value<decltype(back)>;
-    if (back.needs(2)) {
-      if constexpr (is_recorded<decltype(back)>) {
-        back.give(2, sum(as_matrix<T>(back.grad()), {0}));
-      } else {
-        Tensor sums = wish->take(back.grad());
-        back.give(2, sums.defined() ? std::move(sums) : column_sums(as_matrix<T>(back.grad())));
-      }
-    }
+    if (back.needs(2)) give_bias(back, *wish);
     const T g = as_matrix<T>(back.grad());
     if (adds) back.give(3, back.grad());
-    if (back.needs(0)) {
-      const auto& weight = back.input(1, w);
-      if constexpr (is_recorded<decltype(back)>) {
-        back.give(0, matmul(g, weight).view(shape));
-      } else {
-        if (const UnaryGrad* const before = back.fold(0))
-          back.give(0, matmul_unary_grad(g, weight, before->op, before->args, as_matrix(before->kept.get(before->name)))
-                           .view(shape));
-        else give_product(back, 0, g, weight, shape);
-      }
-    }
+    if (back.needs(0)) give_input(back, g, back.input(1, w), shape);
     if (back.needs(1)) back.give(1, matmul(g.t(), as_matrix<T>(back.input(0, x))));
   };
   if (residual.defined())

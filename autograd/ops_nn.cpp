@@ -94,8 +94,8 @@ Variable conv_transpose2d(const Variable& input, const Variable& weight, const V
   Tensor out = conv_transpose2d(x.tensor(), w.tensor(), tensor_or_none(bias), args, output_padding);
   if (!needs_grad({&x, &w, &bias})) return out;
   const Saved kept_x = w.requires_grad() ? Saved(x) : Saved(), kept_w = x.requires_grad() ? Saved(w) : Saved();
-  // A transposed convolution computes the input gradient of a convolution C. So its gradient by x is C of g, and its
-  // gradient by w is C's weight gradient with x and g swapped.
+  // A transposed convolution computes the input gradient of a convolution C. So the gradient with respect to x is C
+  // applied to g, and the gradient with respect to w is C's weight gradient with x and g swapped.
   return record("conv_transpose2d", {&x, &w, &bias}, std::move(out),
                 [x = kept_x, w = kept_w, shape = x.shape(), w_shape = w.shape(), args, output_padding](auto& back) {
                   using T = Value<decltype(back)>;
@@ -134,7 +134,7 @@ struct MaxPoolBackward {
   }
 };
 
-/// The derivative of `pool`, which must be linear. `grad`: computes it from the incoming gradient.
+/// The derivative of `pool`, which must be linear. `grad` computes the input's gradient from the incoming gradient.
 template <class Pool, class Grad> struct AveragePoolBackward {
   const char* name;
   Pool pool;
@@ -224,7 +224,7 @@ void give_norm(const RecordedBackward& back, const Saved& x, const Saved& weight
 }
 
 /// The derivative of layer norm or RMS norm over the trailing dims. If another use of x (a residual) has already given
-/// its gradient, the kernel adds to it. It also computes what the node of x wants of its gradient (GradWish).
+/// its gradient, the kernel adds to it. It also computes the values that the node of x wishes for (GradWish).
 struct NormBackward {
   Saved x, weight;
   Tensor mean, rstd;
@@ -311,7 +311,7 @@ SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& no
   how.p = drops ? args.p : 0;
   if (drops) how.key = next_random_key(x.device());
   AddNorm made = add_norm(residual.tensor(), x.tensor(), normalized, tensor_or_none(weight), tensor_or_none(bias), how);
-  // Sum and norm each get a node, although one kernel computed both, because the sum has other consumers.
+  // Sum and norm each get a node, although one kernel computed both, because other operations read the sum, too.
   Variable sum = made.sum;
   if (drops) sum = record_add_dropout(residual, x, std::move(made.sum), how.p, how.key, {});
   else if (needs_grad({&residual, &x}))

@@ -57,13 +57,17 @@ template <class T> T prod_grad(const T& grad, const T& x, const Dims& dims) {
   return mul(others, put_back(grad, x.shape(), dims));
 }
 
+/// The divisor of a gradient. It is 0 where `none` is set, and over_length() replaces the quotients there. A recorded
+/// division gets the divisor 1 there, because the derivative of a division by 0 is NaN.
+const Tensor& divisor(const Tensor& length, const Tensor&) { return length; }
+Variable divisor(const Variable& length, const Tensor& none) { return masked_fill(length, none, 1); }
+
 /// For the derivatives of norms and deviations: grad / out * factor, but 0 where `out` (the norm or deviation) is 0.
 template <class Back>
 auto over_length(Back& back, const Saved& out, const Shape& shape, const Dims& dims, double factor) {
-  auto length = put_back<Value<Back>>(back.output(out), shape, dims);
+  const auto length = put_back<Value<Back>>(back.output(out), shape, dims);
   const Tensor none = eq(bare(length), zeros_like(bare(length)));
-  if constexpr (Back::is_recorded) length = masked_fill(length, none, 1);  // avoids 0 / 0 in the second derivative
-  const auto scale = div(put_back(back.grad(), shape, dims), length);
+  const auto scale = div(put_back(back.grad(), shape, dims), divisor(length, none));
   return fill_over(factor == 1 ? scale : scale_over(scale, factor), none, 0);
 }
 

@@ -16,9 +16,9 @@ uint64_t new_number() { return last_number.fetch_add(1, std::memory_order_relaxe
 
 /// Freed memory blocks that a thread keeps for reuse: in one list per size, 256, 512, 768 and 1024 bytes.
 struct FreeBlocks {
-  static constexpr size_t step = 256, kept = 4096;  // kept: the longest that a list gets
+  static constexpr size_t step = 256, kept = 4096;  // kept: most blocks in a list
   std::vector<void*> lists[4];
-  static inline thread_local bool closed = false;  // true: the thread ends, blocks come from the heap and go back there
+  static inline thread_local bool closed = false;  // true once the thread ends: then the heap serves all blocks
 
   ~FreeBlocks() {
     closed = true;

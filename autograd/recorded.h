@@ -20,7 +20,7 @@ Variable on_tape(const char* name, std::initializer_list<const Variable*> inputs
 /// Sums x to `shape`, which must broadcast to the shape of x.
 Variable sum_to(const Variable& x, const Shape& shape);
 
-/// The tensor of x, as its only handle if x is the only handle of the variable.
+/// The tensor of x, moved out of x if x is the variable's only handle, so that the tensor has no second handle.
 inline Tensor taken(Variable x) { return x.impl()->is_shared() ? x.tensor() : std::move(x.impl()->tensor); }
 /// Adds `grad`, computed with Variables, to the gradient of input i. Only a recorded pass keeps the graph of `grad`.
 inline void give_value(const Backward& back, int i, Variable grad) { back.give(i, taken(std::move(grad))); }

@@ -1,4 +1,4 @@
-// The backward pass. (record.cpp records the tape; backward.cpp implements what derivatives see of a pass.)
+// The backward pass. (record.cpp records the tape; backward.cpp implements Backward, the argument of derivatives.)
 //
 // A pass has two loops. count() visits all nodes that the result depends on and counts how many gradients each will
 // receive. walk() keeps the nodes whose gradients are complete in a heap and takes the one with the highest number (the
@@ -42,7 +42,7 @@ class Pass {
     return std::move(found_);
   }
 
-  /// Calls one of these functions at the end of the outermost pass of this thread. `abandoned`: if an Error ends it.
+  /// Calls `ended` when the outermost pass of this thread is complete, or `abandoned` if an Error ends that pass.
   void at_end(std::function<void()> ended, std::function<void()> abandoned) {
     if (outer_) outer_->at_end(std::move(ended), std::move(abandoned));
     else callbacks_.emplace_back(std::move(ended), std::move(abandoned));
@@ -188,7 +188,7 @@ class Pass {
     RecordedBackward recorded(info_, node);
     node->run(recorded);
     for (const Variable& start : std::exchange(info_.starts, {}))
-      begin({tape::edge_of(start), start});  // join() does not read the gradient
+      begin({tape::edge_of(start), start});  // any gradient will do: Join does not read it
   }
 
   static inline std::atomic<uint64_t> passes_{0};
@@ -207,7 +207,7 @@ class Pass {
 
 namespace {
 
-/// The derivative of a node from which a pass starts at several places.
+/// The derivative of the node that tape::join() makes: passes `grads` on to the node outputs at which the pass starts.
 struct Join {
   std::vector<Variable> grads;
   template <class Back> void operator()(Back& back) {
@@ -223,7 +223,7 @@ Variable tape::join(std::vector<GradAt> list) {
   // a zero on the gradients' device, as a CUDA graph captures work of one device
   const Device device = list.empty() ? default_device() : list[0].second.device();
   Join joined;
-  for (GradAt& at : list) joined.grads.push_back(std::move(at.second));  // nobody else may hold them: sums are in place
+  for (GradAt& at : list) joined.grads.push_back(std::move(at.second));  // moved, so that later sums may be in place
   const Ref<Node> node(new Function<Join>("joined", int(list.size()), 1, std::move(joined)));
   for (size_t i = 0; i < list.size(); ++i) node->inputs()[int(i)] = list[i].first;
   return attach(node, {}, zeros({}, {.device = device}));

@@ -48,7 +48,7 @@ class Node : public Counted<Node> {
     Shape shape;
     DType dtype = f32;
     Grad grad;                              // of the running backward pass
-    std::shared_ptr<struct GradWish> wish;  // what the maker of `grad` may compute beside it; mostly null
+    std::shared_ptr<struct GradWish> wish;  // what the kernel that writes `grad` may compute too; often null
     struct Hook {                           ///< registered by on_grad() or before_backward()
       int id;
       GradHook call;
@@ -89,7 +89,7 @@ class Node : public Counted<Node> {
     uint64_t pass = 0;  // the pass that last visited this node
     int uses = 0;       // gradients still to arrive in this pass
     bool folded = false;
-    bool leads = true;  // false: this pass needs the gradient neither for itself nor for an input's
+    bool leads = true;  // false: no gradient that this pass must return depends on this node's
   };
   bool released_ = false;
   Visit visit_;
@@ -172,17 +172,17 @@ inline Variable variable_at(const Ref<Node>& node, int output, Tensor tensor) {
   impl.requires_grad = bool(node), impl.node = node, impl.output = output;
   return result;
 }
-/// A variable of one element. A backward pass from it starts with all these gradients.
+/// A variable of one element. A backward pass from it starts at every edge in `list`, with that edge's gradient.
 Variable join(std::vector<GradAt> list);
 /// Runs the pass `op` from `start`; a recorded one if `records` is set. Returns the gradients of `wanted`, undefined
 /// where none arrived. Without `wanted` it adds the gradients of leaves to their .grad.
 std::vector<Variable> run_pass(const char* op, GradAt start, const std::vector<Edge>* wanted, bool retains,
                                bool records);
-bool in_recorded_pass();  ///< true when this thread runs one
-uint64_t next_number();   ///< takes a number between those of nodes made before and after
-/// The list to which this thread's operations add the variables that they read and that require grad, each once; null
-/// for none. Checkpoints find a function's parameters with it. While recording is on, it gets leaves only; while it is
-/// off, also results that were recorded before. (A result computed while recording is off does not require grad.)
+bool in_recorded_pass();  ///< true while this thread runs a recorded pass
+uint64_t next_number();   ///< takes the next number in the order of recording
+/// The list to which this thread's operations add each variable that they read and that requires grad, once; null if no
+/// list is kept. Checkpoints find a function's parameters with it. While recording is on, it gets leaves only; while it
+/// is off, also results that were recorded before. (A result computed while recording is off does not require grad.)
 std::vector<Variable>*& read_list();
 
 }  // namespace tape

@@ -20,8 +20,8 @@ Leaf& leaf_of(Variable::Impl& impl) { return static_cast<Leaf&>(*impl.node); }
 
 std::atomic<int> next_hook_id{1};
 
-/// Returns where the pass `op` from `root` starts, with `gradient` or 1. Error if `root` does not require grad, or
-/// `gradient` does not fit it.
+/// Returns the start of the pass `op`: the edge to `root`, and its gradient, which is `gradient`, or 1 if that is
+/// undefined. Error if `root` does not require grad, or `gradient` does not fit it.
 tape::GradAt start(const char* op, const Variable& root, const Variable& gradient) {
   LOCKSTEP_CHECK(root.requires_grad(), "[", op,
                  "] this value does not require grad; was it computed in a NoGrad scope, or from data only? Compute it "
@@ -208,7 +208,7 @@ std::vector<Variable> grad(const std::vector<Variable>& outputs, const std::vect
   std::vector<Edge> wanted;
   for (const Variable& input : inputs) {
     LOCKSTEP_CHECK(input.requires_grad(), "[grad] expected every input to require grad, input ", wanted.size(),
-                   " does not");
+                   " does not; call requires_grad_() on it before the forward, or leave it out");
     wanted.push_back(tape::edge_of(input));
   }
   const Variable root = starts.size() == 1 ? Variable() : tape::join(std::move(starts));

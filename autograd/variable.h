@@ -127,7 +127,8 @@ class Variable {
   Ref<Impl> impl_;
 };
 
-/// Base of T that Ref counts. The memory comes from free lists (record.cpp), as every operation makes such objects.
+/// Base class that gives T the reference count that Ref uses. The memory comes from free lists (record.cpp), as every
+/// operation makes such objects.
 template <class T> class Counted {
  public:
   Counted() = default;
@@ -137,9 +138,9 @@ template <class T> class Counted {
   void release() {
     if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) T::destroy(static_cast<T*>(this));
   }
-  bool is_shared() const { return refs_.load(std::memory_order_acquire) > 1; }  ///< True if there are several.
-  static void* operator new(size_t bytes);                                      ///< takes a block of a list
-  static void operator delete(void* object, size_t bytes);                      ///< puts it back
+  bool is_shared() const { return refs_.load(std::memory_order_acquire) > 1; }  ///< True for several references.
+  static void* operator new(size_t bytes);                                      ///< takes a block from a free list
+  static void operator delete(void* object, size_t bytes);                      ///< puts the block back
 
  private:
   std::atomic<int> refs_{0};

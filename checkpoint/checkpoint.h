@@ -1,6 +1,6 @@
 #pragma once
-// Checkpoints: saved completely or not at all, and loaded by any number of ranks. They hold logical tensors: whole
-// tensors, however the ranks divide them. See docs/checkpoints.md.
+// Checkpoints: saved completely or not at all, and loaded by any number of ranks. They store each tensor as one logical
+// tensor, no matter how the ranks divided it. See docs/checkpoints.md.
 //
 //   checkpoints::Saver saver("runs/1", group, {.async = true, .keep = 3});
 //   saver.save("step-100", {.pieces = {checkpoints::whole("model.w", w)}, .numbers = {{"step", int64_t(100)}}});

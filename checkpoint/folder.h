@@ -4,7 +4,7 @@
 //   lock                    the job that saves here (lock.h)
 //   latest                  name of the newest checkpoint; updated last
 //   step-100/               a checkpoint: manifest.json and the files that it lists
-//   step-200~2/             the second checkpoint with the tag step-200; its commit removes the first
+//   step-200~2/             the second checkpoint with the tag step-200; committing it removes the first
 //   step-300.tmp-ID/        being written, or left by a save that was killed; the next save removes it
 #include <optional>
 #include <string>

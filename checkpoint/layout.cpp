@@ -17,7 +17,7 @@ struct Owner {
 };
 struct Owned {
   std::vector<Owner> owners;
-  std::vector<int> ranks;  // ranks that hold the elements, because they offered them
+  std::vector<int> ranks;  // ranks whose offers contain these elements
 };
 struct Ranges {
   const Piece* first = nullptr;
@@ -176,7 +176,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
                      ", ", range.first, "); give pieces that cover the whole tensor");
       LOCKSTEP_CHECK(range.first == reached, name, " ", describe(*ranges.first), ": the ranges of ranks ",
                      rank_of((before ? *before : owners)[0].offer), " and ", rank_of(owners[0].offer),
-                     " overlap at element ", range.first, "; ranges must be apart, or the same");
+                     " overlap at element ", range.first, "; give ranges that are apart, or the same");
       reached = range.second;
       before = &owners;
       for (const Owner& owner : owners)

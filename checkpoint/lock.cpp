@@ -36,7 +36,7 @@ std::optional<Holder> read_holder(const std::string& path) {
     const Json json = data::parse_json(data::read_file(path, text_size), path);
     const std::string& host = json.at("host").as_string();
     return Holder{host, str("pid ", json.at("pid").as_int(), " on ", host, " since ", json.at("since").as_string())};
-  } catch (const Error&) {  // empty: just created, or cut short
+  } catch (const Error&) {  // the file is empty (just created) or truncated
     return std::nullopt;
   }
 }
@@ -59,7 +59,7 @@ FolderLock::FolderLock(data::Files& files, const std::string& dir, bool take_ove
       fail(str(path_, ": another job saves into this folder: ",
                holder ? holder->text : "its lock does not name its process", "; end it, or save into another folder"));
     }
-    if (is_same_file(fd_.get(), path_)) break;  // otherwise the owner has just removed it
+    if (is_same_file(fd_.get(), path_)) break;  // otherwise the lock's previous owner has just removed the file
     files.close(fd_.release(), path_);
   }
   if (const auto holder = read_holder(path_)) {

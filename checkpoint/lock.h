@@ -1,7 +1,7 @@
 #pragma once
-// DIR/lock lets only one job at a time save into a folder. A kernel lock (flock) on this file ends with its process.
-// The file's text names the job that holds the lock: for people, and because on some file systems other hosts do not
-// see the kernel lock.
+// DIR/lock lets only one job at a time save into a folder. A kernel lock (flock) on this file ends with the process
+// that holds it. The file's text names the job that holds the lock: for people, and because on some file systems other
+// hosts do not see the kernel lock.
 #include <functional>
 #include <string>
 

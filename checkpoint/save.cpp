@@ -47,8 +47,8 @@ struct Saver::State {
 
   std::string path_of(const std::string& name) const { return dir + "/" + name; }
 
-  /// Compares the arguments that the ranks passed to save(), as JSON `texts`. Error if they differ. But
-  /// different tags are an Error only with TagValidation::fail. Sets `tag` to the tag of rank 0.
+  /// Compares the arguments of save() on all ranks, given as JSON `texts`. Error if they differ; but different tags are
+  /// an Error only with TagValidation::fail. Sets `tag` to the tag of rank 0.
   void agree(const std::vector<std::string>& texts, std::string& tag) {
     Json first;
     for (size_t r = 0; r < texts.size(); ++r) {
@@ -63,7 +63,8 @@ struct Saver::State {
         if (value == expected) continue;
         const std::string differ = str("expected the same ", key, " on all ranks, got ", expected.dump(),
                                        " at rank 0 and ", value.dump(), " at rank ", r);
-        LOCKSTEP_CHECK(key == "tag" && options.tag_validation != TagValidation::fail, differ);
+        LOCKSTEP_CHECK(key == "tag" && options.tag_validation != TagValidation::fail, differ,
+                       "; pass the same everywhere");
         if (ranks.leads() && options.tag_validation == TagValidation::warn)
           ranks.warn(differ + "; using that of rank 0");
       }

@@ -29,8 +29,8 @@ template <class S = Example> class Dataset {
   /// The sample at `index`. Must be thread-safe. Under a DataLoader, random numbers drawn here from Lockstep's
   /// generator depend only on (seed, epoch, index).
   virtual S get(int64_t index) const = 0;
-  /// Many samples as one batch, if the dataset can make it faster than by single samples. If the result has no value,
-  /// the caller uses get() and collate().
+  /// Returns many samples as one batch, if the dataset has a faster way than get() for each sample. If the result has
+  /// no value, the caller uses get() and collate().
   virtual std::optional<S> get_batch(std::span<const int64_t>) const { return {}; }
 };
 

@@ -1,6 +1,6 @@
-// Synthetic digits: see digits.h. Strokes are point lists in the unit square (y downward). A random affine map takes
+// Synthetic digits: see images.h. Strokes are point lists in the unit square (y downward). A random affine map takes
 // them to the image, where a pixel's intensity falls off with its distance from the nearest stroke.
-#include "data/digits.h"
+#include "data/images.h"
 
 #include <algorithm>
 #include <cmath>

@@ -42,7 +42,7 @@ class Files {
   void write(int fd, Bytes bytes, int64_t offset, const std::string& path);
   /// Flushes a file to the disk (fsync).
   void sync(int fd, const std::string& path);
-  /// Closes fd. It is closed even if this throws.
+  /// Closes fd. The descriptor is closed even if close() throws.
   void close(int fd, const std::string& path);
   /// Renames a file; replaces `to` if it exists.
   void rename(const std::string& from, const std::string& to);

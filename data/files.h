@@ -19,7 +19,7 @@ class NewFile;
 inline Bytes as_bytes(std::string_view text) { return std::as_bytes(std::span(text.data(), text.size())); }
 
 /// A whole file mapped into memory. Pages are private: writes to them never reach the file. The file should not change
-/// while it is mapped: a part that was cut off reads as zeros, and check() raises an Error.
+/// while it is mapped: if the file is truncated, the missing part reads as zeros, and check() raises an Error.
 class MappedFile {
  public:
   /// Error if the file is missing, unreadable, not a regular file, or larger than `max_bytes`.
@@ -53,7 +53,7 @@ auto parse_file(const std::string& path, const auto& parse, const auto&... optio
 /// Calls check() for every mapped file. Needed after reading from tensors that may lie in a mapped file.
 void check_mapped_files();
 
-/// The content of a file. Error if it is larger than `max_bytes` or shrinks meanwhile.
+/// The content of a file. Error if it is larger than `max_bytes` or shrinks while it is read.
 std::string read_file(const std::string& path, int64_t max_bytes);
 
 /// Removes temporary files beside `path`: those that processes of this machine left when they ended in the middle of

@@ -105,7 +105,8 @@ Tensor parse_idx(Bytes file, const std::string& origin, int64_t max_bytes) {
   LOCKSTEP_CHECK(kind != std::end(kinds), where,
                  ": expected dtype 8 (u8), 9 (i8), 12 (i32), 13 (f32) or 14 (f64), got ", code,
                  "; is it an IDX file? Check the path, or download it again");
-  LOCKSTEP_CHECK(rank >= 1 && rank <= Dims::max_rank, where, ": expected 1 to ", Dims::max_rank, " dims, got ", rank);
+  LOCKSTEP_CHECK(rank >= 1 && rank <= Dims::max_rank, where, ": expected 1 to ", Dims::max_rank, " dims, got ", rank,
+                 "; fetch the file again");
 
   Shape shape;
   int64_t bytes = size_of(kind->dtype);
@@ -140,15 +141,16 @@ TensorDataset load_mnist(const std::string& folder, bool train) {
     for (const char* ending : {"", ".gz"})
       if (const auto path = std::filesystem::path(folder) / (name + ending); std::filesystem::exists(path))
         return path.string();
-    fail(str("[mnist] expected ", name, " or ", name, ".gz in ", folder, ", found neither"));
+    fail(str("[mnist] expected ", name, " or ", name, ".gz in ", folder,
+             ", found neither; download the dataset and put its files there"));
   };
   const std::string start = train ? "train-" : "t10k-";
   const std::string image_path = find(start + "images-idx3-ubyte"), label_path = find(start + "labels-idx1-ubyte");
   const Tensor images = read_idx(image_path), labels = read_idx(label_path);
   LOCKSTEP_CHECK(images.dtype() == u8 && images.dim() == 3, "[mnist] ", image_path,
-                 ": expected u8 images (N, H, W), got ", images.dtype(), images.shape());
+                 ": expected u8 images (N, H, W), got ", images.dtype(), images.shape(), "; fetch the file again");
   LOCKSTEP_CHECK(labels.dtype() == u8 && labels.dim() == 1, "[mnist] ", label_path, ": expected u8 labels (N), got ",
-                 labels.dtype(), labels.shape());
+                 labels.dtype(), labels.shape(), "; fetch the file again");
   LOCKSTEP_CHECK(images.size(0) == labels.size(0), "[mnist] ", label_path, ": expected ", images.size(0),
                  " labels, one for each image, got ", labels.size(0), "; take both files from one dataset");
   return {images_from_bytes(images).unsqueeze(1), labels_from_bytes(labels, 10, label_path)};

@@ -19,7 +19,7 @@ Tensor labels_from_bytes(const Tensor& bytes, int classes, const std::string& or
   const uint8_t* from = source.data<uint8_t>();
   for (int64_t i = 0; i < source.numel(); ++i)
     LOCKSTEP_CHECK(from[i] < classes, "[labels] ", origin, ": expected labels from 0 to ", classes - 1, ", got ",
-                   int(from[i]), " for sample ", i);
+                   int(from[i]), " for sample ", i, "; fetch the file again");
   Tensor out = empty(source.shape(), {.dtype = i64, .device = cpu});
   std::copy_n(from, source.numel(), out.data<int64_t>());
   return out;

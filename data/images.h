@@ -1,5 +1,6 @@
 #pragma once
-// Datasets of images, from files: IDX, the format of MNIST (idx.cpp), and CIFAR-10's (cifar.cpp).
+// Datasets of images: digits that Lockstep draws itself (digits.cpp), and files in the format of MNIST (idx.cpp) or of
+// CIFAR-10 (cifar.cpp).
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -8,6 +9,22 @@
 #include "data/dataset.h"
 
 namespace lockstep::data {
+
+/// Synthetic digits in the shape of MNIST, drawn as strokes that are bent, scaled and noisy; they need no download.
+/// Sample i is an image f32 (1, 28, 28) in [0, 1] of the digit i % 10, with that digit as an i64 scalar. A sample
+/// depends only on (seed, i): use another seed for a test set.
+class SyntheticDigits : public Dataset<Example> {
+ public:
+  /// n samples.
+  explicit SyntheticDigits(int64_t n, uint64_t seed = 0);
+  int64_t size() const override { return n_; }
+  Example get(int64_t index) const override;
+  std::optional<Example> get_batch(std::span<const int64_t> indices) const override;
+
+ private:
+  int64_t n_;
+  uint64_t seed_;
+};
 
 // IDX: 0, 0, dtype, number of dims, the sizes (32 bits each, big-endian), the elements.
 /// Reads a plain or gzipped IDX file (recognized by its content) of u8, i8, i32, f32 or f64. The size is checked before

@@ -27,8 +27,8 @@ class Builder final : public JsonEvents {
   }
   bool number_float(number_float_t value, const string_t& text) override {
     if (!is_python() && text.find_first_of(".eE") == std::string::npos)
-      refuse("integer ", text, " does not fit in 64 bits with sign");
-    if (!std::isfinite(value)) refuse("number ", text, " does not fit in a double");
+      refuse("integer ", text, " does not fit in 64 bits with sign; write it as a string, or with a decimal point");
+    if (!std::isfinite(value)) refuse("number ", text, " does not fit in a double; write a smaller one, or a string");
     return put(is_python() ? python_number(value, text) : value);
   }
   bool string(string_t& value) override { return put(std::move(value)); }
@@ -37,7 +37,7 @@ class Builder final : public JsonEvents {
   bool end_object() override { return close(); }
   bool end_array() override { return close(); }
   bool key(string_t& name) override {
-    if (!open_.back().keys.insert(name).second) refuse("key \"", name, "\" appears twice");
+    if (!open_.back().keys.insert(name).second) refuse("key \"", name, "\" appears twice; remove one of the two");
     open_.back().key = std::move(name);
     return true;
   }

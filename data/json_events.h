@@ -105,7 +105,7 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
 
  protected:
   void enter() {
-    if (++depth_ > max_depth_) refuse("nested deeper than ", max_depth_, " levels");
+    if (++depth_ > max_depth_) refuse("nested deeper than ", max_depth_, " levels; use fewer");
   }
   void leave() { --depth_; }
   int depth() const { return depth_; }

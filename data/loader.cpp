@@ -2,8 +2,11 @@
 #include "data/loader.h"
 
 #include <algorithm>
+#include <exception>
 
 #include "data/draw.h"
+#include "data/prefetch.h"
+#include "trace/trace.h"
 
 namespace lockstep::data {
 
@@ -99,6 +102,38 @@ void LoaderProgress::load_state(const LoaderState& state) {
   set_epoch(state.epoch);
   seed_ = state.seed;
   position_ = std::min(state.samples / step, batches_);
+}
+
+LoaderLoop::LoaderLoop(std::shared_ptr<LoaderProgress> progress, int64_t loop, Make make, int workers, int64_t ahead,
+                       bool in_order, double timeout)
+    : progress_(std::move(progress)),
+      make_(std::move(make)),
+      loop_(loop),
+      last_(progress_->batches()),
+      next_(progress_->position()) {
+  if (workers > 0 && next_ < last_)
+    threads_ =
+        std::make_unique<PrefetchThreads>(make_, next_, last_, PrefetchOptions{workers, ahead, in_order, timeout});
+}
+LoaderLoop::~LoaderLoop() = default;
+
+void LoaderLoop::fetch() {
+  const trace::Scope scope("next batch", trace::Category::data);
+  batch_.reset();
+  if (threads_) batch_ = threads_->next();
+  else if (next_ < last_) batch_ = make_here();
+  if (batch_) progress_->advance(loop_);
+  else progress_->finish(loop_);
+}
+
+std::shared_ptr<void> LoaderLoop::make_here() {
+  std::atomic<int64_t> at{-1};
+  try {
+    return make_(next_++, at);
+  } catch (const std::exception& error) {
+    next_ = last_;
+    fail(str("[data loader] batch ", progress_->position(), ", sample ", at.load(), ": ", error.what()));
+  }
 }
 
 }  // namespace detail

@@ -8,7 +8,6 @@
 #include <atomic>
 #include <concepts>
 #include <cstdint>
-#include <exception>
 #include <functional>
 #include <iterator>
 #include <memory>
@@ -18,10 +17,8 @@
 #include <vector>
 
 #include "data/dataset.h"
-#include "data/prefetch.h"
 #include "data/sampler.h"
 #include "tensor/random.h"
-#include "trace/trace.h"
 
 namespace lockstep::data {
 
@@ -35,7 +32,7 @@ template <class S, class B = S> struct LoaderOptions {
   bool drop_last = false;                    ///< true: leave out the last batch of an epoch if it is not full
   int workers = 0;                           ///< threads that make batches; 0: batches are made inside the loop
   int prefetch = 0;                          ///< batches that each worker makes ahead; 0 means 2
-  std::function<B(std::vector<S>)> collate;  ///< samples to a batch; may draw random numbers; default: data::collate
+  std::function<B(std::vector<S>)> collate;  ///< makes a batch; may draw random numbers; default: data::collate
   /// True: batches come in the sampler's order; false: as soon as they are ready, and state() is an Error.
   bool in_order = true;
   /// Seeds shuffling and the random numbers of get() and collate. By default the first loader after manual_seed() takes
@@ -49,7 +46,7 @@ template <class S, class B = S> struct LoaderOptions {
 struct LoaderState {
   uint64_t seed = 0;
   int64_t epoch = 0;
-  int64_t samples = 0;  ///< given out in this epoch, on all ranks; to be loaded, a multiple of batch_size * world
+  int64_t samples = 0;  ///< given out in this epoch, on all ranks; load_state() takes multiples of batch_size * world
   int64_t dataset_size = 0;
   friend bool operator==(const LoaderState&, const LoaderState&) = default;
 };
@@ -99,6 +96,30 @@ class LoaderProgress {
   bool fresh_ = true;  // true: the next loop starts at epoch_ and position_
 };
 
+class PrefetchThreads;
+
+/// One loop over the batches of an epoch, of any type. Makes them inside the loop, or on threads ahead of it.
+class LoaderLoop {
+ public:
+  /// Makes batch number `batch`; never null. Stores the current sample's index in `at`, for Errors.
+  using Make = std::function<std::shared_ptr<void>(int64_t batch, std::atomic<int64_t>& at)>;
+  /// loop: what progress->start() returned. ahead: most batches that threads have made before the loop gets them.
+  LoaderLoop(std::shared_ptr<LoaderProgress> progress, int64_t loop, Make make, int workers, int64_t ahead,
+             bool in_order, double timeout);
+  ~LoaderLoop();
+  void fetch();                                 ///< waits for the next batch
+  void* batch() const { return batch_.get(); }  ///< the batch; null at the end of the epoch
+
+ private:
+  std::shared_ptr<void> make_here();
+  const std::shared_ptr<LoaderProgress> progress_;
+  const Make make_;
+  const int64_t loop_, last_;
+  int64_t next_;
+  std::unique_ptr<PrefetchThreads> threads_;
+  std::shared_ptr<void> batch_;
+};
+
 }  // namespace detail
 
 /// Iterates over batches B of samples S. See the top of this file.
@@ -131,67 +152,35 @@ template <class S = Example, class B = S> class DataLoader {
   /// One pass over the batches of an epoch. Destroying it stops and joins its threads.
   class Iterator {
    public:
-    B& operator*() const { return *run_->batch; }
-    B* operator->() const { return &*run_->batch; }
-    Iterator& operator++() { return fetch(), *this; }  ///< waits for the next batch
+    B& operator*() const { return *operator->(); }
+    B* operator->() const { return static_cast<B*>(loop_->batch()); }
+    Iterator& operator++() { return loop_->fetch(), *this; }  ///< waits for the next batch
     /// True at the end of the epoch.
-    bool operator==(std::default_sentinel_t) const { return !run_->batch.has_value(); }
+    bool operator==(std::default_sentinel_t) const { return !loop_->batch(); }
 
    private:
     friend DataLoader;
-    struct Run {
-      typename Prefetcher<B>::Make make;
-      std::shared_ptr<detail::LoaderProgress> progress;
-      int64_t loop = 0, next = 0, last = 0;
-      std::unique_ptr<Prefetcher<B>> prefetcher;
-      std::optional<B> batch;
-    };
-
-    void fetch() {
-      const trace::Scope scope("next batch", trace::Category::data);
-      Run& run = *run_;
-      run.batch.reset();
-      if (run.prefetcher) run.batch = run.prefetcher->next();
-      else if (run.next < run.last) run.batch.emplace(make_here(run));
-      if (run.batch) run.progress->advance(run.loop);
-      else run.progress->finish(run.loop);
-    }
-    static B make_here(Run& run) {
-      std::atomic<int64_t> at{-1};
-      try {
-        return run.make(run.next++, at);
-      } catch (const std::exception& error) {
-        run.next = run.last;
-        fail(str("[data loader] batch ", run.progress->position(), ", sample ", at.load(), ": ", error.what()));
-      }
-    }
-    std::shared_ptr<Run> run_;
+    std::shared_ptr<detail::LoaderLoop> loop_;
   };
 
   /// Starts an epoch: the next one, or the (rest of the) epoch set by load_state() or set_epoch().
   Iterator begin() {
-    auto run = std::make_shared<typename Iterator::Run>();
     auto indices = std::make_shared<std::vector<int64_t>>();
-    run->loop = progress_->start(*indices);
-    run->next = progress_->position();
-    run->last = progress_->batches();
-    run->progress = progress_;
-    // The closure owns everything that it uses: a stuck worker may outlive the loop and the loader.
-    run->make = [dataset = dataset_, collate = options_.collate, by_rows = default_collate_, size = options_.batch_size,
-                 indices,
-                 key = RandomState{.seed = progress_->seed() ^ 0x64617461u, .step = uint64_t(progress_->epoch())}](
-                    int64_t batch, std::atomic<int64_t>& at) {
-      const auto wanted = std::span<const int64_t>(*indices).subspan(size_t(batch * size));
-      return make_batch(*dataset, collate, by_rows, wanted.first(std::min(wanted.size(), size_t(size))), key, at);
-    };
+    const int64_t loop = progress_->start(*indices);
     const Options& o = options_;
-    const int64_t ahead = int64_t(o.workers) * (o.prefetch ? o.prefetch : 2);
-    if (o.workers > 0 && run->next < run->last)
-      run->prefetcher = std::make_unique<Prefetcher<B>>(run->make, run->next, run->last,
-                                                        PrefetchOptions{o.workers, ahead, o.in_order, o.timeout});
+    // The closure owns everything that it uses: a stuck worker may outlive the loop and the loader.
+    auto make = [dataset = dataset_, collate = o.collate, by_rows = default_collate_, size = o.batch_size, indices,
+                 key = RandomState{.seed = progress_->seed() ^ 0x64617461u, .step = uint64_t(progress_->epoch())}](
+                    int64_t batch, std::atomic<int64_t>& at) -> std::shared_ptr<void> {
+      const auto wanted = std::span<const int64_t>(*indices).subspan(size_t(batch * size));
+      return std::make_shared<B>(
+          make_batch(*dataset, collate, by_rows, wanted.first(std::min(wanted.size(), size_t(size))), key, at));
+    };
     Iterator iterator;
-    iterator.run_ = std::move(run);
-    iterator.fetch();
+    iterator.loop_ =
+        std::make_shared<detail::LoaderLoop>(progress_, loop, std::move(make), o.workers,
+                                             int64_t(o.workers) * (o.prefetch ? o.prefetch : 2), o.in_order, o.timeout);
+    iterator.loop_->fetch();
     return iterator;
   }
   std::default_sentinel_t end() const { return {}; }  ///< end of the epoch
@@ -219,9 +208,8 @@ template <class S = Example, class B = S> class DataLoader {
   void load_state(const LoaderState& state) { progress_->load_state(state); }
 
  private:
-  template <class Collate>
-  static B make_batch(const Dataset<S>& dataset, const Collate& collate, bool by_rows, std::span<const int64_t> wanted,
-                      RandomState key, std::atomic<int64_t>& at) {
+  static B make_batch(const Dataset<S>& dataset, const std::function<B(std::vector<S>)>& collate, bool by_rows,
+                      std::span<const int64_t> wanted, RandomState key, std::atomic<int64_t>& at) {
     if constexpr (std::same_as<S, B>) {
       if (by_rows) {
         at = wanted[0];
@@ -241,7 +229,7 @@ template <class S = Example, class B = S> class DataLoader {
       samples.push_back(dataset.get(index));
     }
     key.micro_batch = uint64_t(wanted[0]);
-    key.call = uint64_t(1) << 32;  // collate draws other numbers than the first sample
+    key.call = uint64_t(1) << 32;  // collate must not draw the numbers of the first sample again
     const RandomScope scope(key);
     B batch = collate(std::move(samples));
     check_mapped_files();

@@ -19,7 +19,7 @@
 namespace lockstep::data {
 
 /// The address range of a mapped file, in a lock-free list that the signal handler may walk at any time. The list only
-/// grows; ranges are reused.
+/// grows: a range whose file was unmapped is reused.
 struct MappedFile::Range {
   std::atomic<std::byte*> begin{nullptr};
   std::atomic<int64_t> size{0};

@@ -24,7 +24,7 @@ struct PrefetchOptions {
 
 namespace detail {
 
-/// The threads of a Prefetcher and what they have made, for items of any type.
+/// The threads of a Prefetcher, and the items that they have made, which may have any type.
 class PrefetchThreads {
  public:
   /// Makes item `job`; never null.

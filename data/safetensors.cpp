@@ -28,7 +28,8 @@ class HeaderReader final : public JsonEvents {
     if (depth() > 2 || in_array_) refuse("expected ", wanted(), ", got an object");
     if (depth() == 2) {
       in_metadata_ = key_ == "__metadata__";
-      if (in_metadata_ && std::exchange(has_metadata_, true)) refuse("__metadata__ appears twice");
+      if (in_metadata_ && std::exchange(has_metadata_, true))
+        refuse("__metadata__ appears twice; write the file again");
       if (!in_metadata_) header.entries.push_back({key_, f32, {}, -1, -1});
       seen_ = 0;
     }
@@ -46,8 +47,11 @@ class HeaderReader final : public JsonEvents {
     key_ = std::move(name);
     if (depth() == 2 && !in_metadata_) {
       field_ = key_ == "dtype" ? 1 : key_ == "shape" ? 2 : key_ == "data_offsets" ? 4 : 0;
-      if (!field_) refuse("tensor \"", header.entries.back().name, "\": unknown key \"", key_, "\"");
-      if (seen_ & field_) refuse("tensor \"", header.entries.back().name, "\": ", key_, " appears twice");
+      if (!field_)
+        refuse("tensor \"", header.entries.back().name, "\": unknown key \"", key_,
+               "\"; expected dtype, shape and data_offsets");
+      if (seen_ & field_)
+        refuse("tensor \"", header.entries.back().name, "\": ", key_, " appears twice; write the file again");
       seen_ |= field_;
     }
     return true;
@@ -82,7 +86,8 @@ class HeaderReader final : public JsonEvents {
   bool number_unsigned(number_unsigned_t value) override {
     if (!in_array_) refuse("expected ", wanted(), ", got a number");
     SafeTensorsEntry& entry = header.entries.back();
-    if (value > uint64_t(INT64_MAX)) refuse("tensor \"", entry.name, "\": ", value, " does not fit in 63 bits");
+    if (value > uint64_t(INT64_MAX))
+      refuse("tensor \"", entry.name, "\": ", value, " does not fit in 63 bits; write the file again");
     // Until check_size(), entry.offset holds the first number of data_offsets, and entry.bytes the second.
     if (field_ == 4) (count_ == 0 ? entry.offset : entry.bytes) = int64_t(value);
     else if (count_ == Dims::max_rank)
@@ -112,7 +117,9 @@ class HeaderReader final : public JsonEvents {
     int64_t bytes = size_of(entry.dtype);
     bool fits = true;
     for (const int64_t size : entry.shape) fits = fits && !__builtin_mul_overflow(bytes, size, &bytes);
-    if (!fits) refuse("tensor \"", entry.name, "\": shape ", entry.shape, " has more elements than 63 bits can count");
+    if (!fits)
+      refuse("tensor \"", entry.name, "\": shape ", entry.shape,
+             " has more elements than 63 bits can count; write the file again");
     const int64_t begin = entry.offset, end = entry.bytes;
     if (end < begin || end - begin != bytes)
       refuse("tensor \"", entry.name, "\": expected ", bytes, " bytes for ", name_of(entry.dtype), entry.shape,
@@ -209,7 +216,7 @@ Tensor SafeTensors::tensor(const std::string& name) const {
     std::string known;
     for (size_t i = 0; i < std::min<size_t>(entries().size(), 8); ++i) known += (i ? ", " : "") + entries()[i].name;
     fail(str("[safetensors] ", path_, ": no tensor \"", name, "\" among ", entries().size(), ": ", known,
-             entries().size() > 8 ? ", ..." : ""));
+             entries().size() > 8 ? ", ..." : "", "; name one of them"));
   }
   return tensor(*entry);
 }

@@ -55,8 +55,8 @@ struct DistributedOptions {
   bool pad = true;
 };
 
-/// PyTorch's rule: the epoch's list, made a multiple of `world` long, is dealt like cards. Rank r gets the samples at
-/// r, r + world, r + 2 * world, ...
+/// Divides an epoch as PyTorch does: the list of samples is padded or cut to a multiple of `world`, and rank r gets its
+/// elements r, r + world, r + 2 * world, ...
 class DistributedSampler {
  public:
   /// Error if `rank` is not below `world`, or drop_last is given with pad = false.
@@ -92,7 +92,7 @@ struct MicroBatchOptions {
 /// If the epoch's last samples do not fill a step, they are left out or the step is filled up: see drop_last.
 class MicroBatchSampler {
  public:
-  /// Error unless micro_batches is a multiple of world and there are samples for one step.
+  /// Error unless micro_batches is a multiple of world and the dataset has enough samples for one step.
   explicit MicroBatchSampler(MicroBatchOptions options);
   /// Optimizer steps of an epoch.
   int64_t steps() const {
@@ -106,7 +106,7 @@ class MicroBatchSampler {
   MicroBatchOptions options_;
 };
 
-/// How an epoch of an endless dataset (a fixed number of records) is dealt to ranks.
+/// The division of an epoch of an endless dataset, which has a fixed number of records, among ranks.
 struct StreamSampling {
   int64_t samples = 0;      ///< samples of an epoch, on all ranks; a multiple of the samples of a step
   int64_t micro_batch = 1;  ///< this and the next fields: see MicroBatchOptions

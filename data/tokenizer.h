@@ -38,7 +38,7 @@ class Tokenizer {
   virtual bool is_special(int32_t) const { return false; }
   virtual std::optional<int32_t> bos() const { return std::nullopt; }  ///< token that begins a text
   virtual std::optional<int32_t> eos() const { return std::nullopt; }  ///< token that ends a text
-  /// The last position at which this text may be cut, whatever follows it: the ids of the two parts, joined, equal
+  /// The last position at which this text may be cut, whatever text follows: the ids of the two parts, joined, equal
   /// the ids of the whole text (without special tokens around them). 0 if none is known or the tokenizer needs the
   /// whole text.
   virtual size_t last_cut(std::string_view) const { return 0; }

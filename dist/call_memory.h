@@ -7,7 +7,7 @@
 
 namespace lockstep::dist {
 
-/// Size, source and target of each transfer of a collective. Calls reuse the struct, so small ones allocate nothing.
+/// Size, source and target of each transfer of a collective. Calls reuse the struct, so small calls allocate nothing.
 struct CallMemory {
   std::vector<size_t> size;                // bytes of each item of the program
   std::vector<std::byte*> source, target;  // address of each item; null for the remote side

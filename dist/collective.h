@@ -1,5 +1,5 @@
 #pragma once
-// The names of what process groups do: kinds of call, algorithms, reduction operators.
+// The kinds of call that process groups make, their algorithms and reduction operators, and the names of all these.
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -23,6 +23,10 @@ enum class Collective : uint8_t {
   batch,
   replay
 };
+/// The name of each kind of call, in their order.
+inline constexpr std::string_view collective_names[] = {
+    "all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather", "scatter",
+    "all_to_all", "barrier",        "send",       "receive",   "batch",  "replay"};
 /// Number of collectives that have schedules. These are the first enumerators of Collective.
 inline constexpr int scheduled_collectives = 8;
 /// Algorithms of collectives (schedules/algorithms.def); `automatic` lets the engine choose.

@@ -18,7 +18,7 @@
 
 namespace lockstep::dist {
 
-/// How a rank finds its job. Filled by from_environment(), from_url() or spawn().
+/// The settings by which a rank finds its job. Filled by from_environment(), from_url() or spawn().
 struct Rendezvous {
   int rank = 0;
   int world_size = 1;
@@ -30,7 +30,7 @@ struct Rendezvous {
   std::string file;              ///< file://: rank 0 writes its address, its port and a new token into this file
   std::string job = "lockstep";  ///< name of the job; ranks of another job are refused
   std::string token;             ///< secret of the job; required unless `address` is loopback
-  std::string interface;  ///< network interface or subnet to use ("eth0", "10.0.0.0/8", "fd00::/8"); empty: chosen
+  std::string interface;  ///< network interface or subnet to use ("eth0", "10.0.0.0/8", "fd00::/8"); empty: automatic
   std::string transport = "auto";  ///< auto, threads, shm, tcp
   Seconds timeout{600};            ///< limit of one collective, and of rendezvous
   Seconds heartbeat{5};            ///< interval of heartbeats; a rank counts as silent after three without one

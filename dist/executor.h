@@ -43,7 +43,7 @@ struct Execution {
   /// Not null if the call may read and write tensors in shared memory instead of sending them; all ranks must agree.
   const InPlace* in_place = nullptr;
   Header header;               ///< sent once to each peer that receives data; each sender's header must match it
-  Control* control = nullptr;  ///< tells of failures of other ranks, which end the wait; may be null in tests
+  Control* control = nullptr;  ///< reports failures of other ranks, which end the wait; may be null in tests
   Seconds timeout{600};
   const std::string* describe = nullptr;  ///< description of the call, for messages
   const std::string* group = nullptr;     ///< name of the group, for messages

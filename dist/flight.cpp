@@ -82,7 +82,7 @@ std::optional<std::string> verdict_of(const std::string& group, const std::vecto
   for (const Record& r : records)
     if (const auto* e = r.stuck(); e && e->group == group) newest = std::max(newest, e->sequence);
   if (newest == 0) return {};
-  std::map<std::string, std::vector<int>> calls;  // call number `newest`: ranks by the call that they made
+  std::map<std::string, std::vector<int>> calls;  // the ranks by what they called as call number `newest`
   std::string late;
   for (const Record& r : records) {
     const Flight::Entry* e = r.last(group);

@@ -13,7 +13,7 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr int64_t block_bytes = 16 << 10;  // bytes of a tensor's block: those of a few ranks fit into the L2 cache
+constexpr int64_t block_bytes = 16 << 10;  // bytes of a block; the blocks of a few ranks together fit into the L2 cache
 
 /// Executes this rank's transfers, call.share. wholes[r]: the address of rank r's tensor; null if it is not needed.
 void work(const InPlace& call, std::span<std::byte* const> wholes) {

@@ -1,13 +1,13 @@
 #pragma once
-// Collectives on tensors in memory shared by all ranks of a host (shared_memory.h): no data is copied between ranks;
-// each rank reads and writes the other ranks' tensors directly. The work follows the schedule of
-// schedules/in_place.cpp: the same sums in the same order as `direct`.
+// Collectives on tensors in memory shared by all ranks of a host (shared_memory.h): no tensor data is sent; each rank
+// reads and writes the other ranks' tensors directly. The work follows the schedule of schedules/in_place.cpp: the same
+// sums in the same order as `direct`.
 //
 //   all_reduce, 2 ranks     rank 0's tensor │ chunk 0 │ chunk 1 │   Rank 0 sums chunk 0 of both tensors and writes the
 //                           rank 1's tensor │ chunk 0 │ chunk 1 │   sum into both; rank 1 does the same with chunk 1.
 //
 // The executor synchronizes all ranks before and after the work. Before it, headers say that the tensors are ready;
-// after it, other messages (marks) say that a rank needs the others' tensors no more.
+// after it, other messages (marks) say that the sender no longer needs the tensors of other ranks.
 #include <cstdint>
 #include <optional>
 #include <span>

@@ -56,7 +56,7 @@ struct Job {
 struct World {
   std::shared_ptr<Job> job;
   std::shared_ptr<ProcessGroup> group;
-  std::function<void()> after;  ///< finalizes the engine after the job was left
+  std::function<void()> after;  ///< called after the job has been left, to finalize the engine
 };
 /// An engine of process groups that the program adds to the built-in ones, for ranks that another launcher starts.
 struct AddedBackend {
@@ -72,7 +72,8 @@ void check_backend(const char* op, const std::string& backend);
 /// Makes the world group of a job that this rank has joined, with NCCL for tensors on devices if the build has it and
 /// `backend` is not native.
 World make_world(std::shared_ptr<Control> control, const std::string& backend = "auto");
-/// Sets the world of this thread, for ranks that are threads. After nullptr, the thread has the world of the process.
+/// Sets the world of this thread, for ranks that are threads. With nullptr, the thread gets the world of its process
+/// again.
 void set_thread_world(World* world);
 /// The world of this thread, else of the process, else nullptr.
 World* current_world();

@@ -1,4 +1,4 @@
-// links.cpp: sends, receives and checks what comes first in a stream: the header, and the place of a tensor in shared
+// links.cpp: sends, receives and checks the beginning of a stream: the header, and the place of a tensor in shared
 // memory. See links.h.
 #include "dist/links.h"
 

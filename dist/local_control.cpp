@@ -119,7 +119,7 @@ class LocalControl final : public Control {
     std::unique_lock lock(job_->mutex);
     if ((fault == Fault::rank_failed || fault == Fault::rank_silent) && rank >= 0 && rank != place_.rank) {
       // Another rank seems to have failed. Wait a little for that rank's own report, which explains the cause better.
-      // Or perhaps that rank has left the job.
+      // If none comes, check whether that rank has left the job.
       job_->changed.wait_for(lock, std::min(place_.heartbeat, Seconds(0.3)), [&] { return job_->failure.has_value(); });
       job_->look();
       if (!job_->failure && job_->roster.has_left(rank)) return fail(job_->roster.gone(place_.rank, rank));

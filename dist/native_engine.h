@@ -42,7 +42,7 @@ struct NativeEngine : Membership {
   Algorithm choose(const Call& call) const;
   /// Runs a collective that has a schedule.
   void collective(Call& call, uint64_t sequence);
-  /// Returns when all ranks have made this call; throws DistError mismatch when their calls differ.
+  /// Returns when all ranks have made this call. Throws DistError mismatch if the calls of two ranks differ.
   void agree(Call& call, uint64_t sequence);
   /// Sends and receives the messages in `batch`. Their data must be in host memory.
   void exchange(const Call& call, std::vector<Message>& batch);

@@ -240,7 +240,8 @@ void NativeEngine::agree(Call& call, uint64_t sequence) {
   else disseminate(mail(call), call, sequence);
 }
 
-// A rank that waits long writes to the store that it has arrived. The error at a timeout names the ranks that did not.
+// A rank that waits long in a barrier writes to the store that it has arrived. The error at a timeout names the ranks
+// that have not.
 void NativeEngine::barrier(const Call& call, uint64_t sequence) {
   const int n = int(world_ranks.size());
   if (n == 1) return;

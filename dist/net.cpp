@@ -72,7 +72,7 @@ void Outbox::flush(int fd) {
     const ssize_t n = ::send(fd, bytes_.data() + begin_, size(), MSG_NOSIGNAL);
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (n < 0) break;  // broken: a later read reports the cause, after the peer's last messages
+    if (n < 0) break;  // the connection is broken: a later read reports why, after the peer's last messages
     begin_ += size_t(n);
   }
   clear();

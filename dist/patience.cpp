@@ -12,7 +12,7 @@ std::string what(const Execution& call) {
 void Patience::wait(int rounds) {
   if (e_.control && e_.control->failed()) e_.control->raise();
   if (e_.transport) e_.transport->idle(rounds);
-  if (rounds % 8 != 0) return;  // reading the clock takes as long as the peer may need
+  if (rounds % 8 != 0) return;  // reading the clock may take longer than the peer needs
   const auto now = Clock::now();
   if (rounds == 0) {
     if (started_ == Clock::time_point()) started_ = now;
@@ -56,7 +56,7 @@ void await_cause(Control& control, int rank) {
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(4 * heartbeat + Seconds(1));
   auto told = Clock::time_point();
   while (!control.failed() && Clock::now() < until) {
-    // Report that this rank waits for `rank`: if `rank` has left the job, the store fails the job for that reason.
+    // Report that this rank waits for `rank`. If `rank` has left the job, the store then reports that as the failure.
     if (Clock::now() - told >= Seconds(0.05)) {
       control.waits(rank, 0, false);
       told = Clock::now();

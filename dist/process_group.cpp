@@ -1,4 +1,4 @@
-// process_group.cpp: the part common to all engines: checks a call before anything moves, then passes it to run().
+// process_group.cpp: what all implementations of ProcessGroup share: checks of a call before data moves, then run().
 #include "dist/process_group.h"
 
 #include <algorithm>
@@ -42,7 +42,7 @@ void check_overlap(Collective c, const Tensor& part, const Tensor& whole, const 
   const bool apart = x + size_in_bytes(part) <= y || y + size_in_bytes(whole) <= x;
   LOCKSTEP_CHECK(apart || x == allowed, at(c),
                  "expected input and output that do not overlap, or the part at its own position in the whole; got two "
-                 "that overlap in another way");
+                 "that overlap in another way; pass another tensor as output");
 }
 
 void check_reduction(Collective c, ReduceOp op, DType dtype) {

@@ -30,7 +30,7 @@ class DeviceWork;
 class Work {
  public:
   Work() = default;   ///< a handle of a completed collective
-  bool done() const;  ///< true once the results are there; errors count as done too
+  bool done() const;  ///< true once the call has ended, with results or with an error
   /// Returns when the call's tensors hold the results and may be reused; rethrows an exception of the collective. For
   /// tensors on a device, it only orders work queued later on this thread's current stream after the collective; the
   /// host does not wait for the device.
@@ -57,9 +57,10 @@ struct CollectiveOptions {
   Algorithm algorithm = Algorithm::automatic;
   std::string_view tag = {};  ///< name of the data, part of the fingerprint: detects ranks that swap two collectives
   bool async = false;         ///< true: run on the group's own thread, in the order of the calls
-  /// For send and receive: if set, the rank counts as waiting only while *awaited is true. So a receive that is posted
-  /// while the rank still computes does not look like a deadlock. If set for a tensor on a device, Work::wait() also
-  /// releases the group's reference to the tensor; call wait() while the stream that made the tensor is current.
+  /// For send and receive: if set, the control plane regards this rank as waiting only while *awaited is true. So a
+  /// receive that is posted while the rank still computes does not look like a deadlock. If set for a tensor on a
+  /// device, Work::wait() also releases the group's reference to the tensor; call wait() while the stream that made the
+  /// tensor is current.
   std::shared_ptr<const std::atomic<bool>> awaited = {};
 };
 
@@ -82,7 +83,7 @@ struct Traffic {
   int64_t in_place = 0;
 };
 
-/// One call after its checks, as engines receive it.
+/// A call whose arguments have been checked, as ProcessGroup::run() receives it.
 struct Call {
   Collective collective = Collective::barrier;
   Tensor input;   ///< this rank's input; undefined if it has none
@@ -112,7 +113,7 @@ struct Membership {
   std::vector<int> world_ranks;
 };
 
-/// A set of ranks with its collectives; the base class of all engines.
+/// A set of ranks with its collectives; the base class of native and of added groups.
 class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
  public:
   virtual ~ProcessGroup() = default;
@@ -177,8 +178,8 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   /// not compare them while recording.
   virtual std::vector<std::string> take_recorded() { return {}; }
   /// Runs a graph that repeats `calls`: calls `launch`, which launches the graph. For a graph with calls of several
-  /// groups, `launch` calls the next group's replay(), and the last one launches. All ranks must call replay(). It is
-  /// one call of the group, with its checks and timeout. traffic() counts each collective in the graph.
+  /// groups, `launch` calls the next group's replay(), and the last one launches. All ranks must call replay(). A
+  /// replay is checked and times out like one call of the group. traffic() counts each collective in the graph.
   virtual void replay(const std::vector<std::string>& calls, const std::function<void()>& launch);
 
   /// A new, uninitialised tensor in memory that the other ranks of this host can access. all_reduce, broadcast,

@@ -119,13 +119,13 @@ void reduce_into(DType dtype, ReduceOp op, std::byte* target, const std::byte* s
       case ReduceOp::min: return reduce<Min, T>(target, source, count);
       case ReduceOp::max: return reduce<Max, T>(target, source, count);
     }
-    fail(str("[reduce_into] expected a ReduceOp, got ", int(op)));
+    fail(str("[reduce_into] expected a ReduceOp (sum, mean, product, min or max), got number ", int(op)));
   });
 }
 
 void divide(DType dtype, std::byte* target, int64_t count, int64_t divisor) {
   LOCKSTEP_CHECK(divisor >= 1, "[divide] expected a divisor of at least 1, got ", divisor);
-  LOCKSTEP_CHECK(dtype != boolean, "[divide] expected a number type, got bool; a mean of bool is not defined");
+  LOCKSTEP_CHECK(dtype != boolean, "[divide] expected a number type, got bool, which has no mean; use min or max");
   dispatch_all(dtype, "divide", [&]<class T> {
     if constexpr (!std::is_same_v<T, bool>) divide_by<T>(target, count, divisor);
   });

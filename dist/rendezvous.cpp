@@ -180,7 +180,8 @@ Rendezvous Rendezvous::from_url(const std::string& url) {
                        (key == "rank" || key == "world_size" || key == "local_rank" || key == "local_world_size"),
                    "[init] expected rank, world_size, local_rank or local_world_size after '?' in '", url, "', got '",
                    item, "'");
-    LOCKSTEP_CHECK(given.emplace(key, item.substr(equals + 1)).second, "[init] expected ", key, " once in '", url, "'");
+    LOCKSTEP_CHECK(given.emplace(key, item.substr(equals + 1)).second, "[init] expected ", key, " once in '", url,
+                   "', got it twice");
     begin = end + 1;
   }
 

@@ -205,8 +205,8 @@ std::optional<DistError> Roster::silent(double now) const {
 }
 
 // Finds deadlocks: follows the waits from every rank, and looks for a cycle in which nothing has moved for three
-// heartbeat intervals. A cycle counts if all its ranks wait for messages, or are in different calls of one group, such
-// as a broadcast from rank 0 and one from rank 1. In one and the same call, ranks just wait for the slowest one.
+// heartbeat intervals. A cycle is a deadlock if all its ranks wait for messages, or are in different calls of one
+// group, such as a broadcast from rank 0 and one from rank 1. In the same call, ranks just wait for the slowest one.
 std::optional<DistError> Roster::circle(double now) const {
   const auto next = [&](int rank) {
     const Seat& seat = seats_[size_t(rank)];

@@ -28,7 +28,7 @@ class Roster {
   /// `heartbeat`: interval in seconds, which all limits are derived from.
   Roster(int world_size, double heartbeat) : heartbeat_(heartbeat), seats_(size_t(world_size)) {}
 
-  /// The reason why `member` cannot join, or nothing. `host`: rank 0, with whose settings those of `member` must agree.
+  /// The reason why `member` cannot join, or nothing. The settings of `member` must agree with those of `host`, rank 0.
   std::optional<std::string> objection(const Member& host, const Member& member) const;
   /// Records that a rank has joined.
   void sit(const Member& member, double now);
@@ -53,7 +53,7 @@ class Roster {
 
   /// The error for a rank whose connection was lost. It names the rank's last known call.
   DistError died(int rank) const;
-  /// The error for rank `who`, whose current call needs `ranks`: these have left the job.
+  /// The error for rank `who`, whose current call cannot complete, because `ranks` have left the job.
   DistError gone(int who, const std::vector<int>& ranks) const;
   /// The error for rank `who`, which found that `rank` has left. Also names other ranks that left before the same call.
   DistError gone(int who, int rank) const;

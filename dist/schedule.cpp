@@ -11,9 +11,6 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr std::string_view collectives[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce",
-                                            "gather",     "scatter",        "all_to_all", "barrier",   "send",
-                                            "receive",    "batch",          "replay"};
 constexpr std::string_view algorithms[] = {
     "automatic",
 #define ALGORITHM(x) #x,
@@ -28,8 +25,9 @@ const Rules* const table[] = {
 };
 /// The rules of an algorithm. Error for `automatic`.
 const Rules& rules_of(Algorithm algorithm) {
-  LOCKSTEP_CHECK(algorithm != Algorithm::automatic,
-                 "[schedule] expected a specific algorithm, got automatic, which has no schedule of its own");
+  LOCKSTEP_CHECK(
+      algorithm != Algorithm::automatic,
+      "[schedule] expected a specific algorithm such as ring, got automatic, which has no schedule of its own");
   return *table[size_t(algorithm)];
 }
 
@@ -43,9 +41,9 @@ Name parse(const char* what, const std::string_view (&names)[n], std::string_vie
 
 }  // namespace
 
-// Headers from other ranks may contain any number, so unknown ones are accepted here.
+// Headers from other ranks may contain any number, so a number that names no collective is not an error here.
 std::string_view name_of(Collective collective) {
-  return size_t(collective) < std::size(collectives) ? collectives[size_t(collective)] : "something unknown";
+  return size_t(collective) < std::size(collective_names) ? collective_names[size_t(collective)] : "something unknown";
 }
 std::string describe_replay(int64_t collectives) {
   return str("replay of ", collectives, collectives == 1 ? " collective" : " collectives");
@@ -53,7 +51,7 @@ std::string describe_replay(int64_t collectives) {
 std::string_view name_of(Algorithm algorithm) {
   return size_t(algorithm) < std::size(algorithms) ? algorithms[size_t(algorithm)] : "an unknown algorithm";
 }
-Collective parse_collective(std::string_view name) { return parse<Collective>("collective", collectives, name); }
+Collective parse_collective(std::string_view name) { return parse<Collective>("collective", collective_names, name); }
 Algorithm parse_algorithm(std::string_view name, const char* what) { return parse<Algorithm>(what, algorithms, name); }
 
 bool is_reduction(Collective c) {

@@ -22,7 +22,7 @@ namespace lockstep::dist {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr auto grace = std::chrono::seconds(2);       // time for the others to learn the cause and end by themselves
+constexpr auto grace = std::chrono::seconds(2);       // time in which the other ranks may learn the cause and end
 constexpr auto after_term = std::chrono::seconds(5);  // time from SIGTERM to SIGKILL
 
 void spawn_threads(int n, const std::function<void(int)>& fn, const SpawnOptions& options) {
@@ -203,7 +203,7 @@ class Children {
     int fault = 0, at_fault = 0, length = 0;
     if (std::sscanf(said.c_str(), "%d %d %n", &fault, &at_fault, &length) == 2)
       return DistError(Fault(fault), at_fault, said.substr(size_t(length)));
-    return DistError(Fault::rank_failed, rank, str("[spawn] rank ", rank, " ", end_of(status)));
+    return DistError(Fault::rank_failed, rank, str("[spawn] rank ", rank, " ", end_of(status), "; see its output"));
   }
 
   std::vector<Child> children;

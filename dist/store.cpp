@@ -20,7 +20,7 @@ namespace {
 // that many other connections arrive, even during a flood.
 constexpr int64_t most_strangers = 256;
 constexpr int most_accepts = 64;                  // accepted in a row, before existing connections are served
-constexpr size_t most_unsent = size_t(64) << 20;  // bytes queued for one rank before it counts as not reading
+constexpr size_t most_unsent = size_t(64) << 20;  // most bytes queued for a rank; above, it counts as not reading
 constexpr std::chrono::seconds stranger_time{5};
 constexpr std::chrono::seconds last_words_time{2};
 
@@ -207,7 +207,8 @@ void Store::read(Connection& connection) {
     } catch (const DistError& error) {  // the peer sent an invalid message
       if (connection.state == State::seated) {
         fail({Fault::protocol, connection.rank,
-              str(roster_.who(connection.rank), " sent a message that is damaged: ", error.what())});
+              str(roster_.who(connection.rank),
+                  " sent a message that the store cannot read (another build?): ", error.what())});
         connection.state = State::closing;  // close once the rank has read the failure
         connection.deadline = Clock::now() + last_words_time;
       } else {

@@ -14,7 +14,7 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr Seconds answer_time{5};  // the store has this time and three heartbeats, besides a request's timeout
+constexpr Seconds answer_time{5};  // the store must answer within a request's timeout + three heartbeats + this time
 
 }  // namespace
 
@@ -281,7 +281,7 @@ void TcpControl::run() {
   const auto usual = std::chrono::duration_cast<Clock::duration>(std::min(place_.heartbeat / 2, Seconds(1)));
   const auto started = Clock::now();
   auto last = started, next_heartbeat = started;
-  double attended = 0, heard = 0;  // seconds that count for timeouts; time in which this process was stopped does not
+  double attended = 0, heard = 0;  // in seconds, without the time in which this process was stopped
   for (;;) {
     pollfd polled[2] = {{wake_.get(), POLLIN, 0}, {fd_.get(), POLLIN, 0}};
     {
@@ -308,14 +308,14 @@ void TcpControl::run() {
       if (!failure_)
         fail_locked({Fault::store_lost, 0,
                      str("the store at ", endpoint(place_.address, place_.port), " is lost: ", store_name_,
-                         " died or is cut off")});
+                         " died or is cut off; see its output")});
       return;
     }
     if (failure_) continue;  // keep reading until the store closes
     if (attended - heard > 3 * place_.heartbeat.count()) {
       fail_locked({Fault::rank_silent, 0,
                    str(store_name_, ", which hosts the store, is silent: no heartbeat for ",
-                       text_of(Seconds(attended - heard)), " (stopped, swapped out, or cut off)")});
+                       text_of(Seconds(attended - heard)), " (stopped, swapped out, or cut off); see its output")});
       Writer out;
       write_failure(out, Fault::rank_silent, 0, failure_->what());
       send_locked(encode(Kind::report, 0, out.body));
@@ -345,7 +345,7 @@ bool TcpControl::read_all() {
       const std::lock_guard lock(mutex_);
       fail_locked({Fault::protocol, 0,
                    str("the store at ", endpoint(place_.address, place_.port),
-                       " sent a message that is damaged: ", error.what())});
+                       " sent a message that this rank cannot read (another build?): ", error.what())});
       return false;
     }
   }

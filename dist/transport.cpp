@@ -162,7 +162,8 @@ class NativeTransport final : public Transport {
       entries_.push_back({d.fd, short(d.for_writing ? POLLIN | POLLOUT : POLLIN), 0});
     const timespec time{0, elsewhere ? 100'000 : 20'000'000};
     const bool ready = ppoll(entries_.data(), entries_.size(), &time, nullptr) > 0;
-    if (ready && ++idle_polls_ > 1000) sleep_for_us(50);  // the data waits for another condition: avoid a busy loop
+    // If sockets stay ready, their data cannot be used yet: sleep briefly instead of polling in a busy loop.
+    if (ready && ++idle_polls_ > 1000) sleep_for_us(50);
     else if (!ready) idle_polls_ = 0;
   }
 

@@ -1,7 +1,7 @@
 #pragma once
 // Runs the calls of a group one at a time and in order: on the caller's thread while nothing is queued, else on the
 // group's own thread. Around each call it keeps the flight record, informs the control plane, and handles failures.
-// Every engine uses it.
+// Each NativeEngine (native_engine.h) has one.
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -29,7 +29,8 @@ class Turns {
   /// `group` must outlive this object.
   Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move);
 
-  /// Runs a call, now or (async) on the group's thread. Once a call has failed, every further call throws that failure.
+  /// Runs a call: at once or, if `async`, on the group's thread. Once a call has failed, every further call throws that
+  /// failure.
   Work run(Call call, bool async);
   /// Runs `fn` while no call of the group runs, without counting it as a call. Error while a call is queued.
   void aside(const std::function<void()>& fn);

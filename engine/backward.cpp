@@ -15,7 +15,7 @@
 namespace lockstep::engine {
 
 void EngineBase::Impl::watch() {
-  if (part) return;  // the schedule runs forwards and backwards
+  if (part) return;  // run_schedule() runs all forwards and backwards: no hooks are needed
   for (const Variable& p : model.parameters()) {
     if (!p.requires_grad()) continue;
     Variable handle = p;
@@ -68,8 +68,8 @@ void EngineBase::Impl::after_forward() {
   for (const Participating& one : participants) one.participant->after(parallel::Do::forward, spent);
 }
 
-/// Lets the random stream of a micro-batch continue with call number `drawn`: loading its data made the earlier ones.
-/// Ranks that share a micro-batch hold different tokens of it, so each gets a random stream of its own.
+/// Lets the random stream of a micro-batch continue with call number `drawn`: the calls before it were made to load the
+/// data. Ranks that share a micro-batch hold different tokens of it, so each gets a random stream of its own.
 void EngineBase::Impl::begin_random(int64_t micro_batch, uint64_t drawn) {
   set_random_step(uint64_t(global_steps), uint64_t(micro_batch * sharing + group->rank() % sharing));
   RandomState random = random_state();

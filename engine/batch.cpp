@@ -56,7 +56,7 @@ Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipel
   std::optional<Autocast> precise;
   if (whole.autocast) precise.emplace(*whole.autocast);
   LOCKSTEP_CHECK(sample.inputs.size() == 1, "[train_batch] expected one input of the model, got ", sample.inputs.size(),
-                 "; a model of several is trained by backward() and step()");
+                 "; for a model with several inputs, call backward() and step()");
   if (!measure && !whole.loss_fn) {
     const nn::LayerList list = model.layers();
     const auto of = list.loss;
@@ -104,8 +104,8 @@ std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data)
   return ahead;
 }
 
-/// Runs a step's list. A part's schedule runs its own micro-batches first; micro-batches that backward() has run are
-/// left out.
+/// Runs the list of actions of a step (parallel/step.h), except those of micro-batches that backward() has already run.
+/// With pipeline stages or tensor parallelism, run_schedule() runs all micro-batches first.
 void EngineBase::Impl::train(const pipeline::Data& data, std::vector<MicroBatch> ahead, parallel::Mode mode) {
   now.data = &data;
   now.ahead.assign(ahead.begin(), ahead.end());
@@ -127,7 +127,7 @@ void EngineBase::Impl::act(const Action& a) {
     case Do::draw:
       now.one = now.ahead.empty() ? draw(*now.data, a.micro_batch) : std::move(now.ahead.front());
       if (!now.ahead.empty()) now.ahead.pop_front();
-      begin_random(a.micro_batch, now.one.calls);  // the forward continues the random stream where the drawing ended
+      begin_random(a.micro_batch, now.one.calls);  // the forward continues the random stream where loading ended
       drawn = true;
       break;
     case Do::forward: {
@@ -192,15 +192,14 @@ std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int
   pipeline::Sample one;
   parallel::run(list, [&](const Action& a) {
     if (a.what == Do::draw) one = sample(data, a.micro_batch);
-    // The sum is exact: a value is nonzero on one rank only (with cp, on cp ranks).
+    // Each value is nonzero on one rank only, so the sum is exact. With cp, it has a term of each of the cp ranks.
     if (a.what == Do::losses) all = sum_of_ranks(all, "evaluation");
     if (a.what != Do::forward) return;
     Variable loss = run(one, measure);
     if (!measure && values == 2 && whole.tokens) loss = sum_and_tokens(loss, whole.tokens(one.targets));
     const Tensor found = loss.tensor();
-    LOCKSTEP_CHECK(found.numel() == values,
-                   "[eval_batch] expected `measure` to return as many values as `values` says, ", values, ", got ",
-                   found.shape());
+    LOCKSTEP_CHECK(found.numel() == values, "[eval_batch] expected `measure` to return a tensor of `values` numbers, ",
+                   values, ", got shape ", found.shape(), "; pass another `values`");
     const std::vector<double> numbers = found.to_vector<double>();
     for (size_t v = 0; v < numbers.size(); ++v) all[size_t(a.micro_batch) * numbers.size() + v] = numbers[v] / sharing;
   });
@@ -224,7 +223,7 @@ void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vecto
         [&](int64_t number) -> std::optional<pipeline::Sample> {
           if (number - first >= int64_t(ahead.size())) return data(number);
           const MicroBatch& one = ahead[size_t(number - first)];
-          begin_random(number, one.calls);  // the random state after `calls` calls made while drawing the data
+          begin_random(number, one.calls);  // the random stream after the `calls` calls that loading made
           return one.sample;
         },
         scale);

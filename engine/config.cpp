@@ -118,7 +118,7 @@ std::pair<std::string, std::string> text_of(const std::string& source) {
     return {data::read_file(source, most_bytes), source};
   }
   const std::string decoded = from_base64(source);
-  LOCKSTEP_CHECK(looks_like_json(decoded), "expected a configuration file, JSON text or that in base64, got \"",
+  LOCKSTEP_CHECK(looks_like_json(decoded), "expected a configuration file, JSON text or JSON text in base64, got \"",
                  source.substr(0, 80), source.size() > 80 ? "..." : "", "\", which is none of them");
   return {decoded, "config in base64"};
 }

@@ -153,7 +153,7 @@ struct Config {
   EmaConfig ema;
   double gradient_clipping = 1;          ///< maximal norm of the gradients; 0: no clipping
   bool prescale_gradients = false;       ///< true: divide gradients by ranks x accumulation before the sum, not after
-  double gradient_predivide_factor = 1;  ///< divide gradients by this before the sum, and by the rest after it
+  double gradient_predivide_factor = 1;  ///< divide by this before the sum, by (ranks x accumulation) / this after it
   /// Dtype for sending gradients: "fp32", "fp16", "bf16"; default: dtype of the parameters.
   std::optional<std::string> communication_data_type;
 
@@ -178,7 +178,7 @@ struct Config {
   std::map<std::string, data::Json> inert;  ///< values of given keys that have no effect here
   std::vector<std::string> warnings;        ///< about keys without effect, deprecated keys and doubtful values
 
-  mutable std::map<std::type_index, std::any> sections;  ///< see section(); reading a key adds its default values
+  mutable std::map<std::type_index, std::any> sections;  ///< see section(); reading a key adds its section
 
   /// The section of an extension, a struct of its own (engine/section.h).
   template <class T> T& section() {
@@ -225,7 +225,8 @@ std::optional<optim::DynamicLossScaler::Options> loss_scaler_options(const Confi
 
 using NamedParameters = std::vector<nn::NamedParameter>;  // nn::Module::named_parameters()
 /// The optimizers that optimizer.type names: one, or two for Muon (AdamW trains what is not a matrix); empty without a
-/// type. If it exchanges gradients, all ranks of `group` (default: dist::world()) must make this call together.
+/// type. For an optimizer that exchanges gradients, all ranks of `group` (default: dist::world()) must call this
+/// together.
 std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(const Config& config, const NamedParameters& parameters,
                                                                dist::ProcessGroup* group = nullptr);
 /// The schedule that scheduler.type names; null without a type.

@@ -157,7 +157,7 @@ void check_together(const Config& c, std::vector<std::string>& problems, std::ve
               "number_checkpoints, ",
               a.partition_activations ? "" : "partition_activations is false",
               !a.partition_activations && !a.number_checkpoints ? " and " : "",
-              a.number_checkpoints ? "" : "number_checkpoints is missing"));
+              a.number_checkpoints ? "" : "number_checkpoints is missing", "; set both, or leave this key out"));
 
   const parallel::Plan plan{.pp = int(c.pipeline.stages), .zero = int(z.stage)};
   for (const std::string& reason : parallel::reasons_against(plan, {}))

@@ -25,7 +25,7 @@ template <class T> Json sample(const Range& range) {
 template <class T> Json to(const T& value) { return Json(value); }
 template <class T> bool put(T& value, const Json& json, const Range& range) {
   if constexpr (std::is_same_v<T, std::string>)
-    if (json.is_null() && value.empty()) return true;  // null is an empty path
+    if (json.is_null() && value.empty()) return true;  // null stands for an empty path
   const auto good = coerced(json, sample<T>(range), range);
   if (!good) return false;
   if constexpr (std::is_same_v<T, bool>) value = good->as_bool();
@@ -188,7 +188,7 @@ std::string expected(const Json& fallback, const Range& range) {
   if (!fallback.is_int() && !fallback.is_number()) return what;
   if (range.least > -INFINITY && range.most <= 1e15) what += " from " + text(range.least) + " to " + text(range.most);
   else if (range.bounds())
-    what += (range.above ? " > " : " >= ") + text(range.least);  // a bound beyond 1e15 only comes from the type
+    what += (range.above ? " > " : " >= ") + text(range.least);  // a limit above 1e15 is that of the type
   return what;
 }
 

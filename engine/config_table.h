@@ -33,7 +33,7 @@ struct Range {
   double least = -INFINITY, most = INFINITY;
   bool above = false;              ///< true: the value must be above `least`, not equal
   bool anything = false;           ///< true: any JSON is allowed, not only an object
-  bool inf_is_null = false;        ///< true: "inf" means null, as accelerate writes it
+  bool inf_is_null = false;        ///< true: "inf" means null, as Accelerate writes it
   std::vector<std::string> words;  ///< the allowed words, in lower case
 
   /// True if the value is limited to an interval.
@@ -58,12 +58,12 @@ struct Key {
   /// Null for a key with an effect. Otherwise the function that reads the value. as: the key's name in the file.
   void (*take)(KeyReader& reader, const Key& key, const data::Json& value, const std::string& as);
   Slot (*slot)(void* config);  ///< where a key is stored in `config`, the struct that the table describes; may be null
-  data::Json fallback;         ///< default, or what `take` uses it for
+  data::Json fallback;         ///< the default; with `take`, any value that `take` needs
   Range range;
   std::string theirs;  ///< DeepSpeed's default, if ours differs
   std::string doc;     ///< effect of the key, or why it has none, or what to write instead
   bool automatic;      ///< true: the value may be "auto", and the library then chooses it
-  std::string wants;   ///< the text of expected(), for keys that work
+  std::string wants;   ///< the text of expected(), for keys with an effect
 };
 
 /// Makes the row of a key that has an effect. `defaults`: a config that holds the default values.
@@ -156,7 +156,7 @@ struct ParamInfo {
   std::string name;
   data::Json value;  ///< the value in effect: the file's, or the default
   bool given = false;
-  std::string doc;  ///< reason, if it has no effect
+  std::string doc;  ///< if the parameter has no effect: the reason
 };
 /// The two parts of a config that name a type and its params: "optimizer" and "scheduler".
 enum class Kind { optimizer, schedule };

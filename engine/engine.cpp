@@ -21,7 +21,7 @@ namespace lockstep::engine {
 bool is_launched() {
   for (const char* name : {"RANK", "WORLD_SIZE", "OMPI_COMM_WORLD_RANK"})
     if (std::getenv(name)) return true;
-  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");  // an interactive shell runs as a step of one task
+  const char* tasks = std::getenv("SLURM_STEP_NUM_TASKS");  // 1 also in an interactive shell
   return tasks && std::strcmp(tasks, "1") != 0;
 }
 
@@ -299,7 +299,7 @@ void EngineBase::Impl::close() noexcept {
   closed = true;
   for (auto& [parameter, id] : gradient_hooks) parameter.remove_hook(id);
   for (const int id : module_hooks) model_calls.remove_hook(id);  // the model may have been destroyed
-  saver.reset();                                                  // waits; reports errors
+  saver.reset();                                                  // waits for a running save; reports its error
   if (checkpoints) checkpoints->unwrap_blocks();
   local.reset(), caller_local.reset();
   graphs.drop();
@@ -310,8 +310,13 @@ void EngineBase::Impl::close() noexcept {
 
 // --- the interface ---
 
+Sliced::Sliced(tensor_parallel::TensorParallel model)
+    : shared_ptr(std::make_shared<const tensor_parallel::TensorParallel>(std::move(model))) {}
+
 EngineBase::EngineBase(PipelineModule module, InitializeArgs args)
     : impl_(std::make_unique<Impl>(std::move(module), args)) {}
+EngineBase::EngineBase(std::shared_ptr<nn::Module> model, InitializeArgs args)
+    : EngineBase(PipelineModule{.model = std::move(model)}, std::move(args)) {}
 EngineBase::EngineBase(EngineBase&&) noexcept = default;
 EngineBase::~EngineBase() = default;
 

@@ -16,7 +16,7 @@
 //   const double loss = engine.train_batch(data);              // all micro-batches, clip, update, next learning rate
 //
 //   engine::PipelineModule module{.layers = {pipeline::layer<nn::Linear>({.in = 10, .out = 20}), ...},
-//                                 .loss_fn = loss};
+//                                 .loss_fn = loss};           // pipeline_module.h
 //   auto engine = engine::initialize(module, {.config = "ds_config.json"});
 //
 // Reproducibility: for a given train_batch_size, micro-batch size and seed, parameters are bit-identical for any number
@@ -37,17 +37,25 @@
 #include "data/loader.h"
 #include "dist/process_group.h"
 #include "engine/config.h"
-#include "engine/exchange.h"
-#include "engine/participant.h"
 #include "nn/module.h"
 #include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "parallel/mesh.h"
-#include "parallel/tensor_parallel/apply.h"
-#include "pipeline/engine.h"
+#include "pipeline/sample.h"
 #include "zero/zero.h"
 
+namespace lockstep::pipeline {
+class Engine;
+}
+namespace lockstep::tensor_parallel {
+class TensorParallel;
+}
+
 namespace lockstep::engine {
+
+class Exchange;
+class Participant;
+struct PipelineModule;
 
 /// The data loader of InitializeArgs::training_data.
 using Loader = data::DataLoader<data::Example>;
@@ -93,29 +101,10 @@ template <class T, class From> struct GivenOrMade {
   Make make = {};
 };
 
-/// A model or a list of layers, and how it is distributed over pipeline stages.
-struct PipelineModule {
-  /// A model. Pipeline stages divide its layers(). If loss_fn is empty, the loss of layers() is used.
-  std::shared_ptr<nn::Module> model = {};
-  std::vector<pipeline::LayerSpec> layers = {};  ///< list of layers, given instead of a model
-  /// Computes the mean loss of a micro-batch from its outputs and targets.
-  pipeline::Loss loss_fn = {};
-  int num_stages = 0;                 ///< number of pipeline stages; 0: pipeline.stages of the config
-  std::string partition_method = {};  ///< how layers are divided into stages; empty: pipeline.partition of the config
-  /// Number of layers between activation checkpoints. Default: pipeline.activation_checkpoint_interval of the config.
-  std::optional<int> activation_checkpoint_interval = {};
-  /// Index of the first layer of each (virtual) stage, then the number of all layers. Overrides partition_method.
-  std::vector<int> bounds = {};
-  std::optional<pipeline::Schedule> schedule = {};  ///< a schedule of your own; overrides pipeline.schedule
-  std::optional<DType> autocast = {};               ///< f16 or bf16: forwards and losses run under Autocast
-  /// True: pipeline stages use activation checkpointing. A repeated layer of `model` then stores only its input, and
-  /// runs forward again in backward.
-  bool recompute = false;
-  /// Replaces the model's own forward, by DataParallel for example. Not with pipeline stages or tensor parallelism.
-  std::function<Variable(const Tensor& input)> forward = {};
-  /// Counts the targets over which the loss of a micro-batch is a mean. Loss and gradient of a step are then means over
-  /// all targets of all micro-batches. Not with pipeline stages or tensor parallelism.
-  std::function<int64_t(const std::vector<Tensor>& targets)> tokens = {};
+/// The result of tensor_parallel::apply() on the model, over mesh->tp(). Empty: the ranks do not cut the layers.
+struct Sliced : std::shared_ptr<const tensor_parallel::TensorParallel> {
+  Sliced() = default;
+  Sliced(tensor_parallel::TensorParallel model);  // NOLINT: implicit on purpose
 };
 
 /// Arguments of initialize().
@@ -143,7 +132,7 @@ struct InitializeArgs {
   /// On a CUDA device, train_batch() captures a step as a graph when its shapes occur for the second time, and replays
   /// it from then on (docs/cuda.md). The results are bit-identical.
   bool graphs = true;
-  std::optional<tensor_parallel::TensorParallel> sliced = {};  ///< the result of apply() on the model over mesh->tp()
+  Sliced sliced = {};  ///< the model's layers, if tensor-parallel ranks have cut them
 };
 
 /// Options of save_checkpoint().
@@ -177,6 +166,7 @@ class EngineBase {
  public:
   /// Builds the engine. Collective. Error on all ranks if the config does not suit this division of the ranks.
   EngineBase(PipelineModule module, InitializeArgs args);
+  EngineBase(std::shared_ptr<nn::Module> model, InitializeArgs args);
   EngineBase(EngineBase&&) noexcept;
   ~EngineBase();  ///< calls close(), and ignores its errors
 
@@ -300,7 +290,7 @@ class EngineBase {
   zero::Zero& zero() const;               ///< Error if the optimizer exchanges gradients itself, without ZeRO
   Exchange* exchange() const;             ///< set if the optimizer exchanges gradients itself; else null
 
-  /// The participants that the sections of the configuration made (participant.h).
+  /// The participants: objects of extensions, which the engine calls in each step (participant.h).
   std::vector<Participant*> participants() const;
   /// Finishes pending writes. Only the destructor may be called afterwards.
   void close();
@@ -339,7 +329,7 @@ Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines);
 template <class M> class Engine : public EngineBase {
  public:
   Engine(M& model, InitializeArgs args)
-      : EngineBase({.model = {std::shared_ptr<void>(), &model}}, std::move(args)), model_(&model) {}
+      : EngineBase(std::shared_ptr<nn::Module>(std::shared_ptr<void>(), &model), std::move(args)), model_(&model) {}
   M& module() const { return *model_; }  ///< the model that was given
 
   template <class... Args> auto operator()(Args&&... args) {
@@ -379,11 +369,6 @@ template <class M> Engine<M> initialize(M& model, ConfigSource config) {
 /// Builds an engine that trains a model with the caller's optimizer.
 template <class M> Engine<M> initialize(M& model, optim::Optimizer& optimizer, ConfigSource config) {
   return Engine<M>(model, {.optimizer = &optimizer, .config = std::move(config)});
-}
-
-/// Builds an engine for a list of layers, or for a model in a shared_ptr, which engine and caller own together.
-inline EngineBase initialize(PipelineModule module, InitializeArgs args) {
-  return EngineBase(std::move(module), std::move(args));
 }
 
 }  // namespace lockstep::engine

@@ -1,5 +1,5 @@
 #pragma once
-// Optimizers that exchange gradients between ranks in their update. An engine with one runs without ZeRO:
+// Optimizers that exchange gradients between ranks in their update. An engine with such an optimizer runs without ZeRO:
 //
 //   backward ─▶ sum of this rank's micro-batches ─▶ step(): unscale, check overflow, clip, exchange, update
 #include <functional>
@@ -11,6 +11,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "nn/module.h"
+#include "zero/partition.h"
 #include "zero/zero.h"
 
 namespace lockstep::engine {
@@ -21,14 +22,14 @@ class Exchange {
   struct Options {
     zero::NonFinite nonfinite = zero::NonFinite::error;  ///< what to do with gradients that are not finite
     bool accumulates = false;                            ///< true: a step has more than one micro-batch
-    std::function<void(const std::string&)> note;        ///< called with messages for people
+    std::function<void(const std::string&)> note;        ///< prints a message for the user
   };
   virtual ~Exchange() = default;
 
   virtual void add() = 0;                ///< adds the gradients of a micro-batch to the sum
   virtual void discard() = 0;            ///< drops the sum of the micro-batches' gradients
   virtual int64_t steps() const = 0;     ///< steps that were not skipped
-  virtual std::string kind() const = 0;  ///< a word for checkpoints
+  virtual std::string kind() const = 0;  ///< kind of exchange, for the plan in checkpoints: "onebit"
   /// Runs the optimizer's step, and drops the gradients; see zero::Zero::step(). The engine tells the loss scaler the
   /// outcome. Collective.
   virtual zero::StepReport step(const zero::StepOptions& options) = 0;
@@ -53,11 +54,11 @@ class Exchange {
   virtual std::vector<std::pair<std::string, int64_t>> totals() const = 0;
 };
 
-/// An optimizer of this kind also derives from this class.
+/// Optimizers that exchange gradients in their update also derive from this class.
 class Exchanging {
  public:
   virtual ~Exchanging() = default;
-  /// Takes part in an engine that trains `model` on the ranks of `group`. Collective.
+  /// Makes the Exchange of an engine that trains `model` on the ranks of `group`. Collective.
   virtual std::unique_ptr<Exchange> exchange(nn::Module& model, dist::ProcessGroup& group,
                                              Exchange::Options options) = 0;
 };

@@ -31,7 +31,7 @@ struct Breakdown {
 
 /// Returns loss * factor, computed in f32 if the loss has a 16-bit dtype.
 Variable times_factor(const Variable& loss, double factor);
-/// The same bits, with a factor that is a tensor of one element.
+/// Returns the same, bit for bit, with a factor that is a tensor of one element.
 Variable times_factor(const Variable& loss, const Tensor& factor);
 
 constexpr const char* needs_metric =
@@ -52,13 +52,13 @@ struct Participating {
 /// The step that is running.
 struct RunningStep {
   std::vector<Micro> micros;
-  /// Values that an action of the step leaves for later ones.
+  /// Values that one action of the step stores for later actions.
   struct Step {
     const pipeline::Data* data = nullptr;
-    std::deque<MicroBatch> ahead;  // micro-batches that were drawn in advance
-    MicroBatch one;                // the current one
+    std::deque<MicroBatch> ahead;  // micro-batches that were loaded in advance
+    MicroBatch one;                // the current micro-batch
     Variable loss;
-    StepGraphs::Recorded* graph = nullptr;  // recording or replaying: has tensors in place of numbers
+    StepGraphs::Recorded* graph = nullptr;  // set in a recording or replay: the step's numbers, as tensors
     std::optional<double> metric;
     double start = 0, scale_before = 1;  // scale_before: the loss scale
     int64_t backwards = 0;
@@ -69,8 +69,8 @@ struct RunningStep {
   std::optional<double> factor;   // factor of the step's losses
   bool scaled = false;            // true if the loss of the coming backward is scaled already
   bool in_pass = false, failed = false, closed = false;
-  bool drawn = false;  // true: the random stream of the coming micro-batch was started when its data were drawn
-  int64_t loops = 0;   // depth of loops over DataLoaders in which the step began
+  bool drawn = false;  // true: the random stream of the coming micro-batch was started when its data were loaded
+  int64_t loops = 0;   // number of nested loops over DataLoaders at the step's start
   bool said_unfilled = false;
   int no_sync_depth = 0;
   std::optional<zero::Zero::NoSync> local;         // set while the current backward sums on this rank only
@@ -84,8 +84,8 @@ struct Counters {
   double tokens = 0;  // tokens of the step on all ranks; 0 if losses are means
 };
 
-/// Times of the steps.
-struct Observers {
+/// Times of the steps and of their phases.
+struct StepTimes {
   Breakdown times, shown_times;  // times: of the current step; shown_times: since the last printed line
   int64_t timed_steps = 0;
   double forward_start = 0, backward_start = 0;  // by steady_seconds()
@@ -94,7 +94,7 @@ struct Observers {
 };
 
 /// The state and the parts of an engine. Functions are grouped by the file that defines them.
-struct EngineBase::Impl : RunningStep, Counters, Observers {
+struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   struct Agreed;
   /// Checks the configuration and the plan (the parallelisms to combine), and stores both in an Agreed. Then calls the
   /// constructor below, which builds everything.
@@ -139,7 +139,7 @@ struct EngineBase::Impl : RunningStep, Counters, Observers {
   double own_factor() const;       // factor that this engine applies to a loss
   /// True if the next step() updates the parameters.
   bool is_boundary() const { return !config.managed_gradient_accumulation || (micro_steps + 1) % accumulation == 0; }
-  int64_t micro_batch(int64_t ahead = 0) const;  // number of the next micro-batch, or of the one `ahead` later
+  int64_t micro_batch(int64_t ahead = 0) const;  // number of the next micro-batch, or of the one `ahead` places later
   /// Seeds the random numbers of a micro-batch, and skips the first `drawn` of them: loading the micro-batch's data has
   /// used these already.
   void begin_random(int64_t micro_batch, uint64_t drawn = 0);
@@ -166,8 +166,8 @@ struct EngineBase::Impl : RunningStep, Counters, Observers {
   std::vector<MicroBatch> draw_ahead(const pipeline::Data& data) const;  // micro-batches of the coming step
   /// Runs a step of train_batch(), or records it.
   void train(const pipeline::Data& data, std::vector<MicroBatch> ahead, parallel::Mode mode = parallel::Mode::eager);
-  void act(const parallel::Action& a);  // does what an action of the list says
-  void end_micro_batch();               // counts a micro-batch, or those of a part's schedule
+  void act(const parallel::Action& a);  // executes an action of the step's list
+  void end_micro_batch();               // counts a micro-batch, or all that run_schedule() ran
   void check_step() const;              // Error when step() is not expected
   /// Runs forward and backward of all micro-batches with pipeline stages or tensor parallelism.
   void run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead);
@@ -180,7 +180,7 @@ struct EngineBase::Impl : RunningStep, Counters, Observers {
   bool wants_metric() const;                // true for ReduceLROnPlateau
   zero::NonFinite nonfinite() const;        // what to do with gradients that are not finite
   zero::StepOptions step_options();         // scaling and clipping of the coming update
-  void begin_update();                      // notes what the update needs
+  void begin_update();                      // sets `now.options` and what report() needs
   void end_update();                        // advances schedules
   /// Calls fn. After an exception the gradients of the step cannot be used.
   template <class Fn> void guarded(const Fn& fn) {
@@ -215,7 +215,7 @@ struct EngineBase::Impl : RunningStep, Counters, Observers {
   void load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer);
   std::map<std::string, double> told() const;  // the program's settings that a checkpoint also contains
 
-  const std::function<void(const std::string&)> log;  // prints what say() says
+  const std::function<void(const std::string&)> log;  // prints the texts of say()
   optim::GradScaler* const grad_scaler;
   dist::ProcessGroup& world;  // all ranks
   Config config;              // the configuration after resolve()
@@ -241,7 +241,7 @@ struct EngineBase::Impl : RunningStep, Counters, Observers {
   std::optional<optim::DynamicLossScaler> scaler;
   std::optional<parallel::ActivationCheckpoints> checkpoints;
   std::unique_ptr<zero::Zero> zero;    // null if the optimizer exchanges gradients itself
-  std::unique_ptr<Exchange> exchange;  // set if it does; else null
+  std::unique_ptr<Exchange> exchange;  // null unless the optimizer exchanges gradients itself
   std::vector<Participating> participants;
   std::unique_ptr<Loader> loader;
   std::optional<data::RepeatingLoader<data::Example>> batches;  // endless loop over `loader`, for train_batch()

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "engine/config_table.h"
-#include "optim/schedule_list.h"
+#include "optim/schedule.h"
 #include "parallel/mesh.h"
 
 namespace lockstep::engine {
@@ -68,17 +68,18 @@ using Make = std::variant<MakeOptimizers, MakeSchedule>;
 /// A type of optimizer or schedule, which a file selects by `name`, ignoring case.
 struct NamedType {
   std::string name, doc;
-  /// The result must not be called if there are problems. Null for an optimizer that only programs make.
+  /// Reads the params, and returns the function that makes the object. Do not call that function if the params have
+  /// problems. `read` is null for an optimizer that only programs make.
   std::function<Make(Params& params)> read;
-  /// Returns why an optimizer cannot run under the plan. called: its name in messages. Null: nothing speaks against it.
+  /// Returns the reasons why an optimizer cannot run under the plan. called: its name in messages. Null: no reasons.
   std::function<std::vector<std::string>(const Config&, const parallel::Plan&, const std::string& called)> reasons = {};
   std::vector<std::string> ignored = {};  ///< keys of the file that have no effect with this optimizer
 };
-/// `reasons` of a rule that needs the whole of a matrix.
+/// NamedType::reasons of optimizers whose update needs whole matrices, such as Muon.
 std::vector<std::string> needs_matrices(const Config& config, const parallel::Plan& plan, const std::string& called);
 /// The type of optimizer that has this name, ignoring case; nullptr if there is none.
 const NamedType* type_named(const std::string& name);
-/// The types of the extensions that are built.
+/// The types of optimizers in the extensions that are built.
 const std::vector<NamedType>& types_of_extensions();
 /// The types of all optimizers that a configuration file can name.
 const std::vector<NamedType>& optimizer_types();

@@ -272,7 +272,8 @@ WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Nu
   std::vector<Offer> offers;
   for (size_t rank = 0; rank < lists.size(); ++rank) {
     offers.push_back(checkpoints::parse_offer(lists[rank], str("state of rank ", rank)));
-    LOCKSTEP_CHECK(offers.back().error.empty(), "[gather] rank ", rank, ": ", offers.back().error);
+    LOCKSTEP_CHECK(offers.back().error.empty(), "[gather] rank ", rank, ": ", offers.back().error,
+                   "; see the output of that rank");
   }
   // The bytes of all pieces, concatenated.
   const Tensor payload = size(own);

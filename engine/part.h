@@ -10,8 +10,10 @@
 #include "checkpoint/checkpoint.h"
 #include "engine/engine.h"
 #include "engine/exchange.h"
+#include "engine/pipeline_module.h"
 #include "optim/step_batch.h"
 #include "parallel/mesh.h"
+#include "parallel/tensor_parallel/apply.h"
 #include "pipeline/engine.h"
 #include "zero/zero.h"
 
@@ -38,7 +40,7 @@ struct Part : zero::OtherParts {
   std::vector<dist::ProcessGroup*> groups() const;
   /// The module that the engine trains.
   nn::Module& model();
-  /// Adds up the gradients of which each tensor-parallel rank has a term. Error if no parameter got a gradient.
+  /// Sums the gradients of which each tensor-parallel rank has only a term. Error if no parameter got a gradient.
   void complete_gradients();
   /// True if this part saves the tensor named `piece` in checkpoints. Several parts may hold a tied parameter, but only
   /// one of them saves it.
@@ -56,7 +58,7 @@ struct Part : zero::OtherParts {
 
  private:
   std::vector<NormPiece> pieces_;  // made by prepare_capture()
-  int64_t places_ = 0;             // number of norm positions of a stage
+  int64_t places_ = 0;             // largest number of trained parameters of a stage
 };
 
 /// The tensors and numbers of a checkpoint, assembled from all ranks by gather_pieces().

@@ -1,8 +1,8 @@
 #pragma once
-// A participant is called at fixed places of an engine's step, for an extension. An engine makes its participants from
-// the sections of the configuration file (section.h), on all ranks alike.
+// A participant is an object of an extension that an engine calls at fixed places of each step. An engine makes its
+// participants from the sections of the configuration file (section.h), the same ones on all ranks.
 //
-//   ready() ─▶ before(forward) ─▶ after(forward) ─▶ after(backward) ─▶ after_step() ─▶ report()
+//   ready() ─▶ before_forward() ─▶ after(forward) ─▶ after(backward) ─▶ after_step() ─▶ report()
 #include <functional>
 #include <string>
 #include <utility>
@@ -26,7 +26,7 @@ struct Trained {
 struct StepValues {
   std::vector<std::pair<std::string, double>> values;
   int64_t samples = 0;      ///< samples trained on so far
-  double milliseconds = 0;  ///< of the update
+  double milliseconds = 0;  ///< time of the update
 };
 
 /// Takes part in the steps of an engine, and has state in checkpoints.
@@ -38,8 +38,8 @@ class Participant {
   /// Called when the engine is complete, before its first step.
   virtual void ready() {}
 
-  /// Called before the forward of a micro-batch. step: number of complete steps; micro_batch: number in the step. Not
-  /// called where the model is cut by pp or tp, as is after().
+  /// Called before the forward of a micro-batch. step: number of complete steps; micro_batch: number in the step. If
+  /// the model is cut by pp or tp, neither this function nor after() is called.
   virtual void before_forward([[maybe_unused]] int64_t step, [[maybe_unused]] int64_t micro_batch) {}
   /// Called after the forward or the backward of a micro-batch.
   virtual void after([[maybe_unused]] parallel::Do what, [[maybe_unused]] double milliseconds) {}
@@ -48,16 +48,16 @@ class Participant {
   virtual void after_step([[maybe_unused]] const std::function<void(const Tensor&)>& maximum) {}
   /// Called at the end of each step. Returns text to print, or "".
   virtual std::string report([[maybe_unused]] const StepValues& step) { return ""; }
-  /// The reason why the coming step must not run as a graph, or "". ever: why no step may.
+  /// The reason why the coming step must not run as a graph, or "". ever: asks for a reason that holds for all steps.
   virtual std::string against_graphs([[maybe_unused]] bool ever) const { return ""; }
 
-  /// The tensors that checkpoints hold, by name. Loading writes into them. Equal on all ranks that train the same part
-  /// of the model. Names begin with Section::saved. Programs that load only the model skip what begins with
-  /// "optimizer.".
+  /// The tensors that checkpoints hold, by name. Loading writes into them. They must be equal on all ranks that train
+  /// the same part of the model. Names begin with Section::saved. Programs that load only the model skip tensors whose
+  /// names begin with "optimizer.".
   virtual std::vector<std::pair<std::string, Tensor>> state() const { return {}; }
-  /// What is said about a checkpoint without such tensors: "was saved without noise; it starts anew".
+  /// The end of a warning about a checkpoint without such tensors: "was saved without noise; it starts anew".
   virtual std::string without_state() const { return ""; }
-  /// What to do if a checkpoint has tensor `name` in another shape: "set noise.history to 3".
+  /// Advice for an Error about a checkpoint with tensor `name` in another shape: "set noise.history to 3".
   virtual std::string other_shape([[maybe_unused]] const std::string& name, [[maybe_unused]] const Shape& saved) const {
     return "";
   }

@@ -99,7 +99,8 @@ checkpoints::Contents EngineBase::Impl::contents(const SaveArgs& args) {
   c.numbers["engine.global_samples"] = global_samples;
   const RandomState random = random_state();
   c.numbers["random.seed"] = int64_t(random.seed);
-  c.numbers["random.step"] = global_steps;  // the next micro-batch starts there; positions within a step differ by rank
+  // Random numbers continue at the start of this step, since ranks differ in their positions within a step.
+  c.numbers["random.step"] = global_steps;
   if (loader && (!part || part->has_data)) {
     const data::LoaderState at = loader->state();
     c.numbers["data.seed"] = int64_t(at.seed);
@@ -256,7 +257,7 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
   if (!args.load_module_only) load_numbers(*found, args, with_optimizer);
   if (zero) zero->loaded();
   else exchange->loaded();
-  batches.reset();  // train_batch() makes it anew, at the loader's new position
+  batches.reset();  // train_batch() makes a new one, which starts at the loader's new position
   return found;
 }
 

@@ -5,7 +5,7 @@
 #include "engine/params.h"
 #include "optim/average.h"
 #include "optim/optim.h"
-#include "optim/schedule_list.h"
+#include "optim/schedule.h"
 #include "tensor/ops.h"
 
 namespace lockstep::engine {

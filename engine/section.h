@@ -23,31 +23,31 @@ namespace lockstep::engine {
 struct InitializeArgs;
 struct PipelineModule;
 
-/// A value of --precision (train/options.h) that trains as in bf16, and sets keys of a section besides.
+/// A value of --precision (train/options.h) that trains in bf16, and also switches on keys of a section.
 struct Precision {
-  std::string word, help;         ///< help: what it has besides, such as "noise in all inputs"
-  std::vector<std::string> keys;  ///< that are true with it
+  std::string word, help;         ///< help: what it adds to bf16, such as "noise in all inputs"
+  std::vector<std::string> keys;  ///< the keys that it sets to true
 };
 
-/// A section, and what an engine does for it. A function may be null.
+/// A section, and the functions that an engine calls for it. Each of them may be null.
 struct Section {
   std::string name;
   std::string about, page;  ///< for docs/config.md: what it is for, and a link to its page; may be empty
   std::vector<Key> keys;    ///< made by key()
-  /// Adds what is wrong with the configuration, and warnings about it. The ranges of keys were checked before.
+  /// Adds problems of the configuration, and warnings about it. The ranges of keys were checked before.
   void (*check)(const Config& config, std::vector<std::string>& problems, std::vector<std::string>& warnings) = nullptr;
   /// Returns the reasons why the configuration cannot run under a plan of ranks.
   std::vector<std::string> (*reasons)(const Config& config, const parallel::Plan& plan) = nullptr;
   /// Checks and changes a module that is about to be trained, before ranks cut it. Returns a line to print, or "".
   std::string (*prepare)(const Config& config, const InitializeArgs& args, PipelineModule& module) = nullptr;
-  /// Makes what takes part in the steps of an engine. Null: nothing does.
+  /// Makes the section's participant in the steps of an engine. Null: it has none.
   std::unique_ptr<Participant> (*start)(const Config& config, const Trained& trained) = nullptr;
-  /// Names in checkpoints of the tensors of its participant begin so: "optimizer.noise_".
+  /// In checkpoints, the names of its participant's tensors begin with this text: "optimizer.noise_".
   std::string saved = {};
-  bool fixed = false;  ///< true: a run that is resumed must have the values of its config.json
-  /// Text for docs/config.md, behind the table of keys.
+  bool fixed = false;  ///< true: a resumed run must have the values with which it began
+  /// Text for docs/config.md, placed after the table of keys.
   std::string (*reference)() = nullptr;
-  std::string (*appendix)() = nullptr;  ///< text for its end
+  std::string (*appendix)() = nullptr;  ///< text for the end of docs/config.md
   std::vector<Precision> precisions = {};
 };
 

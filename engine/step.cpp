@@ -119,9 +119,9 @@ void EngineBase::Impl::end_update() {
   if (grad_scaler) grad_scaler->update(skipped);
   norm = now.done.norm;
   skipped_steps += skipped;
-  if (skipped && !grad_scaler) return;  // a GradScaler does not stop the schedules
+  if (skipped && !grad_scaler) return;  // with a GradScaler, schedules advance even then
   std::optional<double>& metric = now.metric;
-  if (metric && world.size() > 1)  // all stages, slices and replicas must decide alike
+  if (metric && world.size() > 1)  // all ranks must get the same learning rate
     *metric = dist::all_reduced<double>({*metric}, world, {.tag = "metric of a step"})[0] / world.size();
   for (optim::Schedule* schedule : schedules) metric ? schedule->step(*metric) : schedule->step();
 }

@@ -18,20 +18,6 @@
 namespace lockstep::engine {
 namespace {
 
-template <class Sample> auto tensors_of(Sample& sample) {
-  std::vector<decltype(&sample.inputs[0])> all;
-  for (auto& x : sample.inputs) all.push_back(&x);
-  for (auto& x : sample.targets) all.push_back(&x);
-  return all;
-}
-
-pipeline::Sample like(const pipeline::Sample& sample) {
-  pipeline::Sample made;
-  for (const Tensor& x : sample.inputs) made.inputs.push_back(empty_like(x));
-  for (const Tensor& x : sample.targets) made.targets.push_back(empty_like(x));
-  return made;
-}
-
 /// Returns a key: steps with the same key can replay the same recording. The key has the shapes and dtypes of the data
 /// and, for each micro-batch, the number of calls of the random generator that loading its data made (for the first
 /// micro-batch only if `in_stages`).
@@ -44,23 +30,10 @@ std::string shapes_of(const std::vector<MicroBatch>& step, bool in_stages) {
   return key;
 }
 
-/// A hash that is 0 for the empty text only.
-int64_t hash_of(std::string_view text) {
-  return text.empty() ? 0 : int64_t(std::max<uint64_t>(dist::hash_text(text), 1));
-}
+/// A hash that is 0 for the empty text.
+int64_t hash_of(std::string_view text) { return text.empty() ? 0 : int64_t(dist::hash_text(text)); }
 
 }  // namespace
-
-bool MicroBatch::keep() {
-  for (Tensor* x : tensors_of(sample)) {
-    if (!x->defined() || x->is_exclusive()) continue;
-    if (!x->is_contiguous()) return false;
-    *x = x->clone();
-  }
-  return true;
-}
-
-bool StepGraphs::is_shared() const { return m_.world.size() > 1; }
 
 /// The process groups whose collectives a step calls. The list has the same order on all ranks.
 std::vector<dist::ProcessGroup*> StepGraphs::groups() const {
@@ -72,14 +45,6 @@ std::vector<dist::ProcessGroup*> StepGraphs::groups() const {
   return all;
 }
 
-/// The first reason of a participant against graphs, or "". ever: against all graphs.
-std::string StepGraphs::of_participants(bool ever) const {
-  std::string reason;
-  for (const Participating& one : m_.participants)
-    if (reason.empty()) reason = one.participant->against_graphs(ever);
-  return reason;
-}
-
 constexpr std::string_view on_cpu = "the model is on the CPU";
 
 std::string StepGraphs::reason_against_all() const {
@@ -89,35 +54,41 @@ std::string StepGraphs::reason_against_all() const {
     if (std::string_view(group->device_engine()) != "nccl")
       return str("tensors of ", group->size(), " ranks go through the host's memory");
   if (m_.exchange) return str(m_.optimizers[0]->name(), " exchanges gradients itself");
-  if (const std::string reason = of_participants(true); !reason.empty()) return reason;
+  for (const Participating& one : m_.participants)
+    if (const std::string reason = one.participant->against_graphs(true); !reason.empty()) return reason;
   if (m_.config.wall_clock_breakdown) return "wall_clock_breakdown measures its parts";
   return "";
 }
 
 void StepGraphs::agree() {
-  if (m_.part) never_ = agreed_reason(reason_against_all());
-}
-
-/// Returns the reason why this engine can record no step at all, or "" if it can. Computed at the first call.
-const std::string& StepGraphs::why_never() {
-  if (!never_) never_ = reason_against_all();
-  return *never_;
+  never_ = reason_against_all();
+  if (m_.part) never_ = agreed_reason(never_);
 }
 
 /// Returns a reason to run a step without a graph: the model has hooks, which a replay would not call, or a parameter
-/// has a gradient already. Returns "" if neither holds.
-std::string StepGraphs::who_listens(const Model& model) const {
-  for (const auto& [name, module] : model.modules) {
+/// has a gradient already. Returns "" if neither holds. `state` receives everything that must not change between a
+/// recording and its replay: addresses of parameters and buffers, the parameters that are trained, and the modules in
+/// training mode.
+std::string StepGraphs::who_listens(std::vector<uint64_t>& state) const {
+  const auto place = [&](const Tensor& x) {  // without memory (ZeRO 3 frees it), take the address of the storage object
+    const void* const at = x.storage()->is_empty() ? static_cast<void*>(x.storage().get()) : x.raw_data();
+    state.push_back(uint64_t(reinterpret_cast<uintptr_t>(at)));
+  };
+  for (const auto& [name, module] : m_.model.named_modules()) {
+    state.push_back(module->is_training());
     const int own = m_.zero->hooks_on(*module) + (module == &m_.model ? int(m_.module_hooks.size()) : 0);
     if (module->hook_count() != own || (module->is_wrapped() && !m_.checkpoints && m_.plan.tp == 1))
       return str("calls of ", name.empty() ? "the model" : name, " have hooks");
   }
-  for (const nn::NamedParameter& p : model.parameters) {
+  for (const nn::NamedBuffer& b : m_.model.named_buffers()) place(b.tensor);
+  for (const nn::NamedParameter& p : m_.model.named_parameters()) {
+    place(p.variable.tensor());
+    state.push_back(p.variable.requires_grad());
     if (!p.variable.requires_grad()) continue;
     auto* const leaf = static_cast<Leaf*>(p.variable.impl()->node.get());
     const auto& hooks = leaf->outputs()[0].hooks;
-    // Without the user's hooks, a parameter has one gradient hook (ZeRO's) and two on_complete hooks (ZeRO, engine); a
-    // part of a model has none.
+    // Without the user's hooks, a parameter has one gradient hook (ZeRO's) and two on_complete hooks (ZeRO's and the
+    // engine's). With pipeline stages or tensor parallelism it has none.
     const size_t own = m_.part ? 0 : 1;
     if ((hooks ? hooks->size() : 0) != own || leaf->on_complete.size() != 2 * own)
       return str("the gradient of ", p.name, " has hooks");
@@ -126,13 +97,15 @@ std::string StepGraphs::who_listens(const Model& model) const {
   return "";
 }
 
-std::string StepGraphs::why_not(const Model& model, const std::vector<MicroBatch>& step, bool has_metric) const {
-  const Device device = model.parameters.at(0).variable.device();
+std::string StepGraphs::why_not(const std::vector<MicroBatch>& step, bool has_metric,
+                                std::vector<uint64_t>& state) const {
+  const Device device = m_.model.parameters().at(0).device();
   if (!may_draw()) return "train_batch() ends a step that backward() has begun";
   if (int64_t(step.size()) < m_.accumulation) return "a micro-batch shares memory with other data";
   if (m_.wants_metric() && !has_metric) return "there is no metric";  // step() will throw the Error about it
   if (m_.whole.forward) return "the forward is not the model's own";
-  if (const std::string reason = of_participants(false); !reason.empty()) return reason;
+  for (const Participating& one : m_.participants)
+    if (const std::string reason = one.participant->against_graphs(false); !reason.empty()) return reason;
   if (trace::on()) return "a trace notes every operation";
   if (AnomalyMode::enabled()) return "AnomalyMode looks at every result";
   for (const MicroBatch& one : step) {
@@ -142,45 +115,28 @@ std::string StepGraphs::why_not(const Model& model, const std::vector<MicroBatch
       if (!x->is_contiguous()) return "a micro-batch is not row-major";
     }
   }
-  return who_listens(model);
+  return who_listens(state);
 }
 
-int64_t StepGraphs::Model::state() const {
-  std::vector<uint64_t> state;
-  const auto place = [&](const Tensor& x) {  // ZeRO 3 frees this memory
-    const void* const at = x.storage()->is_empty() ? static_cast<void*>(x.storage().get()) : x.raw_data();
-    state.push_back(uint64_t(reinterpret_cast<uintptr_t>(at)));
-  };
-  for (const nn::NamedParameter& p : parameters) {
-    place(p.variable.tensor());
-    state.push_back(p.variable.requires_grad());
-  }
-  for (const nn::NamedBuffer& b : buffers) place(b.tensor);
-  for (const auto& [name, module] : modules) state.push_back(module->is_training());
-  return hash_of({reinterpret_cast<const char*>(state.data()), state.size() * sizeof state[0]});
-}
-
-void StepGraphs::say_once(const std::string& reason) {
+/// Called if a step runs without a graph: prints the reason if it is a new one. Returns false.
+bool StepGraphs::decline(const std::string& reason) {
   last_reason_ = reason;
   if (said_.insert(reason).second) m_.say("steps run without graphs: " + reason);
+  return false;
 }
 
-std::string StepGraphs::status() {
+std::string StepGraphs::status() const {
+  if (!never_.empty()) return "none: " + never_;
+  if (replays_ == 0 && !last_reason_.empty()) return "none: " + last_reason_;
   const auto shapes = std::count_if(recorded_.begin(), recorded_.end(),
                                     [](const auto& entry) { return entry.second.graph.has_value(); });
-  if (!why_never().empty() || (replays_ == 0 && !last_reason_.empty()))
-    return "none: " + (why_never().empty() ? last_reason_ : why_never());
   return str(shapes, shapes == 1 ? " shape" : " shapes", " recorded, ", replays_, " of ", steps_, " steps replayed",
              last_reason_.empty() ? "" : "; the others: " + last_reason_);
 }
 
 bool StepGraphs::are_wanted() {
-  if (!why_never().empty()) {
-    if (wanted_ && *never_ != on_cpu) say_once(*never_);
-    return false;
-  }
-  ++steps_;
-  return true;
+  if (never_.empty()) return ++steps_, true;
+  return wanted_ && never_ != on_cpu && decline(never_);
 }
 
 /// True outside of no_sync() while no micro-batch of the coming step has run.
@@ -188,163 +144,126 @@ bool StepGraphs::may_draw() const {
   return m_.micros.empty() && m_.pending == 0 && m_.micro_steps % m_.accumulation == 0 && m_.no_sync_depth == 0;
 }
 
-std::vector<StepVote> StepGraphs::ask(const StepVote& mine, dist::ProcessGroup& ranks) const {
-  if (ranks.size() == 1) return {mine};
-  const std::vector<int64_t> all = dist::all_gathered<int64_t>({mine.reason, mine.shapes, mine.model, mine.tokens},
-                                                               ranks, {.tag = "whether a step is a graph"});
-  std::vector<StepVote> votes;
-  for (size_t at = 0; at < all.size(); at += 4) votes.push_back({all[at], all[at + 1], all[at + 2], all[at + 3]});
-  return votes;
-}
-
 /// The reason of the first rank that has a reason against a graph; "" if no rank has one.
-std::string StepGraphs::agreed_reason(const std::string& mine, const std::vector<StepVote>& votes) {
-  const auto first = std::find_if(votes.begin(), votes.end(), [](const StepVote& vote) { return vote.reason != 0; });
-  if (first == votes.end()) return "";
-  if (!is_shared()) return mine;
-  const int rank = int(first - votes.begin());
-  auto known = reasons_.find(first->reason);
-  if (known == reasons_.end())
-    known = reasons_.emplace(first->reason, dist::broadcast_text(mine, rank, m_.world, "why a step is no graph")).first;
-  const bool all =
-      std::all_of(votes.begin(), votes.end(), [&](const StepVote& v) { return v.reason == first->reason; });
-  return all ? known->second : str("rank ", m_.world.world_rank(rank), ": ", known->second);
-}
-
-std::string StepGraphs::agreed_reason(const std::string& mine) {
-  return agreed_reason(mine, ask({.reason = hash_of(mine)}, m_.world));
+std::string StepGraphs::agreed_reason(const std::string& mine) const {
+  const std::vector<std::string> all = dist::gather_texts(mine, m_.world, "why a step is no graph");
+  const auto first = std::find_if(all.begin(), all.end(), [](const std::string& one) { return !one.empty(); });
+  if (first == all.end()) return "";
+  const bool same = std::all_of(all.begin(), all.end(), [&](const std::string& one) { return one == *first; });
+  return same ? *first : str("rank ", m_.world.world_rank(int(first - all.begin())), ": ", *first);
 }
 
 /// The first difference between the collectives that the ranks of a group have recorded; "" if there is none.
 std::string StepGraphs::other_calls(const std::vector<std::string>& mine, dist::ProcessGroup& ranks) const {
   std::string text;
   for (const std::string& call : mine) text += call + "\n";
-  const int64_t hash = hash_of(text);
-  const std::vector<StepVote> votes = ask({.shapes = hash}, ranks);
-  if (std::all_of(votes.begin(), votes.end(), [&](const StepVote& v) { return v.shapes == votes[0].shapes; }))
-    return "";
   std::vector<std::istringstream> all;
   for (const std::string& one : dist::gather_texts(text, ranks, "collectives of a graph")) all.emplace_back(one);
+  std::vector<std::string> lines(all.size());
   for (int number = 1;; ++number) {
-    std::vector<std::string> lines(all.size());
     bool any = false;
     for (size_t r = 0; r < all.size(); ++r) {
       if (std::getline(all[r], lines[r])) any = true;
       else lines[r] = "nothing";
     }
     for (size_t r = 1; r < lines.size(); ++r)
-      if (lines[r] != lines[0] || !any)
+      if (lines[r] != lines[0])
         return str("collective ", number, " of it is ", lines[0], " on rank ", ranks.world_rank(0), ", ", lines[r],
                    " on rank ", ranks.world_rank(int(r)));
+    if (!any) return "";
   }
 }
 
 bool StepGraphs::run(const std::vector<MicroBatch>& step, std::optional<double> metric) {
   m_.zero->release();
-  const Model model(m_.model);
-  const std::string mine = why_not(model, step, metric.has_value());
-  StepVote vote{.reason = hash_of(mine)};
-  if (mine.empty()) {
-    vote.shapes = hash_of(shapes_of(step, m_.plan.pp > 1));
-    vote.model = model.state();
-    for (const MicroBatch& one : step) vote.tokens += std::max<int64_t>(one.tokens, 0);
+  std::vector<uint64_t> state;
+  const std::string mine = why_not(step, metric.has_value(), state);
+  int64_t own_tokens = 0;
+  for (const MicroBatch& one : step) own_tokens += std::max<int64_t>(one.tokens, 0);
+  const int64_t shapes = mine.empty() ? hash_of(shapes_of(step, m_.plan.pp > 1)) : 0,
+                model = hash_of({reinterpret_cast<const char*>(state.data()), state.size() * sizeof(uint64_t)});
+  const std::vector<int64_t> votes = dist::all_gathered<int64_t>({hash_of(mine), shapes, model, own_tokens}, m_.world,
+                                                                 {.tag = "whether a step is a graph"});
+  std::vector<int64_t> reasons, key, models;
+  double tokens = 0;
+  for (size_t at = 0; at < votes.size(); at += 4) {
+    reasons.push_back(votes[at]);
+    key.push_back(votes[at + 1]);
+    models.push_back(votes[at + 2]);
+    tokens += double(votes[at + 3]);
   }
-  const std::vector<StepVote> votes = ask(vote, m_.world);
-  if (const std::string reason = agreed_reason(mine, votes); !reason.empty()) {
-    say_once(reason);
-    return false;
+  if (reasons != std::vector<int64_t>(reasons.size())) {  // at least one rank has a reason
+    const auto [agreed, fresh] = agreed_.try_emplace(reasons);
+    if (fresh) agreed->second = agreed_reason(mine);
+    return decline(agreed->second);
   }
-  std::vector<int64_t> key, models;
-  tokens_ = 0;
-  for (const StepVote& v : votes) {
-    key.push_back(v.shapes);
-    models.push_back(v.model);
-    tokens_ += double(v.tokens);
-  }
-  auto found = recorded_.find(key);
-  if (found == recorded_.end()) {
-    if (recorded_.size() >= most) {
-      say_once(str("only the first ", most, " shapes of steps are recorded"));
-      return false;
-    }
-    found = recorded_.emplace(key, Recorded{}).first;
-  }
-  Recorded& one = found->second;
+  if (!recorded_.count(key) && recorded_.size() >= most)
+    return decline(str("only the first ", most, " shapes of steps are recorded"));
+  Recorded& one = recorded_[key];
   if (one.refused) return false;
   if (one.models != models) {
     const int moves = one.moves + !one.models.empty();
     one = Recorded{.models = std::move(models), .moves = moves, .refused = moves > 3};
-    if (one.refused) say_once("parameters, buffers or modes of the model change between steps");
-    return false;
+    return one.refused && decline("parameters, buffers or modes of the model change between steps");
   }
-  return (one.graph || record(one, step)) && replay(one, step, metric);
+  return (one.graph || record(one, step)) && replay(one, step, metric, tokens);
 }
 
 bool StepGraphs::record(Recorded& to, const std::vector<MicroBatch>& step) {
   const Device device = m_.model.parameters().at(0).device();
   const auto number = [&] { return empty({}, {.dtype = f64, .device = device}); };
-  Recorded made{.models = to.models, .moves = to.moves, .factor = number()};
-  for (const MicroBatch& one : step) {
-    made.samples.push_back(like(one.sample));
+  Recorded made{.models = to.models, .moves = to.moves, .step = step, .factor = number()};
+  m_.tokens = 0;
+  for (MicroBatch& one : made.step) {
+    for (Tensor* x : tensors_of(one.sample)) *x = empty_like(*x);
     made.tokens.push_back(one.tokens > 0 ? number() : Tensor());
+    if (!m_.part) m_.tokens += double(std::max<int64_t>(one.tokens, 0));
   }
   const AtEnd undoes([this, before = m_.micro_steps] {
+    m_.now = {};
     m_.forget();
     m_.micro_steps = before;
   });
   std::string reason;
   const std::vector<dist::ProcessGroup*> all = groups();
-  for (dist::ProcessGroup* group : all) group->take_recorded();  // drop what others recorded
+  for (dist::ProcessGroup* group : all) group->take_recorded();  // discard collectives of the program's own graphs
   if (m_.part) m_.part->prepare_capture();
   try {
     Graph graph(device);
+    m_.now = {.graph = &made};
     m_.begin_random(step[0].number, step[0].calls);
-    graph.record([&] { step_on(made, step); });
+    graph.record([&] { m_.train({}, made.step, parallel::Mode::record); });
+    for (const Micro& one : m_.micros) made.losses.push_back(one.loss);
+    made.update = m_.zero->captured();
     made.graph.emplace(std::move(graph));
   } catch (const std::exception& error) { reason = error.what(); }
   for (dist::ProcessGroup* group : all) made.calls.push_back(group->take_recorded());
   reason = agreed_reason(reason);
   if (reason.empty()) {
-    for (size_t i = 0; i < all.size(); ++i)  // call it for all groups, even after a difference that only some ranks see
+    for (size_t i = 0; i < all.size(); ++i)  // for all groups, even after a difference: other_calls() is collective
       if (const std::string found = other_calls(made.calls[i], *all[i]); reason.empty()) reason = found;
     reason = agreed_reason(reason);
   }
   if (!reason.empty()) {
     to.refused = true;
-    say_once("a step cannot be recorded: " + reason);
-    return false;
+    return decline("a step cannot be recorded: " + reason);
   }
   to = std::move(made);
   return true;
 }
 
-/// Runs a step of train_batch() that reads its data, loss factor and token counts from the tensors in `made`.
-void StepGraphs::step_on(Recorded& made, const std::vector<MicroBatch>& step) {
-  std::vector<MicroBatch> ahead = step;
-  m_.tokens = 0;
-  for (size_t i = 0; i < step.size(); ++i) {
-    ahead[i].sample = made.samples[i];
-    if (!m_.part) m_.tokens += double(std::max<int64_t>(step[i].tokens, 0));
-  }
-  const AtEnd over([this] { m_.now = {}; });
-  m_.now = {.graph = &made};
-  m_.train({}, std::move(ahead), parallel::Mode::record);
-  for (const Micro& one : m_.micros) made.losses.push_back(one.loss);
-  made.update = m_.zero->captured();
-}
-
-bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step, std::optional<double> metric) {
+bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step, std::optional<double> metric,
+                        double tokens) {
   const AtEnd over([this] { m_.now = {}; });
   m_.now = {.graph = &recorded, .metric = metric, .start = steady_seconds()};
   m_.set_factor(m_.own_factor());
-  m_.tokens = tokens_;
+  m_.tokens = tokens;
   if (!m_.zero->can_replay(m_.step_options())) {
     m_.factor.reset();
-    say_once("gradients would be scaled by a factor above 1");
-    return false;
+    return decline("gradients would be scaled by a factor above 1");
   }
   for (size_t i = 0; i < step.size(); ++i) {
-    const auto to = tensors_of(recorded.samples[i]);
+    const auto to = tensors_of(recorded.step[i].sample);
     const auto from = tensors_of(step[i].sample);
     for (size_t k = 0; k < to.size(); ++k) to[k]->copy_(*from[k]);
     if (step[i].tokens > 0) recorded.tokens[i].fill_(double(step[i].tokens));

@@ -8,8 +8,8 @@
 
 #include "data/text.h"
 #include "nn/linear.h"
-#include "optim/clip.h"
 #include "optim/optim.h"
+#include "optim/optimizer.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
 

@@ -48,7 +48,7 @@ class Trainer {
     // Mean squared error, because the targets are real numbers. Cross entropy over a single class would be constantly 0
     // and train nothing.
     const lockstep::Variable loss = lockstep::mse_loss(ddp_(x), y);
-    loss.backward();  // on return gradients are averaged over the ranks
+    loss.backward();  // when it returns, gradients are averaged over the ranks
     optimizer_.step();
     return loss.item();
   }

@@ -1,6 +1,6 @@
 #pragma once
-// For extensions of training and of data: readers and writers of files, checks of options, names that errors suggest,
-// pictures, blocks of keys and values, rules of optimizers, and engines of process groups.
+// What extensions of training and of data include: tools for files, options and error messages, SVG pictures, paged
+// keys and values, optimizer rules, collectives and their schedules, sections of the engine's configuration, timelines.
 #include "autograd/agreed.h"
 #include "autograd/split_backward.h"
 #include "base/at_end.h"
@@ -20,6 +20,7 @@
 #include "data/json_lines.h"
 #include "data/little_endian.h"
 #include "data/shown.h"
+#include "data/to_device.h"
 #include "data/utf8.h"
 #include "dist/control.h"
 #include "dist/fingerprint.h"
@@ -42,14 +43,17 @@
 #include "nn/nn.h"
 #include "optim/rules.h"
 #include "parallel/agreement.h"
+#include "parallel/flat.h"
 #include "parallel/reducer.h"
 #include "parallel/tensor_parallel/overlap.h"
 #include "tensor/batch_invariant.h"
 #include "tensor/block_layout.h"
 #include "tensor/maker.h"
 #include "tensor/paged_attention.h"
+#include "trace/trace.h"
 #include "train/action.h"
 #include "train/json_paths.h"
 #include "train/language.h"
 #include "train/optimizer_choices.h"
+#include "train/option_group.h"
 #include "zero/units.h"

@@ -1,10 +1,10 @@
 #pragma once
-// For operations of your own: Op (tensor/op.h) and what kernels and their derivatives are made of. A kernel is an
+// For operations of your own: Op (tensor/op.h) and the tools for kernels and their derivatives. A kernel is an
 // ordinary function; extensions/spectral/ is an example for the CPU.
 //
 // Programs that only use tensors need lockstep.h alone.
 #pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wpsabi"  // vectors that are wider than the registers of a program without -march
+#pragma GCC diagnostic ignored "-Wpsabi"  // warns of vectors wider than the registers of a program without -march
 #include "autograd/gradcheck.h"
 #include "autograd/loss_common.h"
 #include "autograd/recorded.h"

@@ -1,13 +1,14 @@
 #pragma once
 // Parallelism by hand, beyond lockstep.h: tensor, context and expert parallelism, pipelines, DataParallel, batch norm
-// over all ranks, activation checkpoints with DeepSpeed's options, and collectives as data.
+// over all ranks, activation checkpoints with DeepSpeed's options, and schedules of collectives.
 #include "dist/clock.h"
 #include "dist/draw.h"
 #include "dist/schedule_check.h"
 #include "dist/shard.h"
+#include "engine/pipeline_module.h"
 #include "parallel/activation_checkpoints.h"
-#include "parallel/buckets.h"
 #include "parallel/data_parallel.h"
+#include "parallel/gradient_sum.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/naive_ddp.h"
 #include "parallel/sequence/attention.h"

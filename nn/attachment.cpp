@@ -1,4 +1,4 @@
-// Products with what is attached to their layer. See attachment.h.
+// The products of layers with attachments. See attachment.h.
 #include "nn/attachment.h"
 
 namespace lockstep::nn {

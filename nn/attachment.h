@@ -1,5 +1,5 @@
 #pragma once
-// What other code attaches to a layer that multiplies by a weight (Linear, Head), without the layer knowing it:
+// Attachments of a layer that multiplies by a weight (Linear, Head). Other code adds them; the layer only calls them:
 //
 //   y = activation(place(arithmetic(x, store)) + addition(x))
 //
@@ -8,7 +8,7 @@
 //   place       spreads the product over ranks             tensor parallelism
 //   addition    adds to the result, before the activation  a low-rank adapter
 //
-// Each role is optional, and they stack.
+// Each role is optional. A layer may have several.
 #include <functional>
 #include <memory>
 #include <string>
@@ -38,8 +38,8 @@ Variable multiply(const Product& product);
 class WeightStore {
  public:
   virtual ~WeightStore() = default;
-  /// What products read: a tensor that stands for the weight (tensor/stored_matrix.h); on a tensor-parallel rank, for
-  /// the rank's slice.
+  /// The operand of products: a tensor that stands for the weight (tensor/stored_matrix.h) or, on a tensor-parallel
+  /// rank, for the rank's slice.
   virtual Variable weight() const = 0;
   /// Lists the parameters in place of "weight".
   virtual void fields(Fields& f) = 0;
@@ -52,33 +52,33 @@ class WeightStore {
 class RowGradients {
  public:
   virtual ~RowGradients() = default;
-  /// The gradient of a chunk of x, for g, the gradient of the chunk of the result. Called for each chunk; undefined if
-  /// the pass needs no gradient of x. chunk: returns these rows of a tensor that has all rows of x. The result may be
-  /// written into `place`, a matrix, if that is defined.
+  /// Returns the gradient of one chunk of x, given g, the gradient of that chunk of the result. Called for each chunk.
+  /// Returns an undefined tensor if the pass needs no gradient of x. chunk(whole) returns the chunk's rows of a tensor
+  /// that has all rows of x. If `place` is defined, the result may be written into this matrix.
   virtual Tensor of_input(const Tensor& g, const std::function<Tensor(const Tensor& whole)>& chunk,
                           const Tensor& place) = 0;
-  /// The gradient of w for g, the whole gradient of the result. Called after the last of_input().
+  /// Returns the gradient of w, given g, the gradient of the whole result. Called after the last of_input().
   virtual Tensor of_weight(const Tensor& g) = 0;
 };
 
 /// A product x w^T in chunks of x's rows. Row-parallel layers multiply one chunk while the ranks sum another
 /// (parallel/tensor_parallel/overlap.h).
 struct RowProduct {
-  const char* name = "";                              ///< of the node on the tape
-  Tensor rows;                                        ///< x, in x's shape and in the form that forward() reads
+  const char* name = "";                              ///< name of the node on the tape
+  Tensor rows;                                        ///< x in its own shape, as forward() reads it (8-bit codes, say)
   std::function<Tensor(const Tensor& rows)> forward;  ///< the product of some of the rows
   /// Begins a backward pass, in which x is input 0 and w is input 1. chunks: the number of chunks of the gradient.
   std::function<std::unique_ptr<RowGradients>(Backward& back, int64_t chunks)> backward;
 };
 
-/// Another way to multiply than by linear().
+/// A way to multiply other than linear().
 class Arithmetic {
  public:
   virtual ~Arithmetic() = default;
-  /// False if x w^T has to be an ordinary product, for example because of its sizes. x: the whole input, also where
-  /// each rank has a part of it.
+  /// True if this arithmetic can compute x w^T; it may reject some sizes or dtypes. x is the whole input, even if each
+  /// rank holds only a part of it.
   virtual bool takes(const Variable& x, const Variable& weight) const = 0;
-  /// What column-parallel layers add to a product.
+  /// The communication that column-parallel layers add to a product.
   struct Ranks {
     /// The whole input, gathered from all ranks, if x is this rank's part of it; else undefined.
     Tensor whole = {};
@@ -88,23 +88,23 @@ class Arithmetic {
   };
   /// Computes the product, with its derivative.
   virtual Variable linear(const Product& product, const Ranks& ranks) = 0;
-  /// The same for x w^T in chunks of rows, without bias and activation. The rows of a chunk must be a multiple of
-  /// row_multiple().
+  /// Prepares x w^T, without bias and activation, as a product in chunks of rows. The number of rows in a chunk must be
+  /// a multiple of row_multiple().
   virtual RowProduct in_rows(const Product& product) = 0;
   virtual int64_t row_multiple() const { return 1; }  ///< see in_rows()
 };
 
-/// What is attached to a layer.
+/// The attachments of a layer.
 struct Attachment {
   std::shared_ptr<WeightStore> store;
   std::weak_ptr<Arithmetic> arithmetic;           ///< in effect as long as its owner keeps it
   std::function<Variable(const Product&)> place;  ///< computes the product over all ranks
   std::shared_ptr<Module> addition;
-  std::string addition_name;  ///< the field's name in the layer
+  std::string addition_name;  ///< the name of `addition` among the layer's fields
 
   /// True if nothing is attached.
   bool is_empty() const { return !store && !place && !addition && arithmetic.expired(); }
-  /// The product of a layer with these parameters, and with what is attached but for the addition.
+  /// The product of a layer with these parameters and all its attachments except the addition.
   Variable product(const Variable& x, const Variable& weight, const Variable& bias, Activation activation,
                    bool training) const;
 };

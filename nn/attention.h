@@ -14,7 +14,7 @@ namespace lockstep::nn {
 struct KvCache {
   Tensor keys, values;
   int64_t length = 0;
-  /// Dtype of the stored values; f16 and bf16 halve the memory. Default: the dtype of k.
+  /// Dtype of the stored values; f16 and bf16 halve the memory. Default: the dtype of the appended keys.
   std::optional<DType> dtype = {};
   const std::vector<int32_t>* table = nullptr;
 
@@ -39,7 +39,7 @@ class BlockPattern {
   virtual std::string name() const = 0;  ///< for MultiHeadAttention::options()
   virtual int64_t block() const = 0;     ///< tokens of a block
   virtual bool is_causal() const = 0;    ///< true if layouts end at the diagonal
-  /// The layout of a sequence, with ceil(tokens / block()) rows, on the default device. heads: of the whole model.
+  /// The layout of a sequence, with ceil(tokens / block()) rows, on the default device. heads: the whole model's.
   virtual BlockLayout layout(int64_t heads, int64_t tokens) const = 0;
 };
 /// A layout as a mask per token: bool (layout.heads, tokens, tokens), true where a block is attended to.
@@ -137,8 +137,8 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   void sliced(const PartOf& of) override;
   int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override;
   double flops_beside(int64_t tokens) const override;
-  /// Replaces the sparse pattern, and makes the layer as causal as it. Error if the layer has a window or a part of a
-  /// sequence, or is causal and the pattern is not.
+  /// Replaces the sparse pattern; the layer becomes causal if the pattern is. Error if the layer has a window, runs
+  /// under context parallelism, or is causal while the pattern is not.
   void set_sparsity(std::shared_ptr<const BlockPattern> pattern);
   std::string options() const override;
 

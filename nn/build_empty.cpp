@@ -1,5 +1,5 @@
-// BuildEmpty: storages without memory that remember their initialisation. See build_empty.h.
-#include "nn/build_empty.h"
+// BuildEmpty: storages without memory that remember their initialisation. See init.h.
+#include "nn/init.h"
 
 #include <string_view>
 
@@ -21,8 +21,8 @@ struct Origin {
   Shape shape;
   TensorOptions options;
   std::vector<Step> steps;
-  std::function<Tensor()> make;  // replaces steps
-  std::string what;              // description of make
+  std::function<Tensor()> make;  // if set, replaces steps
+  std::string what;              // describes what make returns
   std::vector<std::function<Tensor(const Tensor&)>> changes;
 };
 
@@ -78,7 +78,7 @@ void fill(const Variable& parameter) {
   if (!of) return;
   const NoGrad no_grad;
   const Tensor& there = parameter.tensor();
-  const std::shared_ptr<void> kept = there.storage()->origin();  // refill() would release it
+  const std::shared_ptr<void> kept = there.storage()->origin();  // keeps `of` alive, which refill() releases
   const bool in_place = of->make || (there.dtype() == of->options.dtype && there.device() == of->options.device);
   if (of->changes.empty() && in_place) {
     const Tensor made = of->make ? of->make() : Tensor();
@@ -138,7 +138,7 @@ void check_held(const std::string& where, const Held& held, double layers,
   const std::shared_ptr<Module> model = make();
   double numbers = 0;
   for (const NamedParameter& p : model->named_parameters()) numbers += double(p.variable.numel());
-  constexpr double most_of_a_byte = 4;  // 2-bit codes
+  constexpr double most_of_a_byte = 4;  // weights that are stored as 2-bit codes
   refuse_unless(numbers <= most_of_a_byte * double(held.bytes), str(numbers, " parameters"));
 }
 

@@ -92,12 +92,18 @@ PoolArgs args_of(const Size& kernel, const std::optional<Size>& stride, const Si
           .dilation = dims_of(dilation),
           .ceil_mode = ceil_mode};
 }
-/// Returns the text of a pooling layer's options().
-inline std::string text_of(const PoolArgs& args) { return str("kernel ", args.kernel, ", stride ", args.stride); }
+/// Base of pooling layers.
+template <class Derived> struct AnyPool : Layer<Derived> {
+  std::string options() const override { return str("kernel ", args.kernel, ", stride ", args.stride); }
+  PoolArgs args;
+
+ protected:
+  explicit AnyPool(PoolArgs args) : args(std::move(args)) {}
+};
 }  // namespace pools
 
 /// Maximum of each window.
-struct MaxPool2d : Layer<MaxPool2d> {
+struct MaxPool2d : pools::AnyPool<MaxPool2d> {
   struct Options {
     Pair kernel = 2;
     std::optional<Pair> stride = {};
@@ -105,16 +111,15 @@ struct MaxPool2d : Layer<MaxPool2d> {
     bool ceil_mode = false;
   };
   MaxPool2d() : MaxPool2d(Options()) {}
-  explicit MaxPool2d(const Options& o) : args(pools::args_of(o.kernel, o.stride, o.padding, o.dilation, o.ceil_mode)) {}
+  explicit MaxPool2d(const Options& o)
+      : AnyPool(pools::args_of(o.kernel, o.stride, o.padding, o.dilation, o.ceil_mode)) {}
   Variable forward(const Variable& x) { return max_pool2d(x, args); }
   /// Returns the positions of the maxima, too.
   VariableIndices with_indices(const Variable& x) { return max_pool2d_indices(x, args); }
-  std::string options() const override { return pools::text_of(args); }
-  PoolArgs args;
 };
 
 /// Mean of each window; with count_include_pad, padding counts as zeros.
-struct AvgPool2d : Layer<AvgPool2d> {
+struct AvgPool2d : pools::AnyPool<AvgPool2d> {
   struct Options {
     Pair kernel = 2;
     std::optional<Pair> stride = {};
@@ -122,12 +127,10 @@ struct AvgPool2d : Layer<AvgPool2d> {
     bool ceil_mode = false, count_include_pad = true;
   };
   AvgPool2d() : AvgPool2d(Options()) {}
-  explicit AvgPool2d(const Options& o) : args(pools::args_of(o.kernel, o.stride, o.padding, Pair(1), o.ceil_mode)) {
+  explicit AvgPool2d(const Options& o) : AnyPool(pools::args_of(o.kernel, o.stride, o.padding, Pair(1), o.ceil_mode)) {
     args.count_include_pad = o.count_include_pad;
   }
   Variable forward(const Variable& x) { return avg_pool2d(x, args); }
-  std::string options() const override { return pools::text_of(args); }
-  PoolArgs args;
 };
 
 /// Mean of each of `output` windows (-1: as many as the input has pixels). The windows have nearly equal sizes and

@@ -25,7 +25,7 @@ struct Cut {
     columns,     ///< the outputs of a Linear (column parallel)
     rows,        ///< the inputs of a Linear (row parallel); the ranks' outputs are summed
     vocabulary,  ///< rows of a table: Embedding, Head
-    features,    ///< computes each feature (last dim) separately; after columns, x has a rank's features
+    features,    ///< computes each feature (last dim) separately; after columns, x has only this rank's features
     tokens,      ///< computes each token separately; may run on a part of the sequence (dim -2)
     experts,     ///< one of several experts, which are divided among ranks
   };

@@ -3,7 +3,6 @@
 
 #include <cmath>
 
-#include "nn/build_empty.h"
 #include "tensor/ops.h"
 
 namespace lockstep::nn::init {

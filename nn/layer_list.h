@@ -1,7 +1,7 @@
 #pragma once
 // LayerList: a model as a list of layers, each with the fields it uses. Running the layers in order gives the same as
 // forward(), and a pipeline may be cut between any two of them (pipeline/layers.h). Layers that list the same parameter
-// are thereby tied.
+// share it (tied weights).
 //
 //   nn::LayerList layers() override {
 //     nn::LayerList list;

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "nn/build_empty.h"
 #include "nn/init.h"
 
 namespace lockstep::nn {

@@ -25,7 +25,7 @@ struct Linear : Layer<Linear> {
   void fields(Fields& f) override;
   std::string options() const override;
 
-  Variable weight, bias;  ///< weight: only its shape, dtype and device count if attached.store keeps it
+  Variable weight, bias;  ///< if attached.store holds the weight, only the shape, dtype and device of `weight` count
   Attachment attached;    ///< what extensions and tensor parallelism have attached
 };
 

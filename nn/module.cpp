@@ -10,7 +10,7 @@
 #endif
 
 #include "base/classic_text.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "nn/named_fields.h"
 
 namespace lockstep::nn {
@@ -182,7 +182,7 @@ LoadReport Module::load_state(const State& state, bool strict) {
   if (strict && !report.missing.empty()) problems += "\n missing:" + join(report.missing);
   if (strict && !report.unexpected.empty()) problems += "\n unexpected:" + join(report.unexpected);
   LOCKSTEP_CHECK(problems.empty(), "[load_state] the state does not fit this ", kind(), "; nothing was changed",
-                 problems);
+                 problems, "\nload a state of the same module");
   for (auto& [place, source] : copies) {
     if (place.storage()->origin()) place.storage()->refill();  // allocates a parameter that was built empty
     place.copy_(*source);

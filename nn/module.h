@@ -196,8 +196,8 @@ class Module {
   /// True while a CallHook is installed.
   bool is_wrapped() const { return hooks_ && hooks_->around; }
   /// How calls run when the parts of a model are on different devices: tensor arguments are moved to `device`, and
-  /// results to `output` if it is set. `hold` runs before forward(); its result is kept alive until the call ends. It
-  /// may therefore load parameters for the duration of the call.
+  /// results to `output` if it is set. `hold` runs before forward(); its result is kept alive until the call ends.
+  /// `hold` may therefore load parameters for the duration of the call.
   struct RunOn {
     Device device;
     std::optional<Device> output;

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "autograd/stand_in.h"
-#include "nn/build_empty.h"
 #include "nn/init.h"
 
 namespace lockstep::nn {
@@ -43,7 +42,8 @@ Tensor values_of(const Variable& weight) { return is_built_empty(weight) ? start
 }  // namespace
 
 LayerNorm::LayerNorm(const Options& o) : shape(o.shape), eps(o.eps) {
-  LOCKSTEP_CHECK(shape.rank() > 0, "[LayerNorm] expected a shape of at least one dim");
+  LOCKSTEP_CHECK(shape.rank() > 0,
+                 "[LayerNorm] expected a shape of at least one dim: the sizes of the trailing dims to normalise over");
   if (!o.affine) return;
   weight = parameter(shape, 1);
   if (o.bias) bias = parameter(shape, 0);

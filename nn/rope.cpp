@@ -30,7 +30,8 @@ void check_rope(const Rope& r, int64_t head_size) {
       "[Rope] expected finite base > 1, finite factor > 0 and original_context >= 0, got ", r.base, ", ", r.factor,
       " and ", r.original_context);
   LOCKSTEP_CHECK(r.scaling != Rope::Scaling::dynamic || d > 2,
-                 "[Rope] dynamic scaling needs more than 2 features to rotate, got ", d);
+                 "[Rope] dynamic scaling needs more than 2 features to rotate, got ", d,
+                 "; raise partial, or take larger heads");
   LOCKSTEP_CHECK(
       r.scaling != Rope::Scaling::llama3 || (r.low_freq_factor > 0 && r.high_freq_factor > r.low_freq_factor),
       "[Rope] expected 0 < low_freq_factor < high_freq_factor, got ", r.low_freq_factor, " and ", r.high_freq_factor);

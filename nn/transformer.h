@@ -1,6 +1,6 @@
 #pragma once
 // The transformers of torch.nn: encoder and decoder layers, stacks of layers, the whole model (Vaswani et al., 2017).
-// Parameter names, defaults and masks are PyTorch's. For decoder-only models use nn/models/block.h. Each layer has a
+// Parameter names, defaults and masks are PyTorch's. For decoder-only models use nn/models/gpt.h. Each layer has a
 // second operator(), with which a caller can write masks in braces.
 //
 //   nn::Transformer model({.width = 64, .heads = 4, .encoder_layers = 2, .decoder_layers = 2});

@@ -39,7 +39,7 @@ void WeightAverage::swap() {
   for (size_t i = 0; i < averages_.size(); ++i) {
     const Tensor& parameter = parameters_[i].tensor();
     if (comes_in) own_.push_back(parameter.clone());
-    else follow(averages_[i], parameter);  // keeps the f32 bits
+    else follow(averages_[i], parameter);  // keeps an f32 average that still rounds to its 16-bit parameter
     parameter.copy_(comes_in ? averages_[i] : own_[i]);
     stand_in(parameters_[i]) = comes_in ? buffers_ : nullptr;
   }

@@ -1,6 +1,6 @@
 // Gradient clipping. Norms are computed from sums of squares over blocks of fixed length, so their bits depend neither
 // on the number of threads nor on how a parameter is sharded.
-#include "optim/clip.h"
+#include "optim/optimizer.h"
 
 #include <algorithm>
 #include <cmath>

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "optim/clip.h"
 #include "optim/optimizer.h"
 #include "optim/step_batch.h"
 #include "tensor/graph.h"
@@ -33,7 +32,7 @@ struct Optimizer::OnDevice {
   std::vector<Taking> recorded;  // parameters of the captured step
   bool clips = false, has_norm = false;
   bool is_new = false;  // true: captured, but not replayed yet
-  bool writes = false;  // true: the graph may write to parameters after the step; its replays do not count versions
+  bool writes = false;  // true: the graph may also write parameters after the step; a replay changes no versions
 };
 
 namespace {

@@ -59,7 +59,7 @@ void Optimizer::add_group_of(std::vector<Variable> parameters, bool may_be_empty
   for (const Variable& p : parameters) {
     LOCKSTEP_CHECK(p.defined() && p.is_leaf(), "[", name(), "] expected leaf variables as parameters, got ",
                    p.defined() ? "the output of an operation" : "an undefined one", "; pass model.parameters()");
-    const bool is_frozen = p.dtype() == i8 || p.dtype() == u8;  // as the codes of a weight are
+    const bool is_frozen = p.dtype() == i8 || p.dtype() == u8;  // such as the codes of a quantised weight
     LOCKSTEP_CHECK(is_floating(p.dtype()) || is_frozen, "[", name(), "] expected floating parameters, got ", p.dtype(),
                    "; leave that one out");
     LOCKSTEP_CHECK(known.insert(p.impl().get()).second, "[", name(), "] a parameter of shape ", p.shape(),
@@ -118,7 +118,7 @@ void Optimizer::step(double grad_scale) {
     Prepared at = prepare(*t.parameter);
     ++at.state.step;
     advance(t.group, at.parameter, at.grad, at.state, at.low, grad_scale);
-    t.parameter->tensor().storage()->bump_version(name());  // here, in case the next parameter throws
+    t.parameter->tensor().storage()->bump_version(name());  // already here, because the next parameter may throw
   }
   written(here);
 }

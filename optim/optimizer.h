@@ -1,7 +1,7 @@
 #pragma once
 // Optimizer: the base class of all optimizers. An update rule is a function update(parameter, gradient, state) on one
 // tensor. Master weights, ZeRO and offload can therefore wrap any rule. The base class handles parameters, groups and
-// state by name.
+// state by name. The end of this header declares norms of gradients, and clipping.
 #include <cmath>
 #include <map>
 #include <memory>
@@ -32,8 +32,8 @@ struct OptimizerState {
   std::map<std::string, double> numbers;
 };
 
-/// Records a write: gives the storage a version number that no other storage has. Code that remembers the number can
-/// detect later writes to this storage, and that a tensor now has another storage.
+/// Records a write: gives the storage a version number that no other storage has. Code that remembers the
+/// number of a tensor's storage can detect later writes, and can detect that the tensor was given another storage.
 void stamp(Storage& storage, const char* writer);
 /// Updates `copy`, a parameter's copy in higher precision, after other code has written the parameter. An element of
 /// the copy stays as it is if it still rounds to the parameter's element.
@@ -61,9 +61,9 @@ class Optimizer {
   Optimizer(const Optimizer&) = delete;
 
   /// Updates all parameters that have a gradient; gradients are multiplied by grad_scale (loss scaling, clipping). f16
-  /// and bf16 parameters have f32 master copies in the state, which pick up writes by others since the last step. On a
-  /// CUDA device, rules with is_one_kernel() update all parameters of a dtype in one launch, and the step may be
-  /// captured in a Graph: see before_replay().
+  /// and bf16 parameters have f32 master copies in the state. If other code has written such a parameter since the last
+  /// step, its copy is updated first. On a CUDA device, rules with is_one_kernel() update all parameters of a dtype in
+  /// one launch, and the step may be captured in a Graph: see before_replay().
   virtual void step(double grad_scale = 1);
   /// Makes a step with scaled and clipped gradients: same bits as unscale_(), clip_grad_norm() and step(). On a CUDA
   /// device the gradients are not modified and the host does not wait.
@@ -138,13 +138,13 @@ class Optimizer {
 
  protected:
   Optimizer();
-  /// Adds a group. Error if it is empty (unless may_be_empty), or for a parameter that is undefined, no leaf, or in
-  /// another group.
+  /// Adds a group. Error if it is empty (unless may_be_empty), or for a parameter that is undefined, not a leaf, or
+  /// already in a group.
   void add_group_of(std::vector<Variable> parameters, bool may_be_empty = false);
   /// Addresses of a group's options by name.
   virtual std::map<std::string, double*> options(int group) = 0;
 
-  /// The arguments of update(). For a 16-bit parameter, `parameter` is the f32 master copy and `low` the parameter.
+  /// The arguments of update(). For a 16-bit parameter, `parameter` is the f32 master copy and `low` is the parameter.
   struct Prepared {
     Tensor parameter, grad, low;
     ParameterState& state;
@@ -250,12 +250,34 @@ template <class Options, class Base = Optimizer> class OptimizerOf : public Base
 
 /// Declares the constructors (defined by LOCKSTEP_OPTIMIZER_CONSTRUCTORS, optim/rules.h) and overrides that every
 /// optimizer has. Members that follow the macro are public.
-#define LOCKSTEP_OPTIMIZER(Class)                                                                                      \
- public:                                                                                                               \
-  Class(std::vector<Variable> parameters, const Class##Options& options);                                              \
-  explicit Class(const std::vector<Group>& groups);                                                                    \
-  const char* name() const override { return #Class; }                                                                 \
-  void update(int group, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) \
-      override
+#define LOCKSTEP_OPTIMIZER(Class)                                                       \
+ public:                                                                                \
+  Class(std::vector<::lockstep::Variable> parameters, const Class##Options& options);   \
+  explicit Class(const std::vector<Group>& groups);                                     \
+  const char* name() const override { return #Class; }                                  \
+  void update(int group, ::lockstep::Tensor& parameter, const ::lockstep::Tensor& grad, \
+              ::lockstep::optim::ParameterState& state, ::lockstep::Tensor& low, double grad_scale) override
+
+// --- norms of gradients, and clipping (clip.cpp) ---
+/// Norm of all gradients together: Euclidean (norm_type 2), maximum (infinity) or p-norm. Parameters without a gradient
+/// are skipped.
+double grad_norm(const std::vector<Variable>& parameters, double norm_type = 2);
+
+/// Returns the norm of one gradient from the f64 sum of its squares. Rounds the norm to f32 unless the gradient is f64,
+/// so that the norm of a gradient that ranks hold in shards equals that of the whole gradient. The norm of several
+/// gradients is the root of the sum of their squared norms, added in the order of the model's parameters.
+double norm_of_squares(double sum, DType dtype);
+
+/// clip_grad_norm() if the gradients' norm is known already: scales all gradients by max_norm / (norm + 1e-6) if this
+/// factor is below 1. Returns `norm`.
+double clip_to_norm(const std::vector<Variable>& parameters, double norm, double max_norm);
+
+/// Scales all gradients by max_norm / (norm + 1e-6) if this factor is below 1. Returns the norm before clipping. A norm
+/// that is infinite or NaN makes the gradients 0 or NaN, as in PyTorch: check the result, or set error_if_nonfinite.
+double clip_grad_norm(const std::vector<Variable>& parameters, double max_norm, double norm_type = 2,
+                      bool error_if_nonfinite = false);
+
+/// Clamps every element of every gradient to [-clip_value, clip_value].
+void clip_grad_value(const std::vector<Variable>& parameters, double clip_value);
 
 }  // namespace lockstep::optim

@@ -12,10 +12,10 @@ namespace lockstep::optim {
 
 /// Defines the constructors that LOCKSTEP_OPTIMIZER declares. They are not in a header, so that a program does not
 /// compile the constructors of every optimizer.
-#define LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Class)                                    \
-  Class::Class(std::vector<Variable> parameters, const Class##Options& options) { \
-    add_group(std::move(parameters), options);                                    \
-  }                                                                               \
+#define LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Class)                                                \
+  Class::Class(std::vector<::lockstep::Variable> parameters, const Class##Options& options) { \
+    add_group(std::move(parameters), options);                                                \
+  }                                                                                           \
   Class::Class(const std::vector<Group>& groups) { add_groups(groups); }
 
 /// 1 - beta^step, or 1 without bias correction.

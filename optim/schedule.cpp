@@ -34,6 +34,29 @@ double warmup(Warmup kind, int64_t t, int64_t steps) {
 /// Returns the step to use in DeepSpeed's formulas at step t. DeepSpeed's schedules give steps 0 and 1 the same value.
 int64_t deepspeed_step(int64_t t) { return std::max<int64_t>(t - 1, 0); }
 
+template <class O> void check(const O&) {}
+void check(const StepLR::Options& o) { check_positive("StepLR", "step_size", double(o.step_size)); }
+void check(const CosineAnnealingLR::Options& o) { check_positive("CosineAnnealingLR", "T_max", double(o.T_max)); }
+void check(const CosineAnnealingWarmRestarts::Options& o) {
+  check_positive("CosineAnnealingWarmRestarts", "T_0", double(o.T_0));
+  LOCKSTEP_CHECK(o.T_mult >= 1, "[CosineAnnealingWarmRestarts] expected T_mult >= 1, got ", o.T_mult);
+}
+void check(const LinearLR::Options& o) {
+  LOCKSTEP_CHECK(o.start_factor > 0 && o.start_factor <= 1, "[LinearLR] expected start_factor in (0, 1], got ",
+                 o.start_factor);
+  LOCKSTEP_CHECK(o.end_factor >= 0 && o.end_factor <= 1, "[LinearLR] expected end_factor in [0, 1], got ",
+                 o.end_factor);
+  check_positive("LinearLR", "total_iters", double(o.total_iters));
+}
+void check(const ConstantLR::Options& o) {
+  LOCKSTEP_CHECK(o.factor >= 0 && o.factor <= 1, "[ConstantLR] expected factor in [0, 1], got ", o.factor);
+}
+void check(const PolynomialLR::Options& o) { check_positive("PolynomialLR", "total_iters", double(o.total_iters)); }
+
+template <class O> std::optional<PerGroup> floor_of(const O&) { return 0.0; }
+std::optional<PerGroup> floor_of(const CosineAnnealingLR::Options& o) { return o.eta_min; }
+std::optional<PerGroup> floor_of(const CosineAnnealingWarmRestarts::Options&) { return {}; }
+
 }  // namespace
 
 double PerGroup::operator[](int group) const {
@@ -88,7 +111,7 @@ void Schedule::load_state(const std::map<std::string, double>& state) {
   }
   base_ = base;
   enter(int64_t(state.at("step")));
-  for (int g = 0; g < optimizer_.group_count(); ++g)  // rates that others have changed
+  for (int g = 0; g < optimizer_.group_count(); ++g)  // restores rates that other code had changed
     if (const auto rate = state.find("lr." + std::to_string(g)); rate != state.end())
       optimizer_.set(g, "lr", rate->second);
 }
@@ -111,72 +134,50 @@ LambdaLR::LambdaLR(Optimizer& optimizer, std::function<double(int64_t)> factor)
 }
 double LambdaLR::value(int g, int64_t t) const { return base(g) * factor_(t); }
 
-StepLR::StepLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(options) {
-  check_positive("StepLR", "step_size", double(o_.step_size));
+template <class O>
+FormulaLR<O>::FormulaLR(Optimizer& optimizer, O options)
+    : Schedule(optimizer, floor_of(options)), o_(std::move(options)) {
+  check(o_);
   apply();
 }
-double StepLR::value(int g, int64_t t) const { return base(g) * std::pow(o_.gamma, double(t / o_.step_size)); }
 
-MultiStepLR::MultiStepLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(std::move(options)) {
-  apply();
+template <> double StepLR::value(int g, int64_t t) const {
+  return base(g) * std::pow(o_.gamma, double(t / o_.step_size));
 }
-double MultiStepLR::value(int g, int64_t t) const {
+template <> double MultiStepLR::value(int g, int64_t t) const {
   return base(g) * std::pow(o_.gamma, double(std::count_if(o_.milestones.begin(), o_.milestones.end(),
                                                            [t](int64_t m) { return m <= t; })));
 }
-
-ExponentialLR::ExponentialLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(options) { apply(); }
-double ExponentialLR::value(int g, int64_t t) const { return base(g) * std::pow(o_.gamma, double(t)); }
-
-CosineAnnealingLR::CosineAnnealingLR(Optimizer& optimizer, Options options)
-    : Schedule(optimizer, options.eta_min), o_(options) {
-  check_positive("CosineAnnealingLR", "T_max", double(o_.T_max));
-  apply();
-}
-double CosineAnnealingLR::value(int g, int64_t t) const {
+template <> double ExponentialLR::value(int g, int64_t t) const { return base(g) * std::pow(o_.gamma, double(t)); }
+template <> double CosineAnnealingLR::value(int g, int64_t t) const {
   return o_.eta_min + (base(g) - o_.eta_min) * (1 + std::cos(pi * double(t) / double(o_.T_max))) / 2;
 }
-
-CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(Optimizer& optimizer, Options options)
-    : Schedule(optimizer), o_(options) {
-  check_positive("CosineAnnealingWarmRestarts", "T_0", double(o_.T_0));
-  LOCKSTEP_CHECK(o_.T_mult >= 1, "[CosineAnnealingWarmRestarts] expected T_mult >= 1, got ", o_.T_mult);
-  apply();
-}
-double CosineAnnealingWarmRestarts::value(int g, int64_t t) const {
+template <> double CosineAnnealingWarmRestarts::value(int g, int64_t t) const {
   int64_t period = o_.T_0, inside = t;
   if (o_.T_mult == 1) inside %= period;
   else
     for (; inside >= period; period *= o_.T_mult) inside -= period;
   return o_.eta_min + (base(g) - o_.eta_min) * (1 + std::cos(pi * double(inside) / double(period))) / 2;
 }
-
-LinearLR::LinearLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(options) {
-  LOCKSTEP_CHECK(o_.start_factor > 0 && o_.start_factor <= 1, "[LinearLR] expected start_factor in (0, 1], got ",
-                 o_.start_factor);
-  LOCKSTEP_CHECK(o_.end_factor >= 0 && o_.end_factor <= 1, "[LinearLR] expected end_factor in [0, 1], got ",
-                 o_.end_factor);
-  check_positive("LinearLR", "total_iters", double(o_.total_iters));
-  apply();
-}
-double LinearLR::value(int g, int64_t t) const {
+template <> double LinearLR::value(int g, int64_t t) const {
   return base(g) * (o_.start_factor +
                     (o_.end_factor - o_.start_factor) * double(std::min(t, o_.total_iters)) / double(o_.total_iters));
 }
-
-ConstantLR::ConstantLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(options) {
-  LOCKSTEP_CHECK(o_.factor >= 0 && o_.factor <= 1, "[ConstantLR] expected factor in [0, 1], got ", o_.factor);
-  apply();
+template <> double ConstantLR::value(int g, int64_t t) const {
+  return t < o_.total_iters ? base(g) * o_.factor : base(g);
 }
-double ConstantLR::value(int g, int64_t t) const { return t < o_.total_iters ? base(g) * o_.factor : base(g); }
-
-PolynomialLR::PolynomialLR(Optimizer& optimizer, Options options) : Schedule(optimizer, 0.0), o_(options) {
-  check_positive("PolynomialLR", "total_iters", double(o_.total_iters));
-  apply();
-}
-double PolynomialLR::value(int g, int64_t t) const {
+template <> double PolynomialLR::value(int g, int64_t t) const {
   return base(g) * std::pow(1 - double(std::min(t, o_.total_iters)) / double(o_.total_iters), o_.power);
 }
+
+template class FormulaLR<StepLROptions>;
+template class FormulaLR<MultiStepLROptions>;
+template class FormulaLR<ExponentialLROptions>;
+template class FormulaLR<CosineAnnealingLROptions>;
+template class FormulaLR<WarmRestartsOptions>;
+template class FormulaLR<LinearLROptions>;
+template class FormulaLR<ConstantLROptions>;
+template class FormulaLR<PolynomialLROptions>;
 
 OneCycleLR::OneCycleLR(Optimizer& optimizer, Options options) : Schedule(optimizer), o_(std::move(options)) {
   check_groups("OneCycleLR", "max_lr", o_.max_lr);
@@ -212,7 +213,7 @@ double OneCycleLR::anneal(int64_t t, bool of_momentum, int g) const {
   const double rates[] = {start_lr, o_.max_lr[g], start_lr / o_.final_div_factor},
                momenta[] = {o_.max_momentum, o_.base_momentum};
   double begin = 0;
-  t = std::min(t, o_.total_steps - 1);  // the last call leaves the rate
+  t = std::min(t, o_.total_steps - 1);  // the last call keeps the rate of the call before
   for (size_t i = 0;; ++i) {
     const Phase& p = phases_[i];
     if (double(t) > p.end && i + 1 < phases_.size()) {

@@ -7,6 +7,7 @@
 // recursions do. See the constructor of Schedule for exceptions.
 #include <functional>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -57,7 +58,7 @@ class Schedule {
 
   Optimizer& optimizer_;
   int64_t step_ = 0;
-  std::optional<int64_t> from_ = -1;  // step that set the current rates; -1: base rates; none: apply() overwrites them
+  std::optional<int64_t> from_ = -1;  // step whose rates are set; -1: base rates; nullopt: apply() overwrites any rate
   std::string momentum_;              // option that follows the schedule ("momentum" or "beta1"), if any
 
  private:
@@ -84,117 +85,80 @@ class LambdaLR : public Schedule {
 /// nanoGPT).
 std::function<double(int64_t t)> warmup_cosine(int64_t warmup, int64_t steps, double last);
 
-/// Rate at step t: base * gamma ^ floor(t / step_size), where base is the group's initial rate.
-class StepLR : public Schedule {
+/// A schedule whose rate is a formula of its options O, the step, and `base`, the initial rate of the group.
+template <class O> class FormulaLR : public Schedule {
  public:
-  struct Options {
-    int64_t step_size;
-    double gamma = 0.1;
-  };
-  StepLR(Optimizer& optimizer, Options options);
+  using Options = O;                           ///< see the schedules below
+  FormulaLR(Optimizer& optimizer, O options);  ///< Error for options out of range
 
  private:
   double value(int group, int64_t t) const override;
-  Options o_;
+  O o_;
 };
 
-/// Rate at step t: base * gamma ^ (number of milestones reached), where base is the group's initial rate.
-class MultiStepLR : public Schedule {
- public:
-  struct Options {
-    std::vector<int64_t> milestones;
-    double gamma = 0.1;
-  };
-  MultiStepLR(Optimizer& optimizer, Options options);
-
- private:
-  double value(int group, int64_t t) const override;
-  Options o_;
+/// Options of StepLR.
+struct StepLROptions {
+  int64_t step_size;
+  double gamma = 0.1;
 };
+/// Rate at step t: base * gamma ^ floor(t / step_size).
+using StepLR = FormulaLR<StepLROptions>;
 
-/// Rate at step t: base * gamma ^ t, where base is the group's initial rate.
-class ExponentialLR : public Schedule {
- public:
-  struct Options {
-    double gamma;
-  };
-  ExponentialLR(Optimizer& optimizer, Options options);
-
- private:
-  double value(int group, int64_t t) const override;
-  Options o_;
+/// Options of MultiStepLR.
+struct MultiStepLROptions {
+  std::vector<int64_t> milestones;
+  double gamma = 0.1;
 };
+/// Rate at step t: base * gamma ^ (number of milestones reached).
+using MultiStepLR = FormulaLR<MultiStepLROptions>;
 
-/// Rate at step t: eta_min + (base - eta_min) (1 + cos(pi t / T_max)) / 2, where base is the group's initial rate.
-class CosineAnnealingLR : public Schedule {
- public:
-  struct Options {
-    int64_t T_max;
-    double eta_min = 0;
-  };
-  CosineAnnealingLR(Optimizer& optimizer, Options options);
-
- private:
-  double value(int group, int64_t t) const override;
-  Options o_;
+/// Options of ExponentialLR.
+struct ExponentialLROptions {
+  double gamma;
 };
+/// Rate at step t: base * gamma ^ t.
+using ExponentialLR = FormulaLR<ExponentialLROptions>;
 
-/// Cosine from the group's initial rate to eta_min over T_0 steps, then again over T_0 T_mult steps, and so on (SGDR;
-/// Loshchilov and Hutter, 2017).
-class CosineAnnealingWarmRestarts : public Schedule {
- public:
-  struct Options {
-    int64_t T_0, T_mult = 1;
-    double eta_min = 0;
-  };
-  CosineAnnealingWarmRestarts(Optimizer& optimizer, Options options);
-
- private:
-  double value(int group, int64_t t) const override;
-  Options o_;
+/// Options of CosineAnnealingLR.
+struct CosineAnnealingLROptions {
+  int64_t T_max;
+  double eta_min = 0;
 };
+/// Rate at step t: eta_min + (base - eta_min) (1 + cos(pi t / T_max)) / 2.
+using CosineAnnealingLR = FormulaLR<CosineAnnealingLROptions>;
 
-/// The group's initial rate times a factor that goes linearly from start_factor to end_factor in total_iters steps.
-class LinearLR : public Schedule {
- public:
-  struct Options {
-    double start_factor = 1.0 / 3, end_factor = 1;
-    int64_t total_iters = 5;
-  };
-  LinearLR(Optimizer& optimizer, Options options);
-
- private:
-  double value(int group, int64_t t) const override;
-  Options o_;
+/// Options of CosineAnnealingWarmRestarts.
+struct WarmRestartsOptions {
+  int64_t T_0, T_mult = 1;
+  double eta_min = 0;
 };
+/// Cosine from base to eta_min over T_0 steps, then again over T_0 T_mult steps, and so on (SGDR; Loshchilov and
+/// Hutter, 2017).
+using CosineAnnealingWarmRestarts = FormulaLR<WarmRestartsOptions>;
 
-/// The group's initial rate times `factor` until step total_iters, then the initial rate.
-class ConstantLR : public Schedule {
- public:
-  struct Options {
-    double factor = 1.0 / 3;
-    int64_t total_iters = 5;
-  };
-  ConstantLR(Optimizer& optimizer, Options options);
-
- private:
-  double value(int group, int64_t t) const override;
-  Options o_;
+/// Options of LinearLR.
+struct LinearLROptions {
+  double start_factor = 1.0 / 3, end_factor = 1;
+  int64_t total_iters = 5;
 };
+/// Rate: base times a factor that goes linearly from start_factor to end_factor in total_iters steps.
+using LinearLR = FormulaLR<LinearLROptions>;
 
-/// Rate at step t: base * (1 - t / total_iters) ^ power, where base is the group's initial rate.
-class PolynomialLR : public Schedule {
- public:
-  struct Options {
-    int64_t total_iters = 5;
-    double power = 1;
-  };
-  PolynomialLR(Optimizer& optimizer, Options options);
-
- private:
-  double value(int group, int64_t t) const override;
-  Options o_;
+/// Options of ConstantLR.
+struct ConstantLROptions {
+  double factor = 1.0 / 3;
+  int64_t total_iters = 5;
 };
+/// Rate: base * factor until step total_iters, then base.
+using ConstantLR = FormulaLR<ConstantLROptions>;
+
+/// Options of PolynomialLR.
+struct PolynomialLROptions {
+  int64_t total_iters = 5;
+  double power = 1;
+};
+/// Rate at step t: base * (1 - t / total_iters) ^ power.
+using PolynomialLR = FormulaLR<PolynomialLROptions>;
 
 /// PyTorch's OneCycleLR (Smith, 2018): the rate goes up to max_lr, then down far below its first value. Momentum falls
 /// while the rate rises.
@@ -374,6 +338,56 @@ class OneCycle : public Schedule {
   double decay(int64_t t, double rate) const;
   Options o_;
   int64_t first_, total_;
+};
+
+// --- schedules composed of schedules, as in PyTorch (schedule_list.cpp) ---
+//   SequentialLR schedule(opt, {scheduled<LinearLR>({.start_factor = 0.1, .total_iters = 100}),
+//                               scheduled<CosineAnnealingLR>({.T_max = 900})}, {100});
+
+/// Creates a schedule for an optimizer.
+using MakeSchedule = std::function<std::unique_ptr<Schedule>(Optimizer& optimizer)>;
+
+/// Returns a function that makes a schedule of type Class with `options`.
+template <class Class> MakeSchedule scheduled(typename Class::Options options) {
+  return [options](Optimizer& optimizer) { return std::make_unique<Class>(optimizer, options); };
+}
+
+/// Base of ChainedScheduler and SequentialLR. All schedules of the list start from the same base rates. Error for an
+/// empty list, or for ReduceLROnPlateau.
+class ScheduleList : public Schedule {
+ public:
+  /// Makes the schedules. name: the class name in error messages. floor: as in Schedule's constructor.
+  ScheduleList(const char* name, Optimizer& optimizer, const std::vector<MakeSchedule>& schedules,
+               std::optional<PerGroup> floor = {});
+  void load_state(const std::map<std::string, double>& state) override;
+
+ protected:
+  std::vector<std::unique_ptr<Schedule>> parts_;
+};
+
+/// Multiplies the base rate by the factors of all schedules of the list. Error for schedules that cycle (OneCycleLR,
+/// CyclicLR, OneCycle).
+class ChainedScheduler : public ScheduleList {
+ public:
+  /// All schedules start at step 0.
+  ChainedScheduler(Optimizer& optimizer, const std::vector<MakeSchedule>& schedules);
+
+ private:
+  double value(int group, int64_t t) const override;
+};
+
+/// Runs one schedule after another. Each later schedule begins at a milestone, with its own step 0.
+class SequentialLR : public ScheduleList {
+ public:
+  /// Error unless the milestones increase and there is one milestone less than there are schedules.
+  SequentialLR(Optimizer& optimizer, const std::vector<MakeSchedule>& schedules, std::vector<int64_t> milestones);
+
+ private:
+  double value(int group, int64_t t) const override;
+  void apply() override;
+  /// The schedule that is active at step t, and that schedule's own step.
+  std::pair<size_t, int64_t> place(int64_t t) const;
+  std::vector<int64_t> milestones_;
 };
 
 }  // namespace lockstep::optim

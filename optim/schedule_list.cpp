@@ -1,5 +1,5 @@
-// ScheduleList, ChainedScheduler and SequentialLR. See schedule_list.h.
-#include "optim/schedule_list.h"
+// ScheduleList, ChainedScheduler and SequentialLR. See schedule.h.
+#include "optim/schedule.h"
 
 #include <algorithm>
 

@@ -60,8 +60,8 @@ void StepBatch::check_recordable(const char* op) const {
 
 int64_t StepBatch::bytes() const { return int64_t(sizeof(StepControl) + slots_.size() * sizeof(StepSlot)); }
 
-/// Writes host bytes to device memory. They travel as a kernel's arguments, so the host memory may be reused at once,
-/// and a graph can record the write.
+/// Writes host bytes to device memory. The bytes travel as a kernel's arguments, so the host memory may be reused at
+/// once, and a graph can record the write.
 void StepBatch::write(const Tensor& to, int64_t at, const void* bytes, size_t size) const {
   kernels::store_numbers(device_, bytes_of(to) + at, bytes, size);
 }

@@ -1,9 +1,9 @@
 #pragma once
 // An optimizer step over many tensors of a device, in few launches: the updates are collected first, then run by one
-// kernel for each (rule, dtype of the parameter, dtype of the gradient). Their numbers (learning rate, step, ...) lie
-// in device memory, and a small kernel writes them there, so that a recorded step (graph.h) can be replayed with
-// another learning rate. The device itself may decide whether the step is made (no NaN found) and how gradients are
-// scaled.
+// kernel for each (rule, dtype of the parameter, dtype of the gradient). The updates' numbers (learning rate, step
+// count) lie in device memory, and a small kernel writes them there, so that a recorded step (graph.h) can be replayed
+// with another learning rate. The device itself may decide whether the step is made (no NaN found) and how gradients
+// are scaled.
 //
 //   batch.clear();
 //   { StepBatch::Scope scope(batch, group, step); adam(...); adam(...); }  // collects; nothing runs yet
@@ -48,7 +48,8 @@ struct StepPiece {
   uint8_t unused[2] = {};  // explicit padding, because the bytes are compared
 };
 
-/// Options of an update rule, shared by tensors with the same number of updates: `step`, which includes this one.
+/// Options of an update rule. Tensors of a parameter group share a slot if their options and their numbers of updates
+/// are equal. step: the number of updates, this one included.
 struct StepSlot {
   int64_t step = 0;
   alignas(8) std::byte args[112] = {};  ///< the rule's options
@@ -103,8 +104,8 @@ class StepBatch {
   /// Writes control and options to the device. keeps_skipped: true does not overwrite the device's count of skipped
   /// steps.
   void set(const StepControl& control, bool keeps_skipped = false);
-  /// Error when the collected step cannot be recorded: all calls with the same key (see Scope) must share one StepSlot,
-  /// and an earlier set() must have allocated enough memory for the slots.
+  /// Error if the collected step cannot be recorded. All updates that were collected under one key (see Scope) must
+  /// share one StepSlot, and an earlier set() must have allocated enough memory for the slots.
   void check_recordable(const char* op) const;
 
   /// A tensor for add_squares(): the sum of squares of its chunk i goes to sums[at + i].
@@ -159,7 +160,7 @@ class StepBatch {
 // Finds the slot with these options, or makes one.
 template <class Args> bool StepBatch::add_numbers(const Args& args) {
   static_assert(sizeof(Args) <= sizeof StepSlot::args && std::is_trivially_copyable_v<Args>);
-  const auto is_same = [&](const Slot& slot) {  // a key belongs to one rule
+  const auto is_same = [&](const Slot& slot) {  // updates under one key are by one rule
     Args other;
     std::memcpy(&other, slot.numbers.args, sizeof other);
     return slot.key == key_ && slot.numbers.step == step_ && other == args;

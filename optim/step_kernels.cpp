@@ -1,4 +1,4 @@
-// Which kernels an optimizer step has on which device. See step_kernels.h.
+// The kernels of optimizer steps on each device. See step_kernels.h.
 #include "optim/step_kernels.h"
 
 namespace lockstep::kernels {

@@ -1,5 +1,5 @@
 #pragma once
-// The kernels of an optimizer step: update rules, and what StepBatch (step_batch.h) does for many tensors at once.
+// The kernels of an optimizer step: update rules, and the parts of a StepBatch (step_batch.h) of many tensors.
 #include "tensor/op.h"
 #include "tensor/tensor.h"
 

@@ -9,7 +9,7 @@
 #include "dist/fingerprint.h"
 #include "dist/numbers.h"
 #include "dist/texts.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "tensor/ops.h"
 
 namespace lockstep::parallel {

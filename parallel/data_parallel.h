@@ -80,7 +80,7 @@ class Replicas {
 ///   devices.
 /// - The module itself is replica 0. Changes that the other replicas make to buffers (running means) or plain fields
 ///   are lost.
-/// - Replica i draws random numbers as micro-batch micro_batch * devices + i of the step (tensor/random.h).
+/// - Replica i draws the random numbers of the step's micro-batch number micro_batch * devices + i (tensor/random.h).
 /// - Hooks and prints run in the replicas' threads, concurrently.
 template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
  public:

@@ -10,113 +10,351 @@
 
 #include <algorithm>
 #include <cmath>
+#include <exception>
+#include <limits>
+#include <map>
+#include <optional>
+#include <unordered_map>
+#include <unordered_set>
 
+#include "autograd/tape.h"
+#include "base/suggest.h"
 #include "dist/fingerprint.h"
-#include "nn/build_empty.h"
+#include "dist/numbers.h"
+#include "nn/init.h"
 #include "parallel/agreement.h"
+#include "parallel/flat.h"
 #include "parallel/naive_ddp.h"
+#include "parallel/reducer.h"
 #include "tensor/ops.h"
 
 namespace lockstep::parallel {
 
 using Ddp = DistributedDataParallel;
 
-Ddp::DistributedDataParallel(nn::Module& module, Options options, dist::ProcessGroup* group)
-    : Buckets(group ? group : &dist::world()), module_(module), options_(std::move(options)), group_(*mean_) {
-  LOCKSTEP_CHECK(std::isfinite(options_.bucket_mib) && options_.bucket_mib > 0,
-                 "[ddp] expected a finite bucket_mib > 0, got ", options_.bucket_mib);
-  std::vector<std::string> lines{
-      str("options bucket_mib ", options_.bucket_mib, ", find_unused_parameters ", options_.find_unused_parameters,
-          ", static_graph ", options_.static_graph, ", broadcast_buffers ", options_.broadcast_buffers, ", init_sync ",
-          options_.init_sync, ", algorithm ", name_of(options_.algorithm), ", hook ", bool(options_.hook))};
-  for (std::string& line : describe_model(module_)) lines.push_back(std::move(line));
-  check_agreement("ddp", lines, group_);
-  std::vector<Reducer::Parameter> all;
-  std::vector<size_t> order;
-  for (const auto& p : module_.named_parameters()) {
-    if (p.variable.requires_grad()) order.push_back(all.size());
-    all.push_back({.name = p.name, .variable = p.variable});
+struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
+  Impl(nn::Module& model, Options o, dist::ProcessGroup& ranks) : module(model), options(std::move(o)), group(ranks) {
+    LOCKSTEP_CHECK(std::isfinite(options.bucket_mib) && options.bucket_mib > 0,
+                   "[ddp] expected a finite bucket_mib > 0, got ", options.bucket_mib);
+    std::vector<std::string> lines{
+        str("options bucket_mib ", options.bucket_mib, ", find_unused_parameters ", options.find_unused_parameters,
+            ", static_graph ", options.static_graph, ", broadcast_buffers ", options.broadcast_buffers, ", init_sync ",
+            options.init_sync, ", algorithm ", name_of(options.algorithm), ", hook ", bool(options.hook))};
+    for (std::string& line : describe_model(module)) lines.push_back(std::move(line));
+    check_agreement("ddp", lines, group);
+    std::vector<Reducer::Parameter> all;
+    std::vector<size_t> order;
+    for (const auto& p : module.named_parameters()) {
+      if (p.variable.requires_grad()) order.push_back(all.size());
+      all.push_back({.name = p.name, .variable = p.variable});
+    }
+    LOCKSTEP_CHECK(!order.empty(), "[ddp] expected a module with parameters that require grad, got none in ",
+                   module.kind(), "; a model that is not trained needs no wrapper");
+    nn::fill(module);
+    if (options.init_sync) broadcast_module(module, group);
+    std::reverse(order.begin(), order.end());
+    reducer.emplace(*this, &group, Reducer::Rules{.name = "ddp", .overlap = options.overlap, .shows = true},
+                    std::move(all));
+    ordered(order);
   }
-  LOCKSTEP_CHECK(!order.empty(), "[ddp] expected a module with parameters that require grad, got none in ",
-                 module_.kind(), "; a model that is not trained needs no wrapper");
-  nn::fill(module_);
-  if (options_.init_sync) broadcast_module(module_, group_);
-  std::reverse(order.begin(), order.end());
-  listen({.name = "ddp", .overlap = options_.overlap, .shows = true}, std::move(all));
-  make_buckets(order);
-}
 
-/// Divides the parameters into buckets, in the given order. The constructor gives the reverse order of fields(). After
-/// the first backward, ordered() gives the order in which rank 0's gradients were ready, so that buckets fill earlier.
-void Ddp::make_buckets(const std::vector<size_t>& order) {
-  const double mib = 1 << 20;
-  const auto cap = int64_t(std::clamp(options_.bucket_mib * mib, 1., 0x1p60));
-  cut(order, cap, options_.bucket_mib == DdpOptions().bucket_mib ? int64_t(mib) : cap, true);
-  labels_.clear(), tags_.clear();
-  const auto all = buckets();
-  for (const std::vector<std::string>& names : all) {
-    labels_.push_back(str("bucket ", labels_.size(), " of ", all.size(), ", ", names.front(), " to ", names.back()));
-    std::string lines;
-    for (const std::string& name : names) lines += name + "\n";
-    tags_.push_back(str("ddp ", labels_.back(), ", #", std::hex, dist::hash_text(lines) >> 32));
+  // --- buckets ---
+
+  /// Divides the parameters into buckets, in the given order. The constructor passes the reverse order of fields().
+  /// After the first backward, the reducer passes the order in which rank 0's gradients were ready: with it, buckets
+  /// fill sooner.
+  void ordered(const std::vector<size_t>& order) override {
+    const double mib = 1 << 20;
+    const auto cap = int64_t(std::clamp(options.bucket_mib * mib, 1., 0x1p60));
+    reducer->cut(order, cap, options.bucket_mib == DdpOptions().bucket_mib ? int64_t(mib) : cap, true);
+    buckets.clear(), tags.clear();
+    for (const Reducer::Unit& unit : reducer->units) {
+      Bucket& b = buckets.emplace_back(Bucket{int(buckets.size()), int(reducer->units.size()), {}, {}, {}, {}});
+      std::string lines;
+      for (const size_t i : unit.members) {
+        b.names.push_back(reducer->parameters[i].name);
+        lines += b.names.back() + "\n";
+      }
+      b.label = str("bucket ", b.index, " of ", b.count, ", ", b.names.front(), " to ", b.names.back());
+      tags.push_back(str("ddp ", b.label, ", #", std::hex, dist::hash_text(lines) >> 32));
+    }
   }
-}
+
+  std::function<void()> start(size_t b, const Tensor& flat) override {
+    const int active = join && join->divides_by_active ? int(join->active.size()) : group.size();
+    const bool all = active == group.size();
+    if (!options.hook) {
+      const dist::Work work = group.all_reduce(flat, {.op = all ? dist::ReduceOp::mean : dist::ReduceOp::sum,
+                                                      .algorithm = options.algorithm,
+                                                      .tag = tags[b],
+                                                      .async = true});
+      return [=]() mutable {
+        dist::Work(work).wait();
+        if (!all) div_scalar_(flat, active);
+      };
+    }
+    const auto bucket = std::make_shared<Bucket>(buckets[b]);
+    bucket->gradients = flat;
+    for (size_t i = 0; i < bucket->names.size(); ++i) bucket->parameters.push_back(reducer->view(b, flat, i));
+    return [this, flat, active, all, bucket, rest = options.hook(*bucket, group)] {
+      if (rest) rest();
+      LOCKSTEP_CHECK(bucket->gradients.defined() && bucket->gradients.storage() == flat.storage() &&
+                         bucket->gradients.numel() == flat.numel(),
+                     "[ddp] expected the communication hook to leave its result in bucket.gradients, of ", flat.numel(),
+                     " elements, got another tensor; write into bucket.gradients in place");
+      if (!all) mul_scalar_(flat, double(group.size()) / active);
+    };
+  }
+
+  // --- the gradients that a backward pass must produce. By default every parameter must get one in each step, and at
+  // most one per pass (Error otherwise). find_unused_parameters walks the graph of the forward's output to find the
+  // parameters that get none. static_graph expects each later pass to give as many as the first pass. ---
+
+  void pass(Reducer::Pass moment, size_t) override {
+    if (answers) return;
+    if (moment == Reducer::Pass::backward_ends) return check_pass();
+    if (moment != Reducer::Pass::begins) return;
+    if (join && reducer->is_syncing()) agree(Phase::backward);
+    expect_gradients();
+  }
+
+  /// Marks the parameters that `output` depends on.
+  void look_at(const Variable& output) {
+    saw_forward = true;
+    // After several forwards, backward may start from any of their outputs. Every parameter is then expected to get a
+    // gradient.
+    if (++forwards > 1) return reachable.clear();
+    std::unordered_map<const Node*, size_t> leaves;
+    for (size_t i = 0; i < reducer->parameters.size(); ++i)
+      leaves.emplace(reducer->parameters[i].variable.impl()->node.get(), i);
+    reachable.assign(reducer->parameters.size(), false);
+    std::vector<Node*> stack{output.impl()->node.get()};
+    std::unordered_set<const Node*> seen{stack[0]};
+    bool any = false;
+    while (!stack.empty()) {
+      Node* node = stack.back();
+      stack.pop_back();
+      if (const auto found = leaves.find(node); found != leaves.end()) any = reachable[found->second] = true;
+      for (const Edge& edge : node->inputs())
+        if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
+    }
+    if (any || output.is_leaf()) return;
+    // `output` depends on no parameter, so no gradient will begin the reducer's pass. But the other ranks wait for
+    // zeros from this rank, so this hook begins the pass when backward starts.
+    Variable(output).before_backward([ddp = weak_from_this()] {
+      if (const auto here = ddp.lock(); here && !here->reducer->in_pass()) here->reducer->begin_pass();
+    });
+  }
+
+  void expect_gradients() {
+    std::vector<Reducer::Parameter>& parameters = reducer->parameters;
+    if (options.static_graph) {  // the first pass counts gradients, and reduces at its end
+      for (size_t i = 0; i < parameters.size(); ++i)
+        parameters[i].expected = expected.empty() ? std::numeric_limits<int>::max() : expected[i];
+    } else if (options.find_unused_parameters) {
+      if (!saw_forward) {
+        fail_everywhere(group,
+                        "[ddp] find_unused_parameters: expected the forward to run through ddp.call() or ddp(x): a "
+                        "rank that uses no parameter would leave the others waiting");
+      }
+      if (forwards == 1 && !reachable.empty())
+        for (size_t i = 0; i < parameters.size(); ++i) parameters[i].expected = reachable[i];
+    }
+    forwards = std::max(0, forwards - 1);
+    reachable.clear();
+  }
+
+  std::string unexpected(const Reducer::Parameter& p) override {
+    if (p.expected > 0)
+      return Policy::unexpected(p) +
+             (options.static_graph ? "; the graph must be the same in every step" : "; set static_graph = true");
+    return options.static_graph
+               ? str("static_graph: ", p.name,
+                     " got a gradient, but none in the first backward; the graph must be the same in every step, or "
+                     "leave out static_graph")
+               : str(p.name,
+                     " got a gradient, but what ddp.call() returned does not depend on it; return everything that the "
+                     "loss depends on");
+  }
+
+  void check_pass() {
+    if (forwards == 0) saw_forward = false;  // the next backward needs a forward of its own
+    const std::vector<Reducer::Parameter>& parameters = reducer->parameters;
+    if (options.static_graph && expected.empty())
+      for (const Reducer::Parameter& p : parameters) expected.push_back(p.seen);
+    const bool needs_all = !options.static_graph && !options.find_unused_parameters && reducer->is_syncing();
+    std::vector<std::string> wrong;
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      const Reducer::Parameter& p = parameters[i];
+      if (options.static_graph ? p.seen != expected[i] : needs_all && !p.used && p.trains()) wrong.push_back(p.name);
+    }
+    if (wrong.empty()) return;
+    const std::string count = str("[ddp] ", options.static_graph ? "static_graph: " : "", wrong.size(), " of ",
+                                  parameters.size(), " parameters got "),
+                      names = list_names(wrong);
+    fail_everywhere(group, options.static_graph
+                               ? str(count, "fewer gradients than in the first backward: ", names,
+                                     "; the graph must be the same in every step, or use find_unused_parameters")
+                               : str(count, "no gradient in this step: ", names,
+                                     ". The loss does not depend on them. Set find_unused_parameters = true, or "
+                                     "static_graph = true if that is so in every step, or freeze them "
+                                     "(requires_grad_(false))"));
+  }
+
+  std::vector<bool> used() override {
+    const bool all = !options.find_unused_parameters && !options.static_graph;
+    if (options.static_graph && !used_anywhere.empty()) return used_anywhere;
+    std::vector<bool> mine;
+    for (const Reducer::Parameter& p : reducer->parameters) mine.push_back(p.trains() && (all || p.used));
+    if (all) return mine;
+    return used_anywhere = used_by_any(mine, group);
+  }
+
+  // --- uneven inputs. Before each of its collectives a rank gathers from all ranks what comes next. Ranks with data
+  // report their phase; ranks without data report none and run the same collectives with zeros. When no rank has data
+  // left, all of them leave together.
+  //
+  //   rank 0   f b s  f b s  f b s  ┐             f  sync of the buffers, forward   b  backward: all buckets
+  //   rank 1   f b s  f b s  · z    ┘ all ended   s  optimizer step                 z  the same collectives with zeros
+
+  enum class Phase { none, buffers, backward };
+  struct JoinState {
+    bool divides_by_active, throws_on_early_end;
+    std::vector<int> active = {};  // the ranks that had data in the last agree() in which any rank had
+  };
+
+  /// Tells the other ranks this rank's next phase. Returns the next phase of the ranks that have data left; none if no
+  /// rank has.
+  Phase agree(Phase mine) {
+    const std::vector<int64_t> phases = dist::all_gathered<int64_t>({int64_t(mine)}, group, {.tag = "ddp join"});
+    const auto count = [&](Phase phase) { return std::count(phases.begin(), phases.end(), int64_t(phase)); };
+    const auto before = count(Phase::buffers), inside = count(Phase::backward);
+    std::vector<int> active;
+    std::string ended;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      if (phases[size_t(rank)] != int64_t(Phase::none)) active.push_back(rank);
+      else ended += str(ended.empty() ? "" : ", ", group.world_rank(rank));
+    }
+    LOCKSTEP_CHECK(before == 0 || inside == 0, "[join] expected all ranks to be in the same phase, got ", before,
+                   " before a forward and ", inside,
+                   " in a backward; all must use ddp.call() or none, and call no_sync() for the same micro-batches");
+    LOCKSTEP_CHECK(!join->throws_on_early_end || active.empty() || ended.empty(), "[join] rank ", ended,
+                   " has run out of data while others still have some; give all ranks the same number of batches, or "
+                   "leave out throw_on_early_end");
+    if (active.empty()) return Phase::none;
+    join->active = std::move(active);
+    return before > 0 ? Phase::buffers : Phase::backward;
+  }
+
+  void answer_until_all_ended() {
+    for (Phase next = agree(Phase::none); next != Phase::none; next = agree(Phase::none))
+      next == Phase::backward ? answer_backward() : broadcast_buffers(join->active[0]);
+    reducer->forget();
+    // Ranks that ended early took fewer steps, so all ranks get the parameters of a rank that took the most steps.
+    const std::vector<int>& last = join->active;
+    if (!last.empty() && int(last.size()) < group.size()) broadcast_module(module, group, last[0]);
+  }
+
+  /// Runs the collectives of a backward on a rank without data. The rank contributes only the gradients that it
+  /// collected earlier in no_sync().
+  void answer_backward() {
+    const NoGrad no_grad;
+    for (Reducer::Parameter& p : reducer->parameters)
+      if (!reducer->is_placeholder(p.variable.grad())) p.variable.clear_grad();
+    answers = true;
+    reducer->add(true);
+    answers = false;
+    for (Reducer::Parameter& p : reducer->parameters) p.variable.clear_grad();
+  }
+
+  /// Gives all ranks the buffers of rank `root`, which a forward may have changed, by one collective per dtype and
+  /// device.
+  void broadcast_buffers(int root) {
+    std::map<std::pair<int, std::string>, std::vector<Tensor>> kinds;
+    for (const auto& b : module.named_buffers())
+      kinds[{int(b.tensor.dtype()), str(b.tensor.device())}].push_back(b.tensor);
+    for (const auto& [kind, tensors] : kinds) {
+      const Packed packed(tensors);
+      group.broadcast(packed.whole, root, {.tag = "ddp buffers"});
+      if (group.rank() == root) continue;
+      for (size_t i = 0; i < tensors.size(); ++i) tensors[i].copy_(packed.parts[i]);
+    }
+  }
+
+  nn::Module& module;
+  const Options options;
+  dist::ProcessGroup& group;
+  std::optional<Reducer> reducer;
+  std::vector<Bucket> buckets;    // without their gradients
+  std::vector<std::string> tags;  // of the buckets' collectives
+
+  bool saw_forward = false;         // true: forwards ran through call(), and not all of their backwards have ended
+  int forwards = 0;                 // forwards whose backward has not begun
+  std::vector<bool> reachable;      // true for the parameters that the last forward's output depends on
+  std::vector<int> expected;        // static_graph: gradients that each parameter gets in a backward; empty: unknown
+  std::vector<bool> used_anywhere;  // true for the parameters that any rank used
+
+  std::optional<JoinState> join;
+  bool answers = false;  // true while this rank, without data, takes part in the other ranks' collectives
+};
+
+// --- the interface ---
+
+Ddp::DistributedDataParallel(nn::Module& module, Options options, dist::ProcessGroup* group)
+    : impl_(std::make_shared<Impl>(module, std::move(options), group ? *group : dist::world())) {}
+nn::Module& Ddp::module() { return impl_->module; }
+dist::ProcessGroup& Ddp::group() { return impl_->group; }
+void Ddp::enter_no_sync() { impl_->reducer->enter_no_sync(); }
+void Ddp::leave_no_sync() { impl_->reducer->leave_no_sync(); }
 
 std::vector<std::vector<std::string>> Ddp::buckets() const {
   std::vector<std::vector<std::string>> names;
-  for (const Reducer::Unit& unit : reducer_->units) {
-    names.emplace_back();
-    for (const size_t i : unit.members) names.back().push_back(reducer_->parameters[i].name);
-  }
+  for (const Bucket& bucket : impl_->buckets) names.push_back(bucket.names);
   return names;
 }
 
-void Ddp::pass(Reducer::Pass moment, size_t) {
-  if (answering_) return;
-  if (moment == Reducer::Pass::begins) {
-    if (join_ && reducer_->is_syncing()) agree(Phase::backward);
-    expect_gradients();
-  }
-  if (moment == Reducer::Pass::backward_ends) check_pass();
-}
-
-std::function<void()> Ddp::start(size_t b, const Tensor& flat) {
-  sums_[b] = flat;
-  const int active = join_ && join_->divide_by_active ? join_->active : group_.size();
-  if (!options_.hook) {
-    const bool all = active == group_.size();
-    const dist::Work work = group_.all_reduce(flat, {.op = all ? dist::ReduceOp::mean : dist::ReduceOp::sum,
-                                                     .algorithm = options_.algorithm,
-                                                     .tag = tags_[b],
-                                                     .async = true});
-    return [=]() mutable {
-      dist::Work(work).wait();
-      if (!all) div_scalar_(flat, active);
-    };
-  }
-  const auto bucket = std::make_shared<Bucket>(Bucket{int(b), int(tags_.size()), labels_[b], flat, buckets()[b], {}});
-  for (size_t i = 0; i < bucket->names.size(); ++i)
-    bucket->parameters.push_back(reducer_->units[b].gradients.view(flat, i));
-  return [this, flat, active, bucket, rest = options_.hook(*bucket, group_)] {
-    if (rest) rest();
-    LOCKSTEP_CHECK(bucket->gradients.defined() && bucket->gradients.storage() == flat.storage() &&
-                       bucket->gradients.numel() == flat.numel(),
-                   "[ddp] expected the communication hook to leave its result in bucket.gradients, of ", flat.numel(),
-                   " elements, got another tensor; write into bucket.gradients in place");
-    if (active < group_.size()) mul_scalar_(flat, double(group_.size()) / active);
-  };
-}
-
-// --- forward ---
-
 Variable Ddp::call(const std::function<Variable()>& forward) {
-  if (!reducer_->in_no_sync() && group_.size() > 1) sync_buffers();
+  Impl& d = *impl_;
+  const bool syncs = !d.reducer->in_no_sync() && d.group.size() > 1 && d.options.broadcast_buffers;
+  if (syncs && !d.module.named_buffers().empty()) {
+    if (d.join) d.agree(Impl::Phase::buffers);
+    d.broadcast_buffers(d.join ? d.join->active[0] : 0);
+  }
   Variable output = forward();
-  if (options_.find_unused_parameters && !options_.static_graph && output.requires_grad()) look_at(output);
+  if (d.options.find_unused_parameters && !d.options.static_graph && output.requires_grad()) d.look_at(output);
   return output;
 }
 Variable Ddp::operator()(const Variable& x) {
-  return call([&] { return module_.call(x); });
+  return call([&] { return module().call(x); });
+}
+
+Ddp::Join::Join(Ddp& ddp, bool divide_by_active, bool throw_on_early_end)
+    : ddp_(*ddp.impl_), exceptions_(std::uncaught_exceptions()) {
+  LOCKSTEP_CHECK(
+      !ddp_.join,
+      "[join] expected no other join() of this model to be alive, got a second one; destroy the first one before");
+  ddp_.join = Impl::JoinState{divide_by_active, throw_on_early_end};
+}
+Ddp::Join::~Join() noexcept(false) {
+  const AtEnd ends([this] { ddp_.join.reset(); });
+  if (std::uncaught_exceptions() == exceptions_) ddp_.answer_until_all_ended();
+}
+
+nn::State Ddp::state() {
+  nn::State state;
+  for (auto& [name, tensor] : module().state()) state.emplace_back("module." + name, tensor);
+  return state;
+}
+nn::LoadReport Ddp::load_state(const nn::State& state, bool strict) {
+  return module().load_state(without_wrapper(state), strict);
+}
+
+nn::State without_wrapper(const nn::State& state, const std::string& prefix) {
+  const bool all = !state.empty() && std::all_of(state.begin(), state.end(),
+                                                 [&](const auto& entry) { return entry.first.starts_with(prefix); });
+  nn::State plain;
+  for (const auto& [name, tensor] : state) plain.emplace_back(all ? name.substr(prefix.size()) : name, tensor);
+  return plain;
 }
 
 }  // namespace lockstep::parallel

@@ -3,7 +3,7 @@
 // part of the batch; gradients are averaged over the ranks in buckets while backward is still running.
 //
 //   parallel::DistributedDataParallel ddp(model);                       // broadcasts rank 0's parameters
-//   auto loss = cross_entropy(ddp.call([&] { return model(x); }), y);   // without buffers model(x) will do
+//   auto loss = cross_entropy(ddp.call([&] { return model(x); }), y);   // or model(x), if it has no buffers
 //   loss.backward();                                                    // .grad is now the mean over all ranks
 //   optimizer.step();
 //
@@ -12,13 +12,12 @@
 // (dist/summation_tree.h), for any bucket size, with or without overlap.
 #include <functional>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/at_end.h"
+#include "dist/process_group.h"
 #include "nn/module.h"
-#include "parallel/buckets.h"
 
 namespace lockstep::parallel {
 
@@ -49,9 +48,10 @@ struct DdpOptions {
 };
 
 /// Wraps a module for data parallel training. A Reducer (reducer.h) collects gradients; this class reduces them.
-class DistributedDataParallel final : Buckets {
-  void enter_no_sync() { reducer_->enter_no_sync(); }
-  void leave_no_sync() { reducer_->leave_no_sync(); }
+class DistributedDataParallel final {
+  struct Impl;
+  void enter_no_sync();
+  void leave_no_sync();
 
  public:
   using Options = DdpOptions;
@@ -61,8 +61,8 @@ class DistributedDataParallel final : Buckets {
   explicit DistributedDataParallel(nn::Module& module, Options options = {}, dist::ProcessGroup* group = nullptr);
   DistributedDataParallel(const DistributedDataParallel&) = delete;
 
-  nn::Module& module() { return module_; }        ///< the wrapped module
-  dist::ProcessGroup& group() { return group_; }  ///< the ranks that hold replicas
+  nn::Module& module();         ///< the wrapped module
+  dist::ProcessGroup& group();  ///< the ranks that hold replicas
 
   /// Runs a forward pass: synchronises buffers first, and with find_unused_parameters walks the graph of the returned
   /// variable. Inside no_sync() buffers are not synchronised.
@@ -71,7 +71,7 @@ class DistributedDataParallel final : Buckets {
   Variable operator()(const Variable& x);
 
   /// Gradient accumulation. While a NoSync lives, backward only collects this rank's gradients. The first backward
-  /// after it reduces the sum of all collected gradients, added in tree order. Until then .grad is a placeholder
+  /// after the scope reduces the sum of all collected gradients, added in tree order. Until then .grad is a placeholder
   /// without memory: reading it (or an optimizer step) is an Error, clearing it (zero_grad) discards the gradients.
   using NoSync =
       While<DistributedDataParallel, &DistributedDataParallel::enter_no_sync, &DistributedDataParallel::leave_no_sync>;
@@ -90,7 +90,7 @@ class DistributedDataParallel final : Buckets {
     Join(const Join&) = delete;
 
    private:
-    DistributedDataParallel& ddp_;
+    Impl& ddp_;
     int exceptions_;  // uncaught exceptions when the scope began
   };
   /// Returns a Join. While it lives, ranks may have different numbers of inputs.
@@ -108,53 +108,7 @@ class DistributedDataParallel final : Buckets {
   nn::LoadReport load_state(const nn::State& state, bool strict = true);
 
  private:
-  enum class Phase { none, buffers, backward };
-
-  nn::Module& module_;
-  const Options options_;
-  dist::ProcessGroup& group_;
-  std::vector<std::string> labels_, tags_;  // of buckets; tags of their collectives
-
-  // Defined in ddp.cpp: the buckets, and the functions that the reducer calls
-  void make_buckets(const std::vector<size_t>& order);
-  std::function<void()> start(size_t bucket, const Tensor& sum) override;
-  void ordered(const std::vector<size_t>& parameters) override { make_buckets(parameters); }
-  void pass(Reducer::Pass moment, size_t unit) override;
-
-  // Used by ddp_graph.cpp to find the parameters that get gradients, for find_unused_parameters and static_graph
-  bool saw_forward_ = false;         // true: forwards ran through call(), and not all of their backwards have ended
-  int forwards_ = 0;                 // forwards whose backward has not begun
-  std::vector<bool> reachable_;      // true for the parameters that the last forward's output depends on
-  bool counted_ = false;             // static_graph: true once expected_ is known
-  std::vector<int> expected_;        // static_graph: gradients that each parameter gets in a backward
-  std::vector<bool> used_anywhere_;  // true for the parameters that any rank used
-  std::shared_ptr<int> alive_ = std::make_shared<int>(0);  // output hooks may outlive this object and check it
-  void look_at(const Variable& output);
-  void expect_gradients();
-  void check_pass();
-  std::string unexpected(const Reducer::Parameter& p) override;
-  std::vector<bool> agree_on_used() override;
-
-  // Used by ddp_join.cpp, for ranks with different numbers of inputs (see Join)
-  struct JoinState {
-    bool divide_by_active = false, throw_on_early_end = false;
-    int active = 0;      // number of ranks that still have data
-    int authority = -1;  // a rank that has the newest parameters
-  };
-  std::optional<JoinState> join_;
-  bool answering_ = false;  // true if this rank has no data left and only takes part in the other ranks' collectives
-  /// The result of agree(), in which every rank tells its next phase: the ranks that have data left, and the phase that
-  /// these ranks enter next.
-  struct Agreed {
-    std::vector<int> active;
-    Phase phase;
-  };
-  Agreed agree(Phase mine);
-  void shadow_until_all_ended();
-  void shadow_backward();
-
-  void sync_buffers();  // called before a forward
-  void receive_buffers(int root);
+  std::shared_ptr<Impl> impl_;  // output hooks may outlive this object, and check whether it still exists
 };
 
 /// Removes `prefix` from all names if every name has it; otherwise returns the state as it is.

@@ -2,7 +2,7 @@
 // A Plan says how ranks share a model: the number of replicas, pipeline stages, sequence parts and tensor slices. A
 // Mesh gives every rank its coordinates, and a process group for each axis.
 //
-//   const parallel::Plan plan = parallel::parse_plan("dp2+pp2+tp2+zero1");   // pure: asks no rank
+//   const parallel::Plan plan = parallel::parse_plan("dp2+pp2+tp2+zero1");   // needs no other rank
 //   parallel::check_plan(plan, {.ranks = 8, .layers = 6, .heads = 4});       // Error: reasons, nearest valid plan
 //   const parallel::Mesh mesh(plan, dist::world());                          // collective
 //   mesh.tp().all_reduce(...);
@@ -81,7 +81,7 @@ class Mesh {
   const Plan& plan() const { return plan_; }                    ///< the plan given to the constructor
   const Coordinates& at() const { return at_; }                 ///< this rank's coordinates
   dist::ProcessGroup& world() const { return *world_; }         ///< all ranks
-  dist::ProcessGroup& dp() const { return axes_.group("dp"); }  ///< the ranks that hold the same part of each replica
+  dist::ProcessGroup& dp() const { return axes_.group("dp"); }  ///< one rank of each replica, at equal coordinates
   dist::ProcessGroup& pp() const { return axes_.group("pp"); }  ///< the stages of one replica
   dist::ProcessGroup& cp() const { return axes_.group("cp"); }  ///< the ranks that share a sequence
   dist::ProcessGroup& tp() const { return axes_.group("tp"); }  ///< the slices of one stage

@@ -1,7 +1,7 @@
 // Data parallelism in two functions: one for the start, one to call after each backward. See naive_ddp.h.
 #include "parallel/naive_ddp.h"
 
-#include "nn/build_empty.h"
+#include "nn/init.h"
 
 namespace lockstep::parallel {
 

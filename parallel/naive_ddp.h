@@ -9,7 +9,7 @@
 namespace lockstep::parallel {
 
 /// Broadcasts the module's parameters and buffers from rank `root` of the group to all its ranks. Names for which
-/// `ignore` returns true are left out. Parameters that were built empty are filled first.
+/// `ignore` returns true are left out. If the module was built empty, its parameters get values first.
 void broadcast_module(nn::Module& module, dist::ProcessGroup& group, int root = 0,
                       const std::function<bool(const std::string& name)>& ignore = {});
 /// Replaces every .grad by its mean over the ranks, one all-reduce per parameter, in the order of named_parameters(). A

@@ -6,6 +6,8 @@
 #include "autograd/tape.h"
 #include "dist/numbers.h"
 #include "parallel/agreement.h"
+#include "parallel/flat.h"
+#include "tensor/memory.h"
 
 namespace lockstep::parallel {
 
@@ -36,7 +38,7 @@ Reducer::Reducer(Policy& policy, dist::ProcessGroup* group, const Rules& rules, 
     });
     p.hooks[1] = p.variable.on_grad_complete([this, i](Tensor&) { arrived(i); });
   }
-  if (!rules_.hooks && rules_.shows) return;  // a sum, not a wrapper of the model
+  if (!rules_.hooks && rules_.shows) return;  // a GradientSum does not wrap the model
   shared_.emplace(trained, [group](double value, const char* what) {
     return group->size() == 1
                ? value
@@ -63,12 +65,52 @@ void Reducer::cut(std::vector<Unit> all) {
       p.place = place;
     }
   }
+  // Allocates shared device memory now: that is collective, and in backward ranks would get here at different times.
+  for (const size_t u : order_)
+    if (const Unit& unit = units[u];
+        rules_.at_once && unit.group && unit.group->size() > 1 && !unit.options.device.is_cpu())
+      own_memory(u);
 }
 
-void Reducer::reorder(const std::vector<size_t>& arrivals) {
-  std::vector<size_t> last(units.size(), 0);
-  for (size_t k = 0; k < arrivals.size(); ++k) last[parameters[arrivals[k]].unit] = k;
-  std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return last[a] < last[b]; });
+void Reducer::cut(const std::vector<size_t>& order, int64_t cap, int64_t first_cap, bool collective) {
+  std::vector<Variable> variables;
+  for (const size_t i : order) variables.push_back(parameters[i].variable);
+  std::vector<Unit> all;
+  for (const std::vector<size_t>& places : plan_buckets(variables, cap, first_cap)) {
+    const Variable& first = variables[places[0]];
+    // Ranks of a host share the memory of buckets. On devices other than the CPU, sharing memory is collective.
+    Unit& unit = all.emplace_back(Unit{.options = {.dtype = first.dtype(), .device = first.device()},
+                                       .dtype = first.dtype(),
+                                       .group = first.device().is_cpu() || collective ? group_ : nullptr});
+    for (const size_t place : places) {
+      unit.members.push_back(order[place]);
+      unit.offsets.push_back(unit.numel);
+      unit.numel += variables[place].numel();
+    }
+  }
+  cut(std::move(all));
+}
+
+Tensor Reducer::view(size_t u, const Tensor& flat, size_t place) const {
+  const Variable& p = parameters[units[u].members[place]].variable;
+  return flat.narrow(0, units[u].offsets[place], p.numel()).view(p.shape());
+}
+
+/// Returns memory for the gradients of one micro-batch of a unit. The first micro-batch gets a buffer that is kept
+/// between steps and in which the sum is formed; later ones get new memory.
+Tensor Reducer::own_memory(size_t u) {
+  Unit& unit = units[u];
+  const Variable& first = parameters[unit.members[0]].variable;
+  if (const Tensor& grad = first.grad();
+      rules_.leaves && unit.members.size() == 1 && unit.group->size() == 1 && grad.defined() && !is_placeholder(grad) &&
+      grad.numel() == unit.numel && grad.dtype() == unit.options.dtype && grad.is_contiguous() && grad.is_exclusive())
+    return first.checked_grad("reducer").view({unit.numel});
+  const MemoryScope scope(Memory::gradient);
+  if (unit.sum.count() > 0) return empty({unit.numel}, unit.options);
+  if (!unit.kept.defined())
+    unit.kept = unit.group ? unit.group->shared_empty({unit.numel}, unit.options.dtype, unit.options.device)
+                           : empty({unit.numel}, unit.options);
+  return unit.kept;
 }
 
 // --- while gradients are collected, .grad is a placeholder: reading it is an Error; clearing it is noticed ---
@@ -117,7 +159,8 @@ void Reducer::notice_cleared() {
   }
   for (const size_t i : cleared) {
     Parameter& p = parameters[i];
-    units[p.unit].gradients.discard(p.place);
+    for (const Tensor& sum : units[p.unit].sum.levels())
+      if (sum.defined()) view(p.unit, sum, p.place).zero_();
     p.held = p.used = false;
   }
 }
@@ -127,7 +170,8 @@ void Reducer::forget() {
     try {
       finish(u);
     } catch (...) {}  // NOLINT: the result of this reduction is not needed
-    units[u].gradients.discard();
+    units[u].sum = {};
+    units[u].flat = units[u].result = {};
   }
   for (Parameter& p : parameters) {
     p.used = p.held = p.stashed = false;
@@ -161,16 +205,16 @@ void Reducer::begin(bool reduces) {
   std::vector<std::string> frozen;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
-    if (p.unit != SIZE_MAX && !p.trains()) frozen.push_back(p.spread ? str("parameter ", i) : p.name);
+    if (p.unit == SIZE_MAX) continue;
+    if (!p.trains()) frozen.push_back(p.spread ? str("parameter ", i) : p.name);
+    if (p.expected > 0) ++units[p.unit].waiting;
   }
   if (syncing_ && group_) frozen_.agree(rules_.name, frozen, *group_);
-  for (const Parameter& p : parameters)
-    if (p.unit != SIZE_MAX && p.expected > 0) ++units[p.unit].waiting;
 }
 
 std::string Reducer::Policy::unexpected(const Parameter& p) {
   return str(p.name, " got its gradient ", p.seen + 1, " times in one backward, expected ", p.expected,
-             " (a backward inside a backward?)");
+             " (is backward() called inside a backward? call it outside)");
 }
 
 void Reducer::arrived(size_t i) {
@@ -186,56 +230,87 @@ void Reducer::arrived(size_t i) {
   policy_.pass(Pass::unit_complete, p.unit);
 }
 
+/// Begins a micro-batch of a unit: gets its flat memory, and zeroes the gaps in it.
+void Reducer::open(size_t u) {
+  Unit& unit = units[u];
+  unit.flat = policy_.memory(u);
+  if (!unit.flat.defined()) unit.flat = own_memory(u);
+  for (size_t place = 0; place < unit.members.size(); ++place) {
+    const int64_t end = unit.offsets[place] + parameters[unit.members[place]].variable.numel(),
+                  next = place + 1 < unit.members.size() ? unit.offsets[place + 1] : unit.numel;
+    if (next > end) unit.flat.narrow(0, end, next - end).zero_();
+  }
+}
+
 /// Copies the gradient of parameter i into flat memory, or zeros if there is none. A gradient not cleared since the
 /// last step is included, as with a plain optimizer.
 void Reducer::take(size_t i) {
   Parameter& p = parameters[i];
-  FlatGradients& gradients = units[p.unit].gradients;
-  if (!gradients.is_open()) {
-    if (rules_.leaves && !is_placeholder(p.variable.grad())) gradients.offer(p.place);
-    gradients.open(policy_.memory(p.unit));
+  const Unit& unit = units[p.unit];
+  if (!unit.flat.defined()) open(p.unit);
+  const Tensor part = view(p.unit, unit.flat, p.place);
+  Tensor& grad = p.variable.grad();
+  if (!grad.defined() || is_placeholder(grad)) {
+    part.zero_();
+    return;
   }
-  if (!gradients.take(p.place, is_placeholder(p.variable.grad()))) return;
+  LOCKSTEP_CHECK(grad.dtype() == unit.dtype, "[reducer] expected a gradient of ", unit.dtype, ", got ", grad.dtype(),
+                 "; change the dtype of a model (Module::to) before it is wrapped");
+  p.variable.checked_grad("reducer");
+  const bool in_place = grad.storage() == part.storage() && grad.offset() == part.offset() && grad.is_contiguous();
+  if (!in_place) part.copy_(grad);  // else the tape added to the flat memory directly
   p.used = true;
-  if (!rules_.hooks) return p.variable.clear_grad();
-  if (rules_.shows) return;
-  if (p.variable.numel() > 0) p.variable.grad() = placeholder(p);
-  else p.variable.clear_grad();
+  if (!rules_.hooks || (!rules_.shows && p.variable.numel() == 0)) p.variable.clear_grad();
+  else grad = rules_.shows ? part : placeholder(p);
 }
 
-/// Completes a unit's flat memory for this micro-batch. In a pass without reduction, makes this memory a leaf of the
-/// summation tree.
+/// Completes a unit's flat memory for this micro-batch, and makes it a leaf of the summation tree.
 void Reducer::settle(size_t u) {
   Unit& unit = units[u];
   unit.settled = true;
   for (const size_t i : unit.members)
     if (!rules_.at_once || parameters[i].seen == 0) take(i);
-  policy_.filled(u, unit.gradients.flat());
-  if (!syncing_) unit.gradients.fold();
+  policy_.filled(u, unit.flat);
+  unit.sum.add(std::exchange(unit.flat, {}));
   if (!syncing_ || !rules_.shows) hold(unit);
 }
 
 /// Starts the reductions of units in the fixed order `order_`, up to the first unit that still waits for a gradient.
 void Reducer::launch() {
   for (; next_ < order_.size() && units[order_[next_]].waiting == 0; ++next_) {
-    const size_t u = order_[next_];
-    settle(u);
-    units[u].finish = policy_.start(u, units[u].gradients.sum());
+    Unit& unit = units[order_[next_]];
+    if (!unit.settled) settle(order_[next_]);
+    const Tensor sum = unit.sum.take();
+    unit.finish = policy_.start(order_[next_], sum);
+    if (rules_.shows) unit.result = sum;
   }
+}
+
+void Reducer::reduce() {
+  launch();
+  for (const size_t u : order_) finish(u);
+  if (!rules_.shows) return;
+  const std::vector<bool> used = policy_.used();
+  for (size_t i = 0; i < used.size(); ++i) {
+    Parameter& p = parameters[i];
+    if (p.unit == SIZE_MAX) continue;
+    if (used[i]) p.variable.grad() = view(p.unit, units[p.unit].result, p.place);
+    else p.variable.clear_grad();
+    p.used = p.held = false;
+  }
+  for (Unit& unit : units) unit.result = {};
 }
 
 void Reducer::end() {
   policy_.pass(Pass::backward_ends);
   const bool any = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.seen > 0; });
-  if (any || rules_.shows) {  // else no rank reduces: this backward was for gradients of inputs only
+  if (any || rules_.shows || !rules_.hooks) {  // else no rank reduces: this backward was for gradients of inputs only
     for (const size_t u : order_) {
       units[u].waiting = 0;
       if (!syncing_ && !units[u].settled) settle(u);
     }
     if (syncing_) {
-      launch();
-      for (const size_t u : order_) finish(u);
-      policy_.finished();
+      reduce();
       if (!ordered_) agree_on_order();
     }
   }
@@ -249,20 +324,11 @@ void Reducer::add(bool reduces) {
     for (const Parameter& p : parameters)
       if (p.unit == SIZE_MAX && p.variable.requires_grad()) fail_unfrozen(rules_.name, p.name, group_);
     begin(reduces);
-    for (const size_t u : order_)
-      for (const size_t i : units[u].members)
-        if (const Tensor& grad = parameters[i].variable.grad(); grad.defined() && !is_placeholder(grad)) arrived(i);
     end();
   } catch (...) {
     abandon();
     throw;
   }
-}
-
-void Reducer::reduce() {
-  for (const size_t u : order_) units[u].finish = policy_.start(u, units[u].gradients.sum());
-  for (const size_t u : order_) finish(u);
-  policy_.finished();
 }
 
 void Reducer::agree_on_order() {
@@ -277,7 +343,12 @@ void Reducer::agree_on_order() {
   const Tensor agreed = Tensor::from(order, {int64_t(order.size())});
   group_->broadcast(agreed, 0, {.tag = "order of gradients"});
   order = agreed.to_vector<int64_t>();
-  if (order != before) policy_.ordered({order.begin(), order.end()});
+  if (order == before) return;
+  // The unit that is complete first is reduced first.
+  std::vector<size_t> last(units.size());
+  for (size_t k = 0; k < order.size(); ++k) last[parameters[size_t(order[k])].unit] = k;
+  std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return last[a] < last[b]; });
+  policy_.ordered({order.begin(), order.end()});
 }
 
 /// Called when an exception ended a pass: discards the gradients of this step, which are unusable.

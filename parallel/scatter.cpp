@@ -41,7 +41,8 @@ void Cut::measure(const Tensor& x) {
 }
 
 void Cut::finish() {
-  LOCKSTEP_CHECK(batch > 0, "[DataParallel] expected at least one input with a batch, got none");
+  LOCKSTEP_CHECK(batch > 0,
+                 "[DataParallel] expected at least one input with a batch, got none; pass a tensor without shared()");
   sizes = chunk_sizes(batch, int64_t(devices.size()));
 }
 

@@ -1,4 +1,4 @@
-// Makes the list of a whole model's step, and prints lists. See step.h.
+// Makes the list of actions for a replica that holds the whole model, and prints lists. See step.h.
 #include "parallel/step.h"
 
 #include "base/check.h"
@@ -6,7 +6,8 @@
 namespace lockstep::parallel {
 namespace {
 
-/// The name of an action in messages and traces, and its letter with what stands around it in a printed list.
+/// The name of an action in messages and traces, and the text that a printed list has before and after the number of
+/// the action's micro-batch.
 struct Name {
   std::string_view name, before, after = "";
 };

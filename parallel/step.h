@@ -2,7 +2,7 @@
 // A training step as a list of actions, which a plan makes before anything runs. The list is executed, checked,
 // simulated, printed and drawn.
 //
-//   dN      draw micro-batch N         FN      forward               B>      units leave while this backward runs
+//   dN      draw micro-batch N         FN      forward               BN>     backward that also starts reductions
 //   +N      add its gradients          BN      backward              IN, WN  the two halves of a backward
 //   aN>     send an activation         <aN     receive it            gN>     send a gradient         <gN  receive it
 //
@@ -20,7 +20,7 @@
 
 namespace lockstep::parallel {
 
-/// What one entry of a list does. The first ones name a micro-batch and a chunk of the rank's layers.
+/// What one entry of a list does. The actions from draw to add have a micro-batch and a chunk of the rank's layers.
 enum class Do : uint8_t {
   draw,  ///< draw the data of a micro-batch
   forward,
@@ -31,21 +31,22 @@ enum class Do : uint8_t {
   receive_activation,
   send_gradient,
   receive_gradient,
-  add,     ///< the micro-batch's gradients become a leaf of the sum; those of tied parameters go to the stage before
+  add,     ///< add the micro-batch's gradients to the sum; send those of tied parameters to an earlier stage
   reduce,  ///< sums over micro-batches become sums over replicas
-  losses,  ///< all ranks learn the losses of all micro-batches
+  losses,  ///< send the losses of all micro-batches to all ranks
   check,   ///< is a gradient NaN or infinite on any rank?
-  norm,    ///< over shards, slices and stages; gives the factor that clips
+  norm,    ///< norm of the gradients over shards, slices and stages; gives the clipping factor
   update,  ///< scale, clip, and the optimizer's rule
-  gather,  ///< each owner's update goes to all ranks
-  settle,  ///< the loss scale learns the outcome
-  rates,   ///< the next learning rates
+  gather,  ///< each rank sends the parameters that it has updated to all ranks
+  settle,  ///< adapt the loss scale: lower it if a gradient was NaN or infinite
+  rates,   ///< set the learning rates of the next step
   report   ///< counters, printed lines, monitors
 };
 std::string_view name_of(Do what);  ///< "forward", "sending the activation", ...
 /// True for forwards and backwards.
 inline bool is_compute(Do what) { return what >= Do::forward && what <= Do::backward_weight; }
-/// True for actions that a graph of the device cannot contain. The others may be recorded once, and replayed.
+/// True for actions of the host, which a device graph (tensor/graph.h) cannot contain. The others may be recorded once,
+/// and replayed.
 inline bool is_on_host(Do what) { return what == Do::losses || what >= Do::settle; }
 /// True for actions that are left out when a gradient is NaN or infinite.
 inline bool needs_finite(Do what) { return what >= Do::norm && what <= Do::gather; }
@@ -57,17 +58,17 @@ struct Action {
   Do what = Do::forward;
   int32_t micro_batch = -1;  ///< -1: an action of the whole step
   int32_t chunk = 0;         ///< chunk of this rank; for a transfer, the chunk that produces or consumes the tensor
-  bool reduces = false;      ///< units of gradients leave while this backward runs; else they become a leaf of the sum
+  bool reduces = false;      ///< true: this backward starts the reductions; false: it only adds gradients to the sum
   friend bool operator==(const Action&, const Action&) = default;
 };
 std::string to_string(const Action& action);  ///< "forward of micro-batch 3, chunk 1"
 /// A list in short, "d0 F0 B0 ...", as at the top of this file. With several chunks, a letter names the chunk: "F0b".
 std::string to_string(const std::vector<Action>& list, int chunks = 1);
 
-/// The lists of the ranks that share a model: each knows what the others send.
+/// The lists of all ranks that share a model. Every rank has all lists, so it knows what the others send.
 using Lists = std::vector<std::vector<Action>>;
 
-/// Where the micro-batches of a step run. Numbers are those of the whole step.
+/// Where the micro-batches of a step run. Micro-batches are numbered over the whole step, in all replicas.
 struct Replicas {
   int count = 1, micro_batches = 1;  ///< replicas, and micro-batches of each
   /// True: replica r runs r, r + count, ... (ZeRO 2 and 3). False: consecutive ones.
@@ -80,12 +81,13 @@ struct Replicas {
 /// The step of a replica that holds the whole model. If micro-batches are interleaved, each backward reduces; otherwise
 /// only the last one does.
 std::vector<Action> step_of(const Replicas& replicas, int replica);
-/// Appends what follows the last micro-batch.
+/// Appends the actions after the last micro-batch, the `tail` at the top of this file.
 void add_tail(std::vector<Action>& list, bool trains);
 
-/// record: only what the device does, of which a graph is made. replay: only what the host does, after that graph.
+/// Which actions run() performs. eager: all. record: only the device's, while a graph records them. replay: only the
+/// host's, after that graph has run.
 enum class Mode : uint8_t { eager, record, replay };
-/// The loop over a step's actions, in training and in evaluation. `act` does what an action says.
+/// The loop over a step's actions, in training and in evaluation. `act` performs one action.
 void run(const std::vector<Action>& list, const std::function<void(const Action&)>& act, Mode mode = Mode::eager);
 
 }  // namespace lockstep::parallel

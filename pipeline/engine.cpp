@@ -1,4 +1,4 @@
-// Executes a schedule: run() is one switch over its actions. The actions of a forward and of a backward, in order:
+// Executes a schedule: act() is one switch over its actions. The actions of a forward and of a backward, in order:
 //
 //   receive_activation ─▶ forward ─▶ send_activation      sends are queued on the links, and receives start early, so
 //   receive_gradient ─▶ backward ─▶ send_gradient         messages overlap with computation
@@ -42,7 +42,7 @@ void Engine::run(const Lists& all) {
 }
 
 void Engine::act(const Action& a) {
-  if (a.what > Do::add) return;  // what follows is the caller's
+  if (a.what > Do::add) return;  // the engine's caller performs the later actions
   const trace::Scope slot(
       name_of(a.what), trace::Category::pipeline,
       {{"micro_batch", a.micro_batch}, {"stage", schedule_.virtual_stage(rank_, a.chunk)}, {"training", now_.training}},
@@ -87,12 +87,8 @@ void Engine::forward(const Action& a) {
   }
   f.random_call = random_state().call;
   if (!now_.training) f.inputs.clear();
-  // Only the first and the last stage use the sample. A rank may hold both, and frees the sample after both have run.
-  if (stage == 0 || last) {
-    int& left = samples_.at(a.micro_batch).left;
-    left -= (stage == 0) + last;
-    if (left == 0) samples_.erase(a.micro_batch);
-  }
+  // Only the first and the last stage use the sample. A rank may hold both.
+  if (last || (stage == 0 && !is_last())) samples_.erase(a.micro_batch);
 }
 
 /// Draws the data of a micro-batch. The ranks of the first and the last stage do so, with the same random state.
@@ -104,8 +100,7 @@ void Engine::draw(const Action& a) {
   if (!next)
     fail(str("[pipeline] the data ended before micro-batch ", number, " of step ", step_, ", expected ",
              int64_t(now_.micro_batches) * plan_.dp, " micro-batches; give more data, or take fewer steps"));
-  const int ends = is_first() && is_last() ? 2 : 1;
-  samples_.emplace(a.micro_batch, Held{std::move(*next), ends, random_state().call});
+  samples_.emplace(a.micro_batch, Held{std::move(*next), random_state().call});
 }
 
 void Engine::backward(const Action& a) {
@@ -148,8 +143,8 @@ void Engine::backward(const Action& a) {
   f.inputs.clear();
 }
 
-// Computes a micro-batch's weight gradients, except those of tied parameters: add() does the rest, when the gradients
-// of a later stage are needed. Until then the flight keeps the gradients: the next micro-batch must not add to them.
+// Computes a micro-batch's weight gradients, except those of tied parameters: add() computes these from the gradients
+// of a later stage. Until then the flight keeps the gradients, so that the next micro-batch does not add to them.
 void Engine::backward_weight(const Action& a) {
   std::vector<Variable> tied;
   for (const Tie& tie : ties_) tied.insert(tied.end(), tie.parameters.begin(), tie.parameters.end());

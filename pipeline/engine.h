@@ -30,7 +30,7 @@
 #include "base/clock.h"
 #include "dist/process_group.h"
 #include "parallel/agreement.h"
-#include "parallel/buckets.h"
+#include "parallel/gradient_sum.h"
 #include "parallel/mesh.h"
 #include "pipeline/module.h"
 #include "pipeline/split.h"
@@ -39,17 +39,6 @@
 namespace lockstep::pipeline {
 
 class Link;
-
-/// A micro-batch: the inputs of the first layer, and the targets that the loss takes besides the last layer's outputs.
-struct Sample {
-  std::vector<Tensor> inputs, targets;
-};
-/// Returns a micro-batch by its index in the step, 0 .. micro_batches x dp - 1. The ranks that hold the first or the
-/// last layer call it with rising indices; random operations in it give the same values on all of these ranks. nullopt
-/// means that the data has ended, which raises an Error on all ranks.
-using Data = std::function<std::optional<Sample>(int64_t micro_batch)>;
-/// Computes the mean loss of a micro-batch, one floating-point number.
-using Loss = std::function<Variable(const Values& outputs, const std::vector<Tensor>& targets)>;
 
 /// Options of Engine.
 struct EngineOptions {
@@ -144,40 +133,37 @@ class Engine {
     Values inputs, outputs;         // inputs: leaves; outputs: activations for the next stage, or the loss
     std::vector<Tensor> gradients;  // gradients of the outputs
     std::optional<SplitBackward> split;
-    std::vector<std::pair<Variable, Tensor>> late;  // gradients that wait, until add(), for those of tied parameters
-    uint64_t random_call = 0;  // random calls made before the forward; later, including those of the forward
+    std::vector<std::pair<Variable, Tensor>> late;  // gradients kept until add() has those of tied parameters
+    uint64_t random_call = 0;  // random calls made before the forward; after the forward, its calls are included
   };
   enum class Road : uint8_t { activation, gradient, tied };
-  /// A parameter group shared by several virtual stages (LayerSpec::ties). Its gradients travel from the last stage to
-  /// the first, which sums them.
+  /// A parameter group shared by several virtual stages (LayerSpec::ties). The first of them sums its gradients.
   struct Tie {
     std::string key;
-    std::vector<int> stages;                    // virtual stages that use the group, rising
+    std::vector<int> stages;                    // virtual stages that use the group, in ascending order
     std::vector<Variable> parameters;           // empty when this rank uses none
     std::shared_ptr<dist::ProcessGroup> ranks;  // ranks that use the group; null if only one does, and on other ranks
-    // Gradients of the group that have arrived on this rank and are not used yet, by sending stage and micro-batch.
-    std::map<std::pair<int, int64_t>, std::vector<Tensor>> waiting;
-    int before(int stage) const;  // the previous stage that uses the group; -1 for none
-    int after(int stage) const;
   };
-  /// Identifies a message. stage: the virtual stage that sends it; tie: index in ties_, for tied parameters' gradients.
+  /// The gradients of a tie go from a stage to the previous one that uses the tie. tie: index in ties_.
+  struct Hop {
+    int from, to;
+    size_t tie;
+  };
+  /// Identifies a message that the virtual stage `stage` sends. tie: index in ties_, for gradients of tied parameters.
   struct Message {
     Road road;
-    int stage, micro_batch, tie = 0;
+    int stage, micro_batch;
+    size_t tie = 0;
     auto operator<=>(const Message&) const = default;
   };
   /// A micro-batch's data, which the first and the last stage use.
   struct Held {
     Sample sample;
-    int left = 1;              // number of these stages that are on this rank and have not used it yet
     uint64_t random_call = 0;  // random calls that Data made while it drew the sample
   };
-  /// Position of a parameter in the whole model.
-  struct Place {
-    int layer = 0, place = 0;
-    bool leads = true;
-    Variable parameter;
-    bool trained = true;  // requires_grad of the parameter when the engine was made
+  /// A parameter, and its position in the whole model. trained: its requires_grad when the engine was made.
+  struct Place : StageModule::Numbered {
+    bool leads = true, trained = true;
   };
 
   // Defined in setup.cpp:
@@ -211,11 +197,17 @@ class Engine {
   void receive_activation(const Action& a);
   void send_gradient(const Action& a);
   void receive_gradient(const Action& a);
+  void send(const Message& message, int to_stage, std::vector<Tensor> tensors, const Shapes* shapes = nullptr);
   bool post(Road road, int from_rank, bool must);
   std::vector<Tensor> fetch(const Message& wanted);
   static std::string tag(const Message& message);
-  /// True when shapes are exchanged once and then stay the same: in training, without dynamic_shapes.
-  bool fixed_shapes() const { return now_.training && !options_.dynamic_shapes; }
+  /// Returns the key in shapes_ of the activation that `stage` sends. In training without dynamic_shapes, shapes are
+  /// sent to another rank only once, and hold for all micro-batches (-1).
+  std::pair<int, int> shapes_key(int stage, int micro_batch) const {
+    const Schedule& s = schedule_;
+    const bool is_far = s.place(stage).rank != s.place(stage + 1).rank;
+    return {stage, is_far && now_.training && !options_.dynamic_shapes ? -1 : micro_batch};
+  }
   Link& link(Road road, int from, int to);
   void expect(const Lists& all);
   std::vector<double> gather_losses();
@@ -244,14 +236,14 @@ class Engine {
   std::map<std::string, Place> places_;
   parallel::FrozenSince frozen_;
 
-  std::map<std::tuple<Road, int, int>, std::unique_ptr<Link>> links_;  // by ranks; the sender comes first
+  std::map<std::tuple<Road, int, int>, std::unique_ptr<Link>> links_;  // by sending and receiving rank
   std::vector<Tie> ties_;
+  std::vector<Hop> hops_;
   std::deque<std::optional<parallel::GradientSum>> sums_;  // by chunk; nullopt: nothing to train
-  std::map<int, Shapes> shapes_sent_;                      // shapes sent in training, by virtual stage
-  // Received shapes. Key: the virtual stage that sent them, and the micro-batch (-1: all micro-batches of training).
-  std::map<std::pair<int, int>, Shapes> shapes_known_;
-  // Messages by kind (Road) and sending rank. posted_: Link::post() has been called for them; expected_: not yet.
-  std::map<std::pair<Road, int>, std::deque<Message>> expected_, posted_;
+  // Shapes of activations. Key: the virtual stage that sends them, and the micro-batch (-1: all micro-batches).
+  std::map<std::pair<int, int>, Shapes> shapes_;
+  // Messages that will come, by kind (Road) and sending rank. Link::post() may have been called for the first one.
+  std::map<std::pair<Road, int>, std::deque<Message>> expected_;
 
   /// The current train_batch() or eval_batch().
   struct Run {
@@ -263,11 +255,11 @@ class Engine {
     int values = 1;
   } now_;
   uint64_t step_ = 0;
-  std::map<std::pair<int, int>, Flight> flights_;  // by chunk and micro-batch
-  std::map<Message, std::vector<Tensor>> arrived_;
+  std::map<std::pair<int, int>, Flight> flights_;   // by chunk and micro-batch
+  std::map<Message, std::vector<Tensor>> arrived_;  // from another rank, or from another chunk of this rank
   std::map<int64_t, Held> samples_;
   std::map<int64_t, Tensor> losses_;
-  double waited_ = 0, ran_ = 0;  // seconds of the current run: waiting for messages, and in total
+  double waited_ = 0, ran_ = 0;  // waited_: seconds that the current run waits for messages; ran_: all its seconds
   // Device events at the start and the end of run(). Set if device streams, not the host, wait for messages.
   std::optional<std::pair<Event, Event>> took_;
   std::vector<RankTime> times_;

@@ -35,7 +35,7 @@ const void* key_of(const nn::LayerList::Field& field) {
 ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) {
   LOCKSTEP_CHECK(model, "[pipeline] expected a model, got none");
   const auto whole = std::make_shared<WholeModel>(WholeModel{.model = model});
-  std::map<const void*, Part> parts;  // shared modules and parameters have their first name
+  std::map<const void*, Part> parts;  // a shared module or parameter has the first of its names
   for (auto& [name, module] : model->named_modules()) parts.emplace(module, Part{name, *module});
   for (auto& p : model->named_parameters()) {
     parts.emplace(p.variable.impl().get(), Part{p.name, p.variable, p.is_table});
@@ -89,7 +89,7 @@ ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) 
                        "; return that many from the layer before it");
         Values out = run(Values(in.begin(), in.begin() + int64_t(takes)));
         Variable extra = in.size() > takes ? in.back() : Variable();
-        for (nn::Module* module : below) {  // in the order of nn::own_loss() of the whole model
+        for (nn::Module* module : below) {  // in the order in which nn::own_loss() adds them up
           const Variable one = module->own_loss();
           if (one.defined()) extra = extra.defined() ? add(extra, one) : one;
         }

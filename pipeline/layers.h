@@ -1,5 +1,5 @@
 #pragma once
-// Divides a model, as its own layers() say, into the list of layers that a pipeline distributes over stages.
+// Divides a model into the layers that its layers() function lists. A pipeline distributes these layers over stages.
 #include <memory>
 #include <vector>
 

@@ -40,6 +40,7 @@ class Link {
   Shapes receive_shapes(const std::string& tag);
   /// Starts to receive a message of tensors of these shapes.
   void post(const std::vector<Shapes::One>& tensors, const std::string& tag);
+  bool is_posted() const { return !posted_.empty(); }  ///< true after a post() that has no arrive() yet
   /// Waits for the message of the oldest post() that has no arrive() yet, and returns its tensors on device(). With
   /// NCCL, the current stream waits instead of the host.
   std::vector<Tensor> arrive();

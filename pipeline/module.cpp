@@ -124,7 +124,7 @@ StageModule::StageModule(const std::vector<LayerSpec>& layers, std::vector<Chunk
   }
 }
 
-Values StageModule::run(int i, const Values& inputs) {
+Values StageModule::run(int i, const Values& inputs) try {
   const LayerSpec& spec = specs_.at(size_t(i));
   const auto found = layers_.find(first_of(specs_, i));
   nn::Module* const module = found == layers_.end() ? nullptr : found->second.get();
@@ -140,21 +140,16 @@ Values StageModule::run(int i, const Values& inputs) {
   for (const Variable& v : outputs)
     LOCKSTEP_CHECK(v.defined(), "expected the layer to return defined tensors, got an undefined one");
   return outputs;
+} catch (const Error& e) {
+  const std::string& kind = specs_[size_t(i)].kind;
+  fail(str("[pipeline] layer ", i, kind.empty() ? "" : str(" (", kind, ")"), ": ", e.what()));
 }
 
 Values StageModule::forward(size_t chunk, const Values& inputs) {
   const auto [begin, end] = chunks_.at(chunk);
   Values values = inputs;
-  const auto run_named = [this](int i, const Values& in) {
-    try {
-      return run(i, in);
-    } catch (const Error& e) {
-      const std::string& kind = specs_[size_t(i)].kind;
-      fail(str("[pipeline] layer ", i, kind.empty() ? "" : str(" (", kind, ")"), ": ", e.what()));
-    }
-  };
   if (interval_ <= 0) {
-    for (int i = begin; i < end; ++i) values = run_named(i, values);
+    for (int i = begin; i < end; ++i) values = run(i, values);
     return values;
   }
   // If the first layer is a tied token embedding, runs it without activation checkpointing: it stores nothing, and
@@ -163,13 +158,13 @@ Values StageModule::forward(size_t chunk, const Values& inputs) {
   const auto is_data = [&] {
     return std::none_of(values.begin(), values.end(), [](const Variable& v) { return v.requires_grad(); });
   };
-  while (begins < end && !specs_[size_t(begins)].ties.empty() && is_data()) values = run_named(begins++, values);
+  while (begins < end && !specs_[size_t(begins)].ties.empty() && is_data()) values = run(begins++, values);
   for (int first = begins; first < end; first += interval_) {
     const int last = std::min(end, first + interval_);
     values = checkpoint_many(
-        [run_named, first, last](const std::vector<Variable>& in) {
+        [this, first, last](const std::vector<Variable>& in) {
           Values now = in;
-          for (int i = first; i < last; ++i) now = run_named(i, now);
+          for (int i = first; i < last; ++i) now = run(i, now);
           return now;
         },
         values);

@@ -14,12 +14,9 @@
 #include <string>
 #include <vector>
 
-#include "nn/layer_list.h"
+#include "pipeline/sample.h"
 
 namespace lockstep::pipeline {
-
-/// Tensors that pass from one layer to the next.
-using nn::Values;
 
 /// A description that is sent ahead of the data: shapes, dtypes, which tensors need a gradient, and how many random
 /// calls the micro-batch has made so far (the next stage continues from there).

@@ -81,8 +81,8 @@ Schedule::Position Schedule::place(int stage) const {
 
 namespace {
 
-/// `list` with the transfers of its computations, each receive before and each send after it: between ranks, or
-/// (near) between chunks of this rank.
+/// Returns `list` with transfers: a computation's receives come before it, its sends after it. near: false adds the
+/// transfers between ranks, true those between chunks of this rank.
 std::vector<Action> with_transfers(const Schedule& s, int rank, const std::vector<Action>& list, bool near = false) {
   std::vector<Action> all;
   for (const Action& a : list) {
@@ -117,7 +117,7 @@ Formula formula(const Request& request, const Costs& costs) {
 
 namespace {
 
-/// The list of one rank with all that `given`, its part of a schedule, leaves out.
+/// Completes the list of one rank. A schedule's list, `given`, has only computations and transfers between ranks.
 std::vector<Action> completed(const Schedule& s, int rank, const std::vector<Action>& given, const Ties& ties,
                               bool trains) {
   const std::vector<Action> list = with_transfers(s, rank, given, true);
@@ -138,9 +138,9 @@ std::vector<Action> completed(const Schedule& s, int rank, const std::vector<Act
     if (a.what != Do::backward && a.what != Do::backward_weight) continue;
     const Action add{Do::add, a.micro_batch, a.chunk};
     if (i + 1 < list.size() && list[i + 1] == Action{Do::send_gradient, a.micro_batch, a.chunk})
-      all.push_back(list[++i]);  // the stage before waits for it
+      all.push_back(list[++i]);  // the previous stage waits for this gradient
     const bool waits = std::any_of(ties.begin(), ties.end(), [&](const auto& tie) { return tie.second == stage; });
-    constexpr size_t most_late = 2;  // each holds the gradients of a chunk
+    constexpr size_t most_late = 2;  // each of them keeps the gradients of a chunk in memory
     if (a.what == Do::backward_weight && waits) late.push_back(add), add_late(most_late);
     else all.push_back(add);
   }

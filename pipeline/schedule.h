@@ -78,8 +78,8 @@ Schedule make_schedule(const Request& request);
 /// Pairs of virtual stages (from, to) that share a weight: `to` adds its gradient to the gradient of `from`.
 using Ties = std::vector<std::pair<int, int>>;
 
-/// The lists of a training step: those of `schedule`, which may be one of your own, with all that it leaves out.
-/// Micro-batches are drawn, pass between two chunks of one rank, and are added to the sums; then follows the tail. A
+/// Completes the lists of `schedule`, which may be your own, to those of a training step. Adds the draws of
+/// micro-batches, the transfers between two chunks of one rank, the additions to the gradients' sums, and the tail. A
 /// micro-batch whose tied gradients come from a later stage is added when the weight gradients of the next two are
 /// computed, so that a rank seldom waits for them.
 Lists step_of(const Schedule& schedule, const Ties& ties = {});

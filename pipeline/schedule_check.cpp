@@ -137,7 +137,7 @@ struct Sent {
   Way way;
   int stage;              // the sending virtual stage
   int from, to;           // ranks
-  int link = -1, stream;  // link: has the order of the messages; stream: on which both ranks enqueue them
+  int link = -1, stream;  // link: index in orders_ (-1: no link); stream: the stream on which both ranks enqueue them
 };
 
 // All messages of a schedule. A message has the number i * m_ + micro-batch, where i is an index of slots_ and m_ the

@@ -12,7 +12,7 @@ namespace lockstep::pipeline {
 /// The result of check_schedule().
 struct Check {
   std::vector<std::string> errors;  ///< the first few errors; each names rank, stage and micro-batch
-  std::vector<int> buffers;         ///< maximal number of activations held by each rank, in micro-batches of one chunk
+  std::vector<int> buffers;         ///< most activations that each rank keeps, each of one micro-batch in one chunk
   int64_t messages = 0;             ///< messages between ranks per step
   int ahead = 2;                    ///< smallest power of two for Streams::ahead with which devices do not deadlock
   /// True if no error was found.

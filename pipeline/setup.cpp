@@ -4,7 +4,7 @@
 #include <set>
 
 #include "base/suggest.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "parallel/agreement.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/naive_ddp.h"
@@ -42,7 +42,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
   schedule_ = options_.custom ? *options_.custom
                               : make_schedule({options_.schedule, stages, options_.micro_batches, options_.chunks});
   LOCKSTEP_CHECK(schedule_.request.stages == stages, "[pipeline] expected a schedule of ", stages,
-                 " stages, got one of ", schedule_.request.stages);
+                 " stages, got one of ", schedule_.request.stages, "; set Request::stages of EngineOptions::custom");
   virtual_stages_ = schedule_.virtual_stages();
   if (options_.bounds.empty()) {
     const bool by_type = options_.split.method == SplitBy::Method::type,
@@ -65,7 +65,11 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
     for (int i = bounds_[size_t(stage)]; i < bounds_[size_t(stage) + 1]; ++i)
       for (const std::string& key : layers_[size_t(i)].ties) keys[key].insert(stage);
   }
-  for (const auto& [key, where] : keys) ties_.push_back({key, {where.begin(), where.end()}, {}, nullptr, {}});
+  for (const auto& [key, where] : keys) {
+    const std::vector<int> stages(where.begin(), where.end());
+    for (size_t i = 1; i < stages.size(); ++i) hops_.push_back({stages[i], stages[i - 1], ties_.size()});
+    ties_.push_back({key, stages, {}, nullptr});
+  }
   const Check check = check_schedule(schedule_, tie_pairs());
   if (!check.right() && check_schedule(schedule_).right()) {
     fail(str("[pipeline] ", name_of(schedule_.request.kind),
@@ -95,7 +99,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
   for (const auto& p : module_->numbered_parameters()) {
     const auto tie = std::find_if(ties_.begin(), ties_.end(), [&](const Tie& one) { return one.key == p.tie; });
     const bool leads = tie == ties_.end() || schedule_.place(tie->stages[0]).rank == rank_;
-    places_[p.name] = {p.layer, p.place, leads, p.variable, p.variable.requires_grad()};
+    places_[p.name] = {p, leads, p.variable.requires_grad()};
   }
   for (int c = 0; c < schedule_.request.chunks; ++c) {
     std::vector<Variable> variables;
@@ -104,8 +108,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
       if (tie.stages[0] == schedule_.virtual_stage(rank_, c))
         variables.insert(variables.end(), tie.parameters.begin(), tie.parameters.end());
     auto& sum = sums_.emplace_back();
-    if (std::any_of(variables.begin(), variables.end(), [](const Variable& p) { return p.requires_grad(); }))
-      sum.emplace(variables, options_.reduce ? copies_ : nullptr, copies_);
+    if (!variables.empty()) sum.emplace(variables, options_.reduce ? copies_ : nullptr, copies_);
   }
 }
 
@@ -159,24 +162,22 @@ void Engine::agree() const {
 /// Returns pairs of stages that share parameters: the first of a pair sends the parameters' gradients to the second.
 Ties Engine::tie_pairs() const {
   Ties pairs;
-  for (const Tie& tie : ties_)
-    for (size_t i = 1; i < tie.stages.size(); ++i) pairs.emplace_back(tie.stages[i], tie.stages[i - 1]);
+  for (const Hop& hop : hops_) pairs.emplace_back(hop.from, hop.to);
   return pairs;
 }
 
 // Makes a link for each pair of ranks and direction that exchange activations, gradients or tied gradients.
 void Engine::make_links() {
   std::set<std::tuple<Road, int, int>> wanted;
-  for (int stage = 0; stage + 1 < virtual_stages_; ++stage) {
-    const int a = schedule_.place(stage).rank, b = schedule_.place(stage + 1).rank;
-    if (a == b) continue;
-    wanted.insert({Road::activation, a, b});
-    wanted.insert({Road::gradient, b, a});
-  }
-  for (const auto& [from, to] : tie_pairs()) {
+  const auto want = [&](Road road, int from, int to) {
     const int a = schedule_.place(from).rank, b = schedule_.place(to).rank;
-    if (a != b) wanted.insert({Road::tied, a, b});
+    if (a != b) wanted.insert({road, a, b});
+  };
+  for (int stage = 0; stage + 1 < virtual_stages_; ++stage) {
+    want(Road::activation, stage, stage + 1);
+    want(Road::gradient, stage + 1, stage);
   }
+  for (const Hop& hop : hops_) want(Road::tied, hop.from, hop.to);
   const auto parameters = module_->parameters();
   const Device device = parameters.empty() ? default_device() : parameters[0].device();
   constexpr const char* names[] = {"activation", "gradient", "tied"};

@@ -1,6 +1,6 @@
 #pragma once
 // Simulates a pipeline schedule with given costs: when each action runs, how long ranks are idle (the bubble), and
-// whether the schedule ends at all. No rank is started.
+// whether the schedule deadlocks. No rank is started.
 #include <string>
 #include <utility>
 #include <vector>
@@ -33,7 +33,7 @@ struct Simulation {
   /// Computing time of each rank.
   std::vector<double> busy;
   double bubble = 0;      ///< idle fraction of all ranks' time
-  std::vector<int> kept;  ///< maximal number of activations held by each rank, in micro-batches of one chunk
+  std::vector<int> kept;  ///< most activations that each rank keeps, each of one micro-batch in one chunk
   /// If the schedule deadlocks: the action at which each rank is blocked, and the rank that it waits for (-1: none).
   struct Stuck {
     int rank;

@@ -134,7 +134,7 @@ std::vector<double> weights_of(const SplitBy& by, const std::vector<std::string>
     if (known.find(kind) == std::string::npos && known.size() < 300) known += (known.empty() ? "" : ", ") + kind;
   }
   LOCKSTEP_CHECK(std::any_of(weights.begin(), weights.end(), [](double w) { return w > 0; }),
-                 "[split] type:", by.pattern, " matches no layer; their kinds are ", known);
+                 "[split] type:", by.pattern, " matches no layer; their kinds are ", known, "; name one of these");
   return weights;
 }
 

@@ -1,11 +1,11 @@
-// What a stage exchanges: messages, gradients of tied parameters, losses and times. The schedule determines who sends
-// what in which order, so a rank can start to receive the next message, in that order, before it needs it.
+// The exchanges of a stage: messages, gradients of tied parameters, losses and times. The schedule fixes the order of
+// all messages, so a rank can start to receive the next message before it needs it.
 #include <algorithm>
 #include <cmath>
 #include <utility>
 
 #include "dist/numbers.h"
-#include "optim/clip.h"
+#include "optim/optimizer.h"
 #include "pipeline/engine.h"
 #include "pipeline/link.h"
 #include "tensor/ops.h"
@@ -17,103 +17,90 @@ std::string Engine::tag(const Message& m) {
   return str(names[int(m.road)], " of micro-batch ", m.micro_batch, ", stage ", m.stage);
 }
 
+/// Gives tensors to a stage: over a link, or, if the stage is another chunk of this rank, by arrived_.
+void Engine::send(const Message& message, int to_stage, std::vector<Tensor> tensors, const Shapes* shapes) {
+  if (!remote(to_stage)) arrived_[message] = std::move(tensors);
+  else link(message.road, rank_, schedule_.place(to_stage).rank).send(tensors, tag(message), shapes);
+}
+
 void Engine::send_activation(const Action& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
   Flight& f = flight(a);
   const Shapes shapes = Shapes::of(f.outputs, f.random_call);
-  const AtEnd drops([&] {
-    if (!now_.training) f.outputs.clear();
-  });
-  if (!remote(stage + 1)) {  // to another chunk of this rank: the turn of a V, or a single rank
-    Flight& next = flights_[{schedule_.place(stage + 1).chunk, a.micro_batch}];
-    next.inputs = shapes.leaves(tensors_of(f.outputs));
-    next.random_call = f.random_call;
-    return;
-  }
-  const bool tell = !fixed_shapes() || !shapes_sent_.count(stage);
-  if (fixed_shapes()) {
-    const Shapes& before = shapes_sent_.emplace(stage, shapes).first->second;
-    LOCKSTEP_CHECK(before == shapes, "[pipeline] stage ", stage, " gives ", shapes.text(), " for micro-batch ",
-                   a.micro_batch, ", it gave ", before.text(),
-                   " for the first one; make all micro-batches the same shape, or set dynamic_shapes");
-  }
-  link(Road::activation, rank_, schedule_.place(stage + 1).rank)
-      .send(tensors_of(f.outputs), tag({Road::activation, stage, a.micro_batch}), tell ? &shapes : nullptr);
+  const auto [known, is_new] = shapes_.emplace(shapes_key(stage, a.micro_batch), shapes);
+  LOCKSTEP_CHECK(known->second == shapes, "[pipeline] stage ", stage, " gives ", shapes.text(), " for micro-batch ",
+                 a.micro_batch, ", it gave ", known->second.text(),
+                 " for the first one; make all micro-batches the same shape, or set dynamic_shapes");
+  send({Road::activation, stage, a.micro_batch}, stage + 1, tensors_of(f.outputs), is_new ? &shapes : nullptr);
+  if (known->first.second >= 0 && remote(stage + 1)) shapes_.erase(known);
+  if (!now_.training) f.outputs.clear();
 }
 
 void Engine::receive_activation(const Action& a) {
   const int from = schedule_.virtual_stage(rank_, a.chunk) - 1;
-  if (!remote(from)) return;
   const auto tensors = fetch({Road::activation, from, a.micro_batch});
-  const auto shapes = shapes_known_.find({from, fixed_shapes() ? -1 : a.micro_batch});
+  const auto shapes = shapes_.find(shapes_key(from, a.micro_batch));
   Flight& f = flights_[{a.chunk, a.micro_batch}];
   f.inputs = shapes->second.leaves(tensors);
   f.random_call = shapes->second.random_call;
-  if (shapes->first.second >= 0) shapes_known_.erase(shapes);
+  if (shapes->first.second >= 0) shapes_.erase(shapes);
 }
 
 void Engine::send_gradient(const Action& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
-  auto gradients = std::exchange(flight(a).gradients, {});
-  if (!remote(stage - 1))
-    flights_.at({schedule_.place(stage - 1).chunk, a.micro_batch}).gradients = std::move(gradients);
-  else
-    link(Road::gradient, rank_, schedule_.place(stage - 1).rank)
-        .send(gradients, tag({Road::gradient, stage, a.micro_batch}));
+  send({Road::gradient, stage, a.micro_batch}, stage - 1, std::exchange(flight(a).gradients, {}));
 }
 
 void Engine::receive_gradient(const Action& a) {
   const int from = schedule_.virtual_stage(rank_, a.chunk) + 1;
-  if (remote(from)) flight(a).gradients = fetch({Road::gradient, from, a.micro_batch});
+  flight(a).gradients = fetch({Road::gradient, from, a.micro_batch});
 }
 
 /// Starts to receive the next message of a link. Returns false if no message is left, or if its shapes are not known
 /// yet. With `must`, waits for the shapes of an activation instead: the sender sends them before the activation.
 bool Engine::post(Road road, int from_rank, bool must) {
-  auto& queue = expected_[{road, from_rank}];
+  const auto& queue = expected_[{road, from_rank}];
   if (queue.empty()) return false;
   const Message e = queue.front();
   Link& link = this->link(road, from_rank, rank_);
   const std::string name = tag(e);
   std::vector<Shapes::One> tensors;
   if (road == Road::activation) {
-    const std::pair<int, int> key{e.stage, fixed_shapes() ? -1 : e.micro_batch};
-    if (!shapes_known_.count(key)) {
+    const std::pair<int, int> key = shapes_key(e.stage, e.micro_batch);
+    if (!shapes_.count(key)) {
       if (!must) return false;
       const auto watch = stopwatch(waited_);
-      shapes_known_[key] = link.receive_shapes(name);
+      shapes_[key] = link.receive_shapes(name);
     }
-    tensors = shapes_known_.at(key).tensors;
+    tensors = shapes_.at(key).tensors;
   } else if (road == Road::gradient) {
     const auto found = flights_.find({schedule_.place(e.stage - 1).chunk, e.micro_batch});
     if (found == flights_.end() || found->second.outputs.empty()) return false;
     for (const Shapes::One& one : Shapes::of(found->second.outputs, 0).tensors)
       if (one.wants_grad) tensors.push_back(one);
   } else {
-    for (const Variable& p : ties_[size_t(e.tie)].parameters)
+    for (const Variable& p : ties_[e.tie].parameters)
       tensors.push_back({p.dtype(), p.shape(), true, !p.tensor().device().is_cpu()});
   }
   link.post(tensors, name);
-  posted_[{road, from_rank}].push_back(e);
-  queue.pop_front();
   return true;
 }
 
 // Waits for a message. Stores earlier messages of the same link until they are fetched.
 std::vector<Tensor> Engine::fetch(const Message& wanted) {
   const int from_rank = schedule_.place(wanted.stage).rank;
-  auto& order = posted_[{wanted.road, from_rank}];
+  if (from_rank == rank_) return std::move(arrived_.extract(wanted).mapped());
+  Link& link = this->link(wanted.road, from_rank, rank_);
+  auto& queue = expected_[{wanted.road, from_rank}];
   while (!arrived_.count(wanted)) {
-    if (order.empty())
-      LOCKSTEP_CHECK(post(wanted.road, from_rank, true), "[pipeline] ", tag(wanted),
-                     " is not expected, or its shapes are unknown; this is a bug in Lockstep, please report it");
-    const Message next = order.front();
-    order.pop_front();
+    LOCKSTEP_CHECK(link.is_posted() || post(wanted.road, from_rank, true), "[pipeline] ", tag(wanted),
+                   " is not expected, or its shapes are unknown; this is a bug in Lockstep, please report it");
     const auto watch = stopwatch(waited_);
-    arrived_[next] = link(wanted.road, from_rank, rank_).arrive();
+    arrived_[queue.front()] = link.arrive();
+    queue.pop_front();
   }
   std::vector<Tensor> tensors = std::move(arrived_.extract(wanted).mapped());
-  if (order.empty()) post(wanted.road, from_rank, false);  // received while this rank computes
+  if (!link.is_posted()) post(wanted.road, from_rank, false);  // received while this rank computes
   return tensors;
 }
 
@@ -123,46 +110,31 @@ void Engine::expect(const Lists& all) {
     if (from == rank_) continue;
     for (const Action& a : all[size_t(from)]) {
       const int stage = schedule_.virtual_stage(from, a.chunk);
-      const auto add = [&](Road road, int to_stage, int tie) {
+      const auto add = [&](Road road, int to_stage, size_t tie) {
         if (schedule_.place(to_stage).rank == rank_)
           expected_[{road, from}].push_back({road, stage, a.micro_batch, tie});
       };
       if (a.what == Do::send_activation) add(Road::activation, stage + 1, 0);
       if (a.what == Do::send_gradient) add(Road::gradient, stage - 1, 0);
-      if (a.what != Do::add) continue;
-      for (size_t t = 0; t < ties_.size(); ++t)
-        if (const int to = ties_[t].before(stage); to >= 0) add(Road::tied, to, int(t));
+      for (const Hop& hop : hops_)
+        if (a.what == Do::add && hop.from == stage) add(Road::tied, hop.to, hop.tie);
     }
   }
 }
 
-// --- gradients: summed over micro-batches in tree order, then over replicas of the pipeline. Tied ones travel from the
-// last stage that uses them to the first, micro-batch by micro-batch, in the order of one process. ---
-
-int Engine::Tie::before(int stage) const {
-  const auto at = std::find(stages.begin(), stages.end(), stage);
-  return at == stages.end() || at == stages.begin() ? -1 : at[-1];
-}
-
-int Engine::Tie::after(int stage) const {
-  const auto at = std::find(stages.begin(), stages.end(), stage);
-  return at == stages.end() || at + 1 == stages.end() ? -1 : at[1];
-}
+// --- gradients: summed over micro-batches in tree order, then over replicas of the pipeline. Those of tied parameters
+// travel from the last stage that uses the parameters to the first, for one micro-batch at a time, so that they are
+// added in the same order as in one process. ---
 
 // For each tie of the stage of `a`: takes the gradients of the tied parameters for one micro-batch, as computed by the
 // next stage that uses these parameters. Waits if that stage is on another rank.
 std::vector<std::pair<Variable, Tensor>> Engine::take_tied(const Action& a) {
   std::vector<std::pair<Variable, Tensor>> before;
-  const int stage = schedule_.virtual_stage(rank_, a.chunk);
-  for (size_t t = 0; t < ties_.size(); ++t) {
-    Tie& tie = ties_[t];
-    const int from = tie.after(stage);
-    if (from < 0) continue;
-    if (remote(from)) tie.waiting[{from, a.micro_batch}] = fetch({Road::tied, from, a.micro_batch, int(t)});
-    const auto found = tie.waiting.find({from, a.micro_batch});
-    for (size_t p = 0; p < tie.parameters.size(); ++p)
-      before.emplace_back(tie.parameters[p], std::move(found->second[p]));
-    tie.waiting.erase(found);
+  for (const Hop& hop : hops_) {
+    if (hop.to != schedule_.virtual_stage(rank_, a.chunk)) continue;
+    auto gradients = fetch({Road::tied, hop.from, a.micro_batch, hop.tie});
+    for (size_t p = 0; p < gradients.size(); ++p)
+      before.emplace_back(ties_[hop.tie].parameters[p], std::move(gradients[p]));
   }
   return before;
 }
@@ -177,16 +149,14 @@ void Engine::add(const Action& a) {
     f.split->finish(take_tied(a));
     f.split.reset();
   }
-  for (Tie& tie : ties_) {
-    const int to = tie.before(stage);
-    if (to < 0) continue;
+  for (const Hop& hop : hops_) {
+    if (hop.from != stage) continue;
     std::vector<Tensor> gradients;
-    for (Variable& p : tie.parameters) {
+    for (Variable& p : ties_[hop.tie].parameters) {
       gradients.push_back(p.grad().defined() ? p.grad() : zeros_like(p.tensor()));
       p.clear_grad();
     }
-    if (!remote(to)) tie.waiting[{stage, a.micro_batch}] = std::move(gradients);
-    else link(Road::tied, rank_, schedule_.place(to).rank).send(gradients, tag({Road::tied, stage, a.micro_batch}));
+    send({Road::tied, stage, a.micro_batch, hop.tie}, hop.to, std::move(gradients));
   }
   if (auto& sum = sums_[size_t(a.chunk)]) sum->add();
 }
@@ -215,12 +185,12 @@ std::vector<Variable> Engine::train_frozen() {
   std::vector<std::string> names;
   std::vector<Variable> frozen;
   for (const auto& [name, p] : places_) {
-    LOCKSTEP_CHECK(!p.parameter.grad().defined(), "[pipeline] ", name,
+    LOCKSTEP_CHECK(!p.variable.grad().defined(), "[pipeline] ", name,
                    " still has the gradient of the last step; call the optimizer's zero_grad() after step()");
-    if (p.parameter.requires_grad() == p.trained) continue;
+    if (p.variable.requires_grad() == p.trained) continue;
     if (!p.trained) parallel::fail_unfrozen("pipeline", name, world_);
     names.push_back(name);
-    frozen.push_back(p.parameter);
+    frozen.push_back(p.variable);
   }
   if (copies_) frozen_.agree("pipeline", names, *copies_);
   for (Variable& p : frozen) p.requires_grad_(true);
@@ -231,7 +201,7 @@ double Engine::norm(const std::vector<std::pair<std::string, double>>& squares) 
   std::map<std::pair<int, int>, double> norms;  // norm of each parameter, by layer and index in the layer
   for (const auto& [name, sum] : squares) {
     const Place& p = places_.at(name);
-    if (p.leads) norms[{p.layer, p.place}] = optim::norm_of_squares(sum, p.parameter.dtype());
+    if (p.leads) norms[{p.layer, p.place}] = optim::norm_of_squares(sum, p.variable.dtype());
   }
   if (pp_) {
     const int64_t most = dist::all_reduced<int64_t>({int64_t(norms.size())}, *pp_,
@@ -255,7 +225,7 @@ double Engine::clip_grad_norm(double max_norm) {
                  "the engine's configuration");
   std::vector<std::pair<std::string, double>> squares;
   for (const auto& [name, p] : places_) {
-    const Tensor& grad = p.parameter.checked_grad("grad_norm");
+    const Tensor& grad = p.variable.checked_grad("grad_norm");
     if (grad.defined() && grad.numel() > 0) squares.emplace_back(name, sum_squares(grad, {}, false, f64).item());
   }
   return optim::clip_to_norm(module_->parameters(), norm(squares), max_norm);
@@ -265,14 +235,13 @@ double Engine::clip_grad_norm(double max_norm) {
 void Engine::abandon() noexcept {
   for (auto& sum : sums_)
     if (sum) sum->discard();
-  for (Tie& tie : ties_) tie.waiting.clear();
   for (Variable& p : module_->parameters()) p.clear_grad();
   flights_.clear();
   samples_.clear();
   losses_.clear();
   arrived_.clear();
   expected_.clear();
-  posted_.clear();
+  std::erase_if(shapes_, [](const auto& one) { return one.first.second >= 0; });
   for (auto& [road, link] : links_) link->forget();
 }
 

@@ -71,7 +71,8 @@ for file in "${files[@]}"; do
   if [[ $file =~ ^(bench/(cuda|offload|quantized|sparse)|examples/guide_b/train)\.cpp$ ]]; then group=$file; fi
   groups[$group]+=" $file"
 done
-for group in "${!groups[@]}"; do
+# Those with the most files first.
+for group in $(for group in "${!groups[@]}"; do echo "${#groups[$group]} $group"; done | sort -rn | cut -d" " -f2); do
   while [[ $(jobs -rp | wc -l) -ge 2 ]]; do wait -n; done
   # shellcheck disable=SC2086  # several files
   check ${groups[$group]} &

@@ -2,7 +2,7 @@
 # Installs the packages that a build needs (Debian 12 and 13, Ubuntu 24.04 or newer). As root it installs what is
 # missing and says so; otherwise it prints the command for that and exits with 1.
 #   scripts/install_dependencies.sh [--ci | --systems]
-# --ci: also clang with libFuzzer, clang-format 14, Open MPI, ip for network namespaces, ccache, locales and yamllint.
+# --ci: also clang with libFuzzer, lld, clang-format 14, Open MPI, ip for network namespaces, ccache, locales and yamllint.
 # --systems: only what scripts/try_systems.sh needs.
 # CXX may name a compiler that is installed, too: g++-13, clang++-19 ...
 set -euo pipefail
@@ -23,7 +23,7 @@ update() { if [[ -z $updated && $EUID -eq 0 ]]; then apt-get update -qq && updat
 if [[ "${1:-}" == --systems ]]; then
   packages=(mmdebstrap git)
 elif [[ "${1:-}" == --ci ]]; then
-  packages+=(libopenmpi-dev openmpi-bin iproute2 ccache locales yamllint)
+  packages+=(libopenmpi-dev openmpi-bin iproute2 lld ccache locales yamllint)
   # Uses an installed clang, else the oldest one that this system offers. A bare system lists packages only after an
   # update.
   version=

@@ -3,7 +3,8 @@
 or indirectly, and headers that users include separately.
 
 Prints them if there is no argument. As meson's install script (MESON_INSTALL_DESTDIR_PREFIX is set) it copies them to
-PREFIX/<first argument>, with their folders; the other arguments are the extensions that were built.
+PREFIX/<first argument>, with their folders. The second argument is the option `cuda`; the others are the extensions
+that were built.
 """
 import os
 import pathlib
@@ -15,6 +16,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 # These include a third-party header, which lockstep.h must not.
 ON_PURPOSE = ["tensor/eigen.h"]
+# Installed with simulated devices: what compiles a .cu file for them, and what tests ask of them.
+SIMULATED = ["tests/cudasim/fake.h", "tests/cudasim/simt_cpu.h"]
 
 
 def extensions():
@@ -43,11 +46,12 @@ def public_headers(names=None):
 
 if __name__ == "__main__":
     prefix = os.environ.get("MESON_INSTALL_DESTDIR_PREFIX")
-    for header in public_headers(sys.argv[2:] if prefix else None):
-        if not prefix:
-            print(header)
-            continue
+    if not prefix:
+        print("\n".join(public_headers()))
+        sys.exit()
+    simulated = behind(*SIMULATED) if sys.argv[2] == "simulated" else []
+    for header in public_headers(sys.argv[3:]) + simulated:
         # <lockstep/kernels.h> and "tensor/tensor.h" are both found below PREFIX/include/lockstep
-        target = pathlib.Path(prefix) / sys.argv[1] / header.removeprefix("lockstep/")
+        target = pathlib.Path(prefix) / sys.argv[1] / re.sub("^(lockstep|tests)/", "", header)
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text((ROOT / header).read_text().replace('#include "lockstep/', '#include "'))
+        target.write_text(re.sub('^#include "(lockstep|tests)/', '#include "', (ROOT / header).read_text(), flags=re.M))

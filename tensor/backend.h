@@ -23,7 +23,7 @@ inline constexpr int keys_at_once = 128;
 struct Backend {
   KernelRecorder recorder;              ///< called instead of kernels; nullptr: kernels run
   int (*device_count)();                ///< number of usable devices
-  std::string (*why_none)();            ///< the reason for the user when device_count() is 0
+  std::string (*why_none)();            ///< tells the user why device_count() is 0
   std::string (*describe)();            ///< several lines for `lockstep env`
   bool (*multiplies_bf16)(int device);  ///< true if the device has tensor cores for bf16
   void (*select)(int device);           ///< makes this device the target of what this thread does next
@@ -38,24 +38,24 @@ struct Backend {
   bool (*keep_for_graphs)(void* data, int device, void* stream, uint32_t born) noexcept;
   size_t (*memory_size)(int device);   ///< bytes of the device's memory; 0: unknown
   size_t (*cached_bytes)(int device);  ///< bytes in the pool that no storage uses
-  void (*release_cached)(int device);  ///< returns these bytes to the driver
+  void (*release_cached)(int device);  ///< returns the pool's unused bytes to the driver
   /// Copies bytes between contiguous memory, at least one side on this type of device, in the order of the current
   /// stream. With `wait`, host memory may be reused on return; otherwise when the copy is done.
   void (*copy_bytes)(void* to, Device to_device, const void* from, Device from_device, size_t bytes, bool wait);
   void (*synchronize)(int device);                ///< waits for all streams; throws the errors of their work
-  void (*distrust)(int device, const char* why);  ///< see stream.h; nullptr: trusts the device again
+  void (*distrust)(int device, const char* why);  ///< see stream.h; why = nullptr: trusts the device again
 
   void* (*pin)(size_t bytes);                              ///< page-locked host memory, which copies need not stage
   void (*unpin)(void* data) noexcept;                      ///< frees memory of pin()
   void* (*new_stream)(int device, bool urgent);            ///< urgent: true for a stream of higher priority
-  void (*free_stream)(void* stream, int device) noexcept;  ///< for a stream of new_stream()
+  void (*free_stream)(void* stream, int device) noexcept;  ///< frees a stream of new_stream()
   void* (*current_stream)(int device);                     ///< the calling thread's current stream
   /// Makes `stream` the calling thread's current stream; nullptr: the default stream.
   void (*set_current_stream)(int device, void* stream);
   /// Waits for the stream's work; throws the errors of that work.
   void (*synchronize_stream)(void* stream, int device);
   void* (*new_event)(int device, bool timed);                  ///< timed: true if milliseconds() will read it
-  void (*free_event)(void* event, int device) noexcept;        ///< for an event of new_event()
+  void (*free_event)(void* event, int device) noexcept;        ///< frees an event of new_event()
   void (*record)(void* event, void* stream, int device);       ///< marks the point that the stream has reached
   void (*wait)(void* stream, void* event, int device);         ///< later work on the stream runs after the event
   bool (*done)(void* event, int device);                       ///< true if the event has been reached

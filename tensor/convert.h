@@ -5,7 +5,6 @@
 #include <type_traits>
 
 #include "tensor/dtype.h"
-#include "tensor/scalar.h"
 
 namespace lockstep {
 
@@ -33,7 +32,7 @@ template <class To, class From> LOCKSTEP_HD inline To convert(From value) {
   }
 }
 
-/// Defined here, so that scalar.h does without conversions.
+/// Defined here and not in dtype.h, because it needs convert().
 template <class T> T Scalar::to() const { return is_whole_ ? convert<T>(whole_) : convert<T>(real_); }
 
 /// Calls fn for the C++ type of `dtype`, which may be any real element type or bool, as dispatch() does.

@@ -25,11 +25,12 @@ Device default_device();
 /// Sets the default device for all threads. Error when the device does not exist.
 void set_default_device(Device device);
 
-/// Parses "cpu", "cpu:2", "cuda", "cuda:0". The Error names the expected forms; existence is checked on first use.
+/// Parses "cpu", "cpu:2", "cuda", "cuda:0". The Error names the expected forms. That the device exists is checked only
+/// when it is used.
 Device parse_device(std::string_view name);
 
-/// Number of devices. For the CPU: what set_virtual_devices() was given, else LOCKSTEP_CPU_DEVICES, else 1. For CUDA it
-/// is 0 if the build does not support CUDA or the machine has no device.
+/// Number of devices. For the CPU: the number set by set_virtual_devices(), else LOCKSTEP_CPU_DEVICES, else 1. For CUDA
+/// it is 0 if the build does not support CUDA or the machine has no device.
 int device_count(Device::Type type = Device::Type::cpu);
 /// All devices of a type, by index: cpu:0, cpu:1, ...
 std::vector<Device> all_devices(Device::Type type = Device::Type::cpu);

@@ -15,8 +15,8 @@ inline int64_t attended_pairs(int64_t queries, int64_t keys, bool causal, int64_
   return pairs;
 }
 
-/// Counts the multiply-accumulates of this thread while it lives. Counts of an inner counter are added to the outer
-/// one.
+/// Counts the multiply-accumulates of this thread while it lives. Counters may nest: at its end, an inner counter adds
+/// its count to the outer one.
 class MacCounter {
  public:
   MacCounter() : outer_(current_) { current_ = this; }

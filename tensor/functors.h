@@ -2,7 +2,7 @@
 // Functors of the pointwise operations (pointwise.def says what each computes): the value, and the derivative times the
 // incoming gradient g. They generate the CPU and CUDA kernels, and `reads` tells autograd what to save. T is float,
 // double, int64_t, int32_t, or uint8_t for bool. Derivatives at kinks follow PyTorch. Every function must return NaN
-// for NaN: comparisons with NaN are false, so write them such that false keeps x.
+// for NaN: comparisons with NaN are false, so write each comparison so that its false branch returns x.
 #include <type_traits>
 
 #include "tensor/math.h"
@@ -19,7 +19,7 @@ enum class Reads : uint8_t { none, input, output, zero };
 /// The operands that a derivative of a binary operation reads, as bits.
 inline constexpr int nothing = 0, reads_a = 1, reads_b = 2, both = 3;
 
-/// Base of operations that cost more than moving their operands: they use several threads at smaller sizes.
+/// Base of operations that cost more than moving their operands, so several threads pay off for smaller tensors too.
 struct Costly {
   static constexpr bool costly = true;
 };
@@ -114,7 +114,7 @@ struct Clamp {
   LOCKSTEP_GRAD(input) { return select((input > a.p) & (input < a.q), g, T(0)); }
 };
 
-// --- rounding; Round goes to the even number on ties ---
+// --- rounding; Round rounds halves to the even number ---
 struct Floor {
   LOCKSTEP_VALUE { return std::floor(x); }
   LOCKSTEP_GRAD(zero) { return T(0); }
@@ -333,7 +333,7 @@ struct Pow : Costly {
   LOCKSTEP_GRAD2(grad0, both) { return select(b == T(0), T(0), g * (b * power(a, b - T(1)))); }
   LOCKSTEP_GRAD2(grad1, both) { return select((a == T(0)) & (b >= T(0)), T(0), g * (power(a, b) * logarithm(a))); }
 };
-struct Maximum {  // at a tie each operand gets half the gradient
+struct Maximum {  // if a equals b, each gets half the gradient
   LOCKSTEP_VALUE2 { return (a > b) | (a != a) ? a : b; }
   LOCKSTEP_GRAD2(grad0, both) { return select(a < b, T(0), select(a == b, g / T(2), g)); }
   LOCKSTEP_GRAD2(grad1, both) { return select(b < a, T(0), select(a == b, g / T(2), g)); }

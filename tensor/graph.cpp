@@ -30,7 +30,7 @@ struct Graph::Random {
   explicit Random(Device device) : apart(device) {}
   const RandomState start = random_state();
   struct Draw {
-    uint64_t micro_batch, call;  // relative to `start`; call: only in the same micro-batch
+    uint64_t micro_batch, call;  // relative to `start`, but `call` only in the micro-batch of `start`
     auto operator<=>(const Draw&) const = default;
   };
   std::map<Draw, size_t> place;

@@ -40,12 +40,13 @@ class Graph {
   /// first replay, and keep their memory as long as the graph. To give a replay new values, write them into a tensor
   /// that was created before the capture: the memory of tensors created by `body` is used for several of them in turn.
   ///
-  /// Errors. Throws where a replay would go wrong: reading values on the host, operations on the CPU, waiting. After an
-  /// Error nothing is recorded. A recorded optimizer step needs Optimizer::before_replay() before each replay.
+  /// Errors. Throws where a replay would go wrong: reading values on the host, operations on the CPU, and waiting for
+  /// the device. After an Error nothing is recorded. A recorded optimizer step needs Optimizer::before_replay() before
+  /// each replay.
   ///
   /// Random numbers. A replay draws from the generator as `body` itself would, with the same bits, and leaves it in the
-  /// same state. If `body` calls set_random_step() for later micro-batches, a replay shifts their numbers: the
-  /// micro-batch that is current when the replay begins takes the place of the first. Recording draws no numbers.
+  /// same state. If `body` calls set_random_step() for later micro-batches, a replay counts them from the micro-batch
+  /// that is current when the replay begins. Recording leaves the generator as it was.
   void capture(const std::function<void()>& body);
   /// The second half of capture(), for a caller that has already run `body` (perhaps with other values).
   void record(const std::function<void()>& body);

@@ -1,14 +1,15 @@
 #pragma once
 // Journal and Rewind: record and restore the state that a piece of code overwrites (running statistics, vectors of the
-// power method, counters), so that the code can run a second time from the same state and its effects count once.
+// power method, counters). The code can then run a second time from the same state, and its effects count only once.
 #include <vector>
 
 #include "tensor/tensor.h"
 
 namespace lockstep {
 
-/// While it lives, saves the old bytes of every storage that operations of this thread overwrite, at the first write.
-/// Storages allocated meanwhile are not saved. Storage::bump_version() reports writes; writes through data() go unseen.
+/// While it lives, saves the old bytes of every storage that operations of this thread overwrite, before the first
+/// write. It saves no storage that was allocated during its lifetime. Storage::bump_version() reports writes to it; it
+/// does not notice writes through data().
 class Journal {
  public:
   Journal();
@@ -25,7 +26,7 @@ class Journal {
   friend class Storage;
   void note(Storage& storage);
   Journal* const outer_;
-  const uint64_t number_;  // increases; Storage::made_in_ holds the number of the innermost journal
+  const uint64_t number_;  // counts up; storages with a smaller made_in_ are older than this journal
 };
 
 /// While it lives, the storages in `entries` have their old bytes again, and no Journal of this thread saves anything.

@@ -3,13 +3,13 @@
 #include <memory>
 #include <vector>
 
+#include "tensor/dtype.h"
 #include "tensor/random.h"
-#include "tensor/scalar.h"
 #include "tensor/shape.h"
 
 namespace lockstep {
 
-/// All pointwise operations: the rows of pointwise.def, and three operations that are not there (at the end).
+/// All pointwise operations: the rows of pointwise.def, then three operations that have no row there.
 enum class PointwiseOp : uint8_t {
 #define LOCKSTEP_UNARY(name, functor, types) name,
 #define LOCKSTEP_UNARY1(name, functor, types, p, d) name,
@@ -70,7 +70,7 @@ struct BlockLayout;  // tensor/block_layout.h
 struct AttentionArgs {
   double scale = 1;
   bool causal = false;  ///< true: query i sees keys up to its own position only
-  /// With causal: a query sees its own key and the window - 1 before it; 0: no limit.
+  /// With causal: a query sees its own key and the window - 1 keys before it; 0: no limit.
   int64_t window = 0;
   /// Probability of dropping an attention weight; weight (b, h, i, j) is drawn from `key` by its flat index.
   double dropout = 0;

@@ -18,7 +18,7 @@ class Maker {
   unsigned forks_ = forks();
 };
 
-/// Keeps an object alive until the process ends: for a child that holds copies of its parent's objects.
+/// Keeps an object alive until the process ends: for a forked child's copies of its parent's objects.
 void never_destroy(std::shared_ptr<void> object);
 
 /// One T per process, never destroyed; a forked child gets a new one on first use.

@@ -27,7 +27,7 @@ template <class... C> LOCKSTEP_HD inline float polynomial(float x, float p, C...
 /// 2^n for -126 <= n <= 127, and infinity for 128.
 LOCKSTEP_HD inline float power_of_two(int32_t n) { return float_of(int32_t(uint32_t(n + 127) << 23)); }
 
-/// x = n ln 2 + r with |r| <= ln 2 / 2; n_bits is n as an integer. Valid for |x| < 1000.
+/// The parts of x = n ln 2 + r with |r| <= ln 2 / 2; n_bits is n as an integer. Valid for |x| < 1000.
 struct ExpParts {
   float r;
   float n;
@@ -82,7 +82,7 @@ LOCKSTEP_HD inline float expm1(float x) {
 }
 LOCKSTEP_HD inline double expm1(double x) { return std::expm1(x); }
 
-/// x = 2^e (1 + f), with 1 + f from sqrt(1/2) to sqrt(2). For finite x > 0.
+/// The parts of x = 2^e (1 + f), with 1 + f from sqrt(1/2) to sqrt(2). For finite x > 0.
 struct LogParts {
   float f, e;
 };
@@ -171,7 +171,7 @@ LOCKSTEP_HD inline double erf(double x) { return std::erf(x); }
 /// The f32 sin and cos of this file are valid below this magnitude. Larger arguments need a more precise reduction.
 inline constexpr float trig_limit = 1e6f;
 
-/// sin(x + quarter * pi / 2) for |x| < trig_limit.
+/// sin(x + quarter * pi / 2) for |x| < trig_limit, so quarter = 1 gives the cosine.
 LOCKSTEP_HD inline float sin_near(float x, int32_t quarter) {
   // The reduction is done in f64. pi / 2 = high + low: high has 33 bits, so n * high is exact.
   constexpr double shift = 6755399441055744.0;  // 1.5 * 2^52

@@ -98,7 +98,7 @@ constexpr size_t small_cache_limit = size_t(1) << 20;  // most bytes that a thre
 struct SmallCache {
   FreeBlock* bins[small_bins] = {};
   size_t bytes = 0;
-  bool closed = false;  // the thread is ending: cache nothing more
+  bool closed = false;  // true: the thread is ending, so nothing more is cached
 };
 thread_local constinit SmallCache small_cache;  // constant initialisation avoids a guard on the fast path
 
@@ -174,9 +174,9 @@ class LargeCache {
   }
 
  private:
-  // Most bytes to cache: 256 MiB, or half of the live bytes, or the bytes freed since the peak plus an eighth of the
-  // peak, whichever is most. The eighth is for blocks that are larger than requested. With less, every training step
-  // would return pages to the system and fault in new ones.
+  // The largest number of bytes to cache: 256 MiB, or half of the live bytes, or the bytes freed since the peak plus an
+  // eighth of the peak, whichever is most. The eighth is for blocks that are larger than requested. With a lower limit,
+  // every training step would return pages to the system and fault in new ones.
   size_t limit() const { return std::max({size_t(256) << 20, live_ / 2, most_live_ + most_live_ / 8 - live_}); }
 
   void* take(size_t size) {

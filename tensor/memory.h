@@ -52,7 +52,8 @@ void reset_peak_memory(Device device = cpu);
 /// Returns cached blocks to the system.
 void release_cached_memory(Device device = cpu);
 
-// One device alone, also a virtual CPU device, so that a model for several small devices can be tried on one machine.
+// The next functions count each device by itself, also each virtual CPU device. So a model that is meant for several
+// small devices can be tried on one machine.
 /// The memory_report() of this device. The category Memory::offload is left out, because it lies in host memory.
 MemoryReport device_memory(Device device);
 /// Sets the peaks of device_memory() to the current values.

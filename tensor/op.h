@@ -1,6 +1,6 @@
 #pragma once
-// Op: an operation's kernels, one for each kind of device. A constant: nothing is registered, so an operation that a
-// user adds is called in the same way as ours.
+// Op: an operation's kernels, one for each kind of device. An Op is a constant, and nothing is registered. So an
+// operation that a user adds is called in the same way as Lockstep's own.
 //
 //   using Scale = void(const Tensor& x, double factor, Tensor& out);
 //   namespace on_cpu { Scale scale; }
@@ -53,13 +53,13 @@ template <class Result, class... Arguments> struct Op<Result(Arguments...)> {
   const char* name;
   Kernel cpu, cuda;
 
-  /// True if there is a kernel for the device, or calls are recorded there.
+  /// True if there is a kernel for the device, or if calls for this device are recorded instead of run.
   bool runs_on(Device device) const { return on(device) || select_for_kernel(device); }
   /// Runs the device's kernel, or throws if there is none. The observer (observer.h) sees `name` while it runs.
   Result operator()(Device device, Arguments... arguments) const {
     return as(name, device, static_cast<Arguments&&>(arguments)...);
   }
-  /// Does the same; the observer sees `label`. (One kernel may compute several operations.)
+  /// Does the same, but the observer sees `label` instead of `name`. (One kernel may compute several operations.)
   Result as(const char* label, Device device, Arguments... arguments) const {
     const KernelScope scope(label);
     if (const KernelRecorder record = select_for_kernel(device)) [[unlikely]] {

@@ -128,7 +128,8 @@ bool all_finite(const Tensor& x);  ///< true if no element is NaN or infinite; w
 bool unscale_(const std::vector<Tensor>& tensors, double factor);
 /// Sums x down to `shape`, which must broadcast to x's shape: the gradient of a broadcast.
 Tensor sum_to(const Tensor& x, const Shape& shape);
-/// True if |a - b| <= atol + rtol * |b| for all elements (broadcast). NaN is never close; compared in f64 or i64.
+/// True if |a - b| <= atol + rtol * |b| for all elements (broadcast). NaN is never close. Floats are compared in f64,
+/// integers and bool in i64.
 bool allclose(const Tensor& a, const Tensor& b, double rtol = 1e-5, double atol = 1e-8);
 /// True if shape, dtype and all bits agree; a NaN equals a NaN with the same bits.
 bool equal(const Tensor& a, const Tensor& b);
@@ -260,11 +261,11 @@ struct AddNorm {
 /// dropout if p is 0. The results have the same bits as if the steps were computed one after the other.
 AddNorm add_norm(const Tensor& residual, const Tensor& x, const Shape& normalized, const Tensor& weight,
                  const Tensor& bias, const AddNormArgs& args);
-/// Gradients of add_norm(). norm.x is the gradient of the sum, and hence of the residual.
+/// Gradients of add_norm(). norm.x is the gradient of the sum, which is also that of the residual.
 struct AddNormGrad {
   NormGrad norm;
   Tensor dropped = {};  ///< the gradient of x, through dropout; undefined for p = 0
-  Tensor sums = {};     ///< column_sums() of the gradient of x; undefined unless asked for
+  Tensor sums = {};     ///< column_sums() of the gradient of x; undefined unless with_sums
 };
 /// Gradient of add_norm(). `add`, if defined, is the gradient that reaches the sum by other paths. `add` must be
 /// contiguous. Overwrites `add` with the total gradient, and returns it as norm.x.

@@ -56,7 +56,7 @@ template <class Fn> const Tensor& in_place(const char* op, const Tensor& x, Fn&&
   return x;
 }
 
-// Returns `source`, or a clone if it shares storage with x: writing to x would change it.
+// Returns `source`, or a clone if it shares storage with x, because writing to x would change it.
 Tensor apart_from_own(const Tensor& source, const Tensor& x) {
   return source.storage() == x.storage() ? source.clone() : source;
 }

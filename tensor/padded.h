@@ -36,7 +36,7 @@ inline bool is_padded(const Tensor& x) {
   return step == padded_columns(x.shape()[1]) && x.offset() % step == 0 &&
          end * size_of(x.dtype()) <= x.storage()->bytes();
 }
-/// x w^T in memory with padded rows; without padding if w stands for a stored matrix.
+/// x w^T in memory with padded rows; without padding if w is the placeholder of a StoredMatrix (stored_matrix.h).
 Tensor linear_padded(const Tensor& x, const Tensor& w);
 
 }  // namespace lockstep

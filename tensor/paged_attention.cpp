@@ -1,4 +1,4 @@
-// Checks and fallback of paged attention. See paged_attention.h.
+// Paged attention: checks its arguments, and computes it by attention() on devices other than the CPU.
 #include "tensor/paged_attention.h"
 
 #include <algorithm>

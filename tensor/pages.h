@@ -33,8 +33,8 @@ inline int class_index(size_t size) {
   return power * 8 + int((size >> (power - 3)) & 7);
 }
 
-/// Maps memory in huge pages, whose addresses need fewer table walks: reading 4 KiB pages in order reaches only 0.6 to
-/// 0.9 of the bandwidth. nullptr on failure.
+/// Maps memory in huge pages, whose addresses need fewer table walks. Reading 4 KiB pages in order reaches only 0.6 to
+/// 0.9 of the bandwidth of huge pages. nullptr on failure.
 inline std::byte* map_huge(size_t size) noexcept {
   // Map one huge page more than needed and cut off both ends, so that the block begins at a huge page.
   const size_t mapped = size + huge_page;
@@ -52,8 +52,8 @@ inline std::byte* map_huge(size_t size) noexcept {
 inline bool is_mapped(size_t size) { return caching && size >= smallest_map; }
 
 /// Allocates memory from the system. Blocks below shared_map / 2 are cut one after the other from shared maps of huge
-/// pages. If each had a map of its own, the part of it that does not fill a huge page would lie in small pages: all of
-/// 1.9 MB, or the last 0.4 MB of 2.4 MB. Not thread-safe.
+/// pages. If a block had a map of its own, the part that does not fill a huge page would lie in small pages: all of a
+/// block of 1.9 MB, or the last 0.4 MB of a block of 2.4 MB. Not thread-safe.
 inline void* system_allocate(size_t size) noexcept {
   if (!is_mapped(size)) return std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
   if (size >= shared_map / 2) return map_huge(size);
@@ -68,7 +68,7 @@ inline void* system_allocate(size_t size) noexcept {
   return next - size;
 }
 
-/// Returns memory of system_allocate().
+/// Gives memory from system_allocate() back to the system.
 inline void system_free(void* data, size_t size) noexcept {
   if (!is_mapped(size)) return std::free(data);
   munmap(data, size);

@@ -50,7 +50,7 @@ void set_random_state(const RandomState& wanted) {
 }
 
 PhiloxKey key_of_call(const RandomState& state) {
-  // Philox itself hashes step, micro-batch and call to one stream number: the first two are its key, call its counter.
+  // Philox also makes the stream number: step and micro-batch are its PhiloxKey, and call is its index.
   const auto words = philox({.seed = state.step, .stream = state.micro_batch}, state.call);
   return {.seed = state.seed, .stream = uint64_t(words[1]) << 32 | words[0]};
 }

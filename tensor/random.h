@@ -65,8 +65,8 @@ void set_random_step(uint64_t step, uint64_t micro_batch = 0);
 RandomState random_state();
 /// Sets this thread's generator state.
 void set_random_state(const RandomState& state);
-/// Restores this thread's generator state in its destructor: random numbers for a part of a program, without effect on
-/// the numbers drawn after it.
+/// Restores this thread's generator state in its destructor. So a part of a program can draw random numbers without
+/// changing the numbers that are drawn after it.
 class RandomScope {
  public:
   RandomScope() = default;

@@ -1,5 +1,5 @@
-// Ranges of integer dtypes, and whether a number fits one. See scalar.h.
-#include "tensor/scalar.h"
+// Ranges of integer dtypes, and whether a number fits one. See dtype.h.
+#include "tensor/dtype.h"
 
 #include <cmath>
 #include <limits>

@@ -96,7 +96,7 @@ void Storage::swap_bytes(Storage& other) {
 
 void Storage::destroy() {
   empty();
-  if (release_) release_();  // adopted without bytes, which empty() does not release
+  if (release_) release_();  // empty() does not release adopted memory of 0 bytes
   this->~Storage();
   deallocate_small(this, sizeof(Storage));
 }

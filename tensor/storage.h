@@ -50,8 +50,8 @@ class Storage {
   /// Wraps memory of another owner (a mapped file, a vector); `release` runs when the last tensor is gone.
   static Ref<Storage> adopt(void* data, int64_t bytes, Device device, std::function<void()> release);
 
-  /// A storage that has no bytes yet, as after empty(whose). `origin`: any object that the code that fills the bytes
-  /// will need; the storage keeps it until refill().
+  /// A storage that has no bytes yet, as after empty(whose). `origin`: any object that is needed later to fill in the
+  /// bytes; the storage keeps it until refill().
   static Ref<Storage> reserve(int64_t bytes, Device device, const char* whose, std::shared_ptr<void> origin);
 
   std::byte* data() const { return data_; }
@@ -74,7 +74,7 @@ class Storage {
   /// Allocates the bytes again (uninitialised) after empty().
   void refill();
   bool is_empty() const { return data_ == nullptr && bytes_ > 0; }  ///< true between empty() and refill()
-  /// The text `whose` that the last call of empty() or reserve() was given.
+  /// The text `whose` that was passed to the last call of empty() or reserve().
   const char* emptied_of() const { return emptied_of_.c_str(); }
   const std::shared_ptr<void>& origin() const { return origin_; }
 
@@ -96,7 +96,7 @@ class Storage {
 
   int use_count() const { return refs_.load(std::memory_order_acquire); }  ///< number of references
   void retain() { refs_.fetch_add(1, std::memory_order_relaxed); }         ///< adds a reference
-  /// Drops a reference; destroys the storage with the last one.
+  /// Drops a reference; destroys the storage if that was the last one.
   void release() {
     if (refs_.fetch_sub(1, std::memory_order_acq_rel) == 1) destroy();
   }
@@ -118,7 +118,7 @@ class Storage {
   const char* last_writer_ = "";
   uint64_t made_in_ = 0;    // number of the journal that was active when the bytes were allocated
   uint32_t born_ = 0;       // Graph::recordings() at the allocation
-  void* stream_ = nullptr;  // stream of the allocation, in whose order the bytes are freed; null on the CPU
+  void* stream_ = nullptr;  // stream of the allocation; the bytes are freed in its order; null on the CPU
   std::string emptied_of_;
   Device device_;
   Memory category_ = Memory::other;

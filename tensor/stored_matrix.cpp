@@ -1,4 +1,4 @@
-// Tensors that stand for matrices in another form. See stored_matrix.h.
+// Placeholder tensors for weights that are stored in another form, such as 8-bit codes. See stored_matrix.h.
 #include "tensor/stored_matrix.h"
 
 #include <string_view>
@@ -6,7 +6,8 @@
 namespace lockstep {
 
 namespace {
-// Text in the Error of an operation that reads a stand-in as if it were an ordinary tensor. It also marks stand-ins.
+// Text in the Error of an operation that reads a placeholder as if it were an ordinary tensor. stored_in() recognises
+// placeholders by this text.
 constexpr const char* stored = "a weight in a form that only linear() and matmul() read";
 }  // namespace
 

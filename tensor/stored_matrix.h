@@ -1,14 +1,15 @@
 #pragma once
-// Matrices that are stored in another form than numbers, such as 8-bit codes with scales. Products take them as
-// weights.
+// Weight matrices that are stored not as numbers but in another form, such as 8-bit codes with scales. linear() and
+// matmul() can multiply by them.
 #include <memory>
 
 #include "tensor/ops.h"
 
 namespace lockstep {
 
-/// A matrix (out, in) in a form of its own. A tensor that stands for it (stand_in()) can be the weight of linear() and
-/// matmul(x, w), of Tensor and of Variable. All other operations that read the tensor raise an Error.
+/// A matrix (out, in) that a derived class stores in its own form. stand_in() makes a placeholder tensor for it, which
+/// can be the weight of linear() and matmul(x, w), for Tensor and for Variable. All other operations that read the
+/// placeholder raise an Error.
 class StoredMatrix {
  public:
   virtual ~StoredMatrix() = default;
@@ -20,9 +21,9 @@ class StoredMatrix {
   virtual Tensor linear(const Tensor& x, const Tensor& bias, Activation activation) const = 0;
 };
 
-/// Makes a tensor without memory that stands for the matrix in products. It has the matrix's shape and this dtype.
+/// Makes the placeholder of a matrix: a tensor without memory that has the matrix's shape and this dtype.
 Tensor stand_in(std::shared_ptr<const StoredMatrix> matrix, DType dtype);
-/// The matrix that a tensor stands for; null for an ordinary tensor.
+/// The matrix of which this tensor is the placeholder; null for an ordinary tensor.
 const StoredMatrix* stored_in(const Tensor& tensor);
 
 }  // namespace lockstep

@@ -49,7 +49,7 @@ class Event {
 
   /// Marks the point that this thread's current stream on the event's device has reached.
   void record();
-  /// Work that this thread puts on its current stream from now on will not start before the event is reached.
+  /// Makes this thread's current stream wait: work put on it from now on starts only after the event is reached.
   void wait() const;
   /// True if the point has been reached.
   bool done() const;
@@ -66,9 +66,9 @@ class Event {
 /// Waits until all work on the device is done, and throws the errors of that work.
 void synchronize(Device device);
 
-/// Marks the device's results as invalid from now on, because a collective was aborted midway: whoever waits for the
-/// device or copies from it to the host gets `why` as an Error. A call with an empty `why` makes results valid again.
-/// Any thread may call this.
+/// Marks the device's results as invalid from now on, because a collective was aborted midway. Every later wait for the
+/// device and every copy from it to the host then throws an Error with the text `why`. A call with an empty `why` makes
+/// results valid again. Any thread may call this.
 void distrust(Device device, const std::string& why);
 
 /// An uninitialised CPU tensor in memory pinned for `device`, so that copies to and from that type of device are fast

@@ -57,7 +57,7 @@ Tensor Tensor::with(int64_t offset, const Shape& shape, const Strides& strides) 
   Tensor view;
   view.storage_ = storage_;
   view.numel_ = numel_of(shape);
-  view.offset_ = view.numel_ == 0 ? 0 : offset;  // no element is read; keep the offset inside
+  view.offset_ = view.numel_ == 0 ? 0 : offset;  // an empty view has offset 0, which lies inside any storage
   view.shape_ = shape;
   view.strides_ = strides;
   view.dtype_ = dtype_;
@@ -84,7 +84,7 @@ void Tensor::check_data(DType wanted) const {
 void Tensor::fail_emptied(const char* op) const {
   fail(str("[", op, "] the storage is empty: its ", storage_->bytes(), " bytes were released (",
            *storage_->emptied_of() ? storage_->emptied_of() : "a parameter of ZeRO 3, a gradient inside no_sync",
-           ") and are not back yet; read it when they are: a parameter of ZeRO in a gathered() scope"));
+           ") and are not back yet; read it when they are back, such as a parameter of ZeRO in a gathered() scope"));
 }
 
 template <class T> Tensor Tensor::from(std::span<const T> values, const Shape& shape) {

@@ -9,7 +9,6 @@
 
 #include "tensor/device.h"
 #include "tensor/dtype.h"
-#include "tensor/scalar.h"
 #include "tensor/shape.h"
 #include "tensor/storage.h"
 
@@ -111,7 +110,7 @@ class Tensor {
   Tensor to(Device device) const;  ///< this tensor if it is there already, else a copy
   /// Copies `source` (broadcast to this shape, converted to this dtype, from any device) into this tensor; returns it.
   const Tensor& copy_(const Tensor& source) const;
-  const Tensor& fill_(Scalar value) const;          ///< Error when an integer dtype cannot hold the value
+  const Tensor& fill_(Scalar value) const;  ///< sets all elements; Error when an integer dtype cannot hold the value
   const Tensor& zero_() const { return fill_(0); }  ///< sets all elements to 0
 
  private:

@@ -70,7 +70,7 @@ REFUSED = {
     "a long body": (head(more=f"{JSON}Content-Length: {2 * MIB}\r\n"), b"", 413, "at most 1 MiB"),
     "endless chunks": (CHUNKED, b"10000\r\n" + b"x" * 65536 + b"\r\n", 413, "at most 1 MiB"),
     "chunks of a byte": (CHUNKED, b"1;" + b"x" * 60000 + b"\r\n.\r\n", 413, "at most 1 MiB"),
-    "an endless size of a chunk": (CHUNKED, b"1;" + b"x" * 65536, 413, "lines of a chunk"),
+    "an endless size of a chunk": (CHUNKED, b"1;" + b"x" * 65536, 413, "chunk-size lines"),
     "endless headers": (b"GET /health HTTP/1.1\r\n", b"a: b\r\n" * 5000, 431, "64 KiB of headers"),
     "an endless header": (b"GET /health HTTP/1.1\r\na: ", b"b" * 65536, 431, "64 KiB of headers"),
     "an endless path": (b"GET /", b"b" * 65536, 431, "64 KiB of headers"),

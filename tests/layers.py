@@ -16,6 +16,7 @@ from public_headers import ON_PURPOSE, behind, public_headers  # noqa: E402
 # The table of folders in meson.build: a folder may include the folders listed there, and what those may include.
 USES = ast.literal_eval(re.search(r"^folders = (\{.*?^\})", (ROOT / "meson.build").read_text(), re.M | re.S)[1])
 EXTENSIONS = ast.literal_eval(re.search(r"^extensions = (\{.*?^\})", (ROOT / "meson.build").read_text(), re.M | re.S)[1])
+EXTENSIONS |= {path.parent.name: ["train"] for path in ROOT.glob("extensions/*/meson.build") if path.parent.name not in EXTENSIONS}
 USES |= {f"extensions/{name}": uses for name, uses in EXTENSIONS.items()}
 USES["apps"] = ["train"]
 # Programs of extensions are built in apps/, and may use what is there.
@@ -26,7 +27,7 @@ USES["lockstep"] = list(USES)  # the groups of public headers
 GENERAL_BUDGET = 400
 BUDGETS = {"autograd/tape.cpp": 250, "autograd/tape.h": 220, "tensor/kernels.h": 150, "optim/loss_scaler.cpp": 150,
            "dist/schedules/ring.cpp": 70, "dist/executor.cpp": 280,
-           "parallel/reducer.cpp": 350, "parallel/naive_ddp.cpp": 40, "parallel/ddp.cpp": 150,
+           "parallel/reducer.cpp": 365, "parallel/naive_ddp.cpp": 40, "parallel/ddp.cpp": 370,
            "zero/partition.cpp": 120, "zero/stage1.cpp": 100, "zero/stage2.cpp": 100, "zero/stage3.cpp": 300,
            "pipeline/schedules/one_f_one_b.cpp": 30, "pipeline/engine.cpp": 250, "nn/models/gpt.cpp": 200,
            "apps/gpt.cpp": 200, "apps/classifier.cpp": 150, "apps/mlp.cpp": 30, "apps/cnn.cpp": 30}

@@ -20,16 +20,24 @@ inline std::string message(const std::function<void()>& fn) {
 /// True if `part` occurs in `text`.
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// Checks that `said`, the message of an Error, contains `text`, or is `text`.
-inline void check_error(const char* file, int line, const std::string& said, const std::string& text, bool whole) {
+/// How an Error's message has a text: anywhere, at its beginning, or as the whole.
+enum class Has { part, beginning, whole };
+/// Checks that `said`, the message of an Error, has `text`.
+inline void check_error(const char* file, int line, const std::string& said, const std::string& text, Has has) {
   INFO(file, ":", line);
-  CHECK_MESSAGE((whole ? said == text : contains(said, text)), "expected \"", text, "\", got \"", said, "\"");
+  const bool fits = has == Has::whole       ? said == text
+                    : has == Has::beginning ? said.starts_with(text)
+                                            : contains(said, text);
+  CHECK_MESSAGE(fits, "expected \"", text, "\", got \"", said, "\"");
 }
+#define CHECK_ERROR_HAS(expression, text, has) \
+  check_error(__FILE__, __LINE__, message([&] { (void)(expression); }), text, has)
 /// Checks that evaluating the expression throws an Error whose message contains the text.
-#define CHECK_ERROR(expression, text) check_error(__FILE__, __LINE__, message([&] { (void)(expression); }), text, false)
+#define CHECK_ERROR(expression, text) CHECK_ERROR_HAS(expression, text, Has::part)
+/// Checks that evaluating the expression throws an Error whose message begins with the text.
+#define CHECK_ERROR_BEGINS(expression, text) CHECK_ERROR_HAS(expression, text, Has::beginning)
 /// Checks that evaluating the expression throws an Error with exactly this message.
-#define CHECK_ERROR_IS(expression, text) \
-  check_error(__FILE__, __LINE__, message([&] { (void)(expression); }), text, true)
+#define CHECK_ERROR_IS(expression, text) CHECK_ERROR_HAS(expression, text, Has::whole)
 
 /// The text that an error about values on the default device must contain. On a device a kernel finds the error: it
 /// names itself, and any of the wrong values, so only the part from "expected" to ", got" is fixed.

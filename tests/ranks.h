@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "dist/process_group.h"
+#include "tests/messages.h"
 
 namespace testing {
 
@@ -23,6 +24,18 @@ std::vector<Result> on_ranks(int n, const std::function<Result(int rank)>& fn,
       },
       options);
   return results;
+}
+/// Runs fn on n ranks, for tests that compare nothing between ranks.
+inline void on_ranks(int n, const std::function<void(int rank)>& fn,
+                     const lockstep::dist::SpawnOptions& options = {.timeout = lockstep::dist::Seconds(60)}) {
+  lockstep::dist::spawn(n, fn, options);
+}
+/// Runs fn on n ranks that are processes. Checks that none fails; fn must throw where it finds a mistake.
+inline void on_processes(int n, const std::function<void(int rank)>& fn, double timeout = 60) {
+  CHECK_ERROR_IS(
+      lockstep::dist::spawn(
+          n, fn, {.kind = lockstep::dist::SpawnOptions::Kind::processes, .timeout = lockstep::dist::Seconds(timeout)}),
+      "(no error)");
 }
 
 }  // namespace testing

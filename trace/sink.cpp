@@ -22,7 +22,7 @@ namespace {
 // The buffer is written to the file when it holds this many bytes, or after longest_held.
 constexpr size_t most_held = 64 << 10;
 constexpr int64_t longest_held = 1'000'000'000;  // nanoseconds
-constexpr int64_t kept_free = 4 << 10;           // bytes of the limit that the last record and the end may use
+constexpr int64_t kept_free = 4 << 10;           // bytes of the limit, reserved for the last record and the file's end
 
 void append(std::string& out, auto number) {
   char text[40];

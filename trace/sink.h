@@ -1,5 +1,5 @@
 #pragma once
-// The trace file of a rank, and the writing of records. Not for users.
+// Writes records to the trace file of a rank. Not for users.
 #include <cstdint>
 #include <map>
 #include <mutex>
@@ -37,8 +37,8 @@ class Sink {
   void close();
 
  private:
-  void put(std::string_view record);  // buffers a record, without its comma
-  void write_out();                   // mutex_ is held
+  void put(std::string_view record);  // buffers a record and adds the comma after it
+  void write_out();                   // writes the buffer to the file; the caller holds mutex_
   std::string time(int64_t ns) const;
   std::string fact(std::string_view name, int row, const std::string& args) const;
 

@@ -30,7 +30,7 @@ Sinks& sinks() {
   static Sinks* const made = [] {
     std::atexit([] {
       if (owner.is_here()) flush();
-    });  // not in a fork, which may have inherited a locked mutex
+    });  // a forked child does not flush, because it may have inherited a locked mutex
     return new Sinks;
   }();
   return *made;
@@ -172,7 +172,7 @@ void Scope::end() noexcept {
 void record(std::string_view name, Category category, int64_t begun, int64_t ended, Args args, const Row* row) {
   if (!on()) return;
   SinkPtr of_row = row ? find(row->rank()) : nullptr;
-  if (row && !of_row) of_row = find(-1);  // the trace was started without naming the rank of this group
+  if (row && !of_row) of_row = find(-1);  // start() was not told the row's rank: use the only trace
   if (Sink* const sink = row ? of_row.get() : here())
     sink->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args),
                    row ? sink->row(row->id(), row->name()) : thread().row);

@@ -38,7 +38,7 @@ enum class Category : uint8_t {
   other
 };
 inline constexpr int categories = int(Category::other) + 1;  ///< number of categories
-std::string_view name_of(Category category);                 ///< name in the file
+std::string_view name_of(Category category);                 ///< name of the category in the file
 
 /// A value attached to a record. The key must be a literal; a text must live as long as the scope. Bytes that are not
 /// UTF-8 become U+FFFD.
@@ -155,7 +155,8 @@ void memory(Device device = cpu);
 /// Writes all buffers to the files.
 void flush();
 
-/// The rank that this thread works for. -1: not set; its records go to the trace of the process if there is only one.
+/// The rank that this thread works for; -1: not set. Records of a thread without a rank go to the process's trace if it
+/// has only one.
 int rank_of_thread();
 /// For threads started by a rank: pass rank_of_thread() of the starting thread. Threads with the same name share a row
 /// and must not run at the same time. With the name "" each thread has its own row.

@@ -1,8 +1,8 @@
 #pragma once
-// Actions: what a program does in place of training, such as describing its model. An environment variable asks for an
-// action. Extensions have actions: an extension's meson.build sets `actions = ['NAME']`, and one of its sources defines
-// std::vector<Action> lockstep::train::NAME(). meson generates the list, from the extensions that are built
-// (lockstep/list.cpp.in).
+// An action is something that a program does instead of training, such as describing its model. The user asks for it by
+// an environment variable. Extensions add actions: an extension's meson.build sets `actions = ['NAME']`, and one of its
+// sources defines std::vector<Action> lockstep::train::NAME(). meson generates the list, from the extensions that are
+// built (lockstep/list.cpp.in).
 #include <functional>
 #include <string>
 #include <vector>
@@ -22,7 +22,7 @@ struct Training {
   Job& job;
   nn::Module& model;
   data::Json own = data::Json::Object();   ///< the program's default configuration
-  ProgramValues values = {};               ///< what the program knows before
+  ProgramValues values = {};               ///< the values that the program knows
   const optim::Optimizer* optimizer = {};  ///< the program's optimizer, if the configuration names none
   std::function<data::Example(int64_t samples)> batch = {};  ///< makes a batch; null: the program gave no data
   std::function<Variable(const Variable& output, const Tensor& target)> loss = {};
@@ -41,8 +41,8 @@ const std::vector<Action>& actions();
 /// The action that the environment asks for, or nullptr.
 const Action* asked_action();
 
-/// Ends the program when its action was performed. start() catches it. A program that does not use start() ends as
-/// after any other Error.
+/// Thrown when the action was performed, to end the program. start() catches it. A program that does not use start()
+/// ends as after any other Error.
 struct Performed : Error {
   explicit Performed(const Action& action) : Error(str("the program was asked to ", action.what, ", and did")) {}
 };

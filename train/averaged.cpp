@@ -3,6 +3,8 @@
 
 #include <exception>
 
+#include "zero/partition.h"
+
 namespace lockstep::train {
 
 Averaged::Averaged(zero::Zero& zero) : zero_(zero), exceptions_(std::uncaught_exceptions()) {

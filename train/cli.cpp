@@ -64,7 +64,7 @@ void check_limits() {
   LOCKSTEP_CHECK(stack.rlim_cur >= needed && setrlimit(RLIMIT_STACK, &stack) == 0,
                  "the stack of this process is limited to ", stack.rlim_cur / 1024, " KiB, expected ", needed / 1024,
                  " KiB or more; raise the limit: ulimit -s ", wanted / 1024);
-  pthread_attr_t attributes;  // the default for threads was taken from the old limit at the start
+  pthread_attr_t attributes;  // at its start the process took the stack size of new threads from the old limit
   pthread_attr_init(&attributes);
   pthread_attr_setstacksize(&attributes, size_t(stack.rlim_cur));
   pthread_setattr_default_np(&attributes);

@@ -28,10 +28,10 @@ inline constexpr const char* experts_help =
     "8,top_k=2,every=2,capacity_factor=1,eval_capacity_factor=1,min_capacity=4,drop_tokens=true,balance_coef=0.01,"
     "z_coef=0,noise=none (or jitter, rsample),use_residual=false";
 
-/// Counts what this rank's experts did in the forward passes of a step.
+/// Counts the tokens of this rank's experts in the forward passes of a step.
 class ExpertCounts {
  public:
-  /// counts: true on one tensor-parallel rank, false on the others, because all of them have the same experts.
+  /// counts: true on one of the tensor-parallel ranks, which all have the same experts; false on the others.
   ExpertCounts(nn::Module& model, bool counts);
   ~ExpertCounts();
   ExpertCounts(const ExpertCounts&) = delete;

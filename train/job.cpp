@@ -37,7 +37,7 @@ Json json_of(const Options& o) {
   return json;
 }
 
-/// The precision of an extension that has this name.
+/// The precision with this name that an extension adds; nullopt if there is none.
 std::optional<engine::Precision> added_precision(const std::string& word) {
   for (engine::Precision& one : engine::precisions())
     if (one.word == word) return std::move(one);
@@ -57,7 +57,7 @@ parallel::Plan plan_of(const Options& o, const Json& json, int ranks) {
   agree("zero_optimization.stage", "ZeRO stage", plan.zero, -1);
   LOCKSTEP_CHECK(o.parallel.offload == "none" || plan.zero > 0, "--offload ", o.parallel.offload,
                  " needs ZeRO: --plan zero1, zero2 or zero3");
-  // A program with an action trains nothing, so any plan will do.
+  // A program that performs an action trains nothing, so any plan will do.
   if (asked_action()) return {.dp = ranks, .zero = plan.zero};
   agree("pipeline.stages", "stages", plan.pp, 1);
   if (o.plan.find("dp") == o.plan.npos && plan.ranks() > 0 && ranks % plan.ranks() == 0)
@@ -148,6 +148,8 @@ engine::Config Job::config(const Json& own, const ProgramValues& values) const {
     return engine::config_from_json(json.dump(), origin());
   });
 }
+
+engine::Config Job::config(const Json& own) const { return config(own, {}); }
 
 Json Job::config_json(const Json& own, const ProgramValues& values) const {
   const Options& o = options_;
@@ -241,6 +243,12 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
           .autocast = job.autocast(),
           .grad_scaler = options.grad_scaler,
           .graphs = !job.options().no_graph};
+}
+
+engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimizer& optimizer,
+                                    data::DatasetPtr<data::Example> data, optim::Schedule* schedule,
+                                    const PrepareOptions& options) {
+  return prepare_args(job, model, optimizer, std::move(data), schedule, options, {});
 }
 
 void start(const Options& options, const std::string& identity, const Body& body) {

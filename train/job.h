@@ -16,7 +16,6 @@
 #include "engine/engine.h"
 #include "parallel/mesh.h"
 #include "train/options.h"
-#include "train/program_values.h"
 #include "train/team.h"
 
 namespace CLI {
@@ -25,13 +24,15 @@ class App;
 
 namespace lockstep::train {
 
+struct ProgramValues;
+
 /// A rank's view of the run before there is a model: options, devices, plan, configuration.
 class Job {
  public:
   /// Collective. Error for a plan that does not fit the ranks or contradicts other options.
   Job(const Options& options, const Team& team);
   Job(const Job&) = delete;
-  const Options& options() const { return options_; }  ///< with "auto" of --precision replaced
+  const Options& options() const { return options_; }  ///< the options; --precision auto is already replaced
   const Team& team() const { return team_; }
   Device device() const { return device_; }
   /// The devices of --parallel dp:N, starting with the first.
@@ -42,13 +43,14 @@ class Job {
   /// True if this rank prints.
   bool talks() const { return team_.leads() && !options_.json; }
   /// The engine's configuration. Keys that the file (--config) and --set lack come from the other options, then from
-  /// `own`, the program's defaults, which also replace "auto". Extensions complete the rest by `values`
+  /// `own`, the program's defaults, which also replace "auto". Extensions complete the rest from `values`
   /// (program_values.h). One Error lists all contradictions.
-  engine::Config config(const data::Json& own = data::Json::Object(), const ProgramValues& values = {}) const;
+  engine::Config config(const data::Json& own, const ProgramValues& values) const;
+  engine::Config config(const data::Json& own = data::Json::Object()) const;
   /// The configuration of config() as JSON, before it is parsed.
-  data::Json config_json(const data::Json& own = data::Json::Object(), const ProgramValues& values = {}) const;
-  /// The autocast dtype of --precision: f16 or none. bf16 gives the parameters 16 bits instead (bf16.enabled), as
-  /// do the precisions of extensions, and f16 if fp16.enabled is "auto" in the file.
+  data::Json config_json(const data::Json& own, const ProgramValues& values) const;
+  /// The autocast dtype of --precision: f16 or none. There is none if the parameters themselves have 16 bits: with
+  /// bf16, with the precisions of extensions, and with f16 if fp16.enabled is "auto" in the file.
   std::optional<DType> autocast() const;
   /// Prints the precision if it is bf16 because --precision is auto and the device has tensor cores for bf16.
   void print_precision() const;
@@ -87,11 +89,14 @@ struct PrepareOptions {
   data::Json config = data::Json::Object();  ///< the program's defaults for the engine's configuration
   optim::GradScaler* grad_scaler = nullptr;  ///< required for --precision f16; must outlive the engine
 };
-/// Returns the engine's arguments. Extensions complete the configuration by the model, the optimizer, the data and
+/// Returns the engine's arguments. Extensions complete the configuration from the model, the optimizer, the data and
 /// `values`.
 engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimizer& optimizer,
                                     data::DatasetPtr<data::Example> data, optim::Schedule* schedule,
-                                    const PrepareOptions& options = {}, ProgramValues values = {});
+                                    const PrepareOptions& options, ProgramValues values);
+engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimizer& optimizer,
+                                    data::DatasetPtr<data::Example> data, optim::Schedule* schedule,
+                                    const PrepareOptions& options = {});
 /// Puts model, optimizer, data and schedule under the job's configuration, for a training loop of your own:
 ///
 ///   auto [model, optimizer, loader, schedule] = train::prepare(job, net, adam, digits);

@@ -13,9 +13,10 @@
 #include "data/files.h"
 #include "data/text.h"
 #include "engine/engine.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "train/cli.h"
 #include "train/json_paths.h"
+#include "train/option_group.h"
 #include "train/options.h"
 #include "train/team.h"
 #include "train/trainer.h"
@@ -66,7 +67,8 @@ template <class Rope, class Fn> void each_rope_option(Rope&& r, const Fn& fn) {
 
 using Words = std::initializer_list<const char*>;
 
-/// Writes options as JSON. Leaves out those that equal `usual`, so that a run from before an option existed can resume.
+/// Writes options as JSON. Leaves out those that equal `usual`. So a run that was started before an option existed can
+/// still be resumed.
 struct Writer {
   Json& to;
   const Json* usual = nullptr;

@@ -1,11 +1,10 @@
 #pragma once
 // Language models in other forms than the core's: folders of other libraries, files of tokenizers, changes of a model
-// such as adapters, and other ways to run one. The core itself knows runs of gpt and the tokenizer of bytes.
+// such as adapters, and other ways to run one. The core itself knows only runs of gpt and the byte tokenizer.
 //
 // Extensions add them: an extension's meson.build sets model_formats, tokenizer_formats, model_changes or model_runners
 // to names of functions such as ['NAME'], and one of its sources defines std::vector<ModelFormat>
-// lockstep::train::NAME(). Of several formats that fit, the one of the extension that is last in meson.build's table
-// counts.
+// lockstep::train::NAME(). If several formats fit, the one whose extension comes last in meson.build's table is used.
 #include <functional>
 #include <memory>
 #include <optional>
@@ -20,7 +19,7 @@ namespace lockstep::train {
 
 class Job;
 
-/// Runs a loaded model in another way than by its forward().
+/// Runs a loaded model by other means than its forward().
 class ModelRunner {
  public:
   virtual ~ModelRunner() = default;
@@ -48,17 +47,17 @@ struct Start {
   data::Json changes = data::Json::Object();  ///< by the keys of their ModelChange
 };
 
-/// A change of a model, which has a key in config.json of runs.
+/// A kind of change to a model, such as adapters, and its key in config.json of runs.
 struct ModelChange {
   std::string key;
   /// Makes the change if `facts` (config.json of a run, or Start::changes) has the key. The model has no values from a
-  /// checkpoint yet. where: begins Errors.
+  /// checkpoint yet. where: the beginning of Errors.
   void (*apply)(nn::GPT& model, const data::Json& facts, const std::string& where);
-  /// True: apply() adds parameters, which count when the sizes in config.json are compared with the checkpoint.
+  /// True: apply() adds parameters, which are counted when the sizes in config.json are compared with the checkpoint.
   bool adds_parameters = false;
-  /// Help of an option --KEY of commands that use a model, whose text is the key's value; "": no option.
+  /// Help of the option --KEY, by which commands that use a model take the key's value as text; "": no such option.
   std::string help = {};
-  /// Error if that text is wrong.
+  /// Error if the text of --KEY is wrong.
   void (*check)(const std::string& text) = nullptr;
   /// Words that --init takes after the folder: "FOLDER,lora=8,alpha=16".
   std::vector<std::string> start_words = {};
@@ -83,20 +82,21 @@ struct ModelFormat {
   bool loads_empty = false;
   std::string files = {};       ///< the files by which is_model() recognises the folder, for Errors
   std::string start_help = {};  ///< help of --init; "": a training cannot start from this format
-  /// The sizes in a file or folder, which --model names; nullopt if it is not of this format. Null: there are none.
+  /// Reads the sizes of a model from the file or folder that --model names; nullopt if that is not of this format.
+  /// Null: the format has no sizes.
   std::optional<nn::GPT::Options> (*sizes)(const std::string& path) = nullptr;
   std::string sizes_help = {};   ///< what sizes() reads, for Errors: "a config.json"
   std::string export_help = {};  ///< added to the help of --export
-  /// True if it can write a model that was trained from `start`. Null: it cannot write.
+  /// True if the format can store a model that was trained from `start`. Null: it stores none.
   bool (*exports)(const Start& start) = nullptr;
-  /// Warns before training of what it cannot store.
+  /// Warns, before training, about settings that the format cannot store.
   void (*prepare_export)(const Job& job, const std::string& folder) = nullptr;
   /// Writes a trained model and its tokenizer. state: tensors of the whole model.
   void (*save)(const nn::GPT::Options& sizes, const Start& start, const nn::State& state, const std::string& folder,
                const std::string& tokenizer) = nullptr;
 };
 
-/// A kind of tokenizer's files.
+/// A kind of tokenizer files.
 struct TokenizerFormat {
   std::string help;                          ///< what --tokenizer takes: "folder of a tokenizer.json"
   bool (*is_in)(const std::string& folder);  ///< true if the folder has such files
@@ -104,39 +104,39 @@ struct TokenizerFormat {
   std::unique_ptr<data::Tokenizer> (*load)(const std::string& folder);
   /// A text that differs for different tokenizers.
   std::string (*identity)(const std::string& folder);
-  /// Copies the files, and what the folder says about generation.
+  /// Copies the files, and the generation settings in the folder.
   void (*copy)(const std::string& from, const std::string& to);
   std::vector<int64_t> (*ends)(const std::string& folder);  ///< ids of end-of-text tokens
 };
 
-/// A runner that an option describes.
+/// The runner that a command-line option asks for.
 struct OpenedRunner {
   bool on_host = false;  ///< true: the model stays on the host until make() is called
   /// Returns the runner of a model.
   std::function<std::shared_ptr<ModelRunner>(LanguageModel& model)> make;
 };
 
-/// A way to run models, which an option of commands asks for. The ranks of a launched job may share the model.
+/// A way to run models, chosen by a command-line option. The ranks of a launched job may share the model.
 struct ModelRunnerOption {
   std::string option, help;                        ///< "--config"
   OpenedRunner (*open)(const std::string& value);  ///< reads and checks the option's value
 };
 
-// What the extensions that are built add.
+// The lists of all extensions that are built.
 const std::vector<ModelChange>& model_changes();          ///< all changes
 const std::vector<ModelFormat>& model_formats();          ///< all kinds of folders
 const std::vector<ModelRunnerOption>& model_runners();    ///< all ways to run a model
 const std::vector<TokenizerFormat>& tokenizer_formats();  ///< all kinds of tokenizers' files
 
-/// Makes the changes whose keys `facts` has, in the order of the list. where: begins Errors.
+/// Makes the changes whose keys `facts` has, in the order of model_changes(). where: the beginning of Errors.
 void make_changes(nn::GPT& model, const data::Json& facts, const std::string& where);
 /// The format of a folder; nullptr if no extension knows it.
 const ModelFormat* model_format_of(const std::string& folder);
 
-/// What model_options() reads besides names: ", or a config.json"; "": nothing.
+/// The kinds of files that model_options() reads besides names: ", or a config.json"; "": none.
 std::string model_files_help();
-/// Returns options of a model: "gpt:LAYERSxWIDTHxHEADS" or "llama:LAYERSxWIDTHxHEADS", with the other options taken
-/// from `usual`; or what a ModelFormat reads.
+/// Returns the options of the model that `text` names: "gpt:LAYERSxWIDTHxHEADS" or "llama:LAYERSxWIDTHxHEADS", with all
+/// other options taken from `usual`; or a file or folder whose sizes a ModelFormat reads.
 nn::GPT::Options model_options(const std::string& text, const nn::GPT::Options& usual = {});
 
 // Tokenizers by their folder; "" stands for bytes.
@@ -148,11 +148,11 @@ std::unique_ptr<data::Tokenizer> load_tokenizer(const std::string& folder);
 std::string tokenizer_identity(const std::string& folder);
 /// Returns the ids of end-of-text tokens.
 std::vector<int64_t> end_tokens(const std::string& folder);
-/// Copies the files of a tokenizer, and what its folder says about generation.
+/// Copies the files of a tokenizer, and the generation settings in its folder.
 void copy_tokenizer(const std::string& from, const std::string& to);
 
-/// Parses "FOLDER" or "FOLDER,KEY=VALUE,...", with words of the list of changes. Error for an unknown key or a wrong
-/// value.
+/// Parses "FOLDER" or "FOLDER,KEY=VALUE,...". The keys are the start_words of model_changes(). Error for an unknown key
+/// or a wrong value.
 Start read_start(const std::string& text, const std::string& option = "--init");
 /// Help of --init; "" if no format can be started from.
 std::string start_help();
@@ -161,7 +161,7 @@ std::unique_ptr<nn::GPT> from_start(const Start& start);
 
 /// Help of --export; "" if no format can be written.
 std::string export_help();
-/// Checks, before training, that --export can write to the folder. Warns of what the format cannot store.
+/// Checks, before training, that --export can write to the folder. Warns about settings that the format cannot store.
 void prepare_export(const Job& job, const Start& start, const std::string& folder);
 /// Writes a trained model and its tokenizer. state: tensors of the whole model.
 void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::State& state, const std::string& folder,

@@ -4,10 +4,12 @@
 #include <algorithm>
 #include <tuple>
 
+#include "base/classic_text.h"
 #include "base/suggest.h"
 #include "optim/optim.h"
 #include "train/cli.h"
 #include "train/json_paths.h"
+#include "train/option_group.h"
 #include "train/words.h"
 
 namespace lockstep::train {

@@ -19,7 +19,7 @@ struct OptimizerOptions {
   double lr = 1e-3;
   double last_lr = -1;  ///< last learning rate of a schedule; -1: the schedule's default
   double weight_decay = 0.01, beta1 = 0.9, beta2 = 0.999;
-  int64_t freeze_step = 0;  ///< of OptimizerChoices: exact steps at the start; 0: a fifth of all steps
+  int64_t freeze_step = 0;  ///< for OptimizerChoices: uncompressed steps at the start; 0: a fifth of all steps
 };
 /// Parameters with a common weight decay.
 struct OptimizerGroup {
@@ -32,7 +32,7 @@ struct OptimizerChoices {
   std::string about, plural;       ///< "a 1-bit optimizer, which sends 1 bit per number", "1-bit optimizers"
   std::vector<std::string> names;  ///< "onebit-adam"
   std::string freezing;            ///< about freeze_step, for --help
-  /// Makes the optimizer options.name. freeze_step: number of exact steps. Collective.
+  /// Makes the optimizer options.name. freeze_step: number of exact (uncompressed) steps. Collective.
   std::unique_ptr<optim::Optimizer> (*make)(const OptimizerOptions& options, const std::vector<OptimizerGroup>& groups,
                                             double freeze_step, dist::ProcessGroup& ranks) = nullptr;
 };

@@ -1,5 +1,6 @@
 #pragma once
-// What a program knows before it has a configuration, and the steps of extensions that complete a configuration by it.
+// The values that a program knows before it has a configuration. Extensions add steps (ConfigStep), which use these
+// values to complete the configuration.
 //
 // An extension's meson.build sets `config_steps = ['NAME']`, and one of its sources defines
 // std::vector<ConfigStep> lockstep::train::NAME(). meson generates the list, from the extensions that are built
@@ -30,7 +31,7 @@ struct ProgramValues {
   bool all_are_arguments = false;      ///< true: Error also if clipping norm, number of steps or warmup differ
 };
 
-/// Collects contradictions and values that nobody knows, for one Error.
+/// Collects contradictions, and "auto" values that no step could fill in, for one Error.
 struct Contradictions {
   std::vector<std::string> mismatches, unfilled;
   /// Records a contradiction: the file has the value `file` for `key`, but the argument named `argument` is `value`.
@@ -39,7 +40,7 @@ struct Contradictions {
   void fail_if_any(const std::string& origin) const;
 };
 
-/// A configuration before it is read.
+/// A configuration that the steps complete, before the engine reads it.
 struct ConfigDraft {
   data::Json& json;               ///< the file, --set and options
   const ProgramValues& values;    ///< the program's values
@@ -47,7 +48,7 @@ struct ConfigDraft {
   int64_t ranks = 1;              ///< data-parallel ranks
   std::string half = {};          ///< 16-bit dtype that parameters should have ("fp16" or "bf16"), or ""
   std::string steps_option = {};  ///< the name by which Errors call the option --steps
-  Contradictions& problems;       ///< what steps found wrong
+  Contradictions& problems;       ///< receives the problems that steps find
 };
 /// A step that completes a configuration.
 using ConfigStep = void (*)(const ConfigDraft& draft);

@@ -8,6 +8,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/folder.h"
 #include "data/files.h"
+#include "engine/exchange.h"
 #include "engine/section.h"
 #include "parallel/moe/expert_parallel.h"
 #include "tensor/bf16_products.h"
@@ -20,8 +21,8 @@ namespace lockstep::train {
 
 namespace {
 
-/// Removes a file's lines after step `last`: the resumed run writes them again. Also removes half a line at the end,
-/// which a killed process may have left.
+/// Removes a file's lines after step `last`, because the resumed run writes them again. Also removes an incomplete last
+/// line, which a killed process may have left.
 void cut_back(const std::string& path, int64_t last) {
   if (!std::filesystem::exists(path)) return;
   std::istringstream in(data::read_file(path, INT64_MAX));
@@ -98,7 +99,7 @@ void Trainer::Impl::open() {
     if (resume_ && there) resume();
     else if (resume_ && team.leads())
       std::cerr << "note: " << job.options().out << " holds no checkpoint, so " << resume_name << " begins at step 0\n";
-    team.wait();  // until all ranks have read the old files
+    team.wait();  // until all ranks have read the old files, before rank 0 replaces them
   }
   for (const auto& [key, value] : o.notes.as_object()) config[key] = value;
   config["steps"] = steps;

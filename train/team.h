@@ -68,7 +68,7 @@ class Team {
 void run_team(const ParallelOptions& options, const std::function<void(Team&)>& body);
 /// The linker's build ID of this program: ranks of different builds must not train together.
 std::string build_id();
-/// Error if this process is one of several ranks, for commands that every rank would just repeat.
+/// Error if this process is one of several ranks. For commands that run in one process: every rank would do the same.
 void check_alone(const std::string& command);
 /// "rank 1: " in a job of several ranks, for messages; else "".
 std::string rank_prefix();

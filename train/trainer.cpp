@@ -10,11 +10,14 @@
 
 #include "data/files.h"
 #include "engine/check_plan.h"
+#include "engine/exchange.h"
 #include "engine/model_shape.h"
+#include "engine/pipeline_module.h"
 #include "engine/section.h"
 #include "optim/optim.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/tensor_parallel/apply.h"
+#include "pipeline/engine.h"
 #include "tensor/memory.h"
 #include "trace/trace.h"
 #include "train/cli.h"
@@ -79,7 +82,7 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
                  !has_folder()    ? "folder"
                  : o.best.empty() ? "`best`"
                                   : "data to evaluate");
-  experts.emplace(*model, job.mesh().at().tp == 0);  // tensor-parallel ranks have the same experts: one counts
+  experts.emplace(*model, job.mesh().at().tp == 0);  // tensor-parallel ranks have the same experts, so one counts
   check(config);
   const int64_t of_step = *engine::resolve(config, job.plan().dp).train_batch_size;
   steps_of_epoch = steps_in_epoch(of_step);

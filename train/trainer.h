@@ -16,10 +16,8 @@
 
 #include "data/dataset.h"
 #include "engine/engine.h"
-#include "nn/build_empty.h"
-#include "parallel/sequence/context_parallel.h"
+#include "nn/init.h"
 #include "train/job.h"
-#include "train/trainer_state.h"
 
 namespace lockstep::train {
 
@@ -38,6 +36,17 @@ struct Predictions {
   std::vector<std::pair<std::string, double>> metrics;  ///< {"test_loss", ...}
 };
 
+/// Settings of a run, as Hugging Face's trainer_state.json has them.
+struct TrainerStateOptions {
+  double logging_steps = 500, eval_steps = 500, save_steps = 500;
+  int64_t train_batch_size = 0;
+  double num_train_epochs = 0;
+  int64_t max_steps = 0, steps_of_epoch = 0;
+  double samples_of_step = 0;
+  /// Returns `given` as a number of steps. A `given` below 1 is a fraction of max_steps.
+  int64_t whole(double given) const;
+};
+
 /// Options of a Trainer.
 struct TrainerOptions {
   Measure loss = {};                               ///< mean over the samples; default: the loss in the model's layers()
@@ -49,8 +58,8 @@ struct TrainerOptions {
   std::vector<std::pair<std::string, Measure>> metrics = {};
   /// Metrics from all predictions and targets at once: {{"accuracy", ...}}. Called on every rank.
   std::function<std::vector<std::pair<std::string, double>>(const Predictions&)> compute_metrics = {};
-  /// Returns how many targets `loss` averages over in a micro-batch, or -1 if it averages over samples. With `tokens`,
-  /// a step's loss is the mean over all its targets. Under plans that split the model, no target may be ignored.
+  /// Returns how many targets `loss` averages over in a micro-batch, or -1 if it averages over samples. If this is set,
+  /// a step's loss is the mean over all its targets; then plans that split the model allow no ignored targets.
   std::function<int64_t(const Tensor& target)> tokens = {};
   std::string evaluated = "val";  ///< prefix of the metrics' names: "val_loss", "val_accuracy"
   int64_t evaluate_batch = 256;   ///< samples per batch of evaluation; with `batches`: the micro-batch size is used
@@ -66,7 +75,7 @@ struct TrainerOptions {
   data::Json config = data::Json::Object();
   data::Json facts = data::Json::Object();  ///< for config.json; must be the same when the run is resumed
   data::Json notes = data::Json::Object();  ///< further content of config.json
-  std::string unit = "samples";             ///< what speed is counted in; a sample has `per_sample` units
+  std::string unit = "samples";             ///< unit of the speed, per second; a sample has `per_sample` units
   double per_sample = 1;
   /// The metric by which the best checkpoint is kept in best/: "val_loss" keeps the least value, "-val_accuracy" the
   /// greatest, and "ema_val_loss" the least value with averaged parameters. "": no checkpoint is kept there.
@@ -74,7 +83,7 @@ struct TrainerOptions {
   bool load_best = false;  ///< true: end with the model in best/
   /// Lays out the folder like Hugging Face's Trainer: checkpoints are checkpoint-N in the folder itself, each with a
   /// trainer_state.json, and run.json takes the place of config.json.
-  std::optional<TrainerState::Options> state = {};
+  std::optional<TrainerStateOptions> state = {};
   std::string resume_from = {};  ///< with --resume: folder of the checkpoint to load; "": the last one
   int64_t patience = 0;          ///< stop after this many evaluations without improvement; 0: never
   /// Replaces the model's forward (parallel::DataParallel, say). Only with plans that do not split the model.

@@ -1,5 +1,5 @@
 #pragma once
-// The parts of a Trainer: trainer.cpp trains, trainer_evaluate.cpp evaluates, trainer_values.cpp knows its steps,
+// The parts of a Trainer: trainer.cpp trains, trainer_evaluate.cpp evaluates, trainer_values.cpp counts its steps,
 // run_folder.cpp keeps the run's folder.
 #include <cmath>
 #include <optional>
@@ -7,9 +7,11 @@
 #include "base/output_file.h"
 #include "checkpoint/lock.h"
 #include "data/to_device.h"
+#include "parallel/sequence/context_parallel.h"
 #include "train/action.h"
 #include "train/experts.h"
 #include "train/trainer.h"
+#include "train/trainer_state.h"
 
 namespace lockstep::train {
 
@@ -21,7 +23,8 @@ Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>&
 /// State and parts of a Trainer.
 struct Trainer::Impl {
   Impl(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);  ///< sets up everything; collective
-  ProgramValues values();                                                     ///< returns what it knows
+  /// The program's values that config steps use (program_values.h).
+  ProgramValues values();
   /// Steps of an epoch; 0 if data has no epochs.
   int64_t steps_in_epoch(int64_t train_batch) const;
   int64_t steps_of(int64_t train_batch) const;  ///< steps of the whole run
@@ -69,7 +72,7 @@ struct Trainer::Impl {
   const TrainerOptions o;
   std::shared_ptr<nn::Module> model;
   const std::string kind;
-  std::unique_ptr<optim::Optimizer> trial;  // made only to answer "auto"
+  std::unique_ptr<optim::Optimizer> trial;  // made only to fill in "auto" values
   std::vector<std::string> names;           // names of the parameters of the whole model
   int64_t parameters = 0;
   sequence::ContextOptions context;  // with cp: how ranks attend to shared sequences
@@ -78,7 +81,7 @@ struct Trainer::Impl {
   optim::GradScaler scaler;
   std::unique_ptr<engine::EngineBase> engine;
   int64_t steps = 0, steps_of_epoch = 0, first = 0, step = 0;
-  int64_t eval_every = 0, save_every = 0;  // steps between evaluations, between saves; no fractions
+  int64_t eval_every = 0, save_every = 0;  // steps between evaluations, steps between saves; never fractions
   data::Files files;
   std::optional<checkpoints::FolderLock> lock;  // lock on the run's folder; rank 0 only
   OutputFile metrics, bits;

@@ -8,6 +8,10 @@ namespace lockstep::train {
 
 using data::Json;
 
+int64_t TrainerStateOptions::whole(double given) const {
+  return int64_t(given < 1 ? std::ceil(given * double(max_steps)) : given);
+}
+
 double TrainerState::epoch() const { return o_.steps_of_epoch > 0 ? double(step_) / double(o_.steps_of_epoch) : 0; }
 
 /// A log entry, with sorted keys as Hugging Face writes it.

@@ -1,6 +1,5 @@
 #pragma once
 // Hugging Face's trainer_state.json: the settings of a run, its progress, and its log.
-#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -8,36 +7,28 @@
 #include <vector>
 
 #include "data/json.h"
+#include "train/trainer.h"
 
 namespace lockstep::train {
 
 /// Collects the log and writes trainer_state.json.
 class TrainerState {
  public:
-  /// Settings of the run.
-  struct Options {
-    double logging_steps = 500, eval_steps = 500, save_steps = 500;
-    int64_t train_batch_size = 0;
-    double num_train_epochs = 0;
-    int64_t max_steps = 0, steps_of_epoch = 0;
-    double samples_of_step = 0;
-    /// Returns `given` as a number of steps. A `given` below 1 is a fraction of max_steps.
-    int64_t whole(double given) const { return int64_t(given < 1 ? std::ceil(given * double(max_steps)) : given); }
-  };
+  using Options = TrainerStateOptions;
   using Values = std::vector<std::pair<std::string, double>>;  ///< {"eval_loss", ...}
 
   TrainerState() = default;
   /// Begins the state of a run with these settings.
   explicit TrainerState(const Options& options) : o_(options) {}
 
-  /// Records a step. Every logging_steps the mean loss goes into the log.
+  /// Records a step. Every logging_steps steps, adds the mean loss since the last entry to the log.
   void step(int64_t step, double loss, double lr, double grad_norm);
   /// Logs an evaluation of this many samples and batches.
   void evaluated(const Values& values, double seconds, int64_t samples, int64_t batches);
   /// Records the best model so far and its checkpoint.
   void best(double metric, const std::string& folder);
   const std::string& best_folder() const { return best_folder_; }  ///< "" if there is none
-  void forget_best() { best_.reset(), best_folder_.clear(); }      ///< for a best checkpoint that is gone
+  void forget_best() { best_.reset(), best_folder_.clear(); }      ///< call this if the best checkpoint was removed
   /// Adds the last entry to the log. first: the step that this process started from.
   void end(double seconds, int64_t first);
 

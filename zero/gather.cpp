@@ -21,15 +21,13 @@ Gather::Gather(Stage& stage) : store(stage), states(stage.units.size()), s_(stag
         if (entry.parameter) read.push_back(*entry.parameter);
     }
     for (const Variable& v : module->reads()) read.push_back(v);
-    std::vector<size_t> indices;
-    for (const Variable& v : read) indices.push_back(stage.index_of(v));
-    need(*module, indices);
+    need(*module, read);
   }
 }
 
 Gather::~Gather() {
-  for (Caller& c : callers_)
-    for (const int hook : c.hooks) c.calls.remove_hook(hook);  // does nothing if the module is gone
+  for (auto& [module, caller] : callers_)
+    for (const int hook : caller.hooks) caller.calls.remove_hook(hook);  // does nothing if the module is gone
 }
 
 // --- gathers ---
@@ -147,7 +145,7 @@ void Gather::end_trace() {
   if (trace_) trace_->recorded = std::move(trace_->now);
   trace_ = nullptr;
   for (const size_t u : store.read())
-    if (!states[u].gathered) store.give_back(u);  // not needed, and a step may change the file
+    if (!states[u].gathered) store.give_back(u);  // read ahead but not needed; a step may change the file
 }
 
 /// True if a unit whose module has run will be needed again within max_reuse_distance, in the rest of this forward or
@@ -168,49 +166,43 @@ bool Gather::is_worth_keeping(size_t u) const {
 
 // --- hooks ---
 
-void Gather::need(nn::Module& m, const std::vector<size_t>& read) {
-  std::vector<size_t> wanted;
-  for (const size_t i : read) {
-    const size_t u = s_.parameters[i].unit;
-    if (u != SIZE_MAX && !s_.units[u].persistent && std::find(wanted.begin(), wanted.end(), u) == wanted.end())
-      wanted.push_back(u);
-  }
-  if (wanted.empty()) return;
-  const auto [found, fresh] = caller_of_.try_emplace(&m, callers_.size());
-  const size_t c = found->second;
-  if (fresh) {
-    callers_.emplace_back();
-    callers_[c].hooks[0] = m.before_forward([this, c](nn::Module&, const std::vector<Variable>&) { enter(c); });
-    callers_[c].hooks[1] = m.after_forward_all([this, c](nn::Module&, const std::vector<Variable>&,
-                                                         const std::vector<Variable>& outputs) { leave(c, outputs); },
-                                               false);
-    callers_[c].calls = m.calls();
-  }
-  for (const size_t u : wanted) {
-    auto& mine = callers_[c].units;
-    if (std::find(mine.begin(), mine.end(), u) == mine.end()) mine.push_back(u);
+void Gather::need(nn::Module& m, const std::vector<Variable>& read) {
+  for (const Variable& v : read) {
+    const size_t u = s_.parameters[s_.index_of(v)].unit;
+    if (u == SIZE_MAX || s_.units[u].persistent) continue;
+    const auto [found, fresh] = callers_.try_emplace(&m);
+    Caller& caller = found->second;
+    if (fresh) {
+      caller.hooks[0] = m.before_forward([this, &caller](nn::Module&, const std::vector<Variable>&) { enter(caller); });
+      caller.hooks[1] =
+          m.after_forward_all([this, &caller](nn::Module&, const std::vector<Variable>&,
+                                              const std::vector<Variable>& outputs) { leave(caller, outputs); },
+                              false);
+      caller.calls = m.calls();
+    }
+    if (std::find(caller.units.begin(), caller.units.end(), u) == caller.units.end()) caller.units.push_back(u);
   }
 }
 
-void Gather::enter(size_t c) {
+void Gather::enter(Caller& caller) {
   // If an earlier call of this module still counts as running, an exception has ended it: remove it from calls_.
   for (size_t k = 0; k < calls_.size(); ++k)
-    if (calls_[k].caller == c) pop(k);
+    if (calls_[k].caller == &caller) pop(k);
   const bool grad = NoGrad::grad_enabled();
-  if (calls_.empty() && !s_.reducer().in_pass()) start_trace(callers_[c].traces[grad]);
+  if (calls_.empty() && !s_.reducer().in_pass()) start_trace(caller.traces[grad]);
   // With activation checkpointing, backward reruns the forward part by part. When the rerun of a part begins, backward
   // through the part that was rerun before is complete, so the units of that earlier part can be freed.
   if (calls_.empty() && s_.reducer().in_pass()) release_needed_from(pass_mark_ + 1);
-  calls_.push_back({c, grad ? tape::next_number() : 0});
-  for (const size_t u : callers_[c].units) ++states[u].active;
-  for (const size_t u : callers_[c].units) require(u);
+  calls_.push_back({&caller, grad ? tape::next_number() : 0});
+  for (const size_t u : caller.units) ++states[u].active;
+  for (const size_t u : caller.units) require(u);
 }
 
 /// Ends the innermost running calls until `depth` calls are left. Returns the units of the ended calls.
 std::vector<size_t> Gather::pop(size_t depth) {
   std::vector<size_t> ended;
   for (; calls_.size() > depth; calls_.pop_back()) {
-    for (const size_t u : callers_[calls_.back().caller].units) {
+    for (const size_t u : calls_.back().caller->units) {
       states[u].active = std::max(0, states[u].active - 1);
       ended.push_back(u);
     }
@@ -218,9 +210,9 @@ std::vector<size_t> Gather::pop(size_t depth) {
   return ended;
 }
 
-void Gather::leave(size_t c, const std::vector<Variable>& outputs) {
+void Gather::leave(Caller& caller, const std::vector<Variable>& outputs) {
   size_t depth = calls_.size();
-  while (depth > 0 && calls_[depth - 1].caller != c) --depth;
+  while (depth > 0 && calls_[depth - 1].caller != &caller) --depth;
   if (depth == 0) return;
   const uint64_t mark = calls_[depth - 1].mark;
   // End this call, and also calls inside it that returned no variables: leave() was not called for them.
@@ -230,12 +222,12 @@ void Gather::leave(size_t c, const std::vector<Variable>& outputs) {
     if (!grad || !output.defined() || !output.requires_grad() || output.is_leaf()) continue;
     const uint64_t number = output.impl()->node->number();
     if (number > mark) {  // the node was created by this call
-      Variable(output).before_backward([this, c, number, mark, exists = std::weak_ptr<int>(alive_)] {
-        if (!exists.expired()) before_backward(c, number, mark);
+      Variable(output).before_backward([this, &caller, number, mark, exists = std::weak_ptr<int>(alive_)] {
+        if (!exists.expired()) before_backward(caller, number, mark);
       });
     }
   }
-  if (s_.reducer().in_pass()) return;  // a checkpoint's second forward: its backward follows at once
+  if (s_.reducer().in_pass()) return;  // an activation checkpoint reran this forward: its backward follows at once
   for (const size_t u : ended)
     if (states[u].active == 0 && !is_worth_keeping(u)) release(u);
   if (!calls_.empty()) return;
@@ -252,13 +244,13 @@ void Gather::release_needed_from(uint64_t number) {
 
 /// Called when backward reaches a call: the gradient of its output is complete, and its nodes run next. Nodes run in
 /// descending order of their numbers, so backward is done with calls that began after this output. Frees their units.
-void Gather::before_backward(size_t c, uint64_t number, uint64_t mark) {
+void Gather::before_backward(const Caller& caller, uint64_t number, uint64_t mark) {
   LOCKSTEP_CHECK(!tape::in_recorded_pass(),
                  "[zero] stage 3 frees parameters before a recorded derivative (create_graph) can read them; use stage "
                  "2 or below for losses that contain gradients");
   if (!s_.reducer().in_pass()) s_.reducer().begin_pass();
   release_needed_from(number);
-  for (const size_t u : callers_[c].units) {
+  for (const size_t u : caller.units) {
     if (s_.units[u].trains && s_.reducer().units[u].waiting == 0) continue;  // all its gradients have arrived
     require(u);
     states[u].needed_from = mark;

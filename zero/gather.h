@@ -29,13 +29,13 @@ class Gather {
   /// State of a unit.
   struct State {
     bool gathered = false;     ///< true: the unit's memory exists, and is filled once `fetch` is done
-    bool recorded = false;     ///< true: gathered in the recording of a graph, so by each replay, not now
+    bool recorded = false;     ///< true: a graph recording holds the gather: each replay gathers, nothing runs now
     dist::Work fetch;          ///< the running all-gather
     uint32_t version = 0;      ///< version of the unit's storage when it was gathered
-    int active = 0, pins = 0;  ///< running forwards, and gathered() scopes, that need the unit
+    int active = 0, pins = 0;  ///< numbers of running forwards and of gathered() scopes that need the unit
     uint64_t needed_from = 0;  ///< in backward: the tape's number before the first node of the call that needs it
   };
-  explicit Gather(Stage& stage);  ///< puts hooks on the modules of a stage whose units are planned
+  explicit Gather(Stage& stage);  ///< puts hooks on the modules; the stage must have planned its units
   ~Gather();
   Gather(const Gather&) = delete;
 
@@ -49,10 +49,10 @@ class Gather {
   void pin(size_t unit);    ///< keeps a unit gathered until unpin(); calls nest
   void unpin(size_t unit);  ///< ends a pin()
 
-  /// Units are gathered for the forward of `module` because it reads these parameters.
-  void need(nn::Module& module, const std::vector<size_t>& parameters);
+  /// Makes calls of `module` gather the units of these parameters, because its forward reads them.
+  void need(nn::Module& module, const std::vector<Variable>& parameters);
   /// Number of hooks on a module.
-  int hooks_on(const nn::Module& module) const { return caller_of_.count(&module) ? 2 : 0; }
+  int hooks_on(const nn::Module& module) const { return callers_.count(&module) ? 2 : 0; }
   void backward_begins();
   void backward_ends();
 
@@ -78,20 +78,19 @@ class Gather {
   };
   /// A forward that is running.
   struct Call {
-    size_t caller = 0;
+    Caller* caller = nullptr;
     uint64_t mark = 0;  // the tape's number before the call's first node
   };
-  void enter(size_t caller);
-  void leave(size_t caller, const std::vector<Variable>& outputs);
-  void before_backward(size_t caller, uint64_t number, uint64_t mark);
+  void enter(Caller& caller);
+  void leave(Caller& caller, const std::vector<Variable>& outputs);
+  void before_backward(const Caller& caller, uint64_t number, uint64_t mark);
   std::vector<size_t> pop(size_t depth);
   void release_needed_from(uint64_t number);
 
   Stage& s_;
   Trace* trace_ = nullptr;
   int64_t live_ = 0;  // elements of the live units, without persistent ones
-  std::vector<Caller> callers_;
-  std::map<const nn::Module*, size_t> caller_of_;
+  std::map<const nn::Module*, Caller> callers_;
   std::vector<Call> calls_;  // running forwards, innermost last
   Trace backward_;
   uint64_t pass_mark_ = 0;                                 // the tape's number at the beginning of the backward pass

@@ -64,7 +64,7 @@ Layout lay_out(std::vector<int64_t> sizes, int world) {
   const int64_t total = layout.numel();
   layout.offsets.assign(layout.sizes.size(), 0);
   if (total == 0) return layout;
-  // The shortest shards into which everything fits. A multiple of norm_block always fits in the end.
+  // Find the shortest shards into which everything fits. A multiple of norm_block always fits in the end.
   for (int64_t shard = round_up((total + world - 1) / world, alignment); !place(layout, shard);) shard += alignment;
   return layout;
 }

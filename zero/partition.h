@@ -22,6 +22,7 @@
 #include <vector>
 
 #include "dist/shard.h"
+#include "tensor/tensor.h"
 
 namespace lockstep::zero {
 
@@ -34,7 +35,7 @@ inline int64_t norm_blocks(int64_t numel) { return (numel + norm_block - 1) / no
 struct Layout {
   int world = 1;
   int owner = -1;                ///< the rank that has the whole unit; -1: every rank has a shard
-  int64_t shard = 0;             ///< elements of each rank's shard (with an owner: of the owner's)
+  int64_t shard = 0;             ///< elements of each rank's shard; with an owner, of its only shard
   std::vector<int64_t> sizes;    ///< elements of each parameter
   std::vector<int64_t> offsets;  ///< first element of each parameter in the whole
 
@@ -54,6 +55,14 @@ struct PlannedUnit {
   Layout layout;
   bool persistent = true;  ///< true: whole on every rank at all times (always true below stage 3)
   int ranks = 1;           ///< number of ranks that have these parameters and sum their gradients
+};
+
+/// A piece of a tensor: elements `range` of the flattened tensor `name`. A checkpoint has all pieces of each tensor.
+struct StatePiece {
+  std::string name;   ///< "model.h.0.weight", "optimizer.exp_avg.h.0.weight"
+  Shape shape;        ///< shape of the whole tensor
+  dist::Range range;  ///< the piece's elements of the whole tensor
+  Tensor tensor;      ///< shares the state's memory: read it, or write into it to load
 };
 
 /// The layout of parameters of these sizes, divided into `world` shards.

@@ -1,9 +1,12 @@
 // Building a stage: checks, agreement between ranks, and the plan of units and shards.
 #include "zero/sharded_optimizer.h"
 
+#include <algorithm>
+
 #include "base/suggest.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "tensor/ops.h"
+#include "zero/gather.h"
 #include "zero/units.h"
 
 namespace lockstep::zero {
@@ -30,7 +33,8 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
     : module(module), optimizers(std::move(all)), options(o), group(group) {
   for (const auto& [key, size, least] : sizes_of(o))
     LOCKSTEP_CHECK(size >= least, "[zero] expected ", key, least > 0 ? " > 0, got " : " >= 0, got ", size);
-  LOCKSTEP_CHECK(o.hooks || o.stage < 3, "[zero] stage 3 needs hooks: they free parameters when gradients arrive");
+  LOCKSTEP_CHECK(o.hooks || o.stage < 3,
+                 "[zero] stage 3 needs hooks, which free parameters when gradients arrive; set hooks = true");
   zero::check(o.offload_optimizer, o.stage);
   zero::check(o.offload_param, o.stage);
   zero::check(o.aio);
@@ -46,17 +50,19 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
     if (parameters.size() == 1 && !here.is_cpu()) device = here;
   }
   size_t trained = 0;
+  int rules = 0;
   for (optim::Optimizer* optimizer : optimizers) {
-    LOCKSTEP_CHECK(optimizer, "[zero] expected optimizers, got null");
+    LOCKSTEP_CHECK(optimizer, "[zero] expected pointers to optimizers, got a null pointer");
     LOCKSTEP_CHECK(!optimizer->communicates(), "[zero] ", optimizer->name(),
                    " exchanges gradients between ranks itself and needs those of the whole model: use it without ZeRO");
-    for (int g = 0; g < optimizer->group_count(); ++g) {
+    for (int g = 0; g < optimizer->group_count(); ++g, ++rules) {
       for (const Variable& v : optimizer->parameters(g)) {
         Parameter& p = parameters[index_of(v)];
         LOCKSTEP_CHECK(!p.optimizer, "[zero] ", p.name, " is in two optimizers; give it to one of them");
         if (!v.requires_grad()) continue;
         p.optimizer = optimizer;
         p.group = g;
+        p.rule = rules;
       }
     }
   }
@@ -147,6 +153,7 @@ void Stage::plan() {
     unit.gradient_dtype = options.communication_data_type.value_or(unit.dtype);
     unit.trains = first.trains();
     unit.group = first.ranks;
+    unit.number = units.size();
     unit.first = units.empty() ? 0 : units.back().first + int64_t(units.back().parameters.size());
     unit.tag = str("zero unit ", units.size(), unit.module.empty() ? "" : " of module ", unit.module, ", ", first.name,
                    unit.parameters.size() > 1 ? str(" to ", last.name) : "");
@@ -161,6 +168,14 @@ void Stage::plan() {
       if (units.back().trains && piece.range.size() > 0) units.back().pieces.push_back(piece);
     }
   }
+}
+
+bool Stage::is_collected(const Unit& unit) const {
+  const bool is_double = unit.dtype == f64, of_double = unit.gradient_dtype == f64;
+  return !device.is_cpu() && is_double == of_double && options.offload_optimizer.device == Offload::none &&
+         options.offload_param.device == Offload::none &&
+         std::all_of(unit.pieces.begin(), unit.pieces.end(),
+                     [&](const Piece& piece) { return parameters[piece.parameter].optimizer->can_be_collected(); });
 }
 
 dist::Work Stage::share(const Unit& unit, const Tensor& part) const {

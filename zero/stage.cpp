@@ -4,6 +4,7 @@
 
 #include "tensor/nonfinite.h"
 #include "tensor/ops.h"
+#include "zero/gather.h"
 #include "zero/sharded_optimizer.h"
 
 namespace lockstep::zero {
@@ -13,7 +14,7 @@ Stage::~Stage() = default;
 void Stage::build() {
   agree();
   plan();
-  prepare();
+  if (options.stage == 3) gathers_ = std::make_unique<Gather>(*this);
   optimizer_ = std::make_unique<ShardedOptimizer>(*this);
   for (Unit& unit : units) place(unit);
   for (Parameter& p : parameters)
@@ -53,32 +54,28 @@ void Stage::listen() {
       std::move(all));
   std::vector<parallel::Reducer::Unit> reduced;
   for (const Unit& unit : units) {
-    std::vector<Variable> members;
     parallel::Reducer::Unit& one = reduced.emplace_back();
-    if (!unit.trains) continue;
-    for (const size_t i : unit.parameters) members.push_back(parameters[i].variable);
-    one.members = unit.parameters;
-    one.gradients = parallel::FlatGradients(
-        std::move(members), unit.group,
-        parallel::FlatGradients::Offsets{unit.layout.offsets, unit.layout.whole(), {unit.gradient_dtype, device}});
+    if (unit.trains)
+      one = {.members = unit.parameters,
+             .offsets = unit.layout.offsets,
+             .numel = unit.layout.whole(),
+             .options = {unit.gradient_dtype, device},
+             .dtype = unit.dtype,
+             .group = unit.group};
   }
   reducer_->cut(std::move(reduced));
-  // On devices other than the CPU this allocation is collective, so make it here, where all ranks take part.
-  for (size_t u = 0; u < units.size(); ++u)
-    if (options.stage < 2 && units[u].trains && units[u].group->size() > 1 && !device.is_cpu())
-      reducer_->units[u].gradients.own_memory();
 }
 
-/// Returns the flat tensor for a unit's gradients, the same in every step. If this tensor still holds the result of the
-/// last reduction, because no step() followed, first adds a copy of that result to units[u].reduced.
+/// Gradients go to the reducer's memory, the same in every step. If this memory still holds the result of the last
+/// reduction, because no step() followed, first adds a copy of that result to units[u].reduced.
 Tensor Stage::memory(size_t u) {
   if (units[u].part.defined()) units[u].reduced.add(std::exchange(units[u].part, {}).clone());
-  return reducer_->units[u].gradients.own_memory();
+  return {};
 }
 
-/// Looks for NaN and infinity in this rank's gradients of a unit: after the sum over ranks, it would be unknown which
-/// rank they came from. (A single rank looks in step() instead.) The result stays on the device, so that the host never
-/// waits during backward.
+/// Looks for NaN and infinity in this rank's gradients of a unit. After the sum over ranks it would be unknown from
+/// which rank they came. (A single rank looks in step() instead.) The result stays on the device, so that the host
+/// never waits during backward.
 void Stage::filled(size_t u, const Tensor& flat) {
   if (options.nonfinite == NonFinite::propagate || group.size() == 1) return;
   const MemoryScope scope(Memory::other);
@@ -86,8 +83,7 @@ void Stage::filled(size_t u, const Tensor& flat) {
   if (!own_bad_.defined())
     own_bad_ = zeros({units.back().first + int64_t(units.back().parameters.size())}, {.dtype = i32, .device = device});
   std::vector<Tensor> gradients;
-  for (int64_t place = 0; place < members; ++place)
-    gradients.push_back(reducer_->units[u].gradients.view(flat, size_t(place)));
+  for (int64_t place = 0; place < members; ++place) gradients.push_back(reducer_->view(u, flat, size_t(place)));
   find_nonfinite(gradients, own_bad_.narrow(0, units[u].first, members));
 }
 
@@ -115,7 +111,7 @@ void Stage::enter_no_sync() {
 void Stage::add() {
   LOCKSTEP_CHECK(!options.hooks,
                  "[zero] expected add() with hooks = false, got hooks = true: backward gives ZeRO the "
-                 "gradients itself");
+                 "gradients itself; leave the call out");
   reducer_->add(true);
 }
 

@@ -14,6 +14,7 @@
 #include "parallel/agreement.h"
 #include "parallel/reducer.h"
 #include "parallel/step.h"
+#include "zero/partition.h"
 #include "zero/zero.h"
 
 namespace lockstep::zero {
@@ -27,11 +28,12 @@ struct Parameter {
   Variable variable;
   optim::Optimizer* optimizer = nullptr;  ///< optimizer that updates the parameter; null: frozen
   int group = 0;                          ///< parameter group of the optimizer
+  int rule = 0;                           ///< index of the group among the groups of all optimizers
   dist::ProcessGroup* ranks = nullptr;    ///< the ranks that have the parameter
   size_t unit = SIZE_MAX, place = 0;      ///< unit: SIZE_MAX if frozen and below stage 3; place: index in the unit
   int64_t steps = 0;                      ///< updates so far
   int64_t first_block = 0;                ///< index of the first block among the norm blocks of all parameters
-  uint32_t seen = 0;                      ///< version that the master copy has seen (optim::ParameterState::seen)
+  uint32_t seen = 0;                      ///< storage version that the master copy has (optim::ParameterState::seen)
   bool trains() const { return optimizer != nullptr; }  ///< true if an optimizer updates the parameter
 };
 
@@ -42,11 +44,10 @@ struct Piece {
   int64_t at = 0;     ///< first element in the shard
   // The optimizer's state of the piece: read it through ShardedOptimizer::kept().
   Offload home = Offload::none;              ///< nvme: the state lies in regions of the file
-  std::vector<std::string> keys = {};        ///< nvme: names of the state's tensors
-  bool started = false;                      ///< true once the state exists
-  std::map<std::string, Tensor> state = {};  ///< by name, flat, range.size() elements; "master" for 16-bit parameters
-  // Names of the state tensors that the current step has created. Later tiles of the step must not read them as state.
-  std::set<std::string> fresh = {};
+  std::map<std::string, Tensor> state = {};  ///< by name, flat, range.size() elements; undefined: in the file
+  /// Names of the state that earlier steps have made. State made by the running step does not count yet: each of its
+  /// tiles must start without it.
+  std::set<std::string> keys = {};
 };
 
 /// Parameters that are communicated together, with this rank's part of them.
@@ -55,6 +56,7 @@ struct Unit : PlannedUnit {
   dist::ProcessGroup* group = nullptr;  ///< the ranks that have the unit's parameters
   /// True: an optimizer updates the unit's parameters; false: all are frozen.
   bool trains = true;
+  size_t number = 0;                        ///< index among all units
   int64_t first = 0;                        ///< index of the first parameter among those of all units
   DType dtype = f32, gradient_dtype = f32;  ///< dtype of the parameters; dtype in which gradients are summed
   std::vector<Piece> pieces;                ///< this rank's pieces of trained parameters
@@ -107,7 +109,7 @@ class Stage : public parallel::Reducer::Policy {
   std::vector<Unit> units;            ///< planned by units.h, in the order in which gradients are expected
   int64_t norm_blocks_of_all = 0;     ///< norm blocks of all trained parameters
   std::optional<StepBatch> batch;     ///< collected kernels of a step on a CUDA device
-  bool scaled = true;  ///< true: step() has applied the scale to 32-bit gradients in `part`; false: kernels will
+  bool scaled = true;  ///< true: step() has applied the scale to 32-bit gradients in `part`; false: kernels apply it
 
   /// Index of a parameter; Error if it does not belong to the module.
   size_t index_of(const Variable& variable) const;
@@ -119,6 +121,8 @@ class Stage : public parallel::Reducer::Policy {
   dist::Range shard(const Unit& unit) const { return unit.layout.range(shard_number(unit)); }
   /// Starts to gather the unit's parameters on all ranks, in unit.weights. part: this rank's shard of them.
   dist::Work share(const Unit& unit, const Tensor& part) const;
+  /// True if the unit is updated on a CUDA device by the kernels of StepBatch, which update many tensors at once.
+  bool is_collected(const Unit& unit) const;
   /// True for an expert, which only some ranks have.
   bool is_spread(const Parameter& p) const { return p.ranks != &group; }
   /// Throws an Error with this message on all ranks.
@@ -147,8 +151,8 @@ class Stage : public parallel::Reducer::Policy {
   /// Broadcasts a rank's values of these parameters, which must be pinned, and updates shards and master copies.
   void take_from(int rank, const std::vector<size_t>& parameters);
   /// Stage 3: the gathers of parameters. Null in other stages, in which they are whole at all times.
-  virtual Gather* gathers() { return nullptr; }
-  parallel::Reducer& reducer() { return *reducer_; }  ///< has the indices of `parameters` and `units`
+  Gather* gathers() const { return gathers_.get(); }
+  parallel::Reducer& reducer() { return *reducer_; }  ///< numbers parameters and units as the Stage does
 
   // Defined in state.cpp
   std::vector<StatePiece> state(bool to_load, bool make);           ///< see Zero::state()
@@ -164,8 +168,6 @@ class Stage : public parallel::Reducer::Policy {
   void see();                     ///< notes that master copies include all writes to parameters up to now
 
  protected:
-  // Steps of build() that differ between stages
-  virtual void prepare() {}                    ///< called when the units are planned
   virtual void place(Unit& unit);              ///< moves the parameters of a unit to their memory
   static Tensor value_of(const Parameter& p);  ///< the whole tensor, even of a parameter that was built empty
   // Functions that the reducer calls. start() begins to sum a unit's gradients over ranks (in stage 0 by all_reduce).
@@ -174,10 +176,10 @@ class Stage : public parallel::Reducer::Policy {
   std::function<void()> start(size_t unit, const Tensor& sum) override;
   void filled(size_t unit, const Tensor& flat) override;
   void forgotten() override;
-  void ordered(const std::vector<size_t>& parameters) override { reducer_->reorder(parameters); }
 
   std::optional<parallel::Reducer> reducer_;
-  std::unique_ptr<ShardedOptimizer> optimizer_;
+  std::unique_ptr<Gather> gathers_;
+  std::unique_ptr<ShardedOptimizer> optimizer_;  // destroyed before gathers_: its tiles may lie in the file of shards
 
  private:
   // Defined in shards.cpp
@@ -213,7 +215,7 @@ class Stage : public parallel::Reducer::Policy {
   std::shared_ptr<const CapturedStep> captured_;  // the step captured last
 
   // Defined in state.cpp
-  Piece all_owned(const Parameter& p) const;  // the part of p that this rank owns
+  Piece all_owned(const Parameter& p) const;  // the part of p that this rank owns, as one piece
 
   // For each parameter: true if this rank (used_anywhere_: any rank) used it in the last step that was not recorded.
   std::vector<bool> used_here_, used_anywhere_;
@@ -257,13 +259,22 @@ class Stage2 : public Stage1 {
   uint64_t turns_ = 0;
 };
 
+/// Stage 3: shards parameters as well.
+class Stage3 final : public Stage2 {
+ public:
+  using Stage2::Stage2;
+  Tensor weight(Unit& unit, const Piece& piece) override;
+  void publish(Unit& unit) override;
+
+ protected:
+  void place(Unit& unit) override;
+  void pass(parallel::Reducer::Pass moment, size_t unit) override;
+};
+
 /// Tells the loss scaler the outcome of a step. Error if a gradient was not finite, unless `rule` is NonFinite::skip.
 /// `by` is the beginning of the Error's text: "[zero] ".
 void settle(const StepReport& report, optim::DynamicLossScaler* scaler, NonFinite rule, const char* by, int64_t step);
 
-/// Makes stage 3. Its class is local to stage3.cpp.
-std::unique_ptr<Stage> make_stage3(nn::Module& module, std::vector<optim::Optimizer*> optimizers,
-                                   const ZeroOptions& options, dist::ProcessGroup& group);
 /// Makes and builds the stage given in the options.
 std::unique_ptr<Stage> make_stage(nn::Module& module, std::vector<optim::Optimizer*> optimizers,
                                   const ZeroOptions& options, dist::ProcessGroup& group);

@@ -9,10 +9,11 @@
 //   kept on rank 0                               A           B                     C      first quarters; rank 1 keeps
 //                                                                                         the second ones, ...
 //
-// Micro-batches. DDP and stage 1 sum a rank's micro-batches before they meet those of other ranks. Here no rank has
-// memory for such a sum: every micro-batch is reduced over the ranks by itself, and the owner sums the results. To get
-// the same bits, ranks take other micro-batches. With two ranks and four micro-batches, rank 0 takes 0 and 2, rank 1
-// takes 1 and 3, so that every reduction makes a whole subtree of the fixed tree (dist/summation_tree.h):
+// Micro-batches. DDP and stage 1 sum the gradients of a rank's micro-batches before they sum over ranks. Here no rank
+// has memory for such a sum: every micro-batch is reduced over the ranks by itself, and the owner sums the results. To
+// get the same bits, micro-batches are assigned to ranks differently. With two ranks and four micro-batches, rank 0
+// takes 0 and 2, rank 1 takes 1 and 3, so that every reduction makes a whole subtree of the fixed tree
+// (dist/summation_tree.h):
 //
 //   ((g0 + g1) + (g2 + g3))        g0 + g1 and g2 + g3: reductions over the ranks;  the + between them: at the owner
 //
@@ -49,7 +50,7 @@ Tensor Stage2::memory(size_t u) {
   return Tensor(next.bytes.storage(), next.bytes.offset(), {units[u].layout.whole()}, {1}, units[u].gradient_dtype);
 }
 
-/// Makes the next backward begin with the first buffer. So all ranks use the same buffer for a unit, even after a
+/// Makes the next backward begin with the first buffer, so that all ranks use the same buffer for a unit even after a
 /// backward that did not finish.
 void Stage2::forgotten() {
   Stage1::forgotten();

@@ -17,60 +17,34 @@
 //   each rank holds      (4 + 12) Ψ/N bytes, for Ψ parameters in 16 bits with Adam; and the units that are whole
 //   paper                Rajbhandari et al., SC 2020, section 5.3 (P_os+g+p)
 #include "zero/gather.h"
-#include "zero/sharded_optimizer.h"
 #include "zero/stage.h"
 
 namespace lockstep::zero {
-namespace {
-
-class Stage3 final : public Stage2 {
- public:
-  using Stage2::Stage2;
-  ~Stage3() override { optimizer_.reset(); }  // waits for its tiles, which may be writing to gather_'s file
-
- private:
-  Gather* gathers() override { return &*gather_; }
-  void prepare() override { gather_.emplace(*this); }
-  void place(Unit& unit) override;
-  Tensor weight(Unit& unit, const Piece& piece) override;
-  void publish(Unit& unit) override;
-  void pass(parallel::Reducer::Pass moment, size_t unit) override;
-  size_t number_of(const Unit& unit) const { return size_t(&unit - units.data()); }
-
-  std::optional<Gather> gather_;
-};
 
 void Stage3::place(Unit& unit) {
   if (unit.persistent) return Stage1::place(unit);
   const MemoryScope scope(Memory::parameter);
   unit.weights = empty({unit.layout.whole()}, {.dtype = unit.dtype, .device = device});
   move_into_weights(unit);
-  gather_->keep_shard(number_of(unit));
+  gathers_->keep_shard(unit.number);
 }
 
 Tensor Stage3::weight(Unit& unit, const Piece& piece) {
   return unit.persistent ? Stage1::weight(unit, piece)
-                         : gather_->store.live(number_of(unit)).narrow(0, piece.at, piece.range.size());
+                         : gathers_->store.live(unit.number).narrow(0, piece.at, piece.range.size());
 }
 
 void Stage3::publish(Unit& unit) {
   if (unit.persistent) return Stage1::publish(unit);
-  gather_->states[number_of(unit)].active = 0;
-  gather_->release(number_of(unit));
+  gathers_->states[unit.number].active = 0;
+  gathers_->release(unit.number);
 }
 
 void Stage3::pass(parallel::Reducer::Pass moment, size_t unit) {
   using parallel::Reducer;
-  if (moment == Reducer::Pass::begins) gather_->backward_begins();
-  if (moment == Reducer::Pass::unit_complete) gather_->release(unit);
-  if (moment == Reducer::Pass::ended) gather_->backward_ends();
-}
-
-}  // namespace
-
-std::unique_ptr<Stage> make_stage3(nn::Module& module, std::vector<optim::Optimizer*> optimizers,
-                                   const ZeroOptions& options, dist::ProcessGroup& group) {
-  return std::make_unique<Stage3>(module, std::move(optimizers), options, group);
+  if (moment == Reducer::Pass::begins) gathers_->backward_begins();
+  if (moment == Reducer::Pass::unit_complete) gathers_->release(unit);
+  if (moment == Reducer::Pass::ended) gathers_->backward_ends();
 }
 
 }  // namespace lockstep::zero

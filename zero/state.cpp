@@ -46,10 +46,8 @@ std::vector<StatePiece> Stage::state(bool to_load, bool make) {
   for (Unit& unit : units) {
     for (Piece& piece : unit.pieces) {
       const Parameter& p = parameters[piece.parameter];
-      for (const auto& [key, tensor] :
-           to_load&& make ? optimizer_->make_kept(unit, piece) : optimizer_->kept(unit, piece)) {
-        if (tensor.defined()) add("optimizer." + key, p, piece.range, flat(tensor), !is_cut());
-      }
+      for (const auto& [key, tensor] : optimizer_->kept(unit, piece, to_load && make))
+        add("optimizer." + key, p, piece.range, flat(tensor), !is_cut());
     }
   }
   return all;
@@ -73,7 +71,7 @@ void Stage::load_numbers(const std::map<std::string, double>& numbers) {
     if (!numbers.count(key) && !key.ends_with(".initial_lr")) missing.push_back(key);
   LOCKSTEP_CHECK(missing.empty(), "[zero] the saved state lacks ", missing.size(), " numbers, the first is ",
                  missing.empty() ? "" : missing[0],
-                 "; nothing was changed; load the state of a model and optimizers such as these");
+                 "; nothing was changed; load a state that was saved with the same model and optimizers");
   for (size_t k = 0; k < optimizers.size(); ++k) {
     const std::string prefix = prefix_of(k);
     optim::OptimizerState options;

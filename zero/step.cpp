@@ -22,7 +22,7 @@
 #include "base/suggest.h"
 #include "dist/numbers.h"
 #include "dist/texts.h"
-#include "optim/clip.h"
+#include "optim/optimizer.h"
 #include "parallel/agreement.h"
 #include "tensor/graph.h"
 #include "tensor/nonfinite.h"
@@ -86,11 +86,11 @@ void Stage::check_call(const StepOptions& o) {
   for (size_t u = 0; u < units.size(); ++u) {
     const Unit& unit = units[u];
     if (!unit.trains) continue;
-    if (reducer_->units[u].gradients.count() > 0)
+    if (reducer_->units[u].sum.count() > 0)
       fail_everywhere(
           "[zero] step() after a backward inside no_sync(): the last micro-batch's backward must run outside of it, "
           "because it reduces the sum of all micro-batches");
-    if (!unit.part.defined()) fail_everywhere("[zero] step() expected a backward since the last step");
+    if (!unit.part.defined()) fail_everywhere("[zero] step() expected a backward since the last step; call it first");
   }
 }
 
@@ -122,7 +122,7 @@ void Stage::norm(const StepOptions& o, StepReport& report) {
 void Stage::update(const StepOptions& o, const StepReport& report) {
   count_step(used_, 1);
   if (Graph::is_capturing()) {
-    const AtEnd uncounts([this] { count_step(used_, -1); });  // only replays are steps, the recording is not
+    const AtEnd uncounts([this] { count_step(used_, -1); });  // a recording does not count as a step, its replays do
     return optimizer_->update(used_, 1, 1);
   }
   optimizer_->update(used_, scale_, o.max_norm > 0 ? o.max_norm / (report.norm + 1e-6) : 1);
@@ -178,7 +178,7 @@ std::vector<bool> Stage::agree_on_used() {
                         ". The loss does not depend on them. Set ignore_unused_parameters = true, or freeze them "
                         "(requires_grad_(false))"));
   }
-  if (Graph::is_capturing()) {  // ranks cannot be asked inside a recording: use the previous answer
+  if (Graph::is_capturing()) {  // a recording cannot ask the other ranks: use their answer of the previous step
     LOCKSTEP_CHECK(used == used_here_,
                    "[zero] a step can only be captured if it uses the same parameters as the previous step; make such "
                    "a step before the capture");
@@ -327,8 +327,8 @@ void Stage::begin_record(const StepOptions& o) {
       "train without a graph (--no-graph)");
   LOCKSTEP_CHECK(
       !captured_ || captured_->used == used_,
-      "[zero] expected all graphs to capture steps of the same parameters, got a step of others; let every graph give "
-      "gradients to the same ones");
+      "[zero] expected the captured steps of all graphs to update the same parameters, got a step that updates others; "
+      "give gradients to the same parameters in every graph");
   count_step(used_, 1);
   const AtEnd uncounts([this] { count_step(used_, -1); });
   optimizer_->collect_numbers(used_);

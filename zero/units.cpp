@@ -5,7 +5,7 @@
 #include <map>
 #include <set>
 
-#include "parallel/buckets.h"
+#include "parallel/flat.h"
 
 namespace lockstep::zero {
 namespace {

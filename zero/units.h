@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "zero/partition.h"
 #include "zero/zero.h"
 
 namespace lockstep::zero {
@@ -20,7 +21,7 @@ struct PlannedParameter {
 
 /// Plans the units, in the order in which backward is expected to finish their gradients: roughly the reverse of the
 /// given order. In stage 3 every module has units of its own, unless it and the modules below it have at most
-/// options.module_size elements together: then they share units. Parameters not sharded in stage 3: as in stage 2.
+/// options.module_size elements together: then they share units. Persistent parameters have units as in stage 2.
 std::vector<PlannedUnit> plan_units(const std::vector<PlannedParameter>& parameters, const ZeroOptions& options);
 
 }  // namespace lockstep::zero

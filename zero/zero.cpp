@@ -22,7 +22,7 @@ std::unique_ptr<Stage> make_stage(nn::Module& module, std::vector<optim::Optimiz
     case 0: stage = std::make_unique<Stage>(module, std::move(optimizers), o, group); break;
     case 1: stage = std::make_unique<Stage1>(module, std::move(optimizers), o, group); break;
     case 2: stage = std::make_unique<Stage2>(module, std::move(optimizers), o, group); break;
-    case 3: stage = make_stage3(module, std::move(optimizers), o, group); break;
+    case 3: stage = std::make_unique<Stage3>(module, std::move(optimizers), o, group); break;
     default: fail(str("[zero] expected stage 0, 1, 2 or 3, got ", o.stage));
   }
   stage->build();
@@ -64,7 +64,7 @@ void Zero::register_external(nn::Module& module, const Variable& parameter) {
   Gather* const gathers = impl_->gathers();
   if (!gathers) return;
   for (auto& [name, child] : impl_->module.named_modules())
-    if (child == &module) return gathers->need(module, {impl_->index_of(parameter)});
+    if (child == &module) return gathers->need(module, {parameter});
   fail(str("[register_external] expected a module inside ", impl_->module.kind(), ", got a ", module.kind(),
            " that is not"));
 }

@@ -31,18 +31,21 @@
 #include "nn/module.h"
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
-#include "parallel/step.h"
 #include "zero/offload/options.h"
-#include "zero/partition.h"
 
 namespace lockstep {
 struct NormPiece;
+}
+namespace lockstep::parallel {
+enum class Do : uint8_t;
 }
 
 namespace lockstep::zero {
 
 class Stage;
 struct CapturedStep;
+struct PlannedUnit;
+struct StatePiece;
 
 /// How step() handles NaN and infinity in a gradient of any rank. All ranks do the same.
 enum class NonFinite {
@@ -80,11 +83,12 @@ struct ZeroOptions {
   // Stage 3
   int64_t prefetch_bucket_size = 5'000'000;         ///< elements to prefetch; 0: no prefetch
   int64_t param_persistence_threshold = 1000;       ///< smaller parameters are persistent: whole on every rank
-  int64_t model_persistence_threshold = INT64_MAX;  ///< upper bound of all persistent parameters together
+  int64_t model_persistence_threshold = INT64_MAX;  ///< most elements of all persistent parameters together
   int64_t max_live_parameters = 1'000'000'000;      ///< elements of gathered units, beyond which nothing is prefetched
-  int64_t max_reuse_distance = 0;  ///< keep a unit whole if no more elements are gathered before its next use; 0: never
-  int64_t module_size = 0;         ///< modules of at most this size are gathered together with all modules below them
-  OffloadParam offload_param;      ///< offload of parameter shards
+  /// A unit stays gathered if at most this many other elements are gathered before its next use. 0: it never stays.
+  int64_t max_reuse_distance = 0;
+  int64_t module_size = 0;     ///< modules of at most this size are gathered together with all modules below them
+  OffloadParam offload_param;  ///< offload of parameter shards
 };
 
 struct StepReport;
@@ -120,14 +124,6 @@ struct StepReport {
   double norm = NAN;            ///< norm of all gradients before clipping; NaN if it was not computed
   std::string first_nonfinite;  ///< the first parameter with a NaN or infinity in its gradient
   int rank = -1;                ///< the rank where this gradient was found
-};
-
-/// A piece of a tensor: elements `range` of the flattened tensor `name`. A checkpoint has all pieces of each tensor.
-struct StatePiece {
-  std::string name;   ///< "model.h.0.weight", "optimizer.exp_avg.h.0.weight"
-  Shape shape;        ///< shape of the whole tensor
-  dist::Range range;  ///< the piece's elements of the whole tensor
-  Tensor tensor;      ///< shares the state's memory: read it, or write into it to load
 };
 
 /// ZeRO for a module and its optimizers.

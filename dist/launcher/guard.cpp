@@ -26,7 +26,7 @@ int pass_signals_on(int supervisor, const sigset_t& watched) {
     const int signal = sigwaitinfo(&watched, &info);
     if (signal < 0) continue;
     if (signal != SIGCHLD) kill(supervisor, signal);
-    if (signal == SIGTSTP) raise(SIGSTOP);  // Ctrl-Z: the ranks have been told already
+    if (signal == SIGTSTP) raise(SIGSTOP);  // Ctrl-Z: the supervisor, which stops the ranks, has the signal already
     int status = 0;
     if (waitpid(supervisor, &status, WNOHANG) != supervisor) continue;
     const auto left = kill_children(5);

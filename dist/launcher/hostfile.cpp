@@ -25,7 +25,7 @@ std::string_view trim(std::string_view text) {
 /// Reads a decimal number >= 0. Returns a negative number for any other text.
 int number(std::string_view text) { return read_number<int>(text).value_or(-1); }
 
-/// Error unless the name is safe as an argument of ssh: it must not look like an option. USER@ may precede it.
+/// Error unless the name is safe as an argument of ssh: the name must not look like an option. It may begin with USER@.
 void check_host(const std::string& name, const std::string& where) {
   const bool plain = std::all_of(name.begin(), name.end(),
                                  [](char c) { return is_letter(c) || is_digit(c) || std::strchr("._:-@", c); });
@@ -50,7 +50,7 @@ std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& ho
                    "'");
     const auto host = std::find_if(hosts.begin(), hosts.end(), [&](const Host& h) { return h.name == name; });
     LOCKSTEP_CHECK(host != hosts.end(), "[run] ", option, " names host '", name,
-                   "', which is not among: ", names_of(hosts));
+                   "', which is not among: ", names_of(hosts), "; name one of these");
     LOCKSTEP_CHECK(!named.contains(name), "[run] ", option, " names host '", name,
                    "' twice; put its slots into one list");
     std::vector<int>& slots = named[name];
@@ -60,7 +60,7 @@ std::map<std::string, std::vector<int>> parse_filter(const std::vector<Host>& ho
       LOCKSTEP_CHECK(slot >= 0, "[run] expected ", option, " to be NAME[:SLOT[,SLOT...]][@NAME...], got slot '", item,
                      "' of host '", name, "'");
       LOCKSTEP_CHECK(std::count(host->slots.begin(), host->slots.end(), slot), "[run] ", option, " names slot ", slot,
-                     " of host '", name, "', which has slots 0 to ", host->slots.size() - 1);
+                     " of host '", name, "', which has slots 0 to ", host->slots.size() - 1, "; name one of these");
       LOCKSTEP_CHECK(!std::count(slots.begin(), slots.end(), slot), "[run] ", option, " names slot ", slot,
                      " of host '", name, "' twice; name it once");
       slots.push_back(slot);

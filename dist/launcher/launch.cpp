@@ -263,7 +263,7 @@ void check(const LaunchOptions& o) {
                  o.ranks_of_nodes.size());
   for (const int rank : o.shown)
     LOCKSTEP_CHECK(rank >= 0 && (rank < o.ranks || !o.hosts.empty()), "[run] --local-ranks-filter names local rank ",
-                   rank, "; there are ranks 0 to ", o.ranks - 1, " here");
+                   rank, "; there are ranks 0 to ", o.ranks - 1, " here, name one of these");
   LOCKSTEP_CHECK(o.times.grace >= 0 && o.times.stop >= 0,
                  "[run] expected --grace and --stop-timeout of 0 or more seconds, got ", o.times.grace, " and ",
                  o.times.stop);

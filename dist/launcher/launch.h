@@ -27,7 +27,7 @@ namespace lockstep::dist {
 struct LaunchOptions {
   std::vector<std::string> command;  ///< program and arguments
   int ranks = 1;                     ///< number of ranks on this node
-  int nodes = 1, node = 0;           ///< each node runs its own launcher
+  int nodes = 1, node = 0;           ///< number of nodes, and this node's number; each node runs its own launcher
   std::vector<int> ranks_of_nodes;   ///< number of ranks of each node, if they differ; empty: `ranks` on all
   std::string address;               ///< address of rank 0; empty: this machine, or the first host
   int port = 0;                      ///< port of rank 0; 0: any free port

@@ -44,7 +44,7 @@ Streams Streams::parse(const std::string& text, int ranks, const char* option) {
         !whole_number(item.substr(colon + 1), value) || value > 3)
       wrong(text);
     LOCKSTEP_CHECK(rank < ranks, "[run] ", option, " names local rank ", rank, "; there are ranks 0 to ", ranks - 1,
-                   " here");
+                   " here, name one of these");
     LOCKSTEP_CHECK(streams.some_.emplace(rank, value).second, "[run] ", option, " names local rank ", rank,
                    " twice; name it once");
     at = end + 1;
@@ -106,7 +106,7 @@ void Console::pump() {
   while (!queue_.empty()) {
     Item& item = queue_.front();
     pollfd ready{item.fd, POLLOUT, 0};
-    if (poll(&ready, 1, 0) == 0) return;  // no room now: a stopped terminal, a waiting pager
+    if (poll(&ready, 1, 0) == 0) return;  // no room now: the terminal is stopped, or a pager waits
     // For a pipe, POLLOUT guarantees room for PIPE_BUF bytes only.
     const size_t size = std::min<size_t>(item.text.size() - item.done, PIPE_BUF);
     const ssize_t written = write(item.fd, item.text.data() + item.done, size);

@@ -101,7 +101,7 @@ std::vector<std::string> agent_command(const LaunchOptions& o, const Attempt& at
 
   std::string line = "cd " + shell_quote(folder) + " && exec";
   for (const std::string& word : run) line += " " + shell_quote(word);
-  // Never ask questions: nobody is there to answer.
+  // ssh must never ask questions (BatchMode): nobody is there to answer.
   std::vector<std::string> ssh = {
       find_program("ssh"), "-T", "-o",
       "BatchMode=yes",     "-o", "ConnectTimeout=" + std::to_string(std::max(1, int(o.times.connect)))};

@@ -31,7 +31,7 @@ struct Supervision {
   double grace = 30;    ///< seconds to end cleanly after a signal
   double connect = 60;  ///< seconds for a remote launcher to answer
   int signals = -1;     ///< a signalfd
-  int control = -1;     ///< pipe with lines "signal N" from the launcher that started this one; ends when that one ends
+  int control = -1;     ///< agent: pipe from its launcher, with lines "signal N"; closed when that launcher ends
 };
 
 /// Describes how one supervised process ended.

@@ -45,7 +45,7 @@ class NcclGroup final : public NativeGroup {
     for (const std::string& one : calls) call.tag = std::to_string(hash_text(one, hash_text(call.tag)));
     const std::shared_ptr<DeviceWork> work = call.work = nccl().begin(call);
     call.launch = launch;
-    engine_->turns.drain();  // a graph draws from this thread's random generator
+    engine_->turns.drain();  // then the launch runs on this thread, whose random generator it uses
     Work(engine_->turns.run(std::move(call), false), work).wait();
     traffic_->collectives += int64_t(calls.size()) - 1;
   }

@@ -1,5 +1,6 @@
-// Messages between ranks. CPU tensors, and all tensors between two ranks that share a device, go through the host;
-// others by NCCL. A CUDA graph can record only NCCL messages, and only if the two ranks have a communicator already.
+// Messages between ranks. CPU tensors, and all tensors between two ranks that share a device, go through the host's
+// memory; NCCL moves all other tensors. A CUDA graph can record only NCCL messages, and only if the two ranks have a
+// communicator already.
 #include <algorithm>
 
 #include "dist/nccl/engine.h"
@@ -29,8 +30,8 @@ void NcclEngine::device_messages(Call& call) {
     if (!more.empty()) NativeEngine::exchange(call, more);
   };
 
-  // `first` is exchanged first: messages with CPU tensors, and the headers of messages that may go by NCCL. by_host and
-  // by_nccl are the indices of messages with device tensors.
+  // The messages in `first` are exchanged before all others: those with CPU tensors, and the headers of messages that
+  // may go by NCCL. by_host and by_nccl are the indices of messages with device tensors.
   std::vector<Message> first;
   std::vector<size_t> by_host, by_nccl;
   for (size_t i = 0; i < batch.size(); ++i) {

@@ -107,8 +107,8 @@ std::vector<std::string> NcclEngine::take_recorded() {
   return all;
 }
 
-/// Runs one replay of a graph on the group's stream, after the caller's earlier work. call.launch() launches the graph,
-/// or calls replay() of the next group if the graph has collectives of several groups.
+/// Runs one replay of a graph on the group's stream, after the caller's earlier work. If the graph has collectives of
+/// several groups, call.launch() calls replay() of the next group; the last group's launches the graph.
 void NcclEngine::start_graph(Call& call, uint64_t sequence) {
   if (must_compare(++collectives_)) agree(call, sequence);
   call.launch();

@@ -200,7 +200,7 @@ void Watchdog::loop() {
         over = look(works, comms);
       } catch (...) {  // once a kernel has failed, every later call on its device fails
         if (!given_up_) give_up(std::current_exception());
-        over = works;  // nobody can learn any more whether they are done
+        over = works;  // it is no longer possible to ask whether they are done
       }
       works.clear();
     }
@@ -243,7 +243,7 @@ Watchdog::Works Watchdog::look(const Works& works, const std::vector<std::shared
     }
     busy.push_back(work->turns_);
     if (std::find(moved.begin(), moved.end(), work->turns_) != moved.end())
-      work->started_ = work->told_ = Clock::now();  // the clock starts now: the work had to wait for an earlier call
+      work->started_ = work->told_ = Clock::now();  // its limit counts from now: it had to wait for an earlier call
     if (given_up_) {
       if (Clock::now() - *given_up_ > ending) over.push_back(work);
       continue;
@@ -275,16 +275,18 @@ void Watchdog::look_at_late(NcclWork& work) {
 /// The error for a result code of NCCL. If another rank's end may be the cause, the error is a DistError rank_failed:
 /// when Job::fail() gets such an error, it waits until the control plane knows the cause.
 std::exception_ptr Watchdog::error_of(ncclResult_t code, const Communicator& comm, const std::string& where) {
-  std::string text = str("[nccl] ", where, " failed in ", comm.name_, ": ", ncclGetErrorString(code));
+  std::string text = str("[nccl] ", where, " failed in ", comm.name_, ": ", ncclGetErrorString(code),
+                         " (NCCL_DEBUG=INFO prints more)");
   if (const char* more = ncclGetLastError(nullptr); more && *more) text += str(": ", more);
   if (code == ncclRemoteError || code == ncclSystemError)
     return std::make_exception_ptr(DistError(Fault::rank_failed, -1, text));
   return std::make_exception_ptr(Error(text));
 }
 
-// Reports the failure and aborts all communicators of this rank. The other ranks do so when they learn of the failure.
+// Reports the failure and aborts all communicators of this rank. The other ranks abort theirs when they learn of the
+// failure.
 void Watchdog::give_up(std::exception_ptr error) {
-  const std::string why = job_.fail(error).what();  // `error`, or an earlier failure; writes the flight record
+  const std::string why = job_.fail(error).what();  // the job's first failure; fail() also writes the flight record
   given_up_ = Clock::now();
   std::vector<std::shared_ptr<Communicator>> comms;
   {

@@ -97,7 +97,7 @@ class NcclWork final : public DeviceWork {
   Activity activity_;
   Turns* turns_ = nullptr;
   int neighbour_ = -1;
-  std::chrono::steady_clock::time_point started_, told_;  // told_: last report to the control plane that it is late
+  std::chrono::steady_clock::time_point started_, told_;  // told_: time of the last report that the call is late
 };
 
 /// Supervises the NCCL calls of one rank.
@@ -147,7 +147,7 @@ class Watchdog {
   std::vector<Device> used_;
   std::shared_ptr<NcclWork> told_;  // the call that was reported as late to the control plane
   bool stop_ = false;
-  std::vector<Device> distrusted_;  // used by the thread only, from here on
+  std::vector<Device> distrusted_;  // only the watchdog's thread uses this and the next member
   std::optional<std::chrono::steady_clock::time_point> given_up_;
   std::thread thread_;  // last: started after all other members are constructed
 };

@@ -4,8 +4,8 @@
 //
 //   allocate (ncclMemAlloc) ─▶ register, all ranks together ─▶ collectives ─▶ deregister ─▶ free (ncclMemFree)
 //
-// NCCL requires that either all ranks pass the same place of the same window to a collective, or none passes a window.
-// So all ranks create their windows together, in the same order and with the same sizes.
+// NCCL requires that either all ranks pass memory at the same offset of the same window to a collective, or none passes
+// a window. So all ranks create their windows together, in the same order and with the same sizes.
 #include <memory>
 
 #include "dist/nccl/watchdog.h"
@@ -20,8 +20,8 @@ class Window {
  public:
   /// Allocates the memory; not collective.
   Window(std::shared_ptr<Communicator> comm, int64_t bytes);
-  /// Does not free the memory: it may still be in use, and this thread, which may be the watchdog, must not wait. The
-  /// communicator frees the memory when it makes the next window, or at its own end.
+  /// Does not free the memory: a collective may still use it, and this thread, which may be the watchdog's, must not
+  /// wait for the collective. The communicator frees the memory when it makes the next window, or at its own end.
   ~Window();
   Window(const Window&) = delete;
   void* data() const { return data_; }  ///< the memory of the window

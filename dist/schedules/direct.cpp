@@ -26,9 +26,10 @@
 namespace lockstep::dist {
 namespace {
 
-/// The work of a chunk's owner on a term that arrives: copy it into slot `slot`, or add it there (`action`). Then,
-/// `joins` times, add the highest slot to the one below it. Position p of the owner's summation tree holds the term of
-/// rank owner xor p, or nothing if there is no such rank. A subtree with a single term needs no slot of its own.
+/// Tells what a chunk's owner does with a term that arrives. It copies the term into slot `slot`, or adds it there
+/// (`action`). Then, `joins` times, it adds the highest slot to the slot below. Position p of the owner's
+/// summation tree holds the term of rank owner xor p, or nothing if there is no such rank. A subtree with a single term
+/// needs no slot of its own.
 struct Arrival {
   int slot = 0;
   Action action = Action::reduce;

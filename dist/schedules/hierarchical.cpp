@@ -69,7 +69,8 @@ struct HostGroups {
     }
     return teams;
   }
-  /// One team per host, a tree with its first rank as root. The host of `root` comes first, and is led by `root`.
+  /// One team per host, whose tree has the host's first rank as its root. The host of rank `root` comes first; the root
+  /// of its tree is `root`.
   Teams trees_within(int root) const {
     Teams teams;
     for (const auto& ranks : hosts) {
@@ -192,7 +193,8 @@ static void by_hosts(const Request& request, const Emit& emit) {
         }
       }
       const int m = int(groups.hosts.size());
-      for (int h = 1; h < m; ++h, w.next()) {  // host by host; the receivers of a rank there are consecutive
+      // In step h, every host sends to the host h places after it. A rank sends all data for one receiver in a row.
+      for (int h = 1; h < m; ++h, w.next()) {
         for (int rank = 0; rank < n; ++rank) {
           const auto& near = groups.hosts[size_t(groups.host_of[size_t(rank)])];
           for (const int j : groups.hosts[size_t((groups.host_of[size_t(rank)] + h) % m)]) {

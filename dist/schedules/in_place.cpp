@@ -7,8 +7,8 @@
 //   step 1      rank 2's ──▶ + rank 0's                                          ((0+1)+(2+3))
 //   step 2-4    rank 0's ──▶ rank 1's, 2's, 3's
 //
-// reduce_scatter must not change the other ranks' tensors: it runs the schedule of `direct`, and so does all_gather.
-// When run over a network, each arrow is a message.
+// reduce_scatter must not change the other ranks' tensors, so it runs the schedule of `direct`. all_gather runs that
+// schedule, too. If a schedule is run over a network, each arrow is a message.
 //
 // Cost of all_reduce of S bytes: log2(n) + n-1 steps, 2(n-1)/n·S bytes read and written by each rank.
 #include <bit>

@@ -1,5 +1,5 @@
-// one_shot: every rank sends all its data to every other, and adds all terms by itself. Saves a second round of
-// messages that distributes the sums: for tensors so small that only latency counts.
+// one_shot: every rank sends all its data to every other, and adds all terms by itself. This saves the second
+// round of messages, which would distribute the sums. For tensors so small that only latency counts.
 //
 //   3 ranks, all_reduce       rank 0                      rank 1                        rank 2
 //

@@ -43,7 +43,8 @@ template <class T> class FlatMap {
   size_t used_ = 0;
 };
 
-/// If the data are one chunk, or as many chunks as ranks, an array holds the places of slot 0, a hash table the others.
+/// If the data are one chunk, or as many chunks as ranks, an array holds the places of slot 0, and a hash table those
+/// of all other slots.
 /// Each row of the array holds places with the same difference (chunk - rank), which most algorithms use in sequence.
 /// Otherwise, or if `sparse` (few places are used), the hash table holds all. at() may invalidate earlier references.
 template <class T> class PlaceMap {

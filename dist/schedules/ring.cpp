@@ -61,7 +61,7 @@ static void by_ring(const Request& request, const Emit& emit) {
 
 const Rules rules::ring{
     .visit = by_ring,
-    .has = [](Collective c) { return c != Collective::all_to_all; },  // all_to_all would forward each chunk many times
+    .has = [](Collective c) { return c < Collective::all_to_all; },  // all_to_all would forward each chunk many times
     .costs = [](const Request& r) -> std::optional<Costs> {
       return moves_all(r.collective) ? wholes(r) : shares(r, r.collective == Collective::all_reduce ? 2 : 1);
     },

@@ -16,8 +16,10 @@ struct Costs {
 
 /// The description of one algorithm.
 struct Rules {
-  void (*visit)(const Request& request, const Emit& emit);               ///< emits the schedule
-  bool (*has)(Collective collective) = [](Collective) { return true; };  ///< true for the collectives that it supports
+  void (*visit)(const Request& request, const Emit& emit);  ///< emits the schedule
+  /// True for the collectives that the algorithm supports. Default: all up to all_to_all, so that a collective that is
+  /// added to the enumeration later has no schedules yet.
+  bool (*has)(Collective collective) = [](Collective c) { return c <= Collective::all_to_all; };
   /// True if an all_reduce, broadcast or reduce treats the data as one chunk. False: one chunk for each rank.
   bool (*is_whole)(Collective collective) = [](Collective c) { return c != Collective::all_reduce; };
   /// True if the terms of three or more ranks are added in the order of summation_tree.h. (For two, all orders agree.)

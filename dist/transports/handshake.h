@@ -19,7 +19,7 @@ namespace lockstep::dist::handshake {
 
 /// The first bytes of a hello.
 inline constexpr std::string_view magic = "LSKDATA1";
-/// Sizes in bytes: of a hello; of number, proof and length, with which an answer begins; of the longest purpose.
+/// Sizes in bytes: of a hello; of the number, proof and length at the beginning of an answer; of the longest purpose.
 inline constexpr size_t hello_bytes = 8 + sizeof(Nonce), fixed_bytes = sizeof(Nonce) + sizeof(Proof) + 2,
                         longest_purpose = 2048;
 /// Result of wanted() for an invalid answer.

@@ -46,7 +46,7 @@ class MemoryChannel final : public Channel {
 
   size_t send(const std::byte* data, size_t bytes, bool /*more*/) override {
     if (!out_) [[unlikely]]
-      attach();  // not earlier: a peer that only sends may be gone before its bytes are read
+      attach();  // not in the constructor: a peer that only sends may have left before this rank reads its bytes
     const size_t n = out_.write(data, bytes);
     if (n == 0 && bytes > 0 && out_.is_abandoned()) gone();
     return n;

@@ -226,7 +226,7 @@ Fd introduce(Control& control, Caller caller, const handshake::Purpose& purpose)
   Proof proof;
   std::memcpy(proof.data(), reply.data(), sizeof proof);
   if (!same_proof(proof, prove(token, "store", challenge, answer.number, answer.purpose)))
-    caller.refused("it does not know the token of this job");
+    caller.refused("it does not know the token of this job; set one LOCKSTEP_TOKEN on all ranks");
   return caller.take();
 }
 
@@ -245,8 +245,8 @@ Fd call(Control& control, const SocketAddress& address, int peer, const handshak
         if (Clock::now() - start >= calling_time)
           throw DistError(Fault::refused, peer,
                           str("[transport] expected rank ", peer, " at ", address.text(),
-                              " to accept a data connection, but it closes it or does not answer: it belongs to "
-                              "another job, has another token, or has too many unauthenticated connections; "
+                              " to accept a data connection, but the listener there closes it or does not answer: the "
+                              "listener is of another job, has another token, or too many unauthenticated connections; "
                               "end other jobs, and set one LOCKSTEP_TOKEN on all ranks"));
       }
     } else if (problem == ECONNREFUSED ||

@@ -36,7 +36,8 @@ class Door {
 
   const std::string& host() const { return host_; }  ///< the address that the door listens on
   int port() const { return port_; }                 ///< the port that the door listens on
-  /// The connections of the pair of ranks that `purpose` names, in the order of their stripes. Empty until all arrived.
+  /// The connections of the pair of ranks that `purpose` names, in the order of their stripes. Empty until all of them
+  /// have arrived.
   std::vector<Fd> claim(const std::string& purpose);
 
  private:

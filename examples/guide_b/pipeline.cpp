@@ -7,6 +7,7 @@
 // engine makes the optimizer from each rank's parameters), it does not set the number of stages, and it writes
 // "micro_batch_size" for train_micro_batch_size_per_gpu.
 #include <lockstep.h>
+#include <lockstep/parallel.h>
 
 #include <CLI/CLI.hpp>
 #include <iomanip>

@@ -1,4 +1,4 @@
-// Classifies points on two moons with a small network: a complete program against an installed Lockstep.
+// Classifies points on two moons with a small network: a complete program that uses an installed Lockstep.
 //   g++ -std=c++20 main.cpp -o example $(pkg-config --cflags --libs lockstep)
 #include <lockstep.h>
 

@@ -5,6 +5,7 @@
 #include <map>
 
 #include "dist/fingerprint.h"
+#include "parallel/flat.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
 

@@ -7,7 +7,7 @@
 //   PowerSgd       a matrix (n, m) is sent as P Qᵀ of rank r: r (n + m) numbers in place of n m (Vogels et al., 2019)
 //   PostLocalSgd   sends no gradients after the first steps, but averages parameters now and then (Lin et al., 2020)
 //
-// All of them give up bit-identical results for different numbers of ranks.
+// With any of them, results are no longer bit-identical for different numbers of ranks.
 #include <memory>
 #include <string>
 

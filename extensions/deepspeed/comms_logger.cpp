@@ -24,7 +24,7 @@ Parsed parse(const std::string& call) {
   const size_t at = call.find(" x ");
   if (at == std::string::npos) return p;
   const size_t name = call.rfind(' ', at - 1) + 1;
-  const std::string dtype = call.substr(name, at - name);  // or a word of the tag
+  const std::string dtype = call.substr(name, at - name);  // a word of the tag if " x " is in the tag
   for (const DType d : {f32, f64, f16, bf16, i64, i32, i8, u8, boolean})
     if (name_of(d) == dtype) p.bytes = std::atoll(call.c_str() + at + 3) * size_of(d);
   return p;

@@ -7,7 +7,7 @@
 
 namespace lockstep::engine {
 
-/// How such a key is treated.
+/// The treatment of a key that has no effect of its own.
 enum class Status {
   inert,    ///< accepted without effect
   off,      ///< accepted only at the value that switches it off: the feature is not built

@@ -104,7 +104,7 @@ struct ModuleProfile {
 /// not masked. A backward counts as two forwards.
 class FlopsProfiler {
  public:
-  /// A profiler of `model`. Call start() before the forward that it shall profile.
+  /// A profiler of `model`. Call start() before the forward to be profiled.
   FlopsProfiler(nn::Module& model, FlopsProfilerConfig config);
   ~FlopsProfiler();
   FlopsProfiler(const FlopsProfiler&) = delete;

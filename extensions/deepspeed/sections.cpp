@@ -1,4 +1,4 @@
-// DeepSpeed's sections of the configuration file, and what an engine does for them. See section.h.
+// DeepSpeed's sections of the configuration file, and their participants in an engine. See section.h.
 #include "data/files.h"
 #include "engine/section.h"
 #include "extensions/deepspeed/other_keys.h"
@@ -151,7 +151,8 @@ std::vector<Key> other_keys() {
 std::string comms_summary(const EngineBase& engine, bool show_straggler) {
   for (Participant* one : engine.participants())
     if (auto* const logging = dynamic_cast<Logging*>(one)) return logging->summary(show_straggler);
-  fail(str("[comms_summary] expected comms_logger.enabled in ", engine.config().origin, ", got a config without"));
+  fail(str("[comms_summary] expected comms_logger.enabled in ", engine.config().origin,
+           ", got a config without; set it to true"));
 }
 
 std::vector<Section> deepspeed_sections() {

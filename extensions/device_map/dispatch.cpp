@@ -12,7 +12,7 @@
 #include "base/at_end.h"
 #include "data/safetensors.h"
 #include "extensions/device_map/parts.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 
 namespace lockstep::device_map {
 

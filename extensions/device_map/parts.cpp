@@ -91,7 +91,7 @@ int64_t reserve_of(const std::vector<Part>& parts, const std::vector<Location>& 
   int64_t most = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (places[i].is_device()) continue;
-    int64_t together = 0;  // tensors that an enclosing module reads itself stay while it runs
+    int64_t together = 0;  // with the tensors that enclosing modules read themselves: these stay loaded
     for (size_t k = 0; k < parts.size(); ++k)
       if (!places[k].is_device() && (k == i || (parts[k].own && is_below(parts[i].name, parts[k].name))))
         together += parts[k].bytes_there;

@@ -216,7 +216,8 @@ Placement infer(nn::Module& model, const Map& map, const Options& options) {
   for (const NamedField& field : nn::named_fields(model)) known.push_back(field.name);
   for (const auto& [name, place] : map) {
     LOCKSTEP_CHECK(name.empty() || std::find(known.begin(), known.end(), name) != known.end(), "[device_map] ",
-                   model.kind(), " has no module or parameter '", name, "'", suggestion(name, known));
+                   model.kind(), " has no module or parameter '", name, "'", suggestion(name, known),
+                   "; name one that named_modules() or named_fields() returns");
     if (place.is_device()) check_device("device_map", place.device());
   }
   const auto place_of = [&](const std::string& tensor) -> const Location* {

@@ -72,8 +72,8 @@ Variable Uniform::log_prob(const Variable& value) const {
 Variable Uniform::draw(const Shape& shape) const {
   const Variable from = wide(low), to = wide(high);
   const Variable x = (from + (to - from) * Variable(rand(shape, options_of(from)))).to(low.dtype());
-  // Rounding may give `high`, which is outside of [low, high). Then the result is the largest number below `high`: to
-  // subtract a little more than half a unit in the last place rounds down to that number.
+  // Rounding may give `high`, which is outside of [low, high). Then the result is the largest number below `high`:
+  // `high` minus a little more than half a unit in the last place is rounded to that number.
   const double half = 0.51 * epsilon(low.dtype()), least = low.dtype() == f16 ? 0x1p-24 : 0x1p-126;
   const Variable before = (to - clamp(abs(to) * half, least, INFINITY)).to(low.dtype());
   return where(lt(x, high), x, before);

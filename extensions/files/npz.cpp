@@ -68,7 +68,8 @@ Tensor read_npz(const std::string& path, const std::string& name) {
     file->check();
     return tensor;
   }
-  fail(str(where, ": no array \"", name, "\" among: ", known.size() > 300 ? known.substr(0, 300) + ", ..." : known));
+  fail(str(where, ": no array \"", name, "\" among: ", known.size() > 300 ? known.substr(0, 300) + ", ..." : known,
+           "; name one of them"));
 }
 
 void save_npz(const std::string& path, const NamedTensors& tensors, bool compress) {

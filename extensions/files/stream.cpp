@@ -36,7 +36,7 @@ struct RecordStream::Block {
 };
 
 struct RecordStream::Lane {
-  static constexpr size_t most_kept = 3;  // loader workers read a few blocks apart
+  static constexpr size_t most_kept = 3;  // blocks kept: a loader's workers read a few blocks apart
   std::mutex mutex;
   std::map<int64_t, Place> places{{0, Place{}}};
   std::deque<Block> kept;
@@ -100,7 +100,7 @@ RecordStream::Block RecordStream::read_block(int64_t lane, const Place& place) c
       if (!block.parts.empty()) break;
       LOCKSTEP_CHECK(++empty <= kMostEmptyRounds, "[stream] expected shards with records, found none in ",
                      shards_[size_t(own[0])], " and the others of lane ", lane, "; give files that are not empty");
-      block.place = at;  // no records in between
+      block.place = at;  // the files passed so far have no records
     }
     const int64_t shard = own[size_t(at.shard)];
     const auto file = open(shard);

@@ -95,7 +95,7 @@ template <class S = Example> class StreamingDataset : public Dataset<S> {
       : records_(std::move(records)), parse_(std::move(parse)) {}
   int64_t size() const override { return endless_samples; }
   S get(int64_t index) const override { return parse_(records_->get(index)); }
-  RecordStream& records() const { return *records_; }  ///< the records below
+  RecordStream& records() const { return *records_; }  ///< the records from which samples are made
   /// Records number * run to (number + 1) * run - 1, as one batch. Random numbers drawn by parse depend on (seed,
   /// record).
   S micro_batch(int64_t number) const requires requires(std::vector<S> samples) { S(collate(samples)); }

@@ -1,7 +1,7 @@
 #pragma once
 // WAV: sound in a RIFF file (Microsoft's "Multimedia Programming Interface and Data Specifications 1.0", and
-// WAVE_FORMAT_EXTENSIBLE). By hand, because libsndfile reads a truncated file as a shorter one, and a file from a pipe,
-// whose sizes are 0, as an empty one.
+// WAVE_FORMAT_EXTENSIBLE). We do not use libsndfile: it reads a truncated file as a shorter one, and a file from a
+// pipe, whose sizes are 0, as an empty one.
 #include <string>
 
 #include "data/files.h"

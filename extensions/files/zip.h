@@ -1,6 +1,6 @@
 #pragma once
 // Internal to this folder: zip files as .npz uses them (PKWARE's APPNOTE 6.3.9). Members are stored or deflated, each
-// with a CRC-32; a directory ends the file. Sizes have 64 bits if needed (zip64). By hand, because libzip cannot write
+// with a CRC-32; a directory ends the file. Sizes have 64 bits if needed (zip64). We do not use libzip: it cannot write
 // NumPy's bytes, and its errors name no place in the file.
 #include <memory>
 #include <string>
@@ -21,8 +21,8 @@ struct ZipMember {
   int64_t offset = 0, data = 0;   ///< offsets in the file of the member's header and of its data
 };
 
-/// Returns the members of a zip file that was read into memory as a whole, in directory order. Error, which begins with
-/// `origin`, if the directory is missing or does not match the rest of the file, or if two members overlap.
+/// Returns the members of a zip file that was read into memory as a whole, in directory order. Error if the directory
+/// is missing or does not match the rest of the file, or if two members overlap. The Error begins with `origin`.
 std::vector<ZipMember> zip_members(Bytes file, const std::string& origin);
 
 /// Reads the data of one member sequentially.

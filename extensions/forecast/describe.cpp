@@ -19,7 +19,8 @@ using data::Example, data::Json;
 
 namespace {
 
-/// Returns the optimizer as a configuration names it, or an empty object for a type that configurations do not know.
+/// Returns the optimizer's type and momentum as in a configuration's section "optimizer", or an empty object if
+/// configurations do not know the type.
 Json named(const optim::Optimizer& optimizer) {
   Json found(Json::Object{});
   for (const auto& type : engine::optimizer_types()) {
@@ -49,7 +50,7 @@ void describe(const Training& about) {
     data::ToDevice to_device(job.device());
     const Example batch = to_device(about.batch(*resolved.train_micro_batch_size_per_gpu));
     const DType parameters = engine::parameter_dtype(resolved);
-    std::optional<Autocast> low;  // as the engine computes
+    std::optional<Autocast> low;  // autocast, as in the engine
     if (parameters != f32) model.to(parameters), low.emplace(parameters);
     else if (const auto dtype = job.autocast()) low.emplace(*dtype);
     job.team().wait();  // start together: ranks on one host share its cores, as in training

@@ -56,7 +56,8 @@ void note_bytes(const char* name, int64_t bytes) {
   note(std::move(kernel));
 }
 
-/// Records a call of a kernel. Three families have arguments that do not say what they read.
+/// Records a call of a kernel. In three families of kernels the arguments do not tell which bytes are read, so each of
+/// them has a branch.
 void note_call(const char* op, std::initializer_list<KernelArgument> arguments) {
   const std::string_view name = op;
   if (name == "pointwise") {
@@ -69,7 +70,8 @@ void note_call(const char* op, std::initializer_list<KernelArgument> arguments) 
     note(std::move(kernel));
   } else if (name == "store_numbers") {
     const size_t bytes = argument<size_t>(arguments, 2);
-    std::memcpy(argument<void*>(arguments, 0), argument<const void*>(arguments, 1), bytes);  // square_sums reads them
+    // Copies the numbers, because the branch for square_sums reads them.
+    std::memcpy(argument<void*>(arguments, 0), argument<const void*>(arguments, 1), bytes);
     note_bytes("numbers", int64_t(bytes));
   } else if (name == "square_sums") {
     const auto* pieces = static_cast<const SquarePiece*>(argument<const void*>(arguments, 0));

@@ -1,6 +1,7 @@
 #pragma once
-// Forecasts: memory, traffic and time of a training before it starts, collectives on networks and training steps on
-// ranks that do not exist, the kernels of a step on a card that is not here, and a page about a run.
+// Forecasts the memory, traffic and time of a training before it starts, the time of collectives and training steps on
+// networks and ranks that do not exist, and the kernels of a step on a GPU that is not there. Also writes a page about
+// a run.
 #include "extensions/forecast/dry_run.h"
 #include "extensions/forecast/model_costs.h"
 #include "extensions/forecast/page.h"

@@ -7,7 +7,7 @@
 #include "base/check.h"
 #include "base/clock.h"
 #include "engine/config_table.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "parallel/moe/expert_parallel.h"
 #include "tensor/flops.h"
 #include "tensor/random.h"

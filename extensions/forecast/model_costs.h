@@ -1,6 +1,6 @@
 #pragma once
 // Costs of a model's layers, from which `lockstep plan` and `lockstep simulate` predict a step: measured times, and
-// waits of tensor parallelism. Also the shape as JSON.
+// waits of tensor parallelism. Also converts a model's shape to JSON and back.
 #include <cstdint>
 #include <functional>
 #include <memory>

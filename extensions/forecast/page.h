@@ -19,7 +19,7 @@ std::vector<Headline> headlines(const Analysis& analysis);
 /// The timeline as an SVG file of its own, with its own style. For docs.
 std::string timeline_svg(const Analysis& analysis, const std::string& title);
 
-/// The charts of the page (charts.cpp), as SVG in the colors of page_style.inc. "" without data.
+/// The charts of the page (charts.cpp), as SVG in the colors of page_style.inc. A chart without data is "".
 std::string loss_chart(const Analysis& analysis);
 /// The timeline of a step: each rank's main thread, and its collectives below. Shows the first `shown` ranks.
 std::string timeline_chart(const Analysis& analysis, size_t shown);

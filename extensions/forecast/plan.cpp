@@ -89,7 +89,7 @@ void add_bytes(Forecast& plan, const zero::ZeroOptions& o, int sharing) {
     int64_t in_memory = 0;
     for (const zero::PlannedUnit& u : plan.units) {
       const int among = rank / (plan.ranks / u.ranks * sharing) * sharing + rank % sharing,
-                number = o.stage == 0 ? 0 : among;  // among the ranks that share the unit
+                number = o.stage == 0 ? 0 : among;  // this rank's number among the ranks that share the unit
       const int64_t part = u.layout.range(number).size();
       if (plan.trains(u)) b.gradients += (o.stage >= 2 ? part : u.layout.whole()) * gradient_width;
       if (u.persistent) {
@@ -166,7 +166,7 @@ Forecast plan(const Config& asked, const ModelShape& model, int ranks, int shari
 
 namespace {
 
-/// Time of a step in units of a forward: a backward takes two, and recomputation of activations one more.
+/// Time of a step in units of one forward pass: a backward takes two units, and recomputed activations one more.
 double passes(const Config& c) {
   return c.activation_checkpointing.enabled || c.pipeline.activation_checkpoint_interval > 0 ? 4 : 3;
 }
@@ -257,7 +257,8 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
     const double tokens = double(*own.config.train_micro_batch_size_per_gpu) * double(model.context) / plan.cp,
                  element = tokens * double(size_of(own.parameter_dtype)), bytes = element * double(model.width);
     double between = (activations + gradients) * element * m;
-    // A tied parameter's gradient travels from the last stage that uses it, by way of the others that do, to the first.
+    // A tied parameter's gradient travels from the last stage that uses the parameter to the first, by way of the other
+    // stages that use it.
     for (const auto& [one, layers] : users) {
       if (!model.parameters[size_t(one)].trains) continue;
       std::set<int> stages;

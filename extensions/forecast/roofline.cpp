@@ -11,7 +11,7 @@
 
 #include "base/check.h"
 #include "base/clock.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "optim/optim.h"
 #include "tensor/block_layout.h"
 #include "tensor/cuda/reduce_shape.h"
@@ -215,7 +215,7 @@ KernelCost other_cost(const DryKernel& k) {
     for (int64_t run = sort_tile; run < index.elements; run *= 2) ++cost.launches;  // merge passes of the sort
     cost.bytes = double(grad.bytes()) + 2 * 4. * double(grad.elements) / double(rows_of_part) + double(index.bytes()) +
                  16. * double(cost.launches * index.elements);
-    cost.launches += 1 + (index.elements > rows_of_part);  // one kernel sums parts, another adds the parts of a run
+    cost.launches += 1 + (index.elements > rows_of_part);  // one kernel sums parts, another adds the parts of an index
   } else if (is_step(name) || name == "unscale") {
     cost.kind = "optimizer";
     for (const Operand& o : k.operands)  // operands updated in place are read, too; the 16-bit copy is only written

@@ -38,7 +38,7 @@ struct Efficiency {
 /// Descriptions of the measurements, to which Efficiency::source refers.
 const std::vector<std::string>& sources();
 
-/// What one kernel costs on CUDA. A dry run of the step lists the kernels.
+/// The cost of one kernel on CUDA. A dry run of the step lists the kernels.
 struct KernelCost {
   std::string kind;  ///< kernels of one kind share a row: "product 16384 x 768 x 2304"
   int64_t launches = 1;

@@ -324,7 +324,7 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
   std::vector<double> idle;
   struct Sum {
     double seconds = 0, slots = 0;
-  } forward, whole, input, weight;  // a slot is a micro-batch in a chunk
+  } forward, whole, input, weight;  // a slot: one pass of a micro-batch through a chunk
   for (const auto& [key, ranks] : batches) {
     if (int(ranks.size()) != f.stages || (key.second == 0 && batches.size() > size_t(f.copies)))
       continue;  // a rank is missing, or it is the warm-up batch
@@ -336,7 +336,7 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
         if (part == Part::communication || part == Part::other) continue;
         begin = std::min(begin, e->begin), end = std::max(end, e->end());
         busy += e->seconds;
-        if (part == Part::data || e->name.starts_with("adding")) continue;  // beside the computations of a chunk
+        if (part == Part::data || e->name.starts_with("adding")) continue;  // not a pass through a chunk
         Sum& sum = part == Part::forward                ? forward
                    : part == Part::weights              ? weight
                    : e->name.starts_with("backward of") ? input
@@ -353,7 +353,8 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
   f.forward = mean(forward), f.input = mean(input), f.weight = mean(weight);
   if (f.weight == 0) f.input = mean(whole);
   if (pipeline::is_kind(f.schedule) && double(f.stages) * f.micro_batches * f.chunks <= most_slots) {
-    // Backward may be timed only as a whole. Then halve it (inputs, weights): the bubble does not depend on the split.
+    // The trace may time a backward only as a whole. Then half of it counts for inputs and half for weights: the bubble
+    // does not depend on the split.
     const pipeline::Costs costs{.forward = f.forward,
                                 .input = f.weight > 0 ? f.input : f.input / 2,
                                 .weight = f.weight > 0 ? f.weight : f.input / 2};

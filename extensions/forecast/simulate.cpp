@@ -187,7 +187,8 @@ bool touches_few_places(Algorithm algorithm, const Request& r) {
   return algorithm != Algorithm::ring && (r.collective == Collective::gather || r.collective == Collective::scatter);
 }
 
-/// Estimates the bytes that simulate_transfers() needs: 8 for a place in a PlaceMap's array, 64 in its hash table.
+/// Estimates the bytes that simulate_transfers() needs: 8 for each pair (rank, chunk) in the array of a PlaceMap, or 64
+/// in its hash table.
 int64_t memory_of_transfers(Algorithm algorithm, const Request& r) {
   const int64_t n = r.ranks, chunks = chunk_count(algorithm, r);
   if (algorithm == Algorithm::one_shot) return 64 * n * n;

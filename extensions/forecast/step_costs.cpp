@@ -130,7 +130,7 @@ double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_
 }
 
 dist::Link link_of_traces(const std::vector<RankTrace>& traces) {
-  // The rank that arrives last waits for no other rank, so that the least time over the ranks is the collective's own.
+  // The rank that arrives last waits for no other rank, so the shortest time on any rank is the collective's own time.
   std::map<std::pair<int, double>, double> least;  // seconds, by number of ranks and bytes
   for (const RankTrace& t : traces) {
     for (const Event& e : t.events) {

@@ -24,7 +24,7 @@ Fp8Cast cast(const Tensor& values, const Fp8Scales::Of& of, bool notes, bool str
                            .turned = turned});
 }
 
-/// What the backward pass of a product in rows needs.
+/// The values that backward needs for a product that is computed in chunks of rows (nn::RowProduct).
 struct KeptRows {
   Saved turned, w;  // turned: the transposed codes of x
   std::array<Fp8Scales::Of, 3> of;
@@ -32,7 +32,7 @@ struct KeptRows {
   DType dtype, wide;  // of the gradients of x and w
 };
 
-/// The gradients of a product in chunks of rows.
+/// Computes the gradients of a product that is computed in chunks of rows.
 class RowsInFp8 : public nn::RowGradients {
  public:
   RowsInFp8(Backward& back, const KeptRows& kept, int64_t chunks)

@@ -32,7 +32,7 @@ struct Fp8Scales : nn::Arithmetic {
   /// True if x is f16 or bf16 or Autocast is on, and if the number of rows of x and both sizes of w are multiples of
   /// fp8_multiple.
   bool takes(const Variable& x, const Variable& weight) const override;
-  /// linear_fp8(). Sets `notes`: a product in training records amax.
+  /// Calls linear_fp8(), with `notes` set to product.training: only products in training record amax in forward.
   Variable linear(const nn::Product& product, const Ranks& ranks) override;
   nn::RowProduct in_rows(const nn::Product& product) override;
   int64_t row_multiple() const override { return fp8_multiple; }

@@ -1,4 +1,4 @@
-// Checks and fallbacks for matrices in 8-bit floats. See fp8.h.
+// Checks and fallbacks for matrices in 8-bit floats. See matrix.h.
 #include "extensions/fp8/matrix.h"
 
 #include "extensions/fp8/kernels.h"

@@ -1,7 +1,9 @@
-// The section "fp8" of the configuration file, and what an engine does for it. See section.h.
+// The section "fp8" of the configuration file, and the object by which an engine updates and saves the scales. See
+// section.h.
 #include "extensions/fp8/section.h"
 
 #include "engine/engine.h"
+#include "engine/pipeline_module.h"
 #include "engine/section.h"
 
 namespace lockstep::engine {

@@ -9,7 +9,7 @@
 
 namespace lockstep::engine {
 
-/// Linear layers in 8-bit floats (scaling.h); everything else in bf16. config.section<Fp8Config>() is a config's.
+/// Linear layers in 8-bit floats (scaling.h); everything else in bf16. Read it as config.section<Fp8Config>().
 struct Fp8Config {
   bool enabled = false;
   std::string format = "hybrid";  ///< "hybrid": e4m3 in forward, e5m2 for gradients; "e4m3": e4m3 for both

@@ -23,7 +23,8 @@ std::vector<Generated> generate(GPT& model, std::span<const std::vector<int64_t>
 /// Continues one prompt once.
 Generated generate(GPT& model, const std::vector<int64_t>& prompt, const Generation& generation = {});
 
-/// Something that generates as generate() does, such as a runner of a model by several ranks (train::ModelRunner).
+/// Interface of objects that generate as generate() does, such as a train::ModelRunner that runs a model on several
+/// ranks.
 class Generates {
  public:
   virtual ~Generates() = default;

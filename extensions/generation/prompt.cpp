@@ -10,9 +10,11 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/classic_text.h"
 #include "base/printable.h"
 #include "extensions/generation/text_stream.h"
 #include "train/language.h"
+#include "train/option_group.h"
 #include "train/options.h"
 
 namespace lockstep::train {
@@ -40,7 +42,8 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
     if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);
   std::string made;
   const bool on_terminal = shown == &std::cout && isatty(STDOUT_FILENO) == 1;
-  bool begun = false;  // true once the prompt is printed: only with the first new text, as an Error may come before
+  // True once the prompt is printed. That happens with the first new text, because an Error may come before.
+  bool begun = false;
   nn::TextStream stream(generation.stop);
   const auto show = [&](const std::string& text) {
     made += text;

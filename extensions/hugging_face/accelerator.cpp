@@ -8,6 +8,8 @@
 #include "tensor/ops.h"
 #include "tensor/random.h"
 #include "train/json_paths.h"
+#include "train/option_group.h"
+#include "train/program_values.h"
 
 namespace lockstep::train {
 

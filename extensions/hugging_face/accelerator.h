@@ -49,7 +49,7 @@ namespace accelerated {
 
 /// Divides a loader's samples among ranks: by the engine's micro-batches in training, by whole batches in evaluation.
 struct Dealing {
-  struct Rule {  ///< how a step's micro-batches are dealt
+  struct Rule {  ///< how a step's micro-batches are divided among ranks
     int64_t accumulation = 1;
     bool interleaved = true;
   };
@@ -232,7 +232,7 @@ template <class S, class B> class PreparedLoader {
     }
     PreparedLoader* loader_;
     typename data::DataLoader<S, B>::Iterator inner_;
-    accelerated::Dealing dealing_;  // a copy, as a nested loop over this loader may be dealt otherwise
+    accelerated::Dealing dealing_;  // a copy: a nested loop over this loader may divide samples differently
     std::shared_ptr<accelerated::Loop> loop_ = std::make_shared<accelerated::Loop>();
     int64_t at_ = 0;
   };
@@ -318,7 +318,7 @@ class Accelerator {
   int process_index() const { return state_->job().team().rank(); }  ///< number of this rank
   Device device() const { return state_->job().device(); }           ///< device of this rank
   void wait_for_everyone() const { state_->job().team().wait(); }    ///< barrier
-  template <class... T> void print(const T&... what) const {         ///< on the main process only
+  template <class... T> void print(const T&... what) const {         ///< prints on the main process only
     if (is_main_process()) ((std::cout << what), ...) << std::endl;
   }
   /// The user's model.

@@ -121,8 +121,8 @@ void AddedTokens::cut(std::string_view text, bool parse_special,
     const AddedToken* const token = found->token;
     size_t start = found->start, stop = next = start + token->text.size();
     if (token->special && !parse_special) continue;
-    // A token with the flag left or right also takes the white space on that side. `done` and `spaces_end` prevent that
-    // white space is scanned twice, so the time is linear in the text's length.
+    // A token with the flag left or right also takes the white space on that side. `done` and `spaces_end` keep white
+    // space from being scanned twice, so the time is linear in the text's length.
     if (token->left && done < start) start = spaces_before(text, start, done);
     if (token->right) stop = spaces_end = stop < spaces_end ? spaces_end : spaces_after(text, stop);
     if (done < start) fn(text.substr(done, start - done), -1);

@@ -97,11 +97,11 @@ TrainerOptions TrainingArguments::trainer_options() const {
     o.best = (greater_is_better.value_or(!name.ends_with("loss")) ? "-" : "") + name;
   o.load_best = load_best_model_at_end;
   if (const auto* folder = std::get_if<std::string>(&resume_from_checkpoint)) o.resume_from = *folder;
-  o.state = TrainerState::Options{.logging_steps = logging_steps,
-                                  .eval_steps = eval_steps,
-                                  .save_steps = save_steps,
-                                  .train_batch_size = per_device_train_batch_size,
-                                  .num_train_epochs = num_train_epochs};
+  o.state = TrainerStateOptions{.logging_steps = logging_steps,
+                                .eval_steps = eval_steps,
+                                .save_steps = save_steps,
+                                .train_batch_size = per_device_train_batch_size,
+                                .num_train_epochs = num_train_epochs};
   o.warmup_steps = warmup_steps;
   o.arguments = true;
   o.config = Json::Object{{"gradient_clipping", max_grad_norm},

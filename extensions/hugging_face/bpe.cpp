@@ -175,7 +175,7 @@ int32_t BpeTokenizer::special(const std::string& token) const {
   for (const auto& [name, id] : added_) {
     if (all.size() < 500) all += (all.empty() ? "" : ", ") + name;
   }
-  fail(str("[tokenizer] no special token ", token, "; there are: ", all.empty() ? "none" : all));
+  fail(str("[tokenizer] no special token ", token, "; there are: ", all.empty() ? "none" : all, "; name one of these"));
 }
 
 }  // namespace lockstep::data

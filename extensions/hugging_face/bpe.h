@@ -80,7 +80,7 @@ class BpeTokenizer : public Tokenizer {
     std::vector<int32_t> before, after;  // ids put before and after a text
   };
   struct Ends {
-    uint32_t first, last;  // code points, or bytes if byte-level
+    uint32_t first, last;  // a token's first and last character: code points, or bytes if byte-level
   };
   struct TextHash {
     using is_transparent = void;

@@ -95,7 +95,7 @@ void BpeTokenizer::add_vocab(const Json& vocab, const std::string& where) {
     set_token(id, plain ? text : token, place);
     if (plain) ids_.emplace(text, int32_t(id));
   }
-  LOCKSTEP_CHECK(!ids_.empty(), where, ": expected tokens, got none");
+  LOCKSTEP_CHECK(!ids_.empty(), where, ": expected tokens, got none; fetch the file again");
 }
 
 void BpeTokenizer::add_merge(const std::string& both, const std::string& where) {
@@ -124,7 +124,7 @@ void BpeTokenizer::add_merge(const std::string& first, const std::string& second
 void BpeTokenizer::add_token(AddedToken token, bool normalized, const std::string& where) {
   const std::string name = token.text;
   const int64_t id = token.id;
-  LOCKSTEP_CHECK(!name.empty(), where, ": expected a token, got an empty one");
+  LOCKSTEP_CHECK(!name.empty(), where, ": expected a token, got an empty one; take it out");
   const std::optional<int32_t> there = id_of(name);
   LOCKSTEP_CHECK(!there || *there == id, where, ": token \"", name, "\" has id ", id, " here, and ", *there,
                  " in the vocabulary or before; give it one id");
@@ -137,7 +137,7 @@ void BpeTokenizer::add_token(AddedToken token, bool normalized, const std::strin
   if (!normalized) return cut_first_.add(std::move(token));
   token.text = normalize(name);
   // An added token that is also in the vocabulary keeps the vocabulary's bytes: byte-level files write every byte as a
-  // character, so "é" may stand for one byte in the UTF-8 of another.
+  // character, so "é" may stand for one byte in the UTF-8 of another character.
   if (!there || !rules_.byte_level) tokens_[size_t(id)] = token.text;
   cut_normalized_.add(std::move(token));
 }

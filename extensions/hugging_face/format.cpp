@@ -1,5 +1,5 @@
-// Hugging Face folders as a format of programs: what --init, --export and --tokenizer take, and folders that commands
-// use. See format.h.
+// Hugging Face folders as a model format of the programs: for --init, --export and --tokenizer, and for commands that
+// take a folder. See format.h.
 #include "extensions/hugging_face/format.h"
 
 #include <filesystem>
@@ -11,7 +11,7 @@
 #include "extensions/hugging_face/pretrained.h"
 #include "extensions/hugging_face/tokenizer.h"
 #include "extensions/quantization/quantize.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "train/job.h"
 
 namespace lockstep::train {
@@ -20,7 +20,7 @@ using data::Json;
 
 LanguageModel load_hugging_face(const std::string& folder, const LoadOptions& options) {
   nn::PretrainedOptions how{.dtype = options.dtype};
-  Json others(Json::Object{});  // changes of the loaded model
+  Json others(Json::Object{});  // changes to make once the model is loaded
   for (const auto& [key, value] : options.changes.as_object()) {
     if (key == "quantize") how.quantize = nn::quantize_options(value.as_string(key));
     else others[key] = value;

@@ -1,5 +1,5 @@
 #pragma once
-// Hugging Face folders as a format of programs: loading, and warnings before an export.
+// Hugging Face folders as a model format of the programs: loading, and warnings before an export.
 #include "train/model_format.h"
 
 namespace lockstep::train {

@@ -1,5 +1,5 @@
 // Normalization form C (Unicode Standard Annex 15): see nfc.h. Characters are decomposed, combining marks are put in
-// order, and the result is composed. Without utf8proc, for the reason in unicode.cpp.
+// order, and the result is composed. We do not use utf8proc, for the reason in unicode.cpp.
 #include "extensions/hugging_face/nfc.h"
 
 #include <algorithm>
@@ -118,7 +118,7 @@ std::string to_nfc(std::string_view text) {
   std::vector<Part> parts;
   for (size_t at = 0; at < text.size();) {
     const Char c = decode_utf8(text, at);
-    // A character below U+0300 is no combining mark, so no character before it can change any more: write them.
+    // A character below U+0300 is no combining mark, so the characters before it cannot change any more: write those.
     if (!c.valid || c.code < 0x300) write_composed(parts, out);
     if (!c.valid) out += text[at];
     else append_parts(c.code, parts);

@@ -9,7 +9,7 @@
 #include "extensions/hugging_face/names.h"
 #include "extensions/hugging_face/tokenizer.h"
 #include "extensions/hugging_face/weights.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 
 namespace lockstep::nn {
 

@@ -94,7 +94,7 @@ TokenizerFolder read_tokenizer(const std::string& folder) {
   return found;
 }
 
-/// Runs `read`, and makes its Error one line: it may quote names of tokens, which may contain newlines.
+/// Runs `read`, and makes its Error one line: the Error may quote names of tokens, which may contain newlines.
 template <class Read> auto with_error_in_one_line(const Read& read) {
   try {
     return read();

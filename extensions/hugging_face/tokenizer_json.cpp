@@ -95,7 +95,9 @@ struct RulesReader {
       if (part.type == "ByteLevel") byte_level(part);
       else if (part.type == "Split") expression(part);
       else if (part.type == "Metaspace") metaspace(part);
-      else fail(str(part.where, " is not supported (ByteLevel, Split before it, and Metaspace are); use another"));
+      else
+        fail(str(part.where,
+                 " is not supported (ByteLevel, Split before it, and Metaspace are); use another tokenizer"));
     }
     LOCKSTEP_CHECK(rules.byte_level || !rules.words, where,
                    ": pre_tokenizer: Split is supported before ByteLevel only; use another tokenizer");

@@ -1,5 +1,5 @@
-// Finds character classes. See unicode.h. The tables are our own, because utf8proc's depend on the system (Unicode 15.0
-// in Debian 12, 15.1 in Debian 13): tokens would, too.
+// Finds character classes. See unicode.h. The tables are our own: utf8proc's depend on the system (Unicode 15.0 in
+// Debian 12, 15.1 in Debian 13), so tokens would depend on it as well.
 #include "extensions/hugging_face/unicode.h"
 
 #include <algorithm>

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "data/safetensors.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 
 namespace lockstep::nn {
 

@@ -30,7 +30,7 @@ std::vector<double> best_here(const Tensor& scores, int64_t rows, int64_t first,
     const auto best = topk(matrix, most);
     values = best.values.to(f32).to(cpu).to_vector<float>();
     ids = best.indices.to(cpu).to_vector<int64_t>();
-    wrong = sum(matrix.to(f32), {1}).to(cpu);  // not finite for infinities too; then the whole logits are used
+    wrong = sum(matrix.to(f32), {1}).to(cpu);  // not finite if a score is not finite: then all logits are used
   }
   for (int64_t row = 0; row < rows; ++row) {
     const bool numbers = most == 0 || std::isfinite(wrong.select(0, row).item());

@@ -88,9 +88,9 @@ void check_policy(const Config& config, nn::GPT& model) {
       const std::string& end = name.as_string();
       const auto found = std::find_if(layers.begin(), layers.end(), [&](const auto& l) { return ends(l.first, end); });
       LOCKSTEP_CHECK(found != layers.end(), "[init_inference] injection_policy: no layer ends with '", end,
-                     "'; known: ", list_names(summed, 6));
+                     "'; name one of ", list_names(summed, 6));
       LOCKSTEP_CHECK(found->second, "[init_inference] injection_policy: the outputs of ", found->first,
-                     " are not summed over ranks in this model; those of ", list_names(summed, 6), " are");
+                     " are not summed over ranks in this model; name layers among ", list_names(summed, 6));
     }
   }
 }

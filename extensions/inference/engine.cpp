@@ -17,7 +17,7 @@
 #include "extensions/inference/checks.h"
 #include "extensions/inference/heads.h"
 #include "extensions/inference/weights.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "parallel/agreement.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/tensor_parallel/apply.h"
@@ -39,11 +39,11 @@ struct InferenceEngine::Impl {
   std::unique_ptr<nn::GPT> own;
   nn::GPT* model = nullptr;
   dist::ProcessGroup* world = nullptr;
-  Group tp, ep, all;  // ranks that share layers, experts, the model; null: this rank only
+  Group tp, ep, all;  // ranks that share layers (tp), experts (ep), the model (all); null: only this rank
   std::vector<Widened> widened;
   std::optional<tensor_parallel::TensorParallel> sliced;
   std::optional<device_map::Dispatched> dispatched;
-  int begins = 0, ends = 0;  // ids of hooks on table and head
+  int begins = 0, ends = 0;  // ids of the hooks on the token table and the head
   nn::Module::Calls table, head;
   std::optional<Clock::time_point> begun;
   std::vector<double> times;

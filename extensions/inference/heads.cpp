@@ -5,7 +5,7 @@
 #include <numeric>
 
 #include "nn/attention.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 
 namespace lockstep::inference {
 

@@ -13,7 +13,7 @@
 #include "dist/texts.h"
 #include "extensions/hugging_face/config.h"
 #include "extensions/hugging_face/pretrained.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 
 namespace lockstep::inference {
 

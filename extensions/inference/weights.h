@@ -5,13 +5,13 @@
 #include <vector>
 
 #include "dist/process_group.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "nn/models/gpt.h"
 
 namespace lockstep::inference {
 
 /// Loads the weights of an unsharded model: from a Hugging Face folder, from a folder of Lockstep checkpoints, or from
-/// safetensors files with the names of Lockstep or Hugging Face. Parameters built empty (nn/build_empty.h) are read
+/// safetensors files with the names of Lockstep or Hugging Face. Parameters built empty (nn/init.h) are read
 /// when they are filled. group: the ranks that call it together; null: a single process.
 void start_with_checkpoint(nn::GPT& model, const std::vector<std::string>& files, dist::ProcessGroup* group,
                            const std::function<void(const std::string&)>& warn);

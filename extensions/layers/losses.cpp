@@ -24,6 +24,13 @@ Tensor signs(const char* op, const Tensor& target, const Shape& shape, const Var
 /// Logarithm of a probability, at least -100.
 Variable clipped_log(const Variable& p) { return clamp(log(p), -100, INFINITY); }
 
+/// The derivative of bce_loss with respect to the target: log(1 - p) - log(p). For a first derivative, returns the
+/// tensor that forward kept. For a second derivative, computes it again from p.
+const Tensor& slope_of_target(const Tensor& kept, const Tensor&) { return kept; }
+Variable slope_of_target(const Tensor&, const Variable& p) {
+  return sub(clipped_log(rsub_scalar(p, 1)), clipped_log(p));
+}
+
 }  // namespace
 
 Variable bce_loss(const Variable& input, const Variable& aim, const Tensor& weight, Reduction reduction) {
@@ -42,11 +49,7 @@ Variable bce_loss(const Variable& input, const Variable& aim, const Tensor& weig
         record(op, {&x, &target}, losses.tensor(), [x = Saved(x), target = Saved(target), towards_target](auto& b) {
           const auto& p = b.input(0, x);
           const auto slope = clamp(mul(p, rsub_scalar(p, 1)), 1e-12, INFINITY);
-          if (b.needs(1)) {
-            if constexpr (is_recorded<decltype(b)>)
-              b.give(1, mul(b.grad(), sub(clipped_log(rsub_scalar(p, 1)), clipped_log(p))));
-            else b.give(1, mul(b.grad(), towards_target));
-          }
+          if (b.needs(1)) b.give(1, mul(b.grad(), slope_of_target(towards_target, p)));
           if (b.needs(0)) b.give(0, mul(b.grad(), div(sub(p, b.input(1, target)), slope)));
         });
   if (weight.defined()) losses = mul(losses, weight.to(x.dtype()));

@@ -124,7 +124,7 @@ Tensor histc(const Tensor& x, int64_t bins, double low, double high) {
     T first = T(low), last = T(high);
     if (first == last) {
       first = last = p[0];
-      for (int64_t i = 0; i < n; ++i) {  // a NaN stays, and is refused below
+      for (int64_t i = 0; i < n; ++i) {  // a NaN stays in first or last, and is refused below
         first = p[i] >= first ? first : p[i];
         last = p[i] <= last ? last : p[i];
       }
@@ -326,7 +326,7 @@ Tensor indexed_places(const char* op, const Shape& shape, const std::vector<Tens
   LOCKSTEP_CHECK(common.rank() + shape.rank() - count <= 8, "[", op, "] expected a result of at most 8 dims, got ",
                  common.rank() + shape.rank() - count);
   Shape result;
-  std::vector<int> axis(static_cast<size_t>(shape.rank()), 0);  // the result's dim of each whole dim
+  std::vector<int> axis(static_cast<size_t>(shape.rank()), 0);  // for each dim without an index: its dim in the result
   const auto put_common = [&] {
     for (const int64_t size : common) result.push_back(size);
   };

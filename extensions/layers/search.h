@@ -1,7 +1,7 @@
 #pragma once
-// Searching and counting, and operations whose result sizes depend on values. On Tensor, without gradients, with the
-// semantics of PyTorch. All run on the CPU: tensors of other devices are copied there and results back, which waits for
-// the device; most of these results have a size that the host must wait for anyway.
+// Searching and counting, and operations whose result sizes depend on values, with the semantics of PyTorch. They take
+// Tensors and have no gradients. All run on the CPU: tensors of other devices are copied there, and results back. The
+// copy waits for the device, but for most of these results the host must wait anyway, to know their size.
 #include <optional>
 #include <vector>
 

@@ -8,7 +8,7 @@ namespace lockstep::linalg {
 /// The shape without its last `count` dims.
 inline Shape front_dims(const Shape& shape, int count = 1) { return Shape(shape.begin(), shape.end() - count); }
 
-/// While it lives, matrix products of this type are not rounded to 16 bits. Those of tensors never are.
+/// While an Exact<Value> exists, matrix products of Values are not rounded to 16 bits. Products of Tensors never are.
 template <class Value> struct Exact {};
 /// Turns autocast off.
 template <> struct Exact<Variable> { Autocast off{bf16, false}; };

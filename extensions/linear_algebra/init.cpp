@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "extensions/linear_algebra/linalg.h"
-#include "nn/build_empty.h"
 #include "nn/init.h"
 #include "tensor/ops.h"
 

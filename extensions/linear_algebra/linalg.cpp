@@ -32,8 +32,8 @@ constinit const Op<SolveTriangular> solve_triangular_op{"solve_triangular", on_c
                                                         LOCKSTEP_ON_CUDA(on_cuda::solve_triangular)};
 constinit const Op<MatrixExp> matrix_exp_op{"matrix_exp", on_cpu::matrix_exp, nullptr};
 
-/// The device that decomposes a tensor: its own device, or the CPU if that has no kernels. It is the CPU in a dry run
-/// too, which records calls and runs nothing, because callers need values.
+/// The device that decomposes a tensor: the tensor's device, or the CPU if that device has no kernels. In a dry run it
+/// is the CPU too, because a dry run computes nothing and callers need values.
 Device place_of(const Tensor& x) {
   const Device device = x.device();
   return device.is_cpu() || !lu_solve_op.cuda || select_for_kernel(device) ? cpu : device;
@@ -64,7 +64,7 @@ std::string entry_name(const Shape& batch, int64_t flat) {
   return str("batch entry ", place);
 }
 
-/// Error if a number in `bad` is not 0; it names the first such entry of the batch.
+/// Error if a number in `bad` is not 0; the Error names the first such matrix of the batch.
 void check_entries(const char* op, const Shape& batch, const std::vector<int64_t>& bad, const char* expected,
                    const std::function<std::string(int64_t)>& got) {
   for (size_t i = 0; i < bad.size(); ++i)

@@ -114,31 +114,51 @@ template <class V> V matrix_exp_grad(const V& g, const V& a) {
 
 /// Gradient of the matrices a, from the gradient g of their determinants `det`: g times det times the transposed
 /// inverse, or g times the cofactors if one of the matrices is singular.
-Tensor determinant_grad(const Tensor& g, const Tensor& a, const Tensor& det) {
+Tensor determinant_grad(const Backward& back, const Saved& kept_a, const Saved& kept_det) {
+  const Tensor &g = back.grad(), &a = kept_a.get("det"), &det = kept_det.get("det");
   const bool singular = any(eq(det, zeros_like(det))).item<bool>();
   const Tensor cofactor = singular ? cofactors(a) : mul(flipped(inv_ex(a).inverse), det.unsqueeze(-1).unsqueeze(-1));
   return mul(g.unsqueeze(-1).unsqueeze(-1), cofactor);
+}
+/// The same for a second derivative, which needs inverses of all matrices.
+Variable determinant_grad(const RecordedBackward& back, const Saved& a, const Saved& det) {
+  const Variable value = back.output(det);
+  LOCKSTEP_CHECK(!any(eq(value.tensor(), zeros_like(value.tensor()))).item<bool>(),
+                 "[det] expected invertible matrices for a second derivative, got a singular one");
+  const Variable g = mul(back.grad(), value).unsqueeze(-1).unsqueeze(-1);
+  return mul(g, flipped(inv_ex(back.input(0, a)).inverse));
+}
+
+/// The factors that a derivative reads. For a first derivative, these are the factors that forward has kept. A second
+/// derivative decomposes `a` again, because not all factors need be outputs.
+SvdOf<Tensor> factors_of(const Backward&, const char* name, const Saved&, const SvdOf<Saved>& kept, bool) {
+  return {kept.u.get(name), kept.s.get(name), kept.vh.get(name)};
+}
+SvdOf<Variable> factors_of(const RecordedBackward& back, const char*, const Saved& a, const SvdOf<Saved>&, bool full) {
+  return svd(back.input(0, a), full);
+}
+EighOf<Tensor> factors_of(const Backward&, const char* name, const Saved&, const EighOf<Saved>& kept, bool) {
+  return {kept.values.get(name), kept.vectors.get(name)};
+}
+EighOf<Variable> factors_of(const RecordedBackward& back, const char*, const Saved& a, const EighOf<Saved>&,
+                            bool upper) {
+  return eigh(back.input(0, a), upper);
 }
 
 SvdOf<Variable> recorded_svd(const char* name, const Variable& a, const SvdOf<Tensor>& made, bool values_alone,
                              bool full) {
   // With `full`, the last vectors belong to no singular value. They are arbitrary, so their gradients are ignored.
   const int64_t k = made.s.size(-1), more_u = made.u.size(-1) - k, more_v = made.vh.size(-2) - k;
-  const Saved kept = a, u = made.u.narrow(-1, 0, k), s = made.s, vh = made.vh.narrow(-2, 0, k);
+  const SvdOf<Saved> kept{made.u, made.s, made.vh};
   std::vector<Tensor> outputs{made.s};
   if (!values_alone) outputs.push_back(made.u), outputs.push_back(made.vh);
-  auto all = record(name, std::vector<Variable>{a}, outputs, [=](auto& back) {
+  auto all = record(name, std::vector<Variable>{a}, outputs, [=, a = Saved(a)](auto& back) {
     Value<decltype(back)> grad_u, grad_vh;
     if (!values_alone) grad_u = back.grad(1), grad_vh = back.grad(2);
     if (grad_u.defined() && more_u > 0) grad_u = grad_u.narrow(-1, 0, k);
     if (grad_vh.defined() && more_v > 0) grad_vh = grad_vh.narrow(-2, 0, k);
-    if constexpr (is_recorded<decltype(back)>) {  // decomposed again: not all factors need be outputs
-      const SvdOf<Variable> again = svd(back.input(0, kept), full);
-      back.give(0,
-                svd_grad(grad_u, back.grad(0), grad_vh, again.u.narrow(-1, 0, k), again.s, again.vh.narrow(-2, 0, k)));
-    } else {
-      back.give(0, svd_grad(grad_u, back.grad(0), grad_vh, u.get(name), s.get(name), vh.get(name)));
-    }
+    const auto [u, s, vh] = factors_of(back, name, a, kept, full);
+    back.give(0, svd_grad(grad_u, back.grad(0), grad_vh, u.narrow(-1, 0, k), s, vh.narrow(-2, 0, k)));
   });
   return {values_alone ? Variable() : all[1], all[0], values_alone ? Variable() : all[2]};
 }
@@ -148,28 +168,24 @@ EighOf<Variable> recorded_eigh(const char* name, const Variable& a, const EighOf
   std::vector<Tensor> outputs{made.values};
   if (!values_alone) outputs.push_back(made.vectors);
   auto all = record(name, std::vector<Variable>{a}, outputs,
-                    [=, kept = Saved(a), values = Saved(made.values), vectors = Saved(made.vectors)](auto& back) {
+                    [=, a = Saved(a), kept = EighOf<Saved>{made.values, made.vectors}](auto& back) {
                       using V = Value<decltype(back)>;
                       const V grad_vectors = values_alone ? V() : back.grad(1);
-                      if constexpr (is_recorded<decltype(back)>) {
-                        const EighOf<Variable> again = eigh(back.input(0, kept), upper);
-                        back.give(0, eigh_grad<V>(back.grad(0), grad_vectors, again.values, again.vectors));
-                      } else {
-                        back.give(0, eigh_grad(back.grad(0), grad_vectors, values.get(name), vectors.get(name)));
-                      }
+                      const auto [values, vectors] = factors_of(back, name, a, kept, upper);
+                      back.give(0, eigh_grad<V>(back.grad(0), grad_vectors, values, vectors));
                     });
   return {all[0], values_alone ? Variable() : all[1]};
 }
 
 Variable solve_matrices(const Variable& a, const Variable& b);
 Variable solve_triangles(const Variable& a, const Variable& b, bool upper, bool unit);
-template <class V> V solved(const V& a, const V& b) {
-  if constexpr (std::is_same_v<V, Tensor>) return linalg::solve_matrices(a, b);
-  else return solve_matrices(a, b);
+Tensor solved(const Tensor& a, const Tensor& b) { return linalg::solve_matrices(a, b); }
+Variable solved(const Variable& a, const Variable& b) { return solve_matrices(a, b); }
+Tensor solved_triangles(const Tensor& a, const Tensor& b, bool upper, bool unit) {
+  return linalg::solve_triangles(a, b, upper, unit);
 }
-template <class V> V solved_triangles(const V& a, const V& b, bool upper, bool unit) {
-  if constexpr (std::is_same_v<V, Tensor>) return linalg::solve_triangles(a, b, upper, unit);
-  else return solve_triangles(a, b, upper, unit);
+Variable solved_triangles(const Variable& a, const Variable& b, bool upper, bool unit) {
+  return solve_triangles(a, b, upper, unit);
 }
 
 Variable solve_matrices(const Variable& a, const Variable& b) {
@@ -177,7 +193,7 @@ Variable solve_matrices(const Variable& a, const Variable& b) {
   if (!needs_grad({&a, &b})) return x;
   return record("solve", {&a, &b}, x, [a = Saved(a), x = Saved(x)](auto& back) {
     using V = Value<decltype(back)>;
-    const V grad_b = solved<V>(flipped(back.input(0, a)), back.grad());
+    const V grad_b = solved(flipped(back.input(0, a)), back.grad());
     if (back.needs(0)) back.give(0, left_side_grad<V>(grad_b, back.output(x)));
     back.give(1, grad_b);
   });
@@ -189,7 +205,7 @@ Variable solve_triangles(const Variable& a, const Variable& b, bool upper, bool 
   if (!needs_grad({&a, &b})) return x;
   return record(name, {&a, &b}, x, [=, a = Saved(a), x = Saved(x)](auto& back) {
     using V = Value<decltype(back)>;
-    const V grad_b = solved_triangles<V>(flipped(back.input(0, a)), back.grad(), !upper, unit);
+    const V grad_b = solved_triangles(flipped(back.input(0, a)), back.grad(), !upper, unit);
     if (back.needs(0)) {
       const V grad_a = left_side_grad<V>(grad_b, back.output(x));
       back.give(0, upper ? triu(grad_a, unit) : tril(grad_a, -int64_t(unit)));
@@ -264,17 +280,8 @@ Variable eigvalsh(const Variable& a, bool upper) {
 Variable det(const Variable& a) {
   const Tensor out = det(a.tensor());
   if (!needs_grad({&a})) return out;
-  return record("det", {&a}, out, [a = Saved(a), out = Saved(out)](auto& back) {
-    if constexpr (is_recorded<decltype(back)>) {
-      const Variable value = back.output(out);
-      LOCKSTEP_CHECK(!any(eq(value.tensor(), zeros_like(value.tensor()))).template item<bool>(),
-                     "[det] expected invertible matrices for a second derivative, got a singular one");
-      const Variable g = mul(back.grad(), value).unsqueeze(-1).unsqueeze(-1);
-      back.give(0, mul(g, flipped(inv_ex(back.input(0, a)).inverse)));
-    } else {
-      back.give(0, determinant_grad(back.grad(), a.get("det"), out.get("det")));
-    }
-  });
+  return record("det", {&a}, out,
+                [a = Saved(a), out = Saved(out)](auto& back) { back.give(0, determinant_grad(back, a, out)); });
 }
 
 SlogdetOf<Variable> slogdet(const Variable& a) {

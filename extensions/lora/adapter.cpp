@@ -12,7 +12,7 @@
 #include "extensions/hugging_face/config.h"
 #include "extensions/hugging_face/names.h"
 #include "extensions/hugging_face/pretrained.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 
 namespace lockstep::nn {
 
@@ -32,8 +32,8 @@ bool fits_any(const std::string& name, const std::vector<std::string>& wanted) {
                      [&](const std::string& w) { return name == w || name.ends_with("." + w); });
 }
 
-/// True if `name` ends with one of `wanted`, even within a word: "head" matches "lm_head". As peft does for
-/// modules_to_save.
+/// True if `name` ends with one of `wanted`, even within a word: "head" matches "lm_head". peft matches the names in
+/// modules_to_save in this way.
 bool ends_as_any(const std::string& name, const std::vector<std::string>& wanted) {
   return std::any_of(wanted.begin(), wanted.end(), [&](const std::string& w) { return name.ends_with(w); });
 }
@@ -91,7 +91,7 @@ LoraOptions options_of_adapter(const Json& config, const std::string& path) {
                  c.word("task_type", ""), "'");
   LOCKSTEP_CHECK(c.word("bias", "none") == "none", path, ": bias '", c.word("bias", ""),
                  "' is not supported; expected 'none'");
-  const Json* const start = c.find("init_lora_weights");  // other values modify the base weights
+  const Json* const start = c.find("init_lora_weights");  // all but true, false and "gaussian" modify base weights
   LOCKSTEP_CHECK(!start || start->is_bool() || *start == Json("gaussian"), path, ": init_lora_weights ",
                  start ? start->dump() : "", " is not supported; expected true, false or \"gaussian\"");
   return {.r = c.whole("r", 8),

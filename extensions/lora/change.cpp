@@ -1,4 +1,5 @@
-// What adapters add to programs: the key "lora" of a run's config.json, the words of --init, and folders of adapters.
+// Adapters in programs: the key "lora" of a run's config.json, the words after the folder in --init, and folders of
+// adapters.
 #include <filesystem>
 #include <optional>
 
@@ -9,7 +10,7 @@
 #include "extensions/lora/adapter.h"
 #include "extensions/lora/low_rank.h"
 #include "extensions/quantization/quantize.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "train/json_paths.h"
 #include "train/model_format.h"
 
@@ -58,7 +59,8 @@ void add_adapters(nn::GPT& model, const Json& facts, const std::string& where) {
   if (const Json* lora = facts.find("lora")) nn::add_lora(model, lora_options(*lora, where + ": lora"));
 }
 
-/// "FOLDER,lora=8,alpha=16,targets=q_proj+v_proj": the rank of the adapters, keys of nn::LoraOptions, and quantize.
+/// Reads the words after FOLDER in "FOLDER,lora=8,alpha=16,targets=q_proj+v_proj": the rank of the adapters, keys of
+/// nn::LoraOptions, and quantize. Adds them to `changes`.
 void read_words(const Json& words, const std::string& said, const std::string& option, Json& changes) {
   const Json* const rank = words.find("lora");
   LOCKSTEP_CHECK(rank, said, ": expected lora=RANK, the rank of the adapters");

@@ -7,7 +7,6 @@
 
 #include "base/suggest.h"
 #include "nn/attention.h"
-#include "nn/build_empty.h"
 #include "nn/init.h"
 #include "nn/named_fields.h"
 
@@ -63,7 +62,7 @@ void check_lora(const LoraOptions& o) {
   LOCKSTEP_CHECK(o.dropout >= 0 && o.dropout < 1, "[add_lora] expected dropout from 0 to below 1, got ", o.dropout);
 }
 
-/// Returns the parts of a Linear (such as the q_proj in in_proj) that get an adapter by o.targets, ordered by row.
+/// Returns the parts of a Linear (such as the q_proj in in_proj) that o.targets selects for adapters, ordered by row.
 std::vector<LoraPart> meant_parts(const LoraPlace& place, const LoraOptions& o, std::set<std::string>& used) {
   const auto wanted = [&](const std::string& name, bool by_default) {
     if (o.targets.empty()) return by_default;
@@ -234,7 +233,7 @@ void Lora::merge() {
 
 void Lora::unmerge() {
   LOCKSTEP_CHECK(merged_, "[Lora] expected adapters that are merged, these are not; call merge() first");
-  for (const Adapter& one : adapters_) {  // the model may have moved since merge()
+  for (const Adapter& one : adapters_) {  // the model may have changed device or dtype since merge()
     const Variable& weight = one.linear->weight;
     one.low_rank->to(weight.dtype()).to(weight.device()).train(one.linear->is_training());
   }

@@ -1,4 +1,4 @@
-// The names of the rules in configuration files, with the names and defaults of DeepSpeed's options.
+// The names of these optimizers in configuration files, with the names and defaults of DeepSpeed's options.
 #include <utility>
 
 #include "engine/params.h"

@@ -1,5 +1,6 @@
 #pragma once
-// Activations within products, in f32: the formulas of the operations with these names (tensor/functors.h).
+// Activations that quantized products apply to their f32 results. The formulas are those of the operations with these
+// names (tensor/functors.h).
 #include "tensor/kernel_args.h"
 #include "tensor/math.h"
 

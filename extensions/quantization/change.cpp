@@ -1,4 +1,4 @@
-// What quantised weights add to programs: the key "quantize" of a run's config.json, and the option --quantize.
+// Quantised weights in programs: the key "quantize" of a run's config.json, and the option --quantize.
 #include "extensions/quantization/quantize.h"
 #include "train/model_format.h"
 

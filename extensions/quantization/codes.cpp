@@ -76,7 +76,8 @@ Quantized quantize(const Tensor& w, QuantFormat format) {
   q.codes = empty({out, four ? groups * 16 : in}, {.dtype = four ? u8 : i8, .device = cpu});
   q.scales = empty(by_row ? Shape{out} : Shape{out, groups}, {.device = cpu});
   LOCKSTEP_CHECK(on_cpu::make_codes(from, q), "[quantize] expected finite weights",
-                 four ? " below 2.9e38, so that codes times scales stay finite" : "", "; at least one weight is not");
+                 four ? " below 2.9e38, so that codes times scales stay finite" : "",
+                 "; at least one weight is not: look for NaN and infinity");
   const Tensor short_scales = by_row ? q.scales : q.scales.to(f16);
   if (equal(short_scales.to(f32), q.scales)) q.scales = short_scales;
   q.codes = q.codes.to(w.device()), q.scales = q.scales.to(w.device());

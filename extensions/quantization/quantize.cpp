@@ -8,8 +8,8 @@
 
 #include "base/classic_text.h"
 #include "base/suggest.h"
-#include "nn/build_empty.h"
 #include "nn/cut.h"
+#include "nn/init.h"
 
 namespace lockstep::nn {
 namespace {

@@ -33,7 +33,7 @@ class QuantizedWeight : public WeightStore {
   QuantMatmulArgs how;
   DType dtype = f32;  ///< dtype of the weight before quantisation
 };
-/// The quantised weight of a Linear or Head, whose `attached` this is; null: its weight is not quantised.
+/// The quantised weight of the Linear or Head whose field `attached` is given; null if that weight is not quantised.
 const QuantizedWeight* quantized_weight(const Attachment& attached);
 
 /// Options of quantize(): the format, and which weights to quantise.

@@ -8,7 +8,7 @@ namespace lockstep::engine {
 
 namespace {
 
-/// Returns why an optimizer that updates an element from other elements of its block cannot run under the plan.
+/// Returns the reasons why an optimizer whose update reads other elements of a block cannot run under the plan.
 std::vector<std::string> reasons(const Config& c, const parallel::Plan& plan, const std::string& called) {
   std::vector<std::string> all;
   const std::string kind = called.substr(called.rfind(' ') + 1), wide = kind.substr(0, kind.size() - 4);

@@ -50,7 +50,7 @@ struct CtcSequence {
     return all;
   }
 
-  /// Returns the loss. If `slopes` is not null, also adds to it the loss's derivative by each log-probability x[i].
+  /// Returns the loss. If `slopes` is not null, also adds the loss's derivative with respect to x[i] to slopes[i].
   double loss(double* slopes) const {
     const size_t count = labels.size();
     if (steps == 0) return count == 1 ? 0 : INFINITY;

@@ -16,8 +16,8 @@ namespace lockstep {
 ///   out (rows, P)                               on return the hidden states; may be `gates` for cells with one gate
 using Recurrent = void(const RecurrentArgs& args, const Tensor& w, const Tensor& w_project, Tensor& gates,
                        Tensor& fresh, Tensor& cells, Tensor& h, Tensor& c, Tensor& out);
-/// Gradient of Recurrent. grad (rows, P): the gradient of out on entry; on return it includes what flows back through
-/// time. grad_h and grad_c: gradients of the final states on entry, of the initial states on return. grad_gates (rows,
+/// Gradient of Recurrent. grad (rows, P): the gradient of out on entry; on return also the gradient from later steps.
+/// grad_h and grad_c: gradients of the final states on entry, of the initial states on return. grad_gates (rows,
 /// G H): gradient of the gates before their activations. grad_hidden: gradient of the product of w and the previous
 /// state; for all cells but gru it equals grad_gates, and is the same tensor.
 using RecurrentGrad = void(const RecurrentArgs& args, const Tensor& w, const Tensor& w_project, const Tensor& gates,

@@ -1,5 +1,5 @@
 // Recurrent layers: one autograd node for a whole batch; each weight gradient is one matrix product over all steps.
-// Also the same layers composed of other operations, for devices without the kernel and for second derivatives.
+// The same layers are also composed of other operations, for devices without the kernel and for second derivatives.
 #include "extensions/recurrent/operation.h"
 
 #include "autograd/autocast.h"
@@ -28,7 +28,7 @@ void check_arguments(const RecurrentArgs& args, const Variable& x, const Variabl
   LOCKSTEP_CHECK(x.defined() && x.dim() == 2 && is_floating(x.dtype()),
                  "[recurrent] expected a floating input (rows, in), got ",
                  x.defined() ? str(x.shape(), " ", x.dtype()) : "nothing");
-  LOCKSTEP_CHECK(!args.batch.empty(), "[recurrent] expected at least 1 step");
+  LOCKSTEP_CHECK(!args.batch.empty(), "[recurrent] expected at least 1 step in args.batch, got none");
   int64_t rows = 0, last = args.batch[0];
   for (const int64_t n : args.batch) {
     LOCKSTEP_CHECK(n >= 1 && n <= last, "[recurrent] expected batch sizes >= 1 in non-increasing order, got ", n,
@@ -38,7 +38,7 @@ void check_arguments(const RecurrentArgs& args, const Variable& x, const Variabl
   LOCKSTEP_CHECK(rows == x.size(0), "[recurrent] expected ", rows, " rows, the sum of the batch sizes, got ",
                  x.shape());
   LOCKSTEP_CHECK(w.hidden.defined() && w.hidden.dim() == 2,
-                 "[recurrent] expected hidden weights (G H, P) for G gates, H cells and P states");
+                 "[recurrent] expected hidden weights of 2 dims, (G H, P) for G gates, H cells and P states");
   const bool lstm = args.cell == RecurrentCell::lstm;
   const int64_t all = w.hidden.size(0), hidden = all / gates_of(args.cell), fed = w.hidden.size(1);
   check_weight("hidden weights", w.hidden, {hidden * gates_of(args.cell), w.project.defined() ? fed : hidden}, x);

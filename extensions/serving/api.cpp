@@ -13,7 +13,7 @@ using data::Json;
 namespace {
 
 constexpr int64_t most_answers = 128;
-constexpr size_t longest_stop = 1024;  // limited, because each answer is searched for it
+constexpr size_t longest_stop = 1024;  // limited, because every answer is searched for each stop text
 
 /// Unsupported fields that clients often send, each with the values that have no effect and are therefore accepted.
 const char* const no_requests = R"({"tools": [[]], "functions": [[]], "tool_choice": ["none", "auto"], "best_of": [1],
@@ -36,7 +36,7 @@ Json parsed_body(std::string_view body) {
   return json;
 }
 
-/// The fields of a request by name. refuse_others() rejects fields that nobody has read, unless they have no effect.
+/// The fields of a request by name. refuse_others() rejects fields that were not read, unless they have no effect.
 class Fields {
  public:
   explicit Fields(const Json& json) : json_(json) {}

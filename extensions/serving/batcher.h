@@ -1,6 +1,6 @@
 #pragma once
 // The thread that generates for all requests at once. It repeatedly plans a step of the schedule, runs the model, and
-// samples the next token of each sequence of which the model has now processed all tokens.
+// samples the next token of each sequence whose tokens have all been processed.
 #include <atomic>
 #include <condition_variable>
 #include <deque>
@@ -58,7 +58,7 @@ class Answer {
 
 /// Options of a Batcher.
 struct BatcherOptions {
-  /// Number of cache blocks (keys and values of 32 tokens each); 0: for 8 sequences as long as the context, <= 4 GiB.
+  /// Number of cache blocks (keys and values of 32 tokens each); 0: enough for 8 full contexts, but at most 4 GiB.
   int64_t blocks = 0;
   Limits limits;
   std::function<void(const State&, const Step&)> on_step;  ///< called before the model computes the step
@@ -99,7 +99,7 @@ class Batcher {
 
   nn::GPT& model_;
   BatcherOptions options_;
-  std::vector<nn::KvCache> memory_;  // one per block of the model, with keys and values of all blocks of tokens
+  std::vector<nn::KvCache> memory_;  // one per transformer block: the keys and values of all cache blocks
   std::mutex mutex_;  // guards the members below, except for state_ and running_, which belong to the thread
   std::condition_variable arrived_;
   std::deque<std::unique_ptr<Running>> arrivals_;

@@ -20,7 +20,7 @@ class Blocks {
   int64_t free() const { return int64_t(free_.size()); }     ///< blocks without users; some still hold cached contents
   int64_t known() const { return int64_t(known_.size()); }   ///< blocks with cached contents
   int64_t users(int32_t block) const { return blocks_[size_t(block)].users; }    ///< sequences that use the block
-  int64_t of(int64_t length) const { return (length + tokens_ - 1) / tokens_; }  ///< blocks needed for so many tokens
+  int64_t of(int64_t length) const { return (length + tokens_ - 1) / tokens_; }  ///< blocks needed for `length` tokens
 
   /// Takes a free block for new contents: an uncached one, or else the least recently used. Error when no block is
   /// free.

@@ -173,7 +173,8 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     if (error == http::error::header_limit || (!looked_ && buffer_.size() > size_t(HttpLimits::headers)))
       return refuse(431, str("expected at most ", HttpLimits::headers >> 10, " KiB of headers"));
     if (error == http::error::body_limit || received_ > size_t(HttpLimits::received)) return refuse(413, too_long);
-    if (buffer_.size() > size_t(HttpLimits::headers)) return refuse(413, "expected lines of a chunk of at most 64 KiB");
+    if (buffer_.size() > size_t(HttpLimits::headers))
+      return refuse(413, "expected chunk-size lines of at most 64 KiB; send shorter ones");
     if (error) return refuse(400, "expected a request of HTTP/1.1: " + error.message());
     if (parser_->is_done()) return hand_over();
     server_.count(counted_, buffer_.capacity() + parser_->get().body().capacity());
@@ -208,13 +209,14 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     const bool empty = parser_->is_done(), plain = encoding.empty() || encoding == "identity";
     if (message.version() != 11 && message.version() != 10) return refuse(505, "expected HTTP/1.1"), false;
     const size_t hosts = message.count(http::field::host);  // optional in HTTP/1.0
-    if (hosts > 1 || (hosts == 0 && message.version() == 11)) return refuse(400, "expected one header Host"), false;
+    if (hosts > 1 || (hosts == 0 && message.version() == 11))
+      return refuse(400, "expected exactly one Host header"), false;
     if (!plain || !(transfer.empty() || boost::beast::iequals(transfer, "chunked")))
       return refuse(415, "expected a body without encoding, got Content-Encoding or Transfer-Encoding '" +
                              (plain ? transfer : encoding).substr(0, 100) + "'"),
              false;
     if (!expects.empty() && !boost::beast::iequals(expects, "100-continue"))
-      return refuse(417, "expected in Expect only 100-continue"), false;
+      return refuse(417, "expected no Expect header, or Expect: 100-continue"), false;
     std::optional<HttpResponse> response = server_.options.look(request_);
     if (!response && empty && transfer.empty() && request_.header("Content-Length").empty())
       response = server_.options.error(411, "expected a body, with Content-Length or Transfer-Encoding: chunked");

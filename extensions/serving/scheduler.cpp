@@ -13,7 +13,7 @@ namespace {
 
 void give_blocks_back(State& state, Sequence& s) {
   for (auto block = s.blocks.rbegin(); block != s.blocks.rend(); ++block)
-    if (*block >= 0) state.blocks.release(*block);  // in reverse, so that beginnings stay cached longest
+    if (*block >= 0) state.blocks.release(*block);  // in reverse, so that the first blocks stay cached longest
   s.blocks.clear();
   s.computed = 0;
 }

@@ -11,7 +11,7 @@ namespace lockstep::serve {
 struct ServerOptions {
   std::string host = "127.0.0.1";
   int port = 8000;                ///< port to listen on; 0: any free port
-  std::string api_key = {};       ///< key that clients must send; "": none, and only this machine is served
+  std::string api_key = {};       ///< key that clients must send; "": none, and only clients on this machine are served
   std::string allow_origin = {};  ///< origin whose web pages may send requests, or "*"; "": only the server's own
   std::function<bool()> stop;     ///< called repeatedly; the server ends once it returns true
   std::function<void(int port)> started = {};  ///< called with the port when the server listens

@@ -54,14 +54,14 @@ BlockLayout make_layout(const SparsityConfig& config, int64_t heads, int64_t tok
 /// These options as MultiHeadAttention::Options::sparse takes them.
 class SparsePattern : public BlockPattern {
  public:
-  /// causal: the value of config.unidirectional if that is not given. Error as of check_sparsity().
+  /// causal: the value of config.unidirectional if config leaves it unset. Throws the errors of check_sparsity().
   SparsePattern(SparsityConfig config, bool causal);
   std::string name() const override { return std::string(name_of(config.mode)); }
   int64_t block() const override { return config.block; }
   bool is_causal() const override { return *config.unidirectional; }
   BlockLayout layout(int64_t heads, int64_t tokens) const override { return make_layout(config, heads, tokens); }
 
-  SparsityConfig config;  ///< with unidirectional
+  SparsityConfig config;  ///< its option unidirectional is always set
 };
 /// Replaces the sparse layout of a layer. Error if the layer has a window, or is causal and the layout is not.
 void set_sparsity(MultiHeadAttention& attention, const SparsityConfig& config);

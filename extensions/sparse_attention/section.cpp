@@ -1,5 +1,5 @@
-// Reads the value of "sparse_attention", and sets it in models: of engines, and of the runs that they trained. See
-// section.h.
+// Reads the key "sparse_attention", and sets the layout in models: in an engine's model, and in one loaded from a run.
+// See section.h.
 #include "extensions/sparse_attention/section.h"
 
 #include <algorithm>
@@ -8,8 +8,9 @@
 #include "base/check.h"
 #include "base/suggest.h"
 #include "engine/engine.h"
+#include "engine/pipeline_module.h"
 #include "engine/section.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "train/model_format.h"
 
 namespace lockstep::engine {
@@ -145,7 +146,7 @@ std::vector<std::string> reasons_against_sparse(const Config& config, const para
   return {str("sparse_attention with cp", plan.cp, " is not supported; leave one of them out")};
 }
 
-/// The section of docs/config.md about the value: each key, the modes that use it, and its default.
+/// The section of docs/config.md about "sparse_attention": each key, the modes that use it, and its default.
 std::string sparse_attention_reference() {
   std::string text = "\n## sparse_attention\n\n| key | default | modes | |\n|---|---|---|---|\n";
   SparsityConfig defaults;
@@ -192,7 +193,7 @@ std::string set_in_module(const Config& config, const InitializeArgs&, PipelineM
              count.all, " MultiHeadAttention", count.set < count.all ? " (the others have their own)" : "");
 }
 
-/// Gives the model the layout that a run's settings say, if they say one.
+/// Gives the model the layout in a run's settings, if they have one.
 void set_in_model(nn::GPT& model, const Json& facts, const std::string& where) {
   const Json* const settings = facts.find("engine");
   if (!settings) return;

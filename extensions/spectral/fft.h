@@ -26,7 +26,7 @@ Tensor fftfreq(int64_t n, double d = 1, TensorOptions options = {});
 Tensor rfftfreq(int64_t n, double d = 1, TensorOptions options = {});
 
 namespace detail {  // along one dim; x has the transform's length already (complex_to_real: n / 2 + 1)
-/// The factor of the sums of a transform of n elements.
+/// The factor by which a transform of n elements multiplies its sums.
 double scale_of(Norm norm, bool inverse, int64_t n);
 /// The Fourier transform of complex x along `dim`, or its inverse, times `scale`.
 Tensor complex_to_complex(const Tensor& x, int64_t dim, bool inverse, double scale);

@@ -75,7 +75,7 @@ struct GridSampler {
 
   Variable nearest(const std::vector<Variable>& at) const {
     std::vector<Tensor> whole;
-    Tensor lost;  // NaN positions: without weights nothing else makes the result NaN
+    Tensor lost;  // true for NaN positions, whose result must be NaN: there are no NaN weights here
     for (size_t d = 0; d < at.size(); ++d) {
       whole.push_back(round(padded(at[d], sizes[d]).tensor()));
       lost = d == 0 ? isnan(whole[d]) : logical_or(lost, isnan(whole[d]));

@@ -25,8 +25,8 @@ int check_pooled(const char* op, const Variable& x, const PoolArgs& args) {
   return check_pooled(op, x, {&args.kernel, &args.stride, &args.padding, &args.dilation});
 }
 
-/// Returns options for 2-d pooling: the options in `a` of dims `first` and `second` (0 is the first dim after C). For
-/// -1, takes options that leave the dim as it is.
+/// Returns options for 2-d pooling: the options in `a` of dims `first` and `second` (0 is the first dim after C). -1
+/// stands for no dim: its options change nothing.
 PoolArgs two_of(const PoolArgs& a, int first, int second) {
   const auto both = [&](const Dims& values, int64_t none) {
     return Dims{first < 0 ? none : values[first], second < 0 ? none : values[second]};

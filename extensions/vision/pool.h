@@ -31,7 +31,7 @@ Variable max_unpool(const Variable& x, const Tensor& indices, const Dims& sizes)
 namespace nn {
 
 /// Maximum of each window.
-template <int n> struct MaxPool : Layer<MaxPool<n>> {
+template <int n> struct MaxPool : pools::AnyPool<MaxPool<n>> {
   struct Options {
     pools::Size<n> kernel = 2;
     std::optional<pools::Size<n>> stride = {};
@@ -39,19 +39,17 @@ template <int n> struct MaxPool : Layer<MaxPool<n>> {
     bool ceil_mode = false;
   };
   explicit MaxPool(const Options& o = Options())
-      : args(pools::args_of(o.kernel, o.stride, o.padding, o.dilation, o.ceil_mode)) {}
-  Variable forward(const Variable& x) { return max_pool(x, args); }
+      : pools::AnyPool<MaxPool>(pools::args_of(o.kernel, o.stride, o.padding, o.dilation, o.ceil_mode)) {}
+  Variable forward(const Variable& x) { return max_pool(x, this->args); }
   /// Returns the positions of the maxima, too, for MaxUnpool.
-  VariableIndices with_indices(const Variable& x) { return max_pool_indices(x, args); }
+  VariableIndices with_indices(const Variable& x) { return max_pool_indices(x, this->args); }
   std::string kind() const override { return str("MaxPool", n, "d"); }
-  std::string options() const override { return pools::text_of(args); }
-  PoolArgs args;
 };
 using MaxPool1d = MaxPool<1>;  ///< input (N, C, L)
 using MaxPool3d = MaxPool<3>;  ///< input (N, C, D, H, W)
 
 /// Mean of each window; with count_include_pad, padding counts as zeros.
-template <int n> struct AvgPool : Layer<AvgPool<n>> {
+template <int n> struct AvgPool : pools::AnyPool<AvgPool<n>> {
   struct Options {
     pools::Size<n> kernel = 2;
     std::optional<pools::Size<n>> stride = {};
@@ -59,19 +57,17 @@ template <int n> struct AvgPool : Layer<AvgPool<n>> {
     bool ceil_mode = false, count_include_pad = true;
   };
   explicit AvgPool(const Options& o = Options())
-      : args(pools::args_of(o.kernel, o.stride, o.padding, pools::Size<n>(1), o.ceil_mode)) {
-    args.count_include_pad = o.count_include_pad;
+      : pools::AnyPool<AvgPool>(pools::args_of(o.kernel, o.stride, o.padding, pools::Size<n>(1), o.ceil_mode)) {
+    this->args.count_include_pad = o.count_include_pad;
   }
-  Variable forward(const Variable& x) { return avg_pool(x, args); }
+  Variable forward(const Variable& x) { return avg_pool(x, this->args); }
   std::string kind() const override { return str("AvgPool", n, "d"); }
-  std::string options() const override { return pools::text_of(args); }
-  PoolArgs args;
 };
 using AvgPool1d = AvgPool<1>;  ///< input (N, C, L)
 using AvgPool3d = AvgPool<3>;  ///< input (N, C, D, H, W)
 
 /// (sum of x^p)^(1/p) over each window.
-template <int n> struct LPPool : Layer<LPPool<n>> {
+template <int n> struct LPPool : pools::AnyPool<LPPool<n>> {
   struct Options {
     double p;
     pools::Size<n> kernel;
@@ -79,12 +75,12 @@ template <int n> struct LPPool : Layer<LPPool<n>> {
     bool ceil_mode = false;
   };
   explicit LPPool(const Options& o)
-      : p(o.p), args(pools::args_of(o.kernel, o.stride, pools::Size<n>(0), pools::Size<n>(1), o.ceil_mode)) {}
-  Variable forward(const Variable& x) { return lp_pool(x, p, args); }
+      : pools::AnyPool<LPPool>(pools::args_of(o.kernel, o.stride, pools::Size<n>(0), pools::Size<n>(1), o.ceil_mode)),
+        p(o.p) {}
+  Variable forward(const Variable& x) { return lp_pool(x, p, this->args); }
   std::string kind() const override { return str("LPPool", n, "d"); }
-  std::string options() const override { return str("p ", p, ", ", pools::text_of(args)); }
+  std::string options() const override { return str("p ", p, ", ", pools::AnyPool<LPPool>::options()); }
   double p;
-  PoolArgs args;
 };
 using LPPool1d = LPPool<1>;  ///< input (N, C, L)
 using LPPool2d = LPPool<2>;  ///< input (N, C, H, W)
@@ -121,23 +117,22 @@ using AdaptiveMaxPool3d = AdaptiveMaxPool<3>;  ///< input (N, C, D, H, W)
 
 /// Inverse of a MaxPool with the same options: puts x at the positions of the maxima, and zeros elsewhere. sizes:
 /// spatial sizes of the result. Give them if MaxPool maps inputs of several sizes to the size of x.
-template <int n> struct MaxUnpool : Layer<MaxUnpool<n>> {
+template <int n> struct MaxUnpool : pools::AnyPool<MaxUnpool<n>> {
   struct Options {
     pools::Size<n> kernel = 2;
     std::optional<pools::Size<n>> stride = {};
     pools::Size<n> padding = 0;
   };
   explicit MaxUnpool(const Options& o = Options())
-      : args(pools::args_of(o.kernel, o.stride, o.padding, pools::Size<n>(1), false)) {}
+      : pools::AnyPool<MaxUnpool>(pools::args_of(o.kernel, o.stride, o.padding, pools::Size<n>(1), false)) {}
   Variable forward(const Variable& x, const Tensor& indices, const Dims& sizes = {}) {
+    const PoolArgs& a = this->args;
     Dims all = sizes;
     for (int d = 0; sizes.empty() && d < n && d + 2 < x.dim(); ++d)
-      all.push_back((x.size(d + 2) - 1) * args.stride[d] - 2 * args.padding[d] + args.kernel[d]);
+      all.push_back((x.size(d + 2) - 1) * a.stride[d] - 2 * a.padding[d] + a.kernel[d]);
     return max_unpool(x, indices, all);
   }
   std::string kind() const override { return str("MaxUnpool", n, "d"); }
-  std::string options() const override { return pools::text_of(args); }
-  PoolArgs args;
 };
 using MaxUnpool1d = MaxUnpool<1>;  ///< input (N, C, L)
 using MaxUnpool2d = MaxUnpool<2>;  ///< input (N, C, H, W)

@@ -1,5 +1,5 @@
 #pragma once
-// Pictures and what is computed with them: #include <lockstep/vision.h>.
+// Images: files, transforms, and layers of networks: #include <lockstep/vision.h>.
 #include "extensions/vision/conv.h"
 #include "extensions/vision/pictures/image_files.h"
 #include "extensions/vision/pictures/image_folder.h"

@@ -1,5 +1,5 @@
-// TransformerBlock: construction, forward with caches, layers for pipelines. See block.h.
-#include "nn/models/block.h"
+// TransformerBlock: construction, forward with caches, layers for pipelines. See gpt.h.
+#include "nn/models/gpt.h"
 
 namespace lockstep::nn {
 

@@ -18,7 +18,7 @@ template <> struct optim_steps::Root<on_cpu::Lanes<double>> {
 
 namespace on_cpu {
 
-inline constexpr int64_t step_grain = 1 << 14;  // elements that justify a thread
+inline constexpr int64_t step_grain = 1 << 14;  // fewest elements for which another thread pays off
 
 /// Calls fn(p, gradient, state) for each vector, where state[k] is a vector of the k-th state. Stores p and the states.
 /// step_vectors() is neither inlined nor cloned, so that whole vectors and the padded end run the same instructions.

@@ -82,7 +82,8 @@ Layer::Layer(const Options& options, std::shared_ptr<dist::ProcessGroup> group_)
     set_random_state({before.seed, before.step, before.micro_batch, before.call + (uint64_t(e + 1) << 32)});
     if (o.make) experts.emplace_back(o.make(e));
     else experts.emplace_back(std::make_shared<nn::Mlp>(nn::Mlp::Options{.width = o.width, .inner = o.inner}));
-    LOCKSTEP_CHECK(experts.back(), "[moe] expected make() to give expert ", e, ", got none");
+    LOCKSTEP_CHECK(experts.back(), "[moe] expected make() to give expert ", e,
+                   ", got none; return a module from Options::make");
   }
   set_random_state({before.seed, before.step, before.micro_batch, before.call + 1});
   if (!o.use_residual) return;

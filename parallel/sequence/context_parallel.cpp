@@ -69,7 +69,9 @@ std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared
              "; use ring, or as many ranks as divide them");
     attends |= heads > 0;
   }
-  if (!attends) refuse("expected a model in which tokens attend to others, got none in ", model.kind());
+  if (!attends)
+    refuse("expected a model in which tokens attend to others, got none in ", model.kind(),
+           "; add attention layers, or leave out context parallelism");
   return part;
 }
 

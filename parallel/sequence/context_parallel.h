@@ -36,8 +36,8 @@ struct ContextOptions {
 /// share. Errors: the model has no attention module; Ulysses cannot divide the heads of a module.
 std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group,
                                                   ContextOptions options = {});
-/// Sets what the attention modules below `model` work on. nullptr: whole sequences, each rank on its own, as for
-/// evaluation or generation. The object that share_sequences() returned: parts of shared sequences again.
+/// Switches the attention modules below `model`. With nullptr, each rank then works alone on whole sequences, as in
+/// evaluation or generation. With the object that share_sequences() returned, the ranks share sequences again.
 void take_sequences(nn::Module& model, const std::shared_ptr<nn::SequencePart>& part = nullptr);
 
 }  // namespace lockstep::sequence

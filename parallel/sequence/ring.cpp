@@ -106,7 +106,8 @@ Variable ring_attention(const Variable& query, const Variable& key, const Variab
                  args.window, ") shorter than the sequence is not supported; use ulysses_attention");
   args.window = 0;
   LOCKSTEP_CHECK(order == Order::contiguous || q.size(2) % 2 == 0,
-                 "[ring_attention] expected an even number of tokens at each rank (zigzag), got ", q.size(2));
+                 "[ring_attention] expected an even number of tokens at each rank (zigzag), got ", q.size(2),
+                 "; pad the sequence, or use the contiguous order");
   if (args.scale == 0) args.scale = 1 / std::sqrt(double(std::max<int64_t>(q.size(3), 1)));
   if (args.dropout > 0) args.key = next_random_key(q.device());
   const Ring ring{group, order, args};

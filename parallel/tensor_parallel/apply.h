@@ -37,7 +37,7 @@ struct Options {
   bool sum = true;
   bool overlap = true;  ///< overlap communication with products; see ColumnOptions, also for `chunks`
   int64_t chunks = 0;
-  std::vector<Rule> rules = {};  ///< checked before what the model's fields() say
+  std::vector<Rule> rules = {};  ///< take precedence over the model's fields()
 };
 
 /// The result of apply(): lists the parameters that are sliced, and computes the norm of the sliced model's gradients.
@@ -74,7 +74,7 @@ class TensorParallel {
 
 /// Slices a model over the ranks of `group`. Collective. Must be called before anything else holds the parameters'
 /// tensors (an optimizer's state, DDP, ZeRO). Broadcasts rank 0's values and keeps this rank's slices. If the model was
-/// built empty (nn/build_empty.h), fill() makes the slices later. A parameter shared by several modules is
+/// built empty (nn/init.h), fill() makes the slices later. A parameter shared by several modules is
 /// sliced if all of these modules ask for the same slices.
 ///
 /// Errors, on all ranks and before anything is changed: nothing in the model is sliced; a pattern matches nothing; a

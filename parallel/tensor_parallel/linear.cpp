@@ -21,7 +21,8 @@ void check_input(const char* op, const Variable& x, const Variable& w, bool sequ
                  sequence ? "..., T, " : "..., ", w.size(1), "), got ", x.shape());
 }
 
-/// Returns the weight as an ordinary tensor. Decodes a stored weight once, because several products will read it.
+/// Returns the weight as an ordinary tensor. Decodes a weight that is stored in another format (StoredMatrix): once,
+/// because several products will read it.
 Tensor in_numbers(const Tensor& w, DType dtype) {
   const StoredMatrix* const stored = stored_in(w);
   return stored ? stored->numbers(dtype) : w;
@@ -48,7 +49,7 @@ struct Gathered {
   }
 };
 
-/// The gradients of an ordinary product in chunks of rows.
+/// The gradients of a product without nn::Arithmetic, computed in chunks of rows.
 class Gradients : public nn::RowGradients {
  public:
   Gradients(Backward& back, Saved x, const Saved& w, const char* name) : x_(std::move(x)), name_(name) {

@@ -19,7 +19,7 @@ Tensor outside(const Tensor& index, const dist::Range& range) {
 
 void check_index(const char* op, const Tensor& index, const Tensor& wrong, int64_t vocab) {
   LOCKSTEP_CHECK(!index.device().is_cpu() || !any(wrong).item<bool>(), "[", op, "] expected ids in [0, ", vocab,
-                 "), got an id outside");
+                 "), got an id outside; check that the tokenizer has ", vocab, " ids");
 }
 
 dist::Range own_range(const char* op, int64_t vocab, int64_t here, const dist::ProcessGroup& group) {

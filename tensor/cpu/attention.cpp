@@ -22,7 +22,7 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t block_queries = 252;  // a multiple of group_rows; every block packs the keys again
+constexpr int64_t block_queries = 252;  // a multiple of group_rows; large, because every block packs the keys again
 
 constexpr int64_t block_groups = block_queries / group_rows;
 
@@ -88,7 +88,7 @@ template <class T> struct Forward {
   Heads<const T> q, k, v;
   Heads<T> out;
   A* lse;                               // logarithm of each row's sum of exp(score), for backward; null: not wanted
-  std::span<const int32_t> table = {};  // block table of k and v (paged attention); empty: one block follows another
+  std::span<const int32_t> table = {};  // block table of k and v (paged attention); empty: not paged
   int64_t block_tokens = tile_keys;
   int64_t width = padded<A>(plan.width), blocks = (plan.queries + block_queries - 1) / block_queries;
 
@@ -202,7 +202,7 @@ void paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values, 
     using In = Heads<const T>;
     std::vector<AttentionPlan> plans;
     std::vector<Forward<T>> all;
-    std::vector<int64_t> ends;  // running total of their units
+    std::vector<int64_t> ends;  // running total of the units in `all`
     plans.reserve(rows.size());
     int64_t first = 0, units = 0;
     double work = 0;

@@ -201,7 +201,7 @@ template <class A> void hide(uint64_t attended, A* scores) {
 /// depends on the score's position in (B, H, T, S), where H is plan.all_heads.
 template <class A>
 void dropout_row(const AttentionPlan& plan, int64_t b, int64_t h, int64_t i, int64_t j0, A* factors) {
-  constexpr int counters = int(tile_keys) / 4 + 8;  // a tile's 64 numbers may need 17; in whole vectors
+  constexpr int counters = int(tile_keys) / 4 + 8;  // 64 numbers may need 17 counters; rounded up to whole vectors
   const uint64_t place = uint64_t(((b * plan.all_heads + plan.first_head + h) * plan.queries + i) * plan.keys + j0);
   alignas(64) uint64_t words[4][counters];
   // philox() for many counters side by side. GCC vectorises the products, because x0 to x3 are 64-bit integers.

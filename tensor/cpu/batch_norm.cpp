@@ -33,7 +33,7 @@ struct Geometry {
         columns(channels > 0 && (channel_stride == 1 || channels == 1) && (plane == 1 || x.strides()[2] == channels)) {}
   int64_t images, channels, plane, image_stride, channel_stride;
   bool columns;
-  /// Number of images in a group: so many that one channel of all of them fits in the cache.
+  /// Number of images in a group: as many as possible whose elements of one channel fit in the cache together.
   int64_t group() const { return std::max<int64_t>(1, 8192 / std::max<int64_t>(plane, 1)); }
   int64_t rows() const { return images * plane; }
   int64_t blocks() const { return (rows() + row_block - 1) / row_block; }

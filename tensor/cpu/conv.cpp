@@ -60,7 +60,7 @@ struct Sizes : ConvSizes {
 };
 
 /// Calls fn(unit, columns, scratch) for unit = 0 to units - 1, on several threads. Each thread has two buffers:
-/// `columns` holds an unfolded image, `scratch` is what a matrix product of size m x n x k needs.
+/// `columns` holds an unfolded image, `scratch` is the scratch memory of a matrix product of size m x n x k.
 template <class T, class Fn>
 void with_columns(int64_t units, const Sizes& z, int64_t m, int64_t n, int64_t k, Fn&& fn) {
   const int64_t size = z.depth() * z.places() + gemm_scratch<T>(m, n, k);

@@ -34,7 +34,7 @@ CopyLoop make_plan(const Shape& shape, const Strides& from, const Strides& to) {
   for (int i = 0; i < shape.rank(); ++i) {
     if (shape[i] == 1) continue;
     int at = plan.rank++;
-    for (; at > 0 && plan.to[at - 1] < to[i]; --at) {  // insertion sort keeps the order of equals
+    for (; at > 0 && plan.to[at - 1] < to[i]; --at) {  // insertion sort keeps the order of equal strides
       plan.size[at] = plan.size[at - 1], plan.from[at] = plan.from[at - 1], plan.to[at] = plan.to[at - 1];
     }
     plan.size[at] = shape[i], plan.from[at] = from[i], plan.to[at] = to[i];

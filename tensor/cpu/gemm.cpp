@@ -25,7 +25,7 @@ namespace lockstep::on_cpu {
 namespace {
 
 constexpr int64_t depth_bytes = 2048;               // per row of a packed strip of a: it stays in L1
-constexpr int64_t shared_bytes = int64_t(2) << 20;  // size of packed b that covers more than one block of k
+constexpr int64_t shared_bytes = int64_t(2) << 20;  // limit for packed b, if it covers several blocks of k
 constexpr int64_t columns_limit = 1536;             // columns of packed b, unless k is short
 constexpr int64_t fork_work = 1 << 18;              // multiplications that justify a thread
 constexpr int64_t fork_reads = 1 << 15;             // numbers read from memory that justify a thread
@@ -184,8 +184,8 @@ template <class K> struct Product {
       }
   }
 
-  /// How many numbers along k the packed elements [p, p + depth) hold: `together` each; the last element of k may hold
-  /// fewer.
+  /// The count of numbers along k in the packed elements [p, p + depth). An element holds `together` numbers; the last
+  /// element of k may hold fewer.
   int64_t numbers(int64_t p, int64_t depth) const { return std::min(k - p * together, depth * together); }
 
   /// Packs rows [p0, p1) of b in columns [j, j + columns).
@@ -230,7 +230,7 @@ template <class K> struct Product {
   void one_tile(int64_t rows, int64_t columns, int64_t depth, const Packed* lines_a, bool packed,
                 const Packed* sliver_b, T keep, T* to, int64_t ld) const {
     if (columns == wide) return K::tile(rows, packed, depth, lines_a, a.row, sliver_b, alpha, keep, to, ld);
-    T whole[high * wide] = {};  // the last columns: computes a whole tile
+    T whole[high * wide] = {};  // few columns are left: computes a whole tile here
     if (keep != 0)
       for (int64_t i = 0; i < rows; ++i) std::copy_n(to + i * ld, columns, whole + i * wide);
     K::tile(rows, packed, depth, lines_a, a.row, sliver_b, alpha, keep, whole, wide);

@@ -64,7 +64,7 @@ inline uint32_t low_bits(int64_t count) { return count >= 32 ? ~0u : (1u << std:
     t[g + 2] = _mm512_unpacklo_epi64(b, d), t[g + 3] = _mm512_unpackhi_epi64(b, d);
   }
 #pragma GCC unroll 4
-  for (int c = 0; c < 4; ++c) {  // add the quarters
+  for (int c = 0; c < 4; ++c) {  // combine the quarters
     const __m512i a = _mm512_shuffle_i32x4(t[c], t[4 + c], 0x44), b = _mm512_shuffle_i32x4(t[c], t[4 + c], 0xee),
                   d = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0x44),
                   e = _mm512_shuffle_i32x4(t[8 + c], t[12 + c], 0xee);

@@ -69,7 +69,7 @@ void pack(const In* in, int64_t apart, int64_t step, int64_t count, int64_t dept
     const In* const from = in + p * step;
     T* const to = out + p * width;
     int64_t i = 0;
-    if (apart == 1) {  // copies whole rows, and prefetches those to come: they may be pages apart
+    if (apart == 1) {  // copies whole rows, and prefetches later rows, which may lie on other pages
       for (; i < full; i += width) {
         __builtin_prefetch(from + 8 * step + i);
         if constexpr (std::is_same_v<T, In>) {

@@ -14,7 +14,7 @@ using namespace on_cpu;
 
 constexpr int64_t block = 4096;  // elements that stay in the L1 cache
 
-/// The log sum exp of a row is max + log_sum. The terms are stored apart, because their sum in f32 would lose digits
+/// The log sum exp of a row is max + log_sum. The two are stored separately, because their sum in f32 would lose digits
 /// for large logits.
 struct RowSum {
   double max, log_sum;

@@ -15,7 +15,7 @@ namespace {
 constexpr int64_t block = 1024;  // elements; four buffers of f64 are 32 KiB, about the size of an L1 cache
 constexpr int most_operands = 5, most_results = 2;
 
-using Buffer = std::byte[2 * block * 8];  // a block, or a block and a period
+using Buffer = std::byte[2 * block * 8];  // a block, or a block and one period (Operand::period)
 
 // --- conversion of one dtype to another, along a stride ---
 
@@ -272,7 +272,7 @@ void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DTyp
   const int count = plan.inputs;
   const Tensor& out = *in[count];
   const int64_t n = out.numel();
-  bool simple = true;  // true: a walk in row-major order suffices, whatever the strides
+  bool simple = true;  // true: one loop over the elements in row-major order suffices
   for (int i = 0; i < count; ++i) {
     Operand& operand = plan.operand[i];
     if (operand.direct) continue;

@@ -71,7 +71,7 @@ template <class F, class T> void grad1(const void* const* in, void* out, int64_t
   }
 }
 
-// Frequent powers are exact and fast; the others go through std::pow.
+// Common exponents have exact and fast formulas. All other exponents use std::pow.
 template <class T> void pow_value(const void* const* in, void* out, int64_t n, const PointwiseArgs& args) {
   const T* x = input<T>(in, 0);
   const double p = args.p.real();

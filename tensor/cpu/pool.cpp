@@ -37,7 +37,7 @@ struct Units {
   }
 };
 
-/// Replaces `best` by `value`, and `at` by `place`, if `value` is larger or NaN. So the first of equal values stays.
+/// Replaces `best` by `value`, and `at` by `place`, if `value` is larger or NaN. Of equal values, this keeps the first.
 template <class T> inline void take_larger(T value, int32_t place, T& best, int32_t& at) {
   const bool wins = (value > best) | (value != value);
   best = wins ? value : best;

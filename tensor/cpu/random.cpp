@@ -158,7 +158,7 @@ void dropout(const Tensor& x, double p, PhiloxKey key, const Region& place, cons
         return;
       }
       const int64_t last = std::min(n, end * words_per_block);
-      for (int64_t i = begin * words_per_block; i < last;) {  // up to the end of the run, or of the words
+      for (int64_t i = begin * words_per_block; i < last;) {  // each step ends where the run or the words end
         const int64_t in_run = i % place.run, at = place.first + i / place.run * place.stride + in_run,
                       skipped = at % 4;
         const int64_t count = std::min({last - i, place.run - in_run, words_per_block - skipped});

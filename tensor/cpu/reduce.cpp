@@ -21,7 +21,7 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t run_block = 4096;     // elements of a row that are summed in A
+constexpr int64_t run_block = 4096;     // elements of a row that are summed in the accumulator type A
 constexpr int64_t column_block = 1024;  // columns of a strip; also the length of a buffer
 
 // --- operations: Lane is the type of an accumulator, step() adds an input, join() combines two partial results ---
@@ -58,7 +58,7 @@ struct Prod {
   template <class V> static V step(V a, V x, V) { return functor::times(a, x); }
   template <class V> static V join(V a, V b) { return functor::times(a, b); }
 };
-struct Max {  // NaN wins
+struct Max {  // NaN if any element is NaN
   template <class T> using Lane = Same<T>;
   template <class A>
   static constexpr A identity = std::is_integral_v<A> ? std::numeric_limits<A>::lowest() : -infinity<A>;

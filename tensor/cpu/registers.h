@@ -17,9 +17,9 @@ inline constexpr int vector_bytes = 16, vector_registers = 32;  ///< NEON
 inline constexpr int vector_bytes = 16, vector_registers = 16;  ///< SSE2, and unknown processors
 #endif
 
-/// By how much the innermost loop of a product is unrolled. With only 16 registers, the loop's number of instructions
-/// limits the speed, above all if another thread shares the core. Unrolling saves instructions for the loop counter. To
-/// save more, the unrolled loop has no prefetch instructions: the processor prefetches by itself.
+/// The factor by which the innermost loop of a product is unrolled. With only 16 registers, the loop's number of
+/// instructions limits the speed, above all if another thread shares the core. Unrolling saves instructions for the
+/// loop counter. To save more, the unrolled loop has no prefetch instructions: the processor prefetches by itself.
 inline constexpr int unrolled_depth = vector_registers < 32 ? 8 : 1;
 
 /// The type of a vector register.

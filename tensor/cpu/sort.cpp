@@ -212,7 +212,7 @@ void cumulative(bool product, const Tensor& x, int dim, bool reverse, Tensor& ou
   const Tensor source = x.to(out.dtype()).contiguous();
   const Lines lines = lines_of(x, dim);
   dispatch<float, double, Half, BFloat16, int64_t>(out.dtype(), "cumulative", [&]<class T> {
-    using A = std::conditional_t<std::is_integral_v<T>, T, double>;  // running sums are long: f64 keeps them exact
+    using A = std::conditional_t<std::is_integral_v<T>, T, double>;  // running sums are long: f64 keeps them precise
     const T* p = source.data<T>();
     T* to = out.data<T>();
     const int64_t step = reverse ? -lines.inner : lines.inner;

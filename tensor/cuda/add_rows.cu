@@ -1,9 +1,9 @@
-// Adding rows by index: the gradient of an embedding, and index_add. No atomics: positions are sorted by the place they
-// add to (merge_sort.h, stable), so the rows of one place are a run. Runs are cut into parts of 32 rows
-// (kernel_args.h). A warp adds the rows of a part; a second kernel adds the parts of a long run in order. So one
-// frequent index does not keep a single warp busy, and the order of a sum follows from its own rows alone. Memory
-// bound: each row is read once, 16 bytes for each lane and four rows in flight; a run of several parts also writes and
-// reads a sum for each part. A wrong index is reported (report.h) and skipped.
+// Adding rows by index: the gradient of an embedding, and index_add. No atomics: the positions of the index are sorted
+// by the index there (merge_sort.h, stable), so all rows of x with one index form a run. Runs are cut into parts of 32
+// rows (kernel_args.h). A warp adds the rows of a part; a second kernel adds the parts of a long run in order. So a
+// frequent index is shared by many warps, and the order of a sum follows from its own rows alone. Memory bound: each
+// row is read once, 16 bytes for each lane and four rows in flight; a run of several parts also writes and reads a sum
+// for each part. A wrong index is reported (report.h) and skipped.
 #include "tensor/cuda/lines.h"
 #include "tensor/cuda/merge_sort.h"
 #include "tensor/cuda/report.h"
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(threads)
   const int lane = threadIdx.x % 32;
   for (int64_t item = int64_t(blockIdx.x) * warps + threadIdx.x / 32; item < count * groups;
        item += int64_t(gridDim.x) * warps) {
-    const int64_t group = item / count, at = item - group * count;  // neighbours in memory follow each other
+    const int64_t group = item / count, at = item - group * count;  // consecutive items are neighbours in memory
     const Part part = part_at(sorted, at, count);
     if (part.rows == 0) continue;
     const Strip<V> strip(lines, group * 32 + lane);

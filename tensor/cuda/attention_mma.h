@@ -47,7 +47,7 @@ template <class Z, int rows> __device__ inline Z take(uint32_t*& words) {
   words += rows * Z::line;
   return tile;
 }
-/// Returns tile `number` of tiles that lie one behind the other in memory, of `rows` rows each. `first` is tile 0.
+/// Returns tile `number` of consecutive tiles in memory, of `rows` rows each. `first` is tile 0.
 template <int rows, int depth> __device__ inline RowTile<depth> at(const RowTile<depth>& first, int number) {
   return {first.words + number * (rows * RowTile<depth>::line)};
 }

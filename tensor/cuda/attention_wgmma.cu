@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
   // The tiles of step n use buffer n % 2.
   const auto place = [](const Keys& first, int step) { return Keys{first.data + step % 2 * Keys::bytes}; };
   const Arrivals arrivals(barrier);
-  // Starts to load what step `step` needs: its keys and the values of the step before. Step 0 loads the queries instead
-  // of values, and the last call loads no keys.
+  // Starts to load the tiles for step `step`: its keys and the values of the step before. Step 0 loads the queries
+  // instead of values, and the last call loads no keys.
   const auto fetch = [&](int step) {
     if (threadIdx.x != 0) return;
     const bool first = step == 0, last = step == steps;

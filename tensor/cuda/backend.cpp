@@ -22,7 +22,7 @@ namespace {
 
 std::string version(int v) { return str(v / 1000, ".", v % 1000 / 10); }
 
-/// The number of devices, or why there is none.
+/// The number of devices, or the reason why there is none.
 struct Found {
   int count = 0;
   std::string why;
@@ -163,7 +163,7 @@ void let_reach(int device, int peer) {
   check("copy", cudaMemPoolSetAccess(pool_of(peer), &access, 1));
   const OnDevice here(device);
   const cudaError_t code = cudaDeviceEnablePeerAccess(peer, 0);
-  if (code == cudaErrorPeerAccessAlreadyEnabled) cudaGetLastError();  // by NCCL, say
+  if (code == cudaErrorPeerAccessAlreadyEnabled) cudaGetLastError();  // perhaps NCCL has enabled it
   else check("copy", code);
 }
 

@@ -1,6 +1,6 @@
 // Sums of a matrix's columns: the gradient of a bias. Memory bound: each element is read once, 16 bytes at a time, and
-// each thread loads eight rows at once. Every sum has the order of a norm's backward (column_sums.h), whose blocks and
-// warps take the same rows.
+// each thread loads eight rows at once. Every sum is added in the same order as in a norm's backward (column_sums.h),
+// whose blocks and warps take the same rows.
 #include "tensor/cuda/column_sums.h"
 #include "tensor/kernels.h"
 

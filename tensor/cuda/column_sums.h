@@ -4,8 +4,8 @@
 // the same bits wherever it is computed.
 //
 // Up to 264 blocks (two for each of an H200's 132 multiprocessors) share the rows, and each writes its sums. 16 blocks
-// are a group. The block that finishes last in its group adds up the group's sums, and the last of these blocks adds up
-// the groups'. Shape and dtype alone fix which numbers are added in which order; only the block that adds may vary.
+// are a group. The block that finishes last in its group adds up the group's sums. The block that does so last adds up
+// the sums of all groups. Shape and dtype alone fix the order of the additions; only the block that adds may vary.
 #include "tensor/cuda/rows.h"
 
 namespace lockstep::on_cuda {

@@ -9,7 +9,7 @@
 namespace lockstep::on_cuda {
 namespace {
 
-constexpr int64_t worth_a_copy = 1 << 16;  // elements of a tensor from which an extra copy pays
+constexpr int64_t worth_a_copy = 1 << 16;  // elements; for larger tensors an extra copy pays
 
 template <class T> struct Constant {
   T value;

@@ -29,7 +29,7 @@ using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Destroy<Handle, des
 using Description = Owned<cublasLtMatmulDesc_t, cublasLtMatmulDescDestroy>;
 /// A matrix: its dtype, sizes and strides.
 using MatrixLayout = Owned<cublasLtMatrixLayout_t, cublasLtMatrixLayoutDestroy>;
-/// What a choice of algorithms must respect.
+/// Limits for the choice of an algorithm, such as its workspace.
 using Preference = Owned<cublasLtMatmulPreference_t, cublasLtMatmulPreferenceDestroy>;
 
 /// Throws unless the status is success; `what` is the name of the call.
@@ -37,7 +37,8 @@ inline void check_blas(const char* what, cublasStatus_t status) {
   if (status == CUBLAS_STATUS_SUCCESS) [[likely]]
     return;
   cuda::check("matmul", cudaPeekAtLastError());  // a CUDA error, if there is one, says more
-  fail(str("[matmul] ", what, ": ", cublasLtGetStatusName(status), " (", cublasLtGetStatusString(status), ")"));
+  fail(str("[matmul] ", what, ": ", cublasLtGetStatusName(status), " (", cublasLtGetStatusString(status),
+           "); free device memory, or multiply on cpu"));
 }
 
 /// The handle of the current device. Any number of threads may use it; it lives as long as the process.
@@ -99,8 +100,8 @@ struct Algorithm {
 struct Product {
   Description description;
   MatrixLayout a, b, c;
-  int64_t align[4] = {256, 256, 256, 256};                      ///< in bytes, of the library's A, B, C and D
-  std::vector<Algorithm> algorithms;                            ///< that compute it, the best first
+  int64_t align[4] = {256, 256, 256, 256};                      ///< alignment of the library's A, B, C, D, in bytes
+  std::vector<Algorithm> algorithms;                            ///< algorithms that compute it, the best first
   const Algorithm& best() const { return algorithms.front(); }  ///< the fastest that fits
 };
 
@@ -117,7 +118,7 @@ inline int32_t parts_of_sum(const cublasLtMatmulAlgo_t& algorithm) {
   return std::max(parts, 1);
 }
 
-/// Returns the algorithms that cuBLASLt proposes for the product and says will run; none if it does not support the
+/// Returns the algorithms that cuBLASLt proposes for the product and reports as usable; none if it does not support the
 /// product. `in_parts`: a sum may be cut into parts, which are added in f32 in a fixed order.
 inline std::vector<Algorithm> choose_algorithms(const Product& plan, bool in_parts = true) {
   cublasLtMatmulPreference_t made = nullptr;

@@ -33,7 +33,7 @@ template <class Row> __device__ void sum_of_exp(Row& row, typename Row::A& large
     const RowExp<T> e(base_of(largest));
     row.each([&](int64_t, int, typename Row::Kept kept) { add(e, kept[0]); });
     sum = row.sum(part) * e.correction();
-  } else {  // both in one walk (Milakov and Gimelshein, 2018); after some vectors, a larger maximum is rare
+  } else {  // both in one pass (Milakov and Gimelshein, 2018); the maximum seldom grows after the first vectors
     RowExp<T> e(A(0));
     row.read([&](int64_t, int, typename Row::In in, typename Row::Kept kept) {
       const A top = raise(kept[0] = in[0]);

@@ -1,6 +1,6 @@
 // Moving elements by index. scatter_add sums elements in the index tensor's order, without atomics: it sorts the source
 // elements by the output element that they add to (merge_sort.h, stable), then one thread computes each output element.
-// If scatter writes several elements to one place, the last one stays. It is found by an integer maximum.
+// If scatter writes several elements to one place, it keeps the last one, which an integer maximum of positions finds.
 // Memory bound. A wrong index is reported (report.h) and skipped. Sums of rows are in add_rows.cu.
 #include "tensor/cuda/lines.h"
 #include "tensor/cuda/merge_sort.h"

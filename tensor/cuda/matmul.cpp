@@ -2,9 +2,9 @@
 // the operands swap places and nothing is copied. Bound by 2 M N K operations at the tensor cores' rate (f16, bf16,
 // tf32) or, for thin products such as decoding, by reading the larger operand.
 //
-// cuBLASLt is asked once per shape for algorithms, and the process keeps the answer. One that a card has timed comes
-// first (timed_algorithms.h). The algorithm may sum in parts, but always in f32 and in a fixed order, so the same
-// product gives the same bits. Operations after the product are fused if the library has them: bias, relu, gelu_tanh
+// cuBLASLt is asked once per shape for algorithms, and the process keeps the answer. If the product was timed on such a
+// card (timed_algorithms.h), its fastest algorithm comes first. Algorithms may sum in parts, but in f32 and in a fixed
+// order, so equal products give equal bits. Later operations are fused if the library has them: bias, relu, gelu_tanh
 // with the value before it, and the derivative of gelu_tanh. The rest runs afterwards as our pointwise kernel.
 //
 // In a BatchInvariant scope, the algorithm chosen for one fixed number of rows serves every number of rows, and it sums
@@ -42,8 +42,8 @@ Operand operand(const Tensor& x) {
   return {columns <= 1 ? rows : column, true};
 }
 
-/// A batch dim with its strides. Dims that one stride can express are merged; the library gets the innermost one, the
-/// others are looped over.
+/// A batch dim with its strides. Dims that one stride can express are merged. One call of the library computes all
+/// matrices along the innermost dim; run() loops over the other dims.
 struct BatchDim {
   int64_t size, a, b;
 };
@@ -108,8 +108,8 @@ Product describe(const Problem& p) {
   return plan;
 }
 
-/// The number of rows for which the algorithm of batch-invariant products is chosen: about the largest at which an H200
-/// multiplies a tile no slower than it reads the weights (165 with tensor cores, 28 in f32), so few rows cost nothing.
+/// The number of rows for which the algorithm of batch-invariant products is chosen. An H200 multiplies about this many
+/// rows (165 with tensor cores, 28 in f32) while it reads the weights, so padding fewer rows to a tile costs no time.
 int64_t usual_rows(const Problem& p) { return p.tf32 || size_of(DType(p.dtype)) == 2 ? 128 : 32; }
 
 /// The plan of a batch-invariant product of one matrix; nullptr if the algorithm does not take this number of rows.
@@ -176,7 +176,7 @@ uint64_t address(const Tensor& x) { return reinterpret_cast<uint64_t>(x.raw_data
 Problem problem_of(const Operands& o, const std::vector<BatchDim>& dims) {
   const int64_t width = size_of(o.a.dtype()), m = o.rows(), n = o.columns();
   LOCKSTEP_CHECK(dims[0].size <= INT32_MAX, "[matmul] expected at most ", INT32_MAX,
-                 " matrices in a batch on cuda, got ", dims[0].size);
+                 " matrices in a batch on cuda, got ", dims[0].size, "; multiply the batch in parts");
   const Operand left = operand(o.a), right = operand(o.b);
   uint64_t places_a = address(o.a), places_b = address(o.b);
   for (const BatchDim& d : dims) places_a |= uint64_t(d.a * width), places_b |= uint64_t(d.b * width);
@@ -236,7 +236,7 @@ void run(const Product& plan, const Operands& o, const std::vector<BatchDim>& di
   }
 }
 
-/// The alignment that rows of `n` elements have in any memory of ours; kernels gain nothing from more than 16 bytes.
+/// The alignment of rows of `n` elements in every new tensor; kernels gain nothing from more than 16 bytes.
 int64_t usual_alignment(int64_t n, DType dtype) {
   return std::min<int64_t>(16, alignment(uint64_t(n * size_of(dtype))));
 }
@@ -260,7 +260,7 @@ bool invariant_product(const Operands& o) {
     }
     return supported;
   }
-  const auto has_padding = [&](const Tensor& x) {  // also of a single row
+  const auto has_padding = [&](const Tensor& x) {  // a single row may have padding, too
     return !adds && has_whole_rows(x) && row_step(x) == padded_columns(x.size(1)) && address(x) % 16 == 0;
   };
   const Tensor a = usual(o.a), c = adds ? usual(o.c) : o.c, out = has_padding(o.out) ? o.out : usual(o.out);

@@ -4,11 +4,12 @@
 //
 // A fused norm (of a sum) has the same bits as the sum followed by the norm, forward and backward. So norms and
 // fused norms share one kernel with one walk, and every product and sum says how it rounds: the compiler would fuse
-// multiplications and additions in one instance and not in another. The length of a row alone decides on the walk.
+// multiplications and additions in one instance and not in another. Only the row's length determines how a row is
+// walked.
 //
 // Gradients of weight and bias are sums over the rows: every thread adds in its own columns, and the grid's blocks
-// finish the sums together (column_sums.h). The sums of the gradient that the kernel writes, which are the gradient of
-// a bias that went into the norm's input, are made in the same way.
+// finish the sums together (column_sums.h). The same code computes the column sums of the written gradient: they are
+// the gradient of a bias that was added to the norm's input.
 #include "tensor/cuda/column_sums.h"
 #include "tensor/kernels.h"
 #include "tensor/random.h"
@@ -73,7 +74,7 @@ template <class Row, class T> __device__ inline Row rows_of(const RowSize& size,
   return rows_of<Row>(size, {from.x, from.add}, {from.sum});
 }
 
-/// Number of blocks that a multiprocessor shall hold at once. It limits the number of registers of a thread.
+/// Number of blocks that a multiprocessor should hold at once. It limits the number of registers of a thread.
 template <class Row, class From> constexpr int norm_blocks() {
   if (!Row::in_registers) return sizeof(typename Row::T) == 8 || From::inputs > 1 ? 1 : 2;
   return 3;

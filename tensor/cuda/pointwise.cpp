@@ -5,7 +5,7 @@
 namespace lockstep::on_cuda {
 namespace {
 
-constexpr int64_t worth_a_copy = 1 << 16;  // elements of a tensor from which an extra copy pays
+constexpr int64_t worth_a_copy = 1 << 16;  // elements; for larger tensors an extra copy pays
 
 // True if x is a large transposed operand: not broadcast, and strided along the innermost dim of a contiguous `out`.
 // Copying it to row-major order first (a tiled transpose) moves less memory than strided reads.

@@ -19,7 +19,7 @@ template <> struct Value<functor::Cos, float> {
   __device__ float operator()(float x) const { return sine(x, 1); }
 };
 
-// x to the power a.p. Common exponents do without std::pow, which is slower.
+// x to the power a.p. Common exponents avoid std::pow, which is slower.
 template <class C> struct Value<functor::PowScalar, C> {
   functor::Params<C> a;
   __device__ C operator()(C x) const {

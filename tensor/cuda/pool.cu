@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(threads)
         const int64_t column = left + j * columns.dilation;
         if (column < 0 || column >= in.w) continue;
         const A value = load(x + in.at(unit, y, column, c));
-        // Takes a larger value or NaN. Of equal values the first place stays.
+        // Takes a larger value or NaN. Of equal values, keeps the first.
         if (first || value > best || value != value) {
           best = value;
           place = int32_t(y * in.w + column);
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(threads) clear_reach_kernel(int64_t count, int
 }
 
 /// Fills `reach`: an entry for each output row, then one for each output column. Block (p, y) handles output row p of
-/// `together` units, from unit y * together on.
+/// `together` units (images, or planes of images), starting with unit y * together.
 __global__ void __launch_bounds__(threads)
     reach_kernel(const int32_t* indices, Images result, Divider width, int64_t together, int2* reach) {
   const int64_t p = blockIdx.x, first = blockIdx.y * together, wanted = first + together,

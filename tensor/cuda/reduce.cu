@@ -33,7 +33,7 @@ struct Reduction {
   // `kept`. If it is a reduced dim, it stays the innermost dim of `reduced`, with its size counted in vectors.
   int64_t lanes = 1, x_stride = 1, out_stride = 1;
   Access access;
-  bool is_line;            // true: all that is reduced to one output lies along one dim, and vectors are runs
+  bool is_line;            // true: all elements of an output lie along one dim, and can be read in whole vectors
   int64_t outputs, items;  // items: vectors, or rows, that are reduced to one output
   int64_t chunk, chunks;   // chunk: items of a chunk
   int shared;              // threads per output and chunk; along a kept dim, threads across the columns

@@ -92,7 +92,7 @@ struct Prod {
   template <class A> __device__ static A step(A a, A x, A) { return a * x; }
   template <class A> __device__ static A join(A a, A b) { return a * b; }
 };
-/// The maximum or minimum; NaN wins.
+/// The maximum or minimum; NaN if any element is NaN.
 struct Max {
   template <class T> using Lane = Same<T>;
   template <class A>

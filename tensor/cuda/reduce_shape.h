@@ -1,6 +1,7 @@
 #pragma once
 // The division of reductions on CUDA devices over threads and chunks. It follows from the tensor's shape alone, so that
-// sums do not depend on the device. reduce.cu launches kernels by it, and predictions of a step count these kernels.
+// sums do not depend on the device. reduce.cu launches its kernels with this shape, and forecasts of a step's time
+// count these kernels.
 #include <algorithm>
 #include <cstdint>
 
@@ -35,8 +36,8 @@ struct ReduceShape {
   /// columns are reduced to one row each. A thread takes V columns, with elements of `bytes` bytes. `most` is the
   /// largest number of threads in a block.
   static ReduceShape of_columns(int64_t outer, int64_t items, int64_t lanes, int V, int64_t bytes, int most) {
-    constexpr int64_t enough_items = 8;                      // for a thread
-    constexpr int64_t enough_blocks = 64, just_enough = 40;  // to be bound by memory without chunks
+    constexpr int64_t enough_items = 8;                      // items that keep a thread busy
+    constexpr int64_t enough_blocks = 64, just_enough = 40;  // blocks that use the full memory bandwidth without chunks
     const auto blocks = [&](int across) { return outer * ((lanes + int64_t(across) * V - 1) / (int64_t(across) * V)); };
     ReduceShape shape;
     int &across = shape.across, &block = shape.block;

@@ -24,7 +24,8 @@
 namespace lockstep::on_cuda {
 
 /// The most columns that a warp keeps in registers.
-// Depends on the kept rows too, but not on the inputs: a fused kernel uses the same engine as the separate kernel.
+// It depends on the number of kept rows too, but not on the inputs, so that a fused kernel and the separate kernel keep
+// their rows in the same way.
 template <class T, int kept>
 inline constexpr int warp_columns = sizeof(T) == 8               ? 256
                                     : sizeof(T) == 4 && kept > 1 ? 512
@@ -34,7 +35,7 @@ inline constexpr int warp_columns = sizeof(T) == 8               ? 256
 struct RowSize {
   int64_t rows, columns, stride;
   int room = 0;   ///< BlockRow: vectors of each row in shared memory
-  int ahead = 0;  ///< BlockRow: vectors from a row's place to that of the next row; 0: there is no room for it
+  int ahead = 0;  ///< BlockRow: vectors from a row's place to the next row's; 0: there is no room for the next row
 };
 
 /// The elements of a vector in the type that they are computed in.
@@ -59,14 +60,14 @@ template <class T, int V> __device__ inline void forget(Vector<T, V>& x) {
 /// The number of inputs that read() passes to fn. It does not pass a third input: the engines keep it for each().
 constexpr int passed_on(int inputs) { return inputs < 2 ? inputs : 2; }
 
-/// A row in the registers of a warp. It is read from `inputs` tensors; `kept` rows are kept for later walks.
+/// A row that a warp processes. read() reads it from `inputs` tensors and keeps `kept` rows in registers for each().
 template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class WarpRow {
  public:
   using T = T_;
   using A = Compute<T>;
   static constexpr int V = V_, kept = kept_, steps = warp_columns<T, kept_> / (warp * V);
   static constexpr bool in_registers = true, ragged = ragged_;
-  static constexpr int threads = 4 * warp;  ///< of a block: a warp for each of four rows
+  static constexpr int threads = 4 * warp;  ///< threads of a block: a warp for each of four rows
   using In = const Vector<T, V> (&)[passed_on(inputs)];
   using Kept = Vector<T, V> (&)[kept];
 
@@ -162,9 +163,9 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   using A = Compute<T>;
   static constexpr int V = V_, kept = kept_;
   static constexpr bool in_registers = false, ragged = ragged_;
-  static constexpr bool copies = V * sizeof(T) == 16;   ///< the row comes by asynchronous copies
+  static constexpr bool copies = V * sizeof(T) == 16;   ///< true: rows are copied asynchronously
   static constexpr int slots = copies ? inputs : kept;  ///< rows of T in shared memory
-  static constexpr int threads = 512;                   ///< of the largest block
+  static constexpr int threads = 512;                   ///< threads of the largest block
   using In = const Vector<T, V> (&)[passed_on(inputs)];
   using Kept = Vector<T, V> (&)[kept];
 
@@ -238,7 +239,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
         use(vector, k + f, now);
       }
     }
-    if constexpr (ragged) {  // the row ends within this vector; in the loop it would take registers from all vectors
+    if constexpr (ragged) {  // the row ends within this vector; handling it in the loop would cost registers
       if (size_.columns == whole * V || threadIdx.x != whole % step) return;
       Vector<T, V> now[inputs];
 #pragma unroll
@@ -277,12 +278,12 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   }
 
  private:
-  static constexpr int flight = 2, parts = 2;  // parts: groups of copies of a row
+  static constexpr int flight = 2, parts = 2;  // flight: loads in flight; parts: each has its own group of copies
 
   __device__ int64_t whole_vectors() const { return ragged ? size_.columns / V : (size_.columns + V - 1) / V; }
   /// The address of vector i in slot s (see `slots`) of the row that begins at held_[at].
   __device__ Vector<T, V>* place(int s, int64_t i, int at) const { return held_ + at + s * size_.room + int(i); }
-  /// The end of a part of the row.
+  /// One past the index of the last vector in a part of the row.
   __device__ int end_of(int part) const {
     return int(whole_vectors() < size_.room ? whole_vectors() : size_.room) * (part + 1) / parts;
   }
@@ -353,7 +354,7 @@ inline int64_t half_of_shared() {
   return (int64_t(cuda::limits().shared_per_block) + 1024) / 2 - fixed;
 }
 
-/// Threads of a block for rows of so many vectors: two vectors for each, if limits allow. Depends only on the shape.
+/// The number of threads of a block for rows of `vectors` vectors: one for every two vectors, at most `most`.
 inline int threads_for(int64_t vectors, int most) {
   return int(std::clamp<int64_t>((vectors / 2 + warp - 1) / warp * warp, warp, most));
 }

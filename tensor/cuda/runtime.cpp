@@ -73,7 +73,7 @@ bool is_sticky(cudaError_t code) {
   return std::find(std::begin(codes), std::end(codes), code) != std::end(codes);
 }
 
-/// Throws an Error with the name and text of the code. For some codes it also says how the process can go on.
+/// Throws an Error with the name and text of the code, and with what the user can do about it.
 [[noreturn]] void fail_with(const std::string& where, cudaError_t code) {
   const std::string text = str(where, cudaGetErrorName(code), ": ", cudaGetErrorString(code));
   cudaGetLastError();
@@ -83,7 +83,7 @@ bool is_sticky(cudaError_t code) {
              " (during graph capture the host cannot read results, copy to the host or synchronise; do that before or "
              "after the capture)"));
   }
-  if (!is_sticky(code)) fail(text);
+  if (!is_sticky(code)) fail(str(text, "; check the device with nvidia-smi and `lockstep env`"));
   static std::mutex mutex;
   static std::string& first = *new std::string;
   const std::lock_guard lock(mutex);
@@ -158,7 +158,8 @@ void raise_report(int device) {
 int64_t most_blocks() { return int64_t(limits().multiprocessors) * 16; }
 
 unsigned* counters(const char* op, int64_t count) {
-  LOCKSTEP_CHECK(count <= most_counters, "[", op, "] expected at most ", most_counters, " counters, got ", count);
+  LOCKSTEP_CHECK(count <= most_counters, "[", op, "] expected at most ", most_counters, " counters, got ", count,
+                 "; this is a bug in Lockstep, please report it");
   constexpr size_t bytes = most_counters * sizeof(unsigned);
   const cudaStream_t stream = current_stream();
   if (void* const recorded = recorded_zeros(bytes, stream)) return static_cast<unsigned*>(recorded);

@@ -1,6 +1,6 @@
-// Arg max, arg min and cumulative sums and products along a dim. If there are few lines, each is divided into chunks,
-// whose results a second kernel combines in order. The chunks depend only on the shape. One thread processes a line
-// that is short or strided. Any other line is processed by a warp or a block.
+// Arg max, arg min and cumulative sums and products along a dim. If there are few lines, each line is cut into chunks,
+// and a second kernel combines the results of the chunks in order. The chunks depend only on the shape. One thread
+// processes a chunk of short or strided lines; a warp or a block processes any other chunk.
 #include "tensor/cuda/element.h"
 #include "tensor/cuda/lines.h"
 #include "tensor/functors.h"
@@ -13,11 +13,11 @@ constexpr int threads = 256;
 constexpr unsigned whole_warp = 0xffffffffu;
 constexpr int64_t wanted = 1 << 17;  // threads that fill a large device
 
-/// Into how many chunks each line is divided, and their length. Work item i is chunk i / lines of line i % lines.
+/// The number of chunks of each line, and their length. Work item i is chunk i / lines of line i % lines.
 struct Chunks {
   int64_t count = 1, length = 1;
 };
-// Divides lines into chunks, at most one for every `least` elements. `sharers` threads work on each chunk.
+// Divides each line into chunks, at most one chunk per `least` elements. `sharers` threads work on each chunk.
 Chunks cut(const Lines& lines, int64_t sharers, int64_t least) {
   Chunks chunks;
   chunks.count = std::clamp<int64_t>(wanted / (lines.count() * sharers), 1,
@@ -29,7 +29,7 @@ Chunks cut(const Lines& lines, int64_t sharers, int64_t least) {
 
 // --- arg max ---
 
-/// A candidate: an element and its index; at < 0: none yet.
+/// A candidate for the maximum (or minimum): an element and its index `at`. at < 0: no candidate yet.
 template <class C> struct Found {
   C value;
   int64_t at;

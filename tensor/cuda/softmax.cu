@@ -7,7 +7,7 @@
 namespace lockstep::on_cuda {
 namespace {
 
-/// How many blocks of a kernel must fit on a multiprocessor at a time. The compiler limits the registers accordingly.
+/// The number of a kernel's blocks that must fit on a multiprocessor at a time. The compiler limits registers for this.
 template <class Row> constexpr int softmax_blocks() {
   if (!Row::in_registers) return sizeof(typename Row::T) == 8 ? 1 : 2;
   return 3;

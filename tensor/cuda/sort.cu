@@ -1,4 +1,5 @@
-// Sort and top k along a dim, by merge_sort.h. For a small k, top k keeps each tile's best k, then the best of those.
+// Sort and top k along a dim, by merge_sort.h. For a small k, top k works in rounds. Each round keeps the best k
+// entries of each tile. The last round is the one whose input fits in one tile.
 #include "tensor/cuda/element.h"
 #include "tensor/cuda/lines.h"
 #include "tensor/cuda/merge_sort.h"
@@ -15,8 +16,8 @@ template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype == boolean ? u8 : dtype, op, fn);
 }
 
-/// The load() function of merge_sort.h for the first round: reads number i of a line, and makes an entry of its key and
-/// i. `flip` is XORed with the key: 0, or all bits set to reverse the order.
+/// The load() function of merge_sort.h for the first round: reads element i of a line, and makes an entry of its key
+/// and i. `flip` is XORed with the key: 0, or all bits set to reverse the order.
 template <class T> struct FromTensor {
   const T* x;
   Lines lines;
@@ -87,7 +88,7 @@ void topk(const Tensor& x, int dim, int64_t k, bool largest, Tensor& values, Ten
       const Entries<K> sorted = sort_lines("topk", load, {lines.count(), lines.n}, buffers);
       return take("topk", p, lines, sorted.place, lines.n, best, values, indices);
     }
-    // How many of a line's n entries are left after a round, which keeps the best k (or all) entries of each tile.
+    // The number of a line's n entries that are left after a round. A round keeps the best k entries of each tile.
     const auto left_of = [&](int64_t n) { return n / sort_tile * k + std::min(k, n % sort_tile); };
     int64_t n = left_of(lines.n);
     SortBuffers<K> buffers(lines.count() * n);

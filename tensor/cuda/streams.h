@@ -1,13 +1,13 @@
 #pragma once
-// This thread's device and streams, for the backend. Internal.
+// Selects the device and the streams of this thread. Internal to the CUDA backend.
 #include <cuda_runtime_api.h>
 
 namespace lockstep::cuda {
 
 /// The largest number of devices that this process can use.
 inline constexpr int most_devices = 64;
-/// Makes `device` this thread's current device. All work on a device begins with this call. Error while the thread
-/// records a graph of another device, and for a device that this build has no code for.
+/// Makes `device` this thread's current device. All work on a device begins with this call. Error if the thread is
+/// recording a graph of another device, or if this build has no code for the device.
 void select_device(int device);
 /// Makes `device` CUDA's current device during its lifetime, and the previous device afterwards. Unlike select_device()
 /// it throws nothing: for destructors, and for work that has to be done after an error.

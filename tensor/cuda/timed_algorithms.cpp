@@ -24,7 +24,7 @@ constexpr std::pair<cublasLtMatmulAlgoConfigAttributes_t, uint32_t AlgorithmSett
     {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, &AlgorithmSettings::custom},
     {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, &AlgorithmSettings::inner},
     {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, &AlgorithmSettings::cluster}};
-/// Size of a setting in cuBLASLt. It stores the two shapes in 16 bits, which are the low half of our 32-bit field.
+/// Size of a setting in cuBLASLt, which stores the ids of the two shapes in 16 bits: the low half of our 32-bit field.
 size_t bytes_of_setting(cublasLtMatmulAlgoConfigAttributes_t attribute) {
   const bool is_shape =
       attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
@@ -56,7 +56,7 @@ AlgorithmSettings settings_of(const cublasLtMatmulAlgo_t& algorithm) {
 }
 
 std::vector<Algorithm> algorithm_of(const AlgorithmSettings& settings, DType dtype, const Product& plan) {
-  // accept only sums without parts, and sums whose parts are added in f32 in a fixed order
+  // Accept no split of k, or one whose partial sums are added in the compute type (f32 or f64), in a fixed order.
   if (settings.reduction != CUBLASLT_REDUCTION_SCHEME_NONE &&
       settings.reduction != CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE)
     return {};

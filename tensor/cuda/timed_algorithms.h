@@ -1,7 +1,8 @@
 #pragma once
-// The table of timed algorithms: products for which a card has timed cuBLASLt's algorithms, and for each the fastest.
-// Training prefers it to what cuBLASLt's heuristic proposes. Inference does not use the table, because there the choice
-// must not depend on a matrix's number of rows. The table is in timed_algorithms.def; bench_algorithms prints its rows.
+// The table of timed algorithms: matrix products for which cuBLASLt's algorithms were timed on a card, each with its
+// fastest algorithm. Training prefers the table to the proposals of cuBLASLt's heuristic. Inference does not use it,
+// because there the choice must not depend on a matrix's number of rows. bench_algorithms prints the rows of
+// timed_algorithms.def.
 #include <span>
 #include <string>
 #include <vector>
@@ -20,7 +21,7 @@ struct TimedProduct {
   bool adds;          ///< beta != 0
   bool operator==(const TimedProduct&) const = default;
 };
-/// An algorithm's settings, in the library CUBLASLT_ALGO_CONFIG_*. `parts` is its SPLITK_NUM.
+/// An algorithm's settings, which cuBLASLt calls CUBLASLT_ALGO_CONFIG_*. `parts` is SPLITK_NUM.
 struct AlgorithmSettings {
   uint32_t id, tile, stages, parts, reduction, swizzle, custom, inner, cluster;
   bool operator==(const AlgorithmSettings&) const = default;
@@ -32,7 +33,7 @@ struct TimedAlgorithm {
   bool operator==(const TimedAlgorithm&) const = default;
 };
 
-/// The row as timed_algorithms.def has it.
+/// The text of a row in timed_algorithms.def.
 std::string text_of(const TimedAlgorithm& row);
 /// The settings of an algorithm.
 AlgorithmSettings settings_of(const cublasLtMatmulAlgo_t& algorithm);
@@ -42,8 +43,8 @@ std::vector<Algorithm> algorithm_of(const AlgorithmSettings& settings, DType dty
 /// The algorithm in the table's row for the product; nothing if there is no such row, or the library refuses it.
 std::vector<Algorithm> timed_algorithm(const TimedProduct& product, const Product& plan);
 
-/// For tests: replaces the rows of the table during its lifetime. The process keeps the algorithms that it has found,
-/// so a test needs a shape of its own.
+/// For tests: replaces the rows of the table during its lifetime. The process caches the algorithm of each product, so
+/// each test must multiply matrices of a shape that no other test uses.
 class TableOfAlgorithms {
  public:
   explicit TableOfAlgorithms(std::span<const TimedAlgorithm> rows);

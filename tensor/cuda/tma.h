@@ -10,13 +10,14 @@
 //     arrivals.copy(...) ...
 //   }
 //   arrivals.wait(round)         all threads: the tiles have arrived
-//   __syncthreads()              nobody waits any more, so the next round may start
+//   __syncthreads()              no thread waits any more, so the next round may start
 #include "tensor/cuda/simt.h"
 #include "tensor/cuda/tile_map.h"
 
 namespace lockstep::on_cuda {
 
-/// True if this code is compiled for Hopper's own instructions. Kernels return at once where it is false, as in mma.h.
+/// True if this code is compiled for Hopper's own instructions. Kernels that need them return at once if it is false,
+/// as in mma.h.
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
 constexpr bool has_hopper = false;
 #else
@@ -44,7 +45,7 @@ __device__ inline void show_to_async_proxy() {
 #endif
 }
 
-/// The barrier of a block on which its tiles arrive. `barrier` is in shared memory.
+/// A block's barrier, at which its threads wait for the tiles to arrive. `barrier` is in shared memory.
 class Arrivals {
  public:
   /// Initialises the barrier; synchronises the block.

@@ -17,7 +17,7 @@ struct Angle {
   int32_t quarter;
 };
 
-/// Returns the 32 bits of 2 / pi from bit `at` on. Bit 0 is the first behind the binary point; bits before it are 0.
+/// Returns the 32 bits of 2 / pi from bit `at` on. Bit 0 is the first after the binary point; bits before it are 0.
 LOCKSTEP_HD inline uint32_t bits_of_two_over_pi(int32_t at) {
   constexpr uint32_t words[] = {0, 0xa2f9836e, 0x4e441529, 0xfc2757d1, 0xf534ddc0, 0xdb629599, 0x3c439041, 0xfe5163ab};
   const int32_t word = (at + 32) / 32, shift = (at + 32) % 32;

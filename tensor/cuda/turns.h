@@ -1,5 +1,5 @@
 #pragma once
-// Blocks that add to the same memory in a fixed order: each waits until it is its turn.
+// Lets blocks add to the same memory in a fixed order: each block waits for its turn.
 //
 // The hardware starts blocks in an unspecified order, and a waiting block occupies its multiprocessor. To avoid a
 // deadlock, a block may wait only for blocks that started before it. So blocks number themselves when they start
@@ -52,7 +52,8 @@ __device__ inline void pass_turn(unsigned* turn, unsigned number) {
 
 /// Adds the parts of several warps in order. Each warp calls it with its part in `sum`. It waits until the `before`
 /// earlier warps have added their parts, and adds their total, which is in `sums`. If no warp follows (`after` is 0),
-/// it returns true with the total in `sum`. Otherwise it writes the total to `sums` for the next warp, returns false.
+/// it returns true with the total in `sum`. Otherwise it writes the total to `sums` for the next warp, and returns
+/// false.
 template <int stride, int count>
 __device__ inline bool add_in_turn(unsigned* turn, float4* sums, int64_t before, int64_t after,
                                    float (&sum)[count][4]) {

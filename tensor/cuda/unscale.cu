@@ -1,5 +1,6 @@
-// Checks many tensors for infinities and NaN and, if wanted, divides them by the loss scale, in one pass, with one
-// kernel launch for every 64 tensors. Memory bound: every element is read (and written) once, 16 bytes per thread.
+// Checks many tensors for infinities and NaN and, if wanted, divides them by the loss scale, in one pass. One kernel
+// launch processes up to 64 tensors of one dtype. Memory bound: each element is read (and written) once, 16 bytes per
+// thread.
 #include <vector>
 
 #include "tensor/backend.h"

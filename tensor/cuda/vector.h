@@ -7,7 +7,7 @@ namespace lockstep::on_cuda {
 /// V consecutive elements, aligned to their size (at most 16 bytes).
 template <class T, int V> struct alignas(V * sizeof(T) <= 16 ? V * sizeof(T) : 16) Vector { T v[V]; };
 
-/// How many elements of the widest of these types fit in 16 bytes.
+/// The number of elements that fit in 16 bytes, for the widest of these types.
 template <class... T> inline constexpr int vector_length = int(16 / std::max({sizeof(T)...}));
 
 /// True if p is aligned for loads of v elements.

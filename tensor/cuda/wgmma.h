@@ -185,19 +185,19 @@ template <int size, int depth> struct SwizzledTile {
 #endif
     return uint64_t(at >> 4 & 0x3fff) | uint64_t(leading >> 4) << 16 | uint64_t(stride >> 4) << 32 | swizzle_128 << 62;
   }
-  /// The descriptor of an operand that is summed along the rows of the tile: the rows from `row` on, in columns 16 k to
-  /// 16 k + 15. The hardware ignores the leading offset here.
+  /// The descriptor of an operand whose summed dimension runs along the tile's rows. The operand is the rows from `row`
+  /// on, in columns 16 k to 16 k + 15. The hardware ignores the leading offset here.
   __device__ uint64_t along(int row, int k) const {
     return describe(k / 4 * block + row * 128 + k % 4 * 32, 16, pattern);
   }
-  /// The descriptor of a `turned` operand, which is summed down the columns of the tile: rows 16 k to 16 k + 15, in the
-  /// columns from `column` on. `column` must be a multiple of 64.
+  /// The descriptor of a `turned` operand, whose summed dimension runs down the tile's columns. The operand is rows
+  /// 16 k to 16 k + 15, in the columns from `column` on. `column` must be a multiple of 64.
   __device__ uint64_t down(int k, int column = 0) const {
     return describe(column / 64 * block + k * 16 * 128, block, pattern);
   }
 
-  /// Starts copying `size` rows of x[b, h], from `row` on, to the tile. map_tiles(tensor, size) must have made x. One
-  /// thread calls it; before that it includes `bytes` in the number that it passes to round.expect().
+  /// Starts copying `size` rows of x[b, h], from `row` on, to the tile. x must come from map_tiles(tensor, size). One
+  /// thread calls fill(), after it has included `bytes` in the number that it passed to round.expect().
   __device__ void fill(const Arrivals& round, const TileMap& x, int64_t b, int64_t h, int64_t row) const {
 #pragma unroll
     for (int n = 0; n < depth / 4; ++n) round.copy(x, data + n * block, b, h, row, 64 * n);

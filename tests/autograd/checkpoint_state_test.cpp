@@ -2,8 +2,6 @@
 // starts from the state that the first forward saw.
 #include <doctest/doctest.h>
 
-#include <string>
-
 #include "autograd/checkpoint.h"
 #include "autograd/ops.h"
 #include "autograd/split_backward.h"
@@ -70,7 +68,7 @@ template <class Way> Outcome run(const Writer& writer, Way way) {
   return outcome;
 }
 
-void check_same(const Outcome& a, const Outcome& b) {
+void check_same_outcome(const Outcome& a, const Outcome& b) {
   REQUIRE(a.size() == b.size());
   for (size_t i = 0; i < a.size(); ++i) {
     CAPTURE(i);
@@ -85,10 +83,10 @@ TEST_CASE("state that a checkpointed piece changes in place has the bits of the 
   for (const Writer& writer : writers) {
     CAPTURE(writer.name);
     const Outcome plain = run(writer, [](const Fn& fn, const Variable& x) { return fn(x); });
-    check_same(plain, run(writer, [](const Fn& fn, const Variable& x) { return checkpoint(fn, x); }));
-    check_same(plain, run(writer, [](const Fn& fn, const Variable& x) {
-                 return checkpoint([&fn](const Variable& in) { return checkpoint(fn, in); }, x);
-               }));
+    check_same_outcome(plain, run(writer, [](const Fn& fn, const Variable& x) { return checkpoint(fn, x); }));
+    check_same_outcome(plain, run(writer, [](const Fn& fn, const Variable& x) {
+                         return checkpoint([&fn](const Variable& in) { return checkpoint(fn, in); }, x);
+                       }));
   }
 }
 

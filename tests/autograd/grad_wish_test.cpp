@@ -33,11 +33,11 @@ struct Model {
 struct Results {
   Variable layer, sum, norm;
 };
-struct Row {
+struct WishRow {
   const char* name;
   std::function<Results(const Model&)> run;
 };
-const Row rows[] = {
+const WishRow wish_rows[] = {
     {"linear_add, layer_norm",
      [](const Model& m) {
        const Variable sum = linear_add(m.residual, m.x, m.w, m.b);
@@ -97,7 +97,7 @@ void check_bias(const Model& m, const Tensor& of_layer, const std::string& what)
 TEST_CASE("gradient of a bias: the norm's sums are those of the gradient that arrives") {
   enum class Hook { none, clone, change, in_place, view };
   for (const DType dtype : {f32, bf16}) {
-    for (const Row& row : rows) {
+    for (const WishRow& row : wish_rows) {
       for (const Reader reader : {Reader::none, Reader::first, Reader::last}) {
         std::vector<Tensor> plain;
         for (const Hook hook : {Hook::none, Hook::clone, Hook::change, Hook::in_place, Hook::view}) {
@@ -139,7 +139,7 @@ TEST_CASE("gradient of a bias: the norm's sums are those of the gradient that ar
 }
 
 TEST_CASE("gradient of a bias: the same bits in two passes, in a second pass, recomputed and across a boundary") {
-  for (const Row& row : rows) {
+  for (const WishRow& row : wish_rows) {
     CAPTURE(row.name);
     const auto run = [&](const Model& m) {
       manual_seed(5);

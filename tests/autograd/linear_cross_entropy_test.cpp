@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 
 #include <cmath>
-#include <set>
 
 #include "autograd/autocast.h"
 #include "autograd/gradcheck.h"

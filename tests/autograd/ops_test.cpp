@@ -16,14 +16,14 @@ namespace {
 
 using Fn = std::function<Variable(const Inputs&)>;
 
-struct Row {
+struct OpRow {
   std::string name;
   std::vector<Shape> shapes;
   Fn fn;
   double low = -2, high = 2;
 };
 
-void check_row(const Row& row) {
+void check_row(const OpRow& row) {
   CAPTURE(row.name);
   Inputs inputs;
   for (const Shape& shape : row.shapes) inputs.push_back(drawn(shape, row.low, row.high));
@@ -182,7 +182,7 @@ TEST_CASE("operations have the gradient of differences") {
   const auto cross = [](CrossEntropyOptions options, Tensor target) {
     return [=](const Inputs& x) { return cross_entropy(x[0], target, options); };
   };
-  const std::vector<Row> rows = {
+  const std::vector<OpRow> rows = {
       {"where", {{3, 1}, {5}}, [=](const Inputs& x) { return where(mask, x[0], x[1]); }},
       {"addcmul", {{3, 5}, {3, 5}, {5}}, [](const Inputs& x) { return addcmul(x[0], x[1], x[2], 0.5); }},
       {"lerp", {{9}, {9}}, [](const Inputs& x) { return lerp(x[0], x[1], 0.3); }},
@@ -344,7 +344,7 @@ TEST_CASE("operations have the gradient of differences") {
          return x[0] + linear(linear(layer_norm(x[0], {6}, x[1], x[2]), x[3], {}, Activation::gelu_tanh), x[4]);
        }},
   };
-  for (const Row& row : rows) check_row(row);
+  for (const OpRow& row : rows) check_row(row);
 }
 
 TEST_CASE("gradients at zeros and ties are PyTorch's") {

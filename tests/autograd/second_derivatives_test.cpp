@@ -59,8 +59,10 @@ TEST_CASE("second derivatives: grad() takes several outputs, their gradients, an
     CHECK(!grad(h, {x, unused}, any)[1].defined());
     weighted.grad_outputs.pop_back();
     CHECK_ERROR_IS(grad({h, other}, {x}, weighted), "[grad] expected a grad_output for each of 2 outputs, got 1");
-    CHECK_ERROR_IS(grad(h, {Variable(ones({1}))}, keep),
-                   "[grad] expected every input to require grad, input 0 does not");
+    CHECK_ERROR_IS(
+        grad(h, {Variable(ones({1}))}, keep),
+        "[grad] expected every input to require grad, input 0 does not; call requires_grad_() on it before the "
+        "forward, or leave it out");
     // A gradient asked for at an intermediate node is the derivative from that node on.
     CHECK(grad(h * h, {h, x}, keep)[0].item() == 12);
     CHECK(grad(h, {x}, keep)[0].requires_grad() == create);

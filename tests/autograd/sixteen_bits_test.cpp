@@ -8,13 +8,12 @@
 #include "autograd/ops.h"
 #include "tensor/convert.h"
 #include "tests/autograd/loss_inputs.h"
-#include "tests/messages.h"
 
 using namespace lockstep;
 
 namespace {
 
-struct Row {
+struct SixteenBitsRow {
   std::string name;
   std::function<Variable(const Inputs&)> fn;
   // extra error in units of the rounding of 1, for derivatives computed from an already rounded result
@@ -25,7 +24,7 @@ Tensor labels() { return Tensor::from<int64_t>({1, 0, 4, 2, 4, 3}, {6}).to(defau
 Variable half_of(const Variable& x, bool first) { return x.narrow(0, first ? 0 : 3, 3); }
 
 // The inputs: x[0] (6, 5), x[1] (5), x[2] probabilities (3, 5), x[3] their logarithms.
-const Row rows[] = {
+const SixteenBitsRow sixteen_bits_rows[] = {
     {"sum", [](const Inputs& x) { return sum(x[0], {1}); }},
     {"sum of all", [](const Inputs& x) { return sum(x[0]); }},
     {"mean", [](const Inputs& x) { return mean(x[0], {0}); }},
@@ -95,7 +94,7 @@ std::string difference(const Tensor& got, const Tensor& exact, double slack) {
 }  // namespace
 
 TEST_CASE("f16 and bf16: reductions, norms and losses are computed wide and rounded once, whatever the magnitude") {
-  for (const Row& row : rows) {
+  for (const SixteenBitsRow& row : sixteen_bits_rows) {
     for (const DType dtype : {f16, bf16}) {
       for (const double magnitude : {1e-7, 1e-5, 1e-3, 0.1, 1., 20., 300., 6000., 3e4}) {
         manual_seed(11);

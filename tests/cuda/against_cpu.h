@@ -7,6 +7,8 @@
 #include <cstring>
 #include <functional>
 #include <random>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "tensor/kernels.h"
@@ -122,6 +124,47 @@ inline void against_cpu(const std::string& what, const Arguments& inputs, const 
 #if defined(SIMT_CPU)
   simt::options().order = simt::Order::forward;
 #endif
+}
+
+/// What check_kernel() compares, and how far the results may be apart; -1: as tolerance() says.
+struct Within {
+  std::string what;
+  double bound = -1;
+};
+/// An output of a kernel: it has this shape, these strides and this dtype. If `start` is defined, the kernel changes
+/// these values.
+struct Out {
+  Tensor like, start = {};
+};
+/// An output that begins as x.
+inline Out changed(const Tensor& x) { return {x, x}; }
+
+/// Runs one kernel on both devices, with these arguments: tensors are inputs, each Out is an output.
+template <class Function, class... Given>
+void check_kernel(const Within& within, const Op<Function>& kernel, const Given&... given) {
+  Arguments inputs, outputs, starts;
+  const auto sort = [&](const auto& x) {
+    using Kind = std::decay_t<decltype(x)>;
+    if constexpr (std::is_same_v<Kind, Tensor>) inputs.push_back(x);
+    if constexpr (std::is_same_v<Kind, Out>) outputs.push_back(x.like), starts.push_back(x.start);
+  };
+  (sort(given), ...);
+  const size_t given_inputs = inputs.size();
+  inputs.insert(inputs.end(), starts.begin(), starts.end());
+  const auto run = [&](Device on, const Arguments& in, Arguments& to) {
+    for (size_t i = 0; i < to.size(); ++i)
+      if (in[given_inputs + i].defined()) kernels::copy(on, in[given_inputs + i], to[i]);
+    size_t next_input = 0, next_output = 0;
+    const auto there = [&]<class Kind>(const Kind& x) -> auto& {
+      if constexpr (std::is_same_v<Kind, Tensor>) return in[next_input++];
+      else if constexpr (std::is_same_v<Kind, Out>) return to[next_output++];
+      else return x;
+    };
+    // Braces evaluate their elements in order.
+    const std::tuple<decltype(there(given))...> arguments{there(given)...};
+    std::apply([&](auto&... all) { kernel(on, all...); }, arguments);
+  };
+  against_cpu(within.what, inputs, outputs, run, within.bound);
 }
 
 }  // namespace lockstep::testing

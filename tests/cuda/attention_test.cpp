@@ -100,16 +100,10 @@ struct Call {
         lse(empty({c.batch, c.heads, c.queries}, {dtype == f64 ? f64 : f32, cpu})) {}
 
   void compare() {
-    against_cpu(what, {q, k, v, mask}, {out, lse}, [&](Device on, const Arguments& in, Arguments& to) {
-      kernels::attention(on, in[0], in[1], in[2], in[3], args, to[0], to[1]);
-    });
+    check_kernel({what}, kernels::attention, q, k, v, mask, args, Out{out}, Out{lse});
     kernels::attention(cpu, q, k, v, mask, args, out, lse);
-    against_cpu(
-        what + " gradient", {grad, q, k, v, mask, out, lse}, {q, k, v},
-        [&](Device on, const Arguments& in, Arguments& to) {
-          kernels::attention_grad(on, in[0], in[1], in[2], in[3], in[4], in[5], in[6], args, to[0], to[1], to[2]);
-        },
-        tolerance(Near::attention, q.dtype()));
+    check_kernel({what + " gradient", tolerance(Near::attention, q.dtype())}, kernels::attention_grad, grad, q, k, v,
+                 mask, out, lse, args, Out{q}, Out{k}, Out{v});
   }
   /// Output, lse and the gradients, computed on the device.
   Arguments on_device() const {
@@ -242,10 +236,8 @@ TEST_CASE("cuda: rotary, of any rows") {
         const Tensor cosine = random_tensor({tokens, half}, of_table, 2),
                      sine = random_tensor({tokens, half}, of_table, 3);
         for (const bool inverse : {false, true})
-          against_cpu(str("rotary ", dtype, " ", shape), {x, cosine, sine}, {random_tensor(shape, dtype)},
-                      [&](Device on, const Arguments& in, Arguments& to) {
-                        kernels::rotary(on, in[0], in[1], in[2], inverse, to[0]);
-                      });
+          check_kernel({str("rotary ", dtype, " ", shape)}, kernels::rotary, x, cosine, sine, inverse,
+                       Out{random_tensor(shape, dtype)});
       }
     }
   }

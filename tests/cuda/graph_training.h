@@ -25,6 +25,7 @@
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 #if defined(SIMT_CPU)
+#include "engine/pipeline_module.h"
 #include "tests/cudasim/fake.h"
 #endif
 

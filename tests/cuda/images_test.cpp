@@ -47,25 +47,11 @@ TEST_CASE("cuda: convolution and its gradients") {
         const std::string what = str("conv2d ", dtype, " ", xs, " ", ws, last ? " channels last" : "");
         const double bound = tolerance(Near::image, dtype);
         for (const bool biased : {true, false})
-          against_cpu(
-              what, {x, w, biased ? bias : Tensor()}, {g},
-              [&](Device on, const Arguments& in, Arguments& to) {
-                kernels::conv2d(on, in[0], in[1], in[2], args, to[0]);
-              },
-              bound);
-        against_cpu(
-            what + " gradient of input", {g, w}, {x},
-            [&](Device on, const Arguments& in, Arguments& to) {
-              kernels::conv2d_grad_input(on, in[0], in[1], args, to[0]);
-            },
-            bound);
+          check_kernel({what, bound}, kernels::conv2d, x, w, biased ? bias : Tensor(), args, Out{g});
+        check_kernel({what + " gradient of input", bound}, kernels::conv2d_grad_input, g, w, args, Out{x});
         for (const bool biased : {true, false})
-          against_cpu(
-              what + " gradient of weight", {g, x}, {w, biased ? bias : Tensor()},
-              [&](Device on, const Arguments& in, Arguments& to) {
-                kernels::conv2d_grad_weight(on, in[0], in[1], args, to[0], to[1]);
-              },
-              bound);
+          check_kernel({what + " gradient of weight", bound}, kernels::conv2d_grad_weight, g, x, args, Out{w},
+                       Out{biased ? bias : Tensor()});
       }
     }
   }
@@ -101,25 +87,13 @@ TEST_CASE("cuda: pooling and its gradients") {
             // equal maxima, and NaN
             x.narrow(3, 1, 1).fill_(0.5), x.narrow(2, 2, 1).narrow(3, 3, 1).fill_(std::nan(""));
           const std::string what = str("pool ", dtype, " ", xs, " ", args.kernel, last ? " channels last" : "");
-          against_cpu(
-              "max " + what, {x}, {g, places},
-              [&](Device on, const Arguments& in, Arguments& to) {
-                kernels::max_pool2d(on, in[0], args, to[0], to[1]);
-              },
-              0);
+          check_kernel({"max " + what, 0}, kernels::max_pool2d, x, args, Out{g}, Out{places});
           Tensor y = images(ys, dtype, 3, last);
           kernels::max_pool2d(cpu, x, args, y, places);
-          against_cpu("max " + what + " gradient", {g, places}, {x},
-                      [&](Device on, const Arguments& in, Arguments& to) {
-                        kernels::max_pool2d_grad(on, in[0], in[1], to[0]);
-                      });
+          check_kernel({"max " + what + " gradient"}, kernels::max_pool2d_grad, g, places, Out{x});
           if (dilated) continue;
-          against_cpu(
-              "average " + what, {images(xs, dtype, 5, last)}, {g},
-              [&](Device on, const Arguments& in, Arguments& to) { kernels::avg_pool2d(on, in[0], args, to[0]); });
-          against_cpu("average " + what + " gradient", {g}, {x}, [&](Device on, const Arguments& in, Arguments& to) {
-            kernels::avg_pool2d_grad(on, in[0], args, to[0]);
-          });
+          check_kernel({"average " + what}, kernels::avg_pool2d, images(xs, dtype, 5, last), args, Out{g});
+          check_kernel({"average " + what + " gradient"}, kernels::avg_pool2d_grad, g, args, Out{x});
         }
       }
     }
@@ -137,12 +111,8 @@ TEST_CASE("cuda: adaptive average pooling and its gradient") {
       for (const bool last : {false, true}) {
         const Tensor x = images(xs, dtype, 1, last), g = images({xs[0], xs[1], p, q}, dtype, 2, last);
         const std::string what = str("adaptive_avg_pool2d ", dtype, " ", xs, " to ", p, "x", q);
-        against_cpu(what, {x}, {g}, [&](Device on, const Arguments& in, Arguments& to) {
-          kernels::adaptive_avg_pool2d(on, in[0], to[0]);
-        });
-        against_cpu(what + " gradient", {g}, {x}, [&](Device on, const Arguments& in, Arguments& to) {
-          kernels::adaptive_avg_pool2d_grad(on, in[0], to[0]);
-        });
+        check_kernel({what}, kernels::adaptive_avg_pool2d, x, Out{g});
+        check_kernel({what + " gradient"}, kernels::adaptive_avg_pool2d_grad, g, Out{x});
       }
     }
   }

@@ -21,17 +21,11 @@ TEST_CASE("cuda: reading rows by index, and adding to them") {
       for (const int64_t count : {0, 1, 31, 700}) {
         const Tensor weight = values({40, columns}, dtype, 1), index = random_integers({count}, 40, 2),
                      grad = values({count, columns}, dtype, 3);
-        against_cpu(
-            str("embedding ", dtype, " ", count, " ", columns), {weight, index}, {grad},
-            [](Device on, const Arguments& a, Arguments& to) { kernels::embedding(on, a[0], a[1], to[0]); }, 0);
+        check_kernel({str("embedding ", dtype, " ", count, " ", columns), 0}, kernels::embedding, weight, index,
+                     Out{grad});
         for (const int64_t padding : {-1, 7})
-          against_cpu(
-              str("embedding_grad ", dtype, " ", count, " ", columns), {weight, index, grad}, {weight},
-              [&](Device on, const Arguments& a, Arguments& to) {
-                kernels::copy(on, a[0], to[0]);
-                kernels::embedding_grad(on, a[2], a[1], padding, to[0]);
-              },
-              0);
+          check_kernel({str("embedding_grad ", dtype, " ", count, " ", columns), 0}, kernels::embedding_grad, grad,
+                       index, padding, changed(weight));
       }
     }
     for (int dim = 0; dim < 3; ++dim) {
@@ -41,29 +35,14 @@ TEST_CASE("cuda: reading rows by index, and adding to them") {
       shape[dim] = index.numel();
       const Tensor part = values(shape, dtype, 3), turned = values({9, 10, 6}, dtype, 4).permute({2, 1, 0});
       for (const Tensor& from : {x, turned})
-        against_cpu(
-            str("index_select ", dtype, " ", dim), {from, index}, {part},
-            [&](Device on, const Arguments& a, Arguments& to) { kernels::index_select(on, a[0], dim, a[1], to[0]); },
-            0);
-      against_cpu(
-          str("index_add ", dtype, " ", dim), {x, index, part}, {x},
-          [&](Device on, const Arguments& a, Arguments& to) {
-            kernels::copy(on, a[0], to[0]);
-            kernels::index_add(on, a[2], dim, a[1], to[0]);
-          },
-          0);
+        check_kernel({str("index_select ", dtype, " ", dim), 0}, kernels::index_select, from, dim, index, Out{part});
+      check_kernel({str("index_add ", dtype, " ", dim), 0}, kernels::index_add, part, dim, index, changed(x));
     }
   }
   // Long runs of one index, and more indices than one block sorts.
   const Tensor weight = values({3, 20}, bf16, 1), index = random_integers({5000}, 3, 2),
                grad = values({5000, 20}, bf16, 3);
-  against_cpu(
-      "few rows", {weight, index, grad}, {weight},
-      [&](Device on, const Arguments& a, Arguments& to) {
-        kernels::copy(on, a[0], to[0]);
-        kernels::embedding_grad(on, a[2], a[1], -1, to[0]);
-      },
-      0);
+  check_kernel({"few rows", 0}, kernels::embedding_grad, grad, index, -1, changed(weight));
 }
 
 TEST_CASE("cuda: adding rows to frequent places, in parts") {
@@ -75,26 +54,15 @@ TEST_CASE("cuda: adding rows to frequent places, in parts") {
           const Tensor weight = values({places, columns}, dtype, 1), index = random_integers({count}, places, 2),
                        grad = values({count, columns}, dtype, 3);
           for (const int64_t padding : {-1, 0})
-            against_cpu(
-                str("rows to ", places, " places ", dtype, " ", count, " ", columns), {weight, index, grad}, {weight},
-                [&](Device on, const Arguments& a, Arguments& to) {
-                  kernels::copy(on, a[0], to[0]);
-                  kernels::embedding_grad(on, a[2], a[1], padding, to[0]);
-                },
-                0);
+            check_kernel({str("rows to ", places, " places ", dtype, " ", count, " ", columns), 0},
+                         kernels::embedding_grad, grad, index, padding, changed(weight));
         }
       }
     }
     // Along an inner dim, and rows that begin at an odd element.
     const Tensor x = values({3, 2, 40}, dtype, 4), index = random_integers({211}, 2, 5),
                  part = values({3 * 211 * 40 + 1}, dtype, 6).narrow(0, 1, 3 * 211 * 40).view({3, 211, 40});
-    against_cpu(
-        str("index_add of frequent places ", dtype), {x, index, part}, {x},
-        [](Device on, const Arguments& a, Arguments& to) {
-          kernels::copy(on, a[0], to[0]);
-          kernels::index_add(on, a[2], 1, a[1], to[0]);
-        },
-        0);
+    check_kernel({str("index_add of frequent places ", dtype), 0}, kernels::index_add, part, 1, index, changed(x));
   }
   // The sum of a row has the same bits whatever else is added, and wherever its run begins.
   const Tensor grad = values({100, 16}, bf16, 7), more = values({59, 16}, bf16, 8);
@@ -121,40 +89,21 @@ TEST_CASE("cuda: gather and scatter") {
         const Tensor x = values(shape, dtype, 1), index = random_integers(longer, size, 2),
                      source = values(longer, dtype, 3);
         const std::string what = str(dtype, " ", shape, " ", dim);
-        against_cpu(
-            "gather " + what, {x, index}, {source},
-            [&](Device on, const Arguments& a, Arguments& to) { kernels::gather(on, a[0], dim, a[1], to[0]); }, 0);
+        check_kernel({"gather " + what, 0}, kernels::gather, x, dim, index, Out{source});
         for (const bool add : {false, true})
-          against_cpu((add ? "scatter_add " : "scatter ") + what, {x, index, source}, {x},
-                      [&](Device on, const Arguments& a, Arguments& to) {
-                        kernels::copy(on, a[0], to[0]);
-                        kernels::scatter(on, add, a[2], dim, a[1], to[0]);
-                      },
-                      0);
+          check_kernel({(add ? "scatter_add " : "scatter ") + what, 0}, kernels::scatter, add, source, dim, index,
+                       changed(x));
       }
     }
   }
   // Strided views, an index smaller than the tensors, and all indices equal.
   const Tensor x = values({9, 8}, f32, 1).t(), index = random_integers({6, 5}, 8, 2).t(),
                source = values({9, 7}, f32, 3).t(), all_to_one = full({3000}, 2, {i64, cpu});
-  against_cpu(
-      "gather of strides", {x, index}, {empty({5, 6}, {f32, cpu})},
-      [](Device on, const Arguments& a, Arguments& to) { kernels::gather(on, a[0], 0, a[1], to[0]); }, 0);
+  check_kernel({"gather of strides", 0}, kernels::gather, x, 0, index, Out{empty({5, 6}, {f32, cpu})});
   for (const bool add : {false, true}) {
-    against_cpu(
-        "scatter of strides", {x, index, source}, {x},
-        [&](Device on, const Arguments& a, Arguments& to) {
-          kernels::copy(on, a[0], to[0]);
-          kernels::scatter(on, add, a[2], 0, a[1], to[0]);
-        },
-        0);
-    against_cpu(
-        "scatter to one place", {values({4}, f16, 1), all_to_one, values({3000}, f16, 2)}, {values({4}, f16, 1)},
-        [&](Device on, const Arguments& a, Arguments& to) {
-          kernels::copy(on, a[0], to[0]);
-          kernels::scatter(on, add, a[2], 0, a[1], to[0]);
-        },
-        0);
+    check_kernel({"scatter of strides", 0}, kernels::scatter, add, source, 0, index, changed(x));
+    check_kernel({"scatter to one place", 0}, kernels::scatter, add, values({3000}, f16, 2), 0, all_to_one,
+                 changed(values({4}, f16, 1)));
   }
 }
 
@@ -164,12 +113,7 @@ TEST_CASE("cuda: triangles") {
       const Tensor x = values(shape, dtype, 1);
       for (const int64_t diagonal : {-10, -2, 0, 1, 10}) {
         for (const bool upper : {false, true})
-          against_cpu(
-              str("triangle ", shape, " ", diagonal), {x}, {x},
-              [&](Device on, const Arguments& a, Arguments& to) {
-                kernels::triangle(on, a[0], diagonal, upper, to[0]);
-              },
-              0);
+          check_kernel({str("triangle ", shape, " ", diagonal), 0}, kernels::triangle, x, diagonal, upper, Out{x});
       }
     }
   }
@@ -185,61 +129,33 @@ TEST_CASE("cuda: random numbers have the CPU's bits") {
         const std::string what = str(dtype, " ", n, " ", shift);
         for (const auto& [low, high] :
              {std::pair{0.0, 1.0}, std::pair{-3.3, 7.1}, std::pair{2.0, 2.0}, std::pair{1.0, 1.001}})
-          against_cpu(
-              "uniform " + what, {}, {out},
-              [&](Device on, const Arguments&, Arguments& to) { kernels::uniform(on, to[0], low, high, key); }, 0);
+          check_kernel({"uniform " + what, 0}, kernels::uniform, Out{out}, low, high, key);
         for (const auto& [mean, deviation] : {std::pair{0.0, 1.0}, std::pair{-1.7, 0.02}, std::pair{3.0, 0.0}})
-          against_cpu(
-              "normal " + what, {}, {out},
-              [&](Device on, const Arguments&, Arguments& to) { kernels::normal(on, to[0], mean, deviation, key); }, 0);
+          check_kernel({"normal " + what, 0}, kernels::normal, Out{out}, mean, deviation, key);
         const Tensor x = random_tensor({n}, dtype, 1);
         for (const double p : {0.0, 0.1, 0.5, 1.0})
-          against_cpu(
-              "dropout " + what, {x}, {out},
-              [&](Device on, const Arguments& a, Arguments& to) { kernels::dropout(on, a[0], p, key, {}, {}, to[0]); },
-              0);
+          check_kernel({"dropout " + what, 0}, kernels::dropout, x, p, key, Region(), Tensor(), Out{out});
         const Tensor residual = random_tensor({n}, dtype, 2);
         for (const double p : {0.3, 1.0})
-          against_cpu(
-              "dropout and a residual " + what, {x, residual}, {out},
-              [&](Device on, const Arguments& a, Arguments& to) {
-                kernels::dropout(on, a[0], p, key, {}, a[1], to[0]);
-              },
-              0);
-        against_cpu(
-            "dropout of a part and a residual " + what, {x, residual}, {out},
-            [&](Device on, const Arguments& a, Arguments& to) {
-              kernels::dropout(on, a[0], 0.4, key, {.first = 3, .run = 7, .stride = 21}, a[1], to[0]);
-            },
-            0);
+          check_kernel({"dropout and a residual " + what, 0}, kernels::dropout, x, p, key, Region(), residual,
+                       Out{out});
+        check_kernel({"dropout of a part and a residual " + what, 0}, kernels::dropout, x, 0.4, key,
+                     Region{.first = 3, .run = 7, .stride = 21}, residual, Out{out});
         for (const Region& place :
              {Region{.first = 8, .run = 4, .stride = 12}, Region{.first = 3, .run = 7, .stride = 21},
               Region{.first = 5, .run = 1, .stride = 2}})
-          against_cpu(
-              "dropout of a part " + what, {x}, {out},
-              [&](Device on, const Arguments& a, Arguments& to) {
-                kernels::dropout(on, a[0], 0.4, key, place, {}, to[0]);
-              },
-              0);
+          check_kernel({"dropout of a part " + what, 0}, kernels::dropout, x, 0.4, key, place, Tensor(), Out{out});
       }
       for (const DType dtype : numbers) {
-        against_cpu(
-            str("randint ", dtype), {}, {to_fill(dtype)},
-            [&](Device on, const Arguments&, Arguments& to) {
-              kernels::randint(on, to[0], dtype == u8 ? 0 : -5, 100, key);
-            },
-            0);
-        against_cpu(
-            str("iota ", dtype), {}, {to_fill(dtype)},
-            [&](Device on, const Arguments&, Arguments& to) {
-              if (is_floating(dtype)) kernels::iota(on, to[0], 0.3, 0.1);
-              else kernels::iota(on, to[0], (int64_t(1) << 53) + 1, -3);  // narrow integers keep the low bits
-            },
-            0);
+        check_kernel({str("randint ", dtype), 0}, kernels::randint, Out{to_fill(dtype)}, dtype == u8 ? 0 : -5, 100,
+                     key);
+        const std::string iota = str("iota ", dtype);
+        if (is_floating(dtype)) check_kernel({iota, 0}, kernels::iota, Out{to_fill(dtype)}, 0.3, 0.1);
+        else  // narrow integers keep the low bits
+          check_kernel({iota, 0}, kernels::iota, Out{to_fill(dtype)}, (int64_t(1) << 53) + 1, -3);
       }
     }
   }
-  against_cpu(
-      "randint over everything", {}, {empty({999}, {i64, cpu})},
-      [&](Device on, const Arguments&, Arguments& to) { kernels::randint(on, to[0], INT64_MIN, INT64_MAX, key); }, 0);
+  check_kernel({"randint over everything", 0}, kernels::randint, Out{empty({999}, {i64, cpu})}, INT64_MIN, INT64_MAX,
+               key);
 }

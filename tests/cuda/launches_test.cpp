@@ -4,8 +4,6 @@
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <map>
-#include <string>
 
 #include "tensor/random.h"
 #include "tensor/stream.h"

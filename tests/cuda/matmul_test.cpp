@@ -3,7 +3,6 @@
 // LOCKSTEP_TEST_DEVICE=cuda.
 #include <doctest/doctest.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -12,7 +11,6 @@
 #include "tensor/random.h"
 #include "tensor/stream.h"
 #include "tests/cuda/products.h"
-#include "tests/messages.h"
 #include "tests/tolerances.h"
 #if defined(SIMT_CPU)
 #include "tests/cudasim/fake.h"

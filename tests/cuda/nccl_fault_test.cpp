@@ -3,7 +3,6 @@
 #include <doctest/doctest.h>
 #include <nccl.h>
 
-#include <atomic>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -31,12 +30,6 @@ void until_failed() {
   until([] { return world().control().failed(); });
   world().barrier();  // throws the error
 }
-
-struct Setting {
-  Setting(const char* name, const char* value) : name(name) { setenv(name, value, 1); }
-  ~Setting() { unsetenv(name); }
-  const char* name;
-};
 
 }  // namespace
 
@@ -77,7 +70,7 @@ TEST_CASE("nccl 51: ranks that disagree are told before NCCL is called, all of t
        }},
   };
   for (const bool later : {false, true}) {
-    const Setting debug("LOCKSTEP_NCCL_DEBUG", later ? "1" : "0");
+    const EnvironmentVariable debug("LOCKSTEP_NCCL_DEBUG", later ? "1" : "0");
     for (const Row& row : rows) {
       const auto texts = outcomes(3, [&](int rank) {
         if (later) warm_up(rank);
@@ -99,7 +92,7 @@ TEST_CASE(
     "nccl 51: an error of NCCL reaches all ranks with the call, ends what is under way, and nobody sees its results") {
   const std::string folder = (std::filesystem::temp_directory_path() / "nccl-flight").string();
   std::filesystem::create_directory(folder);
-  const Setting flight("LOCKSTEP_FLIGHT_DIR", folder.c_str());
+  const EnvironmentVariable flight("LOCKSTEP_FLIGHT_DIR", folder.c_str());
   std::vector<std::string> read(2);
   const auto texts = outcomes(2, [&](int rank) {
     warm_up(rank);
@@ -138,7 +131,7 @@ TEST_CASE(
 TEST_CASE(
     "nccl 51: a kernel that faults while a collective runs fails the job, with a record and advice, over processes") {
   const TempDir folder;
-  const Setting flight("LOCKSTEP_FLIGHT_DIR", folder.str().c_str());
+  const EnvironmentVariable flight("LOCKSTEP_FLIGHT_DIR", folder.str().c_str());
   const std::string text = message([&] {
     spawn(2,
           [](int rank) {
@@ -223,7 +216,7 @@ TEST_CASE("nccl 13: two ranks that receive from each other") {
 }
 
 TEST_CASE("nccl 52: if an abort hangs, the process ends and names the call") {
-  const Setting limit("LOCKSTEP_NCCL_ABORT_TIMEOUT", "1");
+  const EnvironmentVariable limit("LOCKSTEP_NCCL_ABORT_TIMEOUT", "1");
   const std::string file = (std::filesystem::temp_directory_path() / "nccl-stderr").string();
   const std::string text = message([&] {
     spawn(2,

@@ -49,17 +49,6 @@ Plan small(Plan plan) {
 constexpr int most_ranks = thread_sanitized ? 2 : 8;
 bool too_many(const auto& row) { return *row.plan.parallel && row.ranks > most_ranks; }
 
-struct Policy {
-  explicit Policy(fake::Policy policy, uint64_t seed = 1) { fake::set_policy(policy, seed); }
-  ~Policy() { fake::set_policy(fake::Policy::lazy); }
-};
-
-struct Environment {
-  Environment(const char* name, const char* value) : name(name) { setenv(name, value, 1); }
-  ~Environment() { unsetenv(name); }
-  const char* name;
-};
-
 }  // namespace
 
 TEST_CASE("nccl graphs: steps of several ranks have the bits of those that run as they are") {
@@ -172,8 +161,8 @@ TEST_CASE("nccl graphs: steps of ranks that share sequences") {
 TEST_CASE("nccl graphs: under every policy of streams, with sums in the order of the CPU's") {
   for (uint64_t seed = 0; seed < (sanitized ? 2 : 3); ++seed) {
     CAPTURE(seed);
-    const Policy policy(seed == 0 ? fake::Policy::eager : fake::Policy::random, seed);
-    const Environment exact("LOCKSTEP_NCCL_EXACT", seed % 2 ? "1" : "0");
+    const StreamPolicy policy(seed == 0 ? fake::Policy::eager : fake::Policy::random, seed);
+    const EnvironmentVariable exact("LOCKSTEP_NCCL_EXACT", seed % 2 ? "1" : "0");
     const Plan plans[] = {{.clipping = 0.3},
                           {.stage = 2, .clipping = 0.3},
                           {.stage = 3, .clipping = 0.3},
@@ -346,72 +335,71 @@ TEST_CASE("nccl graphs: ranks that share a device run steps as they are") {
 
 TEST_CASE("nccl graphs: each collective, replayed with other values, counted, and refused where it cannot be") {
   for (const bool exact : {false, true}) {
-    const Environment setting("LOCKSTEP_NCCL_EXACT", exact ? "1" : "0");
+    const EnvironmentVariable setting("LOCKSTEP_NCCL_EXACT", exact ? "1" : "0");
     for (const int n : {1, 2, 3}) {
       CAPTURE(n);
-      CHECK(outcome(n, [n](int rank) {
-              const TensorOptions there{.dtype = f32, .device = device_of(rank)};
-              const int64_t whole = 6 * n;
-              const Tensor x = full({whole}, 1, there), sums = empty({whole}, there), own = empty({6}, there),
-                           all = empty({whole}, there), root = empty({5}, there), to_root = empty({7}, there);
-              const auto refused = [&](const char* part, const std::function<void()>& call) {
-                const std::string got = message([&] { Graph(there.device).record(call); });
-                require(contains(got, part), str("expected \"", part, "\", got \"", got, "\""));
-              };
-              if (n > 1)
-                refused("the first collective of group world cannot be captured", [&] { world().all_reduce(x); });
-              world().all_reduce(x.clone());
-              const Tensor passed = empty({6}, there), on_cpu = ones({1}, {.device = cpu});
-              const auto pass = [&](const Tensor& mine) {
-                const int next = (rank + 1) % n, previous = (rank + n - 1) % n;
-                return n == 1 ? dist::Work()
-                              : world().exchange({{.is_send = true, .tensor = mine, .peer = next},
-                                                  {.is_send = false, .tensor = passed, .peer = previous}},
-                                                 {.async = true});
-              };
-              if (n > 1) refused("the first message of group world to or from rank ", [&] { pass(own); });
-              pass(own).wait();
-              if (n > 1)
-                refused("from the CPU's memory", [&] {
-                  world().exchange({{.is_send = true, .tensor = own, .peer = (rank + 1) % n},
-                                    {.is_send = true, .tensor = on_cpu, .peer = (rank + 1) % n}});
-                });
-              refused("a collective through host memory cannot be recorded", [&] { world().barrier(); });
-              if (n > 1)
-                refused("was recorded into a graph, so the host cannot wait",
-                        [&] { world().all_reduce(x, {.async = true}).synchronize(); });
-              world().take_recorded();
-              Graph graph(there.device);
-              graph.record([&] {
-                dist::Work first = world().all_reduce(sums, x, {.async = true}),
-                           second = world().reduce_scatter(own, x, {.async = true});
-                root.fill_(double(rank + 1));
-                to_root.fill_(double(rank + 1));
-                dist::Work third = world().broadcast(root, n - 1, {.async = true});
-                second.wait();
-                dist::Work fourth = pass(own);
-                world().all_gather(all, own);
-                fourth.wait();
-                third.wait();
-                first.wait();
-                world().reduce(to_root, 0, {.async = true});  // never waited for
-              });
-              const std::vector<std::string> calls = world().take_recorded();
-              require(calls.size() == (n > 1 ? 6 : 0) && world().take_recorded().empty(), "calls of a recording");
-              for (int i = 0; i < 3; ++i) {
-                x.copy_(arange(0, double(whole), 1, {.dtype = f32, .device = cpu}) * double((rank + 1) * (i + 1)));
-                const int64_t before = world().traffic().collectives;
-                world().replay(calls, [&] { graph.replay(); });
-                require(n == 1 || world().traffic().collectives == before + 6, "traffic");
-                const double factor = n * (n + 1) / 2. * (i + 1);
-                const Tensor wanted = arange(0, double(whole), 1, {.dtype = f32, .device = cpu}) * factor;
-                require(equal(sums.to(cpu), wanted), "all_reduce");
-                require(equal(all.to(cpu), wanted), "reduce_scatter and all_gather");
-                require(n == 1 || equal(passed.to(cpu), wanted.narrow(0, 6 * ((rank + n - 1) % n), 6)), "exchange");
-                require(root.to_vector<float>()[4] == float(n), "broadcast");
-                require(rank > 0 || to_root.to_vector<float>()[6] == float(n * (n + 1) / 2), "reduce");
-              }
-            }) == "(no error)");
+      check_ranks(n, [n](int rank) {
+        const TensorOptions there{.dtype = f32, .device = device_of(rank)};
+        const int64_t whole = 6 * n;
+        const Tensor x = full({whole}, 1, there), sums = empty({whole}, there), own = empty({6}, there),
+                     all = empty({whole}, there), root = empty({5}, there), to_root = empty({7}, there);
+        const auto refused = [&](const char* part, const std::function<void()>& call) {
+          const std::string got = message([&] { Graph(there.device).record(call); });
+          require(contains(got, part), str("expected \"", part, "\", got \"", got, "\""));
+        };
+        if (n > 1) refused("the first collective of group world cannot be captured", [&] { world().all_reduce(x); });
+        world().all_reduce(x.clone());
+        const Tensor passed = empty({6}, there), on_cpu = ones({1}, {.device = cpu});
+        const auto pass = [&](const Tensor& mine) {
+          const int next = (rank + 1) % n, previous = (rank + n - 1) % n;
+          return n == 1 ? dist::Work()
+                        : world().exchange({{.is_send = true, .tensor = mine, .peer = next},
+                                            {.is_send = false, .tensor = passed, .peer = previous}},
+                                           {.async = true});
+        };
+        if (n > 1) refused("the first message of group world to or from rank ", [&] { pass(own); });
+        pass(own).wait();
+        if (n > 1)
+          refused("from the CPU's memory", [&] {
+            world().exchange({{.is_send = true, .tensor = own, .peer = (rank + 1) % n},
+                              {.is_send = true, .tensor = on_cpu, .peer = (rank + 1) % n}});
+          });
+        refused("a collective through host memory cannot be recorded", [&] { world().barrier(); });
+        if (n > 1)
+          refused("was recorded into a graph, so the host cannot wait",
+                  [&] { world().all_reduce(x, {.async = true}).synchronize(); });
+        world().take_recorded();
+        Graph graph(there.device);
+        graph.record([&] {
+          dist::Work first = world().all_reduce(sums, x, {.async = true}),
+                     second = world().reduce_scatter(own, x, {.async = true});
+          root.fill_(double(rank + 1));
+          to_root.fill_(double(rank + 1));
+          dist::Work third = world().broadcast(root, n - 1, {.async = true});
+          second.wait();
+          dist::Work fourth = pass(own);
+          world().all_gather(all, own);
+          fourth.wait();
+          third.wait();
+          first.wait();
+          world().reduce(to_root, 0, {.async = true});  // never waited for
+        });
+        const std::vector<std::string> calls = world().take_recorded();
+        require(calls.size() == (n > 1 ? 6 : 0) && world().take_recorded().empty(), "calls of a recording");
+        for (int i = 0; i < 3; ++i) {
+          x.copy_(arange(0, double(whole), 1, {.dtype = f32, .device = cpu}) * double((rank + 1) * (i + 1)));
+          const int64_t before = world().traffic().collectives;
+          world().replay(calls, [&] { graph.replay(); });
+          require(n == 1 || world().traffic().collectives == before + 6, "traffic");
+          const double factor = n * (n + 1) / 2. * (i + 1);
+          const Tensor wanted = arange(0, double(whole), 1, {.dtype = f32, .device = cpu}) * factor;
+          require(equal(sums.to(cpu), wanted), "all_reduce");
+          require(equal(all.to(cpu), wanted), "reduce_scatter and all_gather");
+          require(n == 1 || equal(passed.to(cpu), wanted.narrow(0, 6 * ((rank + n - 1) % n), 6)), "exchange");
+          require(root.to_vector<float>()[4] == float(n), "broadcast");
+          require(rank > 0 || to_root.to_vector<float>()[6] == float(n * (n + 1) / 2), "reduce");
+        }
+      });
     }
   }
 }

@@ -3,9 +3,9 @@
 #include <doctest/doctest.h>
 
 #include <atomic>
-#include <cstdlib>
 
 #include "engine/engine.h"
+#include "engine/pipeline_module.h"
 #include "extensions/fp8/section.h"
 #include "nn/models/gpt.h"
 #include "optim/optim.h"
@@ -33,15 +33,11 @@ struct ExactSums {
 };
 
 /// Sets the order of streams, and of threads and blocks, for one test.
-struct Orders {
-  Orders(fake::Policy policy, simt::Order order, uint64_t seed) {
-    fake::set_policy(policy, seed);
+struct Orders : StreamPolicy {
+  Orders(fake::Policy policy, simt::Order order, uint64_t seed) : StreamPolicy(policy, seed) {
     simt::options() = {order, seed};
   }
-  ~Orders() {
-    fake::set_policy(fake::Policy::lazy);
-    simt::options() = {};
-  }
+  ~Orders() { simt::options() = {}; }
 };
 
 Tensor noise_at(uint64_t seed, const Shape& shape, Device device) {
@@ -134,23 +130,23 @@ TEST_CASE("nccl, tensor parallel: products in chunks have the bits of whole ones
       const Orders scope(order.streams, order.threads, ++seed);
       CAPTURE(n);
       CAPTURE(seed);
-      CHECK(outcome(n, [&](int rank) {
-              const bool large = n == 8;
-              for (const bool sequence : {false, true}) {
-                const std::vector<Shape> rows = sequence ? std::vector<Shape>{{1, 5 * n}, {3, n}, {0, n}}
-                                                         : std::vector<Shape>{{7}, {1}, {0}, {2, 5}};
-                for (const Shape& r : rows) {
-                  if (large && r[0] == 0) continue;
-                  const auto expected = two_layers(device_of(rank), sequence, 1, r);
-                  for (const int64_t chunks : large ? std::vector<int64_t>{3} : std::vector<int64_t>{2, 3, 64}) {
-                    const auto found = two_layers(device_of(rank), sequence, chunks, r);
-                    for (size_t i = 0; i < found.size(); ++i)
-                      require(equal(found[i], expected[i]),
-                              str("result ", i, " of rows ", r, sequence ? " in parts, " : ", ", chunks, " chunks"));
-                  }
-                }
-              }
-            }) == "(no error)");
+      check_ranks(n, [&](int rank) {
+        const bool large = n == 8;
+        for (const bool sequence : {false, true}) {
+          const std::vector<Shape> rows =
+              sequence ? std::vector<Shape>{{1, 5 * n}, {3, n}, {0, n}} : std::vector<Shape>{{7}, {1}, {0}, {2, 5}};
+          for (const Shape& r : rows) {
+            if (large && r[0] == 0) continue;
+            const auto expected = two_layers(device_of(rank), sequence, 1, r);
+            for (const int64_t chunks : large ? std::vector<int64_t>{3} : std::vector<int64_t>{2, 3, 64}) {
+              const auto found = two_layers(device_of(rank), sequence, chunks, r);
+              for (size_t i = 0; i < found.size(); ++i)
+                require(equal(found[i], expected[i]),
+                        str("result ", i, " of rows ", r, sequence ? " in parts, " : ", ", chunks, " chunks"));
+            }
+          }
+        }
+      });
     }
   }
 }
@@ -159,54 +155,54 @@ TEST_CASE("nccl, tensor parallel: chunks are multiplied while others are on thei
   for (const bool sequence : {false, true}) {
     CAPTURE(sequence);
     std::atomic<int> products{0};
-    CHECK(outcome(2, [&](int rank) {
-            dist::ProcessGroup& g = world();
-            const Device device = device_of(rank);
-            // More calls than the first 100, which are compared among ranks.
-            for (int i = 0; i < 110; ++i) g.all_reduce(full({3}, 1, {.dtype = f32, .device = device}));
-            // Rank 1 makes no call until rank 0's device has computed all products: none of them waited for another
-            // chunk's sum.
-            const Shape shape = sequence ? Shape{1, 16, 8} : Shape{8, 8};
-            const Tensor x = noise_at(1, shape, device), w = noise_at(2, {8, 8}, device);
-            const tp::Chunks chunks(shape, sequence, 4, device, g);
-            if (rank == 1) until([&] { return products == 4; });
-            tp::Pending sum = tp::sum_of_products(x, chunks, g, false, [&](const Tensor& rows) {
-              const Tensor y = linear(rows, w);
-              (void)y.to_vector<float>();  // waits until the stream has computed the products
-              if (rank == 0) ++products;
-              return y;
-            });
-            const Tensor all = linear(x.to(cpu), w.to(cpu)), got = sum.wait().to(cpu);
-            const Tensor expected = mul_scalar(sequence ? all.narrow(1, 8 * rank, 8).contiguous() : all, 2);
-            require(allclose(got, expected, 1e-5, 1e-5), "sums");
-          }) == "(no error)");
+    check_ranks(2, [&](int rank) {
+      dist::ProcessGroup& g = world();
+      const Device device = device_of(rank);
+      // More calls than the first 100, which are compared among ranks.
+      for (int i = 0; i < 110; ++i) g.all_reduce(full({3}, 1, {.dtype = f32, .device = device}));
+      // Rank 1 makes no call until rank 0's device has computed all products: none of them waited for another
+      // chunk's sum.
+      const Shape shape = sequence ? Shape{1, 16, 8} : Shape{8, 8};
+      const Tensor x = noise_at(1, shape, device), w = noise_at(2, {8, 8}, device);
+      const tp::Chunks chunks(shape, sequence, 4, device, g);
+      if (rank == 1) until([&] { return products == 4; });
+      tp::Pending sum = tp::sum_of_products(x, chunks, g, false, [&](const Tensor& rows) {
+        const Tensor y = linear(rows, w);
+        (void)y.to_vector<float>();  // waits until the stream has computed the products
+        if (rank == 0) ++products;
+        return y;
+      });
+      const Tensor all = linear(x.to(cpu), w.to(cpu)), got = sum.wait().to(cpu);
+      const Tensor expected = mul_scalar(sequence ? all.narrow(1, 8 * rank, 8).contiguous() : all, 2);
+      require(allclose(got, expected, 1e-5, 1e-5), "sums");
+    });
   }
   // A gather overlaps with products, too: rank 1 gathers only the first chunk until rank 0 has computed its product.
   std::atomic<bool> multiplied{false};
-  CHECK(outcome(2, [&](int rank) {
-          dist::ProcessGroup& g = world();
-          const Device device = device_of(rank);
-          for (int i = 0; i < 110; ++i) g.all_reduce(full({3}, 1, {.dtype = f32, .device = device}));
-          const Tensor own = noise_at(uint64_t(rank), {4, 2, 8}, device), w = noise_at(2, {8, 8}, device);
-          const tp::Chunks chunks({4, 4, 8}, true, 4, device, g);
-          std::vector<Tensor> found;
-          const auto use = [&](const Tensor& rows, int64_t i) {
-            found.push_back(linear(rows, w).to(cpu));
-            if (i == 0) multiplied = true;
-          };
-          if (rank == 0) {
-            tp::use_gathered(own, chunks, g, false, use);
-          } else {
-            for (int64_t i = 0; i < 4; ++i) {
-              if (i == 1) until([&] { return multiplied.load(); });
-              Tensor rows = tp::Pending::all_gather(chunks.of_part(own, i), tp::along_sequence, g).wait();
-              found.push_back(linear(rows, w).view({-1, 8}).to(cpu));
-            }
-          }
-          std::vector<Tensor> parts;
-          for (uint64_t r = 0; r < 2; ++r) parts.push_back(noise_at(r, {4, 2, 8}, cpu));
-          require(allclose(cat(found, 0), linear(cat(parts, 1), w.to(cpu)).view({16, 8}), 1e-5, 1e-5), "products");
-        }) == "(no error)");
+  check_ranks(2, [&](int rank) {
+    dist::ProcessGroup& g = world();
+    const Device device = device_of(rank);
+    for (int i = 0; i < 110; ++i) g.all_reduce(full({3}, 1, {.dtype = f32, .device = device}));
+    const Tensor own = noise_at(uint64_t(rank), {4, 2, 8}, device), w = noise_at(2, {8, 8}, device);
+    const tp::Chunks chunks({4, 4, 8}, true, 4, device, g);
+    std::vector<Tensor> found;
+    const auto use = [&](const Tensor& rows, int64_t i) {
+      found.push_back(linear(rows, w).to(cpu));
+      if (i == 0) multiplied = true;
+    };
+    if (rank == 0) {
+      tp::use_gathered(own, chunks, g, false, use);
+    } else {
+      for (int64_t i = 0; i < 4; ++i) {
+        if (i == 1) until([&] { return multiplied.load(); });
+        Tensor rows = tp::Pending::all_gather(chunks.of_part(own, i), tp::along_sequence, g).wait();
+        found.push_back(linear(rows, w).view({-1, 8}).to(cpu));
+      }
+    }
+    std::vector<Tensor> parts;
+    for (uint64_t r = 0; r < 2; ++r) parts.push_back(noise_at(r, {4, 2, 8}, cpu));
+    require(allclose(cat(found, 0), linear(cat(parts, 1), w.to(cpu)).view({16, 8}), 1e-5, 1e-5), "products");
+  });
 }
 
 TEST_CASE("nccl, tensor parallel: training in chunks has the losses of training without") {

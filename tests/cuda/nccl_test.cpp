@@ -4,13 +4,11 @@
 
 #include <atomic>
 #include <cstdlib>
-#include <cstring>
 #include <optional>
-#include <thread>
 
 #include "dist/shard.h"
 #include "optim/optim.h"
-#include "parallel/buckets.h"
+#include "parallel/gradient_sum.h"
 #include "tensor/ops.h"
 #include "tensor/stream.h"
 #include "tests/cuda/nccl_util.h"
@@ -28,12 +26,6 @@ using Kind = SpawnOptions::Kind;
 
 // Set before anything asks for devices.
 const bool eight_devices = setenv("LOCKSTEP_FAKE_CUDA_DEVICES", "8", 0) == 0;
-
-/// Sets the stream policy for one test.
-struct Streams {
-  explicit Streams(fake::Policy policy, uint64_t seed = 1) { fake::set_policy(policy, seed); }
-  ~Streams() { fake::set_policy(fake::Policy::lazy); }
-};
 
 void body(int rank) {
   const GroupBody options{.schedules = false, .exact = Algorithm::direct, .device = device_of(rank)};
@@ -58,166 +50,166 @@ Tensor noise(int rank, int64_t n, DType dtype) {
 TEST_CASE("nccl: every collective over threads, each with a device of its own") {
   for (int n = 1; n <= (thread_sanitized ? 2 : 4); ++n) {
     CAPTURE(n);
-    CHECK(outcome(n, body) == "(no error)");
+    check_ranks(n, body);
   }
 }
 
 TEST_CASE("nccl: every collective, with streams at random moments and without delay") {
   for (const auto policy : {fake::Policy::random, fake::Policy::eager}) {
-    const Streams streams(policy, 7);
-    CHECK(outcome(3, body) == "(no error)");
+    const StreamPolicy streams(policy, 7);
+    check_ranks(3, body);
   }
 }
 
 TEST_CASE("nccl: every collective over processes") {
-  CHECK(outcome(thread_sanitized ? 2 : 3, body, {.kind = Kind::processes}) == "(no error)");
+  check_ranks(thread_sanitized ? 2 : 3, body, {.kind = Kind::processes});
 }
 
 TEST_CASE("nccl: exact sums have the bits of the CPU's; NCCL's own are near them, and equal on all ranks") {
   for (const int n : thread_sanitized ? std::vector{2} : std::vector{2, 3, 5, 8}) {
     CAPTURE(n);
-    CHECK(outcome(n, [n](int rank) {
-            for (const DType dtype : {f32, f64, f16, bf16}) {
-              for (const dist::ReduceOp op :
-                   {dist::ReduceOp::sum, dist::ReduceOp::mean, dist::ReduceOp::product, dist::ReduceOp::max}) {
-                for (const int64_t count : {1, 7, 1000}) {
-                  const Tensor given = noise(rank, count, dtype), there = given.to(device_of(rank)),
-                               expected = given.clone(), fast = there.clone();
-                  const std::string what = str(dtype, " ", name_of(op), " x ", count, " on ", n);
-                  world().all_reduce(expected, {.op = op});
-                  const Tensor sum = empty_like(there);
-                  world().all_reduce(sum, there, {.op = op, .algorithm = Algorithm::direct});
-                  require(bits(sum) == bits(expected), "all_reduce, " + what);
-                  require(bits(there) == bits(given), "its input, " + what);
-                  const Range own = shard_range(count, n, rank);
-                  const Tensor part = empty({own.size()}, {.dtype = dtype, .device = there.device()});
-                  world().reduce_scatter(part, there, {.op = op, .algorithm = Algorithm::direct});
-                  require(bits(part) == bits(expected.narrow(0, own.begin, own.size())), "reduce_scatter, " + what);
-                  world().reduce(there, n - 1, {.op = op, .algorithm = Algorithm::direct});
-                  if (rank == n - 1) require(bits(there) == bits(expected), "reduce, " + what);
-                  world().all_reduce(fast, {.op = op});
-                  const Tensor everywhere = empty({n * count}, {.dtype = dtype, .device = cpu});
-                  world().all_gather(everywhere, fast.to(cpu));
-                  for (int r = 1; r < n; ++r)
-                    require(bits(everywhere.narrow(0, r * count, count)) == bits(fast), "ranks differ, " + what);
-                }
-              }
-            }
-          }) == "(no error)");
+    check_ranks(n, [n](int rank) {
+      for (const DType dtype : {f32, f64, f16, bf16}) {
+        for (const dist::ReduceOp op :
+             {dist::ReduceOp::sum, dist::ReduceOp::mean, dist::ReduceOp::product, dist::ReduceOp::max}) {
+          for (const int64_t count : {1, 7, 1000}) {
+            const Tensor given = noise(rank, count, dtype), there = given.to(device_of(rank)), expected = given.clone(),
+                         fast = there.clone();
+            const std::string what = str(dtype, " ", name_of(op), " x ", count, " on ", n);
+            world().all_reduce(expected, {.op = op});
+            const Tensor sum = empty_like(there);
+            world().all_reduce(sum, there, {.op = op, .algorithm = Algorithm::direct});
+            require(bits(sum) == bits(expected), "all_reduce, " + what);
+            require(bits(there) == bits(given), "its input, " + what);
+            const Range own = shard_range(count, n, rank);
+            const Tensor part = empty({own.size()}, {.dtype = dtype, .device = there.device()});
+            world().reduce_scatter(part, there, {.op = op, .algorithm = Algorithm::direct});
+            require(bits(part) == bits(expected.narrow(0, own.begin, own.size())), "reduce_scatter, " + what);
+            world().reduce(there, n - 1, {.op = op, .algorithm = Algorithm::direct});
+            if (rank == n - 1) require(bits(there) == bits(expected), "reduce, " + what);
+            world().all_reduce(fast, {.op = op});
+            const Tensor everywhere = empty({n * count}, {.dtype = dtype, .device = cpu});
+            world().all_gather(everywhere, fast.to(cpu));
+            for (int r = 1; r < n; ++r)
+              require(bits(everywhere.narrow(0, r * count, count)) == bits(fast), "ranks differ, " + what);
+          }
+        }
+      }
+    });
   }
 }
 
 TEST_CASE("nccl: a call returns before the other ranks make theirs, and streams wait for each other") {
   for (uint64_t seed = 0; seed < (sanitized ? 3 : 8); ++seed) {
     CAPTURE(seed);
-    const Streams streams(seed == 0 ? fake::Policy::lazy : fake::Policy::random, seed);
+    const StreamPolicy streams(seed == 0 ? fake::Policy::lazy : fake::Policy::random, seed);
     std::atomic<bool> returned{false};
-    CHECK(outcome(2, [&](int rank) {
-            const TensorOptions there{.dtype = f32, .device = device_of(rank)};
-            // From here on ranks compare only every 64th call.
-            for (int i = 0; i < 100; ++i) world().all_reduce(full({3}, 1, there));
-            if (rank == 1) until([&] { return returned.load(); });
-            std::vector<Tensor> results;
-            std::vector<Work> works;
-            for (int i = 0; i < 5; ++i) {
-              // the caller's stream may run this later
-              const Tensor x = mul_scalar(full({1000}, rank + 1, there), i + 1);
-              works.push_back(world().all_reduce(x, {.async = true}));
-              results.push_back(x);
-              if (rank == 0 && i == 1) returned = true;
-            }
-            std::vector<Tensor> doubled;
-            for (int i = 0; i < 5; ++i) {
-              works[size_t(i)].wait();
-              doubled.push_back(mul_scalar(results[size_t(i)], 2));
-            }
-            results.clear();  // freeing the memory while NCCL uses it is allowed
-            for (int i = 0; i < 5; ++i)
-              for (const float v : doubled[size_t(i)].to_vector<float>())
-                require(v == float(6 * (i + 1)), str("sum ", i, " is ", v));
-            const Tensor y = full({7}, 1, there);
-            Work last = world().all_reduce(y, {.async = true});
-            last.synchronize();
-            require(last.done(), "done after synchronize()");
-          }) == "(no error)");
+    check_ranks(2, [&](int rank) {
+      const TensorOptions there{.dtype = f32, .device = device_of(rank)};
+      // From here on ranks compare only every 64th call.
+      for (int i = 0; i < 100; ++i) world().all_reduce(full({3}, 1, there));
+      if (rank == 1) until([&] { return returned.load(); });
+      std::vector<Tensor> results;
+      std::vector<Work> works;
+      for (int i = 0; i < 5; ++i) {
+        // the caller's stream may run this later
+        const Tensor x = mul_scalar(full({1000}, rank + 1, there), i + 1);
+        works.push_back(world().all_reduce(x, {.async = true}));
+        results.push_back(x);
+        if (rank == 0 && i == 1) returned = true;
+      }
+      std::vector<Tensor> doubled;
+      for (int i = 0; i < 5; ++i) {
+        works[size_t(i)].wait();
+        doubled.push_back(mul_scalar(results[size_t(i)], 2));
+      }
+      results.clear();  // freeing the memory while NCCL uses it is allowed
+      for (int i = 0; i < 5; ++i)
+        for (const float v : doubled[size_t(i)].to_vector<float>())
+          require(v == float(6 * (i + 1)), str("sum ", i, " is ", v));
+      const Tensor y = full({7}, 1, there);
+      Work last = world().all_reduce(y, {.async = true});
+      last.synchronize();
+      require(last.done(), "done after synchronize()");
+    });
   }
 }
 
 TEST_CASE("nccl: ranks that share a device go through the host, others do not") {
-  CHECK(outcome(3, [](int rank) {
-          const Device device{Device::Type::cuda, int16_t(rank == 2 ? 1 : 0)};  // ranks 0 and 1 share a device
-          const TensorOptions there{.dtype = f32, .device = device};
-          check_group(world(), {.device = device});
-          require(std::string(world().device_engine()) == "host", "expected the host");
-          const auto pair = world().new_group({0, 2}, "pair");
-          if (!pair) return;
-          const Tensor x = full({5}, rank + 1, there);
-          pair->all_reduce(x);
-          require(x.to_vector<float>()[4] == 4 && std::string(pair->device_engine()) == "nccl",
-                  "two ranks with devices of their own");
-        }) == "(no error)");
+  check_ranks(3, [](int rank) {
+    const Device device{Device::Type::cuda, int16_t(rank == 2 ? 1 : 0)};  // ranks 0 and 1 share a device
+    const TensorOptions there{.dtype = f32, .device = device};
+    check_group(world(), {.device = device});
+    require(std::string(world().device_engine()) == "host", "expected the host");
+    const auto pair = world().new_group({0, 2}, "pair");
+    if (!pair) return;
+    const Tensor x = full({5}, rank + 1, there);
+    pair->all_reduce(x);
+    require(x.to_vector<float>()[4] == 4 && std::string(pair->device_engine()) == "nccl",
+            "two ranks with devices of their own");
+  });
   const std::string refused = outcome(
       2, [](int) { world().all_reduce(full({3}, 1, {.dtype = f32, .device = device_of(0)})); }, {.backend = "nccl"});
   CHECK(contains(refused,
                  "expected a device for each rank with backend nccl, but ranks 0, 1 share the device at 0000:01:00.0"));
-  CHECK(outcome(2,
-                [](int rank) {
-                  const Tensor x = full({3}, rank, {.dtype = f32, .device = device_of(rank)});
-                  world().all_reduce(x);
-                  require(x.to_vector<float>()[0] == 1 && std::string(world().device_engine()) == "host",
-                          "backend native");
-                },
-                {.backend = "native"}) == "(no error)");
+  check_ranks(2,
+              [](int rank) {
+                const Tensor x = full({3}, rank, {.dtype = f32, .device = device_of(rank)});
+                world().all_reduce(x);
+                require(x.to_vector<float>()[0] == 1 && std::string(world().device_engine()) == "host",
+                        "backend native");
+              },
+              {.backend = "native"});
 }
 
 TEST_CASE("nccl: unsupported calls are rejected, and the group stays usable") {
-  CHECK(outcome(2, [](int rank) {
-          const Device device = device_of(rank);
-          const Tensor x = full({4}, 1, {.dtype = f32, .device = device}),
-                       elsewhere = full({4}, 1, {.dtype = f32, .device = device_of(rank + 2)});
-          world().all_reduce(x);
-          const auto refused = [&](const char* part, const std::function<void()>& call) {
-            const std::string got = message(call);
-            require(contains(got, part), str("expected \"", part, "\", got \"", got, "\""));
-          };
-          refused("make another group for it", [&] { world().all_reduce(elsewhere); });
-          refused("expected algorithm automatic (NCCL chooses), or direct",
-                  [&] { world().all_reduce(x, {.algorithm = Algorithm::ring}); });
-          world().all_reduce(x);
-          require(x.to_vector<float>()[3] == 4, "after refusals");
-        }) == "(no error)");
+  check_ranks(2, [](int rank) {
+    const Device device = device_of(rank);
+    const Tensor x = full({4}, 1, {.dtype = f32, .device = device}),
+                 elsewhere = full({4}, 1, {.dtype = f32, .device = device_of(rank + 2)});
+    world().all_reduce(x);
+    const auto refused = [&](const char* part, const std::function<void()>& call) {
+      const std::string got = message(call);
+      require(contains(got, part), str("expected \"", part, "\", got \"", got, "\""));
+    };
+    refused("make another group for it", [&] { world().all_reduce(elsewhere); });
+    refused("expected algorithm automatic (NCCL chooses), or direct",
+            [&] { world().all_reduce(x, {.algorithm = Algorithm::ring}); });
+    world().all_reduce(x);
+    require(x.to_vector<float>()[3] == 4, "after refusals");
+  });
 }
 
 TEST_CASE("nccl: DDP gives the bits of one device when sums are exact, and nearly so when they are not") {
   const auto train = [](int ranks, parallel::DdpOptions options, bool accumulator = false) {
     std::vector<Tensors> all(static_cast<size_t>(ranks));
-    CHECK(outcome(ranks, [&](int rank) {
-            const Device device = device_of(rank);
-            manual_seed(1 + uint64_t(rank));
-            Mlp net;
-            net.to(device);
-            std::optional<parallel::DistributedDataParallel> ddp;
-            std::optional<parallel::GradientSum> sum;
-            if (accumulator) sum.emplace(net.parameters());
-            else ddp.emplace(net, options);
-            optim::AdamW opt(net.parameters(), {.lr = 1e-2, .weight_decay = 0.1});
-            const int accumulation = 4 / ranks;
-            for (int step = 0; step < 3; ++step) {
-              opt.zero_grad();
-              for (int m = 0; m < accumulation; ++m) {
-                std::optional<parallel::DistributedDataParallel::NoSync> local;
-                if (ddp && m + 1 < accumulation) local.emplace(*ddp);
-                manual_seed(uint64_t(1000 * step + rank * accumulation + m));
-                const Tensor x = randn({4, 6}).to(device), y = randint(0, 3, {4}).to(device);
-                const Variable loss = cross_entropy(ddp ? (*ddp)(Variable(x)) : net(Variable(x)), y);
-                (loss * (1. / accumulation)).backward();
-                if (sum) sum->add();
-              }
-              if (sum) sum->finish();
-              opt.step();
-            }
-            for (auto& [name, tensor] : copy_parameters(net)) all[size_t(rank)][name] = tensor.to(cpu);
-          }) == "(no error)");
+    check_ranks(ranks, [&](int rank) {
+      const Device device = device_of(rank);
+      manual_seed(1 + uint64_t(rank));
+      Mlp net;
+      net.to(device);
+      std::optional<parallel::DistributedDataParallel> ddp;
+      std::optional<parallel::GradientSum> sum;
+      if (accumulator) sum.emplace(net.parameters());
+      else ddp.emplace(net, options);
+      optim::AdamW opt(net.parameters(), {.lr = 1e-2, .weight_decay = 0.1});
+      const int accumulation = 4 / ranks;
+      for (int step = 0; step < 3; ++step) {
+        opt.zero_grad();
+        for (int m = 0; m < accumulation; ++m) {
+          std::optional<parallel::DistributedDataParallel::NoSync> local;
+          if (ddp && m + 1 < accumulation) local.emplace(*ddp);
+          manual_seed(uint64_t(1000 * step + rank * accumulation + m));
+          const Tensor x = randn({4, 6}).to(device), y = randint(0, 3, {4}).to(device);
+          const Variable loss = cross_entropy(ddp ? (*ddp)(Variable(x)) : net(Variable(x)), y);
+          (loss * (1. / accumulation)).backward();
+          if (sum) sum->add();
+        }
+        if (sum) sum->finish();
+        opt.step();
+      }
+      for (auto& [name, tensor] : copy_parameters(net)) all[size_t(rank)][name] = tensor.to(cpu);
+    });
     for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
     return all[0];
   };
@@ -230,6 +222,6 @@ TEST_CASE("nccl: DDP gives the bits of one device when sums are exact, and nearl
       CHECK(distance(one, train(ranks, {.overlap = overlap})) < 1e-5);
     }
   }
-  const Streams streams(fake::Policy::random, 3);
+  const StreamPolicy streams(fake::Policy::random, 3);
   CHECK(differing(one, train(2, {.bucket_mib = 0.002, .algorithm = Algorithm::direct})) == "");
 }

@@ -1,15 +1,16 @@
 #pragma once
 // Shared by the tests of NCCL: ranks with devices of their own, and the errors that they throw.
 #include <chrono>
-#include <functional>
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "dist/process_group.h"
+#include "tensor/stream.h"
+#include "tests/cudasim/fake.h"
 #include "tests/dist/job.h"
-#include "tests/messages.h"
+#include "tests/dist/outcomes.h"
+#include "tests/environment.h"
 
 namespace testing {
 
@@ -21,25 +22,24 @@ inline void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
 
-inline std::string outcome(int n, const std::function<void(int)>& fn,
-                           const lockstep::dist::SpawnOptions& options = {}) {
-  return message([&] { lockstep::dist::spawn(n, fn, options); });
-}
+/// Sets when streams run their work, for the duration of a test.
+struct StreamPolicy {
+  explicit StreamPolicy(fake::Policy policy, uint64_t seed = 1) { fake::set_policy(policy, seed); }
+  ~StreamPolicy() { fake::set_policy(fake::Policy::lazy); }
+};
 
-/// The error of each of `n` ranks that run fn; "(no error)" if it threw none.
-inline std::vector<std::string> outcomes(int n, const std::function<void(int)>& fn, double timeout = 20) {
-  std::vector<std::string> texts(size_t(n), "(no error)");
-  (void)outcome(n,
-                [&](int rank) {
-                  try {
-                    fn(rank);
-                  } catch (const lockstep::Error& e) {
-                    texts[size_t(rank)] = e.what();
-                    throw;
-                  }
-                },
-                {.timeout = lockstep::dist::Seconds(timeout), .heartbeat = lockstep::dist::Seconds(0.2)});
-  return texts;
+/// What all ranks of the world together copy to the host during work(), and how often they wait; on rank 0.
+inline fake::ToHost to_host_during(lockstep::Device device, const std::function<void()>& work) {
+  lockstep::dist::ProcessGroup& world = lockstep::dist::world();
+  lockstep::synchronize(device);
+  world.barrier();
+  if (world.rank() == 0) fake::take_to_host();
+  world.barrier();
+  work();
+  world.barrier();
+  const fake::ToHost seen = world.rank() == 0 ? fake::take_to_host() : fake::ToHost();
+  world.barrier();
+  return seen;
 }
 
 /// Waits until condition(), for at most 60 s.

@@ -18,11 +18,6 @@ using zero::ZeroOptions;
 
 namespace {
 
-struct Exact {  // makes NCCL sum in the order of the CPU's backend
-  Exact() { setenv("LOCKSTEP_NCCL_EXACT", "1", 1); }
-  ~Exact() { unsetenv("LOCKSTEP_NCCL_EXACT"); }
-};
-
 ZeroOptions options(int stage, Offload state = Offload::none, Offload shards = Offload::none) {
   ZeroOptions o{
       .stage = stage, .reduce_bucket_size = 5000, .prefetch_bucket_size = 20000, .param_persistence_threshold = 100};
@@ -36,7 +31,7 @@ ZeroOptions options(int stage, Offload state = Offload::none, Offload shards = O
 TEST_CASE(
     "nccl: every stage of ZeRO, with state and shards on the device, on the host and in files: the bits of one "
     "device") {
-  const Exact exact;
+  const EnvironmentVariable exact("LOCKSTEP_NCCL_EXACT", "1");  // NCCL sums in the order of the CPU's backend
   // Under ThreadSanitizer a row takes a minute: only one row of each kind.
   const auto dtypes = thread_sanitized ? std::vector{f32} : std::vector{f32, bf16};
   const auto worlds = thread_sanitized ? std::vector{2} : std::vector{1, 2, 4};
@@ -74,23 +69,23 @@ TEST_CASE(
 
 TEST_CASE("nccl: ZeRO's ledger on devices: shards, and no offloaded state") {
   for (const Offload place : {Offload::none, Offload::cpu}) {
-    CHECK(outcome(4, [&](int rank) {
-            const Device device = device_of(rank);
-            Even net;
-            net.to(device);
-            const auto optimizer = adamw(net.parameters());
-            ZeroOptions o = options(3, place, place);
-            o.param_persistence_threshold = 0;
-            Zero zero(net, *optimizer, o);
-            sum(net(Variable(randn({2, 64}).to(device)))).backward();
-            zero.step();
-            const MemoryReport report = memory_report(device);
-            const auto held = [&](Memory category) { return report.category[size_t(category)].current; };
-            const bool here = place == Offload::none;
-            expect("parameters", held(Memory::parameter), here ? psi * 4 / 4. : 0);
-            expect("optimizer", held(Memory::optimizer), here ? psi * 8 / 4. : 0);
-            expect("offload", held(Memory::offload), 0);
-          }) == "(no error)");
+    check_ranks(4, [&](int rank) {
+      const Device device = device_of(rank);
+      Even net;
+      net.to(device);
+      const auto optimizer = adamw(net.parameters());
+      ZeroOptions o = options(3, place, place);
+      o.param_persistence_threshold = 0;
+      Zero zero(net, *optimizer, o);
+      sum(net(Variable(randn({2, 64}).to(device)))).backward();
+      zero.step();
+      const MemoryReport report = memory_report(device);
+      const auto held = [&](Memory category) { return report.category[size_t(category)].current; };
+      const bool here = place == Offload::none;
+      expect("parameters", held(Memory::parameter), here ? psi * 4 / 4. : 0);
+      expect("optimizer", held(Memory::optimizer), here ? psi * 8 / 4. : 0);
+      expect("offload", held(Memory::offload), 0);
+    });
   }
 }
 
@@ -100,33 +95,22 @@ TEST_CASE("nccl: the host waits for nothing in forward and backward, in every st
       CAPTURE(stage);
       CAPTURE(ahead);
       fake::ToHost seen, in_step;
-      CHECK(outcome(4, [&](int rank) {
-              const Device device = device_of(rank);
-              Even net;
-              net.to(device);
-              const auto optimizer = adamw(net.parameters());
-              ZeroOptions o = options(stage);
-              o.param_persistence_threshold = 0;
-              o.overlap_comm = ahead;
-              Zero zero(net, *optimizer, o);
-              const Tensor x = randn({2, 64}).to(device);
-              const auto look = [&](const std::function<void()>& work) {
-                synchronize(device);
-                dist::world().barrier();
-                if (rank == 0) fake::take_to_host();
-                dist::world().barrier();
-                work();
-                dist::world().barrier();
-                const fake::ToHost now = rank == 0 ? fake::take_to_host() : fake::ToHost();
-                dist::world().barrier();
-                return now;
-              };
-              for (int step = 0; step < 3; ++step) {
-                const fake::ToHost passes = look([&] { sum(net(Variable(x))).backward(); }),
-                                   steps = look([&] { zero.step(); });
-                if (rank == 0) seen = passes, in_step = steps;
-              }
-            }) == "(no error)");
+      check_ranks(4, [&](int rank) {
+        const Device device = device_of(rank);
+        Even net;
+        net.to(device);
+        const auto optimizer = adamw(net.parameters());
+        ZeroOptions o = options(stage);
+        o.param_persistence_threshold = 0;
+        o.overlap_comm = ahead;
+        Zero zero(net, *optimizer, o);
+        const Tensor x = randn({2, 64}).to(device);
+        for (int step = 0; step < 3; ++step) {
+          const fake::ToHost passes = to_host_during(device, [&] { sum(net(Variable(x))).backward(); }),
+                             steps = to_host_during(device, [&] { zero.step(); });
+          if (rank == 0) seen = passes, in_step = steps;
+        }
+      });
       CHECK(seen.copies == 0);
       CHECK(seen.waits == 0);
       CHECK(in_step.copies == 4);  // one per rank
@@ -173,34 +157,34 @@ TEST_CASE("nccl: after a recording that failed in forward ZeRO 3 gathers anew") 
 TEST_CASE("nccl: a graph of ZeRO 3 holds the parameters gathered at a time, not the whole model") {
   const auto grown_by = [](int layers) {
     int64_t bytes = 0;
-    CHECK(outcome(4, [&](int rank) {
-            const Device device = device_of(rank);
-            nn::Sequential net;
-            for (int i = 0; i < layers; ++i) net.add(matrix(256, 256));
-            net.to(device);
-            const auto optimizer = adamw(net.parameters());
-            ZeroOptions o = options(3);
-            o.prefetch_bucket_size = 256 * 256;
-            Zero zero(net, *optimizer, o);
-            const Tensor x = ones({2, 256}, {.device = device});
-            const auto step = [&] {
-              sum(net(Variable(x))).backward();
-              zero.step();
-            };
-            for (int i = 0; i < 2; ++i) step();
-            const auto held = [&] {
-              synchronize(device);
-              dist::world().barrier();
-              const auto now = int64_t(fake::held().bytes);
-              dist::world().barrier();
-              return now;
-            };
-            const int64_t before = held();
-            Graph graph(device);
-            graph.record(step);
-            const int64_t after = held();
-            if (rank == 0) bytes = after - before;
-          }) == "(no error)");
+    check_ranks(4, [&](int rank) {
+      const Device device = device_of(rank);
+      nn::Sequential net;
+      for (int i = 0; i < layers; ++i) net.add(matrix(256, 256));
+      net.to(device);
+      const auto optimizer = adamw(net.parameters());
+      ZeroOptions o = options(3);
+      o.prefetch_bucket_size = 256 * 256;
+      Zero zero(net, *optimizer, o);
+      const Tensor x = ones({2, 256}, {.device = device});
+      const auto step = [&] {
+        sum(net(Variable(x))).backward();
+        zero.step();
+      };
+      for (int i = 0; i < 2; ++i) step();
+      const auto held = [&] {
+        synchronize(device);
+        dist::world().barrier();
+        const auto now = int64_t(fake::held().bytes);
+        dist::world().barrier();
+        return now;
+      };
+      const int64_t before = held();
+      Graph graph(device);
+      graph.record(step);
+      const int64_t after = held();
+      if (rank == 0) bytes = after - before;
+    });
     return bytes / 4;
   };
   const int64_t matrix = 256 * 256 * 4, each = (grown_by(16) - grown_by(8)) / 8;

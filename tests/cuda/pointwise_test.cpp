@@ -63,6 +63,12 @@ void run_kernel(Device on, PointwiseOp op, PointwisePart part, const PointwiseAr
   kernels::pointwise(on, op, part, args, list.data(), int(list.size()), out);
 }
 
+void check_pointwise(const Within& within, PointwiseOp op, PointwisePart part, const PointwiseArgs& args,
+                     const Arguments& inputs, const Tensor& output) {
+  const auto run = [&](Device on, const Arguments& in, Arguments& to) { run_kernel(on, op, part, args, in, to[0]); };
+  against_cpu(within.what, inputs, {output}, run, within.bound);
+}
+
 }  // namespace
 
 TEST_CASE("cuda: every pointwise operation, part and dtype") {
@@ -74,21 +80,14 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
         for (int i = 0; i < row.inputs; ++i) in.push_back(values({n}, dtype, uint32_t(i + 1), row.positive));
         const Tensor out = empty({n}, {row.types == "compare" ? boolean : dtype, cpu});
         const std::string what = str(row.name, " ", dtype, " (", n, ")");
-        against_cpu(
-            what, in, {out},
-            [&](Device on, const Arguments& a, Arguments& to) {
-              run_kernel(on, row.op, PointwisePart::value, args, a, to[0]);
-            },
-            is_floating(dtype) ? tolerance(Near::pointwise, dtype) : 0);
+        check_pointwise({what, is_floating(dtype) ? tolerance(Near::pointwise, dtype) : 0}, row.op,
+                        PointwisePart::value, args, in, out);
         if (!is_floating(dtype)) continue;
         for (const auto part : {PointwisePart::grad0, PointwisePart::grad1}) {
           if (part == PointwisePart::grad0 ? !row.grad0 : !row.grad1) continue;
           Arguments with_grad{values({n}, dtype, 9, false)};
           with_grad.insert(with_grad.end(), in.begin(), in.end());
-          against_cpu(
-              what + " grad", with_grad, {out},
-              [&](Device on, const Arguments& a, Arguments& to) { run_kernel(on, row.op, part, args, a, to[0]); },
-              tolerance(Near::derivative, dtype));
+          check_pointwise({what + " grad", tolerance(Near::derivative, dtype)}, row.op, part, args, with_grad, out);
           if (part == PointwisePart::grad0 || row.name == "add" || row.name == "sub") continue;
           against_cpu(
               what + " both, over the gradient", with_grad, {out, out},
@@ -106,21 +105,14 @@ TEST_CASE("cuda: every pointwise operation, part and dtype") {
 TEST_CASE("cuda: powers that are shortened, and large angles") {
   const Tensor x = values({1001}, f32, 1, true), g = values({1001}, f32, 2, false);
   for (const double p : {-1.0, -0.5, 0.0, 0.5, 1.0, 2.0, 3.0, 2.5}) {
-    against_cpu(str("x^", p), {x}, {x}, [&](Device on, const Arguments& a, Arguments& to) {
-      run_kernel(on, PointwiseOp::pow_scalar, PointwisePart::value, {p, 0}, a, to[0]);
-    });
-    against_cpu(str("x^", p, " grad"), {g, x}, {x}, [&](Device on, const Arguments& a, Arguments& to) {
-      run_kernel(on, PointwiseOp::pow_scalar, PointwisePart::grad0, {p, 0}, a, to[0]);
-    });
+    check_pointwise({str("x^", p)}, PointwiseOp::pow_scalar, PointwisePart::value, {p, 0}, {x}, x);
+    check_pointwise({str("x^", p, " grad")}, PointwiseOp::pow_scalar, PointwisePart::grad0, {p, 0}, {g, x}, x);
   }
   for (const auto op : {PointwiseOp::sin, PointwiseOp::cos}) {
     const Tensor angles = random_tensor({500}, f32, 3, 1e30);
-    against_cpu("large angles", {angles}, {angles}, [&](Device on, const Arguments& a, Arguments& to) {
-      run_kernel(on, op, PointwisePart::value, {}, a, to[0]);
-    });
-    against_cpu(
-        "large angles, grad", {values({500}, f32, 2, false), angles}, {angles},
-        [&](Device on, const Arguments& a, Arguments& to) { run_kernel(on, op, PointwisePart::grad0, {}, a, to[0]); });
+    check_pointwise({"large angles"}, op, PointwisePart::value, {}, {angles}, angles);
+    check_pointwise({"large angles, grad"}, op, PointwisePart::grad0, {}, {values({500}, f32, 2, false), angles},
+                    angles);
   }
 }
 
@@ -165,11 +157,8 @@ TEST_CASE("cuda: a bound or a threshold that is NaN") {
       for (const auto part : {PointwisePart::value, PointwisePart::grad0}) {
         const Tensor x = values({33}, dtype, 1, false);
         x.narrow(0, 3, 1).fill_(std::nan(""));
-        against_cpu(str("NaN ", dtype),
-                    part == PointwisePart::value ? Arguments{x} : Arguments{ones({33}, {dtype, cpu}), x}, {x},
-                    [&, op = op, args = args](Device on, const Arguments& a, Arguments& to) {
-                      run_kernel(on, op, part, args, a, to[0]);
-                    });
+        check_pointwise({str("NaN ", dtype)}, op, part, args,
+                        part == PointwisePart::value ? Arguments{x} : Arguments{ones({33}, {dtype, cpu}), x}, x);
       }
 }
 
@@ -178,12 +167,8 @@ TEST_CASE("cuda: a product of f32 that is rounded to 16 bits") {
                row = values({40}, f32, 3, false);
   for (const DType dtype : {f16, bf16})
     for (const Tensor& y : {scalar, row})
-      against_cpu(
-          str("mul to ", dtype), {x, y}, {empty({33, 40}, {dtype, cpu})},
-          [](Device on, const Arguments& a, Arguments& to) {
-            run_kernel(on, PointwiseOp::mul, PointwisePart::value, {}, a, to[0]);
-          },
-          0);
+      check_pointwise({str("mul to ", dtype), 0}, PointwiseOp::mul, PointwisePart::value, {}, {x, y},
+                      empty({33, 40}, {dtype, cpu}));
 }
 
 TEST_CASE("cuda: pointwise operands of any strides") {
@@ -217,26 +202,13 @@ TEST_CASE("cuda: pointwise operands of any strides") {
                           {"large bias", large, wide_bias, large},
                           {"expanded", scalar.expand({6, 35, 7}), x, x}};
     for (const Case& c : cases) {
-      against_cpu(
-          str(c.name, " ", dtype), {c.a, c.b}, {c.out},
-          [](Device on, const Arguments& a, Arguments& to) {
-            run_kernel(on, PointwiseOp::sub, PointwisePart::value, {}, a, to[0]);
-          },
-          0);
-      against_cpu(
-          str(c.name, " where ", dtype), {gt(c.a, c.b), c.a, c.b}, {c.out},
-          [](Device on, const Arguments& a, Arguments& to) {
-            run_kernel(on, PointwiseOp::where, PointwisePart::value, {}, a, to[0]);
-          },
-          0);
+      check_pointwise({str(c.name, " ", dtype), 0}, PointwiseOp::sub, PointwisePart::value, {}, {c.a, c.b}, c.out);
+      check_pointwise({str(c.name, " where ", dtype), 0}, PointwiseOp::where, PointwisePart::value, {},
+                      {gt(c.a, c.b), c.a, c.b}, c.out);
       if (!is_floating(dtype)) continue;
-      against_cpu(
-          str(c.name, " both gradients ", dtype), {values(c.out.shape(), dtype, 12, false), c.a, c.b},
-          {c.out, empty(c.out.shape(), {dtype, cpu})},
-          [](Device on, const Arguments& a, Arguments& to) {
-            kernels::pointwise_grads(on, PointwiseOp::mul, a[0], a[1], a[2], to[0], to[1]);
-          },
-          0);
+      check_kernel({str(c.name, " both gradients ", dtype), 0}, kernels::pointwise_grads, PointwiseOp::mul,
+                   values(c.out.shape(), dtype, 12, false), c.a, c.b, Out{c.out},
+                   Out{empty(c.out.shape(), {dtype, cpu})});
     }
   }
   const Tensor start = random_tensor({999}, f32, 4), other = random_tensor({999}, f32, 5);
@@ -265,27 +237,17 @@ TEST_CASE("cuda: copies between all dtypes, transposes, parts, fills") {
     for (const Shape& shape : {Shape{0, 3}, Shape{1, 1}, Shape{4, 4}, Shape{33, 70}, Shape{129, 65}, Shape{257, 300},
                                Shape{72, 136}, Shape{208, 80}}) {
       const Tensor x = values(shape, dtype, 2, false), out = empty({shape[1], shape[0]}, {dtype, cpu});
-      against_cpu(
-          str("transpose ", shape, " ", dtype), {x.t()}, {out},
-          [](Device on, const Arguments& a, Arguments& to) { kernels::copy(on, a[0], to[0]); }, 0);
-      against_cpu(
-          str("into a transposed ", shape, " ", dtype), {x}, {out.t()},
-          [](Device on, const Arguments& a, Arguments& to) { kernels::copy(on, a[0], to[0]); }, 0);
-      against_cpu(
-          str("transpose and convert ", shape, " ", dtype), {x.t()}, {out.to(f16)},
-          [](Device on, const Arguments& a, Arguments& to) { kernels::copy(on, a[0], to[0]); }, 0);
-      against_cpu(
-          str("convert into a transposed ", shape, " ", dtype), {x}, {out.to(f16).t()},
-          [](Device on, const Arguments& a, Arguments& to) { kernels::copy(on, a[0], to[0]); }, 0);
+      check_kernel({str("transpose ", shape, " ", dtype), 0}, kernels::copy, x.t(), Out{out});
+      check_kernel({str("into a transposed ", shape, " ", dtype), 0}, kernels::copy, x, Out{out.t()});
+      check_kernel({str("transpose and convert ", shape, " ", dtype), 0}, kernels::copy, x.t(), Out{out.to(f16)});
+      check_kernel({str("convert into a transposed ", shape, " ", dtype), 0}, kernels::copy, x, Out{out.to(f16).t()});
     }
     const Tensor heads = values({3, 37, 4, 20}, dtype, 5, false).permute({0, 2, 1, 3}),
                  batches = values({3, 5, 40, 36}, dtype, 6, false).transpose(2, 3),
                  wide = values({3, 2, 48, 80}, dtype, 7, false).transpose(2, 3);
     for (const Tensor& x :
          {heads, batches, batches.transpose(0, 1), batches.narrow(2, 3, 20), wide, wide.narrow(2, 16, 64)})
-      against_cpu(
-          str("permuted ", dtype), {x}, {empty(x.shape(), {dtype, cpu})},
-          [](Device on, const Arguments& a, Arguments& to) { kernels::copy(on, a[0], to[0]); }, 0);
+      check_kernel({str("permuted ", dtype), 0}, kernels::copy, x, Out{empty(x.shape(), {dtype, cpu})});
     for (const int64_t n : {0, 1, 31, 4099}) {
       const Tensor out = empty({n, 3}, {dtype, cpu});
       for (const Tensor& to : {out, out.t(), out.narrow(1, 1, 1)})

@@ -44,11 +44,9 @@ void check_reduce(const ReduceCase& op, const Tensor& x, uint32_t dims) {
   if (x.numel() == 0 && numel_of(shape) > 0 && (op.op == ReduceOp::max || op.op == ReduceOp::min)) return;
   const DType dtype = result_of(op.op, x.dtype());
   // Products of many elements are tiny or huge; f32 sums of many elements have some rounding error.
-  against_cpu(
-      str(op.name, " ", x.dtype(), " ", x.shape(), " strides ", x.strides(), " dims ", dims), {x},
-      {empty(shape, {dtype, cpu})},
-      [&](Device on, const Arguments& a, Arguments& to) { kernels::reduce(on, op.op, a[0], dims, 1, to[0]); },
-      tolerance(dtype) * (is_floating(dtype) ? 1 : 0));
+  check_kernel({str(op.name, " ", x.dtype(), " ", x.shape(), " strides ", x.strides(), " dims ", dims),
+                tolerance(dtype) * (is_floating(dtype) ? 1 : 0)},
+               kernels::reduce, op.op, x, dims, 1, Out{empty(shape, {dtype, cpu})});
 }
 
 }  // namespace
@@ -121,12 +119,8 @@ TEST_CASE("cuda: reductions of infinities and NaN") {
     check_reduce(op, x, 2), check_reduce(op, x.t().contiguous(), 1), check_reduce(op, x, 3);
   // The sum of the squares of large f32 values only fits f64.
   const Tensor large = random_tensor({1000}, f32, 2, 1e30);
-  against_cpu(
-      "sum of squares in f64", {large}, {empty({1}, {f64, cpu})},
-      [](Device on, const Arguments& a, Arguments& to) {
-        kernels::reduce(on, ReduceOp::sum_squares, a[0], 1, 0, to[0]);
-      },
-      tolerance(f64));
+  check_kernel({"sum of squares in f64", tolerance(f64)}, kernels::reduce, ReduceOp::sum_squares, large, 1, 0,
+               Out{empty({1}, {f64, cpu})});
 }
 
 TEST_CASE("cuda: arg max and arg min, first place on ties, NaN wins") {
@@ -141,22 +135,15 @@ TEST_CASE("cuda: arg max and arg min, first place on ties, NaN wins") {
         Shape kept = shape;
         kept.erase(dim);
         for (const bool largest : {true, false})
-          against_cpu(
-              str("arg ", dtype, " ", shape, " ", dim), {x}, {empty(kept, {dtype, cpu}), empty(kept, {i64, cpu})},
-              [&](Device on, const Arguments& a, Arguments& to) {
-                kernels::arg_reduce(on, largest, a[0], dim, to[0], to[1]);
-              },
-              0);
+          check_kernel({str("arg ", dtype, " ", shape, " ", dim), 0}, kernels::arg_reduce, largest, x, dim,
+                       Out{empty(kept, {dtype, cpu})}, Out{empty(kept, {i64, cpu})});
       }
     }
   }
   const Tensor scalar = random_tensor({}, f32, 1), turned = random_tensor({20, 30}, f32, 2).t();
-  against_cpu(
-      "arg of a scalar", {scalar}, {scalar, scalar.to(i64)},
-      [](Device on, const Arguments& a, Arguments& to) { kernels::arg_reduce(on, true, a[0], 0, to[0], to[1]); }, 0);
-  against_cpu(
-      "arg of a transposed", {turned}, {empty({30}, {f32, cpu}), empty({30}, {i64, cpu})},
-      [](Device on, const Arguments& a, Arguments& to) { kernels::arg_reduce(on, true, a[0], 1, to[0], to[1]); }, 0);
+  check_kernel({"arg of a scalar", 0}, kernels::arg_reduce, true, scalar, 0, Out{scalar}, Out{scalar.to(i64)});
+  check_kernel({"arg of a transposed", 0}, kernels::arg_reduce, true, turned, 1, Out{empty({30}, {f32, cpu})},
+               Out{empty({30}, {i64, cpu})});
 }
 
 TEST_CASE("cuda: running sums and products") {
@@ -168,12 +155,9 @@ TEST_CASE("cuda: running sums and products") {
       for (int dim = 0; dim < std::max(1, shape.rank()); ++dim) {
         for (const bool product : {false, true}) {
           for (const bool reverse : {false, true})
-            against_cpu(
-                str("cumulative ", product, " ", dtype, " ", shape, " ", dim), {x}, {x},
-                [&](Device on, const Arguments& a, Arguments& to) {
-                  kernels::cumulative(on, product, a[0], dim, reverse, to[0]);
-                },
-                dtype == i64 ? 0 : tolerance(Near::cumulative, dtype));
+            check_kernel({str("cumulative ", product, " ", dtype, " ", shape, " ", dim),
+                          dtype == i64 ? 0 : tolerance(Near::cumulative, dtype)},
+                         kernels::cumulative, product, x, dim, reverse, Out{x});
         }
       }
     }
@@ -191,31 +175,21 @@ TEST_CASE("cuda: stable sort and top k") {
       if (is_floating(dtype) && x.numel() > 40) x.reshape({x.numel()}).slice(0, 3, x.numel(), 37).fill_(std::nan(""));
       for (int dim = 0; dim < std::max(1, shape.rank()); ++dim) {
         for (const bool descending : {false, true}) {
-          against_cpu(
-              str("sort ", dtype, " ", shape, " ", dim), {x}, {x, empty(shape, {i64, cpu})},
-              [&](Device on, const Arguments& a, Arguments& to) {
-                kernels::sort(on, a[0], dim, descending, to[0], to[1]);
-              },
-              0);
+          check_kernel({str("sort ", dtype, " ", shape, " ", dim), 0}, kernels::sort, x, dim, descending, Out{x},
+                       Out{empty(shape, {i64, cpu})});
           if (shape.rank() == 0) continue;
           for (const int64_t k : {int64_t(0), int64_t(1), int64_t(5), int64_t(513), shape[dim]}) {
             if (k > shape[dim]) continue;
             Shape best = shape;
             best[dim] = k;
-            against_cpu(
-                str("topk ", k, " ", dtype, " ", shape, " ", dim), {x},
-                {empty(best, {dtype, cpu}), empty(best, {i64, cpu})},
-                [&](Device on, const Arguments& a, Arguments& to) {
-                  kernels::topk(on, a[0], dim, k, descending, to[0], to[1]);
-                },
-                0);
+            check_kernel({str("topk ", k, " ", dtype, " ", shape, " ", dim), 0}, kernels::topk, x, dim, k, descending,
+                         Out{empty(best, {dtype, cpu})}, Out{empty(best, {i64, cpu})});
           }
         }
       }
     }
   }
   const Tensor wide = random_tensor({9, 70}, f32, 2).t();
-  against_cpu(
-      "sort of a transposed", {wide}, {empty({70, 9}, {f32, cpu}), empty({70, 9}, {i64, cpu})},
-      [](Device on, const Arguments& a, Arguments& to) { kernels::sort(on, a[0], 0, false, to[0], to[1]); }, 0);
+  check_kernel({"sort of a transposed", 0}, kernels::sort, wide, 0, false, Out{empty({70, 9}, {f32, cpu})},
+               Out{empty({70, 9}, {i64, cpu})});
 }

@@ -31,16 +31,12 @@ TEST_CASE("cuda: softmax and its gradient") {
       for (const bool log : {false, true}) {
         const Tensor x = random_tensor({rows, n}, dtype, 1, 5), g = random_tensor({rows, n}, dtype, 2),
                      out = empty_like(x);
-        against_cpu(
-            named(log ? "log_softmax" : "softmax", dtype, rows, n), {x}, {out},
-            [&](Device on, const Arguments& in, Arguments& to) { kernels::softmax(on, log, in[0], to[0]); },
-            bound_of(dtype, n));
+        check_kernel({named(log ? "log_softmax" : "softmax", dtype, rows, n), bound_of(dtype, n)}, kernels::softmax,
+                     log, x, Out{out});
         Tensor y = empty_like(x);
         kernels::softmax(cpu, log, x, y);
-        against_cpu(
-            named(log ? "log_softmax_grad" : "softmax_grad", dtype, rows, n), {g, y}, {out},
-            [&](Device on, const Arguments& in, Arguments& to) { kernels::softmax_grad(on, log, in[0], in[1], to[0]); },
-            bound_of(dtype, n) * 2);
+        check_kernel({named(log ? "log_softmax_grad" : "softmax_grad", dtype, rows, n), bound_of(dtype, n) * 2},
+                     kernels::softmax_grad, log, g, y, Out{out});
       }
     }
   }
@@ -56,8 +52,7 @@ TEST_CASE("cuda: softmax of masked, huge and NaN rows") {
     x.select(0, 4).fill_(0), x.select(0, 4).narrow(0, n - 1, 1).fill_(std::nan(""));
     x.select(0, 5).narrow(0, n / 2, 1).fill_(inf);
     for (const bool log : {false, true})
-      against_cpu(str("hard rows of ", n), {x}, {empty_like(x)},
-                  [&](Device on, const Arguments& in, Arguments& to) { kernels::softmax(on, log, in[0], to[0]); });
+      check_kernel({str("hard rows of ", n)}, kernels::softmax, log, x, Out{empty_like(x)});
   }
 }
 
@@ -70,35 +65,18 @@ TEST_CASE("cuda: layer norm, rms norm and their gradients") {
         const Tensor w = affine ? random_tensor({n}, dtype, 3) : Tensor(),
                      b = affine ? random_tensor({n}, dtype, 4) : Tensor();
         const double bound = bound_of(dtype, n) * (n < 4 ? 50 : 1);
-        against_cpu(
-            named("layer_norm", dtype, rows, n), {x, w, b}, {out, statistics(rows, dtype), statistics(rows, dtype)},
-            [&](Device on, const Arguments& in, Arguments& to) {
-              kernels::layer_norm(on, in[0], in[1], in[2], 1e-3, to[0], to[1], to[2]);
-            },
-            bound);
-        against_cpu(
-            named("rms_norm", dtype, rows, n), {x, w}, {out, statistics(rows, dtype)},
-            [&](Device on, const Arguments& in, Arguments& to) {
-              kernels::rms_norm(on, in[0], in[1], 1e-3, to[0], to[1]);
-            },
-            bound);
+        check_kernel({named("layer_norm", dtype, rows, n), bound}, kernels::layer_norm, x, w, b, 1e-3, Out{out},
+                     Out{statistics(rows, dtype)}, Out{statistics(rows, dtype)});
+        check_kernel({named("rms_norm", dtype, rows, n), bound}, kernels::rms_norm, x, w, 1e-3, Out{out},
+                     Out{statistics(rows, dtype)});
         Tensor y = empty_like(x), mean = statistics(rows, dtype), rstd = statistics(rows, dtype),
                root = statistics(rows, dtype);
         kernels::layer_norm(cpu, x, w, b, 1e-3, y, mean, rstd);
         kernels::rms_norm(cpu, x, w, 1e-3, y, root);
-        against_cpu(
-            named("layer_norm_grad", dtype, rows, n), {g, x, mean, rstd, w},
-            {out, affine ? empty_like(w) : w, affine ? empty_like(b) : b},
-            [&](Device on, const Arguments& in, Arguments& to) {
-              kernels::layer_norm_grad(on, in[0], in[1], in[2], in[3], in[4], to[0], to[1], to[2]);
-            },
-            bound * 2);
-        against_cpu(
-            named("rms_norm_grad", dtype, rows, n), {g, x, root, w}, {out, affine ? empty_like(w) : w},
-            [&](Device on, const Arguments& in, Arguments& to) {
-              kernels::rms_norm_grad(on, in[0], in[1], in[2], in[3], to[0], to[1]);
-            },
-            bound * 2);
+        check_kernel({named("layer_norm_grad", dtype, rows, n), bound * 2}, kernels::layer_norm_grad, g, x, mean, rstd,
+                     w, Out{out}, Out{affine ? empty_like(w) : w}, Out{affine ? empty_like(b) : b});
+        check_kernel({named("rms_norm_grad", dtype, rows, n), bound * 2}, kernels::rms_norm_grad, g, x, root, w,
+                     Out{out}, Out{affine ? empty_like(w) : w});
       }
     }
   }
@@ -108,13 +86,10 @@ TEST_CASE("cuda: a NaN or an infinity in a row is in all that its norm gives") {
   for (const int64_t n : {5, 1000, 9001}) {
     const Tensor x = random_tensor({4, n}, f32, 1);
     x.select(0, 1).narrow(0, n / 2, 1).fill_(std::nan("")), x.select(0, 2).narrow(0, n - 1, 1).fill_(INFINITY);
-    against_cpu(named("layer_norm", f32, 4, n), {x}, {empty_like(x), statistics(4, f32), statistics(4, f32)},
-                [](Device on, const Arguments& in, Arguments& to) {
-                  kernels::layer_norm(on, in[0], {}, {}, 1e-3, to[0], to[1], to[2]);
-                });
-    against_cpu(
-        named("rms_norm", f32, 4, n), {x}, {empty_like(x), statistics(4, f32)},
-        [](Device on, const Arguments& in, Arguments& to) { kernels::rms_norm(on, in[0], {}, 1e-3, to[0], to[1]); });
+    check_kernel({named("layer_norm", f32, 4, n)}, kernels::layer_norm, x, Tensor(), Tensor(), 1e-3, Out{empty_like(x)},
+                 Out{statistics(4, f32)}, Out{statistics(4, f32)});
+    check_kernel({named("rms_norm", f32, 4, n)}, kernels::rms_norm, x, Tensor(), 1e-3, Out{empty_like(x)},
+                 Out{statistics(4, f32)});
   }
 }
 
@@ -131,24 +106,15 @@ TEST_CASE("cuda: the norm of a sum with dropout, and its gradient") {
                        means = centered ? statistics(rows, dtype) : Tensor();
           const double bound = bound_of(dtype, n) * (n < 4 ? 50 : 2);
           const std::string what = named(centered ? "add_norm" : "add_norm rms", dtype, rows, n) + str(" p ", p);
-          against_cpu(
-              what, {x, add, w, b}, {out, out, means, statistics(rows, dtype)},
-              [&](Device on, const Arguments& in, Arguments& to) {
-                kernels::add_norm(on, in[0], in[1], in[2], in[3], args, to[0], to[1], to[2], to[3]);
-              },
-              bound);
+          check_kernel({what, bound}, kernels::add_norm, x, add, w, b, args, Out{out}, Out{out}, Out{means},
+                       Out{statistics(rows, dtype)});
           Tensor sum = empty_like(x), y = empty_like(x), mean = centered ? statistics(rows, dtype) : Tensor(),
                  rstd = statistics(rows, dtype);
           kernels::add_norm(cpu, x, add, w, b, args, sum, y, mean, rstd);
           for (const bool adds : {true, false})
-            against_cpu(
-                what + (adds ? " gradient" : " gradient alone"), {g, adds ? add : Tensor(), sum, mean, rstd, w},
-                {out, p > 0 ? out : Tensor(), w, b, w},
-                [&](Device on, const Arguments& in, Arguments& to) {
-                  kernels::add_norm_grad(on, in[0], in[1], in[2], in[3], in[4], in[5], args, to[0], to[1], to[2], to[3],
-                                         to[4]);
-                },
-                bound * 2);
+            check_kernel({what + (adds ? " gradient" : " gradient alone"), bound * 2}, kernels::add_norm_grad, g,
+                         adds ? add : Tensor(), sum, mean, rstd, w, args, Out{out}, Out{p > 0 ? out : Tensor()}, Out{w},
+                         Out{b}, Out{w});
           // The fused kernels have the bits of the separate ones, also if the gradient is accumulated in place.
           const auto on = [](const Tensor& t) { return like_on(t, cuda0); };
           const auto fresh = [](const Tensor& t) { return t.defined() ? empty(t.shape(), {t.dtype(), cuda0}) : t; };
@@ -229,13 +195,10 @@ TEST_CASE("cuda: sums of columns, and the same bits from the norm that writes th
     for (const auto [rows, n] : shapes) {
       const Tensor x = random_tensor({rows, n}, dtype, 1), w = random_tensor({n}, dtype, 2);
       const double bound = tolerance(Near::kernel, dtype) * 4;
-      against_cpu(
-          named("column_sums", dtype, rows, n), {x}, {w},
-          [](Device on, const Arguments& in, Arguments& to) { kernels::column_sums(on, in[0], to[0]); }, bound);
+      check_kernel({named("column_sums", dtype, rows, n), bound}, kernels::column_sums, x, Out{w});
       const Tensor turned = random_tensor({n, rows}, dtype, 3).t();
-      against_cpu(
-          named("column_sums of a transposed matrix", dtype, rows, n), {turned}, {w},
-          [](Device on, const Arguments& in, Arguments& to) { kernels::column_sums(on, in[0], to[0]); }, bound);
+      check_kernel({named("column_sums of a transposed matrix", dtype, rows, n), bound}, kernels::column_sums, turned,
+                   Out{w});
       if (n > 13001) continue;
       const auto there = [](const Tensor& t) { return like_on(t, cuda0); };
       const Tensor g = there(random_tensor({rows, n}, dtype, 4)), sum = there(x), mean = there(statistics(rows, dtype)),
@@ -328,12 +291,8 @@ TEST_CASE("cuda: a row has the same bits whichever rows its block has had before
 
 TEST_CASE("cuda: layer norm around a large mean") {
   const Tensor x = add_scalar(random_tensor({3, 700}, f32, 1), 1e4);
-  against_cpu(
-      "large mean", {x}, {empty_like(x), statistics(3, f32), statistics(3, f32)},
-      [&](Device on, const Arguments& in, Arguments& to) {
-        kernels::layer_norm(on, in[0], {}, {}, 0, to[0], to[1], to[2]);
-      },
-      tolerance(Near::large_mean, f32));
+  check_kernel({"large mean", tolerance(Near::large_mean, f32)}, kernels::layer_norm, x, Tensor(), Tensor(), 0,
+               Out{empty_like(x)}, Out{statistics(3, f32)}, Out{statistics(3, f32)});
 }
 
 TEST_CASE("cuda: batch norm and its gradient in both layouts") {
@@ -355,22 +314,16 @@ TEST_CASE("cuda: batch norm and its gradient in both layouts") {
           const Tensor out = images(7), of_channel = statistics(c, dtype);
           const std::string what = str("batch_norm ", dtype, " (", n, ", ", c, ", ", s, last ? ") channels last" : ")");
           if (training) {
-            against_cpu(what, {x, w, b}, {out, of_channel, of_channel, of_channel},
-                        [&](Device on, const Arguments& in, Arguments& to) {
-                          kernels::batch_norm(on, in[0], in[1], in[2], 1e-3, true, to[1], to[2], to[3], to[0]);
-                        });
+            check_kernel({what}, kernels::batch_norm, x, w, b, 1e-3, true, Out{of_channel}, Out{of_channel},
+                         Out{of_channel}, Out{out});
           } else {
             against_cpu(what, {x, w, mean, rstd}, {out}, [&](Device on, const Arguments& in, Arguments& to) {
               Tensor m = in[2], r = in[3], none;
               kernels::batch_norm(on, in[0], in[1], {}, 1e-3, false, m, r, none, to[0]);
             });
           }
-          against_cpu(
-              what + " gradient", {g, x, w, mean, rstd}, {out, empty_like(w), empty_like(b)},
-              [&](Device on, const Arguments& in, Arguments& to) {
-                kernels::batch_norm_grad(on, in[0], in[1], in[2], in[3], in[4], training, to[0], to[1], to[2]);
-              },
-              tolerance(Near::batch_norm, dtype));
+          check_kernel({what + " gradient", tolerance(Near::batch_norm, dtype)}, kernels::batch_norm_grad, g, x, w,
+                       mean, rstd, training, Out{out}, Out{empty_like(w)}, Out{empty_like(b)});
         }
       }
     }
@@ -388,12 +341,9 @@ TEST_CASE("cuda: cross entropy of some of the classes, of targets that are elsew
       const std::string what = named("cross_entropy elsewhere", dtype, rows, n);
       Tensor loss = statistics(rows, dtype), lse = statistics(rows, dtype), none;
       kernels::cross_entropy(cpu, x, full_like(target, -7), {}, {.ignore_index = -7}, none, loss, lse, none);
-      against_cpu(
-          what + " gradient", {random_tensor({rows}, loss.dtype(), 5), x, add_scalar(lse, 1), target}, {empty_like(x)},
-          [&](Device on, const Arguments& in, Arguments& to) {
-            kernels::cross_entropy_grad(on, in[0], in[1], in[2], in[3], {}, args, to[0]);
-          },
-          bound_of(dtype, n));
+      check_kernel({what + " gradient", bound_of(dtype, n)}, kernels::cross_entropy_grad,
+                   random_tensor({rows}, loss.dtype(), 5), x, add_scalar(lse, 1), target, Tensor(), args,
+                   Out{empty_like(x)});
     }
   }
 }

@@ -3,10 +3,8 @@
 #include "tests/cudasim/products.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <new>
 #include <string>
 #include <utility>
 

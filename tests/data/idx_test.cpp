@@ -1,7 +1,6 @@
 // Image sets: IDX (plain, gzip, hostile), MNIST folders, CIFAR-10, drawn digits.
 #include <zlib.h>
 
-#include "data/digits.h"
 #include "data/files.h"
 #include "data/images.h"
 #include "data/loader.h"

@@ -8,6 +8,7 @@
 
 #include "base/threads.h"
 #include "data/loader.h"
+#include "data/prefetch.h"
 #include "data/text.h"
 #include "tensor/ops.h"
 #include "tests/fork.h"

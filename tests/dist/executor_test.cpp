@@ -5,8 +5,6 @@
 
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
-#include <numeric>
 
 #include "dist/program.h"
 #include "dist/shard.h"

@@ -2,7 +2,6 @@
 #include <doctest/doctest.h>
 
 #include <cstring>
-#include <string_view>
 
 #include "../messages.h"
 #include "dist/fingerprint.h"

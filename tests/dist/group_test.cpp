@@ -3,7 +3,6 @@
 
 #include <atomic>
 #include <cstring>
-#include <mutex>
 #include <random>
 #include <thread>
 
@@ -14,33 +13,17 @@
 #include "group_body.h"
 #include "tests/dist/at_once.h"
 #include "tests/dist/job.h"
+#include "tests/dist/outcomes.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
+using testing::check_ranks;
+using testing::outcome;
+using testing::outcomes;
 
 namespace {
 
 using Kind = SpawnOptions::Kind;
-
-std::string outcome(int n, const std::function<void(int)>& fn, const SpawnOptions& options = {}) {
-  return message([&] { spawn(n, fn, options); });
-}
-
-/// Runs fn on `n` threads with short timeouts; returns each rank's error.
-std::vector<std::string> outcomes(int n, const std::function<void(int)>& fn, double timeout = 20) {
-  std::vector<std::string> texts(size_t(n), "(no error)");
-  (void)outcome(n,
-                [&](int rank) {
-                  try {
-                    fn(rank);
-                  } catch (const Error& e) {
-                    texts[size_t(rank)] = e.what();
-                    throw;
-                  }
-                },
-                {.timeout = Seconds(timeout), .heartbeat = Seconds(0.2)});
-  return texts;
-}
 
 Tensor ones(int64_t n, DType dtype = f32) { return Tensor::from(std::vector<float>(size_t(n), 1.f), {n}).to(dtype); }
 
@@ -49,7 +32,7 @@ Tensor ones(int64_t n, DType dtype = f32) { return Tensor::from(std::vector<floa
 TEST_CASE("group: every collective over threads") {
   for (int n = 1; n <= (thread_sanitized ? 3 : 8); ++n) {  // eight ranks would take two minutes with ThreadSanitizer
     CAPTURE(n);
-    CHECK(outcome(n, [](int) { check_group(world()); }) == "(no error)");
+    check_ranks(n, [](int) { check_group(world()); });
   }
 }
 
@@ -57,8 +40,7 @@ TEST_CASE("group: every collective over processes") {
   for (const std::string transport : {"shm", "tcp"}) {
     for (int n = 2; n <= (thread_sanitized ? 2 : 4); ++n) {
       INFO("transport ", transport, ", n ", n);
-      CHECK(outcome(n, [](int) { check_group(world()); }, {.kind = Kind::processes, .transport = transport}) ==
-            "(no error)");
+      check_ranks(n, [](int) { check_group(world()); }, {.kind = Kind::processes, .transport = transport});
     }
   }
 }
@@ -76,7 +58,7 @@ TEST_CASE("group: a rank of a job" * doctest::skip()) {
 TEST_CASE("group: threads over other transports") {
   for (const std::string transport : {"shm", "tcp"}) {
     CAPTURE(transport);
-    CHECK(outcome(3, [](int) { check_group(world()); }, {.transport = transport}) == "(no error)");
+    check_ranks(3, [](int) { check_group(world()); }, {.transport = transport});
   }
 }
 
@@ -191,16 +173,16 @@ TEST_CASE("group 13: ranks that wait for each other") {
 }
 
 TEST_CASE("group: a slow rank is no deadlock") {
-  CHECK(outcome(2,
-                [](int rank) {
-                  // Longer than three heartbeats.
-                  if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(700));
-                  const Tensor t = ones(4);
-                  if (rank == 0) world().receive(t, 1);
-                  else world().send(t, 0);
-                  world().all_reduce(t);
-                },
-                {.heartbeat = Seconds(0.1)}) == "(no error)");
+  check_ranks(2,
+              [](int rank) {
+                // Longer than three heartbeats.
+                if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(700));
+                const Tensor t = ones(4);
+                if (rank == 0) world().receive(t, 1);
+                else world().send(t, 0);
+                world().all_reduce(t);
+              },
+              {.heartbeat = Seconds(0.1)});
 }
 
 TEST_CASE("group: barriers and collectives that time out name the missing ranks") {
@@ -257,19 +239,19 @@ TEST_CASE("group: all ranks raise the error that one rank throws") {
 }
 
 TEST_CASE("group: destroyed with work on its way") {
-  CHECK(outcome(2, [](int rank) {
-          Work work;
-          const Tensor t = ones(1 << 20);
-          {
-            const auto group = world().new_group({0, 1}, "short");
-            if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
-            work = group->all_reduce(t, {.async = true});
-          }
-          work.wait();
-          if (t.to_vector<float>()[12345] != 2) throw Error("wrong sum");
-          const auto again = world().new_group({1, 0}, "short");  // a name may be reused
-          again->barrier();
-        }) == "(no error)");
+  check_ranks(2, [](int rank) {
+    Work work;
+    const Tensor t = ones(1 << 20);
+    {
+      const auto group = world().new_group({0, 1}, "short");
+      if (rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+      work = group->all_reduce(t, {.async = true});
+    }
+    work.wait();
+    if (t.to_vector<float>()[12345] != 2) throw Error("wrong sum");
+    const auto again = world().new_group({1, 0}, "short");  // a name may be reused
+    again->barrier();
+  });
   // The rank that throws does not wait for the other rank's part of the collective.
   const auto texts = outcomes(2, [](int rank) {
     const auto group = world().new_group({0, 1}, "half");
@@ -375,9 +357,9 @@ TEST_CASE("group: ranks that are threads share the threads of operations") {
   const int before = get_threads();
   set_threads(7);
   for (const int n : {1, 2, 3, 8}) {
-    CHECK(outcome(n, [n](int) {
-            if (get_threads() != std::max(1, 7 / n)) throw Error(str("threads: ", get_threads()));
-          }) == "(no error)");
+    check_ranks(n, [n](int) {
+      if (get_threads() != std::max(1, 7 / n)) throw Error(str("threads: ", get_threads()));
+    });
     CHECK(get_threads() == 7);
   }
   set_threads(before);
@@ -385,12 +367,12 @@ TEST_CASE("group: ranks that are threads share the threads of operations") {
 
 TEST_CASE("group: a forced algorithm") {
   setenv("LOCKSTEP_ALGORITHM", "ring", 1);
-  CHECK(outcome(3, [](int) {
-          const Tensor t = ones(6);
-          world().all_reduce(t);  // two steps, each with one message out and one in
-          if (world().traffic().messages != 4) throw Error(str("messages: ", world().traffic().messages));
-          world().gather(world().rank() == 0 ? ones(3) : Tensor(), ones(1), 0);
-        }) == "(no error)");
+  check_ranks(3, [](int) {
+    const Tensor t = ones(6);
+    world().all_reduce(t);  // two steps, each with one message out and one in
+    if (world().traffic().messages != 4) throw Error(str("messages: ", world().traffic().messages));
+    world().gather(world().rank() == 0 ? ones(3) : Tensor(), ones(1), 0);
+  });
   setenv("LOCKSTEP_ALGORITHM", "rings", 1);
   CHECK(contains(outcome(2, [](int) {}), "[LOCKSTEP_ALGORITHM] expected automatic, ring, direct"));
   unsetenv("LOCKSTEP_ALGORITHM");

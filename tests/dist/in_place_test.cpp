@@ -9,7 +9,6 @@
 
 #include <array>
 #include <cstring>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <random>
@@ -21,11 +20,14 @@
 #include "dist/shard.h"
 #include "tensor/convert.h"
 #include "tensor/ops.h"
+#include "tests/dist/outcomes.h"
 #include "tests/fork.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
+using testing::check_ranks;
+using testing::outcome;
 
 namespace {
 
@@ -126,10 +128,6 @@ void compare_all(ProcessGroup& g) {
   g.barrier();
 }
 
-std::string outcome(int n, const std::function<void(int)>& fn, const SpawnOptions& options = {}) {
-  return message([&] { spawn(n, fn, options); });
-}
-
 }  // namespace
 
 TEST_CASE("segments: positions of bytes, and their owners") {
@@ -210,11 +208,11 @@ TEST_CASE("segments: a forked copy of the owner takes nothing with it") {
 TEST_CASE("in place: the same bits as on ordinary tensors, every dtype, worlds of 1 to 8") {
   for (int n = 1; n <= 8; ++n) {
     CAPTURE(n);
-    CHECK(outcome(n, [](int) { compare_all(world()); }) == "(no error)");
+    check_ranks(n, [](int) { compare_all(world()); });
   }
   for (const int n : {2, 3, 4}) {
     CAPTURE(n);
-    CHECK(outcome(n, [](int) { compare_all(world()); }, {.kind = Kind::processes, .transport = "shm"}) == "(no error)");
+    check_ranks(n, [](int) { compare_all(world()); }, {.kind = Kind::processes, .transport = "shm"});
   }
   CHECK(mappings() == 0);
 }
@@ -267,7 +265,7 @@ TEST_CASE("in place: groups of some ranks, asynchronous calls, tensors that come
     expect(mappings() < 40, "what was given back is not mapped any more");
     g.barrier();
   };
-  CHECK(outcome(4, body, {.kind = Kind::processes, .transport = "shm"}) == "(no error)");
+  check_ranks(4, body, {.kind = Kind::processes, .transport = "shm"});
 }
 
 TEST_CASE("in place: only when every rank's tensor is there, no checksum is asked for, and memory can be shared") {
@@ -288,29 +286,29 @@ TEST_CASE("in place: only when every rank's tensor is there, no checksum is aske
   };
   for (const Row& row : rows) {
     CAPTURE(row.what);
-    CHECK(outcome(3,
-                  [&](int rank) {
-                    const Tensor t = row.make(world());
-                    for (int i = 0; i < 3; ++i) {
-                      t.fill_(rank + 1);
-                      world().all_reduce(t, {.algorithm = row.algorithm});
-                      expect(t.data<float>()[998] == 6, "sum over 1 to 3");
-                    }
-                    expect(world().traffic().in_place == 0, "not in place");
-                    world().barrier();
-                  },
-                  {.kind = Kind::processes, .transport = row.transport}) == "(no error)");
-  }
-  setenv("LOCKSTEP_COMM_CHECKSUM", "1", 1);
-  CHECK(outcome(2,
-                [&](int) {
-                  const Tensor t = world().shared_empty({99}).fill_(1);
-                  world().all_reduce(t);
-                  expect(t.data<float>()[98] == 2 && world().traffic().in_place == 0,
-                         "through the fifos, with a checksum");
+    check_ranks(3,
+                [&](int rank) {
+                  const Tensor t = row.make(world());
+                  for (int i = 0; i < 3; ++i) {
+                    t.fill_(rank + 1);
+                    world().all_reduce(t, {.algorithm = row.algorithm});
+                    expect(t.data<float>()[998] == 6, "sum over 1 to 3");
+                  }
+                  expect(world().traffic().in_place == 0, "not in place");
                   world().barrier();
                 },
-                {.kind = Kind::processes, .transport = "shm"}) == "(no error)");
+                {.kind = Kind::processes, .transport = row.transport});
+  }
+  setenv("LOCKSTEP_COMM_CHECKSUM", "1", 1);
+  check_ranks(2,
+              [&](int) {
+                const Tensor t = world().shared_empty({99}).fill_(1);
+                world().all_reduce(t);
+                expect(t.data<float>()[98] == 2 && world().traffic().in_place == 0,
+                       "through the fifos, with a checksum");
+                world().barrier();
+              },
+              {.kind = Kind::processes, .transport = "shm"});
   unsetenv("LOCKSTEP_COMM_CHECKSUM");
 }
 

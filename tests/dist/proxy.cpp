@@ -5,7 +5,6 @@
 #include <sys/socket.h>
 
 #include <list>
-#include <mutex>
 #include <random>
 #include <thread>
 #include <vector>

@@ -161,5 +161,6 @@ TEST_CASE("meaningless options are rejected") {
   CHECK_ERROR(reduce_into(boolean, ReduceOp::mean, a, b, 1), "expected a number type for mean, got bool");
   CHECK_ERROR(divide(boolean, a, 1, 2), "expected a number type, got bool");
   CHECK_ERROR(divide(f32, a, 1, 0), "expected a divisor of at least 1, got 0");
-  CHECK_ERROR(reduce_into(f32, ReduceOp(9), a, b, 1), "expected a ReduceOp, got 9");
+  CHECK_ERROR(reduce_into(f32, ReduceOp(9), a, b, 1),
+              "expected a ReduceOp (sum, mean, product, min or max), got number 9");
 }

@@ -19,6 +19,7 @@
 #include "dist/transports/tcp.h"
 #include "tests/dist/job.h"
 #include "tests/dist/ranks.h"
+#include "tests/environment.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -63,11 +64,6 @@ int64_t swap(Channel& channel, Transport& transport, size_t total, uint32_t seed
   return wrong;
 }
 
-struct Streams {  // sets LOCKSTEP_TCP_STREAMS while it lives
-  explicit Streams(const char* value) { setenv("LOCKSTEP_TCP_STREAMS", value, 1); }
-  ~Streams() { unsetenv("LOCKSTEP_TCP_STREAMS"); }
-};
-
 }  // namespace
 
 TEST_CASE("transport: a fifo keeps bytes in one piece across its end, and never holds more than it can") {
@@ -111,7 +107,7 @@ TEST_CASE("transport: every kind of channel keeps the order of bytes, both ways 
   for (const Row& row : {Row{"threads", "1", "threads"}, Row{"auto", "1", "threads"}, Row{"shm", "1", "shared memory"},
                          Row{"tcp", "1", "tcp"}, Row{"tcp", "3", "tcp"}}) {
     INFO("transport ", row.transport, ", streams ", row.streams);
-    const Streams streams(row.streams);
+    const testing::EnvironmentVariable streams("LOCKSTEP_TCP_STREAMS", row.streams);
     Seats seats(3, row.transport);
     const auto errors = seats.run([&](int rank, Control&, Transport& transport) {
       // in ascending order: then the smallest unfinished pair can always continue
@@ -224,7 +220,7 @@ TEST_CASE("transport: unreachable addresses are rejected with a remedy") {
   CHECK_ERROR(make_memory_channel(inbox, 0, 1, 1, other_file, true)->send(&one, 1), "LOCKSTEP_TRANSPORT=tcp");
   CHECK(contains(Seats(1, "pigeon").run([](int, Control&, Transport&) {})[0],
                  "expected auto, threads, shm or tcp, got \"pigeon\""));
-  const Streams streams("many");
+  const testing::EnvironmentVariable streams("LOCKSTEP_TCP_STREAMS", "many");
   const auto errors = Seats(2, "tcp").run([](int rank, Control&, Transport& t) {
     if (rank == 0) t.channel(1);
     throw Error("done");

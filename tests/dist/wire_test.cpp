@@ -6,7 +6,6 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 
-#include <atomic>
 #include <cmath>
 #include <fstream>
 #include <random>

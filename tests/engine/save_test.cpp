@@ -50,24 +50,22 @@ Tensors uninterrupted(const Config& config, int64_t steps) {
 }
 
 void save_after(const Job& job, const std::string& dir, int64_t steps, const engine::SaveArgs& args = {}) {
-  on_ranks<int>(job.ranks, [&](int) {
+  on_ranks(job.ranks, [&](int) {
     SavingTrainer t(job.config);
     train_steps(t.e, steps);
     t.e.save_checkpoint(dir, args);
     t.e.wait_for_checkpoint();
-    return 0;
   });
 }
 
 std::string error_of(int ranks, const std::function<void(SavingTrainer&, int rank)>& body, const Config& config,
                      const dist::SpawnOptions& options = {.timeout = dist::Seconds(60)}) {
   return message([&] {
-    on_ranks<int>(
+    on_ranks(
         ranks,
         [&](int rank) {
           SavingTrainer t(config);
           body(t, rank);
-          return 0;
         },
         options);
   });
@@ -149,7 +147,7 @@ TEST_CASE("engine: with offload, the same bits, and checkpoints of and for it") 
 TEST_CASE("engine: tags, latest, client state, async, and an engine that saves and loads itself") {
   const TempDir folder;
   for (const bool async : {false, true}) {
-    on_ranks<int>(2, [&](int) {
+    on_ranks(2, [&](int) {
       const std::string dir = folder / (async ? "async" : "sync");
       Config config = saved_config(2, 1);
       config.checkpoint.writer.decoupled = async;
@@ -171,7 +169,6 @@ TEST_CASE("engine: tags, latest, client state, async, and an engine that saves a
       CHECK(differing(third, whole_parameters(t.e, *t.net)) == "");
       CHECK(t.e.load_checkpoint(dir, {.tag = "other"})->path.ends_with("other"));
       CHECK(t.e.global_steps() == 3);
-      return 0;
     });
   }
 }
@@ -180,7 +177,7 @@ TEST_CASE("engine: parts of a checkpoint") {
   const TempDir folder;
   save_after({2, saved_config(1, 1)}, folder / "run", 3);
   for (const int stage : {0, 1, 2, 3}) {
-    on_ranks<int>(2, [&](int) {
+    on_ranks(2, [&](int) {
       const auto with = [&](const engine::LoadArgs& args) {
         auto t = std::make_unique<SavingTrainer>(saved_config(stage, 1));
         train_steps(t->e, 1);
@@ -199,7 +196,6 @@ TEST_CASE("engine: parts of a checkpoint") {
         if (piece.name == "optimizer.exp_avg.b.weight") CHECK(max(abs(piece.tensor)).item() > 0);
       CHECK(fresh->e.zero().numbers().at("optimizer.step.b.weight") == 1);
       CHECK(all->e.zero().numbers().at("optimizer.step.b.weight") == 3);
-      return 0;
     });
   }
 }
@@ -207,7 +203,7 @@ TEST_CASE("engine: parts of a checkpoint") {
 TEST_CASE("engine: between f32 and 16 bits the master weights are the f32 ones") {
   for (const int stage : {0, 2, 3}) {
     const TempDir folder;
-    on_ranks<int>(2, [&](int) {
+    on_ranks(2, [&](int) {
       SavingTrainer low(saved_config(stage, 1, bf16));
       train_steps(low.e, 2);
       low.e.save_checkpoint(folder / "low");
@@ -219,7 +215,6 @@ TEST_CASE("engine: between f32 and 16 bits the master weights are the f32 ones")
       train_steps(low.e, 2);
       train_steps(back.e, 2);
       CHECK(differing(whole_parameters(low.e, *low.net), whole_parameters(back.e, *back.net)) == "");
-      return 0;
     });
   }
 }
@@ -228,7 +223,7 @@ TEST_CASE("engine: an average that a checkpoint does not have begins at the para
   for (const DType dtype : {f32, bf16}) {
     for (const int stage : {0, 1, 3}) {
       const TempDir folder;
-      on_ranks<int>(2, [&](int rank) {
+      on_ranks(2, [&](int rank) {
         Config config = saved_config(stage, 1, dtype);
         SavingTrainer without(config);
         train_steps(without.e, 2);
@@ -247,7 +242,6 @@ TEST_CASE("engine: an average that a checkpoint does not have begins at the para
           }
           train_steps(with.e, 1);
         }
-        return 0;
       });
     }
   }
@@ -256,7 +250,7 @@ TEST_CASE("engine: an average that a checkpoint does not have begins at the para
 TEST_CASE("engine: writes to 16-bit parameters are in the next step, and in what is saved before it") {
   for (const int stage : {0, 2}) {
     const TempDir folder;
-    on_ranks<int>(2, [&](int) {
+    on_ranks(2, [&](int) {
       SavingTrainer t(saved_config(stage, 1, bf16));
       train_steps(t.e, 2);
       {
@@ -270,7 +264,6 @@ TEST_CASE("engine: writes to 16-bit parameters are in the next step, and in what
       train_steps(t.e, 1);
       const Tensor now = whole_parameters(t.e, *t.net).at("b.weight").to(f32);
       CHECK(amax(abs(sub(now, full({1}, 0.5)))).item() < 0.05);
-      return 0;
     });
   }
 }
@@ -278,7 +271,7 @@ TEST_CASE("engine: writes to 16-bit parameters are in the next step, and in what
 TEST_CASE("engine: a model alone gives master weights to 16 bits") {
   for (const int stage : {0, 1, 3}) {
     const TempDir folder;
-    on_ranks<int>(2, [&](int) {
+    on_ranks(2, [&](int) {
       SavingTrainer t(saved_config(stage, 1, bf16));
       train_steps(t.e, 1);
       t.e.save_checkpoint(folder / "run");
@@ -294,7 +287,6 @@ TEST_CASE("engine: a model alone gives master weights to 16 bits") {
         break;
       }
       CHECK(differing(saved, whole_parameters(t.e, *t.net)) == "");
-      return 0;
     });
   }
 }
@@ -302,7 +294,7 @@ TEST_CASE("engine: a model alone gives master weights to 16 bits") {
 TEST_CASE("engine: frozen parameters, in the checkpoint and left out") {
   for (const int stage : {0, 1, 3}) {
     const TempDir folder;
-    on_ranks<int>(2, [&](int) {
+    on_ranks(2, [&](int) {
       const auto make = [&](uint64_t seed) {
         auto net = make_net(int(seed));
         net->b.weight.requires_grad_(false);
@@ -327,7 +319,6 @@ TEST_CASE("engine: frozen parameters, in the checkpoint and left out") {
       CHECK(equal(whole_parameters(eb, *b)["b.weight"], pb.at("b.weight")));
       eb.load_checkpoint(folder / "all");
       CHECK(differing(pa, whole_parameters(eb, *b)) == "");
-      return 0;
     });
   }
 }
@@ -338,18 +329,17 @@ TEST_CASE("engine: the model as one file") {
     for (const bool gather : {true, false}) {
       Config c = saved_config(stage, 1, bf16);
       c.zero_optimization.stage3_gather_16bit_weights_on_model_save = gather;
-      on_ranks<int>(2, [&](int rank) {
+      on_ranks(2, [&](int rank) {
         SavingTrainer t(c);
         train_steps(t.e, 1);
         const std::string dir = folder / str(stage, gather);
         CHECK(t.e.save_16bit_model(dir) == (gather || stage < 3));
         if (stage == 3 && !gather) {
           if (rank == 0) CHECK(contains(t.said.back(), "stage3_gather_16bit_weights_on_model_save to true"));
-          return 0;
+          return;
         }
         const auto file = data::SafeTensors::open(dir + "/model.safetensors");
         for (const auto& [name, tensor] : whole_parameters(t.e, *t.net)) CHECK(equal(tensor, file.tensor(name)));
-        return 0;
       });
     }
   }
@@ -382,16 +372,14 @@ TEST_CASE("engine: checkpoints that are refused") {
       "../up"));
   // A model with different parameters.
   save_after({1, saved_config(1, 1)}, folder / "run", 1);
-  CHECK(contains(message([&] {
-                   on_ranks<int>(1, [&](int) {
-                     Mlp net;
-                     optim::AdamW optimizer(net.parameters(), {});
-                     auto e = initialize(net, optimizer, saved_config(1, 1));
-                     e.load_checkpoint(folder / "run");
-                     return 0;
-                   });
-                 }),
-                 "c.weight"));
+  CHECK_ERROR(on_ranks(1,
+                       [&](int) {
+                         Mlp net;
+                         optim::AdamW optimizer(net.parameters(), {});
+                         auto e = initialize(net, optimizer, saved_config(1, 1));
+                         e.load_checkpoint(folder / "run");
+                       }),
+              "c.weight");
   CHECK(contains(error_of(
                      1, [&](SavingTrainer& t, int) { t.e.load_checkpoint(folder / "run", {.tag = "nothing"}); },
                      saved_config(1, 1)),
@@ -418,7 +406,7 @@ TEST_CASE("engine: micro-batches that fill no step are said in time, and the las
   };
   for (const int stage : {0, 2, 3}) {
     const TempDir folder;
-    on_ranks<int>(2, [&](int rank) {
+    on_ranks(2, [&](int rank) {
       SavingTrainer t(saved_config(stage, 4));
       const auto own = samples(10);
       data::DataLoader batches(own, {.batch_size = 2});
@@ -454,13 +442,12 @@ TEST_CASE("engine: micro-batches that fill no step are said in time, and the las
       CHECK(other.e.load_checkpoint(folder / "run"));
       CHECK(other.e.global_steps() == 2);
       CHECK(differing(before, whole_parameters(other.e, *other.net)) == "");
-      return 0;
     });
   }
   // With the engine's own loader, the incomplete step is repeated.
   const TempDir folder;
   const Tensors whole = uninterrupted(saved_config(1, 4), 3);
-  on_ranks<int>(1, [&](int) {
+  on_ranks(1, [&](int) {
     SavingTrainer t(saved_config(1, 4));
     int count = 0;
     for (auto& [x, y] : *t.e.training_dataloader()) {
@@ -473,14 +460,13 @@ TEST_CASE("engine: micro-batches that fill no step are said in time, and the las
     other.e.load_checkpoint(folder / "run");
     train_steps(other.e, 2);
     CHECK(differing(whole, whole_parameters(other.e, *other.net)) == "");
-    return 0;
   });
 }
 
 TEST_CASE("engine: a run that goes on says what it was trained with, where the program says other things") {
   const TempDir folder;
   save_after({1, saved_config(1, 1)}, folder / "run", 3);
-  on_ranks<int>(1, [&](int) {
+  on_ranks(1, [&](int) {
     SavingTrainer same(saved_config(1, 1));
     same.e.load_checkpoint(folder / "run");
     for (const std::string& line : same.said) CHECK_MESSAGE(!contains(line, "is restored to"), line);
@@ -500,6 +486,5 @@ TEST_CASE("engine: a run that goes on says what it was trained with, where the p
                              "weight_decay is restored to 0.1", "seed is restored to 1234"})
       CHECK_MESSAGE(contains(said, part), part, " in ", said);
     CHECK(!contains(said, "beta"));
-    return 0;
   });
 }

@@ -4,8 +4,8 @@
 
 #include "engine/params.h"
 #include "nn/layer_list.h"
-#include "parallel/buckets.h"
 #include "parallel/data_parallel.h"
+#include "parallel/gradient_sum.h"
 #include "parallel/naive_ddp.h"
 #include "pipeline/layers.h"
 #include "tests/devices.h"
@@ -59,19 +59,30 @@ struct Wrapper {
   std::function<Wrapped(const Shared& net, int rank)> wrap;
 };
 
-Wrapped by_ddp(const Shared& net, int rank, const parallel::DdpOptions& options) {
-  auto ddp = std::make_shared<parallel::DistributedDataParallel>(*net, options);
+/// A loop of one's own over this rank's part of the data. averages: runs between backward and the optimizer's step.
+Wrapped by_loop(
+    const Shared& net, int rank, const std::function<Variable(const Variable&)>& forward,
+    const std::function<void()>& averages = [] {}) {
   auto adamw = adamw_of(*net);
   return {[=](int step) {
-            loss_of_part((*ddp)(data_of(step, rank, 4)), step, rank).backward();
+            loss_of_part(forward(data_of(step, rank, 4)), step, rank).backward();
+            averages();
             adamw->step();
             adamw->zero_grad();
           },
           [=] { return copy_parameters(*net); }};
 }
+std::function<Variable(const Variable&)> call_of(const Shared& net) {
+  return [net](const Variable& x) { return (*net)(x); };
+}
 
-/// Trains without a wrapper, or with one that keeps no list of trained parameters.
-Wrapped by_hand(const Shared& net, int, const std::function<Variable(const Variable&)>& forward) {
+Wrapped by_ddp(const Shared& net, int rank, const parallel::DdpOptions& options) {
+  auto ddp = std::make_shared<parallel::DistributedDataParallel>(*net, options);
+  return by_loop(net, rank, [ddp](const Variable& x) { return (*ddp)(x); });
+}
+
+/// Trains on the data of both ranks, without a wrapper, or with one that keeps no list of trained parameters.
+Wrapped by_hand(const Shared& net, const std::function<Variable(const Variable&)>& forward) {
   auto adamw = adamw_of(*net);
   return {[=](int step) {
             const Tensor x = cat({data_of(step, 0, 4), data_of(step, 1, 4)}),
@@ -92,10 +103,7 @@ Wrapped by_zero(const Shared& net, int rank, int stage) {
             const auto kept = adamw;  // keeps the optimizer alive, because ZeRO only refers to it
             zero->step();
           },
-          [=] {
-            const auto whole = zero->gathered();
-            return copy_parameters(*net);
-          }};
+          [=] { return gathered_parameters(*zero, *net); }};
 }
 
 Wrapped by_engine(const Shared& net, int rank, int stage, const char* optimizer) {
@@ -147,15 +155,10 @@ Wrapped by_engine_in_stages(const Shared& net) {
 
 Wrapped by_accumulator(const Shared& net, int rank) {
   auto sum = std::make_shared<parallel::GradientSum>(net->parameters(), &dist::world());
-  auto adamw = adamw_of(*net);
-  return {[=](int step) {
-            loss_of_part((*net)(data_of(step, rank, 4)), step, rank).backward();
-            sum->add();
-            sum->finish();
-            adamw->step();
-            adamw->zero_grad();
-          },
-          [=] { return copy_parameters(*net); }};
+  return by_loop(net, rank, call_of(net), [sum] {
+    sum->add();
+    sum->finish();
+  });
 }
 
 const std::vector<Wrapper> all_wrappers = {
@@ -184,23 +187,17 @@ const std::vector<Wrapper> wrappers = [] {
 /// Wrappers without a list of trained parameters: any parameter may be trained later.
 const std::vector<Wrapper> free_ones = {
     {"DataParallel", 1,
-     [](const Shared& net, int rank) {
+     [](const Shared& net, int) {
        auto devices = std::make_shared<Devices>(2);
        auto both = std::make_shared<parallel::DataParallel<ThreeLayers>>(*net);
-       return by_hand(net, rank, [both, net, devices](const Variable& x) { return (*both)(x); });
+       return by_hand(net, [both, net, devices](const Variable& x) { return (*both)(x); });
      }},
     {"average_gradients", 2,
      [](const Shared& net, int rank) {
-       auto adamw = adamw_of(*net);
-       return Wrapped{[=](int step) {
-                        loss_of_part((*net)(data_of(step, rank, 4)), step, rank).backward();
-                        parallel::average_gradients(*net, dist::world());
-                        adamw->step();
-                        adamw->zero_grad();
-                      },
-                      [=] { return copy_parameters(*net); }};
+       return by_loop(net, rank, call_of(net), [net] { parallel::average_gradients(*net, dist::world()); });
      }},
 };
+const Wrapper by_one_process{"alone", 1, [](const Shared& net, int) { return by_hand(net, call_of(net)); }};
 
 Shared make_three() {
   manual_seed(2);
@@ -237,11 +234,10 @@ std::vector<std::string> said_on_ranks(int ranks, const std::function<std::strin
   std::vector<std::string> all(static_cast<size_t>(ranks));
   std::mutex mutex;
   try {
-    on_ranks<int>(ranks, [&](int rank) {
+    on_ranks(ranks, [&](int rank) {
       const std::string said = fn(rank);
       const std::lock_guard lock(mutex);
       all[size_t(rank)] = said;
-      return 0;
     });
   } catch (const Error&) {}
   return all;
@@ -250,11 +246,8 @@ std::vector<std::string> said_on_ranks(int ranks, const std::function<std::strin
 }  // namespace
 
 TEST_CASE("unfreezing: under every wrapper, parameters frozen and trained again are those of one process") {
-  const Wrapper alone{"alone", 1, [](const Shared& net, int rank) {
-                        return by_hand(net, rank, [net](const Variable& x) { return (*net)(x); });
-                      }};
   for (const bool whole : {true, false}) {  // every stage must train something: false leaves the biases trained
-    const Tensors one = train_in_phases(alone, 0, whole);
+    const Tensors one = train_in_phases(by_one_process, 0, whole);
     std::vector<Wrapper> all = wrappers;
     all.insert(all.end(), free_ones.begin(), free_ones.end());
     for (const Wrapper& wrapper : all) {
@@ -335,10 +328,7 @@ TEST_CASE("unfreezing: wrapped anew, the same optimizer goes on") {
     }
     return copy_parameters(*net);
   });
-  const Tensors one = train_in_phases(
-      {"alone", 1,
-       [](const Shared& net, int rank) { return by_hand(net, rank, [net](const Variable& x) { return (*net)(x); }); }},
-      0, true);
+  const Tensors one = train_in_phases(by_one_process, 0, true);
   for (const auto& [name, tensor] : found[0]) {
     CHECK(equal(tensor, found[1].at(name)));
     CHECK_MESSAGE(allclose(tensor, one.at("3 " + name), 1e-4, 1e-5), name);

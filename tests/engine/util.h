@@ -1,8 +1,11 @@
 #pragma once
-// Shared by the tests of the engine: a data set, and training steps by an engine or by a plain loop over DDP.
+// Shared by the tests of the engine: a data set, a configuration, and training steps.
 #include <doctest/doctest.h>
 
 #include "engine/engine.h"
+#include "engine/pipeline_module.h"
+#include "parallel/gradient_sum.h"
+#include "pipeline/engine.h"
 #include "tests/temp_dir.h"
 #include "tests/zero/util.h"
 
@@ -43,10 +46,7 @@ inline std::unique_ptr<optim::Optimizer> make_adamw(nn::Module& m) {
 }
 
 /// A copy of all parameters, gathered from all ranks.
-inline Tensors whole_parameters(engine::EngineBase& e, nn::Module& net) {
-  const auto whole = e.zero().gathered();
-  return copy_parameters(net);
-}
+inline Tensors whole_parameters(engine::EngineBase& e, nn::Module& net) { return gathered_parameters(e.zero(), net); }
 
 /// Trains `steps` steps of an engine with its own loader, from the current position.
 template <class M> void train_steps(engine::Engine<M>& e, int64_t steps) {
@@ -59,73 +59,6 @@ template <class M> void train_steps(engine::Engine<M>& e, int64_t steps) {
       if (e.global_steps() == until) break;
     }
   }
-}
-
-/// A training by an engine: ranks, configuration, steps, and samples in the data set.
-struct EnginePlan {
-  int ranks = 1;
-  Config config;
-  int64_t steps = 4;
-  int64_t dataset = 64;
-};
-
-/// The parameters after some steps, which must be equal on all ranks.
-inline Tensors train_engine(const EnginePlan& plan) {
-  const auto all = on_ranks<Tensors>(plan.ranks, [&](int rank) {
-    const auto net = make_net(rank);
-    optim::AdamW optimizer(net->parameters(), {.lr = 1e-2, .weight_decay = 0.1});
-    auto [e, same, loader, schedule] = engine::initialize(*net, {.optimizer = &optimizer,
-                                                                 .training_data = data::share(samples(plan.dataset)),
-                                                                 .config = plan.config,
-                                                                 .log = [](const std::string&) {}});
-    train_steps(e, plan.steps);
-    return whole_parameters(e, *net);
-  });
-  for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
-  return all[0];
-}
-
-/// Trains the same model with DistributedDataParallel, by hand, without an engine.
-inline Tensors train_plain(int ranks, int64_t accumulation, DType dtype, int64_t steps = 4, double clip = 0) {
-  return on_ranks<Tensors>(ranks, [&](int rank) {
-    const auto net = make_net(rank);
-    net->to(dtype);
-    optim::AdamW optimizer(net->parameters(), {.lr = 1e-2, .weight_decay = 0.1});
-    parallel::DistributedDataParallel ddp(*net);
-    const int64_t count = accumulation * ranks;
-    const double scale = dtype == f16 ? 256. / double(count) : 1;  // f16 gradients are divided before they are summed
-    data::DataLoader<data::Example> loader(
-        samples(),
-        {.batch_size = 2,
-         .sampler = data::MicroBatchSampler(
-             {.samples = 64, .micro_batch = 2, .micro_batches = count, .world = ranks, .rank = rank, .seed = 1234}),
-         .world = ranks});
-    manual_seed(1234);
-    for (int64_t step = 0; step < steps;) {
-      int64_t i = 0;
-      for (auto& [x, y] : loader) {
-        {
-          std::optional<parallel::DistributedDataParallel::NoSync> local;
-          if (i + 1 < accumulation) local.emplace(ddp);
-          set_random_step(uint64_t(step), uint64_t(rank * accumulation + i));
-          const Variable loss = cross_entropy((*net)(x.to(dtype)), y);
-          (scale == 1 ? loss : mul_scalar(loss.to(f32), scale)).backward();
-        }
-        if (++i < accumulation) continue;
-        i = 0;
-        if (clip > 0) {
-          for (const Variable& p : net->parameters()) mul_scalar_(p.grad(), 1 / double(accumulation));
-          optim::clip_grad_norm(net->parameters(), clip);
-          optimizer.step();
-        } else {
-          optimizer.step(1 / (double(accumulation) * scale));
-        }
-        optimizer.zero_grad();
-        if (++step == steps) break;
-      }
-    }
-    return copy_parameters(*net);
-  })[0];
 }
 
 }  // namespace testing

@@ -50,6 +50,8 @@ class Case {
   std::string text(const std::string& key, const std::string& otherwise) const;
   /// A number or a list of numbers; null gives an empty list.
   Dims dims(const std::string& key) const;
+  /// A loss's "reduction": "mean" (also if there is none), "sum" or "none".
+  lockstep::Reduction reduction() const;
 
   /// max(1e-5, 20 x torch's own f32 error), or the case's own "tolerance".
   double tolerance() const;
@@ -106,10 +108,30 @@ template <class L, class Call> Callee with(std::unique_ptr<L> layer, const Call&
   return {std::move(layer), [l, call](const Inputs& in) { return call(*l, in); }};
 }
 
-/// An optimizer over `parameters`; if the case has groups, they override options by name.
+/// An optimizer over `parameters`, with the case's options by their names; "betas" is beta1 and beta2. If the case has
+/// groups, they override options.
 template <class Opt, class Options>
-std::unique_ptr<lockstep::optim::Optimizer> grouped(const Case& c, const std::vector<Variable>& parameters,
-                                                    const Options& options) {
+std::unique_ptr<lockstep::optim::Optimizer> optimizer_of(const Case& c, const std::vector<Variable>& parameters,
+                                                         Options options = {}) {
+  const auto numbers = lockstep::optim::by_name(options.table());
+  if (const Json* args = c.json().find("args"))
+    for (const auto& [key, value] : args->as_object())
+      if (!value.is_bool() && key != "betas") *numbers.at(key) = value.as_number();
+  if constexpr (requires { options.beta1; }) {
+    if (const Json* betas = c.arg("betas")) {
+      options.beta1 = betas->as_array().at(0).as_number();
+      options.beta2 = betas->as_array().at(1).as_number();
+    }
+  }
+#define LOCKSTEP_FLAG(name) \
+  if constexpr (requires { options.name; }) options.name = c.flag(#name, options.name)
+  LOCKSTEP_FLAG(amsgrad);
+  LOCKSTEP_FLAG(bias_correction);
+  LOCKSTEP_FLAG(centered);
+  LOCKSTEP_FLAG(decoupled_weight_decay);
+  LOCKSTEP_FLAG(maximize);
+  LOCKSTEP_FLAG(nesterov);
+#undef LOCKSTEP_FLAG
   const Json* groups = c.json().find("groups");
   if (!groups) return std::make_unique<Opt>(parameters, options);
   std::vector<typename Opt::Group> list;
@@ -151,9 +173,5 @@ void run_clip(const Case& c, Report& report);
 void run_schedule(const Case& c, Report& report);
 void run_scaler(const Case& c, Report& report);
 void run_sampler(const Case& c, Report& report);
-
-/// Evaluates an expression such as "(x.exp() * x.sin()).sum(0) + x[0]". Names refer to inputs in the order of their
-/// first use.
-Variable evaluate(const std::string& expression, const std::vector<Variable>& inputs, const Case& c);
 
 }  // namespace golden

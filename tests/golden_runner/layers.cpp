@@ -1,5 +1,4 @@
 // Cases of layers and losses.
-#include <cmath>
 #include <functional>
 
 #include "nn/nn.h"
@@ -18,9 +17,8 @@ Pair pair(const Case& c, const std::string& key, int64_t otherwise) {
   return d.rank() == 1 ? Pair(d[0]) : Pair(d[0], d[1]);
 }
 
-template <class L, class... Args> std::unique_ptr<Module> make(Args&&... args) {
-  return std::make_unique<L>(std::forward<Args>(args)...);
-}
+template <class L> std::unique_ptr<Module> make() { return std::make_unique<L>(); }
+template <class L> std::unique_ptr<Module> make(const typename L::Options& o) { return std::make_unique<L>(o); }
 
 std::unique_ptr<Module> batch_norm(const Case& c, bool two) {
   const BatchNorm::Options o{.channels = c.integer("channels"),
@@ -61,83 +59,69 @@ Variable call_layer(Module& layer, const std::vector<Variable>& in) {
 
 std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> make_layers() {
   std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> t;
-  t["Linear"] = [](const Case& c) {
-    return make<Linear>(Linear::Options{c.integer("in"), c.integer("out"), c.flag("bias", true)});
-  };
+  t["Linear"] = [](const Case& c) { return make<Linear>({c.integer("in"), c.integer("out"), c.flag("bias", true)}); };
   t["Embedding"] = [](const Case& c) {
-    return make<Embedding>(Embedding::Options{c.integer("num"), c.integer("dim"), c.integer("padding_idx", -1)});
+    return make<Embedding>({c.integer("num"), c.integer("dim"), c.integer("padding_idx", -1)});
   };
   t["LayerNorm"] = [](const Case& c) {
-    return make<LayerNorm>(
-        LayerNorm::Options{c.dims("shape"), c.number("eps", 1e-5), c.flag("affine", true), c.flag("bias", true)});
+    return make<LayerNorm>({c.dims("shape"), c.number("eps", 1e-5), c.flag("affine", true), c.flag("bias", true)});
   };
-  t["RMSNorm"] = [](const Case& c) {
-    return make<RMSNorm>(RMSNorm::Options{c.dims("shape")[0], c.number("eps", 1e-6)});
-  };
+  t["RMSNorm"] = [](const Case& c) { return make<RMSNorm>({c.dims("shape")[0], c.number("eps", 1e-6)}); };
   t["GroupNorm"] = [](const Case& c) {
-    return make<GroupNorm>(
-        GroupNorm::Options{c.integer("groups"), c.integer("channels"), c.number("eps", 1e-5), c.flag("affine", true)});
+    return make<GroupNorm>({c.integer("groups"), c.integer("channels"), c.number("eps", 1e-5), c.flag("affine", true)});
   };
   t["BatchNorm1d"] = [](const Case& c) { return batch_norm(c, false); };
   t["BatchNorm2d"] = [](const Case& c) { return batch_norm(c, true); };
   t["Conv1d"] = [](const Case& c) {
-    return make<Conv1d>(Conv1d::Options{c.integer("in"), c.integer("out"), c.dims("kernel_size")[0],
-                                        c.integer("stride", 1), c.integer("padding", 0), c.integer("dilation", 1),
-                                        c.integer("groups", 1), c.flag("bias", true)});
+    return make<Conv1d>({c.integer("in"), c.integer("out"), c.dims("kernel_size")[0], c.integer("stride", 1),
+                         c.integer("padding", 0), c.integer("dilation", 1), c.integer("groups", 1),
+                         c.flag("bias", true)});
   };
   t["Conv2d"] = [](const Case& c) {
-    return make<Conv2d>(Conv2d::Options{c.integer("in"), c.integer("out"), pair(c, "kernel_size", 1),
-                                        pair(c, "stride", 1), pair(c, "padding", 0), pair(c, "dilation", 1),
-                                        c.integer("groups", 1), c.flag("bias", true)});
+    return make<Conv2d>({c.integer("in"), c.integer("out"), pair(c, "kernel_size", 1), pair(c, "stride", 1),
+                         pair(c, "padding", 0), pair(c, "dilation", 1), c.integer("groups", 1), c.flag("bias", true)});
   };
   t["MaxPool2d"] = [](const Case& c) {
-    return make<MaxPool2d>(MaxPool2d::Options{
-        pair(c, "kernel_size", 2), c.arg("stride") ? std::optional<Pair>(pair(c, "stride", 1)) : std::nullopt,
-        pair(c, "padding", 0), pair(c, "dilation", 1), c.flag("ceil_mode", false)});
+    return make<MaxPool2d>({pair(c, "kernel_size", 2),
+                            c.arg("stride") ? std::optional<Pair>(pair(c, "stride", 1)) : std::nullopt,
+                            pair(c, "padding", 0), pair(c, "dilation", 1), c.flag("ceil_mode", false)});
   };
   t["AvgPool2d"] = [](const Case& c) {
-    return make<AvgPool2d>(AvgPool2d::Options{
-        pair(c, "kernel_size", 2), c.arg("stride") ? std::optional<Pair>(pair(c, "stride", 1)) : std::nullopt,
-        pair(c, "padding", 0), c.flag("ceil_mode", false), c.flag("count_include_pad", true)});
+    return make<AvgPool2d>({pair(c, "kernel_size", 2),
+                            c.arg("stride") ? std::optional<Pair>(pair(c, "stride", 1)) : std::nullopt,
+                            pair(c, "padding", 0), c.flag("ceil_mode", false), c.flag("count_include_pad", true)});
   };
-  t["AdaptiveAvgPool2d"] = [](const Case& c) {
-    return make<AdaptiveAvgPool2d>(AdaptiveAvgPool2d::Options{pair(c, "output", 1)});
-  };
+  t["AdaptiveAvgPool2d"] = [](const Case& c) { return make<AdaptiveAvgPool2d>({pair(c, "output", 1)}); };
   t["GELU"] = [](const Case& c) {
-    return make<GELU>(GELU::Options{c.text("approximate", "none") == "tanh" ? Gelu::tanh : Gelu::erf});
+    return make<GELU>({c.text("approximate", "none") == "tanh" ? Gelu::tanh : Gelu::erf});
   };
   t["ReLU6"] = [](const Case&) { return make<ReLU6>(); };
   t["Hardsigmoid"] = [](const Case&) { return make<Hardsigmoid>(); };
   t["LogSigmoid"] = [](const Case&) { return make<LogSigmoid>(); };
   t["Identity"] = [](const Case&) { return make<Identity>(); };
   t["Dropout1d"] = [](const Case&) { return make<Dropout1d>(); };
-  t["PReLU"] = [](const Case& c) { return make<PReLU>(PReLU::Options{c.integer("channels", 1)}); };
+  t["PReLU"] = [](const Case& c) { return make<PReLU>({c.integer("channels", 1)}); };
   t["RReLU"] = [](const Case& c) {
-    return make<RReLU>(RReLU::Options{c.number("lower", RReLU().o.lower), c.number("upper", RReLU().o.upper)});
+    return make<RReLU>({c.number("lower", RReLU().o.lower), c.number("upper", RReLU().o.upper)});
   };
-  t["GLU"] = [](const Case& c) { return make<GLU>(GLU::Options{c.integer("dim", GLU().dim)}); };
-  t["LogSoftmax"] = [](const Case& c) { return make<LogSoftmax>(LogSoftmax::Options{c.integer("dim")}); };
-  t["Unflatten"] = [](const Case& c) { return make<Unflatten>(Unflatten::Options{c.integer("dim"), c.dims("shape")}); };
-  t["PixelShuffle"] = [](const Case& c) { return make<PixelShuffle>(PixelShuffle::Options{c.integer("factor")}); };
-  t["PixelUnshuffle"] = [](const Case& c) {
-    return make<PixelUnshuffle>(PixelUnshuffle::Options{c.integer("factor")});
-  };
-  t["ChannelShuffle"] = [](const Case& c) {
-    return make<ChannelShuffle>(ChannelShuffle::Options{c.integer("groups")});
-  };
+  t["GLU"] = [](const Case& c) { return make<GLU>({c.integer("dim", GLU().dim)}); };
+  t["LogSoftmax"] = [](const Case& c) { return make<LogSoftmax>({c.integer("dim")}); };
+  t["Unflatten"] = [](const Case& c) { return make<Unflatten>({c.integer("dim"), c.dims("shape")}); };
+  t["PixelShuffle"] = [](const Case& c) { return make<PixelShuffle>({c.integer("factor")}); };
+  t["PixelUnshuffle"] = [](const Case& c) { return make<PixelUnshuffle>({c.integer("factor")}); };
+  t["ChannelShuffle"] = [](const Case& c) { return make<ChannelShuffle>({c.integer("groups")}); };
   t["LocalResponseNorm"] = [](const Case& c) {
     const LocalResponseNorm::Options o{c.integer("size")};
-    return make<LocalResponseNorm>(
-        LocalResponseNorm::Options{o.size, c.number("alpha", o.alpha), c.number("beta", o.beta), c.number("k", o.k)});
+    return make<LocalResponseNorm>({o.size, c.number("alpha", o.alpha), c.number("beta", o.beta), c.number("k", o.k)});
   };
   t["InstanceNorm1d"] = [](const Case& c) { return make<InstanceNorm1d>(instance_norm(c)); };
   t["InstanceNorm2d"] = [](const Case& c) { return make<InstanceNorm2d>(instance_norm(c)); };
   t["InstanceNorm3d"] = [](const Case& c) { return make<InstanceNorm3d>(instance_norm(c)); };
   t["EmbeddingBag"] = [](const Case& c) {
     using Mode = EmbeddingBag::Mode;
-    return make<EmbeddingBag>(EmbeddingBag::Options{c.integer("num"), c.integer("dim"),
-                                                    c.text("mode", "mean") == "sum" ? Mode::sum : Mode::mean,
-                                                    c.integer("padding_index", -1), c.flag("last_offset", false)});
+    return make<EmbeddingBag>({c.integer("num"), c.integer("dim"),
+                               c.text("mode", "mean") == "sum" ? Mode::sum : Mode::mean, c.integer("padding_index", -1),
+                               c.flag("last_offset", false)});
   };
   t["WeightNorm"] = [](const Case& c) {
     return of_kind(c, [&](auto layer) { return weight_norm(std::move(layer), {c.integer("dim", 0)}); });
@@ -147,18 +131,12 @@ std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> make_
     return of_kind(c, [&](auto layer) { return spectral_norm(std::move(layer), o); });
   };
   t["MultiheadAttention"] = [](const Case& c) {
-    return make<MultiHeadAttention>(MultiHeadAttention::Options{.embed = c.integer("embed"),
-                                                                .heads = c.integer("heads"),
-                                                                .causal = c.flag("causal", false),
-                                                                .bias = c.flag("bias", true)});
+    return make<MultiHeadAttention>({.embed = c.integer("embed"),
+                                     .heads = c.integer("heads"),
+                                     .causal = c.flag("causal", false),
+                                     .bias = c.flag("bias", true)});
   };
   return t;
-}
-
-Reduction reduction(const Case& c) {
-  const std::string name = c.text("reduction", "mean");
-  LOCKSTEP_CHECK(name == "mean" || name == "sum" || name == "none", "unknown reduction '", name, "'");
-  return name == "mean" ? Reduction::mean : name == "sum" ? Reduction::sum : Reduction::none;
 }
 
 KlReduction kl_reduction(const Case& c) {
@@ -172,7 +150,7 @@ KlReduction kl_reduction(const Case& c) {
 CrossEntropyOptions cross_entropy_options(const Case& c) {
   CrossEntropyOptions o{.ignore_index = c.integer("ignore_index", -100),
                         .label_smoothing = c.number("label_smoothing", 0),
-                        .reduction = reduction(c)};
+                        .reduction = c.reduction()};
   if (const Json* weight = c.arg("weight")) {
     std::vector<float> values;
     for (const Json& w : weight->as_array()) values.push_back(float(w.as_number()));
@@ -189,11 +167,11 @@ std::map<std::string, Loss> make_losses() {
   t["NLL"] = [](In in, const Case& c) {
     return nll_loss(log_softmax(in[0], 1), in[1].tensor(), cross_entropy_options(c));
   };
-  t["MSE"] = [](In in, const Case& c) { return mse_loss(in[0], in[1], reduction(c)); };
-  t["L1"] = [](In in, const Case& c) { return l1_loss(in[0], in[1], reduction(c)); };
-  t["SmoothL1"] = [](In in, const Case& c) { return smooth_l1_loss(in[0], in[1], c.number("beta", 1), reduction(c)); };
-  t["Huber"] = [](In in, const Case& c) { return huber_loss(in[0], in[1], c.number("delta", 1), reduction(c)); };
-  t["BCEWithLogits"] = [](In in, const Case& c) { return bce_with_logits(in[0], in[1], {}, {}, reduction(c)); };
+  t["MSE"] = [](In in, const Case& c) { return mse_loss(in[0], in[1], c.reduction()); };
+  t["L1"] = [](In in, const Case& c) { return l1_loss(in[0], in[1], c.reduction()); };
+  t["SmoothL1"] = [](In in, const Case& c) { return smooth_l1_loss(in[0], in[1], c.number("beta", 1), c.reduction()); };
+  t["Huber"] = [](In in, const Case& c) { return huber_loss(in[0], in[1], c.number("delta", 1), c.reduction()); };
+  t["BCEWithLogits"] = [](In in, const Case& c) { return bce_with_logits(in[0], in[1], {}, {}, c.reduction()); };
   t["KLDiv"] = [](In in, const Case& c) { return kl_div(log_softmax(in[0], 1), softmax(in[1], 1), kl_reduction(c)); };
   t["scaled_dot_product_attention"] = [](In in, const Case& c) {
     return attention(in[0], in[1], in[2], {},

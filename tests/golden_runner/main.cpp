@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "tests/devices.h"
-#include "tests/golden_folder.h"
 #include "tests/golden_runner/golden.h"
 
 namespace golden {
@@ -69,6 +68,12 @@ std::string Case::text(const std::string& key, const std::string& otherwise) con
 Dims Case::dims(const std::string& key) const {
   const Json* value = arg(key);
   return value ? to_dims(*value) : Dims{};
+}
+
+Reduction Case::reduction() const {
+  const std::string name = text("reduction", "mean");
+  LOCKSTEP_CHECK(name == "mean" || name == "sum" || name == "none", "unknown reduction '", name, "'");
+  return name == "mean" ? Reduction::mean : name == "sum" ? Reduction::sum : Reduction::none;
 }
 
 double Case::tolerance() const {

@@ -1,12 +1,10 @@
 // Cases of optimizers, clipping, loss scalers and samplers.
-#include <algorithm>
 #include <cmath>
-#include <functional>
 
 #include "data/sampler.h"
-#include "optim/clip.h"
 #include "optim/loss_scaler.h"
 #include "optim/optim.h"
+#include "optim/optimizer.h"
 #include "tests/golden_runner/golden.h"
 
 namespace golden {
@@ -16,75 +14,16 @@ using namespace lockstep::optim;
 
 namespace {
 
-std::pair<double, double> betas(const Case& c) {
-  const Json* list = c.arg("betas");
-  return list ? std::pair(list->as_array().at(0).as_number(), list->as_array().at(1).as_number())
-              : std::pair(0.9, 0.999);
-}
-
 std::unique_ptr<Optimizer> make_optimizer(const std::string& kind, const Case& c, const std::vector<Variable>& p) {
-  const auto [beta1, beta2] = betas(c);
-  const double lr = c.number("lr", 1e-3), decay = c.number("weight_decay", 0);
-  const bool maximize = c.flag("maximize", false);
-  const bool deepspeed_adamw = kind == "DeepSpeedCPUAdam" && c.flag("adamw_mode", true);
-  if (kind == "SGD") {
-    return grouped<SGD>(c, p,
-                        SGDOptions{.lr = lr,
-                                   .momentum = c.number("momentum", 0),
-                                   .dampening = c.number("dampening", 0),
-                                   .weight_decay = decay,
-                                   .nesterov = c.flag("nesterov", false),
-                                   .maximize = maximize});
-  }
-  if (kind == "AdamW" || deepspeed_adamw) {
-    return grouped<AdamW>(c, p,
-                          AdamWOptions{.lr = lr,
-                                       .beta1 = beta1,
-                                       .beta2 = beta2,
-                                       .eps = c.number("eps", 1e-8),
-                                       .weight_decay = c.number("weight_decay", kind == "AdamW" ? 0.01 : 0),
-                                       .amsgrad = c.flag("amsgrad", false),
-                                       .maximize = maximize,
-                                       .bias_correction = c.flag("bias_correction", true)});
-  }
-  if (kind == "Adam" || kind == "DeepSpeedCPUAdam") {
-    return grouped<Adam>(c, p,
-                         AdamOptions{.lr = lr,
-                                     .beta1 = beta1,
-                                     .beta2 = beta2,
-                                     .eps = c.number("eps", 1e-8),
-                                     .weight_decay = decay,
-                                     .amsgrad = c.flag("amsgrad", false),
-                                     .maximize = maximize,
-                                     .bias_correction = c.flag("bias_correction", true)});
-  }
-  if (kind == "RMSprop") {
-    return grouped<RMSprop>(c, p,
-                            RMSpropOptions{.lr = lr,
-                                           .alpha = c.number("alpha", 0.99),
-                                           .eps = c.number("eps", 1e-8),
-                                           .weight_decay = decay,
-                                           .momentum = c.number("momentum", 0),
-                                           .centered = c.flag("centered", false),
-                                           .maximize = maximize});
-  }
-  if (kind == "Adagrad" || kind == "DeepSpeedCPUAdagrad") {
-    return grouped<Adagrad>(c, p,
-                            AdagradOptions{.lr = lr,
-                                           .lr_decay = c.number("lr_decay", 0),
-                                           .weight_decay = decay,
-                                           .initial_accumulator = c.number("initial_accumulator_value", 0),
-                                           .eps = c.number("eps", 1e-10),
-                                           .maximize = maximize});
-  }
-  if (kind == "Lion" || kind == "DeepSpeedCPULion") {
-    return grouped<Lion>(c, p,
-                         LionOptions{.lr = lr,
-                                     .beta1 = beta1,
-                                     .beta2 = c.arg("betas") ? beta2 : 0.99,
-                                     .weight_decay = decay,
-                                     .maximize = maximize});
-  }
+  if (kind == "SGD") return optimizer_of<SGD, SGDOptions>(c, p);
+  if (kind == "Adam") return optimizer_of<Adam, AdamOptions>(c, p);
+  if (kind == "AdamW") return optimizer_of<AdamW, AdamWOptions>(c, p);
+  if (kind == "RMSprop") return optimizer_of<RMSprop, RMSpropOptions>(c, p);
+  if (kind == "Adagrad" || kind == "DeepSpeedCPUAdagrad") return optimizer_of<Adagrad, AdagradOptions>(c, p);
+  if (kind == "Lion" || kind == "DeepSpeedCPULion") return optimizer_of<Lion, LionOptions>(c, p);
+  if (kind == "DeepSpeedCPUAdam" && c.flag("adamw_mode", true))
+    return optimizer_of<AdamW>(c, p, AdamWOptions{.weight_decay = 0});
+  if (kind == "DeepSpeedCPUAdam") return optimizer_of<Adam, AdamOptions>(c, p);
   const auto& more = of_extensions().optimizers;
   LOCKSTEP_CHECK(more.count(kind), "unknown optimizer '", kind, "'");
   return more.at(kind)(c, p);

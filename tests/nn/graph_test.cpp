@@ -13,12 +13,12 @@ using namespace lockstep;
 
 namespace {
 
-struct Net {
+struct SmallNet {
   nn::Linear first{{.in = 5, .out = 16}}, second{{.in = 16, .out = 3}};
   nn::LayerNorm norm{{.shape = {16}}};
   optim::AdamW optimizer;
 
-  Net() : optimizer((manual_seed(3), make()), {.lr = 0.05}) {}
+  SmallNet() : optimizer((manual_seed(3), make()), {.lr = 0.05}) {}
   std::vector<Variable> make() {
     std::vector<Variable> all;
     for (nn::Module* m : std::initializer_list<nn::Module*>{&first, &norm, &second})
@@ -42,7 +42,7 @@ TEST_CASE("graph: a training step replayed has the bits of the step itself") {
   std::vector<double> eager, replayed;
   std::vector<Tensor> ends;
   {
-    Net net;
+    SmallNet net;
     for (int step = 0; step < 5; ++step) {
       net.optimizer.zero_grad(true);
       const Variable loss = net.loss(batch(step), target);
@@ -53,7 +53,7 @@ TEST_CASE("graph: a training step replayed has the bits of the step itself") {
     ends.push_back(net.first.weight.tensor());
   }
   {
-    Net net;
+    SmallNet net;
     const Tensor x = empty({4, 5}, {.dtype = f32});
     x.copy_(batch(0));
     Tensor loss;

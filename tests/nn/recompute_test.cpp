@@ -1,11 +1,7 @@
 // Layers with state inside a checkpoint: values, gradients and state have the same bits as in the plain run.
 #include <doctest/doctest.h>
 
-#include <memory>
-
-#include "autograd/checkpoint.h"
-#include "nn/nn.h"
-#include "optim/optim.h"
+#include "tests/nn/properties.h"
 
 using namespace lockstep;
 using namespace lockstep::nn;
@@ -55,46 +51,17 @@ const std::vector<Row> rows = {
     {"a user's own", [] { return Sequential(Linear({.in = 16, .out = 16}), Standardize(), Tanh()); }, {16, 16}},
 };
 
-/// Losses, gradients and state of each step of two micro-batches.
-std::vector<std::pair<std::string, Tensor>> train(const Row& row, bool again) {
-  manual_seed(3);
-  Sequential net = row.make();
-  optim::SGD sgd(net.parameters(), {.lr = 0.2});
-  std::vector<std::pair<std::string, Tensor>> all;
-  for (int step = 0; step < 3; ++step) {
-    sgd.zero_grad();
-    std::vector<Variable> inputs, losses;
-    for (int micro = 0; micro < 2; ++micro) {
-      inputs.emplace_back(randn(row.shape), true);
-      const auto fn = [&net](const Variable& x) { return net(x); };
-      losses.push_back(sum(square(again ? checkpoint(fn, inputs.back()) : fn(inputs.back())).to(f32)));
-    }
-    // both forwards ran before: each backward recomputes with the state of its own forward
-    for (int micro = 0; micro < 2; ++micro) {
-      losses[size_t(micro)].backward();
-      all.emplace_back("loss", losses[size_t(micro)].tensor().clone());
-      all.emplace_back("input", inputs[size_t(micro)].grad().clone());
-    }
-    for (const auto& p : net.named_parameters()) all.emplace_back(p.name, p.variable.grad().clone());
-    sgd.step();
-    for (const auto& [name, tensor] : net.state()) all.emplace_back(name, tensor.clone());
-  }
-  for (const auto& [name, module] : net.named_modules())
-    if (auto* const own = dynamic_cast<Standardize*>(module)) CHECK(own->counted == 6);
-  return all;
-}
-
 }  // namespace
 
 TEST_CASE("layers with state count a forward that runs twice once") {
   for (const Row& row : rows) {
     CAPTURE(row.name);
-    const auto plain = train(row, false), again = train(row, true);
-    REQUIRE(plain.size() == again.size());
-    for (size_t i = 0; i < plain.size(); ++i) {
-      CAPTURE(plain[i].first);
-      CAPTURE(i);
-      CHECK(equal(plain[i].second, again[i].second));
-    }
+    testing::check_recomputed({row.make, row.shape, {}, [](Sequential& net) -> testing::AfterStep {
+                                 return [&net](int step, testing::NamedValues&) {
+                                   for (const auto& [name, module] : net.named_modules())
+                                     if (auto* const own = dynamic_cast<Standardize*>(module))
+                                       CHECK(own->counted == 2 * (step + 1));
+                                 };
+                               }});
   }
 }

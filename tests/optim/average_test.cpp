@@ -6,7 +6,7 @@
 #include "autograd/ops.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
-#include "optim/schedule_list.h"
+#include "optim/schedule.h"
 #include "tests/messages.h"
 
 using namespace lockstep;

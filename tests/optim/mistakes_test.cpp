@@ -86,6 +86,6 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
   CHECK_ERROR_IS(
       layer.load_state(nn::Linear({.in = 4, .out = 2}).state()),
       "[load_state] the state does not fit this Linear; nothing was changed\n wrong:\n  weight: expected shape (3, "
-      "4), got (2, 4)\n  bias: expected shape (3), got (2)");
+      "4), got (2, 4)\n  bias: expected shape (3), got (2)\nload a state of the same module");
   CHECK_ERROR_IS(nn::Dropout({.p = 1.5}), "[Dropout] expected p in [0, 1], got 1.5");
 }

@@ -5,9 +5,9 @@
 #include <memory>
 
 #include "autograd/ops.h"
-#include "optim/clip.h"
 #include "optim/loss_scaler.h"
 #include "optim/optim.h"
+#include "optim/optimizer.h"
 #include "optim/schedule.h"
 #include "tests/messages.h"
 #include "tests/optim/every_rule.h"

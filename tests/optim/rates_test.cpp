@@ -5,7 +5,7 @@
 #include "autograd/ops.h"
 #include "optim/average.h"
 #include "optim/optim.h"
-#include "optim/schedule_list.h"
+#include "optim/schedule.h"
 #include "tests/messages.h"
 
 using namespace lockstep;

@@ -6,7 +6,6 @@
 #include "optim/average.h"
 #include "optim/loss_scaler.h"
 #include "optim/optim.h"
-#include "tests/messages.h"
 
 using namespace lockstep;
 using namespace lockstep::optim;

@@ -11,30 +11,26 @@ using namespace testing;
 
 TEST_CASE("DDP: unused parameters are named in the same backward, on all ranks") {
   const std::string text = message([] {
-    on_ranks<int>(3, [](int rank) {
+    on_ranks(3, [](int rank) {
       Branches net;
       net.use_right = rank != 1;
       net.use_never = true;
       DistributedDataParallel ddp(net, {.bucket_mib = 1e-6});
       sum(ddp(ones({2, 3}))).backward();
-      return 0;
     });
   });
   for (const char* part : {"[rank 1] [ddp] 2 of 6 parameters got no gradient in this step: right.weight, right.bias",
                            "find_unused_parameters = true", "static_graph = true", "requires_grad_(false)"}) {
     CHECK_MESSAGE(contains(text, part), text);
   }
-  on_ranks<int>(1, [](int) {  // with one rank it is a plain Error, and the next backward works
+  on_ranks(1, [](int) {  // with one rank it is a plain Error, and the next backward works
     Branches net;
     DistributedDataParallel ddp(net);
-    CHECK(contains(message([&] {
-                     sum(ddp(ones({2, 3}))).backward();
-                   }),
-                   "[ddp] 2 of 6 parameters got no gradient in this step: never.weight, never.bias"));
+    CHECK_ERROR(sum(ddp(ones({2, 3}))).backward(),
+                "[ddp] 2 of 6 parameters got no gradient in this step: never.weight, never.bias");
     net.use_never = true;
     sum(ddp(ones({2, 3}))).backward();
     CHECK(net.never.weight.grad().defined());
-    return 0;
   });
 }
 
@@ -68,42 +64,37 @@ TEST_CASE("DDP: find_unused_parameters sends zeros for unused parameters; those 
 }
 
 TEST_CASE("DDP: find_unused_parameters must see the forward") {
-  const std::string text = message([] {
-    on_ranks<int>(2, [](int) {
-      Branches net;
-      DistributedDataParallel ddp(net, {.find_unused_parameters = true});
-      sum(net(ones({2, 3}))).backward();
-      return 0;
-    });
-  });
-  CHECK_MESSAGE(contains(text, "find_unused_parameters: expected the forward to run through ddp.call()"), text);
-  const std::string later = message([] {
-    on_ranks<int>(2, [](int) {
-      Branches net;
-      DistributedDataParallel ddp(net, {.find_unused_parameters = true});
-      sum(ddp(ones({2, 3}))).backward();
-      net.zero_grad();
-      sum(net(ones({2, 3}))).backward();
-      return 0;
-    });
-  });
-  CHECK_MESSAGE(contains(later, "find_unused_parameters: expected the forward to run through ddp.call()"), later);
+  CHECK_ERROR(on_ranks(2,
+                       [](int) {
+                         Branches net;
+                         DistributedDataParallel ddp(net, {.find_unused_parameters = true});
+                         sum(net(ones({2, 3}))).backward();
+                       }),
+              "find_unused_parameters: expected the forward to run through ddp.call()");
+  CHECK_ERROR(on_ranks(2,
+                       [](int) {
+                         Branches net;
+                         DistributedDataParallel ddp(net, {.find_unused_parameters = true});
+                         sum(ddp(ones({2, 3}))).backward();
+                         net.zero_grad();
+                         sum(net(ones({2, 3}))).backward();
+                       }),
+              "find_unused_parameters: expected the forward to run through ddp.call()");
 }
 
 TEST_CASE("DDP: a rank whose output uses no parameter at all still answers the others") {
-  on_ranks<int>(2, [&](int rank) {
+  on_ranks(2, [&](int rank) {
     Branches net;
     DistributedDataParallel ddp(net, {.find_unused_parameters = true});
     net.use_left = net.use_right = rank == 0;
     Variable x(ones({2, 3}), true);
     sum(ddp(x)).backward();
     CHECK(net.left.bias.grad().to_vector<float>() == std::vector<float>{1, 1});
-    return 0;
   });
 }
 
 TEST_CASE("DDP: find_unused_parameters with several forwards in flight, and a loss that call() did not see") {
-  on_ranks<int>(2, [&](int) {
+  on_ranks(2, [&](int) {
     Branches net;
     DistributedDataParallel ddp(net, {.find_unused_parameters = true});
     net.use_right = false;
@@ -120,24 +111,21 @@ TEST_CASE("DDP: find_unused_parameters with several forwards in flight, and a lo
     CHECK(net.right.bias.grad().defined());
     CHECK_FALSE(net.left.bias.grad().defined());
     sum(third).backward();
-    return 0;
   });
-  const std::string text = message([] {
-    on_ranks<int>(2, [](int) {
-      Branches net;
-      DistributedDataParallel ddp(net, {.find_unused_parameters = true});
-      net.use_right = false;
-      (sum(ddp(ones({2, 3}))) + sum(net.right.bias)).backward();
-      return 0;
-    });
-  });
-  CHECK_MESSAGE(contains(text, "right.bias got a gradient, but what ddp.call() returned does not depend on it"), text);
+  CHECK_ERROR(on_ranks(2,
+                       [](int) {
+                         Branches net;
+                         DistributedDataParallel ddp(net, {.find_unused_parameters = true});
+                         net.use_right = false;
+                         (sum(ddp(ones({2, 3}))) + sum(net.right.bias)).backward();
+                       }),
+              "right.bias got a gradient, but what ddp.call() returned does not depend on it");
 }
 
 TEST_CASE("DDP: a static graph is counted once; unused parameters need no walk; a change is an error with names") {
   const auto run = [](bool more, bool fewer) {
     return message([&] {
-      on_ranks<int>(2, [&](int rank) {
+      on_ranks(2, [&](int rank) {
         Branches net;
         DistributedDataParallel ddp(net, {.static_graph = true});
         for (int step = 0; step < 3; ++step) {
@@ -148,7 +136,6 @@ TEST_CASE("DDP: a static graph is counted once; unused parameters need no walk; 
           CHECK(net.left.bias.grad().to_vector<float>() == std::vector<float>{2, 2});
           CHECK_FALSE(net.never.bias.grad().defined());
         }
-        return 0;
       });
     });
   };
@@ -182,7 +169,7 @@ TEST_CASE(
   CHECK(max(abs(sub(grads[0].at("weight"), grads[0].at("weight again")))).item() < 1e-5);
   const auto inner = [](bool static_graph) {
     return message([&] {
-      on_ranks<int>(2, [&](int) {
+      on_ranks(2, [&](int) {
         nn::Linear layer({.in = 2, .out = 1, .bias = false});
         DistributedDataParallel ddp(layer, {.static_graph = static_graph});
         for (int step = 0; step < 2; ++step) {
@@ -197,7 +184,6 @@ TEST_CASE(
           sum(z).backward();
           CHECK(layer.weight.grad().to_vector<float>() == std::vector<float>{2, 2});
         }
-        return 0;
       });
     });
   };
@@ -206,7 +192,7 @@ TEST_CASE(
 }
 
 TEST_CASE("DDP: retain_graph, two losses in a step, gradient hooks and grad() between them") {
-  on_ranks<int>(2, [&](int rank) {
+  on_ranks(2, [&](int rank) {
     nn::Linear layer({.in = 2, .out = 1});
     DistributedDataParallel ddp(layer);
     const Variable y = sum(layer(full({1, 2}, rank + 1.)));
@@ -225,7 +211,6 @@ TEST_CASE("DDP: retain_graph, two losses in a step, gradient hooks and grad() be
     sum(layer(ones({1, 2}))).backward();
     CHECK(layer.weight.grad().to_vector<float>() == std::vector<float>{20, 20});
     layer.weight.remove_hook(hook);
-    return 0;
   });
 }
 
@@ -272,21 +257,17 @@ TEST_CASE("DDP: ranks with other models are told which parameter differs, before
        "expected a module with parameters that require grad, got none in Linear"},
   };
   for (const Row& row : rows) {
-    const std::string text = message([&] {
-      on_ranks<int>(3, [&](int rank) {
-        const auto module = row.make(rank);
-        DistributedDataParallel ddp(*module, row.options);
-        return 0;
-      });
-    });
-    CHECK_MESSAGE(contains(text, row.part), row.what, ": ", text);
+    CHECK_ERROR(on_ranks(3,
+                         [&](int rank) {
+                           const auto module = row.make(rank);
+                           DistributedDataParallel ddp(*module, row.options);
+                         }),
+                row.part);
   }
-  const std::string text = message([&] {
-    on_ranks<int>(2, [&](int rank) {
-      Mlp net;
-      DistributedDataParallel ddp(net, {.bucket_mib = rank ? 25. : 1.});
-      return 0;
-    });
-  });
-  CHECK_MESSAGE(contains(text, "line 1 is the first that differs: rank 0 has 'options bucket_mib 1,"), text);
+  CHECK_ERROR(on_ranks(2,
+                       [&](int rank) {
+                         Mlp net;
+                         DistributedDataParallel ddp(net, {.bucket_mib = rank ? 25. : 1.});
+                       }),
+              "line 1 is the first that differs: rank 0 has 'options bucket_mib 1,");
 }

@@ -59,7 +59,7 @@ TEST_CASE("join: buffers come from a rank that still has data; a rank may have n
     std::vector<int> batches;
   };
   for (const Row& row : {Row{{0, 2, 3}}, Row{{3, 0, 0}}, Row{{2, 2, 2}}, Row{{0, 0, 0}}, Row{{1, 4, 1}}}) {
-    const auto states = on_ranks<Tensors>(3, [&](int rank) {
+    const Tensors states = alike(3, [&](int rank) {
       manual_seed(uint64_t(rank));
       Normed net;
       DistributedDataParallel ddp(net, {.bucket_mib = 1e-6});
@@ -78,12 +78,11 @@ TEST_CASE("join: buffers come from a rank that still has data; a rank may have n
         for (auto& b : net.named_buffers()) all[b.name] = b.tensor.clone();
       return all;
     });
-    for (const Tensors& other : states) CHECK(differing(states[0], other) == "");
   }
 }
 
 TEST_CASE("join: with accumulation, gradients of a rank's last micro-batches still count; the model stays usable") {
-  on_ranks<int>(2, [&](int rank) {
+  on_ranks(2, [&](int rank) {
     nn::Linear layer({.in = 2, .out = 1, .bias = false});
     DistributedDataParallel ddp(layer, {.find_unused_parameters = true});
     const auto backward = [&](double value) { sum(ddp(full({1, 2}, value))).backward(); };
@@ -104,49 +103,42 @@ TEST_CASE("join: with accumulation, gradients of a rank's last micro-batches sti
     layer.zero_grad();
     backward(rank + 1);
     CHECK(layer.weight.grad().to_vector<float>() == std::vector<float>{1.5, 1.5});
-    return 0;
   });
 }
 
 TEST_CASE("join: throw_on_early_end tells every rank, and errors inside are not held back") {
-  const std::string early = message([] {
-    on_ranks<int>(3, [](int rank) {
-      nn::Linear layer({.in = 2, .out = 1});
-      DistributedDataParallel ddp(layer);
-      const auto join = ddp.join(false, true);
-      for (int step = 0; step < (rank == 1 ? 1 : 3); ++step) sum(ddp(ones({1, 2}))).backward();
-      return 0;
-    });
-  });
-  CHECK_MESSAGE(contains(early, "[join] rank 1 has run out of data while others still have some"), early);
-  const std::string thrown = message([] {
-    on_ranks<int>(2, [](int rank) {
-      nn::Linear layer({.in = 2, .out = 1});
-      DistributedDataParallel ddp(layer);
-      const auto join = ddp.join();
-      sum(ddp(ones({1, 2}))).backward();
-      if (rank == 1) fail("broken batch");
-      sum(ddp(ones({1, 2}))).backward();
-      return 0;
-    });
-  });
-  CHECK_MESSAGE(contains(thrown, "broken batch"), thrown);
-  on_ranks<int>(1, [](int) {
+  CHECK_ERROR(on_ranks(3,
+                       [](int rank) {
+                         nn::Linear layer({.in = 2, .out = 1});
+                         DistributedDataParallel ddp(layer);
+                         const auto join = ddp.join(false, true);
+                         for (int step = 0; step < (rank == 1 ? 1 : 3); ++step) sum(ddp(ones({1, 2}))).backward();
+                       }),
+              "[join] rank 1 has run out of data while others still have some");
+  CHECK_ERROR(on_ranks(2,
+                       [](int rank) {
+                         nn::Linear layer({.in = 2, .out = 1});
+                         DistributedDataParallel ddp(layer);
+                         const auto join = ddp.join();
+                         sum(ddp(ones({1, 2}))).backward();
+                         if (rank == 1) fail("broken batch");
+                         sum(ddp(ones({1, 2}))).backward();
+                       }),
+              "broken batch");
+  on_ranks(1, [](int) {
     nn::Linear layer({.in = 2, .out = 1});
     DistributedDataParallel ddp(layer);
     const auto join = ddp.join();
-    CHECK(contains(message([&] { const auto again = ddp.join(); }), "expected no other join()"));
-    return 0;
+    CHECK_ERROR(ddp.join(), "expected no other join()");
   });
 }
 
 TEST_CASE("join 43: without join, an Error on the waiting ranks names the rank that ended early") {
   const std::string text = message([] {
-    on_ranks<int>(3, [](int rank) {
+    on_ranks(3, [](int rank) {
       nn::Linear layer({.in = 2, .out = 1});
       DistributedDataParallel ddp(layer);
       for (int step = 0; step < (rank == 1 ? 1 : 3); ++step) sum(ddp(ones({1, 2}))).backward();
-      return 0;
     });
   });
   // Its leaving and its closed channel race; either may be reported first.

@@ -1,5 +1,5 @@
 #pragma once
-// Shared by the tests of data parallelism: small models, and a short training distributed over ranks and accumulation.
+// Shared by the tests of data parallelism: a loss by micro-batch, and comparisons of parameters.
 #include <functional>
 #include <map>
 #include <string>
@@ -10,41 +10,12 @@
 #include "parallel/ddp.h"
 #include "tensor/random.h"
 #include "tests/messages.h"
+#include "tests/models.h"
 #include "tests/ranks.h"
 
 namespace testing {
 
 using namespace lockstep;
-
-/// A Linear(in, out) with bias.
-inline nn::Linear linear(int64_t in, int64_t out) {
-  const nn::Linear::Options options{.in = in, .out = out};
-  return nn::Linear(options);
-}
-
-/// Two hidden layers with dropout. Its bits reveal whether dropout is keyed by micro-batch.
-struct Mlp : nn::Layer<Mlp> {
-  nn::Linear a = linear(6, 40), b = linear(40, 24), c = linear(24, 3);
-  double p = 0;
-  Variable forward(const Variable& x) {
-    return c(dropout(relu(b(dropout(gelu(a(x)), p, is_training()))), p, is_training()));
-  }
-  void fields(nn::Fields& f) override { f("a", a)("b", b)("c", c); }
-};
-
-/// A model whose forward uses only the branches that its flags select.
-struct Branches : nn::Layer<Branches> {
-  nn::Linear left = linear(3, 2), right = linear(3, 2), never = linear(3, 2);
-  bool use_left = true, use_right = true, use_never = false;
-  Variable forward(const Variable& x) {
-    Variable y = x.narrow(1, 0, 2) * 0.5;
-    if (use_left) y = y + left(x);
-    if (use_right) y = y + right(x);
-    if (use_never) y = y + never(x);
-    return y;
-  }
-  void fields(nn::Fields& f) override { f("left", left)("right", right)("never", never); }
-};
 
 /// The loss of a micro-batch. Data and dropout depend on `step` and `micro_batch` only.
 inline Variable loss_of(Mlp& net, int step, int micro_batch,
@@ -76,10 +47,29 @@ inline Tensors copy_gradients(nn::Module& module) {
 
 /// The first name whose tensors differ in any bit; "" if none does.
 inline std::string differing(const Tensors& a, const Tensors& b) {
-  if (a.size() != b.size()) return "sizes";
   for (const auto& [name, tensor] : a)
-    if (!b.count(name) || !equal(tensor, b.at(name))) return name;
+    if (!b.count(name)) return name + " of one only";
+    else if (!equal(tensor, b.at(name))) return name;
+  for (const auto& [name, tensor] : b)
+    if (!a.count(name)) return name + " of one only";
   return "";
+}
+/// Runs fn on n ranks, which must return the same tensors; returns these.
+inline Tensors alike(int n, const std::function<Tensors(int rank)>& fn) {
+  const std::vector<Tensors> all = on_ranks<Tensors>(n, fn);
+  for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
+  return all[0];
+}
+/// Merges the tensors of all ranks by name; checks that those on several ranks are equal.
+inline Tensors merged(const std::vector<Tensors>& all) {
+  Tensors whole;
+  for (const Tensors& mine : all) {
+    for (const auto& [name, tensor] : mine) {
+      const auto [at, is_new] = whole.emplace(name, tensor);
+      CHECK_MESSAGE(equal(at->second, tensor), name);
+    }
+  }
+  return whole;
 }
 /// The largest absolute difference; 1e9 if names differ.
 inline double distance(const Tensors& a, const Tensors& b) {

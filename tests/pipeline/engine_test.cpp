@@ -2,8 +2,8 @@
 // micro-batches.
 #include <doctest/doctest.h>
 
-#include "optim/clip.h"
-#include "parallel/buckets.h"
+#include "optim/optimizer.h"
+#include "parallel/gradient_sum.h"
 #include "tests/pipeline/language.h"
 
 using namespace lockstep;

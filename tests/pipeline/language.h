@@ -87,16 +87,4 @@ struct Optimizer {
   std::optional<optim::AdamW> adamw;
 };
 
-/// Merges the tensors of all ranks by name; checks that those on several ranks are equal.
-inline Tensors merged(const std::vector<Tensors>& all) {
-  Tensors whole;
-  for (const Tensors& mine : all) {
-    for (const auto& [name, tensor] : mine) {
-      if (whole.count(name)) CHECK_MESSAGE(equal(whole[name], tensor), name);
-      whole[name] = tensor;
-    }
-  }
-  return whole;
-}
-
 }  // namespace testing

@@ -177,7 +177,7 @@ Reference reference(const Case& c, const Problem& p) {
   return r;
 }
 
-void check_close(const Tensor& got, const std::vector<double>& wanted, double tolerance) {
+void check_attention(const Tensor& got, const std::vector<double>& wanted, double tolerance) {
   const auto v = got.to_vector<double>();
   REQUIRE(v.size() == wanted.size());
   double most = 1;
@@ -187,10 +187,10 @@ void check_close(const Tensor& got, const std::vector<double>& wanted, double to
   CHECK(wrong == 0);
 }
 
-void check_close(const AttentionGrad& got, const Reference& wanted, double tolerance) {
-  check_close(got.q, wanted.grad_q, tolerance);
-  check_close(got.k, wanted.grad_k, tolerance);
-  check_close(got.v, wanted.grad_v, tolerance);
+void check_attention(const AttentionGrad& got, const Reference& wanted, double tolerance) {
+  check_attention(got.q, wanted.grad_q, tolerance);
+  check_attention(got.k, wanted.grad_k, tolerance);
+  check_attention(got.v, wanted.grad_v, tolerance);
 }
 
 /// A random layout with one of `every` blocks; every = 1: all; 0: none.
@@ -230,10 +230,10 @@ TEST_CASE("attention and its gradients equal the full matrix, for every dtype") 
       const double tolerance = dtype == f64 ? 1e-13 : dtype == f32 ? 3e-6 : dtype == f16 ? 3e-3 : 2e-2;
       const AttentionResult r = attention(p.q, p.k, p.v, p.mask, p.args);
       CHECK(r.out.transpose(1, 2).is_contiguous());
-      check_close(r.out, wanted.out, tolerance);
-      check_close(r.lse, wanted.lse, dtype == f64 ? 1e-13 : 3e-6);
+      check_attention(r.out, wanted.out, tolerance);
+      check_attention(r.lse, wanted.lse, dtype == f64 ? 1e-13 : 3e-6);
       const AttentionGrad g = attention_grad(p.grad, p.q, p.k, p.v, p.mask, r, p.args);
-      check_close(g, wanted, tolerance);
+      check_attention(g, wanted, tolerance);
     }
 }
 
@@ -273,9 +273,9 @@ TEST_CASE("attention with a layout of blocks equals the same mask, for every dty
       p.args.layout = nullptr;
       const Reference wanted = reference(c, p);
       const double tolerance = dtype == f64 ? 1e-13 : dtype == f32 ? 1e-6 : dtype == f16 ? 3e-3 : 2e-2;
-      check_close(r.out, wanted.out, tolerance);
-      check_close(r.lse, wanted.lse, dtype == f64 ? 1e-13 : 3e-6);
-      check_close(g, wanted, tolerance);
+      check_attention(r.out, wanted.out, tolerance);
+      check_attention(r.lse, wanted.lse, dtype == f64 ? 1e-13 : 3e-6);
+      check_attention(g, wanted, tolerance);
     }
 }
 
@@ -340,12 +340,12 @@ TEST_CASE("attention: the cost is proportional to the window, and the results eq
     const AttentionResult mine = attention(q, k, v, {}, args);
     CHECK(double(counter.count()) == 2 * 4 * 8 * pairs);
     const AttentionResult wanted = attention(q, k, v, mask);
-    check_close(mine.out, wanted.out.to_vector<double>(), 1e-14);
+    check_attention(mine.out, wanted.out.to_vector<double>(), 1e-14);
     const AttentionGrad g = attention_grad(grad, q, k, v, {}, mine, args),
                         same = attention_grad(grad, q, k, v, mask, wanted, {.scale = 0});
-    check_close(g.q, same.q.to_vector<double>(), 1e-14);
-    check_close(g.k, same.k.to_vector<double>(), 1e-14);
-    check_close(g.v, same.v.to_vector<double>(), 1e-14);
+    check_attention(g.q, same.q.to_vector<double>(), 1e-14);
+    check_attention(g.k, same.k.to_vector<double>(), 1e-14);
+    check_attention(g.v, same.v.to_vector<double>(), 1e-14);
     // Keys and values before every window are never read.
     if (queries >= keys) continue;
     const int64_t hidden = (keys - queries - window + 1) / 64 * 64;
@@ -380,7 +380,7 @@ TEST_CASE("attention takes any layout and writes gradients into packed views") {
     CHECK(equal(part(into, 2), wanted.v));
     const Tensor one = random_tensor({1, 1, 1, D}, dtype, 3);  // expanded operands with strides 0
     const Tensor same = one.expand({B, H, T, D});
-    check_close(attention(q, k, same).out, same.to_vector<double>(), dtype == bf16 ? 1e-2 : 1e-6);
+    check_attention(attention(q, k, same).out, same.to_vector<double>(), dtype == bf16 ? 1e-2 : 1e-6);
   }
 }
 
@@ -467,8 +467,8 @@ TEST_CASE("rotary turns pairs and back") {
         }
       const double tolerance = dtype == f64 ? 1e-15 : dtype == f32 ? 1e-6 : dtype == f16 ? 2e-3 : 2e-2;
       const Tensor y = rotary(x, cosine, sine);
-      check_close(y, wanted, tolerance);
-      check_close(rotary(y, cosine, sine, true), in, tolerance);
+      check_attention(y, wanted, tolerance);
+      check_attention(rotary(y, cosine, sine, true), in, tolerance);
       // Rotate packed heads; the last head is left alone.
       Tensor packed = x.transpose(1, 2).reshape({2, T, 3 * D});
       const Tensor before = packed.clone(), turned = rotary_packed(packed, 2, 3, cosine, sine),
@@ -482,7 +482,7 @@ TEST_CASE("rotary turns pairs and back") {
       CHECK(over.raw_data() == place);
       CHECK(equal(over, turned));
       if (table == dtype) continue;
-      check_close(rotary(x, cosine.to(dtype), sine.to(dtype)), wanted, 2 * tolerance);
+      check_attention(rotary(x, cosine.to(dtype), sine.to(dtype)), wanted, 2 * tolerance);
     }
 }
 

@@ -37,7 +37,7 @@ template <class Fn> void each_product(const Shape& x, const Shape& w, const Shap
               }
 }
 
-double tolerance_of(DType dtype) { return dtype == f64 ? 1e-13 : dtype == f32 ? 1e-4 : dtype == f16 ? 2e-3 : 1e-2; }
+double conv_tolerance(DType dtype) { return dtype == f64 ? 1e-13 : dtype == f32 ? 1e-4 : dtype == f16 ? 2e-3 : 1e-2; }
 
 struct ConvRow {
   Shape x, w;
@@ -77,7 +77,7 @@ TEST_CASE("conv2d and its gradients") {
         for (int64_t i = 0; i < y.numel(); ++i) wanted[size_t(i)] = vb[size_t(i / plane % y.size(1))];
         each_product(row.x, row.w, y.shape(), row.args,
                      [&](int64_t o, int64_t i, int64_t k) { wanted[size_t(o)] += vx[size_t(i)] * vw[size_t(k)]; });
-        check_close(y, wanted, tolerance_of(dtype));
+        check_close(y, wanted, conv_tolerance(dtype));
         if (last && !is_channels_last(x)) continue;
         if (y.numel() > 0 && is_channels_last(x) && plane > 1 && y.size(1) > 1) CHECK(is_channels_last(y));
 
@@ -90,10 +90,10 @@ TEST_CASE("conv2d and its gradients") {
             gw[size_t(k)] += vg[size_t(o)] * vx[size_t(i)];
           });
           for (int64_t i = 0; i < y.numel(); ++i) gb[size_t(i / plane % y.size(1))] += vg[size_t(i)];
-          check_close(conv2d_grad_input(grad, w, row.x, row.args), gx, tolerance_of(dtype));
+          check_close(conv2d_grad_input(grad, w, row.x, row.args), gx, conv_tolerance(dtype));
           const auto got = conv2d_grad_weight(grad, x, row.w, row.args, true);
-          check_close(got.weight, gw, tolerance_of(dtype));
-          check_close(got.bias, gb, tolerance_of(dtype));
+          check_close(got.weight, gw, conv_tolerance(dtype));
+          check_close(got.bias, gb, conv_tolerance(dtype));
           CHECK(equal(conv2d_grad_weight(grad, x, row.w, row.args, false).weight, got.weight));
         }
       }
@@ -206,10 +206,10 @@ TEST_CASE("pooling") {
         check_close(highest.values, top, 0);
         CHECK(highest.indices.dtype() == i32);
         CHECK(highest.indices.to_vector<int64_t>() == places);
-        check_close(mean, average, tolerance_of(dtype));
+        check_close(mean, average, conv_tolerance(dtype));
         for (const Tensor& laid : {grad, channels_last(grad)}) {
-          check_close(max_pool2d_grad(laid, highest.indices, row.x), grad_top, tolerance_of(dtype));
-          check_close(avg_pool2d_grad(laid, row.x, a), grad_average, tolerance_of(dtype));
+          check_close(max_pool2d_grad(laid, highest.indices, row.x), grad_top, conv_tolerance(dtype));
+          check_close(avg_pool2d_grad(laid, row.x, a), grad_average, conv_tolerance(dtype));
         }
       }
 }

@@ -1,7 +1,6 @@
 // Virtual CPU devices: they are separate devices although they share memory.
 #include <doctest/doctest.h>
 
-#include <cstdlib>
 #include <functional>
 #include <vector>
 

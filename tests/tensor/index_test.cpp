@@ -1,8 +1,6 @@
 // Indexing and joining, against plain loops.
 #include <doctest/doctest.h>
 
-#include <functional>
-
 #include "tensor/ops.h"
 #include "tests/messages.h"
 #include "tests/threads.h"

@@ -5,7 +5,6 @@
 #include <cmath>
 
 #include "tensor/ops.h"
-#include "tests/devices.h"
 #include "tests/messages.h"
 #include "tests/tensor/products.h"
 #include "tests/threads.h"

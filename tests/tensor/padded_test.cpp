@@ -6,7 +6,6 @@
 
 #include "tensor/padded.h"
 #include "tensor/random.h"
-#include "tests/devices.h"
 #include "tests/messages.h"
 
 using namespace lockstep;

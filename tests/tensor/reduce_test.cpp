@@ -13,7 +13,7 @@ using namespace lockstep;
 
 namespace {
 
-const double inf = INFINITY, nan_value = NAN;
+const double inf_value = INFINITY, nan_value = NAN;
 
 // The elements of x grouped by the output of a reduction over `dims`, in row-major order of outputs and elements.
 std::vector<std::vector<double>> groups(const Tensor& x, const Dims& dims) {
@@ -57,7 +57,7 @@ double log_sum_exp_of(const std::vector<double>& v) {
   return most + std::log(sum);
 }
 
-void check_close(const Tensor& got, const std::vector<double>& expected, double tolerance) {
+void check_values(const Tensor& got, const std::vector<double>& expected, double tolerance) {
   const auto values = got.to_vector<double>();
   REQUIRE(values.size() == expected.size());
   for (size_t i = 0; i < values.size(); ++i) {
@@ -110,20 +110,20 @@ TEST_CASE("reductions agree with loops, for any shape, view, dims and dtype") {
       const Tensor x = dtype == f32 ? row.x : row.x.to(dtype);
       const auto parts = groups(x, row.dims);
       const double eps = dtype == f64 ? 1e-12 : dtype == f32 ? 3e-6 : dtype == f16 ? 2e-3 : 1e-2;
-      check_close(sum(x, row.dims), folded(parts, sum_of), eps * 10);
-      check_close(mean(x, row.dims), folded(parts, [](const auto& v) { return sum_of(v) / double(v.size()); }), eps);
-      check_close(amax(x, row.dims), folded(parts, max_of), 0);
-      check_close(amin(x, row.dims), folded(parts, min_of), 0);
-      check_close(logsumexp(x, row.dims), folded(parts, log_sum_exp_of), eps);
-      if (parts[0].size() > 1) check_close(var(x, row.dims), folded(parts, var_of), eps);
+      check_values(sum(x, row.dims), folded(parts, sum_of), eps * 10);
+      check_values(mean(x, row.dims), folded(parts, [](const auto& v) { return sum_of(v) / double(v.size()); }), eps);
+      check_values(amax(x, row.dims), folded(parts, max_of), 0);
+      check_values(amin(x, row.dims), folded(parts, min_of), 0);
+      check_values(logsumexp(x, row.dims), folded(parts, log_sum_exp_of), eps);
+      if (parts[0].size() > 1) check_values(var(x, row.dims), folded(parts, var_of), eps);
       if (parts[0].size() < 1000 && dtype != f16) {
-        check_close(
+        check_values(
             prod(x, row.dims),
             folded(parts, [](const auto& v) { return std::accumulate(v.begin(), v.end(), 1.0, std::multiplies<>()); }),
             eps);
       }
       if (dtype != f16) {
-        check_close(
+        check_values(
             norm(x, row.dims),
             folded(parts,
                    [](const auto& v) { return std::sqrt(std::inner_product(v.begin(), v.end(), v.begin(), 0.0)); }),
@@ -135,15 +135,15 @@ TEST_CASE("reductions agree with loops, for any shape, view, dims and dtype") {
       const Tensor x = (dtype == u8 || dtype == boolean ? abs(row.x) : row.x * 3).to(dtype);
       const auto parts = groups(x, row.dims);
       CHECK(sum(x, row.dims).dtype() == i64);
-      check_close(sum(x, row.dims), folded(parts, sum_of), 0);
-      check_close(amax(x, row.dims), folded(parts, max_of), 0);
-      check_close(amin(x, row.dims), folded(parts, min_of), 0);
+      check_values(sum(x, row.dims), folded(parts, sum_of), 0);
+      check_values(amax(x, row.dims), folded(parts, max_of), 0);
+      check_values(amin(x, row.dims), folded(parts, min_of), 0);
       CHECK(any(x, row.dims).dtype() == boolean);
-      check_close(
+      check_values(
           any(x, row.dims),
           folded(parts, [](const auto& v) { return std::any_of(v.begin(), v.end(), [](double e) { return e != 0; }); }),
           0);
-      check_close(
+      check_values(
           all(x, row.dims),
           folded(parts, [](const auto& v) { return std::all_of(v.begin(), v.end(), [](double e) { return e != 0; }); }),
           0);
@@ -163,7 +163,7 @@ TEST_CASE("reductions keep dims when asked and handle nothing at all") {
   CHECK(equal(prod(none, {0}), ones({3})));
   CHECK(std::isnan(mean(none).item()));
   CHECK(std::isnan(var(none).item()));
-  CHECK(logsumexp(none, {0}).to_vector<double>() == std::vector<double>(3, -inf));
+  CHECK(logsumexp(none, {0}).to_vector<double>() == std::vector<double>(3, -inf_value));
   CHECK(norm(none).item() == 0);
   CHECK(!any(none).item<bool>());
   CHECK(all(none).item<bool>());
@@ -190,7 +190,7 @@ TEST_CASE("reductions: NaN, infinities, huge values, large means") {
     CHECK(std::isnan(amax(x.reshape({1000, 1}).expand({1000, 20}), {0}).to_vector<float>()[19]));
   }
   const Tensor rows = Tensor::from<float>({-INFINITY, -INFINITY, INFINITY, 0, -INFINITY, 2}, {3, 2});
-  CHECK(logsumexp(rows, {1}).to_vector<double>() == std::vector<double>{-inf, inf, 2});
+  CHECK(logsumexp(rows, {1}).to_vector<double>() == std::vector<double>{-inf_value, inf_value, 2});
   CHECK(logsumexp(full({5}, 1000), {0}).item() == doctest::Approx(1000 + std::log(5.0)));
   CHECK(norm(full({4}, 1e30)).item() == doctest::Approx(2e30));
   CHECK(norm(full({4}, 1e-30)).item() == doctest::Approx(2e-30));
@@ -240,8 +240,8 @@ TEST_CASE("max, min, argmax: the first place on ties, NaN wins") {
                 largest ? std::max_element(part.begin(), part.end()) : std::min_element(part.begin(), part.end());
             best.push_back(*at), places.push_back(double(at - part.begin()));
           }
-          check_close(values, best, 0);
-          check_close(indices, places, 0);
+          check_values(values, best, 0);
+          check_values(indices, places, 0);
         }
       }
     }
@@ -279,7 +279,7 @@ TEST_CASE("cumsum and cumprod") {
   CHECK(cumprod(x, -1).to_vector<int64_t>() == std::vector<int64_t>{1, 2, 6, 4, 20, 120});
   CHECK(cumsum(x, 0).dtype() == i64);
   const Tensor y = randn({1000, 7});
-  check_close(cumsum(y, 0).select(0, -1), sum(y, {0}).to_vector<double>(), 1e-4);
+  check_values(cumsum(y, 0).select(0, -1), sum(y, {0}).to_vector<double>(), 1e-4);
   CHECK(equal(cumsum(y.t(), 1), cumsum(y, 0).t()));
   CHECK(cumsum(full({}, 2), 0).item() == 2);
   CHECK(cumsum(empty({0, 2}), 0).shape() == Shape{0, 2});
@@ -305,8 +305,8 @@ TEST_CASE("sort and topk: stable, NaN is the largest") {
           });
           for (int64_t at : order) sorted.push_back(flat[size_t(first + at)]), places.push_back(double(at));
         }
-        check_close(dim == 0 ? values.t() : values, sorted, 0);
-        check_close(dim == 0 ? indices.t() : indices, places, 0);
+        check_values(dim == 0 ? values.t() : values, sorted, 0);
+        check_values(dim == 0 ? indices.t() : indices, places, 0);
         if (x.dim() == 0) continue;
         for (int64_t k : {int64_t(0), int64_t(1), int64_t(5), int64_t(300), x.size(dim)}) {
           if (k > x.size(dim)) continue;
@@ -339,15 +339,15 @@ TEST_CASE("sum_to, allclose, equal, all_finite") {
   CHECK(!equal(one, one.to(f64)));
   CHECK(!equal(one, ones({1, 2})));
   CHECK(equal(x.t(), x.t().contiguous()));
-  CHECK(allclose(full({2}, inf), full({2}, inf)));
-  CHECK(!allclose(full({2}, inf), full({2}, -inf)));
-  CHECK(!allclose(one, full({2}, inf)));
+  CHECK(allclose(full({2}, inf_value), full({2}, inf_value)));
+  CHECK(!allclose(full({2}, inf_value), full({2}, -inf_value)));
+  CHECK(!allclose(one, full({2}, inf_value)));
   CHECK(allclose(one, one + 1e-6));
   CHECK(!allclose(one, one + 1e-3));
   CHECK(all_finite(x));
   CHECK(all_finite(arange(3)));
   for (DType dtype : {f32, f64, f16, bf16}) {
-    for (double bad : {inf, -inf, nan_value}) {
+    for (double bad : {inf_value, -inf_value, nan_value}) {
       Tensor y = randn({100, 101}).to(dtype);
       y.select(0, 99).select(0, 100).fill_(bad);
       CHECK(!all_finite(y));

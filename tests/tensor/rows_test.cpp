@@ -16,20 +16,20 @@ using namespace lockstep;
 
 namespace {
 
-constexpr double inf = std::numeric_limits<double>::infinity();
+constexpr double inf_d = std::numeric_limits<double>::infinity();
 
-Tensor random_tensor(const Shape& shape, DType dtype = f64, uint32_t seed = 1) {
+Tensor random_rows(const Shape& shape, DType dtype = f64, uint32_t seed = 1) {
   std::mt19937 engine(seed);
   std::vector<double> values(static_cast<size_t>(numel_of(shape)));
   for (double& value : values) value = double(engine()) / 1e9 - 2.1;
   return Tensor::from(values, shape).to(dtype);
 }
 
-std::vector<double> list(const Tensor& x) { return x.to_vector<double>(); }
+std::vector<double> doubles(const Tensor& x) { return x.to_vector<double>(); }
 
-void check_close(const Tensor& got, const Tensor& expected, double tolerance) {
+void check_near(const Tensor& got, const Tensor& expected, double tolerance) {
   REQUIRE(got.shape() == expected.shape());
-  const auto a = list(got), b = list(expected);
+  const auto a = doubles(got), b = doubles(expected);
   size_t bad = a.size();
   for (size_t i = 0; i < a.size(); ++i) {
     if (!(std::abs(a[i] - b[i]) <= tolerance * std::max(1.0, std::abs(b[i])))) bad = i;  // also catches NaN
@@ -38,7 +38,7 @@ void check_close(const Tensor& got, const Tensor& expected, double tolerance) {
 }
 
 double dot(const Tensor& a, const Tensor& b) {
-  const auto x = list(a), y = list(b);
+  const auto x = doubles(a), y = doubles(b);
   double sum = 0;
   for (size_t i = 0; i < x.size(); ++i) sum += x[i] * y[i];
   return sum;
@@ -46,7 +46,7 @@ double dot(const Tensor& a, const Tensor& b) {
 
 /// Difference quotients of sum(f(x) * seed) for every element of x, in f64.
 Tensor slope(const Tensor& x, const Tensor& seed, const std::function<Tensor(const Tensor&)>& f) {
-  auto values = list(x);
+  auto values = doubles(x);
   std::vector<double> result(values.size());
   for (size_t i = 0; i < values.size(); ++i) {
     const double kept = values[i], step = 1e-5;
@@ -60,7 +60,7 @@ Tensor slope(const Tensor& x, const Tensor& seed, const std::function<Tensor(con
   return Tensor::from(result, x.shape());
 }
 
-Tensor channels_last(const Tensor& x) { return x.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2}); }
+Tensor with_channels_last(const Tensor& x) { return x.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2}); }
 
 struct Precision {
   DType dtype;
@@ -77,10 +77,10 @@ TEST_CASE("softmax along any dim, in every dtype") {
   };
   for (const Row& row : {Row{{3, 5}, -1}, Row{{3, 5}, 0}, Row{{2, 17, 3}, 1}, Row{{1, 1000}, 1}, Row{{7, 64}, 1},
                          Row{{0, 4}, 1}, Row{{4, 0}, 1}, Row{{}, 0}, Row{{1}, 0}, Row{{300, 129}, 1}}) {
-    const Tensor x = random_tensor(row.shape);
+    const Tensor x = random_rows(row.shape);
     Tensor expected = x;
     if (x.numel() > 0) {  // exp(x) / sum in f64
-      auto values = list(x);
+      auto values = doubles(x);
       const int d = x.dim() == 0 ? 0 : normalize_dim("test", row.dim, x.dim());
       const int64_t n = x.dim() == 0 ? 1 : x.shape()[d], inner = x.dim() == 0 ? 1 : contiguous_strides(x.shape())[d];
       for (int64_t base = 0; base < x.numel(); ++base) {
@@ -95,26 +95,26 @@ TEST_CASE("softmax along any dim, in every dtype") {
     for (const auto& [dtype, tolerance] : precisions) {
       INFO("shape ", row.shape, ", dtype ", dtype);
       const Tensor y = softmax(x.to(dtype), row.dim), logs = log_softmax(x.to(dtype), row.dim);
-      check_close(y, expected, tolerance);
-      auto powers = list(logs);
+      check_near(y, expected, tolerance);
+      auto powers = doubles(logs);
       for (double& value : powers) value = std::exp(value);
-      check_close(Tensor::from(powers, row.shape), expected, tolerance);
+      check_near(Tensor::from(powers, row.shape), expected, tolerance);
     }
   }
 }
 
 TEST_CASE("softmax of masked, huge and NaN rows") {
   for (DType dtype : {f32, f64}) {
-    const Tensor x =
-        Tensor::from(
-            {0.0, -inf, 1000.0, 1000.0, -inf, -inf, -inf, -inf, 1.0, 2.0, double(NAN), 3.0, inf, 0.0, 0.0, 0.0}, {4, 4})
-            .to(dtype);
-    const auto y = list(softmax(x, 1)), logs = list(log_softmax(x, 1));
+    const Tensor x = Tensor::from({0.0, -inf_d, 1000.0, 1000.0, -inf_d, -inf_d, -inf_d, -inf_d, 1.0, 2.0, double(NAN),
+                                   3.0, inf_d, 0.0, 0.0, 0.0},
+                                  {4, 4})
+                         .to(dtype);
+    const auto y = doubles(softmax(x, 1)), logs = doubles(log_softmax(x, 1));
     const double first[] = {0, 0, 0.5, 0.5};
     for (size_t i = 0; i < 4; ++i) CHECK(y[i] == first[i]);
     for (size_t i = 4; i < 12; ++i) CHECK(std::isnan(y[i]));
     CHECK(std::isnan(y[12]));
-    CHECK(logs[1] == -inf);
+    CHECK(logs[1] == -inf_d);
     CHECK(logs[2] == doctest::Approx(-std::log(2.0)));
     for (size_t i = 4; i < 12; ++i) CHECK(std::isnan(logs[i]));
   }
@@ -122,17 +122,17 @@ TEST_CASE("softmax of masked, huge and NaN rows") {
 
 TEST_CASE("softmax: gradient, views, threads") {
   for (int64_t dim : {0, 1, 2}) {
-    const Tensor x = random_tensor({3, 4, 5}), seed = random_tensor({3, 4, 5}, f64, 2);
-    check_close(softmax_grad(false, seed, softmax(x, dim), dim),
-                slope(x, seed, [&](const Tensor& v) { return softmax(v, dim); }), 1e-8);
-    check_close(softmax_grad(true, seed, log_softmax(x, dim), dim),
-                slope(x, seed, [&](const Tensor& v) { return log_softmax(v, dim); }), 1e-8);
+    const Tensor x = random_rows({3, 4, 5}), seed = random_rows({3, 4, 5}, f64, 2);
+    check_near(softmax_grad(false, seed, softmax(x, dim), dim),
+               slope(x, seed, [&](const Tensor& v) { return softmax(v, dim); }), 1e-8);
+    check_near(softmax_grad(true, seed, log_softmax(x, dim), dim),
+               slope(x, seed, [&](const Tensor& v) { return log_softmax(v, dim); }), 1e-8);
   }
-  const Tensor x = random_tensor({37, 130}, f32), g = random_tensor({37, 130}, f32, 2);
+  const Tensor x = random_rows({37, 130}, f32), g = random_rows({37, 130}, f32, 2);
   CHECK(equal(softmax(x.t(), 0), softmax(x, 1).t()));
   const Tensor y = softmax(x, 1);
   CHECK(equal(softmax_grad(false, g.t(), y.t(), 0), softmax_grad(false, g, y, 1).t()));
-  const Tensor big = random_tensor({301, 333}, f32);
+  const Tensor big = random_rows({301, 333}, f32);
   check_threads([&] { return std::vector{softmax(big, 1), log_softmax(big, 0), softmax_grad(false, big, big, 1)}; });
 }
 
@@ -148,11 +148,11 @@ TEST_CASE("rms norm rounds 16-bit values before they are multiplied with the wei
 TEST_CASE("layer norm and rms norm: values and gradients") {
   for (const Shape& shape : {Shape{3, 10}, Shape{2, 3, 4}, Shape{5, 1}, Shape{70, 3}, Shape{1, 67}, Shape{0, 4}}) {
     const int64_t n = shape.back();
-    const Tensor x = random_tensor(shape), seed = random_tensor(shape, f64, 2), w = random_tensor({n}, f64, 3),
-                 b = random_tensor({n}, f64, 4);
+    const Tensor x = random_rows(shape), seed = random_rows(shape, f64, 2), w = random_rows({n}, f64, 3),
+                 b = random_rows({n}, f64, 4);
     const NormResult layer = layer_norm(x, {n}, w, b, 1e-3), rms = rms_norm(x, w, 1e-3);
     if (x.numel() > 0) {
-      const auto values = list(x), weights = list(w), biases = list(b), means = list(layer.mean);
+      const auto values = doubles(x), weights = doubles(w), biases = doubles(b), means = doubles(layer.mean);
       std::vector<double> expected(values.size()), expected_rms(values.size());
       for (size_t r = 0; r < values.size(); r += size_t(n)) {
         double mean = 0, square = 0, variance = 0;
@@ -167,26 +167,26 @@ TEST_CASE("layer norm and rms norm: values and gradients") {
       for (const auto& [dtype, tolerance] : precisions) {
         CAPTURE(dtype);
         const NormResult low = layer_norm(x.to(dtype), {n}, w.to(dtype), b.to(dtype), 1e-3);
-        check_close(low.out, Tensor::from(expected, shape), 10 * tolerance);
-        check_close(rms_norm(x.to(dtype), w.to(dtype), 1e-3).out, Tensor::from(expected_rms, shape), 10 * tolerance);
+        check_near(low.out, Tensor::from(expected, shape), 10 * tolerance);
+        check_near(rms_norm(x.to(dtype), w.to(dtype), 1e-3).out, Tensor::from(expected_rms, shape), 10 * tolerance);
         const NormGrad grad = layer_norm_grad(seed.to(dtype), x.to(dtype), low, {n}, w.to(dtype), true);
         const NormGrad exact = layer_norm_grad(seed, x, layer, {n}, w, true);
-        check_close(grad.x, exact.x, n == 1 ? 10 : 100 * tolerance);
-        check_close(grad.weight, exact.weight, 30 * tolerance);
-        check_close(grad.bias, exact.bias, 30 * tolerance);
+        check_near(grad.x, exact.x, n == 1 ? 10 : 100 * tolerance);
+        check_near(grad.weight, exact.weight, 30 * tolerance);
+        check_near(grad.bias, exact.bias, 30 * tolerance);
       }
     }
     const NormGrad grad = layer_norm_grad(seed, x, layer, {n}, w, true), grad_rms = rms_norm_grad(seed, x, rms.rstd, w);
-    check_close(grad.x, slope(x, seed, [&](const Tensor& v) { return layer_norm(v, {n}, w, b, 1e-3).out; }), 1e-7);
-    check_close(grad.weight, slope(w, seed, [&](const Tensor& v) { return layer_norm(x, {n}, v, b, 1e-3).out; }), 1e-7);
-    check_close(grad.bias, slope(b, seed, [&](const Tensor& v) { return layer_norm(x, {n}, w, v, 1e-3).out; }), 1e-7);
-    check_close(grad_rms.x, slope(x, seed, [&](const Tensor& v) { return rms_norm(v, w, 1e-3).out; }), 1e-7);
-    check_close(grad_rms.weight, slope(w, seed, [&](const Tensor& v) { return rms_norm(x, v, 1e-3).out; }), 1e-7);
+    check_near(grad.x, slope(x, seed, [&](const Tensor& v) { return layer_norm(v, {n}, w, b, 1e-3).out; }), 1e-7);
+    check_near(grad.weight, slope(w, seed, [&](const Tensor& v) { return layer_norm(x, {n}, v, b, 1e-3).out; }), 1e-7);
+    check_near(grad.bias, slope(b, seed, [&](const Tensor& v) { return layer_norm(x, {n}, w, v, 1e-3).out; }), 1e-7);
+    check_near(grad_rms.x, slope(x, seed, [&](const Tensor& v) { return rms_norm(v, w, 1e-3).out; }), 1e-7);
+    check_near(grad_rms.weight, slope(w, seed, [&](const Tensor& v) { return rms_norm(x, v, 1e-3).out; }), 1e-7);
   }
 }
 
 TEST_CASE("layer norm: several dims, no parameters, hard rows, threads") {
-  const Tensor x = random_tensor({3, 4, 5}, f32);
+  const Tensor x = random_rows({3, 4, 5}, f32);
   CHECK(equal(layer_norm(x, {4, 5}).out, layer_norm(x.view({3, 20}), {20}).out.view({3, 4, 5})));
   const NormGrad none = layer_norm_grad(x, x, layer_norm(x, {5}), {5}, {}, false);
   CHECK(!none.weight.defined());
@@ -194,11 +194,11 @@ TEST_CASE("layer norm: several dims, no parameters, hard rows, threads") {
   // A constant row gives 0; rows of tiny values and rows far from zero keep their precision.
   const std::vector<float> rows{3, 3, 3, 3, 1e-4f, 2e-4f, 0, -1e-4f, 10000.25f, 10000.5f, 10001, 9999};
   const Tensor hard = Tensor::from(rows, {3, 4});
-  check_close(layer_norm(hard, {4}).out, layer_norm(hard.to(f64), {4}).out, 1e-6);
-  const auto y = list(layer_norm(hard, {4}).out);
+  check_near(layer_norm(hard, {4}).out, layer_norm(hard.to(f64), {4}).out, 1e-6);
+  const auto y = doubles(layer_norm(hard, {4}).out);
   for (size_t i = 0; i < 4; ++i) CHECK(y[i] == 0);
-  CHECK(std::isnan(list(layer_norm(Tensor::from({1.f, NAN, 2.f}, {1, 3}), {3}).out)[0]));
-  const Tensor big = random_tensor({333, 205}, f32), w = random_tensor({205}, f32, 2);
+  CHECK(std::isnan(doubles(layer_norm(Tensor::from({1.f, NAN, 2.f}, {1, 3}), {3}).out)[0]));
+  const Tensor big = random_rows({333, 205}, f32), w = random_rows({205}, f32, 2);
   check_threads([&] {
     const NormResult r = layer_norm(big, {205}, w, w);
     const NormGrad g = layer_norm_grad(big, big, r, {205}, w, true);
@@ -210,27 +210,27 @@ TEST_CASE("layer norm: several dims, no parameters, hard rows, threads") {
 TEST_CASE("batch norm: values, gradients, running statistics") {
   for (const Shape& shape : {Shape{6, 3}, Shape{4, 5, 7}, Shape{2, 3, 4, 5}, Shape{3, 1, 5, 7}, Shape{140, 2}}) {
     const int64_t channels = shape[1], count = numel_of(shape) / channels;
-    const Tensor x = random_tensor(shape), seed = random_tensor(shape, f64, 2), w = random_tensor({channels}, f64, 3),
-                 b = random_tensor({channels}, f64, 4);
+    const Tensor x = random_rows(shape), seed = random_rows(shape, f64, 2), w = random_rows({channels}, f64, 3),
+                 b = random_rows({channels}, f64, 4);
     for (bool last : {false, true}) {
       if (last && shape.rank() != 4) continue;
-      const Tensor in = last ? channels_last(x) : x;
+      const Tensor in = last ? with_channels_last(x) : x;
       const Tensor mean = zeros({channels}, {f64}), var = ones({channels}, {f64});
       const NormResult result = batch_norm(in, w, b, mean, var, true, 0.25, 1e-3);
       Tensor expected = empty(shape, {f64});
       for (int64_t c = 0; c < channels; ++c) {
-        const auto values = list(x.select(1, c));
+        const auto values = doubles(x.select(1, c));
         double m = 0, v = 0;
         for (double value : values) m += value / double(count);
         for (double value : values) v += (value - m) * (value - m) / double(count);
         auto normal = values;
         for (double& value : normal)
-          value = (value - m) / std::sqrt(v + 1e-3) * list(w)[size_t(c)] + list(b)[size_t(c)];
+          value = (value - m) / std::sqrt(v + 1e-3) * doubles(w)[size_t(c)] + doubles(b)[size_t(c)];
         expected.select(1, c).copy_(Tensor::from(normal, x.select(1, c).shape()));
-        CHECK(list(mean)[size_t(c)] == doctest::Approx(0.25 * m));
-        CHECK(list(var)[size_t(c)] == doctest::Approx(0.75 + 0.25 * v * double(count) / double(count - 1)));
+        CHECK(doubles(mean)[size_t(c)] == doctest::Approx(0.25 * m));
+        CHECK(doubles(var)[size_t(c)] == doctest::Approx(0.75 + 0.25 * v * double(count) / double(count - 1)));
       }
-      check_close(result.out, expected, 1e-11);
+      check_near(result.out, expected, 1e-11);
       CHECK(result.out.strides() == in.strides());
       for (bool training : {true, false}) {
         const Tensor still_mean = mean.clone(), still_var = var.clone();
@@ -239,24 +239,24 @@ TEST_CASE("batch norm: values, gradients, running statistics") {
                             1e-3);
         };
         const NormGrad grad = batch_norm_grad(seed, in, run(in, w, b), w, true, training);
-        check_close(grad.x, slope(x, seed, [&](const Tensor& v) { return run(v, w, b).out; }), 1e-7);
-        check_close(grad.weight, slope(w, seed, [&](const Tensor& v) { return run(x, v, b).out; }), 1e-7);
-        check_close(grad.bias, slope(b, seed, [&](const Tensor& v) { return run(x, w, v).out; }), 1e-7);
+        check_near(grad.x, slope(x, seed, [&](const Tensor& v) { return run(v, w, b).out; }), 1e-7);
+        check_near(grad.weight, slope(w, seed, [&](const Tensor& v) { return run(x, v, b).out; }), 1e-7);
+        check_near(grad.bias, slope(b, seed, [&](const Tensor& v) { return run(x, w, v).out; }), 1e-7);
         const Tensor low = in.to(f32);
         const NormGrad rough = batch_norm_grad(seed.to(f32), low,
                                                batch_norm(low, w.to(f32), b.to(f32), training ? Tensor() : mean.to(f32),
                                                           training ? Tensor() : var.to(f32), training, 0.25, 1e-3),
                                                w.to(f32), true, training);
-        check_close(rough.x, grad.x, 1e-5);
-        check_close(rough.weight, grad.weight, 1e-5);
+        check_near(rough.x, grad.x, 1e-5);
+        check_near(rough.weight, grad.weight, 1e-5);
       }
     }
   }
-  const Tensor far = add_scalar(random_tensor({300, 3, 5}), 1000);  // far from zero, in several groups
-  check_close(batch_norm(far.to(f32), {}, {}, {}, {}, true).out,
-              batch_norm(far.to(f32).to(f64), {}, {}, {}, {}, true).out, 1e-4);
-  const Tensor big = random_tensor({17, 5, 13, 11}, f32), flat = random_tensor({3000, 19}, f32);
-  for (const Tensor& x : {big, channels_last(big), flat}) {
+  const Tensor far = add_scalar(random_rows({300, 3, 5}), 1000);  // far from zero, in several groups
+  check_near(batch_norm(far.to(f32), {}, {}, {}, {}, true).out,
+             batch_norm(far.to(f32).to(f64), {}, {}, {}, {}, true).out, 1e-4);
+  const Tensor big = random_rows({17, 5, 13, 11}, f32), flat = random_rows({3000, 19}, f32);
+  for (const Tensor& x : {big, with_channels_last(big), flat}) {
     check_threads([&] {
       const NormResult r = batch_norm(x, {}, {}, {}, {}, true);
       const NormGrad g = batch_norm_grad(x, x, r, ones({x.shape()[1]}), true, true);
@@ -275,14 +275,14 @@ TEST_CASE("cross entropy: values and gradients") {
   for (const Row& row :
        {Row{5, 7, 0, false, -100}, Row{5, 7, 0.1, false, 2}, Row{6, 3, 0, true, 1}, Row{4, 9, 0.2, true, -1},
         Row{2, 5001, 0.1, true, -100}, Row{3, 1, 0, false, -100}, Row{0, 4, 0, false, -100}}) {
-    const Tensor x = random_tensor({row.rows, row.classes}),
-                 weight = row.weighted ? add_scalar(random_tensor({row.classes}, f64, 3), 3) : Tensor();
+    const Tensor x = random_rows({row.rows, row.classes}),
+                 weight = row.weighted ? add_scalar(random_rows({row.classes}, f64, 3), 3) : Tensor();
     const CrossEntropyArgs args{.ignore_index = row.ignore, .label_smoothing = row.smoothing};
     std::vector<int64_t> targets;
     for (int64_t r = 0; r < row.rows; ++r)
       targets.push_back(r == 1 && row.classes > 1 ? row.ignore : r * 5 % row.classes);
     const Tensor target = Tensor::from(targets, {row.rows});
-    const auto values = list(x), w = row.weighted ? list(weight) : std::vector<double>(size_t(row.classes), 1.0);
+    const auto values = doubles(x), w = row.weighted ? doubles(weight) : std::vector<double>(size_t(row.classes), 1.0);
     std::vector<double> expected;
     double weight_sum = 0;
     for (int64_t r = 0; r < row.rows; ++r) {
@@ -297,21 +297,21 @@ TEST_CASE("cross entropy: values and gradients") {
       weight_sum += t == row.ignore ? 0 : w[size_t(t)];
     }
     CHECK(cross_entropy_weight_sum(target, weight, args) == doctest::Approx(weight_sum));
-    const Tensor seed = random_tensor({row.rows}, f64, 2);
+    const Tensor seed = random_rows({row.rows}, f64, 2);
     const CrossEntropyRows exact = cross_entropy_rows(x, target, weight, args);
     const Tensor grad = cross_entropy_rows_grad(seed, x, exact.lse, target, weight, args, false);
     if (row.classes < 100)
-      check_close(grad,
-                  slope(x, seed, [&](const Tensor& v) { return cross_entropy_rows(v, target, weight, args).loss; }),
-                  1e-8);
+      check_near(grad,
+                 slope(x, seed, [&](const Tensor& v) { return cross_entropy_rows(v, target, weight, args).loss; }),
+                 1e-8);
     for (const auto& [dtype, tolerance] : precisions) {
       CAPTURE(dtype);
       const Tensor logits = x.to(dtype), weights = weight.defined() ? weight.to(dtype) : weight,
                    upstream = seed.to(dtype == f64 ? f64 : f32);
       const CrossEntropyRows result = cross_entropy_rows(logits, target, weights, args);
-      check_close(result.loss, Tensor::from(expected, {row.rows}), 10 * tolerance);
+      check_near(result.loss, Tensor::from(expected, {row.rows}), 10 * tolerance);
       const Tensor fresh = cross_entropy_rows_grad(upstream, logits, result.lse, target, weights, args, false);
-      check_close(fresh, grad, 10 * tolerance);
+      check_near(fresh, grad, 10 * tolerance);
       Tensor place = logits.clone();
       CHECK(equal(cross_entropy_rows_grad(upstream, place, result.lse, target, weights, args, true), fresh));
       CHECK(equal(place, fresh));
@@ -324,12 +324,13 @@ TEST_CASE("cross entropy: values and gradients") {
 }
 
 TEST_CASE("cross entropy: masked and huge logits, long rows, threads") {
-  const Tensor x = Tensor::from({-inf, 0.0, 1.0, -inf, -inf, -inf, 9000.0, 9001.0, 9000.5}, {3, 3}),
+  const Tensor x = Tensor::from({-inf_d, 0.0, 1.0, -inf_d, -inf_d, -inf_d, 9000.0, 9001.0, 9000.5}, {3, 3}),
                target = Tensor::from<int64_t>({1, 0, 2});
   for (DType dtype : {f32, f64}) {
     const CrossEntropyRows result = cross_entropy_rows(x.to(dtype), target);
-    const auto loss = list(result.loss),
-               grad = list(cross_entropy_rows_grad(ones({3}, {dtype}), x.to(dtype), result.lse, target, {}, {}, false));
+    const auto loss = doubles(result.loss),
+               grad =
+                   doubles(cross_entropy_rows_grad(ones({3}, {dtype}), x.to(dtype), result.lse, target, {}, {}, false));
     CHECK(loss[0] == doctest::Approx(std::log(1 + std::exp(1.0))));
     CHECK(std::isnan(loss[1]));
     CHECK(std::isnan(grad[3]));
@@ -339,10 +340,10 @@ TEST_CASE("cross entropy: masked and huge logits, long rows, threads") {
     CHECK(grad[6] == doctest::Approx(std::exp(-0.5) / sum).epsilon(1e-6));
     CHECK(grad[8] == doctest::Approx(1 / sum - 1).epsilon(1e-6));
   }
-  Tensor far = full({1, 10000}, -inf);  // whole blocks of -inf before and after the only two finite entries
+  Tensor far = full({1, 10000}, -inf_d);  // whole blocks of -inf before and after the only two finite entries
   far.narrow(1, 5000, 2).fill_(3);
-  CHECK(list(cross_entropy_rows(far, Tensor::from<int64_t>({5001})).loss)[0] == doctest::Approx(std::log(2.0)));
-  const Tensor big = random_tensor({37, 5001}, f32), t = arange(37);
+  CHECK(doubles(cross_entropy_rows(far, Tensor::from<int64_t>({5001})).loss)[0] == doctest::Approx(std::log(2.0)));
+  const Tensor big = random_rows({37, 5001}, f32), t = arange(37);
   check_threads([&] {
     const CrossEntropyRows r = cross_entropy_rows(big, t);
     return std::vector{r.loss, r.lse, cross_entropy_rows_grad(r.loss, big, r.lse, t, {}, {}, false)};
@@ -378,7 +379,7 @@ TEST_CASE("a part of a tensor loses the elements that the whole loses there") {
   const PhiloxKey key{3, 4};
   for (const DType dtype : {f32, f64, bf16}) {
     for (const Shape& shape : {Shape{12}, {2, 24, 5}, {3, 4, 6, 2}, {2, 12, 700}, {1, 840, 3}, {0, 4}}) {
-      const Tensor x = random_tensor(shape, dtype, 1), whole = dropout(x, 0.3, key);
+      const Tensor x = random_rows(shape, dtype, 1), whole = dropout(x, 0.3, key);
       for (int64_t dim = -shape.rank(); dim < shape.rank(); ++dim) {
         for (const int64_t count : {1, 2, 3, 4}) {
           const int64_t size = x.size(dim);
@@ -406,7 +407,8 @@ TEST_CASE("16-bit rows round exactly as a conversion does") {
   const int64_t n = int64_t(values.size());
   for (DType half : {f16, bf16}) {
     const Tensor bias = Tensor::from(values, {n}).to(half);
-    const auto got = list(layer_norm(zeros({2, n}, {half}), {n}, zeros({n}, {half}), bias).out), expected = list(bias);
+    const auto got = doubles(layer_norm(zeros({2, n}, {half}), {n}, zeros({n}, {half}), bias).out),
+               expected = doubles(bias);
     for (size_t i = 0; i < size_t(n); ++i)
       CHECK((got[i] == expected[i] || (std::isnan(got[i]) && std::isnan(expected[i]))));
   }

@@ -3,9 +3,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <limits>
-#include <numeric>
 #include <set>
 #include <thread>
 

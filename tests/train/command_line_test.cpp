@@ -4,6 +4,7 @@
 #include "tests/messages.h"
 #include "train/cli.h"
 #include "train/optimizer.h"
+#include "train/option_group.h"
 #include "train/options.h"
 
 using namespace lockstep;

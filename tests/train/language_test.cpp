@@ -23,7 +23,7 @@ TEST_CASE("language model: sizes are held against the checkpoint before there is
     dir.write("config.json", config.dump());
     train::load_language_model(dir.str());
   };
-  CHECK(message([&] { load(facts); }) == "(no error)");
+  CHECK_ERROR_IS(load(facts), "(no error)");
   const auto draws = [](const std::function<void()>& fn) {
     const uint64_t before = random_state().call;
     fn();

@@ -2,10 +2,8 @@
 // Runs of small language models in a precision, for tests.
 #include <filesystem>
 #include <functional>
-#include <iostream>
 #include <memory>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -16,6 +14,8 @@
 #include "optim/schedule.h"
 #include "tensor/random.h"
 #include "tests/golden_folder.h"
+#include "tests/models.h"
+#include "tests/output.h"
 #include "train/trainer.h"
 
 namespace testing {
@@ -27,12 +27,7 @@ constexpr int64_t text_window = 32;
 inline nn::GPT::Options sizes_of_gpt() {
   return {.vocab = 256, .context = text_window, .layers = 2, .width = 48, .heads = 4};
 }
-inline nn::GPT::Options sizes_of_llama() {
-  nn::GPT::Options o = sizes_of_gpt();
-  o.kv_heads = 2, o.norm = nn::Norm::rms, o.feed_forward = nn::FeedForward::swiglu, o.rope = nn::Rope{};
-  o.tied = o.bias = false;
-  return o;
-}
+inline nn::GPT::Options sizes_of_llama() { return as_llama(sizes_of_gpt()); }
 
 /// The bytes of this repository's license, as tokens.
 inline Tensor license_tokens() {
@@ -60,12 +55,7 @@ struct PrecisionRun {
 inline PrecisionRun train_precisely(const nn::GPT::Options& sizes, const train::Options& o,
                                     const std::function<void(train::Trainer&, const train::StepInfo&)>& look = {}) {
   PrecisionRun found;
-  std::ostringstream out;
-  auto* const before = std::cout.rdbuf(out.rdbuf());
-  struct Back {
-    std::streambuf* to;
-    ~Back() { std::cout.rdbuf(to); }
-  } const back{before};
+  const HeldOutput out;
   train::start(o, "", [&](train::Job& job) {
     manual_seed(3);
     nn::GPT model(sizes);
@@ -94,7 +84,7 @@ inline PrecisionRun train_precisely(const nn::GPT::Options& sizes, const train::
     const nn::State whole = trainer->whole_model();
     if (job.team().leads()) found.model = whole;
   });
-  found.out = out.str();
+  found.out = out.text();
   return found;
 }
 

@@ -3,9 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <iostream>
 #include <numeric>
-#include <sstream>
 
 #include "autograd/ops.h"
 #include "data/files.h"
@@ -118,8 +116,7 @@ TEST_CASE("precision: convolutions and batch norm train in bf16, with statistics
   for (const char* precision : {"f32", "bf16"}) {
     train::Options o = precise(precision, 0);
     o.epochs = 2;
-    std::ostringstream nowhere;
-    auto* const before = std::cout.rdbuf(nowhere.rdbuf());
+    const HeldOutput nowhere;
     train::start(o, "", [&](train::Job& job) {
       manual_seed(6);
       Net net;
@@ -138,7 +135,6 @@ TEST_CASE("precision: convolutions and batch norm train in bf16, with statistics
       CHECK(net.parameters()[0].dtype() == (std::string(precision) == "f32" ? f32 : bf16));
       for (const auto& [name, value] : trainer.evaluate()) found[precision].push_back(value);
     });
-    std::cout.rdbuf(before);
   }
   CHECK(found["bf16"] != found["f32"]);
   CHECK(found["bf16"][0] == doctest::Approx(found["f32"][0]).epsilon(0.05));

@@ -16,8 +16,6 @@ namespace testing {
 
 using zero::ZeroOptions;
 
-using MakeModel = std::function<std::unique_ptr<nn::Module>()>;
-
 /// A layer between two others: the head gets run(layer, x), of shape (4, width), where x is (5, 4, 6).
 template <class L> struct Between : nn::Layer<Between<L>> {
   using Run = std::function<Variable(L& layer, const Variable& x)>;
@@ -56,58 +54,26 @@ struct LayersPlan {
   bool penalty = false;  ///< true: gradient penalty on the sum of outputs, as for a WGAN's critic
 };
 
-/// The loss of one micro-batch; `call` is the model or its wrapper.
-template <class Call> Variable loss_of_layers(Call call, bool penalty) {
-  const Variable x(randn({5, 4, 6}), penalty);
-  const Tensor y = randint(0, 3, {4});
-  const Variable scores = call(x), loss = cross_entropy(scores, y);
-  if (!penalty) return loss;
-  const Variable slope = grad(sum(tanh(scores)), {x}, {.create_graph = true})[0];
-  return loss + mean(square(norm(slope.reshape({20, 6}), {1}) - 1.0));
-}
-
 inline Tensors train_layers(const LayersPlan& plan) {
-  const int accumulation = 4 / plan.ranks;
-  const auto all = on_ranks<Tensors>(plan.ranks, [&](int rank) {
-    manual_seed(1);
-    const std::unique_ptr<nn::Module> model = plan.make();
-    nn::Module& net = *model;
-    if (plan.wrap) parallel::ActivationCheckpoints().wrap_blocks(net);
-    const auto optimizer = adamw(net.parameters());
-    std::optional<Zero> zero;
-    std::optional<parallel::DistributedDataParallel> ddp;
-    std::optional<parallel::GradientSum> sum;
-    if (plan.options) zero.emplace(net, *optimizer, *plan.options);
-    else if (plan.ddp) ddp.emplace(net);
-    else sum.emplace(net.parameters());
-    for (int step = 0; step < 3; ++step) {
-      const auto backward = [&](int64_t micro) {
-        manual_seed(99);
-        set_random_step(1000 + uint64_t(step), uint64_t(micro));
-        loss_of_layers([&](const Variable& x) { return ddp ? (*ddp)(x) : net.call(x); }, plan.penalty).backward();
-      };
-      if (zero) {
-        backwards(*zero, accumulation, backward);
-        zero->step({.grad_scale = 1. / accumulation});
-        continue;
-      }
-      for (int i = 0; i < accumulation; ++i) {
-        std::optional<parallel::DistributedDataParallel::NoSync> local;
-        if (ddp && i + 1 < accumulation) local.emplace(*ddp);
-        backward(rank * accumulation + i);
-        if (sum) sum->add();
-      }
-      if (sum) sum->finish();
-      for (const Variable& p : net.parameters()) mul_scalar_(p.grad(), 1. / accumulation);
-      optimizer->step();
-      optimizer->zero_grad();
-    }
-    std::optional<Zero::Gathered> whole;
-    if (zero) whole.emplace(*zero, net.parameters());
-    return copy_parameters(net);
-  });
-  for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
-  return all[0];
+  ZeroPlan of{.ranks = plan.ranks, .accumulation = 4 / plan.ranks, .options = plan.options, .steps = 3};
+  of.device = [](int) { return default_device(); };
+  if (plan.ddp) of.ddp.emplace();
+  of.model = [&] {
+    std::unique_ptr<nn::Module> model = plan.make();
+    if (plan.wrap) parallel::ActivationCheckpoints().wrap_blocks(*model);
+    return model;
+  };
+  of.loss = [&](nn::Module&, const Call& call, int step, int64_t micro) {
+    manual_seed(99);
+    set_random_step(1000 + uint64_t(step), uint64_t(micro));
+    const Variable x(randn({5, 4, 6}), plan.penalty);
+    const Tensor y = randint(0, 3, {4});
+    const Variable scores = call(x), loss = cross_entropy(scores, y);
+    if (!plan.penalty) return loss;
+    const Variable slope = grad(sum(tanh(scores)), {x}, {.create_graph = true})[0];
+    return loss + mean(square(norm(slope.reshape({20, 6}), {1}) - 1.0));
+  };
+  return train(of);
 }
 
 /// Checks that two ranks give the bits of one: under DDP, in every stage, and when parameters are released immediately.

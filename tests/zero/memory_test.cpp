@@ -54,19 +54,15 @@ TEST_CASE(
     for (const int stage : {0, 1, 2, 3}) {
       CAPTURE(ranks);
       CAPTURE(stage);
-      CHECK(message([&] {
-              dist::spawn(ranks,
-                          [&](int) {
-                            int64_t padding = 0;
-                            const Held got = measure<Even>({.stage = stage, .param_persistence_threshold = 0}, padding);
-                            const zero::ModelState formula = zero::model_state(stage, double(psi), ranks);
-                            expect("padding", padding, 0);
-                            expect("parameters", got.parameters, formula.parameters);
-                            expect("gradients", got.gradients, formula.gradients);
-                            expect("optimizer", got.optimizer, formula.optimizer);
-                          },
-                          {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
-            }) == "(no error)");
+      on_processes(ranks, [&](int) {
+        int64_t padding = 0;
+        const Held got = measure<Even>({.stage = stage, .param_persistence_threshold = 0}, padding);
+        const zero::ModelState formula = zero::model_state(stage, double(psi), ranks);
+        expect("padding", padding, 0);
+        expect("parameters", got.parameters, formula.parameters);
+        expect("gradients", got.gradients, formula.gradients);
+        expect("optimizer", got.optimizer, formula.optimizer);
+      });
     }
   }
 }
@@ -76,24 +72,19 @@ TEST_CASE("zero: sizes that do not divide cost the padding that is stated, and n
     for (const int stage : {1, 2, 3}) {
       CAPTURE(ranks);
       CAPTURE(stage);
-      CHECK(message([&] {
-              dist::spawn(ranks,
-                          [&](int) {
-                            int64_t padding = 0;
-                            const Held got = measure<Odd>({.stage = stage, .param_persistence_threshold = 0}, padding);
-                            const double odd = 64 * 509 + 509 + 509 * 211 + 211 + 211 * 64 + 64,
-                                         flat = 2 * (odd + double(padding));
-                            LOCKSTEP_CHECK(padding > 0 && double(padding) < 0.6 * odd, "padding ", padding);
-                            expect("parameters", got.parameters, stage == 3 ? flat / ranks : flat);
-                            expect("gradients", got.gradients, stage >= 2 ? flat / ranks : flat);
-                            LOCKSTEP_CHECK(got.optimizer <= int64_t(6 * flat) / ranks, "optimizer ",
-                                           got.optimizer);  // state is held in pieces without padding
-                            const Tensor all = Tensor::from({double(got.optimizer)}, {1});
-                            dist::world().all_reduce(all);
-                            expect("optimizer of all ranks", int64_t(all.item()), 12 * odd);
-                          },
-                          {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
-            }) == "(no error)");
+      on_processes(ranks, [&](int) {
+        int64_t padding = 0;
+        const Held got = measure<Odd>({.stage = stage, .param_persistence_threshold = 0}, padding);
+        const double odd = 64 * 509 + 509 + 509 * 211 + 211 + 211 * 64 + 64, flat = 2 * (odd + double(padding));
+        LOCKSTEP_CHECK(padding > 0 && double(padding) < 0.6 * odd, "padding ", padding);
+        expect("parameters", got.parameters, stage == 3 ? flat / ranks : flat);
+        expect("gradients", got.gradients, stage >= 2 ? flat / ranks : flat);
+        LOCKSTEP_CHECK(got.optimizer <= int64_t(6 * flat) / ranks, "optimizer ",
+                       got.optimizer);  // state is held in pieces without padding
+        const Tensor all = Tensor::from({double(got.optimizer)}, {1});
+        dist::world().all_reduce(all);
+        expect("optimizer of all ranks", int64_t(all.item()), 12 * odd);
+      });
     }
   }
 }
@@ -102,7 +93,7 @@ TEST_CASE("zero: a step moves 2 psi elements in stages 0 to 2 and 3 psi in stage
   for (const int ranks : {2, 4, 8}) {
     for (const int stage : {0, 1, 2, 3}) {
       for (const bool overlap : {true, false}) {
-        on_ranks<int>(ranks, [&](int) {
+        on_ranks(ranks, [&](int) {
           Even model;
           model.to(bf16);
           optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
@@ -119,7 +110,6 @@ TEST_CASE("zero: a step moves 2 psi elements in stages 0 to 2 and 3 psi in stage
               expect("sent", dist::world().traffic().sent - before.sent,
                      (stage == 3 ? 3. : 2.) * psi * 2 * (ranks - 1) / ranks);
           }
-          return 0;
         });
       }
     }
@@ -127,33 +117,28 @@ TEST_CASE("zero: a step moves 2 psi elements in stages 0 to 2 and 3 psi in stage
 }
 
 TEST_CASE("zero 3: no more than one module and what is gathered ahead is whole; a model built empty never has more") {
-  CHECK(message([] {
-          dist::spawn(
-              2,
-              [](int) {
-                const int64_t before = held().parameters;
-                reset_peak_memory();
-                const auto peak = [&] { return memory_report().category[int(Memory::parameter)].peak - before; };
-                manual_seed(7);
-                std::optional<Even> made;
-                {
-                  const nn::BuildEmpty scope;
-                  made.emplace();
-                }
-                Even& model = *made;
-                model.to(bf16);
-                optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
-                LOCKSTEP_CHECK(peak() == 0, "building: ", peak());
-                Zero zero(model, optimizer, {.stage = 3, .prefetch_bucket_size = 0, .param_persistence_threshold = 0});
-                expect("shards", held().parameters - before, psi);
-                reset_peak_memory();
-                for (int step = 0; step < 3; ++step) {
-                  backward(model);
-                  zero.step();
-                }
-                expect("peak", peak(), psi + 512 * 512 * 2);  // shards, and the largest module gathered
-                expect("shards again", held().parameters - before, psi);
-              },
-              {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(60)});
-        }) == "(no error)");
+  on_processes(2, [](int) {
+    const int64_t before = held().parameters;
+    reset_peak_memory();
+    const auto peak = [&] { return memory_report().category[int(Memory::parameter)].peak - before; };
+    manual_seed(7);
+    std::optional<Even> made;
+    {
+      const nn::BuildEmpty scope;
+      made.emplace();
+    }
+    Even& model = *made;
+    model.to(bf16);
+    optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
+    LOCKSTEP_CHECK(peak() == 0, "building: ", peak());
+    Zero zero(model, optimizer, {.stage = 3, .prefetch_bucket_size = 0, .param_persistence_threshold = 0});
+    expect("shards", held().parameters - before, psi);
+    reset_peak_memory();
+    for (int step = 0; step < 3; ++step) {
+      backward(model);
+      zero.step();
+    }
+    expect("peak", peak(), psi + 512 * 512 * 2);  // shards, and the largest module gathered
+    expect("shards again", held().parameters - before, psi);
+  });
 }

@@ -24,12 +24,6 @@ Footprint footprint() {
   const auto of = [&](Memory m) { return r.category[int(m)].current; };
   return {of(Memory::parameter), of(Memory::optimizer), of(Memory::offload), r.category[int(Memory::parameter)].peak};
 }
-void in_processes(int ranks, const std::function<void(int)>& body) {
-  CHECK(message([&] {
-          dist::spawn(ranks, body, {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(120)});
-        }) == "(no error)");
-}
-
 /// A line of /proc/self/status, in bytes.
 int64_t status_of(const std::string& key) {
   std::ifstream in("/proc/self/status");
@@ -74,44 +68,50 @@ TEST_CASE(
       CAPTURE(row.stage);
       CAPTURE(int(row.optimizer));
       CAPTURE(int(row.parameters));
-      in_processes(ranks, [&](int) {
-        const Footprint before = footprint();
-        Even model;
-        model.to(bf16);
-        optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
-        ZeroOptions o{
-            .stage = row.stage,
-            .sub_group_size = 8192,
-            .offload_optimizer = {.device = row.optimizer, .nvme_path = folder, .buffer_count = 3, .ratio = row.ratio},
-            .prefetch_bucket_size = 0,
-            .param_persistence_threshold = 0,
-            .offload_param = {.device = row.parameters, .nvme_path = folder, .buffer_count = 2, .max_in_cpu = 0}};
-        Zero zero(model, optimizer, o);
-        for (int step = 0; step < 3; ++step) {
-          manual_seed(3);
-          sum(square(model(randn({4, 64}).to(bf16)))).backward();
-          zero.step();
-          if (step == 0) reset_peak_memory();
-        }
-        const Footprint now = footprint();
-        const double share = double(psi) / ranks, largest = 512. * 512;
-        const bool parameters_away = row.parameters != Offload::none, in_files = row.optimizer == Offload::nvme;
-        expect("optimizer", now.optimizer - before.optimizer, (1 - row.ratio) * 12 * share);
-        expect("parameters", now.parameters - before.parameters,
-               parameters_away  ? 0
-               : row.stage == 3 ? 2 * share
-                                : 2 * psi);
-        if (parameters_away)
-          LOCKSTEP_CHECK(now.peak - before.parameters <= 2 * largest,
-                         "whole at a time: ", now.peak - before.parameters);
-        const double tile =
-            // Buffers for files: three values per element of a tile, and the parameters.
-            (row.ratio > 0 ? 12. * 8192 : 0) + (row.parameters == Offload::nvme ? 2. * 8192 : 0);
-        double wanted = in_files ? 3 * tile : row.ratio * 12 * share;
-        if (row.parameters == Offload::cpu) wanted += 2 * share;
-        if (row.parameters == Offload::nvme) wanted += 2 * (2 * largest / ranks);
-        expect("offload", now.offload - before.offload, wanted);
-      });
+      on_processes(
+          ranks,
+          [&](int) {
+            const Footprint before = footprint();
+            Even model;
+            model.to(bf16);
+            optim::AdamW optimizer(model.parameters(), {.lr = 1e-3});
+            ZeroOptions o{
+                .stage = row.stage,
+                .sub_group_size = 8192,
+                .offload_optimizer = {.device = row.optimizer,
+                                      .nvme_path = folder,
+                                      .buffer_count = 3,
+                                      .ratio = row.ratio},
+                .prefetch_bucket_size = 0,
+                .param_persistence_threshold = 0,
+                .offload_param = {.device = row.parameters, .nvme_path = folder, .buffer_count = 2, .max_in_cpu = 0}};
+            Zero zero(model, optimizer, o);
+            for (int step = 0; step < 3; ++step) {
+              manual_seed(3);
+              sum(square(model(randn({4, 64}).to(bf16)))).backward();
+              zero.step();
+              if (step == 0) reset_peak_memory();
+            }
+            const Footprint now = footprint();
+            const double share = double(psi) / ranks, largest = 512. * 512;
+            const bool parameters_away = row.parameters != Offload::none, in_files = row.optimizer == Offload::nvme;
+            expect("optimizer", now.optimizer - before.optimizer, (1 - row.ratio) * 12 * share);
+            expect("parameters", now.parameters - before.parameters,
+                   parameters_away  ? 0
+                   : row.stage == 3 ? 2 * share
+                                    : 2 * psi);
+            if (parameters_away)
+              LOCKSTEP_CHECK(now.peak - before.parameters <= 2 * largest,
+                             "whole at a time: ", now.peak - before.parameters);
+            const double tile =
+                // Buffers for files: three values per element of a tile, and the parameters.
+                (row.ratio > 0 ? 12. * 8192 : 0) + (row.parameters == Offload::nvme ? 2. * 8192 : 0);
+            double wanted = in_files ? 3 * tile : row.ratio * 12 * share;
+            if (row.parameters == Offload::cpu) wanted += 2 * share;
+            if (row.parameters == Offload::nvme) wanted += 2 * (2 * largest / ranks);
+            expect("offload", now.offload - before.offload, wanted);
+          },
+          120);
     }
   }
 }

@@ -15,118 +15,91 @@ using zero::ZeroOptions;
 
 namespace {
 
+/// Where optimizer state and parameters are.
 struct Row {
   const char* name;
-  std::function<void(ZeroOptions&)> set;
+  ZeroOptions options;
 };
-
-void optimizer_to(ZeroOptions& o, Offload device, int64_t tile = 4096) {
-  o.offload_optimizer.device = device;
-  o.offload_optimizer.nvme_path = folder;
-  o.sub_group_size = tile;
+ZeroOptions with(int stage, const Row& row) {
+  ZeroOptions o = row.options;
+  o.stage = stage;
+  o.reduce_bucket_size = 9000;
+  o.param_persistence_threshold = 300;
+  if (stage < 3) o.offload_param = {}, o.offload_optimizer.ratio = 1;
+  return o;
 }
-void parameters_to(ZeroOptions& o, Offload device, int64_t in_memory = 0, int buffers = 2) {
-  o.offload_param = {
+
+zero::OffloadParam parameters_on(Offload device, int buffers = 2, int64_t in_memory = 0) {
+  return {
       .device = device, .nvme_path = folder, .buffer_count = buffers, .buffer_size = 1 << 20, .max_in_cpu = in_memory};
 }
+constexpr auto cpu_memory = Offload::cpu, nvme = Offload::nvme;
+constexpr int64_t small = 4096, whole = 1 << 30;  // elements of a tile
 
 const std::vector<Row> any_stage{
-    {"none, small tiles", [](ZeroOptions& o) { optimizer_to(o, Offload::none); }},
-    {"cpu", [](ZeroOptions& o) { optimizer_to(o, Offload::cpu, 1 << 30); }},
-    {"cpu, small tiles", [](ZeroOptions& o) { optimizer_to(o, Offload::cpu); }},
-    {"nvme", [](ZeroOptions& o) { optimizer_to(o, Offload::nvme, 1 << 30); }},
-    {"nvme, small tiles", [](ZeroOptions& o) { optimizer_to(o, Offload::nvme); }},
+    {"none, small tiles", {.sub_group_size = small}},
+    {"cpu", {.sub_group_size = whole, .offload_optimizer = {.device = cpu_memory}}},
+    {"cpu, small tiles", {.sub_group_size = small, .offload_optimizer = {.device = cpu_memory}}},
+    {"nvme", {.sub_group_size = whole, .offload_optimizer = {.device = nvme, .nvme_path = folder}}},
+    {"nvme, small tiles", {.sub_group_size = small, .offload_optimizer = {.device = nvme, .nvme_path = folder}}},
     {"nvme, one buffer",
-     [](ZeroOptions& o) {
-       optimizer_to(o, Offload::nvme);
-       o.offload_optimizer.buffer_count = 1;
-     }},
+     {.sub_group_size = small, .offload_optimizer = {.device = nvme, .nvme_path = folder, .buffer_count = 1}}},
     {"nvme, two buffers, threads",
-     [](ZeroOptions& o) {
-       optimizer_to(o, Offload::nvme);
-       o.offload_optimizer.buffer_count = 2;
-       o.aio.engine = AioOptions::Engine::threads;
-     }},
+     {.sub_group_size = small,
+      .offload_optimizer = {.device = nvme, .nvme_path = folder, .buffer_count = 2},
+      .aio = {.engine = AioOptions::Engine::threads}}},
     {"nvme, small blocks",
-     [](ZeroOptions& o) {
-       optimizer_to(o, Offload::nvme, 8192);
-       o.aio = {
-           .block_size = 4096, .queue_depth = 3, .thread_count = 2, .single_submit = true, .overlap_events = false};
-     }},
+     {.sub_group_size = 8192,
+      .offload_optimizer = {.device = nvme, .nvme_path = folder},
+      .aio =
+          {.block_size = 4096, .queue_depth = 3, .thread_count = 2, .single_submit = true, .overlap_events = false}}},
     {"nvme, nothing at a time",
-     [](ZeroOptions& o) {
-       optimizer_to(o, Offload::nvme);
-       o.offload_optimizer.pipeline_read = o.offload_optimizer.pipeline_write = o.offload_optimizer.pin_memory = false;
-       o.offload_optimizer.fast_init = true;
-       o.overlap_comm = false;
-     }},
+     {.overlap_comm = false,
+      .sub_group_size = small,
+      .offload_optimizer = {.device = nvme,
+                            .nvme_path = folder,
+                            .pin_memory = false,
+                            .pipeline_read = false,
+                            .pipeline_write = false,
+                            .fast_init = true}}},
 };
 const std::vector<Row> stage3_only{
-    {"half of it on cpu",
-     [](ZeroOptions& o) {
-       optimizer_to(o, Offload::cpu);
-       o.offload_optimizer.ratio = 0.5;
-     }},
+    {"half of it on cpu", {.sub_group_size = small, .offload_optimizer = {.device = cpu_memory, .ratio = 0.5}}},
     {"0.7 of it in a file",
-     [](ZeroOptions& o) {
-       optimizer_to(o, Offload::nvme);
-       o.offload_optimizer.ratio = 0.7;
-     }},
-    {"none of it",
-     [](ZeroOptions& o) {
-       optimizer_to(o, Offload::nvme);
-       o.offload_optimizer.ratio = 0;
-     }},
-    {"parameters on cpu", [](ZeroOptions& o) { parameters_to(o, Offload::cpu); }},
-    {"parameters in a file", [](ZeroOptions& o) { parameters_to(o, Offload::nvme); }},
-    {"parameters in a file, one buffer", [](ZeroOptions& o) { parameters_to(o, Offload::nvme, 0, 1); }},
-    {"parameters in a file, nothing ahead",
-     [](ZeroOptions& o) {
-       parameters_to(o, Offload::nvme, 0, 5);
-       o.prefetch_bucket_size = 0;
-     }},
-    {"parameters in a file, no overlap",
-     [](ZeroOptions& o) {
-       parameters_to(o, Offload::nvme, 0, 5);
-       o.overlap_comm = false;
-     }},
+     {.sub_group_size = small, .offload_optimizer = {.device = nvme, .nvme_path = folder, .ratio = 0.7}}},
+    {"none of it", {.sub_group_size = small, .offload_optimizer = {.device = nvme, .nvme_path = folder, .ratio = 0}}},
+    {"parameters on cpu", {.offload_param = parameters_on(cpu_memory)}},
+    {"parameters in a file", {.offload_param = parameters_on(nvme)}},
+    {"parameters in a file, one buffer", {.offload_param = parameters_on(nvme, 1)}},
+    {"parameters in a file, nothing ahead", {.prefetch_bucket_size = 0, .offload_param = parameters_on(nvme, 5)}},
+    {"parameters in a file, no overlap", {.overlap_comm = false, .offload_param = parameters_on(nvme, 5)}},
     {"some parameters in a file",
-     [](ZeroOptions& o) {
-       parameters_to(o, Offload::nvme, 500, 5);
-       optimizer_to(o, Offload::cpu);
-     }},
+     {.sub_group_size = small,
+      .offload_optimizer = {.device = cpu_memory},
+      .offload_param = parameters_on(nvme, 5, 500)}},
     {"both in files",
-     [](ZeroOptions& o) {
-       parameters_to(o, Offload::nvme, 0, 5);
-       optimizer_to(o, Offload::nvme);
-     }},
+     {.sub_group_size = small,
+      .offload_optimizer = {.device = nvme, .nvme_path = folder},
+      .offload_param = parameters_on(nvme, 5)}},
     {"both in files, threads",
-     [](ZeroOptions& o) {
-       parameters_to(o, Offload::nvme, 0, 3);
-       optimizer_to(o, Offload::nvme);
-       o.aio.engine = AioOptions::Engine::threads;
-     }},
+     {.sub_group_size = small,
+      .offload_optimizer = {.device = nvme, .nvme_path = folder},
+      .aio = {.engine = AioOptions::Engine::threads},
+      .offload_param = parameters_on(nvme, 3)}},
     {"both on cpu",
-     [](ZeroOptions& o) {
-       parameters_to(o, Offload::cpu);
-       optimizer_to(o, Offload::cpu);
-     }},
+     {.sub_group_size = small,
+      .offload_optimizer = {.device = cpu_memory},
+      .offload_param = parameters_on(cpu_memory)}},
 };
 std::vector<Row> rows_of(int stage) {
   std::vector<Row> rows = any_stage;
   if (stage == 3) rows.insert(rows.end(), stage3_only.begin(), stage3_only.end());
   return rows;
 }
-ZeroOptions with(int stage, const Row& row) {
-  ZeroOptions o{.stage = stage, .reduce_bucket_size = 9000, .param_persistence_threshold = 300};
-  row.set(o);
-  return o;
-}
-
-const Row nvme_everywhere{"both in files", [](ZeroOptions& o) {
-                            optimizer_to(o, Offload::nvme);
-                            if (o.stage == 3) parameters_to(o, Offload::nvme, 0, 2);
-                          }};
+const Row nvme_everywhere{"both in files",
+                          {.sub_group_size = small,
+                           .offload_optimizer = {.device = nvme, .nvme_path = folder},
+                           .offload_param = parameters_on(nvme)}};
 
 }  // namespace
 
@@ -153,46 +126,30 @@ TEST_CASE("offload: every place, tile, engine and order of reading and writing: 
   }
 }
 
-TEST_CASE("offload: every optimizer, in files and in tiles") {
+TEST_CASE("zero: every optimizer, cut into shards or owned whole, in memory, in files and in tiles") {
   const std::vector<std::pair<const char*, MakeOptimizer>> makers{
-      {"SGD",
-       [](auto p) {
-         return std::make_unique<optim::SGD>(std::move(p),
-                                             optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.5});
-       }},
-      {"SGD without state",
-       [](auto p) { return std::make_unique<optim::SGD>(std::move(p), optim::SGDOptions{.lr = 0.1}); }},
-      {"Adam",
-       [](auto p) {
-         return std::make_unique<optim::Adam>(std::move(p), optim::AdamOptions{.lr = 1e-2, .amsgrad = true});
-       }},
-      {"Adagrad",
-       [](auto p) {
-         return std::make_unique<optim::Adagrad>(std::move(p), optim::AdagradOptions{.initial_accumulator = 0.1});
-       }},
-      {"RMSprop",
-       [](auto p) {
-         return std::make_unique<optim::RMSprop>(std::move(p),
-                                                 optim::RMSpropOptions{.momentum = 0.5, .centered = true});
-       }},
-      {"Lion", [](auto p) { return std::make_unique<optim::Lion>(std::move(p), optim::LionOptions{.lr = 1e-3}); }},
-      {"LAMB", [](auto p) {
-         return std::make_unique<optim::LAMB>(std::move(p), optim::LAMBOptions{.lr = 1e-2, .weight_decay = 0.1});
-       }}};
+      {"SGD", maker<optim::SGD>(optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.5, .weight_decay = 0.1})},
+      {"SGD without state", maker<optim::SGD>(optim::SGDOptions{.lr = 0.1})},
+      {"Adam", maker<optim::Adam>(optim::AdamOptions{.lr = 1e-2, .amsgrad = true})},
+      {"Adagrad", maker<optim::Adagrad>(optim::AdagradOptions{.initial_accumulator = 0.1})},
+      {"RMSprop", maker<optim::RMSprop>(optim::RMSpropOptions{.momentum = 0.5, .centered = true})},
+      {"Lion", maker<optim::Lion>(optim::LionOptions{.lr = 1e-3})},
+      {"LAMB", maker<optim::LAMB>(optim::LAMBOptions{.lr = 1e-2, .weight_decay = 0.1})}};
+  const Row in_memory{"in memory", {}};
+  const Row ratio{"ratio",
+                  {.sub_group_size = small, .offload_optimizer = {.device = nvme, .nvme_path = folder, .ratio = 0.6}}};
   for (const auto& [name, make] : makers) {
     for (const DType dtype : {f32, bf16}) {
-      const Tensors one = train({.options = ZeroOptions{.stage = 0}, .dtype = dtype, .steps = 3, .make = make});
-      for (const int stage : {1, 3}) {
-        for (const Row& row : {nvme_everywhere, any_stage[2], Row{"ratio", [](ZeroOptions& o) {
-                                                                    optimizer_to(o, Offload::nvme);
-                                                                    if (o.stage == 3) o.offload_optimizer.ratio = 0.6;
-                                                                  }}}) {
+      const Tensors one = train({.dtype = dtype, .steps = 3, .make = make});
+      for (const int stage : {0, 1, 2, 3}) {
+        for (const Row& row : {in_memory, nvme_everywhere, any_stage[2], ratio}) {
+          if (stage % 2 == 0 && std::string(row.name) != "in memory") continue;
           CAPTURE(name);
           CAPTURE(stage);
           CAPTURE(dtype);
           CAPTURE(row.name);
-          CHECK(differing(one, train({.ranks = 2,
-                                      .accumulation = 4,
+          CHECK(differing(one, train({.ranks = 4,
+                                      .accumulation = 2,
                                       .options = with(stage, row),
                                       .dtype = dtype,
                                       .steps = 3,
@@ -201,9 +158,18 @@ TEST_CASE("offload: every optimizer, in files and in tiles") {
       }
     }
   }
-  const Tensors one = train_two(1, {.stage = 0});
-  for (const int stage : {1, 2, 3})
-    for (const int ranks : {1, 2, 4}) CHECK(differing(one, train_two(ranks, with(stage, nvme_everywhere))) == "");
+}
+
+TEST_CASE("zero: two optimizers, LAMB for matrices and AdamW for the rest, in memory and in files") {
+  for (const double max_norm : {0., 0.1}) {
+    const Tensors one = train_two(1, {.stage = 0}, max_norm);
+    for (const int stage : {1, 2, 3}) {
+      for (const int ranks : {1, 2, 4}) {
+        CHECK(differing(one, train_two(ranks, {.stage = stage, .param_persistence_threshold = 500}, max_norm)) == "");
+        CHECK(differing(one, train_two(ranks, with(stage, nvme_everywhere), max_norm)) == "");
+      }
+    }
+  }
 }
 
 TEST_CASE("offload: f64, and a momentum that begins when the file has no room for it") {
@@ -212,28 +178,28 @@ TEST_CASE("offload: f64, and a momentum that begins when the file has no room fo
       differing(
           one, train({.ranks = 2, .accumulation = 4, .options = with(3, nvme_everywhere), .dtype = f64, .steps = 2})) ==
       "");
-  const std::string error = message([] {
-    on_ranks<int>(1, [](int) {
-      Net net;
-      optim::SGD sgd(net.parameters(), {.lr = 0.1});
-      Zero zero(net, sgd, with(1, nvme_everywhere));
-      for (int step = 0; step < 2; ++step) {
-        loss_of_micro_batch(net, step, 0).backward();
-        zero.step();
-        sgd.set(0, "momentum", 0.9);
-      }
-      return 0;
-    });
-  });
-  CHECK(contains(error, "the optimizer now keeps 'momentum_buffer' for "));
+  CHECK_ERROR(on_ranks(1,
+                       [](int) {
+                         Net net;
+                         optim::SGD sgd(net.parameters(), {.lr = 0.1});
+                         Zero zero(net, sgd, with(1, nvme_everywhere));
+                         for (int step = 0; step < 2; ++step) {
+                           loss_of_micro_batch(net, step, 0).backward();
+                           zero.step();
+                           sgd.set(0, "momentum", 0.9);
+                         }
+                       }),
+              "the optimizer now keeps 'momentum_buffer' for ");
 }
 
-TEST_CASE("offload: state goes out of one place into another with the same bits") {
+TEST_CASE("zero: pieces of state cover everything once, and load at any stage, place and number of ranks") {
+  using Plans = std::vector<std::pair<int, ZeroOptions>>;
+  const auto at = [](int stage) { return ZeroOptions{.stage = stage, .param_persistence_threshold = 500}; };
+  const Plans in_memory{{1, at(0)}, {2, at(1)}, {4, at(2)}, {2, at(3)}, {4, at(3)}};
+  const Plans in_places{{1, with(0, any_stage[4])},   {2, with(1, any_stage[4])}, {2, with(3, nvme_everywhere)},
+                        {4, with(3, stage3_only[1])}, {4, with(2, any_stage[2])}, {2, {.stage = 3}}};
   for (const DType dtype : {f32, bf16}) {
     const Tensors one = train({.accumulation = 4, .options = ZeroOptions{.stage = 0}, .dtype = dtype});
-    const std::vector<std::pair<int, ZeroOptions>> plans{{1, with(0, any_stage[4])},    {2, with(1, any_stage[4])},
-                                                         {2, with(3, nvme_everywhere)}, {4, with(3, stage3_only[1])},
-                                                         {4, with(2, any_stage[2])},    {2, {.stage = 3}}};
     const auto train_on = [&](Net& net, Zero& zero, int first) {
       for (int step = first; step < first + 2; ++step) {
         const int accumulation = 4 / zero.group().size();
@@ -241,51 +207,50 @@ TEST_CASE("offload: state goes out of one place into another with the same bits"
         zero.step({.grad_scale = 1. / accumulation});
       }
     };
-    for (const auto& [ranks, options] : plans) {
-      std::map<std::string, Tensor> saved;
-      std::map<std::string, double> numbers;
-      std::mutex mutex;
-      on_ranks<int>(ranks, [&, &options = options](int) {
-        manual_seed(1);
-        Net net;
-        net.to(dtype);
-        const auto optimizer = adamw(net.parameters());
-        Zero zero(net, *optimizer, options);
-        train_on(net, zero, 0);
-        const auto pieces = zero.state();
-        const std::lock_guard lock(mutex);
-        for (const auto& piece : pieces) {
-          Tensor& all = saved[piece.name];
-          if (!all.defined()) all = full({numel_of(piece.shape)}, NAN, {.dtype = piece.tensor.dtype()});
-          all.narrow(0, piece.range.begin, piece.range.size()).copy_(piece.tensor);
-        }
-        numbers = zero.numbers();
-        return 0;
-      });
-      CHECK(saved.size() == (dtype == f32 ? 24 : 32));
-      for (const auto& [name, tensor] : saved) CHECK_MESSAGE(!any(isnan(tensor)).item<bool>(), name);
-      for (const auto& [to_ranks, to_options] : plans) {
-        const auto all = on_ranks<Tensors>(to_ranks, [&, &to_options = to_options](int) {
-          manual_seed(17);
+    for (const Plans& plans : {in_memory, in_places}) {
+      for (const auto& [ranks, options] : plans) {
+        std::map<std::string, Tensor> saved;
+        std::map<std::string, double> numbers;
+        std::mutex mutex;
+        on_ranks(ranks, [&, &options = options](int) {
+          manual_seed(1);
           Net net;
           net.to(dtype);
           const auto optimizer = adamw(net.parameters());
-          Zero zero(net, *optimizer, to_options);
-          train_on(net, zero, 7);  // existing state is overwritten
-          for (const auto& piece : zero.state(true))
-            piece.tensor.copy_(saved.at(piece.name).narrow(0, piece.range.begin, piece.range.size()));
-          zero.load_numbers(numbers);
-          zero.loaded();
-          train_on(net, zero, 2);
-          const auto whole = zero.gathered();
-          return copy_parameters(net);
+          Zero zero(net, *optimizer, options);
+          train_on(net, zero, 0);
+          const auto pieces = zero.state();
+          const std::lock_guard lock(mutex);
+          for (const auto& piece : pieces) {
+            Tensor& all_of_it = saved[piece.name];
+            if (!all_of_it.defined()) all_of_it = full({numel_of(piece.shape)}, NAN, {.dtype = piece.tensor.dtype()});
+            const Tensor place = all_of_it.narrow(0, piece.range.begin, piece.range.size());
+            LOCKSTEP_CHECK(all(isnan(place)).item<bool>(), piece.name, ": elements that two ranks have");
+            place.copy_(piece.tensor);
+          }
+          numbers = zero.numbers();
         });
-        CAPTURE(dtype);
-        CAPTURE(ranks);
-        CAPTURE(options.stage);
-        CAPTURE(to_ranks);
-        CAPTURE(to_options.stage);
-        CHECK(differing(one, all[0]) == "");
+        CHECK(saved.size() == (dtype == f32 ? 24 : 32));
+        for (const auto& [name, tensor] : saved) CHECK_MESSAGE(!any(isnan(tensor)).item<bool>(), name);
+        for (const auto& [to_ranks, to_options] : plans) {
+          const auto found = on_ranks<Tensors>(to_ranks, [&, &to_options = to_options](int) {
+            manual_seed(17);
+            Net net;
+            net.to(dtype);
+            const auto optimizer = adamw(net.parameters());
+            Zero zero(net, *optimizer, to_options);
+            train_on(net, zero, 7);  // existing state is overwritten
+            optimizer->set_lr(0.5);
+            for (const auto& piece : zero.state(true))
+              piece.tensor.copy_(saved.at(piece.name).narrow(0, piece.range.begin, piece.range.size()));
+            zero.load_numbers(numbers);
+            zero.loaded();
+            train_on(net, zero, 2);
+            return gathered_parameters(zero, net);
+          });
+          INFO(dtype, ", ", ranks, " ranks, stage ", options.stage, " to ", to_ranks, " and ", to_options.stage);
+          CHECK(differing(one, found[0]) == "");
+        }
       }
     }
   }
@@ -293,65 +258,43 @@ TEST_CASE("offload: state goes out of one place into another with the same bits"
 
 TEST_CASE("offload: invalid settings are rejected with a remedy") {
   struct Bad {
-    std::function<void(ZeroOptions&)> set;
+    ZeroOptions options;
     const char* error;
   };
+  const zero::OffloadParam too_small{
+      .device = nvme, .nvme_path = folder, .buffer_count = 2, .buffer_size = 1000, .max_in_cpu = 0};
   const std::vector<Bad> rows{
-      {[](ZeroOptions& o) { o.offload_optimizer.device = Offload::nvme; },
+      {{.stage = 3, .offload_optimizer = {.device = nvme}},
        "offload_optimizer.device nvme needs offload_optimizer.nvme_path"},
-      {[](ZeroOptions& o) { o.offload_param.device = Offload::nvme; },
-       "offload_param.device nvme needs offload_param.nvme_path"},
-      {[](ZeroOptions& o) { o.offload_optimizer.device = Offload(7); },
+      {{.stage = 3, .offload_param = {.device = nvme}}, "offload_param.device nvme needs offload_param.nvme_path"},
+      {{.stage = 3, .offload_optimizer = {.device = Offload(7)}},
        "expected offload_optimizer.device none, cpu or nvme, got 7"},
-      {[](ZeroOptions& o) {
-         o.stage = 2;
-         parameters_to(o, Offload::cpu);
-       },
-       "offload_param needs stage 3"},
-      {[](ZeroOptions& o) {
-         o.stage = 1;
-         o.offload_optimizer.ratio = 0.5;
-       },
-       "ratio 0.5 needs stage 3, got stage 1"},
-      {[](ZeroOptions& o) { o.offload_optimizer.ratio = 1.5; }, "ratio from 0 to 1, got 1.5"},
-      {[](ZeroOptions& o) { o.offload_optimizer.ratio = NAN; }, "ratio from 0 to 1, got nan"},
-      {[](ZeroOptions& o) { o.offload_optimizer.buffer_count = 0; }, "buffer_count >= 1, got 0"},
-      {[](ZeroOptions& o) { o.offload_param.buffer_count = 0; }, "buffer_count >= 1"},
-      {[](ZeroOptions& o) { o.sub_group_size = 0; }, "sub_group_size > 0, got 0"},
-      {[](ZeroOptions& o) { o.aio.block_size = 1000; }, "block_size to be a multiple of 4096 up to 1 GiB, got 1000"},
-      {[](ZeroOptions& o) { o.aio.queue_depth = 0; }, "queue_depth from 1 to 1024, got 0"},
-      {[](ZeroOptions& o) { o.aio.thread_count = 65; }, "thread_count from 1 to 64, got 65"},
-      {[](ZeroOptions& o) {
-         parameters_to(o, Offload::nvme);
-         o.offload_param.buffer_size = 1000;
-       },
-       "offload_param.buffer_size 1000 is too small for "},
-      {[](ZeroOptions& o) {
-         parameters_to(o, Offload::nvme);
-         o.offload_param.buffer_size = 1000;
-       },
-       "expected at least 8192"},
-      {[](ZeroOptions& o) {
-         optimizer_to(o, Offload::nvme);
-         o.offload_optimizer.nvme_path = "/no/such/folder";
-       },
+      {{.stage = 2, .offload_param = parameters_on(cpu_memory)}, "offload_param needs stage 3"},
+      {{.stage = 1, .offload_optimizer = {.ratio = 0.5}}, "ratio 0.5 needs stage 3, got stage 1"},
+      {{.stage = 3, .offload_optimizer = {.ratio = 1.5}}, "ratio from 0 to 1, got 1.5"},
+      {{.stage = 3, .offload_optimizer = {.ratio = NAN}}, "ratio from 0 to 1, got nan"},
+      {{.stage = 3, .offload_optimizer = {.buffer_count = 0}}, "buffer_count >= 1, got 0"},
+      {{.stage = 3, .offload_param = {.buffer_count = 0}}, "buffer_count >= 1"},
+      {{.stage = 3, .sub_group_size = 0}, "sub_group_size > 0, got 0"},
+      {{.stage = 3, .aio = {.block_size = 1000}}, "block_size to be a multiple of 4096 up to 1 GiB, got 1000"},
+      {{.stage = 3, .aio = {.queue_depth = 0}}, "queue_depth from 1 to 1024, got 0"},
+      {{.stage = 3, .aio = {.thread_count = 65}}, "thread_count from 1 to 64, got 65"},
+      {{.stage = 3, .offload_param = too_small}, "offload_param.buffer_size 1000 is too small for "},
+      {{.stage = 3, .offload_param = too_small}, "expected at least 8192"},
+      {{.stage = 3, .offload_optimizer = {.device = nvme, .nvme_path = "/no/such/folder"}},
        "expected a folder where a file can be made for the optimizer state of rank"},
-      {[](ZeroOptions& o) {
-         parameters_to(o, Offload::nvme);
-         o.offload_param.nvme_path = "/proc";
-       },
+      {{.stage = 3, .offload_param = {.device = nvme, .nvme_path = "/proc", .max_in_cpu = 0}},
        "expected a folder where a file can be made for the parameter shards of rank"},
   };
   for (const Bad& row : rows) {
     for (const int ranks : {1, 2}) {
       const std::string error = message([&] {
-        on_ranks<int>(ranks, [&](int) {
+        on_ranks(ranks, [&](int) {
           Net net;
           optim::AdamW optimizer(net.parameters(), {.lr = 1e-2});
-          ZeroOptions o{.stage = 3, .param_persistence_threshold = 0};
-          row.set(o);
+          ZeroOptions o = row.options;
+          o.param_persistence_threshold = 0;
           const Zero zero(net, optimizer, o);
-          return 0;
         });
       });
       CAPTURE(row.error);

@@ -55,39 +55,33 @@ TEST_CASE("zero: a caller's sum of gradients is one backward") {
         CHECK_FALSE(net.a.weight.grad().defined());
         zero.step({.grad_scale = 0.5});
       }
-      const auto whole = zero.gathered();
-      return copy_parameters(net);
+      return gathered_parameters(zero, net);
     });
     for (const Tensors& mine : all) CHECK_MESSAGE(differing(expected, mine) == "", "stage " << stage);
   }
 }
 
 TEST_CASE("zero: add() is for gradients that no hook gives, below stage 3") {
-  on_ranks<int>(1, [](int) {
+  on_ranks(1, [](int) {
     manual_seed(1);
     Net net, other;
     const auto optimizer = adamw(net.parameters()), its = adamw(other.parameters());
     Zero zero(net, *optimizer, {.stage = 1});
-    CHECK(contains(message([&] { zero.add(); }), "expected add() with hooks = false"));
-    CHECK(contains(message([&] { Zero third(other, *its, {.stage = 3, .hooks = false}); }),
-                   "[zero] stage 3 needs hooks"));
-    return 0;
+    CHECK_ERROR(zero.add(), "expected add() with hooks = false");
+    CHECK_ERROR(Zero(other, *its, {.stage = 3, .hooks = false}), "[zero] stage 3 needs hooks");
   });
 }
 
 TEST_CASE("zero: overflow in other parts of the model skips the step, and their gradients count in the norm") {
   for (const int stage : {0, 1, 2, 3}) {
-    on_ranks<int>(2, [&](int) {
+    on_ranks(2, [&](int) {
       manual_seed(1);
       Net net;
       const auto optimizer = adamw(net.parameters());
       Zero zero(net, *optimizer, {.stage = stage, .nonfinite = NonFinite::skip});
       Other other;
       other.overflowed = true;
-      const Tensors before = [&] {
-        const auto whole = zero.gathered();
-        return copy_parameters(net);
-      }();
+      const Tensors before = [&] { return gathered_parameters(zero, net); }();
       loss_of_micro_batch(net, 0, 0).backward();
       const auto skipped = zero.step({.others = &other});
       CHECK((skipped.skipped && skipped.first_nonfinite == "there.weight" && skipped.rank == 7 && other.asked == 1));
@@ -100,7 +94,6 @@ TEST_CASE("zero: overflow in other parts of the model skips the step, and their 
       loss_of_micro_batch(net, 0, 0).backward();
       const auto done = zero.step({.max_norm = 1, .others = &other});
       CHECK((!done.skipped && done.norm > 12 && done.norm < 20 && other.asked == 2));
-      return 0;
     });
   }
 }

@@ -1,13 +1,14 @@
 #pragma once
-// Shared by the tests of ZeRO: a model whose parameters are divided differently by each number of ranks, and a short
-// training under any plan.
+// Shared by the tests of ZeRO: a short training under any number of ranks and any stage.
 #include <filesystem>
 #include <optional>
 
-#include "optim/clip.h"
 #include "optim/optim.h"
-#include "parallel/buckets.h"
+#include "optim/optimizer.h"
+#include "parallel/gradient_sum.h"
 #include "tests/parallel/util.h"
+#include "zero/partition.h"
+#include "zero/units.h"
 #include "zero/zero.h"
 
 namespace testing {
@@ -16,32 +17,11 @@ using zero::Zero;
 
 inline const std::string folder = std::filesystem::temp_directory_path().string();  // where offloaded state goes
 
-/// 12610 + 780 + ... parameters: b.weight is cut into blocks, the others are smaller than a block.
-struct Net : nn::Layer<Net> {
-  nn::Linear a = linear(6, 130);
-  nn::LayerNorm norm{130};
-  nn::Linear b = linear(130, 97), c = linear(97, 3);
-  double p = 0.2;
-  Variable forward(const Variable& x) {
-    return c(dropout(relu(b(dropout(gelu(norm(a(x))), p, is_training()))), p, is_training()));
-  }
-  void fields(nn::Fields& f) override { f("a", a)("norm", norm)("b", b)("c", c); }
-};
-
-/// A Linear(in, out) without bias.
-inline nn::Linear matrix(int64_t in, int64_t out) {
-  const nn::Linear::Options options{.in = in, .out = out, .bias = false};
-  return nn::Linear(options);
+/// Copies of all parameters, gathered from all ranks.
+inline Tensors gathered_parameters(Zero& zero, nn::Module& net) {
+  const auto gathered = zero.gathered();
+  return copy_parameters(net);
 }
-
-/// Sizes divisible by eight ranks and by blocks of norms, so there is no padding.
-struct Even : nn::Layer<Even> {
-  nn::Linear a = matrix(64, 512), b = matrix(512, 512), c = matrix(512, 64);
-  Variable forward(const Variable& x) { return c(gelu(b(gelu(a(x))))); }
-  void fields(nn::Fields& f) override { f("a", a)("b", b)("c", c); }
-};
-/// The number of parameters of Even.
-constexpr int64_t psi = 64 * 512 + 512 * 512 + 512 * 64;
 /// Throws unless `got` bytes are as expected.
 inline void expect(const char* what, int64_t got, double wanted) {
   LOCKSTEP_CHECK(double(got) == wanted, what, ": ", got, " bytes, expected ", wanted);
@@ -75,6 +55,15 @@ inline std::unique_ptr<optim::Optimizer> adamw(std::vector<Variable> parameters)
   return std::make_unique<optim::AdamW>(std::move(parameters), optim::AdamWOptions{.lr = 1e-2, .weight_decay = 0.1});
 }
 
+/// Makes an optimizer of class O with these options.
+template <class O, class Options> MakeOptimizer maker(Options options) {
+  return [options](std::vector<Variable> p) { return std::make_unique<O>(std::move(p), options); };
+}
+
+/// Calls a model, or its wrapper.
+using Call = std::function<Variable(const Variable& x)>;
+using MakeModel = std::function<std::unique_ptr<nn::Module>()>;
+
 /// A short training.
 struct ZeroPlan {
   int ranks = 1, accumulation = 8;
@@ -88,55 +77,66 @@ struct ZeroPlan {
   MakeOptimizer make = adamw;
   /// the device of each rank
   std::function<Device(int rank)> device = [](int) { return cpu; };
+  /// the model; default: Net, with other values on every rank, of which rank 0's count
+  MakeModel model = {};
+  /// the loss of a micro-batch; default: loss_of_micro_batch()
+  std::function<Variable(nn::Module& net, const Call& call, int step, int64_t micro)> loss = {};
+  /// runs after every step of ZeRO
+  std::function<void(nn::Module& net, Zero& zero, int step)> after = {};
 };
 
 /// The parameters after some steps, which must be equal on all ranks, and the norm of each step.
 inline Tensors train(const ZeroPlan& plan) {
-  const auto all = on_ranks<Tensors>(plan.ranks, [&](int rank) {
-    manual_seed(1 + uint64_t(rank));  // only rank 0's values matter
-    Net net;
+  return alike(plan.ranks, [&](int rank) {
+    manual_seed(plan.model ? 1 : 1 + uint64_t(rank));
+    const std::unique_ptr<nn::Module> model = plan.model ? plan.model() : std::make_unique<Net>();
+    nn::Module& net = *model;
     const Device device = plan.device(rank);
     net.to(plan.dtype);
     net.to(device);
-    const auto optimizer = plan.make(net.parameters());
+    std::vector<Variable> trained;
+    for (const Variable& p : net.parameters())
+      if (p.requires_grad()) trained.push_back(p);
+    const auto optimizer = plan.make(trained);
     std::optional<Zero> zero;
     std::optional<parallel::GradientSum> sum;
     std::optional<parallel::DistributedDataParallel> ddp;
     if (plan.options) zero.emplace(net, *optimizer, *plan.options);
     else if (plan.ddp) ddp.emplace(net, *plan.ddp);
     else sum.emplace(net.parameters());
-    Tensors result;
+    const Call call = [&](const Variable& x) { return ddp ? (*ddp)(x) : net.call(x); };
     std::vector<double> norms;
     for (int step = 0; step < plan.steps; ++step) {
       const auto backward = [&](int64_t micro) {
-        loss_of_micro_batch(net, step, micro, plan.dtype, device).backward();
+        const Variable loss =
+            plan.loss ? plan.loss(net, call, step, micro) : loss_of_micro_batch(call, step, micro, plan.dtype, device);
+        loss.backward();
       };
       if (zero) {
         backwards(*zero, plan.accumulation, backward, plan.no_sync);
         norms.push_back(zero->step({.grad_scale = 1. / plan.accumulation, .max_norm = plan.max_norm}).norm);
-      } else {
-        for (int i = 0; i < plan.accumulation; ++i) {
-          std::optional<parallel::DistributedDataParallel::NoSync> local;
-          if (ddp && i + 1 < plan.accumulation) local.emplace(*ddp);
-          if (ddp) loss_of_micro_batch(*ddp, step, rank * plan.accumulation + i, plan.dtype, device).backward();
-          else backward(i);
-          if (sum) sum->add();
-        }
-        if (sum) sum->finish();
-        for (const Variable& p : net.parameters()) mul_scalar_(p.grad(), 1. / plan.accumulation);
-        norms.push_back(plan.max_norm > 0 ? optim::clip_grad_norm(net.parameters(), plan.max_norm) : NAN);
-        optimizer->step();
-        optimizer->zero_grad();
+        if (plan.after) plan.after(net, *zero, step);
+        continue;
       }
+      for (int i = 0; i < plan.accumulation; ++i) {
+        std::optional<parallel::DistributedDataParallel::NoSync> local;
+        if (ddp && i + 1 < plan.accumulation) local.emplace(*ddp);
+        backward(rank * plan.accumulation + i);
+        if (sum) sum->add();
+      }
+      if (sum) sum->finish();
+      for (const Variable& p : trained) mul_scalar_(p.grad(), 1. / plan.accumulation);
+      norms.push_back(plan.max_norm > 0 ? optim::clip_grad_norm(trained, plan.max_norm) : NAN);
+      optimizer->step();
+      optimizer->zero_grad();
     }
     std::optional<Zero::Gathered> whole;
     if (zero) whole.emplace(*zero, net.parameters());
+    Tensors result;
     for (auto& [name, tensor] : copy_parameters(net)) result[name] = tensor.to(cpu);
     if (plan.max_norm > 0) result["norms"] = Tensor::from(norms, {int64_t(norms.size())});
     return result;
   });
-  for (const Tensors& other : all) CHECK(differing(all[0], other) == "");
-  return all[0];
 }
 
 /// Trains with `Rule` for matrices and AdamW for the rest.
@@ -154,8 +154,7 @@ Tensors train_two(int ranks, const zero::ZeroOptions& options, double max_norm =
       backwards(zero, 4 / ranks, [&](int64_t micro) { loss_of_micro_batch(net, step, micro).backward(); });
       zero.step({.grad_scale = ranks / 4., .max_norm = max_norm});
     }
-    const auto whole = zero.gathered();
-    return copy_parameters(net);
+    return gathered_parameters(zero, net);
   })[0];
 }
 

@@ -36,7 +36,7 @@ struct FileQueue::Transfer::State {
   std::string error;  // error text of the first request that failed
 };
 
-/// A piece of a transfer. `done` of its bytes are transferred so far. It is queued again as long as bytes are left.
+/// A piece of a transfer, of which `done` bytes are transferred so far. It is queued again as long as bytes are left.
 struct FileQueue::Request {
   std::shared_ptr<Transfer::State> of;
   int64_t offset = 0;
@@ -153,7 +153,8 @@ void FileQueue::finish(Request request, int64_t result) {
         result < 0 ? std::strerror(int(-result))
                    : str(request.done, transfer.writes ? " written" : ": the file is shorter than it was made");
     transfer.error = str("[offload] ", transfer.file.what(), ", offset ", request.offset, ": expected to ",
-                         transfer.writes ? "write " : "read ", request.bytes, " bytes, got ", got);
+                         transfer.writes ? "write " : "read ", request.bytes, " bytes, got ", got,
+                         "; check the disk's health and free space, and that nobody changes the file");
   }
   if (--transfer.left == 0) done_.notify_all();
 }

@@ -24,13 +24,13 @@ class FileQueue {
   ~FileQueue();
   FileQueue(const FileQueue&) = delete;
 
-  /// A read or write that was started. Copies stand for the same transfer.
+  /// A read or write that was started. Copies refer to the same transfer.
   class Transfer {
    public:
     /// Blocks until the transfer is done: the bytes are in memory, or handed to the disk. If it failed, the Error names
     /// the file, the offset, and the bytes expected and transferred.
     void wait();
-    explicit operator bool() const { return state_ != nullptr; }  ///< false if default-made or waited for
+    explicit operator bool() const { return state_ != nullptr; }  ///< false if default-constructed, or after wait()
 
    private:
     friend class FileQueue;

@@ -14,7 +14,7 @@ ShardStore::ShardStore(const Stage& stage) : s_(stage), tensors_(stage.units.siz
   for (size_t u = 0; u < stage.units.size(); ++u) {
     const Unit& unit = stage.units[u];
     if (unit.persistent) continue;
-    in_memory += unit.layout.shard;  // the same on all ranks, since it decides the order of gathers
+    in_memory += unit.layout.shard;  // equal on all ranks, because it influences the order of gathers
     if (in_memory <= o.max_in_cpu) continue;
     LOCKSTEP_CHECK(unit.layout.shard <= o.buffer_size, "[zero] offload_param.buffer_size ", o.buffer_size,
                    " is too small for ", unit.tag, ": expected at least ", unit.layout.shard);
@@ -53,7 +53,7 @@ ShardStore::Slot* ShardStore::slot_of(size_t u) const {
 
 Tensor ShardStore::get(size_t u, const std::function<void(size_t)>& gathered) {
   if (!is_in_file(u)) return tensors_[u];
-  if (!can_get(u)) {  // free the oldest slot: its unit is being gathered, or was read ahead without need
+  if (!can_get(u)) {  // free the oldest slot: its unit is being gathered, or was read ahead but not needed
     const size_t oldest = std::min_element(slots_.begin(), slots_.end(), [](const Slot& a, const Slot& b) {
                             return a.since < b.since;
                           })->unit;

@@ -7,14 +7,15 @@
 
 namespace lockstep::zero {
 
-TileRing::TileRing(FileQueue& queue, const Options& o) : queue_(queue), options_(o), buffers_(size_t(o.count)) {
-  for (FileBuffer& b : buffers_) b.bytes = aligned_bytes(o.bytes, o.pin);
+TileRing::TileRing(FileQueue& queue, const OffloadOptimizer& o, int64_t bytes)
+    : queue_(queue), options_(o), buffers_(size_t(o.buffer_count)) {
+  for (FileBuffer& b : buffers_) b.bytes = aligned_bytes(bytes, o.pin_memory);
 }
 
 void TileRing::begin(std::vector<std::vector<Extent>> tiles) {
   tiles_ = std::move(tiles);
   next_ = read_ = 0;
-  if (options_.read_ahead) read_until(1);
+  if (options_.pipeline_read) read_until(1);
 }
 
 /// Starts the reads of all tiles before `end`, after waiting for the writes from their buffers.
@@ -32,7 +33,7 @@ const Tensor& TileRing::load() {
   LOCKSTEP_CHECK(next_ < tiles_.size(), "[offload] expected one of ", tiles_.size(),
                  " tiles, got one more; this is a bug in Lockstep, please report it");
   // One buffer holds this tile, and another may still be written to the file. The others are for the next tiles.
-  const size_t ahead = options_.read_ahead && buffers_.size() > 1 ? std::max<size_t>(1, buffers_.size() - 2) : 0;
+  const size_t ahead = options_.pipeline_read && buffers_.size() > 1 ? std::max<size_t>(1, buffers_.size() - 2) : 0;
   read_until(next_ + 1);
   buffer(next_).wait();
   read_until(next_ + 1 + ahead);
@@ -44,7 +45,7 @@ void TileRing::store() {
   const auto* const data = static_cast<const std::byte*>(b.bytes.raw_data());
   for (const Extent& e : tiles_[next_]) b.transfers.push_back(queue_.write(*e.file, e.offset, data + e.at, e.bytes));
   ++next_;
-  if (!options_.write_behind) b.wait();
+  if (!options_.pipeline_write) b.wait();
 }
 
 void TileRing::end() {

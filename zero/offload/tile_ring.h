@@ -23,13 +23,8 @@ struct Extent {
 /// A ring of buffers for tiles.
 class TileRing {
  public:
-  /// Options of the ring.
-  struct Options {
-    int count = 4;                                            ///< number of buffers
-    int64_t bytes = 0;                                        ///< bytes of a buffer: those of the largest tile
-    bool pin = true, read_ahead = true, write_behind = true;  ///< lock buffers in memory; overlap reads; overlap writes
-  };
-  TileRing(FileQueue& queue, const Options& options);  ///< `queue` must outlive the ring
+  /// `queue` must outlive the ring. bytes: size of each buffer, which is that of the largest tile.
+  TileRing(FileQueue& queue, const OffloadOptimizer& options, int64_t bytes);
 
   /// Begins a pass over the tiles, and starts the first reads.
   void begin(std::vector<std::vector<Extent>> tiles);
@@ -45,10 +40,10 @@ class TileRing {
   void read_until(size_t tile);
 
   FileQueue& queue_;
-  const Options options_;
+  const OffloadOptimizer options_;
   std::vector<FileBuffer> buffers_;
   std::vector<std::vector<Extent>> tiles_;
-  size_t next_ = 0, read_ = 0;  // next_: the tile that load() returns; read_: the first tile that is not being read
+  size_t next_ = 0, read_ = 0;  // next_: the tile that load() returns; read_: the first tile whose read has not started
 };
 
 }  // namespace lockstep::zero

@@ -102,7 +102,7 @@ TEST_CASE("PowerSGD: before its start it is exact; at full rank it is exact up t
       CHECK(distance(copy_gradients(plain), copy_gradients(early)) == 0);
       CHECK(distance(copy_gradients(plain), copy_gradients(full)) < 1e-5);
     }
-    // not zero on each rank: a rank's gradient has directions that cancel in the mean
+    // The mean error is 0, but a single rank's is not: its gradient has directions that cancel in the mean.
     Tensor owed = all.error("a.weight").clone();
     dist::world().all_reduce(owed, {.op = dist::ReduceOp::mean});
     CHECK(max(abs(owed)).item() < 1e-5);

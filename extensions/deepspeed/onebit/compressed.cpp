@@ -71,8 +71,8 @@ void CompressedAllReduce::check(const std::vector<Tensor>& tensors) const {
 }
 
 /// Compresses a chunk. values(piece) is the address of the elements in `piece`, a tensor's part of the chunk, or null.
-/// Adds the elements, if any, to `errors`, which holds what the last compression lost. Writes signs and scales of the
-/// sums to `message`, and leaves in `errors` what this compression loses.
+/// Adds the elements, if any, to `errors`, which holds the errors of the last compression. Writes signs and scales of
+/// the sums to `message`, and leaves the errors of this compression in `errors`.
 template <class Values>
 void CompressedAllReduce::compress(const Chunk& chunk, float* errors, const Values& values, uint8_t* message) const {
   std::vector<double> sums(chunk.counts.size());

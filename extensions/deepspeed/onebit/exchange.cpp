@@ -6,7 +6,7 @@
 
 #include "base/suggest.h"
 #include "dist/numbers.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "parallel/agreement.h"
 #include "parallel/naive_ddp.h"
 #include "tensor/memory.h"

@@ -1,5 +1,5 @@
 #pragma once
-// What an engine does with a 1-bit optimizer in place of ZeRO. See engine/exchange.h.
+// The Exchange of engines with a 1-bit optimizer. These engines run without ZeRO. See engine/exchange.h.
 #include <map>
 #include <optional>
 #include <string>
@@ -9,7 +9,7 @@
 #include "engine/exchange.h"
 #include "extensions/deepspeed/onebit/optimizer.h"
 #include "parallel/agreement.h"
-#include "parallel/buckets.h"
+#include "parallel/gradient_sum.h"
 
 namespace lockstep::engine {
 
@@ -30,8 +30,8 @@ class OneBit : public Exchange {
   std::string kind() const override { return "onebit"; }
   zero::StepReport step(const zero::StepOptions& options) override;
 
-  // Besides the tensors of ZeRO, there are two of compression errors, with names that begin with this text. These two
-  // can be loaded only by as many ranks as saved them.
+  // Names of the two saved tensors of compression errors begin with this text. All other tensors have ZeRO's names. The
+  // compression errors can be loaded only by the same number of ranks that saved them.
   static constexpr const char* owed = "optimizer.onebit.";
   /// With 0/1 Adam, the ranks first synchronize.
   std::vector<zero::StatePiece> state() override;

@@ -11,8 +11,8 @@
 
 namespace lockstep::onebit {
 
-/// Declares the constructors and overridden methods of these classes. Constructors are collective over `group` (null:
-/// dist::world()).
+/// Declares the constructors and overridden methods of a 1-bit optimizer. Constructors are collective over `group`
+/// (null: dist::world()).
 #define LOCKSTEP_ONEBIT_OPTIMIZER(Class)                                                                       \
  public:                                                                                                       \
   Class(std::vector<Variable> parameters, const Class##Options& options, dist::ProcessGroup* group = nullptr); \

@@ -4,7 +4,7 @@
 #include <algorithm>
 
 #include "autograd/agreed.h"
-#include "optim/clip.h"
+#include "optim/optimizer.h"
 #include "parallel/agreement.h"
 #include "tensor/graph.h"
 #include "tensor/ops.h"
@@ -110,7 +110,8 @@ StepReport Optimizer::step(const StepOptions& o) {
     if (report.compressed) compressed_step(step, scale);
     else exact_step(step, scale);
     steps_ = step;
-    for (const Variable& p : trained_) state_of(p).seen = p.tensor().storage()->version();  // storage may be shared
+    // After all updates, because parameters may share a storage.
+    for (const Variable& p : trained_) state_of(p).seen = p.tensor().storage()->version();
   }
   (report.compressed ? volume_.compressed_steps : volume_.exact_steps) += 1;
   (report.compressed ? volume_.compressed_bytes : volume_.exact_bytes) += group_.traffic().sent - sent;

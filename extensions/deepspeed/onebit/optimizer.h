@@ -22,7 +22,7 @@
 #include "engine/exchange.h"
 #include "extensions/deepspeed/onebit/compressed.h"
 #include "optim/optimizer.h"
-#include "parallel/buckets.h"
+#include "parallel/gradient_sum.h"
 
 namespace lockstep::onebit {
 

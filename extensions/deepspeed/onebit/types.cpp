@@ -8,7 +8,7 @@ namespace lockstep::engine {
 
 namespace {
 
-/// Why a 1-bit optimizer cannot run under a plan.
+/// Returns the reasons why a 1-bit optimizer cannot run under a plan.
 std::vector<std::string> one_bit_reasons(const Config& c, const parallel::Plan& plan, const std::string& name) {
   std::vector<std::string> all;
   const auto refuse = [&](bool holds, const std::string& what) {
@@ -22,16 +22,17 @@ std::vector<std::string> one_bit_reasons(const Config& c, const parallel::Plan& 
          str("averages gradients over all ranks, but with ep", plan.ep, " ranks hold different experts; leave ep out"));
   refuse(stage != 0, str("needs stage 0, but zero_optimization.stage is ", stage, "; leave zero_optimization out"));
   refuse(z.offload_optimizer.device != zero::Offload::none,
-         str("keeps its state with the parameters, zero_optimization.offload_optimizer.device is ",
+         str("keeps its state with the parameters, but zero_optimization.offload_optimizer.device is ",
              name_of(z.offload_optimizer.device), "; leave it out"));
   refuse(c.ema.decay > 0,
          "has different parameters on every rank between exchanges, so ema.decay would average different values; leave "
          "ema out");
   refuse(z.ignore_unused_parameters && c.has("zero_optimization.ignore_unused_parameters"),
-         "needs a gradient for every parameter, zero_optimization.ignore_unused_parameters is true; leave it out");
+         "needs a gradient for every parameter, but zero_optimization.ignore_unused_parameters is true; leave it out");
   for (const auto& [key, value] : {std::pair("communication_data_type", c.communication_data_type),
                                    std::pair("data_types.grad_accum_dtype", c.data_types.grad_accum_dtype)})
-    refuse(value.has_value(), str("in the parameters' type, ", key, " is ", value.value_or(""), "; leave it out"));
+    refuse(value.has_value(),
+           str("sends them in the parameters' dtype, but ", key, " is ", value.value_or(""), "; leave it out"));
   return all;
 }
 

@@ -1,4 +1,4 @@
-// DeepSpeed's keys of the configuration file that have no effect of their own, and its files as they are.
+// DeepSpeed's keys of the configuration file that have no effect of their own, and unchanged DeepSpeed files.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -153,11 +153,11 @@ TEST_CASE("config: what DeepSpeed's keys refuse") {
       {R"({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}, "optimizer": {"type": "OneBitLamb"}})",
        "optimizer.type: OneBitLamb exchanges gradients itself and keeps its state with the parameters"},
       {R"({"communication_data_type": "fp16", "optimizer": {"type": "ZeroOneAdam"}})",
-       "in the parameters' type, communication_data_type is fp16; leave it out"},
+       "sends them in the parameters' dtype, but communication_data_type is fp16; leave it out"},
       {R"({"data_types": {"grad_accum_dtype": "fp32"}, "optimizer": {"type": "OneBitSGD"}})",
-       "in the parameters' type, data_types.grad_accum_dtype is fp32; leave it out"},
+       "sends them in the parameters' dtype, but data_types.grad_accum_dtype is fp32; leave it out"},
       {R"({"zero_optimization": {"ignore_unused_parameters": true}, "optimizer": {"type": "OneBitSGD"}})",
-       "needs a gradient for every parameter, zero_optimization.ignore_unused_parameters is true"},
+       "needs a gradient for every parameter, but zero_optimization.ignore_unused_parameters is true"},
       {R"({"zero_optimization": {"stage": 1}, "optimizer": {"type": "OneBitAdam"}})",
        "optimizer.type: OneBitAdam exchanges gradients itself and needs stage 0, but zero_optimization.stage is 1"},
       {R"({"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 0}}})",

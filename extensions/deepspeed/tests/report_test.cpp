@@ -1,4 +1,4 @@
-// What a run reports: curves, collectives, flops.
+// The reports of a run: curves, collectives, flops.
 #include <cstring>
 #include <fstream>
 #include <sstream>
@@ -105,7 +105,7 @@ std::vector<Record> read_events(const std::string& file) {
 TEST_CASE("engine: TensorBoard and CSV, by rank 0, at every boundary, with samples as x") {
   const TempDir folder;
   std::vector<double> losses, rates;
-  on_ranks<int>(2, [&](int rank) {
+  on_ranks(2, [&](int rank) {
     const auto net = make_net();
     optim::SGD optimizer(net->parameters(), {.lr = 0.5});
     optim::StepLR schedule(optimizer, {.step_size = 1, .gamma = 0.5});
@@ -127,7 +127,6 @@ TEST_CASE("engine: TensorBoard and CSV, by rank 0, at every boundary, with sampl
         CHECK(read_events(read(std::filesystem::directory_iterator(folder / "tb/job")->path())).size() ==
               size_t(1 + (k + 1) * 8));
     }
-    return 0;
   });
   int files = 0;
   for (const auto& entry : std::filesystem::directory_iterator(folder / "tb/job")) {
@@ -169,12 +168,12 @@ TEST_CASE("engine: TensorBoard and CSV, by rank 0, at every boundary, with sampl
   })->write({{"Train/Samples/lr", 0.5, 32}});  // a resumed run appends
   CHECK(read(folder / "csv/job/Train_Samples_lr.csv") == expected.str() + "32,0.5\n");
   std::ofstream(folder / "file") << "x";
-  CHECK(contains(message([&] { csv_monitor(folder / "file", "below", {}); }), "cannot make this folder"));
+  CHECK_ERROR(csv_monitor(folder / "file", "below", {}), "cannot make this folder");
 }
 
 TEST_CASE("engine: a full disk ends the curves, not the run") {
   const TempDir folder;
-  constexpr rlim_t most = 1 << 20;  // limit of a file's bytes; the curve of lr is that long, so writing to it fails
+  constexpr rlim_t most = 1 << 20;  // the largest size of a file; the curve of lr has it, so writing to it fails
   folder.write("Train_Samples_lr.csv", std::string(most, '\n'));
   int warnings = 0;
   const auto monitor = csv_monitor(
@@ -229,12 +228,11 @@ TEST_CASE("engine: the comms_logger counts the bytes that ZeRO sends") {
     CHECK(calls["reduce_scatter"].second >= make_net()->parameter_count() * 4);
     CHECK((calls.count("all_gather") > 0) == all);
   }
-  on_ranks<int>(1, [&](int) {
+  on_ranks(1, [&](int) {
     const auto net = make_net();
     optim::SGD optimizer(net->parameters(), {.lr = 0.5});
     auto e = initialize(*net, optimizer, config_of(0, 1));
-    CHECK(contains(message([&] { comms_summary(e); }), "expected comms_logger.enabled"));
-    return 0;
+    CHECK_ERROR(comms_summary(e), "expected comms_logger.enabled");
   });
 }
 
@@ -275,15 +273,14 @@ TEST_CASE("engine: flops of an MLP, a GPT and a convolution equal the closed for
 TEST_CASE("engine: the flops_profiler needs a whole model") {
   Config c = config_of(0, 1);
   c.section<engine::FlopsProfilerConfig>().enabled = true;
-  const std::string found = message([&] { engine::check_plan(c, {.pp = 2}, {.ranks = 2, .layers = 5}); });
-  CHECK_MESSAGE(contains(found, "flops_profiler.enabled"), found);
+  CHECK_ERROR(engine::check_plan(c, {.pp = 2}, {.ranks = 2, .layers = 5}), "flops_profiler.enabled");
 }
 
 TEST_CASE("engine: the flops_profiler reports one step, once") {
   const TempDir folder;
   std::vector<std::string> said;
   for (const bool to_file : {false, true}) {
-    on_ranks<int>(2, [&](int) {
+    on_ranks(2, [&](int) {
       const auto net = make_net();
       optim::SGD optimizer(net->parameters(), {.lr = 0.5});
       Config c = config_of(3, 2);
@@ -295,7 +292,6 @@ TEST_CASE("engine: the flops_profiler reports one step, once") {
                                                  .config = c,
                                                  .log = [&](const std::string& text) { said.push_back(text); }});
       train_steps(e, 4);
-      return 0;
     });
     const std::string text = to_file ? read(folder / "flops.txt") : said.empty() ? "" : said[0];
     CHECK(said.size() == 1);

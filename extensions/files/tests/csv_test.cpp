@@ -1,4 +1,4 @@
-// CSV: numbers into tensors, and what is refused.
+// CSV: files that become tensors, and files that are rejected.
 #include "extensions/files/csv.h"
 
 #include <cmath>

@@ -1,8 +1,7 @@
-// .npy and .npz: NumPy's files are read exactly and written byte for byte; damaged files.
-#include <cstring>
+// .npy and .npz: NumPy's files are read exactly and written byte for byte; damaged files are rejected.
 
-#include "data/file_calls.h"
 #include "extensions/files/npy.h"
+#include "data/file_calls.h"
 #include "extensions/files/zip.h"
 #include "tensor/complex.h"
 #include "tests/data/util.h"

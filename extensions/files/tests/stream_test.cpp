@@ -147,7 +147,7 @@ TEST_CASE("stream: the same micro-batches for any ranks and workers, and after a
     const Example batch = stream.micro_batch(number);
     CHECK(random_state() == before);
     manual_seed(99);
-    // its random draws do not depend on the global generator
+    // the random numbers of a batch do not depend on the global generator
     CHECK(equal(stream.micro_batch(number).target, batch.target));
     const auto values = batch.input.to_vector<int64_t>();
     CHECK(std::equal(values.begin(), values.end(), want[size_t(number)].begin()));

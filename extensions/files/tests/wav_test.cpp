@@ -1,4 +1,4 @@
-// WAV: files of libsndfile are read exactly, written files, and damaged ones.
+// WAV: files of libsndfile are read exactly, files are written correctly, and damaged files are rejected.
 #include "extensions/files/wav.h"
 
 #include <cmath>

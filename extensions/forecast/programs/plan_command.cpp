@@ -11,6 +11,7 @@
 #include "extensions/forecast/programs/forecast_commands.h"
 #include "pipeline/simulate.h"
 #include "train/cli.h"
+#include "train/option_group.h"
 
 namespace apps {
 

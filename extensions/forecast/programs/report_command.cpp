@@ -10,6 +10,7 @@
 #include "data/files.h"
 #include "extensions/forecast/page.h"
 #include "extensions/forecast/programs/forecast_commands.h"
+#include "train/option_group.h"
 #include "train/options.h"
 
 namespace apps {

@@ -9,6 +9,7 @@
 #include "extensions/forecast/roofline.h"
 #include "train/cli.h"
 #include "train/model_format.h"
+#include "train/option_group.h"
 
 namespace apps {
 

@@ -17,6 +17,7 @@
 #include "pipeline/schedule.h"
 #include "train/cli.h"
 #include "train/model_format.h"
+#include "train/option_group.h"
 
 namespace apps {
 

@@ -1,20 +1,18 @@
-// What `gpt train` asks a card for in a step of GPT-2 124M, as typed: kernels and bytes of a dry run.
+// The kernels and bytes of a step of `gpt train` for GPT-2 124M, with options as users type them, by a dry run.
 #include <doctest/doctest.h>
 
 #include <algorithm>
-#include <iostream>
 #include <map>
 #include <memory>
-#include <sstream>
 #include <string>
 #include <vector>
 
-#include "base/at_end.h"
 #include "data/text.h"
 #include "extensions/forecast/roofline.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "nn/models/gpt.h"
 #include "tensor/ops.h"
+#include "tests/output.h"
 #include "train/trainer.h"
 
 using namespace lockstep;
@@ -27,9 +25,7 @@ nn::GPT::Options gpt2() { return {.vocab = 50257, .context = 1024, .layers = 12,
 std::vector<DryKernel> kernels_as_typed() {
   std::vector<DryKernel> last;
   DryRun dry;
-  std::ostringstream out;
-  auto* const before = std::cout.rdbuf(out.rdbuf());
-  const AtEnd back([&] { std::cout.rdbuf(before); });
+  const testing::HeldOutput out;
   train::Options o;
   o.parallel.ranks = 1, o.device = "cuda", o.batch = 16, o.steps = 3, o.precision = "auto", o.no_graph = true;
   train::start(o, "", [&](train::Job& job) {
@@ -72,7 +68,7 @@ TEST_CASE("as typed: a step of GPT-2 124M has at most 300 launches, and the leas
     CHECK(at->calls == row.calls);
     CHECK(at->cost.bytes / double(row.calls) == doctest::Approx(1e6 * row.megabytes).epsilon(0.05));
   }
-  // torch.compile took 33.8 ms on the card whose times these are.
+  // On the card whose measured times are used here, torch.compile took 33.8 ms.
   CHECK(found.seconds <= 28e-3);
 }
 
@@ -84,7 +80,8 @@ TEST_CASE("as typed: lockstep roofline shows the kernels of a training step") {
   count(kernels_as_typed(), 1);
   count(report::dry_step(gpt2(), 16, bf16).kernels, -1);
   // The training also brings tokens and targets to the card, and reads the loss and the gradients' norm.
-  launches.erase("numbers");  // a table of addresses is stored again if they change, which the system decides here
+  // A step stores its table of addresses again if addresses change. In a dry run that is up to the operating system.
+  launches.erase("numbers");
   std::string found;
   for (const auto& [name, n] : launches)
     if (n != 0) found += name + " " + std::to_string(n) + ", ";

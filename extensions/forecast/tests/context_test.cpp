@@ -43,7 +43,7 @@ TEST_CASE("context: the ring sends as many bytes as lockstep plan predicts") {
       return mesh.cp().traffic().sent - before;
     });
     for (int rank = 0; rank < axes.ranks(); ++rank)
-      // Twice, because this run is in f64.
+      // Twice, because the plan is for f32 and this run is in f64.
       CHECK(double(sent[size_t(rank)]) == 2 * planned.context_traffic[size_t(coordinates_of(axes, rank).pp)]);
   }
 }

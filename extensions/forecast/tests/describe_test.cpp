@@ -19,7 +19,7 @@ using namespace testing;
 
 namespace {
 
-struct Net : nn::Layer<Net> {
+struct SmallNet : nn::Layer<SmallNet> {
   nn::Linear up{{.in = 6, .out = 16}}, down{{.in = 16, .out = 3}};
   Variable forward(const Variable& x) { return down(gelu(up(x))); }
   void fields(nn::Fields& f) override { f("up", up, nn::cut::columns)("down", down, nn::cut::rows); }
@@ -60,10 +60,10 @@ TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training
     for (const int ranks : {1, 2}) {
       std::filesystem::remove(file);
       train::Options o = options("", ranks, 2);
-      o.plan = "pp2+zero1", o.out = (folder.path / "run").string();  // options of a job that must not start
+      o.plan = "pp2+zero1", o.out = (folder.path / "run").string();  // options of a training that must not start
       bool went_on = false;
       train::start(o, "", [&](train::Job& job) {
-        Net net;
+        SmallNet net;
         optim::SGD sgd(net.parameters(), {.lr = 0.1, .momentum = 0.5});
         if (by_trainer) train::Trainer(job, net, {.loss = loss, .data = samples(64, 7)}).fit();
         else train::prepare(job, net, sgd, samples(64, 7));
@@ -86,13 +86,13 @@ TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training
       CHECK(shape.parameters[0].sliced(2).shape == Shape{8, 6});
     }
   }
-  CHECK(contains(message([] { train::start(options("", 1, 1), "", [](train::Job&) {}); }),
-                 "ended without creating a train::Trainer or calling train::prepare"));
+  CHECK_ERROR(train::start(options("", 1, 1), "", [](train::Job&) {}),
+              "ended without creating a train::Trainer or calling train::prepare");
   std::filesystem::remove(file);
-  Net net;
+  SmallNet net;
   optim::SGD sgd(net.parameters(), {.lr = 0.1});
   const train::Team team(nullptr);
   train::Job alone({}, team);  // this program does not call start()
-  CHECK(contains(message([&] { train::prepare(alone, net, sgd); }), "asked to describe what it trains, and did"));
+  CHECK_ERROR(train::prepare(alone, net, sgd), "asked to describe what it trains, and did");
   CHECK(data::read_json(file).at("config").at("optimizer").at("type") == data::Json("SGD"));
 }

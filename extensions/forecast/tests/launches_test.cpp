@@ -29,12 +29,12 @@ TEST_CASE("launches: a dry run counts as many kernels as the emulator") {
 }
 
 TEST_CASE("traffic: bytes that a block reads and writes beside products and attention") {
-  // The least traffic of a block, in activations of (batch, context, width):
+  // The least traffic of a block, in activations of (batch, context, width). "2 + 2": 2 for attention, 2 for the MLP.
   //   each half, forward: reads its residual sum and writes its norm: 2 + 2; with dropout it reads both summands and
   //     writes the sum, too: 4 + 4
-  //   each half, backward: reads the gradients of both and the sum, writes its own gradient: 4 + 4; with dropout also
-  //     that of the dropped summand: 5 + 5
-  //   the biases of queries, keys and values and of the layer four times as wide: the layers' gradients are read: 3 + 4
+  //   each half, backward: reads the sum and the gradients of sum and norm, writes one gradient: 4 + 4; with dropout it
+  //     also writes the gradient of the dropped summand: 5 + 5
+  //   gradients of biases: reads the gradients of queries, keys and values, and of the MLP's inner layer: 3 + 4
   //   Llama's rotary embedding: queries and half as many keys, forward and backward: 6
   //   Llama's gate, four times as wide: 2 reads and 1 write forward, 3 reads and 2 writes backward: 32
   struct Row {

@@ -32,7 +32,7 @@ double flops_of(const DryStep& step, const std::string& kind) {
 
 TEST_CASE("dry run: kernels are noted with the bytes that they read and write, and no memory is allocated") {
   DryRun dry;
-  CHECK(message([] { DryRun(); }) == "[DryRun] only one DryRun may exist at a time; destroy the other one first");
+  CHECK_ERROR_IS(DryRun(), "[DryRun] only one DryRun may exist at a time; destroy the other one first");
   {
     const Tensor x = empty({1 << 20, 1 << 10}, {.dtype = bf16, .device = card}), y = gelu_tanh(x),
                  row = empty({1 << 10}, {.dtype = bf16, .device = card}), z = add(y, row);
@@ -48,10 +48,10 @@ TEST_CASE("dry run: kernels are noted with the bytes that they read and write, a
     REQUIRE(all.size() == 2);
     CHECK(all[0].name == "reduce");
     CHECK(all[1].name == "copy to host");
-    CHECK(launches_of(all) == 3);  // the sum of chunks, and the sum of their results; and the copy
+    CHECK(launches_of(all) == 3);  // two for the sum (chunks, then their results), and the copy
     CHECK(dry.take().empty());
   }
-  CHECK(message([] { card_of("h300"); }) == "expected a card of h200, h100, a100, got \"h300\"");
+  CHECK_ERROR_IS(card_of("h300"), "expected a card of h200, h100, a100, got \"h300\"");
 }
 
 TEST_CASE("roofline: a step has three times its forward's operations, and each parameter's bytes") {
@@ -67,7 +67,8 @@ TEST_CASE("roofline: a step has three times its forward's operations, and each p
     CHECK(flops_of(step, "attention, backward") == 2.5 * forward);
     CHECK(flops_of(step, "product") + 3 * forward == step.model_flops);
     CHECK(forward == 3 * 4. * 4 * 128 * (window > 0 ? 15 * 16 / 2 + 49 * 16 : 64 * 65 / 2));
-    // The 16-bit gradient (perhaps widened first) and copy; the master weight and two states are read and written.
+    // A step reads the 16-bit gradient (some kernels widen it first), writes the 16-bit copy, and reads and writes the
+    // master weight and two states.
     const Roofline found = roofline(step, card_of("h200"));
     double seconds = 0, optimizer = 0;
     for (const RooflineRow& row : found.rows) {
@@ -117,7 +118,7 @@ TEST_CASE("roofline: the kernels that an H200 timed in a step of GPT-2 have the 
       {{"product 50304 x 16384 x 768"}, 1.515},
       {{"product 3072 x 16384 x 768", "product 768 x 16384 x 3072", "product 2304 x 16384 x 768",
         "product 768 x 16384 x 768"},
-       2.459 + 1.046 + 0.380 + 0.443},  // with sums of split products
+       2.459 + 1.046 + 0.380 + 0.443},  // with the kernels that add the parts of split products
       // Measured for all gradients of biases. This kernel computes half of them, which read 0.78 of the bytes; the
       // kernels of norms compute the others.
       {{"column_sums"}, 0.78 * 1.145},
@@ -126,7 +127,7 @@ TEST_CASE("roofline: the kernels that an H200 timed in a step of GPT-2 have the 
       {{"layer_norm"}, 0.708},
       {{"add_norm_grad"}, 1.390 + 0.130},
       {{"layer_norm_grad"}, 0.055 + 0.005},
-      {{"cross_entropy"}, 0.848 + 1.258},  // two kernels then
+      {{"cross_entropy"}, 0.848 + 1.258},  // these were two kernels at that commit
       {{"optimizer"}, 0.991},
       {{"square_sums"}, 0.172},
       {{"embedding_grad"}, 1.203 + 0.027 + 0.016},

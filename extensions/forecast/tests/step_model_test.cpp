@@ -57,7 +57,7 @@ TEST_CASE("step model: one rank takes the sum of its parts") {
     CHECK(p.terms.size() == 2);
     CHECK(term(p, "compute") == doctest::Approx(micro_batches * (8 * 3e-3 + 1.5e-3)));
     const double n = double(model().numel());
-    // Both moments read and written, parameter and gradient.
+    // Bytes per parameter: 2 * 8 to read and write both moments, 8 for the parameter and its gradient.
     CHECK(term(p, "optimizer") == doctest::Approx((2 * 8 * n + 8 * n) / 1e10));
     CHECK(p.step == doctest::Approx(sum(p)));
     CHECK(p.gradient_bytes + p.parameter_bytes + p.tensor_bytes + p.message_bytes == 0);
@@ -118,7 +118,8 @@ TEST_CASE("step model: pipelines of equal stages idle as the formula says") {
       }
     }
   }
-  // Seven blocks: one stage has three and an attention, the other the rest. The lighter stage waits for the heavier.
+  // Seven blocks on two stages: one has three blocks and an attention, the other an MLP and three blocks. The lighter
+  // stage waits for the heavier.
   const TrainingJob job{.model = model(7), .plan = {.pp = 2}, .micro_batches = 4};
   const StepPrediction one = predict(job, even, {});
   const double attention = 4 * 64 * 64 + 129 * 64, mlp = 8 * 64 * 64,
@@ -130,7 +131,7 @@ TEST_CASE("step model: pipelines of equal stages idle as the formula says") {
 
 TEST_CASE(
     "step model: sums of slices go beside the next chunk's product, and in backward beside the weight's gradient") {
-  // Seconds of products of a token, of which each rank computes half; from their multiply-adds.
+  // Seconds of a block's products, from their multiply-adds per token. Each of two ranks computes half of a product.
   const double attention = 4 * 64 * 64 + 129 * 64, mlp = 8 * 64 * 64, each = 1e-3 / 2 / (attention + mlp),
                output = 64 * 64 * each, down = 4 * 64 * 64 * each, queries = 3 * output, up = down;
   for (const double sum : {1e-7, 1e-5, 3e-4, 1e-2}) {
@@ -240,7 +241,7 @@ TEST_CASE("step model: thousands of ranks") {
   CHECK(p.step > 3 * large.forward_flops() * 32 * 2048 / 64 / 150e12 * 64 / 64);
   // 175 billion parameters over 64 ranks: 2 bytes each, and the same for gradients.
   CHECK(double(p.memory.parameters) == doctest::Approx(2. * double(large.numel()) / 64).epsilon(0.2));
-  // Generous, for loaded machines and sanitizers.
+  // A generous limit, for loaded machines and sanitizers.
   CHECK(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count() < 60);
 }
 
@@ -259,14 +260,13 @@ TEST_CASE("step model: impossible settings are rejected") {
   for (const auto& row : rows) {
     TrainingJob job = row.job;
     job.plan = parallel::parse_plan(row.plan);
-    const std::string said = message([&] { predict(job, even, {}); });
-    CHECK_MESSAGE(contains(said, row.error), said);
+    CHECK_ERROR(predict(job, even, {}), row.error);
   }
   engine::ModelShape some = model();
-  CHECK(contains(message([&] { give_seconds(some, 0); }), "expected a speed of more than 0 FLOP/s"));
-  CHECK(contains(message([] { predict_step({.model = model(), .plan = {}}, 0, {}); }), "to be more than 0 bytes/s"));
-  CHECK(contains(message([&] { measure_run({}, some, 1, some); }), "whose settings are in them; found none"));
-  CHECK(contains(message([] { link_of_traces({}); }), "expected all-reduces of two sizes"));
+  CHECK_ERROR(give_seconds(some, 0), "expected a speed of more than 0 FLOP/s");
+  CHECK_ERROR(predict_step({.model = model(), .plan = {}}, 0, {}), "to be more than 0 bytes/s");
+  CHECK_ERROR(measure_run({}, some, 1, some), "whose settings are in them; found none");
+  CHECK_ERROR(link_of_traces({}), "expected all-reduces of two sizes");
 }
 
 TEST_CASE("step model: costs of this machine, and of a trace") {

@@ -25,7 +25,7 @@ inline void put(std::string_view name, Category category, double begin, double e
                 const trace::Row* row = nullptr) {
   trace::record(name, category, ns(begin), ns(end), args, row);
 }
-/// Writes a rank's trace, from before fn to after it.
+/// Writes the trace of a rank, with the events that fn() records.
 template <class Fn> void traced(const TempDir& folder, int rank, int ranks, const Fn& fn, int64_t run = 7) {
   trace::start(folder.path, {.rank = rank, .ranks = ranks, .zero_ns = zero_ns, .run = run});
   fn();
@@ -42,7 +42,7 @@ inline void traced_pipeline(const TempDir& folder, const lockstep::pipeline::Req
     traced(folder, rank, request.stages, [&] {
       for (int b = 0; b < batches; ++b) {
         const double at = b * (run.seconds + 2) + 1;
-        for (const Slot& slot : run.ranks[size_t(rank)])
+        for (const lockstep::pipeline::Slot& slot : run.ranks[size_t(rank)])
           put(std::string(name_of(slot.action.what)) + " " + std::to_string(slot.action.micro_batch),
               Category::pipeline, at + slot.start, at + slot.end);
         put("train_batch", Category::pipeline, at, at + run.seconds,

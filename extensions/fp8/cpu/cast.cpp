@@ -11,7 +11,7 @@
 namespace lockstep::on_cpu {
 namespace {
 
-constexpr int64_t turned_block = 64;  // block size: its codes take a part of the L1 cache
+constexpr int64_t turned_block = 64;  // block size: the codes of a block fill only a part of the L1 cache
 
 template <Fp8Format format, class T> float encode_row(const T* x, int64_t n, float scale, uint8_t* codes) {
   float most = 0;

@@ -5,7 +5,7 @@
 #include "extensions/fp8/scaling.h"
 
 using namespace lockstep;
-using namespace testing;
+using namespace ::testing;
 
 TEST_CASE("fp8: a model and its scales are destroyed in every order") {
   destroy_in_every_order({

@@ -13,13 +13,13 @@ using namespace lockstep::testing;
 
 namespace {
 
-/// The inverse scale lies at an odd multiple of 4 bytes.
+/// Encodes x. The address of the result's inverse scale is an odd multiple of 4 bytes.
 Fp8Matrix matrix(const Tensor& x, Fp8Format format, double scale) {
   const auto one = [&](double value) { return full({2}, value, {.device = x.device()}).narrow(0, 1, 1); };
   return {cast_fp8(x, {.format = format, .scale = one(scale)}).codes, format, one(1 / scale)};
 }
 
-/// The largest difference, as a part of the largest element.
+/// The largest difference, divided by the largest element.
 double apart(const Tensor& got, const Tensor& expected) {
   const Tensor wide = expected.to(f64);
   return max(abs(got.to(cpu).to(f64) - wide)).item() / max(abs(wide)).item();
@@ -127,7 +127,7 @@ TEST_CASE("cuda fp8: products, with and without cuBLASLt's") {
     }
   }
 #if defined(SIMT_CPU)
-  CHECK(most > 1e-5);  // it adds in few bits, as Hopper does
+  CHECK(most > 1e-5);  // the simulated library sums in few bits, as Hopper does
 #endif
 }
 

@@ -11,7 +11,7 @@
 #include "tests/tolerances.h"
 
 using namespace lockstep;
-using testing::Near, testing::tolerance;
+using lockstep::testing::Near, lockstep::testing::tolerance;
 
 namespace {
 

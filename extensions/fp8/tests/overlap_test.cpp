@@ -1,4 +1,4 @@
-// Products in chunks, in 8-bit floats: the bits and gradients of whole products.
+// Products in 8-bit floats that are computed in chunks have the same bits and gradients as whole products.
 #include <doctest/doctest.h>
 
 #include "autograd/autocast.h"
@@ -10,7 +10,7 @@
 #include "tests/parallel/tensor_parallel/util.h"
 
 using namespace lockstep;
-using namespace testing;
+using namespace ::testing;
 namespace tp = lockstep::tensor_parallel;
 
 TEST_CASE("8-bit floats: a column has the whole's codes, and its gradient is summed while the weight's is computed") {
@@ -33,15 +33,15 @@ TEST_CASE("8-bit floats: a column has the whole's codes, and its gradient is sum
         const int64_t before = g.traffic().collectives;
         const Variable y = tp::column_linear(px, pw, pb, Activation::gelu_tanh,
                                              {.sequence = sequence, .overlap = overlap}, g, &scales, true);
-        LOCKSTEP_CHECK(equal(y.tensor(), part(whole.tensor(), 2, 2, rank).contiguous()), "its outputs");
+        LOCKSTEP_CHECK(equal(y.tensor(), part(whole.tensor(), 2, 2, rank).contiguous()), "expected a part of y");
         y.backward(part(up, 2, 2, rank).contiguous());
-        LOCKSTEP_CHECK(g.traffic().collectives - before == (sequence ? 2 : 1), "collectives of a column");
-        LOCKSTEP_CHECK(equal(pw.grad(), part(rw.grad(), 0, 2, rank).contiguous()), "the weight's gradient");
-        LOCKSTEP_CHECK(equal(pb.grad(), part(rb.grad(), 0, 2, rank).contiguous()), "the bias's gradient");
+        LOCKSTEP_CHECK(g.traffic().collectives - before == (sequence ? 2 : 1), "expected 2 collectives, or 1");
+        LOCKSTEP_CHECK(equal(pw.grad(), part(rw.grad(), 0, 2, rank).contiguous()), "expected a part of rw's");
+        LOCKSTEP_CHECK(equal(pb.grad(), part(rb.grad(), 0, 2, rank).contiguous()), "expected a part of rb's");
         expect_near(px.grad(), sequence ? part(rx.grad(), 1, 2, rank) : rx.grad(), "x's gradient", 0.2);
         sums[overlap] = px.grad();
       }
-      LOCKSTEP_CHECK(equal(sums[0], sums[1]), "overlap changed bits");
+      LOCKSTEP_CHECK(equal(sums[0], sums[1]), "expected the same bits with overlap");
     }
   });
 }
@@ -66,7 +66,7 @@ TEST_CASE("8-bit floats: a row's chunks have the whole's bits, largest numbers a
           const int64_t before = g.traffic().collectives;
           const Variable y = way == 1 ? checkpoint(product, px) : product(px);
           const int64_t made = g.traffic().collectives - before;
-          LOCKSTEP_CHECK(made == std::min(chunks, 4), "sums: ", made);  // a chunk has at least 16 rows
+          LOCKSTEP_CHECK(made == std::min(chunks, 4), "expected a sum per chunk of 16 rows, got ", made);
           const Tensor gradient = sequence ? part(up.view({rows[0], rows[1], 32}), 1, 2, g.rank()).contiguous()
                                            : up.view({rows[0], rows[1], 32});
           const Variable loss = sum(mul(y.to(f32), gradient.to(f32)));
@@ -86,11 +86,11 @@ TEST_CASE("8-bit floats: a row's chunks have the whole's bits, largest numbers a
             const Tensor whole = matmul(seen(x.to(bf16).view({64, 64})), seen(w).t()).view({rows[0], rows[1], 32});
             const double rounding = max(abs(whole)).item() / 128;
             expect_near(y.tensor(), sequence ? part(whole, 1, 2, g.rank()) : whole, "the product", rounding);
-            LOCKSTEP_CHECK(found[3].item() > 0 && found[4].item() > 0 && found[5].item() > 0, "largest numbers");
+            LOCKSTEP_CHECK(found[3].item() > 0 && found[4].item() > 0 && found[5].item() > 0, "expected numbers > 0");
           }
           for (size_t i = 0; i < found.size(); ++i)
             LOCKSTEP_CHECK(equal(found[i], expected[i]), "chunks ", chunks, ", way ", way, sequence ? ", in parts" : "",
-                           alone ? ", one sequence" : "", ": result ", i, " differs");
+                           alone ? ", one sequence" : "", ": expected the bits of one chunk in ", i);
         }
       }
     }

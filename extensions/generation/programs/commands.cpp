@@ -12,6 +12,7 @@
 #include "extensions/generation/scoring.h"
 #include "train/cli.h"
 #include "train/language.h"
+#include "train/option_group.h"
 #include "train/options.h"
 
 namespace apps {

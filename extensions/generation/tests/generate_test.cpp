@@ -196,7 +196,7 @@ TEST_CASE("sampling is total: any logits and any options give a token that may b
   }
   CHECK(drawn > rounds / 2);
   CHECK(infinite_ones > rounds / 1500);
-  // Near a large score, differences as small as the spacing of doubles.
+  // Scores near a number `top`, each the next smaller double of the one before.
   for (const double top : {1e9, -1e9, 1e300, -1e300, 0.0})
     for (const double temperature : {1e-5, 1.0, 30.0}) {
       std::vector<double> scores(200, top);

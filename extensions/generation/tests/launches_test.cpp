@@ -18,7 +18,7 @@ TEST_CASE("cuda head: scores of any vocabulary are copied to the host at once") 
   const NoGrad no_grad;
   for (const DType dtype : {bf16, f16, f32})
     for (const int64_t vocab : {64, 1, 63, 65, 1003, 32003, 50257, 128256}) {
-      if (vocab > 2000 && dtype != bf16) continue;  // the emulator takes its time
+      if (vocab > 2000 && dtype != bf16) continue;  // the emulator is slow
       CAPTURE(dtype);
       CAPTURE(vocab);
       manual_seed(uint64_t(vocab));

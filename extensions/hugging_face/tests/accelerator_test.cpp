@@ -9,25 +9,20 @@
 #include "autograd/ops.h"
 #include "base/suggest.h"
 #include "data/loader.h"
-#include "nn/linear.h"
 #include "optim/optim.h"
 #include "optim/schedule.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"
 #include "tests/messages.h"
+#include "tests/models.h"
 #include "tests/temp_dir.h"
+#include "train/option_group.h"
 
 using namespace lockstep;
 using namespace testing;
 using train::Accelerator, train::AcceleratorOptions;
 
 namespace {
-
-struct Mlp : nn::Layer<Mlp> {
-  nn::Linear up{{.in = 6, .out = 16}}, down{{.in = 16, .out = 3}};
-  Variable forward(const Variable& x) { return down(gelu(up(x))); }
-  void fields(nn::Fields& f) override { f("up", up)("down", down); }
-};
 
 data::TensorDataset points(int64_t count) {
   manual_seed(7);
@@ -55,7 +50,7 @@ TEST_CASE("accelerator: the same parameters and learning rates for any number of
     on_each_rank(ranks, [&] {
       const bool lists = part >= 0;
       manual_seed(5);
-      Mlp net;
+      Classifier net;
       optim::AdamW adam(net.parameters(), {.lr = 0.02});
       optim::StepLR steps(adam, {.step_size = 2, .gamma = 0.5});
       const auto samples = points(62);  // 3 steps of 16 samples, and 14 more samples
@@ -138,7 +133,7 @@ TEST_CASE("accelerator: the same parameters and learning rates for any number of
 TEST_CASE("accelerator: the last step of an epoch is filled up, as docs/train.md says of 10 samples") {
   for (const bool drop_last : {false, true}) {
     on_each_rank(1, [&] {
-      Mlp net;
+      Classifier net;
       optim::SGD sgd(net.parameters(), {.lr = 0.1});
       std::vector<float> rows;
       for (int i = 0; i < 60; ++i) rows.push_back(float(i / 6));
@@ -172,7 +167,7 @@ TEST_CASE("accelerator: a stream, saved by some ranks and gone on with by others
     std::vector<float> found;
     on_each_rank(ranks, [&] {
       manual_seed(5);
-      Mlp net;
+      Classifier net;
       optim::AdamW adam(net.parameters(), {.lr = 0.02});
       data::DataLoader<data::Example> batches(
           Endless(),
@@ -216,7 +211,7 @@ TEST_CASE("accelerator: parts prepared one by one, plain backward, files with au
     std::vector<float> weights;
     on_each_rank(1, [&] {
       manual_seed(5);
-      Mlp net;
+      Classifier net;
       optim::AdamW adam(net.parameters(), {.lr = 0.02});
       data::DataLoader batches(samples, {.batch_size = 4});
       Accelerator acc(options);
@@ -261,7 +256,7 @@ TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of
   const auto samples = points(4);
   on_each_rank(2, [&] {
     manual_seed(5);
-    Mlp net;
+    Classifier net;
     optim::SGD sgd(net.parameters(), {.lr = 1});
     Accelerator acc;
     auto [model, optimizer] = acc.prepare(net, sgd);
@@ -287,7 +282,7 @@ TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of
   });
   on_each_rank(1, [&] {
     manual_seed(5);
-    Mlp net;
+    Classifier net;
     optim::SGD sgd(net.parameters(), {.lr = 1});
     optim::ExponentialLR decay(sgd, {.gamma = 0.5});
     Accelerator acc({.mixed_precision = "fp16"});
@@ -306,7 +301,7 @@ TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of
                    train::Options o;
                    o.parallel.ranks = 1, o.precision = "f16";
                    train::start(o, "", [](train::Job& job) {
-                     Mlp net;
+                     Classifier net;
                      optim::SGD sgd(net.parameters(), {.lr = 1});
                      train::prepare(job, net, sgd);
                    });
@@ -347,7 +342,7 @@ TEST_CASE("accelerator: an object of the program's goes into the checkpoint, and
   on_each_rank(1, [&] {
     const auto samples = points(8);
     for (const bool saves : {true, false}) {
-      Mlp net;
+      Classifier net;
       optim::AdamW adam(net.parameters(), {.lr = 1});
       optim::ExponentialLR decay(adam, {.gamma = 0.5});
       data::DataLoader batches(samples, {.batch_size = 4});
@@ -379,7 +374,7 @@ TEST_CASE("accelerator: invalid calls are rejected") {
   const auto samples = points(32);
   struct Row {
     std::string expected;
-    std::function<void(Accelerator& acc, Mlp& net, optim::AdamW& adam)> body;
+    std::function<void(Accelerator& acc, Classifier& net, optim::AdamW& adam)> body;
     AcceleratorOptions options = {};
     int ranks = 2;
   };
@@ -387,80 +382,80 @@ TEST_CASE("accelerator: invalid calls are rejected") {
   std::vector<int> list = {1, 2};
   for (const Row& row : std::vector<Row>{
            {"the loader is sharded already (DistributedSampler); pass one that is not: prepare() shards it",
-            [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) {
+            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) {
               DataLoader loader(samples, {.batch_size = 4, .sampler = data::DistributedSampler(32, 2, 0)});
               acc.prepare(net, adam, loader);
             }},
            {"the loader is sharded already (MicroBatchSampler); pass one that is not: prepare() shards it",
-            [&](Accelerator&acc, Mlp&, optim::AdamW&) {
+            [&](Accelerator&acc, Classifier&, optim::AdamW&) {
               DataLoader loader(
                   samples, {.batch_size = 4, .sampler = data::MicroBatchSampler({.samples = 32, .micro_batch = 4})});
               acc.prepare(loader);
             }},
            {"the order of a loader's samples (is it sharded already?)",
-            [&](Accelerator&acc, Mlp&, optim::AdamW&) {
+            [&](Accelerator&acc, Classifier&, optim::AdamW&) {
               const data::DistributedSampler hidden(32, 2, acc.process_index());
               DataLoader loader(samples, {.batch_size = 4, .sampler = [hidden](int64_t e) { return hidden(e); }});
               acc.prepare(loader);
             }},
            {"expected a model, its optimizer, a data::DataLoader or a schedule, got something else",
-            [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) { acc.prepare(net, adam, samples); }},
-           {"acc.skip(it)", [&](Accelerator&acc, Mlp&, optim::AdamW&) { acc.prepare(list); }},
+            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) { acc.prepare(net, adam, samples); }},
+           {"acc.skip(it)", [&](Accelerator&acc, Classifier&, optim::AdamW&) { acc.prepare(list); }},
            {"got one that prepare() returned",
-            [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) {
+            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) {
               auto [model, optimizer] = acc.prepare(net, adam);
               acc.prepare(model);
             }},
-           {"this model is prepared already", [&](Accelerator&acc, Mlp&net, optim::AdamW&) { acc.prepare(net, net); }},
+           {"this model is prepared already",
+            [&](Accelerator&acc, Classifier&net, optim::AdamW&) { acc.prepare(net, net); }},
            {"expected the model of the optimizer's parameters too",
-            [&](Accelerator&acc, Mlp&, optim::AdamW&adam) { acc.prepare(adam); }},
+            [&](Accelerator&acc, Classifier&, optim::AdamW&adam) { acc.prepare(adam); }},
            {"an Accelerator trains one model",
-            [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) { acc.prepare(net, adam, adam); }},
+            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) { acc.prepare(net, adam, adam); }},
            {"expected `auto hold = acc.accumulate(model);` in the loop, as 2 batches make a step",
-            [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) {
+            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) {
               auto [model, optimizer] = acc.prepare(net, adam);
               acc.backward(mean(model(zeros({1, 6}))));
             },
             {.gradient_accumulation_steps = 2}},
            {"expected one schedule, got the program's and scheduler.type",
-            [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) {
+            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) {
               optim::ExponentialLR decay(adam, {.gamma = 0.5});
               acc.prepare(net, adam, decay);
             },
             {.deepspeed_config = R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": "auto"}}})"}},
            {"got scheduler.type ReduceLROnPlateau, whose metric only the program has",
-            [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) { acc.prepare(net, adam); },
+            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) { acc.prepare(net, adam); },
             {.deepspeed_config = R"({"scheduler": {"type": "ReduceLROnPlateau"}})"}},
            {"expected a batch_size that 2 ranks can split, got 3",
-            [&](Accelerator&acc, Mlp&, optim::AdamW&) {
+            [&](Accelerator&acc, Classifier&, optim::AdamW&) {
               DataLoader loader(samples, {.batch_size = 3});
               acc.prepare(loader);
             },
             {.split_batches = true}},
            {"- ds train_micro_batch_size_per_gpu=8 vs args per_device_train_batch_size=4\n- ds "
             "gradient_accumulation_steps=4 vs args gradient_accumulation_steps=2\nThe easiest method",
-            [&](Accelerator&acc, Mlp&net, optim::AdamW&adam) {
+            [&](Accelerator&acc, Classifier&net, optim::AdamW&adam) {
               DataLoader loader(samples, {.batch_size = 4});
               acc.prepare(loader, net, adam);
             },
             {.gradient_accumulation_steps = 2,
             .deepspeed_config = R"({"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4})"}},
            {str("expected mixed_precision ", listed(train::with_precisions({"no", "fp16", "bf16"})), ", got int8"),
-            [](Accelerator&, Mlp&, optim::AdamW&) {},
+            [](Accelerator&, Classifier&, optim::AdamW&) {},
             {.mixed_precision = "int8"}},
-           {"expected even_batches true", [](Accelerator&, Mlp&, optim::AdamW&) {}, {.even_batches = false}},
+           {"expected even_batches true", [](Accelerator&, Classifier&, optim::AdamW&) {}, {.even_batches = false}},
            {"expected a call inside the loop over a loader",
-            [](Accelerator&acc, Mlp&, optim::AdamW&) { acc.gather_for_metrics(zeros({4})); }},
+            [](Accelerator&acc, Classifier&, optim::AdamW&) { acc.gather_for_metrics(zeros({4})); }},
        }) {
-    const std::string said = message([&] {
-      on_each_rank(row.ranks, [&] {
-        Mlp net;
-        optim::AdamW adam(net.parameters(), {.lr = 0.02});
-        Accelerator acc(row.options);
-        row.body(acc, net, adam);
-      });
-    });
-    CHECK_MESSAGE(contains(said, row.expected), row.expected, " in ", said);
+    CHECK_ERROR(on_each_rank(row.ranks,
+                             [&] {
+                               Classifier net;
+                               optim::AdamW adam(net.parameters(), {.lr = 0.02});
+                               Accelerator acc(row.options);
+                               row.body(acc, net, adam);
+                             }),
+                row.expected);
   }
   on_each_rank(1, [&] {
     Accelerator acc;
@@ -473,7 +468,7 @@ TEST_CASE("accelerator: loops within loops keep their own counts") {
   for (const int ranks : {1, 2}) {
     on_each_rank(ranks, [&] {
       manual_seed(5);
-      Mlp net;
+      Classifier net;
       optim::SGD sgd(net.parameters(), {.lr = 0.1});
       const auto samples = points(14), held_out = points(5);
       data::DataLoader batches(samples, {.batch_size = 4}), tests(held_out, {.batch_size = 3});
@@ -508,7 +503,7 @@ TEST_CASE("accelerator: states that are saved are read again") {
   for (const std::string part : {"whole", "saved", "resumed"}) {
     on_each_rank(1, [&] {
       manual_seed(1);
-      Mlp net;
+      Classifier net;
       optim::SGD sgd(net.parameters(), {.lr = 0.1});
       optim::ReduceLROnPlateau plateau(sgd, {.patience = 0});  // before the first metric, the best one is infinite
       const auto samples = points(8);
@@ -541,17 +536,17 @@ TEST_CASE("accelerator: states that are saved are read again") {
     });
   }
   on_each_rank(1, [&] {  // loads a state that was saved after the last epoch, with one loader
-    Mlp net;
+    Classifier net;
     optim::SGD sgd(net.parameters(), {.lr = 0.1});
     optim::ReduceLROnPlateau plateau(sgd, {.patience = 0});
     const auto samples = points(8);
     data::DataLoader<> batches(samples, {.batch_size = 2});
     Accelerator acc;
     auto [model, optimizer] = acc.prepare(net, sgd);
-    CHECK(contains(message([&] { acc.load_state(folder / "end"); }), "as were saved, 2, got 0"));
+    CHECK_ERROR(acc.load_state(folder / "end"), "as were saved, 2, got 0");
     auto [loader, schedule] = acc.prepare(batches, plateau);
     acc.load_state(folder / "end");
     CHECK(schedule.last_step() == 1);
-    CHECK(contains(message([&] { acc.load_state(""); }), "expected a folder, got an empty name"));
+    CHECK_ERROR(acc.load_state(""), "expected a folder, got an empty name");
   });
 }

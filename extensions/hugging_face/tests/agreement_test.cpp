@@ -1,5 +1,5 @@
-// Agreement of ranks, and resumed runs: one model and one metric in evaluation, one decision about the best model, logs
-// without duplicates.
+// Agreement of ranks, and resumed runs: in evaluation, all ranks have one model and one metric, and they agree on the
+// best model. Logs of resumed runs have no duplicates.
 #include <doctest/doctest.h>
 
 #include <unistd.h>
@@ -7,8 +7,6 @@
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <iostream>
-#include <sstream>
 
 #include "autograd/ops.h"
 #include "extensions/hugging_face/accelerator.h"
@@ -20,6 +18,7 @@
 #include "tensor/ops.h"
 #include "tensor/random.h"
 #include "tests/messages.h"
+#include "tests/output.h"
 #include "tests/temp_dir.h"
 #include "train/trainer.h"
 
@@ -43,17 +42,15 @@ std::string run_on(const train::Options& given, int ranks, const train::Body& bo
   train::Options o = given;
   o.parallel.ranks = ranks, o.json = true;
   const TempDir folder;
-  std::ostringstream nowhere;
+  const HeldOutput nowhere;
   {
     struct Back {
-      std::streambuf* out;
       int err;
       ~Back() {
-        std::cout.rdbuf(out);
         ::dup2(err, 2);
         ::close(err);
       }
-    } const back{std::cout.rdbuf(nowhere.rdbuf()), ::dup(2)};
+    } const back{::dup(2)};
     std::FILE* const file = std::fopen((folder / "said").c_str(), "w");
     ::dup2(::fileno(file), 2);
     std::fclose(file);
@@ -196,7 +193,7 @@ TEST_CASE("a rank's own metric does not decide: the best, patience, plateau") {
     const int rank = job.team().rank();
     t.compute_metrics = [rank, n = std::make_shared<int>(0)](const train::Predictions&) {
       const int at = (*n)++;
-      // on rank 0, whose values decide, the third is the best
+      // the values of rank 0 decide: its third one is the best
       const double values[2][5] = {{NAN, 3, 4, 1, 2}, {9, 8, 7, 6, 5}};
       return std::vector<std::pair<std::string, double>>{{"drawn", values[rank][std::min(at, 4)]}};
     };
@@ -204,7 +201,7 @@ TEST_CASE("a rank's own metric does not decide: the best, patience, plateau") {
     trainer.fit();
     steps[size_t(rank)] = trainer.step();
   });
-  CHECK(steps == std::vector<int64_t>{10, 10});  // 5 epochs of 2 steps: patience 2 after the third
+  CHECK(steps == std::vector<int64_t>{10, 10});  // 5 epochs of 2 steps: the third is the best, patience is 2
   const data::Json state = data::read_json(out / "trainer_state.json");
   CHECK(state.at("best_metric").as_number() == 4);  // not NaN, which came first
   CHECK(state.at("best_global_step").as_int() == 6);

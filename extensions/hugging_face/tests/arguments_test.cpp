@@ -1,13 +1,11 @@
-// TrainingArguments: the names of transformers' Trainer, and configuration files that leave values to them.
+// TrainingArguments: the names of Transformers' Trainer, and configuration files whose "auto" values they fill in.
 #include "extensions/hugging_face/arguments.h"
 
 #include <doctest/doctest.h>
 
 #include <cmath>
 #include <filesystem>
-#include <iostream>
 #include <set>
-#include <sstream>
 
 #include "autograd/ops.h"
 #include "data/safetensors.h"
@@ -17,6 +15,7 @@
 #include "tensor/random.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
+#include "tests/output.h"
 #include "tests/temp_dir.h"
 
 using namespace lockstep;
@@ -38,11 +37,7 @@ void start_with(const TrainingArguments& args, int ranks, const train::Body& bod
   train::Options options = args.options();
   options.parallel.ranks = ranks;
   options.json = true;
-  std::ostringstream nowhere;
-  struct Back {
-    std::streambuf* to;
-    ~Back() { std::cout.rdbuf(to); }
-  } const back{std::cout.rdbuf(nowhere.rdbuf())};
+  const HeldOutput nowhere;
   train::start(options, "", body);
 }
 
@@ -241,15 +236,13 @@ TEST_CASE("arguments: notes and errors have their names, and a run that is done 
   const TempDir out;
   TrainingArguments args{.output_dir = out / "run", .per_device_train_batch_size = 4, .max_steps = 2};
   const auto notes = [&] {
-    std::ostringstream text;
-    std::streambuf* const before = std::cerr.rdbuf(text.rdbuf());
+    const HeldOutput text(std::cerr);
     const std::string said = message([&] {
       const Trained found = train_with(args);  // outside of CHECK, which would swallow its exception
       CHECK(found.steps == 2);
     });
-    std::cerr.rdbuf(before);
-    CHECK(!contains(text.str() + said, "--"));
-    return said == "(no error)" ? text.str() : said;
+    CHECK(!contains(text.text() + said, "--"));
+    return said == "(no error)" ? text.text() : said;
   };
   args.resume_from_checkpoint = true;
   CHECK(contains(notes(), "holds no checkpoint, so resume_from_checkpoint begins at step 0"));
@@ -371,9 +364,9 @@ TEST_CASE("arguments: checkpoint-N has a trainer_state.json, and a run that goes
   }
   other = args;
   other.resume_from_checkpoint = true;
-  CHECK(contains(message([&] { train_with(args, 1, true); }), "already holds a run"));
+  CHECK_ERROR(train_with(args, 1, true), "already holds a run");
   CHECK(train_with(other, 1, true).steps == 12);
   other.output_dir = out / "none";
   other.resume_from_checkpoint = out / "nowhere";
-  CHECK(contains(message([&] { train_with(other, 1, true); }), "found no checkpoint"));
+  CHECK_ERROR(train_with(other, 1, true), "found no checkpoint");
 }

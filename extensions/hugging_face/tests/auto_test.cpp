@@ -124,8 +124,10 @@ TEST_CASE("auto: configuration files of every documented kind load, filled in, t
     };
     for (const bool by_trainer : {true, false}) {
       if (row.differs && !by_trainer) continue;
-      CHECK(message([&] {
-              train::start(o, "", [&](train::Job& job) {
+      CHECK_ERROR_IS(
+          train::start(
+              o, "",
+              [&](train::Job& job) {
                 nn::GPT model({.vocab = 32, .context = 8, .layers = 1, .width = 16, .heads = 2});
                 if (by_trainer) {
                   train::Trainer trainer(
@@ -142,8 +144,8 @@ TEST_CASE("auto: configuration files of every documented kind load, filled in, t
                   auto made = train::prepare(job, model, adam, tokens, nullptr, {.warmup_steps = 3, .config = own});
                   check(made.engine.config());
                 }
-              });
-            }) == "(no error)");
+              }),
+          "(no error)");
     }
   }
   CHECK(files.size() == 30);

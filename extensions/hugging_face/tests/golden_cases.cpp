@@ -5,8 +5,8 @@
 #include "extensions/generation/generate.h"
 #include "extensions/hugging_face/names.h"
 #include "extensions/hugging_face/pretrained.h"
-#include "optim/clip.h"
 #include "optim/optim.h"
+#include "optim/optimizer.h"
 #include "tests/golden_runner/golden.h"
 
 namespace golden {

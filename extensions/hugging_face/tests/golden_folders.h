@@ -20,7 +20,7 @@ using lockstep::data::SafeTensors;
 /// Tensors with their names, in order.
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
-/// This extension's golden files, from the tests of any extension.
+/// The path of this extension's golden files, for the tests of any extension.
 inline const std::string golden_hugging_face =
     (std::filesystem::path(golden_folder()) / "../../../hugging_face/tests/golden").lexically_normal().string();
 /// The folders of golden models and tokenizers.

@@ -1,5 +1,5 @@
-// libFuzzer: any files of a tokenizer's folder, config.json or other JSON files of a folder of weights (chosen by the
-// first byte) are read or rejected with an Error; those of tokenizers with an Error of one line.
+// libFuzzer: the first byte chooses config.json or another JSON file of a folder of weights, or all files of a
+// tokenizer. Any text in them is read or rejected with an Error; for tokenizers, the Error has one line.
 #include <cstdlib>
 #include <cstring>
 

@@ -1,5 +1,5 @@
 #pragma once
-// Golden folders whose config.json and generation_config.json have more than the sizes of a model.
+// Golden folders whose config.json and generation_config.json have more keys than those for a model's sizes.
 #include <doctest/doctest.h>
 
 #include "extensions/hugging_face/pretrained.h"

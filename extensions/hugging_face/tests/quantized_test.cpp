@@ -20,9 +20,8 @@ TEST_CASE("from_pretrained: in 8 and 4 bits, with the bits of a model that is qu
       CHECK(a[i].first == b[i].first);
       CHECK(equal(a[i].second, b[i].second));
     }
-    CHECK(contains(message([&] { nn::save_pretrained(*read, "/nowhere"); }), "Transformers cannot read these codes"));
-    CHECK(contains(message([&] { nn::load_pretrained(*read, folder); }), "these are quantised"));
+    CHECK_ERROR(nn::save_pretrained(*read, "/nowhere"), "Transformers cannot read these codes");
+    CHECK_ERROR(nn::load_pretrained(*read, folder), "these are quantised");
   }
-  CHECK(contains(message([&] { nn::from_pretrained(folder, {.load_in_8bit = true, .load_in_4bit = true}); }),
-                 "got several"));
+  CHECK_ERROR(nn::from_pretrained(folder, {.load_in_8bit = true, .load_in_4bit = true}), "got several");
 }

@@ -16,11 +16,11 @@ using namespace lockstep::data;
 
 namespace {
 
-std::string folder_of(const std::string& name) { return golden("tokenizer/" + name); }
+std::string folder_of(const std::string& name) { return ::golden("tokenizer/" + name); }
 
 const Json& golden_cases() {
   static const Json cases = [] {
-    const std::string path = golden("tokenizer/cases.json.gz");
+    const std::string path = ::golden("tokenizer/cases.json.gz");
     std::string text;
     gzFile file = gzopen(path.c_str(), "rb");
     REQUIRE(file);

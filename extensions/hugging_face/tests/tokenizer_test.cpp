@@ -15,7 +15,7 @@ using namespace lockstep::data;
 
 namespace {
 
-std::string folder() { return golden("tokenizer"); }
+std::string folder() { return ::golden("tokenizer"); }
 BpeTokenizer from_files() { return BpeTokenizer::from_files(folder() + "/vocab.json", folder() + "/merges.txt"); }
 
 /// The bytes that the ids stand for, which need not be whole characters.
@@ -163,7 +163,7 @@ TEST_CASE("tokens beside the vocabulary, in the files of every version of Transf
   // The flags in added_tokens_decoder override those in tokenizer.json; added_tokens.json has no flags and overrides
   // nothing.
   TempDir dir;
-  std::filesystem::copy(golden("tokenizer/qwen2/tokenizer.json"), dir / "tokenizer.json");
+  std::filesystem::copy(::golden("tokenizer/qwen2/tokenizer.json"), dir / "tokenizer.json");
   const auto ids = [&] { return load_tokenizer(dir.str())->encode("a <tool_call> b").size(); };
   CHECK(ids() == 4);
   dir.write("added_tokens.json", R"({"<tool_call>": 653})");

@@ -28,7 +28,7 @@ TEST_CASE("tokens: a text in pieces has the ids of the whole") {
   for (int i = 0; i < 20; ++i) long_text += text.substr(size_t(i * 7) % text.size()) + text;
   const std::string path = dir.write("a.txt", long_text);
   int cut = 0, folders = 0;
-  for (const auto& entry : std::filesystem::directory_iterator(golden("tokenizer"))) {
+  for (const auto& entry : std::filesystem::directory_iterator(::golden("tokenizer"))) {
     if (!entry.is_directory() || !has_tokenizer(entry.path().string())) continue;
     const std::string folder = entry.path().string();
     CAPTURE(folder);
@@ -36,7 +36,7 @@ TEST_CASE("tokens: a text in pieces has the ids of the whole") {
     const std::string identity = tokenizer_identity(folder);
     std::vector<int64_t> want;
     const std::string error = error_of([&] { want = tokenizer->encode_tensor(long_text).to_vector<int64_t>(); });
-    if (!error.empty()) continue;  // a vocabulary without all bytes
+    if (!error.empty()) continue;  // this vocabulary lacks bytes of the text
     ++folders;
     for (const int64_t piece : {1, 5, 64, 1 << 20}) {
       int64_t pieces = 0;

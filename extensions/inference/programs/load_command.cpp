@@ -9,7 +9,7 @@
 #include "base/quantity.h"
 #include "extensions/device_map/dispatch.h"
 #include "extensions/hugging_face/pretrained.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "train/cli.h"
 
 namespace apps {

@@ -4,13 +4,11 @@
 
 #include <doctest/doctest.h>
 
-#include <functional>
-#include <optional>
-
 #include "autograd/gradcheck.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
 #include "tests/messages.h"
+#include "tests/nn/properties.h"
 #include "tests/threads.h"
 
 using namespace lockstep;
@@ -18,7 +16,7 @@ using namespace lockstep::nn;
 
 namespace {
 
-/// Scores how a vector of 4 numbers and a bag of words fit.
+/// Scores how well a vector of 4 numbers and a bag of words fit together.
 struct Pairs : Layer<Pairs> {
   Linear image{{.in = 4, .out = 3}};
   EmbeddingBag words{{.num = 5, .dim = 3}};
@@ -63,54 +61,16 @@ TEST_CASE("similarity: gradients of a model of all layers, and it learns") {
 }
 
 TEST_CASE("similarity: a Bilinear that is built empty is filled with the bits of plain construction") {
-  for (const DType dtype : {f32, bf16, f64}) {
-    const auto make = [&] {
-      manual_seed(3);
-      Bilinear made({.in1 = 2, .in2 = 3, .out = 2});
-      made.to(dtype);
-      return made;
-    };
-    Bilinear plain = make();
-    const State expected = plain.state();
-    const auto random = random_state();
-    std::optional<BuildEmpty> scope(std::in_place);
-    Bilinear made = make();
-    CHECK(random_state() == random);
-    scope.reset();
-    auto all = made.named_parameters();
-    std::reverse(all.begin(), all.end());
-    for (auto& p : all) {
-      CHECK((is_built_empty(p.variable) && p.variable.dtype() == dtype));
-      fill(p.variable);
-    }
-    CHECK(random_state() == random);
-    const State state = made.state();
-    REQUIRE(state.size() == expected.size());
-    for (size_t i = 0; i < state.size(); ++i) CHECK_MESSAGE(equal(state[i].second, expected[i].second), state[i].first);
-  }
+  testing::check_built_empty([] { return Bilinear({.in1 = 2, .in2 = 3, .out = 2}); });
 }
 
 TEST_CASE("similarity: invalid options are rejected") {
-  const std::pair<std::function<void()>, const char*> rows[] = {
-      {[] { Bilinear({.in1 = 2, .in2 = 0, .out = 1}); }, "[Bilinear] expected sizes > 0, got in1 2, in2 0 and out 1"},
-      {[] {
-         Bilinear({.in1 = 2, .in2 = 3, .out = 1})(zeros({4, 2}), zeros({5, 3}));
-       },
-       "[Bilinear] expected inputs (..., 2) and (..., 3) of the same shape except the last dim, got (4, 2) and (5, 3)"},
-      {[] { CosineSimilarity()(zeros({4}), zeros({4})); }, "[CosineSimilarity]"},
-      {[] {
-         CosineSimilarity()(zeros({4, 2}), zeros({4, 3}));
-       },
-       "[CosineSimilarity]"},
-      {[] { PairwiseDistance({.p = 0}); }, "[PairwiseDistance] expected p > 0, got 0"},
-      {[] {
-         PairwiseDistance()(zeros({4, 2}), zeros({3, 2}));
-       },
-       "(4, 2)"},
-  };
-  for (const auto& [call, text] : rows) {
-    const std::string said = message(call);
-    CAPTURE(said);
-    CHECK(contains(said, text));
-  }
+  CHECK_ERROR(Bilinear({.in1 = 2, .in2 = 0, .out = 1}), "[Bilinear] expected sizes > 0, got in1 2, in2 0 and out 1");
+  CHECK_ERROR(
+      Bilinear({.in1 = 2, .in2 = 3, .out = 1})(zeros({4, 2}), zeros({5, 3})),
+      "[Bilinear] expected inputs (..., 2) and (..., 3) of the same shape except the last dim, got (4, 2) and (5, 3)");
+  CHECK_ERROR(CosineSimilarity()(zeros({4}), zeros({4})), "[CosineSimilarity]");
+  CHECK_ERROR(CosineSimilarity()(zeros({4, 2}), zeros({4, 3})), "[CosineSimilarity]");
+  CHECK_ERROR(PairwiseDistance({.p = 0}), "[PairwiseDistance] expected p > 0, got 0");
+  CHECK_ERROR(PairwiseDistance()(zeros({4, 2}), zeros({3, 2})), "(4, 2)");
 }

@@ -1,6 +1,6 @@
 #pragma once
-// The matrices of a batch as Eigen's, each computed by one thread. Includes Eigen, so only the kernels on the CPU may
-// include it.
+// The matrices of a batch as Eigen's matrices; one thread computes each. This file includes Eigen, so only the kernels
+// on the CPU may include it.
 #define EIGEN_DONT_PARALLELIZE  // one thread per matrix, see kernels.h
 #define EIGEN_NO_DEBUG
 #include <Eigen/Core>

@@ -28,7 +28,7 @@ constexpr int64_t most_by_jacobi = 32, most_in_batch = 512;
 void must(const char* call, cusolverStatus_t status) {
   if (status == CUSOLVER_STATUS_SUCCESS) [[likely]]
     return;
-  cuda::check("linalg", cudaPeekAtLastError());  // a CUDA error, if there is one, says more
+  cuda::check("linalg", cudaPeekAtLastError());  // throws a CUDA error if there is one: it says more
   fail(str("[linalg] cuSOLVER's ", call, " failed with status ", int(status),
            "; free device memory, or move the matrices to cpu"));
 }
@@ -180,7 +180,7 @@ void lu_solve(const Tensor& a, const Tensor& b, Tensor& x, std::vector<int64_t>&
     const Tensor right = by_columns(b);
     typed(a, [&]<class T> {
       if (made.places.defined()) {
-        int refused = 0;  // status of the arguments: here on the host
+        int refused = 0;  // status of the arguments; this function returns it on the host
         const Tensor places_of_right = places(right);
         BLAS(getrsBatched, on->blas, CUBLAS_OP_N, n, k, pointers<T>(made.places), n, made.pivots.data<int>(),
              pointers<T>(places_of_right), n, &refused, int(a.size(0)));

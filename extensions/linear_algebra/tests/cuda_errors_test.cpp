@@ -44,7 +44,7 @@ TEST_CASE("cuda errors: linear algebra names the library's call") {
               {[&] { linalg::solve_triangular(one, one, true); }, "cuBLAS's trsm failed"},
               {[&] { linalg::solve_triangular(many, many, true); }, "cuBLAS's trsmBatched failed"}};
   for (const auto& row : rows) {
-    std::string all;  // the messages of all its launches when they fail
+    std::string all;  // the messages when each launch of row.call in turn fails
     for (int64_t nth = 1; nth < 30; ++nth) {
       fake::fail_launch(nth);
       all += message(row.call) + "\n";

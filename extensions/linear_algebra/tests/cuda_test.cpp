@@ -1,4 +1,4 @@
-// linalg:: on the device: results stay on the device, and everything that the conventions fix equals the CPU.
+// linalg:: on the device: results stay there, and those that conventions make unique are close to the CPU's.
 // linalg_test.cpp runs on the device, too.
 #include "extensions/linear_algebra/linalg.h"
 

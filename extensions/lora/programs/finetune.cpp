@@ -14,9 +14,10 @@
 #include "data/text.h"
 #include "engine/config_table.h"
 #include "extensions/hugging_face/arguments.h"
-#include "nn/build_empty.h"
+#include "nn/init.h"
 #include "train/cli.h"
 #include "train/language.h"
+#include "train/option_group.h"
 
 namespace apps {
 

@@ -1,4 +1,4 @@
-// Recorded training steps of adapters beside weights in codes.
+// Training steps of adapters on quantized weights, recorded as graphs and replayed.
 #include <doctest/doctest.h>
 
 #include "extensions/lora/low_rank.h"

@@ -1,4 +1,4 @@
-// Runs of gpt with adapters from another source: config.json must match the checkpoint beside it.
+// Folders of gpt runs with adapters, from an untrusted source: config.json must match the checkpoint beside it.
 #include <doctest/doctest.h>
 
 #include "checkpoint/checkpoint.h"

@@ -9,35 +9,24 @@ using namespace lockstep::optim;
 
 namespace {
 
-/// An optimizer whose options have our own names in the case.
-template <class Opt, class Options>
-std::unique_ptr<Optimizer> by_name(const Case& c, const std::vector<Variable>& p, Options o) {
-  for (const auto& [key, value] : c.json().at("args").as_object()) {
-    if (!value.is_bool()) *optim::by_name(o.table()).at(key) = value.as_number();
-    else if (key == "maximize") o.maximize = value.as_bool();
-    else if constexpr (requires { o.decoupled_weight_decay; }) o.decoupled_weight_decay = value.as_bool();
-  }
-  return grouped<Opt>(c, p, o);
-}
-
-template <class Opt, class Options> void add(Functions& functions, const char* name, const Options& defaults) {
-  functions.optimizers[name] = [defaults](const Case& c, const std::vector<Variable>& p) {
-    return by_name<Opt>(c, p, defaults);
+template <class Opt, class Options> void add(Functions& functions, const char* name) {
+  functions.optimizers[name] = [](const Case& c, const std::vector<Variable>& p) {
+    return optimizer_of<Opt, Options>(c, p);
   };
 }
 
 }  // namespace
 
 void add_optimizers(Functions& functions) {
-  add<NAdam>(functions, "NAdam", NAdamOptions{});
-  add<RAdam>(functions, "RAdam", RAdamOptions{});
-  add<Adamax>(functions, "Adamax", AdamaxOptions{});
-  add<Adadelta>(functions, "Adadelta", AdadeltaOptions{});
-  add<ASGD>(functions, "ASGD", ASGDOptions{});
-  add<Rprop>(functions, "Rprop", RpropOptions{});
-  add<Sophia>(functions, "Sophia", SophiaOptions{});
-  add<AdamWScheduleFree>(functions, "AdamWScheduleFree", AdamWScheduleFreeOptions{});
-  add<Adafactor>(functions, "Adafactor", AdafactorOptions{});
+  add<NAdam, NAdamOptions>(functions, "NAdam");
+  add<RAdam, RAdamOptions>(functions, "RAdam");
+  add<Adamax, AdamaxOptions>(functions, "Adamax");
+  add<Adadelta, AdadeltaOptions>(functions, "Adadelta");
+  add<ASGD, ASGDOptions>(functions, "ASGD");
+  add<Rprop, RpropOptions>(functions, "Rprop");
+  add<Sophia, SophiaOptions>(functions, "Sophia");
+  add<AdamWScheduleFree, AdamWScheduleFreeOptions>(functions, "AdamWScheduleFree");
+  add<Adafactor, AdafactorOptions>(functions, "Adafactor");
 }
 
 }  // namespace golden

@@ -1,7 +1,5 @@
-// Rules beyond the golden cases, which have their values (golden/).
+// Properties of the rules that few programs need. Golden cases (golden/) check their values.
 #include <doctest/doctest.h>
-
-#include <cmath>
 
 #include "extensions/optimizers/optimizers.h"
 #include "optim/optim.h"
@@ -100,21 +98,15 @@ TEST_CASE("what rules keep begins at the parameters if a loaded state lacks it")
 
 TEST_CASE("rare rules refuse nonsense") {
   Variable w(ones({1}), true);
-  const struct {
-    std::function<void()> run;
-    const char* part;
-  } rows[] = {
-      {[&] { Sophia({w}, {}).update_hessian(); }, "expected hessian_interval 0, got 10"},
-      {[&] { Rprop({w}, {.eta_plus = 1}); }, "expected eta_plus in [1"},
-      {[&] { Adafactor({w}, {.d = 0.5}); }, "expected d >= 1"},
-      {[&] { AdamWScheduleFree({w}, {.beta1 = 0}); }, "expected beta1 in ["},
-      {[&] { AdamWScheduleFree({w}, {}).keep_average(0.9); }, "keeps an average of its own"},
-      {[&] {
-         Variable v(ones({3}), true);
-         v.grad() = ones({3});
-         Muon({v}, {}).step();
-       },
-       "expected matrices"},
-  };
-  for (const auto& row : rows) CHECK_MESSAGE(contains(message(row.run), row.part), message(row.run));
+  CHECK_ERROR(Sophia({w}, {}).update_hessian(), "expected hessian_interval 0, got 10");
+  CHECK_ERROR(Rprop({w}, {.eta_plus = 1}), "expected eta_plus in [1");
+  CHECK_ERROR(Adafactor({w}, {.d = 0.5}), "expected d >= 1");
+  CHECK_ERROR(AdamWScheduleFree({w}, {.beta1 = 0}), "expected beta1 in [");
+  CHECK_ERROR(AdamWScheduleFree({w}, {}).keep_average(0.9), "keeps an average of its own");
+  CHECK(contains(message([&] {
+                   Variable v(ones({3}), true);
+                   v.grad() = ones({3});
+                   Muon({v}, {}).step();
+                 }),
+                 "expected matrices"));
 }

@@ -1,4 +1,4 @@
-// The rules under ZeRO: cut into shards or owned whole, also with their state in files. L-BFGS under DDP.
+// The rules under ZeRO: parameters cut into shards or owned whole, also with state in files. L-BFGS under DDP.
 #include <doctest/doctest.h>
 
 #include "extensions/optimizers/optimizers.h"
@@ -12,13 +12,14 @@ using zero::ZeroOptions;
 
 namespace {
 
-template <class O, class Options> MakeOptimizer maker(Options options) {
+template <class O, class Options> MakeOptimizer zero_maker(Options options) {
   return [options](std::vector<Variable> p) { return std::make_unique<O>(std::move(p), options); };
 }
 
 ZeroOptions at(int stage) { return {.stage = stage, .reduce_bucket_size = 5000, .param_persistence_threshold = 500}; }
 
-/// State in tiles; `ratio` of it, and in stage 3 the parameters too, in files.
+/// Options that offload the optimizer's state to `device` in tiles. In stage 3, only the fraction `ratio` of the state
+/// is offloaded; with nvme and ratio 1, the parameters are offloaded too.
 ZeroOptions in_files(int stage, Offload device = Offload::nvme, double ratio = 1) {
   ZeroOptions o{.stage = stage, .reduce_bucket_size = 9000, .param_persistence_threshold = 300};
   o.offload_optimizer.device = device;
@@ -32,7 +33,7 @@ ZeroOptions in_files(int stage, Offload device = Offload::nvme, double ratio = 1
   return o;
 }
 
-struct Row {
+struct ZeroRow {
   const char* name;
   MakeOptimizer make;
 };
@@ -40,17 +41,18 @@ struct Row {
 }  // namespace
 
 TEST_CASE("zero: every rare rule, cut into shards or owned whole") {
-  const std::vector<Row> rows{{"NAdam", maker<optim::NAdam>(optim::NAdamOptions{.lr = 1e-2, .weight_decay = 0.1})},
-                              {"RAdam", maker<optim::RAdam>(optim::RAdamOptions{.lr = 1e-2})},
-                              {"Adamax", maker<optim::Adamax>(optim::AdamaxOptions{.lr = 1e-2})},
-                              {"Adadelta", maker<optim::Adadelta>(optim::AdadeltaOptions{.weight_decay = 0.1})},
-                              {"ASGD", maker<optim::ASGD>(optim::ASGDOptions{.t0 = 1})},
-                              {"Rprop", maker<optim::Rprop>(optim::RpropOptions{})},
-                              {"Sophia", maker<optim::Sophia>(optim::SophiaOptions{.lr = 1e-2, .hessian_interval = 2})},
-                              {"AdamWScheduleFree", maker<optim::AdamWScheduleFree>(optim::AdamWScheduleFreeOptions{
-                                                        .lr = 1e-2, .weight_decay = 0.1, .warmup_steps = 2})},
-                              {"Adafactor", maker<optim::Adafactor>(optim::AdafactorOptions{.weight_decay = 0.1})}};
-  for (const Row& row : rows) {
+  const std::vector<ZeroRow> rows{
+      {"NAdam", zero_maker<optim::NAdam>(optim::NAdamOptions{.lr = 1e-2, .weight_decay = 0.1})},
+      {"RAdam", zero_maker<optim::RAdam>(optim::RAdamOptions{.lr = 1e-2})},
+      {"Adamax", zero_maker<optim::Adamax>(optim::AdamaxOptions{.lr = 1e-2})},
+      {"Adadelta", zero_maker<optim::Adadelta>(optim::AdadeltaOptions{.weight_decay = 0.1})},
+      {"ASGD", zero_maker<optim::ASGD>(optim::ASGDOptions{.t0 = 1})},
+      {"Rprop", zero_maker<optim::Rprop>(optim::RpropOptions{})},
+      {"Sophia", zero_maker<optim::Sophia>(optim::SophiaOptions{.lr = 1e-2, .hessian_interval = 2})},
+      {"AdamWScheduleFree", zero_maker<optim::AdamWScheduleFree>(
+                                optim::AdamWScheduleFreeOptions{.lr = 1e-2, .weight_decay = 0.1, .warmup_steps = 2})},
+      {"Adafactor", zero_maker<optim::Adafactor>(optim::AdafactorOptions{.weight_decay = 0.1})}};
+  for (const ZeroRow& row : rows) {
     for (const DType dtype : {f32, bf16}) {
       const Tensors one = train({.dtype = dtype, .steps = 3, .make = row.make});
       for (const int stage : {0, 1, 2, 3}) {
@@ -82,10 +84,11 @@ TEST_CASE("zero: two optimizers, Muon for matrices and AdamW for the rest") {
 }
 
 TEST_CASE("offload: rare rules, in files and in tiles") {
-  const std::vector<Row> rows{{"Rprop", maker<optim::Rprop>(optim::RpropOptions{})},
-                              {"AdamWScheduleFree", maker<optim::AdamWScheduleFree>(optim::AdamWScheduleFreeOptions{
-                                                        .weight_decay = 0.1, .warmup_steps = 2})}};
-  for (const Row& row : rows) {
+  const std::vector<ZeroRow> rows{
+      {"Rprop", zero_maker<optim::Rprop>(optim::RpropOptions{})},
+      {"AdamWScheduleFree",
+       zero_maker<optim::AdamWScheduleFree>(optim::AdamWScheduleFreeOptions{.weight_decay = 0.1, .warmup_steps = 2})}};
+  for (const ZeroRow& row : rows) {
     for (const DType dtype : {f32, bf16}) {
       const Tensors one = train({.options = ZeroOptions{.stage = 0}, .dtype = dtype, .steps = 3, .make = row.make});
       for (const int stage : {1, 3}) {

@@ -108,7 +108,7 @@ void code_row(const float* x, int64_t in, const std::vector<int64_t>& kept, int8
   size_t next = 0;
   float most = 0;
   bool finite = true;
-  const auto each_run = [&](auto&& fn) {  // the runs between kept columns
+  const auto each_run = [&](auto&& fn) {  // the runs of columns between those in `kept`
     int64_t from = 0;
     for (next = 0; next <= kept.size(); ++next) {
       const int64_t to = next < kept.size() ? kept[next] : in;
@@ -142,7 +142,7 @@ void dynamic(const Tensor& x, const Quantized& w, const float* bias, const Quant
   const QuantizedKernels& kernels = *chosen().load(std::memory_order_relaxed);
   const CodedRows coded = code_rows(x, args);
   const int64_t rows = x.size(0), x_row = coded.codes.size(1);
-  std::vector<int64_t> columns;  // columns that some row keeps
+  std::vector<int64_t> columns;  // columns that at least one row keeps unquantized
   for (const auto& kept : coded.kept) columns.insert(columns.end(), kept.begin(), kept.end());
   std::sort(columns.begin(), columns.end());
   columns.erase(std::unique(columns.begin(), columns.end()), columns.end());
@@ -154,7 +154,7 @@ void dynamic(const Tensor& x, const Quantized& w, const float* bias, const Quant
   const int64_t kept_size = int64_t(columns.size()) * wide;
   each_part(w.out, wide, w.in, rows * wide + kept_size, [&](int64_t o0, int64_t o1, float* own) {
     int32_t* const sums = reinterpret_cast<int32_t*>(own);
-    float* const weights = own + rows * wide;  // weights of the kept columns
+    float* const weights = own + rows * wide;  // decoded weights of `columns`
     for (int64_t o = o0; o < o1; o += wide) {
       const int64_t n = std::min(wide, o1 - o);
       kernels.dots(matrix, o, o + n, codes, x_row, rows, sums, wide);

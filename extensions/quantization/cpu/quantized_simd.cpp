@@ -289,7 +289,7 @@ void dots_tile(const CodedMatrix& w, int64_t o, const int8_t* x, int64_t x_row, 
       const int8_t* const line = reinterpret_cast<const int8_t*>(w.row(o + c));
       int32_t sum = 0;
       for (int64_t k = 0; k < w.in; ++k)
-        // the cast to int8_t is above, because g++ 12 compiles a cast in this loop wrongly: to reads of unsigned bytes
+        // The cast to int8_t is above, because g++ 12 miscompiles a cast in this loop: it reads unsigned bytes.
         sum += int32_t(x[r * x_row + k]) * line[k];
       out[r * ld + c] = sum;
     }

@@ -31,7 +31,7 @@ struct CodeMap {
     for (int exponent = -6; exponent <= 0; ++exponent) {
       const int items = 1 << (6 + exponent + (is_signed ? 0 : 1));  // equal parts of [0.1, 1]
       const float scale = float(std::pow(10.0, exponent)), step = (1 - 0.1F) / float(items);
-      const auto border = [&](int i) {  // torch.linspace: the second half counts from the end
+      const auto border = [&](int i) {  // as torch.linspace, which computes the second half from the end
         return i < (items + 1) / 2 ? std::fma(step, float(i), 0.1F) : std::fma(-step, float(items - i), 1.F);
       };
       for (int i = 0; i < items; ++i) {

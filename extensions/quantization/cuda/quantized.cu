@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(warps_of_block* warp)
         scales[o] = scale_at(w, row, k);
       }
 #pragma unroll
-      for (int part = 0; part < step / 4; ++part) {  // four numbers; those of the upper halves come last
+      for (int part = 0; part < step / 4; ++part) {  // four numbers; the high halves of bytes (4-bit codes) come last
         float weights[outs][4];
 #pragma unroll
         for (int o = 0; o < outs; ++o)
@@ -256,7 +256,7 @@ __global__ void __launch_bounds__(warps_of_block* warp, most == 1 ? 8 : 3)
   const float* const w_scales = static_cast<const float*>(w.scales);
   for (int64_t r0 = int64_t(blockIdx.y) * most; r0 < rows; r0 += int64_t(gridDim.y) * most) {
     int sums[outs][most] = {};
-    float more[outs][most] = {};  // of the kept numbers
+    float more[outs][most] = {};  // sums for the numbers that stay unquantized
     for (int64_t k = int64_t(lane) * step; k < w.in; k += warp * step) {
       Codes codes[outs];
 #pragma unroll

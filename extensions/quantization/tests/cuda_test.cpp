@@ -1,4 +1,4 @@
-// Weights in codes on the device, against the CPU.
+// Quantized weights on the device, against the CPU.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -34,7 +34,7 @@ bool near(const Tensor& there, const Tensor& here) {
 std::vector<LimitCase> limits_of_codes() {
   using T = Tensors;
   std::vector<LimitCase> cases;
-  // Blocks along y stride over the rows.
+  // Blocks along y process the rows in a grid-stride loop.
   const auto by_turns = [](int64_t rows_of_block) {
     return [=](int64_t row, int64_t rows) {
       return std::vector<double>{double(row) / double(rows), double(row / rows_of_block % 65535) / 65535};
@@ -101,7 +101,7 @@ TEST_CASE("cuda matmul: weights in codes") {
           if (rows == 8) continue;  // too large for f16
           const Tensor y = linear(x.to(cuda0).to(dtype), there, b.to(cuda0).to(dtype));
           CHECK(y.dtype() == dtype);
-          // Weights for many rows are rounded to 16 bits, too.
+          // For many rows, the decoded weights are rounded to 16 bits, too.
           const Tensor exact = linear(x.to(f64), dequantize(here, rows > 32 ? dtype : f32).to(f64), b.to(f64));
           CHECK(allclose(y.to(cpu).to(f64), exact, testing::tolerance(Near::product, dtype) / 2,
                          testing::tolerance(Near::product, dtype) / 2));
@@ -190,5 +190,5 @@ TEST_CASE("cuda: optimizers with 8-bit moments have no kernel") {
   Variable w(randn({8, 6}, {.device = cuda0}), true);
   w.grad() = randn({8, 6}, {.device = cuda0});
   optim::Adam8bit eight({w}, {.min_8bit_size = 0});
-  CHECK(contains(message([&] { eight.step(); }), "no cuda kernel for optimizer state in 8 bits"));
+  CHECK_ERROR(eight.step(), "no cuda kernel for optimizer state in 8 bits");
 }

@@ -1,5 +1,5 @@
 #pragma once
-// Small models of which tests quantise the weights.
+// Small models whose weights tests quantise.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -25,7 +25,7 @@ inline nn::GPT::Options small(bool tied = true) {
 inline std::unique_ptr<nn::GPT> seeded(const nn::GPT::Options& o) {
   manual_seed(5);
   auto model = std::make_unique<nn::GPT>(o);
-  for (auto& p : model->named_parameters())  // larger than initialized, so that errors show
+  for (auto& p : model->named_parameters())  // larger than the initial values, so that errors show
     if (p.variable.dim() == 2) p.variable.tensor().copy_(p.variable.tensor() * 5);
   model->eval();
   return model;

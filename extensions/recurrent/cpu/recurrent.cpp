@@ -112,8 +112,8 @@ template <class T> struct Pass {
   const int64_t hidden, fed, gates = w.size(0) / hidden, all = w.size(0);
   const Steps steps{args};
 
-  /// Computes the cell for n hidden units of one sequence. `g` holds the first gate's products with the input, and the
-  /// next gate's lie `hidden` numbers further; g receives the gates. sums[k] holds gate k's products with h_old.
+  /// Computes the cell for n hidden units of one sequence. `g` holds the products of the gates with the input, those of
+  /// gate k from g + k * hidden on, and receives the gates. sums[k] holds gate k's products with h_old.
   void cell(int64_t n, T* g, const T* const* sums, const T* h_old, const T* c_old, T* fresh, T* c, T* h) const {
     const int64_t H = hidden;
     switch (args.cell) {
@@ -254,7 +254,7 @@ template <class T> struct Pass {
     const Slivers<T> weights(w.data<T>(), all, fed, fed, int64_t(1));
     std::optional<Slivers<T>> up;
     if (projects) up.emplace(w_project.data<T>(), fed, hidden, hidden, int64_t(1));
-    const Steps::Step* later = nullptr;  // the step processed before; the product takes its gate gradients to dh
+    const Steps::Step* later = nullptr;  // the next time step: its gate gradients times the weights are added to dh
     const int64_t count = int64_t(steps.all.size());
     for (int64_t i = count - 1; i >= -1; --i) {
       const Steps::Step* const s = i >= 0 ? &steps.all[size_t(i)] : nullptr;

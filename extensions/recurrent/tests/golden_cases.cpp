@@ -28,7 +28,7 @@ std::unique_ptr<Module> make_recurrent(const std::string& kind, const Case& c) {
   if (kind == "GRU") return std::make_unique<GRU>(GRU::Options{in, hidden, layers, bias, first, 0, both});
   if (kind == "RNNCell") return std::make_unique<RNNCell>(RNNCell::Options{in, hidden, bias, with_relu});
   if (kind == "LSTMCell") return std::make_unique<LSTMCell>(LSTMCell::Options{in, hidden, bias});
-  LOCKSTEP_CHECK(kind == "GRUCell", "unknown recurrent layer '", kind, "'");
+  LOCKSTEP_CHECK(kind == "GRUCell", "expected RNN, LSTM, GRU or one of their cells, got '", kind, "'");
   return std::make_unique<GRUCell>(GRUCell::Options{in, hidden, bias});
 }
 

@@ -1,5 +1,5 @@
-// Recurrent layers under DDP and every stage of ZeRO, also with checkpointing: an LSTM has several outputs, and its
-// gradients come from its output or only from its last states.
+// Recurrent layers under DDP and every stage of ZeRO, also with checkpointing: an LSTM has several outputs, and the
+// loss depends on its output or only on its last states.
 #include <doctest/doctest.h>
 
 #include "extensions/recurrent/recurrent.h"
@@ -11,11 +11,11 @@ using namespace testing;
 
 namespace {
 
-struct Tagger : nn::Layer<Tagger> {
+struct SmallTagger : nn::Layer<SmallTagger> {
   nn::ModuleList<nn::LSTM> lstms;
   nn::Linear head = linear(10, 3);
   bool by_states = false;
-  explicit Tagger(bool states) : by_states(states) {
+  explicit SmallTagger(bool states) : by_states(states) {
     lstms.emplace_back(nn::LSTM::Options{.input = 6, .hidden = 9, .bidirectional = true});
     lstms.emplace_back(nn::LSTM::Options{.input = 18, .hidden = 12, .layers = 2, .proj_size = 10});
   }
@@ -48,7 +48,7 @@ struct Cells : nn::Layer<Cells> {
 
 TEST_CASE("zero: a penalty of an LSTM's gradient has the same bits under DDP and stages 1 and 2; stage 3 refuses it") {
   const OnCpu on_cpu;  // the ranks have no GPU
-  check_penalty([] { return std::make_unique<Tagger>(false); });
+  check_penalty([] { return std::make_unique<SmallTagger>(false); });
 }
 
 TEST_CASE("zero: LSTMs have the same bits under DDP, every stage and checkpoints") {
@@ -57,8 +57,8 @@ TEST_CASE("zero: LSTMs have the same bits under DDP, every stage and checkpoints
     const char* name;
     MakeModel make;
   } rows[] = {
-      {"LSTM by its output", [] { return std::make_unique<Tagger>(false); }},
-      {"LSTM by its states", [] { return std::make_unique<Tagger>(true); }},
+      {"LSTM by its output", [] { return std::make_unique<SmallTagger>(false); }},
+      {"LSTM by its states", [] { return std::make_unique<SmallTagger>(true); }},
   };
   for (const auto& [name, make] : rows) {
     CAPTURE(std::string(name));

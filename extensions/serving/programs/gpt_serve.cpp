@@ -14,6 +14,7 @@
 #include "train/cli.h"
 #include "train/interrupt.h"
 #include "train/language.h"
+#include "train/option_group.h"
 #include "train/options.h"
 
 using namespace lockstep;

@@ -9,6 +9,7 @@
 #include "base/check.h"
 #include "extensions/serving/simulate.h"
 #include "train/cli.h"
+#include "train/option_group.h"
 
 namespace apps {
 

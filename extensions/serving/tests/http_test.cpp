@@ -19,7 +19,8 @@ using namespace lockstep::serve;
 
 namespace {
 
-/// Answers with as many pieces as the body says, one per millisecond: as one body, or as a stream.
+/// A server that makes N pieces of an answer, one per millisecond, where N is the number in the request's body. If the
+/// path is /stream, it sends the pieces one by one, else all together.
 struct HttpToy {
   std::atomic<int> port = 0, left = 0;  // left: answers whose client disconnected early
   std::atomic<bool> stop = false;
@@ -73,7 +74,7 @@ struct HttpToy {
 
 void say(int fd, const std::string& text) { send(fd, text.data(), text.size(), MSG_NOSIGNAL); }
 
-/// Everything until the other side closes.
+/// Returns everything that arrives until the other side closes the connection.
 std::string rest(int fd) {
   std::string out(1 << 16, 0), all;
   for (ssize_t got = 0; (got = recv(fd, out.data(), out.size(), 0)) > 0;) all.append(out, 0, size_t(got));

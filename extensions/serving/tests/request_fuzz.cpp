@@ -1,4 +1,5 @@
-// libFuzzer: any request body is rejected with BadRequest, or respects its limits and can be made a prompt.
+// libFuzzer: parse_request() rejects a body with BadRequest, or returns a request within the limits. Each chat template
+// turns the messages of such a request into a prompt, or rejects them with BadRequest.
 #include <cstdlib>
 
 #include "extensions/serving/chat.h"

@@ -21,7 +21,8 @@ using namespace lockstep::serve;
 
 namespace {
 
-/// Checks that each block is in use by as many sequences as hold it, and that all others are free.
+/// Checks that each block's count of users equals the number of running sequences that list it, and that blocks without
+/// users are free.
 void check_blocks(const State& s) {
   std::map<int32_t, int64_t> users;
   for (const Sequence& q : s.running) {
@@ -104,7 +105,7 @@ TEST_CASE("blocks: full blocks are shared if they and all blocks before have the
   std::vector<int64_t> other = tokens;
   other[5] ^= 1;
   CHECK(b.share(other, 9) == std::vector<int32_t>{mine[0]});
-  const int32_t twin = b.take();  // the same content computed by another sequence: one block is kept
+  const int32_t twin = b.take();  // another sequence has computed the same content: only one block keeps it
   CHECK(b.keep(twin, mine[0], all.subspan(4, 4)) == mine[1]);
   CHECK(b.users(twin) == 0);
   CHECK(b.users(mine[1]) == 3);
@@ -115,7 +116,7 @@ TEST_CASE("blocks: full blocks are shared if they and all blocks before have the
   for (const int32_t block : mine) b.release(block);
   for (int i = 0; i < 4; ++i) b.take();  // three blocks without content, then the one that has been free for longest
   CHECK(b.share(all, 9).empty());
-  CHECK(contains(message([&] { b.release(5), b.release(5), b.release(5); }), "is not in use"));
+  CHECK_ERROR((b.release(5), b.release(5), b.release(5)), "is not in use");
 }
 
 TEST_CASE("schedule: nobody starves, blocks are conserved, whatever arrives") {
@@ -184,7 +185,7 @@ TEST_CASE("simulate: printed tables and pictures") {
   CHECK(contains(svg, "request 3"));
   CHECK(contains(svg, "4 requests, "));
   for (const char* wrong : {"", "1", "0:4", "0:4+", "0:4+2x", "0:0+2", "-1:4+2", "0:4+2/9", "nan:4+2"})
-    CHECK(contains(message([&] { parse_arrivals(wrong); }), "expected"));
+    CHECK_ERROR(parse_arrivals(wrong), "expected");
 }
 
 TEST_CASE("schedule: blocks before the window are given back") {
@@ -199,14 +200,14 @@ TEST_CASE("schedule: blocks before the window are given back") {
     const Sequence& of = state.at(a);
     const int64_t in_use = std::count_if(of.blocks.begin(), of.blocks.end(), [](int32_t b) { return b >= 0; });
     check_blocks(state);
-    // the next token attends to the keys of these tokens
+    // the blocks of these tokens are still held, because the next token attends to them
     for (int64_t t = std::max<int64_t>(0, of.computed + 1 - 40); t < of.computed; ++t)
       CHECK(of.blocks[size_t(t / 32)] >= 0);
     used.push_back(in_use);
   }
   CHECK(used.front() == 2);
   CHECK(*std::max_element(used.begin() + 4, used.end()) <= 5);  // 330 tokens would take 11 blocks
-  // its first blocks are found as long as no other sequence has reused them
+  // sequence b shares the first two blocks of sequence a, which were released but not reused
   const int64_t b = add(state, ids(96, 1), 100);
   next_step(state);
   CHECK(state.shared_tokens == 64);
@@ -250,9 +251,8 @@ TEST_CASE("paged_attention: the bits of keys in one piece") {
     for (size_t i = 0; i < shapes.size(); ++i) rows.push_back({shapes[i].first, shapes[i].second, tables[i]});
     const auto bits = [](const Tensor& x) { return x.to(f64).contiguous().to_vector<double>(); };
     CHECK(bits(paged_attention(cat(q, 2), keys, values, rows, row.window)) == bits(cat(alone, 2)));
-    CHECK(contains(message([&] { paged_attention(q[0], keys, values, rows, row.window); }), "expected q of"));
-    CHECK(contains(message([&] { gather_blocks(keys.narrow(2, 0, 0).contiguous(), tables[0], 1); }),
-                   "1 token or more in a block"));
+    CHECK_ERROR(paged_attention(q[0], keys, values, rows, row.window), "expected q of");
+    CHECK_ERROR(gather_blocks(keys.narrow(2, 0, 0).contiguous(), tables[0], 1), "1 token or more in a block");
   }
 }
 
@@ -343,17 +343,17 @@ TEST_CASE("batcher: a cancelled request frees its blocks; log probabilities of t
                             if (goes && after < 0 && steps >= 6) after = int(s.running.size() + s.waiting.size());
                           }});
   {
-    const std::lock_guard lock(mutex);  // no second step before both are submitted
+    const std::lock_guard lock(mutex);  // on_step() waits for it, so no second step runs before both are submitted
     goes = batcher.submit({.prompt = ids(40, 1), .generation = {.max_new_tokens = 80}});
     stays = batcher.submit({.prompt = ids(20, 2), .generation = {.max_new_tokens = 40}});
   }
   while (!stays->ended()) stays->next(100);
   CHECK(goes->reason() == Answer::Reason::caller);
-  CHECK(after == 1);  // removed in the following step
+  CHECK(after == 1);  // the next step no longer has the cancelled request
   CHECK(batcher.figures().cancelled == 1);
 
   const auto prompt = ids(70, 4);
-  // in the second round its blocks are known, but must not be used, because every logprob is needed
+  // in the second round the prompt's blocks are cached, but must not be shared, because every logprob is needed
   for (int round = 0; round < 2; ++round) {
     const auto echo =
         batcher.submit({.prompt = prompt, .generation = {.max_new_tokens = 0}, .logprobs = 2, .prompt_logprobs = true});
@@ -380,7 +380,7 @@ TEST_CASE("batcher: a cancelled request frees its blocks; log probabilities of t
   head.tensor().copy_(full(head.shape(), NAN));
   const auto broken = batcher.submit({.prompt = {1, 2}, .generation = {.max_new_tokens = 3}});
   while (!broken->ended()) broken->next(100);
-  CHECK(contains(message([&] { broken->reason(); }), "not numbers"));
+  CHECK_ERROR(broken->reason(), "not numbers");
 }
 
 TEST_CASE("requests: accepted fields, and fields that are rejected by name") {
@@ -398,7 +398,7 @@ TEST_CASE("requests: accepted fields, and fields that are rejected by name") {
   const Request plain = parse_request(Endpoint::completions, R"({"prompt": "x"})", "m");
   CHECK((!plain.generation.greedy() && plain.generation.top_k == 0 && plain.generation.temperature == 1));
   CHECK((!plain.max_tokens && plain.n == 1 && plain.logprobs == -1 && plain.parse_special));
-  // Values without effect, as clients send them.
+  // Clients send these values, which have no effect and are accepted.
   const Request nothing = parse_request(Endpoint::completions, R"({"prompt": "x", "best_of": 1, "logit_bias": {},
       "suffix": "", "top_k": -1, "max_tokens": 5.0, "n": 1.0, "seed": 7.0, "stream": true,
       "stream_options": {"include_usage": true, "include_obfuscation": false}})",
@@ -526,10 +526,10 @@ TEST_CASE("chats: the texts that Jinja makes of the templates") {
   for (size_t at = 0; (at = written.find('\n', at)) != std::string::npos; ++at) written.replace(at, 1, "\\n");
   CHECK(template_by_text(written + "\n") == ChatTemplate{Kind::chatml});
   CHECK(!template_by_text(chatml + "x"));
-  CHECK(contains(message([&] { render({Kind::llama2}, {{"assistant", "x"}}, "", ""); }), "in turn"));
-  CHECK(contains(message([&] { render({Kind::llama2}, {{"system", "x"}}, "", ""); }), "expected a user's"));
-  CHECK(contains(message([] { template_by_name("alpaca"); }), "chatml"));
+  CHECK_ERROR(render({Kind::llama2}, {{"assistant", "x"}}, "", ""), "in turn");
+  CHECK_ERROR(render({Kind::llama2}, {{"system", "x"}}, "", ""), "expected a user's");
+  CHECK_ERROR(template_by_name("alpaca"), "chatml");
   const data::ByteTokenizer bytes;
-  CHECK(contains(message([&] { check_template({Kind::llama3}, bytes); }), "<|start_header_id|>"));
+  CHECK_ERROR(check_template({Kind::llama3}, bytes), "<|start_header_id|>");
   CHECK(encode_chat({Kind::plain}, {{"user", "x"}}, bytes).size() == 18);
 }

@@ -1,4 +1,4 @@
-// The service: every request is answered as if it were alone, or rejected by itself, for any request and any model.
+// The service: for any model, every request is answered as if it were alone, or rejected without effect on others.
 #include "extensions/serving/service.h"
 
 #include <doctest/doctest.h>
@@ -60,7 +60,8 @@ const Tensor& plain_scores(nn::GPT& model) {
   return model.head.weight.tensor();
 }
 
-/// The answer that a client assembles from a stream, by names: how it is divided into pieces depends on timing.
+/// Joins the pieces of a stream, as a client does, into an object with one entry per choice. How a stream is divided
+/// into pieces depends on timing.
 Json joined(const std::vector<Json>& pieces) {
   std::map<std::string, std::map<std::string, Json>> all;
   for (const Json& piece : pieces)
@@ -198,7 +199,7 @@ TEST_CASE("service: random options, random infinities, padding: a request is ans
 TEST_CASE("service: padding is never drawn nor named, an infinite score is") {
   nn::GPT model = toy_gpt(280);
   const Tensor& head = plain_scores(model);
-  // their sums are infinite
+  // the final norm returns only ones, so each score is the sum of its row, which is infinite here
   for (const int64_t id : {65, 258, 261, 279}) head.select(0, id).fill_(id == 65 ? 2e38 : 3e38);
   const Toy tokenizer;
   Service service(model, tokenizer, {.name = "m"});

@@ -9,6 +9,7 @@
 #include "extensions/sparse_attention/section.h"
 #include "tensor/block_layout.h"
 #include "train/cli.h"
+#include "train/option_group.h"
 
 namespace apps {
 

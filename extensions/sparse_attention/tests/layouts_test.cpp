@@ -118,7 +118,7 @@ TEST_CASE("sparse layouts: random blocks come from the seed, the layer and the h
   CHECK(picture(one) != picture(make_layout(c, 2, 20 * 16)));
   c.different_layout_per_head = false;
   CHECK(make_layout(c, 2, 20 * 16).heads == 1);
-  // At most all blocks of the row, each once, besides the diagonal.
+  // These rows have only 3 blocks. Random blocks are drawn without repetition, so a row attends to all that it may see.
   const std::string all = picture(make_layout(c, 1, 3 * 16));
   CHECK(all == "### ### ### ");
   c.unidirectional = true;
@@ -202,7 +202,7 @@ TEST_CASE("sparse attention is dense attention under its mask, in every mode, an
 }
 
 TEST_CASE("sparse attention shows nothing of the future, by whole bits, and threads change none") {
-  const BatchInvariant scope;  // devices keep the promise in inference only
+  const BatchInvariant scope;  // without it, a row's bits on a CUDA device may depend on the number of rows
   for (SparsityConfig c : every_mode(true)) {
     c.block = 8;
     CAPTURE(text_of(c));

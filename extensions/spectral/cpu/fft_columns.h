@@ -69,7 +69,7 @@ template <int r, class T> [[gnu::always_inline]] inline void butterfly(Lanes<T>*
   } else if constexpr (r == 4) {
     const Lanes<T> b = a[0] + a[2], c = a[0] - a[2], d = a[1] + a[3], e = by_minus_i(a[1] - a[3]);
     a[0] = b + d, a[1] = c + e, a[2] = b - d, a[3] = c - e;
-  } else {  // odd: sums and differences of pairs, whose roots are conjugate
+  } else {  // odd r: a[j] and a[r - j] have conjugate roots, so their sum and difference suffice
     constexpr int half = r / 2;
     Lanes<T> sums[half + 1], differences[half + 1], all = a[0];
 #pragma GCC unroll 8

@@ -70,5 +70,4 @@ void add_spectral(Functions& functions) {
   each("complex_sum", [](const auto& a, const auto&) { return sum(a); });
 }
 
-/// The losses of autograd/losses.h.
 }  // namespace golden

@@ -1,7 +1,7 @@
 // Decodes and encodes JPEG (ITU-T T.81) by libjpeg-turbo. See image_pixels.h and image_files.h.
 #include <csetjmp>
 #include <cstdio>
-// jpeglib.h needs FILE and size_t first, jerror.h the version that jpeglib.h defines: its numbers depend on it.
+// jpeglib.h needs FILE and size_t. jerror.h needs the version that jpeglib.h defines: its error numbers depend on it.
 #include <jpeglib.h>
 
 #include <jerror.h>
@@ -43,7 +43,7 @@ constexpr long most_megabytes = 512;  // memory limit for libjpeg, which buffers
   std::longjmp(work->back, 1);
 }
 
-/// Treats recoverable data errors as errors, too. Oddities that lose no data are accepted.
+/// Turns libjpeg's warnings about damaged data into errors. Warnings of oddities that lose no data are ignored.
 void on_jpeg_message(j_common_ptr info, int level) {
   if (level >= 0) return;
   switch (info->err->msg_code) {
@@ -185,7 +185,8 @@ Pixels decode_jpeg(Bytes file, const std::string& where, const ImageOptions& opt
   constexpr int64_t most_passed = int64_t(1) << 31;  // limit on pixels x scans: a few seconds of work
   work.most_scans = int(std::min<int64_t>(500, most_passed / (int64_t(info.image_height) * info.image_width) + 1));
   const int own = info.num_components;
-  LOCKSTEP_CHECK(own == 1 || own == 3 || own == 4, where, ": expected 1, 3 or 4 colours, got ", own);
+  LOCKSTEP_CHECK(own == 1 || own == 3 || own == 4, where, ": expected 1, 3 or 4 colours, got ", own,
+                 "; save the picture as gray, RGB or CMYK");
   const bool only_light = info.jpeg_color_space == JCS_YCbCr && options.mode == ImageMode::gray;
   info.out_color_space = own == 1 || only_light ? JCS_GRAYSCALE : own == 3 ? JCS_RGB : JCS_CMYK;
   check(start_jpeg(&work));

@@ -32,7 +32,7 @@ template <int n> std::optional<pools::Size<n>> stride(const Case& c) {
 template <class L> Outs pooled(L& layer, In in, bool indices) {
   if (!indices) return {layer(in[0])};
   const VariableIndices both = layer.with_indices(in[0]);
-  if (!equal(both.values.tensor(), layer(in[0]).tensor())) fail("values differ with and without indices");
+  if (!equal(both.values.tensor(), layer(in[0]).tensor())) fail("expected equal values with indices");
   return {both.values, both.indices};
 }
 

@@ -12,7 +12,7 @@ using namespace lockstep::nn;
 
 namespace {
 
-/// True on the CPU. Simulated devices are slow: on them it is enough that the loss falls.
+/// True on the CPU. Simulated devices are slow: on them the test only requires that the loss falls.
 bool runs_on_cpu() { return default_device().is_cpu(); }
 
 }  // namespace

@@ -118,7 +118,7 @@ TEST_CASE("transforms: random numbers lie in their ranges") {
   CHECK(equal(RandomVerticalFlip{.p = 0}(u), u));
   CHECK(equal(RandomVerticalFlip{.p = 1}(u), flip_vertically(u)));
   CHECK(RandomCrop{.height = 20, .width = 3, .pad_if_needed = true}(u).shape() == Shape{1, 20, 3});
-  // no such crop exists: the center
+  // the picture has no crop of such a ratio: a central crop is taken
   CHECK(RandomResizedCrop{.height = 3, .width = 4, .ratio = {100, 200}}(u).shape() == Shape{1, 3, 4});
   CHECK(equal(ColorJitter{}(u), u));
   for (int64_t magnitude = 0; magnitude < 31; ++magnitude)

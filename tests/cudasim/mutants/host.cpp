@@ -1,8 +1,6 @@
 // Planted bugs in the host's use of the device.
 #include <cublasLt.h>
 
-#include <cstdlib>
-
 #include "tests/cudasim/mutants/streams.h"
 
 namespace mutants {

@@ -8,7 +8,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <numeric>
-#include <string>
 
 #include "tests/cudasim/fiber.h"
 #include "tests/cudasim/mutants/mutants.h"

@@ -3,7 +3,6 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <thread>
 
 #include "tests/cudasim/mutants/ranks.h"
 

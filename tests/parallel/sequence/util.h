@@ -5,6 +5,7 @@
 #include "parallel/sequence/attention.h"
 #include "parallel/sequence/context_parallel.h"
 #include "tensor/random.h"
+#include "tests/apart.h"
 #include "tests/messages.h"
 #include "tests/ranks.h"
 
@@ -18,11 +19,6 @@ inline std::shared_ptr<dist::ProcessGroup> everyone(const std::string& name = "c
   std::vector<int> ranks;
   for (int r = 0; r < dist::world().size(); ++r) ranks.push_back(r);
   return dist::world().new_group(ranks, name);
-}
-
-/// The largest absolute difference; 1e9 if shapes differ.
-inline double apart(const Tensor& a, const Tensor& b) {
-  return a.shape() != b.shape() ? 1e9 : a.numel() == 0 ? 0 : max(abs(sub(a.to(f64), b.to(f64)))).item();
 }
 
 }  // namespace testing

@@ -106,11 +106,8 @@ TEST_CASE("GPT: through its logits, with blocks recomputed") {
       set_random_step(3, 4);
       cross_entropy(model(x).view({-1, vocab}), y.view({-1})).backward();
       expect_gradients(model, cut, grads, "recomputed");
-      expect_message(
-          [&] {
-            model.blocks[0].attention.weights(values(1, {1, 3, 48}));
-          },
-          "averaged attention weights need all heads on this rank, got 8 of 24");
+      CHECK_ERROR(model.blocks[0].attention.weights(values(1, {1, 3, 48})),
+                  "averaged attention weights need all heads on this rank, got 8 of 24");
     }
   });
 }
@@ -316,54 +313,35 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
       std::vector<tp::Rule> rules{
           row.rule, {"in_proj", cut::columns}, {"mlp.up", cut::whole}, {"mlp.down", cut::whole}};
       if (row.rule.pattern == "in_proj") rules.erase(rules.begin() + 1);
-      expect_message([&] { tp::apply(model, g, {.sequence = row.sequence, .rules = rules}); }, row.part);
+      CHECK_ERROR(tp::apply(model, g, {.sequence = row.sequence, .rules = rules}), row.part);
     }
     for (size_t i = 0; i < before.size(); ++i)
       LOCKSTEP_CHECK(model.state()[i].second.storage() == before[i].second.storage(), before[i].first, " was changed");
 
     // Ranks with different rules or models.
-    expect_message(
-        [&] {
-          tp::apply(model, g, {.rules = {{"tokens", g.rank() == 2 ? cut::whole : cut::rows_of_vocabulary}}});
-        },
-        "rule tokens");
+    CHECK_ERROR(tp::apply(model, g, {.rules = {{"tokens", g.rank() == 2 ? cut::whole : cut::rows_of_vocabulary}}}),
+                "rule tokens");
     nn::GPT other({.vocab = 7, .context = 4, .layers = g.rank() == 1 ? 1 : 2, .width = 12, .heads = 4});
-    expect_message([&] { tp::apply(other, g); }, "[tensor_parallel]");
+    CHECK_ERROR(tp::apply(other, g), "[tensor_parallel]");
 
     // Modules that are sharded already, shared, padded, or declare nothing.
     nn::GPT whole({.vocab = 8, .context = 4, .layers = 1, .width = 8, .heads = 4});
     tp::apply(whole, g);
-    expect_message([&] { tp::apply(whole, g); }, "\"tokens\" is sharded already");
-    expect_message(
-        [&] {
-          tp::apply(whole, g, {.rules = {{"tokens", cut::whole}, {"blocks", cut::whole}}});
-        },
-        "\"head\" is sharded already");
-    expect_message(
-        [&] {
-          tp::apply(whole, g, {.rules = {{"tokens", cut::whole}}});
-        },
-        "\"blocks.0.attention.in_proj\" is sharded already");
+    CHECK_ERROR(tp::apply(whole, g), "\"tokens\" is sharded already");
+    CHECK_ERROR(tp::apply(whole, g, {.rules = {{"tokens", cut::whole}, {"blocks", cut::whole}}}),
+                "\"head\" is sharded already");
+    CHECK_ERROR(tp::apply(whole, g, {.rules = {{"tokens", cut::whole}}}),
+                "\"blocks.0.attention.in_proj\" is sharded already");
     nn::Sequential shared(nn::Linear({.in = 4, .out = 4}), nn::Linear({.in = 4, .out = 4}));
-    expect_message(
-        [&] { tp::apply(shared, g); },
-        "expected a Sequential whose fields() say how they can be cut (nn/cut.h), or rules that do, got none");
+    CHECK_ERROR(tp::apply(shared, g),
+                "expected a Sequential whose fields() say how they can be cut (nn/cut.h), or rules that do, got none");
     static_cast<nn::Linear&>(shared[1]).weight = static_cast<nn::Linear&>(shared[0]).weight;
-    expect_message(
-        [&] {
-          tp::apply(shared, g, {.rules = {{"0", cut::columns}}});
-        },
-        "0.weight is also 1.weight: a parameter shared by several modules must be cut in all of them");
-    expect_message(
-        [&] {
-          tp::apply(shared, g, {.rules = {{"0", cut::columns}, {"1", cut::rows}}});
-        },
-        "0.weight is also 1.weight, which would be cut otherwise");
+    CHECK_ERROR(tp::apply(shared, g, {.rules = {{"0", cut::columns}}}),
+                "0.weight is also 1.weight: a parameter shared by several modules must be cut in all of them");
+    CHECK_ERROR(tp::apply(shared, g, {.rules = {{"0", cut::columns}, {"1", cut::rows}}}),
+                "0.weight is also 1.weight, which would be cut otherwise");
     nn::Sequential padded(nn::Embedding({.num = 8, .dim = 4, .padding_index = 2}));
-    expect_message(
-        [&] {
-          tp::apply(padded, g, {.rules = {{"0", cut::rows_of_vocabulary}}});
-        },
-        "expected an embedding without a padding row, got 2");
+    CHECK_ERROR(tp::apply(padded, g, {.rules = {{"0", cut::rows_of_vocabulary}}}),
+                "expected an embedding without a padding row, got 2");
   });
 }

@@ -178,12 +178,11 @@ TEST_CASE("a model in chunks learns with the same bits, and ranks must agree on 
     }
     expect_equal(found[1], found[0], "a model");
     nn::GPT model({.vocab = 19, .context = 8, .layers = 1, .width = 16, .heads = 4});
-    expect_message([&] { tp::apply(model, g, {.chunks = 1 + g.rank()}); }, "chunks 1");
-    expect_message([&] { tp::apply(model, g, {.chunks = -1}); },
-                   "[tensor_parallel] expected chunks >= 0 (0: automatic), got -1");
+    CHECK_ERROR(tp::apply(model, g, {.chunks = 1 + g.rank()}), "chunks 1");
+    CHECK_ERROR(tp::apply(model, g, {.chunks = -1}), "[tensor_parallel] expected chunks >= 0 (0: automatic), got -1");
     const Tensor x = values(1, {2, 7, in}), w = values(2, {outputs, in});
-    expect_message([&] { tp::row_linear(x, w, {}, Activation::none, {.sequence = true}, g); },
-                   "expected a size that 2 ranks divide along dim -2, got (2, 7, 24)");
+    CHECK_ERROR(tp::row_linear(x, w, {}, Activation::none, {.sequence = true}, g),
+                "expected a size that 2 ranks divide along dim -2, got (2, 7, 24)");
   });
 }
 

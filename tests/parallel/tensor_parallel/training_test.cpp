@@ -5,10 +5,10 @@
 #include <mutex>
 
 #include "autograd/autocast.h"
-#include "optim/clip.h"
 #include "optim/optim.h"
-#include "parallel/buckets.h"
+#include "optim/optimizer.h"
 #include "parallel/ddp.h"
+#include "parallel/gradient_sum.h"
 #include "parallel/tensor_parallel/apply.h"
 #include "tensor/ops.h"
 #include "tests/parallel/tensor_parallel/util.h"
@@ -19,13 +19,13 @@ namespace tp = lockstep::tensor_parallel;
 
 namespace {
 
-constexpr int64_t vocab = 19, tokens = 8, batch = 2;
+constexpr int64_t training_vocab = 19, training_tokens = 8, training_batch = 2;
 constexpr int steps = 50, copies = 2;
 
 std::unique_ptr<nn::GPT> make() {
   manual_seed(5);
-  return std::make_unique<nn::GPT>(nn::GPT::Options{.vocab = vocab,
-                                                    .context = tokens,
+  return std::make_unique<nn::GPT>(nn::GPT::Options{.vocab = training_vocab,
+                                                    .context = training_tokens,
                                                     .layers = 2,
                                                     .width = 16,
                                                     .heads = 4,
@@ -36,16 +36,18 @@ std::unique_ptr<nn::GPT> make() {
 
 /// A text that can be learned: each token determines the next.
 Tensor text(int step, int64_t micro) {
-  const std::vector<int64_t> starts = ids(uint64_t(1000 * step + micro), {batch}, vocab).to_vector<int64_t>();
+  const std::vector<int64_t> starts =
+      ids(uint64_t(1000 * step + micro), {training_batch}, training_vocab).to_vector<int64_t>();
   std::vector<int64_t> all;
-  for (int64_t b = 0; b < batch; ++b)
-    for (int64_t t = 0, now = starts[size_t(b)]; t <= tokens; ++t, now = (now * 3 + 1) % vocab) all.push_back(now);
-  return Tensor::from(all, {batch, tokens + 1});
+  for (int64_t b = 0; b < training_batch; ++b)
+    for (int64_t t = 0, now = starts[size_t(b)]; t <= training_tokens; ++t, now = (now * 3 + 1) % training_vocab)
+      all.push_back(now);
+  return Tensor::from(all, {training_batch, training_tokens + 1});
 }
 Variable loss_of(nn::GPT& m, int step, int64_t micro) {
   const Tensor all = text(step, micro);
   set_random_step(uint64_t(step), uint64_t(micro));
-  return m.loss(all.narrow(1, 0, tokens).contiguous(), all.narrow(1, 1, tokens).contiguous());
+  return m.loss(all.narrow(1, 0, training_tokens).contiguous(), all.narrow(1, 1, training_tokens).contiguous());
 }
 
 }  // namespace

@@ -49,12 +49,6 @@ inline void expect_near(const Tensor& a, const Tensor& b, const std::string& wha
   const double distance = max(abs(sub(a.to(f64), b.to(f64)))).item();
   LOCKSTEP_CHECK(distance <= tolerance, what, ": off by ", distance);
 }
-/// Throws unless fn throws an Error that contains `part`.
-inline void expect_message(const std::function<void()>& fn, const std::string& part) {
-  const std::string text = message(fn);
-  LOCKSTEP_CHECK(contains(text, part), "expected an Error with \"", part, "\", got: ", text);
-}
-
 /// Part `rank` of n equal parts of x along a dimension.
 inline Tensor part(const Tensor& x, int64_t dim, int n, int rank) {
   const int64_t each = x.size(dim) / n;
