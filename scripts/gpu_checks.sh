@@ -33,7 +33,7 @@ while [[ $# -gt 0 ]]; do
 done
 archive=${archive:-$(realpath -m "$build")/gpu-checks.tar.xz}
 
-suites=(test_cuda test_cuda_steps test_tensor test_autograd test_linear_algebra test_nn test_recurrent test_optim test_vision test_layers test_optimizers test_spectral test_generation test_sparse_attention)
+suites=(test_cuda test_cuda_steps test_tensor test_autograd test_linear_algebra test_nn test_recurrent test_optim test_vision test_layers test_optimizers test_spectral test_generation test_lora test_sparse_attention)
 programs=(apps/gpt apps/cnn apps/lockstep bench/bench_cuda bench/bench_algorithms tests/golden "${suites[@]/#/tests/}")
 source scripts/compiler_cache.sh
 if [[ ! -f $build/build.ninja ]]; then
@@ -66,13 +66,15 @@ while read -r name path; do
     *) strip -o "$folder/lib/$name" "$path" ;;
   esac
 done <"$build/bundle/libraries"
-cp -r tests/golden "$folder/golden"
-cp -r extensions/hugging_face/tests/golden/hf_gpt2_* "$folder/golden"  # folders that a golden case reads
-for file in extensions/*/tests/golden/*.{safetensors,json}; do  # the golden files of extensions; two may have one name
-  name=${file##*/} of=${file#extensions/}
-  if [[ -e $folder/golden/$name ]]; then name=${of%%/*}_$name; fi
-  cp "$file" "$folder/golden/$name"
+# Golden files lie as in the sources, as adapters and suites name folders of other extensions. Of the models, those that test_lora reads.
+for golden in tests/golden extensions/*/tests/golden; do
+  mkdir -p "$folder/${golden%/*}"
+  cp -r "$golden" "$folder/$golden"
 done
+hugging_face=$folder/extensions/hugging_face/tests/golden
+rm -r "$hugging_face"/{models,tokenizer}
+mkdir "$hugging_face/models"
+cp -r extensions/hugging_face/tests/golden/models/{llama_linear,llama_main,window_qwen2} "$hugging_face/models"
 cp scripts/gpu_checks/check.py "$folder"
 cp bench/cuda_gpt.py bench/cuda_compare.py "$folder/bench"
 if [[ -n $text ]]; then cp "$text" "$folder/text.txt"; else cat docs/*.md >"$folder/text.txt"; fi

@@ -52,7 +52,7 @@ elif name == "lockstep" and args[0] == "run":
 elif name in ("gpt", "cnn"):
     train()
 elif name == "golden":
-    assert os.environ["LOCKSTEP_TEST_DEVICE"] == "cuda" and os.path.isdir(os.environ["LOCKSTEP_GOLDEN_DIR"])
+    assert os.environ["LOCKSTEP_TEST_DEVICE"] == "cuda" and [os.path.relpath(a, pathlib.Path(sys.argv[0]).parent) for a in args] == ["../tests/golden", "../extensions/tensor/tests/golden"]
     print("7 passed, 0 failed")
 elif name.startswith("test_"):
     cases = fake.get("cases", ["cuda: attention and its gradient", "one, two * three"])
@@ -61,6 +61,7 @@ elif name.startswith("test_"):
     else:
         if "hangs" in args[0]:
             time.sleep(60)
+        assert ("extensions/tensor/" in os.environ["LOCKSTEP_GOLDEN_DIR"]) == (name == "test_tensor") and os.path.isdir(os.environ["LOCKSTEP_GOLDEN_DIR"])
         bad = "broken" in args[0]
         print(f"[doctest] test cases: 1 | {1 - bad} passed\n" + ("ERROR: CHECK( 1 == 2 )" if bad else ""))
         sys.exit(bad)
@@ -137,7 +138,8 @@ def unpacked(d, compiled=33.8):
     write(archive / "bench/cuda_compare.py", COMPARE_PY)
     write(archive / "text.txt", "text")
     write(archive / "info.json", json.dumps(INFO))
-    (archive / "golden").mkdir(exist_ok=True)
+    for name in ("tests/golden", "extensions/tensor/tests/golden"):
+        (archive / name).mkdir(parents=True, exist_ok=True)
     shutil.copy(CHECK, archive / "check.py")
     write(d / "python/torch.py", TORCH)
     return archive, toolkit
@@ -226,8 +228,18 @@ def bundle(d):
     info = json.loads((there / "info.json").read_text())
     check("libraries: ours go along, glibc's and CUDA's do not", sorted(str(p.relative_to(there / "lib")) for p in (there / "lib").rglob("*.so*")) == ["compiler/libstdc++.so.6", "libcudart.so.13", "libfmt.so.9"] and info["libraries"] == ["libcublasLt.so.13"], str(info))
     check("what the CPU reached", info["expected"]["gpt"]["val_loss"] == 2 and info["expected"]["cnn"]["test_accuracy"] == 0.97 and info["training"]["cnn"]["data"] == "@/digits", str(info))
-    check("golden values, text and digits", all((there / name).exists() for name in ("golden/ops.safetensors", "text.txt", "digits/train", "tokenizer/vocab.json", "check.py", "bench/cuda_gpt.py", "bench/cuda_compare.py")))
+    check("golden values, text and digits", all((there / name).exists() for name in ("tests/golden/ops.safetensors", "text.txt", "digits/train", "tokenizer/vocab.json", "check.py", "bench/cuda_gpt.py", "bench/cuda_compare.py")))
     check("programs of all suites", all((there / "bin" / name).exists() for name in info["suites"] + ["gpt", "cnn", "lockstep", "golden", "bench_cuda", "bench_algorithms"]))
+    for golden in [ROOT / "tests/golden", *(ROOT / "extensions" / suite[5:] / "tests/golden" for suite in info["suites"])]:
+        missing = [str(file) for file in golden.rglob("*") if not (there / file.relative_to(ROOT)).exists()]
+        check(f"golden files of {golden.relative_to(ROOT)}", not missing, "\n".join(missing))
+    for config in there.rglob("adapter_config.json"):
+        base = json.loads(config.read_text())["base_model_name_or_path"]
+        check(f"the model of the adapter in {config.parent.name}", (config.parent / base / "config.json").exists(), base)
+    models = "extensions/hugging_face/tests/golden/models"
+    read = "".join(file.read_text() for file in [*(ROOT / "extensions/lora/tests").glob("*.cpp"), ROOT / "extensions/hugging_face/tests/noted_folders.h"])
+    for name in re.findall(r'"(\w+)"', read):
+        check(f"the model {name}, which test_lora reads", (there / models / name).exists() or not (ROOT / models / name).is_dir())
     build = (d / "build/build.ninja").read_text()
     for option in re.findall(r"-D([a-z_]+)=", build):
         check(f"meson option {option}", f"option('{option}'" in (ROOT / "meson.options").read_text() or option.startswith("unity"))

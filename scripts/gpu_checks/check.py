@@ -218,7 +218,10 @@ def case(checks, program, name, **variables):
 
 def suites(checks):
     for program in checks.info["suites"]:
+        own = HERE / "extensions" / program.removeprefix("test_") / "tests/golden"
         device = {} if program.startswith("test_cuda") else {"LOCKSTEP_TEST_DEVICE": "cuda"}
+        if own.is_dir():
+            device["LOCKSTEP_GOLDEN_DIR"] = str(own)
         for name in list_cases(checks, program):
             yield f"{program}: {name}", case(checks, program, name, **device)
             # the kernels that run on older cards, and in place of cuDNN's convolutions
@@ -229,7 +232,8 @@ def suites(checks):
 
 
 def golden_values(checks):
-    done = checks.run([BIN / "golden"], 120, LOCKSTEP_TEST_DEVICE="cuda", LOCKSTEP_GOLDEN_DIR=str(HERE / "golden"))
+    folders = [HERE / "tests/golden", *sorted(HERE.glob("extensions/*/tests/golden"))]
+    done = checks.run([BIN / "golden", *folders], 120, LOCKSTEP_TEST_DEVICE="cuda")
     return good(done).strip().splitlines()[-1]
 
 
@@ -607,7 +611,7 @@ def main():
     checks.info = json.loads((HERE / "info.json").read_text())
     folders, missing = find_libraries(checks.info["libraries"], library_folders())
     take_libraries(checks, folders)
-    checks.env["LOCKSTEP_GOLDEN_DIR"] = str(HERE / "golden")
+    checks.env["LOCKSTEP_GOLDEN_DIR"] = str(HERE / "tests/golden")
     why = "this machine lacks " + ", ".join(missing) if missing else why_no_device(checks)
     facts = [f"built from {checks.info['commit']}", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())]
     facts.append(fact(checks, ["nvidia-smi", "--query-gpu=name,driver_version,memory.total,clocks.max.sm", "--format=csv,noheader"]).strip().replace("\n", "; ") or "no nvidia-smi")

@@ -1,4 +1,5 @@
-// Runs every case of every golden file in LOCKSTEP_GOLDEN_DIR (default: tests/golden of the repository that was built).
+// Runs every case of every golden file in the folders that the command line names, else in LOCKSTEP_GOLDEN_DIR, else in
+// the folders of the repository that was built.
 #include <algorithm>
 #include <cmath>
 #include <exception>
@@ -217,11 +218,12 @@ std::pair<int, int> run_file(const fs::path& path) {
 
 }  // namespace golden
 
-int main() {
+int main(int argc, char** argv) {
   if (!use_test_device()) return 2;
   try {
     const char* const asked = std::getenv("LOCKSTEP_GOLDEN_DIR");
-    const std::vector<std::string> folders = asked ? std::vector<std::string>{asked} : golden::folders();
+    std::vector<std::string> folders(argv + 1, argv + argc);
+    if (folders.empty()) folders = asked ? std::vector<std::string>{asked} : golden::folders();
     std::vector<std::filesystem::path> paths;
     for (const std::string& one : folders)
       for (const auto& entry : std::filesystem::directory_iterator(one))
