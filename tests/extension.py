@@ -6,19 +6,13 @@ Usage: extension.py BUILD. The last line is "N passed, N failed".
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 
+from programs import attempt, finish, output_of as run
+
 EXAMPLE = pathlib.Path(__file__).resolve().parent.parent / "examples" / "extension"
 MOST_LINES = 150  # of its sources
-
-
-def run(command, **options):
-    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}\nexit code {done.returncode}")
-    return done.stdout
 
 
 def main(build):
@@ -42,17 +36,10 @@ def main(build):
             if options["cuda"] == "simulated" and "cuda:0" not in said:
                 raise RuntimeError("expected a test on a simulated device")
 
-    passed = failed = 0
-    for check in (is_short, works):
-        try:
-            check()
-            passed += 1
-        except RuntimeError as error:
-            failed += 1
-            print(f"{check.__name__}: {error}")
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
+    attempt(is_short)
+    attempt(works)
+    finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

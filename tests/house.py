@@ -18,7 +18,7 @@ from public_headers import behind  # noqa: E402
 # The most that each count may be, and where it shall come.
 LIMITS = {
     "lines of the core": (86068, 75000),
-    "lines of source, bench/ and examples/": (127761, 114000),
+    "lines of source, bench/ and examples/": (127700, 114000),
     "lines of tests": (67676, 60000),
     "includes of an extension's header in the core": (0, 0),
     "types of extensions that the core names": (0, 0),
@@ -103,7 +103,7 @@ def main():
         text = pathlib.Path(__file__).read_text()
         for name, count in found.items():
             if count < LIMITS[name][0]:
-                text = re.sub(rf'("{re.escape(name)}": \()\d+', rf"\g<1>{count + slack(count) // 2}", text)
+                text = re.sub(rf'("{re.escape(name)}": \()\d+', rf"\g<1>{min(count + slack(count) // 2, LIMITS[name][0])}", text)
         pathlib.Path(__file__).write_text(text)
         return 0
     for name, count in found.items():

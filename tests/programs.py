@@ -30,6 +30,24 @@ def run(program, *args, timeout=300, **variables):
     return subprocess.run([str(APPS / program), *map(str, args)], capture_output=True, text=True, errors="replace", timeout=timeout, env={**env, **variables})
 
 
+def output_of(command, **options):
+    """Runs any command; what it prints on both streams. An exit code other than 0 is an error that shows the output."""
+    done = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}\nexit code {done.returncode}")
+    return done.stdout
+
+
+def attempt(step):
+    """Counts a function as one check, which fails if it raises an error."""
+    try:
+        step()
+    except RuntimeError as error:
+        check(step.__name__, False, error)
+    else:
+        check(step.__name__, True)
+
+
 def refused(name, args, *parts, code=1):
     r = run(*args)
     check(name, r.returncode == code and all(p in r.stderr for p in parts), f"exit {r.returncode}: {r.stderr}{r.stdout}")

@@ -15,15 +15,10 @@ import sys
 import tempfile
 import time
 
+from programs import attempt, finish, output_of as run
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 EXAMPLE = ROOT / "examples" / "standalone"
-
-
-def run(command, **options):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **options)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(map(str, command))}\n{done.stdout}\nexit code {done.returncode}")
-    return done.stdout
 
 
 def check_trained(output):
@@ -154,17 +149,10 @@ def main(build):
             for name in ("mlp", "cnn", "gpt"):
                 run([str(prefix / "bin" / name), "--help"])
 
-        passed = failed = 0
-        for check in (headers_alone, mistakes, one_line, meson_project, own_models, new_project, completion_and_manual, programs_run):
-            try:
-                check()
-                passed += 1
-            except RuntimeError as error:
-                failed += 1
-                print(f"{check.__name__}: {error}")
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
+        for step in (headers_alone, mistakes, one_line, meson_project, own_models, new_project, completion_and_manual, programs_run):
+            attempt(step)
+    finish()
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    main(sys.argv[1])

@@ -34,8 +34,8 @@ struct Training {
   DType dtype = f32;
   int64_t micros = 4;  ///< micro-batches of a step, over all replicas
   int64_t steps = 4;
-  bool loop =
-      false;  ///< true: a loop with backward() and step(), and an optimizer of the caller's; false: train_batch()
+  /// true: a loop with backward() and step(), and an optimizer of the caller's. false: train_batch().
+  bool loop = false;
   double clip = 0.5;
   bool recompute = false;  ///< true: repeated blocks run again in backward
   bool empty = false;      ///< true: the model is built without memory

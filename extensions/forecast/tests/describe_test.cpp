@@ -4,13 +4,12 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "autograd/ops.h"
 #include "data/dataset.h"
 #include "extensions/forecast/model_costs.h"
-#include "nn/linear.h"
 #include "optim/optim.h"
 #include "tensor/ops.h"
 #include "tests/messages.h"
+#include "tests/models.h"
 #include "tests/temp_dir.h"
 #include "train/trainer.h"
 
@@ -18,17 +17,6 @@ using namespace lockstep;
 using namespace testing;
 
 namespace {
-
-struct SmallNet : nn::Layer<SmallNet> {
-  nn::Linear up{{.in = 6, .out = 16}}, down{{.in = 16, .out = 3}};
-  Variable forward(const Variable& x) { return down(gelu(up(x))); }
-  void fields(nn::Fields& f) override { f("up", up, nn::cut::columns)("down", down, nn::cut::rows); }
-  nn::LayerList layers() override {
-    nn::LayerList list;
-    list.add("Up", {up}, [this](const Variable& x) { return gelu(up(x)); });
-    return list.add(down);
-  }
-};
 
 data::DatasetPtr<data::Example> samples(int64_t count, uint64_t seed) {
   manual_seed(seed);
@@ -63,7 +51,7 @@ TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training
       o.plan = "pp2+zero1", o.out = (folder.path / "run").string();  // options of a training that must not start
       bool went_on = false;
       train::start(o, "", [&](train::Job& job) {
-        SmallNet net;
+        Classifier net;
         optim::SGD sgd(net.parameters(), {.lr = 0.1, .momentum = 0.5});
         if (by_trainer) train::Trainer(job, net, {.loss = loss, .data = samples(64, 7)}).fit();
         else train::prepare(job, net, sgd, samples(64, 7));
@@ -89,7 +77,7 @@ TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training
   CHECK_ERROR(train::start(options("", 1, 1), "", [](train::Job&) {}),
               "ended without creating a train::Trainer or calling train::prepare");
   std::filesystem::remove(file);
-  SmallNet net;
+  Classifier net;
   optim::SGD sgd(net.parameters(), {.lr = 0.1});
   const train::Team team(nullptr);
   train::Job alone({}, team);  // this program does not call start()
