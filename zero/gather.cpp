@@ -54,7 +54,7 @@ void Gather::fetch(size_t u) {
   Unit& unit = s_.units[u];
   State& state = states[u];
   Storage& storage = *unit.weights.storage();
-  const uint32_t version = state.version = storage.version();
+  state.version = storage.version();
   storage.refill();
   state.gathered = true;
   state.recorded = Graph::is_recording();
@@ -63,12 +63,16 @@ void Gather::fetch(size_t u) {
   const Tensor shard = store.get(u, [this](size_t other) { states[other].fetch.wait(); }).to(s_.device);
   if (unit.layout.owner >= 0 && unit.layout.owner == unit.group->rank()) unit.weights.copy_(shard);
   state.fetch = s_.share(unit, shard);
-  storage.restore_version(version);  // the same bytes return, so tensors saved by the tape stay valid
+  state.arrives = true;
 }
 
 /// Waits until the unit is gathered. Then gives the buffer that held its shard back to the store.
 void Gather::arrive(size_t u) {
-  states[u].fetch.wait();
+  State& state = states[u];
+  state.fetch.wait();
+  // The same bytes have returned, so tensors saved by the tape stay valid. Without NCCL the last of them may be written
+  // by the thread of the collective, so this is not known before the wait.
+  if (std::exchange(state.arrives, false)) s_.units[u].weights.storage()->restore_version(state.version);
   store.give_back(u);
 }
 

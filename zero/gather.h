@@ -31,6 +31,7 @@ class Gather {
     bool gathered = false;     ///< true: the unit's memory exists, and is filled once `fetch` is done
     bool recorded = false;     ///< true: a graph recording holds the gather: each replay gathers, nothing runs now
     dist::Work fetch;          ///< the running all-gather
+    bool arrives = false;      ///< true from the start of an all-gather until the wait for it
     uint32_t version = 0;      ///< version of the unit's storage when it was gathered
     int active = 0, pins = 0;  ///< numbers of running forwards and of gathered() scopes that need the unit
     uint64_t needed_from = 0;  ///< in backward: the tape's number before the first node of the call that needs it

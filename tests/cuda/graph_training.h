@@ -10,6 +10,7 @@
 
 #include "autograd/ops.h"
 #include "engine/engine.h"
+#include "engine/pipeline_module.h"
 #include "extensions/fp8/section.h"
 #include "nn/container.h"
 #include "nn/linear.h"
