@@ -4,8 +4,8 @@
 //
 //   #include <lockstep.h>
 //   namespace ls = lockstep;
+#include "autograd/activation_checkpoint.h"
 #include "autograd/autocast.h"
-#include "autograd/checkpoint.h"
 #include "autograd/ops.h"
 #include "autograd/variable.h"
 #include "base/threads.h"

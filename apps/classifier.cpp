@@ -19,7 +19,7 @@ using namespace lockstep;
 
 namespace {
 
-struct ClassifierOptions : train::Options {
+struct ClassifierOptions : train::TrainOptions {
   std::string data = "digits";
   int64_t samples = 8000;
   int workers = 1;
@@ -68,7 +68,7 @@ void train_classifier(train::Job& job, const ClassifierOptions& o, const std::st
 }
 
 void eval(const std::string& name, const ClassifierOptions& o, const MakeModel& make_model) {
-  train::check_alone("eval");
+  train::check_single("eval");
   train::apply_common_options(o);
   const data::TensorDataset test = load_split(o, false);
   const auto model = make_model(test.inputs().size(1), test.inputs().size(2));
@@ -104,10 +104,10 @@ int classifier_main(int argc, char** argv, const std::string& name, const std::s
         "'digits' (drawn by this program), or a folder with MNIST's IDX files (.gz or not) or CIFAR-10's binary "
         "batches");
     add("--samples", o.samples, "training samples of 'digits'; a quarter more are drawn for the test",
-        train::whole(1, 100'000'000));
+        train::integer(1, 100'000'000));
   }
   train::add_optimizer_options(training, o.optimizer);
-  train::OptionGroup{training}("--workers", o.workers, "threads that make batches ahead", train::whole(0, 1024));
+  train::OptionGroup{training}("--workers", o.workers, "threads that make batches ahead", train::integer(0, 1024));
   testing.add_option("run", o.run, "the folder of a run, or of its checkpoints")->required();
   training.callback([&] {
     train::as_usage([&] { train::check_optimizer(o.optimizer, o); });

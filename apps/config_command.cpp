@@ -29,7 +29,7 @@ void add_config_command(CLI::App& app, const Shared& shared) {
   CLI::App& command = *app.add_subcommand(
       "config", "reads a configuration file (DeepSpeed's), prints its values, or everything that is wrong with it");
   auto* source = command.add_option("file", o->source, "the file, or its text, plain or in base64");
-  OptionGroup{command}("--ranks", o->ranks, "data-parallel ranks that will train", whole(1, 1 << 20));
+  OptionGroup{command}("--ranks", o->ranks, "data-parallel ranks that will train", integer(1, 1 << 20));
   command.add_flag("--json", o->json, "the values as JSON");
   command.add_flag("--reference", o->reference, "prints all keys instead: docs/config.md")->excludes(source);
   command.callback([o, &command, &shared] {

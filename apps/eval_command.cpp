@@ -44,7 +44,7 @@ void add_eval_command(CLI::App& app) {
   CLI::App& command = *app.add_subcommand("eval", "loss of a model on a text");
   add_model_options(command, *o, true);
   command.add_option("--text", o->text, "text, or its .tokens file (default: this repository's own sources and docs)");
-  OptionGroup{command}("--batch", o->batch, "sequences at a time", whole(1, most_size));
+  OptionGroup{command}("--batch", o->batch, "sequences at a time", integer(1, max_size));
   command.callback([o] { use_language_model(*o, "eval", [&](const LanguageModel& m) { eval_text(*o, m); }); });
 }
 

@@ -20,7 +20,7 @@ using namespace lockstep;
 using namespace lockstep::train;
 using data::Json;
 
-struct GptOptions : Options {
+struct GptOptions : TrainOptions {
   GptOptions() { steps = 1000, eval_every = 250, optimizer.weight_decay = 0.1, optimizer.beta2 = 0.99; }
   std::string text, tokenizer, sizes = "gpt:4x128x4", init, export_to, experts;
   double validation = 0.1, dropout = 0;
@@ -89,7 +89,7 @@ void train_gpt(const GptOptions& o, Job& job) {
                             {"experts", o.experts}},
       .unit = "tokens",
       .per_sample = double(sample_length),
-      .evaluate_most = o.eval_batches,
+      .max_eval_batches = o.eval_batches,
       .on_start =
           [&] {
             if (job.talks()) fmt::print("{} tokens to learn, {} for validation\n", learn.size(), validation.size());
@@ -101,7 +101,7 @@ void train_gpt(const GptOptions& o, Job& job) {
           [&](Json&) {
             if (devices && job.talks()) fmt::print("{}", to_string(devices->bytes_moved()));
             if (o.export_to.empty()) return;
-            const nn::State state = trainer->whole_model();
+            const nn::State state = trainer->full_model();
             if (job.team().leads()) export_model(sizes, start, state, o.export_to, tokenizer);
           }};
   if (devices) t.forward = [&](const Tensor& input) { return (*devices)(input); };
@@ -110,7 +110,7 @@ void train_gpt(const GptOptions& o, Job& job) {
 }
 
 void logits(const LogitsOptions& o, const LanguageModel& m) {
-  const std::vector<int64_t> ids = whole_numbers("--ids", o.ids);
+  const std::vector<int64_t> ids = integers("--ids", o.ids);
   const Tensor scores = m.logits(Tensor::from(ids, {1, int64_t(ids.size())})).to(cpu);
   if (m.leads) data::save_safetensors(o.to, {{"logits", scores}});
 }
@@ -125,7 +125,7 @@ int main(int argc, char** argv) {
   CLI::App& scoring = *app.add_subcommand("logits", "write a model's logits for given token ids");
   add_options(training, o, true);
   training.remove_option(training.get_option("--epochs"));  // TokenBatches draws batches without end
-  training.get_option("--steps")->check(whole(1, most_steps))->description("optimizer steps");
+  training.get_option("--steps")->check(integer(1, steps_limit))->description("optimizer steps");
   training.get_option("--eval-every")->description("steps between evaluations");
   training.get_option("--save-every")->description("steps between checkpoints in --out (0: at the end and on Ctrl-C)");
   const OptionGroup data(training, "Data"), model(training, "Model"), steps(training, "Training");
@@ -133,19 +133,19 @@ int main(int argc, char** argv) {
        "text to learn, or its .tokens file of `gpt tokenize` (default: this repository's own sources and docs)");
   if (const std::string help = tokenizer_help(); !help.empty()) data("--tokenizer", o.tokenizer, help);
   data("--validation", o.validation, "part of the text, from its end, kept for validation (0: none)", number(0, 1));
-  data("--eval-batches", o.eval_batches, "batches per evaluation (the last one uses all)", whole(1, most_steps));
+  data("--eval-batches", o.eval_batches, "batches per evaluation (the last one uses all)", integer(1, steps_limit));
   const bool starts = !start_help().empty();
   auto* const init = starts ? model("--init", o.init, start_help()) : nullptr;
   auto* const sizes = model("--model", o.sizes, "gpt: or llama:LAYERSxWIDTHxHEADS" + model_files_help());
   model("--context", o.context, str("tokens that the model sees", starts ? "; with --init, of a sample" : ""),
-        whole(1, most_size));
+        integer(1, max_size));
   auto* const dropout = model("--dropout", o.dropout, "probability of dropout", number(0, 1))->default_str("0");
   auto* const experts = model("--experts", o.experts, experts_help);
   if (init) init->excludes(sizes, dropout, experts);
   if (const std::string help = export_help(); !help.empty())
     model("--export", o.export_to, help)->excludes(experts);  // the files of other libraries hold no such experts
   add_optimizer_options(training, o.optimizer, true);
-  steps("--warmup", o.warmup, "steps up to --lr, from where it falls along a cosine", whole(0, most_steps));
+  steps("--warmup", o.warmup, "steps up to --lr, from where it falls along a cosine", integer(0, steps_limit));
   LogitsOptions use;
   add_model_options(scoring, use, true);
   scoring.add_option("--ids", use.ids, "token ids: 5,17,3")->required();

@@ -73,8 +73,9 @@ std::vector<int> numbers(const std::string& text, const char* option) {
 int nodes_of(const std::string& text) {
   const size_t colon = std::min(text.find(':'), text.size());
   const auto number = [](const std::string& part) { return parsed_number(part, "--nnodes", "a number, or MIN:MAX"); };
-  const int least = number(text.substr(0, colon)), most = colon < text.size() ? number(text.substr(colon + 1)) : least;
-  LOCKSTEP_CHECK(least == most,
+  const int least = number(text.substr(0, colon)),
+            greatest = colon < text.size() ? number(text.substr(colon + 1)) : least;
+  LOCKSTEP_CHECK(least == greatest,
                  "[run] nodes cannot come and go during a run: expected --nnodes N, or N:N with equal numbers, got '",
                  text, "'");
   return least;
@@ -173,7 +174,7 @@ void read_options(Options& o, const Program& program) {
                  "[run] --enable-each-rank-log is --log-dir and --redirects in one; leave those out");
   if (!o.each_rank_log.empty()) l.log_dir = o.each_rank_log, l.redirects = "3";
   if (!o.filter.empty())
-    for (const int rank : numbers(o.filter, "--local-ranks-filter")) l.shown.insert(rank);
+    for (const int rank : numbers(o.filter, "--local-ranks-filter")) l.printed.insert(rank);
   LOCKSTEP_CHECK(o.core_list.empty() || o.bind || !o.binding.empty() || l.agent,
                  "[run] --bind-core-list needs --bind-cores-to-rank or --numa-binding; add one of the two");
   LOCKSTEP_CHECK(!o.bind || o.binding.empty(), "[run] expected --bind-cores-to-rank or --numa-binding, got both");

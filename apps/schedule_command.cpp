@@ -27,7 +27,7 @@ std::vector<int> parse_hosts(const std::string& text, int ranks) {
   std::vector<int> hosts;
   if (text.empty()) return hosts;
   const auto number = [&](const std::string& word) {
-    LOCKSTEP_CHECK(whole(1, 9'999'999)(word).empty(),
+    LOCKSTEP_CHECK(integer(1, 9'999'999)(word).empty(),
                    "--hosts expected numbers of ranks such as 4,4 or 2x4 (2 hosts of 4), got \"", text, "\"");
     return std::stoi(word);
   };
@@ -47,8 +47,8 @@ std::vector<int> parse_hosts(const std::string& text, int ranks) {
   return hosts;
 }
 
-constexpr int max_printed = 128;       // ranks of a collective
-constexpr int64_t most_columns = 220;  // width of a pipeline's grid
+constexpr int max_printed = 128;      // ranks of a collective
+constexpr int64_t max_columns = 220;  // width of a pipeline's grid
 
 /// Prints the result of checking a schedule: its errors, or the text `right`. Error if there are errors.
 void print_verdict(const std::vector<std::string>& errors, const std::string& svg, const char* right) {
@@ -74,12 +74,12 @@ void print_collective(const CollectiveAsked& asked, const std::string& svg) {
       fmt::print("(the steps of up to {} ranks are printed)\n\n", max_printed);
     }
   }
-  const auto [least, most] = std::minmax_element(check.sent.begin(), check.sent.end());
+  const auto [least, greatest] = std::minmax_element(check.sent.begin(), check.sent.end());
   fmt::print("steps             {}{}\n", check.rounds,
              check.steps > check.rounds ? fmt::format(", and {} within ranks", check.steps - check.rounds) : "");
   fmt::print("chunks            {}\n", check.chunks);
-  fmt::print("sent by a rank    {} chunks{}\n", *most,
-             *least == *most ? "" : fmt::format(" at most, {} at least", *least));
+  fmt::print("sent by a rank    {} chunks{}\n", *greatest,
+             *least == *greatest ? "" : fmt::format(" at most, {} at least", *least));
   if (check.slots > 0) fmt::print("scratch copies    {}\n", check.slots);
   if (is_reduction(request.collective) && check.right()) {
     const std::string order = check.order(0);
@@ -101,7 +101,7 @@ void print_ring_attention(int ranks, const std::string& svg) {
     fmt::print("picture           {}\n", svg);
   }
   constexpr int64_t tokens = 1024;
-  for (const Order order : {Order::contiguous, Order::zigzag}) {
+  for (const TokenOrder order : {TokenOrder::contiguous, TokenOrder::zigzag}) {
     double done = 0, lasts = 0;
     std::vector<std::string> rows(static_cast<size_t>(ranks));
     for (int step = 0; step < ranks; ++step) {
@@ -148,10 +148,10 @@ void add_pipeline_options(CLI::App& command, PipelineAsked& o) {
 }
 
 void print_pipeline(const std::string& name, const PipelineAsked& o, const std::string& svg) {
-  const pipeline::Kind kind = pipeline::parse_kind(name);
+  const pipeline::ScheduleKind kind = pipeline::parse_kind(name);
   LOCKSTEP_CHECK(o.stages > 0 && o.micro_batches > 0, name,
                  " needs --stages and --micro-batches, such as --stages 4 --micro-batches 8");
-  LOCKSTEP_CHECK(!o.paired || kind == pipeline::Kind::dualpipe_v, "--paired is for dualpipe-v, got ", name,
+  LOCKSTEP_CHECK(!o.paired || kind == pipeline::ScheduleKind::dualpipe_v, "--paired is for dualpipe-v, got ", name,
                  "; leave it out");
   LOCKSTEP_CHECK(!o.paired || svg.empty(),
                  "--paired is for the time; the picture shows computations one after another, leave out --svg");
@@ -167,7 +167,7 @@ void print_pipeline(const std::string& name, const PipelineAsked& o, const std::
   } else {
     fmt::print("{}, {}, {}{}\n\n", name, counted(o.stages, "stage"), counted(o.micro_batches, "micro-batch"),
                s.request.chunks > 1 ? fmt::format(", {} chunks a rank", s.request.chunks) : "");
-    if (int64_t(3) * s.request.chunks * (o.micro_batches + o.stages) <= most_columns && o.stages <= 128) {
+    if (int64_t(3) * s.request.chunks * (o.micro_batches + o.stages) <= max_columns && o.stages <= 128) {
       fmt::print(
           "{}\nF3: forward of micro-batch 3; B: backward; I, W: its parts for the input and the weights{}; a column "
           "each\n\n",
@@ -176,7 +176,7 @@ void print_pipeline(const std::string& name, const PipelineAsked& o, const std::
       fmt::print("(too long to print; --svg draws it)\n\n");
     }
   }
-  const auto [least, most] = std::minmax_element(check.buffers.begin(), check.buffers.end());
+  const auto [least, greatest] = std::minmax_element(check.buffers.begin(), check.buffers.end());
   std::string kept;
   for (size_t rank = 0; rank < check.buffers.size() && rank < 32; ++rank)
     kept += fmt::format("{}{}", rank ? " " : "", check.buffers[rank]);
@@ -186,8 +186,8 @@ void print_pipeline(const std::string& name, const PipelineAsked& o, const std::
   fmt::print("formula           {} = {:.2f} %{}\n", formula.text, 100 * formula.bubble,
              costs.latency > 0 ? " (without latency)" : "");
   if (check.right())
-    fmt::print("activations kept  {}{}\n", *least == *most ? fmt::format("{} at every rank", *most) : kept,
-               check.buffers.size() > 32 && *least != *most ? " ..." : "");
+    fmt::print("activations kept  {}{}\n", *least == *greatest ? fmt::format("{} at every rank", *greatest) : kept,
+               check.buffers.size() > 32 && *least != *greatest ? " ..." : "");
   fmt::print("messages          {}\n", check.messages);
   if (o.micro_batches < o.stages)
     fmt::print("note              fewer micro-batches than stages: some rank is idle at any time\n");

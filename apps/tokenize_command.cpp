@@ -25,18 +25,19 @@ struct TokenizeCommand {
   bool json = false;
 
   void operator()() const {
-    check_alone("tokenize");
+    check_single("tokenize");
     LOCKSTEP_CHECK(!data::is_token_file(text), "[tokenize] expected a text, got a .tokens file: ", text);
     LOCKSTEP_CHECK(!std::filesystem::exists(to) || !std::filesystem::equivalent(text, to),
                    "[tokenize] expected --to to name another file than the text, got ", to);
-    const bool shows = ::isatty(STDERR_FILENO);
-    const auto whole = double(std::filesystem::file_size(text));
+    const bool is_terminal = ::isatty(STDERR_FILENO);
+    const auto integer = double(std::filesystem::file_size(text));
     const auto known = load_tokenizer(tokenizer);
     const data::Tokenized done = data::tokenize_file(
         text, to, *known, tokenizer_identity(tokenizer), int64_t(8) << 20, [&](const data::Tokenized& so_far) {
-          if (shows) fmt::print(stderr, "\r{:3.0f} %  {} tokens", 100 * double(so_far.bytes) / whole, so_far.tokens);
+          if (is_terminal)
+            fmt::print(stderr, "\r{:3.0f} %  {} tokens", 100 * double(so_far.bytes) / integer, so_far.tokens);
         });
-    if (shows) fmt::print(stderr, "\n");
+    if (is_terminal) fmt::print(stderr, "\n");
     print_result(Json::Object{{"tokens", done.tokens},
                               {"bytes", done.bytes},
                               {"vocabulary", known->vocab_size()},

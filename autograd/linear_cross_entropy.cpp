@@ -55,7 +55,7 @@ struct ByRows {
     const Tensor room = empty_padded({step, classes}, {x.dtype(), x.device()}), columns = weight.t();
     for (int64_t row = 0; row < rows; row += step) {
       const int64_t count = std::min(step, rows - row);
-      const auto of = [&](const Tensor& whole) { return whole.narrow(0, row, count); };
+      const auto of = [&](const Tensor& entire) { return entire.narrow(0, row, count); };
       const Tensor logits = room.narrow(0, 0, count);
       matmul_into(logits, of(x), columns);
       if (!grad_x.defined() && !grad_w.defined()) {

@@ -29,11 +29,11 @@ Variable composed_attention(const Variable& query, const Variable& key, const Va
   };
   const double scale = args.scale == 0 ? 1 / std::sqrt(double(std::max<int64_t>(query.size(3), 1))) : args.scale;
   Variable scores = mul_scalar(matmul(wide(query), for_heads(key).transpose(-2, -1)), scale);
-  Tensor seen = args.causal ? causal_mask(rows, keys, args.window, query.device())
-                            : ones({rows, keys}, {.dtype = boolean, .device = query.device()});
-  if (mask.defined() && mask.dtype() == boolean) seen = logical_and(seen, mask);
+  Tensor visible = args.causal ? causal_mask(rows, keys, args.window, query.device())
+                               : ones({rows, keys}, {.dtype = boolean, .device = query.device()});
+  if (mask.defined() && mask.dtype() == boolean) visible = logical_and(visible, mask);
   if (mask.defined() && mask.dtype() != boolean) scores = add(scores, mask.to(scores.dtype()));
-  const Tensor hidden = logical_not(seen);
+  const Tensor hidden = logical_not(visible);
   Variable weights = masked_fill(softmax(masked_fill(scores, hidden, -1e30), -1), hidden, 0);
   if (args.dropout > 0) weights = dropout(weights, args.dropout, args.key);
   return wide.round(matmul(weights, for_heads(value)));
@@ -72,11 +72,11 @@ template <class Part> struct PackedAttentionBackward {
     const Shape shape = out.get(name).shape();  // (B, H, T, D)
     const Tensor& x = packed.get(name);
     const Tensor grad = back.grad().reshape({shape[0], shape[2], shape[1], shape[3]}).transpose(1, 2);
-    const Tensor whole = empty_like(x);
-    Tensor grad_q = part(whole, 0), grad_k = part(whole, 1), grad_v = part(whole, 2);
+    const Tensor full = empty_like(x);
+    Tensor grad_q = part(full, 0), grad_k = part(full, 1), grad_v = part(full, 2);
     attention_grad_into(grad, part(x, 0), part(x, 1), part(x, 2), {}, {out.get(name), lse}, args, grad_q, grad_k,
                         grad_v);
-    back.give(0, whole);
+    back.give(0, full);
   }
   void operator()(RecordedBackward& back) const {
     const Shape shape = out.get(name).shape();

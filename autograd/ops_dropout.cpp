@@ -51,9 +51,9 @@ struct EmbeddingBackward {
   /// zeros.
   void operator()(Backward& back) const {
     const Tensor sum = back.partial(0);
-    const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
-    embedding_grad_(whole, back.grad(), index.get("embedding"), padding_index);
-    if (!sum.defined()) back.give(0, whole);
+    const Tensor entire = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
+    embedding_grad_(entire, back.grad(), index.get("embedding"), padding_index);
+    if (!sum.defined()) back.give(0, entire);
   }
   void operator()(RecordedBackward& back) const {
     const Tensor rows = index.get("embedding").reshape({index.get("embedding").numel(), 1});

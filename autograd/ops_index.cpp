@@ -11,9 +11,9 @@ namespace {
 /// of the gradients collected so far, or to a tensor of zeros if there are none.
 template <class Fn> void give_places(const Backward& back, const Shape& shape, Fn add_to) {
   const Tensor sum = back.partial(0);
-  const Tensor whole = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
-  add_to(whole);
-  if (!sum.defined()) back.give(0, whole);
+  const Tensor full = sum.defined() ? sum : zeros(shape, {back.grad().dtype(), back.grad().device()});
+  add_to(full);
+  if (!sum.defined()) back.give(0, full);
 }
 
 /// In a recorded backward pass, gives input 0 the incoming gradient at `index` along `dim`, and zeros elsewhere.
@@ -37,7 +37,7 @@ struct GatherGrad {
   Saved index;
 
   void operator()(Backward& back) const {
-    give_places(back, shape, [&](const Tensor& whole) { scatter_add_(whole, dim, index.get("gather"), back.grad()); });
+    give_places(back, shape, [&](const Tensor& full) { scatter_add_(full, dim, index.get("gather"), back.grad()); });
   }
   void operator()(RecordedBackward& back) const { give_places(back, shape, dim, index.get("gather")); }
 };
@@ -49,7 +49,7 @@ struct IndexSelectGrad {
 
   void operator()(Backward& back) const {
     const Tensor& rows = index.get("index_select");
-    give_places(back, shape, [&](const Tensor& whole) { index_add_(whole, dim, rows, back.grad()); });
+    give_places(back, shape, [&](const Tensor& full) { index_add_(full, dim, rows, back.grad()); });
   }
   void operator()(RecordedBackward& back) const {
     const Tensor& rows = index.get("index_select");

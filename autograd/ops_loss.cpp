@@ -97,7 +97,7 @@ struct CrossEntropyBackward {
     grad = none ? grad.reshape({count}) : grad.expand({count});
     // The logits are often the largest tensor of a model: their gradient overwrites them when nobody else holds them.
     const Tensor x = back.retains() ? logits.get(name) : logits.take(name);
-    const bool in_place = !back.retains() && x.is_exclusive() && has_whole_rows(x);
+    const bool in_place = !back.retains() && x.is_exclusive() && has_full_rows(x);
     back.give(0, cross_entropy_rows_grad(grad, x, lse, index.get(name), weight.get(name), args, in_place));
   }
   void operator()(RecordedBackward& back) const {

@@ -243,16 +243,16 @@ T einsum_grad(const Equation& e, size_t at, const T& grad, const std::vector<T>&
   if (full.rank() == shape.rank()) return part;
   const int64_t numel = numel_of(shape);
   const Tensor places = arange(0, numel, 1, {i64, grad.device()}).as_strided(full, diagonal, 0);
-  const T whole = zeros({numel}, {grad.dtype(), grad.device()});
-  return scatter_add(whole, 0, places.reshape({places.numel()}), part.reshape({places.numel()})).view(shape);
+  const T entire = zeros({numel}, {grad.dtype(), grad.device()});
+  return scatter_add(entire, 0, places.reshape({places.numel()}), part.reshape({places.numel()})).view(shape);
 }
 
 }  // namespace
 
 Variable einsum(const std::string& equation, const std::vector<Variable>& operands) {
   if (equation.find('.') != std::string::npos) {
-    const auto whole = without_ellipsis(equation, operands);
-    return einsum(whole.equation, whole.operands);
+    const auto entire = without_ellipsis(equation, operands);
+    return einsum(entire.equation, entire.operands);
   }
   std::vector<Variable> inputs;
   std::vector<Tensor> tensors;

@@ -240,13 +240,13 @@ struct NormBackward {
     GradWish* const wished = back.needs(0) ? wish.get() : nullptr;
     GradWish* const dropped = wished && wished->p > 0 ? wished : nullptr;
     GradWish* const sums = dropped ? dropped->next.get() : wished;
-    AddNormArgs how = args;
-    how.p = dropped ? dropped->p : 0;
-    if (dropped) how.key = dropped->key;
-    const bool with_sums = sums && normalized.rank() == 1, alone = !sum.defined() && !dropped && !with_sums;
+    AddNormArgs options = args;
+    options.p = dropped ? dropped->p : 0;
+    if (dropped) options.key = dropped->key;
+    const bool with_sums = sums && normalized.rank() == 1, single = !sum.defined() && !dropped && !with_sums;
     AddNormGrad grads =
-        !alone ? add_norm_grad(back.grad(), sum, x.get(name), saved, normalized, weight.get(name), with_bias, with_sums,
-                               how)
+        !single ? add_norm_grad(back.grad(), sum, x.get(name), saved, normalized, weight.get(name), with_bias,
+                                with_sums, options)
         : args.centered
             ? AddNormGrad{layer_norm_grad(back.grad(), x.get(name), saved, normalized, weight.get(name), with_bias)}
             : AddNormGrad{rms_norm_grad(back.grad(), x.get(name), rstd, weight.get(name))};
@@ -307,13 +307,14 @@ SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& no
     const Variable sum = add_dropout(residual, x, args.p, training, part);
     return {sum, args.centered ? layer_norm(sum, normalized, weight, bias, args.eps) : rms_norm(sum, weight, args.eps)};
   }
-  AddNormArgs how = args;
-  how.p = drops ? args.p : 0;
-  if (drops) how.key = next_random_key(x.device());
-  AddNorm made = add_norm(residual.tensor(), x.tensor(), normalized, tensor_or_none(weight), tensor_or_none(bias), how);
+  AddNormArgs options = args;
+  options.p = drops ? args.p : 0;
+  if (drops) options.key = next_random_key(x.device());
+  AddNorm made =
+      add_norm(residual.tensor(), x.tensor(), normalized, tensor_or_none(weight), tensor_or_none(bias), options);
   // Sum and norm each get a node, although one kernel computed both, because other operations read the sum, too.
   Variable sum = made.sum;
-  if (drops) sum = record_add_dropout(residual, x, std::move(made.sum), how.p, how.key, {});
+  if (drops) sum = record_add_dropout(residual, x, std::move(made.sum), options.p, options.key, {});
   else if (needs_grad({&residual, &x}))
     sum = with_wish(record("add", {&residual, &x}, std::move(made.sum),
                            [](auto& back) {
@@ -322,7 +323,7 @@ SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& no
                            }),
                     wish_of(x));  // x gets the same gradient
   if (!needs_grad({&sum, &weight, &bias})) return {sum, std::move(made.norm.out)};
-  Variable norm = record_norm(sum, weight, bias, std::move(made.norm), normalized, how);
+  Variable norm = record_norm(sum, weight, bias, std::move(made.norm), normalized, options);
   return {std::move(sum), std::move(norm)};
 }
 

@@ -28,7 +28,7 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
   // Cuts the edges to leaves not in `first` for this pass, and keeps the gradients of the nodes that had such edges.
   std::vector<std::pair<Ref<Node>, std::vector<Edge>>> cut;
   std::vector<Node*> stack{root.impl()->node.get()};
-  std::unordered_set<const Node*> seen(stack.begin(), stack.end());
+  std::unordered_set<const Node*> visited(stack.begin(), stack.end());
   while (!stack.empty()) {
     Node* node = stack.back();
     stack.pop_back();
@@ -38,7 +38,7 @@ SplitBackward::SplitBackward(const Variable& root, const std::vector<Variable>& 
       Edge& edge = node->inputs()[int(i)];
       if (!edge.node) continue;
       if (edge.node->is_leaf() && !at_once.count(edge.node.get())) std::swap(edge, late[i]), is_cut = true;
-      else if (seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
+      else if (visited.insert(edge.node.get()).second) stack.push_back(edge.node.get());
     }
     if (!is_cut) continue;
     cut.emplace_back(node, std::move(late));

@@ -21,17 +21,17 @@ template <class Fn> void give_region(const Backward& back, const Shape& shape, F
     add_(region(sum), grad);
     return;
   }
-  const Tensor whole = zeros(shape, {grad.dtype(), grad.device()});
-  region(whole).copy_(grad);
-  back.give(0, whole);
+  const Tensor full = zeros(shape, {grad.dtype(), grad.device()});
+  region(full).copy_(grad);
+  back.give(0, full);
 }
 
 /// Makes a variable of `shape` that is `grad` in the elements that `region` selects, and 0 elsewhere. Differentiable.
 template <class Fn> Variable in_region(const Variable& grad, const Shape& shape, Fn region) {
-  const Tensor whole = zeros(shape, {grad.dtype(), grad.device()});
-  region(whole).copy_(grad.tensor());
-  if (!needs_grad({&grad})) return whole;
-  return record("in_region", {&grad}, whole, [region](auto& back) { back.give(0, region(back.grad())); });
+  const Tensor full = zeros(shape, {grad.dtype(), grad.device()});
+  region(full).copy_(grad.tensor());
+  if (!needs_grad({&grad})) return full;
+  return record("in_region", {&grad}, full, [region](auto& back) { back.give(0, region(back.grad())); });
 }
 template <class Fn> void give_region(const RecordedBackward& back, const Shape& shape, Fn region) {
   back.give(0, in_region(back.grad(), shape, region));
@@ -60,10 +60,10 @@ struct SplitGrad {
 
   void operator()(Backward& back) const {
     const Tensor sum = back.partial(0);
-    const Tensor whole = sum.defined() ? sum : empty(shape, like);
+    const Tensor full = sum.defined() ? sum : empty(shape, like);
     int64_t start = 0;
     for (size_t i = 0; i < sizes.size(); ++i) {
-      const Tensor part = whole.narrow(dim, start, sizes[i]);
+      const Tensor part = full.narrow(dim, start, sizes[i]);
       const Tensor& grad = back.grad(int(i));
       if (sum.defined()) {
         if (grad.defined()) add_(part, grad);
@@ -72,7 +72,7 @@ struct SplitGrad {
       }
       start += sizes[i];
     }
-    if (!sum.defined()) back.give(0, whole);
+    if (!sum.defined()) back.give(0, full);
   }
   void operator()(RecordedBackward& back) const {
     std::vector<Variable> grads;

@@ -32,8 +32,8 @@ std::string expected(const EnvironmentVariable& v) {
   switch (v.kind) {
     case Kind::text: return "any text";
     case Kind::flag: return "0 or 1";
-    case Kind::whole: return str("a number from ", int64_t(v.least), " to ", int64_t(v.most));
-    case Kind::seconds: return str("a number of seconds from ", v.least, " to ", v.most);
+    case Kind::integer: return str("a number from ", int64_t(v.least), " to ", int64_t(v.greatest));
+    case Kind::seconds: return str("a number of seconds from ", v.least, " to ", v.greatest);
     case Kind::word: break;
   }
   return listed(v.words);
@@ -42,12 +42,12 @@ std::string expected(const EnvironmentVariable& v) {
 bool can_be(const EnvironmentVariable& v, std::string_view text) {
   const auto parsed = [&](auto number) {
     const auto given = read_number<decltype(number)>(text);
-    return given && double(*given) >= v.least && double(*given) <= v.most;
+    return given && double(*given) >= v.least && double(*given) <= v.greatest;
   };
   switch (v.kind) {
     case Kind::text: return true;
     case Kind::flag: return text == "0" || text == "1";
-    case Kind::whole: return parsed(int64_t());
+    case Kind::integer: return parsed(int64_t());
     case Kind::seconds: return parsed(double());
     case Kind::word: break;
   }
@@ -71,8 +71,8 @@ const EnvironmentVariable* variable_of(std::string_view entry) {
   if (v) return v;
   std::vector<std::string> known;
   for (const EnvironmentVariable& one : environment_variables()) known.emplace_back(one.name);
-  const std::string shown(name.substr(0, 80));
-  fail(str("[environment] there is no variable ", shown, suggestion(shown, known),
+  const std::string printed(name.substr(0, 80));
+  fail(str("[environment] there is no variable ", printed, suggestion(printed, known),
            " (unset it, or choose one that lockstep env --variables lists)"));
 }
 
@@ -89,7 +89,7 @@ const std::vector<EnvironmentVariable>& environment_variables() {
        0, 0, Words({"auto", "portable", "avx512_bf16"})},
       {"LOCKSTEP_COMM_CHECKSUM", Kind::flag, "0",
        "1: every message carries a checksum, and ranks compare the results of reductions"},
-      {"LOCKSTEP_CPU_DEVICES", Kind::whole, "1", "number of virtual CPU devices (cpu:0, cpu:1, ...) in a process", 1,
+      {"LOCKSTEP_CPU_DEVICES", Kind::integer, "1", "number of virtual CPU devices (cpu:0, cpu:1, ...) in a process", 1,
        64},
       {"LOCKSTEP_CUDNN", Kind::word, "1",
        "convolutions on CUDA devices. 0: built-in kernels; 1: cuDNN where it supports the case; log: "
@@ -114,16 +114,16 @@ const std::vector<EnvironmentVariable>& environment_variables() {
        "0: do not register gradient and parameter buffers as symmetric NCCL windows"},
       {"LOCKSTEP_SIGNAL_EXIT_ZERO", Kind::flag, "0",
        "1: training that Ctrl-C or SIGTERM stopped ends with exit code 0, not with 130 or 143"},
-      {"LOCKSTEP_TCP_STREAMS", Kind::whole, "4; 1 within a machine", "TCP connections between two ranks", 1, 64},
+      {"LOCKSTEP_TCP_STREAMS", Kind::integer, "4; 1 within a machine", "TCP connections between two ranks", 1, 64},
       {"LOCKSTEP_TERMINAL", Kind::flag, "",
        "1: the launcher's stderr is a terminal, so show a progress bar. The launcher sets it"},
-      {"LOCKSTEP_THREADS", Kind::whole, "OMP_NUM_THREADS, else all cores", "threads that an operation may use", 1,
+      {"LOCKSTEP_THREADS", Kind::integer, "OMP_NUM_THREADS, else all cores", "threads that an operation may use", 1,
        4096},
       {"LOCKSTEP_TIMEOUT", Kind::seconds, "600",
        "seconds that ranks wait for each other, in a collective or at the start", 0.001, 1e7},
       {"LOCKSTEP_TOKEN", Kind::text, "",
        "secret that the ranks of a job share ([SECURITY.md](../SECURITY.md)). The launcher sets it"},
-      {"LOCKSTEP_TRACE_MIB", Kind::whole, "1024", "limit of a rank's timeline (`--trace`), in MiB", 1, 1000000},
+      {"LOCKSTEP_TRACE_MIB", Kind::integer, "1024", "limit of a rank's timeline (`--trace`), in MiB", 1, 1000000},
       {"LOCKSTEP_TRANSPORT", Kind::word, "auto",
        "how ranks exchange data. auto: memory within a process, shared memory within a machine, else TCP", 0, 0,
        Words({"auto", "threads", "shm", "tcp"})},

@@ -10,11 +10,11 @@ namespace lockstep {
 /// The documentation and the allowed values of one environment variable.
 struct EnvironmentVariable {
   /// Type of the value. flag: 0 or 1; whole: an integer; seconds: a number; word: one of `words`.
-  enum class Kind { text, flag, whole, seconds, word };
+  enum class Kind { text, flag, integer, seconds, word };
   const char* name;
   Kind kind;
   const char *fallback, *doc;           ///< default and description, for people
-  double least = 0, most = 0;           ///< range of whole and seconds
+  double least = 0, greatest = 0;       ///< range of whole and seconds
   std::vector<std::string> words = {};  ///< values of word
 };
 /// All LOCKSTEP_* variables that the library and its tools read.

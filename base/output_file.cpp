@@ -44,13 +44,13 @@ int open_output(const std::string& path, int flags, std::string_view prefix) {
   return fd;
 }
 
-std::string read_start(const std::string& path, size_t most) {
+std::string read_start(const std::string& path, size_t limit) {
   const int fd = open_regular_file(path, O_RDONLY);
   LOCKSTEP_CHECK(fd >= 0, path, ": cannot be read: ", reason(), "; give the path of a file that you may read");
   std::string text;
   ssize_t got = 1;
-  while (got > 0 && text.size() < most) {
-    const size_t before = text.size(), wanted = std::min<size_t>(most - before, 1 << 16);
+  while (got > 0 && text.size() < limit) {
+    const size_t before = text.size(), wanted = std::min<size_t>(limit - before, 1 << 16);
     text.resize(before + wanted);
     do got = ::read(fd, text.data() + before, wanted);
     while (got < 0 && errno == EINTR);

@@ -10,8 +10,8 @@ namespace lockstep {
 /// for symbolic links and for anything but a regular file. The Error's text begins with `prefix`.
 int open_output(const std::string& path, int flags, std::string_view prefix = "");
 
-/// Returns the first `most` bytes of a regular file, or all bytes of a shorter file. Error when it cannot be read.
-std::string read_start(const std::string& path, size_t most);
+/// Returns the first `limit` bytes of a regular file, or all bytes of a shorter file. Error when it cannot be read.
+std::string read_start(const std::string& path, size_t limit);
 
 /// A file that grows. Unbuffered: when add() returns, the operating system has received the bytes.
 class OutputFile {

@@ -43,10 +43,10 @@ std::string listed(const std::vector<std::string>& names) {
   return all;
 }
 
-std::string list_names(const std::vector<std::string>& names, size_t most) {
+std::string list_names(const std::vector<std::string>& names, size_t greatest) {
   std::string list;
-  for (size_t k = 0; k < names.size() && k < most; ++k) list += (k ? ", " : "") + names[k];
-  return names.size() > most ? list + " and " + std::to_string(names.size() - most) + " more" : list;
+  for (size_t k = 0; k < names.size() && k < greatest; ++k) list += (k ? ", " : "") + names[k];
+  return names.size() > greatest ? list + " and " + std::to_string(names.size() - greatest) + " more" : list;
 }
 
 std::string counted(int64_t n, const std::string& what) {

@@ -19,11 +19,11 @@
 namespace lockstep {
 namespace {
 
-constexpr int most_threads = 4096;
+constexpr int max_threads = 4096;
 
 std::optional<int> parse_threads(std::string_view text) {
   const std::optional<int> n = read_number<int>(text);
-  return n && *n >= 1 && *n <= most_threads ? n : std::nullopt;
+  return n && *n >= 1 && *n <= max_threads ? n : std::nullopt;
 }
 
 int cores() {
@@ -65,7 +65,7 @@ int default_threads() {
 }  // namespace detail
 
 void set_threads(int n) {
-  LOCKSTEP_CHECK(n >= 1 && n <= most_threads, "[set_threads] expected a number from 1 to ", most_threads, ", got ", n);
+  LOCKSTEP_CHECK(n >= 1 && n <= max_threads, "[set_threads] expected a number from 1 to ", max_threads, ", got ", n);
   detail::threads.store(n, std::memory_order_relaxed);
 }
 

@@ -109,33 +109,33 @@ Prepared prepare(const StepProduct& p, Device device) {
   return all;
 }
 
-std::vector<cublasLtMatmulHeuristicResult_t> proposals(const Prepared& p, int64_t most) {
+std::vector<cublasLtMatmulHeuristicResult_t> proposals(const Prepared& p, int64_t limit) {
   cublasLtMatmulPreference_t made = nullptr;
   blas::check_blas("cublasLtMatmulPreferenceCreate", cublasLtMatmulPreferenceCreate(&made));
   const blas::Preference preference(made);
   blas::set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, workspace_bytes);
   blas::set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, uint32_t(CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE));
-  std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(most));
+  std::vector<cublasLtMatmulHeuristicResult_t> found(static_cast<size_t>(limit));
   int count = 0;
   const blas::Product& plan = p.plan;
   blas::check_blas(
       "cublasLtMatmulAlgoGetHeuristic",
       cublasLtMatmulAlgoGetHeuristic(blas::handle(), plan.description.get(), plan.a.get(), plan.b.get(), plan.c.get(),
-                                     plan.c.get(), preference.get(), int(most), found.data(), &count));
+                                     plan.c.get(), preference.get(), int(limit), found.data(), &count));
   found.resize(size_t(count));
   std::erase_if(found, [](const auto& one) { return one.state != CUBLAS_STATUS_SUCCESS; });
   return found;
 }
 
 /// Median milliseconds of one call, or infinity if the library cannot run it.
-double time_of(const Prepared& p, const blas::Algorithm& how, void* workspace, Device device) {
+double time_of(const Prepared& p, const blas::Algorithm& options, void* workspace, Device device) {
   const blas::Product& plan = p.plan;
   const float alpha = 1, beta = p.residual.defined() ? 1 : 0;
   const Tensor& from = p.residual.defined() ? p.residual : p.out;
   const auto run = [&] {
     return cublasLtMatmul(blas::handle(), plan.description.get(), &alpha, p.b.raw_data(), plan.a.get(), p.a.raw_data(),
                           plan.b.get(), &beta, from.raw_data(), plan.c.get(), p.out.raw_data(), plan.c.get(),
-                          &how.algorithm, workspace, how.workspace, cuda::current_stream());
+                          &options.algorithm, workspace, options.workspace, cuda::current_stream());
   };
   for (int i = 0; i < 3; ++i)
     if (run() != CUBLAS_STATUS_SUCCESS) return INFINITY;
@@ -166,8 +166,8 @@ void run_all(const Options& o) {
                              ? INFINITY
                              : time_of(made, {found[0].algo, found[0].workspaceSize}, workspace.raw_data(), o.device);
     std::vector<double> ms;
-    for (const auto& how : found) {
-      const std::vector<blas::Algorithm> again = blas::algorithm_of(blas::settings_of(how.algo), bf16, made.plan);
+    for (const auto& options : found) {
+      const std::vector<blas::Algorithm> again = blas::algorithm_of(blas::settings_of(options.algo), bf16, made.plan);
       ms.push_back(again.empty() ? INFINITY : time_of(made, again[0], workspace.raw_data(), o.device));
     }
     const size_t best = size_t(std::min_element(ms.begin(), ms.end()) - ms.begin());

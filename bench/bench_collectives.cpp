@@ -59,16 +59,16 @@ void measure(dist::ProcessGroup& world, const Options& o, const std::string& nam
     const auto make = [&](int64_t size) {
       return o.ordinary ? zeros({size}, {.dtype = dtype}) : world.shared_empty({size}, dtype).zero_();
     };
-    const Tensor whole = make(count), other = make(count), part = make(count / n);
+    const Tensor full = make(count), other = make(count), part = make(count / n);
     const auto call = [&] {
-      if (o.op == "all_reduce") world.all_reduce(whole, options).wait();
-      else if (o.op == "reduce_scatter") world.reduce_scatter(part, whole, options).wait();
-      else if (o.op == "all_gather") world.all_gather(whole, part, options).wait();
-      else if (o.op == "broadcast") world.broadcast(whole, 0, options).wait();
-      else if (o.op == "reduce") world.reduce(whole, 0, options).wait();
-      else if (o.op == "gather") world.gather(me == 0 ? whole : Tensor(), part, 0, options).wait();
-      else if (o.op == "scatter") world.scatter(part, me == 0 ? whole : Tensor(), 0, options).wait();
-      else if (o.op == "all_to_all") world.all_to_all(other, whole, options).wait();
+      if (o.op == "all_reduce") world.all_reduce(full, options).wait();
+      else if (o.op == "reduce_scatter") world.reduce_scatter(part, full, options).wait();
+      else if (o.op == "all_gather") world.all_gather(full, part, options).wait();
+      else if (o.op == "broadcast") world.broadcast(full, 0, options).wait();
+      else if (o.op == "reduce") world.reduce(full, 0, options).wait();
+      else if (o.op == "gather") world.gather(me == 0 ? full : Tensor(), part, 0, options).wait();
+      else if (o.op == "scatter") world.scatter(part, me == 0 ? full : Tensor(), 0, options).wait();
+      else if (o.op == "all_to_all") world.all_to_all(other, full, options).wait();
       else world.barrier();
     };
     for (int i = 0; i < 3; ++i) call();

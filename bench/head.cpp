@@ -20,11 +20,11 @@ using namespace lockstep;
 
 int main(int argc, char** argv) {
   CLI::App app("forward and backward of a head and its loss");
-  int turns = 5;
+  int rounds = 5;
   int64_t rows = 1024, width = 768, vocab = 50257;
   std::vector<int64_t> chunks{0};
   std::string dtype = "f32";
-  app.add_option("--turns", turns, "repetitions of all cases")->capture_default_str();
+  app.add_option("--turns", rounds, "repetitions of all cases")->capture_default_str();
   app.add_option("--rows", rows, "tokens")->capture_default_str();
   app.add_option("--width", width, "features of a token")->capture_default_str();
   app.add_option("--vocab", vocab, "words")->capture_default_str();
@@ -43,8 +43,8 @@ int main(int argc, char** argv) {
   };
   std::vector<Case> cases{{"whole", -1}};
   for (const int64_t chunk : chunks) cases.push_back({chunk ? fmt::format("chunks of {}", chunk) : "chunks", chunk});
-  for (Case& c : cases)                          // consecutively, so that a case reuses memory it has freed itself
-    for (int turn = 0; turn <= turns; ++turn) {  // turn 0 warms up
+  for (Case& c : cases)                              // consecutively, so that a case reuses memory it has freed itself
+    for (int round = 0; round <= rounds; ++round) {  // turn 0 warms up
       const int64_t before = memory_report().total.current;
       reset_peak_memory();
       const std::clock_t work = std::clock();  // CPU time of all threads
@@ -52,7 +52,7 @@ int main(int argc, char** argv) {
       const Variable loss =
           c.chunk < 0 ? cross_entropy(linear(x, w), target) : linear_cross_entropy(x, w, target, {}, c.chunk);
       const auto grads = grad(loss, {x, w});
-      if (turn > 0) {
+      if (round > 0) {
         c.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
         c.busy.push_back(double(std::clock() - work) / CLOCKS_PER_SEC);
       }

@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
   CLI11_PARSE(app, argc, argv);
-  const pipeline::Kind kind = pipeline::parse_kind(schedule);
+  const pipeline::ScheduleKind kind = pipeline::parse_kind(schedule);
   fmt::print("{} of {} stages, {} layers of {} x {} each, {} rows a micro-batch\n{:>14}{:>12}{:>12}{:>12}{:>14}\n",
              schedule, stages, layers, width, width, rows, "micro-batches", "measured", "formula", "off by", "step");
   std::fflush(stdout);

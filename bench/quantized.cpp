@@ -41,10 +41,10 @@ double median(std::vector<double> all) {
 
 int main(int argc, char** argv) {
   CLI::App app("time per token, with floating and quantised weights");
-  int turns = 5, threads = 2;
+  int rounds = 5, threads = 2;
   int64_t tokens = 64, prompt = 16, prefill = 512;
   std::string only;
-  app.add_option("--turns", turns, "repetitions of all cases")->capture_default_str();
+  app.add_option("--turns", rounds, "repetitions of all cases")->capture_default_str();
   app.add_option("--threads", threads)->capture_default_str();
   app.add_option("--tokens", tokens, "tokens to generate after the prompt")->capture_default_str();
   app.add_option("--prompt", prompt, "tokens of the prompt")->capture_default_str();
@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
   for (int64_t i = 0; i < std::max(prefill, prompt); ++i) ids.push_back(100 + i);
   const std::vector<int64_t> start(ids.begin(), ids.begin() + prompt);
   ids.resize(size_t(prefill));
-  for (int turn = 0; turn <= turns; ++turn)  // turn 0 warms up
+  for (int round = 0; round <= rounds; ++round)  // turn 0 warms up
     for (Case& c : cases) {
       Clock::time_point first;
       int64_t made = 0;
@@ -81,7 +81,7 @@ int main(int argc, char** argv) {
       const Clock::time_point before = Clock::now();
       const Tensor x = Tensor::from(ids, {1, prefill});
       (*c.model).hidden_states(x);
-      if (turn == 0) continue;
+      if (round == 0) continue;
       c.token.push_back(spent / double(made - 1));
       c.prompt.push_back(milliseconds(before));
     }

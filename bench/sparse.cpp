@@ -50,9 +50,9 @@ double density(const nn::SparsityConfig& config, int64_t tokens) {
 
 int main(int argc, char** argv) {
   CLI::App app("forward and backward of sparse attention against dense");
-  int turns = 5;
+  int rounds = 5;
   int64_t heads = 8, width = 64;
-  app.add_option("--turns", turns, "repetitions of all cases")->capture_default_str();
+  app.add_option("--turns", rounds, "repetitions of all cases")->capture_default_str();
   app.add_option("--heads", heads, "heads of the layer")->capture_default_str();
   app.add_option("--width", width, "features of a head")->capture_default_str();
   CLI11_PARSE(app, argc, argv);
@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
   std::vector<Case> cases{{"dense_4096", 4096, {}},         {"fixed_64_4096", 4096, fixed},
                           {"fixed_16_4096", 4096, fixed16}, {"bigbird_64_4096", 4096, bigbird},
                           {"dense_8192", 8192, {}},         {"local_64_8192", 8192, local}};
-  for (int turn = 0; turn <= turns; ++turn)  // turn 0 warms up
+  for (int round = 0; round <= rounds; ++round)  // turn 0 warms up
     for (Case& c : cases) {
       manual_seed(1);
       const Variable q(randn({1, heads, c.tokens, width}), true), k(randn({1, heads, c.tokens, width}), true),
@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
       reset_peak_memory();
       const auto start = std::chrono::steady_clock::now();
       attention(q, k, v, {}, args).backward(grad);
-      if (turn > 0)
+      if (round > 0)
         c.seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
       c.peak = memory_report().total.peak - before;
     }

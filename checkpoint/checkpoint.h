@@ -37,7 +37,7 @@ struct Piece {
   Tensor tensor;
 };
 /// A whole tensor as one piece.
-Piece whole(const std::string& name, const Tensor& tensor);
+Piece full(const std::string& name, const Tensor& tensor);
 /// Makes `part` a piece of the tensor `name` of shape `shape`, from element `begin` on. If a rank's memory ends in
 /// padding, pass `part` without the padding.
 Piece part_of(const std::string& name, const Shape& shape, int64_t begin, const Tensor& part);

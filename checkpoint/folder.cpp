@@ -97,7 +97,7 @@ namespace {
 
 /// The newest complete checkpoint: its manifest is valid, and all files exist with the right sizes. Skips the folders
 /// in `but`. "" if there is none.
-std::string newest_whole(const std::string& dir, const std::vector<std::string>& but) {
+std::string newest_complete(const std::string& dir, const std::vector<std::string>& but) {
   int64_t newest = -1;
   std::string folder;
   for (const Found& found : list_checkpoints(dir)) {
@@ -149,7 +149,7 @@ std::string find_checkpoint(const std::string& dir, const std::string& tag, std:
       why = latest.empty() ? dir + "/latest is missing" : dir + "/latest names " + latest + ", which does not exist";
     } catch (const Error& error) { why = error.what(); }
   }
-  const std::string newest = newest_whole(dir, but);
+  const std::string newest = newest_complete(dir, but);
   LOCKSTEP_CHECK(!newest.empty(), dir, ": expected a complete checkpoint, ",
                  all.empty() ? "there is none" : str("none of the ", all.size(), " is"), why.empty() ? "" : "; " + why,
                  "; give another folder");

@@ -44,7 +44,7 @@ std::vector<dist::Range> cut(dist::Range range, int64_t offset, int64_t total, i
 
 }  // namespace
 
-Piece whole(const std::string& name, const Tensor& tensor) {
+Piece full(const std::string& name, const Tensor& tensor) {
   LOCKSTEP_CHECK(tensor.defined(), "[checkpoint] expected a tensor for \"", name, "\", got an undefined one");
   return {name, tensor.shape(), tensor.dtype(), 0, tensor.numel(), tensor};
 }
@@ -196,12 +196,12 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
       const auto& owners = owned.owners;
       const std::vector<int>& held_by = owned.ranks;
       const int64_t element = size_of(tensor.dtype);
-      const dist::Range whole{range.first, range.second};
-      std::vector<dist::Range> parts(1, whole);
-      if (whole.size() > 0) parts = cut(whole, done[held_by], shared[held_by], element, held_by.size());
-      done[held_by] += whole.size() * element;
+      const dist::Range full{range.first, range.second};
+      std::vector<dist::Range> parts(1, full);
+      if (full.size() > 0) parts = cut(full, done[held_by], shared[held_by], element, held_by.size());
+      done[held_by] += full.size() * element;
       for (size_t i = 0; i < parts.size(); ++i) {
-        if (parts[i].size() == 0 && whole.size() > 0) continue;
+        if (parts[i].size() == 0 && full.size() > 0) continue;
         const int rank = held_by[i];
         const auto owner = std::find_if(owners.begin(), owners.end(),
                                         [&](const Owner& o) { return o.offer == of_rank[size_t(rank)]; });

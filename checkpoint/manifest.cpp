@@ -44,10 +44,10 @@ class Reader {
   const Json& at(const char* key) const { return json_.at(key, where_); }
   std::string path(const char* key) const { return where_ + ": " + key; }
   const std::string& text(const char* key) const { return at(key).as_string(path(key)); }
-  int64_t integer(const char* key, int64_t least, int64_t most) const {
+  int64_t integer(const char* key, int64_t least, int64_t greatest) const {
     const int64_t value = at(key).as_int(path(key));
-    LOCKSTEP_CHECK(value >= least && value <= most, path(key), ": expected ", least, " to ", most, ", got ", value,
-                   "; use the release that wrote it");
+    LOCKSTEP_CHECK(value >= least && value <= greatest, path(key), ": expected ", least, " to ", greatest, ", got ",
+                   value, "; use the release that wrote it");
     return value;
   }
   const Json::Object& object(const char* key) const { return at(key).as_object(path(key)); }

@@ -171,8 +171,8 @@ struct Saver::State {
     for (size_t i = 0; i < job.writes.size(); ++i) {
       const LogicalTensor& tensor = m.tensors.at(job.writes[i].tensor);
       const Part& part = tensor.parts[job.writes[i].part];
-      const bool is_whole = part.end - part.begin == tensor.numel();
-      entries.push_back({part.name, tensor.dtype, is_whole ? tensor.shape : Shape{part.end - part.begin}});
+      const bool is_full = part.end - part.begin == tensor.numel();
+      entries.push_back({part.name, tensor.dtype, is_full ? tensor.shape : Shape{part.end - part.begin}});
       index[part.name] = i;
     }
     data::NewFile to(files, folder + "/" + name);

@@ -37,7 +37,7 @@ FileCalls& system_calls() {
 
 namespace {
 
-constexpr size_t most_at_once = size_t(1) << 30;  // Linux transfers at most a little less than 2 GiB per call
+constexpr size_t max_at_once = size_t(1) << 30;  // Linux transfers at most a little less than 2 GiB per call
 
 template <class Call> auto attempt(Call call) {
   auto result = call();
@@ -59,7 +59,7 @@ int Files::open(const std::string& path) { return opened(calls_, path, O_RDWR | 
 void Files::write(int fd, Bytes bytes, int64_t offset, const std::string& path) {
   while (!bytes.empty()) {
     const int64_t written =
-        attempt([&] { return calls_.write(fd, bytes.data(), std::min(bytes.size(), most_at_once), offset); });
+        attempt([&] { return calls_.write(fd, bytes.data(), std::min(bytes.size(), max_at_once), offset); });
     if (written < 0) fail_system("write", path);
     LOCKSTEP_CHECK(written > 0, "[file] cannot write ", path, ": the system wrote 0 of ", bytes.size(),
                    " bytes; check the disk");

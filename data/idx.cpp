@@ -27,7 +27,7 @@ class Source {
 
   /// Upper bound on the bytes still to come: deflate makes at most 1032 bytes from one, and zlib may hold a few bytes
   /// of unprocessed input.
-  int64_t most() const { return zipped_ ? (int64_t(rest_.size()) + 16) * 1032 : int64_t(rest_.size()); }
+  int64_t limit() const { return zipped_ ? (int64_t(rest_.size()) + 16) * 1032 : int64_t(rest_.size()); }
 
   /// Fills `out` as far as possible. Returns the number of bytes written.
   int64_t read(std::byte* out, int64_t wanted) {
@@ -120,8 +120,8 @@ Tensor parse_idx(Bytes file, const std::string& origin, int64_t max_bytes) {
   }
   LOCKSTEP_CHECK(fits && bytes <= max_bytes, where, ": expected at most ", max_bytes, " bytes of elements, got shape ",
                  shape, "; raise max_bytes of read_idx()");
-  LOCKSTEP_CHECK(bytes <= source.most(), where, ": expected ", bytes, " bytes for shape ", shape, ", got at most ",
-                 source.most(), " (is the file truncated?); copy or download it again");
+  LOCKSTEP_CHECK(bytes <= source.limit(), where, ": expected ", bytes, " bytes for shape ", shape, ", got at most ",
+                 source.limit(), " (is the file truncated?); copy or download it again");
 
   Tensor out = empty(shape, {.dtype = kind->dtype, .device = cpu});
   auto* data = bytes ? static_cast<std::byte*>(out.raw_data()) : nullptr;

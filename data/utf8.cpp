@@ -27,11 +27,11 @@ size_t utf8_begun(std::string_view text, size_t at) {
   const size_t length = first >= 0xf0 ? 4 : first >= 0xe0 ? 3 : 2;
   // The second byte is restricted: no overlong form, no surrogate, nothing above U+10FFFF.
   const uint8_t least = first == 0xe0 ? 0xa0 : first == 0xf0 ? 0x90 : 0x80;
-  const uint8_t most = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
+  const uint8_t greatest = first == 0xed ? 0x9f : first == 0xf4 ? 0x8f : 0xbf;
   size_t count = 1;
   while (count < length && at + count < text.size()) {
     const uint8_t next = uint8_t(text[at + count]);
-    if (count == 1 ? next < least || next > most : (next & 0xc0) != 0x80) break;
+    if (count == 1 ? next < least || next > greatest : (next & 0xc0) != 0x80) break;
     ++count;
   }
   return count;

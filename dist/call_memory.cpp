@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "dist/patience.h"
+#include "dist/wait_policy.h"
 #include "tensor/memory.h"
 #include "tensor/ops.h"
 

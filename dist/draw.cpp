@@ -58,11 +58,11 @@ std::vector<std::vector<TransferGroup>> messages_by_step(Algorithm algorithm, co
 constexpr size_t max_width = 180;
 
 std::string title(Algorithm algorithm, const Request& r, const Check& check) {
-  const int64_t most = check.sent.empty() ? 0 : *std::max_element(check.sent.begin(), check.sent.end());
+  const int64_t highest = check.sent.empty() ? 0 : *std::max_element(check.sent.begin(), check.sent.end());
   return str(name_of(algorithm), " ", name_of(r.collective), has_root(r.collective) ? str(", root ", r.root) : "", ": ",
              counted(r.ranks, "rank"), ", ", counted(check.chunks, "chunk"), ", ", counted(check.steps, "step"),
              check.joins > 0 ? str(" (", check.rounds, " between ranks)") : "", "; the busiest rank sends ",
-             counted(most, "chunk"));
+             counted(highest, "chunk"));
 }
 
 }  // namespace
@@ -214,10 +214,10 @@ class Picture {
         target = {t.action == Action::reduce ? target.terms + terms : terms, t.action == Action::reduce, true,
                   t.action == Action::scale};
         if (t.action == Action::scale) continue;
-        const double spread =
+        const double range =
             std::min(3., lines_ * side_ / double(m.chunks.size())) * (double(i) - double(m.chunks.size() - 1) / 2);
         const auto middle = [&](int rank, int slot) {
-          return y(top, rank, {0, slot}) + lines_ * side_ / 2. - 1 + spread;
+          return y(top, rank, {0, slot}) + lines_ * side_ / 2. - 1 + range;
         };
         arrow(left + column * (block_ + gap) + block_, middle(t.from, from.slot),
               left + (column + 1) * (block_ + gap) - 3, middle(t.to, to.slot), color(chunk));

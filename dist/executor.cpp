@@ -7,7 +7,7 @@
 #include "base/environment.h"
 #include "dist/call_memory.h"
 #include "dist/links.h"
-#include "dist/patience.h"
+#include "dist/wait_policy.h"
 
 namespace lockstep::dist {
 namespace {
@@ -28,10 +28,10 @@ class Executor {
 
   Moved run() {
     if (holds_payload_) {
-      if (const auto moved = run_in_place(e_, program_, w_.links, patience_)) return *moved;
+      if (const auto moved = run_in_place(e_, program_, w_.links, wait_policy_)) return *moved;
     }
     const Tensor scratch = w_.memory.lay_out(program_);
-    patience_.until_done([&](bool& open) {
+    wait_policy_.until_done([&](bool& open) {
       size_t moved = 0;
       for (PeerLink& link : w_.links) {
         if (!link.out.finished) {
@@ -228,7 +228,7 @@ class Executor {
   bool holds_payload_ = false;  // true: send no payload until the headers say whether the tensors are in shared memory
   int64_t max_blocks_ = 0;
   Moved moved_;
-  Patience patience_{e_, w_.links};
+  WaitPolicy wait_policy_{e_, w_.links};
 };
 
 }  // namespace

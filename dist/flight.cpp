@@ -47,15 +47,15 @@ std::string where(const Flight::Entry& e) {
   return e.sequence > 0 ? str("seq ", e.sequence, " (", e.call, ")") : e.call;
 }
 
-constexpr size_t most_bytes = 16 << 20;  // limit of a record's size
+constexpr size_t max_bytes = 16 << 20;  // limit of a record's size
 
 Record read_record(const std::filesystem::path& path, int& world) {
   const auto refuse = [&](const std::string& what) {
     fail(str("[flight] expected a flight record in ", path.string(), ", got ", what,
              "; remove the file to read the others"));
   };
-  const std::string text = read_start(path, most_bytes + 1);
-  if (text.size() > most_bytes) refuse(str("more than ", most_bytes, " bytes"));
+  const std::string text = read_start(path, max_bytes + 1);
+  if (text.size() > max_bytes) refuse(str("more than ", max_bytes, " bytes"));
   const ClassicLocale classic;
   const Json json = Json::parse(text, nullptr, false);
   if (json.is_discarded() || !json.is_object()) refuse("damaged JSON");

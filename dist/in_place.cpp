@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "dist/links.h"
-#include "dist/patience.h"
 #include "dist/shard.h"
+#include "dist/wait_policy.h"
 
 namespace lockstep::dist {
 namespace {
@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t block_bytes = 16 << 10;  // bytes of a block; the blocks of a few ranks together fit into the L2 cache
 
 /// Executes this rank's transfers, call.share. wholes[r]: the address of rank r's tensor; null if it is not needed.
-void work(const InPlace& call, std::span<std::byte* const> wholes) {
+void work(const InPlace& call, std::span<std::byte* const> fulls) {
   const Share& share = *call.share;
   const int64_t size = size_of(call.dtype);
   std::vector<std::byte> scratch(size_t(share.slots * block_bytes));
@@ -31,7 +31,7 @@ void work(const InPlace& call, std::span<std::byte* const> wholes) {
       const auto memory = [&](int rank, const Place& place) {
         if (place.slot > 0) return scratch.data() + (place.slot - 1) * block_bytes;
         if (call.part && rank == call.rank && chunk == rank) return call.part + at;
-        return wholes[size_t(rank)] + range.begin * size + at;
+        return fulls[size_t(rank)] + range.begin * size + at;
       };
       for (size_t i = first; i < last; ++i) {
         const Transfer& t = share.transfers[i];
@@ -67,9 +67,9 @@ Share share_in_place(const Request& request, int rank) {
 }
 
 std::optional<Moved> run_in_place(const Execution& e, const Program& program, std::vector<PeerLink>& links,
-                                  Patience& patience) {
+                                  WaitPolicy& wait_policy) {
   const InPlace& call = *e.in_place;
-  patience.until_done([&](bool& open) {
+  wait_policy.until_done([&](bool& open) {
     size_t moved = 0;
     for (PeerLink& link : links) {
       if (!link.out.finished && !link.is_sent_open()) {
@@ -83,14 +83,14 @@ std::optional<Moved> run_in_place(const Execution& e, const Program& program, st
     }
     return moved;
   });
-  std::vector<std::byte*> wholes(size_t(program.ranks), nullptr);
-  wholes[size_t(program.rank)] = call.whole;
+  std::vector<std::byte*> fulls(size_t(program.ranks), nullptr);
+  fulls[size_t(program.rank)] = call.full;
   for (const PeerLink& link : links)
     if (!link.in.finished && call.needs(link.rank) && !link.theirs.in_place) return {};
   for (PeerLink& link : links)
     if (!link.in.finished && call.needs(link.rank))
-      wholes[size_t(link.rank)] = link.channel->reach(link.placement, call.bytes());
-  work(call, wholes);
+      fulls[size_t(link.rank)] = link.channel->reach(link.placement, call.bytes());
+  work(call, fulls);
 
   // Every rank sends all others a mark: no rank may return while another one still reads or writes its tensor.
   Moved moved_by{.in_place = 1};
@@ -102,7 +102,7 @@ std::optional<Moved> run_in_place(const Execution& e, const Program& program, st
     link.out.crc = mark;
     link.out.finished = link.in.finished = false;
   }
-  patience.until_done([&](bool& open) {
+  wait_policy.until_done([&](bool& open) {
     size_t moved = 0;
     for (PeerLink& link : links) {
       if (!link.out.finished) {

@@ -41,9 +41,9 @@ struct InPlace {
   int rank = 0, ranks = 1, root = 0;
   const Share* share = nullptr;  ///< this rank's share of the work
   int64_t count = 0;             ///< elements of the whole tensor
-  std::byte* whole = nullptr;    ///< this rank's tensor of `count` elements
+  std::byte* full = nullptr;     ///< this rank's tensor of `count` elements
   std::byte* part = nullptr;     ///< reduce_scatter: memory of the result; holds this rank's own term at the start
-  Placement placement;           ///< where `whole` lies in shared memory
+  Placement placement;           ///< where `full` lies in shared memory
 
   size_t bytes() const { return size_t(count * size_of(dtype)); }  ///< bytes of the whole tensor
   /// True if the tensor of rank `peer` must be in shared memory.
@@ -54,12 +54,12 @@ struct Execution;
 struct PeerLink;
 struct Moved;
 struct Program;
-class Patience;
+class WaitPolicy;
 
 /// Exchanges headers with all ranks. If every tensor that the call needs lies in shared memory, does this rank's part
 /// of the work, and waits until no rank needs its tensor any more. Otherwise returns nothing, on all ranks alike. The
 /// caller then sends the data as usual, without a second exchange of headers.
 std::optional<Moved> run_in_place(const Execution& call, const Program& program, std::vector<PeerLink>& links,
-                                  Patience& patience);
+                                  WaitPolicy& wait_policy);
 
 }  // namespace lockstep::dist

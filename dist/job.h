@@ -38,10 +38,10 @@ struct Job {
   const Maker maker;  ///< recognizes a forked child, which must not touch its parent's job
   std::shared_ptr<Control> control;
   Flight flight;
-  Algorithm forced = Algorithm::automatic;  ///< the algorithm that LOCKSTEP_ALGORITHM demands
-  bool checksum = false;                    ///< true: LOCKSTEP_COMM_CHECKSUM asks for a crc32c on all data
-  std::string backend = "auto";             ///< the `backend` that init() was given
-  std::atomic<bool> told_sharing{false};    ///< true once the notice that ranks share a device was printed
+  Algorithm forced = Algorithm::automatic;    ///< the algorithm that LOCKSTEP_ALGORITHM demands
+  bool checksum = false;                      ///< true: LOCKSTEP_COMM_CHECKSUM asks for a crc32c on all data
+  std::string backend = "auto";               ///< the `backend` that init() was given
+  std::atomic<bool> reported_sharing{false};  ///< true once the notice that ranks share a device was printed
   /// Supervises this rank's NCCL calls (nccl/watchdog.h). Created by the first engine that moves tensors by NCCL.
   std::shared_ptr<void> watchdog;
 

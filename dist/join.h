@@ -4,7 +4,7 @@
 #include <string>
 
 #include "dist/net.h"
-#include "dist/roster.h"
+#include "dist/rank_table.h"
 #include "dist/wire.h"
 
 namespace lockstep::dist {

@@ -10,7 +10,7 @@
 #include <set>
 
 #include "dist/net.h"
-#include "dist/roster.h"
+#include "dist/rank_table.h"
 
 namespace lockstep::dist {
 namespace {
@@ -19,23 +19,23 @@ using Clock = std::chrono::steady_clock;
 
 class LocalControl;
 
-// State that the ranks, which are threads, share. A Roster detects failures, as it does for processes. It never finds a
-// silent rank here: if the process stops, all ranks stop.
+// State that the ranks, which are threads, share. A RankTable detects failures, as it does for processes. It never
+// finds a silent rank here: if the process stops, all ranks stop.
 struct LocalJob {
-  LocalJob(int ranks, double heartbeat) : roster(ranks, heartbeat), doing(size_t(ranks)), controls(size_t(ranks)) {}
+  LocalJob(int ranks, double heartbeat) : rank_table(ranks, heartbeat), doing(size_t(ranks)), controls(size_t(ranks)) {}
   double now() const { return Seconds(Clock::now() - start).count(); }
-  /// Passes the activity of each rank to the roster. begin() and end() only store the activity in `doing`.
+  /// Passes the activity of each rank to the rank table. begin() and end() only store the activity in `doing`.
   void look() {
     for (size_t r = 0; r < doing.size(); ++r) {
-      roster.heard(int(r), now());
-      if (!roster.has_left(int(r))) roster.doing(int(r), doing[r], false, now());
+      rank_table.heard(int(r), now());
+      if (!rank_table.has_left(int(r))) rank_table.doing(int(r), doing[r], false, now());
     }
   }
 
   std::mutex mutex;
   std::condition_variable changed;
   const Clock::time_point start = Clock::now();
-  Roster roster;
+  RankTable rank_table;
   std::vector<Activity> doing;
   std::vector<LocalControl*> controls;  // null once destroyed
   std::map<std::string, std::string> values;
@@ -96,7 +96,7 @@ class LocalControl final : public Control {
     const auto gone = [&] {
       std::vector<int> ranks;
       for (const int r : world_ranks)
-        if (job_->roster.has_left(r) && !here.contains(r)) ranks.push_back(r);
+        if (job_->rank_table.has_left(r) && !here.contains(r)) ranks.push_back(r);
       return ranks;
     };
     if (!wait(lock, timeout, [&] { return all() || !gone().empty(); })) {
@@ -107,7 +107,7 @@ class LocalControl final : public Control {
                       str("[barrier] waited ", timeout.count(), " s at barrier '", name,
                           "'; missing ranks: ", text_of(missing), "; call barrier() on them too"));
     }
-    if (!all()) throw fail(job_->roster.gone_from("barrier '" + name + "'", place_.rank, gone()));
+    if (!all()) throw fail(job_->rank_table.gone_from("barrier '" + name + "'", place_.rank, gone()));
   }
 
   [[noreturn]] void raise() const override {
@@ -122,7 +122,7 @@ class LocalControl final : public Control {
       // If none comes, check whether that rank has left the job.
       job_->changed.wait_for(lock, std::min(place_.heartbeat, Seconds(0.3)), [&] { return job_->failure.has_value(); });
       job_->look();
-      if (!job_->failure && job_->roster.has_left(rank)) return fail(job_->roster.gone(place_.rank, rank));
+      if (!job_->failure && job_->rank_table.has_left(rank)) return fail(job_->rank_table.gone(place_.rank, rank));
     }
     return fail({fault, rank, str("[rank ", place_.rank, "] ", message)});
   }
@@ -145,8 +145,8 @@ class LocalControl final : public Control {
     own.is_send = is_send;
     if (job_->failure) return;
     job_->look();
-    job_->roster.doing(place_.rank, own, true, job_->now());
-    if (const auto found = job_->roster.judge(job_->now())) fail(*found);
+    job_->rank_table.doing(place_.rank, own, true, job_->now());
+    if (const auto found = job_->rank_table.judge(job_->now())) fail(*found);
   }
 
   void end() override {
@@ -165,14 +165,14 @@ class LocalControl final : public Control {
   std::string explain(const std::vector<int>& world_ranks) override {
     const std::lock_guard lock(job_->mutex);
     job_->look();
-    return job_->roster.explain(world_ranks);
+    return job_->rank_table.explain(world_ranks);
   }
 
   void leave() override {
     const std::lock_guard lock(job_->mutex);
-    if (job_->roster.has_left(place_.rank)) return;
+    if (job_->rank_table.has_left(place_.rank)) return;
     job_->look();
-    job_->roster.left(place_.rank, completed_, job_->now());
+    job_->rank_table.left(place_.rank, completed_, job_->now());
     job_->changed.notify_all();
   }
 
@@ -213,7 +213,7 @@ std::vector<std::shared_ptr<Control>> local_controls(int ranks, Rendezvous place
   std::vector<std::shared_ptr<Control>> all;
   for (int r = 0; r < ranks; ++r) {
     place.rank = place.local_rank = r;
-    job->roster.sit(
+    job->rank_table.sit(
         {.rank = r, .world_size = ranks, .pid = uint32_t(getpid()), .host = "this process", .job = place.job},
         job->now());
     auto control = std::make_shared<LocalControl>(job, place);

@@ -15,7 +15,7 @@ size_t axis_of(const std::vector<std::pair<std::string, int>>& axes, const std::
 
 }  // namespace
 
-Mesh::Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes) : axes_(std::move(axes)) {
+GroupMesh::GroupMesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes) : axes_(std::move(axes)) {
   LOCKSTEP_CHECK(!axes_.empty(), "[mesh] expected at least one axis, got none");
   int64_t product = 1;
   std::string text;
@@ -35,12 +35,12 @@ Mesh::Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes) :
   coordinates_.resize(axes_.size());
   for (size_t i = axes_.size(); i-- > 0; rest /= axes_[i].second) coordinates_[i] = rest % axes_[i].second;
   int stride = world.size();
-  std::shared_ptr<ProcessGroup> alone;  // shared by all axes of size 1
+  std::shared_ptr<ProcessGroup> single;  // shared by all axes of size 1
   for (size_t i = 0; i < axes_.size(); ++i) {
     stride /= axes_[i].second;
     if (axes_[i].second == 1) {
-      if (!alone) alone = world.split(world.rank(), 0, "alone");
-      groups_.push_back(alone);
+      if (!single) single = world.split(world.rank(), 0, "alone");
+      groups_.push_back(single);
       continue;
     }
     // Ranks that differ only in coordinate i form a group. They all pass the same color to split(): the rank number of
@@ -49,8 +49,8 @@ Mesh::Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes) :
   }
 }
 
-ProcessGroup& Mesh::group(const std::string& axis) const { return *groups_[axis_of(axes_, axis)]; }
-int Mesh::coordinate(const std::string& axis) const { return coordinates_[axis_of(axes_, axis)]; }
-int Mesh::size(const std::string& axis) const { return axes_[axis_of(axes_, axis)].second; }
+ProcessGroup& GroupMesh::group(const std::string& axis) const { return *groups_[axis_of(axes_, axis)]; }
+int GroupMesh::coordinate(const std::string& axis) const { return coordinates_[axis_of(axes_, axis)]; }
+int GroupMesh::size(const std::string& axis) const { return axes_[axis_of(axes_, axis)].second; }
 
 }  // namespace lockstep::dist

@@ -9,7 +9,7 @@ namespace lockstep::dist {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-constexpr size_t turn_bytes = 128 << 10;  // bytes after which other peers get their turn
+constexpr size_t round_bytes = 128 << 10;  // bytes after which other peers get their turn
 
 // The messages in one direction between this rank and a peer.
 struct MessageStream {
@@ -27,7 +27,7 @@ size_t send_some(MessageStream& s) {
   Message& m = *s.messages[s.next];
   const size_t moved = send_rest(*s.channel, &m.header, sizeof(Header), s.header_done);
   if (s.header_done < sizeof(Header)) return moved;
-  return moved + send_rest(*s.channel, m.data.data(), std::min(m.data.size(), s.data_done + turn_bytes), s.data_done);
+  return moved + send_rest(*s.channel, m.data.data(), std::min(m.data.size(), s.data_done + round_bytes), s.data_done);
 }
 
 size_t receive_some(MessageStream& s, const Mail& mail) {
@@ -40,7 +40,7 @@ size_t receive_some(MessageStream& s, const Mail& mail) {
     check_sealed(s.theirs, peer);
     check_same(m.header, s.theirs, mail.group);  // throws if it differs, before any data is received
   }
-  moved += receive_rest(*s.channel, m.data.data(), std::min(m.data.size(), s.data_done + turn_bytes), s.data_done);
+  moved += receive_rest(*s.channel, m.data.data(), std::min(m.data.size(), s.data_done + round_bytes), s.data_done);
   if (s.data_done == m.data.size() && mail.checksum &&
       s.theirs.payload_crc != uint16_t(crc32c(m.data.data(), m.data.size()))) {
     throw DistError(Fault::protocol, peer,
@@ -80,7 +80,7 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
     stream->messages.push_back(&m);
   }
 
-  Clock::time_point last = Clock::now(), told = last;
+  Clock::time_point last = Clock::now(), reported = last;
   bool slow = false, waits = false;
   size_t left = streams.size();
   for (int idle = 0; left > 0;) {
@@ -101,7 +101,7 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
       idle = 0;
       if (waits && mail.activity) mail.control.begin(*mail.activity);
       waits = false;
-      last = told = Clock::now();
+      last = reported = Clock::now();
       continue;
     }
     if (mail.control.failed()) mail.control.raise();
@@ -112,7 +112,7 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
       slow = true;
       mail.slow();
     }
-    if (now - told > mail.control.renewal() && (!mail.awaited || mail.awaited->load())) {
+    if (now - reported > mail.control.renewal() && (!mail.awaited || mail.awaited->load())) {
       // Report that this rank waits for one of these messages. Prefer one that it receives, since a send usually
       // completes when the peer receives it.
       const auto blocked =
@@ -122,7 +122,7 @@ Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
       const Message& m = *blocked->messages[blocked->next];
       mail.control.waits(mail.world_ranks[size_t(m.peer)], is_message(m.header) ? m.header.sequence : 0, m.is_send);
       waits = true;
-      told = now;
+      reported = now;
     }
     if (now - last > mail.timeout) {
       const Message& m = messages.front();

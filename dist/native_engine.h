@@ -7,13 +7,13 @@
 #include <tuple>
 #include <vector>
 
+#include "dist/call_queue.h"
 #include "dist/in_place.h"
 #include "dist/job.h"
 #include "dist/messages.h"
 #include "dist/process_group.h"
 #include "dist/program.h"
 #include "dist/transport.h"
-#include "dist/turns.h"
 
 namespace lockstep::dist {
 
@@ -31,11 +31,11 @@ struct Prepared {
 struct NativeEngine : Membership {
   /// Creates the transport unless the group has one rank only.
   NativeEngine(std::shared_ptr<Job> job, Membership member, std::shared_ptr<Traffic> traffic);
-  virtual ~NativeEngine() { turns.drain(); }
+  virtual ~NativeEngine() { call_queue.drain(); }
 
   /// True if no call is queued or running.
-  virtual bool idle() const { return turns.idle(); }
-  /// Runs the collective or the exchange of messages `call`. Turns (turns.h) calls move() for one call after another.
+  virtual bool idle() const { return call_queue.idle(); }
+  /// Runs the collective or the exchange of messages `call`. CallQueue calls move() for one call after another.
   virtual void move(Call& call, uint64_t sequence);
   /// The algorithm for a call: the caller's, else that of LOCKSTEP_ALGORITHM if it supports the collective, else
   /// one_shot for a small all_reduce and direct for other calls. Error if the caller's does not support the collective.
@@ -50,13 +50,13 @@ struct NativeEngine : Membership {
   const std::shared_ptr<Job> job;
   std::unique_ptr<Transport> transport;  // null in a group of one rank
   const std::shared_ptr<Traffic> traffic;
-  Turns turns;
+  CallQueue call_queue;
 
  private:
   // Returns the program for a call. Makes it for the first call of this kind, and keeps it for later ones.
   const Prepared& plan(const Call& call);
   // Runs a call of a group of one rank: copies input to output.
-  void alone(const Call& call);
+  void run_single(const Call& call);
   // Gets the element count of a gather or scatter from the root. The other ranks do not know the count.
   void learn_count(Call& call, uint64_t sequence);
   void barrier(const Call& call, uint64_t sequence);

@@ -28,7 +28,7 @@ NativeEngine::NativeEngine(std::shared_ptr<Job> job_, Membership member, std::sh
     : Membership(std::move(member)),
       job(std::move(job_)),
       traffic(std::move(traffic_)),
-      turns(*job, *this, traffic, [this](Call& call, uint64_t sequence) { move(call, sequence); }) {
+      call_queue(*job, *this, traffic, [this](Call& call, uint64_t sequence) { move(call, sequence); }) {
   if (world_ranks.size() > 1) transport = make_transport(*job->control, id, rank, world_ranks);
 }
 
@@ -66,7 +66,7 @@ const Prepared& NativeEngine::plan(const Call& call) {
 }
 
 // A group of one rank: only copies input to output.
-void NativeEngine::alone(const Call& call) {
+void NativeEngine::run_single(const Call& call) {
   if (call.input.defined() && call.output.defined())
     copy_bytes(bytes_of(call.output), bytes_of(call.input), call.count * size_of(call.dtype));
 }
@@ -76,7 +76,8 @@ void NativeEngine::alone(const Call& call) {
 void NativeEngine::learn_count(Call& call, uint64_t sequence) {
   std::vector<Message> batch;
   const auto tell = [&](bool is_send, int peer) {
-    batch.push_back({is_send, peer, std::as_writable_bytes(std::span(&call.count, 1)), turns.header(call, sequence)});
+    batch.push_back(
+        {is_send, peer, std::as_writable_bytes(std::span(&call.count, 1)), call_queue.header(call, sequence)});
     batch.back().header.count = 0;
   };
   if (rank == call.root) {
@@ -99,7 +100,7 @@ void NativeEngine::learn_count(Call& call, uint64_t sequence) {
 
 void NativeEngine::collective(Call& call, uint64_t sequence) {
   const int n = int(world_ranks.size());
-  if (n == 1) return alone(call);
+  if (n == 1) return run_single(call);
   const Prepared& plan = this->plan(call);
   const bool one_sided = call.collective == Collective::gather || call.collective == Collective::scatter;
   if (one_sided && call.algorithm != Algorithm::direct) learn_count(call, sequence);
@@ -114,31 +115,31 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
     return scratch->data();
   };
 
-  std::byte* whole = nullptr;  // memory in which chunks lie as shard_range() says
-  std::byte* part = nullptr;   // memory of this rank's own chunk, if it lies elsewhere
+  std::byte* full = nullptr;  // memory in which chunks lie as shard_range() says
+  std::byte* part = nullptr;  // memory of this rank's own chunk, if it lies elsewhere
   switch (call.collective) {
     case Collective::all_reduce:
     case Collective::broadcast:
     case Collective::reduce:
-      whole = output;
+      full = output;
       copy_bytes(output, input, count * size);
       break;
     case Collective::all_gather:
-      whole = output;
+      full = output;
       copy_bytes(output + own.begin * size, input, own.size() * size);
       break;
     case Collective::reduce_scatter:
       part = output;
-      whole = plan.writes_others ? copy_to_scratch() : input;
+      full = plan.writes_others ? copy_to_scratch() : input;
       copy_bytes(part, input + own.begin * size, own.size() * size);
       break;
     case Collective::gather:
-      whole = output;
+      full = output;
       part = rank == call.root ? nullptr : input;
       if (rank == call.root) copy_bytes(output + own.begin * size, input, own.size() * size);
       break;
     case Collective::scatter:
-      whole = rank == call.root && plan.writes_others ? copy_to_scratch() : input;
+      full = rank == call.root && plan.writes_others ? copy_to_scratch() : input;
       part = rank == call.root ? nullptr : output;
       break;
     default: break;  // all_to_all
@@ -166,7 +167,7 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
   };
   const auto chunk_of = [&](int32_t chunk) -> std::span<std::byte> {
     if (part && chunk == rank) return {part, chunk_bytes(chunk)};
-    if (whole) return {whole + shard_range(count, plan.chunks, chunk).begin * size, chunk_bytes(chunk)};
+    if (full) return {full + shard_range(count, plan.chunks, chunk).begin * size, chunk_bytes(chunk)};
     return {};
   };
   Execution e;
@@ -187,9 +188,9 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
                 .root = call.root,
                 .share = &plan.in_place,
                 .count = count,
-                .whole = whole,
+                .full = full,
                 .part = part,
-                .placement = placement_of({whole, size_t(count * size)})};
+                .placement = placement_of({full, size_t(count * size)})};
     e.in_place = &in_place;
   }
   e.program = &*plan.program;
@@ -197,11 +198,11 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
   e.checksum = job->checksum;
   e.dtype = call.dtype;
   e.op = call.op;
-  e.header = turns.header(call, sequence);
+  e.header = call_queue.header(call, sequence);
   if (one_sided) e.header.count = 0;
   e.control = job->control.get();
-  e.timeout = turns.timeout_of(call);
-  e.describe = &turns.activity.collective;
+  e.timeout = call_queue.timeout_of(call);
+  e.describe = &call_queue.activity.collective;
   e.group = &name;
   e.world_ranks = world_ranks;
   book(execute(e));
@@ -210,8 +211,8 @@ void NativeEngine::collective(Call& call, uint64_t sequence) {
 }
 
 Mail NativeEngine::mail(const Call& call) {
-  return {*transport,    *job->control,   name, world_ranks, turns.timeout_of(call),
-          job->checksum, &turns.activity, {},   {},          call.awaited.get()};
+  return {*transport,    *job->control,        name, world_ranks, call_queue.timeout_of(call),
+          job->checksum, &call_queue.activity, {},   {},          call.awaited.get()};
 }
 
 void NativeEngine::book(const Moved& moved) {
@@ -229,8 +230,8 @@ void NativeEngine::exchange(const Call& call, std::vector<Message>& batch) { boo
 void NativeEngine::disseminate(const Mail& mail, const Call& call, uint64_t sequence) {
   const int n = int(world_ranks.size());
   for (int step = 1; step < n; step *= 2) {
-    std::vector<Message> round{{true, (rank + step) % n, {}, turns.header(call, sequence)},
-                               {false, (rank - step + n) % n, {}, turns.header(call, sequence)}};
+    std::vector<Message> round{{true, (rank + step) % n, {}, call_queue.header(call, sequence)},
+                               {false, (rank - step + n) % n, {}, call_queue.header(call, sequence)}};
     move_messages(mail, round);
   }
 }
@@ -246,10 +247,10 @@ void NativeEngine::barrier(const Call& call, uint64_t sequence) {
   const int n = int(world_ranks.size());
   if (n == 1) return;
   const auto key = [&](int r) { return str("barrier/", id, "/", world_ranks[size_t(r)]); };
-  bool told = false;
+  bool reported = false;
   Mail mail = this->mail(call);
   mail.slow = [&] {
-    if (!std::exchange(told, true)) job->control->set(key(rank), std::to_string(sequence));
+    if (!std::exchange(reported, true)) job->control->set(key(rank), std::to_string(sequence));
   };
   mail.late = [&] {
     std::vector<int> missing;
@@ -265,7 +266,7 @@ void NativeEngine::barrier(const Call& call, uint64_t sequence) {
 
 void NativeEngine::move(Call& call, uint64_t sequence) {
   if (is_message(call.collective)) {
-    std::vector<Message> batch = turns.begin_messages(call);
+    std::vector<Message> batch = call_queue.begin_messages(call);
     exchange(call, batch);
   } else if (call.collective == Collective::barrier) barrier(call, sequence);
   else collective(call, sequence);
@@ -294,7 +295,7 @@ Work NativeGroup::run(Call call, bool async) {
       !Graph::is_recording(), "[", name_of(call.collective),
       "] a collective through host memory cannot be recorded into a graph: call it before or after recording");
   call.algorithm = engine_->choose(call);
-  return engine_->turns.run(std::move(call), async);
+  return engine_->call_queue.run(std::move(call), async);
 }
 
 std::shared_ptr<ProcessGroup> NativeGroup::make_group(Membership member, const std::vector<int>&) {

@@ -35,11 +35,11 @@ void check_pair(Collective c, const Tensor& output, const Tensor& input) {
 
 int64_t size_in_bytes(const Tensor& t) { return t.numel() * size_of(t.dtype()); }
 
-// Error if `part` and `whole` share memory, unless `part` starts at the address `allowed`.
-void check_overlap(Collective c, const Tensor& part, const Tensor& whole, const std::byte* allowed) {
+// Error if `part` and `full` share memory, unless `part` starts at the address `allowed`.
+void check_overlap(Collective c, const Tensor& part, const Tensor& full, const std::byte* allowed) {
   const auto* x = static_cast<const std::byte*>(part.raw_data());
-  const auto* y = static_cast<const std::byte*>(whole.raw_data());
-  const bool apart = x + size_in_bytes(part) <= y || y + size_in_bytes(whole) <= x;
+  const auto* y = static_cast<const std::byte*>(full.raw_data());
+  const bool apart = x + size_in_bytes(part) <= y || y + size_in_bytes(full) <= x;
   LOCKSTEP_CHECK(apart || x == allowed, at(c),
                  "expected input and output that do not overlap, or the part at its own position in the whole; got two "
                  "that overlap in another way; pass another tensor as output");
@@ -52,16 +52,16 @@ void check_reduction(Collective c, ReduceOp op, DType dtype) {
                  "expected sum (or), product (and), min or max of bool, got mean");
 }
 
-const std::byte* part_of(const Tensor& whole, int64_t begin) {
-  return static_cast<const std::byte*>(whole.raw_data()) + begin * size_of(whole.dtype());
+const std::byte* part_of(const Tensor& full, int64_t begin) {
+  return static_cast<const std::byte*>(full.raw_data()) + begin * size_of(full.dtype());
 }
 
-void check_part(Collective c, const Tensor& part, const Tensor& whole, int rank, int size) {
-  check_pair(c, part, whole);
-  const Range range = shard_range(whole.numel(), size, rank);
+void check_part(Collective c, const Tensor& part, const Tensor& full, int rank, int size) {
+  check_pair(c, part, full);
+  const Range range = shard_range(full.numel(), size, rank);
   LOCKSTEP_CHECK(part.numel() == range.size(), at(c), "expected a part of ", range.size(), " elements (shard_range of ",
-                 whole.numel(), " over ", size, " ranks, rank ", rank, "), got ", part.numel());
-  if (part.numel() > 0) check_overlap(c, part, whole, part_of(whole, range.begin));
+                 full.numel(), " over ", size, " ranks, rank ", rank, "), got ", part.numel());
+  if (part.numel() > 0) check_overlap(c, part, full, part_of(full, range.begin));
 }
 
 }  // namespace
@@ -167,30 +167,28 @@ Work ProcessGroup::reduce(const Tensor& data, int root, const CollectiveOptions&
   return call(Collective::reduce, data, data, data.numel(), root, o);
 }
 
-Work ProcessGroup::all_gather(const Tensor& whole, const Tensor& part, const CollectiveOptions& o) {
-  check_part(Collective::all_gather, part, whole, rank(), size());
-  return call(Collective::all_gather, whole, part, whole.numel(), 0, o);
+Work ProcessGroup::all_gather(const Tensor& full, const Tensor& part, const CollectiveOptions& o) {
+  check_part(Collective::all_gather, part, full, rank(), size());
+  return call(Collective::all_gather, full, part, full.numel(), 0, o);
 }
 
-Work ProcessGroup::reduce_scatter(const Tensor& part, const Tensor& whole, const CollectiveOptions& o) {
-  check_part(Collective::reduce_scatter, part, whole, rank(), size());
-  return call(Collective::reduce_scatter, part, whole, whole.numel(), 0, o);
+Work ProcessGroup::reduce_scatter(const Tensor& part, const Tensor& full, const CollectiveOptions& o) {
+  check_part(Collective::reduce_scatter, part, full, rank(), size());
+  return call(Collective::reduce_scatter, part, full, full.numel(), 0, o);
 }
 
-Work ProcessGroup::gather(const Tensor& whole, const Tensor& part, int root, const CollectiveOptions& o) {
+Work ProcessGroup::gather(const Tensor& full, const Tensor& part, int root, const CollectiveOptions& o) {
   check_rank(Collective::gather, "root", root);
-  if (rank() == root) check_part(Collective::gather, part, whole, rank(), size());
+  if (rank() == root) check_part(Collective::gather, part, full, rank(), size());
   else check_tensor(Collective::gather, "part", part);
-  return call(Collective::gather, rank() == root ? whole : Tensor(), part, rank() == root ? whole.numel() : -1, root,
-              o);
+  return call(Collective::gather, rank() == root ? full : Tensor(), part, rank() == root ? full.numel() : -1, root, o);
 }
 
-Work ProcessGroup::scatter(const Tensor& part, const Tensor& whole, int root, const CollectiveOptions& o) {
+Work ProcessGroup::scatter(const Tensor& part, const Tensor& full, int root, const CollectiveOptions& o) {
   check_rank(Collective::scatter, "root", root);
-  if (rank() == root) check_part(Collective::scatter, part, whole, rank(), size());
+  if (rank() == root) check_part(Collective::scatter, part, full, rank(), size());
   else check_tensor(Collective::scatter, "part", part);
-  return call(Collective::scatter, part, rank() == root ? whole : Tensor(), rank() == root ? whole.numel() : -1, root,
-              o);
+  return call(Collective::scatter, part, rank() == root ? full : Tensor(), rank() == root ? full.numel() : -1, root, o);
 }
 
 Work ProcessGroup::all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o) {
@@ -283,13 +281,13 @@ std::shared_ptr<ProcessGroup> ProcessGroup::new_group(const std::vector<int>& ra
   LOCKSTEP_CHECK(!name.empty() && name.size() <= 256, "[new_group] expected a name of 1 to 256 bytes, got ",
                  name.size());
   LOCKSTEP_CHECK(!ranks.empty(), "[new_group] expected at least one rank in group ", name, ", got none");
-  std::vector<bool> seen(size_t(size()), false);
+  std::vector<bool> visited(size_t(size()), false);
   std::string list;
   for (const int r : ranks) {
     LOCKSTEP_CHECK(r >= 0 && r < size(), "[new_group] expected ranks from 0 to ", size() - 1, " of group ",
                    this->name(), ", got ", r);
-    LOCKSTEP_CHECK(!seen[size_t(r)], "[new_group] expected each rank once in group ", name, ", got ", r, " twice");
-    seen[size_t(r)] = true;
+    LOCKSTEP_CHECK(!visited[size_t(r)], "[new_group] expected each rank once in group ", name, ", got ", r, " twice");
+    visited[size_t(r)] = true;
     if (!list.empty()) list += ',';
     list += std::to_string(r);
   }

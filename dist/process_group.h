@@ -147,15 +147,15 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
   Work broadcast(const Tensor& data, int root, const CollectiveOptions& o = {});
   /// Reduces to the root. The contents of `data` on other ranks are unspecified afterwards.
   Work reduce(const Tensor& data, int root, const CollectiveOptions& o = {});
-  /// Concatenates all ranks' parts, by rank, into `whole`. Each `part` is as large as the slice of `whole` that
+  /// Concatenates all ranks' parts, by rank, into `full`. Each `part` is as large as the slice of `full` that
   /// shard_range() gives the rank. `part` may be this slice itself: then the call works in place.
-  Work all_gather(const Tensor& whole, const Tensor& part, const CollectiveOptions& o = {});
-  /// Reduces `whole` over all ranks. Each rank gets in `part` the slice of the result that shard_range() gives it.
-  Work reduce_scatter(const Tensor& part, const Tensor& whole, const CollectiveOptions& o = {});
-  /// Collects the parts at the root. `whole` is used at the root only.
-  Work gather(const Tensor& whole, const Tensor& part, int root, const CollectiveOptions& o = {});
-  /// Sends each rank its part of the root's `whole`.
-  Work scatter(const Tensor& part, const Tensor& whole, int root, const CollectiveOptions& o = {});
+  Work all_gather(const Tensor& full, const Tensor& part, const CollectiveOptions& o = {});
+  /// Reduces `full` over all ranks. Each rank gets in `part` the slice of the result that shard_range() gives it.
+  Work reduce_scatter(const Tensor& part, const Tensor& full, const CollectiveOptions& o = {});
+  /// Collects the parts at the root. `full` is used at the root only.
+  Work gather(const Tensor& full, const Tensor& part, int root, const CollectiveOptions& o = {});
+  /// Sends each rank its part of the root's `full`.
+  Work scatter(const Tensor& part, const Tensor& full, int root, const CollectiveOptions& o = {});
   /// Part j of `input` goes to rank j, part i of `output` comes from rank i. The number of elements must be divisible
   /// by size().
   Work all_to_all(const Tensor& output, const Tensor& input, const CollectiveOptions& o = {});
@@ -184,7 +184,7 @@ class ProcessGroup : public std::enable_shared_from_this<ProcessGroup> {
 
   /// A new, uninitialised tensor in memory that the other ranks of this host can access. all_reduce, broadcast,
   /// reduce_scatter and all_gather work on such tensors directly, without copies between ranks, if all ranks of the
-  /// group are on one host and each (broadcast: the root) passes such a tensor or a slice of one as `data` or `whole`.
+  /// group are on one host and each (broadcast: the root) passes such a tensor or a slice of one as `data` or `full`.
   /// Otherwise they copy, with the same results. If no other rank can access this rank's memory, the tensor is an
   /// ordinary one. Ranks may create such tensors at any time. Each uses a file descriptor and whole pages: create few.
   ///
@@ -252,10 +252,10 @@ void stop_trace(ProcessGroup& group);
 
 /// The world as a grid with named axes, the last axis varying fastest: mesh({{"pp", 2}, {"dp", 4}}). There is a group
 /// for each axis.
-class Mesh {
+class GroupMesh {
  public:
   /// Collective. Error unless the sizes of the axes multiply to world.size().
-  Mesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes);
+  GroupMesh(ProcessGroup& world, std::vector<std::pair<std::string, int>> axes);
   /// The group of the ranks that have this rank's coordinates on all other axes. Error if no axis is called `axis`.
   ProcessGroup& group(const std::string& axis) const;
   int coordinate(const std::string& axis) const;  ///< this rank's coordinate along `axis`

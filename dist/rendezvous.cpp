@@ -52,7 +52,7 @@ std::optional<int> tasks_of(const std::string& list, int64_t node) {
   return std::nullopt;
 }
 
-constexpr int most_ranks = 65536;
+constexpr int max_ranks = 65536;
 
 // Names of the environment variables in which a launcher passes ranks and sizes.
 struct Dialect {
@@ -94,8 +94,8 @@ const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std
   const auto world = find("world_size", speaks->world), rank = find("rank", speaks->rank);
   if (!rank) unset.emplace_back(speaks->rank);
   if (!world) unset.emplace_back(speaks->world);
-  if (world) place.world_size = integer(world->first, world->second, 1, most_ranks);
-  if (rank) place.rank = integer(rank->first, rank->second, 0, world ? place.world_size - 1 : most_ranks - 1);
+  if (world) place.world_size = integer(world->first, world->second, 1, max_ranks);
+  if (rank) place.rank = integer(rank->first, rank->second, 0, world ? place.world_size - 1 : max_ranks - 1);
   if (!rank || !world) return speaks;
   const auto local_world = find("local_world_size", speaks->local_world),
              local_rank = find("local_rank", speaks->local_rank);
@@ -108,7 +108,7 @@ const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std
     const auto node = variable("SLURM_NODEID");
     if (list && node)
       place.local_world_size =
-          std::clamp(tasks_of(*list, integer("SLURM_NODEID", *node, 0, most_ranks)).value_or(0), 0, place.world_size);
+          std::clamp(tasks_of(*list, integer("SLURM_NODEID", *node, 0, max_ranks)).value_or(0), 0, place.world_size);
   }
   const int highest = (local_world ? place.local_world_size : place.world_size) - 1;
   place.local_rank = local_rank ? integer(local_rank->first, local_rank->second, 0, highest) : -1;
@@ -117,15 +117,15 @@ const Dialect* read_ranks(Rendezvous& place, const Given& given, std::vector<std
 
 void read_address(Rendezvous& place, const Dialect* speaks, std::vector<std::string>& unset) {
   const auto address = variable("MASTER_ADDR"), port = variable("MASTER_PORT");
-  const bool alone = unset.empty() && place.world_size == 1;  // true: the only rank of the job, which needs no address
+  const bool single = unset.empty() && place.world_size == 1;  // true: the only rank of the job, which needs no address
   if (address) place.address = *address;
   if (port) place.port = integer("MASTER_PORT", *port, 1, 65535);
   if (speaks == &ours) {
-    if (!address && !alone) unset.emplace_back("MASTER_ADDR");
-    if (!port && !alone) unset.emplace_back("MASTER_PORT");
+    if (!address && !single) unset.emplace_back("MASTER_ADDR");
+    if (!port && !single) unset.emplace_back("MASTER_PORT");
     return;
   }
-  if (address || alone) return;
+  if (address || single) return;
   const bool slurm = std::string(speaks->rank).starts_with("SLURM");
   const auto nodes = slurm ? variable("SLURM_NNODES") : std::nullopt;
   const bool one_host = place.local_world_size == place.world_size || (nodes && *nodes == "1");

@@ -99,7 +99,7 @@ int64_t chunk_count(Algorithm algorithm, const Request& request) {
     case Collective::all_to_all: return n * n;
     case Collective::all_reduce:
     case Collective::broadcast:
-    case Collective::reduce: return rules_of(algorithm).is_whole(request.collective) ? 1 : n;
+    case Collective::reduce: return rules_of(algorithm).is_full(request.collective) ? 1 : n;
     default: return n;
   }
 }
@@ -116,8 +116,8 @@ std::optional<Costs> costs_of(Algorithm algorithm, const Request& request) {
 
 void visit_schedule(Algorithm algorithm, const Request& request, const Emit& emit) {
   check_request(algorithm, request);
-  const int64_t n = request.ranks, most = std::numeric_limits<int32_t>::max();  // highest number of a chunk
-  LOCKSTEP_CHECK(request.collective != Collective::all_to_all || n * n <= most,
+  const int64_t n = request.ranks, highest = std::numeric_limits<int32_t>::max();  // highest number of a chunk
+  LOCKSTEP_CHECK(request.collective != Collective::all_to_all || n * n <= highest,
                  "[schedule] expected at most 46340 ranks for all_to_all, got ", n);
   rules_of(algorithm).visit(request, emit);
 }

@@ -18,9 +18,9 @@ namespace {
 
 // Limit of unauthenticated connections; the oldest is dropped when one more connects. A rank proves itself long before
 // that many other connections arrive, even during a flood.
-constexpr int64_t most_strangers = 256;
-constexpr int most_accepts = 64;                  // accepted in a row, before existing connections are served
-constexpr size_t most_unsent = size_t(64) << 20;  // most bytes queued for a rank; above, it counts as not reading
+constexpr int64_t max_strangers = 256;
+constexpr int max_accepts = 64;                  // accepted in a row, before existing connections are served
+constexpr size_t max_unsent = size_t(64) << 20;  // most bytes queued for a rank; above, it counts as not reading
 constexpr std::chrono::seconds stranger_time{5};
 constexpr std::chrono::seconds last_words_time{2};
 
@@ -29,20 +29,20 @@ constexpr std::chrono::seconds last_words_time{2};
 int64_t room_for_strangers(int world_size) {
   rlimit limit{};
   ::getrlimit(RLIMIT_NOFILE, &limit);
-  if (limit.rlim_cur == RLIM_INFINITY) return most_strangers;
+  if (limit.rlim_cur == RLIM_INFINITY) return max_strangers;
   std::error_code ignored;
   const int64_t open = std::distance(std::filesystem::directory_iterator("/proc/self/fd", ignored), {});
   const int64_t needed = open + world_size + 16;
   LOCKSTEP_CHECK(int64_t(limit.rlim_cur) >= needed, "[control] rank 0 needs about ", needed,
                  " open files for a world of ", world_size, ", its limit is ", limit.rlim_cur,
                  ": raise it with ulimit -n");
-  return std::min(most_strangers, int64_t(limit.rlim_cur) - needed + 8);
+  return std::min(max_strangers, int64_t(limit.rlim_cur) - needed + 8);
 }
 
 }  // namespace
 
 Store::Store(const Rendezvous& rendezvous, const Member& host)
-    : place_(rendezvous), host_(host), roster_(rendezvous.world_size, rendezvous.heartbeat.count()) {
+    : place_(rendezvous), host_(host), rank_table_(rendezvous.world_size, rendezvous.heartbeat.count()) {
   if (place_.listener >= 0) {
     listener_ = Fd(place_.listener);
     prepare(listener_.get());
@@ -62,7 +62,7 @@ Store::Store(const Rendezvous& rendezvous, const Member& host)
   wake_ = Fd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   if (!wake_) check_descriptors(errno, "starting the store");
   LOCKSTEP_CHECK(wake_, "[control] cannot make an eventfd: ", std::strerror(errno), "; free memory");
-  started_ = last_turn_ = next_heartbeat_ = accept_again_ = Clock::now();
+  started_ = last_tick_ = next_heartbeat_ = accept_again_ = Clock::now();
   rendezvous_waited_ = place_.timeout;
   rendezvous_deadline_ = started_ + std::chrono::duration_cast<Clock::duration>(place_.timeout);
   try {
@@ -110,7 +110,7 @@ void Store::serve() {
       }
     };
     attend(true);  // first the connections of ranks
-    turn();
+    expire();
     attend(false);
     if (polled[1].revents) accept_some();
     // Handle closed connections only after all received data, which may say that the rank has left.
@@ -128,11 +128,11 @@ void Store::serve() {
 }
 
 // Checks deadlines, looks for silent ranks, and sends heartbeats when they are due.
-void Store::turn() {
+void Store::expire() {
   const auto now = Clock::now();
-  const double passed = Seconds(now - last_turn_).count();
+  const double passed = Seconds(now - last_tick_).count();
   attended_ += std::min(passed, std::max(0.05, place_.heartbeat.count() / 2));
-  last_turn_ = now;
+  last_tick_ = now;
   check_deadlines();
   check_ranks();
   if (now >= next_heartbeat_) {
@@ -145,7 +145,7 @@ void Store::turn() {
 void Store::accept_some() {
   const auto is_stranger = [](const Connection& c) { return c.state != State::seated && !c.dead; };
   int64_t strangers = std::count_if(connections_.begin(), connections_.end(), is_stranger);
-  for (int i = 0; i < most_accepts; ++i) {
+  for (int i = 0; i < max_accepts; ++i) {
     SocketAddress peer;
     peer.length = sizeof peer.storage;
     const int fd = ::accept4(listener_.get(), reinterpret_cast<sockaddr*>(&peer.storage), &peer.length,
@@ -196,7 +196,7 @@ void Store::read(Connection& connection) {
       return;
     }
     if (connection.state == State::closing) continue;
-    if (connection.rank >= 0) roster_.heard(connection.rank, attended_);
+    if (connection.rank >= 0) rank_table_.heard(connection.rank, attended_);
     try {
       connection.in.push(buffer, size_t(got));
       while (connection.state != State::closing && !connection.dead) {
@@ -207,7 +207,7 @@ void Store::read(Connection& connection) {
     } catch (const DistError& error) {  // the peer sent an invalid message
       if (connection.state == State::seated) {
         fail({Fault::protocol, connection.rank,
-              str(roster_.who(connection.rank),
+              str(rank_table_.who(connection.rank),
                   " sent a message that the store cannot read (another build?): ", error.what())});
         connection.state = State::closing;  // close once the rank has read the failure
         connection.deadline = Clock::now() + last_words_time;
@@ -241,7 +241,7 @@ void Store::refuse(Connection& connection, const std::string& why, bool taken) {
 void Store::send(Connection& connection, Kind kind, uint32_t request, const std::string& body) {
   if (connection.dead) return;
   connection.out.send(connection.fd.get(), encode(kind, request, body));
-  if (connection.out.size() > most_unsent) {
+  if (connection.out.size() > max_unsent) {
     log(str("rank ", connection.rank, " does not read its replies"));
     connection.dead = true;
   }
@@ -250,9 +250,9 @@ void Store::send(Connection& connection, Kind kind, uint32_t request, const std:
 // Handles the loss of a rank's connection. Before the job has begun, the rank may join again. Later, the job fails.
 void Store::lost(Connection& connection) {
   const int rank = connection.rank;
-  if (rank < 0 || connection.state != State::seated || roster_.has_left(rank)) return;
-  if (!begun_) return roster_.stand_up(rank);
-  if (!failure_) fail(roster_.died(rank));
+  if (rank < 0 || connection.state != State::seated || rank_table_.has_left(rank)) return;
+  if (!begun_) return rank_table_.stand_up(rank);
+  if (!failure_) fail(rank_table_.died(rank));
 }
 
 void Store::fail(const DistError& failure) {
@@ -277,8 +277,8 @@ void Store::check_deadlines() {
   }
   if (!begun_ && !failure_ && now >= rendezvous_deadline_)
     fail({Fault::timeout, -1,
-          str("[rendezvous] waited ", text_of(rendezvous_waited_), "; missing ranks: ", text_of(roster_.missing()),
-              " (of ", text_of(roster_.everybody()), "); start them, or see their output")});
+          str("[rendezvous] waited ", text_of(rendezvous_waited_), "; missing ranks: ", text_of(rank_table_.missing()),
+              " (of ", text_of(rank_table_.everybody()), "); start them, or see their output")});
   for (auto it = waiters_.begin(); it != waiters_.end();) {
     if (now < it->deadline) {
       ++it;
@@ -299,7 +299,7 @@ void Store::check_deadlines() {
       if (rank != waiter.connection->rank && std::none_of(waiters_.begin(), waiters_.end(), same))
         missing.push_back(rank);
     }
-    const std::string doing = roster_.explain(missing);
+    const std::string doing = rank_table_.explain(missing);
     send_error(*waiter.connection, waiter.request,
                {Fault::timeout, missing.empty() ? -1 : missing.front(),
                 str("[barrier '", waiter.key, "'] waited ", text_of(waiter.deadline - waiter.started),
@@ -309,9 +309,10 @@ void Store::check_deadlines() {
 
 void Store::check_ranks() {
   if (failure_ || !begun_) return;
-  if (held_ && roster_.has_left(held_->failure.rank)) return fail(roster_.gone(held_->reporter, held_->failure.rank));
+  if (held_ && rank_table_.has_left(held_->failure.rank))
+    return fail(rank_table_.gone(held_->reporter, held_->failure.rank));
   if (held_ && Clock::now() >= held_->until) return fail(DistError(held_->failure));
-  if (const auto found = roster_.judge(attended_)) fail(*found);
+  if (const auto found = rank_table_.judge(attended_)) fail(*found);
 }
 
 // Prints at most one line a minute of each kind, however many connections cause it.
@@ -337,11 +338,11 @@ bool Store::may_stop() {
   const bool someone = std::any_of(connections_.begin(), connections_.end(),
                                    [](const Connection& c) { return c.state == State::seated; });
   if (!begun_ && !failure_) return true;  // rank 0 itself gave up before the job began
-  if (failure_ || roster_.all_left()) return !someone || now - *finishing_ > last_words_time;
+  if (failure_ || rank_table_.all_left()) return !someone || now - *finishing_ > last_words_time;
   if (now - *finishing_ > place_.timeout) {
     std::vector<int> others;
-    for (const int rank : roster_.everybody())
-      if (!roster_.has_left(rank)) others.push_back(rank);
+    for (const int rank : rank_table_.everybody())
+      if (!rank_table_.has_left(rank)) others.push_back(rank);
     fail({Fault::rank_left, 0,
           str("rank 0, which hosts the store, has left and waited ", text_of(place_.timeout), " for ", named(others),
               " to leave as well; see their output")});

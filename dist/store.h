@@ -14,7 +14,7 @@
 
 #include "dist/auth.h"
 #include "dist/net.h"
-#include "dist/roster.h"
+#include "dist/rank_table.h"
 #include "dist/wire.h"
 
 namespace lockstep::dist {
@@ -57,7 +57,7 @@ class Store {
   };
 
   void serve();
-  void turn();
+  void expire();
   void accept_some();
   void read(Connection& connection);
   void handle(Connection& connection, const Frame& frame);
@@ -88,9 +88,9 @@ class Store {
   std::list<Waiter> waiters_;
   std::map<std::string, std::string> values_;
   size_t stored_ = 0;
-  Roster roster_;
+  RankTable rank_table_;
   bool begun_ = false;
-  Clock::time_point started_, rendezvous_deadline_, next_heartbeat_, last_turn_, accept_again_;
+  Clock::time_point started_, rendezvous_deadline_, next_heartbeat_, last_tick_, accept_again_;
   Seconds rendezvous_waited_;
   // Seconds during which this thread served its sockets. Time in which the whole process was stopped is excluded, since
   // silence during that time says nothing about the other ranks.

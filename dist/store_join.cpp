@@ -41,7 +41,7 @@ void Store::handle_join(Connection& connection, const Frame& frame) {
   member.incarnation = in.u64();
   member.host = in.text(256);
   member.job = in.text(key_limit);
-  const double patience = in.seconds();
+  const double wait_policy = in.seconds();
   member.identity = in.text(value_limit);
   in.end();
   if (failure_) {
@@ -51,7 +51,7 @@ void Store::handle_join(Connection& connection, const Frame& frame) {
     connection.state = State::closing;
     return;
   }
-  if (const auto why = roster_.objection(host_, member)) {
+  if (const auto why = rank_table_.objection(host_, member)) {
     const bool of_this_job = member.job == host_.job;
     const bool taken = of_this_job && member.world_size == host_.world_size && member.rank >= 0 &&
                        member.rank < host_.world_size && member.identity == host_.identity;
@@ -75,17 +75,17 @@ void Store::handle_join(Connection& connection, const Frame& frame) {
     other.rank = -1;
     other.dead = true;
   }
-  roster_.sit(member, attended_);
+  rank_table_.sit(member, attended_);
   connection.state = State::seated;
   connection.rank = member.rank;
-  const auto give_up = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(std::min(patience, 1e8)));
+  const auto give_up = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(std::min(wait_policy, 1e8)));
   if (give_up < rendezvous_deadline_) {
     rendezvous_deadline_ = give_up;
-    rendezvous_waited_ = Seconds(patience);
+    rendezvous_waited_ = Seconds(wait_policy);
   }
-  if (!roster_.complete()) return;
+  if (!rank_table_.complete()) return;
   begun_ = true;
-  roster_.begin(attended_);
+  rank_table_.begin(attended_);
   for (Connection& other : connections_) {
     if (other.state != State::seated || other.dead) continue;
     send(other, Kind::joined, 0, Writer().seconds(place_.heartbeat.count()).u32(host_.pid).text(host_.host).body);

@@ -6,11 +6,11 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr size_t most_stored = size_t(256) << 20;  // bytes of all keys and values
-constexpr size_t most_waiters = 1 << 16;
+constexpr size_t max_stored = size_t(256) << 20;  // bytes of all keys and values
+constexpr size_t max_waiters = 1 << 16;
 
 std::string too_many_waiters() {
-  return str("[store] expected at most ", most_waiters,
+  return str("[store] expected at most ", max_waiters,
              " waiting requests, got one more; wait for fewer keys and barriers at once");
 }
 
@@ -35,7 +35,7 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
     case Kind::activity: {
       const Activity activity = read_activity(in);
       in.end();
-      roster_.doing(rank, activity, frame.kind == Kind::activity, attended_);
+      rank_table_.doing(rank, activity, frame.kind == Kind::activity, attended_);
       return;
     }
     case Kind::set: {
@@ -53,7 +53,7 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
       const auto found = values_.find(key);
       if (found != values_.end()) return send(connection, Kind::reply, frame.request, found->second);
       if (frame.kind == Kind::try_get) return send(connection, Kind::no_reply, frame.request, {});
-      if (waiters_.size() >= most_waiters)
+      if (waiters_.size() >= max_waiters)
         return send_error(connection, frame.request, {Fault::refused, rank, too_many_waiters()});
       const auto now = Clock::now();
       waiters_.push_back({&connection, frame.request, key, {}, now, after(now, timeout)});
@@ -80,7 +80,7 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
       std::vector<int> ranks(in.count(4));
       for (int& other : ranks) other = int(in.u32());
       in.end();
-      return send(connection, Kind::reply, frame.request, roster_.explain(ranks));
+      return send(connection, Kind::reply, frame.request, rank_table_.explain(ranks));
     }
     case Kind::report: return handle_report(connection, frame);
     case Kind::leave: {
@@ -91,13 +91,13 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
         completed[group] = in.u64();
       }
       in.end();
-      roster_.doing(rank, activity, false, attended_);
-      roster_.left(rank, completed, attended_);
+      rank_table_.doing(rank, activity, false, attended_);
+      rank_table_.left(rank, completed, attended_);
       send(connection, Kind::reply, frame.request, {});
       // Barriers that include this rank can no longer complete.
       for (const Waiter& waiter : waiters_) {
         if (std::find(waiter.ranks.begin(), waiter.ranks.end(), rank) == waiter.ranks.end()) continue;
-        fail(roster_.gone_from("barrier '" + waiter.key + "'", waiter.connection->rank, {rank}));
+        fail(rank_table_.gone_from("barrier '" + waiter.key + "'", waiter.connection->rank, {rank}));
         break;
       }
       return;
@@ -114,10 +114,10 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
 bool Store::put(Connection& connection, uint32_t request, const std::string& key, const std::string& value) {
   const auto found = values_.find(key);
   const size_t now = key.size() + value.size(), before = found == values_.end() ? 0 : key.size() + found->second.size();
-  if (stored_ - before + now > most_stored) {
+  if (stored_ - before + now > max_stored) {
     send_error(connection, request,
                {Fault::refused, connection.rank,
-                str("[store] is full: it holds at most ", most_stored >> 20,
+                str("[store] is full: it holds at most ", max_stored >> 20,
                     " MiB of keys and values; keep large data in files or tensors")});
     return false;
   }
@@ -142,11 +142,11 @@ void Store::handle_barrier(Connection& connection, const Frame& frame) {
   for (int& rank : ranks) rank = int(in.u32());
   in.end();
   for (const int rank : ranks)
-    if (rank < 0 || rank >= roster_.size())
-      throw DistError(
-          Fault::protocol, connection.rank,
-          str("expected ranks below ", roster_.size(), " at a barrier, got ", rank, "; use one build on all ranks"));
-  if (waiters_.size() >= most_waiters)
+    if (rank < 0 || rank >= rank_table_.size())
+      throw DistError(Fault::protocol, connection.rank,
+                      str("expected ranks below ", rank_table_.size(), " at a barrier, got ", rank,
+                          "; use one build on all ranks"));
+  if (waiters_.size() >= max_waiters)
     return send_error(connection, frame.request, {Fault::refused, connection.rank, too_many_waiters()});
   for (const Waiter& waiter : waiters_) {
     if (waiter.ranks.empty() || waiter.key != name || waiter.ranks == ranks) continue;
@@ -156,8 +156,9 @@ void Store::handle_barrier(Connection& connection, const Frame& frame) {
              named(waiter.ranks), ", rank ", connection.rank, " expects ", named(ranks), "; pass the same ranks")});
   }
   std::vector<int> left;
-  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(left), [&](int rank) { return roster_.has_left(rank); });
-  if (!left.empty()) return fail(roster_.gone_from("barrier '" + name + "'", connection.rank, left));
+  std::copy_if(ranks.begin(), ranks.end(), std::back_inserter(left),
+               [&](int rank) { return rank_table_.has_left(rank); });
+  if (!left.empty()) return fail(rank_table_.gone_from("barrier '" + name + "'", connection.rank, left));
   const auto now = Clock::now();
   waiters_.push_back({&connection, frame.request, name, ranks, now, after(now, timeout)});
   answer_barrier(name, ranks);
@@ -183,13 +184,13 @@ void Store::handle_report(Connection& connection, const Frame& frame) {
   Fields in(frame.body);
   DistError said = read_failure(in);
   in.end();
-  if (said.rank < -1 || said.rank >= roster_.size()) said.rank = -1;
+  if (said.rank < -1 || said.rank >= rank_table_.size()) said.rank = -1;
   const int rank = said.rank;
   const DistError failure{said.fault, rank, str("[rank ", connection.rank, "] ", said.what())};
   const bool about_another =
       rank >= 0 && rank != connection.rank && (said.fault == Fault::rank_failed || said.fault == Fault::rank_silent);
   if (!about_another) return fail(failure);
-  if (roster_.has_left(rank)) return fail(roster_.gone(connection.rank, rank));
+  if (rank_table_.has_left(rank)) return fail(rank_table_.gone(connection.rank, rank));
   if (!held_)
     held_ = Held{failure, connection.rank,
                  Clock::now() + std::chrono::duration_cast<Clock::duration>(std::min(place_.heartbeat, Seconds(0.3)))};

@@ -35,20 +35,20 @@ void sleep_for_us(long microseconds) {
 /// The addresses of a rank, as published in the store.
 struct Whereabouts {
   std::string host;
-  InboxAddress inbox;  // capacity 0: none
-  DoorAddress door;    // port 0: none
+  InboxAddress inbox;        // capacity 0: none
+  ListenerAddress listener;  // port 0: none
 
   std::string text() const {
-    return str(host, '\n', door.host, '\n', door.port, ' ', inbox.pid, ' ', inbox.process, ' ', inbox.nonce, ' ',
-               inbox.fd, ' ', inbox.capacity);
+    return str(host, '\n', listener.host, '\n', listener.port, ' ', inbox.pid, ' ', inbox.process, ' ', inbox.nonce,
+               ' ', inbox.fd, ' ', inbox.capacity);
   }
   static Whereabouts parse(const std::string& text, int rank) {
     Whereabouts w;
     std::istringstream in(text);
     in.imbue(std::locale::classic());
     std::getline(in, w.host);
-    std::getline(in, w.door.host);
-    in >> w.door.port >> w.inbox.pid >> w.inbox.process >> w.inbox.nonce >> w.inbox.fd >> w.inbox.capacity;
+    std::getline(in, w.listener.host);
+    in >> w.listener.port >> w.inbox.pid >> w.inbox.process >> w.inbox.nonce >> w.inbox.fd >> w.inbox.capacity;
     const bool valid =
         w.inbox.capacity == 0 || (w.inbox.capacity >= 4096 && (w.inbox.capacity & (w.inbox.capacity - 1)) == 0);
     if (!in || !valid)
@@ -82,8 +82,8 @@ class NativeTransport final : public Transport {
       mine_.inbox = {.pid = getpid(), .process = process_nonce(), .nonce = "none"};
     }
     if (forced_ == "tcp" || (forced_ == "auto" && place.local_world_size < place.world_size)) {
-      door_ = Door::of(control);
-      mine_.door = {door_->host(), door_->port()};
+      listener_ = Listener::of(control);
+      mine_.listener = {listener_->host(), listener_->port()};
     }
     control.set(key(rank), mine_.text());
   }
@@ -137,17 +137,18 @@ class NativeTransport final : public Transport {
                      world_rank, " on ", theirs.host, " and this one on ", mine_.host, "; choose auto or tcp");
       return make_memory_channel(inbox_, rank_, peer, world_rank, theirs.inbox, true);
     }
-    LOCKSTEP_CHECK(door_ && theirs.door.port > 0,
+    LOCKSTEP_CHECK(listener_ && theirs.listener.port > 0,
                    "[transport] expected all ranks on one host, as LOCAL_WORLD_SIZE says, got rank ", world_rank,
                    " on ", theirs.host, " and this one on ", mine_.host,
                    "; correct LOCAL_WORLD_SIZE, or choose LOCKSTEP_TRANSPORT=tcp");
-    auto channel = make_tcp_channel(control_, door_, group_, world_ranks_[size_t(rank_)], world_rank, theirs.door);
+    auto channel =
+        make_tcp_channel(control_, listener_, group_, world_ranks_[size_t(rank_)], world_rank, theirs.listener);
     by_tcp_ = true;
     return channel;
   }
 
   /// Sleeps until a socket is ready; only briefly if data may also arrive through shared memory, or a new connection
-  /// through this rank's Door (tcp.h).
+  /// through this rank's Listener (tcp.h).
   void poll_sockets() {
     descriptors_.clear();
     bool elsewhere = false;
@@ -176,7 +177,7 @@ class NativeTransport final : public Transport {
   bool crowded_ = false;
   Whereabouts mine_;
   std::shared_ptr<Inbox> inbox_;
-  std::shared_ptr<Door> door_;
+  std::shared_ptr<Listener> listener_;
   bool by_tcp_ = false;  // true if at least one channel uses TCP
   std::vector<Descriptor> descriptors_;
   std::vector<pollfd> entries_;

@@ -46,7 +46,7 @@ pipeline::Sample EngineBase::Impl::sample(const pipeline::Data& data, int64_t mi
 MicroBatch EngineBase::Impl::draw(const pipeline::Data& data, int64_t number) const {
   MicroBatch one{.number = number};
   one.sample = sample(data, number, &one.calls);
-  if (whole.tokens) one.tokens = whole.tokens(one.sample.targets);
+  if (unsplit.tokens) one.tokens = unsplit.tokens(one.sample.targets);
   return one;
 }
 
@@ -54,25 +54,25 @@ MicroBatch EngineBase::Impl::draw(const pipeline::Data& data, int64_t number) co
 /// not null, returns what `measure` computes instead. of_none: true if the micro-batch has no targets: its loss is 0.
 Variable EngineBase::Impl::mean_loss(const pipeline::Sample& sample, const pipeline::Loss* measure, bool of_none) {
   std::optional<Autocast> precise;
-  if (whole.autocast) precise.emplace(*whole.autocast);
+  if (unsplit.autocast) precise.emplace(*unsplit.autocast);
   LOCKSTEP_CHECK(sample.inputs.size() == 1, "[train_batch] expected one input of the model, got ", sample.inputs.size(),
                  "; for a model with several inputs, call backward() and step()");
-  if (!measure && !whole.loss_fn) {
+  if (!measure && !unsplit.loss_fn) {
     const nn::LayerList list = model.layers();
     const auto of = list.loss;
     LOCKSTEP_CHECK(of, "[train_batch] expected a loss_fn: ", model.kind(),
                    " names no loss in layers(); give PipelineModule::loss_fn");
-    whole.loss_fn = [of](const pipeline::Values& out, const std::vector<Tensor>& targets) {
+    unsplit.loss_fn = [of](const pipeline::Values& out, const std::vector<Tensor>& targets) {
       return of(out.at(0), targets);
     };
-    if (!whole.forward) loss_of_input = list.loss_of_input;
+    if (!unsplit.forward) loss_of_input = list.loss_of_input;
   }
   Variable value;
   if (loss_of_input && !measure && !of_none) value = loss_of_input(sample.inputs[0], sample.targets);
   if (!value.defined()) {
-    const Variable out = whole.forward ? whole.forward(sample.inputs[0]) : model.call(sample.inputs[0]);
+    const Variable out = unsplit.forward ? unsplit.forward(sample.inputs[0]) : model.call(sample.inputs[0]);
     // The mean over no targets would be NaN.
-    value = of_none ? mul_scalar(sum(out.to(f32)), 0) : (measure ? *measure : whole.loss_fn)({out}, sample.targets);
+    value = of_none ? mul_scalar(sum(out.to(f32)), 0) : (measure ? *measure : unsplit.loss_fn)({out}, sample.targets);
   }
   const Variable own = measure || !NoGrad::grad_enabled() ? Variable() : nn::own_loss(model);
   return own.defined() ? add(value, own.to(value.dtype())) : value;
@@ -114,7 +114,7 @@ void EngineBase::Impl::train(const pipeline::Data& data, std::vector<MicroBatch>
     run_schedule(data, ahead);
     parallel::add_tail(list, true);
   } else {
-    list = parallel::step_of(numbering(), group->rank() / sharing);
+    list = parallel::step_of(numbering(), group->rank() / context_ranks);
     list.erase(list.begin(), list.begin() + 3 * (micro_steps % accumulation));
   }
   parallel::run(
@@ -128,7 +128,7 @@ void EngineBase::Impl::act(const Action& a) {
       now.one = now.ahead.empty() ? draw(*now.data, a.micro_batch) : std::move(now.ahead.front());
       if (!now.ahead.empty()) now.ahead.pop_front();
       begin_random(a.micro_batch, now.one.calls);  // the forward continues the random stream where loading ended
-      drawn = true;
+      is_loaded = true;
       break;
     case Do::forward: {
       const trace::Scope forward("forward", trace::Category::forward, {{"micro_batch", a.micro_batch}}, a.micro_batch);
@@ -148,13 +148,13 @@ void EngineBase::Impl::act(const Action& a) {
     case Do::norm:
     case Do::update:
     case Do::gather:
-    case Do::settle:
+    case Do::scale:
       guarded([&] {
-        if (now.graph && a.what == Do::settle) now.done = zero->after_replay(now.options, now.graph->update);
+        if (now.graph && a.what == Do::scale) now.done = zero->after_replay(now.options, now.graph->update);
         else if (zero) zero->act(a.what, now.options, now.done);
         else if (a.what == Do::update) now.done = exchange->step(now.options);
-        else if (a.what == Do::settle)
-          zero::settle(now.done, now.options.scaler, nonfinite(), "[engine] ", exchange->steps() + 1);
+        else if (a.what == Do::scale)
+          zero::adapt(now.done, now.options.scaler, nonfinite(), "[engine] ", exchange->steps() + 1);
       });
       break;
     case Do::rates: end_update(); break;
@@ -172,18 +172,18 @@ void EngineBase::Impl::check_step() const {
 
 void EngineBase::Impl::end_micro_batch() {
   check_step();
-  drawn = false;
+  is_loaded = false;
   pending = forwards = 0;
   micro_steps += part ? accumulation : 1;
 }
 
-std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int micro_batches,
-                                                 const pipeline::Loss* measure, int values) {
+std::vector<double> EngineBase::Impl::eval_unsplit(const pipeline::Data& data, int micro_batches,
+                                                   const pipeline::Loss* measure, int values) {
   const RandomScope program;
   const NoGrad no_grad;
   const AtEnd trains([this, before = model.is_training()] { model.train(before); });
   model.eval();
-  const auto first = int32_t(group->rank() / sharing * micro_batches);
+  const auto first = int32_t(group->rank() / context_ranks * micro_batches);
   std::vector<double> all(size_t(micro_batches) * size_t(replicas()) * size_t(values));
   std::vector<Action> list;
   for (int32_t i = first; i < first + micro_batches; ++i)
@@ -196,12 +196,13 @@ std::vector<double> EngineBase::Impl::eval_whole(const pipeline::Data& data, int
     if (a.what == Do::losses) all = sum_of_ranks(all, "evaluation");
     if (a.what != Do::forward) return;
     Variable loss = run(one, measure);
-    if (!measure && values == 2 && whole.tokens) loss = sum_and_tokens(loss, whole.tokens(one.targets));
+    if (!measure && values == 2 && unsplit.tokens) loss = sum_and_tokens(loss, unsplit.tokens(one.targets));
     const Tensor found = loss.tensor();
     LOCKSTEP_CHECK(found.numel() == values, "[eval_batch] expected `measure` to return a tensor of `values` numbers, ",
                    values, ", got shape ", found.shape(), "; pass another `values`");
     const std::vector<double> numbers = found.to_vector<double>();
-    for (size_t v = 0; v < numbers.size(); ++v) all[size_t(a.micro_batch) * numbers.size() + v] = numbers[v] / sharing;
+    for (size_t v = 0; v < numbers.size(); ++v)
+      all[size_t(a.micro_batch) * numbers.size() + v] = numbers[v] / context_ranks;
   });
   return all;
 }
@@ -292,7 +293,7 @@ double EngineBase::train_batch(std::optional<double> metric) {
 
 double EngineBase::eval_batch(const pipeline::Data& data, int micro_batches) {
   LOCKSTEP_CHECK(micro_batches >= 0, "[eval_batch] expected 0 micro-batches or more, got ", micro_batches);
-  const int values = impl_->whole.tokens ? 2 : 1;  // a micro-batch gives {sum of losses, tokens}, or its mean loss
+  const int values = impl_->unsplit.tokens ? 2 : 1;  // a micro-batch gives {sum of losses, tokens}, or its mean loss
   const std::vector<double> found =
       eval_batches(data, micro_batches > 0 ? micro_batches : int(impl_->accumulation), {}, values);
   double sum = 0, weight = 0;
@@ -321,7 +322,7 @@ std::vector<double> EngineBase::eval_batches(const pipeline::Data& data, int mic
   const pipeline::Data cast = m.with_cast(data);
   sync_buffers();
   return m.part ? m.part->engine->eval_batch(cast, micro_batches, measure, values)
-                : m.eval_whole(cast, micro_batches, measure ? &measure : nullptr, values);
+                : m.eval_unsplit(cast, micro_batches, measure ? &measure : nullptr, values);
 }
 
 }  // namespace lockstep::engine

@@ -19,7 +19,7 @@ namespace {
 
 // --- converts a file, JSON text or base64 to strict JSON ---
 
-constexpr int64_t most_bytes = 1 << 20;
+constexpr int64_t max_bytes = 1 << 20;
 
 bool is_word(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 bool is_space(char c) { return c == ' ' || c == '\t' || c == '\n' || c == '\r'; }
@@ -115,7 +115,7 @@ std::pair<std::string, std::string> text_of(const std::string& source) {
   if (exists) {
     LOCKSTEP_CHECK(!std::filesystem::is_directory(source, error), source,
                    ": expected a configuration file, got a folder");
-    return {data::read_file(source, most_bytes), source};
+    return {data::read_file(source, max_bytes), source};
   }
   const std::string decoded = from_base64(source);
   LOCKSTEP_CHECK(looks_like_json(decoded), "expected a configuration file, JSON text or JSON text in base64, got \"",

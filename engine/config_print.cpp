@@ -17,14 +17,14 @@ namespace {
 void add_named(std::vector<Line>& lines, const Config& config, Kind kind) {
   const std::string name = kind == Kind::optimizer ? "optimizer" : "scheduler";
   const NamedConfig& named = kind == Kind::optimizer ? config.optimizer : config.scheduler;
-  lines.push_back({name + ".type", named.type.empty() ? "none" : shown(named.type),
+  lines.push_back({name + ".type", named.type.empty() ? "none" : printed(named.type),
                    config.has(name + ".type") ? "(from file)"
                    : named.type.empty()       ? "(default)"
                                               : "(set by the program)"});
   std::vector<std::string> problems, warnings;
   for (const ParamInfo& p : check_params(kind, named, problems, warnings)) {
     if (p.given || p.doc.empty())
-      lines.push_back({name + ".params." + p.name, shown(p.value),
+      lines.push_back({name + ".params." + p.name, printed(p.value),
                        !p.given        ? "(default)"
                        : p.doc.empty() ? "(from file)"
                                        : "(no effect: " + p.doc + ")"});
@@ -43,7 +43,7 @@ void add_types(std::string& out, const std::string& title, const std::vector<Nam
     std::string working, idle;
     for (const ParamInfo& p : defaults_of(type)) {
       const std::string text =
-          "`" + p.name + "`" + (p.value == Json("required") ? " (required)" : " " + shown(p.value));
+          "`" + p.name + "`" + (p.value == Json("required") ? " (required)" : " " + printed(p.value));
       std::string& list = p.doc.empty() ? working : idle;
       list += (list.empty() ? "" : ", ") + (p.doc.empty() ? text : "`" + p.name + "`");
     }
@@ -65,7 +65,7 @@ std::string brief(const Json& value) {
       return "`" + digits.substr(0, 1) + (digits.size() > 1 ? "." + digits.substr(1) : "") + "e" +
              str(zeros + int64_t(digits.size()) - 1) + "`";
   }
-  return "`" + shown(value) + "`";
+  return "`" + printed(value) + "`";
 }
 
 Json& at_path(Json& root, const std::string& path) {
@@ -86,14 +86,14 @@ Json json_of(const std::vector<Key>& keys, const void* config, const std::map<st
 std::optional<Line> line_of(const Key& key, const void* config, const std::set<std::string>& given,
                             const std::map<std::string, Json>& inert) {
   if (const auto found = inert.find(key.path); found != inert.end())
-    return Line{key.path, shown(found->second), "(no effect: " + key.doc + ")"};
+    return Line{key.path, printed(found->second), "(no effect: " + key.doc + ")"};
   if (key.take) return {};
   const Json value = value_of(key, config);
   const std::string mark = given.count(key.path)   ? "(from file)"
                            : value != key.fallback ? (key.automatic ? "(inferred)" : "(set by the program)")
                            : key.theirs.empty()    ? "(default)"
                                                    : "(default here; DeepSpeed: " + key.theirs + ")";
-  return Line{key.path, shown(value), mark};
+  return Line{key.path, printed(value), mark};
 }
 
 std::string aligned(const std::vector<Line>& lines) {

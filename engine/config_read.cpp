@@ -20,7 +20,7 @@ void KeyReader::member(const std::string& prefix, const std::string& name, const
   if (name.find('.') == name.npos && is_section(path)) {
     if (value.is_object()) walk(value, path + ".");
     else if (!value.is_null())
-      problems.push_back(str(path, ": expected an object {...}, got ", shown(value),
+      problems.push_back(str(path, ": expected an object {...}, got ", printed(value),
                              path == "zero_optimization" && value.is_bool() ? "; write {\"stage\": 1} for true" : ""));
     return;
   }
@@ -41,7 +41,7 @@ void KeyReader::member(const std::string& prefix, const std::string& name, const
 #ifdef LOCKSTEP_SOME_EXTENSIONS
   hint += "; an extension that was not built may have it: build with -Dextensions=all";
 #endif
-  problems.push_back(str(shown(Json(path)).substr(1, shown(Json(path)).size() - 2), ": no such key", hint));
+  problems.push_back(str(printed(Json(path)).substr(1, printed(Json(path)).size() - 2), ": no such key", hint));
 }
 
 bool KeyReader::is_section(const std::string& path) const {
@@ -56,7 +56,7 @@ void KeyReader::take(const Key& key, const Json& value, const std::string& as) {
   if (!said.given.insert(key.path).second) {  // set before by another name; the same value is allowed
     const Json before = json_of(slot);
     if (!assign(slot, value, key.range) || json_of(slot) != before)
-      problems.push_back(str(as, ": the file says ", key.path, " already, and it is ", shown(before)));
+      problems.push_back(str(as, ": the file says ", key.path, " already, and it is ", printed(before)));
     return;
   }
   if (automatic && key.automatic) {
@@ -67,12 +67,12 @@ void KeyReader::take(const Key& key, const Json& value, const std::string& as) {
   if (assign(slot, never ? Json() : value, key.range)) return;
   std::string cure;
   if (automatic)
-    cure =
-        str(", which Hugging Face's Trainer fills in; write the value",
-            key.fallback.is_null() || key.fallback == Json("") ? ""
-                                                               : ", such as " + shown(key.fallback) + " (the default)");
+    cure = str(", which Hugging Face's Trainer fills in; write the value",
+               key.fallback.is_null() || key.fallback == Json("")
+                   ? ""
+                   : ", such as " + printed(key.fallback) + " (the default)");
   else if (!key.range.words.empty() && value.is_string()) cure = suggestion(value.as_string(), key.range.words);
-  problems.push_back(str(as, ": expected ", expected(key), ", got ", shown(value), cure));
+  problems.push_back(str(as, ": expected ", expected(key), ", got ", printed(value), cure));
 }
 
 void read_keys(const Json& object, const std::vector<Key>& keys, void* config, const Said& said,
@@ -85,7 +85,7 @@ void check_ranges(const std::vector<Key>& keys, void* config, std::vector<std::s
     if (key.take) continue;
     const Json value = value_of(key, config);
     if (!assign(key.slot(config), value, key.range))
-      problems.push_back(str(key.path, ": expected ", expected(key), ", got ", shown(value)));
+      problems.push_back(str(key.path, ": expected ", expected(key), ", got ", printed(value)));
   }
 }
 

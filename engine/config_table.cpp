@@ -96,9 +96,9 @@ template <class T> std::string wants(T* slot, const Range& range) { return wants
 
 Json to(Count count) { return int64_t(*count.number); }
 bool put(Count count, const Json& json, const Range& range) {
-  int64_t whole = 0;
-  if (!put(whole, json, range)) return false;
-  *count.number = double(whole);
+  int64_t full = 0;
+  if (!put(full, json, range)) return false;
+  *count.number = double(full);
   return true;
 }
 std::string wants(Count, const Range& range) { return expected(0, range); }
@@ -186,7 +186,8 @@ std::string expected(const Json& fallback, const Range& range) {
     return power >= 6 && value == std::pow(10, power) ? str("1e", power) : str(value);
   };
   if (!fallback.is_int() && !fallback.is_number()) return what;
-  if (range.least > -INFINITY && range.most <= 1e15) what += " from " + text(range.least) + " to " + text(range.most);
+  if (range.least > -INFINITY && range.greatest <= 1e15)
+    what += " from " + text(range.least) + " to " + text(range.greatest);
   else if (range.bounds())
     what += (range.above ? " > " : " >= ") + text(range.least);  // a limit above 1e15 is that of the type
   return what;
@@ -194,7 +195,7 @@ std::string expected(const Json& fallback, const Range& range) {
 
 std::string expected(const Key& key) { return key.slot ? key.wants : expected(key.fallback, key.range); }
 
-std::string shown(const Json& value) {
+std::string printed(const Json& value) {
   std::string text = value.dump();
   if (text.size() > 60) {
     size_t end = 57;

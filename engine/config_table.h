@@ -30,23 +30,23 @@ using Slot = std::variant<bool*, int*, int64_t*, double*, std::string*, std::opt
 
 /// Constraints on a value besides its type.
 struct Range {
-  double least = -INFINITY, most = INFINITY;
+  double least = -INFINITY, greatest = INFINITY;
   bool above = false;              ///< true: the value must be above `least`, not equal
   bool anything = false;           ///< true: any JSON is allowed, not only an object
   bool inf_is_null = false;        ///< true: "inf" means null, as Accelerate writes it
   std::vector<std::string> words;  ///< the allowed words, in lower case
 
   /// True if the value is limited to an interval.
-  bool bounds() const { return least > -INFINITY || most < INFINITY; }
+  bool bounds() const { return least > -INFINITY || greatest < INFINITY; }
   /// True if the value is in the interval.
-  bool holds(double value) const { return (above ? value > least : value >= least) && value <= most; }
+  bool holds(double value) const { return (above ? value > least : value >= least) && value <= greatest; }
 };
-inline Range any() { return {}; }                                                       ///< no constraint
-inline Range anything() { return {.anything = true}; }                                  ///< any JSON
-inline Range least(double value) { return {.least = value}; }                           ///< >= value
-inline Range between(double low, double high) { return {.least = low, .most = high}; }  ///< low <= x <= high
-inline Range or_inf(Range range) { return range.inf_is_null = true, range; }            ///< also "inf" for null
-inline Range positive() { return {.least = 0, .above = true}; }                         ///< > 0
+inline Range any() { return {}; }                                                           ///< no constraint
+inline Range anything() { return {.anything = true}; }                                      ///< any JSON
+inline Range least(double value) { return {.least = value}; }                               ///< >= value
+inline Range between(double low, double high) { return {.least = low, .greatest = high}; }  ///< low <= x <= high
+inline Range or_inf(Range range) { return range.inf_is_null = true, range; }                ///< also "inf" for null
+inline Range positive() { return {.least = 0, .above = true}; }                             ///< > 0
 /// Allows only the words in `list`.
 inline Range words(std::vector<std::string> list) { return {.words = std::move(list)}; }
 
@@ -137,7 +137,7 @@ std::string expected(const Key& key);
 /// The text in lower case (ASCII).
 std::string lower(std::string text);
 /// Returns a value of the file as a short text on one line, for messages.
-std::string shown(const data::Json& value);
+std::string printed(const data::Json& value);
 /// The value converted to the type of `fallback`, or nullopt if that is impossible. Numbers such as 1e9 count as
 /// integers; words compare without case.
 std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range);

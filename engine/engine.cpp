@@ -83,7 +83,7 @@ parallel::Plan plan_of(const PipelineModule& module, const Config& config, const
 
 /// True if this rank runs a pipeline schedule on its part of the model.
 bool is_cut(const PipelineModule& module, const parallel::Plan& plan, const InitializeArgs& args) {
-  return !module.model || plan.pp * plan.tp > 1 || args.sliced || module.schedule || !module.bounds.empty();
+  return !module.model || plan.pp * plan.tp > 1 || args.sharded || module.schedule || !module.bounds.empty();
 }
 
 }  // namespace
@@ -148,12 +148,12 @@ EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const Initi
       own_mesh(agreed.is_cut && !args.mesh ? std::make_unique<parallel::Mesh>(plan, world) : nullptr),
       part(agreed.is_cut ? std::make_unique<Part>(std::move(module), config, own_mesh ? *own_mesh : *args.mesh, args)
                          : nullptr),
-      whole(part ? PipelineModule() : std::move(module)),
-      model(part ? part->model() : *whole.model),
-      group(own_mesh    ? &own_mesh->copies()
-            : args.mesh ? &args.mesh->copies()
+      unsplit(part ? PipelineModule() : std::move(module)),
+      model(part ? part->model() : *unsplit.model),
+      group(own_mesh    ? &own_mesh->replicas()
+            : args.mesh ? &args.mesh->replicas()
                         : &world),
-      sharing(plan.cp),
+      context_ranks(plan.cp),
       sharers(plan.cp > 1 ? &args.mesh->cp() : nullptr),
       product_dtype(agreed.product_dtype),
       graphs(*this, args.graphs) {
@@ -161,7 +161,7 @@ EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const Initi
   for (const std::string& line : agreed.lines) say(line);
   if (config.dump_state) say("config\n" + to_text(config));
   accumulation = *config.gradient_accumulation_steps;
-  if (args.autocast) whole.autocast = args.autocast;
+  if (args.autocast) unsplit.autocast = args.autocast;
   manual_seed(uint64_t(config.seed));
   if (args.optimizer.make) {
     own_optimizers.push_back(args.optimizer.make(model));
@@ -215,7 +215,7 @@ void EngineBase::Impl::choose_schedules(const InitializeArgs& args) {
 void EngineBase::Impl::start(const InitializeArgs& args) {
   zero::ZeroOptions options = zero_options(config);
   options.nonfinite = nonfinite();
-  options.spread = spread_experts(args.mesh);
+  options.experts = expert_parameters_of(args.mesh);
   options.hooks = !part;
   watch();  // before ZeRO installs its hooks, so that no_sync() is in effect when ZeRO sees the first gradient
   const bool leads = world.rank() == 0;
@@ -255,7 +255,7 @@ void EngineBase::Impl::start(const InitializeArgs& args) {
 }
 
 /// Returns the names of the experts on this rank, with the group of the ranks that hold the same experts.
-zero::Spread EngineBase::Impl::spread_experts(const parallel::Mesh* mesh) {
+zero::ExpertParameters EngineBase::Impl::expert_parameters_of(const parallel::Mesh* mesh) {
   const std::set<std::string> names = moe::expert_names(model);
   if (names.empty()) return {};
   const int ranks = moe::expert_ranks(model);
@@ -273,7 +273,7 @@ void EngineBase::Impl::make_loader(const InitializeArgs& args) {
                                          .micro_batch = micro,
                                          .micro_batches = accumulation * replicas(),
                                          .world = replicas(),
-                                         .rank = group->rank() / sharing,
+                                         .rank = group->rank() / context_ranks,
                                          .seed = uint64_t(config.seed),
                                          .interleaved = are_interleaved(),
                                          .drop_last = config.dataloader_drop_last});
@@ -290,7 +290,7 @@ void EngineBase::Impl::check_open(const char* call) const {
                  "] expected zero_grad() after a backward that ended with an exception: its gradients are incomplete");
 }
 
-void EngineBase::Impl::check_whole(const char* call) const {
+void EngineBase::Impl::check_complete(const char* call) const {
   LOCKSTEP_CHECK(!part, "[", call, "] is not available with pp or tp: call train_batch(), which runs a whole step");
 }
 
@@ -310,7 +310,7 @@ void EngineBase::Impl::close() noexcept {
 
 // --- the interface ---
 
-Sliced::Sliced(tensor_parallel::TensorParallel model)
+Sharded::Sharded(tensor_parallel::TensorParallel model)
     : shared_ptr(std::make_shared<const tensor_parallel::TensorParallel>(std::move(model))) {}
 
 EngineBase::EngineBase(PipelineModule module, InitializeArgs args)

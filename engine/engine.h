@@ -102,9 +102,9 @@ template <class T, class From> struct GivenOrMade {
 };
 
 /// The result of tensor_parallel::apply() on the model, over mesh->tp(). Empty: the ranks do not cut the layers.
-struct Sliced : std::shared_ptr<const tensor_parallel::TensorParallel> {
-  Sliced() = default;
-  Sliced(tensor_parallel::TensorParallel model);  // NOLINT: implicit on purpose
+struct Sharded : std::shared_ptr<const tensor_parallel::TensorParallel> {
+  Sharded() = default;
+  Sharded(tensor_parallel::TensorParallel model);  // NOLINT: implicit on purpose
 };
 
 /// Arguments of initialize().
@@ -132,7 +132,7 @@ struct InitializeArgs {
   /// On a CUDA device, train_batch() captures a step as a graph when its shapes occur for the second time, and replays
   /// it from then on (docs/cuda.md). The results are bit-identical.
   bool graphs = true;
-  Sliced sliced = {};  ///< the model's layers, if tensor-parallel ranks have cut them
+  Sharded sharded = {};  ///< the model's layers, if tensor-parallel ranks have cut them
 };
 
 /// Options of save_checkpoint().
@@ -231,13 +231,13 @@ class EngineBase {
   void wait_for_checkpoint();
 
   /// The state of the whole model and of its optimizer, as a single process would have it.
-  struct WholeState {
+  struct FullState {
     nn::State model;
     optim::OptimizerState optimizer;
   };
   /// Returns the whole state on rank 0, and an empty one on the other ranks. Collective. Rank 0 needs memory for the
   /// whole state; for large models, use save_checkpoint().
-  WholeState whole_state();
+  FullState full_state();
 
   // The configuration in effect, after all defaults and "auto" values are filled in.
   const Config& config() const;

@@ -69,8 +69,8 @@ struct RunningStep {
   std::optional<double> factor;   // factor of the step's losses
   bool scaled = false;            // true if the loss of the coming backward is scaled already
   bool in_pass = false, failed = false, closed = false;
-  bool drawn = false;  // true: the random stream of the coming micro-batch was started when its data were loaded
-  int64_t loops = 0;   // number of nested loops over DataLoaders at the step's start
+  bool is_loaded = false;  // true: the random stream of the coming micro-batch was started when its data were loaded
+  int64_t loops = 0;       // number of nested loops over DataLoaders at the step's start
   bool said_unfilled = false;
   int no_sync_depth = 0;
   std::optional<zero::Zero::NoSync> local;         // set while the current backward sums on this rank only
@@ -86,7 +86,7 @@ struct Counters {
 
 /// Times of the steps and of their phases.
 struct StepTimes {
-  Breakdown times, shown_times;  // times: of the current step; shown_times: since the last printed line
+  Breakdown times, printed_times;  // times: of the current step; printed_times: since the last printed line
   int64_t timed_steps = 0;
   double forward_start = 0, backward_start = 0;  // by steady_seconds()
   int64_t forward_traced = 0;                    // by trace::now()
@@ -103,20 +103,20 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   ~Impl() { close(); }
 
   // Construction; defined in engine.cpp
-  void choose_optimizers(const InitializeArgs& args);       // takes the program's optimizers, or makes the config's
-  void choose_schedules(const InitializeArgs& args);        // makes a schedule for each optimizer, or none
-  void start(const InitializeArgs& args);                   // hooks, ZeRO, data loader, reports
-  zero::Spread spread_experts(const parallel::Mesh* mesh);  // experts that only some ranks hold
-  void make_loader(const InitializeArgs& args);             // the loader of training_data
+  void choose_optimizers(const InitializeArgs& args);  // takes the program's optimizers, or makes the config's
+  void choose_schedules(const InitializeArgs& args);   // makes a schedule for each optimizer, or none
+  void start(const InitializeArgs& args);              // hooks, ZeRO, data loader, reports
+  zero::ExpertParameters expert_parameters_of(const parallel::Mesh* mesh);  // experts that only some ranks hold
+  void make_loader(const InitializeArgs& args);                             // the loader of training_data
   /// Number of replicas, which run different micro-batches.
-  int replicas() const { return group->size() / sharing; }
+  int replicas() const { return group->size() / context_ranks; }
   /// True if replica r runs micro-batches r, r + replicas(), ...; false if it runs consecutive ones.
   bool are_interleaved() const { return stage() >= 2 || !config.managed_gradient_accumulation; }
   parallel::Replicas numbering() const { return {replicas(), int(accumulation), are_interleaved()}; }
   /// ZeRO's stage; 0 without ZeRO.
   int stage() const { return zero ? zero->stage() : 0; }
-  void check_open(const char* call) const;   // Error when the engine is closed, or a backward has failed
-  void check_whole(const char* call) const;  // Error when the model is cut
+  void check_open(const char* call) const;      // Error when the engine is closed, or a backward has failed
+  void check_complete(const char* call) const;  // Error when the model is cut
   /// Logs a message on rank 0.
   void say(const std::string& text) const {
     if (world.rank() == 0) log(text);
@@ -140,9 +140,9 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   /// True if the next step() updates the parameters.
   bool is_boundary() const { return !config.managed_gradient_accumulation || (micro_steps + 1) % accumulation == 0; }
   int64_t micro_batch(int64_t ahead = 0) const;  // number of the next micro-batch, or of the one `ahead` places later
-  /// Seeds the random numbers of a micro-batch, and skips the first `drawn` of them: loading the micro-batch's data has
+  /// Seeds the random numbers of a micro-batch, and skips the first `calls` of them: loading the micro-batch's data has
   /// used these already.
-  void begin_random(int64_t micro_batch, uint64_t drawn = 0);
+  void begin_random(int64_t micro_batch, uint64_t calls = 0);
   template <class T> T cast(const T& input) const {  // casts to the parameters' dtype if auto_cast is on
     return auto_cast && is_other_dtype(input) ? input.to(dtype) : input;
   }
@@ -172,8 +172,8 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   /// Runs forward and backward of all micro-batches with pipeline stages or tensor parallelism.
   void run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead);
   /// Implements eval_batches() for engines that use neither pipeline stages nor tensor parallelism.
-  std::vector<double> eval_whole(const pipeline::Data& data, int micro_batches, const pipeline::Loss* measure,
-                                 int values);
+  std::vector<double> eval_unsplit(const pipeline::Data& data, int micro_batches, const pipeline::Loss* measure,
+                                   int values);
 
   // The update at the end of a step; defined in step.cpp
   void step(std::optional<double> metric);  // EngineBase::step()
@@ -213,7 +213,7 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   std::optional<Loaded> load(const std::string& dir, const LoadArgs& args);  // EngineBase::load_checkpoint()
   /// Restores counters, schedules, loss scale, random state and the position in the data.
   void load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer);
-  std::map<std::string, double> told() const;  // the program's settings that a checkpoint also contains
+  std::map<std::string, double> reported() const;  // the program's settings that a checkpoint also contains
 
   const std::function<void(const std::string&)> log;  // prints the texts of say()
   optim::GradScaler* const grad_scaler;
@@ -222,13 +222,13 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   const parallel::Plan plan;
   const std::unique_ptr<parallel::Mesh> own_mesh;        // made when the model is cut and no mesh was given
   const std::unique_ptr<Part> part;                      // this rank's part of a model that is cut; null otherwise
-  PipelineModule whole;                                  // the model and its loss, if not cut
+  PipelineModule unsplit;                                // the model and its loss, if not cut
   decltype(nn::LayerList::loss_of_input) loss_of_input;  // of the model's layers(); empty if another loss is used
   nn::Module& model;                                     // the module that is trained
   dist::ProcessGroup* group = nullptr;                   // the ranks that sum gradients; the engine's replicas
   // Number of neighbouring ranks in `group` that share each micro-batch.
-  int sharing = 1;
-  // The ranks that share each micro-batch with this rank; null if `sharing` is 1.
+  int context_ranks = 1;
+  // The ranks that share each micro-batch with this rank; null if `context_ranks` is 1.
   dist::ProcessGroup* sharers = nullptr;
   const DType product_dtype;  // EngineBase::product_dtype()
   int64_t accumulation = 1;

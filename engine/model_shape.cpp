@@ -11,7 +11,7 @@
 
 namespace lockstep::engine {
 
-ModelShape::Parameter ModelShape::Parameter::sliced(int ranks) const {
+ModelShape::Parameter ModelShape::Parameter::sharded(int ranks) const {
   Parameter part = *this;
   if (dim < 0) return part;
   int64_t& size = part.shape[int(dim)] = 0;
@@ -44,7 +44,7 @@ double ModelShape::flops(const Layer& layer, int ranks) const {
     double sum = 0;
     for (const int64_t i : layer.multiplied) {  // an expert's products run for the fraction of tokens that choose it
       const Parameter& p = parameters[size_t(i)];
-      sum += 2 * double(p.sliced(among).numel()) * (p.expert < 0 ? 1 : double(top_k) / double(experts));
+      sum += 2 * double(p.sharded(among).numel()) * (p.expert < 0 ? 1 : double(top_k) / double(experts));
     }
     return sum;
   };
@@ -107,7 +107,7 @@ struct Asking {
     for (const auto& entry : fields.at(&module)) {
       if (entry.parameter) use(l, places.at(entry.parameter->impl().get()), !picks && entry.parameter->dim() > 1);
       l.has_experts |= entry.cut.kind == CutKind::experts;
-      const bool stays = cut.kind == CutKind::whole || cut.kind == CutKind::experts;
+      const bool stays = cut.kind == CutKind::full || cut.kind == CutKind::experts;
       if (entry.module) layer(l, *entry.module, stays ? cut : entry.cut);
     }
   }

@@ -23,7 +23,7 @@ struct ModelShape {
     bool trains = true;                                ///< true: trained; false: frozen
     int64_t numel() const { return numel_of(shape); }  ///< elements of the whole parameter
     /// The slice of this parameter that the first of `ranks` tensor-parallel ranks holds.
-    Parameter sliced(int ranks) const;
+    Parameter sharded(int ranks) const;
   };
   /// One layer of nn::Module::layers().
   struct Layer {

@@ -22,10 +22,10 @@ Params& Params::add(ParamInfo option, const std::string& wants, bool required,
     option.value = *taken;
   } else if (said) {
     const bool automatic = said->is_string() && said->as_string() == "auto";
-    problems.push_back(str(where, "expected ", wants, ", got ", shown(*said),
+    problems.push_back(str(where, "expected ", wants, ", got ", printed(*said),
                            automatic ? ", which Hugging Face's Trainer fills in; write the value" : "",
                            automatic && !required && !option.value.is_null()
-                               ? ", such as " + shown(option.value) + " (the default)"
+                               ? ", such as " + printed(option.value) + " (the default)"
                                : ""));
   } else if (required) {
     option.value = "required";
@@ -48,7 +48,7 @@ Params& Params::without_effect(const char* name, const Json& fallback, const cha
 }
 
 Params& Params::fixed(const char* name, const Json& only, const char* why) {
-  return add({name, only}, shown(only) + ", as " + why, false,
+  return add({name, only}, printed(only) + ", as " + why, false,
              [&](const Json& value) { return coerced(value, only, {}) == only ? std::optional(only) : std::nullopt; });
 }
 
@@ -85,7 +85,7 @@ const NamedType& find_type(Kind kind, const std::string& name) {
     known.push_back(type.name);
   }
   fail(str(section_of(kind), ".type: expected one of ", fmt::format("{}", fmt::join(known, ", ")), ", got ",
-           shown(Json(name)), suggestion(name, known)));
+           printed(Json(name)), suggestion(name, known)));
 }
 
 }  // namespace

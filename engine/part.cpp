@@ -73,9 +73,9 @@ Part::Part(PipelineModule module, const Config& config, const parallel::Mesh& me
       std::make_unique<pipeline::Engine>(std::move(module.layers), options, std::move(module.loss_fn), &mesh->world());
   bool trains = false;
   for (const Variable& p : engine->module().parameters()) trains |= p.requires_grad();
-  if (args.sliced) {
-    for (const auto& slice : args.sliced->slices()) sliced.emplace(slice.name, slice.cut);
-    partial.insert(args.sliced->partial().begin(), args.sliced->partial().end());
+  if (args.sharded) {
+    for (const auto& shard : args.sharded->shards()) sharded.emplace(shard.name, shard.cut);
+    partial.insert(args.sharded->partial().begin(), args.sharded->partial().end());
   }
   has_data = engine->is_first() || engine->is_last();
   if (trains) return;
@@ -120,10 +120,9 @@ std::string state_name(const std::string& saved) {
 
 // --- tensor-parallel slices as ranges of the whole tensor ---
 
-std::vector<Piece> of_whole(const Piece& piece, const Shape& whole, int64_t dim,
-                            const std::vector<dist::Range>& ranges) {
+std::vector<Piece> of_full(const Piece& piece, const Shape& full, int64_t dim, const std::vector<dist::Range>& ranges) {
   int64_t inner = 1, mine = 0;
-  for (int d = int(dim) + 1; d < whole.rank(); ++d) inner *= whole[d];
+  for (int d = int(dim) + 1; d < full.rank(); ++d) inner *= full[d];
   for (const dist::Range& r : ranges) mine += r.size();
   std::vector<Piece> all;
   if (mine * inner == 0) return all;
@@ -133,14 +132,14 @@ std::vector<Piece> of_whole(const Piece& piece, const Shape& whole, int64_t dim,
     for (const dist::Range& r : ranges) {
       const int64_t begin = std::max(here, piece.begin), end = std::min(here + r.size() * inner, piece.end);
       if (begin < end) {
-        const int64_t at = (outer * whole[int(dim)] + r.begin) * inner + begin - here;
+        const int64_t at = (outer * full[int(dim)] + r.begin) * inner + begin - here;
         if (!all.empty() && all.back().end == at) {  // continues the previous piece
           all.back().end += end - begin;
           all.back().tensor = flat.narrow(0, end - piece.begin - (all.back().end - all.back().begin),
                                           all.back().end - all.back().begin);
         } else {
           all.push_back({.name = piece.name,
-                         .shape = whole,
+                         .shape = full,
                          .dtype = piece.dtype,
                          .begin = at,
                          .end = at + end - begin,
@@ -155,11 +154,11 @@ std::vector<Piece> of_whole(const Piece& piece, const Shape& whole, int64_t dim,
 
 bool Part::leads(const std::string& piece) const { return !nothing && engine->leads(parameter_of(piece)); }
 
-std::vector<Piece> Part::whole_pieces(const Piece& piece) const {
-  const auto found = sliced.find(parameter_of(piece.name));
-  if (found == sliced.end()) return {piece};
-  const tensor_parallel::Cut& cut = found->second;
-  return of_whole(piece, cut.whole, cut.dim, tensor_parallel::ranges(cut, mesh->plan().tp, mesh->at().tp));
+std::vector<Piece> Part::full_pieces(const Piece& piece) const {
+  const auto found = sharded.find(parameter_of(piece.name));
+  if (found == sharded.end()) return {piece};
+  const tensor_parallel::ShardLayout& cut = found->second;
+  return of_full(piece, cut.full, cut.dim, tensor_parallel::ranges(cut, mesh->plan().tp, mesh->at().tp));
 }
 
 // --- overflow and gradient norm of a step, on which all ranks of a model agree ---
@@ -187,10 +186,10 @@ double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
       nothing ? std::vector<std::pair<std::string, double>>{} : squares_;
   if (mesh->plan().tp > 1 && !squares.empty()) {
     std::vector<double> cut;
-    for (const auto& [name, sum] : squares) cut.push_back(sliced.count(name) ? sum : 0);
+    for (const auto& [name, sum] : squares) cut.push_back(sharded.count(name) ? sum : 0);
     cut = dist::all_reduced(cut, mesh->tp(), {.tag = "squares of slices"});
     for (size_t i = 0; i < squares.size(); ++i)
-      if (sliced.count(squares[i].first)) squares[i].second = cut[i];
+      if (sharded.count(squares[i].first)) squares[i].second = cut[i];
   }
   return engine->norm(squares);
 }
@@ -216,7 +215,7 @@ void Part::prepare_capture() {
     if (!p.variable.requires_grad()) continue;
     const auto place = nothing ? std::nullopt : engine->place_in_norm(p.name);
     mine.insert(mine.end(), {place ? place->first : none, place ? place->second : none, stages.rank(), at++,
-                             sliced.count(p.name) > 0, p.variable.dtype() == f64});
+                             sharded.count(p.name) > 0, p.variable.dtype() == f64});
   }
   places_ = at;
   if (stages.size() > 1) {
@@ -258,8 +257,8 @@ Tensor Part::captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) {
 
 // --- gathering of whole tensors on rank 0 ---
 
-WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Numbers& numbers,
-                           dist::ProcessGroup& group) {
+FullTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Numbers& numbers,
+                          dist::ProcessGroup& group) {
   using checkpoints::Offer;
   const auto bytes_of = [](const Piece& held) { return (held.end - held.begin) * size_of(held.dtype); };
   const auto size = [&](const Offer& offer) {
@@ -280,10 +279,10 @@ WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Nu
   auto* to = static_cast<std::byte*>(payload.raw_data());
   for (size_t i = 0; i < mine.size(); to += bytes_of(own.pieces[i++]))
     std::memcpy(to, mine[i].tensor.to(cpu).contiguous().raw_data(), size_t(bytes_of(own.pieces[i])));
-  WholeTensors whole;
+  FullTensors full;
   if (group.rank() != 0) {
     group.send(payload, 0, {.tag = "state"});
-    return whole;
+    return full;
   }
   for (int rank = 0; rank < group.size(); ++rank) {
     const Offer& offer = offers[size_t(rank)];
@@ -291,7 +290,7 @@ WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Nu
     if (rank > 0) group.receive(theirs, rank, {.tag = "state"});
     const auto* at = static_cast<const std::byte*>(theirs.raw_data());
     for (const Piece& held : offer.pieces) {
-      const auto [place, is_new] = whole.tensors.try_emplace(held.name);
+      const auto [place, is_new] = full.tensors.try_emplace(held.name);
       if (is_new) place->second = zeros(held.shape, {.dtype = held.dtype});
       LOCKSTEP_CHECK(place->second.dtype() == held.dtype && place->second.shape() == held.shape, "[gather] ", held.name,
                      " is ", held.dtype, " ", held.shape, " at one rank and ", place->second.dtype(), " ",
@@ -300,9 +299,9 @@ WholeTensors gather_pieces(const std::vector<Piece>& mine, const checkpoints::Nu
       std::memcpy(first, at, size_t(bytes_of(held)));
       at += bytes_of(held);
     }
-    for (const auto& [key, value] : offer.numbers) whole.numbers[key] = value;
+    for (const auto& [key, value] : offer.numbers) full.numbers[key] = value;
   }
-  return whole;
+  return full;
 }
 
 }  // namespace lockstep::engine

@@ -19,10 +19,10 @@
 
 namespace lockstep::engine {
 
-/// Converts a contiguous piece of a tensor-parallel slice to contiguous pieces of the whole tensor (of shape `whole`).
+/// Converts a contiguous piece of a tensor-parallel slice to contiguous pieces of the whole tensor (of shape `full`).
 /// ranges: the indices along `dim` that form the slice. The results share the memory of `piece`.
-std::vector<checkpoints::Piece> of_whole(const checkpoints::Piece& piece, const Shape& whole, int64_t dim,
-                                         const std::vector<dist::Range>& ranges);
+std::vector<checkpoints::Piece> of_full(const checkpoints::Piece& piece, const Shape& full, int64_t dim,
+                                        const std::vector<dist::Range>& ranges);
 
 /// This rank's part of a model under pipeline or tensor parallelism. Its overrides of zero::OtherParts let ZeRO compute
 /// the gradient norm, and detect overflow, over the parts of all ranks.
@@ -46,11 +46,11 @@ struct Part : zero::OtherParts {
   /// one of them saves it.
   bool leads(const std::string& piece) const;
   /// Converts a piece of this rank's tensor, which may be a tensor-parallel slice, to pieces of the whole tensor.
-  std::vector<checkpoints::Piece> whole_pieces(const checkpoints::Piece& piece) const;
+  std::vector<checkpoints::Piece> full_pieces(const checkpoints::Piece& piece) const;
 
   const parallel::Mesh* mesh;
   std::unique_ptr<pipeline::Engine> engine;
-  std::map<std::string, tensor_parallel::Cut> sliced;
+  std::map<std::string, tensor_parallel::ShardLayout> sharded;
   std::set<std::string> partial;  // parameters for which each tensor-parallel rank has only a term of the gradient
   std::unique_ptr<nn::Module> nothing;  // a dummy parameter for a rank without trainable ones; not saved
   bool has_data = true;                 // true if this rank reads training data
@@ -62,13 +62,13 @@ struct Part : zero::OtherParts {
 };
 
 /// The tensors and numbers of a checkpoint, assembled from all ranks by gather_pieces().
-struct WholeTensors {
+struct FullTensors {
   std::map<std::string, Tensor> tensors;
   checkpoints::Numbers numbers;
 };
 /// Assembles whole tensors from the pieces of all ranks. Merges the numbers (counters, rates) of all ranks. Only rank 0
 /// of `group` gets the result; it is empty on other ranks. Collective.
-WholeTensors gather_pieces(const std::vector<checkpoints::Piece>& mine, const checkpoints::Numbers& numbers,
-                           dist::ProcessGroup& group);
+FullTensors gather_pieces(const std::vector<checkpoints::Piece>& mine, const checkpoints::Numbers& numbers,
+                          dist::ProcessGroup& group);
 
 }  // namespace lockstep::engine

@@ -67,12 +67,12 @@ std::vector<checkpoints::Piece> EngineBase::Impl::pieces(const std::set<std::str
     if (without.count(piece.name) || (part && !part->leads(piece.name))) continue;
     if (!part) all.push_back(as_piece(piece));
     else
-      for (checkpoints::Piece& one : part->whole_pieces(as_piece(piece))) all.push_back(std::move(one));
+      for (checkpoints::Piece& one : part->full_pieces(as_piece(piece))) all.push_back(std::move(one));
   }
   // Only replica 0 saves buffers. Buffers of replicas may differ: batch norm's statistics depend on the micro-batches.
   if (group->rank() == 0)
     for (const auto& b : model.named_buffers())
-      all.push_back(checkpoints::whole("model." + b.name, b.tensor.contiguous()));
+      all.push_back(checkpoints::full("model." + b.name, b.tensor.contiguous()));
   return all;
 }
 
@@ -87,7 +87,7 @@ checkpoints::Contents EngineBase::Impl::contents(const SaveArgs& args) {
   const std::set<std::string> frozen = args.exclude_frozen_parameters ? frozen_names(model) : std::set<std::string>{};
   c.pieces = pieces(frozen);
   for (const Participating& one : participants)
-    for (const auto& [name, tensor] : one.participant->state()) c.pieces.push_back(checkpoints::whole(name, tensor));
+    for (const auto& [name, tensor] : one.participant->state()) c.pieces.push_back(checkpoints::full(name, tensor));
   for (const auto& [name, to] : tied_names(model))
     if (!frozen.count(to)) c.aliases[name] = to;
   c.numbers = own_numbers();
@@ -225,14 +225,13 @@ std::optional<Loaded> EngineBase::Impl::load(const std::string& dir, const LoadA
     if (!has(piece.name) && !args.load_module_strict) continue;
     if (!part) wanted.push_back(std::move(piece));
     else
-      for (checkpoints::Piece& one : part->whole_pieces(piece)) wanted.push_back(std::move(one));
+      for (checkpoints::Piece& one : part->full_pieces(piece)) wanted.push_back(std::move(one));
   }
   std::vector<std::pair<Tensor, Tensor>> buffers;  // (buffer, contiguous copy) for buffers that are not contiguous
   for (const auto& b : model.named_buffers()) {
     const Tensor here = b.tensor.contiguous();
     if (here.storage() != b.tensor.storage()) buffers.emplace_back(b.tensor, here);
-    if (has("model." + b.name) || args.load_module_strict)
-      wanted.push_back(checkpoints::whole("model." + b.name, here));
+    if (has("model." + b.name) || args.load_module_strict) wanted.push_back(checkpoints::full("model." + b.name, here));
   }
   std::vector<const Participating*> restored;
   for (const Participating& one : participants)
@@ -275,19 +274,19 @@ bool EngineBase::Impl::want_state_of(const Participating& one, const checkpoints
     LOCKSTEP_CHECK(saved == info.tensors.end() || saved->second.shape == tensor.shape(), "[load_checkpoint] ",
                    info.path, " has ", name, " ", saved->second.shape, ", and this engine ", tensor.shape(), ": ",
                    one.participant->other_shape(name, saved->second.shape));
-    wanted.push_back(checkpoints::whole(name, tensor));
+    wanted.push_back(checkpoints::full(name, tensor));
   }
   return true;
 }
 
 /// Returns settings of the running program, so that they can be compared with those stored in a checkpoint: the seed,
 /// options of parameter groups ("0.weight_decay") and base learning rates, but nothing that a schedule changes.
-std::map<std::string, double> EngineBase::Impl::told() const {
+std::map<std::string, double> EngineBase::Impl::reported() const {
   std::map<std::string, double> all{{"seed", double(random_state().seed)}};
   for (const auto& [key, value] : with_prefix(own_numbers(), "optimizer.group.")) {
     const std::string option = key.substr(key.find('.') + 1);
-    const bool turns = option == "lr" || option == "initial_lr" || option == "momentum" || option == "beta1";
-    if (!turns || schedules.empty()) all[key] = value;
+    const bool is_scheduled = option == "lr" || option == "initial_lr" || option == "momentum" || option == "beta1";
+    if (!is_scheduled || schedules.empty()) all[key] = value;
   }
   if (!schedules.empty())
     for (const auto& [key, value] : schedules[0]->state())
@@ -297,7 +296,7 @@ std::map<std::string, double> EngineBase::Impl::told() const {
 
 void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer) {
   const checkpoints::Numbers& numbers = found.numbers;
-  const std::map<std::string, double> own = with_prefix(numbers, ""), before = told();
+  const std::map<std::string, double> own = with_prefix(numbers, ""), before = reported();
   if (args.load_optimizer_states && zero && has_state()) zero->load_numbers(own);
   if (with_optimizer && exchange) exchange->load_state(own);
   if (args.load_lr_scheduler_states) {
@@ -322,14 +321,14 @@ void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const Load
   RandomState random{.seed = uint64_t(integer(numbers, "random.seed")),
                      .step = uint64_t(integer(numbers, "random.step"))};
   set_random_state(random);
-  const auto shown = [](double x) { return std::abs(x) >= 1 && x == std::floor(x) ? str(int64_t(x)) : str(x); };
+  const auto printed = [](double x) { return std::abs(x) >= 1 && x == std::floor(x) ? str(int64_t(x)) : str(x); };
   std::map<std::string, std::string> others;  // differences of the first group that differs
-  for (const auto& [key, value] : told())
+  for (const auto& [key, value] : reported())
     if (const auto asked = before.find(key); asked != before.end() && asked->second != value)
       others.emplace(
           key.substr(key.find('.') + 1),
-          str(" is restored to ", shown(value), " from the checkpoint; the program set ", shown(asked->second)));
-  for (const auto& [name, how] : others) say("note: " + found.path + ": " + name + how);
+          str(" is restored to ", printed(value), " from the checkpoint; the program set ", printed(asked->second)));
+  for (const auto& [name, settings] : others) say("note: " + found.path + ": " + name + settings);
   if (loader && numbers.count("data.samples")) {
     loader->load_state({.seed = uint64_t(integer(numbers, "data.seed")),
                         .epoch = integer(numbers, "data.epoch"),
@@ -339,17 +338,17 @@ void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const Load
   group->control().set_step(uint64_t(global_steps + 1));
 }
 
-EngineBase::WholeState EngineBase::whole_state() {
+EngineBase::FullState EngineBase::full_state() {
   Impl& m = *impl_;
-  m.check_open("whole_state");
-  WholeTensors whole = gather_pieces(m.pieces({}), m.own_numbers(), m.world);
-  WholeState state;
-  for (auto& [name, tensor] : whole.tensors) {
+  m.check_open("full_state");
+  FullTensors full = gather_pieces(m.pieces({}), m.own_numbers(), m.world);
+  FullState state;
+  for (auto& [name, tensor] : full.tensors) {
     if (name.starts_with("model.")) state.model.emplace_back(parameter_of(name), tensor);
     else state.optimizer.tensors.emplace_back(state_name(name), tensor);
   }
-  for (const auto& [key, value] : whole.numbers) {
-    const double number = checkpoints::number(whole.numbers, key);
+  for (const auto& [key, value] : full.numbers) {
+    const double number = checkpoints::number(full.numbers, key);
     if (number > 0 || !key.starts_with("optimizer.step.")) state.optimizer.numbers[state_name(key)] = number;
   }
   return state;

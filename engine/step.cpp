@@ -48,11 +48,11 @@ void EngineBase::Impl::gather_losses() {
     if (!seconds.empty()) times.inner += 1e3 * seconds[size_t(world.rank())].busy;
     return;
   }
-  const int64_t count = int64_t(micros.size()), shares = count * group->size(), replica = group->rank() / sharing;
+  const int64_t count = int64_t(micros.size()), shares = count * group->size(), replica = group->rank() / context_ranks;
   std::vector<double> all(size_t(2 * shares));  // one entry for each share of a micro-batch; nonzero on one rank only
   for (int64_t i = 0; i < count; ++i) {
     const int64_t number = are_interleaved() ? i * replicas() + replica : replica * count + i,
-                  at = number * sharing + group->rank() % sharing;
+                  at = number * context_ranks + group->rank() % context_ranks;
     const Micro& micro = micros[size_t(i)];
     all[size_t(at)] = micro.loss.defined() ? micro.loss.item() : NAN;
     all[size_t(shares + at)] = double(micro.tokens);
@@ -128,9 +128,9 @@ void EngineBase::Impl::end_update() {
 
 void EngineBase::Impl::call_participants() {
   const auto maximum = [this](const Tensor& numbers) {
-    const dist::CollectiveOptions how{.op = dist::ReduceOp::max, .tag = "largest numbers of a step"};
-    if (group->size() > 1) group->all_reduce(numbers, how);
-    if (plan.tp > 1) (own_mesh ? own_mesh->tp() : part->mesh->tp()).all_reduce(numbers, how);
+    const dist::CollectiveOptions settings{.op = dist::ReduceOp::max, .tag = "largest numbers of a step"};
+    if (group->size() > 1) group->all_reduce(numbers, settings);
+    if (plan.tp > 1) (own_mesh ? own_mesh->tp() : part->mesh->tp()).all_reduce(numbers, settings);
   };
   for (const Participating& one : participants) one.participant->after_step(maximum);
 }
@@ -156,7 +156,7 @@ void EngineBase::Impl::report(const Step& step) {
     for (const auto& [key, name, of] : breakdown_names) found.values.emplace_back(key, times.*of);
   }
 
-  for (const auto& [key, name, of] : breakdown_names) shown_times.*of += times.*of;
+  for (const auto& [key, name, of] : breakdown_names) printed_times.*of += times.*of;
   ++timed_steps;
   const int64_t every = config.steps_per_print.value_or(0);
   const bool print = every > 0 && global_steps % every == 0;
@@ -172,9 +172,9 @@ void EngineBase::Impl::report(const Step& step) {
   if (config.wall_clock_breakdown && (print || every == 0)) {
     std::string line = "time (ms)";
     for (const auto& [key, name, of] : breakdown_names)
-      line += fmt::format(" | {}: {:.2f}", name, shown_times.*of / double(timed_steps));
+      line += fmt::format(" | {}: {:.2f}", name, printed_times.*of / double(timed_steps));
     say(line);
-    shown_times = {};
+    printed_times = {};
     timed_steps = 0;
   }
   for (const Participating& one : participants)

@@ -38,7 +38,7 @@ int64_t hash_of(std::string_view text) { return text.empty() ? 0 : int64_t(dist:
 /// The process groups whose collectives a step calls. The list has the same order on all ranks.
 std::vector<dist::ProcessGroup*> StepGraphs::groups() const {
   std::vector<dist::ProcessGroup*> all{m_.group};
-  if (m_.sharing > 1) all.push_back(m_.sharers);
+  if (m_.context_ranks > 1) all.push_back(m_.sharers);
   if (m_.part)
     for (dist::ProcessGroup* group : m_.part->groups()) all.push_back(group);
   std::erase_if(all, [](const dist::ProcessGroup* group) { return group->size() == 1; });
@@ -103,7 +103,7 @@ std::string StepGraphs::why_not(const std::vector<MicroBatch>& step, bool has_me
   if (!may_draw()) return "train_batch() ends a step that backward() has begun";
   if (int64_t(step.size()) < m_.accumulation) return "a micro-batch shares memory with other data";
   if (m_.wants_metric() && !has_metric) return "there is no metric";  // step() will throw the Error about it
-  if (m_.whole.forward) return "the forward is not the model's own";
+  if (m_.unsplit.forward) return "the forward is not the model's own";
   for (const Participating& one : m_.participants)
     if (const std::string reason = one.participant->against_graphs(false); !reason.empty()) return reason;
   if (trace::on()) return "a trace notes every operation";
@@ -197,8 +197,8 @@ bool StepGraphs::run(const std::vector<MicroBatch>& step, std::optional<double> 
     if (fresh) agreed->second = agreed_reason(mine);
     return decline(agreed->second);
   }
-  if (!recorded_.count(key) && recorded_.size() >= most)
-    return decline(str("only the first ", most, " shapes of steps are recorded"));
+  if (!recorded_.count(key) && recorded_.size() >= limit)
+    return decline(str("only the first ", limit, " shapes of steps are recorded"));
   Recorded& one = recorded_[key];
   if (one.refused) return false;
   if (one.models != models) {

@@ -44,7 +44,7 @@ class StepGraphs {
     zero::Zero::Captured update = {};
     std::optional<Graph> graph = {};
   };
-  static constexpr size_t most = 4;  ///< most recordings; each keeps the memory of a forward and backward
+  static constexpr size_t limit = 4;  ///< most recordings; each keeps the memory of a forward and backward
   StepGraphs(EngineBase::Impl& engine, bool wanted) : m_(engine), wanted_(wanted) {}
 
   /// Decides whether any step can be a graph; called once the engine is built. Collective if ranks hold different parts

@@ -17,7 +17,7 @@ namespace ls = lockstep;
 
 int main(int argc, char** argv) try {
   std::string mode = "auto", svg;
-  ls::device_map::Options options;
+  ls::device_map::DeviceMapOptions options;
   for (int i = 1; i < argc; ++i) {
     const std::string arg = argv[i];
     const size_t equals = arg.find('=');

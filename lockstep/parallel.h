@@ -17,7 +17,7 @@
 #include "parallel/tensor_parallel/apply.h"
 #include "parallel/tensor_parallel/functions.h"
 #include "parallel/tensor_parallel/linear.h"
-#include "parallel/tensor_parallel/slices.h"
+#include "parallel/tensor_parallel/shards.h"
 #include "parallel/tensor_parallel/vocabulary.h"
 #include "pipeline/engine.h"
 #include "pipeline/layers.h"

@@ -169,7 +169,7 @@ struct Dropout : Layer<Dropout> {
     return has_hooks() ? add(residual, (*this)(x)) : add_dropout(residual, x, p, is_training(), part);
   }
   std::string options() const override { return str("p ", p); }
-  void sliced(const PartOf& of) override { part = of; }
+  void sharded(const PartOf& of) override { part = of; }
   double p;
   PartOf part;  ///< set if x is a part of a sharded tensor: the mask is a part of the whole tensor's mask
 };

@@ -55,7 +55,7 @@ class RowGradients {
   /// Returns the gradient of one chunk of x, given g, the gradient of that chunk of the result. Called for each chunk.
   /// Returns an undefined tensor if the pass needs no gradient of x. chunk(whole) returns the chunk's rows of a tensor
   /// that has all rows of x. If `place` is defined, the result may be written into this matrix.
-  virtual Tensor of_input(const Tensor& g, const std::function<Tensor(const Tensor& whole)>& chunk,
+  virtual Tensor of_input(const Tensor& g, const std::function<Tensor(const Tensor& full)>& chunk,
                           const Tensor& place) = 0;
   /// Returns the gradient of w, given g, the gradient of the whole result. Called after the last of_input().
   virtual Tensor of_weight(const Tensor& g) = 0;
@@ -81,7 +81,7 @@ class Arithmetic {
   /// The communication that column-parallel layers add to a product.
   struct Ranks {
     /// The whole input, gathered from all ranks, if x is this rank's part of it; else undefined.
-    Tensor whole = {};
+    Tensor full = {};
     /// Starts to sum `mine`, this rank's gradient of x, over the ranks. Returns a function that waits for the sum and
     /// returns it. The gradient of the weight may be computed in the meantime. Empty: no sum.
     std::function<std::function<Tensor()>(const Tensor& mine)> sum = {};

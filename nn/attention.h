@@ -19,8 +19,8 @@ struct KvCache {
   const std::vector<int32_t>* table = nullptr;
 
   /// Appends k and v (B, kv heads, T, head size). If they do not fit, doubles the capacity until they do, but not
-  /// beyond `most` tokens unless they need more.
-  void append(const Tensor& k, const Tensor& v, int64_t most);
+  /// beyond `limit` tokens unless they need more.
+  void append(const Tensor& k, const Tensor& v, int64_t limit);
   /// Returns the part of `of` (`keys` or `values`) from token `first` on, converted to dtype `as`. If the cache has a
   /// `table` of blocks, `first` must be a multiple of the block size.
   Tensor filled(const Tensor& of, DType as, int64_t first = 0) const;
@@ -92,7 +92,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     int64_t max_context = 2048;            ///< upper bound of T with rope or a cache
     int64_t head_size = 0;                 ///< 0: embed / heads
     bool out_bias = true;
-    /// Set by sliced() on a tensor-parallel rank: the rank's first head, and the number of heads of the model.
+    /// Set by sharded() on a tensor-parallel rank: the rank's first head, and the number of heads of the model.
     int64_t first_head = 0, all_heads = 0;
     std::shared_ptr<const BlockPattern> sparse = {};  ///< attend only to the blocks of this pattern
     bool cross = false;                               ///< true: keys and values come from another sequence than queries
@@ -134,7 +134,7 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
     f("in_proj", in_proj, cut::heads(o.heads, o.kv_heads))("out_proj", out_proj, cut::rows);
   }
   std::vector<Variable> reads() override;
-  void sliced(const PartOf& of) override;
+  void sharded(const PartOf& of) override;
   int64_t share_sequence(const std::shared_ptr<SequencePart>& of) override;
   double flops_beside(int64_t tokens) const override;
   /// Replaces the sparse pattern; the layer becomes causal if the pattern is. Error if the layer has a window, runs
@@ -158,7 +158,8 @@ struct MultiHeadAttention : Layer<MultiHeadAttention> {
   Heads split(const Variable& projected) const;
   Variable by_head(const Variable& projected, int64_t heads) const;
   Variable projected(const Variable& x, int64_t first, int64_t count);
-  Tensor seen(const AttentionMasks& masks, int64_t batch, int64_t queries, int64_t keys, const Variable& like) const;
+  Tensor visible_keys(const AttentionMasks& masks, int64_t batch, int64_t queries, int64_t keys,
+                      const Variable& like) const;
   Variable in_blocks(Variable projected, const std::vector<KvRows>& rows);
   void check_cached(int64_t end) const;
   Variable with_cache(Variable projected, KvCache& cache);

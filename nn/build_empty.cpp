@@ -138,8 +138,8 @@ void check_held(const std::string& where, const Held& held, double layers,
   const std::shared_ptr<Module> model = make();
   double numbers = 0;
   for (const NamedParameter& p : model->named_parameters()) numbers += double(p.variable.numel());
-  constexpr double most_of_a_byte = 4;  // weights that are stored as 2-bit codes
-  refuse_unless(numbers <= most_of_a_byte * double(held.bytes), str(numbers, " parameters"));
+  constexpr double max_of_a_byte = 4;  // weights that are stored as 2-bit codes
+  refuse_unless(numbers <= max_of_a_byte * double(held.bytes), str(numbers, " parameters"));
 }
 
 namespace init {

@@ -23,11 +23,11 @@ void start(const Variable& weight, const Variable& bias) {
 }
 
 std::string text(const Shape& weight, const ConvArgs& args, bool transposed) {
-  const auto shown = [](const Dims& sizes) { return sizes.rank() == 1 ? str(sizes[0]) : str(sizes); };
+  const auto printed = [](const Dims& sizes) { return sizes.rank() == 1 ? str(sizes[0]) : str(sizes); };
   const int64_t other = weight[1] * args.groups;
   return str("in ", transposed ? weight[0] : other, ", out ", transposed ? other : weight[0], ", kernel ",
-             shown({weight.begin() + 2, weight.end()}), ", stride ", shown(args.stride), ", padding ",
-             shown(args.padding));
+             printed({weight.begin() + 2, weight.end()}), ", stride ", printed(args.stride), ", padding ",
+             printed(args.padding));
 }
 
 }  // namespace lockstep::nn::convs

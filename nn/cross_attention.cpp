@@ -9,9 +9,10 @@ namespace lockstep::nn {
 namespace {
 
 /// Converts a mask to numbers that are added to the scores: a bool mask gives 0 where it is true, else -infinity.
-Tensor added_mask(const Tensor& shown, DType dtype) {
-  if (shown.dtype() != boolean) return shown.to(dtype);
-  return masked_fill(zeros(shown.shape(), {.dtype = dtype, .device = shown.device()}), logical_not(shown), -INFINITY);
+Tensor added_mask(const Tensor& visible, DType dtype) {
+  if (visible.dtype() != boolean) return visible.to(dtype);
+  return masked_fill(zeros(visible.shape(), {.dtype = dtype, .device = visible.device()}), logical_not(visible),
+                     -INFINITY);
 }
 
 /// True if a and b are the same variable, or if they hold the same tensor and need no gradient.
@@ -45,11 +46,11 @@ Variable MultiHeadAttention::projected(const Variable& x, int64_t first, int64_t
 
 /// Combines all masks into one for attention(). Returns an undefined tensor if there are no masks. If the numbers of
 /// queries and keys are equal, leaves the causal mask out, because attention() applies it itself.
-Tensor MultiHeadAttention::seen(const AttentionMasks& masks, int64_t batch, int64_t queries, int64_t keys,
-                                const Variable& like) const {
+Tensor MultiHeadAttention::visible_keys(const AttentionMasks& masks, int64_t batch, int64_t queries, int64_t keys,
+                                        const Variable& like) const {
   const char* const op = "[MultiHeadAttention] ";
   const int64_t all = std::max(o.heads, o.all_heads);
-  const auto as_shown = [&](const Tensor& mask, const char* name) {
+  const auto as_printed = [&](const Tensor& mask, const char* name) {
     LOCKSTEP_CHECK(mask.dtype() == boolean || is_floating(mask.dtype()), op, "expected a ", name,
                    " of bools or floating numbers, got ", mask.dtype());
     return mask.dtype() == boolean ? logical_not(mask) : mask;
@@ -59,14 +60,14 @@ Tensor MultiHeadAttention::seen(const AttentionMasks& masks, int64_t batch, int6
     const Shape plain{queries, keys}, each{batch * all, queries, keys};
     LOCKSTEP_CHECK(masks.mask.shape() == plain || masks.mask.shape() == each, op, "expected a mask ", plain, " or ",
                    each, ", got ", masks.mask.shape());
-    const Tensor shown = as_shown(masks.mask, "mask");
-    parts.push_back(shown.dim() == 2 ? shown
-                                     : shown.reshape({batch, all, queries, keys}).narrow(1, o.first_head, o.heads));
+    const Tensor visible = as_printed(masks.mask, "mask");
+    parts.push_back(visible.dim() == 2 ? visible
+                                       : visible.reshape({batch, all, queries, keys}).narrow(1, o.first_head, o.heads));
   }
   if (masks.padding.defined()) {
     LOCKSTEP_CHECK(masks.padding.shape() == (Shape{batch, keys}), op, "expected a padding mask ", Shape({batch, keys}),
                    ", got ", masks.padding.shape());
-    parts.push_back(as_shown(masks.padding, "padding mask").reshape({batch, 1, 1, keys}));
+    parts.push_back(as_printed(masks.padding, "padding mask").reshape({batch, 1, 1, keys}));
   }
   if (masks.causal && queries != keys)
     parts.push_back(tril(ones({queries, keys}, {.dtype = boolean, .device = like.device()})));
@@ -81,14 +82,14 @@ Tensor MultiHeadAttention::seen(const AttentionMasks& masks, int64_t batch, int6
 
 AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variable& key, const Variable& value,
                                             const AttentionMasks& masks, AttentionWeights wanted) {
-  const bool alone = same_values(key, query) && same_values(value, query);
+  const bool single = same_values(key, query) && same_values(value, query);
   for (const Variable* x : {&query, &key, &value})
     LOCKSTEP_CHECK(x->dim() == 3 && x->size(2) == o.embed && x->size(0) == query.size(0) &&
                        x->size(1) == (x == &query ? x : &key)->size(1),
                    "[MultiHeadAttention] expected query (B, T, ", o.embed, ") and key and value (B, S, ", o.embed,
                    "), got ", query.shape(), ", ", key.shape(), " and ", value.shape());
   LOCKSTEP_CHECK(
-      alone || o.cross,
+      single || o.cross,
       "[MultiHeadAttention] expected key and value to be query itself; set Options::cross for other sequences");
   LOCKSTEP_CHECK(!o.rope && !o.sparse && !part,
                  "[MultiHeadAttention] this form of attention supports neither rotary positions nor sparse layouts nor "
@@ -100,13 +101,13 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
   AttentionArgs args = this->args(queries, query.device());
   const bool causal = o.causal || masks.causal;
   args.causal = causal && queries == keys;
-  AttentionMasks told = masks;
-  told.causal = causal;
-  if (alone && wanted == AttentionWeights::none && !masks.mask.defined() && !masks.padding.defined())
+  AttentionMasks reported = masks;
+  reported.causal = causal;
+  if (single && wanted == AttentionWeights::none && !masks.mask.defined() && !masks.padding.defined())
     return {out_proj(attention_packed(in_proj(query), o.heads, args, o.kv_heads)), {}};
 
   Heads h;
-  if (alone) {
+  if (single) {
     h = split(in_proj(query));
   } else {
     h.q = by_head(projected(query, 0, o.heads * d), o.heads);
@@ -118,18 +119,18 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
       h.v = by_head(projected(value, (o.heads + o.kv_heads) * d, o.kv_heads * d), o.kv_heads);
     }
   }
-  const Tensor shown = seen(told, batch, queries, keys, h.q);
-  if (wanted == AttentionWeights::none) return {merge(attention(h.q, h.k, h.v, shown, args)), {}};
+  const Tensor visible = visible_keys(reported, batch, queries, keys, h.q);
+  if (wanted == AttentionWeights::none) return {merge(attention(h.q, h.k, h.v, visible, args)), {}};
 
   Variable scores = matmul(h.q, h.k.transpose(2, 3)) * (1 / std::sqrt(double(d)));
   if (args.causal)
     scores = masked_fill(scores, logical_not(causal_mask(queries, keys, args.window, scores.device())), -INFINITY);
-  if (shown.defined())
-    scores = shown.dtype() == boolean ? masked_fill(scores, logical_not(shown), -INFINITY) : scores + shown;
+  if (visible.defined())
+    scores = visible.dtype() == boolean ? masked_fill(scores, logical_not(visible), -INFINITY) : scores + visible;
   // A query whose keys are all masked gives zeros, as in attention().
-  const Tensor most = amax(scores.tensor(), {-1}, true), blind = eq(most, full_like(most, -INFINITY));
-  const Variable seen_weights = masked_fill(softmax(masked_fill(scores, blind, 0), -1), blind, 0);
-  const Variable weights = dropout(seen_weights, o.dropout, is_training());
+  const Tensor highest = amax(scores.tensor(), {-1}, true), blind = eq(highest, full_like(highest, -INFINITY));
+  const Variable visible_weights = masked_fill(softmax(masked_fill(scores, blind, 0), -1), blind, 0);
+  const Variable weights = dropout(visible_weights, o.dropout, is_training());
   return {merge(matmul(weights, h.v)), wanted == AttentionWeights::mean ? mean(weights, {1}) : weights};
 }
 

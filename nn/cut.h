@@ -21,7 +21,7 @@ struct Cut {
   /// The dimension of the computation that is divided among ranks.
   enum class Kind {
     none,        ///< replicated; the modules below it state their own cuts
-    whole,       ///< replicated with everything below it
+    full,        ///< replicated with everything below it
     columns,     ///< the outputs of a Linear (column parallel)
     rows,        ///< the inputs of a Linear (row parallel); the ranks' outputs are summed
     vocabulary,  ///< rows of a table: Embedding, Head
@@ -38,9 +38,9 @@ struct Cut {
   };
   Kind kind = Kind::none;
   std::vector<Block> blocks = {};  ///< columns only; empty: a single block
-  /// from_whole: the field's input arrives unsharded; only with Kind::rows or Kind::tokens. to_whole: ranks gather the
+  /// from_full: the field's input arrives unsharded; only with Kind::rows or Kind::tokens. to_full: ranks gather the
   /// field's output; only with Kind::columns or Kind::tokens.
-  bool from_whole = false, to_whole = false;
+  bool from_full = false, to_full = false;
   friend bool operator==(const Cut&, const Cut&) = default;
 };
 /// Describes a cut in messages, such as "columns of 8 heads and 2 kv_heads and 2 kv_heads", "rows from whole".
@@ -53,7 +53,7 @@ std::vector<int64_t> blocks_of(const Cut& cut, int64_t size, const std::string& 
 
 namespace cut {
 /// The ways to shard a field that need no further options.
-inline const Cut whole{Cut::Kind::whole}, columns{Cut::Kind::columns}, rows{Cut::Kind::rows},
+inline const Cut full{Cut::Kind::full}, columns{Cut::Kind::columns}, rows{Cut::Kind::rows},
     rows_of_vocabulary{Cut::Kind::vocabulary}, features{Cut::Kind::features}, tokens{Cut::Kind::tokens},
     experts{Cut::Kind::experts};
 /// How to shard in_proj of attention: ranks get whole heads of the queries, of the keys and of the values.
@@ -66,9 +66,9 @@ inline Cut packed_columns(int64_t n) {
   return {Cut::Kind::columns, std::vector<Cut::Block>(size_t(n), {"parts of the outputs", 0})};
 }
 /// Returns a copy of `cut` that says that the field's input arrives unsharded.
-inline Cut from_whole(Cut cut) { return cut.from_whole = true, cut; }
+inline Cut from_full(Cut cut) { return cut.from_full = true, cut; }
 /// Returns a copy of `cut` that says that the ranks gather the field's output.
-inline Cut to_whole(Cut cut) { return cut.to_whole = true, cut; }
+inline Cut to_full(Cut cut) { return cut.to_full = true, cut; }
 }  // namespace cut
 
 }  // namespace lockstep::nn

@@ -84,9 +84,9 @@ Variable EmbeddingBag::largest(const Tensor& index, const std::vector<int64_t>& 
   const auto mask = [&](const std::vector<double>& numbers, const Shape& shape) {
     return Tensor::from(numbers, shape).to(boolean).to(index.device());
   };
-  const int64_t most = int64_t(longest);
-  const Tensor all = index_select(index, 0, Tensor::from(places, {bags * most}).to(index.device()));
-  const Variable picked = masked_fill(rows(all).view({bags, most, o.dim}), mask(hidden, {bags, most, 1}), -INFINITY);
+  const int64_t limit = int64_t(longest);
+  const Tensor all = index_select(index, 0, Tensor::from(places, {bags * limit}).to(index.device()));
+  const Variable picked = masked_fill(rows(all).view({bags, limit, o.dim}), mask(hidden, {bags, limit, 1}), -INFINITY);
   return masked_fill(max(picked, 1).values, mask(empty_bags, {bags, 1}), 0);
 }
 
@@ -155,8 +155,8 @@ Variable Head::scores(const Variable& x) {
 
 Variable Head::forward(const Variable& x, const Tensor& targets) {
   const bool replaced = !attached.is_empty() || entropy || gather;
-  const int64_t most = rows_at_once > 0 ? rows_at_once : linear_cross_entropy_rows(weight.size(0));
-  if (replaced || (x.device().is_cpu() && targets.numel() <= most)) return loss(scores(x), targets);
+  const int64_t limit = rows_at_once > 0 ? rows_at_once : linear_cross_entropy_rows(weight.size(0));
+  if (replaced || (x.device().is_cpu() && targets.numel() <= limit)) return loss(scores(x), targets);
   return linear_cross_entropy(x, weight, targets, {}, rows_at_once);
 }
 

@@ -80,9 +80,9 @@ std::string Module::kind() const {
 
 std::vector<NamedParameter> Module::named_parameters() {
   std::vector<NamedParameter> all;
-  std::set<const void*> seen;
+  std::set<const void*> visited;
   walk(*this, "", [&](const std::string& name, Fields::Entry& entry) {
-    if (entry.parameter && seen.insert(entry.parameter->impl().get()).second)
+    if (entry.parameter && visited.insert(entry.parameter->impl().get()).second)
       all.push_back({name, *entry.parameter, entry.is_table, entry.keeps_dtype});
   });
   return all;
@@ -135,9 +135,9 @@ int64_t Module::parameter_count() {
 
 State Module::state() {
   State state;
-  std::set<const void*> seen;
+  std::set<const void*> visited;
   walk(*this, "", [&](const std::string& name, Fields::Entry& entry) {
-    if (entry.parameter && seen.insert(entry.parameter->impl().get()).second)
+    if (entry.parameter && visited.insert(entry.parameter->impl().get()).second)
       state.emplace_back(name, entry.parameter->tensor());
     if (entry.buffer) state.emplace_back(name, *entry.buffer);
   });
@@ -296,11 +296,11 @@ bool Module::is_watched() const {
                                                   [](const Hooks::After& hook) { return hook.looks; }));
 }
 
-void Module::run_on(std::optional<RunOn> how) {
+void Module::run_on(std::optional<RunOn> placement) {
   hooks();
-  LOCKSTEP_CHECK(!how || !hooks_->run_on, "[", kind(), "] its calls run on ",
+  LOCKSTEP_CHECK(!placement || !hooks_->run_on, "[", kind(), "] its calls run on ",
                  hooks_->run_on ? hooks_->run_on->device : cpu, " already, by another device map; delete that map");
-  hooks_->run_on = std::move(how);
+  hooks_->run_on = std::move(placement);
 }
 
 void Module::copy_hooks(const Module& other) {
@@ -333,14 +333,14 @@ std::string summary(Module& module) {
     int64_t count, trained;
   };
   std::vector<Row> rows;
-  std::set<const void*> seen;
+  std::set<const void*> visited;
   int64_t total = 0, trained_total = 0, bytes = 0;
   for (auto& [name, child] : module.named_modules()) {
     Row row{name.empty() ? "(model)" : name, child->kind(), child->options(), 0, 0};
     Fields fields;
     child->fields(fields);
     for (auto& entry : fields.entries) {
-      if (!entry.parameter || !seen.insert(entry.parameter->impl().get()).second) continue;
+      if (!entry.parameter || !visited.insert(entry.parameter->impl().get()).second) continue;
       row.count += entry.parameter->numel();
       if (entry.parameter->requires_grad()) row.trained += entry.parameter->numel();
       bytes += entry.parameter->numel() * size_of(entry.parameter->dtype());

@@ -100,7 +100,7 @@ class Module {
   virtual std::vector<Variable> reads() { return {}; }
   /// Called once after the module was sharded. From now on its input is one of PartOf::count parts, the one with number
   /// PartOf::index, of a tensor that is divided along features (dim -1) or along the sequence (dim -2).
-  virtual void sliced(const PartOf&) {}
+  virtual void sharded(const PartOf&) {}
   /// For context parallelism: from now on the input holds this rank's part of the sequence; with null, the whole one
   /// again. Returns the number of heads if this module is an attention layer, else 0.
   virtual int64_t share_sequence(const std::shared_ptr<SequencePart>&) { return 0; }
@@ -204,7 +204,7 @@ class Module {
     std::function<std::shared_ptr<void>()> hold;  ///< may be empty
   };
   /// Sets the device on which calls run; nullopt removes the setting. Error if a device is set already.
-  void run_on(std::optional<RunOn> how);
+  void run_on(std::optional<RunOn> placement);
   /// A handle that removes hooks later. It stays valid after the module was moved, and does nothing after the module
   /// was destroyed.
   class Calls {

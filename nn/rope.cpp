@@ -14,10 +14,10 @@ constexpr double pi = std::numbers::pi;
 
 int64_t turned_of(const Rope& rope, int64_t head_size) { return int64_t(double(head_size) * rope.partial); }
 
-/// Returns the index i, not rounded, of the pair of features that rotates `turns` times in the course of the original
-/// context. d: number of rotated features.
-double index_of_turns(const Rope& rope, double turns, int64_t d) {
-  return double(d) * std::log(double(rope.original_context) / (turns * 2 * pi)) / (2 * std::log(rope.base));
+/// Returns the index i, not rounded, of the pair of features that rotates `rotations` times in the course of the
+/// original context. d: number of rotated features.
+double index_of_rotations(const Rope& rope, double rotations, int64_t d) {
+  return double(d) * std::log(double(rope.original_context) / (rotations * 2 * pi)) / (2 * std::log(rope.base));
 }
 
 void check_rope(const Rope& r, int64_t head_size) {
@@ -60,14 +60,14 @@ std::vector<double> rope_frequencies(const Rope& given, int64_t head_size, int64
       break;
     case Rope::Scaling::llama3:
       for (double& one : f) {
-        const double turns = original * one / (2 * pi);  // original context / wavelength
+        const double rotations = original * one / (2 * pi);  // original context / wavelength
         const double s =
-            std::clamp((turns - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0., 1.);
+            std::clamp((rotations - rope.low_freq_factor) / (rope.high_freq_factor - rope.low_freq_factor), 0., 1.);
         one = (1 - s) * one / rope.factor + s * one;
       }
       break;
     case Rope::Scaling::yarn: {
-      double low = index_of_turns(rope, rope.beta_fast, d), high = index_of_turns(rope, rope.beta_slow, d);
+      double low = index_of_rotations(rope, rope.beta_fast, d), high = index_of_rotations(rope, rope.beta_slow, d);
       if (rope.truncate) low = std::floor(low), high = std::ceil(high);
       low = std::max(low, 0.), high = std::min(high, size - 1);
       if (low == high) high += 0.001;

@@ -4,7 +4,7 @@
 //   options (host) ─▶ squares, non-finite flags ─▶ norm, clip, skip ─▶ update of all parameters
 //
 // A graph captures everything but the first stage, which before_replay() runs before each replay. The device counts the
-// steps that it skips. When the host needs its step counts, settle() subtracts the skipped steps from them.
+// steps that it skips. When the host needs its step counts, count_steps() subtracts the skipped steps from them.
 #include <algorithm>
 #include <cmath>
 
@@ -77,10 +77,10 @@ void Optimizer::collect(OnDevice& at, const std::vector<Taking>& all, double gra
                               : prepare(*t.parameter, true);
     if (numbers_only && size_of(p.parameter.dtype()) == 2) {
       const uint32_t version = p.parameter.storage()->version();
-      at.writes |= at.is_new && p.state.seen != version;
-      if (at.writes) p.state.seen = 0;
+      at.writes |= at.is_new && p.state.known_version != version;
+      if (at.writes) p.state.known_version = 0;
       master_of(p.parameter, p.state);
-      p.state.seen = version;
+      p.state.known_version = version;
     }
     ++p.state.step;
     at.counted.push_back(&p.state);
@@ -116,7 +116,7 @@ void Optimizer::step_on_device(const std::vector<Taking>& all, const ClippedStep
     at.batch.check_recordable(name());
     at.recorded = all, at.clips = clips, at.has_norm = has_norm, at.is_new = true;
   } else {
-    if (at.may_skip) settle();
+    if (at.may_skip) count_steps();
     collect(at, all, clips ? 1 : request.grad_scale, false);
     at.batch.set(control_of(request, clips));
     at.may_skip = clips && request.skip_nonfinite;
@@ -139,7 +139,7 @@ void Optimizer::clipped_step(const ClippedStep& request) {
                  "] reduces gradients over ranks in its own step(): pass the clipping norm there");
   const NoGrad no_grad;
   const std::vector<Taking> all = taking_part();
-  if (!Graph::is_capturing()) settle();
+  if (!Graph::is_capturing()) count_steps();
   for (auto& [device, at] : on_device_) at->has_outcome = false;
   last_ = {};
   if (all.empty()) return;
@@ -180,7 +180,7 @@ void Optimizer::before_replay(const ClippedStep& request) {
                    "] the graph captured step(), which neither clips nor skips; capture clipped_step()");
     LOCKSTEP_CHECK(at->has_norm || !wants_norm(request), "[", name(),
                    "] clipped_step() was captured without max_norm and skip_nonfinite; capture it with one of them");
-    if (at->may_skip && !at->replays) settle();
+    if (at->may_skip && !at->replays) count_steps();
     at->replays = true;
     collect(*at, at->recorded, at->clips ? 1 : request.grad_scale, true);
     at->is_new = false;
@@ -195,7 +195,7 @@ void Optimizer::before_replay(const ClippedStep& request) {
 }
 
 /// Waits for the steps that the device may have skipped, and subtracts the skipped ones from the step counts.
-void Optimizer::settle() {
+void Optimizer::count_steps() {
   for (auto& [device, at] : on_device_) {
     if (!at->may_skip) continue;
     const StepControl control = at->batch.read();
@@ -206,7 +206,7 @@ void Optimizer::settle() {
 }
 
 StepOutcome Optimizer::last_step() {
-  settle();
+  count_steps();
   for (auto& [device, at] : on_device_) {
     if (!at->has_outcome) continue;
     const StepControl control = at->batch.read();
@@ -218,7 +218,7 @@ StepOutcome Optimizer::last_step() {
 
 /// Forgets captured steps: they refer to tensors of a state that is about to be replaced.
 void Optimizer::forget_recorded() {
-  settle();
+  count_steps();
   for (auto& [device, at] : on_device_) at->recorded.clear(), at->counted.clear();
 }
 

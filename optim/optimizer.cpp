@@ -88,20 +88,21 @@ Optimizer::Prepared Optimizer::prepare(Variable& parameter, bool any_gradient) {
 Tensor& Optimizer::master_of(const Tensor& parameter, ParameterState& state) {
   Tensor& master = state.tensors["master"];
   if (!master.defined()) master = parameter.to(f32);
-  else if (state.seen == 0 || state.seen != parameter.storage()->version()) follow(master, parameter);
+  else if (state.known_version == 0 || state.known_version != parameter.storage()->version()) follow(master, parameter);
   return master;
 }
 
 void Optimizer::written(const Variable& parameter) {
   stamp(*parameter.tensor().storage(), name());
-  states_[parameter.impl().get()].seen = parameter.tensor().storage()->version();
+  states_[parameter.impl().get()].known_version = parameter.tensor().storage()->version();
 }
 
 /// Gives new version numbers to the storages of all parameters, and only then records these numbers, because several
 /// parameters may share a storage.
 void Optimizer::written(const std::vector<Taking>& all) {
   for (const Taking& t : all) stamp(*t.parameter->tensor().storage(), name());
-  for (const Taking& t : all) states_[t.parameter->impl().get()].seen = t.parameter->tensor().storage()->version();
+  for (const Taking& t : all)
+    states_[t.parameter->impl().get()].known_version = t.parameter->tensor().storage()->version();
 }
 
 void Optimizer::step(double grad_scale) {
@@ -159,7 +160,7 @@ std::vector<Variable> Optimizer::parameters() const {
 }
 
 ParameterState& Optimizer::state_of(const Variable& parameter) {
-  settle();
+  count_steps();
   return states_[parameter.impl().get()];
 }
 
@@ -215,7 +216,7 @@ std::string Optimizer::name_of(const Variable& parameter, int index) const {
 }
 
 OptimizerState Optimizer::state() const {
-  const_cast<Optimizer*>(this)->settle();
+  const_cast<Optimizer*>(this)->count_steps();
   OptimizerState saved;
   int index = 0;
   for (int g = 0; g < group_count(); ++g) {

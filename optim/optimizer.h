@@ -18,8 +18,8 @@ struct ParameterState {
   int64_t step = 0;
   std::map<std::string, Tensor> tensors;
   std::map<std::string, double> numbers;  ///< further scalars of the state ("step" is reserved)
-  int64_t whole = 0;                      ///< for a shard: elements of the whole parameter; 0: not a shard
-  uint32_t seen = 0;  ///< version of a 16-bit parameter when its master copy was last in sync; 0: unknown
+  int64_t full = 0;                       ///< for a shard: elements of the whole parameter; 0: not a shard
+  uint32_t known_version = 0;  ///< version of a 16-bit parameter when its master copy was last in sync; 0: unknown
   /// True if the rule has to initialise this tensor: it does not exist, or a first step made it and was then skipped.
   bool is_new(const std::string& name) const { return step == 1 || tensors.count(name) == 0; }
   /// The tensor of this name; created as zeros like `like` if missing.
@@ -169,7 +169,7 @@ class Optimizer {
   void check_capture(const std::vector<Taking>& all) const;
   void step_on_device(const std::vector<Taking>& all, const ClippedStep& request, bool clips);
   void collect(OnDevice& at, const std::vector<Taking>& all, double grad_scale, bool numbers_only);
-  void settle();
+  void count_steps();
   void forget_recorded();
 
   std::vector<std::vector<Variable>> groups_;

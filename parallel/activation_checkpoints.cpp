@@ -110,9 +110,9 @@ class ActivationCheckpoints::Keeper final : public CheckpointKeeper {
     return [state = state_, kept, n, shape = input.shape(), device = input.device()] {
       const Tensor there = kept->to(device);
       if (n == 1) return there.view(shape);
-      const Tensor whole = empty(shape, {.dtype = there.dtype(), .device = device});
-      state->o.group->all_gather(whole.view({whole.numel()}), there, {.tag = "checkpointed input"});
-      return whole;
+      const Tensor full = empty(shape, {.dtype = there.dtype(), .device = device});
+      state->o.group->all_gather(full.view({full.numel()}), there, {.tag = "checkpointed input"});
+      return full;
     };
   }
 

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "dist/process_group.h"
 #include "nn/module.h"
 
@@ -42,8 +42,8 @@ class ActivationCheckpoints {
   /// Error if contiguous_memory_optimization is set without partition_activations or number_checkpoints.
   explicit ActivationCheckpoints(const Options& options = {});
 
-  /// Runs fn(inputs) like checkpoint() of autograd/checkpoint.h. With partition_activations the backward is collective
-  /// over `group`. `name` names the row in report().
+  /// Runs fn(inputs) like checkpoint() of autograd/activation_checkpoint.h. With partition_activations the backward is
+  /// collective over `group`. `name` names the row in report().
   Variable operator()(const std::function<Variable(const std::vector<Variable>&)>& fn,
                       const std::vector<Variable>& inputs, const std::string& name = "checkpoint");
   /// Runs fn(inputs) as a checkpoint, for a function that returns several variables.

@@ -33,10 +33,10 @@ void check_agreement(const char* op, const std::vector<std::string>& lines, dist
   if (group.size() == 1) return;
   std::string mine;
   for (const std::string& line : lines) mine += line + "\n";
-  const Tensor whole = empty({2 * group.size()}, {.dtype = i64, .device = cpu});
-  group.all_gather(whole, Tensor::from({int64_t(dist::hash_text(mine)), int64_t(mine.size())}, {2}).to(cpu),
+  const Tensor full = empty({2 * group.size()}, {.dtype = i64, .device = cpu});
+  group.all_gather(full, Tensor::from({int64_t(dist::hash_text(mine)), int64_t(mine.size())}, {2}).to(cpu),
                    {.tag = "hash of the model"});
-  const std::vector<int64_t> all = whole.to_vector<int64_t>();
+  const std::vector<int64_t> all = full.to_vector<int64_t>();
   if (std::equal(all.begin() + 2, all.end(), all.begin())) return;
   std::vector<std::vector<std::string>> models;
   for (const std::string& text : dist::gather_texts(mine, group, "description of the model")) {

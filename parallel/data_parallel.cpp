@@ -26,7 +26,7 @@ std::string describe(const NamedField& field) {
 
 /// Copies x from device 0 to devices 1 .. count-1: directly (root), through the host (cpu), or from each device to the
 /// next (ring). Element [0] of the result stays undefined.
-std::vector<Tensor> spread(const Tensor& x, size_t count, Reduce reduce, Traffic& traffic) {
+std::vector<Tensor> broadcast_to(const Tensor& x, size_t count, Reduce reduce, Traffic& traffic) {
   std::vector<Tensor> copies(count);
   const Tensor on_host = reduce == Reduce::cpu ? traffic.copy(x, 0, traffic.host(), Load::parameters) : Tensor();
   for (size_t i = 1; i < count; ++i) {
@@ -58,8 +58,8 @@ Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
   // travels from device to device; each adds its own chunk c. The device of part c adds last, and sends the sum to the
   // first device.
   const size_t n = parts.size();
-  const Tensor whole = empty(parts[0].gradient.shape(), {parts[0].gradient.dtype(), traffic.device(0)});
-  const Tensor flat = whole.view({-1});
+  const Tensor full = empty(parts[0].gradient.shape(), {parts[0].gradient.dtype(), traffic.device(0)});
+  const Tensor flat = full.view({-1});
   for (size_t c = 0; c < n; ++c) {
     const dist::Range range = dist::shard_range(flat.numel(), int64_t(n), int64_t(c));
     if (range.size() == 0) continue;
@@ -76,14 +76,14 @@ Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
     }
     flat.narrow(0, range.begin, range.size()).copy_(parts[at].place == 0 ? sum : copy(sum, parts[at].place, 0));
   }
-  return whole;
+  return full;
 }
 
 /// Copies x to devices 1 .. count-1, as one operation, whose derivative adds the copies' gradients. Result [0] is x
 /// itself: the gradient of x is on the first device already, and the gradients of the copies are added to it in place.
 std::vector<Variable> replicate(const Variable& x, size_t count, Reduce reduce,
                                 const std::shared_ptr<Traffic>& traffic) {
-  std::vector<Tensor> tensors = spread(x.tensor(), count, reduce, *traffic);
+  std::vector<Tensor> tensors = broadcast_to(x.tensor(), count, reduce, *traffic);
   tensors.erase(tensors.begin());
   std::vector<Variable> copies;
   if (!needs_grad({&x})) {
@@ -178,7 +178,7 @@ void Replicas::update(size_t count) {
   std::map<const void*, std::vector<Variable>> copies;  // a shared parameter is copied once
   for (size_t j = 0; j < mine.size(); ++j) {
     if (mine[j].buffer) {
-      const std::vector<Tensor> tensors = spread(*mine[j].buffer, count, o_.reduce, *traffic_);
+      const std::vector<Tensor> tensors = broadcast_to(*mine[j].buffer, count, o_.reduce, *traffic_);
       for (size_t i = 1; i < count; ++i) theirs[i - 1][j].set(tensors[i]);
       continue;
     }
@@ -189,7 +189,7 @@ void Replicas::update(size_t count) {
   }
 }
 
-void Replicas::run(const Cut& cut, const std::function<void(size_t)>& call) {
+void Replicas::run(const BatchSplit& cut, const std::function<void(size_t)>& call) {
   const size_t count = cut.count();
   const Modes modes;
   std::vector<std::exception_ptr> errors(count);

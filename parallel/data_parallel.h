@@ -52,7 +52,7 @@ class Replicas {
   Replicas(nn::Module& module, DataParallelOptions options, const Make& make);
 
   const DataParallelOptions& options() const { return o_; }
-  Cut cut() const { return {.devices = o_.devices, .dim = o_.dim, .traffic = traffic_}; }
+  BatchSplit cut() const { return {.devices = o_.devices, .dim = o_.dim, .traffic = traffic_}; }
   nn::Module& operator[](size_t i) const { return i == 0 ? module_ : *others_[i - 1]; }
   /// Gives replicas 1 .. count-1 the module's parameters (on the tape), buffers, hooks and training flags. Errors: the
   /// module is not on devices[0]; a replica has a different structure.
@@ -60,7 +60,7 @@ class Replicas {
   /// Runs call(i) for every replica i that has a part of the batch, each in its own thread with the caller's modes
   /// (recording, autocast, anomaly, random state). Rethrows the first exception; its message begins with the replica
   /// and the device.
-  void run(const Cut& cut, const std::function<void(size_t)>& call);
+  void run(const BatchSplit& cut, const std::function<void(size_t)>& call);
   Traffic& traffic() const { return *traffic_; }
 
  private:
@@ -101,7 +101,7 @@ template <class M> class DataParallel : public nn::Layer<DataParallel<M>> {
   requires requires(M& m, Args&... args) { m.forward(std::declval<detail::Part<Args>>()...); }
   auto forward(Args&&... args) {
     using Output = std::decay_t<decltype((*module_)(std::declval<detail::Part<Args>>()...))>;
-    detail::Cut cut = replicas_.cut();
+    detail::BatchSplit cut = replicas_.cut();
     (detail::measure(cut, args), ...);
     cut.finish();
     auto parts = std::make_tuple(detail::parts_of(cut, args)...);

@@ -53,7 +53,7 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
     nn::fill(module);
     if (options.init_sync) broadcast_module(module, group);
     std::reverse(order.begin(), order.end());
-    reducer.emplace(*this, &group, Reducer::Rules{.name = "ddp", .overlap = options.overlap, .shows = true},
+    reducer.emplace(*this, &group, Reducer::Rules{.name = "ddp", .overlap = options.overlap, .exposes_grad = true},
                     std::move(all));
     ordered(order);
   }
@@ -129,14 +129,14 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
       leaves.emplace(reducer->parameters[i].variable.impl()->node.get(), i);
     reachable.assign(reducer->parameters.size(), false);
     std::vector<Node*> stack{output.impl()->node.get()};
-    std::unordered_set<const Node*> seen{stack[0]};
+    std::unordered_set<const Node*> arrivals{stack[0]};
     bool any = false;
     while (!stack.empty()) {
       Node* node = stack.back();
       stack.pop_back();
       if (const auto found = leaves.find(node); found != leaves.end()) any = reachable[found->second] = true;
       for (const Edge& edge : node->inputs())
-        if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
+        if (edge.node && arrivals.insert(edge.node.get()).second) stack.push_back(edge.node.get());
     }
     if (any || output.is_leaf()) return;
     // `output` depends on no parameter, so no gradient will begin the reducer's pass. But the other ranks wait for
@@ -181,12 +181,13 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
     if (forwards == 0) saw_forward = false;  // the next backward needs a forward of its own
     const std::vector<Reducer::Parameter>& parameters = reducer->parameters;
     if (options.static_graph && expected.empty())
-      for (const Reducer::Parameter& p : parameters) expected.push_back(p.seen);
+      for (const Reducer::Parameter& p : parameters) expected.push_back(p.arrivals);
     const bool needs_all = !options.static_graph && !options.find_unused_parameters && reducer->is_syncing();
     std::vector<std::string> wrong;
     for (size_t i = 0; i < parameters.size(); ++i) {
       const Reducer::Parameter& p = parameters[i];
-      if (options.static_graph ? p.seen != expected[i] : needs_all && !p.used && p.trains()) wrong.push_back(p.name);
+      if (options.static_graph ? p.arrivals != expected[i] : needs_all && !p.used && p.trains())
+        wrong.push_back(p.name);
     }
     if (wrong.empty()) return;
     const std::string count = str("[ddp] ", options.static_graph ? "static_graph: " : "", wrong.size(), " of ",
@@ -275,7 +276,7 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
       kinds[{int(b.tensor.dtype()), str(b.tensor.device())}].push_back(b.tensor);
     for (const auto& [kind, tensors] : kinds) {
       const Packed packed(tensors);
-      group.broadcast(packed.whole, root, {.tag = "ddp buffers"});
+      group.broadcast(packed.flat, root, {.tag = "ddp buffers"});
       if (group.rank() == root) continue;
       for (size_t i = 0; i < tensors.size(); ++i) tensors[i].copy_(packed.parts[i]);
     }

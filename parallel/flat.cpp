@@ -12,10 +12,10 @@ Packed::Packed(const std::vector<Tensor>& tensors) {
   if (tensors.empty()) return;
   std::vector<Tensor> rows;
   for (const Tensor& tensor : tensors) rows.push_back(tensor.reshape({tensor.numel()}));
-  whole = cat(rows);
+  flat = cat(rows);
   int64_t at = 0;
   for (const Tensor& tensor : tensors) {
-    parts.push_back(whole.narrow(0, at, tensor.numel()).view(tensor.shape()));
+    parts.push_back(flat.narrow(0, at, tensor.numel()).view(tensor.shape()));
     at += tensor.numel();
   }
 }

@@ -9,10 +9,10 @@ namespace lockstep::parallel {
 
 /// Copies tensors of one dtype and device into one flat tensor.
 struct Packed {
-  /// Copies the tensors. With an empty list, `whole` stays undefined.
+  /// Copies the tensors. With an empty list, `flat` stays undefined.
   explicit Packed(const std::vector<Tensor>& tensors);
-  Tensor whole;               ///< the flat tensor
-  std::vector<Tensor> parts;  ///< views of `whole`, in the tensors' shapes
+  Tensor flat;                ///< the flat tensor
+  std::vector<Tensor> parts;  ///< views of `flat`, in the tensors' shapes
 };
 
 /// Groups parameters of equal kinds[i] into units. The sizes[i] of a unit add up to at most `cap`, those of the first

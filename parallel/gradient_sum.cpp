@@ -16,7 +16,7 @@ GradientSum::GradientSum(const std::vector<Variable>& parameters, dist::ProcessG
   LOCKSTEP_CHECK(!trained.empty(), "[GradientSum] expected parameters that require grad, got none among ", all.size(),
                  "; unfreeze the parameters to train");
   reducer_.emplace(static_cast<Policy&>(*this), mean,
-                   Reducer::Rules{.name = "GradientSum", .hooks = false, .shows = true}, std::move(all));
+                   Reducer::Rules{.name = "GradientSum", .hooks = false, .exposes_grad = true}, std::move(all));
   constexpr int64_t cap = 25 << 20;  // large enough for collectives, small enough for caches; does not affect results
   reducer_->cut(trained, cap, cap, false);
 }

@@ -22,7 +22,7 @@ constexpr Axis axes[] = {{"dp", &Plan::dp, 1},
                          {"cp", &Plan::cp, 1.1},
                          {"tp", &Plan::tp, 1.2},
                          {"ep", &Plan::ep, 1.1}};
-constexpr int most = 1 << 20;
+constexpr int greatest = 1 << 20;
 
 /// Splits "dp2" into "dp" and 2. Returns nullopt unless `text` is letters followed by a number.
 std::optional<std::pair<std::string, int>> word_of(std::string_view text) {
@@ -57,7 +57,7 @@ std::vector<int> divisors(int64_t n) {
 
 Plan parse_plan(std::string_view text) {
   Plan plan;
-  std::vector<std::string> seen;
+  std::vector<std::string> observed;
   for (size_t at = 0, end = 0; at <= text.size(); at = end + 1) {
     end = std::min(text.find('+', at), text.size());
     const std::string_view one = text.substr(at, end - at);
@@ -65,15 +65,15 @@ Plan parse_plan(std::string_view text) {
     const auto set = [&](int& to, int least, int largest) {
       LOCKSTEP_CHECK(word->second >= least && word->second <= largest, "[plan] \"", text, "\": expected ", word->first,
                      " with a number from ", least, " to ", largest, ", got ", one);
-      LOCKSTEP_CHECK(std::find(seen.begin(), seen.end(), word->first) == seen.end(), "[plan] \"", text, "\": expected ",
-                     word->first, " once, got it twice");
-      seen.push_back(word->first);
+      LOCKSTEP_CHECK(std::find(observed.begin(), observed.end(), word->first) == observed.end(), "[plan] \"", text,
+                     "\": expected ", word->first, " once, got it twice");
+      observed.push_back(word->first);
       to = word->second;
     };
     const Axis* found = nullptr;
     for (const Axis& axis : axes)
       if (word && word->first == axis.name) found = &axis;
-    if (found) set(plan.*(found->size), 1, most);
+    if (found) set(plan.*(found->size), 1, greatest);
     else if (word && word->first == "zero") set(plan.zero, 0, 3);
     else
       fail(str("[plan] \"", text,
@@ -82,7 +82,7 @@ Plan parse_plan(std::string_view text) {
                one, "\"", word ? suggestion(word->first, {"dp", "pp", "tp", "cp", "ep", "zero"}) : ""));
   }
   const double ranks = double(plan.dp) * plan.pp * plan.cp * plan.tp;
-  LOCKSTEP_CHECK(ranks <= most, "[plan] \"", text, "\": expected at most ", most, " ranks, got ", ranks);
+  LOCKSTEP_CHECK(ranks <= greatest, "[plan] \"", text, "\": expected at most ", greatest, " ranks, got ", ranks);
   return plan;
 }
 
@@ -140,11 +140,11 @@ std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& size
   divides("experts", sizes.experts, plan.ep, "ep");
   divides("replicas (experts are distributed over them)", plan.dp, plan.ep, "ep");
   divides("micro-batches of a step", sizes.micro_batches, plan.dp, "dp");
-  const auto whole = [&](const char* what) {
+  const auto full = [&](const char* what) {
     require(plan.zero < 2, str("zero", plan.zero, " shards gradients after every micro-batch, ", what, "; use zero1"));
   };
-  if (plan.pp > 1) whole("but a pipeline sums all micro-batches first");
-  else if (plan.tp > 1) whole("but tensor parallelism sums all micro-batches first");
+  if (plan.pp > 1) full("but a pipeline sums all micro-batches first");
+  else if (plan.tp > 1) full("but tensor parallelism sums all micro-batches first");
   return reasons;
 }
 
@@ -200,15 +200,15 @@ Mesh::Mesh(const Plan& plan, dist::ProcessGroup& world)
   const auto same = [](dist::ProcessGroup& group) {
     return std::shared_ptr<dist::ProcessGroup>(std::shared_ptr<void>(), &group);
   };
-  copies_ = plan.pp * plan.tp == 1 ? same(world)
-            : plan.cp == 1         ? same(dp())
-                                   : world.split(at_.pp * plan.tp + at_.tp, world.rank(), "copies");
+  replicas_ = plan.pp * plan.tp == 1 ? same(world)
+              : plan.cp == 1         ? same(dp())
+                                     : world.split(at_.pp * plan.tp + at_.tp, world.rank(), "copies");
   model_ = plan.dp == 1             ? same(world)
            : plan.cp * plan.tp == 1 ? same(pp())
            : plan.pp * plan.cp == 1 ? same(tp())
                                     : world.split(at_.dp, world.rank(), "model");
   ep_ = dp().split(at_.dp / plan.ep, at_.ep, "ep");
-  edp_ = plan.ep == 1 ? copies_ : copies_->split(at_.ep, copies_->rank(), "edp");
+  edp_ = plan.ep == 1 ? replicas_ : replicas_->split(at_.ep, replicas_->rank(), "edp");
 }
 
 }  // namespace lockstep::parallel

@@ -86,9 +86,9 @@ class Mesh {
   dist::ProcessGroup& cp() const { return axes_.group("cp"); }  ///< the ranks that share a sequence
   dist::ProcessGroup& tp() const { return axes_.group("tp"); }  ///< the slices of one stage
   /// dp and cp together: all ranks with the same parameters. Gradients are summed over this group.
-  dist::ProcessGroup& copies() const { return *copies_; }
+  dist::ProcessGroup& replicas() const { return *replicas_; }
   dist::ProcessGroup& ep() const { return *ep_; }  ///< ranks of dp() that share the experts
-  /// The ranks of copies() that have the same experts. Gradients of experts are summed over this group.
+  /// The ranks of replicas() that have the same experts. Gradients of experts are summed over this group.
   dist::ProcessGroup& edp() const { return *edp_; }
   dist::ProcessGroup& model() const { return *model_; }  ///< all ranks of one replica
 
@@ -96,8 +96,8 @@ class Mesh {
   const Plan plan_;
   dist::ProcessGroup* const world_;
   const Coordinates at_;
-  const dist::Mesh axes_;
-  std::shared_ptr<dist::ProcessGroup> copies_, ep_, edp_, model_;
+  const dist::GroupMesh axes_;
+  std::shared_ptr<dist::ProcessGroup> replicas_, ep_, edp_, model_;
 };
 
 }  // namespace lockstep::parallel

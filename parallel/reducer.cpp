@@ -5,7 +5,6 @@
 
 #include "autograd/tape.h"
 #include "dist/numbers.h"
-#include "parallel/agreement.h"
 #include "parallel/flat.h"
 #include "tensor/memory.h"
 
@@ -38,7 +37,7 @@ Reducer::Reducer(Policy& policy, dist::ProcessGroup* group, const Rules& rules, 
     });
     p.hooks[1] = p.variable.on_grad_complete([this, i](Tensor&) { arrived(i); });
   }
-  if (!rules_.hooks && rules_.shows) return;  // a GradientSum does not wrap the model
+  if (!rules_.hooks && rules_.exposes_grad) return;  // a GradientSum does not wrap the model
   shared_.emplace(trained, [group](double value, const char* what) {
     return group->size() == 1
                ? value
@@ -101,8 +100,8 @@ Tensor Reducer::view(size_t u, const Tensor& flat, size_t place) const {
 Tensor Reducer::own_memory(size_t u) {
   Unit& unit = units[u];
   const Variable& first = parameters[unit.members[0]].variable;
-  if (const Tensor& grad = first.grad();
-      rules_.leaves && unit.members.size() == 1 && unit.group->size() == 1 && grad.defined() && !is_placeholder(grad) &&
+  const Tensor& grad = first.grad();
+  if (rules_.adopts_grad && unit.members.size() == 1 && unit.group->size() == 1 && !is_placeholder(grad) &&
       grad.numel() == unit.numel && grad.dtype() == unit.options.dtype && grad.is_contiguous() && grad.is_exclusive())
     return first.checked_grad("reducer").view({unit.numel});
   const MemoryScope scope(Memory::gradient);
@@ -127,7 +126,7 @@ void Reducer::before_add(size_t i) {
   Parameter& p = parameters[i];
   const bool held = is_placeholder(p.variable.grad());
   if (!held && !(in_pass_ && units[p.unit].finish)) return;
-  p.stashed |= held;
+  p.cleared |= held;
   p.variable.clear_grad();
 }
 
@@ -147,12 +146,12 @@ void Reducer::notice_cleared() {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
     if (!p.held) continue;
-    if (p.stashed || is_placeholder(p.variable.grad())) kept = &p;
+    if (p.cleared || is_placeholder(p.variable.grad())) kept = &p;
     else cleared.push_back(i);
   }
   if (cleared.empty()) return;
   if (!kept) return forget();
-  if (!rules_.shows) {
+  if (!rules_.exposes_grad) {
     fail_everywhere(*group_, str("[", rules_.name, "] the gradient of ", parameters[cleared.back()].name,
                                  " was cleared between micro-batches, that of ", kept->name,
                                  " was not; clear all of them or none"));
@@ -174,10 +173,10 @@ void Reducer::forget() {
     units[u].flat = units[u].result = {};
   }
   for (Parameter& p : parameters) {
-    p.used = p.held = p.stashed = false;
+    p.used = p.held = p.cleared = false;
     if (is_placeholder(p.variable.grad())) p.variable.clear_grad();
   }
-  policy_.forgotten();
+  policy_.discarded();
 }
 
 // --- the course of a pass ---
@@ -195,10 +194,10 @@ void Reducer::begin(bool reduces) {
   notice_cleared();
   for (Unit& unit : units) {
     unit.waiting = 0;
-    unit.settled = false;
+    unit.complete = false;
   }
   for (Parameter& p : parameters) {
-    p.seen = 0;
+    p.arrivals = 0;
     p.expected = 1;
   }
   policy_.pass(Pass::begins);
@@ -206,26 +205,26 @@ void Reducer::begin(bool reduces) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
     if (p.unit == SIZE_MAX) continue;
-    if (!p.trains()) frozen.push_back(p.spread ? str("parameter ", i) : p.name);
+    if (!p.trains()) frozen.push_back(p.is_expert ? str("parameter ", i) : p.name);
     if (p.expected > 0) ++units[p.unit].waiting;
   }
   if (syncing_ && group_) frozen_.agree(rules_.name, frozen, *group_);
 }
 
 std::string Reducer::Policy::unexpected(const Parameter& p) {
-  return str(p.name, " got its gradient ", p.seen + 1, " times in one backward, expected ", p.expected,
+  return str(p.name, " got its gradient ", p.arrivals + 1, " times in one backward, expected ", p.expected,
              " (is backward() called inside a backward? call it outside)");
 }
 
 void Reducer::arrived(size_t i) {
   if (!in_pass_) begin_pass();
   Parameter& p = parameters[i];
-  if (p.seen >= p.expected) fail_everywhere(*group_, str("[", rules_.name, "] ", policy_.unexpected(p)));
-  if (++p.seen == 1) arrivals_.push_back(i);
+  if (p.arrivals >= p.expected) fail_everywhere(*group_, str("[", rules_.name, "] ", policy_.unexpected(p)));
+  if (++p.arrivals == 1) arrivals_.push_back(i);
   p.used = true;
   if (rules_.at_once) take(i);
-  if (p.seen < p.expected || --units[p.unit].waiting > 0) return;
-  if (!syncing_) settle(p.unit);
+  if (p.arrivals < p.expected || --units[p.unit].waiting > 0) return;
+  if (!syncing_) complete(p.unit);
   else if (rules_.overlap) launch();
   policy_.pass(Pass::unit_complete, p.unit);
 }
@@ -260,36 +259,36 @@ void Reducer::take(size_t i) {
   const bool in_place = grad.storage() == part.storage() && grad.offset() == part.offset() && grad.is_contiguous();
   if (!in_place) part.copy_(grad);  // else the tape added to the flat memory directly
   p.used = true;
-  if (!rules_.hooks || (!rules_.shows && p.variable.numel() == 0)) p.variable.clear_grad();
-  else grad = rules_.shows ? part : placeholder(p);
+  if (!rules_.hooks || (!rules_.exposes_grad && p.variable.numel() == 0)) p.variable.clear_grad();
+  else grad = rules_.exposes_grad ? part : placeholder(p);
 }
 
 /// Completes a unit's flat memory for this micro-batch, and makes it a leaf of the summation tree.
-void Reducer::settle(size_t u) {
+void Reducer::complete(size_t u) {
   Unit& unit = units[u];
-  unit.settled = true;
+  unit.complete = true;
   for (const size_t i : unit.members)
-    if (!rules_.at_once || parameters[i].seen == 0) take(i);
+    if (!rules_.at_once || parameters[i].arrivals == 0) take(i);
   policy_.filled(u, unit.flat);
   unit.sum.add(std::exchange(unit.flat, {}));
-  if (!syncing_ || !rules_.shows) hold(unit);
+  if (!syncing_ || !rules_.exposes_grad) hold(unit);
 }
 
 /// Starts the reductions of units in the fixed order `order_`, up to the first unit that still waits for a gradient.
 void Reducer::launch() {
   for (; next_ < order_.size() && units[order_[next_]].waiting == 0; ++next_) {
     Unit& unit = units[order_[next_]];
-    if (!unit.settled) settle(order_[next_]);
+    if (!unit.complete) complete(order_[next_]);
     const Tensor sum = unit.sum.take();
     unit.finish = policy_.start(order_[next_], sum);
-    if (rules_.shows) unit.result = sum;
+    if (rules_.exposes_grad) unit.result = sum;
   }
 }
 
 void Reducer::reduce() {
   launch();
   for (const size_t u : order_) finish(u);
-  if (!rules_.shows) return;
+  if (!rules_.exposes_grad) return;
   const std::vector<bool> used = policy_.used();
   for (size_t i = 0; i < used.size(); ++i) {
     Parameter& p = parameters[i];
@@ -303,18 +302,19 @@ void Reducer::reduce() {
 
 void Reducer::end() {
   policy_.pass(Pass::backward_ends);
-  const bool any = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.seen > 0; });
-  if (any || rules_.shows || !rules_.hooks) {  // else no rank reduces: this backward was for gradients of inputs only
+  const bool any = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.arrivals > 0; });
+  // Otherwise no rank reduces: this backward was for gradients of inputs only.
+  if (any || rules_.exposes_grad || !rules_.hooks) {
     for (const size_t u : order_) {
       units[u].waiting = 0;
-      if (!syncing_ && !units[u].settled) settle(u);
+      if (!syncing_ && !units[u].complete) complete(u);
     }
     if (syncing_) {
       reduce();
       if (!ordered_) agree_on_order();
     }
   }
-  for (Parameter& p : parameters) p.stashed = false;
+  for (Parameter& p : parameters) p.cleared = false;
   in_pass_ = false;
   policy_.pass(Pass::ended);
 }
@@ -337,7 +337,7 @@ void Reducer::agree_on_order() {
   for (const size_t u : order_) {
     for (const size_t i : units[u].members) {
       before.push_back(int64_t(i));
-      if (parameters[i].seen == 0) order.push_back(int64_t(i));
+      if (parameters[i].arrivals == 0) order.push_back(int64_t(i));
     }
   }
   const Tensor agreed = Tensor::from(order, {int64_t(order.size())});
@@ -355,7 +355,7 @@ void Reducer::agree_on_order() {
 void Reducer::abandon() noexcept {
   in_pass_ = false;
   for (Parameter& p : parameters)
-    if (p.seen > 0 || p.held) p.variable.clear_grad();
+    if (p.arrivals > 0 || p.held) p.variable.clear_grad();
   try {
     forget();
     policy_.pass(Pass::ended);

@@ -34,13 +34,13 @@ class Reducer {
   struct Parameter {
     std::string name;
     Variable variable;
-    bool spread = false;                ///< true for an expert: other ranks have a different parameter at this index
+    bool is_expert = false;             ///< true for an expert: other ranks have a different parameter at this index
     size_t unit = SIZE_MAX, place = 0;  ///< unit (SIZE_MAX: frozen when the reducer was made), and index in the unit
     int expected = 1;                   ///< gradients expected in this pass
-    int seen = 0;                       ///< gradients that have arrived in this pass
+    int arrivals = 0;                   ///< gradients that have arrived in this pass
     bool used = false;                  ///< true once the parameter has got a gradient in this step
     bool held = false;                  ///< true while the reducer holds the gradients; .grad is then the placeholder
-    bool stashed = false;               ///< true: the placeholder was removed, because a gradient is about to be added
+    bool cleared = false;               ///< true: the placeholder was removed, because a gradient is about to be added
     int hooks[2] = {0, 0};
     /// True if the parameter requires grad now.
     bool trains() const { return unit != SIZE_MAX && variable.requires_grad(); }
@@ -59,7 +59,7 @@ class Reducer {
     Tensor kept = {};                   ///< memory that is kept between steps
     Tensor result = {};                 ///< with Rules::shows: the tensor being reduced, until .grad is a view of it
     int waiting = 0;                    ///< members that still expect a gradient in this pass
-    bool settled = false;               ///< true once all gradients of this pass are in `sum`
+    bool complete = false;              ///< true once all gradients of this pass are in `sum`
     std::function<void()> finish = {};  ///< completes the reduction that was started; empty: none is running
   };
   /// Behaviour that differs between DDP and ZeRO, fixed for the reducer's life.
@@ -72,10 +72,10 @@ class Reducer {
     bool at_once = true;
     // true: .grad becomes the reduced gradient, and gradients may be cleared one by one. false: the policy owns the
     // reduced gradients, and .grad is a placeholder.
-    bool shows = false;
+    bool exposes_grad = false;
     /// True: in a group of one rank, a gradient is not copied to flat memory if its parameter is alone in its unit and
     /// the gradient is dense and has no other owner.
-    bool leaves = false;
+    bool adopts_grad = false;
     const char* emptied = "";  ///< error text for reading a placeholder
   };
   /// A moment in the course of a pass.
@@ -102,7 +102,7 @@ class Reducer {
     /// Called at each moment of a pass that Pass lists.
     virtual void pass(Pass, size_t /*unit*/ = SIZE_MAX) {}
     /// Called when the collected gradients have been discarded.
-    virtual void forgotten() {}
+    virtual void discarded() {}
     /// Returns the text of the Error for a gradient of p that arrived in addition to the expected ones.
     virtual std::string unexpected(const Parameter& p);
     /// Called after the first reduction with the order in which gradients arrived on rank 0, by which every rank has
@@ -162,7 +162,7 @@ class Reducer {
   void open(size_t unit);
   Tensor own_memory(size_t unit);
   void take(size_t i);
-  void settle(size_t unit);
+  void complete(size_t unit);
   void hold(const Unit& unit);
   void launch();
   void begin(bool reduces);

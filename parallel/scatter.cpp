@@ -27,7 +27,7 @@ void expect_alike(bool alike, const char* what) {
                  "make forward() return the same structure for every part of the batch");
 }
 
-void Cut::measure(const Tensor& x) {
+void BatchSplit::measure(const Tensor& x) {
   LOCKSTEP_CHECK(x.dim() > 0, "[DataParallel] expected inputs with a batch in dim ", dim,
                  ", got a scalar tensor (pass it whole to every replica with shared(x))");
   LOCKSTEP_CHECK(dim >= -x.dim() && dim < x.dim(), "[DataParallel] expected inputs with a batch in dim ", dim,
@@ -40,24 +40,24 @@ void Cut::measure(const Tensor& x) {
   batch = n;
 }
 
-void Cut::finish() {
+void BatchSplit::finish() {
   LOCKSTEP_CHECK(batch > 0,
                  "[DataParallel] expected at least one input with a batch, got none; pass a tensor without shared()");
   sizes = chunk_sizes(batch, int64_t(devices.size()));
 }
 
-std::vector<Variable> Cut::pieces(const Variable& x) const {
+std::vector<Variable> BatchSplit::pieces(const Variable& x) const {
   if (!x.defined()) return std::vector<Variable>(count());
   std::vector<Variable> parts = count() == 1 ? std::vector<Variable>{x} : x.split(sizes, dim);
   for (size_t i = 0; i < parts.size(); ++i) parts[i] = on(i, parts[i]);
   return parts;
 }
 
-Variable Cut::on(size_t replica, const Variable& x) const {
+Variable BatchSplit::on(size_t replica, const Variable& x) const {
   return x.defined() ? Traffic::move(traffic, x, devices[replica], Load::batch) : x;
 }
 
-Variable Cut::join(const std::vector<Variable>& parts, Device target) const {
+Variable BatchSplit::join(const std::vector<Variable>& parts, Device target) const {
   const auto all = [&](auto test) {
     const auto passed = std::count_if(parts.begin(), parts.end(), test);
     expect_alike(passed == 0 || passed == int64_t(parts.size()), "tensors with the same number of dimensions");

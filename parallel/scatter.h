@@ -79,7 +79,7 @@ class Traffic {
 };
 
 /// The division of one forward's batch over the devices, and the counter of the bytes moved.
-struct Cut {
+struct BatchSplit {
   std::vector<Device> devices;
   int64_t dim = 0;
   std::shared_ptr<Traffic> traffic;
@@ -154,7 +154,7 @@ template <class T, class Fn> void walk(const std::vector<T*>& values, const Fn& 
 inline void assign(Variable& to, const Variable& x) { to = x; }
 inline void assign(Tensor& to, const Variable& x) { to = x.defined() ? x.tensor() : Tensor(); }
 
-template <class T> void measure(Cut& cut, const T& x) {
+template <class T> void measure(BatchSplit& cut, const T& x) {
   walk(std::vector<const T*>{&x}, [&]<class U>(const std::vector<U*>& place) {
     if constexpr (holds_tensors<U>)
       if (place[0]->defined()) cut.measure(Variable(*place[0]).tensor());
@@ -172,7 +172,7 @@ template <class T> struct Same {
   T& operator[](size_t) const { return value; }
 };
 
-template <class T> auto parts_of(const Cut& cut, T& x) {
+template <class T> auto parts_of(const BatchSplit& cut, T& x) {
   using U = std::remove_const_t<T>;
   if constexpr (is_shared<U>) {
     using V = decltype(U::value);
@@ -196,10 +196,10 @@ template <class T> auto parts_of(const Cut& cut, T& x) {
   }
 }
 /// The type with which a replica's forward() is called for an input of type T.
-template <class T> using Part = decltype(parts_of(std::declval<const Cut&>(), std::declval<T&>())[0]);
+template <class T> using Part = decltype(parts_of(std::declval<const BatchSplit&>(), std::declval<T&>())[0]);
 
 /// Joins the replicas' outputs into one on the device `target`.
-template <class T> T join(const Cut& cut, std::vector<T> outputs, Device target) {
+template <class T> T join(const BatchSplit& cut, std::vector<T> outputs, Device target) {
   std::vector<T*> values;
   for (T& output : outputs) values.push_back(&output);
   walk(values, [&]<class U>(const std::vector<U*>& places) {

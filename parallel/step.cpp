@@ -16,7 +16,7 @@ constexpr Name names[] = {
     {"drawing", "d"}, {"forward", "F"}, {"backward", "B"}, {"backward of the input", "I"}, {"backward of the weights", "W"},
     {"sending the activation", "a", ">"}, {"receiving the activation", "<a"},
     {"sending the gradient", "g", ">"}, {"receiving the gradient", "<g"}, {"adding the gradients", "+"},
-    {"reduce", ""}, {"losses", ""}, {"check", ""}, {"norm", ""}, {"update", ""}, {"gather", ""}, {"settle", ""},
+    {"reduce", ""}, {"losses", ""}, {"check", ""}, {"norm", ""}, {"update", ""}, {"gather", ""}, {"scale", ""},
     {"rates", ""}, {"report", ""}};
 // clang-format on
 

@@ -11,7 +11,7 @@
 //   1F1B, last rank of 2          <a0 d0 F0 B0 g0> +0 <a1 d1 F1 B1 g1> +1 ... tail
 //   evaluation, first of 2        d0 F0 a0> d1 F1 a1> losses
 //
-//   tail: reduce losses check norm update gather settle rates report
+//   tail: reduce losses check norm update gather scale rates report
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -38,7 +38,7 @@ enum class Do : uint8_t {
   norm,    ///< norm of the gradients over shards, slices and stages; gives the clipping factor
   update,  ///< scale, clip, and the optimizer's rule
   gather,  ///< each rank sends the parameters that it has updated to all ranks
-  settle,  ///< adapt the loss scale: lower it if a gradient was NaN or infinite
+  scale,   ///< adapt the loss scale: lower it if a gradient was NaN or infinite
   rates,   ///< set the learning rates of the next step
   report   ///< counters, printed lines, monitors
 };
@@ -47,7 +47,7 @@ std::string_view name_of(Do what);  ///< "forward", "sending the activation", ..
 inline bool is_compute(Do what) { return what >= Do::forward && what <= Do::backward_weight; }
 /// True for actions of the host, which a device graph (tensor/graph.h) cannot contain. The others may be recorded once,
 /// and replayed.
-inline bool is_on_host(Do what) { return what == Do::losses || what >= Do::settle; }
+inline bool is_on_host(Do what) { return what == Do::losses || what >= Do::scale; }
 /// True for actions that are left out when a gradient is NaN or infinite.
 inline bool needs_finite(Do what) { return what >= Do::norm && what <= Do::gather; }
 /// True for the sending end of a transfer.

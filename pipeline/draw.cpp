@@ -87,8 +87,8 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   }
   const bool split = std::any_of(run.ranks[0].begin(), run.ranks[0].end(),
                                  [](const Slot& slot) { return slot.action.what == Do::backward_weight; });
-  const bool whole = std::any_of(run.ranks[0].begin(), run.ranks[0].end(),
-                                 [](const Slot& slot) { return slot.action.what == Do::backward; });
+  const bool full = std::any_of(run.ranks[0].begin(), run.ranks[0].end(),
+                                [](const Slot& slot) { return slot.action.what == Do::backward; });
   double x = left;
   const auto key = [&](Do what, const std::string& words, double advance) {
     const double y = top + row * r.stages + 10;
@@ -97,9 +97,9 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
     x += advance;
   };
   key(Do::forward, "forward", 84);
-  if (whole) key(Do::backward, "backward", 92);
-  const std::string part = whole ? "" : "backward: ";  // no prefix beside the key "backward", to save room
-  if (split) key(Do::backward_input, part + "input gradient", whole ? 124 : 176);
+  if (full) key(Do::backward, "backward", 92);
+  const std::string part = full ? "" : "backward: ";  // no prefix beside the key "backward", to save room
+  if (split) key(Do::backward_input, part + "input gradient", full ? 124 : 176);
   if (split) key(Do::backward_weight, part + "weight gradient", 0);
   return out + svg::end;
 }

@@ -105,9 +105,9 @@ void Engine::draw(const Action& a) {
 
 void Engine::backward(const Action& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
-  const bool last = stage + 1 == virtual_stages_, whole = a.what == Do::backward;
+  const bool last = stage + 1 == virtual_stages_, full = a.what == Do::backward;
   Flight& f = flight(a);
-  auto before = whole ? take_tied(a) : std::vector<std::pair<Variable, Tensor>>();
+  auto before = full ? take_tied(a) : std::vector<std::pair<Variable, Tensor>>();
   Variable root;
   if (last && before.empty()) {
     root = f.outputs[0];
@@ -132,7 +132,7 @@ void Engine::backward(const Action& a) {
   std::vector<Variable> first;
   for (const Variable& v : f.inputs)
     if (stage > 0 && v.requires_grad()) first.push_back(v);
-  if (whole) root.backward();
+  if (full) root.backward();
   else f.split.emplace(root, first);
   root = {};
   f.gradients.clear();

@@ -44,7 +44,7 @@ class Link;
 struct EngineOptions {
   int stages = 0;         ///< 0: one stage per rank; otherwise a divisor of the number of ranks
   int micro_batches = 1;  ///< micro-batches per step and pipeline
-  Kind schedule = Kind::one_f_one_b;
+  ScheduleKind schedule = ScheduleKind::one_f_one_b;
   int chunks = 0;  ///< chunks per rank; 0: the schedule's default
   /// How layers are distributed over the virtual stages.
   SplitBy split = {};
@@ -223,9 +223,9 @@ class Engine {
   const Loss loss_;
   dist::ProcessGroup* const world_;  // null for a single process
   std::unique_ptr<parallel::Mesh> own_mesh_;
-  const parallel::Mesh* mesh_ = nullptr;                  // null for a single process
-  dist::ProcessGroup *pp_ = nullptr, *copies_ = nullptr;  // null for a single rank
-  parallel::Plan plan_;                                   // plan_: the mesh's plan; at_: this rank's coordinates
+  const parallel::Mesh* mesh_ = nullptr;                    // null for a single process
+  dist::ProcessGroup *pp_ = nullptr, *replicas_ = nullptr;  // null for a single rank
+  parallel::Plan plan_;                                     // plan_: the mesh's plan; at_: this rank's coordinates
   parallel::Coordinates at_;
   int rank_ = 0, virtual_stages_ = 1;  // rank_: this rank's stage
   int ahead_ = 2;                      // Check::ahead

@@ -1,7 +1,7 @@
 // Divides a model into pipeline layers, as the model's layers() function says. See layers.h.
 #include "pipeline/layers.h"
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "autograd/ops.h"
 
 namespace lockstep::pipeline {
@@ -34,12 +34,12 @@ const void* key_of(const nn::LayerList::Field& field) {
 
 ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) {
   LOCKSTEP_CHECK(model, "[pipeline] expected a model, got none");
-  const auto whole = std::make_shared<WholeModel>(WholeModel{.model = model});
+  const auto full = std::make_shared<FullModel>(FullModel{.model = model});
   std::map<const void*, Part> parts;  // a shared module or parameter has the first of its names
   for (auto& [name, module] : model->named_modules()) parts.emplace(module, Part{name, *module});
   for (auto& p : model->named_parameters()) {
     parts.emplace(p.variable.impl().get(), Part{p.name, p.variable, p.is_table});
-    whole->places.emplace(p.name, int(whole->places.size()));
+    full->places.emplace(p.name, int(full->places.size()));
   }
   const nn::LayerList list = model->layers();
   std::map<const void*, std::vector<size_t>> users;
@@ -62,7 +62,7 @@ ModelLayers layers_of(const std::shared_ptr<nn::Module>& model, bool recompute) 
   ModelLayers all;
   for (size_t i = 0; i < list.items.size(); ++i) {
     const nn::LayerList::Item& item = list.items[i];
-    LayerSpec spec{.kind = item.kind, .parameters = 0, .name = "", .whole = whole};
+    LayerSpec spec{.kind = item.kind, .parameters = 0, .name = "", .full = full};
     std::vector<Part> own;  // shared parameters come first
     for (auto& p : used[i]) {
       const auto& where = users.at(p.variable.impl().get());

@@ -12,7 +12,7 @@ namespace {
 
 // Shapes travel as a fixed number of integers: how many tensors, how many random calls, then for each tensor its dtype,
 // flags, number of dims and sizes.
-constexpr int64_t most_dims = 8, length = 2 + int64_t(Shapes::most_tensors) * (3 + most_dims);
+constexpr int64_t max_dims = 8, length = 2 + int64_t(Shapes::max_tensors) * (3 + max_dims);
 
 Tensor pack(const Shapes& shapes) {
   std::vector<int64_t> words{int64_t(shapes.tensors.size()), int64_t(shapes.random_call)};
@@ -62,8 +62,8 @@ bool Link::is_done(const Message& message) {
          std::all_of(message.work.begin(), message.work.end(), [](const dist::Work& w) { return w.done(); });
 }
 
-void Link::keep_pace(std::deque<Message>& messages, size_t most) {
-  for (; messages.size() > most; messages.pop_front())
+void Link::keep_pace(std::deque<Message>& messages, size_t limit) {
+  for (; messages.size() > limit; messages.pop_front())
     for (dist::Work& work : messages.front().work) Graph::is_recording() ? work.wait() : work.synchronize();
 }
 
@@ -73,8 +73,8 @@ void Link::send(const std::vector<Tensor>& tensors, const std::string& tag, cons
   Message& message = sent_.emplace_back();
   message.awaited = std::make_shared<std::atomic<bool>>(false);
   const auto give = [&](const Tensor& tensor, const std::string& name) {
-    const Tensor whole = tensor.contiguous();
-    message.tensors.push_back(between_devices_ || whole.device().is_cpu() ? whole : whole.to(cpu));
+    const Tensor contiguous = tensor.contiguous();
+    message.tensors.push_back(between_devices_ || contiguous.device().is_cpu() ? contiguous : contiguous.to(cpu));
     message.work.push_back(
         group_->send(message.tensors.back(), peer(), {.tag = name, .async = true, .awaited = message.awaited}));
   };
@@ -111,8 +111,8 @@ std::vector<Tensor> Link::arrive() {
   if (measures) waits_.back().second.record();
   std::vector<Tensor> tensors = std::move(message.tensors);
   if (between_devices_) {
-    came_.push_back(std::move(message));
-    keep_pace(came_, ahead_);
+    arrived_.push_back(std::move(message));
+    keep_pace(arrived_, ahead_);
   } else {
     for (Tensor& tensor : tensors) tensor = tensor.to(device_);
   }
@@ -122,11 +122,11 @@ std::vector<Tensor> Link::arrive() {
 void Link::flush() {
   for (Message& message : sent_) wait(message);
   sent_.clear();
-  came_.clear();
+  arrived_.clear();
 }
 
 void Link::forget() {
-  for (auto* messages : {&sent_, &posted_, &came_}) messages->clear();
+  for (auto* messages : {&sent_, &posted_, &arrived_}) messages->clear();
   waits_.clear();
 }
 

@@ -70,15 +70,15 @@ class Link {
   int peer() const { return 1 - group_->rank(); }
   static void wait(Message& message);
   static bool is_done(const Message& message);
-  /// Waits until at most `most` of the messages are in flight on the device.
-  static void keep_pace(std::deque<Message>& messages, size_t most);
+  /// Waits until at most `limit` of the messages are in flight on the device.
+  static void keep_pace(std::deque<Message>& messages, size_t limit);
 
   const std::shared_ptr<dist::ProcessGroup> group_;
   const Device device_;
   const size_t ahead_;
   bool between_devices_ = false, on_streams_ = false;
-  int64_t sent_before_ = 0;                   // traffic of the set-up
-  std::deque<Message> sent_, posted_, came_;  // came_: received messages that the device may still be waiting for
+  int64_t sent_before_ = 0;                      // traffic of the set-up
+  std::deque<Message> sent_, posted_, arrived_;  // came_: received messages that the device may still be waiting for
   std::vector<std::pair<Event, Event>> waits_;
 };
 

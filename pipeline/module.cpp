@@ -4,14 +4,14 @@
 #include <algorithm>
 #include <set>
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "nn/named_fields.h"
 #include "tensor/random.h"
 
 namespace lockstep::pipeline {
 
 Shapes Shapes::of(const Values& values, uint64_t random_call) {
-  LOCKSTEP_CHECK(values.size() <= most_tensors, "[pipeline] expected at most ", most_tensors,
+  LOCKSTEP_CHECK(values.size() <= max_tensors, "[pipeline] expected at most ", max_tensors,
                  " tensors between two stages, got ", values.size(), "; concatenate some of them");
   Shapes shapes{{}, random_call};
   for (const Variable& v : values)
@@ -19,9 +19,9 @@ Shapes Shapes::of(const Values& values, uint64_t random_call) {
   return shapes;
 }
 
-Values Shapes::leaves(const std::vector<Tensor>& came) const {
+Values Shapes::leaves(const std::vector<Tensor>& arrived) const {
   Values values;
-  for (size_t i = 0; i < came.size(); ++i) values.emplace_back(came[i], tensors[i].wants_grad);
+  for (size_t i = 0; i < arrived.size(); ++i) values.emplace_back(arrived[i], tensors[i].wants_grad);
   return values;
 }
 
@@ -53,14 +53,14 @@ LayerSpec layer(std::string kind, std::function<Variable(const Variable&)> forwa
 int first_of(const std::vector<LayerSpec>& layers, int i) {
   const LayerSpec& spec = layers.at(size_t(i));
   int first = 0;
-  while (first < i && (spec.whole || spec.ties.empty() || layers[size_t(first)].ties != spec.ties)) ++first;
+  while (first < i && (spec.full || spec.ties.empty() || layers[size_t(first)].ties != spec.ties)) ++first;
   return first;
 }
 
-std::set<const WholeModel*> StageModule::models() const {
-  std::set<const WholeModel*> all;
+std::set<const FullModel*> StageModule::models() const {
+  std::set<const FullModel*> all;
   for (const LayerSpec& spec : specs_)
-    if (spec.whole) all.insert(spec.whole.get());
+    if (spec.full) all.insert(spec.full.get());
   return all;
 }
 
@@ -174,17 +174,17 @@ Values StageModule::forward(size_t chunk, const Values& inputs) {
 
 std::vector<StageModule::Numbered> StageModule::numbered_parameters() {
   std::vector<Numbered> all;
-  std::set<const void*> seen;
+  std::set<const void*> visited;
   for (auto& [i, module] : layers_) {
     const LayerSpec& spec = specs_[size_t(i)];
     int place = 0;
     for (auto& p : module->named_parameters()) {
-      if (!seen.insert(p.variable.impl().get()).second) continue;
-      if (spec.whole) {
+      if (!visited.insert(p.variable.impl().get()).second) continue;
+      if (spec.full) {
         const bool tied = std::find(spec.ties.begin(), spec.ties.end(), p.name) != spec.ties.end();
         int first = 0;
-        while (specs_[size_t(first)].whole != spec.whole) ++first;
-        all.push_back({p.name, p.variable, first, spec.whole->places.at(p.name), tied ? p.name : "", i});
+        while (specs_[size_t(first)].full != spec.full) ++first;
+        all.push_back({p.name, p.variable, first, spec.full->places.at(p.name), tied ? p.name : "", i});
       } else {
         all.push_back(
             {nn::joined(name_of(i), p.name), p.variable, i, place++, spec.ties.empty() ? "" : spec.ties[0], i});

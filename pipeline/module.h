@@ -33,8 +33,8 @@ struct Shapes {
   uint64_t random_call = 0;
   friend bool operator==(const Shapes&, const Shapes&) = default;
 
-  static constexpr size_t most_tensors = 16;  ///< most tensors in a message
-  /// Describes `values`. Error for more than most_tensors tensors.
+  static constexpr size_t max_tensors = 16;  ///< most tensors in a message
+  /// Describes `values`. Error for more than max_tensors tensors.
   static Shapes of(const Values& values, uint64_t random_call);
   /// Makes the received tensors leaves of the next stage's tape.
   Values leaves(const std::vector<Tensor>& tensors) const;
@@ -46,7 +46,7 @@ struct Shapes {
 std::vector<Tensor> tensors_of(const Values& values);
 
 /// A complete model that layers_of() divided into layers. Each stage trains some of its modules.
-struct WholeModel {
+struct FullModel {
   std::shared_ptr<nn::Module> model;
   std::map<std::string, int> places = {};  ///< position of each parameter in named_parameters()
 };
@@ -65,7 +65,7 @@ struct LayerSpec {
   /// Prefix of the layer's parameter names, such as "blocks.3"; "" for none. Default: the layer's number or, for a
   /// layer with ties, "tied." and its first tie, such as "tied.table".
   std::optional<std::string> name = {};
-  std::shared_ptr<const WholeModel> whole = {};  ///< the model that this layer was cut from, if any
+  std::shared_ptr<const FullModel> full = {};  ///< the model that this layer was cut from, if any
   /// Layers with the same ties share one module. For a layer that layers_of() made from a model: names of the
   /// parameters that it shares with other layers.
   std::vector<std::string> ties = {};
@@ -133,12 +133,12 @@ class StageModule : public nn::Module {
   std::string kind() const override { return "StageModule"; }
 
   /// The models that layers_of() divided into these layers; empty if no layer comes from layers_of().
-  std::set<const WholeModel*> models() const;
+  std::set<const FullModel*> models() const;
 
  private:
   /// train() also calls train() of the models from which layers_of() made the layers.
   void on_train(bool training) override {
-    for (const WholeModel* one : models()) one->model->train(training);
+    for (const FullModel* one : models()) one->model->train(training);
   }
   std::string name_of(int layer) const;
   Values run(int layer, const Values& inputs);

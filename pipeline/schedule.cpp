@@ -17,20 +17,19 @@ const Rules* const kinds[] = {
 #include "pipeline/schedules/kinds.def"
 #undef KIND
 };
-const Rules& rules_of(Kind kind) { return *kinds[size_t(kind)]; }
+const Rules& rules_of(ScheduleKind kind) { return *kinds[size_t(kind)]; }
 
-constexpr int most_stages = 4096, most_micro_batches = 1 << 20, most_chunks = 64;
+constexpr int max_stages = 4096, max_micro_batches = 1 << 20, max_chunks = 64;
 
 /// Returns the request with the number of chunks filled in. Error if no schedule exists for the request.
 Request checked(Request r) {
   const Rules& rules = rules_of(r.kind);
   const std::string what = str("[schedule] ", name_of(r.kind), ": expected ");
   r.chunks = chunks_of(r);
-  LOCKSTEP_CHECK(r.stages >= 1 && r.stages <= most_stages, what, "1 to ", most_stages, " stages, got ", r.stages);
-  LOCKSTEP_CHECK(r.micro_batches >= 1 && r.micro_batches <= most_micro_batches, what, "1 to ", most_micro_batches,
+  LOCKSTEP_CHECK(r.stages >= 1 && r.stages <= max_stages, what, "1 to ", max_stages, " stages, got ", r.stages);
+  LOCKSTEP_CHECK(r.micro_batches >= 1 && r.micro_batches <= max_micro_batches, what, "1 to ", max_micro_batches,
                  " micro-batches, got ", r.micro_batches);
-  LOCKSTEP_CHECK(r.chunks >= 1 && r.chunks <= most_chunks, what, "1 to ", most_chunks, " chunks a rank, got ",
-                 r.chunks);
+  LOCKSTEP_CHECK(r.chunks >= 1 && r.chunks <= max_chunks, what, "1 to ", max_chunks, " chunks a rank, got ", r.chunks);
   LOCKSTEP_CHECK(rules.any_chunks || r.chunks == rules.chunks, what, rules.chunks, " chunk",
                  rules.chunks > 1 ? "s" : "", " a rank, got ", r.chunks,
                  rules.chunks == 1 ? "; interleaved has several" : "");
@@ -56,17 +55,17 @@ std::vector<std::string> names_of_kinds() {
   return names;
 }
 
-std::string_view name_of(Kind kind) { return rules_of(kind).name; }
+std::string_view name_of(ScheduleKind kind) { return rules_of(kind).name; }
 bool is_kind(std::string_view name) {
   return std::any_of(std::begin(kinds), std::end(kinds), [&](const Rules* rules) { return rules->name == name; });
 }
 
-Kind parse_kind(std::string_view name) {
+ScheduleKind parse_kind(std::string_view name) {
   const std::vector<std::string> known = names_of_kinds();
   const auto found = std::find(known.begin(), known.end(), name);
   LOCKSTEP_CHECK(found != known.end(), "[schedule] expected ", listed(known), ", got \"", name, "\"",
                  suggestion(name, known));
-  return Kind(found - known.begin());
+  return ScheduleKind(found - known.begin());
 }
 
 int Schedule::virtual_stage(int rank, int chunk) const {
@@ -123,15 +122,15 @@ std::vector<Action> completed(const Schedule& s, int rank, const std::vector<Act
   const std::vector<Action> list = with_transfers(s, rank, given, true);
   std::vector<Action> all;
   std::deque<Action> late;  // micro-batches whose tied gradients come from a later stage
-  std::set<int> drawn;
-  const auto add_late = [&](size_t most) {
-    for (; late.size() > most; late.pop_front()) all.push_back(late.front());
+  std::set<int> sampled;
+  const auto add_late = [&](size_t limit) {
+    for (; late.size() > limit; late.pop_front()) all.push_back(late.front());
   };
   for (size_t i = 0; i < list.size(); ++i) {
     const Action& a = list[i];
     const int stage = s.virtual_stage(rank, a.chunk);
     const bool is_end = stage == 0 || stage + 1 == s.virtual_stages();
-    if (a.what == Do::forward && is_end && drawn.insert(a.micro_batch).second)
+    if (a.what == Do::forward && is_end && sampled.insert(a.micro_batch).second)
       all.push_back({Do::draw, a.micro_batch, a.chunk});
     if (a.what == Do::backward) add_late(0);  // sums take micro-batches in order
     all.push_back(a);
@@ -140,8 +139,8 @@ std::vector<Action> completed(const Schedule& s, int rank, const std::vector<Act
     if (i + 1 < list.size() && list[i + 1] == Action{Do::send_gradient, a.micro_batch, a.chunk})
       all.push_back(list[++i]);  // the previous stage waits for this gradient
     const bool waits = std::any_of(ties.begin(), ties.end(), [&](const auto& tie) { return tie.second == stage; });
-    constexpr size_t most_late = 2;  // each of them keeps the gradients of a chunk in memory
-    if (a.what == Do::backward_weight && waits) late.push_back(add), add_late(most_late);
+    constexpr size_t max_late = 2;  // each of them keeps the gradients of a chunk in memory
+    if (a.what == Do::backward_weight && waits) late.push_back(add), add_late(max_late);
     else all.push_back(add);
   }
   add_late(0);

@@ -26,23 +26,24 @@ namespace lockstep::pipeline {
 /// gpipe: all forwards, then all backwards. one_f_one_b: each backward as soon as possible. interleaved: 1F1B with v
 /// chunks per rank. zb_h1: split backwards fill the bubble. dualpipe_v: of p ranks, rank r holds chunks r and
 /// 2p-1-r. See the files in schedules/ for papers and costs.
-enum class Kind : uint8_t {
+enum class ScheduleKind : uint8_t {
 #define KIND(x) x,
 #include "pipeline/schedules/kinds.def"
 #undef KIND
 };
 /// The names of all kinds, in the order of the enumerators.
 std::vector<std::string> names_of_kinds();
-std::string_view name_of(Kind kind);  ///< "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe-v"
+std::string_view name_of(ScheduleKind kind);  ///< "gpipe", "1f1b", "interleaved", "zb-h1", "dualpipe-v"
 /// True if `name` is the name of a kind of schedule.
 bool is_kind(std::string_view name);
-Kind parse_kind(std::string_view name);  ///< Error for an unknown name; it lists the known names and the nearest
+ScheduleKind parse_kind(
+    std::string_view name);  ///< Error for an unknown name; it lists the known names and the nearest
 
 using parallel::Action, parallel::Do, parallel::Lists;
 
 /// The kind and the sizes of a schedule, from which make_schedule() makes it.
 struct Request {
-  Kind kind = Kind::one_f_one_b;
+  ScheduleKind kind = ScheduleKind::one_f_one_b;
   int stages = 1;
   int micro_batches = 1;
   int chunks = 0;  ///< chunks per rank; 0: the kind's default (2 for interleaved and dualpipe-v, else 1)

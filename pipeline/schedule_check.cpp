@@ -12,7 +12,7 @@
 namespace lockstep::pipeline {
 namespace {
 
-constexpr size_t most_errors = 8;
+constexpr size_t max_errors = 8;
 constexpr int kinds_of_action = int(Do::receive_gradient) + 1;
 bool is_of_schedule(Do what) { return is_compute(what) || (what >= Do::send_activation && what < Do::add); }
 
@@ -21,7 +21,7 @@ bool is_of_schedule(Do what) { return is_compute(what) || (what >= Do::send_acti
 Check check_schedule(const Schedule& s, const Ties& ties) {
   Check check;
   const auto error = [&](const std::string& text) {
-    if (check.errors.size() < most_errors) check.errors.push_back(text);
+    if (check.errors.size() < max_errors) check.errors.push_back(text);
   };
   const int p = s.request.stages, v = s.request.chunks, m = s.request.micro_batches;
   if (int(s.ranks.size()) != p) error(str("expected a list for each of ", p, " ranks, got ", s.ranks.size()));
@@ -39,11 +39,11 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
         wrong("expected computations and transfers only; the engine adds the other actions");
         continue;
       }
-      auto& seen = of(a.chunk, a.micro_batch);
-      const auto has = [&](Do what) { return seen[size_t(what)] > 0; };
+      auto& observed = of(a.chunk, a.micro_batch);
+      const auto has = [&](Do what) { return observed[size_t(what)] > 0; };
       const int stage = s.virtual_stage(rank, a.chunk);
       const bool before = s.is_remote(stage - 1, rank), after = s.is_remote(stage + 1, rank);
-      if (++seen[size_t(a.what)] > 1) wrong("occurs twice");
+      if (++observed[size_t(a.what)] > 1) wrong("occurs twice");
       switch (a.what) {
         case Do::forward:
           if (before && !has(Do::receive_activation)) wrong(str("its input was not received from stage ", stage - 1));
@@ -86,18 +86,18 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
       const int stage = s.virtual_stage(rank, chunk);
       const bool before = s.is_remote(stage - 1, rank), after = s.is_remote(stage + 1, rank);
       for (int micro = 0; micro < m; ++micro) {
-        const auto& seen = of(chunk, micro);
+        const auto& observed = of(chunk, micro);
         const auto expect = [&](bool there, Do what) {
           if (!there)
             error(str("rank ", rank, ", stage ", stage, ": there is no ", to_string(Action{what, micro, chunk})));
         };
-        expect(seen[size_t(Do::forward)], Do::forward);
-        expect(seen[size_t(Do::backward)] || seen[size_t(Do::backward_input)], Do::backward);
-        expect(seen[size_t(Do::backward)] || seen[size_t(Do::backward_weight)], Do::backward_weight);
-        expect(!after || seen[size_t(Do::send_activation)], Do::send_activation);
-        expect(!before || seen[size_t(Do::send_gradient)], Do::send_gradient);
-        expect(!before || seen[size_t(Do::receive_activation)], Do::receive_activation);
-        expect(!after || seen[size_t(Do::receive_gradient)], Do::receive_gradient);
+        expect(observed[size_t(Do::forward)], Do::forward);
+        expect(observed[size_t(Do::backward)] || observed[size_t(Do::backward_input)], Do::backward);
+        expect(observed[size_t(Do::backward)] || observed[size_t(Do::backward_weight)], Do::backward_weight);
+        expect(!after || observed[size_t(Do::send_activation)], Do::send_activation);
+        expect(!before || observed[size_t(Do::send_gradient)], Do::send_gradient);
+        expect(!before || observed[size_t(Do::receive_activation)], Do::receive_activation);
+        expect(!after || observed[size_t(Do::receive_gradient)], Do::receive_gradient);
       }
     }
   }

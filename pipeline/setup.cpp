@@ -26,8 +26,8 @@ dist::ProcessGroup* ranks_of(dist::ProcessGroup* given) {
 
 Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::ProcessGroup* world)
     : layers_(std::move(layers)), options_(std::move(options)), loss_(std::move(loss)), world_(ranks_of(world)) {
-  const int slices = options_.mesh ? options_.mesh->plan().tp * options_.mesh->plan().cp : 1;
-  const int ranks = (world_ ? world_->size() : 1) / slices,
+  const int ranks_per_stage = options_.mesh ? options_.mesh->plan().tp * options_.mesh->plan().cp : 1;
+  const int ranks = (world_ ? world_->size() : 1) / ranks_per_stage,
             stages = options_.stages == 0 ? (options_.mesh ? options_.mesh->plan().pp : ranks) : options_.stages;
   LOCKSTEP_CHECK(
       !options_.mesh || ((!world_ || &options_.mesh->world() == world_) && options_.mesh->plan().pp == stages),
@@ -88,7 +88,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
       mesh_ = own_mesh_.get();
     }
     if (stages > 1) pp_ = &mesh_->pp();
-    if (mesh_->copies().size() > 1) copies_ = &mesh_->copies();
+    if (mesh_->replicas().size() > 1) replicas_ = &mesh_->replicas();
     plan_ = mesh_->plan();
     at_ = mesh_->at();
     rank_ = at_.pp;
@@ -108,7 +108,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
       if (tie.stages[0] == schedule_.virtual_stage(rank_, c))
         variables.insert(variables.end(), tie.parameters.begin(), tie.parameters.end());
     auto& sum = sums_.emplace_back();
-    if (!variables.empty()) sum.emplace(variables, options_.reduce ? copies_ : nullptr, copies_);
+    if (!variables.empty()) sum.emplace(variables, options_.reduce ? replicas_ : nullptr, replicas_);
   }
 }
 
@@ -122,24 +122,24 @@ void Engine::make_module() {
   module_ = std::make_unique<StageModule>(layers_, chunks, options_.checkpoint_interval);
   std::set<const void*> trained;
   for (const Variable& p : module_->parameters()) trained.insert(p.impl().get());
-  for (const WholeModel* one : module_->models()) {
+  for (const FullModel* one : module_->models()) {
     for (const Variable& p : one->model->parameters())
       if (!trained.count(p.impl().get())) p.tensor().storage()->empty("a parameter of another stage");
   }
   if (options_.dtype) module_->to(*options_.dtype);
   nn::fill(*module_);
-  if (copies_) {
+  if (replicas_) {
     const std::set<std::string> experts = moe::expert_names(*module_);  // replicas hold different experts
     LOCKSTEP_CHECK(experts.empty() || !options_.reduce, "[pipeline] expected experts that all replicas have, got ",
                    experts.size(),
                    " parameters that only some have: the engine sums their gradients over all replicas; let every "
                    "replica have all experts, or let ZeRO sum them (reduce = false)");
-    const auto same = [&](dist::ProcessGroup& ranks, bool spread) {
-      const auto ignore = [&](const std::string& name) { return (experts.count(name) > 0) != spread; };
+    const auto same = [&](dist::ProcessGroup& ranks, bool are_experts) {
+      const auto ignore = [&](const std::string& name) { return (experts.count(name) > 0) != are_experts; };
       parallel::check_agreement("pipeline", parallel::describe_model(*module_, ignore), ranks);
       parallel::broadcast_module(*module_, ranks, 0, ignore);
     };
-    same(*copies_, false);
+    same(*replicas_, false);
     if (!experts.empty()) same(mesh_->edp(), true);
   }
 }

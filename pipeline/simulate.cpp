@@ -29,13 +29,13 @@ size_t other_of_pair(const Schedule& s, size_t rank, size_t at) {
 
 /// If a forward and a backward run as one computation, moves their receives before it and their sends after it.
 Schedule pair_up(Schedule s) {
-  const auto turn = [](const Action& a) { return is_send(a.what) ? 2 : is_compute(a.what) ? 1 : 0; };
+  const auto priority = [](const Action& a) { return is_send(a.what) ? 2 : is_compute(a.what) ? 1 : 0; };
   for (size_t rank = 0; rank < s.ranks.size(); ++rank) {
     const auto begin = s.ranks[rank].begin();
     for (size_t i = 0; i < s.ranks[rank].size(); ++i)
       if (const size_t other = other_of_pair(s, rank, i))
         std::stable_sort(begin + long(i), begin + long(other) + 1,
-                         [&](const Action& a, const Action& b) { return turn(a) < turn(b); });
+                         [&](const Action& a, const Action& b) { return priority(a) < priority(b); });
   }
   return s;
 }
@@ -47,7 +47,7 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
     LOCKSTEP_CHECK(std::isfinite(cost) && cost >= 0, "[simulate] expected finite costs of 0 or more, got ", cost);
   }
   const size_t p = schedule.ranks.size();
-  const bool paired = costs.paired && schedule.request.kind == Kind::dualpipe_v;
+  const bool paired = costs.paired && schedule.request.kind == ScheduleKind::dualpipe_v;
   const Schedule s = paired ? pair_up(schedule) : schedule;
   const int last = s.virtual_stages() - 1;
   Simulation result;

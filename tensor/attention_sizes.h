@@ -38,7 +38,9 @@ struct AttentionSizes {
   }
 
  private:
-  LOCKSTEP_HD static int64_t within(int64_t place, int64_t most) { return place < 0 ? 0 : place < most ? place : most; }
+  LOCKSTEP_HD static int64_t within(int64_t place, int64_t highest) {
+    return place < 0 ? 0 : place < highest ? place : highest;
+  }
 };
 
 }  // namespace lockstep

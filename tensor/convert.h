@@ -33,7 +33,7 @@ template <class To, class From> LOCKSTEP_HD inline To convert(From value) {
 }
 
 /// Defined here and not in dtype.h, because it needs convert().
-template <class T> T Scalar::to() const { return is_whole_ ? convert<T>(whole_) : convert<T>(real_); }
+template <class T> T Scalar::to() const { return is_integral_ ? convert<T>(integer_) : convert<T>(real_); }
 
 /// Calls fn for the C++ type of `dtype`, which may be any real element type or bool, as dispatch() does.
 template <class Fn> void dispatch_all(DType dtype, const char* op, Fn&& fn) {

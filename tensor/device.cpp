@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-constexpr int most_devices = 64;
+constexpr int max_devices = 64;
 std::atomic<int> cpu_devices{0};  // 0: not read from the environment yet
 std::atomic<Device> where_new_tensors_go{cpu};
 
@@ -75,7 +75,7 @@ std::vector<Device> all_devices(Device::Type type) {
 }
 
 void set_virtual_devices(int n) {
-  LOCKSTEP_CHECK(n >= 1 && n <= most_devices, "[set_virtual_devices] expected a number from 1 to ", most_devices,
+  LOCKSTEP_CHECK(n >= 1 && n <= max_devices, "[set_virtual_devices] expected a number from 1 to ", max_devices,
                  ", got ", n);
   cpu_devices.store(n, std::memory_order_relaxed);
 }

@@ -35,7 +35,7 @@ constexpr std::string_view name_of(DType dtype) {
 
 constexpr bool is_floating(DType dtype) { return dtype <= DType::bf16; }  ///< f32, f64, f16 or bf16
 /// True for an integer dtype; false for bool.
-constexpr bool is_whole(DType dtype) { return dtype >= DType::i64 && dtype <= DType::u8; }
+constexpr bool is_integral(DType dtype) { return dtype >= DType::i64 && dtype <= DType::u8; }
 constexpr bool is_complex(DType dtype) { return dtype >= DType::c64; }  ///< c64 or c128
 /// dtype of the parts of a complex dtype; other dtypes are returned as they are.
 constexpr DType real_dtype(DType dtype) {
@@ -90,8 +90,8 @@ class Scalar {
   template <class T>
   requires std::is_arithmetic_v<T>
   constexpr Scalar(T value)  // NOLINT: implicit on purpose
-      : is_whole_(std::is_integral_v<T> && (std::is_signed_v<T> || sizeof(T) < 8 || value <= T(INT64_MAX))),
-        whole_(is_whole_ ? int64_t(value) : 0),
+      : is_integral_(std::is_integral_v<T> && (std::is_signed_v<T> || sizeof(T) < 8 || value <= T(INT64_MAX))),
+        integer_(is_integral_ ? int64_t(value) : 0),
         real_(double(value)) {}
 
   constexpr double real() const { return real_; }  ///< the value as double
@@ -101,24 +101,24 @@ class Scalar {
   /// number (rounded).
   bool fits(DType dtype) const;
   /// Negation; integers wrap around.
-  Scalar operator-() const { return is_whole_ ? Scalar(int64_t(-uint64_t(whole_))) : Scalar(-real_); }
+  Scalar operator-() const { return is_integral_ ? Scalar(int64_t(-uint64_t(integer_))) : Scalar(-real_); }
   friend bool operator==(const Scalar& a, const Scalar& b) {
-    return a.is_whole_ && b.is_whole_ ? a.whole_ == b.whole_ : a.real_ == b.real_;
+    return a.is_integral_ && b.is_integral_ ? a.integer_ == b.integer_ : a.real_ == b.real_;
   }
   friend std::ostream& operator<<(std::ostream& out, const Scalar& scalar);
 
  private:
-  bool is_whole_;  // true if constructed from an integer that fits int64_t
-  int64_t whole_;
+  bool is_integral_;  // true if constructed from an integer that fits int64_t
+  int64_t integer_;
   double real_;
 };
 
 /// Smallest and largest number of an integer dtype.
-struct WholeRange {
+struct IntegerRange {
   int64_t low, high;
 };
 /// The range of an integer dtype; Error for others.
-WholeRange whole_range(DType dtype);
+IntegerRange integer_range(DType dtype);
 
 /// Error when an integer dtype cannot hold the value: a fraction, or out of range.
 void check_fits(const char* op, const Scalar& value, DType dtype);

@@ -36,7 +36,7 @@ SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shap
   for (char c = 'A'; c <= 'z'; ++c)
     if ((c <= 'Z' || c >= 'a') && text.find(c) == std::string::npos) unused += c;
 
-  SpelledOut whole{{}, shapes};
+  SpelledOut full{{}, shapes};
   std::vector<int64_t> sizes;  // sizes of the ellipsis' dims, last dim first
   std::vector<size_t> counts(inputs.size(), 0);
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -61,10 +61,10 @@ SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shap
   std::sort(once.begin(), once.end());
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (const size_t start = inputs[i].find(dots); start != std::string::npos) {
-      for (size_t d = 0; d < counts[i]; ++d) whole.shapes[i][int(start + counts[i] - 1 - d)] = sizes[d];
+      for (size_t d = 0; d < counts[i]; ++d) full.shapes[i][int(start + counts[i] - 1 - d)] = sizes[d];
       inputs[i].replace(start, 3, names.substr(names.size() - counts[i]));
     }
-    whole.equation += (i ? "," : "") + inputs[i];
+    full.equation += (i ? "," : "") + inputs[i];
   }
   if (implicit) {
     output = dots;
@@ -72,8 +72,8 @@ SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shap
       if (c != ',' && c != '.' && std::count(once.begin(), once.end(), c) == 1) output += c;
   }
   if (const size_t start = output.find(dots); start != std::string::npos) output.replace(start, 3, names);
-  whole.equation += "->" + output;
-  return whole;
+  full.equation += "->" + output;
+  return full;
 }
 
 }  // namespace lockstep

@@ -27,10 +27,10 @@ template <class Value>
 EllipsisFree<Value> without_ellipsis(const std::string& equation, const std::vector<Value>& operands) {
   std::vector<Shape> shapes;
   for (const Value& x : operands) shapes.push_back(x.shape());
-  SpelledOut whole = spell_out(equation, shapes);
-  EllipsisFree<Value> free{std::move(whole.equation), operands};
+  SpelledOut full = spell_out(equation, shapes);
+  EllipsisFree<Value> free{std::move(full.equation), operands};
   for (size_t i = 0; i < operands.size(); ++i)
-    if (shapes[i] != whole.shapes[i]) free.operands[i] = operands[i].expand(whole.shapes[i]);
+    if (shapes[i] != full.shapes[i]) free.operands[i] = operands[i].expand(full.shapes[i]);
   return free;
 }
 

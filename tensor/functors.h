@@ -323,7 +323,7 @@ struct FloorDivide : Costly {
 struct Remainder : Costly {
   LOCKSTEP_VALUE2 {
     const T left = math::left_by(a, b);
-    return math::turns(left, b) ? left + b : left;
+    return math::signs_differ(left, b) ? left + b : left;
   }
   LOCKSTEP_GRAD2(grad0, reads_b) { return g; }
   LOCKSTEP_GRAD2(grad1, both) { return -g * floor_divide(a, b); }

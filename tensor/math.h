@@ -178,13 +178,13 @@ LOCKSTEP_HD inline float sin_near(float x, int32_t quarter) {
   const double wide = x;
   const double n = (wide * 0.63661977236758134 + shift) - shift;
   const float r = float((wide - n * 1.57079632673412561417) - n * 6.07710050650619224932e-11);
-  const int32_t turn = int32_t(n) + quarter;
+  const int32_t quadrant = int32_t(n) + quarter;
   const float s = r * r;
   const float sine = polynomial(s, 2.717564485e-6f, -1.983925613e-4f, 8.333329111e-3f, -1.666666716e-1f) * s * r + r;
   const float cosine =
       polynomial(s, -2.720330201e-7f, 2.479943578e-5f, -1.388888340e-3f, 4.166666791e-2f) * s * s + (1.f - 0.5f * s);
-  const float y = (turn & 1) ? cosine : sine;
-  const float signed_y = (turn & 2) ? -y : y;
+  const float y = (quadrant & 1) ? cosine : sine;
+  const float signed_y = (quadrant & 2) ? -y : y;
   return quarter == 0 && x == 0.f ? x : signed_y;
 }
 
@@ -227,15 +227,15 @@ template <class T> LOCKSTEP_HD T left_by(T a, T b) {
   else return std::fmod(a, b);
 }
 /// True if the remainder `left` has the wrong sign, so that the quotient must be one smaller.
-template <class T> LOCKSTEP_HD bool turns(T left, T b) { return (left != T(0)) & ((left < T(0)) != (b < T(0))); }
+template <class T> LOCKSTEP_HD bool signs_differ(T left, T b) { return (left != T(0)) & ((left < T(0)) != (b < T(0))); }
 /// a // b.
 template <class T> LOCKSTEP_HD T floor_divide(T a, T b) {
   const T left = left_by(a, b);
   if constexpr (std::is_integral_v<T>) {
     if (b == T(-1)) return minus(T(0), a);
-    return (a - left) / (b == T(0) ? T(1) : b) - T(turns(left, b));
+    return (a - left) / (b == T(0) ? T(1) : b) - T(signs_differ(left, b));
   } else {
-    const T quotient = std::rint((a - left) / b) - T(turns(left, b)), rough = a / b;
+    const T quotient = std::rint((a - left) / b) - T(signs_differ(left, b)), rough = a / b;
     return b == T(0) ? rough : quotient == T(0) ? std::copysign(T(0), rough) : quotient;
   }
 }

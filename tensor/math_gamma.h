@@ -56,8 +56,8 @@ LOCKSTEP_HD inline double trigamma(double x) {
 LOCKSTEP_HD inline double tetragamma(double x) {
   double y = 0;
   if (x < 0.5) {
-    const double turn = std::numbers::pi * (x - std::rint(x)), sine = std::sin(turn);
-    y = -2 * std::numbers::pi * std::numbers::pi * std::numbers::pi * std::cos(turn) / (sine * sine * sine);
+    const double angle = std::numbers::pi * (x - std::rint(x)), sine = std::sin(angle);
+    y = -2 * std::numbers::pi * std::numbers::pi * std::numbers::pi * std::cos(angle) / (sine * sine * sine);
     x = 1 - x;
   }
   for (; x < stirling_from; ++x) y -= 2 / (x * x * x);

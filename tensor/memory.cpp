@@ -34,8 +34,8 @@ struct Account {
 
   void book(int64_t bytes) {
     const int64_t now = current.fetch_add(bytes, std::memory_order_relaxed) + bytes;
-    int64_t most = peak.load(std::memory_order_relaxed);
-    while (now > most && !peak.compare_exchange_weak(most, now, std::memory_order_relaxed)) {}
+    int64_t highest = peak.load(std::memory_order_relaxed);
+    while (now > highest && !peak.compare_exchange_weak(highest, now, std::memory_order_relaxed)) {}
   }
   MemoryUse use() const { return {current.load(std::memory_order_relaxed), peak.load(std::memory_order_relaxed)}; }
 };
@@ -44,21 +44,21 @@ struct Ledger {
   Account category[memory_categories], total;
 };
 // Ledger 0 counts the bytes of the CPU, each further ledger those of one GPU.
-constexpr int most_ledgers = 1 + 64;
-Ledger ledgers[most_ledgers];
+constexpr int max_ledgers = 1 + 64;
+Ledger ledgers[max_ledgers];
 Ledger& ledger(Device device) {
-  return ledgers[device.is_cpu() ? 0 : 1 + std::min<int>(device.index, most_ledgers - 2)];
+  return ledgers[device.is_cpu() ? 0 : 1 + std::min<int>(device.index, max_ledgers - 2)];
 }
 // The CPU can stand for several virtual devices. All but the first have a ledger of their own. The bytes of the first
 // are computed: those of the whole CPU minus those of all other virtual devices (beyond_first).
-constexpr int most_virtual = 64;
-Ledger virtual_ledgers[most_virtual], beyond_first;
+constexpr int max_virtual = 64;
+Ledger virtual_ledgers[max_virtual], beyond_first;
 std::atomic<bool> first_is_watched{false};  // true: the first virtual device's peak is tracked
-std::atomic<int64_t> limits[most_ledgers + most_virtual];
+std::atomic<int64_t> limits[max_ledgers + max_virtual];
 std::atomic<bool> has_limits{false};
 std::atomic<int64_t>& limit_of(Device device) {
-  return limits[device.is_cpu() ? std::min<int>(device.index, most_virtual - 1)
-                                : most_virtual + std::min<int>(device.index, most_ledgers - 1)];
+  return limits[device.is_cpu() ? std::min<int>(device.index, max_virtual - 1)
+                                : max_virtual + std::min<int>(device.index, max_ledgers - 1)];
 }
 
 int64_t current_of(const Account& account) { return account.current.load(std::memory_order_relaxed); }
@@ -81,7 +81,7 @@ void book_virtual(Memory category, int64_t bytes, int index) {
     return;
   }
   first_is_watched.store(true, std::memory_order_relaxed);
-  for (Ledger* book : {&virtual_ledgers[std::min(index, most_virtual - 1)], &beyond_first}) {
+  for (Ledger* book : {&virtual_ledgers[std::min(index, max_virtual - 1)], &beyond_first}) {
     book->category[int(category)].book(bytes);
     book->total.book(bytes);
   }
@@ -144,7 +144,7 @@ class LargeCache {
     }
     if (got != size) oversized_.emplace(data, got);
     live_ += got;
-    most_live_ = std::max(most_live_, live_);
+    max_live_ = std::max(max_live_, live_);
     release_locked(limit());
     return data;
   }
@@ -177,7 +177,7 @@ class LargeCache {
   // The largest number of bytes to cache: 256 MiB, or half of the live bytes, or the bytes freed since the peak plus an
   // eighth of the peak, whichever is most. The eighth is for blocks that are larger than requested. With a lower limit,
   // every training step would return pages to the system and fault in new ones.
-  size_t limit() const { return std::max({size_t(256) << 20, live_ / 2, most_live_ + most_live_ / 8 - live_}); }
+  size_t limit() const { return std::max({size_t(256) << 20, live_ / 2, max_live_ + max_live_ / 8 - live_}); }
 
   void* take(size_t size) {
     FreeBlock*& bin = bins_[class_index(size)];
@@ -212,7 +212,7 @@ class LargeCache {
   std::mutex mutex_;
   FreeBlock* bins_[64 * 8] = {};
   uint64_t last_used_[64 * 8] = {}, uses_ = 0;
-  size_t cached_ = 0, live_ = 0, most_live_ = 0;
+  size_t cached_ = 0, live_ = 0, max_live_ = 0;
   std::unordered_map<void*, size_t> oversized_;  // live blocks of a larger class than asked for
 };
 
@@ -319,7 +319,7 @@ void deallocate_cpu(void* data, size_t bytes) noexcept {
 MemoryReport device_memory(Device device) {
   MemoryReport report = memory_report(device);
   if (!device.is_cpu()) return report;
-  const Ledger& book = virtual_ledgers[std::min<int>(device.index, most_virtual - 1)];
+  const Ledger& book = virtual_ledgers[std::min<int>(device.index, max_virtual - 1)];
   const auto use = [&](const Account& account, int64_t first) {
     MemoryUse of = account.use();
     if (device.index == 0) of = {first, std::max(of.peak, first)};
@@ -334,7 +334,7 @@ void reset_peak_device_memory(Device device) {
   if (!device.is_cpu()) return reset_peak_memory(device);
   first_is_watched = true;
   const MemoryReport now = device_memory(device);
-  Ledger& book = virtual_ledgers[std::min<int>(device.index, most_virtual - 1)];
+  Ledger& book = virtual_ledgers[std::min<int>(device.index, max_virtual - 1)];
   for (int i = 0; i < memory_categories; ++i) book.category[i].peak = now.category[i].current;
   book.total.peak = now.total.current;
 }

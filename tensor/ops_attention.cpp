@@ -154,7 +154,7 @@ void attention_grad_into(const Tensor& grad, const Tensor& q, const Tensor& k, c
 
 namespace {
 /// Rotates x (..., T, D), with stride 1 in D, into out, which may be x.
-void turn(const char* op, const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& out) {
+void rotate(const char* op, const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, Tensor& out) {
   const Shape table{x.shape()[x.dim() - 2], x.shape().back() / 2};
   for (const Tensor* angle : {&cosine, &sine}) {
     check_defined(op, *angle);
@@ -175,7 +175,7 @@ Tensor rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool in
   LOCKSTEP_CHECK(x.dim() >= 2 && x.shape().back() % 2 == 0,
                  "[rotary] expected x of shape (..., T, D) with D even, got ", x.shape());
   Tensor out = empty_like(x);
-  turn("rotary", with_unit_stride(x), cosine, sine, inverse, out);
+  rotate("rotary", with_unit_stride(x), cosine, sine, inverse, out);
   return out;
 }
 
@@ -192,7 +192,7 @@ Tensor rotary_packed(Tensor x, int64_t turned, int64_t heads, const Tensor& cosi
   if (!x.is_exclusive() || !x.is_contiguous()) x = x.clone();
   Tensor part = x.view({x.shape()[0], x.shape()[1], heads, width}).narrow(2, 0, turned).narrow(3, 0, features);
   part = part.transpose(1, 2);
-  turn(op, part, cosine, sine, inverse, part);
+  rotate(op, part, cosine, sine, inverse, part);
   x.storage()->bump_version(op);
   return x;
 }

@@ -50,7 +50,7 @@ Tensor arange(Scalar start, Scalar end, Scalar step, TensorOptions options) {
   LOCKSTEP_CHECK(by > 0 ? first <= last : first >= last, "[arange] expected a step that leads from start to end, got ",
                  start, ", ", end, ", ", step);
   double count = std::ceil((last - first) / by);
-  if (is_whole(options.dtype)) {
+  if (is_integral(options.dtype)) {
     const auto exact = [](const Scalar& x, DType dtype) {
       check_fits("arange", x, dtype);
       return x.to<int64_t>();
@@ -140,8 +140,8 @@ Tensor randint(int64_t low, int64_t high, const Shape& shape, TensorOptions opti
   // Integers that the dtype represents without gaps: for floats up to 2^(bits of the mantissa).
   const int digits = options.dtype == f64 ? 53 : options.dtype == f32 ? 24 : options.dtype == f16 ? 11 : 8;
   const int64_t end = int64_t(1) << digits;
-  const auto [least, most] = is_floating(options.dtype) ? WholeRange{-end, end} : whole_range(options.dtype);
-  LOCKSTEP_CHECK(low >= least && high - 1 <= most, "[randint] expected numbers from ", least, " to ", most,
+  const auto [least, greatest] = is_floating(options.dtype) ? IntegerRange{-end, end} : integer_range(options.dtype);
+  LOCKSTEP_CHECK(low >= least && high - 1 <= greatest, "[randint] expected numbers from ", least, " to ", greatest,
                  ", the integers that ", options.dtype, " represents exactly, got ", low, " to ", high - 1,
                  "; draw them in i64");
   Tensor out = empty(shape, options);

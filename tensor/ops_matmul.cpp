@@ -14,12 +14,12 @@
 namespace lockstep {
 namespace {
 
-void check_product(const char* op, const Tensor& a, const Tensor& b, bool takes_whole = false) {
+void check_product(const char* op, const Tensor& a, const Tensor& b, bool takes_full = false) {
   for (const Tensor* x : {&a, &b}) {
     check_defined(op, *x);
-    const bool whole = takes_whole && is_whole(x->dtype());
-    if (!whole) check_floating(op, *x);
-    LOCKSTEP_CHECK(!whole || x->device().is_cpu(), "[", op, "] integer products are supported on the CPU only, got ",
+    const bool entire = takes_full && is_integral(x->dtype());
+    if (!entire) check_floating(op, *x);
+    LOCKSTEP_CHECK(!entire || x->device().is_cpu(), "[", op, "] integer products are supported on the CPU only, got ",
                    x->dtype(), " on ", x->device(), "; move with .to(cpu), or convert with .to(f32)");
   }
   check_same_dtype(op, a, b);
@@ -140,7 +140,7 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds)
   const bool is_short = a.dtype() == f16 || a.dtype() == bf16, widens = is_short && out.dtype() == f32;
   LOCKSTEP_CHECK(out.dtype() == a.dtype() || widens, "[matmul_into] expected a result in ", a.dtype(),
                  is_short ? " or f32" : "", ", got ", out.dtype());
-  LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) && has_whole_rows(out) &&
+  LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2 && a.size(1) == b.size(0) && has_full_rows(out) &&
                      out.shape() == Shape({a.size(0), b.size(1)}),
                  "[matmul_into] expected matrices (M, K) and (K, N) and an (M, N) of contiguous rows, got ", a.shape(),
                  ", ", b.shape(), " and ", out.shape(), " with strides ", out.strides());
@@ -159,7 +159,7 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, Scalar beta, Sca
   const Shape shape{a.size(0), b.size(1)};
   LOCKSTEP_CHECK(c.dim() <= 2 && broadcast_shapes("addmm", c.shape(), shape) == shape,
                  "[addmm] expected a c that broadcasts to ", shape, ", got ", c.shape());
-  if (is_whole(a.dtype())) return add(mul_scalar(c, beta), mul_scalar(matmul(a, b), alpha));
+  if (is_integral(a.dtype())) return add(mul_scalar(c, beta), mul_scalar(matmul(a, b), alpha));
   Tensor none, out = empty(shape, {.dtype = a.dtype(), .device = a.device()});
   const Tensor added = beta == 0 ? none : c.expand(shape).contiguous();
   const MatmulArgs args{.alpha = alpha.real(), .beta = beta.real()};
@@ -342,8 +342,8 @@ std::pair<std::vector<std::string>, std::string> parse(const std::string& equati
 Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) {
   if (equation.find('.') != std::string::npos) {
     for (const Tensor& x : operands) check_defined("einsum", x);
-    const auto whole = without_ellipsis(equation, operands);
-    return einsum(whole.equation, whole.operands);
+    const auto entire = without_ellipsis(equation, operands);
+    return einsum(entire.equation, entire.operands);
   }
   const auto [inputs, output] = parse(equation);
   LOCKSTEP_CHECK(inputs.size() == operands.size(), "[einsum] expected ", inputs.size(), " operands for \"", equation,

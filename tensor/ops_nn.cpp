@@ -122,7 +122,7 @@ void check_rows(const char* op, const Tensor& logits, const Tensor& target, cons
 }
 
 /// x with contiguous rows, as the kernels of cross entropy need it. Gaps between the rows may stay.
-Tensor with_whole_rows(const Tensor& x) { return has_whole_rows(x) ? x : x.contiguous(); }
+Tensor with_full_rows(const Tensor& x) { return has_full_rows(x) ? x : x.contiguous(); }
 
 void check_targets(const char* op, const Tensor& target, int64_t classes, const CrossEntropyArgs& args) {
   if (!target.device().is_cpu()) return;  // reading them would stall the device
@@ -269,7 +269,7 @@ CrossEntropyRows cross_entropy_rows(const Tensor& logits, const Tensor& target, 
   check_targets("cross_entropy", t, logits.shape()[1], args);
   CrossEntropyRows result{statistics(logits, logits.shape()[0]), statistics(logits, logits.shape()[0])};
   Tensor none;
-  kernels::cross_entropy(logits.device(), with_whole_rows(logits), t, contiguous_or_undefined(weight), args, none,
+  kernels::cross_entropy(logits.device(), with_full_rows(logits), t, contiguous_or_undefined(weight), args, none,
                          result.loss, result.lse, none);
   return result;
 }
@@ -280,7 +280,7 @@ void cross_entropy_rows_into(const Tensor& loss, const Tensor& grad_loss, const 
   check_rows(op, logits, target, weight, args);
   check_statistics(op, "loss", loss, logits, logits.shape()[0]);
   check_statistics(op, "grad_loss", grad_loss, logits, logits.shape()[0]);
-  LOCKSTEP_CHECK(!args.elsewhere && has_whole_rows(logits) && loss.is_contiguous(),
+  LOCKSTEP_CHECK(!args.elsewhere && has_full_rows(logits) && loss.is_contiguous(),
                  "[cross_entropy] expected no classes on other shards (only the gradient supports them), and "
                  "contiguous losses and rows of logits to write into");
   const Tensor t = target.contiguous();
@@ -296,12 +296,12 @@ Tensor cross_entropy_rows_grad(const Tensor& grad_loss, const Tensor& logits, co
   check_rows("cross_entropy_grad", logits, target, weight, args);
   check_statistics("cross_entropy_grad", "grad_loss", grad_loss, logits, logits.shape()[0]);
   check_statistics("cross_entropy_grad", "lse", lse, logits, logits.shape()[0]);
-  LOCKSTEP_CHECK(!in_place || has_whole_rows(logits),
+  LOCKSTEP_CHECK(!in_place || has_full_rows(logits),
                  "[cross_entropy_grad] expected contiguous rows of logits to write into, got strides ",
                  logits.strides());
   const Tensor t = target.contiguous();
   check_targets("cross_entropy_grad", t, logits.shape()[1], args);
-  const Tensor x = with_whole_rows(logits);
+  const Tensor x = with_full_rows(logits);
   Tensor grad = in_place ? x : is_padded(x) ? empty_padded(x.shape(), {x.dtype(), x.device()}) : empty_like(x);
   kernels::cross_entropy_grad(logits.device(), grad_loss.contiguous(), x, lse.contiguous(), t,
                               contiguous_or_undefined(weight), args, grad);

@@ -17,21 +17,21 @@ constexpr int64_t padded_columns(int64_t columns) { return (columns + 63) / 64 *
 /// padded_columns() columns.
 inline Tensor empty_padded(const Shape& shape, TensorOptions options = {}) {
   LOCKSTEP_CHECK(shape.rank() > 0, "[empty_padded] expected at least 1 dim, got a scalar");
-  Shape whole = shape;
-  whole[shape.rank() - 1] = padded_columns(shape.back());
-  return empty(whole, options).narrow(-1, 0, shape.back());
+  Shape full = shape;
+  full[shape.rank() - 1] = padded_columns(shape.back());
+  return empty(full, options).narrow(-1, 0, shape.back());
 }
 
 /// True for a matrix whose rows are contiguous; there may be gaps between rows.
-inline bool has_whole_rows(const Tensor& x) {
+inline bool has_full_rows(const Tensor& x) {
   return x.dim() == 2 && (x.is_contiguous() || (x.strides()[1] == 1 && x.strides()[0] >= x.shape()[1]));
 }
-/// The distance between the rows of a matrix with has_whole_rows(), in elements.
+/// The distance between the rows of a matrix with has_full_rows(), in elements.
 inline int64_t row_step(const Tensor& x) { return std::max(x.strides()[0], x.shape()[1]); }
 
 /// True if x is a matrix from empty_padded(), or some rows of one, and has padding between its rows.
 inline bool is_padded(const Tensor& x) {
-  if (x.is_contiguous() || !has_whole_rows(x)) return false;
+  if (x.is_contiguous() || !has_full_rows(x)) return false;
   const int64_t step = row_step(x), end = x.offset() + x.shape()[0] * step;
   return step == padded_columns(x.shape()[1]) && x.offset() % step == 0 &&
          end * size_of(x.dtype()) <= x.storage()->bytes();

@@ -33,7 +33,7 @@ struct Format {
 };
 
 // The elements to print, row-major. In a large tensor, only the first and last `edge` positions of each long dim.
-Tensor shown_part(const Tensor& tensor) {
+Tensor printed_part(const Tensor& tensor) {
   if (tensor.numel() <= summarise_above) return tensor;
   Tensor part = tensor;
   for (int d = 0; d < tensor.dim(); ++d) {
@@ -51,13 +51,13 @@ Tensor shown_part(const Tensor& tensor) {
 Format make_format(DType dtype, const std::vector<double>& values) {
   Format format{.dtype = dtype};
   if (is_floating(dtype)) {
-    double most = 0, least = HUGE_VAL;
+    double greatest = 0, least = HUGE_VAL;
     for (double value : values) {
       if (!std::isfinite(value) || value == 0) continue;
-      most = std::max(most, std::abs(value));
+      greatest = std::max(greatest, std::abs(value));
       least = std::min(least, std::abs(value));
     }
-    format.scientific = most >= 1e8 || (most > 0 && (least < 1e-4 || most / least > 1e3));
+    format.scientific = greatest >= 1e8 || (greatest > 0 && (least < 1e-4 || greatest / least > 1e3));
     // The fewest decimals that show all values exactly, at most `precision`.
     for (double value : values) {
       if (!std::isfinite(value)) continue;
@@ -73,7 +73,7 @@ Format make_format(DType dtype, const std::vector<double>& values) {
 
 class Printer {
  public:
-  Printer(std::ostream& out, const Tensor& tensor) : out_(out), tensor_(tensor), part_(shown_part(tensor)) {
+  Printer(std::ostream& out, const Tensor& tensor) : out_(out), tensor_(tensor), part_(printed_part(tensor)) {
     if (is_complex(tensor.dtype())) set_texts();
     if (is_complex(tensor.dtype())) return;
     values_ = part_.to_vector<double>();

@@ -17,25 +17,25 @@ LOCKSTEP_HD inline double unit(uint32_t low, uint32_t high) {
   return double(int64_t((uint64_t(high) << 32 | low) >> 11)) * 0x1p-53;
 }
 
-/// Maps [0, 1) to [base, base + width). Rounding could give the upper end itself, so results are limited to `most`.
-template <class T> LOCKSTEP_HD inline T scaled(T unit, T base, T width, T most) {
+/// Maps [0, 1) to [base, base + width). Rounding could give the upper end itself, so results are limited to `highest`.
+template <class T> LOCKSTEP_HD inline T scaled(T unit, T base, T width, T highest) {
   const T value = base + width * unit;
-  return value < most ? value : most;
+  return value < highest ? value : highest;
 }
 
 /// The largest T that is below `high` and at least `low`; `low` if there is none. Returned as float for f16 and bf16.
-template <class T> auto most_below(double low, double high) {
+template <class T> auto max_below(double low, double high) {
   using C = std::conditional_t<is_half<T>, float, T>;
   const C base = C(low), end = C(high);
-  C most = end > base ? std::nextafter(end, base) : base;
+  C highest = end > base ? std::nextafter(end, base) : base;
   if constexpr (is_half<T>) {
-    while (C(T(most)) >= end && most > base) most = std::nextafter(most, base);
+    while (C(T(highest)) >= end && highest > base) highest = std::nextafter(highest, base);
   }
-  return most;
+  return highest;
 }
 
 /// Uniform integer in [low, low + range) from 64 bits; the bias is below range / 2^64.
-LOCKSTEP_HD inline int64_t whole(uint32_t low_word, uint32_t high_word, int64_t low, uint64_t range) {
+LOCKSTEP_HD inline int64_t full(uint32_t low_word, uint32_t high_word, int64_t low, uint64_t range) {
   const uint64_t word = uint64_t(high_word) << 32 | low_word;
   return int64_t(uint64_t(low) + uint64_t((unsigned __int128)(word)*range >> 64));
 }
@@ -61,22 +61,22 @@ LOCKSTEP_HD inline double log_unit(double x) {
 }
 
 /// Sine and cosine of an angle.
-template <class T> struct Turn { T sine, cosine; };
+template <class T> struct SineCosine { T sine, cosine; };
 /// Sine and cosine of an angle plus `quarter` quarter turns, from the sine s and cosine c of the angle.
-template <class T> LOCKSTEP_HD inline Turn<T> turned(int32_t quarter, T s, T c) {
+template <class T> LOCKSTEP_HD inline SineCosine<T> turned(int32_t quarter, T s, T c) {
   const bool swap = quarter & 1;
   const T a = swap ? c : s, b = swap ? s : c;
   return {quarter & 2 ? -a : a, (quarter + 1) & 2 ? -b : b};
 }
 /// Sine and cosine of 2 pi t for t in [0, 1), by Taylor polynomials on an eighth of a turn.
-LOCKSTEP_HD inline Turn<float> turn(float t) {
+LOCKSTEP_HD inline SineCosine<float> sine_cosine(float t) {
   const int32_t quarter = int32_t(t * 4 + 0.5f);
   const float x = (t - float(quarter) * 0.25f) * 6.28318531f, x2 = x * x;
   const float s = x + x * x2 * (-1.66666667e-1f + x2 * (8.33333333e-3f + x2 * (-1.98412698e-4f + x2 * 2.75573192e-6f)));
   const float c = 1 + x2 * (-0.5f + x2 * (4.16666667e-2f + x2 * (-1.38888889e-3f + x2 * 2.48015873e-5f)));
   return turned(quarter, s, c);
 }
-LOCKSTEP_HD inline Turn<double> turn(double t) {
+LOCKSTEP_HD inline SineCosine<double> sine_cosine(double t) {
   const int32_t quarter = int32_t(t * 4 + 0.5);
   const double x = (t - double(quarter) * 0.25) * 6.283185307179586, x2 = x * x;
   double s = 1, c = 1;  // Horner from the last term: 1 - x^2 / (n (n - 1)) (1 - ...)
@@ -91,7 +91,7 @@ template <class T> struct Pair { T first, second; };
 template <class T> LOCKSTEP_HD inline Pair<T> normals(T u, T t, T mean, T deviation) {
   const T square = T(-2) * log_unit(u);
   const T radius = std::sqrt(square > T(0) ? square : T(0));
-  const Turn<T> angle = turn(t);
+  const SineCosine<T> angle = sine_cosine(t);
   return {mean + deviation * (radius * angle.cosine), mean + deviation * (radius * angle.sine)};
 }
 /// Two normal numbers from random words. f32 uses all 32 bits of the first word plus a half, so that the tail reaches

@@ -20,8 +20,8 @@ template int8_t Scalar::to() const;
 template uint8_t Scalar::to() const;
 template bool Scalar::to() const;
 
-WholeRange whole_range(DType dtype) {
-  WholeRange range{};
+IntegerRange integer_range(DType dtype) {
+  IntegerRange range{};
   dispatch<int64_t, int32_t, int8_t, uint8_t>(dtype, "range", [&]<class T> {
     range = {std::numeric_limits<T>::min(), std::numeric_limits<T>::max()};
   });
@@ -29,14 +29,14 @@ WholeRange whole_range(DType dtype) {
 }
 
 bool Scalar::fits(DType dtype) const {
-  if (!is_whole(dtype)) return true;
-  const auto [low, high] = whole_range(dtype);
-  if (is_whole_) return low <= whole_ && whole_ <= high;
+  if (!is_integral(dtype)) return true;
+  const auto [low, high] = integer_range(dtype);
+  if (is_integral_) return low <= integer_ && integer_ <= high;
   return std::rint(real_) == real_ && double(low) <= real_ && real_ < double(high) + 1;
 }
 
 std::ostream& operator<<(std::ostream& out, const Scalar& scalar) {
-  return scalar.is_whole_ ? out << scalar.whole_ : out << scalar.real_;
+  return scalar.is_integral_ ? out << scalar.integer_ : out << scalar.real_;
 }
 
 void check_fits(const char* op, const Scalar& value, DType dtype) {
@@ -44,7 +44,7 @@ void check_fits(const char* op, const Scalar& value, DType dtype) {
   const bool is_fraction = std::isfinite(value.real()) && std::rint(value.real()) != value.real();
   LOCKSTEP_CHECK(!is_fraction, "[", op, "] expected a whole number for ", dtype, ", got ", value,
                  "; take a floating dtype: .to(f32), or {.dtype = f32}");
-  const auto [low, high] = whole_range(dtype);
+  const auto [low, high] = integer_range(dtype);
   const DType wider = dtype == i64 ? f64 : i64;
   fail(str("[", op, "] expected a whole number from ", low, " to ", high, " for ", dtype, ", got ", value,
            "; take a dtype that holds it: .to(", wider, "), or {.dtype = ", wider, "}"));

@@ -79,8 +79,8 @@ with tempfile.TemporaryDirectory() as folder:
     def checkpoint(name):
         return saved(d / name)
 
-    whole = run("gpt", "train", *tiny, "--steps", 30, "--out", d / "whole")
-    check("gpt train", whole.returncode == 0 and result(whole)["steps"] == 30, whole.stderr)
+    entire = run("gpt", "train", *tiny, "--steps", 30, "--out", d / "whole")
+    check("gpt train", entire.returncode == 0 and result(entire)["steps"] == 30, entire.stderr)
     check("metrics", len((d / "whole/metrics.jsonl").read_text().splitlines()) == 30)
     refused("folder in use", ["gpt", "train", *tiny, "--steps", 30, "--out", d / "whole"], "--resume")
     process = subprocess.Popen([str(APPS / "gpt"), "train", *map(str, tiny), "--steps", "100000", "--out", str(d / "stopped")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -122,8 +122,8 @@ with tempfile.TemporaryDirectory() as folder:
     check("activation_checkpointing.profile", timed.returncode == 0 and "backward ms" in timed.stderr and "blocks.0" in timed.stderr, timed.stdout + timed.stderr)
 
     mlp = ["--epochs", 2, "--samples", 600, "--json", "--seed", 3]
-    whole = run("mlp", "train", *mlp, "--out", d / "mlp")
-    check("mlp train", whole.returncode == 0 and result(whole)["test_accuracy"] > 0.5, whole.stderr)
+    entire = run("mlp", "train", *mlp, "--out", d / "mlp")
+    check("mlp train", entire.returncode == 0 and result(entire)["test_accuracy"] > 0.5, entire.stderr)
     half = run("mlp", "train", "--epochs", 1, *mlp[2:], "--out", d / "half")
     rest = run("mlp", "train", *mlp, "--out", d / "half", "--resume")
     check("mlp resume", rest.returncode == 0 and checkpoint("half") == checkpoint("mlp"), half.stderr + rest.stderr)
@@ -132,7 +132,7 @@ with tempfile.TemporaryDirectory() as folder:
     check("the average of a run's parameters is other than they are", all(r.returncode == 0 for r in both) and result(both[0])["test_loss"] != result(both[1])["test_loss"], both)
     refused("no average", ["mlp", "eval", d / "mlp", "--ema"], "this run has no averaged parameters")
     tested = run("mlp", "eval", d / "mlp", "--samples", 600, "--json", "--seed", 3)
-    check("mlp eval", tested.returncode == 0 and result(tested)["test_accuracy"] == result(whole)["test_accuracy"], tested.stderr)
+    check("mlp eval", tested.returncode == 0 and result(tested)["test_accuracy"] == result(entire)["test_accuracy"], tested.stderr)
 
     # Ranks. A fixed list of micro-batches gives the same bits however they are distributed: parameters, optimizer,
     # metrics.
@@ -146,21 +146,21 @@ with tempfile.TemporaryDirectory() as folder:
         gpt = ["gpt", "train", *tiny, "--steps", 12, "--save-every", 5, "--precision", precision]
         r = run(*gpt, "--accumulate", 4, "--out", d / f"1x4{precision}")
         check(f"accumulation in {precision}", r.returncode == 0, r.stderr)
-        alone = result(r)
+        single = result(r)
         for ranks in (2, 4):
-            for how in ("processes", "threads"):
-                name = f"{how}{ranks}{precision}"
+            for kind in ("processes", "threads"):
+                name = f"{kind}{ranks}{precision}"
                 args = [*gpt, "--accumulate", 4 // ranks, "--out", d / name]
-                r = on(ranks, *args) if how == "processes" else run(*args, "--ranks", ranks)
-                check(f"{ranks} {how} in {precision}: the bits of one process", r.returncode == 0 and same_run(name, f"1x4{precision}"), r.stdout + r.stderr)
+                r = on(ranks, *args) if kind == "processes" else run(*args, "--ranks", ranks)
+                check(f"{ranks} {kind} in {precision}: the bits of one process", r.returncode == 0 and same_run(name, f"1x4{precision}"), r.stdout + r.stderr)
                 last = [json.loads(line[line.index("{") :]) for line in r.stdout.splitlines() if "{" in line]
-                check(f"{ranks} {how} in {precision}: one result, by rank 0", len(last) == 1 and last[0]["ranks"] == ranks and last[0]["val_loss"] == alone["val_loss"], r.stdout)
+                check(f"{ranks} {kind} in {precision}: one result, by rank 0", len(last) == 1 and last[0]["ranks"] == ranks and last[0]["val_loss"] == single["val_loss"], r.stdout)
     process = subprocess.Popen([str(a) for a in (APPS / "lockstep", "run", "-n", 4, "--", APPS / "gpt", "train", *tiny, "--steps", 30, "--save-every", 7, "--out", d / "moved")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (d / "moved/checkpoints/latest").exists() and process.poll() is None:
         time.sleep(0.001)
     process.kill()
     process.communicate()
-    whole = run("gpt", "train", *tiny, "--steps", 30, "--accumulate", 4, "--out", d / "whole4")
+    entire = run("gpt", "train", *tiny, "--steps", 30, "--accumulate", 4, "--out", d / "whole4")
     moved = on(2, "gpt", "train", *tiny, "--steps", 30, "--accumulate", 2, "--out", d / "moved", "--resume")
     check("a run killed on 4 ranks goes on with 2", moved.returncode == 0 and checkpoint("moved") == checkpoint("whole4"), moved.stderr)
     # Rank 1 dies twice, once before the first checkpoint; the launcher restarts all ranks.
@@ -186,8 +186,8 @@ with tempfile.TemporaryDirectory() as folder:
 
     # 19.2 micro-batches: 9 or 4 steps; the rest is dropped
     mlp = ["mlp", "train", "--epochs", 2, "--samples", 613, "--batch", 32, "--json", "--seed", 3]
-    whole = run(*mlp, "--accumulate", 4, "--out", d / "mlp1x4")
-    check("mlp with accumulation", whole.returncode == 0 and result(whole)["steps"] == 8, whole.stdout + whole.stderr)
+    entire = run(*mlp, "--accumulate", 4, "--out", d / "mlp1x4")
+    check("mlp with accumulation", entire.returncode == 0 and result(entire)["steps"] == 8, entire.stdout + entire.stderr)
     for name, r in {"mlp2x2": on(2, *mlp, "--accumulate", 2, "--out", d / "mlp2x2"), "mlp4x1": run(*mlp, "--ranks", 4, "--out", d / "mlp4x1"),
                     "mlp zero2": run(*mlp, "--accumulate", 2, "--ranks", 2, "--plan", "zero2", "--out", d / "mlp zero2"), "mlp zero1": run(*mlp, "--accumulate", 2, "--ranks", 2, "--plan", "zero1", "--out", d / "mlp zero1")}.items():
         check(f"{name}: the bits of one process", r.returncode == 0 and same_run(name, "mlp1x4"), r.stdout + r.stderr)
@@ -375,15 +375,15 @@ if os.environ.get("RANK", "0") == "0":
     # byte for byte.
     parts = ["gpt", "train", "--text", text, "--model", "gpt:2x16x2", "--context", 16, "--batch", 2, "--dropout", 0.1, "--eval-every", 100, "--json"]
     for precision in ("f32", "f16"):
-        whole, first = d / f"whole-{precision}", d / f"first-{precision}"
-        r = run(*parts, "--precision", precision, "--accumulate", 4, "--steps", 6, "--out", whole)
+        entire, first = d / f"whole-{precision}", d / f"first-{precision}"
+        r = run(*parts, "--precision", precision, "--accumulate", 4, "--steps", 6, "--out", entire)
         check(f"gpt train, one process, {precision}", r.returncode == 0, r.stderr)
         for name, plan in (("pp2", ["--plan", "pp2", "--ranks", 2, "--accumulate", 4]), ("dp2+pp2+zero1", ["--plan", "dp2+pp2+zero1", "--ranks", 4, "--accumulate", 2]), ("one process", ["--accumulate", 4])):
             out = d / f"{name}-{precision}"
             for steps, more in ((3, ["--plan", "pp3", "--ranks", 3, "--accumulate", 4] if name == "one process" else plan), (6, plan)):
                 r = run(*parts, "--precision", precision, "--steps", steps, *(["--lr", 1e-3] if steps == 6 else ["--lr", 1e-3]), *more, "--out", out, *(["--resume"] if steps == 6 else []))
                 check(f"gpt train {name}, {precision}, to step {steps}", r.returncode == 0, r.stderr)
-            check(f"the file of {name}, {precision}", checkpoint(out.name) == checkpoint(whole.name), name)
+            check(f"the file of {name}, {precision}", checkpoint(out.name) == checkpoint(entire.name), name)
         r = run("gpt", "eval", d / f"pp2-{precision}", "--text", text, "--json")
         check("eval of a model that was trained in parts", r.returncode == 0, r.stderr)
     r = run("lockstep", "verify", "--plans", "ddp:1x4,pp2+tp2@transport=threads:4x4,dp2+tp2@transport=threads:4x2", "--steps", 3, "--", *layers(2))

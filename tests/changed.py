@@ -52,13 +52,13 @@ def reached(build, files):
     graph = edges(build)
     up = os.path.relpath(ROOT, build)
     waiting = [name for file in files for name in (f"{up}/{file}", str(ROOT / file), f"{build}/{up}/{file}")]
-    seen = set(waiting)
+    visited = set(waiting)
     while waiting:
         for output in graph.get(waiting.pop(), ()):
-            if output not in seen:
-                seen.add(output)
+            if output not in visited:
+                visited.add(output)
                 waiting.append(output)
-    return seen
+    return visited
 
 
 def main():

@@ -149,9 +149,9 @@ if example("guide_b").exists():  # its file has keys of extensions
 config = config.parent / "pipeline_config.json"
 finished = {}
 with tempfile.TemporaryDirectory() as d:
-    alone = pathlib.Path(d) / "alone.json"
-    alone.write_text(config.read_text().replace('"stages": 2', '"stages": 1'))
-    for ranks, file in ((1, alone), (2, config), (4, config)):
+    single = pathlib.Path(d) / "alone.json"
+    single.write_text(config.read_text().replace('"stages": 2', '"stages": 1'))
+    for ranks, file in ((1, single), (2, config), (4, config)):
         r = run(lockstep, "run", "--nproc", ranks, "--", example("guide_b_pipeline"), "--deepspeed_config", file, cwd=d)
         check(f"guide_b pipeline, {ranks} ranks", r.returncode == 0 and r.stdout.count(": stage 0 of ") == max(1, ranks // 2), r.stdout + r.stderr)
         finished[ranks] = re.findall(r"Step (\d+), Loss: (\S+)", r.stdout)
@@ -164,15 +164,15 @@ config = config.parent / "inference_config.json"
 if example("guide_b_inference").exists():
     said = {}
     with tempfile.TemporaryDirectory() as d:
-        alone = pathlib.Path(d) / "alone.json"
-        alone.write_text(config.read_text().replace('"tp_size": 2', '"tp_size": 1'))
-        for ranks, file in ((1, alone), (2, config), (2, alone)):
+        single = pathlib.Path(d) / "alone.json"
+        single.write_text(config.read_text().replace('"tp_size": 2', '"tp_size": 1'))
+        for ranks, file in ((1, single), (2, config), (2, single)):
             r = run(lockstep, "run", "--nproc", ranks, "--", example("guide_b_inference"), "--config", file, cwd=d)
             text = re.sub(r"^\[rank 0\] ", "", r.stdout, flags=re.M)
             losses = [round(float(x), 4) for x in re.findall(r"^step \d, logits \(4, 16, 61\), loss (\S+)$", text, re.M)]
             check(f"guide_b inference, {ranks} ranks", r.returncode == 0 and len(losses) == 3 and f"runs of the model on {ranks} ranks" in text, r.stdout + r.stderr)
             said[ranks, file] = (losses, re.findall(r"^answer .*$", text, re.M))
-        check("guide_b inference, the same answers", len(set(map(str, said.values()))) == 1 and len(said[1, alone][1]) == 2, str(said))
+        check("guide_b inference, the same answers", len(set(map(str, said.values()))) == 1 and len(said[1, single][1]) == 2, str(said))
         r = run(lockstep, "run", "--nproc", 3, "--", example("guide_b_inference"), "--config", config, cwd=d)
         check("guide_b inference, on three ranks", r.returncode != 0 and "needs a multiple of 2 ranks, there are 3" in r.stderr, r.stderr)
         r = run(lockstep, "config", "--inference", config)

@@ -102,33 +102,33 @@ def index(change=lambda index: None, shard=lambda data: data, text=None):
     def damage(d):
         names = list(WEIGHTS)
         parts = {"model-00001-of-00002.safetensors": names[:8], "model-00002-of-00002.safetensors": names[8:]}
-        told = dict(metadata=dict(total_size=1), weight_map={n: file for file, own in parts.items() for n in own})
+        reported = dict(metadata=dict(total_size=1), weight_map={n: file for file, own in parts.items() for n in own})
         for file, own in parts.items():
             (d / file).write_bytes(tensors({n: WEIGHTS[n] for n in own}))
         (d / "model.safetensors").unlink()
-        change(told)
+        change(reported)
         last = d / "model-00002-of-00002.safetensors"
         data = shard(last.read_bytes())
         last.unlink() if data is None else last.write_bytes(data)
-        (d / "model.safetensors.index.json").write_text(json.dumps(told) if text is None else text)
+        (d / "model.safetensors.index.json").write_text(json.dumps(reported) if text is None else text)
     return damage
 
 
 def tokenizer(change, of="sp_prepend"):
     def damage(d):
-        told = json.loads((GOLDEN / "tokenizer" / of / "tokenizer.json").read_text())
-        told = change(told) or told
-        (d / "tokenizer.json").write_text(json.dumps(told))
+        reported = json.loads((GOLDEN / "tokenizer" / of / "tokenizer.json").read_text())
+        reported = change(reported) or reported
+        (d / "tokenizer.json").write_text(json.dumps(reported))
     return damage
 
 
 def put(path, value):
     """Sets told[a][b]... in tokenizer.json."""
-    def change(told):
+    def change(reported):
         *way, last = path
         for key in way:
-            told = told[key]
-        told[last] = value
+            reported = reported[key]
+        reported[last] = value
     return change
 
 
@@ -280,8 +280,8 @@ def end_of(row):
 
 
 FILE = tensors(WEIGHTS)
-whole = end_of(("the folder as it is", nothing, "", SAMPLE))
-check("the folder as it is", "got exit 0" in whole[2], whole[2])
+full = end_of(("the folder as it is", nothing, "", SAMPLE))
+check("the folder as it is", "got exit 0" in full[2], full[2])
 check("in shards", "got exit 0" in end_of(("in shards", index(), ""))[2])
 with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
     for outcome in pool.map(end_of, ROWS):

@@ -68,10 +68,10 @@ with tempfile.TemporaryDirectory() as folder:
         check("no seed, other draws", s.text(max_tokens=30, temperature=3) != s.text(max_tokens=30, temperature=3))
         two = [c["text"] for c in s.complete(max_tokens=20, temperature=2, n=2, seed=5)["choices"]]
         check("n: draws of their own", two[0] != two[1] and two == [c["text"] for c in s.complete(max_tokens=20, temperature=2, n=2, seed=5)["choices"]], str(two))
-        whole = s.text(max_tokens=40, temperature=2, seed=9)
-        ends = next(whole[i:i + 2] for i in range(8, len(whole)) if whole[i:i + 2].isascii())
+        full = s.text(max_tokens=40, temperature=2, seed=9)
+        ends = next(full[i:i + 2] for i in range(8, len(full)) if full[i:i + 2].isascii())
         stopped = s.complete(max_tokens=40, temperature=2, seed=9, stop=["never", ends])["choices"][0]
-        check("stop", stopped["text"] == whole[:whole.index(ends)] and stopped["finish_reason"] == "stop", str(stopped))
+        check("stop", stopped["text"] == full[:full.index(ends)] and stopped["finish_reason"] == "stop", str(stopped))
 
         # Log probabilities, as lm-eval requests them.
         scored = s.complete("the quick", max_tokens=0, echo=True, logprobs=2)["choices"][0]
@@ -81,9 +81,9 @@ with tempfile.TemporaryDirectory() as folder:
         # Streams deliver the same in pieces.
         ask = dict(prompt="dog", max_tokens=50, temperature=1.5, seed=3, logprobs=0)
         pieces = s.events("/v1/completions", ask)
-        alone = s.complete(**ask)["choices"][0]
-        check("stream", "".join(p["choices"][0]["text"] for p in pieces) == alone["text"] and pieces[-1]["choices"][0]["finish_reason"] == "length", str(pieces[-1:]))
-        check("stream of logprobs", sum((p["choices"][0]["logprobs"]["token_logprobs"] for p in pieces), []) == alone["logprobs"]["token_logprobs"])
+        single = s.complete(**ask)["choices"][0]
+        check("stream", "".join(p["choices"][0]["text"] for p in pieces) == single["text"] and pieces[-1]["choices"][0]["finish_reason"] == "length", str(pieces[-1:]))
+        check("stream of logprobs", sum((p["choices"][0]["logprobs"]["token_logprobs"] for p in pieces), []) == single["logprobs"]["token_logprobs"])
         chat = {"messages": [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "hi"}], "max_tokens": 20, "seed": 1}
         status, said = s.ask("POST", "/v1/chat/completions", chat)
         pieces = s.events("/v1/chat/completions", chat)
@@ -92,10 +92,10 @@ with tempfile.TemporaryDirectory() as folder:
 
         # 32 concurrent requests: each gets the same bytes as alone.
         asks = [dict(prompt="the quick brown fox "[: 3 + i % 17] * (1 + i % 9), max_tokens=10 + i, temperature=(0, 1, 2)[i % 3], top_p=0.9, seed=i, logprobs=i % 3) for i in range(32)]
-        alone = [s.complete(**a)["choices"] for a in asks]
+        single = [s.complete(**a)["choices"] for a in asks]
         with concurrent.futures.ThreadPoolExecutor(32) as pool:
             together = list(pool.map(lambda a: s.complete(**a)["choices"], asks))
-        check("32 at once, the same bytes", together == alone, str([i for i in range(32) if together[i] != alone[i]]))
+        check("32 at once, the same bytes", together == single, str([i for i in range(32) if together[i] != single[i]]))
 
         # A client that disconnects frees its blocks, with a stream and without. A text may end before the server sees that
         # its client has left; then another client leaves.
@@ -150,9 +150,9 @@ with tempfile.TemporaryDirectory() as folder:
         counts = [s.ask("POST", "/tokenize", {"prompt": chat, **more})[1]["count"] for more in ({}, {"parse_special": False})]
         check("a rendered chat is tokens", counts == [14, 34], str(counts))
         asks = [dict(prompt="ab", max_tokens=50, seed=i, stop=["zzzz"], logprobs=5) for i in range(24)]
-        alone = [s.complete(**a)["choices"] for a in asks]
+        single = [s.complete(**a)["choices"] for a in asks]
         with concurrent.futures.ThreadPoolExecutor(24) as pool:
-            check("no padding is drawn, beside others as alone", list(pool.map(lambda a: s.complete(**a)["choices"], asks)) == alone)
+            check("no padding is drawn, beside others as alone", list(pool.map(lambda a: s.complete(**a)["choices"], asks)) == single)
     sampled = [run("gpt", "sample", d / "padded", "--prompt", "ab", "--tokens", 60, "--top-k", 0, "--temperature", 1, "--seed", i) for i in range(4)]
     check("nor by gpt sample", all(r.returncode == 0 for r in sampled), str([r.stderr for r in sampled]))
     with Server(llama(d / "bigtok", 655)) as s:

@@ -26,9 +26,9 @@ with tempfile.TemporaryDirectory() as folder:
         check(name, close, r.stdout + r.stderr + expected.stdout)
 
     # Context parallelism: one rank with two micro-batches equals 2 x 2 ranks with one each.
-    alone, two = run(*small), run(*small, "--accumulate", 2)
+    single, two = run(*small), run(*small, "--accumulate", 2)
     for options in ([], ["--set", "context_parallel.attention=ulysses"], ["--set", "context_parallel.attention=ring-contiguous"]):
-        near(f"context parallel {options}", run(*small, "--ranks", 2, "--plan", "cp2", *options), alone)
+        near(f"context parallel {options}", run(*small, "--ranks", 2, "--plan", "cp2", *options), single)
         near(f"data x context parallel {options}", run(*small, "--ranks", 4, "--plan", "cp2", *options), two)
     for stage in range(4):
         near(f"context parallel, ZeRO {stage}", run(*small, "--ranks", 4, "--plan", f"cp2+zero{stage}"), two)
@@ -39,18 +39,18 @@ with tempfile.TemporaryDirectory() as folder:
     r = run(*small[: small.index("--steps")], "--steps", 9, "--json", "--out", d / "cp", "--resume")
     check("its run goes on alone", r.returncode == 0 and result(r)["steps"] == 9, r.stdout + r.stderr)
     r = run(APPS / "lockstep", "run", "-n", 2, "--", APPS / "gpt", *small[1:], "--plan", "cp2")
-    check("context parallel, processes", r.returncode == 0 and abs(json.loads(next(line[line.index("{"):] for line in r.stdout.splitlines() if "{" in line))["loss"] / result(alone)["loss"] - 1) < 2e-5, r.stdout + r.stderr)
+    check("context parallel, processes", r.returncode == 0 and abs(json.loads(next(line[line.index("{"):] for line in r.stdout.splitlines() if "{" in line))["loss"] / result(single)["loss"] - 1) < 2e-5, r.stdout + r.stderr)
     refused("ranks that do not divide", [*small, "--ranks", 3, "--plan", "cp2"], "it is for 2 ranks, and there are 3", code=2)
     refused("no ranks", [*small, "--plan", "cp2"], "it is for 2 ranks, and there is 1", code=2)
     refused("heads that cannot be shared", [*small, "--ranks", 8, "--plan", "cp8", "--set", "context_parallel.attention=ulysses"], "cp8 does not divide the 4 heads")
     refused("a context that cannot be cut", [*small, "--ranks", 3, "--plan", "cp3"], "cp3 does not divide the 32 tokens of a sample (context) into 6 parts")
     # Context parallelism in plans: pipeline stages, tensor parallelism, a configuration file.
     small[small.index("--model") + 1] = "gpt:1x32x4"
-    alone, two = run(*small), run(*small, "--accumulate", 2)
+    single, two = run(*small), run(*small, "--accumulate", 2)
     plans = {"cp2": [], "pp2+cp2": [], "cp2+tp2": ["--set", "context_parallel.attention=ulysses"], "dp2+cp2": ["--set", "context_parallel.attention=ring-contiguous"], "dp2+cp2+zero3": [], "dp2+pp2+cp2+zero1": []}
     for plan, options in plans.items():
         r = run(*small, "--ranks", 8 if plan.count("2") > 2 else 4 if "+" in plan else 2, "--plan", plan, "--out", d / plan, *options)
-        near(f"plan {plan}", r, two if "dp2" in plan else alone)
+        near(f"plan {plan}", r, two if "dp2" in plan else single)
     near("copies of what a plan names", run(*small, "--ranks", 8, "--plan", "cp2+tp2"), two)
     config = d / "config.json"
     for stage in (1, 2):
@@ -74,12 +74,12 @@ with tempfile.TemporaryDirectory() as folder:
     # Expert parallelism.
     chosen = ["--experts", "4,top_k=2,drop_tokens=false"]
     experts = [*small, *chosen]
-    alone, two = run(*experts), run(*experts, "--accumulate", 2)
-    check("experts train", alone.returncode == 0 and result(alone)["aux_loss"] > 0.009 and result(alone)["dropped"] == 0 and result(alone)["busiest_expert"] >= 1, alone.stdout + alone.stderr)
+    single, two = run(*experts), run(*experts, "--accumulate", 2)
+    check("experts train", single.returncode == 0 and result(single)["aux_loss"] > 0.009 and result(single)["dropped"] == 0 and result(single)["busiest_expert"] >= 1, single.stdout + single.stderr)
     near("experts on 2 ranks, each with all", run(*experts, "--ranks", 2), two)
-    spread = run(*experts, "--ranks", 2, "--plan", "ep2", "--out", d / "moe")
-    near("experts over 2 ranks", spread, two)
-    check("as many parameters as in one process", result(spread)["parameters"] == result(alone)["parameters"], spread.stdout)
+    sharded = run(*experts, "--ranks", 2, "--plan", "ep2", "--out", d / "moe")
+    near("experts over 2 ranks", sharded, two)
+    check("as many parameters as in one process", result(sharded)["parameters"] == result(single)["parameters"], sharded.stdout)
     near("experts over 2 of 4 ranks, accumulation", run(*experts, "--ranks", 4, "--plan", "ep2", "--accumulate", 2), run(*experts, "--accumulate", 8))
     near("experts under ZeRO 3", run(*experts, "--ranks", 2, "--plan", "zero3"), two)
     # second experts are sampled differently
@@ -124,13 +124,13 @@ with tempfile.TemporaryDirectory() as folder:
     near("experts over ranks in f16", run(*experts, "--ranks", 4, "--plan", "ep2", "--precision", "f16"), four, 1e-3)
     nine = [9 if before == "--steps" else word for before, word in zip([None, *experts], experts)]
     run(*experts, "--accumulate", 4, "--out", d / "one")
-    whole = run(*nine, "--accumulate", 4, "--out", d / "one", "--resume")
+    full = run(*nine, "--accumulate", 4, "--out", d / "one", "--resume")
     shared = ["--ranks", 4, "--plan", "ep2"]
     run(*experts, "--ranks", 4, "--plan", "ep2+zero3", "--out", d / "on")
     for name, options in (("shared", ["--ranks", 4, "--plan", "ep2+zero2"]), ("alone", ["--accumulate", 4]), ("staged", ["--ranks", 4, "--plan", "pp2+dp2+ep2+zero1", "--accumulate", 2])):
         shutil.copytree(d / "on", d / name)
         r = run(*nine, *options, "--out", d / name, "--resume")
-        check(f"experts over ranks go on, {name}", r.returncode == 0 and abs(result(r)["val_loss"] / result(whole)["val_loss"] - 1) < 1e-4, r.stdout + r.stderr)
+        check(f"experts over ranks go on, {name}", r.returncode == 0 and abs(result(r)["val_loss"] / result(full)["val_loss"] - 1) < 1e-4, r.stdout + r.stderr)
     (d / "ds.json").write_text(json.dumps({"zero_optimization": {"stage": 2}, "gradient_clipping": 1.0}))
     configured = [*experts, *shared, "--config", d / "ds.json"]
     near("experts over ranks by a config", run(*configured, "--out", d / "ds"), four)

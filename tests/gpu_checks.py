@@ -112,11 +112,11 @@ INFO = {"commit": "abc1234", "suites": ["test_cuda", "test_tensor"], "libraries"
         "training": {"gpt": {"text": "@/text.txt", "steps": 30}, "cnn": {"epochs": 1}}}
 
 
-def check(what, condition, shown=""):
+def check(what, condition, output=""):
     global passed
     passed += bool(condition)
     if not condition:
-        failed.append(f"{what}\n{shown}")
+        failed.append(f"{what}\n{output}")
 
 
 def write(path, text, executable=False):

@@ -66,12 +66,12 @@ def lines_of(paths):
 
 def largest_struct(paths):
     """The most data members of a struct in a header."""
-    most = 0
+    highest = 0
     for path in paths:
         for body in re.findall(r"^struct [^;{]*\{\n(.*?)^\};", path.read_text(errors="replace"), re.M | re.S):
             members = [line for line in body.split("\n") if re.match(r"  [\w:][^()]*;", line.split("//")[0].rstrip())]
-            most = max(most, sum(1 + line.split("//")[0].split("<")[0].count(",") for line in members))
-    return most
+            highest = max(highest, sum(1 + line.split("//")[0].split("<")[0].count(",") for line in members))
+    return highest
 
 
 def counts():

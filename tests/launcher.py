@@ -204,8 +204,8 @@ with tempfile.TemporaryDirectory() as folder:
     check("a last line without an end", lines(r.stdout) == ["[rank 0] one", "[rank 0] two", "[rank 1] one", "[rank 1] two"], r.stdout)
     script = "import os,sys\nfor i in range(40): sys.stdout.write(os.environ['RANK'] * (i * 997) + 'e\\n')\nsys.stdout.write('z' * 3000000 + '\\n')"
     r = run("long lines", "-n", 3, sys.executable, "-c", script)
-    whole = [re.fullmatch(r"\[rank (\d)\] (\1*e|z*)", line) for line in r.stdout.splitlines()]
-    check("long lines are whole", all(whole) and len(whole) == 3 * (40 + 3) and sum(line.count("z") for line in r.stdout.splitlines()) == 9000000, len(whole))
+    full = [re.fullmatch(r"\[rank (\d)\] (\1*e|z*)", line) for line in r.stdout.splitlines()]
+    check("long lines are whole", all(full) and len(full) == 3 * (40 + 3) and sum(line.count("z") for line in r.stdout.splitlines()) == 9000000, len(full))
     r = run("template", "-n", 2, "--role", "w", "--log-line-prefix-template", "[${role_name}${rank}/${local_rank}]:", "--local-ranks-filter", "1", "echo", "x")
     check("template and filter", r.stdout == "[w1/1]:x\n", r.stdout)
     check("input goes to rank 0", lines(run("input", "-n", 2, "cat", data=b"abc\n").stdout) == ["[rank 0] abc"])
@@ -251,8 +251,8 @@ with tempfile.TemporaryDirectory() as folder:
         return got.decode(errors="replace")
 
     bar = r"if [ $RANK = 0 ]; then test $LOCKSTEP_TERMINAL; for i in 1 2 3; do printf '\r\033[Kbar %d' $i >&2; sleep 0.05; done; printf '\r\033[K' >&2; echo done; else echo other; fi"
-    shown = on_terminal("progress", "-q", "-n", 2, "sh", "-c", bar)
-    check("a progress bar on a terminal", all(f"\r[rank 0] \033[Kbar {i}" in shown for i in (1, 2, 3)) and re.search(r"(^|[\n\r]|\033\[K)\[rank 1\] other\r\n", shown) and "[rank 0] done" in shown, repr(shown))
+    printed = on_terminal("progress", "-q", "-n", 2, "sh", "-c", bar)
+    check("a progress bar on a terminal", all(f"\r[rank 0] \033[Kbar {i}" in printed for i in (1, 2, 3)) and re.search(r"(^|[\n\r]|\033\[K)\[rank 1\] other\r\n", printed) and "[rank 0] done" in printed, repr(printed))
     check("one rank on a terminal", on_terminal("one on a terminal", "-n", 1, "sh", "-c", r"printf 'x\ry\n'") == "x\ry\r\n")
 
     # Failures.
@@ -293,12 +293,12 @@ with tempfile.TemporaryDirectory() as folder:
 
     def ready(process, ranks):
         """Reads until every rank has printed "ready"."""
-        seen = b""
-        while seen.count(b"ready") < ranks:
+        observed = b""
+        while observed.count(b"ready") < ranks:
             more = os.read(process.stdout.fileno(), 4096)
             if not more:
                 return False
-            seen += more
+            observed += more
         return True
 
     def supervisor_of(process):

@@ -128,6 +128,24 @@ def check_opening(folder):
             yield f"{path.relative_to(ROOT)}:1: a file opens with a line that says what it is"
 
 
+# Words of our own in place of the field's. Identifiers do not have them.
+OLD_WORDS = dict(whole="full", most="max", seen="visited", shown="printed", told="reported", drawn="sampled", alone="single",
+                 looked="checked", came="arrived", how="options", roster="rank table", door="listener",
+                 turns="rounds", sliced="sharded", spread="experts", forgotten="discarded", stashed="cleared", shows="exposes")
+# Names that others chose: of PyTorch, meson, liburing.
+FOREIGN = {"most_recent", "most_common", "link_whole", "io_uring_cqe_seen"}
+
+
+def check_names(folder):
+    for path in sorted(p for p in (ROOT / folder).rglob("*") if p.suffix in (".h", ".cpp", ".cu", ".def", ".inc")):
+        code = re.sub(r'//[^\n]*|R"\(.*?\)"|"(?:[^"\\\n]|\\.)*"', lambda m: re.sub(r"[^\n]", " ", m[0]), path.read_text(errors="replace"), flags=re.S)
+        for number, line in enumerate(code.split("\n"), 1):
+            for name in re.findall(r"[A-Za-z_]\w*", line):
+                for word in re.findall(r"[A-Z]?[a-z]+", name):
+                    if word.lower() in OLD_WORDS and name not in FOREIGN:
+                        yield f"{path.relative_to(ROOT)}:{number}: {name} says {word.lower()}, for which the field has a word such as {OLD_WORDS[word.lower()]}"
+
+
 # Functions that depend on the program's locale; base/classic_text.h and str() do the same without it.
 BY_LOCALE = re.compile(r"""\b(sto[df]|stold|strto[df]|strtold|atof|tolower|toupper|isalpha|isalnum|isspace)\(|\bostringstream\b
                            |scanf\(.*%l?[efg]|printf\(.*"[^"]*%[-+0-9.*]*[efg]|\bsetprecision\(""", re.X)
@@ -145,12 +163,12 @@ def check_locale(folder):
 
 def main():
     passed = failed = 0
-    for folder in USES:
-        for check in (check_direction, check_installed, check_public_headers, check_length, check_opening, check_locale):
-            problems = list(check(folder))
-            for problem in problems:
-                print(problem)
-            passed, failed = passed + (not problems), failed + bool(problems)
+    checks = [(check, folder) for folder in USES for check in (check_direction, check_installed, check_public_headers, check_length, check_opening, check_locale)]
+    for check, folder in [*checks, *((check_names, top) for top in sorted({folder.split("/")[0] for folder in USES} | {"tests", "bench", "examples"}))]:
+        problems = list(check(folder))
+        for problem in problems:
+            print(problem)
+        passed, failed = passed + (not problems), failed + bool(problems)
     print(f"{passed} passed, {failed} failed")
     return failed > 0
 

@@ -21,11 +21,11 @@ inline std::string message(const std::function<void()>& fn) {
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 /// How an Error's message has a text: anywhere, at its beginning, or as the whole.
-enum class Has { part, beginning, whole };
+enum class Has { part, beginning, exact };
 /// Checks that `said`, the message of an Error, has `text`.
 inline void check_error(const char* file, int line, const std::string& said, const std::string& text, Has has) {
   INFO(file, ":", line);
-  const bool fits = has == Has::whole       ? said == text
+  const bool fits = has == Has::exact       ? said == text
                     : has == Has::beginning ? said.starts_with(text)
                                             : contains(said, text);
   CHECK_MESSAGE(fits, "expected \"", text, "\", got \"", said, "\"");
@@ -37,7 +37,7 @@ inline void check_error(const char* file, int line, const std::string& said, con
 /// Checks that evaluating the expression throws an Error whose message begins with the text.
 #define CHECK_ERROR_BEGINS(expression, text) CHECK_ERROR_HAS(expression, text, Has::beginning)
 /// Checks that evaluating the expression throws an Error with exactly this message.
-#define CHECK_ERROR_IS(expression, text) CHECK_ERROR_HAS(expression, text, Has::whole)
+#define CHECK_ERROR_IS(expression, text) CHECK_ERROR_HAS(expression, text, Has::exact)
 
 /// The text that an error about values on the default device must contain. On a device a kernel finds the error: it
 /// names itself, and any of the wrong values, so only the part from "expected" to ", got" is fixed.

@@ -195,15 +195,15 @@ def tests(hosts, d, pool):
     (d / "text.txt").write_text("the quick brown fox jumps over the lazy dog. " * 200)
     gpt = [BUILD / "apps/gpt", "train", "--text", d / "text.txt", "--model", "gpt:1x32x2", "--context", 32, "--batch", 2, "--warmup", 5, "--dropout", 0.1, "--set", "zero_optimization.reduce_bucket_size=5242", "--json"]
     left = lambda out: (saved(out), (out / "metrics.jsonl").read_text())
-    whole = {}
+    full = {}
 
     def one_host(name, program, **variables):
         """The results of a run of 4 ranks on one host."""
-        if name not in whole:
+        if name not in full:
             r = subprocess.run([str(w) for w in [BUILD / "apps/lockstep", "run", "-n", 4, "--", *program, "--out", d / name]], capture_output=True, text=True, env={**environment(), **variables}, timeout=240)
             check(f"{name} on one host", r.returncode == 0, r.stdout + r.stderr)
-            whole[name] = left(d / name)
-        return whole[name]
+            full[name] = left(d / name)
+        return full[name]
 
     def ends_well(name, codes, said, out, expected):
         check(f"{name}: ends well", codes == [0, 0], said)

@@ -31,11 +31,11 @@ def one_line(text):
     return re.sub(r"\s+", " ", text)
 
 
-def asks(shown):
+def asks(printed):
     """A value of a key that asks for something, where the page shows one that asks for nothing."""
-    if shown is None:
+    if printed is None:
         return True
-    nothing = json.loads(shown)
+    nothing = json.loads(printed)
     if isinstance(nothing, dict):
         return {key: True for key in nothing} or {"x": 1}
     return {None: {"x": 1}, False: True, 1: 2, "mean": "sum"}[nothing]
@@ -123,8 +123,8 @@ with tempfile.TemporaryDirectory() as folder:
         listed = (DOCS / f"{page}.md").read_text().partition("## Accepted only when switched off")[2].partition("## Other names")[0]
         keys = re.findall(r"^- `([\w.]+)`(?: `(.*?)`)?: (.*)$", listed, re.M)
         check(f"{page}.md lists keys", len(keys) > least, len(keys))
-        for key, shown, said in keys:
-            config = asks(shown or None)
+        for key, printed, said in keys:
+            config = asks(printed or None)
             for name in reversed(key.split(".")):
                 config = {name: config}
             r = run("lockstep", "config", *of, json.dumps(config))

@@ -16,8 +16,8 @@ import sys
 
 ROOT = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else pathlib.Path(__file__).parent.parent).resolve()
 # The most that each rule allows.
-MOST_SIX, MOST_WORDS, MOST_COLUMNS = 60, 60, 120
-MOST_LINES = {"README.md": 150, "docs/decisions.md": 600, "CHANGELOG.md": 150}
+MAX_SIX, MAX_WORDS, MAX_COLUMNS = 60, 60, 120
+MAX_LINES = {"README.md": 150, "docs/decisions.md": 600, "CHANGELOG.md": 150}
 
 TOKEN = re.compile(r"""R"([^()\\ ]{0,16})\((?:.|\n)*?\)\1"|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])+'|//[^\n]*|/\*(?:.|\n)*?\*/
                        |[A-Za-z_~]\w*|[0-9][\w.']*|::|->|\s+|.""", re.X)
@@ -58,13 +58,13 @@ class Header:
     """The public declarations of a header: (line, name, whether a comment covers it)."""
 
     def __init__(self, text):
-        self.code, self.alone, self.beside, self.found = [], set(), set(), []
+        self.code, self.single, self.beside, self.found = [], set(), set(), []
         self.covered_to = {}  # name: the last line of its latest declaration with a comment
         line, last = 1, 0
         for match in TOKEN.finditer(DIRECTIVE.sub(lambda m: "\n" * m[0].count("\n"), text)):
             token = match[0]
             if token.startswith(("//", "/*")):
-                (self.beside if line == last else self.alone).update(range(line, line + token.count("\n") + 1))
+                (self.beside if line == last else self.single).update(range(line, line + token.count("\n") + 1))
             elif not token.isspace():
                 self.code.append((line, token))
                 last = line
@@ -159,7 +159,7 @@ class Header:
         first = statement[0][0]
         # One comment explains overloads, operators or constants that follow each other without a blank line.
         group = "constants" if kind == "constant" else "operators" if re.fullmatch(r"operator[-+*/%<>=!&|^]+", name) else name
-        covered = first - 1 in self.alone or any(k in self.beside for k in range(first, line + 1)) or self.covered_to.get(group, -1) + 1 >= first
+        covered = first - 1 in self.single or any(k in self.beside for k in range(first, line + 1)) or self.covered_to.get(group, -1) + 1 >= first
         self.covered_to[group] = last if covered else self.covered_to.get(group, -1)
         self.found.append((first, f"{kind} {name}", covered))
 
@@ -178,7 +178,7 @@ def bare_rows(text):
 
 
 BAR = re.compile(r"│|(?<!\|)\|(?!\|)|(?<=-)\+|\+(?=-)")
-DRAWN = re.compile(r"//   .*\S {3,}\S|// {20,}\S")
+BOX_DRAWING = re.compile(r"//   .*\S {3,}\S|// {20,}\S")
 LEFT_OVER = re.compile(r"// *(\S+)( \S+){0,2}(?<![;.][;.])(?<!\);)$")
 
 
@@ -191,8 +191,8 @@ def torn(text):
         bars, bars_above = ({match.start() for match in BAR.finditer(part)} for part in (line, above))
         fewer, words = min(len(bars), len(bars_above)), LEFT_OVER.match(line)
         shifted = fewer >= 3 and 2 * len(bars & bars_above) < fewer
-        below = words and DRAWN.match(above) and re.match("// *", above).end() == words.start(1)
-        if shifted or (below and not bars and len(above) + 1 + len(words[1]) > MOST_COLUMNS) or len(line) > MOST_COLUMNS:
+        below = words and BOX_DRAWING.match(above) and re.match("// *", above).end() == words.start(1)
+        if shifted or (below and not bars and len(above) + 1 + len(words[1]) > MAX_COLUMNS) or len(line) > MAX_COLUMNS:
             yield n
 
 
@@ -201,15 +201,15 @@ def long_parts(text):
     text = re.sub(r"^```.*?^```", lambda m: "\n" * m[0].count("\n"), text, flags=re.S | re.M)
     part, begin = [], 1
     for n, line in enumerate(text.split("\n") + [""], 1):
-        whole = not line.strip() or line.startswith(("#", "|"))
-        if whole or re.match(r"\s*([-*]|\d+\.) ", line):
-            if len(part) > MOST_WORDS:
+        full = not line.strip() or line.startswith(("#", "|"))
+        if full or re.match(r"\s*([-*]|\d+\.) ", line):
+            if len(part) > MAX_WORDS:
                 yield begin, len(part)
             part, begin = [], n
-        if not whole:
+        if not full:
             part += line.split()
         for cell in line.split("|") if line.startswith("|") else ():
-            if len(cell.split()) > MOST_WORDS:
+            if len(cell.split()) > MAX_WORDS:
                 yield n, len(cell.split())
 
 
@@ -225,19 +225,19 @@ def main():
         text, name = path.read_text(errors="replace"), str(path.relative_to(ROOT))
         six += [f"{name}:{n}: {line.strip()}" for n, line in enumerate(text.split("\n"), 1)
                 if re.search(r"//[/!]*<? *(What|Of|Whether|Who|Whose|Where)\b", line)]
-        pictures += [f"{name}:{n}: a torn picture, or a line above {MOST_COLUMNS} columns" for n in torn(text)]
+        pictures += [f"{name}:{n}: a torn picture, or a line above {MAX_COLUMNS} columns" for n in torn(text)]
         if name in public:
             bare += [f"{name}:{n}: no comment: {what}" for n, what, covered in Header(text).found if not covered]
         if path.suffix == ".def":
             rows += [f"{name}:{n}: no comment: {row}" for n, row in bare_rows(text)]
     for path in sorted([*ROOT.glob("docs/*.md"), *ROOT.glob("extensions/**/*.md")]) + [ROOT / n for n in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md")]:
         text, name = path.read_text(), str(path.relative_to(ROOT))
-        parts += [f"{name}:{n}: {count} words, the most is {MOST_WORDS}" for n, count in long_parts(text)]
-        if text.count("\n") > MOST_LINES.get(name, float("inf")):
-            pages.append(f"{name}: {text.count(chr(10))} lines, the most is {MOST_LINES[name]}")
+        parts += [f"{name}:{n}: {count} words, the most is {MAX_WORDS}" for n, count in long_parts(text)]
+        if text.count("\n") > MAX_LINES.get(name, float("inf")):
+            pages.append(f"{name}: {text.count(chr(10))} lines, the most is {MAX_LINES[name]}")
     failed = 0
     for rule, found in rules.items():
-        allowed = MOST_SIX if found is six else 0
+        allowed = MAX_SIX if found is six else 0
         if len(found) > allowed:
             failed += 1
             print("\n".join(found))

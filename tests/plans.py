@@ -26,12 +26,12 @@ OPTIONS = ((), ("--accumulate", 3, "--set", "pipeline.schedule=interleaved"), ("
 ONCE_WRONG = ((4, "tp3", MODELS[0]), (8, "tp8", (*MODELS[4], *OPTIONS[12])), (2, "tp2+zero1", (*MODELS[0], *OPTIONS[12])), (8, "dp2+pp2+tp2", (*MODELS[0], *OPTIONS[12])), (6, "dp6", (*MODELS[3], *OPTIONS[5])),
               (4, "cp2+tp2", (*MODELS[4], *OPTIONS[5])), (2, "tp2+zero3", (*MODELS[0], *OPTIONS[2])))
 SUGGESTED = re.compile(r"nearest (?:valid )?plan(?: that (?:can|works))?: (\S+?)(?:,|\.?$| (\(if model and configuration allow it\)))", re.M)
-DRAWN = 200  # of all combinations
+SAMPLED = 200  # of all combinations
 
 
 def cases():
     every = [(ranks, plan, (*model, *options)) for ranks, plan, model, options in itertools.product(range(1, 9), PLANS, MODELS, OPTIONS)]
-    return [*ONCE_WRONG, *random.Random(47).sample(every, DRAWN)]
+    return [*ONCE_WRONG, *random.Random(47).sample(every, SAMPLED)]
 
 
 def follow(case):
@@ -57,5 +57,5 @@ with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecu
             suggested += 1
             # a suggestion with "if" may be refused, by who knows the model or the configuration
             check(f"gpt train --model {' '.join(map(str, options))} --ranks {ranks} --plan {plan}: the suggested {next_plan} trains", not said or (not sure and number == 1), said)
-    check("enough plans were suggested", suggested > DRAWN / 3, suggested)
+    check("enough plans were suggested", suggested > SAMPLED / 3, suggested)
 finish()

@@ -16,12 +16,12 @@ passed = failed = 0
 counting = threading.Lock()
 
 
-def check(name, condition, shown=""):
+def check(name, condition, output=""):
     global passed, failed
     with counting:
         passed, failed = passed + bool(condition), failed + (not condition)
     if not condition:
-        print(f"FAIL {name}\n{shown}", flush=True)
+        print(f"FAIL {name}\n{output}", flush=True)
 
 
 def run(program, *args, timeout=300, **variables):

@@ -79,12 +79,12 @@ def results(tests, options, until):
     """The results as tests end. Runs `jobs` tests at a time, long ones first; then tests that measure time, one at a
     time.
     """
-    together, alone = ([test for test in tests if test["is_parallel"] == parallel] for parallel in (True, False))
+    together, single = ([test for test in tests if test["is_parallel"] == parallel] for parallel in (True, False))
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         started = [pool.submit(run, test, options, until) for test in sorted(together, key=lambda test: -test["priority"])]
         for done in concurrent.futures.as_completed(started):
             yield done.result()
-    for test in alone:
+    for test in single:
         yield run(test, options, until)
 
 
@@ -116,8 +116,8 @@ def main():
         total_passed, total_failed = total_passed + passed, total_failed + failed
         print(f"  {name:<14} {line}", flush=True)
         if failed:
-            shown = "\n".join(line for line in output.splitlines() if not NOISE.match(line))
-            print(f"--- {name} ---\n{shown}\n--- end of {name} ---", flush=True)
+            printed = "\n".join(line for line in output.splitlines() if not NOISE.match(line))
+            print(f"--- {name} ---\n{printed}\n--- end of {name} ---", flush=True)
     if total_passed + total_failed == 0 and time.time() < until:
         print("no tests were found")
         total_failed = 1

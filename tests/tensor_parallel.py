@@ -34,7 +34,7 @@ with tempfile.TemporaryDirectory() as folder:
 
     r = train("one", "--steps", 20, "--accumulate", 2)
     check("one process", r.returncode == 0, r.stderr)
-    whole = json.loads(r.stdout)
+    full = json.loads(r.stdout)
     for name, args in {"tp2": ["--ranks", 2, "--accumulate", 2], "tp3": ["--ranks", 3, "--accumulate", 2, *RECOMPUTE, "--set", "tensor_parallel.overlap_chunks=3"], "dp2+tp2": ["--ranks", 4, "--set", "tensor_parallel.sequence_parallel=true"],
                        "pp2+tp2+zero1": ["--ranks", 4, "--accumulate", 2, "--set", "tensor_parallel.sequence_parallel=true", "--set", "tensor_parallel.overlap_chunks=2", "--set", "pipeline.schedule=zb-h1"]}.items():
         args = [*args, "--plan", name]
@@ -44,7 +44,7 @@ with tempfile.TemporaryDirectory() as folder:
         expected, expected_norms = losses(d / "one")
         check(f"{name} has the losses of one process", near(mine, expected, 1e-5) and near(norms, expected_norms, 1e-4), f"{mine}\n{expected}\n{norms}\n{expected_norms}")
         last = json.loads(r.stdout)
-        check(f"{name}: figures", abs(last["val_loss"] - whole["val_loss"]) < 1e-5 * whole["val_loss"] and last["parameters"] == whole["parameters"], r.stdout)
+        check(f"{name}: figures", abs(last["val_loss"] - full["val_loss"]) < 1e-5 * full["val_loss"] and last["parameters"] == full["parameters"], r.stdout)
 
     # A run that is resumed with another number of slices ends like one process, and its checkpoints are ordinary ones.
     r = train("moving", "--steps", 10, "--save-every", 4, "--ranks", 4, "--plan", "tp2")

@@ -17,9 +17,9 @@ from leftovers import left_behind
 from programs import APPS, check, finish, refused, run
 
 
-def records(path, whole=True):
+def records(path, full=True):
     text = path.read_text()
-    return json.loads(text if whole else text[: text.rindex(",\n")] + "]")
+    return json.loads(text if full else text[: text.rindex(",\n")] + "]")
 
 
 class Page(html.parser.HTMLParser):
@@ -107,7 +107,7 @@ with tempfile.TemporaryDirectory() as folder:
         if file.exists() and "step 20" in file.read_text():
             break
         time.sleep(0.05)
-    pid = [record for record in records(file, whole=False) if record["name"] == "trace"][0]["args"]["process"]
+    pid = [record for record in records(file, full=False) if record["name"] == "trace"][0]["args"]["process"]
     os.kill(pid, signal.SIGKILL)
     p.wait(timeout=60)
     r = run("lockstep", "report", d / "killed", "--json")

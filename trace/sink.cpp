@@ -20,7 +20,7 @@ namespace lockstep::trace {
 namespace {
 
 // The buffer is written to the file when it holds this many bytes, or after longest_held.
-constexpr size_t most_held = 64 << 10;
+constexpr size_t max_held = 64 << 10;
 constexpr int64_t longest_held = 1'000'000'000;  // nanoseconds
 constexpr int64_t kept_free = 4 << 10;           // bytes of the limit, reserved for the last record and the file's end
 
@@ -93,7 +93,7 @@ std::string Sink::fact(std::string_view name, int row, const std::string& args) 
   return str("{\"name\":\"", name, "\",\"ph\":\"M\",\"pid\":", rank(), ",\"tid\":", row, ",\"args\":{", args, "}}");
 }
 
-Sink::Sink(std::string path, const Options& options) : path_(std::move(path)), options_(options) {
+Sink::Sink(std::string path, const TraceOptions& options) : path_(std::move(path)), options_(options) {
   file_ = open_output(path_, O_TRUNC, "[trace] ");
   held_ = "[\n";
   put(fact("process_name", 0, str("\"name\":\"rank ", rank(), "\"")));
@@ -204,7 +204,7 @@ void Sink::put(std::string_view record) {
   bytes_ += int64_t(record.size()) + 2;
   held_ += record;
   held_ += ",\n";
-  if (held_.size() >= most_held || now() - written_at_ > longest_held) write_out();
+  if (held_.size() >= max_held || now() - written_at_ > longest_held) write_out();
 }
 
 void Sink::write_out() {

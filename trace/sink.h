@@ -15,7 +15,7 @@ namespace lockstep::trace {
 class Sink {
  public:
   /// Creates the file and writes its head. Error if it cannot be created.
-  Sink(std::string path, const Options& options);
+  Sink(std::string path, const TraceOptions& options);
   ~Sink();
   Sink(const Sink&) = delete;
 
@@ -43,7 +43,7 @@ class Sink {
   std::string fact(std::string_view name, int row, const std::string& args) const;
 
   const std::string path_;
-  const Options options_;
+  const TraceOptions options_;
   const Maker maker_;  // a forked child must not write the buffer that it inherited
   std::mutex mutex_;
   int file_ = -1;

@@ -84,7 +84,7 @@ constexpr KernelObserver observer{.begin = []() noexcept { return now(); },
                                         } catch (...) {}  // out of memory: the record is dropped
                                       }};
 
-std::string file_of(const std::string& path, const Options& o) {
+std::string file_of(const std::string& path, const TraceOptions& o) {
   if (!path.ends_with(".json")) {
     std::error_code error;
     std::filesystem::create_directories(path, error);
@@ -114,14 +114,14 @@ int64_t now() {
 Row::Row(std::string name, int rank)
     : name_(std::move(name)), rank_(rank), id_(next_row.fetch_add(1, std::memory_order_relaxed)) {}
 
-void start(const std::string& path, const Options& asked) {
+void start(const std::string& path, const TraceOptions& asked) {
   LOCKSTEP_CHECK(!path.empty(), "[trace] expected a folder or a file, got an empty path");
   LOCKSTEP_CHECK(asked.rank >= 0 && asked.rank < asked.ranks, "[trace] expected a rank from 0 to ", asked.ranks - 1,
                  ", got ", asked.rank);
   LOCKSTEP_CHECK(asked.limit_bytes >= 1 << 16, "[trace] expected a limit of ", 1 << 16, " bytes or more, got ",
                  asked.limit_bytes);
   LOCKSTEP_CHECK(!find(asked.rank), "[trace] rank ", asked.rank, " is already being traced; call stop() first");
-  Options o = asked;
+  TraceOptions o = asked;
   if (o.zero_ns == 0) o.zero_ns = now() + o.offset_ns;
   if (o.run == 0)
     o.run = std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::system_clock::now().time_since_epoch())
@@ -158,7 +158,7 @@ void Scope::begin(std::string_view name, Category category, Args args, int64_t n
   number_ = number;
   name_ = name;
   category_ = category;
-  count_ = uint8_t(std::min(args.size(), most_args));
+  count_ = uint8_t(std::min(args.size(), max_args));
   std::copy_n(args.begin(), count_, args_.begin());
 }
 
@@ -174,7 +174,7 @@ void record(std::string_view name, Category category, int64_t begun, int64_t end
   SinkPtr of_row = row ? find(row->rank()) : nullptr;
   if (row && !of_row) of_row = find(-1);  // start() was not told the row's rank: use the only trace
   if (Sink* const sink = row ? of_row.get() : here())
-    sink->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), most_args),
+    sink->complete(name, category, -1, begun, ended, args.begin(), std::min(args.size(), max_args),
                    row ? sink->row(row->id(), row->name()) : thread().row);
 }
 
@@ -194,13 +194,13 @@ void memory(Device device) {
   Sink* const sink = here_if_on();
   if (!sink) return;
   const MemoryReport report = memory_report(device);
-  std::array<Arg, memory_categories> held, most;
+  std::array<Arg, memory_categories> held, limit;
   for (size_t i = 0; i < held.size(); ++i) {
     const char* const key = name_of(Memory(i)).data();  // a literal, so zero-terminated
-    held[i] = {key, report.category[i].current}, most[i] = {key, report.category[i].peak};
+    held[i] = {key, report.category[i].current}, limit[i] = {key, report.category[i].peak};
   }
   sink->counter("memory", held.data(), held.size());
-  sink->counter("memory, most so far", most.data(), most.size());
+  sink->counter("memory, most so far", limit.data(), limit.size());
 }
 
 void flush() {

@@ -55,7 +55,7 @@ struct Arg {
   std::variant<int64_t, double, std::string_view> value;
 };
 using Args = std::initializer_list<Arg>;  ///< values attached to a record
-inline constexpr size_t most_args = 6;    ///< most values of a record; further values are dropped
+inline constexpr size_t max_args = 6;     ///< most values of a record; further values are dropped
 
 /// A row for work that does not belong to one thread, such as the collectives of a group. A row on which nothing is
 /// recorded is not shown.
@@ -74,7 +74,7 @@ class Row {
 };
 
 /// Options of start().
-struct Options {
+struct TraceOptions {
   /// This rank, and the number of ranks of the job.
   int rank = 0, ranks = 1;
   int64_t offset_ns = 0;                   ///< add it to this machine's monotonic clock to get rank 0's
@@ -87,7 +87,7 @@ struct Options {
 /// Starts the trace of a rank, with this thread as the main thread. `path`: a folder for rank-N.json, created if
 /// needed; with one rank also a file name ending in .json. Error if the file cannot be written, or if the rank already
 /// has a trace.
-void start(const std::string& path, const Options& options = {});
+void start(const std::string& path, const TraceOptions& options = {});
 /// Ends the trace of this thread's rank, if there is one. Write errors were reported when they occurred.
 void stop();
 
@@ -115,7 +115,7 @@ class Scope {
   Scope(const Scope&) = delete;
   /// Attaches a value that was not known at the beginning.
   void add(const Arg& arg) {
-    if (begun_ >= 0 && count_ < most_args) args_[count_++] = arg;
+    if (begun_ >= 0 && count_ < max_args) args_[count_++] = arg;
   }
 
  private:
@@ -125,7 +125,7 @@ class Scope {
   std::string_view name_;
   Category category_;
   uint8_t count_;
-  std::array<Arg, most_args> args_;
+  std::array<Arg, max_args> args_;
 };
 
 /// One training step. At its end it records the memory ledger of `device` and flushes the buffers.

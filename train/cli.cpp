@@ -97,8 +97,8 @@ int run_parsed(CLI::App& app, int argc, char** argv) {
     });
     app.parse(argc, argv);
   } catch (const CLI::CallForHelp& help) {
-    CLI::App& shown = active(app);
-    std::cout << (&shown == &app ? app.help() : shown.help(app.get_name()));
+    CLI::App& active_app = active(app);
+    std::cout << (&active_app == &app ? app.help() : active_app.help(app.get_name()));
     return 0;
   } catch (const CLI::Success& done) {  // thrown for --version
     std::cout << done.what() << "\n";

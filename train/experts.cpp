@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "parallel/moe/expert_parallel.h"
 #include "train/cli.h"
 #include "train/json_paths.h"
@@ -20,7 +20,7 @@ void Experts::add_to(nn::Module& model, std::shared_ptr<dist::ProcessGroup> rank
 Experts read_experts(const std::string& text) {
   Experts e;
   if (text.empty()) return e;
-  moe::Options& m = e.options;
+  moe::MoeOptions& m = e.options;
   const auto each = [&](const auto& fn) {
     fn("every", e.every);
     fn("top_k", m.top_k);

@@ -11,13 +11,13 @@ namespace lockstep::train {
 
 /// Experts that replace the MLP in the last block of each group of `every` blocks.
 struct Experts {
-  moe::Options options{.width = 0, .experts = 0};  ///< experts = 0: none
+  moe::MoeOptions options{.width = 0, .experts = 0};  ///< experts = 0: none
   int64_t every = 2;
   /// Replaces MLPs of the model by these experts. ranks: the expert-parallel group.
   void add_to(nn::Module& model, std::shared_ptr<dist::ProcessGroup> ranks = nullptr) const;
 };
-/// Parses "8,top_k=2,every=2,drop_tokens=false": the number of experts, and keys of moe::Options. "" means no experts.
-/// Error for an unknown key.
+/// Parses "8,top_k=2,every=2,drop_tokens=false": the number of experts, and keys of moe::MoeOptions. "" means no
+/// experts. Error for an unknown key.
 Experts read_experts(const std::string& text);
 /// Adds the experts that `text` (--experts) describes to a model, before training, and divides them among the job's
 /// expert-parallel ranks. Error for an incompatible plan or strategy.

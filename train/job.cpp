@@ -21,7 +21,7 @@ using data::Json;
 namespace {
 
 /// The configuration file merged with --set. The value in KEY=VALUE is JSON if it parses, else a string.
-Json json_of(const Options& o) {
+Json json_of(const TrainOptions& o) {
   Json json = o.config.empty() ? Json(Json::Object{}) : engine::read_config_json(o.config);
   for (const std::string& one : o.set) {
     const size_t equals = one.find('=');
@@ -45,7 +45,7 @@ std::optional<engine::Precision> added_precision(const std::string& word) {
 }
 
 /// The plan of all ranks, from --plan and the configuration.
-parallel::Plan plan_of(const Options& o, const Json& json, int ranks) {
+parallel::Plan plan_of(const TrainOptions& o, const Json& json, int ranks) {
   parallel::Plan plan = parallel::parse_plan(o.plan.empty() ? "dp1" : o.plan);
   const auto agree = [&](const char* key, const char* what, auto& value, int64_t unsaid) {
     if (!is_said(json, key)) return;
@@ -68,7 +68,7 @@ parallel::Plan plan_of(const Options& o, const Json& json, int ranks) {
 
 }  // namespace
 
-Job::Job(const Options& options, const Team& team)
+Job::Job(const TrainOptions& options, const Team& team)
     : options_(options),
       team_(team),
       device_(device_of(options, team)),
@@ -152,7 +152,7 @@ engine::Config Job::config(const Json& own, const ProgramValues& values) const {
 engine::Config Job::config(const Json& own) const { return config(own, {}); }
 
 Json Job::config_json(const Json& own, const ProgramValues& values) const {
-  const Options& o = options_;
+  const TrainOptions& o = options_;
   Json json = json_;
   Contradictions problems;
   const auto put_argument = [&](const std::string& name, bool is_given, const char* key, Json value) {
@@ -227,7 +227,7 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
   if (options.warmup_steps > 0) values.warmup_steps = options.warmup_steps;
   if (!values.steps)
     values.steps = [&job, size = data ? data->size() : 0](int64_t train_batch) {
-      const Options& o = job.options();
+      const TrainOptions& o = job.options();
       return o.steps > 0 ? o.steps : (size + train_batch - 1) / train_batch * o.epochs;
     };
   if (const Action* const action = asked_action()) {
@@ -251,8 +251,8 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
   return prepare_args(job, model, optimizer, std::move(data), schedule, options, {});
 }
 
-void start(const Options& options, const std::string& identity, const Body& body) {
-  Options o = options;
+void start(const TrainOptions& options, const std::string& identity, const Body& body) {
+  TrainOptions o = options;
   const Json json = as_usage([&] { return json_of(o); });
   if (!o.is_given("seed") && is_said(json, "seed"))
     o.seed = uint64_t(as_usage([&] { return json.at("seed").as_int("seed"); }));  // model initialization uses it, too
@@ -283,12 +283,12 @@ void start(const Options& options, const std::string& identity, const Body& body
   });
 }
 
-int run(CLI::App& app, int argc, char** argv, Options& options, const Body& body) {
+int run(CLI::App& app, int argc, char** argv, TrainOptions& options, const Body& body) {
   app.callback([&] { start(options, identity_of(app), body); });
   return run_cli(app, argc, argv);
 }
 
-int run(int argc, char** argv, const std::string& about, const Body& body, Options options) {
+int run(int argc, char** argv, const std::string& about, const Body& body, TrainOptions options) {
   const std::string path = argc > 0 ? argv[0] : "program";
   CLI::App app(about, path.substr(path.rfind('/') + 1));
   add_options(app, options);

@@ -30,9 +30,9 @@ struct ProgramValues;
 class Job {
  public:
   /// Collective. Error for a plan that does not fit the ranks or contradicts other options.
-  Job(const Options& options, const Team& team);
+  Job(const TrainOptions& options, const Team& team);
   Job(const Job&) = delete;
-  const Options& options() const { return options_; }  ///< the options; --precision auto is already replaced
+  const TrainOptions& options() const { return options_; }  ///< the options; --precision auto is already replaced
   const Team& team() const { return team_; }
   Device device() const { return device_; }
   /// The devices of --parallel dp:N, starting with the first.
@@ -61,7 +61,7 @@ class Job {
  private:
   void choose_precision();   // replaces "auto"
   std::string half() const;  // the file's section that gives the parameters 16 bits: "fp16", "bf16", or ""
-  Options options_;
+  TrainOptions options_;
   bool by_device_ = false;  // true: the device decided the precision
   const Team& team_;
   Device device_;
@@ -77,11 +77,11 @@ class Job {
 using Body = std::function<void(Job& job)>;
 /// main() of a program without options of its own. Returns the exit code: 0 success, 1 an error, 2 wrong usage, 128 +
 /// signal if a signal stopped the run.
-int run(int argc, char** argv, const std::string& about, const Body& body, Options defaults = {});
+int run(int argc, char** argv, const std::string& about, const Body& body, TrainOptions defaults = {});
 /// main() of a program with options of its own. Call add_options(app, options) before.
-int run(CLI::App& app, int argc, char** argv, Options& options, const Body& body);
+int run(CLI::App& app, int argc, char** argv, TrainOptions& options, const Body& body);
 /// run() for a subcommand: runs `body` on every rank. identity: text about build and options, equal on all ranks.
-void start(const Options& options, const std::string& identity, const Body& body);
+void start(const TrainOptions& options, const std::string& identity, const Body& body);
 
 /// Further options of prepare().
 struct PrepareOptions {

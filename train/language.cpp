@@ -205,7 +205,7 @@ void use_language_model(const ModelOptions& o, const std::string& command,
     return value != o.runners.end() && !value->second.empty();
   });
   const bool by_runner = asked != model_runners().end();
-  if (!by_runner) check_alone(command);
+  if (!by_runner) check_single(command);
   apply_common_options(o);
   OpenedRunner opened;
   if (by_runner) opened = as_usage([&] { return asked->open(o.runners.at(asked->option)); });
@@ -244,11 +244,11 @@ void keep_tokenizer(const std::string& tokenizer, const std::string& given, cons
   copy_tokenizer(tokenizer, out + "/tokenizer");
 }
 
-std::vector<int64_t> whole_numbers(const std::string& option, const std::string& list) {
+std::vector<int64_t> integers(const std::string& option, const std::string& list) {
   std::vector<int64_t> numbers;
   std::stringstream in(list);
   for (std::string word; std::getline(in, word, ',');) {
-    const bool good = whole(INT64_MIN, INT64_MAX)(word).empty();
+    const bool good = integer(INT64_MIN, INT64_MAX)(word).empty();
     LOCKSTEP_CHECK(good, option, ": expected numbers with commas between, got '", word, "'");
     numbers.push_back(std::stoll(word));
   }

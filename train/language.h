@@ -45,7 +45,7 @@ struct TextLoss {
 TextLoss loss_of_text(nn::GPT& model, const Tensor& tokens, int64_t batch);
 
 /// Parses "5,17,3". For any other text, throws an Error that names the option.
-std::vector<int64_t> whole_numbers(const std::string& option, const std::string& list);
+std::vector<int64_t> integers(const std::string& option, const std::string& list);
 
 /// Returns the folder of the tokenizer: `given`, else `model` if it has a tokenizer, else "" for bytes. If that folder
 /// has no tokenizer, a resumed run uses the copy in its own folder.

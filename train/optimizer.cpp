@@ -33,12 +33,12 @@ void read_optimizer(const std::string& text, OptimizerOptions& o) {
   const std::string wrong = one_of(optimizer_names())(name);
   LOCKSTEP_CHECK(wrong.empty(), "--optimizer: ", wrong);
   o.name = name;
-  for (const auto& [key, to, most] : {std::tuple("weight_decay", &o.weight_decay, 1e6),
-                                      std::tuple("beta1", &o.beta1, 1.), std::tuple("beta2", &o.beta2, 1.)}) {
+  for (const auto& [key, to, limit] : {std::tuple("weight_decay", &o.weight_decay, 1e6),
+                                       std::tuple("beta1", &o.beta1, 1.), std::tuple("beta2", &o.beta2, 1.)}) {
     const data::Json* value = values.find(key);
     if (!value) continue;
     *to = value->as_number(str("--optimizer: ", key));
-    LOCKSTEP_CHECK(*to >= 0 && (*to < most), "--optimizer: expected ", key, " from 0 to below ", most, ", got ", *to);
+    LOCKSTEP_CHECK(*to >= 0 && (*to < limit), "--optimizer: expected ", key, " from 0 to below ", limit, ", got ", *to);
   }
   if (const data::Json* value = values.find("freeze_step")) {
     o.freeze_step = value->as_int("--optimizer: freeze_step");
@@ -80,7 +80,7 @@ void add_optimizer_options(CLI::App& app, OptimizerOptions& o, bool schedule) {
       ->group(group);
 }
 
-void check_optimizer(const OptimizerOptions& o, const Options& all) {
+void check_optimizer(const OptimizerOptions& o, const TrainOptions& all) {
   if (o.name == adamw) return;
   const ParallelOptions& ranks = all.parallel;
   LOCKSTEP_CHECK(ranks.ranks > 0 || (engine::is_launched() && ranks.strategy != "none" && ranks.strategy != "dp"),
@@ -121,7 +121,7 @@ std::unique_ptr<optim::Optimizer> make_optimizer(const OptimizerOptions& o, cons
                  ", got ", o.name);
   const double freeze = double(o.freeze_step > 0 ? o.freeze_step : std::max<int64_t>(steps / 5, 1));
   for (const OptimizerChoices& choices : optimizer_choices())
-    if (std::ranges::count(choices.names, o.name)) return choices.make(o, groups, freeze, job.mesh().copies());
+    if (std::ranges::count(choices.names, o.name)) return choices.make(o, groups, freeze, job.mesh().replicas());
   std::vector<optim::AdamW::Group> all;
   for (const OptimizerGroup& g : groups)
     all.push_back({g.parameters, {.lr = o.lr, .beta1 = o.beta1, .beta2 = o.beta2, .weight_decay = g.weight_decay}});

@@ -14,7 +14,7 @@ namespace lockstep::train {
 /// PEAK:LAST.
 void add_optimizer_options(CLI::App& app, OptimizerOptions& options, bool schedule = false);
 /// Error if an optimizer that exchanges gradients is chosen while only one rank trains: there is nothing to exchange.
-void check_optimizer(const OptimizerOptions& options, const Options& all);
+void check_optimizer(const OptimizerOptions& options, const TrainOptions& all);
 /// Error if the command line and the configuration both set the optimizer (options --lr and --optimizer) or the
 /// schedule (the options named in `of_schedule`).
 void check_configured(const Job& job, const std::vector<const char*>& of_schedule = {});

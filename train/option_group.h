@@ -16,10 +16,10 @@ namespace lockstep::train {
 /// A check of an option's text, before any rank starts: returns "" if the text is valid, else an error message.
 /// (CLI11's own checks accept numbers beyond 64 bits, and NaN.)
 using OptionCheck = std::function<std::string(const std::string&)>;
-/// Returns a check that the text is an integer from `least` to `most`.
-OptionCheck whole(int64_t least, int64_t most);
-/// Returns a check that the text is a number from `least` to `most`.
-OptionCheck number(double least, double most);
+/// Returns a check that the text is an integer from `least` to `greatest`.
+OptionCheck integer(int64_t least, int64_t greatest);
+/// Returns a check that the text is a number from `least` to `greatest`.
+OptionCheck number(double least, double greatest);
 /// Returns a check that the text is one of these words.
 OptionCheck one_of(std::vector<std::string> words);
 /// Returns `words`, followed by the precisions of extensions.

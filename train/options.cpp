@@ -31,7 +31,7 @@ std::string precisions_help() {
 OptionCheck strategy(bool devices) {
   return [devices](const std::string& text) {
     if (devices && text.starts_with("dp:")) {
-      const std::string wrong = whole(1, 64)(text.substr(3));
+      const std::string wrong = integer(1, 64)(text.substr(3));
       return wrong.empty() ? wrong : "dp:N: " + wrong;
     }
     return one_of(devices ? std::vector<std::string>{"auto", "ddp", "dp", "none"}
@@ -46,19 +46,19 @@ std::vector<std::string> with_precisions(std::vector<std::string> words) {
   return words;
 }
 
-OptionCheck whole(int64_t least, int64_t most) {
+OptionCheck integer(int64_t least, int64_t greatest) {
   return [=](const std::string& text) {
     const auto value = read_number<int64_t>(text);
-    if (value && *value >= least && *value <= most) return std::string();
-    return str("expected a whole number from ", least, " to ", most, ", got '", text, "'");
+    if (value && *value >= least && *value <= greatest) return std::string();
+    return str("expected a whole number from ", least, " to ", greatest, ", got '", text, "'");
   };
 }
 
-OptionCheck number(double least, double most) {
+OptionCheck number(double least, double greatest) {
   return [=](const std::string& text) {
     const auto value = read_number<double>(text);
-    if (value && *value >= least && *value <= most) return std::string();
-    return str("expected a number from ", least, " to ", most, ", got '", text, "'");
+    if (value && *value >= least && *value <= greatest) return std::string();
+    return str("expected a number from ", least, " to ", greatest, ", got '", text, "'");
   };
 }
 
@@ -76,8 +76,8 @@ void add_parallel_options(CLI::App& app, ParallelOptions& o, bool devices) {
                              "(default: ddp when there are ranks)"
                            : "how ranks train together: ddp; none (default: ddp when there are ranks)"))
       ->check(strategy(devices));
-  add("--ranks", o.ranks, "ranks as threads of this process (processes: lockstep run -n N -- ...)", whole(1, 64));
-  add("--accumulate", o.accumulate, "micro-batches of a step at each rank", whole(1, most_size));
+  add("--ranks", o.ranks, "ranks as threads of this process (processes: lockstep run -n N -- ...)", integer(1, 64));
+  add("--accumulate", o.accumulate, "micro-batches of a step at each rank", integer(1, max_size));
   add("--offload", o.offload,
       "with ZeRO: optimizer state, and stage 3's parameters, in host memory (cpu) or in a file (nvme:FOLDER). Same "
       "bits");
@@ -89,8 +89,8 @@ void add_parallel_options(CLI::App& app, ParallelOptions& o, bool devices) {
 
 void add_common_options(CLI::App& app, CommonOptions& o, bool training, bool devices) {
   const OptionGroup add(app);
-  add("--seed", o.seed, "seed of everything random", whole(0, INT64_MAX));
-  add("--threads", o.threads, "threads of operations (default: all cores given to the process)", whole(1, 4096));
+  add("--seed", o.seed, "seed of everything random", integer(0, INT64_MAX));
+  add("--threads", o.threads, "threads of operations (default: all cores given to the process)", integer(1, 4096));
   add("--device", o.device, "cpu; cuda (ranks of a machine take its devices in turn); cuda:N");
   add("--json", o.json, "print all final figures as one line of JSON");
   if (!training) {
@@ -103,15 +103,15 @@ void add_common_options(CLI::App& app, CommonOptions& o, bool training, bool dev
   add_parallel_options(app, o.parallel, devices);
 }
 
-void add_options(CLI::App& app, Options& o, bool devices) {
+void add_options(CLI::App& app, TrainOptions& o, bool devices) {
   add_common_options(app, o, true, devices);
   const OptionGroup add(app), engine(app, "Engine");
-  add("--batch", o.batch, "samples of a micro-batch", whole(1, most_size));
-  add("--epochs", o.epochs, "passes over the training data", whole(1, most_steps));
-  add("--steps", o.steps, "end after this many steps (0: all epochs)", whole(0, most_steps))->capture_default_str();
-  add("--eval-every", o.eval_every, "steps between evaluations (0: at the end of each epoch)", whole(0, most_steps))
+  add("--batch", o.batch, "samples of a micro-batch", integer(1, max_size));
+  add("--epochs", o.epochs, "passes over the training data", integer(1, steps_limit));
+  add("--steps", o.steps, "end after this many steps (0: all epochs)", integer(0, steps_limit))->capture_default_str();
+  add("--eval-every", o.eval_every, "steps between evaluations (0: at the end of each epoch)", integer(0, steps_limit))
       ->capture_default_str();
-  add("--save-every", o.save_every, "steps between checkpoints (0: at the end of each epoch)", whole(0, most_steps))
+  add("--save-every", o.save_every, "steps between checkpoints (0: at the end of each epoch)", integer(0, steps_limit))
       ->capture_default_str();
   add("--precision", o.precision,
       "f32; tf32 on devices that have it; bf16: parameters and activations, with f32 master weights; f16: matrix "
@@ -144,7 +144,7 @@ void go_on_after_restart(CommonOptions& o) {
   if (restarts && std::atoi(restarts) > 0 && !o.out.empty()) o.resume = true;
 }
 
-bool Options::is_given(std::string_view option) const { return std::ranges::count(given, option) > 0; }
+bool TrainOptions::is_given(std::string_view option) const { return std::ranges::count(given, option) > 0; }
 
 std::string CommonOptions::name_of(const std::string& option) const {
   for (const auto& [ours, theirs] : names)

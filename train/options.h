@@ -1,7 +1,7 @@
 #pragma once
 // The command-line options of training programs. A program adds all of them in one line:
 //
-//   train::Options options;
+//   train::TrainOptions options;
 //   train::add_options(app, options);  // app: a CLI::App
 #include <cstdint>
 #include <string>
@@ -15,7 +15,7 @@ class App;
 
 namespace lockstep::train {
 
-inline constexpr int64_t most_steps = 1'000'000'000'000, most_size = 1 << 20;  ///< limits of options
+inline constexpr int64_t steps_limit = 1'000'000'000'000, max_size = 1 << 20;  ///< limits of options
 
 /// Options for training on several ranks.
 struct ParallelOptions {
@@ -47,7 +47,7 @@ struct CommonOptions {
 };
 
 /// Options of programs that train with a Trainer.
-struct Options : CommonOptions {
+struct TrainOptions : CommonOptions {
   std::string config;            ///< the engine's configuration: a file or JSON text
   std::vector<std::string> set;  ///< keys of the configuration, "zero_optimization.stage=2"
   std::string plan;              ///< how ranks share the work: "dp2+pp2+tp2+zero1"
@@ -71,7 +71,7 @@ void add_parallel_options(CLI::App& app, ParallelOptions& o, bool devices = true
 /// Adds the common options, then those of training, or --ema if `training` is false. devices: true allows dp.
 void add_common_options(CLI::App& app, CommonOptions& o, bool training, bool devices = true);
 /// Adds all of Options. devices: true allows --parallel dp, for programs that set TrainerOptions::forward.
-void add_options(CLI::App& app, Options& o, bool devices = false);
+void add_options(CLI::App& app, TrainOptions& o, bool devices = false);
 
 /// Applies threads and seed. UsageError for an invalid --out or --device, and for --resume without --out.
 void apply_common_options(const CommonOptions& options);

@@ -38,8 +38,8 @@ double Progress::rate() const { return double(step_ - first_) * per_step_ / std:
 void Progress::show(int64_t step, const std::string& text) {
   step_ = step;
   const auto now = Clock::now();
-  if (!visible_ || (now - shown_ < std::chrono::milliseconds(100) && step < last_)) return;
-  shown_ = now;
+  if (!visible_ || (now - printed_ < std::chrono::milliseconds(100) && step < last_)) return;
+  printed_ = now;
   constexpr int kWidth = 24;
   const int filled = last_ > 0 ? int(kWidth * step / last_) : kWidth;
   std::string bar;

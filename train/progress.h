@@ -26,7 +26,7 @@ class Progress {
   int64_t first_, last_, step_;
   std::string unit_;
   double per_step_;
-  Clock::time_point start_ = Clock::now(), shown_{};
+  Clock::time_point start_ = Clock::now(), printed_{};
 };
 
 }  // namespace lockstep::train

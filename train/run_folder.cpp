@@ -115,15 +115,15 @@ void Trainer::Impl::open() {
                  *unkept);
   trace::note("settings", config.dump());
   if (!engine->in_parts()) {  // for the formulas of lockstep report
-    Json how(Json::Object{});
-    how["parameters"] = parameters;
-    how["parameter_bytes"] = parameters * size_of(engine->module().parameters().at(0).dtype());
-    how["ranks"] = engine->group().size();
-    how["micro_batches"] = engine->gradient_accumulation_steps();
-    how["zero"] = engine->config().zero_optimization.stage;
-    how["offload"] = std::string(name_of(engine->config().zero_optimization.offload_optimizer.device));
-    how["optimizer"] = std::string(engine->optimizer().name());
-    trace::note("parallel", how.dump());
+    Json chosen(Json::Object{});
+    chosen["parameters"] = parameters;
+    chosen["parameter_bytes"] = parameters * size_of(engine->module().parameters().at(0).dtype());
+    chosen["ranks"] = engine->group().size();
+    chosen["micro_batches"] = engine->gradient_accumulation_steps();
+    chosen["zero"] = engine->config().zero_optimization.stage;
+    chosen["offload"] = std::string(name_of(engine->config().zero_optimization.offload_optimizer.device));
+    chosen["optimizer"] = std::string(engine->optimizer().name());
+    trace::note("parallel", chosen.dump());
   }
   if (const std::string& file = job.options().parallel.trace_bits; !file.empty() && team.leads()) {
     bits = OutputFile(file, true, "--trace-bits ");
@@ -190,17 +190,17 @@ void Trainer::Impl::write_state() {
 void Trainer::Impl::write_bits(double loss) {
   if (job.options().parallel.trace_bits.empty()) return;
   std::vector<int64_t> hashes(names.size());
-  const auto spread = moe::expert_names(*model);  // expert-parallel ranks hold different experts under one name
+  const auto experts = moe::expert_names(*model);  // expert-parallel ranks hold different experts under one name
   const auto put = [&](const std::string& name, const Tensor& tensor) {
     const auto at = std::find(names.begin(), names.end(), name);
-    if (at != names.end() && spread.count(name) == 0) hashes[size_t(at - names.begin())] = int64_t(hash_of(tensor));
+    if (at != names.end() && experts.count(name) == 0) hashes[size_t(at - names.begin())] = int64_t(hash_of(tensor));
   };
   const engine::Exchange* const exchange = engine->exchange();
   if (job.plan().tp > 1) {
-    for (const auto& [name, tensor] : engine->whole_state().model) put(name, tensor);
+    for (const auto& [name, tensor] : engine->full_state().model) put(name, tensor);
   } else {
-    std::optional<zero::Zero::Gathered> whole;
-    if (!exchange && !engine->in_parts()) whole.emplace(engine->zero(), engine->module().parameters());
+    std::optional<zero::Zero::Gathered> full;
+    if (!exchange && !engine->in_parts()) full.emplace(engine->zero(), engine->module().parameters());
     for (const auto& p : engine->module().named_parameters()) put(p.name, p.variable.tensor());
   }
   // True: all ranks have equal parameters.
@@ -242,7 +242,7 @@ void load_model(nn::Module& model, const std::string& folder, bool average) {
     // True: load the f32 master weights of a parameter that was trained in 16 bits.
     const bool wide = !averaged && size_of(tensor.dtype()) >= 4 && found->tensors.count(of_master + name);
     if (wide) skip.push_back("model." + name);
-    wanted.push_back(checkpoints::whole((averaged ? of_average : wide ? of_master : "model.") + name, tensor));
+    wanted.push_back(checkpoints::full((averaged ? of_average : wide ? of_master : "model.") + name, tensor));
   }
   LOCKSTEP_CHECK(has_average || !average, folder,
                  ": --ema: this run has no averaged parameters; train with --set ema.decay=0.999");

@@ -61,12 +61,12 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   LOCKSTEP_CHECK(o.data || job.options().steps > 0, called("--steps"), " is required: the batches are endless");
   if (o.data) check_data(job.team(), "the training data", *o.data);
   if (o.evaluate) check_data(job.team(), "the data of evaluation", *o.evaluate);
-  const auto spread = moe::expert_names(*model);
+  const auto names_of_experts = moe::expert_names(*model);
   parameters = model->parameter_count();
   for (const auto& p : model->named_parameters()) {
     names.push_back(p.name);
     // Each expert-parallel rank has as many experts of its own as this rank. Count all of them.
-    if (spread.count(p.name)) parameters += (job.plan().ep - 1) * p.variable.numel();
+    if (names_of_experts.count(p.name)) parameters += (job.plan().ep - 1) * p.variable.numel();
   }
   model->to(job.device());
   Json own = o.config;
@@ -89,20 +89,20 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   steps = steps_of(of_step);
   eval_every = job.options().eval_every, save_every = job.options().save_every;
   if (o.state) {
-    TrainerState::Options told = *o.state;
-    told.max_steps = steps, told.steps_of_epoch = steps_of_epoch, told.samples_of_step = double(of_step);
-    if (eval_every == 1) eval_every = told.whole(told.eval_steps);
-    if (save_every == 1) save_every = told.whole(told.save_steps);
-    state.emplace(told);
+    TrainerState::Options reported = *o.state;
+    reported.max_steps = steps, reported.steps_of_epoch = steps_of_epoch, reported.samples_of_step = double(of_step);
+    if (eval_every == 1) eval_every = reported.full(reported.eval_steps);
+    if (save_every == 1) save_every = reported.full(reported.save_steps);
+    state.emplace(reported);
   }
   make_engine(std::move(config));  // the engine's schedule needs `steps`
 }
 
 void Trainer::Impl::perform_instead(const Action& action, const Json& own) {
   const engine::Config config = job.config(own, values());
-  engine::PipelineModule whole{.model = model};
+  engine::PipelineModule full{.model = model};
   for (const engine::Section& section : engine::sections())
-    if (section.prepare) section.prepare(config, {}, whole);
+    if (section.prepare) section.prepare(config, {}, full);
   const auto optimizer = o.optimizer(*model);
   perform(action,
           {.job = job,
@@ -119,8 +119,8 @@ void Trainer::Impl::perform_instead(const Action& action, const Json& own) {
 /// Checks the model's sizes against the plan, before the model is split.
 void Trainer::Impl::check(const engine::Config& config) {
   const std::string& attention = config.context_parallel.attention;
-  if (attention == "ulysses") context.kind = sequence::Kind::ulysses;
-  else if (attention == "ring-contiguous") context.order = sequence::Order::contiguous;
+  if (attention == "ulysses") context.kind = sequence::ContextKind::ulysses;
+  else if (attention == "ring-contiguous") context.order = sequence::TokenOrder::contiguous;
   const parallel::Plan& plan = job.plan();
   LOCKSTEP_CHECK(plan.ep == 1 || experts->any(), "[Trainer] ", to_string(plan),
                  " shares experts, and the model has none; leave ep", plan.ep, " out");
@@ -133,8 +133,8 @@ void Trainer::Impl::check(const engine::Config& config) {
                                   .inner = shape.columns(),
                                   .vocab = shape.vocab,
                                   .context = o.per_sample > 1 ? int64_t(o.per_sample) : 0,
-                                  .context_parts = context.order_or_default() == sequence::Order::zigzag ? 2 : 1,
-                                  .context_by_heads = context.kind == sequence::Kind::ulysses,
+                                  .context_parts = context.order_or_default() == sequence::TokenOrder::zigzag ? 2 : 1,
+                                  .context_by_heads = context.kind == sequence::ContextKind::ulysses,
                                   .experts = shape.experts * plan.ep};
   if (reasons_against(as_run, plan, sizes).empty()) return;
   // Pass the name of the program's own optimizer: the plan that the Error suggests must work with it, too.
@@ -155,10 +155,10 @@ void Trainer::Impl::make_engine(engine::Config config) {
     module.loss_fn = [loss = o.loss](const pipeline::Values& out, const std::vector<Tensor>& targets) {
       return loss(out.at(0), targets.at(0));
     };
-  const bool is_whole = plan.pp * plan.tp * plan.cp == 1;
-  if (o.tokens && is_whole)
+  const bool is_full = plan.pp * plan.tp * plan.cp == 1;
+  if (o.tokens && is_full)
     module.tokens = [count = o.tokens](const std::vector<Tensor>& targets) { return count(targets.at(0)); };
-  if (o.tokens && !is_whole)
+  if (o.tokens && !is_full)
     module.loss_fn = [of = loss_measure(), count = o.tokens, plan = to_string(plan)](
                          const pipeline::Values& out, const std::vector<Tensor>& targets) {
       const int64_t counted = count(targets.at(0)), all = targets.at(0).numel();
@@ -171,13 +171,13 @@ void Trainer::Impl::make_engine(engine::Config config) {
       .mesh = &job.mesh(), .grad_scaler = job.autocast() == f16 ? &scaler : nullptr, .graphs = !job.options().no_graph};
   if (plan.cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &job.mesh().cp()}, context);
   if (plan.tp > 1)
-    args.sliced = tensor_parallel::apply(*model, job.mesh().tp(),
-                                         {.sequence = config.tensor_parallel.sequence_parallel,
-                                          .sum = false,
-                                          .chunks = config.tensor_parallel.overlap_chunks});
+    args.sharded = tensor_parallel::apply(*model, job.mesh().tp(),
+                                          {.sequence = config.tensor_parallel.sequence_parallel,
+                                           .sum = false,
+                                           .chunks = config.tensor_parallel.overlap_chunks});
   const auto schedule = [this](optim::Optimizer& optimizer) { return o.schedule(optimizer, steps); };
   if (!config.optimizer.type.empty() && config.scheduler.type.empty() && o.arguments && o.schedule) {
-    args.optimizer = [config, ranks = &job.mesh().copies()](nn::Module& m) {
+    args.optimizer = [config, ranks = &job.mesh().replicas()](nn::Module& m) {
       auto made = engine::make_optimizers(config, m.named_parameters(), ranks);
       LOCKSTEP_CHECK(made.size() == 1, "[Trainer] optimizer.type ", config.optimizer.type,
                      " makes several optimizers: expected scheduler.type too");
@@ -203,12 +203,12 @@ void Trainer::Impl::make_engine(engine::Config config) {
 }
 
 /// This rank's part of a micro-batch, on its device.
-pipeline::Sample Trainer::Impl::sample(const Example& whole) {
+pipeline::Sample Trainer::Impl::sample(const Example& full) {
   const int cp = job.plan().cp;
   const auto part = [&](const Tensor& x) {
     return cp == 1 ? x : sequence::slice(x, 1, cp, job.mesh().at().cp, context.order_or_default());
   };
-  const Example there = to_device(Example{part(whole.input), part(whole.target)});
+  const Example there = to_device(Example{part(full.input), part(full.target)});
   return {{there.input}, {there.target}};
 }
 
@@ -227,7 +227,7 @@ void Trainer::Impl::fit() {
   }
   std::optional<Interrupt> interrupt;
   if (job.team().owns_process()) interrupt.emplace();
-  const Options& options = job.options();
+  const TrainOptions& options = job.options();
   const double of_step = double(*engine->config().train_batch_size) * o.per_sample;
   const int64_t batch = engine->train_micro_batch_size_per_gpu();
   Progress progress(first, steps, o.unit, of_step, !job.team().leads());
@@ -238,10 +238,10 @@ void Trainer::Impl::fit() {
     const trace::Step traced(step, job.device());
     const double lr = engine->get_lr()[0];
     const double loss = o.batches ? engine->train_batch([&](int64_t micro) -> std::optional<pipeline::Sample> {
-      Example whole = o.batches(step, micro, batch);
-      LOCKSTEP_CHECK(whole.input.size(0) == batch, "[Trainer] batches: expected ", batch, " samples of micro-batch ",
-                     micro, ", got ", whole.input.shape());
-      return sample(whole);
+      Example full = o.batches(step, micro, batch);
+      LOCKSTEP_CHECK(full.input.size(0) == batch, "[Trainer] batches: expected ", batch, " samples of micro-batch ",
+                     micro, ", got ", full.input.shape());
+      return sample(full);
     })
                                   : engine->train_batch();
     for (const double signal : job.team().gather({double(Interrupt::signal())}, "signals"))
@@ -252,8 +252,8 @@ void Trainer::Impl::fit() {
     trace::counter("loss", {{"loss", loss}});
     write_bits(loss);
     if (state) state->step(step, loss, lr, engine->get_global_grad_norm());
-    shown_loss = std::isnan(shown_loss) ? loss : 0.95 * shown_loss + 0.05 * loss;
-    progress.show(step, fmt::format("loss {:.4f}", shown_loss));
+    printed_loss = std::isnan(printed_loss) ? loss : 0.95 * printed_loss + 0.05 * loss;
+    progress.show(step, fmt::format("loss {:.4f}", printed_loss));
     Json line(Json::Object{});
     line["step"] = step;
     if (steps_of_epoch > 0) line["epoch"] = (step - 1) / steps_of_epoch + 1;
@@ -271,7 +271,7 @@ void Trainer::Impl::fit() {
       evaluation_seconds += progress.seconds() - before;
       progress.clear();
       if (job.talks()) {
-        std::string text = fmt::format("step {:6}  loss {:.4f}", step, shown_loss);
+        std::string text = fmt::format("step {:6}  loss {:.4f}", step, printed_loss);
         for (const auto& [name, value] : last) text += fmt::format("  {} {:.4f}", name, value);
         fmt::print("{}  {:.0f} {}/s\n", text, progress.rate(), o.unit);
         std::fflush(stdout);
@@ -298,20 +298,20 @@ void Trainer::Impl::fit() {
     const std::string from = state && !state->best_folder().empty() ? state->best_folder() : path("best");
     LOCKSTEP_CHECK(engine->load_checkpoint(from, {.load_module_only = true}), from,
                    ": the best model was removed; leave the folder as it is until the run has ended");
-    looked = -1;
+    last_eval_step = -1;
   }
   if (job.team().stopped_by() && job.team().leads())
     std::cerr << "stopped at step " << step
               << (has_folder() ? "; the checkpoint is written, continue with " : "; nothing was saved, as there is no ")
               << called(has_folder() ? "--resume" : "--out") << "\n";
-  if (looked != step || o.evaluate_most > 0) last = evaluate(0);
+  if (last_eval_step != step || o.max_eval_batches > 0) last = evaluate(0);
   write_state();
   const Json* program = o.facts.find("program");
   result["program"] = program ? *program : Json(kind);
   result["steps"] = step;
   result["ranks"] = job.mesh().world().size();
   result["plan"] = to_string(job.plan());
-  result["loss"] = shown_loss;
+  result["loss"] = printed_loss;
   for (const auto& [name, value] : last) result[name] = value;
   result["parameters"] = parameters;
   result[o.unit + "_per_second"] = double(step - first) * of_step / std::max(seconds, 1e-9);
@@ -330,7 +330,9 @@ Trainer::Trainer(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions opt
     : impl_(std::make_unique<Impl>(job, std::move(model), std::move(options))) {}
 Trainer::~Trainer() = default;
 void Trainer::fit() { impl_->fit(); }
-std::vector<std::pair<std::string, double>> Trainer::evaluate(int64_t most) { return impl_->evaluate(most); }
+std::vector<std::pair<std::string, double>> Trainer::evaluate(int64_t max_batches) {
+  return impl_->evaluate(max_batches);
+}
 Predictions Trainer::predict(const data::Dataset<Example>& samples) {
   check_data(impl_->job.team(), "the data of predict()", samples);
   LOCKSTEP_CHECK(samples.size() > 0, "[predict] expected at least one sample, got none");
@@ -342,8 +344,8 @@ const Json::Array& Trainer::log_history() const {
 }
 int64_t Trainer::step() const { return impl_->step; }
 engine::EngineBase& Trainer::engine() { return *impl_->engine; }
-nn::State Trainer::whole_model() {
-  engine::EngineBase::WholeState state = impl_->engine->whole_state();
+nn::State Trainer::full_model() {
+  engine::EngineBase::FullState state = impl_->engine->full_state();
   std::map<std::string, Tensor> of_optimizer(state.optimizer.tensors.begin(), state.optimizer.tensors.end());
   for (auto& [name, tensor] : state.model)
     if (const auto master = of_optimizer.find("state." + name + ".master"); master != of_optimizer.end())

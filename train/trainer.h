@@ -44,7 +44,7 @@ struct TrainerStateOptions {
   int64_t max_steps = 0, steps_of_epoch = 0;
   double samples_of_step = 0;
   /// Returns `given` as a number of steps. A `given` below 1 is a fraction of max_steps.
-  int64_t whole(double given) const;
+  int64_t full(double given) const;
 };
 
 /// Options of a Trainer.
@@ -85,11 +85,11 @@ struct TrainerOptions {
   /// trainer_state.json, and run.json takes the place of config.json.
   std::optional<TrainerStateOptions> state = {};
   std::string resume_from = {};  ///< with --resume: folder of the checkpoint to load; "": the last one
-  int64_t patience = 0;          ///< stop after this many evaluations without improvement; 0: never
+  int64_t patience = 0;       ///< stop after this many evaluations without improvement; 0: never
   /// Replaces the model's forward (parallel::DataParallel, say). Only with plans that do not split the model.
   std::function<Variable(const Tensor& input)> forward = {};
-  int64_t evaluate_most = 0;  ///< batches per evaluation during training; 0: all
-  int workers = 1;            ///< threads that make batches of `data`
+  int64_t max_eval_batches = 0;  ///< batches per evaluation during training; 0: all
+  int workers = 1;               ///< threads that make batches of `data`
   /// Called when everything is checked and loaded, before the run's folder is changed. If set, the summary of the model
   /// is not printed.
   std::function<void()> on_start = {};
@@ -111,10 +111,10 @@ class Trainer {
   /// Resumes from the run's checkpoint (--resume), trains, evaluates, saves, and prints the results. A signal ends
   /// training after the current step, with a checkpoint.
   void fit();
-  /// Returns means over the evaluation data (`most` batches of it; 0: all): {"val_loss", ...}, in the order of the
-  /// metrics, the same on all ranks. With ema.decay, the same metrics of the averaged parameters follow:
+  /// Returns means over the evaluation data (`max_batches` batches of it; 0: all): {"val_loss", ...}, in the order of
+  /// the metrics, the same on all ranks. With ema.decay, the same metrics of the averaged parameters follow:
   /// {"ema_val_loss", ...}. Collective.
-  std::vector<std::pair<std::string, double>> evaluate(int64_t most = 0);
+  std::vector<std::pair<std::string, double>> evaluate(int64_t max_batches = 0);
   /// Returns the model's outputs for the samples, the loss and the metrics, on all ranks. Collective.
   Predictions predict(const data::Dataset<data::Example>& samples);
   /// The log: an entry per logging_steps steps, per evaluation and per run. Error without TrainerOptions::state.
@@ -122,7 +122,7 @@ class Trainer {
   int64_t step() const;          ///< steps done
   engine::EngineBase& engine();  ///< the engine, for everything else
   /// The tensors of the whole model, on rank 0; f32 master weights in place of 16-bit parameters. Collective.
-  nn::State whole_model();
+  nn::State full_model();
 
  private:
   struct Impl;

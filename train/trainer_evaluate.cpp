@@ -33,17 +33,17 @@ std::vector<double> means_of(const data::Dataset<Example>& samples, int64_t batc
   return means;
 }
 
-std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate(int64_t most) {
-  auto found = evaluate_once(most);
+std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate(int64_t max_batches) {
+  auto found = evaluate_once(max_batches);
   if (!o.evaluate || !engine->optimizer().keeps_average()) return found;
   const Averaged average(engine->zero());
-  for (const auto& [name, value] : evaluate_once(most)) found.emplace_back("ema_" + name, value);
+  for (const auto& [name, value] : evaluate_once(max_batches)) found.emplace_back("ema_" + name, value);
   return found;
 }
 
-std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate_once(int64_t most) {
+std::vector<std::pair<std::string, double>> Trainer::Impl::evaluate_once(int64_t max_batches) {
   if (!o.evaluate) return {};
-  return measure(*o.evaluate, most, o.evaluated, bool(o.compute_metrics)).metrics;
+  return measure(*o.evaluate, max_batches, o.evaluated, bool(o.compute_metrics)).metrics;
 }
 
 Measure Trainer::Impl::loss_measure() const {
@@ -51,13 +51,13 @@ Measure Trainer::Impl::loss_measure() const {
   return [of = model->layers().loss](const Variable& out, const Tensor& target) { return of(out, {target}); };
 }
 
-/// Distributes `most` batches of `samples` (0: all) over the replicas, and averages their losses and metrics. With
-/// keeps_outputs, every rank also gets the model's outputs for all batches.
-Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_t most, const std::string& prefix,
-                                   bool keeps_outputs) {
+/// Distributes `max_batches` batches of `samples` (0: all) over the replicas, and averages their losses and metrics.
+/// With keeps_outputs, every rank also gets the model's outputs for all batches.
+Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_t max_batches,
+                                   const std::string& prefix, bool keeps_outputs) {
   const int64_t size = samples.size(),
                 batch = std::min(o.batches ? engine->train_micro_batch_size_per_gpu() : o.evaluate_batch, size),
-                used = most > 0 ? std::min(most * batch, size) : size;
+                used = max_batches > 0 ? std::min(max_batches * batch, size) : size;
   const int64_t needed = (used + batch - 1) / batch, dp = job.plan().dp, each = (needed + dp - 1) / dp;
   const auto count = [&](int64_t i) { return std::min(batch, used - i * batch); };
   const auto indices_of = [&](int64_t i) {
@@ -71,17 +71,17 @@ Predictions Trainer::Impl::measure(const data::Dataset<Example>& samples, int64_
   };
   std::vector<int64_t> shape;  // shape of the model's output for a whole batch
   if (keeps_outputs) {
-    constexpr int most_dims = 6;
+    constexpr int max_dims = 6;
     const auto dims = [&](const pipeline::Values& out, const std::vector<Tensor>&) -> Variable {
-      std::vector<double> all(most_dims + 1);
+      std::vector<double> all(max_dims + 1);
       const Shape& own = out.at(0).shape();
-      LOCKSTEP_CHECK(own.rank() >= 1 && own.rank() <= most_dims, "[predict] expected outputs of 1 to ", most_dims,
+      LOCKSTEP_CHECK(own.rank() >= 1 && own.rank() <= max_dims, "[predict] expected outputs of 1 to ", max_dims,
                      " dimensions, got ", own);
       all[0] = own.rank();
       for (int d = 0; d < own.rank(); ++d) all[size_t(d) + 1] = double(own[d]);
-      return Tensor::from(all, {most_dims + 1});
+      return Tensor::from(all, {max_dims + 1});
     };
-    const std::vector<double> found = engine->eval_batches(data, 1, dims, most_dims + 1);
+    const std::vector<double> found = engine->eval_batches(data, 1, dims, max_dims + 1);
     for (int d = 0; d < int(found[0]); ++d) shape.push_back(int64_t(found[size_t(d) + 1]));
     LOCKSTEP_CHECK(shape[0] == count(0), "[predict] expected outputs with a row for each of ", count(0),
                    " samples, got ", Shape(shape));
@@ -146,15 +146,15 @@ void Trainer::Impl::keep_best() {
 /// Evaluates, and adds the results to `line`, the step's line in the log. Returns true if training should end.
 bool Trainer::Impl::look(Json& line) {
   const double start = steady_seconds();
-  last = evaluate(o.evaluate_most);
-  looked = step;
+  last = evaluate(o.max_eval_batches);
+  last_eval_step = step;
   for (const auto& [name, value] : last) line[name] = value;
   if (state)
     state->evaluated(last, steady_seconds() - start, o.evaluate->size(),
                      (o.evaluate->size() + o.evaluate_batch - 1) / o.evaluate_batch);
   if (o.best.empty()) return false;
-  const bool most = o.best.starts_with('-');
-  const std::string name = o.best.substr(most);
+  const bool max_batches = o.best.starts_with('-');
+  const std::string name = o.best.substr(max_batches);
   const auto found = std::find_if(last.begin(), last.end(), [&](const auto& one) { return one.first == name; });
   if (found == last.end()) {
     std::string known;
@@ -163,7 +163,7 @@ bool Trainer::Impl::look(Json& line) {
   }
   // Any number is better than NaN, and NaN is never better.
   const double now = found->second, before = best.value_or(NAN);
-  if ((most ? now > before : now < before) || (std::isnan(before) && !std::isnan(now))) {
+  if ((max_batches ? now > before : now < before) || (std::isnan(before) && !std::isnan(now))) {
     best = now;
     worse = 0;
     if (has_folder()) {

@@ -40,13 +40,14 @@ struct Trainer::Impl {
   void fit();     ///< trains, evaluates, saves
   /// Evaluates; returns true if training should end.
   bool look(Json& line);
-  void save();                                                         ///< writes a checkpoint
-  void write_bits(double loss);                                        ///< writes a line of --trace-bits
-  pipeline::Sample sample(const Example& whole);                       ///< this rank's part of a sample, on its device
-  std::vector<std::pair<std::string, double>> evaluate(int64_t most);  ///< includes averaged parameters
-  std::vector<std::pair<std::string, double>> evaluate_once(int64_t most);  // evaluates with the current parameters
-  /// Returns means over `most` batches (0: all), named with `prefix`. keeps_outputs: also the model's outputs.
-  Predictions measure(const data::Dataset<Example>& samples, int64_t most, const std::string& prefix,
+  void save();                                   ///< writes a checkpoint
+  void write_bits(double loss);                  ///< writes a line of --trace-bits
+  pipeline::Sample sample(const Example& full);  ///< this rank's part of a sample, on its device
+  std::vector<std::pair<std::string, double>> evaluate(int64_t max_batches);  ///< includes averaged parameters
+  std::vector<std::pair<std::string, double>> evaluate_once(
+      int64_t max_batches);  // evaluates with the current parameters
+  /// Returns means over `max_batches` batches (0: all), named with `prefix`. keeps_outputs: also the model's outputs.
+  Predictions measure(const data::Dataset<Example>& samples, int64_t max_batches, const std::string& prefix,
                       bool keeps_outputs);
   Measure loss_measure() const;  ///< the loss that was given, or else the model's
   void keep_best();              ///< remembers the best checkpoint
@@ -88,8 +89,8 @@ struct Trainer::Impl {
   std::optional<double> best;
   int64_t worse = 0;                                 // evaluations since the one that gave `best`
   std::vector<std::pair<std::string, double>> last;  // results of the last evaluation
-  int64_t looked = -1;                               // step of the last evaluation
-  double shown_loss = NAN;
+  int64_t last_eval_step = -1;                       // step of the last evaluation
+  double printed_loss = NAN;
   std::optional<TrainerState> state;
   Json result = Json::Object();
 };

@@ -41,7 +41,7 @@ void Gather::keep_shard(size_t u) {
 /// True if the unit is gathered, or if its gather is running. If the unit was gathered in a graph recording that has
 /// failed since, no gather has run: releases the unit and returns false. Error if a recording is running and the unit
 /// was gathered before it, because the graph's replays would lack this gather.
-bool Gather::is_whole(size_t u) {
+bool Gather::is_gathered(size_t u) {
   const State& state = states[u];
   if (!state.gathered || state.recorded == Graph::is_recording()) return state.gathered;
   LOCKSTEP_CHECK(state.recorded, "[zero] expected no gathered parameters when a recording begins, got ",
@@ -58,8 +58,8 @@ void Gather::fetch(size_t u) {
   storage.refill();
   state.gathered = true;
   state.recorded = Graph::is_recording();
-  live_ += unit.layout.whole();
-  if (unit.layout.whole() == 0) return;
+  live_ += unit.layout.full();
+  if (unit.layout.full() == 0) return;
   const Tensor shard = store.get(u, [this](size_t other) { states[other].fetch.wait(); }).to(s_.device);
   if (unit.layout.owner >= 0 && unit.layout.owner == unit.group->rank()) unit.weights.copy_(shard);
   state.fetch = s_.share(unit, shard);
@@ -86,7 +86,7 @@ void Gather::release(size_t u) {
   storage.empty(unit.tag.c_str());
   state.gathered = false;
   state.needed_from = 0;
-  live_ -= unit.layout.whole();
+  live_ -= unit.layout.full();
   LOCKSTEP_CHECK(storage.version() == state.version, "[zero] ", unit.tag, " was changed by '", storage.last_writer(),
                  "' while it was gathered for a forward or backward; stage 3 discards such changes, because each rank "
                  "keeps only its shard. Change parameters between steps, inside Zero::gathered(parameters, rank)");
@@ -98,7 +98,7 @@ void Gather::release_all() {
 
 void Gather::pin(size_t u) {
   if (s_.units[u].persistent) return;
-  if (!is_whole(u)) fetch(u);
+  if (!is_gathered(u)) fetch(u);
   ++states[u].pins;
   arrive(u);
 }
@@ -115,7 +115,7 @@ void Gather::require(size_t u) {
     const size_t n = trace_->now.size();
     trace_->follows = trace_->follows && n <= trace_->recorded.size() && trace_->recorded[n - 1] == u;
   }
-  if (!is_whole(u)) fetch(u);
+  if (!is_gathered(u)) fetch(u);
   fetch_ahead();
   arrive(u);
 }
@@ -126,11 +126,11 @@ void Gather::fetch_ahead() {
   size_t k = trace_->now.size();
   for (; k < trace_->recorded.size(); ++k) {
     const size_t u = trace_->recorded[k];
-    const int64_t whole = s_.units[u].layout.whole();
-    room -= whole;
+    const int64_t full = s_.units[u].layout.full();
+    room -= full;
     if (room < 0) break;
-    if (is_whole(u)) continue;
-    if (live_ + whole > s_.options.max_live_parameters) break;
+    if (is_gathered(u)) continue;
+    if (live_ + full > s_.options.max_live_parameters) break;
     if (!store.can_get(u)) return;
     fetch(u);
   }
@@ -161,7 +161,7 @@ bool Gather::is_worth_keeping(size_t u) const {
   const auto found = [&](const std::vector<size_t>& next, size_t k) {
     for (; k < next.size() && distance <= o.max_reuse_distance; ++k) {
       if (next[k] == u) return true;
-      distance += s_.units[next[k]].layout.whole();
+      distance += s_.units[next[k]].layout.full();
     }
     return false;
   };

@@ -61,7 +61,7 @@ class Gather {
   std::vector<State> states;  ///< the state of each unit
 
  private:
-  bool is_whole(size_t unit);
+  bool is_gathered(size_t unit);
   void fetch(size_t unit);
   void arrive(size_t unit);
   void fetch_ahead();

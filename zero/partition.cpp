@@ -48,7 +48,7 @@ Layout of(std::vector<int64_t> sizes, int world, int owner) {
 int64_t Layout::numel() const { return std::accumulate(sizes.begin(), sizes.end(), int64_t(0)); }
 
 dist::Range Layout::range(int rank) const {
-  if (owner < 0) return dist::shard_range(whole(), world, rank);
+  if (owner < 0) return dist::shard_range(full(), world, rank);
   return rank == owner ? dist::Range{0, shard} : dist::Range{0, 0};
 }
 

@@ -39,9 +39,9 @@ struct Layout {
   std::vector<int64_t> sizes;    ///< elements of each parameter
   std::vector<int64_t> offsets;  ///< first element of each parameter in the whole
 
-  int64_t numel() const;                                               ///< elements of all parameters
-  int64_t whole() const { return owner < 0 ? world * shard : shard; }  ///< elements of the whole, with padding
-  int64_t padding() const { return whole() - numel(); }                ///< elements of padding
+  int64_t numel() const;                                              ///< elements of all parameters
+  int64_t full() const { return owner < 0 ? world * shard : shard; }  ///< elements of the whole, with padding
+  int64_t padding() const { return full() - numel(); }                ///< elements of padding
   /// The range of the unit's flat memory that a rank owns: its shard, or, if the unit has an owner, all or nothing.
   dist::Range range(int rank) const;
   /// The elements of parameter i that a rank owns, counted from the parameter's start; {0, 0} for none.

@@ -57,7 +57,7 @@ void ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
       if (!used[piece.parameter]) continue;
       const Parameter& p = s_.parameters[piece.parameter];
       Tensor w = s_.weight(unit, piece), low;
-      optim::ParameterState state{.step = p.steps, .tensors = piece.state, .whole = p.variable.numel()};
+      optim::ParameterState state{.step = p.steps, .tensors = piece.state, .full = p.variable.numel()};
       const StepBatch::Scope scope(*s_.batch, p.rule, p.steps, true);
       p.optimizer->update(p.group, w, Tensor(), state, low, 1);
     }
@@ -68,7 +68,7 @@ void ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
 /// f32 master copy, which is then rounded.
 void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, Tensor g, const Tile& tile, bool collects) {
   const Parameter& p = s_.parameters[piece.parameter];
-  optim::ParameterState state{.step = p.steps, .tensors = tile.state(p, piece, part), .whole = p.variable.numel()};
+  optim::ParameterState state{.step = p.steps, .tensors = tile.state(p, piece, part), .full = p.variable.numel()};
   const Tensor lives = tile.shard_at >= 0 ? tile.in_buffer(tile.shard_at, part, unit.dtype)
                                           : part_of(s_.weight(unit, piece), piece, part),
                here = lives.to(home_of(piece));
@@ -118,7 +118,8 @@ void ShardedOptimizer::follow_writes() {
     if ((s_.gathers() && !unit.persistent) || size_of(unit.dtype) != 2) continue;
     for (Piece& piece : unit.pieces) {
       const Parameter& p = s_.parameters[piece.parameter];
-      if (p.seen == 0 || p.seen != p.variable.tensor().storage()->version()) follow_writes(unit, piece);
+      if (p.known_version == 0 || p.known_version != p.variable.tensor().storage()->version())
+        follow_writes(unit, piece);
     }
   }
   s_.see();

@@ -42,7 +42,7 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
                  "[zero] expected a floating communication_data_type, got ", *o.communication_data_type);
   for (const auto& p : module.named_parameters()) {
     parameters.push_back(
-        {.name = p.name, .variable = p.variable, .ranks = o.spread.names.count(p.name) ? o.spread.group : &group});
+        {.name = p.name, .variable = p.variable, .ranks = o.experts.names.count(p.name) ? o.experts.group : &group});
     const Device first = parameters[0].variable.device(), here = p.variable.device();
     LOCKSTEP_CHECK(here == first || (here.is_cpu() && first.is_cpu()),
                    "[zero] expected all parameters on one device, got ", parameters[0].name, " on ", first, " and ",
@@ -80,22 +80,23 @@ Stage::Stage(nn::Module& module, std::vector<optim::Optimizer*> all, const ZeroO
                  "; freeze them (requires_grad_(false)) or give them to one");
   LOCKSTEP_CHECK(trained > 0, "[zero] expected a module with parameters that require grad, got none in ",
                  module.kind());
-  check_spread();
+  check_experts();
 }
 
-void Stage::check_spread() const {
-  const Spread& spread = options.spread;
-  if (spread.names.empty()) return;
-  LOCKSTEP_CHECK(spread.group && group.size() % spread.group->size() == 0,
-                 "[zero] expected spread.group to be a subgroup of ", group.name(), " (", group.size(),
+void Stage::check_experts() const {
+  const ExpertParameters& experts = options.experts;
+  if (experts.names.empty()) return;
+  LOCKSTEP_CHECK(experts.group && group.size() % experts.group->size() == 0,
+                 "[zero] expected experts.group to be a subgroup of ", group.name(), " (", group.size(),
                  " ranks) whose ranks have the same parameters, got ",
-                 spread.group ? str(spread.group->size(), " ranks") : "none");
+                 experts.group ? str(experts.group->size(), " ranks") : "none");
   size_t known = 0;
-  for (const Parameter& p : parameters) known += spread.names.count(p.name);
-  for (const auto& b : module.named_buffers()) known += spread.names.count(b.name);
-  LOCKSTEP_CHECK(known == spread.names.size(),
-                 "[zero] expected spread.names to name parameters and buffers of the module, got ", spread.names.size(),
-                 " names, of which the module has ", known, "; give named_parameters()' and named_buffers()' names");
+  for (const Parameter& p : parameters) known += experts.names.count(p.name);
+  for (const auto& b : module.named_buffers()) known += experts.names.count(b.name);
+  LOCKSTEP_CHECK(known == experts.names.size(),
+                 "[zero] expected experts.names to name parameters and buffers of the module, got ",
+                 experts.names.size(), " names, of which the module has ", known,
+                 "; give named_parameters()' and named_buffers()' names");
 }
 
 /// Checks that all ranks have the same model and options, and broadcasts rank 0's parameters and buffers.
@@ -110,29 +111,29 @@ void Stage::agree() {
               name_of(options.offload_param.device), ", max_in_cpu ", options.offload_param.max_in_cpu,
               ", buffer_count ", options.offload_param.buffer_count);
   std::vector<std::string> lines{std::move(line)};
-  const std::set<std::string>& spread = options.spread.names;
+  const std::set<std::string>& experts = options.experts.names;
   std::vector<std::string> own;  // lines about parameters that only some ranks have
   for (std::string& line :
-       parallel::describe_model(module, [&](const std::string& name) { return spread.count(name) > 0; }))
+       parallel::describe_model(module, [&](const std::string& name) { return experts.count(name) > 0; }))
     lines.push_back(std::move(line));
-  if (!spread.empty())
-    own = parallel::describe_model(module, [&](const std::string& name) { return spread.count(name) == 0; });
+  if (!experts.empty())
+    own = parallel::describe_model(module, [&](const std::string& name) { return experts.count(name) == 0; });
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
     const std::string rule = p.trains() ? str(p.optimizer->name(), ", group ", p.group) : "none";
-    if (is_spread(p))
+    if (is_expert(p))
       lines.push_back(
-          str("spread parameter at place ", i, " ", p.variable.dtype(), " ", p.variable.shape(), ", optimizer ", rule));
+          str("expert parameter at place ", i, " ", p.variable.dtype(), " ", p.variable.shape(), ", optimizer ", rule));
     else if (p.trains()) lines.push_back(str("optimizer of ", p.name, " ", rule));
   }
   parallel::check_agreement("zero", lines, group);
-  if (!spread.empty()) parallel::check_agreement("zero", own, *options.spread.group);
+  if (!experts.empty()) parallel::check_agreement("zero", own, *options.experts.group);
   if (options.init_sync) {
     for (const Parameter& p : parameters) {
       if (!p.variable.tensor().storage()->is_empty()) p.ranks->broadcast(p.variable.tensor(), 0, {.tag = p.name});
     }
     for (auto& b : module.named_buffers())
-      (spread.count(b.name) ? *options.spread.group : group).broadcast(b.tensor, 0, {.tag = b.name});
+      (experts.count(b.name) ? *options.experts.group : group).broadcast(b.tensor, 0, {.tag = b.name});
   }
 }
 
@@ -141,7 +142,7 @@ void Stage::plan() {
   for (const Parameter& p : parameters) {
     all.push_back({.name = p.name,
                    .numel = p.variable.numel(),
-                   .kind = str(p.variable.dtype(), p.trains() ? " trained" : " frozen", is_spread(p) ? ", spread" : ""),
+                   .kind = str(p.variable.dtype(), p.trains() ? " trained" : " frozen", is_expert(p) ? ", expert" : ""),
                    .ranks = p.ranks->size(),
                    .trains = p.trains(),
                    .elementwise = !p.trains() || p.optimizer->is_elementwise()});
@@ -179,7 +180,7 @@ bool Stage::is_collected(const Unit& unit) const {
 }
 
 dist::Work Stage::share(const Unit& unit, const Tensor& part) const {
-  if (unit.layout.whole() == 0) return {};
+  if (unit.layout.full() == 0) return {};
   const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
   return unit.layout.owner < 0 ? unit.group->all_gather(unit.weights, part, o)
                                : unit.group->broadcast(unit.weights, unit.layout.owner, o);

@@ -33,15 +33,16 @@ void Stage::place(Unit& unit) {
 }
 
 Tensor Stage::weight(Unit&, const Piece& piece) {
-  const Tensor& whole = parameters[piece.parameter].variable.tensor();
-  return whole.view({whole.numel()}).narrow(0, piece.range.begin, piece.range.size());
+  const Tensor& full = parameters[piece.parameter].variable.tensor();
+  return full.view({full.numel()}).narrow(0, piece.range.begin, piece.range.size());
 }
 
 // --- the reducer's policy ---
 
 void Stage::listen() {
   std::vector<parallel::Reducer::Parameter> all;
-  for (const Parameter& p : parameters) all.push_back({.name = p.name, .variable = p.variable, .spread = is_spread(p)});
+  for (const Parameter& p : parameters)
+    all.push_back({.name = p.name, .variable = p.variable, .is_expert = is_expert(p)});
   reducer_.emplace(
       *this, &group,
       parallel::Reducer::Rules{
@@ -49,7 +50,7 @@ void Stage::listen() {
           .hooks = options.hooks,
           .overlap = options.overlap_comm,
           .at_once = options.stage < 2,
-          .leaves = options.stage == 0,
+          .adopts_grad = options.stage == 0,
           .emptied = "ZeRO owns the gradients until Zero::step(); call it instead of the optimizer's step()"},
       std::move(all));
   std::vector<parallel::Reducer::Unit> reduced;
@@ -58,7 +59,7 @@ void Stage::listen() {
     if (unit.trains)
       one = {.members = unit.parameters,
              .offsets = unit.layout.offsets,
-             .numel = unit.layout.whole(),
+             .numel = unit.layout.full(),
              .options = {unit.gradient_dtype, device},
              .dtype = unit.dtype,
              .group = unit.group};
@@ -93,7 +94,7 @@ std::function<void()> Stage::start(size_t u, const Tensor& sum) {
   return [work = units[u].group->all_reduce(sum, {.tag = units[u].tag, .async = true})]() mutable { work.wait(); };
 }
 
-void Stage::forgotten() {
+void Stage::discarded() {
   for (Unit& unit : units) {
     unit.reduced = {};
     unit.part = Tensor();

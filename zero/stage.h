@@ -33,7 +33,7 @@ struct Parameter {
   size_t unit = SIZE_MAX, place = 0;      ///< unit: SIZE_MAX if frozen and below stage 3; place: index in the unit
   int64_t steps = 0;                      ///< updates so far
   int64_t first_block = 0;                ///< index of the first block among the norm blocks of all parameters
-  uint32_t seen = 0;                      ///< storage version that the master copy has (optim::ParameterState::seen)
+  uint32_t known_version = 0;             ///< storage version that the master copy has (optim::ParameterState::seen)
   bool trains() const { return optimizer != nullptr; }  ///< true if an optimizer updates the parameter
 };
 
@@ -124,7 +124,7 @@ class Stage : public parallel::Reducer::Policy {
   /// True if the unit is updated on a CUDA device by the kernels of StepBatch, which update many tensors at once.
   bool is_collected(const Unit& unit) const;
   /// True for an expert, which only some ranks have.
-  bool is_spread(const Parameter& p) const { return p.ranks != &group; }
+  bool is_expert(const Parameter& p) const { return p.ranks != &group; }
   /// Throws an Error with this message on all ranks.
   [[noreturn]] void fail_everywhere(const std::string& message) const { parallel::fail_everywhere(group, message); }
   /// Calls fn. An Error on one rank, such as that of a full disk, becomes an Error on all ranks.
@@ -175,7 +175,7 @@ class Stage : public parallel::Reducer::Policy {
   Tensor memory(size_t unit) override;
   std::function<void()> start(size_t unit, const Tensor& sum) override;
   void filled(size_t unit, const Tensor& flat) override;
-  void forgotten() override;
+  void discarded() override;
 
   std::optional<parallel::Reducer> reducer_;
   std::unique_ptr<Gather> gathers_;
@@ -183,7 +183,7 @@ class Stage : public parallel::Reducer::Policy {
 
  private:
   // Defined in shards.cpp
-  void check_spread() const;
+  void check_experts() const;
   void agree();
   void plan();
 
@@ -195,7 +195,7 @@ class Stage : public parallel::Reducer::Policy {
   void norm(const StepOptions& o, StepReport& report);
   void update(const StepOptions& o, const StepReport& report);
   void gather();
-  void settle(const StepOptions& o, const StepReport& report);
+  void finish_step(const StepOptions& o, const StepReport& report);
   void check_unpinned();
   void count_step(const std::vector<bool>& used, int by);
   void written();
@@ -234,8 +234,8 @@ class Stage1 : public Stage {
  protected:
   void place(Unit& unit) override;
   void move_into_weights(Unit& unit);  ///< makes the parameters views of unit.weights, with the same values
-  /// Starts to reduce the gradients `whole` of a unit to their owners; `part` receives this rank's shard of the sum.
-  dist::Work reduce_to_owners(const Unit& unit, const Tensor& whole, const Tensor& part);
+  /// Starts to reduce the gradients `full` of a unit to their owners; `part` receives this rank's shard of the sum.
+  dist::Work reduce_to_owners(const Unit& unit, const Tensor& full, const Tensor& part);
   std::function<void()> start(size_t unit, const Tensor& sum) override;
 };
 
@@ -247,7 +247,7 @@ class Stage2 : public Stage1 {
  protected:
   Tensor memory(size_t unit) override;
   std::function<void()> start(size_t unit, const Tensor& sum) override;
-  void forgotten() override;
+  void discarded() override;
 
  private:
   struct Lent {  // a buffer that units use in turn
@@ -256,7 +256,7 @@ class Stage2 : public Stage1 {
     uint64_t since = 0;
   };
   std::vector<Lent> pool_;
-  uint64_t turns_ = 0;
+  uint64_t rounds_ = 0;
 };
 
 /// Stage 3: shards parameters as well.
@@ -273,7 +273,7 @@ class Stage3 final : public Stage2 {
 
 /// Tells the loss scaler the outcome of a step. Error if a gradient was not finite, unless `rule` is NonFinite::skip.
 /// `by` is the beginning of the Error's text: "[zero] ".
-void settle(const StepReport& report, optim::DynamicLossScaler* scaler, NonFinite rule, const char* by, int64_t step);
+void adapt(const StepReport& report, optim::DynamicLossScaler* scaler, NonFinite rule, const char* by, int64_t step);
 
 /// Makes and builds the stage given in the options.
 std::unique_ptr<Stage> make_stage(nn::Module& module, std::vector<optim::Optimizer*> optimizers,

@@ -28,7 +28,7 @@ namespace lockstep::zero {
 void Stage1::place(Unit& unit) {
   {
     const MemoryScope scope(Memory::parameter);
-    unit.weights = unit.group->shared_empty({unit.layout.whole()}, unit.dtype, device);
+    unit.weights = unit.group->shared_empty({unit.layout.full()}, unit.dtype, device);
   }
   move_into_weights(unit);
 }
@@ -43,14 +43,14 @@ void Stage1::move_into_weights(Unit& unit) {
   }
 }
 
-dist::Work Stage1::reduce_to_owners(const Unit& unit, const Tensor& whole, const Tensor& part) {
+dist::Work Stage1::reduce_to_owners(const Unit& unit, const Tensor& full, const Tensor& part) {
   const dist::CollectiveOptions o{.tag = unit.tag, .async = true};
-  if (whole.numel() == 0) return {};
-  if (unit.layout.owner < 0 && options.reduce_scatter) return unit.group->reduce_scatter(part, whole, o);
+  if (full.numel() == 0) return {};
+  if (unit.layout.owner < 0 && options.reduce_scatter) return unit.group->reduce_scatter(part, full, o);
   dist::Work work =
-      unit.layout.owner >= 0 ? unit.group->reduce(whole, unit.layout.owner, o) : unit.group->all_reduce(whole, o);
-  if (part.storage() != whole.storage())
-    work.then([part, own = whole.narrow(0, shard(unit).begin, part.numel())] { part.copy_(own); });
+      unit.layout.owner >= 0 ? unit.group->reduce(full, unit.layout.owner, o) : unit.group->all_reduce(full, o);
+  if (part.storage() != full.storage())
+    work.then([part, own = full.narrow(0, shard(unit).begin, part.numel())] { part.copy_(own); });
   return work;
 }
 

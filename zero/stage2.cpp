@@ -37,7 +37,7 @@ Tensor Stage2::memory(size_t u) {
   if (units[u].part.defined()) units[u].reduced.add(std::exchange(units[u].part, {}));
   if (pool_.empty()) {
     int64_t bytes = 0;
-    for (const Unit& unit : units) bytes = std::max(bytes, unit.layout.whole() * size_of(unit.gradient_dtype));
+    for (const Unit& unit : units) bytes = std::max(bytes, unit.layout.full() * size_of(unit.gradient_dtype));
     const MemoryScope scope(Memory::communication);
     for (int i = 0; i < (options.overlap_comm && units.size() > 1 ? 2 : 1); ++i)
       pool_.push_back({group.shared_empty({bytes}, u8, device)});
@@ -46,16 +46,16 @@ Tensor Stage2::memory(size_t u) {
       *std::min_element(pool_.begin(), pool_.end(), [](const Lent& a, const Lent& b) { return a.since < b.since; });
   if (next.unit != SIZE_MAX) reducer_->finish(next.unit);
   next.unit = u;
-  next.since = ++turns_;
-  return Tensor(next.bytes.storage(), next.bytes.offset(), {units[u].layout.whole()}, {1}, units[u].gradient_dtype);
+  next.since = ++rounds_;
+  return Tensor(next.bytes.storage(), next.bytes.offset(), {units[u].layout.full()}, {1}, units[u].gradient_dtype);
 }
 
 /// Makes the next backward begin with the first buffer, so that all ranks use the same buffer for a unit even after a
 /// backward that did not finish.
-void Stage2::forgotten() {
-  Stage1::forgotten();
+void Stage2::discarded() {
+  Stage1::discarded();
   for (Lent& lent : pool_) lent.unit = SIZE_MAX, lent.since = 0;
-  turns_ = 0;
+  rounds_ = 0;
 }
 
 /// Reduces a unit's gradients. This rank's sum gets memory of its own, because another unit needs the buffer next.

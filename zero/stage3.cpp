@@ -24,7 +24,7 @@ namespace lockstep::zero {
 void Stage3::place(Unit& unit) {
   if (unit.persistent) return Stage1::place(unit);
   const MemoryScope scope(Memory::parameter);
-  unit.weights = empty({unit.layout.whole()}, {.dtype = unit.dtype, .device = device});
+  unit.weights = empty({unit.layout.full()}, {.dtype = unit.dtype, .device = device});
   move_into_weights(unit);
   gathers_->keep_shard(unit.number);
 }

@@ -100,7 +100,7 @@ void Stage::take_from(int from, const std::vector<size_t>& indices) {
   const NoGrad no_grad;
   for (const size_t i : indices) {
     Parameter& p = parameters[i];
-    LOCKSTEP_CHECK(!is_spread(p) || from == 0, "[gathered] expected modifier rank 0 for ", p.name,
+    LOCKSTEP_CHECK(!is_expert(p) || from == 0, "[gathered] expected modifier rank 0 for ", p.name,
                    ", which only some ranks have, and the first of them decides; got ", from);
     const Tensor dense = p.variable.tensor().contiguous();
     p.ranks->broadcast(dense, from, {.tag = p.name});

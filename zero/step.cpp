@@ -12,7 +12,7 @@
 // Reproducibility. The scale contains all divisors (ranks, accumulation, loss scale) and is applied in f32 after the
 // sum, so results do not depend on which rank had which micro-batch. A norm is a sum over fixed blocks of each
 // parameter. Each block lies on one rank; its sum is added into a list that is zero on all other ranks, so every rank
-// adds the same numbers in the same order as optim::clip_grad_norm(). Blocks of spread parameters (experts) with the
+// adds the same numbers in the same order as optim::clip_grad_norm(). Blocks of experts' parameters with the
 // same index are added together, so that the norm covers all experts.
 #include <algorithm>
 #include <cmath>
@@ -40,7 +40,7 @@ static_assert(StepBatch::chunk == norm_block);
 
 }  // namespace
 
-void settle(const StepReport& report, optim::DynamicLossScaler* scaler, NonFinite rule, const char* by, int64_t step) {
+void adapt(const StepReport& report, optim::DynamicLossScaler* scaler, NonFinite rule, const char* by, int64_t step) {
   const std::string where =
       str("first in the gradient of ", report.first_nonfinite, " at rank ", report.rank, ", in step ", step);
   if (scaler) {
@@ -63,7 +63,7 @@ void Stage::act(parallel::Do what, const StepOptions& o, StepReport& report) {
       case Do::norm: return norm(o, report);
       case Do::update: return update(o, report);
       case Do::gather: return gather();
-      default: settle(o, report); break;
+      default: finish_step(o, report); break;
     }
   } catch (...) {
     forget();
@@ -134,9 +134,9 @@ void Stage::gather() {
   if (Graph::is_capturing()) captured_ = std::make_shared<const CapturedStep>(std::move(recording_));
 }
 
-void Stage::settle(const StepOptions& o, const StepReport& report) {
+void Stage::finish_step(const StepOptions& o, const StepReport& report) {
   if (options.nonfinite != NonFinite::propagate && !Graph::is_capturing())
-    zero::settle(report, o.scaler, options.nonfinite, "[zero] ", steps_);
+    zero::adapt(report, o.scaler, options.nonfinite, "[zero] ", steps_);
 }
 
 /// Adds `by` to the number of updates of each parameter that the step uses.
@@ -152,7 +152,7 @@ void Stage::written() {
 }
 
 void Stage::see() {
-  for (Parameter& p : parameters) p.seen = p.variable.tensor().storage()->version();
+  for (Parameter& p : parameters) p.known_version = p.variable.tensor().storage()->version();
 }
 
 void Stage::check_unpinned() {
@@ -191,7 +191,7 @@ std::vector<bool> Stage::agree_on_used() {
       if (parameters[i].ranks == &ranks) used[i] = any[i];
   };
   agree(group);
-  if (!options.spread.names.empty()) agree(*options.spread.group);
+  if (!options.experts.names.empty()) agree(*options.experts.group);
   used_anywhere_ = used;
   return used;
 }
@@ -236,7 +236,7 @@ void Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport
     report.skipped = true;
     const Parameter& found = parameters[size_t(first / group.size() % count)];
     const int finder = int(first % group.size());
-    report.first_nonfinite = is_spread(found) ? dist::broadcast_text(found.name, finder, group) : found.name;
+    report.first_nonfinite = is_expert(found) ? dist::broadcast_text(found.name, finder, group) : found.name;
     report.rank = group.world_rank(finder);
   }
   if (o.others) o.others->agree(report);
@@ -251,9 +251,9 @@ Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
   return in_its_dtype || scale == 1 ? wide : mul_scalar_(wide, scale);
 }
 
-/// True if squares_of_blocks() covers all gradients of this rank. False if several ranks have the same spread
+/// True if squares_of_blocks() covers all gradients of this rank. False if several ranks have the same expert
 /// parameters: only one of these ranks counts them.
-bool Stage::has_all_squares() const { return options.spread.names.empty() || is_cut(); }
+bool Stage::has_all_squares() const { return options.experts.names.empty() || is_cut(); }
 
 /// Returns the sum of squares of each block that this rank owns, and zero for all other blocks, on the CPU. While the
 /// step is being recorded, the result stays on the device, with one more element, in which ranks that found NaN or
@@ -289,7 +289,7 @@ Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
 }
 
 double Stage::norm_of(const StepOptions& o, const Tensor& squares) {
-  if ((is_cut() && group.size() > 1) || !options.spread.names.empty())
+  if ((is_cut() && group.size() > 1) || !options.experts.names.empty())
     group.all_reduce(squares, {.tag = "zero squares of gradients"});
   const double* block = squares.data<double>();
   double total = 0;
@@ -322,8 +322,8 @@ double Stage::scale_of(const StepOptions& o) const {
 
 void Stage::begin_record(const StepOptions& o) {
   LOCKSTEP_CHECK(
-      options.spread.names.empty() && batch && !scaled,
-      "[zero] capturing a step needs CUDA devices, no spread parameters (experts), and a gradient scale of at most 1; "
+      options.experts.names.empty() && batch && !scaled,
+      "[zero] capturing a step needs CUDA devices, no parameters of experts, and a gradient scale of at most 1; "
       "train without a graph (--no-graph)");
   LOCKSTEP_CHECK(
       !captured_ || captured_->used == used_,
@@ -387,13 +387,13 @@ StepReport Stage::after_replay(const StepOptions& o, const std::shared_ptr<const
     count_step(step->used, -1);
     report.norm = NAN;
     for (size_t u = 0; u < units.size(); ++u) units[u].part = step->parts[u];
-    const AtEnd forgets([this] { forgotten(); });
+    const AtEnd forgets([this] { discarded(); });
     own_bad_ = step->own_bad;
     check_finite(o, {}, report);
   } else {
     written();
   }
-  settle(o, report);
+  finish_step(o, report);
   return report;
 }
 

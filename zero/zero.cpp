@@ -44,7 +44,7 @@ void Zero::add() { impl_->add(); }
 StepReport Zero::step(const StepOptions& options) {
   using parallel::Do;
   StepReport report;
-  for (const Do what : {Do::check, Do::norm, Do::update, Do::gather, Do::settle})
+  for (const Do what : {Do::check, Do::norm, Do::update, Do::gather, Do::scale})
     if (!report.skipped || !needs_finite(what)) impl_->act(what, options, report);
   return report;
 }

@@ -58,7 +58,7 @@ enum class NonFinite {
 /// of the same shapes under other names. Their state and gradients are sharded and summed over `group`, the ranks that
 /// have the same experts. Gradients are still divided by the number of all ranks, since an expert sees tokens of
 /// several ranks. Norms cover all experts.
-struct Spread {
+struct ExpertParameters {
   std::set<std::string> names;          ///< names on this rank
   dist::ProcessGroup* group = nullptr;  ///< a subgroup of ZeRO's group
 };
@@ -78,7 +78,7 @@ struct ZeroOptions {
   int64_t sub_group_size = 1 << 21;    ///< elements that the optimizer updates at a time: a tile
   OffloadOptimizer offload_optimizer;  ///< offload of optimizer state, in any stage
   AioOptions aio;                      ///< reading and writing of files
-  Spread spread;                       ///< parameters that are not on every rank; empty: none
+  ExpertParameters experts;            ///< parameters that are not on every rank; empty: none
 
   // Stage 3
   int64_t prefetch_bucket_size = 5'000'000;         ///< elements to prefetch; 0: no prefetch
@@ -165,10 +165,10 @@ class Zero {
   /// Collective. Before step() .grad is a placeholder without memory: reading it is an Error, clearing it discards the
   /// collected gradients.
   StepReport step(const StepOptions& options = {});
-  /// A part of step(): check, norm, update, gather and settle, in this order. If check() sets StepReport::skipped, only
-  /// settle follows. An exception discards the gradients.
+  /// A part of step(): check, norm, update, gather and scale, in this order. If check() sets StepReport::skipped, only
+  /// scale follows. An exception discards the gradients.
   void act(parallel::Do what, const StepOptions& options, StepReport& report);
-  /// Support for graphs: step() may be captured in a Graph on CUDA devices (Error if offload or spread parameters are
+  /// Support for graphs: step() may be captured in a Graph on CUDA devices (Error if offload or experts' parameters are
   /// used). before_replay() is called before each replay: it counts the step and writes its numbers (learning rates,
   /// scale) where the graph reads them. after_replay() waits, reports like step(), and updates the scaler. Only numbers
   /// in `options` may change between replays. of: the captured() step that is replayed, if there are several graphs.
@@ -188,9 +188,9 @@ class Zero {
   void zero_grad();
 
   /// While a Gathered lives, the given parameters (default: all) are whole on every rank, for reading. With a modifier
-  /// rank, that rank may write to them; at the end its values are broadcast, and master copies are updated. For spread
-  /// parameters (experts) modifier_rank must be 0: the first rank that has them may write. Beginning and end are
-  /// collective. Error at the end if parameters were written to without a modifier rank.
+  /// rank, that rank may write to them; at the end its values are broadcast, and master copies are updated. For
+  /// experts' parameters (experts) modifier_rank must be 0: the first rank that has them may write. Beginning and end
+  /// are collective. Error at the end if parameters were written to without a modifier rank.
   class Gathered {
    public:
     /// Error for a modifier rank outside the group or a parameter that does not belong to the module.

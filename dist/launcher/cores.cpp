@@ -20,7 +20,7 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr int most_cores = 65536;
+constexpr int max_cores = 65536;
 const std::string sys = "/sys/devices/system/";
 
 /// Returns the first number in a file, or `missing`. If the file lists the cores that share a cache ("4-7,12-15"),
@@ -71,13 +71,13 @@ std::vector<Core> allowed_cores() {
 int usable_cores() { return std::min(container_cores(), int(allowed_cores().size())); }
 
 std::vector<int> parse_cores(std::string_view text) {
-  const std::string_view whole = text;
+  const std::string_view full = text;
   std::vector<int> cores;
-  const auto wrong = [&] { fail(str("[run] expected a list of cores such as 0-3,8, got '", whole, "'")); };
+  const auto wrong = [&] { fail(str("[run] expected a list of cores such as 0-3,8, got '", full, "'")); };
   const auto number = [&] {
     int n = -1;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), n);
-    if (error != std::errc() || n < 0 || n >= most_cores) wrong();
+    if (error != std::errc() || n < 0 || n >= max_cores) wrong();
     text.remove_prefix(size_t(end - text.data()));
     return n;
   };
@@ -95,7 +95,7 @@ std::vector<int> parse_cores(std::string_view text) {
     text.remove_prefix(1);
   }
   LOCKSTEP_CHECK(std::set<int>(cores.begin(), cores.end()).size() == cores.size(),
-                 "[run] expected every core once, got '", whole, "'");
+                 "[run] expected every core once, got '", full, "'");
   return cores;
 }
 
@@ -146,14 +146,14 @@ std::vector<std::vector<int>> deal_cores(Binding binding, int ranks, std::vector
     std::vector<int>& mine = dealt[size_t(rank)];
     mine = group;
     if (binding == Binding::cores || binding == Binding::exclusive) {
-      int sharing = 0, before = 0;
+      int local_ranks = 0, before = 0;
       for (int other = 0; other < ranks; ++other) {
         if (group_of(other) != group_of(rank)) continue;
-        sharing += 1, before += other < rank;
+        local_ranks += 1, before += other < rank;
       }
-      LOCKSTEP_CHECK(sharing <= int(group.size()), "[run] expected at least one core a rank to bind to, got ",
-                     group.size(), " for ", sharing, " ranks; start fewer ranks, or leave them unbound");
-      const auto part = shard_range(int64_t(group.size()), sharing, before);
+      LOCKSTEP_CHECK(local_ranks <= int(group.size()), "[run] expected at least one core a rank to bind to, got ",
+                     group.size(), " for ", local_ranks, " ranks; start fewer ranks, or leave them unbound");
+      const auto part = shard_range(int64_t(group.size()), local_ranks, before);
       mine.assign(group.begin() + part.begin, group.begin() + part.end);
     }
     std::sort(mine.begin(), mine.end());

@@ -15,7 +15,7 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr int most_slots = 4096;
+constexpr int max_slots = 4096;
 
 std::string_view trim(std::string_view text) {
   const size_t first = text.find_first_not_of(" \t\r");
@@ -87,7 +87,7 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& file)
     check_host(name, str(file, ":", line));
     const int n = slots.starts_with("slots=") ? number(slots.substr(6)) : -1;
     LOCKSTEP_CHECK(n >= 0, "[run] ", file, ":", line, ": expected 'host slots=N', got '", rest, "'");
-    LOCKSTEP_CHECK(n >= 1 && n <= most_slots, "[run] ", file, ":", line, ": expected 1 to ", most_slots,
+    LOCKSTEP_CHECK(n >= 1 && n <= max_slots, "[run] ", file, ":", line, ": expected 1 to ", max_slots,
                    " slots for host '", name, "', got ", n);
     const auto [first, fresh] = line_of.emplace(name, line);
     LOCKSTEP_CHECK(fresh, "[run] ", file, ":", line, ": host '", name, "' occurs already in line ", first->second,

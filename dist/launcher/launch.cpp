@@ -187,7 +187,7 @@ class Launch {
     }
     std::vector<std::string> argv = o_.command;
     argv[0] = find_program(argv[0]);
-    const bool alone = world_size(o_) == 1;
+    const bool single = world_size(o_) == 1;
     for (int i = 0; i < o_.ranks; ++i) {
       const int rank = first_rank(o_) + i;
       const fs::path folder = fs::path(attempt.folder) / std::to_string(rank);
@@ -204,12 +204,12 @@ class Launch {
       if (rank == 0 && !o_.agent && !isatty(STDIN_FILENO)) member.process.input = Input::inherited;
       if (rank == 0 && console_.terminal(2)) member.process.environment["LOCKSTEP_TERMINAL"] = "1";
       else member.process.environment.erase("LOCKSTEP_TERMINAL");
-      if (!alone) member.prefix = line_prefix(o_.prefix, rank, i, o_.role);
-      const bool listed = o_.shown.empty() || o_.shown.contains(i);
-      const auto shown = [&](int stream) {
+      if (!single) member.prefix = line_prefix(o_.prefix, rank, i, o_.role);
+      const bool listed = o_.printed.empty() || o_.printed.contains(i);
+      const auto printed = [&](int stream) {
         return listed && (!redirects_.covers(i, stream) || tee_.covers(i, stream));
       };
-      member.show_output = shown(1), member.show_error = shown(2);
+      member.show_output = printed(1), member.show_error = printed(2);
       if (logged(i, 1)) member.output_file = folder / "stdout.log";
       if (logged(i, 2)) member.error_file = folder / "stderr.log";
       members.push_back(std::move(member));
@@ -261,7 +261,7 @@ void check(const LaunchOptions& o) {
   LOCKSTEP_CHECK(o.ranks_of_nodes.empty() || int(o.ranks_of_nodes.size()) == o.nodes,
                  "[run] expected --ranks-per-node with ", o.nodes, " numbers, one for each node, got ",
                  o.ranks_of_nodes.size());
-  for (const int rank : o.shown)
+  for (const int rank : o.printed)
     LOCKSTEP_CHECK(rank >= 0 && (rank < o.ranks || !o.hosts.empty()), "[run] --local-ranks-filter names local rank ",
                    rank, "; there are ranks 0 to ", o.ranks - 1, " here, name one of these");
   LOCKSTEP_CHECK(o.times.grace >= 0 && o.times.stop >= 0,

@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kept = 4096;     // bytes kept of the end of each stream
 constexpr double last_words = 2;  // seconds that drain() waits for a slow reader after hurry()
 
-bool whole_number(std::string_view text, int& n) { return (n = read_number<int>(text).value_or(-1)) >= 0; }
+bool integer(std::string_view text, int& n) { return (n = read_number<int>(text).value_or(-1)) >= 0; }
 
 }  // namespace
 
@@ -32,7 +32,7 @@ Streams Streams::parse(const std::string& text, int ranks, const char* option) {
   };
   Streams streams;
   if (text.find(':') == std::string::npos) {
-    if (!whole_number(text, streams.all_) || streams.all_ > 3) wrong(text);
+    if (!integer(text, streams.all_) || streams.all_ > 3) wrong(text);
     return streams;
   }
   for (size_t at = 0; at <= text.size();) {
@@ -40,8 +40,8 @@ Streams Streams::parse(const std::string& text, int ranks, const char* option) {
     const std::string item = text.substr(at, end - at);
     const size_t colon = item.find(':');
     int rank = -1, value = -1;
-    if (colon == std::string::npos || !whole_number(item.substr(0, colon), rank) ||
-        !whole_number(item.substr(colon + 1), value) || value > 3)
+    if (colon == std::string::npos || !integer(item.substr(0, colon), rank) ||
+        !integer(item.substr(colon + 1), value) || value > 3)
       wrong(text);
     LOCKSTEP_CHECK(rank < ranks, "[run] ", option, " names local rank ", rank, "; there are ranks 0 to ", ranks - 1,
                    " here, name one of these");
@@ -141,8 +141,8 @@ void Console::drain(int stop) {
   }
 }
 
-Relay::Relay(Console* console, int fd, std::string prefix, bool shown, const std::string& file)
-    : console_(console), fd_(fd), prefix_(std::move(prefix)), path_(file), shown_(shown) {
+Relay::Relay(Console* console, int fd, std::string prefix, bool printed, const std::string& file)
+    : console_(console), fd_(fd), prefix_(std::move(prefix)), path_(file), printed_(printed) {
   if (file.empty()) return;
   file_ = Fd(open_output(file, O_TRUNC, "[run] "));
 }
@@ -162,20 +162,20 @@ void Relay::keep(std::string_view bytes) {
   }
 }
 
-void Relay::show(std::string_view line, bool whole) {
+void Relay::show(std::string_view line, bool full) {
   // A carriage return moves back to the start of the line, so the prefix is printed after it.
   std::string text;
   while (!begun_ && line.starts_with("\r") && line != "\r\n") text += "\r", line.remove_prefix(1);
   if (!begun_) text += prefix_;
   text += line;
-  if (whole) console_->put_line(fd_, this, text);
+  if (full) console_->put_line(fd_, this, text);
   else console_->put_part(fd_, this, text);
-  begun_ = !whole;
+  begun_ = !full;
 }
 
 void Relay::take(std::string_view bytes) {
   keep(bytes);
-  if (!shown_ || console_->loses()) return;
+  if (!printed_ || console_->loses()) return;
   if (prefix_.empty()) return console_->put(fd_, bytes);
   while (!bytes.empty()) {
     const size_t end = bytes.find('\n');

@@ -80,22 +80,22 @@ class Relay {
   static constexpr size_t longest_line = size_t(1) << 20;  ///< longer lines are split
 
   Relay() = default;
-  /// Without a prefix, bytes are forwarded as they come. `shown` false: nothing goes to the console. Empty `file`: no
+  /// Without a prefix, bytes are forwarded as they come. `printed` false: nothing goes to the console. Empty `file`: no
   /// file.
-  Relay(Console* console, int fd, std::string prefix, bool shown, const std::string& file);
+  Relay(Console* console, int fd, std::string prefix, bool printed, const std::string& file);
   void take(std::string_view bytes);  ///< handles received bytes
   void finish();                      ///< call at the end of the stream; the last line may be incomplete
   /// The last lines of the stream: at most `lines`, and at most 4 KiB.
   std::string tail(int lines) const;
 
  private:
-  void show(std::string_view line, bool whole);
+  void show(std::string_view line, bool entire);
   void keep(std::string_view bytes);
 
   Console* console_ = nullptr;
   int fd_ = 1;
   std::string prefix_, line_, tail_, path_;
-  bool shown_ = true, begun_ = false;
+  bool printed_ = true, begun_ = false;
   Fd file_;
 };
 

@@ -15,13 +15,13 @@
 namespace lockstep::dist {
 namespace {
 
-std::atomic<bool> shown{false};
+std::atomic<bool> printed{false};
 
 // A signal handler that prints the stack of the thread in which it runs: the hanging one.
 void show_stack(int) {
   void* frames[64];
   backtrace_symbols_fd(frames, backtrace(frames, 64), STDERR_FILENO);
-  shown = true;
+  printed = true;
 }
 
 }  // namespace
@@ -72,7 +72,7 @@ void Deadman::end_process(const Armed& armed) {
   action.sa_handler = show_stack;
   sigaction(SIGUSR2, &action, nullptr);
   pthread_kill(armed.thread, SIGUSR2);
-  for (int i = 0; i < 200 && !shown; ++i) ::usleep(10000);
+  for (int i = 0; i < 200 && !printed; ++i) ::usleep(10000);
   last_words_(text);
   ::_exit(exit_code);
 }

@@ -82,7 +82,7 @@ std::shared_ptr<DeviceWork> NcclEngine::begin(const Call& call) {
 NcclEngine::Link& NcclEngine::connect(int peer, const Call& call) {
   if (const auto found = links_.find(peer); found != links_.end()) return found->second;
   Control& control = *job->control;
-  const Seconds timeout = turns.timeout_of(call);
+  const Seconds timeout = call_queue.timeout_of(call);
   std::vector<int> members, world_ranks;
   for (int r = 0; r < n_; ++r) {
     if (peer != everybody && r != rank && r != peer) continue;
@@ -121,12 +121,12 @@ NcclEngine::Link& NcclEngine::connect(int peer, const Call& call) {
     watchdog_->add(link.comm);
     const std::lock_guard lock(mutex_);
     Link& kept = links_.emplace(peer, std::move(link)).first->second;
-    watchdog_->settle(*kept.comm, timeout, "a communicator of " + named(world_ranks));
+    watchdog_->wait_ready(*kept.comm, timeout, "a communicator of " + named(world_ranks));
     return kept;
   }
   LOCKSTEP_CHECK(job->backend != "nccl", "[nccl] expected a device for each rank with backend nccl, but ", shared,
                  "; use backend auto, or fewer ranks");
-  if (rank == members[0] && !job->told_sharing.exchange(true))
+  if (rank == members[0] && !job->reported_sharing.exchange(true))
     std::fprintf(stderr, "[lockstep] %s: tensors of %s go through the host's memory\n", shared.c_str(), where.c_str());
   const std::lock_guard lock(mutex_);
   return links_.emplace(peer, std::move(link)).first->second;
@@ -140,11 +140,12 @@ void NcclEngine::move(Call& call, uint64_t sequence) {
     stream_.emplace(*device_, true);
   }
   const auto work = std::static_pointer_cast<NcclWork>(call.work);
-  what_ = sequence > 0 ? str("call ", sequence, " (", turns.activity.collective, ")") : turns.activity.collective;
+  what_ =
+      sequence > 0 ? str("call ", sequence, " (", call_queue.activity.collective, ")") : call_queue.activity.collective;
   const StreamScope scope(*stream_);
   const auto end = [&](bool complete) {
     work->end();
-    watchdog_->watch(work, complete, what_, call, turns, world_ranks[size_t((rank + 1) % n_)]);
+    watchdog_->watch(work, complete, what_, call, call_queue, world_ranks[size_t((rank + 1) % n_)]);
   };
   try {
     work->ready().wait();
@@ -261,19 +262,19 @@ void NcclEngine::enqueue(const Call& call, Communicator& comm) {
 }
 
 /// Assembles the ranks' parts at the root, or on all ranks. Called inside an NCCL group call.
-void NcclEngine::gather_parts(const Tensor& whole, const Tensor& part, int root, ncclComm_t comm) {
+void NcclEngine::gather_parts(const Tensor& full, const Tensor& part, int root, ncclComm_t comm) {
   const auto own = [&] {
-    const Tensor target = part_of(whole, rank);
+    const Tensor target = part_of(full, rank);
     if (target.numel() > 0 && target.raw_data() != part.raw_data()) target.copy_(part);
   };
-  if (root == everybody && whole.numel() % n_ == 0)
+  if (root == everybody && full.numel() % n_ == 0)
     return check_nccl(
-        ncclAllGather(part.raw_data(), whole.raw_data(), size_t(size_in_bytes(part)), ncclUint8, comm, stream()),
+        ncclAllGather(part.raw_data(), full.raw_data(), size_t(size_in_bytes(part)), ncclUint8, comm, stream()),
         "ncclAllGather", comm);
   if (root == everybody || root == rank) own();
   if (root != everybody && root != rank) return send(part, root, comm);
   for (int r = 0; r < n_; ++r) {
-    const Tensor place = part_of(whole, r);
+    const Tensor place = part_of(full, r);
     if (place.numel() == 0) continue;
     if (root == everybody)
       check_nccl(

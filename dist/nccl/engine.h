@@ -43,11 +43,11 @@ class NcclEngine final : public NativeEngine {
         compares_all_(environment_flag("LOCKSTEP_NCCL_DEBUG")),
         exact_(environment_flag("LOCKSTEP_NCCL_EXACT")) {}
   ~NcclEngine() override {
-    turns.drain();  // queued calls need the communicators
+    call_queue.drain();  // queued calls need the communicators
     std::vector<std::shared_ptr<Communicator>> comms;
     for (const auto& [peer, link] : links_)
       if (link.comm) comms.push_back(link.comm);
-    if (watchdog_) watchdog_->close(turns, comms);
+    if (watchdog_) watchdog_->close(call_queue, comms);
   }
 
   /// "nccl", or "host" once ranks were found to share a device, so that tensors go through host memory.
@@ -69,7 +69,7 @@ class NcclEngine final : public NativeEngine {
   /// A new tensor in a symmetric window (window.h). All ranks of the group must create the window together.
   Tensor window(const Shape& shape, DType dtype);
   void move(Call& call, uint64_t sequence) override;
-  bool idle() const override { return NativeEngine::idle() && (!watchdog_ || watchdog_->idle(turns)); }
+  bool idle() const override { return NativeEngine::idle() && (!watchdog_ || watchdog_->idle(call_queue)); }
 
  private:
   static constexpr int everybody = -1;
@@ -90,7 +90,7 @@ class NcclEngine final : public NativeEngine {
   void device_messages(Call& call);
   static std::vector<PointToPoint> messages_of(const Call& call);
   void put_messages(const Call& call, const std::vector<PointToPoint>& messages);
-  void gather_parts(const Tensor& whole, const Tensor& part, int root, ncclComm_t comm);
+  void gather_parts(const Tensor& full, const Tensor& part, int root, ncclComm_t comm);
   void sum_own_part(const Call& call, Communicator& comm, const Tensor& target);
   void send(const Tensor& t, int peer, ncclComm_t comm, const Stream& on) {
     if (t.numel() > 0)
@@ -109,7 +109,7 @@ class NcclEngine final : public NativeEngine {
     return flat.narrow(0, r.begin, r.size());
   }
   void together(Communicator& comm, const Call& call, const std::function<void(ncclComm_t)>& calls) {
-    watchdog_->run({&comm}, turns.timeout_of(call), what_, [&] { calls(comm.handle()); });
+    watchdog_->run({&comm}, call_queue.timeout_of(call), what_, [&] { calls(comm.handle()); });
   }
 
   const int n_;

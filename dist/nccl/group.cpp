@@ -1,4 +1,4 @@
-// The group that moves tensors on devices by NCCL. Calls on the CPU and on the device form one sequence (turns.h), so
+// The group that moves tensors on devices by NCCL. Calls on the CPU and on the device form one sequence (CallQueue), so
 // that all ranks run a mixture of both in the same order.
 #include <algorithm>
 #include <cstring>
@@ -27,7 +27,7 @@ class NcclGroup final : public NativeGroup {
   Tensor shared_empty(const Shape& shape, DType dtype, Device device) override {
     if (device.is_cpu() || size() == 1 || numel_of(shape) == 0 || !has_windows())
       return NativeGroup::shared_empty(shape, dtype, device);
-    engine_->turns.drain();
+    engine_->call_queue.drain();
     const std::string tag = str("window of ", dtype, " x ", numel_of(shape));
     barrier(Seconds{0}, tag);  // detects ranks that create a different one
     if (!nccl().is_connected()) all_reduce(zeros({1}, {.dtype = f32, .device = device}), {.tag = tag});
@@ -45,8 +45,8 @@ class NcclGroup final : public NativeGroup {
     for (const std::string& one : calls) call.tag = std::to_string(hash_text(one, hash_text(call.tag)));
     const std::shared_ptr<DeviceWork> work = call.work = nccl().begin(call);
     call.launch = launch;
-    engine_->turns.drain();  // then the launch runs on this thread, whose random generator it uses
-    Work(engine_->turns.run(std::move(call), false), work).wait();
+    engine_->call_queue.drain();  // then the launch runs on this thread, whose random generator it uses
+    Work(engine_->call_queue.run(std::move(call), false), work).wait();
     traffic_->collectives += int64_t(calls.size()) - 1;
   }
 
@@ -66,7 +66,7 @@ class NcclGroup final : public NativeGroup {
     // both run on the group's thread if they are asynchronous.
     const bool takes_time = by_host || is_message(call.collective);
     const std::shared_ptr<DeviceWork> work = call.work = nccl().begin(call);
-    Work result(engine_->turns.run(std::move(call), async && takes_time), work);
+    Work result(engine_->call_queue.run(std::move(call), async && takes_time), work);
     if (!async) result.wait();
     return result;
   }

@@ -14,7 +14,7 @@ std::vector<PointToPoint> NcclEngine::messages_of(const Call& call) {
 }
 
 void NcclEngine::device_messages(Call& call) {
-  std::vector<Message> batch = turns.begin_messages(call);
+  std::vector<Message> batch = call_queue.begin_messages(call);
   const std::vector<PointToPoint> all = messages_of(call);
   std::vector<std::pair<Tensor, Tensor>> arrived;  // device tensor, host copy
   const auto exchange = [&](const std::vector<size_t>& by_host, std::vector<Message> more) {
@@ -89,7 +89,7 @@ void NcclEngine::put_messages(const Call& call, const std::vector<PointToPoint>&
     const StreamScope scope(*link->stream);
     begin.wait();
   }
-  watchdog_->run(comms, turns.timeout_of(call), what_, [&] {
+  watchdog_->run(comms, call_queue.timeout_of(call), what_, [&] {
     for (const PointToPoint& p : messages) {
       if (p.tensor.numel() == 0) continue;
       const Link& link = *links[p.peer];

@@ -72,7 +72,7 @@ std::shared_ptr<DeviceWork> NcclEngine::record(Call call) {
   const std::vector<PointToPoint> messages = is_message(call.collective) ? messages_of(call) : decltype(messages)();
   check(call);
   std::shared_ptr<RecordedWork> work;
-  turns.aside([&] {
+  call_queue.aside([&] {
     const auto check_link = [&](int peer) {
       const auto known = links_.find(peer);
       const auto of = [&] { return peer == everybody ? "" : str(" to or from rank ", world_ranks[size_t(peer)]); };
@@ -103,7 +103,7 @@ std::shared_ptr<DeviceWork> NcclEngine::record(Call call) {
 
 std::vector<std::string> NcclEngine::take_recorded() {
   std::vector<std::string> all;
-  turns.aside([&] { all.swap(recorded_); });
+  call_queue.aside([&] { all.swap(recorded_); });
   return all;
 }
 
@@ -112,7 +112,7 @@ std::vector<std::string> NcclEngine::take_recorded() {
 void NcclEngine::start_graph(Call& call, uint64_t sequence) {
   if (must_compare(++collectives_)) agree(call, sequence);
   call.launch();
-  job->control->begin(turns.activity);  // the launch may have replayed another group
+  job->control->begin(call_queue.activity);  // the launch may have replayed another group
 }
 
 }  // namespace lockstep::dist

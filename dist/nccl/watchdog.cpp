@@ -122,10 +122,10 @@ void Watchdog::run(const std::vector<Communicator*>& comms, Seconds timeout, con
     }
     check_nccl(ncclGroupEnd(), "ncclGroupEnd", comms[0]->comm_);
   }
-  for (Communicator* comm : comms) settle(*comm, timeout, what);
+  for (Communicator* comm : comms) wait_ready(*comm, timeout, what);
 }
 
-void Watchdog::settle(Communicator& comm, Seconds timeout, const std::string& what) {
+void Watchdog::wait_ready(Communicator& comm, Seconds timeout, const std::string& what) {
   const auto start = Clock::now();
   for (int round = 0;; ++round) {
     ncclResult_t state = ncclSuccess;
@@ -148,37 +148,38 @@ void Watchdog::settle(Communicator& comm, Seconds timeout, const std::string& wh
 }
 
 void Watchdog::watch(const std::shared_ptr<NcclWork>& work, bool complete, const std::string& what, const Call& call,
-                     Turns& turns, int neighbour) {
+                     CallQueue& call_queue, int neighbour) {
   work->what_ = what;
   if (complete) work->ticket_ = call.ticket;
-  work->timeout_ = turns.timeout_of(call);
-  work->activity_ = turns.activity;
-  work->turns_ = &turns;
+  work->timeout_ = call_queue.timeout_of(call);
+  work->activity_ = call_queue.activity;
+  work->call_queue_ = &call_queue;
   work->neighbour_ = neighbour;
-  work->started_ = work->told_ = Clock::now();
+  work->started_ = work->reported_ = Clock::now();
   const std::lock_guard lock(mutex_);
   works_.push_back(work);
   changed_.notify_all();
 }
 
-bool Watchdog::idle(const Turns& turns) const {
+bool Watchdog::idle(const CallQueue& call_queue) const {
   const std::lock_guard lock(mutex_);
-  return std::none_of(works_.begin(), works_.end(), [&](const auto& work) { return work->turns_ == &turns; });
+  return std::none_of(works_.begin(), works_.end(), [&](const auto& work) { return work->call_queue_ == &call_queue; });
 }
 
-void Watchdog::close(const Turns& turns, const std::vector<std::shared_ptr<Communicator>>& comms) {
+void Watchdog::close(const CallQueue& call_queue, const std::vector<std::shared_ptr<Communicator>>& comms) {
   {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] {
-      return std::none_of(works_.begin(), works_.end(), [&](const auto& work) { return work->turns_ == &turns; });
+      return std::none_of(works_.begin(), works_.end(),
+                          [&](const auto& work) { return work->call_queue_ == &call_queue; });
     });
-    if (told_ && told_->turns_ == &turns) told_ = nullptr;
+    if (reported_ && reported_->call_queue_ == &call_queue) reported_ = nullptr;
     std::erase_if(comms_, [&](const auto& comm) { return std::find(comms.begin(), comms.end(), comm) != comms.end(); });
   }
   for (const auto& comm : comms) {
     if (!job_.control->failed()) finalize(*comm);
     abort(*comm);
-    comm->free_forgotten();
+    comm->free_discarded();
   }
 }
 
@@ -206,9 +207,9 @@ void Watchdog::loop() {
     }
     lock.lock();
     std::erase_if(works_, [&](const auto& work) { return std::find(over.begin(), over.end(), work) != over.end(); });
-    if (told_ && std::find(works_.begin(), works_.end(), told_) == works_.end() &&
-        told_->turns_->tell_moved(told_->activity_))
-      told_ = nullptr;
+    if (reported_ && std::find(works_.begin(), works_.end(), reported_) == works_.end() &&
+        reported_->call_queue_->tell_moved(reported_->activity_))
+      reported_ = nullptr;
     lock.unlock();
     over.clear();  // releases tensors
     lock.lock();
@@ -231,19 +232,19 @@ Watchdog::Works Watchdog::look(const Works& works, const std::vector<std::shared
     give_up(error_of(state, *comm, (first == works.end() ? works.back() : *first)->what_));
   }
   Works over;
-  std::vector<Turns*> busy, moved;
+  std::vector<CallQueue*> busy, moved;
   for (const auto& work : works) {
     // Calls of a group run one after another: skip those behind a call that still runs.
-    if (std::find(busy.begin(), busy.end(), work->turns_) != busy.end()) continue;
+    if (std::find(busy.begin(), busy.end(), work->call_queue_) != busy.end()) continue;
     if (work->done()) {
       if (work->ticket_ && !given_up_) job_.flight.finish(*work->ticket_);
       over.push_back(work);
-      moved.push_back(work->turns_);
+      moved.push_back(work->call_queue_);
       continue;
     }
-    busy.push_back(work->turns_);
-    if (std::find(moved.begin(), moved.end(), work->turns_) != moved.end())
-      work->started_ = work->told_ = Clock::now();  // its limit counts from now: it had to wait for an earlier call
+    busy.push_back(work->call_queue_);
+    if (std::find(moved.begin(), moved.end(), work->call_queue_) != moved.end())
+      work->started_ = work->reported_ = Clock::now();  // its limit counts from now: it had to wait for an earlier call
     if (given_up_) {
       if (Clock::now() - *given_up_ > ending) over.push_back(work);
       continue;
@@ -259,17 +260,17 @@ void Watchdog::look_at_late(NcclWork& work) {
   if (now - work.started_ > work.timeout_) {
     const std::string text =
         str("[", name_of(work.call_.collective), "] waited ", text_of(work.timeout_), " in group ",
-            work.activity_.group, " for ", work.what_, "; ", job_.control->explain(work.turns_->world_ranks()),
+            work.activity_.group, " for ", work.what_, "; ", job_.control->explain(work.call_queue_->world_ranks()),
             "; see the output of the late ranks, or raise the timeout");
     return give_up(std::make_exception_ptr(DistError(Fault::timeout, -1, text)));
   }
-  if (now - work.told_ < job_.control->place().heartbeat) return;
+  if (now - work.reported_ < job_.control->place().heartbeat) return;
   const std::lock_guard lock(mutex_);
-  if (told_ && told_.get() != &work) return;
-  if (!work.turns_->tell_late(work.activity_, work.neighbour_)) return;
-  work.told_ = now;
+  if (reported_ && reported_.get() != &work) return;
+  if (!work.call_queue_->tell_late(work.activity_, work.neighbour_)) return;
+  work.reported_ = now;
   for (const auto& other : works_)
-    if (other.get() == &work) told_ = other;
+    if (other.get() == &work) reported_ = other;
 }
 
 /// The error for a result code of NCCL. If another rank's end may be the cause, the error is a DistError rank_failed:

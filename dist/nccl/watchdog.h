@@ -26,9 +26,9 @@
 #include <thread>
 #include <vector>
 
+#include "dist/call_queue.h"
 #include "dist/job.h"
 #include "dist/nccl/deadman.h"
-#include "dist/turns.h"
 #include "dist/work.h"
 #include "tensor/stream.h"
 
@@ -40,7 +40,7 @@ void check_nccl(ncclResult_t code, const char* what, ncclComm_t comm);
 /// An NCCL communicator of this rank.
 class Communicator {
  public:
-  /// Starts to create the communicator and returns at once. Watchdog::settle() waits until it can be used.
+  /// Starts to create the communicator and returns at once. Watchdog::wait_ready() waits until it can be used.
   Communicator(const ncclUniqueId& id, int size, int rank, Device device, std::string name,
                std::vector<int> world_ranks);
   Communicator(const Communicator&) = delete;
@@ -53,11 +53,11 @@ class Communicator {
   // Call keep() and forget() with the mutex held. Their windows are NCCL memory windows; see window.h.
   /// Registers an open window, to be closed with the communicator.
   void keep(void* window) { windows_.push_back(window); }
-  /// Registers memory that free_forgotten() frees later, after closing its window.
-  void forget(void* data, void* window) { forgotten_.emplace_back(data, window); }
+  /// Registers memory that free_discarded() frees later, after closing its window.
+  void forget(void* data, void* window) { discarded_.emplace_back(data, window); }
   void close_windows();  ///< closes all windows
   /// Waits for the device, then closes the windows given to forget() and frees their memory. Call without the mutex.
-  void free_forgotten();
+  void free_discarded();
 
  private:
   friend class Watchdog;
@@ -67,7 +67,7 @@ class Communicator {
   std::mutex mutex_;
   ncclComm_t comm_ = nullptr;
   std::vector<void*> windows_;                      // open windows
-  std::vector<std::pair<void*, void*>> forgotten_;  // memory that is freed later, with its window
+  std::vector<std::pair<void*, void*>> discarded_;  // memory that is freed later, with its window
 };
 
 /// A running call on a device.
@@ -95,9 +95,9 @@ class NcclWork final : public DeviceWork {
   std::optional<uint64_t> ticket_;  // entry of the flight record to complete
   Seconds timeout_{0};
   Activity activity_;
-  Turns* turns_ = nullptr;
+  CallQueue* call_queue_ = nullptr;
   int neighbour_ = -1;
-  std::chrono::steady_clock::time_point started_, told_;  // told_: time of the last report that the call is late
+  std::chrono::steady_clock::time_point started_, reported_;  // told_: time of the last report that the call is late
 };
 
 /// Supervises the NCCL calls of one rank.
@@ -116,16 +116,16 @@ class Watchdog {
   void run(const std::vector<Communicator*>& comms, Seconds timeout, const std::string& what,
            const std::function<void()>& calls);
   /// Waits until NCCL has finished the last operation on the communicator. Throws DistError.
-  void settle(Communicator& comm, Seconds timeout, const std::string& what);
+  void wait_ready(Communicator& comm, Seconds timeout, const std::string& what);
   /// Supervises a call from now on. `complete`: false if an error came before the whole call was queued. `what`: the
   /// call's name in messages. `neighbour`: a world rank that the call waits for, to be named if the call is late.
   void watch(const std::shared_ptr<NcclWork>& work, bool complete, const std::string& what, const Call& call,
-             Turns& turns, int neighbour);
-  /// True if no call from `turns`, the queue of one group's calls, is running.
-  bool idle(const Turns& turns) const;
+             CallQueue& call_queue, int neighbour);
+  /// True if no call from `call_queue`, the queue of one group's calls, is running.
+  bool idle(const CallQueue& call_queue) const;
   /// Waits until no call of the group runs. Then shuts the communicators down cleanly, or aborts them if that takes too
   /// long.
-  void close(const Turns& turns, const std::vector<std::shared_ptr<Communicator>>& comms);
+  void close(const CallQueue& call_queue, const std::vector<std::shared_ptr<Communicator>>& comms);
 
  private:
   using Works = std::vector<std::shared_ptr<NcclWork>>;
@@ -145,7 +145,7 @@ class Watchdog {
   Works works_;  // running works, in the order of the calls
   std::vector<std::shared_ptr<Communicator>> comms_;
   std::vector<Device> used_;
-  std::shared_ptr<NcclWork> told_;  // the call that was reported as late to the control plane
+  std::shared_ptr<NcclWork> reported_;  // the call that was reported as late to the control plane
   bool stop_ = false;
   std::vector<Device> distrusted_;  // only the watchdog's thread uses this and the next member
   std::optional<std::chrono::steady_clock::time_point> given_up_;

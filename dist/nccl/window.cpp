@@ -37,11 +37,11 @@ void Communicator::close_windows() {
   windows_.clear();
 }
 
-void Communicator::free_forgotten() {
+void Communicator::free_discarded() {
   std::vector<std::pair<void*, void*>> all;
   {
     const std::lock_guard lock(mutex_);
-    all.swap(forgotten_);
+    all.swap(discarded_);
   }
   if (all.empty()) return;
   try {
@@ -85,11 +85,12 @@ bool NcclEngine::is_connected() const {
 Tensor NcclEngine::window(const Shape& shape, DType dtype) {
   const int64_t bytes = numel_of(shape) * size_of(dtype);
   std::shared_ptr<Window> made;
-  turns.aside([&] {
+  call_queue.aside([&] {
     const std::shared_ptr<Communicator> comm = links_.at(everybody).comm;
-    comm->free_forgotten();
+    comm->free_discarded();
     made = std::make_shared<Window>(comm, bytes);
-    watchdog_->run({comm.get()}, turns.timeout_of({}), str("a window of ", bytes, " bytes"), [&] { made->open(); });
+    watchdog_->run({comm.get()}, call_queue.timeout_of({}), str("a window of ", bytes, " bytes"),
+                   [&] { made->open(); });
     made->keep();
   });
   return Tensor(Storage::adopt(made->data(), bytes, *device_, [made] {}), 0, shape, contiguous_strides(shape), dtype);

@@ -117,8 +117,8 @@ static void by_hosts(const Request& request, const Emit& emit) {
   };
   // Moves chunks up and down the trees within hosts, and between leaders. In gather and scatter a rank has memory for
   // its own part only, so it keeps the chunks of other ranks in scratch copies.
-  const bool whole = request.collective != Collective::gather && request.collective != Collective::scatter;
-  const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !whole && rank != root && rank != chunk}; };
+  const bool full = request.collective != Collective::gather && request.collective != Collective::scatter;
+  const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !full && rank != root && rank != chunk}; };
   const auto move = [&](int from, int to, int32_t c) { w.move(Action::copy, from, place(from, c), to, place(to, c)); };
   const EachEdge part_up = [&](const Edge& e) {
     for (int p = e.begin; p < e.end; ++p) move(e.child, e.parent, e.team.ranks[size_t(p)]);
@@ -219,9 +219,9 @@ const Rules rules::hierarchical{
               r.hosts.empty() ? std::ptrdiff_t(r.ranks) : std::count(r.hosts.begin(), r.hosts.end(), r.hosts[0]);
           if (size == r.ranks) return true;
           if (r.ranks % size != 0 || !is_power_of_two(int(size))) return false;
-          std::map<int, int> seen;
+          std::map<int, int> observed;
           for (int rank = 0; rank < r.ranks; ++rank) {
-            const int host = int(seen.try_emplace(r.hosts[size_t(rank)], int(seen.size())).first->second);
+            const int host = int(observed.try_emplace(r.hosts[size_t(rank)], int(observed.size())).first->second);
             if (host != rank / size) return false;
           }
           return true;

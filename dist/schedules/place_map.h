@@ -53,8 +53,8 @@ template <class T> class PlaceMap {
   /// Error when the array for slot 0 would exceed 4 GiB.
   PlaceMap(int64_t ranks, int64_t chunks, bool sparse = false) : ranks_(ranks), chunks_(chunks) {
     if (sparse || (chunks != 1 && chunks != ranks)) return;
-    const int64_t bytes = ranks * chunks * int64_t(sizeof(T)), most = int64_t(4) << 30;
-    LOCKSTEP_CHECK(bytes <= most, "[schedule] ", ranks, " ranks of ", chunks, " chunks need ", bytes >> 30,
+    const int64_t bytes = ranks * chunks * int64_t(sizeof(T)), limit = int64_t(4) << 30;
+    LOCKSTEP_CHECK(bytes <= limit, "[schedule] ", ranks, " ranks of ", chunks, " chunks need ", bytes >> 30,
                    " GiB of memory; at most 4 GiB are allowed: use fewer ranks");
     table_.resize(size_t(ranks * chunks));
   }

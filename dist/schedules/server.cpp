@@ -75,11 +75,11 @@ static void by_server(const Request& request, const Emit& emit) {
 
 const Rules rules::server{
     .visit = by_server,
-    .is_whole = [](Collective) { return true; },
+    .is_full = [](Collective) { return true; },
     .adds_in_tree_order = [](const Request& r) { return r.ranks == 3; },
     .costs = [](const Request& r) -> std::optional<Costs> {
-      if (moves_all(r.collective)) return wholes(r);
-      if (r.collective == Collective::all_reduce) return wholes(r, 2);
+      if (moves_all(r.collective)) return fulls(r);
+      if (r.collective == Collective::all_reduce) return fulls(r, 2);
       if (r.collective == Collective::gather || r.collective == Collective::scatter) return shares(r);
       return std::nullopt;
     },

@@ -48,8 +48,8 @@ static void by_tree(const Request& request, const Emit& emit) {
   const Teams teams{{all_ranks(n, root)}};
   const auto chunks = int32_t(chunk_count(Algorithm::tree, request));
   // In gather and scatter a rank has memory for its own part only; data that it forwards lies in scratch copies.
-  const bool whole = request.collective != Collective::gather && request.collective != Collective::scatter;
-  const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !whole && rank != root && rank != chunk}; };
+  const bool full = request.collective != Collective::gather && request.collective != Collective::scatter;
+  const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !full && rank != root && rank != chunk}; };
   StepWriter w(emit);
 
   const EachEdge sum_all = [&](const Edge& e) {
@@ -89,7 +89,7 @@ static void by_tree(const Request& request, const Emit& emit) {
 const Rules rules::tree{
     .visit = by_tree,
     .has = [](Collective c) { return c < Collective::all_to_all; },  // all_to_all would forward each chunk many times
-    .is_whole = [](Collective) { return true; },
+    .is_full = [](Collective) { return true; },
     .adds_in_tree_order = [](const Request& r) { return r.root == 0; },
     .costs = [](const Request& r) -> std::optional<Costs> {
       const double n = r.ranks, log = log2_of(r.ranks);

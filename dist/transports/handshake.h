@@ -5,7 +5,7 @@
 //   answer   number (32), proof (32), length (2), purpose (length)     caller ──▶ listener
 //   reply    proof (32)                                                listener ──▶ caller; then the stream begins
 //
-// Numbers in brackets are bytes. The listener is a Door (tcp.h); the caller is the rank that connects to it.
+// Numbers in brackets are bytes. It listens by a Listener (tcp.h); the caller is the rank that connects to it.
 #include <cstdint>
 #include <cstring>
 #include <string>

@@ -25,8 +25,8 @@ size_t streams_to(const SocketAddress& address) {
 
 class TcpChannel final : public Channel {
  public:
-  TcpChannel(std::shared_ptr<Door> door, std::string purpose, int peer)
-      : door_(std::move(door)), purpose_(std::move(purpose)), peer_(peer) {}
+  TcpChannel(std::shared_ptr<Listener> listener, std::string purpose, int peer)
+      : listener_(std::move(listener)), purpose_(std::move(purpose)), peer_(peer) {}
 
   void connected(std::vector<Fd> fds) {
     fds_ = std::move(fds);
@@ -98,7 +98,7 @@ class TcpChannel final : public Channel {
   bool ready() {
     if (!fds_.empty()) [[likely]]
       return true;
-    if (auto fds = door_->claim(purpose_); !fds.empty()) connected(std::move(fds));
+    if (auto fds = listener_->claim(purpose_); !fds.empty()) connected(std::move(fds));
     return !fds_.empty();
   }
 
@@ -135,7 +135,7 @@ class TcpChannel final : public Channel {
                         error ? str(" (", std::strerror(error), ")") : std::string(), "; see the output of that rank"));
   }
 
-  const std::shared_ptr<Door> door_;
+  const std::shared_ptr<Listener> listener_;
   const std::string purpose_;
   const int peer_;  // world rank
   std::vector<Fd> fds_;
@@ -264,12 +264,13 @@ Fd call(Control& control, const SocketAddress& address, int peer, const handshak
 
 }  // namespace
 
-std::unique_ptr<Channel> make_tcp_channel(Control& control, std::shared_ptr<Door> door, const std::string& group,
-                                          int world_rank, int peer_world_rank, const DoorAddress& theirs) {
+std::unique_ptr<Channel> make_tcp_channel(Control& control, std::shared_ptr<Listener> listener,
+                                          const std::string& group, int world_rank, int peer_world_rank,
+                                          const ListenerAddress& theirs) {
   handshake::Purpose purpose{
       .job = control.place().job,
       .what = str(group, " ", std::min(world_rank, peer_world_rank), "-", std::max(world_rank, peer_world_rank))};
-  auto channel = std::make_unique<TcpChannel>(std::move(door), purpose.what, peer_world_rank);
+  auto channel = std::make_unique<TcpChannel>(std::move(listener), purpose.what, peer_world_rank);
   if (world_rank > peer_world_rank) return channel;
   const SocketAddress address = resolve(theirs.host, theirs.port).front();
   purpose.stripes = streams_to(address);

@@ -2,14 +2,14 @@
 // Channels over TCP, for ranks on different hosts. A pair of ranks of a group has one connection, or several, over
 // which the stream is striped in blocks of 64 KiB (LOCKSTEP_TCP_STREAMS; default 1 on loopback, else 4).
 //
-//   lower rank ─────────── connects ────────────▶ door of the higher rank
+//   lower rank ─────────── connects ────────────▶ listener of the higher rank
 //              ◀────────── challenge ────────────
 //              ──── number, proof, purpose ─────▶
 //              ◀──────────── proof ──────────────          (auth.h, handshake.h)
 //
-// A door is a listening socket with a thread that admits a connection if the peer proves that it knows the job's token
-// (auth.h). All others are closed after one short message, or after 5 seconds. The purpose of a connection
-// (job, group, ranks, stripe) is part of the proof.
+// A listener is a socket with a thread that admits a connection if the peer proves that it knows the job's token
+// (auth.h). All others are closed after one short message, or after 5 seconds. The purpose of a connection (job, group,
+// ranks, stripe) is part of the proof.
 #include <condition_variable>
 #include <cstdint>
 #include <map>
@@ -26,29 +26,29 @@
 namespace lockstep::dist {
 
 /// The listening socket of a rank for data connections.
-class Door {
+class Listener {
  public:
   /// The listening socket of this rank, shared by its groups. Listens on the address under which other hosts reach this
   /// rank, at any free port. Error when it cannot listen, or others could reach it and there is no token.
-  static std::shared_ptr<Door> of(Control& control);
-  ~Door();
-  Door(const Door&) = delete;
+  static std::shared_ptr<Listener> of(Control& control);
+  ~Listener();
+  Listener(const Listener&) = delete;
 
-  const std::string& host() const { return host_; }  ///< the address that the door listens on
-  int port() const { return port_; }                 ///< the port that the door listens on
+  const std::string& host() const { return host_; }  ///< the address that it listens on
+  int port() const { return port_; }                 ///< the port that it listens on
   /// The connections of the pair of ranks that `purpose` names, in the order of their stripes. Empty until all of them
   /// have arrived.
   std::vector<Fd> claim(const std::string& purpose);
 
  private:
   struct Visitor;
-  explicit Door(Control& control);
+  explicit Listener(Control& control);
   void run();
   bool enter(std::vector<Visitor>& visitors);  ///< accepts one connection; false when no more are queued
   /// Reads from a connection that has not been admitted yet. Returns false if it is admitted now, or must be dropped.
   bool listen_to(Visitor& visitor);
   void admit(Visitor& visitor, const std::string& purpose, size_t stripe, size_t stripes);
-  void turn_away(const Visitor& visitor, const std::string& why);
+  void reject(const Visitor& visitor, const std::string& why);
 
   const std::string host_, token_, job_;
   int port_ = 0;
@@ -60,7 +60,7 @@ class Door {
 };
 
 /// The address of the socket on which a rank accepts data connections.
-struct DoorAddress {
+struct ListenerAddress {
   std::string host;
   int port = 0;
 };
@@ -68,7 +68,8 @@ struct DoorAddress {
 /// Makes the channel to a peer. The lower world rank connects to the listening socket of the higher one. On the higher
 /// rank this call does not wait: the channel takes the connection when it has arrived. DistError when the peer is
 /// unreachable, or another program answers.
-std::unique_ptr<Channel> make_tcp_channel(Control& control, std::shared_ptr<Door> door, const std::string& group,
-                                          int world_rank, int peer_world_rank, const DoorAddress& theirs);
+std::unique_ptr<Channel> make_tcp_channel(Control& control, std::shared_ptr<Listener> listener,
+                                          const std::string& group, int world_rank, int peer_world_rank,
+                                          const ListenerAddress& theirs);
 
 }  // namespace lockstep::dist

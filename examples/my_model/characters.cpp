@@ -68,7 +68,7 @@ Variable loss(const Variable& scores, const Tensor& next) {
 }
 
 int main(int argc, char** argv) {
-  ls::train::Options defaults;
+  ls::train::TrainOptions defaults;
   defaults.steps = 200;
   defaults.batch = 8;
   return ls::train::run(

@@ -42,13 +42,13 @@ void Run::start(ls::nn::Module& model) const {
 
 Tensor Run::uniform(const ls::Shape& shape) {
   if (!golden) return ls::rand(shape);
-  const double key = double(++drawn_);
+  const double key = double(++sampled_);
   return filled(shape, [&](int64_t i) { return number(key, i); });
 }
 
 Tensor Run::normal(const ls::Shape& shape) {
   if (!golden) return ls::randn(shape);
-  const double key = double(++drawn_);
+  const double key = double(++sampled_);
   return filled(shape, [&](int64_t i) {
     return std::sqrt(-2 * std::log(1 - number(key, i))) * std::cos(2 * std::numbers::pi * number(key + 0.5, i));
   });
@@ -63,7 +63,7 @@ Run::Digits Run::digits(int64_t count) {
   }
   static const ls::data::TensorDataset all = ls::data::to_tensors(ls::data::SyntheticDigits(4096, 1));
   std::vector<int64_t> indices(static_cast<size_t>(count));
-  for (int64_t& index : indices) index = seen_++ % all.size();
+  for (int64_t& index : indices) index = observed_++ % all.size();
   const ls::data::Example batch = *all.get_batch(indices);
   return {batch.input, batch.target};
 }

@@ -22,15 +22,16 @@ int main(int argc, char** argv) {
     while (run.next()) {
       std::vector<float> states;
       std::vector<int64_t> actions;
-      const auto drawn = run.uniform({204}).to_vector<float>();
+      const auto sampled = run.uniform({204}).to_vector<float>();
       ports::CartPole pole;
-      for (size_t i = 0; i < 4; ++i) pole.state[i] = 0.1 * double(drawn[200 + i]) - 0.05;
+      for (size_t i = 0; i < 4; ++i) pole.state[i] = 0.1 * double(sampled[200 + i]) - 0.05;
       for (bool goes_on = true; goes_on && actions.size() < 200;) {
         const ls::NoGrad no_grad;
-        const std::vector<float> seen(pole.state.begin(), pole.state.end());
-        const float left = ls::softmax(policy(Variable(Tensor::from(seen, {1, 4}))), 1).tensor().to_vector<float>()[0];
-        states.insert(states.end(), seen.begin(), seen.end());
-        actions.push_back(drawn[actions.size()] < left ? 0 : 1);
+        const std::vector<float> observed(pole.state.begin(), pole.state.end());
+        const float left =
+            ls::softmax(policy(Variable(Tensor::from(observed, {1, 4}))), 1).tensor().to_vector<float>()[0];
+        states.insert(states.end(), observed.begin(), observed.end());
+        actions.push_back(sampled[actions.size()] < left ? 0 : 1);
         goes_on = pole.step(actions.back());
       }
       const int64_t count = int64_t(actions.size());

@@ -18,8 +18,8 @@ constexpr int64_t words = std::size(vocabulary);
 /// Makes sentences like "the old cat sees the dog .", three per column: i64 (length + 1, batch). The subject determines
 /// the object.
 Tensor text(ports::Run& run, int64_t batch) {
-  const Tensor drawn = (run.uniform({3, sentences, batch}) * 4.0).to(ls::i64);
-  const Tensor adjective = drawn[0], subject = drawn[1], verb = drawn[2];
+  const Tensor sampled = (run.uniform({3, sentences, batch}) * 4.0).to(ls::i64);
+  const Tensor adjective = sampled[0], subject = sampled[1], verb = sampled[2];
   const Tensor last = ls::eq(subject, ls::full_like(subject, 3)), object = ls::masked_fill(subject + 1, last, 0);
   const Tensor the = ls::zeros_like(subject), end = ls::ones_like(subject);
   const Tensor all = ls::stack({the, adjective + 2, subject + 6, verb + 10, the, object + 6, end}, 1);

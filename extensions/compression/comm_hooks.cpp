@@ -126,8 +126,8 @@ CommHook PowerSgd::hook() const {
     for (const Matrix& x : matrices) products.push_back(matmul(x.m, x.q));
     const Packed rest(plain), all_p(products);
     std::function<void()> rest_done, p_done;
-    if (rest.whole.defined()) rest_done = mean_of(rest.whole, group, tag_of("powersgd plain", bucket));
-    if (all_p.whole.defined()) p_done = mean_of(all_p.whole, group, tag_of("powersgd P", bucket));
+    if (rest.flat.defined()) rest_done = mean_of(rest.flat, group, tag_of("powersgd plain", bucket));
+    if (all_p.flat.defined()) p_done = mean_of(all_p.flat, group, tag_of("powersgd P", bucket));
     for (size_t i = 0; i < matrices.size(); ++i) matrices[i].p = all_p.parts[i];
     return [state, &bucket, &group, matrices, plain, rest, rest_done, p_done] {
       State& s = *state;
@@ -142,7 +142,7 @@ CommHook PowerSgd::hook() const {
         if (s.o.error_feedback) s.errors[x.name] = sub(x.m, matmul(x.p, products.back().t()));
       }
       const Packed all_q(products);
-      group.all_reduce(all_q.whole, {.op = dist::ReduceOp::mean, .tag = tag_of("powersgd Q", bucket)});
+      group.all_reduce(all_q.flat, {.op = dist::ReduceOp::mean, .tag = tag_of("powersgd Q", bucket)});
       for (size_t i = 0; i < matrices.size(); ++i) {
         matrices[i].place.copy_(matmul(matrices[i].p, all_q.parts[i].t()));
         s.q[matrices[i].name] = all_q.parts[i].clone();

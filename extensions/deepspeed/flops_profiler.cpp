@@ -16,8 +16,8 @@ std::string short_number(double value) {
   const char* const units[] = {"", " K", " M", " G", " T", " P"};
   int unit = 0;
   for (; value >= 1000 && unit < 5; ++unit) value /= 1000;
-  const bool is_whole = unit == 0 && value == double(int64_t(value));
-  return fmt::format("{:.{}f}{}", value, is_whole ? 0 : 2, units[unit]);
+  const bool is_integral = unit == 0 && value == double(int64_t(value));
+  return fmt::format("{:.{}f}{}", value, is_integral ? 0 : 2, units[unit]);
 }
 std::string milliseconds(double value) { return fmt::format("{:.2f} ms", value); }
 std::string part(double value, double of) { return fmt::format("{:.2f}%", of > 0 ? 100 * value / of : 0); }

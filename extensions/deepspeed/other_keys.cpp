@@ -28,7 +28,7 @@ void take_inert(KeyReader& reader, const Key& key, const Json& value, const std:
   const bool automatic = value.is_string() && value.as_string() == "auto";
   const auto good = automatic ? std::optional(key.fallback) : coerced(value, key.fallback, key.range);
   if (!good)
-    return reader.problems.push_back(str(as, ": expected ", expected(key), ", got ", shown(value),
+    return reader.problems.push_back(str(as, ": expected ", expected(key), ", got ", printed(value),
                                          key.range.bounds() && value.is_number() ? "; " + key.doc : ""));
   reader.said.inert.emplace(key.path, *good);
   if (*good != key.fallback) reader.said.warnings.push_back(str(as, ": accepted, and has no effect: ", key.doc));
@@ -39,7 +39,7 @@ void take_off(KeyReader& reader, const Key& key, const Json& value, const std::s
       (value.is_number() && key.fallback.is_number() && value.as_number() == key.fallback.as_number()))
     return;
   reader.problems.push_back(
-      str(as, ": expected ", shown(key.fallback), " or nothing, got ", shown(value), "; ", key.doc));
+      str(as, ": expected ", printed(key.fallback), " or nothing, got ", printed(value), "; ", key.doc));
 }
 
 void take_removed(KeyReader& reader, const Key& key, const Json& value, const std::string& as) {
@@ -51,9 +51,9 @@ void take_alias(KeyReader& reader, const Key& key, const Json& value, const std:
   const std::string now = key.fallback.as_string();
   if (reader.is_section(now) && !find_key(reader.keys, now)) {
     if (value.is_object()) reader.walk(value, now + ".");
-    else reader.problems.push_back(str(as, ": expected an object {...}, got ", shown(value)));
+    else reader.problems.push_back(str(as, ": expected an object {...}, got ", printed(value)));
   } else if (now.ends_with(".device")) {
-    if (!value.is_bool()) reader.problems.push_back(str(as, ": expected true or false, got ", shown(value)));
+    if (!value.is_bool()) reader.problems.push_back(str(as, ": expected true or false, got ", printed(value)));
     else if (value.as_bool()) reader.take(*find_key(reader.keys, now), Json("cpu"), as);
   } else {
     reader.take(*find_key(reader.keys, now), value, as);

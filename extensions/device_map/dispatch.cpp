@@ -107,12 +107,12 @@ void Dispatched::Impl::open(const DispatchOptions& options) {
                    " has no values; give the file with the model's weights");
   }
   std::vector<std::pair<std::string, Tensor>> on_disk;
-  std::set<const void*> seen;
+  std::set<const void*> visited;
   const MemoryScope scope(Memory::offload);
   for (size_t i = 0; i < plan.parts.size(); ++i) {
     if (plan.places[i].name != "disk") continue;
     for (const std::string& name : plan.parts[i].tensors)
-      if (seen.insert(fields.at(name).key()).second) on_disk.emplace_back(name, source(fields.at(name)).to(cpu));
+      if (visited.insert(fields.at(name).key()).second) on_disk.emplace_back(name, source(fields.at(name)).to(cpu));
   }
   if (on_disk.empty()) return;
   LOCKSTEP_CHECK(!options.offload_folder.empty(), "[device_map] the plan puts ", on_disk.size(), " tensors on disk (",
@@ -202,9 +202,9 @@ void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Devic
   if (below.empty()) return;  // no part below: the module runs on its input's device
   const std::optional<Device> output = chained ? std::nullopt : std::optional(around);
   const auto run = [&](Device device, std::optional<size_t> read = {}) {  // read: the part to load
-    nn::Module::RunOn how{.device = device, .output = name.empty() ? std::optional(device) : output, .hold = {}};
-    if (read && !plan.places[*read].is_device()) how.hold = [this, part = *read] { return load(part); };
-    module.run_on(std::move(how));
+    nn::Module::RunOn settings{.device = device, .output = name.empty() ? std::optional(device) : output, .hold = {}};
+    if (read && !plan.places[*read].is_device()) settings.hold = [this, part = *read] { return load(part); };
+    module.run_on(std::move(settings));
     running.push_back(module.calls());
   };
   const bool is_list = module.kind() == "ModuleList",
@@ -258,13 +258,13 @@ Dispatched dispatch(nn::Module& model, const Placement& plan, const DispatchOpti
   impl->open(options);
   const NoGrad no_grad;
   // Parts that leave the main device are placed first, to make room there for the parts that stay.
-  const auto turn_of = [&](const Location& place) {
+  const auto order_of = [&](const Location& place) {
     return !place.is_device() ? 0 : place == Location(plan.main) ? 2 : 1;
   };
   impl->attach(model, "", plan.main, false);
-  for (const int turn : {0, 1, 2}) {
+  for (const int order : {0, 1, 2}) {
     for (size_t i = 0; i < plan.parts.size(); ++i)
-      if (turn_of(plan.places[i]) == turn) impl->place(i);
+      if (order_of(plan.places[i]) == order) impl->place(i);
   }
   return Dispatched(std::move(impl));
 }

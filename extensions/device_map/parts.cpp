@@ -12,12 +12,12 @@ using nn::joined;
 
 class Finder {
  public:
-  explicit Finder(const Options& options) : options_(options) {}
+  explicit Finder(const DeviceMapOptions& options) : options_(options) {}
 
   void visit(nn::Module& module, const std::string& name) {
-    const std::vector<std::string>& whole = options_.no_split_module_classes;
+    const std::vector<std::string>& full = options_.no_split_module_classes;
     const auto children = module.children();
-    if (children.empty() || std::find(whole.begin(), whole.end(), module.kind()) != whole.end()) {
+    if (children.empty() || std::find(full.begin(), full.end(), module.kind()) != full.end()) {
       Part part{.name = name, .module = &module, .own = false};
       for (const NamedField& field : nn::named_fields(module)) take(part, field, name);
       add(std::move(part));
@@ -71,7 +71,7 @@ class Finder {
     return group;
   }
 
-  const Options& options_;
+  const DeviceMapOptions& options_;
   std::vector<Part> parts_;
   std::vector<size_t> groups_, tied_;
   std::map<const void*, size_t> owners_;
@@ -79,7 +79,7 @@ class Finder {
 
 }  // namespace
 
-std::vector<Part> find_parts(nn::Module& model, const Options& options) {
+std::vector<Part> find_parts(nn::Module& model, const DeviceMapOptions& options) {
   Finder finder(options);
   finder.visit(model, "");
   std::vector<Part> parts = finder.finish();
@@ -88,16 +88,16 @@ std::vector<Part> find_parts(nn::Module& model, const Options& options) {
 }
 
 int64_t reserve_of(const std::vector<Part>& parts, const std::vector<Location>& places) {
-  int64_t most = 0;
+  int64_t highest = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (places[i].is_device()) continue;
     int64_t together = 0;  // with the tensors that enclosing modules read themselves: these stay loaded
     for (size_t k = 0; k < parts.size(); ++k)
       if (!places[k].is_device() && (k == i || (parts[k].own && is_below(parts[i].name, parts[k].name))))
         together += parts[k].bytes_there;
-    most = std::max(most, together);
+    highest = std::max(highest, together);
   }
-  return most;
+  return highest;
 }
 
 }  // namespace lockstep::device_map

@@ -27,16 +27,16 @@ struct Shelf {
 
 /// Returns the places that may hold parts, in the order in which they are filled: devices by type and index, host
 /// memory, disk.
-std::vector<Shelf> shelves_of(nn::Module& model, const Options& options) {
+std::vector<Shelf> shelves_of(nn::Module& model, const DeviceMapOptions& options) {
   std::vector<Shelf> all;
   if (options.max_memory.empty()) {
     for (const Device device : all_devices(default_device().type)) {
       int64_t left = unlimited;
       if (const int64_t limit = memory_limit(device); limit > 0) {
         left = limit - device_memory(device).total.current;
-        std::set<const void*> seen;  // the model's tensors on this device free their memory: they will move
+        std::set<const void*> visited;  // the model's tensors on this device free their memory: they will move
         for (const NamedField& field : nn::named_fields(model))
-          if (seen.insert(field.key()).second && field.tensor().device() == device &&
+          if (visited.insert(field.key()).second && field.tensor().device() == device &&
               !field.tensor().storage()->is_empty())
             left += bytes_of(field.tensor());
       }
@@ -161,7 +161,7 @@ Bytes::Bytes(const std::string& text) {
   count = int64_t(*value);
 }
 
-Placement infer(nn::Module& model, const std::string& mode, const Options& options) {
+Placement infer(nn::Module& model, const std::string& mode, const DeviceMapOptions& options) {
   const std::vector<std::string> modes = {"auto", "balanced", "balanced_low_0", "sequential"};
   LOCKSTEP_CHECK(std::find(modes.begin(), modes.end(), mode) != modes.end(),
                  "[device_map] expected auto, balanced, balanced_low_0 or sequential, got '", mode, "'",
@@ -208,7 +208,7 @@ Placement infer(nn::Module& model, const std::string& mode, const Options& optio
   return finish(std::move(parts), places_of(*at), shelves[0].place.device());
 }
 
-Placement infer(nn::Module& model, const Map& map, const Options& options) {
+Placement infer(nn::Module& model, const Map& map, const DeviceMapOptions& options) {
   const std::vector<Part> parts = find_parts(model, options);
   std::vector<std::string> known;
   for (const auto& [name, module] : model.named_modules())
@@ -295,15 +295,15 @@ Map Placement::map() const {
 
 std::string Placement::text() const {
   size_t width = 4;
-  const auto shown = [&](const Part& p) {
+  const auto printed = [&](const Part& p) {
     return p.own ? (p.name.empty() ? "(model's own)" : p.name + " (own)") : p.name.empty() ? "(model)" : p.name;
   };
-  for (const Part& p : parts) width = std::max(width, shown(p).size());
+  for (const Part& p : parts) width = std::max(width, printed(p).size());
   std::string text;
   const auto line = [&](const std::string& name, const std::string& place, int64_t bytes) {
     text += fmt::format("{:<{}}  {:<8}{:>12}\n", name, width, place, memory_text(bytes));
   };
-  for (size_t i = 0; i < parts.size(); ++i) line(shown(parts[i]), places[i].name, parts[i].bytes);
+  for (size_t i = 0; i < parts.size(); ++i) line(printed(parts[i]), places[i].name, parts[i].bytes);
   for (const auto& [place, bytes] : held) line("all", place, bytes);
   if (reserved > 0) line("kept free", Location(main).name, reserved);
   return text;
@@ -316,8 +316,8 @@ std::string draw_svg(const Placement& plan) {
   std::sort(columns.begin(), columns.end());
   LOCKSTEP_CHECK(columns.size() <= 16, "[draw] expected 16 places or fewer, got ", columns.size(),
                  "; text() prints any number");
-  int64_t most = 1;
-  for (const Location& place : columns) most = std::max(most, plan.needed(place));
+  int64_t greatest = 1;
+  for (const Location& place : columns) greatest = std::max(greatest, plan.needed(place));
   constexpr double left = 16, top = 44, column = 170, gap = 18, tall = 300;
   const double page = left + double(columns.size()) * (column + gap), height = top + tall + 34;
   std::string out = svg::begin(page, height);
@@ -339,7 +339,7 @@ std::string draw_svg(const Placement& plan) {
     for (size_t k = 0; k < plan.parts.size(); ++k) {
       const Part& part = plan.parts[k];
       if (plan.places[k].name != place) continue;
-      const double h = tall * double(part.bytes) / double(most);
+      const double h = tall * double(part.bytes) / double(greatest);
       bottom -= h;
       box(x, bottom, h,
           place == "cpu"    ? "#ffe0b2"
@@ -348,7 +348,7 @@ std::string draw_svg(const Placement& plan) {
           "", (part.name.empty() ? "the model" : part.name) + (part.own ? "'s own" : ""));
     }
     if (place == Location(plan.main).name && plan.reserved > 0) {
-      const double h = tall * double(plan.reserved) / double(most);
+      const double h = tall * double(plan.reserved) / double(greatest);
       box(x, bottom - h, h, "none", " stroke-dasharray=\"4 3\"", "kept free: " + std::to_string(plan.reserved));
     }
   }

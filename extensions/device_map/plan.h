@@ -47,7 +47,7 @@ struct Bytes {
 };
 
 /// Options of infer().
-struct Options {
+struct DeviceMapOptions {
   /// Bytes of weights that each place may hold. Empty: all devices, up to the limit of set_memory_limit(), then host
   /// memory. Not empty: the places named here, and then the disk; {"disk", 0} excludes the disk.
   std::map<std::string, Bytes> max_memory = {};
@@ -91,9 +91,9 @@ std::string draw_svg(const Placement& plan);
 /// little as possible), sequential (each device is filled before the next). Devices are used first, then host memory,
 /// then disk. If parts are placed in host memory or on disk, the main device keeps room for the largest of these parts.
 /// Error if the limits are too small, with the missing bytes.
-Placement infer(nn::Module& model, const std::string& mode = "auto", const Options& options = {});
+Placement infer(nn::Module& model, const std::string& mode = "auto", const DeviceMapOptions& options = {});
 /// Makes a plan from a map made by hand. Errors: a name in the map is not in the model; a parameter has no place; a
 /// part would be split; a limit in options.max_memory is exceeded.
-Placement infer(nn::Module& model, const Map& map, const Options& options = {});
+Placement infer(nn::Module& model, const Map& map, const DeviceMapOptions& options = {});
 
 }  // namespace lockstep::device_map

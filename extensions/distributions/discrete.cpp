@@ -14,7 +14,7 @@ Variable inner_probability(const Variable& p) {
   return clamp(wide(p), eps, 1 - eps);
 }
 
-Tensor is_whole(const Tensor& x) { return logical_and(at_least(x, 0), eq(floor(x), x)); }
+Tensor is_integral(const Tensor& x) { return logical_and(at_least(x, 0), eq(floor(x), x)); }
 Tensor is_probability(const Tensor& p) {
   return logical_and(at_least(p, 0), le(p, full({}, 1, {p.dtype(), p.device()})));
 }
@@ -72,7 +72,7 @@ Categorical Categorical::from_logits(const Variable& logits) {
 Variable Categorical::log_prob(const Variable& value) const {
   const double classes = double(probs.size(-1));
   const Variable x = checked(value, wide_probs, "that are classes", [&](const Tensor& v) {
-    return logical_and(is_whole(v), lt(v, full({}, classes, {v.dtype(), v.device()})));
+    return logical_and(is_integral(v), lt(v, full({}, classes, {v.dtype(), v.device()})));
   });
   const Shape shape = broadcast_shapes(name(), x.shape(), batch_shape());
   Shape with_classes = shape;
@@ -87,8 +87,8 @@ Variable Categorical::entropy() const {
 Variable Categorical::draw(const Shape& shape) const {
   // The first class whose cumulative probability exceeds a uniform number in [0, total). Rounding never makes that
   // number reach the total, and a class of probability 0 adds nothing.
-  const Tensor cumulated = cumsum(wide_probs.tensor(), -1), whole = cumulated.narrow(-1, probs.size(-1) - 1, 1);
-  const Tensor u = mul(rand(shape, options_of(wide_probs)).unsqueeze(-1), whole);
+  const Tensor cumulated = cumsum(wide_probs.tensor(), -1), entire = cumulated.narrow(-1, probs.size(-1) - 1, 1);
+  const Tensor u = mul(rand(shape, options_of(wide_probs)).unsqueeze(-1), entire);
   return sum(le(cumulated, u).to(i64), {-1});
 }
 
@@ -97,7 +97,7 @@ Poisson::Poisson(const std::vector<Variable>& p) : Distribution(p[0].shape(), {}
   check_parameter(name(), "rate >= 0", rate, at_least(rate.tensor(), 0));
 }
 Variable Poisson::log_prob(const Variable& value) const {
-  const Variable x = checked(value, rate, "that are whole numbers >= 0", is_whole);
+  const Variable x = checked(value, rate, "that are whole numbers >= 0", is_integral);
   return x_log_y(x, rate) - rate - lgamma(x + 1.0);
 }
 Variable Poisson::draw(const Shape& shape) const { return poisson(wide(rate).tensor().expand(shape)).to(rate.dtype()); }

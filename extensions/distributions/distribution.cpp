@@ -10,10 +10,10 @@
 namespace lockstep::distributions {
 namespace {
 
-Shape joined(Shape whole, const Shape& batch, const Shape& event) {
+Shape joined(Shape entire, const Shape& batch, const Shape& event) {
   for (const Shape& part : {batch, event})
-    for (const int64_t size : part) whole.push_back(size);
-  return whole;
+    for (const int64_t size : part) entire.push_back(size);
+  return entire;
 }
 
 }  // namespace

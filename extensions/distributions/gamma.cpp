@@ -9,7 +9,7 @@ namespace {
 // Smallest positive normal number.
 double least_of(DType dtype) { return dtype == f64 ? 0x1p-1022 : dtype == f16 ? 0x1p-14 : 0x1p-126; }
 // Largest number below 1.
-double most_below_one(DType dtype) {
+double max_below_one(DType dtype) {
   return 1 - (dtype == f64 ? 0x1p-53 : dtype == f16 ? 0x1p-11 : dtype == bf16 ? 0x1p-8 : 0x1p-24);
 }
 Tensor positive(const Tensor& x) { return above(x, 0); }
@@ -71,7 +71,7 @@ Variable Beta::draw(const Shape& shape) const {
   const Variable one = log_gamma_variates(concentration1.expand(shape)),
                  zero = log_gamma_variates(concentration0.expand(shape));
   const DType dtype = concentration1.dtype();
-  return clamp(sigmoid(one - zero), least_of(dtype), most_below_one(dtype)).to(dtype);
+  return clamp(sigmoid(one - zero), least_of(dtype), max_below_one(dtype)).to(dtype);
 }
 
 }  // namespace lockstep::distributions

@@ -54,14 +54,14 @@ class NpyHeaderReader {
   NpyHeaderReader(std::string_view text, const std::string& where) : text_(text), where_(where) {}
 
   NpyHeader run() {
-    int seen = 0;
+    int observed = 0;
     expect('{');
     while (!take('}')) {
       const std::string key = quoted();
       const int field = key == "descr" ? 1 : key == "fortran_order" ? 2 : key == "shape" ? 4 : 0;
-      if (!field) refuse("the key descr, fortran_order or shape", str("'", shown(key), "'"));
-      if (seen & field) refuse("each key once", str("'", key, "' twice"));
-      seen |= field;
+      if (!field) refuse("the key descr, fortran_order or shape", str("'", one_line_of(key), "'"));
+      if (observed & field) refuse("each key once", str("'", key, "' twice"));
+      observed |= field;
       expect(':');
       if (field == 1) read_dtype();
       else if (field == 2) read_order();
@@ -71,7 +71,7 @@ class NpyHeaderReader {
         break;
       }
     }
-    if (seen != 7) refuse("the keys descr, fortran_order and shape", "fewer");
+    if (observed != 7) refuse("the keys descr, fortran_order and shape", "fewer");
     skip();
     if (at_ < text_.size()) refuse("the end of the header", found());
     return std::move(header_);
@@ -126,7 +126,7 @@ class NpyHeaderReader {
         header_.dtype = dtype;
         return;
       }
-    refuse(wanted, str("'", shown(descr), "': ", npy_name(type)));
+    refuse(wanted, str("'", one_line_of(descr), "': ", npy_name(type)));
   }
   void read_order() {
     header_.fortran = word("True");

@@ -16,7 +16,7 @@ Tensor read_member(Bytes file, const ZipMember& member, const std::string& where
   ZipReader reader(file, member, where);
   Tensor tensor = read_npy_array(
       member.bytes, [&](std::byte* out, int64_t count) { reader.read(out, count); },
-      str(where, ": member \"", shown(member.name), "\""));
+      str(where, ": member \"", one_line_of(member.name), "\""));
   reader.finish();
   return tensor;
 }
@@ -26,8 +26,8 @@ std::vector<ZipMember> npz_members(Bytes file, const std::string& where) {
   std::set<std::string_view> names;
   for (const ZipMember& member : members) {
     LOCKSTEP_CHECK(member.name.ends_with(".npy"), where, ": expected members named NAME.npy, got \"",
-                   shown(member.name), "\"; save it with numpy.savez()");
-    LOCKSTEP_CHECK(names.insert(member.name).second, where, ": member \"", shown(member.name),
+                   one_line_of(member.name), "\"; save it with numpy.savez()");
+    LOCKSTEP_CHECK(names.insert(member.name).second, where, ": member \"", one_line_of(member.name),
                    "\" appears twice; write the file again");
   }
   return members;
@@ -61,7 +61,7 @@ Tensor read_npz(const std::string& path, const std::string& name) {
   std::string known;
   for (const ZipMember& member : npz_members(file->bytes(), where)) {
     if (member.name != name + ".npy") {
-      known += (known.empty() ? "" : ", ") + shown(without_ending(member.name));
+      known += (known.empty() ? "" : ", ") + one_line_of(without_ending(member.name));
       continue;
     }
     Tensor tensor = read_member(file->bytes(), member, where);

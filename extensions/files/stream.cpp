@@ -36,7 +36,7 @@ struct RecordStream::Block {
 };
 
 struct RecordStream::Lane {
-  static constexpr size_t most_kept = 3;  // blocks kept: a loader's workers read a few blocks apart
+  static constexpr size_t max_kept = 3;  // blocks kept: a loader's workers read a few blocks apart
   std::mutex mutex;
   std::map<int64_t, Place> places{{0, Place{}}};
   std::deque<Block> kept;
@@ -45,7 +45,7 @@ struct RecordStream::Lane {
 namespace {
 
 constexpr int64_t kUnshuffledBlock = 256;  // records to read at once if they are not shuffled
-constexpr int kMostEmptyRounds = 1000;
+constexpr int kMaxEmptyRounds = 1000;
 
 bool is_blank(std::string_view line) { return line.find_first_not_of(" \t\r") == line.npos; }
 
@@ -91,14 +91,14 @@ std::shared_ptr<MappedFile> RecordStream::open(int64_t shard) const {
 RecordStream::Block RecordStream::read_block(int64_t lane, const Place& place) const {
   Block block{.place = place, .next = place};
   Place& at = block.next;
-  const size_t most = size_t(options_.block > 1 ? options_.block : kUnshuffledBlock);
+  const size_t limit = size_t(options_.block > 1 ? options_.block : kUnshuffledBlock);
   auto own = shards_of(lane, at.round);
-  for (int empty = 0; block.parts.size() < most;) {
+  for (int empty = 0; block.parts.size() < limit;) {
     if (at.shard == int64_t(own.size())) {
       at.shard = at.offset = 0;
       own = shards_of(lane, ++at.round);
       if (!block.parts.empty()) break;
-      LOCKSTEP_CHECK(++empty <= kMostEmptyRounds, "[stream] expected shards with records, found none in ",
+      LOCKSTEP_CHECK(++empty <= kMaxEmptyRounds, "[stream] expected shards with records, found none in ",
                      shards_[size_t(own[0])], " and the others of lane ", lane, "; give files that are not empty");
       block.place = at;  // the files passed so far have no records
     }
@@ -110,11 +110,11 @@ RecordStream::Block RecordStream::read_block(int64_t lane, const Place& place) c
     int64_t last = file->size() - rule_.end;
     if (rule_.bytes > 0) {
       at.offset = std::max(at.offset, rule_.start);
-      for (; block.parts.size() < most && at.offset + rule_.bytes <= last; at.offset += rule_.stride)
+      for (; block.parts.size() < limit && at.offset + rule_.bytes <= last; at.offset += rule_.stride)
         block.parts.push_back({number, at.offset, rule_.bytes});
       if (at.offset + rule_.bytes > last) at.offset = file->size();
     }
-    while (rule_.bytes == 0 && block.parts.size() < most && at.offset < last) {
+    while (rule_.bytes == 0 && block.parts.size() < limit && at.offset < last) {
       const void* found = std::memchr(bytes + at.offset, '\n', size_t(last - at.offset));
       const int64_t end = found ? static_cast<const char*>(found) - bytes : last;
       if (!is_blank({bytes + at.offset, size_t(end - at.offset)}))
@@ -145,7 +145,7 @@ Record RecordStream::get(int64_t index) const {
       lane.places.emplace(found.next.first, found.next);
     }
     lane.kept.push_back(std::move(found));
-    if (lane.kept.size() > Lane::most_kept) lane.kept.pop_front();
+    if (lane.kept.size() > Lane::max_kept) lane.kept.pop_front();
     block = std::prev(lane.kept.end());
   }
   const auto& part = block->parts[size_t(block->order[size_t(at - block->place.first)])];

@@ -130,12 +130,12 @@ void save_wav(const std::string& path, const Tensor& samples, int64_t rate, WavF
   LOCKSTEP_CHECK(rate >= 1 && rate <= 0x7fffffff / (4 * channels), where, ": expected a rate from 1 to ",
                  0x7fffffff / (4 * channels), ", got ", rate);
   const bool floats = format == WavFormat::float32;
-  const int64_t bytes = floats ? 4 : 2, most = (0xffffffff - 64) / (bytes * channels);
-  LOCKSTEP_CHECK(frames <= most, where, ": expected at most ", most, " frames (4 GiB), got ", frames);
-  const Tensor whole = samples.contiguous();
-  const float* in = whole.numel() ? whole.data<float>() : nullptr;
+  const int64_t bytes = floats ? 4 : 2, limit = (0xffffffff - 64) / (bytes * channels);
+  LOCKSTEP_CHECK(frames <= limit, where, ": expected at most ", limit, " frames (4 GiB), got ", frames);
+  const Tensor full = samples.contiguous();
+  const float* in = full.numel() ? full.data<float>() : nullptr;
   if (!floats)
-    for (int64_t i = 0; i < whole.numel(); ++i)
+    for (int64_t i = 0; i < full.numel(); ++i)
       LOCKSTEP_CHECK(!std::isnan(in[i]), where, ": expected numbers, got NaN in channel ", i / frames, ", frame ",
                      i % frames);
 

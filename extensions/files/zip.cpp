@@ -106,7 +106,7 @@ std::vector<ZipMember> zip_members(Bytes file, const std::string& origin) {
                    "; write the file again");
     ZipMember& member = members.emplace_back();
     if (name) member.name.assign(reinterpret_cast<const char*>(&file[at + entry_size]), name);
-    const std::string where = str(origin, ": member \"", shown(member.name), "\"");
+    const std::string where = str(origin, ": member \"", one_line_of(member.name), "\"");
     member.method = int(little(file, at + 10, 2));
     member.crc = uint32_t(little(file, at + 16, 4));
     LOCKSTEP_CHECK((little(file, at + 8, 2) & 1) == 0, where, ": expected plain data, got encrypted data; decrypt it");
@@ -130,12 +130,13 @@ std::vector<ZipMember> zip_members(Bytes file, const std::string& origin) {
   std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
   for (size_t i = 1; i < order.size(); ++i)
     LOCKSTEP_CHECK(order[i - 1]->data + order[i - 1]->packed <= order[i]->offset, origin, ": members \"",
-                   shown(order[i - 1]->name), "\" and \"", shown(order[i]->name), "\" overlap; write the file again");
+                   one_line_of(order[i - 1]->name), "\" and \"", one_line_of(order[i]->name),
+                   "\" overlap; write the file again");
   return members;
 }
 
 ZipReader::ZipReader(Bytes file, const ZipMember& member, const std::string& origin)
-    : origin_(str(origin, ": member \"", shown(member.name), "\"")),
+    : origin_(str(origin, ": member \"", one_line_of(member.name), "\"")),
       rest_(file.subspan(size_t(member.data), size_t(member.packed))),
       bytes_(member.bytes),
       crc_(uint32_t(crc32_z(0, nullptr, 0))),
@@ -151,18 +152,18 @@ ZipReader::~ZipReader() {
 }
 
 int64_t ZipReader::inflate_some(std::byte* out, int64_t room) {
-  const uInt in = uInt(std::min<size_t>(rest_.size(), 1u << 30)), most = uInt(std::min<int64_t>(room, 1 << 30));
+  const uInt in = uInt(std::min<size_t>(rest_.size(), 1u << 30)), limit = uInt(std::min<int64_t>(room, 1 << 30));
   stream_->next_in = reinterpret_cast<Bytef*>(const_cast<std::byte*>(rest_.data()));
   stream_->avail_in = in;
   stream_->next_out = reinterpret_cast<Bytef*>(out);
-  stream_->avail_out = most;
+  stream_->avail_out = limit;
   const int status = inflate(stream_.get(), Z_NO_FLUSH);
   rest_ = rest_.subspan(in - stream_->avail_in);
   ended_ = status == Z_STREAM_END;
   LOCKSTEP_CHECK(ended_ || status == Z_OK || status == Z_BUF_ERROR, origin_,
                  ": deflated data are corrupt: ", stream_->msg ? stream_->msg : "unknown reason",
                  "; write the file again");
-  return most - stream_->avail_out;
+  return limit - stream_->avail_out;
 }
 
 void ZipReader::read(std::byte* out, int64_t count) {

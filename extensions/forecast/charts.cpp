@@ -12,8 +12,8 @@
 namespace lockstep::report {
 namespace {
 
-constexpr size_t most_points = 2000;
-constexpr int most_ticks = 12;
+constexpr size_t max_points = 2000;
+constexpr int max_ticks = 12;
 
 std::string text(double x, double y, const std::string& words, const char* anchor = "start", const char* look = "",
                  const std::string& more = "") {
@@ -48,7 +48,7 @@ std::vector<double> ticks(double low, double high, double least = 0) {
   const int times = rest < 1.5 ? 1 : rest < 3.5 ? 2 : rest < 7.5 ? 5 : 10;
   const double step = std::max(least, times * power);
   std::vector<double> all;
-  for (int i = 0; i < most_ticks && (std::ceil(low / step) + i) * step <= high; ++i)
+  for (int i = 0; i < max_ticks && (std::ceil(low / step) + i) * step <= high; ++i)
     all.push_back((std::ceil(low / step) + i) * step);
   return all;
 }
@@ -76,7 +76,7 @@ std::string loss_chart(const Analysis& a) {
   out += text(left + width / 2, top + height + 36, "step", "middle");
   const auto line = [&](const std::vector<std::pair<double, double>>& curve, const char* look) {
     std::string path;
-    const size_t every = curve.size() / most_points + 1;
+    const size_t every = curve.size() / max_points + 1;
     for (size_t i = 0; i < curve.size(); i += every)
       path += format("%s%.5g %.5g", path.empty() ? "M" : "L", x(curve[i].first), y(curve[i].second));
     out += format("<path class=\"%s\" d=\"", look) + path + "\"/>\n";
@@ -101,13 +101,13 @@ std::string loss_chart(const Analysis& a) {
   return out + "</svg>\n";
 }
 
-std::string timeline_chart(const Analysis& a, size_t shown) {
+std::string timeline_chart(const Analysis& a, size_t printed) {
   constexpr double left = 64, top = 26, width = 1000, row = 20, thin = 8, gap = 8;
   double begin = INFINITY, end = -INFINITY;
   for (const auto& [rank, step] : a.timeline) begin = std::min(begin, step.begin), end = std::max(end, step.end);
   if (!(end > begin)) return "";
   const double total = end - begin, scale = width / total;
-  const double height = top + double(std::min(shown, a.timeline.size())) * (row + thin + gap) + 4;
+  const double height = top + double(std::min(printed, a.timeline.size())) * (row + thin + gap) + 4;
   std::string out = open("timeline", left + width + 12, height, "timeline of a step",
                          format(" data-left=\"%g\" data-width=\"%g\" data-seconds=\"%.9g\"", left, width, total));
   for (int i = 0; i <= 5; ++i) {
@@ -118,7 +118,7 @@ std::string timeline_chart(const Analysis& a, size_t shown) {
   }
   double y = top;
   for (const auto& [rank, step] : a.timeline) {
-    if (shown-- == 0) break;
+    if (printed-- == 0) break;
     out += text(8, y + 14, str("rank ", rank), "start", "ink") + rect("idle", left, y, width, row, "idle");
     const auto box = [&](const Interval& one, double at, double tall, bool label) {
       const double x = left + (one.begin - begin) * scale, w = (one.end - one.begin) * scale;
@@ -144,21 +144,21 @@ std::string timeline_chart(const Analysis& a, size_t shown) {
   return out + "</svg>\n";
 }
 
-std::string split_chart(const Analysis& a, size_t shown) {
+std::string split_chart(const Analysis& a, size_t printed) {
   const auto sum_of = [](const auto& split) { return std::accumulate(split.begin(), split.end(), 0.); };
-  double most = 0;
-  for (const auto& [rank, split] : a.split) most = std::max(most, sum_of(split));
-  if (most <= 0) return "";
+  double greatest = 0;
+  for (const auto& [rank, split] : a.split) greatest = std::max(greatest, sum_of(split));
+  if (greatest <= 0) return "";
   constexpr double left = 64, width = 920, row = 22, gap = 6;
-  const double rows = double(std::min(shown, a.split.size()));
+  const double rows = double(std::min(printed, a.split.size()));
   std::string out = open("split", left + width + 92, rows * (row + gap) + 4, "where the time of a step goes");
   double y = 2;
   for (const auto& [rank, split] : a.split) {
-    if (shown-- == 0) break;
+    if (printed-- == 0) break;
     out += text(8, y + 15, str("rank ", rank), "start", "ink");
     double x = left;
     for (int p = 0; p < parts; ++p) {
-      const double w = split[size_t(p)] / most * width;
+      const double w = split[size_t(p)] / greatest * width;
       if (w <= 0) continue;
       const std::string seconds = seconds_text(split[size_t(p)]);
       out += rect(color_of(Part(p)), x, y, w, row, str(name_of(Part(p)), ", ", seconds));
@@ -172,15 +172,15 @@ std::string split_chart(const Analysis& a, size_t shown) {
 }
 
 std::string memory_chart(const Analysis& a) {
-  double most = 0;
-  for (const MemoryRow& m : a.memory) most = std::max({most, m.measured, m.formula ? m.formula->bytes : 0});
-  if (most <= 0) return "";
+  double greatest = 0;
+  for (const MemoryRow& m : a.memory) greatest = std::max({greatest, m.measured, m.formula ? m.formula->bytes : 0});
+  if (greatest <= 0) return "";
   constexpr double left = 110, width = 700, row = 20, gap = 10;
   std::string out =
       open("memory", left + width + 250, double(a.memory.size()) * (row + gap) + 4, "memory of a rank by category");
   double y = 2;
   for (const MemoryRow& m : a.memory) {
-    const auto length = [&](double bytes) { return bytes / most * width; };
+    const auto length = [&](double bytes) { return bytes / greatest * width; };
     double x = length(m.measured);
     out += text(left - 10, y + 14, m.category, "end", "ink") +
            rect("measured", left, y + 2, std::max(x, 1.), row - 4, "measured");

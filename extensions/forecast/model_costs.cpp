@@ -16,8 +16,9 @@ namespace lockstep::engine {
 
 using data::Json;
 
-LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& layer, int ranks,
-                              const LayerSeconds& own, int64_t chunks, const std::function<double(int64_t part)>& sum) {
+LayerSeconds waits_for_tensor_parallel(const ModelShape& model, const ModelShape::Layer& layer, int ranks,
+                                       const LayerSeconds& own, int64_t chunks,
+                                       const std::function<double(int64_t part)>& sum) {
   const double all = model.flops(layer, ranks);
   // Returns the fraction of the layer's FLOPs that each of `sums` all-reduces can overlap with: the FLOPs of products
   // with weights sharded along `dim`, divided by the layer's FLOPs and by `sums`.
@@ -25,7 +26,7 @@ LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& 
     double products = 0;
     for (const int64_t i : layer.multiplied) {
       const ModelShape::Parameter& p = model.parameters[size_t(i)];
-      if (p.dim == dim && !p.is_table) products += 2 * double(p.sliced(ranks).numel());
+      if (p.dim == dim && !p.is_table) products += 2 * double(p.sharded(ranks).numel());
     }
     return all > 0 && sums > 0 ? std::min(1., products / all) / double(sums) : 0;
   };
@@ -73,7 +74,7 @@ void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, co
       Variable total = last && loss ? loss(values.at(0)) : Variable();
       forward.push_back(steady_seconds() - begin);
       layer.measured = 2 * double(counter.count()) / tokens;
-      const double turn = steady_seconds();
+      const double round = steady_seconds();
       if (total.defined()) {
         if (total.requires_grad()) total.backward();
       } else {
@@ -81,7 +82,7 @@ void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, co
           if (v.requires_grad()) total = total.defined() ? add(total, sum(v)) : sum(v);
         if (total.defined()) total.backward();
       }
-      backward.push_back(steady_seconds() - turn);
+      backward.push_back(steady_seconds() - round);
       for (Variable v : in) v.clear_grad();
       for (Variable p : model.parameters()) p.clear_grad();
     }
@@ -125,7 +126,7 @@ void read(const Members& all, const Json& json, const std::string& origin) {
   for (const auto& [name, slot] : all) {
     const Json& value = json.at(name, origin);
     LOCKSTEP_CHECK(assign(slot, value, {}), origin, ": ", name, ": expected ", expected(slot, {}), ", got ",
-                   shown(value));
+                   printed(value));
   }
 }
 

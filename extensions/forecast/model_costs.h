@@ -20,8 +20,9 @@ struct LayerSeconds {
 /// computing time. In forward, tokens are split into `chunks`: the all-reduce of one chunk overlaps with the matrix
 /// product of the next chunk. In backward, an all-reduce overlaps with the product for the weight's gradient. sum(n):
 /// the seconds that an all-reduce of 1/n of the tokens takes.
-LayerSeconds waits_for_slices(const ModelShape& model, const ModelShape::Layer& layer, int ranks,
-                              const LayerSeconds& own, int64_t chunks, const std::function<double(int64_t part)>& sum);
+LayerSeconds waits_for_tensor_parallel(const ModelShape& model, const ModelShape::Layer& layer, int ranks,
+                                       const LayerSeconds& own, int64_t chunks,
+                                       const std::function<double(int64_t part)>& sum);
 
 /// Experts that replace the MLP of every `every`-th block, as moe::add_experts() adds them.
 struct ExpertShape {

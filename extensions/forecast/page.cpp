@@ -19,8 +19,8 @@ constexpr const char* style =
 constexpr const char* script =
 #include "extensions/forecast/page_script.inc"
     ;
-constexpr size_t most_ranks = 32;  // most ranks shown in charts
-constexpr size_t most_rows = 15;   // most rows of tables
+constexpr size_t max_ranks = 32;  // most ranks shown in charts
+constexpr size_t max_rows = 15;   // most rows of tables
 
 std::string tile(const std::string& value, const std::string& words) {
   return "<div class=\"tile\"><b>" + escaped(value) + "</b><span>" + escaped(words) + "</span></div>\n";
@@ -62,7 +62,7 @@ std::string pipeline_table(const PipelineFigures& p) {
   return table({"pipeline", "stages", "micro-batches", "idle, measured", "idle, formula", "idle, simulated", "forward",
                 "backward"},
                row({p.schedule + (p.chunks > 1 ? str(", ", p.chunks, " chunks") : "") +
-                        (p.copies > 1 ? str(", ", p.copies, " replicas") : ""),
+                        (p.replicas > 1 ? str(", ", p.replicas, " replicas") : ""),
                     str(p.stages), str(p.micro_batches), percent(p.measured),
                     known ? percent(p.expected) + " = " + p.formula : "-", known ? percent(p.simulated) : "-",
                     seconds_text(p.forward), seconds_text(p.input + p.weight)})) +
@@ -74,22 +74,22 @@ std::string pipeline_table(const PipelineFigures& p) {
 
 std::string timeline(const Analysis& a) {
   if (a.timeline.empty()) return "";
-  return timeline_chart(a, most_ranks) + part_keys() +
+  return timeline_chart(a, max_ranks) + part_keys() +
          "<div id=\"zoom\" hidden><button id=\"in\">zoom in</button> <button id=\"out\">zoom out</button> <button "
          "id=\"all\">whole step</button> <span class=\"soft\">or drag, and Ctrl or Shift with the "
          "wheel</span></div>\n" +
-         soft(str("Step ", a.shown,
+         soft(str("Step ", a.printed,
                   ", which took the median time. The upper bar of a rank is its main thread, the lower one its "
                   "collectives and messages, which run beside it.",
-                  a.timeline.size() > most_ranks ? str(" The first ", most_ranks, " of ", a.timeline.size(), " ranks.")
-                                                 : "")) +
+                  a.timeline.size() > max_ranks ? str(" The first ", max_ranks, " of ", a.timeline.size(), " ranks.")
+                                                : "")) +
          (a.pipeline ? pipeline_table(*a.pipeline) : "");
 }
 
 std::string traffic(const Analysis& a) {
   if (a.traffic.empty()) return "";
   std::string rows;
-  for (size_t i = 0; i < std::min(a.traffic.size(), most_rows); ++i) {
+  for (size_t i = 0; i < std::min(a.traffic.size(), max_rows); ++i) {
     const Traffic& t = a.traffic[i];
     rows += row({t.collective, format("%.4g", t.calls), bytes_text(t.bytes), bytes_text(t.sent),
                  seconds_text(t.seconds), t.sent > 0 ? bytes_text(t.sent / std::max(t.seconds, 1e-12)) + "/s" : "-"});
@@ -116,14 +116,13 @@ std::string operations(const Analysis& a) {
   double all = 0;
   for (const auto& [name, total] : a.operations) all += total.seconds;
   std::string rows;
-  for (size_t i = 0; i < std::min(a.operations.size(), most_rows); ++i) {
+  for (size_t i = 0; i < std::min(a.operations.size(), max_rows); ++i) {
     const auto& [name, total] = a.operations[i];
     rows += row({name, str(total.calls), seconds_text(total.seconds), percent(total.seconds / all),
                  seconds_text(total.seconds / double(total.calls))});
   }
   return table({"operation", "calls", "time", "of all operations", "mean"}, rows) +
-         (a.operations.size() > most_rows ? soft(str("The longest ", most_rows, " of ", a.operations.size(), "."))
-                                          : "");
+         (a.operations.size() > max_rows ? soft(str("The longest ", max_rows, " of ", a.operations.size(), ".")) : "");
 }
 
 std::string settings(const RunFiles& run) {
@@ -135,7 +134,7 @@ std::string settings(const RunFiles& run) {
                 escaped(value.is_string() ? value.as_string() : value.dump()) + "</td></tr>\n";
   };
   if (run.settings.is_object()) add(run.settings, Json());
-  if (const Json* how = run.note("parallel")) add(*how, run.settings);
+  if (const Json* parallel = run.note("parallel")) add(*parallel, run.settings);
   std::string out = rows.empty() ? "" : table({}, rows);
   const Json* facts = run.note("run");
   if (const std::string command = facts ? text_of(*facts, "command") : ""; !command.empty())
@@ -197,7 +196,7 @@ std::string make_page(const RunFiles& run, const Analysis& a) {
   }
   out += section("Loss", loss);
   out += section("Timeline", timeline(a));
-  std::string split = split_chart(a, most_ranks);
+  std::string split = split_chart(a, max_ranks);
   if (!split.empty())
     split += part_keys() + soft(
                                "Mean of the steps after the first. Communication is what the main thread waits for; "
@@ -215,7 +214,7 @@ std::string make_page(const RunFiles& run, const Analysis& a) {
 }
 
 std::string timeline_svg(const Analysis& a, const std::string& title) {
-  std::string chart = timeline_chart(a, most_ranks);
+  std::string chart = timeline_chart(a, max_ranks);
   if (chart.empty()) return "";
   const size_t open = chart.find("<svg "), close = chart.find(">\n", open);
   chart.insert(open + 5, "xmlns=\"http://www.w3.org/2000/svg\" ");

@@ -53,18 +53,18 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
   for (const auto& o : make_optimizers(config, tiny)) {
     for (const Variable& p : o->parameters())
       if (const size_t place = places.at(p.impl().get()); place < count)
-        o->state_of(p).whole = numel_of(model.parameters[place].shape);
+        o->state_of(p).full = numel_of(model.parameters[place].shape);
     o->step();
     asked.name += (asked.name.empty() ? "" : " and ") + std::string(o->name());
     for (const Variable& p : o->parameters()) {
       const size_t i = places.at(p.impl().get());
       asked.bytes[i] = one_bit ? 8 : 0;
-      const Shape whole = i < count ? model.parameters[i].shape : Shape(p.shape());
+      const Shape full = i < count ? model.parameters[i].shape : Shape(p.shape());
       for (const auto& [key, tensor] : o->state_of(p).tensors) {
         if (!tensor.defined()) continue;
         const double part = optim::is_per_block(key) ? 1 / double(o->block())
-                                                     : double(numel_of(o->state_shape(key, whole))) /
-                                                           double(std::max<int64_t>(numel_of(whole), 1));
+                                                     : double(numel_of(o->state_shape(key, full))) /
+                                                           double(std::max<int64_t>(numel_of(full), 1));
         asked.bytes[i] += double(size_of(tensor.dtype())) * part;
       }
       asked.elementwise[i] = o->is_elementwise();
@@ -74,13 +74,13 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
   return asked;
 }
 
-void add_bytes(Forecast& plan, const zero::ZeroOptions& o, int sharing) {
+void add_bytes(Forecast& plan, const zero::ZeroOptions& o, int context_ranks) {
   const int64_t width = size_of(plan.parameter_dtype), gradient_width = size_of(plan.gradient_dtype);
   // A unit is a group of parameters that are communicated together. largest: bytes of the largest unit's gradients.
   // beside: number of frozen elements that belong to no unit.
   int64_t largest = 0, beside = plan.model.numel() - plan.model.trained();
   for (const zero::PlannedUnit& u : plan.units) {
-    if (plan.trains(u)) largest = std::max(largest, u.layout.whole() * gradient_width);
+    if (plan.trains(u)) largest = std::max(largest, u.layout.full() * gradient_width);
     else beside -= u.layout.numel();
   }
   for (int rank = 0; rank < plan.ranks; ++rank) {
@@ -88,12 +88,12 @@ void add_bytes(Forecast& plan, const zero::ZeroOptions& o, int sharing) {
     b.parameters = beside * width;
     int64_t in_memory = 0;
     for (const zero::PlannedUnit& u : plan.units) {
-      const int among = rank / (plan.ranks / u.ranks * sharing) * sharing + rank % sharing,
+      const int among = rank / (plan.ranks / u.ranks * context_ranks) * context_ranks + rank % context_ranks,
                 number = o.stage == 0 ? 0 : among;  // this rank's number among the ranks that share the unit
       const int64_t part = u.layout.range(number).size();
-      if (plan.trains(u)) b.gradients += (o.stage >= 2 ? part : u.layout.whole()) * gradient_width;
+      if (plan.trains(u)) b.gradients += (o.stage >= 2 ? part : u.layout.full()) * gradient_width;
       if (u.persistent) {
-        b.parameters += (o.stage == 0 ? u.layout.numel() : u.layout.whole()) * width;
+        b.parameters += (o.stage == 0 ? u.layout.numel() : u.layout.full()) * width;
       } else {
         in_memory += u.layout.shard;
         const bool moved = o.offload_param.device == zero::Offload::cpu ||
@@ -117,7 +117,7 @@ void add_traffic(Forecast& plan, const zero::ZeroOptions& o) {
   const double width = double(size_of(plan.parameter_dtype)), gradient_width = double(size_of(plan.gradient_dtype));
   const double passes = double(*plan.config.gradient_accumulation_steps);
   for (const zero::PlannedUnit& u : plan.units) {
-    const double n = double(u.layout.whole()) * double(u.ranks - 1) / double(u.ranks);
+    const double n = double(u.layout.full()) * double(u.ranks - 1) / double(u.ranks);
     // times: reductions of gradients per step. ZeRO 2 and 3 reduce after every micro-batch. An all-reduce counts twice.
     const double times =
         (o.stage >= 2 ? passes : 1) * (o.stage == 0 || (!o.reduce_scatter && u.layout.owner < 0) ? 2 : 1);
@@ -128,8 +128,8 @@ void add_traffic(Forecast& plan, const zero::ZeroOptions& o) {
 
 }  // namespace
 
-Forecast plan(const Config& asked, const ModelShape& model, int ranks, int sharing, int expert_parallel) {
-  Forecast p{.config = resolve(asked, ranks / sharing), .model = model, .ranks = ranks};
+Forecast plan(const Config& asked, const ModelShape& model, int ranks, int context_ranks, int expert_parallel) {
+  Forecast p{.config = resolve(asked, ranks / context_ranks), .model = model, .ranks = ranks};
   const zero::ZeroOptions options = zero_options(p.config);
   p.parameter_dtype = parameter_dtype(p.config);
   p.gradient_dtype = options.communication_data_type.value_or(p.parameter_dtype);
@@ -149,7 +149,7 @@ Forecast plan(const Config& asked, const ModelShape& model, int ranks, int shari
   p.units = zero::plan_units(parameters, options);
   for (const zero::PlannedUnit& u : p.units) {
     p.padding += u.layout.padding();
-    if (!u.persistent) p.largest_module = std::max(p.largest_module, u.layout.whole());
+    if (!u.persistent) p.largest_module = std::max(p.largest_module, u.layout.full());
   }
   double state = 0;
   for (size_t i = 0; i < model.parameters.size(); ++i) state += p.state_bytes[i] * double(model.parameters[i].numel());
@@ -157,7 +157,7 @@ Forecast plan(const Config& asked, const ModelShape& model, int ranks, int shari
   p.formula = zero::model_state(options.stage, psi, ranks, double(size_of(p.parameter_dtype)), state / psi);
   p.formula.gradients *= trained * double(size_of(p.gradient_dtype)) / double(size_of(p.parameter_dtype));
   p.bytes.resize(size_t(ranks));
-  add_bytes(p, options, sharing);
+  add_bytes(p, options, context_ranks);
   add_traffic(p, options);
   return p;
 }
@@ -240,7 +240,7 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
         const ModelShape::Layer& layer = model.list[size_t(i)];
         for (const size_t one : layer.parameters) {
           if (model.parameters[one].expert < model.experts / plan.ep && has.insert(one).second)
-            part.parameters.push_back(model.parameters[one].sliced(plan.tp));
+            part.parameters.push_back(model.parameters[one].sharded(plan.tp));
         }
         work += model.flops(layer, plan.tp);
         part.layers += layer.beside > 0;
@@ -267,15 +267,15 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
       for (auto stage = stages.begin(); stage != stages.end() && std::next(stage) != stages.end(); ++stage) {
         const int to = schedule.place(*stage).rank, from = schedule.place(*std::next(stage)).rank;
         if (from == rank && to != rank)
-          between += m * double(model.parameters[one].sliced(plan.tp).numel()) * double(size_of(own.parameter_dtype));
+          between += m * double(model.parameters[one].sharded(plan.tp).numel()) * double(size_of(own.parameter_dtype));
       }
     }
     p.stage_traffic.push_back(between);
     const double others = double(plan.tp - 1) / plan.tp;
-    p.slice_traffic.push_back(plan.tp == 1
-                                  ? 0
-                                  : m * (reduces * 2 * others * element +
-                                         (rank == schedule.place(last).rank ? 2 * tokens * 4 * (plan.tp - 1) : 0)));
+    p.tensor_parallel_traffic.push_back(
+        plan.tp == 1 ? 0
+                     : m * (reduces * 2 * others * element +
+                            (rank == schedule.place(last).rank ? 2 * tokens * 4 * (plan.tp - 1) : 0)));
     // Keys and values travel around the ring of context-parallel ranks in the forward, again in a recomputation, and in
     // the backward. The backward also sends the gradients of keys and values, in at least 32 bits.
     const double rounds = passes(c) - 1, keys = 2 * bytes / plan.tp,
@@ -317,7 +317,7 @@ bool overlaps(const PlanForecast& p) {
 namespace {
 
 /// Seconds per step in which a rank computes while tensor parallelism all-reduces activations in the background.
-double hidden_by_slices(const PlanForecast& p, size_t rank, const Speeds& speeds) {
+double hidden_by_tensor_parallel(const PlanForecast& p, size_t rank, const Speeds& speeds) {
   const Forecast& stage = p.stages[rank];
   const double tokens = double(*stage.config.train_micro_batch_size_per_gpu) * double(p.model.context) / p.plan.cp;
   const int64_t asked = p.config.tensor_parallel.overlap_chunks,
@@ -330,8 +330,8 @@ double hidden_by_slices(const PlanForecast& p, size_t rank, const Speeds& speeds
       const double forward = p.model.flops(layer, p.plan.tp) * tokens / speeds.flops,
                    sum = 2. * (p.plan.tp - 1) / p.plan.tp * layer.out * tokens *
                          double(size_of(stage.parameter_dtype)) / speeds.bandwidth;
-      const LayerSeconds waits = waits_for_slices(p.model, layer, p.plan.tp, {forward, 2 * forward}, chunks,
-                                                  [&](int64_t n) { return sum / double(n); });
+      const LayerSeconds waits = waits_for_tensor_parallel(p.model, layer, p.plan.tp, {forward, 2 * forward}, chunks,
+                                                           [&](int64_t n) { return sum / double(n); });
       hidden += double(layer.reduces + layer.reduces_back) * sum - waits.forward - waits.backward;
     }
   }
@@ -354,9 +354,10 @@ PredictedTime predict(const PlanForecast& p, const Speeds& speeds) {
     copies = std::max(copies, p.copy_traffic(s) / speeds.bandwidth);
     // Traffic between pipeline stages is left out, because it overlaps with computation.
     const double sent =
-        (p.copy_traffic(s) + p.slice_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) / speeds.bandwidth;
+        (p.copy_traffic(s) + p.tensor_parallel_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) /
+        speeds.bandwidth;
     t.communication = std::max(t.communication, sent);
-    waits = std::max(waits, sent - hidden_by_slices(p, s, speeds));
+    waits = std::max(waits, sent - hidden_by_tensor_parallel(p, s, speeds));
     t.optimizer = std::max(t.optimizer, stage.optimizer_traffic() / speeds.memory);
   }
   const double computing = even / (1 - p.bubble);

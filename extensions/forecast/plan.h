@@ -50,7 +50,7 @@ struct Forecast {
 /// Forecast for `ranks` ranks. Calls resolve() on `config`; Error if it is not valid. sharing: number of neighbouring
 /// ranks that process the same samples (context parallelism). expert_parallel: number of neighbouring replicas that
 /// divide the experts among them; `model` must then have the experts of one rank only.
-Forecast plan(const Config& config, const ModelShape& model, int ranks, int sharing = 1, int expert_parallel = 1);
+Forecast plan(const Config& config, const ModelShape& model, int ranks, int context_ranks = 1, int expert_parallel = 1);
 
 /// Costs of a plan that may combine parallelisms (parallel/mesh.h): bytes on the ranks of each pipeline stage, traffic
 /// per step of each parallelism, and the pipeline's idle time.
@@ -67,7 +67,7 @@ struct PlanForecast {
   /// Bytes that a rank of each stage sends per step: to other stages, to tensor-parallel ranks, to ranks that share its
   /// sequences (ring attention, parallel/sequence/attention.h), and to ranks with other experts. The last one assumes
   /// that each expert gets the same number of tokens.
-  std::vector<double> stage_traffic, slice_traffic, context_traffic, expert_traffic;
+  std::vector<double> stage_traffic, tensor_parallel_traffic, context_traffic, expert_traffic;
   /// Idle fraction of all ranks' time. bubble: simulated with these stages. formula: by the formula for equal stages.
   double bubble = 0, formula = 0;
   /// Bytes that a rank of the stage sends to other replicas per step.

@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 using data::Json;
 using trace::Category;
 
-constexpr double most_slots = 1 << 22;  // limit for simulating a schedule
+constexpr double max_slots = 1 << 22;  // limit for simulating a schedule
 
 Part part_of(const Event& e) {
   switch (e.category) {
@@ -87,32 +87,33 @@ void add_steps(const RunFiles& run, Analysis& a) {
   std::map<int64_t, size_t> ranks;
   for (const RankTrace& t : run.traces) {
     for (const Event* e : steps_of(t)) {
-      const int64_t number = e->whole("step");
+      const int64_t number = e->integer("step");
       longest[number] = std::max(longest[number], e->seconds);
       ++ranks[number];
     }
   }
-  std::vector<std::pair<double, int64_t>> whole;  // steps that all ranks have, without warm-up
+  std::vector<std::pair<double, int64_t>> full;  // steps that all ranks have, without warm-up
   for (const auto& [number, seconds] : longest) {
     a.steps.push_back(seconds);
     if (ranks[number] == run.traces.size() && (number != longest.begin()->first || longest.size() == 1))
-      whole.emplace_back(seconds, number);
+      full.emplace_back(seconds, number);
   }
-  if (whole.empty()) return;
-  std::sort(whole.begin(), whole.end());
-  std::tie(a.median_step, a.shown) = whole[(whole.size() - 1) / 2];
+  if (full.empty()) return;
+  std::sort(full.begin(), full.end());
+  std::tie(a.median_step, a.printed) = full[(full.size() - 1) / 2];
   for (const RankTrace& t : run.traces) {
     const auto steps = steps_by_part(t);
     for (const auto& step : steps)
       for (size_t p = 0; p < parts; ++p) a.split[t.rank][p] += step[p] / double(steps.size());
     for (const Event* step : measured_steps(t)) {
       const double begin = step->begin, end = step->end();
-      if (step->whole("step") != a.shown) continue;
-      RankStep& shown = a.timeline[t.rank];
-      shown = {.begin = begin, .end = end, .work = flatten(within(t, begin, end, true), begin, end), .collectives = {}};
+      if (step->integer("step") != a.printed) continue;
+      RankStep& printed = a.timeline[t.rank];
+      printed = {
+          .begin = begin, .end = end, .work = flatten(within(t, begin, end, true), begin, end), .collectives = {}};
       for (const Event* e : within(t, begin, end, false))
         if (e->category == Category::collective)
-          shown.collectives.push_back({Part::communication, e->begin, e->end(), e->text("call")});
+          printed.collectives.push_back({Part::communication, e->begin, e->end(), e->text("call")});
     }
   }
 }
@@ -160,11 +161,11 @@ void add_traffic(const RunFiles& run, Analysis& a) {
   }
   std::stable_sort(a.traffic.begin(), a.traffic.end(),
                    [](const Traffic& x, const Traffic& y) { return x.sent > y.sent; });
-  const Json* how = run.note("parallel");
-  if (how) {
-    const double n = number_of(*how, "ranks", 1), bytes = number_of(*how, "parameter_bytes"),
-                 passes = number_of(*how, "micro_batches", 1);
-    const int stage = int(number_of(*how, "zero", -1));
+  const Json* parallel = run.note("parallel");
+  if (parallel) {
+    const double n = number_of(*parallel, "ranks", 1), bytes = number_of(*parallel, "parameter_bytes"),
+                 passes = number_of(*parallel, "micro_batches", 1);
+    const int stage = int(number_of(*parallel, "zero", -1));
     // As in `lockstep plan`: from ZeRO stage 2 on, gradients are reduced after every micro-batch; in stage 3,
     // parameters are also gathered for each forward and each backward.
     const double times = stage <= 1 ? 2 : stage == 2 ? passes + 1 : 3 * passes;
@@ -172,7 +173,7 @@ void add_traffic(const RunFiles& run, Analysis& a) {
     if (n > 1)
       a.sent_formula = Formula{times * bytes * (n - 1) / n, str(text, ", Ψ = ", int64_t(bytes), " bytes, n = ", int(n),
                                                                 stage >= 2 ? str(", A = ", int(passes)) : "")};
-  } else if (a.pipeline && a.pipeline->copies == 1 && run.settings.find("width")) {
+  } else if (a.pipeline && a.pipeline->replicas == 1 && run.settings.find("width")) {
     // A micro-batch crosses every boundary between stages twice: forward and backward. Computes mean bytes per rank.
     const PipelineFigures& p = *a.pipeline;
     const double one =
@@ -183,7 +184,7 @@ void add_traffic(const RunFiles& run, Analysis& a) {
 }
 
 void add_memory(const RunFiles& run, Analysis& a) {
-  std::map<std::string, double> most;
+  std::map<std::string, double> highest;
   double processes = 0, together = 1;
   for (const RankTrace& t : run.traces) {
     if (t.samples("memory").empty()) continue;
@@ -195,15 +196,15 @@ void add_memory(const RunFiles& run, Analysis& a) {
     // Samples miss memory that is allocated and freed between them. For activations and messages, uses recorded peaks.
     if (const auto& peaks = t.samples("memory, most so far"); !peaks.empty())
       for (const char* key : {"activation", "communication"}) here[key] = number_of(peaks.back().values, key);
-    for (const auto& [key, value] : here) most[key] += value;
+    for (const auto& [key, value] : here) highest[key] += value;
   }
   if (processes == 0) return;
   std::map<std::string, Formula> formulas;
-  if (const Json* how = run.note("parallel")) {
-    const double n = number_of(*how, "ranks", 1), elements = std::max(1., number_of(*how, "parameters", 1)),
-                 width = number_of(*how, "parameter_bytes") / elements;
-    const int stage = std::max(0, int(number_of(*how, "zero", 0)));
-    const bool adam = text_of(*how, "optimizer") == "Adam" || text_of(*how, "optimizer") == "AdamW";
+  if (const Json* parallel = run.note("parallel")) {
+    const double n = number_of(*parallel, "ranks", 1), elements = std::max(1., number_of(*parallel, "parameters", 1)),
+                 width = number_of(*parallel, "parameter_bytes") / elements;
+    const int stage = std::max(0, int(number_of(*parallel, "zero", 0)));
+    const bool adam = text_of(*parallel, "optimizer") == "Adam" || text_of(*parallel, "optimizer") == "AdamW";
     const zero::ModelState state = zero::model_state(stage, elements, int(n), width, 8);
     const auto share = [&](int from, const char* all) { return stage >= from ? str(all, "/n") : std::string(all); };
     formulas["parameter"] = {state.parameters, share(3, width == 4 ? "4Ψ" : "bΨ")};
@@ -212,7 +213,7 @@ void add_memory(const RunFiles& run, Analysis& a) {
   }
   for (int c = 0; c < memory_categories; ++c) {
     const std::string name(lockstep::name_of(Memory(c)));
-    MemoryRow row{.category = name, .measured = most[name] / processes / together, .formula = {}};
+    MemoryRow row{.category = name, .measured = highest[name] / processes / together, .formula = {}};
     if (const auto found = formulas.find(name); found != formulas.end()) row.formula = found->second;
     if (row.measured > 0 || row.formula) a.memory.push_back(row);
   }
@@ -314,19 +315,19 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
     for (const Event& e : t.events) {
       if (e.category != Category::pipeline || e.name != "train_batch") continue;
       f.schedule = e.text("schedule");
-      const auto whole = [&](const char* key) { return int(e.whole(key, 1 << 20)); };
-      f.stages = whole("stages"), f.micro_batches = whole("micro_batches"), f.chunks = whole("chunks");
-      const int copy = whole("copy");
-      f.copies = std::max(f.copies, copy + 1);
+      const auto integer = [&](const char* key) { return int(e.integer(key, 1 << 20)); };
+      f.stages = integer("stages"), f.micro_batches = integer("micro_batches"), f.chunks = integer("chunks");
+      const int copy = integer("copy");
+      f.replicas = std::max(f.replicas, copy + 1);
       batches[{copy, count++}].emplace_back(&t, &e);
     }
   }
   std::vector<double> idle;
   struct Sum {
     double seconds = 0, slots = 0;
-  } forward, whole, input, weight;  // a slot: one pass of a micro-batch through a chunk
+  } forward, full, input, weight;  // a slot: one pass of a micro-batch through a chunk
   for (const auto& [key, ranks] : batches) {
-    if (int(ranks.size()) != f.stages || (key.second == 0 && batches.size() > size_t(f.copies)))
+    if (int(ranks.size()) != f.stages || (key.second == 0 && batches.size() > size_t(f.replicas)))
       continue;  // a rank is missing, or it is the warm-up batch
     double begin = INFINITY, end = -INFINITY, busy = 0;
     for (const auto& [t, batch] : ranks) {
@@ -340,7 +341,7 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
         Sum& sum = part == Part::forward                ? forward
                    : part == Part::weights              ? weight
                    : e->name.starts_with("backward of") ? input
-                                                        : whole;
+                                                        : full;
         sum.seconds += e->seconds, ++sum.slots;
       }
     }
@@ -351,8 +352,8 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
   f.measured = median(idle);
   const auto mean = [&](const Sum& sum) { return sum.slots > 0 ? sum.seconds / sum.slots * f.chunks : 0; };
   f.forward = mean(forward), f.input = mean(input), f.weight = mean(weight);
-  if (f.weight == 0) f.input = mean(whole);
-  if (pipeline::is_kind(f.schedule) && double(f.stages) * f.micro_batches * f.chunks <= most_slots) {
+  if (f.weight == 0) f.input = mean(full);
+  if (pipeline::is_kind(f.schedule) && double(f.stages) * f.micro_batches * f.chunks <= max_slots) {
     // The trace may time a backward only as a whole. Then half of it counts for inputs and half for weights: the bubble
     // does not depend on the split.
     const pipeline::Costs costs{.forward = f.forward,
@@ -382,7 +383,7 @@ Analysis analyze(const RunFiles& run) {
   a.operations.assign(operations.begin(), operations.end());
   std::stable_sort(a.operations.begin(), a.operations.end(),
                    [](const auto& x, const auto& y) { return x.second.seconds > y.second.seconds; });
-  if (const Json* how = run.note("parallel")) a.parameters = int64_t(number_of(*how, "parameters"));
+  if (const Json* parallel = run.note("parallel")) a.parameters = int64_t(number_of(*parallel, "parameters"));
   return a;
 }
 

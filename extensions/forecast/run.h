@@ -48,7 +48,7 @@ struct RankStep {
 /// The pipeline of a run. Idle parts are fractions of the time between a batch's first and last computation.
 struct PipelineFigures {
   std::string schedule, formula;
-  int stages = 1, micro_batches = 1, chunks = 1, copies = 1;
+  int stages = 1, micro_batches = 1, chunks = 1, replicas = 1;
   double measured = 0;                        ///< measured idle part: the median over the batches
   double expected = 0;                        ///< idle part by the formula, with the measured costs
   double simulated = 0;                       ///< idle part by simulating the schedule, if Lockstep has it
@@ -79,7 +79,7 @@ struct Analysis {
   std::vector<std::pair<double, double>> loss, validation;  ///< pairs (step, value)
   std::vector<double> steps;                                ///< seconds of each step on the slowest rank
   double median_step = 0;
-  int64_t shown = -1;                              ///< step shown in the timeline: one of median length
+  int64_t printed = -1;                            ///< step shown in the timeline: one of median length
   std::map<int, RankStep> timeline;                ///< one step of each rank
   std::map<int, std::array<double, parts>> split;  ///< seconds per step by rank, mean without the first step
   std::optional<PipelineFigures> pipeline;

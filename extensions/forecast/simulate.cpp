@@ -52,9 +52,9 @@ int64_t ranks_of_host(const Request& r) {
   const auto& hosts = r.hosts;
   const int64_t k =
       std::find_if(hosts.begin(), hosts.end(), [&](int host) { return host != hosts[0]; }) - hosts.begin();
-  std::set<int> seen;
+  std::set<int> visited;
   for (int64_t rank = 0; rank < r.ranks; ++rank) {
-    if (rank % k == 0 ? !seen.insert(hosts[size_t(rank)]).second : hosts[size_t(rank)] != hosts[size_t(rank - 1)])
+    if (rank % k == 0 ? !visited.insert(hosts[size_t(rank)]).second : hosts[size_t(rank)] != hosts[size_t(rank - 1)])
       return 0;
   }
   return r.ranks % k == 0 ? k : 0;
@@ -179,7 +179,7 @@ Simulation by_rounds(const Rounds& rounds, Algorithm algorithm, const Request& r
   return result;
 }
 
-constexpr int64_t most_memory = 1'000'000'000;  // keeps the whole process below 1 GiB
+constexpr int64_t max_memory = 1'000'000'000;  // keeps the whole process below 1 GiB
 
 /// True if few of the n·n pairs (rank, chunk) occur: most ranks never hold most chunks. This holds for gather and
 /// scatter, except with `ring`, which forwards every chunk through other ranks.
@@ -210,7 +210,7 @@ int64_t memory_of_transfers(Algorithm algorithm, const Request& r) {
 
 bool can_simulate(Algorithm algorithm, const Request& request, const Network& network) {
   check_request(algorithm, request);
-  return rounds_of(algorithm, request, 0, 1, network) || memory_of_transfers(algorithm, request) <= most_memory;
+  return rounds_of(algorithm, request, 0, 1, network) || memory_of_transfers(algorithm, request) <= max_memory;
 }
 
 Simulation simulate(Algorithm algorithm, const Request& request, int64_t elements, int64_t element_size,
@@ -218,10 +218,10 @@ Simulation simulate(Algorithm algorithm, const Request& request, int64_t element
   check_simulation(algorithm, request, elements, element_size, network);
   const int64_t memory = memory_of_transfers(algorithm, request);
   const auto rounds = rounds_of(algorithm, request, elements, element_size, network);
-  if (rounds && (rounds->exact || memory > most_memory))
+  if (rounds && (rounds->exact || memory > max_memory))
     return by_rounds(*rounds, algorithm, request, elements, element_size);
-  LOCKSTEP_CHECK(memory <= most_memory, "[simulate] ", name_of(algorithm), " ", name_of(request.collective), " of ",
-                 request.ranks, " ranks needs ", memory / most_memory,
+  LOCKSTEP_CHECK(memory <= max_memory, "[simulate] ", name_of(algorithm), " ", name_of(request.collective), " of ",
+                 request.ranks, " ranks needs ", memory / max_memory,
                  " GB to simulate transfer by transfer; at most 1 GB is allowed: use fewer ranks");
   return simulate_transfers(algorithm, request, elements, element_size, network);
 }

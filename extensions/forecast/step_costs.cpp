@@ -106,9 +106,9 @@ dist::Link measure_link(int ranks) {
 }
 
 double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_t batch, engine::ModelShape& model) {
-  const data::Json* how = run.note("parallel");
+  const data::Json* parallel = run.note("parallel");
   LOCKSTEP_CHECK(
-      how, "[simulate] ", run.folder,
+      parallel, "[simulate] ", run.folder,
       ": expected the traces of a training program without a pipeline, whose settings are in them; found none, "
       "train with --trace");
   // Returns the median seconds of one part of a step, over all ranks and steps.
@@ -122,9 +122,10 @@ double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_
                optimizer = seconds_in(Part::optimizer);
   LOCKSTEP_CHECK(forward > 0 && backward > 0 && optimizer > 0, "[simulate] ", run.folder,
                  ": expected traces of steps with forward, backward and optimizer, found none; train with --trace");
-  const double tokens = double(batch) * double(traced.context) * number_of(*how, "micro_batches", 1),
+  const double tokens = double(batch) * double(traced.context) * number_of(*parallel, "micro_batches", 1),
                rate = traced.forward_flops() * tokens / forward,
-               owned = double(traced.numel()) / (number_of(*how, "zero") > 0 ? number_of(*how, "ranks", 1) : 1);
+               owned =
+                   double(traced.numel()) / (number_of(*parallel, "zero") > 0 ? number_of(*parallel, "ranks", 1) : 1);
   give_seconds(model, rate, backward / forward);
   return owned * (2 * 8 + 8) / optimizer;  // bytes per element as in measure_memory()
 }

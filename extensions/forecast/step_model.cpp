@@ -33,13 +33,13 @@ std::vector<Layer> layers_of(const TrainingJob& job, const std::function<double(
       job.overlap_chunks > 0 ? job.overlap_chunks : tensor_parallel::automatic_chunks(job.micro_batch * m.context);
   std::vector<Layer> layers;
   for (const ModelShape::Layer& one : m.list) {
-    const double whole = m.flops(one), own = whole > 0 ? m.flops(one, job.plan.tp) / whole : 1,
+    const double full = m.flops(one), own = full > 0 ? m.flops(one, job.plan.tp) / full : 1,
                  part = own * double(job.micro_batch);
     const double again = job.recompute && one.repeats;
     Layer& layer = layers.emplace_back(Layer{part * one.forward, part * (one.backward + again * one.forward)});
     if (!one.repeats || job.plan.tp == 1) continue;
     const engine::LayerSeconds waits =
-        engine::waits_for_slices(m, one, job.plan.tp, {layer.forward, part * one.backward}, chunks, sum);
+        engine::waits_for_tensor_parallel(m, one, job.plan.tp, {layer.forward, part * one.backward}, chunks, sum);
     layer.waits = waits.forward, layer.waits_back = waits.backward + again * waits.forward;
   }
   return layers;
@@ -107,27 +107,28 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
 
   // Seconds per micro-batch of each virtual stage (parts), of each rank (ranks), and of the whole model.
   std::vector<Layer> parts(size_t(stages), Layer{}), ranks(size_t(l.pp), Layer{});
-  Layer whole;
+  Layer full;
   for (int s = 0; s < stages; ++s) {
     const size_t rank = size_t(schedule.place(s).rank);
     for (int i = plan.bounds[size_t(s)]; i < plan.bounds[size_t(s) + 1]; ++i)
-      for (Layer* sum : {&parts[size_t(s)], &ranks[rank], &whole}) *sum += layers[size_t(i)];
+      for (Layer* sum : {&parts[size_t(s)], &ranks[rank], &full}) *sum += layers[size_t(i)];
   }
-  const double forward = whole.forward / l.pp, backward = whole.backward / l.pp;
+  const double forward = full.forward / l.pp, backward = full.backward / l.pp;
   const Layer slow =
       *std::max_element(ranks.begin(), ranks.end(), [](const Layer& a, const Layer& b) { return a.both() < b.both(); });
-  const double most = slow.both();
+  const double highest = slow.both();
 
   StepPrediction p;
   for (const ModelShape::Layer& layer : model.list)
     p.forward += double(job.micro_batch) * layer.forward, p.backward += double(job.micro_batch) * layer.backward;
-  const auto add = [&](const char* name, double seconds, const std::string& how) {
-    p.terms.push_back({name, how, std::max(0., seconds)});
+  const auto add = [&](const char* name, double seconds, const std::string& source) {
+    p.terms.push_back({name, source, std::max(0., seconds)});
   };
   add("compute", m * (forward + backward),
       str(job.micro_batches, " micro-batches, forward ", forward, " s and backward ", backward, " s in a rank"));
   if (l.pp > 1)
-    add("uneven stages", m * (most - forward - backward), str("the slowest rank takes ", most, " s for a micro-batch"));
+    add("uneven stages", m * (highest - forward - backward),
+        str("the slowest rank takes ", highest, " s for a micro-batch"));
 
   // Tensor parallelism: one all-reduce of the activations after attention and one after the MLP, and as many in the
   // backward.
@@ -140,18 +141,18 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
 
   // The pipeline: simulates the schedule with each part's cost relative to the slowest rank.
   if (l.pp > 1) {
-    const double whole_forward = slow.forward + tensor_forward, whole_backward = slow.backward + tensor_backward;
+    const double full_forward = slow.forward + tensor_forward, full_backward = slow.backward + tensor_backward;
     const int apart = l.tp * l.dp;  // distance between the ranks of adjacent stages
     const bool near = apart * l.pp <= cluster.ranks_per_host;
     const dist::Link& link = near && cluster.network.within ? *cluster.network.within : cluster.network.between;
     const double hop = link.latency + activation / link.bandwidth;
-    pipeline::Costs costs{.forward = whole_forward, .input = whole_backward / 2, .weight = whole_backward / 2};
+    pipeline::Costs costs{.forward = full_forward, .input = full_backward / 2, .weight = full_backward / 2};
     const pipeline::Formula formula = pipeline::formula(schedule.request, costs);
     for (const Layer& part : parts) {
-      const double own = part.both() + part.waits + part.waits_back, all = whole_forward + whole_backward;
+      const double own = part.both() + part.waits + part.waits_back, all = full_forward + full_backward;
       costs.weights.push_back(all > 0 ? own / all * v : 1);
     }
-    const double ideal = pipeline::simulate(schedule, costs).seconds, busy = m * (whole_forward + whole_backward);
+    const double ideal = pipeline::simulate(schedule, costs).seconds, busy = m * (full_forward + full_backward);
     costs.latency = hop;
     const double real = pipeline::simulate(schedule, costs).seconds;
     p.bubble = ideal > 0 ? 1 - busy / ideal : 0;
@@ -169,14 +170,14 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
     moved = std::max(moved, stage.optimizer_traffic());
     p.gradient_bytes = std::max(p.gradient_bytes, stage.gradient_traffic);
     p.parameter_bytes = std::max(p.parameter_bytes, stage.parameter_traffic);
-    p.tensor_bytes = std::max(p.tensor_bytes, plan.slice_traffic[s]);
+    p.tensor_bytes = std::max(p.tensor_bytes, plan.tensor_parallel_traffic[s]);
     p.message_bytes = std::max(p.message_bytes, plan.stage_traffic[s]);
   }
   if (l.dp > 1) {
     const double sent = double(l.dp - 1) / l.dp;
     const auto seconds = [&](Collective collective, double traffic) {  // traffic: bytes that a rank sends
-      const double whole = traffic / sent / (collective == Collective::all_reduce ? 2 : 1);
-      return collective_seconds(collective, l.dp, l.tp, whole, cluster);
+      const double full = traffic / sent / (collective == Collective::all_reduce ? 2 : 1);
+      return collective_seconds(collective, l.dp, l.tp, full, cluster);
     };
     // Gradients: the last bucket is ready when the backward ends; earlier buckets overlap with the backward.
     const double passes = l.zero >= 2 ? m : 1;

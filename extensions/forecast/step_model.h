@@ -30,7 +30,7 @@ struct TrainingJob {
   parallel::Plan plan;        ///< the plan, with cp = ep = 1
   int64_t micro_batch = 1;    ///< samples of a micro-batch
   int64_t micro_batches = 1;  ///< micro-batches per step on each replica
-  pipeline::Kind schedule = pipeline::Kind::one_f_one_b;
+  pipeline::ScheduleKind schedule = pipeline::ScheduleKind::one_f_one_b;
   int chunks = 0;          ///< chunks per rank; 0: the schedule's default
   DType dtype = f32;       ///< dtype of parameters, gradients and activations
   bool recompute = false;  ///< true: blocks repeat their forward in the backward
@@ -57,7 +57,7 @@ dist::Link link_of_traces(const std::vector<RankTrace>& traces);
 
 /// One term of the step's time.
 struct Term {
-  std::string name, how;
+  std::string name, source;
   double seconds = 0;  ///< time per step that does not overlap with computing
 };
 

@@ -20,13 +20,13 @@ using data::Json;
 using trace::Category;
 
 constexpr size_t longest_line = size_t(16) << 20;
-constexpr size_t most_named = 16;  // ranks in a warning
+constexpr size_t max_named = 16;  // ranks in a warning
 
 /// A record of a trace file. The Errors that its functions throw name the file.
 struct Record {
   const Json& json;
   const std::string& path;
-  int64_t whole(const char* key) const { return json.at(key, path).as_int(path); }
+  int64_t integer(const char* key) const { return json.at(key, path).as_int(path); }
   double number(const char* key) const { return json.at(key, path).as_number(path); }
   const std::string& text(const char* key) const { return json.at(key, path).as_string(path); }
 };
@@ -52,7 +52,7 @@ void take(RankTrace& t, const Record& record, Json args) {
       total.seconds += seconds;
     } else if (category != Category::backward || name == "backward") {  // skips nodes of the tape
       t.events.push_back(
-          {category, name, record.number("ts") * 1e-6, seconds, int(record.whole("tid")), std::move(args)});
+          {category, name, record.number("ts") * 1e-6, seconds, int(record.integer("tid")), std::move(args)});
     }
   }
 }
@@ -64,7 +64,7 @@ bool visit_trace(const std::string& path, const std::function<void(const std::st
   LOCKSTEP_CHECK(rest == "[" || rest.starts_with("[\n"), path,
                  ": expected a trace that Lockstep wrote, which begins with a line \"[\"; check the path");
   rest.remove_prefix(std::min<size_t>(rest.size(), 2));
-  bool whole = false;
+  bool ended = false;
   while (!rest.empty()) {
     const size_t end = rest.find('\n');
     std::string_view line = rest.substr(0, end);
@@ -73,7 +73,7 @@ bool visit_trace(const std::string& path, const std::function<void(const std::st
     LOCKSTEP_CHECK(line.size() < longest_line, path, ": expected lines of less than ", longest_line, " bytes, got ",
                    line.size(), "; pass a trace that Lockstep wrote");
     if (line == "]") {
-      whole = true;
+      ended = true;
       break;
     }
     const bool is_last = line.ends_with('}');
@@ -82,7 +82,7 @@ bool visit_trace(const std::string& path, const std::function<void(const std::st
     if (!is_last) line.remove_suffix(1);
     visit(std::string(line));
   }
-  return whole;
+  return ended;
 }
 
 /// Reads the first record and the clock of a trace; with `records`, reads all records.
@@ -90,7 +90,7 @@ RankTrace read(const std::string& path, bool records) {
   RankTrace t{.path = path};
   bool known = false;
   int64_t error = 0;
-  t.whole = visit_trace(path, [&](const std::string& line) {
+  t.ended = visit_trace(path, [&](const std::string& line) {
     const bool is_head = !known && line.starts_with("{\"name\":\"trace\",\"ph\":\"M\""),
                is_clock = line.starts_with("{\"name\":\"clock at the end\"");
     if (!is_head && (!known || !(records || is_clock))) return;  // the head comes first
@@ -98,17 +98,17 @@ RankTrace read(const std::string& path, bool records) {
     if (is_head || is_clock) {
       const Record facts{json.at("args", path), path};
       if (is_head) {
-        t.rank = int(facts.whole("rank")), t.ranks = int(facts.whole("ranks")), t.run = facts.whole("run");
+        t.rank = int(facts.integer("rank")), t.ranks = int(facts.integer("ranks")), t.run = facts.integer("run");
         LOCKSTEP_CHECK(t.ranks >= 1 && t.ranks <= 1 << 20, path, ": expected 1 to ", 1 << 20, " ranks, got ", t.ranks,
                        "; trace the run again");
         LOCKSTEP_CHECK(t.rank >= 0 && t.rank < t.ranks, path, ": expected a rank from 0 to ", t.ranks - 1, ", got ",
                        t.rank, "; trace the run again");
-        t.drift.first_ns = facts.whole("offset_ns");
+        t.drift.first_ns = facts.integer("offset_ns");
         known = true;
       } else {
         t.drift.last_at = Record{json, path}.number("ts") * 1e-6;
       }
-      t.drift.last_ns = facts.whole("offset_ns"), error = std::max(error, facts.whole("error_ns"));
+      t.drift.last_ns = facts.integer("offset_ns"), error = std::max(error, facts.integer("error_ns"));
       return;
     }
     Json args = json.find("args") ? std::move(json["args"]) : Json();
@@ -150,10 +150,10 @@ std::vector<RankTrace> read_heads(const std::string& folder, std::vector<std::st
     else missing.push_back(str(rank));
   }
   if (!missing.empty())
-    warnings.push_back(str("no trace of rank ", list_names(missing, most_named), " (of 0 to ", heads[0].ranks - 1,
-                           ") is in ", folder));
+    warnings.push_back(
+        str("no trace of rank ", list_names(missing, max_named), " (of 0 to ", heads[0].ranks - 1, ") is in ", folder));
   for (const RankTrace& head : heads)
-    if (!head.whole)
+    if (!head.ended)
       warnings.push_back(str("the trace of rank ", head.rank, " has no end: its process was killed, or still runs"));
   return heads;
 }
@@ -168,9 +168,9 @@ std::string text_of(const Json& json, const char* key) {
   const Json* value = json.find(key);
   return value && value->is_string() ? value->as_string() : "";
 }
-int64_t Event::whole(const char* key, int64_t most) const {
+int64_t Event::integer(const char* key, int64_t limit) const {
   const double value = number(key);
-  return value > 0 ? int64_t(std::min(value, double(most))) : 0;
+  return value > 0 ? int64_t(std::min(value, double(limit))) : 0;
 }
 
 const Json* RankTrace::note(const std::string& name) const {

@@ -25,7 +25,7 @@ struct Event {
   double number(const char* key) const { return number_of(args, key); }   ///< an argument; 0 if it is missing
   std::string text(const char* key) const { return text_of(args, key); }  ///< an argument; "" if it is missing
   /// An argument as an integer, clamped to 0 .. most, as a file may contain any number.
-  int64_t whole(const char* key, int64_t most = 1'000'000'000'000) const;
+  int64_t integer(const char* key, int64_t limit = 1'000'000'000'000) const;
 };
 
 /// A sample of a counter.
@@ -53,7 +53,7 @@ struct RankTrace {
   int64_t run = 0;
   ClockDrift drift;
   double clock_error = 0;     ///< seconds
-  bool whole = false;         ///< true: the trace was ended; false: the process was killed, or still runs
+  bool ended = false;         ///< true: the trace was ended; false: the process was killed, or still runs
   std::vector<Event> events;  ///< sorted by begin; without operations and tape nodes
   struct Total {              ///< totals of one kernel
     int64_t calls = 0;

@@ -36,13 +36,13 @@ struct KeptRows {
 class RowsInFp8 : public nn::RowGradients {
  public:
   RowsInFp8(Backward& back, const KeptRows& kept, int64_t chunks)
-      : kept_(kept), wants_x_(back.needs(0)), turns_(back.needs(1) && chunks == 1) {
+      : kept_(kept), wants_x_(back.needs(0)), rounds_(back.needs(1) && chunks == 1) {
     kept_.scale_x.get(rows_name), kept_.scale_w.get(rows_name);  // Error if a scale changed since the forward
     const Fp8Scales::Of& of = kept_.of[size_t(Fp8Role::weight)];
     if (wants_x_) w_ = {cast(fp8_rows(back.input(1, kept_.w)), of, false, false, true).turned, of.format, of.scale_inv};
   }
   Tensor of_input(const Tensor& g, const std::function<Tensor(const Tensor&)>&, const Tensor&) override {
-    const Fp8Cast made = cast(fp8_rows(g), of_g(), true, wants_x_, turns_);
+    const Fp8Cast made = cast(fp8_rows(g), of_g(), true, wants_x_, rounds_);
     turned_ = made.turned;
     if (!wants_x_) return {};
     return matmul_fp8({made.codes, of_g().format, of_g().scale_inv}, w_, {}, kept_.dtype);
@@ -57,7 +57,7 @@ class RowsInFp8 : public nn::RowGradients {
  private:
   const Fp8Scales::Of& of_g() const { return kept_.of[size_t(Fp8Role::gradient)]; }
   KeptRows kept_;
-  bool wants_x_, turns_;
+  bool wants_x_, rounds_;
   Fp8Matrix w_;
   Tensor turned_;
 };
@@ -112,10 +112,10 @@ Variable linear_fp8(const Variable& input, const Variable& w, const Variable& sh
   const bool recorded = needs_grad({&x, &w, &bias});
   const Fp8Scales::Of &of_x = scales[Fp8Role::input], &of_w = scales[Fp8Role::weight],
                       &of_g = scales[Fp8Role::gradient];
-  const Tensor& whole = ranks.whole.defined() ? ranks.whole : x.tensor();
-  const Fp8Cast x8 = cast(fp8_rows(whole), of_x, scales.notes, true, recorded && w.requires_grad());
+  const Tensor& full = ranks.full.defined() ? ranks.full : x.tensor();
+  const Fp8Cast x8 = cast(fp8_rows(full), of_x, scales.notes, true, recorded && w.requires_grad());
   const Tensor w8 = cast(fp8_rows(w.tensor()), of_w, scales.notes, true, false).codes;
-  Shape shape = whole.shape();
+  Shape shape = full.shape();
   shape[x.dim() - 1] = w.size(0);
   const DType dtype = x.dtype();
   const Tensor out = matmul_fp8({x8.codes, of_x.format, of_x.scale_inv}, {w8, of_w.format, of_w.scale_inv},
@@ -127,7 +127,7 @@ Variable linear_fp8(const Variable& input, const Variable& w, const Variable& sh
   const Variable product =
       record(fp8_name, {&x, &w, &bias}, out,
              [x8 = Saved(x8.turned), w = kept_w, of_x, of_w, of_g, scale_x = Saved(of_x.scale_inv),
-              scale_w = Saved(of_w.scale_inv), shape = whole.shape(), dtype, wide = w.dtype(),
+              scale_w = Saved(of_w.scale_inv), shape = full.shape(), dtype, wide = w.dtype(),
               sum_up = ranks.sum](Backward& back) {
                scale_x.get(fp8_name), scale_w.get(fp8_name);  // Error if a scale changed since the forward
                const Tensor g = fp8_rows(back.grad());

@@ -21,10 +21,10 @@ std::string why_in_16_bits(const Linear& linear) {
 Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
   LOCKSTEP_CHECK(o_.amax_history_len > 0, "[Fp8Scaling] expected amax_history_len > 0, got ", o_.amax_history_len);
   Device device = default_device();
-  std::set<const Linear*> seen;
+  std::set<const Linear*> visited;
   for (auto& [name, module] : model.named_modules()) {
     auto* const linear = dynamic_cast<Linear*>(module);
-    if (!linear || !seen.insert(linear).second) continue;
+    if (!linear || !visited.insert(linear).second) continue;
     const auto fits = [&](int dim) {
       return linear->weight.size(dim) > 0 && linear->weight.size(dim) % fp8_multiple == 0;
     };
@@ -61,13 +61,13 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
 void Fp8Scaling::update(const std::function<void(const Tensor& amax)>& maximum) {
   if (linears_.empty()) return;
   if (maximum) maximum(amax_);
-  const Tensor seen = where(isfinite(amax_), amax_, zeros_like(amax_));
+  const Tensor visited = where(isfinite(amax_), amax_, zeros_like(amax_));
   if (const int64_t older = o_.amax_history_len - 1; older > 0)
     history_.narrow(2, 1, older).copy_(history_.narrow(2, 0, older).clone());
-  history_.narrow(2, 0, 1).copy_(seen.unsqueeze(2));
-  const Tensor most = o_.amax_compute_algo == Fp8Options::Amax::max ? lockstep::amax(history_, {2}) : seen;
-  const Tensor zero = zeros_like(most), finite = full_like(most, std::numeric_limits<float>::max());
-  scale_.copy_(where(gt(most, zero), minimum(div(largest_, most), finite), scale_));
+  history_.narrow(2, 0, 1).copy_(visited.unsqueeze(2));
+  const Tensor highest = o_.amax_compute_algo == Fp8Options::Amax::max ? lockstep::amax(history_, {2}) : visited;
+  const Tensor zero = zeros_like(highest), finite = full_like(highest, std::numeric_limits<float>::max());
+  scale_.copy_(where(gt(highest, zero), minimum(div(largest_, highest), finite), scale_));
   loaded();
   amax_.fill_(0);
 }

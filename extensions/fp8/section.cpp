@@ -62,8 +62,8 @@ std::string prepare(const Config& config, const InitializeArgs& args, PipelineMo
 }
 
 std::unique_ptr<Participant> start(const Config& config, const Trained& trained) {
-  const auto how = fp8_options(config);
-  return how ? std::make_unique<Fp8Participant>(trained.model, *how) : nullptr;
+  const auto settings = fp8_options(config);
+  return settings ? std::make_unique<Fp8Participant>(trained.model, *settings) : nullptr;
 }
 
 }  // namespace

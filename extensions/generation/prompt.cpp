@@ -20,11 +20,11 @@
 namespace lockstep::train {
 
 std::string continue_prompt(const LanguageModel& m, const std::string& prompt, bool by_ids, nn::Generation generation,
-                            std::ostream* shown) {
+                            std::ostream* printed) {
   const auto tokenizer = by_ids ? nullptr : m.tokenizer();
   std::optional<data::Decoder> decoder;
   std::vector<int64_t> ids;
-  if (by_ids) ids = whole_numbers("--ids", prompt);
+  if (by_ids) ids = integers("--ids", prompt);
   else {
     decoder.emplace(*tokenizer, false);
     for (const int32_t id : tokenizer->encode(prompt)) {
@@ -41,14 +41,14 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
   for (const int64_t id : m.ends)
     if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);
   std::string made;
-  const bool on_terminal = shown == &std::cout && isatty(STDOUT_FILENO) == 1;
+  const bool on_terminal = printed == &std::cout && isatty(STDOUT_FILENO) == 1;
   // True once the prompt is printed. That happens with the first new text, because an Error may come before.
   bool begun = false;
   nn::TextStream stream(generation.stop);
   const auto show = [&](const std::string& text) {
     made += text;
-    if (shown && !std::exchange(begun, true) && !by_ids) *shown << prompt;
-    if (shown) *shown << (on_terminal ? printable(text) : text) << std::flush;
+    if (printed && !std::exchange(begun, true) && !by_ids) *printed << prompt;
+    if (printed) *printed << (on_terminal ? printable(text) : text) << std::flush;
   };
   const auto take = [&](size_t, int64_t id) {
     const bool ends = std::ranges::count(generation.eos_token_id, id) > 0;
@@ -60,11 +60,11 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
     runner->generate(std::span(&ids, 1), generation, take);
   else nn::generate(*m.model, std::span(&ids, 1), generation, take);
   if (decoder) show(stream.push(decoder->flush()) + stream.flush());
-  if (shown) *shown << "\n";
+  if (printed) *printed << "\n";
   return made;
 }
 
-nn::Generation drawn_text() {
+nn::Generation sampled_text() {
   return {.max_new_tokens = 300,
           .do_sample = true,
           .overflow = nn::Generation::Overflow::slide,
@@ -80,7 +80,7 @@ void add_generation_options(CLI::App& app, nn::Generation& g) {
       return value ? nn::wrong_option(name, *value) : "expected a number, got '" + text + "'";
     };
   };
-  add("--tokens", g.max_new_tokens, "tokens to add", whole(1, int64_t(nn::most_of_option("max_new_tokens"))));
+  add("--tokens", g.max_new_tokens, "tokens to add", integer(1, int64_t(nn::max_of_option("max_new_tokens"))));
   add("--temperature", g.temperature, "0: always the likeliest token; higher: more random", check("temperature"));
   add("--top-k", g.top_k, "choose among the k likeliest (0: all)", check("top_k"));
   add("--top-p", g.top_p, "choose among the likeliest that make up this probability", check("top_p"));

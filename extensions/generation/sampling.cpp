@@ -25,9 +25,9 @@ constexpr double many = double(int64_t(1) << 31);
 constexpr struct OptionRange {
   const char* name;
   double (*of)(const Generation&);
-  double least, most;
+  double least, greatest;
   bool open = false;  // true: `least` itself is not allowed
-  bool has(double value) const { return value >= least && value <= most && !(open && value == least); }
+  bool has(double value) const { return value >= least && value <= greatest && !(open && value == least); }
 } option_ranges[] = {
     {"max_new_tokens", number_of<&Generation::max_new_tokens>, 0, many},
     {"min_new_tokens", number_of<&Generation::min_new_tokens>, 0, many},
@@ -136,10 +136,10 @@ class Weights {
       if (least > 0)
         for (size_t i = 0; i < n; ++i) left_out_ += weights[i] < least ? weights[i] : 0;
     }
-    for (const double s : sums_) whole_ += s;
+    for (const double s : sums_) full_ += s;
   }
-  double whole() const { return whole_; }
-  double kept() const { return whole_ - left_out_; }
+  double full() const { return full_; }
+  double kept() const { return full_ - left_out_; }
 
   /// Returns the first id at which the cumulative weight reaches `wanted` (exceeds it if `passes` is true), or the last
   /// id if none does. Also returns the cumulative weight at that id.
@@ -178,7 +178,7 @@ class Weights {
   int32_t bucket(double x) const { return bucket_of((top_ - x) * scale_ * 64); }
 
   std::span<const double> scores_;
-  double top_, scale_, least_, whole_ = 0, left_out_ = 0;
+  double top_, scale_, least_, full_ = 0, left_out_ = 0;
   std::array<double, buckets> sums_{};
 };
 
@@ -195,10 +195,10 @@ void forbid_repeats(std::span<const int64_t> prompt, std::span<const int64_t> an
 
 /// Logits as doubles, with infinity replaced by the largest f32, so that options can be applied to all logits.
 std::vector<double> numbers_of(std::span<const float> logits) {
-  constexpr float most = std::numeric_limits<float>::max();
+  constexpr float greatest = std::numeric_limits<float>::max();
   std::vector<double> s(logits.size());
   bool numbers = true;
-  for (size_t i = 0; i < s.size(); ++i) numbers &= logits[i] == logits[i], s[i] = std::min(logits[i], most);
+  for (size_t i = 0; i < s.size(); ++i) numbers &= logits[i] == logits[i], s[i] = std::min(logits[i], greatest);
   if (!numbers)
     for (size_t i = 0; i < s.size(); ++i)
       LOCKSTEP_CHECK(logits[i] == logits[i], "[generate] logits of token ", i,
@@ -211,12 +211,12 @@ std::vector<double> numbers_of(std::span<const float> logits) {
 std::string wrong_option(std::string_view name, double value) {
   const OptionRange& r = range_of(name);
   if (r.has(value)) return "";
-  const auto shown = [](double x) { return std::abs(x) < 1e15 && x == std::floor(x) ? str(int64_t(x)) : str(x); };
-  return str("expected ", name, " in ", r.open ? "(" : "[", shown(r.least), ", ", shown(r.most), "], got ",
-             shown(value));
+  const auto printed = [](double x) { return std::abs(x) < 1e15 && x == std::floor(x) ? str(int64_t(x)) : str(x); };
+  return str("expected ", name, " in ", r.open ? "(" : "[", printed(r.least), ", ", printed(r.greatest), "], got ",
+             printed(value));
 }
 
-double most_of_option(std::string_view name) { return range_of(name).most; }
+double max_of_option(std::string_view name) { return range_of(name).greatest; }
 
 void Generation::check() const {
   check_numbers(*this);
@@ -258,11 +258,11 @@ std::vector<double> process_logits(std::span<const float> logits, std::span<cons
   };
   for (const auto& [id, bias] : g.logit_bias) score_of(id) += bias;
   if (g.repetition_penalty != 1) {
-    std::vector<int64_t> seen(prompt.begin(), prompt.end());
-    seen.insert(seen.end(), answer.begin(), answer.end());
-    std::sort(seen.begin(), seen.end());
-    seen.erase(std::unique(seen.begin(), seen.end()), seen.end());
-    for (const int64_t id : seen) {
+    std::vector<int64_t> visited(prompt.begin(), prompt.end());
+    visited.insert(visited.end(), answer.begin(), answer.end());
+    std::sort(visited.begin(), visited.end());
+    visited.erase(std::unique(visited.begin(), visited.end()), visited.end());
+    for (const int64_t id : visited) {
       double& x = score_of(id);
       x = x < 0 ? x * g.repetition_penalty : x / g.repetition_penalty;
     }
@@ -281,13 +281,13 @@ std::vector<double> process_logits(std::span<const float> logits, std::span<cons
 
 int64_t likeliest(std::span<const double> scores) {
   constexpr size_t wide = 8;  // independent maxima, which vectorise
-  double most[wide];
-  std::fill_n(most, wide, never);
+  double greatest[wide];
+  std::fill_n(greatest, wide, never);
   size_t i = 0;
   for (; i + wide <= scores.size(); i += wide)
-    for (size_t l = 0; l < wide; ++l) most[l] = scores[i + l] > most[l] ? scores[i + l] : most[l];
-  for (; i < scores.size(); ++i) most[0] = std::max(most[0], scores[i]);
-  const double best = *std::max_element(most, most + wide);
+    for (size_t l = 0; l < wide; ++l) greatest[l] = scores[i + l] > greatest[l] ? scores[i + l] : greatest[l];
+  for (; i < scores.size(); ++i) greatest[0] = std::max(greatest[0], scores[i]);
+  const double best = *std::max_element(greatest, greatest + wide);
   LOCKSTEP_CHECK(best > never,
                  "[generate] no token is left: all are suppressed (suppress_tokens, logit_bias, no_repeat_ngram_size); "
                  "suppress fewer");
@@ -317,7 +317,7 @@ std::vector<Candidate> distribution(std::span<const double> scores, const Genera
     while (n < kept && ranked.has(n) && wanted(n, sum)) sum += at(n++);
     kept = n, mass = sum;
   };
-  if (g.top_p < 1) keep_while([&, whole = mass](size_t n, double sum) { return n == 0 || sum < g.top_p * whole; });
+  if (g.top_p < 1) keep_while([&, full = mass](size_t n, double sum) { return n == 0 || sum < g.top_p * full; });
   if (g.min_p > 0) keep_while([&](size_t n, double) { return at(n) >= g.min_p; });
   std::vector<Candidate> out;
   for (size_t i = 0; i < kept && ranked.has(i); ++i) {
@@ -343,7 +343,7 @@ int64_t next_token(std::span<const double> scores, const Generation& g, double u
   }
   const Weights weights(scores, std::min(scores[size_t(best)], highest_score), g.temperature, g.min_p);
   double kept = weights.kept();
-  if (g.top_p < 1) kept = std::min(kept, weights.at(g.top_p * weights.whole(), false).second);
+  if (g.top_p < 1) kept = std::min(kept, weights.at(g.top_p * weights.full(), false).second);
   return weights.at(u * kept, true).first;
 }
 

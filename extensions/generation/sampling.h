@@ -56,7 +56,7 @@ struct Generation {
 /// an explanation such as "expected top_p in (0, 1], got 2".
 std::string wrong_option(std::string_view name, double value);
 /// The largest value of an option that wrong_option() accepts.
-double most_of_option(std::string_view name);
+double max_of_option(std::string_view name);
 
 /// A token and its probability after filtering.
 struct Candidate {

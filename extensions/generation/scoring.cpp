@@ -10,7 +10,7 @@ namespace lockstep::train {
 
 namespace {
 
-constexpr int64_t most_rows = 1024;  // tokens per forward pass
+constexpr int64_t max_rows = 1024;  // tokens per forward pass
 
 void score_group(nn::GPT& model, std::span<const ToScore> group, std::vector<Scored>& out) {
   std::vector<std::vector<nn::KvCache>> caches(group.size(), std::vector<nn::KvCache>(model.blocks.size()));
@@ -55,7 +55,7 @@ std::vector<Scored> score(nn::GPT& model, std::span<const ToScore> all) {
     size_t end = begin;
     for (int64_t rows = 0; end < all.size(); ++end) {
       rows += int64_t(all[end].ids.size());
-      if (rows > most_rows && end > begin) break;
+      if (rows > max_rows && end > begin) break;
     }
     score_group(model, all.subspan(begin, end - begin), out);
     begin = end;
@@ -83,7 +83,7 @@ StridedLoss loss_in_strides(nn::GPT& model, const data::Tokenizer& tokenizer, co
   return out;
 }
 
-ToScore to_score(const data::Tokenizer& tokenizer, std::string context, std::string continuation, int64_t most) {
+ToScore to_score(const data::Tokenizer& tokenizer, std::string context, std::string continuation, int64_t limit) {
   const size_t blanks = context.size() - (context.find_last_not_of(" \t\n\r") + 1);
   continuation = context.substr(context.size() - blanks) + continuation;
   context.resize(context.size() - blanks);
@@ -98,8 +98,8 @@ ToScore to_score(const data::Tokenizer& tokenizer, std::string context, std::str
   LOCKSTEP_CHECK(from >= 1,
                  "[score] expected a context of more than white space: this tokenizer has no token that begins a text");
   LOCKSTEP_CHECK(from < int64_t(all.size()), "[score] expected a continuation of at least one token");
-  const int64_t cut = std::max<int64_t>(0, int64_t(all.size()) - most);
-  LOCKSTEP_CHECK(cut < from, "[score] expected a continuation of at most ", most - 1, " tokens, got ",
+  const int64_t cut = std::max<int64_t>(0, int64_t(all.size()) - limit);
+  LOCKSTEP_CHECK(cut < from, "[score] expected a continuation of at most ", limit - 1, " tokens, got ",
                  int64_t(all.size()) - from);
   all.erase(all.begin(), all.begin() + cut);
   return {std::move(all), from - cut};

@@ -34,7 +34,7 @@ StridedLoss loss_in_strides(nn::GPT& model, const data::Tokenizer& tokenizer, co
                             int64_t stride);
 /// Splits into context and continuation as lm-evaluation-harness does: white space at the end of the context belongs to
 /// the continuation, both are encoded as one text, and an empty context becomes the begin-of-text token. Keeps at most
-/// the last `most` tokens. Error if no context is left before the continuation.
-ToScore to_score(const data::Tokenizer& tokenizer, std::string context, std::string continuation, int64_t most);
+/// the last `limit` tokens. Error if no context is left before the continuation.
+ToScore to_score(const data::Tokenizer& tokenizer, std::string context, std::string continuation, int64_t limit);
 
 }  // namespace lockstep::train

@@ -53,13 +53,13 @@ std::vector<int64_t> Dealing::real(int64_t batch) const {
 
 namespace {
 
-Options options_of(const AcceleratorOptions& a) {
+TrainOptions options_of(const AcceleratorOptions& a) {
   const std::vector<std::string> known = with_precisions({"no", "fp16", "bf16"});
   LOCKSTEP_CHECK(std::find(known.begin(), known.end(), a.mixed_precision) != known.end(),
                  "[Accelerator] expected mixed_precision ", listed(known), ", got ", a.mixed_precision);
   LOCKSTEP_CHECK(a.gradient_accumulation_steps >= 1, "[Accelerator] expected gradient_accumulation_steps >= 1, got ",
                  a.gradient_accumulation_steps);
-  Options o;
+  TrainOptions o;
   o.config = a.deepspeed_config;
   o.device = a.device;
   const std::string& mixed = a.mixed_precision;
@@ -147,9 +147,9 @@ void State::join(optim::Optimizer& optimizer) {
   ProgramValues values{.max_grad_norm = 1};
   if (options.total_steps > 0) values.steps = [n = options.total_steps](int64_t) { return n; };
   if (micro_batch > 0) values.micro_batch = micro_batch;
-  PrepareOptions how{.warmup_steps = options.warmup_steps, .config = Json::Object{{"gradient_clipping", 0.}}};
-  if (job().autocast() == f16) how.grad_scaler = &scaler;
-  engine = found->make(prepare_args(job(), *found->module, optimizer, nullptr, nullptr, how, values));
+  PrepareOptions settings{.warmup_steps = options.warmup_steps, .config = Json::Object{{"gradient_clipping", 0.}}};
+  if (job().autocast() == f16) settings.grad_scaler = &scaler;
+  engine = found->make(prepare_args(job(), *found->module, optimizer, nullptr, nullptr, settings, values));
   LOCKSTEP_CHECK(!engine->wants_metric(), "[prepare] ", job().origin(),
                  ": expected a schedule that follows the step, got scheduler.type ReduceLROnPlateau, whose metric only "
                  "the program has; create it there, and pass it to prepare()");
@@ -210,7 +210,7 @@ void State::keep_loader(std::function<data::LoaderState(const data::LoaderState*
         .loader = loader});
 }
 
-void State::turn_to(const std::shared_ptr<Loop>& loop) {
+void State::make_current(const std::shared_ptr<Loop>& loop) {
   std::erase_if(loops, [&](const auto& one) { return one.expired() || one.lock() == loop; });
   loops.push_back(loop);
   last_loop = *loop;
@@ -333,18 +333,18 @@ Tensor Accelerator::gather(const Tensor& tensor) const {
   const Tensor part = (tensor.dim() == 0 ? tensor.reshape({1}) : tensor).contiguous();
   Shape shape = part.shape();
   shape[0] *= num_processes();
-  const Tensor whole = empty(shape, {.dtype = part.dtype(), .device = part.device()});
-  state_->job().mesh().world().all_gather(whole, part, {.tag = "gather"}).wait();
-  return whole;
+  const Tensor entire = empty(shape, {.dtype = part.dtype(), .device = part.device()});
+  state_->job().mesh().world().all_gather(entire, part, {.tag = "gather"}).wait();
+  return entire;
 }
 
 Tensor Accelerator::gather_for_metrics(const Tensor& tensor) const {
   const accelerated::Loop loop = state_->running_loop();
   LOCKSTEP_CHECK(tensor.dim() > 0 && tensor.size(0) == loop.rows, "[gather_for_metrics] expected ", loop.rows,
                  " rows, one for each sample of the batch, got ", tensor.shape());
-  const Tensor whole = gather(tensor);
+  const Tensor entire = gather(tensor);
   std::vector<Tensor> rows;
-  for (size_t r = 0; r < loop.real.size(); ++r) rows.push_back(whole.narrow(0, int64_t(r) * loop.rows, loop.real[r]));
+  for (size_t r = 0; r < loop.real.size(); ++r) rows.push_back(entire.narrow(0, int64_t(r) * loop.rows, loop.real[r]));
   return cat(rows, 0);
 }
 
@@ -360,10 +360,10 @@ Tensor Accelerator::pad_across_processes(const Tensor& tensor, int64_t dim, Scal
   LOCKSTEP_CHECK(dim >= 0 && dim < tensor.dim(), "[pad_across_processes] expected dim in [0, ", tensor.dim(),
                  "), a dim of shape ", tensor.shape(), ", got ", dim);
   const auto sizes = state_->job().team().gather({double(tensor.size(dim))}, "sizes to pad to");
-  const int64_t most = int64_t(*std::max_element(sizes.begin(), sizes.end()));
-  if (most == tensor.size(dim)) return tensor;
+  const int64_t highest = int64_t(*std::max_element(sizes.begin(), sizes.end()));
+  if (highest == tensor.size(dim)) return tensor;
   Shape shape = tensor.shape();
-  shape[size_t(dim)] = most - tensor.size(dim);
+  shape[size_t(dim)] = highest - tensor.size(dim);
   const Tensor padding = full(shape, pad_index, {.dtype = tensor.dtype(), .device = tensor.device()});
   return pad_first ? cat({padding, tensor}, dim) : cat({tensor, padding}, dim);
 }

@@ -89,12 +89,12 @@ struct State {
   void join(optim::Optimizer& optimizer);  ///< builds the engine for the optimizer's model
   /// Makes the Dealing that divides a loader's samples among ranks. Collective. Error if the ranks' orders differ.
   std::shared_ptr<Dealing> deal(const data::Sampler& order, int64_t batch_size, bool drop_last);
-  void step();                                      ///< does an optimizer.step() of the user's loop
-  void zero_grad();                                 ///< drops gradients that no step() consumed
-  void save(const std::string& folder);             ///< saves a checkpoint; collective
-  void load(const std::string& folder);             ///< loads a checkpoint; collective
-  void turn_to(const std::shared_ptr<Loop>& loop);  ///< notes that `loop` received the most recent batch
-  Loop running_loop() const;                        ///< the loop of the most recent batch; Error if there was none
+  void step();                                           ///< does an optimizer.step() of the user's loop
+  void zero_grad();                                      ///< drops gradients that no step() consumed
+  void save(const std::string& folder);                  ///< saves a checkpoint; collective
+  void load(const std::string& folder);                  ///< loads a checkpoint; collective
+  void make_current(const std::shared_ptr<Loop>& loop);  ///< notes that `loop` received the most recent batch
+  Loop running_loop() const;                             ///< the loop of the most recent batch; Error if there was none
 
   struct Model {  ///< a prepared model
     nn::Module* module;
@@ -227,7 +227,7 @@ template <class S, class B> class PreparedLoader {
     void take() {
       if (inner_ == std::default_sentinel) return loop_.reset();
       *loop_ = {dealing_.micro, dealing_.real(at_++)};
-      loader_->state_->turn_to(loop_);
+      loader_->state_->make_current(loop_);
       if constexpr (std::same_as<B, data::Example>) *inner_ = (*loader_->to_device_)(*inner_);
     }
     PreparedLoader* loader_;

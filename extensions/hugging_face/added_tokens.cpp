@@ -39,7 +39,7 @@ void AddedTokens::finish(const std::string& where) {
   std::sort(tokens_.begin(), tokens_.end(), [](const auto& a, const auto& b) { return a.text < b.text; });
   for (size_t i = 0; i < tokens_.size(); ++i) {
     const std::string& text = tokens_[i].text;
-    LOCKSTEP_CHECK(!text.empty() && text.size() <= most_bytes, where, ": expected added tokens of 1 to ", most_bytes,
+    LOCKSTEP_CHECK(!text.empty() && text.size() <= max_bytes, where, ": expected added tokens of 1 to ", max_bytes,
                    " bytes, got ", text.size());
     LOCKSTEP_CHECK(i == 0 || text != tokens_[i - 1].text, where, ": added token \"", text,
                    "\" appears twice; keep one of them");
@@ -68,7 +68,7 @@ void AddedTokens::make_nodes(const std::string& where) {
   std::vector<Range> ranges{{0, uint32_t(order.size())}};
   nodes_.assign(1, {});
   for (size_t begin = 0, end = 1, depth = 0; begin < end; begin = end, end = nodes_.size(), ++depth) {
-    LOCKSTEP_CHECK(end <= most_nodes, where, ": expected added tokens of at most ", most_nodes,
+    LOCKSTEP_CHECK(end <= max_nodes, where, ": expected added tokens of at most ", max_nodes,
                    " bytes together, with endings that they share counted once; leave some out");
     for (size_t at = begin; at < end; ++at) {
       auto [first, last] = ranges[at];

@@ -21,8 +21,8 @@ struct AddedToken {
 /// which gives the longest token that begins at each byte.
 class AddedTokens {
  public:
-  static constexpr size_t most_bytes = 4096;  ///< limit for one token
-  static constexpr size_t most_nodes =
+  static constexpr size_t max_bytes = 4096;  ///< limit for one token
+  static constexpr size_t max_nodes =
       4 << 20;  ///< limit for all tokens together: their bytes, with a suffix that tokens share counted once
 
   /// Adds a token. Call finish() after the last one.

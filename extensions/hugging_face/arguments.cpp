@@ -26,7 +26,7 @@ void check_word(const char* argument, const std::string& word, const std::vector
 
 }  // namespace
 
-Options TrainingArguments::options() const {
+TrainOptions TrainingArguments::options() const {
   check_word("lr_scheduler_type", lr_scheduler_type,
              {"linear", "constant", "constant_with_warmup", "cosine", "polynomial"});
   check_word("eval_strategy", eval_strategy, {"no", "steps", "epoch"});
@@ -35,12 +35,12 @@ Options TrainingArguments::options() const {
                                                       {"per_device_eval_batch_size", per_device_eval_batch_size},
                                                       {"gradient_accumulation_steps", gradient_accumulation_steps}};
   for (const auto& [name, value] : positive) expect(value >= 1, name, "1 or more, got ", value);
-  expect(num_train_epochs > 0 && num_train_epochs <= double(most_steps), "num_train_epochs", "a number above 0, got ",
+  expect(num_train_epochs > 0 && num_train_epochs <= double(steps_limit), "num_train_epochs", "a number above 0, got ",
          num_train_epochs);
   const std::pair<const char*, double> parts[] = {
       {"eval_steps", eval_steps}, {"save_steps", save_steps}, {"logging_steps", logging_steps}};
   for (const auto& [name, value] : parts)
-    expect(value > 0 && value <= double(most_steps) && (value < 1 || value == std::floor(value)), name,
+    expect(value > 0 && value <= double(steps_limit) && (value < 1 || value == std::floor(value)), name,
            "a whole number from 1 up, or a part of all steps below 1, got ", value);
   if (load_best_model_at_end) {
     const char* const best = "load_best_model_at_end";
@@ -54,7 +54,7 @@ Options TrainingArguments::options() const {
   }
   LOCKSTEP_CHECK(!fp16 || !bf16, "[TrainingArguments] expected fp16 or bf16, got both");
   expect(warmup_steps >= 0, "warmup_steps", "0 or more, got ", warmup_steps);
-  Options o;
+  TrainOptions o;
   o.out = output_dir, o.resume = resume_from_checkpoint != std::variant<bool, std::string>(false);
   o.config = deepspeed;
   o.batch = per_device_train_batch_size, o.parallel.accumulate = gradient_accumulation_steps;
@@ -65,7 +65,7 @@ Options TrainingArguments::options() const {
   o.epochs = int64_t(std::ceil(num_train_epochs)), o.steps = std::max<int64_t>(max_steps, 0);
   // Values below 1 are fractions of all steps. Here they become 1, and the Trainer later replaces 1 by the true number.
   const auto every = [](double given) { return std::max<int64_t>(1, int64_t(given)); };
-  o.eval_every = eval_strategy == "no" ? most_steps : eval_strategy == "steps" ? every(eval_steps) : 0;
+  o.eval_every = eval_strategy == "no" ? steps_limit : eval_strategy == "steps" ? every(eval_steps) : 0;
   o.save_every = save_strategy == "steps" && !output_dir.empty() ? every(save_steps) : 0;
   o.seed = seed;
   o.precision = fp16 ? "f16" : bf16 ? "bf16" : "f32";

@@ -46,7 +46,7 @@ struct TrainingArguments {
   std::string deepspeed = {};  ///< configuration: a file or JSON text
 
   /// The options of start(). Error for an unknown word or a value out of range.
-  Options options() const;
+  TrainOptions options() const;
   /// The options of the Trainer: optimizer, schedule, clipping and more.
   TrainerOptions trainer_options() const;
   /// Name of the metric that selects the best model, such as "eval_loss"; "" if there is none.

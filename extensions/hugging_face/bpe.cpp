@@ -9,11 +9,11 @@
 namespace lockstep::data {
 
 // The largest factor by which normalization may lengthen a text. The limit guards against a corrupt tokenizer.json.
-constexpr size_t most_growth = 64;
+constexpr size_t max_growth = 64;
 
 /// State of one encode() call. Words repeat often, so their ids are cached.
 struct BpeTokenizer::Work {
-  static constexpr size_t longest_kept = 64, most_kept = 1 << 16;
+  static constexpr size_t longest_kept = 64, max_kept = 1 << 16;
 
   std::vector<int32_t>& out;
   std::vector<int32_t> ids;  // one token id per character of the current word
@@ -63,8 +63,8 @@ std::string BpeTokenizer::normalize(std::string_view text) const {
     if (step.kind == Normalizer::Kind::nfc) result = to_nfc(result);
     else if (step.kind == Normalizer::Kind::prepend) result = result.empty() ? result : step.text + result;
     else result = replaced(result, step.text, step.by);
-    LOCKSTEP_CHECK(result.size() <= most_growth * text.size() + (1 << 20),
-                   "[tokenizer] expected a normalised text of at most ", most_growth, " times the bytes of the text, ",
+    LOCKSTEP_CHECK(result.size() <= max_growth * text.size() + (1 << 20),
+                   "[tokenizer] expected a normalised text of at most ", max_growth, " times the bytes of the text, ",
                    text.size(), ", got ", result.size(), "; check the normalizer in tokenizer.json");
   }
   return result;
@@ -155,7 +155,7 @@ void BpeTokenizer::merge(std::span<int32_t> ids, Work& work) const {
   std::string name(key);
   const auto merged = ids.first(merges_.apply(ids));
   append(merged);
-  if (work.kept.size() < Work::most_kept) work.kept.emplace(std::move(name), std::vector(merged.begin(), merged.end()));
+  if (work.kept.size() < Work::max_kept) work.kept.emplace(std::move(name), std::vector(merged.begin(), merged.end()));
 }
 
 std::string_view BpeTokenizer::token_bytes(int32_t id) const {

@@ -10,11 +10,11 @@ namespace lockstep::nn {
 
 using data::Json;
 
-int64_t ConfigReader::whole(const char* key, int64_t otherwise, int64_t least, int64_t most) const {
+int64_t ConfigReader::integer(const char* key, int64_t otherwise, int64_t least, int64_t greatest) const {
   const Json* value = find(key);
   const int64_t n = value ? value->as_int(where_ + ": " + key) : otherwise;
-  LOCKSTEP_CHECK(n >= least && n <= most, where_, ": ", key, ": expected a number from ", least, " to ", most, ", got ",
-                 n);
+  LOCKSTEP_CHECK(n >= least && n <= greatest, where_, ": ", key, ": expected a number from ", least, " to ", greatest,
+                 ", got ", n);
   return n;
 }
 
@@ -74,17 +74,17 @@ GPT::Options gpt2_options(const ConfigReader& c) {
   const std::string gelu = c.word("activation_function", gelu_names[0]);
   LOCKSTEP_CHECK(gelu == gelu_names[0] || gelu == gelu_names[1], c.where(),
                  ": expected activation_function 'gelu_new' or 'gelu', got '", gelu, "'");
-  LOCKSTEP_CHECK(c.whole("n_embd", 768) % c.whole("n_head", 12) == 0, c.where(),
-                 ": n_head: expected a number that divides n_embd ", c.whole("n_embd", 768), ", got ",
-                 c.whole("n_head", 12));
+  LOCKSTEP_CHECK(c.integer("n_embd", 768) % c.integer("n_head", 12) == 0, c.where(),
+                 ": n_head: expected a number that divides n_embd ", c.integer("n_embd", 768), ", got ",
+                 c.integer("n_head", 12));
   LOCKSTEP_CHECK(c.flag("scale_attn_weights", true), c.where(),
                  ": scale_attn_weights false is not supported; expected true");
-  return {.vocab = c.whole("vocab_size", 50257),
-          .context = c.whole("n_positions", 1024),
-          .layers = c.whole("n_layer", 12, 1, 100'000),
-          .width = c.whole("n_embd", 768),
-          .heads = c.whole("n_head", 12),
-          .inner = c.whole("n_inner", 0, 0),
+  return {.vocab = c.integer("vocab_size", 50257),
+          .context = c.integer("n_positions", 1024),
+          .layers = c.integer("n_layer", 12, 1, 100'000),
+          .width = c.integer("n_embd", 768),
+          .heads = c.integer("n_head", 12),
+          .inner = c.integer("n_inner", 0, 0),
           .norm_eps = c.number("layer_norm_epsilon", 1e-5, 0),
           .gelu = gelu == gelu_names[0] ? Gelu::tanh : Gelu::erf,
           .tied = c.flag("tie_word_embeddings", true)};
@@ -103,8 +103,8 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
   }
   if (!mistral && !c.flag("use_sliding_window", false)) return;
   if (c.says_null("sliding_window")) return;
-  const int64_t window = c.whole("sliding_window", 4096);
-  int64_t from = mistral ? 0 : c.whole("max_window_layers", 28, 0);
+  const int64_t window = c.integer("sliding_window", 4096);
+  int64_t from = mistral ? 0 : c.integer("max_window_layers", 28, 0);
   if (types) {
     const Json::Array& all = types->as_array(c.where() + ": layer_types");
     const auto has_window = [](const Json& type) { return type == Json("sliding_attention"); };
@@ -121,10 +121,10 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
 GPT::Options llama_options(const ConfigReader& c, const Family& f) {
   const std::string act = c.word("hidden_act", "silu");
   LOCKSTEP_CHECK(act == "silu" || act == "swish", c.where(), ": hidden_act: expected 'silu', got '", act, "'");
-  const int64_t context = c.whole("max_position_embeddings", f.context), width = c.whole("hidden_size", 4096),
-                heads = c.whole("num_attention_heads", 32),
-                kv_heads = c.whole("num_key_value_heads",
-                                   f.kv_heads > 0 && !c.says_null("num_key_value_heads") ? f.kv_heads : heads);
+  const int64_t context = c.integer("max_position_embeddings", f.context), width = c.integer("hidden_size", 4096),
+                heads = c.integer("num_attention_heads", 32),
+                kv_heads = c.integer("num_key_value_heads",
+                                     f.kv_heads > 0 && !c.says_null("num_key_value_heads") ? f.kv_heads : heads);
   LOCKSTEP_CHECK(heads % kv_heads == 0, c.where(), ": num_key_value_heads: expected a number that divides the ", heads,
                  " of num_attention_heads, got ", kv_heads);
   const bool is_llama = &f == families;
@@ -132,17 +132,17 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
                  ": num_attention_heads: expected a number that "
                  "divides hidden_size ",
                  width, is_llama ? "" : ", or a head_dim", ", got ", heads);
-  const int64_t head_size = c.whole("head_dim", width / heads);
+  const int64_t head_size = c.integer("head_dim", width / heads);
   LOCKSTEP_CHECK(head_size > 0 && head_size <= (int64_t(1) << 24) / heads, c.where(), ": head_dim: ", heads,
                  " heads of ", head_size, " are too many; expected at most ", int64_t(1) << 24, " features");
   const bool attention_bias = f.query_bias || c.flag("attention_bias", false), mlp_bias = c.flag("mlp_bias", false);
   const Rope rope = rope_from(c, context);
-  GPT::Options o{.vocab = c.whole("vocab_size", f.vocab),
+  GPT::Options o{.vocab = c.integer("vocab_size", f.vocab),
                  .context = context,
-                 .layers = c.whole("num_hidden_layers", 32, 1, 100'000),
+                 .layers = c.integer("num_hidden_layers", 32, 1, 100'000),
                  .width = width,
                  .heads = heads,
-                 .inner = c.whole("intermediate_size", f.inner),
+                 .inner = c.integer("intermediate_size", f.inner),
                  .kv_heads = kv_heads,
                  .head_size = head_size,
                  .norm_eps = c.number("rms_norm_eps", 1e-6, 0),

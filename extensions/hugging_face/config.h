@@ -22,7 +22,7 @@ class ConfigReader {
   /// True if the key is present and its value is null.
   bool says_null(const char* key) const { return object_->find(key) && object_->find(key)->is_null(); }
   /// The integer under `key`, or `otherwise` if the key is missing. Error for integers outside [least, most].
-  int64_t whole(const char* key, int64_t otherwise, int64_t least = 1, int64_t most = int64_t(1) << 24) const;
+  int64_t integer(const char* key, int64_t otherwise, int64_t least = 1, int64_t greatest = int64_t(1) << 24) const;
   /// The number under `key`, or `otherwise` if the key is missing. Error for infinity, NaN and numbers below `least`.
   double number(const char* key, double otherwise, double least = -INFINITY) const;
   /// The boolean under `key`, or `otherwise` if the key is missing.

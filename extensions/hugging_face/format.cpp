@@ -19,13 +19,13 @@ namespace lockstep::train {
 using data::Json;
 
 LanguageModel load_hugging_face(const std::string& folder, const LoadOptions& options) {
-  nn::PretrainedOptions how{.dtype = options.dtype};
+  nn::PretrainedOptions settings{.dtype = options.dtype};
   Json others(Json::Object{});  // changes to make once the model is loaded
   for (const auto& [key, value] : options.changes.as_object()) {
-    if (key == "quantize") how.quantize = nn::quantize_options(value.as_string(key));
+    if (key == "quantize") settings.quantize = nn::quantize_options(value.as_string(key));
     else others[key] = value;
   }
-  LanguageModel m{.model = nn::from_pretrained(folder, how), .ends = nn::eos_tokens(folder)};
+  LanguageModel m{.model = nn::from_pretrained(folder, settings), .ends = nn::eos_tokens(folder)};
   // A model that reads bytes and was written by --export has no tokenizer in its folder.
   const bool of_bytes = !data::has_tokenizer(folder) && m.model->o.vocab == 256;
   if (!of_bytes) m.folder = folder;
@@ -51,13 +51,13 @@ std::optional<nn::GPT::Options> sizes_of(const std::string& path) {
 void save(const nn::GPT::Options& sizes, const Start& start, const nn::State& state, const std::string& folder,
           const std::string& tokenizer) {
   std::optional<nn::BuildEmpty> empty(std::in_place);
-  nn::GPT whole(sizes);
-  make_changes(whole, start.changes, folder);  // `state` is that of the changed model
+  nn::GPT full(sizes);
+  make_changes(full, start.changes, folder);  // `state` is that of the changed model
   empty.reset();
-  whole.load_state(state);
+  full.load_state(state);
   if (std::filesystem::exists(start.folder + "/config.json"))
-    whole.notes = std::make_shared<const nn::FolderNotes>(nn::folder_notes(start.folder));
-  nn::save_pretrained(whole, folder, {.tokenizer = tokenizer});
+    full.notes = std::make_shared<const nn::FolderNotes>(nn::folder_notes(start.folder));
+  nn::save_pretrained(full, folder, {.tokenizer = tokenizer});
 }
 
 void copy(const std::string& from, const std::string& to) {

@@ -40,7 +40,7 @@ Rope rope_of(const Json& object, const std::string& where, const ConfigReader& c
   if (rope.scaling == Scaling::none) return rope;
   const char* const original = "original_max_position_embeddings";
   if (rope.scaling == Scaling::dynamic) rope.original_context = max_position;
-  else if (rope.scaling != Scaling::linear) rope.original_context = beside(original).whole(original, max_position);
+  else if (rope.scaling != Scaling::linear) rope.original_context = beside(original).integer(original, max_position);
   if (rope.scaling == Scaling::yarn) rope.factor = double(max_position) / double(rope.original_context);
   else LOCKSTEP_CHECK(c.find("factor"), where, ": expected a factor for rope_type '", type, "', there is none");
   rope.factor = c.number("factor", rope.factor, 1);

@@ -14,7 +14,7 @@ using data::Json;
 
 namespace {
 
-constexpr const char* whole_file = "model.safetensors";
+constexpr const char* full_file = "model.safetensors";
 constexpr const char* index_file = "model.safetensors.index.json";
 constexpr data::JsonLimits index_limits{.bytes = int64_t(256) << 20, .python = true};
 
@@ -57,10 +57,10 @@ Weights Weights::open(const std::string& folder, const std::string& prefix) {
   namespace fs = std::filesystem;
   Weights w;
   w.folder_ = folder, w.prefix_ = prefix;
-  const std::string whole = folder + "/" + whole_file, index = folder + "/" + index_file;
+  const std::string full = folder + "/" + full_file, index = folder + "/" + index_file;
   std::vector<std::string> paths;
   std::map<std::string, std::string> by_name;
-  if (!fs::exists(whole) && fs::exists(index)) {
+  if (!fs::exists(full) && fs::exists(index)) {
     by_name = read_index(index);
     std::set<std::string> files;
     for (const auto& [name, file] : by_name) files.insert(file);
@@ -70,11 +70,11 @@ Weights Weights::open(const std::string& folder, const std::string& prefix) {
                      " beside it, there is none; fetch it");
     }
   } else {
-    LOCKSTEP_CHECK(fs::exists(whole), folder, ": expected ", whole_file, " or ", index_file, ", there is neither",
+    LOCKSTEP_CHECK(fs::exists(full), folder, ": expected ", full_file, " or ", index_file, ", there is neither",
                    fs::exists(folder + "/pytorch_model.bin") || fs::exists(folder + "/pytorch_model.bin.index.json")
                        ? "; pytorch_model.bin is a pickle, which runs code: save it again with safe_serialization"
                        : "; check the path");
-    paths.push_back(whole);
+    paths.push_back(full);
   }
   w.add(paths);
   for (const auto& [name, file] : by_name) {
@@ -112,13 +112,13 @@ Held Weights::held() const {
   return all;
 }
 
-void write_weights(const std::string& folder, const std::vector<NamedMaker>& tensors, int64_t most) {
+void write_weights(const std::string& folder, const std::vector<NamedMaker>& tensors, int64_t limit) {
   namespace fs = std::filesystem;
-  LOCKSTEP_CHECK(most > 0, "[save_pretrained] expected max_shard_size > 0, got ", most);
+  LOCKSTEP_CHECK(limit > 0, "[save_pretrained] expected max_shard_size > 0, got ", limit);
   std::vector<std::vector<const NamedMaker*>> shards(1);
   int64_t bytes = 0, total = 0;
   for (const NamedMaker& t : tensors) {
-    if (bytes > 0 && bytes + t.bytes > most) shards.emplace_back(), bytes = 0;
+    if (bytes > 0 && bytes + t.bytes > limit) shards.emplace_back(), bytes = 0;
     shards.back().push_back(&t);
     bytes += t.bytes, total += t.bytes;
   }
@@ -130,7 +130,7 @@ void write_weights(const std::string& folder, const std::vector<NamedMaker>& ten
       return std::string(5 - std::min<size_t>(5, text.size()), '0') + text;
     };
     const std::string file =
-        shards.size() == 1 ? whole_file : "model-" + digits(i + 1) + "-of-" + digits(shards.size()) + ".safetensors";
+        shards.size() == 1 ? full_file : "model-" + digits(i + 1) + "-of-" + digits(shards.size()) + ".safetensors";
     std::vector<std::pair<std::string, Tensor>> values;
     for (const NamedMaker* t : shards[i]) {
       values.emplace_back(t->name, t->make());
@@ -148,7 +148,7 @@ void write_weights(const std::string& folder, const std::vector<NamedMaker>& ten
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename();
     const bool ours =
-        name == whole_file || name == index_file ||
+        name == full_file || name == index_file ||
         (name.starts_with("model-") && name.find("-of-") != std::string::npos && name.ends_with(".safetensors"));
     if (ours && written.count(name) == 0) fs::remove(entry.path());
   }

@@ -21,23 +21,23 @@ namespace {
 /// is not finite.
 std::vector<double> best_here(const Tensor& scores, int64_t rows, int64_t first, int64_t count) {
   std::vector<double> pairs;
-  const int64_t here = rows == 0 ? 0 : scores.numel() / rows, most = std::min(count, here);
+  const int64_t here = rows == 0 ? 0 : scores.numel() / rows, limit = std::min(count, here);
   std::vector<float> values;
   std::vector<int64_t> ids;
   Tensor wrong;
-  if (most > 0) {
+  if (limit > 0) {
     const Tensor matrix = scores.view({rows, here});
-    const auto best = topk(matrix, most);
+    const auto best = topk(matrix, limit);
     values = best.values.to(f32).to(cpu).to_vector<float>();
     ids = best.indices.to(cpu).to_vector<int64_t>();
     wrong = sum(matrix.to(f32), {1}).to(cpu);  // not finite if a score is not finite: then all logits are used
   }
   for (int64_t row = 0; row < rows; ++row) {
-    const bool numbers = most == 0 || std::isfinite(wrong.select(0, row).item());
+    const bool numbers = limit == 0 || std::isfinite(wrong.select(0, row).item());
     for (int64_t i = 0; i < count; ++i) {
-      const bool there = i < most;
-      pairs.push_back(!numbers ? NAN : there ? double(values[size_t(row * most + i)]) : -INFINITY);
-      pairs.push_back(there ? double(first + ids[size_t(row * most + i)]) : -1);
+      const bool there = i < limit;
+      pairs.push_back(!numbers ? NAN : there ? double(values[size_t(row * limit + i)]) : -INFINITY);
+      pairs.push_back(there ? double(first + ids[size_t(row * limit + i)]) : -1);
     }
   }
   return pairs;
@@ -46,12 +46,12 @@ std::vector<double> best_here(const Tensor& scores, int64_t rows, int64_t first,
 }  // namespace
 
 CandidateScope::CandidateScope(nn::Head& head, int64_t vocab, const nn::Generation& g, dist::ProcessGroup& group)
-    : head_(head), whole_(head.gather) {
+    : head_(head), full_(head.gather) {
   // Each rank sends k + 1 candidates for sampling: the last one shows if a further score equals the k-th. Greedy search
   // needs one, since it takes the lowest id among equal scores.
   const int64_t k = g.greedy() ? 1 : g.top_k, count = g.greedy() ? 1 : k + 1;
   if (count * group.size() * 4 > vocab) return;  // would not send fewer bytes
-  head.gather = [whole = whole_, vocab, k, count, greedy = g.greedy(), &group](const Variable& scores) -> Variable {
+  head.gather = [entire = full_, vocab, k, count, greedy = g.greedy(), &group](const Variable& scores) -> Variable {
     const int64_t rows = numel_of(Shape(scores.shape().begin(), scores.shape().end() - 1));
     const int64_t first = dist::shard_range(vocab, group.size(), group.rank()).begin;
     const Tensor mine = Tensor::from(best_here(scores.tensor().contiguous(), rows, first, count), {rows, count, 2}),
@@ -67,11 +67,11 @@ CandidateScope::CandidateScope(nn::Head& head, int64_t vocab, const nn::Generati
       std::vector<double> values;
       for (int rank = 0; rank < group.size(); ++rank)
         for (int64_t i = 0; i < count; ++i) values.push_back(*pair(rank, row, i));
-      if (std::any_of(values.begin(), values.end(), [](double x) { return x != x; })) return whole(scores);
+      if (std::any_of(values.begin(), values.end(), [](double x) { return x != x; })) return entire(scores);
       std::nth_element(values.begin(), values.begin() + (k - 1), values.end(), std::greater<>());
       const double border = values[size_t(k - 1)];
       for (int rank = 0; rank < group.size(); ++rank) {
-        if (!greedy && *pair(rank, row, count - 1) >= border) return whole(scores);
+        if (!greedy && *pair(rank, row, count - 1) >= border) return entire(scores);
         for (int64_t i = 0; i < count; ++i)
           if (const double* const at = pair(rank, row, i); at[1] >= 0)
             out.data<float>()[row * vocab + int64_t(at[1])] = float(at[0]);
@@ -81,6 +81,6 @@ CandidateScope::CandidateScope(nn::Head& head, int64_t vocab, const nn::Generati
   };
 }
 
-CandidateScope::~CandidateScope() { head_.gather = whole_; }
+CandidateScope::~CandidateScope() { head_.gather = full_; }
 
 }  // namespace lockstep::inference

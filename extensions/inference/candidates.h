@@ -22,7 +22,7 @@ class CandidateScope {
 
  private:
   nn::Head& head_;
-  std::function<Variable(const Variable&)> whole_;
+  std::function<Variable(const Variable&)> full_;
 };
 
 }  // namespace lockstep::inference

@@ -97,9 +97,9 @@ void check_checkpoint(const Config& c, std::vector<std::string>& problems) {
     const auto is_name = [](const Json& file) { return file.is_string() && !file.as_string().empty(); };
     const bool good =
         files && files->is_array() && !files->as_array().empty() && std::ranges::all_of(files->as_array(), is_name);
-    if (!good) problems.push_back(str("checkpoint: ", wanted, shown(at)));
+    if (!good) problems.push_back(str("checkpoint: ", wanted, printed(at)));
   } else if (!at.is_null() && (!at.is_string() || at.as_string().empty())) {
-    problems.push_back(str("checkpoint: ", wanted, shown(at)));
+    problems.push_back(str("checkpoint: ", wanted, printed(at)));
   }
   const auto& own = c.checkpoint_config;
   if (!at.is_null() && !own.checkpoint_dir.empty() && at != Json(own.checkpoint_dir))
@@ -123,7 +123,7 @@ void check_policy(const Json& policy, std::vector<std::string>& problems) {
     problems.push_back(
         str("injection_policy: expected {\"TransformerBlock\": [\"attention.out_proj\", \"mlp.down\"]}, "
             "names of layers by kinds of modules, got ",
-            shown(policy)));
+            printed(policy)));
 }
 
 void check_together(Config& c, std::vector<std::string>& problems) {

@@ -21,7 +21,7 @@
 #include "parallel/agreement.h"
 #include "parallel/moe/expert_parallel.h"
 #include "parallel/tensor_parallel/apply.h"
-#include "parallel/tensor_parallel/slices.h"
+#include "parallel/tensor_parallel/shards.h"
 #include "tensor/random.h"
 #include "tensor/stream.h"
 
@@ -41,7 +41,7 @@ struct InferenceEngine::Impl {
   dist::ProcessGroup* world = nullptr;
   Group tp, ep, all;  // ranks that share layers (tp), experts (ep), the model (all); null: only this rank
   std::vector<Widened> widened;
-  std::optional<tensor_parallel::TensorParallel> sliced;
+  std::optional<tensor_parallel::TensorParallel> sharded;
   std::optional<device_map::Dispatched> dispatched;
   int begins = 0, ends = 0;  // ids of the hooks on the token table and the head
   nn::Module::Calls table, head;
@@ -131,7 +131,7 @@ InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArg
     const nn::QuantizeReport report = nn::quantize(*m.model, quantize_options(c, *m.model));
     m.say(report.text());
   }
-  if (m.tp) m.sliced = tensor_parallel::apply(*m.model, *m.tp);
+  if (m.tp) m.sharded = tensor_parallel::apply(*m.model, *m.tp);
   LOCKSTEP_CHECK(!c.enable_cuda_graph || (m.device().is_cpu() && default_device().is_cpu()),
                  "[init_inference] enable_cuda_graph: steps of different lengths are not captured yet; leave it out");
   check_memory(c, *m.model);
@@ -220,7 +220,7 @@ void InferenceEngine::Impl::save() const {
     const auto wide = std::find_if(widened.begin(), widened.end(), [&](const Widened& w) {
       return w.parameter.impl().get() == p.variable.impl().get();
     });
-    const auto* const slice = sliced ? sliced->find(p.variable) : nullptr;
+    const auto* const slice = sharded ? sharded->find(p.variable) : nullptr;
     const Tensor tensor =
         (slice ? tensor_parallel::joined(p.variable.tensor(), slice->cut, *tp) : p.variable.tensor()).to(cpu);
     state.emplace_back(p.name, wide == widened.end() ? tensor : wide->narrowed(tensor));
@@ -277,8 +277,8 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
     for (size_t i = 0; i < prompts.size(); ++i) lines.push_back(str("prompt ", i, ": ") + text_of(prompts[i]));
     parallel::check_agreement("generate", lines, *m.all);
     if (!g.greedy() && g.num_beams == 1 && !g.seed) {  // use random draws of rank 0
-      const auto drawn = int64_t(philox(next_random_key(), 0)[0]);
-      g.seed = uint64_t(dist::all_gathered(std::vector<int64_t>{drawn}, *m.all, {.tag = "seed of the draws"})[0]);
+      const auto sampled = int64_t(philox(next_random_key(), 0)[0]);
+      g.seed = uint64_t(dist::all_gathered(std::vector<int64_t>{sampled}, *m.all, {.tag = "seed of the draws"})[0]);
     }
   }
   g.check(m.model->o.vocab);  // all ranks raise the same Error

@@ -63,7 +63,7 @@ void start_with_saved(nn::GPT& model, const std::string& folder, dist::ProcessGr
     nn::start_with(p.variable, name + " of a checkpoint",
                    [path = info->path, name, shape = saved.shape, dtype = saved.dtype] {
                      const Tensor tensor = empty(shape, {.dtype = dtype, .device = cpu});
-                     checkpoints::load(path, {checkpoints::whole(name, tensor)}, nullptr,
+                     checkpoints::load(path, {checkpoints::full(name, tensor)}, nullptr,
                                        {.verify = checkpoints::Verify::sizes, .strict = false});
                      return tensor;
                    });
@@ -136,7 +136,7 @@ void save_model(const nn::GPT::Options& options, const nn::State& state, bool ha
                 const std::string& tokenizer, dist::ProcessGroup* group) {
   if (has_experts) {
     checkpoints::Contents contents;
-    for (const auto& [name, tensor] : state) contents.pieces.push_back(checkpoints::whole("model." + name, tensor));
+    for (const auto& [name, tensor] : state) contents.pieces.push_back(checkpoints::full("model." + name, tensor));
     checkpoints::Saver(folder, group).save("inference", contents);
     return;
   }

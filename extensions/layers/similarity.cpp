@@ -41,8 +41,8 @@ Variable CosineSimilarity::forward(const Variable& a, const Variable& b) {
   const Shape shape = broadcast_shapes("CosineSimilarity", a.shape(), b.shape());
   const int dim = normalize_dim("CosineSimilarity", o.dim, shape.rank());
   const auto unit = [&](const Variable& v) {
-    const Variable whole = v.expand(shape), length = norm(whole, {dim}, true);
-    return whole / (length + Variable(relu(o.eps - length.tensor())));  // the lower bound has no gradient
+    const Variable full = v.expand(shape), length = norm(full, {dim}, true);
+    return full / (length + Variable(relu(o.eps - length.tensor())));  // the lower bound has no gradient
   };
   return sum(unit(a) * unit(b), {dim});
 }

@@ -94,7 +94,7 @@ LoraOptions options_of_adapter(const Json& config, const std::string& path) {
   const Json* const start = c.find("init_lora_weights");  // all but true, false and "gaussian" modify base weights
   LOCKSTEP_CHECK(!start || start->is_bool() || *start == Json("gaussian"), path, ": init_lora_weights ",
                  start ? start->dump() : "", " is not supported; expected true, false or \"gaussian\"");
-  return {.r = c.whole("r", 8),
+  return {.r = c.integer("r", 8),
           .alpha = c.number("lora_alpha", 8),
           .dropout = c.number("lora_dropout", 0),
           .rslora = c.flag("use_rslora", false)};
@@ -197,7 +197,7 @@ Lora load_adapter(GPT& model, const std::string& folder) {
     theirs[linear.target] = name;
   }
   const std::vector<std::string> saved = words_of(c, "modules_to_save");
-  std::vector<TheirParameter> whole;
+  std::vector<TheirParameter> full;
   for (const NamedParameter& p : model.named_parameters()) {
     if (p.keeps_dtype) continue;  // codes of a quantised weight
     const auto pieces = pretrained_pieces(model.o, p.name);
@@ -209,11 +209,11 @@ Lora load_adapter(GPT& model, const std::string& folder) {
       if (piece.transposed) std::swap(shape[0], shape[1]);
       take(piece.name, shape);
     }
-    whole.push_back({p.name.substr(0, p.name.rfind('.')), p.variable, pieces});
-    options.modules_to_save.push_back(whole.back().module);
+    full.push_back({p.name.substr(0, p.name.rfind('.')), p.variable, pieces});
+    options.modules_to_save.push_back(full.back().module);
   }
   for (const std::string& wanted : saved)
-    LOCKSTEP_CHECK(std::any_of(whole.begin(), whole.end(),
+    LOCKSTEP_CHECK(std::any_of(full.begin(), full.end(),
                                [&](const TheirParameter& p) {
                                  const std::string& name = p.pieces[0].name;
                                  return ends_as_any(name.substr(0, name.rfind('.')), {wanted});
@@ -236,7 +236,7 @@ Lora load_adapter(GPT& model, const std::string& folder) {
       start_with(one.low_rank->b[i].weight, names[i] + b_end + " of a file",
                  [tensor, name = names[i] + b_end] { return tensor(name); });
   }
-  for (const TheirParameter& p : whole)
+  for (const TheirParameter& p : full)
     start_with(p.parameter, p.pieces[0].name + " of a file", [tensor, pieces = p.pieces] {
       std::vector<Tensor> parts;
       for (const PretrainedPiece& piece : pieces)

@@ -67,7 +67,7 @@ void read_words(const Json& words, const std::string& said, const std::string& o
   nn::LoraOptions o = lora_options(words, option);
   o.r = rank->as_int(option + ": lora");
   std::string codes;
-  if (const Json* how = words.find("quantize")) codes = how->as_string(option + ": quantize");
+  if (const Json* quantize_word = words.find("quantize")) codes = quantize_word->as_string(option + ": quantize");
   if (!codes.empty()) nn::quantize_options(codes);  // fail now rather than later
   LOCKSTEP_CHECK(o.r >= 1 && o.r <= 1 << 20, option, ": expected lora from 1 to 1048576, got ", o.r);
   LOCKSTEP_CHECK(o.alpha > 0, option, ": expected alpha above 0, got ", o.alpha);
@@ -87,14 +87,14 @@ LanguageModel load(const std::string& folder, const LoadOptions& options) {
 void save(const nn::GPT::Options& sizes, const Start& start, const nn::State& state, const std::string& folder,
           const std::string& tokenizer) {
   std::optional<nn::BuildEmpty> empty(std::in_place);
-  nn::GPT whole(sizes);
+  nn::GPT full(sizes);
   // `state` contains quantized weights, so the model must be quantized before load_state().
   if (const Json* codes = start.changes.find("quantize"))
-    nn::quantize(whole, nn::quantize_options(codes->as_string("quantize")));
-  const nn::Lora lora = nn::add_lora(whole, lora_options(start.changes.at("lora", "--init"), "--init"));
+    nn::quantize(full, nn::quantize_options(codes->as_string("quantize")));
+  const nn::Lora lora = nn::add_lora(full, lora_options(start.changes.at("lora", "--init"), "--init"));
   empty.reset();
-  whole.load_state(state);
-  nn::save_adapter(whole, lora, folder, std::filesystem::absolute(start.folder).lexically_normal());
+  full.load_state(state);
+  nn::save_adapter(full, lora, folder, std::filesystem::absolute(start.folder).lexically_normal());
   data::copy_tokenizer(tokenizer, folder);
 }
 

@@ -31,7 +31,7 @@ struct LoraPlace {
 };
 
 void find_places(Module& module, const std::string& prefix, std::vector<LoraPlace>& places,
-                 std::set<const Module*>& seen) {
+                 std::set<const Module*>& visited) {
   auto* const attention = dynamic_cast<MultiHeadAttention*>(&module);
   Fields fields;
   module.fields(fields);
@@ -40,10 +40,10 @@ void find_places(Module& module, const std::string& prefix, std::vector<LoraPlac
     const std::string name = joined(prefix, entry.name);
     auto* const linear = dynamic_cast<Linear*>(entry.module);
     if (!linear) {
-      find_places(*entry.module, name, places, seen);
+      find_places(*entry.module, name, places, visited);
       continue;
     }
-    if (!seen.insert(linear).second) continue;
+    if (!visited.insert(linear).second) continue;
     LoraPlace place{name, linear, entry.cut, {}};
     if (attention && linear == &attention->in_proj) {
       const auto& o = attention->o;
@@ -88,12 +88,12 @@ void attach(const Lora::Adapter& adapter) {
 
 }  // namespace
 
-LowRank::LowRank(const LoraOptions& o, int64_t in, int64_t outputs, std::vector<LoraPart> of, const Cut& how)
+LowRank::LowRank(const LoraOptions& o, int64_t in, int64_t outputs, std::vector<LoraPart> of, const Cut& cut_of)
     : r(o.r),
       out(outputs),
       scale(o.alpha / (o.rslora ? std::sqrt(double(o.r)) : double(o.r))),
       parts(std::move(of)),
-      cut(how),
+      cut(cut_of),
       dropout({.p = o.dropout}),
       a(matrix_of(in, r * int64_t(parts.size()))) {
   for (const LoraPart& part : parts) init::zeros(b.emplace_back(matrix_of(r, part.rows)).weight);
@@ -102,9 +102,9 @@ LowRank::LowRank(const LoraOptions& o, int64_t in, int64_t outputs, std::vector<
 void LowRank::fields(Fields& f) {
   const bool columns = cut.kind == Cut::Kind::columns, rows = cut.kind == Cut::Kind::rows;
   f("dropout", dropout,
-    rows && !cut.from_whole ? cut::features
-    : columns               ? cut::tokens
-                            : Cut{})("A", a,
+    rows && !cut.from_full ? cut::features
+    : columns              ? cut::tokens
+                           : Cut{})("A", a,
                        rows      ? cut
                        : columns ? cut::tokens
                                  : Cut{});
@@ -116,8 +116,8 @@ void LowRank::fields(Fields& f) {
   }
 }
 
-void LowRank::sliced(const PartOf& of) {
-  if (of.dim != -1 || cut.kind != Cut::Kind::columns || cut.to_whole) return;
+void LowRank::sharded(const PartOf& of) {
+  if (of.dim != -1 || cut.kind != Cut::Kind::columns || cut.to_full) return;
   out /= of.count;
   for (LoraPart& part : parts) part.row /= of.count, part.rows /= of.count;
 }
@@ -152,8 +152,8 @@ Variable LowRank::forward(const Variable& x) {
 Lora add_lora(Module& model, const LoraOptions& options) {
   check_lora(options);
   std::vector<LoraPlace> places;
-  std::set<const Module*> seen;
-  find_places(model, "", places, seen);
+  std::set<const Module*> visited;
+  find_places(model, "", places, visited);
   std::set<std::string> used;
   std::vector<std::vector<LoraPart>> parts;
   bool any = false;

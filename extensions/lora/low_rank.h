@@ -45,7 +45,7 @@ struct LowRank : Layer<LowRank> {
   /// x (..., in) gives the amount to add, (..., out); outputs outside the parts get 0.
   Variable forward(const Variable& x);
   void fields(Fields& f) override;
-  void sliced(const PartOf& of) override;
+  void sharded(const PartOf& of) override;
   std::string options() const override;
 
   int64_t r, out;

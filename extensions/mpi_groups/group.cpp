@@ -11,12 +11,12 @@
 #include <cstring>
 #include <thread>
 
+#include "dist/call_queue.h"
 #include "dist/fingerprint.h"
 #include "dist/job.h"
 #include "dist/process_group.h"
 #include "dist/reduce.h"
 #include "dist/shard.h"
-#include "dist/turns.h"
 
 namespace lockstep::dist {
 namespace {
@@ -68,7 +68,7 @@ class MpiGroup final : public ProcessGroup {
       : ProcessGroup(member), engine_(std::make_shared<Engine>(std::move(job), std::move(member), comm, traffic_)) {}
   ~MpiGroup() override {
     if (!engine_->job->maker.is_here()) never_destroy(std::move(engine_));
-    else if (!engine_->turns.idle()) engine_->job->keep(engine_);
+    else if (!engine_->call_queue.idle()) engine_->job->keep(engine_);
   }
   const char* engine() const override { return "mpi"; }
   Control& control() override { return *engine_->job->control; }
@@ -82,7 +82,7 @@ class MpiGroup final : public ProcessGroup {
           job(std::move(job_)),
           comm(comm_),
           traffic(std::move(traffic_)),
-          turns(*job, *this, traffic, [this](Call& call, uint64_t number) { move(call, number); }) {}
+          call_queue(*job, *this, traffic, [this](Call& call, uint64_t number) { move(call, number); }) {}
     ~Engine() {
       int over = 0;
       MPI_Finalized(&over);
@@ -99,7 +99,7 @@ class MpiGroup final : public ProcessGroup {
     std::shared_ptr<Job> job;
     MPI_Comm comm;
     std::shared_ptr<Traffic> traffic;
-    Turns turns;  // last: its thread ends before the members it uses
+    CallQueue call_queue;  // last: its thread ends before the members it uses
   };
 
   std::shared_ptr<Engine> engine_;
@@ -112,7 +112,7 @@ void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call,
   static auto* kept = new std::vector<std::pair<Call, std::vector<MPI_Request>>>;
   static std::mutex kept_mutex;
   const auto start = Clock::now();
-  auto told = start;
+  auto reported = start;
   try {
     for (int round = 0;; ++round) {
       int done = 0;
@@ -122,15 +122,16 @@ void MpiGroup::Engine::wait(std::vector<MPI_Request> requests, const Call& call,
       if (round < 200) continue;
       round < 2000 ? (void)sched_yield() : std::this_thread::sleep_for(std::chrono::microseconds(50));
       const auto now = Clock::now();
-      if (now - told > job->control->place().heartbeat) {
+      if (now - reported > job->control->place().heartbeat) {
         job->control->waits(world_ranks[size_t(peer)], count, is_send);
-        told = now;
+        reported = now;
       }
-      if (now - start > turns.timeout_of(call)) {
-        throw DistError(Fault::timeout, -1,
-                        str("[", name_of(call.collective), "] waited ", turns.timeout_of(call).count(), " s in group ",
-                            name, " for ", turns.activity.collective, "; ", job->control->explain(world_ranks),
-                            "; see the output of the late ranks, or raise the timeout"));
+      if (now - start > call_queue.timeout_of(call)) {
+        throw DistError(
+            Fault::timeout, -1,
+            str("[", name_of(call.collective), "] waited ", call_queue.timeout_of(call).count(), " s in group ", name,
+                " for ", call_queue.activity.collective, "; ", job->control->explain(world_ranks),
+                "; see the output of the late ranks, or raise the timeout"));
       }
     }
   } catch (...) {
@@ -146,7 +147,7 @@ void MpiGroup::Engine::agree(const Call& call, uint64_t number) {
   // The headers received from all ranks, by rank; after them, the header that this rank sends.
   auto headers = std::make_unique<std::vector<Header>>(size_t(size() + 1));
   Header& mine = headers->back();
-  mine = turns.header(call, number);
+  mine = call_queue.header(call, number);
   const Tensor& part = call.collective == Collective::gather ? call.input : call.output;
   if (one_sided) mine.count = 0;
   if (one_sided) mine.payload = uint64_t(part.numel());
@@ -248,7 +249,7 @@ void MpiGroup::Engine::collective(const Call& call) {
 
 // Moves messages. A message is a header and, if both sides agree, the data. All headers of a batch are sent first.
 void MpiGroup::Engine::messages(const Call& call) {
-  auto batch = std::make_unique<std::vector<Message>>(turns.begin_messages(call));
+  auto batch = std::make_unique<std::vector<Message>>(call_queue.begin_messages(call));
   auto theirs = std::make_unique<std::vector<Header>>(batch->size());
   for (Message& m : *batch) {
     LOCKSTEP_CHECK(m.header.count <= INT_MAX, "[", name_of(Collective(m.header.kind)), "] expected at most ", INT_MAX,
@@ -301,7 +302,7 @@ Work MpiGroup::run(Call call, bool async) {
                  "] expected algorithm automatic, since MPI chooses its own, got ", name_of(call.algorithm));
   LOCKSTEP_CHECK(call.count <= INT_MAX, "[", name_of(call.collective), "] expected at most ", INT_MAX,
                  " elements over MPI, got ", call.count, "; send it in parts");
-  return engine_->turns.run(std::move(call), async);
+  return engine_->call_queue.run(std::move(call), async);
 }
 
 std::shared_ptr<ProcessGroup> MpiGroup::make_group(Membership member, const std::vector<int>& ranks) {
@@ -309,7 +310,7 @@ std::shared_ptr<ProcessGroup> MpiGroup::make_group(Membership member, const std:
   MPI_Comm comm;
   check(MPI_Comm_group(engine_->comm, &all), "MPI_Comm_group");
   check(MPI_Group_incl(all, int(ranks.size()), ranks.data(), &some), "MPI_Group_incl");
-  check(MPI_Comm_create_group(engine_->comm, some, int(engine_->turns.completed() % 32768), &comm),
+  check(MPI_Comm_create_group(engine_->comm, some, int(engine_->call_queue.completed() % 32768), &comm),
         "MPI_Comm_create_group");
   MPI_Group_free(&all);
   MPI_Group_free(&some);

@@ -52,7 +52,7 @@ class LBFGS : public OptimizerOf<LBFGSOptions> {
                     double at) const;
   Tensor values() const;
   void set_values(const Tensor& flat);
-  void turn(const Tensor& grad);  ///< computes direction_ from this gradient and the history
+  void new_direction(const Tensor& grad);  ///< computes direction_ from this gradient and the history
 
   std::vector<Tensor> changes_, steps_;  // changes of gradient and parameters, newest last
   Tensor direction_, grad_;              // direction and gradient of the last iteration

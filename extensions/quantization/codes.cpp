@@ -21,8 +21,8 @@ constinit const Op<ReadQuantized> read_quantized{"read_quantized", on_cpu::read_
 
 namespace {
 
-constexpr int64_t most_coded_rows = 32;  // rows that a device multiplies by codes; for more rows, it decodes the weight
-constexpr int64_t most_inputs = 133000;  // sums of this many products up to 127 * 127 fit 32 bits
+constexpr int64_t max_coded_rows = 32;  // rows that a device multiplies by codes; for more rows, it decodes the weight
+constexpr int64_t max_inputs = 133000;  // sums of this many products up to 127 * 127 fit 32 bits
 
 int64_t groups_of(int64_t in) { return (in + quant_group - 1) / quant_group; }
 
@@ -47,10 +47,10 @@ void check_codes(const char* op, const Quantized& w) {
 /// linear() without checks, by ordinary products with the decoded weight. Decodes one part of the weight at a time, so
 /// that a decoded part needs little memory and is still in the device's cache when it is multiplied.
 void multiply_decoded(const Tensor& x, const Quantized& w, const Tensor& bias, Activation activation, Tensor& out) {
-  constexpr int64_t most_bytes = int64_t(64) << 20, unit = 64;  // outputs of a part: a multiple of the unit
-  const int64_t whole = most_bytes / (w.in * size_of(x.dtype())) / unit * unit;
+  constexpr int64_t max_bytes = int64_t(64) << 20, unit = 64;  // outputs of a part: a multiple of the unit
+  const int64_t full = max_bytes / (w.in * size_of(x.dtype())) / unit * unit;
   for (int64_t o = 0, n; o < w.out; o += n) {
-    n = std::min(w.out - o, std::max(whole, unit));
+    n = std::min(w.out - o, std::max(full, unit));
     const Quantized part{w.format, w.codes.narrow(0, o, n), w.scales.narrow(0, o, n), n, w.in};
     const Tensor weight = dequantize(part, x.dtype()), shift = bias.defined() ? bias.narrow(0, o, n) : bias;
     if (n == w.out) return linear_into(out, x, weight, shift, activation, {});
@@ -102,9 +102,9 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const Qua
     check_same_device("linear", bias, x);
     LOCKSTEP_CHECK(bias.shape() == Shape{w.out}, "[linear] expected a bias ", Shape{w.out}, ", got ", bias.shape());
   }
-  LOCKSTEP_CHECK(!args.dynamic || (w.format == QuantFormat::row8 && w.in <= most_inputs),
-                 "[linear] quantised activations (dynamic) need a row8 weight of at most ", most_inputs,
-                 " inputs, got ", name_of(w.format), " of ", w.in);
+  LOCKSTEP_CHECK(!args.dynamic || (w.format == QuantFormat::row8 && w.in <= max_inputs),
+                 "[linear] quantised activations (dynamic) need a row8 weight of at most ", max_inputs, " inputs, got ",
+                 name_of(w.format), " of ", w.in);
   LOCKSTEP_CHECK(args.threshold >= 0 && (args.dynamic || args.threshold == 0),
                  "[linear] expected a threshold >= 0, and a threshold only with dynamic, got ", args.threshold);
   Shape shape = x.shape();
@@ -114,7 +114,7 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const Qua
   const Tensor from = x.reshape({rows, w.in}).to(computed).contiguous(),
                shift = bias.defined() ? bias.to(computed).contiguous() : bias;
   Tensor out = empty({rows, w.out}, {.dtype = computed, .device = x.device()});
-  if (!x.device().is_cpu() && !args.dynamic && rows > most_coded_rows && !BatchInvariant::is_on()) {
+  if (!x.device().is_cpu() && !args.dynamic && rows > max_coded_rows && !BatchInvariant::is_on()) {
     multiply_decoded(from, w, shift, args.activation, out);
   } else {
     MacCounter::add(out.numel() * w.in);
@@ -124,14 +124,14 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const Qua
 }
 
 Tensor QuantizedHandle::linear(const Tensor& x, const Tensor& bias, Activation activation) const {
-  QuantMatmulArgs args = how;
+  QuantMatmulArgs args = matmul_args;
   args.activation = activation;
   return lockstep::linear(x, weight, bias, args);
 }
 
-Tensor handle_of(const Quantized& weight, const QuantMatmulArgs& how, DType dtype) {
+Tensor handle_of(const Quantized& weight, const QuantMatmulArgs& matmul_args, DType dtype) {
   check_codes("handle_of", weight);
-  return stand_in(std::make_shared<QuantizedHandle>(weight, how), dtype);
+  return stand_in(std::make_shared<QuantizedHandle>(weight, matmul_args), dtype);
 }
 
 const QuantizedHandle* quantized_of(const Tensor& tensor) {

@@ -32,7 +32,7 @@ struct QuantMatmulArgs {
   double threshold = 0;
   /// If one element of a column of x is unquantized, true makes the whole column unquantized, as in bitsandbytes. The
   /// result of a row then depends on the other rows.
-  bool whole_columns = false;
+  bool full_columns = false;
   Activation activation = Activation::none;
 };
 
@@ -57,17 +57,18 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias = {}, cons
 /// The quantized weight that a handle stands for, and the options of its products, see handle_of().
 class QuantizedHandle : public StoredMatrix {
  public:
-  explicit QuantizedHandle(Quantized weight, const QuantMatmulArgs& how = {}) : weight(std::move(weight)), how(how) {}
+  explicit QuantizedHandle(Quantized weight, const QuantMatmulArgs& matmul_args = {})
+      : weight(std::move(weight)), matmul_args(matmul_args) {}
   Shape shape() const override { return {weight.out, weight.in}; }
   Device device() const override { return weight.codes.device(); }
   Tensor numbers(DType dtype) const override { return dequantize(weight, dtype); }
   Tensor linear(const Tensor& x, const Tensor& bias, Activation activation) const override;
 
   Quantized weight;
-  QuantMatmulArgs how;
+  QuantMatmulArgs matmul_args;
 };
 /// Makes a handle: a tensor that stands for the weight, with shape (out, in) and the given dtype, but without memory.
-Tensor handle_of(const Quantized& weight, const QuantMatmulArgs& how = {}, DType dtype = f32);
+Tensor handle_of(const Quantized& weight, const QuantMatmulArgs& matmul_args = {}, DType dtype = f32);
 /// Returns the weight and options that the handle `tensor` stands for; null if the tensor is not a handle.
 const QuantizedHandle* quantized_of(const Tensor& tensor);
 

@@ -9,7 +9,7 @@ namespace lockstep::optim {
 namespace {
 
 template <class Options> bool has_codes(const Options& o, const Tensor& p, const ParameterState& state) {
-  return (state.whole > 0 ? state.whole : p.numel()) >= o.min_8bit_size;
+  return (state.full > 0 ? state.full : p.numel()) >= o.min_8bit_size;
 }
 
 /// Returns a moment's 8-bit codes and the largest |x| of each block from the state. Creates missing ones as zeros.

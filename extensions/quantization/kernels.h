@@ -6,7 +6,7 @@
 namespace lockstep {
 
 /// out = activation(x w^T + bias): x (rows, in), bias (out), out (rows, out), contiguous, of one dtype: f32, f16 or
-/// bf16. Sums are in f32. A row's result does not depend on the other rows, unless args.whole_columns is true.
+/// bf16. Sums are in f32. A row's result does not depend on the other rows, unless args.full_columns is true.
 using MatmulQuantized = void(const Tensor& x, const Tensor& codes, const Tensor& scales, QuantFormat format,
                              const Tensor& bias, const QuantMatmulArgs& args, Tensor& out);
 /// Decodes a weight: out (out, in) = code * scale, rounded to f32 and then to out's dtype: f32, f16 or bf16.

@@ -27,22 +27,22 @@ struct WeightPlace {
 bool is_skipped(const std::string& name, const std::string& end) { return name == end || name.ends_with("." + end); }
 
 void find_weights(Module& module, const std::string& name, const std::vector<std::string>& skip,
-                  std::set<std::string>& skipped, std::set<const Module*>& seen, std::vector<WeightPlace>& places) {
+                  std::set<std::string>& skipped, std::set<const Module*>& visited, std::vector<WeightPlace>& places) {
   for (const std::string& end : skip)
     if (is_skipped(name, end)) return void(skipped.insert(end));
-  if (!seen.insert(&module).second) return;
+  if (!visited.insert(&module).second) return;
   if (auto* const linear = dynamic_cast<Linear*>(&module))
     return places.push_back({name, &linear->weight, &linear->attached});
   if (auto* const head = dynamic_cast<Head*>(&module)) return places.push_back({name, &head->weight, &head->attached});
   for (auto& [child, below] : module.children())
-    find_weights(*below, name.empty() ? child : name + "." + child, skip, skipped, seen, places);
+    find_weights(*below, name.empty() ? child : name + "." + child, skip, skipped, visited, places);
 }
 
 std::vector<WeightPlace> find_weights(Module& module, const std::vector<std::string>& skip = {}) {
   std::vector<WeightPlace> places;
-  std::set<const Module*> seen;
+  std::set<const Module*> visited;
   std::set<std::string> skipped;
-  find_weights(module, "", skip, skipped, seen, places);
+  find_weights(module, "", skip, skipped, visited, places);
   std::set<const void*> tables;
   for (auto& [name, below] : module.named_modules())
     if (auto* const table = dynamic_cast<Embedding*>(below)) tables.insert(table->weight.impl().get());
@@ -65,15 +65,20 @@ int64_t parameter_bytes(Module& model) {
 
 double euclidean(const Tensor& x) { return std::sqrt(sum_squares(x, {}, false, f64).item()); }
 
-void put_codes(const WeightPlace& place, Quantized q, const QuantMatmulArgs& how) {
-  place.attached->store = std::make_shared<QuantizedWeight>(q, how, place.weight->dtype());
+void put_codes(const WeightPlace& place, Quantized q, const QuantMatmulArgs& matmul_args) {
+  place.attached->store = std::make_shared<QuantizedWeight>(q, matmul_args, place.weight->dtype());
   *place.weight = place.attached->store->weight();
 }
 
 }  // namespace
 
-QuantizedWeight::QuantizedWeight(const Quantized& weight, const QuantMatmulArgs& how, DType dtype)
-    : codes(weight.codes), scales(weight.scales), format(weight.format), in(weight.in), how(how), dtype(dtype) {}
+QuantizedWeight::QuantizedWeight(const Quantized& weight, const QuantMatmulArgs& matmul_args, DType dtype)
+    : codes(weight.codes),
+      scales(weight.scales),
+      format(weight.format),
+      in(weight.in),
+      matmul_args(matmul_args),
+      dtype(dtype) {}
 
 Quantized QuantizedWeight::here() const {
   Quantized q{.format = format, .codes = codes.tensor(), .scales = scales.tensor(), .out = codes.size(0)};
@@ -82,7 +87,7 @@ Quantized QuantizedWeight::here() const {
   return q;
 }
 
-Variable QuantizedWeight::weight() const { return handle_of(here(), how, dtype); }
+Variable QuantizedWeight::weight() const { return handle_of(here(), matmul_args, dtype); }
 
 void QuantizedWeight::check_cut(const Cut& cut, int ranks, const std::string& where) const {
   LOCKSTEP_CHECK(cut.kind != Cut::Kind::rows || format == QuantFormat::row8 || in % (ranks * quant_group) == 0, where,
@@ -166,24 +171,24 @@ std::map<std::string, std::string> quantized_metadata(Module& model) {
     const QuantizedWeight* const q = quantized_weight(*place.attached);
     if (!q) continue;
     std::string text(name_of(q->format));
-    if (q->how.dynamic) text += ",dynamic";
-    if (q->how.threshold > 0) text += str(",threshold=", q->how.threshold);
+    if (q->matmul_args.dynamic) text += ",dynamic";
+    if (q->matmul_args.threshold > 0) text += str(",threshold=", q->matmul_args.threshold);
     return {{metadata_key, text}};
   }
   return {};
 }
 
 void load_quantized(Module& model, const State& state, const std::map<std::string, std::string>& metadata) {
-  QuantMatmulArgs how;
+  QuantMatmulArgs matmul_args;
   if (const auto found = metadata.find(metadata_key); found != metadata.end()) {
     std::stringstream words(found->second);
     for (std::string word; std::getline(words, word, ',');) {
-      if (word == "dynamic") how.dynamic = true;
+      if (word == "dynamic") matmul_args.dynamic = true;
       else if (word.starts_with("threshold=")) {
         const auto threshold = read_number<double>(std::string_view(word).substr(10));
         LOCKSTEP_CHECK(threshold, "[load_quantized] expected a number in ", metadata_key, ", got '", word,
                        "'; save it with quantized_metadata()");
-        how.threshold = *threshold;
+        matmul_args.threshold = *threshold;
       } else quantize_options(word);  // raises unless it is a format
     }
   }
@@ -208,7 +213,7 @@ void load_quantized(Module& model, const State& state, const std::map<std::strin
   const MemoryScope scope(Memory::parameter);
   for (const auto& [place, q] : found) {
     before.push_back(*place.weight);
-    put_codes(place, q, how);
+    put_codes(place, q, matmul_args);
   }
   try {
     model.load_state(state);

@@ -18,7 +18,7 @@ namespace lockstep::nn {
 /// A quantised weight: two frozen parameters, codes and scales, in place of the weight.
 class QuantizedWeight : public WeightStore {
  public:
-  QuantizedWeight(const Quantized& weight, const QuantMatmulArgs& how, DType dtype);
+  QuantizedWeight(const Quantized& weight, const QuantMatmulArgs& matmul_args, DType dtype);
   /// The quantised weight on this rank; under tensor parallelism a slice.
   Quantized here() const;
   /// A handle of the codes on this rank (codes.h).
@@ -30,7 +30,7 @@ class QuantizedWeight : public WeightStore {
   Variable codes, scales;
   QuantFormat format;
   int64_t in;  ///< columns of the unsharded weight
-  QuantMatmulArgs how;
+  QuantMatmulArgs matmul_args;
   DType dtype = f32;  ///< dtype of the weight before quantisation
 };
 /// The quantised weight of the Linear or Head whose field `attached` is given; null if that weight is not quantised.

@@ -12,7 +12,7 @@ using data::Json;
 
 namespace {
 
-constexpr int64_t most_answers = 128;
+constexpr int64_t max_answers = 128;
 constexpr size_t longest_stop = 1024;  // limited, because every answer is searched for each stop text
 
 /// Unsupported fields that clients often send, each with the values that have no effect and are therefore accepted.
@@ -59,13 +59,13 @@ class Fields {
     });
   }
   /// Reads an integer. 5.0 counts as 5, since some clients have only one type of numbers.
-  std::optional<int64_t> whole(const std::string& name, int64_t least, int64_t most) {
+  std::optional<int64_t> integer(const std::string& name, int64_t least, int64_t greatest) {
     std::optional<int64_t> out;
     with(name, [&](const Json& value) {
       const double number = value.is_number() ? value.as_number() : 0.5;
       const int64_t x = std::abs(number) < 1e15 && number == std::floor(number) ? int64_t(number) : value.as_int(name);
-      LOCKSTEP_CHECK(x >= least && x <= most, name, ": expected a whole number from ", least, " to ", most, ", got ",
-                     x);
+      LOCKSTEP_CHECK(x >= least && x <= greatest, name, ": expected a whole number from ", least, " to ", greatest,
+                     ", got ", x);
       out = x;
     });
     return out;
@@ -81,9 +81,9 @@ class Fields {
       static const Json all_nothing = data::parse_json(no_requests, "no_requests");
       const Json* const nothing = all_nothing.find(name);
       if (nothing && std::ranges::count(nothing->as_array(), value)) continue;
-      const std::string shown = name.substr(0, 100);
-      throw BadRequest(name, "'" + shown + "' is not supported" +
-                                 (nothing ? ", except as one of " + nothing->dump() : suggestion(shown, known_)));
+      const std::string printed = name.substr(0, 100);
+      throw BadRequest(name, "'" + printed + "' is not supported" +
+                                 (nothing ? ", except as one of " + nothing->dump() : suggestion(printed, known_)));
     }
   }
 
@@ -183,7 +183,7 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
   nn::Generation& g = r.generation;
   // Two names for the same field; the newer one takes precedence.
   for (const char* name : {"max_tokens", "max_completion_tokens"})
-    if (const auto given = fields.whole(name, 0, int64_t(nn::most_of_option("max_new_tokens")))) r.max_tokens = given;
+    if (const auto given = fields.integer(name, 0, int64_t(nn::max_of_option("max_new_tokens")))) r.max_tokens = given;
   for (const auto& [name, to] : {std::pair{"temperature", &g.temperature},
                                  {"top_p", &g.top_p},
                                  {"min_p", &g.min_p},
@@ -191,16 +191,16 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
                                  {"frequency_penalty", &g.frequency_penalty},
                                  {"repetition_penalty", &g.repetition_penalty}})
     fields.option(name, *to);
-  g.top_k = std::max<int64_t>(0, fields.whole("top_k", -1, int64_t(nn::most_of_option("top_k"))).value_or(0));
-  r.n = fields.whole("n", 1, most_answers).value_or(1);
-  if (const auto seed = fields.whole("seed", INT64_MIN, INT64_MAX)) g.seed = uint64_t(*seed);
+  g.top_k = std::max<int64_t>(0, fields.integer("top_k", -1, int64_t(nn::max_of_option("top_k"))).value_or(0));
+  r.n = fields.integer("n", 1, max_answers).value_or(1);
+  if (const auto seed = fields.integer("seed", INT64_MIN, INT64_MAX)) g.seed = uint64_t(*seed);
   fields.with("stop", [&](const Json& value) { read_stop(value, g); });
   if (chat) {
     const bool wanted = fields.flag("logprobs");
-    const auto top = fields.whole("top_logprobs", 0, 5);
+    const auto top = fields.integer("top_logprobs", 0, 5);
     if (top && !wanted) throw BadRequest("top_logprobs", "top_logprobs: expected logprobs true with it");
     if (wanted) r.logprobs = int(top.value_or(0));
-  } else if (const auto top = fields.whole("logprobs", 0, 5)) {
+  } else if (const auto top = fields.integer("logprobs", 0, 5)) {
     r.logprobs = int(*top);
   }
   r.stream = fields.flag("stream");
@@ -215,8 +215,8 @@ Request parse_request(Endpoint endpoint, std::string_view body, const std::strin
   fields.with("user", [](const Json& value) { value.as_string("user"); });
   fields.refuse_others();
   const auto prompts = int64_t(std::max<size_t>(1, std::max(r.texts.size(), r.ids.size())));
-  if (prompts * r.n > most_answers)
-    throw BadRequest("n", str("n: expected at most ", most_answers, " answers, got ", prompts, " times ", r.n));
+  if (prompts * r.n > max_answers)
+    throw BadRequest("n", str("n: expected at most ", max_answers, " answers, got ", prompts, " times ", r.n));
   return r;
 }
 

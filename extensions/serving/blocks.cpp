@@ -21,12 +21,12 @@ Blocks::Blocks(int64_t count, int64_t tokens) : tokens_(tokens) {
   LOCKSTEP_CHECK(count > 0 && count <= INT32_MAX && tokens > 0,
                  "[Blocks] expected 1 to 2147483647 blocks of 1 token or more, got ", count, " of ", tokens, " tokens");
   blocks_.resize(size_t(count));
-  for (int32_t b = 0; b < int32_t(count); ++b) free_.insert(turn(b));
+  for (int32_t b = 0; b < int32_t(count); ++b) free_.insert(eviction_order(b));
 }
 
 /// Returns a key that sorts free blocks by the order in which take() takes them: blocks without cached contents first,
 /// then the least recently used.
-std::tuple<bool, uint64_t, int32_t> Blocks::turn(int32_t block) const {
+std::tuple<bool, uint64_t, int32_t> Blocks::eviction_order(int32_t block) const {
   const Block& b = blocks_[size_t(block)];
   return {b.content != 0, b.freed, block};
 }
@@ -43,7 +43,7 @@ int32_t Blocks::find(uint64_t before, std::span<const int64_t> tokens) const {
 
 void Blocks::use(int32_t block) {
   Block& b = blocks_[size_t(block)];
-  if (b.users == 0) free_.erase(turn(block));
+  if (b.users == 0) free_.erase(eviction_order(block));
   ++b.users;
 }
 
@@ -66,13 +66,13 @@ void Blocks::release(int32_t block) {
   LOCKSTEP_CHECK(b.users > 0, "[Blocks] block ", block, " is not in use; call release() only once for each user");
   if (--b.users > 0) return;
   b.freed = ++releases_;
-  free_.insert(turn(block));
+  free_.insert(eviction_order(block));
 }
 
-std::vector<int32_t> Blocks::share(std::span<const int64_t> tokens, int64_t most) {
+std::vector<int32_t> Blocks::share(std::span<const int64_t> tokens, int64_t limit) {
   std::vector<int32_t> found;
   uint64_t before = 0;
-  for (size_t at = 0; int64_t(found.size()) < most && at + size_t(tokens_) <= tokens.size(); at += size_t(tokens_)) {
+  for (size_t at = 0; int64_t(found.size()) < limit && at + size_t(tokens_) <= tokens.size(); at += size_t(tokens_)) {
     const int32_t block = find(before, tokens.subspan(at, size_t(tokens_)));
     if (block < 0) break;
     use(block);

@@ -27,9 +27,9 @@ class Blocks {
   int32_t take();
   /// Removes one user. The contents remain cached until the block is taken.
   void release(int32_t block);
-  /// Returns the cached blocks that hold the beginning of `tokens`, at most `most` blocks, and adds a user to each.
+  /// Returns the cached blocks that hold the beginning of `tokens`, at most `limit` blocks, and adds a user to each.
   /// Blocks are found by hash, and compared token by token.
-  std::vector<int32_t> share(std::span<const int64_t> tokens, int64_t most);
+  std::vector<int32_t> share(std::span<const int64_t> tokens, int64_t limit);
   /// Caches `block`, which now holds `tokens`, as the successor of block `before` (-1: none). Returns the block to use
   /// from now on. If another block already holds the same contents, that block is returned, and `block` is released.
   int32_t keep(int32_t block, int32_t before, std::span<const int64_t> tokens);
@@ -45,7 +45,7 @@ class Blocks {
   };
   int32_t find(uint64_t before, std::span<const int64_t> tokens) const;  // cached block with these contents; -1: none
   void use(int32_t block);
-  std::tuple<bool, uint64_t, int32_t> turn(int32_t block) const;
+  std::tuple<bool, uint64_t, int32_t> eviction_order(int32_t block) const;
 
   int64_t tokens_;
   std::vector<Block> blocks_;

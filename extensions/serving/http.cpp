@@ -32,7 +32,7 @@ HttpServer::HttpServer(const HttpOptions& options_) : options(options_) {
   files.rlim_cur = std::min<rlim_t>(files.rlim_max, HttpLimits::connections + 256);
   setrlimit(RLIMIT_NOFILE, &files);
   getrlimit(RLIMIT_NOFILE, &files);
-  most_connections_ = std::min<size_t>(most_connections_, files.rlim_cur > 512 ? files.rlim_cur - 256 : 256);
+  max_connections_ = std::min<size_t>(max_connections_, files.rlim_cur > 512 ? files.rlim_cur - 256 : 256);
 }
 
 int HttpServer::listen() {
@@ -83,7 +83,7 @@ void HttpServer::accept() {
 }
 
 void HttpServer::make_room() {
-  while (connections.size() > most_connections_ && !waiting.empty()) waiting.begin()->second->drop();
+  while (connections.size() > max_connections_ && !waiting.empty()) waiting.begin()->second->drop();
   for (auto one = waiting.begin(); reading > size_t(HttpLimits::reading) && one != waiting.end();) {
     Connection* const connection = (one++)->second;
     if (connection->has_bytes()) connection->drop();

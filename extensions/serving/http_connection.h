@@ -48,7 +48,7 @@ struct GrowingBody {
 
 /// The first bytes of every response. look_at_client() sends them early, to test whether the client still listens.
 constexpr std::string_view all_begin_so = "HTTP/1.1 ";
-constexpr size_t piece = 4096, most_pending = 256 << 10;
+constexpr size_t piece = 4096, max_pending = 256 << 10;
 constexpr auto look_every = std::chrono::milliseconds(50);
 constexpr auto never = Clock::time_point::max();
 Clock::time_point in(int ms) { return Clock::now() + std::chrono::milliseconds(ms); }
@@ -85,7 +85,7 @@ class HttpServer {
   tcp::acceptor acceptor_{io};
   asio::steady_timer tick_{io}, pause_{io};
   Clock::time_point end_ = never;
-  size_t most_connections_ = HttpLimits::connections;
+  size_t max_connections_ = HttpLimits::connections;
 };
 
 /// One client. Except for HttpClient's functions, everything runs on the network thread.
@@ -94,13 +94,13 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
   Connection(HttpServer& server, tcp::socket socket) : server_(server), socket_(std::move(socket)) {
     ErrorCode ignored;
     socket_.set_option(tcp::no_delay(true), ignored);
-    socket_.set_option(asio::socket_base::send_buffer_size(int(most_pending)), ignored);
+    socket_.set_option(asio::socket_base::send_buffer_size(int(max_pending)), ignored);
   }
   /// Waits for the next request.
   void begin_request() {
     parser_.emplace();
     parser_->header_limit(HttpLimits::headers), parser_->body_limit(HttpLimits::body);
-    request_ = {}, looked_ = closing_ = head_only_ = begun_ = probed_ = over_ = late_ = false;
+    request_ = {}, checked_ = closing_ = head_only_ = begun_ = probed_ = over_ = late_ = false;
     received_ = buffer_.size(), number_ = ++server_.numbers;
     server_.waiting[number_] = this;
     buffer_.shrink_to_fit();
@@ -140,7 +140,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
   }
   bool write(std::string_view more) override {
     std::unique_lock lock(mutex_);
-    room_.wait(lock, [&] { return gone_ || pending_.size() < most_pending; });
+    room_.wait(lock, [&] { return gone_ || pending_.size() < max_pending; });
     if (gone_ || more.empty()) return !gone_;
     if (chunked_) {
       char size[32];
@@ -162,15 +162,15 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
     if (late_) return drop();
     ErrorCode error;
     while (buffer_.size() > 0 && !parser_->is_done() && !error) {
-      parser_->eager(looked_);
+      parser_->eager(checked_);
       const size_t used = parser_->put(buffer_.data(), error);
       buffer_.consume(used);
-      if (!error && parser_->is_header_done() && !looked_ && !look()) return;
+      if (!error && parser_->is_header_done() && !checked_ && !look()) return;
       if (used == 0) break;
     }
     if (error == http::error::need_more) error = {};
     const std::string too_long = str("expected a body of at most ", HttpLimits::body >> 20, " MiB");
-    if (error == http::error::header_limit || (!looked_ && buffer_.size() > size_t(HttpLimits::headers)))
+    if (error == http::error::header_limit || (!checked_ && buffer_.size() > size_t(HttpLimits::headers)))
       return refuse(431, str("expected at most ", HttpLimits::headers >> 10, " KiB of headers"));
     if (error == http::error::body_limit || received_ > size_t(HttpLimits::received)) return refuse(413, too_long);
     if (buffer_.size() > size_t(HttpLimits::headers))
@@ -198,7 +198,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
   }
   /// Called when the headers are complete. If the body is not needed, responds and returns false.
   bool look() {
-    looked_ = true;
+    checked_ = true;
     const auto& message = parser_->get();
     request_.method = text(message.method_string());
     request_.path = text(message.target().substr(0, message.target().find('?')));
@@ -308,7 +308,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
       if (last && !std::exchange(done_, true) && !working_) next();
       return;
     }
-    const size_t count = std::min(sent_.size() - sent_to_, most_pending);
+    const size_t count = std::min(sent_.size() - sent_to_, max_pending);
     writing_ = true, deadline_ = in(HttpLimits::write);
     asio::async_write(socket_, asio::buffer(sent_.data() + sent_to_, count),
                       [self = shared_from_this(), this, count](ErrorCode error, size_t) {
@@ -348,7 +348,7 @@ class Connection : public HttpClient, public std::enable_shared_from_this<Connec
   Clock::time_point deadline_ = never;
   uint64_t number_ = 0;  // key in server_.waiting
   size_t received_ = 0, counted_ = 0;
-  bool looked_ = false, closing_ = false, keep_alive_ = true, chunked_ = true, head_only_ = false;
+  bool checked_ = false, closing_ = false, keep_alive_ = true, chunked_ = true, head_only_ = false;
   bool late_ = false, working_ = false, writing_ = false, done_ = false, probed_ = false;
   std::optional<size_t> held_;  // bytes of the request that is being answered
   std::string sent_;            // data to be sent, from sent_to_ on

@@ -52,8 +52,8 @@ bool start(State& state, Step& step) {
   Sequence& s = state.waiting.front();
   const auto length = int64_t(s.tokens.size());
   // Take shared blocks for all tokens but the last, which must be computed because its logits are needed.
-  if (!s.whole_prompt) s.blocks = state.blocks.share(s.tokens, (length - 1) / state.blocks.tokens());
-  const int64_t wanted = state.blocks.of(std::min(length + 1, s.most)) - int64_t(s.blocks.size());
+  if (!s.full_prompt) s.blocks = state.blocks.share(s.tokens, (length - 1) / state.blocks.tokens());
+  const int64_t wanted = state.blocks.of(std::min(length + 1, s.max_tokens)) - int64_t(s.blocks.size());
   if (state.blocks.free() < wanted) {
     give_blocks_back(state, s);
     return false;
@@ -88,14 +88,14 @@ int64_t Step::rows() const {
   return sum;
 }
 
-int64_t add(State& state, std::vector<int64_t> prompt, int64_t most, bool whole_prompt) {
-  LOCKSTEP_CHECK(!prompt.empty() && most >= int64_t(prompt.size()), "[schedule] expected a prompt of 1 to ", most,
-                 " tokens, got ", prompt.size());
-  LOCKSTEP_CHECK(state.blocks.of(most) <= state.blocks.count(), "[schedule] ", most, " tokens need ",
-                 state.blocks.of(most), " blocks, there are ", state.blocks.count(),
+int64_t add(State& state, std::vector<int64_t> prompt, int64_t max_tokens, bool full_prompt) {
+  LOCKSTEP_CHECK(!prompt.empty() && max_tokens >= int64_t(prompt.size()), "[schedule] expected a prompt of 1 to ",
+                 max_tokens, " tokens, got ", prompt.size());
+  LOCKSTEP_CHECK(state.blocks.of(max_tokens) <= state.blocks.count(), "[schedule] ", max_tokens, " tokens need ",
+                 state.blocks.of(max_tokens), " blocks, there are ", state.blocks.count(),
                  "; ask for fewer tokens, or give the cache more blocks");
   state.waiting.push_back(
-      {.number = state.arrived, .tokens = std::move(prompt), .most = most, .whole_prompt = whole_prompt});
+      {.number = state.arrived, .tokens = std::move(prompt), .max_tokens = max_tokens, .full_prompt = full_prompt});
   return state.arrived++;
 }
 

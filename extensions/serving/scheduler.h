@@ -20,8 +20,8 @@ namespace lockstep::serve {
 struct Sequence {
   int64_t number = 0;           ///< numbers rise in the order of arrival
   std::vector<int64_t> tokens;  ///< the prompt and the generated tokens
-  int64_t most = 0;             ///< maximal length
-  bool whole_prompt = false;    ///< true: compute the whole prompt, because its scores are needed; share no blocks
+  int64_t max_tokens = 0;       ///< maximal length
+  bool full_prompt = false;     ///< true: compute the whole prompt, because its scores are needed; share no blocks
   int64_t computed = 0;         ///< tokens whose keys and values are in its blocks
   std::vector<int32_t> blocks;  ///< blocks in order; -1: released, because no future token sees it
   int64_t left() const { return int64_t(tokens.size()) - computed; }  ///< tokens still to be computed
@@ -61,9 +61,9 @@ struct Step {
   int64_t rows() const;                    ///< number of tokens computed
 };
 
-/// Adds a sequence of at most `most` tokens, prompt included; returns its number. whole_prompt: compute every prompt
-/// token, because its scores are needed. Error if the sequence needs more blocks than exist.
-int64_t add(State& state, std::vector<int64_t> prompt, int64_t most, bool whole_prompt = false);
+/// Adds a sequence of at most `max_tokens` tokens, prompt included; returns its number. full_prompt: compute every
+/// prompt token, because its scores are needed. Error if the sequence needs more blocks than exist.
+int64_t add(State& state, std::vector<int64_t> prompt, int64_t max_tokens, bool full_prompt = false);
 /// Chooses the next step and takes its blocks. The step is empty if there are no sequences.
 Step next_step(State& state);
 /// Records that the model has computed a step; completed blocks become shareable.

@@ -109,7 +109,7 @@ class Front {
         LOCKSTEP_CHECK(!client.ending(), "the server is shutting down; send the request again later");
         reply->pieces(look);
       }
-      return client.gone() ? HttpResponse() : json_response(reply->whole());
+      return client.gone() ? HttpResponse() : json_response(reply->full());
     });
     client.respond(response);
   }

@@ -14,7 +14,7 @@ using data::Json;
 namespace {
 
 // The largest number of prompt tokens in a request. If n answers are requested, each prompt counts n times.
-constexpr int64_t most_prompt_tokens = 1 << 18;
+constexpr int64_t max_prompt_tokens = 1 << 18;
 
 /// Number of characters in UTF-8 text.
 int64_t characters_of(std::string_view text) {
@@ -54,9 +54,9 @@ struct Reply::One {
   std::shared_ptr<Answer> answer;
   data::Decoder decoder;
   nn::TextStream stream;
-  std::string text;                          // text that is not sent yet
-  int64_t shown = 0, decoded = 0, made = 0;  // characters sent before; characters decoded; tokens generated
-  std::vector<int64_t> prompt_offsets;       // used when the prompt's log probabilities are wanted
+  std::string text;                            // text that is not sent yet
+  int64_t printed = 0, decoded = 0, made = 0;  // characters sent before; characters decoded; tokens generated
+  std::vector<int64_t> prompt_offsets;         // used when the prompt's log probabilities are wanted
   struct Placed : Token {
     int64_t offset;  // where its text begins in the answer, in characters
   };
@@ -64,9 +64,9 @@ struct Reply::One {
   /// Number of `tokens` that can be sent. A token can be sent once `text` contains at least its first character, or
   /// once the answer has ended.
   size_t ready() const {
-    const int64_t end = shown + characters_of(text);
-    const auto shows = [&](const Placed& t) { return ended || t.offset < end; };
-    return size_t(std::find_if_not(tokens.begin(), tokens.end(), shows) - tokens.begin());
+    const int64_t end = printed + characters_of(text);
+    const auto is_ready = [&](const Placed& t) { return ended || t.offset < end; };
+    return size_t(std::find_if_not(tokens.begin(), tokens.end(), is_ready) - tokens.begin());
   }
   bool begun = false, ended = false;
   std::string reason;
@@ -169,9 +169,9 @@ Reply::Reply(Service& service, Endpoint endpoint, Request request)
   }
   int64_t tokens = 0;
   for (const std::vector<int64_t>& prompt : prompts) tokens += request_.n * int64_t(prompt.size());
-  if (tokens > most_prompt_tokens)
+  if (tokens > max_prompt_tokens)
     throw BadRequest(
-        "n", str("n: expected at most ", most_prompt_tokens, " tokens of prompts, each counted n times, got ", tokens));
+        "n", str("n: expected at most ", max_prompt_tokens, " tokens of prompts, each counted n times, got ", tokens));
   for (size_t p = 0; p < prompts.size(); ++p) {
     const int64_t room = context - int64_t(prompts[p].size());
     g.max_new_tokens = request_.max_tokens.value_or(chat ? room : std::min<int64_t>(16, room));
@@ -268,7 +268,7 @@ std::vector<Json> Reply::pieces(int milliseconds) {
     out.push_back(envelope(object, {choice(*one, true)}));
     one->begun = true;
     one->tokens.erase(one->tokens.begin(), one->tokens.begin() + std::ptrdiff_t(one->ready()));
-    one->shown += characters_of(one->text);
+    one->printed += characters_of(one->text);
     one->text.clear();
   }
   if (request_.include_usage) {
@@ -278,7 +278,7 @@ std::vector<Json> Reply::pieces(int milliseconds) {
   return out;
 }
 
-Json Reply::whole() const {
+Json Reply::full() const {
   Json::Array choices;
   for (const auto& one : all_) choices.push_back(choice(*one, false));
   Json out = envelope(endpoint_ == Endpoint::chat ? "chat.completion" : "text_completion", std::move(choices));
@@ -331,7 +331,7 @@ Json Reply::choice(const One& one, bool delta) const {
   } else {
     out["text"] = one.text;
     if (request_.logprobs >= 0) {
-      const int64_t end = one.shown + characters_of(one.text);
+      const int64_t end = one.printed + characters_of(one.text);
       Json::Array tokens, values, tops, offsets;
       for (const One::Placed& t : ready) {
         const bool nothing = &t == one.tokens.data() && !one.prompt_offsets.empty();

@@ -54,7 +54,7 @@ class Reply {
   /// True if no more pieces will follow.
   bool ended() const;
   /// The whole answer, once ended() is true.
-  data::Json whole() const;
+  data::Json full() const;
 
  private:
   friend class Service;

@@ -14,7 +14,7 @@ namespace lockstep::serve {
 
 namespace {
 
-constexpr size_t most_requests_drawn = 40, most_columns = 400;
+constexpr size_t max_requests_sampled = 40, max_columns = 400;
 
 /// The state of each request in a step, for drawing. > 0: number of prompt tokens processed; 0: a token of the
 /// answer is computed; -1: waiting; -2: preempted; -3: absent.
@@ -99,7 +99,7 @@ Simulated simulate(const std::vector<Arrival>& arrivals, State state, const Step
 }
 
 std::string draw_grid(const Simulated& run) {
-  LOCKSTEP_CHECK(run.slots.size() <= most_columns, "[draw] expected ", most_columns, " steps or fewer, got ",
+  LOCKSTEP_CHECK(run.slots.size() <= max_columns, "[draw] expected ", max_columns, " steps or fewer, got ",
                  run.slots.size(), "; simulate fewer requests");
   std::vector<std::vector<std::string>> cells;
   size_t width = 1;
@@ -120,8 +120,8 @@ std::string draw_grid(const Simulated& run) {
 }
 
 std::string draw_svg(const Simulated& run) {
-  LOCKSTEP_CHECK(run.requests.size() <= most_requests_drawn && run.slots.size() <= most_columns, "[draw] expected ",
-                 most_requests_drawn, " requests and ", most_columns, " steps or fewer, got ", run.requests.size(),
+  LOCKSTEP_CHECK(run.requests.size() <= max_requests_sampled && run.slots.size() <= max_columns, "[draw] expected ",
+                 max_requests_sampled, " requests and ", max_columns, " steps or fewer, got ", run.requests.size(),
                  " and ", run.slots.size(), "; simulate fewer requests");
   constexpr double left = 78, top = 50, line = 24, box = 20, bars = 46;
   const auto requests = double(run.requests.size());

@@ -95,13 +95,13 @@ class Row {
   void random() {
     const PhiloxKey key{c_.seed, uint64_t(c_.layer) << 32 | uint64_t(head_)};
     const int64_t from = end_ - std::min(c_.num_random_blocks, end_);
-    std::vector<int32_t> drawn;
+    std::vector<int32_t> sampled;
     for (int64_t j = from; j < end_; ++j) {
       const uint64_t word = philox(key, uint64_t(row_) << 32 | uint64_t(j - from))[0];
       const auto c = int32_t(word * uint64_t(j + 1) >> 32);
-      drawn.push_back(std::find(drawn.begin(), drawn.end(), c) == drawn.end() ? c : int32_t(j));
+      sampled.push_back(std::find(sampled.begin(), sampled.end(), c) == sampled.end() ? c : int32_t(j));
     }
-    columns_.insert(columns_.end(), drawn.begin(), drawn.end());
+    columns_.insert(columns_.end(), sampled.begin(), sampled.end());
   }
 
   const SparsityConfig& c_;
@@ -147,13 +147,14 @@ void check_sparsity(const SparsityConfig& c) {
                      begins[i], " to ", ends[i]);
   }
   if (c.mode != Mode::fixed) return;
-  const int64_t patterns = c.num_different_global_patterns, most = c.num_local_blocks / c.num_global_blocks;
+  const int64_t patterns = c.num_different_global_patterns, greatest = c.num_local_blocks / c.num_global_blocks;
   LOCKSTEP_CHECK(c.num_local_blocks % c.num_global_blocks == 0,
                  "[sparse attention] expected num_global_blocks that divides num_local_blocks ", c.num_local_blocks,
                  ", got ", c.num_global_blocks);
   LOCKSTEP_CHECK(patterns == 1 || c.different_layout_per_head, "[sparse attention] num_different_global_patterns ",
                  patterns, " needs different_layout_per_head, got false; set it to true");
-  LOCKSTEP_CHECK(patterns <= most, "[sparse attention] expected at most num_local_blocks / num_global_blocks = ", most,
+  LOCKSTEP_CHECK(patterns <= greatest,
+                 "[sparse attention] expected at most num_local_blocks / num_global_blocks = ", greatest,
                  " num_different_global_patterns, got ", patterns);
 }
 

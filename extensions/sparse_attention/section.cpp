@@ -81,7 +81,7 @@ std::string put_value(const SparseKey& key, const Json& value, SparsityConfig& t
 std::optional<SparsityConfig> read_sparse_attention(const Json& block, std::vector<std::string>& problems) {
   if (block.is_null() || block == Json(false)) return std::nullopt;
   if (!block.is_object()) {
-    problems.push_back(str("sparse_attention: expected false or an object {...}, got ", shown(block),
+    problems.push_back(str("sparse_attention: expected false or an object {...}, got ", printed(block),
                            "; write the block, such as {\"mode\": \"fixed\"}"));
     return std::nullopt;
   }
@@ -95,7 +95,7 @@ std::optional<SparsityConfig> read_sparse_attention(const Json& block, std::vect
                                 Mode::bigbird, Mode::bslongformer, Mode::local};
     const auto found = mode->is_string() ? nn::mode_of(mode->as_string()) : std::nullopt;
     if (!found) {
-      wrong("mode", "expected ", listed(names_of(all)), ", got ", shown(*mode),
+      wrong("mode", "expected ", listed(names_of(all)), ", got ", printed(*mode),
             mode->is_string() ? suggestion(mode->as_string(), names_of(all)) : "");
       return std::nullopt;
     }
@@ -114,7 +114,7 @@ std::optional<SparsityConfig> read_sparse_attention(const Json& block, std::vect
       wrong(name, "only applies to mode ", listed(names_of(key->modes)), ", but mode is ", nn::name_of(config.mode),
             "; leave it out");
     } else if (const std::string wanted = put_value(*key, value, config); !wanted.empty()) {
-      wrong(name, "expected ", wanted, ", got ", shown(value));
+      wrong(name, "expected ", wanted, ", got ", printed(value));
     }
   }
   if (problems.size() > before) return std::nullopt;

@@ -9,9 +9,9 @@
 namespace lockstep {
 namespace {
 
-const char* name_of(Resampling how) {
+const char* name_of(Resampling method) {
   constexpr const char* names[] = {"nearest", "nearest_exact", "linear", "cubic", "area"};
-  return names[int(how)];
+  return names[int(method)];
 }
 
 void check_pairs(const char* op, const UnfoldOptions& o) {

@@ -60,21 +60,21 @@ Parts smoothed(int64_t i, int64_t in, double step, bool cubic) {
   return parts;
 }
 
-Parts parts_of(int64_t i, int64_t in, int64_t out, Resampling how, double step, bool align_corners, bool antialias) {
-  if (how == Resampling::area) {
+Parts parts_of(int64_t i, int64_t in, int64_t out, Resampling method, double step, bool align_corners, bool antialias) {
+  if (method == Resampling::area) {
     Parts parts;
     const int64_t first = i * in / out, last = ((i + 1) * in + out - 1) / out;
     for (int64_t j = first; j < last; ++j) parts.emplace_back(j, 1 / double(last - first));
     return parts;
   }
-  if (how == Resampling::nearest || how == Resampling::nearest_exact) {  // in f32, like PyTorch
-    const float at = std::floor((float(i) + (how == Resampling::nearest ? 0.f : 0.5f)) * float(step));
+  if (method == Resampling::nearest || method == Resampling::nearest_exact) {  // in f32, like PyTorch
+    const float at = std::floor((float(i) + (method == Resampling::nearest ? 0.f : 0.5f)) * float(step));
     return {{std::min(int64_t(at), in - 1), 1}};
   }
-  if (antialias) return smoothed(i, in, step, how == Resampling::cubic);
+  if (antialias) return smoothed(i, in, step, method == Resampling::cubic);
   double at = align_corners ? step * double(i) : step * (double(i) + 0.5) - 0.5;
   Parts parts;
-  if (how == Resampling::cubic) {
+  if (method == Resampling::cubic) {
     const double base = std::floor(at);
     for (int k = -1; k <= 2; ++k)
       parts.emplace_back(std::clamp<int64_t>(int64_t(base) + k, 0, in - 1), cubic_filter(at - base - k, -0.75));
@@ -129,16 +129,18 @@ ResampleAxis same_axis(int64_t size) { return {.in = size, .out = size}; }
 
 }  // namespace
 
-ResampleAxis resample_axis(int64_t in, int64_t out, Resampling how, double scale, bool align_corners, bool antialias) {
+ResampleAxis resample_axis(int64_t in, int64_t out, Resampling method, double scale, bool align_corners,
+                           bool antialias) {
   LOCKSTEP_CHECK(in >= 1 && out >= 1 && scale >= 0, "[resample_axis] expected sizes >= 1 and a scale >= 0, got ", in,
                  ", ", out, " and ", scale);
-  if (in == out && how == Resampling::linear && !antialias) return same_axis(in);  // whatever the scale, like PyTorch
+  if (in == out && method == Resampling::linear && !antialias)
+    return same_axis(in);  // whatever the scale, like PyTorch
   double step = scale > 0 ? 1 / scale : double(in) / double(out);
   if (align_corners) step = out > 1 ? double(in - 1) / double(out - 1) : 0;
   std::vector<Parts> all;
   bool same = in == out;
   for (int64_t i = 0; i < out; ++i) {
-    all.push_back(parts_of(i, in, out, how, step, align_corners, antialias));
+    all.push_back(parts_of(i, in, out, method, step, align_corners, antialias));
     for (const auto& [place, weight] : all.back()) same = same && weight == double(place == i);
   }
   return same ? same_axis(in) : axis_of(in, all);

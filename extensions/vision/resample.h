@@ -15,7 +15,7 @@ enum class Resampling { nearest, nearest_exact, linear, cubic, area };
 /// The weights by which PyTorch resamples `in` to `out` elements. scale: the factor that the caller gave for out / in;
 /// 0: computed from the sizes. align_corners: the outermost elements keep their places (linear, cubic). antialias: when
 /// shrinking, averages over all covered inputs.
-ResampleAxis resample_axis(int64_t in, int64_t out, Resampling how, double scale = 0, bool align_corners = false,
+ResampleAxis resample_axis(int64_t in, int64_t out, Resampling method, double scale = 0, bool align_corners = false,
                            bool antialias = false);
 /// The axis with transposed weights, for the gradient.
 ResampleAxis transposed(const ResampleAxis& axis);

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "nn/init.h"
 #include "tensor/batch_invariant.h"
 
@@ -63,7 +63,7 @@ GPT::GPT(const Options& options)
 void GPT::fields(Fields& f) {
   f("tokens", tokens_table, cut::rows_of_vocabulary);
   if (position_table) f("positions", *position_table);
-  f("dropout", dropout, cut::from_whole(cut::tokens))("blocks", blocks)("norm", norm, cut::tokens);
+  f("dropout", dropout, cut::from_full(cut::tokens))("blocks", blocks)("norm", norm, cut::tokens);
   f("head", head, cut::rows_of_vocabulary);
 }
 

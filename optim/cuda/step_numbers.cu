@@ -12,12 +12,12 @@ namespace lockstep::on_cuda {
 namespace {
 
 constexpr int threads = 256;
-constexpr unsigned whole_warp = 0xffffffffu;
+constexpr unsigned full_warp = 0xffffffffu;
 
 /// 64-bit words that the host passes to store_kernel as parameters.
 struct Words {
-  static constexpr int most = 480;  // a launch may pass 4096 bytes of parameters
-  uint64_t w[most];
+  static constexpr int limit = 480;  // a launch may pass 4096 bytes of parameters
+  uint64_t w[limit];
 };
 __global__ void __launch_bounds__(threads) store_kernel(Words words, uint64_t* to, int count) {
   for (int i = threadIdx.x; i < count; i += blockDim.x) to[i] = words.w[i];
@@ -77,7 +77,7 @@ __global__ void __launch_bounds__(threads)
       case f16: sum = squares_of<Half>(piece, begin, scale, rounds, bad); break;
       default: sum = squares_of<BFloat16>(piece, begin, scale, rounds, bad); break;
     }
-    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(whole_warp, sum, step);
+    for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(full_warp, sum, step);
     if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = sum;
     __syncthreads();
     if (threadIdx.x == 0) {
@@ -131,7 +131,7 @@ void store_numbers(void* to, const void* from, size_t bytes) {
   const auto* source = static_cast<const uint64_t*>(from);
   auto* target = static_cast<uint64_t*>(to);
   for (size_t left = bytes / sizeof *source; left > 0;) {
-    const size_t count = std::min(left, size_t(Words::most));
+    const size_t count = std::min(left, size_t(Words::limit));
     Words words{};
     std::memcpy(words.w, source, count * sizeof *source);
     cuda::launch({"step numbers", dim3(1), dim3(threads)}, store_kernel, words, target, int(count));

@@ -36,7 +36,8 @@ int expert_ranks(nn::Module& model) {
   return std::max(ranks, 1);
 }
 
-void add_experts(nn::Module& model, Options options, int64_t every, const std::shared_ptr<dist::ProcessGroup>& group) {
+void add_experts(nn::Module& model, MoeOptions options, int64_t every,
+                 const std::shared_ptr<dist::ProcessGroup>& group) {
   std::vector<nn::Module::FeedForward> places;
   model.apply([&](nn::Module& module) {
     if (const auto place = module.feed_forward_place(); place.mlp) places.push_back(place);

@@ -26,7 +26,7 @@ int expert_ranks(nn::Module& model);
 /// Replaces the MLP (nn::Module::feed_forward_place()) of every `every`-th block by a moe::Layer of experts with the
 /// same sizes, initialised like GPT-2's MLPs. options.width and options.inner are taken from the model. Errors: fewer
 /// than `every` blocks; a block that has experts already.
-void add_experts(nn::Module& model, Options options, int64_t every = 2,
+void add_experts(nn::Module& model, MoeOptions options, int64_t every = 2,
                  const std::shared_ptr<dist::ProcessGroup>& group = nullptr);
 
 }  // namespace lockstep::moe

@@ -13,7 +13,7 @@
 namespace lockstep::moe {
 namespace {
 
-Options checked(Options o, int64_t ranks) {
+MoeOptions checked(MoeOptions o, int64_t ranks) {
   LOCKSTEP_CHECK(o.width > 0 && o.experts > 0, "[moe] expected width and experts > 0, got ", o.width, " and ",
                  o.experts);
   LOCKSTEP_CHECK(o.experts % ranks == 0, "[moe] expected a number of experts divisible by the ", ranks,
@@ -71,7 +71,7 @@ Variable add_rows(const Variable& x, const Tensor& index, int64_t size) {
 
 }  // namespace
 
-Layer::Layer(const Options& options, std::shared_ptr<dist::ProcessGroup> group_)
+Layer::Layer(const MoeOptions& options, std::shared_ptr<dist::ProcessGroup> group_)
     : o(checked(options, group_ ? group_->size() : 1)), group(std::move(group_)) {
   gate = parameter({o.experts, o.width});
   nn::init::kaiming_uniform(gate, std::sqrt(5.0));
@@ -95,7 +95,7 @@ void Layer::fields(nn::Fields& f) {
   f("gate", gate);
   for (size_t i = 0; i < experts.size(); ++i)
     f("experts." + std::to_string(first_expert() + int64_t(i)), *experts[i], nn::cut::experts);
-  if (o.use_residual) f("residual", *residual, nn::cut::whole)("coefficient", *coefficient);
+  if (o.use_residual) f("residual", *residual, nn::cut::full)("coefficient", *coefficient);
 }
 
 std::string Layer::options() const {
@@ -109,11 +109,12 @@ Layer::Gate Layer::choose(const Variable& x) {
   const Autocast exact(f16, false);  // rounding the gate's logits would move tokens between experts
   const int64_t tokens = x.size(0);
   const auto wide = [](const Variable& v) { return size_of(v.dtype()) == 2 ? v.to(f32) : v; };
-  Variable seen = wide(x);
+  Variable observed = wide(x);
   if (is_training() && o.noise == Noise::jitter)
-    seen = mul(seen, add_scalar(mul_scalar(rand(seen.shape(), {seen.dtype(), seen.device()}), 0.02), 0.99));
+    observed = mul(observed,
+                   add_scalar(mul_scalar(rand(observed.shape(), {observed.dtype(), observed.device()}), 0.02), 0.99));
   const Variable weight = wide(gate),
-                 logits = linear(seen, weight.dtype() == seen.dtype() ? weight : weight.to(seen.dtype())),
+                 logits = linear(observed, weight.dtype() == observed.dtype() ? weight : weight.to(observed.dtype())),
                  probabilities = softmax(logits, -1);
   Tensor scores = logits.tensor(), indices;
   if (is_training() && o.noise == Noise::rsample) scores = add(scores, gumbel_like(scores));
@@ -135,11 +136,11 @@ Layer::Gate Layer::choose(const Variable& x) {
     priority = gather(probabilities.tensor(), 1, indices).to_vector<double>();
   if (o.drop_tokens && o.drop == Drop::random && is_training())
     priority = rand({tokens * o.top_k}, {.dtype = f32, .device = cpu}).to_vector<double>();
-  const int64_t most = o.drop_tokens
-                           ? capacity(tokens, o.experts, o.top_k,
-                                      is_training() ? o.capacity_factor : o.eval_capacity_factor, o.min_capacity)
-                           : -1;
-  Gate g{.routing = route(choices, o.top_k, o.experts, most, priority)};
+  const int64_t limit = o.drop_tokens
+                            ? capacity(tokens, o.experts, o.top_k,
+                                       is_training() ? o.capacity_factor : o.eval_capacity_factor, o.min_capacity)
+                            : -1;
+  Gate g{.routing = route(choices, o.top_k, o.experts, limit, priority)};
   add_losses(logits, probabilities, choices);
 
   g.weights = o.weights == Weights::softmax_of_chosen ? softmax(chosen, -1) : chosen;

@@ -35,7 +35,7 @@ enum class Noise { none, jitter, rsample };
 
 /// Options of a layer, with DeepSpeed's names and defaults where it has them (MoE(hidden_size, expert, num_experts,
 /// ep_size, k, ...)).
-struct Options {
+struct MoeOptions {
   int64_t width, experts;  ///< width of tokens; number of experts over all ranks
   int64_t inner = 0;       ///< hidden width of an expert's nn::Mlp; 0: 4 width
   /// If set, makes the expert with this number, in place of an nn::Mlp: a module that maps (N, width) to (N, width).
@@ -64,7 +64,7 @@ struct Options {
 struct Layer : nn::Layer<Layer> {
   /// `group`: the P ranks that share the E experts, E/P each, in order; null: this rank has all experts. An expert's
   /// initial values do not depend on the rank that holds it. Errors: P does not divide E; other options out of range.
-  explicit Layer(const Options& options, std::shared_ptr<dist::ProcessGroup> group = nullptr);
+  explicit Layer(const MoeOptions& options, std::shared_ptr<dist::ProcessGroup> group = nullptr);
   /// Applies the layer to x (..., width) with any number of tokens, even none. Returns the same shape. Forward and
   /// backward are collective: all ranks of the group must call forward() equally often.
   Variable forward(const Variable& x);
@@ -75,7 +75,7 @@ struct Layer : nn::Layer<Layer> {
   /// Index, among all experts, of the first expert on this rank.
   int64_t first_expert() const { return rank() * int64_t(experts.size()); }
 
-  Options o;
+  MoeOptions o;
   Variable gate;                                     ///< (experts, width)
   std::vector<std::shared_ptr<nn::Module>> experts;  ///< this rank's experts: "experts.4", "experts.5", ...
   std::shared_ptr<nn::Mlp> residual;                 ///< the Mlp of use_residual

@@ -45,6 +45,6 @@ Variable ulysses_attention(const Variable& q, const Variable& k, const Variable&
 /// Ring attention of q (B, H, T/P, D) with k and v (B, G, T/P, D), for any numbers of heads that attention() takes.
 /// Errors: an attention window shorter than the sequence; an odd number of tokens per rank (T/P) in zigzag order.
 Variable ring_attention(const Variable& q, const Variable& k, const Variable& v, AttentionArgs args,
-                        const std::shared_ptr<dist::ProcessGroup>& group, Order order = Order::contiguous);
+                        const std::shared_ptr<dist::ProcessGroup>& group, TokenOrder order = TokenOrder::contiguous);
 
 }  // namespace lockstep::sequence

@@ -13,7 +13,7 @@ namespace {
 /// captured in a graph (tensor/graph.h) cannot copy from the host.
 class Positions {
  public:
-  Positions(int ranks, int rank, Order order) : ranks_(ranks), rank_(rank), order_(order) {}
+  Positions(int ranks, int rank, TokenOrder order) : ranks_(ranks), rank_(rank), order_(order) {}
   Tensor of(int64_t tokens) {
     const std::lock_guard lock(mutex_);
     const auto known = kept_.find(tokens);
@@ -22,28 +22,28 @@ class Positions {
   void keep(int64_t tokens, Device device) {
     const std::lock_guard lock(mutex_);
     if (device.is_cpu() || (kept_.contains(tokens) && kept_.at(tokens).device() == device)) return;
-    if (kept_.size() >= most) kept_.clear();
+    if (kept_.size() >= limit) kept_.clear();
     kept_[tokens] = positions(tokens * ranks_, ranks_, rank_, order_).to(device);
   }
 
  private:
-  static constexpr size_t most = 16;  // cached lengths
+  static constexpr size_t limit = 16;  // cached lengths
   const int ranks_, rank_;
-  const Order order_;
+  const TokenOrder order_;
   std::mutex mutex_;  // replicas of a model may run in several threads
   std::map<int64_t, Tensor> kept_;
 };
 
 }  // namespace
 
-std::string_view name_of(Kind kind) { return kind == Kind::ring ? "ring" : "ulysses"; }
+std::string_view name_of(ContextKind kind) { return kind == ContextKind::ring ? "ring" : "ulysses"; }
 
 std::shared_ptr<nn::SequencePart> share_sequences(nn::Module& model, std::shared_ptr<dist::ProcessGroup> group,
                                                   ContextOptions options) {
   LOCKSTEP_CHECK(group, "[ContextParallel] expected a process group, got none");
-  const Order order = options.order_or_default();
-  const bool ring = options.kind == Kind::ring;
-  LOCKSTEP_CHECK(ring || order == Order::contiguous,
+  const TokenOrder order = options.order_or_default();
+  const bool ring = options.kind == ContextKind::ring;
+  LOCKSTEP_CHECK(ring || order == TokenOrder::contiguous,
                  "[ContextParallel] Ulysses joins a sequence in the order of ranks: expected contiguous order, got ",
                  name_of(order));
   const auto part = std::make_shared<nn::SequencePart>();

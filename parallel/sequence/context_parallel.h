@@ -2,7 +2,7 @@
 // Context parallelism: the P ranks of a group share each sequence of T tokens, so that activations take 1/P of the
 // memory.
 //
-//   sequence::share_sequences(model, group, {.kind = sequence::Kind::ring});
+//   sequence::share_sequences(model, group, {.kind = sequence::ContextKind::ring});
 //   const auto mine = [&](const Tensor& x) { return sequence::slice(x, 1, ranks, rank, Order::zigzag); };  // (B, T/P)
 //   model.loss(mine(tokens), mine(labels)).backward();          // mean over this rank's tokens, T/P on every rank
 //
@@ -20,15 +20,17 @@
 namespace lockstep::sequence {
 
 /// The two kinds of attention, see attention.h.
-enum class Kind { ulysses, ring };
-std::string_view name_of(Kind kind);  ///< "ulysses" or "ring"
+enum class ContextKind { ulysses, ring };
+std::string_view name_of(ContextKind kind);  ///< "ulysses" or "ring"
 
 /// Options of share_sequences().
 struct ContextOptions {
-  Kind kind = Kind::ring;
-  std::optional<Order> order = {};  ///< default: zigzag for the ring; Ulysses takes only contiguous
+  ContextKind kind = ContextKind::ring;
+  std::optional<TokenOrder> order = {};  ///< default: zigzag for the ring; Ulysses takes only contiguous
   /// `order`, or the default for `kind`.
-  Order order_or_default() const { return order.value_or(kind == Kind::ring ? Order::zigzag : Order::contiguous); }
+  TokenOrder order_or_default() const {
+    return order.value_or(kind == ContextKind::ring ? TokenOrder::zigzag : TokenOrder::contiguous);
+  }
 };
 
 /// Makes the attention modules below `model` work on this rank's part of each sequence (nn::Module::share_sequence()),

@@ -10,26 +10,26 @@
 
 namespace lockstep::sequence {
 
-std::string_view name_of(Order order) { return order == Order::zigzag ? "zigzag" : "contiguous"; }
+std::string_view name_of(TokenOrder order) { return order == TokenOrder::zigzag ? "zigzag" : "contiguous"; }
 
-Tensor positions(int64_t tokens, int ranks, int rank, Order order) {
+Tensor positions(int64_t tokens, int ranks, int rank, TokenOrder order) {
   LOCKSTEP_CHECK(ranks >= 1 && rank >= 0 && rank < ranks,
                  "[positions] expected a rank from 0 to ranks - 1 = ", ranks - 1, ", got ", rank);
-  const int64_t parts = order == Order::zigzag ? 2 * ranks : ranks, size = tokens / parts;
+  const int64_t parts = order == TokenOrder::zigzag ? 2 * ranks : ranks, size = tokens / parts;
   LOCKSTEP_CHECK(tokens >= 0 && tokens % parts == 0, "[positions] expected a number of tokens >= 0 divisible by ",
                  parts, " (", ranks, " ranks, ", name_of(order), "), got ", tokens, "; the next such number is ",
                  (tokens / parts + 1) * parts);
   const Tensor first = arange(double(rank * size), double((rank + 1) * size));
-  return order == Order::contiguous
+  return order == TokenOrder::contiguous
              ? first
              : cat({first, arange(double((parts - 1 - rank) * size), double((parts - rank) * size))});
 }
 
-Tensor slice(const Tensor& x, int64_t dim, int ranks, int rank, Order order) {
+Tensor slice(const Tensor& x, int64_t dim, int ranks, int rank, TokenOrder order) {
   return index_select(x, dim, positions(x.size(dim), ranks, rank, order).to(x.device()));
 }
 
-Tensor join(const std::vector<Tensor>& parts, int64_t dim, Order order) {
+Tensor join(const std::vector<Tensor>& parts, int64_t dim, TokenOrder order) {
   const Tensor all = cat(parts, dim);
   std::vector<int64_t> place(size_t(all.size(dim)));  // index in `all` of each token
   int64_t at = 0;
@@ -40,10 +40,11 @@ Tensor join(const std::vector<Tensor>& parts, int64_t dim, Order order) {
   return index_select(all, dim, Tensor::from(place, {all.size(dim)}).to(all.device()));
 }
 
-std::optional<Piece> piece(int64_t tokens, int ranks, int rank, int step, Order order, bool causal) {
+std::optional<Piece> piece(int64_t tokens, int ranks, int rank, int step, TokenOrder order, bool causal) {
   const int from = owner(ranks, rank, step);
   if (!causal || from == rank) return Piece{0, tokens, 0, tokens, causal};
-  if (order == Order::contiguous) return from < rank ? std::optional(Piece{0, tokens, 0, tokens, false}) : std::nullopt;
+  if (order == TokenOrder::contiguous)
+    return from < rank ? std::optional(Piece{0, tokens, 0, tokens, false}) : std::nullopt;
   // Zigzag: half of a rank's tokens are early in the sequence, half late. An earlier rank's early half precedes all our
   // queries, and its late half follows them. A later rank's keys lie between our halves: only our late half sees them.
   const int64_t half = tokens / 2;
@@ -63,7 +64,7 @@ std::string draw_svg(int ranks) {
   const int width = left + ranks * unit + 150, panel = row * ranks + 64, height = top + 2 * panel - 40;
   std::string out = svg::begin(width, height);
   int y = top;
-  for (const Order order : {Order::contiguous, Order::zigzag}) {
+  for (const TokenOrder order : {TokenOrder::contiguous, TokenOrder::zigzag}) {
     std::vector<int> begins{left};  // a step takes as long as its longest piece
     double done = 0, lasted = 0;
     for (int step = 0; step < ranks; ++step) {

@@ -14,16 +14,16 @@
 namespace lockstep::sequence {
 
 /// Orders in which ranks hold the tokens of a sequence.
-enum class Order { contiguous, zigzag };
-std::string_view name_of(Order order);  ///< "contiguous" or "zigzag"
+enum class TokenOrder { contiguous, zigzag };
+std::string_view name_of(TokenOrder order);  ///< "contiguous" or "zigzag"
 
 /// Positions of a rank's tokens in the sequence, i64, ascending. Error unless `ranks` (in zigzag order: 2 * ranks)
 /// divides `tokens`.
-Tensor positions(int64_t tokens, int ranks, int rank, Order order);
+Tensor positions(int64_t tokens, int ranks, int rank, TokenOrder order);
 /// A rank's part of x along `dim`, a copy.
-Tensor slice(const Tensor& x, int64_t dim, int ranks, int rank, Order order);
+Tensor slice(const Tensor& x, int64_t dim, int ranks, int rank, TokenOrder order);
 /// The inverse of slice(): returns the whole tensor from the part parts[r] of each rank r.
-Tensor join(const std::vector<Tensor>& parts, int64_t dim, Order order);
+Tensor join(const std::vector<Tensor>& parts, int64_t dim, TokenOrder order);
 
 /// The block of scores that a rank computes in one step: rows query .. query + queries - 1 of its queries, with rows
 /// key .. key + keys - 1 of the keys that the rank holds in that step.
@@ -36,7 +36,7 @@ struct Piece {
 inline int owner(int ranks, int rank, int step) { return (rank - step + ranks) % ranks; }
 /// The scores to compute in a step; nullopt if no query of the rank sees a key that the rank holds in that step.
 /// `tokens`: tokens per rank.
-std::optional<Piece> piece(int64_t tokens, int ranks, int rank, int step, Order order, bool causal);
+std::optional<Piece> piece(int64_t tokens, int ranks, int rank, int step, TokenOrder order, bool causal);
 /// Number of scores in a piece, at most the square of the tokens per rank; 0 for nullopt.
 double scores(const std::optional<Piece>& piece);
 

@@ -12,7 +12,7 @@ DType wide(DType dtype) { return size_of(dtype) == 2 ? f32 : dtype; }
 
 struct Ring {
   std::shared_ptr<dist::ProcessGroup> group;
-  Order order;
+  TokenOrder order;
   AttentionArgs args;
 
   int ranks() const { return group->size(); }
@@ -98,14 +98,14 @@ struct Ring {
 }  // namespace
 
 Variable ring_attention(const Variable& query, const Variable& key, const Variable& value, AttentionArgs args,
-                        const std::shared_ptr<dist::ProcessGroup>& group, Order order) {
+                        const std::shared_ptr<dist::ProcessGroup>& group, TokenOrder order) {
   const Variable q = Autocast::low(query), k = Autocast::low(key), v = Autocast::low(value);
   check_parts("ring_attention", q, k, v, group);
   if (group->size() == 1) return attention(q, k, v, {}, args);
   LOCKSTEP_CHECK(args.window == 0 || args.window >= q.size(2) * group->size(), "[ring_attention] an attention window (",
                  args.window, ") shorter than the sequence is not supported; use ulysses_attention");
   args.window = 0;
-  LOCKSTEP_CHECK(order == Order::contiguous || q.size(2) % 2 == 0,
+  LOCKSTEP_CHECK(order == TokenOrder::contiguous || q.size(2) % 2 == 0,
                  "[ring_attention] expected an even number of tokens at each rank (zigzag), got ", q.size(2),
                  "; pad the sequence, or use the contiguous order");
   if (args.scale == 0) args.scale = 1 / std::sqrt(double(std::max<int64_t>(q.size(3), 1)));

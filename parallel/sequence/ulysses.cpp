@@ -7,7 +7,7 @@ namespace {
 
 /// With to_heads, exchanges (B, heads, T/P, D), all heads of this rank's tokens, for (B, heads/P, T, D), all tokens of
 /// this rank's heads. Without to_heads, does the reverse. Exchanges several tensors in one all-to-all among P ranks.
-std::vector<Tensor> turn(const std::vector<Tensor>& parts, bool to_heads, dist::ProcessGroup& group) {
+std::vector<Tensor> exchange(const std::vector<Tensor>& parts, bool to_heads, dist::ProcessGroup& group) {
   const int64_t ranks = group.size();
   const int cut = to_heads ? 1 : 2, joined = to_heads ? 2 : 1;  // the dim that is cut, and the dim that is joined
   const TensorOptions options{parts[0].dtype(), parts[0].device()};
@@ -41,11 +41,11 @@ std::vector<Tensor> turn(const std::vector<Tensor>& parts, bool to_heads, dist::
   return results;
 }
 
-std::vector<Variable> turn(const std::vector<Variable>& parts, bool to_heads,
-                           const std::shared_ptr<dist::ProcessGroup>& group) {
+std::vector<Variable> exchange(const std::vector<Variable>& parts, bool to_heads,
+                               const std::shared_ptr<dist::ProcessGroup>& group) {
   std::vector<Tensor> tensors;
   for (const Variable& part : parts) tensors.push_back(part.tensor());
-  std::vector<Tensor> results = turn(tensors, to_heads, *group);
+  std::vector<Tensor> results = exchange(tensors, to_heads, *group);
   if (!needs_grad(parts)) return {results.begin(), results.end()};
   std::vector<Shape> shapes;
   for (const Tensor& result : results) shapes.push_back(result.shape());
@@ -55,7 +55,7 @@ std::vector<Variable> turn(const std::vector<Variable>& parts, bool to_heads,
         std::vector<Tensor> grads;
         for (size_t i = 0; i < shapes.size(); ++i)
           grads.push_back(back.grad(int(i)).defined() ? back.grad(int(i)) : zeros(shapes[i], options));
-        grads = turn(grads, !to_heads, *group);
+        grads = exchange(grads, !to_heads, *group);
         for (size_t i = 0; i < grads.size(); ++i) back.give(int(i), std::move(grads[i]));
       });
 }
@@ -63,7 +63,7 @@ std::vector<Variable> turn(const std::vector<Variable>& parts, bool to_heads,
 /// Repeats the key heads of x so that each rank's share contains the heads that its queries read. Repeats none if
 /// `ranks` divides the number of key heads. If the number of key heads divides `ranks`, makes one copy of a key head
 /// for each rank that reads it. Otherwise makes one copy for each query head.
-Variable spread(const Variable& x, int64_t heads, int64_t ranks) {
+Variable repeat_heads(const Variable& x, int64_t heads, int64_t ranks) {
   const int64_t groups = x.size(1), wanted = groups % ranks == 0 ? groups : ranks % groups == 0 ? ranks : heads;
   if (wanted == groups) return x;
   const Shape& s = x.shape();
@@ -80,12 +80,13 @@ Variable ulysses_attention(const Variable& query, const Variable& key, const Var
   if (ranks == 1) return attention(q, k, v, {}, args);
   LOCKSTEP_CHECK(heads % ranks == 0, "[ulysses_attention] expected a number of heads divisible by the ", ranks,
                  " ranks, got ", heads, "; ring_attention takes any number");
-  const std::vector<Variable> whole = turn({q, spread(k, heads, ranks), spread(v, heads, ranks)}, true, group);
+  const std::vector<Variable> full =
+      exchange({q, repeat_heads(k, heads, ranks), repeat_heads(v, heads, ranks)}, true, group);
   if (args.dropout > 0) {  // use this rank's share of the whole mask
     args.all_heads = std::max(args.all_heads, heads);
     args.first_head += group->rank() * (heads / ranks);
   }
-  return turn({attention(whole[0], whole[1], whole[2], {}, args)}, false, group)[0];
+  return exchange({attention(full[0], full[1], full[2], {}, args)}, false, group)[0];
 }
 
 }  // namespace lockstep::sequence

@@ -46,19 +46,19 @@ std::string quoted(const std::string& module) { return module.empty() ? "the mod
 
 /// Joins the ranks' slices of the logits, which may differ in size.
 Variable gather_logits(const Variable& x, int64_t vocab, dist::ProcessGroup& group) {
-  Cut cut{.whole = x.shape(), .dim = x.dim() - 1};
-  cut.whole[x.dim() - 1] = vocab;
+  ShardLayout cut{.full = x.shape(), .dim = x.dim() - 1};
+  cut.full[x.dim() - 1] = vocab;
   Tensor out = joined(x.tensor(), cut, group);
   if (!needs_grad({&x})) return out;
   return record("gather_logits", {&x}, std::move(out), [cut, &group](Backward& back) {
-    back.give(0, slice_of(back.grad(), cut, group.size(), group.rank()));
+    back.give(0, shard_of(back.grad(), cut, group.size(), group.rank()));
   });
 }
 
 /// Plans the changes to a model: the constructor finds and checks all of them, run() makes them.
 class Application {
  public:
-  Application(nn::Module& module, const Options& options, dist::ProcessGroup& group)
+  Application(nn::Module& module, const TensorParallelOptions& options, dist::ProcessGroup& group)
       : options_(options),
         group_(group),
         n_(group.size()),
@@ -76,7 +76,7 @@ class Application {
     LOCKSTEP_CHECK(
         has_any_, "[tensor_parallel] expected a ", module.kind(),
         " whose fields() say how they can be cut (nn/cut.h), or rules that do, got none; set Options::rules");
-    for (const auto& s : slices_) {
+    for (const auto& s : shards_) {
       const auto& owners = owners_.at(s.parameter.impl().get());
       LOCKSTEP_CHECK(cut_.at(s.parameter.impl().get()).size() == owners.size(), "[tensor_parallel] ", owners[0],
                      " is also ", owners.back(), ": a parameter shared by several modules must be cut in all of them");
@@ -88,21 +88,21 @@ class Application {
   }
 
   const std::vector<std::string>& partial() const { return partial_; }
-  std::vector<TensorParallel::Slice> run() {
-    if (n_ == 1) return std::move(slices_);
-    for (auto& s : slices_) {
+  std::vector<TensorParallel::Shard> run() {
+    if (n_ == 1) return std::move(shards_);
+    for (auto& s : shards_) {
       const MemoryScope scope(Memory::parameter);
-      const auto own = [cut = s.cut, n = n_, rank = group_.rank()](const Tensor& whole) {
-        return slice_of(whole, cut, n, rank);
+      const auto own = [cut = s.cut, n = n_, rank = group_.rank()](const Tensor& full) {
+        return shard_of(full, cut, n, rank);
       };
       if (nn::is_built_empty(s.parameter))
-        nn::change_start(s.parameter, slice_shape(s.cut, n_, group_.rank()),
+        nn::change_start(s.parameter, shard_shape(s.cut, n_, group_.rank()),
                          {.dtype = s.parameter.dtype(), .device = s.parameter.device()}, own);
       else s.parameter.set_tensor(own(s.parameter.tensor()));
     }
     for (auto& change : changes_) change();
-    for (nn::Module* m : sliced_) m->sliced({.dim = -1, .index = group_.rank(), .count = n_});
-    return std::move(slices_);
+    for (nn::Module* m : sharded_) m->sharded({.dim = -1, .index = group_.rank(), .count = n_});
+    return std::move(shards_);
   }
 
  private:
@@ -146,12 +146,12 @@ class Application {
       if (cut.kind == Kind::experts)
         LOCKSTEP_CHECK(!options_.sequence, "[tensor_parallel] ", quoted(name),
                        ": experts choose among the tokens of whole sequences; leave out sequence");
-      if (cut.kind == Kind::whole || cut.kind == Kind::experts) continue;
+      if (cut.kind == Kind::full || cut.kind == Kind::experts) continue;
       if (cut.kind != Kind::none) add(cut, entry, name);
       own |= cut.kind != Kind::none && cut.kind != Kind::tokens;
       if (entry.module) visit(*entry.module, name);
     }
-    if (own) sliced_.push_back(&m);
+    if (own) sharded_.push_back(&m);
   }
 
   template <class Layer>
@@ -162,36 +162,36 @@ class Application {
     return layer;
   }
 
-  /// Records in slices_ that this rank keeps a slice of a parameter, along the dimension that `how` says. Records
-  /// nothing if `how` leaves the parameter whole.
-  void slice(const nn::Cut& how, const std::string& name, const Variable& parameter) {
-    const int dim = dim_of(how, parameter.shape());
+  /// Records in slices_ that this rank keeps a slice of a parameter, along the dimension that `cut_of` says. Records
+  /// nothing if `cut_of` leaves the parameter whole.
+  void shard(const nn::Cut& cut_of, const std::string& name, const Variable& parameter) {
+    const int dim = dim_of(cut_of, parameter.shape());
     if (dim < 0) return;
     const void* const key = parameter.impl().get();
-    std::vector<int64_t> blocks =
-        blocks_of(how, parameter.size(dim), quoted(name.substr(0, name.rfind('.') == name.npos ? 0 : name.rfind('.'))));
+    std::vector<int64_t> blocks = blocks_of(cut_of, parameter.size(dim),
+                                            quoted(name.substr(0, name.rfind('.') == name.npos ? 0 : name.rfind('.'))));
     LOCKSTEP_CHECK(!parameter.tensor().storage()->is_empty() || nn::is_built_empty(parameter),
                    "[tensor_parallel] expected whole parameters, but ", name,
                    " is already sharded by ZeRO; apply tensor parallelism first");
     LOCKSTEP_CHECK(cut_[key].insert(name).second, "[tensor_parallel] ", name,
                    " would be cut twice; remove one of the rules");
-    Cut cut{.whole = parameter.shape(), .dim = dim, .blocks = std::move(blocks)};
-    for (const auto& s : slices_) {
+    ShardLayout cut{.full = parameter.shape(), .dim = dim, .blocks = std::move(blocks)};
+    for (const auto& s : shards_) {
       if (s.parameter.impl().get() != key) continue;
       LOCKSTEP_CHECK(s.cut == cut, "[tensor_parallel] ", s.name, " is also ", name,
                      ", which would be cut otherwise; give both the same cut");
       return;
     }
-    slices_.push_back({name, parameter, std::move(cut)});
+    shards_.push_back({name, parameter, std::move(cut)});
   }
 
-  /// slice() for the weight of a Linear or Head, or for the parameters of its store.
-  void slice_weight(const nn::Cut& how, const std::string& name, const Variable& weight, nn::WeightStore* store) {
-    if (!store) return slice(how, nn::joined(name, "weight"), weight);
-    store->check_cut(how, n_, str("[tensor_parallel] ", quoted(name)));
+  /// shard() for the weight of a Linear or Head, or for the parameters of its store.
+  void shard_weight(const nn::Cut& cut_of, const std::string& name, const Variable& weight, nn::WeightStore* store) {
+    if (!store) return shard(cut_of, nn::joined(name, "weight"), weight);
+    store->check_cut(cut_of, n_, str("[tensor_parallel] ", quoted(name)));
     nn::Fields fields;
     store->fields(fields);
-    for (const nn::Fields::Entry& entry : fields.entries) slice(how, nn::joined(name, entry.name), *entry.parameter);
+    for (const nn::Fields::Entry& entry : fields.entries) shard(cut_of, nn::joined(name, entry.name), *entry.parameter);
   }
 
   void check_divides(const std::string& name, const std::string& what, int64_t size) const {
@@ -200,8 +200,8 @@ class Application {
   }
 
   /// Returns a function that computes a layer's matrix product by column_linear().
-  auto column_product(bool to_whole = false) const {
-    return [o = ColumnOptions{.gather_output = to_whole,
+  auto column_product(bool to_full = false) const {
+    return [o = ColumnOptions{.gather_output = to_full,
                               .sequence = options_.sequence,
                               .overlap = options_.overlap,
                               .chunks = options_.chunks},
@@ -221,28 +221,28 @@ class Application {
     has_any_ = true;
     nn::Module* const m = entry.module;
     const bool of_sequence = cut.kind == Kind::tokens;
-    LOCKSTEP_CHECK(!cut.from_whole || cut.kind == Kind::rows || of_sequence, "[tensor_parallel] ", quoted(name),
+    LOCKSTEP_CHECK(!cut.from_full || cut.kind == Kind::rows || of_sequence, "[tensor_parallel] ", quoted(name),
                    ": from_whole is for the cuts rows and tokens, got ", to_string(cut), "; leave it out");
-    LOCKSTEP_CHECK(!cut.to_whole || cut.kind == Kind::columns || of_sequence, "[tensor_parallel] ", quoted(name),
+    LOCKSTEP_CHECK(!cut.to_full || cut.kind == Kind::columns || of_sequence, "[tensor_parallel] ", quoted(name),
                    ": to_whole is for the cuts columns and tokens, got ", to_string(cut), "; leave it out");
     if (of_sequence) {
       LOCKSTEP_CHECK(m, "[tensor_parallel] ", name,
                      ": the cut tokens is for modules, got a parameter; use the cut features");
-      return sequence(*m, name, cut.from_whole, cut.to_whole);
+      return sequence(*m, name, cut.from_full, cut.to_full);
     }
-    if (!m) slice(cut, name, *entry.parameter);
+    if (!m) shard(cut, name, *entry.parameter);
     else if (cut.kind == Kind::features)
-      for (auto& p : m->named_parameters()) slice(cut, nn::joined(name, p.name), p.variable);
+      for (auto& p : m->named_parameters()) shard(cut, nn::joined(name, p.name), p.variable);
     switch (cut.kind) {
       case Kind::columns:
       case Kind::rows: {
         auto* const linear = as<nn::Linear>(cut, entry, name, "nn::Linear");
         const bool columns = cut.kind == Kind::columns;
-        const RowOptions row{.input_is_parallel = !cut.from_whole,
+        const RowOptions row{.input_is_parallel = !cut.from_full,
                              .sequence = options_.sequence,
                              .overlap = options_.overlap,
                              .chunks = options_.chunks};
-        if (columns) replace(name, linear->attached.place, column_product(cut.to_whole));
+        if (columns) replace(name, linear->attached.place, column_product(cut.to_full));
         else
           replace(name, linear->attached.place, [row, &group = group_](const nn::Product& p) {
             return row_linear(p.x, p.weight, p.bias, p.activation, row, group, p.arithmetic, p.training);
@@ -252,8 +252,8 @@ class Application {
         for (const auto& block : cut.blocks)
           check_divides(name, block.unit,
                         block.count > 0 ? block.count : blocks_of(cut, linear->weight.size(0), quoted(name))[0]);
-        slice_weight(cut, name, linear->weight, linear->attached.store.get());
-        if (linear->bias.defined()) slice(cut, nn::joined(name, "bias"), linear->bias);
+        shard_weight(cut, name, linear->weight, linear->attached.store.get());
+        if (linear->bias.defined()) shard(cut, nn::joined(name, "bias"), linear->bias);
         return;
       }
       case Kind::vocabulary: {
@@ -265,7 +265,7 @@ class Application {
           replace(name, head->entropy, [vocab, &group = group_](Tensors scores, const Tensor& targets) {
             return vocab_parallel_cross_entropy(scores, targets, vocab, group);
           });
-          return slice_weight(cut, name, head->weight, head->attached.store.get());
+          return shard_weight(cut, name, head->weight, head->attached.store.get());
         }
         auto* const table = as<nn::Embedding>(cut, entry, name, "nn::Embedding and nn::Head");
         LOCKSTEP_CHECK(table->padding_index < 0, "[tensor_parallel] ", quoted(name),
@@ -274,16 +274,16 @@ class Application {
         replace(name, table->lookup, [vocab = table->weight.size(0), &group = group_](Tensors w, const Tensor& index) {
           return vocab_parallel_embedding(w, index, vocab, group);
         });
-        return slice(cut, nn::joined(name, "weight"), table->weight);
+        return shard(cut, nn::joined(name, "weight"), table->weight);
       }
       case Kind::features:
-        if (m) m->apply([&](nn::Module& inner) { sliced_.push_back(&inner); });
+        if (m) m->apply([&](nn::Module& inner) { sharded_.push_back(&inner); });
         return;
       default: return;
     }
   }
 
-  void sequence(nn::Module& m, const std::string& name, bool enters, bool leaves) {
+  void sequence(nn::Module& m, const std::string& name, bool enters, bool scatters) {
     if (!options_.sequence) return;
     for (auto& p : m.named_parameters()) {
       if (!summed_.insert(p.variable.impl().get()).second) continue;
@@ -300,20 +300,20 @@ class Application {
           p.requires_grad_(trained);
         });
     }
-    changes_.push_back([&m, enters, leaves, n = n_, &group = group_] {
-      m.apply([&](nn::Module& inner) { inner.sliced({.dim = along_sequence, .index = group.rank(), .count = n}); });
-      if (!enters && !leaves) return;
-      m.wrap_call([enters, leaves, &group](const std::vector<Variable>& inputs, const auto& run) {
+    changes_.push_back([&m, enters, scatters, n = n_, &group = group_] {
+      m.apply([&](nn::Module& inner) { inner.sharded({.dim = along_sequence, .index = group.rank(), .count = n}); });
+      if (!enters && !scatters) return;
+      m.wrap_call([enters, scatters, &group](const std::vector<Variable>& inputs, const auto& run) {
         std::vector<Variable> in = inputs;
         if (enters) in.at(0) = scatter_to(in.at(0), along_sequence, group);
         std::vector<Variable> out = run(in);
-        if (leaves) out.at(0) = gather_from(out.at(0), along_sequence, group);
+        if (scatters) out.at(0) = gather_from(out.at(0), along_sequence, group);
         return out;
       });
     });
   }
 
-  const Options& options_;
+  const TensorParallelOptions& options_;
   dist::ProcessGroup& group_;
   int n_;
   std::vector<std::pair<std::string, nn::Module*>> modules_;
@@ -323,14 +323,14 @@ class Application {
   std::map<const void*, std::set<std::string>> cut_;  // names under which a parameter is cut
   std::set<const void*> summed_;
   std::vector<std::string> partial_;  // names of the parameters of summed_
-  std::vector<nn::Module*> sliced_;
-  std::vector<TensorParallel::Slice> slices_;
+  std::vector<nn::Module*> sharded_;
+  std::vector<TensorParallel::Shard> shards_;
   std::vector<std::function<void()>> changes_;
 };
 
 }  // namespace
 
-TensorParallel apply(nn::Module& module, dist::ProcessGroup& group, const Options& options) {
+TensorParallel apply(nn::Module& module, dist::ProcessGroup& group, const TensorParallelOptions& options) {
   LOCKSTEP_CHECK(options.chunks >= 0, "[tensor_parallel] expected chunks >= 0 (0: automatic), got ", options.chunks);
   std::vector<std::string> lines = parallel::describe_model(module);
   for (const Rule& r : options.rules) lines.push_back(str("rule ", r.pattern, ": ", to_string(r.cut)));
@@ -345,13 +345,13 @@ TensorParallel apply(nn::Module& module, dist::ProcessGroup& group, const Option
   TensorParallel result;
   result.module_ = &module;
   result.group_ = &group;
-  result.slices_ = application.run();
+  result.shards_ = application.run();
   result.partial_ = application.partial();
   return result;
 }
 
-const TensorParallel::Slice* TensorParallel::find(const Variable& parameter) const {
-  for (const Slice& s : slices_)
+const TensorParallel::Shard* TensorParallel::find(const Variable& parameter) const {
+  for (const Shard& s : shards_)
     if (s.parameter.impl() == parameter.impl()) return &s;
   return nullptr;
 }

@@ -3,7 +3,7 @@
 // the parameters by slices, in place, and inserts the communication.
 //
 //   nn::GPT model(options);                                              // the whole model, on every rank
-//   dist::Mesh mesh(dist::world(), {{"dp", 2}, {"tp", 4}});              // tp fastest: its ranks communicate most
+//   dist::GroupMesh mesh(dist::world(), {{"dp", 2}, {"tp", 4}});              // tp fastest: its ranks communicate most
 //   auto sliced = tensor_parallel::apply(model, mesh.group("tp"));
 //   optim::AdamW optimizer(model.parameters(), {});                      // after apply(): it must see the slices
 //   parallel::DistributedDataParallel ddp(model, {}, &mesh.group("dp"));
@@ -15,7 +15,7 @@
 
 #include "dist/process_group.h"
 #include "nn/module.h"
-#include "parallel/tensor_parallel/slices.h"
+#include "parallel/tensor_parallel/shards.h"
 
 namespace lockstep::tensor_parallel {
 
@@ -28,7 +28,7 @@ struct Rule {
 };
 
 /// Options of apply(); the same on all ranks.
-struct Options {
+struct TensorParallelOptions {
   /// true: sequence parallelism (Korthikanti et al., 2022): layers without sliced weights work on parts of the
   /// sequence.
   bool sequence = false;
@@ -45,18 +45,18 @@ struct Options {
 class TensorParallel {
  public:
   /// A parameter of which this rank keeps a slice, and how it is sliced.
-  struct Slice {
+  struct Shard {
     std::string name;
     Variable parameter;
-    Cut cut;
+    ShardLayout cut;
   };
   nn::Module& module() const { return *module_; }               ///< the model that was cut
   dist::ProcessGroup& group() const { return *group_; }         ///< the tensor-parallel ranks
-  const std::vector<Slice>& slices() const { return slices_; }  ///< all cut parameters
+  const std::vector<Shard>& shards() const { return shards_; }  ///< all cut parameters
   /// Names of parameters that are whole on every rank, but whose gradient covers only this rank's part of the sequence.
   const std::vector<std::string>& partial() const { return partial_; }
   /// The slice of a parameter; null if every rank has the whole parameter.
-  const Slice* find(const Variable& parameter) const;
+  const Shard* find(const Variable& parameter) const;
 
   /// Norm of the gradients of the whole model: the slices of all ranks, and whole parameters once. Bit-identical on all
   /// ranks. Collective.
@@ -65,10 +65,10 @@ class TensorParallel {
   double clip_grad_norm(double max_norm) const;
 
  private:
-  friend TensorParallel apply(nn::Module&, dist::ProcessGroup&, const Options&);
+  friend TensorParallel apply(nn::Module&, dist::ProcessGroup&, const TensorParallelOptions&);
   nn::Module* module_ = nullptr;
   dist::ProcessGroup* group_ = nullptr;
-  std::vector<Slice> slices_;
+  std::vector<Shard> shards_;
   std::vector<std::string> partial_;
 };
 
@@ -80,6 +80,6 @@ class TensorParallel {
 /// Errors, on all ranks and before anything is changed: nothing in the model is sliced; a pattern matches nothing; a
 /// module or parameter cannot be sliced that way, or would be sliced twice; the ranks do not divide the heads or
 /// widths.
-TensorParallel apply(nn::Module& module, dist::ProcessGroup& group, const Options& options = {});
+TensorParallel apply(nn::Module& module, dist::ProcessGroup& group, const TensorParallelOptions& options = {});
 
 }  // namespace lockstep::tensor_parallel

@@ -7,7 +7,7 @@
 namespace lockstep::tensor_parallel {
 namespace {
 
-dist::CollectiveOptions how(bool background = true) { return {.tag = "tensor parallel", .async = background}; }
+dist::CollectiveOptions options(bool background = true) { return {.tag = "tensor parallel", .async = background}; }
 
 /// Returns `dim` counted from the front. Error unless the number of ranks divides the size of `dim`.
 int divided_dim(const char* op, const Tensor& x, int64_t dim, const dist::ProcessGroup& group) {
@@ -29,29 +29,29 @@ Tensor owned(const Tensor& x) { return x.is_exclusive() && x.is_contiguous() ? x
 Pending Pending::all_reduce(const Tensor& x, dist::ProcessGroup& group, bool background) {
   Pending p;
   p.buffer_ = x;
-  p.work_ = group.all_reduce(x, how(background));
+  p.work_ = group.all_reduce(x, options(background));
   return p;
 }
 
 Pending Pending::all_reduce(const Tensor& into, const Tensor& x, dist::ProcessGroup& group) {
   Pending p;
   p.buffer_ = into;
-  p.work_ = group.all_reduce(into, x, how());
+  p.work_ = group.all_reduce(into, x, options());
   return p;
 }
 
 Pending Pending::all_gather(const Tensor& x, int64_t dim, dist::ProcessGroup& group, const Tensor& into) {
   Pending p;
   const int d = normalize_dim("all_gather", dim, x.dim());
-  Shape whole = x.shape();
-  whole[d] *= group.size();
+  Shape full = x.shape();
+  full[d] *= group.size();
   const int64_t outer = before(x.shape(), d), inner = from(x.shape(), d);
   const bool lies_there = into.defined() && outer == 1;
   p.buffer_ =
       lies_there ? into.view({group.size(), 1, inner}) : empty({group.size(), outer, inner}, {x.dtype(), x.device()});
-  p.work_ = group.all_gather(p.buffer_, x.contiguous(), how());
-  p.finish_ = [whole, into, lies_there](const Tensor& parts) {
-    if (!into.defined()) return parts.transpose(0, 1).reshape(whole);
+  p.work_ = group.all_gather(p.buffer_, x.contiguous(), options());
+  p.finish_ = [full, into, lies_there](const Tensor& parts) {
+    if (!into.defined()) return parts.transpose(0, 1).reshape(full);
     if (!lies_there) into.view({parts.size(1), parts.size(0), parts.size(2)}).copy_(parts.transpose(0, 1));
     return into;
   };
@@ -66,7 +66,7 @@ Pending Pending::reduce_scatter(const Tensor& x, int64_t dim, dist::ProcessGroup
   each[d] /= group.size();
   const Tensor parts = x.reshape({before(each, d), group.size(), from(each, d)}).transpose(0, 1).contiguous();
   p.buffer_ = into.defined() ? into : empty(each, {x.dtype(), x.device()});
-  p.work_ = group.reduce_scatter(p.buffer_, parts, how(background));
+  p.work_ = group.reduce_scatter(p.buffer_, parts, options(background));
   return p;
 }
 
@@ -123,7 +123,7 @@ Variable copy_to(const Variable& x, dist::ProcessGroup& group) {
 Variable reduce_from(const Variable& x, dist::ProcessGroup& group) {
   if (group.size() == 1) return x;
   Tensor out = empty_like(x.tensor());
-  group.all_reduce(out, x.tensor().contiguous(), how(false));
+  group.all_reduce(out, x.tensor().contiguous(), options(false));
   if (!needs_grad({&x})) return out;
   return record("reduce_from", {&x}, std::move(out), [](Backward& back) { back.give(0, back.grad()); });
 }

@@ -41,10 +41,10 @@ void linear_at(const Tensor& place, const Tensor& pre, const Tensor& rows, const
 /// later.
 struct Gathered {
   Saved part;
-  Tensor whole;
-  bool is_of(const Tensor& g) const { return whole.defined() && part.get().raw_data() == g.raw_data(); }
+  Tensor full;
+  bool is_of(const Tensor& g) const { return full.defined() && part.get().raw_data() == g.raw_data(); }
   Tensor keep(const Tensor& g, Tensor all, bool keeps) {
-    part = keeps ? Saved(g) : Saved(), whole = keeps ? all : Tensor();
+    part = keeps ? Saved(g) : Saved(), full = keeps ? all : Tensor();
     return all;
   }
 };
@@ -58,7 +58,7 @@ class Gradients : public nn::RowGradients {
     before_ = back.fold(0);
     if (before_) kept_ = before_->kept.get(before_->name).contiguous();
   }
-  Tensor of_input(const Tensor& g, const std::function<Tensor(const Tensor& whole)>& chunk,
+  Tensor of_input(const Tensor& g, const std::function<Tensor(const Tensor& full)>& chunk,
                   const Tensor& place) override {
     if (!weight_.defined()) return {};
     if (before_) return matmul_unary_grad(g, weight_, before_->op, before_->args, as_matrix(chunk(kept_)));
@@ -105,7 +105,7 @@ Variable row_product(const nn::Product& p, const RowOptions& options, dist::Proc
                   const auto gradients = backward(back, chunks.count());
                   Tensor grad_x;
                   const auto multiply = [&](const Tensor& g, int64_t i) {
-                    const auto chunk = [&](const Tensor& whole) { return chunks.of_whole(whole, i); };
+                    const auto chunk = [&](const Tensor& full) { return chunks.of_full(full, i); };
                     if (chunks.count() == 1) {
                       const Tensor all = gradients->of_input(g, chunk, {});
                       if (wants_x) grad_x = all.view(shape);
@@ -118,7 +118,7 @@ Variable row_product(const nn::Product& p, const RowOptions& options, dist::Proc
                   };
                   Tensor g = back.grad();
                   if (!sequence) multiply(as_matrix(g), 0);
-                  else if (gathered.is_of(g)) multiply(as_matrix(g = gathered.whole), 0);
+                  else if (gathered.is_of(g)) multiply(as_matrix(g = gathered.full), 0);
                   else g = gathered.keep(g, use_gathered(g, chunks, group, keeps, multiply), !wants_w);
                   if (wants_x) back.give(0, std::move(grad_x));
                   if (wants_w) back.give(1, gradients->of_weight(as_matrix(g)));
@@ -135,15 +135,15 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
   if (group.size() == 1) return nn::multiply(product);
   if (arithmetic) {
     const Variable x = Autocast::low(input);
-    const Tensor whole = options.sequence ? Pending::all_gather(x.tensor(), along_sequence, group).wait() : x.tensor();
-    if (arithmetic->takes(whole, weight)) {
+    const Tensor full = options.sequence ? Pending::all_gather(x.tensor(), along_sequence, group).wait() : x.tensor();
+    if (arithmetic->takes(full, weight)) {
       const auto sum_up = [options, &group](const Tensor& mine) -> std::function<Tensor()> {
         Pending sum = options.sequence ? Pending::reduce_scatter(mine, along_sequence, group, {}, options.overlap)
                                        : Pending::all_reduce(mine, group, options.overlap);
         return [sum]() mutable { return sum.wait(); };
       };
       const Variable out =
-          arithmetic->linear({x, weight, shift, activation, arithmetic, training}, {.whole = whole, .sum = sum_up});
+          arithmetic->linear({x, weight, shift, activation, arithmetic, training}, {.full = full, .sum = sum_up});
       return options.gather_output ? gather_from(out, -1, group) : out;
     }
   }
@@ -158,10 +158,10 @@ Variable column_linear(const Variable& input, const Variable& weight, const Vari
     shape[x.dim() - 2] *= group.size();
     const Chunks chunks(shape, true, asked, x.device(), group);
     const TensorOptions like{x.dtype(), x.device()};
-    out = empty(chunks.whole_shape(w.size(0)), like);
+    out = empty(chunks.full_shape(w.size(0)), like);
     if (reads_pre) pre = empty(out.shape(), like);
     use_gathered(x.tensor(), chunks, group, false, [&](const Tensor& rows, int64_t i) {
-      linear_at(chunks.of_whole(out, i), reads_pre ? chunks.of_whole(pre, i) : Tensor(), rows, w.tensor(),
+      linear_at(chunks.of_full(out, i), reads_pre ? chunks.of_full(pre, i) : Tensor(), rows, w.tensor(),
                 tensor_or_none(bias), activation);
     });
   } else {

@@ -12,16 +12,16 @@ namespace lockstep::tensor_parallel {
 // gather, or the last sum, overlaps with no product.
 int64_t automatic_chunks(int64_t rows) { return std::clamp<int64_t>(rows / 1024, 1, 4); }
 
-Chunks::Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group,
+Chunks::Chunks(const Shape& full, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group,
                int64_t multiple)
-    : whole_(whole), sequence_(sequence), ranks_(sequence ? group.size() : 1) {
+    : full_(full), sequence_(sequence), ranks_(sequence ? group.size() : 1) {
   LOCKSTEP_CHECK(asked >= 0, "[tensor_parallel] expected chunks >= 0 (0: automatic), got ", asked);
-  const auto front = whole.begin();
-  const int dims = whole.rank();
-  tokens_ = sequence ? whole[dims - 2] : 1;
+  const auto front = full.begin();
+  const int dims = full.rank();
+  tokens_ = sequence ? full[dims - 2] : 1;
   outer_ = numel_of(Shape(front, front + dims - (sequence ? 2 : 1)));
   LOCKSTEP_CHECK(tokens_ % ranks_ == 0, "[reduce_scatter] expected a size that ", ranks_,
-                 " ranks divide along dim -2, got ", whole);
+                 " ranks divide along dim -2, got ", full);
   const int64_t rows = outer_ * tokens_;
   tokens_ /= ranks_;
   if (asked == 0) asked = device.is_cpu() ? 1 : automatic_chunks(rows);
@@ -41,7 +41,7 @@ Tensor Chunks::cut(const Tensor& x, int64_t i, int64_t parts) const {
 }
 
 Shape Chunks::shape_of(int64_t parts, int64_t width) const {
-  Shape shape = whole_;
+  Shape shape = full_;
   const int dims = shape.rank();
   shape[dims - 1] = width;
   if (sequence_) shape[dims - 2] = parts * tokens_;
@@ -52,15 +52,15 @@ Pending sum_of_products(const Tensor& x, const Chunks& chunks, dist::ProcessGrou
                         const std::function<Tensor(const Tensor& rows)>& product) {
   if (chunks.count() == 1) {
     const Tensor own = product(as_matrix(x));
-    const Tensor whole = own.view(chunks.whole_shape(own.size(1)));
-    return chunks.of_sequence() ? Pending::reduce_scatter(whole, along_sequence, group, {}, background)
-                                : Pending::all_reduce(whole, group, background);
+    const Tensor full = own.view(chunks.full_shape(own.size(1)));
+    return chunks.of_sequence() ? Pending::reduce_scatter(full, along_sequence, group, {}, background)
+                                : Pending::all_reduce(full, group, background);
   }
   const Tensor from = x.contiguous();
   Tensor out;
   std::vector<Pending> parts;
   for (int64_t i = 0; i < chunks.count(); ++i) {
-    const Tensor own = product(as_matrix(chunks.of_whole(from, i)));
+    const Tensor own = product(as_matrix(chunks.of_full(from, i)));
     const int64_t width = own.size(1);
     if (!out.defined()) out = empty(chunks.part_shape(width), {.dtype = own.dtype(), .device = own.device()});
     const Tensor place = chunks.of_part(out, i);
@@ -76,23 +76,23 @@ Tensor use_gathered(const Tensor& part, const Chunks& chunks, dist::ProcessGroup
                     const std::function<void(const Tensor& rows, int64_t i)>& use) {
   const Tensor own = part.contiguous();
   const bool joins = keeps && chunks.count() > 1;
-  Tensor whole;
-  if (joins) whole = empty(chunks.whole_shape(part.size(-1)), {.dtype = part.dtype(), .device = part.device()});
+  Tensor full;
+  if (joins) full = empty(chunks.full_shape(part.size(-1)), {.dtype = part.dtype(), .device = part.device()});
   std::vector<Pending> pending;
   for (int64_t i = 0; i < chunks.count(); ++i) {
-    const Tensor place = joins && !chunks.apart() ? chunks.of_whole(whole, i) : Tensor();
+    const Tensor place = joins && !chunks.apart() ? chunks.of_full(full, i) : Tensor();
     pending.push_back(Pending::all_gather(chunks.of_part(own, i), along_sequence, group, place));
   }
   for (int64_t i = 0; i < chunks.count(); ++i) {
     const Tensor rows = pending[size_t(i)].wait();
     if (joins && chunks.apart()) {
-      const Tensor place = chunks.of_whole(whole, i);
+      const Tensor place = chunks.of_full(full, i);
       place.copy_(rows.view(place.shape()));
     }
-    if (keeps && !joins) whole = rows.view(chunks.whole_shape(rows.size(-1)));
+    if (keeps && !joins) full = rows.view(chunks.full_shape(rows.size(-1)));
     use(as_matrix(rows), i);
   }
-  return whole;
+  return full;
 }
 
 }  // namespace lockstep::tensor_parallel

@@ -22,21 +22,21 @@ int64_t automatic_chunks(int64_t rows);
 /// Divides the rows of a tensor into chunks.
 class Chunks {
  public:
-  /// Divides a tensor of the shape `whole`: (..., width), or with `sequence` (..., T, width), of which each of n ranks
+  /// Divides a tensor of the shape `full`: (..., width), or with `sequence` (..., T, width), of which each of n ranks
   /// has T / n tokens. asked: the number of chunks; 0: automatic_chunks() on a device, 1 on the CPU. There are fewer
   /// chunks if there are not enough sequences (or tokens), or if a chunk's rows would not be a multiple of `multiple`.
   /// Error unless n divides T.
-  Chunks(const Shape& whole, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group,
+  Chunks(const Shape& full, bool sequence, int64_t asked, Device device, const dist::ProcessGroup& group,
          int64_t multiple = 1);
   int64_t count() const { return count_; }  ///< number of chunks
   /// True if a chunk's rows are not contiguous in the whole tensor, but come from every rank's part.
   bool apart() const { return apart_; }
   /// Returns chunk i of the whole tensor x, as a view (sequences, tokens, width). x must be contiguous.
-  Tensor of_whole(const Tensor& x, int64_t i) const { return cut(x, i, ranks_); }
+  Tensor of_full(const Tensor& x, int64_t i) const { return cut(x, i, ranks_); }
   /// Returns chunk i of x, this rank's part of the tensor, as a contiguous view.
   Tensor of_part(const Tensor& x, int64_t i) const { return cut(x, i, 1); }
   /// Shape of the whole tensor if its last dim were `width`.
-  Shape whole_shape(int64_t width) const { return shape_of(ranks_, width); }
+  Shape full_shape(int64_t width) const { return shape_of(ranks_, width); }
   /// Shape of this rank's part if its last dim were `width`.
   Shape part_shape(int64_t width) const { return shape_of(1, width); }
   bool of_sequence() const { return sequence_; }  ///< true if each rank has a part of the tokens
@@ -45,7 +45,7 @@ class Chunks {
   Tensor cut(const Tensor& x, int64_t i, int64_t parts) const;
   Shape shape_of(int64_t parts, int64_t width) const;
 
-  Shape whole_;
+  Shape full_;
   bool sequence_, apart_ = false;
   // With `sequence`: outer_ sequences, tokens_ tokens of each in one rank's part. Without: outer_ rows, tokens_ = 1.
   int64_t ranks_, outer_, tokens_;

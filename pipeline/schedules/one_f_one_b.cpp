@@ -6,7 +6,7 @@
 
 namespace lockstep::pipeline {
 
-static std::vector<Action> by_turns(const Request& r, int rank) {
+static std::vector<Action> alternating(const Request& r, int rank) {
   std::vector<Action> list;
   int forwards = 0, backwards = 0;
   const int warm_up = std::min(r.stages - rank - 1, r.micro_batches);
@@ -21,7 +21,7 @@ static std::vector<Action> by_turns(const Request& r, int rank) {
 
 const Rules rules::one_f_one_b{
     .name = "1f1b",
-    .computations = by_turns,
+    .computations = alternating,
     .bubble = bubble_of_1f1b,
 };
 

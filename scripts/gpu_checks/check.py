@@ -93,13 +93,13 @@ class Checks:
             note, state = f"{error}" if isinstance(error, AssertionError) else f"{type(error).__name__}: {error}", "failed"
         return part, name, state, note, time.monotonic() - begin
 
-    def keep(self, result, shown=True):
+    def keep(self, result, printed=True):
         part, name, state, note, seconds = result
         self.counts[state] += 1
         first = note.strip().splitlines()[0][:160] if note.strip() else ""
         if state == "failed":
             self.failures.append(f"### {part}: {name}\n\n```\n{shortened(note)}\n```\n")
-        if shown or state != "passed":
+        if printed or state != "passed":
             self.rows.append(f"| {part} | {name.replace('|', '/')[:120]} | {state} | {seconds:.1f} s | {first.replace('|', '/')} |")
             print(f"{state:8} {part}: {name} ({seconds:.1f} s){': ' + first if first else ''}", flush=True)
 
@@ -306,8 +306,8 @@ def plan_by_nccl(checks, plan):
     """Two ranks that NCCL takes for two hosts: the losses of one rank."""
     def check():
         few = {"precision": "f32", "steps": 8, "batch": 4}
-        whole = {**few, "accumulate": 2} if plan.startswith("dp") else few
-        _, wanted = train(checks, f"one-{plan}", **whole)
+        full = {**few, "accumulate": 2} if plan.startswith("dp") else few
+        _, wanted = train(checks, f"one-{plan}", **full)
         folder = checks.out / "runs" / f"nccl-{plan}"
         shutil.rmtree(folder, ignore_errors=True)
         arguments = {**checks.info["training"]["gpt"], **few, "device": "cuda", "plan": plan, "out": folder}
@@ -523,12 +523,12 @@ def page_of_speed(checks):
 def time_algorithms(checks):
     lines = json_lines(good(checks.run([BIN / "bench_algorithms"], 90)))
     require(len(lines) > 1 and not any("error" in line for line in lines), f"errors: {lines}")
-    *products, whole = lines
+    *products, full = lines
     rows = [[p["name"], f"{p['m']} x {p['k']} x {p['n']}", p["tried"], f"{p['first_ms']:.4f}", f"{p['best_ms']:.4f}", f"{p['tflops']:.0f}", f"{p['first_ms'] / p['best_ms']:.2f}"] for p in products]
     page = table(["product", "rows x inner x columns", "tried", "first ms", "best ms", "best TFLOP/s", "gain"], rows)
-    page += f"\nRows for tensor/cuda/timed_algorithms.def, cuBLASLt {whole['cublaslt']} (docs/cuda.md says which to take):\n\n```\n" + "\n".join(p["row"] for p in products) + "\n```\n"
+    page += f"\nRows for tensor/cuda/timed_algorithms.def, cuBLASLt {full['cublaslt']} (docs/cuda.md says which to take):\n\n```\n" + "\n".join(p["row"] for p in products) + "\n```\n"
     checks.pages.append(("Algorithms of cuBLASLt", page))
-    return f"{len(products)} products: {whole['first_ms']:.2f} ms a step by the first, {whole['best_ms']:.2f} by the best"
+    return f"{len(products)} products: {full['first_ms']:.2f} ms a step by the first, {full['best_ms']:.2f} by the best"
 
 
 def algorithms(checks):
@@ -557,7 +557,7 @@ def run_together(checks, parts, wanted):
         running = [pool.submit(checks.take, *one) for one in ready]
         for done in concurrent.futures.as_completed(running):
             result = done.result()
-            checks.keep(result, shown=not result[1].startswith("test_"))
+            checks.keep(result, printed=not result[1].startswith("test_"))
 
 
 def part_of(checks, part):

@@ -54,17 +54,17 @@ template <class A> void soften(A* scores, const int64_t* n, int rows, Lanes<A>& 
   constexpr int w = lane_count<A>, vectors = int(tile_keys) / w, apart = w / 8;
   constexpr Full<A> full;
   const Lanes<A> none = splat(-infinity<A>), number = lane_numbers<A>();
-  Lanes<A> most[8];
+  Lanes<A> bound[8];
   for (int r = 0; r < 8; ++r) {
-    most[r] = none;
+    bound[r] = none;
     for (int j = 0; r < rows && j < vectors; ++j) {
       A* const at = scores + r * tile_keys + j * w;
       Lanes<A> x = load(at, full);
       if (n[r] < tile_keys) store(at, x = choose(number < A(n[r] - j * w), x, none), full);
-      most[r] = max_of<A>(most[r], x);
+      bound[r] = max_of<A>(bound[r], x);
     }
   }
-  const Lanes<A> highest = max_of<A>(top, max_of_rows<A>(most));
+  const Lanes<A> highest = max_of<A>(top, max_of_rows<A>(bound));
   // A row that has seen no key yet has the maximum -inf. Subtracting 0 instead gives exp(-inf) = 0, not NaN.
   const Lanes<A> base = choose(highest == none, Lanes<A>{}, highest);
   const Lanes<A> shrink = exp_lanes(top - base);
@@ -125,15 +125,15 @@ template <class T> struct Forward {
   void group(const Block<A>& block, const RowBlock& at, int64_t i, int64_t j0, int64_t keys,
              const uint64_t* attended) const {
     const int64_t rows = std::min<int64_t>(group_rows, at.rows - i), first = at.i0 + i;
-    const int64_t seen = std::min(keys, plan.limit(first + rows - 1) - j0);  // visible to the group's last row
-    if (seen <= 0 ||
+    const int64_t visible_keys = std::min(keys, plan.limit(first + rows - 1) - j0);  // visible to the group's last row
+    if (visible_keys <= 0 ||
         (attended && std::all_of(attended + i, attended + i + rows, [](uint64_t row) { return row == 0; })))
       return;
     int64_t n[group_rows];
     A keep[group_rows];
     A* const scores = block.scores;
-    group_product<A, Left::plain>(rows, seen, plan.width, block.q + i * width, width, block.key, tile_keys, nullptr,
-                                  scores, tile_keys);
+    group_product<A, Left::plain>(rows, visible_keys, plan.width, block.q + i * width, width, block.key, tile_keys,
+                                  nullptr, scores, tile_keys);
     for (int64_t r = 0; r < rows; ++r) {
       n[r] = std::min(keys, plan.limit(first + r) - j0);
       if (plan.mask) add_mask(plan, at.b, at.h, first + r, j0, n[r], scores + r * tile_keys);
@@ -146,8 +146,8 @@ template <class T> struct Forward {
     const A* value = block.value;
     if constexpr (std::is_same_v<T, A>)
       if (in_place(at)) value = v.row(at.b, at.g, j0);
-    group_product<A, Left::plain>(rows, width, seen, scores, tile_keys, value, in_place(at) ? v.token : width, keep,
-                                  block.out + i * width, width);
+    group_product<A, Left::plain>(rows, width, visible_keys, scores, tile_keys, value, in_place(at) ? v.token : width,
+                                  keep, block.out + i * width, width);
   }
 
   void unit(const RowBlock& at, A* scratch) const {

@@ -80,13 +80,13 @@ template <class T> struct Backward {
   void queries(const Tiles<A>& tile, int64_t b, int64_t h, int64_t i, int64_t at, int64_t row, int64_t rows, int64_t j0,
                const uint64_t* attended) const {
     const int64_t keys = std::min(tile_keys, plan.keys - j0);
-    const int64_t seen = std::min(keys, plan.limit(i + rows - 1) - j0);  // visible to the group's last row
+    const int64_t visible_keys = std::min(keys, plan.limit(i + rows - 1) - j0);  // visible to the group's last row
     A *const weights = tile.weights + row * tile_keys, *const slopes = tile.slopes + row * tile_keys;
-    if (seen > 0) {
-      group_product<A, Left::plain>(rows, seen, plan.width, tile.q + at * width, width, tile.key_t, tile_keys, nullptr,
-                                    weights, tile_keys);
-      group_product<A, Left::plain>(rows, seen, plan.width, tile.grad + at * width, width, tile.value_t, tile_keys,
-                                    nullptr, slopes, tile_keys);
+    if (visible_keys > 0) {
+      group_product<A, Left::plain>(rows, visible_keys, plan.width, tile.q + at * width, width, tile.key_t, tile_keys,
+                                    nullptr, weights, tile_keys);
+      group_product<A, Left::plain>(rows, visible_keys, plan.width, tile.grad + at * width, width, tile.value_t,
+                                    tile_keys, nullptr, slopes, tile_keys);
     }
     for (int64_t r = 0; r < rows; ++r) {
       const int64_t n = std::min(keys, plan.limit(i + r) - j0);
@@ -101,8 +101,8 @@ template <class T> struct Backward {
       differentiate(weights + r * tile_keys, slopes + r * tile_keys, n, saved == -infinity<A> ? infinity<A> : saved,
                     tile.delta[at + r], plan.dropout > 0 ? keep : nullptr);
     }
-    if (seen > 0)
-      group_product<A, Left::plain>(rows, width, seen, slopes, tile_keys, tile.key, width, keep_all<A>,
+    if (visible_keys > 0)
+      group_product<A, Left::plain>(rows, width, visible_keys, slopes, tile_keys, tile.key, width, keep_all<A>,
                                     tile.grad_q + at * width, width);
   }
 

@@ -89,9 +89,9 @@ template <class A, class T>
 /// Copies `count` keys of `width` elements, transposed, to `width` rows of tile_keys elements: out[d][j] is element d
 /// of key j. Writes zeros for the keys from `count` to most - 1.
 template <class A, class T>
-void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, A* out, int64_t most = tile_keys) {
+void pack_transposed(const T* in, int64_t stride, int64_t count, int64_t width, A* out, int64_t limit = tile_keys) {
   constexpr int w = lanes<A>;
-  for (int64_t j = 0; j < most; j += w)
+  for (int64_t j = 0; j < limit; j += w)
     for (int64_t d = 0; d < width; d += w) {
       Vector<A> square[w];
       const int lines = int(std::clamp<int64_t>(count - j, 0, w)), columns = int(std::min<int64_t>(w, width - d));
@@ -275,7 +275,7 @@ template <class A> Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
       v[r] = rows[r].part[0];
       for (int i = 1; i < Lanes<A>::parts; ++i) v[r] = rows[r].part[i] > v[r] ? rows[r].part[i] : v[r];
     }
-    A top[8], most[w];
+    A top[8], limit[w];
     if constexpr (side == 8) {
       transpose<A>(v);
       for (int r = 1; r < 8; ++r) v[0] = v[r] > v[0] ? v[r] : v[0];
@@ -286,9 +286,9 @@ template <class A> Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
         for (int l = 1; l < side; ++l) top[r] = v[r][l] > top[r] ? v[r][l] : top[r];
       }
     }
-    for (int l = 0; l < w; ++l) most[l] = top[l * 8 / w];
+    for (int l = 0; l < w; ++l) limit[l] = top[l * 8 / w];
     Lanes<A> all;
-    copy_in(most, all);
+    copy_in(limit, all);
     return all;
   } else {
     return fold_eight<A>(rows);

@@ -164,7 +164,7 @@ Desc layout(const Tensor& x, int64_t images) {
 }
 
 memory over(const Desc& desc, const void* data) { return memory(desc, engine(), const_cast<void*>(data)); }
-size_t whole_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
+size_t full_lines(size_t bytes) { return (bytes + 63) / 64 * 64; }
 void reorder(dnnl::stream& stream, const memory& from, const memory& to) {
   auto a = from, b = to;
   dnnl::reorder(a, b).execute(stream, a, b);
@@ -197,8 +197,8 @@ class Call {
   template <class Fn> void run(bool write_x, bool write_y, Fn&& fn) {
     size_t bytes = 0;
     for (const auto& plan : plans_)
-      bytes = std::max(bytes, whole_lines(plan->x.get_size()) + whole_lines(plan->y.get_size()) +
-                                  whole_lines(plan->scratch.get_size()));
+      bytes = std::max(bytes, full_lines(plan->x.get_size()) + full_lines(plan->y.get_size()) +
+                                  full_lines(plan->scratch.get_size()));
     const int64_t slots = std::min<int64_t>(get_threads(), count_);
     const Tensor buffers = empty({slots, int64_t(bytes)}, {.dtype = u8});
     std::atomic<int64_t> taken{0};
@@ -217,7 +217,7 @@ class Call {
                 over(layout(tensor, images), tensor.data<float>() + chunk * size_ * tensor.strides()[0]);
             if (user.get_desc() == wanted) return std::pair(user, user);
             const memory own = over(wanted, free);
-            free += whole_lines(wanted.get_size());
+            free += full_lines(wanted.get_size());
             return std::pair(user, own);
           };
           const auto [user_x, x] = place(x_, plan.x);
@@ -302,7 +302,7 @@ bool onednn_conv2d_grad_weight(const Tensor& grad, const Tensor& x, const ConvAr
   // The chunks' weight gradients are added, so all must have the same layout. The last chunk's layout rarely differs.
   if (!call.usable() || !(call.plan(0).w == call.plan(call.count() - 1).w)) return false;
   const Desc w = call.plan(0).w;
-  const int64_t k = grad.size(1), floats = int64_t(whole_lines(w.get_size()) / 4), each = floats + (k + 15) / 16 * 16;
+  const int64_t k = grad.size(1), floats = int64_t(full_lines(w.get_size()) / 4), each = floats + (k + 15) / 16 * 16;
   const Tensor partial = empty({call.count(), each});
   float* const parts = partial.data<float>();
   call.run(false, false,

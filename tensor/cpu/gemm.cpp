@@ -124,7 +124,7 @@ template <class K> struct Blocking {
   int64_t down = 1, across = 1;        // the grid of threads
   int64_t b_size, a_size, strip_size;  // buffer sizes, in numbers
 
-  Blocking(int64_t m, int64_t n, int64_t numbers, int64_t most_threads, bool with_c) {
+  Blocking(int64_t m, int64_t n, int64_t numbers, int64_t max_threads, bool with_c) {
     const int64_t k = ceil_div(numbers, K::together);
     depth = block_depth(k);
     const int64_t limit = shared_bytes / size;
@@ -134,7 +134,7 @@ template <class K> struct Blocking {
     if (strips && packed < k) packed = ceil_div(k, depth) * depth, columns = std::min(n, limit / k / wide * wide);
     // Each column of the grid packs all rows of `a` itself; packing a strip takes about as long as computing a tile.
     // So among grids that balance the work equally well, the loop chooses the one with the fewest columns.
-    const int64_t threads = std::clamp<int64_t>(m * n * k / fork_work, 1, most_threads);
+    const int64_t threads = std::clamp<int64_t>(m * n * k / fork_work, 1, max_threads);
     int64_t least = std::numeric_limits<int64_t>::max();
     for (int64_t s = 1; s <= threads; ++s) {
       if (threads % s != 0) continue;
@@ -230,11 +230,11 @@ template <class K> struct Product {
   void one_tile(int64_t rows, int64_t columns, int64_t depth, const Packed* lines_a, bool packed,
                 const Packed* sliver_b, T keep, T* to, int64_t ld) const {
     if (columns == wide) return K::tile(rows, packed, depth, lines_a, a.row, sliver_b, alpha, keep, to, ld);
-    T whole[high * wide] = {};  // few columns are left: computes a whole tile here
+    T full[high * wide] = {};  // few columns are left: computes a whole tile here
     if (keep != 0)
-      for (int64_t i = 0; i < rows; ++i) std::copy_n(to + i * ld, columns, whole + i * wide);
-    K::tile(rows, packed, depth, lines_a, a.row, sliver_b, alpha, keep, whole, wide);
-    for (int64_t i = 0; i < rows; ++i) std::copy_n(whole + i * wide, columns, to + i * ld);
+      for (int64_t i = 0; i < rows; ++i) std::copy_n(to + i * ld, columns, full + i * wide);
+    K::tile(rows, packed, depth, lines_a, a.row, sliver_b, alpha, keep, full, wide);
+    for (int64_t i = 0; i < rows; ++i) std::copy_n(full + i * wide, columns, to + i * ld);
   }
 };
 
@@ -244,7 +244,7 @@ bool is_tiny(int64_t m, int64_t n, int64_t k) { return m * n * k <= 256; }  // t
 /// the transpose of the result. `rows` is a buffer for m x k elements of `a`.
 template <class K, class T = typename K::Sum, class In = typename K::Number>
 void few_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
-              bool turned, const Finish<T>& finish, typename K::Packed* rows, bool alone) {
+              bool turned, const Finish<T>& finish, typename K::Packed* rows, bool single) {
   constexpr int64_t piece = 512;  // columns per call of finish
   const int64_t length = ceil_div(k, K::together);
   typename K::Few few{.k = k, .depth = Blocking<K>::block_depth(length), .alpha = alpha, .beta = beta, .b = b, .c = c};
@@ -256,7 +256,7 @@ void few_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, Matrix
     few.x = rows, few.x_row = length;
   }
   const int64_t units = ceil_div(n, few.unit), grain = std::max<int64_t>(1, fork_reads / (few.unit * k));
-  parallel_for(units, alone ? units : grain, [&](int64_t first, int64_t last) {
+  parallel_for(units, single ? units : grain, [&](int64_t first, int64_t last) {
     const int64_t end = std::min(n, last * few.unit);
     for (int64_t j = first * few.unit; j < end; j += piece) {
       const int64_t columns = std::min(piece, end - j);
@@ -278,9 +278,9 @@ template <class K, class T = typename K::Sum, class In = typename K::Number>
 void run(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
          const Finish<T>& finish, T* scratch) {
   Ref<Storage> storage[2];
-  const bool alone = scratch;
+  const bool single = scratch;
   const auto take = [&](int64_t size, int slot) {
-    if (alone) return std::exchange(scratch, scratch + size);
+    if (single) return std::exchange(scratch, scratch + size);
     storage[slot] = Storage::allocate(size * int64_t(sizeof(T)), cpu);
     return reinterpret_cast<T*>(storage[slot]->data());
   };
@@ -296,15 +296,15 @@ void run(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<
       if (finish) finish(0, 0, m, n, c, ldc);
     } else if (few) {
       few_gemm<K>(m, n, k, alpha, a, b, beta, c, ldc, false, finish, K::few_rows_of(a) ? nullptr : packed(m * k),
-                  alone);
+                  single);
     } else {  // the transposed product
       const MatrixView<In> rows{b.data, b.col, b.row}, columns{a.data, a.col, a.row};
       few_gemm<K>(n, m, k, alpha, rows, columns, beta, c, ldc, true, finish,
-                  K::few_rows_of(rows) ? nullptr : packed(n * k), alone);
+                  K::few_rows_of(rows) ? nullptr : packed(n * k), single);
     }
     return;
   }
-  const Blocking<K> plan(m, n, k, alone ? 1 : get_threads(), c != nullptr);
+  const Blocking<K> plan(m, n, k, single ? 1 : get_threads(), c != nullptr);
   if (!c && !plan.strips) c = take(m * n, 0), ldc = n;
   Product<K>{m, n, k, ldc, alpha, beta, a, b, c, finish, plan, packed(plan.scratch())}();
 }

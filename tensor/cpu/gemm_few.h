@@ -107,14 +107,14 @@ template <class T, class In> struct FewRows {
       for (int64_t p0 = 0; p0 < k; p0 += wide * depth) {
         T sum[wide] = {};
         const int blocks = int(std::min<int64_t>(wide, (k - p0 + depth - 1) / depth));
-        const bool whole = p0 + wide * depth <= k;
-        for (int64_t p = p0; whole && p < p0 + depth; ++p)
+        const bool full = p0 + wide * depth <= k;
+        for (int64_t p = p0; full && p < p0 + depth; ++p)
 #pragma GCC unroll 8
           for (int q = 0; q < wide; ++q) {
             keep_in_register(sum[q]);  // else g++ vectorises the products and rounds them before it adds them
             sum[q] += left[p + q * depth] * T(right[p + q * depth]);
           }
-        for (int q = 0; !whole && q < blocks; ++q)
+        for (int q = 0; !full && q < blocks; ++q)
           for (int64_t p = p0 + q * depth; p < std::min(k, p0 + (q + 1) * depth); ++p) {
             keep_in_register(sum[q]);
             sum[q] += left[p] * T(right[p]);

@@ -22,25 +22,25 @@ struct RowSum {
 
 template <class T> RowSum log_sum_exp(const T* x, int64_t n) {
   using A = Acc<T>;
-  A most = -infinity<A>;
+  A highest = -infinity<A>;
   double total = 0;
   for (int64_t start = 0; start < n; start += block) {
     const T* part = x + start;
     const int64_t length = std::min(block, n - start);
-    Lanes<A> top[4] = {splat(most), splat(most), splat(most), splat(most)};
+    Lanes<A> top[4] = {splat(highest), splat(highest), splat(highest), splat(highest)};
     each_vector<A>(length, [&](int64_t i, auto count, auto k) {
       top[k] = max_of<A>(load(part + i, count, -infinity<A>), top[k]);
     });
-    const A before = most;
-    most = max_lanes<A>(top);
-    const A shift = most == -infinity<A> ? 0 : most;  // only -inf so far: exp(-inf - 0) is 0, not NaN
+    const A before = highest;
+    highest = max_lanes<A>(top);
+    const A shift = highest == -infinity<A> ? 0 : highest;  // only -inf so far: exp(-inf - 0) is 0, not NaN
     Lanes<A> sum[4] = {};
     each_vector<A>(length, [&](int64_t i, auto count, auto k) {
       sum[k] += exp_lanes(load(part + i, count, -infinity<A>) - shift);
     });
     total = (total > 0 ? total * std::exp(double(before) - double(shift)) : total) + double(sum_lanes<A>(sum));
   }
-  return {double(most), std::log(total)};
+  return {double(highest), std::log(total)};
 }
 
 template <class A> struct Weights {  // one per class, in A; empty if the caller gave none
@@ -68,39 +68,40 @@ Acc<T> loss_of(const T* row, int64_t n, int64_t target, const Weights<Acc<T>>& w
   const auto negative_log = [&](double value) { return (sum.max - value) + sum.log_sum; };
   double result = (1 - smoothing) * weight[target] * negative_log(double(A(row[target])));
   if (smoothing > 0) {
-    const A most = A(sum.max);
+    const A highest = A(sum.max);
     const A* w = weight.values.data();
     Lanes<A> distance[4] = {};
     if (w)
       each_vector<A>(n, [&](int64_t i, auto count, auto k) {
-        distance[k] += (most - load(row + i, count, most)) * load(w + i, count);
+        distance[k] += (highest - load(row + i, count, highest)) * load(w + i, count);
       });
-    else each_vector<A>(n, [&](int64_t i, auto count, auto k) { distance[k] += most - load(row + i, count, most); });
+    else
+      each_vector<A>(n, [&](int64_t i, auto count, auto k) { distance[k] += highest - load(row + i, count, highest); });
     result += smoothing / double(n) * (double(sum_lanes<A>(distance)) + weight.total * sum.log_sum);
   }
   return A(result);
 }
 
-/// out[c] = exp(x[c] - lse) * scale - w[c] * spread, where exp(x - lse) is the softmax; `out` may be x. If `whole` is
+/// out[c] = exp(x[c] - lse) * scale - w[c] * spread, where exp(x - lse) is the softmax; `out` may be x. If `full` is
 /// true, x has all classes that lse covers, and `scale` may be corrected for the rounding error of lse. Returns the
 /// scale that was used.
 template <class T>
-Acc<T> grad_row(const T* x, Acc<T> lse, Acc<T> scale, const Acc<T>* w, Acc<T> spread, int64_t n, bool whole, T* out) {
+Acc<T> grad_row(const T* x, Acc<T> lse, Acc<T> scale, const Acc<T>* w, Acc<T> per_class, int64_t n, bool full, T* out) {
   using A = Acc<T>;
   // lse in f32 has an error of |lse| 2^-24, and every probability has the same relative error. If |lse| > 16, the
   // probabilities are divided by their sum.
-  if (whole && std::abs(lse) > A(16)) {
+  if (full && std::abs(lse) > A(16)) {
     Lanes<A> sum[4] = {};
     each_vector<A>(n,
                    [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - lse); });
     scale /= sum_lanes<A>(sum);
   }
-  if (spread == 0) {
+  if (per_class == 0) {
     each_vector<A>(
         n, [&](int64_t i, auto count, auto) { store(out + i, exp_lanes(load(x + i, count) - lse) * scale, count); });
   } else {
     each_vector<A>(n, [&](int64_t i, auto count, auto) {
-      const Lanes<A> share = w ? load(w + i, count) * spread : splat(spread);
+      const Lanes<A> share = w ? load(w + i, count) * per_class : splat(per_class);
       store(out + i, exp_lanes(load(x + i, count) - lse) * scale - share, count);
     });
   }
@@ -115,11 +116,11 @@ void grad_of(Acc<T> g, const T* x, Acc<T> lse, int64_t n, int64_t target, const 
   if (target == args.ignore_index) return void(std::fill(out, out + n, T(0.f)));
   if (args.elsewhere && target == -1) return void(grad_row<T>(x, lse, g, nullptr, A(0), n, false, out));
   const double smoothing = args.label_smoothing, point = double(g) * (1 - smoothing) * weight[target];
-  const double spread = double(g) * smoothing / double(n), scale = point + spread * weight.total;
+  const double per_class = double(g) * smoothing / double(n), scale = point + per_class * weight.total;
   const A* w = weight.values.empty() ? nullptr : weight.values.data();
   const A logit = A(x[target]);  // read now: the row may be overwritten
-  const A used = grad_row<T>(x, lse, A(scale), w, A(spread), n, !args.elsewhere, out);
-  out[target] = T(A(std::exp(double(logit) - double(lse)) * double(used) - weight[target] * spread - point));
+  const A used = grad_row<T>(x, lse, A(scale), w, A(per_class), n, !args.elsewhere, out);
+  out[target] = T(A(std::exp(double(logit) - double(lse)) * double(used) - weight[target] * per_class - point));
 }
 
 }  // namespace

@@ -15,17 +15,17 @@ template <class T> void softmax_row(bool log, const T* x, int64_t n, T* out) {
   Lanes<A> top[4] = {splat(-infinity<A>), splat(-infinity<A>), splat(-infinity<A>), splat(-infinity<A>)};
   each_vector<A>(n,
                  [&](int64_t i, auto count, auto k) { top[k] = max_of<A>(load(x + i, count, -infinity<A>), top[k]); });
-  const A most = max_lanes<A>(top);
+  const A highest = max_lanes<A>(top);
   Lanes<A> sum[4] = {};
   if (log) {
     each_vector<A>(
-        n, [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - most); });
+        n, [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - highest); });
     const A log_sum = std::log(sum_lanes<A>(sum));
-    each_vector<A>(n,
-                   [&](int64_t i, auto count, auto) { store(out + i, (load(x + i, count) - most) - log_sum, count); });
+    each_vector<A>(
+        n, [&](int64_t i, auto count, auto) { store(out + i, (load(x + i, count) - highest) - log_sum, count); });
   } else if constexpr (std::is_same_v<T, A>) {
     each_vector<A>(n, [&](int64_t i, auto count, auto k) {
-      const Lanes<A> e = exp_lanes(load(x + i, count, -infinity<A>) - most);
+      const Lanes<A> e = exp_lanes(load(x + i, count, -infinity<A>) - highest);
       store(out + i, e, count);
       sum[k] += e;
     });
@@ -33,10 +33,11 @@ template <class T> void softmax_row(bool log, const T* x, int64_t n, T* out) {
     each_vector<A>(n, [&](int64_t i, auto count, auto) { store(out + i, load(out + i, count) * scale, count); });
   } else {  // out is too coarse to hold the exponentials: computes them twice
     each_vector<A>(
-        n, [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - most); });
+        n, [&](int64_t i, auto count, auto k) { sum[k] += exp_lanes(load(x + i, count, -infinity<A>) - highest); });
     const A scale = 1 / sum_lanes<A>(sum);
-    each_vector<A>(
-        n, [&](int64_t i, auto count, auto) { store(out + i, exp_lanes(load(x + i, count) - most) * scale, count); });
+    each_vector<A>(n, [&](int64_t i, auto count, auto) {
+      store(out + i, exp_lanes(load(x + i, count) - highest) * scale, count);
+    });
   }
 }
 

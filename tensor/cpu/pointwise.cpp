@@ -13,7 +13,7 @@ namespace lockstep::on_cpu {
 namespace {
 
 constexpr int64_t block = 1024;  // elements; four buffers of f64 are 32 KiB, about the size of an L1 cache
-constexpr int most_operands = 5, most_results = 2;
+constexpr int max_operands = 5, max_results = 2;
 
 using Buffer = std::byte[2 * block * 8];  // a block, or a block and one period (Operand::period)
 
@@ -68,11 +68,11 @@ struct Operand {
 };
 
 struct PointwiseLoop {
-  BlockFn fn[most_results];  // one function for each result
+  BlockFn fn[max_results];  // one function for each result
   const PointwiseArgs* args;
   int inputs, results = 1, rank = 0;
   int64_t length[Dims::max_rank];
-  Operand operand[most_operands];  // the inputs, then the results
+  Operand operand[max_operands];  // the inputs, then the results
 
   int operands() const { return inputs + results; }
   Operand& out() { return operand[inputs]; }
@@ -92,7 +92,7 @@ void make_space(PointwiseLoop& plan, const Tensor* const* tensors) {
   for (int d = 0; d < dims; ++d) {
     const int64_t size = out.shape()[d];
     if (size == 1) continue;
-    int64_t stride[most_operands];
+    int64_t stride[max_operands];
     for (int i = 0; i < operands; ++i) stride[i] = broadcast_stride(*tensors[i], d, dims);
     int at = plan.rank++;
     for (; at > 0 && plan.out().stride[at - 1] < out.strides()[d]; --at) {
@@ -160,7 +160,7 @@ void move_run(const PointwiseLoop& plan, const Operand& operand, LoopIndex place
   }
 }
 
-int64_t whole(int64_t n) { return (n + block_step - 1) / block_step * block_step; }
+int64_t full(int64_t n) { return (n + block_step - 1) / block_step * block_step; }
 
 // Fills a buffer with n elements by repeating the first operand.period elements of an operand.
 void fill_periodic(const Operand& operand, std::byte* buffer, int64_t n) {
@@ -172,12 +172,12 @@ void fill_periodic(const Operand& operand, std::byte* buffer, int64_t n) {
 
 // Computes elements [begin, end), counted over all dims of the loop.
 void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
-  alignas(64) Buffer buffers[most_operands];
+  alignas(64) Buffer buffers[max_operands];
   bool all_direct = true;
   for (int i = 0; i < plan.operands(); ++i) {
     const Operand& operand = plan.operand[i];
     all_direct &= operand.direct;
-    if (operand.period > 0) fill_periodic(operand, buffers[i], whole(std::min(block, end - begin)) + operand.period);
+    if (operand.period > 0) fill_periodic(operand, buffers[i], full(std::min(block, end - begin)) + operand.period);
   }
   // If only the last elements need a buffer, one call computes all others. With two results, the loop goes block by
   // block, so that the operands stay in cache for the second result.
@@ -188,7 +188,7 @@ void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
     const bool partial = n % block_step != 0;
     if (partial && n > block_step && all_direct) n = n / block_step * block_step;
     const bool padded = n % block_step != 0;
-    const void* in[most_operands];
+    const void* in[max_operands];
     LoopIndex place{};
     bool placed = false;
     const auto move = [&](const Operand& operand, std::byte* buffer, bool load) {
@@ -209,7 +209,7 @@ void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
         in[i] = operand.data + at * operand.size;
       } else {
         move(operand, buffers[i], true);
-        if (padded) std::memset(buffers[i] + n * operand.computed, 0, size_t((whole(n) - n) * operand.computed));
+        if (padded) std::memset(buffers[i] + n * operand.computed, 0, size_t((full(n) - n) * operand.computed));
         in[i] = buffers[i];
       }
     }
@@ -218,7 +218,7 @@ void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
       if (out.direct && !padded) {
         plan.fn[k](in, out.data + at * out.size, n, *plan.args);
       } else {
-        plan.fn[k](in, buffers[plan.inputs + k], whole(n), *plan.args);
+        plan.fn[k](in, buffers[plan.inputs + k], full(n), *plan.args);
         move(out, buffers[plan.inputs + k], false);
       }
     }
@@ -234,13 +234,13 @@ void set_operand(Operand& operand, const Tensor& tensor, int64_t n) {
   operand.direct = operand.size == operand.computed && tensor.is_contiguous() && tensor.numel() == n;
 }
 
-// True if the dims of `shape`, without leading dims of size 1, are the last dims of `whole_shape`.
-bool is_tail(const Shape& shape, const Shape& whole_shape) {
+// True if the dims of `shape`, without leading dims of size 1, are the last dims of `full_shape`.
+bool is_tail(const Shape& shape, const Shape& full_shape) {
   int first = 0;
   while (first < shape.rank() && shape[first] == 1) ++first;
-  const int skip = whole_shape.rank() - shape.rank();
+  const int skip = full_shape.rank() - shape.rank();
   for (int d = first; d < shape.rank(); ++d)
-    if (shape[d] != whole_shape[d + skip]) return false;
+    if (shape[d] != full_shape[d + skip]) return false;
   return true;
 }
 
@@ -291,8 +291,8 @@ void choose_access(const PointwiseLoop& plan, Operand& operand, bool input, DTyp
     for (int i = 0; i < plan.operands(); ++i) plan.operand[i].stride[0] = 1;
     return;
   }
-  const Tensor* compact[most_operands];
-  Tensor made[most_operands];
+  const Tensor* compact[max_operands];
+  Tensor made[max_operands];
   for (int i = 0; i < plan.operands(); ++i) {
     compact[i] = in[i];
     if (i < count && n >= 4 * block && out.is_contiguous() && is_across(*in[i], n)) {
@@ -315,7 +315,7 @@ void walk(PointwiseLoop& plan, const Tensor* const* tensors, bool costly) {
     set_operand(plan.operand[i], *tensors[i], n);
     all_direct &= plan.operand[i].direct;
   }
-  Ref<Storage> copies[most_operands];
+  Ref<Storage> copies[max_operands];
   if (!all_direct) prepare(plan, tensors, copies);
   const int64_t grain = costly ? 4 * block : 32 * block;
   if (n < 2 * grain) return run_range(plan, 0, n);
@@ -332,7 +332,7 @@ void pointwise(PointwiseOp op, PointwisePart part, const PointwiseArgs& args, co
   plan.fn[0] = entry.functions[int(part)][int(compute_type(in[count - 1]->dtype()))];
   plan.args = &args;
   plan.inputs = count;
-  const Tensor* tensors[most_operands];
+  const Tensor* tensors[max_operands];
   *std::copy_n(in, count, tensors) = &out;
   walk(plan, tensors, entry.costly);
 }

@@ -72,15 +72,15 @@ void uniform(Tensor& out, double low, double high, PhiloxKey key) {
   dispatch<float, double, Half, BFloat16>(out.dtype(), "uniform", [&]<class T> {
     T* data = out.data<T>();
     if constexpr (std::is_same_v<T, double>) {
-      const double most = most_below<T>(low, high), width = high - low;
+      const double greatest = max_below<T>(low, high), width = high - low;
       fill_blocks<double, words_per_block / 2>(data, out.numel(), key, [=](const uint32_t* words, double* values) {
         for (int i = 0; i < words_per_block / 2; ++i)
-          values[i] = scaled(unit(words[2 * i], words[2 * i + 1]), low, width, most);
+          values[i] = scaled(unit(words[2 * i], words[2 * i + 1]), low, width, greatest);
       });
     } else {
-      const float most = most_below<T>(low, high), base = float(low), width = float(high - low);
+      const float greatest = max_below<T>(low, high), base = float(low), width = float(high - low);
       fill_blocks<float, words_per_block>(data, out.numel(), key, [=](const uint32_t* words, float* values) {
-        for (int i = 0; i < words_per_block; ++i) values[i] = scaled(unit(words[i]), base, width, most);
+        for (int i = 0; i < words_per_block; ++i) values[i] = scaled(unit(words[i]), base, width, greatest);
       });
     }
   });
@@ -116,7 +116,7 @@ void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
     fill_blocks<int64_t, words_per_block / 2>(out.data<T>(), out.numel(), key,
                                               [=](const uint32_t* words, int64_t* values) {
                                                 for (int i = 0; i < words_per_block / 2; ++i)
-                                                  values[i] = whole(words[2 * i], words[2 * i + 1], low, range);
+                                                  values[i] = full(words[2 * i], words[2 * i + 1], low, range);
                                               });
   });
 }

@@ -15,7 +15,7 @@ int64_t row_offset(const Tensor& x, int64_t n) {
 }
 
 template <class T, class Table>
-void turn(const T* x, const Table* cosine, const Table* sine, Acc<T> sign, int64_t half, T* out) {
+void rotate(const T* x, const Table* cosine, const Table* sine, Acc<T> sign, int64_t half, T* out) {
   each_vector<Acc<T>>(half, [&](int64_t i, auto count, auto) {
     const auto a = load(x + i, count), b = load(x + half + i, count);
     const auto c = load(cosine + i, count), s = load(sine + i, count) * sign;
@@ -40,7 +40,7 @@ void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inve
         const T* in = from + row_offset(x, n);
         T* result = to + row_offset(out, n);
         for (int64_t i = 0; i < count; ++i, in += x.strides()[x.dim() - 2], result += out.strides()[x.dim() - 2])
-          turn(in, c + (t + i) * half, s + (t + i) * half, inverse ? Acc<T>(-1) : Acc<T>(1), half, result);
+          rotate(in, c + (t + i) * half, s + (t + i) * half, inverse ? Acc<T>(-1) : Acc<T>(1), half, result);
         n += count;
       }
     });

@@ -16,7 +16,7 @@ namespace lockstep::on_cuda {
 namespace {
 
 constexpr int threads = 256, warps = threads / 32;
-constexpr unsigned whole_warp = 0xffffffffu;
+constexpr unsigned full_warp = 0xffffffffu;
 
 /// The accumulator for sums of T: 16-bit floats are summed in f32 and rounded once.
 template <class T> using Carried = Compute<T>;
@@ -51,11 +51,11 @@ template <class K> __device__ Part part_at(const Entries<K>& sorted, int64_t at,
   if (!is_first) {  // a part starts here if the run begins a multiple of rows_of_part before
     if (!has_key(at - rows_of_part)) return {};
     int64_t first = at;
-    for (int whole = 32; whole == 32; first -= whole * rows_of_part)
-      whole = __popc(__ballot_sync(whole_warp, has_key(first - (lane + 1) * rows_of_part)));
+    for (int full = 32; full == 32; first -= full * rows_of_part)
+      full = __popc(__ballot_sync(full_warp, has_key(first - (lane + 1) * rows_of_part)));
     if (has_key(first - 1)) return {};
   }
-  const int rows = __popc(__ballot_sync(whole_warp, has_key(at + lane)));
+  const int rows = __popc(__ballot_sync(full_warp, has_key(at + lane)));
   return {rows, is_first, !has_key(at + rows_of_part)};
 }
 
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(threads)
       Vector<T, V> row[batch];
 #pragma unroll
       for (int u = 0; u < batch; ++u) {
-        const uint32_t i = __shfl_sync(whole_warp, place, first + u);
+        const uint32_t i = __shfl_sync(full_warp, place, first + u);
         if (first + u < part.rows) row[u] = load_vector<V>(from + i * lines.inner, access, 1, strip.width);
       }
 #pragma unroll
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(threads) join_parts_kernel(const Carried<T>* p
     const int64_t group = item / windows, window = item - group * windows, at = window * rows_of_part + lane,
                   next = at + rows_of_part;
     const bool is_long = next < count && sorted.key[next] == sorted.key[at] && is_head(sorted, at);
-    const unsigned found = __ballot_sync(whole_warp, is_long);
+    const unsigned found = __ballot_sync(full_warp, is_long);
     if (found == 0) continue;
     const int64_t head = window * rows_of_part + __ffs(int(found)) - 1, row = lines.outer * lines.inner;
     const K key = sorted.key[head];
@@ -151,7 +151,7 @@ __global__ void __launch_bounds__(threads) join_parts_kernel(const Carried<T>* p
     Values sum = load_vector<V>(from + slot_of(head, true) * row, access, 1, strip.width);
     for (int64_t first = head + rows_of_part;; first += 32 * rows_of_part) {
       const int64_t mine = first + lane * rows_of_part;
-      const int parts = __popc(__ballot_sync(whole_warp, mine < count && sorted.key[mine] == key));
+      const int parts = __popc(__ballot_sync(full_warp, mine < count && sorted.key[mine] == key));
       for (int p = 0; p < parts; p += batch) {
         Values of_part[batch];
 #pragma unroll

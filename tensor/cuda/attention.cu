@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
   using A = Compute<T>;
   using Z = Tile<A>;
   LOCKSTEP_DYNAMIC_SHARED(A, queries);
-  LOCKSTEP_SHARED(uint64_t, seen, [Z::size]);
+  LOCKSTEP_SHARED(uint64_t, visible, [Z::size]);
   A *const keys = queries + Z::size * Z::line, *const weights =
                                                    keys + Z::size * Z::line;  // the values reuse the tile of the keys
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
   for (A& m : top) m = -infinity<A>;
   bool packed = false;  // true once the queries are in shared memory
   for (int64_t j0 = plan.first_key(i0) / Z::size * Z::size; j0 < end; j0 += Z::size) {
-    if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, seen)) continue;
+    if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, visible)) continue;
     A score[4][Z::vec] = {};
     for (int64_t d = 0; d < plan.width; d += Z::size) {
       __syncthreads();  // the previous values and queries have been read
@@ -55,19 +55,19 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int64_t row = i0 + 4 * ty + i;
-      A most = top[i];
+      A highest = top[i];
 #pragma unroll
       for (int j = 0; j < Z::vec; ++j) {
         const int64_t key = j0 + tx + 16 * j;
-        score[i][j] = row < plan.queries && key < plan.keys && (!sparse || attends(seen, 4 * ty + i, tx + 16 * j))
+        score[i][j] = row < plan.queries && key < plan.keys && (!sparse || attends(visible, 4 * ty + i, tx + 16 * j))
                           ? plan.masked<T>(score[i][j], b, h, row, key)
                           : -infinity<A>;
-        most = larger_of(score[i][j], most);
+        highest = larger_of(score[i][j], highest);
       }
-      most = warp_max<16>(most);
-      const A base = most == -infinity<A> ? A(0) : most;  // all keys masked so far: exp() must give 0, not NaN
+      highest = warp_max<16>(highest);
+      const A base = highest == -infinity<A> ? A(0) : highest;  // all keys masked so far: exp() must give 0, not NaN
       const A shrink = exp_of(top[i] - base);
-      top[i] = most;
+      top[i] = highest;
       total[i] *= shrink;
 #pragma unroll
       for (int j = 0; j < Z::vec; ++j) {

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
   using A = Compute<T>;
   using Z = Tile<A>;
   LOCKSTEP_DYNAMIC_SHARED(A, tile_a);
-  LOCKSTEP_SHARED(uint64_t, seen, [Z::size]);
+  LOCKSTEP_SHARED(uint64_t, visible, [Z::size]);
   A *const tile_b = tile_a + Z::size * Z::line, *const weights = tile_b + Z::size * Z::line;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int64_t unit = blockIdx.x / tiles, j0 = blockIdx.x % tiles * Z::size;
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
   A sum_k[chunks][4][Z::vec] = {}, sum_v[chunks][4][Z::vec] = {};
   for (int64_t h = g * shared; h < (g + 1) * shared; ++h) {
     for (int64_t i0 = plan.first_query(j0) / Z::size * Z::size; i0 < last; i0 += Z::size) {
-      if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, seen)) continue;
+      if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, visible)) continue;
       const int64_t rows = plan.queries - i0;
       A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // indexed by (key, query)
       multiply(plan.k, plan.k.row(b, g, j0), keys, A(1), plan.q, plan.q.row(b, h, i0), rows, scale, width, tile_a,
@@ -102,7 +102,8 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
         for (int j = 0; j < Z::vec; ++j) {
           A weight, difference;
           const int64_t row = plan.row(b, h, i0 + tx + 16 * j);
-          plan.differentiate(b, h, i0 + tx + 16 * j, j0 + 4 * ty + i, !sparse || attends(seen, tx + 16 * j, 4 * ty + i),
+          plan.differentiate(b, h, i0 + tx + 16 * j, j0 + 4 * ty + i,
+                             !sparse || attends(visible, tx + 16 * j, 4 * ty + i),
                              plan.template factor<A>(kept, i * Z::vec + j), plan.lse + row, plan.delta + row,
                              score[i][j], slope[i][j], weight, difference);
           put(weights, i, j, weight);
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
   using A = Compute<T>;
   using Z = Tile<A>;
   LOCKSTEP_DYNAMIC_SHARED(A, tile_a);
-  LOCKSTEP_SHARED(uint64_t, seen, [Z::size]);
+  LOCKSTEP_SHARED(uint64_t, visible, [Z::size]);
   A *const tile_b = tile_a + Z::size * Z::line, *const weights = tile_b + Z::size * Z::line;
   const int tx = threadIdx.x % 16, ty = threadIdx.x / 16;
   const int64_t unit = blockIdx.x / tiles, i0 = (tiles - 1 - blockIdx.x % tiles) * Z::size;
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
 
   A sum[chunks][4][Z::vec] = {};
   for (int64_t j0 = plan.first_key(i0) / Z::size * Z::size; j0 < end; j0 += Z::size) {
-    if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, seen)) continue;
+    if (sparse && !plan.attended(h, i0, Z::size, j0, Z::size, visible)) continue;
     const int64_t keys = plan.keys - j0;
     A score[4][Z::vec] = {}, slope[4][Z::vec] = {};  // indexed by (query, key)
     multiply(plan.grad, plan.grad.row(b, h, i0), rows, A(1), plan.v, plan.v.row(b, g, j0), keys, A(1), width, tile_a,
@@ -165,7 +166,8 @@ __global__ void __launch_bounds__(Tile<Compute<T>>::threads)
       for (int j = 0; j < Z::vec; ++j) {
         A weight, difference;
         const int64_t row = plan.row(b, h, i0 + 4 * ty + i);
-        plan.differentiate(b, h, i0 + 4 * ty + i, j0 + tx + 16 * j, !sparse || attends(seen, 4 * ty + i, tx + 16 * j),
+        plan.differentiate(b, h, i0 + 4 * ty + i, j0 + tx + 16 * j,
+                           !sparse || attends(visible, 4 * ty + i, tx + 16 * j),
                            plan.template factor<A>(kept, i * Z::vec + j), plan.lse + row, plan.delta + row, score[i][j],
                            slope[i][j], weight, difference);
         put(weights, i, j, difference);

@@ -17,7 +17,7 @@
 // For every 1280 operations, one f32 of a sum is read and written, mostly in L2, because blocks that run at the same
 // time work on the same few heads.
 #include "tensor/cuda/attention_mma.h"
-#include "tensor/cuda/turns.h"
+#include "tensor/cuda/semaphore.h"
 
 namespace lockstep::on_cuda {
 namespace {
@@ -27,8 +27,9 @@ constexpr int grad_step = 32;  // queries that a block processes at a time
 
 /// Memory that all blocks of a backward pass share.
 struct Shared {
-  unsigned *ticket, *turns;  ///< both 0 at first. turns: for each tile of queries and warp, how many blocks have added
-  float4* sums;              ///< sums of each tile of queries, in the order in which the warp's lanes hold them
+  unsigned *ticket,
+      *semaphores;  ///< both 0 at first. turns: for each tile of queries and warp, how many blocks have added
+  float4* sums;     ///< sums of each tile of queries, in the order in which the warp's lanes hold them
   int key_tiles;
   int64_t query_tiles;
 };
@@ -46,7 +47,7 @@ __global__ void __launch_bounds__(grad_threads)
   const Rows keys = take<Rows, block_keys>(free), values = take<Rows, block_keys>(free);
   const Slopes slopes = take<Slopes, block_keys>(free);  // stored as keys by queries
   const Rows all_queries = take<Rows, 2 * grad_step>(free), all_grads{all_queries.words + grad_step * Rows::line};
-  LOCKSTEP_SHARED(uint64_t, seen, [2][block_keys / 64 * grad_step]);
+  LOCKSTEP_SHARED(uint64_t, visible, [2][block_keys / 64 * grad_step]);
   LOCKSTEP_SHARED(float, row_sums, [2][2][grad_step]);  // [stage][0: lse, 1: delta][query]
   const Lane lane;
   const int ticket = int(take_ticket(all.ticket)), unit = ticket / all.key_tiles,
@@ -63,7 +64,7 @@ __global__ void __launch_bounds__(grad_threads)
   const auto query_of = [&](int step) { return first + int64_t(step % of_head) * grad_step; };
   const auto seek = [&](int step, int parity) {
     if (sparse) {
-      while (step < steps && !plan.attended(head_of(step), query_of(step), grad_step, j0, block_keys, seen[parity]))
+      while (step < steps && !plan.attended(head_of(step), query_of(step), grad_step, j0, block_keys, visible[parity]))
         ++step;
     }
     return step;
@@ -108,7 +109,7 @@ __global__ void __launch_bounds__(grad_threads)
           plan.differentiate(
               b, h, i0 + lane.column_of(n, e), j0 + lane.row_of(e),
               !sparse ||
-                  attends(seen[parity], lane.row_of(e) / 64 * grad_step + lane.column_of(n, e), lane.row_of(e) % 64),
+                  attends(visible[parity], lane.row_of(e) / 64 * grad_step + lane.column_of(n, e), lane.row_of(e) % 64),
               plan.template factor<float>(kept, 4 * n + e), &row_sums[stage][0][lane.column_of(n, e)],
               &row_sums[stage][1][lane.column_of(n, e)], score[n][e] * scale, slope[n][e], weight, difference);
           score[n][e] = weight;
@@ -141,9 +142,9 @@ __global__ void __launch_bounds__(grad_threads)
       before = plan.tiles_attended(h, i0, grad_step, tile + 1, tiles, block_keys);
       after = plan.tiles_attended(h, i0, grad_step, 0, tile, block_keys);
     }
-    unsigned* const turn = all.turns + tile_of_queries * warps + place;
+    unsigned* const semaphore = all.semaphores + tile_of_queries * warps + place;
     float4* const sums = all.sums + tile_of_queries * (depth / 2 * grad_threads) + threadIdx.x;
-    if (add_in_turn<grad_threads>(turn, sums, before, after, sum))
+    if (add_in_order<grad_threads>(semaphore, sums, before, after, sum))
       store_rows(grad_q, b, h, i0 + row + lane.g, plan.queries, column, width, sum, scale, scale);
   }
   store_rows(grad_k, b, g, j0 + lane.row_of(0), plan.keys, 0, width, sum_k, scale, scale);
@@ -151,7 +152,7 @@ __global__ void __launch_bounds__(grad_threads)
 }
 
 /// True if several blocks add to the same tile of grad_q.
-bool has_turns(const AttentionPlan& plan) { return plan.keys > block_keys; }
+bool has_semaphores(const AttentionPlan& plan) { return plan.keys > block_keys; }
 /// Number of tiles of queries in all heads of the batch.
 int64_t query_tiles_of(const AttentionPlan& plan) {
   return plan.batch * plan.heads * tiles_of(plan.queries, grad_step);
@@ -160,7 +161,7 @@ int64_t query_tiles_of(const AttentionPlan& plan) {
 }  // namespace
 
 int64_t counters_of_grad(const AttentionPlan& plan) {
-  return 1 + (has_turns(plan) ? query_tiles_of(plan) * (grad_threads / warp) : 0);
+  return 1 + (has_semaphores(plan) ? query_tiles_of(plan) * (grad_threads / warp) : 0);
 }
 
 void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
@@ -173,8 +174,8 @@ void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Ten
   with_depth(plan, q, [&]<class T, int depth, bool sparse> {
     using In = Heads<const T>;
     const GradPlan<T> all{plan, In(grad), In(q), In(k), In(v), lse.data<float>(), delta};
-    const cuda::Scratch sums(has_turns(plan) ? size_t(query_tiles_of(plan)) * grad_step * 16 * depth * sizeof(float)
-                                             : 0);
+    const cuda::Scratch sums(
+        has_semaphores(plan) ? size_t(query_tiles_of(plan)) * grad_step * 16 * depth * sizeof(float) : 0);
     const int64_t key_tiles = tiles_of(plan.keys, block_keys);
     const unsigned blocks = cuda::blocks_of("attention_grad", key_tiles * plan.groups * plan.batch);
     const auto bytes = [](int stages) {

@@ -11,7 +11,7 @@
 // A step takes 128 queries for heads of 64 elements, and 64 queries for heads of 128. In both cases a thread holds the
 // same number of elements of grad_q.
 #include "tensor/cuda/attention_wgmma.h"
-#include "tensor/cuda/turns.h"
+#include "tensor/cuda/semaphore.h"
 
 namespace lockstep::on_cuda {
 namespace {
@@ -22,7 +22,7 @@ template <int depth> struct BackwardTiles {
   using Keys = SwizzledTile<keys, depth>;
   using Queries = SwizzledTile<queries, depth>;
   using Slopes = SwizzledTile<keys, queries / 16>;
-  static constexpr size_t bytes = most_before_pattern + 2 * Keys::bytes + 4 * Queries::bytes + Slopes::bytes;
+  static constexpr size_t bytes = max_before_pattern + 2 * Keys::bytes + 4 * Queries::bytes + Slopes::bytes;
 };
 
 /// The inputs: tensors that TMA loads, and for each query the log-sum-exp of its scores and delta (attention_grad.cu).
@@ -32,7 +32,7 @@ struct GradTiles {
 };
 /// Memory that all blocks of a backward pass share; see attention_grad_mma.cu.
 struct SharedByBlocks {
-  unsigned *ticket, *turns;
+  unsigned *ticket, *semaphores;
   float4* sums;
   int key_tiles;
   int64_t query_tiles;
@@ -168,9 +168,9 @@ __global__ void __launch_bounds__(BackwardTiles<depth>::threads, 1)
               end = int(plan.limit((i0 + Z::queries < plan.queries ? i0 + Z::queries : plan.queries) - 1));
     const int64_t tile_of_queries = head * all.query_tiles + i0 / Z::queries, before = (end - 1) / Z::keys - tile,
                   after = tile;
-    unsigned* const turn = all.turns + tile_of_queries * Z::warps + place;
+    unsigned* const semaphore = all.semaphores + tile_of_queries * Z::warps + place;
     float4* const sums = all.sums + tile_of_queries * (8 * Z::threads) + threadIdx.x;
-    if (add_in_turn<Z::threads>(turn, sums, before, after, in_fours(sum)))
+    if (add_in_order<Z::threads>(semaphore, sums, before, after, in_fours(sum)))
       store_rows(grad_q, head / heads, head % heads, i0 + row + place % 4 * 16 + lane.g, plan.queries, column,
                  plan.width, in_fours(sum), scale, scale);
   }
@@ -186,7 +186,7 @@ void attention_grad_wgmma(const AttentionPlan& plan, const Tensor& grad, const T
                           const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                           Tensor& grad_k, Tensor& grad_v) {
   if (plan.limit(0) == 0) grad_q.fill_(0);  // no block writes the queries that see no key
-  with_whole_depth(q, [&]<class T, int depth> {
+  with_full_depth(q, [&]<class T, int depth> {
     using Z = BackwardTiles<depth>;
     const GradTiles in{map_tiles(grad, Z::queries), map_tiles(q, Z::queries), map_tiles(k, Z::keys),
                        map_tiles(v, Z::keys),       lse.data<float>(),        delta};

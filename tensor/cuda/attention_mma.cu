@@ -19,7 +19,7 @@ __global__ void __launch_bounds__(threads, depth <= 4 ? 3 : 2)
   uint32_t* free = shared;
   const Rows queries = take<Rows, block_rows>(free), all_keys = take<Rows, 2 * forward_keys>(free),
              all_values = take<Rows, 2 * forward_keys>(free);
-  LOCKSTEP_SHARED(uint64_t, seen, [2][block_rows]);
+  LOCKSTEP_SHARED(uint64_t, visible, [2][block_rows]);
   const Lane lane;
   const int64_t unit = blockIdx.x / tiles, i0 = (tiles - 1 - blockIdx.x % tiles) * block_rows;
   const int64_t h = unit % plan.heads, b = unit / plan.heads, g = h / (plan.heads / plan.groups),
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(threads, depth <= 4 ? 3 : 2)
   // `number`.
   const auto fetch = [&](int64_t& j0, int number) {
     if (sparse) {
-      while (j0 < end && !plan.attended(h, i0, block_rows, j0, forward_keys, seen[number])) j0 += forward_keys;
+      while (j0 < end && !plan.attended(h, i0, block_rows, j0, forward_keys, visible[number])) j0 += forward_keys;
     }
     if (j0 >= end) return;
     at<forward_keys>(all_keys, number)
@@ -49,25 +49,26 @@ __global__ void __launch_bounds__(threads, depth <= 4 ? 3 : 2)
     fetch(next, number ^ 1);
     float score[count][4] = {};
     multiply<T>(queries, at<forward_keys>(all_keys, number), score);
-    float most[2] = {top[0], top[1]}, shrink[2], base[2];
+    float highest[2] = {top[0], top[1]}, shrink[2], base[2];
 #pragma unroll
     for (int n = 0; n < count; ++n) {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int64_t i = i0 + lane.row_of(e), j = j0 + lane.column_of(n, e);
-        const bool attended = !sparse || attends(seen[number], lane.row_of(e), lane.column_of(n, e));
+        const bool attended = !sparse || attends(visible[number], lane.row_of(e), lane.column_of(n, e));
         score[n][e] = i < plan.queries && j < plan.keys && attended
                           ? plan.masked<T>(score[n][e] * float(plan.scale), b, h, i, j)
                           : -infinity<float>;
-        most[e / 2] = larger_of(score[n][e], most[e / 2]);
+        highest[e / 2] = larger_of(score[n][e], highest[e / 2]);
       }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      most[r] = warp_max<4>(most[r]);
-      base[r] = most[r] == -infinity<float> ? 0.f : most[r];  // all keys masked so far: exp() must give 0, not NaN
+      highest[r] = warp_max<4>(highest[r]);
+      base[r] =
+          highest[r] == -infinity<float> ? 0.f : highest[r];  // all keys masked so far: exp() must give 0, not NaN
       shrink[r] = exp_of(top[r] - base[r]);
-      top[r] = most[r];
+      top[r] = highest[r];
       total[r] *= shrink[r];
     }
     const uint32_t kept = plan.kept_of<forward_keys / 2>(b, h, Scores{lane, i0, j0});

@@ -175,7 +175,7 @@ bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, 
 void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                         Tensor& grad_k, Tensor& grad_v);
-/// The number of counters that attention_grad_mma() needs: one to number the blocks (turns.h), and one for each pair
+/// The number of counters that attention_grad_mma() needs: one to number the blocks, and one (semaphore.h) for each pair
 /// (tile of queries, part of the tile's grad_q): the number of blocks that have added to this part.
 int64_t counters_of_grad(const AttentionPlan& plan);
 /// True if attention_wgmma.cu can compute attention of these tensors on Hopper's tensor cores: the tensors fit mma, the
@@ -296,13 +296,13 @@ template <class Fn> void with_layout(const AttentionPlan& plan, Fn&& fn) {
 
 /// Chooses how many blocks share the columns of the result, in tiles of Tile<A>::size columns: calls
 /// fn.template operator()<chunks>(slices), where each of `slices` blocks computes `chunks` tiles.
-template <class A, int most, class Fn> void with_chunks(int64_t width, Fn&& fn) {
+template <class A, int limit, class Fn> void with_chunks(int64_t width, Fn&& fn) {
   const int64_t tiles = std::max<int64_t>(1, (width + Tile<A>::size - 1) / Tile<A>::size);
   if (tiles == 1) return fn.template operator()<1>(int64_t(1));
-  if constexpr (most > 2) {
-    if (tiles > 2) return fn.template operator()<most>((tiles + most - 1) / most);
+  if constexpr (limit > 2) {
+    if (tiles > 2) return fn.template operator()<limit>((tiles + limit - 1) / limit);
   }
-  if constexpr (most > 1) return fn.template operator()<2>((tiles + 1) / 2);
+  if constexpr (limit > 1) return fn.template operator()<2>((tiles + 1) / 2);
   fn.template operator()<1>(tiles);
 }
 

@@ -22,7 +22,7 @@ template <int depth> struct ForwardTiles {
   static constexpr int groups = depth == 4 ? 3 : 2, threads = groups * warpgroup, queries = groups * 64, keys = 128;
   using Queries = SwizzledTile<queries, depth>;
   using Keys = SwizzledTile<keys, depth>;
-  static constexpr size_t bytes = most_before_pattern + Queries::bytes + 4 * Keys::bytes;
+  static constexpr size_t bytes = max_before_pattern + Queries::bytes + 4 * Keys::bytes;
 };
 
 /// Online softmax of a lane's two rows while the block walks along the keys.
@@ -33,17 +33,17 @@ struct Softmax {
   /// Replaces the scores of a tile by weights, relative to the maximum so far. If that has grown, sums of earlier
   /// tiles are too large: the caller must multiply them by `shrink`. `factor` is scale / ln 2 and positive.
   template <int count> __device__ void update(float (&score)[count], float factor, float (&shrink)[2]) {
-    float most[2] = {top[0], top[1]}, base[2];
+    float highest[2] = {top[0], top[1]}, base[2];
 #pragma unroll
-    for (int e = 0; e < count; ++e) most[e / 2 % 2] = larger_of(score[e], most[e / 2 % 2]);
+    for (int e = 0; e < count; ++e) highest[e / 2 % 2] = larger_of(score[e], highest[e / 2 % 2]);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      most[r] = warp_max<4>(most[r]);
-      base[r] = most[r] == -infinity<float> ? 0.f : most[r] * factor;  // all keys masked so far: 0, not NaN
+      highest[r] = warp_max<4>(highest[r]);
+      base[r] = highest[r] == -infinity<float> ? 0.f : highest[r] * factor;  // all keys masked so far: 0, not NaN
       // Exactly 1 if the maximum has not changed: the exponential could differ from 1, because the compiler may fuse
       // product and difference. So a tile leaves a query's results unchanged if the query attends to none of its keys.
-      shrink[r] = top[r] == most[r] ? 1.f : fast_exp2(top[r] * factor - base[r]);
-      top[r] = most[r];
+      shrink[r] = top[r] == highest[r] ? 1.f : fast_exp2(top[r] * factor - base[r]);
+      top[r] = highest[r];
       total[r] *= shrink[r];
     }
 #pragma unroll
@@ -112,15 +112,15 @@ __global__ void __launch_bounds__(ForwardTiles<depth>::threads, 1)
   const auto hide = [&](int step) {  // masks the keys that a query does not see
     const int64_t j0 = int64_t(step) * Z::keys;
     if (j0 + Z::keys <= plan.limit(i0 + lane.row)) return;  // the same for all lanes of a warp
-    int seen[2];
+    int visible[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const int64_t limit = plan.limit(i0 + lane.row_of(2 * r));
-      seen[r] = limit < j0 ? 0 : int(limit - j0);
+      visible[r] = limit < j0 ? 0 : int(limit - j0);
     }
 #pragma unroll
     for (int e = 0; e < Z::keys / 2; ++e)
-      if (lane.column_of(e / 4, e % 4) >= seen[e / 2 % 2]) score[e] = -infinity<float>;
+      if (lane.column_of(e / 4, e % 4) >= visible[e / 2 % 2]) score[e] = -infinity<float>;
   };
 
 #pragma unroll
@@ -182,7 +182,7 @@ bool fits_wgmma(const AttentionPlan& plan, std::initializer_list<const Tensor*> 
 
 void attention_wgmma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& out,
                      Tensor& lse) {
-  with_whole_depth(q, [&]<class T, int depth> {
+  with_full_depth(q, [&]<class T, int depth> {
     using Z = ForwardTiles<depth>;
     const int64_t tiles = tiles_of(plan.queries, Z::queries);
     cuda::launch(

@@ -19,10 +19,10 @@ template <class T, int count> __device__ inline void as_left(const float (&score
 
 /// Upper bound of the bytes skipped to align the first tile: dynamic shared memory is only guaranteed to start at a
 /// multiple of 16 bytes, swizzled tiles need 1024.
-constexpr size_t most_before_pattern = 1024;
+constexpr size_t max_before_pattern = 1024;
 
 /// Calls fn.template operator()<T, depth>() for heads of 64 or 128 elements (depth 4 or 8).
-template <class Fn> void with_whole_depth(const Tensor& q, Fn&& fn) {
+template <class Fn> void with_full_depth(const Tensor& q, Fn&& fn) {
   dispatch<Half, BFloat16>(q.dtype(), "attention", [&]<class T> {
     if (q.shape()[3] == 64) fn.template operator()<T, 4>();
     else fn.template operator()<T, 8>();

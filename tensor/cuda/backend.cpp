@@ -32,7 +32,7 @@ const Found& found() {
     Found f;
     const cudaError_t code = cudaGetDeviceCount(&f.count);
     if (code == cudaSuccess && f.count > 0) {
-      f.count = std::min(f.count, most_devices);
+      f.count = std::min(f.count, max_devices);
       return f;
     }
     cudaGetLastError();
@@ -150,7 +150,7 @@ void release_cached(int device) {
 // Lets kernels and copies of `device` access the memory of `peer` directly, if the machine supports it: both peer's
 // memory pool and what graphs have allocated on peer. Without direct access, copies go through the host's memory.
 void let_reach(int device, int peer) {
-  static std::array<std::atomic<uint64_t>, most_devices> done{};
+  static std::array<std::atomic<uint64_t>, max_devices> done{};
   const uint64_t bit = uint64_t(1) << peer;
   if (done[size_t(device)].fetch_or(bit) & bit) [[likely]]
     return;
@@ -227,7 +227,7 @@ struct StreamPool {
   std::vector<cudaStream_t> all, idle;
 };
 StreamPool& streams(int device, bool urgent) {
-  static StreamPool* pools = new StreamPool[most_devices * 2];
+  static StreamPool* pools = new StreamPool[max_devices * 2];
   return pools[device * 2 + urgent];
 }
 

@@ -26,8 +26,8 @@ template <class A> struct Moments {
     count = sum;
   }
   __device__ Moments of_lane(int lane) const {
-    return {__shfl_sync(whole_warp, count, lane), __shfl_sync(whole_warp, mean, lane),
-            __shfl_sync(whole_warp, deviation, lane)};
+    return {__shfl_sync(full_warp, count, lane), __shfl_sync(full_warp, mean, lane),
+            __shfl_sync(full_warp, deviation, lane)};
   }
   /// The moments of n values.
   __device__ static Moments of(const A* values, int n) {
@@ -47,7 +47,7 @@ template <class A> struct Sums {
     g += other.g;
   }
   __device__ Sums of_lane(int lane) const {
-    return {__shfl_sync(whole_warp, gy, lane), __shfl_sync(whole_warp, g, lane)};
+    return {__shfl_sync(full_warp, gy, lane), __shfl_sync(full_warp, g, lane)};
   }
 };
 
@@ -68,7 +68,7 @@ struct Geometry {
     const int64_t rows = images * plane,
                   wanted = 1024 / std::max<int64_t>(1, columns ? (channels + warp - 1) / warp : channels);
     parts = std::clamp<int64_t>(wanted, 1, std::max<int64_t>(1, rows / (columns ? 256 : 4096)));
-    narrow = count() < most_narrow;
+    narrow = count() < max_narrow;
     if (narrow && count() > 0) inner_by = Divider(uint32_t(inner)), channels_by = Divider(uint32_t(channels));
   }
   LOCKSTEP_HD int64_t rows() const { return images * plane; }
@@ -82,16 +82,16 @@ struct Geometry {
 /// Calls fn(places, n) with the offsets of n <= 8 elements at a time, for all elements of this thread in its part of a
 /// channel. Returns the channel, or -1 if there is none. Element r of a channel is element r % S of image r / S.
 template <class Fn> __device__ inline int64_t each_place(const Geometry& at, Fn fn) {
-  constexpr int most = 8;
+  constexpr int limit = 8;
   const int64_t rows = at.rows(), begin = rows * blockIdx.y / at.parts, end = rows * (blockIdx.y + 1) / at.parts;
   const int64_t c = at.columns ? int64_t(blockIdx.x) * warp + threadIdx.x % warp : blockIdx.x;
   if (c >= at.channels) return -1;
   const int64_t step = at.columns ? lanes : threads;
-  int64_t places[most];
+  int64_t places[limit];
   for (int64_t r = begin + (at.columns ? threadIdx.x / warp : threadIdx.x); r < end;) {
     int n = 0;
 #pragma unroll
-    for (int k = 0; k < most; ++k) {
+    for (int k = 0; k < limit; ++k) {
       if (r < end) {
         const int64_t image = at.columns ? 0 : at.narrow ? int64_t(at.inner_by.divide(uint32_t(r))) : r / at.plane;
         places[k] = at.columns ? r * at.channels + c : (image * (at.channels - 1) + c) * at.plane + r;

@@ -7,12 +7,12 @@
 namespace lockstep::on_cuda {
 namespace {
 
-constexpr int most_threads = 384, most_slices = 32;
+constexpr int max_threads = 384, max_slices = 32;
 
 /// Blocks with the same blockIdx.y sum the same `width` columns. Threads with the same threadIdx.y sum the same rows,
 /// each in columns of its own. Then the block adds these sums in the order of threadIdx.y.
 template <class Row>
-__global__ void __launch_bounds__(most_threads, 2)
+__global__ void __launch_bounds__(max_threads, 2)
     column_sums_kernel(const typename Row::T* __restrict__ x, int64_t rows, int64_t columns, int64_t width,
                        SumArgs<typename Row::T> args) {
   using T = typename Row::T;
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(most_threads, 2)
       }
     }
     if constexpr (lines > 1) {
-      LOCKSTEP_SHARED(Word, joined, [most_threads / lines * V / Places::W]);
+      LOCKSTEP_SHARED(Word, joined, [max_threads / lines * V / Places::W]);
       A* const others = reinterpret_cast<A*>(joined);
       for (int w = 0; w < lines; ++w) {
         if (int(threadIdx.y) == w && column < here) {
@@ -81,10 +81,9 @@ void column_sums(const Tensor& in, Tensor& out) {
       constexpr int lines = lines_of<Row>;
       const int64_t blocks = sum_blocks<Row>(rows), vectors = (n + Row::V - 1) / Row::V;
       // Divides the columns into strips of about equal width, so narrow that a block has a thread for each vector.
-      const int64_t strips = (vectors * lines + most_threads - 1) / most_threads,
+      const int64_t strips = (vectors * lines + max_threads - 1) / max_threads,
                     across = ((vectors + strips - 1) / strips + warp - 1) / warp * warp,
-                    width = (strips + most_slices - 1) / most_slices * across * Row::V,
-                    slices = (n + width - 1) / width;
+                    width = (strips + max_slices - 1) / max_slices * across * Row::V, slices = (n + width - 1) / width;
       const SumPlaces<Compute<T>, Row::V> places{int(across)};
       const cuda::Scratch sums(size_t(slices * blocks * places.size(width)) * sizeof(Compute<T>));
       const SumArgs<T> args{sums.as<Compute<T>>(),

@@ -29,7 +29,7 @@ struct Sizes : ConvSizes {
   AnyDivider by_s, by_rs, by_q, by_pq, by_w, by_hw;
 
   Sizes(const Tensor& x, const Tensor& weight, const Tensor& y, const ConvArgs& args)
-      : Sizes(x, weight, y, args, std::max({x.numel(), y.numel(), weight.numel()}) < most_narrow) {}
+      : Sizes(x, weight, y, args, std::max({x.numel(), y.numel(), weight.numel()}) < max_narrow) {}
 
   int64_t depth() const { return c * r * s; }
   int64_t places() const { return n * p * q; }

@@ -47,7 +47,7 @@ inline cublasLtHandle_t handle() {
     std::once_flag flag;
     cublasLtHandle_t handle = nullptr;
   };
-  static auto& handles = *new std::array<Once, cuda::most_devices>;
+  static auto& handles = *new std::array<Once, cuda::max_devices>;
   Once& mine = handles[size_t(cuda::current_device())];
   std::call_once(mine.flag, [&] { check_blas("cublasLtCreate", cublasLtCreate(&mine.handle)); });
   return mine.handle;
@@ -106,7 +106,7 @@ struct Product {
 };
 
 /// The most workspace that a product may take, in bytes: NVIDIA's recommendation.
-inline size_t most_workspace() { return cuda::limits().major >= 9 ? 32 << 20 : 4 << 20; }
+inline size_t max_workspace() { return cuda::limits().major >= 9 ? 32 << 20 : 4 << 20; }
 
 /// The number of parts into which the algorithm cuts each sum; 1: it sums in one sequence.
 inline int32_t parts_of_sum(const cublasLtMatmulAlgo_t& algorithm) {
@@ -124,7 +124,7 @@ inline std::vector<Algorithm> choose_algorithms(const Product& plan, bool in_par
   cublasLtMatmulPreference_t made = nullptr;
   check_blas("cublasLtMatmulPreferenceCreate", cublasLtMatmulPreferenceCreate(&made));
   const Preference preference(made);
-  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, most_workspace());
+  set(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, max_workspace());
   set(preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK,
       uint32_t(in_parts ? CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE : CUBLASLT_REDUCTION_SCHEME_NONE));
   constexpr cublasLtMatmulPreferenceAttributes_t alignments[] = {
@@ -150,7 +150,7 @@ inline std::vector<Algorithm> check_algorithm(const Product& plan, const cublasL
   cublasLtMatmulHeuristicResult_t found{};
   const cublasStatus_t status = cublasLtMatmulAlgoCheck(handle(), plan.description.get(), plan.a.get(), plan.b.get(),
                                                         plan.c.get(), plan.c.get(), &algorithm, &found);
-  if (status != CUBLAS_STATUS_SUCCESS || found.workspaceSize > most_workspace()) return {};
+  if (status != CUBLAS_STATUS_SUCCESS || found.workspaceSize > max_workspace()) return {};
   return {{algorithm, found.workspaceSize}};
 }
 

@@ -116,7 +116,7 @@ Descriptor graph_of(std::span<const Descriptor> operations, const PlanTarget& ta
   return graph;
 }
 
-EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool exact, int64_t most_workspace) {
+EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool exact, int64_t max_workspace) {
   EnginePlan none;
   if (!graph.ok()) {
     none.refusal = graph.why();
@@ -140,7 +140,7 @@ EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool e
         plan.plan.set(CUDNN_ATTR_EXECUTION_PLAN_DEVICEPROP, CUDNN_TYPE_BACKEND_DESCRIPTOR, target.description);
       plan.plan.finalize().get(CUDNN_ATTR_EXECUTION_PLAN_WORKSPACE_SIZE, CUDNN_TYPE_INT64, 1, &plan.workspace);
       if (!plan.plan.ok()) last = str("; engine ", plan.engine, ": ", plan.plan.why());
-      else if (plan.workspace > most_workspace)
+      else if (plan.workspace > max_workspace)
         last = str("; engine ", plan.engine, " needs ", plan.workspace, " bytes of workspace");
       else return plan;
     }
@@ -228,8 +228,8 @@ int64_t workspace_limit(const ConvProblem& problem) {
   return (int64_t(64) << 20) + 2 * numbers * size_of(problem.dtype);
 }
 
-EnginePlan plan_convolution(const ConvProblem& problem, const PlanTarget& target, int64_t most_workspace) {
-  return choose_plan(convolution_graph(problem, target), target, problem.dtype == f32 && !problem.tf32, most_workspace);
+EnginePlan plan_convolution(const ConvProblem& problem, const PlanTarget& target, int64_t max_workspace) {
+  return choose_plan(convolution_graph(problem, target), target, problem.dtype == f32 && !problem.tf32, max_workspace);
 }
 
 Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, const void* x, const void* w, const void* y,

@@ -86,8 +86,8 @@ bool accepts(cudnnBackendNumericalNote_t note, bool exact);
 /// A finalized graph of these operations.
 Descriptor graph_of(std::span<const Descriptor> operations, const PlanTarget& target);
 /// Returns the first proposed plan that cuDNN can build. accepts() must allow its engine, and its workspace may have at
-/// most `most_workspace` bytes.
-EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool exact, int64_t most_workspace);
+/// most `max_workspace` bytes.
+EnginePlan choose_plan(const Descriptor& graph, const PlanTarget& target, bool exact, int64_t max_workspace);
 /// A tensor of the graph, by its id, and its address.
 struct Placed {
   int64_t id;
@@ -120,7 +120,7 @@ struct ConvProblem {
 /// number of channels rounded up.
 int64_t workspace_limit(const ConvProblem& problem);
 /// Chooses a plan for a convolution. The plan multiplies in f32 unless the problem allows tf32 or has a 16-bit dtype.
-EnginePlan plan_convolution(const ConvProblem& problem, const PlanTarget& target, int64_t most_workspace);
+EnginePlan plan_convolution(const ConvProblem& problem, const PlanTarget& target, int64_t max_workspace);
 /// Runs the convolution on the stream of the handle; the addresses must be aligned as the problem says.
 Descriptor execute(cudnnHandle_t handle, const EnginePlan& plan, const void* x, const void* w, const void* y,
                    void* workspace);

@@ -40,7 +40,7 @@ void check_cudnn(const char* op, const char* call, cudnnStatus_t status) {
 /// that have ended serve new threads.
 struct IdleSessions {
   std::mutex mutex;
-  std::vector<std::unique_ptr<CudnnSession>> of_device[most_devices];
+  std::vector<std::unique_ptr<CudnnSession>> of_device[max_devices];
 };
 IdleSessions& idle_sessions() {
   static IdleSessions& all = *new IdleSessions;  // leaked: outlives all threads
@@ -49,11 +49,11 @@ IdleSessions& idle_sessions() {
 
 CudnnSession* session_of_thread(const char* op) {
   struct Mine {
-    std::unique_ptr<CudnnSession> of_device[most_devices];
+    std::unique_ptr<CudnnSession> of_device[max_devices];
     ~Mine() {
       IdleSessions& idle = idle_sessions();
       const std::lock_guard lock(idle.mutex);
-      for (int device = 0; device < most_devices; ++device)
+      for (int device = 0; device < max_devices; ++device)
         if (of_device[device]) idle.of_device[device].push_back(std::move(of_device[device]));
     }
   };

@@ -33,7 +33,7 @@ template <class Word>
 __global__ void __launch_bounds__(threads)
     select_kernel(const Word* x, int64_t n, const int64_t* index, int64_t count, int64_t width, Divider by_width,
                   Word* out, int64_t total, cuda::RangeCheck good) {
-  const bool narrow = total < most_narrow;
+  const bool narrow = total < max_narrow;
   for (int64_t i = first_item(); i < total; i += item_step()) {
     const int64_t row = narrow ? by_width.divide(uint32_t(i)) : i / width, column = i - row * width;
     const int64_t o = row / count, k = row - o * count, from = index[k];
@@ -50,7 +50,7 @@ void select_rows(const char* op, const Tensor& x, int dim, const Tensor& index, 
     const int64_t width = bytes / int64_t(sizeof(Word)), total = lines.outer * places.numel() * width;
     cuda::launch({op, dim3(cuda::blocks_for(total, threads)), dim3(threads)}, select_kernel<Word>,
                  static_cast<const Word*>(rows.raw_data()), lines.n, places.data<int64_t>(), places.numel(), width,
-                 width < most_narrow ? Divider(uint32_t(width)) : Divider(), static_cast<Word*>(out.raw_data()), total,
+                 width < max_narrow ? Divider(uint32_t(width)) : Divider(), static_cast<Word*>(out.raw_data()), total,
                  cuda::check_indices(op, lines.n));
   };
   const uintptr_t together =

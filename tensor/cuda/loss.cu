@@ -113,10 +113,10 @@ __device__ void grad_of(Row& row, const Targets<typename Row::T>& to, const type
   const bool mine = !elsewhere && row.thread() == row.owner(t);
   const double logit = mine ? double(load(x + row.start() + t)) : 0;  // before it may be overwritten
   const double g = double(upstream), wt = weight && !elsewhere ? double(load(weight + t)) : 1;
-  const double point = g * (1 - smoothing.part) * wt, spread = g * smoothing.part / double(n);
-  const A share = A(spread);
+  const double point = g * (1 - smoothing.part) * wt, per_class = g * smoothing.part / double(n);
+  const A share = A(per_class);
   const RowExp<T> e(l);
-  A scale = A(point + spread * (smoothing.total ? *smoothing.total : double(n))), factor = scale * e.correction();
+  A scale = A(point + per_class * (smoothing.total ? *smoothing.total : double(n))), factor = scale * e.correction();
   if (!smoothing.elsewhere && std::fabs(l) > exact) {
     A sum = 0;
     row.each([&](int64_t, int, typename Row::Kept kept) {
@@ -129,7 +129,7 @@ __device__ void grad_of(Row& row, const Targets<typename Row::T>& to, const type
     factor = scale / sum;
     scale /= sum * e.correction();
   }
-  const T at_target = mine ? T(A(::exp(logit - double(l)) * double(scale) - wt * spread - point)) : T(0.f);
+  const T at_target = mine ? T(A(::exp(logit - double(l)) * double(scale) - wt * per_class - point)) : T(0.f);
   row.each([&](int64_t i, int, typename Row::Kept kept) {
     A dx[V];
     widen(kept[0], dx);
@@ -213,10 +213,10 @@ void cross_entropy(const Tensor& logits, const Tensor& target, const Tensor& wei
       const Tensor& made = out ? grad : logits;
       with_rows<T, 1, 1, true>(
           size.columns, common_step(logits, made), {logits.raw_data(), to.weight, out}, [&]<class Row> {
-            const RowLaunch how = launch_of<Row>(size, loss_blocks<Row>());
-            cuda::launch({"cross_entropy", how.grid, how.block, how.shared},
+            const RowLaunch config = launch_of<Row>(size, loss_blocks<Row>());
+            cuda::launch({"cross_entropy", config.grid, config.block, config.shared},
                          out ? loss_kernel<Row, true> : loss_kernel<Row, false>, logits.data<T>(), to,
-                         data_or_null<A>(grad_loss), loss.data<A>(), lse.data<A>(), out, row_step(made), how.size);
+                         data_or_null<A>(grad_loss), loss.data<A>(), lse.data<A>(), out, row_step(made), config.size);
           });
     });
   });
@@ -230,10 +230,10 @@ void cross_entropy_grad(const Tensor& grad_loss, const Tensor& logits, const Ten
     with_targets<T>("cross_entropy_grad", target, weight, args, size.columns, [&](const Targets<T>& to) {
       with_rows<T, 1, 1, true>(size.columns, common_step(logits, grad), {logits.raw_data(), to.weight, grad.raw_data()},
                                [&]<class Row> {
-                                 const RowLaunch how = launch_of<Row>(size, loss_blocks<Row>());
-                                 cuda::launch({"cross_entropy_grad", how.grid, how.block, how.shared},
+                                 const RowLaunch config = launch_of<Row>(size, loss_blocks<Row>());
+                                 cuda::launch({"cross_entropy_grad", config.grid, config.block, config.shared},
                                               loss_grad_kernel<Row>, grad_loss.data<A>(), logits.data<T>(),
-                                              lse.data<A>(), to, grad.data<T>(), row_step(grad), how.size);
+                                              lse.data<A>(), to, grad.data<T>(), row_step(grad), config.size);
                                });
     });
   });

@@ -261,7 +261,7 @@ bool invariant_product(const Operands& o) {
     return supported;
   }
   const auto has_padding = [&](const Tensor& x) {  // a single row may have padding, too
-    return !adds && has_whole_rows(x) && row_step(x) == padded_columns(x.size(1)) && address(x) % 16 == 0;
+    return !adds && has_full_rows(x) && row_step(x) == padded_columns(x.size(1)) && address(x) % 16 == 0;
   };
   const Tensor a = usual(o.a), c = adds ? usual(o.c) : o.c, out = has_padding(o.out) ? o.out : usual(o.out);
   const Operands plain{a, o.b, c, o.bias, o.args, o.fused, o.pre, out};

@@ -21,7 +21,7 @@ struct Divider {
 };
 
 /// Flat indices below this are divided in 32 bits.
-inline constexpr int64_t most_narrow = int64_t(1) << 31;
+inline constexpr int64_t max_narrow = int64_t(1) << 31;
 
 /// n / by; in 32 bits if `narrow` promises that all n are below 2^31. A divisor of 0 counts as 1.
 struct AnyDivider {
@@ -76,7 +76,7 @@ template <int N> struct Nest {
   }
   /// Computes the divisors that find() needs. Call it last, after insert() and join().
   void prepare() {
-    narrow = count() < most_narrow;
+    narrow = count() < max_narrow;
     for (int d = 0; d < rank; ++d) divider[d] = narrow ? Divider(uint32_t(size[d])) : Divider();
   }
 

@@ -396,9 +396,9 @@ void norm(const char* op, const From& from, Pointers places, const Tensor& weigh
   const int64_t rows = out.size(0), n = out.size(1);
   const T *const w = data_or_null<T>(weight), *const b = data_or_null<T>(bias);
   with_rows<T, From::inputs, 1>(n, n, places, [&]<class Row> {
-    const RowLaunch how = launch_of<Row>({rows, n, n}, norm_blocks<Row, From>());
-    cuda::launch({op, how.grid, how.block, how.shared}, norm_kernel<centered, Row, From>, from, w, b, A(eps),
-                 out.data<T>(), mean ? mean->data<A>() : nullptr, rstd.data<A>(), how.size);
+    const RowLaunch config = launch_of<Row>({rows, n, n}, norm_blocks<Row, From>());
+    cuda::launch({op, config.grid, config.block, config.shared}, norm_kernel<centered, Row, From>, from, w, b, A(eps),
+                 out.data<T>(), mean ? mean->data<A>() : nullptr, rstd.data<A>(), config.size);
   });
 }
 
@@ -421,10 +421,10 @@ void norm_grad(const char* op, const Tensor& grad, const Tensor& x, const Tensor
     SumArgs<T> args{memory.as<A>(), wanted ? cuda::counters(op, counters_of(blocks)) : nullptr, {dw, db, ds}};
     if (!centered) args.to[1] = ds, args.to[2] = nullptr;
     const int64_t shared_sums = wanted && !Row::in_registers && all <= half_of_shared() ? all : 0;
-    RowLaunch how = launch_of<Row>({rows, n, n}, 2, shared_sums);
-    how.grid = dim3(unsigned(blocks));
-    cuda::launch({op, how.grid, how.block, how.shared}, norm_grad_kernel<centered, Row, To>, grad.data<T>(),
-                 x.data<T>(), mean ? mean->data<A>() : nullptr, rstd.data<A>(), w, to, args, shared_sums, how.size);
+    RowLaunch config = launch_of<Row>({rows, n, n}, 2, shared_sums);
+    config.grid = dim3(unsigned(blocks));
+    cuda::launch({op, config.grid, config.block, config.shared}, norm_grad_kernel<centered, Row, To>, grad.data<T>(),
+                 x.data<T>(), mean ? mean->data<A>() : nullptr, rstd.data<A>(), w, to, args, shared_sums, config.size);
   });
 }
 

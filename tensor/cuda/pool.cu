@@ -23,7 +23,7 @@ struct Images {
         h(x.size(2)),
         w(x.size(3)),
         channels(last ? x.size(1) : 1),
-        narrow(x.numel() < most_narrow) {
+        narrow(x.numel() < max_narrow) {
     if (narrow && x.numel() > 0)
       by_channels = Divider(uint32_t(channels)), by_w = Divider(uint32_t(w)), by_h = Divider(uint32_t(h));
   }
@@ -265,8 +265,8 @@ void max_pool2d_grad(const Tensor& grad, const Tensor& indices, Tensor& grad_x) 
   const cuda::Scratch reach(size_t(result.h + result.w) * sizeof(int2)), chosen(size_t(in.h + in.w) * sizeof(int2));
   launch_over(op, result.h + result.w, clear_reach_kernel, result.h + result.w, reach.as<int2>());
   if (grad.numel() > 0) {
-    constexpr int64_t most = 65535;  // limit of a grid in y
-    const int64_t together = std::max<int64_t>(64, (result.units + most - 1) / most);
+    constexpr int64_t limit = 65535;  // limit of a grid in y
+    const int64_t together = std::max<int64_t>(64, (result.units + limit - 1) / limit);
     cuda::launch({op, dim3(unsigned(result.h), unsigned((result.units + together - 1) / together)), dim3(threads)},
                  reach_kernel, places, result, Divider(uint32_t(in.w)), together, reach.as<int2>());
   }

@@ -8,7 +8,7 @@ namespace lockstep::on_cuda {
 /// the end of the row give `beyond`.
 template <int V, bool ragged, class T>
 __device__ inline Vector<T, V> load_part(const T* row, int64_t i, int64_t n, T beyond) {
-  const auto* const whole = reinterpret_cast<const Vector<T, V>*>(row + i);
+  const auto* const full = reinterpret_cast<const Vector<T, V>*>(row + i);
   if constexpr (ragged) {
     if (i + V > n) {
       Vector<T, V> x;
@@ -17,7 +17,7 @@ __device__ inline Vector<T, V> load_part(const T* row, int64_t i, int64_t n, T b
       return x;
     }
   }
-  return *whole;
+  return *full;
 }
 /// Rounds V values and stores those within the row.
 template <int V, bool ragged, class T, class A>

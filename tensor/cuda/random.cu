@@ -51,12 +51,12 @@ void fill_random(const char* op, Tensor& out, PhiloxKey key, const Make& make) {
 }
 
 template <class T> struct Uniform {
-  Compute<T> base, width, most;
+  Compute<T> base, width, greatest;
   __device__ void operator()(const uint32_t* w, T* values) const {
     if constexpr (std::is_same_v<T, double>) {
-      for (int i = 0; i < 2; ++i) values[i] = scaled(unit(w[2 * i], w[2 * i + 1]), base, width, most);
+      for (int i = 0; i < 2; ++i) values[i] = scaled(unit(w[2 * i], w[2 * i + 1]), base, width, greatest);
     } else {
-      for (int i = 0; i < 4; ++i) values[i] = T(scaled(unit(w[i]), base, width, most));
+      for (int i = 0; i < 4; ++i) values[i] = T(scaled(unit(w[i]), base, width, greatest));
     }
   }
 };
@@ -76,11 +76,11 @@ template <class T> struct Normal {
   }
 };
 
-template <class T> struct Whole {
+template <class T> struct Full {
   int64_t low;
   uint64_t range;
   __device__ void operator()(const uint32_t* w, T* values) const {
-    for (int i = 0; i < 2; ++i) values[i] = convert<T>(whole(w[2 * i], w[2 * i + 1], low, range));
+    for (int i = 0; i < 2; ++i) values[i] = convert<T>(full(w[2 * i], w[2 * i + 1], low, range));
   }
 };
 
@@ -140,7 +140,7 @@ void uniform(Tensor& out, double low, double high, PhiloxKey key) {
   dispatch<float, double, Half, BFloat16>(out.dtype(), "uniform", [&]<class T> {
     using C = Compute<T>;
     fill_random<sizeof(T) == 8 ? 2 : 4, T>("uniform", out, key,
-                                           Uniform<T>{C(low), C(high - low), most_below<T>(low, high)});
+                                           Uniform<T>{C(low), C(high - low), max_below<T>(low, high)});
   });
 }
 
@@ -152,7 +152,7 @@ void normal(Tensor& out, double mean, double deviation, PhiloxKey key) {
 
 void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(out.dtype(), "randint", [&]<class T> {
-    fill_random<2, T>("randint", out, key, Whole<T>{low, uint64_t(high) - uint64_t(low)});
+    fill_random<2, T>("randint", out, key, Full<T>{low, uint64_t(high) - uint64_t(low)});
   });
 }
 

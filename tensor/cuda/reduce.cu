@@ -17,12 +17,12 @@ namespace lockstep::on_cuda {
 namespace {
 
 constexpr int threads = 256;
-constexpr unsigned whole_warp = 0xffffffffu;
+constexpr unsigned full_warp = 0xffffffffu;
 constexpr int run_vectors = 64;  // vectors that one sum accumulates in the narrow type
 
 /// For fold_columns_kernel: loads in flight per thread, and most threads per block. Less for 8-byte accumulators A.
 template <class A> inline constexpr int batch = sizeof(A) == 8 ? 4 : 8;
-template <class A> inline constexpr int most_threads = sizeof(A) == 8 ? 256 : 512;
+template <class A> inline constexpr int max_threads = sizeof(A) == 8 ? 256 : 512;
 
 /// The plan of a reduction.
 struct Reduction {
@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(threads, sizeof(typename Op::template Lane<T>)
 #pragma unroll
     for (int k = 1; k < parts; ++k) total = Op::join(total, sums.wide[k]);
     for (int step = min(plan.shared, 32) / 2; step > 0; step /= 2)
-      total = Op::join(total, __shfl_xor_sync(whole_warp, total, step));
+      total = Op::join(total, __shfl_xor_sync(full_warp, total, step));
     if (plan.shared == threads) {
       LOCKSTEP_SHARED(Sum, of_warp, [threads / 32]);
       __syncthreads();
@@ -148,12 +148,12 @@ __global__ void __launch_bounds__(threads, sizeof(typename Op::template Lane<T>)
 // 32, a warp contains several rows and joins their sums first; then the block joins the sums of its warps, in order. If
 // `across` is 32 or more, the block joins the sums of its rows, in order.
 template <class Op, class T>
-__global__ void __launch_bounds__(most_threads<typename Op::template Lane<T>>, 1)
+__global__ void __launch_bounds__(max_threads<typename Op::template Lane<T>>, 1)
     fold_columns_kernel(const T* x, Reduction plan, Total<typename Op::template Lane<T>>* partial, Finish finish) {
   using A = typename Op::template Lane<T>;
   using Sum = Total<A>;
   constexpr int V = width<T>;
-  LOCKSTEP_SHARED(Sum, of_group, [ReduceShape::most_totals]);
+  LOCKSTEP_SHARED(Sum, of_group, [ReduceShape::max_totals]);
   const int across = plan.shared, down = plan.block / across, column = threadIdx.x % across, row = threadIdx.x / across;
   const int in_group = max(across, 32), groups = plan.block / in_group, group = threadIdx.x / in_group;
   const int64_t strips = (plan.lanes + int64_t(across) * V - 1) / (int64_t(across) * V),
@@ -201,8 +201,7 @@ __global__ void __launch_bounds__(most_threads<typename Op::template Lane<T>>, 1
     sums.flush();
     for (int step = 16; step >= across; step /= 2) {
 #pragma unroll
-      for (int j = 0; j < V; ++j)
-        sums.wide[j] = Op::join(sums.wide[j], __shfl_xor_sync(whole_warp, sums.wide[j], step));
+      for (int j = 0; j < V; ++j) sums.wide[j] = Op::join(sums.wide[j], __shfl_xor_sync(full_warp, sums.wide[j], step));
     }
     // Neighbouring threads access neighbouring words.
     if (row % (in_group / across) == 0) {
@@ -254,7 +253,7 @@ __global__ void __launch_bounds__(threads)
 
 int64_t divided(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V, int most) {
+Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V, int highest) {
   Reduction plan{};
   ReduceShape shape;
   for (int d = 0; d < x.dim(); ++d) {
@@ -293,7 +292,7 @@ Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V, in
     plan.lanes = nest.size[last], plan.x_stride = nest.stride[last][0], plan.out_stride = nest.stride[last][1];
     plan.access = access(aligned(nest, last) && aligned(plan.reduced, plan.reduced.rank));
     plan.items = plan.reduced.count();
-    shape = ReduceShape::of_columns(nest.count(), plan.items, plan.lanes, V, size_of(x.dtype()), most);
+    shape = ReduceShape::of_columns(nest.count(), plan.items, plan.lanes, V, size_of(x.dtype()), highest);
   }
   plan.shared = shape.across, plan.block = shape.block;
   plan.chunk = divided(plan.items, shape.chunks);
@@ -316,7 +315,7 @@ void fold(const Tensor& x, uint32_t dims, const Tensor& out, const Finish& finis
                  out.numel(), chunks, across, finish);
   };
   if (x.numel() == 0) return join(nullptr, 0);
-  Reduction plan = make_plan(x, dims, out, width<Raw>, most_threads<typename Op::template Lane<Raw>>);
+  Reduction plan = make_plan(x, dims, out, width<Raw>, max_threads<typename Op::template Lane<Raw>>);
   plan.centers = centers, plan.finite_centers = finite_centers;
   const cuda::Scratch scratch(plan.chunks > 1 ? size_t(plan.chunks * plan.outputs) * sizeof(Sum) : 0);
   const int64_t work = plan.along_reduced
@@ -349,25 +348,26 @@ void reduce(ReduceOp op, const Tensor& x, uint32_t dims, double parameter, Tenso
     case ReduceOp::any: return over_all(Any());
     case ReduceOp::all: return over_all(All());
     case ReduceOp::mean:
-      finish.how = Finish::How::divide, finish.divisor = count;
+      finish.ending = Finish::Ending::divide, finish.divisor = count;
       return over_floats([&]<class T> { fold<Sum, T>(x, dims, out, finish); });
     case ReduceOp::sum_squares: return over_floats([&]<class T> { fold<SumSquares, T>(x, dims, out, finish); });
     case ReduceOp::var: {
       const cuda::Scratch means = first();
-      const Finish to_means{.how = Finish::How::divide, .divisor = count, .out = means.as<double>(), .dtype = f64};
-      finish.how = Finish::How::divide, finish.divisor = std::max(0.0, count - parameter);
+      const Finish to_means{
+          .ending = Finish::Ending::divide, .divisor = count, .out = means.as<double>(), .dtype = f64};
+      finish.ending = Finish::Ending::divide, finish.divisor = std::max(0.0, count - parameter);
       return over_floats([&]<class T> {
         fold<SumWide, T>(x, dims, out, to_means);
         fold<SumCentered, T>(x, dims, out, finish, means.as<double>());
       });
     }
     case ReduceOp::logsumexp: {
-      const cuda::Scratch most = first();
-      const Finish to_most{.out = most.as<double>(), .dtype = f64};
-      finish.how = Finish::How::add_log, finish.most = most.as<double>();
+      const cuda::Scratch highest = first();
+      const Finish to_highest{.out = highest.as<double>(), .dtype = f64};
+      finish.ending = Finish::Ending::add_log, finish.highest = highest.as<double>();
       return over_floats([&]<class T> {
-        fold<Max, T>(x, dims, out, to_most);
-        fold<SumExp, T>(x, dims, out, finish, most.as<double>(), true);
+        fold<Max, T>(x, dims, out, to_highest);
+        fold<SumExp, T>(x, dims, out, finish, highest.as<double>(), true);
       });
     }
   }

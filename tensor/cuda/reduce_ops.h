@@ -24,21 +24,21 @@ template <class A, class T> __device__ inline A widen(T x) { return A(Same<T>(x)
 /// Positive infinity.
 template <class A> inline constexpr A infinite = std::numeric_limits<A>::infinity();
 
-/// Stores a result in `out`, converted to `dtype`. As `how` says, it is the total, total / divisor, or (for logsumexp)
-/// log(total) plus the largest of the elements that are reduced to this output.
+/// Stores a result in `out`, converted to `dtype`. As `ending` says, it is the total, total / divisor, or (for
+/// logsumexp) log(total) plus the largest of the elements that are reduced to this output.
 struct Finish {
-  enum class How : uint8_t { plain, divide, add_log } how = How::plain;
+  enum class Ending : uint8_t { plain, divide, add_log } ending = Ending::plain;
   double divisor = 1;
-  const double* most = nullptr;  // add_log: log(total) + most; `most` itself if it is not finite
+  const double* highest = nullptr;  // add_log: log(total) + most; `highest` itself if it is not finite
   void* out;
   DType dtype;
 
   template <class Total> __device__ void operator()(int64_t at, Total total) const {
-    switch (how) {
-      case How::plain: return put(at, total);
-      case How::divide: return put(at, double(total) / divisor);
-      case How::add_log: {
-        const double m = most[at];
+    switch (ending) {
+      case Ending::plain: return put(at, total);
+      case Ending::divide: return put(at, double(total) / divisor);
+      case Ending::add_log: {
+        const double m = highest[at];
         return put(at, std::isfinite(m) ? std::log(double(total)) + m : m);
       }
     }

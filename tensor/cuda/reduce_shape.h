@@ -15,11 +15,11 @@ struct ReduceShape {
   int64_t chunks = 1;
 
   /// The most totals that a block keeps in shared memory when it reduces columns.
-  static constexpr int most_totals = 2048;
-  /// The smallest power of two that is at least n, but at most `most`.
-  static int power_of_two_from(int64_t n, int most) {
+  static constexpr int max_totals = 2048;
+  /// The smallest power of two that is at least n, but at most `highest`.
+  static int power_of_two_from(int64_t n, int highest) {
     int p = 1;
-    while (p < most && p < n) p *= 2;
+    while (p < highest && p < n) p *= 2;
     return p;
   }
 
@@ -33,9 +33,9 @@ struct ReduceShape {
   }
 
   /// The shape if the elements of a vector belong to different outputs: `outer` matrices of `items` rows and `lanes`
-  /// columns are reduced to one row each. A thread takes V columns, with elements of `bytes` bytes. `most` is the
+  /// columns are reduced to one row each. A thread takes V columns, with elements of `bytes` bytes. `highest` is the
   /// largest number of threads in a block.
-  static ReduceShape of_columns(int64_t outer, int64_t items, int64_t lanes, int V, int64_t bytes, int most) {
+  static ReduceShape of_columns(int64_t outer, int64_t items, int64_t lanes, int V, int64_t bytes, int highest) {
     constexpr int64_t enough_items = 8;                      // items that keep a thread busy
     constexpr int64_t enough_blocks = 64, just_enough = 40;  // blocks that use the full memory bandwidth without chunks
     const auto blocks = [&](int across) { return outer * ((lanes + int64_t(across) * V - 1) / (int64_t(across) * V)); };
@@ -44,15 +44,15 @@ struct ReduceShape {
     across = power_of_two_from((lanes + V - 1) / V, 32);
     // If there are too few rows to occupy a block's threads, a block takes more columns.
     while (across < block && int64_t(across) * V < lanes && items * across < enough_items * block) across *= 2;
-    const int64_t most_chunks = std::max<int64_t>(1, items * across / (enough_items * block));
-    shape.chunks = std::clamp<int64_t>(1024 / std::max<int64_t>(blocks(across), 1), 1, most_chunks);
+    const int64_t max_chunks = std::max<int64_t>(1, items * across / (enough_items * block));
+    shape.chunks = std::clamp<int64_t>(1024 / std::max<int64_t>(blocks(across), 1), 1, max_chunks);
     // Instead of several chunks, a block can take all rows of fewer columns (at least 32 bytes of a row), if this gives
     // enough blocks.
     const int narrowest = std::min(across, std::max(1, int(32 / (V * bytes))));
     if (shape.chunks == 1 || blocks(narrowest) < just_enough) return shape;
     shape.chunks = 1;
     while (across > narrowest && blocks(across) < enough_blocks) across /= 2;
-    while (block < most && block / 16 * across * V <= most_totals && items * across >= enough_items * block * 2)
+    while (block < highest && block / 16 * across * V <= max_totals && items * across >= enough_items * block * 2)
       block *= 2;
     return shape;
   }

@@ -10,7 +10,7 @@ namespace {
 
 constexpr int threads = 256;
 
-constexpr int most_heads = 4;
+constexpr int max_heads = 4;
 
 /// The number of heads whose rows a thread rotates by the same angles, and the strides between these rows in x and out.
 struct Heads {
@@ -30,10 +30,10 @@ __global__ void __launch_bounds__(threads)
     const int64_t row = in_row.divide(n), i = (n - row * in_row.by) * V;
     int64_t at[3] = {};
     rows.find(row, at);
-    Vector<T, V> a[most_heads], b[most_heads];
+    Vector<T, V> a[max_heads], b[max_heads];
     const T* from = x + at[0] + i;
 #pragma unroll
-    for (int h = 0; h < most_heads; ++h, from += heads.x_stride) {
+    for (int h = 0; h < max_heads; ++h, from += heads.x_stride) {
       if (h >= heads.count) continue;
       a[h] = *reinterpret_cast<const Vector<T, V>*>(from);
       b[h] = *reinterpret_cast<const Vector<T, V>*>(from + half);
@@ -43,14 +43,14 @@ __global__ void __launch_bounds__(threads)
     load_values<V>(sine + at[2] + i, s);
     T* to = out + at[1] + i;
 #pragma unroll
-    for (int h = 0; h < most_heads; ++h, to += heads.out_stride) {
+    for (int h = 0; h < max_heads; ++h, to += heads.out_stride) {
       if (h >= heads.count) continue;
       A y[V], z[V];
 #pragma unroll
       for (int j = 0; j < V; ++j) {
-        const A turn = s[j] * sign, left = A(a[h].v[j]), right = A(b[h].v[j]);
-        y[j] = left * c[j] - right * turn;
-        z[j] = right * c[j] + left * turn;
+        const A sine_here = s[j] * sign, left = A(a[h].v[j]), right = A(b[h].v[j]);
+        y[j] = left * c[j] - right * sine_here;
+        z[j] = right * c[j] + left * sine_here;
       }
       store_values<V>(to, y);
       store_values<V>(to + half, z);
@@ -64,7 +64,7 @@ Heads take_heads(Nest<3>& rows) {
   Heads heads;
   for (int d = rows.rank - 1; d >= 0; --d) {
     if (rows.stride[d][2] != 0) continue;
-    for (heads.count = most_heads; rows.size[d] % heads.count != 0;) --heads.count;
+    for (heads.count = max_heads; rows.size[d] % heads.count != 0;) --heads.count;
     heads.x_stride = rows.stride[d][0], heads.out_stride = rows.stride[d][1];
     rows.size[d] /= heads.count;
     rows.stride[d][0] *= heads.count, rows.stride[d][1] *= heads.count;
@@ -74,8 +74,8 @@ Heads take_heads(Nest<3>& rows) {
 }
 
 template <class T, class Table, int V>
-void turn(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, const Nest<3>& rows,
-          const Heads& heads, Tensor& out) {
+void sine_here(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, const Nest<3>& rows,
+               const Heads& heads, Tensor& out) {
   const int64_t in_row = x.shape().back() / 2 / V, count = x.numel() / 2 / V / heads.count;
   cuda::launch({"rotary", dim3(cuda::blocks_for(count, threads)), dim3(threads)}, rotary_kernel<T, Table, V>,
                x.data<T>(), cosine.data<Table>(), sine.data<Table>(), Compute<T>(inverse ? -1 : 1), rows, heads,
@@ -93,14 +93,14 @@ void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inve
   rows.join();
   const Heads heads = take_heads(rows);
   rows.prepare();
-  rows.narrow &= x.numel() < most_narrow;
+  rows.narrow &= x.numel() < max_narrow;
   const auto run = [&]<class T, class Table> {
     constexpr int wide = vector_length<T>;
     bool aligned = half % wide == 0 && is_aligned(x.data<T>(), wide) && is_aligned(out.data<T>(), wide) &&
                    is_aligned(cosine.data<Table>(), wide) && is_aligned(sine.data<Table>(), wide);
     for (int d = 0; d < x.dim() - 1; ++d) aligned &= x.strides()[d] % wide == 0 && out.strides()[d] % wide == 0;
-    if (aligned) turn<T, Table, wide>(x, cosine, sine, inverse, rows, heads, out);
-    else turn<T, Table, 1>(x, cosine, sine, inverse, rows, heads, out);
+    if (aligned) sine_here<T, Table, wide>(x, cosine, sine, inverse, rows, heads, out);
+    else sine_here<T, Table, 1>(x, cosine, sine, inverse, rows, heads, out);
   };
   for_floats("rotary", x, [&]<class T> {
     if (cosine.dtype() == x.dtype()) return run.template operator()<T, T>();

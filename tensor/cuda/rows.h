@@ -189,9 +189,9 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   __device__ int owner(int64_t i) const { return int(i / V % blockDim.x); }
 
   template <class Fn> __device__ void read(Fn fn) {
-    const int64_t whole = whole_vectors(), step = blockDim.x;
+    const int64_t full = full_vectors(), step = blockDim.x;
     const auto load = [&](int64_t vector, Vector<T, V>(&to)[inputs]) {
-      if (vector >= whole) return;
+      if (vector >= full) return;
 #pragma unroll
       for (int s = 0; s < inputs; ++s) to[s] = *reinterpret_cast<const Vector<T, V>*>(from_[s] + start() + vector * V);
     };
@@ -227,11 +227,11 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
 #pragma unroll
     for (int f = 0; f < flight; ++f) load(next + f * step, in[f]);
 #pragma unroll 1
-    for (int64_t first = next; first < whole; first += flight * step, k += flight) {
+    for (int64_t first = next; first < full; first += flight * step, k += flight) {
 #pragma unroll
       for (int f = 0; f < flight; ++f) {
         const int64_t vector = first + f * step;
-        if (vector >= whole) break;
+        if (vector >= full) break;
         Vector<T, V> now[inputs];
 #pragma unroll
         for (int s = 0; s < inputs; ++s) now[s] = in[f][s];
@@ -240,12 +240,12 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
       }
     }
     if constexpr (ragged) {  // the row ends within this vector; handling it in the loop would cost registers
-      if (size_.columns == whole * V || threadIdx.x != whole % step) return;
+      if (size_.columns == full * V || threadIdx.x != full % step) return;
       Vector<T, V> now[inputs];
 #pragma unroll
       for (int s = 0; s < inputs; ++s)
-        now[s] = load_part<V, ragged>(from_[s] + start(), whole * V, size_.columns, beyond_);
-      use(whole, int(whole / step), now);
+        now[s] = load_part<V, ragged>(from_[s] + start(), full * V, size_.columns, beyond_);
+      use(full, int(full / step), now);
     }
   }
   template <class Fn> __device__ void each(Fn fn) {
@@ -280,12 +280,12 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
  private:
   static constexpr int flight = 2, parts = 2;  // flight: loads in flight; parts: each has its own group of copies
 
-  __device__ int64_t whole_vectors() const { return ragged ? size_.columns / V : (size_.columns + V - 1) / V; }
+  __device__ int64_t full_vectors() const { return ragged ? size_.columns / V : (size_.columns + V - 1) / V; }
   /// The address of vector i in slot s (see `slots`) of the row that begins at held_[at].
   __device__ Vector<T, V>* place(int s, int64_t i, int at) const { return held_ + at + s * size_.room + int(i); }
   /// One past the index of the last vector in a part of the row.
   __device__ int end_of(int part) const {
-    return int(whole_vectors() < size_.room ? whole_vectors() : size_.room) * (part + 1) / parts;
+    return int(full_vectors() < size_.room ? full_vectors() : size_.room) * (part + 1) / parts;
   }
   /// Starts copying row r, as far as it fits. A thread copies only its own vectors, which no other thread reads.
   __device__ void bring(int64_t r, int at) const {
@@ -313,7 +313,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   /// Joins the warps' values in order. Consecutive calls use different memory, so one barrier is enough.
   template <class Join> __device__ void join(A of_x, A of_y, A& x, A& y, Join join) {
     LOCKSTEP_SHARED(A, of_warps, [2][2][threads / warp]);
-    A(&to)[2][threads / warp] = of_warps[turn_ ^= 1];
+    A(&to)[2][threads / warp] = of_warps[stage_ ^= 1];
     if (threadIdx.x % warp == 0) to[0][threadIdx.x / warp] = of_x, to[1][threadIdx.x / warp] = of_y;
     __syncthreads();
     x = to[0][0], y = to[1][0];
@@ -326,7 +326,7 @@ template <class T_, int V_, int inputs, int kept_, bool ragged_ = false> class B
   const T *from_[inputs], *again_[kept];
   Vector<T, V>* held_;
   int at_ = 0;  // this row's place, from held_ on
-  int turn_ = 0;
+  int stage_ = 0;
 };
 
 /// Makes the Row of a kernel. The memory of a BlockRow begins after `extra` bytes of dynamic shared memory.
@@ -354,9 +354,9 @@ inline int64_t half_of_shared() {
   return (int64_t(cuda::limits().shared_per_block) + 1024) / 2 - fixed;
 }
 
-/// The number of threads of a block for rows of `vectors` vectors: one for every two vectors, at most `most`.
-inline int threads_for(int64_t vectors, int most) {
-  return int(std::clamp<int64_t>((vectors / 2 + warp - 1) / warp * warp, warp, most));
+/// The number of threads of a block for rows of `vectors` vectors: one for every two vectors, at most `limit`.
+inline int threads_for(int64_t vectors, int limit) {
+  return int(std::clamp<int64_t>((vectors / 2 + warp - 1) / warp * warp, warp, limit));
 }
 
 /// The launch of an engine over all rows; `extra` bytes of shared memory come before the rows. `resident`: blocks of a

@@ -22,7 +22,7 @@ namespace lockstep::cuda {
 namespace {
 
 thread_local int selected_device = -1;
-thread_local std::array<cudaStream_t, most_devices> selected_stream{};  // nullptr: the device's default stream
+thread_local std::array<cudaStream_t, max_devices> selected_stream{};  // nullptr: the device's default stream
 
 struct DeviceState {
   std::once_flag once;
@@ -34,8 +34,8 @@ struct DeviceState {
   std::string why;  // guarded by mutex
 };
 DeviceState& state_of(int device) {
-  static std::array<DeviceState, most_devices>& states =
-      *new std::array<DeviceState, most_devices>;  // leaked: outlives static tensors
+  static std::array<DeviceState, max_devices>& states =
+      *new std::array<DeviceState, max_devices>;  // leaked: outlives static tensors
   DeviceState& state = states[size_t(device)];
   std::call_once(state.once, [&] {
     cudaDeviceProp properties{};
@@ -155,12 +155,12 @@ void raise_report(int device) {
   fail(str("[", first.op, "] expected ", first.what, " in [0, ", first.limit, "), got ", first.value, " ",
            first.place_name, " ", first.place));
 }
-int64_t most_blocks() { return int64_t(limits().multiprocessors) * 16; }
+int64_t max_blocks() { return int64_t(limits().multiprocessors) * 16; }
 
 unsigned* counters(const char* op, int64_t count) {
-  LOCKSTEP_CHECK(count <= most_counters, "[", op, "] expected at most ", most_counters, " counters, got ", count,
+  LOCKSTEP_CHECK(count <= max_counters, "[", op, "] expected at most ", max_counters, " counters, got ", count,
                  "; this is a bug in Lockstep, please report it");
-  constexpr size_t bytes = most_counters * sizeof(unsigned);
+  constexpr size_t bytes = max_counters * sizeof(unsigned);
   const cudaStream_t stream = current_stream();
   if (void* const recorded = recorded_zeros(bytes, stream)) return static_cast<unsigned*>(recorded);
   static std::mutex& mutex = *new std::mutex;

@@ -33,7 +33,7 @@ struct DeviceLimits {
 /// The limits of this thread's current device.
 const DeviceLimits& limits();
 /// The most blocks that a kernel that strides over its elements should start.
-int64_t most_blocks();
+int64_t max_blocks();
 
 /// The first index or label out of range that a kernel found (report.h). In pinned host memory; the device writes it.
 struct Report {
@@ -46,7 +46,7 @@ struct Report {
 Report* report();
 
 /// The largest number that counters() takes.
-inline constexpr int64_t most_counters = 1024;
+inline constexpr int64_t max_counters = 1024;
 /// Returns `count` counters, all 0, with which the blocks of a kernel find out which of them ends last. The kernel
 /// leaves them at 0. They belong to the current stream (while a graph is recorded: to the graph and the stream), so no
 /// other kernel uses them at the same time.

@@ -10,7 +10,7 @@ namespace lockstep::on_cuda {
 namespace {
 
 constexpr int threads = 256;
-constexpr unsigned whole_warp = 0xffffffffu;
+constexpr unsigned full_warp = 0xffffffffu;
 constexpr int64_t wanted = 1 << 17;  // threads that fill a large device
 
 /// The number of chunks of each line, and their length. Work item i is chunk i / lines of line i % lines.
@@ -66,8 +66,8 @@ __global__ void __launch_bounds__(threads)
 #pragma unroll
       for (int step = shared / 2; step > 0; step /= 2) {
         // Unary + promotes small integers to int: shuffles move 4 or 8 bytes.
-        const Found<C> other{C(__shfl_xor_sync(whole_warp, +best.value, step)),
-                             __shfl_xor_sync(whole_warp, best.at, step)};
+        const Found<C> other{C(__shfl_xor_sync(full_warp, +best.value, step)),
+                             __shfl_xor_sync(full_warp, best.at, step)};
         if (is_better<largest>(other, best)) best = other;
       }
       if (lane > 0) continue;
@@ -129,7 +129,7 @@ template <bool product, class A> __device__ A scan_block(A value, A& all) {
   A sum = value;
 #pragma unroll
   for (int step = 1; step < 32; step *= 2) {
-    const A before = __shfl_up_sync(whole_warp, sum, step);
+    const A before = __shfl_up_sync(full_warp, sum, step);
     if (lane >= step) sum = joined<product>(before, sum);
   }
   __syncthreads();
@@ -142,7 +142,7 @@ template <bool product, class A> __device__ A scan_block(A value, A& all) {
     if (w == warp) base = all;
     all = joined<product>(all, of_warp[w]);
   }
-  const A before = __shfl_up_sync(whole_warp, sum, 1);
+  const A before = __shfl_up_sync(full_warp, sum, 1);
   return lane == 0 ? base : joined<product>(base, before);
 }
 

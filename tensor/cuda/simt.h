@@ -32,29 +32,29 @@ struct Launch {
 /// Starts a kernel on this thread's current device and stream. An empty grid (from an empty tensor) does nothing. On
 /// failure, throws an error that names the operation, the launch and the stream.
 template <class... Parameters, class... Args>
-void launch(const Launch& how, void (*kernel)(Parameters...), Args&&... args) {
-  if (how.grid.x == 0 || how.grid.y == 0 || how.grid.z == 0) return;
+void launch(const Launch& config, void (*kernel)(Parameters...), Args&&... args) {
+  if (config.grid.x == 0 || config.grid.y == 0 || config.grid.z == 0) return;
   const cudaStream_t stream = current_stream();
   // More than 48 KiB of dynamic shared memory needs opting in.
-  if (how.shared > 48 * 1024)
-    check(how.op, cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
-                                       cudaFuncAttributeMaxDynamicSharedMemorySize, int(how.shared)));
+  if (config.shared > 48 * 1024)
+    check(config.op, cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                          cudaFuncAttributeMaxDynamicSharedMemorySize, int(config.shared)));
 #if defined(__CUDACC__)
-  kernel<<<how.grid, how.block, how.shared, stream>>>(Parameters(args)...);
+  kernel<<<config.grid, config.block, config.shared, stream>>>(Parameters(args)...);
   const cudaError_t code = cudaGetLastError();
 #else
   const cudaError_t code =
-      simt::launch(how.op, how.grid, how.block, how.shared, stream, kernel, std::forward<Args>(args)...);
+      simt::launch(config.op, config.grid, config.block, config.shared, stream, kernel, std::forward<Args>(args)...);
 #endif
   if (code != cudaSuccess) [[unlikely]]
-    fail_launch(how.op, how.grid, how.block, how.shared, stream, code);
+    fail_launch(config.op, config.grid, config.block, config.shared, stream, code);
 }
 
-/// The number of blocks of `threads` threads for n elements, `per_thread` for each thread, but at most most_blocks().
+/// The number of blocks of `threads` threads for n elements, `per_thread` for each thread, but at most max_blocks().
 /// A kernel must loop, because these blocks may not cover all n elements.
 inline unsigned blocks_for(int64_t n, int threads, int64_t per_thread = 1) {
   const int64_t blocks = (n + int64_t(threads) * per_thread - 1) / (int64_t(threads) * per_thread);
-  return unsigned(std::min<int64_t>(blocks, most_blocks()));
+  return unsigned(std::min<int64_t>(blocks, max_blocks()));
 }
 
 /// The number of blocks for kernels with one block per work item. Throws if it exceeds the limit of a grid in x.

@@ -20,15 +20,15 @@ __global__ void __launch_bounds__(Row::threads, softmax_blocks<Row>())
   constexpr int V = Row::V;
   Row row = rows_of<Row, typename Row::T, 1, 1>(size, {x}, {x});
   for (row.begin(); row.more(); row.advance()) {
-    A most, sum;
-    sum_of_exp(row, most, sum);
-    const RowExp<typename Row::T> e(base_of(most));
+    A highest, sum;
+    sum_of_exp(row, highest, sum);
+    const RowExp<typename Row::T> e(base_of(highest));
     const A log_sum = log ? log_of(sum) : A(0), scale = e.correction() / sum;
     row.each([&](int64_t i, int, typename Row::Kept kept) {
       A v[V];
       widen(kept[0], v);
 #pragma unroll
-      for (int j = 0; j < V; ++j) v[j] = log ? (v[j] - most) - log_sum : e(v[j]) * scale;
+      for (int j = 0; j < V; ++j) v[j] = log ? (v[j] - highest) - log_sum : e(v[j]) * scale;
       store_values<V>(out + row.start() + i, v);
     });
   }
@@ -69,9 +69,9 @@ void softmax(bool log, const Tensor& x, Tensor& out) {
   const int64_t rows = x.size(0), n = x.size(1);
   for_floats("softmax", x, [&]<class T> {
     with_rows<T, 1, 1>(n, n, {x.raw_data(), out.raw_data()}, [&]<class Row> {
-      const RowLaunch how = launch_of<Row>({rows, n, n}, softmax_blocks<Row>());
-      cuda::launch({"softmax", how.grid, how.block, how.shared}, softmax_kernel<Row>, log, x.data<T>(), out.data<T>(),
-                   how.size);
+      const RowLaunch config = launch_of<Row>({rows, n, n}, softmax_blocks<Row>());
+      cuda::launch({"softmax", config.grid, config.block, config.shared}, softmax_kernel<Row>, log, x.data<T>(),
+                   out.data<T>(), config.size);
     });
   });
 }
@@ -80,9 +80,9 @@ void softmax_grad(bool log, const Tensor& grad, const Tensor& y, Tensor& grad_x)
   const int64_t rows = y.size(0), n = y.size(1);
   for_floats("softmax_grad", y, [&]<class T> {
     with_rows<T, 2, 2>(n, n, {grad.raw_data(), y.raw_data(), grad_x.raw_data()}, [&]<class Row> {
-      const RowLaunch how = launch_of<Row>({rows, n, n}, softmax_blocks<Row>());
-      cuda::launch({"softmax_grad", how.grid, how.block, how.shared}, softmax_grad_kernel<Row>, log, grad.data<T>(),
-                   y.data<T>(), grad_x.data<T>(), how.size);
+      const RowLaunch config = launch_of<Row>({rows, n, n}, softmax_blocks<Row>());
+      cuda::launch({"softmax_grad", config.grid, config.block, config.shared}, softmax_grad_kernel<Row>, log,
+                   grad.data<T>(), y.data<T>(), grad_x.data<T>(), config.size);
     });
   });
 }

@@ -5,7 +5,7 @@
 namespace lockstep::cuda {
 
 /// The largest number of devices that this process can use.
-inline constexpr int most_devices = 64;
+inline constexpr int max_devices = 64;
 /// Makes `device` this thread's current device. All work on a device begins with this call. Error if the thread is
 /// recording a graph of another device, or if this build has no code for the device.
 void select_device(int device);

@@ -30,11 +30,11 @@ decltype(&cuTensorMapEncodeTiled) encode_tiled() {
 bool fits_tiles(const Tensor& x) {
   // TMA's coordinates have 32 bits (signed in our kernels), and a tile may reach beyond the tensor: so sizes stay below
   // 2^30. TMA requires strides below 2^40 bytes.
-  constexpr int64_t most_elements = int64_t(1) << 30, most_stride = int64_t(1) << 39;
+  constexpr int64_t max_elements = int64_t(1) << 30, max_stride = int64_t(1) << 39;
   bool fits = x.numel() > 0 && x.shape()[3] % 64 == 0 && reinterpret_cast<uintptr_t>(x.raw_data()) % 16 == 0;
   for (int d = 0; d < 3; ++d) {
     const int64_t size = x.shape()[d], stride = x.strides()[d];
-    fits &= size < most_elements && (size == 1 || (stride > 0 && stride % 8 == 0 && stride < most_stride));
+    fits &= size < max_elements && (size == 1 || (stride > 0 && stride % 8 == 0 && stride < max_stride));
   }
   return fits;
 }

@@ -86,10 +86,10 @@ class Arrivals {
   /// an error instead of hanging.
   __device__ void wait([[maybe_unused]] int round) const {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-    constexpr int most_tries = 1 << 24;
+    constexpr int max_tries = 1 << 24;
     unsigned over = 0;
     for (int tries = 0; !over; ++tries) {
-      if (tries == most_tries) __trap();
+      if (tries == max_tries) __trap();
       asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2; selp.u32 %0, 1, 0, p;}"
                    : "=r"(over)
                    : "r"(shared_address(barrier_)), "r"(round % 2)

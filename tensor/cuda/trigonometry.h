@@ -31,10 +31,10 @@ LOCKSTEP_HD inline Angle reduce_large(float x) {
   // and later bits are too small.
   const uint64_t m = (bits & 0x7fffffu) | 0x800000u;
   const int32_t first = int32_t(bits >> 23 & 0xffu) - 150 - 2;
-  const uint64_t turns = (m * bits_of_two_over_pi(first) << 32) + m * bits_of_two_over_pi(first + 32) +
-                         (m * bits_of_two_over_pi(first + 64) >> 32);  // in units of 2^-62 quarter turns
-  const int32_t quarter = int32_t((turns + (uint64_t(1) << 61)) >> 62);
-  const double rest = double(int64_t(turns << 2)) * 8.5153039502163873e-20;  // pi / 2^65
+  const uint64_t revolutions = (m * bits_of_two_over_pi(first) << 32) + m * bits_of_two_over_pi(first + 32) +
+                               (m * bits_of_two_over_pi(first + 64) >> 32);  // in units of 2^-62 quarter turns
+  const int32_t quarter = int32_t((revolutions + (uint64_t(1) << 61)) >> 62);
+  const double rest = double(int64_t(revolutions << 2)) * 8.5153039502163873e-20;  // pi / 2^65
   const bool negative = bits >> 31 != 0;
   const double angle = negative ? -rest : rest;
   return {float(angle), float(angle - double(float(angle))), negative ? -quarter : quarter};
@@ -55,10 +55,10 @@ LOCKSTEP_HD inline float sine(float x, int32_t quarter) {
   } else {
     return x - x;
   }
-  const int32_t turn = a.quarter + quarter;
+  const int32_t quadrant = a.quarter + quarter;
   const float r = a.high, s = r * r, lost = std::fma(r, r, -s);
   float y;
-  if (turn & 1) {
+  if (quadrant & 1) {
     const float half = 0.5f * s, rough = 1.f - half;
     const float p = math::polynomial(s, -2.720330201e-7f, 2.479943578e-5f, -1.388888340e-3f, 4.166666791e-2f);
     y = rough + (((1.f - rough) - half) + (s * s * p - (0.5f * lost + r * a.low)));
@@ -66,7 +66,7 @@ LOCKSTEP_HD inline float sine(float x, int32_t quarter) {
     const float p = math::polynomial(s, 2.717564485e-6f, -1.983925613e-4f, 8.333329111e-3f, -1.666666716e-1f);
     y = r + (a.low + s * r * p);
   }
-  if (turn & 2) y = -y;
+  if (quadrant & 2) y = -y;
   return quarter == 0 && x == 0.f ? x : y;
 }
 

@@ -10,16 +10,16 @@
 namespace lockstep::on_cuda {
 namespace {
 
-constexpr int threads = 256, most_tensors = 64;
+constexpr int threads = 256, max_tensors = 64;
 /// Elements per block: four loads per thread.
 template <class T> constexpr int64_t chunk = 4 * threads* vector_length<T>;
 
 /// The tensors of a launch, as kernel parameters.
 template <class T> struct List {
-  T* data[most_tensors];
-  int64_t n[most_tensors], first_chunk[most_tensors];
-  int32_t place[most_tensors];  // index into `found`
-  bool aligned[most_tensors];
+  T* data[max_tensors];
+  int64_t n[max_tensors], first_chunk[max_tensors];
+  int32_t place[max_tensors];  // index into `found`
+  bool aligned[max_tensors];
   int32_t count;
 };
 
@@ -70,7 +70,7 @@ void look_through(const char* name, const std::vector<Tensor>& tensors, double f
       list.aligned[k] = is_aligned(list.data[k], vector_length<T>);
       chunks += (x.numel() + chunk<T> - 1) / chunk<T>;
     }
-    if (list.count == 0 || (list.count < most_tensors && i + 1 < tensors.size())) continue;
+    if (list.count == 0 || (list.count < max_tensors && i + 1 < tensors.size())) continue;
     cuda::launch({name, dim3(cuda::blocks_for(chunks, 1)), dim3(threads)}, look_through_kernel<T, scales>, list, chunks,
                  Compute<T>(factor), found);
     list.count = 0, chunks = 0;

@@ -11,7 +11,7 @@ namespace lockstep::on_cuda {
 
 /// The number of threads in a warp, and the mask of all its lanes.
 inline constexpr int warp = 32;
-inline constexpr unsigned whole_warp = 0xffffffffu;
+inline constexpr unsigned full_warp = 0xffffffffu;
 /// Positive infinity.
 template <class A> inline constexpr A infinity = std::numeric_limits<A>::infinity();
 
@@ -22,12 +22,12 @@ template <class A> __device__ inline A larger_of(A a, A b) { return a > b ? a : 
 /// result of its group.
 template <int width = warp, class A> __device__ inline A warp_sum(A x) {
 #pragma unroll
-  for (int step = width / 2; step > 0; step /= 2) x += __shfl_xor_sync(whole_warp, x, step);
+  for (int step = width / 2; step > 0; step /= 2) x += __shfl_xor_sync(full_warp, x, step);
   return x;
 }
 template <int width = warp, class A> __device__ inline A warp_max(A x) {
 #pragma unroll
-  for (int step = width / 2; step > 0; step /= 2) x = larger_of(x, __shfl_xor_sync(whole_warp, x, step));
+  for (int step = width / 2; step > 0; step /= 2) x = larger_of(x, __shfl_xor_sync(full_warp, x, step));
   return x;
 }
 

@@ -20,7 +20,7 @@ struct Between {
 inline Inputs inputs_of(const std::vector<Shape>& shapes, Between range = {}) {
   Inputs inputs;
   for (const Shape& shape : shapes) {
-    if (range.low < range.high) inputs.push_back(drawn(shape, range.low, range.high));
+    if (range.low < range.high) inputs.push_back(sampled(shape, range.low, range.high));
     else inputs.emplace_back(randn(shape, {.dtype = f64}), true);
   }
   return inputs;

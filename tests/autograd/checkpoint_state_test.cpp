@@ -2,7 +2,7 @@
 // starts from the state that the first forward saw.
 #include <doctest/doctest.h>
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "autograd/ops.h"
 #include "autograd/split_backward.h"
 #include "tensor/graph.h"

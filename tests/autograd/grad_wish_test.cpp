@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "autograd/ops.h"
 #include "autograd/split_backward.h"
 #include "tensor/ops.h"
@@ -147,8 +147,8 @@ TEST_CASE("gradient of a bias: the same bits in two passes, in a second pass, re
       manual_seed(6);
       return loss_of(r, Reader::last);
     };
-    const Model whole(f32), parts(f32), twice(f32), again(f32), cut(f32);
-    run(whole).backward();
+    const Model full(f32), parts(f32), twice(f32), again(f32), cut(f32);
+    run(full).backward();
     {
       SplitBackward split(run(parts), {parts.x, parts.residual});
       split.finish();
@@ -166,8 +166,8 @@ TEST_CASE("gradient of a bias: the same bits in two passes, in a second pass, re
       const std::vector<Tensor> grads = gradients(root, {r.layer}, {}, true);
       r.layer.backward(grads[0], true);
     }
-    for (const Model* other : {&parts, &twice, &again, &cut}) CHECK(equal(whole.b.grad(), other->b.grad()));
-    CHECK(equal(whole.w.grad(), parts.w.grad()));
-    CHECK(equal(whole.w.grad(), cut.w.grad()));
+    for (const Model* other : {&parts, &twice, &again, &cut}) CHECK(equal(full.b.grad(), other->b.grad()));
+    CHECK(equal(full.w.grad(), parts.w.grad()));
+    CHECK(equal(full.w.grad(), cut.w.grad()));
   }
 }

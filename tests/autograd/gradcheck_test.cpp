@@ -22,7 +22,7 @@ Variable triple(const Variable& x, double slope) {
 
 TEST_CASE("gradcheck accepts right derivatives and names wrong elements") {
   manual_seed(1);
-  const Inputs x{drawn({2, 3}, -1, 1)};
+  const Inputs x{sampled({2, 3}, -1, 1)};
   CHECK(gradcheck([](const Inputs& x) { return triple(x[0], 3); }, x) == "");
   const std::string wrong = gradcheck([](const Inputs& x) { return triple(x[0], 2.9); }, x);
   CHECK(wrong.find("input 0, element (0, 0): the tape gives") == 0);
@@ -40,7 +40,7 @@ TEST_CASE("gradcheck accepts right derivatives and names wrong elements") {
 
 TEST_CASE("gradcheck replays random numbers and leaves inputs as they were") {
   manual_seed(2);
-  const Inputs x{drawn({4, 5}, -1, 1)};
+  const Inputs x{sampled({4, 5}, -1, 1)};
   const Tensor before = x[0].tensor().clone();
   CHECK(gradcheck([](const Inputs& x) { return dropout(x[0], 0.5) * dropout(x[0], 0.3); }, x) == "");
   CHECK(equal(before, x[0].tensor()));

@@ -51,7 +51,7 @@ double apart(const Tensor& got, const Tensor& expected) {
   return max(off).item() / std::max(max(abs(wide)).item(), 1e-3);
 }
 
-HeadLoss whole(const Tensor& target, const CrossEntropyOptions& options) {
+HeadLoss entire(const Tensor& target, const CrossEntropyOptions& options) {
   return [=](const Variable& x, const Variable& w) { return cross_entropy(linear(x, w), target, options); };
 }
 HeadLoss by_rows(const Tensor& target, const CrossEntropyOptions& options, int64_t rows_at_once = 0) {
@@ -76,7 +76,7 @@ TEST_CASE("linear_cross_entropy: loss and gradients equal cross_entropy(linear()
                 .ignore_index = -7,
                 .label_smoothing = smoothing,
                 .reduction = reduction};
-            const auto expected = three(whole(c.target, options), c, 0.3);
+            const auto expected = three(entire(c.target, options), c, 0.3);
             for (const int64_t at_once : {0, 1, 5, 16, 1000}) {
               CAPTURE(str(rows, " x ", classes, ", reduction ", int(reduction), ", smoothing ", smoothing, ", weights ",
                           weighs, ", ignored ", ignored, ", at once ", at_once));
@@ -94,7 +94,7 @@ TEST_CASE("linear_cross_entropy: loss and gradients equal cross_entropy(linear()
 
 TEST_CASE("linear_cross_entropy: one input without a gradient, more dims, and a graph that is kept") {
   const HeadCase c = head_case(12, 5, 9);
-  const auto expected = three(whole(c.target, {}), c);
+  const auto expected = three(entire(c.target, {}), c);
   const Variable fixed_x(c.x.tensor()), fixed_w(c.weight.tensor());
   CHECK(apart(grad(linear_cross_entropy(fixed_x, c.weight, c.target, {}, 5), {c.weight})[0].tensor(), expected[2]) <=
         1e-12);
@@ -118,7 +118,7 @@ TEST_CASE(
   for (const int64_t classes : {1, 63, 64, 65, 32003, 50257, 128256}) {
     CAPTURE(classes);
     const HeadCase c = head_case(5, 3, classes);
-    const auto expected = three(whole(c.target, {}), c, 0.3);
+    const auto expected = three(entire(c.target, {}), c, 0.3);
     const auto check = [&](const std::vector<Tensor>& got) {
       for (size_t i = 0; i < 3; ++i) CHECK(apart(got[i], expected[i]) <= 1e-12);
     };
@@ -165,7 +165,7 @@ TEST_CASE("linear_cross_entropy: f32 and 16 bits are near f64 on the same number
       HeadCase exact{Variable(c.x.tensor().to(f64), true), Variable(c.weight.tensor().to(f64), true), c.target};
       // Loss scaling: gradients as small as 1 / 211 of what f16 can represent.
       const double up = 1024;
-      const auto expected = three(whole(c.target, {.reduction = reduction}), exact, up),
+      const auto expected = three(entire(c.target, {.reduction = reduction}), exact, up),
                  got = three(by_rows(c.target, {.reduction = reduction}, 32), c, up);
       CHECK(got[0].dtype() == f32);
       CHECK(got[1].dtype() == row.dtype);
@@ -186,7 +186,7 @@ TEST_CASE("linear_cross_entropy: f16 keeps probabilities that it has no normal n
   const HeadCase exact{Variable(x.to(f64), true), Variable(w.to(f64), true), low.target};
   for (const double weight : {1., 1e-2, 300.}) {
     const auto expected =
-        three(whole(low.target, {.weight = full({4001}, weight, {.dtype = f64}), .reduction = Reduction::mean}), exact,
+        three(entire(low.target, {.weight = full({4001}, weight, {.dtype = f64}), .reduction = Reduction::mean}), exact,
               1 << 14);
     const auto got = three(by_rows(low.target, {.weight = full({4001}, weight, {.dtype = f16})}, 16), low, 1 << 14);
     CHECK(apart(got[1], expected[1]) <= 2e-3);
@@ -196,7 +196,7 @@ TEST_CASE("linear_cross_entropy: f16 keeps probabilities that it has no normal n
 
 TEST_CASE("linear_cross_entropy: autocast multiplies in 16 bits, and gradients are f32 that were never rounded") {
   const HeadCase c = head_case(40, 16, 101, f32);
-  const auto expected = three(whole(c.target, {}), c);
+  const auto expected = three(entire(c.target, {}), c);
   for (const DType dtype : {bf16, f16}) {
     std::vector<Tensor> got;
     {
@@ -240,7 +240,7 @@ TEST_CASE("linear_cross_entropy: memory is that of one chunk's logits and the gr
             by_rows(c.target, options, at_once)(c.x, c.weight);
           }) < chunk + packing);
   }
-  CHECK(peak([&] { three(whole(c.target, {}), c); }) > rows * classes * 4);
+  CHECK(peak([&] { three(entire(c.target, {}), c); }) > rows * classes * 4);
   // The default number of rows.
   CHECK(linear_cross_entropy_rows(1000) == 25152);
   CHECK(linear_cross_entropy_rows(classes) == 512);
@@ -277,12 +277,12 @@ TEST_CASE("matmul_into: writes and adds, and sums 16 bits in f32") {
   const Tensor a = randn({17, 300}), b = randn({40, 300});
   for (const DType dtype : {f32, f16, bf16}) {
     CAPTURE(dtype);
-    const Tensor low_a = a.to(dtype), low_b = b.to(dtype), whole = matmul(low_a.to(f32), low_b.to(f32).t());
+    const Tensor low_a = a.to(dtype), low_b = b.to(dtype), entire = matmul(low_a.to(f32), low_b.to(f32).t());
     const Tensor out = full({17, 40}, NAN);
     matmul_into(out, low_a, low_b.t());
-    CHECK(allclose(out, whole, 1e-5, 1e-4));
+    CHECK(allclose(out, entire, 1e-5, 1e-4));
     matmul_into(out, low_a, low_b.t(), true);
-    CHECK(allclose(out, mul_scalar(whole, 2), 1e-5, 1e-4));
+    CHECK(allclose(out, mul_scalar(entire, 2), 1e-5, 1e-4));
     const Tensor same = empty({17, 40}, {.dtype = dtype});
     matmul_into(same, low_a, low_b.t());
     CHECK(equal(same, matmul(low_a, low_b.t())));

@@ -11,7 +11,7 @@ namespace lockstep {
 using Inputs = std::vector<Variable>;
 
 /// A leaf in f64 with elements drawn from [low, high).
-inline Variable drawn(const Shape& shape, double low = -2, double high = 2) {
+inline Variable sampled(const Shape& shape, double low = -2, double high = 2) {
   const Tensor x = empty(shape, {.dtype = f64});
   uniform_(x, low, high);
   return Variable(x, true);

@@ -26,7 +26,7 @@ struct OpRow {
 void check_row(const OpRow& row) {
   CAPTURE(row.name);
   Inputs inputs;
-  for (const Shape& shape : row.shapes) inputs.push_back(drawn(shape, row.low, row.high));
+  for (const Shape& shape : row.shapes) inputs.push_back(sampled(shape, row.low, row.high));
   CHECK(gradcheck(row.fn, inputs) == "");
   int64_t elements = 0;
   for (const Variable& input : inputs) elements += input.numel();
@@ -41,7 +41,7 @@ void check_row(const OpRow& row) {
     else wide[wide.rank() - 1] *= 2;
     Dims reversed;
     for (int d = wide.rank() - 1; d >= 0; --d) reversed.push_back(wide[d]);
-    const Tensor base = drawn(reversed, row.low, row.high).tensor();
+    const Tensor base = sampled(reversed, row.low, row.high).tensor();
     Dims order;
     for (int d = wide.rank() - 1; d >= 0; --d) order.push_back(d);
     const Tensor flipped = base.permute(order);
@@ -177,8 +177,8 @@ TEST_CASE("operations have the gradient of differences") {
                mask = mask_of({3, 5});
   const Tensor distinct = integers({1, 0, 3, 0, 2, 1}, {2, 3});
   const Tensor labels = integers({1, 4, -100, 0}, {4}), spatial = integers({1, 0, 2, -100, 1, 1}, {2, 3});
-  const Tensor weights = drawn({5}, 0.5, 1.5).tensor(), floating_mask = drawn({3, 1, 4, 6}, -1, 1).tensor();
-  const Tensor angles = drawn({5, 3}, -3, 3).tensor(), cosine = cos(angles), sine = sin(angles);
+  const Tensor weights = sampled({5}, 0.5, 1.5).tensor(), floating_mask = sampled({3, 1, 4, 6}, -1, 1).tensor();
+  const Tensor angles = sampled({5, 3}, -3, 3).tensor(), cosine = cos(angles), sine = sin(angles);
   const auto cross = [](CrossEntropyOptions options, Tensor target) {
     return [=](const Inputs& x) { return cross_entropy(x[0], target, options); };
   };

@@ -2,7 +2,7 @@
 // operation (gradgradcheck).
 #include <doctest/doctest.h>
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "autograd/gradcheck.h"
 #include "autograd/ops.h"
 #include "autograd/tape.h"
@@ -15,7 +15,7 @@ namespace {
 
 Variable f64_leaf(std::initializer_list<double> values) { return Variable(Tensor::from(values).to(f64), true); }
 
-double most(const Tensor& a, const Tensor& b) { return a.numel() == 0 ? 0 : max(abs(sub(a, b))).item(); }
+double highest(const Tensor& a, const Tensor& b) { return a.numel() == 0 ? 0 : max(abs(sub(a, b))).item(); }
 
 const GradOptions recorded{.create_graph = true};
 
@@ -93,14 +93,14 @@ TEST_CASE("second derivatives: backward leaves gradients on the tape") {
 TEST_CASE("second derivatives: listeners hear of a recorded pass; a hook may look, not replace") {
   Variable x = f64_leaf({2});
   const Variable y = x * x;
-  int told = 0, completed = 0;
+  int reported = 0, completed = 0;
   const int looks = x.on_grad([&](const Tensor& g) {
-    told += g.item() == 4;
+    reported += g.item() == 4;
     return Tensor();
   });
   x.on_grad_complete([&](Tensor&) { ++completed; });
   sum(y).backward({.create_graph = true});
-  CHECK(told == 1);
+  CHECK(reported == 1);
   CHECK(completed == 1);
   x.clear_grad();  // breaks the cycle: the leaf and its recorded gradient own each other
   x.remove_hook(looks);
@@ -112,7 +112,7 @@ TEST_CASE("second derivatives: listeners hear of a recorded pass; a hook may loo
 }
 
 TEST_CASE("second derivatives: an Error names an operation without one, if it lies on the path to the input") {
-  const Variable x = drawn({4, 1, 3});
+  const Variable x = sampled({4, 1, 3});
   const Variable loss = record("sum_once", {&x}, sum(x.tensor()), [](Backward& back) {
     back.give(0, back.grad().expand({4, 1, 3}).contiguous());
   });
@@ -157,13 +157,13 @@ TEST_CASE("second derivatives: through operations that compute the same results,
   for (const bool of_both : {true, false}) {
     const auto expected = slopes([&](const Variable& a, const Variable& b) { return composed({a, b}); }, of_both);
     const auto all = slopes(operation, of_both);
-    for (size_t i = 0; i < all.size(); ++i) CHECK(most(all[i].tensor(), expected[i].tensor()) < 1e-12);
+    for (size_t i = 0; i < all.size(); ++i) CHECK(highest(all[i].tensor(), expected[i].tensor()) < 1e-12);
   }
 }
 
 TEST_CASE("second derivatives: of attention with dropout, groups of heads, masks and rows without keys") {
   manual_seed(3);
-  const Tensor seen = logical_not(eq(tril(ones({4, 6}, {.dtype = f64})), zeros({}, {.dtype = f64})));
+  const Tensor visible = logical_not(eq(tril(ones({4, 6}, {.dtype = f64})), zeros({}, {.dtype = f64})));
   struct Row {
     const char* name;
     AttentionArgs args;
@@ -173,12 +173,12 @@ TEST_CASE("second derivatives: of attention with dropout, groups of heads, masks
       {"dropout", {.dropout = 0.4}, {}},
       {"causal", {.causal = true}, {}},
       {"window", {.causal = true, .window = 2}, {}},
-      {"bool mask", {}, seen},
-      {"a row without keys", {}, logical_not(seen)},
+      {"bool mask", {}, visible},
+      {"a row without keys", {}, logical_not(visible)},
   };
   for (const Row& row : rows) {
     CAPTURE(row.name);
-    const Inputs x{drawn({1, 4, 4, 3}, -1, 1), drawn({1, 2, 6, 3}, -1, 1), drawn({1, 2, 6, 3}, -1, 1)};
+    const Inputs x{sampled({1, 4, 4, 3}, -1, 1), sampled({1, 2, 6, 3}, -1, 1), sampled({1, 2, 6, 3}, -1, 1)};
     CHECK(gradgradcheck([&](const Inputs& in) { return attention(in[0], in[1], in[2], row.mask, row.args); }, x) == "");
   }
 }
@@ -194,5 +194,5 @@ TEST_CASE("second derivatives: 16-bit floats and f32 agree with f64 to their pre
   const Tensor exact = penalty(f64);
   const double size = max(abs(exact)).item();
   for (const auto& [dtype, limit] : {std::pair{f32, 1e-5}, {f16, 2e-2}, {bf16, 1e-1}})
-    CHECK(most(penalty(dtype), exact) < limit * size);
+    CHECK(highest(penalty(dtype), exact) < limit * size);
 }

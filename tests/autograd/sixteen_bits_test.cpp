@@ -99,7 +99,7 @@ TEST_CASE("f16 and bf16: reductions, norms and losses are computed wide and roun
       for (const double magnitude : {1e-7, 1e-5, 1e-3, 0.1, 1., 20., 300., 6000., 3e4}) {
         manual_seed(11);
         Inputs low, exact;
-        const auto draw = [](const Shape& shape, double most) { return drawn(shape, -most, most).tensor(); };
+        const auto draw = [](const Shape& shape, double highest) { return sampled(shape, -highest, highest).tensor(); };
         const Tensor probabilities = softmax(draw({3, 5}, 2), 1);
         for (const Tensor& values : {draw({6, 5}, 2 * magnitude), draw({5}, 1), probabilities, log(probabilities)}) {
           const Tensor rounded = values.to(dtype);
@@ -111,7 +111,7 @@ TEST_CASE("f16 and bf16: reductions, norms and losses are computed wide and roun
         // cross_entropy of class indices returns f32
         CHECK((y.dtype() == dtype || row.name.starts_with("cross_entropy")));
         CHECK(difference(y.tensor(), y_exact.tensor(), 0) == "");
-        const Tensor up_low = drawn(y.shape(), 0.5, 2).tensor().to(y.dtype());
+        const Tensor up_low = sampled(y.shape(), 0.5, 2).tensor().to(y.dtype());
         y.backward(up_low);
         y_exact.backward(up_low.to(f64));
         for (size_t i = 0; i < low.size(); ++i) {

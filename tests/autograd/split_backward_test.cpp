@@ -1,7 +1,7 @@
 // SplitBackward: a backward in two parts gives the same bits as one.
 #include <doctest/doctest.h>
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "autograd/ops.h"
 #include "autograd/split_backward.h"
 #include "tensor/ops.h"
@@ -32,10 +32,10 @@ std::vector<Variable> weights() {
 
 TEST_CASE("split backward: the bits of one backward, for inputs at once and weights later") {
   for (const bool recompute : {false, true}) {
-    const auto whole = weights(), parts = weights();
+    const auto full = weights(), parts = weights();
     const Tensor data = randn({5, 8});
     const Variable x(data, true), y(data, true);
-    body(x, whole, recompute).backward();
+    body(x, full, recompute).backward();
     {
       const Variable root = body(y, parts, recompute);
       SplitBackward split(root, {y});
@@ -43,13 +43,13 @@ TEST_CASE("split backward: the bits of one backward, for inputs at once and weig
       for (const Variable& w : parts) CHECK(!w.grad().defined());
       split.finish();
     }
-    for (size_t i = 0; i < whole.size(); ++i) CHECK(equal(whole[i].grad(), parts[i].grad()));
+    for (size_t i = 0; i < full.size(); ++i) CHECK(equal(full[i].grad(), parts[i].grad()));
     // A second backward: it accumulates into existing gradients, and the gradient of the output comes from another
     // graph and is added first.
-    body(x, whole, recompute).backward();
+    body(x, full, recompute).backward();
     SplitBackward again(body(y, parts, recompute), {y});
     again.finish();
-    for (size_t i = 0; i < whole.size(); ++i) CHECK(equal(whole[i].grad(), parts[i].grad()));
+    for (size_t i = 0; i < full.size(); ++i) CHECK(equal(full[i].grad(), parts[i].grad()));
   }
 }
 
@@ -66,8 +66,8 @@ TEST_CASE("split backward: gradients from elsewhere, several roots, and nothing 
   Variable table(ones({3, 2}), true), shared(ones({3, 2}), true);
   const Tensor index = Tensor::from(std::vector<int64_t>{0, 2, 2}, {3}), before = mul_scalar(ones({3, 2}), 0.3);
   {  // the order of a single process: first the head, then the embedding rows
-    const Variable looked = embedding(table, index);
-    joined({looked, table}, {ones({3, 2}), before.clone()}).backward();
+    const Variable embedded = embedding(table, index);
+    joined({embedded, table}, {ones({3, 2}), before.clone()}).backward();
   }
   SplitBackward split(joined({embedding(shared, index)}, {ones({3, 2})}), {});
   CHECK(!shared.grad().defined());

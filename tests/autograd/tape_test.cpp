@@ -6,7 +6,7 @@
 #include <string>
 #include <thread>
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "autograd/ops.h"
 #include "autograd/tape.h"
 #include "tests/devices.h"

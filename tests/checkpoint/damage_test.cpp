@@ -31,20 +31,20 @@ void put(const std::string& path, const std::string& text) { std::ofstream(path,
 /// The error when one process loads the folder; two ranks must get the same.
 std::string refused(const std::string& dir, const LoadOptions& options = {}) {
   const std::vector<Piece> wanted = pieces_of(Cut::replicated, 1, 0, -1);
-  const std::string alone = message([&] { load(dir, wanted, nullptr, options); });
+  const std::string single = message([&] { load(dir, wanted, nullptr, options); });
   std::vector<std::string> texts(2);
   dist::spawn(2, [&](int rank) {
     texts[size_t(rank)] = message([&] { load(dir, pieces_of(Cut::flat, 2, rank, -1), &dist::world(), options); });
   });
   CHECK(texts[0] == texts[1]);
-  CHECK((texts[0] == "(no error)") == (alone == "(no error)"));
+  CHECK((texts[0] == "(no error)") == (single == "(no error)"));
   for (const Piece& piece : wanted)
     for (int64_t i = 0; i < (piece.end - piece.begin) * size_of(piece.dtype); ++i) {
       if (static_cast<const char*>(piece.tensor.raw_data())[i] == 0) continue;
-      CHECK(alone == "(no error)");  // nothing is partially loaded
-      return alone;
+      CHECK(single == "(no error)");  // nothing is partially loaded
+      return single;
     }
-  return alone;
+  return single;
 }
 
 }  // namespace
@@ -88,9 +88,9 @@ TEST_CASE("36: what differs is said") {
   CHECK(load_version(saved.dir.str(), {.verify = Verify::sizes}) == -1);  // comparing only sizes does not notice it
   Warnings warnings;
   CHECK(load_version(saved.dir.str(), {.fall_back = true, .warn = warnings.sink()}) == 1);
-  const std::string told = warnings.take();
-  CHECK(contains(told, "new is damaged:"));
-  CHECK(contains(told, "taking " + saved.dir / "old"));
+  const std::string reported = warnings.take();
+  CHECK(contains(reported, "new is damaged:"));
+  CHECK(contains(reported, "taking " + saved.dir / "old"));
   // With an explicit tag there is no fallback.
   CHECK_ERROR(load_version(saved.dir.str(), {.tag = "new", .fall_back = true}), "its content has changed");
   restore();
@@ -141,10 +141,10 @@ TEST_CASE("36: swapped files") {
   fs::rename(one, zero);
   fs::rename(dir / "x", one);
   const Tensor w = bytes_tensor(8, f32);
-  const std::string text = message([&] { load(dir.str(), {whole("w", w)}); });
+  const std::string text = message([&] { load(dir.str(), {full("w", w)}); });
   CHECK(contains(text, zero + ": holds the content of rank-00001.safetensors; were files swapped?"));
   CHECK(contains(text, one + ": holds the content of rank-00000.safetensors"));
-  CHECK_ERROR(load(dir.str(), {whole("w", w)}, nullptr, {.verify = Verify::sizes}),
+  CHECK_ERROR(load(dir.str(), {full("w", w)}, nullptr, {.verify = Verify::sizes}),
               zero + ": this is rank-00001.safetensors, under another name");
 }
 

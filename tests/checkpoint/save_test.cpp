@@ -42,9 +42,9 @@ std::string joined(const std::vector<std::string>& errors) {
 }  // namespace
 
 TEST_CASE("save and load: any number of ranks, any cut, to any other") {
-  const int most = thread_sanitized ? 3 : 8;
+  const int limit = thread_sanitized ? 3 : 8;
   for (const Cut cut : all_cuts) {
-    for (int from = 1; from <= most; ++from) {
+    for (int from = 1; from <= limit; ++from) {
       INFO("cut ", int(cut), ", from ", from);
       TempDir dir;
       CHECK(joined(on_ranks(from, [&](int rank, dist::ProcessGroup& group) {
@@ -52,7 +52,7 @@ TEST_CASE("save and load: any number of ranks, any cut, to any other") {
             })) == "");
       CHECK(dir.list("run") == "a latest");
       CHECK(load_version(dir / "run") == 3);
-      for (int to = 1; to <= most; ++to) {
+      for (int to = 1; to <= limit; ++to) {
         CAPTURE(to);
         const Cut other = all_cuts[size_t(from + to) % 4];
         CHECK(joined(on_ranks(to, [&](int rank, dist::ProcessGroup& group) {
@@ -75,7 +75,7 @@ TEST_CASE("save: replicated state is written once, and the replicas share the wo
           const Tensor w = bytes_tensor(n, f32), b = bytes_tensor(3, f64);
           w.zero_();
           b.zero_();
-          save(dir.str(), "a", {.pieces = {whole("w", w), whole("b", b)}}, &group);
+          save(dir.str(), "a", {.pieces = {full("w", w), full("b", b)}}, &group);
         })) == "");
   uintmax_t bytes = 0, largest = 0;
   int files = 0;
@@ -89,7 +89,7 @@ TEST_CASE("save: replicated state is written once, and the replicas share the wo
   CHECK(bytes < uintmax_t(4 * n + 24 + 4 * 400));
   CHECK(largest < uintmax_t(n + 500));
   const Tensor w = bytes_tensor(n, f32);
-  CHECK(load(dir.str(), {whole("w", w)}, nullptr, {.skip = {"b"}})->unused == std::vector<std::string>{"b"});
+  CHECK(load(dir.str(), {full("w", w)}, nullptr, {.skip = {"b"}})->unused == std::vector<std::string>{"b"});
 }
 
 TEST_CASE("numbers come back to the bit; ranks may give different ones, not different values") {
@@ -141,13 +141,13 @@ TEST_CASE("numbers come back to the bit; ranks may give different ones, not diff
 TEST_CASE("tied tensors are saved once and found under every name") {
   TempDir dir;
   const Tensor w = Tensor::from({1.f, 2.f, 3.f});
-  Contents c{.pieces = {whole("embedding", w)}, .aliases = {{"head", "embedding"}}};
+  Contents c{.pieces = {full("embedding", w)}, .aliases = {{"head", "embedding"}}};
   save(dir.str(), "a", c);
   const Tensor e = bytes_tensor(3, f32), h = bytes_tensor(3, f32);
-  CHECK(load(dir.str(), {whole("embedding", e), whole("head", h)})->unused.empty());
+  CHECK(load(dir.str(), {full("embedding", e), full("head", h)})->unused.empty());
   CHECK(e.to_vector<float>() == std::vector<float>{1, 2, 3});
   CHECK(h.to_vector<float>() == std::vector<float>{1, 2, 3});
-  CHECK(load(dir.str(), {whole("head", h)})->unused.empty());
+  CHECK(load(dir.str(), {full("head", h)})->unused.empty());
   c.aliases["other"] = "none";
   CHECK_ERROR(save(dir.str(), "b", c), "got \"other\" for \"none\"");
   c.aliases = {{"embedding", "embedding"}};
@@ -175,21 +175,21 @@ TEST_CASE("save: the state of all ranks is checked before anything is written") 
        {{.pieces = {part_of("w", six, 0, three)}}, {.pieces = {part_of("w", six, 3, doubles)}}},
        "w: rank 0 has a part of f32(6), rank 1 of f64(6)"},
       {"twice",
-       {{.pieces = {whole("w", three)}}, {.pieces = {whole("w", three), whole("w", three)}}},
+       {{.pieces = {full("w", three)}}, {.pieces = {full("w", three), full("w", three)}}},
        "w: rank 1 gives elements [0, 3) twice"},
       {"past the end",
        {{}, {.pieces = {part_of("w", six, 5, three)}}},
        "rank 1: piece \"w\": expected a range of the 6 elements of (6), got [5, 8)"},
       {"undefined",
-       {{.pieces = {whole("w", three)}}, {.pieces = {{.name = "v", .shape = six, .end = 6}}}},
+       {{.pieces = {full("w", three)}}, {.pieces = {{.name = "v", .shape = six, .end = 6}}}},
        "rank 1: piece \"v\": expected a tensor, got an undefined one"},
       {"name",
-       {{.pieces = {whole("w[0]", three)}}, {}},
+       {{.pieces = {full("w[0]", three)}}, {}},
        "rank 0: piece \"w[0]\": expected names of tensors without '['"},
-      {"no name", {{.pieces = {whole("", three)}}, {}}, "got \"\""},
-      {"not UTF-8", {{.pieces = {whole("w\xff", three)}}, {}}, ""},
+      {"no name", {{.pieces = {full("", three)}}, {}}, "got \"\""},
+      {"not UTF-8", {{.pieces = {full("w\xff", three)}}, {}}, ""},
       {"aliases",
-       {{.pieces = {whole("w", three), whole("v", three)}, .aliases = {{"a", "w"}}}, {.aliases = {{"a", "v"}}}},
+       {{.pieces = {full("w", three), full("v", three)}, .aliases = {{"a", "w"}}}, {.aliases = {{"a", "v"}}}},
        "alias \"a\" is for \"w\" at rank 0 and for \"v\" at rank 1"},
       {"strides",
        {{.pieces = {{"w", {2, 2}, f32, 0, 4, Tensor::from({1.f, 2.f, 3.f, 4.f}, {2, 2}).t()}}}, {}},
@@ -242,15 +242,15 @@ TEST_CASE("save: tags and folders that differ; tags that are none") {
 TEST_CASE("load: everything that does not fit is listed, and nothing is loaded") {
   TempDir dir;
   save(dir.str(), "a",
-       {.pieces = {whole("w", Tensor::from({1.f, 2.f})), whole("v", Tensor::from({1.f})),
-                   whole("u", Tensor::from({1., 2.}))}});
+       {.pieces = {full("w", Tensor::from({1.f, 2.f})), full("v", Tensor::from({1.f})),
+                   full("u", Tensor::from({1., 2.}))}});
   const Tensor w = Tensor::from({7.f, 7.f}), u = Tensor::from({7.f, 7.f});
   for (int n : {1, 2}) {
     const auto errors = on_ranks(n, [&](int, dist::ProcessGroup& group) {
       load(dir.str(),
-           {whole("w", w),
-            whole("x", w),
-            whole("u", u),
+           {full("w", w),
+            full("x", w),
+            full("u", u),
             {"v", {1, 1}, f32, 0, 1, bytes_tensor(1, f32)},
             part_of("y", {4}, 3, w)},
            &group);
@@ -267,9 +267,9 @@ TEST_CASE("load: everything that does not fit is listed, and nothing is loaded")
     }
   }
   CHECK(w.to_vector<float>() == std::vector<float>{7, 7});
-  CHECK_ERROR(load(dir.str(), {whole("w", w)}), "unexpected: u f64(2)");
-  CHECK(load(dir.str(), {whole("w", w)}, nullptr, {.skip = {"u", "v"}})->unused.size() == 2);
-  CHECK(load(dir.str(), {whole("w", w), whole("u", u)}, nullptr, {.convert = true, .strict = false})->unused ==
+  CHECK_ERROR(load(dir.str(), {full("w", w)}), "unexpected: u f64(2)");
+  CHECK(load(dir.str(), {full("w", w)}, nullptr, {.skip = {"u", "v"}})->unused.size() == 2);
+  CHECK(load(dir.str(), {full("w", w), full("u", u)}, nullptr, {.convert = true, .strict = false})->unused ==
         std::vector<std::string>{"v"});
   CHECK(u.to_vector<float>() == std::vector<float>{1, 2});
   CHECK(w.to_vector<float>() == std::vector<float>{1, 2});

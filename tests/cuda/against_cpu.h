@@ -45,8 +45,8 @@ inline double tolerance(DType dtype) { return tolerance(Near::kernel, dtype); }
 /// A copy of x on a device with the same strides; undefined if x is.
 inline Tensor like_on(const Tensor& x, Device device) {
   if (!x.defined() || device.is_cpu()) return x;
-  const Tensor whole = Tensor(x.storage(), 0, {x.storage()->bytes() / size_of(x.dtype())}, {1}, x.dtype());
-  return Tensor(whole.to(device).storage(), x.offset(), x.shape(), x.strides(), x.dtype());
+  const Tensor full = Tensor(x.storage(), 0, {x.storage()->bytes() / size_of(x.dtype())}, {1}, x.dtype());
+  return Tensor(full.to(device).storage(), x.offset(), x.shape(), x.strides(), x.dtype());
 }
 
 /// Checks |got - expected| <= bound max(1, |expected|); NaN equals NaN. Reports the first difference, named `what`.

@@ -135,8 +135,8 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
     return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 0.01, .weight_decay = 0.1});
   };
   if (axes.tp > 1)
-    args.sliced = tensor_parallel::apply(*gpt, mesh->tp(),
-                                         {.sequence = plan.cuts_sequences, .sum = false, .chunks = plan.chunks});
+    args.sharded = tensor_parallel::apply(*gpt, mesh->tp(),
+                                          {.sequence = plan.cuts_sequences, .sum = false, .chunks = plan.chunks});
   engine::EngineBase e(std::move(module), std::move(args));
   if (!plan.loads.empty()) CHECK(e.load_checkpoint(plan.loads).has_value());
   int64_t micro = 0;
@@ -173,7 +173,7 @@ inline Result train(const Plan& plan, bool graphs, Device device = {Device::Type
   }
   if (!plan.saves.empty()) e.save_checkpoint(plan.saves);
   result.random = random_state();
-  const auto whole = e.zero().gathered();
+  const auto full = e.zero().gathered();
   for (const auto& [name, tensor] : e.module().state()) result.state.emplace_back(name, tensor.to(cpu).clone());
   result.graphs = e.graphs();
   return result;

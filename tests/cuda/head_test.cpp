@@ -49,8 +49,8 @@ void check_close(const std::vector<Tensor>& got, const std::vector<Tensor>& expe
   for (size_t i = 0; i < got.size(); ++i) {
     CAPTURE(i);
     const Tensor wide = expected[i].to(f64);
-    const double most = std::max(max(abs(wide)).item(), 1e-3), off = max(abs(sub(got[i].to(f64), wide))).item();
-    CHECK(off <= most * (dtype == bf16 ? 2e-2 : 1e-5));
+    const double highest = std::max(max(abs(wide)).item(), 1e-3), off = max(abs(sub(got[i].to(f64), wide))).item();
+    CHECK(off <= highest * (dtype == bf16 ? 2e-2 : 1e-5));
   }
 }
 
@@ -86,16 +86,16 @@ TEST_CASE("cuda head: products of any vocabulary are aligned, and nothing copies
       }
       const Variable scores = h.there.scores(h.x_there), loss = h.there.loss(scores, h.target_there);
       check(three(loss, h.x_there, h.there), 3);
-      CHECK(has_whole_rows(scores.tensor()));
+      CHECK(has_full_rows(scores.tensor()));
       CHECK(scores.tensor().strides()[0] == padded_columns(vocab));
 
       const NoGrad no_grad;
       for (const int64_t rows : {int64_t(1), tokens}) {
-        const Variable alone = h.there(h.x_there.narrow(0, 0, rows).view({1, rows, width})),
+        const Variable single = h.there(h.x_there.narrow(0, 0, rows).view({1, rows, width})),
                        plain = h.here(h.x.narrow(0, 0, rows).view({1, rows, width}));
-        CHECK(alone.shape() == Shape{1, rows, vocab});
+        CHECK(single.shape() == Shape{1, rows, vocab});
         check({}, 1);
-        check_close({alone.tensor().to(cpu)}, {plain.tensor()}, dtype == f32 ? f32 : bf16);
+        check_close({single.tensor().to(cpu)}, {plain.tensor()}, dtype == f32 ? f32 : bf16);
         fake::take_launches(), fake::take_alignments();
       }
     }

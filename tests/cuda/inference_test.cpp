@@ -35,7 +35,7 @@ struct ProductCase {
   bool with_bias;
   Activation activation;
   bool adds;
-  int64_t most_rows;  ///< that the library's algorithms take; simulated only
+  int64_t max_rows;  ///< that the library's algorithms take; simulated only
   Tensor w = noise({out, in}, dtype, 2), b = with_bias ? noise({out}, dtype, 3) : Tensor();
 
   Tensor of(const Tensor& x) const {
@@ -59,20 +59,20 @@ TEST_CASE("batch-invariant products: a row has the same bits beside any other ro
       CAPTURE(p.out);
       const Tensor x = noise({400, p.in}, dtype, 1);
       const BatchInvariant scope;
-      const Tensor whole = p.of(x);
+      const Tensor full = p.of(x);
 #if defined(SIMT_CPU)
-      fake::limit_rows_of_algorithms(p.most_rows);  // beyond them the product is made in parts
+      fake::limit_rows_of_algorithms(p.max_rows);  // beyond them the product is made in parts
 #endif
       for (const int64_t rows : {1, 2, 3, 16, 17, 64, 65, 127, 128, 129, 300}) {
         CAPTURE(rows);
-        const Tensor some = x.narrow(0, 0, rows), part = whole.narrow(0, 0, rows).clone();
+        const Tensor some = x.narrow(0, 0, rows), part = full.narrow(0, 0, rows).clone();
         CHECK(equal(p.of(some), part));
         CHECK(equal(p.of(some.t().clone().t()), part));  // columns of x lie one after the other
         const Tensor moved = noise({rows * p.in + 1}, dtype, 9).narrow(0, 1, rows * p.in).view({rows, p.in});
         moved.copy_(some);
         CHECK(equal(p.of(moved), part));  // at an odd address
         const BatchInvariant off(false);
-        if (rows <= p.most_rows) differs += !equal(p.of(some), part);
+        if (rows <= p.max_rows) differs += !equal(p.of(some), part);
       }
 #if defined(SIMT_CPU)
       fake::limit_rows_of_algorithms(INT64_MAX);

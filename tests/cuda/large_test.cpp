@@ -34,7 +34,7 @@ struct Range {
 };
 
 /// The rows around elements 2^31 and 2^32, and the first and last ones.
-std::vector<Range> looked_at(int64_t rows, int64_t width) {
+std::vector<Range> checked_at(int64_t rows, int64_t width) {
   std::vector<Range> ranges{{0, std::min<int64_t>(2, rows)}};
   for (const int64_t element : billions) {
     const int64_t row = element / width;
@@ -46,7 +46,7 @@ std::vector<Range> looked_at(int64_t rows, int64_t width) {
 
 /// A tensor that is zero except for these rows.
 Tensor made_large(const LimitInput& input, int number, int64_t rows, const std::vector<Range>& ranges) {
-  if (input.whole) return limit_rows(input, number, 0, 0).to(cuda0);
+  if (input.entire) return limit_rows(input, number, 0, 0).to(cuda0);
   const Tensor x = empty(with_rows(rows, input.shape), {input.dtype, cuda0});
   cudaMemsetAsync(x.raw_data(), 0, size_t(x.numel() * size_of(x.dtype())), cuda::current_stream());
   for (const Range& r : ranges) x.narrow(0, r.begin, r.end - r.begin).copy_(limit_rows(input, number, r.begin, r.end));
@@ -80,10 +80,10 @@ TEST_CASE("large: kernels find elements beyond 2^32") {
   for (const LimitCase& c : limit_cases()) {
     CAPTURE(c.name);
     int64_t width = c.width;
-    for (const LimitInput& input : c.inputs) width = std::max(width, input.whole ? 0 : numel_of(input.shape));
+    for (const LimitInput& input : c.inputs) width = std::max(width, input.entire ? 0 : numel_of(input.shape));
     if (c.width > 0) width = c.width;
     const int64_t rows = billions[1] / width + 512;
-    const std::vector<Range> ranges = looked_at(rows, width);
+    const std::vector<Range> ranges = checked_at(rows, width);
     std::vector<fake::Part> parts;
     for (const Range& r : ranges) {
       if (!c.places) parts.push_back({double(r.begin) / double(rows), double(r.end) / double(rows)});
@@ -121,13 +121,13 @@ TEST_CASE("large: operations that depend on the position of an element") {
   Tensor x = empty({n}, {f16, cuda0}), out = empty({n}, {f16, cuda0});
   kernels::uniform(cuda0, x, 0, 1, key);
   check_elements("uniform", x, [&](int64_t i) {
-    return double(float(Half(std::min(random_math::unit(word(i)), random_math::most_below<Half>(0, 1)))));
+    return double(float(Half(std::min(random_math::unit(word(i)), random_math::max_below<Half>(0, 1)))));
   });
   kernels::randint(cuda0, x, 0, 100, key);
   check_elements("randint", x, [&](int64_t i) {
     const auto words = philox(key, uint64_t(i) / 2);
     const size_t at = size_t(i % 2 * 2);
-    return double(random_math::whole(words[at], words[at + 1], 0, 100));
+    return double(random_math::entire(words[at], words[at + 1], 0, 100));
   });
   kernels::fill(cuda0, x, 3);
   const auto dropped = [&](int64_t i) { return word(i) >= uint32_t(1) << 31 ? 6. : 0.; };
@@ -142,7 +142,7 @@ TEST_CASE("large: positions in a large tensor, and searches over all of it") {
   const ManyMultiprocessors many;
   const LimitInput row{{1000}};
   const int64_t rows = billions[1] / 1000 + 5;
-  const std::vector<Range> ranges = looked_at(rows, 1000);
+  const std::vector<Range> ranges = checked_at(rows, 1000);
   const fake::SomeBlocks some;
   const Tensor index = Tensor::from(std::vector<int64_t>{0, ranges[1].begin, ranges[2].begin, rows - 1}, {4});
   const Tensor x = made_large(row, 0, rows, ranges), more = limit_rows(row, 1, 0, 4), there = index.to(cuda0);

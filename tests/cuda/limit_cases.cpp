@@ -343,15 +343,15 @@ void add_others(std::vector<LimitCase>& cases) {
 }  // namespace
 
 Tensor limit_rows(const LimitInput& input, int number, int64_t begin, int64_t end) {
-  const int64_t width = numel_of(input.shape), first = input.whole ? 0 : begin * width,
-                last = input.whole ? width : end * width;
+  const int64_t width = numel_of(input.shape), first = input.full ? 0 : begin * width,
+                last = input.full ? width : end * width;
   std::vector<double> values;
   for (int64_t i = first; i < last; ++i) {
     const uint64_t bits = mixed_bits(uint64_t(i) + (uint64_t(number) << 40));
     values.push_back(is_floating(input.dtype) ? (double(bits % 129) - 64) / 32
                                               : double(bits % uint64_t(input.below > 0 ? input.below : 100)));
   }
-  return Tensor::from(values, input.whole ? input.shape : with_rows(end - begin, input.shape)).to(cpu).to(input.dtype);
+  return Tensor::from(values, input.full ? input.shape : with_rows(end - begin, input.shape)).to(cpu).to(input.dtype);
 }
 
 std::vector<LimitCase> limit_cases() {

@@ -11,12 +11,12 @@
 
 namespace lockstep::testing {
 
-/// An input: a tensor (rows, shape...), or just `shape` if `whole`.
+/// An input: a tensor (rows, shape...), or just `shape` if `full`.
 struct LimitInput {
   Shape shape;
   DType dtype = f16;
-  int64_t below = 0;   ///< integers from 0 up to this bound; 0: 100
-  bool whole = false;  ///< true: shared by all rows
+  int64_t below = 0;  ///< integers from 0 up to this bound; 0: 100
+  bool full = false;  ///< true: shared by all rows
 };
 using Tensors = std::vector<Tensor>;
 struct LimitCase {

@@ -105,19 +105,19 @@ void another_kernel(int) {}
 
 TEST_CASE("cuda limits: launches that the driver rejects") {
   full({1}, 0, {.device = cuda0});
-  constexpr unsigned most_x = 0x7fffffff, most_y = 65535;
+  constexpr unsigned max_x = 0x7fffffff, max_y = 65535;
   const auto refused = [](dim3 grid, dim3 block, size_t shared = 0) {
     return simt::check_launch(reinterpret_cast<const void*>(kernel_of_nothing), grid, block, shared);
   };
   const struct {
     dim3 grid, block;
     bool good;
-  } rows[] = {{{most_x, 1, 1}, {1, 1, 1}, true},      {{most_x + 1, 1, 1}, {1, 1, 1}, false},
-              {{1, most_y, most_y}, {1, 1, 1}, true}, {{1, most_y + 1, 1}, {1, 1, 1}, false},
-              {{1, 1, most_y + 1}, {1, 1, 1}, false}, {{0, 1, 1}, {1, 1, 1}, false},
-              {{1, 1, 1}, {1024, 1, 1}, true},        {{1, 1, 1}, {1025, 1, 1}, false},
-              {{1, 1, 1}, {1, 1, 64}, true},          {{1, 1, 1}, {1, 1, 65}, false},
-              {{1, 1, 1}, {32, 33, 1}, false},        {{1, 1, 1}, {0, 1, 1}, false}};
+  } rows[] = {{{max_x, 1, 1}, {1, 1, 1}, true},      {{max_x + 1, 1, 1}, {1, 1, 1}, false},
+              {{1, max_y, max_y}, {1, 1, 1}, true},  {{1, max_y + 1, 1}, {1, 1, 1}, false},
+              {{1, 1, max_y + 1}, {1, 1, 1}, false}, {{0, 1, 1}, {1, 1, 1}, false},
+              {{1, 1, 1}, {1024, 1, 1}, true},       {{1, 1, 1}, {1025, 1, 1}, false},
+              {{1, 1, 1}, {1, 1, 64}, true},         {{1, 1, 1}, {1, 1, 65}, false},
+              {{1, 1, 1}, {32, 33, 1}, false},       {{1, 1, 1}, {0, 1, 1}, false}};
   for (const auto& row : rows) {
     INFO(row.grid.x << " x " << row.grid.y << " x " << row.grid.z << " of " << row.block.x);
     CHECK(refused(row.grid, row.block) == (row.good ? cudaSuccess : cudaErrorInvalidConfiguration));

@@ -46,8 +46,8 @@ Plan small(Plan plan) {
 }
 
 /// ThreadSanitizer is slow: at most two ranks, and no plan that needs more.
-constexpr int most_ranks = thread_sanitized ? 2 : 8;
-bool too_many(const auto& row) { return *row.plan.parallel && row.ranks > most_ranks; }
+constexpr int max_ranks = thread_sanitized ? 2 : 8;
+bool too_many(const auto& row) { return *row.plan.parallel && row.ranks > max_ranks; }
 
 }  // namespace
 
@@ -102,7 +102,7 @@ TEST_CASE("nccl graphs: steps of several ranks have the bits of those that run a
     CAPTURE(row.name);
     Plan plan = small(row.plan);
     plan.steps = 4;
-    const Results r = both_ways(std::min(row.ranks, most_ranks), [&](int) { return plan; });
+    const Results r = both_ways(std::min(row.ranks, max_ranks), [&](int) { return plan; });
     CHECK(r[0].graphs == "1 shape recorded, 3 of 4 steps replayed");
     CHECK(r[0].said.empty());
     CHECK(r[0].losses.front() != r[0].losses.back());
@@ -110,8 +110,8 @@ TEST_CASE("nccl graphs: steps of several ranks have the bits of those that run a
 }
 
 TEST_CASE("nccl graphs: steps of ranks that share sequences") {
-  using sequence::Kind, sequence::Order;
-  const sequence::ContextOptions ulysses{Kind::ulysses}, contiguous{Kind::ring, Order::contiguous};
+  using sequence::ContextKind, sequence::TokenOrder;
+  const sequence::ContextOptions ulysses{ContextKind::ulysses}, contiguous{ContextKind::ring, TokenOrder::contiguous};
   nn::GPT::Options llama{.vocab = 17, .context = 12, .layers = 1, .width = 16, .heads = 4, .kv_heads = 2};
   llama.norm = nn::Norm::rms, llama.feed_forward = nn::FeedForward::swiglu, llama.rope = nn::Rope{};
   llama.tied = llama.bias = false, llama.dropout = 0.1;
@@ -301,7 +301,7 @@ TEST_CASE("nccl graphs: ZeRO 3 beside forwards without a backward, and parameter
       plan.before = [=](engine::EngineBase& e, int64_t step) {
         if (step < 2) return;
         if (!changes) return (void)(**model)(zeros({2, 8}, {.dtype = i64, .device = device_of(rank)}));
-        const auto whole = e.zero().gathered(0);
+        const auto entire = e.zero().gathered(0);
         for (const Variable& p : (*model)->parameters()) mul_scalar_(Tensor(p.tensor()), rank == 0 ? 0.5 : 1);
       };
       return plan;
@@ -340,9 +340,9 @@ TEST_CASE("nccl graphs: each collective, replayed with other values, counted, an
       CAPTURE(n);
       check_ranks(n, [n](int rank) {
         const TensorOptions there{.dtype = f32, .device = device_of(rank)};
-        const int64_t whole = 6 * n;
-        const Tensor x = full({whole}, 1, there), sums = empty({whole}, there), own = empty({6}, there),
-                     all = empty({whole}, there), root = empty({5}, there), to_root = empty({7}, there);
+        const int64_t entire = 6 * n;
+        const Tensor x = full({entire}, 1, there), sums = empty({entire}, there), own = empty({6}, there),
+                     all = empty({entire}, there), root = empty({5}, there), to_root = empty({7}, there);
         const auto refused = [&](const char* part, const std::function<void()>& call) {
           const std::string got = message([&] { Graph(there.device).record(call); });
           require(contains(got, part), str("expected \"", part, "\", got \"", got, "\""));
@@ -387,12 +387,12 @@ TEST_CASE("nccl graphs: each collective, replayed with other values, counted, an
         const std::vector<std::string> calls = world().take_recorded();
         require(calls.size() == (n > 1 ? 6 : 0) && world().take_recorded().empty(), "calls of a recording");
         for (int i = 0; i < 3; ++i) {
-          x.copy_(arange(0, double(whole), 1, {.dtype = f32, .device = cpu}) * double((rank + 1) * (i + 1)));
+          x.copy_(arange(0, double(entire), 1, {.dtype = f32, .device = cpu}) * double((rank + 1) * (i + 1)));
           const int64_t before = world().traffic().collectives;
           world().replay(calls, [&] { graph.replay(); });
           require(n == 1 || world().traffic().collectives == before + 6, "traffic");
           const double factor = n * (n + 1) / 2. * (i + 1);
-          const Tensor wanted = arange(0, double(whole), 1, {.dtype = f32, .device = cpu}) * factor;
+          const Tensor wanted = arange(0, double(entire), 1, {.dtype = f32, .device = cpu}) * factor;
           require(equal(sums.to(cpu), wanted), "all_reduce");
           require(equal(all.to(cpu), wanted), "reduce_scatter and all_gather");
           require(n == 1 || equal(passed.to(cpu), wanted.narrow(0, 6 * ((rank + n - 1) % n), 6)), "exchange");

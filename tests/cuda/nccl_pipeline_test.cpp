@@ -92,21 +92,21 @@ TEST_CASE("nccl pipeline: the bits of one device, for every schedule, by NCCL, b
   const Tensors one = train_stages({1, {.micro_batches = 8}, "auto"});
   const auto pairs = [](int rank) { return device_of(rank / 2); };
   std::vector<StagePlan> plans{
-      {2, {.micro_batches = 8, .schedule = Kind::gpipe}},
+      {2, {.micro_batches = 8, .schedule = ScheduleKind::gpipe}},
       {2, {.micro_batches = 8}},
       {4, {.micro_batches = 8, .dynamic_shapes = true}},
-      {2, {.micro_batches = 8, .schedule = Kind::interleaved, .split = uniform}},
-      {2, {.micro_batches = 8, .schedule = Kind::interleaved, .chunks = 4, .split = uniform}},
-      {4, {.micro_batches = 8, .schedule = Kind::interleaved, .split = uniform}},
-      {2, {.micro_batches = 8, .schedule = Kind::zb_h1}},
-      {4, {.micro_batches = 8, .schedule = Kind::zb_h1}},
-      {2, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = uniform}},
-      {4, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = uniform}},
+      {2, {.micro_batches = 8, .schedule = ScheduleKind::interleaved, .split = uniform}},
+      {2, {.micro_batches = 8, .schedule = ScheduleKind::interleaved, .chunks = 4, .split = uniform}},
+      {4, {.micro_batches = 8, .schedule = ScheduleKind::interleaved, .split = uniform}},
+      {2, {.micro_batches = 8, .schedule = ScheduleKind::zb_h1}},
+      {4, {.micro_batches = 8, .schedule = ScheduleKind::zb_h1}},
+      {2, {.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v, .split = uniform}},
+      {4, {.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v, .split = uniform}},
       {2, {.micro_batches = 8, .split = uniform, .custom = chunk_by_chunk(2, 8, 2)}},
       {2, {.micro_batches = 8}, "native"},
-      {4, {.micro_batches = 8, .schedule = Kind::zb_h1}, "auto", pairs},
+      {4, {.micro_batches = 8, .schedule = ScheduleKind::zb_h1}, "auto", pairs},
       {2,
-       {.micro_batches = 8, .schedule = Kind::interleaved, .split = uniform},
+       {.micro_batches = 8, .schedule = ScheduleKind::interleaved, .split = uniform},
        "auto",
        [](int) { return device_of(0); }},
   };
@@ -123,8 +123,8 @@ TEST_CASE("nccl pipeline: the same bits whenever streams do their work, and behi
     CAPTURE(seed);
     const StreamPolicy policy(seed == 0 ? fake::Policy::eager : fake::Policy::random, seed);
     CHECK(differing(one, train_stages({4, {.micro_batches = 8}})) == "");
-    CHECK(differing(one, train_stages({2, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = uniform}})) ==
-          "");
+    CHECK(differing(one, train_stages(
+                             {2, {.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v, .split = uniform}})) == "");
   }
   const EnvironmentVariable exact("LOCKSTEP_NCCL_EXACT", "1");
   CHECK(differing(one, train_stages({4, {.stages = 2, .micro_batches = 4}})) == "");
@@ -140,9 +140,9 @@ TEST_CASE("nccl pipeline: the same bits when ranks no longer compare their messa
     CAPTURE(seed);
     const StreamPolicy policy(seed == 0 ? fake::Policy::lazy : fake::Policy::random, seed);
     CHECK(differing(one, train_stages(of(2, {.micro_batches = 8}))) == "");
-    CHECK(differing(one, train_stages(of(4, {.micro_batches = 8, .schedule = Kind::zb_h1}))) == "");
-    CHECK(differing(one, train_stages(of(2, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = uniform}))) ==
-          "");
+    CHECK(differing(one, train_stages(of(4, {.micro_batches = 8, .schedule = ScheduleKind::zb_h1}))) == "");
+    CHECK(differing(one, train_stages(of(
+                             2, {.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v, .split = uniform}))) == "");
   }
 }
 
@@ -154,17 +154,17 @@ TEST_CASE("nccl pipeline: the memory of a stage does not grow with the micro-bat
                                const Device device = device_of(rank);
                                Engine engine(linears(3, wide, device), {.micro_batches = micro_batches}, mean_of);
                                const Tensor x = full({rows, wide}, 1, {.dtype = f32, .device = device});
-                               int64_t most = 0;
+                               int64_t highest = 0;
                                // the first 100 messages are compared on the host
                                for (int sent = 0; sent < 3 * 128; sent += micro_batches) {
                                  synchronize(device);
                                  dist::world().barrier();
                                  reset_peak_memory(device);
                                  engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
-                                 most = memory_report(device).total.peak;
+                                 highest = memory_report(device).total.peak;
                                  for (Variable& p : engine.module().parameters()) p.clear_grad();
                                }
-                               return most;
+                               return highest;
                              },
                              {.backend = "nccl", .timeout = dist::Seconds(60)});
   };
@@ -177,11 +177,11 @@ TEST_CASE("nccl pipeline: the memory of a stage does not grow with the micro-bat
 
 TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few waits for the device") {
   constexpr int64_t rows = 16, wide = 32, many = 8;
-  for (const Kind kind : {Kind::gpipe, Kind::one_f_one_b, Kind::zb_h1}) {
+  for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::zb_h1}) {
     for (const char* backend : {"nccl", "native"}) {
       CAPTURE(name_of(kind));
       CAPTURE(backend);
-      fake::ToHost seen;
+      fake::ToHost observed;
       on_ranks(3,
                [&](int rank) {
                  const Device device = device_of(rank);
@@ -192,18 +192,18 @@ TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few
                    const auto step_to_host = to_host_during(device, [&] {
                      engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
                    });
-                   if (rank == 0) seen = step_to_host;
+                   if (rank == 0) observed = step_to_host;
                    for (Variable& p : engine.module().parameters()) p.clear_grad();
                  }
                },
                {.backend = backend, .timeout = dist::Seconds(60)});
       const int64_t activations = 2 * 2 * many * rows * wide * 4;  // forward and backward over two links
       if (std::string(backend) == "native") {
-        CHECK(seen.bytes >= activations);
+        CHECK(observed.bytes >= activations);
       } else {
-        CHECK(seen.copies == many);  // one loss per micro-batch
-        CHECK(seen.bytes <= many * 8);
-        CHECK(seen.waits <= 2 * many + 3);  // for the losses, and one at the end of each rank's step
+        CHECK(observed.copies == many);  // one loss per micro-batch
+        CHECK(observed.bytes <= many * 8);
+        CHECK(observed.waits <= 2 * many + 3);  // for the losses, and one at the end of each rank's step
       }
     }
   }

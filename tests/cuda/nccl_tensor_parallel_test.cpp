@@ -56,11 +56,11 @@ std::vector<Tensor> two_layers(Device device, bool sequence, int64_t chunks, con
   };
   const Variable x = sequence ? own(10, shape) : Variable(noise_at(10, shape, device), true), up = own(20, {24, 16}),
                  bias = own(30, {24}), down = own(40, {16, 24});
-  const bool whole = chunks == 1;
+  const bool entire = chunks == 1;
   const Variable h = tp::column_linear(x, up, bias, Activation::gelu_tanh,
-                                       {.sequence = sequence, .overlap = !whole, .chunks = chunks}, g),
+                                       {.sequence = sequence, .overlap = !entire, .chunks = chunks}, g),
                  y = tp::row_linear(h, down, {}, Activation::none,
-                                    {.sequence = sequence, .overlap = !whole, .chunks = chunks}, g);
+                                    {.sequence = sequence, .overlap = !entire, .chunks = chunks}, g);
   y.backward(noise_at(50, y.shape(), device));
   std::vector<Tensor> all;
   for (const Tensor& t : {y.tensor(), x.grad(), up.grad(), bias.grad(), down.grad()}) all.push_back(t.to(cpu));
@@ -93,7 +93,7 @@ std::vector<double> train_in_chunks(const Training& t, int64_t chunks) {
     args.optimizer = [](nn::Module& m) {
       return std::make_unique<optim::AdamW>(m.parameters(), optim::AdamWOptions{.lr = 1e-2});
     };
-    args.sliced = tp::apply(*gpt, mesh.tp(), {.sequence = t.sequence, .sum = false, .chunks = chunks});
+    args.sharded = tp::apply(*gpt, mesh.tp(), {.sequence = t.sequence, .sum = false, .chunks = chunks});
     auto e = engine::initialize({.model = gpt, .partition_method = "uniform"}, std::move(args));
     std::vector<double> losses;
     while (e.global_steps() < 2) {
@@ -218,9 +218,9 @@ TEST_CASE("nccl, tensor parallel: training in chunks has the losses of training 
   for (const Training& row : rows) {
     if (thread_sanitized && &row != rows + 2) continue;
     INFO(std::string(row.name));
-    const std::vector<double> whole = train_in_chunks(row, 1);
-    CHECK(train_in_chunks(row, 3) == whole);
-    CHECK(whole.front() != whole.back());
+    const std::vector<double> entire = train_in_chunks(row, 1);
+    CHECK(train_in_chunks(row, 3) == entire);
+    CHECK(entire.front() != entire.back());
   }
   const Orders scope(fake::Policy::random, simt::Order::forward, 5);
   CHECK(train_in_chunks(rows[2], 3) == train_in_chunks(rows[2], 1));

@@ -37,9 +37,9 @@ inline fake::ToHost to_host_during(lockstep::Device device, const std::function<
   world.barrier();
   work();
   world.barrier();
-  const fake::ToHost seen = world.rank() == 0 ? fake::take_to_host() : fake::ToHost();
+  const fake::ToHost observed = world.rank() == 0 ? fake::take_to_host() : fake::ToHost();
   world.barrier();
-  return seen;
+  return observed;
 }
 
 /// Waits until condition(), for at most 60 s.

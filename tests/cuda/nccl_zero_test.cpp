@@ -57,9 +57,9 @@ TEST_CASE(
     };
     for (int stage = 0; stage <= 3; ++stage)
       for (const int ranks : worlds) check(ranks, options(stage));
-    ZeroOptions whole = options(2);  // all-reduce instead of reduce-scatter
-    whole.reduce_scatter = false;
-    check(2, whole);
+    ZeroOptions full = options(2);  // all-reduce instead of reduce-scatter
+    full.reduce_scatter = false;
+    check(2, full);
     for (const Offload state : {Offload::cpu, Offload::nvme})
       for (int stage = 1; stage <= 3; ++stage) check(2, options(stage, state));
     for (const Offload state : {Offload::none, Offload::cpu, Offload::nvme})
@@ -94,7 +94,7 @@ TEST_CASE("nccl: the host waits for nothing in forward and backward, in every st
     for (const bool ahead : {true, false}) {
       CAPTURE(stage);
       CAPTURE(ahead);
-      fake::ToHost seen, in_step;
+      fake::ToHost visited, in_step;
       check_ranks(4, [&](int rank) {
         const Device device = device_of(rank);
         Even net;
@@ -108,11 +108,11 @@ TEST_CASE("nccl: the host waits for nothing in forward and backward, in every st
         for (int step = 0; step < 3; ++step) {
           const fake::ToHost passes = to_host_during(device, [&] { sum(net(Variable(x))).backward(); }),
                              steps = to_host_during(device, [&] { zero.step(); });
-          if (rank == 0) seen = passes, in_step = steps;
+          if (rank == 0) visited = passes, in_step = steps;
         }
       });
-      CHECK(seen.copies == 0);
-      CHECK(seen.waits == 0);
+      CHECK(visited.copies == 0);
+      CHECK(visited.waits == 0);
       CHECK(in_step.copies == 4);  // one per rank
     }
   }
@@ -146,7 +146,7 @@ TEST_CASE("nccl: after a recording that failed in forward ZeRO 3 gathers anew") 
           require(text.find("looked at") != std::string::npos, text);
         }
         step();
-        const auto whole = zero.gathered();
+        const auto full = zero.gathered();
         return net.b.weight.tensor().to(cpu).to_vector<float>();
       });
     };
@@ -214,10 +214,10 @@ TEST_CASE("nccl: a step of ZeRO in a graph has the bits of steps that are not, s
           const Tensor x = empty({2, 64}, {.dtype = dtype, .device = device}),
                        scale = empty({1}, {.dtype = f32, .device = device});
           const auto backward = [&] { sum(mean(square(net(Variable(x)).to(f32))) * Variable(scale)).backward(); };
-          std::vector<double> seen;
+          std::vector<double> visited;
           const auto note = [&](const zero::StepReport& report) {
-            seen.insert(seen.end(), {report.skipped ? -1 : report.norm, double(report.skipped),
-                                     double(report.first_nonfinite.size()), scaler.scale()});
+            visited.insert(visited.end(), {report.skipped ? -1 : report.norm, double(report.skipped),
+                                           double(report.first_nonfinite.size()), scaler.scale()});
           };
           Graph graph(device);
           for (int step = 0; step < 8; ++step) {
@@ -240,8 +240,8 @@ TEST_CASE("nccl: a step of ZeRO in a graph has the bits of steps that are not, s
           }
           std::vector<std::vector<double>> bits;
           for (const zero::StatePiece& piece : zero.state()) bits.push_back(piece.tensor.to(cpu).to_vector<double>());
-          for (const auto& [name, number] : zero.numbers()) seen.push_back(number);
-          return std::pair(seen, bits);
+          for (const auto& [name, number] : zero.numbers()) visited.push_back(number);
+          return std::pair(visited, bits);
         };
         const auto eager = trained(false), recorded = trained(true);
         require(eager.first == recorded.first, "norms, skips or step numbers differ");

@@ -119,8 +119,8 @@ TEST_CASE("cuda: powers that are shortened, and large angles") {
 TEST_CASE("cuda: sin and cos of any f32 are within one unit in the last place") {
   std::vector<float> angles;  // of every exponent, and those nearest to multiples of pi / 2
   for (int64_t bits = 0; bits < 0x7f800000; bits += 7919) angles.push_back(std::bit_cast<float>(int32_t(bits)));
-  for (double turns = 1; turns < 2e38; turns = std::floor(turns * 1.01 + 1))
-    angles.push_back(float(turns * 1.5707963267948966));
+  for (double revolutions = 1; revolutions < 2e38; revolutions = std::floor(revolutions * 1.01 + 1))
+    angles.push_back(float(revolutions * 1.5707963267948966));
   const int64_t n = int64_t(angles.size());
   const Tensor x = cat({Tensor::from(angles, {n}), neg(Tensor::from(angles, {n}))}).to(cuda0), one = ones_like(x);
   struct Row {
@@ -177,7 +177,7 @@ TEST_CASE("cuda: pointwise operands of any strides") {
     const Tensor bias = values({7}, dtype, 3, false), column = values({35, 1}, dtype, 4, false),
                  scalar = values({}, dtype, 5, false);
     const Tensor shifted = values({6 * 35 * 7 + 3}, dtype, 6, false).narrow(0, 3, 6 * 35 * 7).view({6, 35, 7});
-    const Tensor sliced = values({6, 35, 14}, dtype, 7, false).slice(2, 0, 14, 2),
+    const Tensor strided = values({6, 35, 14}, dtype, 7, false).slice(2, 0, 14, 2),
                  repeated = values({6, 1, 1}, dtype, 8, false).expand({6, 35, 7});
     const Tensor large = values({300, 256}, dtype, 9, false), across = values({256, 300}, dtype, 10, false).t(),
                  wide_bias = values({256}, dtype, 11, false);
@@ -193,7 +193,7 @@ TEST_CASE("cuda: pointwise operands of any strides") {
                           {"scalar", x, scalar, x},
                           {"both scalars", scalar, scalar, scalar},
                           {"shifted", shifted, x, x},
-                          {"sliced", sliced, x, x},
+                          {"sliced", strided, x, x},
                           {"repeated", repeated, x, x},
                           {"into a transposed", x, y, turned_out},
                           {"into a part", x, shifted, part_of_out},

@@ -280,10 +280,10 @@ TEST_CASE("cuda: a row has the same bits whichever rows its block has had before
     };
     const std::vector<Tensor> all = of(0, rows);
     for (const int64_t r : {int64_t(0), int64_t(33), int64_t(64), rows - 1}) {
-      const std::vector<Tensor> alone = of(r, 1);
+      const std::vector<Tensor> single = of(r, 1);
       for (size_t i = 0; i < all.size(); ++i) {
         const std::string what = named("several rows", dtype, rows, n) + str(", row ", r, ", result ", i);
-        CHECK_MESSAGE(bytes_of(all[i].narrow(0, r, 1)) == bytes_of(alone[i]), what);
+        CHECK_MESSAGE(bytes_of(all[i].narrow(0, r, 1)) == bytes_of(single[i]), what);
       }
     }
   }
@@ -374,12 +374,12 @@ TEST_CASE("cuda: cross entropy and its gradient, also in place") {
                 what + " with its gradient", {upstream, x, target, w},
                 {statistics(rows, dtype), statistics(rows, dtype), empty_like(x)},
                 [&](Device on, const Arguments& in, Arguments& to) {
-                  Tensor alone[] = {empty_like(to[0]), empty_like(to[1]), empty_like(to[2])}, nothing;
-                  kernels::cross_entropy(on, in[1], in[2], in[3], args, nothing, alone[0], alone[1], nothing);
-                  kernels::cross_entropy_grad(on, in[0], in[1], alone[1], in[2], in[3], args, alone[2]);
+                  Tensor single[] = {empty_like(to[0]), empty_like(to[1]), empty_like(to[2])}, nothing;
+                  kernels::cross_entropy(on, in[1], in[2], in[3], args, nothing, single[0], single[1], nothing);
+                  kernels::cross_entropy_grad(on, in[0], in[1], single[1], in[2], in[3], args, single[2]);
                   to[2] = in[1].clone();
                   kernels::cross_entropy(on, to[2], in[2], in[3], args, in[0], to[0], to[1], to[2]);
-                  for (size_t i = 0; i < 3; ++i) CHECK_MESSAGE(bytes_of(to[i]) == bytes_of(alone[i]), what);
+                  for (size_t i = 0; i < 3; ++i) CHECK_MESSAGE(bytes_of(to[i]) == bytes_of(single[i]), what);
                 },
                 std::max(bound_of(dtype, n), 5e-5));
             against_cpu(
@@ -398,8 +398,8 @@ TEST_CASE("cuda: cross entropy and its gradient, also in place") {
 
 TEST_CASE("cuda: cross entropy neither reads nor writes what lies between rows") {
   const auto between = [](const Tensor& x) {  // the rows' padding, on the CPU
-    const Tensor whole = Tensor(x.storage(), 0, {x.size(0), x.strides()[0]}, {x.strides()[0], 1}, x.dtype());
-    return whole.narrow(1, x.size(1), x.strides()[0] - x.size(1)).to(cpu).contiguous();
+    const Tensor entire = Tensor(x.storage(), 0, {x.size(0), x.strides()[0]}, {x.strides()[0], 1}, x.dtype());
+    return entire.narrow(1, x.size(1), x.strides()[0] - x.size(1)).to(cpu).contiguous();
   };
   for (const DType dtype : floats) {
     // Rows in registers and in shared memory, some longer than it, that end within a vector of 16 bytes.

@@ -59,12 +59,12 @@ TEST_CASE("step: the head makes loss and gradient together, but scores for a hoo
   const Result together = train({}, false);
   CHECK(together.launches.at("cross_entropy") == 1);
   CHECK(together.launches.count("cross_entropy_grad") == 0);
-  Shape seen;
+  Shape observed;
   const Plan watched{.prepare = [&](nn::GPT& m) {
-    m.head.after_forward([&](auto&&, auto&&, const Variable& y) { seen = y.shape(); });
+    m.head.after_forward([&](auto&&, auto&&, const Variable& y) { observed = y.shape(); });
   }};
   const Result apart = train(watched, false);
-  CHECK(seen == Shape{2, 8, 17});
+  CHECK(observed == Shape{2, 8, 17});
   CHECK(apart.launches.at("cross_entropy_grad") == 1);
   for (size_t i = 0; i < together.losses.size(); ++i)
     CHECK(together.losses[i] == doctest::Approx(apart.losses[i]).epsilon(1e-5));
@@ -95,16 +95,16 @@ TEST_CASE("step graphs: f16 with steps that are skipped, replayed ones among the
 }
 
 TEST_CASE("step graphs: a checkpoint in the middle, saved and resumed with them or without") {
-  const Result whole = train({.steps = 7}, false);
+  const Result full = train({.steps = 7}, false);
   for (const bool saves : {true, false}) {
     for (const bool resumes : {true, false}) {
       const TempDir folder;
       train({.steps = 3, .saves = folder.path.string()}, saves);
       const Result rest = train({.steps = 4, .loads = folder.path.string()}, resumes);
-      CHECK(std::equal(rest.losses.begin(), rest.losses.end(), whole.losses.begin() + 3));
+      CHECK(std::equal(rest.losses.begin(), rest.losses.end(), full.losses.begin() + 3));
       std::string differing;
-      for (size_t i = 0; i < whole.state.size(); ++i)
-        if (!equal(whole.state[i].second, rest.state[i].second)) differing += whole.state[i].first + " ";
+      for (size_t i = 0; i < full.state.size(); ++i)
+        if (!equal(full.state[i].second, rest.state[i].second)) differing += full.state[i].first + " ";
       CHECK(differing == "");
     }
   }

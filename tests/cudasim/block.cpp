@@ -26,7 +26,7 @@ constinit thread_local const Place* here = nullptr;
 
 namespace {
 
-constexpr unsigned warp_size = 32, most_copies = 64, most_rounds = 100;
+constexpr unsigned warp_size = 32, max_copies = 64, max_rounds = 100;
 
 std::string triple(const auto& v) { return str("(", v.x, ",", v.y, ",", v.z, ")"); }
 
@@ -81,7 +81,7 @@ class Block {
   void park() { wait(State::parked); }
   void make_ready(unsigned linear) { ready_.push_back(linear); }
   unsigned size() const { return size_; }
-  Copy* copies() { return copies_.get() + size_t(current->place.linear) * most_copies; }
+  Copy* copies() { return copies_.get() + size_t(current->place.linear) * max_copies; }
   std::string running() const {
     return op ? str(op, ", block ", triple(blockIdx), ", thread ", triple(threadIdx)) : "";
   }
@@ -135,7 +135,7 @@ Block& block() {
   return *known;
 }
 
-Block::Block() : threads_(new Thread[most_threads]), copies_(new Copy[most_threads * most_copies]) {
+Block::Block() : threads_(new Thread[max_threads]), copies_(new Copy[max_threads * max_copies]) {
   for (auto* list : {&ready_, &batch_}) list->reserve(2048);  // threads of a kernel must not allocate
 }
 Block::~Block() { acquire(&end_order_); }  // after all threads of its kernels
@@ -257,7 +257,7 @@ void Block::sleep() {
   Thread& self = *current;
   if (self.done_before != steps_) self.rounds = 0;
   self.done_before = steps_;
-  if (++self.rounds > most_rounds)
+  if (++self.rounds > max_rounds)
     fault(
         "deadlock: the thread polls memory that no thread of this block will write; a block may wait only for blocks "
         "that started before it, which have a lower ticket");
@@ -498,9 +498,9 @@ void begin_copy(const Copy& copy) {
   Thread& self = *block().current;
   if (!is_shared(copy.to)) fault("copy to shared memory: its target is outside shared memory");
   copy_begins(copy.to, copy.bytes);
-  if (self.end_copy - self.first_copy == most_copies)
-    fault(str("copy to shared memory: the emulator supports at most ", most_copies, " per thread"));
-  Copy& queued = block().copies()[self.end_copy++ % most_copies];
+  if (self.end_copy - self.first_copy == max_copies)
+    fault(str("copy to shared memory: the emulator supports at most ", max_copies, " per thread"));
+  Copy& queued = block().copies()[self.end_copy++ % max_copies];
   queued = copy;
   queued.group = self.groups;
 }
@@ -508,7 +508,7 @@ void end_group_of_copies() { ++block().current->groups; }
 bool take_copy(Copy& copy, int left) {
   Thread& self = *block().current;
   if (self.first_copy == self.end_copy) return false;
-  const Copy& next = block().copies()[self.first_copy % most_copies];
+  const Copy& next = block().copies()[self.first_copy % max_copies];
   if (left >= 0 && next.group + unsigned(left) >= self.groups) return false;
   copy = next;
   ++self.first_copy;

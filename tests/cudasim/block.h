@@ -102,7 +102,7 @@ void* dynamic_shared();
 // --- used by launches (launch.cpp) ---
 
 /// The most shared memory of a block on this device, and the most dynamic shared memory without opting in.
-size_t most_shared();
+size_t max_shared();
 constexpr size_t shared_unasked = 48 * 1024;
 /// Opts a kernel in to `bytes` of dynamic shared memory on a device (cudaFuncSetAttribute). False if the device has
 /// less.

@@ -8,7 +8,7 @@
 
 namespace simt {
 
-constexpr size_t most_streams = 3;  // per OS thread; each may hold 1.6 GB
+constexpr size_t max_streams = 3;  // per OS thread; each may hold 1.6 GB
 std::atomic<int> Clocks::live_{0};
 
 struct Clocks::Spare {
@@ -21,7 +21,7 @@ Clocks::Spare& Clocks::spare() {
 }
 
 void Clocks::Sets::destroy() {
-  for (unsigned i = 0; i < 2 * most_threads; ++i)
+  for (unsigned i = 0; i < 2 * max_threads; ++i)
     if (clocks[i]) clocks[i].destroy(), --live_;
 }
 
@@ -37,7 +37,7 @@ void Clocks::begin_grid(const Clock& stream) {
     std::rotate(found, found + 1, sets_.end());
     return;
   }
-  while (!sets_.empty() && (sets_.size() == most_streams || live_ > most_live)) {
+  while (!sets_.empty() && (sets_.size() == max_streams || live_ > max_live)) {
     sets_[0].destroy();
     sets_.erase(sets_.begin());
   }

@@ -11,7 +11,7 @@
 namespace simt {
 
 /// The most threads of a block.
-constexpr unsigned most_threads = 1024;
+constexpr unsigned max_threads = 1024;
 
 /// The clocks of one OS thread. Without ThreadSanitizer they do nothing.
 class Clocks {
@@ -24,18 +24,18 @@ class Clocks {
   void begin_grid(const Clock& stream);
   /// Switches to the other set of clocks.
   void begin_block() {
-    if (turn_ > 0 || live_ < few_live) turn_ = most_threads - turn_;
+    if (round_ > 0 || live_ < few_live) round_ = max_threads - round_;
   }
   /// The clock of a thread of this block. A new clock starts after all work of the current one; reused ones must
   /// acquire it.
   const Clock& of(unsigned thread) const {
-    Clock& clock = sets_.back().clocks[turn_ + thread];
+    Clock& clock = sets_.back().clocks[round_ + thread];
     if (with_tsan() && !clock) clock.create(), ++live_;
     return clock;
   }
   /// The stack of the thread, on which to start `body`.
   Fiber& stack(unsigned thread, void (*body)()) {
-    auto& stack = sets_.back().stacks[turn_ + thread];
+    auto& stack = sets_.back().stacks[round_ + thread];
     if (!stack) stack = std::make_unique<Fiber>(body, thread);
     return *stack;
   }
@@ -43,8 +43,8 @@ class Clocks {
  private:
   struct Sets {
     const void* stream = nullptr;
-    std::unique_ptr<Clock[]> clocks{new Clock[2 * most_threads]};
-    std::vector<std::unique_ptr<Fiber>> stacks{2 * most_threads};
+    std::unique_ptr<Clock[]> clocks{new Clock[2 * max_threads]};
+    std::vector<std::unique_ptr<Fiber>> stacks{2 * max_threads};
     void destroy();
   };
   struct Spare;
@@ -52,11 +52,11 @@ class Clocks {
 
   // ThreadSanitizer allows 8128 threads, and its cost per thread grows with their number. If many kernels run at once,
   // all blocks use the first set.
-  static constexpr int few_live = 1000, most_live = 5000;
+  static constexpr int few_live = 1000, max_live = 5000;
   static std::atomic<int> live_;
 
   std::vector<Sets> sets_;  // sets of the most recent streams; the current stream is last
-  unsigned turn_ = 0;
+  unsigned round_ = 0;
 };
 
 }  // namespace simt

@@ -69,7 +69,7 @@ struct Algorithm {
   uint32_t unusable;  // 1: it cannot run, as the heuristic's answer said, or because of its settings
 };
 
-constexpr int most_candidates = 3;  // of an answer
+constexpr int max_candidates = 3;  // of an answer
 Algorithm read(const cublasLtMatmulAlgo_t* from) {
   Algorithm algorithm;
   std::memcpy(&algorithm, from, sizeof algorithm);
@@ -439,7 +439,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
   fake::note_question();
   const auto& [workspace, reduction, alignment] = at(preference);
   const Algorithm question = asked(p, {alignment[0], alignment[1], alignment[2], alignment[3]});
-  for (; *count < std::min(wanted, most_candidates); ++*count) {
+  for (; *count < std::min(wanted, max_candidates); ++*count) {
     Algorithm algorithm = question;
     algorithm.number = uint32_t(*count);
     algorithm.order = fake::order_of(*count, p.m, p.n, p.k, reduction);
@@ -527,7 +527,7 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d,
 cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t, cublasComputeType_t compute, cudaDataType_t scale,
                                       cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cudaDataType_t out, int id,
                                       cublasLtMatmulAlgo_t* algo) {
-  if (!algo || id < 0 || id >= most_candidates) return CUBLAS_STATUS_INVALID_VALUE;
+  if (!algo || id < 0 || id >= max_candidates) return CUBLAS_STATUS_INVALID_VALUE;
   Algorithm made{};
   made.types = types_of(compute, scale, a, b, c, out);
   made.number = uint32_t(id);

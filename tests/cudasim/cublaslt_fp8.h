@@ -13,7 +13,7 @@ namespace fake {
 /// their sum is added in f32.
 class FewBits {
  public:
-  explicit FewBits(int64_t count) : part_(size_t(count)), most_(size_t(count)), whole_(size_t(count)) {}
+  explicit FewBits(int64_t count) : part_(size_t(count)), max_(size_t(count)), full_(size_t(count)) {}
   /// Adds left[i] * right to sum i. `left` must live until end().
   void add(const double* left, double right) {
     held_.push_back({left, right});
@@ -21,20 +21,20 @@ class FewBits {
   }
   /// Ends the sums.
   void end() {
-    const size_t count = whole_.size();
-    std::fill(part_.begin(), part_.end(), 0.0), std::fill(most_.begin(), most_.end(), 0);
+    const size_t count = full_.size();
+    std::fill(part_.begin(), part_.end(), 0.0), std::fill(max_.begin(), max_.end(), 0);
     for (const auto& [left, right] : held_)
-      for (size_t i = 0; i < count; ++i) most_[i] = std::max(most_[i], exponent(left[i] * right));
+      for (size_t i = 0; i < count; ++i) max_[i] = std::max(max_[i], exponent(left[i] * right));
     for (const auto& [left, right] : held_)
       for (size_t i = 0; i < count; ++i) {
-        const double unit = std::bit_cast<double>(uint64_t(std::max(most_[i], 14) - 13) << 52);
+        const double unit = std::bit_cast<double>(uint64_t(std::max(max_[i], 14) - 13) << 52);
         part_[i] += std::trunc(left[i] * right / unit) * unit;
       }
-    for (size_t i = 0; i < count; ++i) whole_[i] = float(whole_[i] + part_[i]);
+    for (size_t i = 0; i < count; ++i) full_[i] = float(full_[i] + part_[i]);
     held_.clear();
   }
   /// Sum i, after end().
-  double operator[](int64_t i) const { return whole_[size_t(i)]; }
+  double operator[](int64_t i) const { return full_[size_t(i)]; }
 
  private:
   /// The exponent in the bits of a double; 0 for 0 and for what is not finite.
@@ -45,8 +45,8 @@ class FewBits {
   };
   std::vector<Held> held_;
   std::vector<double> part_;
-  std::vector<int> most_;
-  std::vector<double> whole_;
+  std::vector<int> max_;
+  std::vector<double> full_;
 };
 
 }  // namespace fake

@@ -10,14 +10,14 @@
 namespace fake {
 namespace {
 
-std::atomic<int64_t> questions{0}, most_rows{INT64_MAX};
+std::atomic<int64_t> questions{0}, max_rows{INT64_MAX};
 std::atomic<bool> sums_have_order{true};
 
 }  // namespace
 
 int64_t take_heuristic_calls() { return questions.exchange(0); }
-void limit_rows_of_algorithms(int64_t rows) { most_rows = rows; }
-bool takes_rows(int64_t n) { return n <= most_rows; }
+void limit_rows_of_algorithms(int64_t rows) { max_rows = rows; }
+bool takes_rows(int64_t n) { return n <= max_rows; }
 void note_question() { ++questions; }
 void order_sums(bool ordered) { sums_have_order = ordered; }
 
@@ -34,7 +34,7 @@ Sums::Sums(Order order, int64_t count, int64_t k, bool exact)
       exact_(exact),
       in_step_(size_t(count)),
       in_part_(size_t(count)),
-      whole_(size_t(count)) {}
+      full_(size_t(count)) {}
 
 /// Adds one column of sums to another and clears it.
 void Sums::end(std::vector<double>& of, std::vector<double>& to) const {
@@ -49,7 +49,7 @@ void Sums::add(const double* left, double right) {
   ++place_;
   const bool part_ends = place_ % part_ == 0 || place_ == k_;
   if (part_ends || place_ % part_ % step_ == 0) end(in_step_, in_part_);
-  if (part_ends) end(in_part_, whole_);
+  if (part_ends) end(in_part_, full_);
 }
 
 }  // namespace fake

@@ -28,13 +28,13 @@ class Sums {
   /// Adds left[i] * right to sum i; called once for each of the k places.
   void add(const double* left, double right);
   /// Sum i, after all places.
-  double operator[](int64_t i) const { return whole_[std::size_t(i)]; }
+  double operator[](int64_t i) const { return full_[std::size_t(i)]; }
 
  private:
   void end(std::vector<double>& of, std::vector<double>& to) const;
   int64_t step_, part_, k_, place_ = 0;
   bool exact_;
-  std::vector<double> in_step_, in_part_, whole_;
+  std::vector<double> in_step_, in_part_, full_;
 };
 
 }  // namespace fake

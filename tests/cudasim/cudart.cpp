@@ -37,7 +37,7 @@ bool is_pinned(const void* p) { return pinned_part(p, 1) == Pinned::all; }
 bool is_one_kind(const void* host, size_t bytes) { return pinned_part(host, bytes) != Pinned::part; }
 
 // Who may access what, as [device][peer]: memory of cudaMalloc(), and memory of the peer's pool.
-std::atomic<bool> may_reach[most_devices][most_devices], may_reach_pool[most_devices][most_devices];
+std::atomic<bool> may_reach[max_devices][max_devices], may_reach_pool[max_devices][max_devices];
 bool can_reach(int device, int peer) { return exists(device) && exists(peer) && device != peer && settings().peers; }
 
 double now() {
@@ -201,7 +201,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int device) {
   p->warpSize = 32;
   p->maxThreadsPerBlock = 1024;
   p->sharedMemPerBlock = simt::shared_unasked;
-  p->sharedMemPerBlockOptin = simt::most_shared();
+  p->sharedMemPerBlockOptin = simt::max_shared();
   p->regsPerBlock = 65536;
   p->major = capability / 10;
   p->minor = capability % 10;
@@ -277,7 +277,7 @@ cudaError_t cudaFreeAsync(void* p, cudaStream_t stream) {
   enqueue(stream, [p] { end_memory(p); });
   return cudaSuccess;
 }
-static int default_pools[most_devices];
+static int default_pools[max_devices];
 static int device_of_pool(cudaMemPool_t pool) { return int(reinterpret_cast<int*>(pool) - default_pools); }
 cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t* pool, int device) {
   if (!exists(device)) return result(cudaErrorInvalidDevice);
@@ -315,10 +315,10 @@ cudaError_t cudaMallocHost(void** p, size_t bytes) {
   *p = nullptr;
   STEP_OR_RETURN();
   if (const cudaError_t code = allocation_failure.next(); code != cudaSuccess) return result(code);
-  char* whole = static_cast<char*>(std::malloc(before_pinned + bytes));
-  if (!whole) return result(cudaErrorMemoryAllocation);
-  *p = whole + before_pinned;
-  simt::poison(whole, before_pinned);
+  char* full = static_cast<char*>(std::malloc(before_pinned + bytes));
+  if (!full) return result(cudaErrorMemoryAllocation);
+  *p = full + before_pinned;
+  simt::poison(full, before_pinned);
   std::memset(*p, 0xff, bytes);
   const std::lock_guard lock(pinned_lock);
   pinned()[static_cast<char*>(*p)] = bytes;
@@ -331,9 +331,9 @@ cudaError_t cudaFreeHost(void* p) {
     const std::lock_guard lock(pinned_lock);
     if (pinned().erase(static_cast<char*>(p)) == 0) return result(cudaErrorInvalidValue);
   }
-  char* whole = static_cast<char*>(p) - before_pinned;
-  simt::unpoison(whole, before_pinned);
-  std::free(whole);
+  char* full = static_cast<char*>(p) - before_pinned;
+  simt::unpoison(full, before_pinned);
+  std::free(full);
   return cudaSuccess;
 }
 

@@ -22,19 +22,19 @@ std::map<std::pair<const void*, int>, size_t>& allowed() {  // by kernel and dev
 /// The restrictions of the fake::SomeBlocks objects; the innermost is the last.
 struct Some {
   std::vector<fake::Part> parts;
-  uint64_t drawn = 0;
+  uint64_t sampled = 0;
 };
 std::vector<Some> scopes;
 
 }  // namespace
 
-size_t most_shared() {
+size_t max_shared() {
   const int capability = fake::settings().capability;
   return size_t(capability >= 90 ? 227 : capability == 80 ? 163 : capability > 80 ? 99 : 64) * 1024;
 }
 
 bool allow_shared(const void* kernel, int device, size_t bytes) {
-  if (bytes > most_shared()) return false;
+  if (bytes > max_shared()) return false;
   const std::lock_guard lock(allowed_lock);
   allowed()[{kernel, device}] = bytes;
   return true;
@@ -42,7 +42,7 @@ bool allow_shared(const void* kernel, int device, size_t bytes) {
 
 cudaError_t check_launch(const void* kernel, dim3 grid, dim3 block, size_t shared) {
   const uint64_t threads = uint64_t(block.x) * block.y * block.z;
-  const bool fits = threads >= 1 && threads <= most_threads && block.z <= 64 && grid.x >= 1 && grid.x <= 0x7fffffffu &&
+  const bool fits = threads >= 1 && threads <= max_threads && block.z <= 64 && grid.x >= 1 && grid.x <= 0x7fffffffu &&
                     grid.y >= 1 && grid.y <= 65535 && grid.z >= 1 && grid.z <= 65535;
   if (!fits) return cudaErrorInvalidConfiguration;
   if (shared <= shared_unasked) return cudaSuccess;
@@ -52,9 +52,9 @@ cudaError_t check_launch(const void* kernel, dim3 grid, dim3 block, size_t share
 }
 
 std::vector<uint64_t> some_of(uint64_t blocks) {
-  constexpr uint64_t most = 64, at_end = 2, around = 4;
-  if (scopes.empty() || blocks <= most) return {};
-  const auto& [parts, drawn] = scopes.back();
+  constexpr uint64_t limit = 64, at_end = 2, around = 4;
+  if (scopes.empty() || blocks <= limit) return {};
+  const auto& [parts, sampled] = scopes.back();
   std::set<uint64_t> chosen;
   for (uint64_t i = 0; i < at_end; ++i) chosen.insert({i, blocks - 1 - i});
   for (const auto& [begin, end] : parts) {
@@ -62,7 +62,7 @@ std::vector<uint64_t> some_of(uint64_t blocks) {
     for (uint64_t i = first - std::min(first, around); i <= last && i < blocks; ++i) chosen.insert(i);
   }
   std::mt19937_64 random(options().seed + blocks);
-  for (uint64_t i = 0; i < drawn; ++i) chosen.insert(random() % blocks);
+  for (uint64_t i = 0; i < sampled; ++i) chosen.insert(random() % blocks);
   return {chosen.begin(), chosen.end()};
 }
 
@@ -75,10 +75,10 @@ void finish_all() {
 }
 }  // namespace
 
-SomeBlocks::SomeBlocks(std::vector<Part> parts, uint64_t drawn) : memory_(settings().memory) {
+SomeBlocks::SomeBlocks(std::vector<Part> parts, uint64_t sampled) : memory_(settings().memory) {
   finish_all();
   settings().memory = size_t(1) << 40;
-  simt::scopes.push_back({std::move(parts), drawn});
+  simt::scopes.push_back({std::move(parts), sampled});
 }
 SomeBlocks::~SomeBlocks() {
   finish_all();

@@ -34,10 +34,10 @@ void fill(unsigned char* p, unsigned char value, size_t n) {
 }
 /// Memory larger than this is filled only at its ends. The middle stays zero and uncommitted, so that a test can have
 /// more than 2^32 elements.
-constexpr size_t most_filled = size_t(256) << 20, filled_at_ends = 1 << 20;
+constexpr size_t max_filled = size_t(256) << 20, filled_at_ends = 1 << 20;
 /// Calls fn(begin, length) for all of the memory or, if it is large, for its two ends.
 template <class Fn> void at_ends(unsigned char* p, size_t n, Fn fn) {
-  if (n <= most_filled) return fn(p, n);
+  if (n <= max_filled) return fn(p, n);
   fn(p, filled_at_ends);
   fn(p + n - filled_at_ends, filled_at_ends);
 }
@@ -74,7 +74,7 @@ struct DeviceMemory {
   Usage usage;
 };
 DeviceMemory& memory(int device) {
-  static auto& all = *new std::array<DeviceMemory, most_devices>;
+  static auto& all = *new std::array<DeviceMemory, max_devices>;
   return all[size_t(device)];
 }
 
@@ -116,7 +116,7 @@ bool open_touched(unsigned char* p) {
 
 std::string describe(const void* address) {
   const auto* p = static_cast<const unsigned char*>(address);
-  for (int d = 0; d < most_devices; ++d) {
+  for (int d = 0; d < max_devices; ++d) {
     DeviceMemory& m = memory(d);
     if (!m.base || p < m.base || p >= m.base + arena_bytes()) continue;
     auto next = m.slots.upper_bound(p);
@@ -225,7 +225,7 @@ DeviceScope::~DeviceScope() {
 
 int device_of(const void* p) {
   const auto* at = static_cast<const unsigned char*>(p);
-  for (int d = 0; d < most_devices; ++d) {
+  for (int d = 0; d < max_devices; ++d) {
     const unsigned char* base = memory(d).base;
     if (base && at >= base && at < base + arena_bytes()) return d;
   }
@@ -269,7 +269,7 @@ void begin_memory(void* p) {
       simt::renew(slot.begin, slot.room);
       pkey_mprotect(slot.begin, slot.room, PROT_READ | PROT_WRITE, protection_key());
     }
-  } else if (slot.used_before && !simt::with_asan() && slot.room <= most_filled) {
+  } else if (slot.used_before && !simt::with_asan() && slot.room <= max_filled) {
     if (!holds(slot.edge, nothing, size_t(slot.end() - slot.edge)))
       fail_device(cudaErrorIllegalAddress, "freed device memory was written to");
   }
@@ -300,7 +300,7 @@ void end_memory(void* p) {
         !holds(slot.after(), edge, size_t(slot.end() - slot.after())))
       fail_device(cudaErrorIllegalAddress,
                   "an allocation of " + std::to_string(slot.bytes) + " bytes was written to outside its bounds");
-    if (slot.room > most_filled) madvise(slot.begin, slot.room, MADV_DONTNEED);
+    if (slot.room > max_filled) madvise(slot.begin, slot.room, MADV_DONTNEED);
     fill_ends(slot.edge, nothing, size_t(slot.end() - slot.edge));
     poison_ends(slot.begin, slot.room);
     simt::release(&slot.order);
@@ -347,7 +347,7 @@ void trim_pool(int device) {
 
 Held held() {
   Held all;
-  for (int d = 0; d < most_devices; ++d) {
+  for (int d = 0; d < max_devices; ++d) {
     DeviceMemory& m = memory(d);
     const std::lock_guard lock(m.lock);
     all.allocations += m.live.size();

@@ -52,7 +52,7 @@ struct Recorded {
   Recorded(const Recorded&) = delete;
   ncclComm* const comm;
   const uint64_t number;
-  uint64_t others[most_ranks] = {};  // the numbers of the other ranks' calls, known from the first replay
+  uint64_t others[max_ranks] = {};  // the numbers of the other ranks' calls, known from the first replay
   std::vector<ncclWindow_vidmem*> windows;
 };
 /// A record of the call if the stream captures; nullptr if the call runs once.
@@ -200,13 +200,13 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
     return refuse(ncclInvalidArgument, std::string(name) + ": expected memory of the device that is large enough");
   if (!is_apart_or_in_place(*c, static_cast<const char*>(in), in_bytes, static_cast<const char*>(out), out_bytes))
     return refuse(ncclInvalidArgument, std::string(name) + ": the input overlaps the output without being in place");
-  if (in_bytes > most_collective) return refuse(ncclInternalError, "the fake NCCL supports at most 64 MiB per rank");
+  if (in_bytes > max_collective) return refuse(ncclInternalError, "the fake NCCL supports at most 64 MiB per rank");
   const auto next_failure = [] { return fails_now() ? int(ncclInternalError) : injected.exchange(ncclSuccess); };
   const int failure = find_stream(stream)->capture ? int(ncclSuccess) : next_failure();
   CallText call{};
   // An in-place part belongs to the window of the whole.
-  const auto is_part = [](const void* part, const void* whole, size_t bytes) {
-    return part >= whole && part < static_cast<const char*>(whole) + bytes;
+  const auto is_part = [](const void* part, const void* full, size_t bytes) {
+    return part >= full && part < static_cast<const char*>(full) + bytes;
   };
   const bool has_in = in_bytes > 0 && std::strcmp(name, "broadcast") != 0 &&
                       (in_bytes >= out_bytes || !is_part(in, out, out_bytes)),
@@ -277,7 +277,7 @@ ncclResult_t collective(const char* name, ncclComm* c, const void* in, size_t in
   });
 }
 
-std::string shown(size_t count, ncclDataType_t type, const std::string& rest = "") {
+std::string printed(size_t count, ncclDataType_t type, const std::string& rest = "") {
   return std::to_string(count) + " of type " + std::to_string(int(type)) + rest;
 }
 
@@ -348,7 +348,7 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
 }
 ncclResult_t ncclCommInitRankConfig(ncclComm_t* comm, int size, ncclUniqueId id, int rank, ncclConfig_t* config) {
   *comm = nullptr;
-  if (size < 1 || size > most_ranks || rank < 0 || rank >= size)
+  if (size < 1 || size > max_ranks || rank < 0 || rank >= size)
     return refuse(ncclInvalidArgument, "expected a rank below the size, and at most 8 ranks");
   if (capturing) return refuse(ncclInvalidUsage, "a communicator cannot be made while the thread captures");
   if (!config || config->blocking != 0) return refuse(ncclInvalidArgument, "expected a non-blocking communicator");
@@ -428,7 +428,7 @@ ncclResult_t ncclGroupEnd() {
 ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, ncclComm_t c,
                            cudaStream_t stream) {
   const size_t bytes = count * size_of(type);
-  return collective("all_reduce", c, in, bytes, out, bytes, shown(count, type, " by " + std::to_string(int(op))),
+  return collective("all_reduce", c, in, bytes, out, bytes, printed(count, type, " by " + std::to_string(int(op))),
                     stream, [=](const auto& parts) { reduce(type, parts, 0, count, op, out); });
 }
 ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t op, int root,
@@ -436,7 +436,7 @@ ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t 
   const size_t bytes = count * size_of(type);
   const bool takes = c && c->rank == root;
   return collective("reduce", c, in, bytes, out, takes ? bytes : 0,
-                    shown(count, type, " by " + std::to_string(int(op)) + " to " + std::to_string(root)), stream,
+                    printed(count, type, " by " + std::to_string(int(op)) + " to " + std::to_string(root)), stream,
                     [=](const auto& parts) {
                       if (takes) reduce(type, parts, 0, count, op, out);
                     });
@@ -446,21 +446,21 @@ ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclData
   if (!c) return ncclInvalidArgument;
   const size_t bytes = count * size_of(type);
   return collective("reduce_scatter", c, in, bytes * size_t(c->size), out, bytes,
-                    shown(count, type, " by " + std::to_string(int(op))), stream,
+                    printed(count, type, " by " + std::to_string(int(op))), stream,
                     [=](const auto& parts) { reduce(type, parts, size_t(c->rank) * count, count, op, out); });
 }
 ncclResult_t ncclBroadcast(const void* in, void* out, size_t count, ncclDataType_t type, int root, ncclComm_t c,
                            cudaStream_t stream) {
   const size_t bytes = count * size_of(type);
   return collective("broadcast", c, in, c && c->rank == root ? bytes : 0, out, bytes,
-                    shown(count, type, " from " + std::to_string(root)), stream,
+                    printed(count, type, " from " + std::to_string(root)), stream,
                     [=](const auto& parts) { std::memcpy(out, parts[size_t(root)], bytes); });
 }
 ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t c,
                            cudaStream_t stream) {
   if (!c) return ncclInvalidArgument;
   const size_t bytes = count * size_of(type);
-  return collective("all_gather", c, in, bytes, out, bytes * size_t(c->size), shown(count, type), stream,
+  return collective("all_gather", c, in, bytes, out, bytes * size_t(c->size), printed(count, type), stream,
                     [=](const auto& parts) {
                       for (size_t r = 0; r < parts.size(); ++r)
                         std::memcpy(static_cast<char*>(out) + r * bytes, parts[r], bytes);
@@ -470,7 +470,7 @@ ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType
 static ncclResult_t message(ncclComm* c, bool sends, void* data, size_t bytes, int peer, cudaStream_t stream) {
   if (const ncclResult_t code = check_comm(c, stream); code != ncclSuccess) return code;
   if (peer < 0 || peer >= c->size) return refuse(ncclInvalidArgument, "expected a peer below the size");
-  if (bytes > most_message || (bytes > 0 && !is_inside(data, bytes)))
+  if (bytes > max_message || (bytes > 0 && !is_inside(data, bytes)))
     return refuse(ncclInvalidArgument, "expected memory of the device that is large enough");
   const Message m{c, stream, sends, static_cast<char*>(data), bytes, peer, 0, 0};
   if (depth == 0) return start(c, [m] { put_messages({m}); });

@@ -17,7 +17,7 @@ struct ncclComm {
   std::atomic<bool> is_inside{false};
   std::atomic<uint64_t> recorded{0};
   std::atomic<int> in_graphs{0};  // recorded calls whose graphs still exist
-  uint64_t sent[fake::most_ranks] = {}, received[fake::most_ranks] = {};
+  uint64_t sent[fake::max_ranks] = {}, received[fake::max_ranks] = {};
   std::atomic<bool> aborted{false};
   std::atomic<int> error{ncclSuccess};
   std::string id;

@@ -13,8 +13,8 @@
 namespace fake {
 
 /// Limits: ranks of a communicator, bytes per rank in a collective, bytes of a message.
-constexpr int most_ranks = 8;
-constexpr size_t most_collective = size_t(64) << 20, most_message = size_t(16) << 20;
+constexpr int max_ranks = 8;
+constexpr size_t max_collective = size_t(64) << 20, max_message = size_t(16) << 20;
 
 /// A rank's description of its next call, which must agree on all ranks.
 struct CallText {
@@ -42,8 +42,8 @@ struct WorldHeader {
   std::atomic<int> size;  // 0 until the first rank joins
   std::atomic<int> failed;
   char why[256];
-  RankState ranks[most_ranks];
-  Mailbox mail[most_ranks][most_ranks];  // [from][to]
+  RankState ranks[max_ranks];
+  Mailbox mail[max_ranks][max_ranks];  // [from][to]
 };
 
 /// A mapping of the shared memory. It has no name and is opened through the file descriptor of the process that made
@@ -63,16 +63,16 @@ class World {
   /// Parts of the memory: the header, a rank's state, its data in a collective, and the data of a message.
   WorldHeader& header() const { return *reinterpret_cast<WorldHeader*>(base_); }
   RankState& rank(int r) const { return header().ranks[r]; }
-  char* data(int r) const { return base_ + header_bytes + size_t(r) * most_collective; }
+  char* data(int r) const { return base_ + header_bytes + size_t(r) * max_collective; }
   char* mail(int from, int to) const {
-    return base_ + header_bytes + most_ranks * most_collective + size_t(from * most_ranks + to) * most_message;
+    return base_ + header_bytes + max_ranks * max_collective + size_t(from * max_ranks + to) * max_message;
   }
   /// Marks the world as failed, so that every rank sees it and the reason.
   void fail(const std::string& why);
 
  private:
   static constexpr size_t header_bytes = 1 << 20;
-  static constexpr size_t bytes = header_bytes + most_ranks * most_collective + most_ranks * most_ranks * most_message;
+  static constexpr size_t bytes = header_bytes + max_ranks * max_collective + max_ranks * max_ranks * max_message;
   explicit World(char* base) : base_(base) {}
   char* base_;
 };

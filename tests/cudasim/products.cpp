@@ -14,15 +14,15 @@
 namespace simt {
 namespace {
 
-constexpr unsigned group_threads = 128, most_columns = 256, most_live = 64, most_groups = 16, most_accumulators = 8,
-                   most_fenced = 16, most_registers = 512, most_warpgroups = most_threads / group_threads;
-constexpr unsigned by_tma = most_threads;  // TMA, as the writer of memory
+constexpr unsigned group_threads = 128, max_columns = 256, max_live = 64, max_groups = 16, max_accumulators = 8,
+                   max_fenced = 16, max_registers = 512, max_warpgroups = max_threads / group_threads;
+constexpr unsigned by_tma = max_threads;  // TMA, as the writer of memory
 
-/// A product in flight. Product number n of a warpgroup is at n % most_live.
+/// A product in flight. Product number n of a warpgroup is at n % max_live.
 struct Live {
   Product as;  // the product as the first thread issued it
   unsigned asked, waited;
-  Chunk operands[most_chunks];
+  Chunk operands[max_chunks];
   float* c[group_threads];
   const uint32_t* a_at[group_threads];
   uint32_t a[group_threads][4];
@@ -30,28 +30,28 @@ struct Live {
 /// The products of a warpgroup.
 struct Warpgroup {
   uint64_t begun, done, checked;  // products issued by some thread; by all, and run; waited for by all, and checked
-  Live live[most_live];
+  Live live[max_live];
 };
 /// The accumulators of a thread. In its registers they are NaN until it waits; the sums are kept here.
 struct Accumulators {
   float* at;
   unsigned columns;
   uint64_t last;  // one past the number of the last product
-  float sums[most_columns / 2];
+  float sums[max_columns / 2];
 };
 /// Registers at the last wgmma.fence.
 struct Fenced {
   const unsigned char* at;
   unsigned bytes;
-  unsigned char value[most_registers];
+  unsigned char value[max_registers];
 };
 /// A thread's products, counted.
 struct ThreadState {
   uint64_t asked, waited, wants;
-  uint64_t groups[most_groups];  // for each group, one past the number of its last product
+  uint64_t groups[max_groups];  // for each group, one past the number of its last product
   unsigned group_count, accumulator_count, fenced_count;
-  Accumulators accumulators[most_accumulators];
-  Fenced fenced[most_fenced];
+  Accumulators accumulators[max_accumulators];
+  Fenced fenced[max_fenced];
 };
 /// The last write to a word of shared memory. Times continue from block to block.
 struct Write {
@@ -66,13 +66,13 @@ template <class T> std::unique_ptr<T[], void (*)(void*)> zeros(size_t n) {
 }
 
 struct Products {
-  decltype(zeros<Warpgroup>(1)) warpgroups = zeros<Warpgroup>(most_warpgroups);
-  decltype(zeros<ThreadState>(1)) threads = zeros<ThreadState>(most_threads);
+  decltype(zeros<Warpgroup>(1)) warpgroups = zeros<Warpgroup>(max_warpgroups);
+  decltype(zeros<ThreadState>(1)) threads = zeros<ThreadState>(max_threads);
   decltype(zeros<Write>(1)) writes = zeros<Write>(shared_arena_bytes / 4);
   uint64_t time = 1, block_began = 1;
-  uint64_t fenced_at[most_threads] = {};
+  uint64_t fenced_at[max_threads] = {};
   bool used = false;  // true after the first product on this OS thread
-  float a[64][16], b[16][most_columns], c[64][most_columns];
+  float a[64][16], b[16][max_columns], c[64][max_columns];
 
   ThreadState& self() { return threads[here->linear]; }
   Warpgroup& warpgroup() { return warpgroups[here->linear / group_threads]; }
@@ -130,7 +130,7 @@ void check_chunk(const Chunk* chunk) {
       fault("wgmma: an operand in shared memory that neither a copy nor store_shared() wrote");
     if (write.under_way) fault("wgmma: an operand in shared memory that is still being copied");
   }
-  check_shown(chunk, sizeof(Chunk), "an operand in shared memory");
+  check_printed(chunk, sizeof(Chunk), "an operand in shared memory");
 }
 
 // --- products ---
@@ -179,7 +179,7 @@ void complete(Warpgroup& group, Live& product) {
     each_element([](float& sum, float& c) { c = sum; });
   } else {
     begin_ignore();  // ThreadSanitizer sees memset
-    std::fill_n(p.c[0], 64 * most_columns, 0.f);
+    std::fill_n(p.c[0], 64 * max_columns, 0.f);
     end_ignore();
   }
   for (unsigned i = 0; i < 64; ++i)
@@ -219,7 +219,7 @@ void hold_accumulators(const Product& product) {
   Accumulators* found = std::find_if(self.accumulators, end, [&](const Accumulators& x) { return x.at == product.c; });
   if (found == end) {
     check_fenced(product.c, n * 4, "accumulators");
-    if (self.accumulator_count == most_accumulators) fault("wgmma: the emulator supports at most 8 accumulators");
+    if (self.accumulator_count == max_accumulators) fault("wgmma: the emulator supports at most 8 accumulators");
     ++self.accumulator_count;
     found->at = product.c;
     found->columns = product.columns;
@@ -243,16 +243,16 @@ unsigned begin_product(const Product& product, const Chunk** places) {
   if (!product.a) check_matrix(product.a_matrix);
   check_matrix(product.b_matrix);
   if (self.asked < group.begun) {
-    const Product& first = group.live[self.asked % most_live].as;
+    const Product& first = group.live[self.asked % max_live].as;
     if (first.a_matrix != product.a_matrix || first.b_matrix != product.b_matrix || first.columns != product.columns ||
         !first.a != !product.a || first.a_turned != product.a_turned || first.b_turned != product.b_turned ||
         first.adds != product.adds || first.number != product.number)
       fault("wgmma: the threads of a warpgroup disagree on the product");
     return 0;
   }
-  if (group.begun - group.checked == most_live)
+  if (group.begun - group.checked == max_live)
     fault("wgmma: the emulator supports at most 64 products that nobody has waited for");
-  Live& live = group.live[group.begun++ % most_live];
+  Live& live = group.live[group.begun++ % max_live];
   live.as = product;
   live.asked = live.waited = 0;
   return each_chunk(product, [&](unsigned n, const Chunk* place) {
@@ -265,7 +265,7 @@ void issue_product(const Product& product, const Chunk* operands) {
   Products& p = all();
   ThreadState& self = p.self();
   Warpgroup& group = p.warpgroup();
-  Live& live = group.live[self.asked % most_live];
+  Live& live = group.live[self.asked % max_live];
   if (operands) each_chunk(product, [&](unsigned n, const Chunk*) { live.operands[n] = operands[n]; });
   const unsigned t = here->linear % group_threads;
   hold_accumulators(product);
@@ -282,7 +282,7 @@ void issue_product(const Product& product, const Chunk* operands) {
 void forget_fenced() { all().self().fenced_count = 0; }
 void fence_registers(const void* registers, unsigned bytes) {
   ThreadState& self = all().self();
-  if (bytes > most_registers || self.fenced_count == most_fenced)
+  if (bytes > max_registers || self.fenced_count == max_fenced)
     fault("wgmma.fence: the emulator supports at most 16 arrays of 128 registers");
   Fenced& fenced = self.fenced[self.fenced_count++];
   fenced.at = static_cast<const unsigned char*>(registers);
@@ -292,7 +292,7 @@ void fence_registers(const void* registers, unsigned bytes) {
 
 void commit_products() {
   ThreadState& self = all().self();
-  if (self.group_count == most_groups)
+  if (self.group_count == max_groups)
     fault("wgmma: the emulator supports at most 16 groups that nobody has waited for");
   self.groups[self.group_count++] = self.asked;
 }
@@ -312,7 +312,7 @@ void wait_for_products(unsigned left) {
   }
   const unsigned t = here->linear % group_threads;
   for (; self.waited < until; ++self.waited) {
-    Live& live = group.live[self.waited % most_live];
+    Live& live = group.live[self.waited % max_live];
     if (live.a_at[t] && !same(live.a_at[t], live.a[t], 16))
       fault("wgmma: fragments of a were written before the product was waited for");
     ++live.waited;
@@ -329,13 +329,13 @@ void wait_for_products(unsigned left) {
 
 unsigned end_product(const Chunk** places) {
   Warpgroup& group = all().warpgroup();
-  if (group.checked == group.done || group.live[group.checked % most_live].waited < group_threads) return 0;
-  return each_chunk(group.live[group.checked % most_live].as,
+  if (group.checked == group.done || group.live[group.checked % max_live].waited < group_threads) return 0;
+  return each_chunk(group.live[group.checked % max_live].as,
                     [&](unsigned n, const Chunk* place) { places[n] = place; });
 }
 void check_product(const Chunk* operands) {
   Warpgroup& group = all().warpgroup();
-  const Live& live = group.live[group.checked++ % most_live];
+  const Live& live = group.live[group.checked++ % max_live];
   each_chunk(live.as, [&](unsigned n, const Chunk*) {
     if (!same(&live.operands[n], &operands[n], sizeof(Chunk)))
       fault("wgmma: an operand in shared memory was written before all threads had waited for the product");
@@ -357,7 +357,7 @@ void note(const void* to, unsigned bytes, Write by) {
 void copy_begins(const void* to, unsigned bytes) { note(to, bytes, {++all().time, here->linear, true}); }
 void was_written(const void* to, unsigned bytes) { note(to, bytes, {++all().time, here->linear, false}); }
 void fence_proxy() { all().fenced_at[here->linear] = ++all().time; }
-void check_shown(const void* at, unsigned bytes, const char* what) {
+void check_printed(const void* at, unsigned bytes, const char* what) {
   const Products& p = all();
   each_write(at, bytes, [&](const Write& write) {
     if (write.thread != by_tma && write.time >= p.block_began && p.fenced_at[write.thread] <= write.time)
@@ -370,16 +370,16 @@ void tile_begins(const void* to, unsigned bytes) {
     if (write.under_way && write.time >= all().block_began)
       fault("copy of a tile: to memory that another copy is still writing");
   });
-  check_shown(to, bytes, "what the copy of a tile overwrites");
+  check_printed(to, bytes, "what the copy of a tile overwrites");
   note(to, bytes, {++all().time, by_tma, true});
 }
-void tile_came(const void* to, unsigned bytes) { note(to, bytes, {++all().time, by_tma, false}); }
+void tile_arrived(const void* to, unsigned bytes) { note(to, bytes, {++all().time, by_tma, false}); }
 
 void products_of_block() {
   Products& p = all();
   p.block_began = ++p.time;
   if (!p.used) return;
-  for (unsigned i = 0; i < most_warpgroups; ++i)
+  for (unsigned i = 0; i < max_warpgroups; ++i)
     p.warpgroups[i].begun = p.warpgroups[i].done = p.warpgroups[i].checked = 0;
   for (unsigned i = 0; i < block_size(); ++i) {
     ThreadState& thread = p.threads[i];

@@ -24,7 +24,7 @@ struct Product {
 };
 
 /// The most chunks of 16 bytes in the operands of a product.
-constexpr unsigned most_chunks = (64 + 256) * 2;
+constexpr unsigned max_chunks = (64 + 256) * 2;
 /// 16 bytes of an operand.
 struct Chunk {
   unsigned char bytes[16];
@@ -53,10 +53,10 @@ void was_written(const void* to, unsigned bytes);
 /// fence.proxy.async.
 void fence_proxy();
 /// A fault if a thread wrote there in this block without a later fence.proxy.async; `what` names the memory.
-void check_shown(const void* at, unsigned bytes, const char* what);
+void check_printed(const void* at, unsigned bytes, const char* what);
 /// Notes that TMA (tma.h) starts to write there, or has written. No fence is needed for it.
 void tile_begins(const void* to, unsigned bytes);
-void tile_came(const void* to, unsigned bytes);
+void tile_arrived(const void* to, unsigned bytes);
 
 /// Called by block.cpp when a block starts, and when the running thread ends.
 void products_of_block();

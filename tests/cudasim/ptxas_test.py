@@ -56,11 +56,11 @@ ptxas info    : Used {registers} registers, used 1 barriers, {shared} bytes smem
 passed, failed = 0, []
 
 
-def check(what, condition, shown=""):
+def check(what, condition, printed=""):
     global passed
     passed += bool(condition)
     if not condition:
-        failed.append(f"{what}\n{shown}")
+        failed.append(f"{what}\n{printed}")
 
 
 def run(folder, *options, load="ld.global.nc.L1::no_allocate.v2.b32", threads=256, registers=40, spilled=0, shared=4096, more="", ptx=True):
@@ -73,20 +73,20 @@ def run(folder, *options, load="ld.global.nc.L1::no_allocate.v2.b32", threads=25
     for name, used in (("scale", registers), ("copies", 24), ("idle", 8)):
         said += SAID.format(name=name, arch="sm_90a", registers=used, spilled=spilled, shared=shared if name == "scale" else 0)
     (folder / "a.cu.o.ptxas").write_text(said + more)
-    shown, sys.argv = io.StringIO(), ["ptxas.py", str(folder), *options]
-    with contextlib.redirect_stdout(shown):
+    printed, sys.argv = io.StringIO(), ["ptxas.py", str(folder), *options]
+    with contextlib.redirect_stdout(printed):
         try:
             code = ptxas.main()
         except SystemExit as end:
             code = end.code
-    return code, shown.getvalue()
+    return code, printed.getvalue()
 
 
 def table(folder):
     ptxas.GOLDEN = folder / "golden"
-    code, shown = run(folder, "--update")
+    code, printed = run(folder, "--update")
     lines = [line for line in ptxas.GOLDEN.read_text().splitlines() if not line.startswith("#")]
-    check("three kernels of sm_90a", code == 0 and lines == ["copies | 24 | 0 | 0 | bulk | 16 | -", "idle | 8 | 0 | 0 | - | - | 2", "scale | 40 | 0 | 4096 | 8 | 1 | 6"], (shown, lines))
+    check("three kernels of sm_90a", code == 0 and lines == ["copies | 24 | 0 | 0 | bulk | 16 | -", "idle | 8 | 0 | 0 | - | - | 2", "scale | 40 | 0 | 4096 | 8 | 1 | 6"], (printed, lines))
     check("nothing has changed", run(folder) == (0, "3 passed, 0 failed\n"), run(folder))
     for what, words, change in (
             ("a narrower access", "narrower access", {"load": "ld.global.b32"}),
@@ -96,16 +96,16 @@ def table(folder):
             ("a fifth more registers", "takes 49 registers, 40 before", {"registers": 49}),
             ("a spill", "spills 4 bytes", {"spilled": 4}),
             ("serialised wgmma", "something", {"more": "ptxas info : (C7510) Potential Performance Loss: something in the function 'scale'"})):
-        code, shown = run(folder, **change)
-        check(what, code == 1 and words in shown, shown)
+        code, printed = run(folder, **change)
+        check(what, code == 1 and words in printed, printed)
     for what, change in (("a wider access", {"load": "ld.global.v4.b32"}), ("more blocks", {"threads": 128}), ("some more registers, as many blocks", {"registers": 40, "shared": 0})):
-        code, shown = run(folder, **change)
-        check(what, code == 0, shown)
-    code, shown = run(folder, ptx=False)
+        code, printed = run(folder, **change)
+        check(what, code == 0, printed)
+    code, printed = run(folder, ptx=False)
     check("a build without PTX says which option it needs", isinstance(code, str) and "-Dptx_text=true" in code, code)
     ptxas.GOLDEN.write_text(ptxas.GOLDEN.read_text().replace("idle |", "gone |"))
-    code, shown = run(folder)
-    check("a kernel missing in the file, and one missing in the build", code == 1 and "idle: is not in the golden file" in shown and "gone: is in the golden file" in shown, shown)
+    code, printed = run(folder)
+    check("a kernel missing in the file, and one missing in the build", code == 1 and "idle: is not in the golden file" in printed and "gone: is in the golden file" in printed, printed)
 
 
 def blocks():

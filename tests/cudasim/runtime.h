@@ -51,7 +51,7 @@ struct Settings {
 /// The settings of this process, read from the environment at first use.
 Settings& settings();
 /// The most devices that can be simulated.
-constexpr int most_devices = 8;
+constexpr int max_devices = 8;
 
 /// The current device of this thread.
 int current_device();

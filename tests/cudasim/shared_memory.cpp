@@ -12,7 +12,7 @@
 namespace simt {
 
 namespace {
-constexpr size_t page = 4096, arena_bytes = shared_arena_bytes, most_static = 48 * 1024, red_zone = 64;
+constexpr size_t page = 4096, arena_bytes = shared_arena_bytes, max_static = 48 * 1024, red_zone = 64;
 }
 
 SharedMemory::SharedMemory() {
@@ -48,8 +48,8 @@ void* SharedMemory::array(const void* key, size_t bytes, size_t align, const cha
   for (const Array& known : arrays_)
     if (known.key == key) return known.data;
   static_bytes_ += bytes;
-  if (static_bytes_ > most_static)
-    fault(str("shared memory: ", static_bytes_, " static bytes, ptxas allows ", most_static, " (at ", name, ")"));
+  if (static_bytes_ > max_static)
+    fault(str("shared memory: ", static_bytes_, " static bytes, ptxas allows ", max_static, " (at ", name, ")"));
   return arrays_.emplace_back(Array{key, allocate(bytes, std::max<size_t>(align, 16), name)}).data;
 }
 
@@ -61,7 +61,7 @@ void* SharedMemory::dynamic_array() {
 
 void* SharedMemory::allocate(size_t bytes, size_t align, const char* name) {
   const size_t begin = (used_ + red_zone + align - 1) / align * align;
-  if (static_bytes_ + dynamic_bytes_ > most_shared() || begin + bytes + red_zone > arena_bytes)
+  if (static_bytes_ + dynamic_bytes_ > max_shared() || begin + bytes + red_zone > arena_bytes)
     fault(str("shared memory: ", static_bytes_, " bytes and ", dynamic_bytes_,
               " dynamic ones are more than the device has (at ", name, ")"));
   unsigned char* data = arena_ + begin;

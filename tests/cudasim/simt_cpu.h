@@ -133,7 +133,7 @@ inline void wait_for_tiles(uint64_t* barrier, unsigned parity) {
   for (Piece piece; take_piece(barrier, parity, piece);) {
     if (piece.from) std::memcpy(piece.to, piece.from, 16);
     else std::memset(piece.to, 0, 16);
-    tile_came(piece.to, 16);
+    tile_arrived(piece.to, 16);
   }
 }
 
@@ -150,16 +150,16 @@ inline void gather(const Chunk* const* places, unsigned count, Chunk* to) {
 }
 /// Issues a wgmma product for this thread.
 inline void multiply_async(const Product& product) {
-  const Chunk* places[most_chunks];
-  Chunk operands[most_chunks];
+  const Chunk* places[max_chunks];
+  Chunk operands[max_chunks];
   const unsigned count = begin_product(product, places);
   gather(places, count, operands);
   issue_product(product, count > 0 ? operands : nullptr);
 }
 /// Waits until at most `left` groups are pending, and checks that the operands of finished products did not change.
 inline void wait_and_check(unsigned left) {
-  const Chunk* places[most_chunks];
-  Chunk operands[most_chunks];
+  const Chunk* places[max_chunks];
+  Chunk operands[max_chunks];
   wait_for_products(left);
   while (const unsigned count = end_product(places)) {
     gather(places, count, operands);

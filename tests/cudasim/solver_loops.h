@@ -58,11 +58,11 @@ template <class T> void lu(T* a, int n, int lead, int* pivots, int* info) {
   Columns x = load(a, n, n, lead);
   *info = 0;
   for (int k = 0; k < n; ++k) {
-    int most = k;
+    int greatest = k;
     for (int i = k + 1; i < n; ++i)
-      if (std::abs(x[k][i]) > std::abs(x[k][most])) most = i;
-    pivots[k] = most + 1;
-    for (auto& column : x) std::swap(column[k], column[most]);
+      if (std::abs(x[k][i]) > std::abs(x[k][greatest])) greatest = i;
+    pivots[k] = greatest + 1;
+    for (auto& column : x) std::swap(column[k], column[greatest]);
     if (x[k][k] == 0) {
       if (*info == 0) *info = k + 1;
       continue;

@@ -19,7 +19,7 @@ using Clock = std::chrono::steady_clock;
 
 SpinLock lock_;  // guards queues, marks and the list of streams
 std::vector<CUstream_st*> streams_;
-CUstream_st default_streams_[most_devices];
+CUstream_st default_streams_[max_devices];
 
 thread_local int device_ = 0;
 std::atomic<int> sticky_{cudaSuccess};
@@ -27,7 +27,7 @@ SpinLock fault_lock_;
 std::string fault_;
 
 // One generator per device, so a seed gives the same draws although ranks are threads.
-std::mt19937_64 random_[most_devices];
+std::mt19937_64 random_[max_devices];
 SpinLock random_lock_;
 
 SpinLock launches_lock_;
@@ -160,7 +160,7 @@ Settings& settings() {
       s.policy = eager ? Policy::eager : lazy ? Policy::lazy : Policy::random;
     }
     s.seed = uint64_t(number("LOCKSTEP_FAKE_CUDA_SEED", 1));
-    s.devices = std::min(int(number("LOCKSTEP_FAKE_CUDA_DEVICES", 2)), most_devices);
+    s.devices = std::min(int(number("LOCKSTEP_FAKE_CUDA_DEVICES", 2)), max_devices);
     s.capability = int(number("LOCKSTEP_FAKE_CUDA_CAPABILITY", 90));
     s.code = int(number("LOCKSTEP_FAKE_CUDA_CODE", 75));
     s.peers = number("LOCKSTEP_FAKE_CUDA_PEERS", 1) != 0;
@@ -169,10 +169,10 @@ Settings& settings() {
         std::getenv("LOCKSTEP_FAKE_CUDA_NO_DRIVER") ? 0 : int(number("LOCKSTEP_FAKE_CUDA_DRIVER", CUDART_VERSION));
     if (s.driver_version < CUDART_VERSION) s.driver = cudaErrorInsufficientDriver;
     else if (s.devices <= 0) s.driver = cudaErrorNoDevice;
-    for (int d = 0; d < most_devices; ++d) {
+    for (int d = 0; d < max_devices; ++d) {
       default_streams_[d].device = d;
       streams_.push_back(&default_streams_[d]);
-      random_[d].seed(s.seed * most_devices + uint64_t(d));
+      random_[d].seed(s.seed * max_devices + uint64_t(d));
     }
     allocation_failure.set(number("LOCKSTEP_FAKE_CUDA_FAIL_ALLOCATION", 0), cudaErrorMemoryAllocation);
     launch_failure.set(number("LOCKSTEP_FAKE_CUDA_FAIL_LAUNCH", 0), cudaErrorLaunchOutOfResources);
@@ -185,7 +185,7 @@ Settings& settings() {
 void set_policy(Policy policy, uint64_t seed) {
   settings().policy = policy;
   settings().seed = seed;
-  for (int d = 0; d < most_devices; ++d) random_[d].seed(seed * most_devices + uint64_t(d));
+  for (int d = 0; d < max_devices; ++d) random_[d].seed(seed * max_devices + uint64_t(d));
 }
 Policy policy() { return settings().policy; }
 
@@ -318,10 +318,10 @@ cudaError_t step() {
   settings();
   if (settings().policy == Policy::random) {
     std::vector<CUstream_st*> some = busy_streams(device_);
-    const uint64_t drawn = draw(device_);
-    if (!some.empty() && drawn >> 32 & 1) {
-      CUstream_st* chosen = some[drawn % some.size()];
-      for (uint64_t n = 1 + (drawn >> 40) % 3; n > 0 && advance(chosen); --n) {}
+    const uint64_t sampled = draw(device_);
+    if (!some.empty() && sampled >> 32 & 1) {
+      CUstream_st* chosen = some[sampled % some.size()];
+      for (uint64_t n = 1 + (sampled >> 40) % 3; n > 0 && advance(chosen); --n) {}
     }
   } else if (settings().policy == Policy::lazy && usage(device_).used > settings().memory / 4) {
     // Free memory whose release is queued: a real device would have released it by now.

@@ -12,15 +12,15 @@
 
 namespace {
 
-constexpr unsigned most_dims = 5;
+constexpr unsigned max_dims = 5;
 constexpr uint64_t made_here = 0x6c6f636b73746570;
 
 /// A tensor with elements of `size` bytes, innermost dimension first; strides in bytes.
 struct Map {
   uint64_t mark;
   const unsigned char* data;
-  uint32_t rank, size, swizzle, box[most_dims];
-  uint64_t dims[most_dims], strides[most_dims - 1];
+  uint32_t rank, size, swizzle, box[max_dims];
+  uint64_t dims[max_dims], strides[max_dims - 1];
 };
 static_assert(sizeof(Map) <= sizeof(CUtensorMap));
 
@@ -34,7 +34,7 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
       (swizzle != CU_TENSOR_MAP_SWIZZLE_NONE && swizzle != CU_TENSOR_MAP_SWIZZLE_128B))
     return CUDA_ERROR_NOT_SUPPORTED;  // not simulated
   const auto multiple = [](const void* p, uintptr_t of) { return reinterpret_cast<uintptr_t>(p) % of == 0; };
-  bool good = map && multiple(map, 64) && data && multiple(data, 16) && rank >= 1 && rank <= most_dims &&
+  bool good = map && multiple(map, 64) && data && multiple(data, 16) && rank >= 1 && rank <= max_dims &&
               promotion <= CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
   for (cuuint32_t d = 0; good && d < rank; ++d) {
     good = dims[d] >= 1 && dims[d] <= uint64_t(1) << 32 && box[d] >= 1 && box[d] <= 256 && steps[d] == 1;
@@ -62,13 +62,13 @@ void* fake::driver_function(const char* name) {
 namespace simt {
 namespace {
 
-constexpr unsigned most_barriers = 16, most_tiles = 32;
+constexpr unsigned max_barriers = 16, max_tiles = 32;
 
 /// A copy of a tile.
 struct Tile {
   Map map;
   unsigned char* to;
-  int at[most_dims];
+  int at[max_dims];
 
   unsigned bytes() const {
     unsigned n = map.size;
@@ -100,13 +100,13 @@ struct Barrier {
   uint64_t phase, expected, asked;  // phases completed; bytes expected and requested in this phase
   unsigned tiles, tile, offset;     // copies of this phase; the next piece to deliver
   char order;
-  Tile of[most_tiles];
+  Tile of[max_tiles];
 };
 /// The barriers of a block.
 struct Arrivals {
   unsigned count = 0;
-  Barrier barriers[most_barriers] = {};
-  const Barrier* waits[most_threads] = {};  // by thread: the barrier that it waits for
+  Barrier barriers[max_barriers] = {};
+  const Barrier* waits[max_threads] = {};  // by thread: the barrier that it waits for
   unsigned waiting = 0;
 };
 Arrivals& all() {
@@ -157,7 +157,7 @@ void make_arrivals(uint64_t* barrier, unsigned count) {
   Barrier* const end = a.barriers + a.count;
   if (std::any_of(a.barriers, end, [&](const Barrier& b) { return b.at == barrier; }))
     fault("mbarrier: initialised twice in a block");
-  if (a.count == most_barriers) fault("mbarrier: the emulator supports at most 16 in a block");
+  if (a.count == max_barriers) fault("mbarrier: the emulator supports at most 16 in a block");
   ++a.count;
   end->at = barrier;
   end->count = count;
@@ -177,8 +177,8 @@ void arrive_and_expect(uint64_t* barrier, unsigned bytes) {
 
 unsigned begin_tile(const CUtensorMap& map, void* to, uint64_t* barrier, const int* at) {
   Barrier& b = find(barrier);
-  check_shown(barrier, 8, "an mbarrier");
-  if (b.tiles == most_tiles) fault("copy of a tile: the emulator supports at most 32 in a phase");
+  check_printed(barrier, 8, "an mbarrier");
+  if (b.tiles == max_tiles) fault("copy of a tile: the emulator supports at most 32 in a phase");
   Tile& tile = b.of[b.tiles];
   __builtin_memcpy(&tile.map, &map, sizeof tile.map);  // inlined: see copy() in block.cpp
   if (tile.map.mark != made_here) fault("copy of a tile: the map was not made by cuTensorMapEncodeTiled");

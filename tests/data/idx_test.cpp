@@ -81,9 +81,9 @@ TEST_CASE("idx 42: hostile idx files") {
     CHECK_ERROR(parse(row.file), row.message);
     CHECK_ERROR(parse(row.file), "[idx] f: ");
   }
-  for (const std::string& whole : {good, gzip(good)}) {
-    for (size_t n = 0; n < whole.size(); ++n) CHECK_THROWS_AS(parse(whole.substr(0, n)), Error);
-    CHECK(parse(whole).numel() == 6);
+  for (const std::string& full : {good, gzip(good)}) {
+    for (size_t n = 0; n < full.size(); ++n) CHECK_THROWS_AS(parse(full.substr(0, n)), Error);
+    CHECK(parse(full).numel() == 6);
   }
 }
 

@@ -41,10 +41,10 @@ struct Slow : Dataset<Example> {
 };
 
 template <class Loader> std::vector<int64_t> epoch_of(Loader&& loader) {
-  std::vector<int64_t> seen;
+  std::vector<int64_t> observed;
   for (auto& [x, y] : loader)
-    for (const int64_t value : x.template to_vector<int64_t>()) seen.push_back(value);
-  return seen;
+    for (const int64_t value : x.template to_vector<int64_t>()) observed.push_back(value);
+  return observed;
 }
 
 }  // namespace
@@ -94,9 +94,9 @@ TEST_CASE("workers, prefetch and dataset type change nothing; epochs differ; eac
 TEST_CASE("out of order: every sample still comes once") {
   Slow slow(20);
   slow.seconds = 0.002;
-  auto seen = epoch_of(DataLoader(slow, {.batch_size = 3, .workers = 3, .in_order = false}));
-  std::sort(seen.begin(), seen.end());
-  CHECK(seen == epoch_of(DataLoader(numbers(20))));
+  auto observed = epoch_of(DataLoader(slow, {.batch_size = 3, .workers = 3, .in_order = false}));
+  std::sort(observed.begin(), observed.end());
+  CHECK(observed == epoch_of(DataLoader(numbers(20))));
 }
 
 TEST_CASE("random numbers in get() do not depend on the workers, and leave the caller's generator alone") {
@@ -123,18 +123,18 @@ TEST_CASE("a state saved after any batch resumes without a sample skipped or rep
     const auto make = [&](uint64_t seed) {
       return DataLoader(train, {.batch_size = 4, .shuffle = true, .workers = workers, .seed = seed});
     };
-    auto whole = make(5);
+    auto full = make(5);
     std::vector<int64_t> want;
     for (int epoch = 0; epoch < 3; ++epoch)
-      for (const int64_t value : epoch_of(whole)) want.push_back(value);
+      for (const int64_t value : epoch_of(full)) want.push_back(value);
     for (int stop = 0; stop <= 12; ++stop) {
       CAPTURE(stop);
       auto first = make(5);
-      std::vector<int64_t> seen;
+      std::vector<int64_t> observed;
       LoaderState state = first.state();
       for (int epoch = 0, batches = 0; epoch < 3 && batches < stop; ++epoch) {
         for (auto& [x, y] : first) {
-          for (const int64_t value : x.to_vector<int64_t>()) seen.push_back(value);
+          for (const int64_t value : x.to_vector<int64_t>()) observed.push_back(value);
           state = first.state();
           if (++batches == stop) break;
         }
@@ -143,8 +143,8 @@ TEST_CASE("a state saved after any batch resumes without a sample skipped or rep
       second.load_state(state);
       CHECK(second.state() == state);
       while (second.epoch() < 3)
-        for (const int64_t value : epoch_of(second)) seen.push_back(value);
-      CHECK(seen == want);
+        for (const int64_t value : epoch_of(second)) observed.push_back(value);
+      CHECK(observed == want);
     }
   }
 }
@@ -195,15 +195,15 @@ TEST_CASE("loader 45: an exception in get() comes out of the loop with its place
   Slow slow(10);
   slow.bad = 5;
   for (const int workers : {0, 2}) {
-    std::vector<int64_t> seen;
+    std::vector<int64_t> observed;
     const std::string error = error_of([&] {
       for (auto& [x, y] : DataLoader(slow, {.batch_size = 2, .workers = workers}))
-        seen.push_back(x.to_vector<int64_t>()[0]);
+        observed.push_back(x.to_vector<int64_t>()[0]);
     });
     CHECK(error.find("[data loader]") == 0);
     CHECK(error.find("batch 2, sample 5: disk on fire") != error.npos);
     CHECK((error.find("worker ") != error.npos) == (workers > 0));
-    CHECK(seen == std::vector<int64_t>{0, 2});
+    CHECK(observed == std::vector<int64_t>{0, 2});
   }
 }
 
@@ -237,12 +237,12 @@ TEST_CASE("RepeatingLoader goes on for ever, over epochs and after a state at th
   DataLoader loader(train, {.batch_size = 2, .shuffle = true, .seed = 2}),
       plain(train, {.batch_size = 2, .shuffle = true, .seed = 2});
   RepeatingLoader repeating(loader);
-  std::vector<int64_t> seen, want;
+  std::vector<int64_t> observed, want;
   for (int i = 0; i < 6; ++i)
-    for (const int64_t value : repeating.next().input.to_vector<int64_t>()) seen.push_back(value);
+    for (const int64_t value : repeating.next().input.to_vector<int64_t>()) observed.push_back(value);
   for (int epoch = 0; epoch < 3; ++epoch)
     for (const int64_t value : epoch_of(plain)) want.push_back(value);
-  CHECK(seen == want);
+  CHECK(observed == want);
   DataLoader again(train, {.batch_size = 2, .shuffle = true});
   again.load_state(loader.state());
   RepeatingLoader resumed(again);
@@ -258,10 +258,10 @@ TEST_CASE("subset, split, concatenation") {
   CHECK(epoch_of(DataLoader(odd, {.batch_size = 2})) == std::vector<int64_t>{1, 3, 5});
   auto parts = random_split(all, {7, 3}, 4);
   CHECK(parts.size() == 2);
-  auto seen = epoch_of(DataLoader(parts[0]));
-  for (const int64_t value : epoch_of(DataLoader(parts[1]))) seen.push_back(value);
-  std::sort(seen.begin(), seen.end());
-  CHECK(seen == epoch_of(DataLoader(all)));
+  auto observed = epoch_of(DataLoader(parts[0]));
+  for (const int64_t value : epoch_of(DataLoader(parts[1]))) observed.push_back(value);
+  std::sort(observed.begin(), observed.end());
+  CHECK(observed == epoch_of(DataLoader(all)));
   const ConcatDataset<Example> both({share(odd), share(all), share(numbers(0))});
   CHECK(both.size() == 13);
   CHECK(both.get(2).input.item() == 5);
@@ -350,11 +350,11 @@ TEST_CASE("text 42: a file that shrinks while batches are made of it ends in an 
 }
 
 TEST_CASE("two loaders without a seed differ, by the order of their making; a seed given, or saved, counts") {
-  struct Drawn : Dataset<Example> {
+  struct Sampled : Dataset<Example> {
     int64_t size() const override { return 12; }
     Example get(int64_t index) const override {
-      const Tensor drawn = randint(0, 1 << 30, {1});
-      return {drawn, Tensor::from({index}, {})};
+      const Tensor sampled = randint(0, 1 << 30, {1});
+      return {sampled, Tensor::from({index}, {})};
     }
   };
   const auto order = [](auto& loader) {
@@ -363,7 +363,7 @@ TEST_CASE("two loaders without a seed differ, by the order of their making; a se
       for (const int64_t i : y.template to_vector<int64_t>()) all.push_back(i);
     return all;
   };
-  const Drawn set;
+  const Sampled set;
   const auto make = [&](std::optional<uint64_t> seed = {}, bool shuffle = true) {
     return DataLoader(set, {.batch_size = 4, .shuffle = shuffle, .seed = seed});
   };

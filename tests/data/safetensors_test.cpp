@@ -172,9 +172,9 @@ TEST_CASE("hostile files are refused") {
 TEST_CASE("every truncation of a file is refused") {
   TempDir dir;
   save_safetensors(dir / "a", {{"x", arange(5)}, {"y", Tensor::from({1.f})}}, {{"k", "v"}});
-  const std::string whole = read_file(dir / "a", 10000);
-  for (size_t n = 0; n < whole.size(); ++n) CHECK_THROWS_AS(parse_safetensors(as_bytes(whole).first(n), "cut"), Error);
-  CHECK_NOTHROW(parse_safetensors(as_bytes(whole), "whole"));
+  const std::string full = read_file(dir / "a", 10000);
+  for (size_t n = 0; n < full.size(); ++n) CHECK_THROWS_AS(parse_safetensors(as_bytes(full).first(n), "cut"), Error);
+  CHECK_NOTHROW(parse_safetensors(as_bytes(full), "whole"));
 }
 
 TEST_CASE("a file that would not load is not written") {
@@ -192,7 +192,7 @@ TEST_CASE("killed or failed at the k-th file operation: the old or the new check
   TempDir dir;
   const std::string path = dir / "model.safetensors";
   const Tensor old_value = arange(1000), new_value = arange(1000, 2000);
-  const auto is_whole = [&] {
+  const auto is_full = [&] {
     const Tensor now = SafeTensors::open(path).tensor("w");
     return same_bytes(now, old_value) || same_bytes(now, new_value);
   };
@@ -216,7 +216,7 @@ TEST_CASE("killed or failed at the k-th file operation: the old or the new check
         const bool matters = fault == FaultyCalls::Fault::fail && calls.calls() > k;
         _exit(calls.calls() < k ? 1 : error.empty() && matters ? 2 : 0);
       });
-      CHECK(is_whole());
+      CHECK(is_full());
       CHECK(ended != 2);
       if (ended == 1) break;
       CHECK(k < 20);

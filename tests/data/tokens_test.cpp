@@ -34,25 +34,25 @@ TEST_CASE("tokens: damaged and rejected files") {
   CHECK(is_token_file(path));
   CHECK(!is_token_file(dir / "a.txt"));
   CHECK(!is_token_file(dir.write("short", "LST")));
-  const std::string whole = read_file(path, 1 << 20);
+  const std::string full = read_file(path, 1 << 20);
   const auto error = [&](const std::string& content) {
     return error_of([&] { read_tokens(dir.write("b.tokens", content), bytes, "bytes"); });
   };
-  CHECK(error(whole).empty());
-  for (size_t at = 0; at < whole.size(); ++at) {
-    CHECK(error(whole.substr(0, at)).find("b.tokens: ") != std::string::npos);
-    std::string damaged = whole;
+  CHECK(error(full).empty());
+  for (size_t at = 0; at < full.size(); ++at) {
+    CHECK(error(full.substr(0, at)).find("b.tokens: ") != std::string::npos);
+    std::string damaged = full;
     damaged[at] = char(damaged[at] ^ 0x10);
-    const bool is_token = at >= 512 && at < whole.size() - 16;
+    const bool is_token = at >= 512 && at < full.size() - 16;
     CHECK(error(damaged).empty() == is_token);
   }
-  CHECK(error(whole + "x").find("(is the file truncated?)") != std::string::npos);
+  CHECK(error(full + "x").find("(is the file truncated?)") != std::string::npos);
   CHECK_ERROR(read_tokens(path, bytes, "tokenizer.json 5 bytes, crc 7"),
               "expected tokens of the tokenizer (tokenizer.json 5 bytes, crc 7; 256 tokens), got those of (bytes; 256 "
               "tokens); write them again with `gpt tokenize`");
   CHECK_ERROR(tokenize_file(dir.write("none", ""), path, bytes, "bytes"),
               "[tokenize] expected a text, got an empty file");
-  CHECK(read_file(path, 1 << 20) == whole);  // the old file is unchanged
+  CHECK(read_file(path, 1 << 20) == full);  // the old file is unchanged
 }
 
 TEST_CASE("tokens: data for training are the same from a tensor and from a file") {

@@ -10,7 +10,7 @@
 
 #include "dist/local_control.h"
 #include "dist/net.h"
-#include "dist/roster.h"
+#include "dist/rank_table.h"
 #include "dist/wire.h"
 #include "tests/dist/at_once.h"
 #include "tests/dist/job.h"
@@ -519,27 +519,27 @@ TEST_CASE("control 30: too few threads is an error that says so" *
   }
 }
 
-TEST_CASE("roster 49: conclusions depend on the time they are given, not on a clock") {
-  Roster roster(3, 1.0);
+TEST_CASE("rank table 49: conclusions depend on the time they are given, not on a clock") {
+  RankTable rank_table(3, 1.0);
   for (int rank = 0; rank < 3; ++rank)
-    roster.sit({rank, 3, uint32_t(100 + rank), "host", "", "job", uint64_t(rank)}, 0);
-  roster.begin(10);
-  CHECK(!roster.judge(12.9));
-  roster.heard(0, 12);
-  roster.heard(2, 12);
-  CHECK(contains(roster.judge(13.1)->what(), "rank 1 (pid 101 on host) is silent: no heartbeat for 3.1 s"));
-  CHECK(roster.judge(13.1)->fault == Fault::rank_silent);
-  roster.heard(1, 13.1);
-  CHECK(!roster.judge(13.2));
+    rank_table.sit({rank, 3, uint32_t(100 + rank), "host", "", "job", uint64_t(rank)}, 0);
+  rank_table.begin(10);
+  CHECK(!rank_table.judge(12.9));
+  rank_table.heard(0, 12);
+  rank_table.heard(2, 12);
+  CHECK(contains(rank_table.judge(13.1)->what(), "rank 1 (pid 101 on host) is silent: no heartbeat for 3.1 s"));
+  CHECK(rank_table.judge(13.1)->fault == Fault::rank_silent);
+  rank_table.heard(1, 13.1);
+  CHECK(!rank_table.judge(13.2));
 
   Activity a = message_to("receive f32 x 8, tag a"), b = message_to("receive f32 x 8, tag b");
   a.waiting = b.waiting = true;
   a.waits_for = 1, b.waits_for = 0;
   const auto both_wait = [&](double now) {
-    for (int rank = 0; rank < 3; ++rank) roster.heard(rank, now);
-    roster.doing(0, a, true, now);
-    roster.doing(1, b, true, now);
-    return roster.judge(now);
+    for (int rank = 0; rank < 3; ++rank) rank_table.heard(rank, now);
+    rank_table.doing(0, a, true, now);
+    rank_table.doing(1, b, true, now);
+    return rank_table.judge(now);
   };
   for (const double now : {20.0, 21.0, 22.0, 22.9}) CHECK(!both_wait(now));
   CHECK(both_wait(23)->fault == Fault::deadlock);
@@ -548,10 +548,10 @@ TEST_CASE("roster 49: conclusions depend on the time they are given, not on a cl
   b.sent_to = {{2, 5}};
   for (const double now : {29.0, 30.0, 31.0}) CHECK(!both_wait(now));
   CHECK(both_wait(32)->fault == Fault::deadlock);
-  for (int rank = 0; rank < 3; ++rank) roster.heard(rank, 35);
-  CHECK(!roster.judge(35));  // the ranks' states are old: the ranks may have continued
+  for (int rank = 0; rank < 3; ++rank) rank_table.heard(rank, 35);
+  CHECK(!rank_table.judge(35));  // the ranks' states are old: the ranks may have continued
 
-  CHECK(roster.explain({0, 1, 2, 7}) ==
+  CHECK(rank_table.explain({0, 1, 2, 7}) ==
         "rank 0 waits in receive f32 x 8, tag a for rank 1, step 0; rank 1 waits in receive f32 x 8, tag b for rank 0, "
         "step 0; rank 2 is in step 0, in no collective yet");
   CHECK(text_of(std::vector<int>{0, 1, 2, 4, 6, 7}) == "0-2, 4, 6, 7");

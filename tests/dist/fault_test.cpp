@@ -34,7 +34,7 @@ void sleep_ms(int ms) { std::this_thread::sleep_for(std::chrono::milliseconds(ms
 struct Notes {
   struct Rank {
     char text[1024];
-    double told;
+    double reported;
     std::atomic<pid_t> pid;
   };
   Rank rank[ranks];
@@ -47,7 +47,7 @@ struct Shared {
   ~Shared() { munmap(notes, sizeof(Notes)); }
   Notes* operator->() const { return notes; }
   std::string text(int r) const { return notes->rank[r].text; }
-  double delay(int r) const { return notes->rank[r].told - notes->fault; }
+  double delay(int r) const { return notes->rank[r].reported - notes->fault; }
 };
 
 /// Runs `fn` on three processes; each one notes its error. Returns the error of spawn().
@@ -63,7 +63,7 @@ std::string run(const Shared& shared, const std::function<void(int)>& fn, double
               fn(rank);
             } catch (const std::exception& e) {
               std::strncpy(note.text, e.what(), sizeof note.text - 1);
-              note.told = now_seconds();
+              note.reported = now_seconds();
               throw;
             }
           },
@@ -78,7 +78,7 @@ std::string run(const Shared& shared, const std::function<void(int)>& fn, double
 }
 
 /// Checks that all ranks but `failed` were soon told an error that contains these texts.
-void check_told(const Shared& shared, int failed, const std::vector<std::string>& texts) {
+void check_reported(const Shared& shared, int failed, const std::vector<std::string>& texts) {
   for (int r = 0; r < ranks; ++r) {
     if (r == failed) continue;
     CAPTURE(shared.text(r));
@@ -125,9 +125,9 @@ TEST_CASE("faults 1: a rank is killed in the middle of an all_reduce of 64 MiB")
   });
   CAPTURE(text);
   CHECK(contains(text, "rank 1"));
-  check_told(shared, 1,
-             {str("rank 1 (pid ", shared->rank[1].pid.load()), "died; it was last seen in step ", "in seq ",
-              str("all_reduce f32 x ", large, " max, tag g")});
+  check_reported(shared, 1,
+                 {str("rank 1 (pid ", shared->rank[1].pid.load()), "died; it was last seen in step ", "in seq ",
+                  str("all_reduce f32 x ", large, " max, tag g")});
   const std::string story = explain_flight(folder.path);
   CHECK(contains(story, "rank 1 left no record: killed"));
   CHECK(contains(story, str("all_reduce f32 x ", large, " max, tag g")));
@@ -141,7 +141,7 @@ TEST_CASE("faults 2: the rank that hosts the store is killed") {
     });
   });
   CHECK(contains(text, "rank 0"));
-  check_told(shared, 0, {"the store at 127.0.0.1:"});
+  check_reported(shared, 0, {"the store at 127.0.0.1:"});
 }
 
 TEST_CASE("faults 3: a stopped rank is silent") {
@@ -156,7 +156,7 @@ TEST_CASE("faults 3: a stopped rank is silent") {
     world().all_reduce(ones(8), {.tag = "w1"});
     world().all_reduce(ones(8), {.tag = "w2"});
   });
-  check_told(shared, 1, {str("rank 1 (pid ", shared->rank[1].pid.load()), "is silent: no heartbeat for "});
+  check_reported(shared, 1, {str("rank 1 (pid ", shared->rank[1].pid.load()), "is silent: no heartbeat for "});
   CHECK(contains(text, "rank 1"));
   CHECK(contains(explain_flight(folder.path), "ranks 0, 2 wait in seq 2 (all_reduce f32 x 8, tag w1)"));
 }
@@ -168,14 +168,14 @@ TEST_CASE("faults 4: a rank that is stopped for a moment goes on") {
           std::thread helper;
           if (rank == 0) {
             helper = std::thread([&] {
-              while (!shared->rank[1].told) sleep_ms(1);
+              while (!shared->rank[1].reported) sleep_ms(1);
               sleep_ms(300);
               kill(shared->rank[1].pid, SIGCONT);
             });
           }
           for (int i = 0; i < 20; ++i) {
             if (rank == 1 && i == 7) {
-              shared->rank[1].told = now_seconds();
+              shared->rank[1].reported = now_seconds();
               raise(SIGSTOP);
             }
             world().all_reduce(data, {.op = ReduceOp::mean});
@@ -201,7 +201,7 @@ TEST_CASE("faults 5: a rank throws in a step") {
   });
   CHECK(text == "[rank 1] forward: sample 17 is not a number");
   for (const int r : {0, 2}) CHECK(shared.text(r) == text);
-  check_told(shared, 1, {});
+  check_reported(shared, 1, {});
 }
 
 TEST_CASE("faults 6: a rank calls exit(0) early") {
@@ -217,7 +217,7 @@ TEST_CASE("faults 6: a rank calls exit(0) early") {
   CAPTURE(text);
   CHECK(contains(text, "waits in seq 2 (all_reduce f32 x 8, tag w1); rank 1 has left after seq 1"));
   for (const int r : {0, 2}) CHECK(shared.text(r) == text);
-  check_told(shared, 1, {});
+  check_reported(shared, 1, {});
 }
 
 TEST_CASE("faults 12: one collective more at the end, between processes") {

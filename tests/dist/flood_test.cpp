@@ -43,10 +43,10 @@ class Flood {
  private:
   [[noreturn]] static void run(const sockaddr_in& address) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    constexpr size_t most = 250;
-    int held[most];
-    std::fill_n(held, most, -1);
-    for (size_t i = 0;; i = (i + 1) % most) {
+    constexpr size_t limit = 250;
+    int held[limit];
+    std::fill_n(held, limit, -1);
+    for (size_t i = 0;; i = (i + 1) % limit) {
       if (held[i] >= 0) ::close(held[i]);
       held[i] = ::socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
       const linger none{1, 0};  // closes with a reset, so that no port stays in TIME_WAIT

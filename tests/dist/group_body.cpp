@@ -142,12 +142,12 @@ class Body {
       expect_equal(input, untouched, what(Collective::all_reduce, "its input"));
     }
     if (has(a, Collective::reduce_scatter)) {
-      const Tensor whole = input.clone(), part = from(std::vector<double>(size_t(own.size())), {own.size()}).to(dtype);
+      const Tensor full = input.clone(), part = from(std::vector<double>(size_t(own.size())), {own.size()}).to(dtype);
       g.reduce_scatter(part, input, o);
       expect_equal(part, sum.narrow(0, own.begin, own.size()), what(Collective::reduce_scatter, "out of place"));
       expect_equal(input, untouched, what(Collective::reduce_scatter, "its input"));
-      g.reduce_scatter(whole.narrow(0, own.begin, own.size()), whole, o);
-      expect_equal(whole.narrow(0, own.begin, own.size()), sum.narrow(0, own.begin, own.size()),
+      g.reduce_scatter(full.narrow(0, own.begin, own.size()), full, o);
+      expect_equal(full.narrow(0, own.begin, own.size()), sum.narrow(0, own.begin, own.size()),
                    what(Collective::reduce_scatter, "in place"));
     }
     if (has(a, Collective::reduce)) {
@@ -177,26 +177,26 @@ class Body {
       }
     }
     if (has(a, Collective::all_gather)) {
-      const Tensor whole = joined.clone().zero_(), inside = joined.clone().zero_();
-      g.all_gather(whole, part, o);
-      expect_equal(whole, joined, what(Collective::all_gather, "out of place"));
+      const Tensor full = joined.clone().zero_(), inside = joined.clone().zero_();
+      g.all_gather(full, part, o);
+      expect_equal(full, joined, what(Collective::all_gather, "out of place"));
       inside.narrow(0, own.begin, own.size()).copy_(part);
       g.all_gather(inside, inside.narrow(0, own.begin, own.size()), o);
       expect_equal(inside, joined, what(Collective::all_gather, "in place"));
     }
     for (const int root : {0, n / 2}) {
       if (has(a, Collective::gather)) {
-        const Tensor whole = joined.clone().zero_();
-        g.gather(rank == root ? whole : Tensor(), part, root, o);
-        if (rank == root) expect_equal(whole, joined, what(Collective::gather, "out of place"));
+        const Tensor full = joined.clone().zero_();
+        g.gather(rank == root ? full : Tensor(), part, root, o);
+        if (rank == root) expect_equal(full, joined, what(Collective::gather, "out of place"));
       }
       if (has(a, Collective::scatter)) {
-        const Tensor target = part.clone().zero_(), whole = joined.clone();
-        g.scatter(target, rank == root ? whole : Tensor(), root, o);
+        const Tensor target = part.clone().zero_(), full = joined.clone();
+        g.scatter(target, rank == root ? full : Tensor(), root, o);
         expect_equal(target, part, what(Collective::scatter, "out of place"));
-        expect_equal(whole, joined, what(Collective::scatter, "its input"));
-        const Tensor inside = rank == root ? whole.narrow(0, own.begin, own.size()) : target.zero_();
-        g.scatter(inside, rank == root ? whole : Tensor(), root, o);
+        expect_equal(full, joined, what(Collective::scatter, "its input"));
+        const Tensor inside = rank == root ? full.narrow(0, own.begin, own.size()) : target.zero_();
+        g.scatter(inside, rank == root ? full : Tensor(), root, o);
         expect_equal(inside, part, what(Collective::scatter, "in place"));
       }
     }
@@ -391,7 +391,7 @@ class Body {
     x.wait();
     expect(a.item() == n && b.item() == size, "two groups at once");
     std::vector<std::pair<std::string, int>> axes{{"pp", n % 2 == 0 ? 2 : 1}, {"dp", n % 2 == 0 ? n / 2 : n}};
-    const Mesh mesh(g, axes);
+    const GroupMesh mesh(g, axes);
     expect(mesh.coordinate("pp") == rank / axes[1].second && mesh.coordinate("dp") == rank % axes[1].second &&
                mesh.size("dp") == axes[1].second,
            "coordinates in a mesh");
@@ -400,7 +400,7 @@ class Body {
            "groups of a mesh");
     expect(contains(message([&] { mesh.group("tp"); }), "expected one of the axes pp, dp"), "unknown axis");
     expect(contains(message([&] {
-                      Mesh(g, {{"dp", n + 1}});
+                      GroupMesh(g, {{"dp", n + 1}});
                     }),
                     "expected axes whose sizes multiply to"),
            "axes that do not fit");

@@ -273,14 +273,14 @@ TEST_CASE("group: worlds of this process and of its threads") {
   CHECK_ERROR(init(Rendezvous{.rank = 2, .world_size = 2}), "got rank 2 of 2");
   CHECK_ERROR(init(Rendezvous{}, "gloo"),
               "[init] expected backend auto, native, nccl, got \"gloo\"; add_backend() adds others");
-  ProcessGroup& alone = init(Rendezvous{.port = 1});  // a world of one needs no store, so the port is not used
-  CHECK(&alone == &world());
-  CHECK(alone.size() == 1);
-  check_group(alone);
+  ProcessGroup& single = init(Rendezvous{.port = 1});  // a world of one needs no store, so the port is not used
+  CHECK(&single == &world());
+  CHECK(single.size() == 1);
+  check_group(single);
   CHECK_ERROR(init(Rendezvous{}), "[init] expected one call, got a second one");
   CHECK(contains(outcome(2, [](int) {}), "[spawn] expected a process without a world"));
   CHECK_ERROR_IS(guard([] { throw Error("x"); }), "x");
-  CHECK_ERROR_IS(alone.barrier(), "[rank 0] x");  // guard() has marked the group as failed
+  CHECK_ERROR_IS(single.barrier(), "[rank 0] x");  // guard() has marked the group as failed
   shutdown();
   shutdown();
   CHECK(!is_initialized());

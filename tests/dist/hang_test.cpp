@@ -24,7 +24,7 @@ namespace {
 
 /// What rank 0 is told, in shared memory that also processes see.
 struct Notes {
-  std::atomic<double> fault{0}, told{0};
+  std::atomic<double> fault{0}, reported{0};
   char text[2048] = "";
 };
 
@@ -33,7 +33,7 @@ struct Setting {
   double heartbeat, timeout;
 };
 
-struct Told {
+struct Notice {
   std::string text;
   double seconds;
 };
@@ -41,7 +41,7 @@ struct Told {
 /// What two ranks do. Rank 1 is at fault, after happens(); rank 0 is told.
 using Body = std::function<void(int rank, const std::function<void()>& happens)>;
 
-Told told(const Setting& job, const Body& body) {
+Notice reported(const Setting& job, const Body& body) {
   void* const memory = mmap(nullptr, sizeof(Notes), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   REQUIRE(memory != MAP_FAILED);
   Notes* const notes = new (memory) Notes;
@@ -55,7 +55,7 @@ Told told(const Setting& job, const Body& body) {
               body(rank, [&] { notes->fault = now_seconds(); });
             } catch (const std::exception& error) {
               if (rank == 0) {
-                notes->told = now_seconds();
+                notes->reported = now_seconds();
                 std::strncpy(notes->text, error.what(), sizeof notes->text - 1);
               }
               throw;
@@ -66,13 +66,13 @@ Told told(const Setting& job, const Body& body) {
            .timeout = Seconds(job.timeout),
            .heartbeat = Seconds(job.heartbeat)});
   });
-  const Told found{notes->text, notes->told - notes->fault};
+  const Notice found{notes->text, notes->reported - notes->fault};
   munmap(memory, sizeof(Notes));
   return found;
 }
 
 /// Two ranks of three meet.
-Told without_a_rank() {
+Notice without_a_rank() {
   Job job(3, 30, 1);
   const double start = now_seconds();
   const auto said = job.run({0, 1}, [](Control&) {});
@@ -84,7 +84,7 @@ void sleep_for(double seconds) { std::this_thread::sleep_for(Seconds(seconds)); 
 
 struct Row {
   std::string what, when;  ///< the row of the page: how its first cell begins, and its last cell
-  double least, most;      ///< seconds that this means for the job below
+  double least, greatest;  ///< seconds that this means for the job below
   std::string text;        ///< part of the error
   Setting job;
   Body body;
@@ -173,11 +173,11 @@ TEST_CASE("hang: every fault is told as soon as the page says") {
     const std::vector<std::string> cells = cells_of(row.what);
     REQUIRE(cells.size() == 3);
     CHECK(cells[2] == row.when);
-    const Told found = row.body ? told(row.job, row.body) : without_a_rank();
+    const Notice found = row.body ? reported(row.job, row.body) : without_a_rank();
     CAPTURE(found.text);
     CHECK(contains(found.text, row.text));
     // clocks of threads differ a little
     CHECK(found.seconds >= row.least - 0.1);
-    CHECK(found.seconds <= row.most + late());
+    CHECK(found.seconds <= row.greatest + late());
   }
 }

@@ -91,12 +91,12 @@ void compare(ProcessGroup& g, DType dtype, dist::ReduceOp op, int64_t count, Alg
     g.all_reduce(result[0], o);
     result[1] = home(g, zeros({count}, {.dtype = dtype}), shared, 0);
     g.all_reduce(result[1], given, o);  // only the output needs to be shared
-    const Tensor whole = home(g, given, shared, 1);
+    const Tensor full = home(g, given, shared, 1);
     result[2] = zeros({own.size()}, {.dtype = dtype});
-    g.reduce_scatter(result[2], whole, o);
-    expect(same_bits(whole, given), what + ": reduce_scatter leaves its input alone");
-    g.reduce_scatter(whole.narrow(0, own.begin, own.size()), whole, o);
-    result[3] = whole.narrow(0, own.begin, own.size()).clone();
+    g.reduce_scatter(result[2], full, o);
+    expect(same_bits(full, given), what + ": reduce_scatter leaves its input alone");
+    g.reduce_scatter(full.narrow(0, own.begin, own.size()), full, o);
+    result[3] = full.narrow(0, own.begin, own.size()).clone();
     result[4] = home(g, zeros({count}, {.dtype = dtype}), shared);
     g.all_gather(result[4], given.narrow(0, own.begin, own.size()).clone());
     result[5] = home(g, given, shared && rank == 0);  // broadcast: only the root's tensor needs to be shared
@@ -133,15 +133,15 @@ void compare_all(ProcessGroup& g) {
 TEST_CASE("segments: positions of bytes, and their owners") {
   const Tensor t = shared_tensor({3, 1000}, f32), other = shared_tensor({7}, i8), ordinary = zeros({5});
   const auto bytes = bytes_of(t);
-  const Placement whole = placement_of(bytes), part = placement_of(bytes.subspan(4000, 8));
-  CHECK(bool(whole));
-  CHECK(whole.offset == 0);
+  const Placement full = placement_of(bytes), part = placement_of(bytes.subspan(4000, 8));
+  CHECK(bool(full));
+  CHECK(full.offset == 0);
   CHECK(part.offset == 4000);
-  CHECK(part.serial == whole.serial);
+  CHECK(part.serial == full.serial);
   CHECK(bool(placement_of(bytes.subspan(12000))));  // empty, at the end of the tensor
   CHECK_FALSE(bool(placement_of({bytes.data() + 8, 12000})));
   CHECK_FALSE(bool(placement_of(bytes_of(ordinary))));
-  CHECK(placement_of(bytes_of(other)).serial != whole.serial);
+  CHECK(placement_of(bytes_of(other)).serial != full.serial);
   CHECK(shared_tensor({0, 4}, f64).shape() == Shape{0, 4});
   CHECK(shared_tensor({}, f64).numel() == 1);
   CHECK_ERROR(shared_tensor({int64_t(1) << 62}, f32), "[shared_empty] expected fewer than 2^62 bytes");
@@ -319,11 +319,11 @@ TEST_CASE("in place: ranks that disagree are told before anything is touched") {
         3,
         [&](int rank) {
           const Tensor t = world().shared_empty({rank == 2 && other_size ? 50001 : 50000}).fill_(rank + 1);
-          const std::string told =
+          const std::string reported =
               message([&] { world().all_reduce(t, {.tag = rank == 2 && !other_size ? "b" : "a"}); });
           const auto values = t.to_vector<float>();
           expect(std::all_of(values.begin(), values.end(), [&](float x) { return x == float(rank + 1); }), "untouched");
-          fail(told);
+          fail(reported);
         },
         {.kind = Kind::processes, .transport = "shm"});
     CHECK_MESSAGE(contains(text, other_size ? "rank 2 calls all_reduce f32 x 50001 sum, tag a"

@@ -24,12 +24,12 @@ using namespace lockstep::dist;
 
 namespace {
 
-struct Told {
+struct Notice {
   std::string text;
   double seconds;
 };
 
-Told told(const std::string& transport, double heartbeat, const std::function<void(int)>& body, int ranks = 2) {
+Notice reported(const std::string& transport, double heartbeat, const std::function<void(int)>& body, int ranks = 2) {
   const auto start = std::chrono::steady_clock::now();
   const auto kind = transport == "threads" ? SpawnOptions::Kind::threads : SpawnOptions::Kind::processes;
   const std::string text = message([&] {
@@ -77,7 +77,7 @@ TEST_CASE("mismatch 7: a rank whose call needs nobody leaves, and the others are
   };
   for (const char* transport : {"threads", "shm"})
     for (const auto& row : rows) {
-      const Told found = told(transport, 5, [&](int rank) { (rank == 0 ? row.first : row.second)(rank); });
+      const Notice found = reported(transport, 5, [&](int rank) { (rank == 0 ? row.first : row.second)(rank); });
       INFO("transport ", transport, ", text ", found.text);
       CHECK(contains(found.text, "ranks disagree in group world"));
       CHECK(contains(found.text, "rank 0 calls " + row.of_first));
@@ -94,7 +94,7 @@ TEST_CASE("mismatch 6: who has left is told at once to whom it leaves waiting") 
   for (const char* transport : {"threads", "shm", "tcp"})
     for (const auto& [call, expected] : rows)
       for (const Doing& leaves : {Doing(leave), Doing(leave_late)}) {
-        const Told found = told(transport, 5, [&](int rank) { (rank == 0 ? leaves : call)(rank); });
+        const Notice found = reported(transport, 5, [&](int rank) { (rank == 0 ? leaves : call)(rank); });
         INFO("transport ", transport, ", text ", found.text);
         CHECK(contains(found.text, expected));
         CHECK(found.seconds < soon);
@@ -103,7 +103,7 @@ TEST_CASE("mismatch 6: who has left is told at once to whom it leaves waiting") 
 
 TEST_CASE("mismatch 13: ranks that wait for each other in different calls are a circle") {
   for (const char* transport : {"threads", "shm"}) {
-    const Told found = told(transport, 0.3, [](int rank) { broadcast_from(1 - rank)(rank); });
+    const Notice found = reported(transport, 0.3, [](int rank) { broadcast_from(1 - rank)(rank); });
     INFO("transport ", transport, ", text ", found.text);
     CHECK(contains(found.text,
                    "deadlock: rank 0 waits in seq 1 (broadcast f32 x 8 from rank 1) for rank 1, rank 1 waits in seq 1 "
@@ -116,7 +116,7 @@ TEST_CASE("mismatch 1: where a rank was last seen is known of a job younger than
   constexpr uint64_t last = 40;
   int notes[2];
   REQUIRE(pipe(notes) == 0);
-  told("shm", 5, [&](int rank) {
+  reported("shm", 5, [&](int rank) {
     try {
       for (uint64_t step = 1; step <= last; ++step) {
         set_step(step);
@@ -137,16 +137,16 @@ TEST_CASE("mismatch 1: where a rank was last seen is known of a job younger than
   CAPTURE(text);
   const size_t at = text.find("last seen in step ");
   REQUIRE(at != std::string::npos);
-  const uint64_t seen = std::stoull(text.substr(at + 18));
-  CHECK(seen > last / 4);
-  CHECK(seen <= last);
+  const uint64_t observed = std::stoull(text.substr(at + 18));
+  CHECK(observed > last / 4);
+  CHECK(observed <= last);
   CHECK(!contains(text, "before its first collective"));
 }
 
 TEST_CASE("mismatch: the flight record knows the step that the control plane was told") {
   const std::string folder = str("/tmp/lockstep-mismatch-", getpid());
   setenv("LOCKSTEP_FLIGHT_DIR", folder.c_str(), 1);
-  const Told found = told("threads", 0.5, [](int rank) {
+  const Notice found = reported("threads", 0.5, [](int rank) {
     world().control().set_step(557);  // an engine does this
     world().all_reduce(ones({rank == 0 ? 8 : 9}));
   });

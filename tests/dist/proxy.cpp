@@ -22,7 +22,7 @@ struct Proxy::State {
   struct Side {
     Fd fd;
     std::list<Piece> out;
-    bool ended = false, told = false;
+    bool ended = false, reported = false;
   };  // out: not yet written to fd; ended: the peer sends no more
   struct Link {
     Side caller, target;
@@ -36,7 +36,7 @@ struct Proxy::State {
   Fd listener;
   std::mt19937_64 random;
   std::list<Link> links;
-  std::atomic<int> came{0};
+  std::atomic<int> arrived{0};
   std::atomic<bool> stop{false}, cut{false}, hold{false};
   std::thread thread;
 
@@ -55,7 +55,7 @@ struct Proxy::State {
     Fd fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (!fd) return;
     prepare(fd.get());
-    if (++came <= faults.reset_first) return reset(fd);
+    if (++arrived <= faults.reset_first) return reset(fd);
     int problem = 0;
     Fd target = connect_to(resolve(host, target_port).front(), Clock::now() + std::chrono::seconds(5), problem);
     if (!target) return reset(fd);
@@ -119,12 +119,12 @@ struct Proxy::State {
         for (const auto& [from, to] : {std::pair(&link.caller, &link.target), std::pair(&link.target, &link.caller)}) {
           if (link.over) break;
           give(link, *to);
-          if (from->ended && to->out.empty() && !to->told) {
+          if (from->ended && to->out.empty() && !to->reported) {
             ::shutdown(to->fd.get(), SHUT_WR);
-            to->told = true;
+            to->reported = true;
           }
         }
-        if (link.caller.told && link.target.told) link.over = true;
+        if (link.caller.reported && link.target.reported) link.over = true;
       }
       if (polled[0].revents) accept_one();
     }
@@ -146,6 +146,6 @@ Proxy::~Proxy() {
 }
 
 int Proxy::port() const { return state_->port; }
-int Proxy::connections() const { return state_->came; }
+int Proxy::connections() const { return state_->arrived; }
 void Proxy::cut() { state_->cut = true; }
 void Proxy::hold(bool on) { state_->hold = on; }

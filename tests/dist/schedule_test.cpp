@@ -187,11 +187,11 @@ TEST_CASE("programs are the parts of a schedule") {
   for_each_pair([&](Algorithm a, Collective c) {
     const Request r{c, 7, 3};
     const auto all = make_schedule(a, r);
-    size_t seen = 0;
+    size_t observed = 0;
     for (int rank = 0; rank < r.ranks; ++rank) {
-      for (const Transfer& t : program_of(a, r, rank)) seen += t.from == t.to ? 2 : 1;
+      for (const Transfer& t : program_of(a, r, rank)) observed += t.from == t.to ? 2 : 1;
     }
-    CHECK(seen == 2 * all.size());
+    CHECK(observed == 2 * all.size());
     CHECK(make_schedule(a, r) == all);  // make_schedule() is a pure function
   });
   CHECK_ERROR(program_of(Algorithm::ring, {Collective::all_reduce, 4}, 4), "expected a rank from 0 to 3, got 4");

@@ -232,8 +232,8 @@ TEST_CASE("transport: strangers at the door get nowhere, and do not disturb the 
   Seats seats(2, "tcp");
   const auto errors = seats.run([&](int rank, Control& control, Transport& transport) {
     if (rank == 1) {
-      const auto door = Door::of(control);  // this rank's listener
-      const SocketAddress address = resolve(door->host(), door->port()).front();
+      const auto listener = Listener::of(control);  // this rank's listener
+      const SocketAddress address = resolve(listener->host(), listener->port()).front();
       const auto visit = [&](const std::function<void(int, const Nonce&)>& talk) {
         int problem = 0;
         Fd fd = connect_to(address, Clock::now() + std::chrono::seconds(10), problem);

@@ -46,14 +46,14 @@ class Block:
     def __init__(self, page, line, words, text):
         self.page, self.runs, self.commands = page, not words.partition(" ")[2].startswith("not run"), []
         lines = iter(enumerate(text.split("\n")[:-1], line + 1))
-        for number, shown in lines:
-            if shown.startswith("$ ") or COMMAND.match(shown):
-                command = shown.removeprefix("$ ")
+        for number, printed in lines:
+            if printed.startswith("$ ") or COMMAND.match(printed):
+                command = printed.removeprefix("$ ")
                 while command.endswith("\\"):
                     command = command[:-1] + next(lines)[1].lstrip()
                 self.commands.append((number, command, []))
             elif self.commands and re.search(r"^\$ ", text, re.M):
-                self.commands[-1][2].append(shown)
+                self.commands[-1][2].append(printed)
 
 
 def blocks(page):

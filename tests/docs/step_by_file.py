@@ -23,9 +23,9 @@ def main():
 
     for section in page.split("\n## ")[1:]:
         rows = re.findall(r"^\| `([^`]+)` \| `([^`]+)` \|", section, re.M)
-        most = re.search(r"at most (\d+)\s+files", section)
+        limit = re.search(r"at most (\d+)\s+files", section)
         files = {name for name, _ in rows}
-        check(most is not None and 0 < len(files) <= int(most[1]), f"{len(files)} files in {section.splitlines()[0]!r}")
+        check(limit is not None and 0 < len(files) <= int(limit[1]), f"{len(files)} files in {section.splitlines()[0]!r}")
         for name, function in rows:
             path = ROOT / name
             check(path.is_file() and function in path.read_text(), f"{name} has no {function}")

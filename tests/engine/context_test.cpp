@@ -5,7 +5,7 @@
 
 using namespace lockstep;
 using namespace testing;
-using sequence::ContextOptions, sequence::Order;
+using sequence::ContextOptions, sequence::TokenOrder;
 
 namespace {
 
@@ -56,15 +56,15 @@ TEST_CASE("context: losses by tokens are near those of one process, at every sta
         report.push_back(e.get_global_grad_norm());
       }
       CHECK(e.global_samples() == 24);
-      Tensors all = whole_parameters(e, *model);
+      Tensors all = full_parameters(e, *model);
       all["report"] = Tensor::from(report, {int64_t(report.size())});
       return all;
     }));
   };
   const Tensors one = run("dp1", {});
   for (int stage = 0; stage <= 3; ++stage)
-    for (const auto& [plan, context] :
-         std::vector<std::pair<std::string, ContextOptions>>{{"cp2", {sequence::Kind::ulysses}}, {"dp2+cp2", {}}})
+    for (const auto& [plan, context] : std::vector<std::pair<std::string, ContextOptions>>{
+             {"cp2", {sequence::ContextKind::ulysses}}, {"dp2+cp2", {}}})
       CHECK_MESSAGE(distance(one, run(str(plan, "+zero", stage), context)) < 1e-12, plan, ", stage ", stage);
 }
 
@@ -77,7 +77,7 @@ TEST_CASE("context: pipeline::Engine alone averages over copies and parts") {
                          loss_of);
       const double loss = e.train_batch([&](int64_t micro) {
         const Tensor tokens =
-            sequence::slice(subject.sample(0, micro).inputs[0], 1, mesh.plan().cp, mesh.at().cp, Order::zigzag);
+            sequence::slice(subject.sample(0, micro).inputs[0], 1, mesh.plan().cp, mesh.at().cp, TokenOrder::zigzag);
         return pipeline::Sample{{tokens}, {tokens}};
       });
       return Tensors{

@@ -57,7 +57,7 @@ TEST_CASE(
           for (const float value : data.get(i).input.to_vector<float>()) expected.push_back(value);
         CHECK(dealt == expected);
         train_steps(e, 7);
-        return whole_parameters(e, *net);
+        return full_parameters(e, *net);
       })[0];
     };
     CHECK(differing(run(1), run(2)) == "");
@@ -84,7 +84,7 @@ TEST_CASE("engine: losses weighted by tokens are the mean over all tokens, howev
                    n);
         e.step();
       }
-      Tensors all = whole_parameters(e, *net);
+      Tensors all = full_parameters(e, *net);
       all["loss"] = Tensor::from({e.train_loss()}, {1});
       return all;
     })[0];
@@ -95,10 +95,10 @@ TEST_CASE("engine: losses weighted by tokens are the mean over all tokens, howev
   const Variable loss = cross_entropy((*net)(data.inputs()), data.targets());
   loss.backward();
   optim::SGD(net->parameters(), {.lr = 0.5}).step();
-  Tensors whole = copy_parameters(*net);
-  whole["loss"] = Tensor::from({loss.item()}, {1});
+  Tensors full = copy_parameters(*net);
+  full["loss"] = Tensor::from({loss.item()}, {1});
   const Tensors one = run(1, 0);
-  CHECK(distance(whole, one) < 1e-6);
+  CHECK(distance(full, one) < 1e-6);
   for (const int stage : {0, 1, 2, 3})
     for (const int ranks : {2, 4}) CHECK(differing(one, run(ranks, stage)) == "");
 }
@@ -161,7 +161,7 @@ TEST_CASE("engine: the caller knows where boundaries are") {
         if (!managed) e.step();
         CHECK(e.global_steps() == step + 1);
       }
-      return whole_parameters(e, *net);
+      return full_parameters(e, *net);
     })[0];
   };
   for (const int stage : {0, 1, 2, 3}) CHECK(distance(run(stage, false), run(stage, true)) < 1e-6);
@@ -191,8 +191,8 @@ TEST_CASE("engine: several engines, one loss") {
           eb.step();
         }
         CHECK(ea.skipped_steps() + eb.skipped_steps() == 0);
-        Tensors all = whole_parameters(ea, *a);
-        for (auto& [name, tensor] : whole_parameters(eb, *b)) all["b." + name] = tensor;
+        Tensors all = full_parameters(ea, *a);
+        for (auto& [name, tensor] : full_parameters(eb, *b)) all["b." + name] = tensor;
         return all;
       })[0];
     };
@@ -287,7 +287,7 @@ TEST_CASE("engine: after an exception inside a backward, zero_grad() starts the 
           e.step();
         }
         CHECK(e.global_steps() == 1);
-        return whole_parameters(e, *net);
+        return full_parameters(e, *net);
       })[0];
     };
     CHECK(differing(run(false), run(true)) == "");
@@ -355,8 +355,8 @@ TEST_CASE("engine: settings that initialize() rejects, and its messages") {
 TEST_CASE("engine: the metric of a step is the mean over ranks, whatever schedule takes it") {
   struct Follows : optim::Schedule {
     using optim::Schedule::Schedule;
-    double seen = 0;
-    void step(double metric) override { seen = metric; }
+    double observed = 0;
+    void step(double metric) override { observed = metric; }
     double value(int, int64_t) const override { return 0.1; }
   };
   on_ranks(2, [](int rank) {
@@ -368,7 +368,7 @@ TEST_CASE("engine: the metric of a step is the mean over ranks, whatever schedul
     const auto data = samples(2).get_batch(std::vector<int64_t>{0, 1}).value();
     e.backward(cross_entropy(e(data.input), data.target));
     e.step(rank);
-    CHECK(schedule.seen == 0.5);
+    CHECK(schedule.observed == 0.5);
   });
 }
 
@@ -396,8 +396,8 @@ TEST_CASE("engine: eval_batch is the mean over the targets of all micro-batches 
           4 / ranks);
       const NoGrad no_grad;
       net->eval();
-      const double whole = cross_entropy((*net)(x), Variable(cat({y[0], y[1], y[2], y[3]}, 0))).item();
-      CHECK(found == doctest::Approx(whole).epsilon(1e-6));
+      const double full = cross_entropy((*net)(x), Variable(cat({y[0], y[1], y[2], y[3]}, 0))).item();
+      CHECK(found == doctest::Approx(full).epsilon(1e-6));
     });
   }
 }

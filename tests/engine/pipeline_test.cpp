@@ -65,7 +65,7 @@ TEST_CASE("pipeline engine: a list of layers has the bits of one rank in any sta
       EngineBase e = make_engine(stages, config_of(zero, 8 * stages / ranks));
       std::vector<double> losses;
       for (int step = 0; step < 3; ++step) losses.push_back(e.train_batch());
-      Tensors mine = whole_parameters(e, e.pipeline().module());
+      Tensors mine = full_parameters(e, e.pipeline().module());
       mine["losses"] = Tensor::from(losses, {3});
       return mine;
     }));
@@ -77,13 +77,13 @@ TEST_CASE("pipeline engine: a list of layers has the bits of one rank in any sta
 
 TEST_CASE("pipeline engine: the whole state on one rank; one file of 16 bits") {
   const TempDir folder;
-  EngineBase::WholeState state, expected;
+  EngineBase::FullState state, expected;
   for (const int stages : {1, 2}) {
     on_ranks(stages * stages, [&](int rank) {
       EngineBase e = make_engine(stages, config_of(stages - 1, 8 / stages));
       e.train_batch();
       e.train_batch();
-      auto mine = e.whole_state();
+      auto mine = e.full_state();
       CHECK(mine.model.empty() == (rank != 0));
       if (rank == 0) (stages == 1 ? expected : state) = std::move(mine);
       REQUIRE(e.save_16bit_model(folder.path));
@@ -120,7 +120,7 @@ TEST_CASE("engine: train_batch() goes on with the data where a checkpoint was, a
 
 TEST_CASE("pipeline engine: slices of whole tensors, for checkpoints") {
   struct Row {
-    Shape whole;
+    Shape full;
     int64_t dim;
     std::vector<dist::Range> ranges;
   };
@@ -131,23 +131,23 @@ TEST_CASE("pipeline engine: slices of whole tensors, for checkpoints") {
                                          {{3, 5}, 1, {{0, 2}, {2, 5}}},
                                          {{6, 4}, 0, {{1, 1}}}}) {
     int64_t count = 1;
-    for (int d = 0; d < row.whole.rank(); ++d) count *= row.whole[d];
-    const Tensor whole = arange(double(count)).view(row.whole);
+    for (int d = 0; d < row.full.rank(); ++d) count *= row.full[d];
+    const Tensor full = arange(double(count)).view(row.full);
     std::vector<Tensor> parts;
-    for (const dist::Range& r : row.ranges) parts.push_back(whole.narrow(int(row.dim), r.begin, r.size()));
+    for (const dist::Range& r : row.ranges) parts.push_back(full.narrow(int(row.dim), r.begin, r.size()));
     const Tensor slice = cat(parts, int(row.dim)).contiguous();
     for (int64_t begin = 0; begin <= slice.numel(); ++begin) {
       for (int64_t end = begin; end <= slice.numel(); ++end) {
         const Tensor part = slice.view({slice.numel()}).narrow(0, begin, end - begin);
-        int64_t seen = 0;
-        for (const auto& p : engine::of_whole(
+        int64_t observed = 0;
+        for (const auto& p : engine::of_full(
                  {.name = "w", .shape = slice.shape(), .dtype = f32, .begin = begin, .end = end, .tensor = part},
-                 row.whole, row.dim, row.ranges)) {
+                 row.full, row.dim, row.ranges)) {
           CHECK(p.end > p.begin);
-          CHECK(equal(p.tensor, whole.view({whole.numel()}).narrow(0, p.begin, p.end - p.begin)));
-          seen += p.end - p.begin;
+          CHECK(equal(p.tensor, full.view({full.numel()}).narrow(0, p.begin, p.end - p.begin)));
+          observed += p.end - p.begin;
         }
-        CHECK(seen == end - begin);
+        CHECK(observed == end - begin);
       }
     }
   }

@@ -9,13 +9,13 @@ using namespace testing;
 
 namespace {
 
-using sequence::ContextOptions, sequence::Kind, sequence::Order;
+using sequence::ContextOptions, sequence::ContextKind, sequence::TokenOrder;
 using Change = std::function<void(Config&)>;
 
-const ContextOptions ring{}, contiguous{Kind::ring, Order::contiguous}, ulysses{Kind::ulysses};
+const ContextOptions ring{}, contiguous{ContextKind::ring, TokenOrder::contiguous}, ulysses{ContextKind::ulysses};
 
 /// Four experts in every second block of a GPT.
-Subject experts_subject(const char* name, const moe::Options& experts, double dropout = 0) {
+Subject experts_subject(const char* name, const moe::MoeOptions& experts, double dropout = 0) {
   return {.name = name,
           .make =
               [=](const parallel::Mesh& mesh) {
@@ -40,21 +40,21 @@ Subject experts_subject(const char* name, const moe::Options& experts, double dr
                 return cross_entropy(out[0].view({-1, subject_vocab}), y[0].reshape({-1}));
               }};
 }
-const moe::Options exact_experts{.experts = 4,
-                                 .top_k = 2,
-                                 .drop_tokens = false,
-                                 .second_expert_sampling = false,
-                                 .balance_coef = 0.05,
-                                 .z_coef = 0.01};
-const moe::Options drawn_experts{.experts = 4, .top_k = 2, .noise = moe::Noise::rsample, .balance_coef = 0.05};
+const moe::MoeOptions exact_experts{.experts = 4,
+                                    .top_k = 2,
+                                    .drop_tokens = false,
+                                    .second_expert_sampling = false,
+                                    .balance_coef = 0.05,
+                                    .z_coef = 0.01};
+const moe::MoeOptions sampled_experts{.experts = 4, .top_k = 2, .noise = moe::Noise::rsample, .balance_coef = 0.05};
 
 const Subject net = net_subject(), blocks = blocks_subject(), gpt = gpt_subject(0), gpt_with_dropout = gpt_subject(0.2),
               experts = experts_subject("experts", exact_experts),
               experts_with_dropout = experts_subject("experts with dropout", exact_experts, 0.1),
-              drawn = experts_subject("drawn experts", drawn_experts, 0.1);
+              sampled = experts_subject("drawn experts", sampled_experts, 0.1);
 
 /// The same training in one process, for comparison.
-Training alone(Training t) {
+Training single(Training t) {
   t.plan = "dp1";
   t.recompute = t.empty = false;
   t.bounds = {};
@@ -76,10 +76,10 @@ struct Row {
 
 /// Trains each row, and compares it with the same training in one process.
 void check_rows(const std::vector<Row>& rows, const Near& near = {}) {
-  std::map<std::string, Tensors> whole;
+  std::map<std::string, Tensors> full;
   for (const Row& row : rows) {
-    const Training one = alone(row.training);
-    Tensors& expected = whole[text_of(row.subject, one)];
+    const Training one = single(row.training);
+    Tensors& expected = full[text_of(row.subject, one)];
     if (expected.empty()) expected = train(row.subject, one);
     check_same(expected, train(row.subject, row.training), near, text_of(row.subject, row.training));
   }
@@ -95,7 +95,7 @@ TEST_CASE("plans: an engine in one process trains as a loop written by hand") {
   };
   for (const By& row :
        {By{net, f32, 0}, By{net, f32, 0.05}, By{net, bf16, 0}, By{net, f16, 0}, By{gpt, f32, 0},
-        By{gpt_with_dropout, f32, 0}, By{experts, f32, 0}, By{experts_with_dropout, f32, 0}, By{drawn, f32, 0}}) {
+        By{gpt_with_dropout, f32, 0}, By{experts, f32, 0}, By{experts_with_dropout, f32, 0}, By{sampled, f32, 0}}) {
     for (const bool loop : {false, true}) {
       if (loop && row.subject.loss) continue;  // these loops compute the loss from whole scores
       const Training t{.dtype = row.dtype, .loop = loop, .clip = row.clip};
@@ -134,8 +134,8 @@ TEST_CASE("plans: stages under any schedule have the bits of one process, with a
     };
   };
   for (const DType dtype : {f32, f16, bf16}) {
-    const Training whole{.dtype = dtype, .micros = 8, .steps = 6, .loop = true, .change = with("1f1b")};
-    const Tensors one = train(net, whole);
+    const Training full{.dtype = dtype, .micros = 8, .steps = 6, .loop = true, .change = with("1f1b")};
+    const Tensors one = train(net, full);
     if (dtype == f16) CHECK(one.at("report").data<double>()[numbers_of_step * 6 - 1] > 0);  // some steps were skipped
     for (Training t : std::vector<Training>{{},
                                             {.plan = "pp2"},
@@ -153,7 +153,7 @@ TEST_CASE("plans: stages under any schedule have the bits of one process, with a
     }
   }
   std::vector<Row> rows;
-  for (const Subject& subject : {gpt_with_dropout, experts_with_dropout, drawn})
+  for (const Subject& subject : {gpt_with_dropout, experts_with_dropout, sampled})
     for (const bool again : {false, true})
       for (const char* plan : {"dp1", "pp2", "dp2+pp2+zero1"})
         rows.push_back({subject, {.plan = plan, .recompute = again}});
@@ -172,12 +172,12 @@ TEST_CASE("plans: blocks computed again, models built empty and other ways of se
                                   .profile = true};
   };
   for (const std::string stage : {"zero1", "zero3"}) {
-    const std::string plan = "dp2+" + stage, sharing = "dp2+ep2+" + stage;
+    const std::string plan = "dp2+" + stage, shared_by = "dp2+ep2+" + stage;
     const Tensors kept = train(gpt_with_dropout, {.plan = plan, .loop = true});
     check_same(kept, train(gpt_with_dropout, {.plan = plan, .loop = true, .recompute = true}), {}, plan);
     check_same(kept, train(gpt_with_dropout, {.plan = plan, .loop = true, .change = all_again}), {}, plan);
-    const Tensors shared = train(experts, {.plan = sharing, .loop = true});
-    check_same(shared, train(experts, {.plan = sharing, .loop = true, .recompute = true}), {}, sharing);
+    const Tensors shared = train(experts, {.plan = shared_by, .loop = true});
+    check_same(shared, train(experts, {.plan = shared_by, .loop = true, .recompute = true}), {}, shared_by);
   }
   for (const DType dtype : {f32, bf16})
     check_rows({{net, {.plan = "dp2+zero3", .dtype = dtype, .loop = true, .empty = true}}});
@@ -230,10 +230,10 @@ TEST_CASE("plans: what shares sequences is near one process, in any mix") {
       model.erase("report");  // the losses are summed in another order
       return model;
     };
-    const Tensors whole = run("cp2", true);
-    for (const char* plan : {"cp2", "pp2+cp2"}) CHECK_MESSAGE(differing(whole, run(plan, false)) == "", plan);
-    CHECK(distance(whole, run("dp2+cp2", true)) < 1e-12);
-    CHECK(distance(whole, run("dp1", true)) > 1e-3);
+    const Tensors full = run("cp2", true);
+    for (const char* plan : {"cp2", "pp2+cp2"}) CHECK_MESSAGE(differing(full, run(plan, false)) == "", plan);
+    CHECK(distance(full, run("dp2+cp2", true)) < 1e-12);
+    CHECK(distance(full, run("dp1", true)) > 1e-3);
   }
 }
 
@@ -251,7 +251,7 @@ TEST_CASE("plans: what shares experts is near one process, in any mix, and skips
       rows.back().training.change = [](Config& c) { c.pipeline.activation_checkpoint_interval = 2; };
   }
   check_rows(rows, near);
-  check_rows({{drawn, {.plan = "tp2"}}}, {1e-3, INFINITY, INFINITY});  // uses the same random numbers
+  check_rows({{sampled, {.plan = "tp2"}}}, {1e-3, INFINITY, INFINITY});  // uses the same random numbers
   Tensors low = train(experts, {.plan = "dp2+pp2+ep2", .dtype = f16});
   low["report"].view({-1, numbers_of_step}).narrow(1, 2, 1).fill_(1);  // the loss scale
   check_same(train(experts, {}), low, {1e-2, INFINITY, INFINITY}, "in f16");
@@ -286,7 +286,7 @@ TEST_CASE("plans: a checkpoint of any plan goes on under any other") {
     Training from, to;
     Near near = {};
   };
-  const Near context{1e-12, 1e-12, 1e-12}, sliced{1e-5, 1e-5, INFINITY}, shared{2e-5, 1e-4, 2e-4};
+  const Near context{1e-12, 1e-12, 1e-12}, sharded{1e-5, 1e-5, INFINITY}, shared{2e-5, 1e-4, 2e-4};
   const auto stages = [](const char* schedule) {
     return [=](Config& c) {
       scale_of(22, 2)(c);
@@ -300,10 +300,10 @@ TEST_CASE("plans: a checkpoint of any plan goes on under any other") {
       {gpt, {.plan = "cp2+zero3", .loop = true}, {.plan = "dp2+zero2", .loop = true}, context},
       {gpt, {.plan = "dp2+cp2+zero1", .loop = true}, {.plan = "dp1", .loop = true}, context},
       {gpt, {.plan = "dp1", .loop = true}, {.plan = "cp4+zero2", .loop = true}, context},
-      {blocks, {.plan = "dp2+pp2+tp2+zero1"}, {.plan = "dp1"}, sliced},
-      {blocks, {.plan = "pp2"}, {.plan = "tp4"}, sliced},
-      {blocks, {.plan = "tp2"}, {.plan = "dp2+pp2+tp2+zero1"}, sliced},
-      {blocks, {.plan = "dp2+tp2+zero1"}, {.plan = "pp4"}, sliced},
+      {blocks, {.plan = "dp2+pp2+tp2+zero1"}, {.plan = "dp1"}, sharded},
+      {blocks, {.plan = "pp2"}, {.plan = "tp4"}, sharded},
+      {blocks, {.plan = "tp2"}, {.plan = "dp2+pp2+tp2+zero1"}, sharded},
+      {blocks, {.plan = "dp2+tp2+zero1"}, {.plan = "pp4"}, sharded},
       {experts, {.plan = "dp2+ep2+zero2", .loop = true}, {.plan = "dp1+zero1", .loop = true}, shared},
       {experts, {.plan = "dp2+ep2+zero2", .loop = true}, {.plan = "dp2+ep2+zero3", .loop = true}, shared},
       {experts, {.plan = "dp2+ep2+zero2", .loop = true}, {.plan = "dp4+ep4", .loop = true}, shared},
@@ -325,14 +325,14 @@ TEST_CASE("plans: a checkpoint of any plan goes on under any other") {
       rows.push_back(row);
     }
   }
-  std::map<std::string, Tensors> whole;
+  std::map<std::string, Tensors> full;
   for (From& row : rows) {
     const std::string where = text_of(row.subject, row.from) + " to " + text_of(row.subject, row.to);
     row.to.steps = 6;
-    Training all = alone(row.to);
+    Training all = single(row.to);
     all.context = {};
     if (row.to.change) all.change = stages("1f1b");
-    Tensors& expected = whole[text_of(row.subject, all)];
+    Tensors& expected = full[text_of(row.subject, all)];
     if (expected.empty()) expected = train(row.subject, all);
     const TempDir folder;
     row.from.steps = 3;
@@ -352,7 +352,7 @@ TEST_CASE("plans: experts over ranks are exported whole, and lose nothing when t
     e.save_checkpoint(dir / "run");
     e.wait_for_checkpoint();
     CHECK(e.save_16bit_model(dir / "whole"));
-    const auto state = e.whole_state();
+    const auto state = e.full_state();
     if (rank == 0) CHECK(state.optimizer.tensors.size() == 2 * state.model.size());
   });
   const auto loaded = [&](const char* plan) {

@@ -38,7 +38,7 @@ Config f16_config(double init_power, int64_t window, int64_t hysteresis, double 
 TEST_CASE("engine: DeepSpeed's loss scales, step by step, overflowing at one rank only") {
   const auto file = data::SafeTensors::open(std::string(golden_folder()) + "/schedules.safetensors");
   const Json cases = data::parse_json(file.metadata().at("cases"), "cases");
-  int seen = 0;
+  int observed = 0;
   for (const Json& c : cases.as_array()) {
     const std::string name = c.at("name").as_string();
     if (!name.starts_with("ds_scaler_") || c.at("args").find("raise_error_at_min_scale")) continue;
@@ -49,7 +49,7 @@ TEST_CASE("engine: DeepSpeed's loss scales, step by step, overflowing at one ran
                                      args.at("delayed_shift").as_int(), args.at("min_scale").as_number(),
                                      args.at("consecutive_hysteresis").as_bool());
     CAPTURE(name);
-    ++seen;
+    ++observed;
     on_ranks(2, [&](int rank) {
       One net;
       optim::SGD optimizer(net.parameters(), {.lr = 1e-3});
@@ -89,7 +89,7 @@ TEST_CASE("engine: DeepSpeed's loss scales, step by step, overflowing at one ran
       CHECK(contains(error, "first in the gradient of w at rank 1, in step 1"));
     }
   }
-  CHECK(seen >= 15);
+  CHECK(observed >= 15);
 }
 
 TEST_CASE("engine: a static loss scale stays, and skips") {
@@ -117,14 +117,14 @@ TEST_CASE("engine: a static loss scale stays, and skips") {
 TEST_CASE("engine: schedules by name, against PyTorch's and DeepSpeed's own") {
   const auto file = data::SafeTensors::open(std::string(golden_folder()) + "/schedules.safetensors");
   const Json cases = data::parse_json(file.metadata().at("cases"), "cases");
-  int seen = 0;
+  int observed = 0;
   for (const Json& c : cases.as_array()) {
     const Json* type = c.find("schedule");
     const Json* exact = c.find("lr_exact");
     if (!type || !exact) continue;
     const std::string name = c.at("name").as_string();
     CAPTURE(name);
-    ++seen;
+    ++observed;
     on_ranks(1, [&](int) {
       One net;
       Mlp other;
@@ -167,7 +167,7 @@ TEST_CASE("engine: schedules by name, against PyTorch's and DeepSpeed's own") {
       }
     });
   }
-  CHECK(seen >= 25);
+  CHECK(observed >= 25);
 }
 
 TEST_CASE("engine: printed lines, and when they appear") {

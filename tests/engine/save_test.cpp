@@ -45,7 +45,7 @@ Tensors uninterrupted(const Config& config, int64_t steps) {
   return on_ranks<Tensors>(1, [&](int) {
     SavingTrainer t(config);
     train_steps(t.e, steps);
-    return whole_parameters(t.e, *t.net);
+    return full_parameters(t.e, *t.net);
   })[0];
 }
 
@@ -86,8 +86,8 @@ TEST_CASE("engine: a run goes on from a checkpoint in any stage and world, bit f
       rows.push_back({dtype, {4, saved_config(stage, 1, dtype)}, {4, saved_config(stage, 1, dtype)}});
     }
   }
-  std::map<DType, Tensors> whole;
-  for (const DType dtype : {f32, bf16, f16}) whole[dtype] = uninterrupted(saved_config(1, 4, dtype), 12);
+  std::map<DType, Tensors> entire;
+  for (const DType dtype : {f32, bf16, f16}) entire[dtype] = uninterrupted(saved_config(1, 4, dtype), 12);
   for (const Row& row : rows) {
     const TempDir folder;
     save_after(row.from, folder / "run", 7);  // 40 samples, 8 per step: the middle of the second epoch
@@ -101,14 +101,14 @@ TEST_CASE("engine: a run goes on from a checkpoint in any stage and world, bit f
       CHECK(t.schedule.last_step() == 7);
       CHECK(t.e.training_dataloader()->epoch() == 1);
       train_steps(t.e, 5);
-      return whole_parameters(t.e, *t.net);
+      return full_parameters(t.e, *t.net);
     });
     CAPTURE(row.dtype);
     CAPTURE(row.from.ranks);
     CAPTURE(row.from.config.zero_optimization.stage);
     CAPTURE(row.to.ranks);
     CAPTURE(row.to.config.zero_optimization.stage);
-    for (const Tensors& one : after) CHECK(differing(whole[row.dtype], one) == "");
+    for (const Tensors& one : after) CHECK(differing(entire[row.dtype], one) == "");
   }
 }
 
@@ -120,7 +120,7 @@ TEST_CASE("engine: with offload, the same bits, and checkpoints of and for it") 
     if (stage == 3) c.zero_optimization.offload_param = {.device = device, .nvme_path = folder.str()};
     return c;
   };
-  const Tensors whole = uninterrupted(saved_config(1, 4, bf16), 6);
+  const Tensors entire = uninterrupted(saved_config(1, 4, bf16), 6);
   for (const int stage : {1, 2, 3}) {
     for (const zero::Offload device : {zero::Offload::cpu, zero::Offload::nvme}) {
       CAPTURE(stage);
@@ -137,9 +137,9 @@ TEST_CASE("engine: with offload, the same bits, and checkpoints of and for it") 
         SavingTrainer t(offloaded(stage, 2, device));
         t.e.load_checkpoint(back);
         train_steps(t.e, 2);
-        return whole_parameters(t.e, *t.net);
+        return full_parameters(t.e, *t.net);
       });
-      CHECK(differing(whole, after[0]) == "");
+      CHECK(differing(entire, after[0]) == "");
     }
   }
 }
@@ -160,13 +160,13 @@ TEST_CASE("engine: tags, latest, client state, async, and an engine that saves a
       train_steps(t.e, 1);  // trains while the state after step 2 is being written
       t.e.save_checkpoint(dir, {.tag = "other", .save_latest = false, .async = async});
       t.e.wait_for_checkpoint();
-      const Tensors third = whole_parameters(t.e, *t.net);
+      const Tensors third = full_parameters(t.e, *t.net);
       const auto latest = t.e.load_checkpoint(dir);
       CHECK(latest->client_state.at("epoch").as_int() == 3);
       CHECK(latest->path.ends_with("global_step2"));
       CHECK(t.e.global_steps() == 2);
       train_steps(t.e, 1);
-      CHECK(differing(third, whole_parameters(t.e, *t.net)) == "");
+      CHECK(differing(third, full_parameters(t.e, *t.net)) == "");
       CHECK(t.e.load_checkpoint(dir, {.tag = "other"})->path.ends_with("other"));
       CHECK(t.e.global_steps() == 3);
     });
@@ -187,7 +187,7 @@ TEST_CASE("engine: parts of a checkpoint") {
       const auto all = with({}), module = with({.load_module_only = true}),
                  fresh = with({.load_optimizer_states = false}), rates = with({.load_lr_scheduler_states = false});
       for (SavingTrainer* t : {module.get(), fresh.get(), rates.get()})
-        CHECK(differing(whole_parameters(all->e, *all->net), whole_parameters(t->e, *t->net)) == "");
+        CHECK(differing(full_parameters(all->e, *all->net), full_parameters(t->e, *t->net)) == "");
       CHECK(module->e.global_steps() == 1);
       CHECK(fresh->e.global_steps() == 3);
       CHECK(rates->schedule.last_step() == 1);
@@ -214,7 +214,7 @@ TEST_CASE("engine: between f32 and 16 bits the master weights are the f32 ones")
       back.e.load_checkpoint(folder / "wide");
       train_steps(low.e, 2);
       train_steps(back.e, 2);
-      CHECK(differing(whole_parameters(low.e, *low.net), whole_parameters(back.e, *back.net)) == "");
+      CHECK(differing(full_parameters(low.e, *low.net), full_parameters(back.e, *back.net)) == "");
     });
   }
 }
@@ -233,8 +233,8 @@ TEST_CASE("engine: an average that a checkpoint does not have begins at the para
         for (const bool strict : {true, false}) {
           with.e.load_checkpoint(folder / "run", {.load_module_strict = strict});
           Tensors all;
-          for (const auto& [name, tensor] : with.e.whole_state().optimizer.tensors) all[name] = tensor;
-          const Tensors parameters = whole_parameters(with.e, *with.net);
+          for (const auto& [name, tensor] : with.e.full_state().optimizer.tensors) all[name] = tensor;
+          const Tensors parameters = full_parameters(with.e, *with.net);
           for (const auto& [name, tensor] : parameters) {
             if (rank != 0) break;  // only rank 0 gets the whole state
             const Tensor average = all.at("state." + name + ".ema");
@@ -260,9 +260,9 @@ TEST_CASE("engine: writes to 16-bit parameters are in the next step, and in what
       t.e.save_checkpoint(folder / "run");
       SavingTrainer wide(saved_config(stage, 1));
       wide.e.load_checkpoint(folder / "run");
-      CHECK(all(eq(whole_parameters(wide.e, *wide.net).at("b.weight"), full({1}, 0.5))).item<bool>());
+      CHECK(all(eq(full_parameters(wide.e, *wide.net).at("b.weight"), full({1}, 0.5))).item<bool>());
       train_steps(t.e, 1);
-      const Tensor now = whole_parameters(t.e, *t.net).at("b.weight").to(f32);
+      const Tensor now = full_parameters(t.e, *t.net).at("b.weight").to(f32);
       CHECK(amax(abs(sub(now, full({1}, 0.5)))).item() < 0.05);
     });
   }
@@ -275,10 +275,10 @@ TEST_CASE("engine: a model alone gives master weights to 16 bits") {
       SavingTrainer t(saved_config(stage, 1, bf16));
       train_steps(t.e, 1);
       t.e.save_checkpoint(folder / "run");
-      const Tensors saved = whole_parameters(t.e, *t.net);
+      const Tensors saved = full_parameters(t.e, *t.net);
       train_steps(t.e, 3);
       t.e.load_checkpoint(folder / "run", {.load_module_only = true});
-      CHECK(differing(saved, whole_parameters(t.e, *t.net)) == "");
+      CHECK(differing(saved, full_parameters(t.e, *t.net)) == "");
       t.e.set_lr(0);
       // a step with learning rate 0 changes nothing, so the master weights equal the parameters
       for (auto& [x, y] : *t.e.training_dataloader()) {
@@ -286,7 +286,7 @@ TEST_CASE("engine: a model alone gives master weights to 16 bits") {
         t.e.step();
         break;
       }
-      CHECK(differing(saved, whole_parameters(t.e, *t.net)) == "");
+      CHECK(differing(saved, full_parameters(t.e, *t.net)) == "");
     });
   }
 }
@@ -311,14 +311,14 @@ TEST_CASE("engine: frozen parameters, in the checkpoint and left out") {
       std::unique_ptr<optim::SGD> oa, ob;
       const auto a = make(0), b = make(5);
       auto ea = engine_of(*a, oa), eb = engine_of(*b, ob);
-      const Tensors pa = whole_parameters(ea, *a), pb = whole_parameters(eb, *b);
+      const Tensors pa = full_parameters(ea, *a), pb = full_parameters(eb, *b);
       ea.save_checkpoint(folder / "all");
       ea.save_checkpoint(folder / "trained", {.exclude_frozen_parameters = true});
       eb.load_checkpoint(folder / "trained");
-      CHECK(equal(whole_parameters(eb, *b)["a.weight"], pa.at("a.weight")));
-      CHECK(equal(whole_parameters(eb, *b)["b.weight"], pb.at("b.weight")));
+      CHECK(equal(full_parameters(eb, *b)["a.weight"], pa.at("a.weight")));
+      CHECK(equal(full_parameters(eb, *b)["b.weight"], pb.at("b.weight")));
       eb.load_checkpoint(folder / "all");
-      CHECK(differing(pa, whole_parameters(eb, *b)) == "");
+      CHECK(differing(pa, full_parameters(eb, *b)) == "");
     });
   }
 }
@@ -339,7 +339,7 @@ TEST_CASE("engine: the model as one file") {
           return;
         }
         const auto file = data::SafeTensors::open(dir + "/model.safetensors");
-        for (const auto& [name, tensor] : whole_parameters(t.e, *t.net)) CHECK(equal(tensor, file.tensor(name)));
+        for (const auto& [name, tensor] : full_parameters(t.e, *t.net)) CHECK(equal(tensor, file.tensor(name)));
       });
     }
   }
@@ -433,7 +433,7 @@ TEST_CASE("engine: micro-batches that fill no step are said in time, and the las
       t.net->train();
       if (rank == 0) CHECK(is_said(t, "a loop over a DataLoader ended with 1 of the 4 micro-batches of a step"));
       epoch();
-      const Tensors before = whole_parameters(t.e, *t.net);
+      const Tensors before = full_parameters(t.e, *t.net);
       CHECK(t.e.global_steps() == 2);
       t.e.save_checkpoint(folder / "run");
       t.e.wait_for_checkpoint();
@@ -441,12 +441,12 @@ TEST_CASE("engine: micro-batches that fill no step are said in time, and the las
       SavingTrainer other(saved_config(1, 4));
       CHECK(other.e.load_checkpoint(folder / "run"));
       CHECK(other.e.global_steps() == 2);
-      CHECK(differing(before, whole_parameters(other.e, *other.net)) == "");
+      CHECK(differing(before, full_parameters(other.e, *other.net)) == "");
     });
   }
   // With the engine's own loader, the incomplete step is repeated.
   const TempDir folder;
-  const Tensors whole = uninterrupted(saved_config(1, 4), 3);
+  const Tensors entire = uninterrupted(saved_config(1, 4), 3);
   on_ranks(1, [&](int) {
     SavingTrainer t(saved_config(1, 4));
     int count = 0;
@@ -459,7 +459,7 @@ TEST_CASE("engine: micro-batches that fill no step are said in time, and the las
     SavingTrainer other(saved_config(1, 4));
     other.e.load_checkpoint(folder / "run");
     train_steps(other.e, 2);
-    CHECK(differing(whole, whole_parameters(other.e, *other.net)) == "");
+    CHECK(differing(entire, full_parameters(other.e, *other.net)) == "");
   });
 }
 

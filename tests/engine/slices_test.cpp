@@ -9,16 +9,16 @@ using namespace testing;
 
 namespace {
 
-const Subject sliced = blocks_subject();
+const Subject sharded = blocks_subject();
 
 /// Runs a step under a plan with stages and slices.
 void one_step(const parallel::Plan& plan, int64_t accumulation, const pipeline::Data& data) {
   const parallel::Mesh mesh(plan, dist::world());
   engine::InitializeArgs args{
       .optimizer = make_adamw, .config = config_of(1, accumulation), .mesh = &mesh, .log = quiet};
-  engine::PipelineModule module = sliced.make(mesh);
+  engine::PipelineModule module = sharded.make(mesh);
   module.partition_method = "uniform";
-  args.sliced = tensor_parallel::apply(*module.model, mesh.tp());
+  args.sharded = tensor_parallel::apply(*module.model, mesh.tp());
   engine::EngineBase(std::move(module), std::move(args)).train_batch(data);
 }
 
@@ -49,7 +49,7 @@ TEST_CASE("slices: all ranks raise an error that names its location") {
       dist::spawn(8,
                   [&](int rank) {
                     try {
-                      one_step(plan, 2, [&](int64_t micro) { return row.data(rank, micro, sliced.sample(0, micro)); });
+                      one_step(plan, 2, [&](int64_t micro) { return row.data(rank, micro, sharded.sample(0, micro)); });
                     } catch (const std::exception& error) {
                       found[size_t(rank)] = error.what();
                       throw;
@@ -69,7 +69,7 @@ TEST_CASE("slices: a rank that dies is named by all others") {
         [](int rank) {
           one_step(parallel::parse_plan("pp2+tp2+zero1"), 4, [&](int64_t micro) {
             if (rank == 3 && micro == 2) raise(SIGKILL);
-            return sliced.sample(0, micro);
+            return sharded.sample(0, micro);
           });
         },
         {.kind = dist::SpawnOptions::Kind::processes, .timeout = dist::Seconds(30), .heartbeat = dist::Seconds(0.5)});

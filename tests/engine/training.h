@@ -42,7 +42,7 @@ struct Training {
   bool evaluates = false;  ///< true: an evaluation before every step must give the loss of the step
   std::vector<int> bounds = {};
   sequence::ContextOptions context = {};
-  tensor_parallel::Options slices = {};
+  tensor_parallel::TensorParallelOptions shard_options = {};
   std::function<void(Config&)> change = {};
   std::string load = {}, save = {};
 };
@@ -79,7 +79,7 @@ inline Tensors train(const Subject& subject, const Training& t) {
     std::unique_ptr<optim::Optimizer> given;
     if (t.loop) args.optimizer = (given = subject.optimizer(*model)).get();
     else if (subject.optimizer) args.optimizer = subject.optimizer;
-    if (plan.tp > 1) args.sliced = tensor_parallel::apply(*model, mesh.tp(), t.slices);
+    if (plan.tp > 1) args.sharded = tensor_parallel::apply(*model, mesh.tp(), t.shard_options);
     if (plan.cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &mesh.cp()}, t.context);
     const pipeline::Loss loss = subject.loss ? subject.loss : module.loss_fn;
     std::optional<engine::Engine<nn::Module>> called;
@@ -115,9 +115,9 @@ inline Tensors train(const Subject& subject, const Training& t) {
     CHECK(e.global_samples() == e.train_batch_size() * t.steps);
     if (!t.save.empty()) e.save_checkpoint(t.save);
     Tensors mine;
-    if (plan.tp == 1) mine = e.exchange() ? copy_parameters(e.module()) : whole_parameters(e, e.module());
+    if (plan.tp == 1) mine = e.exchange() ? copy_parameters(e.module()) : full_parameters(e, e.module());
     else
-      for (const auto& [name, tensor] : e.whole_state().model) mine[name] = tensor;
+      for (const auto& [name, tensor] : e.full_state().model) mine[name] = tensor;
     mine.erase("none");  // the only parameter of a stage without parameters
     mine["report"] = Tensor::from(report, {int64_t(report.size())});
     return mine;
@@ -173,9 +173,9 @@ inline Tensors train_by_hand(const Subject& subject, const Training& t) {
 struct Near {
   double loss = 0, norm = 0, parameters = 0;
 };
-/// Checks that `found`, from a training or from one resumed at a checkpoint, has the tensors of `whole`.
-inline void check_same(const Tensors& whole, Tensors found, const Near& near, const std::string& where) {
-  Tensors expected = whole;
+/// Checks that `found`, from a training or from one resumed at a checkpoint, has the tensors of `full`.
+inline void check_same(const Tensors& full, Tensors found, const Near& near, const std::string& where) {
+  Tensors expected = full;
   const int64_t all = expected.at("report").numel(), count = found.at("report").numel();
   expected["report"] = expected["report"].narrow(0, all - count, count).clone();
   if (near.loss == 0) {

@@ -115,7 +115,7 @@ Wrapped by_engine(const Shared& net, int rank, int stage, const char* optimizer)
           },
           [=] {
             if (e->exchange()) return copy_parameters(*net);
-            const auto whole = e->zero().gathered();
+            const auto full = e->zero().gathered();
             return copy_parameters(*net);
           }};
 }
@@ -216,13 +216,13 @@ void set_phase(ThreeLayers& net, const std::vector<std::string>& trained, bool b
 }
 
 /// The parameters after each phase, keyed by "phase name".
-Tensors train_in_phases(const Wrapper& wrapper, int rank, bool whole_stages) {
+Tensors train_in_phases(const Wrapper& wrapper, int rank, bool full_stages) {
   const Shared net = make_three();
   const Wrapped w = wrapper.wrap(net, rank);
   Tensors all;
   int step = 0;
   for (size_t phase = 0; phase < phases.size(); ++phase) {
-    set_phase(*net, phases[phase], whole_stages);
+    set_phase(*net, phases[phase], full_stages);
     for (int i = 0; i < 2; ++i) w.step(step++);
     for (auto& [name, tensor] : w.read()) all[str(phase, " ", name)] = tensor;
   }
@@ -246,30 +246,30 @@ std::vector<std::string> said_on_ranks(int ranks, const std::function<std::strin
 }  // namespace
 
 TEST_CASE("unfreezing: under every wrapper, parameters frozen and trained again are those of one process") {
-  for (const bool whole : {true, false}) {  // every stage must train something: false leaves the biases trained
-    const Tensors one = train_in_phases(by_one_process, 0, whole);
+  for (const bool full : {true, false}) {  // every stage must train something: false leaves the biases trained
+    const Tensors one = train_in_phases(by_one_process, 0, full);
     std::vector<Wrapper> all = wrappers;
     all.insert(all.end(), free_ones.begin(), free_ones.end());
     for (const Wrapper& wrapper : all) {
       CAPTURE(wrapper.name);
-      CAPTURE(whole);
+      CAPTURE(full);
       const std::string name = wrapper.name;
-      if (whole && name == "engine, 2 stages") continue;
+      if (full && name == "engine, 2 stages") continue;
       const auto found =
-          on_ranks<Tensors>(wrapper.ranks, [&](int rank) { return train_in_phases(wrapper, rank, whole); });
-      size_t seen = 0;
+          on_ranks<Tensors>(wrapper.ranks, [&](int rank) { return train_in_phases(wrapper, rank, full); });
+      size_t observed = 0;
       for (const Tensors& rank : found) {
         for (const auto& [key, tensor] : rank) {
           CAPTURE(key);
           if (name != "engine, 1 bit") CHECK(allclose(tensor, one.at(key), 1e-4, 1e-5));
           for (const Tensors& other : found)
             if (other.count(key)) CHECK(equal(tensor, other.at(key)));
-          if (whole && key.starts_with("2 a"))  // frozen in phase 2: neither weight decay nor momentum changes it
+          if (full && key.starts_with("2 a"))  // frozen in phase 2: neither weight decay nor momentum changes it
             CHECK(equal(tensor, rank.at("1" + key.substr(1))));
         }
-        seen += rank.size();
+        observed += rank.size();
       }
-      CHECK(seen >= one.size());
+      CHECK(observed >= one.size());
     }
   }
 }
@@ -277,12 +277,12 @@ TEST_CASE("unfreezing: under every wrapper, parameters frozen and trained again 
 TEST_CASE("unfreezing: what was frozen when it was wrapped is refused by name, on all ranks, before the step") {
   for (const Wrapper& wrapper : wrappers) {
     // all other parameters are frozen in that step, so no gradient is waited for
-    for (const bool alone : {false, true}) {
+    for (const bool single : {false, true}) {
       CAPTURE(wrapper.name);
-      CAPTURE(alone);
+      CAPTURE(single);
       const std::string name = wrapper.name;
       // without any gradient they raise another error
-      if (alone && (name == "engine, 2 stages" || name == "engine, 1 bit")) continue;
+      if (single && (name == "engine, 2 stages" || name == "engine, 1 bit")) continue;
       const auto found = said_on_ranks(wrapper.ranks, [&](int rank) {
         const Shared net = make_three();
         net->a.weight.requires_grad_(false);
@@ -290,8 +290,8 @@ TEST_CASE("unfreezing: what was frozen when it was wrapped is refused by name, o
         Tensors before;
         const std::string said = message([&] {  // the other rank may fail before this one gets there
           w = wrapper.wrap(net, rank);
-          if (!alone) w.step(0), before = w.read();
-          if (alone) set_phase(*net, {}), net->c.requires_grad_(false);
+          if (!single) w.step(0), before = w.read();
+          if (single) set_phase(*net, {}), net->c.requires_grad_(false);
           net->a.weight.requires_grad_(true);
           w.step(1);
         });

@@ -46,7 +46,7 @@ inline std::unique_ptr<optim::Optimizer> make_adamw(nn::Module& m) {
 }
 
 /// A copy of all parameters, gathered from all ranks.
-inline Tensors whole_parameters(engine::EngineBase& e, nn::Module& net) { return gathered_parameters(e.zero(), net); }
+inline Tensors full_parameters(engine::EngineBase& e, nn::Module& net) { return gathered_parameters(e.zero(), net); }
 
 /// Trains `steps` steps of an engine with its own loader, from the current position.
 template <class M> void train_steps(engine::Engine<M>& e, int64_t steps) {

@@ -21,10 +21,10 @@ class Limits {
   explicit Limits(size_t input) : seconds_(1 + double(input / 1'000'000)), start_(now()) {
     [[maybe_unused]] static const int installed = __sanitizer_install_malloc_and_free_hooks(on_malloc, on_free);
     held_ = 0;
-    most_ = int64_t(256) * 1'000'000 + int64_t(input);
+    max_ = int64_t(256) * 1'000'000 + int64_t(input);
   }
   ~Limits() {
-    most_ = INT64_MAX;
+    max_ = INT64_MAX;
     if (const double took = now() - start_; took > seconds_) refuse("seconds", took, seconds_);
   }
   Limits(const Limits&) = delete;
@@ -36,18 +36,18 @@ class Limits {
     return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
   }
   static void on_malloc(const volatile void*, size_t bytes) {
-    if (const int64_t held = held_ += int64_t(bytes); held > most_)
-      refuse("bytes", double(held), double(most_.exchange(INT64_MAX)));
+    if (const int64_t held = held_ += int64_t(bytes); held > max_)
+      refuse("bytes", double(held), double(max_.exchange(INT64_MAX)));
   }
   static void on_free(const volatile void* at) {
     if (at) held_ -= int64_t(__sanitizer_get_allocated_size(at));
   }
-  static void refuse(const char* what, double took, double most) {
-    std::fprintf(stderr, "fuzz: %g %s, at most %g may be taken\n", took, what, most);
+  static void refuse(const char* what, double took, double highest) {
+    std::fprintf(stderr, "fuzz: %g %s, at most %g may be taken\n", took, what, highest);
     std::abort();
   }
 
-  static inline std::atomic<int64_t> held_ = 0, most_ = INT64_MAX;
+  static inline std::atomic<int64_t> held_ = 0, max_ = INT64_MAX;
   const double seconds_, start_;
 };
 

@@ -34,9 +34,9 @@ void read(char kind, std::string_view text) {
     JsonLines lines(file);
     while (lines.next()) {}
   } else {
-    const std::string whole = sealed(text);
+    const std::string full = sealed(text);
     const int fd = open(file.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
-    if (fd < 0 || ::write(fd, whole.data(), whole.size()) != ssize_t(whole.size())) std::abort();
+    if (fd < 0 || ::write(fd, full.data(), full.size()) != ssize_t(full.size())) std::abort();
     close(fd);
     if (!is_token_file(file)) std::abort();
     const Tokens tokens = read_tokens(file, bytes, "bytes");

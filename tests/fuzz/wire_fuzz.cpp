@@ -66,11 +66,11 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const fuzz::Limits limits(size);
   if (size == 0) return 0;
   const char* bytes = reinterpret_cast<const char*>(data) + 1;
-  const Result whole = cut(bytes, size - 1, size), pieces = cut(bytes, size - 1, 1 + data[0] % 61);
-  if (whole.refused != pieces.refused || whole.frames.size() != pieces.frames.size()) std::abort();
-  for (size_t i = 0; i < whole.frames.size(); ++i) {
-    if (whole.frames[i].body != pieces.frames[i].body || whole.frames[i].kind != pieces.frames[i].kind) std::abort();
-    read(whole.frames[i]);
+  const Result full = cut(bytes, size - 1, size), pieces = cut(bytes, size - 1, 1 + data[0] % 61);
+  if (full.refused != pieces.refused || full.frames.size() != pieces.frames.size()) std::abort();
+  for (size_t i = 0; i < full.frames.size(); ++i) {
+    if (full.frames[i].body != pieces.frames[i].body || full.frames[i].kind != pieces.frames[i].kind) std::abort();
+    read(full.frames[i]);
   }
   // The fields of a body without a frame, which the fuzzer would otherwise have to produce first.
   for (const Kind kind : {Kind::activity, Kind::failure, Kind::barrier, Kind::hello})

@@ -21,7 +21,7 @@ template <class Fn> Run binary(Fn fn) {
 template <class Fn> Run reduce(Fn fn) {
   return [fn](In in, Of c) { return Outputs{fn(in[0], c.dims("dim"), c.flag("keepdim", false))}; };
 }
-template <class Fn> Run spread(Fn fn) {
+template <class Fn> Run variance_of(Fn fn) {
   return [fn](In in, Of c) {
     return Outputs{fn(in[0], c.dims("dim"), c.number("correction", 1), c.flag("keepdim", false))};
   };
@@ -57,8 +57,8 @@ std::map<std::string, Run> make_table() {
   t["amin"] = reduce([](const Variable& x, const Dims& d, bool k) { return amin(x, d, k); });
   t["norm2"] = reduce([](const Variable& x, const Dims& d, bool k) { return norm(x, d, k); });
   t["logsumexp"] = reduce([](const Variable& x, const Dims& d, bool k) { return logsumexp(x, d, k); });
-  t["var"] = spread([](const Variable& x, const Dims& d, double c, bool k) { return var(x, d, c, k); });
-  t["std"] = spread([](const Variable& x, const Dims& d, double c, bool k) { return stddev(x, d, c, k); });
+  t["var"] = variance_of([](const Variable& x, const Dims& d, double c, bool k) { return var(x, d, c, k); });
+  t["std"] = variance_of([](const Variable& x, const Dims& d, double c, bool k) { return stddev(x, d, c, k); });
   t["max"] = unary([](const Variable& x) { return max(x); });
   t["min"] = unary([](const Variable& x) { return min(x); });
   t["max_dim"] = [](In in, Of c) { return with_indices(max(in[0], c.integer("dim"), c.flag("keepdim", false))); };

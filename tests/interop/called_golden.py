@@ -82,9 +82,9 @@ def transformers():
         case("TransformerDecoderLayer", args, [draw(2, 4), draw(3, 4)], one, decoder())
         case("TransformerEncoder", {**args, "layers": 2, "norm": norm_first}, [tokens(3)], one, nn.TransformerEncoder(encoder(), 2, nn.LayerNorm(4, bias=bias) if norm_first else None, enable_nested_tensor=False), mask=hidden(3, 3))
         case("TransformerDecoder", {**args, "layers": 2, "norm": norm_first}, [tokens(3), tokens(2)], one, nn.TransformerDecoder(decoder(), 2, nn.LayerNorm(4, bias=bias) if norm_first else None), memory_mask=draw(3, 2))
-        whole = nn.Transformer(4, 2, 2, 1, **{k: v for k, v in layer.items()})
+        full = nn.Transformer(4, 2, 2, 1, **{k: v for k, v in layer.items()})
         case("Transformer", {**args, "encoder_layers": 2, "decoder_layers": 1, "target_causal": True}, [tokens(5), tokens(3)],
-             lambda m, x, y, **masks: m(x, y, tgt_mask=square(3, dtype=x.dtype), tgt_is_causal=True, **masks), whole, src_key_padding_mask=hidden(3, 5), memory_key_padding_mask=hidden(3, 5))
+             lambda m, x, y, **masks: m(x, y, tgt_mask=square(3, dtype=x.dtype), tgt_is_causal=True, **masks), full, src_key_padding_mask=hidden(3, 5), memory_key_padding_mask=hidden(3, 5))
 
 
 def convolutions():
@@ -151,13 +151,13 @@ def resampling():
         for n, shape in shapes.items():
             if not names[mode][n - 1]:
                 continue
-            for how in hows if n < 3 else [hows[1], hows[3], hows[4]]:
-                add(mode, n, how, shape)
-                if mode in ("linear", "cubic") and not how.get("recompute_scale"):
-                    add(mode, n, {**how, "align_corners": True}, shape)
+            for settings in hows if n < 3 else [hows[1], hows[3], hows[4]]:
+                add(mode, n, settings, shape)
+                if mode in ("linear", "cubic") and not settings.get("recompute_scale"):
+                    add(mode, n, {**settings, "align_corners": True}, shape)
                     if n == 2:
-                        add(mode, n, {**how, "antialias": True}, shape)
-                        add(mode, n, {**how, "antialias": True, "align_corners": True}, shape)
+                        add(mode, n, {**settings, "antialias": True}, shape)
+                        add(mode, n, {**settings, "antialias": True, "align_corners": True}, shape)
             if n > 1:
                 add(mode, n, {"size": [9, 2, 4][:n]}, shape)
                 add(mode, n, {"scale": [0.5, 3.0, 1.0][:n]}, shape)

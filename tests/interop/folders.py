@@ -51,13 +51,13 @@ def draw_tokenizer(draw, folder):
     folder.mkdir()
     name = draw.choice(["", "", "gpt2", "llama3", "qwen2", "sp_prepend", "sp_metaspace"])
     if name:
-        whole = json.loads((TOKENIZERS / name / "tokenizer.json").read_text())
-        whole["model"]["dropout"] = draw.choice([None, 0.0])
-        vocab, own = whole["model"]["vocab"], {t["content"]: t["id"] for t in whole["added_tokens"]}
+        full = json.loads((TOKENIZERS / name / "tokenizer.json").read_text())
+        full["model"]["dropout"] = draw.choice([None, 0.0])
+        vocab, own = full["model"]["vocab"], {t["content"]: t["id"] for t in full["added_tokens"]}
         if draw.random() < 0.4 and "é" in vocab and "é" not in own:  # an id with two meanings
-            whole["added_tokens"].append(flags(draw, vocab["é"], "é"))
+            full["added_tokens"].append(flags(draw, vocab["é"], "é"))
             own["é"] = vocab["é"]
-        (folder / "tokenizer.json").write_text(json.dumps(whole, ensure_ascii=False))
+        (folder / "tokenizer.json").write_text(json.dumps(full, ensure_ascii=False))
         config = {"tokenizer_class": "PreTrainedTokenizerFast"}
     else:
         for file in ("vocab.json", "merges.txt"):

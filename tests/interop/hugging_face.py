@@ -70,9 +70,9 @@ def main(gpt):
 
             checks["ours: " + name] = check
 
-        def theirs(name, make, kind, **how):
+        def theirs(name, make, kind, **options):
             def check():
-                make().save_pretrained(work / name, safe_serialization=True, **how)
+                make().save_pretrained(work / name, safe_serialization=True, **options)
                 return compare(gpt, work / name, work, kind)
 
             checks["theirs: " + name] = check

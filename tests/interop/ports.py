@@ -29,7 +29,7 @@ def number(key, count):
 
 class Run:
     def __init__(self):
-        self.drawn = 0
+        self.sampled = 0
 
     def start(self, *modules):
         import torch
@@ -46,16 +46,16 @@ class Run:
     def uniform(self, *shape):
         import torch
 
-        self.drawn += 1
-        return torch.tensor(number(self.drawn, math.prod(shape)), dtype=torch.float32).reshape(shape)
+        self.sampled += 1
+        return torch.tensor(number(self.sampled, math.prod(shape)), dtype=torch.float32).reshape(shape)
 
     def normal(self, *shape):
         import numpy as np
         import torch
 
-        self.drawn += 1
+        self.sampled += 1
         n = math.prod(shape)
-        values = np.sqrt(-2 * np.log(1 - number(self.drawn, n))) * np.cos(2 * math.pi * number(self.drawn + 0.5, n))
+        values = np.sqrt(-2 * np.log(1 - number(self.sampled, n))) * np.cos(2 * math.pi * number(self.sampled + 0.5, n))
         return torch.tensor(values, dtype=torch.float32).reshape(shape)
 
     def digits(self, count):
@@ -92,8 +92,8 @@ def programs():
             h = F.relu(m.fc1(x))
             mean, log_variance = m.fc21(h), m.fc22(h)
             z = mean + run.normal(32, 8) * torch.exp(0.5 * log_variance)
-            seen = F.binary_cross_entropy_with_logits(m.fc4(F.relu(m.fc3(z))), x, reduction="sum")
-            return (seen - 0.5 * torch.sum(1 + log_variance - mean**2 - log_variance.exp())) / 32
+            observed = F.binary_cross_entropy_with_logits(m.fc4(F.relu(m.fc3(z))), x, reduction="sum")
+            return (observed - 0.5 * torch.sum(1 + log_variance - mean**2 - log_variance.exp())) / 32
 
         return trained(m, torch.optim.Adam(m.parameters(), 1e-3), loss)
 
@@ -269,8 +269,8 @@ def programs():
 
         def loss():
             clean = run.digits(8)[0]
-            seen, wanted = clean + run.normal(*clean.shape) * 0.3, (clean > 0.5).float()
-            fine = F.relu(m.down1(seen))
+            observed, wanted = clean + run.normal(*clean.shape) * 0.3, (clean > 0.5).float()
+            fine = F.relu(m.down1(observed))
             middle = F.relu(m.down2(F.max_pool2d(fine, 2)))
             coarse = F.relu(m.bottom(F.max_pool2d(middle, 2)))
             up = F.relu(m.merge2(torch.cat([m.up2(coarse), middle], 1)))
@@ -294,13 +294,13 @@ def programs():
         run.start(m)
         optimizer, losses = torch.optim.Adam(m.parameters(), 5e-3), []
         for _ in range(STEPS):
-            drawn = run.uniform(204).tolist()
-            state, states, actions, goes_on = [0.1 * u - 0.05 for u in drawn[200:]], [], [], True
+            sampled = run.uniform(204).tolist()
+            state, states, actions, goes_on = [0.1 * u - 0.05 for u in sampled[200:]], [], [], True
             while goes_on and len(actions) < 200:
                 states.append(state)
                 with torch.no_grad():
                     to_left = F.softmax(m.fc2(F.relu(m.fc1(torch.tensor([state])))), 1)[0, 0].item()
-                actions.append(0 if drawn[len(actions)] < to_left else 1)
+                actions.append(0 if sampled[len(actions)] < to_left else 1)
                 state, goes_on = pushed(state, actions[-1])
             returns, after = [], 0
             for _ in actions:
@@ -326,20 +326,20 @@ def programs():
             return F.log_softmax(m.policy(h), 1), m.value(h).flatten()
 
         for _ in range(STEPS):
-            drawn, states, actions, said, values, lost = run.uniform(256, 5).tolist(), [], [], [], [], []
+            sampled, states, actions, said, values, lost = run.uniform(256, 5).tolist(), [], [], [], [], []
             for i in range(257):
                 with torch.no_grad():
                     scores, value = model(torch.tensor([state]))
                 values.append(value.item())
                 if i == 256:
                     break
-                actions.append(0 if drawn[i][0] < math.exp(scores[0, 0]) else 1)
+                actions.append(0 if sampled[i][0] < math.exp(scores[0, 0]) else 1)
                 said.append(scores[0, actions[-1]].item())
                 states.append(state)
                 state, goes_on = pushed(state, actions[-1])
                 lost.append(not goes_on)
                 if lost[-1]:
-                    state = [0.1 * u - 0.05 for u in drawn[i][1:]]
+                    state = [0.1 * u - 0.05 for u in sampled[i][1:]]
             after, advantages = 0.0, [0.0] * 256
             for i in reversed(range(256)):
                 goes_on = 0 if lost[i] else 1

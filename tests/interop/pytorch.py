@@ -44,9 +44,9 @@ class Case:
         self.rng, self.dtype, self.inputs, self.views, self.args = rng, dtype, [], {}, {}
         self.values_only, self.out_dtype, self.reach, self.refused = False, None, REACH[dtype], False
 
-    def shape(self, least=0, most=4, zero=True):
+    def shape(self, least=0, greatest=4, zero=True):
         sizes = [1, 2, 3, 5, 7, 4, 8, 17] + ([0] if zero and self.rng.random() < 0.15 else [])
-        return [self.rng.choice(sizes) for _ in range(self.rng.randint(least, most))]
+        return [self.rng.choice(sizes) for _ in range(self.rng.randint(least, greatest))]
 
     def tensor(self, shape, low=-2.0, high=2.0, views=True):
         """A floating-point input; some are views of a larger tensor, and the runner takes the same view."""
@@ -159,7 +159,7 @@ def options(c):
 
 
 def broadcast_pair(c, low=-2.0, high=2.0):
-    shape = c.shape(most=3)
+    shape = c.shape(greatest=3)
     other = [1 if c.rng.random() < 0.3 else n for n in shape][c.rng.randint(0, len(shape)):]
     shapes = [shape, other] if c.rng.random() < 0.5 else [other, shape]
     for s in shapes:
@@ -186,7 +186,7 @@ def compare(c):
 def three(c):
     name = c.rng.choice(["where", "addcmul", "lerp"])
     if name == "where":
-        shape = c.shape(most=3)
+        shape = c.shape(greatest=3)
         c.mask(shape)
         c.tensor(shape), c.tensor([1 if c.rng.random() < 0.3 else n for n in shape])
         return name, lambda m, a, b: torch.where(m.bool(), a, b)
@@ -195,7 +195,7 @@ def three(c):
         broadcast_pair(c)
         return name, lambda a, b: torch.lerp(a, b, w)
     v = c.args["value"] = c.rng.choice([1.0, -0.5, 2.0])
-    shape = c.shape(most=3)
+    shape = c.shape(greatest=3)
     c.tensor(shape), c.tensor([1 if c.rng.random() < 0.3 else n for n in shape]), c.tensor(shape)
     return name, lambda a, b, d: torch.addcmul(a, b, d, value=v)
 
@@ -275,7 +275,7 @@ def matmul(c):
         c.tensor(c.rng.choice([[m, n], [n], [1, n]])), c.tensor([m, k]), c.tensor([k, n])
         return name, lambda a, b, d: torch.addmm(a, b, d, beta=beta, alpha=alpha)
     if name == "linear":
-        c.tensor([*c.shape(least=0, most=2), k]), c.tensor([n, k])
+        c.tensor([*c.shape(least=0, greatest=2), k]), c.tensor([n, k])
         if c.rng.random() < 0.6:
             c.tensor([n])
         return name, F.linear
@@ -368,13 +368,13 @@ def views(c):
 @family("indexing", 2)
 def indexing(c):
     name = c.rng.choice(["index_select", "gather", "scatter_add", "masked_fill", "embedding"])
-    shape = c.shape(least=1, most=3, zero=False)
+    shape = c.shape(least=1, greatest=3, zero=False)
     d = c.args["dim"] = c.dim(len(shape))
     if name == "embedding":
         v, w = c.rng.randint(1, 9), c.rng.randint(1, 8)
         c.args.clear()
         c.tensor([v, w], views=False)
-        c.index(c.shape(least=0, most=2), v)
+        c.index(c.shape(least=0, greatest=2), v)
         return name, lambda t, i: F.embedding(i, t)
     c.tensor(shape)
     if name == "index_select":
@@ -393,8 +393,8 @@ def indexing(c):
     return name, lambda x, i, y: x.scatter_add(d, i, y)
 
 
-def pair(c, least, most):
-    return [c.rng.randint(least, most), c.rng.randint(least, most)]
+def pair(c, least, greatest):
+    return [c.rng.randint(least, greatest), c.rng.randint(least, greatest)]
 
 
 @family("composed", 1)
@@ -421,7 +421,7 @@ def composed(c):
         for _ in range(c.rng.randint(2 if xy else 1, 3)):
             c.tensor(c.rng.choice([[p], [r], [m], []]))
         return name, lambda *v: torch.meshgrid(*v, indexing="xy" if xy else "ij")
-    shape = c.shape(least=1, most=3, zero=False)
+    shape = c.shape(least=1, greatest=3, zero=False)
     shape = [min(s, 5) for s in shape]
     n = math.prod(shape)
     d = c.dim(len(shape))
@@ -447,8 +447,8 @@ def composed(c):
         c.args["dim"] = d
         return name, lambda x: tuple(torch.median(x, d, keepdim=keep))
     d = c.args["dim"] = c.rng.choice([d, None])
-    q, how = c.args["q"], c.args["how"] = c.rng.choice([0.0, 0.25, 0.4, 0.5, 0.9, 1.0]), c.rng.choice(["linear", "lower", "higher", "nearest", "midpoint"])
-    return name, lambda x: torch.quantile(x, q, dim=d, keepdim=keep, interpolation=how)
+    q, pattern = c.args["q"], c.args["how"] = c.rng.choice([0.0, 0.25, 0.4, 0.5, 0.9, 1.0]), c.rng.choice(["linear", "lower", "higher", "nearest", "midpoint"])
+    return name, lambda x: torch.quantile(x, q, dim=d, keepdim=keep, interpolation=pattern)
 
 
 @family("picking", 1)
@@ -461,7 +461,7 @@ def picking(c):
 
     def steps(shape, low=-3, high=4):  # integers, so that there are ties and every dtype can hold them
         return torch.randint(low, high, shape, generator=c.torch_rng).to(DTYPES[c.dtype])
-    shape = [min(s, 5) for s in c.shape(least=0 if name in ("masked_select", "kthvalue", "msort", "nonzero", "unique", "unique_consecutive") else 1, most=3)]
+    shape = [min(s, 5) for s in c.shape(least=0 if name in ("masked_select", "kthvalue", "msort", "nonzero", "unique", "unique_consecutive") else 1, greatest=3)]
     if name == "masked_select":
         c.tensor(shape)
         c.mask([1 if rng.random() < 0.3 else s for s in shape[rng.randint(0, len(shape)):]])
@@ -469,24 +469,24 @@ def picking(c):
     if name == "index_put":
         shape = [max(s, 1) for s in shape]
         c.tensor(shape)
-        batch, how, left = rng.choice([[], [3], [2, 3], [0], [1, 4]]), "", list(shape)
+        batch, pattern, left = rng.choice([[], [3], [2, 3], [0], [1, 4]]), "", list(shape)
         indices = []
-        while left and (not how.strip(":") or rng.random() < 0.6):
+        while left and (not pattern.strip(":") or rng.random() < 0.6):
             kind = rng.choice("iii:m")
-            if kind == "m" and "i" not in how and len(left) >= 1 and "m" not in how:
+            if kind == "m" and "i" not in pattern and len(left) >= 1 and "m" not in pattern:
                 over = left[:rng.randint(1, len(left))]
                 indices.append(torch.rand(over, generator=c.torch_rng) < 0.5)
-                how, left = how + "m", left[len(over):]
+                pattern, left = pattern + "m", left[len(over):]
             elif kind == ":" and len(left) > 1:
                 indices.append(None)
-                how, left = how + ":", left[1:]
-            elif "m" not in how:
+                pattern, left = pattern + ":", left[1:]
+            elif "m" not in pattern:
                 own = [1 if rng.random() < 0.2 and b != 0 else b for b in batch[rng.randint(0, len(batch)) if rng.random() < 0.3 else 0:]]
                 indices.append(torch.randint(-left[0], left[0], own, generator=c.torch_rng))
-                how, left = how + "i", left[1:]
+                pattern, left = pattern + "i", left[1:]
             elif indices:
                 break
-        args["how"], args["accumulate"] = how, rng.random() < 0.5
+        args["how"], args["accumulate"] = pattern, rng.random() < 0.5
         # x[...] would take a scalar as an integer
         numbers = torch.ops.aten.index(torch.arange(math.prod(shape)).reshape(shape), indices)
         result = numbers.shape
@@ -500,7 +500,7 @@ def picking(c):
 
         def put(x, v, *given):
             given = iter(given)
-            real = [None if k == ":" else (next(given).bool() if k == "m" else next(given)) for k in how]
+            real = [None if k == ":" else (next(given).bool() if k == "m" else next(given)) for k in pattern]
             return torch.ops.aten.index_put(x, real, v, add)
         return name, put
     if name in ("msort", "kthvalue"):
@@ -622,7 +622,7 @@ def norms(c):
     affine = c.rng.random() < 0.7
     if name in ("layer_norm", "rms_norm"):
         w = c.rng.choice([3, 8, 17])
-        c.tensor([n, *c.shape(most=2, zero=False), w], views=False)
+        c.tensor([n, *c.shape(greatest=2, zero=False), w], views=False)
         c.args["shape"] = [w]
         if affine or name == "rms_norm":
             c.tensor([w], 0.5, 1.5, views=False)
@@ -664,10 +664,10 @@ def attention(c):
 def losses(c):
     name = c.rng.choice(["cross_entropy", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "bce_with_logits", "kl_div"])
     r = c.args["reduction"] = c.rng.choice(["mean", "sum"] if name == "kl_div" else ["mean", "sum", "none"])
-    shape = c.shape(least=1, most=3, zero=False)
+    shape = c.shape(least=1, greatest=3, zero=False)
     if name in ("cross_entropy", "nll_loss"):
         classes = c.rng.choice([2, 5, 9])
-        rest = c.shape(most=2, zero=False)
+        rest = c.shape(greatest=2, zero=False)
         n = c.rng.randint(1, 6)
         c.tensor([n, classes, *rest])
         c.index([n, *rest], classes)

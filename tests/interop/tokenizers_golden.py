@@ -129,7 +129,7 @@ def train(text):
     return made
 
 
-def whole_runs(ids, table):
+def full_runs(ids, table):
     """True if no run of byte tokens mixes whole characters and incomplete ones: there `tokenizers` gives up on the
     whole run, and we do not.
     """
@@ -152,9 +152,9 @@ def ids_to_decode(tokenizer, name):
     table = {} if not name.startswith("sp_") else {id: int(t[3:5], 16) for t, id in tokenizer.get_vocab().items() if len(t) == 6 and t.startswith("<0x")}
     lists = []
     while len(lists) < 150:
-        size, most = draw.randrange(1, 12), tokenizer.get_vocab_size()
-        ids = [draw.randrange(min(most, 260) if draw.random() < 0.5 else most) for _ in range(size)]
-        if whole_runs(ids, table):
+        size, limit = draw.randrange(1, 12), tokenizer.get_vocab_size()
+        ids = [draw.randrange(min(limit, 260) if draw.random() < 0.5 else limit) for _ in range(size)]
+        if full_runs(ids, table):
             lists.append(ids)
     return lists
 

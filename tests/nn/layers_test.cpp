@@ -74,9 +74,9 @@ TEST_CASE("layers: gradients of a model of many, and it learns") {
   // After training, the normalized weight still has a largest singular value of 1.
   auto& conv = dynamic_cast<Parametrized<Conv2d, SpectralNorm>&>(net.image[0]);
   const NoGrad no_grad;
-  for (int i = 0; i < 50; ++i) conv.how.weight(true);
-  const Tensor w = conv.how.weight(false).tensor().reshape({4, 18});
-  CHECK(norm(matmul(w, conv.how.v)).item() == doctest::Approx(1));
+  for (int i = 0; i < 50; ++i) conv.method.weight(true);
+  const Tensor w = conv.method.weight(false).tensor().reshape({4, 18});
+  CHECK(norm(matmul(w, conv.method.v)).item() == doctest::Approx(1));
   const Tensor other = randn({18});
   CHECK(norm(matmul(w, other)).item() < norm(other).item());
 }
@@ -148,9 +148,9 @@ TEST_CASE("layers: a weight that is made for every call") {
   const State state = built_empty.state(), expected = spectral.state();
   REQUIRE(state.size() == 4);
   for (size_t i = 0; i < 4; ++i) CHECK_MESSAGE(equal(state[i].second, expected[i].second), state[i].first);
-  const Tensor u = spectral.how.u.clone();
+  const Tensor u = spectral.method.u.clone();
   spectral(x);
-  CHECK(!equal(spectral.how.u, u));
+  CHECK(!equal(spectral.method.u, u));
   spectral.eval();
   CHECK(!spectral.layer.is_training());
   CHECK(equal(spectral(x).tensor(), spectral(x).tensor()));
@@ -259,12 +259,12 @@ TEST_CASE("Head: a GPT's loss in chunks of rows has the loss and the gradients o
           for (const Variable& p : model.parameters()) all.push_back(p.grad().clone());
           return all;
         };
-        const auto whole = train(0), chunks = train(5);
-        REQUIRE(whole.size() == chunks.size());
+        const auto entire = train(0), chunks = train(5);
+        REQUIRE(entire.size() == chunks.size());
         bool differs = false;
-        for (size_t i = 0; i < whole.size(); ++i) {
-          differs |= !equal(chunks[i], whole[i]);
-          CHECK(allclose(chunks[i], whole[i], casts ? 3e-2 : 1e-5, casts ? 2e-3 : 1e-6));
+        for (size_t i = 0; i < entire.size(); ++i) {
+          differs |= !equal(chunks[i], entire[i]);
+          CHECK(allclose(chunks[i], entire[i], casts ? 3e-2 : 1e-5, casts ? 2e-3 : 1e-6));
         }
         if (default_device().is_cpu()) CHECK(differs);  // chunks take another code path
       }

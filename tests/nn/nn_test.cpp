@@ -198,18 +198,18 @@ TEST_CASE("a parameter starts with values that come from elsewhere, when somebod
   int asked = 0;
   const auto make = [&] { return ++asked, values; };
   std::optional<BuildEmpty> scope(std::in_place);
-  Linear whole({.in = 4, .out = 6}), part({.in = 4, .out = 6}), rounded({.in = 4, .out = 6});
+  Linear entire({.in = 4, .out = 6}), part({.in = 4, .out = 6}), rounded({.in = 4, .out = 6});
   scope.reset();
-  for (Linear* one : {&whole, &part, &rounded}) start_with(one->weight, "values", make);
-  CHECK((asked == 0 && is_built_empty(whole.weight)));
-  CHECK(origin_of(whole.weight) == ", starts with values, changed 0 times");
-  const Tensor start = start_of(whole.weight);
+  for (Linear* one : {&entire, &part, &rounded}) start_with(one->weight, "values", make);
+  CHECK((asked == 0 && is_built_empty(entire.weight)));
+  CHECK(origin_of(entire.weight) == ", starts with values, changed 0 times");
+  const Tensor start = start_of(entire.weight);
   CHECK((equal(start, values) && start.storage() != values.storage()));
   change_start(part.weight, {2, 4}, {}, [](const Tensor& w) { return w.narrow(0, 3, 2); });
   CHECK(start_of(part.weight).storage() != values.storage());
   rounded.to(bf16);
-  for (Linear* one : {&whole, &part, &rounded}) fill(*one);
-  CHECK(equal(whole.weight.tensor(), values));
+  for (Linear* one : {&entire, &part, &rounded}) fill(*one);
+  CHECK(equal(entire.weight.tensor(), values));
   CHECK(equal(part.weight.tensor(), values.narrow(0, 3, 2)));
   CHECK(equal(rounded.weight.tensor(), values.to(bf16)));
   // it already has values, so it changes at once
@@ -224,12 +224,12 @@ TEST_CASE("attention: a cache of keys and grouped, rotary heads give the results
                         {.embed = 24, .heads = 4, .kv_heads = 2, .window = 3}}) {
     MultiHeadAttention attention(o);
     const Tensor x = randn({2, 7, 24});
-    const Tensor whole = attention(x).tensor();
+    const Tensor entire = attention(x).tensor();
     KvCache cache;
     const NoGrad no_grad;
     const Tensor head = attention.forward(x.narrow(1, 0, 4), cache).tensor();
     const Tensor tail = attention.forward(x.narrow(1, 4, 3), cache).tensor();
-    CHECK(allclose(cat({head, tail}, 1), whole, 1e-4, 1e-5));
+    CHECK(allclose(cat({head, tail}, 1), entire, 1e-4, 1e-5));
     CHECK(allclose(sum(attention.weights(x), {2}), ones({2, 7}), 1e-5, 1e-5));
   }
 }
@@ -239,17 +239,17 @@ TEST_CASE("attention: a window is a mask that costs less") {
     manual_seed(5);
     return MultiHeadAttention({.embed = 24, .heads = 4, .window = window});
   };
-  MultiHeadAttention windowed = make(3), whole = make(0);
-  const Tensor x = randn({2, 7, 24}), seen = causal_mask(7, 7, 3, x.device());
-  CHECK(allclose(windowed(x).tensor(), whole(x, seen).tensor(), 1e-5, 1e-6));
+  MultiHeadAttention windowed = make(3), entire = make(0);
+  const Tensor x = randn({2, 7, 24}), visible = causal_mask(7, 7, 3, x.device());
+  CHECK(allclose(windowed(x).tensor(), entire(x, visible).tensor(), 1e-5, 1e-6));
   const Tensor weights = windowed.weights(x);
-  CHECK(equal(gt(weights, zeros_like(weights)), seen.expand(weights.shape())));
+  CHECK(equal(gt(weights, zeros_like(weights)), visible.expand(weights.shape())));
   const AttentionOutput out = windowed(x, x, x, {}, AttentionWeights::mean);
   CHECK(allclose(out.weights.tensor(), weights, 1e-5, 1e-6));
   CHECK(allclose(out.output.tensor(), windowed(x).tensor(), 1e-5, 1e-6));
   CHECK(contains(windowed.options(), ", causal, window 3"));
   CHECK(windowed.flops_beside(7) == doctest::Approx(4. * 24 * (1 + 2 + 5 * 3) / 7));
-  CHECK(make(7).flops_beside(7) == doctest::Approx(whole.flops_beside(7)));
+  CHECK(make(7).flops_beside(7) == doctest::Approx(entire.flops_beside(7)));
 
   const auto refused = [](const std::function<void()>& make_one) {
     return contains(message(make_one), "expected window 0, or a window >= 1 with causal, dense self-attention");

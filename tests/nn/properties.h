@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "autograd/activation_checkpoint.h"
 #include "autograd/autocast.h"
-#include "autograd/checkpoint.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
 #include "tests/messages.h"
@@ -63,20 +63,20 @@ struct Recomputed {
   std::function<AfterStep(nn::Sequential& net)> begin = [](nn::Sequential&) { return AfterStep(); };
 };
 /// Losses, gradients and state of each step of two micro-batches; again: forwards are recomputed.
-inline NamedValues train_recomputed(const Recomputed& how, bool again) {
+inline NamedValues train_recomputed(const Recomputed& setup, bool again) {
   manual_seed(3);
-  nn::Sequential net = how.make();
-  const AfterStep after_step = how.begin(net);
+  nn::Sequential net = setup.make();
+  const AfterStep after_step = setup.begin(net);
   optim::SGD sgd(net.parameters(), {.lr = 0.2});
   NamedValues all;
   for (int step = 0; step < 3; ++step) {
     sgd.zero_grad();
     std::vector<Variable> inputs, losses;
     for (int micro = 0; micro < 2; ++micro) {
-      inputs.emplace_back(randn(how.shape), true);
+      inputs.emplace_back(randn(setup.shape), true);
       const auto fn = [&net](const Variable& x) { return net(x); };
       std::optional<Autocast> precision;  // one per forward: pending micro-batches must not share converted weights
-      if (how.autocast) precision.emplace(*how.autocast);
+      if (setup.autocast) precision.emplace(*setup.autocast);
       losses.push_back(sum(square(again ? checkpoint(fn, inputs.back()) : fn(inputs.back())).to(f32)));
     }
     // both forwards ran before: each backward recomputes with the state of its own forward
@@ -93,8 +93,8 @@ inline NamedValues train_recomputed(const Recomputed& how, bool again) {
   return all;
 }
 /// Checks that training has the same bits with and without recomputed forwards.
-inline void check_recomputed(const Recomputed& how) {
-  const NamedValues plain = train_recomputed(how, false), again = train_recomputed(how, true);
+inline void check_recomputed(const Recomputed& setup) {
+  const NamedValues plain = train_recomputed(setup, false), again = train_recomputed(setup, true);
   REQUIRE(plain.size() == again.size());
   for (size_t i = 0; i < plain.size(); ++i) {
     CAPTURE(plain[i].first);

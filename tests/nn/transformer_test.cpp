@@ -87,17 +87,17 @@ TEST_CASE("transformer: layouts, masks and modes agree") {
   CHECK(equal(values[0].tensor(), stack(x).tensor()));
   CHECK(names_of(stack)[0] == "layers.0.self_attn.in_proj.weight");
   CHECK(names_of(stack).back() == "norm.bias");
-  Transformer whole({.width = 8, .heads = 2, .encoder_layers = 1, .decoder_layers = 2, .inner = 12, .dropout = 0.3});
-  CHECK(names_of(whole).size() == 12 + 2 + 2 * 18 + 2);
-  CHECK(whole(x, x.narrow(0, 0, 2)).shape() == Shape{2, 3, 8});
-  CHECK(!equal(whole(x, x).tensor(), whole(x, x).tensor()));  // dropout draws new masks
-  whole.eval();
-  CHECK(equal(whole(x, x).tensor(), whole(x, x).tensor()));
-  CHECK(whole(zeros({4, 0, 8}), zeros({2, 0, 8})).shape() == Shape{2, 0, 8});
+  Transformer entire({.width = 8, .heads = 2, .encoder_layers = 1, .decoder_layers = 2, .inner = 12, .dropout = 0.3});
+  CHECK(names_of(entire).size() == 12 + 2 + 2 * 18 + 2);
+  CHECK(entire(x, x.narrow(0, 0, 2)).shape() == Shape{2, 3, 8});
+  CHECK(!equal(entire(x, x).tensor(), entire(x, x).tensor()));  // dropout draws new masks
+  entire.eval();
+  CHECK(equal(entire(x, x).tensor(), entire(x, x).tensor()));
+  CHECK(entire(zeros({4, 0, 8}), zeros({2, 0, 8})).shape() == Shape{2, 0, 8});
   // Results in 16 bits are close to those in f32.
-  const Tensor wide = whole(x, x).tensor();
-  whole.to(bf16);
-  CHECK(allclose(whole(x.to(bf16), x.to(bf16)).tensor().to(f32), wide, 0.1, 0.1));
+  const Tensor wide = entire(x, x).tensor();
+  entire.to(bf16);
+  CHECK(allclose(entire(x.to(bf16), x.to(bf16)).tensor().to(f32), wide, 0.1, 0.1));
   // The returned weights are means over heads and add up to 1.
   MultiHeadAttention attention({.embed = 8, .heads = 4, .causal = false, .dropout = 0.5, .cross = true});
   attention.eval();

@@ -93,12 +93,12 @@ TEST_CASE("a schedule counts from the base, whatever the rate is by then, and go
   const OptimizerState saved = first.state();
   CHECK(saved.numbers.at("group.0.initial_lr") == 1);
 
-  SGD alone({w}, {.lr = 3});
-  alone.load_state(saved);
-  StepLR made_after(alone, {.step_size = 2});
-  CHECK(alone.lr() == first.lr());
+  SGD single({w}, {.lr = 3});
+  single.load_state(saved);
+  StepLR made_after(single, {.step_size = 2});
+  CHECK(single.lr() == first.lr());
   made_after.enter(5);
-  CHECK(alone.lr() == doctest::Approx(0.01).epsilon(1e-12));
+  CHECK(single.lr() == doctest::Approx(0.01).epsilon(1e-12));
 
   SGD second({w}, {.lr = 3});
   StepLR again(second, {.step_size = 2});

@@ -56,14 +56,14 @@ std::vector<FormulaCase> formula_cases() {
                                      {0.01, 0.9, 0.95, 1e-6, 0.1, decoupled, 1 - std::pow(0.9, t),
                                       1 - std::pow(0.95, t), false, 0.5});
                      },
-                     [=](double& p, double g, double& m, double& v, double& most, int t) {
+                     [=](double& p, double g, double& m, double& v, double& highest, int t) {
                        g *= 0.5;
                        decoupled ? p *= 1 - 0.01 * 0.1 : g += 0.1 * p;
                        m += 0.1 * (g - m);
                        v = 0.95 * v + 0.05 * g * g;
-                       most = std::max(most, v);
+                       highest = std::max(highest, v);
                        p -= 0.01 / (1 - std::pow(0.9, t)) * m /
-                            (std::sqrt(amsgrad ? most : v) / std::sqrt(1 - std::pow(0.95, t)) + 1e-6);
+                            (std::sqrt(amsgrad ? highest : v) / std::sqrt(1 - std::pow(0.95, t)) + 1e-6);
                      }});
     }
   }
@@ -174,10 +174,10 @@ TEST_CASE("optimizer kernels give the same bits however the tensor is cut, and f
       }
       return std::vector{s.p, s.a, s.b, s.c};
     };
-    const auto whole = run({n});
+    const auto full = run({n});
     for (const auto& cuts : {std::vector<int64_t>{1, 8, 21, 4099, n}, std::vector<int64_t>{20004, 20011, n}}) {
       const auto cut = run(cuts);
-      for (size_t i = 0; i < whole.size(); ++i) CHECK(equal(cut[i], whole[i]));
+      for (size_t i = 0; i < full.size(); ++i) CHECK(equal(cut[i], full[i]));
     }
     check_threads([&] { return run({n}); });
   }

@@ -165,24 +165,24 @@ TEST_CASE("inputs: containers are walked, other objects shared, short of a batch
   with(
       [](auto& m, const std::vector<Variable>& list, const std::tuple<Tensor, int, bool>& t,
          const std::pair<Variable, std::optional<Variable>>& p, const Map& map, const Tensor& table,
-         const Tensor& nothing, const std::string& word, std::vector<int>& seen) {
+         const Tensor& nothing, const std::string& word, std::vector<int>& observed) {
         CHECK(!nothing.defined());
         CHECK(word == "shared");
         CHECK((std::get<1>(t) == 7 && std::get<2>(t)));
         CHECK(table.shape() == Shape{5, 3});
         CHECK(list[0].device() == table.device());
-        seen[size_t(list[0].device().index)] = int(list[0].size(0));
+        observed[size_t(list[0].device().index)] = int(list[0].size(0));
         const Variable base =
             list[0] * m.w + list[1] + std::get<0>(t).unsqueeze(1).to(f32) + p.first + *p.second + map.at("a");
         return std::make_pair(base + sum(table), Map{{"half", base * 0.5}});
       },
       {},
       [&](auto& dp, auto& module) {
-        std::vector<int> seen(2);
+        std::vector<int> observed(2);
         const auto [y, map] = dp(std::vector<Variable>{x, x}, std::tuple<Tensor, int, bool>{labels, 7, true},
                                  std::pair<Variable, std::optional<Variable>>{x, x}, Map{{"a", x}},
-                                 parallel::shared(ones({5, 3})), Tensor(), std::string("shared"), seen);
-        CHECK(seen == std::vector<int>{2, 2});
+                                 parallel::shared(ones({5, 3})), Tensor(), std::string("shared"), observed);
+        CHECK(observed == std::vector<int>{2, 2});
         const Tensor expected = x * 5.0 + labels.unsqueeze(1).to(f32);
         CHECK(equal(y.tensor(), expected + 15.0));
         CHECK(equal(map.at("half").tensor(), expected * 0.5));
@@ -313,16 +313,16 @@ TEST_CASE("modes, random numbers, hooks, flags and buffers reach the replicas") 
 TEST_CASE("batch norm: each replica normalises its own piece, the module keeps the first one's statistics") {
   const Devices two(2);
   manual_seed(1);
-  nn::BatchNorm1d norm({.channels = 4}), alone({.channels = 4});
+  nn::BatchNorm1d norm({.channels = 4}), single({.channels = 4});
   DataParallel model(norm, [] { return nn::BatchNorm1d({.channels = 4}); });
   const Tensor x = randn({9, 4});
   const Variable y = model(x);
-  CHECK(equal(y.tensor().narrow(0, 5, 4), alone(x.narrow(0, 5, 4)).tensor()));
-  alone.load_state(
+  CHECK(equal(y.tensor().narrow(0, 5, 4), single(x.narrow(0, 5, 4)).tensor()));
+  single.load_state(
       {{"running_mean", zeros({4})}, {"running_var", ones({4})}, {"num_batches_tracked", zeros({}, {.dtype = i64})}},
       false);
-  CHECK(equal(y.tensor().narrow(0, 0, 5), alone(x.narrow(0, 0, 5)).tensor()));
-  CHECK(equal(norm.running_mean, alone.running_mean));
+  CHECK(equal(y.tensor().narrow(0, 0, 5), single(x.narrow(0, 0, 5)).tensor()));
+  CHECK(equal(norm.running_mean, single.running_mean));
   CHECK(norm.num_batches_tracked.item<int64_t>() == 1);
   CHECK(model.state()[0].first == "module.weight");
 }

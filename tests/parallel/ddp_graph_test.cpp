@@ -2,7 +2,7 @@
 // between ranks.
 #include <doctest/doctest.h>
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "tests/parallel/util.h"
 
 using namespace lockstep;

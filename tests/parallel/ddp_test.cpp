@@ -32,7 +32,7 @@ Variable left_before_right(Branches& net) {
 TEST_CASE("DDP: gradients equal one process's gradients on the whole batch; the naive form agrees") {
   for (const int ranks : {1, 2, 3, 4, 8}) {
     CAPTURE(ranks);
-    Tensors whole;
+    Tensors entire;
     const auto grads = on_ranks<Tensors>(ranks, [&](int rank) {
       manual_seed(3);
       const Tensor x = randn({24, 6}), y = randint(0, 3, {24});
@@ -41,7 +41,7 @@ TEST_CASE("DDP: gradients equal one process's gradients on the whole batch; the 
         Mlp single;
         single.load_state(net.state());
         cross_entropy(single(x), y).backward();
-        whole = copy_gradients(single);
+        entire = copy_gradients(single);
       }
       DistributedDataParallel ddp(net);
       const int64_t rows = 24 / ranks;
@@ -53,7 +53,7 @@ TEST_CASE("DDP: gradients equal one process's gradients on the whole batch; the 
       CHECK(differing(copy_gradients(naive), copy_gradients(net)) == "");
       return copy_gradients(net);
     });
-    CHECK(distance(whole, grads[0]) < 1e-6);
+    CHECK(distance(entire, grads[0]) < 1e-6);
     for (const Tensors& g : grads) CHECK(differing(grads[0], g) == "");
   }
 }

@@ -86,7 +86,7 @@ TEST_CASE("join: with accumulation, gradients of a rank's last micro-batches sti
     nn::Linear layer({.in = 2, .out = 1, .bias = false});
     DistributedDataParallel ddp(layer, {.find_unused_parameters = true});
     const auto backward = [&](double value) { sum(ddp(full({1, 2}, value))).backward(); };
-    std::vector<float> seen;
+    std::vector<float> observed;
     {
       const auto join = ddp.join();
       {
@@ -96,10 +96,10 @@ TEST_CASE("join: with accumulation, gradients of a rank's last micro-batches sti
       }
       if (rank == 1) {
         backward(4);
-        seen = layer.weight.grad().to_vector<float>();
+        observed = layer.weight.grad().to_vector<float>();
       }
     }
-    if (rank == 1) CHECK(seen == std::vector<float>{4, 4});  // (1 + (1 + 2 + 4)) / 2
+    if (rank == 1) CHECK(observed == std::vector<float>{4, 4});  // (1 + (1 + 2 + 4)) / 2
     layer.zero_grad();
     backward(rank + 1);
     CHECK(layer.weight.grad().to_vector<float>() == std::vector<float>{1.5, 1.5});

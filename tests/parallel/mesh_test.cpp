@@ -178,7 +178,7 @@ TEST_CASE("mesh: gradients are summed over copies and parts of sequences, those 
   using Ranks = std::vector<int>;
   const auto all = on_ranks<std::array<Ranks, 3>>(8, [&](int) {
     const parallel::Mesh mesh(plan, dist::world());
-    return std::array{mesh.copies().world_ranks(), mesh.ep().world_ranks(), mesh.edp().world_ranks()};
+    return std::array{mesh.replicas().world_ranks(), mesh.ep().world_ranks(), mesh.edp().world_ranks()};
   });
   CHECK(all[3] == std::array{Ranks{1, 3, 5, 7}, Ranks{3, 7}, Ranks{1, 3}});  // rank = (dp·2 + cp)·2 + tp
   CHECK(all[4] == std::array{Ranks{0, 2, 4, 6}, Ranks{0, 4}, Ranks{4, 6}});

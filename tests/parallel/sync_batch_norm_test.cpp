@@ -59,9 +59,9 @@ TEST_CASE("sync batch norm equals batch norm on the whole batch, with uneven and
       bn.weight.tensor().copy_(scale);
       bn.bias.tensor().copy_(shift);
     };
-    nn::BatchNorm whole(options);
-    set_up(whole);
-    const Result expected = run(whole, x, w);
+    nn::BatchNorm full(options);
+    set_up(full);
+    const Result expected = run(full, x, w);
     const auto parts = on_ranks<Result>(int(row.rows.size()), [&](int rank) {
       int64_t begin = 0;
       for (int r = 0; r < rank; ++r) begin += row.rows[size_t(r)];
@@ -100,13 +100,13 @@ TEST_CASE("sync batch norm: a model of several layers is converted, trains under
   };
   manual_seed(2);
   const Tensor x = randn({8, 1, 6, 6}), y = randint(0, 5, {8});
-  Net whole;
+  Net full;
   Tensors expected;
-  const auto state = whole.state();
+  const auto state = full.state();
   nn::State start;
   for (const auto& [name, tensor] : state) start.emplace_back(name, tensor.clone());
-  cross_entropy(whole(x), y).backward();
-  expected = copy_gradients(whole);
+  cross_entropy(full(x), y).backward();
+  expected = copy_gradients(full);
   for (const int ranks : {2, 4}) {
     on_ranks(ranks, [&](int rank) {
       Net net;
@@ -116,7 +116,7 @@ TEST_CASE("sync batch norm: a model of several layers is converted, trains under
       const int64_t rows = 8 / ranks;
       cross_entropy(ddp(x.narrow(0, rank * rows, rows)), y.narrow(0, rank * rows, rows)).backward();
       CHECK(distance(copy_gradients(net), expected) < 2e-6);
-      CHECK(apart(net.norm.running_var, whole.norm.running_var) < 1e-6);
+      CHECK(apart(net.norm.running_var, full.norm.running_var) < 1e-6);
       net.eval();
       const int64_t before = dist::world().traffic().collectives;
       if (rank == 0) net(x);  // in eval mode there is no collective, so one rank may run alone
@@ -129,24 +129,24 @@ TEST_CASE("sync batch norm: 16 bits, options, and rejected inputs") {
   on_ranks(2, [&](int rank) {
     manual_seed(3);
     const Tensor x = randn({6, 4, 2}), w = randn({6, 4, 2});
-    nn::BatchNorm whole({.channels = 4, .momentum = std::nullopt, .track = true});
+    nn::BatchNorm full({.channels = 4, .momentum = std::nullopt, .track = true});
     const auto group = dist::world().new_group({0, 1}, "norm");
     nn::BatchNorm bn({.channels = 4, .momentum = std::nullopt, .track = true}),
         untracked({.channels = 4, .track = false});
     for (nn::Module* one : {&bn, &untracked}) CHECK(convert_sync_batch_norm(*one) == 1);
     for (int step = 0; step < 2; ++step) {
-      const Result expected = run(whole, x, w), part = run(bn, x.narrow(0, rank * 3, 3), w.narrow(0, rank * 3, 3));
+      const Result expected = run(full, x, w), part = run(bn, x.narrow(0, rank * 3, 3), w.narrow(0, rank * 3, 3));
       CHECK(apart(part.out, expected.out.narrow(0, rank * 3, 3)) < 2e-6);
-      CHECK(apart(bn.running_mean, whole.running_mean) < 1e-6);
+      CHECK(apart(bn.running_mean, full.running_mean) < 1e-6);
     }
-    CHECK(apart(untracked(x.narrow(0, rank * 3, 3)).tensor(), whole(x).tensor().narrow(0, rank * 3, 3)) < 2e-6);
+    CHECK(apart(untracked(x.narrow(0, rank * 3, 3)).tensor(), full(x).tensor().narrow(0, rank * 3, 3)) < 2e-6);
     {
       const Autocast low(bf16);
       CHECK(bn(x.to(bf16)).dtype() == f32);
     }
-    whole.to(bf16);
+    full.to(bf16);
     bn.to(bf16);
-    const Result expected = run(whole, x.to(bf16), w.to(bf16)),
+    const Result expected = run(full, x.to(bf16), w.to(bf16)),
                  part = run(bn, x.narrow(0, rank * 3, 3).to(bf16), w.narrow(0, rank * 3, 3).to(bf16));
     CHECK(part.grad_x.dtype() == bf16);
     CHECK(apart(part.out, expected.out.narrow(0, rank * 3, 3)) < 0.05);

@@ -62,21 +62,21 @@ inline Tensors alike(int n, const std::function<Tensors(int rank)>& fn) {
 }
 /// Merges the tensors of all ranks by name; checks that those on several ranks are equal.
 inline Tensors merged(const std::vector<Tensors>& all) {
-  Tensors whole;
+  Tensors full;
   for (const Tensors& mine : all) {
     for (const auto& [name, tensor] : mine) {
-      const auto [at, is_new] = whole.emplace(name, tensor);
+      const auto [at, is_new] = full.emplace(name, tensor);
       CHECK_MESSAGE(equal(at->second, tensor), name);
     }
   }
-  return whole;
+  return full;
 }
 /// The largest absolute difference; 1e9 if names differ.
 inline double distance(const Tensors& a, const Tensors& b) {
-  double most = a.size() == b.size() ? 0 : 1e9;
+  double highest = a.size() == b.size() ? 0 : 1e9;
   for (const auto& [name, tensor] : a)
-    most = b.count(name) ? std::max(most, max(abs(sub(tensor, b.at(name)))).item()) : 1e9;
-  return most;
+    highest = b.count(name) ? std::max(highest, max(abs(sub(tensor, b.at(name)))).item()) : 1e9;
+  return highest;
 }
 
 }  // namespace testing

@@ -44,24 +44,24 @@ Variable any_loss(const Values& out, const std::vector<Tensor>&) { return mean(o
 
 TEST_CASE("pipeline bubble: measured, it is the formula's") {
   struct Row {
-    Kind kind;
-    int stages, micro_batches, copies;
+    ScheduleKind kind;
+    int stages, micro_batches, replicas;
     bool tied = false;
   };
-  for (const Row& row : std::vector<Row>{{Kind::one_f_one_b, 2, 4, 1},
-                                         {Kind::one_f_one_b, 4, 8, 1},
-                                         {Kind::gpipe, 3, 6, 1},
-                                         {Kind::one_f_one_b, 2, 2, 2},
-                                         {Kind::zb_h1, 2, 4, 1},
+  for (const Row& row : std::vector<Row>{{ScheduleKind::one_f_one_b, 2, 4, 1},
+                                         {ScheduleKind::one_f_one_b, 4, 8, 1},
+                                         {ScheduleKind::gpipe, 3, 6, 1},
+                                         {ScheduleKind::one_f_one_b, 2, 2, 2},
+                                         {ScheduleKind::zb_h1, 2, 4, 1},
                                          // tied: the exchange of the tied gradient must not block other work
-                                         {Kind::zb_h1, 2, 4, 1, true}}) {
+                                         {ScheduleKind::zb_h1, 2, 4, 1, true}}) {
     const double expected = double(row.stages - 1) / (row.micro_batches + row.stages - 1);
     // Other programs may occupy a core for a while, so one undisturbed step suffices; disturbances matter less in
     // longer steps.
     double nearest = 1;
     for (const double unit : {0.008, 0.03, 0.1}) {
       if (nearest < 0.1) break;
-      dist::spawn(row.stages * row.copies,
+      dist::spawn(row.stages * row.replicas,
                   [&](int rank) {
                     Engine engine(sleepers(row.stages, unit, row.tied),
                                   {.stages = row.stages, .micro_batches = row.micro_batches, .schedule = row.kind},
@@ -69,7 +69,7 @@ TEST_CASE("pipeline bubble: measured, it is the formula's") {
                     for (int step = 0; step < 10; ++step) {
                       engine.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
                       for (const Variable& p : engine.module().parameters()) Variable(p).clear_grad();
-                      CHECK(engine.times().size() == size_t(row.stages * row.copies));
+                      CHECK(engine.times().size() == size_t(row.stages * row.replicas));
                       CHECK(engine.bubble() > 0);
                       const double off = std::abs(engine.bubble() / expected - 1);
                       if (rank == 0) nearest = std::min(nearest, off);
@@ -96,8 +96,8 @@ TEST_CASE("pipeline bubble: a rank that has more to do is busy, the others wait 
                 CHECK(std::abs(times[0].busy + times[0].idle - times[1].busy - times[1].idle) < 1e-9);
               },
               {.timeout = dist::Seconds(60)});
-  Engine alone(sleepers(1, 0.001), {.micro_batches = 2}, any_loss);
-  CHECK(alone.bubble() == 0);
-  alone.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
-  CHECK(alone.bubble() < 0.05);
+  Engine single(sleepers(1, 0.001), {.micro_batches = 2}, any_loss);
+  CHECK(single.bubble() == 0);
+  single.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
+  CHECK(single.bubble() < 0.05);
 }

@@ -9,7 +9,7 @@ namespace testing {
 /// The schedule described above.
 inline lockstep::pipeline::Schedule chunk_by_chunk(int stages, int micro_batches, int chunks) {
   using namespace lockstep::pipeline;
-  Schedule s = make_schedule({Kind::interleaved, stages, micro_batches, chunks});
+  Schedule s = make_schedule({ScheduleKind::interleaved, stages, micro_batches, chunks});
   for (int rank = 0; rank < stages; ++rank) {
     std::vector<Action>& list = s.ranks[size_t(rank)];
     list.clear();

@@ -112,24 +112,24 @@ TEST_CASE(
       {2, {.micro_batches = 8}},
       {4, {.micro_batches = 8}},
       {8, {.micro_batches = 8, .split = SplitBy::parse("uniform")}},
-      {3, {.micro_batches = 8, .schedule = Kind::gpipe, .split = SplitBy::parse("type:Linear")}},
+      {3, {.micro_batches = 8, .schedule = ScheduleKind::gpipe, .split = SplitBy::parse("type:Linear")}},
       {4, {.stages = 2, .micro_batches = 4}},
       {4, {.stages = 1, .micro_batches = 2}},
-      {8, {.stages = 2, .micro_batches = 2, .schedule = Kind::gpipe}},
+      {8, {.stages = 2, .micro_batches = 2, .schedule = ScheduleKind::gpipe}},
       {8, {.stages = 4, .micro_batches = 4, .dynamic_shapes = true}},
       {2, {.micro_batches = 8, .bounds = {0, 7, 8}}},
-      {2, {.micro_batches = 8, .schedule = Kind::interleaved, .split = SplitBy::parse("uniform")}},
+      {2, {.micro_batches = 8, .schedule = ScheduleKind::interleaved, .split = SplitBy::parse("uniform")}},
       {4,
        {.stages = 2,
         .micro_batches = 4,
-        .schedule = Kind::interleaved,
+        .schedule = ScheduleKind::interleaved,
         .chunks = 4,
         .split = SplitBy::parse("uniform")}},
-      {1, {.micro_batches = 8, .schedule = Kind::zb_h1}},
-      {2, {.micro_batches = 8, .schedule = Kind::zb_h1}},
-      {1, {.micro_batches = 8, .schedule = Kind::dualpipe_v}},
-      {2, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = SplitBy::parse("uniform")}},
-      {4, {.micro_batches = 8, .schedule = Kind::dualpipe_v, .split = SplitBy::parse("uniform")}},
+      {1, {.micro_batches = 8, .schedule = ScheduleKind::zb_h1}},
+      {2, {.micro_batches = 8, .schedule = ScheduleKind::zb_h1}},
+      {1, {.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v}},
+      {2, {.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v, .split = SplitBy::parse("uniform")}},
+      {4, {.micro_batches = 8, .schedule = ScheduleKind::dualpipe_v, .split = SplitBy::parse("uniform")}},
   };
   for (const Plan& plan : plans) {
     CAPTURE(plan.ranks);
@@ -147,7 +147,7 @@ TEST_CASE("pipeline: over tcp, and with clipping by the norm over all stages") {
   CHECK(one.count("norms") == 1);
   for (const auto& [ranks, options] :
        {Plan{1, {.micro_batches = 4}}, Plan{4, {.micro_batches = 4}}, Plan{4, {.stages = 2, .micro_batches = 2}},
-        Plan{2, {.micro_batches = 4, .schedule = Kind::dualpipe_v, .split = SplitBy::parse("uniform")}}}) {
+        Plan{2, {.micro_batches = 4, .schedule = ScheduleKind::dualpipe_v, .split = SplitBy::parse("uniform")}}}) {
     CHECK(differing(one, train(ranks, options, {.timeout = dist::Seconds(60)}, model(), 0.05)) == "");
   }
 }
@@ -156,7 +156,7 @@ TEST_CASE("pipeline: any number of micro-batches, also fewer than stages") {
   for (const int m : {1, 2, 3, 7}) {
     const Tensors one = reference(m);
     for (const int ranks : {1, 3, 5}) CHECK(differing(one, train(ranks, {.micro_batches = m})) == "");
-    CHECK(differing(one, train(4, {.micro_batches = m, .schedule = Kind::zb_h1})) == "");
+    CHECK(differing(one, train(4, {.micro_batches = m, .schedule = ScheduleKind::zb_h1})) == "");
   }
 }
 
@@ -164,7 +164,7 @@ TEST_CASE("pipeline: activation checkpointing gives the same bits") {
   const std::vector<LayerSpec> layers = model();
   const Tensors one = reference(4, layers);
   for (const int interval : {1, 2, 3, 100}) {
-    for (const Kind kind : {Kind::one_f_one_b, Kind::zb_h1}) {
+    for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::zb_h1}) {
       CAPTURE(interval);
       CAPTURE(name_of(kind));
       CHECK(differing(one, train(2, {.micro_batches = 4, .schedule = kind, .checkpoint_interval = interval},
@@ -204,7 +204,7 @@ TEST_CASE("pipeline: layers with state count a forward that runs again once") {
   };
   const Tensors plain = run({.micro_batches = 4});
   CHECK(plain.at("1.num_batches_tracked").item() == 4 * steps);
-  for (const Kind kind : {Kind::one_f_one_b, Kind::gpipe, Kind::zb_h1}) {
+  for (const ScheduleKind kind : {ScheduleKind::one_f_one_b, ScheduleKind::gpipe, ScheduleKind::zb_h1}) {
     for (const int interval : {1, 2, 100}) {
       CAPTURE(name_of(kind));
       CAPTURE(interval);
@@ -215,14 +215,14 @@ TEST_CASE("pipeline: layers with state count a forward that runs again once") {
 
 TEST_CASE("pipeline: evaluation of any number of micro-batches of any size, on every rank, leaves training as it is") {
   manual_seed(5);
-  StageModule whole(model(), {{0, 8}}, 0);
-  whole.eval();
+  StageModule full(model(), {{0, 8}}, 0);
+  full.eval();
   const Tensors one = reference(4);
   for (const auto& [ranks, options] :
        {Plan{1, {.micro_batches = 4}}, Plan{3, {.micro_batches = 4}}, Plan{4, {.stages = 2, .micro_batches = 2}},
-        Plan{2, {.micro_batches = 4, .schedule = Kind::interleaved, .split = SplitBy::parse("uniform")}},
-        Plan{2, {.micro_batches = 4, .schedule = Kind::dualpipe_v, .split = SplitBy::parse("uniform")}}}) {
-    const int copies = options.stages > 0 ? ranks / options.stages : 1;
+        Plan{2, {.micro_batches = 4, .schedule = ScheduleKind::interleaved, .split = SplitBy::parse("uniform")}},
+        Plan{2, {.micro_batches = 4, .schedule = ScheduleKind::dualpipe_v, .split = SplitBy::parse("uniform")}}}) {
+    const int replicas = options.stages > 0 ? ranks / options.stages : 1;
     const auto all = on_ranks<Tensors>(ranks, [&, &options = options](int) {
       manual_seed(5);
       Engine engine(model(), options, loss_of_tokens);
@@ -242,11 +242,11 @@ TEST_CASE("pipeline: evaluation of any number of micro-batches of any size, on e
     for (const Tensors& mine : all) {
       for (const int each : {1, 5}) {
         const auto losses = mine.at(str("eval ", each)).to_vector<double>();
-        REQUIRE(losses.size() == size_t(each * copies));
+        REQUIRE(losses.size() == size_t(each * replicas));
         for (size_t m = 0; m < losses.size(); ++m) {
           const NoGrad no_grad;
           const Sample s = *sample_of(50, int64_t(m), 1 + int64_t(m) % 3);
-          CHECK(losses[m] == loss_of_tokens(whole.forward(0, {s.inputs.begin(), s.inputs.end()}), s.targets).item());
+          CHECK(losses[m] == loss_of_tokens(full.forward(0, {s.inputs.begin(), s.inputs.end()}), s.targets).item());
         }
       }
       for (const auto& [name, tensor] : mine)

@@ -63,11 +63,11 @@ TEST_CASE("pipeline faults: options that cannot be are refused on all ranks") {
     EngineOptions options;
     const char* expected;
   };
-  Schedule without = make_schedule({Kind::one_f_one_b, 2, 3});
+  Schedule without = make_schedule({ScheduleKind::one_f_one_b, 2, 3});
   auto& list = without.ranks[0];
   list.erase(std::find(list.begin(), list.end(), Action{Do::receive_gradient, 1, 0}));
   // rank 1 waits for a gradient before it sends the activation that leads to it
-  Schedule late = make_schedule({Kind::one_f_one_b, 3, 4});
+  Schedule late = make_schedule({ScheduleKind::one_f_one_b, 3, 4});
   auto& middle = late.ranks[1];
   const auto send = std::find(middle.begin(), middle.end(), Action{Do::send_activation, 2, 0});
   std::rotate(send, send + 1, middle.end());
@@ -76,11 +76,14 @@ TEST_CASE("pipeline faults: options that cannot be are refused on all ranks") {
        3,
        {.micro_batches = 4},
        "[split] expected at least one layer for each of 4 stages, got 3 layers; use at most 3 stages"},
-      {2, 3, {.micro_batches = 4, .schedule = Kind::interleaved}, "each of 4 stages, got 3 layers"},
+      {2, 3, {.micro_batches = 4, .schedule = ScheduleKind::interleaved}, "each of 4 stages, got 3 layers"},
       {4, 8, {.stages = 3}, "stages that divide the 4 ranks, got 3"},
       {2, 8, {.stages = 4}, "stages that divide the 2 ranks, got 4"},
-      {2, 8, {.micro_batches = 3, .schedule = Kind::interleaved}, "use 2 or 4, or 1f1b"},
-      {2, 8, {.micro_batches = 3, .schedule = Kind::dualpipe_v}, "at least two micro-batches a stage (4), got 3"},
+      {2, 8, {.micro_batches = 3, .schedule = ScheduleKind::interleaved}, "use 2 or 4, or 1f1b"},
+      {2,
+       8,
+       {.micro_batches = 3, .schedule = ScheduleKind::dualpipe_v},
+       "at least two micro-batches a stage (4), got 3"},
       {2, 8, {.micro_batches = 0}, "micro-batches, got 0"},
       {2, 4, {.split = SplitBy::parse("type:Conv")}, "type:Conv matches no layer; their kinds are Linear"},
       {2, 4, {.split = {SplitBy::Method::time, {}, {1, 2}}}, "a time for each of 4 layers, got 2"},
@@ -95,7 +98,7 @@ TEST_CASE("pipeline faults: options that cannot be are refused on all ranks") {
        4,
        {.custom = late},
        "the schedule is wrong: deadlock: rank 0, stage 0, waits in receiving the gradient of micro-batch 2 for rank 1"},
-      {2, 4, {.custom = make_schedule({Kind::gpipe, 3, 2})}, "a schedule of 2 stages, got one of 3"},
+      {2, 4, {.custom = make_schedule({ScheduleKind::gpipe, 3, 2})}, "a schedule of 2 stages, got one of 3"},
   };
   for (const Row& row : rows)
     check_all(messages(row.ranks, [&](int) { Engine(chain(row.layers), row.options, mean_of); }), row.expected);

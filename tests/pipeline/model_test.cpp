@@ -107,7 +107,7 @@ Tensor tokens_of(int64_t micro, int64_t shift) {
 }
 
 /// Loss, norm and every gradient by name, of the whole model.
-Tensors whole_model(const Row& row) {
+Tensors full_model(const Row& row) {
   manual_seed(3);
   const auto model = row.make();
   parallel::GradientSum sum(model->parameters());
@@ -133,7 +133,7 @@ Tensors whole_model(const Row& row) {
 
 TEST_CASE("models by their layers: every cut has the bits of the whole model, and each stage memory for its own") {
   for (const Row& row : model_rows) {
-    const Tensors expected = whole_model(row);
+    const Tensors expected = full_model(row);
     for (int cut = 1; cut < int(row.layers); ++cut) {
       for (const bool recompute : {false, true}) {
         CAPTURE(row.name);
@@ -164,15 +164,15 @@ TEST_CASE("models by their layers: every cut has the bits of the whole model, an
             CHECK_MESSAGE(p.variable.tensor().storage()->is_empty() == (all.count(p.name) == 0), p.name);
           return all;
         });
-        size_t seen = 0;
+        size_t observed = 0;
         for (const Tensors& rank : found) {
           for (const auto& [name, tensor] : rank) {
             REQUIRE_MESSAGE(expected.count(name), name);
             CHECK_MESSAGE(equal(tensor, expected.at(name)), name);
           }
-          seen += rank.size();
+          observed += rank.size();
         }
-        CHECK(seen >= expected.size() + 2);  // loss and norm appear twice, and so does each tied parameter
+        CHECK(observed >= expected.size() + 2);  // loss and norm appear twice, and so does each tied parameter
       }
     }
   }

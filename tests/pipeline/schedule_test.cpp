@@ -15,18 +15,18 @@ using namespace lockstep::pipeline;
 
 namespace {
 
-constexpr int most_stages = 16, most_micro_batches = 64;
+constexpr int max_stages = 16, max_micro_batches = 64;
 
-bool exists(Kind kind, int p, int m) {
+bool exists(ScheduleKind kind, int p, int m) {
   return message([&] { make_schedule({kind, p, m}); }) == "(no error)";
 }
 
 /// Calls fn(schedule) for every number of stages and micro-batches that the kind supports.
-template <class Fn> void for_all(Kind kind, const Fn& fn) {
-  for (int p = 1; p <= most_stages; ++p) {
-    for (int m = 1; m <= most_micro_batches; ++m) {
+template <class Fn> void for_all(ScheduleKind kind, const Fn& fn) {
+  for (int p = 1; p <= max_stages; ++p) {
+    for (int m = 1; m <= max_micro_batches; ++m) {
       if (!exists(kind, p, m)) continue;
-      for (const int v : kind == Kind::interleaved ? std::vector<int>{1, 2, 3, 5} : std::vector<int>{0})
+      for (const int v : kind == ScheduleKind::interleaved ? std::vector<int>{1, 2, 3, 5} : std::vector<int>{0})
         fn(make_schedule({kind, p, m, v}));
     }
   }
@@ -35,12 +35,12 @@ template <class Fn> void for_all(Kind kind, const Fn& fn) {
 /// The papers' bound on the number of activations that a rank keeps.
 int activations_kept(const Request& r, int rank) {
   switch (r.kind) {
-    case Kind::gpipe: return r.micro_batches;
-    case Kind::one_f_one_b: return std::min(r.stages - rank, r.micro_batches);
-    case Kind::interleaved:
+    case ScheduleKind::gpipe: return r.micro_batches;
+    case ScheduleKind::one_f_one_b: return std::min(r.stages - rank, r.micro_batches);
+    case ScheduleKind::interleaved:
       return std::min(2 * (r.stages - rank - 1) + (r.chunks - 1) * r.stages + 1, r.micro_batches * r.chunks);
-    case Kind::zb_h1: return std::min(r.stages, r.micro_batches);
-    case Kind::dualpipe_v: return 2 * r.stages + 1;
+    case ScheduleKind::zb_h1: return std::min(r.stages, r.micro_batches);
+    case ScheduleKind::dualpipe_v: return 2 * r.stages + 1;
   }
   return -1;
 }
@@ -49,42 +49,42 @@ int activations_kept(const Request& r, int rank) {
 
 TEST_CASE("pipeline schedules: right for 1 to 16 stages and 1 to 64 micro-batches, with the buffers of the paper") {
   for (const std::string& name : names_of_kinds()) {
-    const Kind kind = parse_kind(name);
-    int seen = 0;
+    const ScheduleKind kind = parse_kind(name);
+    int observed = 0;
     std::string wrong;
     for_all(kind, [&](const Schedule& s) {
       const Check check = check_schedule(s);
       const int p = s.request.stages, m = s.request.micro_batches;
-      const int64_t messages = s.request.kind == Kind::dualpipe_v
+      const int64_t messages = s.request.kind == ScheduleKind::dualpipe_v
                                    ? int64_t(4) * (p - 1) * m
                                    : int64_t(2) * (p * s.request.chunks - 1) * m * (p > 1);
       std::string what = check.right() ? "" : check.errors[0];
       if (check.ahead != 2) what += str(" ahead ", check.ahead);
       if (check.messages != messages) what += str(" messages ", check.messages, " not ", messages);
       for (int rank = 0; rank < p; ++rank) {
-        const int is = check.right() ? check.buffers[size_t(rank)] : 0, most = activations_kept(s.request, rank);
-        if (s.request.kind == Kind::dualpipe_v ? is > most : is != most)
-          what += str(" rank ", rank, " keeps ", is, " not ", most);
+        const int is = check.right() ? check.buffers[size_t(rank)] : 0, highest = activations_kept(s.request, rank);
+        if (s.request.kind == ScheduleKind::dualpipe_v ? is > highest : is != highest)
+          what += str(" rank ", rank, " keeps ", is, " not ", highest);
       }
       if (!what.empty() && wrong.empty()) wrong = str("p ", p, ", m ", m, ", v ", s.request.chunks, ": ", what);
-      ++seen;
+      ++observed;
     });
     CAPTURE(name_of(kind));
     CHECK(wrong == "");
-    CHECK(seen >= 700);
+    CHECK(observed >= 700);
   }
 }
 
 TEST_CASE("pipeline schedules: on streams of devices, one for each way; with one for both they are found to deadlock") {
   for (const std::string& name : names_of_kinds()) {
-    const Kind kind = parse_kind(name);
+    const ScheduleKind kind = parse_kind(name);
     CAPTURE(name);
-    int seen = 0, stuck = 0;
+    int observed = 0, stuck = 0;
     std::string wrong;
     for_all(kind, [&](const Schedule& s) {
       const int p = s.request.stages, m = s.request.micro_batches;
       if (p < 2 || p > 8 || m < 4 || m > 24) return;
-      ++seen;
+      ++observed;
       stuck += !check_streams(s, {}, {.one_for_both_ways = true}).empty();
       Schedule evaluation = s;
       for (const int micro_batches : {1, m, 2 * m + 1}) {
@@ -95,12 +95,12 @@ TEST_CASE("pipeline schedules: on streams of devices, one for each way; with one
       }
     });
     CHECK(wrong == "");
-    CHECK(seen > 50);
+    CHECK(observed > 50);
     // gpipe sends all activations before any gradient, so it cannot get stuck
-    CHECK(stuck == (kind == Kind::gpipe ? 0 : seen));
+    CHECK(stuck == (kind == ScheduleKind::gpipe ? 0 : observed));
   }
   const std::vector<std::string> errors =
-      check_streams(make_schedule({Kind::one_f_one_b, 2, 4}), {}, {.one_for_both_ways = true});
+      check_streams(make_schedule({ScheduleKind::one_f_one_b, 2, 4}), {}, {.one_for_both_ways = true});
   CHECK(errors == std::vector<std::string>{"deadlock: rank 0 waits for the gradient of micro-batch 1, stage 1",
                                            "deadlock: rank 1 waits for the activation of micro-batch 2, stage 0"});
   // Valid if sends do not block; if they do, enough of them must be allowed in flight.
@@ -112,48 +112,52 @@ TEST_CASE("pipeline schedules: on streams of devices, one for each way; with one
 
 TEST_CASE("pipeline schedules: idle as long as the formula says") {
   struct Row {
-    Kind kind;
+    ScheduleKind kind;
     std::vector<Costs> costs;
   };
   const Costs even, backward_heavy{1, 1.5, .5}, light{1.2, 1, .7}, forward_heavy{3, 1, 1};
   for (const auto& [kind, all] :
-       {Row{Kind::gpipe, {even, backward_heavy, light, forward_heavy}},
-        Row{Kind::one_f_one_b, {even, backward_heavy, light, forward_heavy}},
-        Row{Kind::interleaved, {even, backward_heavy, light, forward_heavy}},
-        Row{Kind::zb_h1, {even, light, {1, 1, .25}, forward_heavy, backward_heavy, {1, 1, 2}, {1, 2, 2}, {2, 1, 3}}},
-        Row{Kind::dualpipe_v, {even, light, {1, 1, .25}, {2, 1, 1}, {1, 1, 1, 0, true}, {2, 2, .5, 0, true}}}}) {
+       {Row{ScheduleKind::gpipe, {even, backward_heavy, light, forward_heavy}},
+        Row{ScheduleKind::one_f_one_b, {even, backward_heavy, light, forward_heavy}},
+        Row{ScheduleKind::interleaved, {even, backward_heavy, light, forward_heavy}},
+        Row{ScheduleKind::zb_h1,
+            {even, light, {1, 1, .25}, forward_heavy, backward_heavy, {1, 1, 2}, {1, 2, 2}, {2, 1, 3}}},
+        Row{ScheduleKind::dualpipe_v,
+            {even, light, {1, 1, .25}, {2, 1, 1}, {1, 1, 1, 0, true}, {2, 2, .5, 0, true}}}}) {
     for (const Costs& costs : all) {
-      double most = 0;
+      double highest = 0;
       for_all(kind, [&](const Schedule& s) {
         if (&costs != &all[0] && s.request.micro_batches % 5 > 1) return;  // some sizes are enough
         const Simulation run = simulate(s, costs);
-        most = std::max(most, std::abs(run.bubble - formula(s.request, costs).bubble));
+        highest = std::max(highest, std::abs(run.bubble - formula(s.request, costs).bubble));
         const double work = s.request.micro_batches * (costs.forward + costs.input + costs.weight);
-        for (const double busy : run.busy) most = std::max(most, std::abs(busy / work - 1));
+        for (const double busy : run.busy) highest = std::max(highest, std::abs(busy / work - 1));
       });
       CAPTURE(name_of(kind));
       CAPTURE(costs.forward);
       CAPTURE(costs.input);
       CAPTURE(costs.weight);
       CAPTURE(costs.paired);
-      CHECK(most < 1e-9);
+      CHECK(highest < 1e-9);
     }
   }
   // A formula that holds for some costs only says so.
-  CHECK(contains(formula({Kind::dualpipe_v, 2, 4}, {1, 2, 1}).text, "(for I+W >= F >= I >= W, not these)"));
-  CHECK(!contains(formula({Kind::dualpipe_v, 2, 4}, {1, 1, 1}).text, "for I+W"));
+  CHECK(contains(formula({ScheduleKind::dualpipe_v, 2, 4}, {1, 2, 1}).text, "(for I+W >= F >= I >= W, not these)"));
+  CHECK(!contains(formula({ScheduleKind::dualpipe_v, 2, 4}, {1, 1, 1}).text, "for I+W"));
   // The order of schedules by bubble, for the same work.
-  const auto bubble = [](Kind kind) { return simulate(make_schedule({kind, 8, 32, 0})).bubble; };
-  CHECK(bubble(Kind::gpipe) == doctest::Approx(bubble(Kind::one_f_one_b)));
-  CHECK(bubble(Kind::interleaved) < bubble(Kind::one_f_one_b));
-  CHECK(bubble(Kind::zb_h1) < bubble(Kind::interleaved));
-  CHECK(bubble(Kind::dualpipe_v) < bubble(Kind::zb_h1));
+  const auto bubble = [](ScheduleKind kind) { return simulate(make_schedule({kind, 8, 32, 0})).bubble; };
+  CHECK(bubble(ScheduleKind::gpipe) == doctest::Approx(bubble(ScheduleKind::one_f_one_b)));
+  CHECK(bubble(ScheduleKind::interleaved) < bubble(ScheduleKind::one_f_one_b));
+  CHECK(bubble(ScheduleKind::zb_h1) < bubble(ScheduleKind::interleaved));
+  CHECK(bubble(ScheduleKind::dualpipe_v) < bubble(ScheduleKind::zb_h1));
   // The latency counts once forward and once backward.
-  CHECK(simulate(make_schedule({Kind::gpipe, 4, 8, 0}), {1, 1, 1, 0.25}).seconds == doctest::Approx(33 + 2 * 3 * 0.25));
+  CHECK(simulate(make_schedule({ScheduleKind::gpipe, 4, 8, 0}), {1, 1, 1, 0.25}).seconds ==
+        doctest::Approx(33 + 2 * 3 * 0.25));
 }
 
 TEST_CASE("pipeline schedules: where the stages lie, and names") {
-  const Schedule round = make_schedule({Kind::interleaved, 3, 6, 2}), v = make_schedule({Kind::dualpipe_v, 3, 6, 0});
+  const Schedule round = make_schedule({ScheduleKind::interleaved, 3, 6, 2}),
+                 v = make_schedule({ScheduleKind::dualpipe_v, 3, 6, 0});
   for (const Schedule* s : {&round, &v}) {
     for (int stage = 0; stage < s->virtual_stages(); ++stage) {
       const auto place = s->place(stage);
@@ -167,20 +171,20 @@ TEST_CASE("pipeline schedules: where the stages lie, and names") {
   for (const std::string& name : names_of_kinds()) CHECK(name_of(parse_kind(name)) == name);
   CHECK_ERROR(parse_kind("1f1"), "did you mean 1f1b?");
   for (const auto& [request, part] : std::vector<std::pair<Request, std::string>>{
-           {{Kind::one_f_one_b, 0, 1}, "1 to 4096 stages, got 0"},
-           {{Kind::gpipe, 2, 0}, "micro-batches, got 0"},
-           {{Kind::one_f_one_b, 2, 4, 2}, "1 chunk a rank, got 2"},
-           {{Kind::interleaved, 4, 6}, "stages (4), got 6; use 4 or 8, or 1f1b"},
-           {{Kind::interleaved, 4, 3}, "use 4, or 1f1b"},
-           {{Kind::dualpipe_v, 4, 7}, "(8), got 7"},
-           {{Kind::dualpipe_v, 4, 8, 3}, "2 chunks a rank, got 3"},
-           {{Kind::zb_h1, 4, -1}, "got -1"}}) {
+           {{ScheduleKind::one_f_one_b, 0, 1}, "1 to 4096 stages, got 0"},
+           {{ScheduleKind::gpipe, 2, 0}, "micro-batches, got 0"},
+           {{ScheduleKind::one_f_one_b, 2, 4, 2}, "1 chunk a rank, got 2"},
+           {{ScheduleKind::interleaved, 4, 6}, "stages (4), got 6; use 4 or 8, or 1f1b"},
+           {{ScheduleKind::interleaved, 4, 3}, "use 4, or 1f1b"},
+           {{ScheduleKind::dualpipe_v, 4, 7}, "(8), got 7"},
+           {{ScheduleKind::dualpipe_v, 4, 8, 3}, "2 chunks a rank, got 3"},
+           {{ScheduleKind::zb_h1, 4, -1}, "got -1"}}) {
     CHECK(contains(message([&r = request] { make_schedule(r); }), part));
   }
 }
 
 TEST_CASE("pipeline schedules: wrong lists are found wrong") {
-  const Schedule good = make_schedule({Kind::one_f_one_b, 3, 4});
+  const Schedule good = make_schedule({ScheduleKind::one_f_one_b, 3, 4});
   const auto errors = [](const Schedule& s) {
     std::string all;
     for (const std::string& e : check_schedule(s).errors) all += e + "\n";
@@ -240,7 +244,7 @@ TEST_CASE("pipeline schedules: wrong lists are found wrong") {
     s = good;
     s.ranks.pop_back();
     CHECK(contains(errors(s), "expected a list for each of 3 ranks, got 2"));
-    s = make_schedule({Kind::gpipe, 1, 4});
+    s = make_schedule({ScheduleKind::gpipe, 1, 4});
     std::swap(s.ranks[0][5], s.ranks[0][6]);
     CHECK(contains(errors(s), "in the order of the micro-batches, 1 is next"));
   }
@@ -251,15 +255,15 @@ TEST_CASE("pipeline schedules: wrong lists are found wrong") {
 }
 
 TEST_CASE("pipeline schedules: the grid and the picture") {
-  CHECK(draw_grid(make_schedule({Kind::one_f_one_b, 2, 3})) ==
+  CHECK(draw_grid(make_schedule({ScheduleKind::one_f_one_b, 2, 3})) ==
         "rank 0   F0 F1 .  .  B0 B0 F2 B1 B1 .  B2 B2\n"
         "rank 1   .  F0 B0 B0 F1 B1 B1 F2 B2 B2 .  .\n");
-  CHECK(draw_grid(make_schedule({Kind::zb_h1, 2, 2})) ==
+  CHECK(draw_grid(make_schedule({ScheduleKind::zb_h1, 2, 2})) ==
         "rank 0   F0 F1 .  I0 W0 I1 W1\n"
         "rank 1   .  F0 I0 F1 I1 W0 W1\n");
-  CHECK(contains(draw_grid(make_schedule({Kind::interleaved, 2, 2})), "rank 0   F0a F1a F0b F1b"));
+  CHECK(contains(draw_grid(make_schedule({ScheduleKind::interleaved, 2, 2})), "rank 0   F0a F1a F0b F1b"));
   for (const std::string& name : names_of_kinds()) {
-    const Kind kind = parse_kind(name);
+    const ScheduleKind kind = parse_kind(name);
     for (const int p : {1, 4, 32}) {
       const std::string svg =
           draw_svg(make_schedule({kind, p, 2 * p, 0}), {.forward = 1, .input = 1, .weight = 0.5, .latency = 0.1});
@@ -269,9 +273,9 @@ TEST_CASE("pipeline schedules: the grid and the picture") {
       CHECK(contains(svg, std::string(name_of(kind)) + ": "));
     }
   }
-  CHECK_ERROR(draw_svg(make_schedule({Kind::gpipe, 33, 1})), "32 ranks or fewer, got 33");
-  CHECK_ERROR(draw_svg(make_schedule({Kind::gpipe, 2, 1}), {0, 0, 0}), "costs of more than 0");
-  CHECK_ERROR(simulate(make_schedule({Kind::gpipe, 2, 1}), {-1, 0, 0}), "costs of 0 or more, got -1");
+  CHECK_ERROR(draw_svg(make_schedule({ScheduleKind::gpipe, 33, 1})), "32 ranks or fewer, got 33");
+  CHECK_ERROR(draw_svg(make_schedule({ScheduleKind::gpipe, 2, 1}), {0, 0, 0}), "costs of more than 0");
+  CHECK_ERROR(simulate(make_schedule({ScheduleKind::gpipe, 2, 1}), {-1, 0, 0}), "costs of 0 or more, got -1");
 }
 
 TEST_CASE("the pictures in docs/pipeline.md are those that `lockstep schedule --svg` draws") {
@@ -279,10 +283,10 @@ TEST_CASE("the pictures in docs/pipeline.md are those that `lockstep schedule --
     const char* file;
     Request request;
   };
-  for (const Row& row :
-       {Row{"pipeline_1f1b.svg", {Kind::one_f_one_b, 4, 8}}, Row{"pipeline_zb_h1.svg", {Kind::zb_h1, 4, 8}},
-        Row{"pipeline_interleaved.svg", {Kind::interleaved, 4, 8}},
-        Row{"pipeline_dualpipe_v.svg", {Kind::dualpipe_v, 4, 8}}}) {
+  for (const Row& row : {Row{"pipeline_1f1b.svg", {ScheduleKind::one_f_one_b, 4, 8}},
+                         Row{"pipeline_zb_h1.svg", {ScheduleKind::zb_h1, 4, 8}},
+                         Row{"pipeline_interleaved.svg", {ScheduleKind::interleaved, 4, 8}},
+                         Row{"pipeline_dualpipe_v.svg", {ScheduleKind::dualpipe_v, 4, 8}}}) {
     CHECK_MESSAGE(docs_image(row.file) == draw_svg(make_schedule(row.request)), row.file,
                   " is not what is drawn now: lockstep schedule ", name_of(row.request.kind),
                   " --stages 4 --micro-batches 8 --svg FILE");

@@ -18,13 +18,13 @@ using namespace lockstep::pipeline;
 namespace {
 
 double largest(const std::vector<double>& w, const std::vector<int>& bounds) {
-  double most = 0;
+  double highest = 0;
   for (size_t k = 0; k + 1 < bounds.size(); ++k) {
     double sum = 0;
     for (int i = bounds[k]; i < bounds[k + 1]; ++i) sum += w[size_t(i)];
-    most = std::max(most, sum);
+    highest = std::max(highest, sum);
   }
-  return most;
+  return highest;
 }
 
 double best_of_all(const std::vector<double>& w, int parts) {
@@ -72,7 +72,7 @@ TEST_CASE("split: no cut is better, no part is empty") {
 }
 
 TEST_CASE("split: several chunks a rank, near the best that there is") {
-  for (const Kind kind : {Kind::interleaved, Kind::dualpipe_v}) {
+  for (const ScheduleKind kind : {ScheduleKind::interleaved, ScheduleKind::dualpipe_v}) {
     for (const auto& [stages, layers] : {std::pair{2, 5}, {2, 6}, {2, 9}, {3, 8}, {3, 10}, {4, 9}, {4, 12}}) {
       for (const double head : {1.0, 0.0, 2.5}) {
         CAPTURE(name_of(kind));
@@ -109,11 +109,13 @@ TEST_CASE("split: several chunks a rank, near the best that there is") {
     }
   }
   // 3 layers on both ranks.
-  CHECK(balance(std::vector<double>(6, 1), make_schedule({Kind::dualpipe_v, 2, 8})) == std::vector<int>{0, 1, 2, 4, 6});
-  CHECK(balance(std::vector<double>(16, 1), make_schedule({Kind::interleaved, 2, 8})) ==
+  CHECK(balance(std::vector<double>(6, 1), make_schedule({ScheduleKind::dualpipe_v, 2, 8})) ==
+        std::vector<int>{0, 1, 2, 4, 6});
+  CHECK(balance(std::vector<double>(16, 1), make_schedule({ScheduleKind::interleaved, 2, 8})) ==
         std::vector<int>{0, 4, 8, 12, 16});
-  CHECK(balance(std::vector<double>(6, 1), make_schedule({Kind::one_f_one_b, 3, 8})) == std::vector<int>{0, 2, 4, 6});
-  CHECK(balance(std::vector<double>(5, 0), make_schedule({Kind::dualpipe_v, 2, 8})).size() == 5);
+  CHECK(balance(std::vector<double>(6, 1), make_schedule({ScheduleKind::one_f_one_b, 3, 8})) ==
+        std::vector<int>{0, 2, 4, 6});
+  CHECK(balance(std::vector<double>(5, 0), make_schedule({ScheduleKind::dualpipe_v, 2, 8})).size() == 5);
 }
 
 TEST_CASE("split: the ways to choose a cut") {

@@ -143,16 +143,16 @@ Reference reference(const Case& c, const Problem& p) {
     for (int64_t i = 0; i < T; ++i) {
       const int64_t kv = (bh / H * G + bh % H / (H / G)) * S * D, at = (bh * T + i) * D;
       std::vector<double> weight(size_t(S), -inf), keep(size_t(S), 1), slope(size_t(S), 0);
-      double most = -inf, sum = 0, delta = 0;
+      double highest = -inf, sum = 0, delta = 0;
       for (int64_t j = 0; j < S; ++j) {
         if (c.causal && (j > i + S - T || (c.window > 0 && j <= i + S - T - c.window))) continue;
         double score = 0;
         for (int64_t d = 0; d < D; ++d) score += q[size_t(at + d)] * k[size_t(kv + j * D + d)];
         weight[size_t(j)] = score * scale + mask[size_t((bh * T + i) * S + j)];
-        most = std::max(most, weight[size_t(j)]);
+        highest = std::max(highest, weight[size_t(j)]);
       }
-      for (double& w : weight) sum += w = most == -inf ? 0 : std::exp(w - most);
-      r.lse[size_t(bh * T + i)] = most + std::log(sum);
+      for (double& w : weight) sum += w = highest == -inf ? 0 : std::exp(w - highest);
+      r.lse[size_t(bh * T + i)] = highest + std::log(sum);
       for (int64_t j = 0; j < S; ++j) {
         weight[size_t(j)] /= sum == 0 ? 1 : sum;
         const uint64_t place = uint64_t((bh * T + i) * S + j);
@@ -180,10 +180,11 @@ Reference reference(const Case& c, const Problem& p) {
 void check_attention(const Tensor& got, const std::vector<double>& wanted, double tolerance) {
   const auto v = got.to_vector<double>();
   REQUIRE(v.size() == wanted.size());
-  double most = 1;
-  for (double w : wanted) most = std::max(most, std::isfinite(w) ? std::abs(w) : 0);
+  double highest = 1;
+  for (double w : wanted) highest = std::max(highest, std::isfinite(w) ? std::abs(w) : 0);
   int64_t wrong = 0;
-  for (size_t i = 0; i < v.size(); ++i) wrong += !(v[i] == wanted[i] || std::abs(v[i] - wanted[i]) <= tolerance * most);
+  for (size_t i = 0; i < v.size(); ++i)
+    wrong += !(v[i] == wanted[i] || std::abs(v[i] - wanted[i]) <= tolerance * highest);
   CHECK(wrong == 0);
 }
 
@@ -334,7 +335,7 @@ TEST_CASE("attention: the cost is proportional to the window, and the results eq
     const AttentionArgs args{.scale = 0, .causal = true, .window = window};
     const Tensor mask = causal_mask(queries, keys, window, default_device());
     double pairs = 0;
-    for (const double seen : mask.to_vector<double>()) pairs += seen;
+    for (const double visible : mask.to_vector<double>()) pairs += visible;
     CHECK(pairs == double(attended_pairs(queries, keys, true, window)));
     MacCounter counter;
     const AttentionResult mine = attention(q, k, v, {}, args);

@@ -120,10 +120,10 @@ TEST_CASE("matmul: the bits do not depend on threads or, on the CPU, on batching
 
 TEST_CASE("matmul on the CPU: an element has the same bits beside any other rows and columns, and in any layout") {
   const OnCpu on_cpu;
-  const Tensor a = rand({1030, 1100}), b = rand({1100, 1600}), whole = matmul(a, b);
+  const Tensor a = rand({1030, 1100}), b = rand({1100, 1600}), entire = matmul(a, b);
   for (const auto& [rows, columns] : {std::pair<int64_t, int64_t>{2, 2}, {3, 1600}, {1030, 5}, {15, 33}, {512, 1599}}) {
     INFO("rows ", rows, ", columns ", columns);
-    const Tensor part = whole.slice(0, 0, rows).slice(1, 0, columns).clone();
+    const Tensor part = entire.slice(0, 0, rows).slice(1, 0, columns).clone();
     const Tensor left = a.slice(0, 0, rows), right = b.slice(1, 0, columns);
     CHECK(equal(matmul(left, right), part));
     CHECK(equal(matmul(left.t().clone().t(), right.t().clone().t()), part));
@@ -140,12 +140,12 @@ TEST_CASE("matmul on the CPU: few rows, and few columns, have the bits of the sa
       for (const int64_t n : {1, 3, 33, 67}) {
         INFO("dtype ", dtype, ", k ", k, ", n ", n);
         const Tensor a = (rand({40, k}) - full({40, k}, 0.5)).to(dtype),
-                     b = (rand({k, n + 40}) - full({k, n + 40}, 0.5)).to(dtype), whole = matmul(a, b);
+                     b = (rand({k, n + 40}) - full({k, n + 40}, 0.5)).to(dtype), entire = matmul(a, b);
         const Tensor bias = rand({n}).to(dtype),
                      after = linear(a, b.slice(1, 3, n + 3).t(), bias, Activation::gelu_erf);
         const auto layouts = [](const Tensor& x) { return std::vector<Tensor>{x, x.clone(), x.t().clone().t()}; };
         for (const int64_t rows : {1, 2, 3, 5, 7, 8, 14, 15}) {
-          const Tensor part = whole.slice(0, 2, rows + 2).slice(1, 3, n + 3).clone();
+          const Tensor part = entire.slice(0, 2, rows + 2).slice(1, 3, n + 3).clone();
           for (const Tensor& left : layouts(a.slice(0, 2, rows + 2)))
             for (const Tensor& right : layouts(b.slice(1, 3, n + 3))) {
               const Threads scope(1 + int(rows % 3));
@@ -168,13 +168,13 @@ TEST_CASE("matmul on the CPU: long dot products have the bits of a larger produc
   const OnCpu on_cpu;
   for (const DType dtype : {f32, f64, bf16})
     for (const int64_t k : {4096, 5003, 9000}) {
-      const Tensor a = rand({20, k}).to(dtype), b = rand({30, k}).to(dtype), whole = matmul(a, b.t());
+      const Tensor a = rand({20, k}).to(dtype), b = rand({30, k}).to(dtype), entire = matmul(a, b.t());
       for (const auto& [rows, columns] : {std::pair{1, 1}, {2, 3}, {1, 8}, {7, 1}})
         CHECK(equal(matmul(a.slice(0, 3, 3 + rows), b.slice(0, 5, 5 + columns).t()),
-                    whole.slice(0, 3, 3 + rows).slice(1, 5, 5 + columns).clone()));
+                    entire.slice(0, 3, 3 + rows).slice(1, 5, 5 + columns).clone()));
       if (dtype == f32)
-        CHECK(equal(addmm(whole.slice(0, 0, 1).slice(1, 0, 1), a.slice(0, 0, 1), b.slice(0, 0, 1).t(), 0.3, 0.7),
-                    addmm(whole, a, b.t(), 0.3, 0.7).slice(0, 0, 1).slice(1, 0, 1).clone()));
+        CHECK(equal(addmm(entire.slice(0, 0, 1).slice(1, 0, 1), a.slice(0, 0, 1), b.slice(0, 0, 1).t(), 0.3, 0.7),
+                    addmm(entire, a, b.t(), 0.3, 0.7).slice(0, 0, 1).slice(1, 0, 1).clone()));
     }
 }
 
@@ -182,15 +182,15 @@ TEST_CASE("matmul on the CPU: few rows scaled and added have the bits of a large
   const OnCpu on_cpu;
   for (const int64_t k : {3, 40, 600, 1031})
     for (const auto& [beta, alpha] : {std::pair{0.7, 1.3}, {1.0, 0.3}, {-0.3, 1.0}}) {
-      const Tensor a = rand({40, k}), b = rand({k, 70}), c = rand({40, 70}), whole = addmm(c, a, b, beta, alpha);
+      const Tensor a = rand({40, k}), b = rand({k, 70}), c = rand({40, 70}), entire = addmm(c, a, b, beta, alpha);
       for (const int64_t rows : {1, 3, 7, 8})
         for (const Tensor& right : {b, b.t().clone().t()}) {
           INFO("k ", k, ", rows ", rows);
           const Tensor some = c.slice(0, 0, rows), left = a.slice(0, 0, rows);
-          CHECK(equal(addmm(some, left, right, beta, alpha), whole.slice(0, 0, rows).clone()));
-          CHECK(equal(addmm(some.t(), right.t(), left.t(), beta, alpha), whole.slice(0, 0, rows).t().clone()));
+          CHECK(equal(addmm(some, left, right, beta, alpha), entire.slice(0, 0, rows).clone()));
+          CHECK(equal(addmm(some.t(), right.t(), left.t(), beta, alpha), entire.slice(0, 0, rows).t().clone()));
           CHECK(equal(addmm(some.slice(1, 0, 2), left, right.slice(1, 0, 2), beta, alpha),
-                      whole.slice(0, 0, rows).slice(1, 0, 2).clone()));
+                      entire.slice(0, 0, rows).slice(1, 0, 2).clone()));
         }
     }
 }
@@ -282,16 +282,16 @@ TEST_CASE("gemm: rows apart, scratch or threads, pieces handed over once, beta 0
       Tensor first;
       for (int threads : {0, 1, 2, 3, 4}) {  // 0: one thread, and scratch memory from the caller
         const Threads scope(std::max(threads, 1));
-        Tensor out = beta == 0 ? lockstep::full({r.m, ldc}, NAN) : start.clone(), seen = zeros({r.m, r.n}),
+        Tensor out = beta == 0 ? lockstep::full({r.m, ldc}, NAN) : start.clone(), observed = zeros({r.m, r.n}),
                scratch = empty({on_cpu::gemm_scratch<float>(r.m, r.n, r.k) + 1});
         on_cpu::gemm<float, float>(
             r.m, r.n, r.k, 2, {a.data<float>(), r.k, 1}, {b.data<float>(), r.n, 1}, beta, out.data<float>(), ldc,
             [&](int64_t i, int64_t j, int64_t rows, int64_t columns, float*, int64_t) {
               for (int64_t y = i; y < i + rows; ++y)
-                for (int64_t x = j; x < j + columns; ++x) seen.data<float>()[y * r.n + x] += 1;
+                for (int64_t x = j; x < j + columns; ++x) observed.data<float>()[y * r.n + x] += 1;
             },
             threads ? nullptr : scratch.data<float>());
-        CHECK(equal(seen, ones({r.m, r.n})));
+        CHECK(equal(observed, ones({r.m, r.n})));
         const Tensor inside = out.slice(1, 0, r.n).clone(), behind = out.slice(1, r.n, ldc).clone();
         if (threads == 0) first = inside;
         CHECK(equal(inside, first));
@@ -414,10 +414,10 @@ TEST_CASE("einsum") {
 
 TEST_CASE("matrix products: Errors name the wrong argument") {
   const Tensor a = zeros({3, 4}), b = zeros({5, 6}), yes = ones({4, 4}, {.dtype = boolean}),
-               whole = zeros({4, 4}, {.dtype = i64});
+               entire = zeros({4, 4}, {.dtype = i64});
   CHECK_ERROR(matmul(a, b), "[matmul] expected the inner sizes to agree, got (3, 4) and (5, 6)");
   CHECK_ERROR(matmul(yes, yes), "[matmul] expected a floating dtype, got bool");
-  CHECK_ERROR(linear(whole, whole), "[linear] expected a floating dtype, got i64");
+  CHECK_ERROR(linear(entire, entire), "[linear] expected a floating dtype, got i64");
   CHECK_ERROR(matmul(a, zeros({4, 4}, {.dtype = f64})), "[matmul] expected one dtype, got f32 and f64");
   CHECK_ERROR(matmul(a, zeros({})), "[matmul] expected at least 1 dim");
   CHECK_ERROR(matmul(zeros({2, 3, 4}), zeros({3, 4, 5})), "[matmul] expected");

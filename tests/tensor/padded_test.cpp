@@ -18,13 +18,13 @@ constexpr double untouched = 7;
 /// A matrix with padded rows; all memory is `untouched`.
 struct Room {
   Room(int64_t rows, int64_t columns, DType dtype)
-      : whole(full({rows, padded_columns(columns)}, untouched, {.dtype = dtype})),
-        matrix(whole.narrow(1, 0, columns)) {}
-  Tensor whole, matrix;
+      : entire(full({rows, padded_columns(columns)}, untouched, {.dtype = dtype})),
+        matrix(entire.narrow(1, 0, columns)) {}
+  Tensor entire, matrix;
 
   bool padding_is_untouched() const {
-    const Tensor padding = whole.narrow(1, matrix.size(1), whole.size(1) - matrix.size(1));
-    return padding.numel() == 0 || equal(padding, full(padding.shape(), untouched, {.dtype = whole.dtype()}));
+    const Tensor padding = entire.narrow(1, matrix.size(1), entire.size(1) - matrix.size(1));
+    return padding.numel() == 0 || equal(padding, full(padding.shape(), untouched, {.dtype = entire.dtype()}));
   }
 };
 
@@ -47,7 +47,7 @@ TEST_CASE("padded rows: where they lie") {
     CHECK(x.shape() == Shape{2, 3, n});
     CHECK(x.strides()[1] == padded_columns(n));
     const Tensor rows = x.view({6, n});
-    CHECK(has_whole_rows(rows));
+    CHECK(has_full_rows(rows));
     CHECK(row_step(rows) == padded_columns(n));
     CHECK(is_padded(rows) == (n % 64 != 0));
     CHECK(is_padded(rows.narrow(0, 2, 3)) == (n % 64 != 0));
@@ -57,11 +57,11 @@ TEST_CASE("padded rows: where they lie") {
   CHECK(empty_padded({3, 0}).numel() == 0);
   CHECK_ERROR(empty_padded({}), "[empty_padded] expected at least 1 dim, got a scalar");
   const Tensor plain = empty({6, 128});
-  CHECK(has_whole_rows(plain.narrow(1, 3, 100)));
+  CHECK(has_full_rows(plain.narrow(1, 3, 100)));
   CHECK(!is_padded(plain.narrow(1, 3, 100)));  // its last row has no padding of its own
-  CHECK(!has_whole_rows(plain.t()));
-  CHECK(!has_whole_rows(plain.narrow(0, 0, 1).expand({6, 128})));
-  CHECK(!has_whole_rows(plain.slice(1, 0, 128, 2)));
+  CHECK(!has_full_rows(plain.t()));
+  CHECK(!has_full_rows(plain.narrow(0, 0, 1).expand({6, 128})));
+  CHECK(!has_full_rows(plain.slice(1, 0, 128, 2)));
 }
 
 TEST_CASE("padded rows: products into them") {

@@ -271,13 +271,13 @@ TEST_CASE("pointwise: both derivatives at once have the bits of one after the ot
     const auto numbers = [&](const Shape& of, uint32_t seed) {
       return numbers_of(numel_of(of), seed, 0.2, 3, f64).view(of).to(dtype);
     };
-    const Tensor g = numbers(shape, 1), whole = numbers(shape, 2), row = numbers({301}, 3),
+    const Tensor g = numbers(shape, 1), entire = numbers(shape, 2), row = numbers({301}, 3),
                  column = numbers({30, 1}, 4), turned = numbers({301, 30}, 5).t(), scalar = numbers({}, 6);
     for (const BinaryCase& c : binary_cases) {
       // The gradients of add and sub read no operand, so there is no joint kernel.
       if (c.op == PointwiseOp::add || c.op == PointwiseOp::sub) continue;
       for (const auto& [a, b] :
-           {std::pair{whole, numbers(shape, 7)}, {whole, row}, {column, turned}, {scalar, whole}}) {
+           {std::pair{entire, numbers(shape, 7)}, {entire, row}, {column, turned}, {scalar, entire}}) {
         INFO(str(c.name, " ", dtype, " of ", a.shape(), " and ", b.shape()));
         const Tensor first = pointwise_grad(c.op, PointwisePart::grad0, {}, g, a, b),
                      second = pointwise_grad(c.op, PointwisePart::grad1, {}, g, a, b);

@@ -51,10 +51,10 @@ double var_of(const std::vector<double>& v) {
   return sum / double(v.size() - 1);
 }
 double log_sum_exp_of(const std::vector<double>& v) {
-  const double most = max_of(v);
+  const double highest = max_of(v);
   double sum = 0;
-  for (double x : v) sum += std::exp(x - most);
-  return most + std::log(sum);
+  for (double x : v) sum += std::exp(x - highest);
+  return highest + std::log(sum);
 }
 
 void check_values(const Tensor& got, const std::vector<double>& expected, double tolerance) {

@@ -379,7 +379,7 @@ TEST_CASE("a part of a tensor loses the elements that the whole loses there") {
   const PhiloxKey key{3, 4};
   for (const DType dtype : {f32, f64, bf16}) {
     for (const Shape& shape : {Shape{12}, {2, 24, 5}, {3, 4, 6, 2}, {2, 12, 700}, {1, 840, 3}, {0, 4}}) {
-      const Tensor x = random_rows(shape, dtype, 1), whole = dropout(x, 0.3, key);
+      const Tensor x = random_rows(shape, dtype, 1), entire = dropout(x, 0.3, key);
       for (int64_t dim = -shape.rank(); dim < shape.rank(); ++dim) {
         for (const int64_t count : {1, 2, 3, 4}) {
           const int64_t size = x.size(dim);
@@ -387,7 +387,7 @@ TEST_CASE("a part of a tensor loses the elements that the whole loses there") {
           for (int64_t index = 0; index < count; ++index) {
             const auto own = [&](const Tensor& t) { return t.narrow(dim, index * size / count, size / count); };
             CHECK(equal(dropout(own(x), 0.3, key, {.dim = dim, .index = index, .count = count}),
-                        own(whole).contiguous()));
+                        own(entire).contiguous()));
           }
         }
       }

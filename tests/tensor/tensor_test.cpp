@@ -263,9 +263,9 @@ TEST_CASE("random numbers: range, moments, and the same bits for every number of
       sum += value;
       squares += value * value;
     }
-    const auto [least, most] = std::minmax_element(first[i].begin(), first[i].end());
+    const auto [least, greatest] = std::minmax_element(first[i].begin(), first[i].end());
     CHECK(*least >= row.low);
-    CHECK(*most < row.high);
+    CHECK(*greatest < row.high);
     const double mean = sum / double(n), variance = squares / double(n) - mean * mean;
     CAPTURE(i);
     CHECK(std::abs(mean - row.mean) < 0.02 * (1 + std::sqrt(row.variance)));
@@ -282,10 +282,10 @@ TEST_CASE("random numbers: range, moments, and the same bits for every number of
   CHECK(nothing.to_vector<int>() == std::vector<int>(5, 1));
   CHECK_NOTHROW(randint(INT64_MIN, INT64_MAX, {9}));
   // The whole range of a dtype can be drawn, including its limits.
-  for (const auto& [dtype, low, most] :
+  for (const auto& [dtype, low, greatest] :
        {std::tuple<DType, int64_t, int64_t>{i8, -128, 127}, {u8, 0, 255}, {bf16, -256, 256}, {f16, -2048, 2048}}) {
-    const Tensor all = randint(low, most + 1, {200000}, {.dtype = dtype});
-    CHECK((min(all).item() == double(low) && max(all).item() == double(most)));
+    const Tensor all = randint(low, greatest + 1, {200000}, {.dtype = dtype});
+    CHECK((min(all).item() == double(low) && max(all).item() == double(greatest)));
   }
   const Tensor wide = uniform_(empty({n}, {.dtype = f16}), -65504, 65504);
   CHECK((all_finite(wide) && max(abs(wide)).item() > 60000));
@@ -299,8 +299,8 @@ TEST_CASE("normal numbers follow Box and Muller") {
   double worst = 0;
   for (size_t i = 0; i < values.size(); i += 2) {
     const auto words = philox(key, i / 4);
-    const double u = (double(words[i % 4]) + 0.5) * 0x1p-32, turn = double(words[i % 4 + 1] >> 8) * 0x1p-24;
-    const double radius = std::sqrt(-2 * std::log(u)), angle = 2 * M_PI * turn;
+    const double u = (double(words[i % 4]) + 0.5) * 0x1p-32, theta = double(words[i % 4 + 1] >> 8) * 0x1p-24;
+    const double radius = std::sqrt(-2 * std::log(u)), angle = 2 * M_PI * theta;
     worst = std::max(
         {worst, std::abs(values[i] - radius * std::cos(angle)), std::abs(values[i + 1] - radius * std::sin(angle))});
   }
@@ -320,14 +320,14 @@ TEST_CASE("generator state") {
   set_random_step(3, 1);
   CHECK(random_state() == RandomState{.seed = 5, .step = 3, .micro_batch = 1, .call = 0});
   // A thread without a seed draws its own numbers; a seeded one draws the same as any thread with that seed.
-  std::set<std::vector<float>> drawn{a, b};
+  std::set<std::vector<float>> sampled{a, b};
   std::vector<float> seeded;
   for (int i = 0; i < 3; ++i)
     std::thread([&] {
       CHECK(random_state().seed == 5);
-      drawn.insert(rand({8}).to_vector<float>());
+      sampled.insert(rand({8}).to_vector<float>());
     }).join();
-  CHECK(drawn.size() == 5);
+  CHECK(sampled.size() == 5);
   std::thread([&] { manual_seed(5), seeded = rand({8}).to_vector<float>(); }).join();
   CHECK(seeded == a);
   auto order = randperm(1000).to_vector<int64_t>();

@@ -10,10 +10,10 @@
 using Record = nlohmann::json;
 
 /// Reads a trace like a viewer does: an array whose end may be missing. whole: the file must be complete.
-inline std::vector<Record> read_trace(const std::string& path, bool whole = true) {
+inline std::vector<Record> read_trace(const std::string& path, bool full = true) {
   std::ifstream in(path);
   std::string text{std::istreambuf_iterator<char>(in), {}};
-  if (!whole) {
+  if (!full) {
     text.resize(text.rfind(",\n"));
     text += "]";
   }

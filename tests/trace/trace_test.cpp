@@ -23,7 +23,7 @@ using trace::Category;
 
 TEST_CASE("trace: any name is a name") {
   const struct {
-    std::string name, shown;
+    std::string name, printed;
   } rows[] = {{"plain", "plain"},
               {"", ""},
               {"a \"quoted\" \\ name", "a \"quoted\" \\ name"},
@@ -43,8 +43,8 @@ TEST_CASE("trace: any name is a name") {
   const auto records = with(read_trace(folder / "t.json"), "ph", "X");
   REQUIRE(records.size() == std::size(rows));
   for (size_t i = 0; i < records.size(); ++i) {
-    CHECK(records[i]["name"] == rows[i].shown);
-    CHECK(records[i]["args"]["text"] == rows[i].shown);
+    CHECK(records[i]["name"] == rows[i].printed);
+    CHECK(records[i]["args"]["text"] == rows[i].printed);
   }
 }
 
@@ -213,7 +213,7 @@ TEST_CASE("trace: wrong calls") {
   std::ofstream(folder / "a-file") << "x";
   const struct {
     std::string path;
-    trace::Options options;
+    trace::TraceOptions options;
     std::string error;
   } rows[] = {{"", {}, "expected a folder or a file, got an empty path"},
               {folder / "t.json", {.rank = 0, .ranks = 2}, "expected a folder for the traces of 2 ranks"},

@@ -77,7 +77,7 @@ const std::vector<Order> orders = {
      }},
     {"Trainer", 1,
      [](int) -> Owners {
-       train::Options o;
+       train::TrainOptions o;
        o.json = true;
        auto team = std::make_shared<train::Team>(&dist::world());
        auto job = std::make_shared<train::Job>(o, *team);
@@ -94,7 +94,7 @@ const std::vector<Order> orders = {
      }},
     {"experts", 1,
      [](int) -> Owners {
-       auto layer = std::make_shared<moe::Layer>(moe::Options{.width = 8, .experts = 2});
+       auto layer = std::make_shared<moe::Layer>(moe::MoeOptions{.width = 8, .experts = 2});
        auto counts = std::make_shared<train::ExpertCounts>(*layer, true);
        auto output = std::make_shared<Variable>((*layer)(Variable(randn({4, 8}))));
        return {layer, counts, output};
@@ -125,7 +125,7 @@ const std::vector<Order> orders = {
        auto group = dist::world().new_group({0, 1}, "savers");
        auto saver = std::make_shared<checkpoints::Saver>(saver_folder->str(), group.get(),
                                                          checkpoints::SaveOptions{.async = true, .warn = nobody});
-       saver->save(str("number", saves++), {.pieces = {checkpoints::whole("model.w", ones({100000}))}});
+       saver->save(str("number", saves++), {.pieces = {checkpoints::full("model.w", ones({100000}))}});
        return {group, saver};
      }},
     {"a collective that is on its way", 2,

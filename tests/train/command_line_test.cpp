@@ -11,12 +11,12 @@ using namespace lockstep;
 
 TEST_CASE("command line: numbers are read in the C locale, whatever the program's locale") {
   CLI::App app;
-  train::Options options;
+  train::TrainOptions options;
   train::OptimizerOptions optimizer;
   train::add_options(app, options);
   train::add_optimizer_options(app, optimizer, true);
   int64_t large = 1234567;
-  train::OptionGroup{app}("--large", large, "a number", train::whole(0, INT64_MAX));
+  train::OptionGroup{app}("--large", large, "a number", train::integer(0, INT64_MAX));
   CHECK(contains(app.help(), "1234567"));
   app.parse("--lr 0.5:0.25 --optimizer adamw,beta1=0.5 --batch 12345");
   CHECK(optimizer.lr == 0.5);

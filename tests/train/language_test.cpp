@@ -16,7 +16,7 @@ TEST_CASE("language model: sizes are held against the checkpoint before there is
   nn::GPT model({.vocab = 256, .context = 8, .layers = 2, .width = 8, .heads = 2});
   checkpoints::Contents contents;
   for (const auto& [name, tensor] : model.state())
-    contents.pieces.push_back(checkpoints::whole("model." + name, tensor));
+    contents.pieces.push_back(checkpoints::full("model." + name, tensor));
   checkpoints::Saver(dir / "checkpoints").save("step-1", contents);
   const Json facts = train::facts_of(model, "");
   const auto load = [&](const Json& config) {

@@ -103,22 +103,22 @@ TEST_CASE("plans: every mix trains as one process does, or is refused by check_p
                                          "dp2+tp2", "pp2+tp2", "dp2+pp2+tp2", "cp2", "dp2+cp2", "pp2+cp2", "cp2+tp2"};
   const std::vector<std::string> precisions = {"f32", "bf16", "fp16", "autocast"},
                                  optimizers = built({"AdamW", "Lamb", "OneBitAdam"});
-  size_t turn = 0;
+  size_t round = 0;
   for (const std::string& axis : axes) {
     for (int zero = 0; zero <= 3; ++zero) {
       for (const std::string& precision : precisions) {
         for (const std::string& optimizer : optimizers) {
-          ++turn;  // alternates the other options
+          ++round;  // alternates the other options
           for (const bool llama : {false, true}) {
             if (llama && (optimizer != "AdamW" || precision == "fp16" || precision == "autocast")) continue;
             const Mix m{axis + "+zero" + std::to_string(zero),
                         precision,
                         optimizer,
-                        zero > 0 && optimizer == "AdamW" && turn % 4 < 2 ? "cpu" : "none",
-                        turn / 3 % 2 == 0,
-                        turn % 2 && axis.find("cp") == axis.npos && axis.find("tp") == axis.npos,
+                        zero > 0 && optimizer == "AdamW" && round % 4 < 2 ? "cpu" : "none",
+                        round / 3 % 2 == 0,
+                        round % 2 && axis.find("cp") == axis.npos && axis.find("tp") == axis.npos,
                         llama,
-                        turn % 5 == 0 && axis.find("cp") == axis.npos};
+                        round % 5 == 0 && axis.find("cp") == axis.npos};
             const parallel::Plan plan = parallel::parse_plan(m.plan);
             const engine::Config config = config_of(m, plan);
             const auto reasons = engine::reasons_against(config, plan, {.ranks = plan.ranks()});
@@ -129,9 +129,9 @@ TEST_CASE("plans: every mix trains as one process does, or is refused by check_p
               if (++refused % 16 == 0) CHECK_MESSAGE(contains(message([&] { train_mix(m); }), reasons[0]), m.text());
               continue;
             }
-            Mix alone{"dp1+zero0", m.precision, m.optimizer, "none", false, m.dropout, llama, m.sparse};
-            auto& reference = references[alone.text()];
-            if (reference.empty()) reference = train_mix(alone);
+            Mix single{"dp1+zero0", m.precision, m.optimizer, "none", false, m.dropout, llama, m.sparse};
+            auto& reference = references[single.text()];
+            if (reference.empty()) reference = train_mix(single);
             Tensors found;
             CHECK_NOTHROW_MESSAGE(found = train_mix(m), m.text());
             REQUIRE_MESSAGE(found.size() == reference.size(), m.text());

@@ -39,8 +39,8 @@ inline Tensor license_tokens() {
   return Tensor::from(ids, {int64_t(ids.size())});
 }
 
-inline train::Options precise(const std::string& precision, int64_t steps) {
-  train::Options o;
+inline train::TrainOptions precise(const std::string& precision, int64_t steps) {
+  train::TrainOptions o;
   o.parallel.ranks = 1;
   o.batch = 4, o.steps = steps, o.precision = precision, o.json = true;
   return o;
@@ -52,7 +52,7 @@ struct PrecisionRun {
   std::vector<double> losses;
   nn::State model;
 };
-inline PrecisionRun train_precisely(const nn::GPT::Options& sizes, const train::Options& o,
+inline PrecisionRun train_precisely(const nn::GPT::Options& sizes, const train::TrainOptions& o,
                                     const std::function<void(train::Trainer&, const train::StepInfo&)>& look = {}) {
   PrecisionRun found;
   const HeldOutput out;
@@ -81,8 +81,8 @@ inline PrecisionRun train_precisely(const nn::GPT::Options& sizes, const train::
                               if (look) look(*trainer, info);
                             }});
     trainer->fit();
-    const nn::State whole = trainer->whole_model();
-    if (job.team().leads()) found.model = whole;
+    const nn::State full = trainer->full_model();
+    if (job.team().leads()) found.model = full;
   });
   found.out = out.text();
   return found;

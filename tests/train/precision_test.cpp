@@ -48,7 +48,7 @@ TEST_CASE("precision: after 125 steps of bf16 the losses are within 0.2 % of f32
   };
   for (const Row& row :
        {Row{"GPT", sizes_of_gpt(), 1}, Row{"GPT", sizes_of_gpt(), 4}, Row{"Llama", sizes_of_llama(), 1}}) {
-    train::Options o = precise("f32", 125);
+    train::TrainOptions o = precise("f32", 125);
     o.batch = 8 / row.accumulate, o.parallel.accumulate = row.accumulate;
     const std::vector<double> wide = train_precisely(row.sizes, o).losses;
     o.precision = "bf16";
@@ -64,7 +64,7 @@ TEST_CASE("precision: after 125 steps of bf16 the losses are within 0.2 % of f32
 
 TEST_CASE("precision: options and configuration may say the same, and nothing else") {
   const auto config = [](const std::string& precision, const std::vector<std::string>& set) {
-    train::Options o = precise(precision, 1);
+    train::TrainOptions o = precise(precision, 1);
     o.given = {"precision"}, o.set = set;
     return message([&] { train::start(o, "", [](train::Job& job) { job.config(); }); });
   };
@@ -82,7 +82,7 @@ TEST_CASE("precision: a run goes on in another precision, and its whole model is
   };
   for (const Row& row : {Row{"f32", "bf16"}, Row{"bf16", "f32"}, Row{"bf16", "bf16"}}) {
     const TempDir out;
-    train::Options o = precise(row.first, 6);
+    train::TrainOptions o = precise(row.first, 6);
     o.out = out.str();
     const PrecisionRun first = train_precisely(sizes_of_gpt(), o);
     // Master weights and parameters of f32 have digits that bf16 lacks.
@@ -114,7 +114,7 @@ TEST_CASE("precision: convolutions and batch norm train in bf16, with statistics
   const auto samples = data::share(data::TensorDataset(x, argmax(x.view({32, 64}).narrow(1, 0, 3), 1)));
   std::map<std::string, std::vector<double>> found;
   for (const char* precision : {"f32", "bf16"}) {
-    train::Options o = precise(precision, 0);
+    train::TrainOptions o = precise(precision, 0);
     o.epochs = 2;
     const HeldOutput nowhere;
     train::start(o, "", [&](train::Job& job) {

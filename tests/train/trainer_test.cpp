@@ -39,7 +39,7 @@ struct Found {
 };
 
 /// Runs a training on threads without output.
-Found run(train::Options o, const std::function<void(train::TrainerOptions&)>& change = {}) {
+Found run(train::TrainOptions o, const std::function<void(train::TrainerOptions&)>& change = {}) {
   Found found;
   o.json = true;
   const HeldOutput nowhere;
@@ -58,7 +58,7 @@ Found run(train::Options o, const std::function<void(train::TrainerOptions&)>& c
     train::Trainer trainer(job, net, t);
     trainer.fit();
     const auto values = trainer.evaluate();
-    const auto model = trainer.whole_model();
+    const auto model = trainer.full_model();
     if (!job.team().leads()) return;
     for (const auto& [name, tensor] : model) found.model[name] = tensor.to_vector<float>();
     found.values = values;
@@ -74,8 +74,8 @@ struct Row {
   int64_t accumulate;
   const char* offload = "none";
 };
-train::Options options(const std::string& plan = "", int ranks = 0, int64_t accumulate = 4) {
-  train::Options o;
+train::TrainOptions options(const std::string& plan = "", int ranks = 0, int64_t accumulate = 4) {
+  train::TrainOptions o;
   o.plan = plan;
   o.parallel.ranks = ranks;
   o.parallel.accumulate = accumulate;
@@ -85,9 +85,9 @@ train::Options options(const std::string& plan = "", int ranks = 0, int64_t accu
 }
 
 /// Runs five steps, which end within an epoch, in one process; goes on with these options.
-Found run_on_from_five(train::Options o, const std::function<void(train::TrainerOptions&)>& change = {}) {
+Found run_on_from_five(train::TrainOptions o, const std::function<void(train::TrainerOptions&)>& change = {}) {
   const TempDir out;
-  train::Options five = options();
+  train::TrainOptions five = options();
   five.out = o.out = out.str();
   five.steps = 5;
   run(five, change);
@@ -103,16 +103,16 @@ TEST_CASE("trainer: the same bits under any plan, and a run that another plan go
   CHECK(one.values.size() == 2);
   for (const Row& row : std::vector<Row>{
            {"dp2", 2, 2}, {"dp4+zero3", 4, 1}, {"dp2+zero2", 2, 2}, {"pp2", 2, 4}, {"dp2+pp2+zero1", 4, 2}}) {
-    train::Options o = options(row.plan, row.ranks, row.accumulate);
+    train::TrainOptions o = options(row.plan, row.ranks, row.accumulate);
     const Found other = run(o);
     CHECK_MESSAGE(other.model == one.model, row.plan);
     CHECK_MESSAGE(other.values == one.values, row.plan);
     CHECK_MESSAGE(run_on_from_five(o).model == one.model, row.plan, " goes on from one process");
   }
-  const Found sliced = run(options("tp2", 2));
+  const Found sharded = run(options("tp2", 2));
   for (const auto& [name, values] : one.model) {
-    REQUIRE(sliced.model.at(name).size() == values.size());
-    for (size_t i = 0; i < values.size(); ++i) CHECK(std::abs(sliced.model.at(name)[i] - values[i]) < 1e-5);
+    REQUIRE(sharded.model.at(name).size() == values.size());
+    for (size_t i = 0; i < values.size(); ++i) CHECK(std::abs(sharded.model.at(name)[i] - values[i]) < 1e-5);
   }
 }
 
@@ -133,12 +133,12 @@ TEST_CASE("trainer: a stream gives the same bits under other plans, which go on 
       return data::collate(batch);
     };
   };
-  train::Options o = options();
+  train::TrainOptions o = options();
   o.steps = 12;  // more than one epoch
   const Found one = run(o, streamed);
   CHECK(one.steps == 12);
   for (const Row& row : std::vector<Row>{{"dp2", 2, 2}, {"dp4+zero2", 4, 1}, {"pp2", 2, 4}}) {
-    train::Options other = options(row.plan, row.ranks, row.accumulate);
+    train::TrainOptions other = options(row.plan, row.ranks, row.accumulate);
     other.steps = 12;
     CHECK_MESSAGE(run_on_from_five(other, streamed).model == one.model, row.plan, " goes on from one process");
   }
@@ -147,11 +147,11 @@ TEST_CASE("trainer: a stream gives the same bits under other plans, which go on 
 }
 
 TEST_CASE("trainer: impossible options are rejected before training") {
-  const auto refused = [](const train::Options& o, const std::function<void(train::TrainerOptions&)>& change) {
+  const auto refused = [](const train::TrainOptions& o, const std::function<void(train::TrainerOptions&)>& change) {
     return message([&] { run(o, change); });
   };
   const std::string metric = "got ReduceLROnPlateau, which follows a metric";
-  train::Options o;
+  train::TrainOptions o;
   o.parallel.ranks = 1, o.batch = 4;
   CHECK(contains(refused(o, [](train::TrainerOptions& t) { t.best = "val_loss", t.load_best = true; }),
                  "load_best: expected a folder (--out), `best`, and data to evaluate, got no folder"));
@@ -179,8 +179,8 @@ TEST_CASE("trainer: impossible options are rejected before training") {
 TEST_CASE("trainer: file, --set and options become one configuration") {
   // The number at `key` (with at most one dot) of the configuration, or the error.
   const auto number_at = [](const std::string& key, const std::string& file, const std::vector<std::string>& set = {},
-                            const std::function<void(train::Options&)>& change = {}) {
-    train::Options o = options();
+                            const std::function<void(train::TrainOptions&)>& change = {}) {
+    train::TrainOptions o = options();
     o.config = file, o.set = set;
     if (change) change(o);
     std::string found;
@@ -225,10 +225,10 @@ TEST_CASE("trainer: file, --set and options become one configuration") {
 
 TEST_CASE("trainer: best checkpoints, patience, callbacks") {
   const TempDir out;
-  train::Options o = options();
+  train::TrainOptions o = options();
   o.out = out.path.string();
   o.epochs = 50;
-  int64_t seen = 0, planned = 0, started = 0;
+  int64_t observed = 0, planned = 0, started = 0;
   const Found found = run(o, [&](train::TrainerOptions& t) {
     t.best = "-val_accuracy";
     t.patience = 3;
@@ -237,10 +237,12 @@ TEST_CASE("trainer: best checkpoints, patience, callbacks") {
       return planned = steps, std::make_unique<optim::LambdaLR>(optimizer, [](int64_t) { return 1.; });
     };
     t.on_start = [&] { ++started; };
-    t.on_step = [&](const train::StepInfo& info, data::Json& line) { seen = info.step, line["twice"] = 2 * info.step; };
+    t.on_step = [&](const train::StepInfo& info, data::Json& line) {
+      observed = info.step, line["twice"] = 2 * info.step;
+    };
   });
   CHECK(found.steps < 200);
-  CHECK(found.steps == seen);
+  CHECK(found.steps == observed);
   CHECK(planned == 200);
   CHECK(started == 1);
   CHECK(data::read_json(out.path.string() + "/config.json").at("words").as_int() == 3);
@@ -257,7 +259,7 @@ TEST_CASE("trainer: best checkpoints, patience, callbacks") {
 
 TEST_CASE("trainer: an average of the parameters has the same bits under any plan, and goes on") {
   Found last;
-  const auto averaged = [&](train::Options o, int64_t steps, const std::string& out) {
+  const auto averaged = [&](train::TrainOptions o, int64_t steps, const std::string& out) {
     o.set.push_back("ema.decay=0.75");
     o.out = out;
     o.steps = steps;
@@ -273,7 +275,7 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
   // The expected averages, from the parameters after each step (of runs with 1 to 5 steps).
   std::map<std::string, std::vector<float>> by_hand;
   for (int64_t steps = 1; steps <= 5; ++steps) {
-    train::Options o = options();
+    train::TrainOptions o = options();
     o.steps = steps;
     for (const auto& [name, values] : run(o).model) {
       auto& average = by_hand[name];
@@ -281,7 +283,7 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
       for (size_t i = 0; i < values.size(); ++i) average[i] += 0.25f * (values[i] - average[i]);
     }
   }
-  train::Options five = options();
+  train::TrainOptions five = options();
   five.steps = 5;
   const Found without = run(five);
   for (const Row& row : std::vector<Row>{{"", 0, 4},
@@ -296,7 +298,7 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
     const TempDir folder;
     const std::string out = folder.path.string() + "/run";
     averaged(options(), 2, out);  // the first steps in one process
-    train::Options o = options(row.plan, row.ranks, row.accumulate);
+    train::TrainOptions o = options(row.plan, row.ranks, row.accumulate);
     o.parallel.offload = row.offload;
     if (o.parallel.offload.ends_with(':')) o.parallel.offload += folder.path.string();
     const auto found = averaged(o, 5, out);
@@ -329,7 +331,7 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
     CHECK(kept == 2);
   }
   const TempDir none;
-  train::Options o = options();
+  train::TrainOptions o = options();
   o.out = none.path.string();
   o.steps = 1;
   run(o);
@@ -340,7 +342,7 @@ TEST_CASE("trainer: an average of the parameters has the same bits under any pla
 
 TEST_CASE("trainer: evaluates once behind each step, the last one too") {
   int evaluations = 0;
-  train::Options o = options();
+  train::TrainOptions o = options();
   o.eval_every = 4;  // twice in 8 steps
   o.set = {};
   run(o, [&](train::TrainerOptions& t) {
@@ -354,7 +356,7 @@ TEST_CASE("trainer: evaluates once behind each step, the last one too") {
 
 TEST_CASE("trainer: what is refused leaves a folder as it is") {
   const TempDir out;
-  train::Options o = options();
+  train::TrainOptions o = options();
   o.out = out.path.string();
   o.steps = 2;
   run(o);
@@ -389,7 +391,7 @@ TEST_CASE("prepare: a loop of one's own under the job's configuration") {
   std::vector<std::vector<float>> found;
   for (const auto& [ranks, zero, accumulate] :
        std::vector<std::tuple<int, int, int64_t>>{{0, -1, 4}, {2, 3, 2}, {4, 1, 1}}) {
-    train::Options o = options("", ranks, accumulate);
+    train::TrainOptions o = options("", ranks, accumulate);
     if (zero >= 0) o.plan = str("zero", zero);
     train::start(o, "", [&](train::Job& job) {
       manual_seed(5);
@@ -403,7 +405,7 @@ TEST_CASE("prepare: a loop of one's own under the job's configuration") {
         model.step();
       }
       CHECK(model.global_steps() == 4);
-      const auto whole = model.zero().gathered();
+      const auto full = model.zero().gathered();
       if (job.team().leads()) found.push_back(net.up.weight.tensor().to_vector<float>());
     });
   }

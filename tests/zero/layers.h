@@ -23,7 +23,7 @@ template <class L> struct Between : nn::Layer<Between<L>> {
   L layer;
   nn::Linear head;
   Run run;
-  Between(L made, int64_t width, Run how) : layer(std::move(made)), head(linear(width, 3)), run(std::move(how)) {}
+  Between(L made, int64_t width, Run runner) : layer(std::move(made)), head(linear(width, 3)), run(std::move(runner)) {}
   Variable forward(const Variable& x) { return head(run(layer, in(x))); }
   void fields(nn::Fields& f) override { f("in", in)("layer", layer)("head", head); }
 };

@@ -160,9 +160,9 @@ TEST_CASE("zero: a tied head in chunks trains as one in a piece") {
                          .ranks = 2,
                          .options = ZeroOptions{.stage = 3, .param_persistence_threshold = 0}});
   };
-  const Tensors chunks = train(7), whole = train(1000);
-  REQUIRE(chunks.size() == whole.size());
-  for (const auto& [name, value] : whole) {
+  const Tensors chunks = train(7), full = train(1000);
+  REQUIRE(chunks.size() == full.size());
+  for (const auto& [name, value] : full) {
     CAPTURE(name);
     CHECK(allclose(chunks.at(name), value, 1e-4, 1e-5));
   }

@@ -34,13 +34,13 @@ zero::OffloadParam parameters_on(Offload device, int buffers = 2, int64_t in_mem
       .device = device, .nvme_path = folder, .buffer_count = buffers, .buffer_size = 1 << 20, .max_in_cpu = in_memory};
 }
 constexpr auto cpu_memory = Offload::cpu, nvme = Offload::nvme;
-constexpr int64_t small = 4096, whole = 1 << 30;  // elements of a tile
+constexpr int64_t small = 4096, entire = 1 << 30;  // elements of a tile
 
 const std::vector<Row> any_stage{
     {"none, small tiles", {.sub_group_size = small}},
-    {"cpu", {.sub_group_size = whole, .offload_optimizer = {.device = cpu_memory}}},
+    {"cpu", {.sub_group_size = entire, .offload_optimizer = {.device = cpu_memory}}},
     {"cpu, small tiles", {.sub_group_size = small, .offload_optimizer = {.device = cpu_memory}}},
-    {"nvme", {.sub_group_size = whole, .offload_optimizer = {.device = nvme, .nvme_path = folder}}},
+    {"nvme", {.sub_group_size = entire, .offload_optimizer = {.device = nvme, .nvme_path = folder}}},
     {"nvme, small tiles", {.sub_group_size = small, .offload_optimizer = {.device = nvme, .nvme_path = folder}}},
     {"nvme, one buffer",
      {.sub_group_size = small, .offload_optimizer = {.device = nvme, .nvme_path = folder, .buffer_count = 1}}},

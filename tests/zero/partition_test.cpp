@@ -52,7 +52,7 @@ void check_layout(const Layout& layout) {
     }
     CHECK(next == layout.sizes[i]);
   }
-  CHECK(before <= layout.whole());
+  CHECK(before <= layout.full());
 }
 
 }  // namespace
@@ -64,16 +64,16 @@ TEST_CASE("partition: every element has one owner, cuts lie on block boundaries,
       CAPTURE(world);
       const Layout layout = lay_out(sizes, world);
       check_layout(layout);
-      CHECK(layout.whole() == world * layout.shard);
+      CHECK(layout.full() == world * layout.shard);
       CHECK(layout.numel() == std::accumulate(sizes.begin(), sizes.end(), int64_t(0)));
       for (int rank = 0; rank < world; ++rank)
-        CHECK(layout.range(rank) == dist::shard_range(layout.whole(), world, rank));
+        CHECK(layout.range(rank) == dist::shard_range(layout.full(), world, rank));
       CHECK(layout.padding() <= int64_t(sizes.size()) * alignment +
                                     (world == 1 ? alignment : 2 * int64_t(world) * (norm_block + alignment)));
       for (int owner = 0; owner < world; ++owner) {
         const Layout at = lay_out_at(sizes, world, owner);
         check_layout(at);
-        CHECK(at.range(owner).size() == at.whole());
+        CHECK(at.range(owner).size() == at.full());
         CHECK(at.padding() <= int64_t(sizes.size()) * alignment);
       }
     }

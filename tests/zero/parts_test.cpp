@@ -86,7 +86,7 @@ TEST_CASE("zero: overflow in other parts of the model skips the step, and their 
       const auto skipped = zero.step({.others = &other});
       CHECK((skipped.skipped && skipped.first_nonfinite == "there.weight" && skipped.rank == 7 && other.asked == 1));
       {
-        const auto whole = zero.gathered();
+        const auto full = zero.gathered();
         CHECK(differing(before, copy_parameters(net)) == "");
       }
       other = {};

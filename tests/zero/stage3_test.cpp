@@ -2,7 +2,7 @@
 // are broken.
 #include <doctest/doctest.h>
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "nn/models/gpt.h"
 #include "parallel/activation_checkpoints.h"
 #include "tests/zero/util.h"

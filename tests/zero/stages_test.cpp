@@ -112,8 +112,8 @@ TEST_CASE("zero: an exception inside a backward leaves nothing of it behind") {
       loss_of_micro_batch(net, 7, rank).backward();
       if (zero) zero->step();
       else optimizer->step();
-      std::optional<Zero::Gathered> whole;
-      if (zero) whole.emplace(*zero, net.parameters());
+      std::optional<Zero::Gathered> full;
+      if (zero) full.emplace(*zero, net.parameters());
       return copy_parameters(net);
     })[0];
   };

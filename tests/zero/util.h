@@ -130,8 +130,8 @@ inline Tensors train(const ZeroPlan& plan) {
       optimizer->step();
       optimizer->zero_grad();
     }
-    std::optional<Zero::Gathered> whole;
-    if (zero) whole.emplace(*zero, net.parameters());
+    std::optional<Zero::Gathered> full;
+    if (zero) full.emplace(*zero, net.parameters());
     Tensors result;
     for (auto& [name, tensor] : copy_parameters(net)) result[name] = tensor.to(cpu);
     if (plan.max_norm > 0) result["norms"] = Tensor::from(norms, {int64_t(norms.size())});
@@ -147,9 +147,9 @@ Tensors train_two(int ranks, const zero::ZeroOptions& options, double max_norm =
     Net net;
     std::vector<Variable> matrices, others;
     for (const Variable& p : net.parameters()) (p.dim() == 2 ? matrices : others).push_back(p);
-    Rule whole_rule(matrices, {.lr = 0.01});
+    Rule full_rule(matrices, {.lr = 0.01});
     optim::AdamW adam(others, {.lr = 0.01});
-    Zero zero(net, std::vector<optim::Optimizer*>{&whole_rule, &adam}, options);
+    Zero zero(net, std::vector<optim::Optimizer*>{&full_rule, &adam}, options);
     for (int step = 0; step < 3; ++step) {
       backwards(zero, 4 / ranks, [&](int64_t micro) { loss_of_micro_batch(net, step, micro).backward(); });
       zero.step({.grad_scale = ranks / 4., .max_norm = max_norm});

@@ -79,8 +79,8 @@ TEST_CASE("zero: unused parameters are named in an Error, or skipped as by an op
         else optimizer.step();
         if (!zero) optimizer.zero_grad();
       }
-      std::optional<Zero::Gathered> whole;
-      if (zero) whole.emplace(*zero, net.parameters());
+      std::optional<Zero::Gathered> entire;
+      if (zero) entire.emplace(*zero, net.parameters());
       return copy_parameters(net);
     })[0];
   };
@@ -137,7 +137,7 @@ TEST_CASE("zero: calls that step() and gradients() reject") {
       {{3},
        1,
        [](Zero& zero, auto&, auto&) {
-         const auto whole = zero.gathered();
+         const auto entire = zero.gathered();
          zero.step();
        },
        "step() was called while gathered() holds"},
@@ -155,7 +155,7 @@ TEST_CASE("zero: clearing all gradients drops the collected ones, whichever func
       const auto finish = [](Zero& zero, Net& net, Tensors& to) {
         loss_of_micro_batch(net, 7, 3).backward();
         zero.step();
-        const auto whole = zero.gathered();
+        const auto entire = zero.gathered();
         if (dist::world().rank() == 0) to = copy_parameters(net);
       };
       with_zero(at(stage), 2, [&](Zero& zero, Net& net, optim::Optimizer& optimizer) {
@@ -191,7 +191,7 @@ TEST_CASE("zero: arguments that the constructor rejects") {
       Zero zero(net, optimizer, {.stage = stage});
     };
   };
-  const char* const alone =
+  const char* const single =
       "SGD exchanges gradients between ranks itself and needs those of the whole model: use it without ZeRO";
   const Row rows[] = {
       {with({.stage = 4}), "stage 0, 1, 2 or 3, got 4"},
@@ -200,10 +200,10 @@ TEST_CASE("zero: arguments that the constructor rejects") {
       {with({.stage = 3, .prefetch_bucket_size = -1}), "prefetch_bucket_size >= 0, got -1"},
       {with({.communication_data_type = i32}), "floating communication_data_type, got i32"},
       {with({.stage = 3, .max_live_parameters = 0}), "max_live_parameters > 0"},
-      {sends(0), alone},
-      {sends(1), alone},
-      {sends(2), alone},
-      {sends(3), alone},
+      {sends(0), single},
+      {sends(1), single},
+      {sends(2), single},
+      {sends(3), single},
       {[](Net& net) {
          optim::SGD optimizer(net.a.parameters(), {.lr = 0.1});
          Zero zero(net, optimizer);
@@ -250,13 +250,13 @@ TEST_CASE("zero: gathered() shows whole parameters, and one rank may change them
         optim::AdamW optimizer(net.parameters(), {.lr = 1e-2});
         Zero zero(net, optimizer, at(stage));
         {
-          const auto whole = zero.gathered();
+          const auto entire = zero.gathered();
           LOCKSTEP_CHECK(differing(before, copy_parameters(net)) == "", "gathered other values");
         }
         loss_of_micro_batch(net, 0, rank, dtype).backward();
         zero.step();  // creates the master weights
         {
-          const auto whole = zero.gathered({net.b.weight, net.c.bias}, 1);
+          const auto entire = zero.gathered({net.b.weight, net.c.bias}, 1);
           const NoGrad no_grad;
           if (rank == 1) {
             net.b.weight.tensor().fill_(0.5);
@@ -264,12 +264,12 @@ TEST_CASE("zero: gathered() shows whole parameters, and one rank may change them
           }
         }
         const std::string error = message([&] {
-          const auto whole = zero.gathered({net.b.weight});
+          const auto entire = zero.gathered({net.b.weight});
           net.b.weight.tensor().fill_(3);
         });
         if (stage == 3) expect(error, "b.weight was changed (by 'fill_'), but the scope has no modifier rank");
         if (stage < 3) {
-          const auto whole = zero.gathered({net.b.weight}, 0);
+          const auto entire = zero.gathered({net.b.weight}, 0);
           net.b.weight.tensor().fill_(0.5);
         }
         loss_of_micro_batch(net, 1, rank, dtype).backward();
@@ -341,7 +341,7 @@ TEST_CASE("zero: loss scaling in f16 gives every plan the same steps, skipped on
         trace.push_back(zero.step({.grad_scale = 1. / accumulation, .max_norm = 0.5, .scaler = &scaler}).skipped);
         trace.push_back(scaler.scale());
       }
-      const auto whole = zero.gathered();
+      const auto entire = zero.gathered();
       Tensors result = copy_parameters(net);
       result["trace"] = Tensor::from(trace, {int64_t(trace.size())});
       return result;

@@ -68,7 +68,7 @@ std::map<std::string, DType> keys_of(const Parameter& p) {
   const TensorOptions like{.dtype = wide ? p.variable.dtype() : f32, .device = cpu};
   const Shape shape = p.optimizer->is_elementwise() ? Shape{1, 1} : Shape::filled(int(p.variable.dim()), 1);
   Tensor one = zeros(shape, like), low;
-  optim::ParameterState state{.step = 1, .tensors = {}, .whole = p.variable.numel()};
+  optim::ParameterState state{.step = 1, .tensors = {}, .full = p.variable.numel()};
   p.optimizer->advance(p.group, one, zeros(shape, like), state, low, 1);
   std::map<std::string, DType> keys;
   if (!wide) keys["master"] = f32;
@@ -108,17 +108,17 @@ void Tiles::find_homes() {
   auto wanted = int64_t(o.ratio * double(all) + 0.5);
   for (Unit& unit : s_.units) {
     std::vector<Piece> pieces;
-    for (const Piece& whole : unit.pieces) {
-      const int64_t n = whole.range.size();
+    for (const Piece& full : unit.pieces) {
+      const int64_t n = full.range.size();
       int64_t first = std::min(n, wanted);
       if (first < n) {
         first = (first + norm_block / 2) / norm_block * norm_block;
-        if (first > n || !s_.parameters[whole.parameter].optimizer->is_elementwise()) first = 2 * wanted >= n ? n : 0;
+        if (first > n || !s_.parameters[full.parameter].optimizer->is_elementwise()) first = 2 * wanted >= n ? n : 0;
       }
       wanted = std::max(int64_t(0), wanted - first);
-      Piece offloaded = whole, rest = whole;
+      Piece offloaded = full, rest = full;
       offloaded.home = o.device;
-      offloaded.range.end = rest.range.begin = whole.range.begin + first;
+      offloaded.range.end = rest.range.begin = full.range.begin + first;
       rest.at += first;
       if (first > 0) pieces.push_back(offloaded);
       if (first < n) pieces.push_back(rest);

@@ -60,7 +60,7 @@ void Optimizer::notice_parameters() {
   trained_ = std::move(now);
   group_of_ = std::move(groups);
   mean_.reset();
-  seen_.clear();
+  observed_.clear();
   compressed_.reset();
 }
 
@@ -111,7 +111,7 @@ StepReport Optimizer::step(const StepOptions& o) {
     else exact_step(step, scale);
     steps_ = step;
     // After all updates, because parameters may share a storage.
-    for (const Variable& p : trained_) state_of(p).seen = p.tensor().storage()->version();
+    for (const Variable& p : trained_) state_of(p).known_version = p.tensor().storage()->version();
   }
   (report.compressed ? volume_.compressed_steps : volume_.exact_steps) += 1;
   (report.compressed ? volume_.compressed_bytes : volume_.exact_bytes) += group_.traffic().sent - sent;
@@ -202,21 +202,21 @@ void Optimizer::apply_masks(Slot& slot, const Tensor& momentum, bool frozen) {
   const auto second = slot.state->tensors.find("exp_avg_sq");
   if (second == slot.state->tensors.end() || momentum.numel() == 0) return;
   const void* key = slot.variable.impl().get();
-  auto known = seen_.find(key);
-  if (!frozen || known == seen_.end()) {
+  auto known = observed_.find(key);
+  if (!frozen || known == observed_.end()) {
     const MemoryScope scope(Memory::optimizer);
-    const Tensor seen = gt(second->second, zeros({1}, {.device = momentum.device()}));
-    known = seen_.insert_or_assign(key, all(seen).item<bool>() ? Tensor() : seen.to(f32)).first;
+    const Tensor known_version = gt(second->second, zeros({1}, {.device = momentum.device()}));
+    known = observed_.insert_or_assign(key, all(known_version).item<bool>() ? Tensor() : known_version.to(f32)).first;
   }
   if (known->second.defined()) mul_(momentum, known->second);
-  if (!frozen) seen_.erase(known);
+  if (!frozen) observed_.erase(known);
 }
 
 void Optimizer::load_state(const optim::OptimizerState& saved) {
   optim::Optimizer::load_state(saved);
   steps_ = 0;
   for (const Variable& p : parameters()) steps_ = std::max(steps_, state_of(p).step);
-  seen_.clear();
+  observed_.clear();
   compressed_.reset();
 }
 

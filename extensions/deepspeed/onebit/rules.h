@@ -42,8 +42,8 @@ template <class Options> Tensor denominator(const Options& o, const Tensor& v, i
 /// ordinary gradient would cause a huge step.
 template <class Options>
 void divide_bounded(const Options& o, const Tensor& m, const Tensor& below, double factor = 1) {
-  const double most = factor * std::max(1., (1 - o.beta1) / std::sqrt(1 - o.beta2));
-  clamp_(div_(m, below), -most, most);
+  const double greatest = factor * std::max(1., (1 - o.beta1) / std::sqrt(1 - o.beta2));
+  clamp_(div_(m, below), -greatest, greatest);
 }
 
 }  // namespace lockstep::onebit

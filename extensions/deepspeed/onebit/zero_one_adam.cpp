@@ -94,8 +94,8 @@ void ZeroOneAdam::check_unwritten() {
   if (local_steps_ == 0) return;
   for (const Slot& slot : slots()) {
     const Storage& storage = *slot.variable.tensor().storage();
-    LOCKSTEP_CHECK(slot.state->seen == storage.version(), "[", name(), "] a parameter of shape ", slot.variable.shape(),
-                   " was changed by '", storage.last_writer(),
+    LOCKSTEP_CHECK(slot.state->known_version == storage.version(), "[", name(), "] a parameter of shape ",
+                   slot.variable.shape(), " was changed by '", storage.last_writer(),
                    "' between two exchanges; the next exchange would overwrite the change: call synchronize() first");
   }
 }

@@ -46,7 +46,7 @@ struct Trainer {
   /// Everything that a checkpoint would contain.
   Tensors everything() {
     if (auto* const optimizer = onebit::optimizer_of(e)) optimizer->synchronize();
-    else return whole_parameters(e, *net);
+    else return full_parameters(e, *net);
     Tensors all = copy_parameters(*net);
     for (auto& [name, tensor] : e.optimizer().state().tensors) all[name] = tensor.clone();
     return all;
@@ -106,7 +106,7 @@ TEST_CASE("engine, 1-bit: a run goes on from its checkpoint to the bit, and on o
       config.gradient_clipping = 0.5;
       config.scheduler = {.type = "WarmupLR",
                           .params = data::parse_json(R"({"warmup_max_lr": 0.02, "warmup_num_steps": 8})", "params")};
-      const auto whole = on_ranks<Tensors>(2, [&](int rank) {
+      const auto full = on_ranks<Tensors>(2, [&](int rank) {
         Trainer t(config, rank);
         train_steps(t.e, 6);  // compressed since step 4; with 0/1 Adam, ranks may differ here
         t.e.save_checkpoint(folder / "run");
@@ -115,7 +115,7 @@ TEST_CASE("engine, 1-bit: a run goes on from its checkpoint to the bit, and on o
         CHECK(std::isfinite(t.e.get_global_grad_norm()));
         return t.everything();
       });
-      CHECK(differing(whole[0], whole[1]) == "");
+      CHECK(differing(full[0], full[1]) == "");
       const auto resumed = on_ranks<Tensors>(2, [&](int) {
         Trainer t(config, 5);
         CHECK(t.e.load_checkpoint(folder / "run"));
@@ -124,7 +124,7 @@ TEST_CASE("engine, 1-bit: a run goes on from its checkpoint to the bit, and on o
         train_steps(t.e, 5);
         return t.everything();
       });
-      for (const Tensors& one : resumed) CHECK(differing(whole[0], one) == "");
+      for (const Tensors& one : resumed) CHECK(differing(full[0], one) == "");
       if (dtype != bf16) continue;
       for (const int ranks : {1, 4}) {
         config.gradient_accumulation_steps = 4 / ranks;
@@ -191,11 +191,11 @@ TEST_CASE("engine, 1-bit: between f32 and 16 bits, from AdamW, and a model alone
 }
 
 TEST_CASE("engine, 1-bit: token counts, a plain backward, no_sync() and a boundary of one's own give the same step") {
-  enum class How { engine, tokens, plain, no_sync, own_boundary };
-  const auto run = [](How how, DType dtype) {
+  enum class Loop { engine, tokens, plain, no_sync, own_boundary };
+  const auto run = [](Loop loop, DType dtype) {
     return on_ranks<Tensors>(2, [&](int rank) {
       Config config = with("OneBitAdam", R"({"lr": 0.01, "freeze_step": 1})", 2, dtype);
-      if (how == How::own_boundary) {
+      if (loop == Loop::own_boundary) {
         config.managed_gradient_accumulation = false;
         config.train_micro_batch_size_per_gpu = 3;
       }
@@ -209,12 +209,12 @@ TEST_CASE("engine, 1-bit: token counts, a plain backward, no_sync() and a bounda
           const Tensor x = randn({4, 6}), y = argmax(x.narrow(1, 0, 3), 1);
           const Variable loss = cross_entropy(e(x.to(dtype)), y);
           std::optional<engine::EngineBase::NoSync> local;
-          if (how == How::no_sync && i == 0) local.emplace(e);
-          if (how == How::tokens) e.backward(mul_scalar(loss.to(f32), 4), 4);
-          else if (how == How::plain) e.scale(loss).backward();
+          if (loop == Loop::no_sync && i == 0) local.emplace(e);
+          if (loop == Loop::tokens) e.backward(mul_scalar(loss.to(f32), 4), 4);
+          else if (loop == Loop::plain) e.scale(loss).backward();
           else e.backward(loss);
           local.reset();
-          if (how != How::own_boundary || i == 1) e.step();
+          if (loop != Loop::own_boundary || i == 1) e.step();
         }
       }
       CHECK(e.global_steps() == 3);
@@ -223,16 +223,16 @@ TEST_CASE("engine, 1-bit: token counts, a plain backward, no_sync() and a bounda
     });
   };
   for (const DType dtype : {f32, f16}) {
-    const auto plain = run(How::engine, dtype);
-    for (const How how : {How::tokens, How::plain, How::no_sync}) {
-      const auto same = run(how, dtype);
-      CAPTURE(int(how));
+    const auto plain = run(Loop::engine, dtype);
+    for (const Loop loop : {Loop::tokens, Loop::plain, Loop::no_sync}) {
+      const auto same = run(loop, dtype);
+      CAPTURE(int(loop));
       CAPTURE(dtype);
       CHECK(differing(plain[0], same[0]) == "");
       CHECK(differing(plain[0], same[1]) == "");
     }
   }
-  const auto own = run(How::own_boundary, f32);
+  const auto own = run(Loop::own_boundary, f32);
   CHECK(differing(own[0], own[1]) == "");
 }
 
@@ -343,8 +343,8 @@ TEST_CASE("engine, 1-bit: invalid settings are rejected") {
   CHECK_ERROR(on_ranks(2,
                        [](int) {
                          const auto net = make_net();
-                         const auto alone = dist::world().split(dist::world().rank(), 0, "alone");
-                         onebit::OneBitAdam optimizer(net->parameters(), {.lr = 0.01}, alone.get());
+                         const auto single = dist::world().split(dist::world().rank(), 0, "alone");
+                         onebit::OneBitAdam optimizer(net->parameters(), {.lr = 0.01}, single.get());
                          initialize(*net, optimizer, config_of(0, 1));
                        }),
               "expected OneBitAdam on the engine's group of 2 ranks, got one on another group, of 1");

@@ -173,13 +173,13 @@ TEST_CASE("engine: TensorBoard and CSV, by rank 0, at every boundary, with sampl
 
 TEST_CASE("engine: a full disk ends the curves, not the run") {
   const TempDir folder;
-  constexpr rlim_t most = 1 << 20;  // the largest size of a file; the curve of lr has it, so writing to it fails
-  folder.write("Train_Samples_lr.csv", std::string(most, '\n'));
+  constexpr rlim_t limit = 1 << 20;  // the largest size of a file; the curve of lr has it, so writing to it fails
+  folder.write("Train_Samples_lr.csv", std::string(limit, '\n'));
   int warnings = 0;
   const auto monitor = csv_monitor(
       folder.str(), "", [&](const std::string& text) { warnings += contains(text, "writing failed: File too large"); });
   {
-    const testing::FileLimit full(most);
+    const testing::FileLimit full(limit);
     for (int i = 0; i < 3; ++i) monitor->write({{"Train/Samples/lr", 1, i}, {"Train/Samples/train_loss", 2, i}});
   }
   CHECK(warnings == 1);
@@ -221,8 +221,8 @@ TEST_CASE("engine: the comms_logger counts the bytes that ZeRO sends") {
       CHECK(total >= 0);
       CHECK(waited >= 0);
       CHECK(bus == doctest::Approx(algorithm * engine::CommsLogger::bus_factor(op, 2)).epsilon(0.1));
-      auto& seen = calls[op];
-      if (bytes > seen.second) seen = {times, bytes};
+      auto& observed = calls[op];
+      if (bytes > observed.second) observed = {times, bytes};
     }
     CHECK(calls["reduce_scatter"].first == 3);
     CHECK(calls["reduce_scatter"].second >= make_net()->parameter_count() * 4);

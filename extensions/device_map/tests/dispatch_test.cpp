@@ -58,7 +58,7 @@ struct Folder {
 };
 
 int64_t parameters_on(Device device) { return device_memory(device).category[int(Memory::parameter)].current; }
-int64_t most_parameters_on(Device device) { return device_memory(device).category[int(Memory::parameter)].peak; }
+int64_t max_parameters_on(Device device) { return device_memory(device).category[int(Memory::parameter)].peak; }
 
 }  // namespace
 
@@ -125,21 +125,21 @@ TEST_CASE("device map: the ledger of each device stays below its limit, from a f
   const Devices devices(2);
   const Folder folder;
   Tensor logits;
-  int64_t whole = 0;
+  int64_t full = 0;
   {
     auto gpt = make_gpt();
     const NoGrad scope;
     logits = gpt(tokens()).tensor();
-    for (const Variable& p : gpt.parameters()) whole += p.numel() * 4;
+    for (const Variable& p : gpt.parameters()) full += p.numel() * 4;
     data::save_safetensors(folder / "gpt.safetensors", gpt.state());
   }
   struct Row {
     const char* mode;
     int64_t first, next, host;
   };
-  for (const Row& row : {Row{"auto", whole, whole, 0}, Row{"balanced_low_0", whole, whole / 2, 0},
-                         Row{"sequential", whole / 2, whole * 6 / 10, 0}, Row{"auto", whole / 2, whole / 4, whole / 4},
-                         Row{"sequential", whole * 4 / 10, 0, 0}, Row{"auto", whole * 4 / 10, whole / 4, 0}}) {
+  for (const Row& row : {Row{"auto", full, full, 0}, Row{"balanced_low_0", full, full / 2, 0},
+                         Row{"sequential", full / 2, full * 6 / 10, 0}, Row{"auto", full / 2, full / 4, full / 4},
+                         Row{"sequential", full * 4 / 10, 0, 0}, Row{"auto", full * 4 / 10, full / 4, 0}}) {
     CAPTURE(row.mode);
     CAPTURE(row.first);
     CAPTURE(row.next);
@@ -152,7 +152,7 @@ TEST_CASE("device map: the ledger of each device stays below its limit, from a f
       gpt.emplace(nn::GPT::Options{.vocab = 29, .context = 16, .layers = 4, .width = 16, .heads = 2});
     }
     CHECK(parameters_on(cpu) == before_first);
-    CHECK(most_parameters_on(cpu) == before_first);
+    CHECK(max_parameters_on(cpu) == before_first);
     reset_peak_device_memory(cpu);
     reset_peak_device_memory(second);
     const auto plan =
@@ -167,11 +167,11 @@ TEST_CASE("device map: the ledger of each device stays below its limit, from a f
     const NoGrad scope;
     for (int run = 0; run < 3; ++run) CHECK(same((*gpt)(tokens()).tensor(), logits));
     CHECK(parameters_on(cpu) - before_first == held("cpu:0"));  // every loaded part has been dropped
-    CHECK(most_parameters_on(cpu) - before_first == held("cpu:0") + plan.reserved);
-    CHECK(most_parameters_on(second) - before_second == held("cpu:1"));
+    CHECK(max_parameters_on(cpu) - before_first == held("cpu:0") + plan.reserved);
+    CHECK(max_parameters_on(second) - before_second == held("cpu:1"));
     CHECK(held("cpu:0") + plan.reserved <= row.first);
     CHECK(held("cpu:1") <= row.next);
-    CHECK(dispatched.bytes_loaded() == 3 * (whole - held("cpu:0") - held("cpu:1")));
+    CHECK(dispatched.bytes_loaded() == 3 * (full - held("cpu:0") - held("cpu:1")));
     CHECK((dispatched.loads() > 0) == (plan.reserved > 0));
   }
 }
@@ -181,7 +181,7 @@ TEST_CASE("device map: a limit on a device is kept by every allocation") {
   const int64_t held = device_memory(second).total.current;
   set_memory_limit(second, held + 4000);
   CHECK(memory_limit(second) == held + 4000);
-  const Tensor most = zeros({1000}, {.device = second});
+  const Tensor limit = zeros({1000}, {.device = second});
   CHECK_ERROR(zeros({2}, {.device = second}), str("[memory] cpu:1 is limited to ", held + 4000, " bytes: ", held + 4000,
                                                   " are held, and 8 more were wanted, 8 too many"));
   zeros({5000});  // other devices have no limit
@@ -214,10 +214,10 @@ TEST_CASE("device map: training over devices has the bits of one; from disk or h
   };
   const nn::State plain = train({});
   for (const Map& map : {Map{{"", "cpu:1"}}, Map{{"", "cpu:0"}, {"blocks.2", "cpu:1"}, {"blocks.3", "cpu:2"}}}) {
-    const nn::State spread = train(map);
+    const nn::State mapped = train(map);
     for (size_t i = 0; i < plain.size(); ++i) {
       CAPTURE(plain[i].first);
-      CHECK(same(plain[i].second, spread[i].second));
+      CHECK(same(plain[i].second, mapped[i].second));
     }
   }
   const Folder folder;

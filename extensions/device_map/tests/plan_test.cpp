@@ -48,7 +48,7 @@ constexpr int64_t layer = 80;
 const std::vector<std::string> no_blocks = {"Block"};
 
 /// A plan's map as text, "first=cpu:0 blocks.0=cpu:1 ...".
-std::string shown(const Placement& plan) {
+std::string printed(const Placement& plan) {
   std::string text;
   for (const auto& [name, place] : plan.map())
     text += (text.empty() ? "" : " ") + (name.empty() ? "all" : name) + "=" + place.name;
@@ -66,7 +66,7 @@ TEST_CASE("device map: modes over two and three devices, host memory and disk") 
   struct Row {
     const char* mode;
     std::map<std::string, device_map::Bytes> memory;
-    std::vector<std::string> whole;
+    std::vector<std::string> full;
     const char* expected;
     int64_t reserved;
   };
@@ -111,8 +111,8 @@ TEST_CASE("device map: modes over two and three devices, host memory and disk") 
   for (const Row& row : rows) {
     CAPTURE(row.mode);
     CAPTURE(row.expected);
-    const Placement plan = infer(net, row.mode, {.max_memory = row.memory, .no_split_module_classes = row.whole});
-    CHECK(shown(plan) == row.expected);
+    const Placement plan = infer(net, row.mode, {.max_memory = row.memory, .no_split_module_classes = row.full});
+    CHECK(printed(plan) == row.expected);
     CHECK(plan.reserved == row.reserved);
     int64_t sum = 0;
     for (const auto& [place, bytes] : plan.held) {
@@ -123,7 +123,7 @@ TEST_CASE("device map: modes over two and three devices, host memory and disk") 
     }
     CHECK(sum == 6 * layer);
     // a manual map gives the same
-    CHECK(shown(infer(net, plan.map(), {.no_split_module_classes = row.whole})) == row.expected);
+    CHECK(printed(infer(net, plan.map(), {.no_split_module_classes = row.full})) == row.expected);
   }
 }
 
@@ -135,7 +135,7 @@ TEST_CASE("device map: any limits give a plan that keeps them, or say how many b
     for (int b = 0; b <= 7; ++b) {
       for (int host = 0; host <= 7; host += 7) {
         for (const char* mode : {"auto", "balanced_low_0", "sequential"}) {
-          const device_map::Options options{
+          const device_map::DeviceMapOptions options{
               .max_memory = {{"cpu:0", a * layer}, {"cpu:1", b * layer + 7}, {"cpu", host * layer}, {"disk", 0}}};
           CAPTURE(a);
           CAPTURE(b);
@@ -168,11 +168,11 @@ TEST_CASE("device map: what set_memory_limit() leaves counts, and what the model
   const int64_t held = device_memory(cpu).total.current;
   set_memory_limit(cpu, held + layer);
   set_memory_limit(second, layer * 3);
-  CHECK(shown(infer(net, "sequential")) == "all=cpu:0");
+  CHECK(printed(infer(net, "sequential")) == "all=cpu:0");
   set_memory_limit(cpu, held - 3 * layer);
-  CHECK(shown(infer(net, "sequential")) == "blocks.0=cpu:0 blocks.1=cpu:1 first=cpu:0 last=cpu:1");
+  CHECK(printed(infer(net, "sequential")) == "blocks.0=cpu:0 blocks.1=cpu:1 first=cpu:0 last=cpu:1");
   set_memory_limit(cpu, 0);
-  CHECK(shown(infer(net)) == "blocks.0=cpu:0 blocks.1=cpu:1 first=cpu:0 last=cpu:1");
+  CHECK(printed(infer(net)) == "blocks.0=cpu:0 blocks.1=cpu:1 first=cpu:0 last=cpu:1");
   set_memory_limit(second, 0);
 }
 
@@ -185,7 +185,7 @@ TEST_CASE("device map: shared parameters stay together, and so do a module and i
     void fields(nn::Fields& f) override { f("a", a)("b", b)("c", c); }
   } tied;
   const Placement plan = infer(tied, "balanced", {.max_memory = {{"cpu:0", 1000}, {"cpu:1", 1000}}});
-  CHECK(shown(plan) == "a=cpu:0 b=cpu:1 c=cpu:0");
+  CHECK(printed(plan) == "a=cpu:0 b=cpu:1 c=cpu:0");
   CHECK(plan.held.at("cpu:0") == 80 + 16);  // the shared weight counts once
   {                                         // a file contains a shared parameter once, under one of its names
     manual_seed(1);
@@ -210,8 +210,8 @@ TEST_CASE("device map: shared parameters stay together, and so do a module and i
               "a and c share a parameter: expected one place for both, got cpu:0 and cpu:1");
 
   nn::GPT gpt({.vocab = 11, .context = 8, .layers = 3, .width = 8, .heads = 2});
-  const Placement spread = infer(gpt, "auto", {.max_memory = {{"cpu:0", "1MiB"}, {"cpu:1", "1 MiB"}}});
-  CHECK(shown(spread) ==
+  const Placement mapped = infer(gpt, "auto", {.max_memory = {{"cpu:0", "1MiB"}, {"cpu:1", "1 MiB"}}});
+  CHECK(printed(mapped) ==
         "blocks.0=cpu:0 blocks.1=cpu:1 blocks.2=cpu:1 head=cpu:0 norm=cpu:1 positions=cpu:0 tokens=cpu:0");
   CHECK(contains(
       message([&] {
@@ -220,21 +220,21 @@ TEST_CASE("device map: shared parameters stay together, and so do a module and i
       "GPT reads these itself: expected one place for tokens.weight and positions.weight, got cpu:0 and cpu:1"));
   CHECK_ERROR(infer(gpt, Map{{"", "cpu:0"}, {"blocks.1.mlp", "cpu:1"}}),
               "blocks.1 must not be split: expected one place for");
-  const std::string text = spread.text();
+  const std::string text = mapped.text();
   for (const char* line : {"(model's own)", "blocks.2", "cpu:1", "all"}) CHECK(contains(text, line));
 }
 
 TEST_CASE("device map: maps by hand, and Errors for wrong ones") {
   const Devices devices(2);
   Net net;
-  CHECK(shown(infer(net, Map{{"", "disk"}, {"blocks", "cpu"}, {"blocks.1", "cpu:1"}})) ==
+  CHECK(printed(infer(net, Map{{"", "disk"}, {"blocks", "cpu"}, {"blocks.1", "cpu:1"}})) ==
         "blocks.0=cpu blocks.1=cpu:1 first=disk last=disk");
   CHECK(infer(net, Map{{"", "disk"}, {"blocks.1", "cpu:1"}}).main == second);
   CHECK(infer(net, Map{{"", "disk"}}).main == cpu);
   CHECK(infer(net, Map{{"", Device{}}}).places[0].name == "cpu:0");
   struct Row {
     Map map;
-    device_map::Options options;
+    device_map::DeviceMapOptions options;
     const char* text;
   };
   const Row rows[] = {

@@ -82,8 +82,8 @@ double misfit(std::vector<double> a, std::vector<double> b) {
     ++cells, begin_i = i, begin_j = j;
   }
   // the normal approximation of chi-squared by Wilson and Hilferty, 1931
-  const double k = std::max(1, cells - 1), spread = 2 / (9 * k);
-  return (std::cbrt(squares / k) - (1 - spread)) / std::sqrt(spread);
+  const double k = std::max(1, cells - 1), width = 2 / (9 * k);
+  return (std::cbrt(squares / k) - (1 - width)) / std::sqrt(width);
 }
 
 std::vector<double> column(const Tensor& x, int64_t i) { return x.select(1, i).to_vector<double>(); }
@@ -101,14 +101,14 @@ TEST_CASE("distributions: samples have the moments that they should have") {
       for (Variable& p : same) p = narrow ? p.detach().to(f32) : p;
       const Tensor x = row.of(same)->sample({n}).to(f64);
       const auto means = d->mean().tensor().to_vector<double>(), variances = d->variance().tensor().to_vector<double>();
-      const auto got = mean(x, {0}).to_vector<double>(), spread = var(x, {0}).to_vector<double>();
+      const auto got = mean(x, {0}).to_vector<double>(), width = var(x, {0}).to_vector<double>();
       const auto fourth = mean(square(square(x - mean(x, {0}))), {0}).to_vector<double>();
       for (size_t i = 0; i < means.size(); ++i) {
         CAPTURE(i);
         // Within five standard deviations of the mean, and six of the variance (from the fourth moment).
         CHECK(std::abs(got[i] - means[i]) < 5 * std::sqrt(variances[i] / n));
-        CHECK(std::abs(spread[i] - variances[i]) <
-              6 * std::sqrt(std::max(0.0, fourth[i] - spread[i] * spread[i]) / n) + 1e-4 * spread[i]);
+        CHECK(std::abs(width[i] - variances[i]) <
+              6 * std::sqrt(std::max(0.0, fourth[i] - width[i] * width[i]) / n) + 1e-4 * width[i]);
       }
       if (!row.has_entropy || d->event_shape().rank() > 0) continue;
       // The entropy is the mean of -log_prob.
@@ -180,9 +180,9 @@ TEST_CASE("distributions: Categorical in 16 bits knows all classes") {
                                  Categorical::from_logits(Variable(zeros({classes}, options)))}) {
       CAPTURE(dtype);
       manual_seed(13);
-      const auto drawn = d.sample({n}).to_vector<double>();
-      CHECK(misfit(drawn, randint(0, classes, {n}).to_vector<double>()) < 5);
-      CHECK(std::set<double>(drawn.begin(), drawn.end()).size() == classes);
+      const auto sampled = d.sample({n}).to_vector<double>();
+      CHECK(misfit(sampled, randint(0, classes, {n}).to_vector<double>()) < 5);
+      CHECK(std::set<double>(sampled.begin(), sampled.end()).size() == classes);
       const Tensor last = full({}, classes - 1, {.dtype = i64});
       CHECK(d.log_prob(Variable(last)).item() == doctest::Approx(-std::log(1e3)).epsilon(4e-3));
       CHECK(d.entropy().item() == doctest::Approx(std::log(1e3)).epsilon(4e-3));
@@ -195,9 +195,9 @@ TEST_CASE("distributions: Categorical in 16 bits knows all classes") {
     }
     // The weights add up to more than the largest f16.
     const Categorical many(Variable(ones({100000}, options)));
-    const Tensor drawn = many.sample({1000});
-    CHECK((min(drawn).item() >= 0 && max(drawn).item() < 100000 && max(drawn).item() > 90000));
-    CHECK(many.log_prob(Variable(drawn)).tensor().to_vector<double>()[0] ==
+    const Tensor sampled = many.sample({1000});
+    CHECK((min(sampled).item() >= 0 && max(sampled).item() < 100000 && max(sampled).item() > 90000));
+    CHECK(many.log_prob(Variable(sampled)).tensor().to_vector<double>()[0] ==
           doctest::Approx(-std::log(1e5)).epsilon(4e-3));
     for (const double p : {1e-3, 0.999}) {
       const Bernoulli b(full({1}, p, options));

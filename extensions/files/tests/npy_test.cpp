@@ -13,7 +13,7 @@ namespace {
 
 using Named = std::vector<std::pair<std::string, Tensor>>;
 
-std::string whole(const std::string& path) { return read_file(path, 1 << 20); }
+std::string full(const std::string& path) { return read_file(path, 1 << 20); }
 std::vector<double> count_up(int64_t count) { return arange(0, double(count)).to_vector<double>(); }
 
 /// A file of version 1: this header verbatim, then `bytes` zero bytes.
@@ -83,7 +83,7 @@ TEST_CASE("npy: files by NumPy are read exactly, and written again byte for byte
     CHECK(real(read).to_vector<double>() == signs);
     CHECK(imag(read).to_vector<double>() == std::vector<double>{0, 0.5, 1, 1.5, 50, 2.5});
     save_npy(dir / "c.npy", read);
-    CHECK((whole(dir / "c.npy") == whole(path)) == (name[0] == 'c'));
+    CHECK((full(dir / "c.npy") == full(path)) == (name[0] == 'c'));
   }
   for (const auto& row : rows) {
     CAPTURE(row.name);
@@ -94,7 +94,7 @@ TEST_CASE("npy: files by NumPy are read exactly, and written again byte for byte
     CHECK(read.is_contiguous());
     CHECK(read.to_vector<double>() == row.values);
     save_npy(dir / "a.npy", read);
-    CHECK((whole(dir / "a.npy") == whole(path)) == row.same);
+    CHECK((full(dir / "a.npy") == full(path)) == row.same);
     CHECK(read_npy(dir / "a.npy").to_vector<double>() == row.values);
   }
   save_npy(dir / "t.npy", read_npy(golden("npy/f4.npy")).t());  // strided tensors
@@ -130,12 +130,12 @@ TEST_CASE("npy: headers of other writers, and types that are rejected by name") 
 
 TEST_CASE("npy 42: damaged files") {
   const auto read = [](const std::string& file) { return parse_npy(as_bytes(file), "f"); };
-  const std::string good = whole(golden("npy/f4.npy")), huge = "4611686018427387904";
+  const std::string good = full(golden("npy/f4.npy")), huge = "4611686018427387904";
   check_messages(
       read, "[npy]",
       {
           {"", "expected a header, got 0 bytes"},
-          {whole(golden("npy/stored.npz")), "expected a file that starts with \\x93NUMPY, got a zip file: .npz?"},
+          {full(golden("npy/stored.npz")), "expected a file that starts with \\x93NUMPY, got a zip file: .npz?"},
           {"GIF89a nonsense", "expected a file that starts with \\x93NUMPY, got another"},
           {replaced(good, 6, "\4"), "expected version 1.0, 2.0 or 3.0, got 4.0"},
           {replaced(good, 7, "\1"), "expected version 1.0, 2.0 or 3.0, got 1.1"},
@@ -184,8 +184,8 @@ TEST_CASE("npz: files by NumPy are read, and written again byte for byte") {
     CHECK(read_npz(path, "é").shape() == Shape{2, 0});
     CHECK_ERROR(read_npz(path, "b"), "no array \"b\" among: a, b/c, é");
     save_npz(dir / "a.npz", read, deflated);
-    if (!deflated) CHECK(whole(dir / "a.npz") == whole(path));
-    else CHECK(whole(dir / "a.npz").size() < 1000);  // compressed bytes depend on the version of the library
+    if (!deflated) CHECK(full(dir / "a.npz") == full(path));
+    else CHECK(full(dir / "a.npz").size() < 1000);  // compressed bytes depend on the version of the library
     for (const auto& [name, tensor] : read) {
       CAPTURE(name);
       const Tensor again = read_npz(dir / "a.npz", name);
@@ -204,7 +204,7 @@ TEST_CASE("npz: files by NumPy are read, and written again byte for byte") {
 TEST_CASE("npz: a member beyond 4 GiB, in a file with a hole") {
   TempDir dir;
   save_npz(dir / "a.npz", {{"a", Tensor::from({1.f, 2.f}, {2}).to(cpu)}});
-  const std::string small = whole(dir / "a.npz");
+  const std::string small = full(dir / "a.npz");
   ZipMember member = zip_members(as_bytes(small), "a")[0];
   const int64_t hole = int64_t(5) << 30, size = member.data + member.bytes;
   member.offset = hole;
@@ -223,7 +223,7 @@ TEST_CASE("npz: a member beyond 4 GiB, in a file with a hole") {
 
 TEST_CASE("npz 42: damaged files") {
   const auto read = [](const std::string& file) { return parse_npz(as_bytes(file), "f"); };
-  const std::string stored = whole(golden("npy/stored.npz")), deflated = whole(golden("npy/deflated.npz"));
+  const std::string stored = full(golden("npy/stored.npz")), deflated = full(golden("npy/deflated.npz"));
   const size_t data = 30 + 5 + 20, end = stored.size() - 22, entry = stored.find("PK\1\2"),
                last = stored.rfind("PK\1\2");
   const size_t deflated_entry = deflated.find("PK\1\2");
@@ -232,13 +232,13 @@ TEST_CASE("npz 42: damaged files") {
   TempDir dir;
   const Tensor one = zeros({1}, {.device = cpu});
   save_npz(dir / "a.npz", {{"a", one}, {"b", one}});
-  std::string twice = whole(dir / "a.npz");
+  std::string twice = full(dir / "a.npz");
   for (size_t at = twice.find("b.npy"); at != twice.npos; at = twice.find("b.npy", at)) twice[at] = 'a';
   check_messages(
       read, "[npz]",
       {
           {"", "expected a zip file, with a directory at its end, found none in 0 bytes"},
-          {whole(golden("npy/f4.npy")), "expected a zip file, with a directory at its end"},
+          {full(golden("npy/f4.npy")), "expected a zip file, with a directory at its end"},
           {stored.substr(0, entry), "expected a zip file, with a directory at its end"},
           {stored + "x", "expected a zip file, with a directory at its end"},
           {stored.substr(entry), "expected a directory that ends at byte"},

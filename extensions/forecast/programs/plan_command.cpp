@@ -89,7 +89,7 @@ Json to_json(const PlanForecast& p, const engine::Speeds& speeds, const engine::
                                                            {"parameters", stage.parameter_traffic},
                                                            {"pp", p.stage_traffic[s]},
                                                            {"cp", p.context_traffic[s]},
-                                                           {"tp", p.slice_traffic[s]},
+                                                           {"tp", p.tensor_parallel_traffic[s]},
                                                            {"ep", p.expert_traffic[s]}}},
                                   {"units", units_json(stage)}});
   }
@@ -118,7 +118,7 @@ Json to_json(const PlanForecast& p, const engine::Speeds& speeds, const engine::
 /// ranks, prints the first three and the last.
 void print_units(const engine::Forecast& plan) {
   fmt::print("\nwho owns what, elements\n");
-  const int shown_ranks = plan.config.zero_optimization.stage == 0 ? 0 : std::min(plan.ranks, 4);
+  const int printed_ranks = plan.config.zero_optimization.stage == 0 ? 0 : std::min(plan.ranks, 4);
   for (size_t k = 0; k < plan.units.size(); ++k) {
     const zero::PlannedUnit& u = plan.units[k];
     const auto& names = u.parameters;
@@ -129,15 +129,15 @@ void print_units(const engine::Forecast& plan) {
                names.size() > 1
                    ? fmt::format(" and {} more to {}", names.size() - 1, plan.model.parameters[names.back()].name)
                    : "");
-    for (int i = 0; i < shown_ranks; ++i) {
-      const int rank = i + 1 == shown_ranks ? plan.ranks - 1 : i;
+    for (int i = 0; i < printed_ranks; ++i) {
+      const int rank = i + 1 == printed_ranks ? plan.ranks - 1 : i;
       std::string text;
       for (size_t place = 0; place < names.size(); ++place) {
         const dist::Range own = u.layout.owned(place, rank);
         if (own.size() == 0) continue;
-        const bool whole = own.size() == u.layout.sizes[place];
+        const bool integer = own.size() == u.layout.sizes[place];
         text += (text.empty() ? "" : ", ") + plan.model.parameters[names[place]].name +
-                (whole ? "" : fmt::format("[{}:{}]", own.begin, own.end));
+                (integer ? "" : fmt::format("[{}:{}]", own.begin, own.end));
         if (text.size() > 200) {
           text += ", ...";
           break;
@@ -171,7 +171,7 @@ void print_step(const PlanForecast& p) {
 void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::PredictedTime& time) {
   const engine::Config& c = p.config;
   const engine::Forecast& first = p.stages[0];
-  const bool whole = p.plan.pp * p.plan.tp == 1;  // true: every rank has all layers
+  const bool integer = p.plan.pp * p.plan.tp == 1;  // true: every rank has all layers
   const int64_t zero = c.zero_optimization.stage, accumulation = *c.gradient_accumulation_steps;
   const int64_t frozen = p.model.numel() - p.model.trained();
   fmt::print("{:<12}{}: {} parameters{}\n", "model", p.model.name, p.model.numel(),
@@ -191,11 +191,11 @@ void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::Pr
   for (size_t s = 0; s < p.stages.size(); ++s) {
     const engine::Forecast& stage = p.stages[s];
     padding += stage.padding, units += stage.units.size();
-    if (whole) print_row("formula", formula_of(stage));
-    const RankBytes& most = stage.fullest();
-    print_row(whole ? "with padding, most" : fmt::format("stage {}", s), most);
-    if (most.parameters_elsewhere + most.optimizer_elsewhere > 0)
-      print_row("offloaded", {.parameters = most.parameters_elsewhere, .optimizer = most.optimizer_elsewhere});
+    if (integer) print_row("formula", formula_of(stage));
+    const RankBytes& limit = stage.fullest();
+    print_row(integer ? "with padding, most" : fmt::format("stage {}", s), limit);
+    if (limit.parameters_elsewhere + limit.optimizer_elsewhere > 0)
+      print_row("offloaded", {.parameters = limit.parameters_elsewhere, .optimizer = limit.optimizer_elsewhere});
   }
   fmt::print("  Padding is {} elements in {} units. ", padding, units);
   if (zero == 3)
@@ -206,12 +206,12 @@ void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::Pr
 
   print_row("sent in a step", {"gradients", "parameters", "stages", "context", "tensor", "experts"});
   for (size_t s = 0; s < p.stages.size(); ++s)
-    print_row(whole ? "each rank" : fmt::format("stage {}", s),
+    print_row(integer ? "each rank" : fmt::format("stage {}", s),
               {bytes_text(p.stages[s].gradient_traffic), bytes_text(p.stages[s].parameter_traffic),
-               bytes_text(p.stage_traffic[s]), bytes_text(p.context_traffic[s]), bytes_text(p.slice_traffic[s]),
-               bytes_text(p.expert_traffic[s])});
+               bytes_text(p.stage_traffic[s]), bytes_text(p.context_traffic[s]),
+               bytes_text(p.tensor_parallel_traffic[s]), bytes_text(p.expert_traffic[s])});
   const int n = first.ranks;
-  if (whole && n > 1)
+  if (integer && n > 1)
     fmt::print("  Gradients and parameters are {:.2f} times the model's bytes, times {}/{}.\n",
                p.copy_traffic(0) * n / (double(p.model.numel()) * double(size_of(first.parameter_dtype)) * (n - 1)),
                n - 1, n);
@@ -264,18 +264,18 @@ void add_plan_command(CLI::App& app, Shared& shared) {
   const OptionGroup add(command);
   add("--config", o->config, "configuration file (DeepSpeed's), or its text; default: the program's");
   add("--model", o->model.name, "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json, in place of a program");
-  auto* ranks = add("--ranks", o->ranks, "data-parallel ranks", whole(1, 65536));
+  auto* ranks = add("--ranks", o->ranks, "data-parallel ranks", integer(1, 65536));
   add("--plan", o->plan,
       "replicas (dp), pipeline stages (pp), context (cp), tensor (tp) and expert (ep) parallelism and ZeRO, in "
       "place of --ranks: dp2+pp2+cp2+tp2+ep2+zero1")
       ->excludes(ranks);
-  add("--vocab", o->model.vocab, "tokens that the model knows", whole(1, 1 << 24));
-  add("--context", o->model.context, "tokens of a sample", whole(1, 1 << 24));
+  add("--vocab", o->model.vocab, "tokens that the model knows", integer(1, 1 << 24));
+  add("--context", o->model.context, "tokens of a sample", integer(1, 1 << 24));
   engine::ExpertShape& e = o->model.experts;
-  auto* experts = add("--experts", e.experts, "experts instead of the MLP in some blocks (0: none)", whole(0, 65536))
+  auto* experts = add("--experts", e.experts, "experts instead of the MLP in some blocks (0: none)", integer(0, 65536))
                       ->capture_default_str();
-  add("--top-k", e.top_k, "experts of each token", whole(1, 65536))->needs(experts);
-  add("--expert-every", e.every, "which blocks have experts: the last of every N", whole(1, 10000))->needs(experts);
+  add("--top-k", e.top_k, "experts of each token", integer(1, 65536))->needs(experts);
+  add("--expert-every", e.every, "which blocks have experts: the last of every N", integer(1, 10000))->needs(experts);
   add("--flops", o->speeds.flops, "FLOP/s of a rank; else measured here", number(1, 1e18));
   add("--bandwidth", o->speeds.bandwidth, "bytes/s that a rank sends; else a copy is measured here", number(1, 1e18));
   add("--memory-bandwidth", o->speeds.memory, "bytes/s of a rank's memory; else measured here", number(1, 1e18));

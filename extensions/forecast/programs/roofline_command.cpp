@@ -81,11 +81,11 @@ void add_roofline_command(CLI::App& app) {
       "roofline", "the kernels of a training step, and how long they should take on a card that is not here");
   const OptionGroup add(command);
   add("--model", o->model, "gpt:LAYERSxWIDTHxHEADS, llama:LAYERSxWIDTHxHEADS, or a config.json")->capture_default_str();
-  add("--batch", o->batch, "sequences of a step", whole(1, 1 << 20))->capture_default_str();
-  add("--context", o->context, "tokens of a sequence", whole(1, 1 << 24))->capture_default_str();
-  add("--vocab", o->vocab, "vocabulary size of a model given by its sizes", whole(1, 1 << 24))->capture_default_str();
-  add("--kv-heads", o->kv_heads, "heads of keys and values; default: the model's", whole(1, 1 << 12));
-  add("--inner", o->inner, "width of the feed-forward layers; default: the model's", whole(1, 1 << 24));
+  add("--batch", o->batch, "sequences of a step", integer(1, 1 << 20))->capture_default_str();
+  add("--context", o->context, "tokens of a sequence", integer(1, 1 << 24))->capture_default_str();
+  add("--vocab", o->vocab, "vocabulary size of a model given by its sizes", integer(1, 1 << 24))->capture_default_str();
+  add("--kv-heads", o->kv_heads, "heads of keys and values; default: the model's", integer(1, 1 << 12));
+  add("--inner", o->inner, "width of the feed-forward layers; default: the model's", integer(1, 1 << 24));
   add("--tied", o->tied, "the head is the embedding table, even if the model has its own head");
   add("--dropout", o->dropout, "dropout of a model given by its sizes")->check(CLI::Range(0., 1.))->default_str("0");
   add("--precision", o->precision, "of parameters and activations: bf16, f16 (both with f32 master weights), f32")

@@ -161,17 +161,18 @@ void add_step_options(CLI::App& command, StepAsked& o) {
   const OptionGroup add(command, "A training step");
   add("--model", o.model.name, "gpt: or llama:LAYERSxWIDTHxHEADS, or a config.json; or a program, after --");
   add("--plan", o.plan, "replicas (dp), pipeline stages (pp), tensor parallelism (tp) and ZeRO: dp8+pp4+tp2+zero1");
-  add("--vocab", o.model.vocab, "tokens that the model knows", whole(1, 1 << 24));
-  add("--context", o.model.context, "tokens of a sample", whole(1, 1 << 24));
-  add("--micro-batch", o.job.micro_batch, "samples of a micro-batch (default: the program's, or 1)", whole(1, 1 << 20));
+  add("--vocab", o.model.vocab, "tokens that the model knows", integer(1, 1 << 24));
+  add("--context", o.model.context, "tokens of a sample", integer(1, 1 << 24));
+  add("--micro-batch", o.job.micro_batch, "samples of a micro-batch (default: the program's, or 1)",
+      integer(1, 1 << 20));
   add("--micro-batches", o.job.micro_batches,
-      "micro-batches of a step, for each replica (default: the program's, or 1)", whole(1, 1 << 16));
+      "micro-batches of a step, for each replica (default: the program's, or 1)", integer(1, 1 << 16));
   add("--schedule", o.schedule, "of the pipeline: " + listed(pipeline::names_of_kinds()));
-  add("--chunks", o.job.chunks, "chunks of a rank (interleaved)", whole(1, 64));
+  add("--chunks", o.job.chunks, "chunks of a rank (interleaved)", integer(1, 64));
   add("--dtype", o.dtype, "dtype of parameters, gradients and activations: f32, bf16 or f16",
       CLI::IsMember({"f32", "bf16", "f16"}));
   add("--ranks-per-host", o.cluster.ranks_per_host,
-      "ranks that reach each other by --host-latency and --host-bandwidth", whole(1, 65536));
+      "ranks that reach each other by --host-latency and --host-bandwidth", integer(1, 65536));
   add("--flops", o.flops, "FLOP/s that a rank reaches; else --measure", number(1, 1e18));
   add("--memory-bandwidth", o.memory, "bytes/s that an optimizer reads and writes", number(1, 1e18));
   add("--measure", o.measure,
@@ -181,7 +182,7 @@ void add_step_options(CLI::App& command, StepAsked& o) {
   add("--overlap-chunks", o.job.overlap_chunks,
       "chunks of tensor-parallel products, whose sums overlap with the next chunk (default: 4 where each has 1024 "
       "rows)",
-      whole(1, 64));
+      integer(1, 64));
   add("--bucket-mib", o.bucket_mib, "gradients that are reduced together", number(1e-3, 1e6));
   add("--recompute", o.job.recompute, "blocks run forward again in the backward");
   add("--overlap,!--no-overlap", o.job.overlap, "gradients are reduced while the backward runs (default)");
@@ -192,7 +193,7 @@ Json to_json(const report::StepPrediction& p, const StepAsked& o) {
   const dist::Link& between = o.cluster.network.between;
   Json::Array terms;
   for (const report::Term& t : p.terms)
-    terms.push_back(Json::Object{{"name", t.name}, {"seconds", t.seconds}, {"how", t.how}});
+    terms.push_back(Json::Object{{"name", t.name}, {"seconds", t.seconds}, {"how", t.source}});
   return Json::Object{{"plan", to_string(job.plan)},
                       {"ranks", job.plan.ranks()},
                       {"step", p.step},
@@ -231,7 +232,7 @@ void print(const report::StepPrediction& p, const StepAsked& o) {
              n.within ? ", within a host " + link(*n.within) : "");
   fmt::print("  {:<18}{:>12}{:>9}   {}\n", "term", "time", "share", "from");
   for (const report::Term& t : p.terms)
-    fmt::print("  {:<18}{:>12}{:>8.1f}%   {}\n", t.name, seconds_text(t.seconds), 100 * t.seconds / p.step, t.how);
+    fmt::print("  {:<18}{:>12}{:>8.1f}%   {}\n", t.name, seconds_text(t.seconds), 100 * t.seconds / p.step, t.source);
   fmt::print("  {:<18}{:>12}{:>8}%   bound by: {}\n\n", "step", seconds_text(p.step), 100, p.terms[p.bound].name);
   fmt::print("{:.0f} {}/s, {:.3g} FLOP/s of a rank\n", p.tokens, job.model.unit,
              p.flops / p.step / double(job.plan.ranks()));
@@ -249,7 +250,7 @@ void print(const report::StepPrediction& p, const StepAsked& o) {
 /// this machine run on `here` ranks at once.
 double find_costs(StepAsked& o, int here) {
   report::TrainingJob& job = o.job;
-  const bool alone = job.plan.ranks() == 1 || o.network_given;
+  const bool single = job.plan.ranks() == 1 || o.network_given;
   if (o.flops > 0) {
     LOCKSTEP_CHECK(o.memory > 0,
                    "--flops needs --memory-bandwidth, the bytes/s of the optimizer, such as --memory-bandwidth 2e12");
@@ -261,7 +262,7 @@ double find_costs(StepAsked& o, int here) {
                  " give the program instead: -- gpt train --model ", o.model.name);
   if (o.measure == "here") {
     if (o.model.program.empty()) report::measure_gpt(job.model, job.micro_batch, here);
-    if (!alone) o.cluster.network = {report::measure_link(std::max(2, here)), {}};
+    if (!single) o.cluster.network = {report::measure_link(std::max(2, here)), {}};
     o.origin = here > 1 ? fmt::format("measured here on {} ranks at once", here) : "measured here";
     return report::measure_memory(here);
   }
@@ -276,7 +277,7 @@ double find_costs(StepAsked& o, int here) {
                                                                            .width = size("width"),
                                                                            .heads = size("heads")})
                                               : job.model;
-  if (!alone) o.cluster.network = {report::link_of_traces(run.traces), {}};
+  if (!single) o.cluster.network = {report::link_of_traces(run.traces), {}};
   o.origin = "trace of " + counted(int64_t(run.traces.size()), "rank");
   return report::measure_run(run, traced, size("batch"), job.model);
 }
@@ -292,8 +293,8 @@ void print_step(StepAsked o, bool json) {
   report::TrainingJob& job = o.job;
   job.plan = parallel::parse_plan(o.plan);
   // Measure on as many ranks as will share a host, if this machine has the cores.
-  const int most = std::min({job.plan.ranks(), o.cluster.ranks_per_host, int(get_threads())}),
-            here = o.measure == "here" ? most : 1;
+  const int limit = std::min({job.plan.ranks(), o.cluster.ranks_per_host, int(get_threads())}),
+            here = o.measure == "here" ? limit : 1;
   if (found.shape.list.empty() || here > 1) found = find_model(o.model, here);
   job.model = found.shape;
   job.schedule = pipeline::parse_kind(o.schedule);

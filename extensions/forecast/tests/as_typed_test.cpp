@@ -26,7 +26,7 @@ std::vector<DryKernel> kernels_as_typed() {
   std::vector<DryKernel> last;
   DryRun dry;
   const testing::HeldOutput out;
-  train::Options o;
+  train::TrainOptions o;
   o.parallel.ranks = 1, o.device = "cuda", o.batch = 16, o.steps = 3, o.precision = "auto", o.no_graph = true;
   train::start(o, "", [&](train::Job& job) {
     std::shared_ptr<nn::GPT> model;

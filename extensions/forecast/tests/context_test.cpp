@@ -30,14 +30,14 @@ TEST_CASE("context: the ring sends as many bytes as lockstep plan predicts") {
           .config = config,
           .mesh = &mesh,
           .log = quiet};
-      if (axes.tp > 1) args.sliced = tensor_parallel::apply(*model, mesh.tp());
+      if (axes.tp > 1) args.sharded = tensor_parallel::apply(*model, mesh.tp());
       sequence::share_sequences(*model, {std::shared_ptr<void>(), &mesh.cp()}, {});
       engine::EngineBase e =
           engine::initialize(engine::PipelineModule{.model = model, .num_stages = axes.pp}, std::move(args));
       const int64_t before = mesh.cp().traffic().sent;
       e.train_batch([&](int64_t) {
         const Tensor tokens =
-            sequence::slice(randint(0, vocab, {2, length}), 1, axes.cp, mesh.at().cp, sequence::Order::zigzag);
+            sequence::slice(randint(0, vocab, {2, length}), 1, axes.cp, mesh.at().cp, sequence::TokenOrder::zigzag);
         return pipeline::Sample{{tokens}, {tokens}};
       });
       return mesh.cp().traffic().sent - before;

@@ -25,8 +25,8 @@ data::DatasetPtr<data::Example> samples(int64_t count, uint64_t seed) {
 }
 Variable loss(const Variable& scores, const Tensor& target) { return cross_entropy(scores, target); }
 
-train::Options options(const std::string& plan = "", int ranks = 0, int64_t accumulate = 4) {
-  train::Options o;
+train::TrainOptions options(const std::string& plan = "", int ranks = 0, int64_t accumulate = 4) {
+  train::TrainOptions o;
   o.plan = plan;
   o.parallel.ranks = ranks;
   o.parallel.accumulate = accumulate;
@@ -47,7 +47,7 @@ TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training
   for (const bool by_trainer : {true, false}) {
     for (const int ranks : {1, 2}) {
       std::filesystem::remove(file);
-      train::Options o = options("", ranks, 2);
+      train::TrainOptions o = options("", ranks, 2);
       o.plan = "pp2+zero1", o.out = (folder.path / "run").string();  // options of a training that must not start
       bool went_on = false;
       train::start(o, "", [&](train::Job& job) {
@@ -71,7 +71,7 @@ TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training
       CHECK(shape.list[0].measured == 2 * 6 * 16);
       CHECK(shape.list[0].out == 16);
       CHECK(shape.list[1].forward > 0);
-      CHECK(shape.parameters[0].sliced(2).shape == Shape{8, 6});
+      CHECK(shape.parameters[0].sharded(2).shape == Shape{8, 6});
     }
   }
   CHECK_ERROR(train::start(options("", 1, 1), "", [](train::Job&) {}),
@@ -80,7 +80,7 @@ TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training
   Classifier net;
   optim::SGD sgd(net.parameters(), {.lr = 0.1});
   const train::Team team(nullptr);
-  train::Job alone({}, team);  // this program does not call start()
-  CHECK_ERROR(train::prepare(alone, net, sgd), "asked to describe what it trains, and did");
+  train::Job single({}, team);  // this program does not call start()
+  CHECK_ERROR(train::prepare(single, net, sgd), "asked to describe what it trains, and did");
   CHECK(data::read_json(file).at("config").at("optimizer").at("type") == data::Json("SGD"));
 }

@@ -120,7 +120,7 @@ TEST_CASE("plan: a running model gives the figures that its options give") {
   const ModelShape read = model_shape_from(data::parse_json(to_json(shape).dump(), "test"), "test");
   CHECK(to_json(read) == to_json(shape));
   CHECK(read.forward_flops() == shape.forward_flops());
-  CHECK(read.parameters[0].sliced(2).shape == asked.parameters[0].sliced(2).shape);
+  CHECK(read.parameters[0].sharded(2).shape == asked.parameters[0].sharded(2).shape);
   CHECK_ERROR(model_shape_from(data::Json::Object{{"name", "x"}}, "an answer"), "an answer");
 }
 
@@ -249,14 +249,14 @@ TEST_CASE("plan: a model of 175 billion parameters on 1024 ranks, without its me
   CHECK(p.gradient_traffic + p.parameter_traffic == doctest::Approx(2 * 3 * 2 * psi).epsilon(0.02));
 
   const Speeds speeds{.flops = 1e14, .bandwidth = 1e11, .memory = 1e12};
-  const auto whole = [&](const Config& with) { return plan_parts(with, p.model, {.dp = 1024}); };
-  const PredictedTime t = predict(whole(c), speeds),
-                      faster = predict(whole(c), {.flops = 2e14, .bandwidth = 2e11, .memory = 2e12});
+  const auto full = [&](const Config& with) { return plan_parts(with, p.model, {.dp = 1024}); };
+  const PredictedTime t = predict(full(c), speeds),
+                      faster = predict(full(c), {.flops = 2e14, .bandwidth = 2e11, .memory = 2e12});
   CHECK(t.compute == doctest::Approx(6 * psi * 2048 * 2 / 1e14).epsilon(0.03));
   CHECK(t.step == doctest::Approx(2 * faster.step));
   Config checkpointed = c;
   checkpointed.activation_checkpointing.enabled = true;
-  CHECK(predict(whole(checkpointed), speeds).compute == doctest::Approx(t.compute * 4 / 3));
+  CHECK(predict(full(checkpointed), speeds).compute == doctest::Approx(t.compute * 4 / 3));
   CHECK_ERROR(plan(config(R"({"train_batch_size": 7})"), p.model, 2), "train_batch_size 7 is not");
 }
 
@@ -303,7 +303,7 @@ TEST_CASE("plan of axes: memory and traffic of each stage, by formulas") {
   CHECK(two.stages[0].model.numel() + two.stages[1].model.numel() == model.numel() + int64_t(table));
   CHECK(two.stage_traffic == std::vector<double>{4 * activation, 4 * activation + 4 * table * 4});
   CHECK(two.copy_traffic(0) == 0);
-  CHECK(two.slice_traffic[1] == 0);
+  CHECK(two.tensor_parallel_traffic[1] == 0);
   CHECK(two.formula == doctest::Approx(1. / 5));
   CHECK(two.bubble >= two.formula);
   CHECK(two.flops[0] + two.flops[1] == doctest::Approx(model.forward_flops()));
@@ -313,8 +313,8 @@ TEST_CASE("plan of axes: memory and traffic of each stage, by formulas") {
         str(R"({"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 400, "pipeline": {"schedule": ")",
             schedule, R"("}})"));
     const auto plan = made("pp3", many);
-    const double most = *std::max_element(plan.flops.begin(), plan.flops.end()), mean = model.forward_flops() / 3,
-                 lost = 1 - mean / most;
+    const double highest = *std::max_element(plan.flops.begin(), plan.flops.end()), mean = model.forward_flops() / 3,
+                 lost = 1 - mean / highest;
     CAPTURE(schedule);
     CHECK(lost > 0.01);
     CHECK(plan.bubble > lost - 1e-9);
@@ -323,15 +323,15 @@ TEST_CASE("plan of axes: memory and traffic of each stage, by formulas") {
     CHECK(time.step == doctest::Approx(time.compute).epsilon(0.02));
   }
 
-  const auto sliced = made("tp2", c);
-  int64_t whole = 0;  // replicated by tensor-parallel ranks: positions, norms, biases of row-parallel layers
+  const auto sharded = made("tp2", c);
+  int64_t full = 0;  // replicated by tensor-parallel ranks: positions, norms, biases of row-parallel layers
   for (const auto& p : model.parameters)
     if (p.name.find("norm") != p.name.npos || p.name == "positions.weight" || p.name.ends_with("out_proj.bias") ||
         p.name.ends_with("down.bias"))
-      whole += p.numel();
-  CHECK(sliced.stages[0].model.numel() == whole + (model.numel() - whole) / 2);
-  CHECK(sliced.slice_traffic[0] == 4 * ((4 * 4 + 2) * 2 * 0.5 * activation + 2 * 2 * 16 * 4));
-  CHECK(sliced.flops[0] == doctest::Approx(model.forward_flops() / 2));
+      full += p.numel();
+  CHECK(sharded.stages[0].model.numel() == full + (model.numel() - full) / 2);
+  CHECK(sharded.tensor_parallel_traffic[0] == 4 * ((4 * 4 + 2) * 2 * 0.5 * activation + 2 * 2 * 16 * 4));
+  CHECK(sharded.flops[0] == doctest::Approx(model.forward_flops() / 2));
 
   // If computing takes longer than communicating, all chunks but one are sent during products and cost no time.
   Config in_chunks = c;
@@ -363,22 +363,22 @@ TEST_CASE("plan of axes: memory and traffic of each stage, by formulas") {
     CHECK(shared.context_traffic[s] == 4 * double(shared.stages[s].model.layers) * (2 * activation / 2) * (2 * 1 + 2));
   }
   // Experts: each rank holds a part of them, which ZeRO shards over the ranks with the same part.
-  const ModelShape spread =
+  const ModelShape across_ranks =
       shape_of<nn::GPT>({.vocab = 64, .context = 16, .layers = 4, .width = 32, .heads = 4}, {.experts = 4, .top_k = 2});
   // Two blocks have three more experts and a gate each.
-  CHECK(spread.numel() == model.numel() + 2 * (3 * (2 * 4 * 32 * 32 + 5 * 32) + 4 * 32));
-  const auto dealt = engine::plan_parts(zero, spread, parallel::parse_plan("dp4+ep2+zero1")),
-             together = engine::plan_parts(zero, spread, parallel::parse_plan("dp4+zero1"));
+  CHECK(across_ranks.numel() == model.numel() + 2 * (3 * (2 * 4 * 32 * 32 + 5 * 32) + 4 * 32));
+  const auto dealt = engine::plan_parts(zero, across_ranks, parallel::parse_plan("dp4+ep2+zero1")),
+             together = engine::plan_parts(zero, across_ranks, parallel::parse_plan("dp4+zero1"));
   int64_t experts = 0;
-  for (const auto& p : spread.parameters)
+  for (const auto& p : across_ranks.parameters)
     if (p.expert >= 0) experts += p.numel();
-  CHECK(dealt.stages[0].model.numel() == spread.numel() - experts / 2);
+  CHECK(dealt.stages[0].model.numel() == across_ranks.numel() - experts / 2);
   // Summed over the ranks. Each half of the experts has two replicas, and each replica keeps half of their state.
   int64_t kept = 0, all_kept = 0;
   for (const auto& b : dealt.stages[0].bytes) kept += b.optimizer;
   for (const auto& b : together.stages[0].bytes) all_kept += b.optimizer;
   CHECK(kept == all_kept);
-  CHECK(dealt.flops[0] == doctest::Approx(spread.forward_flops()));
+  CHECK(dealt.flops[0] == doctest::Approx(across_ranks.forward_flops()));
   CHECK(dealt.expert_traffic[0] == 4 * 2 * 0.5 * (2 * 2 * activation * 2 + 8 * 4));
   CHECK(together.expert_traffic[0] == 0);
   CHECK(dealt.copy_traffic(0) < together.copy_traffic(0));

@@ -33,7 +33,7 @@ TEST_CASE("precision: a step in bf16 has at most ten casts") {
   for (const auto& [name, sizes] : models) {
     DryRun dry;
     for (const bool by_default : {true, false}) {
-      train::Options o = precise(by_default ? "auto" : "bf16", 3);
+      train::TrainOptions o = precise(by_default ? "auto" : "bf16", 3);
       o.device = "cuda", o.no_graph = true, o.json = false;
       std::vector<int64_t> casts;
       const PrecisionRun run = train_precisely(sizes, o, [&](train::Trainer& trainer, const train::StepInfo&) {
@@ -46,7 +46,7 @@ TEST_CASE("precision: a step in bf16 has at most ten casts") {
       CHECK((run.out.rfind(line, 0) == 0) == by_default);
     }
     for (const char* precision : {"f32", "f16"}) {
-      train::Options o = precise(precision, 3);
+      train::TrainOptions o = precise(precision, 3);
       o.device = "cuda", o.no_graph = true, o.json = false;
       int64_t casts = 0;
       const PrecisionRun run = train_precisely(sizes, o, [&](train::Trainer& trainer, const train::StepInfo&) {
@@ -74,7 +74,7 @@ TEST_CASE("precision: the default is f32 on the CPU, and what a configuration sa
                                          {"cuda", {"fp16.enabled=auto", "bf16.enabled=auto"}, bf16},
                                          {"cpu", {"fp16.enabled=auto", "bf16.enabled=auto"}, f32}}) {
     DryRun dry;
-    train::Options o = precise("auto", 1);
+    train::TrainOptions o = precise("auto", 1);
     o.device = row.device, o.set = row.set;
     train::start(o, "", [&](train::Job& job) { CHECK(engine::parameter_dtype(job.config()) == row.expected); });
   }

@@ -60,17 +60,17 @@ TEST_CASE("report: time inside time is counted once") {
 }
 
 TEST_CASE("report: the bubble of a pipeline is that of its schedule") {
-  using pipeline::Kind;
+  using pipeline::ScheduleKind;
   const struct {
     pipeline::Request request;
     pipeline::Costs costs;
-  } rows[] = {{{Kind::one_f_one_b, 4, 8}, {}},
-              {{Kind::one_f_one_b, 1, 3}, {}},
-              {{Kind::gpipe, 3, 5}, {.forward = 1, .input = 2, .weight = 0.5}},
-              {{Kind::interleaved, 4, 8, 2}, {}},
-              {{Kind::zb_h1, 4, 8}, {.forward = 1.5, .input = 1.2, .weight = 1}},
-              {{Kind::dualpipe_v, 2, 6}, {}},
-              {{Kind::one_f_one_b, 7, 2}, {}}};
+  } rows[] = {{{ScheduleKind::one_f_one_b, 4, 8}, {}},
+              {{ScheduleKind::one_f_one_b, 1, 3}, {}},
+              {{ScheduleKind::gpipe, 3, 5}, {.forward = 1, .input = 2, .weight = 0.5}},
+              {{ScheduleKind::interleaved, 4, 8, 2}, {}},
+              {{ScheduleKind::zb_h1, 4, 8}, {.forward = 1.5, .input = 1.2, .weight = 1}},
+              {{ScheduleKind::dualpipe_v, 2, 6}, {}},
+              {{ScheduleKind::one_f_one_b, 7, 2}, {}}};
   for (const auto& row : rows) {
     CAPTURE(pipeline::name_of(row.request.kind));
     const TempDir folder;
@@ -95,7 +95,7 @@ TEST_CASE("report: the bubble of a pipeline is that of its schedule") {
 
 TEST_CASE("report: a pipeline with a rank missing says so and gives no bubble") {
   const TempDir folder;
-  traced_pipeline(folder, {pipeline::Kind::one_f_one_b, 3, 4}, {}, 2);
+  traced_pipeline(folder, {pipeline::ScheduleKind::one_f_one_b, 3, 4}, {}, 2);
   fs::remove(folder / "rank-1.json");
   const RunFiles run = read_run(folder.path);
   REQUIRE(run.warnings.size() == 1);

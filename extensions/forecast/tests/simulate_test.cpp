@@ -18,9 +18,9 @@ namespace {
 
 // Sanitizers slow this down many times and find nothing new with more ranks.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int most = 1024;
+constexpr int greatest = 1024;
 #else
-constexpr int most = 4096;
+constexpr int greatest = 4096;
 #endif
 
 }  // namespace
@@ -55,12 +55,12 @@ TEST_CASE("simulated times are those of the textbook") {
 }
 
 TEST_CASE("simulated ring at 4096 ranks: 2(n-1)·α + 2(n-1)/n·S/β") {
-  const double n = most, alpha = 5e-6, beta = 25e9, bytes = 100e6;
+  const double n = greatest, alpha = 5e-6, beta = 25e9, bytes = 100e6;
   const Simulation s =
-      simulate(Algorithm::ring, {Collective::all_reduce, most}, int64_t(bytes), 1, {{alpha, beta}, {}});
+      simulate(Algorithm::ring, {Collective::all_reduce, greatest}, int64_t(bytes), 1, {{alpha, beta}, {}});
   CHECK(s.seconds == doctest::Approx(2 * (n - 1) * alpha + 2 * (n - 1) / n * bytes / beta).epsilon(0.01));
-  CHECK(s.messages == 2 * int64_t(most - 1) * most);
-  CHECK(s.steps == 2 * (most - 1));
+  CHECK(s.messages == 2 * int64_t(greatest - 1) * greatest);
+  CHECK(s.steps == 2 * (greatest - 1));
 }
 
 TEST_CASE("rounds of ranks that all do the same give what their transfers give") {

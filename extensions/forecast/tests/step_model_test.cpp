@@ -86,31 +86,31 @@ TEST_CASE("step model: bytes are those of lockstep plan") {
             model(), dp);
         CHECK(p.gradient_bytes == doctest::Approx(plan.gradient_traffic));
         CHECK(p.parameter_bytes == doctest::Approx(plan.parameter_traffic));
-        int64_t most = 0;
-        for (const auto& b : plan.bytes) most = std::max(most, b.total());
-        CHECK(p.memory.total() == most);
+        int64_t highest = 0;
+        for (const auto& b : plan.bytes) highest = std::max(highest, b.total());
+        CHECK(p.memory.total() == highest);
       }
     }
   }
 }
 
 TEST_CASE("step model: pipelines of equal stages idle as the formula says") {
-  using pipeline::Kind;
-  for (const Kind kind : {Kind::gpipe, Kind::one_f_one_b, Kind::interleaved, Kind::zb_h1, Kind::dualpipe_v}) {
+  using pipeline::ScheduleKind;
+  for (const ScheduleKind kind : {ScheduleKind::gpipe, ScheduleKind::one_f_one_b, ScheduleKind::interleaved,
+                                  ScheduleKind::zb_h1, ScheduleKind::dualpipe_v}) {
     for (const int p : {2, 4, 8}) {
       for (const int m : {8, 16, 64}) {
-        if (kind == Kind::dualpipe_v && m < 2 * p) continue;
+        if (kind == ScheduleKind::dualpipe_v && m < 2 * p) continue;
         CAPTURE(pipeline::name_of(kind));
         CAPTURE(p);
         CAPTURE(m);
         const Cluster fast{.network = {{.latency = 0, .bandwidth = 1e300}, {}}};
         const StepPrediction step =
             predict({.model = model(32), .plan = {.pp = p}, .micro_batches = m, .schedule = kind}, even, fast);
-        const double whole = 32. / p * 1e-3;
-        CHECK(
-            step.bubble ==
-            doctest::Approx(pipeline::formula({kind, p, m}, {.forward = whole, .input = whole, .weight = whole}).bubble)
-                .epsilon(1e-6));
+        const double full = 32. / p * 1e-3;
+        CHECK(step.bubble ==
+              doctest::Approx(pipeline::formula({kind, p, m}, {.forward = full, .input = full, .weight = full}).bubble)
+                  .epsilon(1e-6));
         CHECK(term(step, "uneven stages") == doctest::Approx(0).epsilon(1e-9));
         CHECK(term(step, "messages") == doctest::Approx(0).epsilon(1e-9));
         const double busy = term(step, "compute"), idle = term(step, "idle (bubble)");

@@ -21,7 +21,7 @@ TEST_CASE("traces: reading gives the written records") {
     trace::counter("loss", {{"loss", 2.5}});
   });
   const RankTrace t = read_trace(folder / "rank-0.json");
-  CHECK(t.whole);
+  CHECK(t.ended);
   REQUIRE(t.events.size() == 3);
   CHECK(t.events[0].name == "forward 0");
   CHECK(t.events[0].begin == doctest::Approx(1));
@@ -43,19 +43,19 @@ TEST_CASE("traces: cut at any byte, the records before it are read") {
   });
   const std::string all = folder.read("rank-0.json");
   const size_t head = all.find("\"forward\"") - 8;
-  size_t most = 0;
+  size_t highest = 0;
   for (size_t length = head; length < all.size(); length += 7) {
     folder.write("rank-0.json", all.substr(0, length));
     const RankTrace t = read_trace(folder / "rank-0.json");
-    CHECK(t.events.size() >= most);
-    CHECK(t.whole == (length >= all.size() - 1));
-    most = t.events.size();
+    CHECK(t.events.size() >= highest);
+    CHECK(t.ended == (length >= all.size() - 1));
+    highest = t.events.size();
     std::vector<std::string> warnings;
     merge_traces(folder.path, folder / "out.json", warnings);
-    CHECK(data::read_json(folder / "out.json").as_array().size() >= most);  // valid JSON, wherever the trace was cut
-    CHECK(warnings.size() == !t.whole);
+    CHECK(data::read_json(folder / "out.json").as_array().size() >= highest);  // valid JSON, wherever the trace was cut
+    CHECK(warnings.size() == !t.ended);
   }
-  CHECK(most == 20);
+  CHECK(highest == 20);
 }
 
 TEST_CASE("traces: clocks that drifted are put right") {

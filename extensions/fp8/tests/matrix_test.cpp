@@ -38,9 +38,9 @@ TEST_CASE("fp8: the nearest code, half to even, of every dtype, with the codes t
         CAPTURE(shape);
         CAPTURE(dtype);
         const Tensor x = mul(randn(shape), exp(mul_scalar(randn(shape), 3))).to(dtype);
-        const Tensor seen = one(0);
-        const Fp8Cast made = cast_fp8(x, {.format = format, .scale = one(4), .amax = seen, .turned = true});
-        CHECK(seen.item() == amax(abs(x.to(f32))).item());
+        const Tensor observed = one(0);
+        const Fp8Cast made = cast_fp8(x, {.format = format, .scale = one(4), .amax = observed, .turned = true});
+        CHECK(observed.item() == amax(abs(x.to(f32))).item());
         CHECK(equal(made.codes, made.turned.t().contiguous()));
         const auto codes = made.codes.to_vector<uint8_t>();
         const auto values = mul_scalar(x.to(f32), 4).to_vector<float>();

@@ -10,7 +10,7 @@ using namespace lockstep;
 TEST_CASE("precision: fp8 sets its key, and the configuration decides about bf16") {
   const auto config = [](const std::string& precision, const std::vector<std::string>& set,
                          const std::function<void(const engine::Config&)>& check = {}) {
-    train::Options o;
+    train::TrainOptions o;
     o.steps = 1, o.precision = precision, o.given = {"precision"}, o.set = set;
     return message([&] {
       train::start(o, "", [&](train::Job& job) {

@@ -76,7 +76,7 @@ std::vector<double> losses(const Fp8Run& run, const std::string& name) {
     const auto gpt = std::make_shared<nn::GPT>(run.model);
     engine::InitializeArgs args{.optimizer = make_adamw, .config = fp8_config(run), .mesh = &mesh, .log = quiet};
     if (plan.cp > 1) sequence::share_sequences(*gpt, {std::shared_ptr<void>(), &mesh.cp()}, run.context);
-    if (plan.tp > 1) args.sliced = tensor_parallel::apply(*gpt, mesh.tp());
+    if (plan.tp > 1) args.sharded = tensor_parallel::apply(*gpt, mesh.tp());
     auto e = engine::initialize({.model = gpt, .partition_method = "uniform"}, std::move(args));
     if (!run.load.empty()) {
       const bool found = e.load_checkpoint(run.load).has_value();
@@ -247,9 +247,9 @@ TEST_CASE("fp8: pipelines have the bits of one process; slices of layers are nea
   CHECK(one == losses({.accumulation = 2, .stage = 1}, "dp2+pp2"));
   for (const char* plan : {"tp2", "pp2+tp2"}) {
     CAPTURE(plan);
-    const std::vector<double> sliced = losses({.accumulation = 4}, plan);
-    CHECK(sliced != one);
-    for (size_t i = 0; i < one.size(); ++i) CHECK(sliced[i] == doctest::Approx(one[i]).epsilon(0.02));
+    const std::vector<double> with_shards = losses({.accumulation = 4}, plan);
+    CHECK(with_shards != one);
+    for (size_t i = 0; i < one.size(); ++i) CHECK(with_shards[i] == doctest::Approx(one[i]).epsilon(0.02));
   }
 }
 
@@ -257,7 +257,7 @@ TEST_CASE("fp8: ranks that share sequences are near one process, with the same b
   Fp8Run run{.accumulation = 4};
   run.model.dropout = 0;
   const std::vector<double> one = losses(run, "dp1");
-  for (const auto kind : {sequence::Kind::ring, sequence::Kind::ulysses}) {
+  for (const auto kind : {sequence::ContextKind::ring, sequence::ContextKind::ulysses}) {
     CAPTURE(sequence::name_of(kind));
     run.context.kind = kind;
     const std::vector<double> shared = losses(run, "cp2");
@@ -283,8 +283,8 @@ TEST_CASE("fp8: ranks that share sequences are near one process, with the same b
 
 TEST_CASE("fp8: a run goes on with the same bits, on other ranks, too") {
   const TempDir d;
-  const std::vector<double> whole = losses({.accumulation = 4, .steps = 8}, "dp1");
-  const std::vector<double> end(whole.begin() + 4, whole.end());
+  const std::vector<double> full = losses({.accumulation = 4, .steps = 8}, "dp1");
+  const std::vector<double> end(full.begin() + 4, full.end());
   losses({.accumulation = 4, .save = d / "one", .steps = 4}, "dp1");
   CHECK(end == losses({.accumulation = 4, .load = d / "one", .steps = 8}, "dp1"));
   CHECK(end == losses({.accumulation = 2, .stage = 3, .load = d / "one", .steps = 8}, "dp2"));

@@ -25,7 +25,7 @@ namespace {
 
 struct SampleOptions : ModelOptions {
   std::string prompt = "\n", ids;
-  nn::Generation generation = drawn_text();
+  nn::Generation generation = sampled_text();
 };
 
 void sample(const SampleOptions& o, const LanguageModel& m) {
@@ -97,7 +97,7 @@ void add_stride_option(CLI::App& app) {
   OptionGroup{command}(
       "--stride", *stride,
       "overlapping windows that start every N tokens; also prints bits per byte (default: consecutive windows)",
-      whole(1, most_size))
+      integer(1, max_size))
       ->excludes(command.get_option("--batch"));
   command.parse_complete_callback([stride] {
     if (*stride == 0) return;

@@ -23,8 +23,8 @@ with tempfile.TemporaryDirectory() as folder:
     (d / "broken").mkdir()
     (d / "broken/config.json").write_text('{"program": "gpt", "vocab": 256,}')
     refused("broken config", ["gpt", "sample", d / "broken"], "config.json:1:")
-    whole = run("gpt", "train", *tiny, "--steps", 30, "--out", d / "whole")
-    check("gpt train", whole.returncode == 0, whole.stderr)
+    full = run("gpt", "train", *tiny, "--steps", 30, "--out", d / "whole")
+    check("gpt train", full.returncode == 0, full.stderr)
 
     sample = run("gpt", "sample", d / "whole", "--prompt", "the ", "--tokens", 50)
     check("sample", sample.returncode == 0 and sample.stdout.startswith("the ") and len(sample.stdout) >= 54, sample.stderr)

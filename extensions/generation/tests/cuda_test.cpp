@@ -64,18 +64,18 @@ TEST_CASE("generate: a text has the same logits and tokens in any batch, and how
     GPT model = small_gpt(r.dtype, r.head_size, r.window);
     const std::vector<int64_t> ids = some_ids(210, 1);
     const NoGrad no_grad;
-    const Tensor whole = model(Tensor::from(ids, {1, 210}).to(cuda0)).tensor()[0].clone();
-    CHECK(equal(in_pieces(model, ids, {210}), whole));
-    CHECK(equal(in_pieces(model, ids, {128, 1, 63, 16, 1, 1}), whole));  // 128: the size of a tile of keys
-    CHECK(equal(in_pieces(model, ids, {1, 190, 2, 1, 1, 15}), whole));
+    const Tensor full = model(Tensor::from(ids, {1, 210}).to(cuda0)).tensor()[0].clone();
+    CHECK(equal(in_pieces(model, ids, {210}), full));
+    CHECK(equal(in_pieces(model, ids, {128, 1, 63, 16, 1, 1}), full));  // 128: the size of a tile of keys
+    CHECK(equal(in_pieces(model, ids, {1, 190, 2, 1, 1, 15}), full));
     const Tensor both = model(Tensor::from(ids, {1, 210}).expand({2, 210}).contiguous().to(cuda0)).tensor();
-    CHECK(equal(both[1].clone(), whole));
+    CHECK(equal(both[1].clone(), full));
 
     const std::vector<std::vector<int64_t>> prompts{some_ids(130, 2), some_ids(3, 3), some_ids(64, 4), some_ids(1, 5)};
     const Generation g{.max_new_tokens = 5, .do_sample = true, .seed = 7, .logprobs = true};
     const std::vector<Generated> together = generate(model, prompts, g);
-    const Generated alone = generate(model, prompts[0], g);
-    CHECK(alone.tokens == together[0].tokens);
-    CHECK(alone.logprobs == together[0].logprobs);
+    const Generated single = generate(model, prompts[0], g);
+    CHECK(single.tokens == together[0].tokens);
+    CHECK(single.logprobs == together[0].logprobs);
   }
 }

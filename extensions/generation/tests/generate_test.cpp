@@ -51,8 +51,8 @@ TEST_CASE("distribution: Transformers' probabilities") {
   const data::Json golden = data::read_json(std::string(golden_folder()) + "/sampling.json");
   std::vector<float> logits;
   for (const data::Json& one : golden.at("logits").as_array()) logits.push_back(float(one.as_number()));
-  std::vector<int64_t> seen;
-  for (const data::Json& one : golden.at("seen").as_array()) seen.push_back(one.as_int());
+  std::vector<int64_t> observed;
+  for (const data::Json& one : golden.at("seen").as_array()) observed.push_back(one.as_int());
   for (const data::Json& c : golden.at("cases").as_array()) {
     const data::Json& a = c.at("args");
     CAPTURE(a.dump());
@@ -71,7 +71,7 @@ TEST_CASE("distribution: Transformers' probabilities") {
     if (a == data::Json(data::Json::Object{{"top_p", 0.6}})) std::swap(wanted[1], wanted[2]);
     std::vector<double> got(logits.size());
     double last = 2;
-    for (const Candidate& k : distribution(process_logits(logits, seen, {}, g), g)) {
+    for (const Candidate& k : distribution(process_logits(logits, observed, {}, g), g)) {
       CHECK(k.probability <= last);
       got[size_t(k.id)] = last = k.probability;
     }
@@ -145,7 +145,7 @@ TEST_CASE("sampling is total: any logits and any options give a token that may b
   std::mt19937_64 random(11);
   const auto one_of = [&](const auto& values) { return values[random() % std::size(values)]; };
   const int64_t rounds = std::getenv("LONG") ? 100'000 : 3'000;
-  int64_t drawn = 0, infinite_ones = 0;
+  int64_t sampled = 0, infinite_ones = 0;
   for (int64_t round = 0; round < rounds; ++round) {
     std::vector<float> logits(1 + random() % 40);
     const double scale = one_of(std::array{0.0, 1.0, 1e3, 1e9, 1e30});
@@ -191,10 +191,10 @@ TEST_CASE("sampling is total: any logits and any options give a token that may b
         CHECK(logits[size_t(id)] == INFINITY);
         ++infinite_ones;
       }
-      ++drawn;
+      ++sampled;
     } catch (const Error& error) { CHECK(std::string(error.what()).starts_with("[generate]")); }
   }
-  CHECK(drawn > rounds / 2);
+  CHECK(sampled > rounds / 2);
   CHECK(infinite_ones > rounds / 1500);
   // Scores near a number `top`, each the next smaller double of the one before.
   for (const double top : {1e9, -1e9, 1e300, -1e300, 0.0})
@@ -221,26 +221,26 @@ TEST_CASE("logits: the same bits in one piece and in many, alone and in a batch,
   const NoGrad no_grad;
   const int before = get_threads();
   const std::vector<int64_t> ids = some_ids(70, 1);
-  const Tensor whole = model(Tensor::from(ids, {1, 70})).tensor()[0].clone();
+  const Tensor full = model(Tensor::from(ids, {1, 70})).tensor()[0].clone();
   for (const int threads : {1, 2, 3}) {
     set_threads(threads);
-    CHECK(equal(in_pieces(model, ids, 1), whole));
+    CHECK(equal(in_pieces(model, ids, 1), full));
     for (const size_t piece : {7, 64, 70}) {
       CAPTURE(piece);
       const Tensor rows = in_pieces(model, ids, piece);
       for (int64_t i = 0; i < rows.size(0); ++i)
-        CHECK(equal(rows[i].clone(), whole[std::min<int64_t>(69, (i + 1) * int64_t(piece) - 1)].clone()));
+        CHECK(equal(rows[i].clone(), full[std::min<int64_t>(69, (i + 1) * int64_t(piece) - 1)].clone()));
     }
     for (const int64_t batch : {2, 9}) {
       const Tensor many = model(Tensor::from(ids, {1, 70}).expand({batch, 70}).contiguous()).tensor();
-      CHECK(equal(many[batch - 1].clone(), whole));
+      CHECK(equal(many[batch - 1].clone(), full));
     }
   }
   set_threads(before);
   for (const DType dtype : {f16, bf16}) {  // a cache in 16 bits: close, but not equal
     const Tensor rows = in_pieces(model, ids, 1, dtype);
-    CHECK(!equal(rows, whole));
-    CHECK(max(abs(rows - whole)).item() < 0.1 * max(abs(whole)).item());
+    CHECK(!equal(rows, full));
+    CHECK(max(abs(rows - full)).item() < 0.1 * max(abs(full)).item());
   }
 }
 
@@ -314,13 +314,13 @@ TEST_CASE("generate: reasons to end, results, and rejected options") {
   CHECK(made.tokens[0] != plain[0]);
   REQUIRE(made.logprobs.size() == made.tokens.size());
   for (const double p : made.logprobs) CHECK(p < 0);
-  std::vector<std::vector<int64_t>> told(2);
+  std::vector<std::vector<int64_t>> reported(2);
   const std::vector<std::vector<int64_t>> two{prompt, some_ids(3, 5)};
   const auto both = generate(model, two, {.max_new_tokens = 6}, [&](size_t i, int64_t token) {
-    told[i].push_back(token);
-    return i == 0 || told[i].size() < 2;
+    reported[i].push_back(token);
+    return i == 0 || reported[i].size() < 2;
   });
-  CHECK(told[0] == both[0].tokens);
+  CHECK(reported[0] == both[0].tokens);
   CHECK(both[1].reason == Reason::caller);
   CHECK(both[1].tokens.size() == 2);
   const auto several = generate(model, std::span(two).first(1),

@@ -28,14 +28,14 @@ TEST_CASE("cuda head: scores of any vocabulary are copied to the host at once") 
       const Tensor values = randn({tokens, width}).to(dtype);
       for (const int64_t rows : {int64_t(1), tokens}) {
         const Tensor some = values.narrow(0, 0, rows).contiguous().view({1, rows, width});
-        const Tensor alone = there(Variable(some.to(gpu))).tensor().view({rows, vocab}),
+        const Tensor single = there(Variable(some.to(gpu))).tensor().view({rows, vocab}),
                      plain = here(Variable(some)).tensor().view({rows, vocab}).to(f64);
         synchronize(gpu);
         fake::take_launches();
-        const Tensor host = nn::scores_on_host(alone);
+        const Tensor host = nn::scores_on_host(single);
         CHECK(fake::take_launches() == std::map<std::string, int64_t>{{"memcpy", 1}});
         CHECK(host.dtype() == f32);
-        CHECK(equal(host, alone.to(cpu).to(f32)));
+        CHECK(equal(host, single.to(cpu).to(f32)));
         CHECK(max(abs(sub(host.to(f64), plain))).item() <=
               std::max(max(abs(plain)).item(), 1e-3) * (dtype == f32 ? 1e-5 : 2e-2));
         const std::span<const float> last = nn::row_of(host, size_t(rows - 1));

@@ -32,8 +32,8 @@ TEST_CASE("generate: tensor-parallel ranks say what one rank says") {
   };
   const std::vector<int64_t> prompt = ids(3, {1, 5}, vocab).to_vector<int64_t>();
   const nn::Generation greedy{.max_new_tokens = 30, .overflow = nn::Generation::Overflow::slide};
-  nn::GPT whole = seeded();
-  const std::vector<int64_t> said = nn::generate(whole, prompt, greedy).tokens;
+  nn::GPT full = seeded();
+  const std::vector<int64_t> said = nn::generate(full, prompt, greedy).tokens;
   on_ranks(3, [&](dist::ProcessGroup& g) {
     for (const bool sequence : {false, true}) {
       nn::GPT model = seeded();

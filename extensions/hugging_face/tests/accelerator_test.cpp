@@ -32,7 +32,7 @@ data::TensorDataset points(int64_t count) {
 
 /// Runs body on each of `ranks` ranks.
 void on_each_rank(int ranks, const std::function<void()>& body) {
-  train::Options o;
+  train::TrainOptions o;
   o.parallel.ranks = ranks;
   train::start(o, "", [&](train::Job&) { body(); });
 }
@@ -90,10 +90,10 @@ TEST_CASE("accelerator: the same parameters and learning rates for any number of
           for (const int64_t label : acc.gather_for_metrics(y).to_vector<int64_t>()) predicted.push_back(label);
       }
       if (lists) acc.wait_for_everyone();
-      const auto whole = acc.engine().whole_state().model;
+      const auto entire = acc.engine().full_state().model;
       if (!acc.is_main_process()) return;
       found.predicted = predicted;
-      for (const auto& [name, tensor] : whole)
+      for (const auto& [name, tensor] : entire)
         for (const float value : tensor.to_vector<float>()) found.model.push_back(value);
     });
     return found;
@@ -188,9 +188,9 @@ TEST_CASE("accelerator: a stream, saved by some ranks and gone on with by others
           }
         }
       }
-      const auto whole = acc.engine().whole_state().model;
+      const auto entire = acc.engine().full_state().model;
       if (!acc.is_main_process()) return;
-      for (const auto& [name, tensor] : whole)
+      for (const auto& [name, tensor] : entire)
         for (const float value : tensor.to_vector<float>()) found.push_back(value);
     });
     return found;
@@ -262,11 +262,11 @@ TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of
     auto [model, optimizer] = acc.prepare(net, sgd);
     std::vector<double> moved;
     const data::Example all = samples.get_batch(std::vector<int64_t>{0, 1, 2, 3}).value();
-    for (const double most : {0.25, 0., 1e-3}) {
+    for (const double highest : {0.25, 0., 1e-3}) {
       const auto before = net.up.weight.tensor().to_vector<float>(), bias = net.down.bias.tensor().to_vector<float>(),
                  other = net.down.weight.tensor().to_vector<float>(), first = net.up.bias.tensor().to_vector<float>();
       acc.backward(mul_scalar(cross_entropy(model(all.input), all.target), 100));
-      if (most > 0) acc.clip_grad_norm_(model, most);
+      if (highest > 0) acc.clip_grad_norm_(model, highest);
       optimizer.step();
       double squares = 0;
       const auto add = [&](const std::vector<float>& old, const Variable& now) {
@@ -298,7 +298,7 @@ TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of
     CHECK(schedule.lr() == 0.25);
   });
   CHECK(contains(message([&] {
-                   train::Options o;
+                   train::TrainOptions o;
                    o.parallel.ranks = 1, o.precision = "f16";
                    train::start(o, "", [](train::Job& job) {
                      Classifier net;
@@ -478,12 +478,12 @@ TEST_CASE("accelerator: loops within loops keep their own counts") {
       for (auto& [x, y] : loader) {
         const Tensor out = model(x).tensor();
         model.eval();
-        int64_t seen = 0;
+        int64_t observed = 0;
         for (auto& [u, v] : evaluation) {
-          seen += acc.gather_for_metrics(v).size(0);
+          observed += acc.gather_for_metrics(v).size(0);
           (void)u;
         }
-        CHECK(seen == 5);
+        CHECK(observed == 5);
         for (auto& [u, v] : loader) {  // the same loader again, in evaluation mode, left early
           CHECK(acc.gather_for_metrics(v).size(0) == 4 * ranks);
           (void)u;
@@ -511,21 +511,21 @@ TEST_CASE("accelerator: states that are saved are read again") {
       data::DataLoader<> first(samples, {.batch_size = 2, .shuffle = true});
       auto [model, optimizer, never, schedule] = acc.prepare(net, sgd, first, plateau);
       auto again = acc.prepare(plateau);  // returns the same schedule
-      static std::vector<std::vector<int64_t>> whole;
+      static std::vector<std::vector<int64_t>> entire;
       int64_t at = 0;
       if (part == "resumed") acc.load_state(folder.str()), at = 1;
       for (int64_t epoch = at; epoch < 3; ++epoch) {  // prepares a new loader for each epoch
         data::DataLoader<> plain(samples, {.batch_size = 2, .shuffle = true});
         auto loader = acc.prepare(plain);
         std::vector<int64_t> labels;
-        const auto expected = [&]() -> const std::vector<int64_t>& { return whole[size_t(epoch)]; };
+        const auto expected = [&]() -> const std::vector<int64_t>& { return entire[size_t(epoch)]; };
         for (auto& [x, y] : loader) {
           acc.backward(cross_entropy(model(x), y));
           optimizer.step();
           for (const float value : x.to_vector<float>()) labels.push_back(int64_t(1e6 * value));
           if (part == "saved" && epoch == 1 && labels.size() == 2 * 12) return acc.save_state(folder.str());
         }
-        if (part == "whole") whole.push_back(labels);
+        if (part == "whole") entire.push_back(labels);
         else if (part == "resumed" && epoch == 1)
           CHECK(labels == std::vector<int64_t>(expected().begin() + 2 * 12, expected().end()));
         else if (part == "saved") CHECK(labels == expected());

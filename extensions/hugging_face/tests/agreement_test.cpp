@@ -38,8 +38,8 @@ struct Normed : nn::Layer<Normed> {
 Variable squares(const Variable& out, const Tensor& y) { return mse_loss(out, Variable(y)); }
 
 /// Runs body on ranks whose standard output is hidden; returns what they print to stderr.
-std::string run_on(const train::Options& given, int ranks, const train::Body& body) {
-  train::Options o = given;
+std::string run_on(const train::TrainOptions& given, int ranks, const train::Body& body) {
+  train::TrainOptions o = given;
   o.parallel.ranks = ranks, o.json = true;
   const TempDir folder;
   const HeldOutput nowhere;
@@ -77,11 +77,11 @@ TEST_CASE("evaluation is of one model on all ranks, the one that is saved, batch
                                  .learning_rate = 1e-2,
                                  .max_steps = 8,
                                  .save_steps = 8};
-    train::Options o = args.options();
+    train::TrainOptions o = args.options();
     o.plan = plan;
     const auto test = pairs(32, 6);
     std::vector<double> losses(2);
-    std::vector<std::vector<float>> whole(1), means(2);
+    std::vector<std::vector<float>> full(1), means(2);
     run_on(o, 2, [&](train::Job& job) {
       manual_seed(1);
       Normed net;
@@ -90,24 +90,24 @@ TEST_CASE("evaluation is of one model on all ranks, the one that is saved, batch
       train::Trainer trainer(job, net, t);
       trainer.fit();
       const auto found = trainer.evaluate();
-      const auto model = trainer.whole_model();
+      const auto model = trainer.full_model();
       losses[size_t(job.team().rank())] = found[0].second;
       means[size_t(job.team().rank())] = net.norm.running_mean.to_vector<float>();
       for (const auto& [name, tensor] : model)
-        if (name == "norm.running_mean") whole[0] = tensor.to_vector<float>();
+        if (name == "norm.running_mean") full[0] = tensor.to_vector<float>();
     });
     Normed saved;
     train::load_model(saved, out.str());
     saved.eval();
-    const double alone = train::means_of(*test, 16, cpu, [&](const data::Example& batch) {
+    const double single = train::means_of(*test, 16, cpu, [&](const data::Example& batch) {
       return std::vector<Variable>{squares(saved(Variable(batch.input)), batch.target)};
     })[0];
     CHECK(losses[0] == losses[1]);
-    CHECK(losses[0] == doctest::Approx(alone).epsilon(1e-6));
+    CHECK(losses[0] == doctest::Approx(single).epsilon(1e-6));
     const auto own = saved.norm.running_mean.to_vector<float>();
     CHECK(means[0] == own);
     CHECK(means[1] == own);
-    CHECK(whole[0] == own);
+    CHECK(full[0] == own);
   }
   // A training loop written by hand.
   run_on({}, 2, [](train::Job&) {
@@ -161,11 +161,11 @@ TEST_CASE("evaluation is by tokens, however these lie in batches and ranks") {
         const double found = trainer.evaluate()[0].second,
                      predicted = trainer.predict(data::TensorDataset(x, y)).metrics[0].second;
         const NoGrad no_grad;
-        const double whole = loss(net(Variable(x)), y).item();
+        const double full = loss(net(Variable(x)), y).item();
         if (!job.team().leads()) return;
-        if (!expected) expected = whole;
-        CHECK(whole == doctest::Approx(*expected).epsilon(1e-5));
-        CHECK(found == doctest::Approx(whole).epsilon(1e-6));
+        if (!expected) expected = full;
+        CHECK(full == doctest::Approx(*expected).epsilon(1e-5));
+        CHECK(found == doctest::Approx(full).epsilon(1e-6));
         CHECK(predicted == found);
       });
     }

@@ -34,7 +34,7 @@ struct Trained {
 
 /// Starts a training without output.
 void start_with(const TrainingArguments& args, int ranks, const train::Body& body) {
-  train::Options options = args.options();
+  train::TrainOptions options = args.options();
   options.parallel.ranks = ranks;
   options.json = true;
   const HeldOutput nowhere;
@@ -66,7 +66,7 @@ Trained train_with(const TrainingArguments& args, int ranks = 1, bool evaluates 
     trainer.fit();
     train::Predictions predicted;
     if (evaluates) predicted = trainer.predict(test);
-    const auto model = trainer.whole_model();
+    const auto model = trainer.full_model();
     if (!job.team().leads()) return;
     found.log = trainer.log_history();
     found.predicted = predicted;
@@ -92,17 +92,17 @@ TEST_CASE("arguments: a file with auto everywhere trains as the arguments alone,
                          .learning_rate = 0.01,
                          .adam_beta2 = 0.99,
                          .warmup_steps = 2};
-  const Trained alone = train_with(args);
-  CHECK(alone.steps == 9);  // 3 epochs of ceil(11 batches / 4)
-  REQUIRE(alone.rates.size() == 9);
+  const Trained single = train_with(args);
+  CHECK(single.steps == 9);  // 3 epochs of ceil(11 batches / 4)
+  REQUIRE(single.rates.size() == 9);
   for (int64_t t = 0; t < 9; ++t)
-    CHECK(alone.rates[size_t(t)] == doctest::Approx(0.01 * (t < 2 ? double(t) / 2 : double(9 - t) / 7)));
+    CHECK(single.rates[size_t(t)] == doctest::Approx(0.01 * (t < 2 ? double(t) / 2 : double(9 - t) / 7)));
   args.deepspeed = automatic;
   for (const int ranks : {1, 2, 4}) {
     args.gradient_accumulation_steps = 4 / ranks;
     const Trained other = train_with(args, ranks);
-    CHECK(other.weights == alone.weights);
-    CHECK(other.rates == alone.rates);
+    CHECK(other.weights == single.weights);
+    CHECK(other.rates == single.rates);
   }
 }
 
@@ -320,7 +320,7 @@ TEST_CASE("arguments: checkpoint-N has a trainer_state.json, and a run that goes
                          .save_steps = 4,
                          .logging_steps = 3,
                          .load_best_model_at_end = true};
-  const Trained whole = train_with(args, 1, true);
+  const Trained full = train_with(args, 1, true);
   const data::Json state = data::read_json(out / "whole/checkpoint-4/trainer_state.json");
   std::string keys;
   for (const auto& [key, value] : state.as_object()) keys += key + " ";
@@ -330,15 +330,15 @@ TEST_CASE("arguments: checkpoint-N has a trainer_state.json, and a run that goes
         "num_train_epochs save_steps stateful_callbacks total_flos train_batch_size trial_name trial_params ");
   CHECK(state.at("log_history").as_array().size() == 3);  // a loss and two evaluations
   CHECK(state.at("log_history").as_array()[1].at("step").as_int() == 3);
-  CHECK(whole.log.as_array().size() == 4 + 6 + 1);
+  CHECK(full.log.as_array().size() == 4 + 6 + 1);
   // predict() uses the best model, which here is the last one.
   double best = INFINITY;
-  for (const data::Json& entry : whole.log.as_array())
+  for (const data::Json& entry : full.log.as_array())
     if (const data::Json* loss = entry.find("eval_loss")) best = std::min(best, loss->as_number());
-  REQUIRE(whole.predicted.metrics.size() == 2);
-  CHECK(whole.predicted.metrics[0] == std::pair<std::string, double>("test_loss", best));
-  CHECK(whole.predicted.metrics[1].first == "test_accuracy");
-  CHECK(whole.predicted.metrics[1].second > 0.5);
+  REQUIRE(full.predicted.metrics.size() == 2);
+  CHECK(full.predicted.metrics[0] == std::pair<std::string, double>("test_loss", best));
+  CHECK(full.predicted.metrics[1].first == "test_accuracy");
+  CHECK(full.predicted.metrics[1].second > 0.5);
   const data::Json ended = data::read_json(out / "whole/trainer_state.json");
   CHECK(ended.at("best_metric").as_number() == best);
   CHECK(ended.at("best_model_checkpoint").as_string() == out / "whole/best/checkpoint-12");
@@ -359,8 +359,8 @@ TEST_CASE("arguments: checkpoint-N has a trainer_state.json, and a run that goes
     other.resume_from_checkpoint = out / from;
     const Trained rest = train_with(other, 1, true);
     CHECK(rest.steps == 12);
-    CHECK(rest.weights == whole.weights);
-    CHECK(losses(rest) == losses(whole));
+    CHECK(rest.weights == full.weights);
+    CHECK(losses(rest) == losses(full));
   }
   other = args;
   other.resume_from_checkpoint = true;

@@ -18,8 +18,8 @@ using namespace testing;
 
 namespace {
 
-train::Options one_rank() {
-  train::Options o;
+train::TrainOptions one_rank() {
+  train::TrainOptions o;
   o.parallel.ranks = 1;
   return o;
 }
@@ -104,7 +104,7 @@ TEST_CASE("auto: configuration files of every documented kind load, filled in, t
   for (const Row& row : rows) {
     INFO(row.file);
     files.insert(row.file);
-    train::Options o = one_rank();
+    train::TrainOptions o = one_rank();
     o.config = std::string(golden_folder()) + "/../../../../tests/golden/configs/" + row.file + ".config";
     o.set = row.set, o.precision = row.precision;
     o.batch = 4;
@@ -172,7 +172,7 @@ TEST_CASE("auto: all contradictions are in one Error, and values that nobody fil
             {"scheduler.params.total_num_steps: \"auto\", and the number of steps is unknown"}},
            {R"({"fp16": {"loss_scale": "auto"}})", {"fp16.loss_scale: expected a number >= 0, got \"auto\""}},
        }) {
-    train::Options o = one_rank();
+    train::TrainOptions o = one_rank();
     o.config = row.config;
     o.batch = 4;
     o.parallel.accumulate = 4;

@@ -70,15 +70,15 @@ TEST_CASE("pretrained: Llamas give Transformers' logits, losses, gradients and t
 
     const struct {
       const char* name;
-      nn::Generation how;
+      nn::Generation settings;
     } rows[] = {{"greedy", {}}, {"greedy_rep1.3", {.repetition_penalty = 1.3}}, {"beam4", {.num_beams = 4}}};
-    for (auto [golden, how] : rows) {
+    for (auto [golden, settings] : rows) {
       CAPTURE(golden);
-      if (values != "llama" && how.num_beams + how.repetition_penalty > 2) continue;
+      if (values != "llama" && settings.num_beams + settings.repetition_penalty > 2) continue;
       const std::vector<int64_t> text = wanted(golden).to_vector<int64_t>();
       const auto answer = text.begin() + 5;  // after the prompt
-      how.max_new_tokens = text.end() - answer;
-      CHECK(nn::generate(*model, std::vector<int64_t>(text.begin(), answer), how).tokens ==
+      settings.max_new_tokens = text.end() - answer;
+      CHECK(nn::generate(*model, std::vector<int64_t>(text.begin(), answer), settings).tokens ==
             std::vector<int64_t>(answer, text.end()));
     }
     if (values != "llama") continue;
@@ -231,11 +231,11 @@ TEST_CASE("pretrained: saving and loading give the same bits, whole and in shard
     for (const DType dtype : {f32, bf16}) {
       model.to(dtype);
       const TempDir at;
-      for (const int64_t most : {int64_t(3000), int64_t(1) << 40}) {  // shards, then a single file that replaces them
-        nn::save_pretrained(model, at.str(), {.max_shard_size = most});
-        CHECK(std::filesystem::exists(at / "model.safetensors.index.json") == (most == 3000));
-        CHECK(std::filesystem::exists(at / "model.safetensors") == (most > 3000));
-        CHECK((most == 3000 || at.files() == 2));
+      for (const int64_t limit : {int64_t(3000), int64_t(1) << 40}) {  // shards, then a single file that replaces them
+        nn::save_pretrained(model, at.str(), {.max_shard_size = limit});
+        CHECK(std::filesystem::exists(at / "model.safetensors.index.json") == (limit == 3000));
+        CHECK(std::filesystem::exists(at / "model.safetensors") == (limit > 3000));
+        CHECK((limit == 3000 || at.files() == 2));
         const auto back = nn::from_pretrained(at.str());
         CHECK(same(model, *back));
         CHECK(back->o.rope == row.options.rope);
@@ -451,13 +451,13 @@ TEST_CASE("pretrained: folders that are damaged or of something else are refused
 
 TEST_CASE("pretrained: a model that is built empty reads what a rank holds, and no more at a time") {
   const std::string folder = golden + "/llama_main";
-  const auto whole = nn::from_pretrained(folder);
+  const auto full = nn::from_pretrained(folder);
   const Tensor ids = ids_of({1, 50, 200, 7, 9});
   const auto logits = [&](nn::GPT& of) {
     const NoGrad no_grad;
     return of(ids).tensor();
   };
-  const Tensor wanted = logits(*whole);
+  const Tensor wanted = logits(*full);
   for (const int ranks : {1, 2}) {
     const auto worst = on_ranks<double>(ranks, [&](int) {
       std::unique_ptr<nn::GPT> model;
@@ -469,12 +469,12 @@ TEST_CASE("pretrained: a model that is built empty reads what a rank holds, and 
       std::optional<tensor_parallel::TensorParallel> cut;
       if (ranks > 1) cut.emplace(tensor_parallel::apply(*model, dist::world()));
       nn::fill(*model);
-      const auto all = whole->named_parameters(), own = model->named_parameters();
+      const auto all = full->named_parameters(), own = model->named_parameters();
       for (size_t i = 0; i < all.size(); ++i) {
         const auto* const slice = cut ? cut->find(own[i].variable) : nullptr;
         const Tensor &from = all[i].variable.tensor(), here = own[i].variable.tensor();
         CHECK_MESSAGE(
-            equal(here, slice ? tensor_parallel::slice_of(from, slice->cut, ranks, dist::world().rank()) : from),
+            equal(here, slice ? tensor_parallel::shard_of(from, slice->cut, ranks, dist::world().rank()) : from),
             all[i].name);
       }
       return difference(logits(*model), wanted);
@@ -483,7 +483,7 @@ TEST_CASE("pretrained: a model that is built empty reads what a rank holds, and 
   }
 
   int64_t bytes = 0, largest = 0;
-  for (const Variable& p : whole->parameters()) {
+  for (const Variable& p : full->parameters()) {
     bytes += p.numel() * 4;
     largest = std::max(largest, p.numel() * 4);
   }
@@ -493,5 +493,5 @@ TEST_CASE("pretrained: a model that is built empty reads what a rank holds, and 
   // Beside the parameters: pages of the mapped file while they are read, and the three parts of in_proj while they are
   // joined.
   CHECK(memory_report().total.peak - before <= bytes + 2 * largest);
-  CHECK(same(*again, *whole));
+  CHECK(same(*again, *full));
 }

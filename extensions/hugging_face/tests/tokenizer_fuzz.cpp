@@ -102,7 +102,7 @@ Json chosen(Bytes& bytes) {
 void check(const Tokenizer& tokenizer, std::string_view text, EncodeOptions options) {
   const std::vector<int32_t> ids = tokenizer.encode(text, options);
   for (const bool skip : {false, true}) {
-    const std::string whole = tokenizer.decode(ids, skip);
+    const std::string full = tokenizer.decode(ids, skip);
     Decoder decoder(tokenizer, skip);
     std::string parts;
     for (const int32_t id : ids) {
@@ -114,7 +114,7 @@ void check(const Tokenizer& tokenizer, std::string_view text, EncodeOptions opti
       }
       parts += part;
     }
-    if (parts + decoder.flush() != whole) std::abort();
+    if (parts + decoder.flush() != full) std::abort();
   }
 }
 

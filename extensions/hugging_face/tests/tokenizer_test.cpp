@@ -132,12 +132,12 @@ TEST_CASE("tokens beside the vocabulary, in the files of every version of Transf
        {{"added_tokens.json", R"({"<|user|>": 640, "<|bot|>": 641})"}},
        false},
   };
-  for (const bool whole : {false, true})
+  for (const bool full : {false, true})
     for (const Row& row : rows) {
-      INFO(row.what << ", tokenizer.json: " << whole);
+      INFO(row.what << ", tokenizer.json: " << full);
       TempDir dir;
       for (const char* file : {"vocab.json", "merges.txt", "tokenizer.json"})
-        if (whole == (std::string(file) == "tokenizer.json")) std::filesystem::copy(folder() + "/" + file, dir / file);
+        if (full == (std::string(file) == "tokenizer.json")) std::filesystem::copy(folder() + "/" + file, dir / file);
       const std::string before = tokenizer_identity(dir.str());
       CHECK(tokenizer_identity(folder()).find(before) != std::string::npos);
       for (const auto& [name, content] : row.files) dir.write(name, content);
@@ -250,7 +250,7 @@ TEST_CASE("corrupt files are refused with file and key") {
     CHECK_ERROR(BpeTokenizer::from_files(vocab, merges), row.message);
   }
   const std::string words = R"("pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false})";
-  const auto whole = [&](const std::string& model, const std::string& rest = "") {
+  const auto full = [&](const std::string& model, const std::string& rest = "") {
     return "{" + words + rest + ", \"model\": {" + model + "}}";
   };
   const auto other = [](const std::string& pre, const std::string& decoders = "") {
@@ -263,43 +263,43 @@ TEST_CASE("corrupt files are refused with file and key") {
     const char* message;
   } jsons[] = {
       {"{}", "expected a key \"model\", found none"},
-      {whole(R"("type": "WordPiece")"), "model.type: expected BPE, got WordPiece"},
-      {whole(R"("vocab": {"a": 0})"), "model: expected a key \"merges\""},
-      {whole(R"("vocab": {"a": 0}, "merges": [1])"), "model.merges[0]: expected a string, got an integer"},
-      {whole(R"("vocab": {"a": 0}, "merges": [["a"]])"), "model.merges[0]: expected two tokens, got 1"},
-      {whole(R"("vocab": {"a": 0}, "merges": [], "byte_fallback": true)"), "byte_fallback true is not supported"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "normalizer": {"type": "NFKC"})"),
+      {full(R"("type": "WordPiece")"), "model.type: expected BPE, got WordPiece"},
+      {full(R"("vocab": {"a": 0})"), "model: expected a key \"merges\""},
+      {full(R"("vocab": {"a": 0}, "merges": [1])"), "model.merges[0]: expected a string, got an integer"},
+      {full(R"("vocab": {"a": 0}, "merges": [["a"]])"), "model.merges[0]: expected two tokens, got 1"},
+      {full(R"("vocab": {"a": 0}, "merges": [], "byte_fallback": true)"), "byte_fallback true is not supported"},
+      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "normalizer": {"type": "NFKC"})"),
        "normalizer: NFKC is not supported (NFC, Prepend and Replace are)"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])",
-             R"(, "normalizer": {"type": "Replace", "pattern": {"Regex": "a"}, "content": ""})"),
+      {full(R"("vocab": {"a": 0}, "merges": [])",
+            R"(, "normalizer": {"type": "Replace", "pattern": {"Regex": "a"}, "content": ""})"),
        "normalizer: Replace: expected a pattern of String, got {\"Regex\": \"a\"}"},
-      {whole(R"("vocab": {"a": 0}, "merges": [], "dropout": 0.1)"), "dropout 0.1 is not supported"},
-      {whole(R"("vocab": {"a": 0}, "merges": [], "dropout": NaN)"), "dropout null is not supported"},
-      {whole(R"("vocab": {"a": 0}, "merges": [], "unk_token": "u")"), "unk_token: \"u\" is not in the vocabulary"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "decoder": {"type": "WordPiece"})"),
+      {full(R"("vocab": {"a": 0}, "merges": [], "dropout": 0.1)"), "dropout 0.1 is not supported"},
+      {full(R"("vocab": {"a": 0}, "merges": [], "dropout": NaN)"), "dropout null is not supported"},
+      {full(R"("vocab": {"a": 0}, "merges": [], "unk_token": "u")"), "unk_token: \"u\" is not in the vocabulary"},
+      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "decoder": {"type": "WordPiece"})"),
        "decoder: WordPiece is not supported"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "post_processor": {"type": "BertProcessing"})"),
+      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "post_processor": {"type": "BertProcessing"})"),
        "post_processor: BertProcessing is not supported (TemplateProcessing is)"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])",
-             R"(, "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}],
+      {full(R"("vocab": {"a": 0}, "merges": [])",
+            R"(, "post_processor": {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x"}}],
                  "special_tokens": {"x": {"ids": [5]}}})"),
        "TemplateProcessing: id 5 of x is not in the vocabulary"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 0, "content": "<s>"}])"),
+      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 0, "content": "<s>"}])"),
        "id 0 is used twice"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])",
-             R"(, "added_tokens": [{"id": 1, "content": "<s>", "single_word": true}])"),
+      {full(R"("vocab": {"a": 0}, "merges": [])",
+            R"(, "added_tokens": [{"id": 1, "content": "<s>", "single_word": true}])"),
        "added_tokens[0]: single_word true is not supported"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 3, "content": "a"}])"),
+      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 3, "content": "a"}])"),
        "token \"a\" has id 3 here, and 0 in the vocabulary"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 99999999, "content": "b"}])"),
+      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 99999999, "content": "b"}])"),
        "expected an id from 0 to 1000000, got 99999999"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 1, "content": ""}])"),
+      {full(R"("vocab": {"a": 0}, "merges": [])", R"(, "added_tokens": [{"id": 1, "content": ""}])"),
        "expected a token, got an empty one"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])",
-             R"(, "added_tokens": [{"id": 1, "content": "<s>"}, {"id": 1, "content": "<s>"}])"),
+      {full(R"("vocab": {"a": 0}, "merges": [])",
+            R"(, "added_tokens": [{"id": 1, "content": "<s>"}, {"id": 1, "content": "<s>"}])"),
        "added token \"<s>\" appears twice"},
-      {whole(R"("vocab": {"a": 0}, "merges": [])",
-             R"(, "added_tokens": [{"id": 1, "content": "<s>"}, {"id": 2, "content": "<s>"}])"),
+      {full(R"("vocab": {"a": 0}, "merges": [])",
+            R"(, "added_tokens": [{"id": 1, "content": "<s>"}, {"id": 2, "content": "<s>"}])"),
        "token \"<s>\" has id 2 here, and 1"},
       {other(R"({"type": "Digits"})"), "pre_tokenizer: Digits is not supported"},
       {other(R"({"type": "ByteLevel", "add_prefix_space": true})"), "add_prefix_space true is not supported"},
@@ -320,10 +320,10 @@ TEST_CASE("corrupt files are refused with file and key") {
     CHECK_ERROR(BpeTokenizer::from_tokenizer_json(dir.write("t.json", row.text)), row.message);
   }
   const auto pairs = BpeTokenizer::from_tokenizer_json(
-      dir.write("t.json", whole(R"("dropout": 0.0, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]])")));
+      dir.write("t.json", full(R"("dropout": 0.0, "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]])")));
   CHECK(pairs.encode("abab") == std::vector<int32_t>{2, 2});
   const auto gap =
-      BpeTokenizer::from_tokenizer_json(dir.write("t.json", whole(R"("vocab": {"a": 0, "b": 2}, "merges": [])")));
+      BpeTokenizer::from_tokenizer_json(dir.write("t.json", full(R"("vocab": {"a": 0, "b": 2}, "merges": [])")));
   CHECK_ERROR(gap.decode(std::vector<int32_t>{1}), "[tokenizer] the vocabulary has no token with id 1");
   CHECK_ERROR(gap.decode(std::vector<int32_t>{3}), "[tokenizer] expected ids from 0 to 2, got 3");
   // Files that would exhaust memory or run forever.
@@ -331,12 +331,12 @@ TEST_CASE("corrupt files are refused with file and key") {
   for (int i = 0; i < 40; ++i)
     doubling += str(i ? ", " : "", R"({"type": "Replace", "pattern": {"String": "a"}, "content": "aa"})");
   const auto grows = BpeTokenizer::from_tokenizer_json(
-      dir.write("t.json", whole(R"("vocab": {"a": 0}, "merges": [])",
-                                R"(, "normalizer": {"type": "Sequence", "normalizers": [)" + doubling + "]}")));
+      dir.write("t.json", full(R"("vocab": {"a": 0}, "merges": [])",
+                               R"(, "normalizer": {"type": "Sequence", "normalizers": [)" + doubling + "]}")));
   CHECK_ERROR(grows.encode("a"), "expected a normalised text of at most 64 times");
   const auto spaces = BpeTokenizer::from_tokenizer_json(
-      dir.write("t.json", whole(R"("vocab": {"a": 0}, "merges": [])",
-                                R"(, "added_tokens": [{"id": 1, "content": " ", "lstrip": true, "rstrip": true}])")));
+      dir.write("t.json", full(R"("vocab": {"a": 0}, "merges": [])",
+                               R"(, "added_tokens": [{"id": 1, "content": " ", "lstrip": true, "rstrip": true}])")));
   CHECK(spaces.encode("a" + std::string(1'000'000, ' ') + "a").size() == 1'000'002);
   CHECK_ERROR(pairs.encode("c"), "the vocabulary has no token for byte 99");
   CHECK_ERROR(load_tokenizer(dir / "none"), "there is no such folder");

@@ -26,7 +26,7 @@ struct LoadCommand {
   std::vector<std::string> limits;
 
   void operator()() const {
-    device_map::Options options;
+    device_map::DeviceMapOptions options;
     for (const std::string& limit : limits) {
       const size_t equals = limit.find('=');
       if (equals == limit.npos)

@@ -168,7 +168,7 @@ TEST_CASE("inference: Llamas give Transformers' texts on 1, 2 and 4 ranks") {
     CAPTURE(name);
     const std::string folder = golden + "/llama_" + name;
     const Tensor tokens = file.tensor(name + "/input_ids").clone();
-    const Tensor alone = [&] {
+    const Tensor single = [&] {
       const NoGrad no_grad;
       return (*nn::from_pretrained(folder))(tokens).tensor();
     }();
@@ -176,7 +176,7 @@ TEST_CASE("inference: Llamas give Transformers' texts on 1, 2 and 4 ranks") {
       CAPTURE(ranks);
       const struct {
         const char* name;
-        nn::Generation how;
+        nn::Generation options;
       } rows[] = {{"greedy", {}}, {"greedy_rep1.3", {.repetition_penalty = 1.3}}, {"beam4", {.num_beams = 4}}};
       struct Made {
         std::vector<Ids> texts;
@@ -186,15 +186,15 @@ TEST_CASE("inference: Llamas give Transformers' texts on 1, 2 and 4 ranks") {
         auto engine = init_inference(folder, str("{\"tensor_parallel\": {\"tp_size\": ", ranks, "}}"), quiet);
         Made m;
         m.logits = engine(tokens).tensor();
-        for (auto [golden, how] : rows) {
+        for (auto [golden, options] : rows) {
           const Ids text = file.tensor(name + "/" + golden).to_vector<int64_t>();
-          how.max_new_tokens = int64_t(text.size()) - 5;
-          m.texts.push_back(engine.generate(Ids(text.begin(), text.begin() + 5), how).tokens);
+          options.max_new_tokens = int64_t(text.size()) - 5;
+          m.texts.push_back(engine.generate(Ids(text.begin(), text.begin() + 5), options).tokens);
         }
         return m;
       });
       for (const Made& m : made) {
-        CHECK(difference(m.logits, alone) <= 1e-5);
+        CHECK(difference(m.logits, single) <= 1e-5);
         for (size_t i = 0; i < 3; ++i) {
           const Ids text = file.tensor(name + "/" + rows[i].name).to_vector<int64_t>();
           CHECK(m.texts[i] == Ids(text.begin() + 5, text.end()));
@@ -220,8 +220,8 @@ TEST_CASE("inference: draws and candidates of a cut vocabulary are those of one 
                                      {.max_new_tokens = 6, .do_sample = true, .top_k = 3, .top_p = 0.9},
                                      {.max_new_tokens = 6, .do_sample = true, .seed = 5, .top_k = 0, .min_p = 0.1},
                                      {.max_new_tokens = 6, .logprobs = true, .no_repeat_ngram_size = 1}};
-      for (const auto& how : hows)
-        for (const auto& made : engine.generate(prompts, how)) all.push_back(made.tokens);
+      for (const auto& options : hows)
+        for (const auto& made : engine.generate(prompts, options)) all.push_back(made.tokens);
       return all;
     });
   };
@@ -245,7 +245,7 @@ TEST_CASE("inference: a sequence that one rank ends is ended on all") {
     manual_seed(1);
     nn::GPT model(small);
     auto engine = init_inference(model, tp2, quiet);
-    const auto emit = [rank, seen = 0](size_t, int64_t) mutable { return ++seen < 3 || rank == 0; };
+    const auto emit = [rank, observed = 0](size_t, int64_t) mutable { return ++observed < 3 || rank == 0; };
     return engine.generate(std::vector<Ids>{{1, 2, 3}}, {.max_new_tokens = 8}, emit)[0].tokens;
   });
   CHECK(made == std::vector<Ids>(2, Ids(made[0].begin(), made[0].begin() + 3)));
@@ -313,12 +313,12 @@ TEST_CASE("inference: weights from checkpoints of every kind, and into a folder"
   checkpoints::Contents contents;
   for (const auto& [name, tensor] : wanted->state()) {
     named.emplace_back("model." + name, tensor);
-    contents.pieces.push_back(checkpoints::whole("model." + name, tensor));
+    contents.pieces.push_back(checkpoints::full("model." + name, tensor));
   }
   const size_t half = named.size() / 2;
   data::save_safetensors(d / "a.safetensors", nn::State(named.begin(), named.begin() + long(half)));
   data::save_safetensors(d / "b.safetensors", nn::State(named.begin() + long(half), named.end()));
-  contents.pieces.push_back(checkpoints::whole("optimizer.state", ones({3})));
+  contents.pieces.push_back(checkpoints::full("optimizer.state", ones({3})));
   checkpoints::Saver(d / "run/checkpoints").save("global_step3", contents);
   for (const int ranks : {1, 2}) {
     CAPTURE(ranks);
@@ -562,7 +562,7 @@ TEST_CASE("inference: weights in 8 and 4 bits, the same codes on every rank") {
   auto apart = init_inference(
       llama, R"({"dtype": "int8", "quant": {"qkv": {"enabled": false}, "activation": {"enabled": true}}})", quiet);
   CHECK(!apart.module().blocks[0].attention.in_proj.attached.store);
-  CHECK(nn::quantized_weight(apart.module().blocks[0].attention.out_proj.attached)->how.dynamic);
+  CHECK(nn::quantized_weight(apart.module().blocks[0].attention.out_proj.attached)->matmul_args.dynamic);
   const struct {
     const char *config, *text;
   } refused[] = {

@@ -34,13 +34,13 @@ TEST_CASE("composed: gradients of differences") {
 TEST_CASE("composed: integers, ties, NaN, infinities and tensors off the tape") {
   using List = std::vector<double>;
   const auto numbers = [](const Tensor& x) { return x.to_vector<double>(); };
-  const Tensor whole = Tensor::from<int64_t>({5, 1, 5, 2, 9, 9}, {2, 3});
-  const auto [values, indices] = median(whole, 1);
+  const Tensor entire = Tensor::from<int64_t>({5, 1, 5, 2, 9, 9}, {2, 3});
+  const auto [values, indices] = median(entire, 1);
   CHECK(numbers(values) == List{5, 9});
   CHECK(numbers(indices) == List{0, 1});  // sorting is stable: the first of equal elements
   CHECK(values.dtype() == i64);
-  CHECK(!median(Variable(whole), 1).values.requires_grad());
-  CHECK(median(whole).item() == 5);
+  CHECK(!median(Variable(entire), 1).values.requires_grad());
+  CHECK(median(entire).item() == 5);
 
   const Tensor holes = Tensor::from<float>({1, NAN, 3, NAN, 1, 2, 3, 4}, {2, 4});
   CHECK(numbers(isnan(median(holes, 1).values).to(i64)) == List{1, 0});
@@ -71,26 +71,26 @@ TEST_CASE("composed: integers, ties, NaN, infinities and tensors off the tape") 
 }
 
 TEST_CASE("composed: invalid arguments are rejected") {
-  const Tensor x = rand({2, 3}), whole = arange(3), picks = zeros({2, 1}, {.dtype = i64});
+  const Tensor x = rand({2, 3}), entire = arange(3), picks = zeros({2, 1}, {.dtype = i64});
   CHECK_ERROR_BEGINS(cdist(x, rand({3, 2})), "[cdist] expected a (..., P, M) and b (..., R, M), got (2, 3) and (3, 2)");
   CHECK_ERROR_BEGINS(cdist(x, rand({3, 3}, {.dtype = f64})),
                      "[cdist] expected two tensors of one floating dtype, got f32 and f64");
-  CHECK_ERROR_BEGINS(cdist(Variable(whole), Variable(whole)), "[cdist] expected two tensors of one floating dtype");
+  CHECK_ERROR_BEGINS(cdist(Variable(entire), Variable(entire)), "[cdist] expected two tensors of one floating dtype");
   CHECK_ERROR_BEGINS(take_along_dim(x, x, 0),
                      "[take_along_dim] expected an i64 index with 2 dims for x (2, 3), got f32");
-  CHECK_ERROR_BEGINS(take_along_dim(x, whole, 0), "[take_along_dim] expected an i64 index with 2 dims");
+  CHECK_ERROR_BEGINS(take_along_dim(x, entire, 0), "[take_along_dim] expected an i64 index with 2 dims");
   CHECK_ERROR_BEGINS(take_along_dim(x, zeros({4, 1}, {.dtype = i64}), 1),
                      "[take_along_dim] expected x and index that broadcast in all dims but 1, got (2, 3) and (4, 1)");
   CHECK_ERROR_BEGINS(take_along_dim(x, picks, 2), "[take_along_dim] expected");
-  CHECK_ERROR_BEGINS(logcumsumexp(whole, 0), "[logcumsumexp] expected a floating dtype, got i64");
+  CHECK_ERROR_BEGINS(logcumsumexp(entire, 0), "[logcumsumexp] expected a floating dtype, got i64");
   CHECK_ERROR_BEGINS(logcumsumexp(full({}, 1), 0), "[logcumsumexp] expected at least 1 dim, got a scalar");
   CHECK_ERROR_BEGINS(quantile(x, 1.5), "[quantile] expected q in [0, 1], got 1.5");
   CHECK_ERROR_BEGINS(quantile(x, NAN), "[quantile] expected q in [0, 1], got nan");
-  CHECK_ERROR_BEGINS(quantile(whole, 0.5), "[quantile] expected a floating dtype, got i64");
+  CHECK_ERROR_BEGINS(quantile(entire, 0.5), "[quantile] expected a floating dtype, got i64");
   CHECK_ERROR_BEGINS(quantile(rand({2, 0}), 0.5, 1), "[quantile] expected at least one element, got (2, 0)");
   CHECK_ERROR_BEGINS(median(rand({2, 0}), 1), "[median] expected at least one element along dim 1, got (2, 0)");
   CHECK_ERROR_BEGINS(median(x, 2), "[median] expected");
   CHECK_ERROR_BEGINS(meshgrid(std::vector<Tensor>{}), "[meshgrid] expected at least one vector");
   CHECK_ERROR_BEGINS(meshgrid({x}), "[meshgrid] expected vectors, got (2, 3)");
-  CHECK_ERROR_BEGINS(meshgrid({whole, rand({2})}), "[meshgrid] expected vectors of one dtype and device, got i64 on ");
+  CHECK_ERROR_BEGINS(meshgrid({entire, rand({2})}), "[meshgrid] expected vectors of one dtype and device, got i64 on ");
 }

@@ -72,9 +72,9 @@ void add_picking(std::map<std::string, Run>& t) {
   for (const char* name : {"unique", "unique_consecutive"})
     t[name] = [runs = std::string(name) != "unique"](In in, Of c) {
       const Tensor& x = in[0].tensor();
-      const bool whole = !c.arg("dim");
-      const Unique u = whole  ? runs ? unique_consecutive(x) : unique(x)
-                        : runs ? unique_consecutive(x, c.integer("dim"))
+      const bool full = !c.arg("dim");
+      const Unique u = full   ? runs ? unique_consecutive(x) : unique(x)
+                         : runs ? unique_consecutive(x, c.integer("dim"))
                               : unique(x, c.integer("dim"));
       return Outputs{u.values, u.inverse, u.counts};
     };

@@ -46,8 +46,8 @@ TEST_CASE("picking: the last value for a place stays, sums are in order, and x i
   const Tensor order = Tensor::from({1e8f, 1.f, -1e8f});
   CHECK(numbers(index_put(x, {index}, order, true)) == List{0, double(1e8f + 1.f - 1e8f), 0});
   CHECK(numbers(index_put(x, {}, full({}, 3))) == List{3, 3, 3});
-  const Tensor whole = Tensor::from<int64_t>({5, 6, 7});
-  CHECK(numbers(index_put(whole, {Tensor::from<int64_t>({0})}, Tensor::from<int64_t>({9}))) == List{9, 6, 7});
+  const Tensor entire = Tensor::from<int64_t>({5, 6, 7});
+  CHECK(numbers(index_put(entire, {Tensor::from<int64_t>({0})}, Tensor::from<int64_t>({9}))) == List{9, 6, 7});
 }
 
 TEST_CASE("picking: autocast widens") {

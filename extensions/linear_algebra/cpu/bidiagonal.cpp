@@ -15,11 +15,11 @@
 namespace lockstep::on_cpu {
 namespace {
 
-struct Turn {
+struct Rotation {
   double c = 1, s = 0, r = 0;
 };
 /// The rotation with c f + s g = r and c g = s f. The matrix has a norm of about 1, so numbers below 1e-150 count as 0.
-Turn turn_of(double f, double g) {
+Rotation rotation_of(double f, double g) {
   if (std::fabs(g) < 1e-150) return {1, 0, f};
   if (std::fabs(f) < 1e-150) return {0, 1, g};
   const double r = std::copysign(std::sqrt(f * f + g * g), f), scale = 1 / r;
@@ -29,17 +29,17 @@ Turn turn_of(double f, double g) {
 /// The rotations of a sweep, in order. left[i] rotates columns first + i and first + i + 1 of u, right[i] those of v.
 struct Sweep {
   size_t first = 0;
-  std::vector<Turn> left, right;  // rotations for u and for v
+  std::vector<Rotation> left, right;  // rotations for u and for v
 };
 
 /// Applies rotations to the columns of a block. Each column of the block is `lanes` vector registers, one number per
 /// row. Rotation number i changes columns i and i + 1, so column i + 1 stays in registers (`kept`) for the next one.
-template <class T, int lanes> void turn_rows(Lanes<T>* at, const std::vector<Turn>& turns) {
+template <class T, int lanes> void rotate_rows(Lanes<T>* at, const std::vector<Rotation>& rotations) {
   Lanes<T> kept[lanes];
 #pragma GCC unroll 4
   for (int k = 0; k < lanes; ++k) kept[k] = at[k];
-  for (const Turn& turn : turns) {
-    const Lanes<T> c = splat(T(turn.c)), s = splat(T(turn.s));
+  for (const Rotation& rotation : rotations) {
+    const Lanes<T> c = splat(T(rotation.c)), s = splat(T(rotation.s));
 #pragma GCC unroll 4
     for (int k = 0; k < lanes; ++k) {
       const Lanes<T> next = at[lanes + k];
@@ -57,7 +57,7 @@ template <class T, int lanes> void turn_rows(Lanes<T>* at, const std::vector<Tur
 template <class T> class Turned {
  public:
   Turned(Columns<T> u, Columns<T> v, size_t columns) : u_(u), v_(v), columns_(columns) {
-    lanes_ = std::max(u.rows, v.rows) > lane_count<T> ? most_lanes : 1;
+    lanes_ = std::max(u.rows, v.rows) > lane_count<T> ? max_lanes : 1;
     const int64_t width = lanes_ * lane_count<T>;
     of_u_ = u.data ? ceil_div(u.rows, width) : 0;
     blocks_.resize(size_t(of_u_ + (v.data ? ceil_div(v.rows, width) : 0)));
@@ -67,12 +67,12 @@ template <class T> class Turned {
     });
   }
 
-  void turn(std::vector<Sweep>& sweeps) {
+  void rotation(std::vector<Sweep>& sweeps) {
     each_block([&](int64_t b) {
       for (const Sweep& sweep : sweeps) {
         Lanes<T>* const first = blocks_[size_t(b)].data() + sweep.first * size_t(lanes_);
-        const auto& turns = b < of_u_ ? sweep.left : sweep.right;
-        lanes_ == 1 ? turn_rows<T, 1>(first, turns) : turn_rows<T, most_lanes>(first, turns);
+        const auto& rotations = b < of_u_ ? sweep.left : sweep.right;
+        lanes_ == 1 ? rotate_rows<T, 1>(first, rotations) : rotate_rows<T, max_lanes>(first, rotations);
       }
     });
     sweeps.clear();
@@ -86,7 +86,7 @@ template <class T> class Turned {
   bool empty() const { return blocks_.empty(); }
 
  private:
-  static constexpr int most_lanes = 4;
+  static constexpr int max_lanes = 4;
 
   template <class Fn> void each_block(Fn fn) {
     parallel_for(int64_t(blocks_.size()), columns_ > 64 ? 1 : 1 << 20, [&](int64_t begin, int64_t end) {
@@ -136,13 +136,13 @@ class Iteration {
   void with_shift(size_t l, size_t h, double shift) {
     double f = (std::fabs(d_[l]) - shift) * (std::copysign(1.0, d_[l]) + shift / d_[l]), g = e_[l];
     for (size_t i = l; i < h; ++i) {
-      const Turn a = turn_of(f, g);
+      const Rotation a = rotation_of(f, g);
       if (i > l) e_[i - 1] = a.r;
       f = a.c * d_[i] + a.s * e_[i];
       e_[i] = a.c * e_[i] - a.s * d_[i];
       g = a.s * d_[i + 1];
       d_[i + 1] *= a.c;
-      const Turn b = turn_of(f, g);
+      const Rotation b = rotation_of(f, g);
       d_[i] = b.r;
       f = b.c * e_[i] + b.s * d_[i + 1];
       d_[i + 1] = b.c * d_[i + 1] - b.s * e_[i];
@@ -156,11 +156,11 @@ class Iteration {
   }
 
   void without_shift(size_t l, size_t h) {
-    Turn a, b;
+    Rotation a, b;
     for (size_t i = l; i < h; ++i) {
-      a = turn_of(d_[i] * a.c, e_[i]);
+      a = rotation_of(d_[i] * a.c, e_[i]);
       if (i > l) e_[i - 1] = b.s * a.r;
-      b = turn_of(b.c * a.r, d_[i + 1] * a.s);
+      b = rotation_of(b.c * a.r, d_[i + 1] * a.s);
       d_[i] = b.r;
       done_.right.push_back(a), done_.left.push_back(b);
     }
@@ -217,9 +217,9 @@ template <class T> bool bidiagonal_svd(std::vector<double>& d, std::vector<doubl
     Sweep done = iteration.sweep(low, high, negligible);
     if (vectors.empty()) continue;
     sweeps.push_back(std::move(done));
-    if (sweeps.size() == 16) vectors.turn(sweeps);
+    if (sweeps.size() == 16) vectors.rotation(sweeps);
   }
-  vectors.turn(sweeps);
+  vectors.rotation(sweeps);
   vectors.finish();
   for (size_t i = 0; i < d.size(); ++i) {
     if (!std::signbit(d[i])) continue;

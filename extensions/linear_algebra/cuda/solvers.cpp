@@ -22,7 +22,7 @@ namespace {
 
 // Batches of matrices up to these sizes take one call. NVIDIA limits gesvdjBatched to 32, and syevjBatched is made for
 // that size. For LU, Cholesky and triangular solves, the size from which a loop is faster has not been measured.
-constexpr int64_t most_by_jacobi = 32, most_in_batch = 512;
+constexpr int64_t max_by_jacobi = 32, max_in_batch = 512;
 
 /// Throws unless the call succeeded.
 void must(const char* call, cusolverStatus_t status) {
@@ -122,7 +122,7 @@ Tensor places(const Tensor& x) {
 template <class T> T** pointers(const Tensor& places) { return reinterpret_cast<T**>(places.raw_data()); }
 
 /// True if the library's batched function shall compute the whole batch in one call.
-bool is_batch(const Tensor& a, int64_t most) { return a.size(0) > 1 && std::max(a.size(1), a.size(2)) <= most; }
+bool is_batch(const Tensor& a, int64_t highest) { return a.size(0) > 1 && std::max(a.size(1), a.size(2)) <= highest; }
 
 template <class T> struct Workspace : cuda::Scratch {
   explicit Workspace(int elements) : Scratch(size_t(elements) * sizeof(T)), size(elements) {}
@@ -156,7 +156,7 @@ Lu factor(const Lease& on, const Tensor& a) {
   Lu made{by_columns(a), integers(a, {count, n}), integers(a, {count}), {}};
   const Tensor &lu = made.lu, &pivots = made.pivots, &info = made.info;
   typed(a, [&]<class T> {
-    if (is_batch(a, most_in_batch)) {
+    if (is_batch(a, max_in_batch)) {
       made.places = places(lu);
       return BLAS(getrfBatched, on->blas, n, pointers<T>(made.places), n, pivots.data<int>(), info.data<int>(),
                   int(count));
@@ -216,7 +216,7 @@ void cholesky(const Tensor& a, Tensor& out, std::vector<int64_t>& bad) {
   const int n = int(a.size(1));
   const Tensor work = a.clone(), info = integers(a, {count});
   typed(a, [&]<class T> {
-    if (is_batch(a, most_in_batch)) {
+    if (is_batch(a, max_in_batch)) {
       const Tensor of_work = places(work);
       SOLVER(potrfBatched, on->solver, CUBLAS_FILL_MODE_UPPER, n, pointers<T>(of_work), n, info.data<int>(),
              int(count));
@@ -285,7 +285,7 @@ void svd(const Tensor& a, Tensor& u, Tensor& s, Tensor& vh, std::vector<int64_t>
   const Tensor work = only_finite(wide ? a : a.transpose(1, 2), finite), info = integers(a, {a.size(0)});
   const int64_t count = work.size(0), kept = !vectors ? 0 : wide ? vh.size(1) : u.size(2);
   const int n = int(work.size(1)), m = int(work.size(2));
-  const bool jacobi = is_batch(work, most_by_jacobi);  // returns all columns of `left`, and V instead of V^T
+  const bool jacobi = is_batch(work, max_by_jacobi);  // returns all columns of `left`, and V instead of V^T
   Tensor left, right;
   // gesvdjBatched writes `left` and `right` even if no vectors are asked for.
   if (vectors || jacobi) left = made(a, {count, jacobi ? m : kept, m}), right = made(a, {count, n, n});
@@ -328,7 +328,7 @@ void eigh(const Tensor& a, Tensor& values, Tensor& vectors, std::vector<int64_t>
   typed(a, [&]<class T> {
     int size = 0;
     T *const x = work.data<T>(), *const w = values.data<T>();
-    if (is_batch(a, most_by_jacobi)) {
+    if (is_batch(a, max_by_jacobi)) {
       SOLVER(syevjBatched_bufferSize, on->solver, mode, lower, n, x, n, w, &size, on->eigh, int(count));
       const Workspace<T> scratch(size);
       SOLVER(syevjBatched, on->solver, mode, lower, n, x, n, w, scratch.data(), scratch.size, info.data<int>(),
@@ -355,7 +355,7 @@ void solve_triangular(const Tensor& a, const Tensor& b, bool upper, bool unit, T
   const auto diagonal = unit ? CUBLAS_DIAG_UNIT : CUBLAS_DIAG_NON_UNIT;
   typed(a, [&]<class T> {
     const T one = 1;
-    if (is_batch(a, most_in_batch)) {
+    if (is_batch(a, max_in_batch)) {
       const Tensor of_a = places(triangle), of_x = places(x);
       BLAS(trsmBatched, on->blas, CUBLAS_SIDE_RIGHT, fill, CUBLAS_OP_N, diagonal, k, n, &one, pointers<const T>(of_a),
            n, pointers<T>(of_x), k, int(x.size(0)));

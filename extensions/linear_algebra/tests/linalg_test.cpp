@@ -21,12 +21,12 @@ double worst(const Tensor& a, const Tensor& b) {
   return a.numel() == 0 ? 0 : max(abs(a - b)).item();
 }
 Tensor identity(int64_t n, const Tensor& like) { return eye(n, -1, {like.dtype(), like.device()}); }
-Tensor drawn(const Shape& shape, DType dtype) { return randn(shape, {.dtype = dtype}); }
+Tensor sampled(const Shape& shape, DType dtype) { return randn(shape, {.dtype = dtype}); }
 /// A symmetric matrix with eigenvalues of at least 0.5.
 Tensor positive(const Shape& batch, int64_t n, DType dtype) {
   Shape shape = batch;
   shape.push_back(n), shape.push_back(n);
-  const Tensor x = drawn(shape, dtype);
+  const Tensor x = sampled(shape, dtype);
   return matmul(x, t(x)) + identity(n, x) * 0.5;
 }
 double tolerance(DType dtype, int64_t n) { return (dtype == f32 ? 3e-6 : 1e-14) * double(std::max<int64_t>(n, 1)); }
@@ -44,8 +44,8 @@ template <class Fn> void each_matrix(Fn fn) {
         shape.push_back(m), shape.push_back(n);
         turned.push_back(n), turned.push_back(m);
         INFO("matrices ", str(shape), " of ", str(dtype));
-        fn(drawn(shape, dtype), m, n);
-        fn(t(drawn(turned, dtype)), m, n);
+        fn(sampled(shape, dtype), m, n);
+        fn(t(sampled(turned, dtype)), m, n);
       }
 }
 
@@ -90,7 +90,7 @@ TEST_CASE("linalg: svd") {
     if (s.numel() > 0) CHECK(min(s).item() >= 0);
   });
   // Low rank, equal singular values, and values of very different size.
-  const Tensor line = matmul(drawn({30, 1}, f64), drawn({1, 25}, f64));
+  const Tensor line = matmul(sampled({30, 1}, f64), sampled({1, 25}, f64));
   CHECK(la::svdvals(line)[1].item() < 1e-13 * la::svdvals(line)[0].item());
   CHECK(worst(la::svdvals(eye(33, -1, {.dtype = f64})), ones({33}, {.dtype = f64})) < 1e-15);
   CHECK(worst(la::svdvals(zeros({20, 20})), zeros({20})) == 0);
@@ -99,12 +99,12 @@ TEST_CASE("linalg: svd") {
   for (const DType dtype : {f32, f64})
     for (const int64_t n : {2, 3, 16, 33, 70}) {
       const TensorOptions o{.dtype = dtype};
-      const Tensor q = la::qr(drawn({n, n}, dtype)).q, steps = arange(0, double(n), 1, o), ladder = exp(steps * -0.4);
+      const Tensor q = la::qr(sampled({n, n}, dtype)).q, steps = arange(0, double(n), 1, o), ladder = exp(steps * -0.4);
       const Tensor thirds = cos(steps * 2.0943951023931953) + 0.5,
                    band = triu(ones({n, n}, o)) - triu(ones({n, n}, o), 2);
       Tensor broken = band.clone();
       broken[n / 2][n / 2].fill_(0);
-      const Tensor graded = ladder.unsqueeze(1) * ladder * (drawn({n, n}, dtype) * 0.1 + 1.0);
+      const Tensor graded = ladder.unsqueeze(1) * ladder * (sampled({n, n}, dtype) * 0.1 + 1.0);
       const Tensor matrices[] = {q,
                                  q * thirds,
                                  q * zeros({n}, o),
@@ -115,8 +115,8 @@ TEST_CASE("linalg: svd") {
                                  graded,
                                  flip(graded, {0, 1}),
                                  triu(full({n, n}, -0.9, o), 1) + eye(n, -1, o),
-                                 drawn({n, n}, dtype) * 1e-30,
-                                 drawn({n, n}, dtype) * 1e30};
+                                 sampled({n, n}, dtype) * 1e-30,
+                                 sampled({n, n}, dtype) * 1e30};
       for (const Tensor& a : matrices) {
         const auto [u, s, vh] = la::svd(a);
         const double allowed = 4 * tolerance(dtype, n);
@@ -186,7 +186,7 @@ TEST_CASE("linalg: equations, with all that broadcasts") {
     for (const auto& row : rows) {
       INFO("a ", str(row.a), ", b ", str(row.b));
       const int64_t n = row.a.back();
-      const Tensor a = drawn(row.a, dtype) + identity(n, drawn({1}, dtype)) * 4.0, b = drawn(row.b, dtype);
+      const Tensor a = sampled(row.a, dtype) + identity(n, sampled({1}, dtype)) * 4.0, b = sampled(row.b, dtype);
       const double allowed = 100 * tolerance(dtype, n);
       const Tensor x = la::solve(a, b, row.left);
       CHECK(x.shape() == row.x);
@@ -234,12 +234,12 @@ TEST_CASE("linalg: pinv, lstsq, rank and norms") {
   for (const DType dtype : {f32, f64})
     for (const auto& [m, n] : shapes) {
       INFO(m, " x ", n, " of ", str(dtype));
-      const Tensor a = drawn({2, m, n}, dtype), p = la::pinv(a);
+      const Tensor a = sampled({2, m, n}, dtype), p = la::pinv(a);
       const double allowed = 1000 * tolerance(dtype, m + n);
       CHECK(worst(matmul(matmul(a, p), a), a) < allowed);
       CHECK(worst(matmul(matmul(p, a), p), p) < allowed);
       CHECK(worst(matmul(a, p), t(matmul(a, p))) < allowed);
-      const Tensor b = drawn({2, m, 3}, dtype);
+      const Tensor b = sampled({2, m, 3}, dtype);
       const auto made = la::lstsq(a, b);
       CHECK(made.solution.shape() == Shape({2, n, 3}));
       CHECK(worst(matmul(t(a), matmul(a, made.solution) - b), zeros_like(made.solution)) < allowed);
@@ -248,13 +248,13 @@ TEST_CASE("linalg: pinv, lstsq, rank and norms") {
       else CHECK(made.residuals.shape() == Shape({0}));
       CHECK(la::lstsq(a, b.select(2, 0)).solution.shape() == Shape({2, n}));
     }
-  const Tensor two = matmul(drawn({9, 2}, f64), drawn({2, 6}, f64)), symmetric = matmul(two, t(two));
+  const Tensor two = matmul(sampled({9, 2}, f64), sampled({2, 6}, f64)), symmetric = matmul(two, t(two));
   CHECK(la::matrix_rank(two).item<int64_t>() == 2);
   CHECK(la::matrix_rank(two, 1e6).item<int64_t>() == 0);
   CHECK(la::matrix_rank(eye(5, -1, {.dtype = f64}) * -1e-3, 1e-2, 0.0, true).item<int64_t>() == 0);
   CHECK(la::matrix_rank(symmetric, {}, 1e-10, true).item<int64_t>() == 2);
   CHECK(worst(la::pinv(symmetric, {}, 1e-10, true), la::pinv(symmetric, {}, 1e-10)) < 1e-9);
-  CHECK(la::lstsq(two, drawn({9}, f64)).residuals.numel() == 0);  // rank-deficient
+  CHECK(la::lstsq(two, sampled({9}, f64)).residuals.numel() == 0);  // rank-deficient
   CHECK(la::cond(eye(3)).item() == 1);
   CHECK(la::cond(zeros({2, 2}), 1).item() == INFINITY);
   CHECK(la::cond(zeros({2, 2}), "fro").item() == INFINITY);
@@ -268,13 +268,13 @@ TEST_CASE("linalg: pinv, lstsq, rank and norms") {
 TEST_CASE("linalg: matrix_exp") {
   manual_seed(6);
   const double angle = 200;  // needs many squarings
-  const Tensor turn = Tensor::from<double>({0, -angle, angle, 0}, {2, 2});
-  CHECK(worst(la::matrix_exp(turn),
+  const Tensor rotation = Tensor::from<double>({0, -angle, angle, 0}, {2, 2});
+  CHECK(worst(la::matrix_exp(rotation),
               Tensor::from<double>({std::cos(angle), -std::sin(angle), std::sin(angle), std::cos(angle)}, {2, 2})) <
         1e-11);
   const Tensor up = Tensor::from<double>({0, 1, 0, 0}, {2, 2});
   CHECK(worst(la::matrix_exp(up), up + eye(2, -1, {.dtype = f64})) < 1e-15);
-  const Tensor a = drawn({3, 6, 6}, f64), one = matmul(la::matrix_exp(a), la::matrix_exp(-a));
+  const Tensor a = sampled({3, 6, 6}, f64), one = matmul(la::matrix_exp(a), la::matrix_exp(-a));
   CHECK(worst(one, eye(6, -1, {.dtype = f64}).expand(one.shape())) < 1e-10);
   CHECK(worst(la::matrix_exp(a.to(f32)).to(f64), la::matrix_exp(a)) < 1e-3);
   CHECK(std::isnan(la::matrix_exp(full({1, 1}, INFINITY)).item()));
@@ -289,12 +289,12 @@ TEST_CASE("linalg: a batch gives the results of its single matrices, with any st
       INFO(n, " rows of ", str(dtype));
       const double allowed = 20 * tolerance(dtype, n);
       const Tensor packed =
-          positive({3}, n, dtype) * (1.0 / double(n)) + eye(n, -1, {.dtype = dtype}) + drawn({3, n, n}, dtype) * 0.02;
-      Tensor spread = zeros({3, 2 * n, 3 * n}, {.dtype = dtype}).slice(1, 0, 2 * n, 2).slice(2, 0, 3 * n, 3);
-      spread.copy_(packed);
+          positive({3}, n, dtype) * (1.0 / double(n)) + eye(n, -1, {.dtype = dtype}) + sampled({3, n, n}, dtype) * 0.02;
+      Tensor strided = zeros({3, 2 * n, 3 * n}, {.dtype = dtype}).slice(1, 0, 2 * n, 2).slice(2, 0, 3 * n, 3);
+      strided.copy_(packed);
       const Tensor repeated = packed.select(0, 1).unsqueeze(0).expand({3, n, n});
-      const Tensor b = drawn({3, n, 5}, dtype);
-      for (const Tensor& a : {packed, spread, repeated, t(spread)}) {
+      const Tensor b = sampled({3, n, 5}, dtype);
+      for (const Tensor& a : {packed, strided, repeated, t(strided)}) {
         const Tensor before = a.clone();
         const auto [sign, log_abs] = la::slogdet(a);
         const auto [u, s, vh] = la::svd(a);
@@ -362,7 +362,7 @@ TEST_CASE("linalg: one matrix of a batch that fails is named, and the others are
 
 TEST_CASE("linalg: threads change no bit") {
   manual_seed(7);
-  const Tensor a = drawn({300, 9, 9}, f32), large = drawn({150, 100}, f32), s = positive({40}, 20, f64);
+  const Tensor a = sampled({300, 9, 9}, f32), large = sampled({150, 100}, f32), s = positive({40}, 20, f64);
   const Tensor one = matmul(t(large), large);
   check_threads([&] {
     const auto [u, d, vh] = la::svd(large);  // vectors by several threads

@@ -33,7 +33,7 @@ struct FinetuneOptions {
   bool do_train = false, do_eval = false;
   int64_t block_size = 0, validation_percent = 5;
   double warmup_ratio = 0;
-  Options engine;  // options that run_clm.py lacks: plan, ranks, device ...
+  TrainOptions engine;  // options that run_clm.py lacks: plan, ranks, device ...
 };
 
 /// Cuts tokens into blocks of `block` tokens and drops the rest. Inputs are all but the last token of a block, targets
@@ -118,7 +118,7 @@ void finetune(const FinetuneOptions& o, Job& job) {
   };
   t.on_end = [&](Json& result) {
     if (const Json* loss = result.find("eval_loss")) result["perplexity"] = std::exp(loss->as_number());
-    const nn::State state = trainer->whole_model();
+    const nn::State state = trainer->full_model();
     if (!job.team().leads()) return;
     write_results(o, result);
     if (!o.args.output_dir.empty()) export_model(sizes, start, state, o.args.output_dir, tokenizer);
@@ -156,13 +156,13 @@ void add_command(CLI::App& app) {
   model("--train_file", o->train_file, "text to learn, or a .tokens file");
   model("--validation_file", o->validation_file, "text for evaluation, or a .tokens file");
   model("--validation_split_percentage", o->validation_percent,
-        "without --validation_file: percentage of --train_file, from its end", whole(1, 99));
+        "without --validation_file: percentage of --train_file, from its end", integer(1, 99));
   model("--block_size", o->block_size, "tokens of a sample (0: the model's context, at most 1024)",
-        whole(0, most_size));
+        integer(0, max_size));
   model("--do_train", o->do_train, "train");
   model("--do_eval", o->do_eval, "evaluate at the end; without --do_train: only evaluate");
-  const auto count = whole(1, most_size);
-  const auto steps = number(0, double(most_steps));  // TrainingArguments checks the lower limits
+  const auto count = integer(1, max_size);
+  const auto steps = number(0, double(steps_limit));  // TrainingArguments checks the lower limits
   training("--per_device_train_batch_size", a.per_device_train_batch_size, "samples of a micro-batch", count);
   training("--per_device_eval_batch_size", a.per_device_eval_batch_size, "samples per batch in evaluation", count);
   training("--gradient_accumulation_steps", a.gradient_accumulation_steps, "micro-batches of a step at each rank",
@@ -174,12 +174,12 @@ void add_command(CLI::App& app) {
   training("--adam_epsilon", a.adam_epsilon, "added to the denominator", number(0, 1));
   training("--max_grad_norm", a.max_grad_norm, "clip gradients to this norm (0: no clipping)", number(0, 1e12));
   training("--num_train_epochs", a.num_train_epochs, "passes over the text", steps);
-  training("--max_steps", a.max_steps, "above 0: number of steps, replaces epochs", whole(-1, most_steps));
+  training("--max_steps", a.max_steps, "above 0: number of steps, replaces epochs", integer(-1, steps_limit));
   training("--lr_scheduler_type", a.lr_scheduler_type, "linear, constant, constant_with_warmup, cosine, polynomial");
   training("--warmup_steps", a.warmup_steps, "steps up to --learning_rate; below 1: a part of all", number(0, 1e12));
   training("--warmup_ratio", o->warmup_ratio, "warm-up as a fraction of all steps", number(0, 1));
   training("--dataloader_drop_last", a.dataloader_drop_last, "drop the last incomplete micro-batch");
-  training("--seed", a.seed, "seed of everything random", whole(0, INT64_MAX));
+  training("--seed", a.seed, "seed of everything random", integer(0, INT64_MAX));
   training("--fp16", a.fp16, "matrix products in f16");
   training("--bf16", a.bf16, "matrix products in bf16");
   training("--deepspeed", a.deepspeed,
@@ -189,7 +189,7 @@ void add_command(CLI::App& app) {
   folder("--eval_steps", a.eval_steps, "steps between evaluations; below 1: a part of all", steps);
   folder("--save_strategy", a.save_strategy, "steps, epoch: when to save");
   folder("--save_steps", a.save_steps, "steps between checkpoints; below 1: a part of all", steps);
-  folder("--save_total_limit", a.save_total_limit, "checkpoints to keep (0: all)", whole(0, most_steps));
+  folder("--save_total_limit", a.save_total_limit, "checkpoints to keep (0: all)", integer(0, steps_limit));
   folder("--logging_steps", a.logging_steps, "steps between entries of the log; below 1: a part of all", steps);
   folder("--load_best_model_at_end", a.load_best_model_at_end, "end with the best of the evaluated models");
   folder("--metric_for_best_model", a.metric_for_best_model, "metric that decides which model is best (default: loss)");
@@ -199,13 +199,13 @@ void add_command(CLI::App& app) {
   own("--plan", o->engine.plan, "how ranks share the work: dp2+pp2+tp2+zero1");
   own("--set", o->engine.set, "set one key of the configuration: zero_optimization.stage=2; may be repeated")
       ->allow_extra_args(false);
-  own("--ranks,--num_gpus", o->engine.parallel.ranks, "ranks as threads of this process", whole(1, 64));
+  own("--ranks,--num_gpus", o->engine.parallel.ranks, "ranks as threads of this process", integer(1, 64));
   own("--device", o->engine.device, "cpu; cuda; cuda:N");
-  own("--threads", o->engine.threads, "threads of operations (default: all cores)", whole(1, 4096));
+  own("--threads", o->engine.threads, "threads of operations (default: all cores)", integer(1, 4096));
   own("--trace", o->engine.parallel.trace, "folder for a timeline of every rank");
   own("--json", o->engine.json, "print all final figures as one line of JSON");
   sub.callback([o, &sub] {
-    Options options = as_usage([&] {
+    TrainOptions options = as_usage([&] {
       check(*o);
       return o->args.options();
     });

@@ -49,7 +49,7 @@ Tensors train_lora(const LoraMix& m, bool sequence = false) {
       train(subject, {.plan = m.plan,
                       .steps = 3,
                       .clip = 1,
-                      .slices = {.sequence = sequence, .sum = false},
+                      .shard_options = {.sequence = sequence, .sum = false},
                       .change = [](engine::Config& c) {
                         c.zero_optimization.stage3_param_persistence_threshold = 0;
                         c.optimizer = {.type = "AdamW",
@@ -93,12 +93,12 @@ TEST_CASE("lora: cuts of adapters follow from their Linear's") {
       for (const auto& p : model.named_parameters())
         if (p.name.find(".lora.B") != p.name.npos) p.variable.tensor().copy_(randn(p.variable.shape()));
     };
-    const auto whole = lora_model(m);
-    fill_b(*whole);
+    const auto full = lora_model(m);
+    fill_b(*full);
     manual_seed(1);
     const Tensor tokens = randint(0, lora_vocab, {2, lora_context});
-    const Tensor logits = (*whole)(tokens).tensor();
-    whole->loss(tokens, tokens).backward();
+    const Tensor logits = (*full)(tokens).tensor();
+    full->loss(tokens, tokens).backward();
     for (const bool sequence : {false, true}) {
       on_ranks(2, [&](int) {
         const auto model = lora_model(m);
@@ -106,17 +106,17 @@ TEST_CASE("lora: cuts of adapters follow from their Linear's") {
         const auto cut = tensor_parallel::apply(*model, dist::world(), {.sequence = sequence});
         LOCKSTEP_CHECK(max(abs(sub((*model)(tokens).tensor(), logits))).item() < 1e-5, "expected equal logits");
         model->loss(tokens, tokens).backward();
-        const auto ours = model->named_parameters(), theirs = whole->named_parameters();
-        int slices = 0;
+        const auto ours = model->named_parameters(), theirs = full->named_parameters();
+        int shards = 0;
         for (size_t i = 0; i < ours.size(); ++i) {
           if (!ours[i].variable.requires_grad()) continue;
           Tensor wanted = theirs[i].variable.grad();
           if (const auto* s = cut.find(ours[i].variable))
-            wanted = tensor_parallel::slice_of(wanted, s->cut, 2, dist::world().rank()), ++slices;
+            wanted = tensor_parallel::shard_of(wanted, s->cut, 2, dist::world().rank()), ++shards;
           LOCKSTEP_CHECK(max(abs(sub(ours[i].variable.grad(), wanted))).item() < 1e-5, ours[i].name,
                          ": expected the gradient of one process; sequence ", sequence);
         }
-        LOCKSTEP_CHECK(slices >= 2, "expected slices of adapters, got ", slices);
+        LOCKSTEP_CHECK(shards >= 2, "expected slices of adapters, got ", shards);
       });
     }
   }
@@ -157,8 +157,8 @@ TEST_CASE("lora: frozen parameters have no optimizer state and send no gradient"
       LOCKSTEP_CHECK(held > 0 && held <= 3 * bytes + 1024, "expected at most ", 3 * bytes, " bytes held, got ", held);
       // Gradients are sent to their owners, and parameters back; stage 3 also gathers frozen parameters before each
       // use, in forward and in backward.
-      const int64_t most = stage == 3 ? 2 * forward + 2 * bytes : 2 * bytes;
-      LOCKSTEP_CHECK(sent > 0 && sent <= most + 512, "expected at most ", most, " bytes sent, got ", sent);
+      const int64_t limit = stage == 3 ? 2 * forward + 2 * bytes : 2 * bytes;
+      LOCKSTEP_CHECK(sent > 0 && sent <= limit + 512, "expected at most ", limit, " bytes sent, got ", sent);
     });
   }
 }
@@ -189,9 +189,9 @@ TEST_CASE("lora: merging needs whole parameters, and adapters come before slices
     nn::Lora lora = nn::add_lora(model);
     const auto cut = tensor_parallel::apply(model, dist::world());
     CHECK_ERROR(lora.merge(), "empty or sharded; merge in one process");
-    nn::GPT sliced(lora_sizes(true));
-    const auto first = tensor_parallel::apply(sliced, dist::world());
-    CHECK_ERROR(nn::add_lora(sliced), "is sharded already; add adapters before");
+    nn::GPT with_shards(lora_sizes(true));
+    const auto first = tensor_parallel::apply(with_shards, dist::world());
+    CHECK_ERROR(nn::add_lora(with_shards), "is sharded already; add adapters before");
     nn::GPT sharded(lora_sizes(true));
     nn::Lora parts = nn::add_lora(sharded);
     optim::AdamW adamw(sharded.parameters(), {.lr = 1e-2});

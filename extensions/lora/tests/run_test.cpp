@@ -17,7 +17,7 @@ TEST_CASE("lora: the rank in config.json is held against the checkpoint before t
   nn::GPT model({.vocab = 256, .context = 8, .layers = 2, .width = 8, .heads = 2});
   checkpoints::Contents contents;
   for (const auto& [name, tensor] : model.state())
-    contents.pieces.push_back(checkpoints::whole("model." + name, tensor));
+    contents.pieces.push_back(checkpoints::full("model." + name, tensor));
   checkpoints::Saver(dir / "checkpoints").save("step-1", contents);
   Json config = train::facts_of(model, "");
   config["lora"] = Json::Object{{"r", 1 << 20}};

@@ -88,8 +88,8 @@ void floating(const Tensor& rows_in, const Quantized& w, const float* bias, Acti
   const auto end = [&](int64_t o0, int64_t o1) {
     finish(activation, to + o0, rows, o1 - o0, w.out, bias ? bias + o0 : nullptr);
   };
-  if (rows <= most_rows)
-    return each_part(w.out, most_columns, w.in, (most_columns + 1) * matrix.groups,
+  if (rows <= max_rows)
+    return each_part(w.out, max_columns, w.in, (max_columns + 1) * matrix.groups,
                      [&](int64_t o0, int64_t o1, float* own) {
                        kernels.few(matrix, o0, o1, from, rows, to, w.out, own);
                        end(o0, o1);
@@ -106,7 +106,7 @@ void floating(const Tensor& rows_in, const Quantized& w, const float* bias, Acti
 /// Quantizes one row of x, except the columns listed in `kept`.
 void code_row(const float* x, int64_t in, const std::vector<int64_t>& kept, int8_t* codes, float* scale) {
   size_t next = 0;
-  float most = 0;
+  float highest = 0;
   bool finite = true;
   const auto each_run = [&](auto&& fn) {  // the runs of columns between those in `kept`
     int64_t from = 0;
@@ -119,7 +119,7 @@ void code_row(const float* x, int64_t in, const std::vector<int64_t>& kept, int8
   each_run([&](int64_t from, int64_t to) {
     for (int64_t j = from; j < to; ++j) {
       const float a = std::abs(x[j]);
-      most = a > most ? a : most;
+      highest = a > highest ? a : highest;
       finite &= a <= std::numeric_limits<float>::max();
     }
   });
@@ -127,7 +127,7 @@ void code_row(const float* x, int64_t in, const std::vector<int64_t>& kept, int8
     *scale = std::numeric_limits<float>::quiet_NaN();
     return;
   }
-  const float s = most > 0 ? most / 127 : 1;
+  const float s = highest > 0 ? highest / 127 : 1;
   *scale = s;
   each_run([&](int64_t from, int64_t to) {
     for (int64_t j = from; j < to; ++j) {
@@ -199,21 +199,21 @@ bool make_codes(const Tensor& w, Quantized& to) {
   const int64_t groups = by_row ? 1 : ceil_div(to.in, quant_group), size = by_row ? to.in : quant_group;
   const float* const from = w.data<float>();
   uint8_t* const codes = static_cast<uint8_t*>(to.codes.raw_data());
-  const float most_code = four ? 7 : 127;
+  const float max_code = four ? 7 : 127;
   std::atomic<bool> finite{true};
   parallel_for(to.out, std::max<int64_t>(1, fork_codes / to.in), [&](int64_t first, int64_t last) {
     for (int64_t o = first; o < last; ++o)
       for (int64_t g = 0; g < groups; ++g) {
         const float* const x = from + o * to.in + g * size;
         const int64_t n = std::min(size, to.in - g * size);
-        float most = 0;
+        float highest = 0;
         bool good = true;
         for (int64_t j = 0; j < n; ++j) {
           const float a = std::abs(x[j]);
-          most = a > most ? a : most;
+          highest = a > highest ? a : highest;
           good &= a <= std::numeric_limits<float>::max();
         }
-        float scale = most / most_code;
+        float scale = highest / max_code;
         // the kernels multiply the scale of 4-bit codes by -8, and the product must not overflow
         if (!good || (four && !(scale * 8 <= std::numeric_limits<float>::max()))) {
           finite = false;
@@ -224,7 +224,7 @@ bool make_codes(const Tensor& w, Quantized& to) {
         if (!by_row && std::abs(rounded - scale) <= scale / 512) scale = rounded;
         to.scales.data<float>()[o * groups + g] = scale;
         const auto code = [&](int64_t j) {
-          return int32_t(std::min(most_code, std::max(-most_code, std::nearbyint(x[j] / scale))));
+          return int32_t(std::min(max_code, std::max(-max_code, std::nearbyint(x[j] / scale))));
         };
         if (four)
           for (int64_t j = 0; j < 16; ++j)
@@ -272,10 +272,10 @@ CodedRows code_rows(const Tensor& x, const QuantMatmulArgs& args) {
         bool any = false;
         for (int64_t k = j; k < end; ++k) any |= std::abs(line[k]) >= threshold;
         for (int64_t k = j; any && k < end; ++k)
-          if (std::abs(line[k]) >= threshold) coded.kept[size_t(args.whole_columns ? 0 : r)].push_back(k);
+          if (std::abs(line[k]) >= threshold) coded.kept[size_t(args.full_columns ? 0 : r)].push_back(k);
       }
     }
-    if (args.whole_columns && rows > 0) {
+    if (args.full_columns && rows > 0) {
       std::vector<int64_t>& all = coded.kept[0];
       std::sort(all.begin(), all.end());
       all.erase(std::unique(all.begin(), all.end()), all.end());

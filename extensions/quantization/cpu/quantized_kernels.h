@@ -29,14 +29,14 @@ struct CodedMatrix {
 inline constexpr int64_t panel_columns = 32;    ///< outputs whose weights are decoded together
 inline constexpr int64_t depth_of_tiles = 512;  ///< k in one block of many()
 /// Largest number of rows, and of outputs, that few() computes together.
-inline constexpr int most_rows = 6, most_columns = 4;
+inline constexpr int max_rows = 6, max_columns = 4;
 
 /// A set of kernels for x w^T. A call computes out[r * ld + o] for each row r of x and the outputs o from o0 to o1 - 1.
 /// The caller has padded each row of x with zeros to 32 * w.groups numbers.
 struct QuantizedKernels {
   const char* name;  ///< the name that quantized_paths() lists
   bool (*works)();   ///< true if this processor can run it
-  /// Handles at most most_rows rows of x. Reads the codes in place. scratch: (most_columns + 1) * w.groups numbers.
+  /// Handles at most max_rows rows of x. Reads the codes in place. scratch: (max_columns + 1) * w.groups numbers.
   void (*few)(const CodedMatrix& w, int64_t o0, int64_t o1, const float* x, int64_t rows, float* out, int64_t ld,
               float* scratch);
   /// Handles any number of rows of x. o1 - o0 <= panel_columns. scratch: many_scratch(w) numbers.
@@ -49,7 +49,7 @@ struct QuantizedKernels {
 };
 /// The size of the scratch memory that many() needs, in numbers.
 inline int64_t many_scratch(const CodedMatrix& w) {
-  return panel_columns * w.groups * quant_group + w.groups + panel_columns * most_rows * 16;
+  return panel_columns * w.groups * quant_group + w.groups + panel_columns * max_rows * 16;
 }
 
 #if defined(__x86_64__)

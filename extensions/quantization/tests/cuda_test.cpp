@@ -35,7 +35,7 @@ std::vector<LimitCase> limits_of_codes() {
   using T = Tensors;
   std::vector<LimitCase> cases;
   // Blocks along y process the rows in a grid-stride loop.
-  const auto by_turns = [](int64_t rows_of_block) {
+  const auto alternating = [](int64_t rows_of_block) {
     return [=](int64_t row, int64_t rows) {
       return std::vector<double>{double(row) / double(rows), double(row / rows_of_block % 65535) / 65535};
     };
@@ -51,13 +51,13 @@ std::vector<LimitCase> limits_of_codes() {
                          return T{out};
                        },
                    .bound = tolerance(Near::quantised, f32),
-                   .places = by_turns(8)});
+                   .places = alternating(8)});
   cases.push_back(
       {.name = "dynamic quantized linear",
        .inputs = {x, weight},
        .run = [](T in) { return T{linear(in[0], quantize(in[1], QuantFormat::row8), {}, {.dynamic = true})}; },
        .bound = tolerance(Near::quantised, f32),
-       .places = by_turns(8)});
+       .places = alternating(8)});
   cases.push_back({.name = "numbers of codes",
                    .inputs = {{{1024}, i8}, {{}, f32}},
                    .run =
@@ -112,11 +112,11 @@ TEST_CASE("cuda matmul: weights in codes") {
         if (format != QuantFormat::row8) continue;
         for (const double threshold : {0.0, 0.8})
           for (const bool columns : {false, true}) {
-            const QuantMatmulArgs how{.dynamic = true, .threshold = threshold, .whole_columns = columns};
-            CHECK(near(linear(x.to(cuda0), there, b.to(cuda0), how), linear(x, here, b, how)));
+            const QuantMatmulArgs matmul_args{.dynamic = true, .threshold = threshold, .full_columns = columns};
+            CHECK(near(linear(x.to(cuda0), there, b.to(cuda0), matmul_args), linear(x, here, b, matmul_args)));
             if (rows == 3)
-              CHECK(allclose(linear(x.to(cuda0).to(bf16), there, {}, how).to(cpu).to(f32), linear(x, here, {}, how),
-                             1e-2, 1e-2));
+              CHECK(allclose(linear(x.to(cuda0).to(bf16), there, {}, matmul_args).to(cpu).to(f32),
+                             linear(x, here, {}, matmul_args), 1e-2, 1e-2));
           }
       }
 }

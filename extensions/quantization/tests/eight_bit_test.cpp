@@ -29,7 +29,7 @@ struct Run {
       : e(*net, {.training_data = data::share(samples()), .config = config, .log = quiet}) {}
   Tensors train(int64_t steps) {
     train_steps(e, steps);
-    return whole_parameters(e, *net);
+    return full_parameters(e, *net);
   }
 };
 
@@ -131,7 +131,7 @@ TEST_CASE("8 bits: the same bits for every number of ranks and stage, and in 16 
 TEST_CASE("8 bits: checkpoints go to other ranks and stages with the same bits, and never to f32 state") {
   const OnCpu on_cpu;
   for (const DType dtype : {f32, bf16}) {
-    const Tensors whole = trained(with("AdamW8bit", 0, 4, dtype), 1);
+    const Tensors entire = trained(with("AdamW8bit", 0, 4, dtype), 1);
     const struct {
       int from, from_stage, to, to_stage;
     } rows[] = {{1, 0, 4, 2}, {4, 1, 1, 0}, {2, 3, 4, 1}, {4, 0, 2, 3}};
@@ -151,7 +151,7 @@ TEST_CASE("8 bits: checkpoints go to other ranks and stages with the same bits, 
       });
       CAPTURE(row.from_stage);
       CAPTURE(row.to_stage);
-      for (const Tensors& one : after) CHECK(differing(whole, one) == "");
+      for (const Tensors& one : after) CHECK(differing(entire, one) == "");
       const auto other = [&](const char* type) {
         return message([&] {
           on_ranks<int>(1, [&](int) { return Run(with(type, 0, 4, dtype)).e.load_checkpoint(folder.str()) ? 1 : 0; });

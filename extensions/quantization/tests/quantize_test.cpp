@@ -10,7 +10,7 @@
 #include "extensions/quantization/cpu/quantized.h"
 #include "extensions/quantization/tests/models.h"
 #include "parallel/tensor_parallel/apply.h"
-#include "parallel/tensor_parallel/slices.h"
+#include "parallel/tensor_parallel/shards.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
 #include "tests/ranks.h"
@@ -56,7 +56,7 @@ TEST_CASE("quantised: codes, sums and outputs equal the golden file") {
   CHECK(equal(unpacked(group4), at("group4_q")));
   CHECK(equal(group4.scales.to(f32), at("group4_scale")));
   const on_cpu::CodedRows all = on_cpu::code_rows(x, {}),
-                          below = on_cpu::code_rows(x, {.threshold = 6, .whole_columns = true});
+                          below = on_cpu::code_rows(x, {.threshold = 6, .full_columns = true});
   CHECK(equal(all.codes.narrow(1, 0, 96).contiguous(), at("x_q")));
   CHECK(equal(all.scales, at("x_scale")));
   CHECK(equal(below.codes.narrow(1, 0, 96).contiguous(), at("int8_inliers_q")));
@@ -67,7 +67,7 @@ TEST_CASE("quantised: codes, sums and outputs equal the golden file") {
     INFO(path);
     const Tensor sums = round(linear(x, row8, {}, {.dynamic = true}) / all.scales.view({5, 1}) / row8.scales);
     CHECK(equal(sums.to(i32), at("acc_i32")));
-    const QuantMatmulArgs outliers{.dynamic = true, .threshold = 6, .whole_columns = true};
+    const QuantMatmulArgs outliers{.dynamic = true, .threshold = 6, .full_columns = true};
     CHECK(difference_of(linear(x, row8, b), at("weight_only")) <= 1e-6);
     CHECK(difference_of(linear(x, group8, b), at("group8_linear")) <= 1e-6);
     CHECK(difference_of(linear(x, group4, b), at("group4_linear")) <= 1e-6);
@@ -88,20 +88,20 @@ TEST_CASE("quantised: bits do not depend on kernels, batch or threads, and sums 
         // At most 32 rows: a CUDA device decodes the weight for more, and adds in another order.
         const Tensor w = randn({out, in}), x = randn({32, in}), b = randn({out});
         const Quantized q = quantize(w, format);
-        const QuantMatmulArgs how{.dynamic = threshold >= 0, .threshold = std::max(0.0, threshold)};
+        const QuantMatmulArgs matmul_args{.dynamic = threshold >= 0, .threshold = std::max(0.0, threshold)};
         set_threads(1);
-        const Tensor y = linear(x, q, b, how);
+        const Tensor y = linear(x, q, b, matmul_args);
         const Tensor wanted = linear(x.to(f64), dequantize(q).to(f64), b.to(f64));
-        CHECK(difference_of(y, wanted) <= (how.dynamic ? 0.05 : 2e-6));
+        CHECK(difference_of(y, wanted) <= (matmul_args.dynamic ? 0.05 : 2e-6));
         for (const std::string& path : on_cpu::quantized_paths()) {
           const Path with(path);
-          CHECK_MESSAGE(equal(linear(x, q, b, how), y), path);
+          CHECK_MESSAGE(equal(linear(x, q, b, matmul_args), y), path);
           for (const int64_t rows : {1, 2, 3, 4, 5, 6, 7, 17})
-            CHECK_MESSAGE(equal(linear(x.narrow(0, 3, rows), q, b, how), y.narrow(0, 3, rows).contiguous()), path, ", ",
-                          rows, " rows");
+            CHECK_MESSAGE(equal(linear(x.narrow(0, 3, rows), q, b, matmul_args), y.narrow(0, 3, rows).contiguous()),
+                          path, ", ", rows, " rows");
         }
         set_threads(3);
-        CHECK(equal(linear(x, q, b, how), y));
+        CHECK(equal(linear(x, q, b, matmul_args), y));
         set_threads(threads);
       }
 }
@@ -238,33 +238,33 @@ TEST_CASE("quantize: a model's Linears, the report, and the parameters left alon
 }
 
 TEST_CASE("quantize: tokens and logits are the same alone, in a batch, and under autocast within its precision") {
-  for (const char* const how : {"row8", "group8", "group4,head", "dynamic,head", "llm_int8"}) {
+  for (const char* const matmul_args : {"row8", "group8", "group4,head", "dynamic,head", "llm_int8"}) {
     const auto model = seeded(small());
-    nn::quantize(*model, nn::quantize_options(how));
+    nn::quantize(*model, nn::quantize_options(matmul_args));
     const Tensor x = some_tokens(2, 16), all = (*model)(x).tensor();  // 32 rows, see above
     for (const int64_t length : {1, 5, 15})
       CHECK_MESSAGE(equal((*model)(x.narrow(0, 1, 1).narrow(1, 0, length).contiguous()).tensor()[0],
                           all[1].narrow(0, 0, length).contiguous()),
-                    how);
+                    matmul_args);
     const Autocast low(bf16);
-    CHECK_MESSAGE(difference_of((*model)(x).tensor(), all) < 0.1, how);
+    CHECK_MESSAGE(difference_of((*model)(x).tensor(), all) < 0.1, matmul_args);
   }
 }
 
 TEST_CASE("quantize: a model of codes is cut over ranks") {
-  for (const char* const how : {"row8", "group8", "group4,head", "llm_int8,head"}) {
-    const auto whole = seeded(small());
-    nn::quantize(*whole, nn::quantize_options(how));
-    const Tensor x = some_tokens(), wanted = (*whole)(x).tensor();
+  for (const char* const matmul_args : {"row8", "group8", "group4,head", "llm_int8,head"}) {
+    const auto full = seeded(small());
+    nn::quantize(*full, nn::quantize_options(matmul_args));
+    const Tensor x = some_tokens(), wanted = (*full)(x).tensor();
     for (const int ranks : {1, 2, 4}) {
       const auto got = on_ranks<Tensor>(ranks, [&](int) {
         const auto model = seeded(small());
-        nn::quantize(*model, nn::quantize_options(how));
+        nn::quantize(*model, nn::quantize_options(matmul_args));
         const auto cut = tensor_parallel::apply(*model, dist::world());
         LOCKSTEP_CHECK(nn::quantized_weight(model->blocks[0].mlp.up.attached)->codes.size(0) == 512 / ranks,
                        "expected codes in ", ranks, " slices");
         const Tensor logits = (*model)(x).tensor();
-        const auto ours = model->named_parameters(), theirs = whole->named_parameters();
+        const auto ours = model->named_parameters(), theirs = full->named_parameters();
         for (size_t i = 0; i < ours.size(); ++i) {
           const auto* const slice = cut.find(ours[i].variable);
           const Tensor mine = ours[i].variable.tensor();
@@ -275,7 +275,8 @@ TEST_CASE("quantize: a model of codes is cut over ranks") {
         return logits;
       });
       for (const Tensor& logits : got)
-        CHECK_MESSAGE(difference_of(logits, wanted) < (contains(how, "int8") ? 0.06 : 1e-5), how, ", ", ranks);
+        CHECK_MESSAGE(difference_of(logits, wanted) < (contains(matmul_args, "int8") ? 0.06 : 1e-5), matmul_args, ", ",
+                      ranks);
     }
   }
   const auto narrow = [](int) {
@@ -289,9 +290,9 @@ TEST_CASE("quantize: a model of codes is cut over ranks") {
 TEST_CASE("quantize: codes saved to a file load into a model with floating-point weights") {
   const TempDir at;
   const std::string path = at / "codes.safetensors";
-  for (const char* const how : {"row8", "group8", "group4,head", "llm_int8"}) {
+  for (const char* const matmul_args : {"row8", "group8", "group4,head", "llm_int8"}) {
     const auto model = seeded(small());
-    nn::quantize(*model, nn::quantize_options(how));
+    nn::quantize(*model, nn::quantize_options(matmul_args));
     data::save_safetensors(path, model->state(), nn::quantized_metadata(*model));
     const auto file = SafeTensors::open(path);
     nn::State state;
@@ -305,7 +306,7 @@ TEST_CASE("quantize: codes saved to a file load into a model with floating-point
     CHECK_ERROR(nn::load_quantized(other, less, file.metadata()), "norm.weight");
     CHECK_FALSE(nn::is_quantized(other));
     nn::load_quantized(other, state, file.metadata());
-    CHECK_MESSAGE(equal(other(some_tokens()).tensor(), (*model)(some_tokens()).tensor()), how);
+    CHECK_MESSAGE(equal(other(some_tokens()).tensor(), (*model)(some_tokens()).tensor()), matmul_args);
     CHECK(nn::quantized_metadata(other) == nn::quantized_metadata(*model));
   }
 }

@@ -14,7 +14,7 @@ using namespace lockstep;
 TEST_CASE("losses: CTC is the sum over all ways to say a target") {
   manual_seed(5);
   const int64_t steps = 5, classes = 3;
-  const Variable x = drawn({steps, 4, classes});
+  const Variable x = sampled({steps, 4, classes});
   const std::vector<int64_t> lengths = {5, 4, 5, 2}, words = {2, 3, 0, 2};
   const Tensor target = integers({1, 2, 0, 1, 1, 2, 0, 0, 0, 2, 2, 0}, {4, 3});
   const auto logs = [&](const Variable& v) { return log_softmax(v, 2); };
@@ -54,7 +54,7 @@ TEST_CASE("losses: CTC is the sum over all ways to say a target") {
 }
 
 TEST_CASE("losses: CTC has no second derivative") {
-  const Variable x = drawn({4, 1, 3}, -1, 1);
+  const Variable x = sampled({4, 1, 3}, -1, 1);
   const Variable loss = ctc_loss(log_softmax(x, 2), integers({1}, {1, 1}), {4}, {1});
   CHECK_ERROR_IS(grad(loss, {x}, {.create_graph = true}),
                  "[backward] the derivative of 'ctc_loss' cannot be differentiated again (create_graph); compose this "

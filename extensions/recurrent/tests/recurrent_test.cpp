@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "autograd/gradcheck.h"
 #include "extensions/recurrent/recurrent.h"
 #include "nn/nn.h"
@@ -262,17 +262,17 @@ TEST_CASE("recurrent: several results in hooks, under checkpoints and in Sequent
   manual_seed(6);
   Tagger net;
   const Tensor x = randn({3, 2, 3});
-  size_t seen = 0;
+  size_t observed = 0;
   int first = 0;
   const int all_id =
       net.lstm.after_forward_all([&](Module&, const std::vector<Variable>& in, const std::vector<Variable>& out) {
-        seen = 10 * in.size() + out.size();
+        observed = 10 * in.size() + out.size();
       });
   const int first_id = net.lstm.after_forward([&](Module&, const auto&, const Variable& out) {
     first += out.shape() == Shape{3, 2, 8};
   });
   const auto plain = gradients_of(net, sum(net(x)));
-  CHECK(seen == 13);
+  CHECK(observed == 13);
   CHECK(first == 1);
   net.lstm.remove_hook(all_id);
   net.lstm.remove_hook(first_id);
@@ -313,10 +313,10 @@ TEST_CASE("recurrent: packed sequences") {
   // Each packed sequence gives the same results as it gives alone.
   LSTM lstm({.input = 2, .hidden = 3, .bidirectional = true});
   const auto [output, h, c] = lstm(packed);
-  const LstmOutput alone = lstm(x.select(1, 0).narrow(0, 0, 2));
-  CHECK(allclose(pad_packed_sequence(output).output.tensor().select(1, 0).narrow(0, 0, 2), alone.output.tensor()));
-  CHECK(allclose(h.tensor().select(1, 0), alone.h.tensor()));
-  CHECK(allclose(c.tensor().select(1, 0), alone.c.tensor()));
+  const LstmOutput single = lstm(x.select(1, 0).narrow(0, 0, 2));
+  CHECK(allclose(pad_packed_sequence(output).output.tensor().select(1, 0).narrow(0, 0, 2), single.output.tensor()));
+  CHECK(allclose(h.tensor().select(1, 0), single.h.tensor()));
+  CHECK(allclose(c.tensor().select(1, 0), single.c.tensor()));
 }
 
 TEST_CASE("recurrent: invalid arguments are rejected") {

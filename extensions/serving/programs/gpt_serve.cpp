@@ -88,7 +88,7 @@ int main(int argc, char** argv) {
   add_model_options(app, o);
   const OptionGroup add(app), limits(app, "Limits");
   add("--host", o.server.host, "address to listen at");
-  add("--port", o.server.port, "port to listen at (0: any)", whole(0, 65535))->capture_default_str();
+  add("--port", o.server.port, "port to listen at (0: any)", integer(0, 65535))->capture_default_str();
   add("--name", o.name, "the model's name in requests (default: its folder's)");
   add("--template", o.chat_template, "template of chats: plain, chatml, llama2, llama3, none (default: the folder's)",
       one_of({"plain", "chatml", "llama2", "llama3", "none"}));
@@ -103,10 +103,10 @@ int main(int argc, char** argv) {
       });
   limits("--blocks", o.batcher.blocks,
          "blocks of 32 tokens in the KV cache (0: for 8 texts as long as the context, 4 GiB at most)",
-         whole(0, 1 << 26))
+         integer(0, 1 << 26))
       ->capture_default_str();
-  limits("--rows", o.batcher.limits.rows, "tokens that a step computes", whole(1, 1 << 16));
-  limits("--sequences", o.batcher.limits.sequences, "sequences that run at once", whole(1, 4096));
+  limits("--rows", o.batcher.limits.rows, "tokens that a step computes", integer(1, 1 << 16));
+  limits("--sequences", o.batcher.limits.sequences, "sequences that run at once", integer(1, 4096));
   add("--print-steps", o.print_steps, "print what each step computes");
   app.callback([&] {
     o.server.api_key = key_of(o);

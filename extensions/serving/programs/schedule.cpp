@@ -28,9 +28,9 @@ struct ServingAsked {
 void add_serving_options(CLI::App& command, ServingAsked& o) {
   const OptionGroup add(command, "Serving");
   add("--requests", o.requests, "when each arrives (ms), tokens of prompt and answer: 0:300+20,5:40+10");
-  add("--blocks", o.blocks, "blocks of 32 tokens in the KV cache", whole(1, 1 << 26));
-  add("--rows", o.rows, "tokens that a step computes", whole(1, 1 << 16));
-  add("--sequences", o.sequences, "sequences that run at once", whole(1, 4096));
+  add("--blocks", o.blocks, "blocks of 32 tokens in the KV cache", integer(1, 1 << 26));
+  add("--rows", o.rows, "tokens that a step computes", integer(1, 1 << 16));
+  add("--sequences", o.sequences, "sequences that run at once", integer(1, 4096));
   add("--step-costs", o.costs, "ms of a step, and of each of its rows", CLI::NonNegativeNumber)
       ->delimiter(',')
       ->expected(2)

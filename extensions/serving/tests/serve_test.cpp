@@ -156,9 +156,9 @@ TEST_CASE("schedule: nobody starves, blocks are conserved, whatever arrives") {
         ++oldest_moved;
       }
       done(s, step);
-      std::set<int64_t> seen;
+      std::set<int64_t> visited;
       for (const Work& w : step.work) {
-        CHECK(seen.insert(w.number).second);
+        CHECK(visited.insert(w.number).second);
         if (!w.last) continue;
         ++made;
         if (--left[w.number] == 0) left.erase(w.number), finish(s, w.number);
@@ -231,7 +231,7 @@ TEST_CASE("paged_attention: the bits of keys in one piece") {
     Tensor keys = full({50, groups, size, width}, NAN).to(dtype), values = keys.clone();
     std::vector<std::vector<int32_t>> tables;
     std::vector<PagedRows> rows;
-    std::vector<Tensor> q, alone;
+    std::vector<Tensor> q, single;
     int32_t next = 0;
     for (const auto& [queries, length] : shapes) {
       auto& table = tables.emplace_back();
@@ -244,13 +244,13 @@ TEST_CASE("paged_attention: the bits of keys in one piece") {
         scatter_blocks(v.narrow(2, at, count), values, table, at);
       }
       CHECK(gather_blocks(keys, table, length).to(f64).to_vector<double>() == k.to(f64).to_vector<double>());
-      alone.push_back(attention(q.back(), k, v, {}, {.scale = 0, .causal = true, .window = row.window}).out);
+      single.push_back(attention(q.back(), k, v, {}, {.scale = 0, .causal = true, .window = row.window}).out);
       // blocks before the window have been freed
       std::fill_n(table.begin(), before_window(length - queries, row.window) / size, -1);
     }
     for (size_t i = 0; i < shapes.size(); ++i) rows.push_back({shapes[i].first, shapes[i].second, tables[i]});
     const auto bits = [](const Tensor& x) { return x.to(f64).contiguous().to_vector<double>(); };
-    CHECK(bits(paged_attention(cat(q, 2), keys, values, rows, row.window)) == bits(cat(alone, 2)));
+    CHECK(bits(paged_attention(cat(q, 2), keys, values, rows, row.window)) == bits(cat(single, 2)));
     CHECK_ERROR(paged_attention(q[0], keys, values, rows, row.window), "expected q of");
     CHECK_ERROR(gather_blocks(keys.narrow(2, 0, 0).contiguous(), tables[0], 1), "1 token or more in a block");
   }
@@ -318,10 +318,10 @@ TEST_CASE("batcher: 32 requests at once give the same answers as alone, with too
       }
       for (size_t i = 0; i < asked.size(); ++i) {
         CAPTURE(i);
-        const nn::Generated alone = nn::generate(model, asked[i].prompt, asked[i].generation);
-        CHECK(got[i] == alone.tokens);
-        CHECK(logprobs[i] == alone.logprobs);
-        CHECK(reasons[i] == alone.reason);
+        const nn::Generated single = nn::generate(model, asked[i].prompt, asked[i].generation);
+        CHECK(got[i] == single.tokens);
+        CHECK(logprobs[i] == single.logprobs);
+        CHECK(reasons[i] == single.reason);
       }
       CHECK(put_back > 0);
       CHECK(shared > 0);

@@ -103,7 +103,7 @@ std::vector<std::string> ask(Service& service, std::span<const Body> bodies) {
       try {
         for (Json& piece : replies[i]->pieces(1)) pieces[i].push_back(std::move(piece));
         if (!replies[i]->ended()) continue;
-        out[i] = replies[i]->streams() ? joined(pieces[i]).dump() : replies[i]->whole().at("choices").dump();
+        out[i] = replies[i]->streams() ? joined(pieces[i]).dump() : replies[i]->full().at("choices").dump();
       } catch (const Error& error) { out[i] = std::string("500: ") + error.what(); }
       replies[i].reset();
     }
@@ -121,7 +121,7 @@ Json choice_of(Service& service, const std::string& body, Endpoint endpoint = En
   return data::parse_json(text, "answer").as_array()[0];
 }
 
-std::vector<int64_t> whole_numbers(const Json& list) {
+std::vector<int64_t> integers(const Json& list) {
   std::vector<int64_t> all;
   for (const Json& one : list.as_array()) all.push_back(one.as_int());
   return all;
@@ -278,12 +278,12 @@ TEST_CASE("service: offsets count characters of the answer, also in a stream") {
   for (const int64_t id : {0x61, 0xc3, 0xa9, 0xf0}) head.select(0, id).fill_(0);
   const Toy tokenizer;
   Service service(model, tokenizer, {.name = "m", .chat = ChatTemplate{ChatTemplate::Kind::chatml}});
-  int64_t whole_ones = 0;
+  int64_t full_ones = 0;
   for (int seed = 0; seed < 30; ++seed) {
     const std::string body = str(R"({"prompt": "x", "max_tokens": 30, "logprobs": 1, "seed": )", seed);
     const Json choice = choice_of(service, body + "}");
     const std::string text = choice.at("text").as_string();
-    const std::vector<int64_t> offsets = whole_numbers(choice.at("logprobs").at("text_offset"));
+    const std::vector<int64_t> offsets = integers(choice.at("logprobs").at("text_offset"));
     const Json::Array& tokens = choice.at("logprobs").at("tokens").as_array();
     REQUIRE(offsets.size() == 30);
     std::vector<std::string> characters;
@@ -296,25 +296,25 @@ TEST_CASE("service: offsets count characters of the answer, also in a stream") {
       if (i > 0 && tokens[i - 1].as_string() == "bytes:\\xc3" && tokens[i].as_string() == "bytes:\\xa9") {
         CHECK(characters[size_t(offsets[i])] == "\xc3\xa9");
         CHECK(offsets[i] == offsets[i - 1]);
-        ++whole_ones;
+        ++full_ones;
       }
     }
     CHECK(offsets[0] == 0);
   }
-  CHECK(whole_ones > 10);
+  CHECK(full_ones > 10);
   // With echo, offsets refer to the prompt as it was sent, in which special tokens are text.
   const Json echo =
       choice_of(service, R"({"prompt": "\u00e9<|im_start|>xy", "max_tokens": 0, "echo": true, "logprobs": 0})");
   CHECK(echo.at("text").as_string() == "\xc3\xa9<|im_start|>xy");
-  CHECK(whole_numbers(echo.at("logprobs").at("text_offset")) == std::vector<int64_t>{0, 0, 1, 13, 14});
+  CHECK(integers(echo.at("logprobs").at("text_offset")) == std::vector<int64_t>{0, 0, 1, 13, 14});
   CHECK(echo.at("logprobs").at("tokens").as_array()[2].as_string() == "<|im_start|>");
   const Json as_text = choice_of(
       service, R"({"prompt": "<|im_start|>", "parse_special": false, "max_tokens": 0, "echo": true, "logprobs": 0})");
   CHECK(as_text.at("logprobs").at("tokens").as_array().size() == 12);
 
   std::mt19937_64 random(5);
-  nn::GPT drawn = toy_gpt(280);
-  Service other(drawn, tokenizer, {.name = "m", .chat = ChatTemplate{ChatTemplate::Kind::chatml}});
+  nn::GPT sampled = toy_gpt(280);
+  Service other(sampled, tokenizer, {.name = "m", .chat = ChatTemplate{ChatTemplate::Kind::chatml}});
   int64_t compared = 0;
   for (int i = 0; i < 600; ++i) {
     std::mt19937_64 again = random;
@@ -367,7 +367,7 @@ TEST_CASE("service: rendered chats, bytes of tokens, counts at the end of a stre
     CHECK(token.at("top_logprobs").as_array().size() == 2);
     for (const Json* one : {&token, &token.at("top_logprobs").as_array()[0], &token.at("top_logprobs").as_array()[1]}) {
       std::string bytes;
-      for (const int64_t byte : whole_numbers(one->at("bytes"))) bytes += char(byte);
+      for (const int64_t byte : integers(one->at("bytes"))) bytes += char(byte);
       const std::string& name = one->at("token").as_string();
       CHECK((name == bytes || name.starts_with("bytes:\\x")));
       CHECK(!bytes.empty());

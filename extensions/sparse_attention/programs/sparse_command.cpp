@@ -18,7 +18,7 @@ using namespace lockstep::train;
 
 namespace {
 
-constexpr int64_t most_printed = 128, most_drawn = 512, most_counted = 8192;  // blocks per row
+constexpr int64_t max_printed = 128, max_sampled = 512, max_counted = 8192;  // blocks per row
 
 struct SparseAsked {
   std::string source, svg;
@@ -39,28 +39,28 @@ std::string heads_text(const BlockLayout& layout, int64_t heads) {
 }
 
 std::string draw_layout(const BlockLayout& layout, bool causal, const std::string& title) {
-  LOCKSTEP_CHECK(layout.blocks > 0 && layout.blocks <= most_drawn, "lockstep sparse: expected 1 to ", most_drawn,
+  LOCKSTEP_CHECK(layout.blocks > 0 && layout.blocks <= max_sampled, "lockstep sparse: expected 1 to ", max_sampled,
                  " blocks for a picture, got ", layout.blocks, "; take fewer --tokens");
-  const int64_t shown = std::min<int64_t>(layout.heads, 8);
+  const int64_t printed = std::min<int64_t>(layout.heads, 8);
   const double side = std::clamp(320. / double(layout.blocks), 2., 20.), panel = side * double(layout.blocks);
-  const double top = shown > 1 ? 56 : 36, apart = panel + 24, page = std::max(24 + apart * double(shown), 480.);
+  const double top = printed > 1 ? 56 : 36, apart = panel + 24, page = std::max(24 + apart * double(printed), 480.);
   std::string out = svg::begin(page, top + panel + 40);
   const auto box = [&](double x, double y, double w, double h, const char* color) {
     out += svg::rect(x, y, w, h, svg::attribute("fill", color));
   };
   using svg::ink, svg::soft;
-  const char *past = "#f1f3f5", *seen = "#80b1e8", *half = "#3d74b5";
+  const char *past = "#f1f3f5", *observed = "#80b1e8", *half = "#3d74b5";
   out += svg::text(16, 20, title, 14, ink);
   const double gap = side > 6 ? 1 : 0.25;
-  for (int64_t head = 0; head < shown; ++head) {
+  for (int64_t head = 0; head < printed; ++head) {
     const double left = 16 + apart * double(head);
-    if (shown > 1) out += svg::text(left, 44, fmt::format("head {}", head), 12, soft);
+    if (printed > 1) out += svg::text(left, 44, fmt::format("head {}", head), 12, soft);
     for (int64_t row = 0; row < layout.blocks; ++row) {
       const double y = top + side * double(row);
       box(left, y, side * double(causal ? row + 1 : layout.blocks) - gap, side - gap, past);
       for (const int64_t c : columns_of(layout, head, row)) {
         const double x = left + side * double(c);
-        if (!causal || c != row) box(x, y, side - gap, side - gap, seen);
+        if (!causal || c != row) box(x, y, side - gap, side - gap, observed);
         else
           out += fmt::format("<path d=\"M{:.5g} {:.5g}v{:.5g}h{:.5g}z\" fill=\"{}\"/>\n", x, y, side - gap, side - gap,
                              half);
@@ -73,10 +73,10 @@ std::string draw_layout(const BlockLayout& layout, bool causal, const std::strin
     out += svg::text(x + 18, top + panel + 25, words, 12, soft);
     x += advance;
   };
-  key(seen, "attended", 86);
+  key(observed, "attended", 86);
   if (causal) key(half, "by token, up to itself", 152);
   key(past, causal ? "skipped, of the past" : "skipped", 0);
-  if (layout.heads > shown) out += svg::text(16 + apart * double(shown), top + 12, "...", 12, soft);
+  if (layout.heads > printed) out += svg::text(16 + apart * double(printed), top + 12, "...", 12, soft);
   return out + svg::end;
 }
 
@@ -94,7 +94,7 @@ void run_sparse(const SparseAsked& o) {
   LOCKSTEP_CHECK(!o.bidirectional || !*config->unidirectional,
                  "lockstep sparse: --bidirectional contradicts the configuration, which says unidirectional; leave one "
                  "of them out");
-  LOCKSTEP_CHECK(o.tokens / config->block < most_counted, "lockstep sparse: expected at most ", most_counted,
+  LOCKSTEP_CHECK(o.tokens / config->block < max_counted, "lockstep sparse: expected at most ", max_counted,
                  " blocks, got ", o.tokens, " tokens in blocks of ", config->block, "; take fewer --tokens");
   const bool causal = *config->unidirectional;
   const BlockLayout layout = nn::make_layout(*config, o.heads, o.tokens);
@@ -103,24 +103,24 @@ void run_sparse(const SparseAsked& o) {
       fmt::format("{}, blocks of {}, {}: {} tokens, {}", nn::name_of(config->mode), config->block,
                   causal ? "unidirectional" : "bidirectional", o.tokens, heads_text(layout, o.heads));
   fmt::print("{}\n\n", title);
-  int64_t least = n, most = 0;
+  int64_t least = n, greatest = 0;
   for (int64_t head = 0; head < layout.heads; ++head) {
-    if (layout.heads > 1 && o.svg.empty() && n <= most_printed) fmt::print("head {}\n", head);
+    if (layout.heads > 1 && o.svg.empty() && n <= max_printed) fmt::print("head {}\n", head);
     for (int64_t row = 0; row < n; ++row) {
       const auto columns = columns_of(layout, head, row);
-      least = std::min(least, int64_t(columns.size())), most = std::max(most, int64_t(columns.size()));
-      if (!o.svg.empty() || n > most_printed) continue;
+      least = std::min(least, int64_t(columns.size())), greatest = std::max(greatest, int64_t(columns.size()));
+      if (!o.svg.empty() || n > max_printed) continue;
       std::string line(size_t(causal ? row + 1 : n), '.');
       for (const int64_t c : columns) line[size_t(c)] = '#';
       fmt::print("{}\n", line);
     }
-    if (o.svg.empty() && n <= most_printed) fmt::print("\n");
+    if (o.svg.empty() && n <= max_printed) fmt::print("\n");
   }
-  if (o.svg.empty() && n > most_printed) fmt::print("(too many blocks to print; --svg draws {})\n\n", most_drawn);
+  if (o.svg.empty() && n > max_printed) fmt::print("(too many blocks to print; --svg draws {})\n\n", max_sampled);
   const double pairs = attended_pairs(layout, o.tokens, o.tokens, causal), tokens = double(o.tokens);
   const double dense = causal ? tokens * (tokens + 1) / 2 : tokens * tokens;
   fmt::print("blocks            {} of {}{}\n", layout.columns.numel(), all, causal ? ", up to the diagonal" : "");
-  fmt::print("in a row          {} to {} of them\n", least, most);
+  fmt::print("in a row          {} to {} of them\n", least, greatest);
   fmt::print("pairs of tokens   {:.6g} a head, {:.2f} % of dense attention's\n", pairs,
              100 * pairs / std::max(dense, 1.));
   if (!o.svg.empty()) {
@@ -137,9 +137,9 @@ void add_sparse_attention_commands(CLI::App& app, Shared&) {
   CLI::App& command = *app.add_subcommand("sparse", "prints and draws the blocks that sparse attention attends to");
   const OptionGroup add(command);
   add("config", o->source, "configuration file with sparse_attention, or that block as text")->required();
-  add("--tokens", o->tokens, "tokens of a sequence", whole(1, 1 << 24));
-  add("--heads", o->heads, "heads of a layer", whole(1, 1 << 12));
-  add("--layer", o->layer, "number of the layer in the model, for random blocks", whole(0, 1 << 20))
+  add("--tokens", o->tokens, "tokens of a sequence", integer(1, 1 << 24));
+  add("--heads", o->heads, "heads of a layer", integer(1, 1 << 12));
+  add("--layer", o->layer, "number of the layer in the model, for random blocks", integer(0, 1 << 20))
       ->capture_default_str();
   add("--bidirectional", o->bidirectional, "for a model that is not causal, if the configuration does not say");
   add("--svg", o->svg, "draw them into this file instead of printing rows");

@@ -183,7 +183,7 @@ Trained train_gpt(const char* block, const std::string& named, bool by_list = fa
       module.model = std::make_shared<nn::GPT>(
           nn::GPT::Options{.vocab = vocab, .context = length, .layers = 2, .width = 16, .heads = 4});
     }
-    if (plan.tp > 1) args.sliced = tensor_parallel::apply(*module.model, mesh.tp());
+    if (plan.tp > 1) args.sharded = tensor_parallel::apply(*module.model, mesh.tp());
     EngineBase engine(std::move(module), std::move(args));
     std::vector<double> losses;
     while (engine.global_steps() < 3)
@@ -214,9 +214,9 @@ TEST_CASE("sparse_attention: a model trains with it under every plan as in one p
     }
     for (const char* plan : {"tp2", "pp2+tp2", "tp4"}) {
       CAPTURE(std::string(plan));
-      const Trained sliced = train_gpt(block, plan);
+      const Trained sharded = train_gpt(block, plan);
       for (size_t i = 0; i < one.losses.size(); ++i)
-        CHECK(sliced.losses[i] == doctest::Approx(one.losses[i]).epsilon(1e-5));
+        CHECK(sharded.losses[i] == doctest::Approx(one.losses[i]).epsilon(1e-5));
     }
   }
   const Trained list = train_gpt(bigbird, "dp1", true);

@@ -80,26 +80,26 @@ double largest(const Tensor& a, const Tensor& b) { return max(abs(sub(a, b))).it
 }  // namespace
 
 TEST_CASE("sparse layouts: windows, patterns and the lower triangle") {
-  const auto drawn = [](const SparsityConfig& c, int64_t tokens, int64_t head = 0) {
+  const auto sampled = [](const SparsityConfig& c, int64_t tokens, int64_t head = 0) {
     return picture(make_layout(c, 4, tokens), head);
   };
-  CHECK(drawn({.mode = Mode::dense, .block = 2}, 5) == "### ### ### ");
-  CHECK(drawn({.mode = Mode::local, .block = 1, .num_sliding_window_blocks = 2}, 4) == "##.. ###. .### ..## ");
-  CHECK(drawn({.mode = Mode::local, .block = 1, .unidirectional = true}, 4) == "#... ##.. .##. ..## ");
+  CHECK(sampled({.mode = Mode::dense, .block = 2}, 5) == "### ### ### ");
+  CHECK(sampled({.mode = Mode::local, .block = 1, .num_sliding_window_blocks = 2}, 4) == "##.. ###. .### ..## ");
+  CHECK(sampled({.mode = Mode::local, .block = 1, .unidirectional = true}, 4) == "#... ##.. .##. ..## ");
   // Two global blocks per window: DeepSpeed would set the second one above the diagonal.
   const SparsityConfig two{
       .mode = Mode::fixed, .block = 1, .unidirectional = true, .num_local_blocks = 4, .num_global_blocks = 2};
-  CHECK(drawn(two, 6) == "#..... ##.... ###... ####.. ..###. ..#### ");
+  CHECK(sampled(two, 6) == "#..... ##.... ###... ####.. ..###. ..#### ");
   const SparsityConfig patterns{.mode = Mode::fixed,
                                 .block = 1,
                                 .different_layout_per_head = true,
                                 .num_local_blocks = 2,
                                 .num_different_global_patterns = 2};
-  CHECK(drawn(patterns, 4, 0) == "##.# ##.# .### .### ");
-  CHECK(drawn(patterns, 4, 3) == "###. ###. #.## #.## ");
+  CHECK(sampled(patterns, 4, 0) == "##.# ##.# .### .### ");
+  CHECK(sampled(patterns, 4, 3) == "###. ###. #.## #.## ");
   const SparsityConfig variable{
       .mode = Mode::variable, .block = 1, .local_window_blocks = {1, 2}, .global_block_indices = {9}};
-  CHECK(drawn(variable, 5) == "#.... .##.. .##.. ...## ...## ");
+  CHECK(sampled(variable, 5) == "#.... .##.. .##.. ...## ...## ");
 }
 
 TEST_CASE("sparse layouts: random blocks come from the seed, the layer and the head alone") {
@@ -137,11 +137,11 @@ TEST_CASE("sparse layouts: random blocks come from the seed, the layer and the h
 TEST_CASE("sparse layouts: a row of a causal one is the same at any length") {
   for (const SparsityConfig& c : every_mode(true)) {
     CAPTURE(text_of(c));
-    const Tensor whole = mask_of(make_layout(c, 4, 16 * 20), 16 * 20);
+    const Tensor full = mask_of(make_layout(c, 4, 16 * 20), 16 * 20);
     for (const int64_t tokens : {1, 16, 17, 100, 303})
       CHECK(equal(mask_of(make_layout(c, 4, tokens), tokens),
-                  whole.narrow(1, 0, tokens).narrow(2, 0, tokens).contiguous()));
-    const auto bits = whole.to_vector<double>();
+                  full.narrow(1, 0, tokens).narrow(2, 0, tokens).contiguous()));
+    const auto bits = full.to_vector<double>();
     int64_t ahead = 0;  // blocks above the diagonal, which in DeepSpeed's layouts would show the future
     for (size_t i = 0; i < bits.size(); ++i) ahead += bits[i] != 0 && i % 320 / 16 > i / 320 % 320 / 16;
     CHECK(ahead == 0);

@@ -60,7 +60,7 @@ template <class T> void store(const Lanes<T>& a, std::complex<T>* to, int64_t co
 }
 
 /// Transposes `lanes` vectors of `lanes` numbers: exchanges lane j of square[i] and lane i of square[j].
-template <class T> void turn(Lanes<T>* square) {
+template <class T> void transpose_square(Lanes<T>* square) {
   Vector<T> re[lanes<T>], im[lanes<T>];
   for (int i = 0; i < lanes<T>; ++i) re[i] = square[i].re, im[i] = square[i].im;
   transpose<T>(re), transpose<T>(im);
@@ -138,7 +138,7 @@ template <class T> class Rows {
           const int64_t k = std::min(block, n - length);
           Lanes<T> square[w] = {};
           for (int64_t l = 0; l < count; ++l) square[l] = load(from + l * n + k, length, inverse);
-          turn(square);
+          transpose_square(square);
           std::copy_n(square, length, a + k);
         }
         const Lanes<T>* const out = first_->run(a, a + first_->room());
@@ -146,7 +146,7 @@ template <class T> class Rows {
           const int64_t k = std::min(block, n - length);
           Lanes<T> square[w] = {};
           std::copy_n(out + k, length, square);
-          turn(square);
+          transpose_square(square);
           for (int64_t l = 0; l < count; ++l) store(square[l], to + l * n + k, length, inverse, scale);
         }
       }
@@ -157,8 +157,8 @@ template <class T> class Rows {
   /// is element (k1, k2). After the transforms of columns, between[b n2 + j2] holds w elements of column j2, from
   /// (b w, j2) on. With many rows, the caller passes scratch in `own`, and a single thread computes each row.
   void run_long(const Number* x, Number* y, Lanes<T>* between, Lanes<T>* own, bool inverse, T scale) const {
-    const int64_t n1 = n1_, n2 = n2_, most = own ? n1 + n2 : std::max<int64_t>(1, grain / (w * std::max(n1, n2)));
-    parallel_for(ceil_div(n2, w), most, [&](int64_t begin, int64_t end) {
+    const int64_t n1 = n1_, n2 = n2_, highest = own ? n1 + n2 : std::max<int64_t>(1, grain / (w * std::max(n1, n2)));
+    parallel_for(ceil_div(n2, w), highest, [&](int64_t begin, int64_t end) {
       const Buffer<T> buffer(own ? 0 : buffer_size());
       Lanes<T>* const a = own ? own : buffer.data();
       for (int64_t group = begin; group < end; ++group) {
@@ -171,13 +171,13 @@ template <class T> class Rows {
           for (int64_t i = 0; i < std::min<int64_t>(w, n1 - k); ++i)
             square[i] = has_all_twists() ? out[k + i] * twists[k + i]
                                          : out[k + i] * (twists[k + i] * Number((*roots_)((k + i) * j)));
-          turn(square);
+          transpose_square(square);
           std::copy_n(square, count, between + k / w * n2 + j);
         }
       }
     });
     const Columns<T>& second = second_ ? *second_ : *first_;
-    parallel_for(ceil_div(n1, w), most, [&](int64_t begin, int64_t end) {
+    parallel_for(ceil_div(n1, w), highest, [&](int64_t begin, int64_t end) {
       const Buffer<T> buffer(own ? 0 : buffer_size());
       Lanes<T>* const a = own ? own : buffer.data();
       for (int64_t group = begin; group < end; ++group) {

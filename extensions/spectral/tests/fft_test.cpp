@@ -41,12 +41,12 @@ std::vector<Number> naive(const Tensor& x, bool inverse) {
 double error_of(const Tensor& got, const std::vector<Number>& expected) {
   const auto values = got.to_vector<Number>();
   REQUIRE(values.size() == expected.size());
-  double most = 0, squares = 0;
+  double highest = 0, squares = 0;
   for (size_t i = 0; i < values.size(); ++i) {
-    most = std::max(most, std::abs(values[i] - expected[i]));
+    highest = std::max(highest, std::abs(values[i] - expected[i]));
     squares += std::norm(expected[i]);
   }
-  return squares > 0 ? most / std::sqrt(squares / double(values.size())) : most;
+  return squares > 0 ? highest / std::sqrt(squares / double(values.size())) : highest;
 }
 
 std::vector<int64_t> lengths() {
@@ -77,8 +77,8 @@ TEST_CASE("fft: every length agrees with the definition, comes back, and keeps t
       const Tensor r = real(x).contiguous(), half = fft::rfft(r);
       CHECK(half.shape() == Shape{rows, n / 2 + 1});
       CHECK(half.dtype() == dtype);
-      const Tensor whole = fft::fft(r);
-      CHECK(error_of(half, whole.narrow(1, 0, n / 2 + 1).to_vector<Number>()) < within);
+      const Tensor entire = fft::fft(r);
+      CHECK(error_of(half, entire.narrow(1, 0, n / 2 + 1).to_vector<Number>()) < within);
       CHECK(error_of(fft::irfft(half, n), r.to_vector<Number>()) < within);
       CHECK(error_of(fft::hfft(fft::ihfft(r), n), r.to_vector<Number>()) < within);
     }

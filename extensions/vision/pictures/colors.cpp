@@ -48,11 +48,12 @@ struct Hsv {
 };
 
 Hsv hsv_of(float r, float g, float b) {
-  const float most = std::max({r, g, b}), least = std::min({r, g, b});
-  if (most == least) return {0, 0, most};
-  const float range = most - least, rc = (most - r) / range, gc = (most - g) / range, bc = (most - b) / range;
-  const float h = most == r ? bc - gc : most == g ? 2 + rc - bc : 4 + gc - rc;
-  return {std::fmod(h / 6 + 1, 1.f), range / most, most};
+  const float greatest = std::max({r, g, b}), least = std::min({r, g, b});
+  if (greatest == least) return {0, 0, greatest};
+  const float range = greatest - least, rc = (greatest - r) / range, gc = (greatest - g) / range,
+              bc = (greatest - b) / range;
+  const float h = greatest == r ? bc - gc : greatest == g ? 2 + rc - bc : 4 + gc - rc;
+  return {std::fmod(h / 6 + 1, 1.f), range / greatest, greatest};
 }
 
 std::array<float, 3> rgb_of(const Hsv& c) {
@@ -120,8 +121,8 @@ Tensor adjust_saturation(const Tensor& x, double factor) {
   return out;
 }
 
-Tensor adjust_hue(const Tensor& x, double turn) {
-  LOCKSTEP_CHECK(turn >= -0.5 && turn <= 0.5, "[adjust_hue] expected a turn in [-0.5, 0.5], got ", turn);
+Tensor adjust_hue(const Tensor& x, double shift) {
+  LOCKSTEP_CHECK(shift >= -0.5 && shift <= 0.5, "[adjust_hue] expected a turn in [-0.5, 0.5], got ", shift);
   const Tensor in = coloured("adjust_hue", x);
   if (in.size(0) == 1) return in;
   const Tensor out = empty_like(in);
@@ -132,7 +133,7 @@ Tensor adjust_hue(const Tensor& x, double turn) {
     for (int64_t i = 0; i < n; ++i) {
       const auto at = [&](int c) { return float(p[c * n + i]) / bound_of<T>(); };
       Hsv colour = hsv_of(at(0), at(1), at(2));
-      colour.h += float(turn);
+      colour.h += float(shift);
       colour.h -= std::floor(colour.h);
       const auto rgb = rgb_of(colour);
       for (int c = 0; c < 3; ++c)
@@ -178,9 +179,10 @@ Tensor solarize(const Tensor& x, double threshold) {
   LOCKSTEP_CHECK(!std::isnan(threshold), "[solarize] expected a threshold other than NaN, got ", threshold);
   const Tensor in = picture("solarize", x), out = empty_like(in);
   dispatch<uint8_t, float>(x.dtype(), "solarize", [&]<class T> {
-    const T *from = in.data<T>(), most = T(bound_of<T>());
+    const T *from = in.data<T>(), greatest = T(bound_of<T>());
     T* to = out.data<T>();
-    for (int64_t i = 0, n = in.numel(); i < n; ++i) to[i] = double(from[i]) >= threshold ? T(most - from[i]) : from[i];
+    for (int64_t i = 0, n = in.numel(); i < n; ++i)
+      to[i] = double(from[i]) >= threshold ? T(greatest - from[i]) : from[i];
   });
   return out;
 }
@@ -191,10 +193,11 @@ Tensor autocontrast(const Tensor& x) {
   dispatch<uint8_t, float>(x.dtype(), "autocontrast", [&]<class T> {
     for (int64_t c = 0; c < in.size(0); ++c) {
       const T* from = in.data<T>() + c * n;
-      const auto [least, most] = std::minmax_element(from, from + n);
-      const bool flat = *least == *most;
+      const auto [least, greatest] = std::minmax_element(from, from + n);
+      const bool flat = *least == *greatest;
       const float start = flat ? 0 : float(*least);
-      const float scale = flat ? 1 : 1 / (float(*most) - float(*least)) * bound_of<T>();  // same rounding as PyTorch
+      const float scale =
+          flat ? 1 : 1 / (float(*greatest) - float(*least)) * bound_of<T>();  // same rounding as PyTorch
       T* to = out.data<T>() + c * n;
       for (int64_t i = 0; i < n; ++i) to[i] = pixel<T>((float(from[i]) - start) * scale);
     }

@@ -43,21 +43,21 @@ Tensor planes_of(const Pixels& from, ImageMode mode) {
 void check_pixels(const std::string& where, int64_t height, int64_t width, const ImageOptions& options) {
   LOCKSTEP_CHECK(height >= 1 && width >= 1, where, ": expected a picture of at least 1 x 1 pixels, got ", height, " x ",
                  width, " pixels");
-  LOCKSTEP_CHECK(height <= options.most_pixels / width, where, ": expected at most ", options.most_pixels,
-                 " pixels, got ", height, " x ", width, "; shrink it, or raise ImageOptions::most_pixels");
+  LOCKSTEP_CHECK(height <= options.max_pixels / width, where, ": expected at most ", options.max_pixels,
+                 " pixels, got ", height, " x ", width, "; shrink it, or raise ImageOptions::max_pixels");
 }
 
-Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& channels, int64_t most) {
+Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& channels, int64_t limit) {
   LOCKSTEP_CHECK(image.defined() && image.device().is_cpu() && image.dtype() == u8 && image.dim() == 3, "[", op,
                  "] expected a u8 picture (channels, height, width) on the cpu, got ",
                  image.defined() ? str(image.dtype(), image.shape(), " on ", image.device()) : "none");
   const int64_t own = image.size(0), height = image.size(1), width = image.size(2), n = height * width;
   LOCKSTEP_CHECK(std::find(channels.begin(), channels.end(), own) != channels.end(), "[", op, "] expected ",
                  channels.front(), channels.size() > 2 ? " to " : " or ", channels.back(), " channels, got ", own);
-  LOCKSTEP_CHECK(height >= 1 && width >= 1 && height <= most && width <= most, "[", op, "] expected 1 to ", most,
+  LOCKSTEP_CHECK(height >= 1 && width >= 1 && height <= limit && width <= limit, "[", op, "] expected 1 to ", limit,
                  " pixels in each direction, got ", height, " x ", width);
-  const Tensor whole = image.contiguous();
-  const uint8_t* from = whole.data<uint8_t>();
+  const Tensor full = image.contiguous();
+  const uint8_t* from = full.data<uint8_t>();
   Pixels pixels{height, width, int(own), std::vector<uint8_t>(size_t(n * own))};
   for (int64_t c = 0; c < own; ++c)
     for (int64_t i = 0; i < n; ++i) pixels.bytes[size_t(i * own + c)] = from[c * n + i];
@@ -71,7 +71,7 @@ bool append_bytes(std::string& out, const uint8_t* from, size_t count) noexcept 
   } catch (...) { return false; }
 }
 
-std::string library_message(const char* text) { return shown(text); }
+std::string library_message(const char* text) { return one_line_of(text); }
 
 Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& options) {
   const auto starts = [&](std::string_view magic) {
@@ -81,9 +81,10 @@ Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& o
   const bool png = starts("\x89PNG\r\n\x1a\n"), jpeg = starts("\xff\xd8\xff");
   LOCKSTEP_CHECK(
       png || jpeg, "[image] ", origin, ": expected a PNG or JPEG file, got ",
-      file.empty() ? "an empty file"
-                   : str("one that starts with \"",
-                         shown({reinterpret_cast<const char*>(file.data()), std::min<size_t>(file.size(), 4)}), "\""));
+      file.empty()
+          ? "an empty file"
+          : str("one that starts with \"",
+                one_line_of({reinterpret_cast<const char*>(file.data()), std::min<size_t>(file.size(), 4)}), "\""));
   return planes_of(png ? decode_png(file, "[png] " + origin, options) : decode_jpeg(file, "[jpeg] " + origin, options),
                    options.mode);
 }

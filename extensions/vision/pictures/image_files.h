@@ -16,7 +16,7 @@ struct ImageOptions {
   ImageMode mode = ImageMode::unchanged;  ///< channels of the result
   /// Limit on height * width, checked before memory is allocated: a quarter of a GiB of RGB, as Pillow's
   /// MAX_IMAGE_PIXELS.
-  int64_t most_pixels = (int64_t(1) << 28) / 3;
+  int64_t max_pixels = (int64_t(1) << 28) / 3;
 };
 
 /// Reads a PNG or JPEG file (recognized by its first bytes). Palettes become colors, transparent colors an alpha

@@ -20,11 +20,11 @@ struct Pixels {
 Pixels decode_png(Bytes file, const std::string& where, const ImageOptions& options);
 /// Decodes a JPEG file. Errors begin with `where`.
 Pixels decode_jpeg(Bytes file, const std::string& where, const ImageOptions& options);
-/// Error if an image has no pixels, or more than options.most_pixels.
+/// Error if an image has no pixels, or more than options.max_pixels.
 void check_pixels(const std::string& where, int64_t height, int64_t width, const ImageOptions& options);
 /// Converts a u8 image (channels, height, width) to rows. Error unless its channel count is in `channels` and each side
-/// has at most `most` pixels.
-Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& channels, int64_t most);
+/// has at most `limit` pixels.
+Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& channels, int64_t limit);
 /// Appends to `out`. False if out of memory: exceptions must not pass through the libraries' C callbacks.
 bool append_bytes(std::string& out, const uint8_t* from, size_t count) noexcept;
 /// A library's error message on one line.

@@ -24,7 +24,7 @@ struct JpegErrors {
 struct JpegWork : JpegErrors {
   jpeg_decompress_struct info{};
   jpeg_progress_mgr progress{};
-  int most_scans = 0;
+  int max_scans = 0;
 };
 struct JpegWriteWork : JpegErrors {
   jpeg_compress_struct info{};
@@ -33,12 +33,12 @@ struct JpegWriteWork : JpegErrors {
   std::string* out = nullptr;
 };
 
-constexpr long most_megabytes = 512;  // memory limit for libjpeg, which buffers images with several scans
+constexpr long max_megabytes = 512;  // memory limit for libjpeg, which buffers images with several scans
 
 [[noreturn]] void on_jpeg_error(j_common_ptr info) {
   auto* work = static_cast<JpegErrors*>(info->client_data);
   if (info->err->msg_code == JERR_NO_BACKING_STORE)
-    std::snprintf(work->problem, sizeof work->problem, "its scans need more than %ld MB of memory", most_megabytes);
+    std::snprintf(work->problem, sizeof work->problem, "its scans need more than %ld MB of memory", max_megabytes);
   else info->err->format_message(info, work->problem);
   std::longjmp(work->back, 1);
 }
@@ -59,8 +59,8 @@ void on_jpeg_output(j_common_ptr) {}
 /// Limits the scans: a small file may request so many passes over a large image that decoding takes forever.
 void on_jpeg_progress(j_common_ptr info) {
   auto* work = static_cast<JpegWork*>(static_cast<JpegErrors*>(info->client_data));
-  if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= work->most_scans) return;
-  std::snprintf(work->problem, sizeof work->problem, "more than %d scans", work->most_scans);
+  if (reinterpret_cast<j_decompress_ptr>(info)->input_scan_number <= work->max_scans) return;
+  std::snprintf(work->problem, sizeof work->problem, "more than %d scans", work->max_scans);
   std::longjmp(work->back, 1);
 }
 
@@ -101,7 +101,7 @@ bool read_jpeg_header(JpegWork* w, const unsigned char* data, unsigned long size
   jpeg_create_decompress(&w->info);
   w->progress.progress_monitor = on_jpeg_progress;
   w->info.progress = &w->progress;
-  w->info.mem->max_memory_to_use = most_megabytes << 20;
+  w->info.mem->max_memory_to_use = max_megabytes << 20;
   jpeg_mem_src(&w->info, data, size);
   jpeg_read_header(&w->info, TRUE);
   return true;
@@ -182,8 +182,8 @@ Pixels decode_jpeg(Bytes file, const std::string& where, const ImageOptions& opt
   LOCKSTEP_CHECK(info.arith_code || int64_t(info.image_height) * info.image_width / 512 <= int64_t(file.size()), where,
                  ": expected a file that can hold ", info.image_height, " x ", info.image_width, " pixels, got ",
                  file.size(), " bytes (is it truncated?); copy or download it again");
-  constexpr int64_t most_passed = int64_t(1) << 31;  // limit on pixels x scans: a few seconds of work
-  work.most_scans = int(std::min<int64_t>(500, most_passed / (int64_t(info.image_height) * info.image_width) + 1));
+  constexpr int64_t max_passed = int64_t(1) << 31;  // limit on pixels x scans: a few seconds of work
+  work.max_scans = int(std::min<int64_t>(500, max_passed / (int64_t(info.image_height) * info.image_width) + 1));
   const int own = info.num_components;
   LOCKSTEP_CHECK(own == 1 || own == 3 || own == 4, where, ": expected 1, 3 or 4 colours, got ", own,
                  "; save the picture as gray, RGB or CMYK");

@@ -38,8 +38,8 @@ Tensor adjust_brightness(const Tensor& x, double factor);
 Tensor adjust_contrast(const Tensor& x, double factor);
 /// Blends x with the gray image of x. Factor 0 gives that gray image, 1 gives x.
 Tensor adjust_saturation(const Tensor& x, double factor);
-/// Shifts the hue by `turn` of the color circle, in [-0.5, 0.5].
-Tensor adjust_hue(const Tensor& x, double turn);
+/// Shifts the hue by `shift` of the color circle, in [-0.5, 0.5].
+Tensor adjust_hue(const Tensor& x, double shift);
 /// Blends x with a smoothed x (3 x 3 filter, center weight 5 of 13). Factor 0 gives the smoothed image, 1 gives x.
 Tensor adjust_sharpness(const Tensor& x, double factor);
 Tensor posterize(const Tensor& x, int bits);         ///< u8: keeps the highest `bits` bits

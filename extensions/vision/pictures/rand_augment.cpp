@@ -15,7 +15,7 @@ enum class Change {
   shear_y,
   move_x,
   move_y,
-  turn,
+  rotation,
   brightness,
   color,
   contrast,
@@ -37,7 +37,7 @@ Tensor changed(const Tensor& x, Change change, double part, double sign, double 
     case Change::shear_y: return affine(x, {.d = shear, .f = shear * w / 2}, false, fill);
     case Change::move_x: return affine(x, {.c = -std::trunc(sign * 150.0 / 331 * w * part)}, false, fill);
     case Change::move_y: return affine(x, {.f = -std::trunc(sign * 150.0 / 331 * h * part)}, false, fill);
-    case Change::turn: return rotate(x, sign * 30 * part, false, fill);
+    case Change::rotation: return rotate(x, sign * 30 * part, false, fill);
     case Change::brightness: return adjust_brightness(x, factor);
     case Change::color: return adjust_saturation(x, factor);
     case Change::contrast: return adjust_contrast(x, factor);

@@ -12,21 +12,21 @@ namespace {
 /// Filter taps of a resize in one direction: for each output pixel, its input pixels and their weights.
 struct Taps {
   std::vector<int64_t> first, count;
-  int64_t most = 0;
-  std::vector<double> weights;  // `most` weights per output pixel
+  int64_t widest = 0;
+  std::vector<double> weights;  // `widest` weights per output pixel
 };
 
 /// Triangle filter. Its half width is one output pixel when shrinking, one input pixel when enlarging.
 Taps taps_of(int64_t in, int64_t out) {
   Taps taps;
   const double scale = double(in) / double(out), width = std::max(scale, 1.0);
-  taps.most = int64_t(std::ceil(width)) * 2 + 1;
-  taps.weights.assign(size_t(out * taps.most), 0);
+  taps.widest = int64_t(std::ceil(width)) * 2 + 1;
+  taps.weights.assign(size_t(out * taps.widest), 0);
   for (int64_t i = 0; i < out; ++i) {
     const double middle = (double(i) + 0.5) * scale;
     const int64_t first = std::max<int64_t>(int64_t(middle - width + 0.5), 0);
     const int64_t last = std::min<int64_t>(int64_t(middle + width + 0.5), in);
-    double* w = taps.weights.data() + i * taps.most;
+    double* w = taps.weights.data() + i * taps.widest;
     double sum = 0;
     for (int64_t j = first; j < last; ++j) {
       w[j - first] = std::max(0.0, 1 - std::abs((double(j) - middle + 0.5) / width));
@@ -44,9 +44,9 @@ constexpr int kWeightBits = 22;  // fixed-point bits of u8 weights; 255 * sum of
 /// The weights in T's arithmetic: fixed-point for u8, else float.
 template <class T> auto weights_as(const Taps& taps) {
   if constexpr (std::is_same_v<T, uint8_t>) {
-    std::vector<int32_t> whole;
-    for (const double w : taps.weights) whole.push_back(int32_t(w * (1 << kWeightBits) + 0.5));
-    return whole;
+    std::vector<int32_t> entire;
+    for (const double w : taps.weights) entire.push_back(int32_t(w * (1 << kWeightBits) + 0.5));
+    return entire;
   } else {
     return std::vector<float>(taps.weights.begin(), taps.weights.end());
   }
@@ -67,7 +67,7 @@ template <class T> void along_rows(const T* in, int64_t rows, int64_t width, con
   for (int64_t y = 0; y < rows; ++y)
     for (int64_t x = 0; x < to; ++x) {
       const T* from = in + y * width + taps.first[size_t(x)];
-      const auto* w = weights.data() + x * taps.most;
+      const auto* w = weights.data() + x * taps.widest;
       auto sum = start_of_sum<T>();
       for (int64_t j = 0; j < taps.count[size_t(x)]; ++j) sum += decltype(sum)(from[j]) * w[j];
       out[y * to + x] = settled<T>(sum);
@@ -80,7 +80,7 @@ template <class T> void along_columns(const T* in, int64_t width, const Taps& ta
   for (int64_t y = 0; y < int64_t(taps.first.size()); ++y) {
     std::fill(sums.begin(), sums.end(), start_of_sum<T>());
     for (int64_t j = 0; j < taps.count[size_t(y)]; ++j) {
-      const auto w = weights[size_t(y * taps.most + j)];
+      const auto w = weights[size_t(y * taps.widest + j)];
       const T* from = in + (taps.first[size_t(y)] + j) * width;
       for (int64_t x = 0; x < width; ++x) sums[size_t(x)] += decltype(start_of_sum<T>())(from[x]) * w;
     }

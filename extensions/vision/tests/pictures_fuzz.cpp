@@ -10,7 +10,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   using namespace lockstep::data;
   const Bytes file{reinterpret_cast<const std::byte*>(data), size};
   try {
-    decode_image(file, "fuzz", {.mode = ImageMode::rgb_alpha, .most_pixels = 1 << 16});
+    decode_image(file, "fuzz", {.mode = ImageMode::rgb_alpha, .max_pixels = 1 << 16});
   } catch (const lockstep::Error& error) {
     if (std::strchr(error.what(), '\n')) std::abort();  // error messages have one line, whatever the file contains
   }

@@ -186,10 +186,10 @@ TEST_CASE("pictures: damage at every byte is an Error of one line, or a picture"
   int refused = 0, all = 0;
   for (const char* name : {"gray.png", "palette_alpha.png", "rgba.png", "interlaced.png", "gray.jpg", "exif.jpg",
                            "progressive.jpg", "cmyk.jpg"}) {
-    const std::string whole = text_of(golden(str("pictures/", name)));
+    const std::string entire = text_of(golden(str("pictures/", name)));
     const auto read = [&](const std::string& text) {
       const std::string error =
-          error_of([&] { decode_image(as_bytes(text), name, {.mode = ImageMode::rgb, .most_pixels = 1 << 20}); });
+          error_of([&] { decode_image(as_bytes(text), name, {.mode = ImageMode::rgb, .max_pixels = 1 << 20}); });
       CAPTURE(error);
       const bool one_line = error.find('\n') == error.npos;
       const bool named = error.empty() || error.find(name) != error.npos;
@@ -199,17 +199,17 @@ TEST_CASE("pictures: damage at every byte is an Error of one line, or a picture"
       refused += !error.empty();
       return error;
     };
-    for (size_t at = 0; at < whole.size(); ++at) {
-      std::string text = whole;
+    for (size_t at = 0; at < entire.size(); ++at) {
+      std::string text = entire;
       for (const int bits : {1, 0x80, 0xff}) {
-        text[at] = char(whole[at] ^ bits);
+        text[at] = char(entire[at] ^ bits);
         read(text);
       }
-      const bool cut_is_seen = !read(whole.substr(0, at)).empty();
+      const bool cut_is_observed = !read(entire.substr(0, at)).empty();
       // The last two bytes of a JPEG file are the end marker; a file without them is still read.
-      CHECK((cut_is_seen || at + 2 >= whole.size()));
+      CHECK((cut_is_observed || at + 2 >= entire.size()));
     }
-    CHECK(read(whole).empty());
+    CHECK(read(entire).empty());
   }
   CHECK(refused > all / 2);
   CHECK_ERROR(read_image(golden("pictures/bad_cut.jpg")), "bad_cut.jpg: ");
@@ -218,10 +218,10 @@ TEST_CASE("pictures: damage at every byte is an Error of one line, or a picture"
 TEST_CASE("pictures: limits come before memory") {
   const OnCpu on_cpu;
   const std::string png = text_of(golden("pictures/rgb.png"));
-  CHECK_ERROR(decode_image(as_bytes(png), "f", {.most_pixels = 142}),
-              "[png] f: expected at most 142 pixels, got 11 x 13; shrink it, or raise ImageOptions::most_pixels");
-  CHECK_NOTHROW(decode_image(as_bytes(png), "f", {.most_pixels = 143}));
-  CHECK_ERROR(decode_image(as_bytes(text_of(golden("pictures/rgb.jpg"))), "f", {.most_pixels = 1154}),
+  CHECK_ERROR(decode_image(as_bytes(png), "f", {.max_pixels = 142}),
+              "[png] f: expected at most 142 pixels, got 11 x 13; shrink it, or raise ImageOptions::max_pixels");
+  CHECK_NOTHROW(decode_image(as_bytes(png), "f", {.max_pixels = 143}));
+  CHECK_ERROR(decode_image(as_bytes(text_of(golden("pictures/rgb.jpg"))), "f", {.max_pixels = 1154}),
               "[jpeg] f: expected at most 1154 pixels, got 33 x 35");
   // A header with a valid checksum that announces more pixels than the file can hold.
   const std::string huge = std::string("\x89PNG\r\n\x1a\n\0\0\0\rIHDR\0\0\x20\0\0\0\x20\0\x08\x02\0\0\0", 29) +
@@ -257,7 +257,7 @@ TEST_CASE("pictures: a JPEG has limits of pixels, memory and scans") {
   const OnCpu on_cpu;
   const auto error = [](const std::string& file) { return error_of([&] { decode_image(as_bytes(file), "f"); }); };
   CHECK(error(arithmetic_jpeg(10000, 10000, 1, 1)) ==
-        "[jpeg] f: expected at most 89478485 pixels, got 10000 x 10000; shrink it, or raise ImageOptions::most_pixels");
+        "[jpeg] f: expected at most 89478485 pixels, got 10000 x 10000; shrink it, or raise ImageOptions::max_pixels");
   CHECK(error(arithmetic_jpeg(9400, 9400, 4, 1)) ==
         "[jpeg] f: its scans need more than 512 MB of memory; save the picture again");
   CHECK(error(arithmetic_jpeg(2900, 2900, 1, 300)) == "[jpeg] f: more than 256 scans; save the picture again");
@@ -355,12 +355,12 @@ TEST_CASE("ImageFolder: classes and pictures in order") {
   dir.write("readme.md", "no class");
   const ImageFolder images(dir.str());
   CHECK(images.classes() == std::vector<std::string>{"a", "b", "c d"});
-  std::vector<std::pair<int64_t, int64_t>> seen;
+  std::vector<std::pair<int64_t, int64_t>> observed;
   for (auto& [x, y] : DataLoader(images, {.batch_size = 1, .workers = 2})) {
     CHECK(x.shape() == Shape{1, 3, 2, 2});
-    seen.emplace_back(std::lround(max(x).item() * 255), y.item<int64_t>());
+    observed.emplace_back(std::lround(max(x).item() * 255), y.item<int64_t>());
   }
-  CHECK(seen == std::vector<std::pair<int64_t, int64_t>>{{8, 0}, {9, 0}, {1, 1}, {2, 1}, {4, 1}, {5, 1}, {3, 2}});
+  CHECK(observed == std::vector<std::pair<int64_t, int64_t>>{{8, 0}, {9, 0}, {1, 1}, {2, 1}, {4, 1}, {5, 1}, {3, 2}});
   CHECK(images.get(1).target.shape() == Shape{});
   CHECK(ImageFolder(dir.str(), nullptr, {.image = {.mode = ImageMode::gray}}).get(0).input.shape() == Shape{1, 2, 2});
   CHECK_ERROR(images.get(7), "[ImageFolder] index 7 is outside the dataset of 7 samples");

@@ -85,16 +85,16 @@ TEST_CASE("resample: known properties") {
   manual_seed(32);
   const Tensor x = randn({2, 3, 11, 13}), t = randn({2, 3, 17, 7});
   // The gradient is the transpose: <A x, y> = <x, A^T y>.
-  for (const Resampling how : {Resampling::nearest, Resampling::linear, Resampling::cubic, Resampling::area}) {
-    const std::vector<ResampleAxis> axes{resample_axis(11, 17, how), resample_axis(13, 7, how)};
+  for (const Resampling method : {Resampling::nearest, Resampling::linear, Resampling::cubic, Resampling::area}) {
+    const std::vector<ResampleAxis> axes{resample_axis(11, 17, method), resample_axis(13, 7, method)};
     const Tensor there = resample(x.to(f64), axes),
                  back = resample(t.to(f64), {transposed(axes[0]), transposed(axes[1])});
     CHECK(sum(there * t.to(f64)).item() == doctest::Approx(sum(x.to(f64) * back).item()));
     // A constant image stays constant at every size.
-    CHECK(allclose(interpolate(ones({1, 1, 5, 4}), {.size = {9, 3}, .mode = how}).tensor(), ones({1, 1, 9, 3})));
-    CHECK(equal(interpolate(x, {.size = {11, 13}, .mode = how}).tensor(), x));
+    CHECK(allclose(interpolate(ones({1, 1, 5, 4}), {.size = {9, 3}, .mode = method}).tensor(), ones({1, 1, 9, 3})));
+    CHECK(equal(interpolate(x, {.size = {11, 13}, .mode = method}).tensor(), x));
     // Channels last, other strides, and 16 bits.
-    const InterpolateOptions o{.size = {17, 7}, .mode = how};
+    const InterpolateOptions o{.size = {17, 7}, .mode = method};
     const Tensor plain = interpolate(x, o).tensor();
     const Tensor last = x.permute({0, 2, 3, 1}).contiguous().permute({0, 3, 1, 2});
     CHECK(allclose(interpolate(last, o).tensor(), plain, 1e-5, 1e-6));
@@ -112,13 +112,13 @@ TEST_CASE("resample: known properties") {
   // A NaN coordinate makes the result for its own position NaN in all channels, and no other result. Under reflection
   // padding, so does an infinite coordinate.
   const Tensor places = Tensor::from<float>({0.1, NAN, 0.2, 0.3, NAN, -0.4}, {1, 1, 3, 2});
-  for (const Resampling how : {Resampling::nearest, Resampling::linear, Resampling::cubic})
+  for (const Resampling method : {Resampling::nearest, Resampling::linear, Resampling::cubic})
     for (const GridPadding padding : {GridPadding::zeros, GridPadding::border, GridPadding::reflection})
       for (const bool align : {false, true})
         for (const Tensor& x : {image, image.narrow(2, 0, 1).narrow(3, 0, 1)}) {
-          CAPTURE(int(how));
+          CAPTURE(int(method));
           CAPTURE(int(padding));
-          const GridSampleOptions o{.mode = how, .padding = padding, .align_corners = align};
+          const GridSampleOptions o{.mode = method, .padding = padding, .align_corners = align};
           const Tensor y = grid_sample(x, places, o).tensor();
           CHECK(isnan(y).to_vector<bool>() == std::vector<bool>{true, false, true, true, false, true});
           CHECK(grid_sample(x.to(bf16), places.to(bf16), o).tensor().dtype() == bf16);

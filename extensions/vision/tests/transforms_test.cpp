@@ -56,8 +56,8 @@ TEST_CASE("transforms: the same bits for any workers, and after a resume in the 
       return DataLoader(Changed(everything(), 23),
                         {.batch_size = 4, .shuffle = true, .workers = workers, .collate = joined, .seed = 5});
     };
-    auto alone = make(0);
-    const auto first = pixels_of(alone), second = pixels_of(alone);
+    auto single = make(0);
+    const auto first = pixels_of(single), second = pixels_of(single);
     CHECK(first != second);  // each epoch has its own draws
     for (const int workers : {1, 4}) {
       auto loader = make(workers);
@@ -68,19 +68,19 @@ TEST_CASE("transforms: the same bits for any workers, and after a resume in the 
       auto begun = make(workers);
       pixels_of(begun);
       LoaderState state;
-      std::vector<float> seen;
+      std::vector<float> visited;
       int64_t batches = 0;
       for (auto& [x, y] : begun) {
         for (const Tensor& part : {x, y})
-          for (const float value : part.to_vector<float>()) seen.push_back(value);
+          for (const float value : part.to_vector<float>()) visited.push_back(value);
         state = begun.state();
         if (++batches == 2) break;
       }
       auto rest = make(4 - workers);
       rest.load_state(state);
       const auto more = pixels_of(rest);
-      seen.insert(seen.end(), more.begin(), more.end());
-      CHECK(seen == second);
+      visited.insert(visited.end(), more.begin(), more.end());
+      CHECK(visited == second);
     }
   }
 }

@@ -91,8 +91,8 @@ bool fp8_product(Bug bug) {
     status = cublasLtMatmul(handle, d, &one, w_codes, a, x_codes, b, &zero, y, out, y, out, &found.algo, nullptr, 0,
                             nullptr);
   good = good && status == CUBLAS_STATUS_SUCCESS;
-  const std::vector<float> got = y.get(), most = maxima.get();
-  good = good && most[0] == 1000 && most[1] == 1.125f;
+  const std::vector<float> got = y.get(), greatest = maxima.get();
+  good = good && greatest[0] == 1000 && greatest[1] == 1.125f;
   for (int r = 0; r < m; ++r)
     for (int c = 0; c < n; ++c) {
       double wanted = 0;

@@ -72,8 +72,8 @@ __global__ void sum_of_windows(const float* x, float* out, int n, int window, Bu
   float sum = 0;
   for (int j0 = first; j0 < i0 + 8; j0 += 8) {
     for (int j = j0; j < j0 + 8 && j < n; ++j) {
-      const bool seen = j > i - wide + bug("one_less") && (j <= i || bug("future"));
-      if (seen) sum += x[j];
+      const bool visible = j > i - wide + bug("one_less") && (j <= i || bug("future"));
+      if (visible) sum += x[j];
     }
   }
   if (i < n) out[i] = sum;
@@ -324,8 +324,8 @@ bool shared_memory_of_another_card(Bug bug) {
   setenv("LOCKSTEP_FAKE_CUDA_CAPABILITY", "75", 1);
   cudaDeviceProp card;
   cudaGetDeviceProperties(&card, 0);
-  const int most = bug ? 160 * 1024 : int(card.sharedMemPerBlockOptin);
-  return ask_for(most, through_dynamic) && writes_ones(most, through_dynamic);
+  const int highest = bug ? 160 * 1024 : int(card.sharedMemPerBlockOptin);
+  return ask_for(highest, through_dynamic) && writes_ones(highest, through_dynamic);
 }
 
 const Cases cases{

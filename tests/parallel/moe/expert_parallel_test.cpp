@@ -1,4 +1,4 @@
-// A GPT with experts in place of its MLPs. Training on several ranks is in tests/zero/spread_test.cpp and
+// A GPT with experts in place of its MLPs. Training on several ranks is in tests/zero/experts_test.cpp and
 // tests/engine/plans_test.cpp.
 #include <doctest/doctest.h>
 
@@ -11,12 +11,12 @@ using namespace testing;
 namespace {
 
 constexpr nn::GPT::Options sizes{.vocab = 11, .context = 6, .layers = 2, .width = 8, .heads = 2};
-const moe::Options experts{.experts = 4,
-                           .top_k = 2,
-                           .drop_tokens = false,
-                           .second_expert_sampling = false,
-                           .balance_coef = 0.05,
-                           .z_coef = 0.01};
+const moe::MoeOptions experts{.experts = 4,
+                              .top_k = 2,
+                              .drop_tokens = false,
+                              .second_expert_sampling = false,
+                              .balance_coef = 0.05,
+                              .z_coef = 0.01};
 
 }  // namespace
 

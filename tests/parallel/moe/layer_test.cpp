@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t width = 6;
 
-std::unique_ptr<moe::Layer> make(moe::Options o, std::shared_ptr<dist::ProcessGroup> group = nullptr,
+std::unique_ptr<moe::Layer> make(moe::MoeOptions o, std::shared_ptr<dist::ProcessGroup> group = nullptr,
                                  DType dtype = f64) {
   o.width = width;
   o.inner = 8;
@@ -34,7 +34,7 @@ std::unique_ptr<moe::Layer> make(moe::Options o, std::shared_ptr<dist::ProcessGr
 
 /// The layer computed explicitly: every expert on every token, weighted by 0 if it was not chosen.
 Variable written_out(moe::Layer& layer, const Variable& x) {
-  const moe::Options& o = layer.o;
+  const moe::MoeOptions& o = layer.o;
   const int64_t tokens = x.size(0);
   const Variable logits = matmul(x, layer.gate.t()), p = softmax(logits, -1);
   const Tensor indices = topk(logits.tensor(), o.top_k).indices;
@@ -116,20 +116,20 @@ TEST_CASE("experts over ranks are those of one process: nothing dropped, any num
        {Row{1, 4, 1, {9}}, Row{2, 4, 1, {6, 7}}, Row{4, 8, 2, {5, 0, 3, 9}}, Row{4, 4, 3, {1, 2, 3, 4}, true},
         Row{2, 2, 2, {0, 0}}, Row{3, 6, 1, {8, 1, 1}}, Row{8, 8, 1, {3, 3, 3, 3, 3, 3, 3, 3}}}) {
     CAPTURE(row.ranks);
-    moe::Options o{.experts = row.experts,
-                   .top_k = row.top_k,
-                   .drop_tokens = false,
-                   .use_residual = row.residual,
-                   .balance_over_group = true};
+    moe::MoeOptions o{.experts = row.experts,
+                      .top_k = row.top_k,
+                      .drop_tokens = false,
+                      .use_residual = row.residual,
+                      .balance_over_group = true};
     int64_t total = 0;
     for (const int64_t n : row.tokens) total += n;
     manual_seed(4);
     const Tensor data = randn({total, width}, {.dtype = f64}), grad = randn({total, width}, {.dtype = f64});
-    auto whole = make(o);
+    auto entire = make(o);
     const Variable in(data, true);
-    const Variable expected = (*whole)(in);
-    add(sum(mul(expected, grad)), whole->aux_loss).backward();
-    const Tensors gradients = copy_gradients(*whole);
+    const Variable expected = (*entire)(in);
+    add(sum(mul(expected, grad)), entire->aux_loss).backward();
+    const Tensors gradients = copy_gradients(*entire);
     std::vector<Tensor> sums(1);
     const auto parts = on_ranks<std::pair<Tensors, double>>(row.ranks, [&](int rank) {
       const auto group = everyone();
@@ -144,7 +144,7 @@ TEST_CASE("experts over ranks are those of one process: nothing dropped, any num
       int64_t to_others = 0;
       for (int64_t e = 0; e < row.experts; ++e)
         if (e / int64_t(layer->experts.size()) != rank) to_others += layer->routing.rows[size_t(e)];
-      moe::Options plain = o;
+      moe::MoeOptions plain = o;
       plain.balance_over_group = false;
       auto second = make(plain, group);
       const auto start = group->traffic();
@@ -152,15 +152,15 @@ TEST_CASE("experts over ranks are those of one process: nothing dropped, any num
       const auto end = group->traffic();
       const int64_t counts = (row.ranks - 1) * int64_t(layer->experts.size()) * 8;
       // Rows of other ranks for experts of this rank.
-      const int64_t came = (end.received - start.received - counts) / (width * 8) - to_others;
-      CHECK(end.sent - start.sent == counts + (to_others + came) * width * 8);
+      const int64_t arrived = (end.received - start.received - counts) / (width * 8) - to_others;
+      CHECK(end.sent - start.sent == counts + (to_others + arrived) * width * 8);
       CHECK(equal(again.tensor(), y.tensor()));
       const auto forth = group->traffic();
       add(sum(mul(y, grad.narrow(0, first, n))),
           mul_scalar(layer->aux_loss, double(n) / double(std::max<int64_t>(total, 1))))
           .backward();
       const auto back = group->traffic();
-      CHECK(back.sent - forth.sent == (to_others + came) * width * 8);
+      CHECK(back.sent - forth.sent == (to_others + arrived) * width * 8);
       CHECK(apart(y.tensor(), expected.tensor().narrow(0, first, n)) < 1e-12);
       CHECK(apart(x.grad(), in.grad().narrow(0, first, n)) < 1e-12);
       Tensors mine = copy_gradients(*layer);
@@ -178,7 +178,7 @@ TEST_CASE("experts over ranks are those of one process: nothing dropped, any num
     }
     // With f_e over the group, the ranks' losses add up to the loss of all tokens.
     CHECK(apart(gate, gradients.at("gate")) < 1e-12);
-    CHECK(aux == doctest::Approx(total > 0 ? whole->aux_loss.item() : 0).epsilon(1e-12));
+    CHECK(aux == doctest::Approx(total > 0 ? entire->aux_loss.item() : 0).epsilon(1e-12));
   }
 }
 
@@ -186,7 +186,7 @@ TEST_CASE(
     "capacity is of each rank: over ranks the same tokens are dropped as in one process that takes one rank's tokens "
     "after the other's") {
   for (const moe::Drop drop : {moe::Drop::position, moe::Drop::probability, moe::Drop::random}) {
-    const moe::Options o{.experts = 4, .top_k = 2, .capacity_factor = 0.6, .min_capacity = 1, .drop = drop};
+    const moe::MoeOptions o{.experts = 4, .top_k = 2, .capacity_factor = 0.6, .min_capacity = 1, .drop = drop};
     manual_seed(6);
     const Tensor data = randn({16, width}, {.dtype = f64});
     on_ranks(4, [&](int rank) {
@@ -231,7 +231,7 @@ TEST_CASE("the losses equal the papers' formulas") {
 TEST_CASE("noise: while training only, the same for the same seed, another for another micro-batch") {
   struct Row {
     const char* name;
-    moe::Options o;
+    moe::MoeOptions o;
     bool second = false;
   };
   for (const Row& row : {Row{"jitter", {.experts = 4, .top_k = 1, .drop_tokens = false, .noise = moe::Noise::jitter}},
@@ -257,11 +257,11 @@ TEST_CASE("noise: while training only, the same for the same seed, another for a
   auto layer = make({.experts = 3, .top_k = 2, .drop_tokens = false});
   layer->o.second_expert_sampling = true;
   (*layer)(randn({200, width}, {.dtype = f64}));
-  std::vector<int64_t> seen(200, -1);
+  std::vector<int64_t> observed(200, -1);
   for (size_t e = 0, at = 0; e < 3; ++e) {
     for (int64_t i = 0; i < layer->routing.rows[e]; ++i, ++at) {
-      CHECK(seen[size_t(layer->routing.token[at])] != int64_t(e));
-      seen[size_t(layer->routing.token[at])] = int64_t(e);
+      CHECK(observed[size_t(layer->routing.token[at])] != int64_t(e));
+      observed[size_t(layer->routing.token[at])] = int64_t(e);
     }
   }
 }
@@ -282,10 +282,10 @@ TEST_CASE("dtypes, autocast, other experts, and a token that every expert refuse
     CHECK(apart(y.tensor(), expected) < 0.1);
   }
   int made = 0;
-  moe::Options own{.width = width, .experts = 3, .make = [&](int64_t) {
-                     ++made;
-                     return std::make_unique<nn::Linear>(nn::Linear::Options{.in = width, .out = width});
-                   }};
+  moe::MoeOptions own{.width = width, .experts = 3, .make = [&](int64_t) {
+                        ++made;
+                        return std::make_unique<nn::Linear>(nn::Linear::Options{.in = width, .out = width});
+                      }};
   moe::Layer lines(own);
   CHECK(made == 3);
   CHECK(lines(x.to(f32)).shape() == x.shape());
@@ -311,7 +311,7 @@ TEST_CASE("dtypes, autocast, other experts, and a token that every expert refuse
 }
 
 TEST_CASE("a layer of experts rejects invalid options and inputs") {
-  const auto error = [](moe::Options o) { return message([&] { moe::Layer layer(o); }); };
+  const auto error = [](moe::MoeOptions o) { return message([&] { moe::Layer layer(o); }); };
   CHECK(contains(error({.width = 4, .experts = 2, .top_k = 3}), "top_k from 1 to the 2 experts, got 3"));
   CHECK(contains(error({.width = 4, .experts = 0}), "width and experts > 0, got 4 and 0"));
   CHECK(contains(error({.width = 4, .experts = 2, .capacity_factor = 0}), "capacity factors > 0"));

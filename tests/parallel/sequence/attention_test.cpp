@@ -10,11 +10,11 @@ using namespace testing;
 namespace {
 
 struct Case {
-  Kind kind;
+  ContextKind kind;
   int ranks;
   int64_t batch, heads, groups, tokens, width;
   bool causal;
-  Order order = Order::contiguous;
+  TokenOrder order = TokenOrder::contiguous;
   DType dtype = f64;
   int64_t window = 0;
 };
@@ -57,7 +57,8 @@ Inputs make(const Case& c) {
 Variable attend(const Case& c, const Variable& q, const Variable& k, const Variable& v,
                 const std::shared_ptr<dist::ProcessGroup>& group, double dropout = 0) {
   const AttentionArgs args{.scale = 0, .causal = c.causal, .window = c.window, .dropout = dropout};
-  return c.kind == Kind::ring ? ring_attention(q, k, v, args, group, c.order) : ulysses_attention(q, k, v, args, group);
+  return c.kind == ContextKind::ring ? ring_attention(q, k, v, args, group, c.order)
+                                     : ulysses_attention(q, k, v, args, group);
 }
 
 std::vector<Result> run_cut(const Case& c, const Inputs& in) {
@@ -76,30 +77,31 @@ TEST_CASE("attention over ranks equals attention in one process, forward and bac
   std::vector<Case> cases;
   for (int ranks = 1; ranks <= 8; ++ranks) {
     for (const bool causal : {false, true}) {
-      cases.push_back({Kind::ring, ranks, 1, 2, 2, 6 * ranks, 4, causal});
-      cases.push_back({Kind::ring, ranks, 2, 4, 2, 4 * ranks, 8, causal, Order::zigzag});
-      cases.push_back({Kind::ulysses, ranks, 1, 2 * ranks, 2 * ranks, 3 * ranks, 4, causal});
+      cases.push_back({ContextKind::ring, ranks, 1, 2, 2, 6 * ranks, 4, causal});
+      cases.push_back({ContextKind::ring, ranks, 2, 4, 2, 4 * ranks, 8, causal, TokenOrder::zigzag});
+      cases.push_back({ContextKind::ulysses, ranks, 1, 2 * ranks, 2 * ranks, 3 * ranks, 4, causal});
     }
   }
   for (const auto& [ranks, heads, groups] : {std::tuple{4, 8, 2}, {2, 6, 3}, {4, 4, 1}, {2, 8, 4}})
-    cases.push_back({Kind::ulysses, ranks, 2, heads, groups, 8, 4, true});  // fewer key heads than query heads
-  cases.push_back({Kind::ring, 3, 1, 3, 1, 9, 5, true});
-  cases.push_back({Kind::ring, 2, 1, 1, 1, 2, 1, true});  // one token per rank
-  cases.push_back({Kind::ring, 2, 0, 2, 2, 4, 4, true});  // an empty batch
-  cases.push_back({Kind::ulysses, 2, 2, 4, 2, 20, 4, true, Order::contiguous, f64, 6});
-  cases.push_back({Kind::ring, 2, 1, 2, 2, 8, 4, true, Order::zigzag, f64, 8});  // a window as long as the sequence
-  cases.push_back({Kind::ulysses, 2, 0, 2, 2, 4, 4, true});
-  cases.push_back({Kind::ring, 4, 1, 2, 2, 520, 16, true, Order::zigzag});
+    cases.push_back({ContextKind::ulysses, ranks, 2, heads, groups, 8, 4, true});  // fewer key heads than query heads
+  cases.push_back({ContextKind::ring, 3, 1, 3, 1, 9, 5, true});
+  cases.push_back({ContextKind::ring, 2, 1, 1, 1, 2, 1, true});  // one token per rank
+  cases.push_back({ContextKind::ring, 2, 0, 2, 2, 4, 4, true});  // an empty batch
+  cases.push_back({ContextKind::ulysses, 2, 2, 4, 2, 20, 4, true, TokenOrder::contiguous, f64, 6});
+  cases.push_back(
+      {ContextKind::ring, 2, 1, 2, 2, 8, 4, true, TokenOrder::zigzag, f64, 8});  // a window as long as the sequence
+  cases.push_back({ContextKind::ulysses, 2, 0, 2, 2, 4, 4, true});
+  cases.push_back({ContextKind::ring, 4, 1, 2, 2, 520, 16, true, TokenOrder::zigzag});
   for (const DType dtype : {f32, bf16}) {
-    cases.push_back({Kind::ring, 4, 2, 2, 2, 64, 8, true, Order::zigzag, dtype});
-    cases.push_back({Kind::ring, 3, 2, 2, 2, 63, 8, false, Order::contiguous, dtype});
-    cases.push_back({Kind::ulysses, 4, 2, 4, 4, 64, 8, true, Order::contiguous, dtype});
+    cases.push_back({ContextKind::ring, 4, 2, 2, 2, 64, 8, true, TokenOrder::zigzag, dtype});
+    cases.push_back({ContextKind::ring, 3, 2, 2, 2, 63, 8, false, TokenOrder::contiguous, dtype});
+    cases.push_back({ContextKind::ulysses, 4, 2, 4, 4, 64, 8, true, TokenOrder::contiguous, dtype});
   }
   for (const Case& c : cases) {
     CAPTURE(c);
     const Inputs in = make(c);
     const Variable q(in.q, true), k(in.k, true), v(in.v, true);
-    const Result whole = run(
+    const Result full = run(
         q, k, v, in.grad, [&] { return attention(q, k, v, {}, {.scale = 0, .causal = c.causal, .window = c.window}); });
     const std::vector<Result> parts = run_cut(c, in);
     const double tolerance = c.dtype == f64 ? 1e-12 : c.dtype == f32 ? 1e-5 : 0.04;
@@ -108,17 +110,17 @@ TEST_CASE("attention over ranks equals attention in one process, forward and bac
       for (const Result& r : parts) tensors.push_back(r.*field);
       return join(tensors, 2, c.order);
     };
-    CHECK(apart(joined(&Result::out), whole.out) < tolerance);
-    CHECK(apart(joined(&Result::q), whole.q) < tolerance);
-    CHECK(apart(joined(&Result::k), whole.k) < tolerance);
-    CHECK(apart(joined(&Result::v), whole.v) < tolerance);
+    CHECK(apart(joined(&Result::out), full.out) < tolerance);
+    CHECK(apart(joined(&Result::q), full.q) < tolerance);
+    CHECK(apart(joined(&Result::k), full.k) < tolerance);
+    CHECK(apart(joined(&Result::v), full.v) < tolerance);
     // Bytes by the formulas of attention.h; heads sent to several ranks count each time.
     const int64_t e = size_of(c.dtype), w = std::max<int64_t>(e, 4), one = c.batch * c.tokens / c.ranks * c.width,
                   P = c.ranks;
     const int64_t sent_heads = c.groups % P == 0 ? c.groups : P % c.groups == 0 ? P : c.heads;
-    const int64_t forward = c.kind == Kind::ring ? (P - 1) * 2 * c.groups * one * e
-                                                 : (P - 1) * (2 * c.heads + 2 * sent_heads) * one / P * e;
-    const int64_t backward = c.kind == Kind::ring && P > 1 ? forward + P * 2 * c.groups * one * w : forward;
+    const int64_t forward = c.kind == ContextKind::ring ? (P - 1) * 2 * c.groups * one * e
+                                                        : (P - 1) * (2 * c.heads + 2 * sent_heads) * one / P * e;
+    const int64_t backward = c.kind == ContextKind::ring && P > 1 ? forward + P * 2 * c.groups * one * w : forward;
     for (const Result& r : parts) {
       CHECK(r.forward.sent == forward);
       CHECK(r.backward.sent - r.forward.sent == backward);
@@ -127,8 +129,8 @@ TEST_CASE("attention over ranks equals attention in one process, forward and bac
 }
 
 TEST_CASE("dropout in shared attention: the backward uses the forward's masks, which differ from rank to rank") {
-  for (const Case& c :
-       {Case{Kind::ring, 3, 1, 2, 2, 12, 4, true, Order::zigzag}, Case{Kind::ulysses, 2, 1, 4, 4, 8, 4, false}}) {
+  for (const Case& c : {Case{ContextKind::ring, 3, 1, 2, 2, 12, 4, true, TokenOrder::zigzag},
+                        Case{ContextKind::ulysses, 2, 1, 4, 4, 8, 4, false}}) {
     CAPTURE(c);
     const Inputs in = make(c);
     const auto slopes = on_ranks<std::vector<double>>(c.ranks, [&](int rank) {
@@ -161,21 +163,21 @@ TEST_CASE("dropout in shared attention: the backward uses the forward's masks, w
 }
 
 TEST_CASE("dropout in Ulysses: the masks of one process that draws the same key, of slices of heads, too") {
-  const Case c{Kind::ulysses, 2, 2, 4, 2, 8, 4, true};
+  const Case c{ContextKind::ulysses, 2, 2, 4, 2, 8, 4, true};
   const Inputs in = make(c);
   const AttentionArgs args{.scale = 0, .causal = true, .dropout = 0.4};
   for (const int64_t first : {0, 2}) {  // heads 0 to 3 and 2 to 5 of 6
-    AttentionArgs sliced = args;
-    if (first > 0) sliced.first_head = first, sliced.all_heads = 6;
+    AttentionArgs sharded = args;
+    if (first > 0) sharded.first_head = first, sharded.all_heads = 6;
     manual_seed(3);
-    const Tensor whole = attention(Variable(in.q), in.k, in.v, {}, sliced).tensor();
+    const Tensor full = attention(Variable(in.q), in.k, in.v, {}, sharded).tensor();
     const std::vector<Tensor> parts = on_ranks<Tensor>(2, [&](int rank) {
       const auto group = everyone();
       const auto mine = [&](const Tensor& x) { return Variable(slice(x, 2, 2, rank, c.order)); };
       manual_seed(3);
-      return ulysses_attention(mine(in.q), mine(in.k), mine(in.v), sliced, group).tensor();
+      return ulysses_attention(mine(in.q), mine(in.k), mine(in.v), sharded, group).tensor();
     });
-    CHECK(apart(join(parts, 2, c.order), whole) < 1e-12);
+    CHECK(apart(join(parts, 2, c.order), full) < 1e-12);
   }
 }
 
@@ -187,7 +189,7 @@ TEST_CASE("shared attention rejects unsupported arguments on all ranks") {
   const Tensor x = zeros({1, 6, 4, 2}), one_head = zeros({1, 1, 4, 2}), odd = zeros({1, 6, 3, 2});
   CHECK(contains(error(4, [&](auto group, int) { ulysses_attention(x, x, x, {}, group); }),
                  "expected a number of heads divisible by the 4 ranks, got 6; ring_attention takes any number"));
-  CHECK(contains(error(2, [&](auto group, int) { ring_attention(odd, odd, odd, {}, group, Order::zigzag); }),
+  CHECK(contains(error(2, [&](auto group, int) { ring_attention(odd, odd, odd, {}, group, TokenOrder::zigzag); }),
                  "expected an even number of tokens at each rank (zigzag), got 3"));
   CHECK(contains(error(2, [&](auto group, int) { ring_attention(x, odd, odd, {}, group); }),
                  "of the same tokens, got (1, 6, 4, 2), (1, 6, 3, 2)"));
@@ -212,15 +214,15 @@ TEST_CASE("shared attention rejects unsupported arguments on all ranks") {
 
 TEST_CASE("the plan: every token once, every score that is seen once, zigzag keeps ranks equally busy") {
   for (int ranks = 1; ranks <= 8; ++ranks) {
-    for (const Order order : {Order::contiguous, Order::zigzag}) {
+    for (const TokenOrder order : {TokenOrder::contiguous, TokenOrder::zigzag}) {
       for (const bool causal : {false, true}) {
-        const int64_t tokens = 4, whole = tokens * ranks;
-        std::vector<int> seen(size_t(whole * whole), 0);
+        const int64_t tokens = 4, full = tokens * ranks;
+        std::vector<int> visible(size_t(full * full), 0);
         std::vector<std::vector<int64_t>> places;
         std::vector<Tensor> parts;
-        const Tensor all = arange(double(whole));
+        const Tensor all = arange(double(full));
         for (int r = 0; r < ranks; ++r) {
-          places.push_back(positions(whole, ranks, r, order).to_vector<int64_t>());
+          places.push_back(positions(full, ranks, r, order).to_vector<int64_t>());
           parts.push_back(slice(all, 0, ranks, r, order));
         }
         CHECK(equal(join(parts, 0, order), all));
@@ -233,21 +235,21 @@ TEST_CASE("the plan: every token once, every score that is seen once, zigzag kee
             const auto& keys = places[size_t(owner(ranks, r, step))];
             for (int64_t i = 0; i < p->queries; ++i)
               for (int64_t j = 0; j < (p->causal ? i + 1 : p->keys); ++j)
-                ++seen[size_t(places[size_t(r)][size_t(p->query + i)] * whole + keys[size_t(p->key + j)])];
+                ++visible[size_t(places[size_t(r)][size_t(p->query + i)] * full + keys[size_t(p->key + j)])];
           }
-          if (order == Order::zigzag)
+          if (order == TokenOrder::zigzag)
             for (const double w : work) CHECK(w == work[0]);
         }
         bool right = true;
-        for (int64_t i = 0; i < whole; ++i)
-          for (int64_t j = 0; j < whole; ++j) right &= seen[size_t(i * whole + j)] == (!causal || j <= i);
+        for (int64_t i = 0; i < full; ++i)
+          for (int64_t j = 0; j < full; ++j) right &= visible[size_t(i * full + j)] == (!causal || j <= i);
         CHECK(right);
       }
     }
   }
-  CHECK_ERROR(positions(12, 4, 0, Order::zigzag),
+  CHECK_ERROR(positions(12, 4, 0, TokenOrder::zigzag),
               "divisible by 8 (4 ranks, zigzag), got 12; the next such number is 16");
-  CHECK_ERROR(positions(12, 4, 4, Order::zigzag), "a rank from 0 to ranks - 1 = 3, got 4");
+  CHECK_ERROR(positions(12, 4, 4, TokenOrder::zigzag), "a rank from 0 to ranks - 1 = 3, got 4");
 }
 
 TEST_CASE("the picture in docs/sequence-parallel.md is the one that is drawn") {

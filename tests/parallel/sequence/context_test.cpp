@@ -2,7 +2,7 @@
 // rejected uses.
 #include <doctest/doctest.h>
 
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 #include "nn/models/gpt.h"
 #include "parallel/ddp.h"
 #include "tests/parallel/sequence/util.h"
@@ -36,15 +36,15 @@ TEST_CASE("a GPT over data x context ranks has the loss and the gradients of one
   };
   manual_seed(5);
   const Tensor tokens = randint(0, 17, {4, 16}), targets = randint(0, 17, {4, 16});
-  for (const Row& row :
-       {Row{1, 1, {}}, Row{1, 2, {}}, Row{1, 4, {Kind::ring, Order::contiguous}}, Row{1, 4, {Kind::ulysses, {}}},
-        Row{2, 2, {}}, Row{2, 4, {}}, Row{2, 2, {Kind::ulysses, {}}}, Row{1, 2, {}, true}}) {
+  for (const Row& row : {Row{1, 1, {}}, Row{1, 2, {}}, Row{1, 4, {ContextKind::ring, TokenOrder::contiguous}},
+                         Row{1, 4, {ContextKind::ulysses, {}}}, Row{2, 2, {}}, Row{2, 4, {}},
+                         Row{2, 2, {ContextKind::ulysses, {}}}, Row{1, 2, {}, true}}) {
     CAPTURE(row.data);
     CAPTURE(row.context);
     nn::GPT::Options options = small;
     options.checkpoint_blocks = row.checkpoint;
-    auto whole = make_model(options);
-    const Variable expected = whole->loss(tokens, targets);
+    auto full = make_model(options);
+    const Variable expected = full->loss(tokens, targets);
     expected.backward();
     const auto losses = on_ranks<double>(row.data * row.context, [&](int rank) {
       const auto group = dist::world().split(rank / row.context, rank, "cp");
@@ -57,7 +57,7 @@ TEST_CASE("a GPT over data x context ranks has the loss and the gradients of one
       };
       const Variable loss = model->loss(mine(tokens), mine(targets));
       loss.backward();
-      CHECK(apart(gradients(*model), gradients(*whole)) < 1e-12);
+      CHECK(apart(gradients(*model), gradients(*full)) < 1e-12);
       take_sequences(*model);  // afterwards the model is local: rank 0 alone may call it
       if (rank == 0) CHECK(model->loss(tokens, targets).item() == doctest::Approx(expected.item()).epsilon(1e-13));
       take_sequences(*model, part);
@@ -84,12 +84,13 @@ TEST_CASE("rotary positions and shared key heads follow the tokens") {
     return layer;
   };
   const Tensor x = randn({2, 24, 32}, {.dtype = f64});
-  auto whole = make();
+  auto full = make();
   const Variable in(x, true);
-  const Variable out = (*whole)(in);
+  const Variable out = (*full)(in);
   sum(mul(out, out)).backward();
-  for (const ContextOptions options :
-       {ContextOptions{Kind::ring, Order::zigzag}, {Kind::ring, Order::contiguous}, {Kind::ulysses, {}}}) {
+  for (const ContextOptions options : {ContextOptions{ContextKind::ring, TokenOrder::zigzag},
+                                       {ContextKind::ring, TokenOrder::contiguous},
+                                       {ContextKind::ulysses, {}}}) {
     const auto parts = on_ranks<std::pair<Tensor, Tensor>>(4, [&](int rank) {
       auto layer = make();
       share_sequences(*layer, everyone(), options);
@@ -112,7 +113,7 @@ TEST_CASE("context parallelism can be ended, and rejects unsupported models") {
     const Tensor before = (*model)(tokens).tensor();
     {
       share_sequences(*model, group);
-      const auto mine = [&](const Tensor& x) { return slice(x, 1, 2, rank, Order::zigzag); };
+      const auto mine = [&](const Tensor& x) { return slice(x, 1, 2, rank, TokenOrder::zigzag); };
       CHECK_ERROR((*model)(tokens), "expected at most 16 tokens (context), got 32, 16 on each of 2 ranks");
       CHECK((*model)(mine(tokens)).size(1) == 8);
       CHECK_ERROR(mine(zeros({1, 6}, {.dtype = i64})), "divisible by 4 (2 ranks, zigzag), got 6");
@@ -128,13 +129,13 @@ TEST_CASE("context parallelism can be ended, and rejects unsupported models") {
     nn::Linear none({.in = 2, .out = 2});
     CHECK_ERROR(share_sequences(none, group), "expected a model in which tokens attend to others, got none in");
     CHECK_ERROR(share_sequences(*model, nullptr), "expected a process group");
-    CHECK_ERROR(share_sequences(*model, group, {Kind::ulysses, Order::zigzag}),
+    CHECK_ERROR(share_sequences(*model, group, {ContextKind::ulysses, TokenOrder::zigzag}),
                 "expected contiguous order, got zigzag");
     nn::GPT::Options three = small;
     three.width = 15;
     three.heads = 3;
     nn::GPT odd(three);
-    CHECK_ERROR(share_sequences(odd, group, {Kind::ulysses, {}}),
+    CHECK_ERROR(share_sequences(odd, group, {ContextKind::ulysses, {}}),
                 "blocks.0.attention: Ulysses expected a number of heads divisible by the 2 ranks, got 3");
   });
 }

@@ -37,14 +37,14 @@ Tensors gradients(nn::Module& m) {
 }
 
 /// Checks that the gradients of a sharded model are slices of those of the whole model.
-void expect_gradients(nn::Module& m, const tp::TensorParallel& cut, const Tensors& whole, const std::string& what) {
+void expect_gradients(nn::Module& m, const tp::TensorParallel& cut, const Tensors& full, const std::string& what) {
   const auto mine = m.named_parameters();
-  LOCKSTEP_CHECK(mine.size() == whole.size(), what, ": other parameters");
+  LOCKSTEP_CHECK(mine.size() == full.size(), what, ": other parameters");
   for (const auto& p : mine) {
     const auto* const slice = cut.find(p.variable);
-    LOCKSTEP_CHECK(whole.count(p.name), what, ": ", p.name, " is new");
-    const Tensor all = whole.at(p.name);
-    expect_near(p.variable.grad(), slice ? tp::slice_of(all, slice->cut, cut.group().size(), cut.group().rank()) : all,
+    LOCKSTEP_CHECK(full.count(p.name), what, ": ", p.name, " is new");
+    const Tensor all = full.at(p.name);
+    expect_near(p.variable.grad(), slice ? tp::shard_of(all, slice->cut, cut.group().size(), cut.group().rank()) : all,
                 what + ", gradient of " + p.name);
   }
 }
@@ -54,14 +54,14 @@ void expect_gradients(nn::Module& m, const tp::TensorParallel& cut, const Tensor
 TEST_CASE("GPT: logits, loss with dropout, and gradients") {
   const Tensor x = ids(1, {batch, tokens}, vocab), y = ids(2, {batch, tokens}, vocab);
   for (const bool tied : {true, false}) {
-    nn::GPT whole = seeded<nn::GPT>(gpt_options(tied));
-    whole.eval();
-    const Tensor logits = whole(x).tensor();
-    whole.train();
+    nn::GPT full = seeded<nn::GPT>(gpt_options(tied));
+    full.eval();
+    const Tensor logits = full(x).tensor();
+    full.train();
     set_random_step(3, 4);
-    const Variable loss = whole.loss(x, y);
+    const Variable loss = full.loss(x, y);
     loss.backward();
-    const Tensors grads = gradients(whole);
+    const Tensors grads = gradients(full);
     for (const int n : worlds) {
       if (!tied && n != 2) continue;
       on_ranks(n, [&](dist::ProcessGroup& g) {
@@ -93,11 +93,11 @@ TEST_CASE("GPT: logits, loss with dropout, and gradients") {
 TEST_CASE("GPT: through its logits, with blocks recomputed") {
   const Tensor x = ids(1, {batch, tokens}, vocab), y = ids(2, {batch, tokens}, vocab);
   nn::GPT::Options o = gpt_options();
-  nn::GPT whole = seeded<nn::GPT>(o);
+  nn::GPT full = seeded<nn::GPT>(o);
   set_random_step(3, 4);
-  const Variable loss = whole.loss(x, y);
+  const Variable loss = full.loss(x, y);
   loss.backward();
-  const Tensors grads = gradients(whole);
+  const Tensors grads = gradients(full);
   o.checkpoint_blocks = true;
   on_ranks(3, [&](dist::ProcessGroup& g) {
     for (const bool sequence : {false, true}) {
@@ -120,12 +120,12 @@ TEST_CASE("one block, with grouped queries and rotary positions") {
                                         .dropout = 0.3,
                                         .rope = std::make_shared<nn::RopeTable>(nn::Rope{}, 4, 2048)};
   const Tensor x = values(1, {batch, 8, 32}), up = values(2, {batch, 8, 32});
-  nn::TransformerBlock whole = seeded<nn::TransformerBlock>(o);
+  nn::TransformerBlock full = seeded<nn::TransformerBlock>(o);
   const Variable in = leaf(x);
   set_random_step(1);
-  const Variable out = whole(in);
+  const Variable out = full(in);
   out.backward(up);
-  const Tensors grads = gradients(whole);
+  const Tensors grads = gradients(full);
   for (const int n : {2, 4}) {
     on_ranks(n, [&](dist::ProcessGroup& g) {
       for (const bool sequence : {false, true}) {
@@ -167,10 +167,10 @@ struct Net : nn::Layer<Net> {
       f("first", first)("a.up", up)("a.gate", gate)("scale", scale)("b.down", down)("inner", inner)("outer", outer)(
           "end", end)("last", last);
     else
-      f("first", first, cut::from_whole(cut::tokens))("a.up", up, cut::columns)("a.gate", gate, cut::columns)(
+      f("first", first, cut::from_full(cut::tokens))("a.up", up, cut::columns)("a.gate", gate, cut::columns)(
           "scale", scale, cut::features)("b.down", down, cut::rows)("inner", inner, cut::features)(
-          "outer", outer, cut::tokens)("end", end, cut::to_whole(cut::tokens))(
-          "last", last, says == parts ? Cut{} : cut::to_whole(cut::columns));
+          "outer", outer, cut::tokens)("end", end, cut::to_full(cut::tokens))(
+          "last", last, says == parts ? Cut{} : cut::to_full(cut::columns));
   }
 
   static std::unique_ptr<Net> make(Says says) {
@@ -187,12 +187,12 @@ TEST_CASE(
     "by what a model says, and by rules: dropout of slices, whole outputs, a part of the sequence between two modules, "
     "packed parts") {
   const Tensor x = values(1, {2, 12, 12}), up = values(2, {2, 12, 18});
-  const auto whole = Net::make(Net::nothing);
+  const auto full = Net::make(Net::nothing);
   const Variable in = leaf(x);
   set_random_step(5);
-  const Variable out = (*whole)(in);
+  const Variable out = (*full)(in);
   out.backward(up);
-  const Tensors grads = gradients(*whole);
+  const Tensors grads = gradients(*full);
   namespace cut = nn::cut;
   const std::vector<tp::Rule> rules{{"*.up", cut::columns},
                                     {"gate", cut::columns},
@@ -200,19 +200,18 @@ TEST_CASE(
                                     {"inner", cut::features},
                                     {"scale", cut::features}};
   std::vector<tp::Rule> plain = rules, in_parts = rules;
-  plain.push_back({"last", cut::to_whole(cut::columns)});
-  in_parts.insert(
-      in_parts.end(),
-      {{"first", cut::from_whole(cut::tokens)}, {"outer", cut::tokens}, {"end", cut::to_whole(cut::tokens)}});
-  const std::pair<Net::Says, tp::Options> rows[] = {{Net::nothing, {.rules = plain}},
-                                                    {Net::nothing, {.sequence = true, .rules = in_parts}},
-                                                    {Net::all, {}},
-                                                    {Net::parts, {.sequence = true}}};
+  plain.push_back({"last", cut::to_full(cut::columns)});
+  in_parts.insert(in_parts.end(),
+                  {{"first", cut::from_full(cut::tokens)}, {"outer", cut::tokens}, {"end", cut::to_full(cut::tokens)}});
+  const std::pair<Net::Says, tp::TensorParallelOptions> rows[] = {{Net::nothing, {.rules = plain}},
+                                                                  {Net::nothing, {.sequence = true, .rules = in_parts}},
+                                                                  {Net::all, {}},
+                                                                  {Net::parts, {.sequence = true}}};
   for (const int n : {1, 2, 3}) {
     on_ranks(n, [&](dist::ProcessGroup& g) {
       for (const auto& [says, options] : rows) {
         const auto net = Net::make(says);
-        const auto sliced = tp::apply(*net, g, options);
+        const auto sharded = tp::apply(*net, g, options);
         LOCKSTEP_CHECK(net->scale.size(0) == 36 / n && net->down.weight.size(1) == 36 / n, "it is cut");
         const Variable mine = leaf(x);
         set_random_step(5);
@@ -220,12 +219,12 @@ TEST_CASE(
         expect_near(result.tensor(), out.tensor(), "output");
         result.backward(up);
         expect_near(mine.grad(), in.grad(), "gradient of x");
-        expect_gradients(*net, sliced, grads, "by hand");
+        expect_gradients(*net, sharded, grads, "by hand");
       }
       const auto net = Net::make(Net::nothing);
       tp::apply(*net, g, {.rules = {{"up", cut::packed_columns(3)}}});
       const Tensor expected =
-          whole->up.weight.tensor().view({3, 12, 12}).narrow(1, g.rank() * 12 / n, 12 / n).reshape({36 / n, 12});
+          full->up.weight.tensor().view({3, 12, 12}).narrow(1, g.rank() * 12 / n, 12 / n).reshape({36 / n, 12});
       LOCKSTEP_CHECK(equal(net->up.weight.tensor(), expected), "its slice of each of 3 parts");
     });
   }
@@ -298,10 +297,9 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
        "blocks.0.attention.in_proj.weight is split over ranks by a rule for its module, but each rank computes a part "
        "of the sequence",
        true},
-      {{"norm", cut::to_whole(cut::features)}, "to_whole is for the cuts columns and tokens, got features to whole"},
-      {{"in_proj", cut::from_whole(cut::columns)},
-       "from_whole is for the cuts rows and tokens, got columns from whole"},
-      {{"head", cut::whole},
+      {{"norm", cut::to_full(cut::features)}, "to_whole is for the cuts columns and tokens, got features to whole"},
+      {{"in_proj", cut::from_full(cut::columns)}, "from_whole is for the cuts rows and tokens, got columns from whole"},
+      {{"head", cut::full},
        "tokens.weight is also head.weight: a parameter shared by several modules must be cut in all of them"},
   };
   on_ranks(4, [&](dist::ProcessGroup& g) {
@@ -310,8 +308,7 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
     const nn::State before = model.state();
     for (const Row& row : rows) {
       // Everything but the rule under test is divisible by 4 ranks or left whole.
-      std::vector<tp::Rule> rules{
-          row.rule, {"in_proj", cut::columns}, {"mlp.up", cut::whole}, {"mlp.down", cut::whole}};
+      std::vector<tp::Rule> rules{row.rule, {"in_proj", cut::columns}, {"mlp.up", cut::full}, {"mlp.down", cut::full}};
       if (row.rule.pattern == "in_proj") rules.erase(rules.begin() + 1);
       CHECK_ERROR(tp::apply(model, g, {.sequence = row.sequence, .rules = rules}), row.part);
     }
@@ -319,18 +316,18 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
       LOCKSTEP_CHECK(model.state()[i].second.storage() == before[i].second.storage(), before[i].first, " was changed");
 
     // Ranks with different rules or models.
-    CHECK_ERROR(tp::apply(model, g, {.rules = {{"tokens", g.rank() == 2 ? cut::whole : cut::rows_of_vocabulary}}}),
+    CHECK_ERROR(tp::apply(model, g, {.rules = {{"tokens", g.rank() == 2 ? cut::full : cut::rows_of_vocabulary}}}),
                 "rule tokens");
     nn::GPT other({.vocab = 7, .context = 4, .layers = g.rank() == 1 ? 1 : 2, .width = 12, .heads = 4});
     CHECK_ERROR(tp::apply(other, g), "[tensor_parallel]");
 
     // Modules that are sharded already, shared, padded, or declare nothing.
-    nn::GPT whole({.vocab = 8, .context = 4, .layers = 1, .width = 8, .heads = 4});
-    tp::apply(whole, g);
-    CHECK_ERROR(tp::apply(whole, g), "\"tokens\" is sharded already");
-    CHECK_ERROR(tp::apply(whole, g, {.rules = {{"tokens", cut::whole}, {"blocks", cut::whole}}}),
+    nn::GPT full({.vocab = 8, .context = 4, .layers = 1, .width = 8, .heads = 4});
+    tp::apply(full, g);
+    CHECK_ERROR(tp::apply(full, g), "\"tokens\" is sharded already");
+    CHECK_ERROR(tp::apply(full, g, {.rules = {{"tokens", cut::full}, {"blocks", cut::full}}}),
                 "\"head\" is sharded already");
-    CHECK_ERROR(tp::apply(whole, g, {.rules = {{"tokens", cut::whole}}}),
+    CHECK_ERROR(tp::apply(full, g, {.rules = {{"tokens", cut::full}}}),
                 "\"blocks.0.attention.in_proj\" is sharded already");
     nn::Sequential shared(nn::Linear({.in = 4, .out = 4}), nn::Linear({.in = 4, .out = 4}));
     CHECK_ERROR(tp::apply(shared, g),

@@ -43,8 +43,7 @@ TEST_CASE("bytes sent in forward and backward, along any dim") {
           expect_near(fn(in).tensor(), expected, name);
         };
         const auto inputs = all([&](int r) { return x(r, small); }), ups = all([&](int r) { return up(r, small); });
-        const auto wholes = all([&](int r) { return x(r, large); }),
-                   whole_ups = all([&](int r) { return up(r, large); });
+        const auto fulls = all([&](int r) { return x(r, large); }), full_ups = all([&](int r) { return up(r, large); });
         const auto parts = [&](const std::vector<Tensor>& list) {
           return all([&](int r) { return part(list[size_t(r)], dim, n, rank); });
         };
@@ -55,17 +54,17 @@ TEST_CASE("bytes sent in forward and backward, along any dim") {
             "reduce_from", inputs[size_t(rank)], small, [&](const Variable& v) { return tp::reduce_from(v, g); },
             sum_of(inputs), ups[size_t(rank)]);
         check(
-            "scatter_to", wholes[0], small, [&](const Variable& v) { return tp::scatter_to(v, dim, g); },
-            part(wholes[0], dim, n, rank), cat(ups, dim));
+            "scatter_to", fulls[0], small, [&](const Variable& v) { return tp::scatter_to(v, dim, g); },
+            part(fulls[0], dim, n, rank), cat(ups, dim));
         check(
             "gather_from", inputs[size_t(rank)], large, [&](const Variable& v) { return tp::gather_from(v, dim, g); },
-            cat(inputs, dim), part(whole_ups[size_t(rank)], dim, n, rank));
+            cat(inputs, dim), part(full_ups[size_t(rank)], dim, n, rank));
         check(
             "all_gather", inputs[size_t(rank)], large, [&](const Variable& v) { return tp::all_gather(v, dim, g); },
-            cat(inputs, dim), sum_of(parts(whole_ups)));
+            cat(inputs, dim), sum_of(parts(full_ups)));
         check(
-            "reduce_scatter", wholes[size_t(rank)], small,
-            [&](const Variable& v) { return tp::reduce_scatter(v, dim, g); }, sum_of(parts(wholes)), cat(ups, dim));
+            "reduce_scatter", fulls[size_t(rank)], small,
+            [&](const Variable& v) { return tp::reduce_scatter(v, dim, g); }, sum_of(parts(fulls)), cat(ups, dim));
       }
       if (n == 1) return;
       for (const auto& fn : {tp::scatter_to, tp::reduce_scatter})
@@ -116,15 +115,15 @@ TEST_CASE("column and row: values and gradients of nn::Linear") {
                 expect_near(pw.grad(), part(rw.grad(), 0, n, rank), "column w " + what);
                 if (with_bias) expect_near(pb.grad(), part(rb.grad(), 0, n, rank), "column bias " + what);
               }
-              const bool whole = other && !sequence;
-              const Variable px = leaf(whole ? x : part(x, 2, n, rank)), pw = leaf(part(w, 1, n, rank)),
+              const bool entire = other && !sequence;
+              const Variable px = leaf(entire ? x : part(x, 2, n, rank)), pw = leaf(part(w, 1, n, rank)),
                              pb = with_bias ? leaf(b) : Variable();
               const Variable y =
-                  tp::row_linear(px, pw, pb, activation, {.input_is_parallel = !whole, .sequence = sequence}, g);
+                  tp::row_linear(px, pw, pb, activation, {.input_is_parallel = !entire, .sequence = sequence}, g);
               expect_near(y.tensor(), sequence ? part(reference.tensor(), 1, n, rank) : reference.tensor(),
                           "row " + what);
               y.backward(sequence ? part(up, 1, n, rank).contiguous() : up);
-              expect_near(px.grad(), whole ? rx.grad() : part(rx.grad(), 2, n, rank), "row x " + what);
+              expect_near(px.grad(), entire ? rx.grad() : part(rx.grad(), 2, n, rank), "row x " + what);
               expect_near(pw.grad(), part(rw.grad(), 1, n, rank), "row w " + what);
               if (with_bias) expect_near(pb.grad(), rb.grad(), "row bias " + what);
             }
@@ -161,19 +160,19 @@ TEST_CASE("slices of layers start as the ones that are not cut, and what does no
     return nn::Sequential(nn::Embedding({.num = 7, .dim = 6}), nn::Linear({.in = 6, .out = inner}),
                           nn::Linear({.in = inner, .out = 6}));
   };
-  const tp::Options options{
+  const tp::TensorParallelOptions options{
       .rules = {{"0", nn::cut::rows_of_vocabulary}, {"1", nn::cut::columns}, {"2", nn::cut::rows}}};
   for (const int n : {1, 2, 3}) {
     on_ranks(n, [&](dist::ProcessGroup& g) {
       const int rank = g.rank();
       manual_seed(3);
-      nn::Sequential whole = make(12);
+      nn::Sequential entire = make(12);
       manual_seed(rank == 0 ? 3 : 1003);  // only rank 0's initial values matter
       nn::Sequential cut = make(12);
-      const auto sliced = tp::apply(cut, g, options);
-      LOCKSTEP_CHECK(sliced.slices().size() == 4, "slices");
+      const auto sharded = tp::apply(cut, g, options);
+      LOCKSTEP_CHECK(sharded.shards().size() == 4, "slices");
       const dist::Range mine = dist::shard_range(7, n, rank);
-      const std::vector<Variable> all = whole.parameters(), own = cut.parameters();
+      const std::vector<Variable> all = entire.parameters(), own = cut.parameters();
       LOCKSTEP_CHECK(equal(own[0].tensor(), all[0].tensor().narrow(0, mine.begin, mine.size())), "embedding");
       LOCKSTEP_CHECK(equal(own[1].tensor(), part(all[1].tensor(), 0, n, rank)) &&
                          equal(own[2].tensor(), part(all[2].tensor(), 0, n, rank)),
@@ -181,12 +180,12 @@ TEST_CASE("slices of layers start as the ones that are not cut, and what does no
       LOCKSTEP_CHECK(
           equal(own[3].tensor(), part(all[3].tensor(), 1, n, rank)) && equal(own[4].tensor(), all[4].tensor()), "row");
       const Tensor tokens = ids(1, {2, 5}, 7);
-      expect_near(cut.call(tokens).tensor(), whole.call(tokens).tensor(), "all of them", 1e-5);
+      expect_near(cut.call(tokens).tensor(), entire.call(tokens).tensor(), "all of them", 1e-5);
       if (n == 1) return;
-      for (const auto& [pattern, how, what] :
+      for (const auto& [pattern, settings, what] :
            {std::tuple{"1", nn::cut::columns, "outputs"}, {"2", nn::cut::rows, "inputs"}}) {
         nn::Sequential odd = make(13);
-        CHECK_ERROR(tp::apply(odd, g, {.rules = {{pattern, how}}}),
+        CHECK_ERROR(tp::apply(odd, g, {.rules = {{pattern, settings}}}),
                     str("expected ", what, " that the ", n, " ranks of group world divide, got 13"));
       }
       CHECK_ERROR(tp::column_linear(values(1, {2, 5, 7}), values(2, {4, 6}), {}, Activation::none, {}, g),
@@ -231,13 +230,13 @@ TEST_CASE("a vocabulary of any size: rows and cross entropy") {
           const Variable rl = leaf(logits), pl = leaf(own(logits, 2));
           const Variable loss = cross_entropy(rl.view({12, vocab}), aims.view({12}),
                                               {.ignore_index = row.ignore, .reduction = row.reduction});
-          const Variable sliced = tp::vocab_parallel_cross_entropy(
+          const Variable sharded = tp::vocab_parallel_cross_entropy(
               pl, aims, vocab, g, {.ignore_index = row.ignore, .reduction = row.reduction});
           const Tensor seed = row.reduction == Reduction::none ? values(6, {3, 4}) : full({}, 2.5, {.dtype = f64});
-          expect_near(sliced.tensor(), row.reduction == Reduction::none ? loss.tensor().view({3, 4}) : loss.tensor(),
+          expect_near(sharded.tensor(), row.reduction == Reduction::none ? loss.tensor().view({3, 4}) : loss.tensor(),
                       "loss " + what);
           loss.backward(row.reduction == Reduction::none ? seed.view({12}) : seed);
-          sliced.backward(seed);
+          sharded.backward(seed);
           expect_near(pl.grad(), own(rl.grad(), 2), str("gradient of the logits ", what, " ignoring ", row.ignore));
         }
         const Tensor none =
@@ -264,10 +263,10 @@ TEST_CASE("cross entropy of large logits, and of 16 bits, stays as exact as the 
     on_ranks(3, [&](dist::ProcessGroup& g) {
       const dist::Range mine = dist::shard_range(10, 3, g.rank());
       const Variable pl = leaf(logits.narrow(1, mine.begin, mine.size()));
-      const Variable sliced = tp::vocab_parallel_cross_entropy(pl, targets, 10, g);
-      LOCKSTEP_CHECK(sliced.dtype() == f32, "the loss is f32");
-      expect_near(sliced.tensor(), loss.tensor(), "loss", 1e-5 * std::max(1.0, loss.item()));
-      sliced.backward();
+      const Variable sharded = tp::vocab_parallel_cross_entropy(pl, targets, 10, g);
+      LOCKSTEP_CHECK(sharded.dtype() == f32, "the loss is f32");
+      expect_near(sharded.tensor(), loss.tensor(), "loss", 1e-5 * std::max(1.0, loss.item()));
+      sharded.backward();
       expect_near(pl.grad(), rl.grad().narrow(1, mine.begin, mine.size()), "gradient", dtype == f32 ? 2e-6 : 1e-3);
     });
   }
@@ -286,10 +285,10 @@ TEST_CASE("a transformer, with masks and dropout") {
   const nn::Transformer::Masks masks{
       .source = {.padding = padding}, .target = {.causal = true}, .memory = {.mask = values(3, {2 * 4, 3, 5})}};
   const Tensor source = values(1, {5, 2, 16}), target = values(2, {3, 2, 16}), up = values(4, {3, 2, 16});
-  const auto whole = make();
+  const auto entire = make();
   const Variable all_source = leaf(source), all_target = leaf(target);
   set_random_step(1);
-  const Variable out = (*whole)(all_source, all_target, masks);
+  const Variable out = (*entire)(all_source, all_target, masks);
   out.backward(up);
   for (const int n : {2, 4}) {
     on_ranks(n, [&](dist::ProcessGroup& g) {
@@ -303,11 +302,11 @@ TEST_CASE("a transformer, with masks and dropout") {
       y.backward(up);
       expect_near(own_source.grad(), all_source.grad(), "gradient of the source");
       expect_near(own_target.grad(), all_target.grad(), "gradient of the target");
-      const auto wholes = whole->named_parameters(), mine = model->named_parameters();
+      const auto fulls = entire->named_parameters(), mine = model->named_parameters();
       for (size_t i = 0; i < mine.size(); ++i) {
         const auto* const slice = cut.find(mine[i].variable);
-        const Tensor all = wholes[i].variable.grad();
-        expect_near(mine[i].variable.grad(), slice ? tp::slice_of(all, slice->cut, n, g.rank()) : all,
+        const Tensor all = fulls[i].variable.grad();
+        expect_near(mine[i].variable.grad(), slice ? tp::shard_of(all, slice->cut, n, g.rank()) : all,
                     "gradient of " + mine[i].name);
       }
     });

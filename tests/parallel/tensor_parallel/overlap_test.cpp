@@ -2,8 +2,8 @@
 // chunks.
 #include <doctest/doctest.h>
 
+#include "autograd/activation_checkpoint.h"
 #include "autograd/autocast.h"
-#include "autograd/checkpoint.h"
 #include "autograd/split_backward.h"
 #include "parallel/tensor_parallel/apply.h"
 #include "parallel/tensor_parallel/linear.h"
@@ -28,7 +28,7 @@ struct Layers {
 
 /// The output and all gradients of activation(x W^T + b), column-parallel, and row-parallel with and without gelu in
 /// front.
-std::vector<Tensor> results(const Layers& how, const Shape& rows, DType dtype, Activation activation,
+std::vector<Tensor> results(const Layers& setup, const Shape& rows, DType dtype, Activation activation,
                             dist::ProcessGroup& g) {
   const int n = g.size(), rank = g.rank();
   const auto shape = [&](int64_t width, bool part) {
@@ -46,22 +46,22 @@ std::vector<Tensor> results(const Layers& how, const Shape& rows, DType dtype, A
   };
   const auto weight = [&](uint64_t number, const Shape& s) {
     const Variable w = own(number, s);
-    return how.frozen ? Variable(w.tensor()) : w;
+    return setup.frozen ? Variable(w.tensor()) : w;
   };
   {
-    const Variable x = how.sequence ? own(10, shape(in, true)) : leaf(values(10, shape(in, false), dtype)),
+    const Variable x = setup.sequence ? own(10, shape(in, true)) : leaf(values(10, shape(in, false), dtype)),
                    w = weight(20, {outputs / n, in}), b = weight(30, {outputs / n});
     take(tp::column_linear(x, w, b, activation,
-                           {.sequence = how.sequence, .overlap = how.overlap, .chunks = how.chunks}, g),
-         how.frozen ? std::vector{x} : std::vector{x, w, b});
+                           {.sequence = setup.sequence, .overlap = setup.overlap, .chunks = setup.chunks}, g),
+         setup.frozen ? std::vector{x} : std::vector{x, w, b});
   }
   const Variable before = own(40, shape(in / n, false)), plain = own(45, shape(in / n, false)),
                  w = weight(50, {outputs, in / n}), b = leaf(values(60, {outputs}, dtype));
   for (const bool folds : {true, false}) {  // true: gelu's derivative is fused into the product's backward
     const Variable x = folds ? gelu_tanh(before) : plain;
-    take(tp::row_linear(x, w, b, activation, {.sequence = how.sequence, .overlap = how.overlap, .chunks = how.chunks},
-                        g),
-         how.frozen ? std::vector{folds ? before : plain, b} : std::vector{folds ? before : plain, w, b});
+    take(tp::row_linear(x, w, b, activation,
+                        {.sequence = setup.sequence, .overlap = setup.overlap, .chunks = setup.chunks}, g),
+         setup.frozen ? std::vector{folds ? before : plain, b} : std::vector{folds ? before : plain, w, b});
   }
   return all;
 }
@@ -83,9 +83,9 @@ TEST_CASE("products in chunks have the bits of whole ones: rows, ranks, dtypes, 
   for (const int n : worlds) {
     on_ranks(n, [n](dist::ProcessGroup& g) {
       for (const bool sequence : {false, true}) {
-        const std::vector<Shape> whole{{0}, {1}, {7}, {2, 3}, {0, 5}},
+        const std::vector<Shape> full{{0}, {1}, {7}, {2, 3}, {0, 5}},
             parts{{1, n}, {1, 5 * n}, {2, 3 * n}, {5, n}, {0, n}, {2 * n}, {3, 1, 2 * n}};
-        for (const Shape& rows : sequence ? parts : whole) {
+        for (const Shape& rows : sequence ? parts : full) {
           for (const DType dtype : {f32, f64, f16, bf16}) {
             for (const bool frozen : {false, true}) {
               const Activation activation = frozen ? Activation::gelu_tanh : Activation::relu;
@@ -210,11 +210,11 @@ TEST_CASE("number and content of chunks") {
     }
     // Chunks cover every row once, and rank r's rows of the whole tensor are those of its own part.
     for (const Shape& shape : {Shape{1, 10, 3}, Shape{5, 4, 3}}) {
-      const Tensor whole = arange(numel_of(shape)).view(shape), mine = part(whole, 1, 2, g.rank()).contiguous();
+      const Tensor full = arange(numel_of(shape)).view(shape), mine = part(full, 1, 2, g.rank()).contiguous();
       const tp::Chunks chunks(shape, true, 4, cpu, g);
       int64_t rows = 0;
       for (int64_t i = 0; i < chunks.count(); ++i) {
-        const Tensor all = chunks.of_whole(whole, i), own = chunks.of_part(mine, i);
+        const Tensor all = chunks.of_full(full, i), own = chunks.of_part(mine, i);
         const Tensor here = chunks.apart() ? all.narrow(0, g.rank(), 1) : part(all, 1, 2, g.rank());
         LOCKSTEP_CHECK(own.is_contiguous() && equal(here.contiguous(), own), "chunk ", i, " of ", shape);
         rows += all.numel() / 3;

@@ -36,24 +36,24 @@ TEST_CASE("cuts: every element once, whatever the sizes") {
       };
       for (const Row& row : {Row{{1, 3}, 0, {}}, Row{{7, 3}, 0, {}}, Row{{3, 7}, 1, {}}, Row{{16, 2}, -2, {8, 4, 4}},
                              Row{{2, 11, 2}, 1, {5, 0, 6}}, Row{{0, 2}, 0, {}}}) {
-        const tp::Cut cut{row.shape, row.dim, row.blocks};
-        const Tensor whole = values(1, row.shape), slice = tp::slice_of(whole, cut, n, g.rank());
-        LOCKSTEP_CHECK(slice.shape() == tp::slice_shape(cut, n, g.rank()), "its shape");
-        LOCKSTEP_CHECK(equal(tp::joined(slice, cut, g), whole), "joined again, ", row.shape);
-        if (n > 1) CHECK_ERROR(tp::joined(values(1, {99}), {.whole = {100}}, g), "expected a shard of shape ");
+        const tp::ShardLayout cut{row.shape, row.dim, row.blocks};
+        const Tensor entire = values(1, row.shape), slice = tp::shard_of(entire, cut, n, g.rank());
+        LOCKSTEP_CHECK(slice.shape() == tp::shard_shape(cut, n, g.rank()), "its shape");
+        LOCKSTEP_CHECK(equal(tp::joined(slice, cut, g), entire), "joined again, ", row.shape);
+        if (n > 1) CHECK_ERROR(tp::joined(values(1, {99}), {.full = {100}}, g), "expected a shard of shape ");
       }
-      CHECK_ERROR(tp::slice_of(values(1, {4, 2}), {.whole = {4, 2}, .blocks = {1, 2}}, n, 0),
+      CHECK_ERROR(tp::shard_of(values(1, {4, 2}), {.full = {4, 2}, .blocks = {1, 2}}, n, 0),
                   "expected blocks that add up to 4, got 3");
     });
   }
 }
 
 TEST_CASE("the norm of all gradients, each counted once, with the same bits everywhere") {
-  const auto whole = make_gpt();
+  const auto entire = make_gpt();
   const Tensor x = ids(1, {state_batch, state_tokens}, state_vocab);
-  whole->loss(x, x).backward();
-  const double norm = optim::grad_norm(whole->parameters());
-  optim::clip_grad_norm(whole->parameters(), norm / 2);
+  entire->loss(x, x).backward();
+  const double norm = optim::grad_norm(entire->parameters());
+  optim::clip_grad_norm(entire->parameters(), norm / 2);
   for (const int n : {1, 2, 3, 4}) {
     for (const bool sequence : {false, true}) {
       on_ranks(n, [&](dist::ProcessGroup& g) {
@@ -69,8 +69,8 @@ TEST_CASE("the norm of all gradients, each counted once, with the same bits ever
                        "not clipped");
         LOCKSTEP_CHECK(cut.clip_grad_norm(norm / 2) == mine, "the norm before");
         expect_near(tp::joined(model->head.weight.grad(), cut.find(model->head.weight)->cut, g),
-                    whole->head.weight.grad(), "clipped");
-        expect_near(model->norm.weight.grad(), whole->norm.weight.grad(), "clipped");
+                    entire->head.weight.grad(), "clipped");
+        expect_near(model->norm.weight.grad(), entire->norm.weight.grad(), "clipped");
         CHECK_ERROR(cut.clip_grad_norm(-1), "expected max_norm >= 0, got -1");
       });
     }

@@ -20,7 +20,7 @@ namespace tp = lockstep::tensor_parallel;
 namespace {
 
 constexpr int64_t training_vocab = 19, training_tokens = 8, training_batch = 2;
-constexpr int steps = 50, copies = 2;
+constexpr int steps = 50, replicas = 2;
 
 std::unique_ptr<nn::GPT> make() {
   manual_seed(5);
@@ -60,14 +60,14 @@ TEST_CASE("50 steps with dropout, clipping and copies: the losses of one process
     parallel::GradientSum sum(model->parameters());
     for (int step = 0; step < steps; ++step) {
       double total = 0;
-      for (int64_t micro = 0; micro < copies; ++micro) {
+      for (int64_t micro = 0; micro < replicas; ++micro) {
         const Variable loss = loss_of(*model, step, micro);
-        total += loss.item() / copies;
+        total += loss.item() / replicas;
         loss.backward();
         sum.add();
       }
       sum.finish();
-      for (const Variable& p : model->parameters()) mul_scalar_(p.grad(), 1.0 / copies);
+      for (const Variable& p : model->parameters()) mul_scalar_(p.grad(), 1.0 / replicas);
       optim::clip_grad_norm(model->parameters(), 1);
       adamw.step();
       adamw.zero_grad();
@@ -77,8 +77,8 @@ TEST_CASE("50 steps with dropout, clipping and copies: the losses of one process
   }
   for (const bool sequence : {false, true}) {
     for (const int n : {2, 4}) {
-      on_ranks(n * copies, [&](dist::ProcessGroup& world) {
-        const dist::Mesh mesh(world, {{"dp", copies}, {"tp", n}});
+      on_ranks(n * replicas, [&](dist::ProcessGroup& world) {
+        const dist::GroupMesh mesh(world, {{"dp", replicas}, {"tp", n}});
         const auto model = make();
         const auto cut = tp::apply(*model, mesh.group("tp"), {.sequence = sequence});
         optim::AdamW adamw(model->parameters(), {.lr = 1e-2, .weight_decay = 0.1});

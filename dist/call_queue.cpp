@@ -1,11 +1,11 @@
-// turns.cpp: runs the calls of a group in order. See turns.h.
-#include "dist/turns.h"
+// Runs the calls of a group in order. See call_queue.h.
+#include "dist/call_queue.h"
 
 #include <algorithm>
 
 namespace lockstep::dist {
 
-Turns::Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move)
+CallQueue::CallQueue(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move)
     : job_(job),
       group_(group),
       hash_(hash_text(group.id, hash_text(job.control->place().job + "\n"))),
@@ -17,7 +17,7 @@ Turns::Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic
   activity.group = group.name;
 }
 
-Work Turns::run(Call call, bool async) {
+Work CallQueue::run(Call call, bool async) {
   LOCKSTEP_CHECK(group_.world_ranks.size() == 1 || job_.maker.is_here(), "[", name_of(call.collective),
                  "] expected a call of the process that joined the job, got one of a child that it forked: connections "
                  "and shared memory are the parent's; use spawn()");
@@ -34,14 +34,14 @@ Work Turns::run(Call call, bool async) {
   return work;
 }
 
-void Turns::aside(const std::function<void()>& fn) {
+void CallQueue::aside(const std::function<void()>& fn) {
   const std::lock_guard lock(calls_);
   LOCKSTEP_CHECK(worker_.idle(), "[dist] expected no running call of group ", group_.name,
                  "; wait for its calls first");
   fn();
 }
 
-void Turns::note(const Call& call, int64_t begun, int64_t sent, int64_t received, std::string_view error) const {
+void CallQueue::note(const Call& call, int64_t begun, int64_t sent, int64_t received, std::string_view error) const {
   int64_t bytes = std::max<int64_t>(call.count, 0) * size_of(call.dtype);
   for (const PointToPoint& p : call.batch) bytes += p.tensor.numel() * size_of(p.tensor.dtype());
   const trace::Arg what = error.empty() ? trace::Arg("call", activity.collective) : trace::Arg("error", error);
@@ -55,7 +55,7 @@ void Turns::note(const Call& call, int64_t begun, int64_t sent, int64_t received
                 &row_);
 }
 
-void Turns::perform(Call& call, uint64_t number) {
+void CallQueue::perform(Call& call, uint64_t number) {
   {
     const std::lock_guard lock(failure_mutex_);
     if (failure_) std::rethrow_exception(failure_);
@@ -94,7 +94,7 @@ void Turns::perform(Call& call, uint64_t number) {
   job_.control->end();
 }
 
-bool Turns::tell_late(Activity late, int peer) {
+bool CallQueue::tell_late(Activity late, int peer) {
   const std::unique_lock lock(calls_, std::try_to_lock);
   if (!lock || !worker_.idle()) return false;
   job_.control->begin(late);
@@ -102,7 +102,7 @@ bool Turns::tell_late(Activity late, int peer) {
   return true;
 }
 
-bool Turns::tell_moved(Activity late) {
+bool CallQueue::tell_moved(Activity late) {
   const std::unique_lock lock(calls_, std::try_to_lock);
   if (!lock || !worker_.idle()) return false;
   late.completed = completed_ - late.is_collective;  // because end() adds one
@@ -111,11 +111,11 @@ bool Turns::tell_moved(Activity late) {
   return true;
 }
 
-void Turns::drain() {
+void CallQueue::drain() {
   if (!worker_.idle()) worker_.submit([] {}).wait();
 }
 
-std::vector<Message> Turns::begin_messages(const Call& call) {
+std::vector<Message> CallQueue::begin_messages(const Call& call) {
   std::vector<Message> batch;
   const auto add = [&](bool is_send, const Tensor& tensor, int peer, const std::string& tag) {
     Call one;

@@ -13,31 +13,32 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr size_t most_visitors = 256;  // unauthenticated connections
-constexpr int most_entries = 32;       // accepted in a row, before existing connections are served
-constexpr std::chrono::seconds patience{5}, log_pause{60};
+constexpr size_t max_visitors = 256;  // unauthenticated connections
+constexpr int max_entries = 32;       // accepted in a row, before existing connections are served
+constexpr std::chrono::seconds wait_policy{5}, log_pause{60};
 
 }  // namespace
 
-struct Door::Visitor {
+struct Listener::Visitor {
   Fd fd;
   Clock::time_point deadline;
   Nonce challenge;
   std::string heard;
 };
 
-std::shared_ptr<Door> Door::of(Control& control) {
+std::shared_ptr<Listener> Listener::of(Control& control) {
   static std::mutex mutex;
-  static auto* doors = new std::map<const Control*, std::weak_ptr<Door>>;
+  static auto* listeners = new std::map<const Control*, std::weak_ptr<Listener>>;
   const std::lock_guard lock(mutex);
-  std::erase_if(*doors, [](const auto& entry) { return entry.second.expired(); });
-  std::weak_ptr<Door>& known = (*doors)[&control];
-  std::shared_ptr<Door> door = known.lock();
-  if (!door) known = door = std::shared_ptr<Door>(new Door(control));
-  return door;
+  std::erase_if(*listeners, [](const auto& entry) { return entry.second.expired(); });
+  std::weak_ptr<Listener>& known = (*listeners)[&control];
+  std::shared_ptr<Listener> listener = known.lock();
+  if (!listener) known = listener = std::shared_ptr<Listener>(new Listener(control));
+  return listener;
 }
 
-Door::Door(Control& control) : host_(control.own_address()), token_(control.place().token), job_(control.place().job) {
+Listener::Listener(Control& control)
+    : host_(control.own_address()), token_(control.place().token), job_(control.place().job) {
   const SocketAddress address = resolve(host_, 0).front();
   LOCKSTEP_CHECK(address.is_loopback() || !token_.empty(), "[transport] expected a token to listen at ", host_,
                  ", which others can reach, got none; `lockstep run` makes one, or set LOCKSTEP_TOKEN to the same "
@@ -50,13 +51,13 @@ Door::Door(Control& control) : host_(control.own_address()), token_(control.plac
   thread_ = std::thread([this] { run(); });
 }
 
-Door::~Door() {
+Listener::~Listener() {
   const uint64_t one = 1;
   [[maybe_unused]] const ssize_t written = ::write(wake_.get(), &one, sizeof one);
   thread_.join();
 }
 
-std::vector<Fd> Door::claim(const std::string& purpose) {
+std::vector<Fd> Listener::claim(const std::string& purpose) {
   const std::lock_guard lock(mutex_);
   const auto found = admitted_.find(purpose);
   if (found == admitted_.end()) return {};
@@ -67,7 +68,7 @@ std::vector<Fd> Door::claim(const std::string& purpose) {
   return all;
 }
 
-void Door::run() {
+void Listener::run() {
   std::vector<Visitor> visitors;
   std::vector<pollfd> entries;
   for (;;) {
@@ -87,21 +88,21 @@ void Door::run() {
       bool keep = true;
       if (entries[i + 2].revents) keep = listen_to(visitors[i]);
       if (keep && visitors[i].deadline <= now) {
-        turn_away(visitors[i], "it did not prove the token within 5 s");
+        reject(visitors[i], "it did not prove the token within 5 s");
         keep = false;
       }
       if (!keep) visitors.erase(visitors.begin() + ptrdiff_t(i));
     }
-    for (int i = 0; entries[1].revents && i < most_entries && enter(visitors); ++i) {}
+    for (int i = 0; entries[1].revents && i < max_entries && enter(visitors); ++i) {}
   }
 }
 
-bool Door::enter(std::vector<Visitor>& visitors) {
+bool Listener::enter(std::vector<Visitor>& visitors) {
   Fd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   const bool exhausted = !fd && (errno == EMFILE || errno == ENFILE);
   if (!fd && !exhausted) return errno == EINTR || errno == ECONNABORTED;
-  if (visitors.size() >= (exhausted ? size_t(1) : most_visitors)) {
-    turn_away(visitors.front(), "too many unauthenticated connections");
+  if (visitors.size() >= (exhausted ? size_t(1) : max_visitors)) {
+    reject(visitors.front(), "too many unauthenticated connections");
     visitors.erase(visitors.begin());
   } else if (exhausted) {
     // This process has no descriptors left. The connection stays in the kernel's queue: retry a little later.
@@ -110,38 +111,39 @@ bool Door::enter(std::vector<Visitor>& visitors) {
   }
   if (exhausted) return true;
   prepare(fd.get());
-  Visitor visitor{.fd = std::move(fd), .deadline = Clock::now() + patience, .challenge = random_nonce(), .heard = {}};
+  Visitor visitor{
+      .fd = std::move(fd), .deadline = Clock::now() + wait_policy, .challenge = random_nonce(), .heard = {}};
   const std::string hello = handshake::hello(visitor.challenge);
   if (::send(visitor.fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) == ssize_t(hello.size()))
     visitors.push_back(std::move(visitor));
   return true;
 }
 
-bool Door::listen_to(Visitor& visitor) {
+bool Listener::listen_to(Visitor& visitor) {
   char bytes[1024];
   // Read no byte beyond the answer to the challenge: the bytes after it belong to the channel.
   const size_t wanted = handshake::wanted(visitor.heard);
   const ssize_t n = ::recv(visitor.fd.get(), bytes, std::min(sizeof bytes, wanted), 0);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return true;
   if (n <= 0) {
-    turn_away(visitor, "it closed the connection");
+    reject(visitor, "it closed the connection");
     return false;
   }
   visitor.heard.append(bytes, size_t(n));
   const size_t left = handshake::wanted(visitor.heard);
   if (left == handshake::too_long) {
-    turn_away(visitor, "it does not speak Lockstep's protocol");
+    reject(visitor, "it does not speak Lockstep's protocol");
     return false;
   }
   if (left > 0) return true;
   const handshake::Answer answer = handshake::parse(visitor.heard);
   if (!same_proof(answer.proof, prove(token_, "rank", visitor.challenge, answer.number, answer.purpose))) {
-    turn_away(visitor, "it does not know the token of this job");
+    reject(visitor, "it does not know the token of this job");
     return false;
   }
   const handshake::Purpose purpose = handshake::parse_purpose(answer.purpose);
   if (purpose.job != job_ || purpose.stripes == 0 || purpose.stripe >= purpose.stripes) {
-    turn_away(visitor, "it belongs to job \"" + purpose.job + "\", this is \"" + job_ + "\"");
+    reject(visitor, "it belongs to job \"" + purpose.job + "\", this is \"" + job_ + "\"");
     return false;
   }
   const std::string reply = handshake::reply(prove(token_, "store", visitor.challenge, answer.number, answer.purpose));
@@ -150,14 +152,14 @@ bool Door::listen_to(Visitor& visitor) {
   return false;
 }
 
-void Door::admit(Visitor& visitor, const std::string& purpose, size_t stripe, size_t stripes) {
+void Listener::admit(Visitor& visitor, const std::string& purpose, size_t stripe, size_t stripes) {
   const std::lock_guard lock(mutex_);
   std::vector<Fd>& all = admitted_[purpose];
   if (all.size() != stripes) all.resize(stripes);
   all[stripe] = std::move(visitor.fd);
 }
 
-void Door::turn_away(const Visitor& visitor, const std::string& why) {
+void Listener::reject(const Visitor& visitor, const std::string& why) {
   const auto now = Clock::now();
   if (logged_ != Clock::time_point() && now - logged_ < log_pause) return;
   logged_ = now;

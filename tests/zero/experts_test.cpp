@@ -37,7 +37,7 @@ struct Mixed : nn::Layer<Mixed> {
   }
 };
 
-struct SpreadPlan {
+struct ExpertPlan {
   // parallel: number of ranks that share the experts; rank has expert e if rank % parallel == e % parallel
   int ranks = 4, parallel = 1;
   ZeroOptions options = {};
@@ -68,7 +68,7 @@ std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(nn::Module& net, 
   return all;
 }
 
-Variable loss_of(Mixed& net, const SpreadPlan& plan, int step, int64_t micro) {
+Variable loss_of(Mixed& net, const ExpertPlan& plan, int step, int64_t micro) {
   net.only = plan.only;
   net.chosen = expert_of(micro, plan.options.stage >= 2);
   if (plan.only && step == 1 && net.chosen == 3) net.chosen = -1;
@@ -76,7 +76,7 @@ Variable loss_of(Mixed& net, const SpreadPlan& plan, int step, int64_t micro) {
 }
 
 /// Trains in one process that has all experts; also returns the norms.
-std::pair<Tensors, std::vector<double>> alone(const SpreadPlan& plan) {
+std::pair<Tensors, std::vector<double>> single(const ExpertPlan& plan) {
   manual_seed(1);
   Mixed net;
   net.to(plan.dtype);
@@ -101,7 +101,7 @@ std::pair<Tensors, std::vector<double>> alone(const SpreadPlan& plan) {
 }
 
 /// Merges the tensors of all ranks; checks that those on several ranks are equal.
-Trained train_spread(const SpreadPlan& plan, const std::vector<double>& norms = {}) {
+Trained train_experts(const ExpertPlan& plan, const std::vector<double>& norms = {}) {
   std::mutex mutex;
   Trained all;
   on_ranks(plan.ranks, [&](int rank) {
@@ -122,7 +122,7 @@ Trained train_spread(const SpreadPlan& plan, const std::vector<double>& norms = 
     std::vector<optim::Optimizer*> pointers;
     for (const auto& one : optimizers) pointers.push_back(one.get());
     ZeroOptions options = plan.options;
-    options.spread = {names, same.get()};
+    options.experts = {names, same.get()};
     options.ignore_unused_parameters = plan.only;
     Zero zero(net, pointers, options);
     if (!plan.start.empty()) {
@@ -165,10 +165,10 @@ std::vector<std::pair<int, int>> groups() { return {{2, 2}, {4, 2}, {4, 4}, {4, 
 
 }  // namespace
 
-TEST_CASE("zero: spread parameters: every stage, overlap or not, size of units: the bits of one process") {
+TEST_CASE("zero: parameters of experts: every stage, overlap or not, size of units: the bits of one process") {
   for (const int stage : {0, 1, 2, 3}) {
-    const auto [expected, norms] = alone({.options = {.stage = stage}});
-    const auto [clipped, norms64] = alone({.options = {.stage = stage}, .dtype = f64, .max_norm = 0.05});
+    const auto [expected, norms] = single({.options = {.stage = stage}});
+    const auto [clipped, norms64] = single({.options = {.stage = stage}, .dtype = f64, .max_norm = 0.05});
     for (const auto& [ranks, parallel] : groups()) {
       // the two experts of a rank would differ from those that ranks share
       if (stage < 2 ? ranks == 2 : false) continue;
@@ -179,63 +179,64 @@ TEST_CASE("zero: spread parameters: every stage, overlap or not, size of units: 
            {std::pair{true, int64_t(1)}, {false, int64_t(1) << 40}, {true, int64_t(3000)}}) {
         const ZeroOptions options{.stage = stage, .overlap_comm = overlap, .reduce_bucket_size = size};
         CHECK(differing(expected,
-                        train_spread({.ranks = ranks, .parallel = parallel, .options = options}, norms).parameters) ==
+                        train_experts({.ranks = ranks, .parallel = parallel, .options = options}, norms).parameters) ==
               "");
       }
       const ZeroOptions options{.stage = stage, .reduce_scatter = false};
       CHECK(distance(
                 clipped,
-                train_spread({.ranks = ranks, .parallel = parallel, .options = options, .dtype = f64, .max_norm = 0.05},
-                             norms64)
+                train_experts(
+                    {.ranks = ranks, .parallel = parallel, .options = options, .dtype = f64, .max_norm = 0.05}, norms64)
                     .parameters) < 1e-12);
     }
   }
 }
 
-TEST_CASE("zero: spread parameters: offload, rules that take whole matrices, those without gradients") {
-  const auto [lamb, norms] = alone({.options = {.stage = 2}, .lamb = true});
+TEST_CASE("zero: parameters of experts: offload, rules that take whole matrices, those without gradients") {
+  const auto [lamb, norms] = single({.options = {.stage = 2}, .lamb = true});
   for (const int stage : {2, 3})
-    CHECK(differing(lamb, train_spread({.parallel = 2, .options = {.stage = stage}, .lamb = true}, norms).parameters) ==
-          "");
-  const Tensors plain = alone({.options = {.stage = 3}}).first;
+    CHECK(differing(lamb,
+                    train_experts({.parallel = 2, .options = {.stage = stage}, .lamb = true}, norms).parameters) == "");
+  const Tensors plain = single({.options = {.stage = 3}}).first;
   const ZeroOptions in_files{.stage = 3,
                              .offload_optimizer = {.device = zero::Offload::nvme, .nvme_path = folder},
                              .offload_param = {.device = zero::Offload::nvme, .nvme_path = folder, .max_in_cpu = 0}};
-  CHECK(differing(plain, train_spread({.parallel = 2, .options = in_files}).parameters) == "");
+  CHECK(differing(plain, train_experts({.parallel = 2, .options = in_files}).parameters) == "");
   for (const int stage : {0, 1, 2}) {
-    const Tensors unused = alone({.options = {.stage = stage}, .only = true}).first;
+    const Tensors unused = single({.options = {.stage = stage}, .only = true}).first;
     for (const int parallel : {2, 4})
       CHECK_MESSAGE(
           differing(unused,
-                    train_spread({.parallel = parallel, .options = {.stage = stage}, .only = true}).parameters) == "",
+                    train_experts({.parallel = parallel, .options = {.stage = stage}, .only = true}).parameters) == "",
           "stage " << stage);
   }
 }
 
 TEST_CASE(
-    "zero: what spread parameters keep is saved by name, and goes on with any number of ranks that share them, in any "
+    "zero: what the parameters of experts keep is saved by name, and goes on with any number of ranks that share them, "
+    "in any "
     "stage") {
-  const SpreadPlan one{.options = {.stage = 2}, .steps = 4};
-  const Trained expected = train_spread(one);
+  const ExpertPlan one{.options = {.stage = 2}, .steps = 4};
+  const Trained expected = train_experts(one);
   CHECK(expected.state.size() == 3 * 12);
-  const SpreadPlan half{.options = {.stage = 2}, .steps = 2};
-  const Trained first = train_spread(half);
+  const ExpertPlan half{.options = {.stage = 2}, .steps = 2};
+  const Trained first = train_experts(half);
   for (const auto& [stage, parallel] : {std::pair{2, 2}, {3, 4}, {2, 4}}) {
     CAPTURE(stage);
     CAPTURE(parallel);
-    SpreadPlan plan{.parallel = parallel, .options = {.stage = stage}, .steps = 2};
-    const Trained half_way = train_spread(plan);
+    ExpertPlan plan{.parallel = parallel, .options = {.stage = stage}, .steps = 2};
+    const Trained half_way = train_experts(plan);
     CHECK(differing(first.state, half_way.state) == "");
     CHECK(first.numbers == half_way.numbers);
     plan.start = first.state;
     plan.numbers = first.numbers;
     plan.first = 2;
     plan.steps = 4;
-    CHECK(differing(expected.state, train_spread(plan).state) == "");
+    CHECK(differing(expected.state, train_experts(plan).state) == "");
   }
 }
 
-TEST_CASE("zero: spread parameters: who changes them, what is not finite, what cannot be") {
+TEST_CASE("zero: parameters of experts: who changes them, what is not finite, what cannot be") {
   on_ranks(4, [](int rank) {
     const auto same = dist::world().split(rank % 2, rank, "same");
     manual_seed(1);
@@ -244,22 +245,22 @@ TEST_CASE("zero: spread parameters: who changes them, what is not finite, what c
     std::set<std::string> names;
     for (auto& [e, part] : net.parts) names.insert({str("experts.", e, ".weight"), str("experts.", e, ".bias")});
     const auto optimizer = adamw(net.parameters());
-    const auto refusal = [&](const zero::Spread& spread) {
-      return message([&] { Zero(net, *optimizer, {.spread = spread}); });
+    const auto refusal = [&](const zero::ExpertParameters& expert_parameters) {
+      return message([&] { Zero(net, *optimizer, {.experts = expert_parameters}); });
     };
     CHECK(contains(
         refusal({names, nullptr}),
-        "expected spread.group to be a subgroup of world (4 ranks) whose ranks have the same parameters, got none"));
+        "expected experts.group to be a subgroup of world (4 ranks) whose ranks have the same parameters, got none"));
     CHECK(contains(refusal({{"experts.9.bias"}, same.get()}), "got 1 names, of which the module has 0"));
     CHECK(contains(refusal({}), "rank 1 has 'parameter experts.1.weight"));
-    Zero zero(net, *optimizer, {.stage = 3, .nonfinite = zero::NonFinite::skip, .spread = {names, same.get()}});
+    Zero zero(net, *optimizer, {.stage = 3, .nonfinite = zero::NonFinite::skip, .experts = {names, same.get()}});
     const int mine = rank % 2;
     {
-      const auto whole = zero.gathered(0);
+      const auto full = zero.gathered(0);
       if (rank < 2) net.parts[mine]->weight.tensor().fill_(rank + 5);
     }
     {
-      const auto whole = zero.gathered();
+      const auto full = zero.gathered();
       CHECK(net.parts[mine]->weight.tensor().view({4800}).narrow(0, 4799, 1).item() == mine + 5);
     }
     net.chosen = rank;
@@ -279,8 +280,8 @@ TEST_CASE("zero: spread parameters: who changes them, what is not finite, what c
             net.parts = {{rank, net.parts[rank]}};
             const auto optimizer = adamw(net.parameters());
             const std::string name = str("experts.", rank, ".bias");
-            Zero zero(net, *optimizer, {.stage = 1, .spread = {{name, str("experts.", rank, ".weight")}, same.get()}});
-            const auto whole = zero.gathered(1);
+            Zero zero(net, *optimizer, {.stage = 1, .experts = {{name, str("experts.", rank, ".weight")}, same.get()}});
+            const auto full = zero.gathered(1);
           }),
       "expected modifier rank 0 for experts.");
 }

@@ -1,5 +1,5 @@
-// Slices and joins tensors. See slices.h.
-#include "parallel/tensor_parallel/slices.h"
+// Cuts tensors into shards and joins shards. See shards.h.
+#include "parallel/tensor_parallel/shards.h"
 
 #include <numeric>
 
@@ -9,15 +9,15 @@
 namespace lockstep::tensor_parallel {
 namespace {
 
-std::vector<int64_t> blocks_of(const Cut& cut) {
-  const int64_t size = cut.whole[normalize_dim("tensor_parallel", cut.dim, cut.whole.rank())];
+std::vector<int64_t> blocks_of(const ShardLayout& cut) {
+  const int64_t size = cut.full[normalize_dim("tensor_parallel", cut.dim, cut.full.rank())];
   if (cut.blocks.empty()) return {size};
   const int64_t sum = std::accumulate(cut.blocks.begin(), cut.blocks.end(), int64_t(0));
   LOCKSTEP_CHECK(sum == size, "[tensor_parallel] expected blocks that add up to ", size, ", got ", sum);
   return cut.blocks;
 }
 
-int64_t size_of_slice(const Cut& cut, int world, int rank) {
+int64_t size_of_shard(const ShardLayout& cut, int world, int rank) {
   int64_t size = 0;
   for (const dist::Range& r : ranges(cut, world, rank)) size += r.size();
   return size;
@@ -25,7 +25,7 @@ int64_t size_of_slice(const Cut& cut, int world, int rank) {
 
 }  // namespace
 
-std::vector<dist::Range> ranges(const Cut& cut, int world, int rank) {
+std::vector<dist::Range> ranges(const ShardLayout& cut, int world, int rank) {
   std::vector<dist::Range> all;
   int64_t start = 0;
   for (const int64_t size : blocks_of(cut)) {
@@ -36,28 +36,28 @@ std::vector<dist::Range> ranges(const Cut& cut, int world, int rank) {
   return all;
 }
 
-Shape slice_shape(const Cut& cut, int world, int rank) {
-  Shape shape = cut.whole;
-  shape[normalize_dim("tensor_parallel", cut.dim, shape.rank())] = size_of_slice(cut, world, rank);
+Shape shard_shape(const ShardLayout& cut, int world, int rank) {
+  Shape shape = cut.full;
+  shape[normalize_dim("tensor_parallel", cut.dim, shape.rank())] = size_of_shard(cut, world, rank);
   return shape;
 }
 
-Tensor slice_of(const Tensor& whole, const Cut& cut, int world, int rank) {
-  LOCKSTEP_CHECK(whole.shape() == cut.whole, "[tensor_parallel] expected a whole tensor of shape ", cut.whole, ", got ",
-                 whole.shape());
+Tensor shard_of(const Tensor& full, const ShardLayout& cut, int world, int rank) {
+  LOCKSTEP_CHECK(full.shape() == cut.full, "[tensor_parallel] expected a whole tensor of shape ", cut.full, ", got ",
+                 full.shape());
   std::vector<Tensor> parts;
-  for (const dist::Range& r : ranges(cut, world, rank)) parts.push_back(whole.narrow(cut.dim, r.begin, r.size()));
+  for (const dist::Range& r : ranges(cut, world, rank)) parts.push_back(full.narrow(cut.dim, r.begin, r.size()));
   return parts.size() == 1 ? parts[0].clone() : cat(parts, cut.dim);
 }
 
-Tensor joined(const Tensor& slice, const Cut& cut, dist::ProcessGroup& group) {
-  const int n = group.size(), d = normalize_dim("tensor_parallel", cut.dim, cut.whole.rank());
-  const Shape own = slice_shape(cut, n, group.rank());
-  LOCKSTEP_CHECK(slice.shape() == own, "[tensor_parallel] expected a shard of shape ", own, " of ", cut.whole, ", got ",
+Tensor joined(const Tensor& slice, const ShardLayout& cut, dist::ProcessGroup& group) {
+  const int n = group.size(), d = normalize_dim("tensor_parallel", cut.dim, cut.full.rank());
+  const Shape own = shard_shape(cut, n, group.rank());
+  LOCKSTEP_CHECK(slice.shape() == own, "[tensor_parallel] expected a shard of shape ", own, " of ", cut.full, ", got ",
                  slice.shape());
   if (n == 1) return slice.clone();
   // All ranks must send the same amount. Rank 0 has the largest slice. Smaller slices are padded to that size.
-  Shape each = slice_shape(cut, n, 0), all = each;
+  Shape each = shard_shape(cut, n, 0), all = each;
   Tensor mine = slice.contiguous();
   if (!(mine.shape() == each)) {
     mine = zeros(each, {slice.dtype(), slice.device()});
@@ -65,16 +65,16 @@ Tensor joined(const Tensor& slice, const Cut& cut, dist::ProcessGroup& group) {
   }
   all.insert(0, n);
   const Tensor parts = empty(all, {slice.dtype(), slice.device()}),
-               whole = empty(cut.whole, {slice.dtype(), slice.device()});
+               full = empty(cut.full, {slice.dtype(), slice.device()});
   group.all_gather(parts, mine, {.tag = "slices"});
   for (int rank = 0; rank < n; ++rank) {
     int64_t at = 0;
     for (const dist::Range& r : ranges(cut, n, rank)) {
-      whole.narrow(d, r.begin, r.size()).copy_(parts.select(0, rank).narrow(d, at, r.size()));
+      full.narrow(d, r.begin, r.size()).copy_(parts.select(0, rank).narrow(d, at, r.size()));
       at += r.size();
     }
   }
-  return whole;
+  return full;
 }
 
 }  // namespace lockstep::tensor_parallel

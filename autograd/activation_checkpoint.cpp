@@ -1,6 +1,6 @@
 // Activation checkpointing: the forward keeps only the inputs. Backward runs the function again, with the same random
 // numbers and state, and differentiates it on a separate tape.
-#include "autograd/checkpoint.h"
+#include "autograd/activation_checkpoint.h"
 
 #include <list>
 #include <unordered_set>
@@ -26,7 +26,7 @@ void check_own_tape(const std::vector<Variable>& outputs, uint64_t first_number)
   std::vector<Node*> stack;
   for (const Variable& output : outputs)
     if (output.requires_grad()) stack.push_back(output.impl()->node.get());
-  std::unordered_set<Node*> seen(stack.begin(), stack.end());
+  std::unordered_set<Node*> visited(stack.begin(), stack.end());
   while (!stack.empty()) {
     Node* node = stack.back();
     stack.pop_back();
@@ -34,7 +34,7 @@ void check_own_tape(const std::vector<Variable>& outputs, uint64_t first_number)
                    "[checkpoint] the second run of fn also read an output of '", node->name(),
                    "', which the first did not read; fn must do the same in both runs");
     for (const Edge& edge : node->inputs()) {
-      if (edge.node && seen.insert(edge.node.get()).second) stack.push_back(edge.node.get());
+      if (edge.node && visited.insert(edge.node.get()).second) stack.push_back(edge.node.get());
     }
   }
 }

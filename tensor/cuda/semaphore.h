@@ -22,31 +22,31 @@ __device__ inline unsigned take_ticket(unsigned* counter) {
   return ticket[0];
 }
 
-// With plain or volatile accesses, *turn could become visible to others before data that were written earlier. In PTX's
-// memory model, a thread whose acquire load reads the value of a release store also sees everything that was written
-// before the store, including other lanes' writes before a __syncwarp().
+// With plain or volatile accesses, *semaphore could become visible to others before data that were written earlier. In
+// PTX's memory model, a thread whose acquire load reads the value of a release store also sees everything that was
+// written before the store, including other lanes' writes before a __syncwarp().
 
-/// Called by a warp: waits until *turn is `number`.
-__device__ inline void wait_for_turn(const unsigned* turn, unsigned number) {
-  for (unsigned seen = number;;) {
+/// Called by a warp: waits until *semaphore is `number`.
+__device__ inline void wait_for_semaphore(const unsigned* semaphore, unsigned number) {
+  for (unsigned observed = number;;) {
 #if defined(__CUDA_ARCH__)
-    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(observed) : "l"(semaphore) : "memory");
 #elif !defined(__CUDACC__)
-    seen = simt::load_acquire(turn);
+    observed = simt::load_acquire(semaphore);
 #endif
-    if (seen == number) return;
+    if (observed == number) return;
     __nanosleep(32);
   }
 }
 
-/// Called by a warp: sets *turn to `number`, after the earlier writes of all its lanes.
-__device__ inline void pass_turn(unsigned* turn, unsigned number) {
+/// Called by a warp: sets *semaphore to `number`, after the earlier writes of all its lanes.
+__device__ inline void release_semaphore(unsigned* semaphore, unsigned number) {
   __syncwarp();
   if (threadIdx.x % warp != 0) return;
 #if defined(__CUDA_ARCH__)
-  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turn), "r"(number) : "memory");
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(semaphore), "r"(number) : "memory");
 #elif !defined(__CUDACC__)
-  simt::store_release(turn, number);
+  simt::store_release(semaphore, number);
 #endif
 }
 
@@ -55,10 +55,10 @@ __device__ inline void pass_turn(unsigned* turn, unsigned number) {
 /// it returns true with the total in `sum`. Otherwise it writes the total to `sums` for the next warp, and returns
 /// false.
 template <int stride, int count>
-__device__ inline bool add_in_turn(unsigned* turn, float4* sums, int64_t before, int64_t after,
-                                   float (&sum)[count][4]) {
+__device__ inline bool add_in_order(unsigned* semaphore, float4* sums, int64_t before, int64_t after,
+                                    float (&sum)[count][4]) {
   if (before > 0) {
-    wait_for_turn(turn, unsigned(before));
+    wait_for_semaphore(semaphore, unsigned(before));
 #pragma unroll
     for (int n = 0; n < count; ++n) {
       const float4 x = __ldcg(sums + n * stride);
@@ -68,7 +68,7 @@ __device__ inline bool add_in_turn(unsigned* turn, float4* sums, int64_t before,
   if (after <= 0) return true;
 #pragma unroll
   for (int n = 0; n < count; ++n) __stcg(sums + n * stride, make_float4(sum[n][0], sum[n][1], sum[n][2], sum[n][3]));
-  pass_turn(turn, unsigned(before + 1));
+  release_semaphore(semaphore, unsigned(before + 1));
   return false;
 }
 

@@ -13,20 +13,20 @@
 namespace lockstep::tensor_parallel {
 
 /// Describes how one tensor is sliced over the ranks.
-struct Cut {
-  Shape whole;                       ///< shape of the whole tensor
+struct ShardLayout {
+  Shape full;                        ///< shape of the whole tensor
   int64_t dim = 0;                   ///< the dim that is cut
   std::vector<int64_t> blocks = {};  ///< sizes that add up to whole[dim]; empty: one block
-  friend bool operator==(const Cut&, const Cut&) = default;
+  friend bool operator==(const ShardLayout&, const ShardLayout&) = default;
 };
 
 /// The ranges of `dim` in the whole tensor that make up a rank's slice, in order: one range of each of Cut::blocks.
-std::vector<dist::Range> ranges(const Cut& cut, int world, int rank);
+std::vector<dist::Range> ranges(const ShardLayout& cut, int world, int rank);
 /// Shape of a rank's slice.
-Shape slice_shape(const Cut& cut, int world, int rank);
-/// A copy of a rank's slice. Error unless `whole` has the shape cut.whole.
-Tensor slice_of(const Tensor& whole, const Cut& cut, int world, int rank);
+Shape shard_shape(const ShardLayout& cut, int world, int rank);
+/// A copy of a rank's slice. Error unless `full` has the shape cut.whole.
+Tensor shard_of(const Tensor& full, const ShardLayout& cut, int world, int rank);
 /// Joins the ranks' slices to the whole tensor, on all ranks. Collective.
-Tensor joined(const Tensor& slice, const Cut& cut, dist::ProcessGroup& group);
+Tensor joined(const Tensor& slice, const ShardLayout& cut, dist::ProcessGroup& group);
 
 }  // namespace lockstep::tensor_parallel

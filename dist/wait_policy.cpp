@@ -1,5 +1,5 @@
-// patience.cpp: waiting in a collective. See patience.h.
-#include "dist/patience.h"
+// Waiting in a collective. See wait_policy.h.
+#include "dist/wait_policy.h"
 
 #include <thread>
 
@@ -9,17 +9,17 @@ std::string what(const Execution& call) {
   return call.describe ? *call.describe : std::string(name_of(Collective(call.header.kind)));
 }
 
-void Patience::wait(int rounds) {
+void WaitPolicy::wait(int rounds) {
   if (e_.control && e_.control->failed()) e_.control->raise();
   if (e_.transport) e_.transport->idle(rounds);
   if (rounds % 8 != 0) return;  // reading the clock may take longer than the peer needs
   const auto now = Clock::now();
   if (rounds == 0) {
     if (started_ == Clock::time_point()) started_ = now;
-    told_ = now;
+    reported_ = now;
   }
-  if (e_.control && now - told_ >= e_.control->renewal()) {
-    told_ = now;
+  if (e_.control && now - reported_ >= e_.control->renewal()) {
+    reported_ = now;
     tell();
   }
   if (now - started_ >= e_.timeout) {
@@ -32,7 +32,7 @@ void Patience::wait(int rounds) {
   }
 }
 
-Patience::Whom Patience::whom() const {
+WaitPolicy::Whom WaitPolicy::whom() const {
   for (const bool silent : {true, false})
     for (const PeerLink& link : links_) {  // first the ranks that have sent nothing yet
       if (!link.in.finished && (!silent || link.in.header_done == 0))
@@ -45,7 +45,7 @@ Patience::Whom Patience::whom() const {
   return {-1, false, "this rank waits for no other rank"};
 }
 
-void Patience::tell() const {
+void WaitPolicy::tell() const {
   const Whom w = whom();
   if (w.rank >= 0) e_.control->waits(w.rank, 0, w.is_send);
 }
@@ -54,12 +54,12 @@ void await_cause(Control& control, int rank) {
   using Clock = std::chrono::steady_clock;
   const Seconds heartbeat = control.place().heartbeat;
   const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(4 * heartbeat + Seconds(1));
-  auto told = Clock::time_point();
+  auto reported = Clock::time_point();
   while (!control.failed() && Clock::now() < until) {
     // Report that this rank waits for `rank`. If `rank` has left the job, the store then reports that as the failure.
-    if (Clock::now() - told >= Seconds(0.05)) {
+    if (Clock::now() - reported >= Seconds(0.05)) {
       control.waits(rank, 0, false);
-      told = Clock::now();
+      reported = Clock::now();
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

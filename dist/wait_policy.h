@@ -14,10 +14,10 @@ namespace lockstep::dist {
 std::string what(const Execution& call);
 
 /// The waiting loop of one call.
-class Patience {
+class WaitPolicy {
  public:
   /// `call` and `links` must outlive this object.
-  Patience(const Execution& call, const std::vector<PeerLink>& links) : e_(call), links_(links) {}
+  WaitPolicy(const Execution& call, const std::vector<PeerLink>& links) : e_(call), links_(links) {}
 
   /// Calls visit(open) until it leaves `open` false: visit() must set `open` to true as long as something is left to
   /// do, and return the number of bytes that it moved. Throws DistError when another rank fails, or at the timeout.
@@ -46,7 +46,7 @@ class Patience {
 
   const Execution& e_;
   const std::vector<PeerLink>& links_;
-  Clock::time_point started_{}, told_{};
+  Clock::time_point started_{}, reported_{};
 };
 
 }  // namespace lockstep::dist

@@ -23,10 +23,10 @@ struct Member {
 };
 
 /// Records which ranks have joined or left and what each one does, and detects failures.
-class Roster {
+class RankTable {
  public:
   /// `heartbeat`: interval in seconds, which all limits are derived from.
-  Roster(int world_size, double heartbeat) : heartbeat_(heartbeat), seats_(size_t(world_size)) {}
+  RankTable(int world_size, double heartbeat) : heartbeat_(heartbeat), seats_(size_t(world_size)) {}
 
   /// The reason why `member` cannot join, or nothing. The settings of `member` must agree with those of `host`, rank 0.
   std::optional<std::string> objection(const Member& host, const Member& member) const;

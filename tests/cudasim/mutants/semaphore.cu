@@ -1,4 +1,4 @@
-// Planted bugs in waiting for concurrent work: for earlier blocks, by turns, and for asynchronous copies.
+// Planted bugs in waiting for concurrent work: for earlier blocks by semaphores, and for asynchronous copies.
 #include "tests/cudasim/mutants/launch.h"
 
 namespace mutants {
@@ -7,7 +7,7 @@ namespace {
 // --- blocks that wait for each other ---
 
 // Each block doubles the values of the block before it, with the lanes reversed, and adds its own.
-__global__ void add_in_turns(const float* x, float* sums, unsigned* counters, Bug bug) {
+__global__ void add_in_orders(const float* x, float* sums, unsigned* counters, Bug bug) {
   LOCKSTEP_SHARED(unsigned, ticket, [1]);
   const unsigned t = threadIdx.x;
   if (t == 0) ticket[0] = bug("place") ? blockIdx.x : atomicAdd(counters, 1u);
@@ -28,11 +28,11 @@ __global__ void add_in_turns(const float* x, float* sums, unsigned* counters, Bu
   if (bug("release")) __atomic_store_n(counters + 1, n + 1, __ATOMIC_RELAXED);
   else simt::store_release(counters + 1, n + 1);
 }
-bool turns(Bug bug) {
+bool semaphores(Bug bug) {
   return in_all_orders([&] {
     const Array x(counting(96)), sums(96), counters(2);
     cudaMemset(counters, 0, 2 * sizeof(unsigned));
-    return start(3, 32, add_in_turns, x, sums, counters.as<unsigned>(), bug) &&
+    return start(3, 32, add_in_orders, x, sums, counters.as<unsigned>(), bug) &&
            sums.get()[64] == 65 + 2 * (64 + 2 * 1) && sums.get()[95] == 96 + 2 * (33 + 2 * 32);
   });
 }
@@ -83,12 +83,12 @@ bool groups(Bug bug) {
 }
 
 const Cases cases{
-    {"turn that is not waited for", turns, "wait", tsan},
-    {"turn waited for without acquiring", turns, "acquire", tsan},
-    {"turn passed on before other lanes wrote", turns, "lanes", tsan},
-    {"turn passed on without releasing", turns, "release", tsan},
-    {"turn by the block's place in the grid", turns, "place"},
-    {"turn that is not passed on", turns, "pass"},
+    {"turn that is not waited for", semaphores, "wait", tsan},
+    {"turn waited for without acquiring", semaphores, "acquire", tsan},
+    {"turn passed on before other lanes wrote", semaphores, "lanes", tsan},
+    {"turn passed on without releasing", semaphores, "release", tsan},
+    {"turn by the block's place in the grid", semaphores, "place"},
+    {"turn that is not passed on", semaphores, "pass"},
     {"no wait for a copy", stages, "wait"},
     {"no barrier behind the wait for a copy", stages, "barrier"},
     {"copy into the tile that is read", stages, "one"},

@@ -21,13 +21,13 @@ inline bool is_message(Collective c) {
 }
 
 /// The queue of calls of one group.
-class Turns {
+class CallQueue {
  public:
   /// The function that does the work of a call, and throws on failure. The integer is the call's number among the
   /// group's collectives. For messages it is 0, and the function must call begin_messages().
   using Move = std::function<void(Call&, uint64_t)>;
   /// `group` must outlive this object.
-  Turns(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move);
+  CallQueue(Job& job, const Membership& group, std::shared_ptr<Traffic> traffic, Move move);
 
   /// Runs a call: at once or, if `async`, on the group's thread. Once a call has failed, every further call throws that
   /// failure.

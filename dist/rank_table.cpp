@@ -1,5 +1,5 @@
-// roster.cpp: the store's table of ranks and the failures that it detects. See roster.h.
-#include "dist/roster.h"
+// The store's table of ranks and the failures that it detects. See rank_table.h.
+#include "dist/rank_table.h"
 
 #include <algorithm>
 #include <sstream>
@@ -39,7 +39,7 @@ bool same_wait(const Activity& a, const Activity& b) {
 
 }  // namespace
 
-std::optional<std::string> Roster::objection(const Member& host, const Member& member) const {
+std::optional<std::string> RankTable::objection(const Member& host, const Member& member) const {
   const std::string them = str("rank ", member.rank, " (pid ", member.pid, " on ", member.host, ")");
   const std::string us = str("rank 0 (pid ", host.pid, " on ", host.host, ")");
   if (member.job != host.job)
@@ -61,7 +61,7 @@ std::optional<std::string> Roster::objection(const Member& host, const Member& m
   return std::nullopt;
 }
 
-void Roster::sit(const Member& member, double now) {
+void RankTable::sit(const Member& member, double now) {
   Seat& seat = seats_[size_t(member.rank)];
   seat = Seat{};
   seat.state = State::seated;
@@ -69,11 +69,11 @@ void Roster::sit(const Member& member, double now) {
   seat.heard = now;
 }
 
-void Roster::begin(double now) {
+void RankTable::begin(double now) {
   for (Seat& seat : seats_) seat.heard = now;
 }
 
-void Roster::doing(int rank, const Activity& activity, bool renewed, double now) {
+void RankTable::doing(int rank, const Activity& activity, bool renewed, double now) {
   Seat& seat = seats_[size_t(rank)];
   if (!same_wait(seat.activity, activity)) seat.waits_since = now;
   if (renewed) seat.renewed = now;
@@ -81,7 +81,7 @@ void Roster::doing(int rank, const Activity& activity, bool renewed, double now)
   if (!activity.group.empty()) seat.completed[activity.group] = activity.completed;
 }
 
-void Roster::left(int rank, const std::map<std::string, uint64_t>& completed, double now) {
+void RankTable::left(int rank, const std::map<std::string, uint64_t>& completed, double now) {
   Seat& seat = seats_[size_t(rank)];
   seat.state = State::left;
   seat.left_at = now;
@@ -89,37 +89,37 @@ void Roster::left(int rank, const std::map<std::string, uint64_t>& completed, do
   for (const auto& [group, count] : completed) seat.completed[group] = count;
 }
 
-std::vector<int> Roster::missing() const {
+std::vector<int> RankTable::missing() const {
   std::vector<int> out;
   for (int rank = 0; rank < size(); ++rank)
     if (seats_[size_t(rank)].state == State::empty) out.push_back(rank);
   return out;
 }
 
-std::vector<int> Roster::everybody() const {
+std::vector<int> RankTable::everybody() const {
   std::vector<int> out(seats_.size());
   for (int rank = 0; rank < size(); ++rank) out[size_t(rank)] = rank;
   return out;
 }
 
-bool Roster::all_left() const {
+bool RankTable::all_left() const {
   return std::all_of(seats_.begin(), seats_.end(), [](const Seat& seat) { return seat.state == State::left; });
 }
 
-std::string Roster::who(int rank) const {
+std::string RankTable::who(int rank) const {
   const Member& member = seats_[size_t(rank)].member;
   return str("rank ", rank, " (pid ", member.pid, " on ", member.host, ")");
 }
 
 // Describes a call: "seq 9 of group tp (all_reduce f32 x 8, tag w1)". Leaves out the group if it is the world. For
 // point-to-point messages, returns only the text that the rank reported.
-std::string Roster::place_of(const Activity& a) const {
+std::string RankTable::place_of(const Activity& a) const {
   if (a.messages > 0) return a.collective;
   return str("seq ", a.completed + 1, a.group.empty() || a.group == "world" ? "" : " of group " + a.group,
              a.collective.empty() ? "" : " (" + a.collective + ")");
 }
 
-DistError Roster::died(int rank) const {
+DistError RankTable::died(int rank) const {
   const Activity& a = seats_[size_t(rank)].activity;
   const std::string where = a.waiting         ? ", in " + place_of(a)
                             : a.group.empty() ? ", before its first collective"
@@ -127,7 +127,7 @@ DistError Roster::died(int rank) const {
   return {Fault::rank_failed, rank, str(who(rank), " died; it was last seen in step ", a.step, where)};
 }
 
-DistError Roster::gone(int who, const std::vector<int>& ranks) const {
+DistError RankTable::gone(int who, const std::vector<int>& ranks) const {
   const Activity& a = seats_[size_t(who)].activity;
   std::string after;
   for (const int rank : ranks) {
@@ -143,28 +143,28 @@ DistError Roster::gone(int who, const std::vector<int>& ranks) const {
               ranks.size() == 1 ? " has left " : " have left ", after)};
 }
 
-DistError Roster::gone(int who, int rank) const {
+DistError RankTable::gone(int who, int rank) const {
   std::vector<int> ranks = left_behind(who);
   if (std::find(ranks.begin(), ranks.end(), rank) == ranks.end())
     ranks.insert(std::upper_bound(ranks.begin(), ranks.end(), rank), rank);
   return gone(who, ranks);
 }
 
-DistError Roster::gone_from(const std::string& what, int who, const std::vector<int>& ranks) const {
+DistError RankTable::gone_from(const std::string& what, int who, const std::vector<int>& ranks) const {
   return {Fault::rank_left, ranks.front(),
           str("rank ", who, " waits at ", what, "; ", named(ranks), ranks.size() == 1 ? " has left" : " have left",
               " the group in step ", seats_[size_t(ranks.front())].activity.step, "; all its ranks must call it")};
 }
 
 // True if the rank in this seat waits for another rank, and reported this at most two heartbeat intervals ago.
-bool Roster::waits(const Seat& seat, double now) const {
+bool RankTable::waits(const Seat& seat, double now) const {
   return seat.state == State::seated && seat.activity.waiting && seat.activity.waits_for >= 0 &&
          now - seat.renewed <= 2 * heartbeat_;
 }
 
 // Returns the ranks that have left the job although `rank` needs them: they did not complete the collective that `rank`
 // is in, or did not send or receive the message that `rank` waits for.
-std::vector<int> Roster::left_behind(int rank) const {
+std::vector<int> RankTable::left_behind(int rank) const {
   const Activity& a = seats_[size_t(rank)].activity;
   std::vector<int> out;
   for (int other = 0; other < size(); ++other) {
@@ -179,7 +179,7 @@ std::vector<int> Roster::left_behind(int rank) const {
 
 // True if `waiter` really waits for `peer`: by its last report, `peer` has neither completed the collective nor started
 // the message that `waiter` waits for.
-bool Roster::is_real(int waiter, const Seat& peer) const {
+bool RankTable::is_real(int waiter, const Seat& peer) const {
   const Activity& a = seats_[size_t(waiter)].activity;
   if (a.messages == 0) {
     const auto found = peer.completed.find(a.group);
@@ -189,7 +189,7 @@ bool Roster::is_real(int waiter, const Seat& peer) const {
   return count_for(counts, waiter) < a.messages;
 }
 
-std::optional<DistError> Roster::silent(double now) const {
+std::optional<DistError> RankTable::silent(double now) const {
   for (int rank = 0; rank < size(); ++rank) {
     const Seat& seat = seats_[size_t(rank)];
     if (seat.state != State::seated || now - seat.heard <= 3 * heartbeat_) continue;
@@ -207,7 +207,7 @@ std::optional<DistError> Roster::silent(double now) const {
 // Finds deadlocks: follows the waits from every rank, and looks for a cycle in which nothing has moved for three
 // heartbeat intervals. A cycle is a deadlock if all its ranks wait for messages, or are in different calls of one
 // group, such as a broadcast from rank 0 and one from rank 1. In the same call, ranks just wait for the slowest one.
-std::optional<DistError> Roster::circle(double now) const {
+std::optional<DistError> RankTable::circle(double now) const {
   const auto next = [&](int rank) {
     const Seat& seat = seats_[size_t(rank)];
     const bool stands =
@@ -239,7 +239,7 @@ std::optional<DistError> Roster::circle(double now) const {
   return std::nullopt;
 }
 
-std::optional<DistError> Roster::judge(double now) const {
+std::optional<DistError> RankTable::judge(double now) const {
   if (auto found = silent(now)) return found;
   for (int rank = 0; rank < size(); ++rank) {
     const Seat& seat = seats_[size_t(rank)];
@@ -248,17 +248,17 @@ std::optional<DistError> Roster::judge(double now) const {
     // Data of a rank that has left may still be on the way: wait one heartbeat interval. But a rank that never started
     // this call has sent no data: wait only 0.1 s, in case more ranks are about to leave.
     const bool settled = std::any_of(ranks.begin(), ranks.end(), [&](int other) {
-      const bool never_came = seat.activity.messages == 0 && is_real(rank, seats_[size_t(other)]);
+      const bool never_arrived = seat.activity.messages == 0 && is_real(rank, seats_[size_t(other)]);
       const double since =
-          never_came ? seats_[size_t(other)].left_at : std::max(seats_[size_t(other)].left_at, seat.waits_since);
-      return now - since >= (never_came ? std::min(heartbeat_, 0.1) : heartbeat_);
+          never_arrived ? seats_[size_t(other)].left_at : std::max(seats_[size_t(other)].left_at, seat.waits_since);
+      return now - since >= (never_arrived ? std::min(heartbeat_, 0.1) : heartbeat_);
     });
     if (settled) return gone(rank, ranks);
   }
   return circle(now);
 }
 
-std::string Roster::explain(const std::vector<int>& ranks) const {
+std::string RankTable::explain(const std::vector<int>& ranks) const {
   std::string text;
   for (const int rank : ranks) {
     if (rank < 0 || rank >= size()) continue;
