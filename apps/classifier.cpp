@@ -68,7 +68,7 @@ void train_classifier(train::Job& job, const ClassifierOptions& o, const std::st
 }
 
 void eval(const std::string& name, const ClassifierOptions& o, const MakeModel& make_model) {
-  train::check_single("eval");
+  train::check_single_process("eval");
   train::apply_common_options(o);
   const data::TensorDataset test = load_split(o, false);
   const auto model = make_model(test.inputs().size(1), test.inputs().size(2));

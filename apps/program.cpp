@@ -94,14 +94,14 @@ void run_command(const std::string& who, const std::vector<std::string>& command
                  "; end other processes, or raise the limit (ulimit -u)");
   const dist::Fd ended(int(syscall(SYS_pidfd_open, child, 0)));
   const double start = dist::monotonic_seconds();
-  bool reported = false, late = false;
+  bool is_signaled = false, late = false;
   int status = 0;
   while (waitpid(child, &status, WNOHANG) != child) {
     const double seconds = dist::monotonic_seconds() - start;
     if (seconds > timeout) late = true;
-    if ((late || Interrupt::requested()) && !reported)
-      kill(child, SIGTERM), reported = true;  // the launcher ends its ranks
-    if (reported && seconds > timeout + 40) kill(child, SIGKILL);
+    if ((late || Interrupt::requested()) && !is_signaled)
+      kill(child, SIGTERM), is_signaled = true;  // the launcher ends its ranks
+    if (is_signaled && seconds > timeout + 40) kill(child, SIGKILL);
     pollfd entry{ended.get(), POLLIN, 0};
     poll(&entry, 1, 200);
   }

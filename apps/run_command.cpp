@@ -174,7 +174,7 @@ void read_options(Options& o, const Program& program) {
                  "[run] --enable-each-rank-log is --log-dir and --redirects in one; leave those out");
   if (!o.each_rank_log.empty()) l.log_dir = o.each_rank_log, l.redirects = "3";
   if (!o.filter.empty())
-    for (const int rank : numbers(o.filter, "--local-ranks-filter")) l.printed.insert(rank);
+    for (const int rank : numbers(o.filter, "--local-ranks-filter")) l.ranks_filter.insert(rank);
   LOCKSTEP_CHECK(o.core_list.empty() || o.bind || !o.binding.empty() || l.agent,
                  "[run] --bind-core-list needs --bind-cores-to-rank or --numa-binding; add one of the two");
   LOCKSTEP_CHECK(!o.bind || o.binding.empty(), "[run] expected --bind-cores-to-rank or --numa-binding, got both");

@@ -25,17 +25,17 @@ struct TokenizeCommand {
   bool json = false;
 
   void operator()() const {
-    check_single("tokenize");
+    check_single_process("tokenize");
     LOCKSTEP_CHECK(!data::is_token_file(text), "[tokenize] expected a text, got a .tokens file: ", text);
     LOCKSTEP_CHECK(!std::filesystem::exists(to) || !std::filesystem::equivalent(text, to),
                    "[tokenize] expected --to to name another file than the text, got ", to);
     const bool is_terminal = ::isatty(STDERR_FILENO);
-    const auto integer = double(std::filesystem::file_size(text));
+    const auto total = double(std::filesystem::file_size(text));
     const auto known = load_tokenizer(tokenizer);
     const data::Tokenized done = data::tokenize_file(
         text, to, *known, tokenizer_identity(tokenizer), int64_t(8) << 20, [&](const data::Tokenized& so_far) {
           if (is_terminal)
-            fmt::print(stderr, "\r{:3.0f} %  {} tokens", 100 * double(so_far.bytes) / integer, so_far.tokens);
+            fmt::print(stderr, "\r{:3.0f} %  {} tokens", 100 * double(so_far.bytes) / total, so_far.tokens);
         });
     if (is_terminal) fmt::print(stderr, "\n");
     print_result(Json::Object{{"tokens", done.tokens},

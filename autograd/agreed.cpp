@@ -10,24 +10,24 @@ namespace lockstep {
 namespace {
 
 // One table for all ranks that are threads of this process.
-std::mutex pair_mutex;
+std::mutex table_mutex;
 std::unordered_multimap<const void*, std::shared_ptr<const MeanOverRanks>> shared_parameters;
 
 }  // namespace
 
 SharedParameters::SharedParameters(const std::vector<Variable>& parameters, MeanOverRanks mean)
     : parameters_(parameters), mean_(std::make_shared<const MeanOverRanks>(std::move(mean))) {
-  const std::lock_guard lock(pair_mutex);
+  const std::lock_guard lock(table_mutex);
   for (const Variable& p : parameters_) shared_parameters.emplace(p.impl().get(), mean_);
 }
 
 SharedParameters::~SharedParameters() {
-  const std::lock_guard lock(pair_mutex);
+  const std::lock_guard lock(table_mutex);
   std::erase_if(shared_parameters, [&](const auto& one) { return one.second == mean_; });
 }
 
 std::shared_ptr<const MeanOverRanks> mean_over_ranks(const Variable& parameter) {
-  const std::lock_guard lock(pair_mutex);
+  const std::lock_guard lock(table_mutex);
   const auto found = shared_parameters.find(parameter.impl().get());
   return found == shared_parameters.end() ? nullptr : found->second;
 }

@@ -243,10 +243,10 @@ struct NormBackward {
     AddNormArgs options = args;
     options.p = dropped ? dropped->p : 0;
     if (dropped) options.key = dropped->key;
-    const bool with_sums = sums && normalized.rank() == 1, single = !sum.defined() && !dropped && !with_sums;
+    const bool with_sums = sums && normalized.rank() == 1, norm_only = !sum.defined() && !dropped && !with_sums;
     AddNormGrad grads =
-        !single ? add_norm_grad(back.grad(), sum, x.get(name), saved, normalized, weight.get(name), with_bias,
-                                with_sums, options)
+        !norm_only ? add_norm_grad(back.grad(), sum, x.get(name), saved, normalized, weight.get(name), with_bias,
+                                   with_sums, options)
         : args.centered
             ? AddNormGrad{layer_norm_grad(back.grad(), x.get(name), saved, normalized, weight.get(name), with_bias)}
             : AddNormGrad{rms_norm_grad(back.grad(), x.get(name), rstd, weight.get(name))};

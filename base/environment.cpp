@@ -71,8 +71,8 @@ const EnvironmentVariable* variable_of(std::string_view entry) {
   if (v) return v;
   std::vector<std::string> known;
   for (const EnvironmentVariable& one : environment_variables()) known.emplace_back(one.name);
-  const std::string printed(name.substr(0, 80));
-  fail(str("[environment] there is no variable ", printed, suggestion(printed, known),
+  const std::string shortened(name.substr(0, 80));
+  fail(str("[environment] there is no variable ", shortened, suggestion(shortened, known),
            " (unset it, or choose one that lockstep env --variables lists)"));
 }
 

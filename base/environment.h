@@ -9,7 +9,7 @@ namespace lockstep {
 
 /// The documentation and the allowed values of one environment variable.
 struct EnvironmentVariable {
-  /// Type of the value. flag: 0 or 1; whole: an integer; seconds: a number; word: one of `words`.
+  /// Type of the value. flag: 0 or 1; integer: a whole number; seconds: a number; word: one of `words`.
   enum class Kind { text, flag, integer, seconds, word };
   const char* name;
   Kind kind;

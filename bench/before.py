@@ -52,11 +52,11 @@ def main():
         text = pathlib.Path(folder) / "text.txt"
         text.write_text("".join(chr(97 + i * i * 7 % 26) for i in range(300_000)))
         for name in o.only:
-            observed = {o.old: [], o.new: []}
+            timings = {o.old: [], o.new: []}
             for i in range(o.runs):
                 for build in (o.old, o.new) if i % 2 == 0 else (o.new, o.old):
-                    observed[build].append(run(build, *CASES[name], text))
-            ratio = [statistics.median(r[k] for r in observed[o.new]) / statistics.median(r[k] for r in observed[o.old]) for k in (0, 1)]
+                    timings[build].append(run(build, *CASES[name], text))
+            ratio = [statistics.median(r[k] for r in timings[o.new]) / statistics.median(r[k] for r in timings[o.old]) for k in (0, 1)]
             print(f"{name:<32}{ratio[0]:>8.3f}{ratio[1]:>8.3f}", flush=True)
 
 

@@ -44,7 +44,7 @@ int main(int argc, char** argv) {
   std::vector<Case> cases{{"whole", -1}};
   for (const int64_t chunk : chunks) cases.push_back({chunk ? fmt::format("chunks of {}", chunk) : "chunks", chunk});
   for (Case& c : cases)                              // consecutively, so that a case reuses memory it has freed itself
-    for (int round = 0; round <= rounds; ++round) {  // turn 0 warms up
+    for (int round = 0; round <= rounds; ++round) {  // round 0 warms up
       const int64_t before = memory_report().total.current;
       reset_peak_memory();
       const std::clock_t work = std::clock();  // CPU time of all threads

@@ -67,7 +67,7 @@ int main(int argc, char** argv) {
   for (int64_t i = 0; i < std::max(prefill, prompt); ++i) ids.push_back(100 + i);
   const std::vector<int64_t> start(ids.begin(), ids.begin() + prompt);
   ids.resize(size_t(prefill));
-  for (int round = 0; round <= rounds; ++round)  // turn 0 warms up
+  for (int round = 0; round <= rounds; ++round)  // round 0 warms up
     for (Case& c : cases) {
       Clock::time_point first;
       int64_t made = 0;

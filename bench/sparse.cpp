@@ -63,7 +63,7 @@ int main(int argc, char** argv) {
   std::vector<Case> cases{{"dense_4096", 4096, {}},         {"fixed_64_4096", 4096, fixed},
                           {"fixed_16_4096", 4096, fixed16}, {"bigbird_64_4096", 4096, bigbird},
                           {"dense_8192", 8192, {}},         {"local_64_8192", 8192, local}};
-  for (int round = 0; round <= rounds; ++round)  // turn 0 warms up
+  for (int round = 0; round <= rounds; ++round)  // round 0 warms up
     for (Case& c : cases) {
       manual_seed(1);
       const Variable q(randn({1, heads, c.tokens, width}), true), k(randn({1, heads, c.tokens, width}), true),

@@ -3,8 +3,8 @@
 // tensor, no matter how the ranks divided it. See docs/checkpoints.md.
 //
 //   checkpoints::Saver saver("runs/1", group, {.async = true, .keep = 3});
-//   saver.save("step-100", {.pieces = {checkpoints::whole("model.w", w)}, .numbers = {{"step", int64_t(100)}}});
-//   auto loaded = checkpoints::load("runs/1", {checkpoints::whole("model.w", w)}, group);
+//   saver.save("step-100", {.pieces = {checkpoints::full("model.w", w)}, .numbers = {{"step", int64_t(100)}}});
+//   auto loaded = checkpoints::load("runs/1", {checkpoints::full("model.w", w)}, group);
 //
 // Each rank passes the pieces that it holds: ranges of elements of named tensors. The manifest records which file
 // contains which range; a rank that loads may ask for any other ranges.

@@ -19,13 +19,13 @@ using Lines = std::vector<std::string>;
 /// Formats lines as "  line\n  line". Equal lines of several ranks are listed once, for the first rank.
 std::string listing(const std::vector<std::pair<int, std::string>>& lines, bool with_rank) {
   constexpr size_t limit = 30;
-  std::set<std::string> visited;
+  std::set<std::string> distinct;
   std::string text;
   for (const auto& [rank, line] : lines) {
-    if (!visited.insert(line).second) continue;
-    if (visited.size() <= limit) text += (with_rank ? str("\n  rank ", rank, ": ") : "\n  ") + line;
+    if (!distinct.insert(line).second) continue;
+    if (distinct.size() <= limit) text += (with_rank ? str("\n  rank ", rank, ": ") : "\n  ") + line;
   }
-  return visited.size() <= limit ? text : str(text, "\n  and ", visited.size() - limit, " more");
+  return distinct.size() <= limit ? text : str(text, "\n  and ", distinct.size() - limit, " more");
 }
 
 class Loading {
@@ -45,11 +45,11 @@ class Loading {
         fill(*source);
         return loaded;
       }
-      const bool single = std::filesystem::exists(dir_ + "/" + manifest_name);
-      LOCKSTEP_CHECK(options_.fall_back && options_.tag.empty() && !single, "[checkpoint] ", source->path,
+      const bool standalone = std::filesystem::exists(dir_ + "/" + manifest_name);
+      LOCKSTEP_CHECK(options_.fall_back && options_.tag.empty() && !standalone, "[checkpoint] ", source->path,
                      " is damaged, nothing was loaded:", damage,
-                     options_.tag.empty() && !single ? "\nset fall_back to load the previous checkpoint"
-                                                     : "\ncopy the checkpoint again, or load another one");
+                     options_.tag.empty() && !standalone ? "\nset fall_back to load the previous checkpoint"
+                                                         : "\ncopy the checkpoint again, or load another one");
       if (ranks_.leads()) ranks_.warn(str(source->path, " is damaged:", damage));
       damaged.push_back(std::filesystem::path(source->path).filename().string());
     }
@@ -63,7 +63,7 @@ class Loading {
  private:
   /// Rank 0 chooses a checkpoint, and all ranks get its manifest.
   std::optional<Info> choose(Lines damaged) {
-    std::string reported;
+    std::string message;
     if (ranks_.leads()) {
       const std::string error = error_of([&] {
         for (;;) {
@@ -74,24 +74,24 @@ class Loading {
           try {
             const std::string text = read_manifest_text(folder);
             parse_manifest(text, folder + "/" + manifest_name);
-            reported = "=" + folder + '\0' + text;  // a path contains no zero byte
+            message = "=" + folder + '\0' + text;  // a path contains no zero byte
             return;
           } catch (const Error& error) {
-            const bool single = folder == dir_;
-            if (!options_.fall_back || !options_.tag.empty() || single) throw;
+            const bool standalone = folder == dir_;
+            if (!options_.fall_back || !options_.tag.empty() || standalone) throw;
             ranks_.warn(error.what());
             damaged.push_back(std::filesystem::path(folder).filename().string());
           }
         }
       });
-      if (!error.empty()) reported = "!" + error;
+      if (!error.empty()) message = "!" + error;
     }
-    reported = ranks_.broadcast(reported, "checkpoint load, manifest");
-    LOCKSTEP_CHECK(!reported.starts_with('!'), "[checkpoint] ", reported.substr(1));
-    if (reported.empty()) return std::nullopt;
-    const size_t end = reported.find('\0');
-    const std::string path = reported.substr(1, end - 1);
-    return Info{parse_manifest(std::string_view(reported).substr(end + 1), path + "/" + manifest_name), path};
+    message = ranks_.broadcast(message, "checkpoint load, manifest");
+    LOCKSTEP_CHECK(!message.starts_with('!'), "[checkpoint] ", message.substr(1));
+    if (message.empty()) return std::nullopt;
+    const size_t end = message.find('\0');
+    const std::string path = message.substr(1, end - 1);
+    return Info{parse_manifest(std::string_view(message).substr(end + 1), path + "/" + manifest_name), path};
   }
 
   /// Returns the reason why the checkpoint cannot fill a wanted piece, or "".
@@ -162,9 +162,9 @@ class Loading {
     const auto note = [&](const std::function<void()>& check) {
       if (std::string error = error_of(check); !error.empty()) damage.push_back(std::move(error));
     };
-    int round = 0;
+    int file_index = 0;
     for (const std::string& file : files_)
-      if (options_.verify == Verify::hashes && round++ % ranks_.world() == ranks_.rank())
+      if (options_.verify == Verify::hashes && file_index++ % ranks_.world() == ranks_.rank())
         note([&] { verify_file(source.path, source, file); });
     for (const std::string& file : own_files_) note([&] { open_.emplace(file, open_part(source.path, source, file)); });
     return listing(gather(damage, "checkpoint load, verified"), ranks_.world() > 1);

@@ -31,14 +31,14 @@ class HeaderReader final : public JsonEvents {
       if (in_metadata_ && std::exchange(has_metadata_, true))
         refuse("__metadata__ appears twice; write the file again");
       if (!in_metadata_) header.entries.push_back({key_, f32, {}, -1, -1});
-      observed_ = 0;
+      present_ = 0;
     }
     return true;
   }
   bool end_object() override {
     leave();
     if (depth() == 1 && !in_metadata_) {
-      if (observed_ != 7) refuse("tensor \"", header.entries.back().name, "\": expected dtype, shape and data_offsets");
+      if (present_ != 7) refuse("tensor \"", header.entries.back().name, "\": expected dtype, shape and data_offsets");
       check_size(header.entries.back());
     }
     return true;
@@ -50,9 +50,9 @@ class HeaderReader final : public JsonEvents {
       if (!field_)
         refuse("tensor \"", header.entries.back().name, "\": unknown key \"", key_,
                "\"; expected dtype, shape and data_offsets");
-      if (observed_ & field_)
+      if (present_ & field_)
         refuse("tensor \"", header.entries.back().name, "\": ", key_, " appears twice; write the file again");
-      observed_ |= field_;
+      present_ |= field_;
     }
     return true;
   }
@@ -128,7 +128,7 @@ class HeaderReader final : public JsonEvents {
   }
 
   std::string key_;
-  int field_ = 0, observed_ = 0, count_ = 0;  // field: 1 dtype, 2 shape, 4 data_offsets
+  int field_ = 0, present_ = 0, count_ = 0;  // field: 1 dtype, 2 shape, 4 data_offsets
   bool in_metadata_ = false, has_metadata_ = false, in_array_ = false;
 };
 

@@ -9,8 +9,8 @@
 #include "data/file_calls.h"
 #include "data/files.h"
 #include "data/little_endian.h"
+#include "data/one_line.h"
 #include "data/open_file.h"
-#include "data/shown.h"
 #include "tensor/ops.h"
 
 namespace lockstep::data {
@@ -19,7 +19,7 @@ namespace {
 constexpr std::string_view kTokensMagic = "LSTOKENS", kTokensEnd = std::string_view("LSTEND\n\0", 8);
 constexpr int64_t kHeaderBytes = tokens_header_bytes, kEndBytes = tokens_end_bytes, kIdentityAt = 24,
                   kCrcAt = kHeaderBytes - 4;
-constexpr int64_t kFullTextBytes = int64_t(4) << 30;  // limit for a text that cannot be read in pieces
+constexpr int64_t kMaxTextBytes = int64_t(4) << 30;  // limit for a text that cannot be read in pieces
 
 uint32_t crc_of(Bytes bytes, uint32_t start = 0) {
   return uint32_t(crc32_z(start, reinterpret_cast<const Bytef*>(bytes.data()), bytes.size()));
@@ -50,8 +50,8 @@ void cut_text(const std::string& path, const Tokenizer& tokenizer, int64_t piece
     const size_t cut = ended ? text.size() : tokenizer.last_cut(text);
     if (cut > 0) each(std::string_view(text).substr(0, cut));
     text.erase(0, cut);
-    LOCKSTEP_CHECK(int64_t(text.size()) <= kFullTextBytes, "[tokenize] ", path, ": expected a text of at most ",
-                   kFullTextBytes,
+    LOCKSTEP_CHECK(int64_t(text.size()) <= kMaxTextBytes, "[tokenize] ", path, ": expected a text of at most ",
+                   kMaxTextBytes,
                    " bytes, because this tokenizer reads a text as a whole, got more; split it into several files");
   }
 }
@@ -105,11 +105,11 @@ Tensor Tokens::tensor() const {
 }
 
 uint32_t Tokens::checksum() const {
-  constexpr int64_t full = int64_t(64) << 20, pieces = 64, piece = full / pieces;
+  constexpr int64_t hashed = int64_t(64) << 20, pieces = 64, piece = hashed / pieces;
   const int64_t all = size_ * bytes_of_one();
   uint32_t crc = 0;
-  if (all <= full) crc = crc_of({data_, size_t(all)});
-  for (int64_t i = 0; all > full && i < pieces; ++i)
+  if (all <= hashed) crc = crc_of({data_, size_t(all)});
+  for (int64_t i = 0; all > hashed && i < pieces; ++i)
     crc = crc_of({data_ + (all - piece) / (pieces - 1) * i, size_t(piece)}, crc);
   check_mapped_files();
   return crc;

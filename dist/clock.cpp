@@ -33,7 +33,7 @@ ClockOffset measure_clock(ProcessGroup& world, int rounds) {
     const int64_t asked = trace::now();
     group->send(question, 0);
     group->receive(answer, 0);
-    const int64_t reported = trace::now(), trip = reported - asked;
+    const int64_t answered = trace::now(), trip = answered - asked;
     if (trip >= shortest) continue;
     shortest = trip;
     best = {answer.data<int64_t>()[0] - (asked + trip / 2), (trip + 1) / 2};

@@ -214,10 +214,10 @@ class Picture {
         target = {t.action == Action::reduce ? target.terms + terms : terms, t.action == Action::reduce, true,
                   t.action == Action::scale};
         if (t.action == Action::scale) continue;
-        const double range =
+        const double offset =
             std::min(3., lines_ * side_ / double(m.chunks.size())) * (double(i) - double(m.chunks.size() - 1) / 2);
         const auto middle = [&](int rank, int slot) {
-          return y(top, rank, {0, slot}) + lines_ * side_ / 2. - 1 + range;
+          return y(top, rank, {0, slot}) + lines_ * side_ / 2. - 1 + offset;
         };
         arrow(left + column * (block_ + gap) + block_, middle(t.from, from.slot),
               left + (column + 1) * (block_ + gap) - 3, middle(t.to, to.slot), color(chunk));

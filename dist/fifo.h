@@ -39,9 +39,8 @@ class FifoWriter {
 
   /// Copies as many bytes as fit; returns their number.
   size_t write(const std::byte* from, size_t bytes) {
-    if (capacity_ - (written_ - read_observed_) < bytes)
-      read_observed_ = control_->read.load(std::memory_order_acquire);
-    const size_t n = std::min(bytes, capacity_ - size_t(written_ - read_observed_));
+    if (capacity_ - (written_ - cached_read_) < bytes) cached_read_ = control_->read.load(std::memory_order_acquire);
+    const size_t n = std::min(bytes, capacity_ - size_t(written_ - cached_read_));
     if (n == 0) return 0;
     std::memcpy(data_ + (written_ & (capacity_ - 1)), from, n);
     control_->written.store(written_ += n, std::memory_order_release);
@@ -56,7 +55,7 @@ class FifoWriter {
   FifoControl* control_ = nullptr;
   std::byte* data_ = nullptr;
   size_t capacity_ = 0;
-  uint64_t written_ = 0, read_observed_ = 0;
+  uint64_t written_ = 0, cached_read_ = 0;
 };
 
 /// The reading end of a ring.

@@ -15,8 +15,8 @@ namespace {
 
 constexpr int64_t block_bytes = 16 << 10;  // bytes of a block; the blocks of a few ranks together fit into the L2 cache
 
-/// Executes this rank's transfers, call.share. wholes[r]: the address of rank r's tensor; null if it is not needed.
-void work(const InPlace& call, std::span<std::byte* const> fulls) {
+/// Executes this rank's transfers, call.share. tensors[r]: the address of rank r's tensor; null if it is not needed.
+void work(const InPlace& call, std::span<std::byte* const> tensors) {
   const Share& share = *call.share;
   const int64_t size = size_of(call.dtype);
   std::vector<std::byte> scratch(size_t(share.slots * block_bytes));
@@ -31,7 +31,7 @@ void work(const InPlace& call, std::span<std::byte* const> fulls) {
       const auto memory = [&](int rank, const Place& place) {
         if (place.slot > 0) return scratch.data() + (place.slot - 1) * block_bytes;
         if (call.part && rank == call.rank && chunk == rank) return call.part + at;
-        return fulls[size_t(rank)] + range.begin * size + at;
+        return tensors[size_t(rank)] + range.begin * size + at;
       };
       for (size_t i = first; i < last; ++i) {
         const Transfer& t = share.transfers[i];
@@ -83,14 +83,14 @@ std::optional<Moved> run_in_place(const Execution& e, const Program& program, st
     }
     return moved;
   });
-  std::vector<std::byte*> fulls(size_t(program.ranks), nullptr);
-  fulls[size_t(program.rank)] = call.full;
+  std::vector<std::byte*> tensors(size_t(program.ranks), nullptr);
+  tensors[size_t(program.rank)] = call.full;
   for (const PeerLink& link : links)
     if (!link.in.finished && call.needs(link.rank) && !link.theirs.in_place) return {};
   for (PeerLink& link : links)
     if (!link.in.finished && call.needs(link.rank))
-      fulls[size_t(link.rank)] = link.channel->reach(link.placement, call.bytes());
-  work(call, fulls);
+      tensors[size_t(link.rank)] = link.channel->reach(link.placement, call.bytes());
+  work(call, tensors);
 
   // Every rank sends all others a mark: no rank may return while another one still reads or writes its tensor.
   Moved moved_by{.in_place = 1};

@@ -147,7 +147,7 @@ Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point de
   const std::string where = endpoint(place.address, place.port);
   shake_hands(dialog, place, where, deadline);
   dialog.in.set_limit(body_limit);
-  const double wait_policy = std::max(0.0, Seconds(deadline - Clock::now()).count());
+  const double seconds_left = std::max(0.0, Seconds(deadline - Clock::now()).count());
   Writer join;
   join.u32(uint32_t(member.rank))
       .u32(uint32_t(member.world_size))
@@ -155,7 +155,7 @@ Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point de
       .u64(member.incarnation)
       .text(member.host.substr(0, 256));
   join.text(member.job);
-  dialog.write(Kind::join, join.seconds(wait_policy).text(member.identity).body, deadline);
+  dialog.write(Kind::join, join.seconds(seconds_left).text(member.identity).body, deadline);
   for (;;) {
     // Wait 2 s longer than the deadline: rank 0 knows the deadline too, and its error names the missing ranks.
     const auto frame = dialog.read(deadline + std::chrono::seconds(2));
@@ -205,10 +205,10 @@ void read_published(Rendezvous& place) {
   std::string head, host, port, token, end;
   std::getline(lines, head) && std::getline(lines, host) && std::getline(lines, port) && std::getline(lines, token) &&
       std::getline(lines, end);
-  const bool full = head == "lockstep rendezvous 1" && host.starts_with("host=") && port.starts_with("port=") &&
-                    token.starts_with("token=") && end == "end";
-  const int number = full ? read_number<int>(port.substr(5)).value_or(0) : 0;
-  LOCKSTEP_CHECK(full && number >= 1 && number <= 65535, "[rendezvous] expected ", place.file,
+  const bool complete = head == "lockstep rendezvous 1" && host.starts_with("host=") && port.starts_with("port=") &&
+                        token.starts_with("token=") && end == "end";
+  const int number = complete ? read_number<int>(port.substr(5)).value_or(0) : 0;
+  LOCKSTEP_CHECK(complete && number >= 1 && number <= 65535, "[rendezvous] expected ", place.file,
                  " to be written by rank 0 of a job, got something else: name another file, or remove it");
   place.address = host.substr(5);
   place.port = number;

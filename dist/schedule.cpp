@@ -99,7 +99,7 @@ int64_t chunk_count(Algorithm algorithm, const Request& request) {
     case Collective::all_to_all: return n * n;
     case Collective::all_reduce:
     case Collective::broadcast:
-    case Collective::reduce: return rules_of(algorithm).is_full(request.collective) ? 1 : n;
+    case Collective::reduce: return rules_of(algorithm).has_one_chunk(request.collective) ? 1 : n;
     default: return n;
   }
 }

@@ -161,7 +161,7 @@ class Checker {
     const bool divided = found >= check_.computed_from && nodes(found).right < 0;
     if (divided != request_.mean)
       return wrong(divided ? "was divided, but no mean was asked for" : "was not divided by the number of ranks");
-    observed_.assign(size_t(n_), false);
+    visited_.assign(size_t(n_), false);
     int64_t terms = 0;
     std::vector<int64_t> stack{divided ? nodes(found).left : found};
     while (!stack.empty()) {
@@ -175,12 +175,12 @@ class Checker {
       }
       const int64_t owner = value / check_.chunks;
       if (value % check_.chunks != chunk) return wrong(str("holds ", text(value)));
-      if (observed_[size_t(owner)]) return wrong(str("holds the term of rank ", owner, " twice"));
-      observed_[size_t(owner)] = true;
+      if (visited_[size_t(owner)]) return wrong(str("holds the term of rank ", owner, " twice"));
+      visited_[size_t(owner)] = true;
       ++terms;
     }
     if (terms < n_)
-      wrong(str("lacks the term of rank ", std::find(observed_.begin(), observed_.end(), false) - observed_.begin()));
+      wrong(str("lacks the term of rank ", std::find(visited_.begin(), visited_.end(), false) - visited_.begin()));
   }
 
   bool is_tree(int64_t result) const {
@@ -215,7 +215,7 @@ class Checker {
   const int64_t n_;
   int32_t step_ = -1, round_ = -1;
   PlaceMap<Cell> places_;
-  std::vector<bool> observed_;
+  std::vector<bool> visited_;
   Check check_;
 };
 

@@ -41,7 +41,7 @@ void Store::handle_join(Connection& connection, const Frame& frame) {
   member.incarnation = in.u64();
   member.host = in.text(256);
   member.job = in.text(key_limit);
-  const double wait_policy = in.seconds();
+  const double seconds_left = in.seconds();
   member.identity = in.text(value_limit);
   in.end();
   if (failure_) {
@@ -78,10 +78,10 @@ void Store::handle_join(Connection& connection, const Frame& frame) {
   rank_table_.sit(member, attended_);
   connection.state = State::seated;
   connection.rank = member.rank;
-  const auto give_up = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(std::min(wait_policy, 1e8)));
+  const auto give_up = Clock::now() + std::chrono::duration_cast<Clock::duration>(Seconds(std::min(seconds_left, 1e8)));
   if (give_up < rendezvous_deadline_) {
     rendezvous_deadline_ = give_up;
-    rendezvous_waited_ = Seconds(wait_policy);
+    rendezvous_waited_ = Seconds(seconds_left);
   }
   if (!rank_table_.complete()) return;
   begun_ = true;

@@ -178,13 +178,13 @@ TcpControl::Call& TcpControl::call_of_this_thread() {
   const auto self = std::this_thread::get_id();
   size_t free = calls_.size();
   for (size_t i = 0; i < calls_.size(); ++i) {
-    if (calls_[i].thread == self) return printed_ = i, calls_[i];
-    if (!calls_[i].activity.waiting && i != printed_) free = i;
+    if (calls_[i].thread == self) return reported_call_ = i, calls_[i];
+    if (!calls_[i].activity.waiting && i != reported_call_) free = i;
   }
   if (calls_.size() == 1 && calls_[0].thread == std::thread::id()) free = 0;
   if (free == calls_.size()) calls_.emplace_back();
   calls_[free] = Call{self, {}};
-  return printed_ = free, calls_[free];
+  return reported_call_ = free, calls_[free];
 }
 
 void TcpControl::begin(const Activity& activity) {
@@ -206,7 +206,7 @@ void TcpControl::end() {
   if (call.activity.is_collective) ++call.activity.completed;
   if (call.completed) *call.completed = call.activity.completed;
   for (size_t i = 0; i < calls_.size(); ++i)
-    if (calls_[i].activity.waiting) printed_ = i;
+    if (calls_[i].activity.waiting) reported_call_ = i;
 }
 
 void TcpControl::waits(int peer, uint64_t messages, bool is_send) {
@@ -224,7 +224,7 @@ void TcpControl::waits(int peer, uint64_t messages, bool is_send) {
 
 Activity TcpControl::activity_now() {
   const std::lock_guard lock(activity_mutex_);
-  Activity activity = calls_[printed_].activity;
+  Activity activity = calls_[reported_call_].activity;
   activity.step = std::max(activity.step, step());
   return activity;
 }

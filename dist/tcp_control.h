@@ -79,7 +79,7 @@ class TcpControl final : public Control {
 
   std::mutex activity_mutex_;
   std::vector<Call> calls_;
-  size_t printed_ = 0;  // index of the call that heartbeats report
+  size_t reported_call_ = 0;  // index of the call that heartbeats report
   std::map<std::string, uint64_t> completed_;
 
   std::unique_ptr<Store> store_;

@@ -38,7 +38,7 @@ int64_t EngineBase::Impl::micro_batch(int64_t ahead) const {
 void EngineBase::Impl::notice_end_of_loop() {
   data::LoopDepth& depth = data::loop_depth();
   if (micros.empty()) loops = depth.least = depth.now;
-  if (said_unfilled || is_loaded || depth.least >= loops) return;
+  if (said_unfilled || is_seeded || depth.least >= loops) return;
   said_unfilled = true;
   say(str("warning: a loop over a DataLoader ended with ", micros.size(), " of the ", accumulation,
           " micro-batches of a step: the next loop completes it, and micro-batches left after the last loop train "
@@ -48,7 +48,7 @@ void EngineBase::Impl::notice_end_of_loop() {
 void EngineBase::Impl::before_forward() {
   if (!in_pass && !closed && config.managed_gradient_accumulation) notice_end_of_loop();
   if (in_pass || closed || !model.is_training() || !NoGrad::grad_enabled()) return;
-  if (forwards++ == 0 && !is_loaded) begin_random(micro_batch());
+  if (forwards++ == 0 && !is_seeded) begin_random(micro_batch());
   if (forwards == 1)
     for (const Participating& one : participants) one.participant->before_forward(global_steps, int64_t(micros.size()));
   timing_forward = true;
@@ -61,9 +61,9 @@ void EngineBase::Impl::after_forward() {
   timing_forward = false;
   const double spent = milliseconds_since(forward_start);
   times.forward += spent;
-  // In train_batch() `is_loaded` is true: there, one trace event covers the forward and the loss. In other loops,
+  // In train_batch() `is_seeded` is true: there, one trace event covers the forward and the loss. In other loops,
   // record an event for the forward alone here.
-  if (const int64_t number = is_loaded || !trace::on() ? -1 : micro_batch(); number >= 0)
+  if (const int64_t number = is_seeded || !trace::on() ? -1 : micro_batch(); number >= 0)
     trace::record(str("forward ", number), trace::Category::forward, forward_traced, trace::now(),
                   {{"micro_batch", number}});
   for (const Participating& one : participants) one.participant->after(parallel::Do::forward, spent);
@@ -144,7 +144,7 @@ Variable EngineBase::Impl::scaled_by_factor(const Variable& loss) const {
 
 void EngineBase::Impl::check_backward(int64_t tokens_) const {
   check_open("backward");
-  check_complete("backward");
+  check_unsplit("backward");
   LOCKSTEP_CHECK(!config.managed_gradient_accumulation || pending == 0,
                  "[backward] expected step() after every backward(), got a second backward(); add the losses of a "
                  "micro-batch up, or set managed_gradient_accumulation to false");
@@ -187,7 +187,7 @@ void EngineBase::Impl::forget() {
   micros.clear();
   factor.reset();
   pending = forwards = 0;
-  is_loaded = false;
+  is_seeded = false;
   micro_steps -= config.managed_gradient_accumulation ? micro_steps % accumulation : 0;
   failed = scaled = timing_forward = false;
 }
@@ -208,7 +208,7 @@ Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines) {
   double least = std::numeric_limits<double>::infinity();
   for (const EngineBase* engine : engines) {
     engine->impl_->check_open("scale");
-    engine->impl_->check_complete("scale");
+    engine->impl_->check_unsplit("scale");
     least = std::min(least, engine->impl_->own_factor());
   }
   for (EngineBase* engine : engines) {
@@ -220,7 +220,7 @@ Variable scale(const Variable& loss, const std::vector<EngineBase*>& engines) {
 }
 
 void EngineBase::step(std::optional<double> metric) {
-  impl_->check_complete("step");
+  impl_->check_unsplit("step");
   impl_->step(metric);
 }
 void EngineBase::enter_no_sync() {
@@ -235,7 +235,7 @@ void EngineBase::leave_no_sync() {
 EngineBase::Forward::Forward(EngineBase& engine) : engine_(engine) {
   if (const auto dtype = engine.impl_->unsplit.autocast) precise_.emplace(*dtype);
   engine.impl_->check_open("forward");
-  engine.impl_->check_complete("forward");
+  engine.impl_->check_unsplit("forward");
 }
 EngineBase::Forward::~Forward() { engine_.impl_->after_forward(); }
 Tensor EngineBase::Forward::cast(const Tensor& input) {

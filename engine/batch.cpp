@@ -2,7 +2,7 @@
 // by pipeline or tensor parallelism, this rank runs its part of a pipeline schedule:
 //
 //   train_batch ─▶ schedule: sums over this replica's micro-batches ─▶ ZeRO among the replicas of this part
-//               ─▶ overflow check and norm, combined over all stages and slices (part.cpp)
+//               ─▶ overflow check and norm, combined over all stages and shards (part.cpp)
 //               ─▶ clip, update ─▶ next learning rate
 #include <cmath>
 
@@ -128,7 +128,7 @@ void EngineBase::Impl::act(const Action& a) {
       now.one = now.ahead.empty() ? draw(*now.data, a.micro_batch) : std::move(now.ahead.front());
       if (!now.ahead.empty()) now.ahead.pop_front();
       begin_random(a.micro_batch, now.one.calls);  // the forward continues the random stream where loading ended
-      is_loaded = true;
+      is_seeded = true;
       break;
     case Do::forward: {
       const trace::Scope forward("forward", trace::Category::forward, {{"micro_batch", a.micro_batch}}, a.micro_batch);
@@ -172,7 +172,7 @@ void EngineBase::Impl::check_step() const {
 
 void EngineBase::Impl::end_micro_batch() {
   check_step();
-  is_loaded = false;
+  is_seeded = false;
   pending = forwards = 0;
   micro_steps += part ? accumulation : 1;
 }

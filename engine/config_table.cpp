@@ -96,9 +96,9 @@ template <class T> std::string wants(T* slot, const Range& range) { return wants
 
 Json to(Count count) { return int64_t(*count.number); }
 bool put(Count count, const Json& json, const Range& range) {
-  int64_t full = 0;
-  if (!put(full, json, range)) return false;
-  *count.number = double(full);
+  int64_t integer = 0;
+  if (!put(integer, json, range)) return false;
+  *count.number = double(integer);
   return true;
 }
 std::string wants(Count, const Range& range) { return expected(0, range); }

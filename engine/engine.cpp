@@ -290,7 +290,7 @@ void EngineBase::Impl::check_open(const char* call) const {
                  "] expected zero_grad() after a backward that ended with an exception: its gradients are incomplete");
 }
 
-void EngineBase::Impl::check_complete(const char* call) const {
+void EngineBase::Impl::check_unsplit(const char* call) const {
   LOCKSTEP_CHECK(!part, "[", call, "] is not available with pp or tp: call train_batch(), which runs a whole step");
 }
 

@@ -269,7 +269,7 @@ class EngineBase {
   /// the step. Ranks that share sequences have the same index.
   int64_t micro_batch() const;
 
-  /// The module that this rank trains: the model, or this rank's part of it (pipeline stage, tensor-parallel slice).
+  /// The module that this rank trains: the model, or this rank's part of it (pipeline stage, tensor-parallel shard).
   nn::Module& module() const;
   /// True if each rank holds only a part of the model, by pipeline stages or tensor parallelism.
   bool in_parts() const;

@@ -69,7 +69,7 @@ struct RunningStep {
   std::optional<double> factor;   // factor of the step's losses
   bool scaled = false;            // true if the loss of the coming backward is scaled already
   bool in_pass = false, failed = false, closed = false;
-  bool is_loaded = false;  // true: the random stream of the coming micro-batch was started when its data were loaded
+  bool is_seeded = false;  // true: the random stream of the coming micro-batch was started when its data were loaded
   int64_t loops = 0;       // number of nested loops over DataLoaders at the step's start
   bool said_unfilled = false;
   int no_sync_depth = 0;
@@ -115,8 +115,8 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   parallel::Replicas numbering() const { return {replicas(), int(accumulation), are_interleaved()}; }
   /// ZeRO's stage; 0 without ZeRO.
   int stage() const { return zero ? zero->stage() : 0; }
-  void check_open(const char* call) const;      // Error when the engine is closed, or a backward has failed
-  void check_complete(const char* call) const;  // Error when the model is cut
+  void check_open(const char* call) const;     // Error when the engine is closed, or a backward has failed
+  void check_unsplit(const char* call) const;  // Error when the model is cut
   /// Logs a message on rank 0.
   void say(const std::string& text) const {
     if (world.rank() == 0) log(text);
@@ -213,7 +213,7 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   std::optional<Loaded> load(const std::string& dir, const LoadArgs& args);  // EngineBase::load_checkpoint()
   /// Restores counters, schedules, loss scale, random state and the position in the data.
   void load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer);
-  std::map<std::string, double> reported() const;  // the program's settings that a checkpoint also contains
+  std::map<std::string, double> program_numbers() const;  // the program's settings that a checkpoint also contains
 
   const std::function<void(const std::string&)> log;  // prints the texts of say()
   optim::GradScaler* const grad_scaler;

@@ -22,7 +22,7 @@ struct ModelShape {
     bool is_table = false;                             ///< true for token embeddings and output heads
     bool trains = true;                                ///< true: trained; false: frozen
     int64_t numel() const { return numel_of(shape); }  ///< elements of the whole parameter
-    /// The slice of this parameter that the first of `ranks` tensor-parallel ranks holds.
+    /// The shard of this parameter that the first of `ranks` tensor-parallel ranks holds.
     Parameter sharded(int ranks) const;
   };
   /// One layer of nn::Module::layers().

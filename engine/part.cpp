@@ -118,7 +118,7 @@ std::string state_name(const std::string& saved) {
   return "state." + parameter_of(saved) + "." + saved.substr(10, saved.find('.', 10) - 10);
 }
 
-// --- tensor-parallel slices as ranges of the whole tensor ---
+// --- tensor-parallel shards as ranges of the whole tensor ---
 
 std::vector<Piece> of_full(const Piece& piece, const Shape& full, int64_t dim, const std::vector<dist::Range>& ranges) {
   int64_t inner = 1, mine = 0;
@@ -128,7 +128,7 @@ std::vector<Piece> of_full(const Piece& piece, const Shape& full, int64_t dim, c
   if (mine * inner == 0) return all;
   const Tensor flat = piece.tensor.view({piece.tensor.numel()});
   for (int64_t outer = piece.begin / (mine * inner); outer * mine * inner < piece.end; ++outer) {
-    int64_t here = outer * mine * inner;  // offset in the slice
+    int64_t here = outer * mine * inner;  // offset in the shard
     for (const dist::Range& r : ranges) {
       const int64_t begin = std::max(here, piece.begin), end = std::min(here + r.size() * inner, piece.end);
       if (begin < end) {
@@ -178,7 +178,7 @@ void Part::agree(zero::StepReport& report) {
   report.first_nonfinite = dist::broadcast_text(report.first_nonfinite, int(part), model);
 }
 
-/// Returns the gradient norm of the whole model from the sums of squares of this rank's gradients. Sums of sliced
+/// Returns the gradient norm of the whole model from the sums of squares of this rank's gradients. Sums of sharded
 /// parameters are first added up over tensor-parallel ranks, then the sums of all parameters over pipeline stages.
 /// Without tensor parallelism, the norm is bit-identical to that of a single process.
 double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
@@ -236,7 +236,7 @@ void Part::prepare_capture() {
 
 /// Returns the sums of squares of the gradients of all pipeline stages, two rows for each stage. Row 1 holds the sums
 /// of this tensor-parallel rank, row 0 their totals over all tensor-parallel ranks. The norm adds up the numbers of
-/// sliced parameters from row 0, and those of all other parameters from row 1.
+/// sharded parameters from row 0, and those of all other parameters from row 1.
 Tensor Part::captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) {
   const int64_t count = own.numel() - 1, row = places_ + 1;
   Tensor all = zeros({1, 2, row}, {.dtype = f64, .device = own.device()});

@@ -19,8 +19,8 @@
 
 namespace lockstep::engine {
 
-/// Converts a contiguous piece of a tensor-parallel slice to contiguous pieces of the whole tensor (of shape `full`).
-/// ranges: the indices along `dim` that form the slice. The results share the memory of `piece`.
+/// Converts a contiguous piece of a tensor-parallel shard to contiguous pieces of the whole tensor (of shape `full`).
+/// ranges: the indices along `dim` that form the shard. The results share the memory of `piece`.
 std::vector<checkpoints::Piece> of_full(const checkpoints::Piece& piece, const Shape& full, int64_t dim,
                                         const std::vector<dist::Range>& ranges);
 
@@ -45,7 +45,7 @@ struct Part : zero::OtherParts {
   /// True if this part saves the tensor named `piece` in checkpoints. Several parts may hold a tied parameter, but only
   /// one of them saves it.
   bool leads(const std::string& piece) const;
-  /// Converts a piece of this rank's tensor, which may be a tensor-parallel slice, to pieces of the whole tensor.
+  /// Converts a piece of this rank's tensor, which may be a tensor-parallel shard, to pieces of the whole tensor.
   std::vector<checkpoints::Piece> full_pieces(const checkpoints::Piece& piece) const;
 
   const parallel::Mesh* mesh;

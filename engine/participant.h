@@ -44,7 +44,7 @@ class Participant {
   /// Called after the forward or the backward of a micro-batch.
   virtual void after([[maybe_unused]] parallel::Do what, [[maybe_unused]] double milliseconds) {}
   /// Called after the update of each step, also of a step that was skipped. maximum: reduces the elements of a tensor
-  /// to their maxima over all ranks that train this rank's part of the model, or slices of it. Collective.
+  /// to their maxima over all ranks that train this rank's part of the model, or shards of it. Collective.
   virtual void after_step([[maybe_unused]] const std::function<void(const Tensor&)>& maximum) {}
   /// Called at the end of each step. Returns text to print, or "".
   virtual std::string report([[maybe_unused]] const StepValues& step) { return ""; }

@@ -281,7 +281,7 @@ bool EngineBase::Impl::want_state_of(const Participating& one, const checkpoints
 
 /// Returns settings of the running program, so that they can be compared with those stored in a checkpoint: the seed,
 /// options of parameter groups ("0.weight_decay") and base learning rates, but nothing that a schedule changes.
-std::map<std::string, double> EngineBase::Impl::reported() const {
+std::map<std::string, double> EngineBase::Impl::program_numbers() const {
   std::map<std::string, double> all{{"seed", double(random_state().seed)}};
   for (const auto& [key, value] : with_prefix(own_numbers(), "optimizer.group.")) {
     const std::string option = key.substr(key.find('.') + 1);
@@ -296,7 +296,7 @@ std::map<std::string, double> EngineBase::Impl::reported() const {
 
 void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const LoadArgs& args, bool with_optimizer) {
   const checkpoints::Numbers& numbers = found.numbers;
-  const std::map<std::string, double> own = with_prefix(numbers, ""), before = reported();
+  const std::map<std::string, double> own = with_prefix(numbers, ""), before = program_numbers();
   if (args.load_optimizer_states && zero && has_state()) zero->load_numbers(own);
   if (with_optimizer && exchange) exchange->load_state(own);
   if (args.load_lr_scheduler_states) {
@@ -323,7 +323,7 @@ void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const Load
   set_random_state(random);
   const auto printed = [](double x) { return std::abs(x) >= 1 && x == std::floor(x) ? str(int64_t(x)) : str(x); };
   std::map<std::string, std::string> others;  // differences of the first group that differs
-  for (const auto& [key, value] : reported())
+  for (const auto& [key, value] : program_numbers())
     if (const auto asked = before.find(key); asked != before.end() && asked->second != value)
       others.emplace(
           key.substr(key.find('.') + 1),

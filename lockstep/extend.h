@@ -19,7 +19,7 @@
 #include "data/files.h"
 #include "data/json_lines.h"
 #include "data/little_endian.h"
-#include "data/shown.h"
+#include "data/one_line.h"
 #include "data/to_device.h"
 #include "data/utf8.h"
 #include "dist/call_queue.h"

@@ -50,7 +50,7 @@ Tensor MultiHeadAttention::visible_keys(const AttentionMasks& masks, int64_t bat
                                         const Variable& like) const {
   const char* const op = "[MultiHeadAttention] ";
   const int64_t all = std::max(o.heads, o.all_heads);
-  const auto as_printed = [&](const Tensor& mask, const char* name) {
+  const auto as_visible = [&](const Tensor& mask, const char* name) {
     LOCKSTEP_CHECK(mask.dtype() == boolean || is_floating(mask.dtype()), op, "expected a ", name,
                    " of bools or floating numbers, got ", mask.dtype());
     return mask.dtype() == boolean ? logical_not(mask) : mask;
@@ -60,14 +60,14 @@ Tensor MultiHeadAttention::visible_keys(const AttentionMasks& masks, int64_t bat
     const Shape plain{queries, keys}, each{batch * all, queries, keys};
     LOCKSTEP_CHECK(masks.mask.shape() == plain || masks.mask.shape() == each, op, "expected a mask ", plain, " or ",
                    each, ", got ", masks.mask.shape());
-    const Tensor visible = as_printed(masks.mask, "mask");
+    const Tensor visible = as_visible(masks.mask, "mask");
     parts.push_back(visible.dim() == 2 ? visible
                                        : visible.reshape({batch, all, queries, keys}).narrow(1, o.first_head, o.heads));
   }
   if (masks.padding.defined()) {
     LOCKSTEP_CHECK(masks.padding.shape() == (Shape{batch, keys}), op, "expected a padding mask ", Shape({batch, keys}),
                    ", got ", masks.padding.shape());
-    parts.push_back(as_printed(masks.padding, "padding mask").reshape({batch, 1, 1, keys}));
+    parts.push_back(as_visible(masks.padding, "padding mask").reshape({batch, 1, 1, keys}));
   }
   if (masks.causal && queries != keys)
     parts.push_back(tril(ones({queries, keys}, {.dtype = boolean, .device = like.device()})));
@@ -82,14 +82,14 @@ Tensor MultiHeadAttention::visible_keys(const AttentionMasks& masks, int64_t bat
 
 AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variable& key, const Variable& value,
                                             const AttentionMasks& masks, AttentionWeights wanted) {
-  const bool single = same_values(key, query) && same_values(value, query);
+  const bool is_self = same_values(key, query) && same_values(value, query);
   for (const Variable* x : {&query, &key, &value})
     LOCKSTEP_CHECK(x->dim() == 3 && x->size(2) == o.embed && x->size(0) == query.size(0) &&
                        x->size(1) == (x == &query ? x : &key)->size(1),
                    "[MultiHeadAttention] expected query (B, T, ", o.embed, ") and key and value (B, S, ", o.embed,
                    "), got ", query.shape(), ", ", key.shape(), " and ", value.shape());
   LOCKSTEP_CHECK(
-      single || o.cross,
+      is_self || o.cross,
       "[MultiHeadAttention] expected key and value to be query itself; set Options::cross for other sequences");
   LOCKSTEP_CHECK(!o.rope && !o.sparse && !part,
                  "[MultiHeadAttention] this form of attention supports neither rotary positions nor sparse layouts nor "
@@ -101,13 +101,13 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
   AttentionArgs args = this->args(queries, query.device());
   const bool causal = o.causal || masks.causal;
   args.causal = causal && queries == keys;
-  AttentionMasks reported = masks;
-  reported.causal = causal;
-  if (single && wanted == AttentionWeights::none && !masks.mask.defined() && !masks.padding.defined())
+  AttentionMasks combined = masks;
+  combined.causal = causal;
+  if (is_self && wanted == AttentionWeights::none && !masks.mask.defined() && !masks.padding.defined())
     return {out_proj(attention_packed(in_proj(query), o.heads, args, o.kv_heads)), {}};
 
   Heads h;
-  if (single) {
+  if (is_self) {
     h = split(in_proj(query));
   } else {
     h.q = by_head(projected(query, 0, o.heads * d), o.heads);
@@ -119,7 +119,7 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
       h.v = by_head(projected(value, (o.heads + o.kv_heads) * d, o.kv_heads * d), o.kv_heads);
     }
   }
-  const Tensor visible = visible_keys(reported, batch, queries, keys, h.q);
+  const Tensor visible = visible_keys(combined, batch, queries, keys, h.q);
   if (wanted == AttentionWeights::none) return {merge(attention(h.q, h.k, h.v, visible, args)), {}};
 
   Variable scores = matmul(h.q, h.k.transpose(2, 3)) * (1 / std::sqrt(double(d)));

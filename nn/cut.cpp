@@ -14,7 +14,7 @@ std::string to_string(const Cut& cut) {
   std::string text = names[int(cut.kind)];
   for (const Cut::Block& block : cut.blocks)
     text += str(&block == &cut.blocks[0] ? " of " : " and ", block.count ? str(block.count, " ") : "", block.unit);
-  return text + (cut.from_full ? " from whole" : "") + (cut.to_full ? " to whole" : "");
+  return text + (cut.from_full ? " from full" : "") + (cut.to_full ? " to full" : "");
 }
 
 int dim_of(const Cut& cut, const Shape& parameter) {

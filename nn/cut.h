@@ -43,7 +43,7 @@ struct Cut {
   bool from_full = false, to_full = false;
   friend bool operator==(const Cut&, const Cut&) = default;
 };
-/// Describes a cut in messages, such as "columns of 8 heads and 2 kv_heads and 2 kv_heads", "rows from whole".
+/// Describes a cut in messages, such as "columns of 8 heads and 2 kv_heads and 2 kv_heads", "rows from full".
 std::string to_string(const Cut& cut);
 /// Returns the dim along which ranks shard a parameter of a field with this cut; -1: every rank holds all of it.
 int dim_of(const Cut& cut, const Shape& parameter);

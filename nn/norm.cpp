@@ -94,9 +94,9 @@ Variable InstanceNorm::forward(const Variable& x) {
                  "-dimensional input with ", o.channels, " channels in dim 1, or the same without a batch, got ",
                  x.shape());
   const Variable samples = batch ? x : x.unsqueeze(0);
-  const auto full = [&](const Variable& y) { return batch ? y : y.squeeze(0); };
+  const auto without_batch = [&](const Variable& y) { return batch ? y : y.squeeze(0); };
   if (o.track && !is_training())
-    return full(batch_norm(samples, weight, bias, running_mean, running_var, false, 0, o.eps));
+    return without_batch(batch_norm(samples, weight, bias, running_mean, running_var, false, 0, o.eps));
   Dims places;
   int64_t values = 1;
   for (int d = 2; d < rank; ++d) places.push_back(d), values *= samples.size(d);
@@ -110,7 +110,7 @@ Variable InstanceNorm::forward(const Variable& x) {
     move(running_mean, mean(wide, places));
     move(running_var, var(wide, places));
   }
-  return full(group_norm(samples, o.channels, weight, bias, o.eps));
+  return without_batch(group_norm(samples, o.channels, weight, bias, o.eps));
 }
 
 LocalResponseNorm::LocalResponseNorm(const Options& options) : o(options) {

@@ -26,7 +26,7 @@ std::string describe(const NamedField& field) {
 
 /// Copies x from device 0 to devices 1 .. count-1: directly (root), through the host (cpu), or from each device to the
 /// next (ring). Element [0] of the result stays undefined.
-std::vector<Tensor> broadcast_to(const Tensor& x, size_t count, Reduce reduce, Traffic& traffic) {
+std::vector<Tensor> broadcast(const Tensor& x, size_t count, Reduce reduce, Traffic& traffic) {
   std::vector<Tensor> copies(count);
   const Tensor on_host = reduce == Reduce::cpu ? traffic.copy(x, 0, traffic.host(), Load::parameters) : Tensor();
   for (size_t i = 1; i < count; ++i) {
@@ -83,7 +83,7 @@ Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
 /// itself: the gradient of x is on the first device already, and the gradients of the copies are added to it in place.
 std::vector<Variable> replicate(const Variable& x, size_t count, Reduce reduce,
                                 const std::shared_ptr<Traffic>& traffic) {
-  std::vector<Tensor> tensors = broadcast_to(x.tensor(), count, reduce, *traffic);
+  std::vector<Tensor> tensors = broadcast(x.tensor(), count, reduce, *traffic);
   tensors.erase(tensors.begin());
   std::vector<Variable> copies;
   if (!needs_grad({&x})) {
@@ -178,7 +178,7 @@ void Replicas::update(size_t count) {
   std::map<const void*, std::vector<Variable>> copies;  // a shared parameter is copied once
   for (size_t j = 0; j < mine.size(); ++j) {
     if (mine[j].buffer) {
-      const std::vector<Tensor> tensors = broadcast_to(*mine[j].buffer, count, o_.reduce, *traffic_);
+      const std::vector<Tensor> tensors = broadcast(*mine[j].buffer, count, o_.reduce, *traffic_);
       for (size_t i = 1; i < count; ++i) theirs[i - 1][j].set(tensors[i]);
       continue;
     }

@@ -57,7 +57,7 @@ std::vector<int> divisors(int64_t n) {
 
 Plan parse_plan(std::string_view text) {
   Plan plan;
-  std::vector<std::string> observed;
+  std::vector<std::string> words;
   for (size_t at = 0, end = 0; at <= text.size(); at = end + 1) {
     end = std::min(text.find('+', at), text.size());
     const std::string_view one = text.substr(at, end - at);
@@ -65,9 +65,9 @@ Plan parse_plan(std::string_view text) {
     const auto set = [&](int& to, int least, int largest) {
       LOCKSTEP_CHECK(word->second >= least && word->second <= largest, "[plan] \"", text, "\": expected ", word->first,
                      " with a number from ", least, " to ", largest, ", got ", one);
-      LOCKSTEP_CHECK(std::find(observed.begin(), observed.end(), word->first) == observed.end(), "[plan] \"", text,
+      LOCKSTEP_CHECK(std::find(words.begin(), words.end(), word->first) == words.end(), "[plan] \"", text,
                      "\": expected ", word->first, " once, got it twice");
-      observed.push_back(word->first);
+      words.push_back(word->first);
       to = word->second;
     };
     const Axis* found = nullptr;
@@ -140,11 +140,11 @@ std::vector<std::string> reasons_against(const Plan& plan, const PlanSizes& size
   divides("experts", sizes.experts, plan.ep, "ep");
   divides("replicas (experts are distributed over them)", plan.dp, plan.ep, "ep");
   divides("micro-batches of a step", sizes.micro_batches, plan.dp, "dp");
-  const auto full = [&](const char* what) {
+  const auto require_full_gradients = [&](const char* what) {
     require(plan.zero < 2, str("zero", plan.zero, " shards gradients after every micro-batch, ", what, "; use zero1"));
   };
-  if (plan.pp > 1) full("but a pipeline sums all micro-batches first");
-  else if (plan.tp > 1) full("but tensor parallelism sums all micro-batches first");
+  if (plan.pp > 1) require_full_gradients("but a pipeline sums all micro-batches first");
+  else if (plan.tp > 1) require_full_gradients("but tensor parallelism sums all micro-batches first");
   return reasons;
 }
 

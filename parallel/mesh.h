@@ -1,5 +1,5 @@
 #pragma once
-// A Plan says how ranks share a model: the number of replicas, pipeline stages, sequence parts and tensor slices. A
+// A Plan says how ranks share a model: the number of replicas, pipeline stages, sequence parts and tensor shards. A
 // Mesh gives every rank its coordinates, and a process group for each axis.
 //
 //   const parallel::Plan plan = parallel::parse_plan("dp2+pp2+tp2+zero1");   // needs no other rank
@@ -7,7 +7,7 @@
 //   const parallel::Mesh mesh(plan, dist::world());                          // collective
 //   mesh.tp().all_reduce(...);
 //
-// Axes from the slowest to the fastest: dp (replicas), pp (pipeline stages), cp (parts of a sequence), tp (slices of
+// Axes from the slowest to the fastest: dp (replicas), pp (pipeline stages), cp (parts of a sequence), tp (shards of
 // layers). Ranks that communicate most are neighbours: tp in every layer, pp between stages, dp once per step.
 //
 //   dp2+pp2+tp2, rank = (dp·2 + pp)·2 + tp          stage 0     stage 1
@@ -57,7 +57,7 @@ struct PlanSizes {
   int64_t vocab = 0;              ///< size of the vocabulary, at least tp; tp need not divide it
   int64_t context = 0;            ///< tokens of a sample, which cp must divide
   int64_t context_parts = 1;      ///< pieces of a sequence on each cp rank (zigzag: 2)
-  bool context_by_heads = false;  ///< true: cp ranks also share the heads of each tp slice (Ulysses)
+  bool context_by_heads = false;  ///< true: cp ranks also share the heads of each tp shard (Ulysses)
   int64_t experts = 0;            ///< experts, which ep must divide
   int64_t micro_batches = 0;      ///< micro-batches of a step in all replicas, which dp must divide
 };
@@ -84,7 +84,7 @@ class Mesh {
   dist::ProcessGroup& dp() const { return axes_.group("dp"); }  ///< one rank of each replica, at equal coordinates
   dist::ProcessGroup& pp() const { return axes_.group("pp"); }  ///< the stages of one replica
   dist::ProcessGroup& cp() const { return axes_.group("cp"); }  ///< the ranks that share a sequence
-  dist::ProcessGroup& tp() const { return axes_.group("tp"); }  ///< the slices of one stage
+  dist::ProcessGroup& tp() const { return axes_.group("tp"); }  ///< the shards of one stage
   /// dp and cp together: all ranks with the same parameters. Gradients are summed over this group.
   dist::ProcessGroup& replicas() const { return *replicas_; }
   dist::ProcessGroup& ep() const { return *ep_; }  ///< ranks of dp() that share the experts

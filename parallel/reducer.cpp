@@ -126,7 +126,7 @@ void Reducer::before_add(size_t i) {
   Parameter& p = parameters[i];
   const bool held = is_placeholder(p.variable.grad());
   if (!held && !(in_pass_ && units[p.unit].finish)) return;
-  p.cleared |= held;
+  p.placeholder_cleared |= held;
   p.variable.clear_grad();
 }
 
@@ -146,7 +146,7 @@ void Reducer::notice_cleared() {
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
     if (!p.held) continue;
-    if (p.cleared || is_placeholder(p.variable.grad())) kept = &p;
+    if (p.placeholder_cleared || is_placeholder(p.variable.grad())) kept = &p;
     else cleared.push_back(i);
   }
   if (cleared.empty()) return;
@@ -173,7 +173,7 @@ void Reducer::forget() {
     units[u].flat = units[u].result = {};
   }
   for (Parameter& p : parameters) {
-    p.used = p.held = p.cleared = false;
+    p.used = p.held = p.placeholder_cleared = false;
     if (is_placeholder(p.variable.grad())) p.variable.clear_grad();
   }
   policy_.discarded();
@@ -314,7 +314,7 @@ void Reducer::end() {
       if (!ordered_) agree_on_order();
     }
   }
-  for (Parameter& p : parameters) p.cleared = false;
+  for (Parameter& p : parameters) p.placeholder_cleared = false;
   in_pass_ = false;
   policy_.pass(Pass::ended);
 }

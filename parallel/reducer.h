@@ -40,7 +40,7 @@ class Reducer {
     int arrivals = 0;                   ///< gradients that have arrived in this pass
     bool used = false;                  ///< true once the parameter has got a gradient in this step
     bool held = false;                  ///< true while the reducer holds the gradients; .grad is then the placeholder
-    bool cleared = false;               ///< true: the placeholder was removed, because a gradient is about to be added
+    bool placeholder_cleared = false;   ///< true: the placeholder was removed, because a gradient is about to be added
     int hooks[2] = {0, 0};
     /// True if the parameter requires grad now.
     bool trains() const { return unit != SIZE_MAX && variable.requires_grad(); }
@@ -54,12 +54,12 @@ class Reducer {
     DType dtype = f32;             ///< dtype of the parameters
     dist::ProcessGroup* group = nullptr;  ///< ranks that share the unit's own memory; null: only this rank reads it
 
-    Tensor flat = {};                   ///< gradients of the current micro-batch; undefined before the first one
-    dist::TreeSum sum = {};             ///< gradients of earlier micro-batches
-    Tensor kept = {};                   ///< memory that is kept between steps
-    Tensor result = {};                 ///< with Rules::shows: the tensor being reduced, until .grad is a view of it
-    int waiting = 0;                    ///< members that still expect a gradient in this pass
-    bool complete = false;              ///< true once all gradients of this pass are in `sum`
+    Tensor flat = {};        ///< gradients of the current micro-batch; undefined before the first one
+    dist::TreeSum sum = {};  ///< gradients of earlier micro-batches
+    Tensor kept = {};        ///< memory that is kept between steps
+    Tensor result = {};      ///< with Rules::exposes_grad: the tensor being reduced, until .grad is a view of it
+    int waiting = 0;         ///< members that still expect a gradient in this pass
+    bool complete = false;   ///< true once all gradients of this pass are in `sum`
     std::function<void()> finish = {};  ///< completes the reduction that was started; empty: none is running
   };
   /// Behaviour that differs between DDP and ZeRO, fixed for the reducer's life.
@@ -95,9 +95,9 @@ class Reducer {
     virtual void filled(size_t /*unit*/, const Tensor& /*flat*/) {}
     /// Starts the reduction of `sum`, this rank's sum over micro-batches. Returns a function that waits for the result.
     virtual std::function<void()> start(size_t unit, const Tensor& sum) = 0;
-    /// With Rules::shows, called when all units have been reduced. Returns true for each parameter that got a gradient
-    /// on some rank. The .grad of all other parameters stays undefined, so optimizers skip them (no weight decay, no
-    /// momentum).
+    /// With Rules::exposes_grad, called when all units have been reduced. Returns true for each parameter that got a
+    /// gradient on some rank. The .grad of all other parameters stays undefined, so optimizers skip them (no weight
+    /// decay, no momentum).
     virtual std::vector<bool> used() { return {}; }
     /// Called at each moment of a pass that Pass lists.
     virtual void pass(Pass, size_t /*unit*/ = SIZE_MAX) {}
@@ -140,7 +140,7 @@ class Reducer {
   void leave_no_sync() { --no_sync_; }              ///< ends a no_sync scope
   bool in_no_sync() const { return no_sync_ > 0; }  ///< true inside a no_sync scope
   /// Discards collected gradients if .grad was cleared (zero_grad()) since the last micro-batch. Error if only some
-  /// were cleared, unless Rules::shows is true.
+  /// were cleared, unless Rules::exposes_grad is true.
   void notice_cleared();
   /// Discards all collected gradients and waits for reductions that are running.
   void forget();

@@ -54,7 +54,7 @@ struct EngineOptions {
   bool dynamic_shapes = false;          ///< true: send shapes with every micro-batch; false: only once
   std::optional<Schedule> custom = {};  ///< a schedule of your own, checked before training starts
   /// The mesh of the ranks; null: replicas x stages over all ranks. If the mesh has tensor-parallel ranks, the caller's
-  /// LayerSpec::make must return layers that are sliced already.
+  /// LayerSpec::make must return layers that are sharded already.
   const parallel::Mesh* mesh = nullptr;
   std::optional<DType> dtype = {};  ///< dtype of the parameters; default: as the layers are built
   /// False: .grad is the sum over the micro-batches of this replica only, and the caller (ZeRO) reduces over replicas.

@@ -78,7 +78,7 @@ class Link {
   const size_t ahead_;
   bool between_devices_ = false, on_streams_ = false;
   int64_t sent_before_ = 0;                      // traffic of the set-up
-  std::deque<Message> sent_, posted_, arrived_;  // came_: received messages that the device may still be waiting for
+  std::deque<Message> sent_, posted_, arrived_;  // arrived_: received messages that the device may still be waiting for
   std::vector<std::pair<Event, Event>> waits_;
 };
 

@@ -19,9 +19,9 @@ Shapes Shapes::of(const Values& values, uint64_t random_call) {
   return shapes;
 }
 
-Values Shapes::leaves(const std::vector<Tensor>& arrived) const {
+Values Shapes::leaves(const std::vector<Tensor>& received) const {
   Values values;
-  for (size_t i = 0; i < arrived.size(); ++i) values.emplace_back(arrived[i], tensors[i].wants_grad);
+  for (size_t i = 0; i < received.size(); ++i) values.emplace_back(received[i], tensors[i].wants_grad);
   return values;
 }
 

@@ -122,7 +122,7 @@ std::vector<Action> completed(const Schedule& s, int rank, const std::vector<Act
   const std::vector<Action> list = with_transfers(s, rank, given, true);
   std::vector<Action> all;
   std::deque<Action> late;  // micro-batches whose tied gradients come from a later stage
-  std::set<int> sampled;
+  std::set<int> loaded;
   const auto add_late = [&](size_t limit) {
     for (; late.size() > limit; late.pop_front()) all.push_back(late.front());
   };
@@ -130,7 +130,7 @@ std::vector<Action> completed(const Schedule& s, int rank, const std::vector<Act
     const Action& a = list[i];
     const int stage = s.virtual_stage(rank, a.chunk);
     const bool is_end = stage == 0 || stage + 1 == s.virtual_stages();
-    if (a.what == Do::forward && is_end && sampled.insert(a.micro_batch).second)
+    if (a.what == Do::forward && is_end && loaded.insert(a.micro_batch).second)
       all.push_back({Do::draw, a.micro_batch, a.chunk});
     if (a.what == Do::backward) add_late(0);  // sums take micro-batches in order
     all.push_back(a);

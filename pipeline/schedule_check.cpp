@@ -39,11 +39,11 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
         wrong("expected computations and transfers only; the engine adds the other actions");
         continue;
       }
-      auto& observed = of(a.chunk, a.micro_batch);
-      const auto has = [&](Do what) { return observed[size_t(what)] > 0; };
+      auto& counts = of(a.chunk, a.micro_batch);
+      const auto has = [&](Do what) { return counts[size_t(what)] > 0; };
       const int stage = s.virtual_stage(rank, a.chunk);
       const bool before = s.is_remote(stage - 1, rank), after = s.is_remote(stage + 1, rank);
-      if (++observed[size_t(a.what)] > 1) wrong("occurs twice");
+      if (++counts[size_t(a.what)] > 1) wrong("occurs twice");
       switch (a.what) {
         case Do::forward:
           if (before && !has(Do::receive_activation)) wrong(str("its input was not received from stage ", stage - 1));
@@ -86,18 +86,18 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
       const int stage = s.virtual_stage(rank, chunk);
       const bool before = s.is_remote(stage - 1, rank), after = s.is_remote(stage + 1, rank);
       for (int micro = 0; micro < m; ++micro) {
-        const auto& observed = of(chunk, micro);
+        const auto& counts = of(chunk, micro);
         const auto expect = [&](bool there, Do what) {
           if (!there)
             error(str("rank ", rank, ", stage ", stage, ": there is no ", to_string(Action{what, micro, chunk})));
         };
-        expect(observed[size_t(Do::forward)], Do::forward);
-        expect(observed[size_t(Do::backward)] || observed[size_t(Do::backward_input)], Do::backward);
-        expect(observed[size_t(Do::backward)] || observed[size_t(Do::backward_weight)], Do::backward_weight);
-        expect(!after || observed[size_t(Do::send_activation)], Do::send_activation);
-        expect(!before || observed[size_t(Do::send_gradient)], Do::send_gradient);
-        expect(!before || observed[size_t(Do::receive_activation)], Do::receive_activation);
-        expect(!after || observed[size_t(Do::receive_gradient)], Do::receive_gradient);
+        expect(counts[size_t(Do::forward)], Do::forward);
+        expect(counts[size_t(Do::backward)] || counts[size_t(Do::backward_input)], Do::backward);
+        expect(counts[size_t(Do::backward)] || counts[size_t(Do::backward_weight)], Do::backward_weight);
+        expect(!after || counts[size_t(Do::send_activation)], Do::send_activation);
+        expect(!before || counts[size_t(Do::send_gradient)], Do::send_gradient);
+        expect(!before || counts[size_t(Do::receive_activation)], Do::receive_activation);
+        expect(!after || counts[size_t(Do::receive_gradient)], Do::receive_gradient);
       }
     }
   }

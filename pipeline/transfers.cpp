@@ -274,12 +274,12 @@ std::vector<double> Engine::gather_losses() {
   if (world_) all = dist::all_reduced(all, *world_, {.tag = "pipeline losses"});
   if (now_.training) {
     std::map<int, double> longest;  // longest time of each replica of the pipeline
-    const auto copy = [&](size_t rank) { return parallel::coordinates_of(plan_, int(rank)).dp; };
-    for (size_t r = 0; r < ranks; ++r) longest[copy(r)] = std::max(longest[copy(r)], all[n + 2 * r]);
+    const auto replica = [&](size_t rank) { return parallel::coordinates_of(plan_, int(rank)).dp; };
+    for (size_t r = 0; r < ranks; ++r) longest[replica(r)] = std::max(longest[replica(r)], all[n + 2 * r]);
     times_.clear();
     for (size_t r = 0; r < ranks; ++r) {
       const double busy = all[n + 2 * r] - all[n + 2 * r + 1];
-      times_.push_back({busy, longest[copy(r)] - busy});
+      times_.push_back({busy, longest[replica(r)] - busy});
     }
   }
   all.resize(n);

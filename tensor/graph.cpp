@@ -149,7 +149,7 @@ void Graph::record(const std::function<void()>& body) {
     return;
   }
   auto random = std::make_unique<Random>(device_);
-  const RandomScope none_sampled;
+  const RandomScope restored_after;
   begun.fetch_add(1, std::memory_order_acq_rel);
   b->begin_capture(device_.index);
   try {

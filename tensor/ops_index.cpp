@@ -289,16 +289,16 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& pad, Scalar value) {
 
 Tensor flip(const Tensor& x, const Dims& dims) {
   check_defined("flip", x);
-  uint32_t observed = 0;
+  uint32_t visited = 0;
   for (int64_t dim : dims) {
     const int d = check_dim("flip", x, dim);
-    LOCKSTEP_CHECK(!(observed >> d & 1), "[flip] expected no dim twice, got ", dims);
-    observed |= 1u << d;
+    LOCKSTEP_CHECK(!(visited >> d & 1), "[flip] expected no dim twice, got ", dims);
+    visited |= 1u << d;
   }
   Tensor out = x;
   for (int d = 0; d < x.dim(); ++d) {
     const int64_t n = x.shape()[d];
-    if (!(observed >> d & 1) || n < 2) continue;
+    if (!(visited >> d & 1) || n < 2) continue;
     out = index_select(out, d, arange(n - 1, -1, -1).to(x.device()));
   }
   return out.storage() == x.storage() ? out.clone() : out;

@@ -14,12 +14,12 @@
 namespace lockstep {
 namespace {
 
-void check_product(const char* op, const Tensor& a, const Tensor& b, bool takes_full = false) {
+void check_product(const char* op, const Tensor& a, const Tensor& b, bool takes_integers = false) {
   for (const Tensor* x : {&a, &b}) {
     check_defined(op, *x);
-    const bool entire = takes_full && is_integral(x->dtype());
-    if (!entire) check_floating(op, *x);
-    LOCKSTEP_CHECK(!entire || x->device().is_cpu(), "[", op, "] integer products are supported on the CPU only, got ",
+    const bool integers = takes_integers && is_integral(x->dtype());
+    if (!integers) check_floating(op, *x);
+    LOCKSTEP_CHECK(!integers || x->device().is_cpu(), "[", op, "] integer products are supported on the CPU only, got ",
                    x->dtype(), " on ", x->device(), "; move with .to(cpu), or convert with .to(f32)");
   }
   check_same_dtype(op, a, b);

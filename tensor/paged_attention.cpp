@@ -86,10 +86,10 @@ Tensor paged_attention(const Tensor& q, const Tensor& keys, const Tensor& values
     int64_t first = 0;
     for (const PagedRows& r : rows) {
       const int64_t hidden = before_window(r.length - r.queries, window);
-      const auto observed = [&](const Tensor& of) {
+      const auto gathered = [&](const Tensor& of) {
         return gather_blocks(of, r.blocks.subspan(size_t(hidden / size)), r.length - hidden);
       };
-      parts.push_back(attention(q.narrow(2, first, r.queries), observed(keys), observed(values), {},
+      parts.push_back(attention(q.narrow(2, first, r.queries), gathered(keys), gathered(values), {},
                                 {.scale = 0, .causal = true, .window = window})
                           .out);
       first += r.queries;

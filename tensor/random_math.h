@@ -35,7 +35,7 @@ template <class T> auto max_below(double low, double high) {
 }
 
 /// Uniform integer in [low, low + range) from 64 bits; the bias is below range / 2^64.
-LOCKSTEP_HD inline int64_t full(uint32_t low_word, uint32_t high_word, int64_t low, uint64_t range) {
+LOCKSTEP_HD inline int64_t uniform_integer(uint32_t low_word, uint32_t high_word, int64_t low, uint64_t range) {
   const uint64_t word = uint64_t(high_word) << 32 | low_word;
   return int64_t(uint64_t(low) + uint64_t((unsigned __int128)(word)*range >> 64));
 }

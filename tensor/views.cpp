@@ -102,11 +102,11 @@ Tensor Tensor::permute(const Dims& dims) const {
   LOCKSTEP_CHECK(dims.rank() == dim(), "[permute] expected ", dim(), " dims, got ", dims);
   Shape shape = shape_;
   Strides strides = strides_;
-  uint32_t observed = 0;
+  uint32_t visited = 0;
   for (int i = 0; i < dim(); ++i) {
     const int from = normalize_dim("permute", dims[i], dim());
-    LOCKSTEP_CHECK(!(observed >> from & 1), "[permute] expected every dim once, got ", dims);
-    observed |= 1u << from;
+    LOCKSTEP_CHECK(!(visited >> from & 1), "[permute] expected every dim once, got ", dims);
+    visited |= 1u << from;
     shape[i] = shape_[from];
     strides[i] = strides_[from];
   }

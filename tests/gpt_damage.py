@@ -102,33 +102,33 @@ def index(change=lambda index: None, shard=lambda data: data, text=None):
     def damage(d):
         names = list(WEIGHTS)
         parts = {"model-00001-of-00002.safetensors": names[:8], "model-00002-of-00002.safetensors": names[8:]}
-        reported = dict(metadata=dict(total_size=1), weight_map={n: file for file, own in parts.items() for n in own})
+        fields = dict(metadata=dict(total_size=1), weight_map={n: file for file, own in parts.items() for n in own})
         for file, own in parts.items():
             (d / file).write_bytes(tensors({n: WEIGHTS[n] for n in own}))
         (d / "model.safetensors").unlink()
-        change(reported)
+        change(fields)
         last = d / "model-00002-of-00002.safetensors"
         data = shard(last.read_bytes())
         last.unlink() if data is None else last.write_bytes(data)
-        (d / "model.safetensors.index.json").write_text(json.dumps(reported) if text is None else text)
+        (d / "model.safetensors.index.json").write_text(json.dumps(fields) if text is None else text)
     return damage
 
 
 def tokenizer(change, of="sp_prepend"):
     def damage(d):
-        reported = json.loads((GOLDEN / "tokenizer" / of / "tokenizer.json").read_text())
-        reported = change(reported) or reported
-        (d / "tokenizer.json").write_text(json.dumps(reported))
+        fields = json.loads((GOLDEN / "tokenizer" / of / "tokenizer.json").read_text())
+        fields = change(fields) or fields
+        (d / "tokenizer.json").write_text(json.dumps(fields))
     return damage
 
 
 def put(path, value):
-    """Sets told[a][b]... in tokenizer.json."""
-    def change(reported):
+    """Sets fields[a][b]... in tokenizer.json."""
+    def change(fields):
         *way, last = path
         for key in way:
-            reported = reported[key]
-        reported[last] = value
+            fields = fields[key]
+        fields[last] = value
     return change
 
 

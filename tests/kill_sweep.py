@@ -119,8 +119,8 @@ def flip_sweep(d, draw, command):
         ends["same" if r.returncode == 0 else "refused"] += 1
 
     # every file in turn, so that large files are not chosen more often
-    in_round = [files[i % len(files)] for i in range(FLIPS)]
-    broken = side_by_side(flipped, [(i, file, draw.randrange((half / file).stat().st_size), draw.randrange(8)) for i, file in enumerate(in_round)])
+    by_rotation = [files[i % len(files)] for i in range(FLIPS)]
+    broken = side_by_side(flipped, [(i, file, draw.randrange((half / file).stat().st_size), draw.randrange(8)) for i, file in enumerate(by_rotation)])
     check("flipped bytes: the same bits, or an error that says why", not broken, "\n".join(broken[:5]))
     check("flipped bytes: some runs go on, some are refused", all(ends.values()), ends)
 

@@ -293,12 +293,12 @@ with tempfile.TemporaryDirectory() as folder:
 
     def ready(process, ranks):
         """Reads until every rank has printed "ready"."""
-        observed = b""
-        while observed.count(b"ready") < ranks:
+        received = b""
+        while received.count(b"ready") < ranks:
             more = os.read(process.stdout.fileno(), 4096)
             if not more:
                 return False
-            observed += more
+            received += more
         return True
 
     def supervisor_of(process):

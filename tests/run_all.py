@@ -79,12 +79,12 @@ def results(tests, options, until):
     """The results as tests end. Runs `jobs` tests at a time, long ones first; then tests that measure time, one at a
     time.
     """
-    together, single = ([test for test in tests if test["is_parallel"] == parallel] for parallel in (True, False))
+    together, serial = ([test for test in tests if test["is_parallel"] == parallel] for parallel in (True, False))
     with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
         started = [pool.submit(run, test, options, until) for test in sorted(together, key=lambda test: -test["priority"])]
         for done in concurrent.futures.as_completed(started):
             yield done.result()
-    for test in single:
+    for test in serial:
         yield run(test, options, until)
 
 

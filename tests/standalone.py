@@ -39,7 +39,7 @@ def main(build):
         flags = shlex.split(run(["pkg-config", "--cflags", "--libs", "lockstep"], env=env))
         setup = ["meson", "setup", "-Doptimization=0", "-Ddebug=false"]  # compiling takes longer than running
 
-        def headers_single():
+        def standalone_headers():
             """Every installed header compiles by itself, with only -I, but those for nvcc."""
             include = prefix / "include" / "lockstep"
             eigen = include / "tensor" / "eigen.h"  # needs Eigen, which its users have
@@ -149,7 +149,7 @@ def main(build):
             for name in ("mlp", "cnn", "gpt"):
                 run([str(prefix / "bin" / name), "--help"])
 
-        for step in (headers_single, mistakes, one_line, meson_project, own_models, new_project, completion_and_manual, programs_run):
+        for step in (standalone_headers, mistakes, one_line, meson_project, own_models, new_project, completion_and_manual, programs_run):
             attempt(step)
     finish()
 

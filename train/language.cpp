@@ -205,7 +205,7 @@ void use_language_model(const ModelOptions& o, const std::string& command,
     return value != o.runners.end() && !value->second.empty();
   });
   const bool by_runner = asked != model_runners().end();
-  if (!by_runner) check_single(command);
+  if (!by_runner) check_single_process(command);
   apply_common_options(o);
   OpenedRunner opened;
   if (by_runner) opened = as_usage([&] { return asked->open(o.runners.at(asked->option)); });

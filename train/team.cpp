@@ -98,7 +98,7 @@ void run_team(const ParallelOptions& o, const std::function<void(Team&)>& train)
     tracing.finish();
     if (team.stopped_by()) stopped_by = team.stopped_by();
   };
-  const bool is_rank = engine::is_launched(), single = !is_rank || o.strategy == "none" || o.strategy == "dp";
+  const bool is_rank = engine::is_launched(), single_process = !is_rank || o.strategy == "none" || o.strategy == "dp";
   as_usage([&] {
     LOCKSTEP_CHECK(
         o.offload == "none" || o.offload == "cpu" || (o.offload.starts_with("nvme:") && o.offload.size() > 5),
@@ -111,9 +111,9 @@ void run_team(const ParallelOptions& o, const std::function<void(Team&)>& train)
                    "run, not both");
     LOCKSTEP_CHECK(o.ranks <= 1 || o.strategy != "none", "--parallel none trains on one rank, got --ranks ", o.ranks,
                    "; use --parallel ddp");
-    LOCKSTEP_CHECK(!single || o.ranks > 0 || o.strategy != "ddp",
+    LOCKSTEP_CHECK(!single_process || o.ranks > 0 || o.strategy != "ddp",
                    "--parallel ddp needs ranks: start it with lockstep run -n N -- ..., or give --ranks N");
-    if (is_rank && single) check_single("--parallel " + o.strategy);
+    if (is_rank && single_process) check_single_process("--parallel " + o.strategy);
   });
   if (o.strategy == "dp" && o.devices > 0)
     set_virtual_devices(o.devices);  // for other device types the count is checked once the model exists
@@ -122,7 +122,7 @@ void run_team(const ParallelOptions& o, const std::function<void(Team&)>& train)
       Team team(&dist::world(), true);
       body(team);
     });
-  } else if (single) {
+  } else if (single_process) {
     Team team(nullptr);
     body(team);
   } else {
@@ -139,7 +139,7 @@ void run_team(const ParallelOptions& o, const std::function<void(Team&)>& train)
   if (stopped_by && !environment_flag("LOCKSTEP_SIGNAL_EXIT_ZERO")) throw Stopped{stopped_by};
 }
 
-void check_single(const std::string& command) {
+void check_single_process(const std::string& command) {
   if (!engine::is_launched()) return;
   const int size = dist::Rendezvous::from_environment().world_size;
   LOCKSTEP_CHECK(size == 1, command, " runs in one process, got a job of ", size,

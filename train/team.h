@@ -69,7 +69,7 @@ void run_team(const ParallelOptions& options, const std::function<void(Team&)>& 
 /// The linker's build ID of this program: ranks of different builds must not train together.
 std::string build_id();
 /// Error if this process is one of several ranks. For commands that run in one process: every rank would do the same.
-void check_single(const std::string& command);
+void check_single_process(const std::string& command);
 /// "rank 1: " in a job of several ranks, for messages; else "".
 std::string rank_prefix();
 /// Writes the error to the file that LOCKSTEP_ERROR_FILE names, if it is set. The launcher reads this file.

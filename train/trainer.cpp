@@ -89,11 +89,11 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   steps = steps_of(of_step);
   eval_every = job.options().eval_every, save_every = job.options().save_every;
   if (o.state) {
-    TrainerState::Options reported = *o.state;
-    reported.max_steps = steps, reported.steps_of_epoch = steps_of_epoch, reported.samples_of_step = double(of_step);
-    if (eval_every == 1) eval_every = reported.full(reported.eval_steps);
-    if (save_every == 1) save_every = reported.full(reported.save_steps);
-    state.emplace(reported);
+    TrainerState::Options derived = *o.state;
+    derived.max_steps = steps, derived.steps_of_epoch = steps_of_epoch, derived.samples_of_step = double(of_step);
+    if (eval_every == 1) eval_every = derived.to_steps(derived.eval_steps);
+    if (save_every == 1) save_every = derived.to_steps(derived.save_steps);
+    state.emplace(derived);
   }
   make_engine(std::move(config));  // the engine's schedule needs `steps`
 }
@@ -252,8 +252,8 @@ void Trainer::Impl::fit() {
     trace::counter("loss", {{"loss", loss}});
     write_bits(loss);
     if (state) state->step(step, loss, lr, engine->get_global_grad_norm());
-    printed_loss = std::isnan(printed_loss) ? loss : 0.95 * printed_loss + 0.05 * loss;
-    progress.show(step, fmt::format("loss {:.4f}", printed_loss));
+    smoothed_loss = std::isnan(smoothed_loss) ? loss : 0.95 * smoothed_loss + 0.05 * loss;
+    progress.show(step, fmt::format("loss {:.4f}", smoothed_loss));
     Json line(Json::Object{});
     line["step"] = step;
     if (steps_of_epoch > 0) line["epoch"] = (step - 1) / steps_of_epoch + 1;
@@ -271,7 +271,7 @@ void Trainer::Impl::fit() {
       evaluation_seconds += progress.seconds() - before;
       progress.clear();
       if (job.talks()) {
-        std::string text = fmt::format("step {:6}  loss {:.4f}", step, printed_loss);
+        std::string text = fmt::format("step {:6}  loss {:.4f}", step, smoothed_loss);
         for (const auto& [name, value] : last) text += fmt::format("  {} {:.4f}", name, value);
         fmt::print("{}  {:.0f} {}/s\n", text, progress.rate(), o.unit);
         std::fflush(stdout);
@@ -311,7 +311,7 @@ void Trainer::Impl::fit() {
   result["steps"] = step;
   result["ranks"] = job.mesh().world().size();
   result["plan"] = to_string(job.plan());
-  result["loss"] = printed_loss;
+  result["loss"] = smoothed_loss;
   for (const auto& [name, value] : last) result[name] = value;
   result["parameters"] = parameters;
   result[o.unit + "_per_second"] = double(step - first) * of_step / std::max(seconds, 1e-9);

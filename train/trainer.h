@@ -44,7 +44,7 @@ struct TrainerStateOptions {
   int64_t max_steps = 0, steps_of_epoch = 0;
   double samples_of_step = 0;
   /// Returns `given` as a number of steps. A `given` below 1 is a fraction of max_steps.
-  int64_t full(double given) const;
+  int64_t to_steps(double given) const;
 };
 
 /// Options of a Trainer.
@@ -85,7 +85,7 @@ struct TrainerOptions {
   /// trainer_state.json, and run.json takes the place of config.json.
   std::optional<TrainerStateOptions> state = {};
   std::string resume_from = {};  ///< with --resume: folder of the checkpoint to load; "": the last one
-  int64_t patience = 0;       ///< stop after this many evaluations without improvement; 0: never
+  int64_t patience = 0;          ///< stop after this many evaluations without improvement; 0: never
   /// Replaces the model's forward (parallel::DataParallel, say). Only with plans that do not split the model.
   std::function<Variable(const Tensor& input)> forward = {};
   int64_t max_eval_batches = 0;  ///< batches per evaluation during training; 0: all

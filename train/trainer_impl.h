@@ -90,7 +90,7 @@ struct Trainer::Impl {
   int64_t worse = 0;                                 // evaluations since the one that gave `best`
   std::vector<std::pair<std::string, double>> last;  // results of the last evaluation
   int64_t last_eval_step = -1;                       // step of the last evaluation
-  double printed_loss = NAN;
+  double smoothed_loss = NAN;
   std::optional<TrainerState> state;
   Json result = Json::Object();
 };

@@ -8,7 +8,7 @@ namespace lockstep::train {
 
 using data::Json;
 
-int64_t TrainerStateOptions::full(double given) const {
+int64_t TrainerStateOptions::to_steps(double given) const {
   return int64_t(given < 1 ? std::ceil(given * double(max_steps)) : given);
 }
 
@@ -25,7 +25,7 @@ Json TrainerState::entry(Json::Object values) const {
 void TrainerState::step(int64_t step, double loss, double lr, double grad_norm) {
   step_ = step;
   sum_ += loss;
-  if (step % o_.full(o_.logging_steps) != 0) return;
+  if (step % o_.to_steps(o_.logging_steps) != 0) return;
   log_.push_back(entry({{"loss", sum_ / double(step - logged_)}, {"learning_rate", lr}, {"grad_norm", grad_norm}}));
   total_ += sum_;
   sum_ = 0;
@@ -62,17 +62,17 @@ Json TrainerState::json(bool to_go_on) const {
   all["best_metric"] = best_ ? Json(*best_) : Json();
   all["best_model_checkpoint"] = best_ ? Json(best_folder_) : Json();
   all["epoch"] = epoch();
-  all["eval_steps"] = o_.full(o_.eval_steps);
+  all["eval_steps"] = o_.to_steps(o_.eval_steps);
   all["global_step"] = step_;
   all["is_hyper_param_search"] = false;
   all["is_local_process_zero"] = true;
   all["is_world_process_zero"] = true;
   all["log_history"] = log_;
-  all["logging_steps"] = o_.full(o_.logging_steps);
+  all["logging_steps"] = o_.to_steps(o_.logging_steps);
   all["max_steps"] = o_.max_steps;
   all["num_input_tokens_seen"] = 0;
   all["num_train_epochs"] = int64_t(std::ceil(o_.num_train_epochs));
-  all["save_steps"] = o_.full(o_.save_steps);
+  all["save_steps"] = o_.to_steps(o_.save_steps);
   all["stateful_callbacks"] = Json::Object{};
   all["total_flos"] = 0.;
   all["train_batch_size"] = o_.train_batch_size;

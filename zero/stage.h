@@ -33,7 +33,7 @@ struct Parameter {
   size_t unit = SIZE_MAX, place = 0;      ///< unit: SIZE_MAX if frozen and below stage 3; place: index in the unit
   int64_t steps = 0;                      ///< updates so far
   int64_t first_block = 0;                ///< index of the first block among the norm blocks of all parameters
-  uint32_t known_version = 0;             ///< storage version that the master copy has (optim::ParameterState::seen)
+  uint32_t known_version = 0;             ///< storage version that the master copy has (optim::ParameterState)
   bool trains() const { return optimizer != nullptr; }  ///< true if an optimizer updates the parameter
 };
 
@@ -256,7 +256,7 @@ class Stage2 : public Stage1 {
     uint64_t since = 0;
   };
   std::vector<Lent> pool_;
-  uint64_t rounds_ = 0;
+  uint64_t lru_clock_ = 0;
 };
 
 /// Stage 3: shards parameters as well.

@@ -46,7 +46,7 @@ Tensor Stage2::memory(size_t u) {
       *std::min_element(pool_.begin(), pool_.end(), [](const Lent& a, const Lent& b) { return a.since < b.since; });
   if (next.unit != SIZE_MAX) reducer_->finish(next.unit);
   next.unit = u;
-  next.since = ++rounds_;
+  next.since = ++lru_clock_;
   return Tensor(next.bytes.storage(), next.bytes.offset(), {units[u].layout.full()}, {1}, units[u].gradient_dtype);
 }
 
@@ -55,7 +55,7 @@ Tensor Stage2::memory(size_t u) {
 void Stage2::discarded() {
   Stage1::discarded();
   for (Lent& lent : pool_) lent.unit = SIZE_MAX, lent.since = 0;
-  rounds_ = 0;
+  lru_clock_ = 0;
 }
 
 /// Reduces a unit's gradients. This rank's sum gets memory of its own, because another unit needs the buffer next.

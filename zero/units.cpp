@@ -44,9 +44,9 @@ class Planner {
       kinds.push_back(kind_of(i));
     }
     // On one rank nothing is communicated: one unit per parameter lets its gradient stay in its own memory.
-    const bool single = options_.stage == 0 &&
-                        std::all_of(all_.begin(), all_.end(), [](const PlannedParameter& p) { return p.ranks == 1; });
-    for (const auto& places : parallel::plan_units(sizes, kinds, single ? 1 : options_.reduce_bucket_size)) {
+    const bool single_rank = options_.stage == 0 && std::all_of(all_.begin(), all_.end(),
+                                                                [](const PlannedParameter& p) { return p.ranks == 1; });
+    for (const auto& places : parallel::plan_units(sizes, kinds, single_rank ? 1 : options_.reduce_bucket_size)) {
       std::vector<size_t> members;
       for (const size_t place : places) members.push_back(flat[place]);
       add(members, "", true);

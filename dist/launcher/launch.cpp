@@ -205,7 +205,7 @@ class Launch {
       if (rank == 0 && console_.terminal(2)) member.process.environment["LOCKSTEP_TERMINAL"] = "1";
       else member.process.environment.erase("LOCKSTEP_TERMINAL");
       if (!single) member.prefix = line_prefix(o_.prefix, rank, i, o_.role);
-      const bool listed = o_.printed.empty() || o_.printed.contains(i);
+      const bool listed = o_.ranks_filter.empty() || o_.ranks_filter.contains(i);
       const auto printed = [&](int stream) {
         return listed && (!redirects_.covers(i, stream) || tee_.covers(i, stream));
       };
@@ -261,7 +261,7 @@ void check(const LaunchOptions& o) {
   LOCKSTEP_CHECK(o.ranks_of_nodes.empty() || int(o.ranks_of_nodes.size()) == o.nodes,
                  "[run] expected --ranks-per-node with ", o.nodes, " numbers, one for each node, got ",
                  o.ranks_of_nodes.size());
-  for (const int rank : o.printed)
+  for (const int rank : o.ranks_filter)
     LOCKSTEP_CHECK(rank >= 0 && (rank < o.ranks || !o.hosts.empty()), "[run] --local-ranks-filter names local rank ",
                    rank, "; there are ranks 0 to ", o.ranks - 1, " here, name one of these");
   LOCKSTEP_CHECK(o.times.grace >= 0 && o.times.stop >= 0,

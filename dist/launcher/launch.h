@@ -45,7 +45,7 @@ struct LaunchOptions {
 
   std::string log_dir;
   std::string redirects, tee;  ///< as in torchrun: 0 to 3, or RANK:VALUE,...; both empty with a log_dir: tee everything
-  std::set<int> printed;       ///< local ranks whose output reaches the console; empty: all
+  std::set<int> ranks_filter;  ///< local ranks whose output reaches the console; empty: all
   std::string prefix = "[rank ${rank}] ";
   bool quiet = false;  ///< true: print failures only, no notices
 

@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kept = 4096;     // bytes kept of the end of each stream
 constexpr double last_words = 2;  // seconds that drain() waits for a slow reader after hurry()
 
-bool integer(std::string_view text, int& n) { return (n = read_number<int>(text).value_or(-1)) >= 0; }
+bool read_integer(std::string_view text, int& n) { return (n = read_number<int>(text).value_or(-1)) >= 0; }
 
 }  // namespace
 
@@ -32,7 +32,7 @@ Streams Streams::parse(const std::string& text, int ranks, const char* option) {
   };
   Streams streams;
   if (text.find(':') == std::string::npos) {
-    if (!integer(text, streams.all_) || streams.all_ > 3) wrong(text);
+    if (!read_integer(text, streams.all_) || streams.all_ > 3) wrong(text);
     return streams;
   }
   for (size_t at = 0; at <= text.size();) {
@@ -40,8 +40,8 @@ Streams Streams::parse(const std::string& text, int ranks, const char* option) {
     const std::string item = text.substr(at, end - at);
     const size_t colon = item.find(':');
     int rank = -1, value = -1;
-    if (colon == std::string::npos || !integer(item.substr(0, colon), rank) ||
-        !integer(item.substr(colon + 1), value) || value > 3)
+    if (colon == std::string::npos || !read_integer(item.substr(0, colon), rank) ||
+        !read_integer(item.substr(colon + 1), value) || value > 3)
       wrong(text);
     LOCKSTEP_CHECK(rank < ranks, "[run] ", option, " names local rank ", rank, "; there are ranks 0 to ", ranks - 1,
                    " here, name one of these");

@@ -89,7 +89,7 @@ class Relay {
   std::string tail(int lines) const;
 
  private:
-  void show(std::string_view line, bool entire);
+  void show(std::string_view line, bool full);
   void keep(std::string_view bytes);
 
   Console* console_ = nullptr;

@@ -85,7 +85,7 @@ std::vector<std::string> agent_command(const LaunchOptions& o, const Attempt& at
     if (!value.empty()) run.insert(run.end(), {option, value});
   };
   add("--log-dir", o.log_dir), add("--redirects", o.redirects), add("--tee", o.tee);
-  add("--local-ranks-filter", with_commas({o.printed.begin(), o.printed.end()}));
+  add("--local-ranks-filter", with_commas({o.ranks_filter.begin(), o.ranks_filter.end()}));
   if (!o.devices.empty()) add("--devices", with_commas(host.slots));
   if (o.binding == Binding::cores) run.push_back("--bind-cores-to-rank");
   else if (o.binding != Binding::none)

@@ -96,11 +96,11 @@ class Supervisor {
     give_up_at_ = monotonic_seconds() + last_wait;
   }
 
-  // Passes a signal on to all processes. A second signal kills them. `reported`: the signal came from the launcher that
+  // Passes a signal on to all processes. A second signal kills them. `announced`: it came from the launcher that
   // started this one, and that launcher has already printed a message.
-  void interrupt(int signal, bool reported = false) {
+  void interrupt(int signal, bool announced = false) {
     if (outcome_.interrupted || signal == parent_died) {
-      if (signal != parent_died && give_up_at_ == never && !reported)
+      if (signal != parent_died && give_up_at_ == never && !announced)
         console_.say(signal_name(signal) + " again: killing all that still run");
       if (!outcome_.interrupted) outcome_.interrupted = signal;
       console_.hurry();
@@ -108,7 +108,7 @@ class Supervisor {
     }
     outcome_.interrupted = signal;
     console_.hurry();
-    if (!reported)
+    if (!announced)
       console_.say((signal == SIGPIPE ? console_.why_lost() + ": SIGPIPE" : signal_name(signal)) + ": passed on to " +
                    std::to_string(alive()) + (alive() == 1 ? " process" : " processes") + ", which have " +
                    std::to_string(int(options_.grace)) + " s to end; the next signal kills them");

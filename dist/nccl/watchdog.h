@@ -97,7 +97,7 @@ class NcclWork final : public DeviceWork {
   Activity activity_;
   CallQueue* call_queue_ = nullptr;
   int neighbour_ = -1;
-  std::chrono::steady_clock::time_point started_, reported_;  // told_: time of the last report that the call is late
+  std::chrono::steady_clock::time_point started_, reported_;  // reported_: time of the last report of a late call
 };
 
 /// Supervises the NCCL calls of one rank.

@@ -142,7 +142,7 @@ static void directly(const Request& request, const Emit& emit) {
 
 const Rules rules::direct{
     .visit = directly,
-    .is_full = [](Collective) { return false; },
+    .has_one_chunk = [](Collective) { return false; },
     .adds_in_tree_order = [](const Request&) { return true; },
     .costs = [](const Request& r) -> std::optional<Costs> {
       if (is_reduction(r.collective) && !is_power_of_two(r.ranks)) return std::nullopt;

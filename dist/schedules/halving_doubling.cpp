@@ -87,7 +87,7 @@ static void by_halves(const Request& request, const Emit& emit) {
 const Rules rules::halving_doubling{
     .visit = by_halves,
     .has = [](Collective c) { return c < Collective::gather; },
-    .is_full = [](Collective) { return false; },
+    .has_one_chunk = [](Collective) { return false; },
     .adds_in_tree_order = [](const Request& r) { return is_power_of_two(r.ranks); },
     .costs = [](const Request& r) -> std::optional<Costs> {
       const double n = r.ranks, log = log2_of(r.ranks);

@@ -219,9 +219,9 @@ const Rules rules::hierarchical{
               r.hosts.empty() ? std::ptrdiff_t(r.ranks) : std::count(r.hosts.begin(), r.hosts.end(), r.hosts[0]);
           if (size == r.ranks) return true;
           if (r.ranks % size != 0 || !is_power_of_two(int(size))) return false;
-          std::map<int, int> observed;
+          std::map<int, int> host_index;
           for (int rank = 0; rank < r.ranks; ++rank) {
-            const int host = int(observed.try_emplace(r.hosts[size_t(rank)], int(observed.size())).first->second);
+            const int host = int(host_index.try_emplace(r.hosts[size_t(rank)], int(host_index.size())).first->second);
             if (host != rank / size) return false;
           }
           return true;

@@ -42,9 +42,9 @@ static void at_once(const Request& request, const Emit& emit) {
 const Rules rules::one_shot{
     .visit = at_once,
     .has = [](Collective c) { return c == Collective::all_reduce; },
-    .is_full = [](Collective) { return true; },
+    .has_one_chunk = [](Collective) { return true; },
     .adds_in_tree_order = [](const Request&) { return true; },
-    .costs = [](const Request& r) -> std::optional<Costs> { return fulls(r); },
+    .costs = [](const Request& r) -> std::optional<Costs> { return full_messages(r); },
 };
 
 }  // namespace lockstep::dist

@@ -63,7 +63,7 @@ const Rules rules::ring{
     .visit = by_ring,
     .has = [](Collective c) { return c < Collective::all_to_all; },  // all_to_all would forward each chunk many times
     .costs = [](const Request& r) -> std::optional<Costs> {
-      return moves_all(r.collective) ? fulls(r) : shares(r, r.collective == Collective::all_reduce ? 2 : 1);
+      return moves_all(r.collective) ? full_messages(r) : shares(r, r.collective == Collective::all_reduce ? 2 : 1);
     },
 };
 

@@ -21,7 +21,7 @@ struct Rules {
   /// added to the enumeration later has no schedules yet.
   bool (*has)(Collective collective) = [](Collective c) { return c <= Collective::all_to_all; };
   /// True if an all_reduce, broadcast or reduce treats the data as one chunk. False: one chunk for each rank.
-  bool (*is_full)(Collective collective) = [](Collective c) { return c != Collective::all_reduce; };
+  bool (*has_one_chunk)(Collective collective) = [](Collective c) { return c != Collective::all_reduce; };
   /// True if the terms of three or more ranks are added in the order of summation_tree.h. (For two, all orders agree.)
   bool (*adds_in_tree_order)(const Request& request) = [](const Request&) { return false; };
   /// The textbook cost; nothing if there is no short formula.
@@ -34,7 +34,7 @@ inline Costs shares(const Request& r, int times = 1) {
   return {times * (n - 1), times * (n - 1) / n, times == 1 ? "(n-1)·α + (n-1)/n·S/β" : "2(n-1)·α + 2(n-1)/n·S/β"};
 }
 /// Textbook cost of `times` * (n - 1) messages, one after another, each with all the data.
-inline Costs fulls(const Request& r, int times = 1) {
+inline Costs full_messages(const Request& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1), times == 1 ? "(n-1)·α + (n-1)·S/β" : "2(n-1)·α + 2(n-1)·S/β"};
 }

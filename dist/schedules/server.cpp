@@ -75,11 +75,11 @@ static void by_server(const Request& request, const Emit& emit) {
 
 const Rules rules::server{
     .visit = by_server,
-    .is_full = [](Collective) { return true; },
+    .has_one_chunk = [](Collective) { return true; },
     .adds_in_tree_order = [](const Request& r) { return r.ranks == 3; },
     .costs = [](const Request& r) -> std::optional<Costs> {
-      if (moves_all(r.collective)) return fulls(r);
-      if (r.collective == Collective::all_reduce) return fulls(r, 2);
+      if (moves_all(r.collective)) return full_messages(r);
+      if (r.collective == Collective::all_reduce) return full_messages(r, 2);
       if (r.collective == Collective::gather || r.collective == Collective::scatter) return shares(r);
       return std::nullopt;
     },

@@ -89,7 +89,7 @@ static void by_tree(const Request& request, const Emit& emit) {
 const Rules rules::tree{
     .visit = by_tree,
     .has = [](Collective c) { return c < Collective::all_to_all; },  // all_to_all would forward each chunk many times
-    .is_full = [](Collective) { return true; },
+    .has_one_chunk = [](Collective) { return true; },
     .adds_in_tree_order = [](const Request& r) { return r.root == 0; },
     .costs = [](const Request& r) -> std::optional<Costs> {
       const double n = r.ranks, log = log2_of(r.ranks);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t max_visitors = 256;  // unauthenticated connections
 constexpr int max_entries = 32;       // accepted in a row, before existing connections are served
-constexpr std::chrono::seconds wait_policy{5}, log_pause{60};
+constexpr std::chrono::seconds handshake_limit{5}, log_pause{60};
 
 }  // namespace
 
@@ -112,7 +112,7 @@ bool Listener::enter(std::vector<Visitor>& visitors) {
   if (exhausted) return true;
   prepare(fd.get());
   Visitor visitor{
-      .fd = std::move(fd), .deadline = Clock::now() + wait_policy, .challenge = random_nonce(), .heard = {}};
+      .fd = std::move(fd), .deadline = Clock::now() + handshake_limit, .challenge = random_nonce(), .heard = {}};
   const std::string hello = handshake::hello(visitor.challenge);
   if (::send(visitor.fd.get(), hello.data(), hello.size(), MSG_NOSIGNAL) == ssize_t(hello.size()))
     visitors.push_back(std::move(visitor));

@@ -10,7 +10,7 @@ using ls::Tensor, ls::Variable;
 
 /// Affine coupling: scales and shifts one coordinate depending on the other. The next layer swaps the two coordinates.
 struct Coupling : ls::nn::Layer<Coupling> {
-  explicit Coupling(int64_t observed) : observed(observed) {}
+  explicit Coupling(int64_t kept_half) : kept_half(kept_half) {}
   /// Transformed points, and the logarithm of the scale.
   struct Output {
     Variable x, log_scale;
@@ -18,14 +18,14 @@ struct Coupling : ls::nn::Layer<Coupling> {
   };
   /// x (B, 2); log_scale (B, 1) is the log determinant of the Jacobian.
   Output forward(const Variable& x) {
-    const Variable kept = x.narrow(1, observed, 1), moved = x.narrow(1, 1 - observed, 1);
+    const Variable kept = x.narrow(1, kept_half, 1), moved = x.narrow(1, 1 - kept_half, 1);
     const Variable both = fc2(ls::tanh(fc1(kept))), log_scale = ls::tanh(both.narrow(1, 0, 1));
     const Variable made = moved * ls::exp(log_scale) + both.narrow(1, 1, 1);
-    return {observed == 0 ? ls::cat({kept, made}, 1) : ls::cat({made, kept}, 1), log_scale};
+    return {kept_half == 0 ? ls::cat({kept, made}, 1) : ls::cat({made, kept}, 1), log_scale};
   }
   void fields(ls::nn::Fields& f) override { f("fc1", fc1)("fc2", fc2); }
 
-  int64_t observed;
+  int64_t kept_half;
   ls::nn::Linear fc1{{.in = 1, .out = 32}}, fc2{{.in = 32, .out = 2}};
 };
 

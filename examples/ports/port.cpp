@@ -63,7 +63,7 @@ Run::Digits Run::digits(int64_t count) {
   }
   static const ls::data::TensorDataset all = ls::data::to_tensors(ls::data::SyntheticDigits(4096, 1));
   std::vector<int64_t> indices(static_cast<size_t>(count));
-  for (int64_t& index : indices) index = observed_++ % all.size();
+  for (int64_t& index : indices) index = digits_used_++ % all.size();
   const ls::data::Example batch = *all.get_batch(indices);
   return {batch.input, batch.target};
 }

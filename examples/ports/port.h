@@ -46,7 +46,7 @@ class Run : public Options {
  private:
   friend int run(int, char**, const std::string&, const Options&, const std::function<void(Run&)>&,
                  const std::vector<std::string>&);
-  int64_t step_ = 0, sampled_ = 0, observed_ = 0;
+  int64_t step_ = 0, sampled_ = 0, digits_used_ = 0;
   double sum_ = 0;
   int64_t counted_ = 0;  ///< steps whose losses are in sum_: the last tenth of the run
 };

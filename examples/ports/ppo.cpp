@@ -36,14 +36,14 @@ Played play(ActorCritic& model, ports::CartPole& pole, ports::Run& run) {
   std::vector<float> states, said, values, returns(horizon), advantages(horizon);
   std::vector<int64_t> actions, lost(horizon);
   for (size_t i = 0; i <= size_t(horizon); ++i) {
-    const std::vector<float> observed(pole.state.begin(), pole.state.end());
-    const auto [scores, value] = model(Variable(Tensor::from(observed, {1, 4})));
+    const std::vector<float> observation(pole.state.begin(), pole.state.end());
+    const auto [scores, value] = model(Variable(Tensor::from(observation, {1, 4})));
     values.push_back(float(value.item()));
     if (i == size_t(horizon)) break;
     const auto both = scores.tensor().to_vector<float>();
     actions.push_back(sampled[5 * i] < std::exp(both[0]) ? 0 : 1);
     said.push_back(both[size_t(actions.back())]);
-    states.insert(states.end(), observed.begin(), observed.end());
+    states.insert(states.end(), observation.begin(), observation.end());
     lost[i] = !pole.step(actions.back());
     if (lost[i])
       for (size_t d = 0; d < 4; ++d) pole.state[d] = 0.1 * double(sampled[5 * i + 1 + d]) - 0.05;

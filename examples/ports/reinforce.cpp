@@ -27,10 +27,10 @@ int main(int argc, char** argv) {
       for (size_t i = 0; i < 4; ++i) pole.state[i] = 0.1 * double(sampled[200 + i]) - 0.05;
       for (bool goes_on = true; goes_on && actions.size() < 200;) {
         const ls::NoGrad no_grad;
-        const std::vector<float> observed(pole.state.begin(), pole.state.end());
+        const std::vector<float> observation(pole.state.begin(), pole.state.end());
         const float left =
-            ls::softmax(policy(Variable(Tensor::from(observed, {1, 4}))), 1).tensor().to_vector<float>()[0];
-        states.insert(states.end(), observed.begin(), observed.end());
+            ls::softmax(policy(Variable(Tensor::from(observation, {1, 4}))), 1).tensor().to_vector<float>()[0];
+        states.insert(states.end(), observation.begin(), observation.end());
         actions.push_back(sampled[actions.size()] < left ? 0 : 1);
         goes_on = pole.step(actions.back());
       }

@@ -34,9 +34,9 @@ Recordings record(ports::Run& run, int64_t count) {
   std::vector<int64_t> said;
   for (int64_t i = 0; i < count; ++i)
     for (int64_t w = 0, at = 2; w < words; ++w, at += 2) {
-      const size_t sampled = size_t(i * words + w);
-      said.push_back(1 + int64_t(tone[sampled] * float(tones)));
-      for (const int64_t end = at + 4 + int64_t(time[sampled] * 4); at < end; ++at)
+      const size_t index = size_t(i * words + w);
+      said.push_back(1 + int64_t(tone[index] * float(tones)));
+      for (const int64_t end = at + 4 + int64_t(time[index] * 4); at < end; ++at)
         loud[size_t((at * count + i) * tones + said.back() - 1)] = 1;
     }
   const Tensor noise = run.normal({frames, count, tones}) * 0.3;

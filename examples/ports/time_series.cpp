@@ -27,12 +27,12 @@ int main(int argc, char** argv) {
     for (int64_t t = 0; t <= length; ++t)
       for (float start : starts) values.push_back(std::sin(double(t) / 5 + 20 * double(start)));
     const Tensor waves = Tensor::from(values, {length + 1, run.batch, 1});
-    const Variable observed(waves.narrow(0, 0, length)), next(waves.narrow(0, 1, length));
+    const Variable inputs(waves.narrow(0, 0, length)), next(waves.narrow(0, 1, length));
 
     Sequence model;
     run.start(model);
     model.to(ls::f64);  // L-BFGS depends on small differences
     ls::optim::LBFGS optimizer(model.parameters(), {.lr = run.lr, .max_iter = 10, .line_search = true});
-    while (run.next()) run.report(optimizer.step([&] { return ls::mse_loss(model(observed), next); }));
+    while (run.next()) run.report(optimizer.step([&] { return ls::mse_loss(model(inputs), next); }));
   });
 }

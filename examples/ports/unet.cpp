@@ -37,9 +37,9 @@ int main(int argc, char** argv) {
                       ls::optim::Adam optimizer(model.parameters(), {.lr = run.lr});
                       while (run.next()) {
                         const Tensor clean = run.digits(run.batch).images;
-                        const Variable observed(clean + run.normal(clean.shape()) * 0.3),
+                        const Variable noisy(clean + run.normal(clean.shape()) * 0.3),
                             wanted(ls::gt(clean, ls::full({}, 0.5)).to(ls::f32));
-                        const Variable loss = ls::bce_with_logits(model(observed), wanted);
+                        const Variable loss = ls::bce_with_logits(model(noisy), wanted);
                         optimizer.zero_grad();
                         loss.backward();
                         optimizer.step();

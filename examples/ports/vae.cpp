@@ -31,9 +31,9 @@ int main(int argc, char** argv) {
     while (run.next()) {
       const Variable x(run.digits(run.batch).images.reshape({run.batch, 784}));
       const auto [scores, mean, log_variance] = model(x, Variable(run.normal({run.batch, 8})));
-      const Variable observed = ls::bce_with_logits(scores, x, {}, {}, ls::Reduction::sum);
+      const Variable reconstruction = ls::bce_with_logits(scores, x, {}, {}, ls::Reduction::sum);
       const Variable divergence = ls::sum(log_variance + 1.0 - ls::square(mean) - ls::exp(log_variance)) * -0.5;
-      const Variable loss = (observed + divergence) / double(run.batch);
+      const Variable loss = (reconstruction + divergence) / double(run.batch);
       optimizer.zero_grad();
       loss.backward();
       optimizer.step();

@@ -15,9 +15,9 @@ class Finder {
   explicit Finder(const DeviceMapOptions& options) : options_(options) {}
 
   void visit(nn::Module& module, const std::string& name) {
-    const std::vector<std::string>& full = options_.no_split_module_classes;
+    const std::vector<std::string>& no_split = options_.no_split_module_classes;
     const auto children = module.children();
-    if (children.empty() || std::find(full.begin(), full.end(), module.kind()) != full.end()) {
+    if (children.empty() || std::find(no_split.begin(), no_split.end(), module.kind()) != no_split.end()) {
       Part part{.name = name, .module = &module, .own = false};
       for (const NamedField& field : nn::named_fields(module)) take(part, field, name);
       add(std::move(part));

@@ -101,8 +101,8 @@ Variable StudentT::mean() const { return masked_fill(loc, logical_not(above(df.t
 Variable StudentT::variance() const {
   const Tensor finite = above(df.tensor(), 2);
   const Variable safe = masked_fill(df, logical_not(finite), 3);
-  const Variable finite_variance = masked_fill(square(scale) * safe / (safe - 2.0), logical_not(finite), INFINITY);
-  return masked_fill(finite_variance, logical_not(above(df.tensor(), 1)), NAN);
+  const Variable variance_or_inf = masked_fill(square(scale) * safe / (safe - 2.0), logical_not(finite), INFINITY);
+  return masked_fill(variance_or_inf, logical_not(above(df.tensor(), 1)), NAN);
 }
 Variable StudentT::draw(const Shape& shape) const {
   // t = x / sqrt(c / df) with x normal and c chi-squared with df degrees of freedom; c / 2 is a gamma variate of shape

@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "data/files.h"
-#include "data/shown.h"
+#include "data/one_line.h"
 
 namespace lockstep::data {
 namespace {

@@ -8,7 +8,7 @@
 #include <cstring>
 
 #include "data/little_endian.h"
-#include "data/shown.h"
+#include "data/one_line.h"
 #include "extensions/files/npy_array.h"
 #include "tensor/ops.h"
 
@@ -54,14 +54,14 @@ class NpyHeaderReader {
   NpyHeaderReader(std::string_view text, const std::string& where) : text_(text), where_(where) {}
 
   NpyHeader run() {
-    int observed = 0;
+    int present = 0;
     expect('{');
     while (!take('}')) {
       const std::string key = quoted();
       const int field = key == "descr" ? 1 : key == "fortran_order" ? 2 : key == "shape" ? 4 : 0;
       if (!field) refuse("the key descr, fortran_order or shape", str("'", one_line_of(key), "'"));
-      if (observed & field) refuse("each key once", str("'", key, "' twice"));
-      observed |= field;
+      if (present & field) refuse("each key once", str("'", key, "' twice"));
+      present |= field;
       expect(':');
       if (field == 1) read_dtype();
       else if (field == 2) read_order();
@@ -71,7 +71,7 @@ class NpyHeaderReader {
         break;
       }
     }
-    if (observed != 7) refuse("the keys descr, fortran_order and shape", "fewer");
+    if (present != 7) refuse("the keys descr, fortran_order and shape", "fewer");
     skip();
     if (at_ < text_.size()) refuse("the end of the header", found());
     return std::move(header_);

@@ -2,7 +2,7 @@
 #include <set>
 
 #include "data/file_calls.h"
-#include "data/shown.h"
+#include "data/one_line.h"
 #include "extensions/files/npy.h"
 #include "extensions/files/npy_array.h"
 #include "extensions/files/zip.h"

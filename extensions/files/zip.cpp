@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "data/file_calls.h"
 #include "data/little_endian.h"
-#include "data/shown.h"
+#include "data/one_line.h"
 
 namespace lockstep::data {
 namespace {

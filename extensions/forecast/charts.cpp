@@ -101,13 +101,13 @@ std::string loss_chart(const Analysis& a) {
   return out + "</svg>\n";
 }
 
-std::string timeline_chart(const Analysis& a, size_t printed) {
+std::string timeline_chart(const Analysis& a, size_t max_rows) {
   constexpr double left = 64, top = 26, width = 1000, row = 20, thin = 8, gap = 8;
   double begin = INFINITY, end = -INFINITY;
   for (const auto& [rank, step] : a.timeline) begin = std::min(begin, step.begin), end = std::max(end, step.end);
   if (!(end > begin)) return "";
   const double total = end - begin, scale = width / total;
-  const double height = top + double(std::min(printed, a.timeline.size())) * (row + thin + gap) + 4;
+  const double height = top + double(std::min(max_rows, a.timeline.size())) * (row + thin + gap) + 4;
   std::string out = open("timeline", left + width + 12, height, "timeline of a step",
                          format(" data-left=\"%g\" data-width=\"%g\" data-seconds=\"%.9g\"", left, width, total));
   for (int i = 0; i <= 5; ++i) {
@@ -118,7 +118,7 @@ std::string timeline_chart(const Analysis& a, size_t printed) {
   }
   double y = top;
   for (const auto& [rank, step] : a.timeline) {
-    if (printed-- == 0) break;
+    if (max_rows-- == 0) break;
     out += text(8, y + 14, str("rank ", rank), "start", "ink") + rect("idle", left, y, width, row, "idle");
     const auto box = [&](const Interval& one, double at, double tall, bool label) {
       const double x = left + (one.begin - begin) * scale, w = (one.end - one.begin) * scale;
@@ -144,17 +144,17 @@ std::string timeline_chart(const Analysis& a, size_t printed) {
   return out + "</svg>\n";
 }
 
-std::string split_chart(const Analysis& a, size_t printed) {
+std::string split_chart(const Analysis& a, size_t max_rows) {
   const auto sum_of = [](const auto& split) { return std::accumulate(split.begin(), split.end(), 0.); };
   double greatest = 0;
   for (const auto& [rank, split] : a.split) greatest = std::max(greatest, sum_of(split));
   if (greatest <= 0) return "";
   constexpr double left = 64, width = 920, row = 22, gap = 6;
-  const double rows = double(std::min(printed, a.split.size()));
+  const double rows = double(std::min(max_rows, a.split.size()));
   std::string out = open("split", left + width + 92, rows * (row + gap) + 4, "where the time of a step goes");
   double y = 2;
   for (const auto& [rank, split] : a.split) {
-    if (printed-- == 0) break;
+    if (max_rows-- == 0) break;
     out += text(8, y + 15, str("rank ", rank), "start", "ink");
     double x = left;
     for (int p = 0; p < parts; ++p) {

@@ -74,7 +74,7 @@ void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, co
       Variable total = last && loss ? loss(values.at(0)) : Variable();
       forward.push_back(steady_seconds() - begin);
       layer.measured = 2 * double(counter.count()) / tokens;
-      const double round = steady_seconds();
+      const double backward_begin = steady_seconds();
       if (total.defined()) {
         if (total.requires_grad()) total.backward();
       } else {
@@ -82,7 +82,7 @@ void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, co
           if (v.requires_grad()) total = total.defined() ? add(total, sum(v)) : sum(v);
         if (total.defined()) total.backward();
       }
-      backward.push_back(steady_seconds() - round);
+      backward.push_back(steady_seconds() - backward_begin);
       for (Variable v : in) v.clear_grad();
       for (Variable p : model.parameters()) p.clear_grad();
     }

@@ -78,7 +78,7 @@ std::string timeline(const Analysis& a) {
          "<div id=\"zoom\" hidden><button id=\"in\">zoom in</button> <button id=\"out\">zoom out</button> <button "
          "id=\"all\">whole step</button> <span class=\"soft\">or drag, and Ctrl or Shift with the "
          "wheel</span></div>\n" +
-         soft(str("Step ", a.printed,
+         soft(str("Step ", a.timeline_step,
                   ", which took the median time. The upper bar of a rank is its main thread, the lower one its "
                   "collectives and messages, which run beside it.",
                   a.timeline.size() > max_ranks ? str(" The first ", max_ranks, " of ", a.timeline.size(), " ranks.")

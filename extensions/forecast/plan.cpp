@@ -344,24 +344,24 @@ PredictedTime predict(const PlanForecast& p, const Speeds& speeds) {
   PredictedTime t;
   const Config& c = p.config;
   const double tokens = double(*c.train_batch_size) * double(p.model.context), own = tokens / (p.plan.dp * p.plan.cp);
-  // All in seconds. even: mean computing time of a stage. copies: communication between replicas. waits: all
+  // All in seconds. even: mean computing time of a stage. sync: communication between replicas. waits: all
   // communication except all-reduces of tensor parallelism that overlap with computation.
-  double even = 0, copies = 0, waits = 0;
+  double even = 0, sync = 0, waits = 0;
   for (size_t s = 0; s < p.stages.size(); ++s) {
     const Forecast& stage = p.stages[s];
     const double compute = passes(c) * p.flops[s] * own / speeds.flops;
     t.compute = std::max(t.compute, compute), even += compute / double(p.stages.size());
-    copies = std::max(copies, p.copy_traffic(s) / speeds.bandwidth);
+    sync = std::max(sync, p.data_parallel_traffic(s) / speeds.bandwidth);
     // Traffic between pipeline stages is left out, because it overlaps with computation.
     const double sent =
-        (p.copy_traffic(s) + p.tensor_parallel_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) /
+        (p.data_parallel_traffic(s) + p.tensor_parallel_traffic[s] + p.context_traffic[s] + p.expert_traffic[s]) /
         speeds.bandwidth;
     t.communication = std::max(t.communication, sent);
     waits = std::max(waits, sent - hidden_by_tensor_parallel(p, s, speeds));
     t.optimizer = std::max(t.optimizer, stage.optimizer_traffic() / speeds.memory);
   }
   const double computing = even / (1 - p.bubble);
-  t.step = (overlaps(p) ? std::max(computing, copies) + waits - copies : computing + waits) + t.optimizer;
+  t.step = (overlaps(p) ? std::max(computing, sync) + waits - sync : computing + waits) + t.optimizer;
   t.tokens = tokens / t.step;
   return t;
 }

@@ -61,7 +61,7 @@ struct PlanForecast {
   pipeline::Schedule schedule;
   std::vector<int> bounds;  ///< the first layer of each virtual stage, then the number of layers
   /// One forecast for each pipeline stage, for the ranks that hold the same parameters (replicas, context parallelism).
-  /// With tensor parallelism, each is for the ranks with the first slice of each parameter: no slice is larger.
+  /// With tensor parallelism, each is for the ranks with the first shard of each parameter: no shard is larger.
   std::vector<Forecast> stages;
   std::vector<double> flops;  ///< FLOPs of a token's forward on a rank of each stage
   /// Bytes that a rank of each stage sends per step: to other stages, to tensor-parallel ranks, to ranks that share its
@@ -71,7 +71,9 @@ struct PlanForecast {
   /// Idle fraction of all ranks' time. bubble: simulated with these stages. formula: by the formula for equal stages.
   double bubble = 0, formula = 0;
   /// Bytes that a rank of the stage sends to other replicas per step.
-  double copy_traffic(size_t stage) const { return stages[stage].gradient_traffic + stages[stage].parameter_traffic; }
+  double data_parallel_traffic(size_t stage) const {
+    return stages[stage].gradient_traffic + stages[stage].parameter_traffic;
+  }
 };
 
 /// Forecast of a plan. Error if the plan does not work, with the reason and the nearest plan that works. The ZeRO stage

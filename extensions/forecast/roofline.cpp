@@ -52,14 +52,13 @@ const std::vector<std::string>& sources() {
 
 namespace {
 
-constexpr double of_replicas = 0.80;
+constexpr double of_copies = 0.80;
 // Efficiencies of 16-bit products by cuBLASLt. product_short: with a fused bias, or with nothing fused; product_gelu:
 // with gelu fused, whose input is also written; product_gelu_grad: with gelu's derivative fused.
 constexpr double start_seconds = 6e-6;
-constexpr Efficiency product_short{0.78, of_replicas, 1, start_seconds},
-    product_gelu{0.53, of_replicas, 1, start_seconds}, product_gelu_grad{0.49, of_replicas, 1, start_seconds},
-    product_a100{0.70, of_replicas, 5, start_seconds}, product_f32{0.76, of_replicas, 4},
-    attention_f32{0.50, of_replicas, 4}, by_memory{1, of_replicas, 1};
+constexpr Efficiency product_short{0.78, of_copies, 1, start_seconds}, product_gelu{0.53, of_copies, 1, start_seconds},
+    product_gelu_grad{0.49, of_copies, 1, start_seconds}, product_a100{0.70, of_copies, 5, start_seconds},
+    product_f32{0.76, of_copies, 4}, attention_f32{0.50, of_copies, 4}, by_memory{1, of_copies, 1};
 // Added time of a product with a long inner dim: its sums are split into parts, which another kernel adds up.
 constexpr double split_seconds = 12e-6;
 
@@ -84,7 +83,7 @@ constexpr Measured measured_parts[] = {
 
 Efficiency by_memory_of(const std::string& name) {
   for (const Measured& m : measured_parts)
-    if (m.name == name) return m.is_rewritten ? Efficiency{1, of_replicas, 3, 0, m.part} : Efficiency{1, m.part, 1};
+    if (m.name == name) return m.is_rewritten ? Efficiency{1, of_copies, 3, 0, m.part} : Efficiency{1, m.part, 1};
   return by_memory;
 }
 
@@ -142,13 +141,13 @@ constexpr AttentionSpeeds flash_3[] = {
 Efficiency attention_efficiency(const DryKernel& k, bool backward, const Card& card) {
   const Operand &q = k.operand(backward), &keys = k.operand(backward + 1);
   if (!is_16_bits(q.dtype)) return attention_f32;
-  if (!card.has_wgmma) return {backward ? 0.45 : 0.50, of_replicas, 2};
+  if (!card.has_wgmma) return {backward ? 0.45 : 0.50, of_copies, 2};
   const int64_t width = q.shape[3];
   const bool on_wgmma = (width == 64 || width == 128) && k.dropout == 0 && k.window == 0;
   // Measured speed divided by the published speed, which is in flash_2 or flash_3.
   const double measured = !on_wgmma ? backward ? 0.65 : 0.72 : backward ? 0.87 : 1.16;
   return {std::min(0.65, (on_wgmma ? flash_3 : flash_2)[width > 64].part(keys.shape[2], k.causal, backward) * measured),
-          of_replicas, 2};
+          of_copies, 2};
 }
 
 KernelCost attention_cost(const DryKernel& k, bool backward, const Card& card) {

@@ -100,20 +100,20 @@ void add_steps(const RunFiles& run, Analysis& a) {
   }
   if (full.empty()) return;
   std::sort(full.begin(), full.end());
-  std::tie(a.median_step, a.printed) = full[(full.size() - 1) / 2];
+  std::tie(a.median_step, a.timeline_step) = full[(full.size() - 1) / 2];
   for (const RankTrace& t : run.traces) {
     const auto steps = steps_by_part(t);
     for (const auto& step : steps)
       for (size_t p = 0; p < parts; ++p) a.split[t.rank][p] += step[p] / double(steps.size());
     for (const Event* step : measured_steps(t)) {
       const double begin = step->begin, end = step->end();
-      if (step->integer("step") != a.printed) continue;
-      RankStep& printed = a.timeline[t.rank];
-      printed = {
+      if (step->integer("step") != a.timeline_step) continue;
+      RankStep& rank_step = a.timeline[t.rank];
+      rank_step = {
           .begin = begin, .end = end, .work = flatten(within(t, begin, end, true), begin, end), .collectives = {}};
       for (const Event* e : within(t, begin, end, false))
         if (e->category == Category::collective)
-          printed.collectives.push_back({Part::communication, e->begin, e->end(), e->text("call")});
+          rank_step.collectives.push_back({Part::communication, e->begin, e->end(), e->text("call")});
     }
   }
 }
@@ -317,9 +317,9 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
       f.schedule = e.text("schedule");
       const auto integer = [&](const char* key) { return int(e.integer(key, 1 << 20)); };
       f.stages = integer("stages"), f.micro_batches = integer("micro_batches"), f.chunks = integer("chunks");
-      const int copy = integer("copy");
-      f.replicas = std::max(f.replicas, copy + 1);
-      batches[{copy, count++}].emplace_back(&t, &e);
+      const int replica = integer("copy");
+      f.replicas = std::max(f.replicas, replica + 1);
+      batches[{replica, count++}].emplace_back(&t, &e);
     }
   }
   std::vector<double> idle;

@@ -79,7 +79,7 @@ struct Analysis {
   std::vector<std::pair<double, double>> loss, validation;  ///< pairs (step, value)
   std::vector<double> steps;                                ///< seconds of each step on the slowest rank
   double median_step = 0;
-  int64_t printed = -1;                            ///< step shown in the timeline: one of median length
+  int64_t timeline_step = -1;                      ///< step shown in the timeline: one of median length
   std::map<int, RankStep> timeline;                ///< one step of each rank
   std::map<int, std::array<double, parts>> split;  ///< seconds per step by rank, mean without the first step
   std::optional<PipelineFigures> pipeline;

@@ -36,13 +36,13 @@ struct KeptRows {
 class RowsInFp8 : public nn::RowGradients {
  public:
   RowsInFp8(Backward& back, const KeptRows& kept, int64_t chunks)
-      : kept_(kept), wants_x_(back.needs(0)), rounds_(back.needs(1) && chunks == 1) {
+      : kept_(kept), wants_x_(back.needs(0)), wants_turned_(back.needs(1) && chunks == 1) {
     kept_.scale_x.get(rows_name), kept_.scale_w.get(rows_name);  // Error if a scale changed since the forward
     const Fp8Scales::Of& of = kept_.of[size_t(Fp8Role::weight)];
     if (wants_x_) w_ = {cast(fp8_rows(back.input(1, kept_.w)), of, false, false, true).turned, of.format, of.scale_inv};
   }
   Tensor of_input(const Tensor& g, const std::function<Tensor(const Tensor&)>&, const Tensor&) override {
-    const Fp8Cast made = cast(fp8_rows(g), of_g(), true, wants_x_, rounds_);
+    const Fp8Cast made = cast(fp8_rows(g), of_g(), true, wants_x_, wants_turned_);
     turned_ = made.turned;
     if (!wants_x_) return {};
     return matmul_fp8({made.codes, of_g().format, of_g().scale_inv}, w_, {}, kept_.dtype);
@@ -57,7 +57,7 @@ class RowsInFp8 : public nn::RowGradients {
  private:
   const Fp8Scales::Of& of_g() const { return kept_.of[size_t(Fp8Role::gradient)]; }
   KeptRows kept_;
-  bool wants_x_, rounds_;
+  bool wants_x_, wants_turned_;
   Fp8Matrix w_;
   Tensor turned_;
 };

@@ -61,11 +61,11 @@ Fp8Scaling::Fp8Scaling(Module& model, const Fp8Options& options) : o_(options) {
 void Fp8Scaling::update(const std::function<void(const Tensor& amax)>& maximum) {
   if (linears_.empty()) return;
   if (maximum) maximum(amax_);
-  const Tensor visited = where(isfinite(amax_), amax_, zeros_like(amax_));
+  const Tensor finite_amax = where(isfinite(amax_), amax_, zeros_like(amax_));
   if (const int64_t older = o_.amax_history_len - 1; older > 0)
     history_.narrow(2, 1, older).copy_(history_.narrow(2, 0, older).clone());
-  history_.narrow(2, 0, 1).copy_(visited.unsqueeze(2));
-  const Tensor highest = o_.amax_compute_algo == Fp8Options::Amax::max ? lockstep::amax(history_, {2}) : visited;
+  history_.narrow(2, 0, 1).copy_(finite_amax.unsqueeze(2));
+  const Tensor highest = o_.amax_compute_algo == Fp8Options::Amax::max ? lockstep::amax(history_, {2}) : finite_amax;
   const Tensor zero = zeros_like(highest), finite = full_like(highest, std::numeric_limits<float>::max());
   scale_.copy_(where(gt(highest, zero), minimum(div(largest_, highest), finite), scale_));
   loaded();

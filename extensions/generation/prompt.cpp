@@ -20,7 +20,7 @@
 namespace lockstep::train {
 
 std::string continue_prompt(const LanguageModel& m, const std::string& prompt, bool by_ids, nn::Generation generation,
-                            std::ostream* printed) {
+                            std::ostream* out) {
   const auto tokenizer = by_ids ? nullptr : m.tokenizer();
   std::optional<data::Decoder> decoder;
   std::vector<int64_t> ids;
@@ -41,14 +41,14 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
   for (const int64_t id : m.ends)
     if (id < m.model->o.vocab) generation.eos_token_id.push_back(id);
   std::string made;
-  const bool on_terminal = printed == &std::cout && isatty(STDOUT_FILENO) == 1;
+  const bool on_terminal = out == &std::cout && isatty(STDOUT_FILENO) == 1;
   // True once the prompt is printed. That happens with the first new text, because an Error may come before.
   bool begun = false;
   nn::TextStream stream(generation.stop);
   const auto show = [&](const std::string& text) {
     made += text;
-    if (printed && !std::exchange(begun, true) && !by_ids) *printed << prompt;
-    if (printed) *printed << (on_terminal ? printable(text) : text) << std::flush;
+    if (out && !std::exchange(begun, true) && !by_ids) *out << prompt;
+    if (out) *out << (on_terminal ? printable(text) : text) << std::flush;
   };
   const auto take = [&](size_t, int64_t id) {
     const bool ends = std::ranges::count(generation.eos_token_id, id) > 0;
@@ -60,11 +60,11 @@ std::string continue_prompt(const LanguageModel& m, const std::string& prompt, b
     runner->generate(std::span(&ids, 1), generation, take);
   else nn::generate(*m.model, std::span(&ids, 1), generation, take);
   if (decoder) show(stream.push(decoder->flush()) + stream.flush());
-  if (printed) *printed << "\n";
+  if (out) *out << "\n";
   return made;
 }
 
-nn::Generation sampled_text() {
+nn::Generation sampling_defaults() {
   return {.max_new_tokens = 300,
           .do_sample = true,
           .overflow = nn::Generation::Overflow::slide,

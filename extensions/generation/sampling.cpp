@@ -258,11 +258,11 @@ std::vector<double> process_logits(std::span<const float> logits, std::span<cons
   };
   for (const auto& [id, bias] : g.logit_bias) score_of(id) += bias;
   if (g.repetition_penalty != 1) {
-    std::vector<int64_t> visited(prompt.begin(), prompt.end());
-    visited.insert(visited.end(), answer.begin(), answer.end());
-    std::sort(visited.begin(), visited.end());
-    visited.erase(std::unique(visited.begin(), visited.end()), visited.end());
-    for (const int64_t id : visited) {
+    std::vector<int64_t> previous(prompt.begin(), prompt.end());
+    previous.insert(previous.end(), answer.begin(), answer.end());
+    std::sort(previous.begin(), previous.end());
+    previous.erase(std::unique(previous.begin(), previous.end()), previous.end());
+    for (const int64_t id : previous) {
       double& x = score_of(id);
       x = x < 0 ? x * g.repetition_penalty : x / g.repetition_penalty;
     }

@@ -13,7 +13,7 @@ namespace lockstep::data {
 namespace {
 
 struct Decomposition {
-  uint32_t full, first, second;
+  uint32_t composed, first, second;
 };
 struct CombiningClass {
   uint32_t first, last;
@@ -32,8 +32,8 @@ uint8_t combining_class(uint32_t code) {
 
 const Decomposition* find_in(const auto& table, uint32_t code) {
   const auto found = std::lower_bound(std::begin(table), std::end(table), code,
-                                      [](const Decomposition& row, uint32_t c) { return row.full < c; });
-  return found != std::end(table) && found->full == code ? found : nullptr;
+                                      [](const Decomposition& row, uint32_t c) { return row.composed < c; });
+  return found != std::end(table) && found->composed == code ? found : nullptr;
 }
 
 /// Decomposes a character by one step. False if it has no decomposition. second is 0 if there is only one part.
@@ -62,11 +62,11 @@ uint32_t put_together(uint32_t first, uint32_t second) {
     return first + second - kTail;
   static const auto table = [] {
     PairMap made;
-    for (const Decomposition& row : pairs) made.add(row.first, row.second, int32_t(row.full));
+    for (const Decomposition& row : pairs) made.add(row.first, row.second, int32_t(row.composed));
     return made;
   }();
-  const int32_t full = table.find(first, second);
-  return full < 0 ? 0 : uint32_t(full);
+  const int32_t composed = table.find(first, second);
+  return composed < 0 ? 0 : uint32_t(composed);
 }
 
 struct Part {
@@ -98,8 +98,8 @@ void write_composed(std::vector<Part>& parts, std::string& out) {
   int before = -1;  // class of the last part kept after the starter, or -1
   for (const Part part : parts) {
     if (starter < kept && before < part.combining) {
-      if (const uint32_t full = put_together(parts[starter].code, part.code)) {
-        parts[starter].code = full;
+      if (const uint32_t composed = put_together(parts[starter].code, part.code)) {
+        parts[starter].code = composed;
         continue;
       }
     }

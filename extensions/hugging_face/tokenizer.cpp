@@ -41,7 +41,7 @@ TokenizerFolder read_tokenizer(const std::string& folder) {
   };
   TokenizerFolder found{read(kTokenizerFiles[0]), read(kTokenizerConfig)};
   Json &file = found.file, &config = found.config;
-  const bool full = !file.as_object().empty();
+  const bool has_file = !file.as_object().empty();
   Json::Array all;
   std::map<std::string, Json> ids;
   const auto add = [&](Json token, const std::string& name, const Json& id) {
@@ -56,7 +56,7 @@ TokenizerFolder read_tokenizer(const std::string& folder) {
   if (decoder)
     for (const auto& [id, token] : decoder->as_object(where))
       add(token, token.at("content", where).as_string(where), parse_json(id, where));
-  std::set<std::string> own{full ? "" : "<|endoftext|>"};
+  std::set<std::string> own{has_file ? "" : "<|endoftext|>"};
   where = "[tokenizer] " + folder + "/tokenizer.json: added_tokens";
   if (const Json* tokens = file.find("added_tokens"); tokens && !tokens->is_null())
     for (const Json& token : tokens->as_array(where)) {
@@ -80,7 +80,7 @@ TokenizerFolder read_tokenizer(const std::string& folder) {
     const bool is_special = special.count(name) > 0;
     add(Json::Object{{"special", is_special}, {"normalized", !is_special}}, name, id);
   }
-  if (!full) file["model"]["vocab"] = read(kTokenizerFiles[1]);
+  if (!has_file) file["model"]["vocab"] = read(kTokenizerFiles[1]);
   const Json *const model = file.find("model"), *const vocab = model ? model->find("vocab") : nullptr;
   for (auto& [name, said] : special) {
     const Json* const id = vocab && !ids.count(name) ? vocab->find(name) : nullptr;
@@ -113,16 +113,16 @@ static std::unique_ptr<Tokenizer> load_files(const std::string& folder) {
   const fs::path base(folder);
   LOCKSTEP_CHECK(fs::is_directory(base), "[tokenizer] ", folder,
                  ": expected a folder with tokenizer.json, or vocab.json and merges.txt; there is no such folder");
-  const bool full = fs::exists(base / "tokenizer.json"),
+  const bool has_file = fs::exists(base / "tokenizer.json"),
              parts = fs::exists(base / "vocab.json") && fs::exists(base / "merges.txt");
-  LOCKSTEP_CHECK(full || parts || !fs::exists(base / "tokenizer.model"), "[tokenizer] ", folder,
+  LOCKSTEP_CHECK(has_file || parts || !fs::exists(base / "tokenizer.model"), "[tokenizer] ", folder,
                  ": tokenizer.model is not supported; convert it with Transformers: AutoTokenizer.from_pretrained(\"",
                  folder, "\").save_pretrained(\"", folder, "\") writes tokenizer.json");
-  LOCKSTEP_CHECK(full || parts, "[tokenizer] expected tokenizer.json, or vocab.json and merges.txt, in ", folder,
+  LOCKSTEP_CHECK(has_file || parts, "[tokenizer] expected tokenizer.json, or vocab.json and merges.txt, in ", folder,
                  ", found neither");
   const TokenizerFolder found = read_tokenizer(folder);
   const std::string config = "[tokenizer] " + (base / kTokenizerConfig).string();
-  if (!full) {
+  if (!has_file) {
     const Json *const kind = found.config.find("tokenizer_class"), *const prefix =
                                                                        found.config.find("add_prefix_space");
     LOCKSTEP_CHECK(!kind || kind->is_null() || kind->as_string(config).starts_with("GPT2Tokenizer"), config,
@@ -132,8 +132,8 @@ static std::unique_ptr<Tokenizer> load_files(const std::string& folder) {
                    ": add_prefix_space true is not supported; set it to false, and begin texts with a space");
   }
   auto result = std::make_unique<BpeTokenizer>(
-      full ? BpeTokenizer::from_json(found.file, "[tokenizer] " + (base / "tokenizer.json").string())
-           : BpeTokenizer::from_vocab(found.file, (base / "vocab.json").string(), (base / "merges.txt").string()));
+      has_file ? BpeTokenizer::from_json(found.file, "[tokenizer] " + (base / "tokenizer.json").string())
+               : BpeTokenizer::from_vocab(found.file, (base / "vocab.json").string(), (base / "merges.txt").string()));
   result->configure(found.config, config);
   return result;
 }

@@ -220,9 +220,9 @@ void InferenceEngine::Impl::save() const {
     const auto wide = std::find_if(widened.begin(), widened.end(), [&](const Widened& w) {
       return w.parameter.impl().get() == p.variable.impl().get();
     });
-    const auto* const slice = sharded ? sharded->find(p.variable) : nullptr;
+    const auto* const shard = sharded ? sharded->find(p.variable) : nullptr;
     const Tensor tensor =
-        (slice ? tensor_parallel::joined(p.variable.tensor(), slice->cut, *tp) : p.variable.tensor()).to(cpu);
+        (shard ? tensor_parallel::joined(p.variable.tensor(), shard->cut, *tp) : p.variable.tensor()).to(cpu);
     state.emplace_back(p.name, wide == widened.end() ? tensor : wide->narrowed(tensor));
   }
   if (!first) return;
@@ -277,8 +277,8 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
     for (size_t i = 0; i < prompts.size(); ++i) lines.push_back(str("prompt ", i, ": ") + text_of(prompts[i]));
     parallel::check_agreement("generate", lines, *m.all);
     if (!g.greedy() && g.num_beams == 1 && !g.seed) {  // use random draws of rank 0
-      const auto sampled = int64_t(philox(next_random_key(), 0)[0]);
-      g.seed = uint64_t(dist::all_gathered(std::vector<int64_t>{sampled}, *m.all, {.tag = "seed of the draws"})[0]);
+      const auto own_seed = int64_t(philox(next_random_key(), 0)[0]);
+      g.seed = uint64_t(dist::all_gathered(std::vector<int64_t>{own_seed}, *m.all, {.tag = "seed of the draws"})[0]);
     }
   }
   g.check(m.model->o.vocab);  // all ranks raise the same Error

@@ -145,36 +145,36 @@ EighOf<Variable> factors_of(const RecordedBackward& back, const char*, const Sav
   return eigh(back.input(0, a), upper);
 }
 
-SvdOf<Variable> recorded_svd(const char* name, const Variable& a, const SvdOf<Tensor>& made, bool values_single,
+SvdOf<Variable> recorded_svd(const char* name, const Variable& a, const SvdOf<Tensor>& made, bool values_only,
                              bool full) {
   // With `full`, the last vectors belong to no singular value. They are arbitrary, so their gradients are ignored.
   const int64_t k = made.s.size(-1), more_u = made.u.size(-1) - k, more_v = made.vh.size(-2) - k;
   const SvdOf<Saved> kept{made.u, made.s, made.vh};
   std::vector<Tensor> outputs{made.s};
-  if (!values_single) outputs.push_back(made.u), outputs.push_back(made.vh);
+  if (!values_only) outputs.push_back(made.u), outputs.push_back(made.vh);
   auto all = record(name, std::vector<Variable>{a}, outputs, [=, a = Saved(a)](auto& back) {
     Value<decltype(back)> grad_u, grad_vh;
-    if (!values_single) grad_u = back.grad(1), grad_vh = back.grad(2);
+    if (!values_only) grad_u = back.grad(1), grad_vh = back.grad(2);
     if (grad_u.defined() && more_u > 0) grad_u = grad_u.narrow(-1, 0, k);
     if (grad_vh.defined() && more_v > 0) grad_vh = grad_vh.narrow(-2, 0, k);
     const auto [u, s, vh] = factors_of(back, name, a, kept, full);
     back.give(0, svd_grad(grad_u, back.grad(0), grad_vh, u.narrow(-1, 0, k), s, vh.narrow(-2, 0, k)));
   });
-  return {values_single ? Variable() : all[1], all[0], values_single ? Variable() : all[2]};
+  return {values_only ? Variable() : all[1], all[0], values_only ? Variable() : all[2]};
 }
 
-EighOf<Variable> recorded_eigh(const char* name, const Variable& a, const EighOf<Tensor>& made, bool values_single,
+EighOf<Variable> recorded_eigh(const char* name, const Variable& a, const EighOf<Tensor>& made, bool values_only,
                                bool upper) {
   std::vector<Tensor> outputs{made.values};
-  if (!values_single) outputs.push_back(made.vectors);
+  if (!values_only) outputs.push_back(made.vectors);
   auto all = record(name, std::vector<Variable>{a}, outputs,
                     [=, a = Saved(a), kept = EighOf<Saved>{made.values, made.vectors}](auto& back) {
                       using V = Value<decltype(back)>;
-                      const V grad_vectors = values_single ? V() : back.grad(1);
+                      const V grad_vectors = values_only ? V() : back.grad(1);
                       const auto [values, vectors] = factors_of(back, name, a, kept, upper);
                       back.give(0, eigh_grad<V>(back.grad(0), grad_vectors, values, vectors));
                     });
-  return {all[0], values_single ? Variable() : all[1]};
+  return {all[0], values_only ? Variable() : all[1]};
 }
 
 Variable solve_matrices(const Variable& a, const Variable& b);

@@ -19,7 +19,7 @@ namespace lockstep::nn {
 class QuantizedWeight : public WeightStore {
  public:
   QuantizedWeight(const Quantized& weight, const QuantMatmulArgs& matmul_args, DType dtype);
-  /// The quantised weight on this rank; under tensor parallelism a slice.
+  /// The quantised weight on this rank; under tensor parallelism a shard.
   Quantized here() const;
   /// A handle of the codes on this rank (codes.h).
   Variable weight() const override;

@@ -81,9 +81,9 @@ class Fields {
       static const Json all_nothing = data::parse_json(no_requests, "no_requests");
       const Json* const nothing = all_nothing.find(name);
       if (nothing && std::ranges::count(nothing->as_array(), value)) continue;
-      const std::string printed = name.substr(0, 100);
-      throw BadRequest(name, "'" + printed + "' is not supported" +
-                                 (nothing ? ", except as one of " + nothing->dump() : suggestion(printed, known_)));
+      const std::string shortened = name.substr(0, 100);
+      throw BadRequest(name, "'" + shortened + "' is not supported" +
+                                 (nothing ? ", except as one of " + nothing->dump() : suggestion(shortened, known_)));
     }
   }
 

@@ -54,9 +54,9 @@ struct Reply::One {
   std::shared_ptr<Answer> answer;
   data::Decoder decoder;
   nn::TextStream stream;
-  std::string text;                            // text that is not sent yet
-  int64_t printed = 0, decoded = 0, made = 0;  // characters sent before; characters decoded; tokens generated
-  std::vector<int64_t> prompt_offsets;         // used when the prompt's log probabilities are wanted
+  std::string text;                               // text that is not sent yet
+  int64_t sent_chars = 0, decoded = 0, made = 0;  // characters sent before; characters decoded; tokens generated
+  std::vector<int64_t> prompt_offsets;            // used when the prompt's log probabilities are wanted
   struct Placed : Token {
     int64_t offset;  // where its text begins in the answer, in characters
   };
@@ -64,7 +64,7 @@ struct Reply::One {
   /// Number of `tokens` that can be sent. A token can be sent once `text` contains at least its first character, or
   /// once the answer has ended.
   size_t ready() const {
-    const int64_t end = printed + characters_of(text);
+    const int64_t end = sent_chars + characters_of(text);
     const auto is_ready = [&](const Placed& t) { return ended || t.offset < end; };
     return size_t(std::find_if_not(tokens.begin(), tokens.end(), is_ready) - tokens.begin());
   }
@@ -268,7 +268,7 @@ std::vector<Json> Reply::pieces(int milliseconds) {
     out.push_back(envelope(object, {choice(*one, true)}));
     one->begun = true;
     one->tokens.erase(one->tokens.begin(), one->tokens.begin() + std::ptrdiff_t(one->ready()));
-    one->printed += characters_of(one->text);
+    one->sent_chars += characters_of(one->text);
     one->text.clear();
   }
   if (request_.include_usage) {
@@ -331,7 +331,7 @@ Json Reply::choice(const One& one, bool delta) const {
   } else {
     out["text"] = one.text;
     if (request_.logprobs >= 0) {
-      const int64_t end = one.printed + characters_of(one.text);
+      const int64_t end = one.sent_chars + characters_of(one.text);
       Json::Array tokens, values, tops, offsets;
       for (const One::Placed& t : ready) {
         const bool nothing = &t == one.tokens.data() && !one.prompt_offsets.empty();

@@ -14,7 +14,7 @@ namespace lockstep::serve {
 
 namespace {
 
-constexpr size_t max_requests_sampled = 40, max_columns = 400;
+constexpr size_t max_plotted_requests = 40, max_columns = 400;
 
 /// The state of each request in a step, for drawing. > 0: number of prompt tokens processed; 0: a token of the
 /// answer is computed; -1: waiting; -2: preempted; -3: absent.
@@ -120,8 +120,8 @@ std::string draw_grid(const Simulated& run) {
 }
 
 std::string draw_svg(const Simulated& run) {
-  LOCKSTEP_CHECK(run.requests.size() <= max_requests_sampled && run.slots.size() <= max_columns, "[draw] expected ",
-                 max_requests_sampled, " requests and ", max_columns, " steps or fewer, got ", run.requests.size(),
+  LOCKSTEP_CHECK(run.requests.size() <= max_plotted_requests && run.slots.size() <= max_columns, "[draw] expected ",
+                 max_plotted_requests, " requests and ", max_columns, " steps or fewer, got ", run.requests.size(),
                  " and ", run.slots.size(), "; simulate fewer requests");
   constexpr double left = 78, top = 50, line = 24, box = 20, bars = 46;
   const auto requests = double(run.requests.size());

@@ -50,13 +50,13 @@ Variable conv3d(const Variable& x, const Variable& w, const Variable& bias, cons
   const int64_t n = x.size(0), c = x.size(1), k = w.size(0), taps = w.size(2), step = args.stride[0];
   const int64_t depth = args.padding[0];
   const Variable padded = depth > 0 ? pad(x, {0, 0, 0, 0, depth, depth}) : x;
-  std::vector<Variable> observed;  // per tap: (N, output depth, C, H, W)
+  std::vector<Variable> tap_inputs;  // per tap: (N, output depth, C, H, W)
   for (int64_t t = 0; t < taps; ++t) {
     const int64_t first = t * args.dilation[0];
-    observed.push_back(padded.slice(2, first, first + (out[0] - 1) * step + 1, step).transpose(1, 2));
+    tap_inputs.push_back(padded.slice(2, first, first + (out[0] - 1) * step + 1, step).transpose(1, 2));
   }
   const Variable images =
-      (taps == 1 ? observed[0] : stack(observed, 3)).reshape({n * out[0], c * taps, x.size(3), x.size(4)});
+      (taps == 1 ? tap_inputs[0] : stack(tap_inputs, 3)).reshape({n * out[0], c * taps, x.size(3), x.size(4)});
   return conv2d(images, w.reshape({k, w.size(1) * taps, w.size(3), w.size(4)}), bias, behind_depth(args))
       .reshape({n, out[0], k, out[1], out[2]})
       .transpose(1, 2)

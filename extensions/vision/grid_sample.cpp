@@ -61,8 +61,8 @@ struct GridSampler {
       const double last = double(sizes[d] - 1);
       // NaN fails both comparisons and counts as outside.
       const Tensor out = logical_not(logical_and(ge(t, number_like(0, t)), le(t, number_like(last, t))));
-      const Tensor entire = masked_fill(t, out, 0).to(i64);
-      index = d == 0 ? entire : add(mul_scalar(index, sizes[d]), entire);
+      const Tensor integers = masked_fill(t, out, 0).to(i64);
+      index = d == 0 ? integers : add(mul_scalar(index, sizes[d]), integers);
       outside = d == 0 ? out : logical_or(outside, out);
     }
     return index_select(rows, 0, masked_fill(add(index, first), outside, no_row));
@@ -74,26 +74,26 @@ struct GridSampler {
   }
 
   Variable nearest(const std::vector<Variable>& at) const {
-    std::vector<Tensor> entire;
+    std::vector<Tensor> integers;
     Tensor lost;  // true for NaN positions, whose result must be NaN: there are no NaN weights here
     for (size_t d = 0; d < at.size(); ++d) {
-      entire.push_back(round(padded(at[d], sizes[d]).tensor()));
-      lost = d == 0 ? isnan(entire[d]) : logical_or(lost, isnan(entire[d]));
+      integers.push_back(round(padded(at[d], sizes[d]).tensor()));
+      lost = d == 0 ? isnan(integers[d]) : logical_or(lost, isnan(integers[d]));
     }
-    return masked_fill(pixels(entire), lost.unsqueeze(1), NAN);
+    return masked_fill(pixels(integers), lost.unsqueeze(1), NAN);
   }
 
   /// Linear interpolation: the weighted sum of the 4 pixels (in a volume: 8) around a position. The weight of a pixel
   /// is the product of its weights along all dims.
   Variable linear(const std::vector<Variable>& at) const {
-    std::vector<std::array<Tensor, 2>> entire;
+    std::vector<std::array<Tensor, 2>> integers;
     std::vector<std::array<Variable, 2>> weights;
     for (size_t d = 0; d < at.size(); ++d) {
       const Variable place = padded(at[d], sizes[d]);
       const Tensor low = floor(place.tensor());
       const Tensor infinite = eq(abs(low), number_like(INFINITY, low));  // infinite positions are outside; NaN stays
       const Variable rest = masked_fill(sub(place, low), infinite, 0);
-      entire.push_back({low, add_scalar(low, 1)});
+      integers.push_back({low, add_scalar(low, 1)});
       weights.push_back({rsub_scalar(rest, 1), rest});
     }
     Variable sum;
@@ -102,7 +102,7 @@ struct GridSampler {
       Variable weight;
       for (size_t d = 0; d < at.size(); ++d) {
         const unsigned up = corner >> (at.size() - 1 - d) & 1;
-        where.push_back(entire[d][up]);
+        where.push_back(integers[d][up]);
         weight = d == 0 ? weights[d][up] : mul(weight, weights[d][up]);
       }
       sum = with_term(sum, where, weight);
@@ -120,16 +120,16 @@ struct GridSampler {
   }
   Variable cubic(const std::vector<Variable>& at) const {
     std::array<std::array<Variable, 4>, 2> weights;
-    std::array<std::array<Tensor, 4>, 2> entire;
+    std::array<std::array<Tensor, 4>, 2> integers;
     for (size_t d = 0; d < 2; ++d) {
       const Tensor low = floor(at[d].tensor());
       weights[d] = cubic_weights(sub(at[d], low));
-      for (size_t k = 0; k < 4; ++k) entire[d][k] = padded(add_scalar(low, double(k) - 1), sizes[d]).tensor();
+      for (size_t k = 0; k < 4; ++k) integers[d][k] = padded(add_scalar(low, double(k) - 1), sizes[d]).tensor();
     }
     Variable sum;
     for (size_t r = 0; r < 4; ++r)
       for (size_t s = 0; s < 4; ++s)
-        sum = with_term(sum, {entire[0][r], entire[1][s]}, mul(weights[0][r], weights[1][s]));
+        sum = with_term(sum, {integers[0][r], integers[1][s]}, mul(weights[0][r], weights[1][s]));
     return sum;
   }
 };

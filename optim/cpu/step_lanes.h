@@ -39,10 +39,10 @@ template <int states, class A, class G, class Fn>
 template <int states, class A, class G, class Fn>
 void step_range(A* p, const G* grad, A* const* state, int64_t first, int64_t last, const Fn& fn) {
   constexpr int w = lane_count<A>;
-  const int64_t entire = (last - first) / w, rest = (last - first) % w, end = last - rest;
+  const int64_t full_vectors = (last - first) / w, rest = (last - first) % w, end = last - rest;
   A* at[states + 1] = {};
   for (int k = 0; k < states; ++k) at[k] = state[k] + first;
-  step_vectors<states>(p + first, grad + first, at, entire, fn);
+  step_vectors<states>(p + first, grad + first, at, full_vectors, fn);
   if (rest == 0) return;
   alignas(64) A value[w] = {}, held[states + 1][w] = {};
   alignas(64) G gradient[w] = {};

@@ -7,7 +7,7 @@
 //   data group            all ranks              sums the gradients of all other parameters
 //
 // The loss is the mean over all ranks, and an expert sees the tokens of its whole expert group. An expert's gradients
-// are therefore summed over the expert data group, but divided by the number of all ranks: zero::ZeroOptions::spread
+// are therefore summed over the expert data group, but divided by the number of all ranks: zero::ZeroOptions::experts
 // does that in every stage. The groups are parallel::Mesh::ep() and edp().
 #include <memory>
 #include <set>

@@ -109,12 +109,11 @@ Layer::Gate Layer::choose(const Variable& x) {
   const Autocast exact(f16, false);  // rounding the gate's logits would move tokens between experts
   const int64_t tokens = x.size(0);
   const auto wide = [](const Variable& v) { return size_of(v.dtype()) == 2 ? v.to(f32) : v; };
-  Variable observed = wide(x);
+  Variable input = wide(x);
   if (is_training() && o.noise == Noise::jitter)
-    observed = mul(observed,
-                   add_scalar(mul_scalar(rand(observed.shape(), {observed.dtype(), observed.device()}), 0.02), 0.99));
+    input = mul(input, add_scalar(mul_scalar(rand(input.shape(), {input.dtype(), input.device()}), 0.02), 0.99));
   const Variable weight = wide(gate),
-                 logits = linear(observed, weight.dtype() == observed.dtype() ? weight : weight.to(observed.dtype())),
+                 logits = linear(input, weight.dtype() == input.dtype() ? weight : weight.to(input.dtype())),
                  probabilities = softmax(logits, -1);
   Tensor scores = logits.tensor(), indices;
   if (is_training() && o.noise == Noise::rsample) scores = add(scores, gumbel_like(scores));

@@ -3,10 +3,10 @@
 // memory.
 //
 //   sequence::share_sequences(model, group, {.kind = sequence::ContextKind::ring});
-//   const auto mine = [&](const Tensor& x) { return sequence::slice(x, 1, ranks, rank, Order::zigzag); };  // (B, T/P)
+//   const auto mine = [&](const Tensor& x) { return sequence::slice(x, 1, ranks, rank, TokenOrder::zigzag); };
 //   model.loss(mine(tokens), mine(labels)).backward();          // mean over this rank's tokens, T/P on every rank
 //
-// Gradients are then averaged over all ranks (DDP over data x context: parallel::Mesh::copies()). Only attention mixes
+// Gradients are then averaged over all ranks (DDP over data x context: Mesh::replicas()). Only attention mixes
 // tokens; all other layers work on a part unchanged. Megatron's sequence parallelism (parallel/tensor_parallel/) is
 // different: it cuts the activations between tensor-parallel layers.
 #include <memory>

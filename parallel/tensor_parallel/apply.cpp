@@ -1,4 +1,4 @@
-// Applies tensor parallelism: finds and checks the slices of all parameters, then makes them. See apply.h.
+// Applies tensor parallelism: finds and checks the shards of all parameters, then makes them. See apply.h.
 #include "parallel/tensor_parallel/apply.h"
 
 #include <algorithm>
@@ -44,7 +44,7 @@ bool fits(const std::string& pattern, const std::string& name) {
 
 std::string quoted(const std::string& module) { return module.empty() ? "the module itself" : "\"" + module + "\""; }
 
-/// Joins the ranks' slices of the logits, which may differ in size.
+/// Joins the ranks' shards of the logits, which may differ in size.
 Variable gather_logits(const Variable& x, int64_t vocab, dist::ProcessGroup& group) {
   ShardLayout cut{.full = x.shape(), .dim = x.dim() - 1};
   cut.full[x.dim() - 1] = vocab;
@@ -123,7 +123,7 @@ class Application {
   }
 
   /// Returns the first rule that matches the name, or null. For a parameter only rules with cut::features count:
-  /// its module must work with the slice, without communication.
+  /// its module must work with the shard, without communication.
   const Rule* rule_for(const std::string& name, bool is_module = true) {
     const Rule* first = nullptr;
     for (size_t i = 0; i < used_.size(); ++i) {
@@ -138,7 +138,7 @@ class Application {
   void visit(nn::Module& m, const std::string& prefix) {
     nn::Fields fields;
     m.fields(fields);
-    bool own = false;  // true once a field of this module is a slice
+    bool own = false;  // true once a field of this module is a shard
     for (nn::Fields::Entry& entry : fields.entries) {
       const std::string name = nn::joined(prefix, entry.name);
       const Rule* const rule = entry.buffer ? nullptr : rule_for(name, entry.module);
@@ -162,7 +162,7 @@ class Application {
     return layer;
   }
 
-  /// Records in slices_ that this rank keeps a slice of a parameter, along the dimension that `cut_of` says. Records
+  /// Records in shards_ that this rank keeps a shard of a parameter, along the dimension that `cut_of` says. Records
   /// nothing if `cut_of` leaves the parameter whole.
   void shard(const nn::Cut& cut_of, const std::string& name, const Variable& parameter) {
     const int dim = dim_of(cut_of, parameter.shape());
@@ -222,9 +222,9 @@ class Application {
     nn::Module* const m = entry.module;
     const bool of_sequence = cut.kind == Kind::tokens;
     LOCKSTEP_CHECK(!cut.from_full || cut.kind == Kind::rows || of_sequence, "[tensor_parallel] ", quoted(name),
-                   ": from_whole is for the cuts rows and tokens, got ", to_string(cut), "; leave it out");
+                   ": from_full is for the cuts rows and tokens, got ", to_string(cut), "; leave it out");
     LOCKSTEP_CHECK(!cut.to_full || cut.kind == Kind::columns || of_sequence, "[tensor_parallel] ", quoted(name),
-                   ": to_whole is for the cuts columns and tokens, got ", to_string(cut), "; leave it out");
+                   ": to_full is for the cuts columns and tokens, got ", to_string(cut), "; leave it out");
     if (of_sequence) {
       LOCKSTEP_CHECK(m, "[tensor_parallel] ", name,
                      ": the cut tokens is for modules, got a parameter; use the cut features");

@@ -3,11 +3,11 @@
 // sequence Korthikanti et al., 2022). Each is the derivative of another:
 //
 //                      forward          backward
-//   copy_to            identity         all-reduce        Megatron's f: before a layer with a sliced weight
+//   copy_to            identity         all-reduce        Megatron's f: before a layer with a sharded weight
 //   reduce_from        all-reduce       identity          Megatron's g: after such a layer
 //   scatter_to         own part         all-gather        of a value that is the same on all ranks
 //   gather_from        all-gather       own part          if all ranks then compute the same with the whole
-//   all_gather         all-gather       reduce-scatter    joins parts of a sequence before a layer with a sliced weight
+//   all_gather         all-gather       reduce-scatter    joins a sequence's parts before a layer with a sharded weight
 //   reduce_scatter     reduce-scatter   all-gather        makes parts of a sequence from sums after such a layer
 //
 // Collective: all ranks of the group call them with tensors of one shape. The group must outlive the graph. In a group

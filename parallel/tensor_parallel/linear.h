@@ -1,5 +1,5 @@
 #pragma once
-// Linear maps whose weight is sliced over ranks (Shoeybi et al., 2019). A column and a row layer in sequence, as in an
+// Linear maps whose weight is sharded over ranks (Shoeybi et al., 2019). A column and a row layer in sequence, as in an
 // MLP or around attention, need one all-reduce forward (g) and one backward (f):
 //
 //          x, whole on every rank                W1 (hidden, in)         W2 (out, hidden)
@@ -39,7 +39,7 @@ Variable column_linear(const Variable& x, const Variable& w, const Variable& bia
 
 /// Options of row_linear().
 struct RowOptions {
-  bool input_is_parallel = true;  ///< true: x is this rank's slice of the last dim; false: x is whole
+  bool input_is_parallel = true;  ///< true: x is this rank's shard of the last dim; false: x is whole
   bool sequence = false;          ///< true: return this rank's part of the sequence
   bool overlap = true;            ///< true: overlap communication with products
   int64_t chunks = 0;             ///< chunks to overlap; see ColumnOptions

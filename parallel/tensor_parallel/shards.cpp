@@ -50,22 +50,22 @@ Tensor shard_of(const Tensor& full, const ShardLayout& cut, int world, int rank)
   return parts.size() == 1 ? parts[0].clone() : cat(parts, cut.dim);
 }
 
-Tensor joined(const Tensor& slice, const ShardLayout& cut, dist::ProcessGroup& group) {
+Tensor joined(const Tensor& shard, const ShardLayout& cut, dist::ProcessGroup& group) {
   const int n = group.size(), d = normalize_dim("tensor_parallel", cut.dim, cut.full.rank());
   const Shape own = shard_shape(cut, n, group.rank());
-  LOCKSTEP_CHECK(slice.shape() == own, "[tensor_parallel] expected a shard of shape ", own, " of ", cut.full, ", got ",
-                 slice.shape());
-  if (n == 1) return slice.clone();
-  // All ranks must send the same amount. Rank 0 has the largest slice. Smaller slices are padded to that size.
+  LOCKSTEP_CHECK(shard.shape() == own, "[tensor_parallel] expected a shard of shape ", own, " of ", cut.full, ", got ",
+                 shard.shape());
+  if (n == 1) return shard.clone();
+  // All ranks must send the same amount. Rank 0 has the largest shard. Smaller shards are padded to that size.
   Shape each = shard_shape(cut, n, 0), all = each;
-  Tensor mine = slice.contiguous();
+  Tensor mine = shard.contiguous();
   if (!(mine.shape() == each)) {
-    mine = zeros(each, {slice.dtype(), slice.device()});
-    mine.narrow(d, 0, slice.shape()[d]).copy_(slice);
+    mine = zeros(each, {shard.dtype(), shard.device()});
+    mine.narrow(d, 0, shard.shape()[d]).copy_(shard);
   }
   all.insert(0, n);
-  const Tensor parts = empty(all, {slice.dtype(), slice.device()}),
-               full = empty(cut.full, {slice.dtype(), slice.device()});
+  const Tensor parts = empty(all, {shard.dtype(), shard.device()}),
+               full = empty(cut.full, {shard.dtype(), shard.device()});
   group.all_gather(parts, mine, {.tag = "slices"});
   for (int rank = 0; rank < n; ++rank) {
     int64_t at = 0;

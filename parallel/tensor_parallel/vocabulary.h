@@ -1,5 +1,5 @@
 #pragma once
-// A vocabulary sliced over the ranks: each rank holds some rows of the table, and looks up and scores only its rows.
+// A vocabulary sharded over the ranks: each rank holds some rows of the table, and looks up and scores only its rows.
 // Any size works. dist::shard_range() divides the rows without padding rows, which a softmax could choose. A rank may
 // have no rows.
 //

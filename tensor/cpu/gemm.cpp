@@ -244,7 +244,7 @@ bool is_tiny(int64_t m, int64_t n, int64_t k) { return m * n * k <= 256; }  // t
 /// the transpose of the result. `rows` is a buffer for m x k elements of `a`.
 template <class K, class T = typename K::Sum, class In = typename K::Number>
 void few_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
-              bool turned, const Finish<T>& finish, typename K::Packed* rows, bool single) {
+              bool turned, const Finish<T>& finish, typename K::Packed* rows, bool single_thread) {
   constexpr int64_t piece = 512;  // columns per call of finish
   const int64_t length = ceil_div(k, K::together);
   typename K::Few few{.k = k, .depth = Blocking<K>::block_depth(length), .alpha = alpha, .beta = beta, .b = b, .c = c};
@@ -256,7 +256,7 @@ void few_gemm(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, Matrix
     few.x = rows, few.x_row = length;
   }
   const int64_t units = ceil_div(n, few.unit), grain = std::max<int64_t>(1, fork_reads / (few.unit * k));
-  parallel_for(units, single ? units : grain, [&](int64_t first, int64_t last) {
+  parallel_for(units, single_thread ? units : grain, [&](int64_t first, int64_t last) {
     const int64_t end = std::min(n, last * few.unit);
     for (int64_t j = first * few.unit; j < end; j += piece) {
       const int64_t columns = std::min(piece, end - j);
@@ -278,9 +278,9 @@ template <class K, class T = typename K::Sum, class In = typename K::Number>
 void run(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<In> b, T beta, T* c, int64_t ldc,
          const Finish<T>& finish, T* scratch) {
   Ref<Storage> storage[2];
-  const bool single = scratch;
+  const bool single_thread = scratch;
   const auto take = [&](int64_t size, int slot) {
-    if (single) return std::exchange(scratch, scratch + size);
+    if (single_thread) return std::exchange(scratch, scratch + size);
     storage[slot] = Storage::allocate(size * int64_t(sizeof(T)), cpu);
     return reinterpret_cast<T*>(storage[slot]->data());
   };
@@ -296,15 +296,15 @@ void run(int64_t m, int64_t n, int64_t k, T alpha, MatrixView<In> a, MatrixView<
       if (finish) finish(0, 0, m, n, c, ldc);
     } else if (few) {
       few_gemm<K>(m, n, k, alpha, a, b, beta, c, ldc, false, finish, K::few_rows_of(a) ? nullptr : packed(m * k),
-                  single);
+                  single_thread);
     } else {  // the transposed product
       const MatrixView<In> rows{b.data, b.col, b.row}, columns{a.data, a.col, a.row};
       few_gemm<K>(n, m, k, alpha, rows, columns, beta, c, ldc, true, finish,
-                  K::few_rows_of(rows) ? nullptr : packed(n * k), single);
+                  K::few_rows_of(rows) ? nullptr : packed(n * k), single_thread);
     }
     return;
   }
-  const Blocking<K> plan(m, n, k, single ? 1 : get_threads(), c != nullptr);
+  const Blocking<K> plan(m, n, k, single_thread ? 1 : get_threads(), c != nullptr);
   if (!c && !plan.strips) c = take(m * n, 0), ldc = n;
   Product<K>{m, n, k, ldc, alpha, beta, a, b, c, finish, plan, packed(plan.scratch())}();
 }

@@ -30,15 +30,15 @@ struct UnaryGrad {
 
   /// Multiplies each of n numbers g[i] by the derivative, which is computed from at[i].
   template <class T> void operator()(T* g, const T* at, int64_t n) const {
-    const int64_t entire = n / block_step * block_step;
+    const int64_t in_blocks = n / block_step * block_step;
     const void* in[] = {g, at};
-    if (entire > 0) run(in, g, entire, *args);
-    if (entire == n) return;
+    if (in_blocks > 0) run(in, g, in_blocks, *args);
+    if (in_blocks == n) return;
     alignas(64) T last[2][block_step] = {};
-    std::copy_n(g + entire, n - entire, last[0]), std::copy_n(at + entire, n - entire, last[1]);
+    std::copy_n(g + in_blocks, n - in_blocks, last[0]), std::copy_n(at + in_blocks, n - in_blocks, last[1]);
     const void* rest[] = {last[0], last[1]};
     run(rest, last[0], block_step, *args);
-    std::copy_n(last[0], n - entire, g + entire);
+    std::copy_n(last[0], n - in_blocks, g + in_blocks);
   }
 };
 
@@ -196,7 +196,7 @@ template <class T, class In, class Out = In> struct Products {
 };
 
 /// Matrix products of integers, with wrap-around on overflow. Each row of out is computed as a sum of rows of b.
-template <class T> void full_products(const Tensor& a, const Tensor& b, Tensor& out) {
+template <class T> void integer_products(const Tensor& a, const Tensor& b, Tensor& out) {
   using U = std::make_unsigned_t<T>;
   const int64_t m = a.size(-2), k = a.size(-1), n = b.size(-1);
   const Tensor left = a.contiguous(), right = b.contiguous();
@@ -221,7 +221,7 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bia
   if (out.numel() == 0) return;
   if (!is_floating(out.dtype()))
     return dispatch<int64_t, int32_t, int8_t, uint8_t>(out.dtype(), "matmul",
-                                                       [&]<class T> { full_products<T>(a, b, out); });
+                                                       [&]<class T> { integer_products<T>(a, b, out); });
   // If c is not stored in out and beta is 1, c is added after the product. Otherwise c is first copied to out, and the
   // product is added to beta * out.
   const bool behind = args.beta == 1 && c.raw_data() != out.raw_data();

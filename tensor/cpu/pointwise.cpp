@@ -160,7 +160,7 @@ void move_run(const PointwiseLoop& plan, const Operand& operand, LoopIndex place
   }
 }
 
-int64_t full(int64_t n) { return (n + block_step - 1) / block_step * block_step; }
+int64_t rounded_up(int64_t n) { return (n + block_step - 1) / block_step * block_step; }
 
 // Fills a buffer with n elements by repeating the first operand.period elements of an operand.
 void fill_periodic(const Operand& operand, std::byte* buffer, int64_t n) {
@@ -177,7 +177,8 @@ void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
   for (int i = 0; i < plan.operands(); ++i) {
     const Operand& operand = plan.operand[i];
     all_direct &= operand.direct;
-    if (operand.period > 0) fill_periodic(operand, buffers[i], full(std::min(block, end - begin)) + operand.period);
+    if (operand.period > 0)
+      fill_periodic(operand, buffers[i], rounded_up(std::min(block, end - begin)) + operand.period);
   }
   // If only the last elements need a buffer, one call computes all others. With two results, the loop goes block by
   // block, so that the operands stay in cache for the second result.
@@ -209,7 +210,7 @@ void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
         in[i] = operand.data + at * operand.size;
       } else {
         move(operand, buffers[i], true);
-        if (padded) std::memset(buffers[i] + n * operand.computed, 0, size_t((full(n) - n) * operand.computed));
+        if (padded) std::memset(buffers[i] + n * operand.computed, 0, size_t((rounded_up(n) - n) * operand.computed));
         in[i] = buffers[i];
       }
     }
@@ -218,7 +219,7 @@ void run_range(const PointwiseLoop& plan, int64_t begin, int64_t end) {
       if (out.direct && !padded) {
         plan.fn[k](in, out.data + at * out.size, n, *plan.args);
       } else {
-        plan.fn[k](in, buffers[plan.inputs + k], full(n), *plan.args);
+        plan.fn[k](in, buffers[plan.inputs + k], rounded_up(n), *plan.args);
         move(out, buffers[plan.inputs + k], false);
       }
     }

@@ -113,11 +113,11 @@ void normal(Tensor& out, double mean, double deviation, PhiloxKey key) {
 void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
   const uint64_t range = uint64_t(high) - uint64_t(low);
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(out.dtype(), "randint", [&]<class T> {
-    fill_blocks<int64_t, words_per_block / 2>(out.data<T>(), out.numel(), key,
-                                              [=](const uint32_t* words, int64_t* values) {
-                                                for (int i = 0; i < words_per_block / 2; ++i)
-                                                  values[i] = full(words[2 * i], words[2 * i + 1], low, range);
-                                              });
+    fill_blocks<int64_t, words_per_block / 2>(
+        out.data<T>(), out.numel(), key, [=](const uint32_t* words, int64_t* values) {
+          for (int i = 0; i < words_per_block / 2; ++i)
+            values[i] = uniform_integer(words[2 * i], words[2 * i + 1], low, range);
+        });
   });
 }
 

@@ -28,7 +28,7 @@ constexpr int grad_step = 32;  // queries that a block processes at a time
 /// Memory that all blocks of a backward pass share.
 struct Shared {
   unsigned *ticket,
-      *semaphores;  ///< both 0 at first. turns: for each tile of queries and warp, how many blocks have added
+      *semaphores;  ///< both 0 at first. semaphores: for each tile of queries and warp, how many blocks have added
   float4* sums;     ///< sums of each tile of queries, in the order in which the warp's lanes hold them
   int key_tiles;
   int64_t query_tiles;

@@ -175,8 +175,8 @@ bool attention_mma(const AttentionPlan& plan, const Tensor& q, const Tensor& k, 
 void attention_grad_mma(const AttentionPlan& plan, const Tensor& grad, const Tensor& q, const Tensor& k,
                         const Tensor& v, const Tensor& lse, const float* delta, unsigned* counters, Tensor& grad_q,
                         Tensor& grad_k, Tensor& grad_v);
-/// The number of counters that attention_grad_mma() needs: one to number the blocks, and one (semaphore.h) for each pair
-/// (tile of queries, part of the tile's grad_q): the number of blocks that have added to this part.
+/// The number of counters that attention_grad_mma() needs: one to number the blocks, and one (semaphore.h) for each
+/// pair (tile of queries, part of the tile's grad_q): the number of blocks that have added to this part.
 int64_t counters_of_grad(const AttentionPlan& plan);
 /// True if attention_wgmma.cu can compute attention of these tensors on Hopper's tensor cores: the tensors fit mma, the
 /// device has compute capability 9.0, heads have 64 or 128 elements, the scale is positive, TMA accepts the tensors,

@@ -76,11 +76,11 @@ template <class T> struct Normal {
   }
 };
 
-template <class T> struct Full {
+template <class T> struct UniformInteger {
   int64_t low;
   uint64_t range;
   __device__ void operator()(const uint32_t* w, T* values) const {
-    for (int i = 0; i < 2; ++i) values[i] = convert<T>(full(w[2 * i], w[2 * i + 1], low, range));
+    for (int i = 0; i < 2; ++i) values[i] = convert<T>(uniform_integer(w[2 * i], w[2 * i + 1], low, range));
   }
 };
 
@@ -152,7 +152,7 @@ void normal(Tensor& out, double mean, double deviation, PhiloxKey key) {
 
 void randint(Tensor& out, int64_t low, int64_t high, PhiloxKey key) {
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(out.dtype(), "randint", [&]<class T> {
-    fill_random<2, T>("randint", out, key, Full<T>{low, uint64_t(high) - uint64_t(low)});
+    fill_random<2, T>("randint", out, key, UniformInteger<T>{low, uint64_t(high) - uint64_t(low)});
   });
 }
 

@@ -74,8 +74,8 @@ Heads take_heads(Nest<3>& rows) {
 }
 
 template <class T, class Table, int V>
-void sine_here(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, const Nest<3>& rows,
-               const Heads& heads, Tensor& out) {
+void rotate(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inverse, const Nest<3>& rows,
+            const Heads& heads, Tensor& out) {
   const int64_t in_row = x.shape().back() / 2 / V, count = x.numel() / 2 / V / heads.count;
   cuda::launch({"rotary", dim3(cuda::blocks_for(count, threads)), dim3(threads)}, rotary_kernel<T, Table, V>,
                x.data<T>(), cosine.data<Table>(), sine.data<Table>(), Compute<T>(inverse ? -1 : 1), rows, heads,
@@ -99,8 +99,8 @@ void rotary(const Tensor& x, const Tensor& cosine, const Tensor& sine, bool inve
     bool aligned = half % wide == 0 && is_aligned(x.data<T>(), wide) && is_aligned(out.data<T>(), wide) &&
                    is_aligned(cosine.data<Table>(), wide) && is_aligned(sine.data<Table>(), wide);
     for (int d = 0; d < x.dim() - 1; ++d) aligned &= x.strides()[d] % wide == 0 && out.strides()[d] % wide == 0;
-    if (aligned) sine_here<T, Table, wide>(x, cosine, sine, inverse, rows, heads, out);
-    else sine_here<T, Table, 1>(x, cosine, sine, inverse, rows, heads, out);
+    if (aligned) rotate<T, Table, wide>(x, cosine, sine, inverse, rows, heads, out);
+    else rotate<T, Table, 1>(x, cosine, sine, inverse, rows, heads, out);
   };
   for_floats("rotary", x, [&]<class T> {
     if (cosine.dtype() == x.dtype()) return run.template operator()<T, T>();

@@ -106,9 +106,9 @@ TEST_CASE("a checkpoint reads variables of the outer tape that are no inputs") {
 TEST_CASE("hooks of parameters run once per pass, with the gradient of the recomputation") {
   const Variable x(randn({5, 8}), true);
   const std::vector<Block> blocks(2);
-  int observed = 0;
+  int hook_calls = 0;
   Variable w = blocks[1].w1;
-  const int id = w.on_grad([&](const Tensor& grad) { return ++observed, mul_scalar(grad, 3); });
+  const int id = w.on_grad([&](const Tensor& grad) { return ++hook_calls, mul_scalar(grad, 3); });
   const auto forward = [&](bool again) {
     return [&blocks, again](Variable y) {
       for (const Block& block : blocks)
@@ -117,9 +117,9 @@ TEST_CASE("hooks of parameters run once per pass, with the gradient of the recom
     };
   };
   const auto plain = run(x, blocks, forward(false));
-  CHECK(observed == 1);
+  CHECK(hook_calls == 1);
   check_same(run(x, blocks, forward(true)), plain);
-  CHECK(observed == 2);
+  CHECK(hook_calls == 2);
   w.remove_hook(id);
 }
 

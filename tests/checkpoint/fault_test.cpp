@@ -17,9 +17,9 @@ using Fault = FaultyCalls::Fault;
 namespace {
 
 /// The old or the new checkpoint is intact, and the next job saves as usual.
-void check_complete(const Run& run, bool done, std::set<int>& visited) {
+void check_complete(const Run& run, bool done, std::set<int>& observed) {
   const int v = load_version(run.path());
-  visited.insert(v);
+  observed.insert(v);
   CHECK((v == 2 || (v == 1 && !done)));
   save(run.path(), "two", contents_of(Cut::flat, 1, 0, 3), nullptr, options_with(&healthy));
   CHECK(load_version(run.path()) == 3);
@@ -54,7 +54,7 @@ int64_t calls_of_a_save() {
 }  // namespace
 
 TEST_CASE("33: killed at the k-th file operation: the old or the new, and the next save clears up") {
-  std::set<int> visited;
+  std::set<int> observed;
   int64_t k = 0;
   for (bool done = false; !done;) {
     ++k;
@@ -66,9 +66,9 @@ TEST_CASE("33: killed at the k-th file operation: the old or the new, and the ne
     });
     done = code == 0;
     CHECK((done || code == 137));
-    check_complete(run, done, visited);
+    check_complete(run, done, observed);
   }
-  CHECK(visited == std::set<int>{1, 2});
+  CHECK(observed == std::set<int>{1, 2});
   CHECK(k == calls_of_a_save() + 1);
   CHECK(k > 30);
 }
@@ -77,7 +77,7 @@ TEST_CASE("33: one rank of several, or all of them, killed at the k-th file oper
   constexpr int world = thread_sanitized ? 2 : 3;
   for (const int victim : {0, world - 1, -1}) {  // -1: all ranks
     CAPTURE(victim);
-    std::set<int> visited;
+    std::set<int> observed;
     int runs = 0;
     for (bool done = false; !done; ++runs) {
       const int k = runs + 1;
@@ -87,9 +87,9 @@ TEST_CASE("33: one rank of several, or all of them, killed at the k-th file oper
           world, run.path(),
           [&](int rank) { return victim < 0 || rank == victim ? FaultyCalls(Fault::kill, k) : FaultyCalls(); },
           runs % 2 == 1);
-      check_complete(run, done, visited);
+      check_complete(run, done, observed);
     }
-    CHECK(visited == std::set<int>{1, 2});
+    CHECK(observed == std::set<int>{1, 2});
     CHECK(runs > (victim == world - 1 ? 5 : 30));
   }
 }

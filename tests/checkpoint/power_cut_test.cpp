@@ -178,9 +178,9 @@ class Disk {
 
 /// The versions that can load after a power cut behind each operation of `ops`, starting from `disk`.
 std::vector<std::set<int>> versions_after(const std::vector<Recorder::Op>& ops, Disk disk) {
-  std::vector<std::set<int>> visited;
+  std::vector<std::set<int>> observed;
   for (size_t k = 0; k <= ops.size(); ++k) {
-    std::set<int>& found = visited.emplace_back();
+    std::set<int>& found = observed.emplace_back();
     for (int round = 0; round < 5; ++round) {  // nothing survives, everything does, then at random
       uint64_t state = 88172645463325252u + 7919 * k + uint64_t(round);
       const auto keep = [&] {
@@ -195,7 +195,7 @@ std::vector<std::set<int>> versions_after(const std::vector<Recorder::Op>& ops, 
     }
     if (k < ops.size()) disk.apply(ops[k]);
   }
-  return visited;
+  return observed;
 }
 
 }  // namespace
@@ -212,15 +212,15 @@ TEST_CASE("35: a power cut behind any operation: the old or the new one, and the
     dist::spawn(world, [&, tag = tag, world = world](int rank) {
       save(run.path(), tag, contents_of(Cut::flat, world, rank, 2), &dist::world(), options_with(&recorder));
     });
-    const auto visited = versions_after(recorder.ops, disk);
+    const auto observed = versions_after(recorder.ops, disk);
     bool is_new = false;
-    for (const auto& found : visited) {
+    for (const auto& found : observed) {
       for (const int v : found) CHECK((v == 1 || v == 2));
       if (found == std::set<int>{2}) is_new = true;
       CHECK((!is_new || found == std::set<int>{2}));  // once only the new version loads, it stays that way
     }
     CHECK(is_new);
-    CHECK(visited.front() == std::set<int>{1});
+    CHECK(observed.front() == std::set<int>{1});
   }
 }
 

@@ -71,11 +71,11 @@ TEST_CASE("cuda: adding rows to frequent places, in parts") {
     embedding_grad_(table, cat(rows).to(device), index.to(device));
     return table.to(cpu).select(0, 2);
   };
-  const Tensor single = full({100}, 2, {i64, cpu}), others = random_integers({59}, 2, 9);
-  const Tensor expected = sum_of_last(cpu, {grad}, single);
+  const Tensor repeated = full({100}, 2, {i64, cpu}), others = random_integers({59}, 2, 9);
+  const Tensor expected = sum_of_last(cpu, {grad}, repeated);
   for (const Device& device : {cpu, cuda0}) {
-    CHECK(equal(sum_of_last(device, {grad}, single), expected));
-    CHECK(equal(sum_of_last(device, {more, grad}, cat({others, single})), expected));
+    CHECK(equal(sum_of_last(device, {grad}, repeated), expected));
+    CHECK(equal(sum_of_last(device, {more, grad}, cat({others, repeated})), expected));
   }
 }
 

@@ -46,7 +46,7 @@ std::vector<Range> checked_at(int64_t rows, int64_t width) {
 
 /// A tensor that is zero except for these rows.
 Tensor made_large(const LimitInput& input, int number, int64_t rows, const std::vector<Range>& ranges) {
-  if (input.entire) return limit_rows(input, number, 0, 0).to(cuda0);
+  if (input.full) return limit_rows(input, number, 0, 0).to(cuda0);
   const Tensor x = empty(with_rows(rows, input.shape), {input.dtype, cuda0});
   cudaMemsetAsync(x.raw_data(), 0, size_t(x.numel() * size_of(x.dtype())), cuda::current_stream());
   for (const Range& r : ranges) x.narrow(0, r.begin, r.end - r.begin).copy_(limit_rows(input, number, r.begin, r.end));
@@ -80,7 +80,7 @@ TEST_CASE("large: kernels find elements beyond 2^32") {
   for (const LimitCase& c : limit_cases()) {
     CAPTURE(c.name);
     int64_t width = c.width;
-    for (const LimitInput& input : c.inputs) width = std::max(width, input.entire ? 0 : numel_of(input.shape));
+    for (const LimitInput& input : c.inputs) width = std::max(width, input.full ? 0 : numel_of(input.shape));
     if (c.width > 0) width = c.width;
     const int64_t rows = billions[1] / width + 512;
     const std::vector<Range> ranges = checked_at(rows, width);
@@ -127,7 +127,7 @@ TEST_CASE("large: operations that depend on the position of an element") {
   check_elements("randint", x, [&](int64_t i) {
     const auto words = philox(key, uint64_t(i) / 2);
     const size_t at = size_t(i % 2 * 2);
-    return double(random_math::entire(words[at], words[at + 1], 0, 100));
+    return double(random_math::uniform_integer(words[at], words[at + 1], 0, 100));
   });
   kernels::fill(cuda0, x, 3);
   const auto dropped = [&](int64_t i) { return word(i) >= uint32_t(1) << 31 ? 6. : 0.; };

@@ -94,7 +94,7 @@ TEST_CASE("nccl: the host waits for nothing in forward and backward, in every st
     for (const bool ahead : {true, false}) {
       CAPTURE(stage);
       CAPTURE(ahead);
-      fake::ToHost visited, in_step;
+      fake::ToHost observed, in_step;
       check_ranks(4, [&](int rank) {
         const Device device = device_of(rank);
         Even net;
@@ -108,11 +108,11 @@ TEST_CASE("nccl: the host waits for nothing in forward and backward, in every st
         for (int step = 0; step < 3; ++step) {
           const fake::ToHost passes = to_host_during(device, [&] { sum(net(Variable(x))).backward(); }),
                              steps = to_host_during(device, [&] { zero.step(); });
-          if (rank == 0) visited = passes, in_step = steps;
+          if (rank == 0) observed = passes, in_step = steps;
         }
       });
-      CHECK(visited.copies == 0);
-      CHECK(visited.waits == 0);
+      CHECK(observed.copies == 0);
+      CHECK(observed.waits == 0);
       CHECK(in_step.copies == 4);  // one per rank
     }
   }
@@ -214,10 +214,10 @@ TEST_CASE("nccl: a step of ZeRO in a graph has the bits of steps that are not, s
           const Tensor x = empty({2, 64}, {.dtype = dtype, .device = device}),
                        scale = empty({1}, {.dtype = f32, .device = device});
           const auto backward = [&] { sum(mean(square(net(Variable(x)).to(f32))) * Variable(scale)).backward(); };
-          std::vector<double> visited;
+          std::vector<double> observed;
           const auto note = [&](const zero::StepReport& report) {
-            visited.insert(visited.end(), {report.skipped ? -1 : report.norm, double(report.skipped),
-                                           double(report.first_nonfinite.size()), scaler.scale()});
+            observed.insert(observed.end(), {report.skipped ? -1 : report.norm, double(report.skipped),
+                                             double(report.first_nonfinite.size()), scaler.scale()});
           };
           Graph graph(device);
           for (int step = 0; step < 8; ++step) {
@@ -240,8 +240,8 @@ TEST_CASE("nccl: a step of ZeRO in a graph has the bits of steps that are not, s
           }
           std::vector<std::vector<double>> bits;
           for (const zero::StatePiece& piece : zero.state()) bits.push_back(piece.tensor.to(cpu).to_vector<double>());
-          for (const auto& [name, number] : zero.numbers()) visited.push_back(number);
-          return std::pair(visited, bits);
+          for (const auto& [name, number] : zero.numbers()) observed.push_back(number);
+          return std::pair(observed, bits);
         };
         const auto eager = trained(false), recorded = trained(true);
         require(eager.first == recorded.first, "norms, skips or step numbers differ");

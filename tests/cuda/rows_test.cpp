@@ -374,12 +374,12 @@ TEST_CASE("cuda: cross entropy and its gradient, also in place") {
                 what + " with its gradient", {upstream, x, target, w},
                 {statistics(rows, dtype), statistics(rows, dtype), empty_like(x)},
                 [&](Device on, const Arguments& in, Arguments& to) {
-                  Tensor single[] = {empty_like(to[0]), empty_like(to[1]), empty_like(to[2])}, nothing;
-                  kernels::cross_entropy(on, in[1], in[2], in[3], args, nothing, single[0], single[1], nothing);
-                  kernels::cross_entropy_grad(on, in[0], in[1], single[1], in[2], in[3], args, single[2]);
+                  Tensor separate[] = {empty_like(to[0]), empty_like(to[1]), empty_like(to[2])}, nothing;
+                  kernels::cross_entropy(on, in[1], in[2], in[3], args, nothing, separate[0], separate[1], nothing);
+                  kernels::cross_entropy_grad(on, in[0], in[1], separate[1], in[2], in[3], args, separate[2]);
                   to[2] = in[1].clone();
                   kernels::cross_entropy(on, to[2], in[2], in[3], args, in[0], to[0], to[1], to[2]);
-                  for (size_t i = 0; i < 3; ++i) CHECK_MESSAGE(bytes_of(to[i]) == bytes_of(single[i]), what);
+                  for (size_t i = 0; i < 3; ++i) CHECK_MESSAGE(bytes_of(to[i]) == bytes_of(separate[i]), what);
                 },
                 std::max(bound_of(dtype, n), 5e-5));
             against_cpu(

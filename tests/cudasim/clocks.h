@@ -24,18 +24,18 @@ class Clocks {
   void begin_grid(const Clock& stream);
   /// Switches to the other set of clocks.
   void begin_block() {
-    if (round_ > 0 || live_ < few_live) round_ = max_threads - round_;
+    if (first_ > 0 || live_ < few_live) first_ = max_threads - first_;
   }
   /// The clock of a thread of this block. A new clock starts after all work of the current one; reused ones must
   /// acquire it.
   const Clock& of(unsigned thread) const {
-    Clock& clock = sets_.back().clocks[round_ + thread];
+    Clock& clock = sets_.back().clocks[first_ + thread];
     if (with_tsan() && !clock) clock.create(), ++live_;
     return clock;
   }
   /// The stack of the thread, on which to start `body`.
   Fiber& stack(unsigned thread, void (*body)()) {
-    auto& stack = sets_.back().stacks[round_ + thread];
+    auto& stack = sets_.back().stacks[first_ + thread];
     if (!stack) stack = std::make_unique<Fiber>(body, thread);
     return *stack;
   }
@@ -56,7 +56,7 @@ class Clocks {
   static std::atomic<int> live_;
 
   std::vector<Sets> sets_;  // sets of the most recent streams; the current stream is last
-  unsigned round_ = 0;
+  unsigned first_ = 0;
 };
 
 }  // namespace simt

@@ -16,9 +16,9 @@ class Launch {
  public:
   Launch(const std::vector<Node>& nodes, int device) : nodes_(nodes), left_(nodes.size()), next_(nodes.size()) {
     for (size_t i = 0; i < nodes_.size(); ++i) {
-      const uint64_t sampled =
+      const uint64_t priority =
           policy() == Policy::random ? draw_below(device, nodes_.size()) : policy() == Policy::lazy && nodes_[i].beside;
-      rank_.emplace_back(sampled, i);
+      rank_.emplace_back(priority, i);
       left_[i] = nodes_[i].after.size();
       for (const size_t before : nodes_[i].after) next_[before].push_back(i);
       if (left_[i] == 0) ready_.insert(rank_[i]);

@@ -22,7 +22,7 @@ std::map<std::pair<const void*, int>, size_t>& allowed() {  // by kernel and dev
 /// The restrictions of the fake::SomeBlocks objects; the innermost is the last.
 struct Some {
   std::vector<fake::Part> parts;
-  uint64_t sampled = 0;
+  uint64_t samples = 0;
 };
 std::vector<Some> scopes;
 
@@ -54,7 +54,7 @@ cudaError_t check_launch(const void* kernel, dim3 grid, dim3 block, size_t share
 std::vector<uint64_t> some_of(uint64_t blocks) {
   constexpr uint64_t limit = 64, at_end = 2, around = 4;
   if (scopes.empty() || blocks <= limit) return {};
-  const auto& [parts, sampled] = scopes.back();
+  const auto& [parts, samples] = scopes.back();
   std::set<uint64_t> chosen;
   for (uint64_t i = 0; i < at_end; ++i) chosen.insert({i, blocks - 1 - i});
   for (const auto& [begin, end] : parts) {
@@ -62,7 +62,7 @@ std::vector<uint64_t> some_of(uint64_t blocks) {
     for (uint64_t i = first - std::min(first, around); i <= last && i < blocks; ++i) chosen.insert(i);
   }
   std::mt19937_64 random(options().seed + blocks);
-  for (uint64_t i = 0; i < sampled; ++i) chosen.insert(random() % blocks);
+  for (uint64_t i = 0; i < samples; ++i) chosen.insert(random() % blocks);
   return {chosen.begin(), chosen.end()};
 }
 
@@ -75,10 +75,10 @@ void finish_all() {
 }
 }  // namespace
 
-SomeBlocks::SomeBlocks(std::vector<Part> parts, uint64_t sampled) : memory_(settings().memory) {
+SomeBlocks::SomeBlocks(std::vector<Part> parts, uint64_t samples) : memory_(settings().memory) {
   finish_all();
   settings().memory = size_t(1) << 40;
-  simt::scopes.push_back({std::move(parts), sampled});
+  simt::scopes.push_back({std::move(parts), samples});
 }
 SomeBlocks::~SomeBlocks() {
   finish_all();

@@ -130,7 +130,7 @@ void check_chunk(const Chunk* chunk) {
       fault("wgmma: an operand in shared memory that neither a copy nor store_shared() wrote");
     if (write.under_way) fault("wgmma: an operand in shared memory that is still being copied");
   }
-  check_printed(chunk, sizeof(Chunk), "an operand in shared memory");
+  check_visible(chunk, sizeof(Chunk), "an operand in shared memory");
 }
 
 // --- products ---
@@ -357,7 +357,7 @@ void note(const void* to, unsigned bytes, Write by) {
 void copy_begins(const void* to, unsigned bytes) { note(to, bytes, {++all().time, here->linear, true}); }
 void was_written(const void* to, unsigned bytes) { note(to, bytes, {++all().time, here->linear, false}); }
 void fence_proxy() { all().fenced_at[here->linear] = ++all().time; }
-void check_printed(const void* at, unsigned bytes, const char* what) {
+void check_visible(const void* at, unsigned bytes, const char* what) {
   const Products& p = all();
   each_write(at, bytes, [&](const Write& write) {
     if (write.thread != by_tma && write.time >= p.block_began && p.fenced_at[write.thread] <= write.time)
@@ -370,7 +370,7 @@ void tile_begins(const void* to, unsigned bytes) {
     if (write.under_way && write.time >= all().block_began)
       fault("copy of a tile: to memory that another copy is still writing");
   });
-  check_printed(to, bytes, "what the copy of a tile overwrites");
+  check_visible(to, bytes, "what the copy of a tile overwrites");
   note(to, bytes, {++all().time, by_tma, true});
 }
 void tile_arrived(const void* to, unsigned bytes) { note(to, bytes, {++all().time, by_tma, false}); }

@@ -53,7 +53,7 @@ void was_written(const void* to, unsigned bytes);
 /// fence.proxy.async.
 void fence_proxy();
 /// A fault if a thread wrote there in this block without a later fence.proxy.async; `what` names the memory.
-void check_printed(const void* at, unsigned bytes, const char* what);
+void check_visible(const void* at, unsigned bytes, const char* what);
 /// Notes that TMA (tma.h) starts to write there, or has written. No fence is needed for it.
 void tile_begins(const void* to, unsigned bytes);
 void tile_arrived(const void* to, unsigned bytes);

@@ -318,10 +318,10 @@ cudaError_t step() {
   settings();
   if (settings().policy == Policy::random) {
     std::vector<CUstream_st*> some = busy_streams(device_);
-    const uint64_t sampled = draw(device_);
-    if (!some.empty() && sampled >> 32 & 1) {
-      CUstream_st* chosen = some[sampled % some.size()];
-      for (uint64_t n = 1 + (sampled >> 40) % 3; n > 0 && advance(chosen); --n) {}
+    const uint64_t bits = draw(device_);
+    if (!some.empty() && bits >> 32 & 1) {
+      CUstream_st* chosen = some[bits % some.size()];
+      for (uint64_t n = 1 + (bits >> 40) % 3; n > 0 && advance(chosen); --n) {}
     }
   } else if (settings().policy == Policy::lazy && usage(device_).used > settings().memory / 4) {
     // Free memory whose release is queued: a real device would have released it by now.

@@ -177,7 +177,7 @@ void arrive_and_expect(uint64_t* barrier, unsigned bytes) {
 
 unsigned begin_tile(const CUtensorMap& map, void* to, uint64_t* barrier, const int* at) {
   Barrier& b = find(barrier);
-  check_printed(barrier, 8, "an mbarrier");
+  check_visible(barrier, 8, "an mbarrier");
   if (b.tiles == max_tiles) fault("copy of a tile: the emulator supports at most 32 in a phase");
   Tile& tile = b.of[b.tiles];
   __builtin_memcpy(&tile.map, &map, sizeof tile.map);  // inlined: see copy() in block.cpp

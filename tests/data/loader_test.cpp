@@ -350,7 +350,7 @@ TEST_CASE("text 42: a file that shrinks while batches are made of it ends in an 
 }
 
 TEST_CASE("two loaders without a seed differ, by the order of their making; a seed given, or saved, counts") {
-  struct Sampled : Dataset<Example> {
+  struct RandomDataset : Dataset<Example> {
     int64_t size() const override { return 12; }
     Example get(int64_t index) const override {
       const Tensor sampled = randint(0, 1 << 30, {1});
@@ -363,7 +363,7 @@ TEST_CASE("two loaders without a seed differ, by the order of their making; a se
       for (const int64_t i : y.template to_vector<int64_t>()) all.push_back(i);
     return all;
   };
-  const Sampled set;
+  const RandomDataset set;
   const auto make = [&](std::optional<uint64_t> seed = {}, bool shuffle = true) {
     return DataLoader(set, {.batch_size = 4, .shuffle = shuffle, .seed = seed});
   };

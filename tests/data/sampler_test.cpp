@@ -46,12 +46,12 @@ TEST_CASE("permutations are permutations, and differ by seed and epoch") {
     CHECK(order == all);
   }
   // Each index is equally likely at each position: 6000 shuffles of 4 give 1500 expected in each cell.
-  int64_t observed[4][4] = {};
+  int64_t counts[4][4] = {};
   for (int64_t epoch = 0; epoch < 6000; ++epoch) {
     const auto order = permutation(4, 5, epoch);
-    for (size_t i = 0; i < 4; ++i) ++observed[i][order[i]];
+    for (size_t i = 0; i < 4; ++i) ++counts[i][order[i]];
   }
-  for (auto& row : observed)
+  for (auto& row : counts)
     for (const int64_t count : row) CHECK(std::abs(count - 1500) < 200);
 }
 

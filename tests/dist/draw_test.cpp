@@ -37,9 +37,9 @@ TEST_CASE("the table of a schedule") {
 static bool well_formed(const std::string& svg) {
   std::vector<std::string> open;
   const std::regex tag("<(/?)([a-z]+)((?: [A-Za-z-]+=\"[^\"<]*\")*)(/?)>");
-  size_t observed = 0;
+  size_t tags = 0;
   for (std::sregex_iterator it(svg.begin(), svg.end(), tag), end; it != end; ++it) {
-    ++observed;
+    ++tags;
     const auto& m = *it;
     if (m[1].length() > 0) {
       if (open.empty() || open.back() != m[2].str()) return false;
@@ -48,7 +48,7 @@ static bool well_formed(const std::string& svg) {
       open.push_back(m[2].str());
     }
   }
-  return open.empty() && observed == size_t(std::count(svg.begin(), svg.end(), '<'));
+  return open.empty() && tags == size_t(std::count(svg.begin(), svg.end(), '<'));
 }
 
 TEST_CASE("the picture of a schedule") {

@@ -93,8 +93,8 @@ TEST_CASE("mismatch 6: who has left is told at once to whom it leaves waiting") 
       {meet, "rank 1 waits in seq 1 (barrier); rank 0 has left before its first call there"}};
   for (const char* transport : {"threads", "shm", "tcp"})
     for (const auto& [call, expected] : rows)
-      for (const Doing& leaves : {Doing(leave), Doing(leave_late)}) {
-        const Notice found = reported(transport, 5, [&](int rank) { (rank == 0 ? leaves : call)(rank); });
+      for (const Doing& leaving : {Doing(leave), Doing(leave_late)}) {
+        const Notice found = reported(transport, 5, [&](int rank) { (rank == 0 ? leaving : call)(rank); });
         INFO("transport ", transport, ", text ", found.text);
         CHECK(contains(found.text, expected));
         CHECK(found.seconds < soon);

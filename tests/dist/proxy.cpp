@@ -22,7 +22,7 @@ struct Proxy::State {
   struct Side {
     Fd fd;
     std::list<Piece> out;
-    bool ended = false, reported = false;
+    bool ended = false, is_shut = false;
   };  // out: not yet written to fd; ended: the peer sends no more
   struct Link {
     Side caller, target;
@@ -119,12 +119,12 @@ struct Proxy::State {
         for (const auto& [from, to] : {std::pair(&link.caller, &link.target), std::pair(&link.target, &link.caller)}) {
           if (link.over) break;
           give(link, *to);
-          if (from->ended && to->out.empty() && !to->reported) {
+          if (from->ended && to->out.empty() && !to->is_shut) {
             ::shutdown(to->fd.get(), SHUT_WR);
-            to->reported = true;
+            to->is_shut = true;
           }
         }
-        if (link.caller.reported && link.target.reported) link.over = true;
+        if (link.caller.is_shut && link.target.is_shut) link.over = true;
       }
       if (polled[0].revents) accept_one();
     }

@@ -323,10 +323,10 @@ TEST_CASE("rendezvous 27: missing ranks are named to all that came") {
     CHECK(contains(text, "; missing ranks: 1, 3 (of 0-3)"));
     CHECK(contains(text, "[rendezvous] waited 0."));
   }
-  Rendezvous single{.rank = 1, .world_size = 2, .timeout = Seconds(0.3)};
-  ::close(open_listener("127.0.0.1", single.port = 0));
-  CHECK_ERROR(Control::join(single),
-              str("[rendezvous] rank 1 waited 0.3 s for rank 0 at 127.0.0.1:", single.port,
+  Rendezvous lone_rank{.rank = 1, .world_size = 2, .timeout = Seconds(0.3)};
+  ::close(open_listener("127.0.0.1", lone_rank.port = 0));
+  CHECK_ERROR(Control::join(lone_rank),
+              str("[rendezvous] rank 1 waited 0.3 s for rank 0 at 127.0.0.1:", lone_rank.port,
                   ": Connection refused. Is rank 0 running, and are MASTER_ADDR and MASTER_PORT the same"));
 }
 

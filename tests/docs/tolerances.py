@@ -23,7 +23,7 @@ ROWS = [
     ("tensor-parallel.md", "at usual rates, with dropout, clipping and replicas | less than NUMBER of the loss", "tests/tensor_parallel.py", "near(mine, expected, NUMBER)"),
     ("tensor-parallel.md", "| f64, all gradients, for 1, 2, 3, 4 and 8 ranks | NUMBER |", "tests/parallel/tensor_parallel/util.h", "double tolerance = NUMBER)"),
     ("sequence-parallel.md", "| attention and its gradients, f64, 1 to 8 ranks, with and without a causal mask | to NUMBER |", "tests/parallel/sequence/attention_test.cpp", "c.dtype == f64 ? NUMBER :"),
-    ("sequence-parallel.md", "| a GPT's loss and gradients over data x context ranks, f64 | to NUMBER |", "tests/parallel/sequence/context_test.cpp", "gradients(*whole)) < NUMBER)"),
+    ("sequence-parallel.md", "| a GPT's loss and gradients over data x context ranks, f64 | to NUMBER |", "tests/parallel/sequence/context_test.cpp", "gradients(*full)) < NUMBER)"),
     ("moe.md", "in f64 to NUMBER with all gradients", "tests/parallel/moe/layer_test.cpp", "expected.tensor().narrow(0, first, n)) < NUMBER)"),
     # every mix of plan, precision and optimizer
     ("train.md", "| the same with fp16 and `pp` | within NUMBER |", "tests/train/plans_test.cpp", '!one_bit ? NUMBER : m.precision'),

@@ -54,7 +54,7 @@ const Subject net = net_subject(), blocks = blocks_subject(), gpt = gpt_subject(
               sampled = experts_subject("drawn experts", sampled_experts, 0.1);
 
 /// The same training in one process, for comparison.
-Training single(Training t) {
+Training single_process(Training t) {
   t.plan = "dp1";
   t.recompute = t.empty = false;
   t.bounds = {};
@@ -78,7 +78,7 @@ struct Row {
 void check_rows(const std::vector<Row>& rows, const Near& near = {}) {
   std::map<std::string, Tensors> full;
   for (const Row& row : rows) {
-    const Training one = single(row.training);
+    const Training one = single_process(row.training);
     Tensors& expected = full[text_of(row.subject, one)];
     if (expected.empty()) expected = train(row.subject, one);
     check_same(expected, train(row.subject, row.training), near, text_of(row.subject, row.training));
@@ -172,12 +172,12 @@ TEST_CASE("plans: blocks computed again, models built empty and other ways of se
                                   .profile = true};
   };
   for (const std::string stage : {"zero1", "zero3"}) {
-    const std::string plan = "dp2+" + stage, shared_by = "dp2+ep2+" + stage;
+    const std::string plan = "dp2+" + stage, expert_plan = "dp2+ep2+" + stage;
     const Tensors kept = train(gpt_with_dropout, {.plan = plan, .loop = true});
     check_same(kept, train(gpt_with_dropout, {.plan = plan, .loop = true, .recompute = true}), {}, plan);
     check_same(kept, train(gpt_with_dropout, {.plan = plan, .loop = true, .change = all_again}), {}, plan);
-    const Tensors shared = train(experts, {.plan = shared_by, .loop = true});
-    check_same(shared, train(experts, {.plan = shared_by, .loop = true, .recompute = true}), {}, shared_by);
+    const Tensors shared = train(experts, {.plan = expert_plan, .loop = true});
+    check_same(shared, train(experts, {.plan = expert_plan, .loop = true, .recompute = true}), {}, expert_plan);
   }
   for (const DType dtype : {f32, bf16})
     check_rows({{net, {.plan = "dp2+zero3", .dtype = dtype, .loop = true, .empty = true}}});
@@ -329,7 +329,7 @@ TEST_CASE("plans: a checkpoint of any plan goes on under any other") {
   for (From& row : rows) {
     const std::string where = text_of(row.subject, row.from) + " to " + text_of(row.subject, row.to);
     row.to.steps = 6;
-    Training all = single(row.to);
+    Training all = single_process(row.to);
     all.context = {};
     if (row.to.change) all.change = stages("1f1b");
     Tensors& expected = full[text_of(row.subject, all)];

@@ -42,7 +42,7 @@ struct Training {
   bool evaluates = false;  ///< true: an evaluation before every step must give the loss of the step
   std::vector<int> bounds = {};
   sequence::ContextOptions context = {};
-  tensor_parallel::TensorParallelOptions shard_options = {};
+  tensor_parallel::TensorParallelOptions tp_options = {};
   std::function<void(Config&)> change = {};
   std::string load = {}, save = {};
 };
@@ -79,7 +79,7 @@ inline Tensors train(const Subject& subject, const Training& t) {
     std::unique_ptr<optim::Optimizer> given;
     if (t.loop) args.optimizer = (given = subject.optimizer(*model)).get();
     else if (subject.optimizer) args.optimizer = subject.optimizer;
-    if (plan.tp > 1) args.sharded = tensor_parallel::apply(*model, mesh.tp(), t.shard_options);
+    if (plan.tp > 1) args.sharded = tensor_parallel::apply(*model, mesh.tp(), t.tp_options);
     if (plan.cp > 1) sequence::share_sequences(*model, {std::shared_ptr<void>(), &mesh.cp()}, t.context);
     const pipeline::Loss loss = subject.loss ? subject.loss : module.loss_fn;
     std::optional<engine::Engine<nn::Module>> called;

@@ -277,12 +277,12 @@ TEST_CASE("unfreezing: under every wrapper, parameters frozen and trained again 
 TEST_CASE("unfreezing: what was frozen when it was wrapped is refused by name, on all ranks, before the step") {
   for (const Wrapper& wrapper : wrappers) {
     // all other parameters are frozen in that step, so no gradient is waited for
-    for (const bool single : {false, true}) {
+    for (const bool others_frozen : {false, true}) {
       CAPTURE(wrapper.name);
-      CAPTURE(single);
+      CAPTURE(others_frozen);
       const std::string name = wrapper.name;
       // without any gradient they raise another error
-      if (single && (name == "engine, 2 stages" || name == "engine, 1 bit")) continue;
+      if (others_frozen && (name == "engine, 2 stages" || name == "engine, 1 bit")) continue;
       const auto found = said_on_ranks(wrapper.ranks, [&](int rank) {
         const Shared net = make_three();
         net->a.weight.requires_grad_(false);
@@ -290,8 +290,8 @@ TEST_CASE("unfreezing: what was frozen when it was wrapped is refused by name, o
         Tensors before;
         const std::string said = message([&] {  // the other rank may fail before this one gets there
           w = wrapper.wrap(net, rank);
-          if (!single) w.step(0), before = w.read();
-          if (single) set_phase(*net, {}), net->c.requires_grad_(false);
+          if (!others_frozen) w.step(0), before = w.read();
+          if (others_frozen) set_phase(*net, {}), net->c.requires_grad_(false);
           net->a.weight.requires_grad_(true);
           w.step(1);
         });

@@ -133,7 +133,7 @@ def linalg_cases():
     yield "vector_norm", {"order": 3}, [torch.tensor([[0.0, 0, 0], [1, 0, -2]])], lambda a: L.vector_norm(a, 3)
 
 
-def reported(make, entropy=True):
+def outputs_of(make, entropy=True):
     def run(*inputs):
         d, value = make(*inputs[:-1]), inputs[-1]
         return (d.log_prob(value), d.mean, d.variance) + ((d.entropy(),) if entropy else ())
@@ -164,13 +164,13 @@ def distribution_cases():
     one = {"Bernoulli": (D.Bernoulli, p, q, torch.tensor([[0.0], [1.0]])), "Exponential": (D.Exponential, a, b, between(0, 4, 2, 3)),
            "Poisson": (D.Poisson, a, b, torch.tensor([[0.0], [1], [7]])), "Dirichlet": (D.Dirichlet, torch.stack([a, b]), torch.stack([c, d]), torch.softmax(draw(4, 2, 3), -1))}
     for name, (make, first, second, value) in two.items():
-        yield f"dist_{name}", {}, [*first, value], reported(make)
+        yield f"dist_{name}", {}, [*first, value], outputs_of(make)
         yield f"kl_{name}", {}, [*first, *second], kl(make, make, 2)
     for name, (make, first, second, value) in one.items():
-        yield f"dist_{name}", {}, [first, value], reported(make, name != "Poisson")
+        yield f"dist_{name}", {}, [first, value], outputs_of(make, name != "Poisson")
         yield f"kl_{name}", {}, [first, second], kl(make, make, 1)
-    yield "dist_Bernoulli_logits", {}, [draw(5) * 3, (torch.rand(2, 5) < 0.5).double()], reported(lambda l: D.Bernoulli(logits=l))
-    yield "dist_StudentT", {}, [between(2.5, 9, 3), draw(4, 3), between(0.5, 2, 3), draw(4, 3)], reported(D.StudentT)
+    yield "dist_Bernoulli_logits", {}, [draw(5) * 3, (torch.rand(2, 5) < 0.5).double()], outputs_of(lambda l: D.Bernoulli(logits=l))
+    yield "dist_StudentT", {}, [between(2.5, 9, 3), draw(4, 3), between(0.5, 2, 3), draw(4, 3)], outputs_of(D.StudentT)
     for logits in (False, True):
         args = {"logits": logits}
 

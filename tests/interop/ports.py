@@ -92,8 +92,8 @@ def programs():
             h = F.relu(m.fc1(x))
             mean, log_variance = m.fc21(h), m.fc22(h)
             z = mean + run.normal(32, 8) * torch.exp(0.5 * log_variance)
-            observed = F.binary_cross_entropy_with_logits(m.fc4(F.relu(m.fc3(z))), x, reduction="sum")
-            return (observed - 0.5 * torch.sum(1 + log_variance - mean**2 - log_variance.exp())) / 32
+            reconstruction = F.binary_cross_entropy_with_logits(m.fc4(F.relu(m.fc3(z))), x, reduction="sum")
+            return (reconstruction - 0.5 * torch.sum(1 + log_variance - mean**2 - log_variance.exp())) / 32
 
         return trained(m, torch.optim.Adam(m.parameters(), 1e-3), loss)
 
@@ -269,8 +269,8 @@ def programs():
 
         def loss():
             clean = run.digits(8)[0]
-            observed, wanted = clean + run.normal(*clean.shape) * 0.3, (clean > 0.5).float()
-            fine = F.relu(m.down1(observed))
+            noisy, wanted = clean + run.normal(*clean.shape) * 0.3, (clean > 0.5).float()
+            fine = F.relu(m.down1(noisy))
             middle = F.relu(m.down2(F.max_pool2d(fine, 2)))
             coarse = F.relu(m.bottom(F.max_pool2d(middle, 2)))
             up = F.relu(m.merge2(torch.cat([m.up2(coarse), middle], 1)))

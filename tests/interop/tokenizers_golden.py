@@ -129,7 +129,7 @@ def train(text):
     return made
 
 
-def full_runs(ids, table):
+def has_uniform_runs(ids, table):
     """True if no run of byte tokens mixes whole characters and incomplete ones: there `tokenizers` gives up on the
     whole run, and we do not.
     """
@@ -154,7 +154,7 @@ def ids_to_decode(tokenizer, name):
     while len(lists) < 150:
         size, limit = draw.randrange(1, 12), tokenizer.get_vocab_size()
         ids = [draw.randrange(min(limit, 260) if draw.random() < 0.5 else limit) for _ in range(size)]
-        if full_runs(ids, table):
+        if has_uniform_runs(ids, table):
             lists.append(ids)
     return lists
 

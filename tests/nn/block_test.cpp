@@ -70,7 +70,7 @@ TEST_CASE("block: a hook that looks at a layer gets that layer's output, and one
     nn::TransformerBlock block({.width = 16, .heads = 2});
     block.to(dtype);
     const Variable x(randn({2, 5, 16}).to(dtype));
-    Tensor sum, visible;
+    Tensor sum, output;
     block.norm2.before_forward([&](nn::Module&, const std::vector<Variable>& in) { sum = in[0].tensor(); });
     const Tensor plain = block(x).tensor();
     nn::Module* const layers[] = {&block.attention, &block.attention.out_proj, &block.mlp, &block.mlp.down};
@@ -81,9 +81,9 @@ TEST_CASE("block: a hook that looks at a layer gets that layer's output, and one
       CHECK(equal(block(x).tensor(), plain));
       layer->remove_hook(id);
       id = layer->after_forward(
-          [&](nn::Module&, const std::vector<Variable>&, const Variable& y) { visible = y.tensor(); });
+          [&](nn::Module&, const std::vector<Variable>&, const Variable& y) { output = y.tensor(); });
       const Tensor y = block(x).tensor();
-      CHECK(equal(is_first ? add(x.tensor(), visible) : add(sum, visible), is_first ? sum : y));
+      CHECK(equal(is_first ? add(x.tensor(), output) : add(sum, output), is_first ? sum : y));
       layer->remove_hook(id);
       CHECK(equal(block(x).tensor(), plain));
     }

@@ -282,16 +282,16 @@ TEST_CASE("gemm: rows apart, scratch or threads, pieces handed over once, beta 0
       Tensor first;
       for (int threads : {0, 1, 2, 3, 4}) {  // 0: one thread, and scratch memory from the caller
         const Threads scope(std::max(threads, 1));
-        Tensor out = beta == 0 ? lockstep::full({r.m, ldc}, NAN) : start.clone(), observed = zeros({r.m, r.n}),
+        Tensor out = beta == 0 ? lockstep::full({r.m, ldc}, NAN) : start.clone(), visits = zeros({r.m, r.n}),
                scratch = empty({on_cpu::gemm_scratch<float>(r.m, r.n, r.k) + 1});
         on_cpu::gemm<float, float>(
             r.m, r.n, r.k, 2, {a.data<float>(), r.k, 1}, {b.data<float>(), r.n, 1}, beta, out.data<float>(), ldc,
             [&](int64_t i, int64_t j, int64_t rows, int64_t columns, float*, int64_t) {
               for (int64_t y = i; y < i + rows; ++y)
-                for (int64_t x = j; x < j + columns; ++x) observed.data<float>()[y * r.n + x] += 1;
+                for (int64_t x = j; x < j + columns; ++x) visits.data<float>()[y * r.n + x] += 1;
             },
             threads ? nullptr : scratch.data<float>());
-        CHECK(equal(observed, ones({r.m, r.n})));
+        CHECK(equal(visits, ones({r.m, r.n})));
         const Tensor inside = out.slice(1, 0, r.n).clone(), behind = out.slice(1, r.n, ldc).clone();
         if (threads == 0) first = inside;
         CHECK(equal(inside, first));

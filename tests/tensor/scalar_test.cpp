@@ -18,7 +18,7 @@ namespace {
 constexpr int64_t nanoseconds = 1700000000123456789, odd = (int64_t(1) << 53) + 1;
 constexpr int64_t least = std::numeric_limits<int64_t>::min(), largest = std::numeric_limits<int64_t>::max();
 
-Tensor entire(std::initializer_list<int64_t> values, DType dtype = i64) {
+Tensor integers(std::initializer_list<int64_t> values, DType dtype = i64) {
   return Tensor::from<int64_t>(values).to(dtype);
 }
 
@@ -47,12 +47,12 @@ TEST_CASE("scalar: dividing by a number is a true division") {
   const Tensor y = full({2}, 49, {.dtype = f64});
   CHECK(&div_scalar_(y, 49) == &y);
   CHECK(y.to_vector<double>() == std::vector<double>{1, 1});
-  CHECK_ERROR_IS(entire({4}) / 2.0, "[div_scalar] expected a floating dtype, got i64");
-  CHECK_ERROR_BEGINS(entire({4}) - 0.5, "[sub_scalar] expected a whole number for i64, got 0.5");
+  CHECK_ERROR_IS(integers({4}) / 2.0, "[div_scalar] expected a floating dtype, got i64");
+  CHECK_ERROR_BEGINS(integers({4}) - 0.5, "[sub_scalar] expected a whole number for i64, got 0.5");
 }
 
 TEST_CASE("scalar: whole numbers keep all their bits") {
-  const Tensor t = entire({nanoseconds, nanoseconds + 5});
+  const Tensor t = integers({nanoseconds, nanoseconds + 5});
   using Values = std::vector<int64_t>;
   const auto options = TensorOptions{.dtype = i64};
   const Tensor filled = zeros({2}, options), masked = zeros({2}, options), moved = t.clone();
@@ -63,11 +63,11 @@ TEST_CASE("scalar: whole numbers keep all their bits") {
   const std::tuple<const char*, Tensor, Values> rows[] = {
       {"x - s", t - nanoseconds, {0, 5}},
       {"s - x", nanoseconds - t, {0, -5}},
-      {"x + s", entire({0, 1}) + odd, {odd, odd + 1}},
-      {"s + x", odd + entire({0, 1}), {odd, odd + 1}},
-      {"x * s", entire({1, 2}) * odd, {odd, 2 * odd}},
-      {"x - least", entire({0, -1}) - least, {least, largest}},
-      {"u64", entire({0}) + uint64_t(odd), {odd}},
+      {"x + s", integers({0, 1}) + odd, {odd, odd + 1}},
+      {"s + x", odd + integers({0, 1}), {odd, odd + 1}},
+      {"x * s", integers({1, 2}) * odd, {odd, 2 * odd}},
+      {"x - least", integers({0, -1}) - least, {least, largest}},
+      {"u64", integers({0}) + uint64_t(odd), {odd}},
       {"full", full({1}, odd, options), {odd}},
       {"full_like", full_like(t, odd), {odd, odd}},
       {"fill_", filled, {odd, odd}},
@@ -75,9 +75,9 @@ TEST_CASE("scalar: whole numbers keep all their bits") {
       {"masked_fill_", masked, {odd, 0}},
       {"clamp", clamp(t, nanoseconds, nanoseconds + 1), {nanoseconds, nanoseconds + 1}},
       {"clamp, open", clamp(t, nanoseconds + 1, INFINITY), {nanoseconds + 1, nanoseconds + 5}},
-      {"pad", pad(entire({1}), {1, 0}, odd), {odd, 1}},
+      {"pad", pad(integers({1}), {1, 0}, odd), {odd, 1}},
       {"add_ alpha", moved, {nanoseconds + odd, nanoseconds + 5 + odd}},
-      {"addcmul", addcmul(t, entire({1, 1}), entire({1, 1}), -nanoseconds), {0, 5}},
+      {"addcmul", addcmul(t, integers({1, 1}), integers({1, 1}), -nanoseconds), {0, 5}},
       {"arange", arange(odd, odd + 3, 1), {odd, odd + 1, odd + 2}},
       {"arange, down", arange(odd, odd - 5, -2), {odd, odd - 2, odd - 4}},
       {"arange, all", arange(least, largest, largest), {least, -1, largest - 1}},
@@ -91,15 +91,15 @@ TEST_CASE("scalar: whole numbers keep all their bits") {
   CHECK(full({1}, largest, {.dtype = f32}).item() == 0x1p63);
   CHECK(full({1}, odd, {.dtype = f64}).item() == 0x1p53);
   // Integers wrap around, so adding a negative number equals subtracting its absolute value.
-  CHECK((entire({5}, u8) - 7).item<int64_t>() == 254);
-  CHECK((entire({5}, u8) + -7).item<int64_t>() == 254);
-  CHECK((entire({5}, u8) * -1).item<int64_t>() == 251);
-  CHECK((entire({5}, i8) - -128).item<int64_t>() == -123);
+  CHECK((integers({5}, u8) - 7).item<int64_t>() == 254);
+  CHECK((integers({5}, u8) + -7).item<int64_t>() == 254);
+  CHECK((integers({5}, u8) * -1).item<int64_t>() == 251);
+  CHECK((integers({5}, i8) - -128).item<int64_t>() == -123);
 }
 
 TEST_CASE("scalar: allclose of whole numbers") {
   const auto close = [](int64_t a, int64_t b, double rtol, double atol) {
-    return allclose(entire({a}), entire({b}), rtol, atol);
+    return allclose(integers({a}), integers({b}), rtol, atol);
   };
   CHECK_FALSE(close(odd - 1, odd, 0, 0));
   CHECK(close(odd, odd, 0, 0));
@@ -108,11 +108,11 @@ TEST_CASE("scalar: allclose of whole numbers") {
   CHECK(close(least, largest, 0, 0x1p64));
   CHECK(close(100, 101, 0.01, 0));
   CHECK_FALSE(close(100, 102, 0.01, 0));
-  CHECK(allclose(entire({1, 200}, u8), entire({1, 201}, u8), 0, 1));
+  CHECK(allclose(integers({1, 200}, u8), integers({1, 201}, u8), 0, 1));
 }
 
 TEST_CASE("scalar: a value that the dtype cannot hold is rejected") {
-  const Tensor small = entire({1, 2}, u8), four = entire({1, 2}, i32), eight = entire({1, 2});
+  const Tensor small = integers({1, 2}, u8), four = integers({1, 2}, i32), eight = integers({1, 2});
   const Tensor mask = Tensor::from<bool>({true, false});
   const std::string byte = "expected a whole number from 0 to 255 for u8, got ";
   CHECK_ERROR_BEGINS(
@@ -169,18 +169,18 @@ TEST_CASE("scalar: floor division and remainder of whole numbers are Python's") 
       }
     CHECK(wrong == 0);
     CHECK(floor_divide(all, 7).to_vector<int64_t>()[3] == floored(low + 3, 7));
-    const Tensor one = entire({1, 7, 12}, dtype), by = entire({3}, dtype);
+    const Tensor one = integers({1, 7, 12}, dtype), by = integers({3}, dtype);
     CHECK(floor_divide(one, by).to_vector<int>() == std::vector<int>{0, 2, 4});
     CHECK(equal(remainder_(one.clone(), by), remainder(one, by)));
     CHECK(floor_divide_(one, by).to_vector<int>() == std::vector<int>{0, 2, 4});
   }
-  CHECK(floor_divide(entire({least, largest, odd}), -1).to_vector<int64_t>() ==
+  CHECK(floor_divide(integers({least, largest, odd}), -1).to_vector<int64_t>() ==
         std::vector<int64_t>{least, -largest, -odd});
-  CHECK(remainder(entire({least, odd}), entire({-1, 10})).to_vector<int64_t>() == std::vector<int64_t>{0, 3});
+  CHECK(remainder(integers({least, odd}), integers({-1, 10})).to_vector<int64_t>() == std::vector<int64_t>{0, 3});
   const std::string zero = "expected a divisor without zeros, got a 0 among i64";
-  CHECK_ERROR(floor_divide(entire({4}), 0), zero);
-  CHECK_ERROR(floor_divide_(entire({4, 5}), entire({1, 0})), zero);
-  CHECK_ERROR_BEGINS(remainder(entire({4}), 0.5), "[full] expected a whole number for i64, got 0.5");
+  CHECK_ERROR(floor_divide(integers({4}), 0), zero);
+  CHECK_ERROR(floor_divide_(integers({4, 5}), integers({1, 0})), zero);
+  CHECK_ERROR_BEGINS(remainder(integers({4}), 0.5), "[full] expected a whole number for i64, got 0.5");
 }
 
 TEST_CASE("scalar: floor division and remainder of floats are PyTorch's") {
@@ -213,7 +213,7 @@ TEST_CASE("scalar: floor division and remainder of floats are PyTorch's") {
 
 TEST_CASE("scalar: products of whole numbers") {
   if (!default_device().is_cpu()) {
-    CHECK_ERROR(matmul(entire({1}), entire({1})), "[matmul] integer products are supported on the CPU");
+    CHECK_ERROR(matmul(integers({1}), integers({1})), "[matmul] integer products are supported on the CPU");
     return;
   }
   const auto numbers = [](const Shape& shape, DType dtype, int64_t seed) {
@@ -242,7 +242,7 @@ TEST_CASE("scalar: products of whole numbers") {
     CHECK(equal(einsum("ij, jk -> i", std::vector<Tensor>{a, b}), sum(matmul(a, b), {1}).to(dtype)));
     CHECK(equal(matmul(a.narrow(1, 0, 0), b.narrow(0, 0, 0)), zeros({5, 33}, {.dtype = dtype})));
   }
-  CHECK(matmul(entire({odd, 1}), entire({1, 1})).item<int64_t>() == odd + 1);
-  CHECK(matmul(entire({largest}), entire({2})).item<int64_t>() == -2);
-  CHECK_ERROR(matmul(entire({1}).to(boolean), entire({1}).to(boolean)), "[matmul] expected a floating");
+  CHECK(matmul(integers({odd, 1}), integers({1, 1})).item<int64_t>() == odd + 1);
+  CHECK(matmul(integers({largest}), integers({2})).item<int64_t>() == -2);
+  CHECK_ERROR(matmul(integers({1}).to(boolean), integers({1}).to(boolean)), "[matmul] expected a floating");
 }

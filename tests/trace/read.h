@@ -9,7 +9,7 @@
 /// A record of a trace as JSON.
 using Record = nlohmann::json;
 
-/// Reads a trace like a viewer does: an array whose end may be missing. whole: the file must be complete.
+/// Reads a trace like a viewer does: an array whose end may be missing. full: the file must be complete.
 inline std::vector<Record> read_trace(const std::string& path, bool full = true) {
   std::ifstream in(path);
   std::string text{std::istreambuf_iterator<char>(in), {}};

@@ -76,7 +76,7 @@ Variable loss_of(Mixed& net, const ExpertPlan& plan, int step, int64_t micro) {
 }
 
 /// Trains in one process that has all experts; also returns the norms.
-std::pair<Tensors, std::vector<double>> single(const ExpertPlan& plan) {
+std::pair<Tensors, std::vector<double>> single_process(const ExpertPlan& plan) {
   manual_seed(1);
   Mixed net;
   net.to(plan.dtype);
@@ -167,8 +167,8 @@ std::vector<std::pair<int, int>> groups() { return {{2, 2}, {4, 2}, {4, 4}, {4, 
 
 TEST_CASE("zero: parameters of experts: every stage, overlap or not, size of units: the bits of one process") {
   for (const int stage : {0, 1, 2, 3}) {
-    const auto [expected, norms] = single({.options = {.stage = stage}});
-    const auto [clipped, norms64] = single({.options = {.stage = stage}, .dtype = f64, .max_norm = 0.05});
+    const auto [expected, norms] = single_process({.options = {.stage = stage}});
+    const auto [clipped, norms64] = single_process({.options = {.stage = stage}, .dtype = f64, .max_norm = 0.05});
     for (const auto& [ranks, parallel] : groups()) {
       // the two experts of a rank would differ from those that ranks share
       if (stage < 2 ? ranks == 2 : false) continue;
@@ -193,17 +193,17 @@ TEST_CASE("zero: parameters of experts: every stage, overlap or not, size of uni
 }
 
 TEST_CASE("zero: parameters of experts: offload, rules that take whole matrices, those without gradients") {
-  const auto [lamb, norms] = single({.options = {.stage = 2}, .lamb = true});
+  const auto [lamb, norms] = single_process({.options = {.stage = 2}, .lamb = true});
   for (const int stage : {2, 3})
     CHECK(differing(lamb,
                     train_experts({.parallel = 2, .options = {.stage = stage}, .lamb = true}, norms).parameters) == "");
-  const Tensors plain = single({.options = {.stage = 3}}).first;
+  const Tensors plain = single_process({.options = {.stage = 3}}).first;
   const ZeroOptions in_files{.stage = 3,
                              .offload_optimizer = {.device = zero::Offload::nvme, .nvme_path = folder},
                              .offload_param = {.device = zero::Offload::nvme, .nvme_path = folder, .max_in_cpu = 0}};
   CHECK(differing(plain, train_experts({.parallel = 2, .options = in_files}).parameters) == "");
   for (const int stage : {0, 1, 2}) {
-    const Tensors unused = single({.options = {.stage = stage}, .only = true}).first;
+    const Tensors unused = single_process({.options = {.stage = stage}, .only = true}).first;
     for (const int parallel : {2, 4})
       CHECK_MESSAGE(
           differing(unused,

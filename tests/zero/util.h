@@ -147,9 +147,9 @@ Tensors train_two(int ranks, const zero::ZeroOptions& options, double max_norm =
     Net net;
     std::vector<Variable> matrices, others;
     for (const Variable& p : net.parameters()) (p.dim() == 2 ? matrices : others).push_back(p);
-    Rule full_rule(matrices, {.lr = 0.01});
+    Rule matrix_rule(matrices, {.lr = 0.01});
     optim::AdamW adam(others, {.lr = 0.01});
-    Zero zero(net, std::vector<optim::Optimizer*>{&full_rule, &adam}, options);
+    Zero zero(net, std::vector<optim::Optimizer*>{&matrix_rule, &adam}, options);
     for (int step = 0; step < 3; ++step) {
       backwards(zero, 4 / ranks, [&](int64_t micro) { loss_of_micro_batch(net, step, micro).backward(); });
       zero.step({.grad_scale = ranks / 4., .max_norm = max_norm});

@@ -18,7 +18,7 @@ struct Place {
 
 /// Options under which parameters are whole on every rank between steps: stages 0 to 2, and parameters that stage 3
 /// keeps.
-std::vector<Place> full_places() {
+std::vector<Place> replicated_places() {
   std::vector<Place> all{{"stage 0", {.stage = 0}},
                          {"stage 1", {.stage = 1}},
                          {"stage 2", {.stage = 2}},
@@ -64,7 +64,7 @@ TEST_CASE(
     CHECK(amax(abs(sub(one.at("b.weight").narrow(0, 3, 40).to(f32), full({1}, 0.25)))).item() < 0.05);
     CHECK(amax(abs(sub(one.at("c.bias").to(f32), full({1}, -1)))).item() < 0.05);
     CHECK(amin(one.at("norm.weight").to(f32)).item() > 1.9);
-    for (const Place& place : full_places()) {
+    for (const Place& place : replicated_places()) {
       for (const int ranks : {1, 2}) {
         CAPTURE(place.name);
         CAPTURE(ranks);

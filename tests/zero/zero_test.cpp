@@ -191,7 +191,7 @@ TEST_CASE("zero: arguments that the constructor rejects") {
       Zero zero(net, optimizer, {.stage = stage});
     };
   };
-  const char* const single =
+  const char* const without_zero =
       "SGD exchanges gradients between ranks itself and needs those of the whole model: use it without ZeRO";
   const Row rows[] = {
       {with({.stage = 4}), "stage 0, 1, 2 or 3, got 4"},
@@ -200,10 +200,10 @@ TEST_CASE("zero: arguments that the constructor rejects") {
       {with({.stage = 3, .prefetch_bucket_size = -1}), "prefetch_bucket_size >= 0, got -1"},
       {with({.communication_data_type = i32}), "floating communication_data_type, got i32"},
       {with({.stage = 3, .max_live_parameters = 0}), "max_live_parameters > 0"},
-      {sends(0), single},
-      {sends(1), single},
-      {sends(2), single},
-      {sends(3), single},
+      {sends(0), without_zero},
+      {sends(1), without_zero},
+      {sends(2), without_zero},
+      {sends(3), without_zero},
       {[](Net& net) {
          optim::SGD optimizer(net.a.parameters(), {.lr = 0.1});
          Zero zero(net, optimizer);

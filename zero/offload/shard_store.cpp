@@ -77,7 +77,7 @@ void ShardStore::read_ahead(size_t u) {
   if (!is_in_file(u) || slot_of(u)) return;
   Slot& slot = *slot_of(none);
   slot.unit = u;
-  slot.since = ++rounds_;
+  slot.since = ++lru_clock_;
   const int64_t bytes = s_.shard(s_.units[u]).size() * size_of(s_.units[u].dtype);
   if (bytes > 0)
     slot.transfers.push_back(

@@ -48,7 +48,7 @@ class ShardStore {
   std::optional<SwapFile> file_;  // none if no shard of this rank lies in it
   std::optional<FileQueue> queue_;
   mutable std::vector<Slot> slots_;
-  uint64_t rounds_ = 0;
+  uint64_t lru_clock_ = 0;
 };
 
 }  // namespace lockstep::zero

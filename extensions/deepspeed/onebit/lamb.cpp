@@ -99,9 +99,9 @@ void OneBitLamb::compressed_step(int64_t step, double grad_scale) {
     add_(mul_scalar_(fresh, o.beta2), square(gradient), 1 - o.beta2);
     double factor = max(div(frozen, denominator(o, fresh, step))).item();
     if (o.weight_decay != 0) {  // the factor applies to the gradient's part only
-      const double single = norm(direction).item();
+      const double undecayed = norm(direction).item();
       add_(direction, slot.parameter, o.weight_decay);
-      const double together = norm(direction).item(), part = together > 0 ? std::min(1., single / together) : 1;
+      const double together = norm(direction).item(), part = together > 0 ? std::min(1., undecayed / together) : 1;
       factor = factor * part + (1 - part);
     }
     double& last_factor = numbers.at("last_factor");

@@ -60,7 +60,7 @@ void Optimizer::notice_parameters() {
   trained_ = std::move(now);
   group_of_ = std::move(groups);
   mean_.reset();
-  observed_.clear();
+  nonzero_.clear();
   compressed_.reset();
 }
 
@@ -202,21 +202,21 @@ void Optimizer::apply_masks(Slot& slot, const Tensor& momentum, bool frozen) {
   const auto second = slot.state->tensors.find("exp_avg_sq");
   if (second == slot.state->tensors.end() || momentum.numel() == 0) return;
   const void* key = slot.variable.impl().get();
-  auto known = observed_.find(key);
-  if (!frozen || known == observed_.end()) {
+  auto known = nonzero_.find(key);
+  if (!frozen || known == nonzero_.end()) {
     const MemoryScope scope(Memory::optimizer);
-    const Tensor known_version = gt(second->second, zeros({1}, {.device = momentum.device()}));
-    known = observed_.insert_or_assign(key, all(known_version).item<bool>() ? Tensor() : known_version.to(f32)).first;
+    const Tensor nonzero = gt(second->second, zeros({1}, {.device = momentum.device()}));
+    known = nonzero_.insert_or_assign(key, all(nonzero).item<bool>() ? Tensor() : nonzero.to(f32)).first;
   }
   if (known->second.defined()) mul_(momentum, known->second);
-  if (!frozen) observed_.erase(known);
+  if (!frozen) nonzero_.erase(known);
 }
 
 void Optimizer::load_state(const optim::OptimizerState& saved) {
   optim::Optimizer::load_state(saved);
   steps_ = 0;
   for (const Variable& p : parameters()) steps_ = std::max(steps_, state_of(p).step);
-  observed_.clear();
+  nonzero_.clear();
   compressed_.reset();
 }
 

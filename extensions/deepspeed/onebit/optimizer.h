@@ -148,8 +148,8 @@ class Optimizer : public optim::Optimizer, public engine::Exchanging {
   std::vector<Variable> trained_;
   std::vector<int> group_of_;
   std::optional<parallel::GradientSum> mean_;
-  std::map<const void*, Tensor> masks_;     // set by set_exp_avg_mask()
-  std::map<const void*, Tensor> observed_;  // 1 where a frozen second moment is not 0; undefined: everywhere
+  std::map<const void*, Tensor> masks_;    // set by set_exp_avg_mask()
+  std::map<const void*, Tensor> nonzero_;  // 1 where a frozen second moment is not 0; undefined: everywhere
   int64_t steps_ = 0;
   Volume volume_;
 };

@@ -58,9 +58,9 @@ uint32_t read_bits(const uint8_t* bits, int64_t n) {
 template <class Fn> void for_vectors(int64_t n, Fn&& fn) {
   constexpr Full<float> full;
   parallel_for((n + w - 1) / w, grain / w, [&](int64_t first, int64_t last) {
-    const int64_t entire = std::min(last, n / w);
-    for (int64_t v = first; v < entire; ++v) fn(v * w, full);
-    if (entire < last) fn(entire * w, int(n - entire * w));
+    const int64_t full_vectors = std::min(last, n / w);
+    for (int64_t v = first; v < full_vectors; ++v) fn(v * w, full);
+    if (full_vectors < last) fn(full_vectors * w, int(n - full_vectors * w));
   });
 }
 

@@ -66,7 +66,7 @@ TEST_CASE("device map: modes over two and three devices, host memory and disk") 
   struct Row {
     const char* mode;
     std::map<std::string, device_map::Bytes> memory;
-    std::vector<std::string> full;
+    std::vector<std::string> no_split;
     const char* expected;
     int64_t reserved;
   };
@@ -111,7 +111,7 @@ TEST_CASE("device map: modes over two and three devices, host memory and disk") 
   for (const Row& row : rows) {
     CAPTURE(row.mode);
     CAPTURE(row.expected);
-    const Placement plan = infer(net, row.mode, {.max_memory = row.memory, .no_split_module_classes = row.full});
+    const Placement plan = infer(net, row.mode, {.max_memory = row.memory, .no_split_module_classes = row.no_split});
     CHECK(printed(plan) == row.expected);
     CHECK(plan.reserved == row.reserved);
     int64_t sum = 0;
@@ -123,7 +123,7 @@ TEST_CASE("device map: modes over two and three devices, host memory and disk") 
     }
     CHECK(sum == 6 * layer);
     // a manual map gives the same
-    CHECK(printed(infer(net, plan.map(), {.no_split_module_classes = row.full})) == row.expected);
+    CHECK(printed(infer(net, plan.map(), {.no_split_module_classes = row.no_split})) == row.expected);
   }
 }
 

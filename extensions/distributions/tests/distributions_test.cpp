@@ -101,14 +101,14 @@ TEST_CASE("distributions: samples have the moments that they should have") {
       for (Variable& p : same) p = narrow ? p.detach().to(f32) : p;
       const Tensor x = row.of(same)->sample({n}).to(f64);
       const auto means = d->mean().tensor().to_vector<double>(), variances = d->variance().tensor().to_vector<double>();
-      const auto got = mean(x, {0}).to_vector<double>(), width = var(x, {0}).to_vector<double>();
+      const auto got = mean(x, {0}).to_vector<double>(), sample_var = var(x, {0}).to_vector<double>();
       const auto fourth = mean(square(square(x - mean(x, {0}))), {0}).to_vector<double>();
       for (size_t i = 0; i < means.size(); ++i) {
         CAPTURE(i);
         // Within five standard deviations of the mean, and six of the variance (from the fourth moment).
         CHECK(std::abs(got[i] - means[i]) < 5 * std::sqrt(variances[i] / n));
-        CHECK(std::abs(width[i] - variances[i]) <
-              6 * std::sqrt(std::max(0.0, fourth[i] - width[i] * width[i]) / n) + 1e-4 * width[i]);
+        CHECK(std::abs(sample_var[i] - variances[i]) <
+              6 * std::sqrt(std::max(0.0, fourth[i] - sample_var[i] * sample_var[i]) / n) + 1e-4 * sample_var[i]);
       }
       if (!row.has_entropy || d->event_shape().rank() > 0) continue;
       // The entropy is the mean of -log_prob.

@@ -14,7 +14,7 @@ template <class Fn> Run one(Fn fn) {
 }
 
 /// log_prob of the value, and the mean, variance and entropy.
-Outputs reported(const Distribution& d, const Variable& value, bool has_entropy = true) {
+Outputs outputs_of(const Distribution& d, const Variable& value, bool has_entropy = true) {
   Outputs all{d.log_prob(value), d.mean(), d.variance()};
   if (has_entropy) all.push_back(d.entropy());
   return all;
@@ -25,7 +25,7 @@ Outputs reported(const Distribution& d, const Variable& value, bool has_entropy 
 void add_distributions(Functions& functions) {
   auto& t = functions.ops;
   const auto add2 = [&]<class D>(const char* name) {
-    t[std::string("dist_") + name] = [](const Inputs& in, const Case&) { return reported(D(in[0], in[1]), in[2]); };
+    t[std::string("dist_") + name] = [](const Inputs& in, const Case&) { return outputs_of(D(in[0], in[1]), in[2]); };
     t[std::string("kl_") + name] = one([](auto& in, auto&) { return kl_divergence(D(in[0], in[1]), D(in[2], in[3])); });
   };
   add2.operator()<Normal>("Normal");
@@ -37,7 +37,7 @@ void add_distributions(Functions& functions) {
   add2.operator()<MultivariateNormal>("MultivariateNormal");
   const auto add1 = [&]<class D>(const char* name, bool entropy = true) {
     t[std::string("dist_") + name] = [entropy](const Inputs& in, const Case&) {
-      return reported(D(in[0]), in[1], entropy);
+      return outputs_of(D(in[0]), in[1], entropy);
     };
     t[std::string("kl_") + name] = one([](auto& in, auto&) { return kl_divergence(D(in[0]), D(in[1])); });
   };
@@ -56,9 +56,9 @@ void add_distributions(Functions& functions) {
     return Outputs{kl_divergence(categorical(in, c, 0), categorical(in, c, 1))};
   };
   t["dist_Bernoulli_logits"] = [](const Inputs& in, const Case&) {
-    return reported(Bernoulli::from_logits(in[0]), in[1]);
+    return outputs_of(Bernoulli::from_logits(in[0]), in[1]);
   };
-  t["dist_StudentT"] = [](const Inputs& in, const Case&) { return reported(StudentT(in[0], in[1], in[2]), in[3]); };
+  t["dist_StudentT"] = [](const Inputs& in, const Case&) { return outputs_of(StudentT(in[0], in[1], in[2]), in[3]); };
   t["kl_Exponential_Gamma"] =
       one([](auto& in, auto&) { return kl_divergence(Exponential(in[0]), Gamma(in[1], in[2])); });
   t["kl_Gamma_Exponential"] =

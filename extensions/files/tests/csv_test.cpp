@@ -49,7 +49,7 @@ TEST_CASE("csv: lines of blanks are left out, as empty ones are") {
 }
 
 TEST_CASE("csv 42: what is refused, with its line") {
-  const CsvOptions bare{.header = false}, full{.header = false, .dtype = i64};
+  const CsvOptions bare{.header = false}, integers{.header = false, .dtype = i64};
   const struct {
     std::string text;
     CsvOptions options;
@@ -67,8 +67,8 @@ TEST_CASE("csv 42: what is refused, with its line") {
       {"1,+-2", bare, ":1: field 2: expected a number, got \"+-2\""},
       {"1,0x10", bare, ":1: field 2: expected a number, got \"0x10\""},
       {"a,b\n1,\n", {}, ":2: column \"b\": expected a number, got an empty field (empty_is_nan reads it as NaN)"},
-      {"1.0", full, ":1: field 1: expected a whole number, got \"1.0\""},
-      {"9223372036854775808", full, ":1: field 1: expected a number that fits i64, got 9223372036854775808"},
+      {"1.0", integers, ":1: field 1: expected a whole number, got \"1.0\""},
+      {"9223372036854775808", integers, ":1: field 1: expected a number that fits i64, got 9223372036854775808"},
       {"1e39", bare, ":1: field 1: expected a number that fits f32, got 1e39"},
       {"1e999", bare, ":1: field 1: expected a number that fits f32, got 1e999"},
       {"1\n\"2\n3", bare, ":2: expected a closing quote for field 1, got the end of the file"},

@@ -135,9 +135,9 @@ void print_units(const engine::Forecast& plan) {
       for (size_t place = 0; place < names.size(); ++place) {
         const dist::Range own = u.layout.owned(place, rank);
         if (own.size() == 0) continue;
-        const bool integer = own.size() == u.layout.sizes[place];
+        const bool is_full = own.size() == u.layout.sizes[place];
         text += (text.empty() ? "" : ", ") + plan.model.parameters[names[place]].name +
-                (integer ? "" : fmt::format("[{}:{}]", own.begin, own.end));
+                (is_full ? "" : fmt::format("[{}:{}]", own.begin, own.end));
         if (text.size() > 200) {
           text += ", ...";
           break;
@@ -171,7 +171,7 @@ void print_step(const PlanForecast& p) {
 void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::PredictedTime& time) {
   const engine::Config& c = p.config;
   const engine::Forecast& first = p.stages[0];
-  const bool integer = p.plan.pp * p.plan.tp == 1;  // true: every rank has all layers
+  const bool has_all_layers = p.plan.pp * p.plan.tp == 1;  // true: every rank has all layers
   const int64_t zero = c.zero_optimization.stage, accumulation = *c.gradient_accumulation_steps;
   const int64_t frozen = p.model.numel() - p.model.trained();
   fmt::print("{:<12}{}: {} parameters{}\n", "model", p.model.name, p.model.numel(),
@@ -191,9 +191,9 @@ void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::Pr
   for (size_t s = 0; s < p.stages.size(); ++s) {
     const engine::Forecast& stage = p.stages[s];
     padding += stage.padding, units += stage.units.size();
-    if (integer) print_row("formula", formula_of(stage));
+    if (has_all_layers) print_row("formula", formula_of(stage));
     const RankBytes& limit = stage.fullest();
-    print_row(integer ? "with padding, most" : fmt::format("stage {}", s), limit);
+    print_row(has_all_layers ? "with padding, most" : fmt::format("stage {}", s), limit);
     if (limit.parameters_elsewhere + limit.optimizer_elsewhere > 0)
       print_row("offloaded", {.parameters = limit.parameters_elsewhere, .optimizer = limit.optimizer_elsewhere});
   }
@@ -206,15 +206,16 @@ void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::Pr
 
   print_row("sent in a step", {"gradients", "parameters", "stages", "context", "tensor", "experts"});
   for (size_t s = 0; s < p.stages.size(); ++s)
-    print_row(integer ? "each rank" : fmt::format("stage {}", s),
+    print_row(has_all_layers ? "each rank" : fmt::format("stage {}", s),
               {bytes_text(p.stages[s].gradient_traffic), bytes_text(p.stages[s].parameter_traffic),
                bytes_text(p.stage_traffic[s]), bytes_text(p.context_traffic[s]),
                bytes_text(p.tensor_parallel_traffic[s]), bytes_text(p.expert_traffic[s])});
   const int n = first.ranks;
-  if (integer && n > 1)
-    fmt::print("  Gradients and parameters are {:.2f} times the model's bytes, times {}/{}.\n",
-               p.copy_traffic(0) * n / (double(p.model.numel()) * double(size_of(first.parameter_dtype)) * (n - 1)),
-               n - 1, n);
+  if (has_all_layers && n > 1)
+    fmt::print(
+        "  Gradients and parameters are {:.2f} times the model's bytes, times {}/{}.\n",
+        p.data_parallel_traffic(0) * n / (double(p.model.numel()) * double(size_of(first.parameter_dtype)) * (n - 1)),
+        n - 1, n);
   if (p.plan.pp > 1)
     fmt::print("\nbubble {:.2f} % with these stages, {:.2f} % with equal ones\n", 100 * p.bubble, 100 * p.formula);
   fmt::print("\ntime of a step: {}, {:.0f} {} a second\n", seconds_text(time.step), time.tokens, p.model.unit);

@@ -302,7 +302,7 @@ TEST_CASE("plan of axes: memory and traffic of each stage, by formulas") {
   // Both stages hold the tied embedding table.
   CHECK(two.stages[0].model.numel() + two.stages[1].model.numel() == model.numel() + int64_t(table));
   CHECK(two.stage_traffic == std::vector<double>{4 * activation, 4 * activation + 4 * table * 4});
-  CHECK(two.copy_traffic(0) == 0);
+  CHECK(two.data_parallel_traffic(0) == 0);
   CHECK(two.tensor_parallel_traffic[1] == 0);
   CHECK(two.formula == doctest::Approx(1. / 5));
   CHECK(two.bubble >= two.formula);
@@ -354,34 +354,34 @@ TEST_CASE("plan of axes: memory and traffic of each stage, by formulas") {
   // Shards consist of whole blocks.
   CHECK(double(all.stages[1].bytes[0].optimizer) ==
         doctest::Approx(double(all.stages[1].model.numel()) * 8 / 2).epsilon(0.1));
-  CHECK(all.copy_traffic(0) > 0);
-  const auto shared = made("dp2+pp2+cp2+zero1", zero), copies = made("dp4+pp2+zero1", zero);
+  CHECK(all.data_parallel_traffic(0) > 0);
+  const auto shared = made("dp2+pp2+cp2+zero1", zero), replicas = made("dp4+pp2+zero1", zero);
   CHECK(*shared.config.train_batch_size == 16);
   for (size_t s = 0; s < 2; ++s) {
     CHECK(shared.stage_traffic[s] - 4 * s * table * 4 == (two.stage_traffic[s] - 4 * s * table * 4) / 2);
-    CHECK(shared.copy_traffic(s) == copies.copy_traffic(s));
+    CHECK(shared.data_parallel_traffic(s) == replicas.data_parallel_traffic(s));
     CHECK(shared.context_traffic[s] == 4 * double(shared.stages[s].model.layers) * (2 * activation / 2) * (2 * 1 + 2));
   }
   // Experts: each rank holds a part of them, which ZeRO shards over the ranks with the same part.
-  const ModelShape across_ranks =
+  const ModelShape with_experts =
       shape_of<nn::GPT>({.vocab = 64, .context = 16, .layers = 4, .width = 32, .heads = 4}, {.experts = 4, .top_k = 2});
   // Two blocks have three more experts and a gate each.
-  CHECK(across_ranks.numel() == model.numel() + 2 * (3 * (2 * 4 * 32 * 32 + 5 * 32) + 4 * 32));
-  const auto dealt = engine::plan_parts(zero, across_ranks, parallel::parse_plan("dp4+ep2+zero1")),
-             together = engine::plan_parts(zero, across_ranks, parallel::parse_plan("dp4+zero1"));
+  CHECK(with_experts.numel() == model.numel() + 2 * (3 * (2 * 4 * 32 * 32 + 5 * 32) + 4 * 32));
+  const auto dealt = engine::plan_parts(zero, with_experts, parallel::parse_plan("dp4+ep2+zero1")),
+             together = engine::plan_parts(zero, with_experts, parallel::parse_plan("dp4+zero1"));
   int64_t experts = 0;
-  for (const auto& p : across_ranks.parameters)
+  for (const auto& p : with_experts.parameters)
     if (p.expert >= 0) experts += p.numel();
-  CHECK(dealt.stages[0].model.numel() == across_ranks.numel() - experts / 2);
+  CHECK(dealt.stages[0].model.numel() == with_experts.numel() - experts / 2);
   // Summed over the ranks. Each half of the experts has two replicas, and each replica keeps half of their state.
   int64_t kept = 0, all_kept = 0;
   for (const auto& b : dealt.stages[0].bytes) kept += b.optimizer;
   for (const auto& b : together.stages[0].bytes) all_kept += b.optimizer;
   CHECK(kept == all_kept);
-  CHECK(dealt.flops[0] == doctest::Approx(across_ranks.forward_flops()));
+  CHECK(dealt.flops[0] == doctest::Approx(with_experts.forward_flops()));
   CHECK(dealt.expert_traffic[0] == 4 * 2 * 0.5 * (2 * 2 * activation * 2 + 8 * 4));
   CHECK(together.expert_traffic[0] == 0);
-  CHECK(dealt.copy_traffic(0) < together.copy_traffic(0));
+  CHECK(dealt.data_parallel_traffic(0) < together.data_parallel_traffic(0));
   const engine::Speeds speeds{.flops = 1e9, .bandwidth = 1e9, .memory = 1e9};
   CHECK(engine::predict(shared, speeds).compute == doctest::Approx(engine::predict(two, speeds).compute / 2));
   CHECK(engine::predict(all, speeds).compute < engine::predict(two, speeds).compute);

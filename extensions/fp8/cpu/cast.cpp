@@ -66,8 +66,8 @@ void cast_fp8(const Tensor& x, Fp8Format format, const Tensor& scale_, Tensor& a
                              across[(c + j) * rows + r + i] = block[i * turned_block + j];
                        }
                      }
-                     for (float observed = highest.load();
-                          here > observed && !highest.compare_exchange_weak(observed, here);) {}
+                     for (float current = highest.load();
+                          here > current && !highest.compare_exchange_weak(current, here);) {}
                    });
     });
   });

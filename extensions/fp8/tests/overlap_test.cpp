@@ -80,11 +80,10 @@ TEST_CASE("8-bit floats: a row's chunks have the whole's bits, largest numbers a
           for (const auto& of : scales.of) found.push_back(of.amax);
           if (expected.empty()) {
             expected = found;
-            const auto observed = [](const Tensor& t) {
+            const auto rounded = [](const Tensor& t) {
               return read_fp8(cast_fp8(t, {.format = Fp8Format::e4m3, .scale = ones({1})}).codes, Fp8Format::e4m3);
             };
-            const Tensor full =
-                matmul(observed(x.to(bf16).view({64, 64})), observed(w).t()).view({rows[0], rows[1], 32});
+            const Tensor full = matmul(rounded(x.to(bf16).view({64, 64})), rounded(w).t()).view({rows[0], rows[1], 32});
             const double rounding = max(abs(full)).item() / 128;
             expect_near(y.tensor(), sequence ? part(full, 1, 2, g.rank()) : full, "the product", rounding);
             LOCKSTEP_CHECK(found[3].item() > 0 && found[4].item() > 0 && found[5].item() > 0, "expected numbers > 0");

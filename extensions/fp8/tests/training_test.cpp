@@ -247,9 +247,9 @@ TEST_CASE("fp8: pipelines have the bits of one process; slices of layers are nea
   CHECK(one == losses({.accumulation = 2, .stage = 1}, "dp2+pp2"));
   for (const char* plan : {"tp2", "pp2+tp2"}) {
     CAPTURE(plan);
-    const std::vector<double> with_shards = losses({.accumulation = 4}, plan);
-    CHECK(with_shards != one);
-    for (size_t i = 0; i < one.size(); ++i) CHECK(with_shards[i] == doctest::Approx(one[i]).epsilon(0.02));
+    const std::vector<double> sharded = losses({.accumulation = 4}, plan);
+    CHECK(sharded != one);
+    for (size_t i = 0; i < one.size(); ++i) CHECK(sharded[i] == doctest::Approx(one[i]).epsilon(0.02));
   }
 }
 
@@ -270,9 +270,9 @@ TEST_CASE("fp8: ranks that share sequences are near one process, with the same b
     CHECK(shared != losses(without, "cp2"));
     fewer.accumulation = sharded.accumulation = 2;
     sharded.stage = 3, sharded.checkpoints = true;
-    const std::vector<double> copies = losses(fewer, "dp2+cp2");
-    is_near(copies, shared);  // gradients of replicas are summed in another order
-    CHECK(copies == losses(sharded, "dp2+cp2"));
+    const std::vector<double> replicas = losses(fewer, "dp2+cp2");
+    is_near(replicas, shared);  // gradients of replicas are summed in another order
+    CHECK(replicas == losses(sharded, "dp2+cp2"));
     CHECK(shared == losses(run, "pp2+cp2"));
     const TempDir d;
     saved.steps = 3, saved.save = resumed.load = d.path.string();

@@ -25,7 +25,7 @@ namespace {
 
 struct SampleOptions : ModelOptions {
   std::string prompt = "\n", ids;
-  nn::Generation generation = sampled_text();
+  nn::Generation generation = sampling_defaults();
 };
 
 void sample(const SampleOptions& o, const LanguageModel& m) {

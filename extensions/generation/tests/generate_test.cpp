@@ -51,8 +51,8 @@ TEST_CASE("distribution: Transformers' probabilities") {
   const data::Json golden = data::read_json(std::string(golden_folder()) + "/sampling.json");
   std::vector<float> logits;
   for (const data::Json& one : golden.at("logits").as_array()) logits.push_back(float(one.as_number()));
-  std::vector<int64_t> observed;
-  for (const data::Json& one : golden.at("seen").as_array()) observed.push_back(one.as_int());
+  std::vector<int64_t> previous;
+  for (const data::Json& one : golden.at("seen").as_array()) previous.push_back(one.as_int());
   for (const data::Json& c : golden.at("cases").as_array()) {
     const data::Json& a = c.at("args");
     CAPTURE(a.dump());
@@ -71,7 +71,7 @@ TEST_CASE("distribution: Transformers' probabilities") {
     if (a == data::Json(data::Json::Object{{"top_p", 0.6}})) std::swap(wanted[1], wanted[2]);
     std::vector<double> got(logits.size());
     double last = 2;
-    for (const Candidate& k : distribution(process_logits(logits, observed, {}, g), g)) {
+    for (const Candidate& k : distribution(process_logits(logits, previous, {}, g), g)) {
       CHECK(k.probability <= last);
       got[size_t(k.id)] = last = k.probability;
     }
@@ -314,13 +314,13 @@ TEST_CASE("generate: reasons to end, results, and rejected options") {
   CHECK(made.tokens[0] != plain[0]);
   REQUIRE(made.logprobs.size() == made.tokens.size());
   for (const double p : made.logprobs) CHECK(p < 0);
-  std::vector<std::vector<int64_t>> reported(2);
+  std::vector<std::vector<int64_t>> emitted(2);
   const std::vector<std::vector<int64_t>> two{prompt, some_ids(3, 5)};
   const auto both = generate(model, two, {.max_new_tokens = 6}, [&](size_t i, int64_t token) {
-    reported[i].push_back(token);
-    return i == 0 || reported[i].size() < 2;
+    emitted[i].push_back(token);
+    return i == 0 || emitted[i].size() < 2;
   });
-  CHECK(reported[0] == both[0].tokens);
+  CHECK(emitted[0] == both[0].tokens);
   CHECK(both[1].reason == Reason::caller);
   CHECK(both[1].tokens.size() == 2);
   const auto several = generate(model, std::span(two).first(1),

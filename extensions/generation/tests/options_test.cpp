@@ -9,7 +9,7 @@ using namespace lockstep;
 
 TEST_CASE("command line: numbers for generation are read in the C locale, whatever the program's locale") {
   CLI::App app;
-  nn::Generation generation = train::sampled_text();
+  nn::Generation generation = train::sampling_defaults();
   train::add_generation_options(app, generation);
   CHECK(contains(app.help(), "0.8"));
   app.parse("--temperature 1.5 --top-p 0.75");

@@ -478,12 +478,12 @@ TEST_CASE("accelerator: loops within loops keep their own counts") {
       for (auto& [x, y] : loader) {
         const Tensor out = model(x).tensor();
         model.eval();
-        int64_t observed = 0;
+        int64_t gathered = 0;
         for (auto& [u, v] : evaluation) {
-          observed += acc.gather_for_metrics(v).size(0);
+          gathered += acc.gather_for_metrics(v).size(0);
           (void)u;
         }
-        CHECK(observed == 5);
+        CHECK(gathered == 5);
         for (auto& [u, v] : loader) {  // the same loader again, in evaluation mode, left early
           CHECK(acc.gather_for_metrics(v).size(0) == 4 * ranks);
           (void)u;

@@ -471,10 +471,10 @@ TEST_CASE("pretrained: a model that is built empty reads what a rank holds, and 
       nn::fill(*model);
       const auto all = full->named_parameters(), own = model->named_parameters();
       for (size_t i = 0; i < all.size(); ++i) {
-        const auto* const slice = cut ? cut->find(own[i].variable) : nullptr;
+        const auto* const shard = cut ? cut->find(own[i].variable) : nullptr;
         const Tensor &from = all[i].variable.tensor(), here = own[i].variable.tensor();
         CHECK_MESSAGE(
-            equal(here, slice ? tensor_parallel::shard_of(from, slice->cut, ranks, dist::world().rank()) : from),
+            equal(here, shard ? tensor_parallel::shard_of(from, shard->cut, ranks, dist::world().rank()) : from),
             all[i].name);
       }
       return difference(logits(*model), wanted);

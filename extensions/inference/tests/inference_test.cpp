@@ -245,7 +245,7 @@ TEST_CASE("inference: a sequence that one rank ends is ended on all") {
     manual_seed(1);
     nn::GPT model(small);
     auto engine = init_inference(model, tp2, quiet);
-    const auto emit = [rank, observed = 0](size_t, int64_t) mutable { return ++observed < 3 || rank == 0; };
+    const auto emit = [rank, emitted = 0](size_t, int64_t) mutable { return ++emitted < 3 || rank == 0; };
     return engine.generate(std::vector<Ids>{{1, 2, 3}}, {.max_new_tokens = 8}, emit)[0].tokens;
   });
   CHECK(made == std::vector<Ids>(2, Ids(made[0].begin(), made[0].begin() + 3)));

@@ -22,9 +22,9 @@ struct Pairs : Layer<Pairs> {
   EmbeddingBag words{{.num = 5, .dim = 3}};
   Bilinear both{{.in1 = 3, .in2 = 3, .out = 2}};
   Variable forward(const Variable& x, const Tensor& index, const Tensor& offsets) {
-    const Variable observed = image(x), said = words(index, offsets);
-    return both(observed, said) + CosineSimilarity()(observed, said).unsqueeze(1) +
-           PairwiseDistance({.keepdim = true})(observed, said);
+    const Variable images = image(x), said = words(index, offsets);
+    return both(images, said) + CosineSimilarity()(images, said).unsqueeze(1) +
+           PairwiseDistance({.keepdim = true})(images, said);
   }
   void fields(Fields& f) override { f("image", image)("words", words)("both", both); }
 };

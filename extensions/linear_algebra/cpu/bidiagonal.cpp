@@ -67,7 +67,7 @@ template <class T> class Turned {
     });
   }
 
-  void rotation(std::vector<Sweep>& sweeps) {
+  void rotate(std::vector<Sweep>& sweeps) {
     each_block([&](int64_t b) {
       for (const Sweep& sweep : sweeps) {
         Lanes<T>* const first = blocks_[size_t(b)].data() + sweep.first * size_t(lanes_);
@@ -217,9 +217,9 @@ template <class T> bool bidiagonal_svd(std::vector<double>& d, std::vector<doubl
     Sweep done = iteration.sweep(low, high, negligible);
     if (vectors.empty()) continue;
     sweeps.push_back(std::move(done));
-    if (sweeps.size() == 16) vectors.rotation(sweeps);
+    if (sweeps.size() == 16) vectors.rotate(sweeps);
   }
-  vectors.rotation(sweeps);
+  vectors.rotate(sweeps);
   vectors.finish();
   for (size_t i = 0; i < d.size(); ++i) {
     if (!std::signbit(d[i])) continue;

@@ -49,7 +49,7 @@ Tensors train_lora(const LoraMix& m, bool sequence = false) {
       train(subject, {.plan = m.plan,
                       .steps = 3,
                       .clip = 1,
-                      .shard_options = {.sequence = sequence, .sum = false},
+                      .tp_options = {.sequence = sequence, .sum = false},
                       .change = [](engine::Config& c) {
                         c.zero_optimization.stage3_param_persistence_threshold = 0;
                         c.optimizer = {.type = "AdamW",
@@ -189,9 +189,9 @@ TEST_CASE("lora: merging needs whole parameters, and adapters come before slices
     nn::Lora lora = nn::add_lora(model);
     const auto cut = tensor_parallel::apply(model, dist::world());
     CHECK_ERROR(lora.merge(), "empty or sharded; merge in one process");
-    nn::GPT with_shards(lora_sizes(true));
-    const auto first = tensor_parallel::apply(with_shards, dist::world());
-    CHECK_ERROR(nn::add_lora(with_shards), "is sharded already; add adapters before");
+    nn::GPT tp_model(lora_sizes(true));
+    const auto first = tensor_parallel::apply(tp_model, dist::world());
+    CHECK_ERROR(nn::add_lora(tp_model), "is sharded already; add adapters before");
     nn::GPT sharded(lora_sizes(true));
     nn::Lora parts = nn::add_lora(sharded);
     optim::AdamW adamw(sharded.parameters(), {.lr = 1e-2});

@@ -266,9 +266,9 @@ TEST_CASE("quantize: a model of codes is cut over ranks") {
         const Tensor logits = (*model)(x).tensor();
         const auto ours = model->named_parameters(), theirs = full->named_parameters();
         for (size_t i = 0; i < ours.size(); ++i) {
-          const auto* const slice = cut.find(ours[i].variable);
+          const auto* const shard = cut.find(ours[i].variable);
           const Tensor mine = ours[i].variable.tensor();
-          LOCKSTEP_CHECK(equal(slice ? tensor_parallel::joined(mine, slice->cut, dist::world()) : mine,
+          LOCKSTEP_CHECK(equal(shard ? tensor_parallel::joined(mine, shard->cut, dist::world()) : mine,
                                theirs[i].variable.tensor()),
                          ours[i].name, ": expected the whole weight's bits");
         }

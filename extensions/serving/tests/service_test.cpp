@@ -278,7 +278,7 @@ TEST_CASE("service: offsets count characters of the answer, also in a stream") {
   for (const int64_t id : {0x61, 0xc3, 0xa9, 0xf0}) head.select(0, id).fill_(0);
   const Toy tokenizer;
   Service service(model, tokenizer, {.name = "m", .chat = ChatTemplate{ChatTemplate::Kind::chatml}});
-  int64_t full_ones = 0;
+  int64_t two_byte_characters = 0;
   for (int seed = 0; seed < 30; ++seed) {
     const std::string body = str(R"({"prompt": "x", "max_tokens": 30, "logprobs": 1, "seed": )", seed);
     const Json choice = choice_of(service, body + "}");
@@ -296,12 +296,12 @@ TEST_CASE("service: offsets count characters of the answer, also in a stream") {
       if (i > 0 && tokens[i - 1].as_string() == "bytes:\\xc3" && tokens[i].as_string() == "bytes:\\xa9") {
         CHECK(characters[size_t(offsets[i])] == "\xc3\xa9");
         CHECK(offsets[i] == offsets[i - 1]);
-        ++full_ones;
+        ++two_byte_characters;
       }
     }
     CHECK(offsets[0] == 0);
   }
-  CHECK(full_ones > 10);
+  CHECK(two_byte_characters > 10);
   // With echo, offsets refer to the prompt as it was sent, in which special tokens are text.
   const Json echo =
       choice_of(service, R"({"prompt": "\u00e9<|im_start|>xy", "max_tokens": 0, "echo": true, "logprobs": 0})");
@@ -313,8 +313,8 @@ TEST_CASE("service: offsets count characters of the answer, also in a stream") {
   CHECK(as_text.at("logprobs").at("tokens").as_array().size() == 12);
 
   std::mt19937_64 random(5);
-  nn::GPT sampled = toy_gpt(280);
-  Service other(sampled, tokenizer, {.name = "m", .chat = ChatTemplate{ChatTemplate::Kind::chatml}});
+  nn::GPT other_model = toy_gpt(280);
+  Service other(other_model, tokenizer, {.name = "m", .chat = ChatTemplate{ChatTemplate::Kind::chatml}});
   int64_t compared = 0;
   for (int i = 0; i < 600; ++i) {
     std::mt19937_64 again = random;

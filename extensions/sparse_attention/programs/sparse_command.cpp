@@ -18,7 +18,7 @@ using namespace lockstep::train;
 
 namespace {
 
-constexpr int64_t max_printed = 128, max_sampled = 512, max_counted = 8192;  // blocks per row
+constexpr int64_t max_printed = 128, max_rendered = 512, max_counted = 8192;  // blocks per row
 
 struct SparseAsked {
   std::string source, svg;
@@ -39,28 +39,28 @@ std::string heads_text(const BlockLayout& layout, int64_t heads) {
 }
 
 std::string draw_layout(const BlockLayout& layout, bool causal, const std::string& title) {
-  LOCKSTEP_CHECK(layout.blocks > 0 && layout.blocks <= max_sampled, "lockstep sparse: expected 1 to ", max_sampled,
+  LOCKSTEP_CHECK(layout.blocks > 0 && layout.blocks <= max_rendered, "lockstep sparse: expected 1 to ", max_rendered,
                  " blocks for a picture, got ", layout.blocks, "; take fewer --tokens");
-  const int64_t printed = std::min<int64_t>(layout.heads, 8);
+  const int64_t panels = std::min<int64_t>(layout.heads, 8);
   const double side = std::clamp(320. / double(layout.blocks), 2., 20.), panel = side * double(layout.blocks);
-  const double top = printed > 1 ? 56 : 36, apart = panel + 24, page = std::max(24 + apart * double(printed), 480.);
+  const double top = panels > 1 ? 56 : 36, apart = panel + 24, page = std::max(24 + apart * double(panels), 480.);
   std::string out = svg::begin(page, top + panel + 40);
   const auto box = [&](double x, double y, double w, double h, const char* color) {
     out += svg::rect(x, y, w, h, svg::attribute("fill", color));
   };
   using svg::ink, svg::soft;
-  const char *past = "#f1f3f5", *observed = "#80b1e8", *half = "#3d74b5";
+  const char *past = "#f1f3f5", *attended = "#80b1e8", *half = "#3d74b5";
   out += svg::text(16, 20, title, 14, ink);
   const double gap = side > 6 ? 1 : 0.25;
-  for (int64_t head = 0; head < printed; ++head) {
+  for (int64_t head = 0; head < panels; ++head) {
     const double left = 16 + apart * double(head);
-    if (printed > 1) out += svg::text(left, 44, fmt::format("head {}", head), 12, soft);
+    if (panels > 1) out += svg::text(left, 44, fmt::format("head {}", head), 12, soft);
     for (int64_t row = 0; row < layout.blocks; ++row) {
       const double y = top + side * double(row);
       box(left, y, side * double(causal ? row + 1 : layout.blocks) - gap, side - gap, past);
       for (const int64_t c : columns_of(layout, head, row)) {
         const double x = left + side * double(c);
-        if (!causal || c != row) box(x, y, side - gap, side - gap, observed);
+        if (!causal || c != row) box(x, y, side - gap, side - gap, attended);
         else
           out += fmt::format("<path d=\"M{:.5g} {:.5g}v{:.5g}h{:.5g}z\" fill=\"{}\"/>\n", x, y, side - gap, side - gap,
                              half);
@@ -73,10 +73,10 @@ std::string draw_layout(const BlockLayout& layout, bool causal, const std::strin
     out += svg::text(x + 18, top + panel + 25, words, 12, soft);
     x += advance;
   };
-  key(observed, "attended", 86);
+  key(attended, "attended", 86);
   if (causal) key(half, "by token, up to itself", 152);
   key(past, causal ? "skipped, of the past" : "skipped", 0);
-  if (layout.heads > printed) out += svg::text(16 + apart * double(printed), top + 12, "...", 12, soft);
+  if (layout.heads > panels) out += svg::text(16 + apart * double(panels), top + 12, "...", 12, soft);
   return out + svg::end;
 }
 
@@ -116,7 +116,7 @@ void run_sparse(const SparseAsked& o) {
     }
     if (o.svg.empty() && n <= max_printed) fmt::print("\n");
   }
-  if (o.svg.empty() && n > max_printed) fmt::print("(too many blocks to print; --svg draws {})\n\n", max_sampled);
+  if (o.svg.empty() && n > max_printed) fmt::print("(too many blocks to print; --svg draws {})\n\n", max_rendered);
   const double pairs = attended_pairs(layout, o.tokens, o.tokens, causal), tokens = double(o.tokens);
   const double dense = causal ? tokens * (tokens + 1) / 2 : tokens * tokens;
   fmt::print("blocks            {} of {}{}\n", layout.columns.numel(), all, causal ? ", up to the diagonal" : "");

@@ -80,26 +80,26 @@ double largest(const Tensor& a, const Tensor& b) { return max(abs(sub(a, b))).it
 }  // namespace
 
 TEST_CASE("sparse layouts: windows, patterns and the lower triangle") {
-  const auto sampled = [](const SparsityConfig& c, int64_t tokens, int64_t head = 0) {
+  const auto rendered = [](const SparsityConfig& c, int64_t tokens, int64_t head = 0) {
     return picture(make_layout(c, 4, tokens), head);
   };
-  CHECK(sampled({.mode = Mode::dense, .block = 2}, 5) == "### ### ### ");
-  CHECK(sampled({.mode = Mode::local, .block = 1, .num_sliding_window_blocks = 2}, 4) == "##.. ###. .### ..## ");
-  CHECK(sampled({.mode = Mode::local, .block = 1, .unidirectional = true}, 4) == "#... ##.. .##. ..## ");
+  CHECK(rendered({.mode = Mode::dense, .block = 2}, 5) == "### ### ### ");
+  CHECK(rendered({.mode = Mode::local, .block = 1, .num_sliding_window_blocks = 2}, 4) == "##.. ###. .### ..## ");
+  CHECK(rendered({.mode = Mode::local, .block = 1, .unidirectional = true}, 4) == "#... ##.. .##. ..## ");
   // Two global blocks per window: DeepSpeed would set the second one above the diagonal.
   const SparsityConfig two{
       .mode = Mode::fixed, .block = 1, .unidirectional = true, .num_local_blocks = 4, .num_global_blocks = 2};
-  CHECK(sampled(two, 6) == "#..... ##.... ###... ####.. ..###. ..#### ");
+  CHECK(rendered(two, 6) == "#..... ##.... ###... ####.. ..###. ..#### ");
   const SparsityConfig patterns{.mode = Mode::fixed,
                                 .block = 1,
                                 .different_layout_per_head = true,
                                 .num_local_blocks = 2,
                                 .num_different_global_patterns = 2};
-  CHECK(sampled(patterns, 4, 0) == "##.# ##.# .### .### ");
-  CHECK(sampled(patterns, 4, 3) == "###. ###. #.## #.## ");
+  CHECK(rendered(patterns, 4, 0) == "##.# ##.# .### .### ");
+  CHECK(rendered(patterns, 4, 3) == "###. ###. #.## #.## ");
   const SparsityConfig variable{
       .mode = Mode::variable, .block = 1, .local_window_blocks = {1, 2}, .global_block_indices = {9}};
-  CHECK(sampled(variable, 5) == "#.... .##.. .##.. ...## ...## ");
+  CHECK(rendered(variable, 5) == "#.... .##.. .##.. ...## ...## ");
 }
 
 TEST_CASE("sparse layouts: random blocks come from the seed, the layer and the head alone") {

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "data/shown.h"
+#include "data/one_line.h"
 #include "extensions/vision/pictures/image_pixels.h"
 #include "tensor/ops.h"
 

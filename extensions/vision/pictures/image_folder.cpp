@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "data/shown.h"
+#include "data/one_line.h"
 
 namespace lockstep::data {
 namespace {

@@ -44,9 +44,9 @@ constexpr int kWeightBits = 22;  // fixed-point bits of u8 weights; 255 * sum of
 /// The weights in T's arithmetic: fixed-point for u8, else float.
 template <class T> auto weights_as(const Taps& taps) {
   if constexpr (std::is_same_v<T, uint8_t>) {
-    std::vector<int32_t> entire;
-    for (const double w : taps.weights) entire.push_back(int32_t(w * (1 << kWeightBits) + 0.5));
-    return entire;
+    std::vector<int32_t> fixed_point;
+    for (const double w : taps.weights) fixed_point.push_back(int32_t(w * (1 << kWeightBits) + 0.5));
+    return fixed_point;
   } else {
     return std::vector<float>(taps.weights.begin(), taps.weights.end());
   }

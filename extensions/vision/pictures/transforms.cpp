@@ -27,13 +27,13 @@ void check_range(const char* op, const char* what, const Range& range) {
 }
 
 /// Draws a uniform number in [low, high), with 53 random bits. From [0, 1) it never draws 1, not even by rounding.
-double sampled(Draws& draws, double low, double high) {
+double uniform(Draws& draws, double low, double high) {
   return low + (high - low) * double(draws.next() >> 11) * 0x1p-53;
 }
 /// Draws the sides of a rectangle: its area is a random part of `area`, its aspect ratio is log-uniform.
-std::pair<int64_t, int64_t> sampled_sides(Draws& draws, double area, const Range& scale, const Range& ratio) {
-  const double part = area * sampled(draws, scale.low, scale.high);
-  const double r = std::exp(sampled(draws, std::log(ratio.low), std::log(ratio.high)));
+std::pair<int64_t, int64_t> random_sides(Draws& draws, double area, const Range& scale, const Range& ratio) {
+  const double part = area * uniform(draws, scale.low, scale.high);
+  const double r = std::exp(uniform(draws, std::log(ratio.low), std::log(ratio.high)));
   return {int64_t(std::nearbyint(std::sqrt(part * r))), int64_t(std::nearbyint(std::sqrt(part / r)))};
 }
 
@@ -87,7 +87,7 @@ Tensor RandomResizedCrop::operator()(const Tensor& x) const {
   const Tensor in = picture("RandomResizedCrop", x);
   const int64_t h = in.size(1), w = in.size(2);
   for (int attempt = 0; attempt < 10; ++attempt) {
-    const auto [part_w, part_h] = sampled_sides(draws, double(h * w), scale, ratio);
+    const auto [part_w, part_h] = random_sides(draws, double(h * w), scale, ratio);
     if (part_w < 1 || part_h < 1 || part_w > w || part_h > h) continue;
     const int64_t top = draws.below(h - part_h + 1), left = draws.below(w - part_w + 1);
     return resize(crop(in, top, left, part_h, part_w), height, width);
@@ -103,19 +103,19 @@ Tensor RandomResizedCrop::operator()(const Tensor& x) const {
 Tensor RandomHorizontalFlip::operator()(const Tensor& x) const {
   check_probability("RandomHorizontalFlip", p);
   Draws draws(next_random_key());
-  return sampled(draws, 0, 1) < p ? flip_horizontally(x) : x;
+  return uniform(draws, 0, 1) < p ? flip_horizontally(x) : x;
 }
 
 Tensor RandomVerticalFlip::operator()(const Tensor& x) const {
   check_probability("RandomVerticalFlip", p);
   Draws draws(next_random_key());
-  return sampled(draws, 0, 1) < p ? flip_vertically(x) : x;
+  return uniform(draws, 0, 1) < p ? flip_vertically(x) : x;
 }
 
 Tensor RandomRotation::operator()(const Tensor& x) const {
   LOCKSTEP_CHECK(degrees >= 0, "[RandomRotation] expected degrees >= 0, got ", degrees);
   Draws draws(next_random_key());
-  return rotate(x, sampled(draws, -degrees, degrees), bilinear, fill);
+  return rotate(x, uniform(draws, -degrees, degrees), bilinear, fill);
 }
 
 Tensor ColorJitter::operator()(const Tensor& x) const {
@@ -126,9 +126,9 @@ Tensor ColorJitter::operator()(const Tensor& x) const {
   Draws draws(next_random_key());
   std::array<int, 4> order{0, 1, 2, 3};
   for (int64_t i = 3; i > 0; --i) std::swap(order[size_t(i)], order[size_t(draws.below(i + 1))]);
-  const auto factor = [&](double by) { return sampled(draws, std::max(0.0, 1 - by), 1 + by); };
+  const auto factor = [&](double by) { return uniform(draws, std::max(0.0, 1 - by), 1 + by); };
   const double light = factor(brightness), span = factor(contrast), depth = factor(saturation);
-  const double shift = sampled(draws, -hue, hue);
+  const double shift = uniform(draws, -hue, hue);
   Tensor out = picture("ColorJitter", x);
   for (const int step : order) {
     if (step == 0 && brightness > 0) out = adjust_brightness(out, light);
@@ -172,10 +172,10 @@ Tensor RandomErasing::operator()(const Tensor& x) const {
   Draws draws(next_random_key());
   const Tensor in = picture("RandomErasing", x);
   LOCKSTEP_CHECK(!noise || in.dtype() == f32, "[RandomErasing] expected an f32 picture for noise, got ", in.dtype());
-  if (sampled(draws, 0, 1) >= p) return in;
+  if (uniform(draws, 0, 1) >= p) return in;
   const int64_t h = in.size(1), w = in.size(2);
   for (int attempt = 0; attempt < 10; ++attempt) {
-    const auto [part_h, part_w] = sampled_sides(draws, double(h * w), scale, ratio);
+    const auto [part_h, part_w] = random_sides(draws, double(h * w), scale, ratio);
     if (part_h >= h || part_w >= w || part_h < 1 || part_w < 1) continue;
     const int64_t top = draws.below(h - part_h + 1), left = draws.below(w - part_w + 1);
     const Tensor out = in.clone();

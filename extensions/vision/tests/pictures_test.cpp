@@ -205,9 +205,9 @@ TEST_CASE("pictures: damage at every byte is an Error of one line, or a picture"
         text[at] = char(entire[at] ^ bits);
         read(text);
       }
-      const bool cut_is_observed = !read(entire.substr(0, at)).empty();
+      const bool cut_has_pixels = !read(entire.substr(0, at)).empty();
       // The last two bytes of a JPEG file are the end marker; a file without them is still read.
-      CHECK((cut_is_observed || at + 2 >= entire.size()));
+      CHECK((cut_has_pixels || at + 2 >= entire.size()));
     }
     CHECK(read(entire).empty());
   }

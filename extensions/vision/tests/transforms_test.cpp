@@ -68,19 +68,19 @@ TEST_CASE("transforms: the same bits for any workers, and after a resume in the 
       auto begun = make(workers);
       pixels_of(begun);
       LoaderState state;
-      std::vector<float> visited;
+      std::vector<float> observed;
       int64_t batches = 0;
       for (auto& [x, y] : begun) {
         for (const Tensor& part : {x, y})
-          for (const float value : part.to_vector<float>()) visited.push_back(value);
+          for (const float value : part.to_vector<float>()) observed.push_back(value);
         state = begun.state();
         if (++batches == 2) break;
       }
       auto rest = make(4 - workers);
       rest.load_state(state);
       const auto more = pixels_of(rest);
-      visited.insert(visited.end(), more.begin(), more.end());
-      CHECK(visited == second);
+      observed.insert(observed.end(), more.begin(), more.end());
+      CHECK(observed == second);
     }
   }
 }

@@ -40,7 +40,7 @@ __device__ inline float warp_sum(float value) {
 }
 
 /// Copied values, as integers.
-inline std::vector<int> full(const std::vector<float>& values) {
+inline std::vector<int> as_integers(const std::vector<float>& values) {
   std::vector<int> bits(values.size());
   std::memcpy(bits.data(), values.data(), values.size() * sizeof(int));
   return bits;

@@ -57,7 +57,7 @@ bool counts_differ(Bug bug) {
   const auto body = [=](const Rank& r) { return all_collectives(r, bug && r.rank == 1 ? n + 1 : n); };
   return bug.mistake == "processes" ? as_processes(body) : as_threads(body);
 }
-bool a_collective_that_one_rank_leaves_out(Bug bug) {
+bool a_collective_that_one_rank_skips(Bug bug) {
   return as_threads([=](const Rank& r) {
     const Array x(values_of(r.rank));
     if (!bug || r.rank == 0) ncclAllReduce(x, x, n, ncclFloat32, ncclSum, r.comm, r.stream);
@@ -266,7 +266,7 @@ const Cases cases{
     {"counts that differ", counts_differ},
     {"counts that differ, in processes", counts_differ, "processes"},
     {"both ranks send first", asks, "both_first"},
-    {"a collective that one rank leaves out", a_collective_that_one_rank_leaves_out},
+    {"a collective that one rank leaves out", a_collective_that_one_rank_skips},
     {"two ranks on one device", two_ranks_on_one_device},
     {"collectives in another order", asks, "order"},
     {"half the count on one rank", asks, "count"},

@@ -7,7 +7,7 @@ namespace {
 // --- blocks that wait for each other ---
 
 // Each block doubles the values of the block before it, with the lanes reversed, and adds its own.
-__global__ void add_in_orders(const float* x, float* sums, unsigned* counters, Bug bug) {
+__global__ void add_in_order(const float* x, float* sums, unsigned* counters, Bug bug) {
   LOCKSTEP_SHARED(unsigned, ticket, [1]);
   const unsigned t = threadIdx.x;
   if (t == 0) ticket[0] = bug("place") ? blockIdx.x : atomicAdd(counters, 1u);
@@ -32,7 +32,7 @@ bool semaphores(Bug bug) {
   return in_all_orders([&] {
     const Array x(counting(96)), sums(96), counters(2);
     cudaMemset(counters, 0, 2 * sizeof(unsigned));
-    return start(3, 32, add_in_orders, x, sums, counters.as<unsigned>(), bug) &&
+    return start(3, 32, add_in_order, x, sums, counters.as<unsigned>(), bug) &&
            sums.get()[64] == 65 + 2 * (64 + 2 * 1) && sums.get()[95] == 96 + 2 * (33 + 2 * 32);
   });
 }

@@ -99,7 +99,7 @@ bool bins(Bug bug) {
     const Array x(200), out(16);
     cudaMemcpy(x, values.data(), 800, cudaMemcpyHostToDevice);
     if (!start(1, 64, histogram, x.as<int>(), 200u, out.as<int>(), bug)) return false;
-    const std::vector<int> got = full(out.get());
+    const std::vector<int> got = as_integers(out.get());
     for (int bin = 0; bin < 16; ++bin)
       if (got[size_t(bin)] != std::count(values.begin(), values.end(), bin)) return false;
     return true;
@@ -199,8 +199,8 @@ bool atomics(Bug bug) {
     const int begin[] = {0, 0, __float_as_int(-INFINITY), 0, 0};
     cudaMemcpy(out, begin, sizeof begin, cudaMemcpyHostToDevice);
     if (!start(4, 32, gather_all, x, out.as<int>(), list.as<int>(), bug)) return false;
-    const std::vector<int> got = full(out.get());
-    std::vector<int> listed = full(list.get());
+    const std::vector<int> got = as_integers(out.get());
+    std::vector<int> listed = as_integers(list.get());
     std::sort(listed.begin(), listed.end());
     for (int i = 0; i < 128; ++i)
       if (listed[size_t(i)] != i + 1) return false;

@@ -257,11 +257,11 @@ TEST_CASE("noise: while training only, the same for the same seed, another for a
   auto layer = make({.experts = 3, .top_k = 2, .drop_tokens = false});
   layer->o.second_expert_sampling = true;
   (*layer)(randn({200, width}, {.dtype = f64}));
-  std::vector<int64_t> observed(200, -1);
+  std::vector<int64_t> last_expert(200, -1);
   for (size_t e = 0, at = 0; e < 3; ++e) {
     for (int64_t i = 0; i < layer->routing.rows[e]; ++i, ++at) {
-      CHECK(observed[size_t(layer->routing.token[at])] != int64_t(e));
-      observed[size_t(layer->routing.token[at])] = int64_t(e);
+      CHECK(last_expert[size_t(layer->routing.token[at])] != int64_t(e));
+      last_expert[size_t(layer->routing.token[at])] = int64_t(e);
     }
   }
 }

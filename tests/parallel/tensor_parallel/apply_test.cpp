@@ -41,10 +41,10 @@ void expect_gradients(nn::Module& m, const tp::TensorParallel& cut, const Tensor
   const auto mine = m.named_parameters();
   LOCKSTEP_CHECK(mine.size() == full.size(), what, ": other parameters");
   for (const auto& p : mine) {
-    const auto* const slice = cut.find(p.variable);
+    const auto* const shard = cut.find(p.variable);
     LOCKSTEP_CHECK(full.count(p.name), what, ": ", p.name, " is new");
     const Tensor all = full.at(p.name);
-    expect_near(p.variable.grad(), slice ? tp::shard_of(all, slice->cut, cut.group().size(), cut.group().rank()) : all,
+    expect_near(p.variable.grad(), shard ? tp::shard_of(all, shard->cut, cut.group().size(), cut.group().rank()) : all,
                 what + ", gradient of " + p.name);
   }
 }
@@ -297,8 +297,8 @@ TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed")
        "blocks.0.attention.in_proj.weight is split over ranks by a rule for its module, but each rank computes a part "
        "of the sequence",
        true},
-      {{"norm", cut::to_full(cut::features)}, "to_whole is for the cuts columns and tokens, got features to whole"},
-      {{"in_proj", cut::from_full(cut::columns)}, "from_whole is for the cuts rows and tokens, got columns from whole"},
+      {{"norm", cut::to_full(cut::features)}, "to_full is for the cuts columns and tokens, got features to full"},
+      {{"in_proj", cut::from_full(cut::columns)}, "from_full is for the cuts rows and tokens, got columns from full"},
       {{"head", cut::full},
        "tokens.weight is also head.weight: a parameter shared by several modules must be cut in all of them"},
   };

@@ -43,7 +43,8 @@ TEST_CASE("bytes sent in forward and backward, along any dim") {
           expect_near(fn(in).tensor(), expected, name);
         };
         const auto inputs = all([&](int r) { return x(r, small); }), ups = all([&](int r) { return up(r, small); });
-        const auto fulls = all([&](int r) { return x(r, large); }), full_ups = all([&](int r) { return up(r, large); });
+        const auto full_inputs = all([&](int r) { return x(r, large); }),
+                   full_ups = all([&](int r) { return up(r, large); });
         const auto parts = [&](const std::vector<Tensor>& list) {
           return all([&](int r) { return part(list[size_t(r)], dim, n, rank); });
         };
@@ -54,8 +55,8 @@ TEST_CASE("bytes sent in forward and backward, along any dim") {
             "reduce_from", inputs[size_t(rank)], small, [&](const Variable& v) { return tp::reduce_from(v, g); },
             sum_of(inputs), ups[size_t(rank)]);
         check(
-            "scatter_to", fulls[0], small, [&](const Variable& v) { return tp::scatter_to(v, dim, g); },
-            part(fulls[0], dim, n, rank), cat(ups, dim));
+            "scatter_to", full_inputs[0], small, [&](const Variable& v) { return tp::scatter_to(v, dim, g); },
+            part(full_inputs[0], dim, n, rank), cat(ups, dim));
         check(
             "gather_from", inputs[size_t(rank)], large, [&](const Variable& v) { return tp::gather_from(v, dim, g); },
             cat(inputs, dim), part(full_ups[size_t(rank)], dim, n, rank));
@@ -63,8 +64,9 @@ TEST_CASE("bytes sent in forward and backward, along any dim") {
             "all_gather", inputs[size_t(rank)], large, [&](const Variable& v) { return tp::all_gather(v, dim, g); },
             cat(inputs, dim), sum_of(parts(full_ups)));
         check(
-            "reduce_scatter", fulls[size_t(rank)], small,
-            [&](const Variable& v) { return tp::reduce_scatter(v, dim, g); }, sum_of(parts(fulls)), cat(ups, dim));
+            "reduce_scatter", full_inputs[size_t(rank)], small,
+            [&](const Variable& v) { return tp::reduce_scatter(v, dim, g); }, sum_of(parts(full_inputs)),
+            cat(ups, dim));
       }
       if (n == 1) return;
       for (const auto& fn : {tp::scatter_to, tp::reduce_scatter})
@@ -302,11 +304,11 @@ TEST_CASE("a transformer, with masks and dropout") {
       y.backward(up);
       expect_near(own_source.grad(), all_source.grad(), "gradient of the source");
       expect_near(own_target.grad(), all_target.grad(), "gradient of the target");
-      const auto fulls = entire->named_parameters(), mine = model->named_parameters();
+      const auto all_parameters = entire->named_parameters(), mine = model->named_parameters();
       for (size_t i = 0; i < mine.size(); ++i) {
-        const auto* const slice = cut.find(mine[i].variable);
-        const Tensor all = fulls[i].variable.grad();
-        expect_near(mine[i].variable.grad(), slice ? tp::shard_of(all, slice->cut, n, g.rank()) : all,
+        const auto* const shard = cut.find(mine[i].variable);
+        const Tensor all = all_parameters[i].variable.grad();
+        expect_near(mine[i].variable.grad(), shard ? tp::shard_of(all, shard->cut, n, g.rank()) : all,
                     "gradient of " + mine[i].name);
       }
     });

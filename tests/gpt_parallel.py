@@ -2,7 +2,7 @@
 """gpt train with context and expert parallelism: the losses of one process, combined with ZeRO, checkpoints, rejected
 plans.
 
-tests/gpt_sharing.py BUILD_FOLDER          ends with "N passed, N failed"
+tests/gpt_parallel.py BUILD_FOLDER          ends with "N passed, N failed"
 """
 import json
 import os
