@@ -195,11 +195,11 @@ double tolerance_of(const Json& step) {
   return !dtype || dtype->as_string() == "f32" ? 1e-4 : 2e-2;
 }
 
-/// Describes how the losses of a step differ; "" if they are close enough. Updates `highest`, the largest relative
+/// Describes how the losses of a step differ; "" if they are close enough. Updates `max_difference`, the largest relative
 /// difference.
-std::string loss_difference(const Json& a, const Json& b, double tolerance, double& highest) {
+std::string loss_difference(const Json& a, const Json& b, double tolerance, double& max_difference) {
   const double x = loss_of(a), y = loss_of(b), part = std::abs(x - y) / std::max(std::abs(x), 1e-30);
-  highest = std::max(highest, part);
+  max_difference = std::max(max_difference, part);
   if (part <= (tolerance > 0 ? tolerance : std::max(tolerance_of(a), tolerance_of(b)))) return "";
   return fmt::format("step {}, the loss: {} and {}, {:.1e} apart", a.at("step").dump(), x, y, part);
 }
@@ -224,10 +224,10 @@ std::string bit_difference(const Json& a, const Json& b) {
 }
 
 /// Describes the first step in which two runs differ, by their losses or by the bits of their parameters; "" if none.
-std::string difference_of(const Trace& a, const Trace& b, bool by_loss, double tolerance, double& highest) {
+std::string difference_of(const Trace& a, const Trace& b, bool by_loss, double tolerance, double& max_difference) {
   for (size_t s = 0; s < std::min(a.steps.size(), b.steps.size()); ++s) {
-    const std::string found =
-        by_loss ? loss_difference(a.steps[s], b.steps[s], tolerance, highest) : bit_difference(a.steps[s], b.steps[s]);
+    const std::string found = by_loss ? loss_difference(a.steps[s], b.steps[s], tolerance, max_difference)
+                                      : bit_difference(a.steps[s], b.steps[s]);
     if (!found.empty()) return found;
   }
   if (a.steps.size() != b.steps.size()) return fmt::format("the end: {} steps and {}", a.steps.size(), b.steps.size());

@@ -43,10 +43,10 @@ std::string listed(const std::vector<std::string>& names) {
   return all;
 }
 
-std::string list_names(const std::vector<std::string>& names, size_t greatest) {
+std::string list_names(const std::vector<std::string>& names, size_t max_names) {
   std::string list;
-  for (size_t k = 0; k < names.size() && k < greatest; ++k) list += (k ? ", " : "") + names[k];
-  return names.size() > greatest ? list + " and " + std::to_string(names.size() - greatest) + " more" : list;
+  for (size_t k = 0; k < names.size() && k < max_names; ++k) list += (k ? ", " : "") + names[k];
+  return names.size() > max_names ? list + " and " + std::to_string(names.size() - max_names) + " more" : list;
 }
 
 std::string counted(int64_t n, const std::string& what) {

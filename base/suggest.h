@@ -13,8 +13,8 @@ std::string suggestion(std::string_view word, const std::vector<std::string>& kn
 /// Joins names for a message: "a, b or c".
 std::string listed(const std::vector<std::string>& names);
 
-/// Joins the first `limit` names and counts the others: "a, b and 3 more".
-std::string list_names(const std::vector<std::string>& names, size_t limit = 20);
+/// Joins the first `max_names` names and counts the others: "a, b and 3 more".
+std::string list_names(const std::vector<std::string>& names, size_t max_names = 20);
 
 /// The number and the noun `what`, in the plural unless n is 1: "1 rank", "2 ranks", "3 micro-batches".
 std::string counted(int64_t n, const std::string& what);

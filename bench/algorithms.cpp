@@ -128,14 +128,14 @@ std::vector<cublasLtMatmulHeuristicResult_t> proposals(const Prepared& p, int64_
 }
 
 /// Median milliseconds of one call, or infinity if the library cannot run it.
-double time_of(const Prepared& p, const blas::Algorithm& options, void* workspace, Device device) {
+double time_of(const Prepared& p, const blas::Algorithm& algorithm, void* workspace, Device device) {
   const blas::Product& plan = p.plan;
   const float alpha = 1, beta = p.residual.defined() ? 1 : 0;
   const Tensor& from = p.residual.defined() ? p.residual : p.out;
   const auto run = [&] {
     return cublasLtMatmul(blas::handle(), plan.description.get(), &alpha, p.b.raw_data(), plan.a.get(), p.a.raw_data(),
                           plan.b.get(), &beta, from.raw_data(), plan.c.get(), p.out.raw_data(), plan.c.get(),
-                          &options.algorithm, workspace, options.workspace, cuda::current_stream());
+                          &algorithm.algorithm, workspace, algorithm.workspace, cuda::current_stream());
   };
   for (int i = 0; i < 3; ++i)
     if (run() != CUBLAS_STATUS_SUCCESS) return INFINITY;
@@ -166,8 +166,8 @@ void run_all(const Options& o) {
                              ? INFINITY
                              : time_of(made, {found[0].algo, found[0].workspaceSize}, workspace.raw_data(), o.device);
     std::vector<double> ms;
-    for (const auto& options : found) {
-      const std::vector<blas::Algorithm> again = blas::algorithm_of(blas::settings_of(options.algo), bf16, made.plan);
+    for (const auto& algorithm : found) {
+      const std::vector<blas::Algorithm> again = blas::algorithm_of(blas::settings_of(algorithm.algo), bf16, made.plan);
       ms.push_back(again.empty() ? INFINITY : time_of(made, again[0], workspace.raw_data(), o.device));
     }
     const size_t best = size_t(std::min_element(ms.begin(), ms.end()) - ms.begin());

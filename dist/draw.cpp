@@ -58,11 +58,11 @@ std::vector<std::vector<TransferGroup>> messages_by_step(Algorithm algorithm, co
 constexpr size_t max_width = 180;
 
 std::string title(Algorithm algorithm, const Request& r, const Check& check) {
-  const int64_t highest = check.sent.empty() ? 0 : *std::max_element(check.sent.begin(), check.sent.end());
+  const int64_t max_sent = check.sent.empty() ? 0 : *std::max_element(check.sent.begin(), check.sent.end());
   return str(name_of(algorithm), " ", name_of(r.collective), has_root(r.collective) ? str(", root ", r.root) : "", ": ",
              counted(r.ranks, "rank"), ", ", counted(check.chunks, "chunk"), ", ", counted(check.steps, "step"),
              check.joins > 0 ? str(" (", check.rounds, " between ranks)") : "", "; the busiest rank sends ",
-             counted(highest, "chunk"));
+             counted(max_sent, "chunk"));
 }
 
 }  // namespace

@@ -116,8 +116,8 @@ std::optional<Costs> costs_of(Algorithm algorithm, const Request& request) {
 
 void visit_schedule(Algorithm algorithm, const Request& request, const Emit& emit) {
   check_request(algorithm, request);
-  const int64_t n = request.ranks, highest = std::numeric_limits<int32_t>::max();  // highest number of a chunk
-  LOCKSTEP_CHECK(request.collective != Collective::all_to_all || n * n <= highest,
+  const int64_t n = request.ranks, max_chunk = std::numeric_limits<int32_t>::max();  // highest number of a chunk
+  LOCKSTEP_CHECK(request.collective != Collective::all_to_all || n * n <= max_chunk,
                  "[schedule] expected at most 46340 ranks for all_to_all, got ", n);
   rules_of(algorithm).visit(request, emit);
 }

@@ -328,7 +328,7 @@ void EngineBase::Impl::load_numbers(const checkpoints::Loaded& found, const Load
       others.emplace(
           key.substr(key.find('.') + 1),
           str(" is restored to ", printed(value), " from the checkpoint; the program set ", printed(asked->second)));
-  for (const auto& [name, settings] : others) say("note: " + found.path + ": " + name + settings);
+  for (const auto& [name, difference] : others) say("note: " + found.path + ": " + name + difference);
   if (loader && numbers.count("data.samples")) {
     loader->load_state({.seed = uint64_t(integer(numbers, "data.seed")),
                         .epoch = integer(numbers, "data.epoch"),

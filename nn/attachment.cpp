@@ -11,8 +11,8 @@ Variable multiply(const Product& p) {
 Variable Attachment::product(const Variable& x, const Variable& weight, const Variable& bias, Activation activation,
                              bool training) const {
   const Variable stored = store ? store->weight() : Variable();
-  const std::shared_ptr<Arithmetic> arithmetic_now = arithmetic.lock();
-  const Product product{x, store ? stored : weight, bias, activation, arithmetic_now.get(), training};
+  const std::shared_ptr<Arithmetic> locked = arithmetic.lock();
+  const Product product{x, store ? stored : weight, bias, activation, locked.get(), training};
   return place ? place(product) : multiply(product);
 }
 

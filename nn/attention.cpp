@@ -223,7 +223,7 @@ Variable MultiHeadAttention::with_cache(Variable projected, KvCache& cache) {
                                         .layout = layout(cache.length, h.q.device())}));
 }
 
-void KvCache::append(const Tensor& k, const Tensor& v, int64_t highest) {
+void KvCache::append(const Tensor& k, const Tensor& v, int64_t max_length) {
   LOCKSTEP_CHECK(!dtype || is_floating(*dtype), "[KvCache] expected a floating dtype, got ", *dtype);
   const int64_t tokens = k.size(2), needed = length + tokens;
   if (table) {
@@ -235,7 +235,7 @@ void KvCache::append(const Tensor& k, const Tensor& v, int64_t highest) {
   if (!keys.defined() || needed > keys.size(2)) {
     int64_t room = 256;
     while (room < needed) room *= 2;
-    room = std::max(needed, std::min(room, highest));
+    room = std::max(needed, std::min(room, max_length));
     for (Tensor* to : {&keys, &values}) {
       const Tensor more =
           empty({k.size(0), k.size(1), room, k.size(3)}, {.dtype = dtype.value_or(k.dtype()), .device = k.device()});

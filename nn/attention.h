@@ -19,8 +19,8 @@ struct KvCache {
   const std::vector<int32_t>* table = nullptr;
 
   /// Appends k and v (B, kv heads, T, head size). If they do not fit, doubles the capacity until they do, but not
-  /// beyond `limit` tokens unless they need more.
-  void append(const Tensor& k, const Tensor& v, int64_t limit);
+  /// beyond `max_length` tokens unless they need more.
+  void append(const Tensor& k, const Tensor& v, int64_t max_length);
   /// Returns the part of `of` (`keys` or `values`) from token `first` on, converted to dtype `as`. If the cache has a
   /// `table` of blocks, `first` must be a multiple of the block size.
   Tensor filled(const Tensor& of, DType as, int64_t first = 0) const;

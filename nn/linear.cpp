@@ -84,9 +84,10 @@ Variable EmbeddingBag::largest(const Tensor& index, const std::vector<int64_t>& 
   const auto mask = [&](const std::vector<double>& numbers, const Shape& shape) {
     return Tensor::from(numbers, shape).to(boolean).to(index.device());
   };
-  const int64_t limit = int64_t(longest);
-  const Tensor all = index_select(index, 0, Tensor::from(places, {bags * limit}).to(index.device()));
-  const Variable picked = masked_fill(rows(all).view({bags, limit, o.dim}), mask(hidden, {bags, limit, 1}), -INFINITY);
+  const int64_t max_length = int64_t(longest);
+  const Tensor all = index_select(index, 0, Tensor::from(places, {bags * max_length}).to(index.device()));
+  const Variable picked =
+      masked_fill(rows(all).view({bags, max_length, o.dim}), mask(hidden, {bags, max_length, 1}), -INFINITY);
   return masked_fill(max(picked, 1).values, mask(empty_bags, {bags, 1}), 0);
 }
 

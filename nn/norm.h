@@ -220,10 +220,10 @@ struct SpectralNorm : Module {
 
 /// A layer whose weight is recomputed in every call by How (WeightNorm or SpectralNorm). Between calls the layer's own
 /// weight is undefined.
-template <class L, class Method> struct Parametrized : Layer<Parametrized<L, Method>> {
+template <class L, class Parametrization> struct Parametrized : Layer<Parametrized<L, Parametrization>> {
   /// Takes the weight out of `made`.
-  explicit Parametrized(L made, const typename Method::Options& o = {})
-      : layer(std::move(made)), method(std::exchange(layer.weight, {}), o) {}
+  explicit Parametrized(L made, const typename Parametrization::Options& o = {})
+      : layer(std::move(made)), parametrization(std::exchange(layer.weight, {}), o) {}
   /// Computes the weight and calls the layer.
   template <class... Args>
   requires requires(L& l, const Args&... args) { l(args...); }
@@ -231,18 +231,18 @@ template <class L, class Method> struct Parametrized : Layer<Parametrized<L, Met
     const struct Scope {
       Variable& weight;
       ~Scope() { weight = {}; }
-    } scope{layer.weight = method.weight(this->is_training())};
+    } scope{layer.weight = parametrization.weight(this->is_training())};
     return layer(args...);
   }
   void fields(Fields& f) override {
-    method.fields(f);
+    parametrization.fields(f);
     layer.fields(f);
   }
-  std::string kind() const override { return method.kind(); }
+  std::string kind() const override { return parametrization.kind(); }
   std::string options() const override { return layer.kind(); }
 
   L layer;
-  Method method;
+  Parametrization parametrization;
 
  protected:
   void on_train(bool training) override { layer.train(training); }

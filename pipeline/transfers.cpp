@@ -204,9 +204,9 @@ double Engine::norm(const std::vector<std::pair<std::string, double>>& squares) 
     if (p.leads) norms[{p.layer, p.place}] = optim::norm_of_squares(sum, p.variable.dtype());
   }
   if (pp_) {
-    const int64_t limit = dist::all_reduced<int64_t>({int64_t(norms.size())}, *pp_,
-                                                     {.op = dist::ReduceOp::max, .tag = "count of norms"})[0];
-    std::vector<double> mine(size_t(3 * limit), -1);
+    const int64_t max_norms = dist::all_reduced<int64_t>({int64_t(norms.size())}, *pp_,
+                                                         {.op = dist::ReduceOp::max, .tag = "count of norms"})[0];
+    std::vector<double> mine(size_t(3 * max_norms), -1);
     size_t at = 0;
     for (const auto& [number, value] : norms) mine[at++] = number.first, mine[at++] = number.second, mine[at++] = value;
     const std::vector<double> words = dist::all_gathered(mine, *pp_, {.tag = "norms"});

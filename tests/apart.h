@@ -16,9 +16,9 @@ inline double apart(const lockstep::Tensor& a, const lockstep::Tensor& b) {
 }
 /// That of two lists; 1e9 if their lengths differ.
 inline double apart(const std::vector<lockstep::Tensor>& a, const std::vector<lockstep::Tensor>& b) {
-  double highest = a.size() == b.size() ? 0 : 1e9;
-  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) highest = std::max(highest, apart(a[i], b[i]));
-  return highest;
+  double max_apart = a.size() == b.size() ? 0 : 1e9;
+  for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) max_apart = std::max(max_apart, apart(a[i], b[i]));
+  return max_apart;
 }
 /// The largest difference, relative for values above 1.
 inline double difference(const lockstep::Tensor& a, const lockstep::Tensor& b) {

@@ -148,13 +148,13 @@ with tempfile.TemporaryDirectory() as folder:
         check(f"accumulation in {precision}", r.returncode == 0, r.stderr)
         single = result(r)
         for ranks in (2, 4):
-            for kind in ("processes", "threads"):
-                name = f"{kind}{ranks}{precision}"
+            for launch_mode in ("processes", "threads"):
+                name = f"{launch_mode}{ranks}{precision}"
                 args = [*gpt, "--accumulate", 4 // ranks, "--out", d / name]
-                r = on(ranks, *args) if kind == "processes" else run(*args, "--ranks", ranks)
-                check(f"{ranks} {kind} in {precision}: the bits of one process", r.returncode == 0 and same_run(name, f"1x4{precision}"), r.stdout + r.stderr)
+                r = on(ranks, *args) if launch_mode == "processes" else run(*args, "--ranks", ranks)
+                check(f"{ranks} {launch_mode} in {precision}: the bits of one process", r.returncode == 0 and same_run(name, f"1x4{precision}"), r.stdout + r.stderr)
                 last = [json.loads(line[line.index("{") :]) for line in r.stdout.splitlines() if "{" in line]
-                check(f"{ranks} {kind} in {precision}: one result, by rank 0", len(last) == 1 and last[0]["ranks"] == ranks and last[0]["val_loss"] == single["val_loss"], r.stdout)
+                check(f"{ranks} {launch_mode} in {precision}: one result, by rank 0", len(last) == 1 and last[0]["ranks"] == ranks and last[0]["val_loss"] == single["val_loss"], r.stdout)
     process = subprocess.Popen([str(a) for a in (APPS / "lockstep", "run", "-n", 4, "--", APPS / "gpt", "train", *tiny, "--steps", 30, "--save-every", 7, "--out", d / "moved")], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     while not (d / "moved/checkpoints/latest").exists() and process.poll() is None:
         time.sleep(0.001)

@@ -44,8 +44,8 @@ def tests(d):
     disk = d / "disk"
     disk.mkdir()
 
-    def resize(kib, prefix="remount,"):
-        subprocess.run(["mount", "-o", f"{prefix}size={kib}k", "-t", "tmpfs", "none", str(disk)], check=True)
+    def resize(kib, mount_options="remount,"):
+        subprocess.run(["mount", "-o", f"{mount_options}size={kib}k", "-t", "tmpfs", "none", str(disk)], check=True)
 
     def used():
         s = os.statvfs(disk)

@@ -21,7 +21,7 @@ from serving import Server
 
 # SECONDS: longer than a request may take
 IDLE, EACH, SECONDS = (2000, 64, 60) if os.environ.get("LONG") == "1" else (300, 16, 13)
-MAX = 100 << 20  # bytes that the server's memory may grow
+MAX_GROWTH = 100 << 20  # bytes that the server's memory may grow
 JSON = "Content-Type: application/json\r\n"
 MIB = 1 << 20
 resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
@@ -146,7 +146,7 @@ with tempfile.TemporaryDirectory() as folder:
         for name, (request, endless, status, part) in REFUSED.items():
             said = answers(s.port, request, endless)
             check(f"refused: {name}", said.startswith(b"HTTP/1.1 %d " % status) and b'{"error":' in said and part.encode() in said, f"{said[:400]}")
-        check("nothing of it stays in memory", resident(s) < before + MAX, f"{before} {resident(s)}")
+        check("nothing of it stays in memory", resident(s) < before + MAX_GROWTH, f"{before} {resident(s)}")
         for name, request in FULL.items():
             said = answers(s.port, request)
             check(f"whole: {name}", said.startswith(b"HTTP/1.1 200 OK\r\n") and json.loads(said.split(b"\r\n\r\n")[-1])["choices"][0]["text"] == usual, f"{said}")
@@ -181,7 +181,7 @@ with tempfile.TemporaryDirectory() as folder:
         check("a request has a deadline", said.startswith(b"HTTP/1.1 408 ") and b"within 10 s" in said, f"{said}")
 
         # A mix of all kinds of clients.
-        before, until, slowest, highest = resident(s), time.time() + SECONDS, 0, 0
+        before, until, slowest, peak_bytes = resident(s), time.time() + SECONDS, 0, 0
         deaf, silent = socket.socket(), socket.create_connection(("127.0.0.1", s.port), timeout=30)
         deaf.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         deaf.connect(("127.0.0.1", s.port))
@@ -196,10 +196,10 @@ with tempfile.TemporaryDirectory() as folder:
                 failed += [] if s.ask("GET", "/health")[0] == 200 else ["status"]
             except OSError as error:
                 failed.append(str(error))
-            slowest, highest = max(slowest, time.monotonic() - begun), max(highest, resident(s))
+            slowest, peak_bytes = max(slowest, time.monotonic() - begun), max(peak_bytes, resident(s))
             time.sleep(0.05)
         check("health within 1 s in the mix", not failed and slowest < 1, f"{slowest:.3f} s {failed[:3]}")
-        check("memory in the mix", highest < before + MAX, f"{before} {highest}")
+        check("memory in the mix", peak_bytes < before + MAX_GROWTH, f"{before} {peak_bytes}")
         if SECONDS > 30:
             check("silence has a deadline", silent.recv(10) == b"")
         time.sleep(max(0, asked + 18 - time.monotonic()))
@@ -212,7 +212,7 @@ with tempfile.TemporaryDirectory() as folder:
             pass
         check("who reads nothing is dropped", said and b"[DONE]" not in said, f"{len(said)} {said[-300:]}")
         check("everything is answered after it", s.text(max_tokens=5, temperature=0) == usual)
-        print(f"slowest /health {slowest * 1000:.0f} ms, {(highest - before) / 1e6:.1f} MB above before", flush=True)
+        print(f"slowest /health {slowest * 1000:.0f} ms, {(peak_bytes - before) / 1e6:.1f} MB above before", flush=True)
         attackers.join(30)
         check("the attackers end", attackers.exitcode == 0, str(attackers.exitcode))
 

@@ -66,12 +66,12 @@ def lines_of(paths):
 
 def largest_struct(paths):
     """The most data members of a struct in a header."""
-    highest = 0
+    max_members = 0
     for path in paths:
         for body in re.findall(r"^struct [^;{]*\{\n(.*?)^\};", path.read_text(errors="replace"), re.M | re.S):
             members = [line for line in body.split("\n") if re.match(r"  [\w:][^()]*;", line.split("//")[0].rstrip())]
-            highest = max(highest, sum(1 + line.split("//")[0].split("<")[0].count(",") for line in members))
-    return highest
+            max_members = max(max_members, sum(1 + line.split("//")[0].split("<")[0].count(",") for line in members))
+    return max_members
 
 
 def counts():

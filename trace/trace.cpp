@@ -194,13 +194,13 @@ void memory(Device device) {
   Sink* const sink = here_if_on();
   if (!sink) return;
   const MemoryReport report = memory_report(device);
-  std::array<Arg, memory_categories> held, limit;
+  std::array<Arg, memory_categories> held, peak;
   for (size_t i = 0; i < held.size(); ++i) {
     const char* const key = name_of(Memory(i)).data();  // a literal, so zero-terminated
-    held[i] = {key, report.category[i].current}, limit[i] = {key, report.category[i].peak};
+    held[i] = {key, report.category[i].current}, peak[i] = {key, report.category[i].peak};
   }
   sink->counter("memory", held.data(), held.size());
-  sink->counter("memory, most so far", limit.data(), limit.size());
+  sink->counter("memory, most so far", peak.data(), peak.size());
 }
 
 void flush() {

@@ -115,15 +115,15 @@ void Trainer::Impl::open() {
                  *unkept);
   trace::note("settings", config.dump());
   if (!engine->in_parts()) {  // for the formulas of lockstep report
-    Json chosen(Json::Object{});
-    chosen["parameters"] = parameters;
-    chosen["parameter_bytes"] = parameters * size_of(engine->module().parameters().at(0).dtype());
-    chosen["ranks"] = engine->group().size();
-    chosen["micro_batches"] = engine->gradient_accumulation_steps();
-    chosen["zero"] = engine->config().zero_optimization.stage;
-    chosen["offload"] = std::string(name_of(engine->config().zero_optimization.offload_optimizer.device));
-    chosen["optimizer"] = std::string(engine->optimizer().name());
-    trace::note("parallel", chosen.dump());
+    Json plan_note(Json::Object{});
+    plan_note["parameters"] = parameters;
+    plan_note["parameter_bytes"] = parameters * size_of(engine->module().parameters().at(0).dtype());
+    plan_note["ranks"] = engine->group().size();
+    plan_note["micro_batches"] = engine->gradient_accumulation_steps();
+    plan_note["zero"] = engine->config().zero_optimization.stage;
+    plan_note["offload"] = std::string(name_of(engine->config().zero_optimization.offload_optimizer.device));
+    plan_note["optimizer"] = std::string(engine->optimizer().name());
+    trace::note("parallel", plan_note.dump());
   }
   if (const std::string& file = job.options().parallel.trace_bits; !file.empty() && team.leads()) {
     bits = OutputFile(file, true, "--trace-bits ");

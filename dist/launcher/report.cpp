@@ -18,7 +18,7 @@ namespace {
 
 constexpr size_t longest_error = 8192;
 
-std::string options(const Ended& ended) {
+std::string outcome_of(const Ended& ended) {
   if (ended.status < 0) return "did not end even when killed";
   if (WIFSIGNALED(ended.status))
     return "was killed by " + signal_name(WTERMSIG(ended.status)) + " (signal " +
@@ -92,17 +92,17 @@ std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, con
 
   std::string text;
   if (hosts) {
-    const std::string heard = cause.status >= 0 && !WIFSIGNALED(cause.status) ? "ssh " + options(cause)
+    const std::string heard = cause.status >= 0 && !WIFSIGNALED(cause.status) ? "ssh " + outcome_of(cause)
                               : cause.chatters                                ? "more than 64 KiB of something else"
                                                : "nothing in " + seconds_text(o.times.connect);
     text = cause.unreachable
                ? name + ": no launcher answered: " + heard + "; try: ssh " + o.hosts[size_t(first)].name + " true"
-               : name + ": its launcher " + options(cause) + " after " + seconds_text(cause.after);
+               : name + ": its launcher " + outcome_of(cause) + " after " + seconds_text(cause.after);
     if (cause.code() == 127) text += "; lockstep and the working folder must be at the same place on every host";
     if (cause.unreachable && !cause.last_lines.empty()) text += "\n  its last lines:" + indented(cause.last_lines);
   } else {
-    text = name + " " + options(cause) + " after " + seconds_text(cause.after) + " (pid " + std::to_string(cause.pid) +
-           " on " + host +
+    text = name + " " + outcome_of(cause) + " after " + seconds_text(cause.after) + " (pid " +
+           std::to_string(cause.pid) + " on " + host +
            (o.max_restarts > 0 ? ", restart " + std::to_string(attempt.number) + " of " + std::to_string(o.max_restarts)
                                : "") +
            ")";
@@ -116,7 +116,7 @@ std::string describe_failure(const LaunchOptions& o, const Attempt& attempt, con
     const Ended& ended = outcome.members[i];
     if (int(i) == first || !ended.failed()) continue;
     if (ended.stopped) stopped += (stopped.empty() ? "" : ", ") + members[i].process.name;
-    else others += (others.empty() ? "" : ", ") + members[i].process.name + " " + options(ended);
+    else others += (others.empty() ? "" : ", ") + members[i].process.name + " " + outcome_of(ended);
   }
   if (!others.empty()) text += "\n  then " + others;
   if (!stopped.empty()) text += "\n  stopped with it: " + stopped;

@@ -202,9 +202,9 @@ void Dispatched::Impl::attach(nn::Module& module, const std::string& name, Devic
   if (below.empty()) return;  // no part below: the module runs on its input's device
   const std::optional<Device> output = chained ? std::nullopt : std::optional(around);
   const auto run = [&](Device device, std::optional<size_t> read = {}) {  // read: the part to load
-    nn::Module::RunOn settings{.device = device, .output = name.empty() ? std::optional(device) : output, .hold = {}};
-    if (read && !plan.places[*read].is_device()) settings.hold = [this, part = *read] { return load(part); };
-    module.run_on(std::move(settings));
+    nn::Module::RunOn placement{.device = device, .output = name.empty() ? std::optional(device) : output, .hold = {}};
+    if (read && !plan.places[*read].is_device()) placement.hold = [this, part = *read] { return load(part); };
+    module.run_on(std::move(placement));
     running.push_back(module.calls());
   };
   const bool is_list = module.kind() == "ModuleList",

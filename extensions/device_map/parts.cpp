@@ -88,16 +88,16 @@ std::vector<Part> find_parts(nn::Module& model, const DeviceMapOptions& options)
 }
 
 int64_t reserve_of(const std::vector<Part>& parts, const std::vector<Location>& places) {
-  int64_t highest = 0;
+  int64_t max_bytes = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (places[i].is_device()) continue;
     int64_t together = 0;  // with the tensors that enclosing modules read themselves: these stay loaded
     for (size_t k = 0; k < parts.size(); ++k)
       if (!places[k].is_device() && (k == i || (parts[k].own && is_below(parts[i].name, parts[k].name))))
         together += parts[k].bytes_there;
-    highest = std::max(highest, together);
+    max_bytes = std::max(max_bytes, together);
   }
-  return highest;
+  return max_bytes;
 }
 
 }  // namespace lockstep::device_map

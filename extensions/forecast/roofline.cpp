@@ -353,9 +353,10 @@ std::string text_of(const Roofline& found, const DryStep& step, const Card& card
   text += fmt::format("\nspeed  {:.0f} tokens/s, {:.2f} ms a step\n", found.tokens, found.seconds * 1e3);
   text += fmt::format("MFU    {:.1f} %: {:.2f} TFLOP of the model in that time, of {:.0f} TFLOP/s\n", found.mfu * 100,
                       step.model_flops / 1e12, card.flops16 / 1e12);
-  const auto host = [&](const char* origin, double seconds) {
-    return fmt::format("host   {:.2f} ms when kernels are started {}: {:.1f} % of the step{}\n", seconds * 1e3, origin,
-                       100 * seconds / found.seconds, seconds > found.seconds ? ", which waits for it" : "");
+  const auto host = [&](const char* launch_mode, double seconds) {
+    return fmt::format("host   {:.2f} ms when kernels are started {}: {:.1f} % of the step{}\n", seconds * 1e3,
+                       launch_mode, 100 * seconds / found.seconds,
+                       seconds > found.seconds ? ", which waits for it" : "");
   };
   text += host("one by one", found.host) + host("as one graph", found.graph);
   text += fmt::format(

@@ -184,7 +184,7 @@ void add_traffic(const RunFiles& run, Analysis& a) {
 }
 
 void add_memory(const RunFiles& run, Analysis& a) {
-  std::map<std::string, double> highest;
+  std::map<std::string, double> peak_bytes;
   double processes = 0, together = 1;
   for (const RankTrace& t : run.traces) {
     if (t.samples("memory").empty()) continue;
@@ -196,7 +196,7 @@ void add_memory(const RunFiles& run, Analysis& a) {
     // Samples miss memory that is allocated and freed between them. For activations and messages, uses recorded peaks.
     if (const auto& peaks = t.samples("memory, most so far"); !peaks.empty())
       for (const char* key : {"activation", "communication"}) here[key] = number_of(peaks.back().values, key);
-    for (const auto& [key, value] : here) highest[key] += value;
+    for (const auto& [key, value] : here) peak_bytes[key] += value;
   }
   if (processes == 0) return;
   std::map<std::string, Formula> formulas;
@@ -213,7 +213,7 @@ void add_memory(const RunFiles& run, Analysis& a) {
   }
   for (int c = 0; c < memory_categories; ++c) {
     const std::string name(lockstep::name_of(Memory(c)));
-    MemoryRow row{.category = name, .measured = highest[name] / processes / together, .formula = {}};
+    MemoryRow row{.category = name, .measured = peak_bytes[name] / processes / together, .formula = {}};
     if (const auto found = formulas.find(name); found != formulas.end()) row.formula = found->second;
     if (row.measured > 0 || row.formula) a.memory.push_back(row);
   }

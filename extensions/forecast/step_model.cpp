@@ -116,19 +116,19 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
   const double forward = full.forward / l.pp, backward = full.backward / l.pp;
   const Layer slow =
       *std::max_element(ranks.begin(), ranks.end(), [](const Layer& a, const Layer& b) { return a.both() < b.both(); });
-  const double highest = slow.both();
+  const double slowest = slow.both();
 
   StepPrediction p;
   for (const ModelShape::Layer& layer : model.list)
     p.forward += double(job.micro_batch) * layer.forward, p.backward += double(job.micro_batch) * layer.backward;
-  const auto add = [&](const char* name, double seconds, const std::string& source) {
-    p.terms.push_back({name, source, std::max(0., seconds)});
+  const auto add = [&](const char* name, double seconds, const std::string& explanation) {
+    p.terms.push_back({name, explanation, std::max(0., seconds)});
   };
   add("compute", m * (forward + backward),
       str(job.micro_batches, " micro-batches, forward ", forward, " s and backward ", backward, " s in a rank"));
   if (l.pp > 1)
-    add("uneven stages", m * (highest - forward - backward),
-        str("the slowest rank takes ", highest, " s for a micro-batch"));
+    add("uneven stages", m * (slowest - forward - backward),
+        str("the slowest rank takes ", slowest, " s for a micro-batch"));
 
   // Tensor parallelism: one all-reduce of the activations after attention and one after the MLP, and as many in the
   // backward.

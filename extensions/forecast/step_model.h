@@ -57,7 +57,7 @@ dist::Link link_of_traces(const std::vector<RankTrace>& traces);
 
 /// One term of the step's time.
 struct Term {
-  std::string name, source;
+  std::string name, explanation;
   double seconds = 0;  ///< time per step that does not overlap with computing
 };
 

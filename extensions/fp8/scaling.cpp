@@ -65,9 +65,11 @@ void Fp8Scaling::update(const std::function<void(const Tensor& amax)>& maximum) 
   if (const int64_t older = o_.amax_history_len - 1; older > 0)
     history_.narrow(2, 1, older).copy_(history_.narrow(2, 0, older).clone());
   history_.narrow(2, 0, 1).copy_(finite_amax.unsqueeze(2));
-  const Tensor highest = o_.amax_compute_algo == Fp8Options::Amax::max ? lockstep::amax(history_, {2}) : finite_amax;
-  const Tensor zero = zeros_like(highest), finite = full_like(highest, std::numeric_limits<float>::max());
-  scale_.copy_(where(gt(highest, zero), minimum(div(largest_, highest), finite), scale_));
+  const Tensor amax_of_history =
+      o_.amax_compute_algo == Fp8Options::Amax::max ? lockstep::amax(history_, {2}) : finite_amax;
+  const Tensor zero = zeros_like(amax_of_history),
+               finite = full_like(amax_of_history, std::numeric_limits<float>::max());
+  scale_.copy_(where(gt(amax_of_history, zero), minimum(div(largest_, amax_of_history), finite), scale_));
   loaded();
   amax_.fill_(0);
 }

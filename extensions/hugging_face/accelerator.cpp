@@ -360,10 +360,10 @@ Tensor Accelerator::pad_across_processes(const Tensor& tensor, int64_t dim, Scal
   LOCKSTEP_CHECK(dim >= 0 && dim < tensor.dim(), "[pad_across_processes] expected dim in [0, ", tensor.dim(),
                  "), a dim of shape ", tensor.shape(), ", got ", dim);
   const auto sizes = state_->job().team().gather({double(tensor.size(dim))}, "sizes to pad to");
-  const int64_t highest = int64_t(*std::max_element(sizes.begin(), sizes.end()));
-  if (highest == tensor.size(dim)) return tensor;
+  const int64_t max_size = int64_t(*std::max_element(sizes.begin(), sizes.end()));
+  if (max_size == tensor.size(dim)) return tensor;
   Shape shape = tensor.shape();
-  shape[size_t(dim)] = highest - tensor.size(dim);
+  shape[size_t(dim)] = max_size - tensor.size(dim);
   const Tensor padding = full(shape, pad_index, {.dtype = tensor.dtype(), .device = tensor.device()});
   return pad_first ? cat({padding, tensor}, dim) : cat({tensor, padding}, dim);
 }

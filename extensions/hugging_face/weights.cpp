@@ -112,13 +112,13 @@ Held Weights::held() const {
   return all;
 }
 
-void write_weights(const std::string& folder, const std::vector<NamedMaker>& tensors, int64_t limit) {
+void write_weights(const std::string& folder, const std::vector<NamedMaker>& tensors, int64_t max_shard_size) {
   namespace fs = std::filesystem;
-  LOCKSTEP_CHECK(limit > 0, "[save_pretrained] expected max_shard_size > 0, got ", limit);
+  LOCKSTEP_CHECK(max_shard_size > 0, "[save_pretrained] expected max_shard_size > 0, got ", max_shard_size);
   std::vector<std::vector<const NamedMaker*>> shards(1);
   int64_t bytes = 0, total = 0;
   for (const NamedMaker& t : tensors) {
-    if (bytes > 0 && bytes + t.bytes > limit) shards.emplace_back(), bytes = 0;
+    if (bytes > 0 && bytes + t.bytes > max_shard_size) shards.emplace_back(), bytes = 0;
     shards.back().push_back(&t);
     bytes += t.bytes, total += t.bytes;
   }

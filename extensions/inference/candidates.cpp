@@ -21,23 +21,23 @@ namespace {
 /// is not finite.
 std::vector<double> best_here(const Tensor& scores, int64_t rows, int64_t first, int64_t count) {
   std::vector<double> pairs;
-  const int64_t here = rows == 0 ? 0 : scores.numel() / rows, limit = std::min(count, here);
+  const int64_t here = rows == 0 ? 0 : scores.numel() / rows, k = std::min(count, here);
   std::vector<float> values;
   std::vector<int64_t> ids;
   Tensor wrong;
-  if (limit > 0) {
+  if (k > 0) {
     const Tensor matrix = scores.view({rows, here});
-    const auto best = topk(matrix, limit);
+    const auto best = topk(matrix, k);
     values = best.values.to(f32).to(cpu).to_vector<float>();
     ids = best.indices.to(cpu).to_vector<int64_t>();
     wrong = sum(matrix.to(f32), {1}).to(cpu);  // not finite if a score is not finite: then all logits are used
   }
   for (int64_t row = 0; row < rows; ++row) {
-    const bool numbers = limit == 0 || std::isfinite(wrong.select(0, row).item());
+    const bool numbers = k == 0 || std::isfinite(wrong.select(0, row).item());
     for (int64_t i = 0; i < count; ++i) {
-      const bool there = i < limit;
-      pairs.push_back(!numbers ? NAN : there ? double(values[size_t(row * limit + i)]) : -INFINITY);
-      pairs.push_back(there ? double(first + ids[size_t(row * limit + i)]) : -1);
+      const bool there = i < k;
+      pairs.push_back(!numbers ? NAN : there ? double(values[size_t(row * k + i)]) : -INFINITY);
+      pairs.push_back(there ? double(first + ids[size_t(row * k + i)]) : -1);
     }
   }
   return pairs;

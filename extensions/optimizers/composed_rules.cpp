@@ -62,9 +62,9 @@ void RAdam::update(int group, Tensor& p, const Tensor& grad, ParameterState& sta
   approach(m, g, 1 - o.beta1);
   const Tensor& v = keep_square(state.zeros("exp_avg_sq", p), g, o.beta2);
   const double bias1 = bias_correction(true, o.beta1, state.step), bias2 = bias_correction(true, o.beta2, state.step);
-  const double highest = 2 / (1 - o.beta2) - 1, rho = highest - 2 * double(state.step) * (1 - bias2) / bias2;
+  const double rho_inf = 2 / (1 - o.beta2) - 1, rho = rho_inf - 2 * double(state.step) * (1 - bias2) / bias2;
   if (rho > 5) {
-    const double rectified = std::sqrt((rho - 4) * (rho - 2) * highest / ((highest - 4) * (highest - 2) * rho));
+    const double rectified = std::sqrt((rho - 4) * (rho - 2) * rho_inf / ((rho_inf - 4) * (rho_inf - 2) * rho));
     add_(p, div(m, root(v, 1, o.eps)), -o.lr / bias1 * rectified * std::sqrt(bias2));
   } else {
     add_(p, m, -o.lr / bias1);

@@ -128,12 +128,13 @@ double LBFGS::step(const std::function<Variable()>& loss) {
     changes_.clear(), steps_.clear();
   }
   trained_ = trained;
-  const auto limit = int64_t(o.max_iter), max_evaluations = o.max_eval > 0 ? int64_t(o.max_eval) : limit * 5 / 4;
+  const auto max_iterations = int64_t(o.max_iter),
+             max_evaluations = o.max_eval > 0 ? int64_t(o.max_eval) : max_iterations * 5 / 4;
   const int64_t before = evaluations_;
   Point now = evaluate(loss);
   const double first = now.loss;
   if (largest(now.grad) <= o.tolerance_grad) return first;
-  for (int64_t i = 1; i <= limit; ++i) {
+  for (int64_t i = 1; i <= max_iterations; ++i) {
     new_direction(now.grad);
     grad_ = now.grad;
     const double last = now.loss;
@@ -153,7 +154,7 @@ double LBFGS::step(const std::function<Variable()>& loss) {
       now = line_search(evaluate_at, direction_, now, at_);
       at_ = now.at;
       set_values(add_(mul_scalar(direction_, at_), start));
-    } else if (i != limit) {
+    } else if (i != max_iterations) {
       now = evaluate_at(at_);
     } else {
       set_values(add_(mul_scalar(direction_, at_), start));
@@ -170,24 +171,24 @@ double LBFGS::step(const std::function<Variable()>& loss) {
 LBFGS::Point LBFGS::line_search(const std::function<Point(double)>& evaluate_at, const Tensor& direction, Point start,
                                 double at) const {
   constexpr double armijo = 1e-4, curvature = 0.9;
-  constexpr int limit = 25;
+  constexpr int max_iterations = 25;
   const double length = largest(direction);
   const auto is_high = [&](const Point& p) { return p.loss > start.loss + armijo * p.at * start.slope; };
   const auto is_flat = [&](const Point& p) { return std::abs(p.slope) <= -curvature * start.slope; };
   Point last = start, now = evaluate_at(at);
   int i = 0;
-  for (; i < limit; ++i) {
+  for (; i < max_iterations; ++i) {
     if (is_high(now) || (i > 1 && now.loss >= last.loss)) break;
     if (is_flat(now)) return now;
     if (now.slope >= 0) break;
     const double next = least_of_cubic(last, now, now.at + 0.01 * (now.at - last.at), now.at * 10);
     last = std::exchange(now, evaluate_at(next));
   }
-  if (i == limit) last = start;
+  if (i == max_iterations) last = start;
   Point low = last, high = now;
   if (now.loss < last.loss) std::swap(low, high);
   bool slow = false;  // true: the last trial came close to an end of the bracket, so the bracket shrank little
-  for (; i < limit && std::abs(high.at - low.at) * length >= options_[0].tolerance_change; ++i) {
+  for (; i < max_iterations && std::abs(high.at - low.at) * length >= options_[0].tolerance_change; ++i) {
     const double left = std::min(low.at, high.at), right = std::max(low.at, high.at), margin = 0.1 * (right - left);
     double next = least_of_cubic(low, high, left, right);
     if (std::min(right - next, next - left) < margin) {

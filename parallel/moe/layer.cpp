@@ -135,11 +135,11 @@ Layer::Gate Layer::choose(const Variable& x) {
     priority = gather(probabilities.tensor(), 1, indices).to_vector<double>();
   if (o.drop_tokens && o.drop == Drop::random && is_training())
     priority = rand({tokens * o.top_k}, {.dtype = f32, .device = cpu}).to_vector<double>();
-  const int64_t limit = o.drop_tokens
-                            ? capacity(tokens, o.experts, o.top_k,
-                                       is_training() ? o.capacity_factor : o.eval_capacity_factor, o.min_capacity)
-                            : -1;
-  Gate g{.routing = route(choices, o.top_k, o.experts, limit, priority)};
+  const int64_t expert_capacity =
+      o.drop_tokens ? capacity(tokens, o.experts, o.top_k, is_training() ? o.capacity_factor : o.eval_capacity_factor,
+                               o.min_capacity)
+                    : -1;
+  Gate g{.routing = route(choices, o.top_k, o.experts, expert_capacity, priority)};
   add_losses(logits, probabilities, choices);
 
   g.weights = o.weights == Weights::softmax_of_chosen ? softmax(chosen, -1) : chosen;

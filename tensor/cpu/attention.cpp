@@ -54,17 +54,17 @@ template <class A> void soften(A* scores, const int64_t* n, int rows, Lanes<A>& 
   constexpr int w = lane_count<A>, vectors = int(tile_keys) / w, apart = w / 8;
   constexpr Full<A> full;
   const Lanes<A> none = splat(-infinity<A>), number = lane_numbers<A>();
-  Lanes<A> bound[8];
+  Lanes<A> row_max[8];
   for (int r = 0; r < 8; ++r) {
-    bound[r] = none;
+    row_max[r] = none;
     for (int j = 0; r < rows && j < vectors; ++j) {
       A* const at = scores + r * tile_keys + j * w;
       Lanes<A> x = load(at, full);
       if (n[r] < tile_keys) store(at, x = choose(number < A(n[r] - j * w), x, none), full);
-      bound[r] = max_of<A>(bound[r], x);
+      row_max[r] = max_of<A>(row_max[r], x);
     }
   }
-  const Lanes<A> highest = max_of<A>(top, max_of_rows<A>(bound));
+  const Lanes<A> highest = max_of<A>(top, max_of_rows<A>(row_max));
   // A row that has seen no key yet has the maximum -inf. Subtracting 0 instead gives exp(-inf) = 0, not NaN.
   const Lanes<A> base = choose(highest == none, Lanes<A>{}, highest);
   const Lanes<A> shrink = exp_lanes(top - base);

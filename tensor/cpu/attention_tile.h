@@ -275,7 +275,7 @@ template <class A> Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
       v[r] = rows[r].part[0];
       for (int i = 1; i < Lanes<A>::parts; ++i) v[r] = rows[r].part[i] > v[r] ? rows[r].part[i] : v[r];
     }
-    A top[8], limit[w];
+    A top[8], row_max[w];
     if constexpr (side == 8) {
       transpose<A>(v);
       for (int r = 1; r < 8; ++r) v[0] = v[r] > v[0] ? v[r] : v[0];
@@ -286,9 +286,9 @@ template <class A> Lanes<A> max_of_rows(const Lanes<A> (&rows)[8]) {
         for (int l = 1; l < side; ++l) top[r] = v[r][l] > top[r] ? v[r][l] : top[r];
       }
     }
-    for (int l = 0; l < w; ++l) limit[l] = top[l * 8 / w];
+    for (int l = 0; l < w; ++l) row_max[l] = top[l * 8 / w];
     Lanes<A> all;
-    copy_in(limit, all);
+    copy_in(row_max, all);
     return all;
   } else {
     return fold_eight<A>(rows);

@@ -301,12 +301,12 @@ template <class T> void variance(const Tensor& x, uint32_t dims, double count, d
 }
 
 template <class T> void log_sum_exp(const Tensor& x, uint32_t dims, Tensor& out) {
-  const auto limit = fold<Max, T>(x, dims, out);
+  const auto maxima = fold<Max, T>(x, dims, out);
   const auto center = std::make_unique_for_overwrite<Acc<T>[]>(size_t(out.numel()));
-  for (int64_t i = 0; i < out.numel(); ++i) center[i] = std::isfinite(limit[i]) ? Acc<T>(limit[i]) : 0;
+  for (int64_t i = 0; i < out.numel(); ++i) center[i] = std::isfinite(maxima[i]) ? Acc<T>(maxima[i]) : 0;
   // If the maximum is infinite or NaN, so is the result.
   finish(out, fold<SumExp, T>(x, dims, out, center.get()),
-         [&](int64_t i, double total) { return std::isfinite(limit[i]) ? std::log(total) + limit[i] : limit[i]; });
+         [&](int64_t i, double total) { return std::isfinite(maxima[i]) ? std::log(total) + maxima[i] : maxima[i]; });
 }
 
 }  // namespace

@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(threads)
 
 int64_t divided(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V, int highest) {
+Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V, int max_block) {
   Reduction plan{};
   ReduceShape shape;
   for (int d = 0; d < x.dim(); ++d) {
@@ -292,7 +292,7 @@ Reduction make_plan(const Tensor& x, uint32_t dims, const Tensor& out, int V, in
     plan.lanes = nest.size[last], plan.x_stride = nest.stride[last][0], plan.out_stride = nest.stride[last][1];
     plan.access = access(aligned(nest, last) && aligned(plan.reduced, plan.reduced.rank));
     plan.items = plan.reduced.count();
-    shape = ReduceShape::of_columns(nest.count(), plan.items, plan.lanes, V, size_of(x.dtype()), highest);
+    shape = ReduceShape::of_columns(nest.count(), plan.items, plan.lanes, V, size_of(x.dtype()), max_block);
   }
   plan.shared = shape.across, plan.block = shape.block;
   plan.chunk = divided(plan.items, shape.chunks);
@@ -362,12 +362,12 @@ void reduce(ReduceOp op, const Tensor& x, uint32_t dims, double parameter, Tenso
       });
     }
     case ReduceOp::logsumexp: {
-      const cuda::Scratch highest = first();
-      const Finish to_highest{.out = highest.as<double>(), .dtype = f64};
-      finish.ending = Finish::Ending::add_log, finish.highest = highest.as<double>();
+      const cuda::Scratch maxima = first();
+      const Finish to_maxima{.out = maxima.as<double>(), .dtype = f64};
+      finish.ending = Finish::Ending::add_log, finish.maxima = maxima.as<double>();
       return over_floats([&]<class T> {
-        fold<Max, T>(x, dims, out, to_highest);
-        fold<SumExp, T>(x, dims, out, finish, highest.as<double>(), true);
+        fold<Max, T>(x, dims, out, to_maxima);
+        fold<SumExp, T>(x, dims, out, finish, maxima.as<double>(), true);
       });
     }
   }

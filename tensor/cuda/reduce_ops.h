@@ -29,7 +29,7 @@ template <class A> inline constexpr A infinite = std::numeric_limits<A>::infinit
 struct Finish {
   enum class Ending : uint8_t { plain, divide, add_log } ending = Ending::plain;
   double divisor = 1;
-  const double* highest = nullptr;  // add_log: log(total) + most; `highest` itself if it is not finite
+  const double* maxima = nullptr;  // add_log: log(total) + the maximum; `maxima` itself if it is not finite
   void* out;
   DType dtype;
 
@@ -38,7 +38,7 @@ struct Finish {
       case Ending::plain: return put(at, total);
       case Ending::divide: return put(at, double(total) / divisor);
       case Ending::add_log: {
-        const double m = highest[at];
+        const double m = maxima[at];
         return put(at, std::isfinite(m) ? std::log(double(total)) + m : m);
       }
     }

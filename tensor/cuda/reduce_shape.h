@@ -16,10 +16,10 @@ struct ReduceShape {
 
   /// The most totals that a block keeps in shared memory when it reduces columns.
   static constexpr int max_totals = 2048;
-  /// The smallest power of two that is at least n, but at most `highest`.
-  static int power_of_two_from(int64_t n, int highest) {
+  /// The smallest power of two that is at least n, but at most `max_block`.
+  static int power_of_two_from(int64_t n, int max_block) {
     int p = 1;
-    while (p < highest && p < n) p *= 2;
+    while (p < max_block && p < n) p *= 2;
     return p;
   }
 
@@ -33,9 +33,9 @@ struct ReduceShape {
   }
 
   /// The shape if the elements of a vector belong to different outputs: `outer` matrices of `items` rows and `lanes`
-  /// columns are reduced to one row each. A thread takes V columns, with elements of `bytes` bytes. `highest` is the
+  /// columns are reduced to one row each. A thread takes V columns, with elements of `bytes` bytes. `max_block` is the
   /// largest number of threads in a block.
-  static ReduceShape of_columns(int64_t outer, int64_t items, int64_t lanes, int V, int64_t bytes, int highest) {
+  static ReduceShape of_columns(int64_t outer, int64_t items, int64_t lanes, int V, int64_t bytes, int max_block) {
     constexpr int64_t enough_items = 8;                      // items that keep a thread busy
     constexpr int64_t enough_blocks = 64, just_enough = 40;  // blocks that use the full memory bandwidth without chunks
     const auto blocks = [&](int across) { return outer * ((lanes + int64_t(across) * V - 1) / (int64_t(across) * V)); };
@@ -52,7 +52,7 @@ struct ReduceShape {
     if (shape.chunks == 1 || blocks(narrowest) < just_enough) return shape;
     shape.chunks = 1;
     while (across > narrowest && blocks(across) < enough_blocks) across /= 2;
-    while (block < highest && block / 16 * across * V <= max_totals && items * across >= enough_items * block * 2)
+    while (block < max_block && block / 16 * across * V <= max_totals && items * across >= enough_items * block * 2)
       block *= 2;
     return shape;
   }

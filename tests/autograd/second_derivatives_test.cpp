@@ -15,7 +15,7 @@ namespace {
 
 Variable f64_leaf(std::initializer_list<double> values) { return Variable(Tensor::from(values).to(f64), true); }
 
-double highest(const Tensor& a, const Tensor& b) { return a.numel() == 0 ? 0 : max(abs(sub(a, b))).item(); }
+double max_difference(const Tensor& a, const Tensor& b) { return a.numel() == 0 ? 0 : max(abs(sub(a, b))).item(); }
 
 const GradOptions recorded{.create_graph = true};
 
@@ -157,7 +157,7 @@ TEST_CASE("second derivatives: through operations that compute the same results,
   for (const bool of_both : {true, false}) {
     const auto expected = slopes([&](const Variable& a, const Variable& b) { return composed({a, b}); }, of_both);
     const auto all = slopes(operation, of_both);
-    for (size_t i = 0; i < all.size(); ++i) CHECK(highest(all[i].tensor(), expected[i].tensor()) < 1e-12);
+    for (size_t i = 0; i < all.size(); ++i) CHECK(max_difference(all[i].tensor(), expected[i].tensor()) < 1e-12);
   }
 }
 
@@ -194,5 +194,5 @@ TEST_CASE("second derivatives: 16-bit floats and f32 agree with f64 to their pre
   const Tensor exact = penalty(f64);
   const double size = max(abs(exact)).item();
   for (const auto& [dtype, limit] : {std::pair{f32, 1e-5}, {f16, 2e-2}, {bf16, 1e-1}})
-    CHECK(highest(penalty(dtype), exact) < limit * size);
+    CHECK(max_difference(penalty(dtype), exact) < limit * size);
 }

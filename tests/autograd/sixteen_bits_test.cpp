@@ -99,7 +99,9 @@ TEST_CASE("f16 and bf16: reductions, norms and losses are computed wide and roun
       for (const double magnitude : {1e-7, 1e-5, 1e-3, 0.1, 1., 20., 300., 6000., 3e4}) {
         manual_seed(11);
         Inputs low, exact;
-        const auto draw = [](const Shape& shape, double highest) { return sampled(shape, -highest, highest).tensor(); };
+        const auto draw = [](const Shape& shape, double max_value) {
+          return sampled(shape, -max_value, max_value).tensor();
+        };
         const Tensor probabilities = softmax(draw({3, 5}, 2), 1);
         for (const Tensor& values : {draw({6, 5}, 2 * magnitude), draw({5}, 1), probabilities, log(probabilities)}) {
           const Tensor rounded = values.to(dtype);

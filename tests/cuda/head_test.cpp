@@ -49,8 +49,8 @@ void check_close(const std::vector<Tensor>& got, const std::vector<Tensor>& expe
   for (size_t i = 0; i < got.size(); ++i) {
     CAPTURE(i);
     const Tensor wide = expected[i].to(f64);
-    const double highest = std::max(max(abs(wide)).item(), 1e-3), off = max(abs(sub(got[i].to(f64), wide))).item();
-    CHECK(off <= highest * (dtype == bf16 ? 2e-2 : 1e-5));
+    const double max_abs = std::max(max(abs(wide)).item(), 1e-3), off = max(abs(sub(got[i].to(f64), wide))).item();
+    CHECK(off <= max_abs * (dtype == bf16 ? 2e-2 : 1e-5));
   }
 }
 

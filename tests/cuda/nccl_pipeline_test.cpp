@@ -154,17 +154,17 @@ TEST_CASE("nccl pipeline: the memory of a stage does not grow with the micro-bat
                                const Device device = device_of(rank);
                                Engine engine(linears(3, wide, device), {.micro_batches = micro_batches}, mean_of);
                                const Tensor x = full({rows, wide}, 1, {.dtype = f32, .device = device});
-                               int64_t highest = 0;
+                               int64_t peak = 0;
                                // the first 100 messages are compared on the host
                                for (int sent = 0; sent < 3 * 128; sent += micro_batches) {
                                  synchronize(device);
                                  dist::world().barrier();
                                  reset_peak_memory(device);
                                  engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
-                                 highest = memory_report(device).total.peak;
+                                 peak = memory_report(device).total.peak;
                                  for (Variable& p : engine.module().parameters()) p.clear_grad();
                                }
-                               return highest;
+                               return peak;
                              },
                              {.backend = "nccl", .timeout = dist::Seconds(60)});
   };

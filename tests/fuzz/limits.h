@@ -42,8 +42,8 @@ class Limits {
   static void on_free(const volatile void* at) {
     if (at) held_ -= int64_t(__sanitizer_get_allocated_size(at));
   }
-  static void refuse(const char* what, double took, double highest) {
-    std::fprintf(stderr, "fuzz: %g %s, at most %g may be taken\n", took, what, highest);
+  static void refuse(const char* what, double took, double allowed) {
+    std::fprintf(stderr, "fuzz: %g %s, at most %g may be taken\n", took, what, allowed);
     std::abort();
   }
 

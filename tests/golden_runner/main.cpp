@@ -99,12 +99,12 @@ void Report::compare(const std::string& what, const Tensor& ours, const Tensor& 
     return;
   }
   const auto a = ours.to_vector<double>(), b = expected.to_vector<double>();
-  double worst = 0, highest = 0;
+  double worst = 0, max_abs = 0;
   const bool is_grad = what.starts_with("grad");
   const double reach = is_grad ? grad_reach_ : reach_.value_or(0), floor = is_grad && reach >= 1 ? 1 : 0.05;
   size_t at = 0;
   for (const double value : b)
-    if (std::isfinite(value)) highest = std::max(highest, std::abs(value));
+    if (std::isfinite(value)) max_abs = std::max(max_abs, std::abs(value));
   const DType dtype = ours.dtype();
   const double largest = dtype == f16   ? 65504
                          : dtype == f64 ? INFINITY
@@ -118,7 +118,7 @@ void Report::compare(const std::string& what, const Tensor& ours, const Tensor& 
         std::signbit(a[i]) == std::signbit(b[i]))
       continue;
     const double off = reach_ ? std::max(0.0, std::abs(a[i] - b[i]) - 1.01 * smallest) /
-                                    (std::abs(b[i]) + reach * std::max(highest, floor))
+                                    (std::abs(b[i]) + reach * std::max(max_abs, floor))
                               : std::abs(a[i] - b[i]) / std::max(1.0, std::abs(b[i]));
     const double bad = std::isnan(off) ? INFINITY : off;
     if (bad > worst) worst = bad, at = i;

@@ -138,7 +138,7 @@ def pools():
 def resampling():
     names = {"nearest": ["nearest"] * 3, "nearest_exact": ["nearest-exact"] * 3, "linear": ["linear", "bilinear", "trilinear"], "cubic": [None, "bicubic", None], "area": ["area"] * 3}
     shapes = {1: (1, 2, 7), 2: (1, 2, 5, 6), 3: (1, 1, 3, 4, 5)}
-    hows = [{"size": 1}, {"size": 5}, {"size": 9}, {"scale": 2.0}, {"scale": 0.6}, {"scale": 1.7}, {"scale": 1.6, "recompute_scale": True}]
+    setting_sets = [{"size": 1}, {"size": 5}, {"size": 9}, {"scale": 2.0}, {"scale": 0.6}, {"scale": 1.7}, {"scale": 1.6, "recompute_scale": True}]
 
     def add(mode, n, args, shape):
         theirs = {"mode": names[mode][n - 1]}
@@ -151,7 +151,7 @@ def resampling():
         for n, shape in shapes.items():
             if not names[mode][n - 1]:
                 continue
-            for settings in hows if n < 3 else [hows[1], hows[3], hows[4]]:
+            for settings in setting_sets if n < 3 else [setting_sets[1], setting_sets[3], setting_sets[4]]:
                 add(mode, n, settings, shape)
                 if mode in ("linear", "cubic") and not settings.get("recompute_scale"):
                     add(mode, n, {**settings, "align_corners": True}, shape)

@@ -447,8 +447,8 @@ def composed(c):
         c.args["dim"] = d
         return name, lambda x: tuple(torch.median(x, d, keepdim=keep))
     d = c.args["dim"] = c.rng.choice([d, None])
-    q, pattern = c.args["q"], c.args["how"] = c.rng.choice([0.0, 0.25, 0.4, 0.5, 0.9, 1.0]), c.rng.choice(["linear", "lower", "higher", "nearest", "midpoint"])
-    return name, lambda x: torch.quantile(x, q, dim=d, keepdim=keep, interpolation=pattern)
+    q, interpolation = c.args["q"], c.args["how"] = c.rng.choice([0.0, 0.25, 0.4, 0.5, 0.9, 1.0]), c.rng.choice(["linear", "lower", "higher", "nearest", "midpoint"])
+    return name, lambda x: torch.quantile(x, q, dim=d, keepdim=keep, interpolation=interpolation)
 
 
 @family("picking", 1)

@@ -74,9 +74,9 @@ TEST_CASE("layers: gradients of a model of many, and it learns") {
   // After training, the normalized weight still has a largest singular value of 1.
   auto& conv = dynamic_cast<Parametrized<Conv2d, SpectralNorm>&>(net.image[0]);
   const NoGrad no_grad;
-  for (int i = 0; i < 50; ++i) conv.method.weight(true);
-  const Tensor w = conv.method.weight(false).tensor().reshape({4, 18});
-  CHECK(norm(matmul(w, conv.method.v)).item() == doctest::Approx(1));
+  for (int i = 0; i < 50; ++i) conv.parametrization.weight(true);
+  const Tensor w = conv.parametrization.weight(false).tensor().reshape({4, 18});
+  CHECK(norm(matmul(w, conv.parametrization.v)).item() == doctest::Approx(1));
   const Tensor other = randn({18});
   CHECK(norm(matmul(w, other)).item() < norm(other).item());
 }
@@ -148,9 +148,9 @@ TEST_CASE("layers: a weight that is made for every call") {
   const State state = built_empty.state(), expected = spectral.state();
   REQUIRE(state.size() == 4);
   for (size_t i = 0; i < 4; ++i) CHECK_MESSAGE(equal(state[i].second, expected[i].second), state[i].first);
-  const Tensor u = spectral.method.u.clone();
+  const Tensor u = spectral.parametrization.u.clone();
   spectral(x);
-  CHECK(!equal(spectral.method.u, u));
+  CHECK(!equal(spectral.parametrization.u, u));
   spectral.eval();
   CHECK(!spectral.layer.is_training());
   CHECK(equal(spectral(x).tensor(), spectral(x).tensor()));

@@ -56,14 +56,14 @@ std::vector<FormulaCase> formula_cases() {
                                      {0.01, 0.9, 0.95, 1e-6, 0.1, decoupled, 1 - std::pow(0.9, t),
                                       1 - std::pow(0.95, t), false, 0.5});
                      },
-                     [=](double& p, double g, double& m, double& v, double& highest, int t) {
+                     [=](double& p, double g, double& m, double& v, double& max_v, int t) {
                        g *= 0.5;
                        decoupled ? p *= 1 - 0.01 * 0.1 : g += 0.1 * p;
                        m += 0.1 * (g - m);
                        v = 0.95 * v + 0.05 * g * g;
-                       highest = std::max(highest, v);
+                       max_v = std::max(max_v, v);
                        p -= 0.01 / (1 - std::pow(0.9, t)) * m /
-                            (std::sqrt(amsgrad ? highest : v) / std::sqrt(1 - std::pow(0.95, t)) + 1e-6);
+                            (std::sqrt(amsgrad ? max_v : v) / std::sqrt(1 - std::pow(0.95, t)) + 1e-6);
                      }});
     }
   }

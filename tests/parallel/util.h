@@ -73,10 +73,10 @@ inline Tensors merged(const std::vector<Tensors>& all) {
 }
 /// The largest absolute difference; 1e9 if names differ.
 inline double distance(const Tensors& a, const Tensors& b) {
-  double highest = a.size() == b.size() ? 0 : 1e9;
+  double max_difference = a.size() == b.size() ? 0 : 1e9;
   for (const auto& [name, tensor] : a)
-    highest = b.count(name) ? std::max(highest, max(abs(sub(tensor, b.at(name)))).item()) : 1e9;
-  return highest;
+    max_difference = b.count(name) ? std::max(max_difference, max(abs(sub(tensor, b.at(name)))).item()) : 1e9;
+  return max_difference;
 }
 
 }  // namespace testing

@@ -62,9 +62,9 @@ TEST_CASE("pipeline schedules: right for 1 to 16 stages and 1 to 64 micro-batche
       if (check.ahead != 2) what += str(" ahead ", check.ahead);
       if (check.messages != messages) what += str(" messages ", check.messages, " not ", messages);
       for (int rank = 0; rank < p; ++rank) {
-        const int is = check.right() ? check.buffers[size_t(rank)] : 0, highest = activations_kept(s.request, rank);
-        if (s.request.kind == ScheduleKind::dualpipe_v ? is > highest : is != highest)
-          what += str(" rank ", rank, " keeps ", is, " not ", highest);
+        const int is = check.right() ? check.buffers[size_t(rank)] : 0, wanted = activations_kept(s.request, rank);
+        if (s.request.kind == ScheduleKind::dualpipe_v ? is > wanted : is != wanted)
+          what += str(" rank ", rank, " keeps ", is, " not ", wanted);
       }
       if (!what.empty() && wrong.empty()) wrong = str("p ", p, ", m ", m, ", v ", s.request.chunks, ": ", what);
       ++observed;
@@ -125,20 +125,20 @@ TEST_CASE("pipeline schedules: idle as long as the formula says") {
         Row{ScheduleKind::dualpipe_v,
             {even, light, {1, 1, .25}, {2, 1, 1}, {1, 1, 1, 0, true}, {2, 2, .5, 0, true}}}}) {
     for (const Costs& costs : all) {
-      double highest = 0;
+      double max_error = 0;
       for_all(kind, [&](const Schedule& s) {
         if (&costs != &all[0] && s.request.micro_batches % 5 > 1) return;  // some sizes are enough
         const Simulation run = simulate(s, costs);
-        highest = std::max(highest, std::abs(run.bubble - formula(s.request, costs).bubble));
+        max_error = std::max(max_error, std::abs(run.bubble - formula(s.request, costs).bubble));
         const double work = s.request.micro_batches * (costs.forward + costs.input + costs.weight);
-        for (const double busy : run.busy) highest = std::max(highest, std::abs(busy / work - 1));
+        for (const double busy : run.busy) max_error = std::max(max_error, std::abs(busy / work - 1));
       });
       CAPTURE(name_of(kind));
       CAPTURE(costs.forward);
       CAPTURE(costs.input);
       CAPTURE(costs.weight);
       CAPTURE(costs.paired);
-      CHECK(highest < 1e-9);
+      CHECK(max_error < 1e-9);
     }
   }
   // A formula that holds for some costs only says so.

@@ -18,13 +18,13 @@ using namespace lockstep::pipeline;
 namespace {
 
 double largest(const std::vector<double>& w, const std::vector<int>& bounds) {
-  double highest = 0;
+  double max_sum = 0;
   for (size_t k = 0; k + 1 < bounds.size(); ++k) {
     double sum = 0;
     for (int i = bounds[k]; i < bounds[k + 1]; ++i) sum += w[size_t(i)];
-    highest = std::max(highest, sum);
+    max_sum = std::max(max_sum, sum);
   }
-  return highest;
+  return max_sum;
 }
 
 double best_of_all(const std::vector<double>& w, int parts) {

@@ -34,7 +34,7 @@ CompressedAllReduce::CompressedAllReduce(std::vector<int64_t> sizes, dist::Proce
   }
   const int64_t n = group.size();
   chunk_ = round_up(end, n * std::lcm(n, int64_t(8))) / n;
-  size_t highest = 0;
+  size_t max_counts = 0;
   for (int64_t rank = 0; rank < n; ++rank) {
     Chunk& chunk = chunks_.emplace_back();
     const int64_t begin = rank * chunk_;
@@ -49,9 +49,9 @@ CompressedAllReduce::CompressedAllReduce(std::vector<int64_t> sizes, dist::Proce
                               .count = last - first,
                               .scale = chunk.counts.size() - 1});
     }
-    highest = std::max(highest, chunk.counts.size());
+    max_counts = std::max(max_counts, chunk.counts.size());
   }
-  message_bytes_ = chunk_ / 8 + int64_t(highest * sizeof(float));
+  message_bytes_ = chunk_ / 8 + int64_t(max_counts * sizeof(float));
   if (n == 1) return;
   const MemoryScope scope(Memory::optimizer);
   worker_error_ = zeros({padded()}, {.device = cpu});

@@ -40,7 +40,7 @@ const std::vector<List> lists{
     {"empty", {}},     {"nothing in it", {0, 0}}, {"one", {1}}, {"small", {3, 1, 0, 8, 5}}, {"prime", {1009, 17, 4099}},
     {"large", {70001}}};
 
-double highest(const Tensor& x) { return x.numel() == 0 ? 0 : max(abs(x)).item(); }
+double max_abs(const Tensor& x) { return x.numel() == 0 ? 0 : max(abs(x)).item(); }
 
 /// A direct implementation of the algorithm. Each call returns the result that every rank gets; errors are kept from
 /// call to call.
@@ -212,7 +212,7 @@ TEST_CASE(
           const auto [owner, place] = std::pair(at / size_t(model.chunk), at % size_t(model.chunk));
           result += all[owner].server.data<float>()[place];
         }
-        for (size_t i = 0; i < list.sizes.size(); ++i) lost = std::max(lost, highest(sub(results[i], truth[i])));
+        for (size_t i = 0; i < list.sizes.size(); ++i) lost = std::max(lost, max_abs(sub(results[i], truth[i])));
         CHECK(lost < 1e-5);
       }
     }

@@ -181,7 +181,7 @@ TEST_CASE("device map: a limit on a device is kept by every allocation") {
   const int64_t held = device_memory(second).total.current;
   set_memory_limit(second, held + 4000);
   CHECK(memory_limit(second) == held + 4000);
-  const Tensor limit = zeros({1000}, {.device = second});
+  const Tensor filled = zeros({1000}, {.device = second});
   CHECK_ERROR(zeros({2}, {.device = second}), str("[memory] cpu:1 is limited to ", held + 4000, " bytes: ", held + 4000,
                                                   " are held, and 8 more were wanted, 8 too many"));
   zeros({5000});  // other devices have no limit

@@ -192,10 +192,10 @@ void print(const PlanForecast& p, const engine::Speeds& speeds, const engine::Pr
     const engine::Forecast& stage = p.stages[s];
     padding += stage.padding, units += stage.units.size();
     if (has_all_layers) print_row("formula", formula_of(stage));
-    const RankBytes& limit = stage.fullest();
-    print_row(has_all_layers ? "with padding, most" : fmt::format("stage {}", s), limit);
-    if (limit.parameters_elsewhere + limit.optimizer_elsewhere > 0)
-      print_row("offloaded", {.parameters = limit.parameters_elsewhere, .optimizer = limit.optimizer_elsewhere});
+    const RankBytes& fullest = stage.fullest();
+    print_row(has_all_layers ? "with padding, most" : fmt::format("stage {}", s), fullest);
+    if (fullest.parameters_elsewhere + fullest.optimizer_elsewhere > 0)
+      print_row("offloaded", {.parameters = fullest.parameters_elsewhere, .optimizer = fullest.optimizer_elsewhere});
   }
   fmt::print("  Padding is {} elements in {} units. ", padding, units);
   if (zero == 3)

@@ -193,7 +193,7 @@ Json to_json(const report::StepPrediction& p, const StepAsked& o) {
   const dist::Link& between = o.cluster.network.between;
   Json::Array terms;
   for (const report::Term& t : p.terms)
-    terms.push_back(Json::Object{{"name", t.name}, {"seconds", t.seconds}, {"how", t.source}});
+    terms.push_back(Json::Object{{"name", t.name}, {"seconds", t.seconds}, {"how", t.explanation}});
   return Json::Object{{"plan", to_string(job.plan)},
                       {"ranks", job.plan.ranks()},
                       {"step", p.step},
@@ -232,7 +232,8 @@ void print(const report::StepPrediction& p, const StepAsked& o) {
              n.within ? ", within a host " + link(*n.within) : "");
   fmt::print("  {:<18}{:>12}{:>9}   {}\n", "term", "time", "share", "from");
   for (const report::Term& t : p.terms)
-    fmt::print("  {:<18}{:>12}{:>8.1f}%   {}\n", t.name, seconds_text(t.seconds), 100 * t.seconds / p.step, t.source);
+    fmt::print("  {:<18}{:>12}{:>8.1f}%   {}\n", t.name, seconds_text(t.seconds), 100 * t.seconds / p.step,
+               t.explanation);
   fmt::print("  {:<18}{:>12}{:>8}%   bound by: {}\n\n", "step", seconds_text(p.step), 100, p.terms[p.bound].name);
   fmt::print("{:.0f} {}/s, {:.3g} FLOP/s of a rank\n", p.tokens, job.model.unit,
              p.flops / p.step / double(job.plan.ranks()));
@@ -293,8 +294,8 @@ void print_step(StepAsked o, bool json) {
   report::TrainingJob& job = o.job;
   job.plan = parallel::parse_plan(o.plan);
   // Measure on as many ranks as will share a host, if this machine has the cores.
-  const int limit = std::min({job.plan.ranks(), o.cluster.ranks_per_host, int(get_threads())}),
-            here = o.measure == "here" ? limit : 1;
+  const int max_ranks = std::min({job.plan.ranks(), o.cluster.ranks_per_host, int(get_threads())}),
+            here = o.measure == "here" ? max_ranks : 1;
   if (found.shape.list.empty() || here > 1) found = find_model(o.model, here);
   job.model = found.shape;
   job.schedule = pipeline::parse_kind(o.schedule);

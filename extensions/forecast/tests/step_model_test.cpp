@@ -86,9 +86,9 @@ TEST_CASE("step model: bytes are those of lockstep plan") {
             model(), dp);
         CHECK(p.gradient_bytes == doctest::Approx(plan.gradient_traffic));
         CHECK(p.parameter_bytes == doctest::Approx(plan.parameter_traffic));
-        int64_t highest = 0;
-        for (const auto& b : plan.bytes) highest = std::max(highest, b.total());
-        CHECK(p.memory.total() == highest);
+        int64_t max_bytes = 0;
+        for (const auto& b : plan.bytes) max_bytes = std::max(max_bytes, b.total());
+        CHECK(p.memory.total() == max_bytes);
       }
     }
   }

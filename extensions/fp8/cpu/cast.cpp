@@ -14,13 +14,13 @@ namespace {
 constexpr int64_t turned_block = 64;  // block size: the codes of a block fill only a part of the L1 cache
 
 template <Fp8Format format, class T> float encode_row(const T* x, int64_t n, float scale, uint8_t* codes) {
-  float highest = 0;
+  float max_abs = 0;
   for (int64_t i = 0; i < n; ++i) {
     const float value = float(x[i]), size = std::fabs(value);
-    highest = size > highest ? size : highest;  // ignores NaN
+    max_abs = size > max_abs ? size : max_abs;  // ignores NaN
     codes[i] = encode_fp8<format>(value * scale);
   }
-  return highest;
+  return max_abs;
 }
 
 template <class Fn> void with_format(Fp8Format format, Fn&& fn) {
@@ -43,7 +43,7 @@ void cast_fp8(const Tensor& x, Fp8Format format, const Tensor& scale_, Tensor& a
                                                                                              ? turned.data<uint8_t>()
                                                                                              : nullptr;
   const int64_t blocks = ceil_div(rows, turned_block);
-  std::atomic<float> highest = 0;
+  std::atomic<float> max_abs = 0;
   dispatch<float, Half, BFloat16>(x.dtype(), "cast_fp8", [&]<class T> {
     const T* const from = x.data<T>();
     with_format(format, [&]<Fp8Format f> {
@@ -66,12 +66,12 @@ void cast_fp8(const Tensor& x, Fp8Format format, const Tensor& scale_, Tensor& a
                              across[(c + j) * rows + r + i] = block[i * turned_block + j];
                        }
                      }
-                     for (float current = highest.load();
-                          here > current && !highest.compare_exchange_weak(current, here);) {}
+                     for (float current = max_abs.load();
+                          here > current && !max_abs.compare_exchange_weak(current, here);) {}
                    });
     });
   });
-  if (amax.defined()) *amax.data<float>() = std::max(*amax.data<float>(), highest.load());
+  if (amax.defined()) *amax.data<float>() = std::max(*amax.data<float>(), max_abs.load());
 }
 
 void read_fp8(const Tensor& codes, Fp8Format format, Tensor& out) {

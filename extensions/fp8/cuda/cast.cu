@@ -23,7 +23,7 @@ __global__ void __launch_bounds__(threads)
   LOCKSTEP_SHARED(uint8_t, tile, [side][side + run]);
   const int at = int(threadIdx.x) % lanes * run, line = int(threadIdx.x) / lanes;
   const float factor = *scale;
-  float highest = 0;
+  float max_abs = 0;
   for (int64_t t = blockIdx.x; t < tiles; t += gridDim.x) {
     const int64_t r0 = t / tiles_across * side, c0 = t % tiles_across * side;
 #pragma unroll
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(threads)
       for (int j = 0; j < run; ++j) {
         if constexpr (!aligned) v.v[j] = c + j < columns ? x[r * columns + c + j] : T(0.f);
         const float value = float(v.v[j]), size = fabsf(value);
-        highest = size > highest ? size : highest;  // skips NaN
+        max_abs = size > max_abs ? size : max_abs;  // skips NaN
         made.v[j] = encode_fp8<format_of(is_e5m2)>(value * factor);
         if (turned) tile[i][at + j] = made.v[j];
       }
@@ -68,9 +68,9 @@ __global__ void __launch_bounds__(threads)
     __syncthreads();
   }
   if (!amax) return;
-  highest = group_max<threads>(highest);
+  max_abs = group_max<threads>(max_abs);
   // Non-negative floats compare like their bit patterns.
-  if (threadIdx.x == 0) atomicMax(reinterpret_cast<int*>(amax), std::bit_cast<int>(highest));
+  if (threadIdx.x == 0) atomicMax(reinterpret_cast<int*>(amax), std::bit_cast<int>(max_abs));
 }
 
 template <bool is_e5m2, class T>
@@ -90,7 +90,7 @@ void cast_fp8(const Tensor& x, Fp8Format format, const Tensor& scale, Tensor& am
   const int64_t rows = x.size(0), columns = x.size(1), across = (columns + side - 1) / side,
                 tiles = across * ((rows + side - 1) / side);
   uint8_t *const to = data_or_null<uint8_t>(codes), *const across_to = data_or_null<uint8_t>(turned);
-  float* const highest = data_or_null<float>(amax);
+  float* const max_abs = data_or_null<float>(amax);
   dispatch<float, Half, BFloat16>(x.dtype(), "cast_fp8", [&]<class T> {
     const T* const from = x.data<T>();
     const bool aligned = rows % run == 0 && columns % run == 0 && is_aligned(from, run) && is_aligned(to, run) &&
@@ -98,7 +98,7 @@ void cast_fp8(const Tensor& x, Fp8Format format, const Tensor& scale, Tensor& am
     with_format(format, [&]<bool f> {
       cuda::launch({"cast_fp8", dim3(cuda::blocks_for(tiles, 1)), dim3(threads)},
                    aligned ? cast_kernel<f, T, true> : cast_kernel<f, T, false>, from, rows, columns, across, tiles,
-                   scale.data<float>(), highest, to, across_to);
+                   scale.data<float>(), max_abs, to, across_to);
     });
   });
 }

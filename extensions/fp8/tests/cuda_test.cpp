@@ -96,7 +96,7 @@ TEST_CASE("cuda fp8: products, with and without cuBLASLt's") {
       {16, 16, 16, e4m3, e4m3, true},  {48, 32, 80, e4m3, e4m3, true},  {32, 64, 48, e5m2, e4m3, true},
       {32, 64, 48, e4m3, e5m2, true},  {32, 64, 48, e5m2, e5m2, false}, {33, 64, 48, e4m3, e4m3, false},
       {32, 24, 48, e4m3, e4m3, false}, {32, 64, 40, e4m3, e4m3, false}, {128, 96, 160, e5m2, e4m3, true}};
-  [[maybe_unused]] double highest = 0;  // the error of the simulated library's f32 results
+  [[maybe_unused]] double max_error = 0;  // the error of the simulated library's f32 results
   for (const Row& r : rows) {
     for (const DType dtype : {f32, f16, bf16}) {
       for (const bool with_bias : {false, true}) {
@@ -113,7 +113,7 @@ TEST_CASE("cuda fp8: products, with and without cuBLASLt's") {
           const Tensor there = matmul_fp8(a8, b8, with_bias ? bias.to(cuda0) : bias, dtype);
           CHECK(apart(there, here) <= tolerance(Near::product_fp8, dtype));
 #if defined(SIMT_CPU)
-          highest = std::max(highest, dtype == f32 ? apart(there, here) : 0);
+          max_error = std::max(max_error, dtype == f32 ? apart(there, here) : 0);
           CHECK((fake::take_launches().count("read_fp8") == 0) == r.by_library);
 #endif
         }
@@ -127,7 +127,7 @@ TEST_CASE("cuda fp8: products, with and without cuBLASLt's") {
     }
   }
 #if defined(SIMT_CPU)
-  CHECK(highest > 1e-5);  // the simulated library sums in few bits, as Hopper does
+  CHECK(max_error > 1e-5);  // the simulated library sums in few bits, as Hopper does
 #endif
 }
 

@@ -262,11 +262,11 @@ TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of
     auto [model, optimizer] = acc.prepare(net, sgd);
     std::vector<double> moved;
     const data::Example all = samples.get_batch(std::vector<int64_t>{0, 1, 2, 3}).value();
-    for (const double highest : {0.25, 0., 1e-3}) {
+    for (const double max_norm : {0.25, 0., 1e-3}) {
       const auto before = net.up.weight.tensor().to_vector<float>(), bias = net.down.bias.tensor().to_vector<float>(),
                  other = net.down.weight.tensor().to_vector<float>(), first = net.up.bias.tensor().to_vector<float>();
       acc.backward(mul_scalar(cross_entropy(model(all.input), all.target), 100));
-      if (highest > 0) acc.clip_grad_norm_(model, highest);
+      if (max_norm > 0) acc.clip_grad_norm_(model, max_norm);
       optimizer.step();
       double squares = 0;
       const auto add = [&](const std::vector<float>& old, const Variable& now) {

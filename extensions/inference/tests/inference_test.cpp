@@ -215,12 +215,13 @@ TEST_CASE("inference: draws and candidates of a cut vocabulary are those of one 
       if (equals) nn::init::zeros(model.tokens_table.weight);
       auto engine = init_inference(model, inference::Config{.tensor_parallel = {.tp_size = ranks}}, quiet);
       std::vector<Ids> all;
-      const nn::Generation hows[] = {{.max_new_tokens = 6},
-                                     {.max_new_tokens = 6, .do_sample = true, .seed = 5, .top_k = 10},
-                                     {.max_new_tokens = 6, .do_sample = true, .top_k = 3, .top_p = 0.9},
-                                     {.max_new_tokens = 6, .do_sample = true, .seed = 5, .top_k = 0, .min_p = 0.1},
-                                     {.max_new_tokens = 6, .logprobs = true, .no_repeat_ngram_size = 1}};
-      for (const auto& options : hows)
+      const nn::Generation option_sets[] = {
+          {.max_new_tokens = 6},
+          {.max_new_tokens = 6, .do_sample = true, .seed = 5, .top_k = 10},
+          {.max_new_tokens = 6, .do_sample = true, .top_k = 3, .top_p = 0.9},
+          {.max_new_tokens = 6, .do_sample = true, .seed = 5, .top_k = 0, .min_p = 0.1},
+          {.max_new_tokens = 6, .logprobs = true, .no_repeat_ngram_size = 1}};
+      for (const auto& options : option_sets)
         for (const auto& made : engine.generate(prompts, options)) all.push_back(made.tokens);
       return all;
     });

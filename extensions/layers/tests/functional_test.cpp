@@ -17,7 +17,7 @@ Variable random_f64(const Shape& shape) {
   return Variable(x, true);
 }
 
-double highest(const Tensor& a, const Tensor& b) { return a.numel() == 0 ? 0 : max(abs(sub(a, b))).item(); }
+double max_difference(const Tensor& a, const Tensor& b) { return a.numel() == 0 ? 0 : max(abs(sub(a, b))).item(); }
 
 }  // namespace
 
@@ -29,34 +29,34 @@ TEST_CASE("functional: jacobian, hessian and their products agree with each othe
   const auto both = [&](const Inputs& in) { return mul(matmul(a, tanh(in[0])), sum(square(in[1]))); };
   // The gradient and Hessian of x'Ax: (A + A') x and A + A'.
   const Tensor symmetric = add(a, a.t());
-  CHECK(highest(jacobian(quadratic, {x})[0].tensor(), matmul(symmetric, x.tensor())) < 1e-12);
-  CHECK(highest(hessian(quadratic, {x})[0][0].tensor(), symmetric) < 1e-12);
+  CHECK(max_difference(jacobian(quadratic, {x})[0].tensor(), matmul(symmetric, x.tensor())) < 1e-12);
+  CHECK(max_difference(hessian(quadratic, {x})[0][0].tensor(), symmetric) < 1e-12);
 
   const auto j = jacobian(both, {x, z});
   CHECK(j[0].shape() == Shape{3, 3});
   CHECK(j[1].shape() == Shape{3, 2, 2});
   const Tensor v = randn({3}, {.dtype = f64}), vx = randn({3}, {.dtype = f64}), vz = randn({2, 2}, {.dtype = f64});
   const auto back = vjp(both, {x, z}, v);
-  CHECK(highest(back.value.tensor(), both({x, z}).tensor()) == 0);
-  CHECK(highest(back.products[0].tensor(), matmul(v, j[0].tensor())) < 1e-12);
-  CHECK(highest(back.products[1].tensor(), einsum("i,ijk->jk", {v, j[1].tensor()})) < 1e-12);
+  CHECK(max_difference(back.value.tensor(), both({x, z}).tensor()) == 0);
+  CHECK(max_difference(back.products[0].tensor(), matmul(v, j[0].tensor())) < 1e-12);
+  CHECK(max_difference(back.products[1].tensor(), einsum("i,ijk->jk", {v, j[1].tensor()})) < 1e-12);
   const Tensor forward = jvp(both, {x, z}, {vx, vz}).products[0].tensor();
-  CHECK(highest(forward, add(matmul(j[0].tensor(), vx), einsum("ijk,jk->i", {j[1].tensor(), vz}))) < 1e-12);
+  CHECK(max_difference(forward, add(matmul(j[0].tensor(), vx), einsum("ijk,jk->i", {j[1].tensor(), vz}))) < 1e-12);
 
   const auto scalar = [&](const Inputs& in) { return sum(square(both(in))); };
   const auto h = hessian(scalar, {x, z});
   CHECK(h[1][0].shape() == Shape{2, 2, 3});
-  CHECK(highest(h[1][0].tensor(), h[0][1].tensor().permute({1, 2, 0})) < 1e-10);
+  CHECK(max_difference(h[1][0].tensor(), h[0][1].tensor().permute({1, 2, 0})) < 1e-10);
   const auto product = hvp(scalar, {x, z}, {vx, vz});
-  CHECK(highest(product.products[0].tensor(),
-                add(matmul(h[0][0].tensor(), vx), einsum("ijk,jk->i", {h[0][1].tensor(), vz}))) < 1e-10);
+  CHECK(max_difference(product.products[0].tensor(),
+                       add(matmul(h[0][0].tensor(), vx), einsum("ijk,jk->i", {h[0][1].tensor(), vz}))) < 1e-10);
   // Hessians can be differentiated again: d/dx of the sum of the Hessian of sum x^3 is 6.
   const auto cube = [](const Inputs& in) { return sum(in[0] * in[0] * in[0]); };
   const Variable sum_of_hessian = sum(hessian(cube, {x}, {.create_graph = true})[0][0]);
-  CHECK(highest(grad(sum_of_hessian, {x})[0].tensor(), full({3}, 6, {.dtype = f64})) < 1e-12);
+  CHECK(max_difference(grad(sum_of_hessian, {x})[0].tensor(), full({3}, 6, {.dtype = f64})) < 1e-12);
   // Linear functions, and functions that do not depend on an input.
-  CHECK(highest(hessian([](const Inputs& in) { return sum(in[0]); }, {x})[0][0].tensor(),
-                zeros({3, 3}, {.dtype = f64})) == 0);
+  CHECK(max_difference(hessian([](const Inputs& in) { return sum(in[0]); }, {x})[0][0].tensor(),
+                       zeros({3, 3}, {.dtype = f64})) == 0);
   CHECK(jacobian([](const Inputs& in) { return in[0] * 2.0; }, {x, z})[1].shape() == Shape{3, 2, 2});
   CHECK(jacobian([](const Inputs& in) { return in[0].narrow(0, 0, 0); }, {x})[0].shape() == Shape{0, 3});
   CHECK_ERROR_IS(hessian(both, {x, z}), "[hessian] expected a function that returns one element, got (3)");

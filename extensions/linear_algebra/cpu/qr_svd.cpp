@@ -14,9 +14,9 @@ namespace {
 
 /// Divides a by a power of two, so that squares neither overflow nor vanish, and returns that power.
 template <class T> T bring_to_one(Dense<T>& a) {
-  const T highest = a.size() > 0 ? a.cwiseAbs().maxCoeff() : T(0);
-  if (!(highest > T(0)) || !std::isfinite(highest)) return T(1);
-  const T scale = std::ldexp(T(1), std::max(std::ilogb(highest), std::numeric_limits<T>::min_exponent));
+  const T max_abs = a.size() > 0 ? a.cwiseAbs().maxCoeff() : T(0);
+  if (!(max_abs > T(0)) || !std::isfinite(max_abs)) return T(1);
+  const T scale = std::ldexp(T(1), std::max(std::ilogb(max_abs), std::numeric_limits<T>::min_exponent));
   a *= T(1) / scale;
   return scale;
 }

@@ -122,7 +122,7 @@ Tensor places(const Tensor& x) {
 template <class T> T** pointers(const Tensor& places) { return reinterpret_cast<T**>(places.raw_data()); }
 
 /// True if the library's batched function shall compute the whole batch in one call.
-bool is_batch(const Tensor& a, int64_t highest) { return a.size(0) > 1 && std::max(a.size(1), a.size(2)) <= highest; }
+bool is_batch(const Tensor& a, int64_t max_size) { return a.size(0) > 1 && std::max(a.size(1), a.size(2)) <= max_size; }
 
 template <class T> struct Workspace : cuda::Scratch {
   explicit Workspace(int elements) : Scratch(size_t(elements) * sizeof(T)), size(elements) {}

@@ -106,7 +106,7 @@ void floating(const Tensor& rows_in, const Quantized& w, const float* bias, Acti
 /// Quantizes one row of x, except the columns listed in `kept`.
 void code_row(const float* x, int64_t in, const std::vector<int64_t>& kept, int8_t* codes, float* scale) {
   size_t next = 0;
-  float highest = 0;
+  float max_abs = 0;
   bool finite = true;
   const auto each_run = [&](auto&& fn) {  // the runs of columns between those in `kept`
     int64_t from = 0;
@@ -119,7 +119,7 @@ void code_row(const float* x, int64_t in, const std::vector<int64_t>& kept, int8
   each_run([&](int64_t from, int64_t to) {
     for (int64_t j = from; j < to; ++j) {
       const float a = std::abs(x[j]);
-      highest = a > highest ? a : highest;
+      max_abs = a > max_abs ? a : max_abs;
       finite &= a <= std::numeric_limits<float>::max();
     }
   });
@@ -127,7 +127,7 @@ void code_row(const float* x, int64_t in, const std::vector<int64_t>& kept, int8
     *scale = std::numeric_limits<float>::quiet_NaN();
     return;
   }
-  const float s = highest > 0 ? highest / 127 : 1;
+  const float s = max_abs > 0 ? max_abs / 127 : 1;
   *scale = s;
   each_run([&](int64_t from, int64_t to) {
     for (int64_t j = from; j < to; ++j) {
@@ -206,14 +206,14 @@ bool make_codes(const Tensor& w, Quantized& to) {
       for (int64_t g = 0; g < groups; ++g) {
         const float* const x = from + o * to.in + g * size;
         const int64_t n = std::min(size, to.in - g * size);
-        float highest = 0;
+        float max_abs = 0;
         bool good = true;
         for (int64_t j = 0; j < n; ++j) {
           const float a = std::abs(x[j]);
-          highest = a > highest ? a : highest;
+          max_abs = a > max_abs ? a : max_abs;
           good &= a <= std::numeric_limits<float>::max();
         }
-        float scale = highest / max_code;
+        float scale = max_abs / max_code;
         // the kernels multiply the scale of 4-bit codes by -8, and the product must not overflow
         if (!good || (four && !(scale * 8 <= std::numeric_limits<float>::max()))) {
           finite = false;

@@ -97,26 +97,26 @@ template <class T> __device__ inline float finished(float y, const T* bias, int6
   return y;
 }
 
-/// Writes `outs` outputs of each of `highest` rows: lane i writes output o0 + i / most of row r0 + i % most.
-template <int outs, int highest, class T>
+/// Writes `outs` outputs of each of `max_rows` rows: lane i writes output o0 + i / max_rows of row r0 + i % max_rows.
+template <int outs, int max_rows, class T>
 __device__ inline void write(float mine, int64_t o0, int64_t r0, const CardCodes& w, const T* bias,
                              Activation activation, int64_t rows, T* out) {
   const int lane = int(threadIdx.x);
-  const int64_t o = o0 + lane / highest, r = r0 + lane % highest;
-  if (lane < outs * highest && o < w.out && r < rows) out[r * w.out + o] = T(finished(mine, bias, o, activation));
+  const int64_t o = o0 + lane / max_rows, r = r0 + lane % max_rows;
+  if (lane < outs * max_rows && o < w.out && r < rows) out[r * w.out + o] = T(finished(mine, bias, o, activation));
 }
 
-/// out = activation(x w^T + bias): a warp computes `outs` outputs for up to `highest` rows.
-template <bool four, int outs, int highest, class T>
+/// out = activation(x w^T + bias): a warp computes `outs` outputs for up to `max_rows` rows.
+template <bool four, int outs, int max_rows, class T>
 __global__ void __launch_bounds__(warps_of_block* warp)
     quantized_kernel(Rows<T> x, CardCodes w, const T* bias, Activation activation, int64_t rows, T* out) {
   constexpr int step = codes_at_once<four>;
   const int lane = int(threadIdx.x);
   const int64_t o0 = (int64_t(blockIdx.x) * warps_of_block + threadIdx.y) * outs;
   if (o0 >= w.out) return;
-  for (int64_t r0 = int64_t(blockIdx.y) * highest; r0 < rows; r0 += int64_t(gridDim.y) * highest) {
-    float sums[outs][highest] = {};
-#pragma unroll(highest == 1 ? 4 : 1)
+  for (int64_t r0 = int64_t(blockIdx.y) * max_rows; r0 < rows; r0 += int64_t(gridDim.y) * max_rows) {
+    float sums[outs][max_rows] = {};
+#pragma unroll(max_rows == 1 ? 4 : 1)
     for (int64_t k = int64_t(lane) * step; k < w.in; k += warp * step) {
       Codes codes[outs];
       float scales[outs];
@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(warps_of_block* warp)
           for (int i = 0; i < 4; ++i)
             weights[o][i] = number_of<four>(codes[o].words[part % 4], i, part >= 4) * scales[o];
 #pragma unroll
-        for (int r = 0; r < highest; ++r) {
+        for (int r = 0; r < max_rows; ++r) {
           if (r0 + r >= rows) continue;
           float numbers[4];
           x.read(r0 + r, k + part * 4, numbers);
@@ -148,11 +148,11 @@ __global__ void __launch_bounds__(warps_of_block* warp)
     }
     float mine = 0;
 #pragma unroll
-    for (int i = 0; i < outs * highest; ++i) {
-      const float all = warp_sum(sums[i / highest][i % highest]);
+    for (int i = 0; i < outs * max_rows; ++i) {
+      const float all = warp_sum(sums[i / max_rows][i % max_rows]);
       if (lane == i) mine = all;
     }
-    write<outs, highest>(mine, o0, r0, w, bias, activation, rows, out);
+    write<outs, max_rows>(mine, o0, r0, w, bias, activation, rows, out);
   }
 }
 
@@ -214,15 +214,15 @@ __global__ void __launch_bounds__(threads)
     code_rows_kernel(const T* x, int64_t in, float threshold, const uint8_t* kept, CodedRows to) {
   const int64_t row = blockIdx.x;
   const T* const line = x + row * in;
-  float highest = 0, bad = 0;
+  float max_abs = 0, bad = 0;
   for (int64_t k = threadIdx.x; k < in; k += threads) {
     const float v = float(line[k]);
     if (is_kept(v, k, threshold, kept)) continue;
-    highest = larger_of(fabsf(v), highest);
+    max_abs = larger_of(fabsf(v), max_abs);
     if (!(fabsf(v) <= 3.402823466e38f)) bad = 1;
   }
-  highest = group_max<threads>(highest), bad = group_max<threads>(bad);
-  const float scale = highest > 0 ? highest / 127 : 1;
+  max_abs = group_max<threads>(max_abs), bad = group_max<threads>(bad);
+  const float scale = max_abs > 0 ? max_abs / 127 : 1;
   if (threadIdx.x == 0) to.scales[row] = bad > 0 ? nanf("") : scale;
   for (int64_t k = threadIdx.x; k < to.width; k += threads) {  // width is a multiple of a warp
     const float v = k < in ? float(line[k]) : 0;
@@ -244,9 +244,9 @@ __device__ inline int dot4(uint32_t a, uint32_t b, int sum) {
 #endif
 }
 
-/// Multiplies quantized rows of x by the quantized weight: a warp computes `outs` outputs for up to `highest` rows.
-template <int outs, int highest, class T>
-__global__ void __launch_bounds__(warps_of_block* warp, highest == 1 ? 8 : 3)
+/// Multiplies quantized rows of x by the quantized weight: a warp computes `outs` outputs for up to `max_rows` rows.
+template <int outs, int max_rows, class T>
+__global__ void __launch_bounds__(warps_of_block* warp, max_rows == 1 ? 8 : 3)
     quantized_dynamic_kernel(const T* x, CodedRows coded, bool keeps, CardCodes w, const T* bias, Activation activation,
                              int64_t rows, T* out) {
   constexpr int step = codes_at_once<false>;
@@ -254,15 +254,15 @@ __global__ void __launch_bounds__(warps_of_block* warp, highest == 1 ? 8 : 3)
   const int64_t o0 = (int64_t(blockIdx.x) * warps_of_block + threadIdx.y) * outs;
   if (o0 >= w.out) return;
   const float* const w_scales = static_cast<const float*>(w.scales);
-  for (int64_t r0 = int64_t(blockIdx.y) * highest; r0 < rows; r0 += int64_t(gridDim.y) * highest) {
-    int sums[outs][highest] = {};
-    float more[outs][highest] = {};  // sums for the numbers that stay unquantized
+  for (int64_t r0 = int64_t(blockIdx.y) * max_rows; r0 < rows; r0 += int64_t(gridDim.y) * max_rows) {
+    int sums[outs][max_rows] = {};
+    float more[outs][max_rows] = {};  // sums for the numbers that stay unquantized
     for (int64_t k = int64_t(lane) * step; k < w.in; k += warp * step) {
       Codes codes[outs];
 #pragma unroll
       for (int o = 0; o < outs; ++o) codes[o] = codes_at<false>(w, ::min(o0 + o, w.out - 1), k);
 #pragma unroll
-      for (int r = 0; r < highest; ++r) {
+      for (int r = 0; r < max_rows; ++r) {
         const int64_t row = r0 + r;
         if (row >= rows) continue;
         const Codes of_x = *reinterpret_cast<const Codes*>(coded.codes + row * coded.width + k);
@@ -286,13 +286,13 @@ __global__ void __launch_bounds__(warps_of_block* warp, highest == 1 ? 8 : 3)
     }
     float mine = 0;
 #pragma unroll
-    for (int i = 0; i < outs * highest; ++i) {
-      const int64_t output = ::min(o0 + i / highest, w.out - 1), row = ::min(r0 + i % highest, rows - 1);
-      const int all = warp_sum(sums[i / highest][i % highest]);
-      const float kept = keeps ? warp_sum(more[i / highest][i % highest]) : 0;
+    for (int i = 0; i < outs * max_rows; ++i) {
+      const int64_t output = ::min(o0 + i / max_rows, w.out - 1), row = ::min(r0 + i % max_rows, rows - 1);
+      const int all = warp_sum(sums[i / max_rows][i % max_rows]);
+      const float kept = keeps ? warp_sum(more[i / max_rows][i % max_rows]) : 0;
       if (lane == i) mine = fmaf(float(all) * coded.scales[row], w_scales[output], kept);
     }
-    write<outs, highest>(mine, o0, r0, w, bias, activation, rows, out);
+    write<outs, max_rows>(mine, o0, r0, w, bias, activation, rows, out);
   }
 }
 
@@ -302,9 +302,9 @@ template <class Fn> void with_rows(int64_t rows, Fn&& fn) {
   else if (rows <= 4) fn.template operator()<4, 4>();
   else fn.template operator()<4, 8>();
 }
-dim3 grid_of(const Quantized& w, int64_t rows, int outs, int highest) {
+dim3 grid_of(const Quantized& w, int64_t rows, int outs, int max_rows) {
   return dim3(cuda::blocks_of("matmul_quantized", (w.out + warps_of_block * outs - 1) / (warps_of_block * outs)),
-              unsigned(std::min<int64_t>(65535, (rows + highest - 1) / highest)));
+              unsigned(std::min<int64_t>(65535, (rows + max_rows - 1) / max_rows)));
 }
 
 template <class T>
@@ -320,9 +320,9 @@ void dynamic(const Tensor& x, const Quantized& w, const Tensor& bias, const Quan
                  kept_columns_kernel<T>, x.data<T>(), rows, in, threshold, columns);
   cuda::launch({"matmul_quantized", dim3(cuda::blocks_of("matmul_quantized", rows)), dim3(threads)},
                code_rows_kernel<T>, x.data<T>(), in, threshold, columns, coded);
-  with_rows(rows, [&]<int outs, int highest> {
-    cuda::launch({"matmul_quantized", grid_of(w, rows, outs, highest), dim3(warp, warps_of_block)},
-                 quantized_dynamic_kernel<outs, highest, T>, x.data<T>(), coded, threshold > 0, CardCodes(w),
+  with_rows(rows, [&]<int outs, int max_rows> {
+    cuda::launch({"matmul_quantized", grid_of(w, rows, outs, max_rows), dim3(warp, warps_of_block)},
+                 quantized_dynamic_kernel<outs, max_rows, T>, x.data<T>(), coded, threshold > 0, CardCodes(w),
                  data_or_null<T>(bias), args.activation, rows, out.data<T>());
   });
 }
@@ -336,10 +336,10 @@ void matmul_quantized(const Tensor& x, const Tensor& codes, const Tensor& scales
   const int64_t rows = x.size(0);
   dispatch<float, Half, BFloat16>(x.dtype(), "matmul_quantized", [&]<class T> {
     if (args.dynamic) return dynamic<T>(x, w, bias, args, out);
-    with_rows(rows, [&]<int outs, int highest> {
+    with_rows(rows, [&]<int outs, int max_rows> {
       const auto run = [&]<bool four> {
-        cuda::launch({"matmul_quantized", grid_of(w, rows, outs, highest), dim3(warp, warps_of_block)},
-                     quantized_kernel<four, outs, highest, T>, Rows<T>(x), CardCodes(w), data_or_null<T>(bias),
+        cuda::launch({"matmul_quantized", grid_of(w, rows, outs, max_rows), dim3(warp, warps_of_block)},
+                     quantized_kernel<four, outs, max_rows, T>, Rows<T>(x), CardCodes(w), data_or_null<T>(bias),
                      args.activation, rows, out.data<T>());
       };
       if (w.format == QuantFormat::group4) run.template operator()<true>();

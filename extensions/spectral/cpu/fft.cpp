@@ -157,8 +157,8 @@ template <class T> class Rows {
   /// is element (k1, k2). After the transforms of columns, between[b n2 + j2] holds w elements of column j2, from
   /// (b w, j2) on. With many rows, the caller passes scratch in `own`, and a single thread computes each row.
   void run_long(const Number* x, Number* y, Lanes<T>* between, Lanes<T>* own, bool inverse, T scale) const {
-    const int64_t n1 = n1_, n2 = n2_, highest = own ? n1 + n2 : std::max<int64_t>(1, grain / (w * std::max(n1, n2)));
-    parallel_for(ceil_div(n2, w), highest, [&](int64_t begin, int64_t end) {
+    const int64_t n1 = n1_, n2 = n2_, own_grain = own ? n1 + n2 : std::max<int64_t>(1, grain / (w * std::max(n1, n2)));
+    parallel_for(ceil_div(n2, w), own_grain, [&](int64_t begin, int64_t end) {
       const Buffer<T> buffer(own ? 0 : buffer_size());
       Lanes<T>* const a = own ? own : buffer.data();
       for (int64_t group = begin; group < end; ++group) {
@@ -177,7 +177,7 @@ template <class T> class Rows {
       }
     });
     const Columns<T>& second = second_ ? *second_ : *first_;
-    parallel_for(ceil_div(n1, w), highest, [&](int64_t begin, int64_t end) {
+    parallel_for(ceil_div(n1, w), own_grain, [&](int64_t begin, int64_t end) {
       const Buffer<T> buffer(own ? 0 : buffer_size());
       Lanes<T>* const a = own ? own : buffer.data();
       for (int64_t group = begin; group < end; ++group) {

@@ -41,12 +41,12 @@ std::vector<Number> naive(const Tensor& x, bool inverse) {
 double error_of(const Tensor& got, const std::vector<Number>& expected) {
   const auto values = got.to_vector<Number>();
   REQUIRE(values.size() == expected.size());
-  double highest = 0, squares = 0;
+  double max_error = 0, squares = 0;
   for (size_t i = 0; i < values.size(); ++i) {
-    highest = std::max(highest, std::abs(values[i] - expected[i]));
+    max_error = std::max(max_error, std::abs(values[i] - expected[i]));
     squares += std::norm(expected[i]);
   }
-  return squares > 0 ? highest / std::sqrt(squares / double(values.size())) : highest;
+  return squares > 0 ? max_error / std::sqrt(squares / double(values.size())) : max_error;
 }
 
 std::vector<int64_t> lengths() {

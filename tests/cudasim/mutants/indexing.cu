@@ -324,8 +324,8 @@ bool shared_memory_of_another_card(Bug bug) {
   setenv("LOCKSTEP_FAKE_CUDA_CAPABILITY", "75", 1);
   cudaDeviceProp card;
   cudaGetDeviceProperties(&card, 0);
-  const int highest = bug ? 160 * 1024 : int(card.sharedMemPerBlockOptin);
-  return ask_for(highest, through_dynamic) && writes_ones(highest, through_dynamic);
+  const int max_shared = bug ? 160 * 1024 : int(card.sharedMemPerBlockOptin);
+  return ask_for(max_shared, through_dynamic) && writes_ones(max_shared, through_dynamic);
 }
 
 const Cases cases{

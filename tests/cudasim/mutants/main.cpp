@@ -60,7 +60,7 @@ Outcome in_a_child(const Case& c, bool bug, bool quiet) {
 int run_all() {
   const Build build = simt::with_tsan() ? tsan : simt::with_asan() ? asan : plain;
   int passed = 0, failed = 0;
-  const char* const options[] = {"not caught", "wrong result or error", "report", "signal", "stuck"};
+  const char* const outcomes[] = {"not caught", "wrong result or error", "report", "signal", "stuck"};
   for (const Case& c : all_cases()) {
     const Outcome good = in_a_child(c, false, false);
     // If ranks are threads, a thread that waits makes all devices advance. A late rank may then find results ready that
@@ -71,7 +71,7 @@ int run_all() {
     const bool caught = bad != Outcome::right && bad != Outcome::stuck;
     const bool fine = good == Outcome::right && caught >= expected;
     ++(fine ? passed : failed);
-    std::printf("%-40s %s%s%s\n", c.name, options[int(bad)],
+    std::printf("%-40s %s%s%s\n", c.name, outcomes[int(bad)],
                 !caught && !expected ? " (nor has it to be in this build)" : "",
                 good != Outcome::right ? "; FALSE ALARM on the right code"
                 : !fine                ? "; MISSED"

@@ -184,10 +184,10 @@ TEST_CASE("slices of layers start as the ones that are not cut, and what does no
       const Tensor tokens = ids(1, {2, 5}, 7);
       expect_near(cut.call(tokens).tensor(), entire.call(tokens).tensor(), "all of them", 1e-5);
       if (n == 1) return;
-      for (const auto& [pattern, settings, what] :
+      for (const auto& [pattern, rule_cut, what] :
            {std::tuple{"1", nn::cut::columns, "outputs"}, {"2", nn::cut::rows, "inputs"}}) {
         nn::Sequential odd = make(13);
-        CHECK_ERROR(tp::apply(odd, g, {.rules = {{pattern, settings}}}),
+        CHECK_ERROR(tp::apply(odd, g, {.rules = {{pattern, rule_cut}}}),
                     str("expected ", what, " that the ", n, " ranks of group world divide, got 13"));
       }
       CHECK_ERROR(tp::column_linear(values(1, {2, 5, 7}), values(2, {4, 6}), {}, Activation::none, {}, g),
