@@ -195,8 +195,8 @@ double tolerance_of(const Json& step) {
   return !dtype || dtype->as_string() == "f32" ? 1e-4 : 2e-2;
 }
 
-/// Describes how the losses of a step differ; "" if they are close enough. Updates `max_difference`, the largest relative
-/// difference.
+/// Describes how the losses of a step differ; "" if they are close enough. Updates `max_difference`, the largest
+/// relative difference.
 std::string loss_difference(const Json& a, const Json& b, double tolerance, double& max_difference) {
   const double x = loss_of(a), y = loss_of(b), part = std::abs(x - y) / std::max(std::abs(x), 1e-30);
   max_difference = std::max(max_difference, part);

@@ -52,8 +52,8 @@ struct NamedMaker {
   int64_t bytes;
   std::function<Tensor()> make;  ///< called once
 };
-/// Writes model.safetensors or, for more than `max_shard_size` bytes in total, an index and shards of at most that size.
-/// A larger tensor gets a shard of its own. Then removes the files that an earlier save left.
+/// Writes model.safetensors or, for more than `max_shard_size` bytes in total, an index and shards of at most that
+/// size. A larger tensor gets a shard of its own. Then removes the files that an earlier save left.
 void write_weights(const std::string& folder, const std::vector<NamedMaker>& tensors, int64_t max_shard_size);
 
 }  // namespace lockstep::nn
