@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cstring>
 
+#include "data/excerpt.h"
 #include "data/file_calls.h"
 #include "data/files.h"
 #include "data/little_endian.h"
-#include "data/one_line.h"
 #include "data/open_file.h"
 #include "tensor/ops.h"
 
@@ -148,7 +148,7 @@ Tokens read_tokens(const std::string& path, const Tokenizer& tokenizer, const st
                  " bytes (is the file truncated?); write it again with `gpt tokenize`");
   LOCKSTEP_CHECK(made == identity && vocabulary == uint64_t(tokenizer.vocab_size()), where,
                  ": expected tokens of the tokenizer (", identity, "; ", tokenizer.vocab_size(),
-                 " tokens), got those of (", one_line_of(made), "; ", vocabulary,
+                 " tokens), got those of (", excerpt(made), "; ", vocabulary,
                  " tokens); write them again with `gpt tokenize`");
   Tokens tokens;
   tokens.kind_ = bytes == 2 ? Tokens::Kind::u16 : Tokens::Kind::u32;

@@ -101,8 +101,9 @@ Tensor Reducer::own_memory(size_t u) {
   Unit& unit = units[u];
   const Variable& first = parameters[unit.members[0]].variable;
   const Tensor& grad = first.grad();
-  if (rules_.adopts_grad && unit.members.size() == 1 && unit.group->size() == 1 && !is_placeholder(grad) &&
-      grad.numel() == unit.numel && grad.dtype() == unit.options.dtype && grad.is_contiguous() && grad.is_exclusive())
+  if (rules_.adopts_grad && unit.members.size() == 1 && unit.group->size() == 1 && grad.defined() &&
+      !is_placeholder(grad) && grad.numel() == unit.numel && grad.dtype() == unit.options.dtype &&
+      grad.is_contiguous() && grad.is_exclusive())
     return first.checked_grad("reducer").view({unit.numel});
   const MemoryScope scope(Memory::gradient);
   if (unit.sum.count() > 0) return empty({unit.numel}, unit.options);
@@ -303,8 +304,7 @@ void Reducer::reduce() {
 void Reducer::end() {
   policy_.pass(Pass::backward_ends);
   const bool any = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.arrivals > 0; });
-  // Otherwise no rank reduces: this backward was for gradients of inputs only.
-  if (any || rules_.exposes_grad || !rules_.hooks) {
+  if (any || rules_.exposes_grad || !rules_.hooks) {  // else this backward was for gradients of inputs only
     for (const size_t u : order_) {
       units[u].waiting = 0;
       if (!syncing_ && !units[u].complete) complete(u);

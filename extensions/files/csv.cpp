@@ -7,8 +7,8 @@
 #include <limits>
 #include <memory>
 
+#include "data/excerpt.h"
 #include "data/files.h"
-#include "data/one_line.h"
 
 namespace lockstep::data {
 namespace {
@@ -85,7 +85,7 @@ class CsvReader {
     } while (doubled);
     LOCKSTEP_CHECK(rest_.empty() || rest_[0] == delimiter_ || rest_[0] == '\n' || rest_.starts_with("\r\n"), where(),
                    ": expected '", delimiter_, "' or the end of the line after the quote that closes field ", count_,
-                   ", got '", one_line_of(rest_.substr(0, 1)), "'");
+                   ", got '", excerpt(rest_.substr(0, 1)), "'");
   }
 
   std::string_view rest_;
@@ -100,11 +100,11 @@ class CsvReader {
 size_t column_of(const std::vector<std::string>& columns, std::string_view name, const std::string& where) {
   const auto found = std::find(columns.begin(), columns.end(), name);
   std::string known;
-  for (size_t i = 0; i < std::min<size_t>(columns.size(), 20); ++i) known += (i ? ", " : "") + one_line_of(columns[i]);
+  for (size_t i = 0; i < std::min<size_t>(columns.size(), 20); ++i) known += (i ? ", " : "") + excerpt(columns[i]);
   LOCKSTEP_CHECK(found != columns.end(), where, ": expected one of the columns ", known,
-                 columns.size() > 20 ? ", ..." : "", ", got \"", one_line_of(name), "\"");
+                 columns.size() > 20 ? ", ..." : "", ", got \"", excerpt(name), "\"");
   LOCKSTEP_CHECK(std::find(found + 1, columns.end(), name) == columns.end(), where, ": expected one column \"",
-                 one_line_of(name), "\", got several; rename the others");
+                 excerpt(name), "\", got several; rename the others");
   return size_t(found - columns.begin());
 }
 
@@ -121,9 +121,9 @@ template <class T> T number_of(const std::string& field, bool empty_is_nan, cons
   Read value{};
   const auto [at, error] = std::from_chars(begin, end, value);
   LOCKSTEP_CHECK(at == end && error != std::errc::invalid_argument, where(), ": expected ",
-                 std::is_same_v<T, int64_t> ? "a whole number" : "a number", ", got \"", one_line_of(field), "\"");
+                 std::is_same_v<T, int64_t> ? "a whole number" : "a number", ", got \"", excerpt(field), "\"");
   LOCKSTEP_CHECK(error == std::errc() && std::isinf(double(T(value))) == std::isinf(double(value)), where(),
-                 ": expected a number that fits ", dtype_of<T>, ", got ", one_line_of(field));
+                 ": expected a number that fits ", dtype_of<T>, ", got ", excerpt(field));
   return T(value);
 }
 
@@ -171,7 +171,7 @@ Csv parse_csv(std::string_view text, const std::string& origin, const CsvOptions
       for (size_t i = 0; i < chosen.size(); ++i) {
         const auto where = [&] {
           return csv.columns.empty() ? str(reader.where(), ": field ", chosen[i] + 1)
-                                     : str(reader.where(), ": column \"", one_line_of(csv.columns[i]), "\"");
+                                     : str(reader.where(), ": column \"", excerpt(csv.columns[i]), "\"");
         };
         values->push_back(number_of<T>(reader.field(chosen[i]), options.empty_is_nan, where));
       }

@@ -7,8 +7,8 @@
 #include <bit>
 #include <cstring>
 
+#include "data/excerpt.h"
 #include "data/little_endian.h"
-#include "data/one_line.h"
 #include "extensions/files/npy_array.h"
 #include "tensor/ops.h"
 
@@ -59,7 +59,7 @@ class NpyHeaderReader {
     while (!take('}')) {
       const std::string key = quoted();
       const int field = key == "descr" ? 1 : key == "fortran_order" ? 2 : key == "shape" ? 4 : 0;
-      if (!field) refuse("the key descr, fortran_order or shape", str("'", one_line_of(key), "'"));
+      if (!field) refuse("the key descr, fortran_order or shape", str("'", excerpt(key), "'"));
       if (present & field) refuse("each key once", str("'", key, "' twice"));
       present |= field;
       expect(':');
@@ -126,7 +126,7 @@ class NpyHeaderReader {
         header_.dtype = dtype;
         return;
       }
-    refuse(wanted, str("'", one_line_of(descr), "': ", npy_name(type)));
+    refuse(wanted, str("'", excerpt(descr), "': ", npy_name(type)));
   }
   void read_order() {
     header_.fortran = word("True");

@@ -1,8 +1,8 @@
 // Reads and writes .npz files, NumPy's zip archives of arrays. See npy.h.
 #include <set>
 
+#include "data/excerpt.h"
 #include "data/file_calls.h"
-#include "data/one_line.h"
 #include "extensions/files/npy.h"
 #include "extensions/files/npy_array.h"
 #include "extensions/files/zip.h"
@@ -16,7 +16,7 @@ Tensor read_member(Bytes file, const ZipMember& member, const std::string& where
   ZipReader reader(file, member, where);
   Tensor tensor = read_npy_array(
       member.bytes, [&](std::byte* out, int64_t count) { reader.read(out, count); },
-      str(where, ": member \"", one_line_of(member.name), "\""));
+      str(where, ": member \"", excerpt(member.name), "\""));
   reader.finish();
   return tensor;
 }
@@ -26,8 +26,8 @@ std::vector<ZipMember> npz_members(Bytes file, const std::string& where) {
   std::set<std::string_view> names;
   for (const ZipMember& member : members) {
     LOCKSTEP_CHECK(member.name.ends_with(".npy"), where, ": expected members named NAME.npy, got \"",
-                   one_line_of(member.name), "\"; save it with numpy.savez()");
-    LOCKSTEP_CHECK(names.insert(member.name).second, where, ": member \"", one_line_of(member.name),
+                   excerpt(member.name), "\"; save it with numpy.savez()");
+    LOCKSTEP_CHECK(names.insert(member.name).second, where, ": member \"", excerpt(member.name),
                    "\" appears twice; write the file again");
   }
   return members;
@@ -61,7 +61,7 @@ Tensor read_npz(const std::string& path, const std::string& name) {
   std::string known;
   for (const ZipMember& member : npz_members(file->bytes(), where)) {
     if (member.name != name + ".npy") {
-      known += (known.empty() ? "" : ", ") + one_line_of(without_ending(member.name));
+      known += (known.empty() ? "" : ", ") + excerpt(without_ending(member.name));
       continue;
     }
     Tensor tensor = read_member(file->bytes(), member, where);

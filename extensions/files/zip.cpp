@@ -7,9 +7,9 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "data/excerpt.h"
 #include "data/file_calls.h"
 #include "data/little_endian.h"
-#include "data/one_line.h"
 
 namespace lockstep::data {
 namespace {
@@ -106,7 +106,7 @@ std::vector<ZipMember> zip_members(Bytes file, const std::string& origin) {
                    "; write the file again");
     ZipMember& member = members.emplace_back();
     if (name) member.name.assign(reinterpret_cast<const char*>(&file[at + entry_size]), name);
-    const std::string where = str(origin, ": member \"", one_line_of(member.name), "\"");
+    const std::string where = str(origin, ": member \"", excerpt(member.name), "\"");
     member.method = int(little(file, at + 10, 2));
     member.crc = uint32_t(little(file, at + 16, 4));
     LOCKSTEP_CHECK((little(file, at + 8, 2) & 1) == 0, where, ": expected plain data, got encrypted data; decrypt it");
@@ -130,13 +130,13 @@ std::vector<ZipMember> zip_members(Bytes file, const std::string& origin) {
   std::sort(order.begin(), order.end(), [](auto* a, auto* b) { return a->offset < b->offset; });
   for (size_t i = 1; i < order.size(); ++i)
     LOCKSTEP_CHECK(order[i - 1]->data + order[i - 1]->packed <= order[i]->offset, origin, ": members \"",
-                   one_line_of(order[i - 1]->name), "\" and \"", one_line_of(order[i]->name),
+                   excerpt(order[i - 1]->name), "\" and \"", excerpt(order[i]->name),
                    "\" overlap; write the file again");
   return members;
 }
 
 ZipReader::ZipReader(Bytes file, const ZipMember& member, const std::string& origin)
-    : origin_(str(origin, ": member \"", one_line_of(member.name), "\"")),
+    : origin_(str(origin, ": member \"", excerpt(member.name), "\"")),
       rest_(file.subspan(size_t(member.data), size_t(member.packed))),
       bytes_(member.bytes),
       crc_(uint32_t(crc32_z(0, nullptr, 0))),

@@ -21,7 +21,7 @@ std::string timeline_svg(const Analysis& analysis, const std::string& title);
 
 /// The charts of the page (charts.cpp), as SVG in the colors of page_style.inc. A chart without data is "".
 std::string loss_chart(const Analysis& analysis);
-/// The timeline of a step: each rank's main thread, and its collectives below. Shows the first `printed` ranks.
+/// The timeline of a step: each rank's main thread, and its collectives below. Shows the first `max_rows` ranks.
 std::string timeline_chart(const Analysis& analysis, size_t max_rows);
 /// One bar per rank, divided by the kinds of activity (Part).
 std::string split_chart(const Analysis& analysis, size_t max_rows);

@@ -20,7 +20,7 @@ struct ShardLayout {
   friend bool operator==(const ShardLayout&, const ShardLayout&) = default;
 };
 
-/// The ranges of `dim` in the whole tensor that make up a rank's shard, in order: one range of each of Cut::blocks.
+/// The ranges of `dim` in the whole tensor that make up a rank's shard, in order: one range of each block of `cut`.
 std::vector<dist::Range> ranges(const ShardLayout& cut, int world, int rank);
 /// Shape of a rank's shard.
 Shape shard_shape(const ShardLayout& cut, int world, int rank);

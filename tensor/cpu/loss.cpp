@@ -82,7 +82,7 @@ Acc<T> loss_of(const T* row, int64_t n, int64_t target, const Weights<Acc<T>>& w
   return A(result);
 }
 
-/// out[c] = exp(x[c] - lse) * scale - w[c] * spread, where exp(x - lse) is the softmax; `out` may be x. If `full` is
+/// out[c] = exp(x[c] - lse) * scale - w[c] * per_class, where exp(x - lse) is the softmax; `out` may be x. If `full` is
 /// true, x has all classes that lse covers, and `scale` may be corrected for the rounding error of lse. Returns the
 /// scale that was used.
 template <class T>

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "data/one_line.h"
+#include "data/excerpt.h"
 #include "extensions/vision/pictures/image_pixels.h"
 #include "tensor/ops.h"
 
@@ -71,7 +71,7 @@ bool append_bytes(std::string& out, const uint8_t* from, size_t count) noexcept 
   } catch (...) { return false; }
 }
 
-std::string library_message(const char* text) { return one_line_of(text); }
+std::string library_message(const char* text) { return excerpt(text); }
 
 Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& options) {
   const auto starts = [&](std::string_view magic) {
@@ -84,7 +84,7 @@ Tensor decode_image(Bytes file, const std::string& origin, const ImageOptions& o
       file.empty()
           ? "an empty file"
           : str("one that starts with \"",
-                one_line_of({reinterpret_cast<const char*>(file.data()), std::min<size_t>(file.size(), 4)}), "\""));
+                excerpt({reinterpret_cast<const char*>(file.data()), std::min<size_t>(file.size(), 4)}), "\""));
   return planes_of(png ? decode_png(file, "[png] " + origin, options) : decode_jpeg(file, "[jpeg] " + origin, options),
                    options.mode);
 }

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "data/one_line.h"
+#include "data/excerpt.h"
 
 namespace lockstep::data {
 namespace {
@@ -82,7 +82,7 @@ ImageFolder::ImageFolder(const std::string& root, Transform transform, ImageFold
   }
   LOCKSTEP_CHECK(empty.empty() || options_.allow_empty,
                  "[ImageFolder] expected a .png, .jpg or .jpeg file for each class in ", root,
-                 ", found none for: ", one_line_of(empty), "; add images, or set allow_empty");
+                 ", found none for: ", excerpt(empty), "; add images, or set allow_empty");
 }
 
 Example ImageFolder::get(int64_t index) const {
