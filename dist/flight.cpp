@@ -59,19 +59,25 @@ Record read_record(const std::filesystem::path& path, int& world) {
   const ClassicLocale classic;
   const Json json = Json::parse(text, nullptr, false);
   if (json.is_discarded() || !json.is_object()) refuse("damaged JSON");
+  // nlohmann converts any number to an integer without a check of its range.
+  const auto integer = [&](const Json& object, const char* field, int64_t max = INT64_MAX) -> int64_t {
+    const Json& value = object.at(field);
+    if (!value.is_number_unsigned() || value.get<uint64_t>() > uint64_t(max))
+      refuse(str("one with ", field, " = ", value.is_number() ? value.dump() : value.type_name(),
+                 " where an integer from 0 to ", max, " is expected"));
+    return value.get<int64_t>();
+  };
   Record record;
   try {
-    record.rank = json.at("rank").get<int>();
-    world = std::max(world, json.at("world").get<int>());
+    record.rank = int(integer(json, "rank", 1 << 20));
+    world = std::max(world, int(integer(json, "world", 1 << 20)));
     record.why = json.at("why").get<std::string>();
     for (const Json& e : json.at("entries")) {
-      record.entries.push_back({e.at("group").get<std::string>(), e.at("sequence").get<uint64_t>(),
-                                e.at("call").get<std::string>(), e.at("step").get<uint64_t>(),
-                                e.at("started_ns").get<int64_t>(), e.at("ended_ns").get<int64_t>(),
-                                e.at("error").get<std::string>()});
+      record.entries.push_back({e.at("group").get<std::string>(), uint64_t(integer(e, "sequence")),
+                                e.at("call").get<std::string>(), uint64_t(integer(e, "step")), integer(e, "started_ns"),
+                                integer(e, "ended_ns"), e.at("error").get<std::string>()});
     }
   } catch (const Json::exception& e) { refuse(str("one with a missing or wrong field: ", e.what())); }
-  if (record.rank < 0 || world > 1 << 20) refuse("a rank or world size out of range");
   return record;
 }
 

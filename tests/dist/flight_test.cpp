@@ -108,9 +108,14 @@ TEST_CASE("flight: missing and damaged records") {
   std::getline(std::ifstream(folder + "/flight-1.json"), good, '\0');
   for (const std::string& bad :
        {std::string(), good.substr(0, good.size() / 2), std::string("[]"), std::string("{\"rank\": 0}"),
-        std::string(R"({"rank":-1,"world":1,"why":"","entries":[]})")}) {
+        std::string(R"({"rank":0,"world":1,"why":"","entries":[{"group":"world","sequence":1}]})")}) {
     std::ofstream(folder + "/flight-0.json") << bad;
     CHECK_ERROR(explain_flight(folder), "expected a flight record in");
+  }
+  for (const char* rank : {"-1", "0.5", "1048577", "4294967296", "5555555555555555555555555555555555555", "\"0\""}) {
+    CAPTURE(rank);
+    std::ofstream(folder + "/flight-0.json") << R"({"rank":)" << rank << R"(,"world":1,"why":"","entries":[]})";
+    CHECK_ERROR(explain_flight(folder), "where an integer from 0 to 1048576 is expected");
   }
   // Pipes in the folder block neither reading nor writing.
   std::filesystem::remove(folder + "/flight-0.json");
