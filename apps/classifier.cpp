@@ -42,7 +42,7 @@ Variable accuracy(const Variable& scores, const Tensor& target) {
   return mean(Variable(eq(argmax(scores.tensor(), -1), target).to(f32)));
 }
 
-void train_classifier(train::Job& job, const ClassifierOptions& o, const std::string& name,
+void train_classifier(train::TrainJob& job, const ClassifierOptions& o, const std::string& name,
                       const MakeModel& make_model) {
   const data::TensorDataset training = load_split(o, true), test = load_split(o, false);
   const std::shared_ptr<nn::Module> model = make_model(training.inputs().size(1), training.inputs().size(2));
@@ -111,7 +111,8 @@ int classifier_main(int argc, char** argv, const std::string& name, const std::s
   testing.add_option("run", o.run, "the folder of a run, or of its checkpoints")->required();
   training.callback([&] {
     train::as_usage([&] { train::check_optimizer(o.optimizer, o); });
-    train::start(o, train::identity_of(training), [&](train::Job& job) { train_classifier(job, o, name, make_model); });
+    train::start(o, train::identity_of(training),
+                 [&](train::TrainJob& job) { train_classifier(job, o, name, make_model); });
   });
   testing.callback([&] { eval(name, o, make_model); });
   std::vector<std::string> words(argv, argv + argc);

@@ -85,7 +85,7 @@ void add_collective_options(CLI::App& command, CollectiveAsked& asked, bool need
 /// The algorithm and the collective that the options of a command line name.
 struct Collective {
   lockstep::dist::Algorithm algorithm;
-  lockstep::dist::Request request;
+  lockstep::dist::CollectiveRequest request;
 };
 /// Parses the options. The algorithm is a name such as "ring"; a name such as "ring_all_reduce" also selects the
 /// collective. Error for an invalid option.

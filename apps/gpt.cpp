@@ -32,7 +32,7 @@ struct LogitsOptions : ModelOptions {
   std::string ids, to;
 };
 
-std::shared_ptr<nn::GPT> make_model(const GptOptions& o, const Start& start, Job& job, int64_t vocab) {
+std::shared_ptr<nn::GPT> make_model(const GptOptions& o, const Start& start, TrainJob& job, int64_t vocab) {
   std::optional<nn::BuildEmpty> empty;  // each rank loads only its part
   if (job.plan().pp * job.plan().tp > 1) empty.emplace();
   nn::GPT::Options sizes = as_usage([&] { return model_options(o.sizes, {.context = o.context}); });
@@ -44,7 +44,7 @@ std::shared_ptr<nn::GPT> make_model(const GptOptions& o, const Start& start, Job
   return model;
 }
 
-void train_gpt(const GptOptions& o, Job& job) {
+void train_gpt(const GptOptions& o, TrainJob& job) {
   const Start start = read_start(o.init);
   const std::string tokenizer = tokenizer_of(o, o.tokenizer, start.folder), name = o.text.empty() ? "the text" : o.text;
   const auto known = load_tokenizer(tokenizer);
@@ -159,7 +159,7 @@ int main(int argc, char** argv) {
                      "= cannot be combined with --parallel dp, which copies models by their options; "
                      "use --parallel ddp with lockstep run -n N, or --ranks N");
     });
-    start(o, identity_of(training), [&](Job& job) { train_gpt(o, job); });
+    start(o, identity_of(training), [&](TrainJob& job) { train_gpt(o, job); });
   });
   scoring.callback([&use] { use_language_model(use, "logits", [&](const LanguageModel& m) { logits(use, m); }); });
   apps::add_tokenize_command(app);

@@ -60,7 +60,7 @@ void print_verdict(const std::vector<std::string>& errors, const std::string& sv
 
 void print_collective(const CollectiveAsked& asked, const std::string& svg) {
   const auto [algorithm, request] = understand(asked);
-  const dist::Check check = dist::check_schedule(algorithm, request);
+  const dist::CollectiveCheck check = dist::check_schedule(algorithm, request);
   if (!svg.empty()) {
     write_output(svg, draw_svg(algorithm, request));
   } else {
@@ -157,11 +157,11 @@ void print_pipeline(const std::string& name, const PipelineAsked& o, const std::
                  "--paired is for the time; the picture shows computations one after another, leave out --svg");
   LOCKSTEP_CHECK(int64_t(o.stages) * o.micro_batches <= 1 << 22, "expected --stages x --micro-batches of at most ",
                  1 << 22, ", got ", int64_t(o.stages) * o.micro_batches);
-  const pipeline::Schedule s = pipeline::make_schedule({kind, o.stages, o.micro_batches, o.chunks});
-  const pipeline::Check check = pipeline::check_schedule(s);
-  const pipeline::Costs costs{o.costs[0], o.costs[1], o.costs[2], o.costs.size() > 3 ? o.costs[3] : 0, o.paired};
+  const pipeline::PipelineSchedule s = pipeline::make_schedule({kind, o.stages, o.micro_batches, o.chunks});
+  const pipeline::PipelineCheck check = pipeline::check_schedule(s);
+  const pipeline::StageCosts costs{o.costs[0], o.costs[1], o.costs[2], o.costs.size() > 3 ? o.costs[3] : 0, o.paired};
   const pipeline::Simulation run = pipeline::simulate(s, costs);
-  const pipeline::Formula formula = pipeline::formula(s.request, costs);
+  const pipeline::BubbleFormula formula = pipeline::formula(s.request, costs);
   if (!svg.empty()) {
     write_output(svg, pipeline::draw_svg(s, costs));
   } else {

@@ -296,7 +296,7 @@ bool verify(const VerifyOptions& o) {
     }
   });
   const Interrupt interrupt;
-  const dist::Scratch scratch;
+  const dist::ScratchFolder scratch;
   size_t width = 0;
   for (const Variant& plan : plans) width = std::max(width, plan.text().size());
   std::optional<Trace> reference;

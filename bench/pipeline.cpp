@@ -45,7 +45,7 @@ int main(int argc, char** argv) {
                                       .with([](nn::Module* net, const pipeline::Values& in) {
                                         return pipeline::Values{gelu(net->call(in[0]))};
                                       }));
-                  pipeline::Engine engine(
+                  pipeline::PipelineEngine engine(
                       all, {.micro_batches = m, .schedule = kind, .split = pipeline::SplitBy::parse("uniform")},
                       [](const pipeline::Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
                   const Tensor x = randn({rows, width});

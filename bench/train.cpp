@@ -144,12 +144,12 @@ void run(const Options& o, dist::ProcessGroup* world) {
   bench::Job job = bench::make_job(o.model, o.batch, batches, o.load);
   std::optional<parallel::DistributedDataParallel> ddp;
   std::optional<zero::Zero> sharded;
-  std::unique_ptr<pipeline::Engine> stages;
+  std::unique_ptr<pipeline::PipelineEngine> stages;
   if (o.pipeline > 0) {
     const auto [layers, loss] = pipeline::layers_of(job.model);
     const pipeline::EngineOptions options{
         .stages = o.pipeline, .micro_batches = o.micro_batches, .schedule = pipeline::parse_kind(o.schedule)};
-    stages = std::make_unique<pipeline::Engine>(layers, options, loss, world);
+    stages = std::make_unique<pipeline::PipelineEngine>(layers, options, loss, world);
   }
   const auto optimizer = job.make_optimizer(stages ? stages->module() : *job.model);
   if (o.zero >= 0) sharded.emplace(*job.model, *optimizer, zero_options(o), world);

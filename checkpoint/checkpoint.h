@@ -114,7 +114,7 @@ struct LoadOptions {
 };
 
 /// The file that contains elements [begin, end) of a logical tensor.
-struct Part {
+struct StoredPiece {
   std::string file;
   std::string name;  ///< name of the part in that file
   int64_t begin = 0;
@@ -125,7 +125,7 @@ struct Part {
 struct LogicalTensor {
   DType dtype = f32;
   Shape shape;
-  std::vector<Part> parts;                           ///< in order, from 0 to the last element without gaps or overlaps
+  std::vector<StoredPiece> parts;                    ///< in order, from 0 to the last element without gaps or overlaps
   int64_t numel() const { return numel_of(shape); }  ///< number of elements
 };
 /// Size and hash of a file.

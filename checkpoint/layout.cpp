@@ -216,7 +216,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
         writes.back().chunks.push_back({owner->piece, parts[i].begin, parts[i].end});
       }
     }
-    for (Part& part : tensor.parts) part.name = part_name(name, part.begin, part.end, tensor.numel());
+    for (StoredPiece& part : tensor.parts) part.name = part_name(name, part.begin, part.end, tensor.numel());
   }
   return layout;
 }

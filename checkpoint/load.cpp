@@ -128,7 +128,7 @@ class Loading {
       }
       const auto alias = source.aliases.find(piece.name);
       used.insert(alias == source.aliases.end() ? piece.name : alias->second);
-      for (const Part& part : find_tensor(source, piece.name)->parts)
+      for (const StoredPiece& part : find_tensor(source, piece.name)->parts)
         if (part.begin < piece.end && part.end > piece.begin) own_files_.insert(part.file);
     }
     auto all = gather(problems, "checkpoint load, what does not fit");
@@ -173,7 +173,7 @@ class Loading {
   void fill(const Info& source) {
     const std::string error = error_of([&] {
       for (const Piece& piece : wanted_) {
-        for (const Part& part : find_tensor(source, piece.name)->parts) {
+        for (const StoredPiece& part : find_tensor(source, piece.name)->parts) {
           const int64_t begin = std::max(part.begin, piece.begin), end = std::min(part.end, piece.end);
           if (begin >= end) continue;
           const Tensor from =

@@ -90,7 +90,7 @@ LogicalTensor parse_tensor(const std::string& name, const Json& json, const std:
     const Reader part(item, where + ": part", {"file", "name", "begin", "end", "crc32c"});
     tensor.parts.push_back({part.text("file"), part.text("name"), part.integer("begin", 0, numel),
                             part.integer("end", 0, numel), uint32_t(part.integer("crc32c", 0, UINT32_MAX))});
-    const Part& p = tensor.parts.back();
+    const StoredPiece& p = tensor.parts.back();
     LOCKSTEP_CHECK(p.begin == reached && (p.end > p.begin || numel == 0), where,
                    ": expected parts that follow each other from 0 to ", numel, ", got [", p.begin, ", ", p.end,
                    ") after ", reached, "; use the release that wrote it");
@@ -188,7 +188,7 @@ std::string to_text(const Manifest& m) {
   });
   add_object(out, "tensors", m.tensors, [](const LogicalTensor& tensor) {
     Json::Array parts;
-    for (const Part& p : tensor.parts)
+    for (const StoredPiece& p : tensor.parts)
       parts.push_back(Json::Object{
           {"file", p.file}, {"name", p.name}, {"begin", p.begin}, {"end", p.end}, {"crc32c", int64_t(p.crc)}});
     return Json(Json::Object{{"dtype", std::string(name_of(tensor.dtype))},
@@ -241,7 +241,7 @@ Manifest parse_manifest(std::string_view text, const std::string& origin) {
   for (const auto& [name, item] : in.object("tensors")) {
     check_name(name, origin + ": ");
     const LogicalTensor& tensor = m.tensors[name] = parse_tensor(name, item, in.path("tensors") + ": " + name);
-    for (const Part& part : tensor.parts)
+    for (const StoredPiece& part : tensor.parts)
       LOCKSTEP_CHECK(m.files.count(part.file), in.path("tensors"), ": ", name,
                      ": expected one of the files listed, got \"", part.file, "\"; use the release that wrote it");
   }

@@ -170,7 +170,7 @@ struct Saver::State {
     std::map<std::string, size_t> index;
     for (size_t i = 0; i < job.writes.size(); ++i) {
       const LogicalTensor& tensor = m.tensors.at(job.writes[i].tensor);
-      const Part& part = tensor.parts[job.writes[i].part];
+      const StoredPiece& part = tensor.parts[job.writes[i].part];
       const bool is_full = part.end - part.begin == tensor.numel();
       entries.push_back({part.name, tensor.dtype, is_full ? tensor.shape : Shape{part.end - part.begin}});
       index[part.name] = i;
@@ -194,9 +194,9 @@ struct Saver::State {
   /// On rank 0: adds the reports of all ranks to the manifest; returns the errors that they report.
   std::vector<std::string> collect(const std::string& mine, Job& job) {
     Manifest& m = job.manifest;
-    std::map<std::string, std::vector<Part*>> parts;  // parts of each file, in order
+    std::map<std::string, std::vector<StoredPiece*>> parts;  // parts of each file, in order
     for (auto& [name, tensor] : m.tensors)
-      for (Part& part : tensor.parts) parts[part.file].push_back(&part);
+      for (StoredPiece& part : tensor.parts) parts[part.file].push_back(&part);
     std::vector<std::string> errors;
     for (int r = 0; r < ranks.world(); ++r) {
       const std::string error = error_of([&] {

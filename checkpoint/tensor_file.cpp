@@ -24,7 +24,7 @@ std::string damaged_tensors(const data::SafeTensors& file, const Manifest& manif
                             data::Bytes bytes) {
   std::map<std::string, uint32_t> crcs;
   for (const auto& [logical, tensor] : manifest.tensors)
-    for (const Part& part : tensor.parts)
+    for (const StoredPiece& part : tensor.parts)
       if (part.file == name) crcs[part.name] = part.crc;
   std::vector<std::string> damaged;
   for (const auto& entry : file.entries())
@@ -71,7 +71,7 @@ data::SafeTensors open_part(const std::string& folder, const Manifest& manifest,
   for (const auto& entry : file.entries()) entries[entry.name] = &entry;
   size_t parts = 0;
   for (const auto& [logical, tensor] : manifest.tensors) {
-    for (const Part& part : tensor.parts) {
+    for (const StoredPiece& part : tensor.parts) {
       if (part.file != name) continue;
       ++parts;
       const auto found = entries.find(part.name);

@@ -27,11 +27,11 @@ Tensor read_tensor(Opened& checkpoint, const std::string& name) {
   const LogicalTensor* tensor = find_tensor(checkpoint.manifest, name);
   LOCKSTEP_CHECK(tensor, op, checkpoint.folder, ": expected a tensor \"", name,
                  "\", there is none; this is a bug in Lockstep, please report it");
-  const auto part_of = [&](const Part& part) { return file_of(checkpoint, part.file).tensor(part.name); };
+  const auto part_of = [&](const StoredPiece& part) { return file_of(checkpoint, part.file).tensor(part.name); };
   if (tensor->parts.size() == 1) return part_of(tensor->parts[0]).view(tensor->shape);
   const Tensor all(Storage::allocate(tensor->numel() * size_of(tensor->dtype), cpu), 0, tensor->shape,
                    contiguous_strides(tensor->shape), tensor->dtype);
-  for (const Part& part : tensor->parts)
+  for (const StoredPiece& part : tensor->parts)
     all.view({-1}).narrow(0, part.begin, part.end - part.begin).copy_(part_of(part).view({-1}));
   return all;
 }
@@ -72,7 +72,7 @@ std::string merge_checkpoint(Opened& checkpoint, const std::string& out,
   for (const auto& [name, sum] : m.files) verify_file(checkpoint.folder, m, name);
   Contents contents{.aliases = m.aliases, .numbers = m.numbers, .client_state = m.client_state, .plan = m.plan};
   for (const auto& [name, tensor] : m.tensors)
-    for (const Part& part : tensor.parts)
+    for (const StoredPiece& part : tensor.parts)
       contents.pieces.push_back(
           {name, tensor.shape, tensor.dtype, part.begin, part.end, file_of(checkpoint, part.file).tensor(part.name)});
   Saver saver(out, nullptr, {.warn = warn});

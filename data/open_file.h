@@ -21,15 +21,15 @@ namespace lockstep::data {
 }
 
 /// Owns a file descriptor: the destructor closes it.
-struct Descriptor {
+struct FileDescriptor {
   int fd = -1;
-  ~Descriptor() {
+  ~FileDescriptor() {
     if (fd >= 0) ::close(fd);
   }
 };
 
 /// A file opened for reading.
-struct OpenFile : Descriptor {
+struct OpenFile : FileDescriptor {
   int64_t size = 0;        ///< bytes
   int64_t changed_at = 0;  ///< modification time, nanoseconds
 };

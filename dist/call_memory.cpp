@@ -22,7 +22,7 @@ void CallMemory::measure(const Execution& call) {
   memory_.assign(places, nullptr);
   length_.resize(places);
   for (size_t p = 0; p < places; ++p) {
-    const Place& place = program.places[p];
+    const ChunkSlot& place = program.places[p];
     length_[p] = call.chunk_bytes(place.chunk);
     longest = std::max(longest, length_[p]);
     LOCKSTEP_CHECK(length_[p] % element == 0, "[", what(call), "] expected whole elements of ", element,

@@ -66,7 +66,7 @@ class CallQueue {
   const uint64_t hash_;  // hash of the job and the group
   const std::shared_ptr<Traffic> traffic_;
   const Move move_;
-  const trace::Row row_;
+  const trace::Track row_;
   std::vector<uint64_t> sent_, received_;  // messages so far, by rank of the group
   std::mutex calls_;                       // held while a call is started
   uint64_t sequence_ = 0;                  // collectives so far

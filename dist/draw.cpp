@@ -34,13 +34,13 @@ struct TransferGroup {
   std::string slot(int32_t s) const { return s > 0 ? str("[", s, "]") : ""; }
   std::string text(int ranks) const {
     const std::string what = join(chunks) + slot(first.source.slot);
-    if (first.action == Action::scale) return what + str(" / ", ranks);
+    if (first.action == TransferAction::scale) return what + str(" / ", ranks);
     const std::string where = first.from == first.to ? "own" : str(first.to);
-    return what + (first.action == Action::reduce ? " +> " : " -> ") + where + slot(first.target.slot);
+    return what + (first.action == TransferAction::reduce ? " +> " : " -> ") + where + slot(first.target.slot);
   }
 };
 
-std::vector<std::vector<TransferGroup>> messages_by_step(Algorithm algorithm, const Request& request) {
+std::vector<std::vector<TransferGroup>> messages_by_step(Algorithm algorithm, const CollectiveRequest& request) {
   std::vector<std::vector<TransferGroup>> steps;
   visit_schedule(algorithm, request, [&](const Transfer& t) {
     if (steps.size() <= size_t(t.step)) steps.resize(size_t(t.step) + 1);
@@ -57,7 +57,7 @@ std::vector<std::vector<TransferGroup>> messages_by_step(Algorithm algorithm, co
 
 constexpr size_t max_width = 180;
 
-std::string title(Algorithm algorithm, const Request& r, const Check& check) {
+std::string title(Algorithm algorithm, const CollectiveRequest& r, const CollectiveCheck& check) {
   const int64_t max_sent = check.sent.empty() ? 0 : *std::max_element(check.sent.begin(), check.sent.end());
   return str(name_of(algorithm), " ", name_of(r.collective), has_root(r.collective) ? str(", root ", r.root) : "", ": ",
              counted(r.ranks, "rank"), ", ", counted(check.chunks, "chunk"), ", ", counted(check.steps, "step"),
@@ -67,7 +67,7 @@ std::string title(Algorithm algorithm, const Request& r, const Check& check) {
 
 }  // namespace
 
-std::string draw_table(Algorithm algorithm, const Request& request) {
+std::string draw_table(Algorithm algorithm, const CollectiveRequest& request) {
   const auto steps = messages_by_step(algorithm, request);
   std::string out;
   size_t total = 6;
@@ -117,7 +117,7 @@ struct Square {
 /// Builds the SVG picture of a schedule: computes the layout, and follows the contents of all chunks step by step.
 class Picture {
  public:
-  Picture(Algorithm algorithm, const Request& request)
+  Picture(Algorithm algorithm, const CollectiveRequest& request)
       : r_(request), steps_(messages_by_step(algorithm, request)), check_(check_schedule(algorithm, request)) {
     columns_ = int(check_.chunks <= r_.ranks ? check_.chunks : r_.ranks);
     lines_ = int(check_.chunks) / columns_;
@@ -163,9 +163,9 @@ class Picture {
 
  private:
   using Key = std::tuple<int, int32_t, int32_t>;  // rank, chunk, slot
-  Square& square(int rank, const Place& p) { return squares_[{rank, p.chunk, p.slot}]; }
-  double x(int column, const Place& p) const { return left + column * (block_ + gap) + p.chunk % columns_ * side_; }
-  double y(double top, int rank, const Place& p) const {
+  Square& square(int rank, const ChunkSlot& p) { return squares_[{rank, p.chunk, p.slot}]; }
+  double x(int column, const ChunkSlot& p) const { return left + column * (block_ + gap) + p.chunk % columns_ * side_; }
+  double y(double top, int rank, const ChunkSlot& p) const {
     return top + 26 + rank * row_ + p.slot * (lines_ * side_ + 3) + p.chunk / columns_ * side_;
   }
   /// Adds a path. Paths of one CSS class `look` are written as one element.
@@ -207,13 +207,13 @@ class Picture {
       crosses |= t.from != t.to;
       for (size_t i = 0; i < m.chunks.size(); ++i) {
         const int32_t chunk = m.chunks[i];
-        const Place from{chunk, t.source.slot}, to{chunk, t.target.slot};
+        const ChunkSlot from{chunk, t.source.slot}, to{chunk, t.target.slot};
         Square& target = square(t.to, to);
         const auto source = before.find({t.from, chunk, t.source.slot});
         const int terms = source == before.end() ? 0 : source->second.terms;
-        target = {t.action == Action::reduce ? target.terms + terms : terms, t.action == Action::reduce, true,
-                  t.action == Action::scale};
-        if (t.action == Action::scale) continue;
+        target = {t.action == TransferAction::reduce ? target.terms + terms : terms, t.action == TransferAction::reduce,
+                  true, t.action == TransferAction::scale};
+        if (t.action == TransferAction::scale) continue;
         const double offset =
             std::min(3., lines_ * side_ / double(m.chunks.size())) * (double(i) - double(m.chunks.size() - 1) / 2);
         const auto middle = [&](int rank, int slot) {
@@ -223,7 +223,7 @@ class Picture {
               left + (column + 1) * (block_ + gap) - 3, middle(t.to, to.slot), color(chunk));
       }
       // After an addition inside one rank, the scratch copy that was added is not needed any more: draw it as empty.
-      if (t.from == t.to && t.action == Action::reduce)
+      if (t.from == t.to && t.action == TransferAction::reduce)
         for (const int32_t chunk : m.chunks) square(t.from, {chunk, t.source.slot}) = {};
     }
     state(top, column + 1, str("step ", s, crosses ? "" : " (own)"));
@@ -251,9 +251,9 @@ class Picture {
     return all + "</style>\n";
   }
 
-  const Request& r_;
+  const CollectiveRequest& r_;
   std::vector<std::vector<TransferGroup>> steps_;
-  Check check_;
+  CollectiveCheck check_;
   int columns_ = 1, lines_ = 1;  // chunks per block, horizontally and vertically
   double side_ = 0, block_ = 0, row_ = 0;
   std::map<Key, Square> squares_, used_;
@@ -263,7 +263,7 @@ class Picture {
 
 }  // namespace
 
-std::string draw_svg(Algorithm algorithm, const Request& request) {
+std::string draw_svg(Algorithm algorithm, const CollectiveRequest& request) {
   LOCKSTEP_CHECK(request.ranks <= 16, "[draw] expected 16 ranks or fewer, got ", request.ranks,
                  "; a picture with more ranks is unreadable; use the table");
   return Picture(algorithm, request).draw();

@@ -26,7 +26,7 @@ class Executor {
     prepare();
   }
 
-  Moved run() {
+  CallTraffic run() {
     if (holds_payload_) {
       if (const auto moved = run_in_place(e_, program_, w_.links, wait_policy_)) return *moved;
     }
@@ -95,7 +95,7 @@ class Executor {
     }
   }
 
-  void open(Stream& stream, const std::vector<uint32_t>& list) {
+  void open(LinkStream& stream, const std::vector<uint32_t>& list) {
     stream = {};
     stream.cursor.list = list;
     stream.header = e_.header;
@@ -109,24 +109,24 @@ class Executor {
   size_t limit(uint32_t index, size_t end) const {
     const Program::Item& item = program_.items[index];
     for (const uint32_t d : program_.needs(item)) end = std::min(end, w_.done[d]);
-    return item.action == Action::copy ? end : end - end % element_;
+    return item.action == TransferAction::copy ? end : end - end % element_;
   }
 
   /// Counts n more bytes of transfer `index` as done. If they complete a block, moves the stream on to its next block.
-  void advance(Stream& stream, uint32_t index, size_t n) {
+  void advance(LinkStream& stream, uint32_t index, size_t n) {
     w_.done[index] += n;
     if (w_.done[index] == block_end(stream, index)) {
       ++stream.cursor.at;
       stream.has_block = stream.cursor.find(program_.items, w_.memory.size, max_blocks_);
     }
   }
-  size_t block_end(const Stream& stream, uint32_t index) const {
+  size_t block_end(const LinkStream& stream, uint32_t index) const {
     return std::min((stream.cursor.block + 1) * block_bytes, w_.memory.size[index]);
   }
 
   /// Sends about one block at most, so that other peers get their turn.
   size_t send(PeerLink& link) {
-    Stream& out = link.out;
+    LinkStream& out = link.out;
     size_t moved = 0;
     if (!link.is_sent_open()) {
       const bool more =
@@ -152,7 +152,7 @@ class Executor {
   }
 
   size_t receive(PeerLink& link) {
-    Stream& in = link.in;
+    LinkStream& in = link.in;
     size_t moved = 0;
     if (!link.is_received_open()) {
       moved = link.receive_opening(e_.group ? *e_.group : "");
@@ -164,7 +164,7 @@ class Executor {
       if (end <= done) return moved;
       std::byte* const target = w_.memory.target[index] + done;
       size_t n = 0;
-      if (program_.items[index].action == Action::reduce) {
+      if (program_.items[index].action == TransferAction::reduce) {
         const auto here = link.channel->arrived();
         n = std::min(here.size(), end - done);
         n -= n % element_;
@@ -211,11 +211,11 @@ class Executor {
     if (n == 0) return 0;
     std::byte* const target = w_.memory.target[index] + done;
     switch (item.action) {
-      case Action::copy: std::memcpy(target, w_.memory.source[index] + done, n); break;
-      case Action::reduce:
+      case TransferAction::copy: std::memcpy(target, w_.memory.source[index] + done, n); break;
+      case TransferAction::reduce:
         reduce_into(e_.dtype, e_.op, target, w_.memory.source[index] + done, int64_t(n / element_));
         break;
-      case Action::scale: divide(e_.dtype, target, int64_t(n / element_), program_.ranks); break;
+      case TransferAction::scale: divide(e_.dtype, target, int64_t(n / element_), program_.ranks); break;
     }
     w_.done[index] = end;
     return n;
@@ -227,7 +227,7 @@ class Executor {
   const size_t element_;
   bool holds_payload_ = false;  // true: send no payload until the headers say whether the tensors are in shared memory
   int64_t max_blocks_ = 0;
-  Moved moved_;
+  CallTraffic moved_;
   WaitPolicy wait_policy_{e_, w_.links};
 };
 
@@ -238,7 +238,7 @@ bool checksum_wanted() {
   return wanted;
 }
 
-Moved execute(const Execution& execution) {
+CallTraffic execute(const Execution& execution) {
   static thread_local Workspace workspace;
   LOCKSTEP_CHECK(execution.program, "[execute] expected a program, got none",
                  "; this is a bug in Lockstep, please report it");

@@ -54,13 +54,13 @@ struct Execution {
 
 /// Traffic of one call: payload bytes sent and received, transfers sent, and 1 in `in_place` if it ran in shared
 /// memory.
-struct Moved {
+struct CallTraffic {
   int64_t sent = 0, received = 0, messages = 0, in_place = 0;
 };
 
 /// Executes the call. Returns when this rank's part is done: its results are complete and its memory may be reused. On
 /// failure, reports the failure to all ranks, and throws the one that was reported first in the job.
-Moved execute(const Execution& execution);
+CallTraffic execute(const Execution& execution);
 
 /// Call it after the peer `rank` has closed its channel. Waits until the control plane knows the cause (the peer died,
 /// threw, or left), but for a few heartbeat intervals at most.

@@ -28,7 +28,7 @@ void work(const InPlace& call, std::span<std::byte* const> tensors) {
     const int64_t all = range.size() * size, longest = last - first == 1 ? all : block_bytes;
     for (int64_t at = 0; at < all; at += longest) {
       const int64_t bytes = std::min(longest, all - at);
-      const auto memory = [&](int rank, const Place& place) {
+      const auto memory = [&](int rank, const ChunkSlot& place) {
         if (place.slot > 0) return scratch.data() + (place.slot - 1) * block_bytes;
         if (call.part && rank == call.rank && chunk == rank) return call.part + at;
         return tensors[size_t(rank)] + range.begin * size + at;
@@ -37,9 +37,11 @@ void work(const InPlace& call, std::span<std::byte* const> tensors) {
         const Transfer& t = share.transfers[i];
         std::byte* const target = memory(t.to, t.target);
         switch (t.action) {
-          case Action::copy: std::memcpy(target, memory(t.from, t.source), size_t(bytes)); break;
-          case Action::reduce: reduce_into(call.dtype, call.op, target, memory(t.from, t.source), bytes / size); break;
-          case Action::scale: divide(call.dtype, target, bytes / size, call.ranks); break;
+          case TransferAction::copy: std::memcpy(target, memory(t.from, t.source), size_t(bytes)); break;
+          case TransferAction::reduce:
+            reduce_into(call.dtype, call.op, target, memory(t.from, t.source), bytes / size);
+            break;
+          case TransferAction::scale: divide(call.dtype, target, bytes / size, call.ranks); break;
         }
       }
     }
@@ -56,7 +58,7 @@ bool can_work_in_place(Collective c, Algorithm algorithm) {
   return all_hear && has_schedule(Algorithm::in_place, c);
 }
 
-Share share_in_place(const Request& request, int rank) {
+Share share_in_place(const CollectiveRequest& request, int rank) {
   Share share{.chunks = chunk_count(Algorithm::in_place, request)};
   visit_schedule(Algorithm::in_place, request, [&](const Transfer& t) {
     if ((request.collective == Collective::all_reduce ? t.target.chunk : t.to) != rank) return;
@@ -66,8 +68,8 @@ Share share_in_place(const Request& request, int rank) {
   return share;
 }
 
-std::optional<Moved> run_in_place(const Execution& e, const Program& program, std::vector<PeerLink>& links,
-                                  WaitPolicy& wait_policy) {
+std::optional<CallTraffic> run_in_place(const Execution& e, const Program& program, std::vector<PeerLink>& links,
+                                        WaitPolicy& wait_policy) {
   const InPlace& call = *e.in_place;
   wait_policy.until_done([&](bool& open) {
     size_t moved = 0;
@@ -93,7 +95,7 @@ std::optional<Moved> run_in_place(const Execution& e, const Program& program, st
   work(call, tensors);
 
   // Every rank sends all others a mark: no rank may return while another one still reads or writes its tensor.
-  Moved moved_by{.in_place = 1};
+  CallTraffic moved_by{.in_place = 1};
   const auto mark = uint32_t(e.header.sequence);
   for (PeerLink& link : links) {
     if (!link.out.finished) moved_by.sent += int64_t(link.out.header.payload);

@@ -31,7 +31,7 @@ struct Share {
   int32_t slots = 0;  ///< scratch copies needed
 };
 /// Returns the part of the work that `rank` does in the schedule `in_place`.
-Share share_in_place(const Request& request, int rank);
+Share share_in_place(const CollectiveRequest& request, int rank);
 
 /// The parameters of a call that may run in place.
 struct InPlace {
@@ -43,7 +43,7 @@ struct InPlace {
   int64_t count = 0;             ///< elements of the whole tensor
   std::byte* full = nullptr;     ///< this rank's tensor of `count` elements
   std::byte* part = nullptr;     ///< reduce_scatter: memory of the result; holds this rank's own term at the start
-  Placement placement;           ///< where `full` lies in shared memory
+  SegmentRange placement;        ///< where `full` lies in shared memory
 
   size_t bytes() const { return size_t(count * size_of(dtype)); }  ///< bytes of the whole tensor
   /// True if the tensor of rank `peer` must be in shared memory.
@@ -52,14 +52,14 @@ struct InPlace {
 
 struct Execution;
 struct PeerLink;
-struct Moved;
+struct CallTraffic;
 struct Program;
 class WaitPolicy;
 
 /// Exchanges headers with all ranks. If every tensor that the call needs lies in shared memory, does this rank's part
 /// of the work, and waits until no rank needs its tensor any more. Otherwise returns nothing, on all ranks alike. The
 /// caller then sends the data as usual, without a second exchange of headers.
-std::optional<Moved> run_in_place(const Execution& call, const Program& program, std::vector<PeerLink>& links,
-                                  WaitPolicy& wait_policy);
+std::optional<CallTraffic> run_in_place(const Execution& call, const Program& program, std::vector<PeerLink>& links,
+                                        WaitPolicy& wait_policy);
 
 }  // namespace lockstep::dist

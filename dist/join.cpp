@@ -56,7 +56,7 @@ struct Dialog {
       in.push(buffer, size_t(got));
     }
   }
-  void write(Kind kind, const std::string& body, Clock::time_point deadline) {
+  void write(FrameKind kind, const std::string& body, Clock::time_point deadline) {
     const std::string all = encode(kind, 0, body);
     for (size_t sent = 0; sent < all.size();) {
       const ssize_t n = ::send(fd.get(), all.data() + sent, all.size() - sent, MSG_NOSIGNAL);
@@ -79,7 +79,7 @@ struct Dialog {
                       "): something else uses this port, choose another MASTER_PORT"));
 }
 
-[[noreturn]] void refused(const std::string& where, Fields in, bool may_wait) {
+[[noreturn]] void refused(const std::string& where, BodyReader in, bool may_wait) {
   const bool taken = in.u8() != 0;
   const std::string why = printable(in.text(1 << 16));
   if (taken && may_wait) throw TryAgain{"refused: " + why};
@@ -89,10 +89,10 @@ struct Dialog {
 // Authenticates the connection: both sides prove that they know the token.
 void shake_hands(Dialog& dialog, const Rendezvous& place, const std::string& where, Clock::time_point deadline) {
   const auto limit = std::min(deadline, Clock::now() + handshake_time);
-  const auto next = [&](Kind expected) {
+  const auto next = [&](FrameKind expected) {
     auto frame = dialog.read(limit);
     if (!frame) stranger(where, str("it accepts connections and is silent for ", handshake_time.count(), " s"));
-    if (frame->kind == Kind::refused) refused(where, Fields(frame->body), false);
+    if (frame->kind == FrameKind::refused) refused(where, BodyReader(frame->body), false);
     if (frame->kind != expected)
       stranger(where, str("expected a message of kind ", int(expected), ", got ", int(frame->kind)));
     return std::move(*frame);
@@ -102,8 +102,8 @@ void shake_hands(Dialog& dialog, const Rendezvous& place, const std::string& whe
     const auto left = std::chrono::ceil<milliseconds>(deadline - Clock::now());
     if (::poll(&entry, 1, int(std::clamp<milliseconds>(left, milliseconds(0), first_word_time).count())) == 0)
       throw TryAgain{"it accepts connections and is silent", true};
-    const Frame greeting = next(Kind::challenge);
-    Fields in(greeting.body);
+    const Frame greeting = next(FrameKind::challenge);
+    BodyReader in(greeting.body);
     const uint32_t protocol = in.u32();
     if (protocol != wire_protocol)
       throw DistError(Fault::refused, 0,
@@ -112,11 +112,11 @@ void shake_hands(Dialog& dialog, const Rendezvous& place, const std::string& whe
     const Nonce challenge = in.bytes<32>(), number = random_nonce();
     in.end();
     const Proof proof = prove(place.token, "rank", challenge, number, "control");
-    dialog.write(Kind::hello,
+    dialog.write(FrameKind::hello,
                  Writer().u32(wire_protocol).bytes(number.data(), number.size()).bytes(proof.data(), proof.size()).body,
                  limit);
-    const Frame welcome = next(Kind::welcome);
-    Fields answer(welcome.body);
+    const Frame welcome = next(FrameKind::welcome);
+    BodyReader answer(welcome.body);
     if (!same_proof(answer.bytes<32>(), prove(place.token, "store", challenge, number, "control")))
       throw DistError(
           Fault::refused, 0,
@@ -155,7 +155,7 @@ Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point de
       .u64(member.incarnation)
       .text(member.host.substr(0, 256));
   join.text(member.job);
-  dialog.write(Kind::join, join.seconds(seconds_left).text(member.identity).body, deadline);
+  dialog.write(FrameKind::join, join.seconds(seconds_left).text(member.identity).body, deadline);
   for (;;) {
     // Wait 2 s longer than the deadline: rank 0 knows the deadline too, and its error names the missing ranks.
     const auto frame = dialog.read(deadline + std::chrono::seconds(2));
@@ -164,11 +164,11 @@ Seat attempt(const Rendezvous& place, const Member& member, Clock::time_point de
           Fault::timeout, -1,
           str("[rendezvous] rank ", place.rank, " waited ", text_of(place.timeout), " for the other ranks; rank 0 at ",
               where, " does not answer any more; see the output of rank 0"));
-    if (frame->kind == Kind::heartbeat) continue;
-    Fields in(frame->body);
-    if (frame->kind == Kind::failure) throw read_failure(in);
-    if (frame->kind == Kind::refused) refused(where, in, !place.file.empty());
-    if (frame->kind != Kind::joined)
+    if (frame->kind == FrameKind::heartbeat) continue;
+    BodyReader in(frame->body);
+    if (frame->kind == FrameKind::failure) throw read_failure(in);
+    if (frame->kind == FrameKind::refused) refused(where, in, !place.file.empty());
+    if (frame->kind != FrameKind::joined)
       stranger(where, str("expected the start of the job, got a message of kind ", int(frame->kind)));
     Seat seat;
     seat.heartbeat = Seconds(in.seconds());

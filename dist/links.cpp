@@ -31,7 +31,7 @@ size_t PeerLink::send_opening(bool more) {
     moved = send_rest(*channel, &out.header, sizeof(Header), out.header_done, more || out.header.in_place);
   if (out.header_done >= sizeof(Header) && out.header.in_place) {
     size_t done = out.header_done - sizeof(Header);
-    moved += send_rest(*channel, &out.placement, sizeof(Placement), done, more);
+    moved += send_rest(*channel, &out.placement, sizeof(SegmentRange), done, more);
     out.header_done = sizeof(Header) + done;
   }
   return moved;
@@ -48,7 +48,7 @@ size_t PeerLink::receive_opening(const std::string& group) {
   }
   if (theirs.in_place) {
     size_t done = in.header_done - sizeof(Header);
-    moved += receive_rest(*channel, &placement, sizeof(Placement), done);
+    moved += receive_rest(*channel, &placement, sizeof(SegmentRange), done);
     in.header_done = sizeof(Header) + done;
   }
   return moved;

@@ -55,10 +55,10 @@ size_t receive_rest(Channel& channel, void* to, size_t bytes, size_t& done);
 void check_what_is_left(Channel& channel, const Header& mine, const std::string& group, bool awaited);
 
 /// One direction of the traffic with a peer.
-struct Stream {
+struct LinkStream {
   Cursor cursor;
   Header header;
-  Placement placement;  // follows the header if header.in_place is set
+  SegmentRange placement;  // follows the header if header.in_place is set
   uint32_t crc = 0;
   size_t header_done = 0, trailer_done = 0;
   bool has_trailer = false, has_block = false, finished = true;
@@ -68,12 +68,12 @@ struct Stream {
 struct PeerLink {
   Channel* channel = nullptr;
   int rank = -1, world_rank = -1;
-  Stream out, in;       // in.header: the expected header
-  Header theirs;        // the peer's header, as far as it has arrived
-  Placement placement;  // the peer's placement
+  LinkStream out, in;      // in.header: the expected header
+  Header theirs;           // the peer's header, as far as it has arrived
+  SegmentRange placement;  // the peer's placement
   uint32_t their_crc = 0;
 
-  // The opening of a stream: its header, and after it the tensor's Placement if header.in_place is set.
+  // The opening of a stream: its header, and after it the tensor's SegmentRange if header.in_place is set.
   /// True once this rank has sent its header and placement.
   bool is_sent_open() const { return out.header_done >= opening_bytes(out.header); }
   /// True once the header and the placement have arrived.
@@ -86,7 +86,7 @@ struct PeerLink {
 
  private:
   static size_t opening_bytes(const Header& header) {
-    return sizeof(Header) + (header.in_place ? sizeof(Placement) : 0);
+    return sizeof(Header) + (header.in_place ? sizeof(SegmentRange) : 0);
   }
 };
 

@@ -64,8 +64,8 @@ size_t move_some(MessageStream& s, const std::vector<MessageStream>& all, const 
 
 }  // namespace
 
-Moved move_messages(const Mail& mail, std::vector<Message>& messages) {
-  Moved moved;
+CallTraffic move_messages(const Mail& mail, std::vector<Message>& messages) {
+  CallTraffic moved;
   std::vector<MessageStream> streams;
   for (Message& m : messages) {
     m.header.payload = m.data.size();

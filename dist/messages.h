@@ -26,6 +26,6 @@ struct Mail {
 };
 
 /// Sends and receives all messages; those of one peer and direction in the order given. Throws DistError.
-Moved move_messages(const Mail& mail, std::vector<Message>& messages);
+CallTraffic move_messages(const Mail& mail, std::vector<Message>& messages);
 
 }  // namespace lockstep::dist

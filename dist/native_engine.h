@@ -64,7 +64,7 @@ struct NativeEngine : Membership {
   // Returns the parameters with which move_messages() moves the messages of `call`.
   Mail mail(const Call& call);
   // Adds the bytes that a call moved to `traffic`.
-  void book(const Moved& moved);
+  void book(const CallTraffic& moved);
 
   std::map<std::tuple<Collective, Algorithm, int, bool>, Prepared> plans_;
 };

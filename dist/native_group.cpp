@@ -52,7 +52,8 @@ const Prepared& NativeEngine::plan(const Call& call) {
   const auto [found, fresh] = plans_.try_emplace({call.collective, call.algorithm, call.root, mean});
   Prepared& plan = found->second;
   if (!fresh) return plan;
-  Request request{call.collective, int(world_ranks.size()), has_root(call.collective) ? call.root : 0, mean, {}};
+  CollectiveRequest request{
+      call.collective, int(world_ranks.size()), has_root(call.collective) ? call.root : 0, mean, {}};
   if (call.algorithm == Algorithm::hierarchical) {
     const std::vector<int>& hosts = job->hosts();
     for (const int r : world_ranks) request.hosts.push_back(hosts[size_t(r)]);
@@ -215,7 +216,7 @@ Mail NativeEngine::mail(const Call& call) {
           job->checksum, &call_queue.activity, {},   {},          call.awaited.get()};
 }
 
-void NativeEngine::book(const Moved& moved) {
+void NativeEngine::book(const CallTraffic& moved) {
   traffic->sent += moved.sent;
   traffic->received += moved.received;
   traffic->messages += moved.messages;

@@ -22,7 +22,7 @@ Program::Program(std::span<const Transfer> list, int my_rank, int rank_count) : 
   std::map<std::pair<int32_t, int32_t>, int32_t> place_numbers;
   std::map<int, std::pair<std::vector<uint32_t>, std::vector<uint32_t>>> by_peer;
   std::vector<History> history;
-  const auto number_of = [&](const Place& place) {
+  const auto number_of = [&](const ChunkSlot& place) {
     LOCKSTEP_CHECK(place.chunk >= 0 && place.slot >= 0,
                    "[execute] expected a chunk and a slot of at least 0, got chunk ", place.chunk, " slot ", place.slot,
                    "; this is a bug in Lockstep, please report it");
@@ -44,9 +44,9 @@ Program::Program(std::span<const Transfer> list, int my_rank, int rank_count) : 
     LOCKSTEP_CHECK(items.empty() || t.step >= items.back().step, "[execute] expected ascending steps, got step ",
                    t.step, " after step ", items.back().step, "; this is a bug in Lockstep, please report it");
     LOCKSTEP_CHECK(
-        t.action != Action::scale || (t.from == t.to && t.source == t.target),
+        t.action != TransferAction::scale || (t.from == t.to && t.source == t.target),
         "[execute] expected scale to work on one place, got two; this is a bug in Lockstep, please report it");
-    LOCKSTEP_CHECK(t.from != t.to || t.action == Action::scale || !(t.source == t.target),
+    LOCKSTEP_CHECK(t.from != t.to || t.action == TransferAction::scale || !(t.source == t.target),
                    "[execute] expected two places, got a local transfer from chunk ", t.source.chunk, " slot ",
                    t.source.slot, " to itself; this is a bug in Lockstep, please report it");
     Item item{.step = t.step, .action = t.action};
@@ -61,7 +61,7 @@ Program::Program(std::span<const Transfer> list, int my_rank, int rank_count) : 
       locals.push_back(index);
     }
     item.first = uint32_t(dependencies.size());
-    const auto wait_for = [&](uint32_t earlier, const Place& place) {
+    const auto wait_for = [&](uint32_t earlier, const ChunkSlot& place) {
       LOCKSTEP_CHECK(items[earlier].step < t.step,
                      "[execute] expected a place to be used in one way in a step, got chunk ", place.chunk, " slot ",
                      place.slot, " read and written, or written twice, in step ", t.step,

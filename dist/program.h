@@ -19,7 +19,7 @@ struct Program {
     int32_t source = -1;  ///< index into `places` of the place that is read; -1: at the peer
     int32_t target = -1;  ///< index into `places` of the place that is written; -1: at the peer
     int32_t chunk = 0;    ///< chunk number, which determines the length
-    Action action = Action::copy;
+    TransferAction action = TransferAction::copy;
     uint32_t first = 0, count = 0;  ///< range in `dependencies`
   };
   /// The transfers with one peer.
@@ -41,7 +41,7 @@ struct Program {
   /// For each item in turn, the indices of the earlier items that it depends on. An item may start before these have
   /// ended, but must never have moved more bytes than any of them.
   std::vector<uint32_t> dependencies;
-  std::vector<Place> places;
+  std::vector<ChunkSlot> places;
   std::vector<Peer> peers;       ///< sorted by rank
   std::vector<uint32_t> locals;  ///< items that work inside this rank
 };

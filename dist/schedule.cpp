@@ -17,14 +17,14 @@ constexpr std::string_view algorithms[] = {
 #include "dist/schedules/algorithms.def"
 #undef ALGORITHM
 };
-const Rules* const table[] = {
+const AlgorithmRules* const table[] = {
     nullptr,
 #define ALGORITHM(x) &rules::x,
 #include "dist/schedules/algorithms.def"
 #undef ALGORITHM
 };
 /// The rules of an algorithm. Error for `automatic`.
-const Rules& rules_of(Algorithm algorithm) {
+const AlgorithmRules& rules_of(Algorithm algorithm) {
   LOCKSTEP_CHECK(
       algorithm != Algorithm::automatic,
       "[schedule] expected a specific algorithm such as ring, got automatic, which has no schedule of its own");
@@ -74,7 +74,7 @@ bool has_schedule(Algorithm algorithm, Collective collective) {
          rules_of(algorithm).has(collective);
 }
 
-void check_request(Algorithm algorithm, const Request& r) {
+void check_request(Algorithm algorithm, const CollectiveRequest& r) {
   LOCKSTEP_CHECK(r.ranks >= 1, "[schedule] expected 1 rank or more, got ", r.ranks);
   LOCKSTEP_CHECK(r.root >= 0 && r.root < r.ranks, "[schedule] expected a root from 0 to ", r.ranks - 1, ", got ",
                  r.root);
@@ -93,7 +93,7 @@ void check_request(Algorithm algorithm, const Request& r) {
                  r.ranks, " ranks, got ", r.hosts.size());
 }
 
-int64_t chunk_count(Algorithm algorithm, const Request& request) {
+int64_t chunk_count(Algorithm algorithm, const CollectiveRequest& request) {
   const int64_t n = request.ranks;
   switch (request.collective) {
     case Collective::all_to_all: return n * n;
@@ -104,17 +104,17 @@ int64_t chunk_count(Algorithm algorithm, const Request& request) {
   }
 }
 
-bool adds_in_tree_order(Algorithm algorithm, const Request& r) {
+bool adds_in_tree_order(Algorithm algorithm, const CollectiveRequest& r) {
   check_request(algorithm, r);
   if (!is_reduction(r.collective)) return false;
   return r.ranks <= 2 || rules_of(algorithm).adds_in_tree_order(r);
 }
 
-std::optional<Costs> costs_of(Algorithm algorithm, const Request& request) {
+std::optional<AlphaBetaCost> costs_of(Algorithm algorithm, const CollectiveRequest& request) {
   return rules_of(algorithm).costs(request);
 }
 
-void visit_schedule(Algorithm algorithm, const Request& request, const Emit& emit) {
+void visit_schedule(Algorithm algorithm, const CollectiveRequest& request, const Emit& emit) {
   check_request(algorithm, request);
   const int64_t n = request.ranks, max_chunk = std::numeric_limits<int32_t>::max();  // highest number of a chunk
   LOCKSTEP_CHECK(request.collective != Collective::all_to_all || n * n <= max_chunk,
@@ -122,13 +122,13 @@ void visit_schedule(Algorithm algorithm, const Request& request, const Emit& emi
   rules_of(algorithm).visit(request, emit);
 }
 
-std::vector<Transfer> make_schedule(Algorithm algorithm, const Request& request) {
+std::vector<Transfer> make_schedule(Algorithm algorithm, const CollectiveRequest& request) {
   std::vector<Transfer> list;
   visit_schedule(algorithm, request, [&](const Transfer& t) { list.push_back(t); });
   return list;
 }
 
-std::vector<Transfer> program_of(Algorithm algorithm, const Request& request, int rank) {
+std::vector<Transfer> program_of(Algorithm algorithm, const CollectiveRequest& request, int rank) {
   LOCKSTEP_CHECK(rank >= 0 && rank < request.ranks, "[schedule] expected a rank from 0 to ", request.ranks - 1,
                  ", got ", rank);
   std::vector<Transfer> list;

@@ -18,15 +18,15 @@
 
 namespace lockstep::dist {
 
-enum class Action : uint8_t { copy, reduce, scale };  ///< scale: local, divides by the number of ranks (mean)
+enum class TransferAction : uint8_t { copy, reduce, scale };  ///< scale: local, divides by the number of ranks (mean)
 
 std::string describe_replay(int64_t collectives);  ///< "replay of 2 collectives"
 
 /// A chunk in the user's buffer (slot 0) or in a scratch copy (slot 1, 2, ...).
-struct Place {
+struct ChunkSlot {
   int32_t chunk = 0;
   int32_t slot = 0;
-  friend bool operator==(const Place&, const Place&) = default;
+  friend bool operator==(const ChunkSlot&, const ChunkSlot&) = default;
 };
 
 /// Moves `source` of rank `from` into `target` of rank `to`, in step `step`.
@@ -34,9 +34,9 @@ struct Transfer {
   int32_t step = 0;
   int32_t from = 0;
   int32_t to = 0;
-  Place source;
-  Place target;
-  Action action = Action::copy;
+  ChunkSlot source;
+  ChunkSlot target;
+  TransferAction action = TransferAction::copy;
   friend bool operator==(const Transfer&, const Transfer&) = default;
 };
 
@@ -44,7 +44,7 @@ struct Transfer {
 ///   reduce_scatter, all_gather, gather, scatter   n; chunk i belongs to rank i
 ///   all_reduce, broadcast, reduce                 n, or 1 if the algorithm moves the data as a whole
 ///   all_to_all                                    n·n; chunk i·n + j goes from rank i to rank j
-struct Request {
+struct CollectiveRequest {
   Collective collective = Collective::all_reduce;
   int ranks = 1;
   /// The root of broadcast, reduce, gather and scatter; for other collectives the central rank of `tree` and `server`.
@@ -54,24 +54,24 @@ struct Request {
 };
 
 /// Error when the request is invalid, or `algorithm` has no schedule for it.
-void check_request(Algorithm algorithm, const Request& request);
+void check_request(Algorithm algorithm, const CollectiveRequest& request);
 /// True if `algorithm` has a schedule for this collective.
 bool has_schedule(Algorithm algorithm, Collective collective);
-/// Number of chunks that the data is cut into; see Request.
-int64_t chunk_count(Algorithm algorithm, const Request& request);
+/// Number of chunks that the data is cut into; see CollectiveRequest.
+int64_t chunk_count(Algorithm algorithm, const CollectiveRequest& request);
 bool is_reduction(Collective collective);  ///< true for all_reduce, reduce_scatter, reduce
 bool has_root(Collective collective);      ///< true for broadcast, reduce, gather, scatter
 /// True if the ranks' terms are added in the order of summation_tree.h. For `direct` this is always so, for other
 /// algorithms it depends on the request. All such schedules give the same bits.
-bool adds_in_tree_order(Algorithm algorithm, const Request& request);
+bool adds_in_tree_order(Algorithm algorithm, const CollectiveRequest& request);
 
 /// A function that visit_schedule() calls with each transfer.
 using Emit = std::function<void(const Transfer&)>;
 /// Emits the schedule's transfers by ascending step. They depend on the arguments only. Error if there is no schedule.
-void visit_schedule(Algorithm algorithm, const Request& request, const Emit& emit);
+void visit_schedule(Algorithm algorithm, const CollectiveRequest& request, const Emit& emit);
 /// The schedule as a list.
-std::vector<Transfer> make_schedule(Algorithm algorithm, const Request& request);
+std::vector<Transfer> make_schedule(Algorithm algorithm, const CollectiveRequest& request);
 /// The transfers of a schedule that `rank` sends or receives, in order.
-std::vector<Transfer> program_of(Algorithm algorithm, const Request& request, int rank);
+std::vector<Transfer> program_of(Algorithm algorithm, const CollectiveRequest& request, int rank);
 
 }  // namespace lockstep::dist

@@ -18,7 +18,7 @@ struct Cell {
   int32_t reader = -1, writer = -1;  // the rank at the other end of that transfer
 };
 
-template <class Visit> void visit_required(const Request& r, int rank, int64_t chunks, const Visit& visit) {
+template <class Visit> void visit_required(const CollectiveRequest& r, int rank, int64_t chunks, const Visit& visit) {
   if (r.collective == Collective::all_to_all) {
     for (int64_t i = 0; i < r.ranks; ++i) visit(i * r.ranks + rank);
   } else {
@@ -28,14 +28,14 @@ template <class Visit> void visit_required(const Request& r, int rank, int64_t c
 }
 
 /// The rank that a chunk's data comes from, in collectives without a reduction.
-int origin(const Request& r, int64_t chunk) {
+int origin(const CollectiveRequest& r, int64_t chunk) {
   if (r.collective == Collective::all_to_all) return int(chunk / r.ranks);
   return r.collective == Collective::broadcast || r.collective == Collective::scatter ? r.root : int(chunk);
 }
 
 class Checker {
  public:
-  Checker(const Request& request, int64_t chunks)
+  Checker(const CollectiveRequest& request, int64_t chunks)
       : request_(request), n_(request.ranks), places_(request.ranks, chunks) {
     check_.chunks = chunks;
     check_.computed_from = n_ * chunks;
@@ -59,7 +59,7 @@ class Checker {
     }
     const int64_t read = value(places_.at(t.from, t.source), t.from, t.source);
     if (read < 0) return error(t, "reads a place that has not been written yet");
-    if (t.action != Action::scale) {
+    if (t.action != TransferAction::scale) {
       Cell& source = places_.at(t.from, t.source);
       if (source.written == t.step)
         return error(t, str("reads what rank ", source.writer, " writes in the same step: they wait for each other"));
@@ -71,19 +71,19 @@ class Checker {
       return error(t, str("writes what rank ", target.reader, " reads in the same step: they wait for each other"));
     if (target.written == t.step) return error(t, str("writes where rank ", target.writer, " writes in the same step"));
     const int64_t old = value(target, t.to, t.target);
-    if (t.action == Action::reduce && old < 0) return error(t, "adds to a place that has not been written yet");
+    if (t.action == TransferAction::reduce && old < 0) return error(t, "adds to a place that has not been written yet");
     target.written = t.step;
     target.writer = t.from;
-    target.value = t.action == Action::copy     ? read
-                   : t.action == Action::reduce ? sum(old, read)
-                                                : node(read, -1, lowest(read));
+    target.value = t.action == TransferAction::copy     ? read
+                   : t.action == TransferAction::reduce ? sum(old, read)
+                                                        : node(read, -1, lowest(read));
   }
 
-  Check finish() {
+  CollectiveCheck finish() {
     if (is_reduction(request_.collective)) check_.results.assign(size_t(check_.chunks), -1);
     for (int rank = 0; rank < n_; ++rank) {
       visit_required(request_, rank, check_.chunks, [&](int64_t chunk) {
-        const Place place{int32_t(chunk), 0};
+        const ChunkSlot place{int32_t(chunk), 0};
         const int64_t found = value(places_.at(rank, place), rank, place);
         if (is_reduction(request_.collective)) return check_sum(rank, chunk, found);
         const int64_t expected = origin(request_, chunk) * check_.chunks + chunk;
@@ -101,22 +101,22 @@ class Checker {
  private:
   bool well_formed(const Transfer& t) {
     const auto rank = [&](int r) { return r >= 0 && r < n_; };
-    const auto place = [&](const Place& p) {
+    const auto place = [&](const ChunkSlot& p) {
       return p.chunk >= 0 && p.chunk < check_.chunks && p.slot >= 0 && p.slot <= PlaceMap<Cell>::max_slot;
     };
     const bool same = t.from == t.to && t.source == t.target;
     const char* wrong = !rank(t.from) || !rank(t.to)           ? "names a rank out of range"
                         : !place(t.source) || !place(t.target) ? "names a chunk or slot out of range"
                         : t.step < std::max(step_, 0)          ? "comes after a later step"
-                        : t.action == Action::scale && !same
+                        : t.action == TransferAction::scale && !same
                             ? "divides from one place into another; it must do so in place"
-                        : t.action != Action::scale && same ? "has the same source and target"
-                                                            : nullptr;
+                        : t.action != TransferAction::scale && same ? "has the same source and target"
+                                                                    : nullptr;
     if (wrong != nullptr) error(t, wrong);
     return wrong == nullptr;
   }
 
-  int64_t value(const Cell& cell, int rank, const Place& p) const {
+  int64_t value(const Cell& cell, int rank, const ChunkSlot& p) const {
     if (cell.value >= 0 || p.slot != 0 || !starts_with(request_, rank, p.chunk)) return cell.value;
     return rank * check_.chunks + p.chunk;
   }
@@ -199,7 +199,7 @@ class Checker {
     }
     return true;
   }
-  const Check::Node& nodes(int64_t value) const { return check_.nodes[size_t(value - check_.computed_from)]; }
+  const CollectiveCheck::Node& nodes(int64_t value) const { return check_.nodes[size_t(value - check_.computed_from)]; }
 
   std::string text(int64_t value) const;
   void error(const Transfer& t, const std::string& what) {
@@ -211,16 +211,17 @@ class Checker {
     if (check_.errors.size() < max_errors) check_.errors.push_back(std::move(text));
   }
 
-  const Request& request_;
+  const CollectiveRequest& request_;
   const int64_t n_;
   int32_t step_ = -1, round_ = -1;
   PlaceMap<Cell> places_;
   std::vector<bool> visited_;
-  Check check_;
+  CollectiveCheck check_;
 };
 
 /// A sum as text: "((0+1)+(2+3))", "mean(0+1)". `name` prints a term.
-template <class Name> std::string write_sum(const Check& check, int64_t value, size_t longest, const Name& name) {
+template <class Name>
+std::string write_sum(const CollectiveCheck& check, int64_t value, size_t longest, const Name& name) {
   std::string out;
   struct Item {
     int64_t value;
@@ -236,7 +237,7 @@ template <class Name> std::string write_sum(const Check& check, int64_t value, s
     } else if (item.value < check.computed_from) {
       out += name(item.value);
     } else {
-      const Check::Node& node = check.nodes[size_t(item.value - check.computed_from)];
+      const CollectiveCheck::Node& node = check.nodes[size_t(item.value - check.computed_from)];
       const bool divided = node.right < 0, bracketed = divided && node.left >= check.computed_from;
       out += divided ? bracketed ? "mean" : "mean(" : "(";
       if (!bracketed) stack.push_back({0, ")"});
@@ -258,7 +259,7 @@ std::string Checker::text(int64_t value) const {
 
 }  // namespace
 
-bool starts_with(const Request& r, int rank, int64_t chunk) {
+bool starts_with(const CollectiveRequest& r, int rank, int64_t chunk) {
   switch (r.collective) {
     case Collective::all_gather:
     case Collective::gather: return chunk == rank;
@@ -269,7 +270,7 @@ bool starts_with(const Request& r, int rank, int64_t chunk) {
   }
 }
 
-bool ends_with(const Request& r, int rank, int64_t chunk) {
+bool ends_with(const CollectiveRequest& r, int rank, int64_t chunk) {
   switch (r.collective) {
     case Collective::reduce_scatter:
     case Collective::scatter: return chunk == rank;
@@ -280,13 +281,13 @@ bool ends_with(const Request& r, int rank, int64_t chunk) {
   }
 }
 
-Check check_schedule(Algorithm algorithm, const Request& request) {
+CollectiveCheck check_schedule(Algorithm algorithm, const CollectiveRequest& request) {
   Checker checker(request, chunk_count(algorithm, request));
   visit_schedule(algorithm, request, [&](const Transfer& t) { checker.add(t); });
   return checker.finish();
 }
 
-Check check_transfers(std::span<const Transfer> transfers, const Request& request, int64_t chunks) {
+CollectiveCheck check_transfers(std::span<const Transfer> transfers, const CollectiveRequest& request, int64_t chunks) {
   LOCKSTEP_CHECK(request.ranks >= 1 && chunks >= 1, "[schedule] expected 1 rank and 1 chunk or more, got ",
                  request.ranks, " and ", chunks);
   Checker checker(request, chunks);
@@ -294,12 +295,12 @@ Check check_transfers(std::span<const Transfer> transfers, const Request& reques
   return checker.finish();
 }
 
-bool Check::all_in_tree_order() const {
+bool CollectiveCheck::all_in_tree_order() const {
   return !in_tree_order.empty() &&
          std::all_of(in_tree_order.begin(), in_tree_order.end(), [](bool yes) { return yes; });
 }
 
-std::string Check::order(int64_t chunk) const {
+std::string CollectiveCheck::order(int64_t chunk) const {
   LOCKSTEP_CHECK(chunk >= 0 && chunk < chunks, "[schedule] expected a chunk from 0 to ", chunks - 1, ", got ", chunk);
   if (results.empty() || results[size_t(chunk)] < 0) return "";
   return write_sum(*this, results[size_t(chunk)], size_t(-1), [&](int64_t v) { return str(v / chunks); });

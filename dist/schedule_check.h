@@ -12,7 +12,7 @@ namespace lockstep::dist {
 
 /// Result of a symbolic run. The schedule is right if `errors` is empty: then each rank ends with the result of the
 /// collective, every term is added exactly once, and results that must be equal are the same sums in the same order.
-struct Check {
+struct CollectiveCheck {
   std::vector<std::string> errors;  ///< the first few errors; each names step, ranks and place
   int64_t steps = 0;
   int64_t rounds = 0;         ///< steps in which data moves between ranks
@@ -41,13 +41,13 @@ struct Check {
 };
 
 /// Runs the schedule of an algorithm on symbols.
-Check check_schedule(Algorithm algorithm, const Request& request);
+CollectiveCheck check_schedule(Algorithm algorithm, const CollectiveRequest& request);
 /// Runs any list of transfers on symbols; the list may be wrong in any way.
-Check check_transfers(std::span<const Transfer> transfers, const Request& request, int64_t chunks);
+CollectiveCheck check_transfers(std::span<const Transfer> transfers, const CollectiveRequest& request, int64_t chunks);
 
 /// True if `rank` holds `chunk` in its own buffer (slot 0) when the collective starts.
-bool starts_with(const Request& request, int rank, int64_t chunk);
+bool starts_with(const CollectiveRequest& request, int rank, int64_t chunk);
 /// True if `rank` must hold `chunk` in its own buffer (slot 0) at the end.
-bool ends_with(const Request& request, int rank, int64_t chunk);
+bool ends_with(const CollectiveRequest& request, int rank, int64_t chunk);
 
 }  // namespace lockstep::dist

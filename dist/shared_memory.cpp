@@ -119,7 +119,7 @@ Tensor shared_tensor(const Shape& shape, DType dtype) {
                 dtype);
 }
 
-Placement placement_of(std::span<const std::byte> bytes) {
+SegmentRange placement_of(std::span<const std::byte> bytes) {
   Registry& all = registry();
   const std::lock_guard lock(all.mutex);
   auto found = all.by_address.upper_bound(bytes.data());
@@ -145,7 +145,7 @@ struct PeerSegments::Mapped {
   const size_t bytes;
 };
 
-std::byte* PeerSegments::reach(const Placement& placement, size_t bytes) {
+std::byte* PeerSegments::reach(const SegmentRange& placement, size_t bytes) {
   std::erase_if(mapped_, [](const auto& m) { return m->is_released(); });
   auto found = std::ranges::find(mapped_, placement.serial, [](const auto& m) { return m->serial; });
   if (found == mapped_.end()) {

@@ -138,7 +138,7 @@ void Store::expire() {
   if (now >= next_heartbeat_) {
     next_heartbeat_ = now + std::chrono::duration_cast<Clock::duration>(std::min(place_.heartbeat / 2, Seconds(1)));
     for (Connection& connection : connections_)
-      if (connection.state == State::seated) send(connection, Kind::heartbeat, 0, {});
+      if (connection.state == State::seated) send(connection, FrameKind::heartbeat, 0, {});
   }
 }
 
@@ -176,7 +176,7 @@ void Store::accept_some() {
     connection.peer = peer;
     connection.deadline = Clock::now() + stranger_time;
     connection.challenge = random_nonce();
-    send(connection, Kind::challenge, 0,
+    send(connection, FrameKind::challenge, 0,
          Writer().u32(wire_protocol).bytes(connection.challenge.data(), connection.challenge.size()).body);
   }
 }
@@ -233,12 +233,12 @@ void Store::handle(Connection& connection, const Frame& frame) {
 }
 
 void Store::refuse(Connection& connection, const std::string& why, bool taken) {
-  send(connection, Kind::refused, 0, Writer().u8(taken).text(why).body);
+  send(connection, FrameKind::refused, 0, Writer().u8(taken).text(why).body);
   connection.state = State::closing;  // stays open until the peer has read the refusal and closes
   connection.deadline = Clock::now() + std::chrono::seconds(1);
 }
 
-void Store::send(Connection& connection, Kind kind, uint32_t request, const std::string& body) {
+void Store::send(Connection& connection, FrameKind kind, uint32_t request, const std::string& body) {
   if (connection.dead) return;
   connection.out.send(connection.fd.get(), encode(kind, request, body));
   if (connection.out.size() > max_unsent) {
@@ -263,7 +263,7 @@ void Store::fail(const DistError& failure) {
   Writer out;
   write_failure(out, failure.fault, failure.rank, failure.what());
   for (Connection& connection : connections_)
-    if (connection.state == State::seated) send(connection, Kind::failure, 0, out.body);
+    if (connection.state == State::seated) send(connection, FrameKind::failure, 0, out.body);
 }
 
 void Store::check_deadlines() {

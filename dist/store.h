@@ -70,7 +70,7 @@ class Store {
   void answer_barrier(const std::string& name, const std::vector<int>& ranks);
   void check_deadlines();
   void check_ranks();
-  void send(Connection& connection, Kind kind, uint32_t request, const std::string& body);
+  void send(Connection& connection, FrameKind kind, uint32_t request, const std::string& body);
   void send_error(Connection& connection, uint32_t request, const DistError& error);
   void refuse(Connection& connection, const std::string& why, bool taken = false);
   void lost(Connection& connection);

@@ -6,9 +6,9 @@
 namespace lockstep::dist {
 
 void Store::handle_stranger(Connection& connection, const Frame& frame) {
-  if (frame.kind != Kind::hello)
+  if (frame.kind != FrameKind::hello)
     throw DistError(Fault::protocol, -1, "expected the greeting of a rank; use one build on all ranks");
-  Fields in(frame.body);
+  BodyReader in(frame.body);
   const uint32_t protocol = in.u32();
   const Nonce number = in.bytes<32>();
   const Proof proof = in.bytes<32>();
@@ -27,13 +27,13 @@ void Store::handle_stranger(Connection& connection, const Frame& frame) {
   connection.state = State::proved;
   connection.in.set_limit(body_limit);
   const Proof ours = prove(place_.token, "store", connection.challenge, number, "control");
-  send(connection, Kind::welcome, 0, Writer().bytes(ours.data(), ours.size()).body);
+  send(connection, FrameKind::welcome, 0, Writer().bytes(ours.data(), ours.size()).body);
 }
 
 void Store::handle_join(Connection& connection, const Frame& frame) {
-  if (frame.kind != Kind::join)
+  if (frame.kind != FrameKind::join)
     throw DistError(Fault::protocol, -1, "expected the description of a rank; use one build on all ranks");
-  Fields in(frame.body);
+  BodyReader in(frame.body);
   Member member;
   member.rank = int(in.u32());
   member.world_size = int(in.u32());
@@ -47,7 +47,7 @@ void Store::handle_join(Connection& connection, const Frame& frame) {
   if (failure_) {
     Writer out;
     write_failure(out, failure_->fault, failure_->rank, failure_->what());
-    send(connection, Kind::failure, 0, out.body);
+    send(connection, FrameKind::failure, 0, out.body);
     connection.state = State::closing;
     return;
   }
@@ -88,7 +88,7 @@ void Store::handle_join(Connection& connection, const Frame& frame) {
   rank_table_.begin(attended_);
   for (Connection& other : connections_) {
     if (other.state != State::seated || other.dead) continue;
-    send(other, Kind::joined, 0, Writer().seconds(place_.heartbeat.count()).u32(host_.pid).text(host_.host).body);
+    send(other, FrameKind::joined, 0, Writer().seconds(place_.heartbeat.count()).u32(host_.pid).text(host_.host).body);
   }
 }
 

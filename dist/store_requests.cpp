@@ -23,43 +23,43 @@ Clock::time_point after(Clock::time_point now, double seconds) {
 void Store::send_error(Connection& connection, uint32_t request, const DistError& error) {
   Writer out;
   write_failure(out, error.fault, error.rank, error.what());
-  send(connection, Kind::error, request, out.body);
+  send(connection, FrameKind::error, request, out.body);
 }
 
 void Store::handle_request(Connection& connection, const Frame& frame) {
-  if (failure_ && frame.kind != Kind::leave) return;  // the rank has been told of the failure, or will be
-  Fields in(frame.body);
+  if (failure_ && frame.kind != FrameKind::leave) return;  // the rank has been told of the failure, or will be
+  BodyReader in(frame.body);
   const int rank = connection.rank;
   switch (frame.kind) {
-    case Kind::heartbeat:
-    case Kind::activity: {
+    case FrameKind::heartbeat:
+    case FrameKind::activity: {
       const Activity activity = read_activity(in);
       in.end();
-      rank_table_.doing(rank, activity, frame.kind == Kind::activity, attended_);
+      rank_table_.doing(rank, activity, frame.kind == FrameKind::activity, attended_);
       return;
     }
-    case Kind::set: {
+    case FrameKind::set: {
       const std::string key = in.text(key_limit);
       const std::string value = in.text(value_limit);
       in.end();
-      if (put(connection, frame.request, key, value)) send(connection, Kind::reply, frame.request, {});
+      if (put(connection, frame.request, key, value)) send(connection, FrameKind::reply, frame.request, {});
       return;
     }
-    case Kind::get:
-    case Kind::try_get: {
+    case FrameKind::get:
+    case FrameKind::try_get: {
       const std::string key = in.text(key_limit);
-      const double timeout = frame.kind == Kind::get ? in.seconds() : 0;
+      const double timeout = frame.kind == FrameKind::get ? in.seconds() : 0;
       in.end();
       const auto found = values_.find(key);
-      if (found != values_.end()) return send(connection, Kind::reply, frame.request, found->second);
-      if (frame.kind == Kind::try_get) return send(connection, Kind::no_reply, frame.request, {});
+      if (found != values_.end()) return send(connection, FrameKind::reply, frame.request, found->second);
+      if (frame.kind == FrameKind::try_get) return send(connection, FrameKind::no_reply, frame.request, {});
       if (waiters_.size() >= max_waiters)
         return send_error(connection, frame.request, {Fault::refused, rank, too_many_waiters()});
       const auto now = Clock::now();
       waiters_.push_back({&connection, frame.request, key, {}, now, after(now, timeout)});
       return;
     }
-    case Kind::add: {
+    case FrameKind::add: {
       const std::string key = in.text(key_limit);
       const int64_t delta = in.i64();
       in.end();
@@ -67,23 +67,23 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
       try {
         text = std::to_string(added(key, values_.contains(key) ? values_[key] : "0", delta, rank));
       } catch (const DistError& error) { return send_error(connection, frame.request, error); }
-      if (put(connection, frame.request, key, text)) send(connection, Kind::reply, frame.request, text);
+      if (put(connection, frame.request, key, text)) send(connection, FrameKind::reply, frame.request, text);
       return;
     }
-    case Kind::barrier: return handle_barrier(connection, frame);
-    case Kind::cancel:
+    case FrameKind::barrier: return handle_barrier(connection, frame);
+    case FrameKind::cancel:
       in.end();
       waiters_.remove_if(
           [&](const Waiter& waiter) { return waiter.connection == &connection && waiter.request == frame.request; });
       return;
-    case Kind::explain: {
+    case FrameKind::explain: {
       std::vector<int> ranks(in.count(4));
       for (int& other : ranks) other = int(in.u32());
       in.end();
-      return send(connection, Kind::reply, frame.request, rank_table_.explain(ranks));
+      return send(connection, FrameKind::reply, frame.request, rank_table_.explain(ranks));
     }
-    case Kind::report: return handle_report(connection, frame);
-    case Kind::leave: {
+    case FrameKind::report: return handle_report(connection, frame);
+    case FrameKind::leave: {
       const Activity activity = read_activity(in);
       std::map<std::string, uint64_t> completed;
       for (uint32_t i = in.count(12); i > 0; --i) {
@@ -93,7 +93,7 @@ void Store::handle_request(Connection& connection, const Frame& frame) {
       in.end();
       rank_table_.doing(rank, activity, false, attended_);
       rank_table_.left(rank, completed, attended_);
-      send(connection, Kind::reply, frame.request, {});
+      send(connection, FrameKind::reply, frame.request, {});
       // Barriers that include this rank can no longer complete.
       for (const Waiter& waiter : waiters_) {
         if (std::find(waiter.ranks.begin(), waiter.ranks.end(), rank) == waiter.ranks.end()) continue;
@@ -128,14 +128,14 @@ bool Store::put(Connection& connection, uint32_t request, const std::string& key
       ++it;
       continue;
     }
-    send(*it->connection, Kind::reply, it->request, value);
+    send(*it->connection, FrameKind::reply, it->request, value);
     it = waiters_.erase(it);
   }
   return true;
 }
 
 void Store::handle_barrier(Connection& connection, const Frame& frame) {
-  Fields in(frame.body);
+  BodyReader in(frame.body);
   const std::string name = in.text(key_limit);
   const double timeout = in.seconds();
   std::vector<int> ranks(in.count(4));
@@ -175,13 +175,13 @@ void Store::answer_barrier(const std::string& name, const std::vector<int>& rank
       ++it;
       continue;
     }
-    send(*it->connection, Kind::reply, it->request, {});
+    send(*it->connection, FrameKind::reply, it->request, {});
     it = waiters_.erase(it);
   }
 }
 
 void Store::handle_report(Connection& connection, const Frame& frame) {
-  Fields in(frame.body);
+  BodyReader in(frame.body);
   DistError said = read_failure(in);
   in.end();
   if (said.rank < -1 || said.rank >= rank_table_.size()) said.rank = -1;

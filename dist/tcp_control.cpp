@@ -71,12 +71,12 @@ void TcpControl::check_key(const std::string& key) const {
 
 // Sends a request and returns the reply. Throws if the job has failed, or if the store does not answer in time. The
 // store must answer within `timeout`; this rank waits a little longer.
-Frame TcpControl::request(Kind kind, const std::string& body, Seconds timeout) {
+Frame TcpControl::request(FrameKind kind, const std::string& body, Seconds timeout) {
   LOCKSTEP_CHECK(maker_.is_here(), "[control] expected a call of the process that joined the job, got one of a child ",
                  "that it forked: the connection is the parent's; use spawn()");
   // Send the current activity first: error messages of other ranks quote it if this rank is missing or dies now.
   const std::string doing =
-      kind == Kind::barrier || kind == Kind::explain ? encode(Kind::heartbeat, 0, activity_body()) : "";
+      kind == FrameKind::barrier || kind == FrameKind::explain ? encode(FrameKind::heartbeat, 0, activity_body()) : "";
   std::unique_lock lock(mutex_);
   if (failure_) throw DistError(*failure_);
   LOCKSTEP_CHECK(!left_, "[control] expected a rank that is in the job, got a call after leave(); call it earlier");
@@ -90,14 +90,14 @@ Frame TcpControl::request(Kind kind, const std::string& body, Seconds timeout) {
   waiting_.erase(number);
   if (!reply.done && failure_) throw DistError(*failure_);
   if (!reply.done) {
-    send_locked(encode(Kind::cancel, number, {}));
+    send_locked(encode(FrameKind::cancel, number, {}));
     throw DistError(
         Fault::timeout, 0,
         str("[control] the store at ", endpoint(place_.address, place_.port), " did not answer within ",
             text_of(timeout + 3 * place_.heartbeat + answer_time), "; see the output of rank 0, which hosts it"));
   }
-  if (reply.frame.kind == Kind::error) {
-    Fields in(reply.frame.body);
+  if (reply.frame.kind == FrameKind::error) {
+    BodyReader in(reply.frame.body);
     throw read_failure(in);
   }
   return std::move(reply.frame);
@@ -114,25 +114,25 @@ void TcpControl::set(const std::string& key, const std::string& value) {
   check_key(key);
   LOCKSTEP_CHECK(value.size() <= value_limit, "[store] expected a value of at most ", value_limit, " bytes for key '",
                  key, "', got ", value.size());
-  request(Kind::set, Writer().text(key).text(value).body, {});
+  request(FrameKind::set, Writer().text(key).text(value).body, {});
 }
 
 std::string TcpControl::get(const std::string& key, Seconds timeout) {
   check_key(key);
   LOCKSTEP_CHECK(timeout.count() >= 0, "[store] expected a timeout >= 0 for key '", key, "', got ", timeout.count());
-  return request(Kind::get, Writer().text(key).seconds(std::min(timeout.count(), 1e8)).body, timeout).body;
+  return request(FrameKind::get, Writer().text(key).seconds(std::min(timeout.count(), 1e8)).body, timeout).body;
 }
 
 std::optional<std::string> TcpControl::try_get(const std::string& key) {
   check_key(key);
-  Frame frame = request(Kind::try_get, Writer().text(key).body, {});
-  if (frame.kind == Kind::no_reply) return std::nullopt;
+  Frame frame = request(FrameKind::try_get, Writer().text(key).body, {});
+  if (frame.kind == FrameKind::no_reply) return std::nullopt;
   return std::move(frame.body);
 }
 
 int64_t TcpControl::add(const std::string& key, int64_t delta) {
   check_key(key);
-  const Frame frame = request(Kind::add, Writer().text(key).i64(delta).body, {});
+  const Frame frame = request(FrameKind::add, Writer().text(key).i64(delta).body, {});
   int64_t value = 0;
   std::from_chars(frame.body.data(), frame.body.data() + frame.body.size(), value);
   return value;
@@ -149,7 +149,7 @@ void TcpControl::barrier(const std::string& name, const std::vector<int>& world_
   Writer out;
   out.text(name).seconds(std::min(timeout.count(), 1e8)).u32(uint32_t(world_ranks.size()));
   for (const int rank : world_ranks) out.u32(uint32_t(rank));
-  request(Kind::barrier, out.body, timeout);
+  request(FrameKind::barrier, out.body, timeout);
 }
 
 void TcpControl::raise() const {
@@ -167,8 +167,8 @@ DistError TcpControl::report(Fault fault, int rank, const std::string& message) 
   if (left_) return ours;
   Writer out;
   write_failure(out, fault, rank, message);
-  send_locked(encode(Kind::heartbeat, 0, doing));
-  send_locked(encode(Kind::report, 0, out.body));
+  send_locked(encode(FrameKind::heartbeat, 0, doing));
+  send_locked(encode(FrameKind::report, 0, out.body));
   changed_.wait_for(lock, 3 * place_.heartbeat + answer_time, [&] { return failure_.has_value(); });
   if (!failure_) fail_locked(ours);
   return *failure_;
@@ -219,7 +219,7 @@ void TcpControl::waits(int peer, uint64_t messages, bool is_send) {
   }
   const std::string body = activity_body();
   const std::lock_guard lock(mutex_);
-  if (!failure_ && !left_) send_locked(encode(Kind::activity, 0, body));
+  if (!failure_ && !left_) send_locked(encode(FrameKind::activity, 0, body));
 }
 
 Activity TcpControl::activity_now() {
@@ -240,7 +240,7 @@ std::string TcpControl::explain(const std::vector<int>& world_ranks) {
   out.u32(uint32_t(world_ranks.size()));
   for (const int rank : world_ranks) out.u32(uint32_t(rank));
   try {
-    return request(Kind::explain, out.body, {}).body;
+    return request(FrameKind::explain, out.body, {}).body;
   } catch (const Error& error) {  // do not throw: that would hide the error that is being explained
     return error.what();
   }
@@ -260,7 +260,7 @@ void TcpControl::leave() {
     if (left_ || failure_) return;
   }
   try {
-    request(Kind::leave, out.body, {});
+    request(FrameKind::leave, out.body, {});
   } catch (const Error&) {  // the job has failed, so there is nothing to leave
   }
   const std::lock_guard lock(mutex_);
@@ -318,13 +318,13 @@ void TcpControl::run() {
                        text_of(Seconds(attended - heard)), " (stopped, swapped out, or cut off); see its output")});
       Writer out;
       write_failure(out, Fault::rank_silent, 0, failure_->what());
-      send_locked(encode(Kind::report, 0, out.body));
+      send_locked(encode(FrameKind::report, 0, out.body));
       ::shutdown(fd_.get(), SHUT_WR);
       continue;
     }
     if (now >= next_heartbeat) {
       next_heartbeat = now + pace;
-      if (out_.empty()) send_locked(encode(Kind::heartbeat, 0, doing));  // queued data is a sign of life too
+      if (out_.empty()) send_locked(encode(FrameKind::heartbeat, 0, doing));  // queued data is a sign of life too
     }
     out_.flush(fd_.get());
   }
@@ -352,16 +352,16 @@ bool TcpControl::read_all() {
 }
 
 void TcpControl::take(const Frame& frame) {
-  if (frame.kind == Kind::heartbeat) return;
-  if (frame.kind == Kind::failure) {
-    Fields in(frame.body);
+  if (frame.kind == FrameKind::heartbeat) return;
+  if (frame.kind == FrameKind::failure) {
+    BodyReader in(frame.body);
     const std::lock_guard lock(mutex_);
     fail_locked(read_failure(in));
     out_.clear();
     ::shutdown(fd_.get(), SHUT_WR);  // tells the store that the message has arrived
     return;
   }
-  if (frame.kind != Kind::reply && frame.kind != Kind::no_reply && frame.kind != Kind::error)
+  if (frame.kind != FrameKind::reply && frame.kind != FrameKind::no_reply && frame.kind != FrameKind::error)
     throw DistError(Fault::protocol, 0,
                     str("expected an answer, got a message of kind ", int(frame.kind), "; use one build on all ranks"));
   const std::lock_guard lock(mutex_);

@@ -52,7 +52,7 @@ class TcpControl final : public Control {
     uint64_t* completed = nullptr;  // counter of its group
   };
 
-  Frame request(Kind kind, const std::string& body, Seconds timeout);
+  Frame request(FrameKind kind, const std::string& body, Seconds timeout);
   void send_locked(const std::string& bytes);
   void fail_locked(const DistError& failure);
   void run();

@@ -159,7 +159,7 @@ class NativeTransport final : public Transport {
       elsewhere |= before == descriptors_.size();
     }
     entries_.clear();
-    for (const Descriptor& d : descriptors_)
+    for (const PollDescriptor& d : descriptors_)
       entries_.push_back({d.fd, short(d.for_writing ? POLLIN | POLLOUT : POLLIN), 0});
     const timespec time{0, elsewhere ? 100'000 : 20'000'000};
     const bool ready = ppoll(entries_.data(), entries_.size(), &time, nullptr) > 0;
@@ -179,7 +179,7 @@ class NativeTransport final : public Transport {
   std::shared_ptr<Inbox> inbox_;
   std::shared_ptr<Listener> listener_;
   bool by_tcp_ = false;  // true if at least one channel uses TCP
-  std::vector<Descriptor> descriptors_;
+  std::vector<PollDescriptor> descriptors_;
   std::vector<pollfd> entries_;
   int idle_polls_ = 0;
 };

@@ -16,7 +16,7 @@ namespace lockstep::dist {
 class Control;
 
 /// A descriptor to poll for reading, or also for writing.
-struct Descriptor {
+struct PollDescriptor {
   int fd = -1;
   bool for_writing = false;
 };
@@ -44,10 +44,10 @@ class Channel {
     return n;
   }
   /// Adds the descriptors to poll while nothing moves; none for memory channels.
-  virtual void add_descriptors(std::vector<Descriptor>& /*to_poll*/) const {}
+  virtual void add_descriptors(std::vector<PollDescriptor>& /*to_poll*/) const {}
   /// True if both sides can map each other's memory. Then reach() gives the local address of a peer's tensor.
   virtual bool shares_memory() const { return false; }
-  virtual std::byte* reach(const Placement& /*theirs*/, size_t /*bytes*/) { return nullptr; }
+  virtual std::byte* reach(const SegmentRange& /*theirs*/, size_t /*bytes*/) { return nullptr; }
   virtual const char* kind() const = 0;  ///< "threads", "shared memory", "tcp"
 };
 

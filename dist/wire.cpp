@@ -29,7 +29,7 @@ void write_counts(Writer& out, const std::vector<std::pair<int, uint64_t>>& coun
   for (const auto& [rank, count] : counts) out.u32(uint32_t(rank)).u64(count);
 }
 
-std::vector<std::pair<int, uint64_t>> read_counts(Fields& in) {
+std::vector<std::pair<int, uint64_t>> read_counts(BodyReader& in) {
   std::vector<std::pair<int, uint64_t>> counts(in.count(12));
   for (auto& [rank, count] : counts) {
     rank = int(in.u32());
@@ -42,44 +42,44 @@ std::vector<std::pair<int, uint64_t>> read_counts(Fields& in) {
 
 Writer& Writer::seconds(double value) { return u64(std::bit_cast<uint64_t>(value)); }
 
-double Fields::seconds() {
+double BodyReader::seconds() {
   const double value = std::bit_cast<double>(u64());
   if (!(value >= 0 && std::isfinite(value))) damaged(str("expected seconds >= 0, got ", value));
   return value;
 }
 
-std::string_view Fields::take(size_t bytes) {
+std::string_view BodyReader::take(size_t bytes) {
   if (bytes > rest_.size()) damaged(str("expected ", bytes, " more bytes in a message, got ", rest_.size()));
   const auto out = rest_.substr(0, bytes);
   rest_.remove_prefix(bytes);
   return out;
 }
 
-uint64_t Fields::integer(int bytes) {
+uint64_t BodyReader::integer(int bytes) {
   const auto from = take(size_t(bytes));
   uint64_t value = 0;
   for (int i = 0; i < bytes; ++i) value |= uint64_t(uint8_t(from[size_t(i)])) << (8 * i);
   return value;
 }
 
-std::string Fields::text(size_t limit) {
+std::string BodyReader::text(size_t limit) {
   const uint32_t size = u32();
   if (size > limit) damaged(str("expected a text of at most ", limit, " bytes, got one of ", size));
   return std::string(take(size));
 }
 
-uint32_t Fields::count(size_t bytes_each) {
+uint32_t BodyReader::count(size_t bytes_each) {
   const uint32_t count = u32();
   if (count > rest_.size() / bytes_each)
     damaged(str("expected ", count, " entries in a message, got bytes for ", rest_.size() / bytes_each));
   return count;
 }
 
-void Fields::end() const {
+void BodyReader::end() const {
   if (!rest_.empty()) damaged(str("expected the end of a message, got ", rest_.size(), " more bytes"));
 }
 
-std::string encode(Kind kind, uint32_t request, std::string_view body) {
+std::string encode(FrameKind kind, uint32_t request, std::string_view body) {
   Writer out;
   out.body.reserve(wire_header + body.size());
   out.u32(wire_magic)
@@ -105,7 +105,7 @@ std::optional<Frame> FrameReader::next() {
     damaged(str("expected a kind of message from 1 to ", int(last_kind), ", got ", int(kind)));
   if (length > limit_) damaged(str("expected a message of at most ", limit_, " bytes, got one of ", length));
   if (rest.size() < wire_header + length) return std::nullopt;
-  Frame frame{Kind(kind), load_u32(rest.data() + 8), std::string(rest.substr(wire_header, length))};
+  Frame frame{FrameKind(kind), load_u32(rest.data() + 8), std::string(rest.substr(wire_header, length))};
   begin_ += wire_header + length;
   if (begin_ == buffer_.size() || begin_ > (size_t(1) << 16)) {
     buffer_.erase(0, begin_);
@@ -121,7 +121,7 @@ void write_activity(Writer& out, const Activity& a) {
   write_counts(out, a.taken_from);
 }
 
-Activity read_activity(Fields& in) {
+Activity read_activity(BodyReader& in) {
   Activity a;
   a.step = in.u64();
   a.completed = in.u64();
@@ -140,7 +140,7 @@ void write_failure(Writer& out, Fault fault, int rank, std::string_view message)
   out.u8(uint8_t(fault)).u32(uint32_t(rank)).text(head(message, message_limit));
 }
 
-DistError read_failure(Fields& in) {
+DistError read_failure(BodyReader& in) {
   const uint8_t fault = in.u8();
   if (fault > uint8_t(Fault::refused))
     damaged(str("expected a fault from 0 to ", int(Fault::refused), ", got ", int(fault)));

@@ -26,7 +26,7 @@ inline constexpr size_t value_limit = size_t(8) << 20;              ///< longest
 inline constexpr size_t body_limit = key_limit + value_limit + 64;  ///< longest body: a key, a value, and other fields
 
 /// Kinds of frames.
-enum class Kind : uint8_t {
+enum class FrameKind : uint8_t {
   // Authentication
   challenge = 1,
   hello,
@@ -52,12 +52,12 @@ enum class Kind : uint8_t {
   no_reply,
   error,
 };
-/// The largest value of Kind.
-inline constexpr uint8_t last_kind = uint8_t(Kind::error);
+/// The largest value of FrameKind.
+inline constexpr uint8_t last_kind = uint8_t(FrameKind::error);
 
 /// A frame; `request` links a reply to its request.
 struct Frame {
-  Kind kind = Kind::heartbeat;
+  FrameKind kind = FrameKind::heartbeat;
   uint32_t request = 0;
   std::string body;
 };
@@ -94,10 +94,10 @@ class Writer {
 };
 
 /// Reads fields from a body. DistError protocol when bytes are missing.
-class Fields {
+class BodyReader {
  public:
   /// `body` must outlive this object.
-  explicit Fields(std::string_view body) : rest_(body) {}
+  explicit BodyReader(std::string_view body) : rest_(body) {}
   uint8_t u8() { return uint8_t(take(1)[0]); }     ///< a byte
   uint32_t u32() { return uint32_t(integer(4)); }  ///< 4 bytes
   uint64_t u64() { return integer(8); }            ///< 8 bytes
@@ -124,7 +124,7 @@ class Fields {
 };
 
 /// A frame as bytes. `request`: the number that links a request to its reply; 0 if no reply is expected.
-std::string encode(Kind kind, uint32_t request, std::string_view body);
+std::string encode(FrameKind kind, uint32_t request, std::string_view body);
 
 /// Splits a byte stream into frames.
 class FrameReader {
@@ -147,10 +147,10 @@ class FrameReader {
 /// Appends an Activity; its long texts are truncated.
 void write_activity(Writer& out, const Activity& activity);
 /// Reads an Activity.
-Activity read_activity(Fields& in);
+Activity read_activity(BodyReader& in);
 /// Appends a failure; a long message is truncated.
 void write_failure(Writer& out, Fault fault, int rank, std::string_view message);
 /// Reads a failure.
-DistError read_failure(Fields& in);
+DistError read_failure(BodyReader& in);
 
 }  // namespace lockstep::dist

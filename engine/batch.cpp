@@ -18,7 +18,7 @@
 
 namespace lockstep::engine {
 
-using parallel::Action, parallel::Do;
+using parallel::StepAction, parallel::Do;
 
 pipeline::Data EngineBase::Impl::with_cast(const pipeline::Data& data) const {
   if (!auto_cast) return data;
@@ -109,7 +109,7 @@ std::vector<MicroBatch> EngineBase::Impl::draw_ahead(const pipeline::Data& data)
 void EngineBase::Impl::train(const pipeline::Data& data, std::vector<MicroBatch> ahead, parallel::Mode mode) {
   now.data = &data;
   now.ahead.assign(ahead.begin(), ahead.end());
-  std::vector<Action> list;
+  std::vector<StepAction> list;
   if (part) {
     run_schedule(data, ahead);
     parallel::add_tail(list, true);
@@ -118,10 +118,10 @@ void EngineBase::Impl::train(const pipeline::Data& data, std::vector<MicroBatch>
     list.erase(list.begin(), list.begin() + 3 * (micro_steps % accumulation));
   }
   parallel::run(
-      list, [this](const Action& a) { act(a); }, mode);
+      list, [this](const StepAction& a) { act(a); }, mode);
 }
 
-void EngineBase::Impl::act(const Action& a) {
+void EngineBase::Impl::act(const StepAction& a) {
   if (now.done.skipped && needs_finite(a.what)) return;
   switch (a.what) {
     case Do::draw:
@@ -185,12 +185,12 @@ std::vector<double> EngineBase::Impl::eval_unsplit(const pipeline::Data& data, i
   model.eval();
   const auto first = int32_t(group->rank() / context_ranks * micro_batches);
   std::vector<double> all(size_t(micro_batches) * size_t(replicas()) * size_t(values));
-  std::vector<Action> list;
+  std::vector<StepAction> list;
   for (int32_t i = first; i < first + micro_batches; ++i)
     list.push_back({Do::draw, i}), list.push_back({Do::forward, i});
   parallel::add_tail(list, false);
   pipeline::Sample one;
-  parallel::run(list, [&](const Action& a) {
+  parallel::run(list, [&](const StepAction& a) {
     if (a.what == Do::draw) one = sample(data, a.micro_batch);
     // Each value is nonzero on one rank only, so the sum is exact. With cp, it has a term of each of the cp ranks.
     if (a.what == Do::losses) all = sum_of_ranks(all, "evaluation");
@@ -215,7 +215,7 @@ void EngineBase::Impl::run_schedule(const pipeline::Data& data, const std::vecto
   set_factor(own_factor());
   std::function<Variable(const Variable&)> scale;
   if (now.graph || *factor != 1) scale = [this](const Variable& loss) { return scaled_by_factor(loss); };
-  pipeline::Engine& stages = *part->engine;
+  pipeline::PipelineEngine& stages = *part->engine;
   stages.set_step(uint64_t(global_steps));
   const int64_t first = micro_batch();
   std::vector<Tensor> losses;

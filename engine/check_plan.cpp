@@ -45,8 +45,8 @@ std::vector<std::string> reasons_against(const Config& c, const parallel::Plan& 
                                          const std::string& optimizer) {
   parallel::Plan plan = asked;
   plan.zero = std::max(plan.zero, int(c.zero_optimization.stage));
-  const pipeline::Request request{pipeline::parse_kind(c.pipeline.schedule), plan.pp,
-                                  int(c.gradient_accumulation_steps.value_or(0)), int(c.pipeline.chunks)};
+  const pipeline::PipelineRequest request{pipeline::parse_kind(c.pipeline.schedule), plan.pp,
+                                          int(c.gradient_accumulation_steps.value_or(0)), int(c.pipeline.chunks)};
   parallel::PlanSizes cut = sizes;
   cut.chunks = pipeline::chunks_of(request);
   std::vector<std::string> reasons = parallel::reasons_against(plan, cut);

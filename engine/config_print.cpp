@@ -14,9 +14,9 @@ using data::Json;
 namespace {
 
 /// Prints an optimizer or schedule as its type and all of its params.
-void add_named(std::vector<Line>& lines, const Config& config, Kind kind) {
-  const std::string name = kind == Kind::optimizer ? "optimizer" : "scheduler";
-  const NamedConfig& named = kind == Kind::optimizer ? config.optimizer : config.scheduler;
+void add_named(std::vector<Line>& lines, const Config& config, ParamsKind kind) {
+  const std::string name = kind == ParamsKind::optimizer ? "optimizer" : "scheduler";
+  const NamedConfig& named = kind == ParamsKind::optimizer ? config.optimizer : config.scheduler;
   lines.push_back({name + ".type", named.type.empty() ? "none" : printed(named.type),
                    config.has(name + ".type") ? "(from file)"
                    : named.type.empty()       ? "(default)"
@@ -122,8 +122,8 @@ std::string table_of(const std::vector<Key>& keys) {
 std::string to_text(const Config& config) {
   std::vector<Line> lines;
   for (const Key& key : config_keys()) {
-    if (key.path == "optimizer.type") add_named(lines, config, Kind::optimizer);
-    else if (key.path == "scheduler.type") add_named(lines, config, Kind::schedule);
+    if (key.path == "optimizer.type") add_named(lines, config, ParamsKind::optimizer);
+    else if (key.path == "scheduler.type") add_named(lines, config, ParamsKind::schedule);
     else if (key.path == "optimizer.params" || key.path == "scheduler.params") continue;
     else if (const auto line = line_of(key, &config, config.given, config.inert)) lines.push_back(*line);
   }

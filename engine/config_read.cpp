@@ -52,7 +52,7 @@ bool KeyReader::is_section(const std::string& path) const {
 void KeyReader::take(const Key& key, const Json& value, const std::string& as) {
   if (key.take) return key.take(*this, key, value, as);
   const bool automatic = value.is_string() && value.as_string() == "auto";
-  const Slot slot = key.slot(config_);
+  const FieldPointer slot = key.slot(config_);
   if (!said.given.insert(key.path).second) {  // set before by another name; the same value is allowed
     const Json before = json_of(slot);
     if (!assign(slot, value, key.range) || json_of(slot) != before)

@@ -184,8 +184,8 @@ DType dtype_of(const std::string& name) { return name == "fp32" ? f32 : name == 
 void check_values(Config& config, std::vector<std::string>& problems) {
   std::vector<std::string> warnings;
   check_ranges(config_keys(), &config, problems);
-  check_params(Kind::optimizer, config.optimizer, problems, warnings);
-  check_params(Kind::schedule, config.scheduler, problems, warnings);
+  check_params(ParamsKind::optimizer, config.optimizer, problems, warnings);
+  check_params(ParamsKind::schedule, config.scheduler, problems, warnings);
   check_together(config, problems, warnings);
   for (const Section& section : sections())
     if (section.check) section.check(config, problems, warnings);

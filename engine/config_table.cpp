@@ -18,12 +18,12 @@ namespace {
 
 // --- for each type of value: to() makes JSON, put() reads JSON (false: bad type or range), wants() describes both ---
 
-template <class T> Json sample(const Range& range) {
+template <class T> Json sample(const ValueRange& range) {
   if constexpr (std::is_same_v<T, Json>) return range.anything ? Json() : Json::Object();
   else return T{};
 }
 template <class T> Json to(const T& value) { return Json(value); }
-template <class T> bool put(T& value, const Json& json, const Range& range) {
+template <class T> bool put(T& value, const Json& json, const ValueRange& range) {
   if constexpr (std::is_same_v<T, std::string>)
     if (json.is_null() && value.empty()) return true;  // null stands for an empty path
   const auto good = coerced(json, sample<T>(range), range);
@@ -35,10 +35,10 @@ template <class T> bool put(T& value, const Json& json, const Range& range) {
   else value = *good;
   return true;
 }
-template <class T> std::string wants(const T&, const Range& range) { return expected(sample<T>(range), range); }
+template <class T> std::string wants(const T&, const ValueRange& range) { return expected(sample<T>(range), range); }
 
 template <class T> Json to(const std::vector<T>& list) { return Json::Array(list.begin(), list.end()); }
-template <class T> bool put(std::vector<T>& list, const Json& json, const Range& range) {
+template <class T> bool put(std::vector<T>& list, const Json& json, const ValueRange& range) {
   if (!json.is_array()) return false;
   std::vector<T> all;
   for (const Json& item : json.as_array())
@@ -46,8 +46,8 @@ template <class T> bool put(std::vector<T>& list, const Json& json, const Range&
   list = std::move(all);
   return true;
 }
-std::string wants(const std::vector<std::string>&, const Range&) { return "a list of strings"; }
-std::string wants(const std::vector<int64_t>&, const Range& range) {
+std::string wants(const std::vector<std::string>&, const ValueRange&) { return "a list of strings"; }
+std::string wants(const std::vector<int64_t>&, const ValueRange& range) {
   return range.bounds() ? str("a list of integers from ", range.least, " on") : "a list of integers";
 }
 
@@ -56,13 +56,13 @@ Json to(const optim::PerGroup& rates) {
   for (int g = 0; g < rates.count(); ++g) all.push_back(rates[g]);
   return all.size() == 1 ? to(all[0]) : to(all);
 }
-bool put(optim::PerGroup& rates, const Json& json, const Range& range) {
+bool put(optim::PerGroup& rates, const Json& json, const ValueRange& range) {
   std::vector<double> all(1);
   if (!(json.is_array() ? put(all, json, range) && !all.empty() : put(all[0], json, range))) return false;
   rates = std::move(all);
   return true;
 }
-std::string wants(const optim::PerGroup&, const Range& range) {
+std::string wants(const optim::PerGroup&, const ValueRange& range) {
   return expected(0.0, range) + ", or a list with one for each group";
 }
 
@@ -71,53 +71,53 @@ std::vector<std::string> names_of(zero::Offload) { return {"none", "cpu", "nvme"
 template <class T>
 concept Enum = std::is_enum_v<T>;
 template <Enum T> Json to(const T& value) { return names_of(value)[size_t(value)]; }
-template <Enum T> bool put(T& value, const Json& json, const Range&) {
+template <Enum T> bool put(T& value, const Json& json, const ValueRange&) {
   const std::vector<std::string> names = names_of(value);
   const auto word = coerced(json, "", words(names));
   if (word) value = T(std::find(names.begin(), names.end(), word->as_string()) - names.begin());
   return word.has_value();
 }
-template <Enum T> std::string wants(const T& value, const Range&) { return listed(names_of(value)); }
+template <Enum T> std::string wants(const T& value, const ValueRange&) { return listed(names_of(value)); }
 
 template <class T> Json to(const std::optional<T>& value) { return value ? to(*value) : Json(); }
-template <class T> bool put(std::optional<T>& value, const Json& json, const Range& range) {
+template <class T> bool put(std::optional<T>& value, const Json& json, const ValueRange& range) {
   std::optional<T> now;
   if (!json.is_null() && !put(now.emplace(), json, range)) return false;
   value = std::move(now);
   return true;
 }
-template <class T> std::string wants(const std::optional<T>&, const Range& range) {
+template <class T> std::string wants(const std::optional<T>&, const ValueRange& range) {
   return wants(T{}, range) + ", or null";
 }
 
 template <class T> Json to(T* slot) { return to(*slot); }
-template <class T> bool put(T* slot, const Json& json, const Range& range) { return put(*slot, json, range); }
-template <class T> std::string wants(T* slot, const Range& range) { return wants(*slot, range); }
+template <class T> bool put(T* slot, const Json& json, const ValueRange& range) { return put(*slot, json, range); }
+template <class T> std::string wants(T* slot, const ValueRange& range) { return wants(*slot, range); }
 
 Json to(Count count) { return int64_t(*count.number); }
-bool put(Count count, const Json& json, const Range& range) {
+bool put(Count count, const Json& json, const ValueRange& range) {
   int64_t integer = 0;
   if (!put(integer, json, range)) return false;
   *count.number = double(integer);
   return true;
 }
-std::string wants(Count, const Range& range) { return expected(0, range); }
+std::string wants(Count, const ValueRange& range) { return expected(0, range); }
 
 Json to(Pair pair) { return Json::Array{*pair.first, *pair.second}; }
-bool put(Pair pair, const Json& json, const Range& range) {
+bool put(Pair pair, const Json& json, const ValueRange& range) {
   std::vector<double> both;
   if (!put(both, json, range) || both.size() != 2) return false;
   *pair.first = both[0], *pair.second = both[1];
   return true;
 }
-std::string wants(Pair, const Range&) { return "a list of two numbers"; }
+std::string wants(Pair, const ValueRange&) { return "a list of two numbers"; }
 
 std::vector<Key> all_keys() {
   Config defaults;
   std::vector<Key> keys;
-#define KEY_OF(field, range, theirs, doc, automatic)                                                          \
-  keys.push_back(working_key(                                                                                 \
-      #field, [](void* c) -> Slot { return &static_cast<Config*>(c)->field; }, &defaults, range, theirs, doc, \
+#define KEY_OF(field, range, theirs, doc, automatic)                                                                  \
+  keys.push_back(working_key(                                                                                         \
+      #field, [](void* c) -> FieldPointer { return &static_cast<Config*>(c)->field; }, &defaults, range, theirs, doc, \
       automatic));
 #define KEY(field, range, theirs, doc) KEY_OF(field, range, theirs, doc, false)
 #define KEY_AUTO(field, range, theirs, doc) KEY_OF(field, range, theirs, doc, true)
@@ -148,9 +148,9 @@ const std::vector<Key>& config_keys() {
   return keys;
 }
 
-Key working_key(const char* path, Slot (*slot)(void*), void* defaults, const Range& range, const char* theirs,
-                const char* doc, bool automatic) {
-  const Slot at = slot(defaults);
+Key working_key(const char* path, FieldPointer (*slot)(void*), void* defaults, const ValueRange& range,
+                const char* theirs, const char* doc, bool automatic) {
+  const FieldPointer at = slot(defaults);
   return {path, nullptr, slot, json_of(at), range, theirs, doc, automatic, expected(at, range)};
 }
 
@@ -160,19 +160,19 @@ const Key* find_key(const std::vector<Key>& keys, std::string_view path) {
   return nullptr;
 }
 
-Json json_of(const Slot& slot) {
+Json json_of(const FieldPointer& slot) {
   return std::visit([](auto at) { return to(at); }, slot);
 }
-bool assign(const Slot& slot, const Json& value, const Range& range) {
+bool assign(const FieldPointer& slot, const Json& value, const ValueRange& range) {
   return std::visit([&](auto at) { return put(at, value, range); }, slot);
 }
-std::string expected(const Slot& slot, const Range& range) {
+std::string expected(const FieldPointer& slot, const ValueRange& range) {
   return std::visit([&](auto at) { return wants(at, range); }, slot);
 }
 
 Json value_of(const Key& key, const void* config) { return json_of(key.slot(const_cast<void*>(config))); }
 
-std::string expected(const Json& fallback, const Range& range) {
+std::string expected(const Json& fallback, const ValueRange& range) {
   std::string what = !range.words.empty()   ? listed(range.words)
                      : fallback.is_bool()   ? "true or false"
                      : fallback.is_int()    ? "an integer"
@@ -205,7 +205,7 @@ std::string printed(const Json& value) {
   return text;
 }
 
-std::optional<Json> coerced(const Json& value, const Json& fallback, const Range& range) {
+std::optional<Json> coerced(const Json& value, const Json& fallback, const ValueRange& range) {
   if (value.is_null()) return fallback.is_null() ? std::optional(Json()) : std::nullopt;
   if (!range.words.empty()) {
     if (!value.is_string()) return std::nullopt;

@@ -23,13 +23,14 @@ struct Pair {
 };
 /// The address of a setting in a Config, or in the options of an optimizer or a schedule. The pointer's type tells
 /// which JSON values the key accepts; only an optional accepts null.
-using Slot = std::variant<bool*, int*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*,
-                          std::optional<double>*, std::optional<std::string>*, std::vector<std::string>*,
-                          std::vector<int64_t>*, std::optional<std::vector<int64_t>>*, data::Json*, optim::PerGroup*,
-                          std::optional<optim::PerGroup>*, optim::Warmup*, zero::Offload*, Count, Pair>;
+using FieldPointer =
+    std::variant<bool*, int*, int64_t*, double*, std::string*, std::optional<bool>*, std::optional<int64_t>*,
+                 std::optional<double>*, std::optional<std::string>*, std::vector<std::string>*, std::vector<int64_t>*,
+                 std::optional<std::vector<int64_t>>*, data::Json*, optim::PerGroup*, std::optional<optim::PerGroup>*,
+                 optim::Warmup*, zero::Offload*, Count, Pair>;
 
 /// Constraints on a value besides its type.
-struct Range {
+struct ValueRange {
   double least = -INFINITY, greatest = INFINITY;
   bool above = false;              ///< true: the value must be above `least`, not equal
   bool anything = false;           ///< true: any JSON is allowed, not only an object
@@ -41,14 +42,14 @@ struct Range {
   /// True if the value is in the interval.
   bool holds(double value) const { return (above ? value > least : value >= least) && value <= greatest; }
 };
-inline Range any() { return {}; }                                                           ///< no constraint
-inline Range anything() { return {.anything = true}; }                                      ///< any JSON
-inline Range least(double value) { return {.least = value}; }                               ///< >= value
-inline Range between(double low, double high) { return {.least = low, .greatest = high}; }  ///< low <= x <= high
-inline Range or_inf(Range range) { return range.inf_is_null = true, range; }                ///< also "inf" for null
-inline Range positive() { return {.least = 0, .above = true}; }                             ///< > 0
+inline ValueRange any() { return {}; }                                                           ///< no constraint
+inline ValueRange anything() { return {.anything = true}; }                                      ///< any JSON
+inline ValueRange least(double value) { return {.least = value}; }                               ///< >= value
+inline ValueRange between(double low, double high) { return {.least = low, .greatest = high}; }  ///< low <= x <= high
+inline ValueRange or_inf(ValueRange range) { return range.inf_is_null = true, range; }  ///< also "inf" for null
+inline ValueRange positive() { return {.least = 0, .above = true}; }                    ///< > 0
 /// Allows only the words in `list`.
-inline Range words(std::vector<std::string> list) { return {.words = std::move(list)}; }
+inline ValueRange words(std::vector<std::string> list) { return {.words = std::move(list)}; }
 
 class KeyReader;
 
@@ -57,9 +58,9 @@ struct Key {
   std::string path;
   /// Null for a key with an effect. Otherwise the function that reads the value. as: the key's name in the file.
   void (*take)(KeyReader& reader, const Key& key, const data::Json& value, const std::string& as);
-  Slot (*slot)(void* config);  ///< where a key is stored in `config`, the struct that the table describes; may be null
-  data::Json fallback;         ///< the default; with `take`, any value that `take` needs
-  Range range;
+  FieldPointer (*slot)(void* config);  ///< where a key is stored in `config`, the struct of the table; may be null
+  data::Json fallback;                 ///< the default; with `take`, any value that `take` needs
+  ValueRange range;
   std::string theirs;  ///< DeepSpeed's default, if ours differs
   std::string doc;     ///< effect of the key, or why it has none, or what to write instead
   bool automatic;      ///< true: the value may be "auto", and the library then chooses it
@@ -67,8 +68,8 @@ struct Key {
 };
 
 /// Makes the row of a key that has an effect. `defaults`: a config that holds the default values.
-Key working_key(const char* path, Slot (*slot)(void*), void* defaults, const Range& range, const char* theirs,
-                const char* doc, bool automatic = false);
+Key working_key(const char* path, FieldPointer (*slot)(void*), void* defaults, const ValueRange& range,
+                const char* theirs, const char* doc, bool automatic = false);
 
 /// All keys of the configuration file: those that config_keys.inc lists, then those of extensions (section.h).
 const std::vector<Key>& config_keys();
@@ -125,14 +126,14 @@ data::Json& at_path(data::Json& root, const std::string& path);
 data::Json json_of(const std::vector<Key>& keys, const void* config, const std::map<std::string, data::Json>& inert);
 
 /// Returns the value at the address `slot` as JSON.
-data::Json json_of(const Slot& slot);
+data::Json json_of(const FieldPointer& slot);
 /// The value of a key in `config` as JSON.
 data::Json value_of(const Key& key, const void* config);
 /// Stores a value of the file at the address `slot`. Returns false if its type is wrong or it is out of range.
-bool assign(const Slot& slot, const data::Json& value, const Range& range);
+bool assign(const FieldPointer& slot, const data::Json& value, const ValueRange& range);
 /// Describes what assign() accepts: "an integer >= 1", "true or false", "cpu or nvme".
-std::string expected(const Slot& slot, const Range& range);
-std::string expected(const data::Json& fallback, const Range& range);
+std::string expected(const FieldPointer& slot, const ValueRange& range);
+std::string expected(const data::Json& fallback, const ValueRange& range);
 std::string expected(const Key& key);
 /// The text in lower case (ASCII).
 std::string lower(std::string text);
@@ -140,7 +141,7 @@ std::string lower(std::string text);
 std::string printed(const data::Json& value);
 /// The value converted to the type of `fallback`, or nullopt if that is impossible. Numbers such as 1e9 count as
 /// integers; words compare without case.
-std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const Range& range);
+std::optional<data::Json> coerced(const data::Json& value, const data::Json& fallback, const ValueRange& range);
 /// Adds a problem for each value in `config` that is out of range. Needed for values that a program sets: read_keys()
 /// has already checked the values in a file.
 void check_ranges(const std::vector<Key>& keys, void* config, std::vector<std::string>& problems);
@@ -159,10 +160,10 @@ struct ParamInfo {
   std::string doc;  ///< if the parameter has no effect: the reason
 };
 /// The two parts of a config that name a type and its params: "optimizer" and "scheduler".
-enum class Kind { optimizer, schedule };
+enum class ParamsKind { optimizer, schedule };
 /// Returns all parameters of the optimizer or schedule config.type, with the values that config.params sets. Adds
 /// problems and warnings.
-std::vector<ParamInfo> check_params(Kind kind, const NamedConfig& config, std::vector<std::string>& problems,
+std::vector<ParamInfo> check_params(ParamsKind kind, const NamedConfig& config, std::vector<std::string>& problems,
                                     std::vector<std::string>& warnings);
 
 }  // namespace lockstep::engine

@@ -146,8 +146,9 @@ EngineBase::Impl::Impl(const Agreed& agreed, PipelineModule& module, const Initi
       config(agreed.config),
       plan(agreed.plan),
       own_mesh(agreed.is_cut && !args.mesh ? std::make_unique<parallel::Mesh>(plan, world) : nullptr),
-      part(agreed.is_cut ? std::make_unique<Part>(std::move(module), config, own_mesh ? *own_mesh : *args.mesh, args)
-                         : nullptr),
+      part(agreed.is_cut
+               ? std::make_unique<ModelPart>(std::move(module), config, own_mesh ? *own_mesh : *args.mesh, args)
+               : nullptr),
       unsplit(part ? PipelineModule() : std::move(module)),
       model(part ? part->model() : *unsplit.model),
       group(own_mesh    ? &own_mesh->replicas()
@@ -360,7 +361,7 @@ nn::Module& EngineBase::module() const { return impl_->model; }
 DType EngineBase::product_dtype() const { return impl_->product_dtype; }
 bool EngineBase::in_parts() const { return impl_->part != nullptr; }
 std::string EngineBase::graphs() const { return impl_->graphs.status(); }
-pipeline::Engine& EngineBase::pipeline() const {
+pipeline::PipelineEngine& EngineBase::pipeline() const {
   LOCKSTEP_CHECK(impl_->part, "[pipeline] expected a model split by pp or tp, got a whole one; check in_parts() first");
   return *impl_->part->engine;
 }

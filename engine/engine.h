@@ -45,7 +45,7 @@
 #include "zero/zero.h"
 
 namespace lockstep::pipeline {
-class Engine;
+class PipelineEngine;
 }
 namespace lockstep::tensor_parallel {
 class TensorParallel;
@@ -121,7 +121,7 @@ struct InitializeArgs {
   const Arguments* args = nullptr;      ///< command line; args->deepspeed_config is read if `config` is not given
   dist::ProcessGroup* group = nullptr;  ///< all ranks of the job; default: dist::world()
   /// Replaces `group` by a mesh of ranks, which must exist while the engine is used. Context-parallel ranks (cp) share
-  /// each sample. Expert-parallel ranks (ep) hold different experts of a moe::Layer. Null: ranks are only
+  /// each sample. Expert-parallel ranks (ep) hold different experts of a moe::MoeLayer. Null: ranks are only
   /// divided into replicas and pipeline stages.
   const parallel::Mesh* mesh = nullptr;
   int loader_workers = 0;  ///< threads that assemble batches of training_data
@@ -277,7 +277,7 @@ class EngineBase {
   DType product_dtype() const;
   /// Returns a text that says how many steps of train_batch() were graph replays, or why none was.
   std::string graphs() const;
-  pipeline::Engine& pipeline() const;  ///< Error when the model is not cut
+  pipeline::PipelineEngine& pipeline() const;  ///< Error when the model is not cut
   /// How the ranks are divided into replicas, pipeline stages, tensor-parallel ranks and so on.
   const parallel::Plan& plan() const;
   dist::ProcessGroup& group() const;  ///< ranks that sum gradients: replicas, and ranks that share samples

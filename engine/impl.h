@@ -112,7 +112,7 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   int replicas() const { return group->size() / context_ranks; }
   /// True if replica r runs micro-batches r, r + replicas(), ...; false if it runs consecutive ones.
   bool are_interleaved() const { return stage() >= 2 || !config.managed_gradient_accumulation; }
-  parallel::Replicas numbering() const { return {replicas(), int(accumulation), are_interleaved()}; }
+  parallel::StepReplicas numbering() const { return {replicas(), int(accumulation), are_interleaved()}; }
   /// ZeRO's stage; 0 without ZeRO.
   int stage() const { return zero ? zero->stage() : 0; }
   void check_open(const char* call) const;     // Error when the engine is closed, or a backward has failed
@@ -166,9 +166,9 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   std::vector<MicroBatch> draw_ahead(const pipeline::Data& data) const;  // micro-batches of the coming step
   /// Runs a step of train_batch(), or records it.
   void train(const pipeline::Data& data, std::vector<MicroBatch> ahead, parallel::Mode mode = parallel::Mode::eager);
-  void act(const parallel::Action& a);  // executes an action of the step's list
-  void end_micro_batch();               // counts a micro-batch, or all that run_schedule() ran
-  void check_step() const;              // Error when step() is not expected
+  void act(const parallel::StepAction& a);  // executes an action of the step's list
+  void end_micro_batch();                   // counts a micro-batch, or all that run_schedule() ran
+  void check_step() const;                  // Error when step() is not expected
   /// Runs forward and backward of all micro-batches with pipeline stages or tensor parallelism.
   void run_schedule(const pipeline::Data& data, const std::vector<MicroBatch>& ahead);
   /// Implements eval_batches() for engines that use neither pipeline stages nor tensor parallelism.
@@ -221,7 +221,7 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
   Config config;              // the configuration after resolve()
   const parallel::Plan plan;
   const std::unique_ptr<parallel::Mesh> own_mesh;        // made when the model is cut and no mesh was given
-  const std::unique_ptr<Part> part;                      // this rank's part of a model that is cut; null otherwise
+  const std::unique_ptr<ModelPart> part;                 // this rank's part of a model that is cut; null otherwise
   PipelineModule unsplit;                                // the model and its loss, if not cut
   decltype(nn::LayerList::loss_of_input) loss_of_input;  // of the model's layers(); empty if another loss is used
   nn::Module& model;                                     // the module that is trained

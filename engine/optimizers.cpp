@@ -120,7 +120,7 @@ const NamedType* type_named(const std::string& name) {
 
 Optimizers make_optimizers(const Config& config, const NamedParameters& parameters, dist::ProcessGroup* group) {
   if (config.optimizer.type.empty()) return {};
-  return std::get<MakeOptimizers>(read_named(Kind::optimizer, config.optimizer))(parameters, group);
+  return std::get<MakeOptimizers>(read_named(ParamsKind::optimizer, config.optimizer))(parameters, group);
 }
 
 }  // namespace lockstep::engine

@@ -36,7 +36,7 @@ Params& Params::add(ParamInfo option, const std::string& wants, bool required,
   return *this;
 }
 
-Params& Params::add_field(const char* name, const Slot& field, const Range& range, bool required) {
+Params& Params::add_field(const char* name, const FieldPointer& field, const ValueRange& range, bool required) {
   return add({name, json_of(field)}, expected(field, range), required, [&](const Json& value) {
     return assign(field, value, range) ? std::optional(json_of(field)) : std::nullopt;
   });
@@ -72,13 +72,13 @@ void Params::check(const std::function<void()>& together) {
 
 namespace {
 
-const std::vector<NamedType>& list_of(Kind kind) {
-  return kind == Kind::optimizer ? optimizer_types() : schedule_types();
+const std::vector<NamedType>& list_of(ParamsKind kind) {
+  return kind == ParamsKind::optimizer ? optimizer_types() : schedule_types();
 }
-std::string section_of(Kind kind) { return kind == Kind::optimizer ? "optimizer" : "scheduler"; }
+std::string section_of(ParamsKind kind) { return kind == ParamsKind::optimizer ? "optimizer" : "scheduler"; }
 
 /// Returns the type with this name, ignoring case. The Error for an unknown name lists all types.
-const NamedType& find_type(Kind kind, const std::string& name) {
+const NamedType& find_type(ParamsKind kind, const std::string& name) {
   std::vector<std::string> known;
   for (const NamedType& type : list_of(kind)) {
     if (lower(type.name) == lower(name)) return type;
@@ -103,7 +103,7 @@ std::vector<ParamInfo> defaults_of(const NamedType& type) {
   return std::move(params.infos);
 }
 
-std::vector<ParamInfo> check_params(Kind kind, const NamedConfig& config, std::vector<std::string>& problems,
+std::vector<ParamInfo> check_params(ParamsKind kind, const NamedConfig& config, std::vector<std::string>& problems,
                                     std::vector<std::string>& warnings) {
   if (config.type.empty()) return {};
   try {
@@ -117,7 +117,7 @@ std::vector<ParamInfo> check_params(Kind kind, const NamedConfig& config, std::v
   return {};
 }
 
-Make read_named(Kind kind, const NamedConfig& config) {
+Make read_named(ParamsKind kind, const NamedConfig& config) {
   const NamedType& type = find_type(kind, config.type);
   Params params(section_of(kind) + ".params", type.name, config.params);
   Make make = type.read(params);

@@ -26,11 +26,11 @@ class Params {
       : given(given), type(std::move(type)), where_(std::move(where)) {}
 
   /// Adds an option that a configuration file may leave out.
-  Params& operator()(const char* name, const Slot& field, const Range& range = {}) {
+  Params& operator()(const char* name, const FieldPointer& field, const ValueRange& range = {}) {
     return add_field(name, field, range, false);
   }
   /// Adds an option that a configuration file must set.
-  Params& required(const char* name, const Slot& field, const Range& range = {}) {
+  Params& required(const char* name, const FieldPointer& field, const ValueRange& range = {}) {
     return add_field(name, field, range, true);
   }
   /// Adds an option that is accepted without effect.
@@ -47,7 +47,7 @@ class Params {
   std::vector<std::string> problems, warnings;
 
  private:
-  Params& add_field(const char* name, const Slot& field, const Range& range, bool required);
+  Params& add_field(const char* name, const FieldPointer& field, const ValueRange& range, bool required);
   /// Adds an option. option: its name and default. wants: describes valid values in messages. take: checks the file's
   /// value, and returns the value in effect, or nullopt if it is invalid.
   Params& add(ParamInfo option, const std::string& wants, bool required,
@@ -109,6 +109,6 @@ NamedType optimizer_type(const char* name, const char* doc, const O& defaults,
 std::vector<ParamInfo> defaults_of(const NamedType& type);
 
 /// Returns a function that makes the object that the config describes. Error for an unknown type or wrong params.
-Make read_named(Kind kind, const NamedConfig& config);
+Make read_named(ParamsKind kind, const NamedConfig& config);
 
 }  // namespace lockstep::engine

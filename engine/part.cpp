@@ -46,7 +46,8 @@ void cast_all(PipelineModule& module, DType to) {
 
 }  // namespace
 
-Part::Part(PipelineModule module, const Config& config, const parallel::Mesh& mesh_, const InitializeArgs& args)
+ModelPart::ModelPart(PipelineModule module, const Config& config, const parallel::Mesh& mesh_,
+                     const InitializeArgs& args)
     : mesh(&mesh_) {
   manual_seed(uint64_t(config.seed));  // before layers are built
   if (module.model) {
@@ -69,8 +70,8 @@ Part::Part(PipelineModule module, const Config& config, const parallel::Mesh& me
       .reduce = false};
   if (config.fp16.enabled || config.bf16.enabled) options.dtype = parameter_dtype(config);
   text = str(p.schedule, ", ", to_string(mesh->plan()));
-  engine =
-      std::make_unique<pipeline::Engine>(std::move(module.layers), options, std::move(module.loss_fn), &mesh->world());
+  engine = std::make_unique<pipeline::PipelineEngine>(std::move(module.layers), options, std::move(module.loss_fn),
+                                                      &mesh->world());
   bool trains = false;
   for (const Variable& p : engine->module().parameters()) trains |= p.requires_grad();
   if (args.sharded) {
@@ -83,11 +84,11 @@ Part::Part(PipelineModule module, const Config& config, const parallel::Mesh& me
   if (options.dtype) nothing->to(*options.dtype);
 }
 
-Part::~Part() = default;
+ModelPart::~ModelPart() = default;
 
-nn::Module& Part::model() { return nothing ? *nothing : engine->module(); }
+nn::Module& ModelPart::model() { return nothing ? *nothing : engine->module(); }
 
-void Part::complete_gradients() {
+void ModelPart::complete_gradients() {
   bool any = false;
   for (auto& named : model().named_parameters()) {
     Variable& p = named.variable;
@@ -152,9 +153,9 @@ std::vector<Piece> of_full(const Piece& piece, const Shape& full, int64_t dim, c
   return all;
 }
 
-bool Part::leads(const std::string& piece) const { return !nothing && engine->leads(parameter_of(piece)); }
+bool ModelPart::leads(const std::string& piece) const { return !nothing && engine->leads(parameter_of(piece)); }
 
-std::vector<Piece> Part::full_pieces(const Piece& piece) const {
+std::vector<Piece> ModelPart::full_pieces(const Piece& piece) const {
   const auto found = sharded.find(parameter_of(piece.name));
   if (found == sharded.end()) return {piece};
   const tensor_parallel::ShardLayout& cut = found->second;
@@ -163,7 +164,7 @@ std::vector<Piece> Part::full_pieces(const Piece& piece) const {
 
 // --- overflow and gradient norm of a step, on which all ranks of a model agree ---
 
-void Part::agree(zero::StepReport& report) {
+void ModelPart::agree(zero::StepReport& report) {
   dist::ProcessGroup& model = mesh->model();
   if (model.size() == 1) return;
   constexpr int64_t none = std::numeric_limits<int64_t>::max();
@@ -181,7 +182,7 @@ void Part::agree(zero::StepReport& report) {
 /// Returns the gradient norm of the whole model from the sums of squares of this rank's gradients. Sums of sharded
 /// parameters are first added up over tensor-parallel ranks, then the sums of all parameters over pipeline stages.
 /// Without tensor parallelism, the norm is bit-identical to that of a single process.
-double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
+double ModelPart::norm(const std::vector<std::pair<std::string, double>>& squares_) {
   std::vector<std::pair<std::string, double>> squares =
       nothing ? std::vector<std::pair<std::string, double>>{} : squares_;
   if (mesh->plan().tp > 1 && !squares.empty()) {
@@ -194,13 +195,13 @@ double Part::norm(const std::vector<std::pair<std::string, double>>& squares_) {
   return engine->norm(squares);
 }
 
-std::vector<dist::ProcessGroup*> Part::groups() const {
+std::vector<dist::ProcessGroup*> ModelPart::groups() const {
   std::vector<dist::ProcessGroup*> all{&mesh->tp(), &mesh->pp()};
   for (dist::ProcessGroup* group : engine->groups()) all.push_back(group);
   return all;
 }
 
-void Part::prepare_capture() {
+void ModelPart::prepare_capture() {
   struct Norm {
     int64_t layer, place, stage, at, is_cut, is_wide;
     auto operator<=>(const Norm&) const = default;
@@ -237,7 +238,7 @@ void Part::prepare_capture() {
 /// Returns the sums of squares of the gradients of all pipeline stages, two rows for each stage. Row 1 holds the sums
 /// of this tensor-parallel rank, row 0 their totals over all tensor-parallel ranks. The norm adds up the numbers of
 /// sharded parameters from row 0, and those of all other parameters from row 1.
-Tensor Part::captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) {
+Tensor ModelPart::captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) {
   const int64_t count = own.numel() - 1, row = places_ + 1;
   Tensor all = zeros({1, 2, row}, {.dtype = f64, .device = own.device()});
   const Tensor added = all.select(0, 0).select(0, 0), as_is = all.select(0, 0).select(0, 1);

@@ -26,10 +26,10 @@ std::vector<checkpoints::Piece> of_full(const checkpoints::Piece& piece, const S
 
 /// This rank's part of a model under pipeline or tensor parallelism. Its overrides of zero::OtherParts let ZeRO compute
 /// the gradient norm, and detect overflow, over the parts of all ranks.
-struct Part : zero::OtherParts {
+struct ModelPart : zero::OtherParts {
   /// Builds this rank's layers. Collective.
-  Part(PipelineModule module, const Config& config, const parallel::Mesh& mesh, const InitializeArgs& args);
-  ~Part() override;
+  ModelPart(PipelineModule module, const Config& config, const parallel::Mesh& mesh, const InitializeArgs& args);
+  ~ModelPart() override;
   void agree(zero::StepReport& report) override;
   double norm(const std::vector<std::pair<std::string, double>>& squares) override;
   Tensor captured_norm(const Tensor& own, std::vector<NormPiece>& pieces) override;
@@ -49,7 +49,7 @@ struct Part : zero::OtherParts {
   std::vector<checkpoints::Piece> full_pieces(const checkpoints::Piece& piece) const;
 
   const parallel::Mesh* mesh;
-  std::unique_ptr<pipeline::Engine> engine;
+  std::unique_ptr<pipeline::PipelineEngine> engine;
   std::map<std::string, tensor_parallel::ShardLayout> sharded;
   std::set<std::string> partial;  // parameters for which each tensor-parallel rank has only a term of the gradient
   std::unique_ptr<nn::Module> nothing;  // a dummy parameter for a rank without trainable ones; not saved

@@ -26,8 +26,8 @@ struct PipelineModule {
   std::optional<int> activation_checkpoint_interval = {};
   /// Index of the first layer of each (virtual) stage, then the number of all layers. Overrides partition_method.
   std::vector<int> bounds = {};
-  std::optional<pipeline::Schedule> schedule = {};  ///< a schedule of your own; overrides pipeline.schedule
-  std::optional<DType> autocast = {};               ///< f16 or bf16: forwards and losses run under Autocast
+  std::optional<pipeline::PipelineSchedule> schedule = {};  ///< a schedule of your own; overrides pipeline.schedule
+  std::optional<DType> autocast = {};                       ///< f16 or bf16: forwards and losses run under Autocast
   /// True: pipeline stages use activation checkpointing. A repeated layer of `model` then stores only its input, and
   /// runs forward again in backward.
   bool recompute = false;

@@ -71,7 +71,7 @@ Make list_schedule(Params& p) {
       LOCKSTEP_CHECK(type && type->is_string(), "[", p.type, "] expected {\"type\", \"params\"} in schedulers, got ",
                      part.dump());
       parts.push_back(std::get<MakeSchedule>(
-          read_named(Kind::schedule, {type->as_string(), params ? *params : data::Json(data::Json::Object())})));
+          read_named(ParamsKind::schedule, {type->as_string(), params ? *params : data::Json(data::Json::Object())})));
     }
     make(parts)(*trial_optimizer(data::Json::Object()));
   });
@@ -186,7 +186,7 @@ const std::vector<NamedType>& schedule_types() {
 
 std::unique_ptr<optim::Schedule> make_schedule(const Config& config, optim::Optimizer& optimizer) {
   if (config.scheduler.type.empty()) return nullptr;
-  return std::get<MakeSchedule>(read_named(Kind::schedule, config.scheduler))(optimizer);
+  return std::get<MakeSchedule>(read_named(ParamsKind::schedule, config.scheduler))(optimizer);
 }
 
 }  // namespace lockstep::engine

@@ -61,12 +61,12 @@ template <class T, class Field> T owner_of(Field T::*);
 }
 /// The row of a key that is stored in a field of a section's struct: key<&Noise::scale>("noise.scale", ...).
 /// automatic: the file may say "auto".
-template <auto field> Key key(const char* path, const Range& range, const char* doc, bool automatic = false) {
+template <auto field> Key key(const char* path, const ValueRange& range, const char* doc, bool automatic = false) {
   using Values = decltype(detail::owner_of(field));
   Config defaults;
   return working_key(
-      path, [](void* config) -> Slot { return &(static_cast<Config*>(config)->section<Values>().*field); }, &defaults,
-      range, "", doc, automatic);
+      path, [](void* config) -> FieldPointer { return &(static_cast<Config*>(config)->section<Values>().*field); },
+      &defaults, range, "", doc, automatic);
 }
 
 }  // namespace lockstep::engine

@@ -82,9 +82,9 @@ void EngineBase::Impl::step(std::optional<double> metric) {
   end_micro_batch();
   if (!boundary) return;
   now = {.metric = metric};
-  std::vector<parallel::Action> list;
+  std::vector<parallel::StepAction> list;
   parallel::add_tail(list, true);
-  parallel::run(list, [this](const parallel::Action& a) { act(a); });
+  parallel::run(list, [this](const parallel::StepAction& a) { act(a); });
 }
 
 bool EngineBase::Impl::wants_metric() const {

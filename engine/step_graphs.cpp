@@ -284,10 +284,10 @@ bool StepGraphs::replay(Recorded& recorded, const std::vector<MicroBatch>& step,
         launch = [&, i, next = std::move(launch)] { all[i]->replay(recorded.calls[i], next); };
       launch();
     });
-    std::vector<parallel::Action> list;
+    std::vector<parallel::StepAction> list;
     parallel::add_tail(list, true);
     parallel::run(
-        list, [this](const parallel::Action& a) { m_.act(a); }, parallel::Mode::replay);
+        list, [this](const parallel::StepAction& a) { m_.act(a); }, parallel::Mode::replay);
   } catch (...) {
     drop();  // NCCL cannot end a communicator while a graph contains its collectives
     throw;

@@ -124,8 +124,8 @@ void start_with(const Variable& parameter, const std::string& what, std::functio
   Variable(parameter).set_tensor(reserved(there.shape(), options, from));
 }
 
-void check_held(const std::string& where, const Held& held, double layers,
-                const std::function<std::shared_ptr<Module>()>& make) {
+void check_file_totals(const std::string& where, const FileTotals& held, double layers,
+                       const std::function<std::shared_ptr<Module>()>& make) {
   const auto refuse_unless = [&](bool fits, const std::string& got) {
     LOCKSTEP_CHECK(fits, where, ": the weights beside it (", held.tensors, " tensors, ", held.bytes,
                    " bytes) are too few for a model of ", got,

@@ -90,13 +90,13 @@ void change_start(const Variable& parameter, const Shape& shape, TensorOptions o
                   std::function<Tensor(const Tensor&)> change = {});
 
 /// Number of tensors, and bytes, in a model's files.
-struct Held {
+struct FileTotals {
   int64_t tensors = 0, bytes = 0;
 };
 /// Guards against a config.json that asks for absurd sizes: Error if files with these tensors and bytes cannot hold a
 /// model of `layers` layers (experts count as layers), or the model that `make` returns. `make` runs under BuildEmpty,
 /// so it allocates no memory for values. The random generator is left unchanged. `where` names the file in errors.
-void check_held(const std::string& where, const Held& held, double layers,
-                const std::function<std::shared_ptr<Module>()>& make = {});
+void check_file_totals(const std::string& where, const FileTotals& held, double layers,
+                       const std::function<std::shared_ptr<Module>()>& make = {});
 
 }  // namespace lockstep::nn

@@ -30,7 +30,7 @@ struct CheckpointOptions {
   bool profile = false;                          ///< measure the time of both runs, see report()
   int64_t every = 1;                             ///< wrap_blocks() checkpoints the first of every `every` blocks
   /// For wrap_blocks(): returns the variables that a block's forward sets for the loss in addition to the block's
-  /// output, such as moe::Layer::aux_loss.
+  /// output, such as moe::MoeLayer::aux_loss.
   std::function<std::vector<Variable*>(nn::Module& block)> beside = {};
   dist::ProcessGroup* group = nullptr;  ///< ranks that have the same inputs (model parallelism)
 };

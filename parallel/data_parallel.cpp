@@ -26,7 +26,7 @@ std::string describe(const NamedField& field) {
 
 /// Copies x from device 0 to devices 1 .. count-1: directly (root), through the host (cpu), or from each device to the
 /// next (ring). Element [0] of the result stays undefined.
-std::vector<Tensor> broadcast(const Tensor& x, size_t count, Reduce reduce, Traffic& traffic) {
+std::vector<Tensor> broadcast(const Tensor& x, size_t count, Reduce reduce, TrafficCounter& traffic) {
   std::vector<Tensor> copies(count);
   const Tensor on_host = reduce == Reduce::cpu ? traffic.copy(x, 0, traffic.host(), Load::parameters) : Tensor();
   for (size_t i = 1; i < count; ++i) {
@@ -43,7 +43,7 @@ struct Part {
 };
 
 /// Returns the sum of the gradients that the devices have for one parameter, as a new tensor on the first device.
-Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
+Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, TrafficCounter& traffic) {
   const auto copy = [&](const Tensor& x, size_t from, size_t to) { return traffic.copy(x, from, to, Load::gradients); };
   if (reduce != Reduce::ring) {  // one device (or the host) adds all parts
     const size_t server = reduce == Reduce::root ? 0 : traffic.host();
@@ -82,7 +82,7 @@ Tensor sum_of(const std::vector<Part>& parts, Reduce reduce, Traffic& traffic) {
 /// Copies x to devices 1 .. count-1, as one operation, whose derivative adds the copies' gradients. Result [0] is x
 /// itself: the gradient of x is on the first device already, and the gradients of the copies are added to it in place.
 std::vector<Variable> replicate(const Variable& x, size_t count, Reduce reduce,
-                                const std::shared_ptr<Traffic>& traffic) {
+                                const std::shared_ptr<TrafficCounter>& traffic) {
   std::vector<Tensor> tensors = broadcast(x.tensor(), count, reduce, *traffic);
   tensors.erase(tensors.begin());
   std::vector<Variable> copies;
@@ -146,7 +146,7 @@ Replicas::Replicas(nn::Module& module, DataParallelOptions options, const Make& 
                    "[DataParallel] expected every device once, got ", devices[i], " twice");
   }
   if (o_.output) check_device("DataParallel", *o_.output);
-  traffic_ = std::make_shared<Traffic>(devices);
+  traffic_ = std::make_shared<TrafficCounter>(devices);
   const RandomScope here;  // a factory that draws initial values must not advance the caller's random state
   for (size_t i = 1; i < devices.size(); ++i) {
     others_.push_back(make());

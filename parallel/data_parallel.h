@@ -61,14 +61,14 @@ class Replicas {
   /// (recording, autocast, anomaly, random state). Rethrows the first exception; its message begins with the replica
   /// and the device.
   void run(const BatchSplit& cut, const std::function<void(size_t)>& call);
-  Traffic& traffic() const { return *traffic_; }
+  TrafficCounter& traffic() const { return *traffic_; }
 
  private:
   void check_alike(size_t replica) const;
 
   nn::Module& module_;
   DataParallelOptions o_;
-  std::shared_ptr<Traffic> traffic_;
+  std::shared_ptr<TrafficCounter> traffic_;
   std::vector<std::unique_ptr<nn::Module>> others_;  // replicas on devices 1 ..
 };
 

@@ -68,8 +68,9 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
     const auto cap = int64_t(std::clamp(options.bucket_mib * mib, 1., 0x1p60));
     reducer->cut(order, cap, options.bucket_mib == DdpOptions().bucket_mib ? int64_t(mib) : cap, true);
     buckets.clear(), tags.clear();
-    for (const Reducer::Unit& unit : reducer->units) {
-      Bucket& b = buckets.emplace_back(Bucket{int(buckets.size()), int(reducer->units.size()), {}, {}, {}, {}});
+    for (const Reducer::Bucket& unit : reducer->buckets) {
+      GradBucket& b =
+          buckets.emplace_back(GradBucket{int(buckets.size()), int(reducer->buckets.size()), {}, {}, {}, {}});
       std::string lines;
       for (const size_t i : unit.members) {
         b.names.push_back(reducer->parameters[i].name);
@@ -93,7 +94,7 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
         if (!all) div_scalar_(flat, active);
       };
     }
-    const auto bucket = std::make_shared<Bucket>(buckets[b]);
+    const auto bucket = std::make_shared<GradBucket>(buckets[b]);
     bucket->gradients = flat;
     for (size_t i = 0; i < bucket->names.size(); ++i) bucket->parameters.push_back(reducer->view(b, flat, i));
     return [this, flat, active, all, bucket, rest = options.hook(*bucket, group)] {
@@ -286,8 +287,8 @@ struct Ddp::Impl final : Reducer::Policy, std::enable_shared_from_this<Impl> {
   const Options options;
   dist::ProcessGroup& group;
   std::optional<Reducer> reducer;
-  std::vector<Bucket> buckets;    // without their gradients
-  std::vector<std::string> tags;  // of the buckets' collectives
+  std::vector<GradBucket> buckets;  // without their gradients
+  std::vector<std::string> tags;    // of the buckets' collectives
 
   bool saw_forward = false;         // true: forwards ran through call(), and not all of their backwards have ended
   int forwards = 0;                 // forwards whose backward has not begun
@@ -310,7 +311,7 @@ void Ddp::leave_no_sync() { impl_->reducer->leave_no_sync(); }
 
 std::vector<std::vector<std::string>> Ddp::buckets() const {
   std::vector<std::vector<std::string>> names;
-  for (const Bucket& bucket : impl_->buckets) names.push_back(bucket.names);
+  for (const GradBucket& bucket : impl_->buckets) names.push_back(bucket.names);
   return names;
 }
 

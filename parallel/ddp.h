@@ -22,7 +22,7 @@
 namespace lockstep::parallel {
 
 /// A bucket as a communication hook sees it: the gradients of several parameters in one flat tensor.
-struct Bucket {
+struct GradBucket {
   int index = 0;
   int count = 0;                   ///< number of buckets
   std::string label;               ///< "bucket 0 of 3, head.bias to hidden.weight", for tags
@@ -33,7 +33,7 @@ struct Bucket {
 
 /// A communication hook replaces the all-reduce of a bucket. It starts the communication and returns a function that
 /// completes it, which DDP calls at the end of backward. It may return an empty function.
-using CommHook = std::function<std::function<void()>(Bucket& bucket, dist::ProcessGroup& group)>;
+using CommHook = std::function<std::function<void()>(GradBucket& bucket, dist::ProcessGroup& group)>;
 
 /// Options of DistributedDataParallel. They must be the same on all ranks.
 struct DdpOptions {

@@ -28,8 +28,8 @@ class GradientSum final : Reducer::Policy {
   /// Puts the sum into .grad of every parameter that was used in some micro-batch. Error if there was no add() since
   /// the last finish(). While a Graph is captured, the same parameters must be used as in the previous sum.
   void finish();
-  void discard() { reducer_->forget(); }                            ///< forgets what add() has taken
-  int64_t count() const { return reducer_->units[0].sum.count(); }  ///< micro-batches added since finish()
+  void discard() { reducer_->forget(); }                              ///< forgets what add() has taken
+  int64_t count() const { return reducer_->buckets[0].sum.count(); }  ///< micro-batches added since finish()
 
  private:
   std::function<void()> start(size_t bucket, const Tensor& sum) override;

@@ -53,64 +53,64 @@ Reducer::~Reducer() {
   }
 }
 
-void Reducer::cut(std::vector<Unit> all) {
-  units = std::move(all);
+void Reducer::cut(std::vector<Bucket> all) {
+  buckets = std::move(all);
   order_.clear();
-  for (size_t u = 0; u < units.size(); ++u) {
-    if (!units[u].members.empty()) order_.push_back(u);
-    for (size_t place = 0; place < units[u].members.size(); ++place) {
-      Parameter& p = parameters[units[u].members[place]];
-      p.unit = u;
-      p.place = place;
+  for (size_t u = 0; u < buckets.size(); ++u) {
+    if (!buckets[u].members.empty()) order_.push_back(u);
+    for (size_t member = 0; member < buckets[u].members.size(); ++member) {
+      Parameter& p = parameters[buckets[u].members[member]];
+      p.bucket = u;
+      p.index_in_bucket = member;
     }
   }
   // Allocates shared device memory now: that is collective, and in backward ranks would get here at different times.
   for (const size_t u : order_)
-    if (const Unit& unit = units[u];
-        rules_.at_once && unit.group && unit.group->size() > 1 && !unit.options.device.is_cpu())
+    if (const Bucket& bucket = buckets[u];
+        rules_.at_once && bucket.group && bucket.group->size() > 1 && !bucket.options.device.is_cpu())
       own_memory(u);
 }
 
 void Reducer::cut(const std::vector<size_t>& order, int64_t cap, int64_t first_cap, bool collective) {
   std::vector<Variable> variables;
   for (const size_t i : order) variables.push_back(parameters[i].variable);
-  std::vector<Unit> all;
-  for (const std::vector<size_t>& places : plan_buckets(variables, cap, first_cap)) {
-    const Variable& first = variables[places[0]];
+  std::vector<Bucket> all;
+  for (const std::vector<size_t>& indices : plan_buckets(variables, cap, first_cap)) {
+    const Variable& first = variables[indices[0]];
     // Ranks of a host share the memory of buckets. On devices other than the CPU, sharing memory is collective.
-    Unit& unit = all.emplace_back(Unit{.options = {.dtype = first.dtype(), .device = first.device()},
-                                       .dtype = first.dtype(),
-                                       .group = first.device().is_cpu() || collective ? group_ : nullptr});
-    for (const size_t place : places) {
-      unit.members.push_back(order[place]);
-      unit.offsets.push_back(unit.numel);
-      unit.numel += variables[place].numel();
+    Bucket& bucket = all.emplace_back(Bucket{.options = {.dtype = first.dtype(), .device = first.device()},
+                                             .dtype = first.dtype(),
+                                             .group = first.device().is_cpu() || collective ? group_ : nullptr});
+    for (const size_t index : indices) {
+      bucket.members.push_back(order[index]);
+      bucket.offsets.push_back(bucket.numel);
+      bucket.numel += variables[index].numel();
     }
   }
   cut(std::move(all));
 }
 
-Tensor Reducer::view(size_t u, const Tensor& flat, size_t place) const {
-  const Variable& p = parameters[units[u].members[place]].variable;
-  return flat.narrow(0, units[u].offsets[place], p.numel()).view(p.shape());
+Tensor Reducer::view(size_t u, const Tensor& flat, size_t member) const {
+  const Variable& p = parameters[buckets[u].members[member]].variable;
+  return flat.narrow(0, buckets[u].offsets[member], p.numel()).view(p.shape());
 }
 
-/// Returns memory for the gradients of one micro-batch of a unit. The first micro-batch gets a buffer that is kept
+/// Returns memory for the gradients of one micro-batch of a bucket. The first micro-batch gets a buffer that is kept
 /// between steps and in which the sum is formed; later ones get new memory.
 Tensor Reducer::own_memory(size_t u) {
-  Unit& unit = units[u];
-  const Variable& first = parameters[unit.members[0]].variable;
+  Bucket& bucket = buckets[u];
+  const Variable& first = parameters[bucket.members[0]].variable;
   const Tensor& grad = first.grad();
-  if (rules_.adopts_grad && unit.members.size() == 1 && unit.group->size() == 1 && grad.defined() &&
-      !is_placeholder(grad) && grad.numel() == unit.numel && grad.dtype() == unit.options.dtype &&
+  if (rules_.adopts_grad && bucket.members.size() == 1 && bucket.group->size() == 1 && grad.defined() &&
+      !is_placeholder(grad) && grad.numel() == bucket.numel && grad.dtype() == bucket.options.dtype &&
       grad.is_contiguous() && grad.is_exclusive())
-    return first.checked_grad("reducer").view({unit.numel});
+    return first.checked_grad("reducer").view({bucket.numel});
   const MemoryScope scope(Memory::gradient);
-  if (unit.sum.count() > 0) return empty({unit.numel}, unit.options);
-  if (!unit.kept.defined())
-    unit.kept = unit.group ? unit.group->shared_empty({unit.numel}, unit.options.dtype, unit.options.device)
-                           : empty({unit.numel}, unit.options);
-  return unit.kept;
+  if (bucket.sum.count() > 0) return empty({bucket.numel}, bucket.options);
+  if (!bucket.kept.defined())
+    bucket.kept = bucket.group ? bucket.group->shared_empty({bucket.numel}, bucket.options.dtype, bucket.options.device)
+                               : empty({bucket.numel}, bucket.options);
+  return bucket.kept;
 }
 
 // --- while gradients are collected, .grad is a placeholder: reading it is an Error; clearing it is noticed ---
@@ -126,14 +126,14 @@ Tensor Reducer::placeholder(const Parameter& p) const {
 void Reducer::before_add(size_t i) {
   Parameter& p = parameters[i];
   const bool held = is_placeholder(p.variable.grad());
-  if (!held && !(in_pass_ && units[p.unit].finish)) return;
+  if (!held && !(in_pass_ && buckets[p.bucket].finish)) return;
   p.placeholder_cleared |= held;
   p.variable.clear_grad();
 }
 
-void Reducer::hold(const Unit& unit) {
+void Reducer::hold(const Bucket& bucket) {
   if (!rules_.hooks) return;
-  for (const size_t i : unit.members) {
+  for (const size_t i : bucket.members) {
     Parameter& p = parameters[i];
     if (!p.used || p.variable.numel() == 0) continue;
     p.held = true;
@@ -159,19 +159,19 @@ void Reducer::notice_cleared() {
   }
   for (const size_t i : cleared) {
     Parameter& p = parameters[i];
-    for (const Tensor& sum : units[p.unit].sum.levels())
-      if (sum.defined()) view(p.unit, sum, p.place).zero_();
+    for (const Tensor& sum : buckets[p.bucket].sum.levels())
+      if (sum.defined()) view(p.bucket, sum, p.index_in_bucket).zero_();
     p.held = p.used = false;
   }
 }
 
 void Reducer::forget() {
-  for (size_t u = 0; u < units.size(); ++u) {
+  for (size_t u = 0; u < buckets.size(); ++u) {
     try {
       finish(u);
     } catch (...) {}  // NOLINT: the result of this reduction is not needed
-    units[u].sum = {};
-    units[u].flat = units[u].result = {};
+    buckets[u].sum = {};
+    buckets[u].flat = buckets[u].result = {};
   }
   for (Parameter& p : parameters) {
     p.used = p.held = p.placeholder_cleared = false;
@@ -193,9 +193,9 @@ void Reducer::begin(bool reduces) {
   next_ = 0;
   arrivals_.clear();
   notice_cleared();
-  for (Unit& unit : units) {
-    unit.waiting = 0;
-    unit.complete = false;
+  for (Bucket& bucket : buckets) {
+    bucket.waiting = 0;
+    bucket.complete = false;
   }
   for (Parameter& p : parameters) {
     p.arrivals = 0;
@@ -205,9 +205,9 @@ void Reducer::begin(bool reduces) {
   std::vector<std::string> frozen;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const Parameter& p = parameters[i];
-    if (p.unit == SIZE_MAX) continue;
+    if (p.bucket == SIZE_MAX) continue;
     if (!p.trains()) frozen.push_back(p.is_expert ? str("parameter ", i) : p.name);
-    if (p.expected > 0) ++units[p.unit].waiting;
+    if (p.expected > 0) ++buckets[p.bucket].waiting;
   }
   if (syncing_ && group_) frozen_.agree(rules_.name, frozen, *group_);
 }
@@ -224,21 +224,21 @@ void Reducer::arrived(size_t i) {
   if (++p.arrivals == 1) arrivals_.push_back(i);
   p.used = true;
   if (rules_.at_once) take(i);
-  if (p.arrivals < p.expected || --units[p.unit].waiting > 0) return;
-  if (!syncing_) complete(p.unit);
+  if (p.arrivals < p.expected || --buckets[p.bucket].waiting > 0) return;
+  if (!syncing_) complete(p.bucket);
   else if (rules_.overlap) launch();
-  policy_.pass(Pass::unit_complete, p.unit);
+  policy_.pass(Pass::bucket_complete, p.bucket);
 }
 
-/// Begins a micro-batch of a unit: gets its flat memory, and zeroes the gaps in it.
+/// Begins a micro-batch of a bucket: gets its flat memory, and zeroes the gaps in it.
 void Reducer::open(size_t u) {
-  Unit& unit = units[u];
-  unit.flat = policy_.memory(u);
-  if (!unit.flat.defined()) unit.flat = own_memory(u);
-  for (size_t place = 0; place < unit.members.size(); ++place) {
-    const int64_t end = unit.offsets[place] + parameters[unit.members[place]].variable.numel(),
-                  next = place + 1 < unit.members.size() ? unit.offsets[place + 1] : unit.numel;
-    if (next > end) unit.flat.narrow(0, end, next - end).zero_();
+  Bucket& bucket = buckets[u];
+  bucket.flat = policy_.memory(u);
+  if (!bucket.flat.defined()) bucket.flat = own_memory(u);
+  for (size_t member = 0; member < bucket.members.size(); ++member) {
+    const int64_t end = bucket.offsets[member] + parameters[bucket.members[member]].variable.numel(),
+                  next = member + 1 < bucket.members.size() ? bucket.offsets[member + 1] : bucket.numel;
+    if (next > end) bucket.flat.narrow(0, end, next - end).zero_();
   }
 }
 
@@ -246,43 +246,43 @@ void Reducer::open(size_t u) {
 /// last step is included, as with a plain optimizer.
 void Reducer::take(size_t i) {
   Parameter& p = parameters[i];
-  const Unit& unit = units[p.unit];
-  if (!unit.flat.defined()) open(p.unit);
-  const Tensor part = view(p.unit, unit.flat, p.place);
+  const Bucket& bucket = buckets[p.bucket];
+  if (!bucket.flat.defined()) open(p.bucket);
+  const Tensor target = view(p.bucket, bucket.flat, p.index_in_bucket);
   Tensor& grad = p.variable.grad();
   if (!grad.defined() || is_placeholder(grad)) {
-    part.zero_();
+    target.zero_();
     return;
   }
-  LOCKSTEP_CHECK(grad.dtype() == unit.dtype, "[reducer] expected a gradient of ", unit.dtype, ", got ", grad.dtype(),
-                 "; change the dtype of a model (Module::to) before it is wrapped");
+  LOCKSTEP_CHECK(grad.dtype() == bucket.dtype, "[reducer] expected a gradient of ", bucket.dtype, ", got ",
+                 grad.dtype(), "; change the dtype of a model (Module::to) before it is wrapped");
   p.variable.checked_grad("reducer");
-  const bool in_place = grad.storage() == part.storage() && grad.offset() == part.offset() && grad.is_contiguous();
-  if (!in_place) part.copy_(grad);  // else the tape added to the flat memory directly
+  const bool in_place = grad.storage() == target.storage() && grad.offset() == target.offset() && grad.is_contiguous();
+  if (!in_place) target.copy_(grad);  // else the tape added to the flat memory directly
   p.used = true;
   if (!rules_.hooks || (!rules_.exposes_grad && p.variable.numel() == 0)) p.variable.clear_grad();
-  else grad = rules_.exposes_grad ? part : placeholder(p);
+  else grad = rules_.exposes_grad ? target : placeholder(p);
 }
 
-/// Completes a unit's flat memory for this micro-batch, and makes it a leaf of the summation tree.
+/// Completes a bucket's flat memory for this micro-batch, and makes it a leaf of the summation tree.
 void Reducer::complete(size_t u) {
-  Unit& unit = units[u];
-  unit.complete = true;
-  for (const size_t i : unit.members)
+  Bucket& bucket = buckets[u];
+  bucket.complete = true;
+  for (const size_t i : bucket.members)
     if (!rules_.at_once || parameters[i].arrivals == 0) take(i);
-  policy_.filled(u, unit.flat);
-  unit.sum.add(std::exchange(unit.flat, {}));
-  if (!syncing_ || !rules_.exposes_grad) hold(unit);
+  policy_.filled(u, bucket.flat);
+  bucket.sum.add(std::exchange(bucket.flat, {}));
+  if (!syncing_ || !rules_.exposes_grad) hold(bucket);
 }
 
-/// Starts the reductions of units in the fixed order `order_`, up to the first unit that still waits for a gradient.
+/// Starts reductions of buckets in the fixed order `order_`, up to the first bucket that still waits for a gradient.
 void Reducer::launch() {
-  for (; next_ < order_.size() && units[order_[next_]].waiting == 0; ++next_) {
-    Unit& unit = units[order_[next_]];
-    if (!unit.complete) complete(order_[next_]);
-    const Tensor sum = unit.sum.take();
-    unit.finish = policy_.start(order_[next_], sum);
-    if (rules_.exposes_grad) unit.result = sum;
+  for (; next_ < order_.size() && buckets[order_[next_]].waiting == 0; ++next_) {
+    Bucket& bucket = buckets[order_[next_]];
+    if (!bucket.complete) complete(order_[next_]);
+    const Tensor sum = bucket.sum.take();
+    bucket.finish = policy_.start(order_[next_], sum);
+    if (rules_.exposes_grad) bucket.result = sum;
   }
 }
 
@@ -293,12 +293,12 @@ void Reducer::reduce() {
   const std::vector<bool> used = policy_.used();
   for (size_t i = 0; i < used.size(); ++i) {
     Parameter& p = parameters[i];
-    if (p.unit == SIZE_MAX) continue;
-    if (used[i]) p.variable.grad() = view(p.unit, units[p.unit].result, p.place);
+    if (p.bucket == SIZE_MAX) continue;
+    if (used[i]) p.variable.grad() = view(p.bucket, buckets[p.bucket].result, p.index_in_bucket);
     else p.variable.clear_grad();
     p.used = p.held = false;
   }
-  for (Unit& unit : units) unit.result = {};
+  for (Bucket& bucket : buckets) bucket.result = {};
 }
 
 void Reducer::end() {
@@ -306,8 +306,8 @@ void Reducer::end() {
   const bool any = std::any_of(parameters.begin(), parameters.end(), [](const Parameter& p) { return p.arrivals > 0; });
   if (any || rules_.exposes_grad || !rules_.hooks) {  // else this backward was for gradients of inputs only
     for (const size_t u : order_) {
-      units[u].waiting = 0;
-      if (!syncing_ && !units[u].complete) complete(u);
+      buckets[u].waiting = 0;
+      if (!syncing_ && !buckets[u].complete) complete(u);
     }
     if (syncing_) {
       reduce();
@@ -322,7 +322,7 @@ void Reducer::end() {
 void Reducer::add(bool reduces) {
   try {
     for (const Parameter& p : parameters)
-      if (p.unit == SIZE_MAX && p.variable.requires_grad()) fail_unfrozen(rules_.name, p.name, group_);
+      if (p.bucket == SIZE_MAX && p.variable.requires_grad()) fail_unfrozen(rules_.name, p.name, group_);
     begin(reduces);
     end();
   } catch (...) {
@@ -335,7 +335,7 @@ void Reducer::agree_on_order() {
   ordered_ = true;
   std::vector<int64_t> before, order(arrivals_.begin(), arrivals_.end());
   for (const size_t u : order_) {
-    for (const size_t i : units[u].members) {
+    for (const size_t i : buckets[u].members) {
       before.push_back(int64_t(i));
       if (parameters[i].arrivals == 0) order.push_back(int64_t(i));
     }
@@ -344,9 +344,9 @@ void Reducer::agree_on_order() {
   group_->broadcast(agreed, 0, {.tag = "order of gradients"});
   order = agreed.to_vector<int64_t>();
   if (order == before) return;
-  // The unit that is complete first is reduced first.
-  std::vector<size_t> last(units.size());
-  for (size_t k = 0; k < order.size(); ++k) last[parameters[size_t(order[k])].unit] = k;
+  // The bucket that is complete first is reduced first.
+  std::vector<size_t> last(buckets.size());
+  for (size_t k = 0; k < order.size(); ++k) last[parameters[size_t(order[k])].bucket] = k;
   std::stable_sort(order_.begin(), order_.end(), [&](size_t a, size_t b) { return last[a] < last[b]; });
   policy_.ordered({order.begin(), order.end()});
 }

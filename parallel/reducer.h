@@ -1,17 +1,17 @@
 #pragma once
 // The reducer: the engine under every scheme that reduces gradients during backward (DDP, ZeRO 0 to 3). It listens to
-// gradients as backward produces them, copies them into the flat memory of their unit (a group of parameters), sums
-// micro-batches in tree order (dist/summation_tree.h), and starts the reduction of complete units in an order that all
+// gradients as backward produces them, copies them into the flat memory of their bucket (a group of parameters), sums
+// micro-batches in tree order (dist/summation_tree.h), and reduces complete buckets in an order that all
 // ranks share. Misuse is an Error.
 //
-//   gradient arrives ─▶ copied into its unit's flat memory ─▶ unit complete ─┬─ in no_sync ─▶ a leaf of the tree
-//                                                                            └─ else ─▶ sum of the tree
-//                                                                                       ─▶ policy.start(): all_reduce,
-//                                                                                          reduce_scatter, ...
+//   gradient arrives ─▶ copied into its bucket's memory ─▶ bucket complete ─┬─ in no_sync ─▶ a leaf of the tree
+//                                                                           └─ else ─▶ sum of the tree
+//                                                                                      ─▶ policy.start(): all_reduce,
+//                                                                                         reduce_scatter, ...
 //
-//   end of backward  ─▶ all units have started, in one order on every rank ─▶ wait for them
+//   end of backward  ─▶ all buckets have started, in one order on every rank ─▶ wait for them
 //
-// A Policy says in which memory a unit's gradients are collected, which collective reduces a complete unit, and what
+// A Policy says in which memory a bucket's gradients are collected, which collective reduces the bucket, and what
 // happens afterwards (ddp.cpp, gradient_sum.h; zero/stage.h).
 //
 // Gradients come in by one of two ways: hooks on the tape, or calls of add() if no single backward computes all of them
@@ -34,25 +34,25 @@ class Reducer {
   struct Parameter {
     std::string name;
     Variable variable;
-    bool is_expert = false;             ///< true for an expert: other ranks have a different parameter at this index
-    size_t unit = SIZE_MAX, place = 0;  ///< unit (SIZE_MAX: frozen when the reducer was made), and index in the unit
-    int expected = 1;                   ///< gradients expected in this pass
-    int arrivals = 0;                   ///< gradients that have arrived in this pass
-    bool used = false;                  ///< true once the parameter has got a gradient in this step
-    bool held = false;                  ///< true while the reducer holds the gradients; .grad is then the placeholder
-    bool placeholder_cleared = false;   ///< true: the placeholder was removed, because a gradient is about to be added
+    bool is_expert = false;  ///< true for an expert: other ranks have a different parameter at this index
+    size_t bucket = SIZE_MAX, index_in_bucket = 0;  ///< bucket; SIZE_MAX: frozen when the reducer was made
+    int expected = 1;                               ///< gradients expected in this pass
+    int arrivals = 0;                               ///< gradients that have arrived in this pass
+    bool used = false;                              ///< true once the parameter has got a gradient in this step
+    bool held = false;                 ///< true while the reducer holds the gradients; .grad is then the placeholder
+    bool placeholder_cleared = false;  ///< true: the placeholder was removed, because a gradient is about to be added
     int hooks[2] = {0, 0};
     /// True if the parameter requires grad now.
-    bool trains() const { return unit != SIZE_MAX && variable.requires_grad(); }
+    bool trains() const { return bucket != SIZE_MAX && variable.requires_grad(); }
   };
   /// Parameters whose gradients are reduced by one collective, and lie in one flat tensor.
-  struct Unit {
-    std::vector<size_t> members;   ///< indices of parameters; empty: a frozen unit, never reduced
+  struct Bucket {
+    std::vector<size_t> members;   ///< indices of parameters; empty: a frozen bucket, never reduced
     std::vector<int64_t> offsets;  ///< where each member begins in the flat tensor; gaps between members hold zeros
     int64_t numel = 0;             ///< elements of the flat tensor, gaps included
     TensorOptions options = {};    ///< dtype and device of the flat tensor
     DType dtype = f32;             ///< dtype of the parameters
-    dist::ProcessGroup* group = nullptr;  ///< ranks that share the unit's own memory; null: only this rank reads it
+    dist::ProcessGroup* group = nullptr;  ///< ranks that share the bucket's own memory; null: only this rank reads it
 
     Tensor flat = {};        ///< gradients of the current micro-batch; undefined before the first one
     dist::TreeSum sum = {};  ///< gradients of earlier micro-batches
@@ -66,47 +66,47 @@ class Reducer {
   struct Rules {
     const char* name;     ///< prefix of error messages: "ddp"
     bool hooks = true;    ///< true: hooks on the tape deliver gradients; false: add() takes them out of .grad
-    bool overlap = true;  ///< true: reduce units while backward runs; false: all at the end of backward
-    // true: copy a gradient into flat memory as soon as it arrives. false: only when its unit is complete, because
-    // there is not enough flat memory for all units at once.
+    bool overlap = true;  ///< true: reduce buckets while backward runs; false: all at the end of backward
+    // true: copy a gradient into flat memory as soon as it arrives. false: only when its bucket is complete, because
+    // there is not enough flat memory for all buckets at once.
     bool at_once = true;
     // true: .grad becomes the reduced gradient, and gradients may be cleared one by one. false: the policy owns the
     // reduced gradients, and .grad is a placeholder.
     bool exposes_grad = false;
-    /// True: in a group of one rank, a gradient is not copied to flat memory if its parameter is alone in its unit and
+    /// True: in a group of one, a gradient is not copied to flat memory if its parameter is alone in its bucket and
     /// the gradient is dense and has no other owner.
     bool adopts_grad = false;
     const char* emptied = "";  ///< error text for reading a placeholder
   };
   /// A moment in the course of a pass.
   enum class Pass : uint8_t {
-    begins,         ///< the policy may change the number of gradients that parameters expect
-    unit_complete,  ///< no further gradient of this unit will arrive
-    backward_ends,  ///< the policy may check that every expected gradient arrived
-    ended           ///< normally or by an exception
+    begins,           ///< the policy may change the number of gradients that parameters expect
+    bucket_complete,  ///< no further gradient of this bucket will arrive
+    backward_ends,    ///< the policy may check that every expected gradient arrived
+    ended             ///< normally or by an exception
   };
-  /// Functions that differ between DDP and the ZeRO stages, and that the reducer calls. `unit` is an index of `units`.
+  /// Functions that differ between DDP and ZeRO stages, and that the reducer calls. `bucket` is an index of `buckets`.
   class Policy {
    public:
     virtual ~Policy() = default;
     /// Returns the flat memory for the gradients of the next micro-batch. Undefined: the reducer's own.
-    virtual Tensor memory(size_t /*unit*/) { return {}; }
-    /// Called when all of the unit's gradients of a micro-batch are in `flat`.
-    virtual void filled(size_t /*unit*/, const Tensor& /*flat*/) {}
+    virtual Tensor memory(size_t /*bucket*/) { return {}; }
+    /// Called when all of the bucket's gradients of a micro-batch are in `flat`.
+    virtual void filled(size_t /*bucket*/, const Tensor& /*flat*/) {}
     /// Starts the reduction of `sum`, this rank's sum over micro-batches. Returns a function that waits for the result.
-    virtual std::function<void()> start(size_t unit, const Tensor& sum) = 0;
-    /// With Rules::exposes_grad, called when all units have been reduced. Returns true for each parameter that got a
+    virtual std::function<void()> start(size_t bucket, const Tensor& sum) = 0;
+    /// With Rules::exposes_grad, called when all buckets have been reduced. Returns true for each parameter that got a
     /// gradient on some rank. The .grad of all other parameters stays undefined, so optimizers skip them (no weight
     /// decay, no momentum).
     virtual std::vector<bool> used() { return {}; }
     /// Called at each moment of a pass that Pass lists.
-    virtual void pass(Pass, size_t /*unit*/ = SIZE_MAX) {}
+    virtual void pass(Pass, size_t /*bucket*/ = SIZE_MAX) {}
     /// Called when the collected gradients have been discarded.
     virtual void discarded() {}
     /// Returns the text of the Error for a gradient of p that arrived in addition to the expected ones.
     virtual std::string unexpected(const Parameter& p);
     /// Called after the first reduction with the order in which gradients arrived on rank 0, by which every rank has
-    /// sorted its units. Not called if they were in this order already.
+    /// sorted its buckets. Not called if they were in this order already.
     virtual void ordered(const std::vector<size_t>& /*parameters*/) {}
   };
 
@@ -116,14 +116,14 @@ class Reducer {
   ~Reducer();
   Reducer(const Reducer&) = delete;
 
-  /// Sets the units. They are reduced in the order of this list. The call is collective if ranks share the memory of
-  /// units on a device other than the CPU.
-  void cut(std::vector<Unit> units);
-  /// Divides parameters into buckets, units without gaps (plan_buckets(), flat.h), in the given order. collective: all
+  /// Sets the buckets. They are reduced in the order of this list. The call is collective if ranks share the memory of
+  /// buckets on a device other than the CPU.
+  void cut(std::vector<Bucket> buckets);
+  /// Divides parameters into buckets without gaps (plan_buckets(), flat.h), in the given order. collective: all
   /// ranks do so at the same time.
   void cut(const std::vector<size_t>& order, int64_t cap, int64_t first_cap, bool collective);
-  /// The part of a unit's flat tensor that belongs to member number `place`, in the parameter's shape.
-  Tensor view(size_t unit, const Tensor& flat, size_t place) const;
+  /// The part of a bucket's flat tensor that belongs to member number `member`, in the parameter's shape.
+  Tensor view(size_t bucket, const Tensor& flat, size_t member) const;
 
   // A pass begins when the first gradient arrives. A rank that will get no gradient calls begin_pass() so that it
   // takes part in the reductions.
@@ -147,23 +147,23 @@ class Reducer {
 
   /// True if `grad` is the placeholder, not a gradient.
   bool is_placeholder(const Tensor& grad) const { return grad.defined() && grad.storage() == placeholder_.storage(); }
-  /// Waits for the reduction of a unit, if one is running.
-  void finish(size_t unit) {
-    if (units[unit].finish) std::exchange(units[unit].finish, nullptr)();
+  /// Waits for the reduction of a bucket, if one is running.
+  void finish(size_t bucket) {
+    if (buckets[bucket].finish) std::exchange(buckets[bucket].finish, nullptr)();
   }
 
   std::vector<Parameter> parameters;  ///< in the order given to the constructor
-  std::vector<Unit> units;            ///< the units given to cut()
+  std::vector<Bucket> buckets;        ///< the buckets given to cut()
 
  private:
   Tensor placeholder(const Parameter& p) const;
   void before_add(size_t i);
   void arrived(size_t i);
-  void open(size_t unit);
-  Tensor own_memory(size_t unit);
+  void open(size_t bucket);
+  Tensor own_memory(size_t bucket);
   void take(size_t i);
-  void complete(size_t unit);
-  void hold(const Unit& unit);
+  void complete(size_t bucket);
+  void hold(const Bucket& bucket);
   void launch();
   void begin(bool reduces);
   void end();
@@ -176,8 +176,8 @@ class Reducer {
   Tensor placeholder_;  // has no memory, so reading it is an Error
   int no_sync_ = 0;
   bool in_pass_ = false, syncing_ = false, ordered_ = false;
-  std::vector<size_t> order_;  // units in the order of their reductions
-  size_t next_ = 0;            // index into order_ of the first unit whose reduction has not started
+  std::vector<size_t> order_;  // buckets in the order of their reductions
+  size_t next_ = 0;            // index into order_ of the first bucket whose reduction has not started
   FrozenSince frozen_;
   std::vector<size_t> arrivals_;  // parameters in the order in which their gradients arrived
   std::optional<SharedParameters> shared_;

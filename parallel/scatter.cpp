@@ -54,7 +54,7 @@ std::vector<Variable> BatchSplit::pieces(const Variable& x) const {
 }
 
 Variable BatchSplit::on(size_t replica, const Variable& x) const {
-  return x.defined() ? Traffic::move(traffic, x, devices[replica], Load::batch) : x;
+  return x.defined() ? TrafficCounter::move(traffic, x, devices[replica], Load::batch) : x;
 }
 
 Variable BatchSplit::join(const std::vector<Variable>& parts, Device target) const {
@@ -76,24 +76,24 @@ Variable BatchSplit::join(const std::vector<Variable>& parts, Device target) con
   }
   std::vector<Variable> moved;
   for (const Variable& part : parts)
-    moved.push_back(Traffic::move(traffic, scalars ? part.unsqueeze(0) : part, target, Load::batch));
+    moved.push_back(TrafficCounter::move(traffic, scalars ? part.unsqueeze(0) : part, target, Load::batch));
   return cat(moved, scalars ? 0 : dim);
 }
 
 // --- traffic ---
 
-size_t Traffic::place_of(Device device) const {
+size_t TrafficCounter::place_of(Device device) const {
   return size_t(std::find(devices_.begin(), devices_.end(), device) - devices_.begin());
 }
 
-Tensor Traffic::copy(const Tensor& x, size_t from, size_t to, Load load) {
+Tensor TrafficCounter::copy(const Tensor& x, size_t from, size_t to, Load load) {
   const int64_t bytes = x.numel() * size_of(x.dtype());
   rows_[from].sent[int(load)].fetch_add(bytes, std::memory_order_relaxed);
   rows_[to].received[int(load)].fetch_add(bytes, std::memory_order_relaxed);
   return x.device() == device(to) ? x.clone() : x.to(device(to));
 }
 
-Variable Traffic::move(const std::shared_ptr<Traffic>& traffic, const Variable& x, Device to, Load load) {
+Variable TrafficCounter::move(const std::shared_ptr<TrafficCounter>& traffic, const Variable& x, Device to, Load load) {
   if (x.device() == to) return x;
   const size_t there = traffic->place_of(to), here = traffic->place_of(x.device());
   // If `to` is not in the list of devices, the bytes are counted for the host. The tensor still goes to `to`.
@@ -107,16 +107,18 @@ Variable Traffic::move(const std::shared_ptr<Traffic>& traffic, const Variable& 
   });
 }
 
-void Traffic::count_forward(size_t place, int64_t samples, double seconds) {
+void TrafficCounter::count_forward(size_t place, int64_t samples, double seconds) {
   rows_[place].samples.fetch_add(samples, std::memory_order_relaxed);
   rows_[place].nanoseconds.fetch_add(int64_t(seconds * 1e9), std::memory_order_relaxed);
 }
 
-std::vector<DeviceTraffic> Traffic::report() const {
+std::vector<DeviceTraffic> TrafficCounter::report() const {
   std::vector<DeviceTraffic> report;
   for (size_t i = 0; i < rows_.size(); ++i) {
     const Row& row = rows_[i];
-    const auto moved = [&row](Load load) { return Moved{row.sent[int(load)].load(), row.received[int(load)].load()}; };
+    const auto moved = [&row](Load load) {
+      return BytesMoved{row.sent[int(load)].load(), row.received[int(load)].load()};
+    };
     report.push_back({i < devices_.size() ? str(devices_[i]) : "host", moved(Load::parameters), moved(Load::gradients),
                       moved(Load::batch), row.samples.load(), double(row.nanoseconds.load()) * 1e-9});
   }
@@ -133,7 +135,7 @@ std::string to_string(const std::vector<DeviceTraffic>& traffic) {
   int64_t sum = 0;
   for (const DeviceTraffic& row : traffic) {
     out += fmt::format("\n{:<8}{:>9}{:>10.3f}", row.device, row.samples, row.seconds);
-    for (const Moved& moved : {row.parameters, row.gradients, row.batch})
+    for (const BytesMoved& moved : {row.parameters, row.gradients, row.batch})
       out += fmt::format("{:>13}{:>13}", moved.sent, moved.received);
     sum += row.received();
     if (!busiest || row.sent() + row.received() > busiest->sent() + busiest->received()) busiest = &row;

@@ -27,17 +27,17 @@ template <class T> struct Shared { T value; };
 template <class T> Shared<std::decay_t<T>> shared(T&& value) { return {std::forward<T>(value)}; }
 
 /// Bytes that a device sent and received.
-struct Moved {
+struct BytesMoved {
   int64_t sent = 0, received = 0;
 };
 
 /// Bytes that a device moved, and the work of its replica, since the DataParallel was made.
 struct DeviceTraffic {
-  std::string device;           ///< "cpu:1"; the last one is "host", which also stands for devices outside the list
-  Moved parameters, gradients;  ///< traffic of parameters and buffers; traffic of their gradients
-  Moved batch;                  ///< traffic of inputs, outputs, and the gradients of both
-  int64_t samples = 0;          ///< samples that the device's replica was given
-  double seconds = 0;           ///< seconds spent in the forwards of that replica
+  std::string device;  ///< "cpu:1"; the last one is "host", which also stands for devices outside the list
+  BytesMoved parameters, gradients;  ///< traffic of parameters and buffers; traffic of their gradients
+  BytesMoved batch;                  ///< traffic of inputs, outputs, and the gradients of both
+  int64_t samples = 0;               ///< samples that the device's replica was given
+  double seconds = 0;                ///< seconds spent in the forwards of that replica
   int64_t sent() const { return parameters.sent + gradients.sent + batch.sent; }  ///< all bytes sent
   /// All bytes received.
   int64_t received() const { return parameters.received + gradients.received + batch.received; }
@@ -52,9 +52,9 @@ enum class Load { parameters, gradients, batch };
 
 /// Counts the bytes that each device sends and receives. Every copy that DataParallel makes between devices goes
 /// through copy().
-class Traffic {
+class TrafficCounter {
  public:
-  explicit Traffic(const std::vector<Device>& devices) : devices_(devices), rows_(devices.size() + 1) {}
+  explicit TrafficCounter(const std::vector<Device>& devices) : devices_(devices), rows_(devices.size() + 1) {}
 
   /// A place is the index of a device in the constructor's list; host() stands for all other devices.
   size_t host() const { return devices_.size(); }
@@ -65,7 +65,7 @@ class Traffic {
   /// the host and cpu:0 are.
   Tensor copy(const Tensor& x, size_t from, size_t to, Load load);
   /// Copies x to device `to` as an operation on the tape; returns x itself if it is on that device.
-  static Variable move(const std::shared_ptr<Traffic>& traffic, const Variable& x, Device to, Load load);
+  static Variable move(const std::shared_ptr<TrafficCounter>& traffic, const Variable& x, Device to, Load load);
   void count_forward(size_t place, int64_t samples, double seconds);
 
   std::vector<DeviceTraffic> report() const;
@@ -82,7 +82,7 @@ class Traffic {
 struct BatchSplit {
   std::vector<Device> devices;
   int64_t dim = 0;
-  std::shared_ptr<Traffic> traffic;
+  std::shared_ptr<TrafficCounter> traffic;
   int64_t batch = -1;          ///< number of samples, known after measure()
   std::vector<int64_t> sizes;  ///< samples of each device in use, known after finish()
 

@@ -24,13 +24,13 @@ constexpr Name names[] = {
 
 std::string_view name_of(Do what) { return names[size_t(what)].name; }
 
-std::string to_string(const Action& a) {
+std::string to_string(const StepAction& a) {
   return str(name_of(a.what), " of micro-batch ", a.micro_batch, a.chunk > 0 ? str(", chunk ", a.chunk) : "");
 }
 
-std::string to_string(const std::vector<Action>& list, int chunks) {
+std::string to_string(const std::vector<StepAction>& list, int chunks) {
   std::string text;
-  for (const Action& a : list) {
+  for (const StepAction& a : list) {
     const Name& name = names[size_t(a.what)];
     text += text.empty() ? "" : " ";
     if (a.what > Do::add) text += name.name;
@@ -41,13 +41,13 @@ std::string to_string(const std::vector<Action>& list, int chunks) {
   return text;
 }
 
-void add_tail(std::vector<Action>& list, bool trains) {
+void add_tail(std::vector<StepAction>& list, bool trains) {
   if (!trains) return list.push_back({Do::losses});
   for (auto what = Do::reduce; what <= Do::report; what = Do(int(what) + 1)) list.push_back({what});
 }
 
-std::vector<Action> step_of(const Replicas& replicas, int replica) {
-  std::vector<Action> list;
+std::vector<StepAction> step_of(const StepReplicas& replicas, int replica) {
+  std::vector<StepAction> list;
   for (int i = 0; i < replicas.micro_batches; ++i) {
     const auto number = int32_t(replicas.number(replica, i));
     list.push_back({Do::draw, number});
@@ -59,8 +59,8 @@ std::vector<Action> step_of(const Replicas& replicas, int replica) {
   return list;
 }
 
-void run(const std::vector<Action>& list, const std::function<void(const Action&)>& act, Mode mode) {
-  for (const Action& a : list)
+void run(const std::vector<StepAction>& list, const std::function<void(const StepAction&)>& act, Mode mode) {
+  for (const StepAction& a : list)
     if (mode == Mode::eager || is_on_host(a.what) == (mode == Mode::replay)) act(a);
 }
 

@@ -54,22 +54,22 @@ inline bool needs_finite(Do what) { return what >= Do::norm && what <= Do::gathe
 inline bool is_send(Do what) { return what == Do::send_activation || what == Do::send_gradient; }
 
 /// One entry of a rank's list.
-struct Action {
+struct StepAction {
   Do what = Do::forward;
   int32_t micro_batch = -1;  ///< -1: an action of the whole step
   int32_t chunk = 0;         ///< chunk of this rank; for a transfer, the chunk that produces or consumes the tensor
   bool reduces = false;      ///< true: this backward starts the reductions; false: it only adds gradients to the sum
-  friend bool operator==(const Action&, const Action&) = default;
+  friend bool operator==(const StepAction&, const StepAction&) = default;
 };
-std::string to_string(const Action& action);  ///< "forward of micro-batch 3, chunk 1"
+std::string to_string(const StepAction& action);  ///< "forward of micro-batch 3, chunk 1"
 /// A list in short, "d0 F0 B0 ...", as at the top of this file. With several chunks, a letter names the chunk: "F0b".
-std::string to_string(const std::vector<Action>& list, int chunks = 1);
+std::string to_string(const std::vector<StepAction>& list, int chunks = 1);
 
 /// The lists of all ranks that share a model. Every rank has all lists, so it knows what the others send.
-using Lists = std::vector<std::vector<Action>>;
+using Lists = std::vector<std::vector<StepAction>>;
 
 /// Where the micro-batches of a step run. Micro-batches are numbered over the whole step, in all replicas.
-struct Replicas {
+struct StepReplicas {
   int count = 1, micro_batches = 1;  ///< replicas, and micro-batches of each
   /// True: replica r runs r, r + count, ... (ZeRO 2 and 3). False: consecutive ones.
   bool interleaved = false;
@@ -80,14 +80,15 @@ struct Replicas {
 };
 /// The step of a replica that holds the whole model. If micro-batches are interleaved, each backward reduces; otherwise
 /// only the last one does.
-std::vector<Action> step_of(const Replicas& replicas, int replica);
+std::vector<StepAction> step_of(const StepReplicas& replicas, int replica);
 /// Appends the actions after the last micro-batch, the `tail` at the top of this file.
-void add_tail(std::vector<Action>& list, bool trains);
+void add_tail(std::vector<StepAction>& list, bool trains);
 
 /// Which actions run() performs. eager: all. record: only the device's, while a graph records them. replay: only the
 /// host's, after that graph has run.
 enum class Mode : uint8_t { eager, record, replay };
 /// The loop over a step's actions, in training and in evaluation. `act` performs one action.
-void run(const std::vector<Action>& list, const std::function<void(const Action&)>& act, Mode mode = Mode::eager);
+void run(const std::vector<StepAction>& list, const std::function<void(const StepAction&)>& act,
+         Mode mode = Mode::eager);
 
 }  // namespace lockstep::parallel

@@ -16,16 +16,16 @@ char letter(Do what) {
 
 }  // namespace
 
-std::string draw_grid(const Schedule& s) {
+std::string draw_grid(const PipelineSchedule& s) {
   const double unit = s.request.chunks;  // one column per forward of a chunk
   const Simulation run = simulate(s, {.forward = unit, .input = unit, .weight = unit});
   size_t width = 2;
-  const auto name = [&](const Action& a) {
+  const auto name = [&](const StepAction& a) {
     return letter(a.what) + std::to_string(a.micro_batch) +
            (s.request.chunks > 1 ? std::string(1, char('a' + a.chunk % 26)) : "");
   };
   for (const auto& rank : run.ranks)
-    for (const Slot& slot : rank) width = std::max(width, name(slot.action).size());
+    for (const TimedAction& slot : rank) width = std::max(width, name(slot.action).size());
   std::string out;
   for (size_t rank = 0; rank < run.ranks.size(); ++rank) {
     std::string row = format("rank %-3zu", rank);
@@ -34,7 +34,7 @@ std::string draw_grid(const Schedule& s) {
       row += " " + text + std::string(width - text.size(), ' ');
       ++now;
     };
-    for (const Slot& slot : run.ranks[rank]) {
+    for (const TimedAction& slot : run.ranks[rank]) {
       while (now < std::llround(slot.start)) cell(".");
       while (now < std::llround(slot.end)) cell(name(slot.action));
     }
@@ -44,12 +44,12 @@ std::string draw_grid(const Schedule& s) {
   return out;
 }
 
-std::string draw_svg(const Schedule& s, const Costs& costs) {
+std::string draw_svg(const PipelineSchedule& s, const StageCosts& costs) {
   LOCKSTEP_CHECK(s.request.stages <= 32, "[draw] expected 32 ranks or fewer, got ", s.request.stages,
                  "; more rows are not legible; use the text grid");
   const Simulation run = simulate(s, costs);
   LOCKSTEP_CHECK(run.seconds > 0, "[draw] expected costs of more than 0, got a step of ", run.seconds, " s");
-  const Request& r = s.request;
+  const PipelineRequest& r = s.request;
   constexpr double left = 62, top = 48, row = 24, box = 20;
   const double columns = run.seconds / std::max((costs.forward + costs.input + costs.weight) / 3 / r.chunks, 1e-300);
   const double width = std::clamp(columns * 17, 460., 1600.), scale = width / run.seconds;
@@ -63,7 +63,7 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
                    14, ink);
   // The background shows through where a rank is idle.
   out += svg::rect(left, top - 2, width, row * r.stages, svg::attribute("fill", "#f1f3f5"));
-  const auto color = [&](const Action& a) {
+  const auto color = [&](const StepAction& a) {
     const int hue = a.what == Do::forward          ? 212
                     : a.what == Do::backward       ? 140
                     : a.what == Do::backward_input ? 175
@@ -74,7 +74,7 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
   for (size_t rank = 0; rank < run.ranks.size(); ++rank) {
     const double y = top + row * double(rank);
     out += svg::text(8, y + box * 0.7, str("rank ", rank), 12, soft);
-    for (const Slot& slot : run.ranks[rank]) {
+    for (const TimedAction& slot : run.ranks[rank]) {
       const double x = left + slot.start * scale, w = (slot.end - slot.start) * scale;
       if (w <= 0) continue;
       out += svg::rect(x, y, w, box, svg::attribute("fill", color(slot.action)) + " stroke=\"white\"");
@@ -86,9 +86,9 @@ std::string draw_svg(const Schedule& s, const Costs& costs) {
     }
   }
   const bool split = std::any_of(run.ranks[0].begin(), run.ranks[0].end(),
-                                 [](const Slot& slot) { return slot.action.what == Do::backward_weight; });
+                                 [](const TimedAction& slot) { return slot.action.what == Do::backward_weight; });
   const bool full = std::any_of(run.ranks[0].begin(), run.ranks[0].end(),
-                                [](const Slot& slot) { return slot.action.what == Do::backward; });
+                                [](const TimedAction& slot) { return slot.action.what == Do::backward; });
   double x = left;
   const auto key = [&](Do what, const std::string& words, double advance) {
     const double y = top + row * r.stages + 10;

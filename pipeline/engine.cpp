@@ -16,12 +16,12 @@
 
 namespace lockstep::pipeline {
 
-Engine::~Engine() = default;
-Engine::Flight& Engine::flight(const Action& a) { return flights_.at({a.chunk, a.micro_batch}); }
-Link& Engine::link(Road road, int from, int to) { return *links_.at({road, from, to}); }
+PipelineEngine::~PipelineEngine() = default;
+PipelineEngine::Flight& PipelineEngine::flight(const StepAction& a) { return flights_.at({a.chunk, a.micro_batch}); }
+Link& PipelineEngine::link(Road road, int from, int to) { return *links_.at({road, from, to}); }
 
 /// Executes this rank's list of actions. `all` has the lists of all ranks.
-void Engine::run(const Lists& all) {
+void PipelineEngine::run(const Lists& all) {
   expect(all);
   waited_ = ran_ = 0;
   const auto watch = stopwatch(ran_);
@@ -31,7 +31,7 @@ void Engine::run(const Lists& all) {
     const Device here = device->second->device();
     took_.emplace(Event(here, true), Event(here, true)).first.record();
   }
-  parallel::run(all[size_t(rank_)], [this](const Action& a) { act(a); });
+  parallel::run(all[size_t(rank_)], [this](const StepAction& a) { act(a); });
   {
     const auto flushing = stopwatch(waited_);
     for (auto& [road, link] : links_) link->flush();
@@ -41,7 +41,7 @@ void Engine::run(const Lists& all) {
   samples_.clear();
 }
 
-void Engine::act(const Action& a) {
+void PipelineEngine::act(const StepAction& a) {
   if (a.what > Do::add) return;  // the engine's caller performs the later actions
   const trace::Scope slot(
       name_of(a.what), trace::Category::pipeline,
@@ -62,7 +62,7 @@ void Engine::act(const Action& a) {
 
 // --- computations ---
 
-void Engine::forward(const Action& a) {
+void PipelineEngine::forward(const StepAction& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
   const bool last = stage + 1 == virtual_stages_;
   Flight& f = flights_[{a.chunk, a.micro_batch}];
@@ -92,7 +92,7 @@ void Engine::forward(const Action& a) {
 }
 
 /// Draws the data of a micro-batch. The ranks of the first and the last stage do so, with the same random state.
-void Engine::draw(const Action& a) {
+void PipelineEngine::draw(const StepAction& a) {
   const RandomScope here;
   const int64_t number = this->number(a.micro_batch);
   set_random_step(step_, uint64_t(number));
@@ -103,7 +103,7 @@ void Engine::draw(const Action& a) {
   samples_.emplace(a.micro_batch, Held{std::move(*next), random_state().call});
 }
 
-void Engine::backward(const Action& a) {
+void PipelineEngine::backward(const StepAction& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
   const bool last = stage + 1 == virtual_stages_, full = a.what == Do::backward;
   Flight& f = flight(a);
@@ -145,7 +145,7 @@ void Engine::backward(const Action& a) {
 
 // Computes a micro-batch's weight gradients, except those of tied parameters: add() computes these from the gradients
 // of a later stage. Until then the flight keeps the gradients, so that the next micro-batch does not add to them.
-void Engine::backward_weight(const Action& a) {
+void PipelineEngine::backward_weight(const StepAction& a) {
   std::vector<Variable> tied;
   for (const Tie& tie : ties_) tied.insert(tied.end(), tie.parameters.begin(), tie.parameters.end());
   flight(a).split->finish_but(tied);
@@ -159,7 +159,7 @@ void Engine::backward_weight(const Action& a) {
 // --- a step ---
 
 /// Runs fn. An exception of one rank is raised on all ranks.
-template <class Fn> auto Engine::together(const Fn& fn) {
+template <class Fn> auto PipelineEngine::together(const Fn& fn) {
   try {
     return fn();
   } catch (const dist::DistError&) {
@@ -173,18 +173,19 @@ template <class Fn> auto Engine::together(const Fn& fn) {
   }
 }
 
-double Engine::train_batch(const Data& data, const std::function<Variable(const Variable&)>& scale) {
+double PipelineEngine::train_batch(const Data& data, const std::function<Variable(const Variable&)>& scale) {
   return mean_loss(forward_backward(data, scale));
 }
 
-std::vector<Tensor> Engine::forward_backward(const Data& data, const std::function<Variable(const Variable&)>& scale) {
+std::vector<Tensor> PipelineEngine::forward_backward(const Data& data,
+                                                     const std::function<Variable(const Variable&)>& scale) {
   LOCKSTEP_CHECK(data, "[pipeline] expected a function that returns micro-batches, got none");
   const AtEnd drops([frozen = train_frozen()] {
     for (Variable p : frozen) p.requires_grad_(false).clear_grad();
   });
   if (world_) world_->control().set_step(step_);
   const RandomScope random;
-  const Request& r = schedule_.request;
+  const PipelineRequest& r = schedule_.request;
   const trace::Scope scope("train_batch", trace::Category::pipeline,
                            {{"schedule", options_.custom ? "custom" : name_of(r.kind)},
                             {"stages", r.stages},
@@ -205,7 +206,7 @@ std::vector<Tensor> Engine::forward_backward(const Data& data, const std::functi
   });
 }
 
-double Engine::mean_loss(const std::vector<Tensor>& all) {
+double PipelineEngine::mean_loss(const std::vector<Tensor>& all) {
   return together([&] {
     now_ = {.micro_batches = schedule_.request.micro_batches, .training = true};
     for (size_t i = 0; i < all.size(); ++i)
@@ -217,7 +218,7 @@ double Engine::mean_loss(const std::vector<Tensor>& all) {
   });
 }
 
-std::vector<double> Engine::eval_batch(const Data& data, int micro_batches, const Loss& measure, int values) {
+std::vector<double> PipelineEngine::eval_batch(const Data& data, int micro_batches, const Loss& measure, int values) {
   LOCKSTEP_CHECK(data, "[pipeline] expected a function that returns micro-batches, got none");
   LOCKSTEP_CHECK(micro_batches >= 1, "[pipeline] expected 1 micro-batch or more, got ", micro_batches);
   const RandomScope random;

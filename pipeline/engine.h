@@ -1,7 +1,7 @@
 #pragma once
 // Trains a model in stages: each rank holds consecutive layers, and executes its part of a schedule (schedule.h).
 //
-//   pipeline::Engine engine(layers, {.stages = 4, .micro_batches = 8}, loss);  // on 4 ranks; on 8: two pipelines
+//   pipeline::PipelineEngine engine(layers, {.stages = 4, .micro_batches = 8}, loss);  // 4 ranks; on 8: two pipelines
 //   optim::AdamW optimizer(engine.module().parameters());
 //   const double loss = engine.train_batch(data);  // the same on every rank; .grad is the mean over all micro-batches
 //   optimizer.step();
@@ -40,7 +40,7 @@ namespace lockstep::pipeline {
 
 class Link;
 
-/// Options of Engine.
+/// Options of PipelineEngine.
 struct EngineOptions {
   int stages = 0;         ///< 0: one stage per rank; otherwise a divisor of the number of ranks
   int micro_batches = 1;  ///< micro-batches per step and pipeline
@@ -50,9 +50,9 @@ struct EngineOptions {
   SplitBy split = {};
   /// Overrides `split`: the index of the first layer of each virtual stage and, as last element, the number of layers.
   std::vector<int> bounds = {};
-  int checkpoint_interval = 0;          ///< layers that are recomputed together in backward; 0: none
-  bool dynamic_shapes = false;          ///< true: send shapes with every micro-batch; false: only once
-  std::optional<Schedule> custom = {};  ///< a schedule of your own, checked before training starts
+  int checkpoint_interval = 0;                  ///< layers that are recomputed together in backward; 0: none
+  bool dynamic_shapes = false;                  ///< true: send shapes with every micro-batch; false: only once
+  std::optional<PipelineSchedule> custom = {};  ///< a schedule of your own, checked before training starts
   /// The mesh of the ranks; null: replicas x stages over all ranks. If the mesh has tensor-parallel ranks, the caller's
   /// LayerSpec::make must return layers that are sharded already.
   const parallel::Mesh* mesh = nullptr;
@@ -68,15 +68,15 @@ struct RankTime {
 };
 
 /// Pipeline-parallel training of a list of layers.
-class Engine {
+class PipelineEngine {
  public:
   using Options = EngineOptions;
   /// Builds this rank's layers and links. Collective over `world` (default: dist::world(); if that is not initialised,
   /// a single rank trains alone). Errors, on all ranks: fewer layers than virtual stages; a number of ranks that
   /// `stages` does not divide; an impossible or wrong schedule; layers or options that differ between ranks.
-  Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::ProcessGroup* world = nullptr);
-  Engine(const Engine&) = delete;
-  ~Engine();
+  PipelineEngine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::ProcessGroup* world = nullptr);
+  PipelineEngine(const PipelineEngine&) = delete;
+  ~PipelineEngine();
 
   /// This rank's layers. Every rank that uses a tied parameter has a copy; identical gradients keep the copies equal.
   nn::Module& module() { return *module_; }
@@ -103,7 +103,7 @@ class Engine {
   void set_step(uint64_t step) { step_ = step; }
 
   /// The schedule that train_batch() executes.
-  const Schedule& schedule() const { return schedule_; }
+  const PipelineSchedule& schedule() const { return schedule_; }
   /// The index of the first layer of each virtual stage and, as last element, the number of layers.
   const std::vector<int>& bounds() const { return bounds_; }
   int stage() const { return rank_; }                                 ///< this rank's stage, 0 .. stages - 1
@@ -175,17 +175,17 @@ class Engine {
 
   // Defined in engine.cpp:
   void run(const Lists& all);
-  void act(const Action& a);
-  void draw(const Action& a);
-  void forward(const Action& a);
-  void backward(const Action& a);
-  void backward_weight(const Action& a);
+  void act(const StepAction& a);
+  void draw(const StepAction& a);
+  void forward(const StepAction& a);
+  void backward(const StepAction& a);
+  void backward_weight(const StepAction& a);
   template <class Fn> auto together(const Fn& fn);
   /// Returns an object that adds the seconds of its lifetime to `to`.
   static auto stopwatch(double& to) {
     return AtEnd([&to, start = steady_seconds()] { to += steady_seconds() - start; });
   }
-  Flight& flight(const Action& a);
+  Flight& flight(const StepAction& a);
   bool remote(int stage) const { return schedule_.is_remote(stage, rank_); }
   int64_t number(int64_t micro_batch) const { return at_.dp * int64_t(now_.micro_batches) + micro_batch; }
   /// Returns the index of a micro-batch's random stream. It differs between context-parallel ranks, because
@@ -193,10 +193,10 @@ class Engine {
   uint64_t random_number(int micro_batch) const { return uint64_t(number(micro_batch) * plan_.cp + at_.cp); }
 
   // Defined in transfers.cpp:
-  void send_activation(const Action& a);
-  void receive_activation(const Action& a);
-  void send_gradient(const Action& a);
-  void receive_gradient(const Action& a);
+  void send_activation(const StepAction& a);
+  void receive_activation(const StepAction& a);
+  void send_gradient(const StepAction& a);
+  void receive_gradient(const StepAction& a);
   void send(const Message& message, int to_stage, std::vector<Tensor> tensors, const Shapes* shapes = nullptr);
   bool post(Road road, int from_rank, bool must);
   std::vector<Tensor> fetch(const Message& wanted);
@@ -204,7 +204,7 @@ class Engine {
   /// Returns the key in shapes_ of the activation that `stage` sends. In training without dynamic_shapes, shapes are
   /// sent to another rank only once, and hold for all micro-batches (-1).
   std::pair<int, int> shapes_key(int stage, int micro_batch) const {
-    const Schedule& s = schedule_;
+    const PipelineSchedule& s = schedule_;
     const bool is_far = s.place(stage).rank != s.place(stage + 1).rank;
     return {stage, is_far && now_.training && !options_.dynamic_shapes ? -1 : micro_batch};
   }
@@ -212,8 +212,8 @@ class Engine {
   void expect(const Lists& all);
   std::vector<double> gather_losses();
 
-  std::vector<std::pair<Variable, Tensor>> take_tied(const Action& a);  // gradients from the next stage of each tie
-  void add(const Action& a);
+  std::vector<std::pair<Variable, Tensor>> take_tied(const StepAction& a);  // gradients from the next stage of each tie
+  void add(const StepAction& a);
   void reduce();
   std::vector<Variable> train_frozen();
   void abandon() noexcept;
@@ -229,7 +229,7 @@ class Engine {
   parallel::Coordinates at_;
   int rank_ = 0, virtual_stages_ = 1;  // rank_: this rank's stage
   int ahead_ = 2;                      // Check::ahead
-  Schedule schedule_;
+  PipelineSchedule schedule_;
   Lists step_list_;  // of a training step
   std::vector<int> bounds_;
   std::unique_ptr<StageModule> module_;

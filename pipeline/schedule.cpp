@@ -12,18 +12,18 @@
 namespace lockstep::pipeline {
 namespace {
 
-const Rules* const kinds[] = {
+const ScheduleRules* const kinds[] = {
 #define KIND(x) &rules::x,
 #include "pipeline/schedules/kinds.def"
 #undef KIND
 };
-const Rules& rules_of(ScheduleKind kind) { return *kinds[size_t(kind)]; }
+const ScheduleRules& rules_of(ScheduleKind kind) { return *kinds[size_t(kind)]; }
 
 constexpr int max_stages = 4096, max_micro_batches = 1 << 20, max_chunks = 64;
 
 /// Returns the request with the number of chunks filled in. Error if no schedule exists for the request.
-Request checked(Request r) {
-  const Rules& rules = rules_of(r.kind);
+PipelineRequest checked(PipelineRequest r) {
+  const ScheduleRules& rules = rules_of(r.kind);
   const std::string what = str("[schedule] ", name_of(r.kind), ": expected ");
   r.chunks = chunks_of(r);
   LOCKSTEP_CHECK(r.stages >= 1 && r.stages <= max_stages, what, "1 to ", max_stages, " stages, got ", r.stages);
@@ -40,9 +40,9 @@ Request checked(Request r) {
 
 }  // namespace
 
-int chunks_of(const Request& r) { return r.chunks == 0 ? rules_of(r.kind).chunks : r.chunks; }
+int chunks_of(const PipelineRequest& r) { return r.chunks == 0 ? rules_of(r.kind).chunks : r.chunks; }
 
-std::string refusal_of(const Request& request) {
+std::string refusal_of(const PipelineRequest& request) {
   try {
     checked(request);
   } catch (const Error& error) { return std::string(error.what()).substr(std::string_view("[schedule] ").size()); }
@@ -51,13 +51,14 @@ std::string refusal_of(const Request& request) {
 
 std::vector<std::string> names_of_kinds() {
   std::vector<std::string> names;
-  for (const Rules* rules : kinds) names.emplace_back(rules->name);
+  for (const ScheduleRules* rules : kinds) names.emplace_back(rules->name);
   return names;
 }
 
 std::string_view name_of(ScheduleKind kind) { return rules_of(kind).name; }
 bool is_kind(std::string_view name) {
-  return std::any_of(std::begin(kinds), std::end(kinds), [&](const Rules* rules) { return rules->name == name; });
+  return std::any_of(std::begin(kinds), std::end(kinds),
+                     [&](const ScheduleRules* rules) { return rules->name == name; });
 }
 
 ScheduleKind parse_kind(std::string_view name) {
@@ -68,12 +69,12 @@ ScheduleKind parse_kind(std::string_view name) {
   return ScheduleKind(found - known.begin());
 }
 
-int Schedule::virtual_stage(int rank, int chunk) const {
+int PipelineSchedule::virtual_stage(int rank, int chunk) const {
   if (rules_of(request.kind).is_v && chunk == 1) return 2 * request.stages - 1 - rank;
   return chunk * request.stages + rank;
 }
 
-Schedule::Position Schedule::place(int stage) const {
+PipelineSchedule::Position PipelineSchedule::place(int stage) const {
   const int chunk = stage / request.stages, rank = stage % request.stages;
   return {rules_of(request.kind).is_v && chunk == 1 ? request.stages - 1 - rank : rank, chunk};
 }
@@ -82,9 +83,10 @@ namespace {
 
 /// Returns `list` with transfers: a computation's receives come before it, its sends after it. near: false adds the
 /// transfers between ranks, true those between chunks of this rank.
-std::vector<Action> with_transfers(const Schedule& s, int rank, const std::vector<Action>& list, bool near = false) {
-  std::vector<Action> all;
-  for (const Action& a : list) {
+std::vector<StepAction> with_transfers(const PipelineSchedule& s, int rank, const std::vector<StepAction>& list,
+                                       bool near = false) {
+  std::vector<StepAction> all;
+  for (const StepAction& a : list) {
     const int stage = s.virtual_stage(rank, a.chunk), last = s.virtual_stages() - 1;
     const bool before = stage > 0 && (s.place(stage - 1).rank == rank) == near,
                after = stage < last && (s.place(stage + 1).rank == rank) == near;
@@ -103,31 +105,31 @@ std::vector<Action> with_transfers(const Schedule& s, int rank, const std::vecto
 
 }  // namespace
 
-Schedule make_schedule(const Request& request) {
-  Schedule s{checked(request), {}};
+PipelineSchedule make_schedule(const PipelineRequest& request) {
+  PipelineSchedule s{checked(request), {}};
   for (int rank = 0; rank < s.request.stages; ++rank)
     s.ranks.push_back(with_transfers(s, rank, rules_of(request.kind).computations(s.request, rank)));
   return s;
 }
 
-Formula formula(const Request& request, const Costs& costs) {
+BubbleFormula formula(const PipelineRequest& request, const StageCosts& costs) {
   return rules_of(request.kind).bubble(checked(request), costs);
 }
 
 namespace {
 
 /// Completes the list of one rank. A schedule's list, `given`, has only computations and transfers between ranks.
-std::vector<Action> completed(const Schedule& s, int rank, const std::vector<Action>& given, const Ties& ties,
-                              bool trains) {
-  const std::vector<Action> list = with_transfers(s, rank, given, true);
-  std::vector<Action> all;
-  std::deque<Action> late;  // micro-batches whose tied gradients come from a later stage
+std::vector<StepAction> completed(const PipelineSchedule& s, int rank, const std::vector<StepAction>& given,
+                                  const Ties& ties, bool trains) {
+  const std::vector<StepAction> list = with_transfers(s, rank, given, true);
+  std::vector<StepAction> all;
+  std::deque<StepAction> late;  // micro-batches whose tied gradients come from a later stage
   std::set<int> loaded;
   const auto add_late = [&](size_t limit) {
     for (; late.size() > limit; late.pop_front()) all.push_back(late.front());
   };
   for (size_t i = 0; i < list.size(); ++i) {
-    const Action& a = list[i];
+    const StepAction& a = list[i];
     const int stage = s.virtual_stage(rank, a.chunk);
     const bool is_end = stage == 0 || stage + 1 == s.virtual_stages();
     if (a.what == Do::forward && is_end && loaded.insert(a.micro_batch).second)
@@ -135,8 +137,8 @@ std::vector<Action> completed(const Schedule& s, int rank, const std::vector<Act
     if (a.what == Do::backward) add_late(0);  // sums take micro-batches in order
     all.push_back(a);
     if (a.what != Do::backward && a.what != Do::backward_weight) continue;
-    const Action add{Do::add, a.micro_batch, a.chunk};
-    if (i + 1 < list.size() && list[i + 1] == Action{Do::send_gradient, a.micro_batch, a.chunk})
+    const StepAction add{Do::add, a.micro_batch, a.chunk};
+    if (i + 1 < list.size() && list[i + 1] == StepAction{Do::send_gradient, a.micro_batch, a.chunk})
       all.push_back(list[++i]);  // the previous stage waits for this gradient
     const bool waits = std::any_of(ties.begin(), ties.end(), [&](const auto& tie) { return tie.second == stage; });
     constexpr size_t max_late = 2;  // each of them keeps the gradients of a chunk in memory
@@ -150,7 +152,7 @@ std::vector<Action> completed(const Schedule& s, int rank, const std::vector<Act
 
 }  // namespace
 
-Lists step_of(const Schedule& s, const Ties& ties) {
+Lists step_of(const PipelineSchedule& s, const Ties& ties) {
   Lists all;
   for (size_t rank = 0; rank < s.ranks.size(); ++rank)
     all.push_back(completed(s, int(rank), s.ranks[rank], ties, true));
@@ -159,10 +161,10 @@ Lists step_of(const Schedule& s, const Ties& ties) {
 
 /// With n ranks, each rank runs micro-batches 0 to n - 1 through its first chunk of layers, then through its second,
 /// ... Then the next n micro-batches, and so on.
-Lists evaluation_of(const Schedule& s, int micro_batches) {
+Lists evaluation_of(const PipelineSchedule& s, int micro_batches) {
   Lists all;
   for (int rank = 0; rank < s.request.stages; ++rank) {
-    std::vector<Action> forwards;
+    std::vector<StepAction> forwards;
     for (int first = 0; first < micro_batches; first += s.request.stages)
       for (int chunk = 0; chunk < s.request.chunks; ++chunk)
         for (int i = first; i < std::min(first + s.request.stages, micro_batches); ++i)

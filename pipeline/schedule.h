@@ -39,10 +39,10 @@ bool is_kind(std::string_view name);
 ScheduleKind parse_kind(
     std::string_view name);  ///< Error for an unknown name; it lists the known names and the nearest
 
-using parallel::Action, parallel::Do, parallel::Lists;
+using parallel::StepAction, parallel::Do, parallel::Lists;
 
 /// The kind and the sizes of a schedule, from which make_schedule() makes it.
-struct Request {
+struct PipelineRequest {
   ScheduleKind kind = ScheduleKind::one_f_one_b;
   int stages = 1;
   int micro_batches = 1;
@@ -50,9 +50,9 @@ struct Request {
 };
 
 /// The list of actions of each rank, and the placement of the virtual stages.
-struct Schedule {
-  Request request;  ///< the request, with `chunks` filled in
-  Lists ranks;      ///< computations, and transfers between ranks
+struct PipelineSchedule {
+  PipelineRequest request;  ///< the request, with `chunks` filled in
+  Lists ranks;              ///< computations, and transfers between ranks
 
   /// A rank, and one of its chunks.
   struct Position {
@@ -69,12 +69,12 @@ struct Schedule {
   }
 };
 
-int chunks_of(const Request& request);  ///< chunks per rank, with the default filled in
+int chunks_of(const PipelineRequest& request);  ///< chunks per rank, with the default filled in
 /// The reason why no schedule exists for this request, with the nearest alternative: "interleaved: expected ..., got
 /// ...; use ...". Empty if a schedule exists.
-std::string refusal_of(const Request& request);
+std::string refusal_of(const PipelineRequest& request);
 /// Makes the schedule for this request. Error with the text of refusal_of() if none exists. A pure function.
-Schedule make_schedule(const Request& request);
+PipelineSchedule make_schedule(const PipelineRequest& request);
 
 /// Pairs of virtual stages (from, to) that share a weight: `to` adds its gradient to the gradient of `from`.
 using Ties = std::vector<std::pair<int, int>>;
@@ -83,8 +83,8 @@ using Ties = std::vector<std::pair<int, int>>;
 /// micro-batches, the transfers between two chunks of one rank, the additions to the gradients' sums, and the tail. A
 /// micro-batch whose tied gradients come from a later stage is added when the weight gradients of the next two are
 /// computed, so that a rank seldom waits for them.
-Lists step_of(const Schedule& schedule, const Ties& ties = {});
+Lists step_of(const PipelineSchedule& schedule, const Ties& ties = {});
 /// The lists of an evaluation: forwards of `micro_batches` micro-batches on the stages of `schedule`.
-Lists evaluation_of(const Schedule& schedule, int micro_batches);
+Lists evaluation_of(const PipelineSchedule& schedule, int micro_batches);
 
 }  // namespace lockstep::pipeline

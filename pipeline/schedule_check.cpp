@@ -18,8 +18,8 @@ bool is_of_schedule(Do what) { return is_compute(what) || (what >= Do::send_acti
 
 }  // namespace
 
-Check check_schedule(const Schedule& s, const Ties& ties) {
-  Check check;
+PipelineCheck check_schedule(const PipelineSchedule& s, const Ties& ties) {
+  PipelineCheck check;
   const auto error = [&](const std::string& text) {
     if (check.errors.size() < max_errors) check.errors.push_back(text);
   };
@@ -29,7 +29,7 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
     std::vector<std::array<int, kinds_of_action>> count(size_t(v) * size_t(m));  // number of times each action occurs
     std::vector<int> weights_done(static_cast<size_t>(v));
     const auto of = [&](int chunk, int micro) -> auto& { return count[size_t(chunk) * size_t(m) + size_t(micro)]; };
-    for (const Action& a : s.ranks[size_t(rank)]) {
+    for (const StepAction& a : s.ranks[size_t(rank)]) {
       const auto wrong = [&](const std::string& text) { error(str("rank ", rank, ", ", to_string(a), ": ", text)); };
       if (a.chunk < 0 || a.chunk >= v || a.micro_batch < 0 || a.micro_batch >= m) {
         wrong(str("expected micro-batches 0 to ", m - 1, " and chunks 0 to ", v - 1));
@@ -89,7 +89,7 @@ Check check_schedule(const Schedule& s, const Ties& ties) {
         const auto& counts = of(chunk, micro);
         const auto expect = [&](bool there, Do what) {
           if (!there)
-            error(str("rank ", rank, ", stage ", stage, ": there is no ", to_string(Action{what, micro, chunk})));
+            error(str("rank ", rank, ", stage ", stage, ": there is no ", to_string(StepAction{what, micro, chunk})));
         };
         expect(counts[size_t(Do::forward)], Do::forward);
         expect(counts[size_t(Do::backward)] || counts[size_t(Do::backward_input)], Do::backward);
@@ -144,7 +144,7 @@ struct Sent {
 // number of micro-batches.
 class Traffic {
  public:
-  Traffic(const Schedule& s, const Ties& ties, const Streams& streams)
+  Traffic(const PipelineSchedule& s, const Ties& ties, const DeviceStreams& streams)
       : s_(s), lists_(step_of(s, ties)), ties_(ties), m_(s.request.micro_batches) {
     const int last = s.virtual_stages() - 1;
     for (int stage = 0; stage <= last; ++stage) add(Way::activation, stage, std::min(stage + 1, last), streams);
@@ -159,7 +159,7 @@ class Traffic {
   std::vector<std::string> stuck(int ahead) const;
 
  private:
-  void add(Way way, int stage, int to_stage, const Streams& streams) {
+  void add(Way way, int stage, int to_stage, const DeviceStreams& streams) {
     Sent slot{way, stage, s_.place(stage).rank, s_.place(to_stage).rank, -1, -1};
     if (slot.from != slot.to) {
       const auto [low, high] = std::minmax(slot.from, slot.to);
@@ -177,7 +177,7 @@ class Traffic {
     return str("the ", names[int(slot.way)], " of micro-batch ", message % m_, ", stage ", slot.stage);
   }
   /// Calls fn with each message that an action sends.
-  template <class Fn> void sends_of(int rank, const Action& a, const Fn& fn) const {
+  template <class Fn> void sends_of(int rank, const StepAction& a, const Fn& fn) const {
     const auto stage = size_t(s_.virtual_stage(rank, a.chunk)), stages = size_t(s_.virtual_stages());
     const auto sends = [&](size_t slot) {
       if (slots_[slot].link >= 0) fn(number(slot, a.micro_batch));  // else to another chunk of the rank
@@ -188,11 +188,11 @@ class Traffic {
       if (ties_[t].first == int(stage)) sends(2 * stages + t);
   }
   template <class Fn> void for_each_send(int rank, const Fn& fn) const {
-    for (const Action& a : lists_[size_t(rank)]) sends_of(rank, a, fn);
+    for (const StepAction& a : lists_[size_t(rank)]) sends_of(rank, a, fn);
   }
   std::vector<Move> moves_of(int rank) const;
 
-  const Schedule& s_;
+  const PipelineSchedule& s_;
   const Lists lists_;
   const Ties& ties_;
   const int m_;
@@ -227,7 +227,7 @@ std::vector<Move> Traffic::moves_of(int rank) const {
     const Sent& next = slot_of(order[posted[link]]);
     if (next.way != Way::gradient || has_run[size_t(number(size_t(next.stage) - 1, order[posted[link]] % m_))]) post();
   };
-  for (const Action& a : lists_[size_t(rank)]) {
+  for (const StepAction& a : lists_[size_t(rank)]) {
     const auto stage = size_t(s_.virtual_stage(rank, a.chunk));
     if (a.what == Do::receive_activation) fetch(stage - 1, a.micro_batch);
     if (a.what == Do::receive_gradient) fetch(stages + stage + 1, a.micro_batch);
@@ -299,7 +299,8 @@ std::vector<std::string> Traffic::stuck(int ahead) const {
 
 }  // namespace
 
-std::vector<std::string> check_streams(const Schedule& schedule, const Ties& ties, const Streams& streams) {
+std::vector<std::string> check_streams(const PipelineSchedule& schedule, const Ties& ties,
+                                       const DeviceStreams& streams) {
   return Traffic(schedule, ties, streams).stuck(streams.ahead);
 }
 

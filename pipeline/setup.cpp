@@ -24,7 +24,7 @@ dist::ProcessGroup* ranks_of(dist::ProcessGroup* given) {
 
 }  // namespace
 
-Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::ProcessGroup* world)
+PipelineEngine::PipelineEngine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::ProcessGroup* world)
     : layers_(std::move(layers)), options_(std::move(options)), loss_(std::move(loss)), world_(ranks_of(world)) {
   const int ranks_per_stage = options_.mesh ? options_.mesh->plan().tp * options_.mesh->plan().cp : 1;
   const int ranks = (world_ ? world_->size() : 1) / ranks_per_stage,
@@ -70,7 +70,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
     for (size_t i = 1; i < stages.size(); ++i) hops_.push_back({stages[i], stages[i - 1], ties_.size()});
     ties_.push_back({key, stages, {}, nullptr});
   }
-  const Check check = check_schedule(schedule_, tie_pairs());
+  const PipelineCheck check = check_schedule(schedule_, tie_pairs());
   if (!check.right() && check_schedule(schedule_).right()) {
     fail(str("[pipeline] ", name_of(schedule_.request.kind),
              " cannot sum the gradients of tied layers micro-batch by micro-batch: ", check.errors[0],
@@ -113,7 +113,7 @@ Engine::Engine(std::vector<LayerSpec> layers, Options options, Loss loss, dist::
 }
 
 /// Builds this rank's layers, with the same initial values on every replica.
-void Engine::make_module() {
+void PipelineEngine::make_module() {
   std::vector<StageModule::Chunk> chunks;
   for (int c = 0; c < schedule_.request.chunks; ++c) {
     const auto stage = size_t(schedule_.virtual_stage(rank_, c));
@@ -144,8 +144,8 @@ void Engine::make_module() {
   }
 }
 
-void Engine::agree() const {
-  const Request& r = schedule_.request;
+void PipelineEngine::agree() const {
+  const PipelineRequest& r = schedule_.request;
   std::vector<std::string> lines{str("options ", name_of(r.kind), ", stages ", r.stages, ", micro_batches ",
                                      r.micro_batches, ", chunks ", r.chunks, ", split ", to_string(options_.split),
                                      ", checkpoint_interval ", options_.checkpoint_interval, ", dynamic_shapes ",
@@ -160,14 +160,14 @@ void Engine::agree() const {
 }
 
 /// Returns pairs of stages that share parameters: the first of a pair sends the parameters' gradients to the second.
-Ties Engine::tie_pairs() const {
+Ties PipelineEngine::tie_pairs() const {
   Ties pairs;
   for (const Hop& hop : hops_) pairs.emplace_back(hop.from, hop.to);
   return pairs;
 }
 
 // Makes a link for each pair of ranks and direction that exchange activations, gradients or tied gradients.
-void Engine::make_links() {
+void PipelineEngine::make_links() {
   std::set<std::tuple<Road, int, int>> wanted;
   const auto want = [&](Road road, int from, int to) {
     const int a = schedule_.place(from).rank, b = schedule_.place(to).rank;
@@ -188,7 +188,7 @@ void Engine::make_links() {
 }
 
 // Groups the ranks that share each tied parameter, and gives all of them the same values.
-void Engine::make_ties() {
+void PipelineEngine::make_ties() {
   for (Tie& tie : ties_) {
     std::vector<std::string> lines;
     for (auto& p : module_->tied_parameters(tie.key)) {
@@ -208,23 +208,23 @@ void Engine::make_ties() {
   }
 }
 
-double Engine::bubble() const {
+double PipelineEngine::bubble() const {
   double idle = 0, all = 0;
   for (const RankTime& t : times_) idle += t.idle, all += t.busy + t.idle;
   return all > 0 ? idle / all : 0;
 }
 
-bool Engine::leads(const std::string& parameter) const {
+bool PipelineEngine::leads(const std::string& parameter) const {
   const auto found = places_.find(parameter);
   return found == places_.end() || found->second.leads;
 }
 
-std::optional<std::pair<int, int>> Engine::place_in_norm(const std::string& parameter) const {
+std::optional<std::pair<int, int>> PipelineEngine::place_in_norm(const std::string& parameter) const {
   const Place& p = places_.at(parameter);
   return p.leads ? std::optional(std::pair(p.layer, p.place)) : std::nullopt;
 }
 
-std::vector<dist::ProcessGroup*> Engine::groups() const {
+std::vector<dist::ProcessGroup*> PipelineEngine::groups() const {
   std::vector<dist::ProcessGroup*> all;
   for (const auto& [road, link] : links_) all.push_back(&link->group());
   for (const Tie& tie : ties_)
@@ -232,7 +232,7 @@ std::vector<dist::ProcessGroup*> Engine::groups() const {
   return all;
 }
 
-int64_t Engine::bytes_sent() const {
+int64_t PipelineEngine::bytes_sent() const {
   int64_t bytes = 0;
   for (const auto& [road, link] : links_) bytes += link->bytes_sent();
   return bytes;

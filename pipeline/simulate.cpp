@@ -15,9 +15,9 @@ enum Event : int { forward_done, input_done, activation_sent, gradient_sent, add
 constexpr double never = std::numeric_limits<double>::infinity();
 
 /// Returns the index of the backward that runs together with the forward at index `at`, as one computation
-/// (Costs::paired), or 0 if there is none. It must be a backward that is not split, with only transfers between it and
+/// (StageCosts::paired), or 0 if none. It must be a backward that is not split, with only transfers between it and
 /// the forward. The last rank's first backward runs alone, since the other ranks' backwards wait for it.
-size_t other_of_pair(const Schedule& s, size_t rank, size_t at) {
+size_t other_of_pair(const PipelineSchedule& s, size_t rank, size_t at) {
   const auto& list = s.ranks[rank];
   if (list[at].what != Do::forward) return 0;
   size_t next = at + 1;
@@ -28,27 +28,27 @@ size_t other_of_pair(const Schedule& s, size_t rank, size_t at) {
 }
 
 /// If a forward and a backward run as one computation, moves their receives before it and their sends after it.
-Schedule pair_up(Schedule s) {
-  const auto priority = [](const Action& a) { return is_send(a.what) ? 2 : is_compute(a.what) ? 1 : 0; };
+PipelineSchedule pair_up(PipelineSchedule s) {
+  const auto priority = [](const StepAction& a) { return is_send(a.what) ? 2 : is_compute(a.what) ? 1 : 0; };
   for (size_t rank = 0; rank < s.ranks.size(); ++rank) {
     const auto begin = s.ranks[rank].begin();
     for (size_t i = 0; i < s.ranks[rank].size(); ++i)
       if (const size_t other = other_of_pair(s, rank, i))
         std::stable_sort(begin + long(i), begin + long(other) + 1,
-                         [&](const Action& a, const Action& b) { return priority(a) < priority(b); });
+                         [&](const StepAction& a, const StepAction& b) { return priority(a) < priority(b); });
   }
   return s;
 }
 
 }  // namespace
 
-Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ties) {
+Simulation simulate(const PipelineSchedule& schedule, const StageCosts& costs, const Ties& ties) {
   for (const double cost : {costs.forward, costs.input, costs.weight, costs.latency}) {
     LOCKSTEP_CHECK(std::isfinite(cost) && cost >= 0, "[simulate] expected finite costs of 0 or more, got ", cost);
   }
   const size_t p = schedule.ranks.size();
   const bool paired = costs.paired && schedule.request.kind == ScheduleKind::dualpipe_v;
-  const Schedule s = paired ? pair_up(schedule) : schedule;
+  const PipelineSchedule s = paired ? pair_up(schedule) : schedule;
   const int last = s.virtual_stages() - 1;
   Simulation result;
   result.ranks.resize(p);
@@ -65,7 +65,7 @@ Simulation simulate(const Schedule& schedule, const Costs& costs, const Ties& ti
 
   // Runs the next action of a rank if its inputs are there; returns the virtual stage that it waits for, or -1.
   const auto step = [&](size_t rank) {
-    const Action a = s.ranks[rank][next[rank]];
+    const StepAction a = s.ranks[rank][next[rank]];
     const int stage = s.virtual_stage(int(rank), a.chunk), m = a.micro_batch;
     const bool remote_before = s.is_remote(stage - 1, int(rank)), remote_after = s.is_remote(stage + 1, int(rank));
     double& now = clock[rank];

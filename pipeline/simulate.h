@@ -11,7 +11,7 @@ namespace lockstep::pipeline {
 
 /// Time, in seconds or any unit, of one micro-batch in all v chunks of a rank; each chunk takes 1/v of it. A backward
 /// that is not split takes input + weight.
-struct Costs {
+struct StageCosts {
   double forward = 1, input = 1, weight = 1;
   double latency = 0;  ///< duration of a transfer; sending does not occupy the rank
   /// dualpipe-v only. true, as in the paper: a forward and the backward after it, if that is not split, are one
@@ -21,15 +21,15 @@ struct Costs {
 };
 
 /// An action with its start and end time.
-struct Slot {
-  Action action;
+struct TimedAction {
+  StepAction action;
   double start, end;
 };
 
 /// The result of simulate().
 struct Simulation {
-  double seconds = 0;                    ///< time until the last rank is done
-  std::vector<std::vector<Slot>> ranks;  ///< computations only
+  double seconds = 0;                           ///< time until the last rank is done
+  std::vector<std::vector<TimedAction>> ranks;  ///< computations only
   /// Computing time of each rank.
   std::vector<double> busy;
   double bubble = 0;      ///< idle fraction of all ranks' time
@@ -37,7 +37,7 @@ struct Simulation {
   /// If the schedule deadlocks: the action at which each rank is blocked, and the rank that it waits for (-1: none).
   struct Stuck {
     int rank;
-    Action action;
+    StepAction action;
     int waits_for;
   };
   std::vector<Stuck> stuck;
@@ -45,28 +45,28 @@ struct Simulation {
 
 /// Goes through each rank's list of actions in order. A rank waits at a receive, but not at a send. The lists may
 /// contain any error, such as a deadlock. Throws an Error for costs that are negative or not finite.
-Simulation simulate(const Schedule& schedule, const Costs& costs = {}, const Ties& ties = {});
+Simulation simulate(const PipelineSchedule& schedule, const StageCosts& costs = {}, const Ties& ties = {});
 
 /// Idle fraction by the papers' formulas, without latency, from the times of a rank's forward F, input gradient I and
 /// weight gradient W. It equals simulate()'s bubble under these conditions, for p ranks and m micro-batches:
 ///   gpipe, 1f1b, interleaved    any costs
 ///   zb-h1                       m >= p, W <= I, W <= F
 ///   dualpipe-v                  I+W >= F >= I >= W; paired: F = I >= W
-struct Formula {
+struct BubbleFormula {
   std::string text;
   double bubble = 0;
 };
 /// Evaluates the formula of request.kind. Error if no such schedule exists.
-Formula formula(const Request& request, const Costs& costs = {});
+BubbleFormula formula(const PipelineRequest& request, const StageCosts& costs = {});
 
 // Drawings: a text grid, and an SVG picture.
 
 /// A row per rank, a column per unit of time (forward, input and weight take one each). F3 is the forward of
 /// micro-batch 3, B3 its backward, I3 and W3 the halves of a split backward; a, b, ... name the chunk; "." is idle.
-std::string draw_grid(const Schedule& schedule);
+std::string draw_grid(const PipelineSchedule& schedule);
 
 /// A picture of the simulated step. Time goes right, ranks go down; each box is a computation with its micro-batch.
 /// Error for more than 32 ranks: rows would be too thin.
-std::string draw_svg(const Schedule& schedule, const Costs& costs = {});
+std::string draw_svg(const PipelineSchedule& schedule, const StageCosts& costs = {});
 
 }  // namespace lockstep::pipeline

@@ -63,17 +63,17 @@ std::vector<int> balance(const std::vector<double>& weights, int parts) {
   return bounds;
 }
 
-std::vector<int> balance(const std::vector<double>& weights, const Schedule& schedule) {
+std::vector<int> balance(const std::vector<double>& weights, const PipelineSchedule& schedule) {
   const int parts = schedule.virtual_stages();
   std::vector<int> best = balance(weights, parts);
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   if (schedule.request.chunks == 1 || schedule.request.stages == 1 || total == 0) return best;
   // Simulates at most 4 times as many micro-batches as there are stages: faster, and enough to compare divisions.
-  Request request = schedule.request;
+  PipelineRequest request = schedule.request;
   request.micro_batches = std::min(request.micro_batches, 4 * request.stages);
-  const Schedule simulated =
+  const PipelineSchedule simulated =
       request.micro_batches == schedule.request.micro_batches ? schedule : make_schedule(request);
-  Costs costs;
+  StageCosts costs;
   costs.weights.resize(size_t(parts));
   const auto seconds = [&](const std::vector<int>& bounds) {
     for (size_t i = 0; i < size_t(parts); ++i)

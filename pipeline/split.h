@@ -32,7 +32,7 @@ std::vector<int> balance(const std::vector<double>& weights, int parts);
 /// Cuts the weights into the virtual stages of `schedule`. With several chunks per rank, a local search begins with the
 /// faster of two cuts: balance() from the first weight to the last, and balance() from the last weight to the first. It
 /// moves boundaries by one layer as long as that shortens the simulated step, for at most a second or two.
-std::vector<int> balance(const std::vector<double>& weights, const Schedule& schedule);
+std::vector<int> balance(const std::vector<double>& weights, const PipelineSchedule& schedule);
 
 /// The weight of each layer under `by`, from the layers' kinds and numbers of parameters. Error if no kind matches
 /// by.pattern, or if by.seconds does not have one entry for each layer.

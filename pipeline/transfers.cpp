@@ -12,18 +12,18 @@
 
 namespace lockstep::pipeline {
 
-std::string Engine::tag(const Message& m) {
+std::string PipelineEngine::tag(const Message& m) {
   constexpr const char* names[] = {"activation", "gradient", "tied gradient"};
   return str(names[int(m.road)], " of micro-batch ", m.micro_batch, ", stage ", m.stage);
 }
 
 /// Gives tensors to a stage: over a link, or, if the stage is another chunk of this rank, by arrived_.
-void Engine::send(const Message& message, int to_stage, std::vector<Tensor> tensors, const Shapes* shapes) {
+void PipelineEngine::send(const Message& message, int to_stage, std::vector<Tensor> tensors, const Shapes* shapes) {
   if (!remote(to_stage)) arrived_[message] = std::move(tensors);
   else link(message.road, rank_, schedule_.place(to_stage).rank).send(tensors, tag(message), shapes);
 }
 
-void Engine::send_activation(const Action& a) {
+void PipelineEngine::send_activation(const StepAction& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
   Flight& f = flight(a);
   const Shapes shapes = Shapes::of(f.outputs, f.random_call);
@@ -36,7 +36,7 @@ void Engine::send_activation(const Action& a) {
   if (!now_.training) f.outputs.clear();
 }
 
-void Engine::receive_activation(const Action& a) {
+void PipelineEngine::receive_activation(const StepAction& a) {
   const int from = schedule_.virtual_stage(rank_, a.chunk) - 1;
   const auto tensors = fetch({Road::activation, from, a.micro_batch});
   const auto shapes = shapes_.find(shapes_key(from, a.micro_batch));
@@ -46,19 +46,19 @@ void Engine::receive_activation(const Action& a) {
   if (shapes->first.second >= 0) shapes_.erase(shapes);
 }
 
-void Engine::send_gradient(const Action& a) {
+void PipelineEngine::send_gradient(const StepAction& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
   send({Road::gradient, stage, a.micro_batch}, stage - 1, std::exchange(flight(a).gradients, {}));
 }
 
-void Engine::receive_gradient(const Action& a) {
+void PipelineEngine::receive_gradient(const StepAction& a) {
   const int from = schedule_.virtual_stage(rank_, a.chunk) + 1;
   flight(a).gradients = fetch({Road::gradient, from, a.micro_batch});
 }
 
 /// Starts to receive the next message of a link. Returns false if no message is left, or if its shapes are not known
 /// yet. With `must`, waits for the shapes of an activation instead: the sender sends them before the activation.
-bool Engine::post(Road road, int from_rank, bool must) {
+bool PipelineEngine::post(Road road, int from_rank, bool must) {
   const auto& queue = expected_[{road, from_rank}];
   if (queue.empty()) return false;
   const Message e = queue.front();
@@ -87,7 +87,7 @@ bool Engine::post(Road road, int from_rank, bool must) {
 }
 
 // Waits for a message. Stores earlier messages of the same link until they are fetched.
-std::vector<Tensor> Engine::fetch(const Message& wanted) {
+std::vector<Tensor> PipelineEngine::fetch(const Message& wanted) {
   const int from_rank = schedule_.place(wanted.stage).rank;
   if (from_rank == rank_) return std::move(arrived_.extract(wanted).mapped());
   Link& link = this->link(wanted.road, from_rank, rank_);
@@ -105,10 +105,10 @@ std::vector<Tensor> Engine::fetch(const Message& wanted) {
 }
 
 /// Queues the messages that this rank will receive on each link, in the order of the senders' lists of actions (`all`).
-void Engine::expect(const Lists& all) {
+void PipelineEngine::expect(const Lists& all) {
   for (int from = 0; from < int(all.size()); ++from) {
     if (from == rank_) continue;
-    for (const Action& a : all[size_t(from)]) {
+    for (const StepAction& a : all[size_t(from)]) {
       const int stage = schedule_.virtual_stage(from, a.chunk);
       const auto add = [&](Road road, int to_stage, size_t tie) {
         if (schedule_.place(to_stage).rank == rank_)
@@ -128,7 +128,7 @@ void Engine::expect(const Lists& all) {
 
 // For each tie of the stage of `a`: takes the gradients of the tied parameters for one micro-batch, as computed by the
 // next stage that uses these parameters. Waits if that stage is on another rank.
-std::vector<std::pair<Variable, Tensor>> Engine::take_tied(const Action& a) {
+std::vector<std::pair<Variable, Tensor>> PipelineEngine::take_tied(const StepAction& a) {
   std::vector<std::pair<Variable, Tensor>> before;
   for (const Hop& hop : hops_) {
     if (hop.to != schedule_.virtual_stage(rank_, a.chunk)) continue;
@@ -141,7 +141,7 @@ std::vector<std::pair<Variable, Tensor>> Engine::take_tied(const Action& a) {
 
 // Passes gradients of tied parameters to the previous stage that uses these parameters. Adds all other gradients to the
 // chunk's sum.
-void Engine::add(const Action& a) {
+void PipelineEngine::add(const StepAction& a) {
   const int stage = schedule_.virtual_stage(rank_, a.chunk);
   if (Flight& f = flight(a); f.split) {
     for (auto& [p, gradient] : f.late) p.grad() = std::move(gradient);
@@ -163,7 +163,7 @@ void Engine::add(const Action& a) {
 
 /// Turns .grad into the mean over all micro-batches of all replicas, or, without options.reduce, into the sum over the
 /// micro-batches of this replica.
-void Engine::reduce() {
+void PipelineEngine::reduce() {
   for (auto& sum : sums_)
     if (sum) sum->finish();
   if (now_.micro_batches > 1 && options_.reduce) {
@@ -181,7 +181,7 @@ void Engine::reduce() {
 
 /// Unfreezes, for the step, the parameters that were frozen after the engine was made, and returns them. The stages
 /// therefore exchange the same messages as before.
-std::vector<Variable> Engine::train_frozen() {
+std::vector<Variable> PipelineEngine::train_frozen() {
   std::vector<std::string> names;
   std::vector<Variable> frozen;
   for (const auto& [name, p] : places_) {
@@ -197,7 +197,7 @@ std::vector<Variable> Engine::train_frozen() {
   return frozen;
 }
 
-double Engine::norm(const std::vector<std::pair<std::string, double>>& squares) const {
+double PipelineEngine::norm(const std::vector<std::pair<std::string, double>>& squares) const {
   std::map<std::pair<int, int>, double> norms;  // norm of each parameter, by layer and index in the layer
   for (const auto& [name, sum] : squares) {
     const Place& p = places_.at(name);
@@ -218,7 +218,7 @@ double Engine::norm(const std::vector<std::pair<std::string, double>>& squares) 
   return std::sqrt(total);
 }
 
-double Engine::clip_grad_norm(double max_norm) {
+double PipelineEngine::clip_grad_norm(double max_norm) {
   LOCKSTEP_CHECK(max_norm >= 0, "[pipeline] expected max_norm >= 0, got ", max_norm);
   LOCKSTEP_CHECK(options_.reduce && plan_.tp == 1,
                  "[pipeline] clip_grad_norm() does not work with tensor parallelism or ZeRO; set gradient_clipping in "
@@ -232,7 +232,7 @@ double Engine::clip_grad_norm(double max_norm) {
 }
 
 /// Discards the state of a step that failed.
-void Engine::abandon() noexcept {
+void PipelineEngine::abandon() noexcept {
   for (auto& sum : sums_)
     if (sum) sum->discard();
   for (Variable& p : module_->parameters()) p.clear_grad();
@@ -248,7 +248,7 @@ void Engine::abandon() noexcept {
 // --- at the end of a step ---
 
 /// Returns the losses of all micro-batches, on all ranks. Also tells all ranks how long each ran and waited.
-std::vector<double> Engine::gather_losses() {
+std::vector<double> PipelineEngine::gather_losses() {
   const size_t n = size_t(now_.micro_batches) * size_t(plan_.dp) * size_t(now_.values),
                ranks = world_ ? size_t(world_->size()) : 1, me = world_ ? size_t(world_->rank()) : 0;
   std::vector<double> all(n + 2 * ranks);

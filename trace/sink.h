@@ -20,7 +20,7 @@ class Sink {
   Sink(const Sink&) = delete;
 
   int rank() const { return options_.rank; }  ///< the rank whose trace this is
-  /// Number of the timeline row of a thread or trace::Row, given its id. Names the row `name` on its first use.
+  /// Number of the timeline row of a thread or trace::Track, given its id. Names the row `name` on its first use.
   int row(uint64_t id, std::string_view name);
   /// Row shared by all threads with this name, such as those that a data loader starts anew in every epoch.
   int named_row(const std::string& name);

@@ -111,7 +111,7 @@ int64_t now() {
       .count();
 }
 
-Row::Row(std::string name, int rank)
+Track::Track(std::string name, int rank)
     : name_(std::move(name)), rank_(rank), id_(next_row.fetch_add(1, std::memory_order_relaxed)) {}
 
 void start(const std::string& path, const TraceOptions& asked) {
@@ -169,7 +169,7 @@ void Scope::end() noexcept {
   } catch (...) {}  // out of memory: the record is dropped
 }
 
-void record(std::string_view name, Category category, int64_t begun, int64_t ended, Args args, const Row* row) {
+void record(std::string_view name, Category category, int64_t begun, int64_t ended, Args args, const Track* row) {
   if (!on()) return;
   SinkPtr of_row = row ? find(row->rank()) : nullptr;
   if (row && !of_row) of_row = find(-1);  // start() was not told the row's rank: use the only trace

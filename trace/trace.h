@@ -59,10 +59,10 @@ inline constexpr size_t max_args = 6;     ///< most values of a record; further 
 
 /// A row for work that does not belong to one thread, such as the collectives of a group. A row on which nothing is
 /// recorded is not shown.
-class Row {
+class Track {
  public:
   /// `rank`: the rank that the row belongs to, needed in processes that run several ranks.
-  explicit Row(std::string name, int rank = -1);
+  explicit Track(std::string name, int rank = -1);
   const std::string& name() const { return name_; }  ///< label of the row
   int rank() const { return rank_; }                 ///< -1 if not given
   uint64_t id() const { return id_; }                ///< unique in the process
@@ -143,7 +143,7 @@ class Step {
 
 /// Records a finished span. `row`: null for this thread's row.
 void record(std::string_view name, Category category, int64_t begun_ns, int64_t ended_ns, Args args = {},
-            const Row* row = nullptr);
+            const Track* row = nullptr);
 /// Adds a point, at this moment, to the curve of each value.
 void counter(std::string_view name, Args values);
 /// Records an event at this moment.

@@ -5,8 +5,8 @@
 
 namespace lockstep::train {
 
-const Action* asked_action() {
-  for (const Action& action : actions())
+const CommandAction* asked_action() {
+  for (const CommandAction& action : actions())
     if (environment(action.variable)) return &action;
   return nullptr;
 }
@@ -17,7 +17,7 @@ data::Example first_of(const data::Dataset<data::Example>& data, int64_t samples
   return data::collate(all);
 }
 
-void perform(const Action& action, const Training& training) {
+void perform(const CommandAction& action, const Training& training) {
   action.perform(training);
   throw Performed(action);
 }

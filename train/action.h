@@ -15,11 +15,11 @@
 
 namespace lockstep::train {
 
-class Job;
+class TrainJob;
 
 /// The model, data and settings with which a program is about to train.
 struct Training {
-  Job& job;
+  TrainJob& job;
   nn::Module& model;
   data::Json own = data::Json::Object();   ///< the program's default configuration
   ProgramValues values = {};               ///< the values that the program knows
@@ -31,24 +31,24 @@ struct Training {
 };
 
 /// An action in place of training.
-struct Action {
+struct CommandAction {
   const char* variable;                       ///< environment variable that asks for it
   const char* what;                           ///< for messages: "describe what it trains"
   void (*perform)(const Training& training);  ///< collective: every rank calls it
 };
 /// The actions of the extensions that are built.
-const std::vector<Action>& actions();
+const std::vector<CommandAction>& actions();
 /// The action that the environment asks for, or nullptr.
-const Action* asked_action();
+const CommandAction* asked_action();
 
 /// Thrown when the action was performed, to end the program. start() catches it. A program that does not use start()
 /// ends as after any other Error.
 struct Performed : Error {
-  explicit Performed(const Action& action) : Error(str("the program was asked to ", action.what, ", and did")) {}
+  explicit Performed(const CommandAction& action) : Error(str("the program was asked to ", action.what, ", and did")) {}
 };
 /// The first `samples` samples of a dataset, repeated if it has fewer.
 data::Example first_of(const data::Dataset<data::Example>& data, int64_t samples);
 /// Performs the action and throws Performed.
-[[noreturn]] void perform(const Action& action, const Training& training);
+[[noreturn]] void perform(const CommandAction& action, const Training& training);
 
 }  // namespace lockstep::train

@@ -51,7 +51,7 @@ Experts read_experts(const std::string& text) {
   return e;
 }
 
-void add_experts(nn::Module& model, const std::string& text, const Job& job) {
+void add_experts(nn::Module& model, const std::string& text, const TrainJob& job) {
   const Experts e = as_usage([&] {
     LOCKSTEP_CHECK(text.empty() || job.options().parallel.strategy != "dp",
                    "--experts cannot be combined with --parallel dp, which copies models by their options; use "
@@ -64,7 +64,7 @@ void add_experts(nn::Module& model, const std::string& text, const Job& job) {
 }
 
 ExpertCounts::ExpertCounts(nn::Module& model, bool counts) {
-  for (moe::Layer* layer : moe::layers_of(model)) {
+  for (moe::MoeLayer* layer : moe::layers_of(model)) {
     experts_ = std::max(experts_, layer->o.experts);
     if (!counts) continue;
     const int id = layer->after_forward([this, layer](auto&&...) {
@@ -79,7 +79,7 @@ ExpertCounts::~ExpertCounts() {
   for (const auto& [calls, id] : hooks_) calls.remove_hook(id);
 }
 
-void ExpertCounts::add(const moe::Layer& layer) {
+void ExpertCounts::add(const moe::MoeLayer& layer) {
   aux_losses_.push_back(layer.aux_loss.tensor());
   for (size_t e = 0; e < layer.routing.chosen.size(); ++e) tokens_[e] += double(layer.routing.chosen[e]);
   tokens_[tokens_.size() - 2] += double(layer.routing.token.size() + size_t(layer.routing.dropped()));

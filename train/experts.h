@@ -21,7 +21,7 @@ struct Experts {
 Experts read_experts(const std::string& text);
 /// Adds the experts that `text` (--experts) describes to a model, before training, and divides them among the job's
 /// expert-parallel ranks. Error for an incompatible plan or strategy.
-void add_experts(nn::Module& model, const std::string& text, const Job& job);
+void add_experts(nn::Module& model, const std::string& text, const TrainJob& job);
 /// Help text of --experts.
 inline constexpr const char* experts_help =
     "experts instead of the MLP in some blocks, and how: "
@@ -43,7 +43,7 @@ class ExpertCounts {
   const data::Json& last() const { return last_; }
 
  private:
-  void add(const moe::Layer& layer);
+  void add(const moe::MoeLayer& layer);
   std::vector<std::pair<nn::Module::Calls, int>> hooks_;
   int64_t experts_ = 0;
   std::vector<double> tokens_;  // assignments per expert, then all assignments, then the dropped ones

@@ -68,7 +68,7 @@ parallel::Plan plan_of(const TrainOptions& o, const Json& json, int ranks) {
 
 }  // namespace
 
-Job::Job(const TrainOptions& options, const Team& team)
+TrainJob::TrainJob(const TrainOptions& options, const Team& team)
     : options_(options),
       team_(team),
       device_(device_of(options, team)),
@@ -80,11 +80,11 @@ Job::Job(const TrainOptions& options, const Team& team)
   set_float32_matmul_precision(options.precision == "tf32" ? MatmulPrecision::tf32 : MatmulPrecision::full);
 }
 
-Job::OwnWorld::~OwnWorld() {
+TrainJob::OwnWorld::~OwnWorld() {
   if (made) dist::shutdown();
 }
 
-std::vector<Device> Job::devices() const {
+std::vector<Device> TrainJob::devices() const {
   const int count = options_.parallel.devices;
   std::vector<Device> all = all_devices(device_.type);
   LOCKSTEP_CHECK(count <= int(all.size()), "--parallel dp:", count, ": expected at most ", all.size(),
@@ -95,13 +95,13 @@ std::vector<Device> Job::devices() const {
   return all;
 }
 
-std::string Job::origin() const {
+std::string TrainJob::origin() const {
   return options_.config.empty() || options_.config.find('{') != options_.config.npos ? "the options" : options_.config;
 }
 
 /// Replaces --precision auto: by bf16 if all ranks' devices have tensor cores for bf16 and the file names no precision,
 /// else by f32.
-void Job::choose_precision() {
+void TrainJob::choose_precision() {
   options_.precision = "f32";
   std::vector<std::string> keys{"fp16.enabled", "bf16.enabled", "bfloat16.enabled"};
   for (const engine::Precision& added : engine::precisions())
@@ -115,22 +115,22 @@ void Job::choose_precision() {
   options_.precision = "bf16", by_device_ = true;
 }
 
-void Job::print_precision() const {
+void TrainJob::print_precision() const {
   if (!by_device_ || !talks()) return;
   std::cout << "precision bf16 (default on this card; --precision f32 is the way back)" << std::endl;
 }
 
-std::string Job::half() const {
+std::string TrainJob::half() const {
   const std::string& asked = options_.precision;
   if (asked == "bf16" || added_precision(asked)) return find_at(json_, "bfloat16") ? "bfloat16" : "bf16";
   return asked == "f16" && is_auto(json_, "fp16.enabled") ? "fp16" : "";
 }
 
-std::optional<DType> Job::autocast() const {
+std::optional<DType> TrainJob::autocast() const {
   return options_.precision == "f16" && half().empty() ? std::optional(f16) : std::nullopt;
 }
 
-engine::Config Job::config(const Json& own, const ProgramValues& values) const {
+engine::Config TrainJob::config(const Json& own, const ProgramValues& values) const {
   return as_usage([&] {
     const Json json = config_json(own, values);
     const std::string asked = options_.precision;
@@ -149,9 +149,9 @@ engine::Config Job::config(const Json& own, const ProgramValues& values) const {
   });
 }
 
-engine::Config Job::config(const Json& own) const { return config(own, {}); }
+engine::Config TrainJob::config(const Json& own) const { return config(own, {}); }
 
-Json Job::config_json(const Json& own, const ProgramValues& values) const {
+Json TrainJob::config_json(const Json& own, const ProgramValues& values) const {
   const TrainOptions& o = options_;
   Json json = json_;
   Contradictions problems;
@@ -210,7 +210,7 @@ Json Job::config_json(const Json& own, const ProgramValues& values) const {
   });
 }
 
-engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimizer& optimizer,
+engine::InitializeArgs prepare_args(TrainJob& job, nn::Module& model, optim::Optimizer& optimizer,
                                     data::DatasetPtr<data::Example> data, optim::Schedule* schedule,
                                     const PrepareOptions& options, ProgramValues values) {
   LOCKSTEP_CHECK(job.plan().pp * job.plan().tp == 1,
@@ -230,7 +230,7 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
       const TrainOptions& o = job.options();
       return o.steps > 0 ? o.steps : (size + train_batch - 1) / train_batch * o.epochs;
     };
-  if (const Action* const action = asked_action()) {
+  if (const CommandAction* const action = asked_action()) {
     Training training{.job = job, .model = model, .own = options.config, .values = values, .optimizer = &optimizer};
     if (data) training.batch = [&](int64_t samples) { return first_of(*data, samples); };
     perform(*action, training);
@@ -245,7 +245,7 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
           .graphs = !job.options().no_graph};
 }
 
-engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimizer& optimizer,
+engine::InitializeArgs prepare_args(TrainJob& job, nn::Module& model, optim::Optimizer& optimizer,
                                     data::DatasetPtr<data::Example> data, optim::Schedule* schedule,
                                     const PrepareOptions& options) {
   return prepare_args(job, model, optimizer, std::move(data), schedule, options, {});
@@ -258,7 +258,7 @@ void start(const TrainOptions& options, const std::string& identity, const Body&
     o.seed = uint64_t(as_usage([&] { return json.at("seed").as_int("seed"); }));  // model initialization uses it, too
   apply_common_options(o);
   o.parallel.identity = identity;
-  const Action* const action = asked_action();
+  const CommandAction* const action = asked_action();
   if (action) {  // train nothing, write nothing
     o.out.clear(), o.parallel.trace.clear(), o.parallel.trace_bits.clear();
     o.resume = false, o.save_every = 0;
@@ -274,7 +274,7 @@ void start(const TrainOptions& options, const std::string& identity, const Body&
                    o.name_of("--out"), " DIR, a place for the checkpoints");
   });
   run_team(o.parallel, [&](Team& team) {
-    Job job(o, team);
+    TrainJob job(o, team);
     try {
       body(job);
     } catch (const Performed&) { return; }

@@ -2,7 +2,7 @@
 // A training program: its options and its ranks.
 //
 //   int main(int argc, char** argv) {
-//     return train::run(argc, argv, "a network for digits", [](train::Job& job) {  // runs on every rank
+//     return train::run(argc, argv, "a network for digits", [](train::TrainJob& job) {  // runs on every rank
 //       Net net;
 //       train::Trainer(job, net, {.loss = loss, .data = digits}).fit();
 //     });
@@ -27,18 +27,18 @@ namespace lockstep::train {
 struct ProgramValues;
 
 /// A rank's view of the run before there is a model: options, devices, plan, configuration.
-class Job {
+class TrainJob {
  public:
   /// Collective. Error for a plan that does not fit the ranks or contradicts other options.
-  Job(const TrainOptions& options, const Team& team);
-  Job(const Job&) = delete;
+  TrainJob(const TrainOptions& options, const Team& team);
+  TrainJob(const TrainJob&) = delete;
   const TrainOptions& options() const { return options_; }  ///< the options; --precision auto is already replaced
   const Team& team() const { return team_; }
   Device device() const { return device_; }
   /// The devices of --parallel dp:N, starting with the first.
   std::vector<Device> devices() const;
   const parallel::Plan& plan() const { return mesh_->plan(); }  ///< how the ranks share the work
-  /// The process groups of the plan, for models that need one when they are constructed (moe::Layer).
+  /// The process groups of the plan, for models that need one when they are constructed (moe::MoeLayer).
   const parallel::Mesh& mesh() const { return *mesh_; }
   /// True if this rank prints.
   bool talks() const { return team_.leads() && !options_.json; }
@@ -74,7 +74,7 @@ class Job {
 };
 
 /// The work of one rank.
-using Body = std::function<void(Job& job)>;
+using Body = std::function<void(TrainJob& job)>;
 /// main() of a program without options of its own. Returns the exit code: 0 success, 1 an error, 2 wrong usage, 128 +
 /// signal if a signal stopped the run.
 int run(int argc, char** argv, const std::string& about, const Body& body, TrainOptions defaults = {});
@@ -91,10 +91,10 @@ struct PrepareOptions {
 };
 /// Returns the engine's arguments. Extensions complete the configuration from the model, the optimizer, the data and
 /// `values`.
-engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimizer& optimizer,
+engine::InitializeArgs prepare_args(TrainJob& job, nn::Module& model, optim::Optimizer& optimizer,
                                     data::DatasetPtr<data::Example> data, optim::Schedule* schedule,
                                     const PrepareOptions& options, ProgramValues values);
-engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimizer& optimizer,
+engine::InitializeArgs prepare_args(TrainJob& job, nn::Module& model, optim::Optimizer& optimizer,
                                     data::DatasetPtr<data::Example> data, optim::Schedule* schedule,
                                     const PrepareOptions& options = {});
 /// Puts model, optimizer, data and schedule under the job's configuration, for a training loop of your own:
@@ -107,7 +107,7 @@ engine::InitializeArgs prepare_args(Job& job, nn::Module& model, optim::Optimize
 ///
 /// The arguments must outlive the result. Error for a plan with pipeline or tensor parallelism, which needs a Trainer.
 template <class M>
-engine::Initialized<M> prepare(Job& job, M& model, optim::Optimizer& optimizer,
+engine::Initialized<M> prepare(TrainJob& job, M& model, optim::Optimizer& optimizer,
                                data::DatasetPtr<data::Example> data = nullptr, optim::Schedule* schedule = nullptr,
                                const PrepareOptions& options = {}) {
   return engine::initialize(model, prepare_args(job, model, optimizer, std::move(data), schedule, options));

@@ -158,10 +158,10 @@ LanguageModel load_language_model(const std::string& path, bool average, const J
   if (const Json* rope = c.find("rope")) each_rope_option(o.rope.emplace(), Reader{*rope, config_path + ": rope"});
   const Json* const experts = c.find("experts");
   const Experts read = experts ? read_experts(experts->as_string(config_path)) : Experts();
-  // check_held() needs the number of layers. Experts count as layers, because each has tensors of its own.
+  // check_file_totals() needs the number of layers. Experts count as layers, because each has tensors of its own.
   const auto layers = double(o.layers),
              experts_of_all = layers / double(std::max<int64_t>(1, read.every)) * double(read.options.experts);
-  nn::check_held(config_path, held_by(path), std::max(layers, std::floor(experts_of_all)), [&] {
+  nn::check_file_totals(config_path, held_by(path), std::max(layers, std::floor(experts_of_all)), [&] {
     auto trial = std::make_shared<nn::GPT>(o);
     if (experts) read.add_to(*trial);
     for (const ModelChange& change : model_changes())

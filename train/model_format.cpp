@@ -126,7 +126,7 @@ std::string export_help() {
   return help;
 }
 
-void prepare_export(const Job& job, const Start& start, const std::string& folder) {
+void prepare_export(const TrainJob& job, const Start& start, const std::string& folder) {
   const ModelFormat& format = export_format_of(start);
   prepare_output("--export", folder);
   if (format.prepare_export) format.prepare_export(job, folder);

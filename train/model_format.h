@@ -17,7 +17,7 @@
 
 namespace lockstep::train {
 
-class Job;
+class TrainJob;
 
 /// Runs a loaded model by other means than its forward().
 class ModelRunner {
@@ -68,7 +68,7 @@ struct ModelChange {
 };
 
 /// How a model is loaded.
-struct LoadOptions {
+struct ModelLoadOptions {
   std::optional<DType> dtype = {};            ///< default: that of the files
   data::Json changes = data::Json::Object();  ///< changes to make, by their keys
 };
@@ -78,7 +78,7 @@ struct ModelFormat {
   std::string name;                             ///< for help and Errors: "Hugging Face folder"
   bool (*is_model)(const std::string& folder);  ///< true if the folder is of this kind
   /// Loads the model and makes the changes. Under nn::BuildEmpty, the model stays empty if loads_empty is true.
-  LanguageModel (*load)(const std::string& folder, const LoadOptions& options);
+  LanguageModel (*load)(const std::string& folder, const ModelLoadOptions& options);
   bool loads_empty = false;
   std::string files = {};       ///< the files by which is_model() recognises the folder, for Errors
   std::string start_help = {};  ///< help of --init; "": a training cannot start from this format
@@ -90,7 +90,7 @@ struct ModelFormat {
   /// True if the format can store a model that was trained from `start`. Null: it stores none.
   bool (*exports)(const Start& start) = nullptr;
   /// Warns, before training, about settings that the format cannot store.
-  void (*prepare_export)(const Job& job, const std::string& folder) = nullptr;
+  void (*prepare_export)(const TrainJob& job, const std::string& folder) = nullptr;
   /// Writes a trained model and its tokenizer. state: tensors of the whole model.
   void (*save)(const nn::GPT::Options& sizes, const Start& start, const nn::State& state, const std::string& folder,
                const std::string& tokenizer) = nullptr;
@@ -162,7 +162,7 @@ std::unique_ptr<nn::GPT> from_start(const Start& start);
 /// Help of --export; "" if no format can be written.
 std::string export_help();
 /// Checks, before training, that --export can write to the folder. Warns about settings that the format cannot store.
-void prepare_export(const Job& job, const Start& start, const std::string& folder);
+void prepare_export(const TrainJob& job, const Start& start, const std::string& folder);
 /// Writes a trained model and its tokenizer. state: tensors of the whole model.
 void export_model(const nn::GPT::Options& sizes, const Start& start, const nn::State& state, const std::string& folder,
                   const std::string& tokenizer);

@@ -89,7 +89,7 @@ void check_optimizer(const OptimizerOptions& o, const TrainOptions& all) {
                  "lockstep run -n N -- ..., or give --ranks N");
 }
 
-void check_configured(const Job& job, const std::vector<const char*>& of_schedule) {
+void check_configured(const TrainJob& job, const std::vector<const char*>& of_schedule) {
   const auto type_of = [&](const char* key) {
     const data::Json* found = find_at(job.file(), key);
     return found && found->is_string() ? found->as_string() : std::string();
@@ -116,7 +116,7 @@ std::vector<OptimizerGroup> matrices_decay(nn::Module& model, double weight_deca
 }
 
 std::unique_ptr<optim::Optimizer> make_optimizer(const OptimizerOptions& o, const std::vector<OptimizerGroup>& groups,
-                                                 int64_t steps, const Job& job) {
+                                                 int64_t steps, const TrainJob& job) {
   LOCKSTEP_CHECK(std::ranges::count(optimizer_names(), o.name), "[make_optimizer] expected ", listed(optimizer_names()),
                  ", got ", o.name);
   const double freeze = double(o.freeze_step > 0 ? o.freeze_step : std::max<int64_t>(steps / 5, 1));

@@ -17,13 +17,13 @@ void add_optimizer_options(CLI::App& app, OptimizerOptions& options, bool schedu
 void check_optimizer(const OptimizerOptions& options, const TrainOptions& all);
 /// Error if the command line and the configuration both set the optimizer (options --lr and --optimizer) or the
 /// schedule (the options named in `of_schedule`).
-void check_configured(const Job& job, const std::vector<const char*>& of_schedule = {});
+void check_configured(const TrainJob& job, const std::vector<const char*>& of_schedule = {});
 
 /// Two groups: matrices with weight decay; biases and norms without (as in GPT-2).
 std::vector<OptimizerGroup> matrices_decay(nn::Module& model, double weight_decay);
 /// Makes the optimizer. steps: number of steps of the run. Collective if the optimizer is one of optimizer_choices().
 std::unique_ptr<optim::Optimizer> make_optimizer(const OptimizerOptions& options,
                                                  const std::vector<OptimizerGroup>& groups, int64_t steps,
-                                                 const Job& job);
+                                                 const TrainJob& job);
 
 }  // namespace lockstep::train

@@ -220,8 +220,8 @@ checkpoints::Info checkpoint_of(const std::string& folder) {
 
 }  // namespace
 
-nn::Held held_by(const std::string& folder) {
-  nn::Held all;
+nn::FileTotals held_by(const std::string& folder) {
+  nn::FileTotals all;
   const checkpoints::Info found = checkpoint_of(folder);
   for (const auto& [name, tensor] : found.tensors)
     ++all.tensors, all.bytes += tensor.numel() * int64_t(size_of(tensor.dtype));

@@ -49,7 +49,7 @@ void check_data(const Team& team, const char* what, const data::Dataset<Example>
 
 }  // namespace
 
-Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOptions options)
+Trainer::Impl::Impl(TrainJob& job_, std::shared_ptr<nn::Module> model_, TrainerOptions options)
     : job(job_),
       o(with_optimizer(std::move(options))),
       model(std::move(model_)),
@@ -73,7 +73,7 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   for (const auto& [key, value] :
        {std::pair<const char*, Json>{"gradient_clipping", 0.}, {"dataloader_drop_last", true}, {"checkpoint.keep", 2}})
     if (!own.find(key)) own[key] = value;
-  if (const Action* const action = asked_action()) perform_instead(*action, own);
+  if (const CommandAction* const action = asked_action()) perform_instead(*action, own);
   engine::Config config = job.config(own, values());
   trial.reset();
   LOCKSTEP_CHECK(!o.load_best || (has_folder() && !o.best.empty() && o.evaluate),
@@ -98,7 +98,7 @@ Trainer::Impl::Impl(Job& job_, std::shared_ptr<nn::Module> model_, TrainerOption
   make_engine(std::move(config));  // the engine's schedule needs `steps`
 }
 
-void Trainer::Impl::perform_instead(const Action& action, const Json& own) {
+void Trainer::Impl::perform_instead(const CommandAction& action, const Json& own) {
   const engine::Config config = job.config(own, values());
   engine::PipelineModule full{.model = model};
   for (const engine::Section& section : engine::sections())
@@ -326,7 +326,7 @@ void Trainer::Impl::fit() {
   if (job.team().leads()) print_result(result, options.json);
 }
 
-Trainer::Trainer(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options)
+Trainer::Trainer(TrainJob& job, std::shared_ptr<nn::Module> model, TrainerOptions options)
     : impl_(std::make_unique<Impl>(job, std::move(model), std::move(options))) {}
 Trainer::~Trainer() = default;
 void Trainer::fit() { impl_->fit(); }

@@ -102,9 +102,9 @@ struct TrainerOptions {
 class Trainer {
  public:
   /// Collective. Sets the model up under the job's plan. From then on the model may be split over ranks.
-  Trainer(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);
+  Trainer(TrainJob& job, std::shared_ptr<nn::Module> model, TrainerOptions options);
   template <class M>
-  Trainer(Job& job, M& model, TrainerOptions options)
+  Trainer(TrainJob& job, M& model, TrainerOptions options)
       : Trainer(job, std::shared_ptr<nn::Module>(std::shared_ptr<void>(), &model), std::move(options)) {}
   ~Trainer();
 
@@ -135,7 +135,7 @@ std::vector<double> means_of(const data::Dataset<data::Example>& samples, int64_
 
 /// Counts the tensors and bytes of the last checkpoint in a run's folder or a folder of checkpoints. Error if there is
 /// none.
-nn::Held held_by(const std::string& folder);
+nn::FileTotals held_by(const std::string& folder);
 /// Loads parameters and buffers from the last checkpoint in a run's folder or a folder of checkpoints, into a model of
 /// one process. average: loads the parameters averaged by ema.decay; Error if the run kept no averages.
 void load_model(nn::Module& model, const std::string& folder, bool average = false);

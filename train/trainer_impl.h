@@ -22,7 +22,7 @@ Example batch_of(const data::Dataset<Example>& from, const std::vector<int64_t>&
 
 /// State and parts of a Trainer.
 struct Trainer::Impl {
-  Impl(Job& job, std::shared_ptr<nn::Module> model, TrainerOptions options);  ///< sets up everything; collective
+  Impl(TrainJob& job, std::shared_ptr<nn::Module> model, TrainerOptions options);  ///< sets up everything; collective
   /// The program's values that config steps use (program_values.h).
   ProgramValues values();
   /// Steps of an epoch; 0 if data has no epochs.
@@ -32,7 +32,7 @@ struct Trainer::Impl {
   void check(const engine::Config& config);
   void make_engine(engine::Config config);  ///< splits the model and makes its engine
   /// Performs an action in place of training, and throws Performed.
-  [[noreturn]] void perform_instead(const Action& action, const Json& own);
+  [[noreturn]] void perform_instead(const CommandAction& action, const Json& own);
   void open();  ///< checks, resumes, then opens the run's files
   /// Locks the run's folder, so that only one job uses it.
   void lock_folder();
@@ -69,7 +69,7 @@ struct Trainer::Impl {
   /// True if this rank writes the files.
   bool writes() const { return has_folder() && job.team().leads(); }
 
-  Job& job;
+  TrainJob& job;
   const TrainerOptions o;
   std::shared_ptr<nn::Module> model;
   const std::string kind;

@@ -62,7 +62,7 @@ void Gather::fetch(size_t u) {
   if (unit.layout.full() == 0) return;
   const Tensor shard = store.get(u, [this](size_t other) { states[other].fetch.wait(); }).to(s_.device);
   if (unit.layout.owner >= 0 && unit.layout.owner == unit.group->rank()) unit.weights.copy_(shard);
-  state.fetch = s_.share(unit, shard);
+  state.fetch = s_.all_gather(unit, shard);
   state.arrives = true;
 }
 
@@ -255,7 +255,7 @@ void Gather::before_backward(const Caller& caller, uint64_t number, uint64_t mar
   if (!s_.reducer().in_pass()) s_.reducer().begin_pass();
   release_needed_from(number);
   for (const size_t u : caller.units) {
-    if (s_.units[u].trains && s_.reducer().units[u].waiting == 0) continue;  // all its gradients have arrived
+    if (s_.units[u].trains && s_.reducer().buckets[u].waiting == 0) continue;  // all its gradients have arrived
     require(u);
     states[u].needed_from = mark;
   }

@@ -12,7 +12,7 @@ namespace {
 int64_t round_up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 /// Places the parameters of a unit into shards of this length. Returns false if they do not fit.
-bool place(Layout& layout, int64_t shard) {
+bool try_place(Layout& layout, int64_t shard) {
   layout.shard = shard;
   layout.offsets.clear();
   int64_t end = 0;
@@ -65,7 +65,7 @@ Layout lay_out(std::vector<int64_t> sizes, int world) {
   layout.offsets.assign(layout.sizes.size(), 0);
   if (total == 0) return layout;
   // Find the shortest shards into which everything fits. A multiple of norm_block always fits in the end.
-  for (int64_t shard = round_up((total + world - 1) / world, alignment); !place(layout, shard);) shard += alignment;
+  for (int64_t shard = round_up((total + world - 1) / world, alignment); !try_place(layout, shard);) shard += alignment;
   return layout;
 }
 

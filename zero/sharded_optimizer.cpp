@@ -21,26 +21,26 @@ void ShardedOptimizer::update(const std::vector<bool>& used, double scale, doubl
     if (!unit.trains) continue;
     const bool collects = !s_.scaled && s_.is_collected(unit);
     tiles_.each(unit, used, [&](const Tile& tile) {
-      for (Piece& piece : unit.pieces) {
-        const dist::Range part{std::max(piece.at, tile.range.begin),
-                               std::min(piece.at + piece.range.size(), tile.range.end)};
-        if (!used[piece.parameter] || part.begin >= part.end) continue;
-        const Tensor g =
-            collects ? unit.part.narrow(0, part.begin, part.size()) : s_.gradient(unit, part.begin, part.size(), scale);
+      for (OwnedPiece& piece : unit.pieces) {
+        const dist::Range elements{std::max(piece.at, tile.range.begin),
+                                   std::min(piece.at + piece.range.size(), tile.range.end)};
+        if (!used[piece.parameter] || elements.begin >= elements.end) continue;
+        const Tensor g = collects ? unit.grad_shard.narrow(0, elements.begin, elements.size())
+                                  : s_.gradient(unit, elements.begin, elements.size(), scale);
         if (!collects && !(clip >= 1)) mul_scalar_(g, clip);
-        update(unit, piece, part, g.to(home_of(piece)), tile, collects);
+        update(unit, piece, elements, g.to(home_of(piece)), tile, collects);
       }
     });
-    for (Piece& piece : unit.pieces)
+    for (OwnedPiece& piece : unit.pieces)
       for (const auto& [key, tensor] : piece.state) piece.keys.insert(key);
-    if (!collects) s_.publish(unit);
+    if (!collects) s_.gather_weights(unit);
   }
   if (!s_.scaled) {
     if (Graph::is_capturing()) s_.batch->check_recordable("zero");
     else s_.batch->set({.scale = scale, .clip = clip >= 1 ? 1 : clip});
     s_.batch->launch();
     for (Unit& unit : s_.units)
-      if (unit.trains && s_.is_collected(unit)) s_.publish(unit);
+      if (unit.trains && s_.is_collected(unit)) s_.gather_weights(unit);
   }
   tiles_.end();
 }
@@ -53,7 +53,7 @@ void ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
     LOCKSTEP_CHECK(s_.is_collected(unit),
                    "[zero] a step can only be captured if nothing is offloaded, no average is kept, and the optimizers "
                    "are SGD, Adam, AdamW, Adagrad, RMSprop or Lion");
-    for (Piece& piece : unit.pieces) {
+    for (OwnedPiece& piece : unit.pieces) {
       if (!used[piece.parameter]) continue;
       const Parameter& p = s_.parameters[piece.parameter];
       Tensor w = s_.weight(unit, piece), low;
@@ -64,13 +64,14 @@ void ShardedOptimizer::collect_numbers(const std::vector<bool>& used) {
   }
 }
 
-/// Does the work of optim::Optimizer::step() for the elements `part` of a piece. 16-bit parameters are updated in an
+/// Does the work of optim::Optimizer::step() for `elements` of a piece. 16-bit parameters are updated in an
 /// f32 master copy, which is then rounded.
-void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, Tensor g, const Tile& tile, bool collects) {
+void ShardedOptimizer::update(Unit& unit, OwnedPiece& piece, dist::Range elements, Tensor g, const Tile& tile,
+                              bool collects) {
   const Parameter& p = s_.parameters[piece.parameter];
-  optim::ParameterState state{.step = p.steps, .tensors = tile.state(p, piece, part), .full = p.variable.numel()};
-  const Tensor lives = tile.shard_at >= 0 ? tile.in_buffer(tile.shard_at, part, unit.dtype)
-                                          : part_of(s_.weight(unit, piece), piece, part),
+  optim::ParameterState state{.step = p.steps, .tensors = tile.state(p, piece, elements), .full = p.variable.numel()};
+  const Tensor lives = tile.shard_at >= 0 ? tile.in_buffer(tile.shard_at, elements, unit.dtype)
+                                          : elements_of(s_.weight(unit, piece), piece, elements),
                here = lives.to(home_of(piece));
   Tensor w = here, low;
   const MemoryScope scope(piece.home == Offload::none ? Memory::optimizer : Memory::offload);
@@ -90,10 +91,10 @@ void ShardedOptimizer::update(Unit& unit, Piece& piece, dist::Range part, Tensor
     p.optimizer->advance(p.group, w, g, state, low, 1);
   }
   if (here.storage() != lives.storage()) lives.copy_(here);  // the piece was updated on another device: copy it back
-  tile.keep(p, piece, part, state.tensors);
+  tile.keep(p, piece, elements, state.tensors);
 }
 
-std::map<std::string, Tensor> ShardedOptimizer::kept(Unit& unit, Piece& piece, bool make) {
+std::map<std::string, Tensor> ShardedOptimizer::kept(Unit& unit, OwnedPiece& piece, bool make) {
   const Parameter& p = s_.parameters[piece.parameter];
   const bool in_file = piece.home == Offload::nvme, made = make && piece.keys.empty();
   const MemoryScope scope(piece.home == Offload::none ? Memory::optimizer : Memory::offload);
@@ -116,7 +117,7 @@ std::map<std::string, Tensor> ShardedOptimizer::kept(Unit& unit, Piece& piece, b
 void ShardedOptimizer::follow_writes() {
   for (Unit& unit : s_.units) {
     if ((s_.gathers() && !unit.persistent) || size_of(unit.dtype) != 2) continue;
-    for (Piece& piece : unit.pieces) {
+    for (OwnedPiece& piece : unit.pieces) {
       const Parameter& p = s_.parameters[piece.parameter];
       if (p.known_version == 0 || p.known_version != p.variable.tensor().storage()->version())
         follow_writes(unit, piece);
@@ -125,7 +126,7 @@ void ShardedOptimizer::follow_writes() {
   s_.see();
 }
 
-void ShardedOptimizer::follow_writes(Unit& unit, Piece& piece) {
+void ShardedOptimizer::follow_writes(Unit& unit, OwnedPiece& piece) {
   const auto all = kept(unit, piece);
   const auto master = all.find("master");
   if (master != all.end()) optim::follow(master->second, s_.weight(unit, piece));

@@ -21,14 +21,14 @@ class ShardedOptimizer {
 
   /// The optimizer's state of a piece by name, flat; writes to it change the state. Before the first step it is empty,
   /// unless `make` is true: then missing state is first created as zeros.
-  std::map<std::string, Tensor> kept(Unit& unit, Piece& piece, bool make = false);
+  std::map<std::string, Tensor> kept(Unit& unit, OwnedPiece& piece, bool make = false);
   /// Gives the master copy of a 16-bit parameter the values that were written to the parameter.
-  void follow_writes(Unit& unit, Piece& piece);
+  void follow_writes(Unit& unit, OwnedPiece& piece);
   void follow_writes();  ///< the same for all parameters that were written to since the last step
 
  private:
-  Device home_of(const Piece& piece) const { return piece.home == Offload::none ? s_.device : Device(cpu); }
-  void update(Unit& unit, Piece& piece, dist::Range part, Tensor gradient, const Tile& tile, bool collects);
+  Device home_of(const OwnedPiece& piece) const { return piece.home == Offload::none ? s_.device : Device(cpu); }
+  void update(Unit& unit, OwnedPiece& piece, dist::Range elements, Tensor gradient, const Tile& tile, bool collects);
 
   Stage& s_;
   Tiles tiles_;

@@ -158,14 +158,14 @@ void Stage::plan() {
     unit.first = units.empty() ? 0 : units.back().first + int64_t(units.back().parameters.size());
     unit.tag = str("zero unit ", units.size(), unit.module.empty() ? "" : " of module ", unit.module, ", ", first.name,
                    unit.parameters.size() > 1 ? str(" to ", last.name) : "");
-    for (size_t place = 0; place < unit.parameters.size(); ++place) {
-      Parameter& p = parameters[unit.parameters[place]];
+    for (size_t index = 0; index < unit.parameters.size(); ++index) {
+      Parameter& p = parameters[unit.parameters[index]];
       p.unit = units.size();
-      p.place = place;
+      p.index_in_unit = index;
     }
     units.push_back(std::move(unit));
     for (const size_t i : units.back().parameters) {
-      const Piece piece = all_owned(parameters[i]);
+      const OwnedPiece piece = all_owned(parameters[i]);
       if (units.back().trains && piece.range.size() > 0) units.back().pieces.push_back(piece);
     }
   }
@@ -175,14 +175,15 @@ bool Stage::is_collected(const Unit& unit) const {
   const bool is_double = unit.dtype == f64, of_double = unit.gradient_dtype == f64;
   return !device.is_cpu() && is_double == of_double && options.offload_optimizer.device == Offload::none &&
          options.offload_param.device == Offload::none &&
-         std::all_of(unit.pieces.begin(), unit.pieces.end(),
-                     [&](const Piece& piece) { return parameters[piece.parameter].optimizer->can_be_collected(); });
+         std::all_of(unit.pieces.begin(), unit.pieces.end(), [&](const OwnedPiece& piece) {
+           return parameters[piece.parameter].optimizer->can_be_collected();
+         });
 }
 
-dist::Work Stage::share(const Unit& unit, const Tensor& part) const {
+dist::Work Stage::all_gather(const Unit& unit, const Tensor& own_shard) const {
   if (unit.layout.full() == 0) return {};
   const dist::CollectiveOptions o{.tag = unit.tag, .async = options.overlap_comm};
-  return unit.layout.owner < 0 ? unit.group->all_gather(unit.weights, part, o)
+  return unit.layout.owner < 0 ? unit.group->all_gather(unit.weights, own_shard, o)
                                : unit.group->broadcast(unit.weights, unit.layout.owner, o);
 }
 

@@ -16,14 +16,14 @@ void Stage::build() {
   plan();
   if (options.stage == 3) gathers_ = std::make_unique<Gather>(*this);
   optimizer_ = std::make_unique<ShardedOptimizer>(*this);
-  for (Unit& unit : units) place(unit);
+  for (Unit& unit : units) allocate(unit);
   for (Parameter& p : parameters)
     if (p.unit == SIZE_MAX && p.variable.tensor().storage()->is_empty()) p.variable.set_tensor(value_of(p));
   listen();
 }
 
 /// Stage 0: parameters stay where they are.
-void Stage::place(Unit& unit) {
+void Stage::allocate(Unit& unit) {
   for (const size_t i : unit.parameters) {
     Parameter& p = parameters[i];
     if (p.variable.tensor().storage()->is_empty()) p.variable.set_tensor(value_of(p));
@@ -32,7 +32,7 @@ void Stage::place(Unit& unit) {
   }
 }
 
-Tensor Stage::weight(Unit&, const Piece& piece) {
+Tensor Stage::weight(Unit&, const OwnedPiece& piece) {
   const Tensor& full = parameters[piece.parameter].variable.tensor();
   return full.view({full.numel()}).narrow(0, piece.range.begin, piece.range.size());
 }
@@ -53,9 +53,9 @@ void Stage::listen() {
           .adopts_grad = options.stage == 0,
           .emptied = "ZeRO owns the gradients until Zero::step(); call it instead of the optimizer's step()"},
       std::move(all));
-  std::vector<parallel::Reducer::Unit> reduced;
+  std::vector<parallel::Reducer::Bucket> reduced;
   for (const Unit& unit : units) {
-    parallel::Reducer::Unit& one = reduced.emplace_back();
+    parallel::Reducer::Bucket& one = reduced.emplace_back();
     if (unit.trains)
       one = {.members = unit.parameters,
              .offsets = unit.layout.offsets,
@@ -70,7 +70,7 @@ void Stage::listen() {
 /// Gradients go to the reducer's memory, the same in every step. If this memory still holds the result of the last
 /// reduction, because no step() followed, first adds a copy of that result to units[u].reduced.
 Tensor Stage::memory(size_t u) {
-  if (units[u].part.defined()) units[u].reduced.add(std::exchange(units[u].part, {}).clone());
+  if (units[u].grad_shard.defined()) units[u].reduced.add(std::exchange(units[u].grad_shard, {}).clone());
   return {};
 }
 
@@ -84,12 +84,12 @@ void Stage::filled(size_t u, const Tensor& flat) {
   if (!own_bad_.defined())
     own_bad_ = zeros({units.back().first + int64_t(units.back().parameters.size())}, {.dtype = i32, .device = device});
   std::vector<Tensor> gradients;
-  for (int64_t place = 0; place < members; ++place) gradients.push_back(reducer_->view(u, flat, size_t(place)));
+  for (int64_t index = 0; index < members; ++index) gradients.push_back(reducer_->view(u, flat, size_t(index)));
   find_nonfinite(gradients, own_bad_.narrow(0, units[u].first, members));
 }
 
 std::function<void()> Stage::start(size_t u, const Tensor& sum) {
-  units[u].part = sum;
+  units[u].grad_shard = sum;
   if (units[u].group->size() == 1) return [] {};
   return [work = units[u].group->all_reduce(sum, {.tag = units[u].tag, .async = true})]() mutable { work.wait(); };
 }
@@ -97,7 +97,7 @@ std::function<void()> Stage::start(size_t u, const Tensor& sum) {
 void Stage::discarded() {
   for (Unit& unit : units) {
     unit.reduced = {};
-    unit.part = Tensor();
+    unit.grad_shard = Tensor();
   }
   own_bad_ = Tensor();
 }

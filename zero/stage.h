@@ -26,19 +26,19 @@ class ShardedOptimizer;
 struct Parameter {
   std::string name;
   Variable variable;
-  optim::Optimizer* optimizer = nullptr;  ///< optimizer that updates the parameter; null: frozen
-  int group = 0;                          ///< parameter group of the optimizer
-  int rule = 0;                           ///< index of the group among the groups of all optimizers
-  dist::ProcessGroup* ranks = nullptr;    ///< the ranks that have the parameter
-  size_t unit = SIZE_MAX, place = 0;      ///< unit: SIZE_MAX if frozen and below stage 3; place: index in the unit
-  int64_t steps = 0;                      ///< updates so far
-  int64_t first_block = 0;                ///< index of the first block among the norm blocks of all parameters
-  uint32_t known_version = 0;             ///< storage version that the master copy has (optim::ParameterState)
+  optim::Optimizer* optimizer = nullptr;      ///< optimizer that updates the parameter; null: frozen
+  int group = 0;                              ///< parameter group of the optimizer
+  int rule = 0;                               ///< index of the group among the groups of all optimizers
+  dist::ProcessGroup* ranks = nullptr;        ///< the ranks that have the parameter
+  size_t unit = SIZE_MAX, index_in_unit = 0;  ///< unit: SIZE_MAX if frozen and below stage 3
+  int64_t steps = 0;                          ///< updates so far
+  int64_t first_block = 0;                    ///< index of the first block among the norm blocks of all parameters
+  uint32_t known_version = 0;                 ///< storage version that the master copy has (optim::ParameterState)
   bool trains() const { return optimizer != nullptr; }  ///< true if an optimizer updates the parameter
 };
 
 /// The part of a parameter that this rank owns; two pieces if offload_optimizer.ratio splits this part.
-struct Piece {
+struct OwnedPiece {
   size_t parameter = 0;
   dist::Range range;  ///< the parameter's elements in the piece
   int64_t at = 0;     ///< first element in the shard
@@ -59,12 +59,12 @@ struct Unit : PlannedUnit {
   size_t number = 0;                        ///< index among all units
   int64_t first = 0;                        ///< index of the first parameter among those of all units
   DType dtype = f32, gradient_dtype = f32;  ///< dtype of the parameters; dtype in which gradients are summed
-  std::vector<Piece> pieces;                ///< this rank's pieces of trained parameters
+  std::vector<OwnedPiece> pieces;           ///< this rank's pieces of trained parameters
 
-  Tensor weights;         ///< from stage 1 on: the flat memory of the unit; its parameters are views
-  Tensor part;            ///< sum over ranks of the gradients that this rank owns, from the last reduction
-  dist::TreeSum reduced;  ///< sums of the earlier reductions
-  dist::Work published;   ///< the running exchange of updated parameters
+  Tensor weights;          ///< from stage 1 on: the flat memory of the unit; its parameters are views
+  Tensor grad_shard;       ///< sum over ranks of the gradients that this rank owns, from the last reduction
+  dist::TreeSum reduced;   ///< sums of the earlier reductions
+  dist::Work gather_work;  ///< the running exchange of updated parameters
 };
 
 /// The range of the optimizer's state tensor `key` that belongs to `elements` of a parameter. A state tensor has one
@@ -81,9 +81,9 @@ inline Tensor flat(const Tensor& tensor) { return tensor.view({tensor.numel()});
 
 /// A step() that was captured in a graph.
 struct CapturedStep {
-  std::vector<bool> used;     ///< true for the parameters that the step updates
-  std::vector<Tensor> parts;  ///< gradients of all units
-  Tensor own_bad;             ///< own_bad_ of the captured step
+  std::vector<bool> used;           ///< true for the parameters that the step updates
+  std::vector<Tensor> grad_shards;  ///< gradients of all units
+  Tensor own_bad;                   ///< own_bad_ of the captured step
   bool has_norm = false;
 };
 
@@ -109,7 +109,7 @@ class Stage : public parallel::Reducer::Policy {
   std::vector<Unit> units;            ///< planned by units.h, in the order in which gradients are expected
   int64_t norm_blocks_of_all = 0;     ///< norm blocks of all trained parameters
   std::optional<StepBatch> batch;     ///< collected kernels of a step on a CUDA device
-  bool scaled = true;  ///< true: step() has applied the scale to 32-bit gradients in `part`; false: kernels apply it
+  bool scaled = true;  ///< true: step() has applied the scale to a 32-bit `grad_shard`; false: kernels apply it
 
   /// Index of a parameter; Error if it does not belong to the module.
   size_t index_of(const Variable& variable) const;
@@ -119,8 +119,8 @@ class Stage : public parallel::Reducer::Policy {
   int shard_number(const Unit& unit) const { return is_cut() ? unit.group->rank() : 0; }
   /// This rank's range of the elements of a unit.
   dist::Range shard(const Unit& unit) const { return unit.layout.range(shard_number(unit)); }
-  /// Starts to gather the unit's parameters on all ranks, in unit.weights. part: this rank's shard of them.
-  dist::Work share(const Unit& unit, const Tensor& part) const;
+  /// Starts to gather the unit's parameters on all ranks, in unit.weights. own_shard: this rank's shard of them.
+  dist::Work all_gather(const Unit& unit, const Tensor& own_shard) const;
   /// True if the unit is updated on a CUDA device by the kernels of StepBatch, which update many tensors at once.
   bool is_collected(const Unit& unit) const;
   /// True for an expert, which only some ranks have.
@@ -161,17 +161,17 @@ class Stage : public parallel::Reducer::Policy {
   void loaded(bool masters);                                        ///< see Zero::loaded()
 
   // Functions for ShardedOptimizer
-  virtual Tensor weight(Unit& unit, const Piece& piece);  ///< the parameter's elements of a piece, flat
+  virtual Tensor weight(Unit& unit, const OwnedPiece& piece);  ///< the parameter's elements of a piece, flat
   // The gradients, times `scale`, of n elements of this rank's shard from `at` on, in f32 (f64 for f64 parameters).
   Tensor gradient(Unit& unit, int64_t at, int64_t n, double scale) const;
-  virtual void publish(Unit&) {}  ///< starts to share an updated unit
-  void see();                     ///< notes that master copies include all writes to parameters up to now
+  virtual void gather_weights(Unit&) {}  ///< starts to share an updated unit
+  void see();                            ///< notes that master copies include all writes to parameters up to now
 
  protected:
-  virtual void place(Unit& unit);              ///< moves the parameters of a unit to their memory
+  virtual void allocate(Unit& unit);           ///< moves the parameters of a unit to their memory
   static Tensor value_of(const Parameter& p);  ///< the whole tensor, even of a parameter that was built empty
   // Functions that the reducer calls. start() begins to sum a unit's gradients over ranks (in stage 0 by all_reduce).
-  // It returns a function that waits until the sum is in unit.part.
+  // It returns a function that waits until the sum is in unit.grad_shard.
   Tensor memory(size_t unit) override;
   std::function<void()> start(size_t unit, const Tensor& sum) override;
   void filled(size_t unit, const Tensor& flat) override;
@@ -215,7 +215,7 @@ class Stage : public parallel::Reducer::Policy {
   std::shared_ptr<const CapturedStep> captured_;  // the step captured last
 
   // Defined in state.cpp
-  Piece all_owned(const Parameter& p) const;  // the part of p that this rank owns, as one piece
+  OwnedPiece all_owned(const Parameter& p) const;  // the part of p that this rank owns, as one piece
 
   // For each parameter: true if this rank (used_anywhere_: any rank) used it in the last step that was not recorded.
   std::vector<bool> used_here_, used_anywhere_;
@@ -229,13 +229,13 @@ class Stage : public parallel::Reducer::Policy {
 class Stage1 : public Stage {
  public:
   using Stage::Stage;
-  void publish(Unit& unit) override;
+  void gather_weights(Unit& unit) override;
 
  protected:
-  void place(Unit& unit) override;
+  void allocate(Unit& unit) override;
   void move_into_weights(Unit& unit);  ///< makes the parameters views of unit.weights, with the same values
-  /// Starts to reduce the gradients `full` of a unit to their owners; `part` receives this rank's shard of the sum.
-  dist::Work reduce_to_owners(const Unit& unit, const Tensor& full, const Tensor& part);
+  /// Starts to reduce the gradients `full` of a unit to their owners; `grad_shard` gets this rank's shard of the sum.
+  dist::Work reduce_to_owners(const Unit& unit, const Tensor& full, const Tensor& grad_shard);
   std::function<void()> start(size_t unit, const Tensor& sum) override;
 };
 
@@ -263,11 +263,11 @@ class Stage2 : public Stage1 {
 class Stage3 final : public Stage2 {
  public:
   using Stage2::Stage2;
-  Tensor weight(Unit& unit, const Piece& piece) override;
-  void publish(Unit& unit) override;
+  Tensor weight(Unit& unit, const OwnedPiece& piece) override;
+  void gather_weights(Unit& unit) override;
 
  protected:
-  void place(Unit& unit) override;
+  void allocate(Unit& unit) override;
   void pass(parallel::Reducer::Pass moment, size_t unit) override;
 };
 

@@ -25,7 +25,7 @@
 namespace lockstep::zero {
 
 /// Makes the parameters of a unit views of one flat tensor, so that all_gather writes directly into them.
-void Stage1::place(Unit& unit) {
+void Stage1::allocate(Unit& unit) {
   {
     const MemoryScope scope(Memory::parameter);
     unit.weights = unit.group->shared_empty({unit.layout.full()}, unit.dtype, device);
@@ -35,34 +35,34 @@ void Stage1::place(Unit& unit) {
 
 void Stage1::move_into_weights(Unit& unit) {
   if (unit.layout.padding() > 0) unit.weights.zero_();
-  for (size_t place = 0; place < unit.parameters.size(); ++place) {
-    Parameter& p = parameters[unit.parameters[place]];
-    const Tensor view = unit.weights.narrow(0, unit.layout.offsets[place], p.variable.numel()).view(p.variable.shape());
+  for (size_t index = 0; index < unit.parameters.size(); ++index) {
+    Parameter& p = parameters[unit.parameters[index]];
+    const Tensor view = unit.weights.narrow(0, unit.layout.offsets[index], p.variable.numel()).view(p.variable.shape());
     view.copy_(value_of(p));
     p.variable.set_tensor(view);
   }
 }
 
-dist::Work Stage1::reduce_to_owners(const Unit& unit, const Tensor& full, const Tensor& part) {
+dist::Work Stage1::reduce_to_owners(const Unit& unit, const Tensor& full, const Tensor& grad_shard) {
   const dist::CollectiveOptions o{.tag = unit.tag, .async = true};
   if (full.numel() == 0) return {};
-  if (unit.layout.owner < 0 && options.reduce_scatter) return unit.group->reduce_scatter(part, full, o);
+  if (unit.layout.owner < 0 && options.reduce_scatter) return unit.group->reduce_scatter(grad_shard, full, o);
   dist::Work work =
       unit.layout.owner >= 0 ? unit.group->reduce(full, unit.layout.owner, o) : unit.group->all_reduce(full, o);
-  if (part.storage() != full.storage())
-    work.then([part, own = full.narrow(0, shard(unit).begin, part.numel())] { part.copy_(own); });
+  if (grad_shard.storage() != full.storage())
+    work.then([grad_shard, own = full.narrow(0, shard(unit).begin, grad_shard.numel())] { grad_shard.copy_(own); });
   return work;
 }
 
 /// Reduces a unit's gradients to their owners. The sum for this rank's shard stays at its place in the unit's memory.
 std::function<void()> Stage1::start(size_t u, const Tensor& sum) {
   Unit& unit = units[u];
-  unit.part = sum.narrow(0, shard(unit).begin, shard(unit).size());
-  return [work = reduce_to_owners(unit, sum, unit.part)]() mutable { work.wait(); };
+  unit.grad_shard = sum.narrow(0, shard(unit).begin, shard(unit).size());
+  return [work = reduce_to_owners(unit, sum, unit.grad_shard)]() mutable { work.wait(); };
 }
 
-void Stage1::publish(Unit& unit) {
-  unit.published = share(unit, unit.weights.narrow(0, shard(unit).begin, shard(unit).size()));
+void Stage1::gather_weights(Unit& unit) {
+  unit.gather_work = all_gather(unit, unit.weights.narrow(0, shard(unit).begin, shard(unit).size()));
 }
 
 }  // namespace lockstep::zero

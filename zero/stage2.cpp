@@ -34,7 +34,7 @@ namespace lockstep::zero {
 
 /// Returns the next buffer of the pool. If all buffers are being reduced, waits for the reduction that started first.
 Tensor Stage2::memory(size_t u) {
-  if (units[u].part.defined()) units[u].reduced.add(std::exchange(units[u].part, {}));
+  if (units[u].grad_shard.defined()) units[u].reduced.add(std::exchange(units[u].grad_shard, {}));
   if (pool_.empty()) {
     int64_t bytes = 0;
     for (const Unit& unit : units) bytes = std::max(bytes, unit.layout.full() * size_of(unit.gradient_dtype));
@@ -63,9 +63,9 @@ std::function<void()> Stage2::start(size_t u, const Tensor& sum) {
   Unit& unit = units[u];
   {
     const MemoryScope scope(Memory::gradient);
-    unit.part = empty({shard(unit).size()}, {.dtype = unit.gradient_dtype, .device = device});
+    unit.grad_shard = empty({shard(unit).size()}, {.dtype = unit.gradient_dtype, .device = device});
   }
-  return [work = reduce_to_owners(unit, sum, unit.part)]() mutable { work.wait(); };
+  return [work = reduce_to_owners(unit, sum, unit.grad_shard)]() mutable { work.wait(); };
 }
 
 }  // namespace lockstep::zero

@@ -21,21 +21,21 @@
 
 namespace lockstep::zero {
 
-void Stage3::place(Unit& unit) {
-  if (unit.persistent) return Stage1::place(unit);
+void Stage3::allocate(Unit& unit) {
+  if (unit.persistent) return Stage1::allocate(unit);
   const MemoryScope scope(Memory::parameter);
   unit.weights = empty({unit.layout.full()}, {.dtype = unit.dtype, .device = device});
   move_into_weights(unit);
   gathers_->keep_shard(unit.number);
 }
 
-Tensor Stage3::weight(Unit& unit, const Piece& piece) {
+Tensor Stage3::weight(Unit& unit, const OwnedPiece& piece) {
   return unit.persistent ? Stage1::weight(unit, piece)
                          : gathers_->store.live(unit.number).narrow(0, piece.at, piece.range.size());
 }
 
-void Stage3::publish(Unit& unit) {
-  if (unit.persistent) return Stage1::publish(unit);
+void Stage3::gather_weights(Unit& unit) {
+  if (unit.persistent) return Stage1::gather_weights(unit);
   gathers_->states[unit.number].active = 0;
   gathers_->release(unit.number);
 }
@@ -43,7 +43,7 @@ void Stage3::publish(Unit& unit) {
 void Stage3::pass(parallel::Reducer::Pass moment, size_t unit) {
   using parallel::Reducer;
   if (moment == Reducer::Pass::begins) gathers_->backward_begins();
-  if (moment == Reducer::Pass::unit_complete) gathers_->release(unit);
+  if (moment == Reducer::Pass::bucket_complete) gathers_->release(unit);
   if (moment == Reducer::Pass::ended) gathers_->backward_ends();
 }
 

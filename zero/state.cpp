@@ -11,12 +11,12 @@ std::string prefix_of(size_t optimizer) { return optimizer == 0 ? "optimizer." :
 
 }  // namespace
 
-Piece Stage::all_owned(const Parameter& p) const {
+OwnedPiece Stage::all_owned(const Parameter& p) const {
   const Unit& unit = units[p.unit];
-  const dist::Range owned = unit.layout.owned(p.place, shard_number(unit));
+  const dist::Range owned = unit.layout.owned(p.index_in_unit, shard_number(unit));
   return {.parameter = size_t(&p - parameters.data()),
           .range = owned,
-          .at = owned.size() > 0 ? unit.layout.offsets[p.place] + owned.begin - shard(unit).begin : 0};
+          .at = owned.size() > 0 ? unit.layout.offsets[p.index_in_unit] + owned.begin - shard(unit).begin : 0};
 }
 
 std::vector<StatePiece> Stage::state(bool to_load, bool make) {
@@ -39,12 +39,12 @@ std::vector<StatePiece> Stage::state(bool to_load, bool make) {
     if (p.unit == SIZE_MAX || !is_cut()) {
       add("model", p, {0, p.variable.numel()}, flat(p.variable.tensor()), true);
     } else {
-      const Piece piece = all_owned(p);
+      const OwnedPiece piece = all_owned(p);
       if (piece.range.size() > 0) add("model", p, piece.range, weight(units[p.unit], piece), false);
     }
   }
   for (Unit& unit : units) {
-    for (Piece& piece : unit.pieces) {
+    for (OwnedPiece& piece : unit.pieces) {
       const Parameter& p = parameters[piece.parameter];
       for (const auto& [key, tensor] : optimizer_->kept(unit, piece, to_load && make))
         add("optimizer." + key, p, piece.range, flat(tensor), !is_cut());
@@ -86,11 +86,11 @@ void Stage::load_numbers(const std::map<std::string, double>& numbers) {
 void Stage::loaded(bool masters) {
   if (gathers()) gathers()->release_all();  // parameters gathered before the load are stale
   for (Unit& unit : units) {
-    for (Piece& piece : unit.pieces)
+    for (OwnedPiece& piece : unit.pieces)
       if (masters) optimizer_->follow_writes(unit, piece);
-    if (unit.trains) publish(unit);
+    if (unit.trains) gather_weights(unit);
   }
-  for (Unit& unit : units) unit.published.wait();
+  for (Unit& unit : units) unit.gather_work.wait();
   for (const Parameter& p : parameters) p.variable.tensor().storage()->bump_version("load");
   see();
 }
@@ -106,11 +106,11 @@ void Stage::take_from(int from, const std::vector<size_t>& indices) {
     p.ranks->broadcast(dense, from, {.tag = p.name});
     if (p.unit == SIZE_MAX) continue;
     Unit& unit = units[p.unit];
-    const Piece mine = all_owned(p);
+    const OwnedPiece mine = all_owned(p);
     if (mine.range.size() == 0) continue;
     const Tensor now = flat(dense).narrow(0, mine.range.begin, mine.range.size());
     weight(unit, mine).copy_(now);
-    for (Piece& piece : unit.pieces)
+    for (OwnedPiece& piece : unit.pieces)
       if (piece.parameter == i) optimizer_->follow_writes(unit, piece);
   }
 }

@@ -1,7 +1,7 @@
 // The optimizer step over shards, the same for all stages:
 //
 //   gradients × scale (f32) ─▶ sums of squares, if a norm is wanted ─▶ agree: all finite? ─▶ norm
-//                           ─▶ clip ─▶ update every tile (sharded_optimizer.cpp) ─▶ publish (stage 1: all_gather)
+//                           ─▶ clip ─▶ update every tile (sharded_optimizer.cpp) ─▶ gather (stage 1: all_gather)
 //
 // On a CUDA device scale and clip are applied by the kernels that read the gradients: one kernel for all squares, and
 // one per dtype for all updates.
@@ -86,11 +86,11 @@ void Stage::check_call(const StepOptions& o) {
   for (size_t u = 0; u < units.size(); ++u) {
     const Unit& unit = units[u];
     if (!unit.trains) continue;
-    if (reducer_->units[u].sum.count() > 0)
+    if (reducer_->buckets[u].sum.count() > 0)
       fail_everywhere(
           "[zero] step() after a backward inside no_sync(): the last micro-batch's backward must run outside of it, "
           "because it reduces the sum of all micro-batches");
-    if (!unit.part.defined()) fail_everywhere("[zero] step() expected a backward since the last step; call it first");
+    if (!unit.grad_shard.defined()) fail_everywhere("[zero] step() expected a backward since the last step; call it");
   }
 }
 
@@ -103,10 +103,10 @@ void Stage::check(const StepOptions& o, StepReport& report) {
   for (Unit& unit : units) {
     if (!unit.trains) continue;
     if (unit.reduced.count() > 0) {
-      unit.reduced.add(std::move(unit.part));
-      unit.part = unit.reduced.take();
+      unit.reduced.add(std::move(unit.grad_shard));
+      unit.grad_shard = unit.reduced.take();
     }
-    if (scaled && is_wide(unit.gradient_dtype) && scale_ != 1) mul_scalar_(unit.part, scale_);
+    if (scaled && is_wide(unit.gradient_dtype) && scale_ != 1) mul_scalar_(unit.grad_shard, scale_);
   }
   if (Graph::is_capturing()) return begin_record(o);
   ++steps_;
@@ -129,7 +129,7 @@ void Stage::update(const StepOptions& o, const StepReport& report) {
 }
 
 void Stage::gather() {
-  for (Unit& unit : units) unit.published.wait();
+  for (Unit& unit : units) unit.gather_work.wait();
   written();
   if (Graph::is_capturing()) captured_ = std::make_shared<const CapturedStep>(std::move(recording_));
 }
@@ -208,8 +208,8 @@ int64_t Stage::first_bad(bool looks_at_sums) const {
   }
   for (const Unit& unit : units) {
     if (!looks_at_sums || !unit.trains) continue;
-    for (const Piece& piece : unit.pieces) {
-      sums.push_back(unit.part.narrow(0, piece.at, piece.range.size()));
+    for (const OwnedPiece& piece : unit.pieces) {
+      sums.push_back(unit.grad_shard.narrow(0, piece.at, piece.range.size()));
       numbers.push_back(int64_t(parameters.size() + piece.parameter));
     }
   }
@@ -245,9 +245,9 @@ void Stage::check_finite(const StepOptions& o, const Tensor& squares, StepReport
 /// Returns the gradients, times `scale`, of n elements of the shard from `at` on, in f32 (f64 for f64 parameters).
 Tensor Stage::gradient(Unit& unit, int64_t at, int64_t n, double scale) const {
   const bool in_its_dtype = is_wide(unit.gradient_dtype);
-  Tensor part = unit.part.narrow(0, at, n);
-  if (in_its_dtype && !scaled && scale != 1) part = mul_scalar(part, scale);
-  const Tensor wide = part.to(unit.dtype == f64 ? f64 : f32);
+  Tensor grads = unit.grad_shard.narrow(0, at, n);
+  if (in_its_dtype && !scaled && scale != 1) grads = mul_scalar(grads, scale);
+  const Tensor wide = grads.to(unit.dtype == f64 ? f64 : f32);
   return in_its_dtype || scale == 1 ? wide : mul_scalar_(wide, scale);
 }
 
@@ -264,11 +264,11 @@ Tensor Stage::squares_of_blocks(double scale, const std::vector<bool>& used) {
   std::vector<StepBatch::Squares> of_pieces;  // for one kernel
   for (Unit& unit : units) {
     if (!has_all_squares() && unit.group->rank() != 0) continue;
-    for (const Piece& piece : unit.pieces) {
+    for (const OwnedPiece& piece : unit.pieces) {
       if (!used[piece.parameter]) continue;
       const int64_t first = parameters[piece.parameter].first_block + piece.range.begin / norm_block;
       if (!scaled) {
-        of_pieces.push_back({unit.part.narrow(0, piece.at, piece.range.size()), first});
+        of_pieces.push_back({unit.grad_shard.narrow(0, piece.at, piece.range.size()), first});
         continue;
       }
       const Tensor g = gradient(unit, piece.at, piece.range.size(), scale);
@@ -332,8 +332,8 @@ void Stage::begin_record(const StepOptions& o) {
   count_step(used_, 1);
   const AtEnd uncounts([this] { count_step(used_, -1); });
   optimizer_->collect_numbers(used_);
-  recording_ = {.used = used_, .parts = {}, .own_bad = std::exchange(own_bad_, {})};
-  for (const Unit& unit : units) recording_.parts.push_back(unit.part);
+  recording_ = {.used = used_, .grad_shards = {}, .own_bad = std::exchange(own_bad_, {})};
+  for (const Unit& unit : units) recording_.grad_shards.push_back(unit.grad_shard);
   recording_.has_norm = o.max_norm > 0 || o.want_norm || options.nonfinite != NonFinite::propagate;
 }
 
@@ -386,7 +386,7 @@ StepReport Stage::after_replay(const StepOptions& o, const std::shared_ptr<const
   if (control.skip) {
     count_step(step->used, -1);
     report.norm = NAN;
-    for (size_t u = 0; u < units.size(); ++u) units[u].part = step->parts[u];
+    for (size_t u = 0; u < units.size(); ++u) units[u].grad_shard = step->grad_shards[u];
     const AtEnd forgets([this] { discarded(); });
     own_bad_ = step->own_bad;
     check_finite(o, {}, report);

@@ -46,9 +46,9 @@ class Planner {
     // On one rank nothing is communicated: one unit per parameter lets its gradient stay in its own memory.
     const bool single_rank = options_.stage == 0 && std::all_of(all_.begin(), all_.end(),
                                                                 [](const PlannedParameter& p) { return p.ranks == 1; });
-    for (const auto& places : parallel::plan_units(sizes, kinds, single_rank ? 1 : options_.reduce_bucket_size)) {
+    for (const auto& indices : parallel::plan_units(sizes, kinds, single_rank ? 1 : options_.reduce_bucket_size)) {
       std::vector<size_t> members;
-      for (const size_t place : places) members.push_back(flat[place]);
+      for (const size_t index : indices) members.push_back(flat[index]);
       add(members, "", true);
     }
     return std::move(units_);
@@ -99,10 +99,11 @@ class Planner {
   void add(const std::vector<size_t>& members, const std::string& module, bool persistent) {
     std::vector<int64_t> sizes;
     for (const size_t i : members) sizes.push_back(all_[i].numel);
-    const int owner = owners_[members[0]], ranks = all_[members[0]].ranks, parts = shards(ranks);
-    units_.push_back({module, members,
-                      owner < 0 || parts == 1 ? lay_out(sizes, parts) : lay_out_at(sizes, parts, owner), persistent,
-                      ranks});
+    const int owner = owners_[members[0]], ranks = all_[members[0]].ranks, shard_count = shards(ranks);
+    units_.push_back(
+        {module, members,
+         owner < 0 || shard_count == 1 ? lay_out(sizes, shard_count) : lay_out_at(sizes, shard_count, owner),
+         persistent, ranks});
   }
 
   const std::vector<PlannedParameter>& all_;

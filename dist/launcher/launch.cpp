@@ -117,10 +117,10 @@ class Launch {
 
   void prepare_folder() {
     if (remote()) return;
-    redirects_ = o_.redirects.empty() ? Streams() : Streams::parse(o_.redirects, o_.ranks, "--redirects");
-    tee_ = o_.tee.empty() ? Streams() : Streams::parse(o_.tee, o_.ranks, "--tee");
+    redirects_ = o_.redirects.empty() ? OutputStreams() : OutputStreams::parse(o_.redirects, o_.ranks, "--redirects");
+    tee_ = o_.tee.empty() ? OutputStreams() : OutputStreams::parse(o_.tee, o_.ranks, "--tee");
     if (!o_.log_dir.empty()) {
-      if (o_.redirects.empty() && o_.tee.empty()) tee_ = Streams(3);
+      if (o_.redirects.empty() && o_.tee.empty()) tee_ = OutputStreams(3);
       folder_ = fs::absolute(o_.log_dir) / o_.job;
       // A new run on one node must not write into the folder of an earlier run with the same job name. Nodes of one run
       // share the folder.
@@ -237,10 +237,10 @@ class Launch {
   LaunchOptions o_;
   Environment base_;
   Console console_;
-  std::optional<Scratch> scratch_;
+  std::optional<ScratchFolder> scratch_;
   std::optional<Port> port_;
   fs::path folder_;
-  Streams redirects_, tee_;
+  OutputStreams redirects_, tee_;
   std::vector<std::vector<int>> cores_;
 };
 
@@ -269,7 +269,7 @@ void check(const LaunchOptions& o) {
                  o.times.stop);
   for (const auto& [text, option] : {std::pair(&o.redirects, "--redirects"), std::pair(&o.tee, "--tee")}) {
     // With --hostfile, each host's launcher checks this option: hosts may have different numbers of ranks.
-    if (!text->empty() && o.hosts.empty()) Streams::parse(*text, o.ranks, option);
+    if (!text->empty() && o.hosts.empty()) OutputStreams::parse(*text, o.ranks, option);
   }
   line_prefix(o.prefix, 0, 0, o.role);
   check_job(o.job);

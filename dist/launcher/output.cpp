@@ -25,12 +25,12 @@ bool read_integer(std::string_view text, int& n) { return (n = read_number<int>(
 
 }  // namespace
 
-Streams Streams::parse(const std::string& text, int ranks, const char* option) {
+OutputStreams OutputStreams::parse(const std::string& text, int ranks, const char* option) {
   const auto wrong = [&](const std::string& got) {
     fail(str("[run] expected ", option, " to be 0 (none), 1 (stdout), 2 (stderr), 3 (both), or RANK:VALUE,..., got '",
              got, "'"));
   };
-  Streams streams;
+  OutputStreams streams;
   if (text.find(':') == std::string::npos) {
     if (!read_integer(text, streams.all_) || streams.all_ > 3) wrong(text);
     return streams;
@@ -52,7 +52,7 @@ Streams Streams::parse(const std::string& text, int ranks, const char* option) {
   return streams;
 }
 
-bool Streams::covers(int local_rank, int stream) const {
+bool OutputStreams::covers(int local_rank, int stream) const {
   const auto own = some_.find(local_rank);
   return (own == some_.end() ? all_ : own->second) & stream;
 }

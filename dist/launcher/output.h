@@ -11,13 +11,13 @@
 namespace lockstep::dist {
 
 /// Selects none, one or both of stdout and stderr: the same for all local ranks, or separately for each.
-class Streams {
+class OutputStreams {
  public:
   /// Selects the same streams for all ranks: 0 (none), 1 (stdout), 2 (stderr) or 3 (both).
-  Streams(int all = 0) : all_(all) {}
+  OutputStreams(int all = 0) : all_(all) {}
   /// Parses "3" (all ranks) or a list RANK:VALUE such as "0:1,1:2", in which a missing rank gets 0. Error naming
   /// `option` for invalid text and for an unknown rank.
-  static Streams parse(const std::string& text, int ranks, const char* option);
+  static OutputStreams parse(const std::string& text, int ranks, const char* option);
   bool covers(int local_rank, int stream) const;            ///< true if selected; `stream`: 1 (stdout) or 2 (stderr)
   bool any() const { return all_ != 0 || !some_.empty(); }  ///< false if nothing is selected
 

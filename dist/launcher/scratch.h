@@ -28,18 +28,18 @@ inline std::string temporary_folder() {
 }
 
 /// A new folder "lockstep-XXXXXX" in temporary_folder().
-class Scratch {
+class ScratchFolder {
  public:
-  Scratch() : path_(temporary_folder() + "/lockstep-XXXXXX") {
+  ScratchFolder() : path_(temporary_folder() + "/lockstep-XXXXXX") {
     LOCKSTEP_CHECK(::mkdtemp(path_.data()), "cannot make a folder ", path_, ": ", std::strerror(errno),
                    "; set TMPDIR to a folder with free space");
   }
-  ~Scratch() {
+  ~ScratchFolder() {
     std::error_code ignored;
     if (!kept_) std::filesystem::remove_all(path_, ignored);
     else if (counted_) keep_last_ten();
   }
-  Scratch(const Scratch&) = delete;
+  ScratchFolder(const ScratchFolder&) = delete;
   const std::string& path() const { return path_; }  ///< path of the folder
   bool is_kept() const { return kept_; }             ///< true after keep()
 

@@ -177,14 +177,14 @@ class Supervisor {
   }
 
   void wait() {
-    enum Kind { signals, control, console, exited, output, error };
+    enum FrameKind { signals, control, console, exited, output, error };
     struct Source {
-      Kind kind;
+      FrameKind kind;
       Running* r;
     };
     std::vector<pollfd> fds;
     std::vector<Source> sources;
-    const auto add = [&](int fd, Kind kind, Running* r = nullptr) {
+    const auto add = [&](int fd, FrameKind kind, Running* r = nullptr) {
       if (fd < 0) return;
       fds.push_back({fd, short(kind == console ? POLLOUT : POLLIN), 0});
       sources.push_back({kind, r});

@@ -32,7 +32,7 @@ namespace {
 /// needs no slot of its own.
 struct Arrival {
   int slot = 0;
-  Action action = Action::reduce;
+  TransferAction action = TransferAction::reduce;
   int joins = 0;
 };
 
@@ -45,14 +45,14 @@ Arrival arrive(int owner, int s, int n) {
   // larger one.
   int level = std::bit_width(unsigned(s)) - 1;
   if (terms(peer, level) == 1) return {};
-  Arrival a{1, Action::copy, 1};
+  Arrival a{1, TransferAction::copy, 1};
   while (terms(peer, level) > 1) {  // descend to the peer; the half closer to the owner arrives first
     --level;
     if (terms(peer ^ (1 << level), level) == 0) continue;  // the subtree has only this half
     if ((s >> level & 1) == 0) {
       a.joins = 0;  // this half arrives first: nothing to join yet
     } else if (terms(peer, level) == 1) {
-      a.action = Action::reduce;  // add the term to the other half, which has arrived
+      a.action = TransferAction::reduce;  // add the term to the other half, which has arrived
     } else {
       ++a.slot;
       ++a.joins;
@@ -63,7 +63,7 @@ Arrival arrive(int owner, int s, int n) {
 
 int largest(const Teams& teams) {
   int size = 0;
-  for (const Team& team : teams) size = std::max(size, team.size());
+  for (const RankSet& team : teams) size = std::max(size, team.size());
   return size;
 }
 
@@ -74,24 +74,24 @@ void sum_at_owners(StepWriter& w, const Teams& teams) {
   for (int s = 1; s < rounds; ++s) {
     int joins = 0;
     const auto each = [&](auto&& visit) {
-      for (const Team& team : teams) {
+      for (const RankSet& team : teams) {
         for (int owner = 0; owner < team.size(); ++owner) {
           if ((owner ^ s) < team.size()) visit(team, owner, arrive(owner, s, team.size()));
         }
       }
       w.next();
     };
-    each([&](const Team& team, int owner, const Arrival& a) {
+    each([&](const RankSet& team, int owner, const Arrival& a) {
       const int from = team.ranks[size_t(owner ^ s)], to = team.ranks[size_t(owner)];
       for (const int32_t chunk : team.chunks[size_t(owner)]) w.move(a.action, from, {chunk, 0}, to, {chunk, a.slot});
       joins = std::max(joins, a.joins);
     });
     for (int j = 0; j < joins; ++j) {
-      each([&](const Team& team, int owner, const Arrival& a) {
+      each([&](const RankSet& team, int owner, const Arrival& a) {
         if (j >= a.joins) return;
         const int rank = team.ranks[size_t(owner)];
         for (const int32_t chunk : team.chunks[size_t(owner)])
-          w.move(Action::reduce, rank, {chunk, a.slot - j}, rank, {chunk, a.slot - j - 1});
+          w.move(TransferAction::reduce, rank, {chunk, a.slot - j}, rank, {chunk, a.slot - j - 1});
       });
     }
   }
@@ -99,7 +99,7 @@ void sum_at_owners(StepWriter& w, const Teams& teams) {
 
 void share_from_owners(StepWriter& w, const Teams& teams, int skip) {
   for (int s = 1; s < largest(teams); ++s, w.next()) {
-    for (const Team& team : teams) {
+    for (const RankSet& team : teams) {
       for (int owner = 0; owner < team.size() && s < team.size(); ++owner) {
         const int from = team.ranks[size_t(owner)], to = team.ranks[size_t((owner + s) % team.size())];
         for (const int32_t chunk : team.chunks[size_t(owner)])
@@ -109,7 +109,7 @@ void share_from_owners(StepWriter& w, const Teams& teams, int skip) {
   }
 }
 
-static void directly(const Request& request, const Emit& emit) {
+static void directly(const CollectiveRequest& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
   StepWriter w(emit);
   const auto scatter = [&] {
@@ -140,11 +140,11 @@ static void directly(const Request& request, const Emit& emit) {
   }
 }
 
-const Rules rules::direct{
+const AlgorithmRules rules::direct{
     .visit = directly,
     .has_one_chunk = [](Collective) { return false; },
-    .adds_in_tree_order = [](const Request&) { return true; },
-    .costs = [](const Request& r) -> std::optional<Costs> {
+    .adds_in_tree_order = [](const CollectiveRequest&) { return true; },
+    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> {
       if (is_reduction(r.collective) && !is_power_of_two(r.ranks)) return std::nullopt;
       return shares(r, moves_all(r.collective) || r.collective == Collective::all_reduce ? 2 : 1);
     },

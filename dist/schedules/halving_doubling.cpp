@@ -18,7 +18,7 @@
 
 namespace lockstep::dist {
 
-static void by_halves(const Request& request, const Emit& emit) {
+static void by_halves(const CollectiveRequest& request, const Emit& emit) {
   const int n = request.ranks, p = int(std::bit_floor(unsigned(n)));
   StepWriter w(emit);
   // At distance d, a rank sends its partner, rank xor d, the chunks c with c = partner (mod 2d), and keeps those with
@@ -58,7 +58,7 @@ static void by_halves(const Request& request, const Emit& emit) {
   };
   // A binomial tree distributes the chunks for broadcast, and collects them for reduce.
   const Teams teams{{all_ranks(n, request.root)}};
-  const auto move_subtree = [&](const Edge& e, int from, int to) {
+  const auto move_subtree = [&](const TreeEdge& e, int from, int to) {
     for (int i = e.begin; i < e.end; ++i) w.copy(from, to, e.team.ranks[size_t(i)]);
   };
   switch (request.collective) {
@@ -72,29 +72,29 @@ static void by_halves(const Request& request, const Emit& emit) {
       double_up();
       return all_to_extras(true);
     case Collective::broadcast:
-      down_the_tree(w, teams, [&](const Edge& e) { move_subtree(e, e.parent, e.child); });
+      down_the_tree(w, teams, [&](const TreeEdge& e) { move_subtree(e, e.parent, e.child); });
       own_from_extras();
       double_up();
       return all_to_extras(true);
     case Collective::reduce:
       halve();
       own_to_extras();
-      return up_the_tree(w, teams, [&](const Edge& e) { move_subtree(e, e.child, e.parent); });
+      return up_the_tree(w, teams, [&](const TreeEdge& e) { move_subtree(e, e.child, e.parent); });
     default: return;
   }
 }
 
-const Rules rules::halving_doubling{
+const AlgorithmRules rules::halving_doubling{
     .visit = by_halves,
     .has = [](Collective c) { return c < Collective::gather; },
     .has_one_chunk = [](Collective) { return false; },
-    .adds_in_tree_order = [](const Request& r) { return is_power_of_two(r.ranks); },
-    .costs = [](const Request& r) -> std::optional<Costs> {
+    .adds_in_tree_order = [](const CollectiveRequest& r) { return is_power_of_two(r.ranks); },
+    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> {
       const double n = r.ranks, log = log2_of(r.ranks);
       if (!is_power_of_two(r.ranks)) return std::nullopt;
       if (r.collective == Collective::reduce_scatter || r.collective == Collective::all_gather)
-        return Costs{log, (n - 1) / n, "log₂n·α + (n-1)/n·S/β"};
-      return Costs{2 * log, 2 * (n - 1) / n, "2·log₂n·α + 2(n-1)/n·S/β"};
+        return AlphaBetaCost{log, (n - 1) / n, "log₂n·α + (n-1)/n·S/β"};
+      return AlphaBetaCost{2 * log, 2 * (n - 1) / n, "2·log₂n·α + 2(n-1)/n·S/β"};
     },
 };
 

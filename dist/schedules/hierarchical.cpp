@@ -30,7 +30,7 @@ struct HostGroups {
   std::vector<int> host_of, position_of;
   bool equal = true;  // true: all hosts have the same number of ranks
 
-  explicit HostGroups(const Request& request) {
+  explicit HostGroups(const CollectiveRequest& request) {
     std::map<int, int> index;
     for (int rank = 0; rank < request.ranks; ++rank) {
       const int name = request.hosts.empty() ? 0 : request.hosts[size_t(rank)];
@@ -47,7 +47,7 @@ struct HostGroups {
   Teams within() const {
     Teams teams;
     for (const auto& ranks : hosts) {
-      Team team{ranks};
+      RankSet team{ranks};
       for (size_t l = 0; l < ranks.size(); ++l) {
         team.chunks.emplace_back();
         for (const auto& other : hosts) team.chunks.back().push_back(other[l]);
@@ -60,7 +60,7 @@ struct HostGroups {
   Teams between() const {
     Teams teams;
     for (size_t l = 0; l < hosts[0].size(); ++l) {
-      Team team;
+      RankSet team;
       for (const auto& ranks : hosts) {
         team.ranks.push_back(ranks[l]);
         team.chunks.push_back({ranks[l]});
@@ -84,8 +84,8 @@ struct HostGroups {
   }
   /// One team of the hosts' leaders (the first rank of each host). A leader owns the chunks of its host's ranks.
   static Teams leaders(const Teams& trees) {
-    Team team;
-    for (const Team& host : trees) {
+    RankSet team;
+    for (const RankSet& host : trees) {
       team.ranks.push_back(host.ranks[0]);
       team.chunks.push_back(host.ranks);
     }
@@ -95,21 +95,21 @@ struct HostGroups {
 
 }  // namespace
 
-static void by_hosts(const Request& request, const Emit& emit) {
+static void by_hosts(const CollectiveRequest& request, const Emit& emit) {
   const int n = request.ranks;
   const HostGroups groups(request);
   const auto chunks = int32_t(chunk_count(Algorithm::hierarchical, request));
   const int root = has_root(request.collective) ? request.root : 0;
   const Teams trees = groups.trees_within(root), leaders = HostGroups::leaders(trees);
   StepWriter w(emit);
-  const EachEdge sum_all = [&](const Edge& e) {
+  const EachEdge sum_all = [&](const TreeEdge& e) {
     for (int32_t c = 0; c < chunks; ++c) w.reduce(e.child, e.parent, c);
   };
-  const EachEdge copy_all = [&](const Edge& e) {
+  const EachEdge copy_all = [&](const TreeEdge& e) {
     for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c);
   };
   const auto scale_owned = [&](const Teams& teams) {
-    for (const Team& team : teams) {
+    for (const RankSet& team : teams) {
       for (int i = 0; request.mean && i < team.size(); ++i)
         for (const int32_t c : team.chunks[size_t(i)]) w.scale(team.ranks[size_t(i)], c);
     }
@@ -118,19 +118,21 @@ static void by_hosts(const Request& request, const Emit& emit) {
   // Moves chunks up and down the trees within hosts, and between leaders. In gather and scatter a rank has memory for
   // its own part only, so it keeps the chunks of other ranks in scratch copies.
   const bool full = request.collective != Collective::gather && request.collective != Collective::scatter;
-  const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !full && rank != root && rank != chunk}; };
-  const auto move = [&](int from, int to, int32_t c) { w.move(Action::copy, from, place(from, c), to, place(to, c)); };
-  const EachEdge part_up = [&](const Edge& e) {
+  const auto place = [&](int rank, int32_t chunk) { return ChunkSlot{chunk, !full && rank != root && rank != chunk}; };
+  const auto move = [&](int from, int to, int32_t c) {
+    w.move(TransferAction::copy, from, place(from, c), to, place(to, c));
+  };
+  const EachEdge part_up = [&](const TreeEdge& e) {
     for (int p = e.begin; p < e.end; ++p) move(e.child, e.parent, e.team.ranks[size_t(p)]);
   };
-  const EachEdge part_down = [&](const Edge& e) {
+  const EachEdge part_down = [&](const TreeEdge& e) {
     for (int p = e.begin; p < e.end; ++p) move(e.parent, e.child, e.team.ranks[size_t(p)]);
   };
-  const EachEdge hosts_up = [&](const Edge& e) {
+  const EachEdge hosts_up = [&](const TreeEdge& e) {
     for (int p = e.begin; p < e.end; ++p)
       for (const int c : trees[size_t(p)].ranks) move(e.child, e.parent, c);
   };
-  const EachEdge hosts_down = [&](const Edge& e) {
+  const EachEdge hosts_down = [&](const TreeEdge& e) {
     for (int p = e.begin; p < e.end; ++p)
       for (const int c : trees[size_t(p)].ranks) move(e.parent, e.child, c);
   };
@@ -161,7 +163,7 @@ static void by_hosts(const Request& request, const Emit& emit) {
       }
       up_the_tree(w, trees, part_up);
       share_from_owners(w, leaders);
-      return down_the_tree(w, trees, [&](const Edge& e) {  // all chunks except those of the child's subtree
+      return down_the_tree(w, trees, [&](const TreeEdge& e) {  // all chunks except those of the child's subtree
         const auto gave = std::vector<int>(e.team.ranks.begin() + e.begin, e.team.ranks.begin() + e.end);
         for (int32_t c = 0; c < n; ++c)
           if (std::find(gave.begin(), gave.end(), c) == gave.end()) w.copy(e.parent, e.child, c);
@@ -189,7 +191,7 @@ static void by_hosts(const Request& request, const Emit& emit) {
           if (size_t(s) >= near.size()) continue;
           const int to = near[(size_t(groups.position_of[size_t(i)]) + size_t(s)) % near.size()];
           for (int j = 0; j < n; ++j)
-            if (via(i, j) == to) w.move(Action::copy, i, {i * n + j, 0}, to, {i * n + j, to != j});
+            if (via(i, j) == to) w.move(TransferAction::copy, i, {i * n + j, 0}, to, {i * n + j, to != j});
         }
       }
       const int m = int(groups.hosts.size());
@@ -199,7 +201,7 @@ static void by_hosts(const Request& request, const Emit& emit) {
           const auto& near = groups.hosts[size_t(groups.host_of[size_t(rank)])];
           for (const int j : groups.hosts[size_t((groups.host_of[size_t(rank)] + h) % m)]) {
             if (via(rank, j) != rank) continue;
-            for (const int i : near) w.move(Action::copy, rank, {i * n + j, i != rank}, j, {i * n + j, 0});
+            for (const int i : near) w.move(TransferAction::copy, rank, {i * n + j, i != rank}, j, {i * n + j, 0});
           }
         }
       }
@@ -209,10 +211,10 @@ static void by_hosts(const Request& request, const Emit& emit) {
   }
 }
 
-const Rules rules::hierarchical{
+const AlgorithmRules rules::hierarchical{
     .visit = by_hosts,
     .adds_in_tree_order =
-        [](const Request& r) {
+        [](const CollectiveRequest& r) {
           // Adds in tree order with one host, or if every host has 2^i consecutive ranks. A reduce also needs root 0.
           if (r.collective == Collective::reduce && r.root != 0) return false;
           const auto size =
@@ -226,7 +228,7 @@ const Rules rules::hierarchical{
           }
           return true;
         },
-    .costs = [](const Request& r) -> std::optional<Costs> {
+    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> {
       std::map<int, int> sizes;  // number of ranks of each host
       for (const int host : r.hosts) ++sizes[host];
       for (const auto& [host, size] : sizes)
@@ -235,9 +237,10 @@ const Rules rules::hierarchical{
       const double n = r.ranks, m = r.hosts.empty() ? 1 : double(sizes.size()), steps = n / m - 1 + m - 1;
       switch (r.collective) {
         case Collective::all_reduce:
-          return Costs{2 * steps, 2 * (n - 1) / n, "2(k+m-2)·α + 2(n-1)/n·S/β, m hosts of k"};
+          return AlphaBetaCost{2 * steps, 2 * (n - 1) / n, "2(k+m-2)·α + 2(n-1)/n·S/β, m hosts of k"};
         case Collective::all_gather:
-        case Collective::reduce_scatter: return Costs{steps, (n - 1) / n, "(k+m-2)·α + (n-1)/n·S/β, m hosts of k"};
+        case Collective::reduce_scatter:
+          return AlphaBetaCost{steps, (n - 1) / n, "(k+m-2)·α + (n-1)/n·S/β, m hosts of k"};
         default: return std::nullopt;
       }
     },

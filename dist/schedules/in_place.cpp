@@ -44,7 +44,7 @@ void sum_where_terms_lie(StepWriter& w, int n) {
 
 }  // namespace
 
-static void where_they_lie(const Request& request, const Emit& emit) {
+static void where_they_lie(const CollectiveRequest& request, const Emit& emit) {
   const int n = request.ranks;
   StepWriter w(emit);
   switch (request.collective) {
@@ -60,14 +60,14 @@ static void where_they_lie(const Request& request, const Emit& emit) {
   }
 }
 
-const Rules rules::in_place{
+const AlgorithmRules rules::in_place{
     .visit = where_they_lie,
     .has =
         [](Collective c) {
           return c == Collective::all_reduce || c == Collective::reduce_scatter || c == Collective::all_gather ||
                  c == Collective::broadcast;
         },
-    .adds_in_tree_order = [](const Request&) { return true; },
+    .adds_in_tree_order = [](const CollectiveRequest&) { return true; },
 };
 
 }  // namespace lockstep::dist

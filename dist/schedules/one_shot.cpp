@@ -16,7 +16,7 @@
 
 namespace lockstep::dist {
 
-static void at_once(const Request& request, const Emit& emit) {
+static void at_once(const CollectiveRequest& request, const Emit& emit) {
   const int n = request.ranks;
   // The slot in which `rank` keeps the given term.
   const auto slot_of = [](int rank, int term) { return term == rank ? 0 : term < rank ? term + 1 : term; };
@@ -25,26 +25,26 @@ static void at_once(const Request& request, const Emit& emit) {
   for (int s = 1; s < n; ++s, w.next()) {
     for (int rank = 0; rank < n; ++rank) {
       const int to = (rank + s) % n;
-      w.move(Action::copy, rank, {0, 0}, to, {0, slot_of(to, rank)});
+      w.move(TransferAction::copy, rank, {0, 0}, to, {0, slot_of(to, rank)});
     }
   }
   for (int step = 1; step < n; step *= 2, w.next()) {
     for (int rank = 0; rank < n; ++rank) {
       for (int term = 0; term + step < n; term += 2 * step)
-        w.move(Action::reduce, rank, {0, slot_of(rank, term + step)}, rank, {0, slot_of(rank, term)});
+        w.move(TransferAction::reduce, rank, {0, slot_of(rank, term + step)}, rank, {0, slot_of(rank, term)});
     }
   }
-  for (int rank = 1; rank < n; ++rank) w.move(Action::copy, rank, {0, slot_of(rank, 0)}, rank, {0, 0});
+  for (int rank = 1; rank < n; ++rank) w.move(TransferAction::copy, rank, {0, slot_of(rank, 0)}, rank, {0, 0});
   w.next();
   for (int rank = 0; request.mean && rank < n; ++rank) w.scale(rank, 0);
 }
 
-const Rules rules::one_shot{
+const AlgorithmRules rules::one_shot{
     .visit = at_once,
     .has = [](Collective c) { return c == Collective::all_reduce; },
     .has_one_chunk = [](Collective) { return true; },
-    .adds_in_tree_order = [](const Request&) { return true; },
-    .costs = [](const Request& r) -> std::optional<Costs> { return full_messages(r); },
+    .adds_in_tree_order = [](const CollectiveRequest&) { return true; },
+    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> { return full_messages(r); },
 };
 
 }  // namespace lockstep::dist

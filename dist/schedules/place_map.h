@@ -59,7 +59,7 @@ template <class T> class PlaceMap {
     table_.resize(size_t(ranks * chunks));
   }
   /// The value of a rank's place; a new one if there was none.
-  T& at(int32_t rank, const Place& p) {
+  T& at(int32_t rank, const ChunkSlot& p) {
     if (table_.empty() || p.slot != 0)
       return rest_[uint64_t(rank * chunks_ + p.chunk) * (max_slot + 1) + uint64_t(p.slot)];
     const int64_t row = chunks_ == 1 ? 0 : p.chunk >= rank ? p.chunk - rank : p.chunk - rank + ranks_;

@@ -17,7 +17,7 @@
 
 namespace lockstep::dist {
 
-static void by_ring(const Request& request, const Emit& emit) {
+static void by_ring(const CollectiveRequest& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
   const auto at = [n](int64_t position) { return int((position % n + n) % n); };  // wraps around the ring
   StepWriter w(emit);
@@ -51,7 +51,7 @@ static void by_ring(const Request& request, const Emit& emit) {
           const int hop = gathers ? s : s - (n - 1 - distance);  // steps that this chunk has taken so far
           if (hop < 0 || hop >= distance) continue;
           const int chunk = at(gathers ? root - distance : root + distance), from = at((gathers ? chunk : root) + hop);
-          w.move(Action::copy, from, {chunk, hop > 0}, at(from + 1), {chunk, hop + 1 < distance});
+          w.move(TransferAction::copy, from, {chunk, hop > 0}, at(from + 1), {chunk, hop + 1 < distance});
         }
       }
       break;
@@ -59,10 +59,10 @@ static void by_ring(const Request& request, const Emit& emit) {
   }
 }
 
-const Rules rules::ring{
+const AlgorithmRules rules::ring{
     .visit = by_ring,
     .has = [](Collective c) { return c < Collective::all_to_all; },  // all_to_all would forward each chunk many times
-    .costs = [](const Request& r) -> std::optional<Costs> {
+    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> {
       return moves_all(r.collective) ? full_messages(r) : shares(r, r.collective == Collective::all_reduce ? 2 : 1);
     },
 };

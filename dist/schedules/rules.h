@@ -9,32 +9,34 @@
 namespace lockstep::dist {
 
 /// Textbook cost for S bytes over links of latency α and bandwidth β: messages·α + volume·S/β.
-struct Costs {
+struct AlphaBetaCost {
   double messages, volume;
   const char* text;
 };
 
 /// The description of one algorithm.
-struct Rules {
-  void (*visit)(const Request& request, const Emit& emit);  ///< emits the schedule
+struct AlgorithmRules {
+  void (*visit)(const CollectiveRequest& request, const Emit& emit);  ///< emits the schedule
   /// True for the collectives that the algorithm supports. Default: all up to all_to_all, so that a collective that is
   /// added to the enumeration later has no schedules yet.
   bool (*has)(Collective collective) = [](Collective c) { return c <= Collective::all_to_all; };
   /// True if an all_reduce, broadcast or reduce treats the data as one chunk. False: one chunk for each rank.
   bool (*has_one_chunk)(Collective collective) = [](Collective c) { return c != Collective::all_reduce; };
   /// True if the terms of three or more ranks are added in the order of summation_tree.h. (For two, all orders agree.)
-  bool (*adds_in_tree_order)(const Request& request) = [](const Request&) { return false; };
+  bool (*adds_in_tree_order)(const CollectiveRequest& request) = [](const CollectiveRequest&) { return false; };
   /// The textbook cost; nothing if there is no short formula.
-  std::optional<Costs> (*costs)(const Request& request) = [](const Request&) { return std::optional<Costs>(); };
+  std::optional<AlphaBetaCost> (*costs)(const CollectiveRequest& request) = [](const CollectiveRequest&) {
+    return std::optional<AlphaBetaCost>();
+  };
 };
 
 /// Textbook cost of `times` * (n - 1) messages, one after another, each with 1/n of the data.
-inline Costs shares(const Request& r, int times = 1) {
+inline AlphaBetaCost shares(const CollectiveRequest& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1) / n, times == 1 ? "(n-1)·α + (n-1)/n·S/β" : "2(n-1)·α + 2(n-1)/n·S/β"};
 }
 /// Textbook cost of `times` * (n - 1) messages, one after another, each with all the data.
-inline Costs full_messages(const Request& r, int times = 1) {
+inline AlphaBetaCost full_messages(const CollectiveRequest& r, int times = 1) {
   const double n = r.ranks;
   return {times * (n - 1), times * (n - 1), times == 1 ? "(n-1)·α + (n-1)·S/β" : "2(n-1)·α + 2(n-1)·S/β"};
 }
@@ -45,13 +47,13 @@ inline bool moves_all(Collective c) { return c == Collective::broadcast || c == 
 /// True for 1, 2, 4, ...
 inline bool is_power_of_two(int ranks) { return std::has_single_bit(unsigned(ranks)); }
 
-#define ALGORITHM(x) extern const Rules x;
+#define ALGORITHM(x) extern const AlgorithmRules x;
 namespace rules {
 #include "dist/schedules/algorithms.def"
 }
 #undef ALGORITHM
 
 /// The textbook cost of a schedule; nothing if there is no short formula.
-std::optional<Costs> costs_of(Algorithm algorithm, const Request& request);
+std::optional<AlphaBetaCost> costs_of(Algorithm algorithm, const CollectiveRequest& request);
 
 }  // namespace lockstep::dist

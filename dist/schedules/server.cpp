@@ -18,7 +18,7 @@
 
 namespace lockstep::dist {
 
-static void by_server(const Request& request, const Emit& emit) {
+static void by_server(const CollectiveRequest& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
   const auto chunks = int32_t(chunk_count(Algorithm::server, request));
   StepWriter w(emit);
@@ -28,10 +28,10 @@ static void by_server(const Request& request, const Emit& emit) {
       // To add in rank order, sum the terms of the ranks before the server in a scratch copy (slot 1) first.
       const bool before = rank < root && root > 1;
       for (int32_t c = 0; c < chunks; ++c)
-        w.move(before && rank == 0 ? Action::copy : Action::reduce, rank, {c, 0}, root, {c, before});
+        w.move(before && rank == 0 ? TransferAction::copy : TransferAction::reduce, rank, {c, 0}, root, {c, before});
       w.next();
       if (!before || rank != root - 1) continue;
-      for (int32_t c = 0; c < chunks; ++c) w.move(Action::reduce, root, {c, 1}, root, {c, 0});
+      for (int32_t c = 0; c < chunks; ++c) w.move(TransferAction::reduce, root, {c, 1}, root, {c, 0});
       w.next();
     }
     for (int32_t c = 0; request.mean && c < chunks; ++c) w.scale(root, c);
@@ -62,22 +62,22 @@ static void by_server(const Request& request, const Emit& emit) {
     case Collective::all_to_all:  // data for other ranks lies in scratch copies at the server
       each_other([&](int i) {
         for (int j = 0; j < n; ++j)
-          if (j != i) w.move(Action::copy, i, {i * n + j, 0}, root, {i * n + j, j != root});
+          if (j != i) w.move(TransferAction::copy, i, {i * n + j, 0}, root, {i * n + j, j != root});
       });
       each_other([&](int j) {
         for (int i = 0; i < n; ++i)
-          if (i != j) w.move(Action::copy, root, {i * n + j, i != root}, j, {i * n + j, 0});
+          if (i != j) w.move(TransferAction::copy, root, {i * n + j, i != root}, j, {i * n + j, 0});
       });
       return;
     default: return;
   }
 }
 
-const Rules rules::server{
+const AlgorithmRules rules::server{
     .visit = by_server,
     .has_one_chunk = [](Collective) { return true; },
-    .adds_in_tree_order = [](const Request& r) { return r.ranks == 3; },
-    .costs = [](const Request& r) -> std::optional<Costs> {
+    .adds_in_tree_order = [](const CollectiveRequest& r) { return r.ranks == 3; },
+    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> {
       if (moves_all(r.collective)) return full_messages(r);
       if (r.collective == Collective::all_reduce) return full_messages(r, 2);
       if (r.collective == Collective::gather || r.collective == Collective::scatter) return shares(r);

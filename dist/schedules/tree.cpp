@@ -20,7 +20,7 @@ namespace lockstep::dist {
 namespace {
 
 void visit_level(const Teams& teams, int mask, const EachEdge& each) {
-  for (const Team& team : teams) {
+  for (const RankSet& team : teams) {
     for (int p = mask; p < team.size(); p += 2 * mask) {
       each({team, team.ranks[size_t(p)], team.ranks[size_t(p - mask)], p, std::min(p + mask, team.size())});
     }
@@ -29,7 +29,7 @@ void visit_level(const Teams& teams, int mask, const EachEdge& each) {
 
 int height(const Teams& teams) {
   int size = 1;
-  for (const Team& team : teams) size = std::max(size, team.size());
+  for (const RankSet& team : teams) size = std::max(size, team.size());
   return std::bit_width(unsigned(size - 1));
 }
 
@@ -43,30 +43,32 @@ void down_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each) {
   for (int level = height(teams) - 1; level >= 0; --level, w.next()) visit_level(teams, 1 << level, each);
 }
 
-static void by_tree(const Request& request, const Emit& emit) {
+static void by_tree(const CollectiveRequest& request, const Emit& emit) {
   const int n = request.ranks, root = request.root;
   const Teams teams{{all_ranks(n, root)}};
   const auto chunks = int32_t(chunk_count(Algorithm::tree, request));
   // In gather and scatter a rank has memory for its own part only; data that it forwards lies in scratch copies.
   const bool full = request.collective != Collective::gather && request.collective != Collective::scatter;
-  const auto place = [&](int rank, int32_t chunk) { return Place{chunk, !full && rank != root && rank != chunk}; };
+  const auto place = [&](int rank, int32_t chunk) { return ChunkSlot{chunk, !full && rank != root && rank != chunk}; };
   StepWriter w(emit);
 
-  const EachEdge sum_all = [&](const Edge& e) {
+  const EachEdge sum_all = [&](const TreeEdge& e) {
     for (int32_t c = 0; c < chunks; ++c) w.reduce(e.child, e.parent, c);
   };
-  const EachEdge copy_all = [&](const Edge& e) {
+  const EachEdge copy_all = [&](const TreeEdge& e) {
     for (int32_t c = 0; c < chunks; ++c) w.copy(e.parent, e.child, c);
   };
-  const EachEdge copy_missing = [&](const Edge& e) {  // the child already has its own subtree
+  const EachEdge copy_missing = [&](const TreeEdge& e) {  // the child already has its own subtree
     for (int p = 0; p < n; ++p)
       if (p < e.begin || p >= e.end) w.copy(e.parent, e.child, e.team.ranks[size_t(p)]);
   };
-  const auto move = [&](int from, int to, int32_t c) { w.move(Action::copy, from, place(from, c), to, place(to, c)); };
-  const EachEdge subtree_up = [&](const Edge& e) {
+  const auto move = [&](int from, int to, int32_t c) {
+    w.move(TransferAction::copy, from, place(from, c), to, place(to, c));
+  };
+  const EachEdge subtree_up = [&](const TreeEdge& e) {
     for (int p = e.begin; p < e.end; ++p) move(e.child, e.parent, e.team.ranks[size_t(p)]);
   };
-  const EachEdge subtree_down = [&](const Edge& e) {
+  const EachEdge subtree_down = [&](const TreeEdge& e) {
     for (int p = e.begin; p < e.end; ++p) move(e.parent, e.child, e.team.ranks[size_t(p)]);
   };
   const auto sum = [&] {
@@ -86,20 +88,20 @@ static void by_tree(const Request& request, const Emit& emit) {
   }
 }
 
-const Rules rules::tree{
+const AlgorithmRules rules::tree{
     .visit = by_tree,
     .has = [](Collective c) { return c < Collective::all_to_all; },  // all_to_all would forward each chunk many times
     .has_one_chunk = [](Collective) { return true; },
-    .adds_in_tree_order = [](const Request& r) { return r.root == 0; },
-    .costs = [](const Request& r) -> std::optional<Costs> {
+    .adds_in_tree_order = [](const CollectiveRequest& r) { return r.root == 0; },
+    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> {
       const double n = r.ranks, log = log2_of(r.ranks);
       switch (r.collective) {
-        case Collective::all_reduce: return Costs{2 * log, 2 * log, "2·log₂n·α + 2·log₂n·S/β"};
+        case Collective::all_reduce: return AlphaBetaCost{2 * log, 2 * log, "2·log₂n·α + 2·log₂n·S/β"};
         case Collective::broadcast:
-        case Collective::reduce: return Costs{log, log, "log₂n·α + log₂n·S/β"};
+        case Collective::reduce: return AlphaBetaCost{log, log, "log₂n·α + log₂n·S/β"};
         case Collective::gather:
         case Collective::scatter:
-          if (is_power_of_two(r.ranks)) return Costs{log, (n - 1) / n, "log₂n·α + (n-1)/n·S/β"};
+          if (is_power_of_two(r.ranks)) return AlphaBetaCost{log, (n - 1) / n, "log₂n·α + (n-1)/n·S/β"};
           return std::nullopt;
         default: return std::nullopt;
       }

@@ -14,13 +14,13 @@ class StepWriter {
   /// `emit` must outlive this object.
   explicit StepWriter(const Emit& emit) : emit_(emit) {}
   /// Copies a chunk from the buffer of rank `from` to the buffer of rank `to`.
-  void copy(int from, int to, int32_t chunk) { move(Action::copy, from, {chunk, 0}, to, {chunk, 0}); }
+  void copy(int from, int to, int32_t chunk) { move(TransferAction::copy, from, {chunk, 0}, to, {chunk, 0}); }
   /// Adds a chunk in the buffer of rank `from` to the same chunk in the buffer of rank `to`.
-  void reduce(int from, int to, int32_t chunk) { move(Action::reduce, from, {chunk, 0}, to, {chunk, 0}); }
+  void reduce(int from, int to, int32_t chunk) { move(TransferAction::reduce, from, {chunk, 0}, to, {chunk, 0}); }
   /// Divides a chunk in the buffer of `rank` by the number of ranks.
-  void scale(int rank, int32_t chunk) { move(Action::scale, rank, {chunk, 0}, rank, {chunk, 0}); }
+  void scale(int rank, int32_t chunk) { move(TransferAction::scale, rank, {chunk, 0}, rank, {chunk, 0}); }
   /// Emits any transfer, in the current step.
-  void move(Action action, int from, Place source, int to, Place target) {
+  void move(TransferAction action, int from, ChunkSlot source, int to, ChunkSlot target) {
     emit_({step_, from, to, source, target, action});
     used_ = true;
   }
@@ -37,13 +37,13 @@ class StepWriter {
 };
 
 /// Ranks that exchange data among themselves. ranks[i] owns the chunks whose numbers are in chunks[i].
-struct Team {
+struct RankSet {
   std::vector<int> ranks;
   std::vector<std::vector<int32_t>> chunks = {};
   int size() const { return int(ranks.size()); }  ///< number of ranks
 };
 /// Teams whose transfers run side by side, in the same steps.
-using Teams = std::vector<Team>;
+using Teams = std::vector<RankSet>;
 
 /// The ranks 0 .. n-1 in cyclic order from `first` on.
 inline std::vector<int> all_ranks(int n, int first = 0) {
@@ -61,7 +61,7 @@ inline Teams one_team(int n) {
 
 // Defined in direct.cpp
 /// Sums each chunk over the ranks of the team that has it, into the buffer of the chunk's owner. Adds in the order of
-/// summation_tree.h, by position in Team::ranks.
+/// summation_tree.h, by position in RankSet::ranks.
 void sum_at_owners(StepWriter& w, const Teams& teams);
 /// Every owner sends its chunks to the rest of its team, except to rank `skip`.
 void share_from_owners(StepWriter& w, const Teams& teams, int skip = -1);
@@ -73,13 +73,13 @@ void share_from_owners(StepWriter& w, const Teams& teams, int skip = -1);
 //       └─ 4 ◀─┬─ 5       the positions [begin, end).
 //              └─ 6 ◀── 7
 /// A parent and child of a tree.
-struct Edge {
-  const Team& team;
+struct TreeEdge {
+  const RankSet& team;
   int child, parent;  ///< ranks of the child and of the parent
   int begin, end;     ///< positions of the child's subtree
 };
 /// Emits the transfers of one edge.
-using EachEdge = std::function<void(const Edge&)>;
+using EachEdge = std::function<void(const TreeEdge&)>;
 /// Visits all edges from the leaves to the root, one level per step.
 void up_the_tree(StepWriter& w, const Teams& teams, const EachEdge& each);
 /// Visits all edges from the root to the leaves, one level per step.

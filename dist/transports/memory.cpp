@@ -62,7 +62,7 @@ class MemoryChannel final : public Channel {
   void consume(size_t bytes) override { in_.consume(bytes); }
   bool ended() override { return in_.is_closed(); }
   bool shares_memory() const override { return true; }
-  std::byte* reach(const Placement& theirs, size_t bytes) override { return segments_.reach(theirs, bytes); }
+  std::byte* reach(const SegmentRange& theirs, size_t bytes) override { return segments_.reach(theirs, bytes); }
   const char* kind() const override { return mapped_ ? "shared memory" : "threads"; }
 
  private:

@@ -88,7 +88,7 @@ class TcpChannel final : public Channel {
     return n;
   }
 
-  void add_descriptors(std::vector<Descriptor>& to_poll) const override {
+  void add_descriptors(std::vector<PollDescriptor>& to_poll) const override {
     if (ended_) return;
     for (const Fd& fd : fds_) to_poll.push_back({fd.get(), fd.get() == full_});
   }

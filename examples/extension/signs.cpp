@@ -28,7 +28,7 @@ void Signum::update(int group, Tensor& p, const Tensor& grad, optim::ParameterSt
 // --- the compression ---
 
 parallel::CommHook majority_vote() {
-  return [](parallel::Bucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
+  return [](parallel::GradBucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
     LOCKSTEP_CHECK(group.size() <= 127, "[majority_vote] expected at most 127 ranks, got ", group.size());
     const Tensor votes = sign(bucket.gradients).to(i8);
     dist::Work sum = group.all_reduce(votes, {.tag = "votes of " + bucket.label, .async = true});

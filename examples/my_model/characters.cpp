@@ -73,7 +73,7 @@ int main(int argc, char** argv) {
   defaults.batch = 8;
   return ls::train::run(
       argc, argv, "a model of characters that learns to add",
-      [](ls::train::Job& job) {
+      [](ls::train::TrainJob& job) {
         const ls::data::TokenBatches batches(sums(20000, job.options().seed), job.options().seed);
         const ls::data::TextDataset test(sums(200, job.options().seed + 1), {.context = context, .stride = context});
         Characters model;

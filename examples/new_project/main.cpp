@@ -22,7 +22,7 @@ Variable accuracy(const Variable& scores, const Tensor& digits) {
 }
 
 int main(int argc, char** argv) {
-  return ls::train::run(argc, argv, "my_project", [](ls::train::Job& job) {
+  return ls::train::run(argc, argv, "my_project", [](ls::train::TrainJob& job) {
     const uint64_t seed = job.options().seed;
     const auto training = ls::data::to_tensors(ls::data::SyntheticDigits(2048, 2 * seed)),
                test = ls::data::to_tensors(ls::data::SyntheticDigits(512, 2 * seed + 1));

@@ -13,7 +13,7 @@ namespace lockstep::parallel {
 
 namespace {
 
-std::string tag_of(const char* hook, const Bucket& bucket) { return str("ddp ", hook, " ", bucket.label); }
+std::string tag_of(const char* hook, const GradBucket& bucket) { return str("ddp ", hook, " ", bucket.label); }
 
 std::function<void()> mean_of(const Tensor& flat, dist::ProcessGroup& group, const std::string& tag) {
   return [work = group.all_reduce(flat, {.op = dist::ReduceOp::mean, .tag = tag, .async = true})]() mutable {
@@ -22,7 +22,7 @@ std::function<void()> mean_of(const Tensor& flat, dist::ProcessGroup& group, con
 }
 
 CommHook compress_hook(DType low, const char* name) {
-  return [low, name](Bucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
+  return [low, name](GradBucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
     const Tensor flat = bucket.gradients;
     if (flat.dtype() == low) return mean_of(flat, group, tag_of(name, bucket));
     const MemoryScope scope(Memory::communication);
@@ -98,7 +98,7 @@ Tensor PowerSgd::error(const std::string& parameter) const {
 }
 
 CommHook PowerSgd::hook() const {
-  return [state = state_](Bucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
+  return [state = state_](GradBucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
     State& s = *state;
     if (bucket.index == 0) ++s.step;
     if (s.step < s.o.start_step) return mean_of(bucket.gradients, group, tag_of("powersgd", bucket));
@@ -159,7 +159,7 @@ PostLocalSgd::PostLocalSgd(const Options& options) : o_(options) {
 }
 
 CommHook PostLocalSgd::hook() const {
-  return [o = o_, step = step_](Bucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
+  return [o = o_, step = step_](GradBucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
     if (bucket.index == 0) ++*step;
     if (*step < o.start_step) return mean_of(bucket.gradients, group, tag_of("local sgd", bucket));
     if (o.subgroup) return mean_of(bucket.gradients, *o.subgroup, tag_of("local sgd", bucket));

@@ -99,8 +99,8 @@ class TensorBoard final : public Monitor {
       : file_(str(folder, "/events.out.tfevents.", int64_t(seconds_now()), ".", host_name(), ".", ::getpid()), warn) {
     add(field(1, seconds_now()) + field(3, std::string("brain.Event:2")));
   }
-  void write(const std::vector<Event>& events) override {
-    for (const Event& e : events) {
+  void write(const std::vector<MonitorEvent>& events) override {
+    for (const MonitorEvent& e : events) {
       const std::string value = field(1, e.tag) + field(2, float(e.value));
       add(field(1, seconds_now()) + field(2, e.samples) + field(5, field(1, value)));
     }
@@ -117,8 +117,8 @@ class TensorBoard final : public Monitor {
 class Csv final : public Monitor {
  public:
   Csv(std::string folder, Warn warn) : folder_(std::move(folder)), warn_(std::move(warn)) {}
-  void write(const std::vector<Event>& events) override {
-    for (const Event& e : events) {
+  void write(const std::vector<MonitorEvent>& events) override {
+    for (const MonitorEvent& e : events) {
       std::unique_ptr<Appender>& file = files_[e.tag];
       if (!file) {
         std::string name = e.tag;

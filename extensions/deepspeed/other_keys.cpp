@@ -69,7 +69,7 @@ constexpr decltype(Key::take) readers[] = {take_inert, take_off, take_removed, t
 
 }  // namespace
 
-Key other_key(const char* path, Status status, const std::string& fallback, const Range& range, const char* doc) {
+Key other_key(const char* path, Status status, const std::string& fallback, const ValueRange& range, const char* doc) {
   return {path, readers[int(status)], nullptr, data::parse_json(fallback, path), range, "", doc, false, ""};
 }
 

@@ -18,7 +18,7 @@ enum class Status {
 
 /// Makes the row of such a key. fallback: its default as JSON text; for `off` the allowed value; for renamed and alias
 /// the other key's name.
-Key other_key(const char* path, Status status, const std::string& fallback, const Range& range, const char* doc);
+Key other_key(const char* path, Status status, const std::string& fallback, const ValueRange& range, const char* doc);
 /// True if a key has this status.
 bool has_status(const Key& key, Status status);
 /// Returns Markdown lists of these keys, which table_of() leaves out.

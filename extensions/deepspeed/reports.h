@@ -40,7 +40,7 @@ struct CommsLoggerConfig {
 };
 
 /// A point of a curve.
-struct Event {
+struct MonitorEvent {
   std::string tag;  ///< "Train/Samples/train_loss"
   double value = 0;
   int64_t samples = 0;  ///< samples trained on so far, the x axis
@@ -52,7 +52,7 @@ class Monitor {
  public:
   virtual ~Monitor() = default;
   /// Appends points to their curves.
-  virtual void write(const std::vector<Event>& events) = 0;
+  virtual void write(const std::vector<MonitorEvent>& events) = 0;
 };
 
 /// The monitors that the config enables. Error when a folder cannot be created.

@@ -46,7 +46,7 @@ class Curves : public Participant {
     if (trained_.world.rank() == 0) monitors_ = make_monitors(config_, trained_.say);
   }
   std::string report(const StepValues& step) override {
-    std::vector<Event> events;
+    std::vector<MonitorEvent> events;
     for (const auto& [name, value] : step.values) events.push_back({"Train/Samples/" + name, value, step.samples});
     for (const auto& monitor : monitors_) monitor->write(events);
     return "";
@@ -113,9 +113,10 @@ std::vector<Key> profiler_keys() {
 template <class Values> std::vector<Key> monitor_keys(const std::string& name, const char* what) {
   const auto row = [&]<auto field>(const char* key, const char* doc) {
     Config defaults;
-    return working_key((name + key).c_str(),
-                       [](void* config) -> Slot { return &(static_cast<Config*>(config)->section<Values>().*field); },
-                       &defaults, any(), "", doc);
+    return working_key(
+        (name + key).c_str(),
+        [](void* config) -> FieldPointer { return &(static_cast<Config*>(config)->section<Values>().*field); },
+        &defaults, any(), "", doc);
   };
   return {
       row.template operator()<&MonitorConfig::enabled>(".enabled", what),

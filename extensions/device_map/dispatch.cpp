@@ -92,7 +92,7 @@ void Dispatched::Impl::check_file(const std::string& path) const {
 
 void Dispatched::Impl::open(const DispatchOptions& options) {
   for (const NamedField& field : nn::named_fields(model)) fields.emplace(field.name, field);
-  for (const Part& part : plan.parts) {
+  for (const PlacementUnit& part : plan.parts) {
     for (const std::string& name : part.tensors)
       LOCKSTEP_CHECK(fields.count(name), "[device_map] expected a plan of this ", model.kind(), ", got one with ", name,
                      ", which it does not have; make the plan from this model with infer()");
@@ -248,7 +248,7 @@ std::shared_ptr<void> Dispatched::hold(const std::string& module) {
   for (size_t i = 0; i < impl_->plan.parts.size(); ++i) {
     if (impl_->plan.parts[i].name == module) return impl_->plan.places[i].is_device() ? nullptr : impl_->load(i);
   }
-  for (const Part& part : impl_->plan.parts)
+  for (const PlacementUnit& part : impl_->plan.parts)
     if (is_below(part.name, module)) return nullptr;  // its children have the parameters; the module itself has none
   fail(str("[device_map] expected the name of a module with parameters, got '", module, "'"));
 }

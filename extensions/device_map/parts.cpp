@@ -18,14 +18,14 @@ class Finder {
     const std::vector<std::string>& no_split = options_.no_split_module_classes;
     const auto children = module.children();
     if (children.empty() || std::find(no_split.begin(), no_split.end(), module.kind()) != no_split.end()) {
-      Part part{.name = name, .module = &module, .own = false};
+      PlacementUnit part{.name = name, .module = &module, .own = false};
       for (const NamedField& field : nn::named_fields(module)) take(part, field, name);
       add(std::move(part));
       return;
     }
     // A part for the tensors that the module's forward() reads itself: the module's own, and all tensors of every child
     // that holds one of the variables that reads() returns.
-    Part own{.name = name, .module = &module, .own = true};
+    PlacementUnit own{.name = name, .module = &module, .own = true};
     std::set<const void*> read;
     for (const Variable& v : module.reads()) read.insert(v.impl().get());
     std::set<const nn::Module*> taken;
@@ -45,20 +45,20 @@ class Finder {
       if (!taken.count(child)) visit(*child, joined(name, child_name));
   }
 
-  std::vector<Part> finish() {
-    for (Part& part : parts_) part.group = root(part.group);
+  std::vector<PlacementUnit> finish() {
+    for (PlacementUnit& part : parts_) part.group = root(part.group);
     return std::move(parts_);
   }
 
  private:
-  void take(Part& part, const NamedField& field, const std::string& prefix) {
+  void take(PlacementUnit& part, const NamedField& field, const std::string& prefix) {
     part.tensors.push_back(joined(prefix, field.name));
     const auto [owner, is_new] = owners_.try_emplace(field.key(), parts_.size());
     part.bytes_there += bytes_of(field.tensor());
     if (is_new) part.bytes += bytes_of(field.tensor());
     else if (owner->second < parts_.size()) tied_.push_back(owner->second);
   }
-  void add(Part part) {
+  void add(PlacementUnit part) {
     if (part.tensors.empty()) return;
     part.group = groups_.size();
     groups_.push_back(part.group);
@@ -72,22 +72,22 @@ class Finder {
   }
 
   const DeviceMapOptions& options_;
-  std::vector<Part> parts_;
+  std::vector<PlacementUnit> parts_;
   std::vector<size_t> groups_, tied_;
   std::map<const void*, size_t> owners_;
 };
 
 }  // namespace
 
-std::vector<Part> find_parts(nn::Module& model, const DeviceMapOptions& options) {
+std::vector<PlacementUnit> find_parts(nn::Module& model, const DeviceMapOptions& options) {
   Finder finder(options);
   finder.visit(model, "");
-  std::vector<Part> parts = finder.finish();
+  std::vector<PlacementUnit> parts = finder.finish();
   LOCKSTEP_CHECK(!parts.empty(), "[device_map] expected a model with parameters, got ", model.kind(), " without any");
   return parts;
 }
 
-int64_t reserve_of(const std::vector<Part>& parts, const std::vector<Location>& places) {
+int64_t reserve_of(const std::vector<PlacementUnit>& parts, const std::vector<Location>& places) {
   int64_t max_bytes = 0;
   for (size_t i = 0; i < parts.size(); ++i) {
     if (places[i].is_device()) continue;

@@ -59,8 +59,8 @@ std::vector<Shelf> shelves_of(nn::Module& model, const DeviceMapOptions& options
 /// Places groups of parts in order: each group at the place of the previous group if it fits there, else at the next
 /// place that has room.
 struct Filler {
-  explicit Filler(const std::vector<Part>& parts) : parts(parts) {
-    for (const Part& p : parts) {
+  explicit Filler(const std::vector<PlacementUnit>& parts) : parts(parts) {
+    for (const PlacementUnit& p : parts) {
       if (std::find(order.begin(), order.end(), p.group) == order.end()) order.push_back(p.group);
       bytes[p.group] += p.bytes;
       total += p.bytes;
@@ -81,10 +81,10 @@ struct Filler {
       place[group] = at;
     }
     std::vector<size_t> all;
-    for (const Part& p : parts) all.push_back(place[p.group]);
+    for (const PlacementUnit& p : parts) all.push_back(place[p.group]);
     return all;
   }
-  const std::vector<Part>& parts;
+  const std::vector<PlacementUnit>& parts;
   std::vector<size_t> order;
   std::map<size_t, int64_t> bytes;
   int64_t total = 0;
@@ -119,7 +119,7 @@ std::optional<std::vector<int64_t>> balance(Filler& fill, const std::vector<int6
   return capped(first, least(0, fill.total, [&](int64_t b) { return fits(first, b); }));
 }
 
-Placement finish(std::vector<Part> parts, std::vector<Location> places, Device main) {
+Placement finish(std::vector<PlacementUnit> parts, std::vector<Location> places, Device main) {
   Placement plan{.parts = std::move(parts), .places = std::move(places), .main = main};
   for (size_t i = 0; i < plan.parts.size(); ++i) plan.held[plan.places[i].name] += plan.parts[i].bytes;
   plan.reserved = reserve_of(plan.parts, plan.places);
@@ -166,7 +166,7 @@ Placement infer(nn::Module& model, const std::string& mode, const DeviceMapOptio
   LOCKSTEP_CHECK(std::find(modes.begin(), modes.end(), mode) != modes.end(),
                  "[device_map] expected auto, balanced, balanced_low_0 or sequential, got '", mode, "'",
                  suggestion(mode, modes));
-  std::vector<Part> parts = find_parts(model, options);
+  std::vector<PlacementUnit> parts = find_parts(model, options);
   const std::vector<Shelf> shelves = shelves_of(model, options);
   Filler fill(parts);
   std::vector<int64_t> limits, on_devices;
@@ -195,7 +195,8 @@ Placement infer(nn::Module& model, const std::string& mode, const DeviceMapOptio
     if (!at) {
       int64_t sum = 0;
       for (const int64_t limit : left) sum = limit > unlimited - sum ? unlimited : sum + limit;
-      const auto stuck = std::find_if(parts.begin(), parts.end(), [&](const Part& p) { return p.group == fill.stuck; });
+      const auto stuck =
+          std::find_if(parts.begin(), parts.end(), [&](const PlacementUnit& p) { return p.group == fill.stuck; });
       fail(str("[device_map] limits are too small: the weights are ", fill.total, " bytes, ", shelves.size(),
                " places hold ", sum, room > 0 ? str(" (", room, " of ", shelves[0].place.name, " are kept free)") : "",
                sum < fill.total ? str(", ", fill.total - sum, " too few") : "", "; ",
@@ -208,8 +209,8 @@ Placement infer(nn::Module& model, const std::string& mode, const DeviceMapOptio
   return finish(std::move(parts), places_of(*at), shelves[0].place.device());
 }
 
-Placement infer(nn::Module& model, const Map& map, const DeviceMapOptions& options) {
-  const std::vector<Part> parts = find_parts(model, options);
+Placement infer(nn::Module& model, const DeviceMap& map, const DeviceMapOptions& options) {
+  const std::vector<PlacementUnit> parts = find_parts(model, options);
   std::vector<std::string> known;
   for (const auto& [name, module] : model.named_modules())
     if (!name.empty()) known.push_back(name);
@@ -227,7 +228,7 @@ Placement infer(nn::Module& model, const Map& map, const DeviceMapOptions& optio
     return best ? &best->second : nullptr;
   };
   std::vector<std::string> without;
-  for (const Part& part : parts)
+  for (const PlacementUnit& part : parts)
     for (const std::string& tensor : part.tensors)
       if (!place_of(tensor)) without.push_back(tensor);
   LOCKSTEP_CHECK(without.empty(), "[device_map] expected a place for every parameter, got none for ",
@@ -236,7 +237,7 @@ Placement infer(nn::Module& model, const Map& map, const DeviceMapOptions& optio
   std::vector<Location> places;
   std::map<size_t, size_t> first;  // first part of each group
   for (size_t i = 0; i < parts.size(); ++i) {
-    const Part& part = parts[i];
+    const PlacementUnit& part = parts[i];
     const Location& place = *place_of(part.tensors[0]);
     for (const std::string& tensor : part.tensors) {
       LOCKSTEP_CHECK(*place_of(tensor) == place, "[device_map] ",
@@ -272,11 +273,11 @@ int64_t Placement::needed(const Location& place) const {
   return (weights == held.end() ? 0 : weights->second) + (place == Location(main) ? reserved : 0);
 }
 
-Map Placement::map() const {
+DeviceMap Placement::map() const {
   std::vector<std::pair<std::string, Location>> tensors;
   for (size_t i = 0; i < parts.size(); ++i)
     for (const std::string& name : parts[i].tensors) tensors.emplace_back(name, places[i]);
-  Map result;
+  DeviceMap result;
   const std::function<void(const std::string&)> collapse = [&](const std::string& prefix) {
     std::set<std::string> places_below, next;
     for (const auto& [name, place] : tensors) {
@@ -295,10 +296,10 @@ Map Placement::map() const {
 
 std::string Placement::text() const {
   size_t width = 4;
-  const auto printed = [&](const Part& p) {
+  const auto printed = [&](const PlacementUnit& p) {
     return p.own ? (p.name.empty() ? "(model's own)" : p.name + " (own)") : p.name.empty() ? "(model)" : p.name;
   };
-  for (const Part& p : parts) width = std::max(width, printed(p).size());
+  for (const PlacementUnit& p : parts) width = std::max(width, printed(p).size());
   std::string text;
   const auto line = [&](const std::string& name, const std::string& place, int64_t bytes) {
     text += fmt::format("{:<{}}  {:<8}{:>12}\n", name, width, place, memory_text(bytes));
@@ -337,7 +338,7 @@ std::string draw_svg(const Placement& plan) {
     text(x + column / 2, 36, str(bytes, " bytes"), 11, "#546e7a");
     double bottom = top + tall;
     for (size_t k = 0; k < plan.parts.size(); ++k) {
-      const Part& part = plan.parts[k];
+      const PlacementUnit& part = plan.parts[k];
       if (plan.places[k].name != place) continue;
       const double h = tall * double(part.bytes) / double(greatest);
       bottom -= h;

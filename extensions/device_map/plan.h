@@ -36,7 +36,7 @@ struct Location {
 
 /// Maps names of modules and parameters to places; "" is the whole model. A parameter's place is that of its own name
 /// or, if the map does not have it, of the innermost module around it that the map has.
-using Map = std::map<std::string, Location>;
+using DeviceMap = std::map<std::string, Location>;
 
 /// A number of bytes: 500000000, "10GiB", "500 MB", "1.5e9". Error for other texts.
 struct Bytes {
@@ -56,7 +56,7 @@ struct DeviceMapOptions {
 };
 
 /// A part of a model, the unit of placement.
-struct Part {
+struct PlacementUnit {
   std::string name;  ///< name of the module
   nn::Module* module = nullptr;
   /// True: only the tensors that the module reads itself; false: also the tensors of its children.
@@ -69,7 +69,7 @@ struct Part {
 
 /// A plan: the place of each part.
 struct Placement {
-  std::vector<Part> parts;              ///< in the order of fields()
+  std::vector<PlacementUnit> parts;     ///< in the order of fields()
   std::vector<Location> places;         ///< place of each part
   std::map<std::string, int64_t> held;  ///< bytes of weights at each place that has some
   Device main = cpu;                    ///< the device on which parts from host memory and disk run
@@ -79,7 +79,7 @@ struct Placement {
   int64_t needed(const Location& place) const;
   /// The plan as a short map: a module whose parts all have the same place has one entry. infer(model, map) restores
   /// the plan.
-  Map map() const;
+  DeviceMap map() const;
   /// A table with a line per part, and the bytes at each place.
   std::string text() const;
 };
@@ -94,6 +94,6 @@ std::string draw_svg(const Placement& plan);
 Placement infer(nn::Module& model, const std::string& mode = "auto", const DeviceMapOptions& options = {});
 /// Makes a plan from a map made by hand. Errors: a name in the map is not in the model; a parameter has no place; a
 /// part would be split; a limit in options.max_memory is exceeded.
-Placement infer(nn::Module& model, const Map& map, const DeviceMapOptions& options = {});
+Placement infer(nn::Module& model, const DeviceMap& map, const DeviceMapOptions& options = {});
 
 }  // namespace lockstep::device_map

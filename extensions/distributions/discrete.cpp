@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "extensions/distributions/sampling.h"
+#include "extensions/distributions/samplers.h"
 
 namespace lockstep::distributions {
 namespace {

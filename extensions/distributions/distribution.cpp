@@ -5,7 +5,7 @@
 
 #include "autograd/loss_common.h"
 #include "autograd/tape.h"
-#include "extensions/distributions/sampling.h"
+#include "extensions/distributions/samplers.h"
 
 namespace lockstep::distributions {
 namespace {

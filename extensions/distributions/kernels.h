@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-/// Logarithms (f64) of gamma variates of rate 1, see sampling.h. `shape` holds the distribution's shape parameters: f32
+/// Logarithms (f64) of gamma variates of rate 1, see samplers.h. `shape` holds the distribution's shape parameters: f32
 /// or f64, contiguous, as many as out has elements.
 using LogGammaSample = void(const Tensor& shape, PhiloxKey key, Tensor& out);
 /// Derivative of LogGammaSample's result `sample` with respect to `shape`, f64.

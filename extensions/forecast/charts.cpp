@@ -55,7 +55,7 @@ std::vector<double> ticks(double low, double high, double least = 0) {
 
 }  // namespace
 
-std::string_view color_of(Part part) { return part == Part::weights ? "weights" : name_of(part); }
+std::string_view color_of(StepPhase part) { return part == StepPhase::weights ? "weights" : name_of(part); }
 
 std::string loss_chart(const Analysis& a) {
   if (a.loss.empty()) return "";
@@ -130,14 +130,14 @@ std::string timeline_chart(const Analysis& a, size_t max_rows) {
       const size_t space = one.name.rfind(' ');
       const bool numbered =
           space != one.name.npos && one.name.find_first_not_of("0123456789", space + 1) == one.name.npos;
-      if (!label || !numbered || one.part == Part::communication) return;
+      if (!label || !numbered || one.part == StepPhase::communication) return;
       const std::string number = one.name.substr(space + 1);
       const bool fits = w > double(number.size()) * 5.6 + 4;
       out +=
           text(x + w / 2, at + tall / 2 + 4, number, "middle", "in", place + (fits ? "" : " style=\"display:none\""));
     };
     for (const Interval& one : step.work)
-      if (one.part != Part::other || !one.name.empty()) box(one, y, row, true);
+      if (one.part != StepPhase::other || !one.name.empty()) box(one, y, row, true);
     for (const Interval& one : step.collectives) box(one, y + row + 1, thin - 1, false);
     y += row + thin + gap;
   }
@@ -161,7 +161,7 @@ std::string split_chart(const Analysis& a, size_t max_rows) {
       const double w = split[size_t(p)] / greatest * width;
       if (w <= 0) continue;
       const std::string seconds = seconds_text(split[size_t(p)]);
-      out += rect(color_of(Part(p)), x, y, w, row, str(name_of(Part(p)), ", ", seconds));
+      out += rect(color_of(StepPhase(p)), x, y, w, row, str(name_of(StepPhase(p)), ", ", seconds));
       if (w > 44) out += text(x + w / 2, y + 15, seconds, "middle", "in");
       x += w;
     }

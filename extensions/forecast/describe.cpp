@@ -33,7 +33,7 @@ Json named(const optim::Optimizer& optimizer) {
 
 /// Times the layers on every rank, and writes the times of the slowest rank to the file. Collective.
 void describe(const Training& about) {
-  Job& job = about.job;
+  TrainJob& job = about.job;
   nn::Module& model = about.model;
   model.to(job.device());
   Json config = job.config_json(about.own, about.values);
@@ -73,7 +73,7 @@ void describe(const Training& about) {
 
 }  // namespace
 
-std::vector<Action> forecast_actions() {
+std::vector<CommandAction> forecast_actions() {
   return {{.variable = "LOCKSTEP_DESCRIBE", .what = "describe what it trains", .perform = describe}};
 }
 

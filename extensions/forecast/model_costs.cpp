@@ -99,7 +99,7 @@ void measure(ModelShape& shape, nn::Module& model, const nn::LayerList& list, co
 namespace {
 
 /// The members of a struct: their names in JSON and their addresses.
-using Members = std::vector<std::pair<const char*, Slot>>;
+using Members = std::vector<std::pair<const char*, FieldPointer>>;
 
 Members members(ModelShape::Parameter& p) {
   return {{"name", &p.name},     {"expert", &p.expert},     {"dim", &p.dim},

@@ -47,7 +47,7 @@ std::string keys(const std::vector<std::pair<std::string, std::string>>& all) {
 
 std::string part_keys() {
   std::vector<std::pair<std::string, std::string>> all;
-  for (int p = 0; p < parts; ++p) all.emplace_back(color_of(Part(p)), name_of(Part(p)));
+  for (int p = 0; p < parts; ++p) all.emplace_back(color_of(StepPhase(p)), name_of(StepPhase(p)));
   return keys(all);
 }
 
@@ -90,7 +90,7 @@ std::string traffic(const Analysis& a) {
   if (a.traffic.empty()) return "";
   std::string rows;
   for (size_t i = 0; i < std::min(a.traffic.size(), max_rows); ++i) {
-    const Traffic& t = a.traffic[i];
+    const CollectiveTraffic& t = a.traffic[i];
     rows += row({t.collective, format("%.4g", t.calls), bytes_text(t.bytes), bytes_text(t.sent),
                  seconds_text(t.seconds), t.sent > 0 ? bytes_text(t.sent / std::max(t.seconds, 1e-12)) + "/s" : "-"});
   }

@@ -27,6 +27,6 @@ std::string timeline_chart(const Analysis& analysis, size_t max_rows);
 std::string split_chart(const Analysis& analysis, size_t max_rows);
 /// One bar per category for the measured memory, with a frame for the memory that the formula gives.
 std::string memory_chart(const Analysis& analysis);
-std::string_view color_of(Part part);  ///< the CSS class for a part's color
+std::string_view color_of(StepPhase part);  ///< the CSS class for a part's color
 
 }  // namespace lockstep::report

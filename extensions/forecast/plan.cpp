@@ -32,9 +32,9 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
   if (config.optimizer.type.empty()) config.optimizer.type = "AdamW";
   Asked asked;
   const std::string type = lower(config.optimizer.type);
-  const bool one_bit = type.starts_with("onebit") || type == "zerooneadam";
+  const bool onebit = type.starts_with("onebit") || type == "zerooneadam";
   // A 1-bit optimizer keeps the state of its base optimizer plus two error tensors, which are added below.
-  if (one_bit) config.optimizer = {.type = type == "onebitsgd" ? "SGD" : type == "onebitlamb" ? "Lamb" : "AdamW"};
+  if (onebit) config.optimizer = {.type = type == "onebitsgd" ? "SGD" : type == "onebitlamb" ? "Lamb" : "AdamW"};
   if (type == "onebitsgd") config.optimizer.params["momentum"] = 0.9;
   NamedParameters tiny;
   std::map<const void*, size_t> places;
@@ -58,7 +58,7 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
     asked.name += (asked.name.empty() ? "" : " and ") + std::string(o->name());
     for (const Variable& p : o->parameters()) {
       const size_t i = places.at(p.impl().get());
-      asked.bytes[i] = one_bit ? 8 : 0;
+      asked.bytes[i] = onebit ? 8 : 0;
       const Shape full = i < count ? model.parameters[i].shape : Shape(p.shape());
       for (const auto& [key, tensor] : o->state_of(p).tensors) {
         if (!tensor.defined()) continue;
@@ -70,7 +70,7 @@ Asked ask_optimizer(Config config, const ModelShape& model, DType dtype) {
       asked.elementwise[i] = o->is_elementwise();
     }
   }
-  if (one_bit) asked.name += " with error feedback";
+  if (onebit) asked.name += " with error feedback";
   return asked;
 }
 
@@ -200,7 +200,7 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
        .context = model.context,
        .context_parts = 2,
        .experts = model.experts});
-  const pipeline::Schedule& schedule = p.schedule =
+  const pipeline::PipelineSchedule& schedule = p.schedule =
       pipeline::make_schedule({pipeline::parse_kind(c.pipeline.schedule), plan.pp,
                                int(*sized.gradient_accumulation_steps), int(c.pipeline.chunks)});
   std::vector<double> weights;
@@ -290,7 +290,7 @@ PlanForecast plan_parts(const Config& asked, const ModelShape& model, const para
   }
   c = p.stages[0].config;
   if (plan.pp == 1) return p;
-  pipeline::Costs costs{.input = passes(c) - 2};
+  pipeline::StageCosts costs{.input = passes(c) - 2};
   p.formula = pipeline::formula(schedule.request, costs).bubble;
   const double even = std::accumulate(flops.begin(), flops.end(), 0.) / double(flops.size());
   for (const double f : flops) costs.weights.push_back(f / even);

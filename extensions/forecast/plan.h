@@ -58,7 +58,7 @@ struct PlanForecast {
   parallel::Plan plan;
   Config config;  ///< the configuration after resolve()
   ModelShape model;
-  pipeline::Schedule schedule;
+  pipeline::PipelineSchedule schedule;
   std::vector<int> bounds;  ///< the first layer of each virtual stage, then the number of layers
   /// One forecast for each pipeline stage, for the ranks that hold the same parameters (replicas, context parallelism).
   /// With tensor parallelism, each is for the ranks with the first shard of each parameter: no shard is larger.

@@ -20,21 +20,22 @@ using trace::Category;
 
 constexpr double max_slots = 1 << 22;  // limit for simulating a schedule
 
-Part part_of(const Event& e) {
+StepPhase part_of(const TraceEvent& e) {
   switch (e.category) {
-    case Category::forward: return Part::forward;
-    case Category::backward: return Part::backward;
-    case Category::optimizer: return Part::optimizer;
-    case Category::data: return Part::data;
+    case Category::forward: return StepPhase::forward;
+    case Category::backward: return StepPhase::backward;
+    case Category::optimizer: return StepPhase::optimizer;
+    case Category::data: return StepPhase::data;
     case Category::wait:
-    case Category::collective: return Part::communication;
+    case Category::collective: return StepPhase::communication;
     case Category::pipeline:
-      if (e.name.starts_with("forward")) return Part::forward;
-      if (e.name.starts_with("backward of the weights") || e.name.starts_with("adding")) return Part::weights;
-      if (e.name.starts_with("backward")) return Part::backward;
-      if (e.name.starts_with("drawing")) return Part::data;
-      return e.name.starts_with("sending") || e.name.starts_with("receiving") ? Part::communication : Part::other;
-    default: return Part::other;
+      if (e.name.starts_with("forward")) return StepPhase::forward;
+      if (e.name.starts_with("backward of the weights") || e.name.starts_with("adding")) return StepPhase::weights;
+      if (e.name.starts_with("backward")) return StepPhase::backward;
+      if (e.name.starts_with("drawing")) return StepPhase::data;
+      return e.name.starts_with("sending") || e.name.starts_with("receiving") ? StepPhase::communication
+                                                                              : StepPhase::other;
+    default: return StepPhase::other;
   }
 }
 
@@ -59,24 +60,24 @@ std::vector<Json> read_lines(const std::string& path, std::vector<std::string>& 
   return all;
 }
 
-std::vector<const Event*> steps_of(const RankTrace& t) {
-  std::vector<const Event*> all;
-  for (const Event& e : t.events)
+std::vector<const TraceEvent*> steps_of(const RankTrace& t) {
+  std::vector<const TraceEvent*> all;
+  for (const TraceEvent& e : t.events)
     if (e.category == Category::step) all.push_back(&e);
   return all;
 }
 
 /// The steps of a rank without the first one, which is warm-up, unless it is the only one.
-std::vector<const Event*> measured_steps(const RankTrace& t) {
-  std::vector<const Event*> all = steps_of(t);
+std::vector<const TraceEvent*> measured_steps(const RankTrace& t) {
+  std::vector<const TraceEvent*> all = steps_of(t);
   if (all.size() > 1) all.erase(all.begin());
   return all;
 }
 
-std::vector<const Event*> within(const RankTrace& t, double begin, double end, bool main) {
-  std::vector<const Event*> all;
+std::vector<const TraceEvent*> within(const RankTrace& t, double begin, double end, bool main) {
+  std::vector<const TraceEvent*> all;
   auto e = std::lower_bound(t.events.begin(), t.events.end(), begin,
-                            [](const Event& one, double at) { return one.begin < at; });
+                            [](const TraceEvent& one, double at) { return one.begin < at; });
   for (; e != t.events.end() && e->begin < end; ++e)
     if ((e->row == 0) == main && e->category != Category::step) all.push_back(&*e);
   return all;
@@ -86,7 +87,7 @@ void add_steps(const RunFiles& run, Analysis& a) {
   std::map<int64_t, double> longest;
   std::map<int64_t, size_t> ranks;
   for (const RankTrace& t : run.traces) {
-    for (const Event* e : steps_of(t)) {
+    for (const TraceEvent* e : steps_of(t)) {
       const int64_t number = e->integer("step");
       longest[number] = std::max(longest[number], e->seconds);
       ++ranks[number];
@@ -105,15 +106,15 @@ void add_steps(const RunFiles& run, Analysis& a) {
     const auto steps = steps_by_part(t);
     for (const auto& step : steps)
       for (size_t p = 0; p < parts; ++p) a.split[t.rank][p] += step[p] / double(steps.size());
-    for (const Event* step : measured_steps(t)) {
+    for (const TraceEvent* step : measured_steps(t)) {
       const double begin = step->begin, end = step->end();
       if (step->integer("step") != a.timeline_step) continue;
       RankStep& rank_step = a.timeline[t.rank];
       rank_step = {
           .begin = begin, .end = end, .work = flatten(within(t, begin, end, true), begin, end), .collectives = {}};
-      for (const Event* e : within(t, begin, end, false))
+      for (const TraceEvent* e : within(t, begin, end, false))
         if (e->category == Category::collective)
-          rank_step.collectives.push_back({Part::communication, e->begin, e->end(), e->text("call")});
+          rank_step.collectives.push_back({StepPhase::communication, e->begin, e->end(), e->text("call")});
     }
   }
 }
@@ -126,12 +127,12 @@ void add_loss(const RunFiles& run, Analysis& a) {
     if (std::isfinite(step) && std::isfinite(validation)) a.validation.emplace_back(step, validation);
   }
   if (run.traces.empty()) return;
-  const std::vector<Sample>& curve = run.traces[0].samples("loss");
+  const std::vector<CounterSample>& curve = run.traces[0].samples("loss");
   if (curve.size() <= a.loss.size()) return;
   a.loss.clear();  // the trace has every step; mlp and cnn write metrics only once per epoch
   const auto steps = steps_of(run.traces[0]);
   size_t i = 0;
-  for (const Sample& sample : curve) {
+  for (const CounterSample& sample : curve) {
     while (i + 1 < steps.size() && steps[i]->end() < sample.at) ++i;
     a.loss.emplace_back(i < steps.size() ? steps[i]->number("step") + 1 : double(a.loss.size() + 1),
                         number_of(sample.values, "loss"));
@@ -139,14 +140,14 @@ void add_loss(const RunFiles& run, Analysis& a) {
 }
 
 void add_traffic(const RunFiles& run, Analysis& a) {
-  std::map<std::string, Traffic> rows;
+  std::map<std::string, CollectiveTraffic> rows;
   double steps = 0;
   for (const RankTrace& t : run.traces) {
-    for (const Event* step : measured_steps(t)) {
+    for (const TraceEvent* step : measured_steps(t)) {
       ++steps;
-      for (const Event* e : within(t, step->begin, step->end(), false)) {
+      for (const TraceEvent* e : within(t, step->begin, step->end(), false)) {
         if (e->category != Category::collective) continue;
-        Traffic& row = rows[e->name + ", " + e->text("group")];
+        CollectiveTraffic& row = rows[e->name + ", " + e->text("group")];
         ++row.calls;
         row.bytes += e->number("bytes"), row.sent += e->number("sent"), row.seconds += e->seconds;
       }
@@ -160,7 +161,7 @@ void add_traffic(const RunFiles& run, Analysis& a) {
     a.traffic.push_back(row);
   }
   std::stable_sort(a.traffic.begin(), a.traffic.end(),
-                   [](const Traffic& x, const Traffic& y) { return x.sent > y.sent; });
+                   [](const CollectiveTraffic& x, const CollectiveTraffic& y) { return x.sent > y.sent; });
   const Json* parallel = run.note("parallel");
   if (parallel) {
     const double n = number_of(*parallel, "ranks", 1), bytes = number_of(*parallel, "parameter_bytes"),
@@ -191,7 +192,7 @@ void add_memory(const RunFiles& run, Analysis& a) {
     if (const Json* facts = t.note("run")) together = std::max(1., number_of(*facts, "ranks_in_process", 1));
     ++processes;
     std::map<std::string, double> here;
-    for (const Sample& s : t.samples("memory"))
+    for (const CounterSample& s : t.samples("memory"))
       for (const auto& [key, value] : s.values.as_object()) here[key] = std::max(here[key], value.as_number());
     // Samples miss memory that is allocated and freed between them. For activations and messages, uses recorded peaks.
     if (const auto& peaks = t.samples("memory, most so far"); !peaks.empty())
@@ -234,7 +235,7 @@ const Json* RunFiles::note(const char* name) const {
   return nullptr;
 }
 
-std::string_view name_of(Part part) {
+std::string_view name_of(StepPhase part) {
   constexpr std::string_view names[] = {"forward",       "backward", "backward of weights", "optimizer", "data",
                                         "communication", "other"};
   static_assert(std::size(names) == parts);
@@ -262,29 +263,29 @@ RunFiles read_run(const std::string& folder) {
   return run;
 }
 
-std::vector<Interval> flatten(const std::vector<const Event*>& events, double begin, double end) {
+std::vector<Interval> flatten(const std::vector<const TraceEvent*>& events, double begin, double end) {
   std::vector<Interval> out;
-  const auto add = [&](Part part, double from, double to, const std::string& name) {
+  const auto add = [&](StepPhase part, double from, double to, const std::string& name) {
     from = std::max(from, begin), to = std::min(to, end);
     if (to <= from) return;
     if (!out.empty() && out.back().part == part && out.back().name == name && from - out.back().end < 1e-12)
       out.back().end = to;
     else out.push_back({part, from, to, name});
   };
-  std::vector<const Event*> open;
+  std::vector<const TraceEvent*> open;
   double now = begin;
   const auto advance = [&](double to) {  // gives the time up to `to` to the innermost open event
     if (to > now)
-      add(open.empty() ? Part::other : part_of(*open.back()), now, to, open.empty() ? "" : open.back()->name);
+      add(open.empty() ? StepPhase::other : part_of(*open.back()), now, to, open.empty() ? "" : open.back()->name);
     now = std::max(now, to);
   };
-  for (const Event* e : events) {
+  for (const TraceEvent* e : events) {
     while (!open.empty() && open.back()->end() <= e->begin) {
       advance(open.back()->end());
       open.pop_back();
     }
     advance(e->begin);
-    if (!open.empty() && (part_of(*e) == Part::other || part_of(*e) == part_of(*open.back())))
+    if (!open.empty() && (part_of(*e) == StepPhase::other || part_of(*e) == part_of(*open.back())))
       continue;  // adds no information to the enclosing event
     open.push_back(e);
   }
@@ -298,7 +299,7 @@ std::vector<Interval> flatten(const std::vector<const Event*>& events, double be
 
 std::vector<std::array<double, parts>> steps_by_part(const RankTrace& t) {
   std::vector<std::array<double, parts>> all;
-  for (const Event* step : measured_steps(t)) {
+  for (const TraceEvent* step : measured_steps(t)) {
     auto& seconds = all.emplace_back();
     for (const Interval& one : flatten(within(t, step->begin, step->end(), true), step->begin, step->end()))
       seconds[size_t(one.part)] += one.end - one.begin;
@@ -309,10 +310,10 @@ std::vector<std::array<double, parts>> steps_by_part(const RankTrace& t) {
 std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces) {
   PipelineFigures f;
   // Events by replica and batch. The n-th train_batch event of every rank of a replica belongs to the same batch.
-  std::map<std::pair<int, size_t>, std::vector<std::pair<const RankTrace*, const Event*>>> batches;
+  std::map<std::pair<int, size_t>, std::vector<std::pair<const RankTrace*, const TraceEvent*>>> batches;
   for (const RankTrace& t : traces) {
     size_t count = 0;
-    for (const Event& e : t.events) {
+    for (const TraceEvent& e : t.events) {
       if (e.category != Category::pipeline || e.name != "train_batch") continue;
       f.schedule = e.text("schedule");
       const auto integer = [&](const char* key) { return int(e.integer(key, 1 << 20)); };
@@ -331,15 +332,15 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
       continue;  // a rank is missing, or it is the warm-up batch
     double begin = INFINITY, end = -INFINITY, busy = 0;
     for (const auto& [t, batch] : ranks) {
-      for (const Event* e : within(*t, batch->begin, batch->end(), true)) {
+      for (const TraceEvent* e : within(*t, batch->begin, batch->end(), true)) {
         if (e->category != Category::pipeline || e->name == "train_batch") continue;
-        const Part part = part_of(*e);
-        if (part == Part::communication || part == Part::other) continue;
+        const StepPhase part = part_of(*e);
+        if (part == StepPhase::communication || part == StepPhase::other) continue;
         begin = std::min(begin, e->begin), end = std::max(end, e->end());
         busy += e->seconds;
-        if (part == Part::data || e->name.starts_with("adding")) continue;  // not a pass through a chunk
-        Sum& sum = part == Part::forward                ? forward
-                   : part == Part::weights              ? weight
+        if (part == StepPhase::data || e->name.starts_with("adding")) continue;  // not a pass through a chunk
+        Sum& sum = part == StepPhase::forward           ? forward
+                   : part == StepPhase::weights         ? weight
                    : e->name.starts_with("backward of") ? input
                                                         : full;
         sum.seconds += e->seconds, ++sum.slots;
@@ -356,11 +357,11 @@ std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& tr
   if (pipeline::is_kind(f.schedule) && double(f.stages) * f.micro_batches * f.chunks <= max_slots) {
     // The trace may time a backward only as a whole. Then half of it counts for inputs and half for weights: the bubble
     // does not depend on the split.
-    const pipeline::Costs costs{.forward = f.forward,
-                                .input = f.weight > 0 ? f.input : f.input / 2,
-                                .weight = f.weight > 0 ? f.weight : f.input / 2};
-    const pipeline::Request request{pipeline::parse_kind(f.schedule), f.stages, f.micro_batches, f.chunks};
-    const pipeline::Formula formula = pipeline::formula(request, costs);
+    const pipeline::StageCosts costs{.forward = f.forward,
+                                     .input = f.weight > 0 ? f.input : f.input / 2,
+                                     .weight = f.weight > 0 ? f.weight : f.input / 2};
+    const pipeline::PipelineRequest request{pipeline::parse_kind(f.schedule), f.stages, f.micro_batches, f.chunks};
+    const pipeline::BubbleFormula formula = pipeline::formula(request, costs);
     f.formula = formula.text, f.expected = formula.bubble;
     f.simulated = pipeline::simulate(pipeline::make_schedule(request), costs).bubble;
   }

@@ -27,13 +27,13 @@ struct RunFiles {
 RunFiles read_run(const std::string& folder);
 
 /// The activity of a rank's main thread. Parts do not overlap.
-enum class Part : uint8_t { forward, backward, weights, optimizer, data, communication, other };
-inline constexpr int parts = 7;       ///< number of Parts
-std::string_view name_of(Part part);  ///< "forward", ...
+enum class StepPhase : uint8_t { forward, backward, weights, optimizer, data, communication, other };
+inline constexpr int parts = 7;            ///< number of Parts
+std::string_view name_of(StepPhase part);  ///< "forward", ...
 
 /// A stretch of time in which a rank's main thread has one kind of activity (Part), in seconds.
 struct Interval {
-  Part part;
+  StepPhase part;
   double begin, end;
   std::string name;
 };
@@ -56,7 +56,7 @@ struct PipelineFigures {
 };
 
 /// All calls of one collective operation.
-struct Traffic {
+struct CollectiveTraffic {
   std::string collective;
   double calls = 0, bytes = 0, sent = 0, seconds = 0;  ///< means per rank and step
 };
@@ -83,8 +83,8 @@ struct Analysis {
   std::map<int, RankStep> timeline;                ///< one step of each rank
   std::map<int, std::array<double, parts>> split;  ///< seconds per step by rank, mean without the first step
   std::optional<PipelineFigures> pipeline;
-  std::vector<Traffic> traffic;  ///< sorted by bytes sent, most first
-  double sent = 0;               ///< bytes sent per rank and step
+  std::vector<CollectiveTraffic> traffic;  ///< sorted by bytes sent, most first
+  double sent = 0;                         ///< bytes sent per rank and step
   std::optional<Formula> sent_formula;
   std::vector<MemoryRow> memory;
   std::vector<std::pair<std::string, RankTrace::Total>> operations;  ///< over all ranks, longest first
@@ -96,11 +96,11 @@ Analysis analyze(const RunFiles& run);
 
 // Functions that analyze() calls.
 double median(std::vector<double> values);  ///< 0 without values
-/// Seconds by Part for each step of a rank. The first step is warm-up and left out if there are more.
+/// Seconds by StepPhase for each step of a rank. The first step is warm-up and left out if there are more.
 std::vector<std::array<double, parts>> steps_by_part(const RankTrace& trace);
 /// Turns nested events of the main thread in a step, sorted by begin, into intervals without overlap: an inner event
 /// takes its time from the outer one.
-std::vector<Interval> flatten(const std::vector<const Event*>& events, double begin, double end);
+std::vector<Interval> flatten(const std::vector<const TraceEvent*>& events, double begin, double end);
 /// Idle time and costs of a traced pipeline; none if the traces have no pipeline.
 std::optional<PipelineFigures> measure_pipeline(const std::vector<RankTrace>& traces);
 

@@ -15,14 +15,14 @@
 namespace lockstep::dist {
 namespace {
 
-void check_link(const Link& link, const char* which) {
+void check_link(const NetworkLink& link, const char* which) {
   LOCKSTEP_CHECK(link.latency >= 0 && std::isfinite(link.latency), "[simulate] expected a latency ", which,
                  " of 0 s or more, got ", link.latency);
   LOCKSTEP_CHECK(link.bandwidth > 0 && std::isfinite(link.bandwidth), "[simulate] expected a bandwidth ", which,
                  " of more than 0 B/s, got ", link.bandwidth);
 }
 
-void check_simulation(Algorithm algorithm, const Request& request, int64_t elements, int64_t element_size,
+void check_simulation(Algorithm algorithm, const CollectiveRequest& request, int64_t elements, int64_t element_size,
                       const Network& network) {
   check_link(network.between, "between hosts");
   if (network.within) check_link(*network.within, "within a host");
@@ -39,7 +39,7 @@ struct Rounds {
   struct Alike {
     int64_t count;           // number of equal rounds
     int64_t chunks, stride;  // the rounds' largest message: `chunks` chunks 0, stride, 2·stride, ...
-    Link link;
+    NetworkLink link;
   };
   std::vector<Alike> list;
   int64_t messages = 0;
@@ -47,7 +47,7 @@ struct Rounds {
 };
 
 /// Ranks per host if all hosts have the same number of consecutive ranks; else 0.
-int64_t ranks_of_host(const Request& r) {
+int64_t ranks_of_host(const CollectiveRequest& r) {
   if (r.hosts.empty()) return r.ranks;
   const auto& hosts = r.hosts;
   const int64_t k =
@@ -60,7 +60,7 @@ int64_t ranks_of_host(const Request& r) {
   return r.ranks % k == 0 ? k : 0;
 }
 
-std::optional<Rounds> rounds_of(Algorithm algorithm, const Request& r, int64_t elements, int64_t element_size,
+std::optional<Rounds> rounds_of(Algorithm algorithm, const CollectiveRequest& r, int64_t elements, int64_t element_size,
                                 const Network& network) {
   const bool sums = r.collective == Collective::all_reduce || r.collective == Collective::reduce_scatter;
   const bool shares = r.collective == Collective::all_reduce || r.collective == Collective::all_gather;
@@ -70,7 +70,7 @@ std::optional<Rounds> rounds_of(Algorithm algorithm, const Request& r, int64_t e
   // Number of rounds until every pair of ranks has exchanged. Some ranks idle unless `ranks` is a power of two.
   const auto in_pairs = [](int64_t ranks) { return int64_t(std::bit_ceil(unsigned(ranks))) - 1; };
 
-  const Link near = network.within.value_or(network.between), far = k == n ? near : network.between;
+  const NetworkLink near = network.within.value_or(network.between), far = k == n ? near : network.between;
   const bool mixed = network.within && k > 1 && k < n;
   if (network.within && k == 0) return std::nullopt;
   Rounds rounds;
@@ -120,7 +120,8 @@ std::optional<Rounds> rounds_of(Algorithm algorithm, const Request& r, int64_t e
 }
 
 /// Stores the bytes that each rank sends and receives in `result`, for a schedule in which all ranks do the same.
-void count_bytes(Algorithm algorithm, const Request& r, int64_t elements, int64_t element_size, Simulation& result) {
+void count_bytes(Algorithm algorithm, const CollectiveRequest& r, int64_t elements, int64_t element_size,
+                 NetworkSimulation& result) {
   const int64_t n = r.ranks, all = elements * element_size, p = int64_t(std::bit_floor(unsigned(n))),
                 k = std::max<int64_t>(ranks_of_host(r), 1);
   const auto every = [&](int64_t first, int64_t stride) {  // chunks first, first + stride, ...
@@ -161,10 +162,10 @@ void count_bytes(Algorithm algorithm, const Request& r, int64_t elements, int64_
   }
 }
 
-Simulation by_rounds(const Rounds& rounds, Algorithm algorithm, const Request& request, int64_t elements,
-                     int64_t element_size) {
+NetworkSimulation by_rounds(const Rounds& rounds, Algorithm algorithm, const CollectiveRequest& request,
+                            int64_t elements, int64_t element_size) {
   const int64_t parts = algorithm == Algorithm::one_shot ? 1 : request.ranks;
-  Simulation result;
+  NetworkSimulation result;
   for (const auto& [count, chunks, stride, link] : rounds.list) {
     for (int64_t i = 0; i < count; ++i) {
       for (int64_t c = 0; c < chunks; ++c) {
@@ -183,13 +184,13 @@ constexpr int64_t max_memory = 1'000'000'000;  // keeps the whole process below 
 
 /// True if few of the n·n pairs (rank, chunk) occur: most ranks never hold most chunks. This holds for gather and
 /// scatter, except with `ring`, which forwards every chunk through other ranks.
-bool touches_few_places(Algorithm algorithm, const Request& r) {
+bool touches_few_places(Algorithm algorithm, const CollectiveRequest& r) {
   return algorithm != Algorithm::ring && (r.collective == Collective::gather || r.collective == Collective::scatter);
 }
 
 /// Estimates the bytes that simulate_transfers() needs: 8 for each pair (rank, chunk) in the array of a PlaceMap, or 64
 /// in its hash table.
-int64_t memory_of_transfers(Algorithm algorithm, const Request& r) {
+int64_t memory_of_transfers(Algorithm algorithm, const CollectiveRequest& r) {
   const int64_t n = r.ranks, chunks = chunk_count(algorithm, r);
   if (algorithm == Algorithm::one_shot) return 64 * n * n;
   if (r.collective == Collective::all_to_all) return 64 * 3 * n * n;
@@ -208,13 +209,13 @@ int64_t memory_of_transfers(Algorithm algorithm, const Request& r) {
 
 }  // namespace
 
-bool can_simulate(Algorithm algorithm, const Request& request, const Network& network) {
+bool can_simulate(Algorithm algorithm, const CollectiveRequest& request, const Network& network) {
   check_request(algorithm, request);
   return rounds_of(algorithm, request, 0, 1, network) || memory_of_transfers(algorithm, request) <= max_memory;
 }
 
-Simulation simulate(Algorithm algorithm, const Request& request, int64_t elements, int64_t element_size,
-                    const Network& network) {
+NetworkSimulation simulate(Algorithm algorithm, const CollectiveRequest& request, int64_t elements,
+                           int64_t element_size, const Network& network) {
   check_simulation(algorithm, request, elements, element_size, network);
   const int64_t memory = memory_of_transfers(algorithm, request);
   const auto rounds = rounds_of(algorithm, request, elements, element_size, network);
@@ -226,20 +227,20 @@ Simulation simulate(Algorithm algorithm, const Request& request, int64_t element
   return simulate_transfers(algorithm, request, elements, element_size, network);
 }
 
-std::optional<Simulation> simulate_rounds(Algorithm algorithm, const Request& request, int64_t elements,
-                                          int64_t element_size, const Network& network) {
+std::optional<NetworkSimulation> simulate_rounds(Algorithm algorithm, const CollectiveRequest& request,
+                                                 int64_t elements, int64_t element_size, const Network& network) {
   check_simulation(algorithm, request, elements, element_size, network);
   const auto rounds = rounds_of(algorithm, request, elements, element_size, network);
   if (!rounds) return std::nullopt;
   return by_rounds(*rounds, algorithm, request, elements, element_size);
 }
 
-Simulation simulate_transfers(Algorithm algorithm, const Request& request, int64_t elements, int64_t element_size,
-                              const Network& network) {
+NetworkSimulation simulate_transfers(Algorithm algorithm, const CollectiveRequest& request, int64_t elements,
+                                     int64_t element_size, const Network& network) {
   check_simulation(algorithm, request, elements, element_size, network);
-  Simulation result;
+  NetworkSimulation result;
   const int64_t n = request.ranks;
-  Transfer last{-1, -1, -1, {}, {}, Action::copy};
+  Transfer last{-1, -1, -1, {}, {}, TransferAction::copy};
   const int64_t chunks = chunk_count(algorithm, request);
   PlaceMap<double> times(n, chunks, touches_few_places(algorithm, request));    // time at which a place has its data
   std::vector<double> out(static_cast<size_t>(n)), in(static_cast<size_t>(n));  // time at which a port is free
@@ -252,19 +253,19 @@ Simulation simulate_transfers(Algorithm algorithm, const Request& request, int64
     const double ready = times.at(t.from, t.source);
     double& target = times.at(t.to, t.target);  // `ready` must be a copy: at() may move the table
     if (t.from == t.to) {
-      target = t.action == Action::reduce ? std::max(target, ready) : ready;
+      target = t.action == TransferAction::reduce ? std::max(target, ready) : ready;
       return;
     }
     const int64_t size = bytes[size_t(t.source.chunk) % bytes.size()];
     const bool near =
         network.within && (request.hosts.empty() || request.hosts[size_t(t.from)] == request.hosts[size_t(t.to)]);
-    const Link& link = near ? *network.within : network.between;
+    const NetworkLink& link = near ? *network.within : network.between;
     const bool same_message = t.step == last.step && t.from == last.from && t.to == last.to;
     double& from = out[size_t(t.from)];
     double& to = in[size_t(t.to)];
     const double start = std::max({ready, from, to});
     from = to = start + (same_message ? 0 : link.latency) + double(size) / link.bandwidth;
-    target = t.action == Action::reduce ? std::max(target, to) : to;
+    target = t.action == TransferAction::reduce ? std::max(target, to) : to;
     result.seconds = std::max(result.seconds, to);
     result.messages += !same_message;
     result.steps += t.step != last.step;
@@ -275,11 +276,12 @@ Simulation simulate_transfers(Algorithm algorithm, const Request& request, int64
   return result;
 }
 
-std::optional<Formula> formula(Algorithm algorithm, const Request& request, int64_t bytes, const Link& link) {
+std::optional<CostFormula> formula(Algorithm algorithm, const CollectiveRequest& request, int64_t bytes,
+                                   const NetworkLink& link) {
   if (!has_schedule(algorithm, request.collective) || request.ranks < 1) return std::nullopt;
   const auto costs = costs_of(algorithm, request);
   if (!costs) return std::nullopt;
-  return Formula{costs->text, costs->messages * link.latency + costs->volume * double(bytes) / link.bandwidth};
+  return CostFormula{costs->text, costs->messages * link.latency + costs->volume * double(bytes) / link.bandwidth};
 }
 
 }  // namespace lockstep::dist

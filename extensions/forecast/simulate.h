@@ -11,19 +11,19 @@
 namespace lockstep::dist {
 
 /// A network link.
-struct Link {
+struct NetworkLink {
   double latency = 5e-6;    ///< seconds per message
   double bandwidth = 25e9;  ///< bytes per second, each way
 };
 
 /// The links of a network.
 struct Network {
-  Link between;                ///< between hosts; everywhere if `within` is unset
-  std::optional<Link> within;  ///< inside a host (Request::hosts)
+  NetworkLink between;                ///< between hosts; everywhere if `within` is unset
+  std::optional<NetworkLink> within;  ///< inside a host (CollectiveRequest::hosts)
 };
 
 /// The result of a simulation.
-struct Simulation {
+struct NetworkSimulation {
   double seconds = 0;         ///< time until the last rank is done
   int64_t steps = 0;          ///< steps in which data moves between ranks
   int64_t messages = 0;       ///< all transfers of one step between the same two ranks are one message
@@ -41,26 +41,27 @@ struct Simulation {
 /// of ranks is a power of two. Two exceptions: with chunks of different sizes, `ring` is exact only if all links are
 /// equal; halving_doubling is exact only for a power of two. Inexact rounds are used only when transfers would take too
 /// much memory; the predicted time may then include one element per chunk too many (halving_doubling: one chunk).
-Simulation simulate(Algorithm algorithm, const Request& request, int64_t elements, int64_t element_size,
-                    const Network& network);
+NetworkSimulation simulate(Algorithm algorithm, const CollectiveRequest& request, int64_t elements,
+                           int64_t element_size, const Network& network);
 /// True if simulate() accepts this schedule.
-bool can_simulate(Algorithm algorithm, const Request& request, const Network& network);
+bool can_simulate(Algorithm algorithm, const CollectiveRequest& request, const Network& network);
 
 /// The first method of simulate(), for tests: simulates every transfer.
-Simulation simulate_transfers(Algorithm algorithm, const Request& request, int64_t elements, int64_t element_size,
-                              const Network& network);
+NetworkSimulation simulate_transfers(Algorithm algorithm, const CollectiveRequest& request, int64_t elements,
+                                     int64_t element_size, const Network& network);
 /// The second method of simulate(), for tests: adds up rounds of equal transfers. Returns nothing when ranks do
 /// different things.
-std::optional<Simulation> simulate_rounds(Algorithm algorithm, const Request& request, int64_t elements,
-                                          int64_t element_size, const Network& network);
+std::optional<NetworkSimulation> simulate_rounds(Algorithm algorithm, const CollectiveRequest& request,
+                                                 int64_t elements, int64_t element_size, const Network& network);
 
 /// The textbook cost of a schedule if all links are the same: as a formula, and in seconds.
-struct Formula {
+struct CostFormula {
   std::string text;  ///< "2(n-1)·α + 2(n-1)/n·S/β"
   double seconds = 0;
 };
 /// The cost of a schedule for `bytes` bytes of data over `link`. Nothing if there is no simple formula (mostly for
 /// numbers of ranks that are not powers of two).
-std::optional<Formula> formula(Algorithm algorithm, const Request& request, int64_t bytes, const Link& link);
+std::optional<CostFormula> formula(Algorithm algorithm, const CollectiveRequest& request, int64_t bytes,
+                                   const NetworkLink& link);
 
 }  // namespace lockstep::dist

@@ -31,7 +31,7 @@ double seconds_of(int times, const std::function<void()>& call) {
 
 /// Fits seconds = messages * latency + bytes / bandwidth to the points (bytes, seconds), by least squares. The latency
 /// is at least 0.
-dist::Link fit(const std::vector<std::pair<double, double>>& points, double messages) {
+dist::NetworkLink fit(const std::vector<std::pair<double, double>>& points, double messages) {
   double n = 0, x = 0, y = 0, xx = 0, xy = 0;
   for (const auto& [bytes, seconds] : points) {
     const double w = 1 / std::max(seconds * seconds, 1e-18);  // errors are proportional to the time
@@ -87,9 +87,9 @@ double measure_memory(int ranks) {
   return least;
 }
 
-dist::Link measure_link(int ranks) {
+dist::NetworkLink measure_link(int ranks) {
   LOCKSTEP_CHECK(ranks >= 2 && ranks <= 64, "[simulate] expected 2 to 64 ranks to measure a network with, got ", ranks);
-  dist::Link link;
+  dist::NetworkLink link;
   dist::spawn(ranks,
               [&](int rank) {
                 std::vector<std::pair<double, double>> points;
@@ -112,14 +112,14 @@ double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_
       ": expected the traces of a training program without a pipeline, whose settings are in them; found none, "
       "train with --trace");
   // Returns the median seconds of one part of a step, over all ranks and steps.
-  const auto seconds_in = [&](Part part) {
+  const auto seconds_in = [&](StepPhase part) {
     std::vector<double> all;
     for (const RankTrace& t : run.traces)
       for (const auto& step : steps_by_part(t)) all.push_back(step[size_t(part)]);
     return median(std::move(all));
   };
-  const double forward = seconds_in(Part::forward), backward = seconds_in(Part::backward),
-               optimizer = seconds_in(Part::optimizer);
+  const double forward = seconds_in(StepPhase::forward), backward = seconds_in(StepPhase::backward),
+               optimizer = seconds_in(StepPhase::optimizer);
   LOCKSTEP_CHECK(forward > 0 && backward > 0 && optimizer > 0, "[simulate] ", run.folder,
                  ": expected traces of steps with forward, backward and optimizer, found none; train with --trace");
   const double tokens = double(batch) * double(traced.context) * number_of(*parallel, "micro_batches", 1),
@@ -130,11 +130,11 @@ double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_
   return owned * (2 * 8 + 8) / optimizer;  // bytes per element as in measure_memory()
 }
 
-dist::Link link_of_traces(const std::vector<RankTrace>& traces) {
+dist::NetworkLink link_of_traces(const std::vector<RankTrace>& traces) {
   // The rank that arrives last waits for no other rank, so the shortest time on any rank is the collective's own time.
   std::map<std::pair<int, double>, double> least;  // seconds, by number of ranks and bytes
   for (const RankTrace& t : traces) {
-    for (const Event& e : t.events) {
+    for (const TraceEvent& e : t.events) {
       if (e.category != trace::Category::collective || e.name != "all_reduce" || e.number("sent") <= 0) continue;
       const auto [found, fresh] = least.try_emplace({int(e.number("ranks")), e.number("sent")}, e.seconds);
       if (!fresh) found->second = std::min(found->second, e.seconds);

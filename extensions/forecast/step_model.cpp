@@ -69,8 +69,8 @@ void check(const TrainingJob& job, const Cluster& cluster) {
 
 double collective_seconds(Collective collective, int n, int stride, double bytes, const Cluster& cluster) {
   if (n <= 1) return 0;
-  const dist::Link& between = cluster.network.between;
-  const dist::Link& within = cluster.network.within ? *cluster.network.within : between;
+  const dist::NetworkLink& between = cluster.network.between;
+  const dist::NetworkLink& within = cluster.network.within ? *cluster.network.within : between;
   const int per_host = std::clamp(cluster.ranks_per_host / std::max(stride, 1), 1, n);
   const double k = per_host, m = std::ceil(double(n) / k);  // ranks of a host, hosts
   const double passes = collective == Collective::all_reduce ? 2 : 1;
@@ -102,7 +102,7 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
   std::vector<double> seconds;
   for (const Layer& layer : layers) seconds.push_back(layer.both());
   const engine::PlanForecast plan = engine::plan_parts(config_of(job), model, l, seconds);
-  const pipeline::Schedule& schedule = plan.schedule;
+  const pipeline::PipelineSchedule& schedule = plan.schedule;
   const int v = schedule.request.chunks, stages = schedule.virtual_stages();
 
   // Seconds per micro-batch of each virtual stage (parts), of each rank (ranks), and of the whole model.
@@ -144,10 +144,10 @@ StepPrediction predict_step(const TrainingJob& job, double memory, const Cluster
     const double full_forward = slow.forward + tensor_forward, full_backward = slow.backward + tensor_backward;
     const int apart = l.tp * l.dp;  // distance between the ranks of adjacent stages
     const bool near = apart * l.pp <= cluster.ranks_per_host;
-    const dist::Link& link = near && cluster.network.within ? *cluster.network.within : cluster.network.between;
+    const dist::NetworkLink& link = near && cluster.network.within ? *cluster.network.within : cluster.network.between;
     const double hop = link.latency + activation / link.bandwidth;
-    pipeline::Costs costs{.forward = full_forward, .input = full_backward / 2, .weight = full_backward / 2};
-    const pipeline::Formula formula = pipeline::formula(schedule.request, costs);
+    pipeline::StageCosts costs{.forward = full_forward, .input = full_backward / 2, .weight = full_backward / 2};
+    const pipeline::BubbleFormula formula = pipeline::formula(schedule.request, costs);
     for (const Layer& part : parts) {
       const double own = part.both() + part.waits + part.waits_back, all = full_forward + full_backward;
       costs.weights.push_back(all > 0 ? own / all * v : 1);

@@ -48,12 +48,12 @@ void measure_gpt(engine::ModelShape& model, int64_t micro_batch, int ranks);
 double measure_memory(int ranks);
 /// Measures latency and bandwidth between ranks on this machine: a line fitted to the times of all-reduces of several
 /// sizes.
-dist::Link measure_link(int ranks);
+dist::NetworkLink measure_link(int ranks);
 /// Sets the layers' seconds from a traced run of the model `traced`, in proportion to FLOPs. batch: how many samples a
 /// micro-batch of that run had. Returns bytes/s, as measure_memory() does. Error without traces of steps.
 double measure_run(const RunFiles& run, const engine::ModelShape& traced, int64_t batch, engine::ModelShape& model);
 /// Latency and bandwidth from the all-reduces in traces. Error for fewer than two sizes.
-dist::Link link_of_traces(const std::vector<RankTrace>& traces);
+dist::NetworkLink link_of_traces(const std::vector<RankTrace>& traces);
 
 /// One term of the step's time.
 struct Term {

@@ -116,10 +116,10 @@ RankTrace read(const std::string& path, bool records) {
   });
   LOCKSTEP_CHECK(known, path, ": expected a trace that Lockstep wrote, found no record that says so; check the path");
   t.clock_error = double(error) * 1e-9;
-  for (Event& e : t.events) e.begin += t.drift.at(e.begin);
+  for (TraceEvent& e : t.events) e.begin += t.drift.at(e.begin);
   for (auto& [name, samples] : t.counters)
-    for (Sample& sample : samples) sample.at += t.drift.at(sample.at);
-  std::stable_sort(t.events.begin(), t.events.end(), [](const Event& a, const Event& b) {
+    for (CounterSample& sample : samples) sample.at += t.drift.at(sample.at);
+  std::stable_sort(t.events.begin(), t.events.end(), [](const TraceEvent& a, const TraceEvent& b) {
     return a.begin < b.begin || (a.begin == b.begin && a.seconds > b.seconds);
   });
   return t;
@@ -168,7 +168,7 @@ std::string text_of(const Json& json, const char* key) {
   const Json* value = json.find(key);
   return value && value->is_string() ? value->as_string() : "";
 }
-int64_t Event::integer(const char* key, int64_t limit) const {
+int64_t TraceEvent::integer(const char* key, int64_t limit) const {
   const double value = number(key);
   return value > 0 ? int64_t(std::min(value, double(limit))) : 0;
 }
@@ -177,8 +177,8 @@ const Json* RankTrace::note(const std::string& name) const {
   const auto found = notes.find(name);
   return found == notes.end() ? nullptr : &found->second;
 }
-const std::vector<Sample>& RankTrace::samples(const std::string& counter) const {
-  static const std::vector<Sample> none;
+const std::vector<CounterSample>& RankTrace::samples(const std::string& counter) const {
+  static const std::vector<CounterSample> none;
   const auto found = counters.find(counter);
   return found == counters.end() ? none : found->second;
 }

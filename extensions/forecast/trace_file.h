@@ -15,7 +15,7 @@ double number_of(const data::Json& json, const char* key, double otherwise = 0);
 std::string text_of(const data::Json& json, const char* key);  ///< "" if it is missing
 
 /// An event of a trace.
-struct Event {
+struct TraceEvent {
   trace::Category category;
   std::string name;
   double begin = 0, seconds = 0;  ///< seconds on rank 0's clock
@@ -29,7 +29,7 @@ struct Event {
 };
 
 /// A sample of a counter.
-struct Sample {
+struct CounterSample {
   double at;
   data::Json values;
 };
@@ -52,18 +52,18 @@ struct RankTrace {
   int rank = 0, ranks = 1;
   int64_t run = 0;
   ClockDrift drift;
-  double clock_error = 0;     ///< seconds
-  bool ended = false;         ///< true: the trace was ended; false: the process was killed, or still runs
-  std::vector<Event> events;  ///< sorted by begin; without operations and tape nodes
-  struct Total {              ///< totals of one kernel
+  double clock_error = 0;          ///< seconds
+  bool ended = false;              ///< true: the trace was ended; false: the process was killed, or still runs
+  std::vector<TraceEvent> events;  ///< sorted by begin; without operations and tape nodes
+  struct Total {                   ///< totals of one kernel
     int64_t calls = 0;
     double seconds = 0;
   };
   std::map<std::string, Total> operations;  ///< by kernel name, over the whole run
   std::map<std::string, data::Json> notes;
-  std::map<std::string, std::vector<Sample>> counters;
-  const data::Json* note(const std::string& name) const;                 ///< nullptr if there is none
-  const std::vector<Sample>& samples(const std::string& counter) const;  ///< empty if there are none
+  std::map<std::string, std::vector<CounterSample>> counters;
+  const data::Json* note(const std::string& name) const;                        ///< nullptr if there is none
+  const std::vector<CounterSample>& samples(const std::string& counter) const;  ///< empty if there are none
 };
 
 /// Reads a trace. An incomplete last line is left out. Error if Lockstep did not write the file.

@@ -79,22 +79,22 @@ dist::ProcessGroup* group_of_environment() {
 }
 
 /// Drops the entries of loaders that no longer exist.
-void forget_gone(std::vector<State::Kept>& kept) {
-  std::erase_if(kept, [](const State::Kept& one) { return one.loader && one.loader->expired(); });
+void forget_gone(std::vector<AcceleratorState::Kept>& kept) {
+  std::erase_if(kept, [](const AcceleratorState::Kept& one) { return one.loader && one.loader->expired(); });
 }
 
 }  // namespace
 
-State::State(AcceleratorOptions o)
+AcceleratorState::AcceleratorState(AcceleratorOptions o)
     : options(std::move(o)),
       own_team_(std::make_unique<Team>(group_of_environment())),
-      own_job_(std::make_unique<Job>(options_of(options), *own_team_)),
+      own_job_(std::make_unique<TrainJob>(options_of(options), *own_team_)),
       job_(own_job_.get()),
       scaler({.enabled = job_->autocast() == f16}) {
   check();
 }
 
-State::State(Job& job, AcceleratorOptions o)
+AcceleratorState::AcceleratorState(TrainJob& job, AcceleratorOptions o)
     : options(std::move(o)), job_(&job), scaler({.enabled = job.autocast() == f16}) {
   LOCKSTEP_CHECK(options.mixed_precision == "no" && options.gradient_accumulation_steps == 1 &&
                      options.deepspeed_config.empty() && options.device == "cpu",
@@ -103,7 +103,7 @@ State::State(Job& job, AcceleratorOptions o)
   check();
 }
 
-void State::check() {
+void AcceleratorState::check() {
   LOCKSTEP_CHECK(
       options.even_batches,
       "[Accelerator] expected even_batches true, got false: ranks with fewer batches would leave the others waiting; "
@@ -113,24 +113,24 @@ void State::check() {
                  "; a Trainer runs the others");
 }
 
-engine::EngineBase& State::trained(const char* call) {
+engine::EngineBase& AcceleratorState::trained(const char* call) {
   LOCKSTEP_CHECK(engine, "[", call, "] expected an earlier call of prepare() with a model and its optimizer, got none");
   return *engine;
 }
 
-void State::note_loader(int64_t batch_size) {
+void AcceleratorState::note_loader(int64_t batch_size) {
   LOCKSTEP_CHECK(!options.split_batches || batch_size % world() == 0, "[prepare] expected a batch_size that ", world(),
                  " ranks can split, got ", batch_size, "; make it a multiple of the number of ranks");
   if (micro_batch == 0) micro_batch = options.split_batches ? batch_size / world() : batch_size;
 }
 
-void State::note_schedule() {
+void AcceleratorState::note_schedule() {
   LOCKSTEP_CHECK(!is_said(job().file(), "scheduler.type"),
                  "[prepare] expected one schedule, got the program's and scheduler.type of ", job().origin(),
                  "; leave one of them out");
 }
 
-void State::join(optim::Optimizer& optimizer) {
+void AcceleratorState::join(optim::Optimizer& optimizer) {
   LOCKSTEP_CHECK(!engine,
                  "[prepare] expected one optimizer, got another one: an Accelerator trains one model; make "
                  "another Accelerator for a second");
@@ -161,7 +161,7 @@ void State::join(optim::Optimizer& optimizer) {
               << engine->train_micro_batch_size_per_gpu() << " = " << engine->train_batch_size() << " samples\n";
 }
 
-std::shared_ptr<Dealing> State::deal(const data::Sampler& order, int64_t batch_size, bool drop_last) {
+std::shared_ptr<Dealing> AcceleratorState::deal(const data::Sampler& order, int64_t batch_size, bool drop_last) {
   const std::vector<int64_t> first = order(0);
   const Tensor all = Tensor::from(first, {int64_t(first.size())});
   job().team().check_same("the order of a loader's samples (is it sharded already?)", {&all});
@@ -178,7 +178,7 @@ std::shared_ptr<Dealing> State::deal(const data::Sampler& order, int64_t batch_s
   return std::make_shared<Dealing>(std::move(made));
 }
 
-void State::keep(Kept one) {
+void AcceleratorState::keep(Kept one) {
   if (!unclaimed.empty() && one.loader) {
     one.load(unclaimed.front());
     unclaimed.erase(unclaimed.begin());
@@ -188,8 +188,8 @@ void State::keep(Kept one) {
   kept.push_back(std::move(one));
 }
 
-void State::keep_loader(std::function<data::LoaderState(const data::LoaderState* to_load)> access,
-                        std::shared_ptr<void> loader, Dealing* shuffled) {
+void AcceleratorState::keep_loader(std::function<data::LoaderState(const data::LoaderState* to_load)> access,
+                                   std::shared_ptr<void> loader, Dealing* shuffled) {
   keep({.state =
             [access] {
               const data::LoaderState s = access(nullptr);
@@ -210,13 +210,13 @@ void State::keep_loader(std::function<data::LoaderState(const data::LoaderState*
         .loader = loader});
 }
 
-void State::make_current(const std::shared_ptr<Loop>& loop) {
+void AcceleratorState::make_current(const std::shared_ptr<Loop>& loop) {
   std::erase_if(loops, [&](const auto& one) { return one.expired() || one.lock() == loop; });
   loops.push_back(loop);
   last_loop = *loop;
 }
 
-Loop State::running_loop() const {
+Loop AcceleratorState::running_loop() const {
   std::optional<Loop> found = last_loop;  // used if all loops have ended
   for (const auto& one : loops)
     if (const auto running = one.lock()) found = *running;
@@ -224,7 +224,7 @@ Loop State::running_loop() const {
   return *found;
 }
 
-void State::step() {
+void AcceleratorState::step() {
   engine::EngineBase& e = trained("step");
   const bool updates_now = e.is_gradient_accumulation_boundary();
   e.step();
@@ -232,12 +232,12 @@ void State::step() {
   if (updates_now) e.set_gradient_clipping(clipping);
 }
 
-void State::zero_grad() {
+void AcceleratorState::zero_grad() {
   if (pending) trained("zero_grad").zero_grad();
   pending = false;
 }
 
-void State::save(const std::string& folder) {
+void AcceleratorState::save(const std::string& folder) {
   engine::EngineBase& e = trained("save_state");
   forget_gone(kept);
   Json mine(Json::Array{});
@@ -250,7 +250,7 @@ void State::save(const std::string& folder) {
   e.wait_for_checkpoint();
 }
 
-void State::load(const std::string& folder) {
+void AcceleratorState::load(const std::string& folder) {
   const auto found = trained("load_state").load_checkpoint(folder);
   LOCKSTEP_CHECK(found, "[load_state] expected a folder of save_state(), got ", folder, ", which has no checkpoint");
   const Json& state = found->client_state;
@@ -306,9 +306,9 @@ bool PreparedSchedule::is_due() {
 }
 
 Accelerator::Accelerator(AcceleratorOptions options)
-    : state_(std::make_shared<accelerated::State>(std::move(options))) {}
-Accelerator::Accelerator(Job& job, AcceleratorOptions options)
-    : state_(std::make_shared<accelerated::State>(job, std::move(options))) {}
+    : state_(std::make_shared<accelerated::AcceleratorState>(std::move(options))) {}
+Accelerator::Accelerator(TrainJob& job, AcceleratorOptions options)
+    : state_(std::make_shared<accelerated::AcceleratorState>(job, std::move(options))) {}
 
 void Accelerator::backward(const Variable& loss) {
   engine::EngineBase& e = state_->trained("backward");

@@ -74,10 +74,10 @@ struct Loop {
 };
 
 /// Shared by an Accelerator and everything that it prepared.
-struct State {
-  State(Job& job, AcceleratorOptions options);
-  explicit State(AcceleratorOptions options);
-  Job& job() { return *job_; }                         ///< the job that this process belongs to
+struct AcceleratorState {
+  AcceleratorState(TrainJob& job, AcceleratorOptions options);
+  explicit AcceleratorState(AcceleratorOptions options);
+  TrainJob& job() { return *job_; }                    ///< the job that this process belongs to
   int world() { return job_->mesh().world().size(); }  ///< number of ranks
   bool leads() { return job_->team().leads(); }        ///< true on rank 0
   engine::EngineBase& trained(const char* call);       ///< the engine; if there is none, an Error that names `call`
@@ -117,8 +117,8 @@ struct State {
  private:
   void check();
   std::unique_ptr<Team> own_team_;
-  std::unique_ptr<Job> own_job_;
-  Job* job_;
+  std::unique_ptr<TrainJob> own_job_;
+  TrainJob* job_;
 
  public:
   optim::GradScaler scaler;
@@ -132,7 +132,7 @@ struct State {
   std::optional<Loop> last_loop;           ///< the Loop of the last batch, kept as that loop may have ended
   bool pending = false, holding = false;   ///< pending: gradients wait for a step; holding: inside accumulate()
 };
-using Shared = std::shared_ptr<State>;  ///< lives until the last prepared object is gone
+using Shared = std::shared_ptr<AcceleratorState>;  ///< lives until the last prepared object is gone
 
 template <class M> struct Holder {  ///< a model and its engine, once its optimizer is prepared
   M* model;
@@ -275,7 +275,7 @@ class Accelerator {
   /// Joins the job that the environment describes, unless the process has joined it already. Without one, trains alone.
   explicit Accelerator(AcceleratorOptions options = {});
   /// Uses a program's job. The program's command line then sets precision, accumulation and configuration.
-  explicit Accelerator(Job& job, AcceleratorOptions options = {});
+  explicit Accelerator(TrainJob& job, AcceleratorOptions options = {});
 
   /// Collective. Takes a model, its optimizer, loaders and schedules. Returns the prepared objects in the same order
   /// (several as a tuple). The arguments must exist while the prepared objects are used; the Accelerator itself may be

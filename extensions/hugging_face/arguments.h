@@ -2,7 +2,7 @@
 // The arguments of Hugging Face's Trainer, with its names and defaults, for a train::Trainer:
 //
 //   train::TrainingArguments args{.output_dir = "output", .deepspeed = "ds_config.json"};
-//   train::start(args.options(), "", [&](train::Job& job) {
+//   train::start(args.options(), "", [&](train::TrainJob& job) {
 //     train::TrainerOptions o = args.trainer_options();
 //     o.loss = loss, o.data = samples;
 //     train::Trainer(job, net, o).fit();

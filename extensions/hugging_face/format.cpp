@@ -18,7 +18,7 @@ namespace lockstep::train {
 
 using data::Json;
 
-LanguageModel load_hugging_face(const std::string& folder, const LoadOptions& options) {
+LanguageModel load_hugging_face(const std::string& folder, const ModelLoadOptions& options) {
   nn::PretrainedOptions settings{.dtype = options.dtype};
   Json others(Json::Object{});  // changes to make once the model is loaded
   for (const auto& [key, value] : options.changes.as_object()) {
@@ -33,7 +33,7 @@ LanguageModel load_hugging_face(const std::string& folder, const LoadOptions& op
   return m;
 }
 
-void prepare_hugging_face(const Job& job, const std::string& folder) {
+void prepare_hugging_face(const TrainJob& job, const std::string& folder) {
   const Json* const sparse = job.file().find("sparse_attention");
   if (sparse && sparse->is_object())
     std::cerr << "warning: --export " << folder << ": Hugging Face's format cannot store sparse_attention: readers "

@@ -153,7 +153,7 @@ std::unique_ptr<GPT> from_pretrained(const std::string& folder, const Pretrained
   const GPT::Options o = pretrained_options(folder);
   eos_tokens(folder);  // raises errors in the token ids now rather than later
   const auto weights = std::make_shared<const Weights>(Weights::open(folder, pretrained_prefix(o)));
-  check_held(folder + "/config.json", weights->held(), double(o.layers));  // check_weights() compares the rest
+  check_file_totals(folder + "/config.json", weights->held(), double(o.layers));  // check_weights() compares the rest
   std::unique_ptr<GPT> model;
   {
     const BuildEmpty scope;
@@ -187,7 +187,7 @@ void load_pretrained(GPT& model, const std::vector<std::string>& files) {
   start_with_weights(model, std::make_shared<const Weights>(Weights::of_files(files, pretrained_prefix(model.o))));
 }
 
-void save_pretrained(GPT& model, const std::string& folder, const SaveOptions& options) {
+void save_pretrained(GPT& model, const std::string& folder, const PretrainedSaveOptions& options) {
   LOCKSTEP_CHECK(!is_quantized(model),
                  "[save_pretrained] expected floating weights: Transformers cannot read these codes; save state() with "
                  "quantized_metadata()");

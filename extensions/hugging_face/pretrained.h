@@ -47,7 +47,7 @@ void load_pretrained(GPT& model, const std::string& folder);
 void load_pretrained(GPT& model, const std::vector<std::string>& files);
 
 /// Options of save_pretrained().
-struct SaveOptions {
+struct PretrainedSaveOptions {
   /// Folder whose tokenizer files are copied; "": none. If this folder has a generation_config.json, that file is
   /// written; otherwise the one of the folder that the model was loaded from.
   std::string tokenizer = {};
@@ -57,6 +57,6 @@ struct SaveOptions {
 /// is replaced atomically, and stale files of an earlier save are removed. Token ids, and keys of config.json without
 /// effect here, are taken from the folder that the model came from. Error if Transformers has no such model, or for
 /// quantised weights.
-void save_pretrained(GPT& model, const std::string& folder, const SaveOptions& options = {});
+void save_pretrained(GPT& model, const std::string& folder, const PretrainedSaveOptions& options = {});
 
 }  // namespace lockstep::nn

@@ -106,8 +106,8 @@ std::vector<std::string> Weights::names() const {
   return all;
 }
 
-Held Weights::held() const {
-  Held all{.tensors = int64_t(places_.size())};
+FileTotals Weights::held() const {
+  FileTotals all{.tensors = int64_t(places_.size())};
   for (const auto& [bare, place] : places_) all.bytes += place.entry.bytes;
   return all;
 }

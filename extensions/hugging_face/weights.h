@@ -26,7 +26,7 @@ class Weights {
   /// All names, as written in the files.
   std::vector<std::string> names() const;
   /// Number and total size of the tensors.
-  Held held() const;
+  FileTotals held() const;
   /// The folder, or the first file if files were given. Used in error messages.
   const std::string& folder() const { return folder_; }
 

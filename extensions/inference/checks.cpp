@@ -33,7 +33,7 @@ std::optional<int64_t> free_bytes(Device device) {
 
 }  // namespace
 
-void check_model(const Config& config, nn::GPT& model) {
+void check_model(const InferenceConfig& config, nn::GPT& model) {
   const auto layers = moe::layers_of(model);
   LOCKSTEP_CHECK(config.ep() == 1 || !layers.empty(), "[init_inference] moe.ep_size ", config.ep(),
                  " needs a model with experts, this ", model.kind(), " has none; leave it out");
@@ -48,7 +48,7 @@ void check_model(const Config& config, nn::GPT& model) {
     LOCKSTEP_CHECK(n == layers[i]->o.experts, "[init_inference] moe.num_experts: expected the model's ",
                    layers[i]->o.experts, " experts in layer ", i, " of its layers with experts, got ", n);
   }
-  for (const moe::Layer* layer : layers)
+  for (const moe::MoeLayer* layer : layers)
     LOCKSTEP_CHECK(!config.has("moe.type") || (config.moe.type == "residual") == layer->o.use_residual,
                    "[init_inference] moe.type: the model's experts are ",
                    layer->o.use_residual ? "residual" : "standard", ", got ", config.moe.type, "; leave it out");
@@ -60,7 +60,7 @@ void check_model(const Config& config, nn::GPT& model) {
                  config.min_out_tokens);
 }
 
-void check_policy(const Config& config, nn::GPT& model) {
+void check_policy(const InferenceConfig& config, nn::GPT& model) {
   if (!config.injection_policy.is_object()) return;
   std::vector<std::string> kinds, summed;
   std::vector<std::pair<std::string, bool>> layers;
@@ -95,7 +95,7 @@ void check_policy(const Config& config, nn::GPT& model) {
   }
 }
 
-nn::QuantizeOptions quantize_options(const Config& config, nn::GPT& model) {
+nn::QuantizeOptions quantize_options(const InferenceConfig& config, nn::GPT& model) {
   nn::QuantizeOptions o{.format = QuantFormat::row8, .dynamic = config.quant.activation.enabled};
   if (!config.quant.qkv.enabled) o.skip.emplace_back("in_proj");
   const WeightQuantConfig& w = config.quant.weight;
@@ -118,7 +118,7 @@ nn::QuantizeOptions quantize_options(const Config& config, nn::GPT& model) {
   return o;
 }
 
-void check_memory(const Config& config, nn::GPT& model) {
+void check_memory(const InferenceConfig& config, nn::GPT& model) {
   const Device device = model.tokens_table.weight.device();
   int64_t bytes = 0;
   for (auto& block : model.blocks.items)

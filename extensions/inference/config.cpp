@@ -12,16 +12,17 @@ namespace lockstep::inference {
 using data::Json;
 using namespace engine;  // Key, Range and the functions of engine/config_table.h
 
-using Config = inference::Config;  // not engine::Config
+using InferenceConfig = inference::InferenceConfig;  // not engine::Config
 
 namespace {
 
 std::vector<Key> make_table() {
-  Config defaults;
+  InferenceConfig defaults;
   std::vector<Key> keys;
-#define KEY(field, range, theirs, doc) \
-  keys.push_back(working_key(          \
-      #field, [](void* c) -> Slot { return &static_cast<Config*>(c)->field; }, &defaults, range, theirs, doc));
+#define KEY(field, range, theirs, doc)                                                                            \
+  keys.push_back(working_key(                                                                                     \
+      #field, [](void* c) -> FieldPointer { return &static_cast<InferenceConfig*>(c)->field; }, &defaults, range, \
+      theirs, doc));
 #define INERT(path, fallback, range, why) keys.push_back(other_key(path, Status::inert, fallback, range, why));
 #define OFF(path, fallback, why) keys.push_back(other_key(path, Status::off, fallback, any(), why));
 #define ALIAS(path, now) keys.push_back(other_key(path, Status::alias, "\"" now "\"", any(), ""));
@@ -85,7 +86,7 @@ void check_same(const char* a, const std::string& one, const char* b, const std:
     problems.push_back(str(a, ": expected the same as ", b, ", got ", one, " and ", other, "; leave one out"));
 }
 
-void check_checkpoint(const Config& c, std::vector<std::string>& problems) {
+void check_checkpoint(const InferenceConfig& c, std::vector<std::string>& problems) {
   const Json& at = c.checkpoint;
   const char* const wanted = "expected a folder, a safetensors file or {\"checkpoints\": [files]}, got ";
   if (at.is_object()) {
@@ -126,7 +127,7 @@ void check_policy(const Json& policy, std::vector<std::string>& problems) {
             printed(policy)));
 }
 
-void check_together(Config& c, std::vector<std::string>& problems) {
+void check_together(InferenceConfig& c, std::vector<std::string>& problems) {
   const auto warn = [&](const std::string& text) {
     if (!std::count(c.warnings.begin(), c.warnings.end(), text)) c.warnings.push_back(text);
   };
@@ -146,7 +147,7 @@ void check_together(Config& c, std::vector<std::string>& problems) {
     for (const std::string& key : c.given)
       if (key.starts_with("quant.weight.") || key.starts_with("quant.activation.") || key.starts_with("quant.qkv."))
         warn(key + ": no effect, as dtype is not int8");
-  const ZeroConfig& z = c.zero;
+  const InferenceZeroConfig& z = c.zero;
   if (z.stage == 3 && z.offload_param.device == zero::Offload::none)
     warn("zero.stage: 3 has no effect without zero.offload_param.device: parameters stay where they are");
   if (z.stage != 3 && z.offload_param.device != zero::Offload::none)
@@ -158,7 +159,7 @@ void check_together(Config& c, std::vector<std::string>& problems) {
         str("max_out_tokens: expected at least min_out_tokens ", c.min_out_tokens, ", got ", *c.max_out_tokens));
 }
 
-void check_all(Config& c, std::vector<std::string>& problems) {
+void check_all(InferenceConfig& c, std::vector<std::string>& problems) {
   check_ranges(table(), &c, problems);
   check_together(c, problems);
   fail_if_any(c.origin, problems);
@@ -166,12 +167,12 @@ void check_all(Config& c, std::vector<std::string>& problems) {
 
 }  // namespace
 
-std::optional<DType> Config::parameter_dtype() const {
+std::optional<DType> InferenceConfig::parameter_dtype() const {
   if (!dtype || is_int8()) return {};
   return *dtype == "fp32" ? f32 : *dtype == "fp16" ? f16 : bf16;
 }
 
-std::vector<std::string> Config::checkpoint_files() const {
+std::vector<std::string> InferenceConfig::checkpoint_files() const {
   std::vector<std::string> files;
   if (checkpoint.is_string()) files = {checkpoint.as_string()};
   else if (checkpoint.is_object())
@@ -184,13 +185,13 @@ std::vector<std::string> Config::checkpoint_files() const {
   return files;
 }
 
-std::string Config::save_path() const {
+std::string InferenceConfig::save_path() const {
   return save_mp_checkpoint_path.empty() ? checkpoint_config.save_mp_checkpoint_path : save_mp_checkpoint_path;
 }
 
-Config read_config(const std::string& source) {
+InferenceConfig read_config(const std::string& source) {
   const Json json = usual_form(read_config_json(source));
-  Config c;
+  InferenceConfig c;
   if (source.find('{') == source.npos) c.origin = source;
   std::vector<std::string> problems;
   read_keys(json, table(), &c, {c.given, c.inert, c.warnings}, problems);
@@ -198,20 +199,20 @@ Config read_config(const std::string& source) {
   return c;
 }
 
-Config checked(Config config) {
+InferenceConfig checked(InferenceConfig config) {
   std::vector<std::string> problems;
   check_all(config, problems);
   return config;
 }
 
-std::string to_text(const Config& config) {
+std::string to_text(const InferenceConfig& config) {
   std::vector<Line> lines;
   for (const Key& key : table())
     if (const auto line = line_of(key, &config, config.given, config.inert)) lines.push_back(*line);
   return aligned(lines);
 }
 
-Json to_json(const Config& config) { return json_of(table(), &config, config.inert); }
+Json to_json(const InferenceConfig& config) { return json_of(table(), &config, config.inert); }
 
 std::string config_reference() {
   return R"(# The inference configuration

@@ -3,8 +3,8 @@
 // has the name and position of its key, default values are defined here, and config_keys.inc is the table of
 // all keys.
 //
-//   inference::Config config = inference::read_config("inference.json");
-//   inference::Config small{.dtype = "bf16", .tensor_parallel = {.tp_size = 2}};   // without a file
+//   inference::InferenceConfig config = inference::read_config("inference.json");
+//   inference::InferenceConfig small{.dtype = "bf16", .tensor_parallel = {.tp_size = 2}};   // without a file
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -20,7 +20,7 @@
 namespace lockstep::inference {
 
 /// Tensor parallelism: ranks that share every layer.
-struct TensorParallelConfig {
+struct InferenceTPConfig {
   bool enabled = true;  ///< true: use tp_size ranks; false: tp_size counts as 1
   int64_t tp_size = 1;
 };
@@ -52,26 +52,26 @@ struct QuantConfig {
 };
 
 /// The object "checkpoint_config". Its keys may also be given at the top level (checkpoint_dir as `checkpoint`).
-struct CheckpointConfig {
+struct InferenceCheckpointConfig {
   std::string checkpoint_dir, save_mp_checkpoint_path, base_dir;
 };
 
 /// ZeRO-Inference: with stage 3, each block is fetched from host memory or a file when it runs.
-struct ZeroConfig {
+struct InferenceZeroConfig {
   int64_t stage = 0;
   zero::OffloadParam offload_param;
 };
 
 /// The whole configuration. Construct it directly, or read it from a file with read_config().
-struct Config {
+struct InferenceConfig {
   std::optional<std::string> dtype;  ///< "fp32", "fp16", "bf16" or "int8"; default: dtype of the weights
-  TensorParallelConfig tensor_parallel;
+  InferenceTPConfig tensor_parallel;
   MoeConfig moe;
   QuantConfig quant;
-  ZeroConfig zero;
+  InferenceZeroConfig zero;
   data::Json injection_policy, checkpoint;
   std::string base_dir, save_mp_checkpoint_path;
-  CheckpointConfig checkpoint_config;
+  InferenceCheckpointConfig checkpoint_config;
   bool keep_module_on_host = false, triangular_masking = true, enable_cuda_graph = false;
   std::optional<int64_t> max_out_tokens;  ///< tokens of prompt and answer together; default: the model's context
   int64_t min_out_tokens = 1;
@@ -95,21 +95,23 @@ struct Config {
 };
 
 /// Reads a configuration from a file, JSON text or base64, as engine::read_config() does. One Error lists all problems.
-Config read_config(const std::string& source);
+InferenceConfig read_config(const std::string& source);
 /// Checks a configuration that a program has filled in, as read_config() does.
-Config checked(Config config);
+InferenceConfig checked(InferenceConfig config);
 
 /// One line per key with its value and where it comes from, as engine::to_text().
-std::string to_text(const Config& config);
-data::Json to_json(const Config& config);  ///< nested objects, which read_config() accepts
+std::string to_text(const InferenceConfig& config);
+data::Json to_json(const InferenceConfig& config);  ///< nested objects, which read_config() accepts
 /// The text of configuration.md.
 std::string config_reference();
 
-/// The source of a configuration: a file, JSON text, base64 of JSON text, or a Config; none means the defaults.
-struct ConfigSource : engine::SourceOf<Config> {
+/// The source of a configuration: a file, JSON text, base64 of JSON text, or an InferenceConfig; none: the defaults.
+struct InferenceConfigSource : engine::SourceOf<InferenceConfig> {
   using SourceOf::SourceOf;
   /// The checked configuration.
-  Config read() const { return !is_given() ? Config() : config ? checked(*config) : read_config(text); }
+  InferenceConfig read() const {
+    return !is_given() ? InferenceConfig() : config ? checked(*config) : read_config(text);
+  }
 };
 
 }  // namespace lockstep::inference

@@ -33,7 +33,7 @@ using Group = std::shared_ptr<dist::ProcessGroup>;
 struct InferenceEngine::Impl {
   using Clock = std::chrono::steady_clock;
 
-  Config config;
+  InferenceConfig config;
   std::function<void(const std::string&)> log;
   std::string tokenizer;
   std::unique_ptr<nn::GPT> own;
@@ -48,7 +48,7 @@ struct InferenceEngine::Impl {
   std::optional<Clock::time_point> begun;
   std::vector<double> times;
 
-  Impl(const ConfigSource& source, const InitArgs& args) : config(source.read()) { join(args); }
+  Impl(const InferenceConfigSource& source, const InitArgs& args) : config(source.read()) { join(args); }
   ~Impl() { stop_profiling(); }
   void say(const std::string& text) const;
   void join(const InitArgs& args);
@@ -111,7 +111,7 @@ Variable without_gradient(const std::function<Variable()>& compute) {
 
 InferenceEngine start(std::unique_ptr<InferenceEngine::Impl> impl, const InitArgs& args) {
   InferenceEngine::Impl& m = *impl;
-  const Config& c = m.config;
+  const InferenceConfig& c = m.config;
   m.log = args.log;
   m.tokenizer = args.tokenizer;
   for (const std::string& warning : c.warnings) m.say("warning: " + warning);
@@ -173,7 +173,7 @@ void InferenceEngine::Impl::join(const InitArgs& args) {
 
 /// Each rank of the expert-parallel group `ep` keeps only its own experts.
 void InferenceEngine::Impl::share_experts() {
-  for (moe::Layer* layer : moe::layers_of(*model)) {
+  for (moe::MoeLayer* layer : moe::layers_of(*model)) {
     const int there = layer->group ? layer->group->size() : 1;
     if (!ep) {
       LOCKSTEP_CHECK(there == 1, "[init_inference] the model's experts are shared by ", there,
@@ -201,7 +201,7 @@ void InferenceEngine::Impl::place() {
     return nn::fill(*model);
   }
   const Device there = moves ? default_device() : device();
-  const device_map::Map map{{"", there}, {"blocks", offload.device == zero::Offload::cpu ? "cpu" : "disk"}};
+  const device_map::DeviceMap map{{"", there}, {"blocks", offload.device == zero::Offload::cpu ? "cpu" : "disk"}};
   dispatched.emplace(
       device_map::dispatch(*model, device_map::infer(*model, map), {.offload_folder = offload.nvme_path}));
 }
@@ -297,7 +297,7 @@ nn::Generated InferenceEngine::generate(const std::vector<int64_t>& prompt, cons
 }
 
 nn::GPT& InferenceEngine::module() { return *open("module").model; }
-const Config& InferenceEngine::config() const { return open("config").config; }
+const InferenceConfig& InferenceEngine::config() const { return open("config").config; }
 
 void InferenceEngine::profile_model_time() {
   Impl& m = open("profile_model_time");
@@ -323,18 +323,18 @@ std::vector<double> InferenceEngine::model_times() {
 
 void InferenceEngine::destroy() { impl_.reset(); }
 
-InferenceEngine init_inference(nn::GPT& model, const ConfigSource& config, const InitArgs& args) {
+InferenceEngine init_inference(nn::GPT& model, const InferenceConfigSource& config, const InitArgs& args) {
   auto impl = std::make_unique<InferenceEngine::Impl>(config, args);
   impl->model = &model;
   return start(std::move(impl), args);
 }
 
-InferenceEngine init_inference(const std::string& folder, const ConfigSource& config, const InitArgs& args) {
+InferenceEngine init_inference(const std::string& folder, const InferenceConfigSource& config, const InitArgs& args) {
   auto impl = std::make_unique<InferenceEngine::Impl>(config, args);
   if (std::filesystem::exists(folder + "/" + codes_file)) {
     const nn::GPT::Options o = nn::pretrained_options(folder);
-    nn::check_held(folder + "/config.json", held_in(folder + "/" + codes_file), double(o.layers),
-                   [&] { return std::make_shared<nn::GPT>(o); });
+    nn::check_file_totals(folder + "/config.json", held_in(folder + "/" + codes_file), double(o.layers),
+                          [&] { return std::make_shared<nn::GPT>(o); });
     impl->own = std::make_unique<nn::GPT>(o);
     start_with_checkpoint(*impl->own, {folder}, nullptr, {});
   } else {

@@ -42,7 +42,7 @@ class InferenceEngine {
   /// The model that runs; with several ranks, this rank's part of it.
   nn::GPT& module();
   /// The checked configuration.
-  const Config& config() const;
+  const InferenceConfig& config() const;
   /// Starts to time each run of the model: operator(), loss(), and each step of generate().
   void profile_model_time();
   /// Seconds of each run since the last call of model_times().
@@ -68,8 +68,9 @@ struct InitArgs {
 };
 /// Prepares `model` in place: sets eval mode and dtype, quantizes it, and shards it over the ranks. Collective. `model`
 /// must outlive the engine. With several ranks, all use the weights of rank 0.
-InferenceEngine init_inference(nn::GPT& model, const ConfigSource& config = {}, const InitArgs& args = {});
+InferenceEngine init_inference(nn::GPT& model, const InferenceConfigSource& config = {}, const InitArgs& args = {});
 /// Loads the model and the tokenizer of a Hugging Face folder; each rank reads only its part. Collective.
-InferenceEngine init_inference(const std::string& folder, const ConfigSource& config = {}, const InitArgs& args = {});
+InferenceEngine init_inference(const std::string& folder, const InferenceConfigSource& config = {},
+                               const InitArgs& args = {});
 
 }  // namespace lockstep::inference

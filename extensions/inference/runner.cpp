@@ -9,7 +9,7 @@ namespace {
 
 class EngineRunner : public train::ModelRunner, public nn::Generates {
  public:
-  EngineRunner(const train::LanguageModel& m, const Config& config)
+  EngineRunner(const train::LanguageModel& m, const InferenceConfig& config)
       : engine_(init_inference(*m.model, config, {.tokenizer = m.folder})) {}
   Tensor logits(const Tensor& tokens) override { return engine_(tokens).tensor(); }
   std::vector<nn::Generated> generate(std::span<const std::vector<int64_t>> prompts, const nn::Generation& generation,
@@ -22,7 +22,7 @@ class EngineRunner : public train::ModelRunner, public nn::Generates {
 };
 
 train::OpenedRunner open_runner(const std::string& file) {
-  const Config config = read_config(file);
+  const InferenceConfig config = read_config(file);
   return {.on_host = config.keep_module_on_host,
           .make = [config](train::LanguageModel& m) { return std::make_shared<EngineRunner>(m, config); }};
 }

@@ -152,8 +152,8 @@ void save_model(const nn::GPT::Options& options, const nn::State& state, bool ha
   });
 }
 
-nn::Held held_in(const std::string& file) {
-  nn::Held all;
+nn::FileTotals held_in(const std::string& file) {
+  nn::FileTotals all;
   const auto opened = data::SafeTensors::open(file);
   for (const data::SafeTensorsEntry& entry : opened.entries()) ++all.tensors, all.bytes += entry.bytes;
   return all;

@@ -27,6 +27,6 @@ inline constexpr const char* codes_file = "quantized.safetensors";
 /// Saves a quantized model: the codes of its weights (codes_file), and a config.json.
 void save_codes(nn::GPT& model, const nn::State& state, const std::string& folder, dist::ProcessGroup* group);
 /// Number and bytes of the tensors in a safetensors file.
-nn::Held held_in(const std::string& file);
+nn::FileTotals held_in(const std::string& file);
 
 }  // namespace lockstep::inference

@@ -76,7 +76,7 @@ void read_words(const Json& words, const std::string& said, const std::string& o
   if (!codes.empty()) changes["quantize"] = codes;
 }
 
-LanguageModel load(const std::string& folder, const LoadOptions& options) {
+LanguageModel load(const std::string& folder, const ModelLoadOptions& options) {
   const std::string base = nn::adapter_base(folder);
   LanguageModel m = load_hugging_face(base, options);
   nn::load_adapter(*m.model, folder);

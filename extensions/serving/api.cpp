@@ -132,7 +132,7 @@ void read_messages(const Json& messages, Request& r) {
   for (const Json& m : messages.as_array("messages")) {
     Fields fields(m);
     LOCKSTEP_CHECK(m.is_object(), "messages: expected objects, got ", m.kind());
-    Message message;
+    ChatMessage message;
     fields.with("role", [&](const Json& value) { message.role = value.as_string("role"); });
     fields.with("content", [&](const Json& value) { message.content = content_of(value); });
     fields.with("name", [](const Json& value) { value.as_string("name"); });

@@ -19,7 +19,7 @@ struct BadRequest : Error {
 };
 
 /// A message of a chat.
-struct Message {
+struct ChatMessage {
   std::string role, content;  ///< role "developer" becomes "system"; parts of a content are joined by newlines
 };
 
@@ -30,7 +30,7 @@ enum class Endpoint { completions, chat };
 struct Request {
   std::vector<std::string> texts;         ///< prompts of completions that were given as texts
   std::vector<std::vector<int64_t>> ids;  ///< prompts that were given as token ids
-  std::vector<Message> messages;          ///< messages of a chat
+  std::vector<ChatMessage> messages;      ///< messages of a chat
   /// Largest number of new tokens; default: 16 for completions, the rest of the context for chats.
   std::optional<int64_t> max_tokens;
   int64_t n = 1;

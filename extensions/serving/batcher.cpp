@@ -195,7 +195,7 @@ bool Batcher::step() {
     if (r->answer->cancelled_) unwanted.push_back(r->number);
   for (const int64_t number : unwanted) drop(number, Answer::Reason::caller);
   const auto begin = std::chrono::steady_clock::now();
-  const Step step = next_step(state_);
+  const BatchStep step = next_step(state_);
   if (options_.on_step) options_.on_step(state_, step);
   if (!step.work.empty()) compute(step);
   const std::lock_guard lock(mutex_);
@@ -209,7 +209,7 @@ bool Batcher::step() {
   return true;
 }
 
-void Batcher::compute(const Step& step) {
+void Batcher::compute(const BatchStep& step) {
   std::vector<std::vector<nn::KvCache>> caches(step.work.size());
   std::vector<std::vector<nn::KvCache>*> given;
   std::vector<std::span<const int64_t>> tokens;
@@ -218,7 +218,7 @@ void Batcher::compute(const Step& step) {
   std::vector<std::pair<Running*, int64_t>> whose;
   int64_t row = 0;
   for (size_t i = 0; i < step.work.size(); ++i) {
-    const Work& w = step.work[i];
+    const ScheduledTokens& w = step.work[i];
     const Sequence& s = state_.at(w.number);
     for (const nn::KvCache& m : memory_)
       caches[i].push_back({.keys = m.keys, .values = m.values, .length = w.first, .table = &s.blocks});
@@ -240,7 +240,7 @@ void Batcher::compute(const Step& step) {
     scores = nn::scores_on_host(model_.scores_behind(wanted, tokens, given).tensor());
   } catch (const std::exception& error) {
     if (step.work.size() == 1) return drop(step.work[0].number, Answer::Reason::caller, error.what());
-    for (const Work& w : step.work) compute({.work = {w}});  // run them one by one: only the sequence at fault ends
+    for (const ScheduledTokens& w : step.work) compute({.work = {w}});  // one by one: only the sequence at fault ends
     return;
   }
   done(state_, step);

@@ -61,7 +61,7 @@ struct BatcherOptions {
   /// Number of cache blocks (keys and values of 32 tokens each); 0: enough for 8 full contexts, but at most 4 GiB.
   int64_t blocks = 0;
   Limits limits;
-  std::function<void(const State&, const Step&)> on_step;  ///< called before the model computes the step
+  std::function<void(const SchedulerState&, const BatchStep&)> on_step;  ///< called before the model computes the step
 };
 
 /// Statistics of the batcher since its start.
@@ -88,7 +88,7 @@ class Batcher {
   struct Running;
   void run();
   bool step();
-  void compute(const Step& step);
+  void compute(const BatchStep& step);
   struct Chosen {
     Token token;
     std::string error;
@@ -105,7 +105,7 @@ class Batcher {
   std::deque<std::unique_ptr<Running>> arrivals_;
   Figures figures_;
   bool stop_ = false;
-  State state_;
+  SchedulerState state_;
   std::vector<std::unique_ptr<Running>> running_;  // all sequences that have not ended
   std::thread thread_;
 };

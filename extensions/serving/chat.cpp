@@ -51,13 +51,13 @@ std::string spelling(const data::Tokenizer& tokenizer, const std::optional<int32
   return id ? std::string(tokenizer.token_bytes(*id)) : "";
 }
 
-std::string llama2_text(const std::vector<Message>& messages, const std::string& bos, const std::string& eos) {
+std::string llama2_text(const std::vector<ChatMessage>& messages, const std::string& bos, const std::string& eos) {
   std::string out, system;
   size_t first = 0;
   if (messages[0].role == "system") system = "<<SYS>>\n" + messages[first++].content + "\n<</SYS>>\n\n";
   if (first == messages.size()) throw BadRequest("messages", "messages: expected a user's behind the system's");
   for (size_t i = first; i < messages.size(); ++i) {
-    const Message& m = messages[i];
+    const ChatMessage& m = messages[i];
     if (m.role != ((i - first) % 2 ? "assistant" : "user"))
       throw BadRequest("messages", str("messages: expected user and assistant in turn, got ", m.role, " at ", i));
     if (m.role == "user") out += bos + "[INST] " + stripped((i == first ? system : "") + m.content) + " [/INST]";
@@ -120,13 +120,13 @@ void check_template(const ChatTemplate& of, const data::Tokenizer& tokenizer) {
                  "choose another template, or --template none");
 }
 
-std::string render(const ChatTemplate& of, const std::vector<Message>& messages, const std::string& bos,
+std::string render(const ChatTemplate& of, const std::vector<ChatMessage>& messages, const std::string& bos,
                    const std::string& eos) {
   if (of.kind == Kind::llama2) return llama2_text(messages, bos, eos);
-  std::vector<Message> all = messages;
+  std::vector<ChatMessage> all = messages;
   if (!of.system.empty() && all[0].role != "system") all.insert(all.begin(), {"system", of.system});
   std::string out = of.kind == Kind::llama3 ? bos : "";
-  for (Message& m : all) {
+  for (ChatMessage& m : all) {
     if (of.kind == Kind::chatml) out += "<|im_start|>" + m.role + "\n" + m.content + "<|im_end|>\n";
     else if (of.kind == Kind::llama3)
       out += "<|start_header_id|>" + m.role + "<|end_header_id|>\n\n" + stripped(m.content) + "<|eot_id|>";
@@ -137,7 +137,7 @@ std::string render(const ChatTemplate& of, const std::vector<Message>& messages,
                                           : "Assistant:");
 }
 
-std::vector<int64_t> encode_chat(const ChatTemplate& of, const std::vector<Message>& messages,
+std::vector<int64_t> encode_chat(const ChatTemplate& of, const std::vector<ChatMessage>& messages,
                                  const data::Tokenizer& tokenizer) {
   for (size_t i = 0; i < messages.size(); ++i)
     for (const int32_t id : tokenizer.encode(messages[i].content, {.add_special = false, .parse_special = true}))

@@ -29,11 +29,11 @@ std::optional<ChatTemplate> template_by_text(const std::string& text);
 /// Error if the tokenizer lacks special tokens of the template.
 void check_template(const ChatTemplate& of, const data::Tokenizer& tokenizer);
 /// The text of a chat up to the assistant's answer. BadRequest for an order of roles that the template does not allow.
-std::string render(const ChatTemplate& of, const std::vector<Message>& messages, const std::string& bos,
+std::string render(const ChatTemplate& of, const std::vector<ChatMessage>& messages, const std::string& bos,
                    const std::string& eos);
 /// The token ids of render(). BadRequest when a message contains the text of a special token, which would be parsed as
 /// that token.
-std::vector<int64_t> encode_chat(const ChatTemplate& of, const std::vector<Message>& messages,
+std::vector<int64_t> encode_chat(const ChatTemplate& of, const std::vector<ChatMessage>& messages,
                                  const data::Tokenizer& tokenizer);
 /// Ids of the template's tokens that end an answer. The model's own end tokens (eos) end it, too.
 std::vector<int64_t> ends_of(const ChatTemplate& of, const data::Tokenizer& tokenizer);

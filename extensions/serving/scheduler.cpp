@@ -11,7 +11,7 @@ namespace lockstep::serve {
 
 namespace {
 
-void give_blocks_back(State& state, Sequence& s) {
+void give_blocks_back(SchedulerState& state, Sequence& s) {
   for (auto block = s.blocks.rbegin(); block != s.blocks.rend(); ++block)
     if (*block >= 0) state.blocks.release(*block);  // in reverse, so that the first blocks stay cached longest
   s.blocks.clear();
@@ -19,21 +19,21 @@ void give_blocks_back(State& state, Sequence& s) {
 }
 
 /// Preempts the youngest running sequence. Returns the number of rows that this frees in the step.
-int64_t put_back_youngest(State& state, Step& step) {
+int64_t put_back_youngest(SchedulerState& state, BatchStep& step) {
   Sequence s = std::move(state.running.back());
   state.running.pop_back();
   give_blocks_back(state, s);
   ++state.put_back;
   step.put_back.push_back(s.number);
   int64_t rows = 0;
-  std::erase_if(step.work, [&](const Work& w) { return w.number == s.number && ((rows += w.count), true); });
+  std::erase_if(step.work, [&](const ScheduledTokens& w) { return w.number == s.number && ((rows += w.count), true); });
   state.waiting.insert(state.waiting.begin(), std::move(s));
   return rows;
 }
 
 /// Plans up to `rows` rows of the i-th running sequence and takes blocks for them. If blocks run out, preempts younger
 /// sequences, or the sequence itself if there are none. Returns the rows used minus the rows freed by preemption.
-int64_t plan(State& state, Step& step, size_t i, int64_t rows) {
+int64_t plan(SchedulerState& state, BatchStep& step, size_t i, int64_t rows) {
   const int64_t count = std::min(rows, state.running[i].left());
   const int64_t needed = state.blocks.of(state.running[i].computed + count) - int64_t(state.running[i].blocks.size());
   int64_t spent = 0;
@@ -48,7 +48,7 @@ int64_t plan(State& state, Step& step, size_t i, int64_t rows) {
 
 /// Starts the sequence that has waited longest if there are free blocks for its tokens and for one new token. Returns
 /// true if it started.
-bool start(State& state, Step& step) {
+bool start(SchedulerState& state, BatchStep& step) {
   Sequence& s = state.waiting.front();
   const auto length = int64_t(s.tokens.size());
   // Take shared blocks for all tokens but the last, which must be computed because its logits are needed.
@@ -68,27 +68,27 @@ bool start(State& state, Step& step) {
 
 }  // namespace
 
-State::State(int64_t blocks_, const Limits& limits_, int64_t block_tokens)
+SchedulerState::SchedulerState(int64_t blocks_, const Limits& limits_, int64_t block_tokens)
     : limits(limits_), blocks(blocks_, block_tokens) {
   LOCKSTEP_CHECK(limits.sequences > 0 && limits.rows >= limits.sequences,
                  "[schedule] expected at least 1 sequence, and at least as many rows as sequences, got ", limits.rows,
                  " rows for ", limits.sequences, " sequences");
 }
 
-Sequence& State::at(int64_t number) {
+Sequence& SchedulerState::at(int64_t number) {
   for (std::vector<Sequence>* of : {&running, &waiting})
     for (Sequence& s : *of)
       if (s.number == number) return s;
   fail(str("[schedule] there is no sequence ", number, "; use a number that add() returned"));
 }
 
-int64_t Step::rows() const {
+int64_t BatchStep::rows() const {
   int64_t sum = 0;
-  for (const Work& w : work) sum += w.count;
+  for (const ScheduledTokens& w : work) sum += w.count;
   return sum;
 }
 
-int64_t add(State& state, std::vector<int64_t> prompt, int64_t max_tokens, bool full_prompt) {
+int64_t add(SchedulerState& state, std::vector<int64_t> prompt, int64_t max_tokens, bool full_prompt) {
   LOCKSTEP_CHECK(!prompt.empty() && max_tokens >= int64_t(prompt.size()), "[schedule] expected a prompt of 1 to ",
                  max_tokens, " tokens, got ", prompt.size());
   LOCKSTEP_CHECK(state.blocks.of(max_tokens) <= state.blocks.count(), "[schedule] ", max_tokens, " tokens need ",
@@ -99,8 +99,8 @@ int64_t add(State& state, std::vector<int64_t> prompt, int64_t max_tokens, bool 
   return state.arrived++;
 }
 
-Step next_step(State& state) {
-  Step step;
+BatchStep next_step(SchedulerState& state) {
+  BatchStep step;
   int64_t rows = state.limits.rows;
   for (const bool prompts : {false, true})  // first the sequences that generate, then those with prompts to compute
     for (size_t i = 0; i < state.running.size() && rows > 0; ++i)
@@ -111,9 +111,9 @@ Step next_step(State& state) {
   return step;
 }
 
-void done(State& state, const Step& step) {
+void done(SchedulerState& state, const BatchStep& step) {
   const int64_t size = state.blocks.tokens();
-  for (const Work& w : step.work) {
+  for (const ScheduledTokens& w : step.work) {
     Sequence& s = state.at(w.number);
     s.computed += w.count;
     for (int64_t b = w.first / size; (b + 1) * size <= s.computed; ++b)
@@ -127,18 +127,18 @@ void done(State& state, const Step& step) {
   }
 }
 
-void append(State& state, int64_t number, int64_t token) { state.at(number).tokens.push_back(token); }
+void append(SchedulerState& state, int64_t number, int64_t token) { state.at(number).tokens.push_back(token); }
 
-void finish(State& state, int64_t number) {
+void finish(SchedulerState& state, int64_t number) {
   give_blocks_back(state, state.at(number));
   for (std::vector<Sequence>* of : {&state.running, &state.waiting})
     std::erase_if(*of, [&](const Sequence& s) { return s.number == number; });
 }
 
-std::string to_string(const Step& step) {
+std::string to_string(const BatchStep& step) {
   std::string out = str(step.rows(), step.rows() == 1 ? " row" : " rows");
   for (size_t i = 0; i < step.work.size(); ++i) {
-    const Work& w = step.work[i];
+    const ScheduledTokens& w = step.work[i];
     out += str(i ? ", " : ": ", w.number, " ");
     out += w.count == 1 ? str("at ", w.first) : str("[", w.first, ", ", w.first + w.count, ")");
   }

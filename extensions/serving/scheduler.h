@@ -1,6 +1,6 @@
 #pragma once
 // Continuous batching: chooses which tokens of which sequences the model computes next (Yu et al., Orca, 2022; Holmes
-// et al., Dynamic SplitFuse, 2024). All functions work on a State, which is a value: no clock, no thread, no model. The
+// et al., Dynamic SplitFuse, 2024). All functions work on a SchedulerState, a value: no clock, no thread, no model. The
 // same code therefore prints, draws, simulates (simulate.h) and runs (batcher.h) a schedule.
 //
 // A step has a limited number of rows, one per token. Every sequence that is generating gets one row; the rest go to
@@ -34,8 +34,8 @@ struct Limits {
 };
 
 /// The state of a schedule. Running sequences are always older than waiting ones.
-struct State {
-  explicit State(int64_t blocks_, const Limits& limits_ = {}, int64_t block_tokens = 32);
+struct SchedulerState {
+  explicit SchedulerState(int64_t blocks_, const Limits& limits_ = {}, int64_t block_tokens = 32);
   Limits limits;
   Blocks blocks;
   /// Attention window in tokens, if every layer has one; 0: a token sees all earlier tokens.
@@ -49,31 +49,31 @@ struct State {
 };
 
 /// Tells the model to compute tokens [first, first + count) of a sequence. last: a new token is sampled afterwards.
-struct Work {
+struct ScheduledTokens {
   int64_t number, first, count;
   bool last;
-  friend bool operator==(const Work&, const Work&) = default;
+  friend bool operator==(const ScheduledTokens&, const ScheduledTokens&) = default;
 };
 /// The work of one run of the model.
-struct Step {
-  std::vector<Work> work;
+struct BatchStep {
+  std::vector<ScheduledTokens> work;
   std::vector<int64_t> started, put_back;  ///< numbers of sequences that started, or released their blocks
   int64_t rows() const;                    ///< number of tokens computed
 };
 
 /// Adds a sequence of at most `max_tokens` tokens, prompt included; returns its number. full_prompt: compute every
 /// prompt token, because its scores are needed. Error if the sequence needs more blocks than exist.
-int64_t add(State& state, std::vector<int64_t> prompt, int64_t max_tokens, bool full_prompt = false);
+int64_t add(SchedulerState& state, std::vector<int64_t> prompt, int64_t max_tokens, bool full_prompt = false);
 /// Chooses the next step and takes its blocks. The step is empty if there are no sequences.
-Step next_step(State& state);
+BatchStep next_step(SchedulerState& state);
 /// Records that the model has computed a step; completed blocks become shareable.
-void done(State& state, const Step& step);
+void done(SchedulerState& state, const BatchStep& step);
 /// Appends a sampled token to a sequence.
-void append(State& state, int64_t number, int64_t token);
+void append(SchedulerState& state, int64_t number, int64_t token);
 /// Removes a sequence, running or waiting.
-void finish(State& state, int64_t number);
+void finish(SchedulerState& state, int64_t number);
 /// One line, e.g. "3 rows: 0 at 41, 2 [0, 2); started 2; put back 5": token 41 of sequence 0, the first two tokens of
 /// sequence 2, which starts, and sequence 5 was preempted.
-std::string to_string(const Step& step);
+std::string to_string(const BatchStep& step);
 
 }  // namespace lockstep::serve

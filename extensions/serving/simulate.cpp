@@ -22,7 +22,7 @@ std::vector<int64_t> column(const Simulated& run, const Simulated::Slot& slot) {
   std::vector<int64_t> cells(run.requests.size(), -3);
   for (size_t r = 0; r < cells.size(); ++r)
     if (run.requests[r].arrived <= slot.start && run.requests[r].ended > slot.start) cells[r] = -1;
-  for (const Work& w : slot.step.work)
+  for (const ScheduledTokens& w : slot.step.work)
     cells[size_t(w.number)] =
         run.requests[size_t(w.number)].first <= slot.start && w.count == 1 && w.last ? 0 : w.count;
   for (const int64_t number : slot.step.put_back) cells[size_t(number)] = -2;
@@ -59,7 +59,7 @@ std::vector<Arrival> parse_arrivals(const std::string& text) {
   return all;
 }
 
-Simulated simulate(const std::vector<Arrival>& arrivals, State state, const StepCosts& costs) {
+Simulated simulate(const std::vector<Arrival>& arrivals, SchedulerState state, const StepCosts& costs) {
   Simulated run{.limits = state.limits, .block_count = state.blocks.count()};
   std::vector<int64_t> left;  // tokens of each answer
   double now = 0;
@@ -73,14 +73,14 @@ Simulated simulate(const std::vector<Arrival>& arrivals, State state, const Step
       run.requests.push_back({.arrived = a.time});
       left.push_back(a.answer);
     }
-    const Step step = next_step(state);
+    const BatchStep step = next_step(state);
     const double end = now + costs.step + costs.row * double(step.rows());
     run.slots.push_back({now, end, step, state.blocks.count() - state.blocks.free()});
     run.rows += step.rows();
     for (const int64_t number : step.started)
       if (run.requests[size_t(number)].started == 0) run.requests[size_t(number)].started = now;
     done(state, step);
-    for (const Work& w : step.work) {
+    for (const ScheduledTokens& w : step.work) {
       if (!w.last) continue;
       ++run.tokens;
       if (run.requests[size_t(w.number)].first == 0) run.requests[size_t(w.number)].first = end;

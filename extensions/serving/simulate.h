@@ -26,7 +26,7 @@ struct Simulated {
   /// A step with its times.
   struct Slot {
     double start, end;
-    Step step;
+    BatchStep step;
     int64_t blocks;  ///< blocks in use
   };
   /// Times of a request.
@@ -41,7 +41,7 @@ struct Simulated {
   int64_t block_count = 0;
 };
 /// Runs the schedule on these requests, from the empty `state`.
-Simulated simulate(const std::vector<Arrival>& arrivals, State state, const StepCosts& costs = {});
+Simulated simulate(const std::vector<Arrival>& arrivals, SchedulerState state, const StepCosts& costs = {});
 
 /// Draws a row per request and a column per step. A number: prompt tokens computed; "#": a token of the answer;
 /// ".": waiting; "x": preempted.

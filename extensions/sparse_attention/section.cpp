@@ -24,16 +24,16 @@ namespace {
 // A key of the configuration's "sparse_attention" object.
 struct SparseKey {
   const char* name;
-  std::vector<Mode> modes;   ///< modes that use it; empty: all
-  std::optional<Slot> slot;  ///< nullopt for mode and attention, which are handled separately
-  int64_t least;             ///< smallest number allowed
+  std::vector<Mode> modes;           ///< modes that use it; empty: all
+  std::optional<FieldPointer> slot;  ///< nullopt for mode and attention, which are handled separately
+  int64_t least;                     ///< smallest number allowed
   const char* doc;
 };
 
 /// Returns all keys of "sparse_attention". Each key's slot points to the field of `c` that holds its value.
 std::vector<SparseKey> sparse_keys(SparsityConfig& c) {
   std::vector<SparseKey> keys;
-  const auto add = [&](const char* name, std::vector<Mode> modes, std::optional<Slot> slot, int64_t least,
+  const auto add = [&](const char* name, std::vector<Mode> modes, std::optional<FieldPointer> slot, int64_t least,
                        const char* doc) {
     keys.push_back({name, std::move(modes), slot, least, doc});
   };
@@ -68,7 +68,7 @@ std::vector<std::string> names_of(const std::vector<Mode>& modes) {
 
 /// Stores the value of a key in its field of `to`. Returns "", or a description of valid values if `value` is invalid.
 std::string put_value(const SparseKey& key, const Json& value, SparsityConfig& to) {
-  const Range range = between(double(key.least), 1 << 30);
+  const ValueRange range = between(double(key.least), 1 << 30);
   if (key.slot) return assign(*key.slot, value, range) ? "" : expected(*key.slot, range);
   if (std::string_view(key.name) != "attention") return "";  // the mode was read before
   if (value != Json("unidirectional") && value != Json("bidirectional")) return "unidirectional or bidirectional";

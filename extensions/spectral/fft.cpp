@@ -43,9 +43,9 @@ Tensor rfftfreq(int64_t n, double d, TensorOptions options) {
   return frequencies("rfftfreq", n, d, 0, n / 2 + 1, options);
 }
 
-double detail::scale_of(Norm norm, bool inverse, int64_t n) {
-  if (norm == Norm::ortho) return 1 / std::sqrt(double(n));
-  return inverse == (norm == Norm::backward) ? 1 / double(n) : 1;
+double detail::scale_of(FftNorm norm, bool inverse, int64_t n) {
+  if (norm == FftNorm::ortho) return 1 / std::sqrt(double(n));
+  return inverse == (norm == FftNorm::backward) ? 1 / double(n) : 1;
 }
 
 Tensor detail::complex_to_complex(const Tensor& x, int64_t dim, bool inverse, double scale) {

@@ -8,7 +8,7 @@ namespace lockstep::fft {
 
 /// Scaling of transforms of n elements: `backward` divides the inverse transform by n, `ortho` divides both transforms
 /// by sqrt(n), `forward` divides the forward transform by n.
-enum class Norm { backward, ortho, forward };
+enum class FftNorm { backward, ortho, forward };
 
 #define Value Tensor
 #define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
@@ -27,7 +27,7 @@ Tensor rfftfreq(int64_t n, double d = 1, TensorOptions options = {});
 
 namespace detail {  // along one dim; x has the transform's length already (complex_to_real: n / 2 + 1)
 /// The factor by which a transform of n elements multiplies its sums.
-double scale_of(Norm norm, bool inverse, int64_t n);
+double scale_of(FftNorm norm, bool inverse, int64_t n);
 /// The Fourier transform of complex x along `dim`, or its inverse, times `scale`.
 Tensor complex_to_complex(const Tensor& x, int64_t dim, bool inverse, double scale);
 Variable complex_to_complex(const Variable& x, int64_t dim, bool inverse, double scale);

@@ -13,7 +13,7 @@ namespace lockstep::moe {
 std::set<std::string> expert_names(nn::Module& model) {
   std::set<std::string> names;
   for (const auto& [prefix, module] : model.named_modules()) {
-    auto* layer = dynamic_cast<Layer*>(module);
+    auto* layer = dynamic_cast<MoeLayer*>(module);
     if (!layer || !layer->group || layer->group->size() == 1) continue;
     for (size_t i = 0; i < layer->experts.size(); ++i) {
       const std::string start = nn::joined(prefix, str("experts.", layer->first_expert() + int64_t(i), "."));
@@ -26,7 +26,7 @@ std::set<std::string> expert_names(nn::Module& model) {
 
 int expert_ranks(nn::Module& model) {
   int ranks = 0;
-  for (const Layer* layer : layers_of(model)) {
+  for (const MoeLayer* layer : layers_of(model)) {
     const int here = layer->group ? layer->group->size() : 1;
     LOCKSTEP_CHECK(ranks == 0 || ranks == here,
                    "[moe] expected all MoE layers to share experts among the same number of ranks, got ", ranks,
@@ -64,7 +64,7 @@ void add_experts(nn::Module& model, MoeOptions options, int64_t every,
       start(*mlp);
       return mlp;
     };
-    const auto layer = std::make_shared<Layer>(options, group);
+    const auto layer = std::make_shared<MoeLayer>(options, group);
     nn::init::normal(layer->gate, 0, 0.02);
     if (layer->residual) start(*layer->residual);
     layer->to(up.dtype());

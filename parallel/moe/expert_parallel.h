@@ -20,10 +20,10 @@ namespace lockstep::moe {
 /// Names of the parameters and buffers of experts that are not on every rank.
 std::set<std::string> expert_names(nn::Module& model);
 /// The number of ranks that share a model's experts; 1 if every rank has all experts. Error if the number differs
-/// between the model's moe::Layers.
+/// between the model's moe::MoeLayers.
 int expert_ranks(nn::Module& model);
 
-/// Replaces the MLP (nn::Module::feed_forward_place()) of every `every`-th block by a moe::Layer of experts with the
+/// Replaces the MLP (nn::Module::feed_forward_place()) of every `every`-th block by a moe::MoeLayer of experts with the
 /// same sizes, initialised like GPT-2's MLPs. options.width and options.inner are taken from the model. Errors: fewer
 /// than `every` blocks; a block that has experts already.
 void add_experts(nn::Module& model, MoeOptions options, int64_t every = 2,

@@ -28,7 +28,8 @@ MoeOptions checked(MoeOptions o, int64_t ranks) {
   if (o.drop == Drop::automatic)
     o.drop = o.top_k == 1 ? Drop::random : o.top_k == 2 ? Drop::position : Drop::probability;
   if (o.inner == 0) o.inner = 4 * o.width;
-  if (o.weights == Weights::automatic) o.weights = o.top_k == 1 ? Weights::probability : Weights::normalized;
+  if (o.weights == GateWeights::automatic)
+    o.weights = o.top_k == 1 ? GateWeights::probability : GateWeights::normalized;
   return o;
 }
 
@@ -71,7 +72,7 @@ Variable add_rows(const Variable& x, const Tensor& index, int64_t size) {
 
 }  // namespace
 
-Layer::Layer(const MoeOptions& options, std::shared_ptr<dist::ProcessGroup> group_)
+MoeLayer::MoeLayer(const MoeOptions& options, std::shared_ptr<dist::ProcessGroup> group_)
     : o(checked(options, group_ ? group_->size() : 1)), group(std::move(group_)) {
   gate = parameter({o.experts, o.width});
   nn::init::kaiming_uniform(gate, std::sqrt(5.0));
@@ -91,21 +92,21 @@ Layer::Layer(const MoeOptions& options, std::shared_ptr<dist::ProcessGroup> grou
   coefficient = std::make_shared<nn::Linear>(nn::Linear::Options{.in = o.width, .out = 2});
 }
 
-void Layer::fields(nn::Fields& f) {
+void MoeLayer::fields(nn::Fields& f) {
   f("gate", gate);
   for (size_t i = 0; i < experts.size(); ++i)
     f("experts." + std::to_string(first_expert() + int64_t(i)), *experts[i], nn::cut::experts);
   if (o.use_residual) f("residual", *residual, nn::cut::full)("coefficient", *coefficient);
 }
 
-std::string Layer::options() const {
+std::string MoeLayer::options() const {
   return str("width ", o.width, ", experts ", o.experts,
              group && group->size() > 1 ? str(", ", experts.size(), " here") : "", ", top ", o.top_k,
              o.drop_tokens ? str(", capacity factor ", o.capacity_factor) : ", no drops",
              o.use_residual ? ", residual" : "");
 }
 
-Layer::Gate Layer::choose(const Variable& x) {
+MoeLayer::Gate MoeLayer::choose(const Variable& x) {
   const Autocast exact(f16, false);  // rounding the gate's logits would move tokens between experts
   const int64_t tokens = x.size(0);
   const auto wide = [](const Variable& v) { return size_of(v.dtype()) == 2 ? v.to(f32) : v; };
@@ -127,7 +128,7 @@ Layer::Gate Layer::choose(const Variable& x) {
         tokens > 0 ? topk(scores, o.top_k, -1).indices : empty({0, o.top_k}, {.dtype = i64, .device = x.device()});
   }
   const Variable chosen =
-      gather(o.weights == Weights::softmax_of_chosen ? logits : probabilities, 1, indices);  // (tokens, k)
+      gather(o.weights == GateWeights::softmax_of_chosen ? logits : probabilities, 1, indices);  // (tokens, k)
   const std::vector<int64_t> choices = indices.to_vector<int64_t>();
 
   std::vector<double> priority;
@@ -142,8 +143,8 @@ Layer::Gate Layer::choose(const Variable& x) {
   Gate g{.routing = route(choices, o.top_k, o.experts, expert_capacity, priority)};
   add_losses(logits, probabilities, choices);
 
-  g.weights = o.weights == Weights::softmax_of_chosen ? softmax(chosen, -1) : chosen;
-  if (o.weights == Weights::normalized) {
+  g.weights = o.weights == GateWeights::softmax_of_chosen ? softmax(chosen, -1) : chosen;
+  if (o.weights == GateWeights::normalized) {
     const Tensor kept = zeros({tokens * o.top_k}, {g.weights.dtype(), x.device()});
     index_add_(kept, 0, index_of(g.routing.choice, x.device()),
                ones({int64_t(g.routing.choice.size())}, {kept.dtype(), kept.device()}));
@@ -154,7 +155,7 @@ Layer::Gate Layer::choose(const Variable& x) {
   return g;
 }
 
-void Layer::add_losses(const Variable& logits, const Variable& probabilities, const std::vector<int64_t>& choices) {
+void MoeLayer::add_losses(const Variable& logits, const Variable& probabilities, const std::vector<int64_t>& choices) {
   const int64_t tokens = logits.size(0),
                 counted = o.top_k <= 2 ? 1 : o.top_k;  // as in DeepSpeed: count first choices for k <= 2, else all
   std::vector<double> part(size_t(o.experts) + 1, 0);
@@ -179,7 +180,7 @@ void Layer::add_losses(const Variable& logits, const Variable& probabilities, co
   if (measure) z = squares.item();
 }
 
-Variable Layer::run_experts(const Variable& rows, const std::vector<int64_t>& each) {
+Variable MoeLayer::run_experts(const Variable& rows, const std::vector<int64_t>& each) {
   std::vector<Variable> outs;
   int64_t at = 0;
   // Experts without rows run too: they get gradients of zero, and all ranks make the same all-gathers under ZeRO-3.
@@ -193,7 +194,7 @@ Variable Layer::run_experts(const Variable& rows, const std::vector<int64_t>& ea
   return outs.size() == 1 ? outs[0] : cat(outs, 0);
 }
 
-Variable Layer::compute(const Variable& rows, const std::vector<int64_t>& each) {
+Variable MoeLayer::compute(const Variable& rows, const std::vector<int64_t>& each) {
   if (!group || group->size() == 1) return run_experts(rows, each);
   // The ranks tell each other how many rows each expert gets.
   const int64_t ranks = group->size(), here = int64_t(experts.size());
@@ -228,7 +229,7 @@ Variable Layer::compute(const Variable& rows, const std::vector<int64_t>& each) 
                        "rows from experts");
 }
 
-Variable Layer::forward(const Variable& input) {
+Variable MoeLayer::forward(const Variable& input) {
   LOCKSTEP_CHECK(input.dim() >= 1 && input.shape().back() == o.width, "[moe] expected input (..., ", o.width, "), got ",
                  input.shape());
   const int64_t tokens = input.numel() / o.width;
@@ -246,16 +247,16 @@ Variable Layer::forward(const Variable& input) {
   return out.reshape(input.shape());
 }
 
-std::vector<Layer*> layers_of(nn::Module& model) {
-  std::vector<Layer*> layers;
+std::vector<MoeLayer*> layers_of(nn::Module& model) {
+  std::vector<MoeLayer*> layers;
   for (const auto& [name, module] : model.named_modules())
-    if (auto* layer = dynamic_cast<Layer*>(module)) layers.push_back(layer);
+    if (auto* layer = dynamic_cast<MoeLayer*>(module)) layers.push_back(layer);
   return layers;
 }
 
 std::vector<Variable*> aux_losses(nn::Module& model) {
   std::vector<Variable*> all;
-  for (Layer* layer : layers_of(model)) all.push_back(&layer->aux_loss);
+  for (MoeLayer* layer : layers_of(model)) all.push_back(&layer->aux_loss);
   return all;
 }
 

@@ -3,7 +3,7 @@
 // feed-forward layers, at about k times the work (Shazeer et al., 2017; GShard, Lepikhin et al., 2020; Switch, Fedus et
 // al., 2021).
 //
-//   moe::Layer layer({.width = 64, .experts = 8, .top_k = 2}, expert_group);   // 8/P experts on each of P ranks
+//   moe::MoeLayer layer({.width = 64, .experts = 8, .top_k = 2}, expert_group);   // 8/P experts on each of P ranks
 //   Variable y = layer(x);                                                      // (..., width), using all 8 experts
 //   (loss + layer.aux_loss).backward();
 //
@@ -28,7 +28,7 @@ enum class Drop { automatic, position, random, probability };
 /// Weights of the experts' outputs. probability: the softmax over all experts; normalized: probability, divided by its
 /// sum over the experts that took the token; softmax_of_chosen: a softmax over the k chosen logits (Mixtral).
 /// automatic, as in DeepSpeed: probability for k = 1, normalized for more.
-enum class Weights { automatic, probability, normalized, softmax_of_chosen };
+enum class GateWeights { automatic, probability, normalized, softmax_of_chosen };
 /// Noise of the gate while training. jitter: multiplies the gate's input by U(0.99, 1.01) (Switch). rsample: adds
 /// Gumbel noise to the logits that choose the experts.
 enum class Noise { none, jitter, rsample };
@@ -46,7 +46,7 @@ struct MoeOptions {
   /// True: an expert drops tokens above its capacity; false: it takes any number.
   bool drop_tokens = true;
   Drop drop = Drop::automatic;
-  Weights weights = Weights::automatic;
+  GateWeights weights = GateWeights::automatic;
   Noise noise = Noise::none;
   /// true, for k = 2, while training: draw the second expert (Gumbel noise); false: take the second best.
   bool second_expert_sampling = true;
@@ -61,10 +61,10 @@ struct MoeOptions {
 };
 
 /// A mixture-of-experts layer: the gate and this rank's experts.
-struct Layer : nn::Layer<Layer> {
+struct MoeLayer : nn::Layer<MoeLayer> {
   /// `group`: the P ranks that share the E experts, E/P each, in order; null: this rank has all experts. An expert's
   /// initial values do not depend on the rank that holds it. Errors: P does not divide E; other options out of range.
-  explicit Layer(const MoeOptions& options, std::shared_ptr<dist::ProcessGroup> group = nullptr);
+  explicit MoeLayer(const MoeOptions& options, std::shared_ptr<dist::ProcessGroup> group = nullptr);
   /// Applies the layer to x (..., width) with any number of tokens, even none. Returns the same shape. Forward and
   /// backward are collective: all ranks of the group must call forward() equally often.
   Variable forward(const Variable& x);
@@ -100,9 +100,9 @@ struct Layer : nn::Layer<Layer> {
   Variable run_experts(const Variable& rows, const std::vector<int64_t>& each);
 };
 
-/// All moe::Layers in a model, in the order of fields().
-std::vector<Layer*> layers_of(nn::Module& model);
-/// The aux_loss variables of all moe::Layers in a model, for parallel::CheckpointOptions::beside.
+/// All moe::MoeLayers in a model, in the order of fields().
+std::vector<MoeLayer*> layers_of(nn::Module& model);
+/// The aux_loss variables of all moe::MoeLayers in a model, for parallel::CheckpointOptions::beside.
 std::vector<Variable*> aux_losses(nn::Module& model);
 
 }  // namespace lockstep::moe

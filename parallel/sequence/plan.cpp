@@ -40,18 +40,18 @@ Tensor join(const std::vector<Tensor>& parts, int64_t dim, TokenOrder order) {
   return index_select(all, dim, Tensor::from(place, {all.size(dim)}).to(all.device()));
 }
 
-std::optional<Piece> piece(int64_t tokens, int ranks, int rank, int step, TokenOrder order, bool causal) {
+std::optional<ScoreBlock> piece(int64_t tokens, int ranks, int rank, int step, TokenOrder order, bool causal) {
   const int from = owner(ranks, rank, step);
-  if (!causal || from == rank) return Piece{0, tokens, 0, tokens, causal};
+  if (!causal || from == rank) return ScoreBlock{0, tokens, 0, tokens, causal};
   if (order == TokenOrder::contiguous)
-    return from < rank ? std::optional(Piece{0, tokens, 0, tokens, false}) : std::nullopt;
+    return from < rank ? std::optional(ScoreBlock{0, tokens, 0, tokens, false}) : std::nullopt;
   // Zigzag: half of a rank's tokens are early in the sequence, half late. An earlier rank's early half precedes all our
   // queries, and its late half follows them. A later rank's keys lie between our halves: only our late half sees them.
   const int64_t half = tokens / 2;
-  return from < rank ? Piece{0, tokens, 0, half, false} : Piece{half, half, 0, tokens, false};
+  return from < rank ? ScoreBlock{0, tokens, 0, half, false} : ScoreBlock{half, half, 0, tokens, false};
 }
 
-double scores(const std::optional<Piece>& p) {
+double scores(const std::optional<ScoreBlock>& p) {
   if (!p) return 0;
   return p->causal ? double(p->queries) * double(p->queries + 1) / 2 : double(p->queries) * double(p->keys);
 }

@@ -27,18 +27,18 @@ Tensor join(const std::vector<Tensor>& parts, int64_t dim, TokenOrder order);
 
 /// The block of scores that a rank computes in one step: rows query .. query + queries - 1 of its queries, with rows
 /// key .. key + keys - 1 of the keys that the rank holds in that step.
-struct Piece {
+struct ScoreBlock {
   int64_t query = 0, queries = 0, key = 0, keys = 0;
   bool causal = false;  ///< true: row i sees keys j <= i; false: every key
-  friend bool operator==(const Piece&, const Piece&) = default;
+  friend bool operator==(const ScoreBlock&, const ScoreBlock&) = default;
 };
 /// The rank whose keys and values `rank` holds in `step`, 0 .. ranks - 1. Blocks move from each rank to the next.
 inline int owner(int ranks, int rank, int step) { return (rank - step + ranks) % ranks; }
 /// The scores to compute in a step; nullopt if no query of the rank sees a key that the rank holds in that step.
 /// `tokens`: tokens per rank.
-std::optional<Piece> piece(int64_t tokens, int ranks, int rank, int step, TokenOrder order, bool causal);
+std::optional<ScoreBlock> piece(int64_t tokens, int ranks, int rank, int step, TokenOrder order, bool causal);
 /// Number of scores in a piece, at most the square of the tokens per rank; 0 for nullopt.
-double scores(const std::optional<Piece>& piece);
+double scores(const std::optional<ScoreBlock>& piece);
 
 /// A picture (SVG) of the steps of causal ring attention in both orders: a row per rank, a box per block of scores,
 /// grey where a rank waits for the slowest. Error for more than 16 ranks.

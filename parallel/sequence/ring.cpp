@@ -16,10 +16,10 @@ struct Ring {
   AttentionArgs args;
 
   int ranks() const { return group->size(); }
-  std::optional<Piece> piece_of(int step, int64_t tokens) const {
+  std::optional<ScoreBlock> piece_of(int step, int64_t tokens) const {
     return piece(tokens, ranks(), group->rank(), step, order, args.causal);
   }
-  AttentionArgs args_of(const Piece& piece, int step) const {
+  AttentionArgs args_of(const ScoreBlock& piece, int step) const {
     AttentionArgs a = args;
     a.causal = piece.causal;
     a.key = key_of(args.key, int64_t(group->rank()) * ranks() + owner(ranks(), group->rank(), step));

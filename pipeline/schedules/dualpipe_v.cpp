@@ -17,11 +17,11 @@
 
 namespace lockstep::pipeline {
 
-static std::vector<Action> both_directions(const Request& r, int rank) {
+static std::vector<StepAction> both_directions(const PipelineRequest& r, int rank) {
   const int p = r.stages, later = p - rank - 1;
-  std::vector<Action> list;
+  std::vector<StepAction> list;
   int forwards[2] = {0, 0}, backwards[2] = {0, 0};
-  std::vector<Action> postponed;  // weight gradients, first in, first out
+  std::vector<StepAction> postponed;  // weight gradients, first in, first out
   size_t done = 0;
   const auto forward = [&](int chunk) { list.push_back({Do::forward, forwards[chunk]++, chunk}); };
   const auto backward = [&](int chunk, bool split = false) {
@@ -47,22 +47,22 @@ static std::vector<Action> both_directions(const Request& r, int rank) {
   return list;
 }
 
-const Rules rules::dualpipe_v{
+const ScheduleRules rules::dualpipe_v{
     .name = "dualpipe-v",
     .computations = both_directions,
     .bubble =
-        [](const Request& r, const Costs& c) {
+        [](const PipelineRequest& r, const StageCosts& c) {
           const double others = r.stages - 1;
-          Formula f = c.paired ? idle("i/(i+m(F+I+W)), i = (p-1)(F&B+B-3W)/2, F&B = F+B, B = I+W",
-                                      others * (c.forward + 2 * c.input - c.weight) / 2, r, c)
-                               : idle("i/(i+m(F+I+W)), i = (p-1)(F+I-W)/2",
-                                      others * (c.forward + c.input - c.weight) / 2, r, c);
+          BubbleFormula f = c.paired ? idle("i/(i+m(F+I+W)), i = (p-1)(F&B+B-3W)/2, F&B = F+B, B = I+W",
+                                            others * (c.forward + 2 * c.input - c.weight) / 2, r, c)
+                                     : idle("i/(i+m(F+I+W)), i = (p-1)(F+I-W)/2",
+                                            others * (c.forward + c.input - c.weight) / 2, r, c);
           const double backward = c.input + c.weight;
           if (c.input < c.weight || (c.paired ? c.forward != c.input : c.forward < c.input || c.forward > backward))
             f.text += c.paired ? " (for F = I >= W, which these are not)" : " (for I+W >= F >= I >= W, not these)";
           return f;
         },
-    .refusal = [](const Request& r) -> std::string {
+    .refusal = [](const PipelineRequest& r) -> std::string {
       if (r.micro_batches >= 2 * r.stages) return "";
       return str("at least two micro-batches a stage (", 2 * r.stages, "), got ", r.micro_batches,
                  "; zb-h1 and 1f1b take any number");

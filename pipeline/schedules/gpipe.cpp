@@ -8,14 +8,14 @@
 
 namespace lockstep::pipeline {
 
-static std::vector<Action> all_then_all(const Request& r, int) {
-  std::vector<Action> list;
+static std::vector<StepAction> all_then_all(const PipelineRequest& r, int) {
+  std::vector<StepAction> list;
   for (int m = 0; m < r.micro_batches; ++m) list.push_back({Do::forward, m, 0});
   for (int m = 0; m < r.micro_batches; ++m) list.push_back({Do::backward, m, 0});
   return list;
 }
 
-const Rules rules::gpipe{
+const ScheduleRules rules::gpipe{
     .name = "gpipe",
     .computations = all_then_all,
     .bubble = bubble_of_1f1b,

@@ -12,13 +12,13 @@
 
 namespace lockstep::pipeline {
 
-static std::vector<Action> in_groups(const Request& r, int rank) {
+static std::vector<StepAction> in_groups(const PipelineRequest& r, int rank) {
   const int p = r.stages, v = r.chunks, total = r.micro_batches * v;
   const auto at = [&](Do what, int i) {  // the i-th forward or backward of this rank
     const int in_round = i % (p * v), chunk = in_round / p;
-    return Action{what, i / (p * v) * p + in_round % p, what == Do::forward ? chunk : v - 1 - chunk};
+    return StepAction{what, i / (p * v) * p + in_round % p, what == Do::forward ? chunk : v - 1 - chunk};
   };
-  std::vector<Action> list;
+  std::vector<StepAction> list;
   int forwards = 0, backwards = 0;
   const int warm_up = std::min(2 * (p - rank - 1) + (v - 1) * p, total);
   while (forwards < warm_up) list.push_back(at(Do::forward, forwards++));
@@ -30,13 +30,13 @@ static std::vector<Action> in_groups(const Request& r, int rank) {
   return list;
 }
 
-const Rules rules::interleaved{
+const ScheduleRules rules::interleaved{
     .name = "interleaved",
     .computations = in_groups,
-    .bubble = [](const Request& r, const Costs&) -> Formula {
+    .bubble = [](const PipelineRequest& r, const StageCosts&) -> BubbleFormula {
       return {"(p-1)/(m·v+p-1)", double(r.stages - 1) / (r.micro_batches * r.chunks + r.stages - 1)};
     },
-    .refusal = [](const Request& r) -> std::string {
+    .refusal = [](const PipelineRequest& r) -> std::string {
       if (r.micro_batches % r.stages == 0) return "";
       const int below = r.micro_batches / r.stages * r.stages, above = below + r.stages;
       return str("micro-batches in groups of as many as there are stages (", r.stages, "), got ", r.micro_batches,

@@ -6,8 +6,8 @@
 
 namespace lockstep::pipeline {
 
-static std::vector<Action> alternating(const Request& r, int rank) {
-  std::vector<Action> list;
+static std::vector<StepAction> alternating(const PipelineRequest& r, int rank) {
+  std::vector<StepAction> list;
   int forwards = 0, backwards = 0;
   const int warm_up = std::min(r.stages - rank - 1, r.micro_batches);
   while (forwards < warm_up) list.push_back({Do::forward, forwards++, 0});
@@ -19,7 +19,7 @@ static std::vector<Action> alternating(const Request& r, int rank) {
   return list;
 }
 
-const Rules rules::one_f_one_b{
+const ScheduleRules rules::one_f_one_b{
     .name = "1f1b",
     .computations = alternating,
     .bubble = bubble_of_1f1b,

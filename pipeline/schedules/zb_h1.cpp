@@ -12,8 +12,8 @@
 
 namespace lockstep::pipeline {
 
-static std::vector<Action> weights_later(const Request& r, int rank) {
-  std::vector<Action> list;
+static std::vector<StepAction> weights_later(const PipelineRequest& r, int rank) {
+  std::vector<StepAction> list;
   int forwards = 0, inputs = 0, weights = 0;
   const int m = r.micro_batches, warm_up = std::min(r.stages - rank - 1, m);
   while (forwards < warm_up) list.push_back({Do::forward, forwards++, 0});
@@ -26,11 +26,11 @@ static std::vector<Action> weights_later(const Request& r, int rank) {
   return list;
 }
 
-const Rules rules::zb_h1{
+const ScheduleRules rules::zb_h1{
     .name = "zb-h1",
     .computations = weights_later,
     .bubble =
-        [](const Request& r, const Costs& c) {
+        [](const PipelineRequest& r, const StageCosts& c) {
           const double least = std::min({c.forward, c.input, c.weight});
           return idle("i/(i+m(F+I+W)), i = (p-1)(F+I)-(min(p,m)-1)·min(F,I,W)",
                       (r.stages - 1) * (c.forward + c.input) - (std::min(r.stages, r.micro_batches) - 1) * least, r, c);

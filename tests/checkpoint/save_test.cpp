@@ -473,7 +473,7 @@ TEST_CASE("layout: sharing is even to the byte, and every element has one writer
     for (int r = 0; r < world; ++r) {
       for (const auto& w : layout.writes[size_t(r)]) {
         const LogicalTensor& tensor = layout.manifest.tensors.at(w.tensor);
-        const Part& part = tensor.parts[w.part];
+        const StoredPiece& part = tensor.parts[w.part];
         CHECK(part.file == file_of_rank(r));
         bytes[size_t(r)] += (part.end - part.begin) * size_of(tensor.dtype);
       }
@@ -482,7 +482,7 @@ TEST_CASE("layout: sharing is even to the byte, and every element has one writer
     for (const int64_t b : bytes) CHECK(std::abs(b - total / world) <= 16);
     for (const auto& [name, tensor] : layout.manifest.tensors) {
       int64_t reached = 0;
-      for (const Part& part : tensor.parts) {
+      for (const StoredPiece& part : tensor.parts) {
         CHECK(part.begin == reached);
         reached = part.end;
       }

@@ -52,7 +52,7 @@ Tensors train_stages(const StagePlan& plan) {
       [&](int rank) {
         const Device device = plan.device(rank);
         manual_seed(5);
-        Engine engine(placed(model(), device), plan.options, loss_of_tokens);
+        PipelineEngine engine(placed(model(), device), plan.options, loss_of_tokens);
         Optimizer optimizer(engine.module());
         std::vector<double> losses;
         for (int step = 0; step < plan.steps; ++step) {
@@ -152,7 +152,8 @@ TEST_CASE("nccl pipeline: the memory of a stage does not grow with the micro-bat
     return on_ranks<int64_t>(3,
                              [&](int rank) {
                                const Device device = device_of(rank);
-                               Engine engine(linears(3, wide, device), {.micro_batches = micro_batches}, mean_of);
+                               PipelineEngine engine(linears(3, wide, device), {.micro_batches = micro_batches},
+                                                     mean_of);
                                const Tensor x = full({rows, wide}, 1, {.dtype = f32, .device = device});
                                int64_t peak = 0;
                                // the first 100 messages are compared on the host
@@ -182,21 +183,21 @@ TEST_CASE("nccl pipeline: nothing but losses goes to the host in a step, and few
       CAPTURE(name_of(kind));
       CAPTURE(backend);
       fake::ToHost observed;
-      on_ranks(3,
-               [&](int rank) {
-                 const Device device = device_of(rank);
-                 Engine engine(linears(3, wide, device), {.micro_batches = int(many), .schedule = kind}, mean_of);
-                 const Tensor x = full({rows, wide}, 1, {.dtype = f32, .device = device});
-                 for (int step = 0; step < 15;
-                      ++step) {  // more than the first 100 messages, which are compared on the host
-                   const auto step_to_host = to_host_during(device, [&] {
-                     engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
-                   });
-                   if (rank == 0) observed = step_to_host;
-                   for (Variable& p : engine.module().parameters()) p.clear_grad();
-                 }
-               },
-               {.backend = backend, .timeout = dist::Seconds(60)});
+      on_ranks(
+          3,
+          [&](int rank) {
+            const Device device = device_of(rank);
+            PipelineEngine engine(linears(3, wide, device), {.micro_batches = int(many), .schedule = kind}, mean_of);
+            const Tensor x = full({rows, wide}, 1, {.dtype = f32, .device = device});
+            for (int step = 0; step < 15; ++step) {  // more than the first 100 messages, which are compared on the host
+              const auto step_to_host = to_host_during(device, [&] {
+                engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
+              });
+              if (rank == 0) observed = step_to_host;
+              for (Variable& p : engine.module().parameters()) p.clear_grad();
+            }
+          },
+          {.backend = backend, .timeout = dist::Seconds(60)});
       const int64_t activations = 2 * 2 * many * rows * wide * 4;  // forward and backward over two links
       if (std::string(backend) == "native") {
         CHECK(observed.bytes >= activations);
@@ -218,7 +219,7 @@ TEST_CASE("nccl pipeline: stages that compute for long, with receives on streams
                   std::this_thread::sleep_for(std::chrono::milliseconds(900));
                   return Values{m->call(in[0])};
                 });
-                Engine engine(std::move(layers), {.micro_batches = 3}, mean_of);
+                PipelineEngine engine(std::move(layers), {.micro_batches = 3}, mean_of);
                 const Tensor x = full({2, 4}, 1, {.dtype = f32, .device = device});
                 require(std::isfinite(engine.train_batch([&](int64_t) { return Sample{{x}, {}}; })), "the loss");
               },
@@ -244,7 +245,7 @@ TEST_CASE("nccl pipeline: a stage that dies, throws or never comes is told to al
                                            return Values{m->call(in[0])};
                                          });
                                        }
-                                       Engine engine(std::move(layers), {.micro_batches = 8}, mean_of);
+                                       PipelineEngine engine(std::move(layers), {.micro_batches = 8}, mean_of);
                                        const Tensor x = full({2, 4}, 1, {.dtype = f32, .device = device});
                                        engine.train_batch([&](int64_t) { return Sample{{x}, {}}; });
                                      },

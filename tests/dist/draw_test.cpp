@@ -54,7 +54,7 @@ static bool well_formed(const std::string& svg) {
 TEST_CASE("the picture of a schedule") {
   for_each_pair([](Algorithm a, Collective c) {
     for (const int n : {1, 2, 4, 5, 8}) {
-      const Request r{c, n, n / 2, is_reduction(c), {}};
+      const CollectiveRequest r{c, n, n / 2, is_reduction(c), {}};
       INFO(describe(a, r));
       const std::string svg = draw_svg(a, r);
       CHECK(svg.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 "));
@@ -62,7 +62,7 @@ TEST_CASE("the picture of a schedule") {
       CHECK(svg.size() < 120000);
       CHECK(svg.find("nan") == std::string::npos);
       // One arrow for every transfer; only arrows contain a curve.
-      const Check check = check_schedule(a, r);
+      const CollectiveCheck check = check_schedule(a, r);
       CHECK(std::count(svg.begin(), svg.end(), 'C') ==
             check.transfers + check.joins -
                 (r.mean ? std::count_if(check.nodes.begin(), check.nodes.end(),
@@ -79,7 +79,7 @@ TEST_CASE("the pictures in the documents are those that `lockstep schedule --svg
   struct Row {
     const char* file;
     Algorithm algorithm;
-    Request request;
+    CollectiveRequest request;
   };
   const Row rows[] = {{"ring_all_reduce.svg", Algorithm::ring, {Collective::all_reduce, 4}},
                       {"server_all_reduce.svg", Algorithm::server, {Collective::all_reduce, 4}},

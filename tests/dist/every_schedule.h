@@ -16,7 +16,7 @@ template <class Visit> void for_each_pair(const Visit& visit) {
 }
 
 /// The algorithm and the request, for messages.
-inline std::string describe(Algorithm a, const Request& r) {
+inline std::string describe(Algorithm a, const CollectiveRequest& r) {
   std::string hosts;
   for (const int host : r.hosts) hosts += str(" ", host);
   return str(name_of(a), " ", name_of(r.collective), ", ", r.ranks, " ranks, root ", r.root, r.mean ? ", mean" : "",

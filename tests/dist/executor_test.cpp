@@ -28,7 +28,7 @@ template <class T> struct Job {
   std::string describe = "all_reduce of a test", group = "world";
   Execution execution;
 
-  Job(const Request& request, int rank, std::vector<T>& data, Control& control, Transport& transport,
+  Job(const CollectiveRequest& request, int rank, std::vector<T>& data, Control& control, Transport& transport,
       uint64_t sequence = 1, Algorithm algorithm = Algorithm::direct, DType dtype = f32)
       : program(program_of(algorithm, request, rank), rank, request.ranks) {
     const int64_t chunks = chunk_count(algorithm, request), count = int64_t(data.size());
@@ -59,17 +59,17 @@ template <class T> struct Job {
 }  // namespace
 
 TEST_CASE("program: a transfer waits only for earlier steps that use its places") {
-  const Place a{0, 0}, b{1, 0}, scratch{0, 1};
+  const ChunkSlot a{0, 0}, b{1, 0}, scratch{0, 1};
   const std::vector<Transfer> program = {
       {.step = 0, .from = 0, .to = 1, .source = a, .target = a},        // 0: reads a, depends on nothing
       {.step = 0, .from = 1, .to = 0, .source = b, .target = scratch},  // 1: writes scratch, depends on nothing
       // 2: depends on 1, which writes its source, and 0, which reads its target
-      {.step = 1, .from = 0, .to = 0, .source = scratch, .target = a, .action = Action::reduce},
+      {.step = 1, .from = 0, .to = 0, .source = scratch, .target = a, .action = TransferAction::reduce},
       {.step = 2, .from = 0, .to = 1, .source = a, .target = a},  // 3: depends on 2
       {.step = 2, .from = 1, .to = 0, .source = b, .target = b},  // 4: depends on nothing
       // 5: depends on 3, which reads its target, and through 3 on 2
       {.step = 3, .from = 2, .to = 0, .source = a, .target = a},
-      {.step = 4, .from = 0, .to = 0, .source = a, .target = a, .action = Action::scale},  // 6: depends on 5
+      {.step = 4, .from = 0, .to = 0, .source = a, .target = a, .action = TransferAction::scale},  // 6: depends on 5
   };
   const Program prepared(program, 0, 3);
   const std::vector<std::vector<uint32_t>> expected = {{}, {}, {0, 1}, {2}, {}, {3}, {5}};
@@ -84,7 +84,7 @@ TEST_CASE("program: a transfer waits only for earlier steps that use its places"
 }
 
 TEST_CASE("program: programs that break a rule are refused") {
-  const Place a{0, 0}, b{1, 0};
+  const ChunkSlot a{0, 0}, b{1, 0};
   const auto refusal = [](std::vector<Transfer> program) { return message([&] { Program(program, 0, 2); }); };
   CHECK(contains(refusal({{.step = 0, .from = 1, .to = 1, .source = a, .target = b}}),
                  "expected transfers of rank 0 only, got one from rank 1 to 1"));
@@ -97,7 +97,7 @@ TEST_CASE("program: programs that break a rule are refused") {
                           {.step = 0, .from = 1, .to = 0, .source = a, .target = a}}),
                  "read and written, or written twice, in step 0"));
   CHECK(contains(refusal({{.step = 0, .from = 0, .to = 0, .source = a, .target = a}}), "expected two places"));
-  CHECK(contains(refusal({{.step = 0, .from = 0, .to = 0, .source = a, .target = b, .action = Action::scale}}),
+  CHECK(contains(refusal({{.step = 0, .from = 0, .to = 0, .source = a, .target = b, .action = TransferAction::scale}}),
                  "expected scale to work on one place"));
   CHECK(contains(refusal({{.step = 0, .from = 0, .to = 1, .source = {-1, 0}, .target = b}}),
                  "expected a chunk and a slot of at least 0"));
@@ -119,7 +119,7 @@ TEST_CASE(
             for (int64_t i = 0; i < count; ++i) data[size_t(i)] = float((i * 7 + rank) % 1000);
             Job<float> job({.collective = Collective::all_reduce, .ranks = n}, rank, data, control, link, ++sequence,
                            algorithm);
-            const Moved moved = execute(job.execution);
+            const CallTraffic moved = execute(job.execution);
             int64_t differ = 0;
             for (int64_t i = 0; i < count; ++i) {
               float sum = 0;

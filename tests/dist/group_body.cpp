@@ -325,7 +325,7 @@ class Body {
     for (const Algorithm a : choices()) {
       if (a == Algorithm::automatic) continue;
       if (!has_schedule(a, Collective::all_reduce)) continue;
-      const Request request{.collective = Collective::all_reduce, .ranks = n, .hosts = places};
+      const CollectiveRequest request{.collective = Collective::all_reduce, .ranks = n, .hosts = places};
       const int64_t chunks = chunk_count(a, request);
       int64_t sent = 0, received = 0, messages = 0;
       if (n > 1) {

@@ -133,7 +133,7 @@ void compare_all(ProcessGroup& g) {
 TEST_CASE("segments: positions of bytes, and their owners") {
   const Tensor t = shared_tensor({3, 1000}, f32), other = shared_tensor({7}, i8), ordinary = zeros({5});
   const auto bytes = bytes_of(t);
-  const Placement full = placement_of(bytes), part = placement_of(bytes.subspan(4000, 8));
+  const SegmentRange full = placement_of(bytes), part = placement_of(bytes.subspan(4000, 8));
   CHECK(bool(full));
   CHECK(full.offset == 0);
   CHECK(part.offset == 4000);
@@ -156,7 +156,7 @@ TEST_CASE("segments: a peer sees the same bytes, and unmaps segments that their 
   {
     const Tensor t = shared_tensor({100000}, f32), u = shared_tensor({1}, f32);
     t.fill_(1);
-    const Placement at = placement_of(bytes_of(t.narrow(0, 10, 5)));
+    const SegmentRange at = placement_of(bytes_of(t.narrow(0, 10, 5)));
     auto* there = reinterpret_cast<float*>(peer.reach(at, 20));
     REQUIRE(there != t.data<float>() + 10);  // a separate mapping
     CHECK(there[4] == 1);
@@ -168,7 +168,7 @@ TEST_CASE("segments: a peer sees the same bytes, and unmaps segments that their 
     CHECK(mappings() == before + 4);
     CHECK_ERROR(peer.reach(at, 400000),
                 "[transport] expected 400000 bytes at offset 40 of a tensor of rank 4, which has 400000");
-    Placement wrong = at;
+    SegmentRange wrong = at;
     wrong.serial ^= 1;
     CHECK_ERROR(peer.reach(wrong, 4), "got another file: that rank has released a tensor that is still in use");
     wrong.fd = 1 << 20;
@@ -184,7 +184,7 @@ TEST_CASE("segments: memory is given back at once, also while a peer maps it") {
   Tensor t = shared_tensor({1 << 20}, u8);
   t.fill_(1);
   PeerSegments peer(getpid(), 0);
-  const Placement at = placement_of(bytes_of(t));
+  const SegmentRange at = placement_of(bytes_of(t));
   std::byte* there = peer.reach(at, 1 << 20);
   const int fd = dup(at.fd);
   CHECK(blocks_of(fd) >= (1 << 20) / 512);
@@ -221,7 +221,7 @@ TEST_CASE("in place: ranks share the schedule out so that none waits for another
   for (const Collective c :
        {Collective::all_reduce, Collective::reduce_scatter, Collective::all_gather, Collective::broadcast}) {
     for (int n = 1; n <= 33; ++n) {
-      const Request request{c, n, has_root(c) ? n / 2 : 0, is_reduction(c), {}};
+      const CollectiveRequest request{c, n, has_root(c) ? n / 2 : 0, is_reduction(c), {}};
       INFO("c ", name_of(c), ", n ", n);
       struct Use {
         std::set<int> readers, writers;  // ranks that do the reads and writes of this place

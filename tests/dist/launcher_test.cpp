@@ -198,16 +198,16 @@ TEST_CASE("a port is kept from others, and one in use is refused") {
 }
 
 TEST_CASE("streams by rank") {
-  const Streams all = Streams::parse("2", 2, "--tee"), some = Streams::parse("0:1,1:3", 3, "--tee");
+  const OutputStreams all = OutputStreams::parse("2", 2, "--tee"), some = OutputStreams::parse("0:1,1:3", 3, "--tee");
   CHECK((!all.covers(0, 1) && all.covers(1, 2) && all.any()));
   CHECK((some.covers(0, 1) && !some.covers(0, 2) && some.covers(1, 2) && !some.covers(2, 1)));
-  CHECK(!Streams::parse("0", 1, "--tee").any());
+  CHECK(!OutputStreams::parse("0", 1, "--tee").any());
   for (const char* text : {"", "4", "-1", "x", "1,2", "0:4", "0:", ":1", "0:1,", "0:1;1:2"}) {
     CAPTURE(text);
-    CHECK_ERROR(Streams::parse(text, 2, "--tee"), "expected --tee");
+    CHECK_ERROR(OutputStreams::parse(text, 2, "--tee"), "expected --tee");
   }
-  CHECK_ERROR(Streams::parse("2:1", 2, "--tee"), "local rank 2; there are ranks 0 to 1");
-  CHECK_ERROR(Streams::parse("1:1,1:2", 2, "--tee"), "twice");
+  CHECK_ERROR(OutputStreams::parse("2:1", 2, "--tee"), "local rank 2; there are ranks 0 to 1");
+  CHECK_ERROR(OutputStreams::parse("1:1,1:2", 2, "--tee"), "twice");
   CHECK(line_prefix("[${role_name}${rank}.${local_rank}] $ {x} ", 5, 1, "w") == "[w5.1] $ {x} ");
   CHECK(line_prefix("${rank", 5, 1, "w") == "${rank");
   CHECK_ERROR(line_prefix("${ranks}", 0, 0, ""), "'${ranks}'");
@@ -317,11 +317,12 @@ TEST_CASE(
   const char* before = std::getenv("TMPDIR");
   const std::string kept = before ? before : "";
   setenv("TMPDIR", "/no/such", 1);
-  CHECK(contains(message([] { Scratch scratch; }), "TMPDIR=/no/such: the folder for temporary files does not exist"));
+  CHECK(contains(message([] { ScratchFolder scratch; }),
+                 "TMPDIR=/no/such: the folder for temporary files does not exist"));
   setenv("TMPDIR", folder.path.c_str(), 1);
   std::vector<std::string> all;
   for (int i = 0; i < 13; ++i) {
-    Scratch scratch;
+    ScratchFolder scratch;
     all.push_back(scratch.path());
     if (i != 1) scratch.keep(i != 2);  // 2: its logs were requested by the user
   }

@@ -298,7 +298,7 @@ TEST_CASE("rendezvous 23: a listener that is silent, or speaks something else") 
                                                  {"SSH-2.0-OpenSSH_9.2\r\n", 0},
                                                  {std::string(4096, '\0'), 0},
                                                  {"LSc1\xff\xff\xff\xff", 5},
-                                                 {encode(Kind::reply, 0, "x"), 0}};
+                                                 {encode(FrameKind::reply, 0, "x"), 0}};
   std::vector<std::thread> threads;
   for (const auto& [text, seconds] : rows) {
     threads.emplace_back([&text = text, &seconds = seconds] {
@@ -410,7 +410,7 @@ TEST_CASE("rendezvous 26, 28, 29: a foreign process is rejected, and the Error n
 }
 
 TEST_CASE("rendezvous 29: another version of the protocol is refused, by the store and by a rank") {
-  Listener newer(encode(Kind::challenge, 0, Writer().u32(7).text("different from here on").body));
+  Listener newer(encode(FrameKind::challenge, 0, Writer().u32(7).text("different from here on").body));
   const Rendezvous place{.rank = 1, .world_size = 2, .port = newer.port};
   CHECK_ERROR(Control::join(place), str("127.0.0.1:", newer.port, " speaks protocol 7, rank 1 speaks ", wire_protocol,
                                         ": all ranks need the same build"));

@@ -63,8 +63,8 @@ TEST_CASE("every schedule is right: all algorithms, collectives, roots, 1 to 64 
           const auto hosts =
               a == Algorithm::hierarchical && (n <= 20 || n % 8 == 0) ? layouts(n) : std::vector<std::vector<int>>{{}};
           for (const auto& layout : hosts) {
-            const Request r{c, n, root, mean, layout};
-            const Check check = check_schedule(a, r);
+            const CollectiveRequest r{c, n, root, mean, layout};
+            const CollectiveCheck check = check_schedule(a, r);
             ++checked;
             if (!check.right()) FAIL_CHECK(describe(a, r), ": ", check.errors[0]);
             CHECK(std::accumulate(check.sent.begin(), check.sent.end(), int64_t(0)) == check.transfers);
@@ -88,9 +88,9 @@ TEST_CASE("every schedule is right for 1000 ranks") {
       pairs,
       [&](const auto& pair) {
         const auto [a, c] = pair;
-        const Request r{c, thousand, has_root(c) ? thousand / 3 : 0, false,
-                        a == Algorithm::hierarchical ? hosts : std::vector<int>{}};
-        const Check check = check_schedule(a, r);
+        const CollectiveRequest r{c, thousand, has_root(c) ? thousand / 3 : 0, false,
+                                  a == Algorithm::hierarchical ? hosts : std::vector<int>{}};
+        const CollectiveCheck check = check_schedule(a, r);
         if (!check.right()) FAIL_CHECK(describe(a, r), ": ", check.errors[0]);
         if (is_reduction(c)) CHECK(check.all_in_tree_order() == adds_in_tree_order(a, r));
       },
@@ -100,7 +100,7 @@ TEST_CASE("every schedule is right for 1000 ranks") {
 TEST_CASE("the order of addition: direct is the tree for every n, every rank's sum the same") {
   for (int n = 1; n <= 40; ++n) {
     for (const Collective c : {Collective::all_reduce, Collective::reduce_scatter, Collective::reduce}) {
-      const Check check = check_schedule(Algorithm::direct, {c, n, n / 2});
+      const CollectiveCheck check = check_schedule(Algorithm::direct, {c, n, n / 2});
       CHECK(check.all_in_tree_order());
       for (int chunk = 0; chunk < n; ++chunk) CHECK(check.order(chunk) == tree_text(0, n));
       CHECK(check.slots <= std::bit_width(unsigned(n)));
@@ -147,14 +147,14 @@ TEST_CASE("steps, messages and chunks match the formulas") {
       if (row.algorithm == Algorithm::tree && row.collective == Collective::gather && !std::has_single_bit(unsigned(n)))
         continue;
       CAPTURE(describe(row.algorithm, {row.collective, n}));
-      const Check check = check_schedule(row.algorithm, {row.collective, n});
+      const CollectiveCheck check = check_schedule(row.algorithm, {row.collective, n});
       CHECK(check.rounds == row.rounds);
       CHECK(*std::max_element(check.sent.begin(), check.sent.end()) == row.sent);
     }
     // All ranks send and receive the same number of chunks, and that is the minimum.
     for (const Algorithm a : {Algorithm::ring, Algorithm::direct, Algorithm::halving_doubling}) {
       if (a == Algorithm::halving_doubling && !std::has_single_bit(unsigned(n))) continue;
-      const Check check = check_schedule(a, {Collective::all_reduce, n});
+      const CollectiveCheck check = check_schedule(a, {Collective::all_reduce, n});
       CHECK(std::all_of(check.sent.begin(), check.sent.end(), [&](int64_t x) { return x == 2 * m; }));
       CHECK(std::all_of(check.received.begin(), check.received.end(), [&](int64_t x) { return x == 2 * m; }));
       if (a == Algorithm::halving_doubling) CHECK(check.rounds == 2 * log);
@@ -162,7 +162,7 @@ TEST_CASE("steps, messages and chunks match the formulas") {
   }
   for (const int hosts : {1, 2, 3, 4, 5})
     for (const int each : {1, 2, 3, 4, 5, 8}) {
-      Request request{Collective::all_reduce, hosts * each};
+      CollectiveRequest request{Collective::all_reduce, hosts * each};
       for (int rank = 0; rank < request.ranks; ++rank) request.hosts.push_back(rank / each);
       CAPTURE(describe(Algorithm::hierarchical, request));
       CHECK(check_schedule(Algorithm::hierarchical, request).rounds ==
@@ -185,7 +185,7 @@ TEST_CASE("direct: in no step two ranks send to the same one") {
 
 TEST_CASE("programs are the parts of a schedule") {
   for_each_pair([&](Algorithm a, Collective c) {
-    const Request r{c, 7, 3};
+    const CollectiveRequest r{c, 7, 3};
     const auto all = make_schedule(a, r);
     size_t observed = 0;
     for (int rank = 0; rank < r.ranks; ++rank) {
@@ -198,9 +198,9 @@ TEST_CASE("programs are the parts of a schedule") {
 }
 
 TEST_CASE("the checker finds planted mistakes") {
-  const Request all_reduce{Collective::all_reduce, 4};
+  const CollectiveRequest all_reduce{Collective::all_reduce, 4};
   const auto ring = make_schedule(Algorithm::ring, all_reduce);
-  const auto errors = [](const std::vector<Transfer>& list, const Request& r, int64_t chunks = 4) {
+  const auto errors = [](const std::vector<Transfer>& list, const CollectiveRequest& r, int64_t chunks = 4) {
     return check_transfers(list, r, chunks).errors;
   };
   const auto changed = [&](size_t at, auto&& change) {
@@ -217,11 +217,12 @@ TEST_CASE("the checker finds planted mistakes") {
   };
   std::vector<Transfer> missing = ring, doubled = ring, late = ring, swapped = ring, scaled = ring;
   missing.erase(missing.begin() + 1);
-  doubled.insert(doubled.begin() + 12, Transfer{3, 1, 0, {0, 0}, {0, 0}, Action::reduce});
+  doubled.insert(doubled.begin() + 12, Transfer{3, 1, 0, {0, 0}, {0, 0}, TransferAction::reduce});
   for (size_t i = 13; i < doubled.size(); ++i) ++doubled[i].step;
   std::swap(swapped[0], swapped[23]);
-  scaled.insert(scaled.begin() + 12, Transfer{3, 0, 0, {0, 0}, {0, 0}, Action::scale});
-  const Transfer back{0, 1, 0, {3, 0}, {3, 0}, Action::reduce}, inside{0, 1, 1, {2, 0}, {3, 0}, Action::copy};
+  scaled.insert(scaled.begin() + 12, Transfer{3, 0, 0, {0, 0}, {0, 0}, TransferAction::scale});
+  const Transfer back{0, 1, 0, {3, 0}, {3, 0}, TransferAction::reduce},
+      inside{0, 1, 1, {2, 0}, {3, 0}, TransferAction::copy};
   const Row rows[] = {
       {"missing", missing, "lacks the term of rank 1"},
       {"doubled", doubled, "twice"},
@@ -231,8 +232,9 @@ TEST_CASE("the checker finds planted mistakes") {
        "other"},
       {"cycle", changed(1, [&](Transfer& t) { t = back; }), "in the same step: they wait for each other"},
       {"has the same source and target", changed(1, [](Transfer& t) { t.to = 1; }), "has the same source and target"},
-      {"copy instead of reduce", changed(5, [](Transfer& t) { t.action = Action::copy; }), "lacks the term of rank"},
-      {"reduce instead of copy", changed(14, [](Transfer& t) { t.action = Action::reduce; }), "twice"},
+      {"copy instead of reduce", changed(5, [](Transfer& t) { t.action = TransferAction::copy; }),
+       "lacks the term of rank"},
+      {"reduce instead of copy", changed(14, [](Transfer& t) { t.action = TransferAction::reduce; }), "twice"},
       {"no rank", changed(1, [](Transfer& t) { t.to = 4; }), "names a rank out of range"},
       {"no chunk", changed(1, [](Transfer& t) { t.source.chunk = 4; }), "names a chunk or slot out of range"},
       {"no slot", changed(1, [](Transfer& t) { t.source.slot = -1; }), "names a chunk or slot out of range"},
@@ -243,7 +245,7 @@ TEST_CASE("the checker finds planted mistakes") {
       {"order", swapped, "comes after a later step"},
       {"written twice", changed(1, [&](Transfer& t) { t = inside; }), "writes where rank 0 writes in the same step"},
       {"scaled", scaled, "divided"},
-      {"scale elsewhere", changed(1, [](Transfer& t) { t.action = Action::scale; }),
+      {"scale elsewhere", changed(1, [](Transfer& t) { t.action = TransferAction::scale; }),
        "divides from one place into another; it must do so in place"},
   };
   for (const Row& row : rows) {
@@ -258,17 +260,17 @@ TEST_CASE("the checker finds planted mistakes") {
   CHECK(contains(errors({}, {Collective::gather, 2, 1}, 2)[0],
                  "should have chunk 0 of rank 0 as chunk 0, but has nothing"));
   // Sums computed on several ranks count as equal only if they are added in the same order.
-  const Request two{Collective::all_reduce, 2}, three{Collective::all_reduce, 3};
-  const std::vector<Transfer> swap{{0, 0, 1, {0, 0}, {0, 1}, Action::copy},
-                                   {0, 1, 0, {0, 0}, {0, 1}, Action::copy},
-                                   {1, 0, 0, {0, 1}, {0, 0}, Action::reduce},
-                                   {1, 1, 1, {0, 1}, {0, 0}, Action::reduce}};
+  const CollectiveRequest two{Collective::all_reduce, 2}, three{Collective::all_reduce, 3};
+  const std::vector<Transfer> swap{{0, 0, 1, {0, 0}, {0, 1}, TransferAction::copy},
+                                   {0, 1, 0, {0, 0}, {0, 1}, TransferAction::copy},
+                                   {1, 0, 0, {0, 1}, {0, 0}, TransferAction::reduce},
+                                   {1, 1, 1, {0, 1}, {0, 0}, TransferAction::reduce}};
   CHECK(errors(swap, two, 1).empty());
   std::vector<Transfer> rotate;
   for (int r = 0; r < 3; ++r)
-    for (int s = 1; s < 3; ++s) rotate.push_back({0, r, (r + s) % 3, {0, 0}, {0, s}, Action::copy});
+    for (int s = 1; s < 3; ++s) rotate.push_back({0, r, (r + s) % 3, {0, 0}, {0, s}, TransferAction::copy});
   for (int s = 1; s < 3; ++s)
-    for (int r = 0; r < 3; ++r) rotate.push_back({s, r, r, {0, s}, {0, 0}, Action::reduce});
+    for (int r = 0; r < 3; ++r) rotate.push_back({s, r, r, {0, s}, {0, 0}, TransferAction::reduce});
   REQUIRE_FALSE(errors(rotate, three, 1).empty());
   CHECK(contains(errors(rotate, three, 1)[0], "differs between ranks"));
 }
@@ -276,8 +278,9 @@ TEST_CASE("the checker finds planted mistakes") {
 TEST_CASE("the checker finds every single transfer that is lost, and every one that is done twice") {
   for_each_pair([&](Algorithm a, Collective c) {
     for (const int n : {2, 3, 4, 5}) {
-      const Request r{c, n, n - 1, is_reduction(c),
-                      a == Algorithm::hierarchical && n == 5 ? std::vector<int>{0, 0, 1, 1, 1} : std::vector<int>{}};
+      const CollectiveRequest r{
+          c, n, n - 1, is_reduction(c),
+          a == Algorithm::hierarchical && n == 5 ? std::vector<int>{0, 0, 1, 1, 1} : std::vector<int>{}};
       const auto list = make_schedule(a, r);
       const int64_t chunks = chunk_count(a, r);
       for (size_t i = 0; i < list.size(); ++i) {
@@ -287,7 +290,7 @@ TEST_CASE("the checker finds every single transfer that is lost, and every one t
         // halving_doubling's broadcast sends some chunks twice, so losing one copy is harmless.
         if (!(a == Algorithm::halving_doubling && c == Collective::broadcast))
           CHECK_FALSE(check_transfers(lost, r, chunks).right());
-        if (list[i].action == Action::copy) continue;
+        if (list[i].action == TransferAction::copy) continue;
         auto twice = list;
         twice.insert(twice.begin() + std::ptrdiff_t(i), list[i]);
         for (size_t k = i + 1; k < twice.size(); ++k) ++twice[k].step;
@@ -305,7 +308,7 @@ TEST_CASE("names, and rejected values") {
     CHECK_ERROR(parse_algorithm("rign"), part);
   CHECK_ERROR(parse_collective("allreduce"), "did you mean all_reduce?");
   CHECK_FALSE(contains(message([] { parse_algorithm("butterfly"); }), "did you mean"));
-  const auto visit = [](Algorithm a, const Request& r) {
+  const auto visit = [](Algorithm a, const CollectiveRequest& r) {
     return message([&] { visit_schedule(a, r, [](const Transfer&) {}); });
   };
   CHECK(contains(visit(Algorithm::ring, {Collective::all_reduce, 0}), "expected 1 rank or more, got 0"));

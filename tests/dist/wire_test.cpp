@@ -79,12 +79,12 @@ long resident_kib() {
 std::string hello(const Nonce& challenge, const std::string& token, uint32_t protocol = wire_protocol) {
   const Nonce number = random_nonce();
   const Proof proof = prove(token, "rank", challenge, number, "control");
-  return encode(Kind::hello, 0,
+  return encode(FrameKind::hello, 0,
                 Writer().u32(protocol).bytes(number.data(), number.size()).bytes(proof.data(), proof.size()).body);
 }
 
 Nonce challenge_of(const Frame& frame) {
-  Fields in(frame.body);
+  BodyReader in(frame.body);
   in.u32();
   return in.bytes<32>();
 }
@@ -105,8 +105,8 @@ TEST_CASE("wire: fields and frames come back as they went, however they are cut"
   out.u8(255).u32(0xfffffffe).u64(~uint64_t(0)).i64(-5).seconds(0.25).text("").text(std::string("a\0b", 3));
   write_activity(out, activity);
   write_failure(out, Fault::deadlock, -1, "why");
-  const std::string stream = encode(Kind::set, 77, out.body) + encode(Kind::heartbeat, 0, "") +
-                             encode(Kind::reply, 78, std::string(70000, 'x'));
+  const std::string stream = encode(FrameKind::set, 77, out.body) + encode(FrameKind::heartbeat, 0, "") +
+                             encode(FrameKind::reply, 78, std::string(70000, 'x'));
   for (const size_t piece : {size_t(1), size_t(7), size_t(16), size_t(4096), stream.size()}) {
     FrameReader reader(body_limit);
     std::vector<Frame> frames;
@@ -116,10 +116,10 @@ TEST_CASE("wire: fields and frames come back as they went, however they are cut"
     }
     REQUIRE(frames.size() == 3);
     CHECK(reader.pending() == 0);
-    CHECK((frames[0].kind == Kind::set && frames[0].request == 77));
+    CHECK((frames[0].kind == FrameKind::set && frames[0].request == 77));
     CHECK(frames[1].body.empty());
     CHECK(frames[2].body == std::string(70000, 'x'));
-    Fields in(frames[0].body);
+    BodyReader in(frames[0].body);
     CHECK(in.u8() == 255);
     CHECK(in.u32() == 0xfffffffe);
     CHECK(in.u64() == ~uint64_t(0));
@@ -137,7 +137,7 @@ TEST_CASE("wire: fields and frames come back as they went, however they are cut"
   }
   // A truncated body is rejected, wherever it is cut.
   for (size_t size = 0; size < out.body.size(); ++size) {
-    Fields in(std::string_view(out.body).substr(0, size));
+    BodyReader in(std::string_view(out.body).substr(0, size));
     CHECK(contains(message([&] {
                      in.u8(), in.u32(), in.u64(), in.i64(), in.seconds(), in.text(0), in.text(3);
                      read_activity(in);
@@ -167,13 +167,13 @@ TEST_CASE("wire 17: claims are checked before memory is taken") {
     reader.push(bytes.data(), bytes.size());
     CHECK_ERROR(reader.next(), expected);
   }
-  CHECK_ERROR(Fields(Writer().u32(0xffffffff).body).text(100),
+  CHECK_ERROR(BodyReader(Writer().u32(0xffffffff).body).text(100),
               "[wire] expected a text of at most 100 bytes, got one of 4294967295");
-  CHECK_ERROR(Fields(Writer().u32(0x20000000).u64(1).body).count(12),
+  CHECK_ERROR(BodyReader(Writer().u32(0x20000000).u64(1).body).count(12),
               "[wire] expected 536870912 entries in a message, got bytes for 0");
-  CHECK_ERROR(Fields(Writer().seconds(NAN).body).seconds(), "[wire] expected seconds >= 0");
-  CHECK_ERROR(Fields(Writer().seconds(-1).body).seconds(), "[wire] expected seconds >= 0, got -1");
-  CHECK_ERROR(Fields("x").end(), "[wire] expected the end of a message, got 1 more bytes");
+  CHECK_ERROR(BodyReader(Writer().seconds(NAN).body).seconds(), "[wire] expected seconds >= 0");
+  CHECK_ERROR(BodyReader(Writer().seconds(-1).body).seconds(), "[wire] expected seconds >= 0, got -1");
+  CHECK_ERROR(BodyReader("x").end(), "[wire] expected the end of a message, got 1 more bytes");
   CHECK(resident_kib() - before < 1024);
 }
 
@@ -182,7 +182,7 @@ TEST_CASE("wire: random bytes and flipped bits never do more than throw") {
   int refused = 0;
   Writer body;
   write_activity(body, {});
-  const std::string good = encode(Kind::activity, 3, body.body);
+  const std::string good = encode(FrameKind::activity, 3, body.body);
   for (int i = 0; i < 20000; ++i) {
     std::string bytes = i % 2 ? good : std::string(random() % 64, '\0');
     if (i % 2) bytes[random() % bytes.size()] ^= char(1 << (random() % 8));
@@ -192,7 +192,7 @@ TEST_CASE("wire: random bytes and flipped bits never do more than throw") {
     reader.push(bytes.data(), bytes.size());
     try {
       while (const auto frame = reader.next()) {
-        Fields in(frame->body);
+        BodyReader in(frame->body);
         read_activity(in);
         in.end();
       }
@@ -249,7 +249,7 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
     }
     Stranger drip(port);
     std::jthread drops([&](std::stop_token over) {  // connects and disconnects during the checks below
-      for (const char c : encode(Kind::hello, 0, std::string(2000, 'x'))) {
+      for (const char c : encode(FrameKind::hello, 0, std::string(2000, 'x'))) {
         if (over.stop_requested()) break;
         drip.say(std::string(1, c));
         std::this_thread::sleep_for(std::chrono::milliseconds(200));
@@ -274,16 +274,16 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
       Stranger thief(port);
       thief.say(hello(challenge_of(thief.read()), token));
       const Frame answer = thief.read();
-      CHECK(answer.kind == Kind::refused);
+      CHECK(answer.kind == FrameKind::refused);
       CHECK(contains(answer.body, "wrong token"));
-      thief.say(encode(Kind::get, 1, Writer().text("secret").seconds(1).body));
+      thief.say(encode(FrameKind::get, 1, Writer().text("secret").seconds(1).body));
       CHECK(thief.until_closed() >= 0);
       CHECK(!contains(thief.got, "value"));
     }
     {  // a request before authentication
       Stranger thief(port);
       thief.read();
-      thief.say(encode(Kind::try_get, 1, Writer().text("secret").body));
+      thief.say(encode(FrameKind::try_get, 1, Writer().text("secret").body));
       CHECK(thief.until_closed() >= 0);
       CHECK(thief.got.empty());
     }
@@ -296,15 +296,15 @@ TEST_CASE("wire 18, 24, 25: strangers are shut out and the job goes on") {
       Stranger first(port);
       const std::string overheard = hello(challenge_of(first.read()), "a secret");
       first.say(overheard);
-      CHECK(first.read().kind == Kind::welcome);
+      CHECK(first.read().kind == FrameKind::welcome);
       Stranger second(port);
       second.read();
       second.say(overheard);
-      CHECK(second.read().kind == Kind::refused);
+      CHECK(second.read().kind == FrameKind::refused);
     }
     {  // more than 4 KiB before authentication
       Stranger large(port);
-      large.say(encode(Kind::hello, 0, std::string(5000, 'x')));
+      large.say(encode(FrameKind::hello, 0, std::string(5000, 'x')));
       CHECK(large.until_closed() >= 0);
     }
     CHECK(drip.until_closed() >= 0);

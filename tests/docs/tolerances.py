@@ -26,11 +26,11 @@ ROWS = [
     ("sequence-parallel.md", "| a GPT's loss and gradients over data x context ranks, f64 | to NUMBER |", "tests/parallel/sequence/context_test.cpp", "gradients(*full)) < NUMBER)"),
     ("moe.md", "in f64 to NUMBER with all gradients", "tests/parallel/moe/layer_test.cpp", "expected.tensor().narrow(0, first, n)) < NUMBER)"),
     # every mix of plan, precision and optimizer
-    ("train.md", "| the same with fp16 and `pp` | within NUMBER |", "tests/train/plans_test.cpp", '!one_bit ? NUMBER : m.precision'),
-    ("train.md", "| plans with `tp` or `cp`, which split sums | within NUMBER in f32", "tests/train/plans_test.cpp", "one_bit ? 0.2 : NUMBER;"),
-    ("train.md", "which split sums | within 1e-4 in f32, NUMBER in 16 bits", "tests/train/plans_test.cpp", "!= \"f32\" ? NUMBER : one_bit"),
-    ("train.md", "own compression error | within NUMBER in f32", "tests/train/plans_test.cpp", 'one_bit ? NUMBER : 1e-4'),
-    ("train.md", "own compression error | within 20 % in f32, NUMBER in 16 bits", "tests/train/plans_test.cpp", "!= \"f32\" ? NUMBER : one_bit"),
+    ("train.md", "| the same with fp16 and `pp` | within NUMBER |", "tests/train/plans_test.cpp", '!onebit ? NUMBER : m.precision'),
+    ("train.md", "| plans with `tp` or `cp`, which split sums | within NUMBER in f32", "tests/train/plans_test.cpp", "onebit ? 0.2 : NUMBER;"),
+    ("train.md", "which split sums | within 1e-4 in f32, NUMBER in 16 bits", "tests/train/plans_test.cpp", "!= \"f32\" ? NUMBER : onebit"),
+    ("train.md", "own compression error | within NUMBER in f32", "tests/train/plans_test.cpp", 'onebit ? NUMBER : 1e-4'),
+    ("train.md", "own compression error | within 20 % in f32, NUMBER in 16 bits", "tests/train/plans_test.cpp", "!= \"f32\" ? NUMBER : onebit"),
     ("../extensions/hugging_face/training.md", "of NUMBER steps with Transformers' Trainer", "extensions/hugging_face/tests/arguments_test.cpp", "the curve of NUMBER steps of Transformers' Trainer"),
     ("../extensions/hugging_face/training.md", "steps with Transformers' Trainer, to NUMBER.", "extensions/hugging_face/tests/arguments_test.cpp", "std::abs(curve[i] - theirs[i]) <= NUMBER *"),
     # a device's results

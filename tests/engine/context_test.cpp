@@ -73,8 +73,8 @@ TEST_CASE("context: pipeline::Engine alone averages over copies and parts") {
     return on_ranks<Tensors>(parallel::parse_plan(plan).ranks(), [&](int) {
       const parallel::Mesh mesh(parallel::parse_plan(plan), dist::world());
       const auto [layers, loss_of] = pipeline::layers_of(make_gpt(mesh));
-      pipeline::Engine e(layers, {.stages = mesh.plan().pp, .micro_batches = 4 / mesh.plan().dp, .mesh = &mesh},
-                         loss_of);
+      pipeline::PipelineEngine e(layers, {.stages = mesh.plan().pp, .micro_batches = 4 / mesh.plan().dp, .mesh = &mesh},
+                                 loss_of);
       const double loss = e.train_batch([&](int64_t micro) {
         const Tensor tokens =
             sequence::slice(subject.sample(0, micro).inputs[0], 1, mesh.plan().cp, mesh.at().cp, TokenOrder::zigzag);

@@ -124,7 +124,7 @@ Wrapped by_pipeline(const Shared& net) {
   const pipeline::Loss loss = [](const pipeline::Values& out, const std::vector<Tensor>& targets) {
     return mse_loss(out[0], targets[0]);
   };
-  auto stages = std::make_shared<pipeline::Engine>(
+  auto stages = std::make_shared<pipeline::PipelineEngine>(
       pipeline::layers_of(net).layers, pipeline::EngineOptions{.micro_batches = 2, .bounds = {0, 2, 3}}, loss);
   auto adamw = adamw_of(stages->module());
   return {[=](int step) {

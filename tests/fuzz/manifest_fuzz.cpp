@@ -16,7 +16,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     const Manifest manifest = parse_manifest(seal_manifest(text), "fuzz");
     for (const auto& [name, tensor] : manifest.tensors) {
       int64_t reached = 0;
-      for (const Part& part : tensor.parts) {
+      for (const StoredPiece& part : tensor.parts) {
         if (part.begin != reached || !manifest.files.count(part.file) || part.file.find('/') != part.file.npos)
           std::abort();
         reached = part.end;

@@ -22,14 +22,14 @@ std::string messages(std::string_view data) {
   std::string out;
   uint32_t request = 0;
   while (data.size() >= 4) {
-    const auto kind = Kind(1 + uint8_t(data[0]) % last_kind);
+    const auto kind = FrameKind(1 + uint8_t(data[0]) % last_kind);
     const size_t length = std::min<size_t>(uint8_t(data[1]) | uint8_t(data[2]) << 8, data.size() - 4);
     out += encode(kind, request++, data.substr(4, length));
     data.remove_prefix(4 + length);
   }
   Writer bye;
   write_activity(bye, Activity{});
-  return out + encode(Kind::leave, last_request, bye.u32(0).body);
+  return out + encode(FrameKind::leave, last_request, bye.u32(0).body);
 }
 
 /// Waits for `events`. Aborts after 5 s: the store does not answer. libFuzzer's timer interrupts calls.
@@ -45,7 +45,7 @@ void wait_for(int fd, short events) {
 void listen(int fd, FrameReader in) {
   for (char buffer[4096];;) {
     while (const auto frame = in.next())
-      if (frame->request == last_request || frame->kind == Kind::failure) return;
+      if (frame->request == last_request || frame->kind == FrameKind::failure) return;
     wait_for(fd, POLLIN);
     const ssize_t got = ::recv(fd, buffer, sizeof buffer, 0);
     if (got <= 0) return;

@@ -36,16 +36,16 @@ Result cut(const char* data, size_t size, size_t piece) {
 }
 
 void read(const Frame& frame) {
-  Fields in(frame.body);
+  BodyReader in(frame.body);
   try {
     switch (frame.kind) {
-      case Kind::failure: read_failure(in); break;
-      case Kind::barrier: {
+      case FrameKind::failure: read_failure(in); break;
+      case FrameKind::barrier: {
         in.text(key_limit), in.seconds();
         for (uint32_t i = in.count(4); i > 0; --i) in.u32();
         break;
       }
-      case Kind::hello: in.u32(), in.bytes<32>(), in.bytes<32>(); break;
+      case FrameKind::hello: in.u32(), in.bytes<32>(), in.bytes<32>(); break;
       default: {
         const Activity activity = read_activity(in);
         in.end();
@@ -73,7 +73,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
     read(full.frames[i]);
   }
   // The fields of a body without a frame, which the fuzzer would otherwise have to produce first.
-  for (const Kind kind : {Kind::activity, Kind::failure, Kind::barrier, Kind::hello})
+  for (const FrameKind kind : {FrameKind::activity, FrameKind::failure, FrameKind::barrier, FrameKind::hello})
     read({kind, 0, std::string(bytes, size - 1)});
   return 0;
 }

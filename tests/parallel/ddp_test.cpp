@@ -85,7 +85,7 @@ TEST_CASE(
     const auto logs = on_ranks<std::string>(3, [&](int rank) {
       Branches net;
       std::string log;
-      const CommHook hook = [&log](Bucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
+      const CommHook hook = [&log](GradBucket& bucket, dist::ProcessGroup& group) -> std::function<void()> {
         log += str(bucket.index, " ");
         return
             [work = group.all_reduce(bucket.gradients, {.op = dist::ReduceOp::mean, .async = true}), &log]() mutable {

@@ -63,9 +63,9 @@ TEST_CASE("pipeline bubble: measured, it is the formula's") {
       if (nearest < 0.1) break;
       dist::spawn(row.stages * row.replicas,
                   [&](int rank) {
-                    Engine engine(sleepers(row.stages, unit, row.tied),
-                                  {.stages = row.stages, .micro_batches = row.micro_batches, .schedule = row.kind},
-                                  any_loss);
+                    PipelineEngine engine(
+                        sleepers(row.stages, unit, row.tied),
+                        {.stages = row.stages, .micro_batches = row.micro_batches, .schedule = row.kind}, any_loss);
                     for (int step = 0; step < 10; ++step) {
                       engine.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
                       for (const Variable& p : engine.module().parameters()) Variable(p).clear_grad();
@@ -88,7 +88,7 @@ TEST_CASE("pipeline bubble: a rank that has more to do is busy, the others wait 
               [](int) {
                 auto layers = sleepers(2, 0.002);
                 layers[1] = sleepers(1, 0.01)[0];
-                Engine engine(std::move(layers), {.micro_batches = 4}, any_loss);
+                PipelineEngine engine(std::move(layers), {.micro_batches = 4}, any_loss);
                 engine.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
                 const auto& times = engine.times();
                 CHECK(times[1].busy > 0.12);
@@ -96,7 +96,7 @@ TEST_CASE("pipeline bubble: a rank that has more to do is busy, the others wait 
                 CHECK(std::abs(times[0].busy + times[0].idle - times[1].busy - times[1].idle) < 1e-9);
               },
               {.timeout = dist::Seconds(60)});
-  Engine single(sleepers(1, 0.001), {.micro_batches = 2}, any_loss);
+  PipelineEngine single(sleepers(1, 0.001), {.micro_batches = 2}, any_loss);
   CHECK(single.bubble() == 0);
   single.train_batch([](int64_t) { return Sample{{ones({1, 2})}, {}}; });
   CHECK(single.bubble() < 0.05);

@@ -7,11 +7,11 @@
 namespace testing {
 
 /// The schedule described above.
-inline lockstep::pipeline::Schedule chunk_by_chunk(int stages, int micro_batches, int chunks) {
+inline lockstep::pipeline::PipelineSchedule chunk_by_chunk(int stages, int micro_batches, int chunks) {
   using namespace lockstep::pipeline;
-  Schedule s = make_schedule({ScheduleKind::interleaved, stages, micro_batches, chunks});
+  PipelineSchedule s = make_schedule({ScheduleKind::interleaved, stages, micro_batches, chunks});
   for (int rank = 0; rank < stages; ++rank) {
-    std::vector<Action>& list = s.ranks[size_t(rank)];
+    std::vector<StepAction>& list = s.ranks[size_t(rank)];
     list.clear();
     for (const bool back : {false, true}) {
       for (int i = 0; i < chunks * micro_batches; ++i) {

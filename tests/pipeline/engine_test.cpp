@@ -53,7 +53,7 @@ Tensors train(int ranks, const EngineOptions& options, const dist::SpawnOptions&
       ranks,
       [&](int) {
         manual_seed(5);
-        Engine engine(layers, options, loss_of_tokens);
+        PipelineEngine engine(layers, options, loss_of_tokens);
         Optimizer optimizer(engine.module());
         std::vector<double> losses, norms;
         for (int step = 0; step < steps; ++step) {
@@ -82,9 +82,10 @@ TEST_CASE("pipeline: random numbers that the data draw are the same at both ends
     return on_ranks<std::vector<double>>(ranks, [](int) {
       manual_seed(5);
       const auto drop = [](const Variable& x) { return dropout(x, 0.5, true); };
-      Engine engine({layer("drop", drop), layer<nn::Linear>({.in = 4, .out = 4}), layer("drop again", drop)},
-                    {.micro_batches = 2, .split = SplitBy::parse("uniform")},
-                    [](const Values& out, const std::vector<Tensor>& targets) { return mse_loss(out[0], targets[0]); });
+      PipelineEngine engine(
+          {layer("drop", drop), layer<nn::Linear>({.in = 4, .out = 4}), layer("drop again", drop)},
+          {.micro_batches = 2, .split = SplitBy::parse("uniform")},
+          [](const Values& out, const std::vector<Tensor>& targets) { return mse_loss(out[0], targets[0]); });
       std::vector<double> found;
       for (int step = 0; step < 2; ++step) {
         found.push_back(engine.train_batch([&](int64_t) {
@@ -190,7 +191,7 @@ TEST_CASE("pipeline: layers with state count a forward that runs again once") {
   const auto run = [&](const EngineOptions& options) {
     const auto all = on_ranks<Tensors>(2, [&](int) {
       manual_seed(5);
-      Engine engine(layers, options, loss_of_tokens);
+      PipelineEngine engine(layers, options, loss_of_tokens);
       Optimizer optimizer(engine.module());
       for (int step = 0; step < steps; ++step) {
         engine.train_batch([&](int64_t m) { return sample_of(step, m); });
@@ -225,7 +226,7 @@ TEST_CASE("pipeline: evaluation of any number of micro-batches of any size, on e
     const int replicas = options.stages > 0 ? ranks / options.stages : 1;
     const auto all = on_ranks<Tensors>(ranks, [&, &options = options](int) {
       manual_seed(5);
-      Engine engine(model(), options, loss_of_tokens);
+      PipelineEngine engine(model(), options, loss_of_tokens);
       Optimizer optimizer(engine.module());
       Tensors mine;
       for (int step = 0; step < steps; ++step) {
@@ -258,8 +259,9 @@ TEST_CASE("pipeline: evaluation of any number of micro-batches of any size, on e
 TEST_CASE("pipeline: stages exchange activations and their gradients, and shapes once") {
   const nn::Linear::Options linear{.in = 32, .out = 32};
   const auto sent = on_ranks<std::vector<int64_t>>(3, [&](int) {
-    Engine engine({layer<nn::Linear>(linear), layer<nn::Linear>(linear), layer<nn::Linear>(linear)},
-                  {.micro_batches = 4}, [](const Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
+    PipelineEngine engine({layer<nn::Linear>(linear), layer<nn::Linear>(linear), layer<nn::Linear>(linear)},
+                          {.micro_batches = 4},
+                          [](const Values& out, const std::vector<Tensor>&) { return mean(out[0]); });
     std::vector<int64_t> bytes;
     for (int step = 0; step < 3; ++step) {
       engine.train_batch([](int64_t) { return Sample{{ones({16, 32})}, {}}; });
@@ -285,7 +287,7 @@ TEST_CASE(
     "model") {
   const auto names = on_ranks<std::string>(4, [](int) {
     manual_seed(5);
-    Engine engine(model(), {.micro_batches = 1, .split = SplitBy::parse("uniform")}, loss_of_tokens);
+    PipelineEngine engine(model(), {.micro_batches = 1, .split = SplitBy::parse("uniform")}, loss_of_tokens);
     std::string all;
     for (auto& p : engine.module().named_parameters()) all += p.name + " ";
     CHECK(engine.bounds() == std::vector<int>{0, 2, 4, 6, 8});

@@ -63,13 +63,13 @@ TEST_CASE("pipeline faults: options that cannot be are refused on all ranks") {
     EngineOptions options;
     const char* expected;
   };
-  Schedule without = make_schedule({ScheduleKind::one_f_one_b, 2, 3});
+  PipelineSchedule without = make_schedule({ScheduleKind::one_f_one_b, 2, 3});
   auto& list = without.ranks[0];
-  list.erase(std::find(list.begin(), list.end(), Action{Do::receive_gradient, 1, 0}));
+  list.erase(std::find(list.begin(), list.end(), StepAction{Do::receive_gradient, 1, 0}));
   // rank 1 waits for a gradient before it sends the activation that leads to it
-  Schedule late = make_schedule({ScheduleKind::one_f_one_b, 3, 4});
+  PipelineSchedule late = make_schedule({ScheduleKind::one_f_one_b, 3, 4});
   auto& middle = late.ranks[1];
-  const auto send = std::find(middle.begin(), middle.end(), Action{Do::send_activation, 2, 0});
+  const auto send = std::find(middle.begin(), middle.end(), StepAction{Do::send_activation, 2, 0});
   std::rotate(send, send + 1, middle.end());
   const std::vector<Row> rows{
       {4,
@@ -101,14 +101,16 @@ TEST_CASE("pipeline faults: options that cannot be are refused on all ranks") {
       {2, 4, {.custom = make_schedule({ScheduleKind::gpipe, 3, 2})}, "a schedule of 2 stages, got one of 3"},
   };
   for (const Row& row : rows)
-    check_all(messages(row.ranks, [&](int) { Engine(chain(row.layers), row.options, mean_of); }), row.expected);
+    check_all(messages(row.ranks, [&](int) { PipelineEngine(chain(row.layers), row.options, mean_of); }), row.expected);
 }
 
 TEST_CASE("pipeline faults: ranks that have different models or options") {
-  check_all(messages(2, [](int rank) { Engine(chain(4 + rank), {.split = SplitBy::parse("uniform")}, mean_of); }),
-            "[pipeline]");
-  check_all(messages(2, [](int rank) { Engine(chain(4), {.micro_batches = 2 + rank}, mean_of); }), "micro_batches 2");
-  check_all(messages(2, [](int rank) { Engine(chain(4, 4 + rank), {.stages = 1}, mean_of); }),
+  check_all(
+      messages(2, [](int rank) { PipelineEngine(chain(4 + rank), {.split = SplitBy::parse("uniform")}, mean_of); }),
+      "[pipeline]");
+  check_all(messages(2, [](int rank) { PipelineEngine(chain(4), {.micro_batches = 2 + rank}, mean_of); }),
+            "micro_batches 2");
+  check_all(messages(2, [](int rank) { PipelineEngine(chain(4, 4 + rank), {.stages = 1}, mean_of); }),
             "parameter 0.weight f32 (4, 4)");  // replicas of one stage
 }
 
@@ -172,36 +174,36 @@ TEST_CASE("pipeline faults: in a step") {
                            options.split = SplitBy::parse("uniform");
                            if (ranks == 4 && std::string(row.expected).find("expected 4 micro") != std::string::npos)
                              options.micro_batches = 2;
-                           Engine(std::move(layers), options, mean_of).train_batch(row.data);
+                           PipelineEngine(std::move(layers), options, mean_of).train_batch(row.data);
                          }),
                 row.expected);
     }
   }
   check_all(messages(2,
                      [&](int) {
-                       Engine(chain(2), {}, [](const Values& out, const std::vector<Tensor>&) {
+                       PipelineEngine(chain(2), {}, [](const Values& out, const std::vector<Tensor>&) {
                          return out[0];
                        }).train_batch(good);
                      }),
             "expected the loss to be one floating number, got f32 (2, 4)");
   check_all(messages(2,
                      [&](int) {
-                       Engine engine(chain(2), {}, mean_of);
+                       PipelineEngine engine(chain(2), {}, mean_of);
                        engine.train_batch(good);
                        engine.train_batch(good);
                      }),
             " still has the gradient of the last step; call the optimizer's zero_grad()");
-  CHECK_ERROR(Engine(chain(2), {}, mean_of).eval_batch([](int64_t) { return ones_of(1); }, 0),
+  CHECK_ERROR(PipelineEngine(chain(2), {}, mean_of).eval_batch([](int64_t) { return ones_of(1); }, 0),
               "1 micro-batch or more, got 0");
-  CHECK_ERROR(Engine(chain(2), {}, mean_of).train_batch({}), "a function that returns micro-batches");
-  CHECK_ERROR(Engine(chain(2), {}, {}), "a loss function, got none");
-  CHECK_ERROR(Engine(chain(1), {}, mean_of).clip_grad_norm(-1), "max_norm >= 0, got -1");
+  CHECK_ERROR(PipelineEngine(chain(2), {}, mean_of).train_batch({}), "a function that returns micro-batches");
+  CHECK_ERROR(PipelineEngine(chain(2), {}, {}), "a loss function, got none");
+  CHECK_ERROR(PipelineEngine(chain(1), {}, mean_of).clip_grad_norm(-1), "max_norm >= 0, got -1");
 }
 
 TEST_CASE("pipeline faults: shapes may change when asked for, down to no rows at all") {
   for (const std::string& text : messages(2, [](int) {
-         Engine engine(chain(4), {.micro_batches = 4, .dynamic_shapes = true},
-                       [](const Values& out, const std::vector<Tensor>&) { return sum(out[0]); });
+         PipelineEngine engine(chain(4), {.micro_batches = 4, .dynamic_shapes = true},
+                               [](const Values& out, const std::vector<Tensor>&) { return sum(out[0]); });
          // micro-batches of 0, 1, 2 and 3 rows
          CHECK(std::isfinite(engine.train_batch([](int64_t m) { return ones_of(m); })));
        }))
@@ -227,7 +229,7 @@ TEST_CASE("pipeline faults: a stage that dies or throws is named by all others")
                 return Values{m->call(in[0])};
               });
             }
-            Engine engine(std::move(layers), {.micro_batches = 8}, mean_of);
+            PipelineEngine engine(std::move(layers), {.micro_batches = 8}, mean_of);
             engine.train_batch([](int64_t) { return ones_of(2); });
           },
           processes);
@@ -249,7 +251,7 @@ TEST_CASE("pipeline faults: stages that compute for long, with receives posted a
                   std::this_thread::sleep_for(std::chrono::milliseconds(900));
                   return Values{m->call(in[0])};
                 });
-                Engine engine(std::move(layers), {.micro_batches = 3}, mean_of);
+                PipelineEngine engine(std::move(layers), {.micro_batches = 3}, mean_of);
                 CHECK(std::isfinite(engine.train_batch([](int64_t) { return ones_of(2); })));
               },
               {.timeout = dist::Seconds(60), .heartbeat = dist::Seconds(0.2)});

@@ -147,7 +147,8 @@ TEST_CASE("models by their layers: every cut has the bits of the whole model, an
           scope.reset();
           const auto [layers, loss] = layers_of(model, recompute);
           CHECK(layers.size() == row.layers);
-          Engine engine(layers, {.micro_batches = model_micro_batches, .bounds = {0, cut, int(row.layers)}}, loss);
+          PipelineEngine engine(layers, {.micro_batches = model_micro_batches, .bounds = {0, cut, int(row.layers)}},
+                                loss);
           Tensors all;
           const double value = engine.train_batch([](int64_t m) {
             return Sample{{tokens_of(m, 0)}, {tokens_of(m, 1)}};

@@ -33,7 +33,7 @@ template <class Fn> void for_all(ScheduleKind kind, const Fn& fn) {
 }
 
 /// The papers' bound on the number of activations that a rank keeps.
-int activations_kept(const Request& r, int rank) {
+int activations_kept(const PipelineRequest& r, int rank) {
   switch (r.kind) {
     case ScheduleKind::gpipe: return r.micro_batches;
     case ScheduleKind::one_f_one_b: return std::min(r.stages - rank, r.micro_batches);
@@ -52,8 +52,8 @@ TEST_CASE("pipeline schedules: right for 1 to 16 stages and 1 to 64 micro-batche
     const ScheduleKind kind = parse_kind(name);
     int observed = 0;
     std::string wrong;
-    for_all(kind, [&](const Schedule& s) {
-      const Check check = check_schedule(s);
+    for_all(kind, [&](const PipelineSchedule& s) {
+      const PipelineCheck check = check_schedule(s);
       const int p = s.request.stages, m = s.request.micro_batches;
       const int64_t messages = s.request.kind == ScheduleKind::dualpipe_v
                                    ? int64_t(4) * (p - 1) * m
@@ -81,12 +81,12 @@ TEST_CASE("pipeline schedules: on streams of devices, one for each way; with one
     CAPTURE(name);
     int observed = 0, stuck = 0;
     std::string wrong;
-    for_all(kind, [&](const Schedule& s) {
+    for_all(kind, [&](const PipelineSchedule& s) {
       const int p = s.request.stages, m = s.request.micro_batches;
       if (p < 2 || p > 8 || m < 4 || m > 24) return;
       ++observed;
       stuck += !check_streams(s, {}, {.one_for_both_ways = true}).empty();
-      Schedule evaluation = s;
+      PipelineSchedule evaluation = s;
       for (const int micro_batches : {1, m, 2 * m + 1}) {
         evaluation.ranks = evaluation_of(s, micro_batches);
         evaluation.request.micro_batches = micro_batches;
@@ -113,9 +113,9 @@ TEST_CASE("pipeline schedules: on streams of devices, one for each way; with one
 TEST_CASE("pipeline schedules: idle as long as the formula says") {
   struct Row {
     ScheduleKind kind;
-    std::vector<Costs> costs;
+    std::vector<StageCosts> costs;
   };
-  const Costs even, backward_heavy{1, 1.5, .5}, light{1.2, 1, .7}, forward_heavy{3, 1, 1};
+  const StageCosts even, backward_heavy{1, 1.5, .5}, light{1.2, 1, .7}, forward_heavy{3, 1, 1};
   for (const auto& [kind, all] :
        {Row{ScheduleKind::gpipe, {even, backward_heavy, light, forward_heavy}},
         Row{ScheduleKind::one_f_one_b, {even, backward_heavy, light, forward_heavy}},
@@ -124,9 +124,9 @@ TEST_CASE("pipeline schedules: idle as long as the formula says") {
             {even, light, {1, 1, .25}, forward_heavy, backward_heavy, {1, 1, 2}, {1, 2, 2}, {2, 1, 3}}},
         Row{ScheduleKind::dualpipe_v,
             {even, light, {1, 1, .25}, {2, 1, 1}, {1, 1, 1, 0, true}, {2, 2, .5, 0, true}}}}) {
-    for (const Costs& costs : all) {
+    for (const StageCosts& costs : all) {
       double max_error = 0;
-      for_all(kind, [&](const Schedule& s) {
+      for_all(kind, [&](const PipelineSchedule& s) {
         if (&costs != &all[0] && s.request.micro_batches % 5 > 1) return;  // some sizes are enough
         const Simulation run = simulate(s, costs);
         max_error = std::max(max_error, std::abs(run.bubble - formula(s.request, costs).bubble));
@@ -156,9 +156,9 @@ TEST_CASE("pipeline schedules: idle as long as the formula says") {
 }
 
 TEST_CASE("pipeline schedules: where the stages lie, and names") {
-  const Schedule round = make_schedule({ScheduleKind::interleaved, 3, 6, 2}),
-                 v = make_schedule({ScheduleKind::dualpipe_v, 3, 6, 0});
-  for (const Schedule* s : {&round, &v}) {
+  const PipelineSchedule round = make_schedule({ScheduleKind::interleaved, 3, 6, 2}),
+                         v = make_schedule({ScheduleKind::dualpipe_v, 3, 6, 0});
+  for (const PipelineSchedule* s : {&round, &v}) {
     for (int stage = 0; stage < s->virtual_stages(); ++stage) {
       const auto place = s->place(stage);
       CHECK(s->virtual_stage(place.rank, place.chunk) == stage);
@@ -170,7 +170,7 @@ TEST_CASE("pipeline schedules: where the stages lie, and names") {
   CHECK(v.place(5).rank == 0);
   for (const std::string& name : names_of_kinds()) CHECK(name_of(parse_kind(name)) == name);
   CHECK_ERROR(parse_kind("1f1"), "did you mean 1f1b?");
-  for (const auto& [request, part] : std::vector<std::pair<Request, std::string>>{
+  for (const auto& [request, part] : std::vector<std::pair<PipelineRequest, std::string>>{
            {{ScheduleKind::one_f_one_b, 0, 1}, "1 to 4096 stages, got 0"},
            {{ScheduleKind::gpipe, 2, 0}, "micro-batches, got 0"},
            {{ScheduleKind::one_f_one_b, 2, 4, 2}, "1 chunk a rank, got 2"},
@@ -184,19 +184,19 @@ TEST_CASE("pipeline schedules: where the stages lie, and names") {
 }
 
 TEST_CASE("pipeline schedules: wrong lists are found wrong") {
-  const Schedule good = make_schedule({ScheduleKind::one_f_one_b, 3, 4});
-  const auto errors = [](const Schedule& s) {
+  const PipelineSchedule good = make_schedule({ScheduleKind::one_f_one_b, 3, 4});
+  const auto errors = [](const PipelineSchedule& s) {
     std::string all;
     for (const std::string& e : check_schedule(s).errors) all += e + "\n";
     return all;
   };
-  const auto index = [](const std::vector<Action>& list, Action a) {
+  const auto index = [](const std::vector<StepAction>& list, StepAction a) {
     return size_t(std::find(list.begin(), list.end(), a) - list.begin());
   };
   CHECK(errors(good) == "");
   struct Row {
     int rank;
-    Action action;
+    StepAction action;
     const char* expected;
   };
   for (const Row& row :
@@ -207,7 +207,7 @@ TEST_CASE("pipeline schedules: wrong lists are found wrong") {
         Row{0, {Do::send_activation, 3, 0}, "rank 0, stage 0: there is no sending the activation of micro-batch 3"},
         Row{2, {Do::backward, 1, 0}, "rank 2, stage 2: there is no backward of micro-batch 1"},
         Row{2, {Do::forward, 0, 0}, "comes before its forward"}}) {
-    Schedule s = good;
+    PipelineSchedule s = good;
     auto& list = s.ranks[size_t(row.rank)];
     list.erase(list.begin() + std::ptrdiff_t(index(list, row.action)));
     CHECK(contains(errors(s), row.expected));
@@ -216,7 +216,7 @@ TEST_CASE("pipeline schedules: wrong lists are found wrong") {
     int unnoticed = 0;
     for (size_t rank = 0; rank < 3; ++rank) {
       for (size_t i = 0; i < good.ranks[rank].size(); ++i) {
-        Schedule without = good, twice = good;
+        PipelineSchedule without = good, twice = good;
         without.ranks[rank].erase(without.ranks[rank].begin() + std::ptrdiff_t(i));
         twice.ranks[rank].insert(twice.ranks[rank].begin() + std::ptrdiff_t(i), good.ranks[rank][i]);
         unnoticed += errors(without).empty() + errors(twice).empty();
@@ -225,7 +225,7 @@ TEST_CASE("pipeline schedules: wrong lists are found wrong") {
     CHECK(unnoticed == 0);
   }
   {  // a deadlock: a rank waits for the first gradient before it sends the activation that leads to it
-    Schedule s = good;
+    PipelineSchedule s = good;
     auto& list = s.ranks[1];
     const size_t send = index(list, {Do::send_activation, 2, 0}), receive = index(list, {Do::receive_gradient, 1, 0});
     CHECK(send < receive);
@@ -236,7 +236,7 @@ TEST_CASE("pipeline schedules: wrong lists are found wrong") {
         contains(errors(s), "deadlock: rank 1, stage 1, waits in receiving the gradient of micro-batch 2 for rank 2"));
   }
   {
-    Schedule s = good;
+    PipelineSchedule s = good;
     s.ranks[0].push_back({Do::forward, 4, 0});
     CHECK(contains(errors(s), "expected micro-batches 0 to 3 and chunks 0 to 0"));
     s.ranks[0].back() = {Do::forward, 0, -1};
@@ -281,7 +281,7 @@ TEST_CASE("pipeline schedules: the grid and the picture") {
 TEST_CASE("the pictures in docs/pipeline.md are those that `lockstep schedule --svg` draws") {
   struct Row {
     const char* file;
-    Request request;
+    PipelineRequest request;
   };
   for (const Row& row : {Row{"pipeline_1f1b.svg", {ScheduleKind::one_f_one_b, 4, 8}},
                          Row{"pipeline_zb_h1.svg", {ScheduleKind::zb_h1, 4, 8}},

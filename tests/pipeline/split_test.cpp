@@ -79,13 +79,13 @@ TEST_CASE("split: several chunks a rank, near the best that there is") {
         CAPTURE(stages);
         CAPTURE(layers);
         CAPTURE(head);
-        const Schedule schedule = make_schedule({kind, stages, 2 * stages});
+        const PipelineSchedule schedule = make_schedule({kind, stages, 2 * stages});
         const int parts = schedule.virtual_stages();
         std::vector<double> w(size_t(layers), 1);
         w.back() = head;
         const double total = std::accumulate(w.begin(), w.end(), 0.0);
         const auto seconds = [&](const std::vector<int>& bounds) {
-          Costs costs;
+          StageCosts costs;
           for (size_t k = 0; k < size_t(parts); ++k)
             costs.weights.push_back(std::accumulate(w.begin() + bounds[k], w.begin() + bounds[k + 1], 0.0) * parts /
                                     total);

@@ -5,7 +5,7 @@
 
 using namespace lockstep;
 using namespace lockstep::pipeline;
-using parallel::Replicas;
+using parallel::StepReplicas;
 
 namespace {
 
@@ -13,7 +13,7 @@ const std::string tail = " reduce losses check norm update gather scale rates re
 
 std::vector<std::string> texts(const Lists& lists, int chunks = 1) {
   std::vector<std::string> all;
-  for (const std::vector<Action>& list : lists) {
+  for (const std::vector<StepAction>& list : lists) {
     std::string text = to_string(list, chunks);
     if (text.ends_with(tail)) text.resize(text.size() - tail.size());
     all.push_back(text);
@@ -25,7 +25,7 @@ std::vector<std::string> texts(const Lists& lists, int chunks = 1) {
 
 TEST_CASE("a step's list: a replica of a whole model, for each stage of ZeRO") {
   CHECK(to_string(parallel::step_of({.micro_batches = 2}, 0)) == "d0 F0 B0 d1 F1 B1>" + tail);
-  const Replicas consecutive{.count = 2, .micro_batches = 2}, interleaved{2, 2, true};
+  const StepReplicas consecutive{.count = 2, .micro_batches = 2}, interleaved{2, 2, true};
   CHECK(texts({step_of(consecutive, 0), step_of(consecutive, 1)}) ==
         std::vector<std::string>{"d0 F0 B0 d1 F1 B1>", "d2 F2 B2 d3 F3 B3>"});
   CHECK(texts({step_of(interleaved, 0), step_of(interleaved, 1)}) ==

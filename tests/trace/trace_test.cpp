@@ -142,7 +142,7 @@ TEST_CASE("trace: threads and ranks") {
     CAPTURE(ranks);
     const TempDir folder;
     const int scopes = 500;
-    const trace::Row row("a row without a rank");
+    const trace::Track row("a row without a rank");
     std::vector<std::thread> threads;
     std::atomic<int> begun{0};
     for (int rank = 0; rank < ranks; ++rank) {
@@ -150,7 +150,7 @@ TEST_CASE("trace: threads and ranks") {
         trace::start(folder.path, {.rank = rank, .ranks = ranks});
         ++begun;
         while (begun < ranks) std::this_thread::yield();
-        const trace::Row own("group", rank);
+        const trace::Track own("group", rank);
         std::thread helper([&, at = trace::rank_of_thread()] {
           const trace::ThreadScope mine(at, "helper");
           for (int i = 0; i < scopes; ++i) const trace::Scope scope("help", Category::data, {{"rank", rank}});

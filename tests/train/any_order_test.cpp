@@ -80,7 +80,7 @@ const std::vector<Order> orders = {
        train::TrainOptions o;
        o.json = true;
        auto team = std::make_shared<train::Team>(&dist::world());
-       auto job = std::make_shared<train::Job>(o, *team);
+       auto job = std::make_shared<train::TrainJob>(o, *team);
        auto net = std::make_shared<Borrowed>();
        train::TrainerOptions t{
            .loss = [](const Variable& y, const Tensor& target) { return mse_loss(y, target); },
@@ -94,7 +94,7 @@ const std::vector<Order> orders = {
      }},
     {"experts", 1,
      [](int) -> Owners {
-       auto layer = std::make_shared<moe::Layer>(moe::MoeOptions{.width = 8, .experts = 2});
+       auto layer = std::make_shared<moe::MoeLayer>(moe::MoeOptions{.width = 8, .experts = 2});
        auto counts = std::make_shared<train::ExpertCounts>(*layer, true);
        auto output = std::make_shared<Variable>((*layer)(Variable(randn({4, 8}))));
        return {layer, counts, output};
@@ -111,8 +111,8 @@ const std::vector<Order> orders = {
        auto net = small_gpt();
        auto [layers, loss] = pipeline::layers_of(net);
        auto group = dist::world().new_group({0, 1}, "stages");
-       auto stages =
-           std::make_shared<pipeline::Engine>(layers, pipeline::EngineOptions{.micro_batches = 2}, loss, group.get());
+       auto stages = std::make_shared<pipeline::PipelineEngine>(layers, pipeline::EngineOptions{.micro_batches = 2},
+                                                                loss, group.get());
        stages->train_batch([](int64_t) {
          const Tensor tokens = zeros({1, 4}, {.dtype = i64});
          return pipeline::Sample{{tokens}, {tokens}};

@@ -88,10 +88,10 @@ std::vector<std::string> built(std::vector<std::string> optimizers) {
 
 /// The allowed difference to one process: 0 unless sums are split.
 Near tolerance(const Mix& m, const parallel::Plan& plan) {
-  const bool one_bit = m.optimizer == "OneBitAdam";
-  if (plan.tp * plan.cp == 1 && !one_bit && (m.precision != "fp16" || plan.pp == 1)) return {};
-  const double off = plan.tp * plan.cp == 1 && !one_bit ? 2e-2 : m.precision != "f32" ? 0.1 : one_bit ? 0.2 : 1e-4;
-  return {off, one_bit ? INFINITY : off, INFINITY};  // the norm of OneBitAdam is of one rank's gradients
+  const bool onebit = m.optimizer == "OneBitAdam";
+  if (plan.tp * plan.cp == 1 && !onebit && (m.precision != "fp16" || plan.pp == 1)) return {};
+  const double off = plan.tp * plan.cp == 1 && !onebit ? 2e-2 : m.precision != "f32" ? 0.1 : onebit ? 0.2 : 1e-4;
+  return {off, onebit ? INFINITY : off, INFINITY};  // the norm of OneBitAdam is of one rank's gradients
 }
 
 }  // namespace

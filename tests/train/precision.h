@@ -56,7 +56,7 @@ inline PrecisionRun train_precisely(const nn::GPT::Options& sizes, const train::
                                     const std::function<void(train::Trainer&, const train::StepInfo&)>& look = {}) {
   PrecisionRun found;
   const HeldOutput out;
-  train::start(o, "", [&](train::Job& job) {
+  train::start(o, "", [&](train::TrainJob& job) {
     manual_seed(3);
     nn::GPT model(sizes);
     const data::TokenBatches batches(license_tokens(), 5);

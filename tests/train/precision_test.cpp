@@ -66,7 +66,7 @@ TEST_CASE("precision: options and configuration may say the same, and nothing el
   const auto config = [](const std::string& precision, const std::vector<std::string>& set) {
     train::TrainOptions o = precise(precision, 1);
     o.given = {"precision"}, o.set = set;
-    return message([&] { train::start(o, "", [](train::Job& job) { job.config(); }); });
+    return message([&] { train::start(o, "", [](train::TrainJob& job) { job.config(); }); });
   };
   CHECK(config("bf16", {"bf16.enabled=true"}) == "(no error)");
   CHECK(contains(config("bf16", {"bf16.enabled=false"}), "ds bf16.enabled=false vs args --precision bf16=true"));
@@ -117,7 +117,7 @@ TEST_CASE("precision: convolutions and batch norm train in bf16, with statistics
     train::TrainOptions o = precise(precision, 0);
     o.epochs = 2;
     const HeldOutput nowhere;
-    train::start(o, "", [&](train::Job& job) {
+    train::start(o, "", [&](train::TrainJob& job) {
       manual_seed(6);
       Net net;
       train::Trainer trainer(job, net,

@@ -43,7 +43,7 @@ Found run(train::TrainOptions o, const std::function<void(train::TrainerOptions&
   Found found;
   o.json = true;
   const HeldOutput nowhere;
-  train::start(o, "", [&](train::Job& job) {
+  train::start(o, "", [&](train::TrainJob& job) {
     manual_seed(5);
     Classifier net;
     train::TrainerOptions t{.loss = loss,
@@ -185,7 +185,7 @@ TEST_CASE("trainer: file, --set and options become one configuration") {
     if (change) change(o);
     std::string found;
     const std::string said = message([&] {
-      train::start(o, "", [&](train::Job& job) {
+      train::start(o, "", [&](train::TrainJob& job) {
         data::Json own(data::Json::Object{});
         own["gradient_clipping"] = 0;
         CHECK(job.options().seed == (key == "seed" ? 9 : 1));
@@ -393,7 +393,7 @@ TEST_CASE("prepare: a loop of one's own under the job's configuration") {
        std::vector<std::tuple<int, int, int64_t>>{{0, -1, 4}, {2, 3, 2}, {4, 1, 1}}) {
     train::TrainOptions o = options("", ranks, accumulate);
     if (zero >= 0) o.plan = str("zero", zero);
-    train::start(o, "", [&](train::Job& job) {
+    train::start(o, "", [&](train::TrainJob& job) {
       manual_seed(5);
       Classifier net;
       optim::AdamW adam(net.parameters(), {.lr = 0.02});
@@ -413,7 +413,7 @@ TEST_CASE("prepare: a loop of one's own under the job's configuration") {
   CHECK(found[0] == found[1]);
   CHECK(found[0] == found[2]);
   CHECK_ERROR(train::start(options("pp2", 2), "",
-                           [&](train::Job& job) {
+                           [&](train::TrainJob& job) {
                              Classifier net;
                              optim::AdamW adam(net.parameters(), {});
                              train::prepare(job, net, adam);

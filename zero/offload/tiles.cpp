@@ -18,7 +18,7 @@ DType state_dtype(DType parameters) { return parameters == f64 ? f64 : f32; }
 /// multiples of file_block for every dtype.
 int64_t tile_size(const Stage& s, const Unit& unit) {
   const bool cuts =
-      !s.is_collected(unit) && std::all_of(unit.pieces.begin(), unit.pieces.end(), [&](const Piece& piece) {
+      !s.is_collected(unit) && std::all_of(unit.pieces.begin(), unit.pieces.end(), [&](const OwnedPiece& piece) {
         const optim::Optimizer& o = *s.parameters[piece.parameter].optimizer;
         return o.is_elementwise() && o.block() == 1;
       });
@@ -28,22 +28,24 @@ int64_t tile_size(const Stage& s, const Unit& unit) {
 
 }  // namespace
 
-Tensor Tile::in_file(const std::string& key, dist::Range part, const Parameter& p) const {
+Tensor Tile::in_file(const std::string& key, dist::Range elements, const Parameter& p) const {
   const auto found = at.find(key);
   LOCKSTEP_CHECK(found != at.end(), "[offload] the optimizer now keeps '", key, "' for ", p.name,
                  ", for which the file has no space; offload to cpu, or set the optimizer's options before the first "
                  "step");
-  return in_buffer(found->second, part, state_dtype(p.variable.dtype()));
+  return in_buffer(found->second, elements, state_dtype(p.variable.dtype()));
 }
 
-std::map<std::string, Tensor> Tile::state(const Parameter& p, const Piece& piece, dist::Range part) const {
+std::map<std::string, Tensor> Tile::state(const Parameter& p, const OwnedPiece& piece, dist::Range elements) const {
   std::map<std::string, Tensor> state;
   for (const std::string& key : piece.keys)
-    state[key] = piece.home == Offload::nvme ? in_file(key, part, p) : part_of(piece.state.at(key), piece, part);
+    state[key] =
+        piece.home == Offload::nvme ? in_file(key, elements, p) : elements_of(piece.state.at(key), piece, elements);
   return state;
 }
 
-void Tile::keep(const Parameter& p, Piece& piece, dist::Range part, const std::map<std::string, Tensor>& state) const {
+void Tile::keep(const Parameter& p, OwnedPiece& piece, dist::Range elements,
+                const std::map<std::string, Tensor>& state) const {
   for (const auto& [key, tensor] : state) {
     if (!tensor.defined()) continue;
     Tensor& all = piece.state[key];  // stays undefined for state in the file
@@ -52,12 +54,12 @@ void Tile::keep(const Parameter& p, Piece& piece, dist::Range part, const std::m
     if (is_in_place) continue;
     tensor.storage()->book_as(MemoryScope::current());
     if (!in_memory) {
-      in_file(key, part, p).copy_(flat(tensor));
-    } else if (part.size() == piece.range.size()) {
+      in_file(key, elements, p).copy_(flat(tensor));
+    } else if (elements.size() == piece.range.size()) {
       all = flat(tensor);
     } else {
       if (!all.defined()) all = zeros({piece.range.size()}, {.dtype = tensor.dtype(), .device = tensor.device()});
-      part_of(all, piece, part).copy_(flat(tensor));
+      elements_of(all, piece, elements).copy_(flat(tensor));
     }
   }
 }
@@ -104,11 +106,11 @@ void Tiles::find_homes() {
   if (o.device == Offload::none) return;
   int64_t all = 0;
   for (const Unit& unit : s_.units)
-    for (const Piece& piece : unit.pieces) all += piece.range.size();
+    for (const OwnedPiece& piece : unit.pieces) all += piece.range.size();
   auto wanted = int64_t(o.ratio * double(all) + 0.5);
   for (Unit& unit : s_.units) {
-    std::vector<Piece> pieces;
-    for (const Piece& full : unit.pieces) {
+    std::vector<OwnedPiece> pieces;
+    for (const OwnedPiece& full : unit.pieces) {
       const int64_t n = full.range.size();
       int64_t first = std::min(n, wanted);
       if (first < n) {
@@ -116,7 +118,7 @@ void Tiles::find_homes() {
         if (first > n || !s_.parameters[full.parameter].optimizer->is_elementwise()) first = 2 * wanted >= n ? n : 0;
       }
       wanted = std::max(int64_t(0), wanted - first);
-      Piece offloaded = full, rest = full;
+      OwnedPiece offloaded = full, rest = full;
       offloaded.home = o.device;
       offloaded.range.end = rest.range.begin = full.range.begin + first;
       rest.at += first;
@@ -130,7 +132,7 @@ void Tiles::find_homes() {
 /// Places the unit's regions in the file from offset `end` on, and returns where they end.
 int64_t Tiles::plan_regions(const Unit& unit, int64_t end) {
   std::set<std::string> keys;
-  for (const Piece& piece : unit.pieces) {
+  for (const OwnedPiece& piece : unit.pieces) {
     if (piece.home != Offload::nvme) continue;
     const Parameter& p = s_.parameters[piece.parameter];
     LOCKSTEP_CHECK(p.optimizer->block() == 1, "[offload] ", p.optimizer->name(), " keeps 8-bit state in blocks of ",
@@ -157,7 +159,7 @@ std::vector<Tile> Tiles::tiles_of(const Unit& unit, const std::vector<bool>& use
   for (int64_t begin = 0; begin < unit.layout.shard; begin += step) {
     Tile tile{.range = {begin, std::min(begin + step, unit.layout.shard)}};
     bool any = false, reads_state = false, writes_state = false, all_rounded = size_of(unit.dtype) == 2;
-    for (const Piece& piece : unit.pieces) {
+    for (const OwnedPiece& piece : unit.pieces) {
       if (piece.at >= tile.range.end || piece.at + piece.range.size() <= begin) continue;
       any |= used[piece.parameter];
       reads_state |= !piece.keys.empty() && piece.home == Offload::nvme;
@@ -203,7 +205,7 @@ void Tiles::end() {
   if (ring_) s_.on_files([&] { ring_->end(); });
 }
 
-Tensor Tiles::mapped(const Unit& unit, const Piece& piece, const std::string& key) const {
+Tensor Tiles::mapped(const Unit& unit, const OwnedPiece& piece, const std::string& key) const {
   const DType dtype = state_dtype(unit.dtype);
   return file_->map(regions_[unit.number].at(key) + piece.at * size_of(dtype), piece.range.size(), dtype);
 }

@@ -29,24 +29,26 @@ struct Tile {
   int64_t shard_at = -1;                   ///< offset of the parameters in the buffer; -1: they are in memory
   Tensor buffer = {};                      ///< bytes of all extents while the tile is updated
 
-  // `part`: elements of the shard that belong to the tile and to a piece of parameter p.
-  /// The elements `part` of the tensor that begins at offset `where` of the buffer.
-  Tensor in_buffer(int64_t where, dist::Range part, DType dtype) const {
-    return Tensor(buffer.storage(), where / size_of(dtype) + part.begin - range.begin, {part.size()}, {1}, dtype);
+  // `elements`: elements of the shard that belong to the tile and to a piece of parameter p.
+  /// The elements `elements` of the tensor that begins at offset `where` of the buffer.
+  Tensor in_buffer(int64_t where, dist::Range elements, DType dtype) const {
+    return Tensor(buffer.storage(), where / size_of(dtype) + elements.begin - range.begin, {elements.size()}, {1},
+                  dtype);
   }
-  /// The optimizer's state for `part` that earlier steps have created, by name.
-  std::map<std::string, Tensor> state(const Parameter& p, const Piece& piece, dist::Range part) const;
-  /// Stores the optimizer's state for `part` after an update. Error for state that the file has no space for.
-  void keep(const Parameter& p, Piece& piece, dist::Range part, const std::map<std::string, Tensor>& state) const;
+  /// The optimizer's state for `elements` that earlier steps have created, by name.
+  std::map<std::string, Tensor> state(const Parameter& p, const OwnedPiece& piece, dist::Range elements) const;
+  /// Stores the optimizer's state for `elements` after an update. Error for state that the file has no space for.
+  void keep(const Parameter& p, OwnedPiece& piece, dist::Range elements,
+            const std::map<std::string, Tensor>& state) const;
 
  private:
-  Tensor in_file(const std::string& key, dist::Range part, const Parameter& p) const;
+  Tensor in_file(const std::string& key, dist::Range elements, const Parameter& p) const;
 };
 
-/// The elements `part` of a piece's state tensor. A state with one number per block of elements, as scales of 8-bit
+/// The elements `elements` of a piece's state tensor. A state with one number per block of elements, as scales of 8-bit
 /// states, is returned as it is: such a piece is never divided into parts.
-inline Tensor part_of(const Tensor& all, const Piece& piece, dist::Range part) {
-  return part.size() == piece.range.size() ? all : all.narrow(0, part.begin - piece.at, part.size());
+inline Tensor elements_of(const Tensor& all, const OwnedPiece& piece, dist::Range elements) {
+  return elements.size() == piece.range.size() ? all : all.narrow(0, elements.begin - piece.at, elements.size());
 }
 
 /// Names and dtypes of the state that the optimizer keeps for a parameter.
@@ -64,7 +66,7 @@ class Tiles {
   void each(const Unit& unit, const std::vector<bool>& used, const std::function<void(const Tile&)>& fn);
   void end();  ///< waits until everything is written
   /// A state tensor of a piece in the file, mapped into memory.
-  Tensor mapped(const Unit& unit, const Piece& piece, const std::string& key) const;
+  Tensor mapped(const Unit& unit, const OwnedPiece& piece, const std::string& key) const;
 
  private:
   void find_homes();

@@ -65,7 +65,7 @@ TEST_CASE("hooks: a hook must leave its result in the bucket, and may be a progr
   on_ranks<int>(2, [&](int rank) {
     nn::Linear layer({.in = 2, .out = 1});
     int calls = 0;
-    DistributedDataParallel ddp(layer, {.hook = [&](Bucket& bucket, dist::ProcessGroup&) -> std::function<void()> {
+    DistributedDataParallel ddp(layer, {.hook = [&](GradBucket& bucket, dist::ProcessGroup&) -> std::function<void()> {
                                   ++calls;
                                   CHECK(bucket.names == std::vector<std::string>{"bias", "weight"});
                                   CHECK(bucket.parameters[1].shape() == Shape{1, 2});
@@ -76,7 +76,7 @@ TEST_CASE("hooks: a hook must leave its result in the bucket, and may be a progr
     CHECK(calls == 1);
     CHECK(layer.weight.grad().to_vector<float>() == std::vector<float>{7, 7});
     nn::Linear other({.in = 2, .out = 1});
-    DistributedDataParallel wrong(other, {.hook = [](Bucket& bucket, dist::ProcessGroup&) -> std::function<void()> {
+    DistributedDataParallel wrong(other, {.hook = [](GradBucket& bucket, dist::ProcessGroup&) -> std::function<void()> {
                                     return [&bucket] { bucket.gradients = zeros({3}); };
                                   }});
     CHECK(contains(message([&] {

@@ -23,7 +23,7 @@ const std::string worker = std::string(OneBit::owed) + "worker", server = std::s
 
 }  // namespace
 
-OneBit::OneBit(nn::Module& model, onebit::Optimizer& optimizer, dist::ProcessGroup& group, Options options)
+OneBit::OneBit(nn::Module& model, onebit::OneBitOptimizer& optimizer, dist::ProcessGroup& group, Options options)
     : model_(model), optimizer_(optimizer), group_(group), options_(std::move(options)) {
   LOCKSTEP_CHECK(&optimizer.group() == &group, "[engine] expected ", optimizer.name(), " on the engine's group of ",
                  group.size(), " ranks, got one on another group, of ", optimizer.group().size(),
@@ -88,7 +88,7 @@ zero::StepReport OneBit::step(const zero::StepOptions& o) {
   // Look for nonfinite gradients before the step: it may replace each rank's gradients by their mean over ranks, which
   // does not show the rank that they come from.
   const int64_t bad = check ? first_nonfinite() : none;
-  const onebit::StepReport done =
+  const onebit::OneBitStepReport done =
       optimizer_.step({.grad_scale = o.scaler ? o.grad_scale / o.scaler->scale() : o.grad_scale,
                        .max_norm = o.max_norm,
                        .skip_nonfinite = check,
@@ -213,11 +213,13 @@ std::vector<std::pair<std::string, int64_t>> OneBit::totals() const {
 
 namespace lockstep::onebit {
 
-std::unique_ptr<engine::Exchange> Optimizer::exchange(nn::Module& model, dist::ProcessGroup& group,
-                                                      engine::Exchange::Options options) {
+std::unique_ptr<engine::Exchange> OneBitOptimizer::exchange(nn::Module& model, dist::ProcessGroup& group,
+                                                            engine::Exchange::Options options) {
   return std::make_unique<engine::OneBit>(model, *this, group, std::move(options));
 }
 
-Optimizer* optimizer_of(const engine::EngineBase& engine) { return dynamic_cast<Optimizer*>(&engine.optimizer()); }
+OneBitOptimizer* optimizer_of(const engine::EngineBase& engine) {
+  return dynamic_cast<OneBitOptimizer*>(&engine.optimizer());
+}
 
 }  // namespace lockstep::onebit

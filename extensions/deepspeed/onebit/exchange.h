@@ -18,7 +18,7 @@ class OneBit : public Exchange {
  public:
   /// Broadcasts rank 0's frozen parameters and buffers; the optimizer's constructor has done so for trained parameters.
   /// Collective.
-  OneBit(nn::Module& model, onebit::Optimizer& optimizer, dist::ProcessGroup& group, Options options);
+  OneBit(nn::Module& model, onebit::OneBitOptimizer& optimizer, dist::ProcessGroup& group, Options options);
 
   void add() override {
     if (sum_) sum_->add();
@@ -52,7 +52,7 @@ class OneBit : public Exchange {
   void add_errors(std::vector<zero::StatePiece>& to, const Tensor& mine, const Tensor& served) const;
 
   nn::Module& model_;
-  onebit::Optimizer& optimizer_;
+  onebit::OneBitOptimizer& optimizer_;
   dist::ProcessGroup& group_;
   Options options_;
   std::vector<nn::NamedParameter> trained_, untrained_;  // by requires_grad at construction

@@ -41,7 +41,7 @@ struct OneBitAdamOptions {
 /// 1-bit Adam (Tang et al., arXiv:2102.02888). The first freeze_step steps are AdamW with the mean gradient. Then each
 /// rank adds its own gradient to the momentum m, and the momenta are averaged with one bit per element: p -= lr (m /
 /// (sqrt(v) + eps) + weight_decay p).
-class OneBitAdam : public optim::OptimizerOf<OneBitAdamOptions, Optimizer> {
+class OneBitAdam : public optim::OptimizerOf<OneBitAdamOptions, OneBitOptimizer> {
   LOCKSTEP_ONEBIT_OPTIMIZER(OneBitAdam);
 };
 
@@ -64,7 +64,7 @@ struct OneBitLambOptions {
 /// bit per element; scaling coefficients bring all tensors to the same magnitude. LAMB's coefficient is replaced by its
 /// mean at the freeze times a factor. The factor measures how far the current second moment, estimated from changes of
 /// the momentum, has fallen below the frozen second moment.
-class OneBitLamb : public optim::OptimizerOf<OneBitLambOptions, Optimizer> {
+class OneBitLamb : public optim::OptimizerOf<OneBitLambOptions, OneBitOptimizer> {
   LOCKSTEP_ONEBIT_OPTIMIZER(OneBitLamb);
 
  private:
@@ -89,7 +89,7 @@ struct ZeroOneAdamOptions {
 };
 /// 0/1 Adam (Lu et al., arXiv:2202.06009): 1-bit Adam without an exact warm-up phase, and without any communication in
 /// most steps.
-class ZeroOneAdam : public optim::OptimizerOf<ZeroOneAdamOptions, Optimizer> {
+class ZeroOneAdam : public optim::OptimizerOf<ZeroOneAdamOptions, OneBitOptimizer> {
   LOCKSTEP_ONEBIT_OPTIMIZER(ZeroOneAdam);
 
  public:
@@ -126,7 +126,7 @@ struct OneBitSGDOptions {
 };
 /// 1-bit SGD (Seide et al., 2014; with the scale of EF-SGD, arXiv:1901.09847): SGD whose gradients are averaged with
 /// one bit per element.
-class OneBitSGD : public optim::OptimizerOf<OneBitSGDOptions, Optimizer> {
+class OneBitSGD : public optim::OptimizerOf<OneBitSGDOptions, OneBitOptimizer> {
   LOCKSTEP_ONEBIT_OPTIMIZER(OneBitSGD);
 };
 

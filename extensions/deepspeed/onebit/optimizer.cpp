@@ -12,10 +12,10 @@
 
 namespace lockstep::onebit {
 
-Optimizer::Optimizer(dist::ProcessGroup* group, const CompressedAllReduce::Options& options)
+OneBitOptimizer::OneBitOptimizer(dist::ProcessGroup* group, const CompressedAllReduce::Options& options)
     : group_(group ? *group : dist::world()), compression_(options) {}
 
-void Optimizer::start() {
+void OneBitOptimizer::start() {
   notice_parameters();
   for (const Variable& p : parameters()) {
     const Tensor dense = p.tensor().contiguous();
@@ -25,7 +25,7 @@ void Optimizer::start() {
 }
 
 /// One line per group with its options, and one per parameter, for check_agreement().
-std::vector<std::string> Optimizer::describe() {
+std::vector<std::string> OneBitOptimizer::describe() {
   std::vector<std::string> lines;
   for (int g = 0; g < group_count(); ++g) {
     std::string line = str("group ", g);
@@ -39,7 +39,7 @@ std::vector<std::string> Optimizer::describe() {
 
 /// Looks for the trained parameters in every step, because parameters may be frozen and groups added. If the
 /// trained parameters have changed, the compression errors are set to zero.
-void Optimizer::notice_parameters() {
+void OneBitOptimizer::notice_parameters() {
   std::vector<Variable> now;
   std::vector<int> groups;
   for (int g = 0; g < group_count(); ++g) {
@@ -64,7 +64,7 @@ void Optimizer::notice_parameters() {
   compressed_.reset();
 }
 
-void Optimizer::check_gradients() {
+void OneBitOptimizer::check_gradients() {
   LOCKSTEP_CHECK(!Graph::is_capturing(), "[", name(),
                  "] a step cannot be captured: capture forward and backward, and call step() after replay()");
   for (size_t i = 0; i < trained_.size(); ++i) {
@@ -78,7 +78,7 @@ void Optimizer::check_gradients() {
   }
 }
 
-StepReport Optimizer::step(const StepOptions& o) {
+OneBitStepReport OneBitOptimizer::step(const OneBitStepOptions& o) {
   const NoGrad no_grad;
   trace::memory();  // samples the memory while gradients exist
   const trace::Scope scope(name(), trace::Category::optimizer);
@@ -86,7 +86,7 @@ StepReport Optimizer::step(const StepOptions& o) {
   check_gradients();
   LOCKSTEP_CHECK(o.max_norm >= 0, "[", name(), "] expected max_norm >= 0, got ", o.max_norm);
   const int64_t step = steps_ + 1, sent = group_.traffic().sent;
-  StepReport report{.compressed = !is_exact(step)};
+  OneBitStepReport report{.compressed = !is_exact(step)};
   if (!report.compressed) {  // average as DDP does at the end of backward
     if (!mean_) mean_.emplace(trained_, &group_);
     mean_->add();
@@ -118,7 +118,7 @@ StepReport Optimizer::step(const StepOptions& o) {
   return report;
 }
 
-int64_t Optimizer::common(const char* option) const {
+int64_t OneBitOptimizer::common(const char* option) const {
   const double first = get(0, option);
   for (int g = 1; g < group_count(); ++g) {
     LOCKSTEP_CHECK(get(g, option) == first, "[", name(), "] expected the same ", option, " in every group, got ", first,
@@ -127,17 +127,17 @@ int64_t Optimizer::common(const char* option) const {
   return int64_t(first);
 }
 
-void Optimizer::update_exactly(Slot& slot, const Tensor& grad, double grad_scale) {
+void OneBitOptimizer::update_exactly(Slot& slot, const Tensor& grad, double grad_scale) {
   update(slot.group, slot.parameter, grad, *slot.state, slot.low, grad_scale);
   slot.low = {};  // update() has written it
   changed(slot);
 }
 
-void Optimizer::exact_step(int64_t, double grad_scale) {
+void OneBitOptimizer::exact_step(int64_t, double grad_scale) {
   slots([&](Slot& slot, const Tensor& grad) { update_exactly(slot, grad, grad_scale); });
 }
 
-std::vector<Optimizer::Slot> Optimizer::slots(const std::function<void(Slot&, const Tensor&)>& fn) {
+std::vector<OneBitOptimizer::Slot> OneBitOptimizer::slots(const std::function<void(Slot&, const Tensor&)>& fn) {
   std::vector<Slot> all;
   for (size_t i = 0; i < trained_.size(); ++i) {
     Prepared at = prepare(trained_[i]);
@@ -156,19 +156,19 @@ std::vector<Optimizer::Slot> Optimizer::slots(const std::function<void(Slot&, co
   return all;
 }
 
-void Optimizer::changed(Slot& slot) {
+void OneBitOptimizer::changed(Slot& slot) {
   if (slot.low.defined()) slot.low.copy_(slot.parameter);
   written(slot.variable);
 }
 
-void Optimizer::check_has_variance(const Slot& slot) const {
+void OneBitOptimizer::check_has_variance(const Slot& slot) const {
   LOCKSTEP_CHECK(slot.state->tensors.count("exp_avg_sq"), "[", name(),
                  "] expected parameters that took part in exact steps, got one of shape ", slot.parameter.shape(),
                  " after ", steps_,
                  " steps that has no second moment; add groups and unfreeze parameters before the freeze");
 }
 
-CompressedAllReduce& Optimizer::compressed() {
+CompressedAllReduce& OneBitOptimizer::compressed() {
   if (!compressed_) {
     std::vector<int64_t> sizes;
     for (const Variable& p : trained_) sizes.push_back(p.numel());
@@ -177,13 +177,13 @@ CompressedAllReduce& Optimizer::compressed() {
   return *compressed_;
 }
 
-void Optimizer::all_reduce(const std::vector<Slot>& slots, std::string_view tag) {
+void OneBitOptimizer::all_reduce(const std::vector<Slot>& slots, std::string_view tag) {
   std::vector<Tensor> sent;
   for (const Slot& slot : slots) sent.push_back(slot.sent);
   compressed()(sent, tag);
 }
 
-void Optimizer::set_exp_avg_mask(const Variable& parameter, const Tensor& mask) {
+void OneBitOptimizer::set_exp_avg_mask(const Variable& parameter, const Tensor& mask) {
   LOCKSTEP_CHECK(mask.defined() && parameter.defined() && mask.shape() == parameter.shape(), "[", name(),
                  "] expected a mask of the parameter's shape ",
                  parameter.defined() ? str(parameter.shape()) : "(undefined)", ", got ",
@@ -197,7 +197,7 @@ void Optimizer::set_exp_avg_mask(const Variable& parameter, const Tensor& mask) 
   masks_[parameter.impl().get()] = mask.to(f32).contiguous();
 }
 
-void Optimizer::apply_masks(Slot& slot, const Tensor& momentum, bool frozen) {
+void OneBitOptimizer::apply_masks(Slot& slot, const Tensor& momentum, bool frozen) {
   if (slot.mask.defined()) mul_(momentum, slot.mask);
   const auto second = slot.state->tensors.find("exp_avg_sq");
   if (second == slot.state->tensors.end() || momentum.numel() == 0) return;
@@ -212,7 +212,7 @@ void Optimizer::apply_masks(Slot& slot, const Tensor& momentum, bool frozen) {
   if (!frozen) nonzero_.erase(known);
 }
 
-void Optimizer::load_state(const optim::OptimizerState& saved) {
+void OneBitOptimizer::load_state(const optim::OptimizerState& saved) {
   optim::Optimizer::load_state(saved);
   steps_ = 0;
   for (const Variable& p : parameters()) steps_ = std::max(steps_, state_of(p).step);
@@ -220,12 +220,12 @@ void Optimizer::load_state(const optim::OptimizerState& saved) {
   compressed_.reset();
 }
 
-Errors Optimizer::errors() const {
+Errors OneBitOptimizer::errors() const {
   return compressed_ ? Errors{compressed_->worker_errors(), compressed_->server_errors()} : Errors{};
 }
-int64_t Optimizer::error_size() { return compressed().padded(); }
+int64_t OneBitOptimizer::error_size() { return compressed().padded(); }
 
-void Optimizer::load_errors(const Errors& errors) {
+void OneBitOptimizer::load_errors(const Errors& errors) {
   const CompressedAllReduce& own = compressed();
   const auto load = [&](const Tensor& to, const Tensor& from) {
     LOCKSTEP_CHECK(to.defined() == from.defined() && (!to.defined() || to.numel() == from.numel()), "[", name(),

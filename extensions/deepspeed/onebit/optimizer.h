@@ -27,16 +27,16 @@
 namespace lockstep::onebit {
 
 /// Options of one step.
-struct StepOptions {
+struct OneBitStepOptions {
   double grad_scale = 1;  ///< factor for the gradients: 1 / micro-batches, 1 / loss scale
-  /// Clip gradients to this norm; 0: no clipping. StepReport::norm is the norm that is compared with max_norm.
+  /// Clip gradients to this norm; 0: no clipping. OneBitStepReport::norm is the norm that is compared with max_norm.
   double max_norm = 0;
   bool skip_nonfinite = false;  ///< if any rank has NaN or infinity in a gradient, no rank changes anything
   bool want_norm = false;       ///< compute the norm even without max_norm and skip_nonfinite
 };
 
 /// Outcome of one step.
-struct StepReport {
+struct OneBitStepReport {
   bool compressed = false;  ///< true for a compressed step
   bool skipped = false;     ///< true if a gradient was not finite: nothing was changed
   /// Norm before clipping, if it was computed. In exact steps: the norm of the mean gradient. In compressed steps no
@@ -57,12 +57,12 @@ struct Errors {
 };
 
 /// An optimizer that communicates. Subclasses define exact and compressed steps.
-class Optimizer : public optim::Optimizer, public engine::Exchanging {
+class OneBitOptimizer : public optim::Optimizer, public engine::Exchanging {
  public:
   /// Updates all trained parameters. Collective. Errors: a trained parameter has no gradient; DDP has already reduced
   /// the gradients; the call is inside a graph capture.
-  StepReport step(const StepOptions& options);
-  void step(double grad_scale = 1) override { step(StepOptions{.grad_scale = grad_scale}); }
+  OneBitStepReport step(const OneBitStepOptions& options);
+  void step(double grad_scale = 1) override { step(OneBitStepOptions{.grad_scale = grad_scale}); }
   bool communicates() const override { return true; }
   std::unique_ptr<engine::Exchange> exchange(nn::Module& model, dist::ProcessGroup& group,
                                              engine::Exchange::Options options) override;
@@ -94,7 +94,7 @@ class Optimizer : public optim::Optimizer, public engine::Exchanging {
 
  protected:
   /// group: null means dist::world().
-  Optimizer(dist::ProcessGroup* group, const CompressedAllReduce::Options& options);
+  OneBitOptimizer(dist::ProcessGroup* group, const CompressedAllReduce::Options& options);
   /// Must be the last call of a constructor. Collective. Broadcasts rank 0's values; Error unless all ranks have the
   /// same parameters and options.
   void start();
@@ -156,6 +156,6 @@ class Optimizer : public optim::Optimizer, public engine::Exchanging {
 
 /// The 1-bit optimizer of an engine; null with other optimizers. With 0/1 Adam, call its synchronize() before
 /// evaluating.
-Optimizer* optimizer_of(const engine::EngineBase& engine);
+OneBitOptimizer* optimizer_of(const engine::EngineBase& engine);
 
 }  // namespace lockstep::onebit

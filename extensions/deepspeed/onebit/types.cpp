@@ -9,7 +9,7 @@ namespace lockstep::engine {
 namespace {
 
 /// Returns the reasons why a 1-bit optimizer cannot run under a plan.
-std::vector<std::string> one_bit_reasons(const Config& c, const parallel::Plan& plan, const std::string& name) {
+std::vector<std::string> onebit_reasons(const Config& c, const parallel::Plan& plan, const std::string& name) {
   std::vector<std::string> all;
   const auto refuse = [&](bool holds, const std::string& what) {
     if (holds) all.push_back(str(name, " exchanges gradients itself and ", what, ", or use AdamW"));
@@ -38,8 +38,8 @@ std::vector<std::string> one_bit_reasons(const Config& c, const parallel::Plan& 
 
 /// Describes a 1-bit optimizer. fields: a function that adds the options that a file may set.
 template <class Class, class O>
-NamedType one_bit(const char* name, const char* doc, const O& defaults,
-                  void (*fields)(Params& p, std::type_identity_t<O>& o)) {
+NamedType onebit_type(const char* name, const char* doc, const O& defaults,
+                      void (*fields)(Params& p, std::type_identity_t<O>& o)) {
   return {
       name,
       doc,
@@ -57,45 +57,46 @@ NamedType one_bit(const char* name, const char* doc, const O& defaults,
           return made;
         };
       },
-      one_bit_reasons,
+      onebit_reasons,
       {"zero_optimization.overlap_comm", "zero_optimization.reduce_bucket_size", "zero_optimization.reduce_scatter"}};
 }
 
 /// Adds the options that the 1-bit variants of Adam share.
-template <class O> Params& one_bit_adam(Params& p, O& o) {
+template <class O> Params& onebit_adam(Params& p, O& o) {
   p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps)("bias_correction", &o.bias_correction);
   return p("weight_decay", &o.weight_decay, least(0))("precondition", &o.precondition);
 }
 
 }  // namespace
 
-std::vector<NamedType> one_bit_types() {
+std::vector<NamedType> onebit_types() {
   return {
-      one_bit<onebit::OneBitAdam>(
+      onebit_type<onebit::OneBitAdam>(
           "OneBitAdam", "1 bit an element on the wire after freeze_step; stage 0", onebit::OneBitAdamOptions{},
-          [](Params& p, auto& o) { one_bit_adam(p, o)("freeze_step", Count{&o.freeze_step}, least(1)); }),
-      one_bit<onebit::OneBitLamb>("OneBitLamb", "the same for LAMB; stage 0", onebit::OneBitLambOptions{},
-                                  [](Params& p, auto& o) {
-                                    one_bit_adam(p, o)("freeze_step", Count{&o.freeze_step}, least(1));
-                                    p("max_coeff", &o.max_coeff, positive())("min_coeff", &o.min_coeff, positive());
-                                    p("coeff_beta", &o.coeff_beta, between(0, 1));
-                                    p("factor_max", &o.factor_max, positive())("factor_min", &o.factor_min, positive());
-                                    p("factor_threshold", &o.factor_threshold, positive());
-                                  }),
-      one_bit<onebit::ZeroOneAdam>("ZeroOneAdam", "Adam with 1 bit, and with steps that send nothing; stage 0",
-                                   onebit::ZeroOneAdamOptions{},
-                                   [](Params& p, auto& o) {
-                                     one_bit_adam(p, o)("var_freeze_step", Count{&o.var_freeze_step}, least(1));
-                                     p("var_update_scaler", Count{&o.var_update_scaler}, least(1));
-                                     p("local_step_scaler", Count{&o.local_step_scaler}, least(1));
-                                     p("local_step_clipper", Count{&o.local_step_clipper}, least(1));
-                                   }),
-      one_bit<onebit::OneBitSGD>("OneBitSGD", "SGD with error feedback; stage 0", onebit::OneBitSGDOptions{},
-                                 [](Params& p, auto& o) {
-                                   p("lr", &o.lr)("weight_decay", &o.weight_decay, least(0));
-                                   p("momentum", &o.momentum, between(0, 1))("dampening", &o.dampening);
-                                   p("nesterov", &o.nesterov)("freeze_step", Count{&o.freeze_step}, least(0));
-                                 }),
+          [](Params& p, auto& o) { onebit_adam(p, o)("freeze_step", Count{&o.freeze_step}, least(1)); }),
+      onebit_type<onebit::OneBitLamb>("OneBitLamb", "the same for LAMB; stage 0", onebit::OneBitLambOptions{},
+                                      [](Params& p, auto& o) {
+                                        onebit_adam(p, o)("freeze_step", Count{&o.freeze_step}, least(1));
+                                        p("max_coeff", &o.max_coeff, positive())("min_coeff", &o.min_coeff, positive());
+                                        p("coeff_beta", &o.coeff_beta, between(0, 1));
+                                        p("factor_max", &o.factor_max, positive())("factor_min", &o.factor_min,
+                                                                                   positive());
+                                        p("factor_threshold", &o.factor_threshold, positive());
+                                      }),
+      onebit_type<onebit::ZeroOneAdam>("ZeroOneAdam", "Adam with 1 bit, and with steps that send nothing; stage 0",
+                                       onebit::ZeroOneAdamOptions{},
+                                       [](Params& p, auto& o) {
+                                         onebit_adam(p, o)("var_freeze_step", Count{&o.var_freeze_step}, least(1));
+                                         p("var_update_scaler", Count{&o.var_update_scaler}, least(1));
+                                         p("local_step_scaler", Count{&o.local_step_scaler}, least(1));
+                                         p("local_step_clipper", Count{&o.local_step_clipper}, least(1));
+                                       }),
+      onebit_type<onebit::OneBitSGD>("OneBitSGD", "SGD with error feedback; stage 0", onebit::OneBitSGDOptions{},
+                                     [](Params& p, auto& o) {
+                                       p("lr", &o.lr)("weight_decay", &o.weight_decay, least(0));
+                                       p("momentum", &o.momentum, between(0, 1))("dampening", &o.dampening);
+                                       p("nesterov", &o.nesterov)("freeze_step", Count{&o.freeze_step}, least(0));
+                                     }),
   };
 }
 
@@ -116,8 +117,8 @@ std::unique_ptr<optim::Optimizer> make(const std::vector<OptimizerGroup>& groups
   return std::make_unique<Optimizer>(all, &ranks);
 }
 
-std::unique_ptr<optim::Optimizer> make_one_bit(const OptimizerOptions& o, const std::vector<OptimizerGroup>& groups,
-                                               double freeze, dist::ProcessGroup& ranks) {
+std::unique_ptr<optim::Optimizer> make_onebit(const OptimizerOptions& o, const std::vector<OptimizerGroup>& groups,
+                                              double freeze, dist::ProcessGroup& ranks) {
   using namespace onebit;
   if (o.name == "onebit-adam")
     return make<OneBitAdam>(groups, ranks,
@@ -133,12 +134,12 @@ std::unique_ptr<optim::Optimizer> make_one_bit(const OptimizerOptions& o, const 
 
 }  // namespace
 
-std::vector<OptimizerChoices> one_bit_choices() {
+std::vector<OptimizerChoices> onebit_choices() {
   return {{.about = "a 1-bit optimizer, which sends 1 bit per number",
            .plural = "1-bit optimizers",
            .names = {"onebit-adam", "onebit-lamb", "zero-one-adam", "onebit-sgd"},
            .freezing = "1-bit: freeze_step=N, the number of exact steps at the start",
-           .make = make_one_bit}};
+           .make = make_onebit}};
 }
 
 }  // namespace lockstep::train

@@ -43,7 +43,7 @@ void ZeroOneAdam::update(int group, Tensor& p, const Tensor& grad, optim::Parame
 
 void ZeroOneAdam::exact_step(int64_t step, double grad_scale) {
   ++variance_updates_;
-  Optimizer::exact_step(step, grad_scale);
+  OneBitOptimizer::exact_step(step, grad_scale);
   advance(step);
 }
 
@@ -164,11 +164,11 @@ void ZeroOneAdam::synchronize() {
 optim::OptimizerState ZeroOneAdam::state() const {
   LOCKSTEP_CHECK(is_synchronized(), "[ZeroOneAdam] the ranks are ", local_steps_,
                  " local steps apart: call synchronize() on all of them before the state is saved");
-  return Optimizer::state();
+  return OneBitOptimizer::state();
 }
 
 void ZeroOneAdam::load_state(const optim::OptimizerState& saved) {
-  Optimizer::load_state(saved);
+  OneBitOptimizer::load_state(saved);
   variance_interval_ = local_interval_ = 1;
   variance_count_ = variance_updates_ = local_count_ = local_steps_ = 0;
   rates_.clear();

@@ -16,7 +16,7 @@ using namespace lockstep::onebit;
 namespace {
 
 using MakePlain = std::function<std::unique_ptr<optim::Optimizer>(std::vector<Variable>)>;
-using Make = std::function<std::unique_ptr<onebit::Optimizer>(std::vector<Variable>, int freeze)>;
+using Make = std::function<std::unique_ptr<onebit::OneBitOptimizer>(std::vector<Variable>, int freeze)>;
 struct Row {
   const char* name;
   MakePlain plain;
@@ -121,7 +121,7 @@ TEST_CASE("onebit: exact steps have the bits of DDP with the plain optimizer, wi
           const auto optimizer = row.make(net.parameters(), steps);
           for (int step = 0; step < steps; ++step) {
             loss_in(net, step, rank, dtype).backward();
-            const StepReport report = optimizer->step({.max_norm = max_norm});
+            const OneBitStepReport report = optimizer->step({.max_norm = max_norm});
             CHECK(!report.compressed);
             CHECK(std::isnan(report.norm) == (max_norm == 0));
             optimizer->zero_grad();
@@ -220,7 +220,7 @@ TEST_CASE(
       Model net;
       const auto optimizer = make(net.parameters());
       const double lr = optimizer->lr();
-      auto* mine = dynamic_cast<onebit::Optimizer*>(optimizer.get());
+      auto* mine = dynamic_cast<onebit::OneBitOptimizer*>(optimizer.get());
       std::optional<parallel::DistributedDataParallel> ddp;
       if (!mine) ddp.emplace(net);
       Result result;
@@ -281,7 +281,7 @@ TEST_CASE("onebit: a state goes to another optimizer, whose errors start at zero
         manual_seed(1);
         Mlp a, b;
         const auto first = row.make(a.parameters(), 3);
-        const auto run = [&](Mlp& net, onebit::Optimizer& optimizer, int from, int steps) {
+        const auto run = [&](Mlp& net, onebit::OneBitOptimizer& optimizer, int from, int steps) {
           for (int step = from; step < from + steps; ++step) {
             backward(net, step, rank);
             optimizer.step();
@@ -380,7 +380,7 @@ TEST_CASE("onebit: NaN at one rank makes all of them skip, and without skipping 
           backward(net, step, rank);
           if (step == bad_step && rank == 1) net.b.weight.grad().fill_(NAN);
           const Tensors before = copy_parameters(net);
-          const StepReport report = optimizer->step({.skip_nonfinite = true});
+          const OneBitStepReport report = optimizer->step({.skip_nonfinite = true});
           CHECK(report.skipped == (step == bad_step));
           CHECK((differing(before, copy_parameters(net)) == "") == report.skipped);
           optimizer->zero_grad();
@@ -407,7 +407,7 @@ TEST_CASE("0/1 Adam: intervals grow, and nothing is sent between exchanges") {
     for (int step = 0; step < 32; ++step) {
       backward(net, step, rank);
       const int64_t before = dist::world().traffic().sent;
-      const bool compressed = optimizer.step(StepOptions{}).compressed;
+      const bool compressed = optimizer.step(OneBitStepOptions{}).compressed;
       const bool sent = dist::world().traffic().sent > before;
       kinds += !compressed ? 'E' : !sent ? '.' : step < 12 ? 'g' : 'x';
       CHECK(optimizer.is_synchronized() == (kinds.back() != '.'));
@@ -432,9 +432,9 @@ TEST_CASE(
         net.to(dtype);
         const bool drifts = std::string(row.name) == "ZeroOneAdam";
         const auto exact = row.make(net.parameters(), 1000), optimizer = row.make(net.parameters(), 2);
-        const auto step = [&](onebit::Optimizer& o, int i) {
+        const auto step = [&](onebit::OneBitOptimizer& o, int i) {
           loss_of(net, i, rank, [&](const Variable& x) { return net(x.to(dtype)).to(f32); }).backward();
-          o.step(StepOptions{});
+          o.step(OneBitStepOptions{});
           o.zero_grad();
         };
         for (int i = 0; i < 3; ++i) {

@@ -16,9 +16,9 @@
 #include "tests/messages.h"
 
 using namespace lockstep;
+using device_map::DeviceMap;
 using device_map::dispatch;
 using device_map::infer;
-using device_map::Map;
 
 namespace {
 
@@ -77,7 +77,7 @@ TEST_CASE("device map: logits, loss and generated text have the bits of one devi
       text = continued(gpt, prompt, 20);
       data::save_safetensors(folder / "gpt.safetensors", gpt.state());
     }
-    const Map maps[] = {
+    const DeviceMap maps[] = {
         {{"", "cpu:1"}},
         {{"", "cpu:0"}, {"blocks.1", "cpu:1"}, {"blocks.2", "cpu:2"}, {"norm", "cpu:2"}},
         {{"", "cpu:0"}, {"blocks", "cpu"}},
@@ -85,7 +85,7 @@ TEST_CASE("device map: logits, loss and generated text have the bits of one devi
         {{"", "cpu"}, {"norm", "cpu:1"}},
         {{"", "disk"}},
     };
-    for (const Map& map : maps) {
+    for (const DeviceMap& map : maps) {
       for (const bool from_file : {false, true}) {
         auto gpt = make_gpt(tied);
         gpt.eval();
@@ -196,7 +196,7 @@ TEST_CASE("device map: a limit on a device is kept by every allocation") {
 
 TEST_CASE("device map: training over devices has the bits of one; from disk or host memory it is refused") {
   const Devices devices(3);
-  const auto train = [](const std::optional<Map>& map) {
+  const auto train = [](const std::optional<DeviceMap>& map) {
     auto gpt = make_gpt();
     optim::AdamW optimizer(gpt.parameters(), {.lr = 1e-2});
     std::optional<device_map::Dispatched> dispatched;
@@ -213,7 +213,8 @@ TEST_CASE("device map: training over devices has the bits of one; from disk or h
     return state;
   };
   const nn::State plain = train({});
-  for (const Map& map : {Map{{"", "cpu:1"}}, Map{{"", "cpu:0"}, {"blocks.2", "cpu:1"}, {"blocks.3", "cpu:2"}}}) {
+  for (const DeviceMap& map :
+       {DeviceMap{{"", "cpu:1"}}, DeviceMap{{"", "cpu:0"}, {"blocks.2", "cpu:1"}, {"blocks.3", "cpu:2"}}}) {
     const nn::State mapped = train(map);
     for (size_t i = 0; i < plain.size(); ++i) {
       CAPTURE(plain[i].first);
@@ -223,8 +224,8 @@ TEST_CASE("device map: training over devices has the bits of one; from disk or h
   const Folder folder;
   for (const char* place : {"disk", "cpu"}) {
     auto gpt = make_gpt();
-    auto dispatched =
-        dispatch(gpt, infer(gpt, Map{{"", "cpu:0"}, {"blocks.3", place}}), {.offload_folder = folder.path.string()});
+    auto dispatched = dispatch(gpt, infer(gpt, DeviceMap{{"", "cpu:0"}, {"blocks.3", place}}),
+                               {.offload_folder = folder.path.string()});
     CHECK_ERROR(
         gpt(tokens()),
         str("blocks.3 lies ", *place == 'd' ? "on disk" : "in host memory",
@@ -262,10 +263,10 @@ TEST_CASE("device map: blocks that are cut, chains, buffers, parts without param
     for (const auto& [name, tensor] : net.state()) state.emplace_back(name, tensor.clone());
   }
   const Folder folder;
-  for (const Map& map :
-       {Map{{"", "cpu:0"}, {"chain.2", "cpu:1"}, {"b", "cpu:2"}},
-        Map{{"", "cpu:1"}, {"chain.0", "cpu:2"}, {"chain.3", "cpu:0"}}, Map{{"", "disk"}, {"a", "cpu:2"}},
-        Map{{"scale", "cpu"}, {"chain", "disk"}, {"a", "cpu:1"}, {"b", "cpu:2"}}}) {
+  for (const DeviceMap& map :
+       {DeviceMap{{"", "cpu:0"}, {"chain.2", "cpu:1"}, {"b", "cpu:2"}},
+        DeviceMap{{"", "cpu:1"}, {"chain.0", "cpu:2"}, {"chain.3", "cpu:0"}}, DeviceMap{{"", "disk"}, {"a", "cpu:2"}},
+        DeviceMap{{"scale", "cpu"}, {"chain", "disk"}, {"a", "cpu:1"}, {"b", "cpu:2"}}}) {
     Cut net;
     net.load_state(state);
     net.eval();
@@ -290,7 +291,7 @@ TEST_CASE("device map: files that are missing, damaged or of another model") {
   const Devices devices(2);
   const Folder folder;
   auto gpt = make_gpt();
-  const auto plan = infer(gpt, Map{{"", "cpu:0"}, {"blocks.1", "disk"}});
+  const auto plan = infer(gpt, DeviceMap{{"", "cpu:0"}, {"blocks.1", "disk"}});
   const auto error = [&](const device_map::DispatchOptions& options) {
     return message([&] { dispatch(gpt, plan, options); });
   };

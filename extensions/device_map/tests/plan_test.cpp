@@ -18,8 +18,8 @@
 #include "tests/messages.h"
 
 using namespace lockstep;
+using device_map::DeviceMap;
 using device_map::infer;
-using device_map::Map;
 using device_map::Placement;
 
 namespace {
@@ -199,14 +199,14 @@ TEST_CASE("device map: shared parameters stay together, and so do a module and i
     const NoGrad scope;
     for (const char* place : {"cpu:1", "disk"}) {
       const auto dispatched =
-          device_map::dispatch(tied, infer(tied, Map{{"", place}, {"b", "cpu:0"}}), {.weights = file});
+          device_map::dispatch(tied, infer(tied, DeviceMap{{"", place}, {"b", "cpu:0"}}), {.weights = file});
       CHECK(all(eq(tied(x).tensor().to(cpu), expected)).item<bool>());
       // the shared weight is loaded twice, because b runs between a and c
       CHECK(dispatched.bytes_loaded() == (*place == 'd' ? 96 + 64 : 0));
     }
     std::filesystem::remove(file);
   }
-  CHECK_ERROR(infer(tied, Map{{"", "cpu:0"}, {"c", "cpu:1"}}),
+  CHECK_ERROR(infer(tied, DeviceMap{{"", "cpu:0"}, {"c", "cpu:1"}}),
               "a and c share a parameter: expected one place for both, got cpu:0 and cpu:1");
 
   nn::GPT gpt({.vocab = 11, .context = 8, .layers = 3, .width = 8, .heads = 2});
@@ -215,10 +215,10 @@ TEST_CASE("device map: shared parameters stay together, and so do a module and i
         "blocks.0=cpu:0 blocks.1=cpu:1 blocks.2=cpu:1 head=cpu:0 norm=cpu:1 positions=cpu:0 tokens=cpu:0");
   CHECK(contains(
       message([&] {
-        infer(gpt, Map{{"", "cpu:0"}, {"positions", "cpu:1"}});
+        infer(gpt, DeviceMap{{"", "cpu:0"}, {"positions", "cpu:1"}});
       }),
       "GPT reads these itself: expected one place for tokens.weight and positions.weight, got cpu:0 and cpu:1"));
-  CHECK_ERROR(infer(gpt, Map{{"", "cpu:0"}, {"blocks.1.mlp", "cpu:1"}}),
+  CHECK_ERROR(infer(gpt, DeviceMap{{"", "cpu:0"}, {"blocks.1.mlp", "cpu:1"}}),
               "blocks.1 must not be split: expected one place for");
   const std::string text = mapped.text();
   for (const char* line : {"(model's own)", "blocks.2", "cpu:1", "all"}) CHECK(contains(text, line));
@@ -227,13 +227,13 @@ TEST_CASE("device map: shared parameters stay together, and so do a module and i
 TEST_CASE("device map: maps by hand, and Errors for wrong ones") {
   const Devices devices(2);
   Net net;
-  CHECK(printed(infer(net, Map{{"", "disk"}, {"blocks", "cpu"}, {"blocks.1", "cpu:1"}})) ==
+  CHECK(printed(infer(net, DeviceMap{{"", "disk"}, {"blocks", "cpu"}, {"blocks.1", "cpu:1"}})) ==
         "blocks.0=cpu blocks.1=cpu:1 first=disk last=disk");
-  CHECK(infer(net, Map{{"", "disk"}, {"blocks.1", "cpu:1"}}).main == second);
-  CHECK(infer(net, Map{{"", "disk"}}).main == cpu);
-  CHECK(infer(net, Map{{"", Device{}}}).places[0].name == "cpu:0");
+  CHECK(infer(net, DeviceMap{{"", "disk"}, {"blocks.1", "cpu:1"}}).main == second);
+  CHECK(infer(net, DeviceMap{{"", "disk"}}).main == cpu);
+  CHECK(infer(net, DeviceMap{{"", Device{}}}).places[0].name == "cpu:0");
   struct Row {
-    Map map;
+    DeviceMap map;
     device_map::DeviceMapOptions options;
     const char* text;
   };
@@ -273,8 +273,9 @@ TEST_CASE("device map: maps by hand, and Errors for wrong ones") {
 TEST_CASE("device map: pictures, and the one in README.md") {
   const Devices devices(3);
   Net net;
-  for (const Map& map : {Map{{"", "cpu:1"}}, Map{{"", "disk"}},
-                         Map{{"first", "cpu"}, {"blocks", "cpu:0"}, {"blocks.1", "cpu:2"}, {"last", "disk"}}}) {
+  for (const DeviceMap& map :
+       {DeviceMap{{"", "cpu:1"}}, DeviceMap{{"", "disk"}},
+        DeviceMap{{"first", "cpu"}, {"blocks", "cpu:0"}, {"blocks.1", "cpu:2"}, {"last", "disk"}}}) {
     const Placement plan = infer(net, map);
     const std::string svg = draw_svg(plan);
     CHECK((svg.starts_with("<svg") && svg.ends_with("</svg>\n")));

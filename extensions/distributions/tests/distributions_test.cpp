@@ -11,7 +11,7 @@
 #include <set>
 
 #include "autograd/gradcheck.h"
-#include "extensions/distributions/sampling.h"
+#include "extensions/distributions/samplers.h"
 #include "extensions/linear_algebra/linear_algebra.h"
 #include "tests/messages.h"
 #include "tests/threads.h"

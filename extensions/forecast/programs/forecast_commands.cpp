@@ -25,7 +25,7 @@ ModelFound find_model(const ModelAsked& asked, int ranks) {
   if (asked.program.empty())
     return {.shape = engine::shape_of<nn::GPT>(
                 train::model_options(asked.name, {.vocab = asked.vocab, .context = asked.context}), asked.experts)};
-  const dist::Scratch scratch;
+  const dist::ScratchFolder scratch;
   const std::filesystem::path folder = scratch.path(), file = folder / "model.json";
   std::vector<std::string> command = asked.program;
   if (ranks > 1) command.insert(command.end(), {"--ranks", std::to_string(ranks)});

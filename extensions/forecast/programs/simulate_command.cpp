@@ -55,7 +55,7 @@ std::string time_text(double seconds) {
 }
 
 struct NetworkAsked {
-  dist::Link between;
+  dist::NetworkLink between;
   std::optional<double> host_latency, host_bandwidth;
 };
 
@@ -63,14 +63,14 @@ dist::Network network_of(const NetworkAsked& o, bool has_hosts) {
   if (!o.host_latency && !o.host_bandwidth) return {o.between, {}};
   LOCKSTEP_CHECK(has_hosts,
                  "--host-latency and --host-bandwidth are for --hosts: say which ranks share one, such as --hosts 4,4");
-  return {o.between,
-          dist::Link{o.host_latency.value_or(o.between.latency), o.host_bandwidth.value_or(o.between.bandwidth)}};
+  return {o.between, dist::NetworkLink{o.host_latency.value_or(o.between.latency),
+                                       o.host_bandwidth.value_or(o.between.bandwidth)}};
 }
 
 /// The predicted cost of an algorithm. The fields formula and formula_seconds are null if the algorithm has no formula.
 /// The simulated fields are null if there are too many transfers to simulate, unless `asked` is true.
-Json row_of(dist::Algorithm algorithm, const dist::Request& request, int64_t bytes, const dist::Network& network,
-            bool asked) {
+Json row_of(dist::Algorithm algorithm, const dist::CollectiveRequest& request, int64_t bytes,
+            const dist::Network& network, bool asked) {
   Json row = Json::Object{{"algorithm", std::string(name_of(algorithm))}};
   for (const char* key : {"seconds", "formula", "formula_seconds", "steps", "messages", "sent_max", "received_max"})
     row[key] = Json();
@@ -79,7 +79,7 @@ Json row_of(dist::Algorithm algorithm, const dist::Request& request, int64_t byt
     row["formula_seconds"] = expected->seconds;
   }
   if (!asked && !can_simulate(algorithm, request, network)) return row;
-  const dist::Simulation s = simulate(algorithm, request, bytes, 1, network);
+  const dist::NetworkSimulation s = simulate(algorithm, request, bytes, 1, network);
   row["seconds"] = s.seconds;
   row["steps"] = s.steps;
   row["messages"] = s.messages;
@@ -104,7 +104,7 @@ void print_simulation(CollectiveAsked asked, double size, const dist::Network& n
     rows.push_back(row_of(a, request, bytes, network, is_asked));
     if (is_asked) of_asked = rows.back();
   }
-  const dist::Link& between = network.between;
+  const dist::NetworkLink& between = network.between;
   if (json) {
     Json result = Json::Object{{"collective", std::string(name_of(request.collective))},
                                {"ranks", request.ranks},
@@ -190,7 +190,7 @@ void add_step_options(CLI::App& command, StepAsked& o) {
 
 Json to_json(const report::StepPrediction& p, const StepAsked& o) {
   const report::TrainingJob& job = o.job;
-  const dist::Link& between = o.cluster.network.between;
+  const dist::NetworkLink& between = o.cluster.network.between;
   Json::Array terms;
   for (const report::Term& t : p.terms)
     terms.push_back(Json::Object{{"name", t.name}, {"seconds", t.seconds}, {"how", t.explanation}});
@@ -221,7 +221,7 @@ Json to_json(const report::StepPrediction& p, const StepAsked& o) {
 void print(const report::StepPrediction& p, const StepAsked& o) {
   const report::TrainingJob& job = o.job;
   const dist::Network& n = o.cluster.network;
-  const auto link = [](const dist::Link& l) {
+  const auto link = [](const dist::NetworkLink& l) {
     return fmt::format("{} and {}/s", seconds_text(l.latency), bytes_text(l.bandwidth));
   };
   fmt::print("{}\n{}: {} ranks, {} on a host; {} micro-batches of {} for each replica{}\n", job.model.name,

@@ -28,7 +28,7 @@ std::vector<DryKernel> kernels_as_typed() {
   const testing::HeldOutput out;
   train::TrainOptions o;
   o.parallel.ranks = 1, o.device = "cuda", o.batch = 16, o.steps = 3, o.precision = "auto", o.no_graph = true;
-  train::start(o, "", [&](train::Job& job) {
+  train::start(o, "", [&](train::TrainJob& job) {
     std::shared_ptr<nn::GPT> model;
     {
       const nn::BuildEmpty scope;

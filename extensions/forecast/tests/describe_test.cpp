@@ -50,7 +50,7 @@ TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training
       train::TrainOptions o = options("", ranks, 2);
       o.plan = "pp2+zero1", o.out = (folder.path / "run").string();  // options of a training that must not start
       bool went_on = false;
-      train::start(o, "", [&](train::Job& job) {
+      train::start(o, "", [&](train::TrainJob& job) {
         Classifier net;
         optim::SGD sgd(net.parameters(), {.lr = 0.1, .momentum = 0.5});
         if (by_trainer) train::Trainer(job, net, {.loss = loss, .data = samples(64, 7)}).fit();
@@ -74,13 +74,13 @@ TEST_CASE("a program with LOCKSTEP_DESCRIBE writes a description of its training
       CHECK(shape.parameters[0].sharded(2).shape == Shape{8, 6});
     }
   }
-  CHECK_ERROR(train::start(options("", 1, 1), "", [](train::Job&) {}),
+  CHECK_ERROR(train::start(options("", 1, 1), "", [](train::TrainJob&) {}),
               "ended without creating a train::Trainer or calling train::prepare");
   std::filesystem::remove(file);
   Classifier net;
   optim::SGD sgd(net.parameters(), {.lr = 0.1});
   const train::Team team(nullptr);
-  train::Job single({}, team);  // this program does not call start()
+  train::TrainJob single({}, team);  // this program does not call start()
   CHECK_ERROR(train::prepare(single, net, sgd), "asked to describe what it trains, and did");
   CHECK(data::read_json(file).at("config").at("optimizer").at("type") == data::Json("SGD"));
 }

@@ -76,6 +76,6 @@ TEST_CASE("precision: the default is f32 on the CPU, and what a configuration sa
     DryRun dry;
     train::TrainOptions o = precise("auto", 1);
     o.device = row.device, o.set = row.set;
-    train::start(o, "", [&](train::Job& job) { CHECK(engine::parameter_dtype(job.config()) == row.expected); });
+    train::start(o, "", [&](train::TrainJob& job) { CHECK(engine::parameter_dtype(job.config()) == row.expected); });
   }
 }

@@ -42,14 +42,15 @@ void check_page(const std::string& page) {
 }  // namespace
 
 TEST_CASE("report: time inside time is counted once") {
-  const report::Event outer{Category::backward, "backward", 1, 4, 0, {}}, wait{Category::wait, "wait", 2, 1, 0, {}},
-      nothing{Category::other, "a scope", 3.5, 0.5, 0, {}}, late{Category::optimizer, "AdamW", 6, 5, 0, {}};
+  const report::TraceEvent outer{Category::backward, "backward", 1, 4, 0, {}},
+      wait{Category::wait, "wait", 2, 1, 0, {}}, nothing{Category::other, "a scope", 3.5, 0.5, 0, {}},
+      late{Category::optimizer, "AdamW", 6, 5, 0, {}};
   const auto parts = flatten({&outer, &wait, &nothing, &late}, 0, 10);
   const struct {
-    Part part;
+    StepPhase part;
     double begin, end;
-  } expected[] = {{Part::other, 0, 1},    {Part::backward, 1, 2}, {Part::communication, 2, 3},
-                  {Part::backward, 3, 5}, {Part::other, 5, 6},    {Part::optimizer, 6, 10}};
+  } expected[] = {{StepPhase::other, 0, 1},    {StepPhase::backward, 1, 2}, {StepPhase::communication, 2, 3},
+                  {StepPhase::backward, 3, 5}, {StepPhase::other, 5, 6},    {StepPhase::optimizer, 6, 10}};
   REQUIRE(parts.size() == std::size(expected));
   for (size_t i = 0; i < parts.size(); ++i) {
     CHECK(parts[i].part == expected[i].part);
@@ -62,8 +63,8 @@ TEST_CASE("report: time inside time is counted once") {
 TEST_CASE("report: the bubble of a pipeline is that of its schedule") {
   using pipeline::ScheduleKind;
   const struct {
-    pipeline::Request request;
-    pipeline::Costs costs;
+    pipeline::PipelineRequest request;
+    pipeline::StageCosts costs;
   } rows[] = {{{ScheduleKind::one_f_one_b, 4, 8}, {}},
               {{ScheduleKind::one_f_one_b, 1, 3}, {}},
               {{ScheduleKind::gpipe, 3, 5}, {.forward = 1, .input = 2, .weight = 0.5}},
@@ -116,7 +117,7 @@ TEST_CASE("report: traffic and memory beside the formulas") {
     CAPTURE(row.zero);
     const TempDir folder;
     for (int rank = 0; rank < row.ranks; ++rank) {
-      const trace::Row group("group world", rank);
+      const trace::Track group("group world", rank);
       traced(folder, rank, row.ranks, [&] {
         trace::note("parallel",
                     str("{\"parameters\":", psi, ",\"parameter_bytes\":", 4 * psi, ",\"ranks\":", row.ranks,

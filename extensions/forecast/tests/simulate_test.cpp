@@ -32,11 +32,11 @@ TEST_CASE("simulated times are those of the textbook") {
     for (const int n : {1, 2, 3, 4, 5, 7, 8, 16, 31, 32}) {
       std::vector<int> hosts;
       for (int i = 0; a == Algorithm::hierarchical && i < n; ++i) hosts.push_back(i * 4 / std::max(n, 4));
-      const Request r{c, n, 0, false, hosts};
+      const CollectiveRequest r{c, n, 0, false, hosts};
       const int64_t bytes = 1 << 20;
       const auto expected = formula(a, r, bytes, network.between);
       if (!expected) continue;
-      const Simulation s = simulate(a, r, bytes, 1, network);
+      const NetworkSimulation s = simulate(a, r, bytes, 1, network);
       CHECK_MESSAGE(s.seconds == doctest::Approx(expected->seconds).epsilon(0.001), describe(a, r), " ",
                     expected->text);
       ++compared;
@@ -56,7 +56,7 @@ TEST_CASE("simulated times are those of the textbook") {
 
 TEST_CASE("simulated ring at 4096 ranks: 2(n-1)·α + 2(n-1)/n·S/β") {
   const double n = greatest, alpha = 5e-6, beta = 25e9, bytes = 100e6;
-  const Simulation s =
+  const NetworkSimulation s =
       simulate(Algorithm::ring, {Collective::all_reduce, greatest}, int64_t(bytes), 1, {{alpha, beta}, {}});
   CHECK(s.seconds == doctest::Approx(2 * (n - 1) * alpha + 2 * (n - 1) / n * bytes / beta).epsilon(0.01));
   CHECK(s.messages == 2 * int64_t(greatest - 1) * greatest);
@@ -64,19 +64,19 @@ TEST_CASE("simulated ring at 4096 ranks: 2(n-1)·α + 2(n-1)/n·S/β") {
 }
 
 TEST_CASE("rounds of ranks that all do the same give what their transfers give") {
-  const Network networks[] = {{}, {{0, 3}, {}}, {{1, 1}, Link{2, 3}}, {{5, 2}, Link{1, 7}}};
+  const Network networks[] = {{}, {{0, 3}, {}}, {{1, 1}, NetworkLink{2, 3}}, {{5, 2}, NetworkLink{1, 7}}};
   int64_t exact = 0, compared = 0;
   for_each_pair([&](Algorithm a, Collective c) {
     for (const int n : {1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 24, 27, 32}) {
       for (const int k : {0, 1, 2, 3, 4, 8}) {  // ranks per host
         if (k > 0 && (n % k != 0 || n == k)) continue;
-        Request r{c, n};
+        CollectiveRequest r{c, n};
         for (int i = 0; k > 0 && i < n; ++i) r.hosts.push_back(100 - i / k);
         for (const int64_t elements : {0, 1, 32, 37, 1024}) {
           for (const Network& network : networks) {
             const auto rounds = simulate_rounds(a, r, elements, 4, network);
             if (!rounds) continue;
-            const Simulation s = simulate_transfers(a, r, elements, 4, network);
+            const NetworkSimulation s = simulate_transfers(a, r, elements, 4, network);
             const bool power = std::has_single_bit(unsigned(n)), mixed = network.within && k > 1;
             const double element =
                 4 / std::min(network.between.bandwidth, network.within ? network.within->bandwidth : 1e30);
@@ -122,10 +122,10 @@ TEST_CASE("very many ranks are simulated") {
   for (const int n : {many, many - 1}) {
     for (const Algorithm a : all_algorithms()) {
       if (a == Algorithm::in_place) continue;  // so many ranks do not share memory
-      Request r{Collective::all_reduce, n};
+      CollectiveRequest r{Collective::all_reduce, n};
       for (int i = 0; a == Algorithm::hierarchical && i < n; ++i) r.hosts.push_back(i / (n == many ? 8 : 3));
       CHECK(can_simulate(a, r, network));
-      const Simulation s = simulate(a, r, bytes, 1, network);
+      const NetworkSimulation s = simulate(a, r, bytes, 1, network);
       const auto expected = formula(a, r, bytes, network.between);
       if (expected)
         CHECK_MESSAGE(s.seconds == doctest::Approx(expected->seconds).epsilon(0.01),
@@ -133,9 +133,9 @@ TEST_CASE("very many ranks are simulated") {
     }
   }
   // In a gather, most pairs (rank, chunk) do not occur.
-  const Simulation gather = simulate(Algorithm::tree, {Collective::gather, many / 4}, bytes, 1, network);
+  const NetworkSimulation gather = simulate(Algorithm::tree, {Collective::gather, many / 4}, bytes, 1, network);
   CHECK(gather.received[0] == bytes - shard_range(bytes, many / 4, 0).size());
-  const Request broadcast{Collective::broadcast, many};
+  const CollectiveRequest broadcast{Collective::broadcast, many};
   CHECK_FALSE(can_simulate(Algorithm::direct, broadcast, network));
   CHECK_ERROR(simulate(Algorithm::direct, broadcast, bytes, 1, network),
               "direct broadcast of 65536 ranks needs 34 GB to simulate transfer by transfer; at most 1 GB is "
@@ -146,7 +146,7 @@ TEST_CASE("bytes of a simulation are counted exactly, whatever the size") {
   for (const Algorithm a : all_algorithms()) {
     for (const int n : {1, 2, 3, 5, 8}) {
       for (const int64_t elements : {0, 1, 7, 64, 1009}) {
-        const Simulation s = simulate(a, {Collective::all_reduce, n}, elements, 4, {});
+        const NetworkSimulation s = simulate(a, {Collective::all_reduce, n}, elements, 4, {});
         const int64_t sent = std::accumulate(s.sent.begin(), s.sent.end(), int64_t(0));
         CHECK(sent == std::accumulate(s.received.begin(), s.received.end(), int64_t(0)));
         if (a == Algorithm::one_shot) {
@@ -171,7 +171,7 @@ TEST_CASE("bytes of a simulation are counted exactly, whatever the size") {
 TEST_CASE("hierarchical is faster across several hosts") {
   std::vector<int> hosts(64);
   for (int i = 0; i < 64; ++i) hosts[size_t(i)] = i / 8;
-  const Network network{{20e-6, 1e9}, Link{1e-6, 50e9}};
+  const Network network{{20e-6, 1e9}, NetworkLink{1e-6, 50e9}};
   const auto time = [&](Algorithm a) {
     return simulate(a, {Collective::all_reduce, 64, 0, false, hosts}, 1 << 24, 1, network).seconds;
   };

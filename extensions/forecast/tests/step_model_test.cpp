@@ -178,7 +178,7 @@ TEST_CASE("step model: faster is not slower") {
       CHECK(step >= 0);
       const double near = predict(job, uneven,
                                   {.network = {{.latency = latency, .bandwidth = 1e9},
-                                               dist::Link{.latency = latency / 10, .bandwidth = 1e10}},
+                                               dist::NetworkLink{.latency = latency / 10, .bandwidth = 1e10}},
                                    .ranks_per_host = 4})
                               .step;
       CHECK(near <= step * (1 + 1e-12));
@@ -197,7 +197,7 @@ TEST_CASE("step model: faster is not slower") {
 }
 
 TEST_CASE("step model: collectives cost what the schedules cost") {
-  const dist::Link far{.latency = 1e-5, .bandwidth = 1e9}, near{.latency = 1e-6, .bandwidth = 1e10};
+  const dist::NetworkLink far{.latency = 1e-5, .bandwidth = 1e9}, near{.latency = 1e-6, .bandwidth = 1e10};
   for (const int n : {1, 2, 3, 7, 8, 64}) {
     for (const auto collective :
          {dist::Collective::all_reduce, dist::Collective::reduce_scatter, dist::Collective::all_gather}) {
@@ -235,7 +235,7 @@ TEST_CASE("step model: thousands of ranks") {
                   .recompute = true};
   give_seconds(job.model, 150e12);
   const StepPrediction p =
-      predict_step(job, 1.5e12, {.network = {{5e-6, 25e9}, dist::Link{2e-6, 300e9}}, .ranks_per_host = 8});
+      predict_step(job, 1.5e12, {.network = {{5e-6, 25e9}, dist::NetworkLink{2e-6, 300e9}}, .ranks_per_host = 8});
   CHECK(job.plan.ranks() == 4096);
   CHECK(p.terms[p.bound].name == "compute");
   CHECK(p.step > 3 * large.forward_flops() * 32 * 2048 / 64 / 150e12 * 64 / 64);
@@ -282,7 +282,7 @@ TEST_CASE("step model: costs of this machine, and of a trace") {
   }
   const TempDir folder;
   for (int rank = 0; rank < 2; ++rank) {
-    const trace::Row group("group world", rank);
+    const trace::Track group("group world", rank);
     traced(folder, rank, 2, [&] {
       trace::note(
           "settings",
@@ -308,7 +308,7 @@ TEST_CASE("step model: costs of this machine, and of a trace") {
   CHECK(forward == doctest::Approx(0.2));
   CHECK(backward == doctest::Approx(0.4));  // without the time spent waiting
   CHECK(memory == doctest::Approx(double(tiny.numel()) * 24 / 0.1));
-  const dist::Link link = link_of_traces(run.traces);
+  const dist::NetworkLink link = link_of_traces(run.traces);
   CHECK(link.latency == doctest::Approx(1e-3).epsilon(1e-3));
   CHECK(link.bandwidth == doctest::Approx(1e9).epsilon(1e-3));
 }

@@ -9,7 +9,7 @@ using namespace lockstep::report;
 
 TEST_CASE("traces: reading gives the written records") {
   const TempDir folder;
-  const trace::Row group("group world", 0);
+  const trace::Track group("group world", 0);
   traced(folder, 0, 1, [&] {
     put("backward", Category::backward, 2, 3);
     put("matmul", Category::backward, 2.1, 2.9);  // a node of the tape

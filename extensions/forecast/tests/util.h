@@ -22,7 +22,7 @@ constexpr int64_t zero_ns = 1'000'000'000'000;
 inline int64_t ns(double seconds) { return zero_ns + int64_t(seconds * 1e9 + 0.5); }
 /// Records an event from `begin` to `end` (seconds after the beginning).
 inline void put(std::string_view name, Category category, double begin, double end, trace::Args args = {},
-                const trace::Row* row = nullptr) {
+                const trace::Track* row = nullptr) {
   trace::record(name, category, ns(begin), ns(end), args, row);
 }
 /// Writes the trace of a rank, with the events that fn() records.
@@ -33,16 +33,16 @@ template <class Fn> void traced(const TempDir& folder, int rank, int ranks, cons
 }
 
 /// Writes the traces of a simulated pipeline: `batches` batches of this schedule, with a second before and after each.
-inline void traced_pipeline(const TempDir& folder, const lockstep::pipeline::Request& request,
-                            const lockstep::pipeline::Costs& costs, int batches) {
+inline void traced_pipeline(const TempDir& folder, const lockstep::pipeline::PipelineRequest& request,
+                            const lockstep::pipeline::StageCosts& costs, int batches) {
   using namespace lockstep::pipeline;
-  const Schedule schedule = make_schedule(request);
+  const PipelineSchedule schedule = make_schedule(request);
   const Simulation run = simulate(schedule, costs);
   for (int rank = 0; rank < request.stages; ++rank) {
     traced(folder, rank, request.stages, [&] {
       for (int b = 0; b < batches; ++b) {
         const double at = b * (run.seconds + 2) + 1;
-        for (const lockstep::pipeline::Slot& slot : run.ranks[size_t(rank)])
+        for (const lockstep::pipeline::TimedAction& slot : run.ranks[size_t(rank)])
           put(std::string(name_of(slot.action.what)) + " " + std::to_string(slot.action.micro_batch),
               Category::pipeline, at + slot.start, at + slot.end);
         put("train_batch", Category::pipeline, at, at + run.seconds,

@@ -13,7 +13,7 @@ TEST_CASE("precision: fp8 sets its key, and the configuration decides about bf16
     train::TrainOptions o;
     o.steps = 1, o.precision = precision, o.given = {"precision"}, o.set = set;
     return message([&] {
-      train::start(o, "", [&](train::Job& job) {
+      train::start(o, "", [&](train::TrainJob& job) {
         const engine::Config made = job.config();
         if (check) check(made);
       });

@@ -34,7 +34,7 @@ data::TensorDataset points(int64_t count) {
 void on_each_rank(int ranks, const std::function<void()>& body) {
   train::TrainOptions o;
   o.parallel.ranks = ranks;
-  train::start(o, "", [&](train::Job&) { body(); });
+  train::start(o, "", [&](train::TrainJob&) { body(); });
 }
 
 }  // namespace
@@ -300,7 +300,7 @@ TEST_CASE("accelerator: clips the step that comes, and a skipped step is none of
   CHECK(contains(message([&] {
                    train::TrainOptions o;
                    o.parallel.ranks = 1, o.precision = "f16";
-                   train::start(o, "", [](train::Job& job) {
+                   train::start(o, "", [](train::TrainJob& job) {
                      Classifier net;
                      optim::SGD sgd(net.parameters(), {.lr = 1});
                      train::prepare(job, net, sgd);

@@ -82,7 +82,7 @@ TEST_CASE("evaluation is of one model on all ranks, the one that is saved, batch
     const auto test = pairs(32, 6);
     std::vector<double> losses(2);
     std::vector<std::vector<float>> full(1), means(2);
-    run_on(o, 2, [&](train::Job& job) {
+    run_on(o, 2, [&](train::TrainJob& job) {
       manual_seed(1);
       Normed net;
       train::TrainerOptions t = args.trainer_options();
@@ -110,7 +110,7 @@ TEST_CASE("evaluation is of one model on all ranks, the one that is saved, batch
     CHECK(full[0] == own);
   }
   // A training loop written by hand.
-  run_on({}, 2, [](train::Job&) {
+  run_on({}, 2, [](train::TrainJob&) {
     manual_seed(1);
     Normed net;
     optim::SGD sgd(net.parameters(), {.lr = 0.1});
@@ -150,7 +150,7 @@ TEST_CASE("evaluation is by tokens, however these lie in batches and ranks") {
                                    .gradient_accumulation_steps = 4 / ranks / batch,
                                    .learning_rate = 1e-2,
                                    .max_steps = 2};
-      run_on(args.options(), ranks, [&](train::Job& job) {
+      run_on(args.options(), ranks, [&](train::TrainJob& job) {
         manual_seed(1);
         nn::Linear net({.in = 2, .out = 3});
         train::TrainerOptions t = args.trainer_options();
@@ -184,7 +184,7 @@ TEST_CASE("a rank's own metric does not decide: the best, patience, plateau") {
                          .metric_for_best_model = "drawn",
                          .greater_is_better = true};
   std::vector<int64_t> steps(2);
-  run_on(args.options(), 2, [&](train::Job& job) {
+  run_on(args.options(), 2, [&](train::TrainJob& job) {
     manual_seed(1);
     nn::Linear net({.in = 2, .out = 1});
     train::TrainerOptions t = args.trainer_options();
@@ -208,7 +208,7 @@ TEST_CASE("a rank's own metric does not decide: the best, patience, plateau") {
 
   std::vector<double> rates(2);
   std::vector<std::vector<float>> weights(2);
-  run_on({}, 2, [&](train::Job& job) {
+  run_on({}, 2, [&](train::TrainJob& job) {
     manual_seed(1);
     nn::Linear net({.in = 2, .out = 1});
     optim::SGD sgd(net.parameters(), {.lr = 0.1});
@@ -250,7 +250,7 @@ TEST_CASE("a resumed run: one line per step, the log's means, and changed option
                            .resume_from_checkpoint = resume,
                            .seed = seed};
     std::string log;
-    const std::string said = run_on(args.options(), 1, [&](train::Job& job) {
+    const std::string said = run_on(args.options(), 1, [&](train::TrainJob& job) {
       manual_seed(1);
       nn::Linear net({.in = 1, .out = 1, .bias = false});
       net.weight.tensor().fill_(0);

@@ -43,7 +43,7 @@ void start_with(const TrainingArguments& args, int ranks, const train::Body& bod
 
 Trained train_with(const TrainingArguments& args, int ranks = 1, bool evaluates = false) {
   Trained found;
-  start_with(args, ranks, [&](train::Job& job) {
+  start_with(args, ranks, [&](train::TrainJob& job) {
     manual_seed(5);
     nn::Linear net({.in = 6, .out = 3});
     const Tensor x = randn({44, 6});
@@ -274,7 +274,7 @@ TEST_CASE("arguments: the curve of 20 steps of Transformers' Trainer, with the l
                                  .eval_strategy = "steps",
                                  .eval_steps = 5,
                                  .logging_steps = 1};
-    start_with(args, ranks, [&](train::Job& job) {
+    start_with(args, ranks, [&](train::TrainJob& job) {
       const auto model = nn::from_pretrained(folder + "llama_main", {.dtype = f32});
       train::TrainerOptions o = args.trainer_options();
       o.data = o.evaluate = data::share(samples);

@@ -127,7 +127,7 @@ TEST_CASE("auto: configuration files of every documented kind load, filled in, t
       CHECK_ERROR_IS(
           train::start(
               o, "",
-              [&](train::Job& job) {
+              [&](train::TrainJob& job) {
                 nn::GPT model({.vocab = 32, .context = 8, .layers = 1, .width = 16, .heads = 2});
                 if (by_trainer) {
                   train::Trainer trainer(
@@ -178,7 +178,7 @@ TEST_CASE("auto: all contradictions are in one Error, and values that nobody fil
     o.parallel.accumulate = 4;
     o.given = {"batch", "accumulate"};
     const std::string said = message([&] {
-      train::start(o, "", [](train::Job& job) {
+      train::start(o, "", [](train::TrainJob& job) {
         nn::Linear net({.in = 6, .out = 3});
         optim::AdamW adam(net.parameters(), {.lr = 0.02});
         train::prepare(job, net, adam);

@@ -12,7 +12,7 @@ void add_inference_commands(CLI::App& app, Shared& shared) {
       ->description("the file is one for inference: of init_inference, gpt sample --config");
   shared.configs["--inference"] = {.reference = inference::config_reference,
                                    .print = [](const std::string& source, bool json) {
-                                     const inference::Config config = inference::read_config(source);
+                                     const inference::InferenceConfig config = inference::read_config(source);
                                      print_config(to_json(config), to_text(config), config.warnings, json);
                                    }};
 }

@@ -34,7 +34,7 @@ const Tensor some_tokens = Tensor::from(Ids{3, 1, 4, 1, 5, 9, 2, 6, 5, 3}, {2, 5
 const std::string tp2 = R"({"tp": {"tp_size": 2}})";
 const inference::InitArgs quiet{.log = [](const std::string&) {}};
 
-std::string line_of(const inference::Config& c, const std::string& key) {
+std::string line_of(const inference::InferenceConfig& c, const std::string& key) {
   const std::string text = inference::to_text(c);
   const size_t at = ("\n" + text).find("\n" + key + " ");
   return at == std::string::npos ? "(no line)" : text.substr(at, text.find('\n', at) - at);
@@ -84,7 +84,7 @@ TEST_CASE("inference config: keys, their aliases and meanings") {
   };
   for (const auto& row : rows) {
     CAPTURE(row.json);
-    const inference::Config c = inference::read_config(row.json);
+    const inference::InferenceConfig c = inference::read_config(row.json);
     const std::string line = line_of(c, row.key);
     CHECK_MESSAGE(contains(line, std::string(" ") + row.value + " "), line);
     CHECK_MESSAGE(contains(line, row.mark), line);
@@ -213,7 +213,7 @@ TEST_CASE("inference: draws and candidates of a cut vocabulary are those of one 
       nn::GPT model(wide);
       // all scores are equal: greedy takes the first id, sampling any
       if (equals) nn::init::zeros(model.tokens_table.weight);
-      auto engine = init_inference(model, inference::Config{.tensor_parallel = {.tp_size = ranks}}, quiet);
+      auto engine = init_inference(model, inference::InferenceConfig{.tensor_parallel = {.tp_size = ranks}}, quiet);
       std::vector<Ids> all;
       const nn::Generation option_sets[] = {
           {.max_new_tokens = 6},

@@ -16,7 +16,7 @@ TEST_CASE("device maps count the bytes of codes, and move them") {
   CHECK(all.held.at("cpu:0") == report.bytes_after);
   const TempDir at;
   const auto plan =
-      device_map::infer(*model, device_map::Map{{"", "cpu:0"}, {"blocks.0", "cpu"}, {"blocks.1", "disk"}});
+      device_map::infer(*model, device_map::DeviceMap{{"", "cpu:0"}, {"blocks.0", "cpu"}, {"blocks.1", "disk"}});
   auto dispatched = device_map::dispatch(*model, plan, {.offload_folder = at.str()});
   const NoGrad no_grad;
   CHECK(equal((*model)(testing::some_tokens()).tensor(), wanted));

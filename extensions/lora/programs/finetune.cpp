@@ -97,7 +97,7 @@ void evaluate(const FinetuneOptions& o) {
   print_result(result, o.engine.json);
 }
 
-void finetune(const FinetuneOptions& o, Job& job) {
+void finetune(const FinetuneOptions& o, TrainJob& job) {
   const Start start = read_start(o.model, "--model_name_or_path");
   const std::string tokenizer = tokenizer_of(o.engine, o.tokenizer, start.folder);
   std::optional<nn::BuildEmpty> empty;  // each rank loads only its part
@@ -215,7 +215,7 @@ void add_command(CLI::App& app) {
     go_on_after_restart(options);
     o->engine.out = options.out, o->engine.resume = options.resume;
     if (!o->do_train) return evaluate(*o);
-    start(options, identity_of(sub), [&](Job& job) { finetune(*o, job); });
+    start(options, identity_of(sub), [&](TrainJob& job) { finetune(*o, job); });
   });
 }
 

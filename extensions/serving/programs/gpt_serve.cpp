@@ -60,7 +60,7 @@ void serve_model(ServeOptions& o, const LanguageModel& m) {
   std::erase_if(s.eos, [&](int64_t id) { return id >= m.model->o.vocab; });
   if (const auto eos = tokenizer->eos(); s.eos.empty() && eos) s.eos = {*eos};
   if (o.print_steps)
-    s.batcher.on_step = [](const serve::State&, const serve::Step& step) {
+    s.batcher.on_step = [](const serve::SchedulerState&, const serve::BatchStep& step) {
       if (!step.work.empty()) fmt::print("{}\n", serve::to_string(step));
     };
   const Interrupt interrupt;

@@ -41,7 +41,7 @@ void print_serving(const ServingAsked& o, const std::string& svg) {
   LOCKSTEP_CHECK(!o.requests.empty(), "serving needs --requests, such as --requests 0:300+20,5:40+10");
   LOCKSTEP_CHECK(o.costs[0] + o.costs[1] > 0, "--step-costs: expected two costs with a sum above 0, got 0,0");
   const std::vector<serve::Arrival> arrivals = serve::parse_arrivals(o.requests);
-  const serve::State state(o.blocks, {.rows = o.rows, .sequences = std::min(o.rows, o.sequences)});
+  const serve::SchedulerState state(o.blocks, {.rows = o.rows, .sequences = std::min(o.rows, o.sequences)});
   const serve::Simulated run = serve::simulate(arrivals, state, {o.costs[0], o.costs[1]});
   if (svg.empty()) {
     fmt::print("serving, {} requests, {} blocks of 32 tokens, {} rows a step\n\n", run.requests.size(), o.blocks,

@@ -23,7 +23,7 @@ namespace {
 
 /// Checks that each block's count of users equals the number of running sequences that list it, and that blocks without
 /// users are free.
-void check_blocks(const State& s) {
+void check_blocks(const SchedulerState& s) {
   std::map<int32_t, int64_t> users;
   for (const Sequence& q : s.running) {
     for (const int32_t b : q.blocks)
@@ -46,15 +46,15 @@ std::vector<int64_t> ids(int64_t count, uint64_t seed, int64_t vocab = 61) {
 }  // namespace
 
 TEST_CASE("schedule: text first, then prompts in their order, cut anywhere") {
-  State s(64, {.rows = 100, .sequences = 8});
+  SchedulerState s(64, {.rows = 100, .sequences = 8});
   add(s, ids(130, 1), 200);
   add(s, ids(30, 2), 50);
   add(s, ids(90, 3), 100);
   const auto next = [&](const char* wanted) {
-    const Step step = next_step(s);
+    const BatchStep step = next_step(s);
     CHECK(to_string(step) == wanted);
     done(s, step);
-    for (const Work& w : step.work)
+    for (const ScheduledTokens& w : step.work)
       if (w.last) append(s, w.number, 7);
     check_blocks(s);
   };
@@ -69,11 +69,11 @@ TEST_CASE("schedule: text first, then prompts in their order, cut anywhere") {
 }
 
 TEST_CASE("schedule: the youngest request is preempted, computed again, and shares the blocks that remain") {
-  State s(5, {.rows = 64, .sequences = 4}, 16);
+  SchedulerState s(5, {.rows = 64, .sequences = 4}, 16);
   add(s, ids(32, 1), 60);
   add(s, ids(20, 2), 40);
   for (int i = 0;; ++i) {
-    const Step step = next_step(s);
+    const BatchStep step = next_step(s);
     check_blocks(s);
     done(s, step);
     if (!step.put_back.empty()) {
@@ -82,11 +82,11 @@ TEST_CASE("schedule: the youngest request is preempted, computed again, and shar
       CHECK(s.waiting[0].tokens.size() > 20);  // generated tokens are kept
       break;
     }
-    for (const Work& w : step.work) append(s, w.number, 7);
+    for (const ScheduledTokens& w : step.work) append(s, w.number, 7);
     REQUIRE(i < 100);
   }
   finish(s, 0);
-  const Step step = next_step(s);
+  const BatchStep step = next_step(s);
   CHECK(step.started == std::vector<int64_t>{1});
   CHECK(step.work[0].first == 32);  // the request's first two blocks (32 tokens) have not been reused
   CHECK(s.put_back == 1);
@@ -125,7 +125,7 @@ TEST_CASE("schedule: nobody starves, blocks are conserved, whatever arrives") {
     std::mt19937_64 random(seed);
     const auto below = [&](int64_t n) { return int64_t(random() % uint64_t(n)); };
     const int64_t blocks = 8 + below(40), size = seed % 2 ? 4 : 8;
-    State s(blocks, {.rows = 8 + below(40), .sequences = 1 + below(8)}, size);
+    SchedulerState s(blocks, {.rows = 8 + below(40), .sequences = 1 + below(8)}, size);
     std::map<int64_t, int64_t> left, waited;
     int64_t made = 0, oldest_moved = 0, asked = 0;
     for (int64_t steps = 0; steps < 4000 && (steps < 200 || !left.empty()); ++steps) {
@@ -141,7 +141,7 @@ TEST_CASE("schedule: nobody starves, blocks are conserved, whatever arrives") {
         asked -= left[number];
         left.erase(number), finish(s, number);
       }
-      const Step step = next_step(s);
+      const BatchStep step = next_step(s);
       CHECK(step.rows() <= s.limits.rows);
       CHECK(int64_t(s.running.size()) <= s.limits.sequences);
       check_blocks(s);
@@ -151,13 +151,13 @@ TEST_CASE("schedule: nobody starves, blocks are conserved, whatever arrives") {
       if (!left.empty()) {
         const int64_t oldest = left.begin()->first;
         bool moves = false;
-        for (const Work& w : step.work) moves |= w.number == oldest && w.count > 0;
+        for (const ScheduledTokens& w : step.work) moves |= w.number == oldest && w.count > 0;
         CHECK(moves);
         ++oldest_moved;
       }
       done(s, step);
       std::set<int64_t> visited;
-      for (const Work& w : step.work) {
+      for (const ScheduledTokens& w : step.work) {
         CHECK(visited.insert(w.number).second);
         if (!w.last) continue;
         ++made;
@@ -174,7 +174,7 @@ TEST_CASE("schedule: nobody starves, blocks are conserved, whatever arrives") {
 
 TEST_CASE("simulate: printed tables and pictures") {
   const auto run = simulate(parse_arrivals("0:40+3,0:20+2,30:40+2/32,30:40+2/32"),
-                            State(16, {.rows = 32, .sequences = 4}), {.step = 10, .row = 1});
+                            SchedulerState(16, {.rows = 32, .sequences = 4}), {.step = 10, .row = 1});
   CHECK(draw_grid(run) ==
         "request 0    32  8  #  #\n"
         "request 1     . 20  #\n"
@@ -189,12 +189,12 @@ TEST_CASE("simulate: printed tables and pictures") {
 }
 
 TEST_CASE("schedule: blocks before the window are given back") {
-  State state(12, {.rows = 64, .sequences = 4});
+  SchedulerState state(12, {.rows = 64, .sequences = 4});
   state.window = 40;
   const int64_t a = add(state, ids(200, 1), 330);
   std::vector<int64_t> used;
   for (int step = 0; step < 120; ++step) {
-    const Step s = next_step(state);
+    const BatchStep s = next_step(state);
     done(state, s);
     if (s.work.at(0).last) append(state, a, 7);
     const Sequence& of = state.at(a);
@@ -337,7 +337,7 @@ TEST_CASE("batcher: a cancelled request frees its blocks; log probabilities of t
   std::atomic<int> steps = 0, after = -1;
   std::shared_ptr<Answer> goes, stays;
   std::mutex mutex;
-  Batcher batcher(model, {.blocks = 8, .on_step = [&](const State& s, const Step&) {
+  Batcher batcher(model, {.blocks = 8, .on_step = [&](const SchedulerState& s, const BatchStep&) {
                             const std::lock_guard lock(mutex);
                             if (++steps == 5 && goes) goes->cancel();
                             if (goes && after < 0 && steps >= 6) after = int(s.running.size() + s.waiting.size());
@@ -487,7 +487,7 @@ TEST_CASE("requests: accepted fields, and fields that are rejected by name") {
 
 TEST_CASE("chats: the texts that Jinja makes of the templates") {
   using Kind = ChatTemplate::Kind;
-  const std::vector<std::vector<Message>> chats{
+  const std::vector<std::vector<ChatMessage>> chats{
       {{"user", " hi there \n"}}, {{"system", " S "}, {"user", "a"}, {"assistant", " b "}, {"user", "c"}}};
   struct Row {
     ChatTemplate of;

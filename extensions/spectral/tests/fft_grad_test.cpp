@@ -112,18 +112,18 @@ TEST_CASE("complex: gradients are PyTorch's") {
 TEST_CASE("fft: derivatives, first and second") {
   const OnCpu on_cpu;  // complex tensors exist on the CPU only
   const auto z = [](const Variable& x) { return view_as_complex(x); };
-  using fft::Norm;
+  using fft::FftNorm;
   for (const int64_t n : {1, 2, 5, 6}) {
     CAPTURE(n);
     check_rows({
         {"fft", {pairs_leaf({2, n})}, [&](auto& in) { return fft::fft(z(in[0])); }},
         {"fft of real", {real_leaf({2, n})}, [&](auto& in) { return square(fft::fft(in[0])); }},
-        {"ifft", {pairs_leaf({2, n})}, [&](auto& in) { return square(fft::ifft(z(in[0]), {}, 0, Norm::ortho)); }},
-        {"fft cut", {pairs_leaf({2, n})}, [&](auto& in) { return fft::fft(z(in[0]), 4, -1, Norm::forward); }},
+        {"ifft", {pairs_leaf({2, n})}, [&](auto& in) { return square(fft::ifft(z(in[0]), {}, 0, FftNorm::ortho)); }},
+        {"fft cut", {pairs_leaf({2, n})}, [&](auto& in) { return fft::fft(z(in[0]), 4, -1, FftNorm::forward); }},
         {"rfft", {real_leaf({2, n})}, [&](auto& in) { return square(fft::rfft(in[0])); }},
-        {"rfft dim", {real_leaf({n, 2})}, [&](auto& in) { return abs(fft::rfft(in[0], 3, 0, Norm::ortho)); }},
+        {"rfft dim", {real_leaf({n, 2})}, [&](auto& in) { return abs(fft::rfft(in[0], 3, 0, FftNorm::ortho)); }},
         {"irfft", {pairs_leaf({2, n / 2 + 1})}, [&](auto& in) { return square(fft::irfft(z(in[0]), n)); }},
-        {"irfft odd", {pairs_leaf({2, n})}, [&](auto& in) { return fft::irfft(z(in[0]), 5, -1, Norm::forward); }},
+        {"irfft odd", {pairs_leaf({2, n})}, [&](auto& in) { return fft::irfft(z(in[0]), 5, -1, FftNorm::forward); }},
         {"hfft", {pairs_leaf({2, n})}, [&](auto& in) { return fft::hfft(z(in[0]), 6); }},
         {"ihfft", {real_leaf({2, n})}, [&](auto& in) { return fft::ihfft(in[0]); }},
         {"rfft2 irfft2",

@@ -69,7 +69,7 @@ TEST_CASE("fft: every length agrees with the definition, comes back, and keeps t
       const int64_t rows = n < 200 ? n % 19 + 1 : 2;
       const Tensor x = random_numbers({rows, n}, dtype), y = fft::fft(x);
       CHECK(error_of(y, naive(x, false)) < within);
-      CHECK(error_of(fft::ifft(x, {}, -1, fft::Norm::forward), naive(x, true)) < within);
+      CHECK(error_of(fft::ifft(x, {}, -1, fft::FftNorm::forward), naive(x, true)) < within);
       CHECK(error_of(fft::ifft(y), x.to_vector<Number>()) < within);
       const double energy = sum(square(abs(x))).item(), of_spectrum = sum(square(abs(y))).item() / double(n);
       CHECK(of_spectrum == doctest::Approx(energy).epsilon(dtype == c128 ? 1e-12 : 1e-5));
@@ -123,8 +123,8 @@ TEST_CASE("fft: dims, sizes, normalisation and shifts") {
   CHECK(allclose(fft::fftn(x, {2, 7}), fft::fft2(x, {2, 7}), 1e-12, 1e-12));
   CHECK(allclose(fft::fft(x, 3), fft::fft(x.narrow(2, 0, 3)), 1e-12, 1e-12));
   CHECK(allclose(fft::fft(x, 8), fft::fft(pad(x, {0, 3})), 1e-12, 1e-12));
-  CHECK(allclose(fft::ifftn(fft::fftn(x, {}, {}, fft::Norm::ortho), {}, {}, fft::Norm::ortho), x, 1e-12, 1e-12));
-  CHECK(allclose(mul_scalar(fft::fft(x, {}, -1, fft::Norm::forward), 5), fft::fft(x), 1e-12, 1e-12));
+  CHECK(allclose(fft::ifftn(fft::fftn(x, {}, {}, fft::FftNorm::ortho), {}, {}, fft::FftNorm::ortho), x, 1e-12, 1e-12));
+  CHECK(allclose(mul_scalar(fft::fft(x, {}, -1, fft::FftNorm::forward), 5), fft::fft(x), 1e-12, 1e-12));
   const Tensor r = real(x);
   CHECK(allclose(fft::rfftn(r), fft::fftn(r).narrow(2, 0, 3), 1e-12, 1e-12));
   CHECK(allclose(fft::irfftn(fft::rfftn(r), {3, 4, 5}), r, 1e-12, 1e-12));

@@ -16,7 +16,7 @@ void add_spectral(Functions& functions) {
   const auto pairs = [](const Variable& y) { return Outputs{is_complex(y.dtype()) ? view_as_real(y) : y}; };
   const auto norm = [](const Case& c) {
     const std::string text = c.text("norm", "backward");
-    return text == "ortho" ? fft::Norm::ortho : text == "forward" ? fft::Norm::forward : fft::Norm::backward;
+    return text == "ortho" ? fft::FftNorm::ortho : text == "forward" ? fft::FftNorm::forward : fft::FftNorm::backward;
   };
   const auto one = [&](const char* name, auto fn) {
     t[name] = [=](const Inputs& in, const Case& c) {

@@ -21,7 +21,7 @@ void check_size(const char* op, int64_t height, int64_t width) {
 void check_probability(const char* op, double p) {
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[", op, "] expected a probability in [0, 1], got ", p);
 }
-void check_range(const char* op, const char* what, const Range& range) {
+void check_range(const char* op, const char* what, const UniformRange& range) {
   LOCKSTEP_CHECK(range.low > 0 && range.low <= range.high, "[", op, "] expected a ", what,
                  " range with 0 < low <= high, got ", range.low, " to ", range.high);
 }
@@ -31,7 +31,8 @@ double uniform(Draws& draws, double low, double high) {
   return low + (high - low) * double(draws.next() >> 11) * 0x1p-53;
 }
 /// Draws the sides of a rectangle: its area is a random part of `area`, its aspect ratio is log-uniform.
-std::pair<int64_t, int64_t> random_sides(Draws& draws, double area, const Range& scale, const Range& ratio) {
+std::pair<int64_t, int64_t> random_sides(Draws& draws, double area, const UniformRange& scale,
+                                         const UniformRange& ratio) {
   const double part = area * uniform(draws, scale.low, scale.high);
   const double r = std::exp(uniform(draws, std::log(ratio.low), std::log(ratio.high)));
   return {int64_t(std::nearbyint(std::sqrt(part * r))), int64_t(std::nearbyint(std::sqrt(part / r)))};

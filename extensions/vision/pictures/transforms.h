@@ -23,7 +23,7 @@ namespace lockstep::data {
 using Transform = std::function<Tensor(const Tensor&)>;
 
 /// An interval to draw from.
-struct Range {
+struct UniformRange {
   double low, high;
 };
 
@@ -61,7 +61,7 @@ struct RandomCrop {
 /// Crops a random rectangle and resizes it. Its share of the area is drawn from `scale`, width / height from `ratio`.
 struct RandomResizedCrop {
   int64_t height = 0, width = 0;
-  Range scale{0.08, 1}, ratio{3. / 4, 4. / 3};
+  UniformRange scale{0.08, 1}, ratio{3. / 4, 4. / 3};
   Tensor operator()(const Tensor& x) const;  ///< the resized crop
 };
 /// Mirrors left and right with probability p.
@@ -105,7 +105,7 @@ struct Normalize {
 /// the area is drawn from `scale`, its height / width from `ratio`.
 struct RandomErasing {
   double p = 0.5;
-  Range scale{0.02, 0.33}, ratio{0.3, 3.3};
+  UniformRange scale{0.02, 0.33}, ratio{0.3, 3.3};
   double value = 0;
   bool noise = false;
   Tensor operator()(const Tensor& x) const;  ///< x or the changed image

@@ -17,13 +17,13 @@ namespace {
 
 constexpr int64_t width = 6;
 
-std::unique_ptr<moe::Layer> make(moe::MoeOptions o, std::shared_ptr<dist::ProcessGroup> group = nullptr,
-                                 DType dtype = f64) {
+std::unique_ptr<moe::MoeLayer> make(moe::MoeOptions o, std::shared_ptr<dist::ProcessGroup> group = nullptr,
+                                    DType dtype = f64) {
   o.width = width;
   o.inner = 8;
   o.second_expert_sampling = false;
   manual_seed(1);
-  auto layer = std::make_unique<moe::Layer>(o, std::move(group));
+  auto layer = std::make_unique<moe::MoeLayer>(o, std::move(group));
   layer->to(dtype);
   for (auto& p : layer->named_parameters()) {  // an unbalanced gate, and biases that matter
     manual_seed(std::hash<std::string>()(p.name));
@@ -33,7 +33,7 @@ std::unique_ptr<moe::Layer> make(moe::MoeOptions o, std::shared_ptr<dist::Proces
 }
 
 /// The layer computed explicitly: every expert on every token, weighted by 0 if it was not chosen.
-Variable written_out(moe::Layer& layer, const Variable& x) {
+Variable written_out(moe::MoeLayer& layer, const Variable& x) {
   const moe::MoeOptions& o = layer.o;
   const int64_t tokens = x.size(0);
   const Variable logits = matmul(x, layer.gate.t()), p = softmax(logits, -1);
@@ -41,8 +41,8 @@ Variable written_out(moe::Layer& layer, const Variable& x) {
   const Tensor mask =
       scatter(zeros({tokens, o.experts}, {.dtype = f64}), 1, indices, ones(indices.shape(), {.dtype = f64}));
   Variable w = mul(p, mask);
-  if (o.weights == moe::Weights::normalized) w = div(w, sum(w, {1}, true));
-  if (o.weights == moe::Weights::softmax_of_chosen)
+  if (o.weights == moe::GateWeights::normalized) w = div(w, sum(w, {1}, true));
+  if (o.weights == moe::GateWeights::softmax_of_chosen)
     w = softmax(masked_fill(logits, logical_not(mask.to(boolean)), -INFINITY), -1);
   Variable y = zeros({tokens, width}, {.dtype = f64});
   for (int64_t e = 0; e < o.experts; ++e) y = add(y, mul(w.narrow(1, e, 1), layer.experts[size_t(e)]->call(x)));
@@ -61,8 +61,8 @@ std::shared_ptr<dist::ProcessGroup> everyone() {
 
 TEST_CASE("a layer of experts is the weighted sum of its experts, with its gradients") {
   for (const int64_t k : {1, 2, 3, 5}) {
-    for (const moe::Weights weights :
-         {moe::Weights::probability, moe::Weights::normalized, moe::Weights::softmax_of_chosen}) {
+    for (const moe::GateWeights weights :
+         {moe::GateWeights::probability, moe::GateWeights::normalized, moe::GateWeights::softmax_of_chosen}) {
       for (const bool residual : {false, true}) {
         auto layer =
             make({.experts = 5, .top_k = k, .drop_tokens = false, .weights = weights, .use_residual = residual});
@@ -286,18 +286,18 @@ TEST_CASE("dtypes, autocast, other experts, and a token that every expert refuse
                         ++made;
                         return std::make_unique<nn::Linear>(nn::Linear::Options{.in = width, .out = width});
                       }};
-  moe::Layer lines(own);
+  moe::MoeLayer lines(own);
   CHECK(made == 3);
   CHECK(lines(x.to(f32)).shape() == x.shape());
   own.make = [](int64_t) { return std::make_unique<nn::Linear>(nn::Linear::Options{.in = width, .out = 2}); };
-  moe::Layer wrong(own);
+  moe::MoeLayer wrong(own);
   CHECK_ERROR(wrong(x.to(f32)), "expected expert 0 to give (N, 6) with N =");
   // An expert's initial values do not depend on which other experts exist.
   on_ranks(2, [&](int rank) {
     manual_seed(1);
-    moe::Layer all({.width = width, .experts = 4});
+    moe::MoeLayer all({.width = width, .experts = 4});
     manual_seed(1);
-    moe::Layer half({.width = width, .experts = 4}, everyone());
+    moe::MoeLayer half({.width = width, .experts = 4}, everyone());
     CHECK(
         equal(half.experts[1]->parameters()[0].tensor(), all.experts[size_t(2 * rank + 1)]->parameters()[0].tensor()));
     CHECK(equal(half.gate.tensor(), all.gate.tensor()));
@@ -311,14 +311,14 @@ TEST_CASE("dtypes, autocast, other experts, and a token that every expert refuse
 }
 
 TEST_CASE("a layer of experts rejects invalid options and inputs") {
-  const auto error = [](moe::MoeOptions o) { return message([&] { moe::Layer layer(o); }); };
+  const auto error = [](moe::MoeOptions o) { return message([&] { moe::MoeLayer layer(o); }); };
   CHECK(contains(error({.width = 4, .experts = 2, .top_k = 3}), "top_k from 1 to the 2 experts, got 3"));
   CHECK(contains(error({.width = 4, .experts = 0}), "width and experts > 0, got 4 and 0"));
   CHECK(contains(error({.width = 4, .experts = 2, .capacity_factor = 0}), "capacity factors > 0"));
   CHECK(contains(error({.width = 4, .experts = 2, .z_coef = NAN}), "finite balance_coef and z_coef"));
   CHECK(contains(message([] {
                    dist::spawn(2, [](int rank) {
-                     moe::Layer shared({.width = 4, .experts = 2}, everyone());
+                     moe::MoeLayer shared({.width = 4, .experts = 2}, everyone());
                      if (rank == 1) fail("oh no");  // rank 0 waits for rank 1's counts
                      shared(ones({3, 4}));
                    });
@@ -326,8 +326,8 @@ TEST_CASE("a layer of experts rejects invalid options and inputs") {
                  "oh no"));
   CHECK(contains(error({.width = 4, .experts = 2, .make = [](int64_t) { return nullptr; }}),
                  "make() to give expert 0, got none"));
-  moe::Layer layer({.width = 4, .experts = 2});
+  moe::MoeLayer layer({.width = 4, .experts = 2});
   CHECK_ERROR(layer(zeros({3, 5})), "expected input (..., 4), got (3, 5)");
-  CHECK_ERROR(dist::spawn(2, [](int) { moe::Layer odd({.width = 4, .experts = 3}, everyone()); }),
+  CHECK_ERROR(dist::spawn(2, [](int) { moe::MoeLayer odd({.width = 4, .experts = 3}, everyone()); }),
               "a number of experts divisible by the 2 ranks of the group, got 3");
 }

@@ -1,5 +1,5 @@
-// Checks of the samplers, which run on the CPU. See sampling.h.
-#include "extensions/distributions/sampling.h"
+// Checks of the samplers, which run on the CPU. See samplers.h.
+#include "extensions/distributions/samplers.h"
 
 #include "extensions/distributions/kernels.h"
 #include "tensor/ops_common.h"
