@@ -145,7 +145,7 @@ def _():
 
 
 print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name()}\n")
-print(f"| case | ours ms | of the bound | PyTorch ms | ratio | compiled ms | ratio |\n|---|---|---|---|---|---|---|")
+print("| case | ours ms | of the bound | PyTorch ms | ratio | compiled ms | ratio |\n|---|---|---|---|---|---|---|")
 with torch.no_grad():
     for name, make in cases.items():
         mine = ours.get(name, {})
