@@ -91,13 +91,14 @@ def check_programs(together, options, headers):
     """
     with tempfile.TemporaryDirectory() as folder:
         program = pathlib.Path(folder) / "blocks"
-        if len(together) == 1:
-            return [(together[0], build(together[0].program, program, options) or run_program(program))]
         runs = ", ".join(f"block_{i}::run" for i in range(len(together)))
         text = "".join(block.joined(i) for i, block in enumerate(together))
         text += f'#line 1 "main"\nint main(int, char** words) {{ return (int (*[])()){{{runs}}}[std::atoi(words[1])](); }}\n'
-        if not build(text, program, options):
+        problem = build(text, program, options)
+        if not problem:
             return [(block, run_program(program, str(i))) for i, block in enumerate(together)]
+        if len(together) == 1:
+            return [(together[0], problem)]
     if not (pathlib.Path(headers) / "lockstep.h.gch").exists():
         precompile(headers, options)  # worthwhile for the many compilations that follow
     half = len(together) // 2

@@ -68,7 +68,7 @@ TEST_CASE("context: losses by tokens are near those of one process, at every sta
       CHECK_MESSAGE(distance(one, run(str(plan, "+zero", stage), context)) < 1e-12, plan, ", stage ", stage);
 }
 
-TEST_CASE("context: pipeline::Engine alone averages over copies and parts") {
+TEST_CASE("context: a PipelineEngine without an engine averages over replicas and parts") {
   const auto run = [](const std::string& plan) {
     return on_ranks<Tensors>(parallel::parse_plan(plan).ranks(), [&](int) {
       const parallel::Mesh mesh(parallel::parse_plan(plan), dist::world());
