@@ -34,7 +34,7 @@ done
 archive=${archive:-$(realpath -m "$build")/gpu-checks.tar.xz}
 
 suites=(test_cuda test_cuda_steps test_tensor test_autograd test_linear_algebra test_nn test_recurrent test_optim test_vision test_layers test_optimizers test_spectral test_generation test_lora test_sparse_attention)
-programs=(apps/gpt apps/cnn apps/lockstep bench/bench_cuda bench/bench_algorithms tests/golden "${suites[@]/#/tests/}")
+programs=(apps/gpt apps/cnn apps/lockstep bench/bench_cuda tests/golden "${suites[@]/#/tests/}")
 source scripts/compiler_cache.sh
 if [[ ! -f $build/build.ninja ]]; then
   meson setup "$build" --buildtype release -Dunity=on -Dunity_size=20 -Dcuda=enabled -Dgpu_arch=90a -Dcpu=x86-64-v3 -Donednn=disabled -Dmpi=disabled -Dio_uring=disabled -Dhttp=disabled

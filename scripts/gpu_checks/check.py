@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The checks on a card, within eight minutes: unpack the archive of `scripts/gpu_checks.sh --bundle` and call
 
-    python3 check.py [--only cases|nccl|speed|algorithms]... [--out FOLDER] [--seconds 480]
+    python3 check.py [--only cases|nccl|speed]... [--out FOLDER] [--seconds 480]
 
 It needs bash, python3, a driver and CUDA's libraries (of a toolkit, or those that PyTorch brings). It writes FOLDER/report.md
 (default: report) and each command's output beside it, and ends with "N passed, N failed, N not run"; the exit code is 0 if all held.
@@ -9,7 +9,6 @@ It needs bash, python3, a driver and CUDA's libraries (of a toolkit, or those th
 cases       every test case in a process of its own, golden values, training against results on the CPU, recorded steps against others,
             the sanitizer tools over the kernels' cases
 nccl        two ranks on this card by NCCL: replicas, stages, tensor and context parallelism, ZeRO
-algorithms  for each product of a step, the algorithms of cuBLASLt timed
 speed       kernels against the bandwidth, a step kernel by kernel, GPT-2 124M in the steady state, PyTorch beside them
 """
 import argparse
@@ -30,7 +29,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 BIN = HERE / "bin"
-PARTS = ["cases", "nccl", "algorithms", "speed"]
+PARTS = ["cases", "nccl", "speed"]
 AT_ONCE = 14
 SECONDS = 480  # for everything; each command's limit is for this, and grows and shrinks with --seconds
 SHARE = 0.52  # of the time is for the checks that run together, if others follow
@@ -515,24 +514,6 @@ def page_of_speed(checks):
     rows = [[name, f"{ms:.2f}", f"{16384e3 / ms:,.0f}", f"{compiled / ms:.2f}" if compiled else "", f"{checks.memory[name]:.1f} GiB"] for name, ms in checks.steps.items()]
     if rows:
         checks.pages.append(("GPT-2 124M, 16 x 1,024 tokens a step, steady state", table(["", "ms a step", "tokens/s", "of torch.compile", "memory"], rows)))
-
-
-# --- algorithms ---------------------------------------------------------------------------------------------------
-
-
-def time_algorithms(checks):
-    lines = json_lines(good(checks.run([BIN / "bench_algorithms"], 90)))
-    require(len(lines) > 1 and not any("error" in line for line in lines), f"errors: {lines}")
-    *products, full = lines
-    rows = [[p["name"], f"{p['m']} x {p['k']} x {p['n']}", p["tried"], f"{p['first_ms']:.4f}", f"{p['best_ms']:.4f}", f"{p['tflops']:.0f}", f"{p['first_ms'] / p['best_ms']:.2f}"] for p in products]
-    page = table(["product", "rows x inner x columns", "tried", "first ms", "best ms", "best TFLOP/s", "gain"], rows)
-    page += f"\nRows for tensor/cuda/timed_algorithms.def, cuBLASLt {full['cublaslt']} (docs/cuda.md says which to take):\n\n```\n" + "\n".join(p["row"] for p in products) + "\n```\n"
-    checks.pages.append(("Algorithms of cuBLASLt", page))
-    return f"{len(products)} products: {full['first_ms']:.2f} ms a step by the first, {full['best_ms']:.2f} by the best"
-
-
-def algorithms(checks):
-    yield "algorithms of a step's products", lambda: time_algorithms(checks)
 
 
 # --- all ----------------------------------------------------------------------------------------------------------

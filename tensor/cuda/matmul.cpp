@@ -2,23 +2,21 @@
 // the operands swap places and nothing is copied. Bound by 2 M N K operations at the tensor cores' rate (f16, bf16,
 // tf32) or, for thin products such as decoding, by reading the larger operand.
 //
-// cuBLASLt is asked once per shape for algorithms, and the process keeps the answer. If the product was timed on such a
-// card (timed_algorithms.h), its fastest algorithm comes first. Algorithms may sum in parts, but in f32 and in a fixed
-// order, so equal products give equal bits. Later operations are fused if the library has them: bias, relu, gelu_tanh
-// with the value before it, and the derivative of gelu_tanh. The rest runs afterwards as our pointwise kernel.
+// cuBLASLt is asked once per shape for algorithms, and the process keeps the answer. Algorithms may sum in parts, but
+// in f32 and in a fixed order, so equal products give equal bits. Later operations are fused if the library has them:
+// bias, relu, gelu_tanh with the value before it, and the derivative of gelu_tanh. The rest runs afterwards as our
+// pointwise kernel.
 //
 // In a BatchInvariant scope, the algorithm chosen for one fixed number of rows serves every number of rows, and it sums
 // in one sequence. So a row's bits depend on n, k, dtypes and epilogue alone.
 #include <algorithm>
 #include <array>
-#include <iterator>
 #include <vector>
 
 #include "base/check.h"
 #include "tensor/batch_invariant.h"
 #include "tensor/cuda/cublaslt.h"
 #include "tensor/cuda/runtime.h"
-#include "tensor/cuda/timed_algorithms.h"
 #include "tensor/kernels.h"
 #include "tensor/ops.h"
 #include "tensor/padded.h"
@@ -125,21 +123,6 @@ const Product* invariant_plan(const Problem& p, bool& supported) {
   supported = chosen;
   if (!chosen || p == usual) return chosen;
   return plan_for(p, describe, [&](const Product& plan) { return check_algorithm(plan, chosen->best().algorithm); });
-}
-
-/// The plan of a product in training. It tries the algorithm timed on such a card (if any) before the heuristic's.
-const Product* free_plan(const Problem& p) {
-  return plan_for(p, describe, [&](const Product& plan) {
-    const bool aligned = std::min({p.align_a, p.align_b, p.align_c, p.align_d, p.align_bias, p.align_pre}) >= 16;
-    const cuda::DeviceLimits& card = cuda::limits();
-    std::vector<Algorithm> all;
-    if (aligned && p.batch == 1 && p.dtype == p.result && !p.tf32)
-      all = timed_algorithm({card.major * 10 + card.minor, card.multiprocessors, DType(p.dtype), p.m, p.n, p.k,
-                             p.transposed_a != 0, p.transposed_b != 0, uint32_t(p.epilogue), p.adds != 0},
-                            plan);
-    std::ranges::copy(choose_algorithms(plan), std::back_inserter(all));
-    return all;
-  });
 }
 
 /// Operations that the library fuses with the product.
@@ -305,7 +288,7 @@ bool product(const Tensor& a, const Tensor& b, const Tensor& c, const Tensor& bi
   const Problem problem = problem_of(operands, dims);
   // required by the library
   if (has_pre(problem.epilogue) && (problem.n % 8 != 0 || problem.align_pre < 16)) return false;
-  const Product* const plan = free_plan(problem);
+  const Product* const plan = plan_for(problem, describe);
   if (plan) run(*plan, operands, dims);
   return plan;
 }

@@ -2,7 +2,6 @@
 // whatever the number of threads.
 #include <doctest/doctest.h>
 
-#include <optional>
 #include <thread>
 
 #include "nn/nn.h"
@@ -11,7 +10,6 @@
 #include "tensor/random.h"
 #include "tensor/stream.h"
 #if defined(SIMT_CPU)
-#include "tensor/cuda/timed_algorithms.h"
 #include "tests/cudasim/fake.h"
 #endif
 
@@ -127,61 +125,4 @@ TEST_CASE("plans: of cuBLASLt's candidates the first that can run is taken") {
     CHECK(allclose(there.to(cpu), linear(x.narrow(0, 0, rows).to(cpu), w.to(cpu)), 1e-5, 1e-5));
   }
 }
-
-TEST_CASE("plans: a timed algorithm is taken in training, and the heuristic's where the library refuses it") {
-  using namespace on_cuda::blas;
-  const cuda::DeviceLimits& card = cuda::limits();
-  const Device cuda1{Device::Type::cuda, 1};  // computes the same without the table
-  const Tensor x = noise({16, 136}, f32, 1), w = noise({20, 136}, f32, 2);
-  enum class Where { here, other_card, inference };
-  struct Row {
-    const char* what;
-    AlgorithmSettings settings;
-    bool taken;
-    int64_t refused = 0;
-    Where where = Where::here;
-  };
-  const Row rows[] = {
-      {"sums in other steps", {.id = 1, .parts = 1}, true},
-      {"sums in parts, with a workspace", {.id = 0, .parts = 4, .reduction = 2}, true},
-      {"an id that this version does not have", {.id = 77, .parts = 1}, false},
-      {"a tile that the check refuses", {.id = 1, .tile = 5, .parts = 1}, false},
-      {"refused by the product", {.id = 1, .parts = 1}, false, 2},
-      {"parts that are added in the result's type", {.id = 1, .parts = 4, .reduction = 4}, false},
-      {"timed on another card", {.id = 1, .parts = 1}, false, 0, Where::other_card},
-      {"inference", {.id = 1, .parts = 1}, false, 0, Where::inference},
-  };
-  int64_t m = 8;
-  for (const Row& row : rows) {
-    CAPTURE(row.what);
-    const Tensor some = x.narrow(0, 0, ++m);  // a shape that nobody has asked for
-    std::optional<BatchInvariant> scope;
-    if (row.where == Where::inference) scope.emplace();
-    const Tensor free = linear(some.to(cuda1), w.to(cuda1)).to(cpu);
-    const TimedAlgorithm table[] = {
-        {{card.major * 10 + card.minor, card.multiprocessors + (row.where == Where::other_card), f32, m, 20, 136, false,
-          true, CUBLASLT_EPILOGUE_DEFAULT, false},
-         row.settings}};
-    const TableOfAlgorithms used(table);
-    fake::refused_algorithms = row.refused;
-    const Tensor there = linear(some, w).to(cpu);
-    fake::refused_algorithms = 0;
-    CHECK(equal(there, free) == !row.taken);
-    CHECK(allclose(there, linear(some.to(cpu), w.to(cpu)), 1e-5, 1e-5));
-  }
-}
-
-#define LOCKSTEP_AS_WRITTEN(...) \
-  { on_cuda::blas::TimedAlgorithm __VA_ARGS__, #__VA_ARGS__ "," }
-TEST_CASE("plans: the text of a timed algorithm is a row of the table's source") {
-  struct Written {
-    on_cuda::blas::TimedAlgorithm row;
-    std::string text;
-  };
-  const Written all[] = {
-      LOCKSTEP_AS_WRITTEN({{90, 132, bf16, 16384, 2304, 768, false, true, 4, false}, {66, 317, 36, 1, 0, 0, 0, 0, 3}}),
-      LOCKSTEP_AS_WRITTEN({{80, 108, f64, 1, 2, 3, true, false, 512, true}, {10, 11, 12, 13, 2, 15, 16, 17, 18}})};
-  for (const Written& written : all) CHECK(on_cuda::blas::text_of(written.row) == written.text);
-}
-#undef LOCKSTEP_AS_WRITTEN
 #endif

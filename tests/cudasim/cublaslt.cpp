@@ -61,12 +61,12 @@ struct Preference {
 /// Our encoding of an algorithm, in the opaque words of cublasLtMatmulAlgo_t, with what the heuristic was asked for.
 struct Algorithm {
   uint64_t workspace;
-  uint64_t types;     // a hash of the types of operands, result and scale
-  uint64_t question;  // a hash of the epilogue and which pointers are set, not of the sizes; 0: cublasLtMatmulAlgoInit
+  uint64_t types;         // a hash of the types of operands, result and scale
+  uint64_t question;      // a hash of the epilogue and which pointers are set, not of the sizes
   uint16_t alignment[8];  // of A, B, C, D, the bias, AUX and both scales, at most 256
   fake::Order order;
   uint32_t number;    // its place in the heuristic's answer
-  uint32_t unusable;  // 1: it cannot run, as the heuristic's answer said, or because of its settings
+  uint32_t unusable;  // 1: it cannot run, as the heuristic's answer said
 };
 
 constexpr int max_candidates = 3;  // of an answer
@@ -74,13 +74,6 @@ Algorithm read(const cublasLtMatmulAlgo_t* from) {
   Algorithm algorithm;
   std::memcpy(&algorithm, from, sizeof algorithm);
   return algorithm;
-}
-
-/// The bytes of an algorithm's setting.
-size_t bytes_of(cublasLtMatmulAlgoConfigAttributes_t attribute) {
-  const bool is_short =
-      attribute == CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID || attribute == CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID;
-  return is_short ? sizeof(uint16_t) : sizeof(uint32_t);
 }
 
 Description& at(cublasLtMatmulDesc_t d) { return *reinterpret_cast<Description*>(d); }
@@ -241,17 +234,11 @@ Algorithm asked(const Problem& p, const std::array<uint64_t, 4>& places) {
 }
 /// True if the algorithm is for this question; serves(): for this call.
 bool answers(const Algorithm& algorithm, const Algorithm& question) {
-  return algorithm.types == question.types && (algorithm.question == 0 || algorithm.question == question.question);
+  return algorithm.types == question.types && algorithm.question == question.question;
 }
 bool serves(const Algorithm& algorithm, const Algorithm& call) {
   return answers(algorithm, call) &&
          std::equal(call.alignment, call.alignment + 8, algorithm.alignment, std::greater_equal<>());
-}
-
-/// The bytes of workspace that an algorithm needs for a product.
-uint64_t workspace_of(const Algorithm& algorithm, const Problem& p) {
-  const bool built = algorithm.question == 0;
-  return built && algorithm.order.parts > 1 ? uint64_t(16 * p.m * p.n) : algorithm.workspace;
 }
 
 /// True if the whole matrix lies in one allocation; the real library would read on into the next one.
@@ -356,7 +343,6 @@ const char* cublasLtGetStatusName(cublasStatus_t status) {
   }
 }
 const char* cublasLtGetStatusString(cublasStatus_t status) { return cublasLtGetStatusName(status); }
-size_t cublasLtGetVersion() { return CUBLAS_VERSION; }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* d, cublasComputeType_t compute, cudaDataType_t scale) {
   *d = reinterpret_cast<cublasLtMatmulDesc_t>(new Description{compute, scale});
@@ -470,13 +456,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t d, c
   const auto place_of = [](const void* x) { return uint64_t(reinterpret_cast<uintptr_t>(x)); };
   const Algorithm algorithm = algo ? read(algo) : Algorithm{};
   if (algo) {
-    const bool may_be_refused = is_fp8(p.a.type) || algorithm.question == 0;
-    if (may_be_refused && algorithm.number < fake::refused_algorithms) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (is_fp8(p.a.type) && algorithm.number < fake::refused_algorithms) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!serves(algorithm, asked(p, {place_of(a), place_of(b), place_of(c), place_of(out)})))
       return CUBLAS_STATUS_NOT_SUPPORTED;
   }
   if (algorithm.unusable || !fake::takes_rows(p.n)) return CUBLAS_STATUS_NOT_SUPPORTED;
-  const uint64_t needed = workspace_of(algorithm, p);
+  const uint64_t needed = algorithm.workspace;
   if (workspace_bytes < needed || (needed > 0 && place_of(workspace) % 256 != 0)) return CUBLAS_STATUS_INVALID_VALUE;
   const void* pointers[] = {a, b, c, out};
   for (int i = 0; i < 4; ++i) {
@@ -518,49 +503,17 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d,
   const Algorithm algorithm = read(algo);
   if (algorithm.unusable || !fake::takes_rows(p.n) || !answers(algorithm, asked(p, {})))
     return CUBLAS_STATUS_NOT_SUPPORTED;
-  result->workspaceSize = workspace_of(algorithm, p);
+  result->workspaceSize = algorithm.workspace;
   result->state = CUBLAS_STATUS_SUCCESS;
-  return CUBLAS_STATUS_SUCCESS;
-}
-// An algorithm that is built from its settings serves any question of its types. The id is the algorithm's place in the
-// heuristic's answer. It cannot run with a tile, stages, a swizzle or others other than 0.
-cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t, cublasComputeType_t compute, cudaDataType_t scale,
-                                      cudaDataType_t a, cudaDataType_t b, cudaDataType_t c, cudaDataType_t out, int id,
-                                      cublasLtMatmulAlgo_t* algo) {
-  if (!algo || id < 0 || id >= max_candidates) return CUBLAS_STATUS_INVALID_VALUE;
-  Algorithm made{};
-  made.types = types_of(compute, scale, a, b, c, out);
-  made.number = uint32_t(id);
-  made.order = fake::order_of(id, 1, 128, 1, 0);
-  std::fill_n(made.alignment, 8, uint16_t(16));
-  *algo = {};
-  std::memcpy(algo, &made, sizeof made);
-  return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t* algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t attribute, const void* value,
-                                                    size_t bytes) {
-  if (!algo || !value || bytes != bytes_of(attribute) || attribute == CUBLASLT_ALGO_CONFIG_ID)
-    return CUBLAS_STATUS_INVALID_VALUE;
-  Algorithm algorithm = read(algo);
-  uint32_t set = 0;
-  std::memcpy(&set, value, bytes);
-  if (attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM) algorithm.order.parts = int32_t(set);
-  else if (attribute != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME && set != 0) algorithm.unusable = 1;
-  std::memcpy(algo, &algorithm, sizeof algorithm);
   return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
                                                     cublasLtMatmulAlgoConfigAttributes_t attribute, void* value,
                                                     size_t bytes, size_t* written) {
-  if (!algo || !value || bytes != bytes_of(attribute)) return CUBLAS_STATUS_INVALID_VALUE;
-  const Algorithm algorithm = read(algo);
-  const auto parts = uint32_t(algorithm.order.parts);
-  const uint32_t set = attribute == CUBLASLT_ALGO_CONFIG_SPLITK_NUM                      ? parts
-                       : attribute == CUBLASLT_ALGO_CONFIG_ID                            ? algorithm.number
-                       : attribute == CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME && parts > 1 ? 2u
-                                                                                         : 0;
-  std::memcpy(value, &set, bytes);
+  const auto parts = algo ? uint32_t(read(algo).order.parts) : 0;
+  if (!algo || !value || bytes != sizeof parts) return CUBLAS_STATUS_INVALID_VALUE;
+  if (attribute != CUBLASLT_ALGO_CONFIG_SPLITK_NUM) return CUBLAS_STATUS_NOT_SUPPORTED;
+  std::memcpy(value, &parts, bytes);
   if (written) *written = bytes;
   return CUBLAS_STATUS_SUCCESS;
 }

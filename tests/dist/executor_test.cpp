@@ -177,21 +177,6 @@ TEST_CASE("executor: two-byte elements at odd places, mean, and checksums") {
   }
 }
 
-TEST_CASE("executor: ranks that disagree all raise the same, naming both sides") {
-  Seats seats(3);
-  const auto errors = seats.run([&](int rank, Control& control, Transport& link) {
-    std::vector<float> data(rank == 2 ? 9 : 8);
-    Job<float> job({.collective = Collective::all_reduce, .ranks = 3}, rank, data, control, link, 9);
-    execute(job.execution);
-  });
-  for (const auto& e : errors) {
-    CHECK(contains(e, "all_reduce f32 x 9"));
-    CHECK(contains(e, "all_reduce f32 x 8"));
-    CHECK(contains(e, "rank 2 calls"));
-    CHECK(contains(e, "group world, call 9"));
-  }
-}
-
 TEST_CASE("executor 16, 17: bytes that are not ours, damaged or announced wrongly are refused before they are used") {
   struct Row {
     const char* what;

@@ -1,5 +1,4 @@
-// Planted bugs in indexing: tails, bounds, 32-bit overflow, strides, broadcasts, alignment; and in the limits of
-// launches.
+// Planted bugs in indexing: bounds, 32-bit overflow, alignment; and in the limits of launches.
 #include <cstdlib>
 
 #include "tests/cudasim/fiber.h"
@@ -8,48 +7,23 @@
 namespace mutants {
 namespace {
 
-// --- tails and bounds ---
-
-__global__ void double_all(float* x, unsigned n, Bug bug) {
-  const unsigned stride = bug("block_stride") ? blockDim.x : gridDim.x * blockDim.x;
-  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < n; i += stride) {
-    x[i] *= 2;
-    if (bug("once") || bug("fewer_blocks")) break;
-  }
-}
-bool walks(Bug bug) {
-  return in_all_orders([&] {
-    constexpr unsigned n = 300;
-    const Array x(counting(n));
-    return start(bug("fewer_blocks") ? n / 64 : 2, 64, double_all, x, n, bug) && sum_of(x.get()) == n * (n + 1);
-  });
-}
+// --- bounds ---
 
 struct alignas(16) Four {
   float v[4];
 };
-__global__ void double_fours(const float* x, float* out, unsigned n, Bug bug) {
-  const unsigned fours = bug("rounded_up") ? (n + 3) / 4 : n / 4, i = threadIdx.x;
+__global__ void double_fours(const float* x, float* out, unsigned n, bool bug) {
+  const unsigned fours = bug ? (n + 3) / 4 : n / 4, i = threadIdx.x;
   if (i < fours) {
     Four values = reinterpret_cast<const Four*>(x)[i];
     for (float& value : values.v) value *= 2;
     reinterpret_cast<Four*>(out)[i] = values;
-  } else if (!bug("dropped") && i < fours + n % 4) {
-    const unsigned at = bug("overlapped") ? i : fours * 4 + i - fours;
+  } else if (i < fours + n % 4) {
+    const unsigned at = fours * 4 + i - fours;
     out[at] = 2 * x[at];
   }
 }
-bool tails(Bug bug) { return sum_of(results(1, 64, double_fours, 104, 103, 103u, bug)) == 103 * 104; }
-
-__global__ void largest(const float* x, float* out, unsigned n, float neutral) {
-  float value = threadIdx.x < n ? x[threadIdx.x] : neutral;
-  for (int step = 16; step > 0; step /= 2) value = max(value, __shfl_xor_sync(~0u, value, step));
-  if (threadIdx.x == 0) *out = value;
-}
-bool tail_taken_for_zero(Bug bug) {
-  const Array x(std::vector<float>(20, -3)), out(1);
-  return start(1, 32, largest, x, out, 20u, bug ? 0 : -INFINITY) && out.get()[0] == -3;
-}
+bool tail_rounded_up(Bug bug) { return sum_of(results(1, 64, double_fours, 104, 103, 103u, bug)) == 103 * 104; }
 
 __global__ void neighbour_sums(const float* x, float* out, int n, Bug bug) {
   const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
@@ -63,48 +37,6 @@ bool bounds(Bug bug) {
   return got[0] == 3 && got[50] == 153 && got[99] == 199;
 }
 
-// --- windows: query i sees keys j with i - window < j <= i, in tiles of eight ---
-
-__global__ void sum_of_windows(const float* x, float* out, int n, int window, Bug bug) {
-  const int i0 = int(blockIdx.x) * 8, i = i0 + int(threadIdx.x), wide = window + bug("one_more");
-  const int asks = bug("first_tile") ? i0 + 7 : i0;  // the query whose window determines the first tile
-  const int first = asks + 1 - window < 0 ? 0 : (asks + 1 - window) / 8 * 8;
-  float sum = 0;
-  for (int j0 = first; j0 < i0 + 8; j0 += 8) {
-    for (int j = j0; j < j0 + 8 && j < n; ++j) {
-      const bool visible = j > i - wide + bug("one_less") && (j <= i || bug("future"));
-      if (visible) sum += x[j];
-    }
-  }
-  if (i < n) out[i] = sum;
-}
-/// The backward pass: counts, for each key j of a tile, the queries i >= j whose window contains it.
-__global__ void queries_of_windows(float* out, int n, int window, Bug bug) {
-  const int j0 = int(blockIdx.x) * 8, j = j0 + int(threadIdx.x);
-  const int end = (bug("first_key") ? j0 : j0 + 7) + window - bug("one_less");
-  float count = 0;
-  for (int i = j0; i < end && i < n; ++i) count += i >= j && i - j < window;
-  if (j < n) out[j] = count;
-}
-bool windows(Bug bug) {
-  bool right = true;
-  for (const int window : {1, 7, 8, 9, 13}) {
-    const std::vector<float> got = results(6, 8, sum_of_windows, 45, 45, 45, window, bug);
-    for (int i = 0; i < 45; ++i) {
-      const int count = i + 1 < window ? i + 1 : window;
-      right &= got[size_t(i)] == float(count * (2 * (i + 1) - count + 1) / 2);
-    }
-  }
-  return right;
-}
-bool windows_back(Bug bug) {
-  const Array out(45);
-  bool right = start(6, 8, queries_of_windows, out, 45, 9, bug);
-  const std::vector<float> got = out.get();
-  for (int j = 0; j < 45; ++j) right &= got[size_t(j)] == float(45 - j < 9 ? 45 - j : 9);
-  return right;
-}
-
 // --- 32-bit overflow ---
 
 // Bytes of device memory; large allocations are not committed on the host unless touched.
@@ -115,50 +47,6 @@ struct Bytes {
   signed char* data = nullptr;
 };
 
-template <class Index> __global__ void set_rows(signed char* x, Index stride) {
-  x[Index(blockIdx.x) * stride + Index(threadIdx.x)] = (signed char)(blockIdx.x + 1);
-}
-template <class Index> __global__ void set_last(signed char* x, Index n) { x[n - 1 - Index(threadIdx.x)] = 3; }
-template <class Function> bool in_large_memory(Function check) {
-  setenv("LOCKSTEP_FAKE_CUDA_MEMORY", "4096", 1);  // before the first CUDA call
-  constexpr int64_t row = int64_t(1) << 30, n = 2 * row + 32;
-  const Bytes x(n);
-  signed char got[3] = {};
-  if (!x.data || !check(x.data, row, n)) return false;
-  for (int i = 0; i < 3; ++i) cudaMemcpy(&got[i], x.data + i * row + 5, 1, cudaMemcpyDeviceToHost);
-  return got[2] == 3;
-}
-bool row_times_stride_in_32_bits(Bug bug) {
-  return in_large_memory([&](signed char* x, int64_t row, int64_t) {
-    return bug ? start(3, 32, set_rows<int>, x, int(row)) : start(3, 32, set_rows<int64_t>, x, row);
-  });
-}
-bool count_in_32_bits(Bug bug) {
-  return in_large_memory([&](signed char* x, int64_t, int64_t n) {
-    return bug ? start(1, 32, set_last<int>, x, int(n)) : start(1, 32, set_last<int64_t>, x, n);
-  });
-}
-// The last block of threads of a long row.
-template <class Index> __global__ void nearest(const float* x, float* out, Index inputs, Index outputs, Index first) {
-  const Index i = first + Index(threadIdx.x);
-  out[threadIdx.x] = x[i * inputs / outputs];
-}
-bool product_before_a_quotient_in_32_bits(Bug bug) {
-  const auto got = bug ? results(1, 64, nearest<unsigned>, 120000, 64, 120000, 40000, 39936)
-                       : results(1, 64, nearest<uint64_t>, 120000, 64, 120000, 40000, 39936);
-  return got[63] == 39999 * 3 + 1;
-}
-template <class Offset> __global__ void draw(float* out, Offset offset) {
-  const uint64_t mixed = (uint64_t(offset) + threadIdx.x) * 0x9e3779b97f4a7c15u;
-  out[threadIdx.x] = float(mixed >> 40);
-}
-bool offset_of_random_numbers_in_32_bits(Bug bug) {
-  const Array first(64), second(64);
-  const uint64_t later = uint64_t(1) << 32;
-  return start(1, 64, draw<uint64_t>, first, uint64_t(0)) &&
-         (bug ? start(1, 64, draw<unsigned>, second, unsigned(later)) : start(1, 64, draw<uint64_t>, second, later)) &&
-         first.get() != second.get();
-}
 __global__ void set_one(float* x, size_t i) { x[i] = 1; }
 bool size_of_an_allocation_in_32_bits(Bug bug) {
   constexpr size_t n = (size_t(1) << 30) + 64;
@@ -191,49 +79,6 @@ bool beyond_32_bits(Bug bug) {
     cudaMemcpy(&got, x.data + i, 1, cudaMemcpyDeviceToHost);
     if (got != i % width) return false;
   }
-  return true;
-}
-
-// --- strides and broadcasts ---
-
-struct Where {
-  unsigned divisor, modulus;
-};
-// Adds a bias that repeats; `where` maps element i to its bias.
-__global__ void add_bias(const float* x, const float* bias, float* out, Where where) {
-  const unsigned i = threadIdx.x;
-  out[i] = x[i] + bias[i / where.divisor % where.modulus];
-}
-// right: the mapping that the shape requires; wrong: the mapping used by the bug.
-template <unsigned n, Where right, Where wrong> bool biases(Bug bug) {
-  const Array x(counting(n)), bias(counting(right.modulus)), out(n);
-  if (!start(1, n, add_bias, x, bias, out, bug ? wrong : right)) return false;
-  const std::vector<float> got = out.get();
-  for (unsigned i = 0; i < n; ++i)
-    if (got[i] != float(i + 1 + i / right.divisor % right.modulus + 1)) return false;
-  return true;
-}
-
-// Sums a (rows, columns) matrix along one axis: the gradient of a bias.
-__global__ void sum_along(const float* x, float* out, unsigned count, unsigned step, unsigned next) {
-  float sum = 0;
-  for (unsigned i = 0; i < count; ++i) sum += x[threadIdx.x * next + i * step];
-  out[threadIdx.x] = sum;
-}
-
-struct Strides {
-  unsigned batch, row, column;
-};
-__global__ void copy_view(const float* x, float* out, Strides from) {
-  const unsigned b = blockIdx.x, i = threadIdx.y, j = threadIdx.x;
-  out[(b * blockDim.y + i) * blockDim.x + j] = x[b * from.batch + i * from.row + j * from.column];
-}
-// Views of a (2, 6, 8) array: rows 0 to 3 and columns 0 to 4, of the matrices or of their transposes.
-template <bool transposed, Strides wrong> bool views(Bug bug) {
-  const Strides right = transposed ? Strides{48, 1, 8} : Strides{48, 8, 1}, used = bug ? wrong : right;
-  const std::vector<float> got = results(2, dim3(5, 4), copy_view, 96, 40, used);
-  for (unsigned k = 0; k < 40; ++k)
-    if (got[k] != float(k / 20 * right.batch + k / 5 % 4 * right.row + k % 5 * right.column + 1)) return false;
   return true;
 }
 
@@ -329,42 +174,14 @@ bool shared_memory_of_another_card(Bug bug) {
 }
 
 const Cases cases{
-    {"last part of a block left out", walks, "fewer_blocks"},
-    {"grid stride of one block", walks, "block_stride"},
-    {"grid stride without its loop", walks, "once"},
-    {"vector tail left out", tails, "dropped"},
-    {"vector tail rounded up", tails, "rounded_up"},
-    {"vector tail at the wrong place", tails, "overlapped"},
-    {"tail of a maximum taken for zero", tail_taken_for_zero},
+    {"vector tail rounded up", tail_rounded_up},
     {"reads the element before the first", bounds, "read_before"},
     {"reads the element after the last", bounds, "read_after"},
     {"writes the element before the first", bounds, "write_before"},
-    {"window of a key more", windows, "one_more"},
-    {"window of a key less", windows, "one_less"},
-    {"first tile by the last query's window", windows, "first_tile"},
-    {"window that shows the future", windows, "future"},
-    {"last query by the first key of a tile", windows_back, "first_key"},
-    {"last query a query too early", windows_back, "one_less"},
-    {"row times stride in 32 bits", row_times_stride_in_32_bits},
-    {"count in 32 bits", count_in_32_bits},
-    {"product before a quotient in 32 bits", product_before_a_quotient_in_32_bits},
-    {"offset of random numbers in 32 bits", offset_of_random_numbers_in_32_bits},
     {"size of an allocation in 32 bits", size_of_an_allocation_in_32_bits},
     {"block times threads in 32 bits", beyond_32_bits, "block", plain | asan},
     {"flat index divided in 32 bits", beyond_32_bits, "divided", plain | asan},
     {"what is left in 32 bits", beyond_32_bits, "left", plain | asan},
-    {"bias by the number of rows", biases<24, Where{1, 4}, Where{1, 6}>},
-    {"bias along the other axis", biases<16, Where{1, 4}, Where{4, 4}>},
-    {"bias of channels by the last axis", biases<24, Where{4, 3}, Where{1, 3}>},
-    {"bias of channels without the batch", biases<24, Where{4, 3}, Where{4, 24}>},
-    {"bias gradient along the wrong axis",
-     [](Bug bug) {
-       return results(1, 4, sum_along, 16, 4, 4u, bug ? 1u : 4u, bug ? 4u : 1u) == std::vector<float>{28, 32, 36, 40};
-     }},
-    {"columns of a view for its stride", views<false, Strides{48, 5, 1}>},
-    {"batch of a view taken for dense", views<false, Strides{20, 8, 1}>},
-    {"transposed view read as dense", views<true, Strides{48, 5, 1}>},
-    {"transposed view with its own lead", views<true, Strides{48, 1, 6}>},
     {"vector of 16 bytes not aligned", vectors<Four>, "", asan},
     {"vector of 8 bytes not aligned", vectors<Two>, "", asan},
     {"doubles behind an odd number of floats", doubles_behind_an_odd_number_of_floats, "", asan},

@@ -1,4 +1,4 @@
-// Planted bugs in ordering and lifetimes: stream-ordered memory, events, graphs, host memory, and ignored errors.
+// Planted bugs in ordering and lifetimes: stream-ordered memory, events, graphs, and host memory.
 #include <cstdlib>
 #include <memory>
 
@@ -244,40 +244,6 @@ bool event_used_after_its_end(Bug bug) {
   return good;
 }
 
-// --- ignored errors ---
-
-// An operation is refused once; correct code notices and retries.
-bool refused(Bug bug) {
-  const Array x(counting(n)), out(std::vector<float>(n, 0));
-  const Streams s;
-  float* memory = nullptr;
-  if (bug.mistake == "allocation") fake::fail_allocation(1);
-  const bool made = cudaMalloc(reinterpret_cast<void**>(&memory), bytes) == cudaSuccess;
-  if (!bug && !made) cudaMalloc(reinterpret_cast<void**>(&memory), bytes);
-  if (bug.mistake == "launch") fake::fail_launch(1);
-  const bool started = start_scale(s.first, x, memory, 2);
-  if (!bug && !started) start_scale(s.first, x, memory, 2);
-  cudaGraph_t graph = nullptr;
-  cudaGraphExec_t exec = nullptr;
-  for (int attempt = 0; attempt < (bug ? 1 : 2) && !graph; ++attempt) {
-    cudaStreamBeginCapture(s.first, cudaStreamCaptureModeRelaxed);
-    start_scale(s.first, memory, out, 5);
-    if (bug.mistake == "capture" && attempt == 0) cudaStreamQuery(s.first);  // not allowed while capturing
-    cudaStreamEndCapture(s.first, &graph);
-  }
-  cudaGraphInstantiate(&exec, graph, 0);
-  cudaGraphLaunch(exec, s.first);
-  cudaStreamSynchronize(s.first);
-  std::vector<float> got(n);
-  const size_t asked = bug.mistake == "copy" ? bytes + 4 : bytes;
-  const cudaError_t code = cudaMemcpy(got.data(), out, asked, cudaMemcpyDeviceToHost);
-  if (!bug && code != cudaSuccess) cudaMemcpy(got.data(), out, bytes, cudaMemcpyDeviceToHost);
-  if (exec) cudaGraphExecDestroy(exec);
-  if (graph) cudaGraphDestroy(graph);
-  cudaFree(memory);
-  return got[2] == 30;
-}
-
 const Cases cases{
     {"freed too early", lives, "freed_early"},
     {"freed on a stream that does not use it", lives, "other_stream"},
@@ -316,10 +282,6 @@ const Cases cases{
     {"stream destroyed twice", given_back, "stream"},
     {"graph destroyed twice", given_back, "graph"},
     {"event used after its end", event_used_after_its_end},
-    {"refused allocation not looked at", refused, "allocation"},
-    {"refused launch not looked at", refused, "launch"},
-    {"failed capture not looked at", refused, "capture"},
-    {"refused copy not looked at", refused, "copy"},
 };
 
 }  // namespace

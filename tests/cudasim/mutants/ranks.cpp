@@ -233,35 +233,6 @@ bool windows(Bug bug) {
   });
 }
 
-// --- sums in pieces ---
-
-// Each half is summed while the other half is being produced; the result is read on the stream that produced the
-// values.
-bool in_pieces(Bug bug) {
-  fake::set_policy(fake::Policy::lazy);
-  return as_threads([&](const Rank& r) {
-    const Array source(values_of(r.rank)), made(std::vector<float>(2 * n)), sum(std::vector<float>(2 * n)), out(2 * n);
-    const Streams s;
-    const cudaStream_t maker = s.first;
-    for (size_t i = 0; i < 2; ++i) {
-      const bool early = bug("early") && i == 1;
-      if (early) cudaEventRecord(s.ready, maker);
-      cudaMemcpyAsync(made + i * n, source + i * n, n * sizeof(float), cudaMemcpyDeviceToDevice, maker);
-      if (!early) cudaEventRecord(s.ready, maker);
-      cudaStreamWaitEvent(r.stream, s.ready, 0);
-      ncclAllReduce(made + i * n, sum + i * n, n, ncclFloat32, ncclSum, r.comm, r.stream);
-      if (!r.settles()) return false;
-      if (i == 0 || !bug("first")) cudaEventRecord(s.finished, r.stream);
-    }
-    if (bug.mistake == "early" && !r.wait()) return false;
-    if (!bug("unread")) cudaStreamWaitEvent(maker, s.finished, 0);
-    cudaMemcpyAsync(out, sum, 2 * n * sizeof(float), cudaMemcpyDeviceToDevice, maker);
-    cudaStreamSynchronize(maker);
-    const std::vector<float> got = out.get();
-    return r.wait() && got[0] == 3 && got[2 * n - 1] == 3;
-  });
-}
-
 const Cases cases{
     {"counts that differ", counts_differ},
     {"counts that differ, in processes", counts_differ, "processes"},
@@ -294,9 +265,6 @@ const Cases cases{
     {"memory freed while registered as a window", windows, "freed"},
     {"communicator destroyed before its window", windows, "late"},
     {"window of memory that is not NCCL's", windows, "plain"},
-    {"sum of a piece before it is made", in_pieces, "early"},
-    {"pieces read before their sums", in_pieces, "unread"},
-    {"reader that waits for the first sum", in_pieces, "first"},
 };
 
 }  // namespace
