@@ -178,7 +178,6 @@ int main(int argc, char** argv) {
   env.callback([&] { variables ? void(std::cout << lockstep::environment_reference()) : print_env(json); });
   apps::Shared shared;
   apps::add_new_command(app);
-  apps::add_schedule_command(app, shared);
   apps::add_flight_command(app);
   apps::add_checkpoint_command(app, shared);
   apps::add_config_command(app, shared);

@@ -28,8 +28,6 @@
 #include "dist/numbers.h"
 #include "dist/reduce.h"
 #include "dist/schedule.h"
-#include "dist/schedules/place_map.h"
-#include "dist/schedules/rules.h"
 #include "dist/summation_tree.h"
 #include "dist/texts.h"
 #include "engine/check_plan.h"
