@@ -46,8 +46,8 @@ struct Shared {
   std::vector<std::string> with_program = {};           ///< names of the commands that take a program, after --
   std::map<std::string, OtherSchedule> schedules = {};  ///< by name
   std::map<std::string, OtherConfig> configs = {};      ///< by flag of `config`, such as "--inference"
-  /// Returns the name by which `lockstep checkpoint export` writes a tensor, and true if it transposes the tensor.
-  /// Null: tensors are written as they are in the checkpoint.
+  /// For `lockstep checkpoint export` (extensions/checkpoint_tools): returns the name by which it writes a tensor, and
+  /// true if it transposes the tensor. Null: tensors are written as they are in the checkpoint.
   std::function<std::pair<std::string, bool>(const std::string& name)> export_name = {};
 };
 
@@ -70,8 +70,6 @@ void run_command(const std::string& who, const std::vector<std::string>& command
                  const std::vector<std::pair<std::string, std::string>>& environment,
                  const std::filesystem::path& folder, double timeout);
 
-/// checkpoint: inspects, verifies, merges and exports checkpoints.
-void add_checkpoint_command(CLI::App& app, const Shared& shared);
 /// config: explains the settings in a DeepSpeed configuration file. `shared` lists the other kinds of files that
 /// extensions add.
 void add_config_command(CLI::App& app, const Shared& shared);

@@ -179,7 +179,6 @@ int main(int argc, char** argv) {
   apps::Shared shared;
   apps::add_new_command(app);
   apps::add_flight_command(app);
-  apps::add_checkpoint_command(app, shared);
   apps::add_config_command(app, shared);
   apps::add_verify_command(app, shared);
   apps::add_run_command(app, shared.program);
