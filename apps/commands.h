@@ -18,7 +18,6 @@
 #include <vector>
 
 #include "data/json.h"
-#include "dist/schedule.h"
 #include "train/cli.h"
 
 namespace apps {
@@ -27,7 +26,7 @@ namespace apps {
 /// is parsed.
 using Program = std::vector<std::string>;
 
-/// A further name that `lockstep schedule` takes, in place of an algorithm.
+/// A further name that `lockstep schedule` (extensions/schedules) takes, in place of an algorithm.
 struct OtherSchedule {
   std::vector<std::string> options;  ///< options of `schedule` that only this name takes
   /// Prints the schedule, or draws it to the file `svg` if `svg` is not empty.
@@ -47,8 +46,8 @@ struct Shared {
   std::vector<std::string> with_program = {};           ///< names of the commands that take a program, after --
   std::map<std::string, OtherSchedule> schedules = {};  ///< by name
   std::map<std::string, OtherConfig> configs = {};      ///< by flag of `config`, such as "--inference"
-  /// Returns the name by which `lockstep checkpoint export` writes a tensor, and true if it transposes the tensor.
-  /// Null: tensors are written as they are in the checkpoint.
+  /// For `lockstep checkpoint export` (extensions/checkpoint_tools): returns the name by which it writes a tensor, and
+  /// true if it transposes the tensor. Null: tensors are written as they are in the checkpoint.
   std::function<std::pair<std::string, bool>(const std::string& name)> export_name = {};
 };
 
@@ -71,28 +70,6 @@ void run_command(const std::string& who, const std::vector<std::string>& command
                  const std::vector<std::pair<std::string, std::string>>& environment,
                  const std::filesystem::path& folder, double timeout);
 
-// Options that describe a collective, for `schedule` and commands of extensions (schedule_command.cpp).
-
-/// The options of a command line that describe a collective.
-struct CollectiveAsked {
-  std::string algorithm, collective, hosts;
-  int ranks = 4, root = 0;
-  bool mean = false;
-};
-/// Adds an argument for the algorithm, and the options --ranks, --collective, --root and --hosts.
-void add_collective_options(CLI::App& command, CollectiveAsked& asked, bool needs_algorithm);
-
-/// The algorithm and the collective that the options of a command line name.
-struct Collective {
-  lockstep::dist::Algorithm algorithm;
-  lockstep::dist::CollectiveRequest request;
-};
-/// Parses the options. The algorithm is a name such as "ring"; a name such as "ring_all_reduce" also selects the
-/// collective. Error for an invalid option.
-Collective understand(const CollectiveAsked& asked);
-
-/// checkpoint: inspects, verifies, merges and exports checkpoints.
-void add_checkpoint_command(CLI::App& app, const Shared& shared);
 /// config: explains the settings in a DeepSpeed configuration file. `shared` lists the other kinds of files that
 /// extensions add.
 void add_config_command(CLI::App& app, const Shared& shared);
@@ -105,9 +82,6 @@ void add_flight_command(CLI::App& app);
 void add_new_command(CLI::App& app);
 /// run: starts a program on many ranks.
 void add_run_command(CLI::App& app, const Program& program);
-/// schedule: prints, checks and draws the schedule of a collective, a pipeline or ring attention. `shared` has the
-/// schedules that extensions add.
-void add_schedule_command(CLI::App& app, const Shared& shared);
 /// verify: runs one training under several parallel plans and compares the parameters bit for bit.
 void add_verify_command(CLI::App& app, Shared& shared);
 

@@ -178,9 +178,7 @@ int main(int argc, char** argv) {
   env.callback([&] { variables ? void(std::cout << lockstep::environment_reference()) : print_env(json); });
   apps::Shared shared;
   apps::add_new_command(app);
-  apps::add_schedule_command(app, shared);
   apps::add_flight_command(app);
-  apps::add_checkpoint_command(app, shared);
   apps::add_config_command(app, shared);
   apps::add_verify_command(app, shared);
   apps::add_run_command(app, shared.program);

@@ -1,6 +1,8 @@
 // BLAKE2b hashes by libsodium. See hash.h.
 #include "checkpoint/hash.h"
 
+#include <sodium.h>
+
 #include "base/check.h"
 
 namespace lockstep::checkpoints {
@@ -23,18 +25,24 @@ void require_sodium() {
 
 }  // namespace
 
-Hash::Hash() {
+struct Hash::State {
+  crypto_generichash_state blake;
+};
+
+Hash::Hash() : state_(std::make_unique<State>()) {
   require_sodium();
-  crypto_generichash_init(&state_, nullptr, 0, bytes_of_hash);
+  crypto_generichash_init(&state_->blake, nullptr, 0, bytes_of_hash);
 }
 
+Hash::~Hash() = default;
+
 void Hash::update(data::Bytes bytes) {
-  crypto_generichash_update(&state_, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+  crypto_generichash_update(&state_->blake, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
 }
 
 std::string Hash::hex() {
   unsigned char result[bytes_of_hash];
-  crypto_generichash_final(&state_, result, sizeof result);
+  crypto_generichash_final(&state_->blake, result, sizeof result);
   return hex_of(result, sizeof result);
 }
 

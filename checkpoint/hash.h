@@ -1,7 +1,6 @@
 #pragma once
 // BLAKE2b with 256 bits, as `b2sum -l 256` computes it.
-#include <sodium.h>
-
+#include <memory>
 #include <string>
 
 #include "data/files.h"
@@ -12,12 +11,14 @@ namespace lockstep::checkpoints {
 class Hash {
  public:
   Hash();
+  ~Hash();
   void update(data::Bytes bytes);  ///< appends bytes
   /// Returns the hash as 64 hexadecimal digits. May be called once.
   std::string hex();
 
  private:
-  crypto_generichash_state state_;
+  struct State;
+  std::unique_ptr<State> state_;
 };
 
 std::string hash_of(data::Bytes bytes);  ///< hash of all bytes

@@ -110,10 +110,6 @@ bool adds_in_tree_order(Algorithm algorithm, const CollectiveRequest& r) {
   return r.ranks <= 2 || rules_of(algorithm).adds_in_tree_order(r);
 }
 
-std::optional<AlphaBetaCost> costs_of(Algorithm algorithm, const CollectiveRequest& request) {
-  return rules_of(algorithm).costs(request);
-}
-
 void visit_schedule(Algorithm algorithm, const CollectiveRequest& request, const Emit& emit) {
   check_request(algorithm, request);
   const int64_t n = request.ranks, max_chunk = std::numeric_limits<int32_t>::max();  // highest number of a chunk

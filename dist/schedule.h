@@ -1,6 +1,6 @@
 #pragma once
-// A collective as data: a list of transfers. The same list is printed and drawn (draw.h), verified (schedule_check.h),
-// simulated and executed (executor.h).
+// A collective as data: a list of transfers. The same list is executed (executor.h) and, in extensions, printed, drawn,
+// verified and simulated.
 //
 // Vocabulary. Data is cut into chunks. A place is a chunk in the user's buffer (slot 0) or in a scratch copy of it
 // (slot 1, 2, ...). A transfer moves a place of one rank into a place of another rank or, if from == to, works inside

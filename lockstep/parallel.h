@@ -1,9 +1,7 @@
 #pragma once
 // Parallelism by hand, beyond lockstep.h: tensor, context and expert parallelism, pipelines, DataParallel, batch norm
-// over all ranks, activation checkpoints with DeepSpeed's options, and schedules of collectives.
+// over all ranks, and activation checkpoints with DeepSpeed's options.
 #include "dist/clock.h"
-#include "dist/draw.h"
-#include "dist/schedule_check.h"
 #include "dist/shard.h"
 #include "engine/pipeline_module.h"
 #include "parallel/activation_checkpoints.h"

@@ -132,8 +132,9 @@ if example("guide_b").exists():  # its file has keys of extensions
             finished[ranks] = re.findall(r"Epoch (\d) finished, loss of the last step (\S+)", r.stdout)
             events = list((pathlib.Path(d) / "tensorboard_logs/my_deepspeed_experiment").glob("events.out.tfevents.*"))
             check(f"{name}, one file for TensorBoard", len(events) == 1 and events[0].stat().st_size > 1000, str(events))
-            v = run(lockstep, "checkpoint", "verify", pathlib.Path(d) / "final_model_checkpoint")
-            check(f"{name}, the checkpoint is whole", v.returncode == 0, v.stdout + v.stderr)
+            if "\n  checkpoint " in run(lockstep, "--help").stdout:  # built with the extension that adds the command
+                v = run(lockstep, "checkpoint", "verify", pathlib.Path(d) / "final_model_checkpoint")
+                check(f"{name}, the checkpoint is whole", v.returncode == 0, v.stdout + v.stderr)
     check("guide_b, the same losses", len(finished[1]) == 3 and finished[1] == finished[2] == finished[4], str(finished))
     with tempfile.TemporaryDirectory() as d:
         r = run(example("guide_b"), "--deepspeed_config", config, "--epochs", 3, cwd=d)

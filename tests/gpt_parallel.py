@@ -159,10 +159,5 @@ with tempfile.TemporaryDirectory() as folder:
             check(f"and {found[1]} trains", r.returncode == 0, r.stderr)
     refused("a plan without experts", [*small, "--ranks", 2, "--plan", "dp2+ep2"], "shares experts, and the model has none")
     refused("experts in every 5th of 2 blocks", [*small, "--experts", "4,every=5"], "expected `every` from 1 to 2, the number of blocks, got 5")
-    r = run("lockstep", "schedule", "ring-attention", "--ranks", 4)
-    check("lockstep schedule ring-attention", r.returncode == 0 and "contiguous        busy 57" in r.stdout and "zigzag            busy 100.00 %" in r.stdout, r.stdout + r.stderr)
-    r = run("lockstep", "schedule", "ring-attention", "--ranks", 4, "--svg", d / "ring.svg")
-    check("and its picture", r.returncode == 0 and (d / "ring.svg").read_text().endswith("</svg>\n"), r.stdout + r.stderr)
-    refused("its options", ["lockstep", "schedule", "ring-attention", "--ranks", 4, "--mean"], "--mean is for collectives", code=2)
 
 finish()

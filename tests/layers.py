@@ -19,8 +19,9 @@ EXTENSIONS = ast.literal_eval(re.search(r"^extensions = (\{.*?^\})", (ROOT / "me
 EXTENSIONS |= {path.parent.name: ["train"] for path in ROOT.glob("extensions/*/meson.build") if path.parent.name not in EXTENSIONS}
 USES |= {f"extensions/{name}": uses for name, uses in EXTENSIONS.items()}
 USES["apps"] = ["train"]
-# Programs of extensions are built in apps/, and may use what is there.
-USES |= {f"extensions/{name}/programs": ["apps", f"extensions/{name}"] for name in EXTENSIONS if (ROOT / f"extensions/{name}/programs").is_dir()}
+# Programs of extensions are built in apps/, and may use what is there, and programs of the extensions that theirs uses.
+WITH_PROGRAMS = [f"extensions/{name}" for name in EXTENSIONS if (ROOT / f"extensions/{name}/programs").is_dir()]
+USES |= {f"{name}/programs": ["apps", name, *(f"{other}/programs" for other in USES[name] if other in WITH_PROGRAMS)] for name in WITH_PROGRAMS}
 USES["lockstep"] = list(USES)  # the groups of public headers
 
 # Files that people come to study have their own budgets of lines; every other source has the general one.

@@ -144,10 +144,6 @@ const AlgorithmRules rules::direct{
     .visit = directly,
     .has_one_chunk = [](Collective) { return false; },
     .adds_in_tree_order = [](const CollectiveRequest&) { return true; },
-    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> {
-      if (is_reduction(r.collective) && !is_power_of_two(r.ranks)) return std::nullopt;
-      return shares(r, moves_all(r.collective) || r.collective == Collective::all_reduce ? 2 : 1);
-    },
 };
 
 }  // namespace lockstep::dist

@@ -89,13 +89,6 @@ const AlgorithmRules rules::halving_doubling{
     .has = [](Collective c) { return c < Collective::gather; },
     .has_one_chunk = [](Collective) { return false; },
     .adds_in_tree_order = [](const CollectiveRequest& r) { return is_power_of_two(r.ranks); },
-    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> {
-      const double n = r.ranks, log = log2_of(r.ranks);
-      if (!is_power_of_two(r.ranks)) return std::nullopt;
-      if (r.collective == Collective::reduce_scatter || r.collective == Collective::all_gather)
-        return AlphaBetaCost{log, (n - 1) / n, "log₂n·α + (n-1)/n·S/β"};
-      return AlphaBetaCost{2 * log, 2 * (n - 1) / n, "2·log₂n·α + 2(n-1)/n·S/β"};
-    },
 };
 
 }  // namespace lockstep::dist

@@ -228,22 +228,6 @@ const AlgorithmRules rules::hierarchical{
           }
           return true;
         },
-    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> {
-      std::map<int, int> sizes;  // number of ranks of each host
-      for (const int host : r.hosts) ++sizes[host];
-      for (const auto& [host, size] : sizes)
-        if (size != sizes.begin()->second || !is_power_of_two(size)) return std::nullopt;
-      if (r.collective != Collective::all_gather && !is_power_of_two(r.ranks)) return std::nullopt;
-      const double n = r.ranks, m = r.hosts.empty() ? 1 : double(sizes.size()), steps = n / m - 1 + m - 1;
-      switch (r.collective) {
-        case Collective::all_reduce:
-          return AlphaBetaCost{2 * steps, 2 * (n - 1) / n, "2(k+m-2)·α + 2(n-1)/n·S/β, m hosts of k"};
-        case Collective::all_gather:
-        case Collective::reduce_scatter:
-          return AlphaBetaCost{steps, (n - 1) / n, "(k+m-2)·α + (n-1)/n·S/β, m hosts of k"};
-        default: return std::nullopt;
-      }
-    },
 };
 
 }  // namespace lockstep::dist

@@ -44,7 +44,6 @@ const AlgorithmRules rules::one_shot{
     .has = [](Collective c) { return c == Collective::all_reduce; },
     .has_one_chunk = [](Collective) { return true; },
     .adds_in_tree_order = [](const CollectiveRequest&) { return true; },
-    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> { return full_messages(r); },
 };
 
 }  // namespace lockstep::dist

@@ -62,9 +62,6 @@ static void by_ring(const CollectiveRequest& request, const Emit& emit) {
 const AlgorithmRules rules::ring{
     .visit = by_ring,
     .has = [](Collective c) { return c < Collective::all_to_all; },  // all_to_all would forward each chunk many times
-    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> {
-      return moves_all(r.collective) ? full_messages(r) : shares(r, r.collective == Collective::all_reduce ? 2 : 1);
-    },
 };
 
 }  // namespace lockstep::dist

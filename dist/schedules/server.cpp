@@ -77,12 +77,6 @@ const AlgorithmRules rules::server{
     .visit = by_server,
     .has_one_chunk = [](Collective) { return true; },
     .adds_in_tree_order = [](const CollectiveRequest& r) { return r.ranks == 3; },
-    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> {
-      if (moves_all(r.collective)) return full_messages(r);
-      if (r.collective == Collective::all_reduce) return full_messages(r, 2);
-      if (r.collective == Collective::gather || r.collective == Collective::scatter) return shares(r);
-      return std::nullopt;
-    },
 };
 
 }  // namespace lockstep::dist

@@ -93,19 +93,6 @@ const AlgorithmRules rules::tree{
     .has = [](Collective c) { return c < Collective::all_to_all; },  // all_to_all would forward each chunk many times
     .has_one_chunk = [](Collective) { return true; },
     .adds_in_tree_order = [](const CollectiveRequest& r) { return r.root == 0; },
-    .costs = [](const CollectiveRequest& r) -> std::optional<AlphaBetaCost> {
-      const double n = r.ranks, log = log2_of(r.ranks);
-      switch (r.collective) {
-        case Collective::all_reduce: return AlphaBetaCost{2 * log, 2 * log, "2·log₂n·α + 2·log₂n·S/β"};
-        case Collective::broadcast:
-        case Collective::reduce: return AlphaBetaCost{log, log, "log₂n·α + log₂n·S/β"};
-        case Collective::gather:
-        case Collective::scatter:
-          if (is_power_of_two(r.ranks)) return AlphaBetaCost{log, (n - 1) / n, "log₂n·α + (n-1)/n·S/β"};
-          return std::nullopt;
-        default: return std::nullopt;
-      }
-    },
 };
 
 }  // namespace lockstep::dist

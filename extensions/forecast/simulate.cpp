@@ -8,9 +8,9 @@
 #include <set>
 
 #include "base/check.h"
-#include "dist/schedules/place_map.h"
-#include "dist/schedules/rules.h"
 #include "dist/shard.h"
+#include "extensions/schedules/costs.h"
+#include "extensions/schedules/place_map.h"
 
 namespace lockstep::dist {
 namespace {

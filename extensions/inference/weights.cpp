@@ -7,10 +7,10 @@
 
 #include "base/suggest.h"
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/tools.h"
 #include "data/files.h"
 #include "data/safetensors.h"
 #include "dist/texts.h"
+#include "extensions/checkpoint_tools/checkpoint_tools.h"
 #include "extensions/hugging_face/config.h"
 #include "extensions/hugging_face/pretrained.h"
 #include "nn/init.h"

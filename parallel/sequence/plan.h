@@ -40,8 +40,4 @@ std::optional<ScoreBlock> piece(int64_t tokens, int ranks, int rank, int step, T
 /// Number of scores in a piece, at most the square of the tokens per rank; 0 for nullopt.
 double scores(const std::optional<ScoreBlock>& piece);
 
-/// A picture (SVG) of the steps of causal ring attention in both orders: a row per rank, a box per block of scores,
-/// grey where a rank waits for the slowest. Error for more than 16 ranks.
-std::string draw_svg(int ranks);
-
 }  // namespace lockstep::sequence

@@ -9,6 +9,7 @@
 #include "base/suggest.h"
 #include "extensions/forecast/plan.h"
 #include "extensions/forecast/programs/forecast_commands.h"
+#include "extensions/schedules/draw_pipeline.h"
 #include "pipeline/simulate.h"
 #include "train/cli.h"
 #include "train/option_group.h"

@@ -14,6 +14,7 @@
 #include "extensions/forecast/programs/forecast_commands.h"
 #include "extensions/forecast/simulate.h"
 #include "extensions/forecast/step_model.h"
+#include "extensions/schedules/programs/collective_options.h"
 #include "pipeline/schedule.h"
 #include "train/cli.h"
 #include "train/model_format.h"

@@ -2,7 +2,6 @@
 // ring's schedule.
 #include <doctest/doctest.h>
 
-#include "tests/golden_folder.h"
 #include "tests/parallel/sequence/util.h"
 
 using namespace testing;
@@ -250,12 +249,4 @@ TEST_CASE("the plan: every token once, every score that is seen once, zigzag kee
   CHECK_ERROR(positions(12, 4, 0, TokenOrder::zigzag),
               "divisible by 8 (4 ranks, zigzag), got 12; the next such number is 16");
   CHECK_ERROR(positions(12, 4, 4, TokenOrder::zigzag), "a rank from 0 to ranks - 1 = 3, got 4");
-}
-
-TEST_CASE("the picture in docs/sequence-parallel.md is the one that is drawn") {
-  const bool same = docs_image("ring_attention.svg") == draw_svg(4);
-  CHECK_MESSAGE(
-      same,
-      "docs/images/ring_attention.svg is not what is drawn now: lockstep schedule ring-attention --ranks 4 --svg FILE");
-  CHECK_ERROR(draw_svg(17), "1 to 16 ranks, got 17");
 }

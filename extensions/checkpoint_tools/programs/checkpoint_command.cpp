@@ -9,7 +9,7 @@
 #include "base/quantity.h"
 #include "base/suggest.h"
 #include "checkpoint/folder.h"
-#include "checkpoint/tools.h"
+#include "extensions/checkpoint_tools/checkpoint_tools.h"
 #include "train/option_group.h"
 #include "train/options.h"
 
@@ -105,7 +105,7 @@ void verify(const Asked& o) {
 
 }  // namespace
 
-void add_checkpoint_command(CLI::App& app, const Shared& shared) {
+void add_checkpoint_tools_commands(CLI::App& app, Shared& shared) {
   const auto o = std::make_shared<Asked>();
   CLI::App& command = *app.add_subcommand("checkpoint", "looks at checkpoints, verifies them, merges and exports them");
   command.require_subcommand(1);

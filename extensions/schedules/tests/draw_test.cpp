@@ -2,13 +2,11 @@
 // date.
 #include <doctest/doctest.h>
 
-#include <filesystem>
-#include <fstream>
+#include <algorithm>
 #include <regex>
-#include <sstream>
 
-#include "dist/draw.h"
-#include "dist/schedule_check.h"
+#include "extensions/schedules/draw.h"
+#include "extensions/schedules/schedule_check.h"
 #include "tests/dist/every_schedule.h"
 #include "tests/golden_folder.h"
 #include "tests/messages.h"
@@ -75,7 +73,6 @@ TEST_CASE("the picture of a schedule") {
 }
 
 TEST_CASE("the pictures in the documents are those that `lockstep schedule --svg` draws") {
-  const auto folder = std::filesystem::path(golden_folder()).parent_path().parent_path() / "docs" / "images";
   struct Row {
     const char* file;
     Algorithm algorithm;
@@ -90,10 +87,7 @@ TEST_CASE("the pictures in the documents are those that `lockstep schedule --svg
                        Algorithm::hierarchical,
                        {Collective::all_reduce, 6, 0, false, {0, 0, 0, 1, 1, 1}}}};
   for (const Row& row : rows) {
-    std::ifstream in(folder / row.file, std::ios::binary);
-    std::stringstream text;
-    text << in.rdbuf();
-    CHECK_MESSAGE(text.str() == draw_svg(row.algorithm, row.request), row.file,
+    CHECK_MESSAGE(docs_image(row.file) == draw_svg(row.algorithm, row.request), row.file,
                   " is not what is drawn now: see docs/collectives.md for how to make it");
   }
 }

@@ -2,24 +2,24 @@
 """`lockstep checkpoint` on checkpoints written by this script: docs/checkpoints.md alone suffices to read and write
 them.
 
-checkpoint_command.py BUILD
+commands.py BUILD
 """
 import hashlib
 import json
 import pathlib
 import shutil
 import struct
-import subprocess
 import sys
 import tempfile
 
-from programs import check, finish, offers
-
-LOCKSTEP = pathlib.Path(sys.argv[1]).resolve() / "apps/lockstep"
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "tests"))
+import programs  # noqa: E402
+from programs import check, finish, offers  # noqa: E402
 
 
 def run(*args):
-    return subprocess.run([str(LOCKSTEP), "checkpoint", *map(str, args)], capture_output=True, text=True, timeout=60)
+    return programs.run("lockstep", "checkpoint", *args)
 
 
 def crc32c(data):

@@ -1,10 +1,10 @@
 // schedule_check.cpp: runs a schedule on symbols instead of numbers, to check its results. See schedule_check.h.
-#include "dist/schedule_check.h"
+#include "extensions/schedules/schedule_check.h"
 
 #include <algorithm>
 
-#include "dist/schedules/place_map.h"
 #include "dist/summation_tree.h"
+#include "extensions/schedules/place_map.h"
 
 namespace lockstep::dist {
 namespace {

@@ -1,5 +1,5 @@
 #pragma once
-// The operations of `lockstep checkpoint`: inspect, verify, merge into one file, export.
+// The operations of `lockstep checkpoint`: opens checkpoints, verifies them, merges them into one file, exports them.
 #include <functional>
 #include <map>
 #include <string>

@@ -1,5 +1,5 @@
-// Verifies, merges and exports checkpoints. See tools.h.
-#include "checkpoint/tools.h"
+// Verifies, merges and exports checkpoints. See checkpoint_tools.h.
+#include "extensions/checkpoint_tools/checkpoint_tools.h"
 
 #include <algorithm>
 #include <filesystem>

@@ -1,11 +1,12 @@
-// Draws a schedule: as a text grid, and as an SVG picture. See simulate.h.
+// draw_pipeline.cpp: pipeline schedules as text grids and SVG pictures. See draw_pipeline.h.
+#include "extensions/schedules/draw_pipeline.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
 #include "base/suggest.h"
 #include "base/svg.h"
-#include "pipeline/simulate.h"
 
 namespace lockstep::pipeline {
 namespace {

@@ -1,5 +1,5 @@
 // draw.cpp: schedules as text tables and SVG pictures. See draw.h.
-#include "dist/draw.h"
+#include "extensions/schedules/draw.h"
 
 #include <algorithm>
 #include <cmath>
@@ -9,7 +9,7 @@
 #include "base/check.h"
 #include "base/suggest.h"
 #include "base/svg.h"
-#include "dist/schedule_check.h"
+#include "extensions/schedules/schedule_check.h"
 
 namespace lockstep::dist {
 namespace {
