@@ -10,13 +10,13 @@
 // which adds the commands of extensions/NAME/. meson generates the function that calls it, from the extensions that
 // are built (extension_commands.cpp.in).
 #include <CLI/CLI.hpp>
-#include <filesystem>
 #include <functional>
 #include <map>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "data/json.h"
 #include "train/cli.h"
 
@@ -43,7 +43,10 @@ struct OtherConfig {
 /// Values that all commands read or add to. They live until the chosen command has run.
 struct Shared {
   Program program = {};
-  std::vector<std::string> with_program = {};           ///< names of the commands that take a program, after --
+  std::vector<std::string> with_program = {};  ///< names of the commands that take a program, after --
+  /// Commands that find the program in another way, by name. The function returns the index of the word at which the
+  /// program begins (or the -- before it), and may change the words of its own command.
+  std::map<std::string, size_t (*)(const CLI::App& command, std::vector<std::string>& words)> program_start = {};
   std::map<std::string, OtherSchedule> schedules = {};  ///< by name
   std::map<std::string, OtherConfig> configs = {};      ///< by flag of `config`, such as "--inference"
   /// For `lockstep checkpoint export` (extensions/checkpoint_tools): returns the name by which it writes a tensor, and
@@ -54,21 +57,10 @@ struct Shared {
 /// Adds the commands of the extensions that are built.
 void add_commands_of_extensions(CLI::App& app, Shared& shared);
 
-/// Removes the user's program and its arguments from the words of a command line, and returns them. For `run`, the
-/// program starts at the first word that is not an option, or after --. Underscores in the names of run's own options
-/// become dashes. For the commands in `with_program`, the program starts after --.
-Program take_program(const CLI::App& app, const std::vector<std::string>& with_program,
-                     std::vector<std::string>& words);
-
 /// Error if one of these options was given. The Error's text is the option's name, followed by `why`.
-void refuse_given(const CLI::App& command, const std::vector<std::string>& options, const std::string& why);
-
-/// Runs a command and writes its output to a file in `folder`. If this process ends, the command gets SIGTERM. Error if
-/// the command takes longer than `timeout` seconds or fails. If the command fails, the Error begins with `who` and
-/// names the exit code (128 + the signal's number if a signal ended the command) and the last lines of the output.
-void run_command(const std::string& who, const std::vector<std::string>& command,
-                 const std::vector<std::pair<std::string, std::string>>& environment,
-                 const std::filesystem::path& folder, double timeout);
+inline void refuse_given(const CLI::App& command, const std::vector<std::string>& options, const std::string& why) {
+  for (const std::string& option : options) LOCKSTEP_CHECK(command.get_option(option)->count() == 0, option, why);
+}
 
 /// config: explains the settings in a DeepSpeed configuration file. `shared` lists the other kinds of files that
 /// extensions add.
@@ -76,13 +68,5 @@ void add_config_command(CLI::App& app, const Shared& shared);
 /// Prints a configuration: its values as JSON or as lines, then its warnings.
 void print_config(const lockstep::data::Json& values, const std::string& lines,
                   const std::vector<std::string>& warnings, bool json);
-/// flight: reads the records of collectives that the ranks of a failed job left, and finds the rank that came too late.
-void add_flight_command(CLI::App& app);
-/// new NAME: creates a project that uses the library.
-void add_new_command(CLI::App& app);
-/// run: starts a program on many ranks.
-void add_run_command(CLI::App& app, const Program& program);
-/// verify: runs one training under several parallel plans and compares the parameters bit for bit.
-void add_verify_command(CLI::App& app, Shared& shared);
 
 }  // namespace apps

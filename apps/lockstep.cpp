@@ -1,5 +1,5 @@
-// lockstep: the command line tool. `lockstep run` starts a program on many ranks; `lockstep env` describes this build
-// and this machine, for bug reports.
+// lockstep: the command line tool. `lockstep env` describes this build and this machine, for bug reports. The other
+// commands have files of their own.
 #include <fmt/core.h>
 #include <omp.h>
 #include <unistd.h>
@@ -166,6 +166,20 @@ void print_env(bool json) {
   }
 }
 
+/// Removes the user's program and its arguments from the words of a command line, and returns them.
+apps::Program take_program(const CLI::App& app, const apps::Shared& shared, std::vector<std::string>& words) {
+  const std::string command = words.size() < 2 ? "" : words[1];
+  const auto own_start = shared.program_start.find(command);
+  size_t at = words.size();
+  if (own_start != shared.program_start.end()) at = own_start->second(*app.get_subcommand(command), words);
+  else if (std::find(shared.with_program.begin(), shared.with_program.end(), command) != shared.with_program.end())
+    at = size_t(std::find(words.begin(), words.end(), "--") - words.begin());
+  const bool dashes = at < words.size() && words[at] == "--";
+  apps::Program program(words.begin() + long(std::min(at + dashes, words.size())), words.end());
+  words.resize(std::min(at, words.size()));
+  return program;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -177,13 +191,9 @@ int main(int argc, char** argv) {
   env.add_flag("--variables", variables, "the LOCKSTEP_* variables instead: docs/environment.md");
   env.callback([&] { variables ? void(std::cout << lockstep::environment_reference()) : print_env(json); });
   apps::Shared shared;
-  apps::add_new_command(app);
-  apps::add_flight_command(app);
   apps::add_config_command(app, shared);
-  apps::add_verify_command(app, shared);
-  apps::add_run_command(app, shared.program);
   apps::add_commands_of_extensions(app, shared);
   std::vector<std::string> words(argv, argv + argc);
-  shared.program = apps::take_program(app, shared.with_program, words);
+  shared.program = take_program(app, shared, words);
   return lockstep::train::run_cli(app, std::move(words));
 }

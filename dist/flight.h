@@ -1,6 +1,6 @@
 #pragma once
 // The flight record: the last 1,024 collectives of a rank, in a ring buffer, written to a file when the job fails.
-// `lockstep flight DIR` merges the files of all ranks and names the late rank and the call in one sentence.
+// `lockstep flight DIR` (extensions/launcher) merges the files of all ranks and names the late rank and the call.
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -42,9 +42,5 @@ class Flight {
   uint64_t next_ = 0;
   std::shared_ptr<const std::function<void(const Entry&)>> listener_;
 };
-
-/// Reads DIR/flight-*.json and returns a report: a verdict, then a line for each rank. Error when there are no files,
-/// or one is damaged.
-std::string explain_flight(const std::string& folder);
 
 }  // namespace lockstep::dist

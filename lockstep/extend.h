@@ -26,6 +26,7 @@
 #include "dist/call_queue.h"
 #include "dist/control.h"
 #include "dist/fingerprint.h"
+#include "dist/net.h"
 #include "dist/numbers.h"
 #include "dist/reduce.h"
 #include "dist/schedule.h"

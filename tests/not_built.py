@@ -108,10 +108,10 @@ with tempfile.TemporaryDirectory() as folder:
         ("../extensions/generation/README", "beams with stop strings, are not supported", ["gpt", "sample", d / "run", "--beams", 2, "--stop", "x"], "stop strings with num_beams 2 are not supported"),
         ("../extensions/inference/configuration", "false: dtype int8 is refused, because nothing would be quantised", ["lockstep", "config", "--inference", '{"dtype": "int8", "quant": {"enabled": false}}'], "dtype is int8, and quant disables quantisation"),
         ("train", "`ReduceLROnPlateau`, and `load_best` without a folder, are refused before training", [*train, *sets("scheduler.type=ReduceLROnPlateau")], "got ReduceLROnPlateau"),
-        ("launcher", "refused unless MIN equals MAX", launch("--nnodes", "1:2"), "nodes cannot come and go during a run"),
-        ("launcher", "`--launcher pdsh`, `openmpi`, ... | refused", launch("--launcher", "pdsh"), "expected --launcher ssh, got 'pdsh'"),
-        ("launcher", "`--launcher pdsh`, `openmpi`, ... | refused", launch("--launcher", "openmpi"), "expected --launcher ssh, got 'openmpi'"),
-        *(("launcher", "`--module`, `--run-path`, `--virtual-local-rank`, `--elastic-training`, `--autotuning` | refused; the error says what to do instead", launch(option), f"{option}: ")
+        ("../extensions/launcher/README", "refused unless MIN equals MAX", launch("--nnodes", "1:2"), "nodes cannot come and go during a run"),
+        ("../extensions/launcher/README", "`--launcher pdsh`, `openmpi`, ... | refused", launch("--launcher", "pdsh"), "expected --launcher ssh, got 'pdsh'"),
+        ("../extensions/launcher/README", "`--launcher pdsh`, `openmpi`, ... | refused", launch("--launcher", "openmpi"), "expected --launcher ssh, got 'openmpi'"),
+        *(("../extensions/launcher/README", "`--module`, `--run-path`, `--virtual-local-rank`, `--elastic-training`, `--autotuning` | refused; the error says what to do instead", launch(option), f"{option}: ")
           for option in ("--module", "--run-path", "--virtual-local-rank", "--elastic-training", "--autotuning")),
     ]
     for page, words, command, said in rows:

@@ -8,16 +8,16 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
-#include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
 
 #include "dist/control.h"
-#include "dist/flight.h"
 #include "dist/process_group.h"
 #include "tensor/ops.h"
+#include "tests/dist/flight_record.h"
 #include "tests/messages.h"
+#include "tests/temp_dir.h"
 
 using namespace lockstep;
 using namespace lockstep::dist;
@@ -144,17 +144,14 @@ TEST_CASE("mismatch 1: where a rank was last seen is known of a job younger than
 }
 
 TEST_CASE("mismatch: the flight record knows the step that the control plane was told") {
-  const std::string folder = str("/tmp/lockstep-mismatch-", getpid());
-  setenv("LOCKSTEP_FLIGHT_DIR", folder.c_str(), 1);
+  const testing::TempDir folder;
+  setenv("LOCKSTEP_FLIGHT_DIR", folder.path.c_str(), 1);
   const Notice found = reported("threads", 0.5, [](int rank) {
     world().control().set_step(557);  // an engine does this
     world().all_reduce(ones({rank == 0 ? 8 : 9}));
   });
   unsetenv("LOCKSTEP_FLIGHT_DIR");
-  const std::string story = explain_flight(folder);
-  std::filesystem::remove_all(folder);
-  CAPTURE(story);
   CHECK(contains(found.text, "ranks disagree"));
-  CHECK(contains(story, "rank 0: in seq 1 (all_reduce f32 x 8) of group world, step 557"));
-  CHECK(contains(story, "rank 1: in seq 1 (all_reduce f32 x 9) of group world, step 557"));
+  CHECK(testing::stuck_in(folder.path, 0) == "world 1: all_reduce f32 x 8, step 557");
+  CHECK(testing::stuck_in(folder.path, 1) == "world 1: all_reduce f32 x 9, step 557");
 }

@@ -30,7 +30,7 @@ EXCEPTIONS = {
     "ddp.md": ["Buckets"],
     "faults.md": ["Ranks"],  # its last column names the tests
     "forecast": ["What the tables say"],  # commands are elsewhere on the page
-    "launcher.md": ["Output"],
+    "launcher": ["Output"],
     "models.md": ["Cross entropy without all logits"],
     "onebit.md": ["1-bit optimizers", "The four optimizers"],
     "pipeline.md": ["What goes on", "When the formulas hold", "How a model is cut"],

@@ -13,11 +13,11 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent.parent
 NUMBER = r"(\d[\d.]*(?:e-?\d+)?(?: %)?)"
 ROWS = [
     # losses of plans that split sums
-    ("verify.md", "They must agree within NUMBER where products are in f32", "apps/verify_command.cpp", '"f32" ? NUMBER : '),
-    ("verify.md", "and within NUMBER in 16 bits", "apps/verify_command.cpp", '"f32" ? 1e-4 : NUMBER;'),
-    ("mesh.md", "| f32 | NUMBER; over 50 steps", "apps/verify_command.cpp", '"f32" ? NUMBER : '),
+    ("verify.md", "They must agree within NUMBER where products are in f32", "extensions/launcher/programs/verify_command.cpp", '"f32" ? NUMBER : '),
+    ("verify.md", "and within NUMBER in 16 bits", "extensions/launcher/programs/verify_command.cpp", '"f32" ? 1e-4 : NUMBER;'),
+    ("mesh.md", "| f32 | NUMBER; over 50 steps", "extensions/launcher/programs/verify_command.cpp", '"f32" ? NUMBER : '),
     ("mesh.md", "over 50 steps at usual rates it is less than NUMBER |", "tests/parallel/tensor_parallel/training_test.cpp", "off <= NUMBER, "),
-    ("mesh.md", "| f16, bf16 (parameters or `--precision`), fp8 | NUMBER |", "apps/verify_command.cpp", '"f32" ? 1e-4 : NUMBER;'),
+    ("mesh.md", "| f16, bf16 (parameters or `--precision`), fp8 | NUMBER |", "extensions/launcher/programs/verify_command.cpp", '"f32" ? 1e-4 : NUMBER;'),
     ("tensor-parallel.md", "| f32, NUMBER steps at usual rates, with dropout, clipping and replicas |", "tests/parallel/tensor_parallel/training_test.cpp", 'TEST_CASE("NUMBER steps with dropout, clipping and copies'),
     ("tensor-parallel.md", "at usual rates, with dropout, clipping and replicas | less than NUMBER of the loss", "tests/parallel/tensor_parallel/training_test.cpp", "off <= NUMBER, "),
     ("tensor-parallel.md", "at usual rates, with dropout, clipping and replicas | less than NUMBER of the loss", "tests/tensor_parallel.py", "near(mine, expected, NUMBER)"),

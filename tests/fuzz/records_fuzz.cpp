@@ -1,15 +1,8 @@
-// libFuzzer: a record that a job leaves (a flight record, an error file, a checkpoint's `latest`), a host list, a
-// handshake of a data connection, or one between launchers on two hosts (chosen by the first byte) is read or rejected
+// libFuzzer: a checkpoint's `latest` or a handshake of a data connection (chosen by the first byte) is read or rejected
 // with an Error.
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cstdlib>
 
 #include "checkpoint/folder.h"
-#include "dist/flight.h"
-#include "dist/launcher/hostfile.h"
-#include "dist/launcher/launch.h"
 #include "dist/transports/handshake.h"
 #include "tests/fuzz/folder.h"
 #include "tests/fuzz/limits.h"
@@ -19,30 +12,11 @@ using namespace lockstep;
 namespace {
 
 void read(char kind, std::string_view text) {
-  static const fuzz::Folder folder, checkpoints_;
+  static const fuzz::Folder checkpoints;
   switch (kind) {
-    case 'F':
-      folder.write(text, {"flight-0.json", "flight-1.json"});
-      if (dist::explain_flight(folder.path()).empty()) std::abort();
-      break;
-    case 'E':
-      folder.write(text, {"error.json"});
-      dist::read_error_file(folder.path() + "/error.json");
-      break;
-    case 'H':
-      if (dist::parse_hostfile(text, "hosts").empty()) std::abort();
-      break;
-    case 'G': {
-      folder.write(text, {"greeting"});
-      const int file = ::open((folder.path() + "/greeting").c_str(), O_RDONLY);
-      ::dup2(file, STDIN_FILENO), ::close(file);
-      dist::LaunchOptions options;
-      dist::read_greeting(options, 5);
-      break;
-    }
     case 'L':
-      checkpoints_.write(text, {"latest", "lock"});
-      checkpoints::read_latest(checkpoints_.path());
+      checkpoints.write(text, {"latest", "lock"});
+      checkpoints::read_latest(checkpoints.path());
       break;
     default: {
       namespace handshake = dist::handshake;

@@ -5,7 +5,9 @@
 
 #include "base/check.h"
 #include "data/files.h"
-#include "dist/launcher/scratch.h"
+#include "extensions/launcher/process.h"
+#include "extensions/launcher/scratch.h"
+#include "train/interrupt.h"
 #include "train/model_format.h"
 
 namespace apps {
@@ -31,8 +33,8 @@ ModelFound find_model(const ModelAsked& asked, int ranks) {
   if (ranks > 1) command.insert(command.end(), {"--ranks", std::to_string(ranks)});
   const std::string& name = asked.program[0];
   try {
-    run_command(name + " was asked to describe what it trains, and", command, {{"LOCKSTEP_DESCRIBE", file.string()}},
-                folder, 600);
+    dist::run_program(name + " was asked to describe what it trains, and", command,
+                      {{"LOCKSTEP_DESCRIBE", file.string()}}, folder, 600, train::Interrupt::requested);
   } catch (const Error&) {  // a program without train::start() treats train::Described as an error
     if (!std::filesystem::exists(file)) throw;
   }

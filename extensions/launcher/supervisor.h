@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "dist/launcher/output.h"
-#include "dist/launcher/process.h"
+#include "extensions/launcher/output.h"
+#include "extensions/launcher/process.h"
 
 namespace lockstep::dist {
 

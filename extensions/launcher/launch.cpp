@@ -1,5 +1,5 @@
 // launch.cpp: checks the options of `lockstep run`, and runs attempts until one succeeds. See launch.h.
-#include "dist/launcher/launch.h"
+#include "extensions/launcher/launch.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -13,8 +13,9 @@
 #include <optional>
 
 #include "base/check.h"
+#include "base/clock.h"
 #include "dist/control.h"
-#include "dist/launcher/scratch.h"
+#include "extensions/launcher/scratch.h"
 
 namespace lockstep::dist {
 namespace {
@@ -63,14 +64,14 @@ class Launch {
     int code = 0;
     double pause = o_.restart_pause;
     for (int number = o_.attempt;; ++number) {
-      const double begun = monotonic_seconds();
+      const double begun = steady_seconds();
       std::vector<Launched> members;
       const Attempt attempt = prepare(number, members);
       const Outcome outcome = supervise(members, o_.times, console_);
       port_.reset();
       code = finish(attempt, members, outcome);
       if (code == 0 || outcome.interrupted || o_.agent || number >= o_.max_restarts) break;
-      if (monotonic_seconds() - begun > longest_pause) pause = o_.restart_pause;
+      if (steady_seconds() - begun > longest_pause) pause = o_.restart_pause;
       const std::string when = pause > 0 ? str(" in ", pause, " s") : "";
       console_.say("starting all ranks again" + when + " (restart " + std::to_string(number + 1) + " of " +
                    std::to_string(o_.max_restarts) + ")");
@@ -92,8 +93,8 @@ class Launch {
  private:
   /// Waits between two attempts; returns the signal that asked to stop in the meantime, or 0.
   int wait(double seconds) {
-    const double until = monotonic_seconds() + seconds;
-    for (double left = seconds; left > 0; left = until - monotonic_seconds()) {
+    const double until = steady_seconds() + seconds;
+    for (double left = seconds; left > 0; left = until - steady_seconds()) {
       console_.pump();
       pollfd changes[2] = {{o_.times.signals, POLLIN, 0}, {console_.pending(), POLLOUT, 0}};
       poll(changes, 2, int(left * 1000) + 1);

@@ -9,13 +9,14 @@
 #include <fstream>
 #include <optional>
 
-#include "apps/commands.h"
 #include "base/check.h"
 #include "base/classic_text.h"
 #include "base/clock.h"
 #include "base/suggest.h"
 #include "data/json.h"
-#include "dist/launcher/scratch.h"
+#include "extensions/launcher/process.h"
+#include "extensions/launcher/programs/launcher_commands.h"
+#include "extensions/launcher/scratch.h"
 #include "parallel/mesh.h"
 #include "train/cli.h"
 #include "train/interrupt.h"
@@ -178,7 +179,7 @@ Trace run_plan(const Variant& plan, const VerifyOptions& o, const fs::path& fold
   if (const std::string overlap = plan.option("overlap"); !overlap.empty())
     add("--set", fmt::format("zero_optimization.overlap_comm={}", overlap == "on"));
   const double start = steady_seconds();
-  run_command(plan.text() + ": the run", command, environment, folder, o.timeout);
+  dist::run_program(plan.text() + ": the run", command, environment, folder, o.timeout, Interrupt::requested);
   Trace trace = read_trace(trace_file, plan);
   trace.seconds = steady_seconds() - start;
   return trace;

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "dist/launcher/process.h"
+#include "extensions/launcher/process.h"
 
 namespace lockstep::dist {
 

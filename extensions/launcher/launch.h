@@ -15,11 +15,11 @@
 #include <string>
 #include <vector>
 
-#include "dist/launcher/cores.h"
-#include "dist/launcher/hostfile.h"
-#include "dist/launcher/output.h"
-#include "dist/launcher/process.h"
-#include "dist/launcher/supervisor.h"
+#include "extensions/launcher/cores.h"
+#include "extensions/launcher/hostfile.h"
+#include "extensions/launcher/output.h"
+#include "extensions/launcher/process.h"
+#include "extensions/launcher/supervisor.h"
 
 namespace lockstep::dist {
 

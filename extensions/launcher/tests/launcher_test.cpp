@@ -1,5 +1,5 @@
-// The launcher's parts that need no processes: hosts, cores, environment, output. tests/launcher.py tests the launcher
-// as a whole.
+// The launcher's parts that need no processes: hosts, cores, environment, output. commands.py tests the launcher as a
+// whole.
 #include <doctest/doctest.h>
 
 #include <sys/stat.h>
@@ -8,8 +8,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "dist/launcher/launch.h"
-#include "dist/launcher/scratch.h"
+#include "extensions/launcher/launch.h"
+#include "extensions/launcher/scratch.h"
 #include "tests/messages.h"
 #include "tests/temp_dir.h"
 

@@ -1,5 +1,5 @@
 // output.cpp: merges the output of the ranks. See output.h.
-#include "dist/launcher/output.h"
+#include "extensions/launcher/output.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "base/classic_text.h"
+#include "base/clock.h"
 #include "base/output_file.h"
 
 namespace lockstep::dist {
@@ -134,8 +135,8 @@ std::string Console::why_lost() const {
 int Console::lost_code() const { return lost_ == EPIPE ? 128 + SIGPIPE : 1; }
 
 void Console::drain(int stop) {
-  const double until = monotonic_seconds() + last_words;
-  for (pump(); !queue_.empty() && !(hurries_ && monotonic_seconds() > until); pump()) {
+  const double until = steady_seconds() + last_words;
+  for (pump(); !queue_.empty() && !(hurries_ && steady_seconds() > until); pump()) {
     pollfd wait[2] = {{queue_.front().fd, POLLOUT, 0}, {stop, POLLIN, 0}};
     if (poll(wait, 2, 200) > 0 && wait[1].revents) return;
   }

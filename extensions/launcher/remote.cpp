@@ -8,7 +8,8 @@
 #include <cstdlib>
 
 #include "base/check.h"
-#include "dist/launcher/launch.h"
+#include "base/clock.h"
+#include "extensions/launcher/launch.h"
 
 namespace lockstep::dist {
 namespace {
@@ -120,11 +121,11 @@ std::string agent_greeting(const LaunchOptions& o, const Attempt& attempt, const
 }
 
 void read_greeting(LaunchOptions& o, double seconds) {
-  const double deadline = monotonic_seconds() + seconds;
+  const double deadline = steady_seconds() + seconds;
   std::string line;
   for (size_t total = 0; total < longest_greeting; ++total) {
     pollfd ready{STDIN_FILENO, POLLIN, 0};
-    const double left = deadline - monotonic_seconds();
+    const double left = deadline - steady_seconds();
     LOCKSTEP_CHECK(left > 0 && poll(&ready, 1, int(left * 1000) + 1) >= 0,
                    "[run] --agent: the launcher that started this one sent no complete greeting within ", seconds,
                    " s; --agent is for launchers only: leave it out");

@@ -6,10 +6,10 @@
 #include <memory>
 #include <string>
 
-#include "apps/commands.h"
-#include "apps/new_project.h"
 #include "base/check.h"
 #include "base/classic_text.h"
+#include "extensions/launcher/new_project.h"
+#include "extensions/launcher/programs/launcher_commands.h"
 #include "train/cli.h"
 
 namespace apps {

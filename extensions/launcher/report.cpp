@@ -11,7 +11,7 @@
 #include "base/classic_text.h"
 #include "base/output_file.h"
 #include "base/printable.h"
-#include "dist/launcher/launch.h"
+#include "extensions/launcher/launch.h"
 
 namespace lockstep::dist {
 namespace {

@@ -1,5 +1,5 @@
 // supervisor.cpp: the event loop that supervises the processes of a job. See supervisor.h.
-#include "dist/launcher/supervisor.h"
+#include "extensions/launcher/supervisor.h"
 
 #include <poll.h>
 #include <signal.h>
@@ -13,6 +13,7 @@
 #include <limits>
 
 #include "base/check.h"
+#include "base/clock.h"
 
 namespace lockstep::dist {
 namespace {
@@ -93,7 +94,7 @@ class Supervisor {
     signal_all(SIGKILL);
     for (const auto& r : running_) r->process.input.close();
     term_at_ = kill_at_ = never;
-    give_up_at_ = monotonic_seconds() + last_wait;
+    give_up_at_ = steady_seconds() + last_wait;
   }
 
   // Passes a signal on to all processes. A second signal kills them. `announced`: it came from the launcher that
@@ -114,7 +115,7 @@ class Supervisor {
                    std::to_string(int(options_.grace)) + " s to end; the next signal kills them");
     for (const auto& r : running_) r->ended.stopped |= r->alive;
     signal_all(signal);
-    term_at_ = never, kill_at_ = monotonic_seconds() + options_.grace;
+    term_at_ = never, kill_at_ = steady_seconds() + options_.grace;
   }
 
   void take_signal() {
@@ -159,7 +160,7 @@ class Supervisor {
       if (at == std::string::npos) return;
       r.connected = true;
       console_.say(r.member->process.name + ": connected after " +
-                   std::to_string(int((monotonic_seconds() - started_) * 1000)) + " ms");
+                   std::to_string(int((steady_seconds() - started_) * 1000)) + " ms");
       r.output.take(r.hello.substr(0, at) + r.hello.substr(at + std::string_view(remote_hello).size()));
       return r.hello.clear();
     }
@@ -172,7 +173,7 @@ class Supervisor {
     if (waitid(P_PID, id_t(r.process.pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) return;
     r.alive = false;
     r.ended.status = info.si_code == CLD_EXITED ? (info.si_status & 0xff) << 8 : info.si_status & 0x7f;
-    r.ended.after = monotonic_seconds() - started_;
+    r.ended.after = steady_seconds() - started_;
     r.ended.unreachable = !r.connected;
   }
 
@@ -201,7 +202,7 @@ class Supervisor {
     double until = std::min({term_at_, kill_at_, give_up_at_});
     for (const auto& r : running_)
       if (r->alive && !r->connected) until = std::min(until, started_ + options_.connect);
-    const double left = until - monotonic_seconds();
+    const double left = until - steady_seconds();
     const int ms = until == never ? -1 : int(std::clamp(left * 1000 + 1, 0.0, 1e6));
     if (poll(fds.data(), fds.size(), ms) < 0) {
       LOCKSTEP_CHECK(errno == EINTR, "[run] poll failed: ", errno, "; free memory");
@@ -233,7 +234,7 @@ class Supervisor {
       else if (!r->alive && r->ended.failed() && !r->ended.stopped) failed.push_back(index_of(*r));
     }
     ended_.clear();
-    const double now = monotonic_seconds();
+    const double now = steady_seconds();
     for (const auto& r : running_) {
       if (!r->alive || r->connected || r->ended.unreachable) continue;
       if (now < started_ + options_.connect && !r->ended.chatters) continue;
@@ -266,7 +267,7 @@ class Supervisor {
     if (outcome_.interrupted) return;
     outcome_.interrupted = r.ended.stop_signal();
     console_.hurry();
-    kill_at_ = monotonic_seconds() + options_.grace;
+    kill_at_ = steady_seconds() + options_.grace;
     if (alive() > 0)  // the signal may have been meant for another rank
       console_.say(r.member->process.name + " ended with exit code " + std::to_string(r.ended.code()) +
                    ", which says that " + signal_name(outcome_.interrupted) + " stopped the job: the other " +
@@ -316,7 +317,7 @@ class Supervisor {
   std::vector<Running*> ended_;
   std::string control_;
   Outcome outcome_;
-  double started_ = monotonic_seconds(), term_at_ = never, kill_at_ = never, give_up_at_ = never;
+  double started_ = steady_seconds(), term_at_ = never, kill_at_ = never, give_up_at_ = never;
   bool gave_up_ = false, give_up_twice_ = false;
 };
 

@@ -1,8 +1,10 @@
 #pragma once
 // Child processes that cannot get lost: each one leads a process group of its own, dies with its parent, and its
 // leftover descendants are found and killed.
+#include <filesystem>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "dist/net.h"
@@ -48,9 +50,15 @@ std::vector<Child> children();
 /// Kills and reaps all children and their descendants; gives up after `seconds`. Returns the processes that it killed.
 std::vector<Child> kill_children(double seconds);
 
+/// Runs a command and writes its output to a file in `folder`. If this process ends, or `interrupted` returns true, the
+/// command gets SIGTERM. Error if the command is interrupted, takes longer than `timeout` seconds or fails. If the
+/// command fails, the Error begins with `who` and names the exit code (128 + the signal's number if a signal ended the
+/// command) and the last lines of the output.
+void run_program(const std::string& who, const std::vector<std::string>& command,
+                 const std::vector<std::pair<std::string, std::string>>& environment,
+                 const std::filesystem::path& folder, double timeout, bool (*interrupted)());
+
 /// The name of a signal, such as "SIGKILL".
 std::string signal_name(int signal);
-/// The time of the monotonic clock in seconds.
-double monotonic_seconds();
 
 }  // namespace lockstep::dist

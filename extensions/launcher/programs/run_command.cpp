@@ -1,4 +1,4 @@
-// `lockstep run`: takes the options of torchrun and of DeepSpeed's launcher, and starts the ranks by dist/launcher.
+// `lockstep run`: takes the options of torchrun and of DeepSpeed's launcher, and starts the ranks by launch().
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -10,13 +10,13 @@
 #include <filesystem>
 #include <iostream>
 
-#include "apps/commands.h"
 #include "base/at_end.h"
 #include "base/check.h"
 #include "base/classic_text.h"
 #include "base/environment.h"
-#include "dist/launcher/launch.h"
-#include "dist/launcher/scratch.h"
+#include "extensions/launcher/launch.h"
+#include "extensions/launcher/programs/launcher_commands.h"
+#include "extensions/launcher/scratch.h"
 #include "train/cli.h"
 
 namespace apps {
@@ -238,9 +238,30 @@ void read_options(Options& o, const Program& program) {
   }
 }
 
+/// Returns the index in run's command line where the user's program begins. Replaces _ by - in the options before it.
+size_t program_of_run(const CLI::App& run, std::vector<std::string>& words) {
+  size_t at = 2;
+  for (; at < words.size(); ++at) {
+    std::string& word = words[at];
+    if (word == "--" || word.size() < 2 || word[0] != '-') break;
+    const size_t equals = std::min(word.find('='), word.size());
+    if (word.starts_with("--")) std::replace(word.begin() + 2, word.begin() + long(equals), '_', '-');
+    const bool is_short = word[1] != '-';
+    const CLI::Option* option = run.get_option_no_throw(is_short ? word.substr(0, 2) : word.substr(0, equals));
+    if (!option) {  // an unknown option: the next word may be its value or the program
+      words.resize(at + 1);
+      return words.size();
+    }
+    const bool has_value = is_short ? word.size() > 2 : equals < word.size();
+    if (option->get_items_expected_max() > 0 && !has_value) ++at;
+  }
+  return std::min(at, words.size());
+}
+
 }  // namespace
 
-void add_run_command(CLI::App& app, const Program& program) {
+void add_run_command(CLI::App& app, Shared& shared) {
+  shared.program_start.emplace("run", program_of_run);
   CLI::App& sub = *app.add_subcommand("run", "start a program on many ranks, watch them, and end them together");
   const auto options = std::make_shared<Options>();
   Options& o = *options;
@@ -324,7 +345,7 @@ void add_run_command(CLI::App& app, const Program& program) {
     sub.add_flag_callback(
         names, [name, text] { throw CLI::ValidationError(name, text); }, "");
   }
-  sub.callback([options, &program] {
+  sub.callback([options, &program = shared.program] {
     as_usage([&] {
       read_options(*options, program);
       dist::check(options->launch);

@@ -1,5 +1,5 @@
 // cores.cpp: reads the machine's topology and assigns cores to ranks. See cores.h.
-#include "dist/launcher/cores.h"
+#include "extensions/launcher/cores.h"
 
 #include <sched.h>
 

@@ -13,7 +13,7 @@
 #include <memory>
 
 #include "base/check.h"
-#include "dist/launcher/launch.h"
+#include "extensions/launcher/launch.h"
 
 namespace lockstep::dist {
 namespace {

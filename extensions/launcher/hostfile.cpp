@@ -1,5 +1,5 @@
 // hostfile.cpp: parses hostfiles, and the options that select hosts and slots. See hostfile.h.
-#include "dist/launcher/hostfile.h"
+#include "extensions/launcher/hostfile.h"
 
 #include <algorithm>
 #include <cerrno>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """`lockstep run` as a user runs it: environment, output, failures, signals, restarts, hosts behind a stand-in for ssh.
 
-tests/launcher.py BUILD_FOLDER          ends with "N passed, N failed"
+commands.py BUILD_FOLDER          ends with "N passed, N failed"
 
 Ranks are shell scripts. Each carries a mark in its environment, by which leftover processes are found.
 """
@@ -23,7 +23,8 @@ import threading
 import time
 import uuid
 
-from programs import check, finish
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[3] / "tests"))
+from programs import check, finish  # noqa: E402
 
 LOCKSTEP = str(pathlib.Path(sys.argv[1]).resolve() / "apps/lockstep")
 LIMIT = 60  # seconds; far longer than anything here takes

@@ -1,5 +1,5 @@
 // process.cpp: starts, finds and kills child processes. See process.h.
-#include "dist/launcher/process.h"
+#include "extensions/launcher/process.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -9,7 +9,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -20,6 +19,7 @@
 #include <fstream>
 
 #include "base/check.h"
+#include "base/clock.h"
 
 namespace lockstep::dist {
 namespace {
@@ -46,6 +46,16 @@ struct Failure {
 };
 constexpr const char* steps[] = {"", "be set to end with its launcher", "be given its input and output",
                                  "run on the cores given", "run"};
+
+/// The last lines of a file, indented.
+std::string last_lines(const std::filesystem::path& file, size_t count) {
+  std::ifstream in(file);
+  std::vector<std::string> lines;
+  for (std::string line; std::getline(in, line);) lines.push_back("  " + line);
+  std::string text;
+  for (size_t i = lines.size() > count ? lines.size() - count : 0; i < lines.size(); ++i) text += lines[i] + "\n";
+  return text;
+}
 
 }  // namespace
 
@@ -171,11 +181,11 @@ std::vector<Child> children() {
 
 std::vector<Child> kill_children(double seconds) {
   std::vector<Child> killed;
-  const double deadline = monotonic_seconds() + seconds;
+  const double deadline = steady_seconds() + seconds;
   for (;;) {
     int reaped;
     while ((reaped = waitpid(-1, nullptr, WNOHANG)) > 0) {}
-    if ((reaped < 0 && errno == ECHILD) || monotonic_seconds() > deadline) return killed;
+    if ((reaped < 0 && errno == ECHILD) || steady_seconds() > deadline) return killed;
     // Orphaned grandchildren become children of this process, so repeat until none are left.
     for (const Child& child : children()) {
       kill(child.pid, SIGKILL);
@@ -191,10 +201,45 @@ std::string signal_name(int signal) {
   return name ? std::string("SIG") + name : "signal " + std::to_string(signal);
 }
 
-double monotonic_seconds() {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return double(now.tv_sec) + double(now.tv_nsec) * 1e-9;
+void run_program(const std::string& who, const std::vector<std::string>& command,
+                 const std::vector<std::pair<std::string, std::string>>& environment,
+                 const std::filesystem::path& folder, double timeout, bool (*interrupted)()) {
+  const std::filesystem::path output = folder / "output.txt";
+  const std::vector<char*> argv = pointers(command);
+  const int out = open(output.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0600);
+  LOCKSTEP_CHECK(out >= 0, output.string(),
+                 ": cannot be written; check that the folder for temporary files has space and may be written to");
+  const pid_t parent = getpid(), child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(1);
+    dup2(out, STDOUT_FILENO);
+    dup2(out, STDERR_FILENO);
+    for (const auto& [name, value] : environment) setenv(name.c_str(), value.c_str(), 1);
+    execvp(argv[0], argv.data());
+    dprintf(STDERR_FILENO, "%s: cannot be started: %s\n", argv[0], strerror(errno));
+    _exit(127);
+  }
+  close(out);
+  LOCKSTEP_CHECK(child > 0, "no process can be started: ", strerror(errno),
+                 "; end other processes, or raise the limit (ulimit -u)");
+  const Fd ended(int(syscall(SYS_pidfd_open, child, 0)));
+  const double start = steady_seconds();
+  bool is_signaled = false, late = false;
+  int status = 0;
+  while (waitpid(child, &status, WNOHANG) != child) {
+    const double seconds = steady_seconds() - start;
+    if (seconds > timeout) late = true;
+    if ((late || interrupted()) && !is_signaled)
+      kill(child, SIGTERM), is_signaled = true;  // the launcher ends its ranks
+    if (is_signaled && seconds > timeout + 40) kill(child, SIGKILL);
+    pollfd entry{ended.get(), POLLIN, 0};
+    poll(&entry, 1, 200);
+  }
+  LOCKSTEP_CHECK(!late, "the run took longer than --timeout ", timeout, " s; give a longer one");
+  LOCKSTEP_CHECK(!interrupted(), "interrupted; run the command again");
+  const int code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  LOCKSTEP_CHECK(code == 0, who, " failed with exit code ", code, "; its last lines:\n", last_lines(output, 20));
 }
 
 }  // namespace lockstep::dist
