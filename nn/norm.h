@@ -124,7 +124,7 @@ struct BatchNorm : ChannelNorm<BatchNorm> {
 
   Options o;
   /// If set, replaces batch_norm() in training: (x, weight, bias, running_mean, running_var, momentum, eps).
-  /// parallel/sync_batch_norm.h installs a function that computes the statistics over all ranks.
+  /// extensions/vision/sync_batch_norm.h installs a function that computes the statistics over all ranks.
   std::function<Variable(const Variable&, const Variable&, const Variable&, const Tensor&, const Tensor&, double,
                          double)>
       over_batch;
