@@ -1,9 +1,8 @@
-// Normalisation layers and update_bn(). See norm.h.
+// Normalisation layers. See norm.h.
 #include "nn/norm.h"
 
 #include <algorithm>
 
-#include "autograd/stand_in.h"
 #include "nn/init.h"
 
 namespace lockstep::nn {
@@ -160,43 +159,6 @@ Variable SpectralNorm::weight(bool training) {
   // Copy u and v, because they may change before backward.
   const Tensor left = u.to(m.dtype()).clone(), right = v.to(m.dtype()).clone();
   return original / sum(Variable(left) * matmul(m, Variable(right)));
-}
-
-void update_bn(Module& model, const std::function<void()>& pass) {
-  std::vector<std::pair<Module*, bool>> modes;
-  std::vector<std::pair<BatchNorm*, std::optional<double>>> momenta;
-  const auto restore = [&] {
-    // train() also sets the modules below `module`. These come later in `modes`, and are then set to their own mode.
-    for (const auto& [module, training] : modes) module->train(training);
-    for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
-  };
-  std::shared_ptr<OtherValues> others;
-  for (const Variable& p : model.parameters())
-    if (!others) others = stand_in(p).lock();
-  for (const auto& [name, module] : model.named_modules()) {
-    modes.emplace_back(module, module->is_training());
-    auto* norm = dynamic_cast<BatchNorm*>(module);
-    if (!norm || !norm->o.track) continue;
-    for (const Tensor& buffer : {norm->running_mean, norm->running_var, norm->num_batches_tracked})
-      if (others && std::none_of(others->begin(), others->end(),
-                                 [&](const auto& one) { return one.first.storage() == buffer.storage(); }))
-        others->emplace_back(buffer, buffer.clone());
-    momenta.emplace_back(norm, norm->o.momentum);
-    norm->o.momentum.reset();
-    norm->running_mean.zero_();
-    norm->running_var.fill_(1);
-    norm->num_batches_tracked.zero_();
-  }
-  if (momenta.empty()) return;
-  model.train();
-  try {
-    const NoGrad no_grad;
-    pass();
-  } catch (...) {
-    restore();
-    throw;
-  }
-  restore();
 }
 
 }  // namespace lockstep::nn

@@ -256,9 +256,4 @@ template <class L> Parametrized<L, SpectralNorm> spectral_norm(L layer, const Sp
   return Parametrized<L, SpectralNorm>(std::move(layer), o);
 }
 
-/// Recomputes the running statistics of every batch norm below `model` as plain averages over the batches that `pass`
-/// runs through the model (PyTorch's update_bn). For an averaged model, call it between two
-/// optim::WeightAverage::swap() calls. Restores training modes and momenta.
-void update_bn(Module& model, const std::function<void()>& pass);
-
 }  // namespace lockstep::nn
