@@ -43,8 +43,8 @@ struct ManyLayers : Layer<ManyLayers> {
   void fields(Fields& f) override { f("image", image)("words", words)("both", both); }
 };
 
-const Tensor word_index() { return Tensor::from<int64_t>({1, 4, 2, 0, 3}); }
-const Tensor word_offsets() { return Tensor::from<int64_t>({0, 2, 2}); }
+const Tensor bag_index() { return Tensor::from<int64_t>({1, 4, 2, 0, 3}); }
+const Tensor bag_offsets() { return Tensor::from<int64_t>({0, 2, 2}); }
 
 }  // namespace
 
@@ -57,7 +57,7 @@ TEST_CASE("layers: gradients of a model of many, and it learns") {
   net.to(f64).eval();  // in eval mode spectral_norm does not update its vectors
   std::vector<Variable> inputs = net.parameters();
   inputs.push_back(x);
-  const auto run = [&](const std::vector<Variable>&) { return net(x, word_index(), word_offsets()); };
+  const auto run = [&](const std::vector<Variable>&) { return net(x, bag_index(), bag_offsets()); };
   CHECK(gradcheck(run, inputs) == "");
 
   net.to(f32).train();
@@ -65,7 +65,7 @@ TEST_CASE("layers: gradients of a model of many, and it learns") {
   const Tensor images = x.tensor().to(f32), target = Tensor::from<int64_t>({1, 0, 1});
   double first = 0, last = 0;
   for (int step = 0; step < 60; ++step) {
-    const Variable loss = cross_entropy(net(images, word_index(), word_offsets()), target);
+    const Variable loss = cross_entropy(net(images, bag_index(), bag_offsets()), target);
     optimizer.zero_grad();
     loss.backward();
     optimizer.step();
@@ -170,13 +170,13 @@ TEST_CASE("layers: 16 bits are near f32") {
     CHECK(allclose(low.tensor().to(f32), wide, 0.02, dtype == f16 ? 1e-2 : 6e-2));
   }
   EmbeddingBag bag({.num = 5, .dim = 3});
-  const Tensor mean = bag(word_index(), word_offsets()).tensor();
+  const Tensor mean = bag(bag_index(), bag_offsets()).tensor();
   bag.to(bf16);
-  CHECK(allclose(bag(word_index(), word_offsets()).tensor().to(f32), mean, 0.01, 0.01));
+  CHECK(allclose(bag(bag_index(), bag_offsets()).tensor().to(f32), mean, 0.01, 0.01));
 }
 
 TEST_CASE("layers: invalid options are rejected") {
-  const Tensor index = word_index();
+  const Tensor index = bag_index();
   const auto offsets = [](std::initializer_list<int64_t> at) { return Tensor::from<int64_t>(at); };
   CHECK_ERROR(PReLU({.channels = 0}), "[PReLU] expected channels > 0, got 0");
   CHECK_ERROR(PReLU({.channels = 3})(zeros({2, 4})), "[PReLU] expected input (N, 3, ...), got (2, 4)");
