@@ -4,7 +4,13 @@
 
 #include "nn/norm.h"
 
-namespace lockstep::nn {
+namespace lockstep {
+
+/// layer_norm over each of `groups` groups of channels of x (N, C, ...); weight and bias (C). Wu and He, 2018.
+Variable group_norm(const Variable& x, int64_t groups, const Variable& weight = {}, const Variable& bias = {},
+                    double eps = 1e-5);
+
+namespace nn {
 
 /// Normalises over each group of channels of each sample (Wu and He, 2018). Input (N, C, ...).
 struct GroupNorm : Layer<GroupNorm> {
@@ -127,4 +133,5 @@ template <class L> Parametrized<L, SpectralNorm> spectral_norm(L layer, const Sp
   return Parametrized<L, SpectralNorm>(std::move(layer), o);
 }
 
-}  // namespace lockstep::nn
+}  // namespace nn
+}  // namespace lockstep

@@ -83,6 +83,13 @@ void add_picking(std::map<std::string, Run>& t) {
   t["nonzero"] = [](In in, Of) { return Outputs{nonzero(in[0].tensor())}; };
 }
 
+void add_group_norm(std::map<std::string, Run>& t) {
+  t["group_norm"] = [](In in, Of c) {
+    const auto optional = [&](size_t i) { return i < in.size() ? in[i] : Variable(); };
+    return Outputs{group_norm(in[0], c.integer("groups"), optional(1), optional(2), c.number("eps"))};
+  };
+}
+
 void add_losses(std::map<std::string, Run>& t) {
   const auto add = [&](const char* name, auto loss) {
     t[name] = [loss](In in, Of c) { return Outputs{loss(in, c, c.reduction())}; };
@@ -252,6 +259,7 @@ void add_layers(Functions& functions) {
   add_composed(functions.ops);
   add_picking(functions.ops);
   add_losses(functions.ops);
+  add_group_norm(functions.ops);
   add_adaptive(functions);
   add_similarity(functions);
   add_activations(functions);

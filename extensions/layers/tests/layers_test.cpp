@@ -11,6 +11,7 @@
 #include "extensions/layers/layers.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
+#include "tests/autograd/check_gradient.h"
 #include "tests/messages.h"
 #include "tests/nn/properties.h"
 #include "tests/threads.h"
@@ -80,6 +81,11 @@ TEST_CASE("layers: gradients of a model of many, and it learns") {
   CHECK(norm(matmul(w, conv.parametrization.v)).item() == doctest::Approx(1));
   const Tensor other = randn({18});
   CHECK(norm(matmul(w, other)).item() < norm(other).item());
+}
+
+TEST_CASE("layers: gradients of group_norm") {
+  manual_seed(6);
+  check_gradients("group_norm", {{2, 6, 3, 2}, {6}, {6}}, [](auto& x) { return group_norm(x[0], 3, x[1], x[2]); });
 }
 
 TEST_CASE("layers: dropout of channels") {
@@ -198,6 +204,8 @@ TEST_CASE("layers: invalid options are rejected") {
               "expected input (..., C, H 2, W 2), got (2, 6, 4, 3)");
   CHECK_ERROR(ChannelShuffle({.groups = 4})(zeros({2, 6, 4})),
               "[ChannelShuffle] expected input (N, C, ...) with C a multiple of 4");
+  CHECK_ERROR(group_norm(zeros({64, 5}), 2),
+              "[group_norm] expected x (N, C, ...) with C a multiple of 2 groups, got (64, 5)");
   CHECK_ERROR(GroupNorm({.groups = 3, .channels = 4}), "expected groups to divide 4");
   CHECK_ERROR(InstanceNorm1d({.channels = 0}), "[InstanceNorm] expected channels > 0, got 0");
   CHECK_ERROR(
