@@ -1,6 +1,6 @@
 #pragma once
-// Parallelism by hand, beyond lockstep.h: tensor, context and expert parallelism, pipelines, DataParallel, batch norm
-// over all ranks, and activation checkpoints with DeepSpeed's options.
+// Parallelism by hand, beyond lockstep.h: tensor, context and expert parallelism, pipelines, DataParallel, and
+// activation checkpoints with DeepSpeed's options.
 #include "dist/clock.h"
 #include "dist/shard.h"
 #include "engine/pipeline_module.h"
@@ -11,7 +11,6 @@
 #include "parallel/naive_ddp.h"
 #include "parallel/sequence/attention.h"
 #include "parallel/sequence/context_parallel.h"
-#include "parallel/sync_batch_norm.h"
 #include "parallel/tensor_parallel/apply.h"
 #include "parallel/tensor_parallel/functions.h"
 #include "parallel/tensor_parallel/linear.h"
