@@ -14,17 +14,17 @@
 namespace lockstep::dist {
 namespace {
 
-constexpr bool is_message(Collective kind) { return kind == Collective::send || kind == Collective::receive; }
+constexpr bool is_send_or_receive(Collective kind) { return kind == Collective::send || kind == Collective::receive; }
 bool same_kind(const Header& a, const Header& b) {
   const auto x = Collective(a.kind), y = Collective(b.kind);
-  return is_message(x) ? is_message(y) && x != y : x == y;
+  return is_send_or_receive(x) ? is_send_or_receive(y) && x != y : x == y;
 }
 
 // True if two ranks make the same call. `root` is not compared for send and receive: there it names the other rank.
 bool same_call(const Header& a, const Header& b) {
   return a.job == b.job && a.sequence == b.sequence && same_kind(a, b) && a.count == b.count && a.dtype == b.dtype &&
          a.op == b.op && a.tag == b.tag && a.algorithm == b.algorithm && a.on_device == b.on_device &&
-         (is_message(Collective(a.kind)) || a.root == b.root);
+         (is_send_or_receive(Collective(a.kind)) || a.root == b.root);
 }
 
 // True if the algorithm is `automatic`, or one that `automatic` may choose. describe() does not print such names.
@@ -121,7 +121,7 @@ std::string describe(const Header& header) {
     text += str(" x ", header.count);
   if (is_reduction(kind)) text += str(" ", name_of(ReduceOp(header.op)));
   const bool outward = kind == Collective::send || kind == Collective::reduce || kind == Collective::gather;
-  if (has_root(kind) || is_message(kind)) text += str(outward ? " to rank " : " from rank ", header.root);
+  if (has_root(kind) || is_send_or_receive(kind)) text += str(outward ? " to rank " : " from rank ", header.root);
   if (!is_default(header)) text += str(" by ", name_of(Algorithm(header.algorithm)));
   if (header.tag_text[0]) {
     const size_t length = strnlen(header.tag_text, sizeof header.tag_text);

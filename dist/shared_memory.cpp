@@ -9,6 +9,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstring>
 #include <map>
 #include <mutex>
 
@@ -29,8 +30,6 @@ struct ControlPage {
 };
 static_assert(sizeof(ControlPage) <= page && std::atomic<uint32_t>::is_always_lock_free);
 
-std::string reason(int error) { return std::generic_category().message(error); }
-
 std::byte* map_file(int fd, size_t bytes) {
   void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (p == MAP_FAILED) return nullptr;
@@ -47,17 +46,17 @@ struct Segment {
   Maker owner{};
 };
 
-struct Registry {
+struct SegmentList {
   std::mutex mutex;
   std::map<const std::byte*, Segment> by_address;  // segments, by the address of the tensor's first byte
 };
-Registry& registry() {
-  static auto* all = new Registry;  // never destroyed: tensors may outlive static objects
+SegmentList& segment_list() {
+  static auto* all = new SegmentList;  // never destroyed: tensors may outlive static objects
   return *all;
 }
 
 void give_back(const std::byte* data) {
-  Registry& all = registry();
+  SegmentList& all = segment_list();
   Segment segment;
   {
     const std::lock_guard lock(all.mutex);
@@ -81,7 +80,8 @@ Segment make_segment(size_t bytes) {
             .fd = memfd_create("lockstep-tensor", MFD_CLOEXEC | MFD_ALLOW_SEALING),
             .base = nullptr,
             .bytes = bytes};
-  LOCKSTEP_CHECK(s.fd >= 0, "[shared_empty] expected a file in memory for ", bytes, " bytes, got: ", reason(errno),
+  LOCKSTEP_CHECK(s.fd >= 0, "[shared_empty] expected a file in memory for ", bytes,
+                 " bytes, got: ", std::strerror(errno),
                  errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "; free memory");
   randombytes_buf(&s.serial, sizeof s.serial);
   // Seal the size: a peer must never access a page that was truncated away (SIGBUS).
@@ -91,8 +91,8 @@ Segment make_segment(size_t bytes) {
   if (!made) {
     const int error = errno;
     close(s.fd);
-    fail(str("[shared_empty] expected ", bytes, " bytes of memory to share with other ranks, got: ", reason(error),
-             "; free memory, or use smaller tensors"));
+    fail(str("[shared_empty] expected ", bytes, " bytes of memory to share with other ranks, got: ",
+             std::strerror(error), "; free memory, or use smaller tensors"));
   }
   auto* control = reinterpret_cast<ControlPage*>(s.base);
   control->magic = magic_value;
@@ -111,7 +111,7 @@ Tensor shared_tensor(const Shape& shape, DType dtype) {
   const Segment segment = make_segment(size_t(bytes));
   std::byte* const data = segment.base + page;
   {
-    Registry& all = registry();
+    SegmentList& all = segment_list();
     const std::lock_guard lock(all.mutex);
     all.by_address.emplace(data, segment);
   }
@@ -120,7 +120,7 @@ Tensor shared_tensor(const Shape& shape, DType dtype) {
 }
 
 SegmentRange placement_of(std::span<const std::byte> bytes) {
-  Registry& all = registry();
+  SegmentList& all = segment_list();
   const std::lock_guard lock(all.mutex);
   auto found = all.by_address.upper_bound(bytes.data());
   if (found == all.by_address.begin()) return {};
@@ -152,7 +152,7 @@ std::byte* PeerSegments::reach(const SegmentRange& placement, size_t bytes) {
     const std::string path = str("/proc/", pid_, "/fd/", placement.fd);
     const int fd = open(path.c_str(), O_RDWR | O_CLOEXEC);
     LOCKSTEP_CHECK(fd >= 0, "[transport] expected to share a tensor's memory with rank ", peer_, " through ", path,
-                   ", got: ", reason(errno),
+                   ", got: ", std::strerror(errno),
                    errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "; start all ranks as one user");
     const struct Close {
       int fd;
@@ -168,7 +168,8 @@ std::byte* PeerSegments::reach(const SegmentRange& placement, size_t bytes) {
                    "have done the call");
     std::byte* const base = map_file(fd, size_t(status.st_size));
     LOCKSTEP_CHECK(base, "[transport] expected to map ", status.st_size, " bytes that rank ", peer_,
-                   " shares, got: ", reason(errno), "; free memory, or raise the limit of address space (ulimit -v)");
+                   " shares, got: ", std::strerror(errno),
+                   "; free memory, or raise the limit of address space (ulimit -v)");
     mapped_.push_back(std::make_shared<Mapped>(placement.serial, base, size_t(status.st_size) - page));
     found = std::prev(mapped_.end());
   }

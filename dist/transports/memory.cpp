@@ -8,6 +8,7 @@
 
 #include <cerrno>
 #include <cstddef>
+#include <cstring>
 #include <map>
 
 #include "dist/control.h"
@@ -17,15 +18,13 @@
 namespace lockstep::dist {
 namespace {
 
-std::string reason(int error) { return std::generic_category().message(error); }
-
 // Inboxes of this process, for senders that are threads of it.
-struct Registry {
+struct InboxList {
   std::mutex mutex;
   std::map<std::string, std::weak_ptr<Inbox>> inboxes;
 };
-Registry& registry() {
-  static auto* all = new Registry;  // never destroyed: groups may outlive static objects
+InboxList& inbox_list() {
+  static auto* all = new InboxList;  // never destroyed: groups may outlive static objects
   return *all;
 }
 
@@ -98,7 +97,8 @@ void MemoryChannel::attach_mapped() {
   if (fd < 0) {
     const int error = errno;
     if (error == ENOENT) gone();
-    fail(str("[transport] expected to share memory with rank ", peer_, " through ", path, ", got: ", reason(error),
+    fail(str("[transport] expected to share memory with rank ", peer_, " through ", path,
+             ", got: ", std::strerror(error),
              "; ranks of one host need the same user and pid namespace to share memory; LOCKSTEP_TRANSPORT=tcp does "
              "without"));
   }
@@ -126,8 +126,8 @@ FifoMapping::FifoMapping(int fd, size_t offset, size_t capacity) : bytes_(FifoCo
     if (p == MAP_FAILED) {
       const int error = errno;
       if (address_) munmap(address_, bytes_);
-      fail(str("[transport] expected to map ", bytes, " bytes of memory shared with another rank, got: ", reason(error),
-               "; free memory, or raise the limit of address space (ulimit -v)"));
+      fail(str("[transport] expected to map ", bytes, " bytes of memory shared with another rank, got: ",
+               std::strerror(error), "; free memory, or raise the limit of address space (ulimit -v)"));
     }
     return static_cast<std::byte*>(p);
   };
@@ -151,29 +151,29 @@ std::shared_ptr<Inbox> Inbox::create(int senders, size_t capacity) {
              .fd = memfd_create("lockstep", MFD_CLOEXEC),
              .capacity = capacity};
   LOCKSTEP_CHECK(address.fd >= 0,
-                 "[transport] expected a file in memory for the inbox of this rank, got: ", reason(errno),
+                 "[transport] expected a file in memory for the inbox of this rank, got: ", std::strerror(errno),
                  errno == EMFILE ? "; raise the limit of open files (ulimit -n)" : "; free memory");
   LOCKSTEP_CHECK(ftruncate(address.fd, off_t(offset_of_fifo(senders, capacity))) == 0 &&
                      pwrite(address.fd, address.nonce.data(), address.nonce.size(), 0) == ssize_t(address.nonce.size()),
                  "[transport] expected ", offset_of_fifo(senders, capacity),
-                 " bytes for the inbox of this rank, got: ", reason(errno),
+                 " bytes for the inbox of this rank, got: ", std::strerror(errno),
                  "; free memory, or choose LOCKSTEP_TRANSPORT=tcp");
   inbox->fifos_.resize(size_t(senders));
-  Registry& all = registry();
+  InboxList& all = inbox_list();
   const std::lock_guard lock(all.mutex);
   all.inboxes.emplace(address.nonce, inbox);
   return inbox;
 }
 
 std::shared_ptr<Inbox> Inbox::find(const std::string& nonce) {
-  Registry& all = registry();
+  InboxList& all = inbox_list();
   const std::lock_guard lock(all.mutex);
   const auto found = all.inboxes.find(nonce);
   return found == all.inboxes.end() ? nullptr : found->second.lock();
 }
 
 Inbox::~Inbox() {
-  Registry& all = registry();
+  InboxList& all = inbox_list();
   {
     const std::lock_guard lock(all.mutex);
     all.inboxes.erase(address_.nonce);
