@@ -185,9 +185,5 @@ inline Tensor cat(std::initializer_list<Tensor> tensors, int64_t dim = 0) {
 inline Tensor stack(std::initializer_list<Tensor> tensors, int64_t dim = 0) {
   return stack(std::vector<Tensor>(tensors), dim);
 }
-/// Einstein summation, e.g. "ij,jk->ik".
-inline Tensor einsum(const std::string& equation, std::initializer_list<Tensor> operands) {
-  return einsum(equation, std::vector<Tensor>(operands));
-}
 
 }  // namespace lockstep

@@ -27,6 +27,20 @@ inline void check_floating(const char* op, const Tensor& tensor) {
   LOCKSTEP_CHECK(is_floating(tensor.dtype()), "[", op, "] expected a floating dtype, got ", tensor.dtype());
 }
 
+/// Error unless a and b can be multiplied as matrices: one floating dtype and one device. takes_integers: integers on
+/// the CPU, too.
+inline void check_product(const char* op, const Tensor& a, const Tensor& b, bool takes_integers = false) {
+  for (const Tensor* x : {&a, &b}) {
+    check_defined(op, *x);
+    const bool integers = takes_integers && is_integral(x->dtype());
+    if (!integers) check_floating(op, *x);
+    LOCKSTEP_CHECK(!integers || x->device().is_cpu(), "[", op, "] integer products are supported on the CPU only, got ",
+                   x->dtype(), " on ", x->device(), "; move with .to(cpu), or convert with .to(f32)");
+  }
+  check_same_dtype(op, a, b);
+  check_same_device(op, a, b);
+}
+
 /// Error when an in-place operation would write an element several times (a dim expanded by stride 0): the result would
 /// depend on the order of the writes.
 inline void check_writable(const char* op, const Tensor& tensor) {

@@ -5,57 +5,12 @@
 #include <cmath>
 #include <string>
 
-#include "autograd/gradcheck.h"
-#include "autograd/ops.h"
-#include "tests/autograd/loss_inputs.h"
+#include "tests/autograd/op_rows.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
 
 namespace {
-
-using Fn = std::function<Variable(const Inputs&)>;
-
-struct OpRow {
-  std::string name;
-  std::vector<Shape> shapes;
-  Fn fn;
-  double low = -2, high = 2;
-};
-
-void check_row(const OpRow& row) {
-  CAPTURE(row.name);
-  Inputs inputs;
-  for (const Shape& shape : row.shapes) inputs.push_back(sampled(shape, row.low, row.high));
-  CHECK(gradcheck(row.fn, inputs) == "");
-  int64_t elements = 0;
-  for (const Variable& input : inputs) elements += input.numel();
-  // A device uses the same formulas: second derivatives of small rows are enough there.
-  if (!row.name.starts_with("trigamma") && (default_device().is_cpu() || elements <= 24))
-    CHECK(gradgradcheck(row.fn, inputs) == "");
-  // Repeat it with strided views: every second column of a transposed tensor.
-  Inputs views;
-  for (const Shape& shape : row.shapes) {
-    Shape wide = shape;
-    if (wide.empty()) wide.push_back(3);
-    else wide[wide.rank() - 1] *= 2;
-    Dims reversed;
-    for (int d = wide.rank() - 1; d >= 0; --d) reversed.push_back(wide[d]);
-    const Tensor base = sampled(reversed, row.low, row.high).tensor();
-    Dims order;
-    for (int d = wide.rank() - 1; d >= 0; --d) order.push_back(d);
-    const Tensor flipped = base.permute(order);
-    views.push_back(Variable(shape.empty() ? flipped.select(0, 1) : flipped.slice(-1, 1, end_of_dim, 2), true));
-  }
-  CHECK(gradcheck(row.fn, views) == "");
-  // A gradient for one input at a time: nothing is saved or computed for the others.
-  for (size_t only = 0; only < inputs.size() && inputs.size() > 1; ++only) {
-    Inputs one;
-    for (size_t i = 0; i < inputs.size(); ++i) one.push_back(Variable(inputs[i].tensor(), i == only));
-    CAPTURE(only);
-    CHECK(gradcheck(row.fn, one) == "");
-  }
-}
 
 /// The interval on which a pointwise operation is defined and smooth.
 std::pair<double, double> range_of(const std::string& name) {
@@ -230,13 +185,6 @@ TEST_CASE("operations have the gradient of differences") {
       {"matmul heads", {{2, 4, 3, 5}, {2, 6, 3, 5}}, [](const Inputs& x) { return matmul(x[0].permute({0, 2, 1, 3}), x[1].permute({0, 2, 3, 1})); }},
       {"addmm", {{4}, {3, 5}, {5, 4}}, [](const Inputs& x) { return addmm(x[0], x[1], x[2], 0.5, 2); }},
       {"outer", {{3}, {5}}, [](const Inputs& x) { return outer(x[0], x[1]); }},
-      {"einsum batch", {{2, 3, 4, 5}, {2, 3, 6, 5}}, [](const Inputs& x) { return einsum("bhqd,bhkd->bhqk", x); }},
-      {"einsum summed", {{3, 4}, {5, 4}}, [](const Inputs& x) { return einsum("ij,kj->i", x); }},
-      {"einsum implicit", {{3, 4}, {4, 2}}, [](const Inputs& x) { return einsum("ij, jk", x); }},
-      {"einsum three", {{3, 4}, {4, 2}, {2, 3}}, [](const Inputs& x) { return einsum("ab,bc,ca->ac", x); }},
-      {"einsum trace", {{4, 4}}, [](const Inputs& x) { return einsum("ii->", x); }},
-      {"einsum diagonal", {{3, 4, 3}, {4}}, [](const Inputs& x) { return einsum("iji,j->i", x); }},
-      {"einsum alone", {{3, 4}, {5}}, [](const Inputs& x) { return einsum("ij,k->i", x); }},
       {"linear", {{3, 5}, {4, 5}, {4}}, [](const Inputs& x) { return linear(x[0], x[1], x[2]); }},
       {"linear no bias", {{2, 3, 5}, {4, 5}}, [](const Inputs& x) { return linear(x[0], x[1]); }},
       {"linear, two of one input", {{2, 3, 5}, {4, 5}, {4, 5}}, [](const Inputs& x) { return linear(x[0], x[1]) * linear(x[0], x[2]); }},

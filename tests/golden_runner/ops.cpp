@@ -86,7 +86,6 @@ std::map<std::string, Run> make_table() {
   t["addmm"] = [](In in, Of c) {
     return Outputs{addmm(in[0], in[1], in[2], c.number("beta", 1), c.number("alpha", 1))};
   };
-  t["einsum"] = [](In in, Of c) { return Outputs{einsum(c.text("equation", ""), in)}; };
 
   t["reshape"] = [](In in, Of c) { return Outputs{in[0].reshape(c.dims("shape"))}; };
   t["permute"] = [](In in, Of c) { return Outputs{in[0].permute(c.dims("dims"))}; };

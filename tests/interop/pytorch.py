@@ -399,7 +399,7 @@ def pair(c, least, greatest):
 
 @family("composed", 1)
 def composed(c):
-    """extensions/layers/composed.def and the ellipsis of einsum. Makes extensions/layers/tests/golden/composed.safetensors and tests/golden/einsum.safetensors: --only ^composed --cases
+    """extensions/layers/composed.def and the ellipsis of einsum. Makes extensions/layers/tests/golden/composed.safetensors and extensions/operations/tests/golden/einsum.safetensors: --only ^composed --cases
     2000 --seed 21 --keep FOLDER.
     """
     name = c.rng.choice(["cdist", "take_along_dim", "logcumsumexp", "quantile", "median", "median_dim", "meshgrid", "einsum"])

@@ -1,0 +1,25 @@
+#pragma once
+// Operations that few models need: #include <lockstep/operations.h>.
+#include <initializer_list>
+#include <string>
+#include <vector>
+
+#include "autograd/ops.h"
+
+namespace lockstep {
+
+#define Value Tensor
+#define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
+#include "extensions/operations/operations.def"
+#undef Value
+#define Value Variable
+#define LOCKSTEP_OPERATION(name, parameters) Value name parameters;
+#include "extensions/operations/operations.def"
+#undef Value
+
+/// einsum() of a braced list of tensors, e.g. einsum("ij,jk->ik", {a, b}). Records nothing.
+inline Tensor einsum(const std::string& equation, std::initializer_list<Tensor> operands) {
+  return einsum(equation, std::vector<Tensor>(operands));
+}
+
+}  // namespace lockstep

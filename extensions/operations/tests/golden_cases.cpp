@@ -1,0 +1,16 @@
+// The golden cases of operations that few models need.
+#include "extensions/operations/operations.h"
+#include "tests/golden_runner/golden.h"
+
+namespace golden {
+
+using namespace lockstep;
+
+void add_operations(Functions& functions) {
+  using In = const Inputs&;
+  using Of = const Case&;
+  auto& t = functions.ops;
+  t["einsum"] = [](In in, Of c) { return Outputs{einsum(c.text("equation", ""), in)}; };
+}
+
+}  // namespace golden
