@@ -101,6 +101,8 @@ inline Tensor gelu(const Tensor& x, Gelu form = Gelu::erf) { return form == Gelu
 // --- reductions (ops_reduce.cpp) ---
 /// sum(x, {0}) of a matrix, for bias gradients. On CUDA, all kernels that compute such sums add in the same order.
 Tensor column_sums(const Tensor& x);
+/// Product over dims (empty: all); integers and bool multiply to i64. Not differentiable: see <lockstep/operations.h>.
+Tensor prod(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 /// Sum of squares over dims (empty: all). dtype of the result: x's (default), or f64.
 Tensor sum_squares(const Tensor& x, const Dims& dims = {}, bool keepdim = false, std::optional<DType> dtype = {});
 /// bool: true if any element is not 0.

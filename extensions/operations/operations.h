@@ -17,6 +17,8 @@ namespace lockstep {
 #include "extensions/operations/operations.def"
 #undef Value
 
+/// Product; its gradient holds where elements are 0, too.
+Variable prod(const Variable& x, const Dims& dims = {}, bool keepdim = false);
 /// einsum() of a braced list of tensors, e.g. einsum("ij,jk->ik", {a, b}). Records nothing.
 inline Tensor einsum(const std::string& equation, std::initializer_list<Tensor> operands) {
   return einsum(equation, std::vector<Tensor>(operands));

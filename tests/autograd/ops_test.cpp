@@ -148,9 +148,6 @@ TEST_CASE("operations have the gradient of differences") {
       {"sum keepdim", {{3, 4}}, [](const Inputs& x) { return sum(x[0], {1}, true) * x[0]; }},
       {"mean", {{3, 4, 5}}, [](const Inputs& x) { return mean(x[0], {1}); }},
       {"mean all", {{7}}, [](const Inputs& x) { return mean(x[0]); }},
-      {"prod", {{3, 4, 5}}, [](const Inputs& x) { return prod(x[0], {0, 2}); }},
-      {"prod all", {{2, 1, 3}}, [](const Inputs& x) { return prod(x[0]); }},
-      {"prod scalar", {{}}, [](const Inputs& x) { return prod(x[0]); }},
       {"amax", {{3, 4, 5}}, [](const Inputs& x) { return amax(x[0], {0, 2}); }},
       {"amin", {{3, 4}}, [](const Inputs& x) { return amin(x[0], {-1}, true); }},
       {"max all", {{3, 4}}, [](const Inputs& x) { return max(x[0]); }},
@@ -163,8 +160,6 @@ TEST_CASE("operations have the gradient of differences") {
       {"norm", {{3, 4}}, [](const Inputs& x) { return norm(x[0], {1}); }},
       {"norm all", {{3, 4}}, [](const Inputs& x) { return norm(x[0]); }},
       {"logsumexp", {{3, 4, 5}}, [](const Inputs& x) { return logsumexp(x[0], {0, 2}); }},
-      {"cumsum", {{3, 5, 2}}, [](const Inputs& x) { return cumsum(x[0], 1); }},
-      {"cumprod", {{3, 5, 2}}, [](const Inputs& x) { return cumprod(x[0], 1); }},
       {"sort", {{3, 7}}, [](const Inputs& x) { return sort(x[0], -1, true).values; }},
       {"sort dim 0", {{7, 3}}, [](const Inputs& x) { return sort(x[0], 0).values; }},
       {"topk", {{3, 7}}, [](const Inputs& x) { return topk(x[0], 3).values; }},
@@ -302,8 +297,6 @@ TEST_CASE("gradients at zeros and ties are PyTorch's") {
     return x.grad().template to_vector<double>();
   };
   using List = std::vector<double>;
-  CHECK(grads({2, 0, 3, 0, 0, 5}, {2, 3}, [](auto& x) { return prod(x, {1}); }) == List{0, 6, 0, 0, 0, 0});
-  CHECK(grads({2, 0, 3, 0}, {4}, [](auto& x) { return cumprod(x, 0); }) == List{1, 8, 0, 0});
   CHECK(grads({1, 3, 3, 3}, {4}, [](auto& x) { return amax(x * 2.0); })[1] == doctest::Approx(2.0 / 3));
   CHECK(grads({1, 3, 3, 2}, {1, 4}, [](auto& x) { return max(x, 1).values; }) == List{0, 1, 0, 0});
   CHECK(grads({0, 0}, {2}, [](auto& x) { return norm(x); }) == List{0, 0});

@@ -141,8 +141,6 @@ void add_reductions(std::vector<LimitCase>& cases) {
              }),
       {"argmax", {byte}, [](T in) { return both(max(in[0], 1)); }},
       {"argmin of a middle dim", {{{20, 48}, u8}}, [](T in) { return both(min(in[0], 1)); }},
-      unary("running sums", {{500}, u8}, [](const Tensor& a) { return cumsum(a, 1); }),
-      unary("running products of a middle dim", {{20, 6}, f32}, [](const Tensor& a) { return cumprod(a, 1); }),
       {"sort", {{{100}, u8}}, [](T in) { return both(sort(in[0], 1)); }},
       {"topk", {byte}, [](T in) { return both(topk(in[0], 5, 1)); }},
       unary("softmax", x, [](const Tensor& a) { return softmax(a, 1); }),

@@ -52,7 +52,6 @@ std::map<std::string, Run> make_table() {
 
   t["sum"] = reduce([](const Variable& x, const Dims& d, bool k) { return sum(x, d, k); });
   t["mean"] = reduce([](const Variable& x, const Dims& d, bool k) { return mean(x, d, k); });
-  t["prod"] = reduce([](const Variable& x, const Dims& d, bool k) { return prod(x, d, k); });
   t["amax"] = reduce([](const Variable& x, const Dims& d, bool k) { return amax(x, d, k); });
   t["amin"] = reduce([](const Variable& x, const Dims& d, bool k) { return amin(x, d, k); });
   t["norm2"] = reduce([](const Variable& x, const Dims& d, bool k) { return norm(x, d, k); });
@@ -72,8 +71,6 @@ std::map<std::string, Run> make_table() {
   };
   t["argmax"] = place(true);
   t["argmin"] = place(false);
-  t["cumsum"] = [](In in, Of c) { return Outputs{cumsum(in[0], c.integer("dim"))}; };
-  t["cumprod"] = [](In in, Of c) { return Outputs{cumprod(in[0], c.integer("dim"))}; };
   t["topk"] = [](In in, Of c) {
     return with_indices(topk(in[0], c.integer("k"), c.integer("dim", -1), c.flag("largest", true)));
   };

@@ -9,6 +9,9 @@ using namespace testing;
 namespace {
 
 const std::vector<Row> rows = {
+    OP(prod(x[0], {1})),
+    OP(cumsum(x[0], 1)),
+    OP(cumprod(x[0], 1)),
     OP(einsum("ij,kj->ik", Inputs{x[0], x[1]})),
     OP(einsum("ij,kl->i", Inputs{x[0], x[1]})),
     OP(einsum("...i,ji->...j", Inputs{x[3], x[0]})),

@@ -10,6 +10,9 @@ void add_operations(Functions& functions) {
   using In = const Inputs&;
   using Of = const Case&;
   auto& t = functions.ops;
+  t["prod"] = [](In in, Of c) { return Outputs{prod(in[0], c.dims("dim"), c.flag("keepdim", false))}; };
+  t["cumsum"] = [](In in, Of c) { return Outputs{cumsum(in[0], c.integer("dim"))}; };
+  t["cumprod"] = [](In in, Of c) { return Outputs{cumprod(in[0], c.integer("dim"))}; };
   t["einsum"] = [](In in, Of c) { return Outputs{einsum(c.text("equation", ""), in)}; };
 }
 
