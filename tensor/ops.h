@@ -322,7 +322,5 @@ const Tensor& scatter_add_(const Tensor& x, int64_t dim, const Tensor& index, co
 const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
 /// Writes `value` where mask (bool, broadcast) is true.
 const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, Scalar value);
-/// i64 (..., classes): 1 at the index and 0 elsewhere. classes -1: the largest index + 1, which waits for the device.
-Tensor one_hot(const Tensor& index, int64_t classes = -1);
 
 }  // namespace lockstep

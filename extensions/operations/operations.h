@@ -17,6 +17,8 @@ namespace lockstep {
 #include "extensions/operations/operations.def"
 #undef Value
 
+/// i64 (..., classes): 1 at the index and 0 elsewhere. classes -1: the largest index + 1, which waits for the device.
+Tensor one_hot(const Tensor& index, int64_t classes = -1);
 /// Product; its gradient holds where elements are 0, too.
 Variable prod(const Variable& x, const Dims& dims = {}, bool keepdim = false);
 /// einsum() of a braced list of tensors, e.g. einsum("ij,jk->ik", {a, b}). Records nothing.

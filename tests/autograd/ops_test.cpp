@@ -260,9 +260,6 @@ TEST_CASE("operations have the gradient of differences") {
       {"stack", {{2, 3}, {2, 3}}, [](const Inputs& x) { return stack(x, -1); }},
       {"pad", {{3, 4}}, [](const Inputs& x) { return pad(x[0], {1, 2, 0, 3}, 0.5); }},
       {"pad negative", {{3, 6}}, [](const Inputs& x) { return pad(x[0], {-1, -2, 2, -1}); }},
-      {"flip", {{2, 3, 4}}, [](const Inputs& x) { return flip(x[0], {0, 2}); }},
-      {"roll", {{2, 3, 4}}, [](const Inputs& x) { return roll(x[0], {1, -2}, {0, 2}); }},
-      {"repeat", {{2, 1, 3}}, [](const Inputs& x) { return repeat(x[0], {2, 3, 1, 2}); }},
       {"tril", {{4, 5}}, [](const Inputs& x) { return tril(x[0], -1); }},
       {"triu", {{2, 4, 3}}, [](const Inputs& x) { return triu(x[0], 1); }},
       // views

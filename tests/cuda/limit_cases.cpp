@@ -113,7 +113,6 @@ void add_pointwise(std::vector<LimitCase>& cases) {
              [](const Tensor& a, const Tensor& b) {
                return cat({a, b}, 1);
              }),
-      unary("flipped and rolled", byte, [](const Tensor& a) { return roll(flip(a, {1}), {7}, {1}); }),
       binary("repeated", {{10}, u8}, {{1}, u8},
              [](const Tensor& a, const Tensor& b) {
                return (a.view({-1, 10, 1}) * b.view({-1, 1, 1})).expand({a.size(0), 10, 30}).contiguous();

@@ -108,9 +108,6 @@ std::map<std::string, Run> make_table() {
   };
   t["tril"] = [](In in, Of c) { return Outputs{tril(in[0], c.integer("diagonal", 0))}; };
   t["triu"] = [](In in, Of c) { return Outputs{triu(in[0], c.integer("diagonal", 0))}; };
-  t["flip"] = [](In in, Of c) { return Outputs{flip(in[0], c.dims("dims"))}; };
-  t["roll"] = [](In in, Of c) { return Outputs{roll(in[0], c.dims("shifts"), c.dims("dims"))}; };
-  t["repeat"] = [](In in, Of c) { return Outputs{repeat(in[0], c.dims("repeats"))}; };
   t["pad"] = [](In in, Of c) {
     const Dims p = c.dims("pad");
     return Outputs{pad(in[0], std::vector<int64_t>(p.begin(), p.end()), c.number("value", 0))};
@@ -119,7 +116,6 @@ std::map<std::string, Run> make_table() {
     return Outputs{in[0].squeeze(c.integer("squeeze")).unsqueeze(c.integer("unsqueeze"))};
   };
   t["diagonal"] = [](In in, Of c) { return Outputs{in[0].diagonal(c.integer("offset", 0))}; };
-  t["one_hot"] = [](In in, Of c) { return Outputs{one_hot(in[0].tensor(), c.integer("classes", -1))}; };
   t["embedding"] = [](In in, Of) { return Outputs{embedding(in[0], in[1].tensor())}; };
   t["cast"] = [](In in, Of c) { return Outputs{in[0].to(parse_dtype(c.text("dtype", "")))}; };
 

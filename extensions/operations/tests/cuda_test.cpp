@@ -1,4 +1,4 @@
-// Running sums and products on the device against the CPU.
+// Rare operations on the device against the CPU.
 #include "extensions/operations/kernels.h"
 #include "extensions/operations/operations.h"
 #include "tests/cuda/against_cpu.h"
@@ -11,7 +11,10 @@ namespace {
 
 std::vector<LimitCase> limits_of_operations() {
   using T = Tensors;
-  return {{.name = "running sums", .inputs = {{{500}, u8}}, .run = [](T in) { return T{cumsum(in[0], 1)}; }},
+  return {{.name = "flipped and rolled",
+           .inputs = {{{1000}, u8}},
+           .run = [](T in) { return T{roll(flip(in[0], {1}), {7}, {1})}; }},
+          {.name = "running sums", .inputs = {{{500}, u8}}, .run = [](T in) { return T{cumsum(in[0], 1)}; }},
           {.name = "running products of a middle dim", .inputs = {{{20, 6}, f32}}, .run = [](T in) {
              return T{cumprod(in[0], 1)};
            }}};

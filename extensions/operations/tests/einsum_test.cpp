@@ -1,9 +1,8 @@
-// Einstein summation against products and sums, gradients against differences, and rejected arguments.
+// Einstein summation against products and sums, and rejected arguments.
 #include <doctest/doctest.h>
 
-#include "autograd/autocast.h"
 #include "extensions/operations/operations.h"
-#include "tests/autograd/op_rows.h"
+#include "tests/devices.h"
 #include "tests/messages.h"
 #include "tests/tensor/products.h"
 
@@ -58,31 +57,6 @@ TEST_CASE("einsum: integers in every dtype") {
     CAPTURE(dtype);
     CHECK(equal(einsum("ij, jk -> ki", std::vector<Tensor>{a, b}), matmul(a, b).t().contiguous()));
     CHECK(equal(einsum("ij, jk -> i", std::vector<Tensor>{a, b}), sum(matmul(a, b), {1}).to(dtype)));
-  }
-}
-
-TEST_CASE("einsum has the gradient of differences") {
-  manual_seed(3);
-  const std::vector<OpRow> rows = {
-      {"einsum batch", {{2, 3, 4, 5}, {2, 3, 6, 5}}, [](const Inputs& x) { return einsum("bhqd,bhkd->bhqk", x); }},
-      {"einsum summed", {{3, 4}, {5, 4}}, [](const Inputs& x) { return einsum("ij,kj->i", x); }},
-      {"einsum implicit", {{3, 4}, {4, 2}}, [](const Inputs& x) { return einsum("ij, jk", x); }},
-      {"einsum three", {{3, 4}, {4, 2}, {2, 3}}, [](const Inputs& x) { return einsum("ab,bc,ca->ac", x); }},
-      {"einsum trace", {{4, 4}}, [](const Inputs& x) { return einsum("ii->", x); }},
-      {"einsum diagonal", {{3, 4, 3}, {4}}, [](const Inputs& x) { return einsum("iji,j->i", x); }},
-      {"einsum alone", {{3, 4}, {5}}, [](const Inputs& x) { return einsum("ij,k->i", x); }},
-      {"einsum ...", {{2, 1, 3}, {4, 3, 2}}, [](const Inputs& x) { return einsum("...i,...ij->j...", x); }},
-      {"einsum ... summed", {{2, 3}, {3}}, [](const Inputs& x) { return einsum("...i,i->i", x); }},
-      {"einsum ... diagonal", {{2, 3, 3}}, [](const Inputs& x) { return einsum("...ii", x); }},
-  };
-  for (const OpRow& row : rows) check_row(row);
-}
-
-TEST_CASE("einsum runs in autocast's dtype") {
-  const Variable x(randn({4, 8})), w(randn({6, 8}), true);
-  for (const DType dtype : {bf16, f16}) {
-    const Autocast scope(dtype);
-    CHECK(einsum("ij,kj->ik", std::vector<Variable>{x, w}).dtype() == dtype);
   }
 }
 
