@@ -85,9 +85,6 @@ Variable layer_norm(const Variable& x, const Shape& normalized, const Variable& 
                     double eps = 1e-5);
 /// x / sqrt(mean(x^2) + eps) * weight over the last dim. Zhang and Sennrich, 2019.
 Variable rms_norm(const Variable& x, const Variable& weight, double eps = 1e-6);
-/// layer_norm over each of `groups` groups of channels of x (N, C, ...); weight and bias (C). Wu and He, 2018.
-Variable group_norm(const Variable& x, int64_t groups, const Variable& weight = {}, const Variable& bias = {},
-                    double eps = 1e-5);
 /// Normalises each channel of x (N, C, ...): by the statistics of the batch when training, else by the running ones.
 /// When training, running_mean and running_var (may be undefined) are updated in place. Ioffe and Szegedy, 2015.
 Variable batch_norm(const Variable& x, const Variable& weight, const Variable& bias, const Tensor& running_mean,

@@ -327,26 +327,6 @@ SumAndNorm add_norm(const Variable& residual, const Variable& x, const Shape& no
   return {std::move(sum), std::move(norm)};
 }
 
-Variable group_norm(const Variable& input, int64_t groups, const Variable& scale, const Variable& shift, double eps) {
-  const Wide wide(input);
-  const Variable x = wide(input), weight = wide(scale), bias = wide(shift);
-  LOCKSTEP_CHECK(x.dim() >= 2 && groups >= 1 && x.size(1) % groups == 0,
-                 "[group_norm] expected x (N, C, ...) with C a multiple of ", groups, " groups, got ", x.shape());
-  for (const Variable* affine : {&weight, &bias}) {
-    LOCKSTEP_CHECK(!affine->defined() || affine->shape() == Shape{x.size(1)},
-                   "[group_norm] expected weight and bias of shape ", Shape{x.size(1)}, ", got ", affine->shape());
-  }
-  if (x.numel() == 0) return wide.round(x);
-  // Each group is a row of a layer norm; then each channel is scaled and shifted.
-  const int64_t rows = x.size(0) * groups, columns = x.numel() / rows;
-  Variable y = layer_norm(x.reshape({rows, columns}), {columns}, {}, {}, eps).reshape(x.shape());
-  Shape channels = Dims::filled(x.dim() - 1, 1);
-  channels[0] = x.size(1);
-  if (weight.defined()) y = mul(y, weight.reshape(channels));
-  if (bias.defined()) y = add(y, bias.reshape(channels));
-  return wide.round(y);
-}
-
 namespace {
 struct BatchNormBackward {
   Saved x, weight;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/threads.h"
+#include "extensions/layers/activations.h"
 #include "extensions/linear_algebra/linalg.h"
 #include "extensions/recurrent/layers.h"
 #include "extensions/spectral/fft.h"

@@ -1,6 +1,6 @@
 #pragma once
-// Parallelism by hand, beyond lockstep.h: tensor, context and expert parallelism, pipelines, DataParallel, batch norm
-// over all ranks, activation checkpoints with DeepSpeed's options, and schedules of collectives.
+// Parallelism by hand, beyond lockstep.h: tensor, context and expert parallelism, pipelines, DataParallel, activation
+// checkpoints with DeepSpeed's options, and schedules of collectives.
 #include "dist/clock.h"
 #include "dist/draw.h"
 #include "dist/schedule_check.h"
@@ -13,7 +13,6 @@
 #include "parallel/naive_ddp.h"
 #include "parallel/sequence/attention.h"
 #include "parallel/sequence/context_parallel.h"
-#include "parallel/sync_batch_norm.h"
 #include "parallel/tensor_parallel/apply.h"
 #include "parallel/tensor_parallel/functions.h"
 #include "parallel/tensor_parallel/linear.h"

@@ -13,5 +13,4 @@
 #include "nn/norm.h"
 #include "nn/outputs.h"
 #include "nn/rope.h"
-#include "nn/shape_layers.h"
 #include "nn/transformer.h"

@@ -1,6 +1,7 @@
 // Denoising diffusion (Ho et al., 2020) of points on a spiral. Samples are drawn with a moving average of the weights.
 //   build/examples/ddpm --steps 400
 #include <lockstep/layers.h>
+#include <lockstep/optimizers.h>
 
 #include <cmath>
 #include <iostream>

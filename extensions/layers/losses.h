@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "autograd/ops.h"
+#include "nn/module.h"
 
 namespace lockstep {
 
@@ -100,3 +101,29 @@ Variable triplet_margin_with_distance_loss(const Variable& anchor, const Variabl
                                            Reduction reduction = Reduction::mean);
 
 }  // namespace lockstep
+
+namespace lockstep::nn {
+
+// --- losses as layers; the functions in autograd/ops.h compute the same ---
+/// Mean of (x - target)^2.
+struct MSELoss : Layer<MSELoss> {
+  /// Returns a scalar. x and target must have the same shape.
+  Variable forward(const Variable& x, const Variable& target) { return mse_loss(x, target); }
+};
+/// Mean of |x - target|.
+struct L1Loss : Layer<L1Loss> {
+  Variable forward(const Variable& x, const Variable& target) { return l1_loss(x, target); }
+};
+/// Mean binary cross entropy of sigmoid(x) with targets in [0, 1].
+struct BCEWithLogitsLoss : Layer<BCEWithLogitsLoss> {
+  Variable forward(const Variable& x, const Variable& target) { return bce_with_logits(x, target); }
+};
+/// Cross entropy of logits (N, C, ...) with targets: class indices i64 (N, ...), or probabilities (N, C, ...).
+struct CrossEntropyLoss : Layer<CrossEntropyLoss> {
+  explicit CrossEntropyLoss(CrossEntropyOptions options = CrossEntropyOptions()) : o(std::move(options)) {}
+  /// The loss: a scalar, or one number per target if o.reduction is none.
+  Variable forward(const Variable& logits, const Variable& target) { return cross_entropy(logits, target, o); }
+  CrossEntropyOptions o;
+};
+
+}  // namespace lockstep::nn

@@ -174,4 +174,19 @@ Variable max_unpool(const Variable& x, const Tensor& indices, const Dims& sizes)
   return scatter(Variable(none), 2, indices.reshape(flat), x.reshape(flat)).reshape(shape);
 }
 
+namespace nn {
+
+LocalResponseNorm::LocalResponseNorm(const Options& options) : o(options) {
+  LOCKSTEP_CHECK(o.size > 0, "[LocalResponseNorm] expected size > 0, got ", o.size);
+}
+Variable LocalResponseNorm::forward(const Variable& x) {
+  LOCKSTEP_CHECK(x.dim() >= 3, "[LocalResponseNorm] expected input (N, C, ...) of at least 3 dims, got ", x.shape());
+  if (x.numel() == 0) return x;
+  const Variable squares = square(x).reshape({x.size(0), 1, x.size(1), x.numel() / (x.size(0) * x.size(1))});
+  const Variable means =
+      avg_pool2d(pad(squares, {0, 0, o.size / 2, (o.size - 1) / 2}), {.kernel = {o.size, 1}, .stride = {1, 1}});
+  return x / pow_scalar(means.reshape(x.shape()) * o.alpha + o.k, o.beta);
+}
+
+}  // namespace nn
 }  // namespace lockstep

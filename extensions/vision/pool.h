@@ -1,7 +1,7 @@
 #pragma once
 // More pooling, composed of max_pool2d, avg_pool2d and adaptive_avg_pool2d, and layers of it: for signals (N, C,
 // L), images (N, C, H, W) and volumes (N, C, D, H, W). Options have one value per dim after C. Meaning as in
-// torch.nn.functional.
+// torch.nn.functional. LocalResponseNorm, which pools over channels.
 #include <optional>
 
 #include "autograd/ops.h"
@@ -137,6 +137,20 @@ template <int n> struct MaxUnpool : pools::AnyPool<MaxUnpool<n>> {
 using MaxUnpool1d = MaxUnpool<1>;  ///< input (N, C, L)
 using MaxUnpool2d = MaxUnpool<2>;  ///< input (N, C, H, W)
 using MaxUnpool3d = MaxUnpool<3>;  ///< input (N, C, D, H, W)
+
+/// x / (k + alpha m)^beta, where m is the mean square of the `size` nearest channels (Krizhevsky et al., 2012). Input
+/// (N, C, ...) of at least 3 dims.
+struct LocalResponseNorm : Layer<LocalResponseNorm> {
+  struct Options {
+    int64_t size;
+    double alpha = 1e-4, beta = 0.75, k = 1;
+  };
+  /// Error unless size > 0.
+  explicit LocalResponseNorm(const Options& options);
+  Variable forward(const Variable& x);
+  std::string options() const override { return str("size ", o.size); }
+  Options o;
+};
 
 }  // namespace nn
 }  // namespace lockstep

@@ -7,3 +7,4 @@
 #include "extensions/vision/pictures/transforms.h"
 #include "extensions/vision/pool.h"
 #include "extensions/vision/resample.h"
+#include "extensions/vision/sync_batch_norm.h"

@@ -45,7 +45,6 @@ const std::vector<Row> rows = {
     OP(log_softmax(x[0], 0)),
     OP(layer_norm(x[0], {6}, x[2], x[2])),
     OP(rms_norm(x[0], x[2])),
-    OP(group_norm(x[3], 2, x[2].narrow(0, 0, 4))),
     OP(batch_norm(x[3], x[2].narrow(0, 0, 4), {}, on(zeros({4})), on(ones({4})), true)),
     OP(dropout(x[0], 0.4)),
     OP(attention(x[3], x[3], x[3])),

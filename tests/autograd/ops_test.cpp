@@ -205,7 +205,6 @@ TEST_CASE("operations have the gradient of differences") {
       {"layer_norm 2 dims", {{3, 4, 5}, {4, 5}}, [](const Inputs& x) { return layer_norm(x[0], {4, 5}, x[1]); }},
       {"layer_norm plain", {{3, 19}}, [](const Inputs& x) { return layer_norm(x[0], {19}); }},
       {"rms_norm", {{3, 2, 7}, {7}}, [](const Inputs& x) { return rms_norm(x[0], x[1]); }},
-      {"group_norm", {{2, 6, 3, 2}, {6}, {6}}, [](const Inputs& x) { return group_norm(x[0], 3, x[1], x[2]); }},
       {"batch_norm", {{3, 4, 2, 3}, {4}, {4}}, [](const Inputs& x) { return batch_norm(x[0], x[1], x[2], {}, {}, true); }},
       {"batch_norm 2 dims", {{5, 4}}, [](const Inputs& x) { return batch_norm(x[0], {}, {}, {}, {}, true); }},
       {"batch_norm eval", {{3, 5, 2}, {5}, {5}}, [=](const Inputs& x) { return batch_norm(x[0], x[1], x[2], weights, weights, false); }},
@@ -394,7 +393,6 @@ TEST_CASE("wrong arguments are named") {
       attention_packed(x, 2),
       "[attention_packed] expected head counts >= 1 and qkv (B, T, C) with C a multiple of 6 heads (query, key and "
       "value), got (64, 5)");
-  CHECK_ERROR_IS(group_norm(x, 2), "[group_norm] expected x (N, C, ...) with C a multiple of 2 groups, got (64, 5)");
   CHECK_ERROR_IS(huber_loss(x, x, 0), "[huber_loss] expected delta > 0, got 0");
   CHECK_ERROR_IS(embedding(x, integers({0}, {1}), 64), "[embedding] expected padding_index in [-1, 64), got 64");
 }

@@ -23,7 +23,6 @@ const std::vector<SixteenBitsRow> sixteen_bits_rows = {
     {"log_softmax", [](const Inputs& x) { return log_softmax(x[0], 1); }},
     {"layer_norm", [](const Inputs& x) { return layer_norm(x[0], {5}, x[1], x[1]); }},
     {"rms_norm", [](const Inputs& x) { return rms_norm(x[0], x[1]); }},
-    {"group_norm", [](const Inputs& x) { return group_norm(x[0].t().unsqueeze(0), 5, x[1], x[1]); }},
     {"batch_norm", [](const Inputs& x) { return batch_norm(x[0], x[1], x[1], {}, {}, true); }},
     {"conv_transpose2d with bias",
      [](const Inputs& x) {

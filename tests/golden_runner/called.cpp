@@ -1,4 +1,4 @@
-// Cases of layers that take masks or positions: transformers, EmbeddingBag.
+// Cases of layers that take masks: transformers.
 #include <functional>
 
 #include "nn/nn.h"
@@ -96,12 +96,6 @@ void add_transformers(Table& t) {
                      .target = of_decoder.target,
                      .memory = of_decoder.memory})};
     });
-  };
-  t["EmbeddingBag"] = [](const Case& c) {
-    const EmbeddingBag::Options o{c.integer("num"), c.integer("dim"), EmbeddingBag::Mode::max,
-                                  c.integer("padding_index", -1), c.flag("last_offset", false)};
-    return with(std::make_unique<EmbeddingBag>(o),
-                [&](EmbeddingBag& l, In) { return Outs{l(extra(c, "input"), extra(c, "offsets"))}; });
   };
 }
 

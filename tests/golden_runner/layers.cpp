@@ -28,30 +28,11 @@ std::unique_ptr<Module> batch_norm(const Case& c, bool two) {
   return two ? make<BatchNorm2d>(o) : make<BatchNorm1d>(o);
 }
 
-InstanceNorm::Options instance_norm(const Case& c) {
-  const InstanceNorm::Options o{c.integer("channels")};
-  return {o.channels, c.number("eps", o.eps), c.number("momentum", o.momentum), c.flag("affine", o.affine),
-          c.flag("track", o.track)};
-}
-
-/// Applies `change` to the layer that the case names in "of".
-template <class Change> std::unique_ptr<Module> of_kind(const Case& c, Change change) {
-  const auto moved = [](auto layer) -> std::unique_ptr<Module> {
-    return std::make_unique<decltype(layer)>(std::move(layer));
-  };
-  if (c.text("of", "") == "Linear") return moved(change(Linear({c.integer("in"), c.integer("out")})));
-  return moved(change(Conv2d({c.integer("in"), c.integer("out")})));
-}
-
 /// If a layer takes one input, several inputs are separate calls; returns the last result.
 Variable call_layer(Module& layer, const std::vector<Variable>& in) {
   const auto& calls = of_extensions().calls;
   if (const auto own = calls.find(layer.kind()); own != calls.end()) return own->second(layer, in);
   if (auto* embedding = dynamic_cast<Embedding*>(&layer)) return (*embedding)(in.back().tensor());
-  if (auto* bag = dynamic_cast<EmbeddingBag*>(&layer)) {
-    const bool has_weights = is_floating(in.back().dtype()), has_offsets = in.size() > 1 && !is_floating(in[1].dtype());
-    return (*bag)(in[0].tensor(), has_offsets ? in[1].tensor() : Tensor(), has_weights ? in.back() : Variable());
-  }
   Variable output;
   for (const Variable& input : in) output = layer.call(input);
   return output;
@@ -67,9 +48,6 @@ std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> make_
     return make<LayerNorm>({c.dims("shape"), c.number("eps", 1e-5), c.flag("affine", true), c.flag("bias", true)});
   };
   t["RMSNorm"] = [](const Case& c) { return make<RMSNorm>({c.dims("shape")[0], c.number("eps", 1e-6)}); };
-  t["GroupNorm"] = [](const Case& c) {
-    return make<GroupNorm>({c.integer("groups"), c.integer("channels"), c.number("eps", 1e-5), c.flag("affine", true)});
-  };
   t["BatchNorm1d"] = [](const Case& c) { return batch_norm(c, false); };
   t["BatchNorm2d"] = [](const Case& c) { return batch_norm(c, true); };
   t["Conv1d"] = [](const Case& c) {
@@ -95,41 +73,7 @@ std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> make_
   t["GELU"] = [](const Case& c) {
     return make<GELU>({c.text("approximate", "none") == "tanh" ? Gelu::tanh : Gelu::erf});
   };
-  t["ReLU6"] = [](const Case&) { return make<ReLU6>(); };
-  t["Hardsigmoid"] = [](const Case&) { return make<Hardsigmoid>(); };
-  t["LogSigmoid"] = [](const Case&) { return make<LogSigmoid>(); };
   t["Identity"] = [](const Case&) { return make<Identity>(); };
-  t["Dropout1d"] = [](const Case&) { return make<Dropout1d>(); };
-  t["PReLU"] = [](const Case& c) { return make<PReLU>({c.integer("channels", 1)}); };
-  t["RReLU"] = [](const Case& c) {
-    return make<RReLU>({c.number("lower", RReLU().o.lower), c.number("upper", RReLU().o.upper)});
-  };
-  t["GLU"] = [](const Case& c) { return make<GLU>({c.integer("dim", GLU().dim)}); };
-  t["LogSoftmax"] = [](const Case& c) { return make<LogSoftmax>({c.integer("dim")}); };
-  t["Unflatten"] = [](const Case& c) { return make<Unflatten>({c.integer("dim"), c.dims("shape")}); };
-  t["PixelShuffle"] = [](const Case& c) { return make<PixelShuffle>({c.integer("factor")}); };
-  t["PixelUnshuffle"] = [](const Case& c) { return make<PixelUnshuffle>({c.integer("factor")}); };
-  t["ChannelShuffle"] = [](const Case& c) { return make<ChannelShuffle>({c.integer("groups")}); };
-  t["LocalResponseNorm"] = [](const Case& c) {
-    const LocalResponseNorm::Options o{c.integer("size")};
-    return make<LocalResponseNorm>({o.size, c.number("alpha", o.alpha), c.number("beta", o.beta), c.number("k", o.k)});
-  };
-  t["InstanceNorm1d"] = [](const Case& c) { return make<InstanceNorm1d>(instance_norm(c)); };
-  t["InstanceNorm2d"] = [](const Case& c) { return make<InstanceNorm2d>(instance_norm(c)); };
-  t["InstanceNorm3d"] = [](const Case& c) { return make<InstanceNorm3d>(instance_norm(c)); };
-  t["EmbeddingBag"] = [](const Case& c) {
-    using Mode = EmbeddingBag::Mode;
-    return make<EmbeddingBag>({c.integer("num"), c.integer("dim"),
-                               c.text("mode", "mean") == "sum" ? Mode::sum : Mode::mean, c.integer("padding_index", -1),
-                               c.flag("last_offset", false)});
-  };
-  t["WeightNorm"] = [](const Case& c) {
-    return of_kind(c, [&](auto layer) { return weight_norm(std::move(layer), {c.integer("dim", 0)}); });
-  };
-  t["SpectralNorm"] = [](const Case& c) {
-    const SpectralNorm::Options o{.iterations = c.integer("iterations", 1), .dim = c.integer("dim", 0)};
-    return of_kind(c, [&](auto layer) { return spectral_norm(std::move(layer), o); });
-  };
   t["MultiheadAttention"] = [](const Case& c) {
     return make<MultiHeadAttention>({.embed = c.integer("embed"),
                                      .heads = c.integer("heads"),

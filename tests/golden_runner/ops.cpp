@@ -148,9 +148,6 @@ std::map<std::string, Run> make_table() {
     return Outputs{layer_norm(in[0], c.dims("shape"), optional(in, 1), optional(in, 2), c.number("eps"))};
   };
   t["rms_norm"] = [](In in, Of c) { return Outputs{rms_norm(in[0], in[1], c.number("eps"))}; };
-  t["group_norm"] = [=](In in, Of c) {
-    return Outputs{group_norm(in[0], c.integer("groups"), optional(in, 1), optional(in, 2), c.number("eps"))};
-  };
   t["batch_norm"] = [=](In in, Of c) {
     return Outputs{batch_norm(in[0], optional(in, 1), optional(in, 2), {}, {}, true, 0.1, c.number("eps"))};
   };

@@ -3,8 +3,8 @@
 the repository.
 
 Results are computed in f64 from inputs in f32 and rounded once; torch_f32_err is the error of PyTorch's own f32. Names
-and options of layers are ours, names of tensors are PyTorch's. tests/golden_runner/layers.cpp and the golden_cases.cpp of
-extensions read them. Exit code 77 without PyTorch.
+and options of layers are ours, names of tensors are PyTorch's. The golden_cases.cpp of extensions read them. Exit
+code 77 without PyTorch.
 """
 import copy
 import json
@@ -124,8 +124,9 @@ def run(module, inputs, dtype, gout):
 
 # The layers of each file; the first has all others.
 FILES = {
-    "tests/golden/more_layers.safetensors": (),
+    "extensions/layers/tests/golden/more_layers.safetensors": (),
     "extensions/layers/tests/golden/activations.safetensors": ("SELU", "CELU", "Tanhshrink", "Softsign", "Hardtanh", "Hardshrink", "Softshrink", "Threshold", "Softmin", "Softmax2d", "AlphaDropout"),
+    "extensions/vision/tests/golden/local_response_norm.safetensors": ("LocalResponseNorm",),
     "extensions/layers/tests/golden/similarity.safetensors": ("Bilinear", "CosineSimilarity", "PairwiseDistance"),
 }
 

@@ -40,14 +40,6 @@ const std::vector<Row> rows = {
        return Sequential(Conv2d({.in = 2, .out = 3, .kernel = 3}), BatchNorm2d({.channels = 3}), Dropout({.p = 0.2}));
      },
      {4, 2, 6, 6}},
-    {"InstanceNorm2d",
-     [] { return Sequential(InstanceNorm2d({.channels = 2, .affine = true, .track = true})); },
-     {4, 2, 6, 6}},
-    {"SpectralNorm", [] { return Sequential(spectral_norm(Linear({.in = 16, .out = 16})), Tanh()); }, {16, 16}},
-    {"SpectralNorm, 3 iterations",
-     [] { return Sequential(spectral_norm(Conv2d({.in = 2, .out = 3, .kernel = 3}), {.iterations = 3}), Tanh()); },
-     {4, 2, 6, 6}},
-    {"WeightNorm", [] { return Sequential(weight_norm(Linear({.in = 16, .out = 16})), Tanh()); }, {16, 16}},
     {"a user's own", [] { return Sequential(Linear({.in = 16, .out = 16}), Standardize(), Tanh()); }, {16, 16}},
 };
 

@@ -3,7 +3,6 @@
 
 #include "autograd/ops.h"
 #include "nn/nn.h"
-#include "optim/average.h"
 #include "optim/loss_scaler.h"
 #include "optim/optim.h"
 
@@ -70,9 +69,6 @@ TEST_CASE("a master copy keeps its f32 bits unless somebody wrote to the 16-bit 
   const float master = values(sgd.state_of(w).tensors.at("master"))[0];
   CHECK((master < 0.9995F && values(w.tensor())[0] == 1));
   w.tensor()[1].fill_(4);
-  WeightAverage average({w});
-  average.update();
-  average.swap(), average.swap();
   step_by_ones(w, sgd);
   const std::vector<float> now = values(sgd.state_of(w).tensors.at("master"));
   CHECK(now[0] == doctest::Approx(master - 1e-4F).epsilon(1e-7));

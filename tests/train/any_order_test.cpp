@@ -5,7 +5,6 @@
 
 #include "nn/models/gpt.h"
 #include "nn/nn.h"
-#include "optim/average.h"
 #include "optim/optim.h"
 #include "optim/schedule.h"
 #include "parallel/activation_checkpoints.h"
@@ -135,15 +134,12 @@ const std::vector<Order> orders = {
        auto work = std::make_shared<dist::Work>(group->all_reduce(*tensor, {.async = true}));
        return {group, tensor, work};
      }},
-    {"schedules and averages", 1,
+    {"schedules", 1,
      [](int) -> Owners {
        auto net = std::make_shared<Borrowed>();
        auto sgd = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions{.lr = 0.1});
        auto steps = std::make_shared<optim::StepLR>(*sgd, optim::StepLR::Options{.step_size = 1});
-       auto average = std::make_shared<optim::WeightAverage>(net->parameters());
-       average->update();
-       average->swap();
-       return {net, sgd, steps, average};
+       return {net, sgd, steps};
      }},
     {"loaders", 1,
      [](int) -> Owners {

@@ -12,7 +12,6 @@
 #include "nn/linear.h"
 #include "nn/models/gpt.h"
 #include "nn/norm.h"
-#include "nn/shape_layers.h"
 #include "optim/optim.h"
 #include "tensor/ops.h"
 #include "tensor/random.h"

@@ -1,5 +1,5 @@
 // AdaptiveLogSoftmaxWithLoss: its parameters, its probabilities, rejected calls. Values are golden cases
-// (golden/adaptive_softmax.safetensors).
+// (golden/called.safetensors).
 #include "extensions/layers/adaptive_softmax.h"
 
 #include <doctest/doctest.h>

@@ -1,4 +1,4 @@
-// The functions of composed.h and losses.h stay on their device, with the same bits as on cpu:0.
+// The functions of composed.h, losses.h and norm.h stay on their device, with the same bits as on cpu:0.
 #include <doctest/doctest.h>
 
 #include "extensions/layers/layers.h"
@@ -21,6 +21,7 @@ const std::vector<Row> rows = {
     OP(multilabel_margin_loss(x[0], on(signs))),
     OP(multilabel_soft_margin_loss(x[0], x[1], on(ones({6})))),
     OP(triplet_margin_loss(x[0], x[1], x[0].t().reshape({4, 6}), {.p = 3, .swap = true})),
+    OP(group_norm(x[3], 2, x[2].narrow(0, 0, 4))),
     OP(cdist(x[0], x[1])),
     OP(take_along_dim(x[0], on(places.view({4, 1})), 1)),
     OP(logcumsumexp(x[0], 1)),

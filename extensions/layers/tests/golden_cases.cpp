@@ -1,6 +1,8 @@
 // The golden cases of functions, losses and layers that few models need.
 
 #include "extensions/layers/layers.h"
+#include "nn/conv.h"
+#include "nn/linear.h"
 #include "tests/golden_runner/golden.h"
 
 namespace golden {
@@ -79,6 +81,13 @@ void add_picking(std::map<std::string, Run>& t) {
       return Outputs{u.values, u.inverse, u.counts};
     };
   t["nonzero"] = [](In in, Of) { return Outputs{nonzero(in[0].tensor())}; };
+}
+
+void add_group_norm(std::map<std::string, Run>& t) {
+  t["group_norm"] = [](In in, Of c) {
+    const auto optional = [&](size_t i) { return i < in.size() ? in[i] : Variable(); };
+    return Outputs{group_norm(in[0], c.integer("groups"), optional(1), optional(2), c.number("eps"))};
+  };
 }
 
 void add_losses(std::map<std::string, Run>& t) {
@@ -176,15 +185,86 @@ void add_activations(Functions& functions) {
   t["AlphaDropout"] = [](const Case&) { return make<AlphaDropout>(); };
 }
 
+InstanceNorm::Options instance_norm(const Case& c) {
+  const InstanceNorm::Options o{c.integer("channels")};
+  return {o.channels, c.number("eps", o.eps), c.number("momentum", o.momentum), c.flag("affine", o.affine),
+          c.flag("track", o.track)};
+}
+
+/// Applies `change` to the layer that the case names in "of".
+template <class Change> std::unique_ptr<Module> of_kind(const Case& c, Change change) {
+  const auto moved = [](auto layer) -> std::unique_ptr<Module> {
+    return std::make_unique<decltype(layer)>(std::move(layer));
+  };
+  if (c.text("of", "") == "Linear") return moved(change(Linear({c.integer("in"), c.integer("out")})));
+  return moved(change(Conv2d({c.integer("in"), c.integer("out")})));
+}
+
+/// Layers of activations.h, norm.h and shape_layers.h.
+void add_more_layers(Functions& functions) {
+  auto& t = functions.layers;
+  t["GroupNorm"] = [](const Case& c) {
+    return make<GroupNorm>({c.integer("groups"), c.integer("channels"), c.number("eps", 1e-5), c.flag("affine", true)});
+  };
+  t["ReLU6"] = [](const Case&) { return make<ReLU6>(); };
+  t["Hardsigmoid"] = [](const Case&) { return make<Hardsigmoid>(); };
+  t["LogSigmoid"] = [](const Case&) { return make<LogSigmoid>(); };
+  t["Dropout1d"] = [](const Case&) { return make<Dropout1d>(); };
+  t["PReLU"] = [](const Case& c) { return make<PReLU>({c.integer("channels", 1)}); };
+  t["RReLU"] = [](const Case& c) {
+    return make<RReLU>({c.number("lower", RReLU().o.lower), c.number("upper", RReLU().o.upper)});
+  };
+  t["GLU"] = [](const Case& c) { return make<GLU>({c.integer("dim", GLU().dim)}); };
+  t["LogSoftmax"] = [](const Case& c) { return make<LogSoftmax>({c.integer("dim")}); };
+  t["Unflatten"] = [](const Case& c) { return make<Unflatten>({c.integer("dim"), c.dims("shape")}); };
+  t["PixelShuffle"] = [](const Case& c) { return make<PixelShuffle>({c.integer("factor")}); };
+  t["PixelUnshuffle"] = [](const Case& c) { return make<PixelUnshuffle>({c.integer("factor")}); };
+  t["ChannelShuffle"] = [](const Case& c) { return make<ChannelShuffle>({c.integer("groups")}); };
+  t["InstanceNorm1d"] = [](const Case& c) { return make<InstanceNorm1d>(instance_norm(c)); };
+  t["InstanceNorm2d"] = [](const Case& c) { return make<InstanceNorm2d>(instance_norm(c)); };
+  t["InstanceNorm3d"] = [](const Case& c) { return make<InstanceNorm3d>(instance_norm(c)); };
+  t["WeightNorm"] = [](const Case& c) {
+    return of_kind(c, [&](auto layer) { return weight_norm(std::move(layer), {c.integer("dim", 0)}); });
+  };
+  t["SpectralNorm"] = [](const Case& c) {
+    const SpectralNorm::Options o{.iterations = c.integer("iterations", 1), .dim = c.integer("dim", 0)};
+    return of_kind(c, [&](auto layer) { return spectral_norm(std::move(layer), o); });
+  };
+}
+
+void add_embedding_bag(Functions& functions) {
+  functions.layers["EmbeddingBag"] = [](const Case& c) {
+    using Mode = EmbeddingBag::Mode;
+    return make<EmbeddingBag>({c.integer("num"), c.integer("dim"),
+                               c.text("mode", "mean") == "sum" ? Mode::sum : Mode::mean, c.integer("padding_index", -1),
+                               c.flag("last_offset", false)});
+  };
+  functions.calls["EmbeddingBag"] = [](Module& layer, In in) {
+    const bool has_weights = is_floating(in.back().dtype()), has_offsets = in.size() > 1 && !is_floating(in[1].dtype());
+    return dynamic_cast<EmbeddingBag&>(layer)(in[0].tensor(), has_offsets ? in[1].tensor() : Tensor(),
+                                              has_weights ? in.back() : Variable());
+  };
+  functions.called["EmbeddingBag"] = [](const Case& c) {
+    const EmbeddingBag::Options o{c.integer("num"), c.integer("dim"), EmbeddingBag::Mode::max,
+                                  c.integer("padding_index", -1), c.flag("last_offset", false)};
+    return with(std::make_unique<EmbeddingBag>(o), [&](EmbeddingBag& l, In) {
+      return Outputs{l(c.tensor("extra/input"), c.has("extra/offsets") ? c.tensor("extra/offsets") : Tensor())};
+    });
+  };
+}
+
 }  // namespace
 
 void add_layers(Functions& functions) {
   add_composed(functions.ops);
   add_picking(functions.ops);
   add_losses(functions.ops);
+  add_group_norm(functions.ops);
   add_adaptive(functions);
   add_similarity(functions);
   add_activations(functions);
+  add_more_layers(functions);
+  add_embedding_bag(functions);
 }
 
 }  // namespace golden

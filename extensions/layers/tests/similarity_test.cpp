@@ -5,6 +5,7 @@
 #include <doctest/doctest.h>
 
 #include "autograd/gradcheck.h"
+#include "extensions/layers/embedding_bag.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
 #include "tests/messages.h"

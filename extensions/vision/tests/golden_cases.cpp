@@ -169,6 +169,11 @@ void add_convolutions(Table& t) {
 void add_vision(Functions& functions) {
   add_convolutions(functions.called);
   add_functions(functions.called);
+  functions.layers["LocalResponseNorm"] = [](const Case& c) {
+    const LocalResponseNorm::Options o{c.integer("size")};
+    return std::make_unique<LocalResponseNorm>(
+        LocalResponseNorm::Options{o.size, c.number("alpha", o.alpha), c.number("beta", o.beta), c.number("k", o.k)});
+  };
   functions.layers["ConvTranspose2d"] = [](const Case& c) {
     return std::make_unique<ConvTranspose2d>(
         ConvTranspose2d::Options{c.integer("in"), c.integer("out"), size<2>(c, "kernel_size", 1),

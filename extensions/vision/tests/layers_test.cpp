@@ -1,6 +1,7 @@
 // Layers of volumes, pooling and resampling: options, shapes, training. Their values are golden cases.
 #include <doctest/doctest.h>
 
+#include "autograd/gradcheck.h"
 #include "extensions/vision/vision.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
@@ -49,4 +50,19 @@ TEST_CASE("layers of volumes, pooling and resampling: options, shapes, and a mod
   CHECK(back.shape() == Shape{1, 2, 4, 4});
   CHECK(sum(back).item() == doctest::Approx(sum(values).item()));
   CHECK(equal(pool(back + 0.0).tensor(), maximum(values.tensor(), zeros_like(values.tensor()))));
+}
+
+TEST_CASE("layers: LocalResponseNorm has a gradient, works in 16 bits, and rejects invalid options") {
+  manual_seed(14);
+  LocalResponseNorm layer({.size = 3, .alpha = 0.3});
+  const Variable x(randn({2, 4, 3}, {.dtype = f64}), true);
+  CHECK(gradcheck([&](const std::vector<Variable>& in) { return layer(in[0]); }, {x}) == "");
+  for (const DType dtype : {f16, bf16}) {
+    const Tensor low = x.tensor().to(dtype);
+    CHECK(layer(low).dtype() == dtype);
+    CHECK(allclose(layer(low).tensor().to(f32), layer(low.to(f32)).tensor(), 0.02, dtype == f16 ? 1e-2 : 6e-2));
+  }
+  CHECK_ERROR(LocalResponseNorm({.size = 0}), "[LocalResponseNorm] expected size > 0, got 0");
+  CHECK_ERROR(LocalResponseNorm({.size = 2})(zeros({2, 3})),
+              "expected input (N, C, ...) of at least 3 dims, got (2, 3)");
 }

@@ -1,13 +1,8 @@
 #pragma once
-// Layers that rearrange elements. Flatten is in nn/activation.h.
+// Layers that rearrange elements.
 #include "nn/module.h"
 
 namespace lockstep::nn {
-
-/// Returns its input.
-struct Identity : Layer<Identity> {
-  Variable forward(const Variable& x) { return x; }
-};
 
 /// Splits one dim into several; at most one size may be -1 and is inferred.
 struct Unflatten : Layer<Unflatten> {

@@ -1,16 +1,19 @@
-// Layers of activation.h, shape_layers.h, norm.h and EmbeddingBag: random layers, gradients of a model
-// with many layers, 16 bits, rejected calls. Their values are golden cases (tests/golden/more_layers.safetensors).
+// Layers of activations.h, shape_layers.h, norm.h and EmbeddingBag: random layers, gradients of a model
+// with many layers, 16 bits, recomputed forwards, rejected calls. Their values are golden cases
+// (golden/more_layers.safetensors).
 #include <doctest/doctest.h>
 
 #include <memory>
 #include <optional>
 #include <set>
 
-#include "autograd/autocast.h"
 #include "autograd/gradcheck.h"
+#include "extensions/layers/layers.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
+#include "tests/autograd/check_gradient.h"
 #include "tests/messages.h"
+#include "tests/nn/properties.h"
 #include "tests/threads.h"
 
 using namespace lockstep;
@@ -25,7 +28,6 @@ struct ManyLayers : Layer<ManyLayers> {
                    PReLU({.channels = 4}),
                    ChannelShuffle({.groups = 2}),
                    PixelShuffle({.factor = 2}),
-                   LocalResponseNorm({.size = 1, .alpha = 0.3}),
                    ELU({.alpha = 0.5}),
                    PixelUnshuffle({.factor = 2}),
                    Flatten(),
@@ -42,8 +44,8 @@ struct ManyLayers : Layer<ManyLayers> {
   void fields(Fields& f) override { f("image", image)("words", words)("both", both); }
 };
 
-const Tensor word_index() { return Tensor::from<int64_t>({1, 4, 2, 0, 3}); }
-const Tensor word_offsets() { return Tensor::from<int64_t>({0, 2, 2}); }
+const Tensor bag_index() { return Tensor::from<int64_t>({1, 4, 2, 0, 3}); }
+const Tensor bag_offsets() { return Tensor::from<int64_t>({0, 2, 2}); }
 
 }  // namespace
 
@@ -56,7 +58,7 @@ TEST_CASE("layers: gradients of a model of many, and it learns") {
   net.to(f64).eval();  // in eval mode spectral_norm does not update its vectors
   std::vector<Variable> inputs = net.parameters();
   inputs.push_back(x);
-  const auto run = [&](const std::vector<Variable>&) { return net(x, word_index(), word_offsets()); };
+  const auto run = [&](const std::vector<Variable>&) { return net(x, bag_index(), bag_offsets()); };
   CHECK(gradcheck(run, inputs) == "");
 
   net.to(f32).train();
@@ -64,7 +66,7 @@ TEST_CASE("layers: gradients of a model of many, and it learns") {
   const Tensor images = x.tensor().to(f32), target = Tensor::from<int64_t>({1, 0, 1});
   double first = 0, last = 0;
   for (int step = 0; step < 60; ++step) {
-    const Variable loss = cross_entropy(net(images, word_index(), word_offsets()), target);
+    const Variable loss = cross_entropy(net(images, bag_index(), bag_offsets()), target);
     optimizer.zero_grad();
     loss.backward();
     optimizer.step();
@@ -79,6 +81,11 @@ TEST_CASE("layers: gradients of a model of many, and it learns") {
   CHECK(norm(matmul(w, conv.parametrization.v)).item() == doctest::Approx(1));
   const Tensor other = randn({18});
   CHECK(norm(matmul(w, other)).item() < norm(other).item());
+}
+
+TEST_CASE("layers: gradients of group_norm") {
+  manual_seed(6);
+  check_gradients("group_norm", {{2, 6, 3, 2}, {6}, {6}}, [](auto& x) { return group_norm(x[0], 3, x[1], x[2]); });
 }
 
 TEST_CASE("layers: dropout of channels") {
@@ -160,7 +167,7 @@ TEST_CASE("layers: 16 bits are near f32") {
   manual_seed(14);
   const Tensor image = randn({2, 4, 4, 4});
   Sequential net(InstanceNorm2d({.channels = 4, .affine = true, .track = true}), PReLU({.channels = 4}),
-                 LocalResponseNorm({.size = 3}), weight_norm(Conv2d({.in = 4, .out = 4})));
+                 weight_norm(Conv2d({.in = 4, .out = 4})));
   const Tensor wide = net(image).tensor();
   for (const DType dtype : {f16, bf16}) {
     net.to(dtype);
@@ -169,13 +176,13 @@ TEST_CASE("layers: 16 bits are near f32") {
     CHECK(allclose(low.tensor().to(f32), wide, 0.02, dtype == f16 ? 1e-2 : 6e-2));
   }
   EmbeddingBag bag({.num = 5, .dim = 3});
-  const Tensor mean = bag(word_index(), word_offsets()).tensor();
+  const Tensor mean = bag(bag_index(), bag_offsets()).tensor();
   bag.to(bf16);
-  CHECK(allclose(bag(word_index(), word_offsets()).tensor().to(f32), mean, 0.01, 0.01));
+  CHECK(allclose(bag(bag_index(), bag_offsets()).tensor().to(f32), mean, 0.01, 0.01));
 }
 
 TEST_CASE("layers: invalid options are rejected") {
-  const Tensor index = word_index();
+  const Tensor index = bag_index();
   const auto offsets = [](std::initializer_list<int64_t> at) { return Tensor::from<int64_t>(at); };
   CHECK_ERROR(PReLU({.channels = 0}), "[PReLU] expected channels > 0, got 0");
   CHECK_ERROR(PReLU({.channels = 3})(zeros({2, 4})), "[PReLU] expected input (N, 3, ...), got (2, 4)");
@@ -197,15 +204,15 @@ TEST_CASE("layers: invalid options are rejected") {
               "expected input (..., C, H 2, W 2), got (2, 6, 4, 3)");
   CHECK_ERROR(ChannelShuffle({.groups = 4})(zeros({2, 6, 4})),
               "[ChannelShuffle] expected input (N, C, ...) with C a multiple of 4");
+  CHECK_ERROR(group_norm(zeros({64, 5}), 2),
+              "[group_norm] expected x (N, C, ...) with C a multiple of 2 groups, got (64, 5)");
+  CHECK_ERROR(GroupNorm({.groups = 3, .channels = 4}), "expected groups to divide 4");
   CHECK_ERROR(InstanceNorm1d({.channels = 0}), "[InstanceNorm] expected channels > 0, got 0");
   CHECK_ERROR(
       InstanceNorm2d({.channels = 3})(zeros({2, 4, 5, 5})),
       "[InstanceNorm2d] expected 4-dimensional input with 3 channels in dim 1, or the same without a batch, got");
   CHECK_ERROR(InstanceNorm1d({.channels = 3})(zeros({2, 3, 5, 5})), "[InstanceNorm1d] expected 3-dimensional input");
   CHECK_ERROR(InstanceNorm1d({.channels = 3})(zeros({2, 3, 1})), "expected more than 1 value per channel");
-  CHECK_ERROR(LocalResponseNorm({.size = 0}), "[LocalResponseNorm] expected size > 0, got 0");
-  CHECK_ERROR(LocalResponseNorm({.size = 2})(zeros({2, 3})),
-              "expected input (N, C, ...) of at least 3 dims, got (2, 3)");
   CHECK_ERROR(EmbeddingBag({.num = 0, .dim = 2}), "expected sizes > 0, got num 0");
   CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index), "[EmbeddingBag] expected offsets with an index of one dim");
   CHECK_ERROR(EmbeddingBag({.num = 5, .dim = 2})(index.view({5, 1}), offsets({0})),
@@ -230,42 +237,30 @@ TEST_CASE("layers: invalid options are rejected") {
   CHECK_ERROR(spectral_norm(Linear({.in = 2, .out = 2}), {.iterations = 0}), "[SpectralNorm] expected iterations > 0");
 }
 
-TEST_CASE("Head: a GPT's loss in chunks of rows has the loss and the gradients of the whole") {
-  const Tensor tokens = Tensor::from<int64_t>({3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8}, {2, 6});
-  for (const bool tied : {true, false})
-    for (const bool checkpoints : {false, true})
-      for (const bool casts : {false, true}) {
-        CAPTURE(str(tied, checkpoints, casts));
-        manual_seed(5);
-        nn::GPT model({.vocab = 11,
-                       .context = 6,
-                       .layers = 1,
-                       .width = 8,
-                       .heads = 2,
-                       .tied = tied,
-                       .checkpoint_blocks = checkpoints});
-        const auto train = [&](int64_t rows_at_once) {
-          model.zero_grad();
-          model.head.rows_at_once = rows_at_once;
-          std::vector<Tensor> all;
-          {
-            const Autocast autocast(bf16, casts);
-            const Variable loss = model.loss(tokens, tokens);
-            loss.backward();
-            all.push_back(loss.tensor());
-            const NoGrad no_grad;
-            CHECK(equal(model.loss(tokens, tokens).tensor(), all[0]));
-          }
-          for (const Variable& p : model.parameters()) all.push_back(p.grad().clone());
-          return all;
-        };
-        const auto entire = train(0), chunks = train(5);
-        REQUIRE(entire.size() == chunks.size());
-        bool differs = false;
-        for (size_t i = 0; i < entire.size(); ++i) {
-          differs |= !equal(chunks[i], entire[i]);
-          CHECK(allclose(chunks[i], entire[i], casts ? 3e-2 : 1e-5, casts ? 2e-3 : 1e-6));
-        }
-        if (default_device().is_cpu()) CHECK(differs);  // chunks take another code path
-      }
+TEST_CASE("layers: built empty, they are filled with the bits of plain construction") {
+  testing::check_built_empty(
+      [] { return Sequential(Conv2d({.in = 2, .out = 3, .kernel = 3}), GroupNorm({.groups = 1, .channels = 3})); });
+  testing::check_built_empty(
+      [] { return Sequential(weight_norm(Linear({.in = 4, .out = 3})), PReLU({.channels = 3})); });
+}
+
+TEST_CASE("layers with state count a forward that runs twice once") {
+  const struct {
+    const char* name;
+    std::function<Sequential()> make;
+    Shape shape;
+  } rows[] = {
+      {"InstanceNorm2d",
+       [] { return Sequential(InstanceNorm2d({.channels = 2, .affine = true, .track = true})); },
+       {4, 2, 6, 6}},
+      {"SpectralNorm", [] { return Sequential(spectral_norm(Linear({.in = 16, .out = 16})), Tanh()); }, {16, 16}},
+      {"SpectralNorm, 3 iterations",
+       [] { return Sequential(spectral_norm(Conv2d({.in = 2, .out = 3, .kernel = 3}), {.iterations = 3}), Tanh()); },
+       {4, 2, 6, 6}},
+      {"WeightNorm", [] { return Sequential(weight_norm(Linear({.in = 16, .out = 16})), Tanh()); }, {16, 16}},
+  };
+  for (const auto& [name, make, shape] : rows) {
+    CAPTURE(std::string(name));
+    testing::check_recomputed({make, shape});
+  }
 }

@@ -2,8 +2,9 @@
 #include <doctest/doctest.h>
 
 #include "autograd/autocast.h"
-#include "parallel/sync_batch_norm.h"
+#include "extensions/vision/sync_batch_norm.h"
 #include "tests/apart.h"
+#include "tests/devices.h"
 #include "tests/parallel/util.h"
 
 using namespace lockstep;
@@ -28,6 +29,7 @@ Result run(nn::BatchNorm& bn, const Tensor& x, const Tensor& w) {
 }  // namespace
 
 TEST_CASE("sync batch norm equals batch norm on the whole batch, with uneven and empty parts") {
+  const OnCpu on_cpu;
   struct Row {
     std::vector<int64_t> rows;
     Shape tail;
@@ -91,6 +93,7 @@ TEST_CASE("sync batch norm equals batch norm on the whole batch, with uneven and
 }
 
 TEST_CASE("sync batch norm: a model of several layers is converted, trains under DDP, and evaluates alone") {
+  const OnCpu on_cpu;
   struct Net : nn::Layer<Net> {
     nn::Conv2d conv{{.in = 1, .out = 3, .kernel = {3, 3}}};
     nn::BatchNorm2d norm{{.channels = 3}};
@@ -126,6 +129,7 @@ TEST_CASE("sync batch norm: a model of several layers is converted, trains under
 }
 
 TEST_CASE("sync batch norm: 16 bits, options, and rejected inputs") {
+  const OnCpu on_cpu;
   on_ranks(2, [&](int rank) {
     manual_seed(3);
     const Tensor x = randn({6, 4, 2}), w = randn({6, 4, 2});

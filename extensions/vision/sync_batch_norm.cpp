@@ -1,5 +1,5 @@
 // Batch norm with statistics of all ranks. See sync_batch_norm.h.
-#include "parallel/sync_batch_norm.h"
+#include "extensions/vision/sync_batch_norm.h"
 
 #include "autograd/autocast.h"
 #include "autograd/tape.h"

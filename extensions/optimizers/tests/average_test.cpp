@@ -1,10 +1,10 @@
 // Averages of weights, batch norm statistics for them, and schedules of schedules.
-#include "optim/average.h"
-
 #include <doctest/doctest.h>
 
 #include "autograd/ops.h"
+#include "extensions/optimizers/weight_average.h"
 #include "nn/nn.h"
+#include "optim/average.h"
 #include "optim/optim.h"
 #include "optim/schedule.h"
 #include "tests/messages.h"
@@ -71,6 +71,24 @@ TEST_CASE("an average keeps its f32 bits while it replaces 16-bit parameters, an
   average.swap();
   CHECK(w.tensor().to(f32).to_vector<float>() == std::vector<float>{2, 2});
   CHECK(average.averages()[0].to_vector<float>() == std::vector<float>{4, kept});
+}
+
+TEST_CASE("a master copy keeps its f32 bits while an average replaces its 16-bit parameter") {
+  Variable w(ones({1}, {.dtype = bf16}), true);
+  SGD sgd({w}, {.lr = 1e-4});
+  const auto step = [&] {
+    sgd.zero_grad();
+    sum(w).backward();
+    sgd.step();
+    return sgd.state_of(w).tensors.at("master").to_vector<float>()[0];
+  };
+  float master = 1;
+  for (int i = 0; i < 10; ++i) master = step();
+  CHECK(master < 0.9995F);
+  WeightAverage average({w});
+  average.update();
+  average.swap(), average.swap();
+  CHECK(step() == doctest::Approx(master - 1e-4F).epsilon(1e-7));
 }
 
 TEST_CASE("statistics of the averaged model come and go with it") {

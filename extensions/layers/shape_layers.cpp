@@ -1,5 +1,5 @@
 // Layers that rearrange elements. See shape_layers.h.
-#include "nn/shape_layers.h"
+#include "extensions/layers/shape_layers.h"
 
 #include <algorithm>
 

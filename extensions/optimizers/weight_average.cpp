@@ -1,0 +1,135 @@
+// WeightAverage, and update_bn(), which computes batch norm's statistics for averaged weights. See weight_average.h.
+#include "extensions/optimizers/weight_average.h"
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <utility>
+
+#include "nn/norm.h"
+#include "tensor/ops.h"
+
+namespace lockstep {
+
+namespace {
+
+/// Pairs of a buffer and the value that it has while other weights stand in for the model's own. The two values are
+/// swapped when the weights are replaced, and again when they are restored.
+using OtherValues = std::vector<std::pair<Tensor, Tensor>>;
+/// The buffers to swap when the value of `leaf` (a weight) is restored. The result is an expired pointer unless this
+/// thread has replaced the value. The owner of the list must hold the leaf too, because the leaf's address is the key.
+std::weak_ptr<OtherValues>& other_values(const Variable& leaf) {
+  thread_local std::map<const void*, std::weak_ptr<OtherValues>> all;
+  return all[leaf.impl().get()];
+}
+
+}  // namespace
+
+namespace optim {
+
+WeightAverage::WeightAverage(std::vector<Variable> parameters, double decay)
+    : parameters_(std::move(parameters)), buffers_(std::make_shared<OtherValues>()), decay_(decay) {
+  LOCKSTEP_CHECK(!parameters_.empty(),
+                 "[WeightAverage] expected at least one parameter, got an empty list; pass net.parameters()");
+  LOCKSTEP_CHECK(decay >= 0 && decay < 1, "[WeightAverage] expected decay in [0, 1), got ", decay);
+  for (const Variable& p : parameters_) {
+    LOCKSTEP_CHECK(is_floating(p.dtype()), "[WeightAverage] expected floating parameters, got ", p.dtype(),
+                   "; leave that one out");
+    averages_.push_back(zeros(p.shape(), {.dtype = p.dtype() == f64 ? f64 : f32, .device = p.tensor().device()}));
+  }
+}
+void WeightAverage::update() {
+  LOCKSTEP_CHECK(own_.empty(), "[WeightAverage] update() while the averages are swapped in; call swap() again first");
+  const NoGrad no_grad;
+  const double part = updates_ == 0 ? 1 : decay_ > 0 ? 1 - decay_ : 1 / double(updates_ + 1);
+  for (size_t i = 0; i < averages_.size(); ++i) {
+    const Tensor now = parameters_[i].tensor().to(averages_[i].dtype());
+    if (updates_ == 0) averages_[i].copy_(now);
+    else add_(averages_[i], sub(now, averages_[i]), part);
+  }
+  ++updates_;
+}
+void WeightAverage::swap() {
+  LOCKSTEP_CHECK(updates_ > 0, "[WeightAverage] swap() without an average; call update() first");
+  const NoGrad no_grad;
+  const bool comes_in = own_.empty();
+  for (size_t i = 0; i < averages_.size(); ++i) {
+    const Tensor& parameter = parameters_[i].tensor();
+    if (comes_in) own_.push_back(parameter.clone());
+    else follow(averages_[i], parameter);  // keeps an f32 average that still rounds to its 16-bit parameter
+    parameter.copy_(comes_in ? averages_[i] : own_[i]);
+    other_values(parameters_[i]) = comes_in ? buffers_ : nullptr;
+  }
+  if (!comes_in) own_.clear();
+  for (auto& [buffer, other] : *buffers_) {
+    const Tensor now = buffer.clone();
+    buffer.copy_(other);
+    other = now;
+  }
+}
+OptimizerState WeightAverage::state() const {
+  OptimizerState saved;
+  saved.numbers["updates"] = double(updates_);
+  for (size_t i = 0; i < averages_.size(); ++i)
+    saved.tensors.emplace_back("average." + std::to_string(i), averages_[i]);
+  return saved;
+}
+void WeightAverage::load_state(const OptimizerState& saved) {
+  LOCKSTEP_CHECK(saved.numbers.count("updates") && saved.tensors.size() == averages_.size(),
+                 "[WeightAverage] expected the number 'updates' and ", averages_.size(),
+                 " averages in the saved state, got ", saved.tensors.size(),
+                 "; load what state() returned for the same model");
+  LOCKSTEP_CHECK(own_.empty(),
+                 "[WeightAverage] load_state() while the averages are swapped in; call swap() again first");
+  for (size_t i = 0; i < averages_.size(); ++i)
+    LOCKSTEP_CHECK(saved.tensors[i].second.shape() == averages_[i].shape(), "[WeightAverage] expected '",
+                   saved.tensors[i].first, "' of shape ", averages_[i].shape(), ", got ",
+                   saved.tensors[i].second.shape(), "; load a state of the same model");
+  for (size_t i = 0; i < averages_.size(); ++i) averages_[i].copy_(saved.tensors[i].second);
+  updates_ = int64_t(saved.numbers.at("updates"));
+}
+
+}  // namespace optim
+
+namespace nn {
+
+void update_bn(Module& model, const std::function<void()>& pass) {
+  std::vector<std::pair<Module*, bool>> modes;
+  std::vector<std::pair<BatchNorm*, std::optional<double>>> momenta;
+  const auto restore = [&] {
+    // train() also sets the modules below `module`. These come later in `modes`, and are then set to their own mode.
+    for (const auto& [module, training] : modes) module->train(training);
+    for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
+  };
+  std::shared_ptr<OtherValues> others;
+  for (const Variable& p : model.parameters())
+    if (!others) others = other_values(p).lock();
+  for (const auto& [name, module] : model.named_modules()) {
+    modes.emplace_back(module, module->is_training());
+    auto* norm = dynamic_cast<BatchNorm*>(module);
+    if (!norm || !norm->o.track) continue;
+    for (const Tensor& buffer : {norm->running_mean, norm->running_var, norm->num_batches_tracked})
+      if (others && std::none_of(others->begin(), others->end(),
+                                 [&](const auto& one) { return one.first.storage() == buffer.storage(); }))
+        others->emplace_back(buffer, buffer.clone());
+    momenta.emplace_back(norm, norm->o.momentum);
+    norm->o.momentum.reset();
+    norm->running_mean.zero_();
+    norm->running_var.fill_(1);
+    norm->num_batches_tracked.zero_();
+  }
+  if (momenta.empty()) return;
+  model.train();
+  try {
+    const NoGrad no_grad;
+    pass();
+  } catch (...) {
+    restore();
+    throw;
+  }
+  restore();
+}
+
+}  // namespace nn
+
+}  // namespace lockstep
