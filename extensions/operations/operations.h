@@ -1,10 +1,11 @@
 #pragma once
-// Operations that few models need: #include <lockstep/operations.h>.
+// Operations and losses that few models need: #include <lockstep/operations.h>.
 #include <initializer_list>
 #include <string>
 #include <vector>
 
 #include "autograd/ops.h"
+#include "extensions/operations/losses.h"
 
 namespace lockstep {
 

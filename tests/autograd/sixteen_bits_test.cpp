@@ -33,18 +33,9 @@ const std::vector<SixteenBitsRow> sixteen_bits_rows = {
      [](const Inputs& x) { return mse_loss(half_of(x[0], true), half_of(x[0], false), Reduction::sum); }},
     {"mse_loss none",
      [](const Inputs& x) { return mse_loss(half_of(x[0], true), half_of(x[0], false), Reduction::none); }},
-    {"l1_loss", [](const Inputs& x) { return l1_loss(half_of(x[0], true), half_of(x[0], false)); }},
-    {"smooth_l1_loss", [](const Inputs& x) { return smooth_l1_loss(half_of(x[0], true), half_of(x[0], false), 0.01); }},
-    {"huber_loss", [](const Inputs& x) { return huber_loss(half_of(x[0], true), half_of(x[0], false), 0.5); }},
-    {"huber_loss none",
-     [](const Inputs& x) { return huber_loss(half_of(x[0], true), half_of(x[0], false), 40, Reduction::none); }},
-    {"bce_with_logits", [](const Inputs& x) { return bce_with_logits(half_of(x[0], true), x[2], {}, {}); }},
-    {"kl_div", [](const Inputs& x) { return kl_div(half_of(x[0], true), x[2]); }},
-    {"kl_div log", [](const Inputs& x) { return kl_div(half_of(x[0], true), x[3], KlReduction::sum, true); }},
     {"cross_entropy", [](const Inputs& x) { return cross_entropy(x[0], labels()); }},
     {"cross_entropy sum", [](const Inputs& x) { return cross_entropy(x[0], labels(), {.reduction = Reduction::sum}); }},
     {"cross_entropy probabilities", [](const Inputs& x) { return cross_entropy(half_of(x[0], true), x[2]); }},
-    {"nll_loss", [](const Inputs& x) { return nll_loss(x[0], labels()); }},
 };
 
 }  // namespace
@@ -64,7 +55,4 @@ TEST_CASE("intermediate numbers may be larger or smaller than the result") {
   const Variable x(ones({100000}, {.dtype = f16}), true);
   amax(x).backward();
   CHECK(x.grad().to(f32).narrow(0, 0, 1).item() == doctest::Approx(1e-5).epsilon(2e-2));
-  const Variable far(Tensor::from({60000., -60000.}, {2}).to(f16), true), zero(zeros({2}, {.dtype = f16}), true);
-  huber_loss(far, neg(far).detach(), 2, Reduction::sum).backward();
-  CHECK(far.grad().to(f64).to_vector<double>() == std::vector<double>{2, -2});
 }

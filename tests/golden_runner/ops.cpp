@@ -44,9 +44,6 @@ std::map<std::string, Run> make_table() {
   t["where"] = [](In in, Of) { return Outputs{where(in[0].tensor().to(boolean), in[1], in[2])}; };
   t["addcmul"] = [](In in, Of c) { return Outputs{addcmul(in[0], in[1], in[2], c.number("value", 1))}; };
   t["lerp"] = [](In in, Of c) { return Outputs{lerp(in[0], in[1], c.number("weight"))}; };
-  t["bce_with_logits_weighted"] = [](In in, Of c) {
-    return Outputs{bce_with_logits(in[0], in[1], in[2].tensor(), in[3].tensor(), c.reduction())};
-  };
   t["cast_bf16_and_back"] = unary([](const Variable& x) { return x.to(bf16).to(f32); });
   t["cast_f16_and_back"] = unary([](const Variable& x) { return x.to(f16).to(f32); });
 
@@ -162,18 +159,7 @@ std::map<std::string, Run> make_table() {
                                .reduction = c.reduction()};
   };
   t["cross_entropy"] = [=](In in, Of c) { return Outputs{cross_entropy(in[0], in[1], classes(in, c, 2))}; };
-  t["nll_loss"] = [=](In in, Of c) { return Outputs{nll_loss(in[0], in[1].tensor(), classes(in, c, 2))}; };
   t["mse_loss"] = [=](In in, Of c) { return Outputs{mse_loss(in[0], in[1], c.reduction())}; };
-  t["l1_loss"] = [=](In in, Of c) { return Outputs{l1_loss(in[0], in[1], c.reduction())}; };
-  t["smooth_l1_loss"] = [=](In in, Of c) {
-    return Outputs{smooth_l1_loss(in[0], in[1], c.number("beta"), c.reduction())};
-  };
-  t["huber_loss"] = [=](In in, Of c) { return Outputs{huber_loss(in[0], in[1], c.number("delta"), c.reduction())}; };
-  t["bce_with_logits"] = [=](In in, Of c) { return Outputs{bce_with_logits(in[0], in[1], {}, {}, c.reduction())}; };
-  t["kl_div"] = [=](In in, Of c) {
-    return Outputs{kl_div(in[0], in[1], c.text("reduction", "mean") == "sum" ? KlReduction::sum : KlReduction::mean,
-                          c.flag("log_target", false))};
-  };
   // Chains of operations.
   t["expr: x*x + x"] = unary([](const Variable& x) { return x * x + x; });
   t["expr: (x.exp() * x.sin()).sum(0) + x[0]"] =

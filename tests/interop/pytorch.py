@@ -710,7 +710,7 @@ def focal(x, t, alpha, gamma, reduction):
 
 @family("margins", 2)
 def margins(c):
-    """extensions/layers/losses.h. Makes losses.safetensors of extensions/layers/tests/golden and tests/golden: --only ^margins --cases 2000 --seed 21 --keep FOLDER.
+    """extensions/layers/losses.h. Makes losses.safetensors of extensions/layers/tests/golden and extensions/operations/tests/golden: --only ^margins --cases 2000 --seed 21 --keep FOLDER.
     """
     name = c.rng.choice(["bce_loss", "bce_with_logits_weighted", "poisson_nll_loss", "gaussian_nll_loss", "sigmoid_focal_loss", "soft_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "cosine_embedding_loss",
                          "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "pairwise_distance", "triplet_margin_loss", "triplet_margin_with_distance_loss"])
