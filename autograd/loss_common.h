@@ -22,6 +22,17 @@ inline void check_alike(const char* op, std::initializer_list<std::pair<const ch
   }
 }
 
+/// Error unless x and target are floating and have one shape and one dtype. Under Autocast dtypes may differ.
+inline void check_one_shape(const char* op, const Variable& x, const Variable& target) {
+  LOCKSTEP_CHECK(x.shape() == target.shape(), "[", op, "] expected x and target of one shape, got ", x.shape(), " and ",
+                 target.shape());
+  LOCKSTEP_CHECK(is_floating(x.dtype()) && is_floating(target.dtype()), "[", op,
+                 "] expected floating x and target, got ", x.dtype(), " and ", target.dtype());
+  LOCKSTEP_CHECK(x.dtype() == target.dtype() || Autocast::enabled(), "[", op,
+                 "] expected x and target of one dtype, got ", x.dtype(), " and ", target.dtype(),
+                 "; convert with .to(dtype)");
+}
+
 /// Error unless margin is finite and in [low, high].
 inline void check_margin(const char* op, double margin, double low, double high) {
   LOCKSTEP_CHECK(margin >= low && margin <= high && std::isfinite(margin), "[", op, "] expected a finite margin in [",
@@ -54,6 +65,15 @@ inline Tensor within(const Tensor& x, double low, double high) {
 /// The divisor of cross entropy's mean, a scalar with the dtype and device of `out`: the number of targets that are not
 /// ignored, or the sum of their weights. On a device it is computed there, without synchronisation.
 Tensor divisor_of(const Tensor& index, const Tensor& weight, const CrossEntropyArgs& args, const Tensor& out);
+
+/// The shape without the dim of the classes: dim 1, or dim 0 if there is only one dim.
+Shape without_classes(const Shape& shape);
+/// Moves the classes last and joins all other dims: (rows, C).
+Variable class_rows(const Variable& x);
+/// Error unless x (N, C, ...) or (C) is floating and the options fit its classes.
+void check_class_options(const char* op, const Variable& x, const CrossEntropyOptions& options);
+/// Error unless target has a class index (i64) for each row of x.
+void check_class_indices(const char* op, const Variable& x, const Tensor& target);
 
 /// The shape without its last dim.
 inline Shape without_last(const Shape& shape) { return Shape(shape.begin(), shape.end() - 1); }

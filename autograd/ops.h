@@ -127,7 +127,7 @@ Variable embedding(const Variable& weight, const Tensor& index, int64_t padding_
 // --- losses (ops_loss.cpp): the prediction first, then the target ---
 /// How a loss combines the losses of the elements.
 enum class Reduction { none, mean, sum };
-/// Options of cross_entropy() and nll_loss().
+/// Options of cross_entropy().
 struct CrossEntropyOptions {
   Tensor weight;  ///< class weights (classes); optional
   /// Targets with this value are skipped.
@@ -151,26 +151,8 @@ Variable linear_cross_entropy(const Variable& x, const Variable& weight, const T
 /// logits, since larger chunks are not faster. On a GPU the logits of these rows fill a sixteenth of the memory, most
 /// often enough for all rows. Each chunk of rows reads and writes the weight's gradient once, so few chunks are better.
 int64_t linear_cross_entropy_rows(int64_t classes, Device device = cpu, DType dtype = f32);
-/// Negative log-likelihood: -weight * log_probabilities at the target class. Shapes as for cross_entropy().
-Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const CrossEntropyOptions& options = {});
 /// (x - target)^2. Shapes must agree.
 Variable mse_loss(const Variable& x, const Variable& target, Reduction reduction = Reduction::mean);
-/// |x - target|.
-Variable l1_loss(const Variable& x, const Variable& target, Reduction reduction = Reduction::mean);
-/// (x - target)^2 / (2 beta) where |x - target| < beta, else |x - target| - beta / 2. Girshick, 2015.
-Variable smooth_l1_loss(const Variable& x, const Variable& target, double beta = 1,
-                        Reduction reduction = Reduction::mean);
-/// (x - target)^2 / 2 where |x - target| <= delta, else delta (|x - target| - delta / 2). Huber, 1964.
-Variable huber_loss(const Variable& x, const Variable& target, double delta = 1, Reduction reduction = Reduction::mean);
-/// Binary cross entropy of sigmoid(x). weight and pos_weight (factor of the positive term) broadcast to x.
-Variable bce_with_logits(const Variable& x, const Variable& target, const Tensor& weight = {},
-                         const Tensor& pos_weight = {}, Reduction reduction = Reduction::mean);
-/// Reduction of kl_div(); batchmean divides the sum by the size of dim 0.
-enum class KlReduction { none, mean, sum, batchmean };
-/// Kullback-Leibler divergence target * (log target - x), where x holds log-probabilities. log_target: true if target
-/// holds log-probabilities, too.
-Variable kl_div(const Variable& x, const Variable& target, KlReduction reduction = KlReduction::mean,
-                bool log_target = false);
 
 // --- indexing and joining (ops_index.cpp) ---
 // These overloads take a braced list of Tensors. They return a Tensor, and record nothing.
@@ -181,10 +163,6 @@ inline Tensor cat(std::initializer_list<Tensor> tensors, int64_t dim = 0) {
 /// Joins tensors of one shape along a new dim.
 inline Tensor stack(std::initializer_list<Tensor> tensors, int64_t dim = 0) {
   return stack(std::vector<Tensor>(tensors), dim);
-}
-/// Einstein summation, e.g. "ij,jk->ik".
-inline Tensor einsum(const std::string& equation, std::initializer_list<Tensor> operands) {
-  return einsum(equation, std::vector<Tensor>(operands));
 }
 
 }  // namespace lockstep

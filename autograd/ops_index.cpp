@@ -155,39 +155,6 @@ Variable pad(const Variable& x, const std::vector<int64_t>& pad_, Scalar value) 
   });
 }
 
-Variable flip(const Variable& x, const Dims& dims) {
-  return on_tape("flip", {&x}, flip(x.tensor(), dims), [dims](auto& back) { back.give(0, flip(back.grad(), dims)); });
-}
-
-Variable roll(const Variable& x, const Dims& shifts, const Dims& dims) {
-  Tensor out = roll(x.tensor(), shifts, dims);
-  if (!needs_grad({&x})) return out;
-  Dims back_shifts = shifts;
-  for (int64_t& shift : back_shifts) shift = -shift;
-  return record("roll", {&x}, std::move(out),
-                [back_shifts, dims](auto& back) { back.give(0, roll(back.grad(), back_shifts, dims)); });
-}
-
-Variable repeat(const Variable& x, const Dims& repeats) {
-  return on_tape("repeat", {&x}, repeat(x.tensor(), repeats), [shape = x.shape(), repeats](auto& back) {
-    // For each repeated dim, view the gradient as (dims before, copies, size, dims after) and sum over the copies.
-    auto grad = back.grad();
-    for (int d = 0; d < repeats.rank(); ++d) {
-      if (repeats[d] == 1) continue;
-      Shape summed = grad.shape();
-      summed[d] = repeats[d] > 0 ? summed[d] / repeats[d] : 0;
-      const int place = d - (repeats.rank() - shape.rank());
-      if (repeats[d] == 0) return back.give(0, zeros(shape, {grad.dtype(), grad.device()}));
-      if (place >= 0) summed[d] = shape[place];
-      int64_t before = 1, after = 1;
-      for (int i = 0; i < d; ++i) before *= summed[i];
-      for (int i = d + 1; i < summed.rank(); ++i) after *= summed[i];
-      grad = sum(grad.reshape({before, repeats[d], summed[d], after}), {1}).view(summed);
-    }
-    back.give(0, grad.reshape(shape));
-  });
-}
-
 Variable tril(const Variable& x, int64_t diagonal) {
   return on_tape("tril", {&x}, tril(x.tensor(), diagonal),
                  [diagonal](auto& back) { back.give(0, tril(back.grad(), diagonal)); });

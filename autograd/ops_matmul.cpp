@@ -1,13 +1,9 @@
 // Derivatives of matrix products. Transposes are views, which the products read without a copy.
-#include <algorithm>
-#include <string>
-
 #include "autograd/autocast.h"
 #include "autograd/grad_wish.h"
 #include "autograd/ops.h"
 #include "autograd/recorded.h"
 #include "autograd/unary_grad.h"
-#include "tensor/einsum.h"
 #include "tensor/flops.h"
 #include "tensor/padded.h"
 #include "tensor/stored_matrix.h"
@@ -181,95 +177,6 @@ Variable linear_add(const Variable& residual, const Variable& x, const Variable&
   const Tensor out = linear_add(residual.tensor(), x.tensor(), w.tensor(), bias.defined() ? bias.tensor() : Tensor());
   if (!needs_grad({&residual, &x, &w, &bias})) return out;
   return record_linear(x, w, bias, residual, out);
-}
-
-// --- einsum: the gradient of an operand is an einsum of the incoming gradient and the other operands ---
-namespace {
-
-struct Equation {
-  std::vector<std::string> inputs{""};
-  std::string output;
-};
-
-/// Parses an equation that the forward has accepted.
-Equation parse(const std::string& text) {
-  Equation e;
-  const size_t arrow = text.find("->");
-  for (char c : text.substr(0, arrow)) {
-    if (c == ',') e.inputs.emplace_back();
-    else if (c != ' ') e.inputs.back() += c;
-  }
-  if (arrow != std::string::npos) {
-    for (char c : text.substr(arrow + 2))
-      if (c != ' ') e.output += c;
-    return e;
-  }
-  std::string all;
-  for (const std::string& input : e.inputs) all += input;
-  std::sort(all.begin(), all.end());
-  for (char c : all)
-    if (std::count(all.begin(), all.end(), c) == 1) e.output += c;
-  return e;
-}
-
-/// Gradient of operand `at`, given all operands.
-template <class T>
-T einsum_grad(const Equation& e, size_t at, const T& grad, const std::vector<T>& operands, const Shape& shape) {
-  std::string equation = e.output, elsewhere = e.output, known;
-  std::vector<T> factors{grad};
-  for (size_t i = 0; i < operands.size(); ++i) {
-    if (i == at) continue;
-    equation += "," + e.inputs[i];
-    elsewhere += e.inputs[i];
-    factors.push_back(operands[i]);
-  }
-  // A letter that only this operand has was summed over: the gradient is constant along it. A letter that occurs twice
-  // in the operand took a diagonal: the gradient lies on that diagonal.
-  const std::string& names = e.inputs[at];
-  Shape with_ones, full;
-  Strides diagonal;
-  const Strides strides = contiguous_strides(shape);
-  for (size_t d = 0; d < names.size(); ++d) {
-    if (names.find(names[d]) != d) continue;
-    const bool is_known = elsewhere.find(names[d]) != std::string::npos;
-    if (is_known) known += names[d];
-    with_ones.push_back(is_known ? shape[int(d)] : 1);
-    full.push_back(shape[int(d)]);
-    int64_t stride = 0;
-    for (size_t other = d; other < names.size(); ++other) stride += names[other] == names[d] ? strides[int(other)] : 0;
-    diagonal.push_back(stride);
-  }
-  const T part = einsum(equation + "->" + known, factors).reshape(with_ones).expand(full);
-  if (full.rank() == shape.rank()) return part;
-  const int64_t numel = numel_of(shape);
-  const Tensor places = arange(0, numel, 1, {i64, grad.device()}).as_strided(full, diagonal, 0);
-  const T entire = zeros({numel}, {grad.dtype(), grad.device()});
-  return scatter_add(entire, 0, places.reshape({places.numel()}), part.reshape({places.numel()})).view(shape);
-}
-
-}  // namespace
-
-Variable einsum(const std::string& equation, const std::vector<Variable>& operands) {
-  if (equation.find('.') != std::string::npos) {
-    const auto entire = without_ellipsis(equation, operands);
-    return einsum(entire.equation, entire.operands);
-  }
-  std::vector<Variable> inputs;
-  std::vector<Tensor> tensors;
-  for (const Variable& operand : operands) {
-    inputs.push_back(Autocast::low(operand));
-    tensors.push_back(inputs.back().tensor());
-  }
-  Tensor out = einsum(equation, tensors);
-  if (!needs_grad(inputs)) return out;
-  std::vector<Saved> kept(tensors.begin(), tensors.end());
-  return record("einsum", inputs, {std::move(out)}, [kept, e = parse(equation)](auto& back) {
-    std::vector<Value<decltype(back)>> operands;
-    for (size_t i = 0; i < kept.size(); ++i) operands.push_back(back.input(int(i), kept[i]));
-    for (size_t i = 0; i < kept.size(); ++i) {
-      if (back.needs(int(i))) back.give(int(i), einsum_grad(e, i, back.grad(), operands, operands[i].shape()));
-    }
-  })[0];
 }
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// Derivatives of reductions, scans and sorting.
+// Derivatives of reductions and sorting.
 #include <limits>
 
 #include "autograd/autocast.h"
@@ -30,31 +30,6 @@ int64_t reduced_count(const Shape& shape, const Dims& dims) {
 /// A gradient or result with the reduced dims restored as size 1, so that it broadcasts against x.
 template <class T> T put_back(const T& grad, const Shape& shape, const Dims& dims) {
   return grad.reshape(kept_shape(shape, dims));
-}
-
-/// For each element of a row, the product of all other elements of the row. It is the product of those before times the
-/// product of those after. Nothing is divided, so a row may have zeros.
-template <class T> T products_of_others(const T& rows) {
-  const int64_t n = rows.size(1);
-  const T one = ones({rows.size(0), 1}, {rows.dtype(), rows.device()});
-  const T left = cumprod(cat(std::vector<T>{one, rows.narrow(1, 0, n - 1)}, 1), 1);
-  const T right = flip(cumprod(cat(std::vector<T>{one, flip(rows.narrow(1, 1, n - 1), {1})}, 1), 1), {1});
-  return mul(left, right);
-}
-
-template <class T> T prod_grad(const T& grad, const T& x, const Dims& dims) {
-  // Moves the reduced dims to the end and joins them.
-  const Shape kept = kept_shape(x.shape(), dims);
-  Dims order, inverse = Dims::filled(x.dim(), 0);
-  for (bool reduced : {false, true})
-    for (int d = 0; d < x.dim(); ++d)
-      if (reduced == (dims.empty() || (kept[d] == 1 && x.shape()[d] != 1))) order.push_back(d);
-  for (int i = 0; i < order.rank(); ++i) inverse[int(order[i])] = i;
-  const T moved = x.permute(order);
-  const int64_t n = reduced_count(x.shape(), dims);
-  if (x.numel() == 0) return zeros_like(bare(x));
-  const T others = products_of_others(moved.reshape({x.numel() / n, n})).view(moved.shape()).permute(inverse);
-  return mul(others, put_back(grad, x.shape(), dims));
 }
 
 /// The divisor of a gradient. It is 0 where `none` is set, and over_length() replaces the quotients there. A recorded
@@ -102,31 +77,6 @@ VariableIndices picked(const char* name, const Variable& x, int64_t dim, bool ke
   return {std::move(values), indices};
 }
 
-Tensor scan(bool product, const Tensor& x, int64_t dim, bool reverse) {
-  if (x.dim() == 0 || x.numel() == 0) return x.clone();
-  Tensor out = empty_like(x);
-  kernels::cumulative(x.device(), product, x.contiguous(), normalize_dim("cumsum", dim, x.dim()), reverse, out);
-  return out;
-}
-
-Tensor cumsum_from_end(const Tensor& x, int64_t dim) { return scan(false, x, dim, true); }
-Variable cumsum_from_end(const Variable& x, int64_t dim) {
-  return x.dim() == 0 ? x : flip(cumsum(flip(x, {dim}), dim), {dim});
-}
-
-/// The gradient of cumprod. Let g be the incoming gradient and r_k = g_k + x_{k+1} r_{k+1}. The gradient of x_k is r_k
-/// times the product of all x before k. Nothing is divided, so x may have zeros.
-template <class T> T cumprod_grad(const T& grad, const T& x, int64_t dim) {
-  if (x.dim() == 0 || x.numel() == 0) return grad;
-  const int64_t n = x.size(dim);
-  std::vector<T> r(static_cast<size_t>(n));
-  r.back() = grad.select(dim, n - 1);
-  for (int64_t k = n - 2; k >= 0; --k)
-    r[size_t(k)] = addcmul(grad.select(dim, k), x.select(dim, k + 1), r[size_t(k + 1)]);
-  const T one = ones_like(bare(x).narrow(dim, 0, 1));
-  return mul(stack(r, dim), cat(std::vector<T>{one, cumprod(x.narrow(dim, 0, n - 1), dim)}, dim));
-}
-
 }  // namespace
 
 Variable sum(const Variable& input, const Dims& dims, bool keepdim) {
@@ -142,14 +92,6 @@ Variable mean(const Variable& input, const Dims& dims, bool keepdim) {
     const auto share = div_scalar(back.grad(), reduced_count(shape, dims));
     back.give(0, put_back(share, shape, dims).expand(shape));
   });
-}
-
-Variable prod(const Variable& input, const Dims& dims, bool keepdim) {
-  const Wide wide(input);
-  const Variable x = wide(input);
-  return wide.round(on_tape("prod", {&x}, prod(x.tensor(), dims, keepdim), [x = Saved(x), dims](auto& back) {
-    back.give(0, prod_grad<Value<decltype(back)>>(back.grad(), back.input(0, x), dims));
-  }));
 }
 
 Variable amax(const Variable& x, const Dims& dims, bool keepdim) {
@@ -228,20 +170,6 @@ VariableIndices sort(const Variable& x, int64_t dim, bool descending) {
 }
 VariableIndices topk(const Variable& x, int64_t k, int64_t dim, bool largest) {
   return picked("topk", x, dim, true, topk(x.tensor(), k, dim, largest));
-}
-
-Variable cumsum(const Variable& input, int64_t dim) {
-  const Variable x = Autocast::high(input);
-  return on_tape("cumsum", {&x}, cumsum(x.tensor(), dim),
-                 [dim](auto& back) { back.give(0, cumsum_from_end(back.grad(), dim)); });
-}
-
-Variable cumprod(const Variable& input, int64_t dim) {
-  const Wide wide(input);
-  const Variable x = wide(input);
-  return wide.round(on_tape("cumprod", {&x}, cumprod(x.tensor(), dim), [x = Saved(x), dim](auto& back) {
-    back.give(0, cumprod_grad<Value<decltype(back)>>(back.grad(), back.input(0, x), dim));
-  }));
 }
 
 Variable sum_to(const Variable& x, const Shape& shape) {

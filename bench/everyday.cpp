@@ -15,6 +15,7 @@
 #include "base/threads.h"
 #include "extensions/layers/activations.h"
 #include "extensions/linear_algebra/linalg.h"
+#include "extensions/operations/losses.h"
 #include "extensions/recurrent/layers.h"
 #include "extensions/spectral/fft.h"
 #include "extensions/vision/vision.h"

@@ -25,6 +25,8 @@
 #include "tensor/cuda/runtime.h"
 #endif
 #ifdef __CUDACC__
+#include "tensor/cuda/chunks.h"
+#include "tensor/cuda/element.h"
 #include "tensor/cuda/simt.h"
 #include "tensor/cuda/warp.h"
 #endif
@@ -32,6 +34,7 @@
 #include "tensor/flops.h"
 #include "tensor/kernels.h"
 #include "tensor/layout.h"
+#include "tensor/lines.h"
 #include "tensor/math.h"
 #include "tensor/math_gamma.h"
 #include "tensor/op.h"

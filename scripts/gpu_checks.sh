@@ -33,7 +33,7 @@ while [[ $# -gt 0 ]]; do
 done
 archive=${archive:-$(realpath -m "$build")/gpu-checks.tar.xz}
 
-suites=(test_cuda test_cuda_steps test_tensor test_autograd test_linear_algebra test_nn test_recurrent test_optim test_vision test_layers test_optimizers test_spectral test_generation test_lora test_sparse_attention)
+suites=(test_cuda test_cuda_steps test_tensor test_autograd test_linear_algebra test_nn test_recurrent test_optim test_vision test_operations test_layers test_optimizers test_spectral test_generation test_lora test_sparse_attention)
 programs=(apps/gpt apps/cnn apps/lockstep bench/bench_cuda tests/golden "${suites[@]/#/tests/}")
 source scripts/compiler_cache.sh
 if [[ ! -f $build/build.ninja ]]; then

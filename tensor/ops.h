@@ -101,6 +101,8 @@ inline Tensor gelu(const Tensor& x, Gelu form = Gelu::erf) { return form == Gelu
 // --- reductions (ops_reduce.cpp) ---
 /// sum(x, {0}) of a matrix, for bias gradients. On CUDA, all kernels that compute such sums add in the same order.
 Tensor column_sums(const Tensor& x);
+/// Product over dims (empty: all); integers and bool multiply to i64. Not differentiable: see <lockstep/operations.h>.
+Tensor prod(const Tensor& x, const Dims& dims = {}, bool keepdim = false);
 /// Sum of squares over dims (empty: all). dtype of the result: x's (default), or f64.
 Tensor sum_squares(const Tensor& x, const Dims& dims = {}, bool keepdim = false, std::optional<DType> dtype = {});
 /// bool: true if any element is not 0.
@@ -320,7 +322,5 @@ const Tensor& scatter_add_(const Tensor& x, int64_t dim, const Tensor& index, co
 const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, const Tensor& source);
 /// Writes `value` where mask (bool, broadcast) is true.
 const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, Scalar value);
-/// i64 (..., classes): 1 at the index and 0 elsewhere. classes -1: the largest index + 1, which waits for the device.
-Tensor one_hot(const Tensor& index, int64_t classes = -1);
 
 }  // namespace lockstep

@@ -27,6 +27,31 @@ inline void check_floating(const char* op, const Tensor& tensor) {
   LOCKSTEP_CHECK(is_floating(tensor.dtype()), "[", op, "] expected a floating dtype, got ", tensor.dtype());
 }
 
+/// Error unless a and b can be multiplied as matrices: one floating dtype and one device. takes_integers: integers on
+/// the CPU, too.
+inline void check_product(const char* op, const Tensor& a, const Tensor& b, bool takes_integers = false) {
+  for (const Tensor* x : {&a, &b}) {
+    check_defined(op, *x);
+    const bool integers = takes_integers && is_integral(x->dtype());
+    if (!integers) check_floating(op, *x);
+    LOCKSTEP_CHECK(!integers || x->device().is_cpu(), "[", op, "] integer products are supported on the CPU only, got ",
+                   x->dtype(), " on ", x->device(), "; move with .to(cpu), or convert with .to(f32)");
+  }
+  check_same_dtype(op, a, b);
+  check_same_device(op, a, b);
+}
+
+/// The dim, counted from 0. Error for a scalar, and for a dim that x lacks.
+inline int check_dim(const char* op, const Tensor& x, int64_t dim) {
+  check_defined(op, x);
+  LOCKSTEP_CHECK(x.dim() > 0, "[", op, "] expected a tensor of at least one dim, got a scalar");
+  return normalize_dim(op, dim, x.dim());
+}
+
+/// Error unless an index is i64, on x's device, with all values in [0, size). Values on the CPU are checked here. Other
+/// devices would have to wait, so their kernels check the values, and the next synchronisation throws.
+void check_index(const char* op, const Tensor& index, int64_t size, const Tensor& x);
+
 /// Error when an in-place operation would write an element several times (a dim expanded by stride 0): the result would
 /// depend on the order of the writes.
 inline void check_writable(const char* op, const Tensor& tensor) {

@@ -5,12 +5,7 @@
 #include "tensor/ops_common.h"
 
 namespace lockstep {
-namespace {
 
-TensorOptions options_of(const Tensor& x) { return {.dtype = x.dtype(), .device = x.device()}; }
-
-// Error unless an index is i64, on x's device, with all values in [0, size). Values on the CPU are checked here. Other
-// devices would have to wait, so their kernels check the values, and the next synchronisation throws.
 void check_index(const char* op, const Tensor& index, int64_t size, const Tensor& x) {
   check_defined(op, index);
   LOCKSTEP_CHECK(index.dtype() == i64, "[", op, "] expected an index of i64, got ", index.dtype(),
@@ -26,6 +21,10 @@ void check_index(const char* op, const Tensor& index, int64_t size, const Tensor
   while (uint64_t(p[at]) < uint64_t(size)) ++at;
   fail(str("[", op, "] expected indices in [0, ", size, "), got ", p[at], " at position ", at));
 }
+
+namespace {
+
+TensorOptions options_of(const Tensor& x) { return {.dtype = x.dtype(), .device = x.device()}; }
 
 // For gather and scatter: Error unless `index` has as many dims as x, and is no larger than x in all dims except d.
 void check_places(const char* op, const Tensor& x, int d, const Tensor& index) {
@@ -65,12 +64,6 @@ Tensor apart_from_own(const Tensor& source, const Tensor& x) {
 void copy_into(const Tensor& out, int d, int64_t start, const Tensor& source) {
   Tensor part = out.narrow(d, start, source.shape()[d]);
   kernels::copy(out.device(), source, part);
-}
-
-int check_dim(const char* op, const Tensor& x, int64_t dim) {
-  check_defined(op, x);
-  LOCKSTEP_CHECK(x.dim() > 0, "[", op, "] expected a tensor of at least one dim, got a scalar");
-  return normalize_dim(op, dim, x.dim());
 }
 
 Tensor join(const std::vector<Tensor>& tensors, int d) {
@@ -287,82 +280,7 @@ Tensor pad(const Tensor& x, const std::vector<int64_t>& pad, Scalar value) {
   return out;
 }
 
-Tensor flip(const Tensor& x, const Dims& dims) {
-  check_defined("flip", x);
-  uint32_t visited = 0;
-  for (int64_t dim : dims) {
-    const int d = check_dim("flip", x, dim);
-    LOCKSTEP_CHECK(!(visited >> d & 1), "[flip] expected no dim twice, got ", dims);
-    visited |= 1u << d;
-  }
-  Tensor out = x;
-  for (int d = 0; d < x.dim(); ++d) {
-    const int64_t n = x.shape()[d];
-    if (!(visited >> d & 1) || n < 2) continue;
-    out = index_select(out, d, arange(n - 1, -1, -1).to(x.device()));
-  }
-  return out.storage() == x.storage() ? out.clone() : out;
-}
-
-Tensor roll(const Tensor& x, const Dims& shifts, const Dims& dims) {
-  check_defined("roll", x);
-  if (dims.empty()) {
-    LOCKSTEP_CHECK(shifts.size() == 1, "[roll] expected one shift when no dims are given, got ", shifts);
-    return roll(x.reshape({x.numel()}), shifts, {0}).view(x.shape());
-  }
-  LOCKSTEP_CHECK(shifts.size() == dims.size(), "[roll] expected as many shifts as dims, got ", shifts, " and ", dims);
-  for (int64_t dim : dims) check_dim("roll", x, dim);
-  Tensor out = x;
-  for (int i = 0; i < dims.size(); ++i) {
-    const int d = normalize_dim("roll", dims[i], x.dim());
-    const int64_t n = x.shape()[d];
-    if (n == 0) continue;
-    const int64_t shift = (shifts[i] % n + n) % n;
-    if (shift > 0) out = cat({out.narrow(d, n - shift, shift), out.narrow(d, 0, n - shift)}, d);
-  }
-  return out.storage() == x.storage() ? out.clone() : out;
-}
-
-Tensor repeat(const Tensor& x, const Dims& repeats) {
-  check_defined("repeat", x);
-  LOCKSTEP_CHECK(repeats.size() >= x.dim(), "[repeat] expected at least ", x.dim(), " counts for shape ", x.shape(),
-                 ", got ", repeats);
-  for (int64_t count : repeats) LOCKSTEP_CHECK(count >= 0, "[repeat] expected counts >= 0, got ", repeats);
-  Shape shape = x.shape();
-  while (shape.rank() < repeats.size()) shape.insert(0, 1);
-  Tensor out = x.reshape(shape);
-  for (int d = shape.rank() - 1; d >= 0; --d) {  // innermost first, so that the largest copy moves the longest runs
-    if (repeats[d] == 1) continue;
-    int64_t outer = 1;
-    for (int i = 0; i < d; ++i) outer *= shape[i];
-    const int64_t inner = outer == 0 ? 0 : out.numel() / outer;
-    shape[d] *= repeats[d];
-    out = out.reshape({outer, 1, inner}).expand({outer, repeats[d], inner}).reshape(shape);
-  }
-  return out.storage() == x.storage() ? out.clone() : out;
-}
-
 Tensor tril(const Tensor& x, int64_t diagonal) { return triangle("tril", x, diagonal, false); }
 Tensor triu(const Tensor& x, int64_t diagonal) { return triangle("triu", x, diagonal, true); }
-
-Tensor one_hot(const Tensor& index, int64_t classes) {
-  check_defined("one_hot", index);
-  if (classes == -1) {
-    LOCKSTEP_CHECK(index.numel() > 0, "[one_hot] expected classes >= 0 for an empty index, got -1");
-    LOCKSTEP_CHECK(index.dtype() == i64, "[one_hot] expected an index of i64, got ", index.dtype(),
-                   " (convert with .to(i64))");
-    classes = std::max<int64_t>(0, max(index).item<int64_t>()) + 1;
-  }
-  LOCKSTEP_CHECK(classes >= 0, "[one_hot] expected classes >= 0, or -1 to infer them, got ", classes);
-  check_index("one_hot", index, classes, index);
-  Shape shape = index.shape();
-  shape.push_back(classes);
-  const Tensor out = zeros(shape, {.dtype = i64, .device = index.device()});
-  if (out.numel() == 0) return out;
-  const Shape column{index.numel(), 1};
-  Tensor rows = out.view({index.numel(), classes});
-  kernels::scatter(out.device(), false, full({}, 1, options_of(out)).expand(column), 1, index.reshape(column), rows);
-  return out;
-}
 
 }  // namespace lockstep

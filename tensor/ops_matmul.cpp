@@ -1,9 +1,6 @@
-// Matrix products: matmul with NumPy's rules, addmm, outer, linear, and einsum composed of them.
-#include <algorithm>
+// Matrix products: matmul with NumPy's rules, addmm, outer and linear.
 #include <atomic>
-#include <string>
 
-#include "tensor/einsum.h"
 #include "tensor/flops.h"
 #include "tensor/kernels.h"
 #include "tensor/ops.h"
@@ -13,18 +10,6 @@
 
 namespace lockstep {
 namespace {
-
-void check_product(const char* op, const Tensor& a, const Tensor& b, bool takes_integers = false) {
-  for (const Tensor* x : {&a, &b}) {
-    check_defined(op, *x);
-    const bool integers = takes_integers && is_integral(x->dtype());
-    if (!integers) check_floating(op, *x);
-    LOCKSTEP_CHECK(!integers || x->device().is_cpu(), "[", op, "] integer products are supported on the CPU only, got ",
-                   x->dtype(), " on ", x->device(), "; move with .to(cpu), or convert with .to(f32)");
-  }
-  check_same_dtype(op, a, b);
-  check_same_device(op, a, b);
-}
 
 /// True if the last two dims are a matrix as kernels take it: one unit stride, and rows (or columns) that do not
 /// overlap.
@@ -234,145 +219,6 @@ void linear_into(const Tensor& out, const Tensor& x, const Tensor& w, const Tens
   out.storage()->bump_version("linear_into");
   if (pre.defined()) pre.storage()->bump_version("linear_into");
   run_linear(out, x, w, bias, activation, pre);
-}
-
-// --- einsum ---
-namespace {
-
-/// A tensor with a letter for each dim.
-struct Named {
-  Tensor tensor;
-  std::string names;
-
-  int64_t size(char name) const { return tensor.shape()[int(names.find(name))]; }
-  bool has(char name) const { return names.find(name) != std::string::npos; }
-
-  /// The tensor permuted to the order of `wanted`.
-  Tensor arranged(const std::string& wanted) const {
-    Dims order;
-    for (char name : wanted) order.push_back(int64_t(names.find(name)));
-    return tensor.permute(order);
-  }
-};
-
-/// Takes the diagonal of repeated letters, and sums over letters that are not in `wanted`.
-Named simplified(Named x, const std::string& wanted) {
-  for (size_t i = 0; i < x.names.size(); ++i)
-    for (size_t j; (j = x.names.find(x.names[i], i + 1)) != std::string::npos;) {
-      const char name = x.names[i];
-      x.tensor = x.tensor.diagonal(0, int64_t(i), int64_t(j));  // diagonal() moves the shared dim to the end
-      x.names.erase(j, 1);
-      x.names.erase(i, 1);
-      x.names += name;
-      i = 0;
-    }
-  Dims gone;
-  std::string kept;
-  for (size_t i = 0; i < x.names.size(); ++i)
-    if (wanted.find(x.names[i]) == std::string::npos) gone.push_back(int64_t(i));
-    else kept += x.names[i];
-  return gone.empty() ? x : Named{sum(x.tensor, gone).to(x.tensor.dtype()), kept};
-}
-
-/// Product of two operands, summed over the shared letters that are not in `wanted`.
-Named contract(const Named& a, const Named& b, const std::string& wanted) {
-  std::string batch, rows, columns, inner;
-  int64_t m = 1, n = 1, k = 1;
-  Shape shape;
-  for (char name : a.names)
-    if (!b.has(name)) rows += name, m *= a.size(name);
-    else if (wanted.find(name) == std::string::npos) inner += name, k *= a.size(name);
-    else batch += name, shape.push_back(a.size(name));
-  for (char name : b.names)
-    if (!a.has(name)) columns += name, n *= b.size(name);
-  Shape left = shape, right = shape, result = shape;
-  if (inner.empty()) {  // nothing to sum: a broadcast multiplication
-    for (char name : rows) left.push_back(a.size(name)), right.push_back(1);
-    for (char name : columns) left.push_back(1), right.push_back(b.size(name));
-    return {mul(a.arranged(batch + rows).reshape(left), b.arranged(batch + columns).reshape(right)),
-            batch + rows + columns};
-  }
-  left.push_back(m), left.push_back(k);
-  right.push_back(k), right.push_back(n);
-  for (char name : rows) result.push_back(a.size(name));
-  for (char name : columns) result.push_back(b.size(name));
-  const Tensor out =
-      matmul(a.arranged(batch + rows + inner).reshape(left), b.arranged(batch + inner + columns).reshape(right));
-  return {out.reshape(result), batch + rows + columns};
-}
-
-/// Splits "ij,jk->ik" into inputs and output. Without an arrow the output is the letters that occur once,
-/// alphabetically.
-std::pair<std::vector<std::string>, std::string> parse(const std::string& equation) {
-  std::vector<std::string> inputs(1);
-  std::string output;
-  bool arrow = false;
-  for (size_t i = 0; i < equation.size(); ++i) {
-    const char c = equation[i];
-    if (c == ' ') continue;
-    if (c == '-' && i + 1 < equation.size() && equation[i + 1] == '>' && !arrow) {
-      arrow = true;
-      ++i;
-    } else if (c == ',' && !arrow) {
-      inputs.emplace_back();
-    } else {
-      LOCKSTEP_CHECK((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'),
-                     "[einsum] expected letters, dots, commas and one ->, got \"", equation, "\"");
-      (arrow ? output : inputs.back()) += c;
-    }
-  }
-  std::string all;
-  for (const std::string& names : inputs) all += names;
-  if (!arrow) {
-    std::sort(all.begin(), all.end());
-    for (size_t i = 0; i < all.size(); ++i)
-      if (all.find(all[i]) == all.rfind(all[i])) output += all[i];
-  }
-  for (char name : output) {
-    LOCKSTEP_CHECK(all.find(name) != std::string::npos,
-                   "[einsum] expected output letters that occur in an operand, got ", name, " in \"", equation, "\"");
-    LOCKSTEP_CHECK(output.find(name) == output.rfind(name), "[einsum] expected each output letter once, got ", name,
-                   " twice in \"", equation, "\"");
-  }
-  return {inputs, output};
-}
-
-}  // namespace
-
-Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) {
-  if (equation.find('.') != std::string::npos) {
-    for (const Tensor& x : operands) check_defined("einsum", x);
-    const auto entire = without_ellipsis(equation, operands);
-    return einsum(entire.equation, entire.operands);
-  }
-  const auto [inputs, output] = parse(equation);
-  LOCKSTEP_CHECK(inputs.size() == operands.size(), "[einsum] expected ", inputs.size(), " operands for \"", equation,
-                 "\", got ", operands.size());
-  int64_t sizes[128];
-  std::fill_n(sizes, 128, -1);
-  std::vector<Named> named;
-  for (size_t i = 0; i < operands.size(); ++i) {
-    check_product("einsum", operands[0], operands[i], true);
-    LOCKSTEP_CHECK(size_t(operands[i].dim()) == inputs[i].size(), "[einsum] expected operand ", i, " to have ",
-                   inputs[i].size(), " dims (\"", inputs[i], "\"), got ", operands[i].shape());
-    for (int d = 0; d < operands[i].dim(); ++d) {
-      int64_t& size = sizes[int(inputs[i][size_t(d)])];
-      LOCKSTEP_CHECK(size == -1 || size == operands[i].shape()[d], "[einsum] expected ", inputs[i][size_t(d)],
-                     " to have size ", size, " everywhere, got ", operands[i].shape(), " for \"", inputs[i], "\"");
-      size = operands[i].shape()[d];
-    }
-    named.push_back({operands[i], inputs[i]});
-  }
-  // Contract from left to right; `later` holds the letters that the output or a later operand needs.
-  Named result;
-  for (size_t i = 0; i < named.size(); ++i) {
-    std::string later = output;
-    for (size_t j = i + 1; j < named.size(); ++j) later += inputs[j];
-    const Named next = simplified(named[i], i == 0 ? later : later + result.names);
-    result = i == 0 ? next : simplified(contract(result, next, later), later);
-  }
-  const Tensor out = result.arranged(output);
-  return operands.size() == 1 ? out.clone() : out.contiguous();
 }
 
 }  // namespace lockstep

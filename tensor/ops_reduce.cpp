@@ -1,4 +1,4 @@
-// Reductions, argmax, running sums, sorting, and comparisons of whole tensors.
+// Reductions, argmax, sorting, and comparisons of whole tensors.
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -70,14 +70,6 @@ Tensor arg_of(const char* op, bool largest, const Tensor& x, std::optional<int64
   LOCKSTEP_CHECK(x.numel() > 0, "[", op, "] expected at least one element, got shape ", x.shape());
   const Tensor place = arg_reduce(op, largest, x.reshape({x.numel()}), 0, false).indices;
   return keepdim ? place.view(Shape::filled(x.dim(), 1)) : place;
-}
-
-Tensor cumulative(const char* op, bool product, const Tensor& x, int64_t dim) {
-  check_defined(op, x);
-  const int d = normalize_dim(op, dim, x.dim());
-  Tensor out = empty(x.shape(), {.dtype = sum_dtype(x), .device = x.device()});
-  kernels::cumulative(x.device(), product, x, d, false, out);
-  return out;
 }
 
 int64_t line_length(const char* op, const Tensor& x, int d) {
@@ -170,9 +162,6 @@ Tensor argmax(const Tensor& x, std::optional<int64_t> dim, bool keepdim) {
 Tensor argmin(const Tensor& x, std::optional<int64_t> dim, bool keepdim) {
   return arg_of("argmin", false, x, dim, keepdim);
 }
-
-Tensor cumsum(const Tensor& x, int64_t dim) { return cumulative("cumsum", false, x, dim); }
-Tensor cumprod(const Tensor& x, int64_t dim) { return cumulative("cumprod", true, x, dim); }
 
 ValuesIndices sort(const Tensor& x, int64_t dim, bool descending) {
   check_defined("sort", x);

@@ -1,5 +1,6 @@
 // Generates digits with a DCGAN (Radford et al., 2015): a generator against a discriminator.
 //   build/examples/dcgan --steps 100
+#include <lockstep/operations.h>
 #include <lockstep/vision.h>
 
 #include "examples/ports/port.h"

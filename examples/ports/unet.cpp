@@ -1,5 +1,6 @@
 // Segments digits in noise with a small U-Net (Ronneberger et al., 2015).
 //   build/examples/unet --steps 100
+#include <lockstep/operations.h>
 #include <lockstep/vision.h>
 
 #include "examples/ports/port.h"

@@ -1,5 +1,7 @@
 // Variational autoencoder of digits (Kingma and Welling, 2013).
 //   build/examples/vae --steps 300
+#include <lockstep/operations.h>
+
 #include "examples/ports/port.h"
 
 namespace ls = lockstep;

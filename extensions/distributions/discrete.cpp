@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "extensions/distributions/samplers.h"
+#include "extensions/operations/operations.h"
 
 namespace lockstep::distributions {
 namespace {

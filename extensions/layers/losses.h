@@ -1,12 +1,13 @@
 #pragma once
-// Losses that autograd/ops.h lacks, composed of differentiable operations. Meaning and defaults are as in
-// torch.nn.functional (focal loss: torchvision); the prediction comes first, then the target. All tensors of a call
-// have one shape unless stated otherwise. Values (signs, classes, variances) are checked on the CPU only: on a device
-// the check would have to wait for the kernels.
+// Losses that autograd/ops.h and the extension operations lack, composed of differentiable operations. Meaning and
+// defaults are as in torch.nn.functional (focal loss: torchvision); the prediction comes first, then the target. All
+// tensors of a call have one shape unless stated otherwise. Values (signs, classes, variances) are checked on the CPU
+// only: on a device the check would have to wait for the kernels.
 #include <functional>
 #include <vector>
 
 #include "autograd/ops.h"
+#include "extensions/operations/losses.h"
 #include "nn/module.h"
 
 namespace lockstep {
@@ -104,7 +105,7 @@ Variable triplet_margin_with_distance_loss(const Variable& anchor, const Variabl
 
 namespace lockstep::nn {
 
-// --- losses as layers; the functions in autograd/ops.h compute the same ---
+// --- losses as layers; functions compute the same ---
 /// Mean of (x - target)^2.
 struct MSELoss : Layer<MSELoss> {
   /// Returns a scalar. x and target must have the same shape.

@@ -4,6 +4,7 @@
 #include "autograd/autocast.h"
 #include "autograd/loss_common.h"
 #include "extensions/layers/losses.h"
+#include "extensions/operations/operations.h"
 
 namespace lockstep {
 namespace {

@@ -8,6 +8,7 @@
 #include "autograd/recorded.h"
 #include "extensions/linear_algebra/checks.h"
 #include "extensions/linear_algebra/kernels.h"
+#include "extensions/operations/operations.h"
 #include "tensor/ops_common.h"
 
 namespace lockstep::linalg {

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <utility>
 
+#include "extensions/operations/operations.h"
 #include "extensions/spectral/kernels.h"
 #include "tensor/complex.h"
 #include "tensor/ops_common.h"

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "autograd/recorded.h"
+#include "extensions/operations/operations.h"
 
 namespace lockstep::fft {
 namespace {

@@ -1,32 +1,17 @@
-// Operations along one dim in which the order of elements matters: arg max, running sums and products, sort, top k. A
-// tensor is seen as (outer, n, inner): n is the size of the dim, and neighbours along the dim are `inner` elements
-// apart. Sorting compares keys, see tensor/sort_key.h.
+// Operations along one dim in which the order of elements matters: arg max, sort, top k. Sorting compares keys, see
+// tensor/sort_key.h.
 #include <cmath>
 #include <memory>
 #include <vector>
 
-#include "tensor/convert.h"
 #include "tensor/cpu/lanes.h"
 #include "tensor/cpu/parallel.h"
 #include "tensor/kernels.h"
+#include "tensor/lines.h"
 #include "tensor/sort_key.h"
 
 namespace lockstep::on_cpu {
 namespace {
-
-struct Lines {
-  int64_t outer = 1, n = 1, inner = 1;
-  int64_t count() const { return outer * inner; }
-  int64_t start(int64_t line) const { return line / inner * n * inner + line % inner; }  // first element of a line
-};
-
-Lines lines_of(const Tensor& x, int dim) {
-  Lines lines;
-  if (x.dim() == 0) return lines;
-  lines.n = x.shape()[dim];
-  for (int i = 0; i < x.dim(); ++i) (i < dim ? lines.outer : lines.inner) *= i == dim ? 1 : x.shape()[i];
-  return lines;
-}
 
 template <class Fn> void dispatch_order(DType dtype, const char* op, Fn&& fn) {  // bools are ordered as bytes
   dispatch<float, double, Half, BFloat16, int64_t, int32_t, int8_t, uint8_t>(dtype == boolean ? u8 : dtype, op, fn);
@@ -198,7 +183,7 @@ void select_entries(const T* p, int64_t stride, int64_t n, int64_t k, SortKey<T>
 void arg_reduce(bool largest, const Tensor& x, int dim, Tensor& values, Tensor& indices) {
   if (values.numel() == 0) return;
   const Tensor rows = x.contiguous();
-  const Lines lines = lines_of(x, dim);
+  const Lines lines(x, dim);
   dispatch_order(x.dtype(), "arg_reduce", [&]<class T> {
     const T* p = static_cast<const T*>(rows.raw_data());
     T* to = static_cast<T*>(values.raw_data());
@@ -207,50 +192,10 @@ void arg_reduce(bool largest, const Tensor& x, int dim, Tensor& values, Tensor& 
   });
 }
 
-void cumulative(bool product, const Tensor& x, int dim, bool reverse, Tensor& out) {
-  if (x.numel() == 0) return;
-  const Tensor source = x.to(out.dtype()).contiguous();
-  const Lines lines = lines_of(x, dim);
-  dispatch<float, double, Half, BFloat16, int64_t>(out.dtype(), "cumulative", [&]<class T> {
-    using A = std::conditional_t<std::is_integral_v<T>, T, double>;  // running sums are long: f64 keeps them precise
-    const T* p = source.data<T>();
-    T* to = out.data<T>();
-    const int64_t step = reverse ? -lines.inner : lines.inner;
-    parallel_for(lines.count(), std::max<int64_t>(1, grain / lines.n), [&](int64_t begin, int64_t end) {
-      if (lines.inner == 1) {
-        for (int64_t line = begin; line < end; ++line) {
-          int64_t at = line * lines.n + (reverse ? lines.n - 1 : 0);
-          A sum = A(product);
-          for (int64_t i = 0; i < lines.n; ++i, at += step) {
-            sum = product ? sum * convert<A>(p[at]) : sum + convert<A>(p[at]);
-            to[at] = convert<T>(sum);
-          }
-        }
-        return;
-      }
-      constexpr int64_t strip = 256;
-      for (int64_t line = begin; line < end;) {
-        const int64_t width = std::min({strip, end - line, lines.inner - line % lines.inner});
-        int64_t at = lines.start(line) + (reverse ? (lines.n - 1) * lines.inner : 0);
-        A sum[strip];
-        std::fill_n(sum, width, A(product));
-        for (int64_t i = 0; i < lines.n; ++i, at += step) {
-          for (int64_t j = 0; j < width; ++j) {
-            const A v = convert<A>(p[at + j]);
-            sum[j] = product ? sum[j] * v : sum[j] + v;
-            to[at + j] = convert<T>(sum[j]);
-          }
-        }
-        line += width;
-      }
-    });
-  });
-}
-
 void sort(const Tensor& x, int dim, bool descending, Tensor& values, Tensor& indices) {
   if (x.numel() == 0) return;
   const Tensor source = x.contiguous();
-  const Lines lines = lines_of(x, dim);
+  const Lines lines(x, dim);
   dispatch_order(x.dtype(), "sort", [&]<class T> {
     using K = SortKey<T>;
     const T* p = static_cast<const T*>(source.raw_data());
@@ -277,7 +222,7 @@ void sort(const Tensor& x, int dim, bool descending, Tensor& values, Tensor& ind
 void topk(const Tensor& x, int dim, int64_t k, bool largest, Tensor& values, Tensor& indices) {
   if (values.numel() == 0) return;
   const Tensor source = x.contiguous();
-  const Lines lines = lines_of(x, dim);
+  const Lines lines(x, dim), picked(values, dim);
   dispatch_order(x.dtype(), "topk", [&]<class T> {
     using K = SortKey<T>;
     const T* p = static_cast<const T*>(source.raw_data());
@@ -286,7 +231,7 @@ void topk(const Tensor& x, int dim, int64_t k, bool largest, Tensor& values, Ten
     parallel_for(lines.count(), std::max<int64_t>(1, grain / lines.n), [&](int64_t begin, int64_t end) {
       std::vector<Entry<K>> entries;
       for (int64_t line = begin; line < end; ++line) {
-        const int64_t start = lines.start(line), out = Lines{lines.outer, k, lines.inner}.start(line);
+        const int64_t start = lines.start(line), out = picked.start(line);
         select_entries(p + start, lines.inner, lines.n, k, largest ? ~K(0) : K(0), entries);
         for (int64_t i = 0; i < k; ++i) {
           const int64_t at = out + i * lines.inner;

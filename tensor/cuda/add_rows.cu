@@ -4,13 +4,13 @@
 // frequent index is shared by many warps, and the order of a sum follows from its own rows alone. Memory bound: each
 // row is read once, 16 bytes for each lane and four rows in flight; a run of several parts also writes and reads a sum
 // for each part. A wrong index is reported (report.h) and skipped.
-#include "tensor/cuda/lines.h"
 #include "tensor/cuda/merge_sort.h"
 #include "tensor/cuda/report.h"
 #include "tensor/cuda/vector.h"
 #include "tensor/functors.h"
 #include "tensor/kernel_args.h"
 #include "tensor/kernels.h"
+#include "tensor/lines.h"
 
 namespace lockstep::on_cuda {
 namespace {

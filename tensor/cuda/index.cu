@@ -2,13 +2,13 @@
 // elements by the output element that they add to (merge_sort.h, stable), then one thread computes each output element.
 // If scatter writes several elements to one place, it keeps the last one, which an integer maximum of positions finds.
 // Memory bound. A wrong index is reported (report.h) and skipped. Sums of rows are in add_rows.cu.
-#include "tensor/cuda/lines.h"
 #include "tensor/cuda/merge_sort.h"
 #include "tensor/cuda/nest.h"
 #include "tensor/cuda/report.h"
 #include "tensor/cuda/vector.h"
 #include "tensor/functors.h"
 #include "tensor/kernels.h"
+#include "tensor/lines.h"
 
 namespace lockstep::on_cuda {
 namespace {

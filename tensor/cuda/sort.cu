@@ -1,9 +1,9 @@
 // Sort and top k along a dim, by merge_sort.h. For a small k, top k works in rounds. Each round keeps the best k
 // entries of each tile. The last round is the one whose input fits in one tile.
 #include "tensor/cuda/element.h"
-#include "tensor/cuda/lines.h"
 #include "tensor/cuda/merge_sort.h"
 #include "tensor/kernels.h"
+#include "tensor/lines.h"
 #include "tensor/sort_key.h"
 
 namespace lockstep::on_cuda {

@@ -151,12 +151,11 @@ TEST_CASE("autocast: matrix work in 16 bits, sensitive work in f32, gradients in
     CHECK(y.dtype() == dtype);
     CHECK(matmul(x, w.t()).dtype() == dtype);
     CHECK(addmm(scale, x, w.t()).dtype() == dtype);
-    CHECK(einsum("ij,kj->ik", std::vector<Variable>{x, w}).dtype() == dtype);
     CHECK(relu(low).dtype() == dtype);
-    for (const Variable& high : {exp(low), log(low), pow_scalar(low, 2), sum(low), mean(low), softmax(low, 1),
-                                 log_softmax(low, 1), cumsum(low, 0), prod(low), layer_norm(low, {6}, scale),
-                                 mse_loss(low, low), low + scale, where(lt(low, low), low, scale),
-                                 cat(std::vector<Variable>{low, x.narrow(1, 0, 6)}, 0), norm(low), logsumexp(low, {1})})
+    for (const Variable& high :
+         {exp(low), log(low), pow_scalar(low, 2), sum(low), mean(low), softmax(low, 1), log_softmax(low, 1),
+          layer_norm(low, {6}, scale), mse_loss(low, low), low + scale, where(lt(low, low), low, scale),
+          cat(std::vector<Variable>{low, x.narrow(1, 0, 6)}, 0), norm(low), logsumexp(low, {1})})
       CHECK(high.dtype() == f32);
     const Variable loss = cross_entropy(layer_norm(y, {6}, scale), labels);
     CHECK(loss.dtype() == f32);
@@ -227,11 +226,6 @@ TEST_CASE("autocast: every operation with several operands promotes to the wides
       {"scatter", [&](const Variable& a, const Variable& b) { return scatter(a, 0, index.narrow(0, 0, 1), b); }},
       {"scatter_add", [&](const Variable& a, const Variable& b) { return scatter_add(a, 0, index, b); }},
       {"mse_loss", [](const Variable& a, const Variable& b) { return mse_loss(a, b); }},
-      {"l1_loss", [](const Variable& a, const Variable& b) { return l1_loss(a, b); }},
-      {"smooth_l1_loss", [](const Variable& a, const Variable& b) { return smooth_l1_loss(a, b); }},
-      {"huber_loss", [](const Variable& a, const Variable& b) { return huber_loss(a, b); }},
-      {"bce_with_logits", [](const Variable& a, const Variable& b) { return bce_with_logits(a, b); }},
-      {"kl_div", [](const Variable& a, const Variable& b) { return kl_div(a, b); }},
   };
   manual_seed(4);
   const Tensor left = add_scalar(rand({3, 3}), 0.5), right = add_scalar(rand({3, 3}), 0.5);

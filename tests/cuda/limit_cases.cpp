@@ -113,7 +113,6 @@ void add_pointwise(std::vector<LimitCase>& cases) {
              [](const Tensor& a, const Tensor& b) {
                return cat({a, b}, 1);
              }),
-      unary("flipped and rolled", byte, [](const Tensor& a) { return roll(flip(a, {1}), {7}, {1}); }),
       binary("repeated", {{10}, u8}, {{1}, u8},
              [](const Tensor& a, const Tensor& b) {
                return (a.view({-1, 10, 1}) * b.view({-1, 1, 1})).expand({a.size(0), 10, 30}).contiguous();
@@ -141,8 +140,6 @@ void add_reductions(std::vector<LimitCase>& cases) {
              }),
       {"argmax", {byte}, [](T in) { return both(max(in[0], 1)); }},
       {"argmin of a middle dim", {{{20, 48}, u8}}, [](T in) { return both(min(in[0], 1)); }},
-      unary("running sums", {{500}, u8}, [](const Tensor& a) { return cumsum(a, 1); }),
-      unary("running products of a middle dim", {{20, 6}, f32}, [](const Tensor& a) { return cumprod(a, 1); }),
       {"sort", {{{100}, u8}}, [](T in) { return both(sort(in[0], 1)); }},
       {"topk", {byte}, [](T in) { return both(topk(in[0], 5, 1)); }},
       unary("softmax", x, [](const Tensor& a) { return softmax(a, 1); }),

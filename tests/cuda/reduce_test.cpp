@@ -1,4 +1,4 @@
-// Reductions, arg max, cumulative sums, sorts and top k on the device against the CPU: every operation and dtype, all
+// Reductions, arg max, sorts and top k on the device against the CPU: every operation and dtype, all
 // combinations of dims, few long rows and many short ones, arbitrary strides, and the order of equal values.
 #include "tests/cuda/against_cpu.h"
 
@@ -144,24 +144,6 @@ TEST_CASE("cuda: arg max and arg min, first place on ties, NaN wins") {
   check_kernel({"arg of a scalar", 0}, kernels::arg_reduce, true, scalar, 0, Out{scalar}, Out{scalar.to(i64)});
   check_kernel({"arg of a transposed", 0}, kernels::arg_reduce, true, turned, 1, Out{empty({30}, {f32, cpu})},
                Out{empty({30}, {i64, cpu})});
-}
-
-TEST_CASE("cuda: running sums and products") {
-  for (const DType dtype : {f32, f64, f16, bf16, i64}) {
-    for (const Shape& shape : {Shape{}, Shape{0}, Shape{1}, Shape{3, 31}, Shape{33, 5}, Shape{2, 4099}, Shape{999, 2},
-                               Shape{4, 50, 3}, Shape{20000}}) {
-      const Tensor x =
-          dtype == i64 ? random_integers(shape, 9, 1) : add_scalar(random_tensor(shape, f64, 1, 0.01), 1).to(dtype);
-      for (int dim = 0; dim < std::max(1, shape.rank()); ++dim) {
-        for (const bool product : {false, true}) {
-          for (const bool reverse : {false, true})
-            check_kernel({str("cumulative ", product, " ", dtype, " ", shape, " ", dim),
-                          dtype == i64 ? 0 : tolerance(Near::cumulative, dtype)},
-                         kernels::cumulative, product, x, dim, reverse, Out{x});
-        }
-      }
-    }
-  }
 }
 
 TEST_CASE("cuda: stable sort and top k") {

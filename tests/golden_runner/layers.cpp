@@ -83,14 +83,6 @@ std::map<std::string, std::function<std::unique_ptr<Module>(const Case&)>> make_
   return t;
 }
 
-KlReduction kl_reduction(const Case& c) {
-  const std::string name = c.text("reduction", "mean");
-  return name == "batchmean" ? KlReduction::batchmean
-         : name == "sum"     ? KlReduction::sum
-         : name == "none"    ? KlReduction::none
-                             : KlReduction::mean;
-}
-
 CrossEntropyOptions cross_entropy_options(const Case& c) {
   CrossEntropyOptions o{.ignore_index = c.integer("ignore_index", -100),
                         .label_smoothing = c.number("label_smoothing", 0),
@@ -108,15 +100,7 @@ std::map<std::string, Loss> make_losses() {
   using In = const std::vector<Variable>&;
   std::map<std::string, Loss> t;
   t["CrossEntropy"] = [](In in, const Case& c) { return cross_entropy(in[0], in[1], cross_entropy_options(c)); };
-  t["NLL"] = [](In in, const Case& c) {
-    return nll_loss(log_softmax(in[0], 1), in[1].tensor(), cross_entropy_options(c));
-  };
   t["MSE"] = [](In in, const Case& c) { return mse_loss(in[0], in[1], c.reduction()); };
-  t["L1"] = [](In in, const Case& c) { return l1_loss(in[0], in[1], c.reduction()); };
-  t["SmoothL1"] = [](In in, const Case& c) { return smooth_l1_loss(in[0], in[1], c.number("beta", 1), c.reduction()); };
-  t["Huber"] = [](In in, const Case& c) { return huber_loss(in[0], in[1], c.number("delta", 1), c.reduction()); };
-  t["BCEWithLogits"] = [](In in, const Case& c) { return bce_with_logits(in[0], in[1], {}, {}, c.reduction()); };
-  t["KLDiv"] = [](In in, const Case& c) { return kl_div(log_softmax(in[0], 1), softmax(in[1], 1), kl_reduction(c)); };
   t["scaled_dot_product_attention"] = [](In in, const Case& c) {
     return attention(in[0], in[1], in[2], {},
                      AttentionArgs{.scale = c.number("scale", 0), .causal = c.flag("causal", false)});

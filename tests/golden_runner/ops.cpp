@@ -44,15 +44,11 @@ std::map<std::string, Run> make_table() {
   t["where"] = [](In in, Of) { return Outputs{where(in[0].tensor().to(boolean), in[1], in[2])}; };
   t["addcmul"] = [](In in, Of c) { return Outputs{addcmul(in[0], in[1], in[2], c.number("value", 1))}; };
   t["lerp"] = [](In in, Of c) { return Outputs{lerp(in[0], in[1], c.number("weight"))}; };
-  t["bce_with_logits_weighted"] = [](In in, Of c) {
-    return Outputs{bce_with_logits(in[0], in[1], in[2].tensor(), in[3].tensor(), c.reduction())};
-  };
   t["cast_bf16_and_back"] = unary([](const Variable& x) { return x.to(bf16).to(f32); });
   t["cast_f16_and_back"] = unary([](const Variable& x) { return x.to(f16).to(f32); });
 
   t["sum"] = reduce([](const Variable& x, const Dims& d, bool k) { return sum(x, d, k); });
   t["mean"] = reduce([](const Variable& x, const Dims& d, bool k) { return mean(x, d, k); });
-  t["prod"] = reduce([](const Variable& x, const Dims& d, bool k) { return prod(x, d, k); });
   t["amax"] = reduce([](const Variable& x, const Dims& d, bool k) { return amax(x, d, k); });
   t["amin"] = reduce([](const Variable& x, const Dims& d, bool k) { return amin(x, d, k); });
   t["norm2"] = reduce([](const Variable& x, const Dims& d, bool k) { return norm(x, d, k); });
@@ -72,8 +68,6 @@ std::map<std::string, Run> make_table() {
   };
   t["argmax"] = place(true);
   t["argmin"] = place(false);
-  t["cumsum"] = [](In in, Of c) { return Outputs{cumsum(in[0], c.integer("dim"))}; };
-  t["cumprod"] = [](In in, Of c) { return Outputs{cumprod(in[0], c.integer("dim"))}; };
   t["topk"] = [](In in, Of c) {
     return with_indices(topk(in[0], c.integer("k"), c.integer("dim", -1), c.flag("largest", true)));
   };
@@ -86,7 +80,6 @@ std::map<std::string, Run> make_table() {
   t["addmm"] = [](In in, Of c) {
     return Outputs{addmm(in[0], in[1], in[2], c.number("beta", 1), c.number("alpha", 1))};
   };
-  t["einsum"] = [](In in, Of c) { return Outputs{einsum(c.text("equation", ""), in)}; };
 
   t["reshape"] = [](In in, Of c) { return Outputs{in[0].reshape(c.dims("shape"))}; };
   t["permute"] = [](In in, Of c) { return Outputs{in[0].permute(c.dims("dims"))}; };
@@ -112,9 +105,6 @@ std::map<std::string, Run> make_table() {
   };
   t["tril"] = [](In in, Of c) { return Outputs{tril(in[0], c.integer("diagonal", 0))}; };
   t["triu"] = [](In in, Of c) { return Outputs{triu(in[0], c.integer("diagonal", 0))}; };
-  t["flip"] = [](In in, Of c) { return Outputs{flip(in[0], c.dims("dims"))}; };
-  t["roll"] = [](In in, Of c) { return Outputs{roll(in[0], c.dims("shifts"), c.dims("dims"))}; };
-  t["repeat"] = [](In in, Of c) { return Outputs{repeat(in[0], c.dims("repeats"))}; };
   t["pad"] = [](In in, Of c) {
     const Dims p = c.dims("pad");
     return Outputs{pad(in[0], std::vector<int64_t>(p.begin(), p.end()), c.number("value", 0))};
@@ -123,7 +113,6 @@ std::map<std::string, Run> make_table() {
     return Outputs{in[0].squeeze(c.integer("squeeze")).unsqueeze(c.integer("unsqueeze"))};
   };
   t["diagonal"] = [](In in, Of c) { return Outputs{in[0].diagonal(c.integer("offset", 0))}; };
-  t["one_hot"] = [](In in, Of c) { return Outputs{one_hot(in[0].tensor(), c.integer("classes", -1))}; };
   t["embedding"] = [](In in, Of) { return Outputs{embedding(in[0], in[1].tensor())}; };
   t["cast"] = [](In in, Of c) { return Outputs{in[0].to(parse_dtype(c.text("dtype", "")))}; };
 
@@ -170,18 +159,7 @@ std::map<std::string, Run> make_table() {
                                .reduction = c.reduction()};
   };
   t["cross_entropy"] = [=](In in, Of c) { return Outputs{cross_entropy(in[0], in[1], classes(in, c, 2))}; };
-  t["nll_loss"] = [=](In in, Of c) { return Outputs{nll_loss(in[0], in[1].tensor(), classes(in, c, 2))}; };
   t["mse_loss"] = [=](In in, Of c) { return Outputs{mse_loss(in[0], in[1], c.reduction())}; };
-  t["l1_loss"] = [=](In in, Of c) { return Outputs{l1_loss(in[0], in[1], c.reduction())}; };
-  t["smooth_l1_loss"] = [=](In in, Of c) {
-    return Outputs{smooth_l1_loss(in[0], in[1], c.number("beta"), c.reduction())};
-  };
-  t["huber_loss"] = [=](In in, Of c) { return Outputs{huber_loss(in[0], in[1], c.number("delta"), c.reduction())}; };
-  t["bce_with_logits"] = [=](In in, Of c) { return Outputs{bce_with_logits(in[0], in[1], {}, {}, c.reduction())}; };
-  t["kl_div"] = [=](In in, Of c) {
-    return Outputs{kl_div(in[0], in[1], c.text("reduction", "mean") == "sum" ? KlReduction::sum : KlReduction::mean,
-                          c.flag("log_target", false))};
-  };
   // Chains of operations.
   t["expr: x*x + x"] = unary([](const Variable& x) { return x * x + x; });
   t["expr: (x.exp() * x.sin()).sum(0) + x[0]"] =

@@ -399,7 +399,7 @@ def pair(c, least, greatest):
 
 @family("composed", 1)
 def composed(c):
-    """extensions/layers/composed.def and the ellipsis of einsum. Makes extensions/layers/tests/golden/composed.safetensors and tests/golden/einsum.safetensors: --only ^composed --cases
+    """extensions/layers/composed.def and the ellipsis of einsum. Makes extensions/layers/tests/golden/composed.safetensors and extensions/operations/tests/golden/einsum.safetensors: --only ^composed --cases
     2000 --seed 21 --keep FOLDER.
     """
     name = c.rng.choice(["cdist", "take_along_dim", "logcumsumexp", "quantile", "median", "median_dim", "meshgrid", "einsum"])
@@ -710,7 +710,7 @@ def focal(x, t, alpha, gamma, reduction):
 
 @family("margins", 2)
 def margins(c):
-    """extensions/layers/losses.h. Makes losses.safetensors of extensions/layers/tests/golden and tests/golden: --only ^margins --cases 2000 --seed 21 --keep FOLDER.
+    """extensions/layers/losses.h. Makes losses.safetensors of extensions/layers/tests/golden and extensions/operations/tests/golden: --only ^margins --cases 2000 --seed 21 --keep FOLDER.
     """
     name = c.rng.choice(["bce_loss", "bce_with_logits_weighted", "poisson_nll_loss", "gaussian_nll_loss", "sigmoid_focal_loss", "soft_margin_loss", "hinge_embedding_loss", "margin_ranking_loss", "cosine_embedding_loss",
                          "multi_margin_loss", "multilabel_margin_loss", "multilabel_soft_margin_loss", "pairwise_distance", "triplet_margin_loss", "triplet_margin_with_distance_loss"])

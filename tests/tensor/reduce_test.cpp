@@ -1,4 +1,4 @@
-// Reductions, arg max, cumulative sums and sorting, against plain loops in f64.
+// Reductions, arg max and sorting, against plain loops in f64.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -210,19 +210,9 @@ TEST_CASE("reductions: NaN, infinities, huge values, large means") {
 TEST_CASE("reductions: the bits do not depend on threads") {
   const Tensor x = randn({513, 1025}), big = randn({300001});
   check_threads([&] {
-    return std::vector{sum(x),
-                       sum(x, {0}),
-                       sum(x, {1}),
-                       sum(big),
-                       var(x, {0}),
-                       logsumexp(x, {0}),
-                       norm(big),
-                       cumsum(x, 0),
-                       max(x, 0).indices,
-                       argmax(big),
-                       sort(x, 1).indices,
-                       topk(x, 7, 0).indices,
-                       sum(x.to(bf16), {0})};
+    return std::vector{
+        sum(x),    sum(x, {0}),       sum(x, {1}), sum(big),           var(x, {0}),           logsumexp(x, {0}),
+        norm(big), max(x, 0).indices, argmax(big), sort(x, 1).indices, topk(x, 7, 0).indices, sum(x.to(bf16), {0})};
   });
 }
 
@@ -270,19 +260,6 @@ TEST_CASE("reduce: whole numbers wrap around") {
         CHECK(std::count(found.begin(), found.end(), expected) == int64_t(found.size()));
       }
     }
-}
-
-TEST_CASE("cumsum and cumprod") {
-  const Tensor x = Tensor::from<int32_t>({1, 2, 3, 4, 5, 6}, {2, 3});
-  CHECK(cumsum(x, 1).to_vector<int64_t>() == std::vector<int64_t>{1, 3, 6, 4, 9, 15});
-  CHECK(cumsum(x, 0).to_vector<int64_t>() == std::vector<int64_t>{1, 2, 3, 5, 7, 9});
-  CHECK(cumprod(x, -1).to_vector<int64_t>() == std::vector<int64_t>{1, 2, 6, 4, 20, 120});
-  CHECK(cumsum(x, 0).dtype() == i64);
-  const Tensor y = randn({1000, 7});
-  check_values(cumsum(y, 0).select(0, -1), sum(y, {0}).to_vector<double>(), 1e-4);
-  CHECK(equal(cumsum(y.t(), 1), cumsum(y, 0).t()));
-  CHECK(cumsum(full({}, 2), 0).item() == 2);
-  CHECK(cumsum(empty({0, 2}), 0).shape() == Shape{0, 2});
 }
 
 TEST_CASE("sort and topk: stable, NaN is the largest") {
@@ -368,6 +345,5 @@ TEST_CASE("reductions: wrong calls") {
   CHECK_ERROR(argmin(empty({0})), "[argmin] expected at least one element, got shape (0)");
   CHECK_ERROR(topk(x, 4), "[topk] expected k from 0 to 3 (the size of dim 1 of (2, 3)), got 4");
   CHECK_ERROR(sum_to(x, {2}), "[sum_to] expected a shape that broadcasts to (2, 3), got (2)");
-  CHECK_ERROR(cumsum(x, 2), "[cumsum]");
   CHECK_ERROR(sort(Tensor()), "[sort] tensor is undefined");
 }

@@ -13,6 +13,7 @@
 #include "autograd/gradcheck.h"
 #include "extensions/distributions/samplers.h"
 #include "extensions/linear_algebra/linear_algebra.h"
+#include "extensions/operations/operations.h"
 #include "tests/messages.h"
 #include "tests/threads.h"
 

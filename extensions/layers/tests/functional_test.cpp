@@ -5,6 +5,7 @@
 
 #include "autograd/ops.h"
 #include "autograd/tape.h"
+#include "extensions/operations/operations.h"
 #include "tests/messages.h"
 
 using namespace lockstep;

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "extensions/operations/operations.h"
 #include "tests/messages.h"
 #include "tests/threads.h"
 #include "tests/tolerances.h"

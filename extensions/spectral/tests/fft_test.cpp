@@ -8,6 +8,7 @@
 #include <functional>
 #include <numbers>
 
+#include "extensions/operations/operations.h"
 #include "tests/devices.h"
 #include "tests/messages.h"
 #include "tests/threads.h"

@@ -1,8 +1,8 @@
 #pragma once
-// A tensor as lines along one dimension.
+// A tensor as lines along one dimension, for kernels.
 #include "tensor/tensor.h"
 
-namespace lockstep::on_cuda {
+namespace lockstep {
 
 /// A contiguous tensor as (outer, n, inner): `n` is the dimension's size, `inner` the distance of neighbours along it.
 struct Lines {
@@ -22,4 +22,4 @@ struct Lines {
   }
 };
 
-}  // namespace lockstep::on_cuda
+}  // namespace lockstep

@@ -1,0 +1,314 @@
+// Einstein summation: the equation, the contraction of operands from left to right, and its derivative.
+#include <algorithm>
+#include <string>
+#include <vector>
+
+#include "autograd/autocast.h"
+#include "autograd/recorded.h"
+#include "extensions/operations/operations.h"
+#include "tensor/ops_common.h"
+
+namespace lockstep {
+namespace {
+
+// --- the ellipsis ---
+
+constexpr const char* dots = "...";
+
+/// Number of letters of one operand or of the output, which may have one ellipsis.
+size_t letters_of(const std::string& names, const std::string& equation) {
+  const size_t points = size_t(std::count(names.begin(), names.end(), '.'));
+  LOCKSTEP_CHECK(points == 0 || (points == 3 && names.find(dots) != std::string::npos),
+                 "[einsum] expected an ellipsis of three dots, once in an operand, got \"", equation, "\"");
+  return names.size() - points;
+}
+
+/// An equation without ellipsis, and the shapes of its operands.
+struct SpelledOut {
+  std::string equation;       ///< the equation, with letters in place of ...
+  std::vector<Shape> shapes;  ///< shapes to which the operands must first be expanded
+};
+/// Replaces the ellipsis by new letters, one for each dim that it stands for. These dims are aligned from the right and
+/// broadcast. In an equation without ->, these dims come first in the output. Error for a malformed equation or sizes
+/// that do not broadcast.
+SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shapes) {
+  std::string text = equation;
+  std::erase(text, ' ');
+  const size_t arrow = text.find("->");
+  const bool implicit = arrow == std::string::npos;
+  std::vector<std::string> inputs(1);
+  for (const char c : text.substr(0, arrow))
+    if (c == ',') inputs.emplace_back();
+    else inputs.back() += c;
+  LOCKSTEP_CHECK(inputs.size() == shapes.size(), "[einsum] expected ", inputs.size(), " operands for \"", equation,
+                 "\", got ", shapes.size());
+  std::string output = implicit ? "" : text.substr(arrow + 2), unused;
+  letters_of(output, equation);
+  for (char c = 'A'; c <= 'z'; ++c)
+    if ((c <= 'Z' || c >= 'a') && text.find(c) == std::string::npos) unused += c;
+
+  SpelledOut full{{}, shapes};
+  std::vector<int64_t> sizes;  // sizes of the ellipsis' dims, last dim first
+  std::vector<size_t> counts(inputs.size(), 0);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const size_t letters = letters_of(inputs[i], equation), start = inputs[i].find(dots);
+    if (start == std::string::npos) continue;
+    LOCKSTEP_CHECK(size_t(shapes[i].rank()) >= letters, "[einsum] expected operand ", i, " to have at least ", letters,
+                   " dims (\"", inputs[i], "\"), got ", shapes[i]);
+    counts[i] = size_t(shapes[i].rank()) - letters;
+    for (size_t d = 0; d < counts[i]; ++d) {
+      if (sizes.size() <= d) sizes.push_back(1);
+      const int64_t size = shapes[i][int(start + counts[i] - 1 - d)];
+      LOCKSTEP_CHECK(size == 1 || sizes[d] == 1 || size == sizes[d],
+                     "[einsum] expected the dims of ... to broadcast in \"", equation, "\", got sizes ", sizes[d],
+                     " and ", size);
+      if (size != 1) sizes[d] = size;
+    }
+  }
+  LOCKSTEP_CHECK(sizes.size() <= unused.size(), "[einsum] expected fewer letters in \"", equation,
+                 "\": its letters and the dims that ... stands for may be at most 52 in all");
+  const std::string names = unused.substr(0, sizes.size());
+  std::string once = text.substr(0, arrow);
+  std::sort(once.begin(), once.end());
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (const size_t start = inputs[i].find(dots); start != std::string::npos) {
+      for (size_t d = 0; d < counts[i]; ++d) full.shapes[i][int(start + counts[i] - 1 - d)] = sizes[d];
+      inputs[i].replace(start, 3, names.substr(names.size() - counts[i]));
+    }
+    full.equation += (i ? "," : "") + inputs[i];
+  }
+  if (implicit) {
+    output = dots;
+    for (const char c : once)
+      if (c != ',' && c != '.' && std::count(once.begin(), once.end(), c) == 1) output += c;
+  }
+  if (const size_t start = output.find(dots); start != std::string::npos) output.replace(start, 3, names);
+  full.equation += "->" + output;
+  return full;
+}
+
+/// Result of without_ellipsis().
+template <class Value> struct EllipsisFree {
+  std::string equation;
+  std::vector<Value> operands;
+};
+/// spell_out() applied to operands, which are expanded as views.
+template <class Value>
+EllipsisFree<Value> without_ellipsis(const std::string& equation, const std::vector<Value>& operands) {
+  std::vector<Shape> shapes;
+  for (const Value& x : operands) shapes.push_back(x.shape());
+  SpelledOut full = spell_out(equation, shapes);
+  EllipsisFree<Value> free{std::move(full.equation), operands};
+  for (size_t i = 0; i < operands.size(); ++i)
+    if (shapes[i] != full.shapes[i]) free.operands[i] = operands[i].expand(full.shapes[i]);
+  return free;
+}
+
+// --- the equation ---
+
+struct Equation {
+  std::vector<std::string> inputs{""};
+  std::string output;
+};
+/// Splits "ij,jk->ik" into inputs and output. Without an arrow the output is the letters that occur once,
+/// alphabetically.
+Equation parse(const std::string& equation) {
+  Equation parsed;
+  auto& [inputs, output] = parsed;
+  bool arrow = false;
+  for (size_t i = 0; i < equation.size(); ++i) {
+    const char c = equation[i];
+    if (c == ' ') continue;
+    if (c == '-' && i + 1 < equation.size() && equation[i + 1] == '>' && !arrow) {
+      arrow = true;
+      ++i;
+    } else if (c == ',' && !arrow) {
+      inputs.emplace_back();
+    } else {
+      LOCKSTEP_CHECK((c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z'),
+                     "[einsum] expected letters, dots, commas and one ->, got \"", equation, "\"");
+      (arrow ? output : inputs.back()) += c;
+    }
+  }
+  std::string all;
+  for (const std::string& names : inputs) all += names;
+  if (!arrow) {
+    std::sort(all.begin(), all.end());
+    for (size_t i = 0; i < all.size(); ++i)
+      if (all.find(all[i]) == all.rfind(all[i])) output += all[i];
+  }
+  for (char name : output) {
+    LOCKSTEP_CHECK(all.find(name) != std::string::npos,
+                   "[einsum] expected output letters that occur in an operand, got ", name, " in \"", equation, "\"");
+    LOCKSTEP_CHECK(output.find(name) == output.rfind(name), "[einsum] expected each output letter once, got ", name,
+                   " twice in \"", equation, "\"");
+  }
+  return parsed;
+}
+
+// --- the contraction ---
+
+/// A tensor with a letter for each dim.
+struct Named {
+  Tensor tensor;
+  std::string names;
+
+  int64_t size(char name) const { return tensor.shape()[int(names.find(name))]; }
+  bool has(char name) const { return names.find(name) != std::string::npos; }
+
+  /// The tensor permuted to the order of `wanted`.
+  Tensor arranged(const std::string& wanted) const {
+    Dims order;
+    for (char name : wanted) order.push_back(int64_t(names.find(name)));
+    return tensor.permute(order);
+  }
+};
+
+/// Takes the diagonal of repeated letters, and sums over letters that are not in `wanted`.
+Named simplified(Named x, const std::string& wanted) {
+  for (size_t i = 0; i < x.names.size(); ++i)
+    for (size_t j; (j = x.names.find(x.names[i], i + 1)) != std::string::npos;) {
+      const char name = x.names[i];
+      x.tensor = x.tensor.diagonal(0, int64_t(i), int64_t(j));  // diagonal() moves the shared dim to the end
+      x.names.erase(j, 1);
+      x.names.erase(i, 1);
+      x.names += name;
+      i = 0;
+    }
+  Dims gone;
+  std::string kept;
+  for (size_t i = 0; i < x.names.size(); ++i)
+    if (wanted.find(x.names[i]) == std::string::npos) gone.push_back(int64_t(i));
+    else kept += x.names[i];
+  return gone.empty() ? x : Named{sum(x.tensor, gone).to(x.tensor.dtype()), kept};
+}
+
+/// Product of two operands, summed over the shared letters that are not in `wanted`.
+Named contract(const Named& a, const Named& b, const std::string& wanted) {
+  std::string batch, rows, columns, inner;
+  int64_t m = 1, n = 1, k = 1;
+  Shape shape;
+  for (char name : a.names)
+    if (!b.has(name)) rows += name, m *= a.size(name);
+    else if (wanted.find(name) == std::string::npos) inner += name, k *= a.size(name);
+    else batch += name, shape.push_back(a.size(name));
+  for (char name : b.names)
+    if (!a.has(name)) columns += name, n *= b.size(name);
+  Shape left = shape, right = shape, result = shape;
+  if (inner.empty()) {  // nothing to sum: a broadcast multiplication
+    for (char name : rows) left.push_back(a.size(name)), right.push_back(1);
+    for (char name : columns) left.push_back(1), right.push_back(b.size(name));
+    return {mul(a.arranged(batch + rows).reshape(left), b.arranged(batch + columns).reshape(right)),
+            batch + rows + columns};
+  }
+  left.push_back(m), left.push_back(k);
+  right.push_back(k), right.push_back(n);
+  for (char name : rows) result.push_back(a.size(name));
+  for (char name : columns) result.push_back(b.size(name));
+  const Tensor out =
+      matmul(a.arranged(batch + rows + inner).reshape(left), b.arranged(batch + inner + columns).reshape(right));
+  return {out.reshape(result), batch + rows + columns};
+}
+
+}  // namespace
+
+Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) {
+  if (equation.find('.') != std::string::npos) {
+    for (const Tensor& x : operands) check_defined("einsum", x);
+    const auto entire = without_ellipsis(equation, operands);
+    return einsum(entire.equation, entire.operands);
+  }
+  const auto [inputs, output] = parse(equation);
+  LOCKSTEP_CHECK(inputs.size() == operands.size(), "[einsum] expected ", inputs.size(), " operands for \"", equation,
+                 "\", got ", operands.size());
+  int64_t sizes[128];
+  std::fill_n(sizes, 128, -1);
+  std::vector<Named> named;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    check_product("einsum", operands[0], operands[i], true);
+    LOCKSTEP_CHECK(size_t(operands[i].dim()) == inputs[i].size(), "[einsum] expected operand ", i, " to have ",
+                   inputs[i].size(), " dims (\"", inputs[i], "\"), got ", operands[i].shape());
+    for (int d = 0; d < operands[i].dim(); ++d) {
+      int64_t& size = sizes[int(inputs[i][size_t(d)])];
+      LOCKSTEP_CHECK(size == -1 || size == operands[i].shape()[d], "[einsum] expected ", inputs[i][size_t(d)],
+                     " to have size ", size, " everywhere, got ", operands[i].shape(), " for \"", inputs[i], "\"");
+      size = operands[i].shape()[d];
+    }
+    named.push_back({operands[i], inputs[i]});
+  }
+  // Contract from left to right; `later` holds the letters that the output or a later operand needs.
+  Named result;
+  for (size_t i = 0; i < named.size(); ++i) {
+    std::string later = output;
+    for (size_t j = i + 1; j < named.size(); ++j) later += inputs[j];
+    const Named next = simplified(named[i], i == 0 ? later : later + result.names);
+    result = i == 0 ? next : simplified(contract(result, next, later), later);
+  }
+  const Tensor out = result.arranged(output);
+  return operands.size() == 1 ? out.clone() : out.contiguous();
+}
+
+// --- the derivative: the gradient of an operand is an einsum of the incoming gradient and the other operands ---
+namespace {
+
+/// Gradient of operand `at`, given all operands.
+template <class T>
+T einsum_grad(const Equation& e, size_t at, const T& grad, const std::vector<T>& operands, const Shape& shape) {
+  std::string equation = e.output, elsewhere = e.output, known;
+  std::vector<T> factors{grad};
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (i == at) continue;
+    equation += "," + e.inputs[i];
+    elsewhere += e.inputs[i];
+    factors.push_back(operands[i]);
+  }
+  // A letter that only this operand has was summed over: the gradient is constant along it. A letter that occurs twice
+  // in the operand took a diagonal: the gradient lies on that diagonal.
+  const std::string& names = e.inputs[at];
+  Shape with_ones, full;
+  Strides diagonal;
+  const Strides strides = contiguous_strides(shape);
+  for (size_t d = 0; d < names.size(); ++d) {
+    if (names.find(names[d]) != d) continue;
+    const bool is_known = elsewhere.find(names[d]) != std::string::npos;
+    if (is_known) known += names[d];
+    with_ones.push_back(is_known ? shape[int(d)] : 1);
+    full.push_back(shape[int(d)]);
+    int64_t stride = 0;
+    for (size_t other = d; other < names.size(); ++other) stride += names[other] == names[d] ? strides[int(other)] : 0;
+    diagonal.push_back(stride);
+  }
+  const T part = einsum(equation + "->" + known, factors).reshape(with_ones).expand(full);
+  if (full.rank() == shape.rank()) return part;
+  const int64_t numel = numel_of(shape);
+  const Tensor places = arange(0, numel, 1, {i64, grad.device()}).as_strided(full, diagonal, 0);
+  const T entire = zeros({numel}, {grad.dtype(), grad.device()});
+  return scatter_add(entire, 0, places.reshape({places.numel()}), part.reshape({places.numel()})).view(shape);
+}
+
+}  // namespace
+
+Variable einsum(const std::string& equation, const std::vector<Variable>& operands) {
+  if (equation.find('.') != std::string::npos) {
+    const auto entire = without_ellipsis(equation, operands);
+    return einsum(entire.equation, entire.operands);
+  }
+  std::vector<Variable> inputs;
+  std::vector<Tensor> tensors;
+  for (const Variable& operand : operands) {
+    inputs.push_back(Autocast::low(operand));
+    tensors.push_back(inputs.back().tensor());
+  }
+  Tensor out = einsum(equation, tensors);
+  if (!needs_grad(inputs)) return out;
+  std::vector<Saved> kept(tensors.begin(), tensors.end());
+  return record("einsum", inputs, {std::move(out)}, [kept, e = parse(equation)](auto& back) {
+    std::vector<Value<decltype(back)>> operands;
+    for (size_t i = 0; i < kept.size(); ++i) operands.push_back(back.input(int(i), kept[i]));
+    for (size_t i = 0; i < kept.size(); ++i) {
+      if (back.needs(int(i))) back.give(int(i), einsum_grad(e, i, back.grad(), operands, operands[i].shape()));
+    }
+  })[0];
+}
+
+}  // namespace lockstep

@@ -1,0 +1,78 @@
+// Einstein summation against products and sums, and rejected arguments.
+#include <doctest/doctest.h>
+
+#include "extensions/operations/operations.h"
+#include "tests/devices.h"
+#include "tests/messages.h"
+#include "tests/tensor/products.h"
+
+using namespace lockstep;
+using namespace lockstep::testing::products;
+
+TEST_CASE("einsum") {
+  const Tensor a = values({3, 4}, 1), b = values({4, 5}, 2), c = values({5, 2}, 3), s = values({4, 4}, 4),
+               v = values({4}, 5);
+  struct Row {
+    const char* equation;
+    std::vector<Tensor> in;
+    Tensor wanted;
+  };
+  const Tensor q = values({2, 3, 4, 5}, 6), k = values({2, 3, 6, 5}, 7);
+  const Row rows[] = {{"ij,jk->ik", {a, b}, matmul(a, b)},
+                      {" ij , jk ", {a, b}, matmul(a, b)},
+                      {"ij,jk->ki", {a, b}, matmul(a, b).t()},
+                      {"ij,jk,kl->il", {a, b, c}, matmul(matmul(a, b), c)},
+                      {"ij->ji", {a}, a.t()},
+                      {"ba", {a}, a.t()},
+                      {"ij->", {a}, sum(a)},
+                      {"ij->j", {a}, sum(a, {0})},
+                      {"ii->i", {s}, s.diagonal()},
+                      {"ii", {s}, sum(s.diagonal())},
+                      {"ij,j->i", {a, v}, matmul(a, v)},
+                      {"i,i->", {v, v}, matmul(v, v)},
+                      {"i,j->ij", {v, v}, outer(v, v)},
+                      {"i,i->i", {v, v}, mul(v, v)},
+                      {"ij,kj->i", {a, s}, matmul(a, sum(s, {0}))},
+                      {"bhqd,bhkd->bhqk", {q, k}, matmul(q, k.transpose(2, 3))},
+                      {"bhqd,bhkd->bqhk", {q, k}, matmul(q, k.transpose(2, 3)).transpose(1, 2)},
+                      {"...qd,...kd->...qk", {q, k}, matmul(q, k.transpose(2, 3))},
+                      {"... d , ...d", {q, q}, sum(mul(q, q), {3})},
+                      {"...d->d", {q}, sum(q, {0, 1, 2})},
+                      {"i...->...i", {q}, q.permute({1, 2, 3, 0})},
+                      {"...ij,jk", {q, b.t()}, matmul(q, b.t())}};
+  for (const Row& r : rows) {
+    CAPTURE(r.equation);
+    const Tensor out = einsum(r.equation, r.in);
+    CHECK(out.shape() == r.wanted.shape());
+    CHECK(out.is_contiguous());
+    check_close(out, r.wanted.to_vector<double>(), 1e-6);
+  }
+}
+
+TEST_CASE("einsum: integers in every dtype") {
+  const OnCpu on_cpu;
+  for (const DType dtype : {i64, i32, i8, u8}) {
+    const Tensor a = remainder(arange(350, {.dtype = i64}) * 7919, 251).to(dtype).reshape({5, 70}),
+                 b = remainder(arange(2310, {.dtype = i64}) * 7907, 251).to(dtype).reshape({70, 33});
+    CAPTURE(dtype);
+    CHECK(equal(einsum("ij, jk -> ki", std::vector<Tensor>{a, b}), matmul(a, b).t().contiguous()));
+    CHECK(equal(einsum("ij, jk -> i", std::vector<Tensor>{a, b}), sum(matmul(a, b), {1}).to(dtype)));
+  }
+}
+
+TEST_CASE("einsum: Errors name the wrong argument") {
+  const Tensor a = zeros({3, 4}), b = zeros({5, 6});
+  CHECK_ERROR(einsum("i..,ij", {a, b}),
+              "[einsum] expected an ellipsis of three dots, once in an operand, got \"i..,ij\"");
+  CHECK_ERROR(einsum("ijk...->i", {a}), "[einsum] expected operand 0 to have at least 3 dims");
+  CHECK_ERROR(einsum("...i,...j->ij", {zeros({2, 3}), zeros({4, 3})}),
+              "[einsum] expected the dims of ... to broadcast in \"...i,...j->ij\", got sizes 2 and 4");
+  CHECK_ERROR(einsum("ij,jk->ik", {a, b}), "[einsum] expected j to have size 4 everywhere, got (5, 6)");
+  CHECK_ERROR(einsum("ij,jk->ik", {a}), "[einsum] expected 2 operands");
+  CHECK_ERROR(einsum("ijk->i", {a}), "[einsum] expected operand 0 to have 3 dims");
+  CHECK_ERROR(einsum("ij->ik", {a}), "[einsum] expected output letters that occur");
+  CHECK_ERROR(einsum("ij->ii", {a}), "twice");
+  CHECK_ERROR(einsum("i1->i", {a}), "[einsum] expected letters");
+  const Devices two;
+  CHECK_ERROR(einsum("ij,ij->i", {a, a.to(second)}), "expected one device, got (3, 4)");
+}
