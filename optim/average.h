@@ -3,7 +3,7 @@
 // exponential moving averages. For models with batch norm call nn::update_bn() while the averages are swapped in. The
 // statistics that update_bn() computes are swapped together with the averages. ZeRO and the programs in apps/ use
 // Optimizer::keep_average() instead.
-#include "optim/schedule.h"
+#include "optim/optimizer.h"
 
 namespace lockstep::optim {
 
@@ -33,22 +33,6 @@ class WeightAverage {
   std::shared_ptr<std::vector<std::pair<Tensor, Tensor>>> buffers_;  // OtherValues (autograd/stand_in.h)
   double decay_;
   int64_t updates_ = 0;
-};
-
-/// PyTorch's SWALR: moves the rate from its value at construction to swa_lr within anneal_epochs steps, and then keeps
-/// swa_lr.
-class SWALR : public Schedule {
- public:
-  struct Options {
-    PerGroup swa_lr;
-    int64_t anneal_epochs = 10;
-    std::string anneal_strategy = "cos";  ///< or "linear"
-  };
-  SWALR(Optimizer& optimizer, Options options);
-
- private:
-  double value(int group, int64_t t) const override;
-  Options o_;
 };
 
 }  // namespace lockstep::optim

@@ -1,5 +1,6 @@
 #pragma once
-// Optimizers that few programs need: #include <lockstep/optimizers.h>.
+// Optimizers and schedules that few programs need: #include <lockstep/optimizers.h>.
 #include "extensions/optimizers/composed_rules.h"
 #include "extensions/optimizers/lbfgs.h"
 #include "extensions/optimizers/matrix_rules.h"
+#include "extensions/optimizers/schedules.h"

@@ -53,7 +53,7 @@ TEST_CASE("engine: DeepSpeed's loss scales, step by step, overflowing at one ran
     on_ranks(2, [&](int rank) {
       One net;
       optim::SGD optimizer(net.parameters(), {.lr = 1e-3});
-      optim::StepLR schedule(optimizer, {.step_size = 1, .gamma = 0.5});
+      optim::LambdaLR schedule(optimizer, [](int64_t t) { return std::pow(0.5, double(t)); });
       auto [e, o, l, s] = initialize(
           net,
           {.optimizer = &optimizer, .lr_scheduler = &schedule, .config = config, .log = [](const std::string&) {}});
@@ -114,7 +114,7 @@ TEST_CASE("engine: a static loss scale stays, and skips") {
   });
 }
 
-TEST_CASE("engine: schedules by name, against PyTorch's and DeepSpeed's own") {
+TEST_CASE("engine: schedules by name, against DeepSpeed's own") {
   const auto file = data::SafeTensors::open(std::string(golden_folder()) + "/schedules.safetensors");
   const Json cases = data::parse_json(file.metadata().at("cases"), "cases");
   int observed = 0;
@@ -151,14 +151,10 @@ TEST_CASE("engine: schedules by name, against PyTorch's and DeepSpeed's own") {
       config.scheduler = {type->as_string(), c.at("args")};
       auto [e, o, l, s] =
           initialize(both, {.optimizer = &optimizer, .config = config, .log = [](const std::string&) {}});
-      const bool plateau = type->as_string() == "ReduceLROnPlateau";
-      const std::vector<double> metric =
-          plateau ? file.tensor(name + "/metric").to_vector<double>() : std::vector<double>{};
       for (size_t k = 0; k < exact->as_array().size(); ++k) {
         if (k > 0) {
           e.backward(e(full({3}, 1e-6)));
-          if (plateau && k == 1) CHECK_ERROR(e.step(), "expected step(metric) after the step's last micro-batch");
-          plateau ? e.step(metric[k - 1]) : e.step();
+          e.step();
         }
         for (size_t g = 0; g < bases.size(); ++g) {
           const double want = exact->as_array()[k].as_array()[g].as_number();
@@ -167,7 +163,7 @@ TEST_CASE("engine: schedules by name, against PyTorch's and DeepSpeed's own") {
       }
     });
   }
-  CHECK(observed >= 25);
+  CHECK(observed >= 12);
 }
 
 TEST_CASE("engine: printed lines, and when they appear") {
