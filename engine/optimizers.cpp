@@ -85,19 +85,6 @@ const std::vector<NamedType>& optimizer_types() {
                                       p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2});
                                       p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
                                     }),
-        optimizer_type<optim::Adagrad>("Adagrad", "", optim::AdagradOptions{},
-                                       [](Params& p, auto& o) {
-                                         p("lr", &o.lr)("lr_decay", &o.lr_decay)("eps", &o.eps);
-                                         p("weight_decay", &o.weight_decay);
-                                         p("initial_accumulator_value", &o.initial_accumulator)("maximize",
-                                                                                                &o.maximize);
-                                       }),
-        optimizer_type<optim::RMSprop>("RMSprop", "", optim::RMSpropOptions{},
-                                       [](Params& p, auto& o) {
-                                         p("lr", &o.lr)("alpha", &o.alpha)("eps", &o.eps)("weight_decay",
-                                                                                          &o.weight_decay);
-                                         p("momentum", &o.momentum)("centered", &o.centered)("maximize", &o.maximize);
-                                       }),
     };
     for (const NamedType& type : types_of_extensions())
       if (type.read) all.push_back(type);

@@ -3,6 +3,7 @@
 
 #include "engine/params.h"
 #include "extensions/optimizers/composed_rules.h"
+#include "extensions/optimizers/fused_rules.h"
 #include "extensions/optimizers/matrix_rules.h"
 #include "optim/optim.h"
 
@@ -87,6 +88,18 @@ std::vector<std::string> lbfgs_reasons(const Config&, const parallel::Plan&, con
 
 std::vector<NamedType> rare_optimizers() {
   return {
+      optimizer_type<optim::Adagrad>("Adagrad", "", optim::AdagradOptions{},
+                                     [](Params& p, auto& o) {
+                                       p("lr", &o.lr)("lr_decay", &o.lr_decay)("eps", &o.eps);
+                                       p("weight_decay", &o.weight_decay);
+                                       p("initial_accumulator_value", &o.initial_accumulator)("maximize", &o.maximize);
+                                     }),
+      optimizer_type<optim::RMSprop>("RMSprop", "", optim::RMSpropOptions{},
+                                     [](Params& p, auto& o) {
+                                       p("lr", &o.lr)("alpha", &o.alpha)("eps", &o.eps)("weight_decay",
+                                                                                        &o.weight_decay);
+                                       p("momentum", &o.momentum)("centered", &o.centered)("maximize", &o.maximize);
+                                     }),
       optimizer_type<optim::NAdam>("NAdam", "Adam with Nesterov's momentum", optim::NAdamOptions{},
                                    [](Params& p, auto& o) {
                                      name_adam(p, o)("momentum_decay", &o.momentum_decay);

@@ -241,8 +241,6 @@ TEST_CASE("config: optimizers by name, with the options of the file") {
       {"SGD", R"({"lr": 0.1, "momentum": 0.9, "nesterov": true})", "SGD", {{"lr", 0.1}, {"momentum", 0.9}}},
       {"Lamb", R"({"max_coeff": 5, "min_coeff": 0.1})", "LAMB", {{"max_trust", 5}, {"min_trust", 0.1}, {"eps", 1e-8}}},
       {"Lion", "{}", "Lion", {{"lr", 1e-3}, {"beta2", 0.99}}},
-      {"Adagrad", R"({"initial_accumulator_value": 1})", "Adagrad", {{"lr", 1e-2}, {"initial_accumulator", 1}}},
-      {"RMSprop", R"({"alpha": 0.5})", "RMSprop", {{"alpha", 0.5}}},
   };
   for (const Row& row : rows) {
     CAPTURE(std::string(row.type));

@@ -20,11 +20,6 @@ const std::vector<Row> rules = {
     {"SGD", [](auto p) { return std::make_unique<SGD>(p, SGDOptions{.lr = 0.1, .momentum = 0.9}); }},
     {"Adam", [](auto p) { return std::make_unique<Adam>(p, AdamOptions{.lr = 0.05, .amsgrad = true}); }},
     {"AdamW", [](auto p) { return std::make_unique<AdamW>(p, AdamWOptions{.lr = 0.05}); }},
-    {"Adagrad", [](auto p) { return std::make_unique<Adagrad>(p, AdagradOptions{.lr = 0.5}); }},
-    {"RMSprop",
-     [](auto p) {
-       return std::make_unique<RMSprop>(p, RMSpropOptions{.lr = 0.02, .momentum = 0.5, .centered = true});
-     }},
     {"Lion", [](auto p) { return std::make_unique<Lion>(p, LionOptions{.lr = 0.02}); }},
     {"LAMB", [](auto p) { return std::make_unique<LAMB>(p, LAMBOptions{.lr = 0.05}); }},
 };

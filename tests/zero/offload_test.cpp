@@ -131,8 +131,6 @@ TEST_CASE("zero: every optimizer, cut into shards or owned whole, in memory, in 
       {"SGD", maker<optim::SGD>(optim::SGDOptions{.lr = 0.1, .momentum = 0.9, .dampening = 0.5, .weight_decay = 0.1})},
       {"SGD without state", maker<optim::SGD>(optim::SGDOptions{.lr = 0.1})},
       {"Adam", maker<optim::Adam>(optim::AdamOptions{.lr = 1e-2, .amsgrad = true})},
-      {"Adagrad", maker<optim::Adagrad>(optim::AdagradOptions{.initial_accumulator = 0.1})},
-      {"RMSprop", maker<optim::RMSprop>(optim::RMSpropOptions{.momentum = 0.5, .centered = true})},
       {"Lion", maker<optim::Lion>(optim::LionOptions{.lr = 1e-3})},
       {"LAMB", maker<optim::LAMB>(optim::LAMBOptions{.lr = 1e-2, .weight_decay = 0.1})}};
   const Row in_memory{"in memory", {}};

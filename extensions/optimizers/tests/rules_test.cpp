@@ -11,6 +11,11 @@ using namespace testing;
 namespace {
 
 const std::vector<Row> rare = {
+    {"Adagrad", [](auto p) { return std::make_unique<Adagrad>(p, AdagradOptions{.lr = 0.5}); }},
+    {"RMSprop",
+     [](auto p) {
+       return std::make_unique<RMSprop>(p, RMSpropOptions{.lr = 0.02, .momentum = 0.5, .centered = true});
+     }},
     {"NAdam", [](auto p) { return std::make_unique<NAdam>(p, NAdamOptions{.lr = 0.02}); }},
     {"RAdam", [](auto p) { return std::make_unique<RAdam>(p, RAdamOptions{.lr = 0.05}); }},
     {"Adamax", [](auto p) { return std::make_unique<Adamax>(p, AdamaxOptions{.lr = 0.05}); }},

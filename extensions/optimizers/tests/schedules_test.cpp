@@ -2,6 +2,7 @@
 #include <doctest/doctest.h>
 
 #include "engine/engine.h"
+#include "extensions/optimizers/fused_rules.h"
 #include "extensions/optimizers/schedules.h"
 #include "nn/nn.h"
 #include "optim/optim.h"
