@@ -75,8 +75,6 @@ struct NamedType {
   std::function<std::vector<std::string>(const Config&, const parallel::Plan&, const std::string& called)> reasons = {};
   std::vector<std::string> ignored = {};  ///< keys of the file that have no effect with this optimizer
 };
-/// NamedType::reasons of optimizers whose update needs whole matrices, such as Muon.
-std::vector<std::string> needs_matrices(const Config& config, const parallel::Plan& plan, const std::string& called);
 /// The type of optimizer that has this name, ignoring case; nullptr if there is none.
 const NamedType* type_named(const std::string& name);
 /// The types of optimizers in the extensions that are built.

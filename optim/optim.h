@@ -1,7 +1,6 @@
 #pragma once
-// The optimizers. Formulas are PyTorch's if PyTorch has the optimizer, else those of a paper: Lion (Chen et al., 2023),
-// LAMB (You et al., 2020). Options have PyTorch's names. Their table() lists the numeric options with their ranges, for
-// check_options() and for schedules. Give options by designated initialisers:
+// The optimizers, with PyTorch's formulas and names of options. The options' table() lists the numeric ones with their
+// ranges, for check_options() and for schedules. Give options by designated initialisers:
 //   optim::AdamW opt(net.parameters(), {.lr = 3e-4, .weight_decay = 0.1});
 //   opt.add_group(net.biases(), {.lr = 3e-4, .weight_decay = 0});
 #include "optim/optimizer.h"
@@ -48,37 +47,5 @@ class AdamW : public OptimizerOf<AdamWOptions> {
   LOCKSTEP_OPTIMIZER(AdamW);
   bool is_one_kernel() const override { return true; }
 };
-
-/// beta1: weight of the momentum in a step's direction; beta2: decay of the momentum.
-struct LionOptions {
-  double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
-  bool maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table() { return lion_table(*this); }
-};
-/// Steps by the sign of an interpolation of momentum and gradient, with decoupled weight decay.
-class Lion : public OptimizerOf<LionOptions> {
-  LOCKSTEP_OPTIMIZER(Lion);
-  bool is_one_kernel() const override { return true; }
-};
-
-/// min_trust, max_trust: bounds of the trust ratio.
-struct LAMBOptions {
-  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0, min_trust = 0.01, max_trust = 10;
-  bool bias_correction = true, maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
-  /// Error unless min_trust <= max_trust.
-  void check(const char* op) const;
-};
-/// AdamW's direction, scaled for each parameter by the trust ratio |parameter| / |direction|.
-class LAMB : public OptimizerOf<LAMBOptions> {
-  LOCKSTEP_OPTIMIZER(LAMB);
-  bool is_elementwise() const override { return false; }
-};
-
-/// Makes LAMB's update of one parameter. Returns the trust ratio.
-double lamb_update(const LAMBOptions& o, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
-                   double grad_scale);
 
 }  // namespace lockstep::optim

@@ -1,4 +1,4 @@
-// The optimizers whose update rule is one fused kernel each: SGD, Adam, AdamW, Lion.
+// SGD, Adam and AdamW, whose update rule is one fused kernel each.
 #include <cmath>
 
 #include "optim/optim.h"
@@ -23,11 +23,6 @@ void Adam::update(int group, Tensor& p, const Tensor& grad, ParameterState& stat
 LOCKSTEP_OPTIMIZER_CONSTRUCTORS(AdamW);
 void AdamW::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
   adam_update(options_[group], true, p, grad, state, low, grad_scale, state.step);
-}
-
-LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Lion);
-void Lion::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
-  lion_update(options_[group], p, grad, state, low, grad_scale);
 }
 
 }  // namespace lockstep::optim

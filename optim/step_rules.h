@@ -86,29 +86,6 @@ template <class A, bool moving> struct Sgd {
   }
 };
 
-/// Lion (Chen et al., 2023). State: momentum.
-template <class A> struct Lion {
-  static constexpr int states = 1;
-  Gradient<A> gradient;
-  A rate, keep, beta1, weight1, beta2, weight2;
-
-  LOCKSTEP_HD explicit Lion(const LionArgs& args)
-      : gradient(args, false),
-        rate(A(args.lr)),
-        keep(A(1 - args.lr * args.weight_decay)),
-        beta1(A(args.beta1)),
-        weight1(A(1 - args.beta1)),
-        beta2(A(args.beta2)),
-        weight2(A(1 - args.beta2)) {}
-  template <class V> LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
-    g = gradient(g, p);
-    const V blend = s[0] * beta1 + g * weight1;
-    const V up = V{} + rate, none = blend * A(0);  // 0, or NaN where blend is NaN
-    p = p * keep - choose(blend > A(0), up, choose(blend < A(0), -up, none));
-    s[0] = s[0] * beta2 + g * weight2;
-  }
-};
-
 /// Returns the options after recomputing the values that depend on the step number (bias corrections, learning rate
 /// decay) for `step`. A device needs this if it has skipped some of the steps that the host has counted.
 template <class Args> LOCKSTEP_HD inline Args of_step(const Args& args, int64_t /*step*/) { return args; }

@@ -1,6 +1,5 @@
 #include "extensions/optimizers/fused_rules.h"
 
-#include "extensions/optimizers/step_kernels.h"
 #include "optim/rules.h"
 
 namespace lockstep {
@@ -8,6 +7,7 @@ namespace lockstep {
 namespace kernels {
 constinit const Op<RmspropKernel> rmsprop{"rmsprop", on_cpu::rmsprop, LOCKSTEP_ON_CUDA(on_cuda::rmsprop)};
 constinit const Op<AdagradKernel> adagrad{"adagrad", on_cpu::adagrad, LOCKSTEP_ON_CUDA(on_cuda::adagrad)};
+constinit const Op<LionKernel> lion{"lion", on_cpu::lion, LOCKSTEP_ON_CUDA(on_cuda::lion)};
 }  // namespace kernels
 
 namespace optim {
@@ -54,6 +54,11 @@ void RMSprop::update(int group, Tensor& p, const Tensor& grad, ParameterState& s
                     .centered = o.centered,
                     .maximize = o.maximize,
                     .grad_scale = grad_scale});
+}
+
+LOCKSTEP_OPTIMIZER_CONSTRUCTORS(Lion);
+void Lion::update(int group, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low, double grad_scale) {
+  lion_update(options_[group], p, grad, state, low, grad_scale);
 }
 
 }  // namespace optim

@@ -1,5 +1,6 @@
 #pragma once
-// Update rules that are one kernel each, with PyTorch's formulas.
+// Update rules that are one kernel each: PyTorch's Adagrad and RMSprop, and Lion (Chen et al., 2023).
+#include "extensions/optimizers/step_kernels.h"
 #include "optim/optimizer.h"
 
 namespace lockstep::optim {
@@ -29,5 +30,35 @@ class RMSprop : public OptimizerOf<RMSpropOptions> {
   LOCKSTEP_OPTIMIZER(RMSprop);
   bool is_one_kernel() const override { return true; }
 };
+
+/// beta1: weight of the momentum in a step's direction; beta2: decay of the momentum.
+struct LionOptions {
+  double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
+  bool maximize = false;
+  /// Names and ranges of the options.
+  std::vector<OptionRange> table() { return lion_table(*this); }
+};
+/// Steps by the sign of an interpolation of momentum and gradient, with decoupled weight decay.
+class Lion : public OptimizerOf<LionOptions> {
+  LOCKSTEP_OPTIMIZER(Lion);
+  bool is_one_kernel() const override { return true; }
+};
+
+/// Kernel arguments of a Lion update.
+template <class Options> LionArgs lion_args(const Options& o, double grad_scale) {
+  return {.lr = o.lr,
+          .beta1 = o.beta1,
+          .beta2 = o.beta2,
+          .weight_decay = o.weight_decay,
+          .maximize = o.maximize,
+          .grad_scale = grad_scale};
+}
+
+/// One Lion update.
+template <class Options>
+void lion_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
+                 double grad_scale) {
+  kernels::lion(p.device(), p, grad, state.zeros("exp_avg", p), low, lion_args(o, grad_scale));
+}
 
 }  // namespace lockstep::optim

@@ -1,5 +1,5 @@
 #pragma once
-// The kernels of RMSprop and Adagrad, and their rules for one element or one SIMD vector of elements, as in
+// The kernels of RMSprop, Adagrad and Lion, and their rules for one element or one SIMD vector of elements, as in
 // optim/step_kernels.h and optim/step_rules.h.
 #include "optim/step_rules.h"
 
@@ -21,28 +21,41 @@ struct AdagradArgs {
   bool operator==(const AdagradArgs&) const = default;
 };
 
+/// Options of one Lion step.
+struct LionArgs {
+  double lr, beta1, beta2, weight_decay;
+  bool maximize = false;
+  double grad_scale = 1;
+  bool operator==(const LionArgs&) const = default;
+};
+
 /// RMSprop. grad_average is undefined unless RMSprop is centered; momentum is undefined if args.momentum is 0.
 using RmspropKernel = void(Tensor& p, const Tensor& grad, Tensor& square_average, Tensor& grad_average,
                            Tensor& momentum, Tensor& low, const RmspropArgs& args);
 /// Adagrad. sum: the sum of the squares of all gradients so far.
 using AdagradKernel = void(Tensor& p, const Tensor& grad, Tensor& sum, Tensor& low, const AdagradArgs& args);
+/// Lion (Chen et al., 2023). m: momentum.
+using LionKernel = void(Tensor& p, const Tensor& grad, Tensor& m, Tensor& low, const LionArgs& args);
 
 namespace on_cpu {
 /// The kernels for the CPU.
 RmspropKernel rmsprop;
 AdagradKernel adagrad;
+LionKernel lion;
 }  // namespace on_cpu
 
 namespace on_cuda {
 /// The kernels for CUDA.
 RmspropKernel rmsprop;
 AdagradKernel adagrad;
+LionKernel lion;
 }  // namespace on_cuda
 
 namespace kernels {
 /// The operations, each with the kernels of all devices.
 extern const Op<RmspropKernel> rmsprop;
 extern const Op<AdagradKernel> adagrad;
+extern const Op<LionKernel> lion;
 }  // namespace kernels
 
 namespace optim_steps {
@@ -89,6 +102,29 @@ template <class A> struct Adagrad {
     g = gradient(g, p);
     s[0] += g * g;
     p -= g * rate / (Root<V>::of(s[0]) + eps);
+  }
+};
+
+/// Lion (Chen et al., 2023). State: momentum.
+template <class A> struct Lion {
+  static constexpr int states = 1;
+  Gradient<A> gradient;
+  A rate, keep, beta1, weight1, beta2, weight2;
+
+  LOCKSTEP_HD explicit Lion(const LionArgs& args)
+      : gradient(args, false),
+        rate(A(args.lr)),
+        keep(A(1 - args.lr * args.weight_decay)),
+        beta1(A(args.beta1)),
+        weight1(A(1 - args.beta1)),
+        beta2(A(args.beta2)),
+        weight2(A(1 - args.beta2)) {}
+  template <class V> LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
+    g = gradient(g, p);
+    const V blend = s[0] * beta1 + g * weight1;
+    const V up = V{} + rate, none = blend * A(0);  // 0, or NaN where blend is NaN
+    p = p * keep - choose(blend > A(0), up, choose(blend < A(0), -up, none));
+    s[0] = s[0] * beta2 + g * weight2;
   }
 };
 

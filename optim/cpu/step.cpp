@@ -21,9 +21,4 @@ void sgd(Tensor& p, const Tensor& grad, Tensor& momentum, Tensor& low, const Sgd
   else update_flat<0>("sgd", p, grad, none, &low, [&](auto a) { return Sgd<decltype(a), false>(args); });
 }
 
-void lion(Tensor& p, const Tensor& grad, Tensor& m, Tensor& low, const LionArgs& args) {
-  Tensor* const state[] = {&m, nullptr};
-  update_flat<1>("lion", p, grad, state, &low, [&](auto a) { return Lion<decltype(a)>(args); });
-}
-
 }  // namespace lockstep::on_cpu

@@ -24,8 +24,4 @@ void sgd(Tensor& p, const Tensor& grad, Tensor& momentum, Tensor& low, const Sgd
   else update_flat<SgdPlain>("sgd", p, grad, {}, low, args);
 }
 
-void lion(Tensor& p, const Tensor& grad, Tensor& m, Tensor& low, const LionArgs& args) {
-  update_flat<Lion>("lion", p, grad, {&m}, low, args);
-}
-
 }  // namespace lockstep::on_cuda

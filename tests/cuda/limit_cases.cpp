@@ -299,9 +299,6 @@ void add_others(std::vector<LimitCase>& cases) {
     kernels::sgd(on, in[0], in[1], in[2], in[4],
                  {.lr = 0.1, .momentum = 0.9, .dampening = 0, .weight_decay = 0.1, .nesterov = true, .first = false});
   }));
-  cases.push_back(step_case("lion", [](Device on, T& in) {
-    kernels::lion(on, in[0], in[1], in[2], in[4], {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1});
-  }));
   cases.push_back({"squares of all", {{{StepBatch::chunk}}}, [](T in) {
                      if (in[0].device().is_cpu()) return T{sum_squares(in[0], {1}, false, f64)};
                      const Tensor sums = empty({in[0].size(0)}, {f64, in[0].device()});

@@ -279,9 +279,6 @@ TEST_CASE("cuda: optimizer steps have the CPU's bits") {
           kernels::sgd(on, to[0], g, to[1], to[4], {0.1, momentum, 0.1, 0.01, !first, first, first, 2});
         });
     }
-    compare("lion", [&](Device on, const Tensor& g, Arguments& to) {
-      kernels::lion(on, to[0], g, to[1], to[4], {0.1, 0.9, 0.99, 0.1});
-    });
   });
 }
 

@@ -239,8 +239,6 @@ TEST_CASE("config: optimizers by name, with the options of the file") {
       {"CPUAdam", R"({"adam_w_mode": false})", "Adam", {{"lr", 1e-3}}},
       {"DeepSpeedCPUAdam", R"({"lr": 1})", "AdamW", {{"lr", 1}}},
       {"SGD", R"({"lr": 0.1, "momentum": 0.9, "nesterov": true})", "SGD", {{"lr", 0.1}, {"momentum", 0.9}}},
-      {"Lamb", R"({"max_coeff": 5, "min_coeff": 0.1})", "LAMB", {{"max_trust", 5}, {"min_trust", 0.1}, {"eps", 1e-8}}},
-      {"Lion", "{}", "Lion", {{"lr", 1e-3}, {"beta2", 0.99}}},
   };
   for (const Row& row : rows) {
     CAPTURE(std::string(row.type));
@@ -253,7 +251,7 @@ TEST_CASE("config: optimizers by name, with the options of the file") {
     made[0]->step();
   }
   CHECK(make_optimizers({}, parameters).empty());
-  CHECK_NOTHROW(config_from_json(R"({"optimizer": {"type": "LION"}})"));
+  CHECK_NOTHROW(config_from_json(R"({"optimizer": {"type": "ADAMW"}})"));
   CHECK(warns(config_from_json(R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1}}})"),
               "DeepSpeed takes \"Adam\" for AdamW"));
   CHECK(config_from_json(R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1, "adam_w_mode": false}}})")

@@ -52,16 +52,6 @@ std::vector<FormulaCase> formula_cases() {
                      }});
     }
   }
-  all.push_back({"lion",
-                 [](Slots& s, const Tensor& grad, int) {
-                   Tensor low;
-                   kernels::lion(default_device(), s.p, grad, s.a, low, {0.001, 0.9, 0.99, 0.1});
-                 },
-                 [](double& p, double g, double& m, double&, double&, int) {
-                   const double u = 0.9 * m + 0.1 * g;
-                   p = p * (1 - 0.001 * 0.1) - 0.001 * double((u > 0) - (u < 0));
-                   m = 0.99 * m + 0.01 * g;
-                 }});
   return all;
 }
 

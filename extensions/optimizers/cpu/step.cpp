@@ -1,4 +1,4 @@
-// The steps of RMSprop and Adagrad on the CPU.
+// The steps of RMSprop, Adagrad and Lion on the CPU.
 #include "extensions/optimizers/step_kernels.h"
 #include "optim/cpu/step_update.h"
 
@@ -23,6 +23,11 @@ void rmsprop(Tensor& p, const Tensor& grad, Tensor& square_average, Tensor& grad
 void adagrad(Tensor& p, const Tensor& grad, Tensor& sum, Tensor& low, const AdagradArgs& args) {
   Tensor* const state[] = {&sum, nullptr};
   update_flat<1>("adagrad", p, grad, state, &low, [&](auto a) { return Adagrad<decltype(a)>(args); });
+}
+
+void lion(Tensor& p, const Tensor& grad, Tensor& m, Tensor& low, const LionArgs& args) {
+  Tensor* const state[] = {&m, nullptr};
+  update_flat<1>("lion", p, grad, state, &low, [&](auto a) { return Lion<decltype(a)>(args); });
 }
 
 }  // namespace lockstep::on_cpu

@@ -1,4 +1,4 @@
-// The steps of RMSprop and Adagrad on CUDA devices.
+// The steps of RMSprop, Adagrad and Lion on CUDA devices.
 #include "extensions/optimizers/step_kernels.h"
 #include "optim/cuda/step_update.h"
 
@@ -27,6 +27,10 @@ void rmsprop(Tensor& p, const Tensor& grad, Tensor& square_average, Tensor& grad
 
 void adagrad(Tensor& p, const Tensor& grad, Tensor& sum, Tensor& low, const AdagradArgs& args) {
   update_flat<Adagrad>("adagrad", p, grad, {&sum}, low, args);
+}
+
+void lion(Tensor& p, const Tensor& grad, Tensor& m, Tensor& low, const LionArgs& args) {
+  update_flat<Lion>("lion", p, grad, {&m}, low, args);
 }
 
 }  // namespace lockstep::on_cuda

@@ -1,8 +1,9 @@
-// The kernels of RMSprop and Adagrad on the device, against the CPU.
+// The kernels of RMSprop, Adagrad and Lion on the device, against the CPU.
 #include "extensions/optimizers/fused_rules.h"
-#include "extensions/optimizers/step_kernels.h"
+#include "extensions/optimizers/matrix_rules.h"
 #include "tests/cuda/limit_cases.h"
 #include "tests/cuda/steps.h"
+#include "tests/messages.h"
 
 using namespace lockstep;
 using namespace lockstep::testing;
@@ -17,6 +18,7 @@ std::vector<NamedRule> step_rules() {
       {"RMSprop momentum", made<RMSprop>(RMSpropOptions{.lr = 0.02, .momentum = 0.5})},
       {"RMSprop centered", made<RMSprop>(RMSpropOptions{.lr = 0.02, .centered = true})},
       {"RMSprop both", made<RMSprop>(RMSpropOptions{.lr = 0.02, .momentum = 0.5, .centered = true})},
+      {"Lion", made<Lion>(LionOptions{.lr = 0.02, .weight_decay = 0.1})},
   };
 }
 
@@ -30,6 +32,9 @@ std::vector<LimitCase> limits_of_steps() {
   }));
   cases.push_back(step_case("adagrad", [](Device on, T& in) {
     kernels::adagrad(on, in[0], in[1], in[3], in[4], {.lr = 0.1, .eps = 1e-3, .weight_decay = 0.1});
+  }));
+  cases.push_back(step_case("lion", [](Device on, T& in) {
+    kernels::lion(on, in[0], in[1], in[2], in[4], {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1});
   }));
   return cases;
 }
@@ -48,6 +53,9 @@ TEST_CASE("cuda: steps of rare rules have the CPU's bits") {
     compare("adagrad", [&](Device on, const Tensor& g, Arguments& to) {
       kernels::adagrad(on, to[0], g, to[2], to[4], {0.1, 1e-8, 0.1});
     });
+    compare("lion", [&](Device on, const Tensor& g, Arguments& to) {
+      kernels::lion(on, to[0], g, to[1], to[4], {0.1, 0.9, 0.99, 0.1});
+    });
   });
 }
 
@@ -56,3 +64,8 @@ TEST_CASE("cuda: a step over all parameters has the CPU's bits, for rare rules")
 TEST_CASE("cuda: a clipped step of rare rules") { check_clipped(step_rules()); }
 
 TEST_CASE("cuda: a recorded step of rare rules") { check_recorded(step_rules()); }
+
+TEST_CASE("cuda: a step of LAMB is rejected in a graph") {
+  Model lamb(made<optim::LAMB>(optim::LAMBOptions{}), {f32}, cuda0);
+  CHECK_ERROR(Graph(cuda0).capture([&] { lamb.optimizer->step(); }), "cannot be captured");
+}

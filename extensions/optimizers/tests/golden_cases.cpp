@@ -28,6 +28,7 @@ void add_optimizers(Functions& functions) {
   add<AdamWScheduleFree, AdamWScheduleFreeOptions>(functions, "AdamWScheduleFree");
   add<RMSprop, RMSpropOptions>(functions, "RMSprop");
   for (const char* name : {"Adagrad", "DeepSpeedCPUAdagrad"}) add<Adagrad, AdagradOptions>(functions, name);
+  for (const char* name : {"Lion", "DeepSpeedCPULion"}) add<Lion, LionOptions>(functions, name);
   add<Adafactor, AdafactorOptions>(functions, "Adafactor");
 }
 
