@@ -177,7 +177,7 @@ struct EngineBase::Impl : RunningStep, Counters, StepTimes {
 
   // The update at the end of a step; defined in step.cpp
   void step(std::optional<double> metric);  // EngineBase::step()
-  bool wants_metric() const;                // true for ReduceLROnPlateau
+  bool wants_metric() const;                // true if a schedule follows a metric
   zero::NonFinite nonfinite() const;        // what to do with gradients that are not finite
   zero::StepOptions step_options();         // scaling and clipping of the coming update
   void begin_update();                      // sets `now.options` and what report() needs

@@ -1,6 +1,5 @@
 // Optimizers with the names and defaults of DeepSpeed: an option that is missing in a file has the same value as in
 // DeepSpeed.
-#include "base/check.h"
 #include "engine/params.h"
 #include "optim/optim.h"
 
@@ -70,45 +69,12 @@ const std::vector<NamedType>& optimizer_types() {
                                      p("weight_decay", &o.weight_decay)("nesterov", &o.nesterov)("maximize",
                                                                                                  &o.maximize);
                                    }),
-        optimizer_type<optim::LAMB>(
-            "Lamb", "layer-wise rates", optim::LAMBOptions{.eps = 1e-8},
-            [](Params& p, auto& o) {
-              p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps);
-              p("weight_decay", &o.weight_decay)("bias_correction", &o.bias_correction);
-              p("max_coeff", &o.max_trust)("min_coeff", &o.min_trust)("maximize", &o.maximize);
-              p.fixed("amsgrad", false, "LAMB has none");
-              p.fixed("eps_inside_sqrt", false, "eps is added to the root");
-            },
-            needs_matrices),
-        optimizer_type<optim::Lion>("Lion", "the sign of momentum", optim::LionOptions{.lr = 1e-3},
-                                    [](Params& p, auto& o) {
-                                      p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2});
-                                      p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
-                                    }),
-        optimizer_type<optim::Adagrad>("Adagrad", "", optim::AdagradOptions{},
-                                       [](Params& p, auto& o) {
-                                         p("lr", &o.lr)("lr_decay", &o.lr_decay)("eps", &o.eps);
-                                         p("weight_decay", &o.weight_decay);
-                                         p("initial_accumulator_value", &o.initial_accumulator)("maximize",
-                                                                                                &o.maximize);
-                                       }),
-        optimizer_type<optim::RMSprop>("RMSprop", "", optim::RMSpropOptions{},
-                                       [](Params& p, auto& o) {
-                                         p("lr", &o.lr)("alpha", &o.alpha)("eps", &o.eps)("weight_decay",
-                                                                                          &o.weight_decay);
-                                         p("momentum", &o.momentum)("centered", &o.centered)("maximize", &o.maximize);
-                                       }),
     };
     for (const NamedType& type : types_of_extensions())
       if (type.read) all.push_back(type);
     return all;
   }();
   return types;
-}
-
-std::vector<std::string> needs_matrices(const Config&, const parallel::Plan& plan, const std::string& called) {
-  if (plan.tp <= 1) return {};
-  return {str(called, " needs whole matrices, which tp", plan.tp, " shards; leave tp out, or use AdamW")};
 }
 
 const NamedType* type_named(const std::string& name) {

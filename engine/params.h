@@ -2,9 +2,9 @@
 // The options of optimizers and schedules in configuration files. Each type of optimizer or schedule lists its options
 // once; the list is used to read, check, print and document them.
 //
-// Extensions add types of optimizers: an extension's meson.build sets `optimizer_types = ['NAME']`, and one of its
-// sources defines std::vector<NamedType> lockstep::engine::NAME(). meson generates the list, from the extensions that
-// are built (lockstep/list.cpp.in).
+// Extensions add types: an extension's meson.build sets `optimizer_types` or `schedule_types` to ['NAME'], and one of
+// its sources defines std::vector<NamedType> lockstep::engine::NAME(). meson generates the lists, from the extensions
+// that are built (lockstep/list.cpp.in).
 #include <functional>
 #include <memory>
 #include <string>
@@ -75,14 +75,14 @@ struct NamedType {
   std::function<std::vector<std::string>(const Config&, const parallel::Plan&, const std::string& called)> reasons = {};
   std::vector<std::string> ignored = {};  ///< keys of the file that have no effect with this optimizer
 };
-/// NamedType::reasons of optimizers whose update needs whole matrices, such as Muon.
-std::vector<std::string> needs_matrices(const Config& config, const parallel::Plan& plan, const std::string& called);
 /// The type of optimizer that has this name, ignoring case; nullptr if there is none.
 const NamedType* type_named(const std::string& name);
 /// The types of optimizers in the extensions that are built.
 const std::vector<NamedType>& types_of_extensions();
 /// The types of all optimizers that a configuration file can name.
 const std::vector<NamedType>& optimizer_types();
+/// The types of schedules in the extensions that are built.
+const std::vector<NamedType>& schedules_of_extensions();
 /// The types of all schedules that a configuration file can name.
 const std::vector<NamedType>& schedule_types();
 /// The variables of `parameters`.
@@ -104,6 +104,21 @@ NamedType optimizer_type(const char* name, const char* doc, const O& defaults,
             };
           },
           std::move(reasons)};
+}
+/// A dummy optimizer, to construct a schedule for its checks before a model exists. It has one group for each element
+/// of the longest list in the params, because such lists have one value per group.
+std::unique_ptr<optim::Optimizer> trial_optimizer(const data::Json& params);
+/// A type of schedule that one class implements. fields: a function that adds the options that a file may set.
+template <class Class>
+NamedType schedule_type(const char* name, const char* doc, void (*fields)(Params& p, typename Class::Options& o)) {
+  return {name, doc, [=](Params& p) -> Make {
+            typename Class::Options o{};
+            fields(p, o);
+            p.without_effect("last_batch_iteration", -1, "a loaded checkpoint says where the schedule is");
+            const MakeSchedule make = optim::scheduled<Class>(o);
+            p.check([&] { make(*trial_optimizer(p.given)); });  // the constructor checks combinations of options
+            return make;
+          }};
 }
 /// The options of a type of optimizer or schedule, with their defaults.
 std::vector<ParamInfo> defaults_of(const NamedType& type);

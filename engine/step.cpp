@@ -88,8 +88,7 @@ void EngineBase::Impl::step(std::optional<double> metric) {
 }
 
 bool EngineBase::Impl::wants_metric() const {
-  return std::any_of(schedules.begin(), schedules.end(),
-                     [](const optim::Schedule* s) { return dynamic_cast<const optim::ReduceLROnPlateau*>(s); });
+  return std::any_of(schedules.begin(), schedules.end(), [](const optim::Schedule* s) { return s->wants_metric(); });
 }
 
 zero::NonFinite EngineBase::Impl::nonfinite() const {

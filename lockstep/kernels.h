@@ -10,6 +10,7 @@
 #include "autograd/recorded.h"
 #include "autograd/tape.h"
 #include "optim/cpu/step_lanes.h"
+#include "optim/cpu/step_update.h"
 #include "optim/step_batch.h"
 #include "tensor/backend.h"
 #include "tensor/block_layout.h"
@@ -25,6 +26,7 @@
 #include "tensor/cuda/runtime.h"
 #endif
 #ifdef __CUDACC__
+#include "optim/cuda/step_update.h"
 #include "tensor/cuda/chunks.h"
 #include "tensor/cuda/element.h"
 #include "tensor/cuda/simt.h"

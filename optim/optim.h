@@ -1,7 +1,6 @@
 #pragma once
-// The optimizers. Formulas are PyTorch's if PyTorch has the optimizer, else those of a paper: Lion (Chen et al., 2023),
-// LAMB (You et al., 2020). Options have PyTorch's names. Their table() lists the numeric options with their ranges, for
-// check_options() and for schedules. Give options by designated initialisers:
+// The optimizers, with PyTorch's formulas and names of options. The options' table() lists the numeric ones with their
+// ranges, for check_options() and for schedules. Give options by designated initialisers:
 //   optim::AdamW opt(net.parameters(), {.lr = 3e-4, .weight_decay = 0.1});
 //   opt.add_group(net.biases(), {.lr = 3e-4, .weight_decay = 0});
 #include "optim/optimizer.h"
@@ -48,63 +47,5 @@ class AdamW : public OptimizerOf<AdamWOptions> {
   LOCKSTEP_OPTIMIZER(AdamW);
   bool is_one_kernel() const override { return true; }
 };
-
-/// Step t has the rate lr / (1 + (t - 1) lr_decay).
-struct AdagradOptions {
-  double lr = 1e-2, lr_decay = 0, weight_decay = 0, initial_accumulator = 0, eps = 1e-10;
-  bool maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
-};
-/// Divides the gradient by the root of the sum of all squared gradients (Duchi et al., 2011).
-class Adagrad : public OptimizerOf<AdagradOptions> {
-  LOCKSTEP_OPTIMIZER(Adagrad);
-  bool is_one_kernel() const override { return true; }
-};
-
-/// alpha: decay of the average of squares; centered: subtract the squared average of gradients.
-struct RMSpropOptions {
-  double lr = 1e-2, alpha = 0.99, eps = 1e-8, weight_decay = 0, momentum = 0;
-  bool centered = false, maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
-};
-/// Divides the gradient by the root of an average of squared gradients (Tieleman and Hinton, 2012).
-class RMSprop : public OptimizerOf<RMSpropOptions> {
-  LOCKSTEP_OPTIMIZER(RMSprop);
-  bool is_one_kernel() const override { return true; }
-};
-
-/// beta1: weight of the momentum in a step's direction; beta2: decay of the momentum.
-struct LionOptions {
-  double lr = 1e-4, beta1 = 0.9, beta2 = 0.99, weight_decay = 0;
-  bool maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table() { return lion_table(*this); }
-};
-/// Steps by the sign of an interpolation of momentum and gradient, with decoupled weight decay.
-class Lion : public OptimizerOf<LionOptions> {
-  LOCKSTEP_OPTIMIZER(Lion);
-  bool is_one_kernel() const override { return true; }
-};
-
-/// min_trust, max_trust: bounds of the trust ratio.
-struct LAMBOptions {
-  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0, min_trust = 0.01, max_trust = 10;
-  bool bias_correction = true, maximize = false;
-  /// Names and ranges of the options.
-  std::vector<OptionRange> table();
-  /// Error unless min_trust <= max_trust.
-  void check(const char* op) const;
-};
-/// AdamW's direction, scaled for each parameter by the trust ratio |parameter| / |direction|.
-class LAMB : public OptimizerOf<LAMBOptions> {
-  LOCKSTEP_OPTIMIZER(LAMB);
-  bool is_elementwise() const override { return false; }
-};
-
-/// Makes LAMB's update of one parameter. Returns the trust ratio.
-double lamb_update(const LAMBOptions& o, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
-                   double grad_scale);
 
 }  // namespace lockstep::optim

@@ -65,23 +65,6 @@ inline void round_into(Tensor& low, const Tensor& p) {
   if (low.defined()) low.copy_(p);
 }
 
-/// Kernel arguments of a Lion update.
-template <class Options> LionArgs lion_args(const Options& o, double grad_scale) {
-  return {.lr = o.lr,
-          .beta1 = o.beta1,
-          .beta2 = o.beta2,
-          .weight_decay = o.weight_decay,
-          .maximize = o.maximize,
-          .grad_scale = grad_scale};
-}
-
-/// One Lion update.
-template <class Options>
-void lion_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,
-                 double grad_scale) {
-  kernels::lion(p.device(), p, grad, state.zeros("exp_avg", p), low, lion_args(o, grad_scale));
-}
-
 /// One SGD update.
 template <class Options>
 void sgd_update(const Options& o, Tensor& p, const Tensor& grad, ParameterState& state, Tensor& low,

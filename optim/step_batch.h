@@ -80,9 +80,9 @@ class StepBatch {
   explicit StepBatch(Device device);
   StepBatch(const StepBatch&) = delete;
 
-  /// During a Scope, this thread's calls of adam(), sgd(), rmsprop(), adagrad() and lion() are added to the batch
-  /// instead of run. Calls with equal `key` (the caller's number for a parameter group), step and options share a
-  /// StepSlot. numbers_only: true collects only the options, and no tensors.
+  /// During a Scope, this thread's calls of kernels that use optim/cuda/step_update.h, such as adam() and sgd(), are
+  /// added to the batch instead of run. Calls with equal `key` (the caller's number for a parameter group), step and
+  /// options share a StepSlot. numbers_only: true collects only the options, and no tensors.
   class Scope {
    public:
     Scope(StepBatch& batch, int key, int64_t step, bool numbers_only = false);

@@ -5,9 +5,6 @@ namespace lockstep::kernels {
 
 constinit const Op<AdamKernel> adam{"adam", on_cpu::adam, LOCKSTEP_ON_CUDA(on_cuda::adam)};
 constinit const Op<SgdKernel> sgd{"sgd", on_cpu::sgd, LOCKSTEP_ON_CUDA(on_cuda::sgd)};
-constinit const Op<RmspropKernel> rmsprop{"rmsprop", on_cpu::rmsprop, LOCKSTEP_ON_CUDA(on_cuda::rmsprop)};
-constinit const Op<AdagradKernel> adagrad{"adagrad", on_cpu::adagrad, LOCKSTEP_ON_CUDA(on_cuda::adagrad)};
-constinit const Op<LionKernel> lion{"lion", on_cpu::lion, LOCKSTEP_ON_CUDA(on_cuda::lion)};
 constinit const Op<StoreNumbers> store_numbers{"store_numbers", nullptr, LOCKSTEP_ON_CUDA(on_cuda::store_numbers)};
 constinit const Op<SquareSums> square_sums{"square_sums", nullptr, LOCKSTEP_ON_CUDA(on_cuda::square_sums)};
 constinit const Op<AddSums> add_sums{"add_sums", nullptr, LOCKSTEP_ON_CUDA(on_cuda::add_sums)};

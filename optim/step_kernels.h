@@ -23,29 +23,6 @@ struct SgdArgs {
   double grad_scale = 1;
   bool operator==(const SgdArgs&) const = default;
 };
-/// Options of one RMSprop step. centered: divides by the standard deviation instead of the root mean square.
-struct RmspropArgs {
-  double lr, alpha, eps, weight_decay, momentum;
-  bool centered, maximize = false;
-  double grad_scale = 1;
-  bool operator==(const RmspropArgs&) const = default;
-};
-/// Options of one Adagrad step.
-struct AdagradArgs {
-  double lr, eps, weight_decay;  ///< lr after decay
-  bool maximize = false;
-  double grad_scale = 1;
-  double first_lr = 0, lr_decay = 0;  ///< lr = first_lr / (1 + (step - 1) * lr_decay)
-  bool operator==(const AdagradArgs&) const = default;
-};
-/// Options of one Lion step.
-struct LionArgs {
-  double lr, beta1, beta2, weight_decay;
-  bool maximize = false;
-  double grad_scale = 1;
-  bool operator==(const LionArgs&) const = default;
-};
-
 /// Each rule updates the parameter p. Tensors are flat, contiguous and of one floating dtype; low (optional) receives a
 /// copy of p rounded to f16 or bf16.
 /// Adam and AdamW. m and v: moments; v_max: largest v so far, defined for AMSGrad only.
@@ -53,14 +30,6 @@ using AdamKernel = void(Tensor& p, const Tensor& grad, Tensor& m, Tensor& v, Ten
                         const AdamArgs& args);
 /// SGD. momentum: the momentum buffer; undefined if args.momentum is 0.
 using SgdKernel = void(Tensor& p, const Tensor& grad, Tensor& momentum, Tensor& low, const SgdArgs& args);
-/// RMSprop. grad_average is undefined unless RMSprop is centered; momentum is undefined if args.momentum is 0.
-using RmspropKernel = void(Tensor& p, const Tensor& grad, Tensor& square_average, Tensor& grad_average,
-                           Tensor& momentum, Tensor& low, const RmspropArgs& args);
-/// Adagrad. sum: the sum of the squares of all gradients so far.
-using AdagradKernel = void(Tensor& p, const Tensor& grad, Tensor& sum, Tensor& low, const AdagradArgs& args);
-/// Lion (Chen et al., 2023). m: momentum.
-using LionKernel = void(Tensor& p, const Tensor& grad, Tensor& m, Tensor& low, const LionArgs& args);
-
 // Parts of a StepBatch. They read and write structs of step_batch.h in device memory; CUDA only.
 /// Copies `bytes` (a multiple of 8) from the host to the device; `from` may be reused on return.
 using StoreNumbers = void(void* to, const void* from, size_t bytes);
@@ -75,18 +44,12 @@ namespace on_cpu {
 /// The kernels for the CPU.
 AdamKernel adam;
 SgdKernel sgd;
-RmspropKernel rmsprop;
-AdagradKernel adagrad;
-LionKernel lion;
 }  // namespace on_cpu
 
 namespace on_cuda {
 /// The kernels for CUDA.
 AdamKernel adam;
 SgdKernel sgd;
-RmspropKernel rmsprop;
-AdagradKernel adagrad;
-LionKernel lion;
 StoreNumbers store_numbers;
 SquareSums square_sums;
 AddSums add_sums;
@@ -97,9 +60,6 @@ namespace kernels {
 /// The operations, each with the kernels of all devices.
 extern const Op<AdamKernel> adam;
 extern const Op<SgdKernel> sgd;
-extern const Op<RmspropKernel> rmsprop;
-extern const Op<AdagradKernel> adagrad;
-extern const Op<LionKernel> lion;
 extern const Op<StoreNumbers> store_numbers;
 extern const Op<SquareSums> square_sums;
 extern const Op<AddSums> add_sums;

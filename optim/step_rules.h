@@ -86,74 +86,6 @@ template <class A, bool moving> struct Sgd {
   }
 };
 
-/// RMSprop. States: average of squares; if `centered`, average of gradients; if `moving`, momentum.
-template <class A, bool centered, bool moving> struct Rmsprop {
-  static constexpr int states = 1 + centered + moving;
-  Gradient<A> gradient;
-  A rate, alpha, take, eps, keep;
-
-  LOCKSTEP_HD explicit Rmsprop(const RmspropArgs& args)
-      : gradient(args, true),
-        rate(A(args.lr)),
-        alpha(A(args.alpha)),
-        take(A(1 - args.alpha)),
-        eps(A(args.eps)),
-        keep(A(args.momentum)) {}
-  template <class V> LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
-    g = gradient(g, p);
-    s[0] = s[0] * alpha + g * g * take;
-    V square = s[0];
-    if constexpr (centered) {
-      s[1] += (g - s[1]) * take;
-      square -= s[1] * s[1];
-    }
-    const V direction = g / (Root<V>::of(square) + eps);
-    if constexpr (moving) {
-      s[1 + centered] = s[1 + centered] * keep + direction;
-      p -= s[1 + centered] * rate;
-    } else {
-      p -= direction * rate;
-    }
-  }
-};
-
-/// Adagrad (Duchi et al., 2011). State: sum of squares.
-template <class A> struct Adagrad {
-  static constexpr int states = 1;
-  Gradient<A> gradient;
-  A rate, eps;
-
-  LOCKSTEP_HD explicit Adagrad(const AdagradArgs& args) : gradient(args, true), rate(A(args.lr)), eps(A(args.eps)) {}
-  template <class V> LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
-    g = gradient(g, p);
-    s[0] += g * g;
-    p -= g * rate / (Root<V>::of(s[0]) + eps);
-  }
-};
-
-/// Lion (Chen et al., 2023). State: momentum.
-template <class A> struct Lion {
-  static constexpr int states = 1;
-  Gradient<A> gradient;
-  A rate, keep, beta1, weight1, beta2, weight2;
-
-  LOCKSTEP_HD explicit Lion(const LionArgs& args)
-      : gradient(args, false),
-        rate(A(args.lr)),
-        keep(A(1 - args.lr * args.weight_decay)),
-        beta1(A(args.beta1)),
-        weight1(A(1 - args.beta1)),
-        beta2(A(args.beta2)),
-        weight2(A(1 - args.beta2)) {}
-  template <class V> LOCKSTEP_HD void operator()(V& p, V g, V* s) const {
-    g = gradient(g, p);
-    const V blend = s[0] * beta1 + g * weight1;
-    const V up = V{} + rate, none = blend * A(0);  // 0, or NaN where blend is NaN
-    p = p * keep - choose(blend > A(0), up, choose(blend < A(0), -up, none));
-    s[0] = s[0] * beta2 + g * weight2;
-  }
-};
-
 /// Returns the options after recomputing the values that depend on the step number (bias corrections, learning rate
 /// decay) for `step`. A device needs this if it has skipped some of the steps that the host has counted.
 template <class Args> LOCKSTEP_HD inline Args of_step(const Args& args, int64_t /*step*/) { return args; }
@@ -167,11 +99,6 @@ template <> LOCKSTEP_HD inline AdamArgs of_step(const AdamArgs& args, int64_t st
 template <> LOCKSTEP_HD inline SgdArgs of_step(const SgdArgs& args, int64_t step) {
   SgdArgs made = args;
   made.first |= step == 1;
-  return made;
-}
-template <> LOCKSTEP_HD inline AdagradArgs of_step(const AdagradArgs& args, int64_t step) {
-  AdagradArgs made = args;
-  made.lr = args.first_lr / (1 + double(step - 1) * args.lr_decay);
   return made;
 }
 

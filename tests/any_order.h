@@ -45,7 +45,7 @@ inline Owners with_engine(const std::string& config) {
   using namespace lockstep;
   auto net = std::make_shared<Borrowed>();
   auto adamw = std::make_shared<optim::AdamW>(net->parameters(), optim::AdamWOptions{});
-  auto steps = std::make_shared<optim::StepLR>(*adamw, optim::StepLR::Options{.step_size = 1});
+  auto steps = std::make_shared<optim::WarmupLR>(*adamw, optim::WarmupLR::Options{});
   auto e = std::make_shared<engine::Engine<Borrowed>>(
       *net,
       engine::InitializeArgs{.optimizer = adamw.get(), .lr_scheduler = steps.get(), .config = config, .log = nobody});

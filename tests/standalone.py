@@ -44,6 +44,7 @@ def main(build):
             include = prefix / "include" / "lockstep"
             eigen = include / "tensor" / "eigen.h"  # needs Eigen, which its users have
             for_nvcc = [include / "tensor" / "cuda" / name for name in ("device_math.h", "element.h", "simt.h", "vector.h", "warp.h")]
+            for_nvcc += (include / "optim" / "cuda").glob("*.h")
             text = "".join(f'#include "{h.relative_to(include)}"\n' for h in sorted(include.rglob("*.h")) if h not in [eigen, *for_nvcc] and "cudasim" not in h.parts)
             (work / "all.cpp").write_text(text)
             (work / "eigen.cpp").write_text('#include "tensor/eigen.h"\n')

@@ -8,6 +8,7 @@
 // data with an error.
 #include <lockstep.h>
 #include <lockstep/hugging_face.h>
+#include <lockstep/optimizers.h>
 
 #include <CLI/CLI.hpp>
 #include <iomanip>

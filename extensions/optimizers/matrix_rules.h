@@ -1,8 +1,28 @@
 #pragma once
-// Update rules that need the whole parameter, not a shard: Muon (Jordan et al., 2024) and PyTorch's Adafactor.
+// Update rules that need the whole parameter, not a shard: LAMB (You et al., 2020), Muon (Jordan et al., 2024) and
+// PyTorch's Adafactor.
 #include "optim/optimizer.h"
 
 namespace lockstep::optim {
+
+/// min_trust, max_trust: bounds of the trust ratio.
+struct LAMBOptions {
+  double lr = 1e-3, beta1 = 0.9, beta2 = 0.999, eps = 1e-6, weight_decay = 0, min_trust = 0.01, max_trust = 10;
+  bool bias_correction = true, maximize = false;
+  /// Names and ranges of the options.
+  std::vector<OptionRange> table();
+  /// Error unless min_trust <= max_trust.
+  void check(const char* op) const;
+};
+/// AdamW's direction, scaled for each parameter by the trust ratio |parameter| / |direction|.
+class LAMB : public OptimizerOf<LAMBOptions> {
+  LOCKSTEP_OPTIMIZER(LAMB);
+  bool is_elementwise() const override { return false; }
+};
+
+/// Makes LAMB's update of one parameter. Returns the trust ratio.
+double lamb_update(const LAMBOptions& o, Tensor& parameter, const Tensor& grad, ParameterState& state, Tensor& low,
+                   double grad_scale);
 
 /// newton_schulz_steps: iterations of the orthogonalisation.
 struct MuonOptions {

@@ -1,14 +1,22 @@
 // The names of these optimizers in configuration files, with the names and defaults of DeepSpeed's options.
 #include <utility>
 
+#include "base/check.h"
 #include "engine/params.h"
 #include "extensions/optimizers/composed_rules.h"
+#include "extensions/optimizers/fused_rules.h"
 #include "extensions/optimizers/matrix_rules.h"
 #include "optim/optim.h"
 
 namespace lockstep::engine {
 
 namespace {
+
+/// NamedType::reasons of optimizers whose update needs whole matrices.
+std::vector<std::string> needs_matrices(const Config&, const parallel::Plan& plan, const std::string& called) {
+  if (plan.tp <= 1) return {};
+  return {str(called, " needs whole matrices, which tp", plan.tp, " shards; leave tp out, or use AdamW")};
+}
 
 // --- Muon for matrices, AdamW for the rest ---
 
@@ -87,6 +95,33 @@ std::vector<std::string> lbfgs_reasons(const Config&, const parallel::Plan&, con
 
 std::vector<NamedType> rare_optimizers() {
   return {
+      optimizer_type<optim::LAMB>(
+          "Lamb", "layer-wise rates", optim::LAMBOptions{.eps = 1e-8},
+          [](Params& p, auto& o) {
+            p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2})("eps", &o.eps);
+            p("weight_decay", &o.weight_decay)("bias_correction", &o.bias_correction);
+            p("max_coeff", &o.max_trust)("min_coeff", &o.min_trust)("maximize", &o.maximize);
+            p.fixed("amsgrad", false, "LAMB has none");
+            p.fixed("eps_inside_sqrt", false, "eps is added to the root");
+          },
+          needs_matrices),
+      optimizer_type<optim::Lion>("Lion", "the sign of momentum", optim::LionOptions{.lr = 1e-3},
+                                  [](Params& p, auto& o) {
+                                    p("lr", &o.lr)("betas", Pair{&o.beta1, &o.beta2});
+                                    p("weight_decay", &o.weight_decay)("maximize", &o.maximize);
+                                  }),
+      optimizer_type<optim::Adagrad>("Adagrad", "", optim::AdagradOptions{},
+                                     [](Params& p, auto& o) {
+                                       p("lr", &o.lr)("lr_decay", &o.lr_decay)("eps", &o.eps);
+                                       p("weight_decay", &o.weight_decay);
+                                       p("initial_accumulator_value", &o.initial_accumulator)("maximize", &o.maximize);
+                                     }),
+      optimizer_type<optim::RMSprop>("RMSprop", "", optim::RMSpropOptions{},
+                                     [](Params& p, auto& o) {
+                                       p("lr", &o.lr)("alpha", &o.alpha)("eps", &o.eps)("weight_decay",
+                                                                                        &o.weight_decay);
+                                       p("momentum", &o.momentum)("centered", &o.centered)("maximize", &o.maximize);
+                                     }),
       optimizer_type<optim::NAdam>("NAdam", "Adam with Nesterov's momentum", optim::NAdamOptions{},
                                    [](Params& p, auto& o) {
                                      name_adam(p, o)("momentum_decay", &o.momentum_decay);

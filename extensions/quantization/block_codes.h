@@ -11,7 +11,7 @@
 // An element takes 1 + 4 / 256 bytes instead of 4.
 #include <array>
 
-#include "optim/step_kernels.h"
+#include "extensions/optimizers/step_kernels.h"
 
 namespace lockstep {
 

@@ -1,6 +1,7 @@
 // Adam, AdamW and Lion with 8-bit moments.
 #include "extensions/quantization/eight_bit.h"
 
+#include "extensions/optimizers/fused_rules.h"
 #include "extensions/quantization/block_codes.h"
 #include "optim/rules.h"
 

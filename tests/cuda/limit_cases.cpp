@@ -26,26 +26,6 @@ LimitCase binary(std::string name, LimitInput a, LimitInput b, std::function<Ten
 }
 T both(const ValuesIndices& found) { return {found.values, found.indices}; }
 
-/// Runs `step` on p, its 16-bit gradient, two states and a 16-bit copy of p.
-LimitCase optimizer(std::string name, std::function<void(Device, T&)> step, bool together = false) {
-  const LimitInput state{{1000}, f32}, half{{1000}, bf16};
-  return {std::move(name), {state, half, state, state, half}, [=](T in) {
-            in[3] = mul(in[3], in[3]);
-            const Device device = in[0].device();
-            if (!together || device.is_cpu()) {
-              step(device, in);
-            } else {  // in chunks, as when one kernel steps all parameters
-              StepBatch batch(device);
-              {
-                const StepBatch::Scope scope(batch, 0, 1);
-                step(device, in);
-              }
-              batch.set({});
-              batch.launch();
-            }
-            return T{in[0], in[2], in[3], in[4]};
-          }};
-}
 const AdamArgs adam_args{.lr = 0.1,
                          .beta1 = 0.9,
                          .beta2 = 0.99,
@@ -305,27 +285,16 @@ void add_layers(std::vector<LimitCase>& cases) {
 
 void add_others(std::vector<LimitCase>& cases) {
   for (const bool together : {false, true})
-    cases.push_back(optimizer(
+    cases.push_back(step_case(
         together ? "adam of all" : "adam",
         [](Device on, T& in) {
           Tensor none;
           kernels::adam(on, in[0], in[1], in[2], in[3], none, in[4], adam_args);
         },
         together));
-  cases.push_back(optimizer("sgd", [](Device on, T& in) {
+  cases.push_back(step_case("sgd", [](Device on, T& in) {
     kernels::sgd(on, in[0], in[1], in[2], in[4],
                  {.lr = 0.1, .momentum = 0.9, .dampening = 0, .weight_decay = 0.1, .nesterov = true, .first = false});
-  }));
-  cases.push_back(optimizer("rmsprop", [](Device on, T& in) {
-    Tensor none;
-    kernels::rmsprop(on, in[0], in[1], in[3], none, in[2], in[4],
-                     {.lr = 0.1, .alpha = 0.9, .eps = 1e-3, .weight_decay = 0.1, .momentum = 0.5, .centered = false});
-  }));
-  cases.push_back(optimizer("adagrad", [](Device on, T& in) {
-    kernels::adagrad(on, in[0], in[1], in[3], in[4], {.lr = 0.1, .eps = 1e-3, .weight_decay = 0.1});
-  }));
-  cases.push_back(optimizer("lion", [](Device on, T& in) {
-    kernels::lion(on, in[0], in[1], in[2], in[4], {.lr = 0.1, .beta1 = 0.9, .beta2 = 0.99, .weight_decay = 0.1});
   }));
   cases.push_back({"squares of all", {{{StepBatch::chunk}}}, [](T in) {
                      if (in[0].device().is_cpu()) return T{sum_squares(in[0], {1}, false, f64)};
@@ -338,6 +307,26 @@ void add_others(std::vector<LimitCase>& cases) {
 }
 
 }  // namespace
+
+LimitCase step_case(std::string name, std::function<void(Device, Tensors&)> step, bool together) {
+  const LimitInput state{{1000}, f32}, half{{1000}, bf16};
+  return {std::move(name), {state, half, state, state, half}, [=](Tensors in) {
+            in[3] = mul(in[3], in[3]);
+            const Device device = in[0].device();
+            if (!together || device.is_cpu()) {
+              step(device, in);
+            } else {  // in chunks, as when one kernel steps all parameters
+              StepBatch batch(device);
+              {
+                const StepBatch::Scope scope(batch, 0, 1);
+                step(device, in);
+              }
+              batch.set({});
+              batch.launch();
+            }
+            return Tensors{in[0], in[2], in[3], in[4]};
+          }};
+}
 
 Tensor limit_rows(const LimitInput& input, int number, int64_t begin, int64_t end) {
   const int64_t width = numel_of(input.shape), first = input.full ? 0 : begin * width,

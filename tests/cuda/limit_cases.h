@@ -33,6 +33,9 @@ std::vector<LimitCase> limit_cases();
 /// Functions that return more cases. A test of an extension adds its own before main() begins.
 std::vector<std::vector<LimitCase> (*)()>& more_limit_cases();
 
+/// Runs `step` on p, its 16-bit gradient, two states and a 16-bit copy of p. together: as part of a StepBatch.
+LimitCase step_case(std::string name, std::function<void(Device, Tensors&)> step, bool together = false);
+
 /// Rows [begin, end) of input number `number`, on the CPU.
 Tensor limit_rows(const LimitInput& input, int number, int64_t begin, int64_t end);
 inline Shape with_rows(int64_t rows, const Shape& shape) {

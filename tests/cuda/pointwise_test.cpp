@@ -3,7 +3,7 @@
 #include "optim/step_kernels.h"
 #include "tensor/convert.h"
 #include "tensor/functors.h"
-#include "tests/cuda/against_cpu.h"
+#include "tests/cuda/steps.h"
 
 using namespace lockstep;
 using namespace lockstep::testing;
@@ -262,62 +262,24 @@ TEST_CASE("cuda: copies between all dtypes, transposes, parts, fills") {
 }
 
 TEST_CASE("cuda: optimizer steps have the CPU's bits") {
-  for (const DType dtype : {f32, f64}) {
-    for (const int64_t n : {0, 1, 31, 1000, 4099}) {
-      for (const DType grad_dtype : {dtype, f16, bf16}) {
-        if (dtype == f64 && grad_dtype != f64) continue;
-        for (const int64_t shift : {0, 1}) {  // aligned to 16 bytes, and not
-          const auto state = [&](uint32_t seed) { return random_tensor({n + shift}, dtype, seed).narrow(0, shift, n); };
-          const auto positive = [&](uint32_t seed) {
-            return abs(random_tensor({n + shift}, dtype, seed)).narrow(0, shift, n);
-          };
-          const Tensor p = state(1), g = random_tensor({n}, grad_dtype, 2), m = state(3), v = positive(4),
-                       v2 = positive(5);
-          const Tensor low = dtype == f32 ? p.to(grad_dtype == f32 ? bf16 : grad_dtype) : Tensor();
-          const Arguments in{p, g, m, v, v2}, out{p, m, v, v2, low};
-          const std::string what = str(dtype, " ", n, " gradient ", grad_dtype, " shift ", shift);
-          const auto compare = [&](const char* name,
-                                   const std::function<void(Device, const Tensor& g, Arguments&)>& step) {
-            against_cpu(
-                str(name, " ", what), in, out,
-                [&](Device on, const Arguments& a, Arguments& to) {
-                  kernels::copy(on, a[0], to[0]), kernels::copy(on, a[2], to[1]), kernels::copy(on, a[3], to[2]),
-                      kernels::copy(on, a[4], to[3]);
-                  step(on, a[1], to);
-                },
-                0);
-          };
-          Tensor none;
-          for (const bool decoupled : {false, true}) {
-            const AdamArgs args{1e-2, 0.9, 0.99, 1e-8, 0.1, decoupled, 0.5, 0.3, decoupled, 0.7};
-            compare("adam", [&](Device on, const Tensor& g, Arguments& to) {
-              kernels::adam(on, to[0], g, to[1], to[2], none, to[4], args);
-            });
-            compare("amsgrad", [&](Device on, const Tensor& g, Arguments& to) {
-              kernels::adam(on, to[0], g, to[1], to[2], to[3], to[4], args);
-            });
-          }
-          for (const double momentum : {0.0, 0.9}) {
-            for (const bool first : {true, false})
-              compare("sgd", [&](Device on, const Tensor& g, Arguments& to) {
-                kernels::sgd(on, to[0], g, to[1], to[4], {0.1, momentum, 0.1, 0.01, !first, first, first, 2});
-              });
-            for (const bool centered : {true, false})
-              compare("rmsprop", [&](Device on, const Tensor& g, Arguments& to) {
-                to[2].fill_(1);  // keeps the variance positive
-                kernels::rmsprop(on, to[0], g, to[2], to[1], to[3], to[4], {1e-2, 0.9, 1e-3, 0.1, momentum, centered});
-              });
-          }
-          compare("adagrad", [&](Device on, const Tensor& g, Arguments& to) {
-            kernels::adagrad(on, to[0], g, to[2], to[4], {0.1, 1e-8, 0.1});
-          });
-          compare("lion", [&](Device on, const Tensor& g, Arguments& to) {
-            kernels::lion(on, to[0], g, to[1], to[4], {0.1, 0.9, 0.99, 0.1});
-          });
-        }
-      }
+  check_steps([](const auto& compare) {
+    Tensor none;
+    for (const bool decoupled : {false, true}) {
+      const AdamArgs args{1e-2, 0.9, 0.99, 1e-8, 0.1, decoupled, 0.5, 0.3, decoupled, 0.7};
+      compare("adam", [&](Device on, const Tensor& g, Arguments& to) {
+        kernels::adam(on, to[0], g, to[1], to[2], none, to[4], args);
+      });
+      compare("amsgrad", [&](Device on, const Tensor& g, Arguments& to) {
+        kernels::adam(on, to[0], g, to[1], to[2], to[3], to[4], args);
+      });
     }
-  }
+    for (const double momentum : {0.0, 0.9}) {
+      for (const bool first : {true, false})
+        compare("sgd", [&](Device on, const Tensor& g, Arguments& to) {
+          kernels::sgd(on, to[0], g, to[1], to[4], {0.1, momentum, 0.1, 0.01, !first, first, first, 2});
+        });
+    }
+  });
 }
 
 TEST_CASE("cuda: all finite") {

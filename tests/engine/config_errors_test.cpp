@@ -162,8 +162,8 @@ TEST_CASE("config: malformed files, one problem each") {
        "scheduler.params.warmup_type: expected log or linear, got \"cosine\""},
       {R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_steps": 5}}})",
        "scheduler.params.warmup_steps: WarmupLR has no such option"},
-      {R"({"scheduler": {"type": "LinearLR", "params": {"start_factor": 2}}})",
-       "scheduler.params: expected start_factor in (0, 1], got 2"},
+      {R"({"scheduler": {"type": "WarmupLR", "params": {"warmup_min_lr": [1, 2], "warmup_max_lr": [1, 2, 3]}}})",
+       "scheduler.params: expected one warmup_min_lr or one for each of 3 groups, got 2"},
       {R"({"scheduler": {"params": {"gamma": 2}}})",
        "scheduler.type: expected a name with scheduler.params, got params only"},
       // Batch sizes on 2 ranks.

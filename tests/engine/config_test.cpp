@@ -239,10 +239,6 @@ TEST_CASE("config: optimizers by name, with the options of the file") {
       {"CPUAdam", R"({"adam_w_mode": false})", "Adam", {{"lr", 1e-3}}},
       {"DeepSpeedCPUAdam", R"({"lr": 1})", "AdamW", {{"lr", 1}}},
       {"SGD", R"({"lr": 0.1, "momentum": 0.9, "nesterov": true})", "SGD", {{"lr", 0.1}, {"momentum", 0.9}}},
-      {"Lamb", R"({"max_coeff": 5, "min_coeff": 0.1})", "LAMB", {{"max_trust", 5}, {"min_trust", 0.1}, {"eps", 1e-8}}},
-      {"Lion", "{}", "Lion", {{"lr", 1e-3}, {"beta2", 0.99}}},
-      {"Adagrad", R"({"initial_accumulator_value": 1})", "Adagrad", {{"lr", 1e-2}, {"initial_accumulator", 1}}},
-      {"RMSprop", R"({"alpha": 0.5})", "RMSprop", {{"alpha", 0.5}}},
   };
   for (const Row& row : rows) {
     CAPTURE(std::string(row.type));
@@ -255,7 +251,7 @@ TEST_CASE("config: optimizers by name, with the options of the file") {
     made[0]->step();
   }
   CHECK(make_optimizers({}, parameters).empty());
-  CHECK_NOTHROW(config_from_json(R"({"optimizer": {"type": "LION"}})"));
+  CHECK_NOTHROW(config_from_json(R"({"optimizer": {"type": "ADAMW"}})"));
   CHECK(warns(config_from_json(R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1}}})"),
               "DeepSpeed takes \"Adam\" for AdamW"));
   CHECK(config_from_json(R"({"optimizer": {"type": "Adam", "params": {"weight_decay": 0.1, "adam_w_mode": false}}})")
@@ -276,25 +272,6 @@ TEST_CASE("config: schedules by name, with the options of the file") {
        R"({"total_num_steps": 10, "warmup_max_lr": 0.5, "warmup_num_steps": 2, "warmup_type": "LINEAR"})", 7, 0.25},
       {"WarmupCosineLR", R"({"total_num_steps": 10, "warmup_num_steps": 0, "warmup_type": "linear"})", 3,
        1e-4 + 0.9999 * (1 + std::cos(M_PI / 8)) / 2},
-      {"OneCycle", R"({"cycle_min_lr": 0.1, "cycle_max_lr": 0.3, "cycle_first_step_size": 4})", 2, 0.2},
-      {"LRRangeTest", R"({"lr_range_test_min_lr": 0.1, "lr_range_test_step_size": 10, "lr_range_test_step_rate": 1})",
-       10, 0.2},
-      {"StepLR", R"({"step_size": 2})", 2, 0.1},
-      {"MultiStepLR", R"({"milestones": [1, 3], "gamma": 0.5})", 3, 0.25},
-      {"ExponentialLR", R"({"gamma": 0.5})", 3, 0.125},
-      {"CosineAnnealingLR", R"({"T_max": 4})", 2, 0.5},
-      {"CosineAnnealingWarmRestarts", R"({"T_0": 4})", 2, 0.5},
-      {"LinearLR", R"({"start_factor": 0.5, "total_iters": 4})", 2, 0.75},
-      {"ConstantLR", R"({"factor": 0.5, "total_iters": 4})", 2, 0.5},
-      {"PolynomialLR", R"({"total_iters": 4})", 1, 0.75},
-      {"OneCycleLR", R"({"max_lr": 2, "total_steps": 100})", 29, 2},
-      {"CyclicLR", R"({"base_lr": 0.1, "max_lr": 0.5, "step_size_up": 4})", 2, 0.3},
-      {"SWALR", R"({"swa_lr": 0.5, "anneal_epochs": 4})", 2, 0.75},
-      {"ChainedScheduler",
-       R"({"schedulers": [{"type": "ExponentialLR", "params": {"gamma": 0.5}}, {"type": "ConstantLR"}]})", 2, 1. / 12},
-      {"SequentialLR", R"({"schedulers": [{"type": "LinearLR"}, {"type": "StepLR", "params": {"step_size": 1}}],
-        "milestones": [5]})",
-       6, 0.1},
   };
   for (const Row& row : rows) {
     CAPTURE(std::string(row.type));
@@ -312,11 +289,6 @@ TEST_CASE("config: schedules by name, with the options of the file") {
       two);
   for (int t = 0; t < 3; ++t) schedule->step();
   CHECK((schedule->lr(0) == 0.5 && schedule->lr(1) == 0.25));
-  const auto plateau = make_schedule(
-      config_from_json(R"({"scheduler": {"type": "ReduceLROnPlateau", "params": {"patience": 0, "factor": 0.5}}})"),
-      two);
-  plateau->step(1.0), plateau->step(2.0);
-  CHECK(plateau->lr() == 0.25);
   CHECK(!make_schedule({}, two));
 }
 

@@ -3,7 +3,6 @@
 
 #include "engine/params.h"
 #include "optim/optim.h"
-#include "optim/schedule.h"
 #include "tests/golden_runner/golden.h"
 
 namespace golden {

@@ -18,9 +18,6 @@ std::unique_ptr<Optimizer> make_optimizer(const std::string& kind, const Case& c
   if (kind == "SGD") return optimizer_of<SGD, SGDOptions>(c, p);
   if (kind == "Adam") return optimizer_of<Adam, AdamOptions>(c, p);
   if (kind == "AdamW") return optimizer_of<AdamW, AdamWOptions>(c, p);
-  if (kind == "RMSprop") return optimizer_of<RMSprop, RMSpropOptions>(c, p);
-  if (kind == "Adagrad" || kind == "DeepSpeedCPUAdagrad") return optimizer_of<Adagrad, AdagradOptions>(c, p);
-  if (kind == "Lion" || kind == "DeepSpeedCPULion") return optimizer_of<Lion, LionOptions>(c, p);
   if (kind == "DeepSpeedCPUAdam" && c.flag("adamw_mode", true))
     return optimizer_of<AdamW>(c, p, AdamWOptions{.weight_decay = 0});
   if (kind == "DeepSpeedCPUAdam") return optimizer_of<Adam, AdamOptions>(c, p);

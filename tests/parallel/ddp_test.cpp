@@ -7,7 +7,6 @@
 #include "autograd/agreed.h"
 #include "optim/optim.h"
 #include "optim/optimizer.h"
-#include "optim/schedule.h"
 #include "parallel/flat.h"
 #include "parallel/gradient_sum.h"
 #include "parallel/naive_ddp.h"
@@ -349,21 +348,4 @@ TEST_CASE("agreed(): the mean over the ranks of a wrapper, while it lives") {
     }
     CHECK(agreed(parameters, rank, "a number") == rank);
   });
-}
-
-TEST_CASE("DDP: a plateau is that of the mean metric of the ranks") {
-  const auto rates = on_ranks<double>(2, [](int rank) {
-    nn::Linear net = linear(3, 1);
-    optim::SGD sgd(net.parameters(), {.lr = 0.1});
-    optim::ReduceLROnPlateau plateau(sgd, {.factor = 0.1, .patience = 0});
-    DistributedDataParallel ddp(net);
-    double metric = 1;
-    for (int i = 0; i < 3; ++i) {
-      plateau.step(metric);  // 1, 1; 0.5, 1.5; 0.25, 2.25
-      metric *= rank == 0 ? 0.5 : 1.5;
-    }
-    return plateau.lr();
-  });
-  CHECK(rates[0] == doctest::Approx(0.001));
-  CHECK(rates[0] == rates[1]);
 }

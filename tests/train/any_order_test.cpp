@@ -138,7 +138,7 @@ const std::vector<Order> orders = {
      [](int) -> Owners {
        auto net = std::make_shared<Borrowed>();
        auto sgd = std::make_shared<optim::SGD>(net->parameters(), optim::SGDOptions{.lr = 0.1});
-       auto steps = std::make_shared<optim::StepLR>(*sgd, optim::StepLR::Options{.step_size = 1});
+       auto steps = std::make_shared<optim::WarmupLR>(*sgd, optim::WarmupLR::Options{});
        return {net, sgd, steps};
      }},
     {"loaders", 1,

@@ -44,7 +44,7 @@ struct ExpertPlan {
   DType dtype = f32;
   double max_norm = 0;
   bool only = false;  // true: unselected experts get no gradient, and in step 1 one expert is never selected
-  bool lamb = false;
+  bool by_norm = false;
   int first = 0, steps = 3;
   Tensors start = {};  // the state after `first` steps: whole tensors by name
   std::map<std::string, double> numbers = {};
@@ -59,12 +59,12 @@ int expert_of(int64_t micro, bool interleaved) {
   return int(interleaved ? micro % experts : micro / (micros / experts));
 }
 
-std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(nn::Module& net, bool lamb) {
+std::vector<std::unique_ptr<optim::Optimizer>> make_optimizers(nn::Module& net, bool by_norm) {
   std::vector<std::unique_ptr<optim::Optimizer>> all;
   std::vector<Variable> matrices, others;
-  for (const Variable& p : net.parameters()) (lamb && p.dim() == 2 ? matrices : others).push_back(p);
+  for (const Variable& p : net.parameters()) (by_norm && p.dim() == 2 ? matrices : others).push_back(p);
   all.push_back(adamw(others));
-  if (lamb) all.push_back(std::make_unique<optim::LAMB>(matrices, optim::LAMBOptions{.lr = 0.01}));
+  if (by_norm) all.push_back(std::make_unique<ByNorm>(matrices, ByNormOptions{.lr = 0.01}));
   return all;
 }
 
@@ -80,7 +80,7 @@ std::pair<Tensors, std::vector<double>> single_process(const ExpertPlan& plan) {
   manual_seed(1);
   Mixed net;
   net.to(plan.dtype);
-  const auto optimizers = make_optimizers(net, plan.lamb);
+  const auto optimizers = make_optimizers(net, plan.by_norm);
   parallel::GradientSum sum(net.parameters());
   std::vector<double> norms;
   for (int step = 0; step < plan.steps; ++step) {
@@ -118,7 +118,7 @@ Trained train_experts(const ExpertPlan& plan, const std::vector<double>& norms =
       // Overwritten by the values of the first rank.
       for (const auto& p : net.named_parameters())
         if (names.count(p.name)) add_scalar_(p.variable.tensor(), 1);
-    const auto optimizers = make_optimizers(net, plan.lamb);
+    const auto optimizers = make_optimizers(net, plan.by_norm);
     std::vector<optim::Optimizer*> pointers;
     for (const auto& one : optimizers) pointers.push_back(one.get());
     ZeroOptions options = plan.options;
@@ -193,10 +193,11 @@ TEST_CASE("zero: parameters of experts: every stage, overlap or not, size of uni
 }
 
 TEST_CASE("zero: parameters of experts: offload, rules that take whole matrices, those without gradients") {
-  const auto [lamb, norms] = single_process({.options = {.stage = 2}, .lamb = true});
+  const auto [by_norm, norms] = single_process({.options = {.stage = 2}, .by_norm = true});
   for (const int stage : {2, 3})
-    CHECK(differing(lamb,
-                    train_experts({.parallel = 2, .options = {.stage = stage}, .lamb = true}, norms).parameters) == "");
+    CHECK(differing(by_norm,
+                    train_experts({.parallel = 2, .options = {.stage = stage}, .by_norm = true}, norms).parameters) ==
+          "");
   const Tensors plain = single_process({.options = {.stage = 3}}).first;
   const ZeroOptions in_files{.stage = 3,
                              .offload_optimizer = {.device = zero::Offload::nvme, .nvme_path = folder},

@@ -1,10 +1,12 @@
 #pragma once
 // Shared by the tests of ZeRO: a short training under any number of ranks and any stage.
+#include <algorithm>
 #include <filesystem>
 #include <optional>
 
 #include "optim/optim.h"
 #include "optim/optimizer.h"
+#include "optim/rules.h"
 #include "parallel/gradient_sum.h"
 #include "tests/parallel/util.h"
 #include "zero/partition.h"
@@ -139,9 +141,27 @@ inline Tensors train(const ZeroPlan& plan) {
   });
 }
 
+struct ByNormOptions {
+  double lr = 1e-3;
+  std::vector<optim::OptionRange> table() { return {{"lr", &lr}}; }
+};
+/// A rule that needs the whole parameter: a step is lr times as long as the parameter.
+class ByNorm : public optim::OptimizerOf<ByNormOptions> {
+ public:
+  ByNorm(std::vector<Variable> parameters, const ByNormOptions& options) { add_group(std::move(parameters), options); }
+  const char* name() const override { return "ByNorm"; }
+  bool is_elementwise() const override { return false; }
+  void update(int group, Tensor& p, const Tensor& grad, optim::ParameterState& state, Tensor& low,
+              double grad_scale) override {
+    Tensor& m = state.zeros("momentum_buffer", p);
+    add_(mul_scalar_(m, 0.9), grad, grad_scale);
+    add_(p, m, -options_[group].lr * norm(p).item() / std::max(norm(m).item(), 1e-9));
+    optim::round_into(low, p);
+  }
+};
+
 /// Trains with `Rule` for matrices and AdamW for the rest.
-template <class Rule = optim::LAMB>
-Tensors train_two(int ranks, const zero::ZeroOptions& options, double max_norm = 0) {
+template <class Rule = ByNorm> Tensors train_two(int ranks, const zero::ZeroOptions& options, double max_norm = 0) {
   return on_ranks<Tensors>(ranks, [&](int) {
     manual_seed(1);
     Net net;

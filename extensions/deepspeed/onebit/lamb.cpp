@@ -1,5 +1,6 @@
 // OneBitLamb: LAMB for freeze_step steps, then compressed momenta and a slowly changing coefficient. See onebit.h.
 #include "extensions/deepspeed/onebit/rules.h"
+#include "extensions/optimizers/matrix_rules.h"
 
 namespace lockstep::onebit {
 

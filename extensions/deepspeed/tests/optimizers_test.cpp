@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "extensions/deepspeed/onebit/onebit.h"
+#include "extensions/optimizers/matrix_rules.h"
 #include "optim/loss_scaler.h"
 #include "optim/optimizer.h"
 #include "tests/parallel/util.h"

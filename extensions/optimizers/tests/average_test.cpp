@@ -1,12 +1,10 @@
-// Averages of weights, batch norm statistics for them, and schedules of schedules.
+// Averages of weights, and batch norm statistics for them.
+#include "extensions/optimizers/weight_average.h"
+
 #include <doctest/doctest.h>
 
 #include "autograd/ops.h"
-#include "extensions/optimizers/weight_average.h"
 #include "nn/nn.h"
-#include "optim/average.h"
-#include "optim/optim.h"
-#include "optim/schedule.h"
 #include "tests/messages.h"
 
 using namespace lockstep;
@@ -129,39 +127,10 @@ TEST_CASE("statistics of the averaged model come and go with it") {
   CHECK(statistics() == updated);
 }
 
-TEST_CASE("schedules of schedules go on from a state, with momentum") {
-  const auto make = [](Optimizer& o) {
-    return SequentialLR(o,
-                        {scheduled<LinearLR>({.start_factor = 0.5, .total_iters = 2}),
-                         scheduled<CyclicLR>({.base_lr = 0.1, .max_lr = 0.5, .step_size_up = 4})},
-                        {2});
-  };
+TEST_CASE("averages refuse nonsense") {
   Variable w(ones({1}), true);
-  SGD a({w}, {.lr = 1, .momentum = 0.9}), b({w}, {.lr = 2, .momentum = 0.9});
-  auto first = make(a), second = make(b);
-  CHECK(a.lr() == 0.5);
-  for (int i = 0; i < 4; ++i) first.step();
-  second.load_state(first.state());
-  CHECK(a.lr() == doctest::Approx(0.3));
-  CHECK(a.get(0, "momentum") == doctest::Approx(0.85));
-  CHECK((b.lr() == a.lr() && b.get(0, "momentum") == a.get(0, "momentum")));
-  second.enter(1);
-  CHECK(b.lr() == 0.75);  // computed from the base rate in the saved state
-}
-
-TEST_CASE("averages and lists of schedules refuse nonsense") {
-  Variable w(ones({1}), true);
-  SGD sgd({w}, {.lr = 1});
-  const auto step = scheduled<StepLR>({.step_size = 1});
   CHECK_ERROR(WeightAverage({}), "at least one parameter");
   CHECK_ERROR(WeightAverage({w}, 1), "decay in [0, 1), got 1");
   CHECK_ERROR(WeightAverage({w}).swap(), "call update() first");
   CHECK_ERROR(WeightAverage({w}).load_state({}), "and 1 averages in the saved state, got 0");
-  CHECK_ERROR(ChainedScheduler(sgd, {}), "at least one schedule");
-  CHECK_ERROR(ChainedScheduler(sgd, {scheduled<ReduceLROnPlateau>({})}), "which follows a metric; use it alone");
-  CHECK_ERROR(ChainedScheduler(sgd, {scheduled<CyclicLR>({.base_lr = 0.1, .max_lr = 1})}), "use SequentialLR");
-  CHECK_ERROR(SequentialLR(sgd, {step, step}, {}), "expected 1 milestones between 2 schedules, got 0");
-  CHECK_ERROR(SequentialLR(sgd, {step, step, step}, {5, 5}), "increasing milestones >= 1, got 5 as number 2");
-  CHECK_ERROR(CyclicLR(sgd, {.base_lr = 0.1, .max_lr = 1, .mode = "square"}), "got 'square'");
-  CHECK_ERROR(SWALR(sgd, {.swa_lr = 1, .anneal_strategy = "log"}), "expected anneal_strategy 'cos' or 'linear'");
 }

@@ -26,6 +26,10 @@ TEST_CASE("config: rare rules by name, with the options of the file") {
     std::map<std::string, double> options;
   };
   const Row rows[] = {
+      {"Lamb", R"({"max_coeff": 5, "min_coeff": 0.1})", "LAMB", {{"max_trust", 5}, {"min_trust", 0.1}, {"eps", 1e-8}}},
+      {"Lion", "{}", "Lion", {{"lr", 1e-3}, {"beta2", 0.99}}},
+      {"Adagrad", R"({"initial_accumulator_value": 1})", "Adagrad", {{"lr", 1e-2}, {"initial_accumulator", 1}}},
+      {"RMSprop", R"({"alpha": 0.5})", "RMSprop", {{"alpha", 0.5}}},
       {"nadam", R"({"momentum_decay": 0.1})", "NAdam", {{"momentum_decay", 0.1}, {"lr", 2e-3}}},
       {"RAdam", R"({"betas": [0.5, 0.25]})", "RAdam", {{"beta2", 0.25}}},
       {"Adamax", "{}", "Adamax", {{"lr", 2e-3}}},

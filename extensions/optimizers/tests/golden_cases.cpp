@@ -26,6 +26,9 @@ void add_optimizers(Functions& functions) {
   add<Rprop, RpropOptions>(functions, "Rprop");
   add<Sophia, SophiaOptions>(functions, "Sophia");
   add<AdamWScheduleFree, AdamWScheduleFreeOptions>(functions, "AdamWScheduleFree");
+  add<RMSprop, RMSpropOptions>(functions, "RMSprop");
+  for (const char* name : {"Adagrad", "DeepSpeedCPUAdagrad"}) add<Adagrad, AdagradOptions>(functions, name);
+  for (const char* name : {"Lion", "DeepSpeedCPULion"}) add<Lion, LionOptions>(functions, name);
   add<Adafactor, AdafactorOptions>(functions, "Adafactor");
 }
 

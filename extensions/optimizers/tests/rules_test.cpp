@@ -11,6 +11,13 @@ using namespace testing;
 namespace {
 
 const std::vector<Row> rare = {
+    {"Adagrad", [](auto p) { return std::make_unique<Adagrad>(p, AdagradOptions{.lr = 0.5}); }},
+    {"RMSprop",
+     [](auto p) {
+       return std::make_unique<RMSprop>(p, RMSpropOptions{.lr = 0.02, .momentum = 0.5, .centered = true});
+     }},
+    {"Lion", [](auto p) { return std::make_unique<Lion>(p, LionOptions{.lr = 0.02}); }},
+    {"LAMB", [](auto p) { return std::make_unique<LAMB>(p, LAMBOptions{.lr = 0.05}); }},
     {"NAdam", [](auto p) { return std::make_unique<NAdam>(p, NAdamOptions{.lr = 0.02}); }},
     {"RAdam", [](auto p) { return std::make_unique<RAdam>(p, RAdamOptions{.lr = 0.05}); }},
     {"Adamax", [](auto p) { return std::make_unique<Adamax>(p, AdamaxOptions{.lr = 0.05}); }},
@@ -39,6 +46,13 @@ TEST_CASE("rare rules go downhill, in f32 and through a master copy in bf16") { 
 TEST_CASE("rare rules: state by name goes to another optimizer, which then makes the same bits") { check_state(rare); }
 
 TEST_CASE("rare rules: grad_scale is the same as scaling the gradients") { check_grad_scale(rare); }
+
+TEST_CASE("LAMB's step is as long as trust allows") {
+  Variable v(full({4}, 3), true);
+  v.grad() = full({4}, 0.5);
+  LAMB({v}, {.lr = 0.1}).step();  // |v| / |direction| = 3, so the step is 0.1 * 3
+  CHECK(v.tensor().to_vector<float>()[0] == doctest::Approx(2.7).epsilon(1e-4));
+}
 
 TEST_CASE("Muon's step is nearly orthogonal") {
   manual_seed(4);
@@ -98,6 +112,7 @@ TEST_CASE("what rules keep begins at the parameters if a loaded state lacks it")
 
 TEST_CASE("rare rules refuse nonsense") {
   Variable w(ones({1}), true);
+  CHECK_ERROR(LAMB({w}, {.min_trust = 2, .max_trust = 1}), "max_trust >= min_trust");
   CHECK_ERROR(Sophia({w}, {}).update_hessian(), "expected hessian_interval 0, got 10");
   CHECK_ERROR(Rprop({w}, {.eta_plus = 1}), "expected eta_plus in [1");
   CHECK_ERROR(Adafactor({w}, {.d = 0.5}), "expected d >= 1");

@@ -42,6 +42,10 @@ struct ZeroRow {
 
 TEST_CASE("zero: every rare rule, cut into shards or owned whole") {
   const std::vector<ZeroRow> rows{
+      {"Adagrad", zero_maker<optim::Adagrad>(optim::AdagradOptions{.initial_accumulator = 0.1})},
+      {"RMSprop", zero_maker<optim::RMSprop>(optim::RMSpropOptions{.momentum = 0.5, .centered = true})},
+      {"Lion", zero_maker<optim::Lion>(optim::LionOptions{.lr = 1e-3})},
+      {"LAMB", zero_maker<optim::LAMB>(optim::LAMBOptions{.lr = 1e-2, .weight_decay = 0.1})},
       {"NAdam", zero_maker<optim::NAdam>(optim::NAdamOptions{.lr = 1e-2, .weight_decay = 0.1})},
       {"RAdam", zero_maker<optim::RAdam>(optim::RAdamOptions{.lr = 1e-2})},
       {"Adamax", zero_maker<optim::Adamax>(optim::AdamaxOptions{.lr = 1e-2})},
@@ -85,6 +89,10 @@ TEST_CASE("zero: two optimizers, Muon for matrices and AdamW for the rest") {
 
 TEST_CASE("offload: rare rules, in files and in tiles") {
   const std::vector<ZeroRow> rows{
+      {"Adagrad", zero_maker<optim::Adagrad>(optim::AdagradOptions{.initial_accumulator = 0.1})},
+      {"RMSprop", zero_maker<optim::RMSprop>(optim::RMSpropOptions{.momentum = 0.5, .centered = true})},
+      {"Lion", zero_maker<optim::Lion>(optim::LionOptions{.lr = 1e-3})},
+      {"LAMB", zero_maker<optim::LAMB>(optim::LAMBOptions{.lr = 1e-2, .weight_decay = 0.1})},
       {"Rprop", zero_maker<optim::Rprop>(optim::RpropOptions{})},
       {"AdamWScheduleFree",
        zero_maker<optim::AdamWScheduleFree>(optim::AdamWScheduleFreeOptions{.weight_decay = 0.1, .warmup_steps = 2})}};

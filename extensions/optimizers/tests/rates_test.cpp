@@ -3,9 +3,8 @@
 #include <doctest/doctest.h>
 
 #include "autograd/ops.h"
-#include "optim/average.h"
+#include "extensions/optimizers/schedules.h"
 #include "optim/optim.h"
-#include "optim/schedule.h"
 #include "tests/messages.h"
 
 using namespace lockstep;

@@ -1,10 +1,9 @@
-// ScheduleList, ChainedScheduler and SequentialLR. See schedule.h.
-#include "optim/schedule.h"
-
+// ScheduleList, ChainedScheduler and SequentialLR. See schedules.h.
 #include <algorithm>
 
 #include "base/at_end.h"
 #include "base/check.h"
+#include "extensions/optimizers/schedules.h"
 
 namespace lockstep::optim {
 
@@ -20,7 +19,7 @@ ScheduleList::ScheduleList(const char* name, Optimizer& optimizer, const std::ve
   for (const MakeSchedule& make : schedules) {
     for (int g = 0; g < optimizer.group_count(); ++g) optimizer.set(g, "lr", base(g));
     parts_.push_back(make(optimizer));
-    LOCKSTEP_CHECK(!dynamic_cast<ReduceLROnPlateau*>(parts_.back().get()), "[", name,
+    LOCKSTEP_CHECK(!parts_.back()->wants_metric(), "[", name,
                    "] expected schedules that follow the step, got ReduceLROnPlateau, which follows a metric; use it "
                    "alone");
   }
