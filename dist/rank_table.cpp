@@ -9,7 +9,8 @@
 namespace lockstep::dist {
 namespace {
 
-// Describes the first line in which two texts of key=value lines differ: "'lr=0.1' at rank 0, 'lr=0.2'".
+// Describes the first line in which two texts of key=value lines differ: "'lr=0.1' at rank 0, 'lr=0.2'". The caller
+// adds the rank of the second text.
 std::string first_difference(const std::string& ours, const std::string& theirs) {
   std::istringstream a(ours), b(theirs);
   for (std::string left, right;;) {

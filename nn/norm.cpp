@@ -36,7 +36,7 @@ int check_weight(const char* layer, const Variable& weight, int64_t dim) {
   return normalize_dim(layer, dim, weight.dim());
 }
 
-/// The values of a weight; the start values if it was built empty and has no values yet.
+/// The values of a weight. If it was built empty (nn/init.h) and has no values yet, the values that it will start with.
 Tensor values_of(const Variable& weight) { return is_built_empty(weight) ? start_of(weight) : weight.tensor(); }
 
 }  // namespace
@@ -57,7 +57,7 @@ Norm::Norm(const Options& options) : o(options), weight(parameter({o.size}, 1)) 
 
 SumAndNorm Norm::of_sum(const Variable& residual, const Variable& x, Dropout& dropout) {
   if (has_hooks() || dropout.has_hooks()) {
-    const Variable sum = dropout.added(residual, x);
+    const Variable sum = dropout.apply_and_add(residual, x);
     return {sum, (*this)(sum)};
   }
   return add_norm(residual, x, {o.size}, weight, bias, {.centered = o.kind == layer, .eps = o.eps, .p = dropout.p},
@@ -82,10 +82,10 @@ Variable BatchNorm::forward(const Variable& x) {
     add_scalar_(num_batches_tracked, 1);
     if (!o.momentum) momentum = 1 / num_batches_tracked.item();
   }
-  const bool move = is_training() && o.track;
-  if (is_training() && over_batch) return over_batch(x, weight, bias, running_mean, running_var, momentum, o.eps);
-  return batch_norm(x, weight, bias, move || !from_batch ? running_mean : Tensor(),
-                    move || !from_batch ? running_var : Tensor(), from_batch, momentum, o.eps);
+  const bool updates_running = is_training() && o.track;
+  if (is_training() && across_ranks) return across_ranks(x, weight, bias, running_mean, running_var, momentum, o.eps);
+  return batch_norm(x, weight, bias, updates_running || !from_batch ? running_mean : Tensor(),
+                    updates_running || !from_batch ? running_var : Tensor(), from_batch, momentum, o.eps);
 }
 
 Variable InstanceNorm::forward(const Variable& x) {
@@ -97,18 +97,18 @@ Variable InstanceNorm::forward(const Variable& x) {
   const auto without_batch = [&](const Variable& y) { return batch ? y : y.squeeze(0); };
   if (o.track && !is_training())
     return without_batch(batch_norm(samples, weight, bias, running_mean, running_var, false, 0, o.eps));
-  Dims places;
+  Dims dims;
   int64_t values = 1;
-  for (int d = 2; d < rank; ++d) places.push_back(d), values *= samples.size(d);
+  for (int d = 2; d < rank; ++d) dims.push_back(d), values *= samples.size(d);
   LOCKSTEP_CHECK(values > 1, "[", kind(), "] expected more than 1 value per channel to normalise over, got ", x.shape(),
                  "; give larger spatial sizes");
   if (o.track) {
     const Tensor wide = x.dtype() == f64 ? samples.tensor() : samples.tensor().to(f32);
-    const auto move = [&](const Tensor& running, const Tensor& now) {
+    const auto blend_into = [&](const Tensor& running, const Tensor& now) {
       running.copy_(lerp(running.to(now.dtype()), mean(now, {0}), o.momentum));
     };
-    move(running_mean, mean(wide, places));
-    move(running_var, var(wide, places));
+    blend_into(running_mean, mean(wide, dims));
+    blend_into(running_var, var(wide, dims));
   }
   return without_batch(group_norm(samples, o.channels, weight, bias, o.eps));
 }
@@ -134,6 +134,7 @@ WeightNorm::WeightNorm(Variable weight, const Options& o) : v(std::move(weight))
   }
   g = parameter(shape);
   const Variable first(v.tensor());  // keeps the tensor when v is replaced
+  // g starts as the norms of v. v may have been built empty: then g is filled after it.
   start_with(g, str("lengths of another", origin_of(v)),
              [first, over = over] { return norm(values_of(first), over, !over.empty()); });
 }
@@ -170,17 +171,19 @@ void update_bn(Module& model, const std::function<void()>& pass) {
     for (const auto& [module, training] : modes) module->train(training);
     for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
   };
-  std::shared_ptr<OtherValues> others;
+  // Inside a scope of optim::WeightAverage, the statistics below belong to the averaged weights. The current ones are
+  // saved with the list of buffers that the scope restores at its end.
+  std::shared_ptr<OtherValues> saved_values;
   for (const Variable& p : model.parameters())
-    if (!others) others = stand_in(p).lock();
+    if (!saved_values) saved_values = stand_in(p).lock();
   for (const auto& [name, module] : model.named_modules()) {
     modes.emplace_back(module, module->is_training());
     auto* norm = dynamic_cast<BatchNorm*>(module);
     if (!norm || !norm->o.track) continue;
     for (const Tensor& buffer : {norm->running_mean, norm->running_var, norm->num_batches_tracked})
-      if (others && std::none_of(others->begin(), others->end(),
+      if (saved_values && std::none_of(saved_values->begin(), saved_values->end(),
                                  [&](const auto& one) { return one.first.storage() == buffer.storage(); }))
-        others->emplace_back(buffer, buffer.clone());
+        saved_values->emplace_back(buffer, buffer.clone());
     momenta.emplace_back(norm, norm->o.momentum);
     norm->o.momentum.reset();
     norm->running_mean.zero_();

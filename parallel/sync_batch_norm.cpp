@@ -127,7 +127,7 @@ int convert_sync_batch_norm(nn::Module& module, dist::ProcessGroup* given) {
   for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = int(r);
   const std::shared_ptr<dist::ProcessGroup> group = parent.new_group(ranks, parent.name() + ".sync_batch_norm");
   for (nn::BatchNorm* layer : layers)
-    layer->over_batch = [group](const auto&... arguments) { return sync_batch_norm(arguments..., group); };
+    layer->across_ranks = [group](const auto&... arguments) { return sync_batch_norm(arguments..., group); };
   return int(layers.size());
 }
 

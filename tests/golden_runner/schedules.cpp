@@ -1,4 +1,5 @@
-// Cases of schedules.
+// Golden cases of learning-rate schedules: builds the schedule that a case names, steps it, and compares the learning
+// rates and momenta.
 #include <cmath>
 
 #include "optim/average.h"
@@ -13,9 +14,9 @@ using namespace lockstep::optim;
 
 namespace {
 
-PerGroup per_group(const Case& c, const std::string& key, double otherwise) {
+PerGroup per_group(const Case& c, const std::string& key, double default_value) {
   const Json* value = c.arg(key);
-  if (!value) return otherwise;
+  if (!value) return default_value;
   if (value->is_number()) return value->as_number();
   std::vector<double> list;
   for (const Json& v : value->as_array()) list.push_back(v.as_number());
@@ -25,14 +26,14 @@ std::optional<PerGroup> maybe_per_group(const Case& c, const std::string& key) {
   return c.arg(key) ? std::optional<PerGroup>(per_group(c, key, 0)) : std::nullopt;
 }
 
-/// Schedules from a list of {"type": ..., "params": {...}}; only some types may be in a list.
+/// Schedules from a list of {"type": ..., "params": {...}}. In a list, only the types below are supported.
 std::vector<MakeSchedule> schedule_list(const Case& c) {
   std::vector<MakeSchedule> list;
   for (const Json& part : c.arg("schedulers")->as_array()) {
     const std::string type = part.at("type").as_string();
-    const auto number = [&](const char* key, double otherwise) {
+    const auto number = [&](const char* key, double default_value) {
       const Json* value = part.at("params").find(key);
-      return value ? value->as_number() : otherwise;
+      return value ? value->as_number() : default_value;
     };
     const auto count = int64_t(number("total_iters", 5));
     if (type == "ConstantLR") list.push_back(scheduled<ConstantLR>({number("factor", 1.0 / 3), count}));
@@ -46,7 +47,7 @@ std::vector<MakeSchedule> schedule_list(const Case& c) {
   return list;
 }
 
-template <class S> std::unique_ptr<Schedule> made(Optimizer& o, const typename S::Options& options) {
+template <class S> std::unique_ptr<Schedule> make(Optimizer& o, const typename S::Options& options) {
   return std::make_unique<S>(o, options);
 }
 
@@ -57,10 +58,10 @@ std::unique_ptr<Schedule> make_schedule(const std::string& kind, const Case& c, 
     return std::make_unique<SequentialLR>(o, schedule_list(c), std::vector<int64_t>{m.begin(), m.end()});
   }
   if (kind == "SWALR")
-    return made<SWALR>(o,
+    return make<SWALR>(o,
                        {per_group(c, "swa_lr", 0), c.integer("anneal_epochs", 10), c.text("anneal_strategy", "cos")});
   if (kind == "CyclicLR")
-    return made<CyclicLR>(
+    return make<CyclicLR>(
         o, {.base_lr = per_group(c, "base_lr", 0),
             .max_lr = per_group(c, "max_lr", 0),
             .step_size_up = c.integer("step_size_up", 2000),
@@ -73,19 +74,19 @@ std::unique_ptr<Schedule> make_schedule(const std::string& kind, const Case& c, 
   const Warmup warmup = parse_warmup(c.text("warmup_type", "log"));
   const int64_t warmup_steps = c.integer("warmup_num_steps", 1000);
   if (kind == "WarmupLR")
-    return made<WarmupLR>(
+    return make<WarmupLR>(
         o, {per_group(c, "warmup_min_lr", 0), maybe_per_group(c, "warmup_max_lr"), warmup_steps, warmup});
   if (kind == "WarmupDecayLR")
-    return made<WarmupDecayLR>(o, {c.integer("total_num_steps"), per_group(c, "warmup_min_lr", 0),
+    return make<WarmupDecayLR>(o, {c.integer("total_num_steps"), per_group(c, "warmup_min_lr", 0),
                                    maybe_per_group(c, "warmup_max_lr"), warmup_steps, warmup});
   if (kind == "WarmupCosineLR")
-    return made<WarmupCosineLR>(o, {c.integer("total_num_steps"), c.number("warmup_min_ratio", 0), warmup_steps,
+    return make<WarmupCosineLR>(o, {c.integer("total_num_steps"), c.number("warmup_min_ratio", 0), warmup_steps,
                                     c.number("cos_min_ratio", 1e-4), warmup});
   if (kind == "LRRangeTest")
-    return made<LRRangeTest>(o, {per_group(c, "lr_range_test_min_lr", 1e-3), c.integer("lr_range_test_step_size", 2000),
+    return make<LRRangeTest>(o, {per_group(c, "lr_range_test_min_lr", 1e-3), c.integer("lr_range_test_step_size", 2000),
                                  c.number("lr_range_test_step_rate", 1), c.flag("lr_range_test_staircase", false)});
   if (kind == "OneCycle")
-    return made<OneCycle>(
+    return make<OneCycle>(
         o, {.cycle_min_lr = per_group(c, "cycle_min_lr", 0),
             .cycle_max_lr = per_group(c, "cycle_max_lr", 0),
             .decay_lr_rate = c.number("decay_lr_rate", 0),
@@ -97,22 +98,22 @@ std::unique_ptr<Schedule> make_schedule(const std::string& kind, const Case& c, 
             .cycle_min_mom = c.number("cycle_min_mom", 0.8),
             .cycle_max_mom = c.number("cycle_max_mom", 0.9),
             .decay_mom_rate = c.number("decay_mom_rate", 0)});
-  if (kind == "StepLR") return made<StepLR>(o, {c.integer("step_size"), c.number("gamma", 0.1)});
+  if (kind == "StepLR") return make<StepLR>(o, {c.integer("step_size"), c.number("gamma", 0.1)});
   if (kind == "MultiStepLR") {
     const Dims m = c.dims("milestones");
-    return made<MultiStepLR>(o, {{m.begin(), m.end()}, c.number("gamma", 0.1)});
+    return make<MultiStepLR>(o, {{m.begin(), m.end()}, c.number("gamma", 0.1)});
   }
-  if (kind == "ExponentialLR") return made<ExponentialLR>(o, {c.number("gamma")});
-  if (kind == "CosineAnnealingLR") return made<CosineAnnealingLR>(o, {c.integer("T_max"), c.number("eta_min", 0)});
+  if (kind == "ExponentialLR") return make<ExponentialLR>(o, {c.number("gamma")});
+  if (kind == "CosineAnnealingLR") return make<CosineAnnealingLR>(o, {c.integer("T_max"), c.number("eta_min", 0)});
   if (kind == "CosineAnnealingWarmRestarts")
-    return made<CosineAnnealingWarmRestarts>(o, {c.integer("T_0"), c.integer("T_mult", 1), c.number("eta_min", 0)});
+    return make<CosineAnnealingWarmRestarts>(o, {c.integer("T_0"), c.integer("T_mult", 1), c.number("eta_min", 0)});
   if (kind == "LinearLR")
-    return made<LinearLR>(o,
+    return make<LinearLR>(o,
                           {c.number("start_factor", 1.0 / 3), c.number("end_factor", 1), c.integer("total_iters", 5)});
-  if (kind == "ConstantLR") return made<ConstantLR>(o, {c.number("factor", 1.0 / 3), c.integer("total_iters", 5)});
-  if (kind == "PolynomialLR") return made<PolynomialLR>(o, {c.integer("total_iters", 5), c.number("power", 1)});
+  if (kind == "ConstantLR") return make<ConstantLR>(o, {c.number("factor", 1.0 / 3), c.integer("total_iters", 5)});
+  if (kind == "PolynomialLR") return make<PolynomialLR>(o, {c.integer("total_iters", 5), c.number("power", 1)});
   if (kind == "OneCycleLR")
-    return made<OneCycleLR>(o, {.max_lr = per_group(c, "max_lr", 0),
+    return make<OneCycleLR>(o, {.max_lr = per_group(c, "max_lr", 0),
                                 .total_steps = c.integer("total_steps"),
                                 .pct_start = c.number("pct_start", 0.3),
                                 .anneal_strategy = c.text("anneal_strategy", "cos"),
@@ -123,7 +124,7 @@ std::unique_ptr<Schedule> make_schedule(const std::string& kind, const Case& c, 
                                 .final_div_factor = c.number("final_div_factor", 1e4),
                                 .three_phase = c.flag("three_phase", false)});
   if (kind == "ReduceLROnPlateau")
-    return made<ReduceLROnPlateau>(o, {.mode = c.text("mode", "min"),
+    return make<ReduceLROnPlateau>(o, {.mode = c.text("mode", "min"),
                                        .factor = c.number("factor", 0.1),
                                        .patience = c.integer("patience", 10),
                                        .threshold = c.number("threshold", 1e-4),

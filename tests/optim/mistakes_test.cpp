@@ -18,7 +18,7 @@ TEST_CASE("mistakes: each message names the expected value, the actual one, and 
   CHECK_ERROR_IS(add(x, x.to(f64)), "[add] expected operands of one dtype, got f32 and f64; convert with .to(dtype)");
   CHECK_ERROR_IS(mean(labels), "[mean] expected a floating dtype, got i64");
   CHECK_ERROR_IS(x.t().view({6}),
-                 "[view] cannot show shape (3, 2) with strides (1, 3) as (6) without a copy (use reshape)");
+                 "[view] cannot view shape (3, 2) with strides (1, 3) as (6) without a copy; use reshape");
   CHECK_ERROR_IS(x.reshape({4, 2}),
                  "[reshape] expected a shape of 6 elements (one size may be -1) for (2, 3), got (4, 2)");
   CHECK_ERROR_IS(softmax(x, 2), "[softmax] expected a dim from -2 to 1, got 2");

@@ -127,7 +127,7 @@ TEST_CASE("outputs, loss and gradients equal those on one device") {
         REQUIRE(one.size() == many.size());
         for (size_t i = 0; i < one.size(); ++i) {
           CHECK(many[i].device() == cpu);
-          CHECK(testing::apart(one[i], many[i]) < 1e-6);
+          CHECK(testing::max_difference(one[i], many[i]) < 1e-6);
           CHECK(equal(many[i], again[i]));  // the number of threads does not change the order of sums
         }
       }
@@ -155,7 +155,7 @@ TEST_CASE("training goes on as on one device, over steps, accumulation and two o
     ends.emplace_back();
     for (const Variable& p : net.parameters()) ends.back().push_back(p.tensor());
   }
-  for (size_t i = 0; i < ends[0].size(); ++i) CHECK(testing::apart(ends[0][i], ends[1][i]) < 1e-5);
+  for (size_t i = 0; i < ends[0].size(); ++i) CHECK(testing::max_difference(ends[0][i], ends[1][i]) < 1e-5);
 }
 
 TEST_CASE("inputs: containers are walked, other objects shared, short of a batch refused") {
@@ -360,9 +360,9 @@ TEST_CASE("a GPT with tied weights, dropout and checkpoints is gradient accumula
   }
   for (size_t way = 1; way < 4; ++way) {
     REQUIRE(results[way].size() == results[0].size());
-    for (size_t i = 0; i < results[0].size(); ++i) CHECK(testing::apart(results[0][i], results[way][i]) < 1e-6);
+    for (size_t i = 0; i < results[0].size(); ++i) CHECK(testing::max_difference(results[0][i], results[way][i]) < 1e-6);
   }
-  for (size_t i = 0; i < results[1].size(); ++i) CHECK(testing::apart(results[1][i], results[2][i]) < 1e-7);
+  for (size_t i = 0; i < results[1].size(); ++i) CHECK(testing::max_difference(results[1][i], results[2][i]) < 1e-7);
 }
 
 TEST_CASE("frozen, unused and shared parameters; low precision; gradients without .grad") {
@@ -376,7 +376,7 @@ TEST_CASE("frozen, unused and shared parameters; low precision; gradients withou
   CHECK(net.hidden.weight.grad().defined());
   const std::vector<Variable> direct = grad(sum(model(x)), {net.head.weight}),
                               plain = grad(sum(net(x)), {net.head.weight});
-  CHECK(testing::apart(direct[0].tensor(), plain[0].tensor()) < 1e-6);
+  CHECK(testing::max_difference(direct[0].tensor(), plain[0].tensor()) < 1e-6);
   with([](auto& m, const Variable& a) { return a.device().index == 0 ? a * 2.0 : a * m.w; }, {},
        [&](auto& dp, auto& module) {  // only the second replica uses w
          sum(dp(ones({4, 3}))).backward();

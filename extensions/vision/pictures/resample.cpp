@@ -175,7 +175,7 @@ Tensor flip_vertically(const Tensor& x) {
 Tensor affine(const Tensor& x, const AffineMap& m, bool bilinear, double fill) {
   const Tensor in = picture("affine", x), out = empty_like(in);
   for (const double number : {m.a, m.b, m.c, m.d, m.e, m.f})
-    LOCKSTEP_CHECK(std::isfinite(number), "[affine] expected a map of finite numbers, got ", number);
+    LOCKSTEP_CHECK(std::isfinite(number), "[affine] expected finite coefficients, got ", number);
   const int64_t channels = in.size(0), h = in.size(1), w = in.size(2);
   const double middle_y = double(h) / 2, middle_x = double(w) / 2, far = 4.0 * double(h + w);
   dispatch<uint8_t, float>(x.dtype(), "affine", [&]<class T> {
