@@ -17,12 +17,12 @@ inline double max_difference(const lockstep::Tensor& a, const lockstep::Tensor& 
 }
 /// The same for two lists of tensors; 1e9 if their lengths differ.
 inline double max_difference(const std::vector<lockstep::Tensor>& a, const std::vector<lockstep::Tensor>& b) {
-  double most = a.size() == b.size() ? 0 : 1e9;
+  double largest = a.size() == b.size() ? 0 : 1e9;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
     const double one = max_difference(a[i], b[i]);
-    if (one > most || std::isnan(one)) most = one;
+    if (one > largest || std::isnan(one)) largest = one;
   }
-  return most;
+  return largest;
 }
 /// The largest |a - b| / max(|b|, 1).
 inline double max_relative_difference(const lockstep::Tensor& a, const lockstep::Tensor& b) {

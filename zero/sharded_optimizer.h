@@ -12,11 +12,12 @@ namespace lockstep::zero {
 /// Updates this rank's pieces of all parameters.
 class ShardedOptimizer {
  public:
-  explicit ShardedOptimizer(Stage& stage) : s_(stage), tiles_(stage) {}  ///< `stage` must have its units and pieces (see stage.h)
+  explicit ShardedOptimizer(Stage& stage)
+      : s_(stage), tiles_(stage) {}  ///< `stage` must have its units and pieces (see stage.h)
   /// Updates the parameters for which used[i] is true. Gradients are multiplied by `scale` and `clip`.
   void update(const std::vector<bool>& used, double scale, double clip);
-  /// For a step recorded in a graph: stores the numbers that update() needs in each replay (learning rates, step counts)
-  /// in Stage::batch. Error if the kernels of StepBatch cannot update some parameter.
+  /// For a step recorded in a graph: stores in Stage::batch the numbers that update() needs in each replay (learning
+  /// rates, step counts). Error if the kernels of StepBatch cannot update some parameter.
   void collect_numbers(const std::vector<bool>& used);
 
   /// The optimizer's state for a piece, as flat tensors by name; writes to them change the state. Before the first step

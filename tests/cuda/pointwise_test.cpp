@@ -261,7 +261,7 @@ TEST_CASE("cuda: copies between all dtypes, transposes, parts, fills") {
   }
 }
 
-TEST_CASE("cuda: optimizer steps have the CPU's bits") {
+TEST_CASE("cuda: optimizer steps are bit-identical to the CPU's") {
   for (const DType dtype : {f32, f64}) {
     for (const int64_t n : {0, 1, 31, 1000, 4099}) {
       for (const DType grad_dtype : {dtype, f16, bf16}) {

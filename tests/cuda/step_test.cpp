@@ -107,7 +107,7 @@ const double infinity = std::numeric_limits<double>::infinity();
 
 }  // namespace
 
-TEST_CASE("cuda: a step over all parameters has the CPU's bits, for every rule and dtype") {
+TEST_CASE("cuda: a step over all parameters is bit-identical to the CPU's, for every rule and dtype") {
   for (const NamedRule& rule : step_rules()) {
     for (const auto& dtypes : mixtures) {
       CAPTURE(rule.name);
@@ -132,7 +132,7 @@ TEST_CASE("cuda: a step over all parameters has the CPU's bits, for every rule a
   }
 }
 
-TEST_CASE("cuda: a clipped step has the bits of unscale_, clip_grad_norm and step after each other") {
+TEST_CASE("cuda: a clipped step is bit-identical to unscale_, clip_grad_norm and step after each other") {
   for (const NamedRule& rule : step_rules()) {
     for (const auto& dtypes : mixtures) {
       for (const double max_norm : {0.5, 1e9}) {
@@ -203,7 +203,7 @@ TEST_CASE("cuda: a step over many parameters, clipped and unscaled, is at most s
 }
 #endif
 
-TEST_CASE("cuda: a recorded step has the bits of one that is not: rates, step numbers, skipped steps, two graphs") {
+TEST_CASE("cuda: a recorded step is bit-identical to one that is not: rates, step numbers, skipped steps, two graphs") {
   for (const NamedRule& rule : step_rules()) {
     for (const auto& dtypes : mixtures) {
       for (const bool settles : {false, true}) {

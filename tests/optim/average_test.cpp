@@ -131,7 +131,7 @@ TEST_CASE("schedules of schedules go on from a state, with momentum") {
   CHECK(b.lr() == 0.75);  // computed from the base rate in the saved state
 }
 
-TEST_CASE("averages and lists of schedules refuse nonsense") {
+TEST_CASE("averages and lists of schedules reject invalid options") {
   Variable w(ones({1}), true);
   SGD sgd({w}, {.lr = 1});
   const auto step = scheduled<StepLR>({.step_size = 1});

@@ -63,7 +63,7 @@ std::vector<Tensor> gradients_of(nn::Module& module) {
 
 }  // namespace
 
-TEST_CASE("a batch is cut as torch.chunk cuts it") {
+TEST_CASE("a batch is split as by torch.chunk") {
   const struct {
     int64_t n, k;
     std::vector<int64_t> sizes;
@@ -158,7 +158,7 @@ TEST_CASE("training goes on as on one device, over steps, accumulation and two o
   for (size_t i = 0; i < ends[0].size(); ++i) CHECK(testing::max_difference(ends[0][i], ends[1][i]) < 1e-5);
 }
 
-TEST_CASE("inputs: containers are walked, other objects shared, short of a batch refused") {
+TEST_CASE("inputs: containers are split, other objects shared, and inputs shorter than the batch rejected") {
   const Devices two(2);
   using Map = std::map<std::string, Variable>;
   const Tensor x = arange(12).to(f32).view({4, 3}), labels = arange(4);
@@ -205,7 +205,7 @@ TEST_CASE("inputs: containers are walked, other objects shared, short of a batch
        [&](auto& dp, auto&) { CHECK(equal(dp(x.t()).tensor(), x.t())); });
 }
 
-TEST_CASE("outputs: containers, scalars, other places") {
+TEST_CASE("outputs: containers, scalars, other devices") {
   const Devices three(3);
   const Tensor x = arange(7).to(f32);
   with(
@@ -360,7 +360,8 @@ TEST_CASE("a GPT with tied weights, dropout and checkpoints is gradient accumula
   }
   for (size_t way = 1; way < 4; ++way) {
     REQUIRE(results[way].size() == results[0].size());
-    for (size_t i = 0; i < results[0].size(); ++i) CHECK(testing::max_difference(results[0][i], results[way][i]) < 1e-6);
+    for (size_t i = 0; i < results[0].size(); ++i)
+      CHECK(testing::max_difference(results[0][i], results[way][i]) < 1e-6);
   }
   for (size_t i = 0; i < results[1].size(); ++i) CHECK(testing::max_difference(results[1][i], results[2][i]) < 1e-7);
 }
@@ -509,7 +510,7 @@ TEST_CASE("bytes: each way of reducing has its bottleneck") {
   }
 }
 
-TEST_CASE("a tutorial's scripts as printed: what cannot be meant is an error or a warning") {
+TEST_CASE("a tutorial's scripts as printed: invalid calls are an error or a warning") {
   const Devices two(2);
   manual_seed(6);
   nn::Linear model({.in = 5, .out = 2});

@@ -351,7 +351,7 @@ TEST_CASE("agreed(): the mean over the ranks of a wrapper, while it lives") {
   });
 }
 
-TEST_CASE("DDP: a plateau is that of the mean metric of the ranks") {
+TEST_CASE("DDP: ReduceLROnPlateau uses the mean metric of the ranks") {
   const auto rates = on_ranks<double>(2, [](int rank) {
     nn::Linear net = linear(3, 1);
     optim::SGD sgd(net.parameters(), {.lr = 0.1});

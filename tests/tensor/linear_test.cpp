@@ -110,7 +110,8 @@ TEST_CASE("linear_into, called for a chunk of rows at a time, is bit-identical t
   const Tensor x = rand({130, 300}), w = rand({257, 300}) - full({257, 300}, 0.5), bias = rand({257});
   for (const Activation activation : {Activation::none, Activation::relu, Activation::gelu_tanh, Activation::silu}) {
     Tensor expected_pre;
-    const Tensor expected = linear(x, w, bias, activation, &expected_pre), out = zeros({130, 257}), pre = zeros({130, 257});
+    const Tensor expected = linear(x, w, bias, activation, &expected_pre), out = zeros({130, 257}),
+                 pre = zeros({130, 257});
     for (const int64_t chunk : {130, 37, 1}) {
       for (int64_t i = 0; i < 130; i += chunk) {
         const auto rows = [&](const Tensor& t) { return t.narrow(0, i, std::min(chunk, 130 - i)); };

@@ -222,7 +222,7 @@ TEST_CASE("pointwise: the number of threads does not change bits") {
   check_threads([&] { return std::vector{gelu_tanh(x + y)}; });
 }
 
-TEST_CASE("pointwise: derivatives agree with differences") {
+TEST_CASE("pointwise: derivatives match finite differences") {
   constexpr int64_t n = 41;
   const double h = 1e-6;
   const Tensor g = numbers_of(n, 5, 0.5, 2, f64);
@@ -265,7 +265,7 @@ TEST_CASE("pointwise: derivatives agree with differences") {
   }
 }
 
-TEST_CASE("pointwise: both derivatives at once have the bits of one after the other") {
+TEST_CASE("pointwise: both derivatives at once are bit-identical to one after the other") {
   const Shape shape{30, 301};
   for (const DType dtype : {f32, f64, f16, bf16}) {
     const auto numbers = [&](const Shape& of, uint32_t seed) {

@@ -37,8 +37,8 @@ class SwapFile {
   std::string what_;
 };
 
-/// Uninitialised, aligned memory for reading and writing files (Memory::offload). lock: lock it in memory (mlock), if the
-/// system allows it. Error if there is no memory.
+/// Uninitialised, aligned memory for reading and writing files (Memory::offload). lock: lock it in memory (mlock), if
+/// the system allows it. Error if there is no memory.
 Tensor aligned_bytes(int64_t bytes, bool lock);
 
 }  // namespace lockstep::zero

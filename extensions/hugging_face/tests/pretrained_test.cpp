@@ -36,7 +36,7 @@ Tensor ids_of(std::vector<int64_t> ids) {
 
 }  // namespace
 
-TEST_CASE("pretrained: Llamas give Transformers' logits, losses, gradients and texts") {
+TEST_CASE("pretrained: logits, losses, gradients and texts of Llamas match Transformers") {
   using Row = std::pair<std::string, std::string>;  // a file of values and the name of the folder beside it
   for (const auto& [values, name] :
        {Row{"llama", "main"}, Row{"llama", "mha"}, Row{"llama", "wide"}, Row{"llama", "llama3"}, Row{"llama", "linear"},
@@ -51,7 +51,8 @@ TEST_CASE("pretrained: Llamas give Transformers' logits, losses, gradients and t
     const Variable logits = (*model)(ids);
     // The golden values were computed in f64. In f32 Transformers itself differs by 1.1e-5.
     CHECK(max_relative_difference(logits.tensor(), wanted("logits")) <= 3e-5);
-    CHECK(max_relative_difference((*nn::from_pretrained(folder, {.dtype = f64}))(ids.to(cpu)).tensor(), wanted("logits")) <= 1e-5);
+    CHECK(max_relative_difference((*nn::from_pretrained(folder, {.dtype = f64}))(ids.to(cpu)).tensor(),
+                                  wanted("logits")) <= 1e-5);
     const int64_t tokens = ids.size(1) - 1;  // position t predicts token t + 1
     const Variable loss = cross_entropy(logits.narrow(1, 0, tokens).reshape({-1, logits.size(2)}),
                                         ids.narrow(1, 1, tokens).reshape({-1}));

@@ -162,7 +162,7 @@ TEST_CASE("inference: heads that ranks do not divide") {
   }
 }
 
-TEST_CASE("inference: Llamas give Transformers' texts on 1, 2 and 4 ranks") {
+TEST_CASE("inference: texts of Llamas match Transformers on 1, 2 and 4 ranks") {
   const auto file = SafeTensors::open(golden + "/llama.safetensors");
   for (const std::string name : {"main", "mha", "wide", "llama3", "linear", "yarn"}) {
     CAPTURE(name);
@@ -478,8 +478,8 @@ TEST_CASE("inference: dtypes, times, losses, and what an engine refuses") {
   const auto encoder = both_ways.second;
   Tensor other = some_tokens.clone();
   other.narrow(1, 4, 1).fill_(7);  // without a causal mask, the first token attends to the last one
-  CHECK(max_relative_difference((*encoder)(some_tokens).tensor().narrow(1, 0, 1), (*encoder)(other).tensor().narrow(1, 0, 1)) >
-        1e-6);
+  CHECK(max_relative_difference((*encoder)(some_tokens).tensor().narrow(1, 0, 1),
+                                (*encoder)(other).tensor().narrow(1, 0, 1)) > 1e-6);
   CHECK_ERROR(encoder->generate(Ids{1}), "triangular_masking is false");
 
   const struct {

@@ -122,7 +122,8 @@ Tensor adjust_saturation(const Tensor& x, double factor) {
 }
 
 Tensor adjust_hue(const Tensor& x, double shift) {
-  LOCKSTEP_CHECK(shift >= -0.5 && shift <= 0.5, "[adjust_hue] expected a hue shift in [-0.5, 0.5], as a part of a full turn, got ", shift);
+  LOCKSTEP_CHECK(shift >= -0.5 && shift <= 0.5,
+                 "[adjust_hue] expected a hue shift in [-0.5, 0.5], as a part of a full turn, got ", shift);
   const Tensor in = coloured("adjust_hue", x);
   if (in.size(0) == 1) return in;
   const Tensor out = empty_like(in);

@@ -96,7 +96,8 @@ TEST_CASE("pictures: modes") {
   const Tensor rgba = of("rgba.png", ImageMode::unchanged), la = of("gray_alpha.png", ImageMode::unchanged);
   CHECK(max_difference(of("rgba.png", ImageMode::rgb), rgba.narrow(0, 0, 3)) == 0);
   CHECK(max_difference(of("rgba.png", ImageMode::gray_alpha).narrow(0, 1, 1), rgba.narrow(0, 3, 1)) == 0);
-  CHECK(max_difference(of("gray_alpha.png", ImageMode::rgb_alpha), cat({la.narrow(0, 0, 1), la.narrow(0, 0, 1), la})) == 0);
+  CHECK(max_difference(of("gray_alpha.png", ImageMode::rgb_alpha), cat({la.narrow(0, 0, 1), la.narrow(0, 0, 1), la})) ==
+        0);
   CHECK(max_difference(of("gray.jpg", ImageMode::rgb).narrow(0, 2, 1), of("gray.jpg", ImageMode::unchanged)) == 0);
   CHECK(min(of("rgb.jpg", ImageMode::rgb_alpha).narrow(0, 3, 1)).item() == 255);
   CHECK(of("rgb.jpg", ImageMode::gray).shape() == Shape{1, 33, 35});
@@ -111,7 +112,8 @@ TEST_CASE("pictures: PNG comes back as it was written") {
       const Tensor image = ramp(channels, h, w);
       save_png(dir / "a.png", image, int(channels));
       CHECK(max_difference(read_image(dir / "a.png"), image) == 0);
-      CHECK(max_difference(read_image(dir.write("b.png", encode_png(image.transpose(1, 2)))), image.transpose(1, 2)) == 0);
+      CHECK(max_difference(read_image(dir.write("b.png", encode_png(image.transpose(1, 2)))), image.transpose(1, 2)) ==
+            0);
     }
   CHECK(dir.files() == 2);
   CHECK_ERROR(encode_png(ramp(5, 1, 1)), "[encode_png] expected 1 to 4 channels, got 5");
@@ -333,7 +335,8 @@ TEST_CASE("pictures: edge cases and rejected files") {
   CHECK_ERROR(resize(zeros({2, 2}), 2, 2),
               "[resize] expected a picture (channels, height, width), u8 or f32, on the cpu");
   CHECK_ERROR(grayscale(ramp(2, 4, 4)), "[grayscale] expected 1 or 3 channels, got (2, 4, 4)");
-  CHECK_ERROR(adjust_hue(u, 0.6), "[adjust_hue] expected a hue shift in [-0.5, 0.5], as a part of a full turn, got 0.6");
+  CHECK_ERROR(adjust_hue(u, 0.6),
+              "[adjust_hue] expected a hue shift in [-0.5, 0.5], as a part of a full turn, got 0.6");
   CHECK_ERROR(adjust_contrast(u, -1), "[adjust_contrast] expected a factor >= 0, got -1");
   CHECK_ERROR(equalize(zeros({1, 2, 2})), "[equalize] expected a u8 picture, got f32");
   CHECK_ERROR(posterize(u, 9), "[posterize] expected 0 to 8 bits, got 9");

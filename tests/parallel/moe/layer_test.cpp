@@ -84,7 +84,7 @@ TEST_CASE("a layer of experts is the weighted sum of its experts, with its gradi
   }
 }
 
-TEST_CASE("gradients against differences, with tokens dropped and the losses in") {
+TEST_CASE("gradients match finite differences, with dropped tokens and with the auxiliary losses") {
   for (const auto& [k, z, residual] : {std::tuple{1, 0.1, false}, {2, 0.0, true}, {3, 0.05, false}}) {
     auto layer = make({.experts = 3,
                        .top_k = k,
@@ -105,7 +105,7 @@ TEST_CASE("gradients against differences, with tokens dropped and the losses in"
   }
 }
 
-TEST_CASE("experts over ranks are those of one process: nothing dropped, any number of tokens at each rank") {
+TEST_CASE("experts over ranks match one process: nothing dropped, any number of tokens on each rank") {
   struct Row {
     int ranks;
     int64_t experts, top_k;

@@ -268,7 +268,7 @@ TEST_CASE("bytes of a layer, by formula") {
   }
 }
 
-TEST_CASE("plans that cannot be: an Error on all ranks, and nothing is changed") {
+TEST_CASE("invalid plans: an Error on all ranks, and nothing is changed") {
   namespace cut = nn::cut;
   struct Row {
     tp::Rule rule;
