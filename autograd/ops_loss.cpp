@@ -28,9 +28,10 @@ Variable reduced(const Variable& losses, Reduction reduction) {
 
 void check_one_shape(const char* op, const Variable& x, const Variable& target) {
   LOCKSTEP_CHECK(x.shape() == target.shape(), "[", op, "] expected x and target of one shape, got ", x.shape(), " and ",
-                 target.shape());
+                 target.shape(), "; reshape one of them");
   LOCKSTEP_CHECK(is_floating(x.dtype()) && is_floating(target.dtype()), "[", op,
-                 "] expected floating x and target, got ", x.dtype(), " and ", target.dtype());
+                 "] expected floating x and target, got ", x.dtype(), " and ", target.dtype(),
+                 "; convert them with .to(f32)");
   LOCKSTEP_CHECK(x.dtype() == target.dtype() || Autocast::enabled(), "[", op,
                  "] expected x and target of one dtype, got ", x.dtype(), " and ", target.dtype(),
                  "; convert with .to(dtype)");
@@ -55,7 +56,7 @@ Variable as_rows(const Variable& x) {
 
 void check_options(const char* op, const Variable& x, const CrossEntropyOptions& options) {
   LOCKSTEP_CHECK(x.dim() >= 1 && is_floating(x.dtype()), "[", op, "] expected floating logits (N, C, ...) or (C), got ",
-                 x.dtype(), " ", x.shape());
+                 x.dtype(), " ", x.shape(), "; convert or reshape them");
   const int64_t classes = x.size(x.dim() == 1 ? 0 : 1);
   LOCKSTEP_CHECK(!options.weight.defined() || options.weight.shape() == Shape{classes}, "[", op,
                  "] expected a weight of shape ", Shape{classes}, ", one for each class, got ", options.weight.shape());
@@ -66,9 +67,9 @@ void check_options(const char* op, const Variable& x, const CrossEntropyOptions&
 void check_targets(const char* op, const Variable& x, const Tensor& target) {
   const Shape rest = without_classes(x.shape());
   LOCKSTEP_CHECK(target.dtype() == i64, "[", op, "] expected class indices of dtype i64 or probabilities, got ",
-                 target.dtype());
+                 target.dtype(), "; convert them with .to(i64)");
   LOCKSTEP_CHECK(target.shape() == rest, "[", op, "] expected class indices of shape ", rest, " for logits ", x.shape(),
-                 ", got ", target.shape());
+                 ", got ", target.shape(), "; reshape the indices");
 }
 
 /// Cross entropy of each row, composed of other operations.
@@ -157,7 +158,7 @@ Variable cross_entropy(const Variable& logits, const Variable& target, const Cro
   }
   LOCKSTEP_CHECK(target.shape() == logits.shape(), "[cross_entropy] expected probabilities of the logits' shape ",
                  logits.shape(), " (or i64 class indices of shape ", without_classes(logits.shape()), "), got ",
-                 target.dtype(), " ", target.shape());
+                 target.dtype(), " ", target.shape(), "; convert or reshape the target");
   return cross_entropy_probabilities(logits, target, options);
 }
 
@@ -175,7 +176,7 @@ Variable nll_loss(const Variable& log_probabilities, const Tensor& target, const
     int64_t row = 0;
     for (int64_t t : safe.to_vector<int64_t>()) {
       LOCKSTEP_CHECK(t >= 0 && t < x.size(1), "[nll_loss] expected targets in [0, ", x.size(1), "), got ", t,
-                     " in row ", row);
+                     " in row ", row, "; correct the targets");
       ++row;
     }
   }
@@ -261,7 +262,8 @@ Variable bce_with_logits(const Variable& input, const Variable& aim, const Tenso
   const Variable x = wide(input), target = wide(aim);
   for (const Tensor* tensor : {&weight, &pos_weight}) {
     LOCKSTEP_CHECK(!tensor->defined() || broadcast_shapes("bce_with_logits", tensor->shape(), x.shape()) == x.shape(),
-                   "[bce_with_logits] expected weights that broadcast to ", x.shape(), ", got ", tensor->shape());
+                   "[bce_with_logits] expected weights that broadcast to ", x.shape(), ", got ", tensor->shape(),
+                   "; reshape them");
   }
   // With target t, pos_weight p and sigmoid s, the loss is -t p log s(x) - (1 - t) log s(-x).
   // Because log s(-x) = log s(x) - x, the loss equals (1 - t) x - (1 + (p - 1) t) log s(x).
@@ -277,7 +279,7 @@ Variable bce_with_logits(const Variable& input, const Variable& aim, const Tenso
 Variable kl_div(const Variable& input, const Variable& aim, KlReduction reduction, bool log_target) {
   check_one_shape("kl_div", input, aim);
   LOCKSTEP_CHECK(reduction != KlReduction::batchmean || input.dim() >= 1,
-                 "[kl_div] expected at least 1 dim for batchmean, got a scalar");
+                 "[kl_div] expected at least 1 dim for batchmean, got a scalar; unsqueeze(0) adds a batch");
   const Wide wide(input);
   const Variable x = wide(input), target = wide(aim);
   Variable losses;

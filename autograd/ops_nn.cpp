@@ -83,7 +83,7 @@ Variable conv1d(const Variable& x, const Variable& w, const Variable& bias, int6
                 int64_t dilation, int64_t groups) {
   LOCKSTEP_CHECK(x.dim() == 3 && w.dim() == 3,
                  "[conv1d] expected an input (N, C, L) and a weight (K, C / groups, S), got ", x.shape(), " and ",
-                 w.shape());
+                 w.shape(), "; unsqueeze() adds a missing dim");
   const ConvArgs args{.stride = {1, stride}, .padding = {0, padding}, .dilation = {1, dilation}, .groups = groups};
   return conv2d(x.unsqueeze(2), w.unsqueeze(2), bias, args).squeeze(2);
 }
@@ -331,10 +331,12 @@ Variable group_norm(const Variable& input, int64_t groups, const Variable& scale
   const Wide wide(input);
   const Variable x = wide(input), weight = wide(scale), bias = wide(shift);
   LOCKSTEP_CHECK(x.dim() >= 2 && groups >= 1 && x.size(1) % groups == 0,
-                 "[group_norm] expected x (N, C, ...) with C a multiple of ", groups, " groups, got ", x.shape());
+                 "[group_norm] expected x (N, C, ...) with C a multiple of ", groups, " groups, got ", x.shape(),
+                 "; change groups, or reshape x");
   for (const Variable* affine : {&weight, &bias}) {
     LOCKSTEP_CHECK(!affine->defined() || affine->shape() == Shape{x.size(1)},
-                   "[group_norm] expected weight and bias of shape ", Shape{x.size(1)}, ", got ", affine->shape());
+                   "[group_norm] expected weight and bias of shape ", Shape{x.size(1)}, ", got ", affine->shape(),
+                   "; reshape it");
   }
   if (x.numel() == 0) return wide.round(x);
   // Each group is a row of a layer norm; then each channel is scaled and shifted.

@@ -38,7 +38,7 @@ Variable PReLU::forward(const Variable& x) {
   const int64_t channels = weight.size(0);
   if (channels == 1) return leaky(x, weight);
   LOCKSTEP_CHECK(x.dim() >= 2 && x.size(1) == channels, "[PReLU] expected input (N, ", channels, ", ...), got ",
-                 x.shape());
+                 x.shape(), "; reshape the input");
   Shape shape = Dims::filled(x.dim() - 1, 1);
   shape[0] = channels;
   return leaky(x, weight.view(shape));
@@ -54,7 +54,8 @@ Variable RReLU::forward(const Variable& x) {
 }
 
 Variable GLU::forward(const Variable& x) {
-  LOCKSTEP_CHECK(x.dim() > 0 && x.size(dim) % 2 == 0, "[GLU] expected an even size in dim ", dim, ", got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() > 0 && x.size(dim) % 2 == 0, "[GLU] expected an even size in dim ", dim, ", got ", x.shape(),
+                 "; pad it, or choose another dim");
   const int64_t half = x.size(dim) / 2;
   return x.narrow(dim, 0, half) * sigmoid(x.narrow(dim, half, half));
 }
@@ -63,7 +64,7 @@ ChannelDropout::ChannelDropout(const char* kind, const Options& o, const Dims& r
     : p(probability(kind, o.p)), allowed_ranks(ranks) {}
 Variable ChannelDropout::forward(const Variable& x) {
   LOCKSTEP_CHECK(std::count(allowed_ranks.begin(), allowed_ranks.end(), x.dim()), "[", kind(), "] expected ",
-                 allowed_ranks, "-dimensional input, got ", x.shape());
+                 allowed_ranks, "-dimensional input, got ", x.shape(), "; reshape the input");
   if (!is_training() || p == 0) return x;
   return x * Variable(kept(x, x.dim() == allowed_ranks.back() ? 2 : 1, p) * (p < 1 ? 1 / (1 - p) : 0));
 }

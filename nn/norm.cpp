@@ -32,7 +32,7 @@ void power_steps(const Tensor& m, const Tensor& u, const Tensor& v, int64_t step
 int check_weight(const char* layer, const Variable& weight, int64_t dim) {
   LOCKSTEP_CHECK(weight.defined() && weight.dim() >= 2 && weight.numel() > 0, "[", layer,
                  "] expected a layer with a weight of at least 2 dims, got ",
-                 weight.defined() ? str(weight.shape()) : "none");
+                 weight.defined() ? str(weight.shape()) : "none; give a layer such as Linear or Conv2d");
   return normalize_dim(layer, dim, weight.dim());
 }
 
@@ -75,7 +75,7 @@ GroupNorm::GroupNorm(const Options& o) : groups(o.groups), channels(o.channels),
 Variable BatchNorm::forward(const Variable& x) {
   LOCKSTEP_CHECK(std::count(allowed_ranks.begin(), allowed_ranks.end(), x.dim()) && x.size(1) == o.channels, "[",
                  kind(), "] expected ", allowed_ranks, "-dimensional input with ", o.channels,
-                 " channels in dim 1, got ", x.shape());
+                 " channels in dim 1, got ", x.shape(), "; reshape the input, or change channels");
   const bool from_batch = is_training() || !o.track;
   double momentum = o.momentum.value_or(0);
   if (is_training() && o.track) {
@@ -92,7 +92,7 @@ Variable InstanceNorm::forward(const Variable& x) {
   const bool batch = x.dim() == rank;
   LOCKSTEP_CHECK((batch || x.dim() == rank - 1) && x.size(batch) == o.channels, "[", kind(), "] expected ", rank,
                  "-dimensional input with ", o.channels, " channels in dim 1, or the same without a batch, got ",
-                 x.shape());
+                 x.shape(), "; reshape the input, or change channels");
   const Variable samples = batch ? x : x.unsqueeze(0);
   const auto without_batch = [&](const Variable& y) { return batch ? y : y.squeeze(0); };
   if (o.track && !is_training())
@@ -117,7 +117,8 @@ LocalResponseNorm::LocalResponseNorm(const Options& options) : o(options) {
   LOCKSTEP_CHECK(o.size > 0, "[LocalResponseNorm] expected size > 0, got ", o.size);
 }
 Variable LocalResponseNorm::forward(const Variable& x) {
-  LOCKSTEP_CHECK(x.dim() >= 3, "[LocalResponseNorm] expected input (N, C, ...) of at least 3 dims, got ", x.shape());
+  LOCKSTEP_CHECK(x.dim() >= 3, "[LocalResponseNorm] expected input (N, C, ...) of at least 3 dims, got ", x.shape(),
+                 "; unsqueeze() adds a missing dim");
   if (x.numel() == 0) return x;
   const Variable squares = square(x).reshape({x.size(0), 1, x.size(1), x.numel() / (x.size(0) * x.size(1))});
   const Variable means =
@@ -182,7 +183,7 @@ void update_bn(Module& model, const std::function<void()>& pass) {
     if (!norm || !norm->o.track) continue;
     for (const Tensor& buffer : {norm->running_mean, norm->running_var, norm->num_batches_tracked})
       if (saved_values && std::none_of(saved_values->begin(), saved_values->end(),
-                                 [&](const auto& one) { return one.first.storage() == buffer.storage(); }))
+                                       [&](const auto& one) { return one.first.storage() == buffer.storage(); }))
         saved_values->emplace_back(buffer, buffer.clone());
     momenta.emplace_back(norm, norm->o.momentum);
     norm->o.momentum.reset();

@@ -36,7 +36,8 @@ struct Batched {
   Batched(const char* kind, const TransformerOptions& o, const Variable& x)
       : single(x.dim() == 2), turned(!single && !o.batch_first) {
     LOCKSTEP_CHECK((x.dim() == 2 || x.dim() == 3) && x.size(-1) == o.width, "[", kind, "] expected input ",
-                   o.batch_first ? "(B, T, " : "(T, B, ", o.width, ") or (T, ", o.width, "), got ", x.shape());
+                   o.batch_first ? "(B, T, " : "(T, B, ", o.width, ") or (T, ", o.width, "), got ", x.shape(),
+                   "; reshape the input, or change width");
   }
   Variable in(const Variable& x) const { return single ? x.unsqueeze(0) : turned ? x.transpose(0, 1) : x; }
   Variable out(const Variable& x) const { return single ? x.squeeze(0) : turned ? x.transpose(0, 1) : x; }
@@ -97,7 +98,7 @@ Variable TransformerDecoderLayer::forward(const Variable& x, const Variable& mem
   LOCKSTEP_CHECK(
       memory.dim() == x.dim() && memory.size(-1) == o.width && (batched.single || memory.size(batch) == x.size(batch)),
       "[TransformerDecoderLayer] expected memory like the input ", x.shape(), ", except for the number of tokens, got ",
-      memory.shape());
+      memory.shape(), "; encode a source for each target");
   const AttentionMasks target = batched.in(masks.target), source = batched.in(masks.memory);
   const Variable read = batched.in(memory);
   Variable y = with_part(batched.in(x), o.norm_first, norm1,

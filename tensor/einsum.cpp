@@ -43,14 +43,14 @@ SpelledOut spell_out(const std::string& equation, const std::vector<Shape>& shap
     const size_t letters = letters_of(inputs[i], equation), start = inputs[i].find(dots);
     if (start == std::string::npos) continue;
     LOCKSTEP_CHECK(size_t(shapes[i].rank()) >= letters, "[einsum] expected operand ", i, " to have at least ", letters,
-                   " dims (\"", inputs[i], "\"), got ", shapes[i]);
+                   " dims (\"", inputs[i], "\"), got ", shapes[i], "; reshape the operand, or change the letters");
     counts[i] = size_t(shapes[i].rank()) - letters;
     for (size_t d = 0; d < counts[i]; ++d) {
       if (sizes.size() <= d) sizes.push_back(1);
       const int64_t size = shapes[i][int(start + counts[i] - 1 - d)];
       LOCKSTEP_CHECK(size == 1 || sizes[d] == 1 || size == sizes[d],
                      "[einsum] expected the dims of ... to broadcast in \"", equation, "\", got sizes ", sizes[d],
-                     " and ", size);
+                     " and ", size, "; reshape one of them");
       if (size != 1) sizes[d] = size;
     }
   }

@@ -24,7 +24,8 @@ inline void check_same_device(const char* op, const Tensor& a, const Tensor& b) 
 /// Error unless the dtype is f32, f64, f16 or bf16.
 inline void check_floating(const char* op, const Tensor& tensor) {
   check_defined(op, tensor);
-  LOCKSTEP_CHECK(is_floating(tensor.dtype()), "[", op, "] expected a floating dtype, got ", tensor.dtype());
+  LOCKSTEP_CHECK(is_floating(tensor.dtype()), "[", op, "] expected a floating dtype, got ", tensor.dtype(),
+                 "; convert it with .to(f32)");
 }
 
 /// Error when an in-place operation would write an element several times (a dim expanded by stride 0): the result would
@@ -42,7 +43,8 @@ inline void check_like(const char* op, const char* name, const Tensor& tensor, c
   check_defined(op, tensor);
   check_same_device(op, x, tensor);
   check_same_dtype(op, x, tensor);
-  LOCKSTEP_CHECK(tensor.shape() == shape, "[", op, "] expected ", name, " of shape ", shape, ", got ", tensor.shape());
+  LOCKSTEP_CHECK(tensor.shape() == shape, "[", op, "] expected ", name, " of shape ", shape, ", got ", tensor.shape(),
+                 "; reshape it");
 }
 
 /// True if shape `from` broadcasts to shape `to`.

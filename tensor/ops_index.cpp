@@ -24,7 +24,8 @@ void check_index(const char* op, const Tensor& index, int64_t size, const Tensor
   if (!bad) return;
   int64_t at = 0;
   while (uint64_t(p[at]) < uint64_t(size)) ++at;
-  fail(str("[", op, "] expected indices in [0, ", size, "), got ", p[at], " at position ", at));
+  fail(
+      str("[", op, "] expected indices in [0, ", size, "), got ", p[at], " at position ", at, "; correct the indices"));
 }
 
 // For gather and scatter: Error unless `index` has as many dims as x, and is no larger than x in all dims except d.
@@ -33,7 +34,7 @@ void check_places(const char* op, const Tensor& x, int d, const Tensor& index) {
   bool fits = index.dim() == x.dim();
   for (int i = 0; fits && i < x.dim(); ++i) fits = i == d || index.shape()[i] <= x.shape()[i];
   LOCKSTEP_CHECK(fits, "[", op, "] expected an index with as many dims as ", x.shape(),
-                 " and at most its sizes outside dim ", d, ", got ", index.shape());
+                 " and at most its sizes outside dim ", d, ", got ", index.shape(), "; reshape the index");
   check_index(op, index, size_at(x, d), x);
 }
 
@@ -44,7 +45,7 @@ void check_source(const char* op, const Tensor& x, const Tensor& index, const Te
   bool fits = source.dim() == index.dim();
   for (int i = 0; fits && i < index.dim(); ++i) fits = index.shape()[i] <= source.shape()[i];
   LOCKSTEP_CHECK(fits, "[", op, "] expected a source of at least the index's sizes ", index.shape(), ", got ",
-                 source.shape());
+                 source.shape(), "; expand the source, or narrow the index");
 }
 
 // Runs fn on x if it is row-major, else on a copy that is then written back.
@@ -69,7 +70,8 @@ void copy_into(const Tensor& out, int d, int64_t start, const Tensor& source) {
 
 int check_dim(const char* op, const Tensor& x, int64_t dim) {
   check_defined(op, x);
-  LOCKSTEP_CHECK(x.dim() > 0, "[", op, "] expected a tensor of at least one dim, got a scalar");
+  LOCKSTEP_CHECK(x.dim() > 0, "[", op,
+                 "] expected a tensor of at least one dim, got a scalar; unsqueeze(0) adds a dim");
   return normalize_dim(op, dim, x.dim());
 }
 
@@ -88,7 +90,8 @@ Tensor join(const std::vector<Tensor>& tensors, int d) {
 
 Tensor triangle(const char* op, const Tensor& x, int64_t diagonal, bool upper) {
   check_defined(op, x);
-  LOCKSTEP_CHECK(x.dim() >= 2, "[", op, "] expected at least two dims, got shape ", x.shape());
+  LOCKSTEP_CHECK(x.dim() >= 2, "[", op, "] expected at least two dims, got shape ", x.shape(),
+                 "; unsqueeze(0) adds a dim");
   Tensor out = empty_like(x);
   // Diagonals beyond the matrix change nothing; clamp, because the kernel adds the diagonal to a row index.
   diagonal = std::clamp(diagonal, -x.size(-2) - 1, x.size(-1) + 1);
@@ -108,7 +111,8 @@ Shape check_mask(const char* op, const Tensor& x, const Tensor& mask, Scalar val
   check_defined(op, x);
   check_defined(op, mask);
   if (is_complex(x.dtype())) fail_complex(op, x.dtype());
-  LOCKSTEP_CHECK(mask.dtype() == boolean, "[", op, "] expected a bool mask, got ", mask.dtype());
+  LOCKSTEP_CHECK(mask.dtype() == boolean, "[", op, "] expected a bool mask, got ", mask.dtype(),
+                 "; convert it with .to(boolean)");
   check_same_device(op, x, mask);
   check_fits(op, value, x.dtype());
   return broadcast_shapes(op, x.shape(), mask.shape());
@@ -118,7 +122,8 @@ Shape check_mask(const char* op, const Tensor& x, const Tensor& mask, Scalar val
 
 Tensor embedding(const Tensor& weight, const Tensor& index) {
   check_defined("embedding", weight);
-  LOCKSTEP_CHECK(weight.dim() == 2, "[embedding] expected a weight of shape (rows, columns), got ", weight.shape());
+  LOCKSTEP_CHECK(weight.dim() == 2, "[embedding] expected a weight of shape (rows, columns), got ", weight.shape(),
+                 "; reshape it");
   check_index("embedding", index, weight.shape()[0], weight);
   Shape shape = index.shape();
   shape.push_back(weight.shape()[1]);
@@ -186,7 +191,8 @@ Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tens
 Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
   const int d = check_dim("index_select", x, dim);
   check_defined("index_select", index);
-  LOCKSTEP_CHECK(index.dim() == 1, "[index_select] expected an index of one dim, got shape ", index.shape());
+  LOCKSTEP_CHECK(index.dim() == 1, "[index_select] expected an index of one dim, got shape ", index.shape(),
+                 "; flatten() it");
   check_index("index_select", index, x.shape()[d], x);
   Shape shape = x.shape();
   shape[d] = index.numel();
@@ -202,11 +208,13 @@ const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, cons
   check_same_dtype("index_add_", x, source);
   check_same_device("index_add_", x, source);
   check_defined("index_add_", index);
-  LOCKSTEP_CHECK(index.dim() == 1, "[index_add_] expected an index of one dim, got shape ", index.shape());
+  LOCKSTEP_CHECK(index.dim() == 1, "[index_add_] expected an index of one dim, got shape ", index.shape(),
+                 "; flatten() it");
   check_index("index_add_", index, x.shape()[d], x);
   Shape shape = x.shape();
   shape[d] = index.numel();
-  LOCKSTEP_CHECK(source.shape() == shape, "[index_add_] expected a source of shape ", shape, ", got ", source.shape());
+  LOCKSTEP_CHECK(source.shape() == shape, "[index_add_] expected a source of shape ", shape, ", got ", source.shape(),
+                 "; reshape the source");
   const Tensor from = apart_from_own(source, x);
   return in_place("index_add_", x, [&](Tensor& out) { kernels::index_add(out.device(), from, d, index, out); });
 }
@@ -219,7 +227,8 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, Scalar value) {
 
 const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, Scalar value) {
   LOCKSTEP_CHECK(check_mask("masked_fill_", x, mask, value) == x.shape(),
-                 "[masked_fill_] expected a mask that broadcasts to ", x.shape(), ", got ", mask.shape());
+                 "[masked_fill_] expected a mask that broadcasts to ", x.shape(), ", got ", mask.shape(),
+                 "; reshape the mask");
   x.storage()->bump_version("masked_fill_");
   Tensor out = x;
   masked_fill_into(x, apart_from_own(mask, x), value, out);
@@ -241,7 +250,8 @@ Tensor cat(const std::vector<Tensor>& tensors, int64_t dim) {
   for (const Tensor& x : parts) {
     bool fits = x.dim() == first.rank();
     for (int i = 0; fits && i < first.rank(); ++i) fits = i == d || x.shape()[i] == first[i];
-    LOCKSTEP_CHECK(fits, "[cat] expected shapes that agree outside dim ", d, ", got ", first, " and ", x.shape());
+    LOCKSTEP_CHECK(fits, "[cat] expected shapes that agree outside dim ", d, ", got ", first, " and ", x.shape(),
+                   "; reshape or slice them");
   }
   return join(parts, d);
 }
@@ -254,7 +264,7 @@ Tensor stack(const std::vector<Tensor>& tensors, int64_t dim) {
     check_same_dtype("stack", tensors[0], x);
     check_same_device("stack", tensors[0], x);
     LOCKSTEP_CHECK(x.shape() == tensors[0].shape(), "[stack] expected equal shapes, got ", tensors[0].shape(), " and ",
-                   x.shape());
+                   x.shape(), "; reshape or slice them");
     parts.push_back(x.unsqueeze(normalize_dim("stack", dim, x.dim() + 1)));
   }
   return join(parts, normalize_dim("stack", dim, tensors[0].dim() + 1));

@@ -58,13 +58,13 @@ Tensor run(const Tensor& a, const Tensor& b, const Shape& shape) {
 
 void check_linear(const Tensor& x, const Tensor& w, const Tensor& bias) {
   check_product("linear", x, w);
-  LOCKSTEP_CHECK(w.dim() == 2, "[linear] expected a weight (out, in), got ", w.shape());
+  LOCKSTEP_CHECK(w.dim() == 2, "[linear] expected a weight (out, in), got ", w.shape(), "; reshape it");
   LOCKSTEP_CHECK(x.dim() >= 1 && x.size(-1) == w.size(1), "[linear] expected an input (..., ", w.size(1),
-                 ") for weight ", w.shape(), ", got ", x.shape());
+                 ") for weight ", w.shape(), ", got ", x.shape(), "; reshape the input, or change the weight");
   if (bias.defined()) {
     check_product("linear", bias, x);
     LOCKSTEP_CHECK(bias.shape() == Shape{w.size(0)}, "[linear] expected a bias ", Shape{w.size(0)}, ", got ",
-                   bias.shape());
+                   bias.shape(), "; reshape the bias");
   }
 }
 
@@ -95,8 +95,8 @@ Tensor matmul(const Tensor& a, const Tensor& b) {
                  " (multiply by a scalar with *)");
   const Tensor left = a.dim() == 1 ? a.unsqueeze(0) : a, right = b.dim() == 1 ? b.unsqueeze(1) : b;
   const int64_t m = left.size(-2), k = left.size(-1), n = right.size(-1);
-  LOCKSTEP_CHECK(k == right.size(-2), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ",
-                 b.shape());
+  LOCKSTEP_CHECK(k == right.size(-2), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ", b.shape(),
+                 "; transpose or reshape one of them");
   if (a.dim() == 2 && b.dim() == 2) return run(a, b, {m, n});
   Shape batch = broadcast_shapes("matmul", Shape(left.shape().begin(), left.shape().end() - 2),
                                  Shape(right.shape().begin(), right.shape().end() - 2));
@@ -127,7 +127,7 @@ Tensor matmul_unary_grad(const Tensor& a, const Tensor& b, PointwiseOp op, const
     return pointwise_grad(op, PointwisePart::grad0, args, matmul(a, b), kept, {});
   check_product("matmul", a, b);
   LOCKSTEP_CHECK(a.size(1) == b.size(0), "[matmul] expected the inner sizes to agree, got ", a.shape(), " and ",
-                 b.shape());
+                 b.shape(), "; transpose or reshape one of them");
   Tensor out = empty(kept.shape(), {.dtype = a.dtype(), .device = a.device()});
   MacCounter::add(out.numel() * a.size(1));
   kernels::matmul_unary_grad.as("matmul", a.device(), a, b, op, args, kept, out);
@@ -153,12 +153,13 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds)
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, Scalar beta, Scalar alpha) {
   check_product("addmm", a, b, true);
   check_product("addmm", c, a, true);
-  LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2, "[addmm] expected two matrices, got ", a.shape(), " and ", b.shape());
+  LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2, "[addmm] expected two matrices, got ", a.shape(), " and ", b.shape(),
+                 "; matmul() takes vectors and batches");
   LOCKSTEP_CHECK(a.size(1) == b.size(0), "[addmm] expected the inner sizes to agree, got ", a.shape(), " and ",
-                 b.shape());
+                 b.shape(), "; transpose or reshape one of them");
   const Shape shape{a.size(0), b.size(1)};
   LOCKSTEP_CHECK(c.dim() <= 2 && broadcast_shapes("addmm", c.shape(), shape) == shape,
-                 "[addmm] expected a c that broadcasts to ", shape, ", got ", c.shape());
+                 "[addmm] expected a c that broadcasts to ", shape, ", got ", c.shape(), "; reshape c");
   if (is_integral(a.dtype())) return add(mul_scalar(c, beta), mul_scalar(matmul(a, b), alpha));
   Tensor none, out = empty(shape, {.dtype = a.dtype(), .device = a.device()});
   const Tensor added = beta == 0 ? none : c.expand(shape).contiguous();
@@ -170,7 +171,8 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, Scalar beta, Sca
 
 Tensor outer(const Tensor& a, const Tensor& b) {
   check_product("outer", a, b, true);
-  LOCKSTEP_CHECK(a.dim() == 1 && b.dim() == 1, "[outer] expected two vectors, got ", a.shape(), " and ", b.shape());
+  LOCKSTEP_CHECK(a.dim() == 1 && b.dim() == 1, "[outer] expected two vectors, got ", a.shape(), " and ", b.shape(),
+                 "; flatten() them");
   return mul(a.unsqueeze(1), b.unsqueeze(0));
 }
 
@@ -209,7 +211,8 @@ Tensor linear_add(const Tensor& residual, const Tensor& x, const Tensor& w, cons
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.size(0);
   check_product("linear_add", residual, x);
-  LOCKSTEP_CHECK(residual.shape() == shape, "[linear_add] expected a residual ", shape, ", got ", residual.shape());
+  LOCKSTEP_CHECK(residual.shape() == shape, "[linear_add] expected a residual ", shape, ", got ", residual.shape(),
+                 "; reshape the residual");
   const Tensor out = empty(shape, {.dtype = x.dtype(), .device = x.device()});
   run_linear(out, x, w, bias, Activation::none, {}, residual);
   return out;
@@ -354,11 +357,13 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) 
   for (size_t i = 0; i < operands.size(); ++i) {
     check_product("einsum", operands[0], operands[i], true);
     LOCKSTEP_CHECK(size_t(operands[i].dim()) == inputs[i].size(), "[einsum] expected operand ", i, " to have ",
-                   inputs[i].size(), " dims (\"", inputs[i], "\"), got ", operands[i].shape());
+                   inputs[i].size(), " dims (\"", inputs[i], "\"), got ", operands[i].shape(),
+                   "; reshape it, or change the letters");
     for (int d = 0; d < operands[i].dim(); ++d) {
       int64_t& size = sizes[int(inputs[i][size_t(d)])];
       LOCKSTEP_CHECK(size == -1 || size == operands[i].shape()[d], "[einsum] expected ", inputs[i][size_t(d)],
-                     " to have size ", size, " everywhere, got ", operands[i].shape(), " for \"", inputs[i], "\"");
+                     " to have size ", size, " everywhere, got ", operands[i].shape(), " for \"", inputs[i],
+                     "\"; reshape the operand, or change the letters");
       size = operands[i].shape()[d];
     }
     named.push_back({operands[i], inputs[i]});

@@ -62,7 +62,8 @@ int64_t wrap_index(const char* op, int64_t index, int64_t size) {
 
 int check_dim(const char* op, const Tensor& tensor, int64_t dim) {
   check_defined(op, tensor);
-  LOCKSTEP_CHECK(tensor.dim() > 0, "[", op, "] expected a tensor of at least one dim, got a scalar");
+  LOCKSTEP_CHECK(tensor.dim() > 0, "[", op,
+                 "] expected a tensor of at least one dim, got a scalar; unsqueeze(0) adds a dim");
   return normalize_dim(op, dim, tensor.dim());
 }
 
@@ -125,7 +126,7 @@ Tensor Tensor::transpose(int64_t a, int64_t b) const {
 
 Tensor Tensor::t() const {
   check_defined("t", *this);
-  LOCKSTEP_CHECK(dim() >= 2, "[t] expected at least two dims, got shape ", shape_);
+  LOCKSTEP_CHECK(dim() >= 2, "[t] expected at least two dims, got shape ", shape_, "; unsqueeze(0) adds a dim");
   return transpose(-2, -1);
 }
 

@@ -98,7 +98,7 @@ std::map<std::string, Tensor> ShardedOptimizer::state_of(Unit& unit, OwnedPiece&
   const Parameter& p = s_.parameters[piece.parameter];
   const bool in_file = piece.home == Offload::nvme, made = create_missing && piece.keys.empty();
   const MemoryScope scope(piece.home == Offload::none ? Memory::optimizer : Memory::offload);
-  for (const auto& [key, dtype] : make ? keys_of(p) : std::map<std::string, DType>()) {
+  for (const auto& [key, dtype] : create_missing ? keys_of(p) : std::map<std::string, DType>()) {
     Tensor& tensor = piece.state[key];
     if (!in_file && !tensor.defined())
       tensor = zeros({entries(p, key, piece.range).size()}, {.dtype = dtype, .device = home_of(piece)});

@@ -55,7 +55,7 @@ Categorical::Categorical(const Variable& weights)
           [&] {
             LOCKSTEP_CHECK(is_floating(weights.dtype()) && weights.dim() >= 1 && weights.size(-1) >= 1,
                            "[Categorical] expected floating probs (..., classes), got ", weights.dtype(), " ",
-                           weights.shape());
+                           weights.shape(), "; convert or reshape them");
             check_parameter("Categorical", "probs >= 0", weights, at_least(weights.tensor(), 0));
             const Variable total = sum(wide(weights), {-1}, true);
             check_parameter("Categorical", "probs that are not all 0: a sum > 0", total, above(total.tensor(), 0));
@@ -64,7 +64,8 @@ Categorical::Categorical(const Variable& weights)
           weights.dtype()) {}
 Categorical Categorical::from_logits(const Variable& logits) {
   LOCKSTEP_CHECK(is_floating(logits.dtype()) && logits.dim() >= 1 && logits.size(-1) >= 1,
-                 "[Categorical] expected floating logits (..., classes), got ", logits.dtype(), " ", logits.shape());
+                 "[Categorical] expected floating logits (..., classes), got ", logits.dtype(), " ", logits.shape(),
+                 "; convert or reshape them");
   check_parameter("Categorical", "logits without NaN", logits, is_finite(logits.tensor()));
   const Variable l = log_softmax(wide(logits), -1);
   return {exp(l), l, logits.dtype()};

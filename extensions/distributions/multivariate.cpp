@@ -11,7 +11,8 @@ namespace {
 
 Shape leading(const char* name, const Variable& x, int events) {
   LOCKSTEP_CHECK(is_floating(x.dtype()) && x.dim() >= events, "[", name,
-                 "] expected floating parameters with at least ", events, " dims, got ", x.dtype(), " ", x.shape());
+                 "] expected floating parameters with at least ", events, " dims, got ", x.dtype(), " ", x.shape(),
+                 "; convert or reshape them");
   return Shape(x.shape().begin(), x.shape().end() - events);
 }
 
@@ -28,7 +29,7 @@ Shape batch_of_both(const Variable& loc, const Variable& tril) {
   const int64_t n = loc.size(-1);
   LOCKSTEP_CHECK(tril.size(-1) == n && tril.size(-2) == n && tril.dtype() == loc.dtype(), "[", name,
                  "] expected loc (..., n) and scale_tril (..., n, n) of one dtype, got ", loc.dtype(), " ", loc.shape(),
-                 " and ", tril.dtype(), " ", tril.shape());
+                 " and ", tril.dtype(), " ", tril.shape(), "; convert or reshape one of them");
   return broadcast_shapes(name, a, b);
 }
 

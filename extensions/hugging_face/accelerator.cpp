@@ -114,7 +114,8 @@ void AcceleratorState::check() {
 }
 
 engine::EngineBase& AcceleratorState::trained(const char* call) {
-  LOCKSTEP_CHECK(engine, "[", call, "] expected an earlier call of prepare() with a model and its optimizer, got none");
+  LOCKSTEP_CHECK(engine, "[", call,
+                 "] expected an earlier call of prepare() with a model and its optimizer, got none; call it first");
   return *engine;
 }
 
@@ -252,7 +253,8 @@ void AcceleratorState::save(const std::string& folder) {
 
 void AcceleratorState::load(const std::string& folder) {
   const auto found = trained("load_state").load_checkpoint(folder);
-  LOCKSTEP_CHECK(found, "[load_state] expected a folder of save_state(), got ", folder, ", which has no checkpoint");
+  LOCKSTEP_CHECK(found, "[load_state] expected a folder of save_state(), got ", folder,
+                 ", which has no checkpoint; check the path");
   const Json& state = found->client_state;
   const auto& theirs = state.at("accelerator", folder).as_array(folder);
   forget_gone(kept);
@@ -341,7 +343,7 @@ Tensor Accelerator::gather(const Tensor& tensor) const {
 Tensor Accelerator::gather_for_metrics(const Tensor& tensor) const {
   const accelerated::Loop loop = state_->running_loop();
   LOCKSTEP_CHECK(tensor.dim() > 0 && tensor.size(0) == loop.rows, "[gather_for_metrics] expected ", loop.rows,
-                 " rows, one for each sample of the batch, got ", tensor.shape());
+                 " rows, one for each sample of the batch, got ", tensor.shape(), "; gather a tensor with one");
   const Tensor entire = gather(tensor);
   std::vector<Tensor> rows;
   for (size_t r = 0; r < loop.real.size(); ++r) rows.push_back(entire.narrow(0, int64_t(r) * loop.rows, loop.real[r]));

@@ -14,15 +14,15 @@ int64_t ConfigReader::integer(const char* key, int64_t otherwise, int64_t least,
   const Json* value = find(key);
   const int64_t n = value ? value->as_int(where_ + ": " + key) : otherwise;
   LOCKSTEP_CHECK(n >= least && n <= greatest, where_, ": ", key, ": expected a number from ", least, " to ", greatest,
-                 ", got ", n);
+                 ", got ", n, "; correct the file");
   return n;
 }
 
 double ConfigReader::number(const char* key, double otherwise, double least) const {
   const Json* value = find(key);
   const double n = value ? value->as_number(where_ + ": " + key) : otherwise;
-  LOCKSTEP_CHECK(std::isfinite(n), where_, ": ", key, ": expected a finite number, got ", n);
-  LOCKSTEP_CHECK(n >= least, where_, ": ", key, ": expected a number >= ", least, ", got ", n);
+  LOCKSTEP_CHECK(std::isfinite(n), where_, ": ", key, ": expected a finite number, got ", n, "; correct the file");
+  LOCKSTEP_CHECK(n >= least, where_, ": ", key, ": expected a number >= ", least, ", got ", n, "; correct the file");
   return n;
 }
 
@@ -73,10 +73,11 @@ void check_built(const ConfigReader& c) {
 GPT::Options gpt2_options(const ConfigReader& c) {
   const std::string gelu = c.word("activation_function", gelu_names[0]);
   LOCKSTEP_CHECK(gelu == gelu_names[0] || gelu == gelu_names[1], c.where(),
-                 ": expected activation_function 'gelu_new' or 'gelu', got '", gelu, "'");
+                 ": expected activation_function 'gelu_new' or 'gelu', got '", gelu,
+                 "'; other models are not supported");
   LOCKSTEP_CHECK(c.integer("n_embd", 768) % c.integer("n_head", 12) == 0, c.where(),
                  ": n_head: expected a number that divides n_embd ", c.integer("n_embd", 768), ", got ",
-                 c.integer("n_head", 12));
+                 c.integer("n_head", 12), "; correct the file");
   LOCKSTEP_CHECK(c.flag("scale_attn_weights", true), c.where(),
                  ": scale_attn_weights false is not supported; expected true");
   return {.vocab = c.integer("vocab_size", 50257),
@@ -98,7 +99,8 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
   if (!mistral && !qwen2) {
     const Json full("full_attention");
     for (const Json& type : types ? types->as_array(c.where() + ": layer_types") : Json::Array())
-      LOCKSTEP_CHECK(type == full, c.where(), ": layer_types: expected 'full_attention' for all, got ", type.dump());
+      LOCKSTEP_CHECK(type == full, c.where(), ": layer_types: expected 'full_attention' for all, got ", type.dump(),
+                     "; other models are not supported");
     return;
   }
   if (!mistral && !c.flag("use_sliding_window", false)) return;
@@ -112,7 +114,7 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
     LOCKSTEP_CHECK(int64_t(all.size()) == o.layers && std::all_of(first, all.end(), has_window) &&
                        std::all_of(all.begin(), first, [](const Json& type) { return type == Json("full_attention"); }),
                    c.where(), ": layer_types: expected 'full_attention' for the first of ", o.layers,
-                   " layers and 'sliding_attention' for the rest");
+                   " layers and 'sliding_attention' for the rest; other orders are not supported");
     from = first - all.begin();
   }
   if (window < o.context && from < o.layers) o.window = window, o.window_from = from;
@@ -120,18 +122,19 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
 
 GPT::Options llama_options(const ConfigReader& c, const Family& f) {
   const std::string act = c.word("hidden_act", "silu");
-  LOCKSTEP_CHECK(act == "silu" || act == "swish", c.where(), ": hidden_act: expected 'silu', got '", act, "'");
+  LOCKSTEP_CHECK(act == "silu" || act == "swish", c.where(), ": hidden_act: expected 'silu', got '", act,
+                 "'; other models are not supported");
   const int64_t context = c.integer("max_position_embeddings", f.context), width = c.integer("hidden_size", 4096),
                 heads = c.integer("num_attention_heads", 32),
                 kv_heads = c.integer("num_key_value_heads",
                                      f.kv_heads > 0 && !c.says_null("num_key_value_heads") ? f.kv_heads : heads);
   LOCKSTEP_CHECK(heads % kv_heads == 0, c.where(), ": num_key_value_heads: expected a number that divides the ", heads,
-                 " of num_attention_heads, got ", kv_heads);
+                 " of num_attention_heads, got ", kv_heads, "; correct the file");
   const bool is_llama = &f == families;
   LOCKSTEP_CHECK((c.find("head_dim") && !is_llama) || width % heads == 0, c.where(),
                  ": num_attention_heads: expected a number that "
                  "divides hidden_size ",
-                 width, is_llama ? "" : ", or a head_dim", ", got ", heads);
+                 width, is_llama ? "" : ", or a head_dim", ", got ", heads, "; correct the file");
   const int64_t head_size = c.integer("head_dim", width / heads);
   LOCKSTEP_CHECK(head_size > 0 && head_size <= (int64_t(1) << 24) / heads, c.where(), ": head_dim: ", heads,
                  " heads of ", head_size, " are too many; expected at most ", int64_t(1) << 24, " features");
@@ -165,13 +168,14 @@ GPT::Options llama_options(const ConfigReader& c, const Family& f) {
 }  // namespace
 
 GPT::Options options_from_config(const Json& config, const std::string& path) {
-  LOCKSTEP_CHECK(config.is_object(), path, ": expected an object, got ", config.kind());
+  LOCKSTEP_CHECK(config.is_object(), path, ": expected an object, got ", config.kind(), "; fetch the file again");
   const ConfigReader c(config, path);
   const std::string type = c.word("model_type", "gpt2");
   const auto* family =
       std::find_if(std::begin(families), std::end(families), [&](const Family& f) { return f.type == type; });
   LOCKSTEP_CHECK(family != std::end(families) || type == "gpt2", path,
-                 ": expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got '", type, "'");
+                 ": expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got '", type,
+                 "'; other models are not supported");
   check_built(c);
   return type == "gpt2" ? gpt2_options(c) : llama_options(c, *family);
 }

@@ -437,17 +437,21 @@ TEST_CASE("wrong arguments are named") {
   const Variable x(randn({64, 5}), true), y(randn({30, 2}), true);
   const Tensor labels = integers({0, 5}, {2});
   const Variable two(randn({2, 5}));
-  CHECK_ERROR_IS(mse_loss(x, y), "[mse_loss] expected x and target of one shape, got (64, 5) and (30, 2)");
-  CHECK_ERROR_IS(cross_entropy(two, labels), "[cross_entropy] expected targets in [0, 5), got 5 in row 1");
-  CHECK_ERROR_IS(nll_loss(two, labels), default_device().is_cpu()
-                                            ? "[nll_loss] expected targets in [0, 5), got 5 in row 1"
-                                            : "[gather] expected indices in [0, 5), got 5 at position 1");
-  CHECK_ERROR_IS(cross_entropy(x, labels),
-                 "[cross_entropy] expected class indices of shape (64) for logits (64, 5), got (2)");
+  CHECK_ERROR_IS(mse_loss(x, y),
+                 "[mse_loss] expected x and target of one shape, got (64, 5) and (30, 2); reshape one of them");
+  CHECK_ERROR_IS(cross_entropy(two, labels),
+                 "[cross_entropy] expected targets in [0, 5), got 5 in row 1; correct the targets");
+  CHECK_ERROR_IS(nll_loss(two, labels),
+                 default_device().is_cpu()
+                     ? "[nll_loss] expected targets in [0, 5), got 5 in row 1; correct the targets"
+                     : "[gather] expected indices in [0, 5), got 5 at position 1; correct the indices");
+  CHECK_ERROR_IS(
+      cross_entropy(x, labels),
+      "[cross_entropy] expected class indices of shape (64) for logits (64, 5), got (2); reshape the indices");
   CHECK_ERROR_IS(
       cross_entropy(x, y),
       "[cross_entropy] expected probabilities of the logits' shape (64, 5) (or i64 class indices of shape (64)), got "
-      "f32 (30, 2)");
+      "f32 (30, 2); convert or reshape the target");
   CHECK_ERROR_IS(cross_entropy(two, labels, {.weight = ones({4})}),
                  "[cross_entropy] expected a weight of shape (5), one for each class, got (4)");
   CHECK_ERROR_IS(dropout(x, 1.5), "[dropout] expected p in [0, 1], got 1.5");
@@ -455,8 +459,10 @@ TEST_CASE("wrong arguments are named") {
   CHECK_ERROR_IS(
       attention_packed(x, 2),
       "[attention_packed] expected head counts >= 1 and qkv (B, T, C) with C a multiple of 6 heads (query, key and "
-      "value), got (64, 5)");
-  CHECK_ERROR_IS(group_norm(x, 2), "[group_norm] expected x (N, C, ...) with C a multiple of 2 groups, got (64, 5)");
+      "value), got (64, 5); change the head counts, or the last size");
+  CHECK_ERROR_IS(
+      group_norm(x, 2),
+      "[group_norm] expected x (N, C, ...) with C a multiple of 2 groups, got (64, 5); change groups, or reshape x");
   CHECK_ERROR_IS(huber_loss(x, x, 0), "[huber_loss] expected delta > 0, got 0");
   CHECK_ERROR_IS(embedding(x, integers({0}, {1}), 64), "[embedding] expected padding_index in [-1, 64), got 64");
 }

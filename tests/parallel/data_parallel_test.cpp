@@ -446,7 +446,7 @@ TEST_CASE("wrong options and factories") {
       DataParallel(small, [] { return nn::Linear({.in = 2, .out = 4}); }),
       "[DataParallel] expected the factory to make a module of the same structure: the module has parameter weight "
       "(3, 2), "
-      "the replica for cpu:1 has parameter weight (4, 2)");
+      "the replica for cpu:1 has parameter weight (4, 2); use the module's options in the factory");
   CHECK_ERROR(DataParallel(small, [] { return nn::Linear({.in = 2, .out = 3, .bias = false}); }),
               "the module has parameter bias (3), the replica for cpu:1 has nothing more");
   DataParallel model(small, [] { return nn::Linear({.in = 2, .out = 3}); });

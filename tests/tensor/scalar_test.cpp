@@ -47,7 +47,7 @@ TEST_CASE("scalar: dividing by a number is a true division") {
   const Tensor y = full({2}, 49, {.dtype = f64});
   CHECK(&div_scalar_(y, 49) == &y);
   CHECK(y.to_vector<double>() == std::vector<double>{1, 1});
-  CHECK_ERROR_IS(integers({4}) / 2.0, "[div_scalar] expected a floating dtype, got i64");
+  CHECK_ERROR_IS(integers({4}) / 2.0, "[div_scalar] expected a floating dtype, got i64; convert it with .to(f32)");
   CHECK_ERROR_BEGINS(integers({4}) - 0.5, "[sub_scalar] expected a whole number for i64, got 0.5");
 }
 

@@ -11,13 +11,14 @@ namespace {
 
 Tensor coloured(const char* op, const Tensor& x) {
   Tensor in = picture(op, x);
-  LOCKSTEP_CHECK(in.size(0) == 1 || in.size(0) == 3, "[", op, "] expected 1 or 3 channels, got ", in.shape());
+  LOCKSTEP_CHECK(in.size(0) == 1 || in.size(0) == 3, "[", op, "] expected 1 or 3 channels, got ", in.shape(),
+                 "; drop the others with narrow()");
   return in;
 }
 
 Tensor of_bytes(const char* op, const Tensor& x) {
   Tensor in = picture(op, x);
-  LOCKSTEP_CHECK(in.dtype() == u8, "[", op, "] expected a u8 picture, got ", in.dtype());
+  LOCKSTEP_CHECK(in.dtype() == u8, "[", op, "] expected a u8 picture, got ", in.dtype(), "; apply it before ToTensor");
   return in;
 }
 

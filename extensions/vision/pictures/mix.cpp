@@ -40,15 +40,16 @@ void check_batch(const char* op, const Example& batch, int64_t classes, double a
   LOCKSTEP_CHECK(alpha > 0, "[", op, "] expected alpha > 0, got ", alpha);
   LOCKSTEP_CHECK(classes >= 1, "[", op, "] expected classes >= 1, got ", classes);
   const auto& [x, y] = batch;
-  LOCKSTEP_CHECK(x.defined() && y.defined() && x.device().is_cpu() && y.device().is_cpu() && x.dim() >= 1 &&
-                     x.size(0) >= 1 && y.dtype() == i64 && y.shape() == Shape{x.size(0)},
-                 "[", op, "] expected a batch (N, ...) on the cpu with i64 targets (N), got ",
-                 x.defined() && y.defined() ? str(x.shape(), " and ", y.dtype(), y.shape()) : "none");
+  LOCKSTEP_CHECK(
+      x.defined() && y.defined() && x.device().is_cpu() && y.device().is_cpu() && x.dim() >= 1 && x.size(0) >= 1 &&
+          y.dtype() == i64 && y.shape() == Shape{x.size(0)},
+      "[", op, "] expected a batch (N, ...) on the cpu with i64 targets (N), got ",
+      x.defined() && y.defined() ? str(x.shape(), " and ", y.dtype(), y.shape()) : "none; convert, move or reshape it");
   const Tensor labels = y.contiguous();
   for (int64_t i = 0; i < labels.numel(); ++i)
     LOCKSTEP_CHECK(labels.data<int64_t>()[i] >= 0 && labels.data<int64_t>()[i] < classes, "[", op,
-                   "] expected targets from 0 to ", classes - 1, ", got ", labels.data<int64_t>()[i], " for sample ",
-                   i);
+                   "] expected targets from 0 to ", classes - 1, ", got ", labels.data<int64_t>()[i], " for sample ", i,
+                   "; correct the targets, or classes");
 }
 
 /// One-hot targets, mixed: `part` of each sample's own class, the rest of the previous sample's class.
@@ -67,7 +68,8 @@ Tensor mixed_targets(const Tensor& target, int64_t classes, double part) {
 
 Example MixUp::operator()(const Example& batch) const {
   check_batch("MixUp", batch, classes, alpha);
-  LOCKSTEP_CHECK(batch.input.dtype() == f32, "[MixUp] expected f32 inputs, got ", batch.input.dtype());
+  LOCKSTEP_CHECK(batch.input.dtype() == f32, "[MixUp] expected f32 inputs, got ", batch.input.dtype(),
+                 "; apply ToTensor first");
   Draws draws(next_random_key());
   const double part = beta_draw(draws, alpha);
   const Tensor in = batch.input.contiguous(), out = empty_like(in);
@@ -84,7 +86,7 @@ Example MixUp::operator()(const Example& batch) const {
 Example CutMix::operator()(const Example& batch) const {
   check_batch("CutMix", batch, classes, alpha);
   LOCKSTEP_CHECK(batch.input.dim() == 4, "[CutMix] expected pictures (N, channels, height, width), got ",
-                 batch.input.shape());
+                 batch.input.shape(), "; unsqueeze(0) adds a batch");
   Draws draws(next_random_key());
   const double half = 0.5 * std::sqrt(1 - beta_draw(draws, alpha));
   const Tensor in = batch.input.contiguous(), out = in.clone();
