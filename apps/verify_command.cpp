@@ -251,8 +251,7 @@ std::vector<Variant> parse_plans(const std::string& text) {
   for (const Variant& plan : plans) {
     LOCKSTEP_CHECK(plan.micro_batches() == count,
                    "--plans: expected plans of the same number of micro-batches a step, got ", plans[0].text(), " = ",
-                   count, " and ", plan.text(), " = ", plan.micro_batches(),
-                   ": these train on different batches; change one of their accumulations");
+                   count, " and ", plan.text(), " = ", plan.micro_batches(), ": these train on different batches");
   }
   return plans;
 }

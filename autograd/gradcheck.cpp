@@ -36,8 +36,7 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
   for (const Variable& input : inputs) {
     if (!input.requires_grad()) continue;
     LOCKSTEP_CHECK(input.dtype() == f64 && input.is_leaf(),
-                   "[gradcheck] expected inputs that require grad to be f64 leaves, got ", input.dtype(),
-                   "; make them with Variable(x.to(f64), true)");
+                   "[gradcheck] expected inputs that require grad to be f64 leaves, got ", input.dtype());
     for (int d = 0; d < input.dim(); ++d) {
       LOCKSTEP_CHECK(input.size(d) <= 1 || input.tensor().strides()[d] != 0,
                      "[gradcheck] expected inputs without repeated elements, got strides ", input.tensor().strides(),
@@ -45,8 +44,7 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
     }
     wanted.push_back(input);
   }
-  LOCKSTEP_CHECK(!wanted.empty(),
-                 "[gradcheck] expected an input that requires grad, got none; call requires_grad_() on one");
+  LOCKSTEP_CHECK(!wanted.empty(), "[gradcheck] expected an input that requires grad, got none; call requires_grad_()");
 
   const RandomState random = random_state();
   const auto run = [&] {
@@ -54,8 +52,7 @@ std::string gradcheck(const std::function<Variable(const std::vector<Variable>&)
     return fn(inputs);
   };
   const Variable output = run();
-  LOCKSTEP_CHECK(output.dtype() == f64, "[gradcheck] expected an f64 output, got ", output.dtype(),
-                 "; compute in f64 throughout");
+  LOCKSTEP_CHECK(output.dtype() == f64, "[gradcheck] expected an f64 output, got ", output.dtype(), "; use .to(f64)");
   if (!output.requires_grad()) return "the output does not require grad";
   const Tensor weights = empty(output.shape(), {.dtype = f64, .device = output.device()});
   uniform_(weights, 0.5, 1.5);

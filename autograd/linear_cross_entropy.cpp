@@ -80,8 +80,7 @@ void check_by_rows(const Variable& x, const Variable& weight, const Tensor& targ
       "[", op, "] expected x and weight of one floating dtype, got ", x.dtype(), " and ", weight.dtype(),
       "; convert with .to(dtype)");
   LOCKSTEP_CHECK(weight.dim() == 2 && weight.size(0) > 0 && x.dim() >= 1 && x.size(-1) == weight.size(1), "[", op,
-                 "] expected x (..., C) and a weight (V, C) with V > 0, got ", x.shape(), " and ", weight.shape(),
-                 "; reshape one of them");
+                 "] expected x (..., C) and a weight (V, C) with V > 0, got ", x.shape(), " and ", weight.shape());
   LOCKSTEP_CHECK(x.device() == weight.device() && x.device() == target.device(), "[", op,
                  "] expected x, weight and target on one device, got ", x.device(), ", ", weight.device(), " and ",
                  target.device(), "; move them with .to(device)");
@@ -92,8 +91,7 @@ void check_by_rows(const Variable& x, const Variable& weight, const Tensor& targ
                  "] expected a weight of shape ", Shape{weight.size(0)}, ", one for each class, got ",
                  options.weight.shape());
   LOCKSTEP_CHECK(!options.weight.defined() || options.weight.dtype() == x.dtype() || Autocast::enabled(), "[", op,
-                 "] expected class weights in ", x.dtype(), ", got ", options.weight.dtype(),
-                 "; convert them with .to(dtype)");
+                 "] expected class weights in ", x.dtype(), ", got ", options.weight.dtype(), "; use .to(dtype)");
   LOCKSTEP_CHECK(options.label_smoothing >= 0 && options.label_smoothing <= 1, "[", op,
                  "] expected label_smoothing in [0, 1], got ", options.label_smoothing);
   LOCKSTEP_CHECK(rows_at_once >= 0, "[", op, "] expected rows_at_once >= 0, got ", rows_at_once);

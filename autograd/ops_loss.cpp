@@ -30,8 +30,7 @@ void check_one_shape(const char* op, const Variable& x, const Variable& target) 
   LOCKSTEP_CHECK(x.shape() == target.shape(), "[", op, "] expected x and target of one shape, got ", x.shape(), " and ",
                  target.shape(), "; reshape one of them");
   LOCKSTEP_CHECK(is_floating(x.dtype()) && is_floating(target.dtype()), "[", op,
-                 "] expected floating x and target, got ", x.dtype(), " and ", target.dtype(),
-                 "; convert them with .to(f32)");
+                 "] expected floating x and target, got ", x.dtype(), " and ", target.dtype(), "; use .to(f32)");
   LOCKSTEP_CHECK(x.dtype() == target.dtype() || Autocast::enabled(), "[", op,
                  "] expected x and target of one dtype, got ", x.dtype(), " and ", target.dtype(),
                  "; convert with .to(dtype)");
@@ -262,8 +261,7 @@ Variable bce_with_logits(const Variable& input, const Variable& aim, const Tenso
   const Variable x = wide(input), target = wide(aim);
   for (const Tensor* tensor : {&weight, &pos_weight}) {
     LOCKSTEP_CHECK(!tensor->defined() || broadcast_shapes("bce_with_logits", tensor->shape(), x.shape()) == x.shape(),
-                   "[bce_with_logits] expected weights that broadcast to ", x.shape(), ", got ", tensor->shape(),
-                   "; reshape them");
+                   "[bce_with_logits] expected weights that broadcast to ", x.shape(), ", got ", tensor->shape());
   }
   // With target t, pos_weight p and sigmoid s, the loss is -t p log s(x) - (1 - t) log s(-x).
   // Because log s(-x) = log s(x) - x, the loss equals (1 - t) x - (1 + (p - 1) t) log s(x).

@@ -27,8 +27,7 @@ tape::GradAt start(const char* op, const Variable& root, const Variable& gradien
                  "] this value does not require grad; was it computed in a NoGrad scope, or from data only? Compute it "
                  "outside such a scope, from a variable that requires grad");
   LOCKSTEP_CHECK(gradient.defined() || root.numel() == 1, "[", op, "] expected a gradient for a result of shape ",
-                 root.shape(),
-                 " (only a result of one element may omit it); pass one, or reduce the result with sum()");
+                 root.shape(), " (only a result of one element may omit it); pass one");
   LOCKSTEP_CHECK(gradient.defined() || !is_complex(root.dtype()), "[", op, "] expected a gradient for a result of ",
                  root.dtype(), " (only a real result may omit it); pass one");
   LOCKSTEP_CHECK(!gradient.defined() || (gradient.shape() == root.shape() && gradient.dtype() == root.dtype()), "[", op,
@@ -140,8 +139,7 @@ void Node::Output::run_hooks() {
     Tensor changed = hook(grad.plain);
     if (!changed.defined()) continue;
     LOCKSTEP_CHECK(changed.shape() == shape && changed.dtype() == dtype, "[on_grad] expected the hook to return shape ",
-                   shape, " and ", dtype, ", got ", changed.shape(), " and ", changed.dtype(),
-                   "; keep both in the hook");
+                   shape, " and ", dtype, ", got ", changed.shape(), " and ", changed.dtype(), "; keep both");
     grad.plain = std::move(changed);
   }
 }

@@ -1,6 +1,6 @@
 // Speed-up from quantised weights: milliseconds per generated token and per prompt of a GPT-2 (124M), in f32 and in
-// every quantised format, alternating within one process. Prints a JSON line per format, with the ratios to f32. With
-// --only, they are ratios to the case itself: 1.
+// every quantised format, alternating within one process. Prints a JSON line per format, with the ratios to f32
+// (1 with --only).
 //
 //   bench_quantized --turns 5 --threads 2
 //   bench_quantized --only group8,head --turns 1    one format, for a script that alternates programs
@@ -42,10 +42,10 @@ double median(std::vector<double> all) {
 
 int main(int argc, char** argv) {
   CLI::App app("time per token, with floating-point and quantised weights");
-  int turns = 5, threads = 2;
+  int rounds = 5, threads = 2;
   int64_t tokens = 64, prompt = 16, prefill = 512;
   std::string only;
-  app.add_option("--turns", turns, "how often each case is timed")->capture_default_str();
+  app.add_option("--turns", rounds, "how often each case is timed")->capture_default_str();
   app.add_option("--threads", threads)->capture_default_str();
   app.add_option("--tokens", tokens, "tokens to generate after the prompt")->capture_default_str();
   app.add_option("--prompt", prompt, "length of the prompt before the timed tokens")->capture_default_str();
@@ -69,7 +69,7 @@ int main(int argc, char** argv) {
   for (int64_t i = 0; i < std::max(prefill, prompt); ++i) ids.push_back(100 + i);
   const std::vector<int64_t> start(ids.begin(), ids.begin() + prompt);
   ids.resize(size_t(prefill));
-  for (int turn = 0; turn <= turns; ++turn)  // turn 0 warms up
+  for (int round = 0; round <= rounds; ++round)  // round 0 warms up
     for (Case& c : cases) {
       Clock::time_point first;
       int64_t made = 0;
@@ -83,7 +83,7 @@ int main(int argc, char** argv) {
       const Clock::time_point before = Clock::now();
       const Tensor x = Tensor::from(ids, {1, prefill});
       (*c.model).hidden_states(x);
-      if (turn == 0) continue;
+      if (round == 0) continue;
       c.token.push_back(spent / double(made - 1));
       c.prompt.push_back(milliseconds(before));
     }

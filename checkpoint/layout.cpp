@@ -45,14 +45,12 @@ std::vector<dist::Range> cut(dist::Range range, int64_t offset, int64_t total, i
 }  // namespace
 
 Piece full(const std::string& name, const Tensor& tensor) {
-  LOCKSTEP_CHECK(tensor.defined(), "[checkpoint] expected a tensor for \"", name,
-                 "\", got an undefined one; create it first, or leave it out");
+  LOCKSTEP_CHECK(tensor.defined(), "[checkpoint] expected a tensor for \"", name, "\", got an undefined one");
   return {name, tensor.shape(), tensor.dtype(), 0, tensor.numel(), tensor};
 }
 
 Piece part_of(const std::string& name, const Shape& shape, int64_t begin, const Tensor& part) {
-  LOCKSTEP_CHECK(part.defined(), "[checkpoint] expected a tensor for \"", name,
-                 "\", got an undefined one; create it first, or leave it out");
+  LOCKSTEP_CHECK(part.defined(), "[checkpoint] expected a tensor for \"", name, "\", got an undefined one; create it");
   return {name, shape, part.dtype(), begin, begin + part.numel(), part};
 }
 
@@ -69,16 +67,14 @@ std::string check_piece(const Piece& p) {
     const int64_t numel = numel_of(p.shape);
     LOCKSTEP_CHECK(p.begin >= 0 && p.begin <= p.end && p.end <= numel, where, "expected a range of the ", numel,
                    " elements of ", p.shape, ", got [", p.begin, ", ", p.end, ")");
-    LOCKSTEP_CHECK(p.tensor.defined(), where,
-                   "expected a tensor, got an undefined one; create it first, or leave it out");
+    LOCKSTEP_CHECK(p.tensor.defined(), where, "expected a tensor, got an undefined one; create it");
     LOCKSTEP_CHECK(!p.tensor.storage()->is_empty(), where,
                    "expected a tensor with memory, got one whose storage was emptied; "
                    "gather the parameter first (Zero::gathered)");
     LOCKSTEP_CHECK(p.tensor.dtype() == p.dtype, where, "expected a tensor of ", name_of(p.dtype), ", got ",
                    name_of(p.tensor.dtype()), "; convert it with .to(dtype)");
     LOCKSTEP_CHECK(p.tensor.numel() == p.end - p.begin, where, "expected a tensor of the ", p.end - p.begin,
-                   " elements [", p.begin, ", ", p.end, "), got ", p.tensor.numel(),
-                   "; give the elements of this range");
+                   " elements [", p.begin, ", ", p.end, "), got ", p.tensor.numel());
     LOCKSTEP_CHECK(p.tensor.is_contiguous(), where, "expected a contiguous tensor, got shape ", p.tensor.shape(),
                    " with strides ", p.tensor.strides(), "; use .contiguous()");
   } catch (const Error& error) { return error.what(); }
@@ -209,8 +205,7 @@ Assignment make_layout(const std::vector<Offer>& offers, const std::vector<size_
         const int rank = held_by[i];
         const auto owner = std::find_if(owners.begin(), owners.end(),
                                         [&](const Owner& o) { return o.offer == of_rank[size_t(rank)]; });
-        // Consecutive ranges on one rank form one part: a rank that passes all pieces of a tensor writes the tensor as
-        // a whole.
+        // Consecutive ranges on one rank form one part: a rank that passes all pieces of a tensor writes it as a whole.
         auto& writes = layout.writes[size_t(rank)];
         if (tensor.parts.empty() || tensor.parts.back().file != file_of_rank(rank)) {
           writes.push_back({name, tensor.parts.size(), {}});

@@ -33,7 +33,7 @@ void check_index(const char* dataset, int64_t index, int64_t size) {
 Tensor take_rows(const Tensor& x, std::span<const int64_t> indices) {
   LOCKSTEP_CHECK(x.defined() && x.dim() >= 1 && x.device().is_cpu(),
                  "[take_rows] expected a tensor on the cpu with at least 1 dim, got ",
-                 x.defined() ? str(x.shape(), " on ", x.device()) : "none; move it with .to(cpu)");
+                 x.defined() ? str(x.shape(), " on ", x.device()) : "none", "; move it with .to(cpu)");
   for (const int64_t index : indices) check_index("take_rows", index, x.size(0));
   const Tensor source = x.contiguous();
   Shape shape = x.shape();
@@ -78,8 +78,7 @@ std::vector<Tensor> collate(const std::vector<std::vector<Tensor>>& samples) {
   LOCKSTEP_CHECK(!samples.empty(), "[collate] expected at least one sample, got none");
   for (size_t i = 0; i < samples.size(); ++i)
     LOCKSTEP_CHECK(samples[i].size() == samples[0].size(), "[collate] expected ", samples[0].size(),
-                   " tensors in each sample, got ", samples[i].size(), " in sample ", i,
-                   " of the batch; return equally many from each get()");
+                   " tensors in each sample, got ", samples[i].size(), " in sample ", i, " of the batch");
   std::vector<Tensor> batch;
   for (size_t part = 0; part < samples[0].size(); ++part)
     batch.push_back(collate_part(samples, [&](const auto& sample) { return sample[part]; }));
@@ -124,8 +123,7 @@ std::vector<std::vector<int64_t>> random_split(int64_t n, const std::vector<int6
     LOCKSTEP_CHECK(length >= 0, "[random_split] expected lengths >= 0, got ", length);
     total += length;
   }
-  LOCKSTEP_CHECK(total == n, "[random_split] expected lengths that add up to ", n, ", got ", total,
-                 "; change one of them");
+  LOCKSTEP_CHECK(total == n, "[random_split] expected lengths that add up to ", n, ", got ", total, "; change one");
   const auto order = permutation(n, seed);
   std::vector<std::vector<int64_t>> parts;
   auto at = order.begin();

@@ -252,8 +252,7 @@ template <class S, class B = S> class RepeatingLoader {
   /// Error if the loader has no batches.
   explicit RepeatingLoader(DataLoader<S, B>& loader) : loader_(&loader) {
     LOCKSTEP_CHECK(loader.size() > 0,
-                   "[RepeatingLoader] expected a loader with at least one batch, got an empty one; add samples, or "
-                   "make batch_size smaller");
+                   "[RepeatingLoader] expected a loader with a batch, got an empty one; add samples");
   }
   /// The next batch, valid until the next call.
   B& next() {

@@ -79,8 +79,7 @@ std::string_view ByteTokenizer::token_bytes(int32_t id) const {
     for (size_t i = 0; i < 256; ++i) all[i] = char(i);
     return all;
   }();
-  LOCKSTEP_CHECK(id >= 0 && id < 256, "[tokenizer] expected ids from 0 to 255, got ", id,
-                 "; give ids that this tokenizer made");
+  LOCKSTEP_CHECK(id >= 0 && id < 256, "[tokenizer] expected ids from 0 to 255, got ", id);
   return {&bytes[size_t(id)], 1};
 }
 

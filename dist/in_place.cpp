@@ -15,8 +15,7 @@ namespace {
 
 constexpr int64_t block_bytes = 16 << 10;  // bytes of a block; the blocks of a few ranks together fit into the L2 cache
 
-/// Executes this rank's transfers, which are in call.share. tensors[r]: the address of rank r's tensor; null if it is
-/// not needed.
+/// Executes this rank's transfers, call.share. tensors[r]: the address of rank r's tensor; null if it is not needed.
 void work(const InPlace& call, std::span<std::byte* const> tensors) {
   const Share& share = *call.share;
   const int64_t size = size_of(call.dtype);

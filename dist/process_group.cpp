@@ -60,8 +60,7 @@ void check_part(Collective c, const Tensor& part, const Tensor& full, int rank, 
   check_pair(c, part, full);
   const Range range = shard_range(full.numel(), size, rank);
   LOCKSTEP_CHECK(part.numel() == range.size(), at(c), "expected a part of ", range.size(), " elements (shard_range of ",
-                 full.numel(), " over ", size, " ranks, rank ", rank, "), got ", part.numel(),
-                 "; make it in that size");
+                 full.numel(), " over ", size, " ranks, rank ", rank, "), got ", part.numel());
   if (part.numel() > 0) check_overlap(c, part, full, part_of(full, range.begin));
 }
 

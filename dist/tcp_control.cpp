@@ -142,8 +142,7 @@ void TcpControl::barrier(const std::string& name, const std::vector<int>& world_
   check_key(name);
   LOCKSTEP_CHECK(timeout.count() >= 0, "[barrier '", name, "'] expected a timeout >= 0, got ", timeout.count());
   LOCKSTEP_CHECK(std::find(world_ranks.begin(), world_ranks.end(), place_.rank) != world_ranks.end(), "[barrier '",
-                 name, "'] expected to be called by one of ", named(world_ranks), ", got rank ", place_.rank,
-                 "; call it on these ranks only");
+                 name, "'] expected to be called by one of ", named(world_ranks), ", got rank ", place_.rank);
   for (const int rank : world_ranks)
     LOCKSTEP_CHECK(rank >= 0 && rank < place_.world_size, "[barrier '", name, "'] expected ranks from 0 to ",
                    place_.world_size - 1, ", got ", rank);

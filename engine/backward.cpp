@@ -82,8 +82,7 @@ void EngineBase::Impl::begin_random(int64_t micro_batch, uint64_t calls) {
 void EngineBase::Impl::gradient_arrives() {
   if (closed) return;
   LOCKSTEP_CHECK(!failed,
-                 "[engine] expected zero_grad() after a backward that ended with an exception, got another backward; "
-                 "call zero_grad() first");
+                 "[engine] expected zero_grad() after a backward that ended with an exception, got another backward");
   const bool needs_scale = own_factor() != 1;
   // A backward without the loss scale, or a second backward, has already written gradients that cannot be used.
   if ((needs_scale && !scaled) || (config.managed_gradient_accumulation && pending > 0)) failed = true;

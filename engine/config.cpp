@@ -126,8 +126,7 @@ std::pair<std::string, std::string> text_of(const std::string& source) {
 /// Parses the text as a JSON object. A syntax error throws an Error that names line and column.
 Json object_of(std::string_view text, const std::string& origin) {
   Json json = data::parse_json(plain_json(text, origin), origin);
-  LOCKSTEP_CHECK(json.is_object(), origin, ": expected an object {...}, got ", json.kind(),
-                 "; put braces around the keys");
+  LOCKSTEP_CHECK(json.is_object(), origin, ": expected an object {...}, got ", json.kind(), "; add braces");
   return json;
 }
 

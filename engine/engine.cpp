@@ -269,8 +269,7 @@ void EngineBase::Impl::make_loader(const InitializeArgs& args) {
   const int64_t micro = *config.train_micro_batch_size_per_gpu, samples = args.training_data->size();
   LOCKSTEP_CHECK(samples > 0 && (samples >= *config.train_batch_size || !config.dataloader_drop_last),
                  "[initialize] expected training_data of at least train_batch_size ", *config.train_batch_size,
-                 " samples", samples > 0 ? " (dataloader_drop_last leaves out the rest)" : "", ", got ", samples,
-                 "; give more samples, or make the batch smaller");
+                 " samples", samples > 0 ? " (dataloader_drop_last leaves out the rest)" : "", ", got ", samples);
   const data::MicroBatchSampler sampler({.samples = samples,
                                          .micro_batch = micro,
                                          .micro_batches = accumulation * replicas(),
@@ -289,8 +288,7 @@ void EngineBase::Impl::make_loader(const InitializeArgs& args) {
 void EngineBase::Impl::check_open(const char* call) const {
   LOCKSTEP_CHECK(!closed, "[", call, "] expected an engine that is open, got one after close(); make a new one");
   LOCKSTEP_CHECK(!failed, "[", call,
-                 "] expected zero_grad() after a backward that ended with an exception: its gradients are incomplete; "
-                 "call zero_grad() first");
+                 "] expected zero_grad() after a backward that ended with an exception: its gradients are incomplete");
 }
 
 void EngineBase::Impl::check_unsplit(const char* call) const {

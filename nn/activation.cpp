@@ -54,8 +54,7 @@ Variable RReLU::forward(const Variable& x) {
 }
 
 Variable GLU::forward(const Variable& x) {
-  LOCKSTEP_CHECK(x.dim() > 0 && x.size(dim) % 2 == 0, "[GLU] expected an even size in dim ", dim, ", got ", x.shape(),
-                 "; pad it, or choose another dim");
+  LOCKSTEP_CHECK(x.dim() > 0 && x.size(dim) % 2 == 0, "[GLU] expected an even size in dim ", dim, ", got ", x.shape());
   const int64_t half = x.size(dim) / 2;
   return x.narrow(dim, 0, half) * sigmoid(x.narrow(dim, half, half));
 }

@@ -87,8 +87,7 @@ AttentionOutput MultiHeadAttention::forward(const Variable& query, const Variabl
     LOCKSTEP_CHECK(x->dim() == 3 && x->size(2) == o.embed && x->size(0) == query.size(0) &&
                        x->size(1) == (x == &query ? x : &key)->size(1),
                    "[MultiHeadAttention] expected query (B, T, ", o.embed, ") and key and value (B, S, ", o.embed,
-                   "), got ", query.shape(), ", ", key.shape(), " and ", value.shape(),
-                   "; reshape them, or change embed");
+                   "), got ", query.shape(), ", ", key.shape(), " and ", value.shape(), "; reshape them");
   LOCKSTEP_CHECK(
       is_self || o.cross,
       "[MultiHeadAttention] expected key and value to be query itself; set Options::cross for other sequences");

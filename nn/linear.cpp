@@ -99,8 +99,7 @@ Variable EmbeddingBag::forward(const Tensor& index, const Tensor& offsets, const
                  "[EmbeddingBag] expected offsets with an index of one dim, and none with (bags, n), got ",
                  index.shape(), offsets.defined() ? " and offsets" : " and none");
   LOCKSTEP_CHECK(even || (offsets.dim() == 1 && offsets.dtype() == i64),
-                 "[EmbeddingBag] expected offsets i64 (bags), got ", offsets.dtype(), " ", offsets.shape(),
-                 "; convert or reshape them");
+                 "[EmbeddingBag] expected offsets i64 (bags), got ", offsets.dtype(), " ", offsets.shape());
   LOCKSTEP_CHECK(!weights.defined() || (o.mode == Mode::sum && weights.shape() == index.shape() &&
                                         weights.dtype() == rows.weight.dtype()),
                  "[EmbeddingBag] expected weights of index's shape ", index.shape(), " in ", rows.weight.dtype(),
@@ -117,8 +116,7 @@ Variable EmbeddingBag::forward(const Tensor& index, const Tensor& offsets, const
   LOCKSTEP_CHECK(
       !starts.empty() && starts.front() == 0 && starts.back() == n && std::is_sorted(starts.begin(), starts.end()),
       "[EmbeddingBag] expected non-decreasing offsets from 0 up to ", n, ", the number of indices",
-      o.last_offset ? ", which is the last one" : "", ", got ", Tensor::from(starts, {int64_t(starts.size())}),
-      "; correct the offsets");
+      o.last_offset ? ", which is the last one" : "", ", got ", Tensor::from(starts, {int64_t(starts.size())}));
 
   const Tensor flat = index.reshape({n});
   const std::vector<int64_t> values = o.padding_index < 0 ? std::vector<int64_t>() : flat.to_vector<int64_t>();

@@ -32,7 +32,7 @@ void power_steps(const Tensor& m, const Tensor& u, const Tensor& v, int64_t step
 int check_weight(const char* layer, const Variable& weight, int64_t dim) {
   LOCKSTEP_CHECK(weight.defined() && weight.dim() >= 2 && weight.numel() > 0, "[", layer,
                  "] expected a layer with a weight of at least 2 dims, got ",
-                 weight.defined() ? str(weight.shape()) : "none; give a layer such as Linear or Conv2d");
+                 weight.defined() ? str(weight.shape()) : "none", "; give a layer such as Linear or Conv2d");
   return normalize_dim(layer, dim, weight.dim());
 }
 
@@ -117,8 +117,7 @@ LocalResponseNorm::LocalResponseNorm(const Options& options) : o(options) {
   LOCKSTEP_CHECK(o.size > 0, "[LocalResponseNorm] expected size > 0, got ", o.size);
 }
 Variable LocalResponseNorm::forward(const Variable& x) {
-  LOCKSTEP_CHECK(x.dim() >= 3, "[LocalResponseNorm] expected input (N, C, ...) of at least 3 dims, got ", x.shape(),
-                 "; unsqueeze() adds a missing dim");
+  LOCKSTEP_CHECK(x.dim() >= 3, "[LocalResponseNorm] expected input (N, C, ...) of at least 3 dims, got ", x.shape());
   if (x.numel() == 0) return x;
   const Variable squares = square(x).reshape({x.size(0), 1, x.size(1), x.numel() / (x.size(0) * x.size(1))});
   const Variable means =
@@ -172,8 +171,7 @@ void update_bn(Module& model, const std::function<void()>& pass) {
     for (const auto& [module, training] : modes) module->train(training);
     for (const auto& [norm, momentum] : momenta) norm->o.momentum = momentum;
   };
-  // Inside a scope of optim::WeightAverage, the statistics below belong to the averaged weights. The current ones are
-  // saved with the list of buffers that the scope restores at its end.
+  // In a scope of optim::WeightAverage, the current statistics are saved with the buffers that its end restores.
   std::shared_ptr<OtherValues> saved_values;
   for (const Variable& p : model.parameters())
     if (!saved_values) saved_values = stand_in(p).lock();

@@ -38,8 +38,7 @@ Unflatten::Unflatten(const Options& options) : o(options) {
 }
 Variable Unflatten::forward(const Variable& x) {
   const int dim = normalize_dim("Unflatten", o.dim, x.dim());
-  LOCKSTEP_CHECK(x.dim() > 0, "[Unflatten] expected input of at least one dim, got ", x.shape(),
-                 "; unsqueeze(0) adds a dim");
+  LOCKSTEP_CHECK(x.dim() > 0, "[Unflatten] expected input of at least one dim, got ", x.shape(), "; unsqueeze(0) it");
   const int64_t size = x.size(dim);
   Shape sizes = o.shape;
   int64_t* const open = std::find(sizes.begin(), sizes.end(), -1);

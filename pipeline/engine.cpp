@@ -78,11 +78,10 @@ void PipelineEngine::forward(const StepAction& a) {
   f.outputs = module_->forward(size_t(a.chunk), f.inputs);
   if (last) {
     const Variable loss = (now_.measure ? *now_.measure : loss_)(f.outputs, samples_.at(a.micro_batch).sample.targets);
-    LOCKSTEP_CHECK(
-        loss.defined() && loss.numel() == now_.values && is_floating(loss.dtype()),
-        "[pipeline] expected the loss to be ",
-        now_.values == 1 ? "one floating number" : str(now_.values, " floating numbers"), ", got ",
-        loss.defined() ? str(loss.dtype(), " ", loss.shape()) : "nothing; let the loss function return that");
+    LOCKSTEP_CHECK(loss.defined() && loss.numel() == now_.values && is_floating(loss.dtype()),
+                   "[pipeline] expected the loss to be ",
+                   now_.values == 1 ? "one floating number" : str(now_.values, " floating numbers"), ", got ",
+                   loss.defined() ? str(loss.dtype(), " ", loss.shape()) : "nothing");
     losses_[a.micro_batch] = loss.tensor();
     f.outputs = {now_.scale && *now_.scale ? (*now_.scale)(loss) : loss};
   }

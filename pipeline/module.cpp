@@ -138,9 +138,7 @@ Values StageModule::run(int i, const Values& inputs) try {
   }
   LOCKSTEP_CHECK(!outputs.empty(), "expected the layer to return a tensor, got none; return one from forward()");
   for (const Variable& v : outputs)
-    LOCKSTEP_CHECK(
-        v.defined(),
-        "expected the layer to return defined tensors, got an undefined one; leave it out, or create it first");
+    LOCKSTEP_CHECK(v.defined(), "expected the layer to return defined tensors, got an undefined one");
   return outputs;
 } catch (const Error& e) {
   const std::string& kind = specs_[size_t(i)].kind;

@@ -15,8 +15,7 @@ BlockLayout BlockLayout::of_rows(int64_t block, int64_t heads, const std::vector
   for (size_t r = 0; r < rows.size(); ++r) {
     for (size_t i = 0; i < rows[r].size(); ++i)
       LOCKSTEP_CHECK(rows[r][i] >= 0 && rows[r][i] < blocks && (i == 0 || rows[r][i - 1] < rows[r][i]),
-                     "[BlockLayout] expected ascending blocks in [0, ", blocks, ") in row ", r, ", got ", rows[r][i],
-                     "; sort them");
+                     "[BlockLayout] expected ascending blocks in [0, ", blocks, ") in row ", r, ", got ", rows[r][i]);
     starts.push_back(int32_t(all.size()));
     all.insert(all.end(), rows[r].begin(), rows[r].end());
     if (int64_t(r + 1) % blocks == 0) starts.push_back(int32_t(all.size()));

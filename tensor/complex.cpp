@@ -40,8 +40,7 @@ Tensor view_as_real(const Tensor& x) {
 
 Tensor view_as_complex(const Tensor& x) {
   check_defined("view_as_complex", x);
-  LOCKSTEP_CHECK(x.dtype() == f32 || x.dtype() == f64, "[view_as_complex] expected f32 or f64, got ", x.dtype(),
-                 "; convert it with .to(f32)");
+  LOCKSTEP_CHECK(x.dtype() == f32 || x.dtype() == f64, "[view_as_complex] expected f32 or f64, got ", x.dtype());
   const DType dtype = x.dtype() == f32 ? c64 : c128;
   check_complex_device("view_as_complex", dtype, x.device());
   const char* const lacks = not_pairs(x);

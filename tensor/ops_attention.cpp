@@ -30,8 +30,7 @@ void check_layout(const char* op, const BlockLayout& layout, const Tensor& q, co
                  layout.row_start.dtype(), " ", layout.row_start.shape(), " and ", layout.columns.dtype());
 }
 
-/// Checks shared by forward and backward. Returns args with the scale filled in, and with window 0 if the window hides
-/// no key.
+/// Checks shared by forward and backward. Returns args with the scale filled in, and window 0 if it hides no key.
 AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& mask,
                               AttentionArgs args) {
   check_floating(op, q);
@@ -40,8 +39,7 @@ AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, 
                  " and ", k.shape(), "; unsqueeze() adds a missing dim");
   const int64_t heads = q.shape()[1], groups = k.shape()[1], width = q.shape()[3];
   LOCKSTEP_CHECK(groups > 0 && heads % groups == 0, "[", op,
-                 "] expected the heads of q to be a multiple of the heads of k, got ", heads, " and ", groups,
-                 "; change the numbers of heads");
+                 "] expected the heads of q to be a multiple of the heads of k, got ", heads, " and ", groups);
   check_like(op, "k", k, q, {q.shape()[0], groups, k.shape()[2], width});
   check_like(op, "v", v, q, k.shape());
   LOCKSTEP_CHECK(args.dropout >= 0 && args.dropout <= 1, "[", op, "] expected a dropout probability from 0 to 1, got ",
@@ -53,8 +51,7 @@ AttentionArgs check_attention(const char* op, const Tensor& q, const Tensor& k, 
     LOCKSTEP_CHECK(mask.dtype() == boolean || mask.dtype() == q.dtype(), "[", op, "] expected a mask of dtype bool or ",
                    q.dtype(), ", got ", mask.dtype(), "; convert it with .to(dtype)");
     LOCKSTEP_CHECK(broadcasts_to(mask.shape(), scores), "[", op,
-                   "] expected a mask that broadcasts to (B, H, T, S) = ", scores, ", got ", mask.shape(),
-                   "; reshape the mask");
+                   "] expected a mask that broadcasts to (B, H, T, S) = ", scores, ", got ", mask.shape());
   }
   LOCKSTEP_CHECK(args.window >= 0 && (args.window == 0 || args.causal), "[", op,
                  "] expected a window of at least one key, with causal, or 0 for none, got ", args.window,

@@ -43,8 +43,7 @@ inline void check_like(const char* op, const char* name, const Tensor& tensor, c
   check_defined(op, tensor);
   check_same_device(op, x, tensor);
   check_same_dtype(op, x, tensor);
-  LOCKSTEP_CHECK(tensor.shape() == shape, "[", op, "] expected ", name, " of shape ", shape, ", got ", tensor.shape(),
-                 "; reshape it");
+  LOCKSTEP_CHECK(tensor.shape() == shape, "[", op, "] expected ", name, " of shape ", shape, ", got ", tensor.shape());
 }
 
 /// True if shape `from` broadcasts to shape `to`.

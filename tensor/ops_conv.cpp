@@ -16,8 +16,7 @@ Tensor empty_images(const Shape& s, const Tensor& like, bool channels_last) {
 /// Error unless x is floating and (N, C, H, W).
 void check_images(const char* op, const Tensor& x) {
   check_floating(op, x);
-  LOCKSTEP_CHECK(x.dim() == 4, "[", op, "] expected an input (N, C, H, W), got ", x.shape(),
-                 "; unsqueeze() adds a missing dim");
+  LOCKSTEP_CHECK(x.dim() == 4, "[", op, "] expected an input (N, C, H, W), got ", x.shape(), "; unsqueeze() it");
 }
 
 void check_pair(const char* op, const char* name, const Dims& pair, int64_t least) {
@@ -31,8 +30,7 @@ Shape conv_shape(const char* op, const Shape& x, const Shape& w, const ConvArgs&
   check_pair(op, "padding", args.padding, 0);
   check_pair(op, "dilation", args.dilation, 1);
   LOCKSTEP_CHECK(x.rank() == 4 && w.rank() == 4, "[", op,
-                 "] expected an input (N, C, H, W) and a weight (K, C / groups, R, S), got ", x, " and ", w,
-                 "; unsqueeze() adds a missing dim");
+                 "] expected an input (N, C, H, W) and a weight (K, C / groups, R, S), got ", x, " and ", w);
   LOCKSTEP_CHECK(args.groups >= 1 && w[0] % args.groups == 0, "[", op, "] expected groups that divide the ", w[0],
                  " output channels, got ", args.groups);
   LOCKSTEP_CHECK(x[1] == w[1] * args.groups, "[", op, "] expected an input with ", w[1] * args.groups,
@@ -149,8 +147,7 @@ namespace {
 
 /// Shape of a pooling's result. ceil_mode rounds up, but leaves out a window that would start after the last input.
 Shape pool_shape(const char* op, const Shape& x, const PoolArgs& args) {
-  LOCKSTEP_CHECK(x.rank() == 4, "[", op, "] expected an input (N, C, H, W), got ", x,
-                 "; unsqueeze() adds a missing dim");
+  LOCKSTEP_CHECK(x.rank() == 4, "[", op, "] expected an input (N, C, H, W), got ", x, "; unsqueeze() it");
   check_pair(op, "kernel", args.kernel, 1);
   check_pair(op, "stride", args.stride, 1);
   check_pair(op, "padding", args.padding, 0);

@@ -70,8 +70,7 @@ void copy_into(const Tensor& out, int d, int64_t start, const Tensor& source) {
 
 int check_dim(const char* op, const Tensor& x, int64_t dim) {
   check_defined(op, x);
-  LOCKSTEP_CHECK(x.dim() > 0, "[", op,
-                 "] expected a tensor of at least one dim, got a scalar; unsqueeze(0) adds a dim");
+  LOCKSTEP_CHECK(x.dim() > 0, "[", op, "] expected a tensor of at least one dim, got a scalar; unsqueeze(0) it");
   return normalize_dim(op, dim, x.dim());
 }
 
@@ -90,8 +89,7 @@ Tensor join(const std::vector<Tensor>& tensors, int d) {
 
 Tensor triangle(const char* op, const Tensor& x, int64_t diagonal, bool upper) {
   check_defined(op, x);
-  LOCKSTEP_CHECK(x.dim() >= 2, "[", op, "] expected at least two dims, got shape ", x.shape(),
-                 "; unsqueeze(0) adds a dim");
+  LOCKSTEP_CHECK(x.dim() >= 2, "[", op, "] expected at least two dims, got shape ", x.shape(), "; unsqueeze(0) it");
   Tensor out = empty_like(x);
   // Diagonals beyond the matrix change nothing; clamp, because the kernel adds the diagonal to a row index.
   diagonal = std::clamp(diagonal, -x.size(-2) - 1, x.size(-1) + 1);
@@ -111,8 +109,7 @@ Shape check_mask(const char* op, const Tensor& x, const Tensor& mask, Scalar val
   check_defined(op, x);
   check_defined(op, mask);
   if (is_complex(x.dtype())) fail_complex(op, x.dtype());
-  LOCKSTEP_CHECK(mask.dtype() == boolean, "[", op, "] expected a bool mask, got ", mask.dtype(),
-                 "; convert it with .to(boolean)");
+  LOCKSTEP_CHECK(mask.dtype() == boolean, "[", op, "] expected a bool mask, got ", mask.dtype(), "; use .to(boolean)");
   check_same_device(op, x, mask);
   check_fits(op, value, x.dtype());
   return broadcast_shapes(op, x.shape(), mask.shape());
@@ -122,8 +119,7 @@ Shape check_mask(const char* op, const Tensor& x, const Tensor& mask, Scalar val
 
 Tensor embedding(const Tensor& weight, const Tensor& index) {
   check_defined("embedding", weight);
-  LOCKSTEP_CHECK(weight.dim() == 2, "[embedding] expected a weight of shape (rows, columns), got ", weight.shape(),
-                 "; reshape it");
+  LOCKSTEP_CHECK(weight.dim() == 2, "[embedding] expected a weight of shape (rows, columns), got ", weight.shape());
   check_index("embedding", index, weight.shape()[0], weight);
   Shape shape = index.shape();
   shape.push_back(weight.shape()[1]);
@@ -191,8 +187,7 @@ Tensor scatter_add(const Tensor& x, int64_t dim, const Tensor& index, const Tens
 Tensor index_select(const Tensor& x, int64_t dim, const Tensor& index) {
   const int d = check_dim("index_select", x, dim);
   check_defined("index_select", index);
-  LOCKSTEP_CHECK(index.dim() == 1, "[index_select] expected an index of one dim, got shape ", index.shape(),
-                 "; flatten() it");
+  LOCKSTEP_CHECK(index.dim() == 1, "[index_select] expected an index of one dim, got shape ", index.shape());
   check_index("index_select", index, x.shape()[d], x);
   Shape shape = x.shape();
   shape[d] = index.numel();
@@ -208,13 +203,11 @@ const Tensor& index_add_(const Tensor& x, int64_t dim, const Tensor& index, cons
   check_same_dtype("index_add_", x, source);
   check_same_device("index_add_", x, source);
   check_defined("index_add_", index);
-  LOCKSTEP_CHECK(index.dim() == 1, "[index_add_] expected an index of one dim, got shape ", index.shape(),
-                 "; flatten() it");
+  LOCKSTEP_CHECK(index.dim() == 1, "[index_add_] expected an index of one dim, got shape ", index.shape());
   check_index("index_add_", index, x.shape()[d], x);
   Shape shape = x.shape();
   shape[d] = index.numel();
-  LOCKSTEP_CHECK(source.shape() == shape, "[index_add_] expected a source of shape ", shape, ", got ", source.shape(),
-                 "; reshape the source");
+  LOCKSTEP_CHECK(source.shape() == shape, "[index_add_] expected a source of shape ", shape, ", got ", source.shape());
   const Tensor from = apart_from_own(source, x);
   return in_place("index_add_", x, [&](Tensor& out) { kernels::index_add(out.device(), from, d, index, out); });
 }
@@ -227,8 +220,7 @@ Tensor masked_fill(const Tensor& x, const Tensor& mask, Scalar value) {
 
 const Tensor& masked_fill_(const Tensor& x, const Tensor& mask, Scalar value) {
   LOCKSTEP_CHECK(check_mask("masked_fill_", x, mask, value) == x.shape(),
-                 "[masked_fill_] expected a mask that broadcasts to ", x.shape(), ", got ", mask.shape(),
-                 "; reshape the mask");
+                 "[masked_fill_] expected a mask that broadcasts to ", x.shape(), ", got ", mask.shape());
   x.storage()->bump_version("masked_fill_");
   Tensor out = x;
   masked_fill_into(x, apart_from_own(mask, x), value, out);

@@ -26,8 +26,7 @@ void check_product(const char* op, const Tensor& a, const Tensor& b, bool takes_
   check_same_device(op, a, b);
 }
 
-/// True if the last two dims are a matrix as kernels take it: one unit stride, and rows (or columns) that do not
-/// overlap.
+/// True if the last two dims are a matrix as kernels take it: one unit stride, and no overlapping rows (or columns).
 bool are_matrices(const Tensor& x) {
   const int r = x.dim();
   const int64_t m = x.shape()[r - 2], n = x.shape()[r - 1], row = x.strides()[r - 2], col = x.strides()[r - 1];
@@ -153,8 +152,7 @@ void matmul_into(const Tensor& out, const Tensor& a, const Tensor& b, bool adds)
 Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, Scalar beta, Scalar alpha) {
   check_product("addmm", a, b, true);
   check_product("addmm", c, a, true);
-  LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2, "[addmm] expected two matrices, got ", a.shape(), " and ", b.shape(),
-                 "; matmul() takes vectors and batches");
+  LOCKSTEP_CHECK(a.dim() == 2 && b.dim() == 2, "[addmm] expected two matrices, got ", a.shape(), " and ", b.shape());
   LOCKSTEP_CHECK(a.size(1) == b.size(0), "[addmm] expected the inner sizes to agree, got ", a.shape(), " and ",
                  b.shape(), "; transpose or reshape one of them");
   const Shape shape{a.size(0), b.size(1)};
@@ -171,8 +169,7 @@ Tensor addmm(const Tensor& c, const Tensor& a, const Tensor& b, Scalar beta, Sca
 
 Tensor outer(const Tensor& a, const Tensor& b) {
   check_product("outer", a, b, true);
-  LOCKSTEP_CHECK(a.dim() == 1 && b.dim() == 1, "[outer] expected two vectors, got ", a.shape(), " and ", b.shape(),
-                 "; flatten() them");
+  LOCKSTEP_CHECK(a.dim() == 1 && b.dim() == 1, "[outer] expected two vectors, got ", a.shape(), " and ", b.shape());
   return mul(a.unsqueeze(1), b.unsqueeze(0));
 }
 
@@ -211,8 +208,7 @@ Tensor linear_add(const Tensor& residual, const Tensor& x, const Tensor& w, cons
   Shape shape = x.shape();
   shape[x.dim() - 1] = w.size(0);
   check_product("linear_add", residual, x);
-  LOCKSTEP_CHECK(residual.shape() == shape, "[linear_add] expected a residual ", shape, ", got ", residual.shape(),
-                 "; reshape the residual");
+  LOCKSTEP_CHECK(residual.shape() == shape, "[linear_add] expected a residual ", shape, ", got ", residual.shape());
   const Tensor out = empty(shape, {.dtype = x.dtype(), .device = x.device()});
   run_linear(out, x, w, bias, Activation::none, {}, residual);
   return out;
@@ -357,13 +353,11 @@ Tensor einsum(const std::string& equation, const std::vector<Tensor>& operands) 
   for (size_t i = 0; i < operands.size(); ++i) {
     check_product("einsum", operands[0], operands[i], true);
     LOCKSTEP_CHECK(size_t(operands[i].dim()) == inputs[i].size(), "[einsum] expected operand ", i, " to have ",
-                   inputs[i].size(), " dims (\"", inputs[i], "\"), got ", operands[i].shape(),
-                   "; reshape it, or change the letters");
+                   inputs[i].size(), " dims (\"", inputs[i], "\"), got ", operands[i].shape(), "; reshape it");
     for (int d = 0; d < operands[i].dim(); ++d) {
       int64_t& size = sizes[int(inputs[i][size_t(d)])];
       LOCKSTEP_CHECK(size == -1 || size == operands[i].shape()[d], "[einsum] expected ", inputs[i][size_t(d)],
-                     " to have size ", size, " everywhere, got ", operands[i].shape(), " for \"", inputs[i],
-                     "\"; reshape the operand, or change the letters");
+                     " to have size ", size, " everywhere, got ", operands[i].shape(), " for \"", inputs[i], "\"");
       size = operands[i].shape()[d];
     }
     named.push_back({operands[i], inputs[i]});

@@ -53,8 +53,7 @@ int64_t check_normalized(const char* op, const Tensor& x, const Shape& normalize
   const int rank = normalized.rank(), lead = x.dim() - rank;
   const bool fits =
       rank >= 1 && lead >= 0 && std::equal(normalized.begin(), normalized.end(), x.shape().begin() + lead);
-  LOCKSTEP_CHECK(fits, "[", op, "] expected x to end in shape ", normalized, ", got ", x.shape(),
-                 "; reshape x, or change the shape");
+  LOCKSTEP_CHECK(fits, "[", op, "] expected x to end in shape ", normalized, ", got ", x.shape(), "; reshape x");
   const int64_t n = numel_of(normalized);
   LOCKSTEP_CHECK(n > 0, "[", op, "] expected a normalized shape with elements, got ", normalized);
   return n;
@@ -95,8 +94,7 @@ Tensor empty_in_layout(const Tensor& x, bool channels_last) {
 
 int64_t check_batch(const char* op, const Tensor& x, bool training) {
   check_floating(op, x);
-  LOCKSTEP_CHECK(x.dim() >= 2, "[", op, "] expected x of shape (N, C, ...), got ", x.shape(),
-                 "; unsqueeze() adds a missing dim");
+  LOCKSTEP_CHECK(x.dim() >= 2, "[", op, "] expected x of shape (N, C, ...), got ", x.shape(), "; unsqueeze() it");
   const int64_t channels = x.shape()[1], values = channels > 0 ? x.numel() / channels : 2;
   LOCKSTEP_CHECK(!training || values > 1, "[", op, "] expected more than 1 value per channel when training, got ",
                  values, " in shape ", x.shape(), "; give a larger batch");
@@ -109,8 +107,7 @@ void check_rows(const char* op, const Tensor& logits, const Tensor& target, cons
                 const CrossEntropyArgs& args) {
   check_floating(op, logits);
   check_defined(op, target);
-  LOCKSTEP_CHECK(logits.dim() == 2, "[", op, "] expected logits of shape (rows, classes), got ", logits.shape(),
-                 "; reshape them");
+  LOCKSTEP_CHECK(logits.dim() == 2, "[", op, "] expected logits of shape (rows, classes), got ", logits.shape());
   const int64_t rows = logits.shape()[0], classes = logits.shape()[1];
   LOCKSTEP_CHECK(target.dtype() == i64, "[", op, "] expected targets of dtype i64, got ", target.dtype(),
                  "; convert them with .to(i64)");
@@ -324,8 +321,7 @@ double cross_entropy_weight_sum(const Tensor& target, const Tensor& weight, cons
   for (int64_t t : targets) {
     if (t == args.ignore_index) continue;
     LOCKSTEP_CHECK(weights.empty() || (t >= 0 && t < int64_t(weights.size())),
-                   "[cross_entropy_weight_sum] expected targets in [0, ", weights.size(), "), got ", t,
-                   "; correct the targets, or the weights");
+                   "[cross_entropy_weight_sum] expected targets in [0, ", weights.size(), "), got ", t);
     sum += weights.empty() ? 1 : weights[size_t(t)];
   }
   return sum;

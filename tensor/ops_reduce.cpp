@@ -67,8 +67,7 @@ ValuesIndices arg_reduce(const char* op, bool largest, const Tensor& x, int64_t 
 Tensor arg_of(const char* op, bool largest, const Tensor& x, std::optional<int64_t> dim, bool keepdim) {
   if (dim) return arg_reduce(op, largest, x, *dim, keepdim).indices;
   check_defined(op, x);
-  LOCKSTEP_CHECK(x.numel() > 0, "[", op, "] expected at least one element, got shape ", x.shape(),
-                 "; leave empty tensors out");
+  LOCKSTEP_CHECK(x.numel() > 0, "[", op, "] expected at least one element, got shape ", x.shape(), "; leave it out");
   const Tensor place = arg_reduce(op, largest, x.reshape({x.numel()}), 0, false).indices;
   return keepdim ? place.view(Shape::filled(x.dim(), 1)) : place;
 }

@@ -62,8 +62,7 @@ int64_t wrap_index(const char* op, int64_t index, int64_t size) {
 
 int check_dim(const char* op, const Tensor& tensor, int64_t dim) {
   check_defined(op, tensor);
-  LOCKSTEP_CHECK(tensor.dim() > 0, "[", op,
-                 "] expected a tensor of at least one dim, got a scalar; unsqueeze(0) adds a dim");
+  LOCKSTEP_CHECK(tensor.dim() > 0, "[", op, "] expected a tensor of at least one dim, got a scalar; unsqueeze(0) it");
   return normalize_dim(op, dim, tensor.dim());
 }
 
@@ -248,7 +247,6 @@ std::vector<Tensor> Tensor::split(int64_t size, int64_t dim) const {
   LOCKSTEP_CHECK(size >= 1, "[split] expected a size >= 1, got ", size);
   if (shape_[d] == 0) return {*this};
   std::vector<Tensor> pieces;
-  // start + size could overflow.
   for (int64_t start = 0; start < shape_[d]; start += std::min(size, shape_[d] - start)) {
     pieces.push_back(narrow(d, start, std::min(size, shape_[d] - start)));
   }

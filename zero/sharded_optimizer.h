@@ -12,8 +12,7 @@ namespace lockstep::zero {
 /// Updates this rank's pieces of all parameters.
 class ShardedOptimizer {
  public:
-  explicit ShardedOptimizer(Stage& stage)
-      : s_(stage), tiles_(stage) {}  ///< `stage` must have its units and pieces (see stage.h)
+  explicit ShardedOptimizer(Stage& stage) : s_(stage), tiles_(stage) {}  ///< `stage` must have its units and pieces
   /// Updates the parameters for which used[i] is true. Gradients are multiplied by `scale` and `clip`.
   void update(const std::vector<bool>& used, double scale, double clip);
   /// For a step recorded in a graph: stores in Stage::batch the numbers that update() needs in each replay (learning

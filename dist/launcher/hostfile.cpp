@@ -95,8 +95,7 @@ std::vector<Host> parse_hostfile(std::string_view text, const std::string& file)
     hosts.push_back({name, {}});
     for (int slot = 0; slot < n; ++slot) hosts.back().slots.push_back(slot);
   }
-  LOCKSTEP_CHECK(!hosts.empty(), "[run] ", file,
-                 ": expected at least one line 'host slots=N', got none; list the hosts in it");
+  LOCKSTEP_CHECK(!hosts.empty(), "[run] ", file, ": expected at least one line 'host slots=N', got none");
   return hosts;
 }
 

@@ -151,8 +151,7 @@ class TcpChannel final : public Channel {
 struct HungUp {};
 constexpr std::chrono::seconds hello_within{2}, calling_time{10};  // limits for a hello, and for all attempts
 
-/// The caller's end of the handshake: blocking reads and writes with a deadline, which also check for failures of other
-/// ranks.
+/// The caller's end of the handshake: blocking reads and writes with a deadline, which also check for failed ranks.
 class Caller {
  public:
   Caller(Control& control, Fd fd, int peer, std::string where)

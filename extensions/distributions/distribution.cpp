@@ -37,8 +37,7 @@ Variable Distribution::checked(const Variable& value, const Variable& like, cons
                                const std::function<Tensor(const Tensor&)>& good) const {
   const int events = event_.rank();
   LOCKSTEP_CHECK(value.dim() >= events && Shape(value.shape().end() - events, value.shape().end()) == event_, "[",
-                 name(), "] expected values whose shape ends with the event shape ", event_, ", got ", value.shape(),
-                 "; reshape them");
+                 name(), "] expected values whose shape ends with the event shape ", event_, ", got ", value.shape());
   broadcast_shapes(name(), Shape(value.shape().begin(), value.shape().end() - events), batch_);
   const Variable x = value.dtype() == like.dtype() ? value : value.to(like.dtype());
   const Tensor is_good = good(x.tensor());
@@ -53,8 +52,7 @@ std::vector<Variable> broadcast(const char* name, std::initializer_list<Paramete
   for (const Parameter& p : parameters) {
     const Variable& x = p.value();
     if (!x.defined()) continue;
-    LOCKSTEP_CHECK(is_floating(x.dtype()), "[", name, "] expected floating parameters, got ", x.dtype(),
-                   "; convert them with .to(f32)");
+    LOCKSTEP_CHECK(is_floating(x.dtype()), "[", name, "] expected floating parameters, got ", x.dtype());
     LOCKSTEP_CHECK(!found || (x.dtype() == options.dtype && x.device() == options.device), "[", name,
                    "] expected parameters of one dtype and device, got ", options.dtype, " on ", options.device,
                    " and ", x.dtype(), " on ", x.device(), "; convert or move one with .to()");

@@ -11,8 +11,7 @@ namespace {
 
 Shape leading(const char* name, const Variable& x, int events) {
   LOCKSTEP_CHECK(is_floating(x.dtype()) && x.dim() >= events, "[", name,
-                 "] expected floating parameters with at least ", events, " dims, got ", x.dtype(), " ", x.shape(),
-                 "; convert or reshape them");
+                 "] expected floating parameters with at least ", events, " dims, got ", x.dtype(), " ", x.shape());
   return Shape(x.shape().begin(), x.shape().end() - events);
 }
 

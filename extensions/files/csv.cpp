@@ -42,8 +42,7 @@ class CsvReader {
     if (!rest_.starts_with(c)) return false;
     return rest_.remove_prefix(1), true;
   }
-  /// Skips a line that holds only spaces and tabs (unless those are the delimiter). The last line need not end with a
-  /// newline.
+  /// Skips a line that holds only spaces and tabs (unless those are the delimiter). The last line needs no newline.
   bool skip_blank_line() {
     size_t end = 0;
     while (end < rest_.size() && rest_[end] != delimiter_ && (rest_[end] == ' ' || rest_[end] == '\t')) ++end;
@@ -114,16 +113,14 @@ template <class T> T number_of(const std::string& field, bool empty_is_nan, cons
   while (!text.empty() && blank(text.front())) text.remove_prefix(1);
   while (!text.empty() && blank(text.back())) text.remove_suffix(1);
   if (text.empty() && empty_is_nan) return std::numeric_limits<T>::quiet_NaN();  // parse_csv() has refused i64
-  LOCKSTEP_CHECK(!text.empty(), where(),
-                 ": expected a number, got an empty field (empty_is_nan reads it as NaN); or fill it in");
+  LOCKSTEP_CHECK(!text.empty(), where(), ": expected a number, got an empty field (empty_is_nan reads it as NaN)");
   const char* const begin = text.data() + (text.size() > 1 && text[0] == '+' && text[1] != '-');
   const char* const end = text.data() + text.size();
   using Read = std::conditional_t<std::is_same_v<T, int64_t>, int64_t, double>;
   Read value{};
   const auto [at, error] = std::from_chars(begin, end, value);
   LOCKSTEP_CHECK(at == end && error != std::errc::invalid_argument, where(), ": expected ",
-                 std::is_same_v<T, int64_t> ? "a whole number" : "a number", ", got \"", excerpt(field),
-                 "\"; correct it, or leave the column out");
+                 std::is_same_v<T, int64_t> ? "a whole number" : "a number", ", got \"", excerpt(field), "\"");
   LOCKSTEP_CHECK(error == std::errc() && std::isinf(double(T(value))) == std::isinf(double(value)), where(),
                  ": expected a number that fits ", dtype_of<T>, ", got ", excerpt(field), "; choose a wider dtype");
   return T(value);

@@ -62,8 +62,7 @@ RecordStream::RecordStream(std::vector<std::string> shards, RecordRule rule, Str
                  "[stream] expected RecordRule::bytes >= 0, and stride >= 1 if bytes > 0, got ", rule.bytes, " and ",
                  rule.stride);
   for (const auto& shard : shards_) {
-    LOCKSTEP_CHECK(std::filesystem::is_regular_file(shard), "[stream] expected shards that are files, got ", shard,
-                   "; check the path");
+    LOCKSTEP_CHECK(std::filesystem::is_regular_file(shard), "[stream] expected shards that are files, got ", shard);
     sizes_.push_back(int64_t(std::filesystem::file_size(shard)));
   }
   for (int64_t lane = 0; lane < options.lanes; ++lane) lanes_.push_back(std::make_unique<Lane>());

@@ -124,16 +124,14 @@ void save_wav(const std::string& path, const Tensor& samples, int64_t rate, WavF
   const std::string where = "[save_wav] " + path;
   LOCKSTEP_CHECK(samples.defined() && samples.device().is_cpu() && samples.dtype() == f32 && samples.dim() == 2, where,
                  ": expected f32 samples (channels, frames) on the cpu, got ",
-                 samples.defined() ? str(samples.dtype(), samples.shape(), " on ", samples.device())
-                                   : "none; convert, move or reshape them");
+                 samples.defined() ? str(samples.dtype(), samples.shape(), " on ", samples.device()) : "none");
   const int64_t channels = samples.size(0), frames = samples.size(1);
   LOCKSTEP_CHECK(channels >= 1 && channels <= 8191, where, ": expected 1 to 8191 channels, got ", channels);
   LOCKSTEP_CHECK(rate >= 1 && rate <= 0x7fffffff / (4 * channels), where, ": expected a rate from 1 to ",
                  0x7fffffff / (4 * channels), ", got ", rate);
   const bool floats = format == WavFormat::float32;
   const int64_t bytes = floats ? 4 : 2, limit = (0xffffffff - 64) / (bytes * channels);
-  LOCKSTEP_CHECK(frames <= limit, where, ": expected at most ", limit, " frames (4 GiB), got ", frames,
-                 "; write several files");
+  LOCKSTEP_CHECK(frames <= limit, where, ": expected at most ", limit, " frames (4 GiB), got ", frames, "; split it");
   const Tensor full = samples.contiguous();
   const float* in = full.numel() ? full.data<float>() : nullptr;
   if (!floats)

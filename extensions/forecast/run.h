@@ -20,8 +20,7 @@ struct RunFiles {
   std::vector<data::Json> metrics;  ///< the lines of metrics.jsonl, from --out
   std::vector<RankTrace> traces;    ///< the files rank-N.json, from --trace
   std::vector<std::string> warnings;
-  const data::Json* note(
-      const char* name) const;  ///< a metadata record (trace::note()) by name, of the first rank with one, or null
+  const data::Json* note(const char* name) const;  ///< the first rank's trace::note() of that name, or null
 };
 /// Reads a run's folder. If the folder has no file of a run, the Error lists the files that it has. An incomplete last
 /// line is left out, with a warning.

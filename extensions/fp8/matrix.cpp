@@ -23,9 +23,8 @@ void check_fp8(const char* op, const Fp8Matrix& m) {
   LOCKSTEP_CHECK(m.codes.dtype() == u8 && m.codes.dim() == 2 && m.codes.is_contiguous(), "[", op,
                  "] expected codes u8 (rows, K), contiguous (call .contiguous()), got ", m.codes.dtype(), " ",
                  m.codes.shape());
-  LOCKSTEP_CHECK(
-      is_number(m.scale_inv), "[", op, "] expected scale_inv to be an f32 tensor of one element, got ",
-      m.scale_inv.defined() ? str(m.scale_inv.dtype(), " ", m.scale_inv.shape()) : "none; cast_fp8() makes one");
+  LOCKSTEP_CHECK(is_number(m.scale_inv), "[", op, "] expected scale_inv to be an f32 tensor of one element, got ",
+                 m.scale_inv.defined() ? str(m.scale_inv.dtype(), " ", m.scale_inv.shape()) : "none");
   check_same_device(op, m.codes, m.scale_inv);
 }
 

@@ -114,8 +114,7 @@ void AcceleratorState::check() {
 }
 
 engine::EngineBase& AcceleratorState::trained(const char* call) {
-  LOCKSTEP_CHECK(engine, "[", call,
-                 "] expected an earlier call of prepare() with a model and its optimizer, got none; call it first");
+  LOCKSTEP_CHECK(engine, "[", call, "] expected an earlier call of prepare() with a model and its optimizer, got none");
   return *engine;
 }
 
@@ -253,8 +252,7 @@ void AcceleratorState::save(const std::string& folder) {
 
 void AcceleratorState::load(const std::string& folder) {
   const auto found = trained("load_state").load_checkpoint(folder);
-  LOCKSTEP_CHECK(found, "[load_state] expected a folder of save_state(), got ", folder,
-                 ", which has no checkpoint; check the path");
+  LOCKSTEP_CHECK(found, "[load_state] expected a folder of save_state(), got ", folder, ", which has no checkpoint");
   const Json& state = found->client_state;
   const auto& theirs = state.at("accelerator", folder).as_array(folder);
   forget_gone(kept);

@@ -73,8 +73,7 @@ void check_built(const ConfigReader& c) {
 GPT::Options gpt2_options(const ConfigReader& c) {
   const std::string gelu = c.word("activation_function", gelu_names[0]);
   LOCKSTEP_CHECK(gelu == gelu_names[0] || gelu == gelu_names[1], c.where(),
-                 ": expected activation_function 'gelu_new' or 'gelu', got '", gelu,
-                 "'; other models are not supported");
+                 ": expected activation_function 'gelu_new' or 'gelu', got '", gelu, "'");
   LOCKSTEP_CHECK(c.integer("n_embd", 768) % c.integer("n_head", 12) == 0, c.where(),
                  ": n_head: expected a number that divides n_embd ", c.integer("n_embd", 768), ", got ",
                  c.integer("n_head", 12), "; correct the file");
@@ -99,8 +98,7 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
   if (!mistral && !qwen2) {
     const Json full("full_attention");
     for (const Json& type : types ? types->as_array(c.where() + ": layer_types") : Json::Array())
-      LOCKSTEP_CHECK(type == full, c.where(), ": layer_types: expected 'full_attention' for all, got ", type.dump(),
-                     "; other models are not supported");
+      LOCKSTEP_CHECK(type == full, c.where(), ": layer_types: expected 'full_attention' for all, got ", type.dump());
     return;
   }
   if (!mistral && !c.flag("use_sliding_window", false)) return;
@@ -122,8 +120,7 @@ void read_window(const ConfigReader& c, const Family& f, GPT::Options& o) {
 
 GPT::Options llama_options(const ConfigReader& c, const Family& f) {
   const std::string act = c.word("hidden_act", "silu");
-  LOCKSTEP_CHECK(act == "silu" || act == "swish", c.where(), ": hidden_act: expected 'silu', got '", act,
-                 "'; other models are not supported");
+  LOCKSTEP_CHECK(act == "silu" || act == "swish", c.where(), ": hidden_act: expected 'silu', got '", act, "'");
   const int64_t context = c.integer("max_position_embeddings", f.context), width = c.integer("hidden_size", 4096),
                 heads = c.integer("num_attention_heads", 32),
                 kv_heads = c.integer("num_key_value_heads",
@@ -174,8 +171,7 @@ GPT::Options options_from_config(const Json& config, const std::string& path) {
   const auto* family =
       std::find_if(std::begin(families), std::end(families), [&](const Family& f) { return f.type == type; });
   LOCKSTEP_CHECK(family != std::end(families) || type == "gpt2", path,
-                 ": expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got '", type,
-                 "'; other models are not supported");
+                 ": expected model_type 'gpt2', 'llama', 'mistral' or 'qwen2', got '", type, "'");
   check_built(c);
   return type == "gpt2" ? gpt2_options(c) : llama_options(c, *family);
 }

@@ -162,8 +162,7 @@ std::unique_ptr<GPT> from_pretrained(const std::string& folder, const Pretrained
   model->notes = std::make_shared<const FolderNotes>(folder_notes(folder));
   const std::string table = pretrained_pieces(o, "tokens.weight")[0].name;
   const DType dtype = options.dtype.value_or(weights->entry(table).dtype);
-  LOCKSTEP_CHECK(is_floating(dtype), folder, ": expected ", table, " of a floating dtype, got ", dtype,
-                 "; other dtypes are not supported");
+  LOCKSTEP_CHECK(is_floating(dtype), folder, ": expected ", table, " of a floating dtype, got ", dtype);
   if (dtype != f32) model->to(dtype);
   start_with_weights(*model, weights);
   if (quantization) quantize(*model, *quantization);

@@ -107,8 +107,7 @@ struct RulesReader {
     const Json* regex = part.json.find("use_regex");
     const bool cuts = !regex || regex->as_bool(part.where + ".use_regex");
     expect_neutral(part.json, {"add_prefix_space"}, part.where);
-    LOCKSTEP_CHECK(!cuts || !rules.words, part.where,
-                   ": expected use_regex false after Split; other tokenizers are not supported");
+    LOCKSTEP_CHECK(!cuts || !rules.words, part.where, ": expected use_regex false after Split");
     rules.byte_level = true;
     if (cuts) rules.words = WordPattern::gpt2;
   }
@@ -157,9 +156,8 @@ struct RulesReader {
       const auto found = std::find(order.begin(), order.end(), part.type);
       LOCKSTEP_CHECK(found != order.end(), part.where, " is not supported; use Replace, ByteFallback, Fuse or Strip");
       const size_t place = size_t(found - order.begin());
-      LOCKSTEP_CHECK(
-          place >= next, part.where,
-          ": expected Replace, ByteFallback, Fuse, Strip in this order, once each; other tokenizers are not supported");
+      LOCKSTEP_CHECK(place >= next, part.where,
+                     ": expected Replace, ByteFallback, Fuse, Strip in this order, once each");
       next = place + 1;
       if (part.type == "Replace") {
         rules.decode_from = string_of(part.json, part.where);
@@ -170,8 +168,7 @@ struct RulesReader {
         const int64_t start = part.json.at("start", part.where).as_int(part.where + ".start");
         LOCKSTEP_CHECK(part.json.at("content", part.where) == Json(" ") &&
                            part.json.at("stop", part.where) == Json(0) && start >= 0 && start <= 1000,
-                       part.where, ": expected 0 to 1000 spaces at the start, got ", part.json.dump().substr(0, 200),
-                       "; other tokenizers are not supported");
+                       part.where, ": expected 0 to 1000 spaces at the start, got ", part.json.dump().substr(0, 200));
         rules.strip = int(start);
       }
     }
@@ -238,8 +235,7 @@ BpeTokenizer BpeTokenizer::from_json(const Json& file, const std::string& where)
   for (const Json& merge : model.at("merges", of_model).as_array(of_model + ".merges")) {
     const std::string place = str(of_model, ".merges[", index++, "]");
     if (merge.is_array()) {
-      LOCKSTEP_CHECK(merge.as_array().size() == 2, place, ": expected two tokens, got ", merge.as_array().size(),
-                     "; correct the file");
+      LOCKSTEP_CHECK(merge.as_array().size() == 2, place, ": expected two tokens, got ", merge.as_array().size());
       result.add_merge(merge.as_array()[0].as_string(place), merge.as_array()[1].as_string(place), place);
     } else result.add_merge(merge.as_string(place), place);
   }

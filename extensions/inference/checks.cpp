@@ -46,8 +46,7 @@ void check_model(const InferenceConfig& config, nn::GPT& model) {
   for (size_t i = 0; counted && i < layers.size(); ++i) {
     const int64_t n = wanted.empty() ? 0 : wanted[std::min(i, wanted.size() - 1)];
     LOCKSTEP_CHECK(n == layers[i]->o.experts, "[init_inference] moe.num_experts: expected the model's ",
-                   layers[i]->o.experts, " experts in layer ", i, " of its layers with experts, got ", n,
-                   "; correct it, or leave it out");
+                   layers[i]->o.experts, " experts in layer ", i, " of its layers with experts, got ", n);
   }
   for (const moe::MoeLayer* layer : layers)
     LOCKSTEP_CHECK(!config.has("moe.type") || (config.moe.type == "residual") == layer->o.use_residual,

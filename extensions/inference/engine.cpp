@@ -160,8 +160,7 @@ void InferenceEngine::Impl::join(const InitArgs& args) {
   if (world && ranks > 1) parallel::check_agreement("init_inference", split(to_text(config), '\n'), *world);
   if (args.group) {
     LOCKSTEP_CHECK(args.group->size() == tp_size && ep_size == 1, "[init_inference] expected a group of tp_size ",
-                   tp_size, " ranks, and ep_size 1, got ", args.group->size(), " and ", ep_size,
-                   "; change the group, or the configuration");
+                   tp_size, " ranks, and ep_size 1, got ", args.group->size(), " and ", ep_size);
     if (tp_size > 1) all = tp = same(*args.group);
     return;
   }
@@ -287,8 +286,7 @@ std::vector<nn::Generated> InferenceEngine::generate(std::span<const std::vector
     for (size_t i = 0; i < prompts.size(); ++i)
       LOCKSTEP_CHECK(int64_t(prompts[i].size()) + g.max_new_tokens <= *m.config.max_out_tokens,
                      "[InferenceEngine] prompt ", i, " has ", prompts[i].size(), " tokens, and max_new_tokens is ",
-                     g.max_new_tokens, ": expected at most max_out_tokens ", *m.config.max_out_tokens,
-                     " together; shorten the prompt, or raise max_out_tokens");
+                     g.max_new_tokens, ": expected at most max_out_tokens ", *m.config.max_out_tokens, " together");
   if (!m.tp || !only_the_likeliest(g)) return nn::generate(*m.model, prompts, g, goes_on);
   const CandidateScope scope(m.model->head, m.model->o.vocab, g, *m.tp);
   return nn::generate(*m.model, prompts, g, goes_on);

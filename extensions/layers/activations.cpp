@@ -39,8 +39,7 @@ Variable Threshold::forward(const Variable& x) {
 }
 
 Variable Softmax2d::forward(const Variable& x) {
-  LOCKSTEP_CHECK(x.dim() == 3 || x.dim() == 4, "[Softmax2d] expected input (N, C, H, W) or (C, H, W), got ", x.shape(),
-                 "; reshape the input");
+  LOCKSTEP_CHECK(x.dim() == 3 || x.dim() == 4, "[Softmax2d] expected input (N, C, H, W) or (C, H, W), got ", x.shape());
   return softmax(x, -3);
 }
 
@@ -48,8 +47,7 @@ AlphaDropout::AlphaDropout(const Options& o) : p(o.p) {
   LOCKSTEP_CHECK(p >= 0 && p <= 1, "[AlphaDropout] expected p in [0, 1], got ", p);
 }
 Variable AlphaDropout::forward(const Variable& x) {
-  LOCKSTEP_CHECK(!channels || x.dim() >= 2, "[", kind(), "] expected input (N, C, ...), got ", x.shape(),
-                 "; unsqueeze() adds a missing dim");
+  LOCKSTEP_CHECK(!channels || x.dim() >= 2, "[", kind(), "] expected input (N, C, ...), got ", x.shape());
   if (!is_training() || p == 0) return x;
   if (p == 1) return x * 0.0;
   const double lowest = 1.7580993408473766, a = 1 / std::sqrt((lowest * lowest * p + 1) * (1 - p));

@@ -17,14 +17,13 @@ struct Call {
     LOCKSTEP_CHECK(!given.empty(), "[", op, "] expected at least one input");
     for (const Variable& x : given) {
       LOCKSTEP_CHECK(x.defined() && is_floating(x.dtype()), "[", op, "] expected floating inputs, got ",
-                     x.defined() ? str(x.dtype()) : "an undefined one; convert them with .to(f32)");
+                     x.defined() ? str(x.dtype()) : "an undefined one", "; convert them with .to(f32)");
       // A new variable, because fn may also read the caller's variable directly. With create_graph the new variable
       // stays on the caller's graph.
       inputs.push_back(keep && x.requires_grad() ? x.view(x.shape()) : Variable(x.tensor(), true));
     }
     output = fn(inputs);
-    LOCKSTEP_CHECK(output.defined(), "[", op,
-                   "] expected the function to return a defined variable; return the result");
+    LOCKSTEP_CHECK(output.defined(), "[", op, "] expected the function to return a defined variable; return one");
   }
 };
 
@@ -57,8 +56,7 @@ Variable along(const std::vector<Variable>& slopes, const Inputs& v) {
 }
 
 void check_single(const char* op, const Variable& output) {
-  LOCKSTEP_CHECK(output.numel() == 1, "[", op, "] expected a function that returns one element, got ", output.shape(),
-                 "; reduce it with sum()");
+  LOCKSTEP_CHECK(output.numel() == 1, "[", op, "] expected a function that returns one element, got ", output.shape());
 }
 
 /// The gradients of every element of `output`: one tensor per input, of output's shape followed by the input's shape.

@@ -87,8 +87,7 @@ Variable gaussian_nll_loss(const Variable& input, const Variable& aim, const Var
   for (int d = 0; others == 0 && d < x.dim(); ++d)
     if (v.shape()[d] != shape[d]) v.shape()[d] == 1 ? ++ones : ++others;
   LOCKSTEP_CHECK(ones + 2 * others <= 1, "[", op, "] expected a variance of x's shape ", shape,
-                 ", or without its last dim, or of size 1 in one dim, got ", variance.shape(),
-                 "; reshape the variance");
+                 ", or without its last dim, or of size 1 in one dim, got ", variance.shape(), "; reshape it");
   LOCKSTEP_CHECK(v.dtype() == x.dtype(), "[", op, "] expected x and variance of one dtype, got ", input.dtype(),
                  " and ", variance.dtype(), "; convert with .to(dtype)");
   check_values(op, "variances >= 0", v.tensor(), ge(v.tensor(), constant(0, v.tensor())));

@@ -20,8 +20,7 @@ Variable class_rows(const char* op, const Variable& x, const Tensor& target, con
 
 void check_class_rows(const char* op, const Variable& x) {
   LOCKSTEP_CHECK((x.dim() == 1 || x.dim() == 2) && x.size(-1) > 0 && is_floating(x.dtype()), "[", op,
-                 "] expected floating x (N, C) or (C) with at least one class, got ", x.dtype(), " ", x.shape(),
-                 "; convert or reshape it");
+                 "] expected floating x (N, C) or (C) with at least one class, got ", x.dtype(), " ", x.shape());
 }
 
 Variable hinge(const Variable& positive, Variable negative, const Variable& swapped, double margin) {

@@ -41,8 +41,7 @@ Tensor searchsorted(const Tensor& sequence, const Tensor& values, const SearchOp
   const char* op = "searchsorted";
   check_defined(op, sequence), check_defined(op, values);
   check_same_dtype(op, sequence, values), check_same_device(op, sequence, values);
-  LOCKSTEP_CHECK(sequence.dim() >= 1, "[", op,
-                 "] expected a sequence of at least one dim, got a scalar; unsqueeze(0) adds a dim");
+  LOCKSTEP_CHECK(sequence.dim() >= 1, "[", op, "] expected a sequence of at least one dim, got a scalar");
   bool fits = sequence.dim() == 1 || sequence.dim() == values.dim();
   for (int d = 0; fits && sequence.dim() > 1 && d < sequence.dim() - 1; ++d)
     fits = sequence.shape()[d] == values.shape()[d];
@@ -57,8 +56,7 @@ Tensor searchsorted(const Tensor& sequence, const Tensor& values, const SearchOp
     order = at_hand(options.sorter);
     for (int64_t i = 0; i < order.numel(); ++i)
       LOCKSTEP_CHECK(order.data<int64_t>()[i] >= 0 && order.data<int64_t>()[i] < n, "[", op,
-                     "] expected a sorter with indices in [0, ", n, "), got ", order.data<int64_t>()[i],
-                     "; sort() gives a right one");
+                     "] expected a sorter with indices in [0, ", n, "), got ", order.data<int64_t>()[i]);
   }
   const Tensor rows = at_hand(sequence), wanted = at_hand(values), out = empty(values.shape(), counted_here());
   if (wanted.numel() == 0) return out.to(values.device());
@@ -76,8 +74,7 @@ Tensor searchsorted(const Tensor& sequence, const Tensor& values, const SearchOp
 
 Tensor bucketize(const Tensor& values, const Tensor& boundaries, bool right) {
   check_defined("bucketize", boundaries);
-  LOCKSTEP_CHECK(boundaries.dim() == 1, "[bucketize] expected boundaries of one dim, got ", boundaries.shape(),
-                 "; flatten() them");
+  LOCKSTEP_CHECK(boundaries.dim() == 1, "[bucketize] expected boundaries of one dim, got ", boundaries.shape());
   return searchsorted(boundaries, values, {.right = right});
 }
 
@@ -97,8 +94,7 @@ Tensor bincount(const Tensor& x, const Tensor& weights, int64_t minlength) {
   int64_t bins = minlength;
   for (int64_t i = 0; i < list.numel(); ++i) {
     const int64_t value = list.data<int64_t>()[i];
-    LOCKSTEP_CHECK(value >= 0, "[bincount] expected elements >= 0, got ", value, " at position ", i,
-                   "; shift or drop such elements");
+    LOCKSTEP_CHECK(value >= 0, "[bincount] expected elements >= 0, got ", value, " at position ", i, "; drop it");
     bins = std::max(bins, value + 1);
   }
   if (!weighted || list.numel() == 0) {

@@ -143,13 +143,11 @@ void check_matrices(const char* op, const Tensor& a) {
   check_defined(op, a);
   LOCKSTEP_CHECK(a.dtype() == f32 || a.dtype() == f64, "[", op, "] expected f32 or f64, got ", a.dtype(),
                  "; convert with .to(f32)");
-  LOCKSTEP_CHECK(a.dim() >= 2, "[", op, "] expected matrices (..., m, n), got ", a.shape(),
-                 "; unsqueeze() makes a matrix of a vector");
+  LOCKSTEP_CHECK(a.dim() >= 2, "[", op, "] expected matrices (..., m, n), got ", a.shape(), "; unsqueeze() vectors");
 }
 void check_square(const char* op, const Tensor& a) {
   check_matrices(op, a);
-  LOCKSTEP_CHECK(a.size(-1) == a.size(-2), "[", op, "] expected square matrices (..., n, n), got ", a.shape(),
-                 "; reshape or slice it");
+  LOCKSTEP_CHECK(a.size(-1) == a.size(-2), "[", op, "] expected square matrices (..., n, n), got ", a.shape());
 }
 void check_order(const char* op, double order) {
   for (const double known : {1.0, -1.0, 2.0, -2.0, double(INFINITY), -double(INFINITY)})

@@ -105,7 +105,7 @@ std::set<std::string> meant_by(const ConfigReader& c, const std::map<std::string
   const Json* const targets = c.find("target_modules");
   LOCKSTEP_CHECK(targets && (targets->is_array() || *targets == Json("all-linear")), c.where(),
                  ": target_modules: expected a list of names or \"all-linear\", got ",
-                 targets ? targets->dump() : "none; correct the file");
+                 targets ? targets->dump() : "none", "; correct the file");
   std::set<std::string> meant;
   const std::vector<std::string> names =
       targets->is_array() ? words_of(c, "target_modules") : std::vector<std::string>();
@@ -160,8 +160,7 @@ std::string adapter_base(const std::string& folder) {
   const std::string base = ConfigReader(config, path).word("base_model_name_or_path", "");
   for (const std::string& at : {base, folder + "/" + base})
     if (!base.empty() && is_pretrained(at)) return at;
-  fail(str(path, ": expected base_model_name_or_path to be the folder of a model, got '", base,
-           "'; download the model, and set the path"));
+  fail(str(path, ": expected base_model_name_or_path to be the folder of a model, got '", base, "'; download it"));
 }
 
 Lora load_adapter(GPT& model, const std::string& folder) {

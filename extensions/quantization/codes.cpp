@@ -40,8 +40,7 @@ void check_codes(const char* op, const Quantized& w) {
   LOCKSTEP_CHECK((w.scales.dtype() == f32 || (w.scales.dtype() == f16 && !by_row)) && w.scales.shape() == scales &&
                      w.scales.is_contiguous(),
                  "[", op, "] expected ", name_of(w.format), " scales of dtype ", by_row ? "f32" : "f16 or f32",
-                 " and shape ", scales, ", got ", w.scales.dtype(), " and ", w.scales.shape(),
-                 "; quantize() makes them");
+                 " and shape ", scales, ", got ", w.scales.dtype(), " and ", w.scales.shape());
   check_same_device(op, w.codes, w.scales);
 }
 
@@ -101,8 +100,7 @@ Tensor linear(const Tensor& x, const Quantized& w, const Tensor& bias, const Qua
   if (bias.defined()) {
     check_same_dtype("linear", bias, x);
     check_same_device("linear", bias, x);
-    LOCKSTEP_CHECK(bias.shape() == Shape{w.out}, "[linear] expected a bias ", Shape{w.out}, ", got ", bias.shape(),
-                   "; reshape the bias");
+    LOCKSTEP_CHECK(bias.shape() == Shape{w.out}, "[linear] expected a bias ", Shape{w.out}, ", got ", bias.shape());
   }
   LOCKSTEP_CHECK(!args.dynamic || (w.format == QuantFormat::row8 && w.in <= max_inputs),
                  "[linear] quantised activations (dynamic) need a row8 weight of at most ", max_inputs, " inputs, got ",

@@ -1,6 +1,5 @@
 #pragma once
-// Optimizers with 8-bit moments (block_codes.h; Dettmers et al., 2022): 2.03 bytes of state per element instead of
-// 8 (Lion: 1.02 instead of 4).
+// Optimizers with 8-bit moments (block_codes.h; Dettmers et al., 2022): 1.02 bytes per moment and element instead of 4.
 //
 //   optim::AdamW8bit opt(net.parameters(), {.lr = 3e-4});
 #include "optim/optimizer.h"

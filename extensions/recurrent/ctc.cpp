@@ -78,8 +78,7 @@ Variable ctc_loss(const Variable& input, const Tensor& target, const std::vector
   LOCKSTEP_CHECK(options.blank >= 0 && options.blank < classes, "[ctc_loss] expected a blank in [0, ", classes,
                  "), got ", options.blank);
   LOCKSTEP_CHECK(int64_t(input_lengths.size()) == n && int64_t(target_lengths.size()) == n, "[ctc_loss] expected ", n,
-                 " input lengths and target lengths, got ", input_lengths.size(), " and ", target_lengths.size(),
-                 "; give one of each per sequence");
+                 " input lengths and target lengths, got ", input_lengths.size(), " and ", target_lengths.size());
   const int64_t all = std::accumulate(target_lengths.begin(), target_lengths.end(), int64_t(0));
   const bool padded = target.dim() == 2;
   LOCKSTEP_CHECK(target.dtype() == i64 && (padded ? target.size(0) == n : target.dim() == 1 && target.numel() == all),
@@ -102,8 +101,7 @@ Variable ctc_loss(const Variable& input, const Tensor& target, const std::vector
     for (int64_t k = begin; k < begin + length; ++k) {
       const int64_t word = words[size_t(k)];
       LOCKSTEP_CHECK(word >= 0 && word < classes && word != options.blank, "[ctc_loss] expected targets in [0, ",
-                     classes, ") without the blank ", options.blank, ", got ", word, " in sequence ", i,
-                     "; correct the targets, or set blank");
+                     classes, ") without the blank ", options.blank, ", got ", word, " in sequence ", i);
       sequence.labels.insert(sequence.labels.end(), {word, options.blank});
     }
     next += length;

@@ -51,14 +51,13 @@ Variable zeros_for(const Variable& like, const Shape& shape) {
 PackedSequence pack_padded_sequence(const Variable& input, const std::vector<int64_t>& lengths,
                                     const PackOptions& options) {
   LOCKSTEP_CHECK(input.defined() && input.dim() >= 2, "[pack_padded_sequence] expected input (T, B, ...), got ",
-                 input.defined() ? str(input.shape()) : "nothing; reshape it");
+                 input.defined() ? str(input.shape()) : "nothing", "; reshape it");
   const Variable x = options.batch_first ? input.transpose(0, 1) : input;
   const int64_t steps = x.size(0), batch = x.size(1);
   LOCKSTEP_CHECK(batch >= 1 && int64_t(lengths.size()) == batch, "[pack_padded_sequence] expected ", batch,
                  " lengths for input ", input.shape(), ", got ", lengths.size(), "; give one per sequence");
   for (const int64_t n : lengths)
-    LOCKSTEP_CHECK(n >= 1 && n <= steps, "[pack_padded_sequence] expected lengths from 1 to ", steps, ", got ", n,
-                   "; leave empty sequences out");
+    LOCKSTEP_CHECK(n >= 1 && n <= steps, "[pack_padded_sequence] expected lengths from 1 to ", steps, ", got ", n);
   PackedSequence packed;
   std::vector<int64_t> order(lengths.size());
   std::iota(order.begin(), order.end(), 0);
@@ -197,7 +196,7 @@ LstmOutput Recurrence::run(const Variable& x, const Variable& h, const Variable&
   const bool batched = x.defined() && x.dim() == 3;
   LOCKSTEP_CHECK(x.defined() && (x.dim() == 2 || x.dim() == 3) && x.size(-1) == o.input, "[", name_,
                  "] expected input ", o.batch_first ? "(B, T, " : "(T, B, ", o.input, ") or (T, ", o.input, "), got ",
-                 x.defined() ? str(x.shape()) : "nothing; reshape the input");
+                 x.defined() ? str(x.shape()) : "nothing", "; reshape the input");
   const int time = batched && o.batch_first ? 1 : 0;
   const int64_t steps = x.size(time), batch = batched ? x.size(1 - time) : 1;
   LOCKSTEP_CHECK(steps > 0 && batch > 0, "[", name_, "] expected at least 1 step of at least 1 sequence, got ",
@@ -218,7 +217,7 @@ LstmOutput Recurrence::run(const Variable& x, const Variable& h, const Variable&
 PackedLstmOutput Recurrence::run(const PackedSequence& x, const Variable& h, const Variable& c, bool training) {
   LOCKSTEP_CHECK(x.data.defined() && !x.batch_sizes.empty() && x.data.dim() == 2 && x.data.size(1) == o.input, "[",
                  name_, "] expected a packed sequence of rows of ", o.input, ", got ",
-                 x.data.defined() ? str(x.data.shape()) : "nothing; pack_padded_sequence() makes one");
+                 x.data.defined() ? str(x.data.shape()) : "nothing", "; pack_padded_sequence() makes one");
   check_states(h, c, x.batch_sizes[0], x.data, true);
   const auto in_order = [&](const Variable& state, const std::vector<int64_t>& order) {
     return state.defined() && !order.empty() ? index_select(state, 1, index_of(order, state)) : state;
@@ -260,8 +259,7 @@ void RecurrentStep::list(Fields& f) {
 
 LstmOutput RecurrentStep::step(const Variable& x, const Variable& h, const Variable& c) {
   LOCKSTEP_CHECK(x.defined() && (x.dim() == 1 || x.dim() == 2) && x.size(-1) == input && x.numel() > 0, "[", name_,
-                 "] expected input (B, ", input, ") or (", input, "), got ",
-                 x.defined() ? str(x.shape()) : "nothing; reshape the input");
+                 "] expected input (B, ", input, ") or (", input, "), got ", x.defined() ? str(x.shape()) : "nothing");
   LOCKSTEP_CHECK(cell != RecurrentCell::lstm || h.defined() == c.defined(), "[", name_,
                  "] expected both states, h and c, or neither; give both, or leave both out");
   const int64_t batch = x.dim() == 2 ? x.size(0) : 1;

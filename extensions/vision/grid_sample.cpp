@@ -140,8 +140,7 @@ Variable grid_sample(const Variable& input, const Variable& given, const GridSam
   const char* const op = "[grid_sample] ";
   const int dims = input.dim() - 2;
   LOCKSTEP_CHECK(is_floating(input.dtype()) && (dims == 2 || dims == 3), op,
-                 "expected a floating input (N, C, H, W) or (N, C, D, H, W), got ", input.dtype(), " ", input.shape(),
-                 "; convert or reshape it");
+                 "expected a floating input (N, C, H, W) or (N, C, D, H, W), got ", input.dtype(), " ", input.shape());
   LOCKSTEP_CHECK(given.dim() == input.dim() && given.size(0) == input.size(0) && given.size(-1) == dims, op,
                  "expected a grid (", input.size(0), dims == 2 ? ", P, Q, 2) " : ", O, P, Q, 3) ", "for input ",
                  input.shape(), ", got ", given.shape(), "; reshape the grid");

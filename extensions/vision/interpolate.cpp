@@ -30,8 +30,7 @@ Dims windows_of(const char* op, const Dims& size, const UnfoldOptions& o) {
   for (int d = 0; d < 2; ++d) {
     const int64_t room = size[d] + 2 * o.padding[d] - o.dilation[d] * (o.kernel[d] - 1) - 1;
     LOCKSTEP_CHECK(room >= 0, "[", op, "] expected a kernel that fits the padded image, got kernel ", o.kernel,
-                   ", dilation ", o.dilation, ", padding ", o.padding, " for ", size,
-                   "; use more padding, or a smaller kernel");
+                   ", dilation ", o.dilation, ", padding ", o.padding, " for ", size, "; pad more");
     windows.push_back(room / o.stride[d] + 1);
   }
   return windows;
@@ -93,8 +92,7 @@ Variable interpolate(const Variable& x, const InterpolateOptions& o) {
 
 Variable unfold(const Variable& x, const UnfoldOptions& o) {
   check_pairs("unfold", o);
-  LOCKSTEP_CHECK(x.dim() == 4, "[unfold] expected an input (N, C, H, W), got ", x.shape(),
-                 "; unsqueeze() adds a missing dim");
+  LOCKSTEP_CHECK(x.dim() == 4, "[unfold] expected an input (N, C, H, W), got ", x.shape(), "; unsqueeze() it");
   const Dims size{x.size(2), x.size(3)}, windows = windows_of("unfold", size, o);
   const int64_t n = x.size(0), c = x.size(1);
   const Variable padded = pad(x, {o.padding[1], o.padding[1], o.padding[0], o.padding[0]});
@@ -109,8 +107,7 @@ Variable fold(const Variable& columns, const Dims& size, const UnfoldOptions& o)
   const Dims windows = windows_of("fold", size, o);
   const int64_t each = o.kernel[0] * o.kernel[1], count = windows[0] * windows[1];
   LOCKSTEP_CHECK(columns.dim() == 3 && columns.size(1) % each == 0 && columns.size(2) == count,
-                 "[fold] expected columns (N, C ", each, ", ", count, ") for ", size, ", got ", columns.shape(),
-                 "; unfold() makes them");
+                 "[fold] expected columns (N, C ", each, ", ", count, ") for ", size, ", got ", columns.shape());
   const int64_t n = columns.size(0), c = columns.size(1) / each;
   const int64_t height = size[0] + 2 * o.padding[0], width = size[1] + 2 * o.padding[1];
   const Tensor places = window_places(size, windows, o, columns.device()).expand({n, c, each * count});

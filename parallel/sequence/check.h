@@ -16,8 +16,7 @@ inline void check_parts(const char* op, const Variable& q, const Variable& k, co
                  "[", op, "] expected q (B, H, T, D) and k, v (B, G, T, D) of the same tokens, got ", q.shape(), ", ",
                  k.shape(), " and ", v.shape(), "; reshape them");
   LOCKSTEP_CHECK(k.size(1) > 0 && q.size(1) % k.size(1) == 0, "[", op,
-                 "] expected the heads of q to be a multiple of the heads of k, got ", q.size(1), " and ", k.size(1),
-                 "; change the numbers of heads");
+                 "] expected the heads of q to be a multiple of the heads of k, got ", q.size(1), " and ", k.size(1));
   LOCKSTEP_CHECK(q.dtype() == k.dtype() && q.dtype() == v.dtype(), "[", op, "] expected q, k and v of one dtype, got ",
                  q.dtype(), ", ", k.dtype(), " and ", v.dtype(), "; convert them with .to(dtype)");
 }

@@ -35,8 +35,7 @@ dist::Range own_range(const char* op, int64_t vocab, int64_t here, const dist::P
 Variable vocab_parallel_embedding(const Variable& w, const Tensor& index, int64_t vocab, dist::ProcessGroup& group) {
   const char* const op = "vocab_parallel_embedding";
   LOCKSTEP_CHECK(w.dim() == 2 && index.dtype() == i64, "[", op,
-                 "] expected a table (ids, dim) and ids of dtype i64, got ", w.shape(), " and ", index.dtype(),
-                 "; convert or reshape them");
+                 "] expected a table (ids, dim) and ids of dtype i64, got ", w.shape(), " and ", index.dtype());
   const dist::Range mine = own_range(op, vocab, w.size(0), group);
   if (group.size() == 1) return embedding(w, index);
   check_index(op, index, outside(index, {0, vocab}), vocab);
@@ -57,12 +56,10 @@ Variable vocab_parallel_cross_entropy(const Variable& logits, const Tensor& targ
                                       dist::ProcessGroup& group, const VocabCrossEntropyOptions& options) {
   const char* const op = "vocab_parallel_cross_entropy";
   LOCKSTEP_CHECK(logits.dim() >= 1 && is_floating(logits.dtype()), "[", op,
-                 "] expected floating logits (N, ..., C), got ", logits.dtype(), " ", logits.shape(),
-                 "; convert or reshape them");
+                 "] expected floating logits (N, ..., C), got ", logits.dtype(), " ", logits.shape());
   const Shape places(logits.shape().begin(), logits.shape().end() - 1);
   LOCKSTEP_CHECK(target.dtype() == i64 && target.shape() == places, "[", op, "] expected targets i64 ", places,
-                 " for logits ", logits.shape(), ", got ", target.dtype(), " ", target.shape(),
-                 "; convert or reshape them");
+                 " for logits ", logits.shape(), ", got ", target.dtype(), " ", target.shape());
   const int64_t here = logits.size(-1), count = numel_of(places);
   const dist::Range mine = own_range(op, vocab, here, group);
   const Variable rows = logits.reshape({count, here});

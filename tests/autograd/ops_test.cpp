@@ -460,9 +460,7 @@ TEST_CASE("wrong arguments are named") {
       attention_packed(x, 2),
       "[attention_packed] expected head counts >= 1 and qkv (B, T, C) with C a multiple of 6 heads (query, key and "
       "value), got (64, 5); change the head counts, or the last size");
-  CHECK_ERROR_IS(
-      group_norm(x, 2),
-      "[group_norm] expected x (N, C, ...) with C a multiple of 2 groups, got (64, 5); change groups, or reshape x");
+  CHECK_ERROR_IS(group_norm(x, 2), "[group_norm] expected x (N, C, ...) with C a multiple of 2 groups, got (64, 5)");
   CHECK_ERROR_IS(huber_loss(x, x, 0), "[huber_loss] expected delta > 0, got 0");
   CHECK_ERROR_IS(embedding(x, integers({0}, {1}), 64), "[embedding] expected padding_index in [-1, 64), got 64");
 }

@@ -102,8 +102,7 @@ TEST_CASE("linear_add adds the residual to sums in f32; on the CPU the result is
         }
       }
   const Tensor x = zeros({3, 6}), w = zeros({5, 6});
-  CHECK_ERROR_IS(linear_add(zeros({5}), x, w),
-                 "[linear_add] expected a residual (3, 5), got (5); reshape the residual");
+  CHECK_ERROR_IS(linear_add(zeros({5}), x, w), "[linear_add] expected a residual (3, 5), got (5)");
   CHECK_ERROR(linear_add(zeros({3, 5}, {.dtype = f64}), x, w), "[linear_add] expected one dtype");
 }
 

@@ -361,14 +361,13 @@ TEST_CASE("wrong calls of row operations are named") {
   CHECK_ERROR_IS(cross_entropy_rows(x, zeros({4})),
                  "[cross_entropy] expected targets of dtype i64, got f32; convert them with .to(i64)");
   CHECK_ERROR_IS(cross_entropy_rows(x, zeros({3}, {i64})),
-                 "[cross_entropy] expected 4 targets for logits (4, 10), got shape (3); reshape or slice them");
+                 "[cross_entropy] expected 4 targets for logits (4, 10), got shape (3)");
   CHECK_ERROR_IS(cross_entropy_rows(x, target(1), zeros({9})),
-                 "[cross_entropy] expected weight of shape (10), got (9); reshape it");
+                 "[cross_entropy] expected weight of shape (10), got (9)");
   CHECK_ERROR_IS(softmax(zeros({2}, {i64}), 0),
                  "[softmax] expected a floating dtype, got i64; convert it with .to(f32)");
-  CHECK_ERROR_IS(layer_norm(x, {4}),
-                 "[layer_norm] expected x to end in shape (4), got (4, 10); reshape x, or change the shape");
-  CHECK_ERROR_IS(layer_norm(x, {10}, zeros({4})), "[layer_norm] expected weight of shape (10), got (4); reshape it");
+  CHECK_ERROR_IS(layer_norm(x, {4}), "[layer_norm] expected x to end in shape (4), got (4, 10); reshape x");
+  CHECK_ERROR_IS(layer_norm(x, {10}, zeros({4})), "[layer_norm] expected weight of shape (10), got (4)");
   CHECK_ERROR_IS(
       batch_norm(zeros({1, 3}), {}, {}, {}, {}, true),
       "[batch_norm] expected more than 1 value per channel when training, got 1 in shape (1, 3); give a larger batch");

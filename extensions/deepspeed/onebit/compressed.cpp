@@ -63,10 +63,11 @@ void CompressedAllReduce::check(const std::vector<Tensor>& tensors) const {
                  "; give a tensor for each of the constructor's sizes");
   for (size_t i = 0; i < tensors.size(); ++i) {
     const Tensor& t = tensors[i];
-    LOCKSTEP_CHECK(t.defined() && t.dtype() == f32 && t.numel() == sizes_[i] && t.is_contiguous(),
-                   "[onebit] expected a row-major f32 tensor of ", sizes_[i], " elements, got ",
-                   t.defined() ? str(t.dtype(), " ", t.shape(), t.is_contiguous() ? "" : ", not row-major")
-                               : "an undefined one; convert it with .to(f32).contiguous()");
+    LOCKSTEP_CHECK(
+        t.defined() && t.dtype() == f32 && t.numel() == sizes_[i] && t.is_contiguous(),
+        "[onebit] expected a row-major f32 tensor of ", sizes_[i], " elements, got ",
+        t.defined() ? str(t.dtype(), " ", t.shape(), t.is_contiguous() ? "" : ", not row-major") : "an undefined one",
+        "; use .contiguous()");
   }
 }
 

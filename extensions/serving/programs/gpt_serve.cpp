@@ -41,8 +41,7 @@ std::string key_of(const ServeOptions& o) {
   if (!o.key_file.empty()) {
     key = data::read_file(o.key_file, 4096);
     while (key.ends_with('\n') || key.ends_with('\r')) key.pop_back();
-    LOCKSTEP_CHECK(!key.empty(), "[serve] --api-key-file ", o.key_file,
-                   ": expected a key, got an empty file; write the key into it");
+    LOCKSTEP_CHECK(!key.empty(), "[serve] --api-key-file ", o.key_file, ": expected a key, got an empty file");
   } else if (const auto set = environment("LOCKSTEP_API_KEY"); set && key.empty()) {
     key = *set;
   }

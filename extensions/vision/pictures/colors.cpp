@@ -11,8 +11,7 @@ namespace {
 
 Tensor coloured(const char* op, const Tensor& x) {
   Tensor in = picture(op, x);
-  LOCKSTEP_CHECK(in.size(0) == 1 || in.size(0) == 3, "[", op, "] expected 1 or 3 channels, got ", in.shape(),
-                 "; drop the others with narrow()");
+  LOCKSTEP_CHECK(in.size(0) == 1 || in.size(0) == 3, "[", op, "] expected 1 or 3 channels, got ", in.shape());
   return in;
 }
 
@@ -123,8 +122,7 @@ Tensor adjust_saturation(const Tensor& x, double factor) {
 }
 
 Tensor adjust_hue(const Tensor& x, double shift) {
-  LOCKSTEP_CHECK(shift >= -0.5 && shift <= 0.5,
-                 "[adjust_hue] expected a hue shift in [-0.5, 0.5], as a part of a full turn, got ", shift);
+  LOCKSTEP_CHECK(shift >= -0.5 && shift <= 0.5, "[adjust_hue] expected a hue shift in [-0.5, 0.5] turns, got ", shift);
   const Tensor in = coloured("adjust_hue", x);
   if (in.size(0) == 1) return in;
   const Tensor out = empty_like(in);

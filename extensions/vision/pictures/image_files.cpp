@@ -50,12 +50,10 @@ void check_pixels(const std::string& where, int64_t height, int64_t width, const
 Pixels pixels_of(const char* op, const Tensor& image, const std::vector<int>& channels, int64_t limit) {
   LOCKSTEP_CHECK(image.defined() && image.device().is_cpu() && image.dtype() == u8 && image.dim() == 3, "[", op,
                  "] expected a u8 picture (channels, height, width) on the cpu, got ",
-                 image.defined() ? str(image.dtype(), image.shape(), " on ", image.device())
-                                 : "none; convert, move or reshape it");
+                 image.defined() ? str(image.dtype(), image.shape(), " on ", image.device()) : "none");
   const int64_t own = image.size(0), height = image.size(1), width = image.size(2), n = height * width;
   LOCKSTEP_CHECK(std::find(channels.begin(), channels.end(), own) != channels.end(), "[", op, "] expected ",
-                 channels.front(), channels.size() > 2 ? " to " : " or ", channels.back(), " channels, got ", own,
-                 "; add or drop channels");
+                 channels.front(), channels.size() > 2 ? " to " : " or ", channels.back(), " channels, got ", own);
   LOCKSTEP_CHECK(height >= 1 && width >= 1 && height <= limit && width <= limit, "[", op, "] expected 1 to ", limit,
                  " pixels in each direction, got ", height, " x ", width, "; crop or resize it");
   const Tensor full = image.contiguous();

@@ -71,11 +71,9 @@ std::vector<std::string> pictures_below(const std::string& folder) {
 ImageFolder::ImageFolder(const std::string& root, Transform transform, ImageFolderOptions options)
     : transform_(std::move(transform)), options_(options) {
   LOCKSTEP_CHECK(fs::is_directory(root),
-                 "[ImageFolder] expected a folder with a folder for each class, found none: ", root,
-                 "; check the path");
+                 "[ImageFolder] expected a folder with a folder for each class, found none: ", root);
   classes_ = list_folder(root).folders;
-  LOCKSTEP_CHECK(!classes_.empty(), "[ImageFolder] expected a folder for each class in ", root,
-                 ", found none; sort the pictures into such folders");
+  LOCKSTEP_CHECK(!classes_.empty(), "[ImageFolder] expected a folder for each class in ", root, ", found none");
   std::string empty;
   for (size_t i = 0; i < classes_.size(); ++i) {
     std::vector<std::string> paths = pictures_below(root + "/" + classes_[i]);

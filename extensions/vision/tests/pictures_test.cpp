@@ -335,8 +335,7 @@ TEST_CASE("pictures: edge cases and rejected files") {
   CHECK_ERROR(resize(zeros({2, 2}), 2, 2),
               "[resize] expected a picture (channels, height, width), u8 or f32, on the cpu");
   CHECK_ERROR(grayscale(ramp(2, 4, 4)), "[grayscale] expected 1 or 3 channels, got (2, 4, 4)");
-  CHECK_ERROR(adjust_hue(u, 0.6),
-              "[adjust_hue] expected a hue shift in [-0.5, 0.5], as a part of a full turn, got 0.6");
+  CHECK_ERROR(adjust_hue(u, 0.6), "[adjust_hue] expected a hue shift in [-0.5, 0.5] turns, got 0.6");
   CHECK_ERROR(adjust_contrast(u, -1), "[adjust_contrast] expected a factor >= 0, got -1");
   CHECK_ERROR(equalize(zeros({1, 2, 2})), "[equalize] expected a u8 picture, got f32");
   CHECK_ERROR(posterize(u, 9), "[posterize] expected 0 to 8 bits, got 9");
