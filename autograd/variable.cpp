@@ -139,7 +139,7 @@ void Node::Output::run_hooks() {
     Tensor changed = hook(grad.plain);
     if (!changed.defined()) continue;
     LOCKSTEP_CHECK(changed.shape() == shape && changed.dtype() == dtype, "[on_grad] expected the hook to return shape ",
-                   shape, " and ", dtype, ", got ", changed.shape(), " and ", changed.dtype(), "; keep both");
+                   shape, " and ", dtype, ", got ", changed.shape(), " and ", changed.dtype(), "; keep both there");
     grad.plain = std::move(changed);
   }
 }

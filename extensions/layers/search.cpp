@@ -94,7 +94,7 @@ Tensor bincount(const Tensor& x, const Tensor& weights, int64_t minlength) {
   int64_t bins = minlength;
   for (int64_t i = 0; i < list.numel(); ++i) {
     const int64_t value = list.data<int64_t>()[i];
-    LOCKSTEP_CHECK(value >= 0, "[bincount] expected elements >= 0, got ", value, " at position ", i, "; drop it");
+    LOCKSTEP_CHECK(value >= 0, "[bincount] expected elements >= 0, got ", value, " at position ", i, "; leave it out");
     bins = std::max(bins, value + 1);
   }
   if (!weighted || list.numel() == 0) {

@@ -143,7 +143,7 @@ void check_matrices(const char* op, const Tensor& a) {
   check_defined(op, a);
   LOCKSTEP_CHECK(a.dtype() == f32 || a.dtype() == f64, "[", op, "] expected f32 or f64, got ", a.dtype(),
                  "; convert with .to(f32)");
-  LOCKSTEP_CHECK(a.dim() >= 2, "[", op, "] expected matrices (..., m, n), got ", a.shape(), "; unsqueeze() vectors");
+  LOCKSTEP_CHECK(a.dim() >= 2, "[", op, "] expected matrices (..., m, n), got ", a.shape(), "; unsqueeze() adds a dim");
 }
 void check_square(const char* op, const Tensor& a) {
   check_matrices(op, a);

@@ -44,7 +44,7 @@ Variable conv3d(const Variable& x, const Variable& w, const Variable& bias, cons
     const int64_t padded = x.size(d + 2) + 2 * args.padding[d], reach = args.dilation[d] * (w.size(d + 2) - 1) + 1;
     LOCKSTEP_CHECK(w.size(d + 2) >= 1 && reach <= padded,
                    "[conv3d] expected a kernel that fits the padded input, got weight ", w.shape(), ", dilation ",
-                   args.dilation, ", padding ", args.padding, " for input ", x.shape(), "; pad more");
+                   args.dilation, ", padding ", args.padding, " for input ", x.shape(), "; use more padding");
     out.push_back((padded - reach) / args.stride[d] + 1);
   }
   const int64_t n = x.size(0), c = x.size(1), k = w.size(0), taps = w.size(2), step = args.stride[0];

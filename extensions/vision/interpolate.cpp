@@ -30,7 +30,7 @@ Dims windows_of(const char* op, const Dims& size, const UnfoldOptions& o) {
   for (int d = 0; d < 2; ++d) {
     const int64_t room = size[d] + 2 * o.padding[d] - o.dilation[d] * (o.kernel[d] - 1) - 1;
     LOCKSTEP_CHECK(room >= 0, "[", op, "] expected a kernel that fits the padded image, got kernel ", o.kernel,
-                   ", dilation ", o.dilation, ", padding ", o.padding, " for ", size, "; pad more");
+                   ", dilation ", o.dilation, ", padding ", o.padding, " for ", size, "; use more padding");
     windows.push_back(room / o.stride[d] + 1);
   }
   return windows;

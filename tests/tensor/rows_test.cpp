@@ -361,7 +361,7 @@ TEST_CASE("wrong calls of row operations are named") {
   CHECK_ERROR_IS(cross_entropy_rows(x, zeros({4})),
                  "[cross_entropy] expected targets of dtype i64, got f32; convert them with .to(i64)");
   CHECK_ERROR_IS(cross_entropy_rows(x, zeros({3}, {i64})),
-                 "[cross_entropy] expected 4 targets for logits (4, 10), got shape (3)");
+                 "[cross_entropy] expected 4 targets for logits (4, 10), got shape (3); reshape or slice them");
   CHECK_ERROR_IS(cross_entropy_rows(x, target(1), zeros({9})),
                  "[cross_entropy] expected weight of shape (10), got (9)");
   CHECK_ERROR_IS(softmax(zeros({2}, {i64}), 0),
